@@ -1,17 +1,19 @@
-//! What every limiter answers: decisions, gates.
+//! The calls of every limiter: decisions, gates.
 
-use crate::input::{self, Sized32, given, key, size_of_theirs};
+use crate::input::{self, Sized32, given, key, shared, size_of_theirs};
 use crate::limiter::wgl_limiter;
 use crate::permit::wgl_permit;
 use crate::status::{WGL_DENIED, WGL_OK, guard};
 use std::ffi::{c_char, c_int};
 use std::mem::MaybeUninit;
-use std::ptr;
+use std::ptr::{self, NonNull};
 use std::time::Duration;
 use workglow_limit::{Attempt, Decision, Limiter, Result, from_unix_ns, unix_ns};
 
-/// Where a call takes the longest time to wait: as long as it takes.
+/// A timeout that never expires: the call waits as long as it takes.
 pub const WGL_FOREVER: u64 = 0xFFFF_FFFF_FFFF_FFFF;
+/// A timeout of 0, for options, where 0 is the default.
+pub const WGL_NO_WAIT: u64 = 0xFFFF_FFFF_FFFF_FFFE;
 
 /// The whole answer to "may this start now, and if not, when?". Begin with WGL_DECISION_INIT. The caller owns it.
 #[repr(C)]
@@ -19,26 +21,26 @@ pub const WGL_FOREVER: u64 = 0xFFFF_FFFF_FFFF_FFFF;
 pub struct wgl_decision {
     /// sizeof(wgl_decision), as the INIT macro sets it.
     pub struct_size: u32,
-    /// 1 or 0, as the status says too.
+    /// 1 with WGL_OK, 0 with WGL_DENIED.
     pub admitted: u32,
-    /// 0 if admitted. Else after this long a retry succeeds, if nobody else took the room; one microsecond earlier it
-    /// fails. For a concurrency limit, which frees when somebody completes, a suggestion of when to look again.
+    /// 0 if admitted. Otherwise the time after which a retry succeeds, unless another caller took the capacity; one
+    /// microsecond earlier it fails. For a concurrency limit, whose units come back when a job ends, a suggestion.
     pub retry_after_ns: u64,
-    /// `retry_after_ns` for callers that requeue: never less.
+    /// At least `retry_after_ns`: the same for callers that requeue, with the backoff.
     pub suggested_after_ns: u64,
     /// The heaviest start that would be admitted after this decision. UINT64_MAX: no limit.
     pub remaining: u64,
-    /// What the limit allows. UINT64_MAX: no limit.
+    /// The units that the limit allows. UINT64_MAX: no limit.
     pub limit: u64,
-    /// After this long with no further start the limiter is as new. For a concurrency limit, which does not know, 0.
+    /// The time after which the limiter is reset if nothing else starts. 0 for a concurrency limit, which cannot know it.
     pub reset_after_ns: u64,
-    /// The name of the limit that said no, NULL if admitted. It lives as long as the limiter that was asked.
+    /// The name of the limit that denied, NULL if admitted. It lives as long as the limiter that was called.
     pub denied_by: *const c_char,
-    /// What the start holds. All zero in a denial, and always in a wgl_peek.
+    /// The permit of the start. All zero in a denial, and always after wgl_peek.
     pub permit: wgl_permit,
 }
 
-// SAFETY: it begins with its size, and is numbers and a pointer that is only ever written.
+// SAFETY: it begins with its size, and is numbers and a pointer that is only written.
 unsafe impl Sized32 for wgl_decision {
     const NAME: &'static str = "decision";
 }
@@ -47,15 +49,19 @@ pub(crate) fn ns(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// A duration, or the number that says that there is none.
-pub(crate) fn span(ns: u64, none: u64) -> Option<Duration> {
-    (ns != none).then(|| Duration::from_nanos(ns))
+/// The timeout of a wait: `None` is for ever.
+pub(crate) fn timeout(ns: u64) -> Option<Duration> {
+    match ns {
+        WGL_FOREVER => None,
+        WGL_NO_WAIT => Some(Duration::ZERO),
+        ns => Some(Duration::from_nanos(ns)),
+    }
 }
 
-/// Writes a duration, if the caller wants it.
-pub(crate) fn tell(place: Option<&mut MaybeUninit<u64>>, after: Duration) {
-    if let Some(place) = place {
-        place.write(ns(after));
+/// Writes a duration, unless the output is NULL.
+pub(crate) fn put_ns(out: Option<&mut MaybeUninit<u64>>, after: Duration) {
+    if let Some(out) = out {
+        out.write(ns(after));
     }
 }
 
@@ -63,7 +69,7 @@ fn status(admitted: bool) -> c_int {
     if admitted { WGL_OK } else { WGL_DENIED }
 }
 
-/// The frame of every call that takes a key.
+/// Runs a call that takes a key.
 ///
 /// # Safety
 /// As for [`input::key`](key).
@@ -81,15 +87,15 @@ pub(crate) unsafe fn on_key(
     })
 }
 
-/// Starts if there is room now: decides and records in one act. WGL_OK: admitted, and `permit` is written. WGL_DENIED:
-/// not now; nothing has changed, and after `retry_after_ns` (which may be NULL) a retry succeeds, if nobody else took
-/// the room.
+/// Starts if there is capacity now: decides and records in one act. WGL_OK: admitted, and `permit` is written. WGL_DENIED:
+/// not now, and nothing has changed; after `retry_after_ns` (which may be NULL) a retry succeeds, unless another caller took
+/// the capacity.
 ///
-/// Fails with WGL_WEIGHT_EXCEEDS_CAPACITY if it could never start, WGL_INVALID_ARGUMENT for weight 0 or a key that is
-/// none, or with a store error.
+/// Fails with WGL_WEIGHT_EXCEEDS_CAPACITY if it can never start, WGL_INVALID_ARGUMENT for weight 0 or a key of more than
+/// 1,024 bytes, WGL_UNSUPPORTED for a weight above 1 where every start has weight 1, or with a store error.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wgl_try_acquire(
-    limiter: Option<&wgl_limiter>,
+    limiter: Option<NonNull<wgl_limiter>>,
     key: *const c_char,
     key_len: usize,
     weight: u64,
@@ -104,29 +110,33 @@ pub unsafe extern "C" fn wgl_try_acquire(
                 WGL_OK
             }
             Attempt::Denied(after) => {
-                tell(retry_after_ns, after);
+                put_ns(retry_after_ns, after);
                 WGL_DENIED
             }
         })
     };
     // SAFETY: the caller's promise.
-    unsafe { on_key(limiter, key, key_len, call) }
+    unsafe { on_key(shared(limiter), key, key_len, call) }
 }
 
-/// As wgl_try_acquire, answering with the whole decision, which is written for WGL_OK and for WGL_DENIED.
+/// Does the same as wgl_try_acquire and returns the whole decision, which is written for WGL_OK and for WGL_DENIED.
+///
+/// Fails as wgl_try_acquire does.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wgl_decide(
-    limiter: Option<&wgl_limiter>,
+    limiter: Option<NonNull<wgl_limiter>>,
     key: *const c_char,
     key_len: usize,
     weight: u64,
     decision: *mut wgl_decision,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { answer(limiter, key, key_len, decision, |limiter, key| limiter.decide(key, weight)) }
+    unsafe { answer(shared(limiter), key, key_len, decision, |limiter, key| limiter.decide(key, weight)) }
 }
 
-/// The decision that wgl_decide would give, without a permit. Records nothing. `weight` may be 0.
+/// Returns the decision that wgl_decide would make, without a permit. Records nothing. `weight` may be 0.
+///
+/// Fails as wgl_try_acquire does.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wgl_peek(
     limiter: Option<&wgl_limiter>,
@@ -139,21 +149,21 @@ pub unsafe extern "C" fn wgl_peek(
     unsafe { answer(limiter, key, key_len, decision, |limiter, key| limiter.peek(key, weight)) }
 }
 
-/// Asks for a decision and writes it.
+/// Makes a decision and writes it.
 ///
 /// # Safety
-/// As for [`on_key`], and `place` is NULL or points to a decision of the size it says.
+/// As for [`on_key`], and `out` is NULL or points to a decision of its `struct_size`.
 unsafe fn answer(
     limiter: Option<&wgl_limiter>,
     key: *const c_char,
     key_len: usize,
-    place: *mut wgl_decision,
+    out: *mut wgl_decision,
     ask: impl FnOnce(&dyn Limiter, &str) -> Result<Decision>,
 ) -> c_int {
     guard(|| {
         let limiter = given("limiter", limiter)?;
         // SAFETY: the caller's promise, here and below.
-        let (key, struct_size) = unsafe { (self::key(key, key_len)?, size_of_theirs(place)?) };
+        let (key, struct_size) = unsafe { (self::key(key, key_len)?, size_of_theirs(out)?) };
         let decision = ask(&*limiter.limiter, key)?;
         let answer = wgl_decision {
             struct_size: struct_size as u32,
@@ -167,44 +177,52 @@ unsafe fn answer(
             permit: decision.permit.map_or(wgl_permit::NONE, wgl_permit::new),
         };
         // SAFETY: as above.
-        unsafe { input::answer(place, struct_size, answer) };
+        unsafe { input::answer(out, struct_size, answer) };
         Ok(status(decision.admitted))
     })
 }
 
-/// Would a start of weight 1 be admitted now? WGL_OK: yes. WGL_DENIED: no. Changes nothing.
+/// Returns whether a start of weight 1 would be admitted now: WGL_OK or WGL_DENIED. Changes nothing.
 ///
-/// This and wgl_record_job_start are for schedulers that are driven that way, and let others in between;
-/// wgl_try_acquire decides and records in one act.
+/// This call and wgl_record_job_start are for schedulers that check first and record later. Another caller may start in
+/// between; wgl_try_acquire decides and records in one act.
+///
+/// Fails as wgl_try_acquire does.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wgl_can_proceed(limiter: Option<&wgl_limiter>, key: *const c_char, key_len: usize) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { on_key(limiter, key, key_len, |limiter, key| Ok(status(limiter.can_proceed(key)?))) }
 }
 
-/// A job has started: recorded even when the limit is full, because the caller has already decided.
+/// Records that a job has started, even if the limit is full, because the caller has already decided.
+///
+/// Fails as wgl_try_acquire does.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wgl_record_job_start(
-    limiter: Option<&wgl_limiter>,
+    limiter: Option<NonNull<wgl_limiter>>,
     key: *const c_char,
     key_len: usize,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { on_key(limiter, key, key_len, |limiter, key| limiter.record_job_start(key).map(|()| WGL_OK)) }
+    unsafe { on_key(shared(limiter), key, key_len, |limiter, key| limiter.record_job_start(key).map(|()| WGL_OK)) }
 }
 
-/// A job has ended: the oldest start without a permit that this process recorded on that key.
+/// Records that a job has ended: the oldest start without a permit that this process recorded on that key.
+///
+/// Fails as wgl_try_acquire does.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wgl_record_job_completion(
-    limiter: Option<&wgl_limiter>,
+    limiter: Option<NonNull<wgl_limiter>>,
     key: *const c_char,
     key_len: usize,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { on_key(limiter, key, key_len, |limiter, key| limiter.record_job_completion(key).map(|()| WGL_OK)) }
+    unsafe { on_key(shared(limiter), key, key_len, |limiter, key| limiter.record_job_completion(key).map(|()| WGL_OK)) }
 }
 
-/// The earliest instant at which a start of weight 1 would be admitted, gate included; now, if now.
+/// Returns the earliest instant at which a start of weight 1 would be admitted, gate included; now, if that is now.
+///
+/// Fails as wgl_try_acquire does.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wgl_get_next_available_time(
     limiter: Option<&wgl_limiter>,
@@ -213,46 +231,51 @@ pub unsafe extern "C" fn wgl_get_next_available_time(
     unix_ns: Option<&mut MaybeUninit<i64>>,
 ) -> c_int {
     let call = |limiter: &dyn Limiter, key: &str| {
-        let place = given("unix_ns", unix_ns)?;
-        place.write(self::unix_ns(limiter.next_available_time(key)?));
+        let out = given("unix_ns", unix_ns)?;
+        out.write(self::unix_ns(limiter.next_available_time(key)?));
         Ok(WGL_OK)
     };
     // SAFETY: the caller's promise.
     unsafe { on_key(limiter, key, key_len, call) }
 }
 
-/// Closes a gate: nobody starts before that instant, for all who share the limit. Gates only move later, except by
-/// wgl_clear. Without a key it binds all keys. An instant in the past is no gate.
+/// Sets a gate: no start before that instant, for all that share the limit. Without a key it applies to all keys. A gate
+/// only moves later, except by wgl_clear. An instant in the past sets no gate.
 ///
-/// Fails with WGL_INVALID_ARGUMENT if the instant is more than 366 days away.
+/// Fails with WGL_INVALID_ARGUMENT if the instant is more than 366 days away or the key has more than 1,024 bytes, or with a
+/// store error.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wgl_set_next_available_time(
-    limiter: Option<&wgl_limiter>,
+    limiter: Option<NonNull<wgl_limiter>>,
     key: *const c_char,
     key_len: usize,
     unix_ns: i64,
 ) -> c_int {
     let at = from_unix_ns(unix_ns);
     // SAFETY: the caller's promise.
-    unsafe { on_key(limiter, key, key_len, |limiter, key| limiter.set_next_available_time(key, at).map(|()| WGL_OK)) }
+    unsafe { on_key(shared(limiter), key, key_len, |limiter, key| limiter.set_next_available_time(key, at).map(|()| WGL_OK)) }
 }
 
-/// The same, relative to now: what a Retry-After asks for.
+/// Sets a gate: no start for `pause_ns` from now on, as a Retry-After asks for. Otherwise as wgl_set_next_available_time.
+///
+/// Fails as wgl_set_next_available_time does.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wgl_pause(
-    limiter: Option<&wgl_limiter>,
+    limiter: Option<NonNull<wgl_limiter>>,
     key: *const c_char,
     key_len: usize,
     pause_ns: u64,
 ) -> c_int {
     let pause = Duration::from_nanos(pause_ns);
     // SAFETY: the caller's promise.
-    unsafe { on_key(limiter, key, key_len, |limiter, key| limiter.pause(key, pause).map(|()| WGL_OK)) }
+    unsafe { on_key(shared(limiter), key, key_len, |limiter, key| limiter.pause(key, pause).map(|()| WGL_OK)) }
 }
 
-/// Back to the initial state, gate included. Without a key: of all keys.
+/// Resets a key, gate included; without a key, all keys.
+///
+/// Fails with WGL_INVALID_ARGUMENT for a key of more than 1,024 bytes, or with a store error.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn wgl_clear(limiter: Option<&wgl_limiter>, key: *const c_char, key_len: usize) -> c_int {
+pub unsafe extern "C" fn wgl_clear(limiter: Option<NonNull<wgl_limiter>>, key: *const c_char, key_len: usize) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { on_key(limiter, key, key_len, |limiter, key| limiter.clear(key).map(|()| WGL_OK)) }
+    unsafe { on_key(shared(limiter), key, key_len, |limiter, key| limiter.clear(key).map(|()| WGL_OK)) }
 }

@@ -1,30 +1,47 @@
-//! What C hands over, looked at before it is believed.
+//! Checks of what C passes.
 
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, CString, c_char};
 use std::mem::MaybeUninit;
+use std::ptr::NonNull;
 use std::{fmt, slice};
 use workglow_limit::{Error, LONGEST_NAME, Result};
 
-/// An error about a parameter.
+/// The error of a parameter that is not valid.
 pub(crate) fn invalid(parameter: &'static str, value: impl fmt::Display, expected: &str) -> Error {
     Error::InvalidArgument { parameter, value: value.to_string(), expected: expected.to_owned() }
 }
 
-/// A pointer that must not be NULL: to a handle, or to a place for an answer.
+/// Returns a pointer that must not be NULL: a handle or an output.
 #[inline(always)]
 pub(crate) fn given<T>(parameter: &'static str, pointer: Option<T>) -> Result<T> {
     pointer.ok_or_else(|| invalid(parameter, "NULL", "a pointer"))
 }
 
-/// Writes a new handle to where the caller wants it.
-pub(crate) fn hand_out<T>(place: &mut MaybeUninit<Box<T>>, handle: T) {
-    place.write(Box::new(handle));
-}
-
-/// A text that ends with a NUL.
+/// Returns the handle behind a pointer that has no `const` in the header, because the call changes the object. Threads
+/// share handles, so the reference is never exclusive.
 ///
 /// # Safety
-/// `text` is NULL or points to a NUL-terminated text that lives as long as the answer is used.
+/// `handle` is `None`, or the handle is not freed during the call.
+#[inline(always)]
+pub(crate) unsafe fn shared<'a, T>(handle: Option<NonNull<T>>) -> Option<&'a T> {
+    // SAFETY: the caller's promise.
+    handle.map(|handle| unsafe { handle.as_ref() })
+}
+
+/// Writes a new handle to an output.
+pub(crate) fn hand_out<T>(out: &mut MaybeUninit<Box<T>>, handle: T) {
+    out.write(Box::new(handle));
+}
+
+/// A text for C. A NUL in it becomes U+FFFD.
+pub(crate) fn c_text(text: &str) -> CString {
+    CString::new(text.replace('\0', "\u{fffd}")).unwrap_or_default()
+}
+
+/// Reads a text that ends with a NUL.
+///
+/// # Safety
+/// `text` is NULL or points to a NUL-terminated text that lives as long as the result is used.
 pub(crate) unsafe fn text<'a>(parameter: &'static str, text: *const c_char) -> Result<&'a str> {
     if text.is_null() {
         return Err(invalid(parameter, "NULL", "a NUL-terminated text"));
@@ -33,10 +50,10 @@ pub(crate) unsafe fn text<'a>(parameter: &'static str, text: *const c_char) -> R
     utf8(parameter, unsafe { CStr::from_ptr(text) }.to_bytes())
 }
 
-/// A key: a text with a length. NULL of length 0 is no key.
+/// Reads a key: a text with a length. NULL of length 0 is no key.
 ///
 /// # Safety
-/// `key` is NULL or points to `len` bytes that live as long as the answer is used.
+/// `key` is NULL or points to `len` bytes that live as long as the result is used.
 #[inline(always)]
 pub(crate) unsafe fn key<'a>(key: *const c_char, len: usize) -> Result<&'a str> {
     if len == 0 {
@@ -49,20 +66,20 @@ pub(crate) unsafe fn key<'a>(key: *const c_char, len: usize) -> Result<&'a str> 
     unsafe { sized_text("key", key, len, LONGEST_NAME) }
 }
 
-/// The key that is meant, or with NULL all of a limit.
+/// Reads a key, or `None` if NULL stands for the whole limit.
 ///
 /// # Safety
-/// `key` points to `len` bytes that live as long as the answer is used.
+/// `key` points to `len` bytes that live as long as the result is used.
 pub(crate) unsafe fn key_or_limit<'a>(key: *const c_char, len: usize) -> Result<Option<&'a str>> {
     // SAFETY: the caller's promise.
     let text = unsafe { self::key(key, len) }?;
     Ok((!key.is_null()).then_some(text))
 }
 
-/// A text with a length, of at most so many bytes.
+/// Reads a text with a length, of at most `most` bytes.
 ///
 /// # Safety
-/// `text` points to `len` bytes that live as long as the answer is used.
+/// `text` points to `len` bytes that live as long as the result is used.
 #[inline(always)]
 pub(crate) unsafe fn sized_text<'a>(
     parameter: &'static str,
@@ -70,7 +87,7 @@ pub(crate) unsafe fn sized_text<'a>(
     len: usize,
     most: usize,
 ) -> Result<&'a str> {
-    // A length that is not one (-1, say) is told before anything is read.
+    // A wrong length, such as -1, is refused before anything is read.
     if len > most {
         return Err(invalid(parameter, format_args!("{len} bytes long"), &format!("at most {most} bytes of UTF-8")));
     }
@@ -84,21 +101,21 @@ fn utf8<'a>(parameter: &'static str, bytes: &'a [u8]) -> Result<&'a str> {
         .map_err(|e| invalid(parameter, format_args!("not UTF-8 from byte {} on", e.valid_up_to()), "a text in UTF-8"))
 }
 
-/// A structure that begins with its size, as the caller knows it. New fields are added at its end only, and mean the same
-/// as before where they are 0: so programs may be older than this library, and newer.
+/// A structure that begins with its size, as the caller knows it. New fields are added only at its end, and 0 in them
+/// keeps the old behaviour. So a program may be older or newer than this library.
 ///
 /// # Safety
 /// It is `repr(C)`, its first field is a `u32` with the structure's size, and any bytes, zeros too, are a value of it.
 pub(crate) unsafe trait Sized32: Copy {
     const NAME: &'static str;
-    /// Its size in the first release: `offset_of!` the first field that was added since, once there is one.
+    /// Its size in the first release: `offset_of!` the first field that was added later, once there is one.
     const FIRST: usize = size_of::<Self>();
 }
 
-/// Nothing that begins with its size is larger than this: what says otherwise was not initialised.
+/// The most that such a structure can have: a larger size was not initialised.
 const LARGEST: usize = 4_096;
 
-/// The size that a caller's structure says it has: that of any version.
+/// Returns the size of a caller's structure, in any version.
 ///
 /// # Safety
 /// `place` points to a structure of that kind, of this or of another version.
@@ -115,8 +132,7 @@ pub(crate) unsafe fn size_of_theirs<T: Sized32>(place: *const T) -> Result<usize
     Err(invalid("struct_size", format_args!("{size} in {}", T::NAME), &expected))
 }
 
-/// The options that a caller gives. If they are of an older version, what they do not have yet is 0; if they are of a
-/// newer one, what this one does not know must be unused.
+/// Reads options. Fields that an older caller lacks are 0; fields of a newer caller that this version lacks must be 0.
 ///
 /// # Safety
 /// As for [`size_of_theirs`].
@@ -124,22 +140,22 @@ pub(crate) unsafe fn options<T: Sized32>(theirs: *const T) -> Result<T> {
     // SAFETY: the caller's promise, here and below.
     let size = unsafe { size_of_theirs(theirs) }?;
     let known = size.min(size_of::<T>());
-    // SAFETY: the structure has that size, and what lies behind ours was initialised with it.
+    // SAFETY: the structure has that size, and the caller initialised all of it.
     let rest = unsafe { slice::from_raw_parts(theirs.cast::<u8>().add(known), size - known) };
     if rest.iter().any(|&byte| byte != 0) {
         let reason = format!("{} uses settings of a newer version than {}", T::NAME, env!("CARGO_PKG_VERSION"));
         return Err(Error::Unsupported { reason });
     }
     let mut mine = MaybeUninit::<T>::zeroed();
-    // SAFETY: both have at least that many bytes, and any bytes will do.
+    // SAFETY: both have at least that many bytes, and any bytes are valid.
     unsafe {
         mine.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(theirs.cast(), known);
         Ok(mine.assume_init())
     }
 }
 
-/// Writes an answer: as much of it as the caller's version has, which is `struct_size`, as [`size_of_theirs`] told. What
-/// a newer version has behind it stays as it was initialised.
+/// Writes a result up to `struct_size`, the size of the caller's version that [`size_of_theirs`] returned. Later fields of
+/// a newer version keep their initial values.
 ///
 /// # Safety
 /// `place` points to a structure of that kind and size.
@@ -149,7 +165,7 @@ pub(crate) unsafe fn answer<T: Sized32>(place: *mut T, struct_size: usize, answe
     unsafe { place.cast::<u8>().copy_from_nonoverlapping((&raw const answer).cast(), known) }
 }
 
-/// Refuses what later versions may give a meaning to.
+/// Refuses values that later versions may define.
 pub(crate) fn reserved(value: u32) -> Result<()> {
     if value == 0 { Ok(()) } else { Err(invalid("reserved", value, "0")) }
 }
@@ -159,7 +175,7 @@ mod tests {
     use super::*;
     use std::mem::offset_of;
 
-    /// A structure that got a field after its first release.
+    /// A structure with a field that was added after its first release.
     #[repr(C)]
     #[derive(Clone, Copy, Debug, PartialEq)]
     struct Grown {
@@ -179,8 +195,8 @@ mod tests {
     }
 
     #[test]
-    fn options_of_an_older_program_lack_what_came_later() {
-        // SAFETY: there are two of them, so that all the sizes that are said are there.
+    fn fields_that_an_older_program_lacks_are_zero() {
+        // SAFETY: there are two of them, so the largest size is readable.
         let read = |theirs: [Grown; 2]| unsafe { options(theirs.as_ptr()) };
         assert_eq!(read(grown(8)).unwrap(), Grown { struct_size: 8, first: 7, later: 0 });
         assert_eq!(read(grown(16)).unwrap().later, 8);
@@ -192,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_cut_to_what_the_caller_knows() {
+    fn a_result_is_cut_to_the_size_of_the_caller() {
         for (size, later) in [(8, 8), (16, 9), (32, 9)] {
             let mut theirs = grown(size);
             // SAFETY: as above.

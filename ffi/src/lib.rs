@@ -1,12 +1,12 @@
-//! The C library: exports of what the core crate does, and nothing else. `include/workglow_limit.h` is its manual.
+//! The C library: it exports the core crate, and nothing else. `include/workglow_limit.h` is its manual.
 //!
-//! What C may pass is written in the types. `Option<&T>` is a pointer to a handle or NULL, `Option<Box<T>>` one that
-//! is given back, `Option<&mut MaybeUninit<T>>` a place for an answer. So the only pointers left to check by hand are
-//! texts, and structures whose size the caller tells (`input.rs`).
+//! Types state what C may pass. `Option<&T>` is a handle that the call only reads, or NULL; `Option<NonNull<T>>` a handle
+//! that the call changes, which threads share all the same; `Option<Box<T>>` a handle that is freed;
+//! `Option<&mut MaybeUninit<T>>` an output. Only texts and structures with a size need checks of their own (`input.rs`).
 
-// The names are C's.
+// C's naming convention.
 #![allow(non_camel_case_types)]
-// What a caller has to keep to is said once, for all functions, in the header's introduction.
+// The header's introduction states once, for all functions, what callers must keep to.
 #![allow(clippy::missing_safety_doc)]
 
 mod calls;
@@ -21,6 +21,7 @@ mod shared;
 mod stats;
 mod status;
 mod store;
+mod strings;
 mod waiter;
 
 #[cfg(test)]
@@ -32,7 +33,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_of_the_last_release_pass_structures_that_are_large_enough() {
+    fn structures_of_the_last_release_are_large_enough() {
         let first: std::collections::HashMap<_, _> = [
             first::<crate::store::wgl_store_options>(),
             first::<crate::rate::wgl_rate_limiter_options>(),

@@ -1,46 +1,46 @@
-//! The handle of a limiter: taken by its name, put together, freed. How each kind is made is in
-//! `rate.rs`, `local.rs`, `shared.rs` and `custom.rs`.
+//! The handle of a limiter: attach, name, compose, free. `rate.rs`, `local.rs`, `shared.rs` and `custom.rs` make each kind.
 
-use crate::input::{self, Sized32, given, hand_out, text};
+use crate::input::{self, Sized32, c_text, given, hand_out, shared, text};
 use crate::status::{WGL_OK, guard};
 use crate::store::wgl_store;
 use std::ffi::{CString, c_char, c_int};
 use std::mem::MaybeUninit;
+use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering::*};
 use workglow_limit::{CompositeLimiter, Error, Limiter, NullLimiter, Policy, RateLimiter, Result, Store};
 
-/// Answers "may this job start now, and if not, when?".
+/// Decides whether a job may start now, and if not, when.
 ///
-/// The caller owns it and frees it with wgl_limiter_free, when no thread is in a call on it any more. It keeps its store
-/// and its children alive by itself. Any number of threads may use it at once, and forked children inherit it: see the
-/// introduction.
+/// The caller owns it and frees it with wgl_limiter_free, when no thread is in a call on it. It keeps its store and its
+/// children alive. Any number of threads may use it at once. Forked children inherit it: see "Fork" above.
 pub struct wgl_limiter {
     pub(crate) limiter: Arc<dyn Limiter>,
-    /// The same, where it is one that children can be added to.
+    /// The same limiter, if children can be added to it.
     composite: Option<Arc<CompositeLimiter>>,
     names: Names,
 }
 
-/// Where a new limiter goes.
-pub(crate) type Place<'a> = Option<&'a mut MaybeUninit<Box<wgl_limiter>>>;
+/// The output of a function that makes a limiter.
+pub(crate) type LimiterOut<'a> = Option<&'a mut MaybeUninit<Box<wgl_limiter>>>;
 
-/// Makes a limiter of a store under a name, and hands it out when it is declared or attached.
+/// Makes a limiter of a store under a name, declares or attaches it, and hands it out.
 ///
 /// # Safety
-/// As for [`text`].
+/// `store` is as for [`shared`], `name` as for [`text`].
 pub(crate) unsafe fn named(
-    store: Option<&wgl_store>,
+    store: Option<NonNull<wgl_store>>,
     name: *const c_char,
-    limiter: Place,
+    limiter: LimiterOut,
     make: impl FnOnce(&Store, &str) -> Result<Arc<dyn Limiter>>,
 ) -> c_int {
     guard(|| {
-        let (store, place) = (given("store", store)?, given("limiter", limiter)?);
-        // SAFETY: the caller's promise.
-        let limiter = make(&store.0, unsafe { text("name", name) }?)?;
+        // SAFETY: the caller's promise, here and below.
+        let (store, out) = (given("store", unsafe { shared(store) })?, given("limiter", limiter)?);
+        // SAFETY: as above.
+        let limiter = make(&store.store, unsafe { text("name", name) }?)?;
         limiter.open()?;
-        hand_out(place, wgl_limiter::new(limiter, None));
+        hand_out(out, wgl_limiter::new(limiter, None));
         Ok(WGL_OK)
     })
 }
@@ -50,10 +50,10 @@ pub(crate) unsafe fn named(
 /// # Safety
 /// As for [`named`] and [`input::options`].
 pub(crate) unsafe fn declared<O: Sized32>(
-    store: Option<&wgl_store>,
+    store: Option<NonNull<wgl_store>>,
     name: *const c_char,
     options: *const O,
-    limiter: Place,
+    limiter: LimiterOut,
     policy: impl FnOnce(O) -> Result<Policy>,
 ) -> c_int {
     // SAFETY: the caller's promise.
@@ -67,13 +67,13 @@ impl wgl_limiter {
         wgl_limiter { limiter, composite, names: Names::default() }
     }
 
-    /// A limit's name as C has it, good as long as this limiter.
+    /// A limit's name as a C string, which lives as long as this limiter.
     pub(crate) fn name(&self, name: &str) -> *const c_char {
         self.names.get(name)
     }
 }
 
-/// The names that a limiter has told, as C strings. Lock-free, because a fork may come at any moment.
+/// The names that a limiter has returned, as C strings. Lock-free, because a fork may happen at any moment.
 #[derive(Default)]
 struct Names(AtomicPtr<Name>);
 
@@ -84,21 +84,21 @@ struct Name {
 
 impl Names {
     fn get(&self, name: &str) -> *const c_char {
+        let text = c_text(name);
         let mut first = self.0.load(Acquire);
         let mut at = first;
         // SAFETY: null, or made below and freed only with the list, here and in the loop.
         while let Some(known) = unsafe { at.as_ref() } {
-            if known.text.as_bytes() == name.as_bytes() {
+            if known.text.as_c_str() == text.as_c_str() {
                 return known.text.as_ptr();
             }
             at = known.next;
         }
-        let text = CString::new(name).expect("C declares no name with a NUL inside");
         let new = Box::into_raw(Box::new(Name { text, next: first }));
-        // Two threads may add the same name: both are good.
+        // Two threads may add the same name: both are valid.
         while let Err(now) = self.0.compare_exchange(first, new, AcqRel, Acquire) {
             first = now;
-            // SAFETY: nobody else has seen `new` yet.
+            // SAFETY: no other thread has seen `new` yet.
             unsafe { (*new).next = first };
         }
         // SAFETY: as above.
@@ -110,19 +110,20 @@ impl Drop for Names {
     fn drop(&mut self) {
         let mut at = *self.0.get_mut();
         while !at.is_null() {
-            // SAFETY: made by `get`, and nobody can be reading it any more.
+            // SAFETY: made by `get`, and no thread can read it any more.
             at = unsafe { Box::from_raw(at) }.next;
         }
     }
 }
 
-/// Takes the limit that is declared under a name, of whatever kind; or the limits that wgl_policy_limiter_new or
-/// wgl_flow_control_limiter_new declared together under it.
+/// Makes a limiter of the limit that is declared under a name, of whatever kind; or of the limits that
+/// wgl_policy_limiter_new or wgl_flow_control_limiter_new declared together under it.
 ///
-/// Fails with WGL_UNKNOWN_LIMIT if there is none, or with a store error.
+/// Fails with WGL_UNKNOWN_LIMIT if there is none, WGL_INVALID_ARGUMENT for a name that is not 1 to 1,024 bytes, or with a
+/// store error.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wgl_limiter_attach(
-    store: Option<&wgl_store>,
+    store: Option<NonNull<wgl_store>>,
     name: *const c_char,
     limiter: Option<&mut MaybeUninit<Box<wgl_limiter>>>,
 ) -> c_int {
@@ -130,12 +131,12 @@ pub unsafe extern "C" fn wgl_limiter_attach(
     unsafe { named(store, name, limiter, |store, name| store.find(name)) }
 }
 
-/// Takes the rate limit that is declared under a name.
+/// Makes a limiter of the rate limit that is declared under a name.
 ///
 /// Fails as wgl_limiter_attach does, and with WGL_KIND_MISMATCH if the name is declared as another kind of limiter.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wgl_rate_limiter_attach(
-    store: Option<&wgl_store>,
+    store: Option<NonNull<wgl_store>>,
     name: *const c_char,
     limiter: Option<&mut MaybeUninit<Box<wgl_limiter>>>,
 ) -> c_int {
@@ -143,7 +144,9 @@ pub unsafe extern "C" fn wgl_rate_limiter_attach(
     unsafe { named(store, name, limiter, |store, name| Ok(Arc::new(RateLimiter::attach(store, name)?))) }
 }
 
-/// Makes a limiter that admits everything: for where none is wanted.
+/// Makes a limiter that admits everything: for where no limit is wanted.
+///
+/// Fails only with WGL_INVALID_ARGUMENT, for NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn wgl_null_limiter_new(limiter: Option<&mut MaybeUninit<Box<wgl_limiter>>>) -> c_int {
     guard(|| {
@@ -152,8 +155,10 @@ pub extern "C" fn wgl_null_limiter_new(limiter: Option<&mut MaybeUninit<Box<wgl_
     })
 }
 
-/// Makes a limiter that admits what every one of its children admits: everything, as long as it has none. All children
-/// get the same key and weight, gates go to all of them, and a child that denies keeps the others from being charged.
+/// Makes a limiter that admits what all of its children admit; without children it admits everything. All children get the
+/// same key and weight, and gates apply to all of them. If a child denies, the others are not charged.
+///
+/// Fails only with WGL_INVALID_ARGUMENT, for NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn wgl_composite_limiter_new(limiter: Option<&mut MaybeUninit<Box<wgl_limiter>>>) -> c_int {
     guard(|| {
@@ -163,19 +168,23 @@ pub extern "C" fn wgl_composite_limiter_new(limiter: Option<&mut MaybeUninit<Box
     })
 }
 
-/// Adds a child, at any time. The composite shares it: the caller may go on using it, and frees it whenever it likes.
-/// Permits that are out complete against the children they were taken from.
+/// Adds a child, at any time. The composite shares it: the caller may keep using it, and frees it at any time. Permits that
+/// are not ended yet end against the children that they came from.
 ///
-/// Fails with WGL_UNSUPPORTED if wgl_composite_limiter_new did not make `composite` (limits that were declared together
-/// are a policy, which the store holds), and with WGL_INVALID_ARGUMENT if `child` is the same, or contains it, or if
+/// Fails with WGL_UNSUPPORTED if wgl_composite_limiter_new did not make `composite` (limits that were declared together are
+/// a policy, which the store holds), and with WGL_INVALID_ARGUMENT if `child` is `composite` or contains it, or if
 /// composites would be nested more than 32 deep.
 #[unsafe(no_mangle)]
-pub extern "C" fn wgl_composite_limiter_add(composite: Option<&wgl_limiter>, child: Option<&wgl_limiter>) -> c_int {
+pub unsafe extern "C" fn wgl_composite_limiter_add(
+    composite: Option<NonNull<wgl_limiter>>,
+    child: Option<NonNull<wgl_limiter>>,
+) -> c_int {
     guard(|| {
-        let (parent, child) = (given("composite", composite)?, given("child", child)?);
+        // SAFETY: the caller's promise.
+        let (parent, child) = unsafe { (given("composite", shared(composite))?, given("child", shared(child))?) };
         let Some(composite) = &parent.composite else {
             let reason = format!(
-                "limiter \"{}\" takes no children: only composites that wgl_composite_limiter_new made do. Add it to one",
+                "limiter \"{}\" takes no children; add it to a composite that wgl_composite_limiter_new makes",
                 parent.limiter.name()
             );
             return Err(Error::Unsupported { reason });
@@ -185,7 +194,18 @@ pub extern "C" fn wgl_composite_limiter_add(composite: Option<&wgl_limiter>, chi
     })
 }
 
-/// Frees a limiter. NULL is a no-op. What it has admitted stays admitted.
+/// Returns the name of the limit, as `denied_by` has it; of a limiter without a store, its kind. It lives as long as the
+/// limiter.
+///
+/// Never fails: NULL for NULL.
+#[unsafe(no_mangle)]
+pub extern "C" fn wgl_limiter_name(limiter: Option<&wgl_limiter>) -> *const c_char {
+    limiter.map_or(ptr::null(), |limiter| limiter.name(limiter.limiter.name()))
+}
+
+/// Frees a limiter. NULL is a no-op. Starts that it admitted stay admitted.
+///
+/// Never fails.
 #[unsafe(no_mangle)]
 pub extern "C" fn wgl_limiter_free(limiter: Option<Box<wgl_limiter>>) {
     guard(|| {
@@ -199,7 +219,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_told_once_and_stays() {
+    fn a_name_has_one_address() {
         let names = Names::default();
         let (a, b) = (names.get("a"), names.get("b"));
         assert_ne!(a, b);

@@ -1,25 +1,26 @@
-//! Limiters that a process may keep to itself, each with a form that a store shares.
+//! Limiters that one process may have alone, each with a form that a store shares.
 
 use crate::clock::wgl_manual_clock;
 use crate::input::{Sized32, given, hand_out, invalid, options, reserved};
-use crate::limiter::{Place, declared, wgl_limiter};
+use crate::limiter::{LimiterOut, declared, wgl_limiter};
 use crate::status::{WGL_OK, guard};
 use crate::store::wgl_store;
 use std::ffi::{c_char, c_int};
 use std::mem::MaybeUninit;
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 use workglow_limit::{ConcurrencyLimiter, DelayLimiter, EvenlySpacedRateLimiter, Limiter, ManualClock, Policy, Result};
 
-/// Makes a limiter that only this process knows, and hands it out.
-fn private(limiter: Place, make: impl FnOnce() -> Result<Arc<dyn Limiter>>) -> c_int {
+/// Makes a limiter of this process alone, and hands it out.
+fn private(limiter: LimiterOut, make: impl FnOnce() -> Result<Arc<dyn Limiter>>) -> c_int {
     guard(|| {
         hand_out(given("limiter", limiter)?, wgl_limiter::new(make()?, None));
         Ok(WGL_OK)
     })
 }
 
-/// The clock of a limiter that only this process knows.
+/// The clock of a limiter of this process alone.
 ///
 /// # Safety
 /// It is NULL or a clock.
@@ -28,16 +29,16 @@ unsafe fn own_clock(clock: *const wgl_manual_clock) -> Option<ManualClock> {
     unsafe { clock.as_ref() }.map(|clock| clock.0.clone())
 }
 
-/// A shared limiter has no clock of its own.
-fn store_s_clock(clock: *const wgl_manual_clock) -> Result<()> {
+/// Refuses a clock: a shared limiter has its store's.
+fn no_clock(clock: *const wgl_manual_clock) -> Result<()> {
     if clock.is_null() {
         return Ok(());
     }
-    Err(invalid("clock", "given", "NULL: a shared limiter lives by its store's clock"))
+    Err(invalid("clock", "given", "NULL: a shared limiter uses its store's clock"))
 }
 
-/// What a concurrency limit allows. Begin with WGL_CONCURRENCY_LIMITER_OPTIONS_INIT. The caller owns it; it is read
-/// during the call only.
+/// What a concurrency limit allows. Begin with WGL_CONCURRENCY_LIMITER_OPTIONS_INIT. The caller owns it; it is read only
+/// during the call.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct wgl_concurrency_limiter_options {
@@ -45,12 +46,13 @@ pub struct wgl_concurrency_limiter_options {
     pub struct_size: u32,
     /// 0.
     pub reserved: u32,
-    /// So many units at the same time: 1 to 65,535.
+    /// The units that may run at the same time: 1 to 65,535.
     pub max_concurrent_jobs: u64,
-    /// With _new: a clock for tests in place of the system's; default NULL. With _shared: NULL, because the store has one.
+    /// With _new: a clock for tests instead of the system's; NULL is the system's. With _shared: NULL, because the store has
+    /// one.
     pub clock: *const wgl_manual_clock,
-    /// With _shared: so long a start holds its units unless it is renewed, 1,000 ns (1 µs) to 366 days. Default 0: as
-    /// long as its process lives. With _new: 0.
+    /// With _shared: how long a start holds its units unless wgl_renew extends that, 1,000 ns (1 µs) to 366 days. Default
+    /// 0: as long as its process lives. With _new: 0.
     pub lease_ns: u64,
 }
 
@@ -59,8 +61,8 @@ unsafe impl Sized32 for wgl_concurrency_limiter_options {
     const NAME: &'static str = "concurrency limiter options";
 }
 
-/// Makes a limit on how many run at the same time, per key, in this process; a forked child counts its own. Every start
-/// has to be ended with wgl_complete.
+/// Makes a limit on the units that run at the same time, per key, in this process; a forked child counts its own. Every
+/// start must be ended with wgl_complete.
 ///
 /// Fails with WGL_INVALID_ARGUMENT for options out of range.
 #[unsafe(no_mangle)]
@@ -83,19 +85,20 @@ pub unsafe extern "C" fn wgl_concurrency_limiter_new(
     })
 }
 
-/// Declares a limit on how many run at the same time, per key, under a name, for all who share the store. A start holds
-/// its units until it is ended with wgl_complete, but no longer than its process lives, nor than its lease: see
-/// wgl_renew.
+/// Declares a limit on the units that run at the same time, per key, under a name, for all that share the store. A start
+/// holds its units until wgl_complete ends it, at most until its process or its lease ends: see wgl_renew.
+///
+/// Fails as wgl_rate_limiter_new does.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wgl_concurrency_limiter_shared(
-    store: Option<&wgl_store>,
+    store: Option<NonNull<wgl_store>>,
     name: *const c_char,
     options: *const wgl_concurrency_limiter_options,
     limiter: Option<&mut MaybeUninit<Box<wgl_limiter>>>,
 ) -> c_int {
     let policy = |options: wgl_concurrency_limiter_options| {
         reserved(options.reserved)?;
-        store_s_clock(options.clock)?;
+        no_clock(options.clock)?;
         let policy = Policy::concurrency(options.max_concurrent_jobs)?;
         match options.lease_ns {
             0 => Ok(policy),
@@ -106,8 +109,8 @@ pub unsafe extern "C" fn wgl_concurrency_limiter_shared(
     unsafe { declared(store, name, options, limiter, policy) }
 }
 
-/// What a limit on the time between starts allows. Begin with WGL_DELAY_LIMITER_OPTIONS_INIT. The
-/// caller owns it; it is read during the call only.
+/// What a limit on the time between starts allows. Begin with WGL_DELAY_LIMITER_OPTIONS_INIT. The caller owns it; it is
+/// read only during the call.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct wgl_delay_limiter_options {
@@ -115,10 +118,11 @@ pub struct wgl_delay_limiter_options {
     pub struct_size: u32,
     /// 0.
     pub reserved: u32,
-    /// So long from one start to the next: 1,000 ns (1 µs) to 366 days, rounded up to whole microseconds. The INIT macro
-    /// says 50 ms.
+    /// The time from one start to the next: 1,000 ns (1 µs) to 366 days, rounded up to whole microseconds. Default 0:
+    /// 50 ms.
     pub delay_ns: u64,
-    /// With _new: a clock for tests in place of the system's; default NULL. With _shared: NULL, because the store has one.
+    /// With _new: a clock for tests instead of the system's; NULL is the system's. With _shared: NULL, because the store has
+    /// one.
     pub clock: *const wgl_manual_clock,
 }
 
@@ -127,8 +131,14 @@ unsafe impl Sized32 for wgl_delay_limiter_options {
     const NAME: &'static str = "delay limiter options";
 }
 
-/// Makes a limit on the time from one start to the next, per key, in this process; a forked child goes its own way. Every
-/// start weighs 1.
+impl wgl_delay_limiter_options {
+    fn delay(&self) -> Duration {
+        if self.delay_ns == 0 { Duration::from_millis(50) } else { Duration::from_nanos(self.delay_ns) }
+    }
+}
+
+/// Makes a limit on the time from one start to the next, per key, in this process; a forked child has its own. Every start
+/// has weight 1.
 ///
 /// Fails with WGL_INVALID_ARGUMENT for options out of range.
 #[unsafe(no_mangle)]
@@ -140,44 +150,51 @@ pub unsafe extern "C" fn wgl_delay_limiter_new(
         // SAFETY: the caller's promise, here and below.
         let options = unsafe { self::options(options) }?;
         reserved(options.reserved)?;
-        let delay = Duration::from_nanos(options.delay_ns);
         // SAFETY: as above.
-        Ok(Arc::new(DelayLimiter::with_clock(delay, unsafe { own_clock(options.clock) })?))
+        Ok(Arc::new(DelayLimiter::with_clock(options.delay(), unsafe { own_clock(options.clock) })?))
     })
 }
 
-/// Declares such a limit under a name, for all who share the store.
+/// Declares a limit on the time from one start to the next under a name, for all that share the store.
+///
+/// Fails as wgl_rate_limiter_new does.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wgl_delay_limiter_shared(
-    store: Option<&wgl_store>,
+    store: Option<NonNull<wgl_store>>,
     name: *const c_char,
     options: *const wgl_delay_limiter_options,
     limiter: Option<&mut MaybeUninit<Box<wgl_limiter>>>,
 ) -> c_int {
     let policy = |options: wgl_delay_limiter_options| {
         reserved(options.reserved)?;
-        store_s_clock(options.clock)?;
-        Policy::delay(Duration::from_nanos(options.delay_ns))
+        no_clock(options.clock)?;
+        Policy::delay(options.delay())
     };
     // SAFETY: the caller's promise.
     unsafe { declared(store, name, options, limiter, policy) }
 }
 
-/// What an evenly spaced limit allows. Begin with WGL_EVENLY_SPACED_LIMITER_OPTIONS_INIT. The
-/// caller owns it; it is read during the call only.
+/// The distance between evenly spaced starts: the window over `max_executions`, less the average time that the last jobs
+/// took. The default.
+pub const WGL_SPACING_ADAPTIVE: u32 = 0;
+/// The distance between evenly spaced starts: the window over `max_executions`.
+pub const WGL_SPACING_FIXED: u32 = 1;
+
+/// What an evenly spaced limit allows. Begin with WGL_EVENLY_SPACED_LIMITER_OPTIONS_INIT. The caller owns it; it is read
+/// only during the call.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct wgl_evenly_spaced_limiter_options {
     /// sizeof(wgl_evenly_spaced_limiter_options), as the INIT macro sets it.
     pub struct_size: u32,
-    /// 1: the distance is so much shorter as the last jobs took on average. 0: it is always the same. The INIT macro says
-    /// 1.
-    pub adaptive: u32,
-    /// So many starts in a window: 1 to 1,000,000,000, or if it is adaptive 4,096.
+    /// The distance between starts: WGL_SPACING_ADAPTIVE or WGL_SPACING_FIXED. Default WGL_SPACING_ADAPTIVE.
+    pub spacing: u32,
+    /// The starts in a window: 1 to 1,000,000,000, or 1 to 4,096 if the distance is adaptive.
     pub max_executions: u64,
     /// The window's length: 1,000 ns (1 µs) to 366 days, rounded up to whole microseconds.
     pub window_ns: u64,
-    /// With _new: a clock for tests in place of the system's; default NULL. With _shared: NULL, because the store has one.
+    /// With _new: a clock for tests instead of the system's; NULL is the system's. With _shared: NULL, because the store has
+    /// one.
     pub clock: *const wgl_manual_clock,
 }
 
@@ -188,20 +205,19 @@ unsafe impl Sized32 for wgl_evenly_spaced_limiter_options {
 
 impl wgl_evenly_spaced_limiter_options {
     fn is_adaptive(&self) -> Result<bool> {
-        match self.adaptive {
-            0 => Ok(false),
-            1 => Ok(true),
-            other => Err(invalid("adaptive", other, "0 or 1")),
+        match self.spacing {
+            WGL_SPACING_ADAPTIVE => Ok(true),
+            WGL_SPACING_FIXED => Ok(false),
+            other => Err(invalid("spacing", other, "WGL_SPACING_ADAPTIVE (0) or _FIXED (1)")),
         }
     }
 }
 
-/// Makes a limit of `max_executions` starts in a window at even distances, per key, in this process; a forked child goes
-/// its own way. Every start weighs 1.
+/// Makes a limit of `max_executions` starts in a window at even distances, per key, in this process; a forked child has its
+/// own. Every start has weight 1. At most `max_executions` start in any rolling window.
 ///
-/// An adaptive one shortens the distance, the window over `max_executions`, by what the last `max_executions` jobs took
-/// on average: from their start to wgl_complete or wgl_settle. Never more than `max_executions` start in any rolling
-/// window.
+/// WGL_SPACING_ADAPTIVE shortens the distance by the average time that the last `max_executions` jobs took, from their start
+/// to wgl_complete or wgl_settle.
 ///
 /// Fails with WGL_INVALID_ARGUMENT for options out of range.
 #[unsafe(no_mangle)]
@@ -220,16 +236,18 @@ pub unsafe extern "C" fn wgl_evenly_spaced_limiter_new(
     })
 }
 
-/// Declares such a limit under a name, for all who share the store.
+/// Declares a limit of `max_executions` starts in a window at even distances under a name, for all that share the store.
+///
+/// Fails as wgl_rate_limiter_new does.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wgl_evenly_spaced_limiter_shared(
-    store: Option<&wgl_store>,
+    store: Option<NonNull<wgl_store>>,
     name: *const c_char,
     options: *const wgl_evenly_spaced_limiter_options,
     limiter: Option<&mut MaybeUninit<Box<wgl_limiter>>>,
 ) -> c_int {
     let policy = |options: wgl_evenly_spaced_limiter_options| {
-        store_s_clock(options.clock)?;
+        no_clock(options.clock)?;
         let window = Duration::from_nanos(options.window_ns);
         Policy::evenly_spaced(options.max_executions, window, options.is_adaptive()?)
     };

@@ -1,59 +1,58 @@
-//! What a start holds, and how it ends; places: starts in the future.
+//! Permits, and how they end. Places: starts in the future.
 
-use crate::calls::{WGL_FOREVER, on_key, span, tell};
-use crate::input::{given, invalid, sized_text};
+use crate::calls::{ns, on_key, put_ns, timeout};
+use crate::input::{given, shared, sized_text};
 use crate::limiter::wgl_limiter;
-use crate::status::{WGL_DENIED, WGL_NONE, WGL_OK, guard};
+use crate::status::{WGL_DENIED, WGL_NONE, WGL_OK, WGL_TOO_SMALL, guard};
 use std::ffi::{c_char, c_int};
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::time::Duration;
 use workglow_limit::{Limiter, Presented, RawPermit, Reserved, Result};
 
-/// The grace of a place where the caller has no wish: a fortieth of the window, at most 50 ms.
+/// The default grace of a place: a fortieth of the window, at most 50 ms.
 pub const WGL_DEFAULT_GRACE: u64 = 0;
 
-/// No grace: the place is good at its moment only.
+/// No grace: the place is valid only at its instant.
 pub const WGL_NO_GRACE: u64 = 0xFFFF_FFFF_FFFF_FFFE;
 
-/// The most bytes that a permit's text needs, with its NUL; a composite's place may need more.
+/// The bytes that hold the text of any permit, with its NUL, except a place of a composite, which may need more.
 pub const WGL_PERMIT_TEXT_MAX: usize = 128;
 
-/// Whatever is longer is no text of ours.
+/// A longer text is no permit's.
 const LONGEST_TEXT: usize = 512 * WGL_PERMIT_TEXT_MAX;
 
-/// What an admitted start holds, until wgl_complete, wgl_cancel or wgl_settle; or a place, a start in the future. A
-/// value: there is nothing to free, and what is inside is the library's. It belongs to the limiter that gave it, and to
-/// the process that got it, unless it leaves as a text.
+/// Proof of an admitted start, until wgl_complete, wgl_cancel or wgl_settle ends it; or a place, a start in the future. It is
+/// a value: there is nothing to free, and its contents are private to the library. It belongs to the limiter that gave it
+/// and to the process that got it, unless it leaves as a text.
 ///
-/// A composite remembers what its permits stand for until they end, or until their end would change nothing any more. One
-/// that holds a slot or a start of a limiter of the program's own is to be ended.
+/// A composite remembers the parts of its permits until they end, or until their end would have no effect. A permit that
+/// holds a slot, or a start of a custom limiter, must be ended.
 ///
-/// It may be moved and copied, but one copy is to be ended: that one is marked as ended, and ending it again, in
-/// whichever way, is a no-op. Where starts are only counted (fixed windows, sliding window counters, limits above 4,096,
-/// limiters of the program's own), another copy that is cancelled would take its units back again. One thread at a time
-/// may use it.
+/// It may be moved and copied, but only one copy is to be ended. That copy is then marked as ended, and ending it again, in
+/// any way, is a no-op. Where starts are only counted (fixed windows, sliding window counters, limits above 4,096, custom
+/// limiters), cancelling another copy would return its units again. One thread at a time may use it.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct wgl_permit {
-    /// The library's.
-    pub opaque: [u64; 8],
+    /// Private. The last words are for later versions.
+    pub opaque: [u64; 12],
 }
 
-/// The mark of an ended permit, in its first word: limiters are numbered from 1 on, and never that far.
+/// The mark of an ended permit, in its first word: numbers of limiters start at 1 and never reach it.
 const ENDED: u64 = 1 << 63;
 
 impl wgl_permit {
-    pub(crate) const NONE: wgl_permit = wgl_permit { opaque: [0; 8] };
+    pub(crate) const NONE: wgl_permit = wgl_permit { opaque: [0; 12] };
 
     pub(crate) fn new(permit: RawPermit) -> Self {
-        wgl_permit { opaque: permit.to_words() }
+        let [a, b, c, d, e, f, g, h] = permit.to_words();
+        wgl_permit { opaque: [a, b, c, d, e, f, g, h, 0, 0, 0, 0] }
     }
 
     pub(crate) fn raw(&self) -> RawPermit {
-        let mut words = self.opaque;
-        words[0] &= !ENDED;
-        RawPermit::from_words(words)
+        let [a, b, c, d, e, f, g, h, ..] = self.opaque;
+        RawPermit::from_words([a & !ENDED, b, c, d, e, f, g, h])
     }
 
     /// Marks it as ended.
@@ -64,57 +63,70 @@ impl wgl_permit {
 
 /// Ends a permit: the job ran. Ending it again is a no-op.
 ///
-/// Fails with WGL_FOREIGN_PERMIT if another limiter gave it.
+/// Fails with WGL_FOREIGN_PERMIT if another limiter gave it, or with WGL_CUSTOM_FAILURE.
 #[unsafe(no_mangle)]
-pub extern "C" fn wgl_complete(limiter: Option<&wgl_limiter>, permit: Option<&mut wgl_permit>) -> c_int {
-    end(limiter, permit, |limiter, permit| limiter.complete(permit))
+pub unsafe extern "C" fn wgl_complete(
+    limiter: Option<NonNull<wgl_limiter>>,
+    permit: Option<&mut wgl_permit>,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    end(unsafe { shared(limiter) }, permit, |limiter, permit| limiter.complete(permit))
 }
 
-/// Ends a permit, or gives a place back: the job never ran, and its units are free again at once. Ending it again is a
-/// no-op.
+/// Ends a permit, or returns a place: the job never ran, and its units are free again at once. Ending it again is a no-op.
 ///
 /// Fails as wgl_complete does, or with a store error; the permit is not ended then.
 #[unsafe(no_mangle)]
-pub extern "C" fn wgl_cancel(limiter: Option<&wgl_limiter>, permit: Option<&mut wgl_permit>) -> c_int {
-    end(limiter, permit, |limiter, permit| limiter.cancel(permit))
+pub unsafe extern "C" fn wgl_cancel(limiter: Option<NonNull<wgl_limiter>>, permit: Option<&mut wgl_permit>) -> c_int {
+    // SAFETY: the caller's promise.
+    end(unsafe { shared(limiter) }, permit, |limiter, permit| limiter.cancel(permit))
 }
 
-/// Gives a place back, unless somebody has started with it meanwhile, perhaps elsewhere with its text. Ending it again is
-/// a no-op.
+/// Returns a place, unless it was used to start, perhaps in another process with its text. Ending it again is a no-op.
 ///
 /// Fails as wgl_cancel does.
 #[unsafe(no_mangle)]
-pub extern "C" fn wgl_cancel_place(limiter: Option<&wgl_limiter>, place: Option<&mut wgl_permit>) -> c_int {
-    end(limiter, place, |limiter, place| limiter.cancel_place(place))
+pub unsafe extern "C" fn wgl_cancel_place(
+    limiter: Option<NonNull<wgl_limiter>>,
+    place: Option<&mut wgl_permit>,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    end(unsafe { shared(limiter) }, place, |limiter, place| limiter.cancel_place(place))
 }
 
-/// Ends a permit: the job ran, and was worth `actual` units instead of the weight that it started with. What it did not
-/// use is free again at once; what it used beyond is owed, up to one whole capacity, and delays later starts. Ending it
-/// again is a no-op.
+/// Ends a permit: the job ran and used `actual` units instead of its weight. Units that it did not use are free again at
+/// once; units beyond its weight are owed, up to one whole capacity, and delay later starts. Ending it again is a no-op.
 ///
 /// Fails as wgl_cancel does, and with WGL_UNSUPPORTED for a concurrency limit, whose units come back when the job ends.
 #[unsafe(no_mangle)]
-pub extern "C" fn wgl_settle(limiter: Option<&wgl_limiter>, permit: Option<&mut wgl_permit>, actual: u64) -> c_int {
-    end(limiter, permit, |limiter, permit| limiter.settle(permit, actual))
+pub unsafe extern "C" fn wgl_settle(
+    limiter: Option<NonNull<wgl_limiter>>,
+    permit: Option<&mut wgl_permit>,
+    actual: u64,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    end(unsafe { shared(limiter) }, permit, |limiter, permit| limiter.settle(permit, actual))
 }
 
-/// Lets a lease begin anew: the start holds its units for the whole lease of its limit from now on. A no-op for permits
-/// that need none.
+/// Restarts a lease: the start holds its units for the whole lease of its limit from now on. A no-op for permits without a
+/// lease.
 ///
-/// Fails with WGL_LEASE_LOST if the lease has ended meanwhile, and perhaps another start holds its units; else as
-/// wgl_complete does, or with a store error.
+/// Fails with WGL_LEASE_LOST if the lease has expired, so another start may hold its units; otherwise as wgl_complete does,
+/// or with a store error.
 #[unsafe(no_mangle)]
-pub extern "C" fn wgl_renew(limiter: Option<&wgl_limiter>, permit: Option<&wgl_permit>) -> c_int {
+pub unsafe extern "C" fn wgl_renew(limiter: Option<NonNull<wgl_limiter>>, permit: Option<&wgl_permit>) -> c_int {
     guard(|| {
+        // SAFETY: the caller's promise.
+        let limiter = unsafe { shared(limiter) };
         let (limiter, permit) = (given("limiter", limiter)?, given("permit", permit)?);
         limiter.limiter.renew(&permit.raw())?;
         Ok(WGL_OK)
     })
 }
 
-/// The number of a lease, which is larger for every later lease of the same key: what the lease protects remembers the
-/// largest that it saw, and refuses whoever comes with a smaller one. WGL_NONE, and nothing is written, for permits that
-/// are no leases.
+/// Returns the number of a lease, which is larger for every later lease of the same key. A resource that the lease protects
+/// remembers the largest number that it saw, and refuses smaller ones. WGL_NONE, and nothing is written, for permits
+/// without a lease.
 ///
 /// Fails with WGL_FOREIGN_PERMIT if another limiter gave the permit.
 #[unsafe(no_mangle)]
@@ -123,12 +135,14 @@ pub extern "C" fn wgl_fence(
     permit: Option<&wgl_permit>,
     fence: Option<&mut MaybeUninit<u64>>,
 ) -> c_int {
-    told(limiter, permit, ("fence", fence), |limiter, permit| limiter.fence(permit))
+    write_if_some(limiter, permit, ("fence", fence), |limiter, permit| limiter.fence(permit))
 }
 
-/// How often the process has forked since the library was loaded, counted along the way from the first parent: another
-/// number in a child than when its parent got a permit. For layers above this one that end permits by themselves, which
-/// have to leave those of a parent alone.
+/// Returns how often the process has forked since the library was loaded, counted from the first parent on. A child has
+/// another number than its parent had when it got a permit. Layers that end permits automatically use it to leave those of
+/// a parent alone.
+///
+/// Never fails.
 #[unsafe(no_mangle)]
 pub extern "C" fn wgl_fork_generation() -> u64 {
     workglow_limit::fork_generation()
@@ -151,8 +165,8 @@ fn end(
     })
 }
 
-/// When the place came that a waiting start had, or comes that was reserved, as Unix time. WGL_NONE, and nothing is
-/// written, if it had none: it did not have to wait, or its limit keeps no places.
+/// Returns when the place of a start or place is or was ready, as Unix time. WGL_NONE, and nothing is written, if it had no
+/// place: it did not have to wait, or its limit keeps no places.
 ///
 /// Fails with WGL_FOREIGN_PERMIT if another limiter gave the permit.
 #[unsafe(no_mangle)]
@@ -161,10 +175,11 @@ pub extern "C" fn wgl_permit_ready_at(
     permit: Option<&wgl_permit>,
     unix_ns: Option<&mut MaybeUninit<i64>>,
 ) -> c_int {
-    told(limiter, permit, ("unix_ns", unix_ns), |limiter, permit| limiter.ready_at(permit).map(workglow_limit::unix_ns))
+    write_if_some(limiter, permit, ("unix_ns", unix_ns), |limiter, permit| limiter.ready_at(permit).map(workglow_limit::unix_ns))
 }
 
-/// The same on the system's monotonic clock (CLOCK_MONOTONIC), never later than it was (on a server: by no more than its answers are late): for measuring.
+/// Returns the same on the system's monotonic clock (CLOCK_MONOTONIC), for measurements. It is never later than the place
+/// was ready; on a server by no more than the delay of its replies.
 ///
 /// Fails as wgl_permit_ready_at does.
 #[unsafe(no_mangle)]
@@ -173,41 +188,40 @@ pub extern "C" fn wgl_permit_ready_at_monotonic(
     permit: Option<&wgl_permit>,
     monotonic_ns: Option<&mut MaybeUninit<u64>>,
 ) -> c_int {
-    told(limiter, permit, ("monotonic_ns", monotonic_ns), |limiter, permit| limiter.ready_at_monotonic_ns(permit))
+    write_if_some(limiter, permit, ("monotonic_ns", monotonic_ns), |limiter, permit| limiter.ready_at_monotonic_ns(permit))
 }
 
-/// Writes what there is to tell of a permit.
-fn told<T>(
+/// Writes a property of a permit, if it has it.
+fn write_if_some<T>(
     limiter: Option<&wgl_limiter>,
     permit: Option<&wgl_permit>,
-    (parameter, place): (&'static str, Option<&mut MaybeUninit<T>>),
-    tell: impl FnOnce(&dyn Limiter, &RawPermit) -> Option<T>,
+    (parameter, out): (&'static str, Option<&mut MaybeUninit<T>>),
+    property: impl FnOnce(&dyn Limiter, &RawPermit) -> Option<T>,
 ) -> c_int {
     guard(|| {
-        let (limiter, permit, place) = (given("limiter", limiter)?, given("permit", permit)?, given(parameter, place)?);
+        let (limiter, permit, out) = (given("limiter", limiter)?, given("permit", permit)?, given(parameter, out)?);
         limiter.limiter.check_permit(&permit.raw())?;
-        Ok(match tell(&*limiter.limiter, &permit.raw()) {
+        Ok(match property(&*limiter.limiter, &permit.raw()) {
             None => WGL_NONE,
             Some(value) => {
-                place.write(value);
+                out.write(value);
                 WGL_OK
             }
         })
     })
 }
 
-/// Takes a place: a start in the future, or now. WGL_OK: it counts from now on, `place` is written, and so is
-/// `after_ns` (which may be NULL): after so long it is ready, and is to be presented, or waited for, or given back with
-/// wgl_cancel. WGL_DENIED: it would be further away than `max_wait_ns` (WGL_FOREVER: however far), and nothing was
-/// taken; after `after_ns` there would be one.
+/// Takes a place: a start in the future, or now. WGL_OK: it counts from now on, and `place` and `after_ns` (which may be
+/// NULL) are written. It is ready after `after_ns`: then present it, wait for it, or return it with wgl_cancel. WGL_DENIED:
+/// it would be further away than `max_wait_ns` (WGL_FOREVER: no bound), and nothing was taken; `after_ns` is how far.
 ///
-/// It is good for one start, until `grace_ns` (WGL_DEFAULT_GRACE, WGL_NO_GRACE) after it is ready, and counts in the window from the
-/// end of that grace.
+/// A place is valid for one start, until `grace_ns` (WGL_DEFAULT_GRACE, WGL_NO_GRACE) after it is ready, and counts in the
+/// window from the end of that grace.
 ///
-/// Fails as wgl_try_acquire does, and with WGL_UNSUPPORTED for a limiter whose room is not a matter of time.
+/// Fails as wgl_try_acquire does, and with WGL_UNSUPPORTED for a limiter whose capacity does not depend on time.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wgl_reserve(
-    limiter: Option<&wgl_limiter>,
+    limiter: Option<NonNull<wgl_limiter>>,
     key: *const c_char,
     key_len: usize,
     weight: u64,
@@ -221,56 +235,60 @@ pub unsafe extern "C" fn wgl_reserve(
         let grace_ns =
             if grace_ns == WGL_NO_GRACE { Some(0) } else { Some(grace_ns).filter(|&ns| ns != WGL_DEFAULT_GRACE) };
         let (status, after) =
-            match limiter.reserve(key, weight, span(max_wait_ns, WGL_FOREVER), grace_ns.map(Duration::from_nanos))? {
+            match limiter.reserve(key, weight, timeout(max_wait_ns), grace_ns.map(Duration::from_nanos))? {
                 Reserved::Place { place: raw, after } => {
                     place.write(wgl_permit::new(raw));
                     (WGL_OK, after)
                 }
                 Reserved::Denied(after) => (WGL_DENIED, after),
             };
-        tell(after_ns, after);
+        put_ns(after_ns, after);
         Ok(status)
     };
     // SAFETY: the caller's promise.
-    unsafe { on_key(limiter, key, key_len, call) }
+    unsafe { on_key(shared(limiter), key, key_len, call) }
 }
 
-/// Starts with a place, if its time has come. WGL_OK: start; `place` is used up, and is the start's permit now.
-/// WGL_DENIED: not yet; `place` is the place to present after `after_ns` (which may be NULL): the same one if it was
-/// early, a fresh one if it came too late, was used before, or was overtaken by a gate or another policy.
+/// Starts with a place, if it is ready. WGL_OK: start; `place` is now the permit of the start. WGL_DENIED: not yet; `place`
+/// is the place to present after `after_ns` (which may be NULL). It is the same place if this call was early, or a new one if
+/// the call was too late, the place was used before, or a gate or another policy overtook it.
 ///
 /// Fails with WGL_FOREIGN_PERMIT if another limiter gave it, with WGL_UNSUPPORTED as wgl_reserve does, or with a store
-/// error; `place` is untouched then.
+/// error; `place` is unchanged then.
 #[unsafe(no_mangle)]
-pub extern "C" fn wgl_present(
-    limiter: Option<&wgl_limiter>,
+pub unsafe extern "C" fn wgl_present(
+    limiter: Option<NonNull<wgl_limiter>>,
     place: Option<&mut wgl_permit>,
     after_ns: Option<&mut MaybeUninit<u64>>,
 ) -> c_int {
     guard(|| {
-        let (limiter, place) = (given("limiter", limiter)?, given("place", place)?);
+        // SAFETY: the caller's promise.
+        let (limiter, place) = (given("limiter", unsafe { shared(limiter) })?, given("place", place)?);
         Ok(match limiter.limiter.present(&place.raw())? {
             Presented::Started(raw) => {
                 *place = wgl_permit::new(raw);
-                tell(after_ns, Duration::ZERO);
+                put_ns(after_ns, Duration::ZERO);
                 WGL_OK
             }
             Presented::Wait { place: raw, after } => {
                 *place = wgl_permit::new(raw);
-                tell(after_ns, after);
+                put_ns(after_ns, after);
                 WGL_DENIED
             }
         })
     })
 }
 
-/// Writes a permit or place as a text, with a NUL behind it, into a buffer of `capacity` bytes; WGL_PERMIT_TEXT_MAX are
-/// enough, but for a composite's place: 64 more, twice the key's length, and as much again for each child. `length`
-/// (which may be NULL) is how long it is without the NUL. With it another process that has the same limit goes on,
-/// through wgl_permit_from_text; from then on the permit is that one's to present and to end.
+/// Writes a permit or place as a text, with a NUL, into a buffer of `capacity` bytes. WGL_OK: the text is written.
+/// WGL_TOO_SMALL: the text and its NUL do not fit, and the buffer is unchanged. In both cases `length` (which may be NULL) is
+/// the length of the text without the NUL. To ask for the length, pass NULL and 0; WGL_PERMIT_TEXT_MAX bytes hold any text
+/// except that of a composite's place.
 ///
-/// Fails with WGL_INVALID_ARGUMENT, saying how much is needed, if the buffer is too small, WGL_FOREIGN_PERMIT if another
-/// limiter gave the permit, and WGL_UNSUPPORTED where permits belong to one process.
+/// Another process that has the same limit passes the text to wgl_permit_from_text. From then on that process presents or
+/// ends the permit.
+///
+/// Fails with WGL_FOREIGN_PERMIT if another limiter gave the permit, and with WGL_UNSUPPORTED where permits belong to one
+/// process.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wgl_permit_to_text(
     limiter: Option<&wgl_limiter>,
@@ -281,41 +299,65 @@ pub unsafe extern "C" fn wgl_permit_to_text(
 ) -> c_int {
     guard(|| {
         let (limiter, permit) = (given("limiter", limiter)?, given("permit", permit)?);
-        let buffer = given("buffer", NonNull::new(buffer))?.cast::<u8>();
+        let buffer = if capacity == 0 { None } else { Some(given("buffer", NonNull::new(buffer))?.cast::<u8>()) };
         let text = limiter.limiter.to_text(&permit.raw())?;
-        if capacity <= text.len() {
-            let needed = format!("at least {} bytes for this text and its NUL", text.len() + 1);
-            return Err(invalid("capacity", capacity, &needed));
+        if let Some(out) = length {
+            out.write(text.len());
         }
+        let Some(buffer) = buffer.filter(|_| text.len() < capacity) else { return Ok(WGL_TOO_SMALL) };
         // SAFETY: the buffer has `capacity` bytes, by the caller's promise, and that is more than the text has.
         unsafe {
             buffer.copy_from_nonoverlapping(NonNull::from(text.as_bytes()).cast(), text.len());
             buffer.add(text.len()).write(0);
         }
-        if let Some(place) = length {
-            place.write(text.len());
-        }
         Ok(WGL_OK)
     })
 }
 
-/// The permit or place of such a text, of `text_len` bytes without a NUL.
+/// Returns the permit or place of a text of `text_len` bytes, without a NUL.
 ///
-/// Fails with WGL_INVALID_ARGUMENT if it is none, WGL_FOREIGN_PERMIT if it is of another limit, and WGL_UNSUPPORTED
-/// where permits belong to one process.
+/// Fails with WGL_INVALID_ARGUMENT if it is no permit's text, WGL_FOREIGN_PERMIT if it belongs to another limit, and
+/// WGL_UNSUPPORTED where permits belong to one process.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wgl_permit_from_text(
-    limiter: Option<&wgl_limiter>,
+    limiter: Option<NonNull<wgl_limiter>>,
     text: *const c_char,
     text_len: usize,
     permit: Option<&mut MaybeUninit<wgl_permit>>,
 ) -> c_int {
     guard(|| {
-        let (limiter, place) = (given("limiter", limiter)?, given("permit", permit)?);
+        // SAFETY: the caller's promise, here and below.
+        let (limiter, out) = (given("limiter", unsafe { shared(limiter) })?, given("permit", permit)?);
         given("text", NonNull::new(text.cast_mut()))?;
-        // SAFETY: the caller's promise.
+        // SAFETY: as above.
         let text = unsafe { sized_text("text", text, text_len, LONGEST_TEXT) }?;
-        place.write(wgl_permit::new(limiter.limiter.permit_from_text(text)?));
+        out.write(wgl_permit::new(limiter.limiter.permit_from_text(text)?));
         Ok(WGL_OK)
     })
+}
+
+/// Returns the shortest time over which the limit counts the starts of a key. The grace of a place costs the limit a part
+/// of it: places with a grace of a twentieth leave a limit that callers always wait for about 95 % of its capacity.
+/// WGL_NONE, and nothing is written, for a limit that counts over no time.
+///
+/// Fails with WGL_INVALID_ARGUMENT for a key of more than 1,024 bytes, or with a store error.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wgl_window(
+    limiter: Option<&wgl_limiter>,
+    key: *const c_char,
+    key_len: usize,
+    window_ns: Option<&mut MaybeUninit<u64>>,
+) -> c_int {
+    let call = |limiter: &dyn Limiter, key: &str| {
+        let out = given("window_ns", window_ns)?;
+        Ok(match limiter.window(key)? {
+            None => WGL_NONE,
+            Some(window) => {
+                out.write(ns(window));
+                WGL_OK
+            }
+        })
+    };
+    // SAFETY: the caller's promise.
+    unsafe { on_key(limiter, key, key_len, call) }
 }

@@ -1,4 +1,4 @@
-//! What was counted.
+//! Counts.
 
 use crate::calls::{ns, on_key};
 use crate::input::{self, Sized32, size_of_theirs};
@@ -13,25 +13,25 @@ use workglow_limit::Limiter;
 pub struct wgl_counts {
     /// sizeof(wgl_counts), as the INIT macro sets it.
     pub struct_size: u32,
-    /// Of no meaning.
+    /// 0.
     pub reserved: u32,
     /// Starts that were admitted, at once or after a wait.
     pub admitted: u64,
     /// Attempts that were denied.
     pub denied: u64,
-    /// The units that were asked for.
+    /// The units that were requested.
     pub units_wanted: u64,
-    /// Those that were granted.
+    /// The units that were granted.
     pub units_granted: u64,
     /// Starts that had to wait for a place.
     pub waited: u64,
-    /// How long they waited, together.
+    /// How long these starts waited, in total.
     pub wait_time_ns: u64,
     /// Permits and places that were cancelled.
     pub cancelled: u64,
-    /// Decisions that the store failed, whatever was answered instead.
+    /// Decisions that the store failed, whatever `on_error` made of them.
     pub store_errors: u64,
-    /// How often another policy came to hold.
+    /// How often another policy came into force.
     pub policy_changes: u64,
 }
 
@@ -40,10 +40,10 @@ unsafe impl Sized32 for wgl_counts {
     const NAME: &'static str = "counts";
 }
 
-/// What was counted, of a key or without a key of all: by all processes that share the limit, but for what the others
-/// counted in the last second.
+/// Returns the counts of a key or, without a key, of the limit: by all processes that share it, without the last second of
+/// other processes.
 ///
-/// Fails with WGL_INVALID_ARGUMENT for a key that is none, or with a store error.
+/// Fails with WGL_INVALID_ARGUMENT for a key of more than 1,024 bytes, or with a store error.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wgl_stats(
     limiter: Option<&wgl_limiter>,

@@ -1,63 +1,66 @@
-//! What a function returns, and what it says about a failure.
+//! The statuses that functions return, the messages of errors, and versions.
 
+use crate::input::c_text;
 use std::any::Any;
 use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use workglow_limit::{Error, Result};
 
-/// Done; where a start was asked for, it is admitted.
+/// Success; a start that was asked for is admitted.
 pub const WGL_OK: c_int = 0;
 /// Not now. A normal outcome, not an error.
 pub const WGL_DENIED: c_int = 1;
-/// There is nothing to tell. A normal outcome, not an error.
+/// There is no value. A normal outcome, not an error.
 pub const WGL_NONE: c_int = 2;
-/// Not yet: the wait goes on. A normal outcome, not an error.
+/// Not yet: the wait continues. A normal outcome, not an error.
 pub const WGL_WAITING: c_int = 3;
-/// A parameter is outside its range, NULL, or not UTF-8. Nothing was created or changed.
+/// The buffer is too small; the length that is needed is written. A normal outcome, not an error.
+pub const WGL_TOO_SMALL: c_int = 4;
+/// A parameter is out of range, NULL or not UTF-8. Nothing was created or changed.
 pub const WGL_INVALID_ARGUMENT: c_int = -1;
-/// More units were asked for at once than the limit could ever grant.
+/// The weight is more than the limit can ever admit.
 pub const WGL_WEIGHT_EXCEEDS_CAPACITY: c_int = -2;
-/// The store's address cannot be understood.
+/// The store's address is not valid.
 pub const WGL_INVALID_URL: c_int = -3;
-/// No policy is declared under this name in this store.
+/// The store has no limit of this name.
 pub const WGL_UNKNOWN_LIMIT: c_int = -4;
-/// The name is declared already, as another kind of limiter.
+/// The name is declared as another kind of limiter.
 pub const WGL_KIND_MISMATCH: c_int = -5;
-/// The file at the store's path is something else. It was not touched.
+/// The file at the store's path is not a store. It was not touched.
 pub const WGL_NOT_A_STORE: c_int = -6;
-/// The store was written by a version of this library that this one cannot read. It was not touched.
+/// The store has a format that this version of the library cannot read. It was not touched.
 pub const WGL_UNSUPPORTED_VERSION: c_int = -7;
-/// The store must be on a local file system, and this one is not.
+/// The store is not on a local file system.
 pub const WGL_UNSUPPORTED_FILE_SYSTEM: c_int = -8;
 /// The store could not be reached, read or written.
 pub const WGL_STORE_FAILURE: c_int = -9;
 /// The store was busy for longer than its timeout.
 pub const WGL_STORE_TIMEOUT: c_int = -10;
-/// The store has no room for another key or limit.
+/// The store has no capacity for another key or limit.
 pub const WGL_STORE_FULL: c_int = -11;
-/// The permit was not given by this limiter.
+/// The permit belongs to another limiter.
 pub const WGL_FOREIGN_PERMIT: c_int = -12;
-/// What was asked makes no sense for this limiter, or for this store.
+/// This limiter or store does not support the call.
 pub const WGL_UNSUPPORTED: c_int = -13;
-/// The lease has ended: its units may be another start's by now.
+/// The lease has expired; another start may hold its units.
 pub const WGL_LEASE_LOST: c_int = -14;
-/// A limiter of the program's own failed.
+/// A custom limiter failed.
 pub const WGL_CUSTOM_FAILURE: c_int = -15;
-/// What is in the store makes no sense: somebody else wrote to its files, or the disk did.
+/// The store's contents are damaged: another program or the disk changed its files.
 pub const WGL_DAMAGED: c_int = -16;
-/// A fault of this library. Its state is sound; please report the message.
+/// A bug in this library. Its state is sound; please report the message.
 pub const WGL_INTERNAL: c_int = -100;
 
-/// The number of the binary interface: the one in the library's file name, libworkglow_limit.so.0. It changes when
-/// programs must be compiled anew.
+/// The version of the binary interface, as in the name of the shared library, libworkglow_limit.so.0. It changes when
+/// programs must be recompiled.
 pub const WGL_ABI_VERSION: c_int = 0;
 
 thread_local! {
     static LAST_ERROR: RefCell<Option<CString>> = const { RefCell::new(None) };
 }
 
-/// Runs the body of an exported function: an error becomes its number and a message, and no panic leaves the library.
+/// Runs the body of an exported function. An error becomes a status and a message; no panic leaves the library.
 #[inline(always)]
 pub(crate) fn guard(body: impl FnOnce() -> Result<c_int>) -> c_int {
     match catch_unwind(AssertUnwindSafe(body)) {
@@ -76,27 +79,31 @@ fn failed(error: &Error) -> c_int {
 #[cold]
 fn panicked(panic: &(dyn Any + Send)) -> c_int {
     let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref().copied());
-    remember(format!("a fault of this library: {}", text.unwrap_or("it does not say which")));
+    remember(format!("a bug in this library: {}", text.unwrap_or("a panic without a message")));
     WGL_INTERNAL
 }
 
 fn remember(message: String) {
-    // A message quotes what it was given, and that may be anything.
-    let message = CString::new(message.replace('\0', "\u{fffd}")).ok();
-    // A thread that is ending may have no place for it any more.
-    let _ = LAST_ERROR.try_with(|last| last.replace(message));
+    // A message may quote any text, even one with a NUL.
+    let message = c_text(&message);
+    // A thread that is ending may have dropped its message already.
+    let _ = LAST_ERROR.try_with(|last| last.replace(Some(message)));
 }
 
-/// What the last call that failed on this thread has to say, for people: which parameter, which value, what was
-/// expected. Empty if none has failed. Good until the next call that fails on this thread, or the thread's end.
+/// Returns the message of the last call that failed on this thread, for people: the parameter, its value and what was
+/// expected. Empty if none has failed. Valid until the next call that fails on this thread, or the thread ends.
+///
+/// Never fails, and never returns NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn wgl_last_error() -> *const c_char {
     let nothing = c"".as_ptr();
     LAST_ERROR.try_with(|last| last.borrow().as_ref().map_or(nothing, |text| text.as_ptr())).unwrap_or(nothing)
 }
 
-/// The stable name of a status, the same in every language: "ok", "denied", "invalid_argument", …; "unknown" for a
-/// number that is none. Never NULL, and never to be freed.
+/// Returns the stable name of a status, the same in every language: "ok", "denied", "invalid_argument", …; "unknown" for
+/// any other number. The text is static.
+///
+/// Never fails, and never returns NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn wgl_status_name(status: c_int) -> *const c_char {
     let name = match status {
@@ -104,6 +111,7 @@ pub extern "C" fn wgl_status_name(status: c_int) -> *const c_char {
         WGL_DENIED => c"denied",
         WGL_NONE => c"none",
         WGL_WAITING => c"waiting",
+        WGL_TOO_SMALL => c"too_small",
         WGL_INVALID_ARGUMENT => c"invalid_argument",
         WGL_WEIGHT_EXCEEDS_CAPACITY => c"weight_exceeds_capacity",
         WGL_INVALID_URL => c"invalid_url",
@@ -126,13 +134,40 @@ pub extern "C" fn wgl_status_name(status: c_int) -> *const c_char {
     name.as_ptr()
 }
 
-/// The version of the library that is loaded, as "0.1.0". Never to be freed.
+/// Returns the version of the library that is loaded, such as "0.1.0". The text is static.
+///
+/// Never fails, and never returns NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn wgl_version() -> *const c_char {
     concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
 }
 
-/// The binary interface of the library that is loaded: WGL_ABI_VERSION, if the header belongs to it.
+/// Returns the version of the library that is loaded as a number: major * 10000 + minor * 100 + patch. It is
+/// WGL_VERSION_NUMBER if the header has the same version, and larger if the library is newer.
+///
+/// Never fails.
+#[unsafe(no_mangle)]
+pub extern "C" fn wgl_version_number() -> c_int {
+    const NUMBER: c_int = number(env!("CARGO_PKG_VERSION_MAJOR")) * 10_000
+        + number(env!("CARGO_PKG_VERSION_MINOR")) * 100
+        + number(env!("CARGO_PKG_VERSION_PATCH"));
+    NUMBER
+}
+
+/// A part of the version, below 100.
+const fn number(digits: &str) -> c_int {
+    let (digits, mut at, mut number) = (digits.as_bytes(), 0, 0);
+    while at < digits.len() {
+        number = number * 10 + (digits[at] - b'0') as c_int;
+        at += 1;
+    }
+    assert!(number < 100, "a part of the version has more than two digits");
+    number
+}
+
+/// Returns the version of the binary interface of the library that is loaded: WGL_ABI_VERSION, if the header matches.
+///
+/// Never fails.
 #[unsafe(no_mangle)]
 pub extern "C" fn wgl_abi_version() -> c_int {
     WGL_ABI_VERSION
@@ -149,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_and_names_are_the_core_s() {
+    fn numbers_and_names_are_those_of_the_core() {
         let (text1, text2, path) = (String::new, String::new, std::path::PathBuf::new);
         let all = [
             Error::InvalidArgument { parameter: "", value: text1(), expected: text2() },
@@ -178,11 +213,11 @@ mod tests {
     #[test]
     fn a_panic_becomes_a_status_and_a_message() {
         assert_eq!(guard(|| panic!("number {}", 7)), WGL_INTERNAL);
-        assert_eq!(text(wgl_last_error()), "a fault of this library: number 7");
+        assert_eq!(text(wgl_last_error()), "a bug in this library: number 7");
     }
 
     #[test]
-    fn a_message_with_a_nul_inside_is_told_whole() {
+    fn a_nul_in_a_message_is_replaced() {
         let error = Error::Unsupported { reason: "a\0b".into() };
         assert_eq!(guard(|| Err(error)), WGL_UNSUPPORTED);
         assert_eq!(text(wgl_last_error()), "a\u{fffd}b");

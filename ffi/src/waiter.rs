@@ -1,53 +1,54 @@
-//! Waits: as one call, or in steps.
+//! Waits: in one call, or in steps.
 
-use crate::calls::{WGL_FOREVER, on_key, span, tell};
-use crate::input::{self, Sized32, given, hand_out, invalid, options};
+use crate::calls::{WGL_FOREVER, on_key, put_ns, timeout};
+use crate::input::{self, Sized32, given, hand_out, invalid, options, shared};
 use crate::limiter::wgl_limiter;
-use crate::permit::{WGL_DEFAULT_GRACE, wgl_permit};
+use crate::permit::wgl_permit;
 use crate::status::{WGL_DENIED, WGL_OK, WGL_WAITING, guard};
 use std::ffi::{c_char, c_int};
-use std::mem::{MaybeUninit, offset_of};
+use std::mem::MaybeUninit;
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 use workglow_limit::{Attempt, Limiter, Result, Seat, Step, Waiter, acquire};
 
-/// How to wait. Begin with WGL_WAITER_OPTIONS_INIT. The caller owns it; it is read during the call only.
+/// How to wait. Begin with WGL_WAITER_OPTIONS_INIT; a field that is 0 has its default. The caller owns it; it is read only
+/// during the call.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct wgl_waiter_options {
     /// sizeof(wgl_waiter_options), as the INIT macro sets it.
     pub struct_size: u32,
-    /// Of the waiters in this process that wait for the same limiter and key, those with lower numbers start first. INIT: 0.
+    /// Of the waiters in this process for the same limiter and key, lower priorities start first. Default 0.
     pub priority: i32,
-    /// The units that the start takes: at least 1. INIT: 1.
+    /// The units that the start takes. Default 0: 1.
     pub weight: u64,
-    /// The longest wait. WGL_FOREVER: as long as it takes. INIT: WGL_FOREVER.
+    /// The longest wait. Default 0: as long as it takes, like WGL_FOREVER. WGL_NO_WAIT: none.
     pub timeout_ns: u64,
-    /// How late it may come for its place without losing it, at least: at most 366 days. While its place is kept for it nobody
-    /// else has that start, so ask for no more than is needed. WGL_DEFAULT_GRACE: as is usual. INIT: WGL_DEFAULT_GRACE.
+    /// How late the waiter may be for its place without losing it, at most 366 days. No other caller can have that start
+    /// during the grace, so pass no more than is needed. Default WGL_DEFAULT_GRACE; a shorter grace has no effect.
     pub grace_ns: u64,
 }
 
 // SAFETY: it begins with its size, and is numbers.
 unsafe impl Sized32 for wgl_waiter_options {
     const NAME: &'static str = "waiter options";
-    const FIRST: usize = offset_of!(Self, grace_ns);
 }
 
-/// What holds where there are no options: what WGL_WAITER_OPTIONS_INIT says.
-const DEFAULT: wgl_waiter_options =
-    wgl_waiter_options { struct_size: 0, priority: 0, weight: 1, timeout_ns: WGL_FOREVER, grace_ns: WGL_DEFAULT_GRACE };
-
 /// # Safety
-/// `theirs` is NULL, or points to options of the size that they say.
+/// `theirs` is NULL, or points to options of their `struct_size`.
 unsafe fn waiter(key: &str, theirs: *const wgl_waiter_options) -> Result<Waiter<'_>> {
+    if theirs.is_null() {
+        return Ok(Waiter::new(key, 1));
+    }
     // SAFETY: the caller's promise.
-    let wish = if theirs.is_null() { DEFAULT } else { unsafe { options(theirs) }? };
-    let waiter = Waiter::new(key, wish.weight).priority(wish.priority).timeout(span(wish.timeout_ns, WGL_FOREVER));
+    let wish = unsafe { options(theirs) }?;
+    let longest = if wish.timeout_ns == 0 { WGL_FOREVER } else { wish.timeout_ns };
+    let waiter = Waiter::new(key, wish.weight.max(1)).priority(wish.priority).timeout(timeout(longest));
     Ok(waiter.grace(Duration::from_nanos(wish.grace_ns)))
 }
 
-/// Waits, and writes what comes of it.
+/// Waits, and writes the outcome.
 fn wait(
     limiter: &dyn Limiter,
     waiter: Waiter,
@@ -60,22 +61,22 @@ fn wait(
             WGL_OK
         }
         Attempt::Denied(after) => {
-            tell(retry_after_ns, after);
+            put_ns(retry_after_ns, after);
             WGL_DENIED
         }
     })
 }
 
-/// Waits for room, at most for `timeout_ns`; WGL_FOREVER: as long as it takes. The threads of this process that wait for
-/// the same limiter and key start in the order in which they asked. WGL_OK: admitted, and `permit` is written.
-/// WGL_DENIED: there is no room before that, which is said at once if it can be known at once; nothing is held, and there
-/// may be room after `retry_after_ns` (which may be NULL): who asks again should stay away for so long. A signal handler
-/// may run meanwhile, but does not end the wait.
+/// Waits for capacity, at most for `timeout_ns`: 0 does not wait, WGL_FOREVER waits as long as it takes. The threads of this
+/// process that wait for the same limiter and key start in the order of their calls. WGL_OK: admitted, and `permit` is
+/// written. WGL_DENIED: there is no capacity before the timeout, which is returned at once if it is certain. Nothing is held
+/// then; another call before `retry_after_ns` (which may be NULL) is over would be denied again. Signal handlers may run
+/// during the wait but do not end it.
 ///
 /// Fails as wgl_try_acquire does.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wgl_acquire(
-    limiter: Option<&wgl_limiter>,
+    limiter: Option<NonNull<wgl_limiter>>,
     key: *const c_char,
     key_len: usize,
     weight: u64,
@@ -84,19 +85,19 @@ pub unsafe extern "C" fn wgl_acquire(
     retry_after_ns: Option<&mut MaybeUninit<u64>>,
 ) -> c_int {
     let call = |limiter: &dyn Limiter, key: &str| {
-        let waiter = Waiter::new(key, weight).timeout(span(timeout_ns, WGL_FOREVER));
+        let waiter = Waiter::new(key, weight).timeout(timeout(timeout_ns));
         wait(limiter, waiter, given("permit", permit)?, retry_after_ns)
     };
     // SAFETY: the caller's promise.
-    unsafe { on_key(limiter, key, key_len, call) }
+    unsafe { on_key(shared(limiter), key, key_len, call) }
 }
 
-/// As wgl_acquire, with a priority and a grace; `options` may be NULL.
+/// Waits as wgl_acquire does, with a priority and a grace; `options` may be NULL.
 ///
-/// Fails as wgl_try_acquire does.
+/// Fails as wgl_try_acquire does, and with WGL_INVALID_ARGUMENT for options out of range.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wgl_acquire_with(
-    limiter: Option<&wgl_limiter>,
+    limiter: Option<NonNull<wgl_limiter>>,
     key: *const c_char,
     key_len: usize,
     options: *const wgl_waiter_options,
@@ -109,25 +110,26 @@ pub unsafe extern "C" fn wgl_acquire_with(
         wait(limiter, unsafe { waiter(key, options) }?, permit, retry_after_ns)
     };
     // SAFETY: as above.
-    unsafe { on_key(limiter, key, key_len, call) }
+    unsafe { on_key(shared(limiter), key, key_len, call) }
 }
 
-/// Waits for a place's time, at most for `timeout_ns` (WGL_FOREVER: as long as it takes), and starts with it; a place
-/// that has gone bad meanwhile is exchanged, as wgl_present does. WGL_OK: start; `place` is the start's permit now.
-/// WGL_DENIED: its time does not come before that, which is said at once; the place was given back, and there may be room
+/// Waits until a place is ready, at most for `timeout_ns` (WGL_FOREVER: as long as it takes), and starts with it; a place
+/// that is no longer valid is exchanged, as wgl_present does. WGL_OK: start; `place` is now the permit of the start.
+/// WGL_DENIED: it is not ready before the timeout, which is returned at once. The place was returned; there may be capacity
 /// after `retry_after_ns` (which may be NULL).
 ///
 /// Fails as wgl_present does.
 #[unsafe(no_mangle)]
-pub extern "C" fn wgl_acquire_place(
-    limiter: Option<&wgl_limiter>,
+pub unsafe extern "C" fn wgl_acquire_place(
+    limiter: Option<NonNull<wgl_limiter>>,
     place: Option<&mut wgl_permit>,
     timeout_ns: u64,
     retry_after_ns: Option<&mut MaybeUninit<u64>>,
 ) -> c_int {
     guard(|| {
-        let (limiter, place) = (given("limiter", limiter)?, given("place", place)?);
-        let waiter = Waiter::with_place(place.raw()).timeout(span(timeout_ns, WGL_FOREVER));
+        // SAFETY: the caller's promise.
+        let (limiter, place) = (given("limiter", unsafe { shared(limiter) })?, given("place", place)?);
+        let waiter = Waiter::with_place(place.raw()).timeout(timeout(timeout_ns));
         Ok(match acquire(&*limiter.limiter, waiter)? {
             Attempt::Admitted(raw) => {
                 *place = wgl_permit::new(raw);
@@ -135,21 +137,21 @@ pub extern "C" fn wgl_acquire_place(
             }
             Attempt::Denied(after) => {
                 place.end();
-                tell(retry_after_ns, after);
+                put_ns(retry_after_ns, after);
                 WGL_DENIED
             }
         })
     })
 }
 
-/// One that waits in steps: in an event loop, or where something else may end the wait.
+/// A wait in steps: for an event loop, or where something else may end the wait.
 ///
-/// The caller owns it and frees it with wgl_waiter_free, at any time; if the wait is not over then, what it holds goes to
-/// the next waiter, or back. It keeps its limiter alive by itself. One thread at a time may use it. A forked child that
-/// goes on with it waits anew, on its own behalf.
+/// The caller owns it and frees it with wgl_waiter_free, at any time. If the wait is not over then, its place goes to the
+/// next waiter, or back. It keeps its limiter alive. One thread at a time may use it. A forked child that continues with it
+/// starts a wait of its own.
 pub struct wgl_waiter {
     limiter: Arc<dyn Limiter>,
-    /// Nothing: the wait is over.
+    /// `None`: the wait is over.
     seat: Option<Seat>,
 }
 
@@ -161,53 +163,55 @@ impl Drop for wgl_waiter {
     }
 }
 
-/// Makes a waiter, which asks at its first step, and whose time begins then. `options` may be NULL. It is in one line with
-/// all that wait in this process for the same limiter and key, in whichever way.
+/// Makes a waiter. Its first step joins the line, and its timeout starts then. `options` may be NULL. All that wait in this
+/// process for the same limiter and key, in any way, form one line.
 ///
-/// Fails with WGL_INVALID_ARGUMENT for options out of range or a key that is none.
+/// Fails with WGL_INVALID_ARGUMENT for options out of range or a key of more than 1,024 bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wgl_waiter_new(
-    limiter: Option<&wgl_limiter>,
+    limiter: Option<NonNull<wgl_limiter>>,
     key: *const c_char,
     key_len: usize,
     options: *const wgl_waiter_options,
     waiter: Option<&mut MaybeUninit<Box<wgl_waiter>>>,
 ) -> c_int {
     guard(|| {
-        let (limiter, place) = (given("limiter", limiter)?, given("waiter", waiter)?);
         // SAFETY: the caller's promise.
+        let (limiter, out) = (given("limiter", unsafe { shared(limiter) })?, given("waiter", waiter)?);
+        // SAFETY: as above.
         let ask = unsafe { self::waiter(input::key(key, key_len)?, options) }?;
-        hand_out(place, wgl_waiter { limiter: limiter.limiter.clone(), seat: Some(Seat::new(ask)) });
+        hand_out(out, wgl_waiter { limiter: limiter.limiter.clone(), seat: Some(Seat::new(ask)) });
         Ok(WGL_OK)
     })
 }
 
-/// Makes a waiter for the time of a place, as wgl_acquire_place waits. It takes the place over: `place` is used up.
+/// Makes a waiter for a place, as wgl_acquire_place waits. The waiter takes the place over: `place` is ended.
 ///
 /// Fails with WGL_FOREIGN_PERMIT if another limiter gave the place.
 #[unsafe(no_mangle)]
-pub extern "C" fn wgl_waiter_new_for_place(
-    limiter: Option<&wgl_limiter>,
+pub unsafe extern "C" fn wgl_waiter_new_for_place(
+    limiter: Option<NonNull<wgl_limiter>>,
     place: Option<&mut wgl_permit>,
     timeout_ns: u64,
     waiter: Option<&mut MaybeUninit<Box<wgl_waiter>>>,
 ) -> c_int {
     guard(|| {
-        let (limiter, taken) = (given("limiter", limiter)?, given("place", place)?);
-        let place = given("waiter", waiter)?;
+        // SAFETY: the caller's promise.
+        let (limiter, taken) = (given("limiter", unsafe { shared(limiter) })?, given("place", place)?);
+        let out = given("waiter", waiter)?;
         limiter.limiter.check_permit(&taken.raw())?;
-        let ask = Waiter::with_place(taken.raw()).timeout(span(timeout_ns, WGL_FOREVER));
-        hand_out(place, wgl_waiter { limiter: limiter.limiter.clone(), seat: Some(Seat::new(ask)) });
+        let ask = Waiter::with_place(taken.raw()).timeout(timeout(timeout_ns));
+        hand_out(out, wgl_waiter { limiter: limiter.limiter.clone(), seat: Some(Seat::new(ask)) });
         taken.end();
         Ok(WGL_OK)
     })
 }
 
-/// Takes a step. It does not sleep. WGL_OK: start, and `permit` is written. WGL_WAITING: not yet; take another step after
-/// `nap_ns`, or earlier. WGL_DENIED: there is no room before the time is up, but perhaps after `nap_ns` (which may be
+/// Takes a step, without sleeping. WGL_OK: start, and `permit` is written. WGL_WAITING: not yet; take another step after
+/// `nap_ns`, or earlier. WGL_DENIED: there is no capacity before the timeout, but there may be after `nap_ns` (which may be
 /// NULL). After WGL_OK, WGL_DENIED or an error the wait is over.
 ///
-/// Who comes late for a step may start late, and holds up nobody else.
+/// A step that is late may start late; it blocks no other caller.
 ///
 /// Fails as wgl_try_acquire does, and with WGL_INVALID_ARGUMENT if the wait is over.
 #[unsafe(no_mangle)]
@@ -233,12 +237,14 @@ pub extern "C" fn wgl_waiter_step(
             Step::Sleep(nap) => (WGL_WAITING, nap),
             Step::Expired(after) => (WGL_DENIED, after),
         };
-        tell(nap_ns, nap);
+        put_ns(nap_ns, nap);
         Ok(status)
     })
 }
 
-/// Frees a waiter, and gives the wait up if it is not over. NULL is a no-op.
+/// Frees a waiter, and ends its wait if that is not over. NULL is a no-op.
+///
+/// Never fails.
 #[unsafe(no_mangle)]
 pub extern "C" fn wgl_waiter_free(waiter: Option<Box<wgl_waiter>>) {
     guard(|| {
