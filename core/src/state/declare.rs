@@ -35,7 +35,7 @@ impl Declared {
 /// The declarations under a name, and under all names that begin with it and a slash.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Family {
-    /// The policies of a composite of that name.
+    /// The policies, if the name means a composite.
     pub composite: Option<Vec<Policy>>,
     pub limits: BTreeMap<String, Declared>,
 }
@@ -84,7 +84,7 @@ pub(crate) struct Change {
 #[derive(Debug)]
 pub(crate) struct Part {
     pub name: String,
-    /// Its name before.
+    /// Its previous name.
     pub from: String,
     pub before: Option<Declared>,
     pub policy: Policy,
