@@ -319,7 +319,7 @@ impl Limit {
         Ok(unsafe { &*bound })
     }
 
-    /// `again`: it was declared by this limiter already, so what the store has by now holds.
+    /// With `again`, this limiter has declared it before, so the store's present policy applies.
     fn declare_or_attach(&self, home: &Home, locked: &Locked, again: bool) -> Result<u64> {
         let again = again || self.part_of.as_ref().is_some_and(|all| all.is_declared.load(Acquire));
         let theirs = if again || self.declares.is_none() { self.store.declared(&self.name)? } else { None };
