@@ -7,6 +7,7 @@
 //! least. Some containers show a boot id of their own, so another id does not prove another boot. Where the uptime has
 //! not fallen below the execution's, only the difference counts as its age, since it is at least that old in both
 //! cases.
+
 use super::database::{Database, from_hex, to_hex};
 use super::minutes::Minute;
 use crate::error::{Error, Result};

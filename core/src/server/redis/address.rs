@@ -1,20 +1,20 @@
-//! What addresses of servers mean.
+//! Parses the addresses of servers.
 
 use redis::{ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo, RedisError, RedisResult};
 
 /// `host:port`
 pub(super) type At = String;
 
-/// Where the server is that is asked first.
+/// How the first server is found.
 pub(super) enum First {
-    /// Here.
+    /// At this address.
     At(ConnectionInfo),
-    /// Where one of these says, under this name; with what to log in there.
+    /// By asking one of these Sentinels for this name; with the credentials of the server.
     Sentinels(Vec<ConnectionInfo>, String, ConnectionInfo),
 }
 
 impl First {
-    /// By an address. `Err`: what is wrong with it.
+    /// Parses an address. `Err`: what is wrong with it.
     pub fn of(url: &str) -> Result<First, String> {
         match url.strip_prefix("redis+sentinel://") {
             Some(rest) => sentinels(rest),
@@ -23,7 +23,7 @@ impl First {
     }
 }
 
-/// The same with another address. (A node that knows no host of its own names none.)
+/// The same credentials at another address. (A node that does not know its own host reports none.)
 pub(super) fn at_another(info: &ConnectionInfo, at: &str) -> RedisResult<ConnectionInfo> {
     let wrong = || RedisError::from((ErrorKind::Parse, "no address", at.to_owned()));
     let (host, port) = at.rsplit_once(':').ok_or_else(wrong)?;
@@ -60,7 +60,8 @@ fn has_port(host: &str) -> bool {
     host.rsplit_once(':').is_some_and(|(_, port)| !port.is_empty() && port.bytes().all(|b| b.is_ascii_digit()))
 }
 
-/// How an address is connected to. Of one with TLS, `ca`, `cert` and `key` name files: whom to believe, and who this is.
+/// The connection parameters of an address. With TLS, `ca`, `cert` and `key` name files: the trusted authorities, and
+/// this client's certificate.
 fn info(url: &str) -> Result<ConnectionInfo, String> {
     #[cfg(feature = "tls")]
     if url.starts_with("rediss://") {
@@ -71,7 +72,7 @@ fn info(url: &str) -> Result<ConnectionInfo, String> {
 
 #[cfg(feature = "tls")]
 fn through_tls(url: &str) -> Result<ConnectionInfo, String> {
-    // Another part of the program may have chosen: then that holds.
+    // Another part of the program may have installed a provider; then that one is used.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let (place, query) = url.split_once('?').unwrap_or((url, ""));
     let file = |name: &str| {
