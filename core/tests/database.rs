@@ -46,7 +46,7 @@ fn what_cannot_be_a_store_is_refused_and_left_alone() {
     let text = b"This is not a database, but somebody's notes.".repeat(100);
     write("notes.txt", &text);
     let error = open(&dir.file("notes.txt")).unwrap_err();
-    assert!(error.to_string().ends_with("notes.txt is not a workglow-limit store: a file that is no SQLite database"));
+    assert!(error.to_string().ends_with("notes.txt is not a workglow-limit store: not an SQLite database"));
     assert_eq!(std::fs::read(dir.file("notes.txt")).unwrap(), text);
 
     let theirs = rusqlite::Connection::open(dir.file("theirs.db")).unwrap();
@@ -54,7 +54,7 @@ fn what_cannot_be_a_store_is_refused_and_left_alone() {
     drop(theirs);
     let before = std::fs::read(dir.file("theirs.db")).unwrap();
     let error = open(&dir.file("theirs.db")).unwrap_err();
-    assert!(error.to_string().ends_with("a SQLite database of another application"), "{error}");
+    assert!(error.to_string().ends_with("an SQLite database of another application"), "{error}");
     assert_eq!(std::fs::read(dir.file("theirs.db")).unwrap(), before);
 
     open(&dir.file("newer.db")).unwrap();

@@ -270,7 +270,7 @@ fn composites_are_forgotten_with_their_parts() {
         store().limiter("api", "5/1h + 2 concurrent").unwrap().open().unwrap();
         store().limiter("mail", "5/1h").unwrap().open().unwrap();
         let error = text(store().forget("api/rate"));
-        assert_eq!(error, "limit \"api/rate\" is a part of \"api\", and is forgotten with it");
+        assert_eq!(error, "limit \"api/rate\" is a part of \"api\": forget \"api\" instead");
         let running = store().find("mail").unwrap();
         store().forget("api").unwrap();
         assert_eq!(store().names().unwrap(), ["mail"]);
@@ -330,11 +330,11 @@ fn an_operator_overrides_the_parts_of_a_composite() {
         for (wrong, expected) in [
             (
                 "9/1h + delay 1s",
-                "policy is \"delay 1s\": expected one policy for each part of limit \"api\" at most: rate, concurrency",
+                "policy is \"delay 1s\": expected at most one policy for each part of limit \"api\": rate, concurrency",
             ),
             (
                 "9/1h + 1/1h backoff 1s x3 max 2s + 9/1h",
-                "policy is \"9/1h\": expected one policy for each part of limit \"api\" at most: rate, concurrency",
+                "policy is \"9/1h\": expected at most one policy for each part of limit \"api\": rate, concurrency",
             ),
             (
                 "9/1h + 5 concurent",
@@ -518,7 +518,7 @@ fn what_is_wrong_with_a_file_is_told_and_nothing_of_it_is_declared() {
                 1,
                 "[api]\npolicy = '1/1s'\nconcurrency = 5",
                 "[api] has policy and other keys",
-                "policy alone, which says all",
+                "policy alone",
             ),
             (
                 1,
@@ -532,13 +532,13 @@ fn what_is_wrong_with_a_file_is_told_and_nothing_of_it_is_declared() {
                 2,
                 "api = '1/1s + 1 concurrent'\n'api/rate' = '1/1s'",
                 "\"api/rate\" is two limits",
-                "another name: a part of a composite is called so",
+                "another name, since a part of a composite has this one",
             ),
             (
                 2,
                 "api = '1/1s + 1 concurrent'\n'api/rate' = '1/1s + 1 concurrent'",
                 "\"api/rate\" is two limits",
-                "another name: a part of a composite is called so",
+                "another name, since a part of a composite has this one",
             ),
             (3, "[api]\npolicy = '1/1s'\n[api]", "no TOML", "duplicate key"),
             (2, "[api]\nallowed 5", "no TOML", ""),

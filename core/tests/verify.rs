@@ -76,7 +76,7 @@ fn rows_that_make_no_sense_are_told_and_taken_away() {
         ("UPDATE limits SET policy = '7/1h +' WHERE name = 'both'", "limit \"both\" has the policy \"7/1h +\""),
         (
             "CREATE TRIGGER \"a \"\" b\" AFTER UPDATE ON store BEGIN DELETE FROM executions; END",
-            "a trigger \"a \\\" b\", which a store has none of",
+            "a trigger \"a \\\" b\", where a store has none",
         ),
         ("UPDATE executions SET key_hash = 'z' || substr(key_hash, 2) WHERE name = 'limit 9000/1h'", "50 rows"),
         ("UPDATE executions SET units = -1 WHERE name = 'limit 100/1h fixed'", "50 rows"),

@@ -111,7 +111,7 @@ def test_what_counts_in_one_process_says_so(store):
         EvenlySpacedRateLimiter(max_executions=1, window_size_in_seconds=1): alone,
         CompositeLimiter([store.limiter("x", "1/1h"), ConcurrencyLimiter(1)]): alone,
         clock: "^a manual clock stands in its process alone$",
-        Store("sqlite:x.db", clock=clock): "^sqlite:x.db goes by a manual clock, which no other process has$",
+        Store("sqlite:x.db", clock=clock): "^sqlite:x.db uses a manual clock, which no other process has$",
         store.limiter("x", "1/1h").try_acquire(): r"^a permit stays with its process, .* send to_text\(\)",
     }.items():
         with pytest.raises(Unsupported, match=why) as told:

@@ -86,7 +86,7 @@ pub(crate) struct Row {
 
 /// A change to store under a name. Without a policy, it removes the stored one.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Note {
+pub(crate) enum RowChange {
     /// The declared policy.
     Policy(Option<Policy>),
     /// The text of a composite's policies.
@@ -189,7 +189,7 @@ pub(crate) trait Engine: std::fmt::Debug + Send + Sync {
 
     /// Stores changes under a name, and leaves the rest as it is. Returns the limit's creation time. `now`: the time,
     /// if a test sets it.
-    fn note(&self, name: &str, notes: &[Note], now: Option<Tick>, patience: Duration) -> Result<Tick>;
+    fn note(&self, name: &str, notes: &[RowChange], now: Option<Tick>, patience: Duration) -> Result<Tick>;
 
     /// Removes the declarations under a name and of its keys. Earlier starts still count.
     fn forget(&self, name: &str, patience: Duration) -> Result<()>;

@@ -13,7 +13,7 @@ mod tls;
 mod value;
 mod wire;
 
-use super::{Call, EPOCH, Engine, Family, Finding, MOST, Note, Row, Terms, version, without_password};
+use super::{Call, EPOCH, Engine, Family, Finding, MOST, RowChange, Row, Terms, version, without_password};
 use crate::error::{Error, Result};
 use crate::fault;
 use crate::fork::PerProcess;
@@ -257,18 +257,18 @@ impl Engine for Postgres {
         Ok(Row { policy, composite, overriding, made, key })
     }
 
-    fn note(&self, name: &str, notes: &[Note], now: Option<Tick>, patience: Duration) -> Result<Tick> {
+    fn note(&self, name: &str, notes: &[RowChange], now: Option<Tick>, patience: Duration) -> Result<Tick> {
         let began = Instant::now();
         let left = || patience.saturating_sub(began.elapsed());
         let (mut kinds, mut texts, mut versions, mut hashes) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for note in notes {
             let (kind, policy, hash, text) = match note {
-                Note::Policy(policy) => ("p", *policy, None, policy.map(|policy| policy.to_string())),
-                Note::Override(policy) => ("o", *policy, None, policy.map(|policy| policy.to_string())),
-                Note::Key(hash, key, policy) => {
+                RowChange::Policy(policy) => ("p", *policy, None, policy.map(|policy| policy.to_string())),
+                RowChange::Override(policy) => ("o", *policy, None, policy.map(|policy| policy.to_string())),
+                RowChange::Key(hash, key, policy) => {
                     ("k", *policy, Some(uuid(*hash)), policy.map(|policy| format!("{policy}\n{key}")))
                 }
-                Note::Composite(text) => ("c", None, None, text.clone()),
+                RowChange::Composite(text) => ("c", None, None, text.clone()),
             };
             kinds.push(Some(kind));
             texts.push(text);

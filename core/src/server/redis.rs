@@ -18,7 +18,7 @@ mod adopt;
 mod examine;
 mod link;
 
-use super::{Call, EPOCH, Engine, Family, Finding, Note, Row, Terms, version, without_password};
+use super::{Call, EPOCH, Engine, Family, Finding, RowChange, Row, Terms, version, without_password};
 use crate::error::{Error, Result};
 use crate::fault;
 use crate::policy::Policy;
@@ -113,14 +113,14 @@ impl Redis {
 }
 
 /// The run of the server from which a limit has come, as far as that was asked; 0: unknown.
-type From = Option<u64>;
+type Origin = Option<u64>;
 
 /// How long a reader of declarations works to complete another process's change.
 const FOR_OTHERS: Duration = Duration::from_millis(20);
 
 impl Redis {
     /// The script of a call, the name of its family's states, and its arguments on a run of the server.
-    fn script_of(&self, call: &Call) -> (&Script, String, impl Fn(&Node, From) -> Vec<String> + use<>) {
+    fn script_of(&self, call: &Call) -> (&Script, String, impl Fn(&Node, Origin) -> Vec<String> + use<>) {
         let Terms { family, version, numbers } = Terms::of(call.policy, call.phase);
         let (script, letter) = match family {
             Family::Log => (&self.scripts[0], 'l'),
@@ -132,7 +132,7 @@ impl Redis {
         let (op, made, now) = (call.op, call.made, call.now);
         let numbers: Vec<String> =
             [numbers.len() as i64].iter().chain(&numbers).chain(call.arguments).map(i64::to_string).collect();
-        let arguments = move |node: &Node, from: From| {
+        let arguments = move |node: &Node, from: Origin| {
             let from = match from {
                 Some(run) => run.to_string(),
                 None if node.is_cluster => "?".into(),
@@ -148,7 +148,7 @@ impl Redis {
 
     /// Returns the run of the server from which a limit has come, if that is a node of its cluster that had this run
     /// and has lost nothing; otherwise 0.
-    fn came_from(&self, limit: &str, run: u64, patience: Duration) -> Result<From> {
+    fn came_from(&self, limit: &str, run: u64, patience: Duration) -> Result<Origin> {
         let began = Instant::now();
         let is_proven = self.links.is_there(limit, run, patience).map_err(|e| self.explain(&e, began.elapsed()))?;
         Ok(Some(if is_proven { run } else { 0 }))
@@ -275,7 +275,7 @@ impl Engine for Redis {
         Ok(row)
     }
 
-    fn note(&self, name: &str, notes: &[Note], now: Option<Tick>, patience: Duration) -> Result<Tick> {
+    fn note(&self, name: &str, notes: &[RowChange], now: Option<Tick>, patience: Duration) -> Result<Tick> {
         let (mut set, mut gone) = (Vec::new(), Vec::new());
         let mut put = |field: String, value: Option<String>| match value {
             Some(value) => set.extend([field, value]),
@@ -283,12 +283,12 @@ impl Engine for Redis {
         };
         for note in notes {
             let (policy, fields, text) = match note {
-                Note::Policy(policy) => (policy, ["p".to_owned(), "policy".into()], None),
-                Note::Override(policy) => (policy, ["o".to_owned(), "override".into()], None),
-                Note::Key(hash, key, policy) => {
+                RowChange::Policy(policy) => (policy, ["p".to_owned(), "policy".into()], None),
+                RowChange::Override(policy) => (policy, ["o".to_owned(), "override".into()], None),
+                RowChange::Key(hash, key, policy) => {
                     (policy, [format!("k:{}", hex(*hash)), format!("t:{}", hex(*hash))], Some(key))
                 }
-                Note::Composite(text) => {
+                RowChange::Composite(text) => {
                     put("composite".into(), text.clone());
                     continue;
                 }

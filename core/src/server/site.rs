@@ -48,7 +48,7 @@ impl Process {
         site.write(boot.trim().as_bytes());
         site.write(fault::site().as_bytes());
         [processes.dev(), processes.ino(), time].iter().for_each(|n| site.write_u64(*n));
-        let began = Looks::at(number)?.began;
+        let began = ProcessInfo::at(number)?.began;
         Some(Process { site: (site.finish() & MOST).max(1), number, began })
     }
 
@@ -61,26 +61,26 @@ impl Process {
             return true;
         }
         // Another process may have its number by now. (It may be invisible, where processes are hidden from others.)
-        Looks::at(self.number).is_some_and(|looks| looks.began != self.began || looks.has_ended)
+        ProcessInfo::at(self.number).is_some_and(|looks| looks.began != self.began || looks.has_ended)
     }
 }
 
 /// The kernel's information about a process.
-struct Looks {
+struct ProcessInfo {
     began: u64,
     /// It has ended, and its exit status has not been collected.
     has_ended: bool,
 }
 
-impl Looks {
-    fn at(process: u64) -> Option<Looks> {
+impl ProcessInfo {
+    fn at(process: u64) -> Option<ProcessInfo> {
         let text = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
         // The name of the program, in parentheses, may contain anything.
         let fields: Vec<&str> = text.rsplit_once(')')?.1.split_ascii_whitespace().collect();
         let (state, threads) = (fields.first()?, fields.get(17)?.parse::<u64>().ok()?);
         // A process whose first thread has ended looks the same, but has other threads.
         let has_ended = ["Z", "X"].contains(state) && threads <= 1;
-        Some(Looks { began: fields.get(19)?.parse().ok()?, has_ended })
+        Some(ProcessInfo { began: fields.get(19)?.parse().ok()?, has_ended })
     }
 }
 
@@ -96,7 +96,7 @@ mod tests {
         assert!(Process { began: this.began + 1, ..this }.is_dead(), "another process has its number");
         let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
         let number = u64::from(child.id());
-        let child_looks = Process { number, began: Looks::at(number).unwrap().began, ..this };
+        let child_looks = Process { number, began: ProcessInfo::at(number).unwrap().began, ..this };
         assert!(!child_looks.is_dead());
         child.kill().unwrap();
         while !child_looks.is_dead() {

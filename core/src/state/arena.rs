@@ -82,9 +82,9 @@ unsafe impl Sync for Arena {}
 
 /// The words of a store that were usable at some point.
 #[derive(Clone, Copy)]
-pub(crate) struct Seen<'a>(&'a [AtomicU64]);
+pub(crate) struct VisibleWords<'a>(&'a [AtomicU64]);
 
-impl<'a> Seen<'a> {
+impl<'a> VisibleWords<'a> {
     #[inline(always)]
     pub fn get(self, at: u64, count: u64) -> Option<&'a [AtomicU64]> {
         // Checked without a branch for an overflowing sum.
@@ -99,7 +99,7 @@ impl<'a> Seen<'a> {
 
 /// An allocation failed because the store must grow first, which takes the structure lock.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct NoRoom;
+pub(crate) struct NoSpace;
 
 impl Arena {
     /// An arena on this process's heap.
@@ -250,12 +250,12 @@ impl Arena {
 
     /// The part of the store that this process knows.
     #[inline(always)]
-    pub fn seen(&self) -> Seen<'_> {
+    pub fn seen(&self) -> VisibleWords<'_> {
         // Acquire: so the base that is read next is at least as new.
         let usable = self.usable.load(Acquire);
         // SAFETY: `base` points to a view, never to 0. Views live as long as `self` and are mapped up to `usable`. The
         // words are only ever used as atomics.
-        Seen(unsafe {
+        VisibleWords(unsafe {
             let base = self.base.load(Relaxed).cast::<AtomicU64>();
             std::hint::assert_unchecked(!base.is_null());
             std::slice::from_raw_parts(base, usable as usize)
@@ -279,17 +279,17 @@ impl Arena {
     }
 
     /// Allocates `count` zeroed words. Allocated words are never returned.
-    pub fn allocate(&self, count: u64) -> Result<u64, NoRoom> {
+    pub fn allocate(&self, count: u64) -> Result<u64, NoSpace> {
         self.allocate_below(count, |allocated| allocated.saturating_sub(reserve(allocated)))
     }
 
     /// Allocates words, from the reserve if necessary. Only for the holder of the structure lock.
-    pub fn allocate_reserved(&self, count: u64) -> Result<u64, NoRoom> {
+    pub fn allocate_reserved(&self, count: u64) -> Result<u64, NoSpace> {
         self.allocate_below(count, |allocated| allocated)
     }
 
     /// Returns whether an allocation that may not use the reserve would succeed now.
-    pub fn has_room(&self, count: u64) -> bool {
+    pub fn has_space(&self, count: u64) -> bool {
         let [allocated, used] = [ALLOCATED, CURSOR].map(|word| self.word(word).load(Acquire));
         used.saturating_add(count + ALIGN_WORDS) <= allocated.saturating_sub(reserve(allocated))
     }
@@ -300,12 +300,12 @@ impl Arena {
         used.saturating_add(count + ALIGN_WORDS) <= allocated
     }
 
-    fn allocate_below(&self, count: u64, end: impl Fn(u64) -> u64) -> Result<u64, NoRoom> {
+    fn allocate_below(&self, count: u64, end: impl Fn(u64) -> u64) -> Result<u64, NoSpace> {
         let count = count.next_multiple_of(ALIGN_WORDS);
         let mut at = self.word(CURSOR).load(Acquire);
         loop {
             if at.saturating_add(count) > end(self.word(ALLOCATED).load(Acquire)) {
-                return Err(NoRoom);
+                return Err(NoSpace);
             }
             match self.word(CURSOR).compare_exchange_weak(at, at + count, AcqRel, Acquire) {
                 Ok(_) => return Ok(at),
@@ -328,7 +328,7 @@ impl Arena {
             nonsense(format_args!("a lane of {allocated} words, {used} of them used"));
         }
         let have = self.word(ALLOCATED).load(Acquire) * 8;
-        if self.has_room(count + ALIGN_WORDS) {
+        if self.has_space(count + ALIGN_WORDS) {
             return Ok(true);
         }
         let need = self.word(CURSOR).load(Acquire) + count + 2 * ALIGN_WORDS;

@@ -72,11 +72,11 @@ struct Entry([AtomicU64; 3 + OF_A_KEY]);
 
 /// How much of this process's counts is in the sums, and when idle entries were last freed.
 #[derive(Debug, Default)]
-struct Told {
+struct FlushState {
     counts: [u64; OF_A_PROCESS],
     waits: [u64; CLASSES],
     places_lost: u64,
-    made_room: Option<Instant>,
+    freed_entries: Option<Instant>,
 }
 
 /// The identity of a limit within a process: the number of the store's home, and the place in it.
@@ -105,7 +105,7 @@ pub(crate) struct Counts {
     /// An upper bound on the number of entries in use.
     used: AtomicU64,
     /// Only for the holder of the structure lock.
-    told: Mutex<Told>,
+    flushed: Mutex<FlushState>,
 }
 
 /// The counts of each limit that this process has used. A forked child starts with none.
@@ -140,7 +140,7 @@ impl Counts {
             requests: AtomicU64::new(0),
             keys: OnceLock::new(),
             used: AtomicU64::new(0),
-            told: Mutex::default(),
+            flushed: Mutex::default(),
         }
     }
 
@@ -256,23 +256,23 @@ impl Counts {
     }
 
     /// Adds the counts since the last flush to the sums. Only for the holder of the structure lock.
-    fn tell(&self, home: &Locked, limit: u64) -> Result<()> {
+    fn flush(&self, home: &Locked, limit: u64) -> Result<()> {
         let table = home.table(limit);
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut flushed = self.flushed.lock().unwrap_or_else(PoisonError::into_inner);
         let now: [u64; OF_A_PROCESS] = std::array::from_fn(|what| {
             self.stripes.iter().fold(0, |sum: u64, stripe| sum.wrapping_add(stripe[what].load(Relaxed)))
         });
-        let mut new: [u64; OF_A_PROCESS] = std::array::from_fn(|what| now[what].wrapping_sub(told.counts[what]));
-        told.counts = now;
+        let mut new: [u64; OF_A_PROCESS] = std::array::from_fn(|what| now[what].wrapping_sub(flushed.counts[what]));
+        flushed.counts = now;
         let waits: [u64; CLASSES] = std::array::from_fn(|class| self.waits[class].load(Relaxed));
-        let new_waits: [u64; CLASSES] = std::array::from_fn(|class| waits[class].wrapping_sub(told.waits[class]));
-        told.waits = waits;
+        let new_waits: [u64; CLASSES] = std::array::from_fn(|class| waits[class].wrapping_sub(flushed.waits[class]));
+        flushed.waits = waits;
         let lost = self.places_lost.load(Relaxed);
-        let new_lost = lost.wrapping_sub(std::mem::replace(&mut told.places_lost, lost));
+        let new_lost = lost.wrapping_sub(std::mem::replace(&mut flushed.places_lost, lost));
         let mut peak = if new[ADMITTED] > 0 { home.most_used(&table, self.no_key) } else { 0 };
-        let makes_room = told.made_room.is_none_or(|last| last.elapsed() >= IDLE);
-        if makes_room {
-            told.made_room = Some(Instant::now());
+        let frees_entries = flushed.freed_entries.is_none_or(|last| last.elapsed() >= IDLE);
+        if frees_entries {
+            flushed.freed_entries = Some(Instant::now());
         }
         let (mut used, mut freed) = (self.used.load(Relaxed), 0);
         for entry in self.keys.get().into_iter().flatten() {
@@ -283,13 +283,13 @@ impl Counts {
             used -= 1;
             let counts = entry.take();
             if counts == [0; OF_A_KEY] {
-                freed += u64::from(makes_room && entry.free());
+                freed += u64::from(frees_entries && entry.free());
                 continue;
             }
             entry.0[2].store(0, Relaxed);
             counts.iter().zip(&mut new).for_each(|(n, sum)| *sum += n);
             // If the key has been forgotten, its counts are only in the limit's sums.
-            if let Some(KeyAt { at, .. }) = home.find_or_mend(&table, hash) {
+            if let Some(KeyAt { at, .. }) = home.find_or_repair(&table, hash) {
                 add(home, key_word::COUNTS.map(|word| at + word), counts);
                 if counts[ADMITTED] > 0 {
                     peak = peak.max(home.most_used(&table, hash));
@@ -487,36 +487,36 @@ impl Session {
     }
 
     /// Flushes the counts of this process. Only for the holder of the structure lock.
-    pub(super) fn tell_counts(&self, locked: &Locked) -> Result<()> {
+    pub(super) fn flush_counts(&self, locked: &Locked) -> Result<()> {
         let (number, book) = (self.home_number(), self.book.lock());
         let mut outcome = Ok(());
         for id in book.take_changed() {
             // The counts of a lane that is gone are lost with it.
             let Some(counts) = book.all.get(&id).filter(|_| id.0 == number) else { continue };
             counts.is_changed.store(false, Release);
-            outcome = outcome.and(counts.tell(locked, id.1));
+            outcome = outcome.and(counts.flush(locked, id.1));
         }
         outcome
     }
 
     /// Flushes the counts of one limit.
-    pub(super) fn tell_counts_of(&self, limit: u64, locked: &Locked) -> Result<()> {
-        self.counts_of(limit).map_or(Ok(()), |counts| counts.tell(locked, limit))
+    pub(super) fn flush_counts_of(&self, limit: u64, locked: &Locked) -> Result<()> {
+        self.counts_of(limit).map_or(Ok(()), |counts| counts.flush(locked, limit))
     }
 
     /// Flushes the counts if the lock is free. Otherwise the next flush includes them.
-    pub fn tell_counts_if_free(&self) {
-        let _ = self.with_lock_for(Duration::ZERO, |locked| self.tell_counts(locked));
+    pub fn flush_counts_if_free(&self) {
+        let _ = self.with_lock_for(Duration::ZERO, |locked| self.flush_counts(locked));
     }
 
     /// Flushes the last counts at the end of the store, if the lane is still there.
-    pub(super) fn tell_last_counts(&self) {
+    pub(super) fn flush_last_counts(&self) {
         if self.book.lock().all.is_empty() || !self.home().is_lane() {
             return;
         }
         // A deleted lane must not be rebuilt for this.
         if self.home().is_still_there(self.home().clock.now().floor) {
-            let _ = self.with_lock_for(LAST_WORDS, |locked| self.tell_counts(locked));
+            let _ = self.with_lock_for(LAST_WORDS, |locked| self.flush_counts(locked));
         }
     }
 }

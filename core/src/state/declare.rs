@@ -6,14 +6,14 @@
 //! lane follows (`follow.rs`).
 
 use super::damage::nonsense;
-use super::follow::Follows;
+use super::follow::PolicyChange;
 use super::gather::moment;
 use super::locked::Locked;
 use super::session::Session;
 use super::url::Address;
 use crate::error::{Error, Result};
 use crate::policy::{self, Policy};
-use crate::server::Note;
+use crate::server::RowChange;
 use std::collections::BTreeMap;
 
 /// The policies of a limit.
@@ -160,17 +160,17 @@ impl Session {
         let parts = || changes.iter().flat_map(|change| &change.parts);
         if changes.iter().all(Change::changes_nothing) {
             return parts()
-                .try_for_each(|part| self.bring_declared(&part.name, part.now().current(), locked).map(drop));
+                .try_for_each(|part| self.apply_declared(&part.name, part.now().current(), locked).map(drop));
         }
         // A forgotten limit that had this name is another limit than the one that has it from now on.
         for part in parts().filter(|part| part.from != part.name) {
             locked.find_limit(&part.name).map_or(Ok(()), |stale| locked.retire(stale))?;
         }
-        let limits = parts().map(|part| Follows::Limit(&part.name, part.now().current()));
+        let limits = parts().map(|part| PolicyChange::Limit(&part.name, part.now().current()));
         let dropped = changes.iter().flat_map(|change| &change.dropped);
         let lifted = dropped.map(|name| self.keys_of(name)).collect::<Result<Vec<_>>>()?.concat();
-        let lifted = lifted.iter().map(|(name, key)| Follows::Key(name, key, None));
-        let all: Vec<Follows> = limits.chain(lifted).collect();
+        let lifted = lifted.iter().map(|(name, key)| PolicyChange::Key(name, key, None));
+        let all: Vec<PolicyChange> = limits.chain(lifted).collect();
         let budget = |policy| locked.budget(policy);
         self.decide(locked, &all, |rare| rare.note(&changes), |database| database.note(&changes, budget))
     }
@@ -237,14 +237,14 @@ impl Session {
 
     /// Applies the previously declared policy of a limit. A lane that has followed the database has the limit; if it
     /// does not, the limit must not silently start again.
-    pub(super) fn bring_declared(&self, name: &str, policy: Policy, locked: &Locked) -> Result<u64> {
+    pub(super) fn apply_declared(&self, name: &str, policy: Policy, locked: &Locked) -> Result<u64> {
         let is_its = |limit: &u64| locked.table(*limit).policy.kind() == policy.kind();
         let has_followed = locked.is_lane() && !locked.is_behind();
         if has_followed && locked.find_limit(name).filter(is_its).is_none() {
             nonsense(format_args!("no {} limit \"{name}\", which is declared", policy.kind()));
         }
         let limit = self.block(name, policy, locked)?;
-        locked.bring_to(limit, policy)?;
+        locked.apply_policy(limit, policy)?;
         Ok(limit)
     }
 
@@ -304,7 +304,7 @@ impl Session {
             let changes = [Change { name, composite: None, was_composite: family.composite, parts, dropped }];
             let lifted = changes[0].dropped.iter().map(|name| self.keys_of(name));
             let lifted = lifted.collect::<Result<Vec<_>>>()?.concat();
-            let all: Vec<Follows> = lifted.iter().map(|(name, key)| Follows::Key(name, key, None)).collect();
+            let all: Vec<PolicyChange> = lifted.iter().map(|(name, key)| PolicyChange::Key(name, key, None)).collect();
             self.decide(locked, &all, |rare| rare.note(&changes), |database| database.note(&changes, |_| 0))
         })?;
         self.settle(&[])
@@ -334,7 +334,7 @@ impl Session {
             if !changes_something {
                 return Ok(Vec::new());
             }
-            let changes: Vec<Follows> = all.iter().map(Overridden::follows).collect();
+            let changes: Vec<PolicyChange> = all.iter().map(Overridden::follows).collect();
             self.decide(locked, &changes, |rare| rare.set_overrides(&all), |database| database.set_overrides(&all))?;
             Ok(all.into_iter().map(|part| part.name).collect())
         })?;
@@ -388,10 +388,10 @@ impl Overridden {
         Declared { overriding: self.policy, ..self.before }
     }
 
-    fn follows(&self) -> Follows<'_> {
+    fn follows(&self) -> PolicyChange<'_> {
         match &self.key {
-            None => Follows::Limit(&self.name, self.now().current()),
-            Some(key) => Follows::Key(&self.name, key, self.policy),
+            None => PolicyChange::Limit(&self.name, self.now().current()),
+            Some(key) => PolicyChange::Key(&self.name, key, self.policy),
         }
     }
 }
@@ -429,12 +429,12 @@ impl super::session::Rare {
     fn note(&mut self, changes: &[Change]) {
         for Change { name, composite, was_composite, parts, dropped } in changes {
             if composite != was_composite {
-                self.tell(name, Note::Composite(composite.as_ref().map(|policies| text_of(policies))));
+                self.enqueue(name, RowChange::Composite(composite.as_ref().map(|policies| text_of(policies))));
             }
             parts
                 .iter()
                 .filter(|part| part.is_new())
-                .for_each(|part| self.tell(&part.name, Note::Policy(Some(part.policy))));
+                .for_each(|part| self.enqueue(&part.name, RowChange::Policy(Some(part.policy))));
             dropped.iter().for_each(|name| self.forgotten(name));
             self.composites.remove(name);
             for gone in dropped.iter().chain(parts.iter().map(|part| &part.from)) {
@@ -454,8 +454,8 @@ impl super::session::Rare {
     fn set_overrides(&mut self, all: &[Overridden]) {
         for part in all {
             match &part.key {
-                None => self.tell(&part.name, Note::Override(part.policy)),
-                Some(key) => self.tell_key(&part.name, key, part.policy),
+                None => self.enqueue(&part.name, RowChange::Override(part.policy)),
+                Some(key) => self.enqueue_key(&part.name, key, part.policy),
             }
             match (&part.key, part.policy) {
                 (None, _) => drop(self.limits.insert(part.name.clone(), part.now())),

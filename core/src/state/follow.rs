@@ -8,7 +8,7 @@
 use super::database::Database;
 use super::layout::{POLICIES, SETTLED};
 use super::locked::Locked;
-use super::policies::{Keys, Known, KnownKey};
+use super::policies::{KeySelection, KnownLimit, KnownKey};
 use super::session::{Rare, Session};
 use super::table::{Hash, Home};
 use super::url::Address;
@@ -67,7 +67,7 @@ impl Home {
 
 /// What applies after a change.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Follows<'a> {
+pub(super) enum PolicyChange<'a> {
     /// The policy of a limit, which may be new.
     Limit(&'a str, Policy),
     /// The policy of a key, or `None` for the limit's.
@@ -82,25 +82,25 @@ impl Session {
     pub(super) fn decide(
         &self,
         locked: &Locked,
-        changes: &[Follows],
+        changes: &[PolicyChange],
         note_here: impl FnOnce(&mut Rare),
         note: impl FnOnce(&mut Database) -> Result<()>,
     ) -> Result<()> {
         for change in changes {
             match *change {
-                Follows::Limit(name, policy) => {
+                PolicyChange::Limit(name, policy) => {
                     let limit = locked.find_limit(name);
                     limit.map_or(Ok(()), |limit| locked.finish_change(limit))?;
-                    locked.make_room_for(limit, policy)?;
+                    locked.make_space_for(limit, policy)?;
                 }
-                Follows::Key(name, _, policy) => locked.make_room_for_key(locked.find_limit(name), policy)?,
+                PolicyChange::Key(name, _, policy) => locked.make_space_for_key(locked.find_limit(name), policy)?,
             }
         }
         locked.see_to_changes(self.member(), true);
         match &self.address {
             Address::Memory | Address::Server(_) => {
                 note_here(&mut self.rare());
-                changes.iter().try_for_each(|change| self.bring_one(*change, locked))
+                changes.iter().try_for_each(|change| self.apply_change(*change, locked))
             }
             Address::Sqlite(_) => {
                 locked.mark_behind();
@@ -157,17 +157,17 @@ impl Session {
             let generation = database.generation;
             // An older copy may have replaced the database. Then everything is compared.
             let after = Some(locked.generation()).filter(|&at| at <= generation);
-            Ok((generation, database.limits(after)?, database.keys(Keys::Changed(after.unwrap_or(0)))?))
+            Ok((generation, database.limits(after)?, database.keys(KeySelection::Changed(after.unwrap_or(0)))?))
         })?;
-        for Known { name, declared, .. } in &limits {
-            self.bring_one(Follows::Limit(name, declared.current()), locked)?;
+        for KnownLimit { name, declared, .. } in &limits {
+            self.apply_change(PolicyChange::Limit(name, declared.current()), locked)?;
         }
         if locked.generation() > generation {
             let names: Vec<String> = locked.limits().filter_map(|limit| locked.name_of(limit)).collect();
             names.iter().try_for_each(|name| lift_all_but(locked, name, &keys))?;
         }
         for KnownKey { limit, key, policy, .. } in &keys {
-            self.bring_one(Follows::Key(limit, key, *policy), locked)?;
+            self.apply_change(PolicyChange::Key(limit, key, *policy), locked)?;
         }
         fault::point("followed");
         let settled = locked.settled();
@@ -183,11 +183,11 @@ impl Session {
         Ok(())
     }
 
-    fn bring_one(&self, change: Follows, locked: &Locked) -> Result<()> {
+    fn apply_change(&self, change: PolicyChange, locked: &Locked) -> Result<()> {
         match change {
-            Follows::Limit(name, policy) => self.bring(name, policy, locked),
+            PolicyChange::Limit(name, policy) => self.apply(name, policy, locked),
             // The limit may no longer be declared, and unused since.
-            Follows::Key(name, key, policy) => match locked.find_limit(name) {
+            PolicyChange::Key(name, key, policy) => match locked.find_limit(name) {
                 Some(limit) => locked.set_plan(limit, (locked.hash(b'k', key), key), policy),
                 None => Ok(()),
             },
@@ -195,9 +195,9 @@ impl Session {
     }
 
     /// Applies a limit's policy.
-    pub(super) fn bring(&self, name: &str, policy: Policy, locked: &Locked) -> Result<()> {
+    pub(super) fn apply(&self, name: &str, policy: Policy, locked: &Locked) -> Result<()> {
         let limit = self.block(name, policy, locked)?;
-        locked.bring_to(limit, policy)
+        locked.apply_policy(limit, policy)
     }
 }
 

@@ -71,7 +71,7 @@ impl Locked<'_> {
         all.dedup();
         let keys = all.into_iter().filter_map(|(limit, hash)| {
             let table = self.table(limit);
-            let key = self.find_or_mend(&table, hash)?;
+            let key = self.find_or_repair(&table, hash)?;
             self.unlogged(limit, self.table_of(&table, key), key)
         });
         let mut batch = self.batch(keys.collect(), listed_to);
@@ -113,7 +113,7 @@ impl Locked<'_> {
             longest.push(own.map(|(_, own)| (hash.0, own.policy.longest())));
             if let Some((limit, _)) = own {
                 let table = self.table(limit);
-                let found = self.find_or_mend(&table, hash);
+                let found = self.find_or_repair(&table, hash);
                 all.extend(found.and_then(|key| self.unlogged(limit, self.table_of(&table, key), key)));
             }
         }
@@ -151,7 +151,7 @@ impl Locked<'_> {
         self.mark_news(&batch.news);
         for Unlogged { limit, key, hash, starts, end, .. } in &batch.keys {
             let table = self.table(*limit);
-            match self.find_or_mend(&table, *hash) {
+            match self.find_or_repair(&table, *hash) {
                 Some(now) if now == *key => self.arena.word(key.at + key_word::LOGGED).store(*end, Release),
                 // The key has been rewritten in between.
                 Some(_) => {

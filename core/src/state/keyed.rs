@@ -18,7 +18,7 @@ use super::damage::{bounded, nonsense};
 use super::index::{KeyAt, Root, entry};
 use super::layout::{STUBS, index_word, key_word, limit_word, table_word};
 use super::locked::Locked;
-use super::room::{MOST_TURNS, Search};
+use super::space::{MOST_TURNS, Search};
 use super::table::{Hash, Home, Table, sum};
 use crate::algorithm::leases::SLOT_WORDS;
 use crate::algorithm::log::CLOSED;
@@ -105,7 +105,7 @@ impl Home {
 
 impl Locked<'_> {
     /// Makes space for moving a key to another plan, so that the move cannot fail.
-    pub fn make_room_for_key(&self, limit: Option<u64>, policy: Option<Policy>) -> Result<()> {
+    pub fn make_space_for_key(&self, limit: Option<u64>, policy: Option<Policy>) -> Result<()> {
         let Some(table) = limit.map(|limit| self.table(limit)) else { return Ok(()) };
         let policy = policy.unwrap_or(table.policy);
         let plan = CHAINS + table_word::WORDS + key_word::RING;
@@ -120,7 +120,7 @@ impl Locked<'_> {
         let mut search = Search::default();
         for _ in 0..MOST_TURNS {
             let table = self.table(limit);
-            self.bring_key(&table, hash)?;
+            self.move_key(&table, hash)?;
             let index = self.segment_of(&table, hash);
             let (slot, from) = match (self.probe(&table, index, hash), policy) {
                 (Ok(found), _) => found,
@@ -132,7 +132,7 @@ impl Locked<'_> {
                         return Ok(());
                     }
                     // Another caller has added it, or space is needed.
-                    search.has_found(self.make_room(&table, hash, false)?, false)?;
+                    search.has_found(self.make_space(&table, hash, false)?, false)?;
                     continue;
                 }
             };
@@ -149,7 +149,7 @@ impl Locked<'_> {
                 None => table,
             };
             if !self.is_stub(from.at) {
-                if !self.has_room_for_leases(&table, &current, &own, from) {
+                if !self.has_space_for_leases(&table, &current, &own, from) {
                     // As if the limit had been larger before.
                     self.replace(limit, table.policy.after(current.policy), false)?;
                     continue;
@@ -185,7 +185,7 @@ impl Locked<'_> {
             let index = self.segment_of(&table, hash);
             match self.probe(&table, index, hash) {
                 Err(slot) if !self.add_stub((index, slot), &plan, hash, text)? => {
-                    search.has_found(self.make_room(&table, hash, false)?, false)?;
+                    search.has_found(self.make_space(&table, hash, false)?, false)?;
                 }
                 _ => return Ok(()),
             }
@@ -205,7 +205,7 @@ impl Locked<'_> {
     }
 
     /// Returns whether all leases of a key fit into its new table. More may run than the policy there allows.
-    fn has_room_for_leases(&self, table: &Table, current: &Table, own: &Table, from: KeyAt) -> bool {
+    fn has_space_for_leases(&self, table: &Table, current: &Table, own: &Table, from: KeyAt) -> bool {
         let is_back = own.at == table.at && own.policy.is_concurrency() && own.policy.ring() < current.policy.ring();
         !is_back || self.cells(current, from).history(0, self.clock.now()).holds.len() as u64 <= own.policy.capacity()
     }
@@ -238,7 +238,7 @@ impl Locked<'_> {
     }
 
     /// Resets a plan because all keys of its limit are forgotten. Its keys start with the first tickets of that table.
-    pub(super) fn begin_plan_anew(&self, plan: &Table, table: &Table) {
+    pub(super) fn reset_plan(&self, plan: &Table, table: &Table) {
         self.set(plan.at + table_word::BORN, [0]);
         self.set(plan.at + table_word::LOST, [0, 0]);
         self.set(plan.at + table_word::FIRST_TICKET, self.get::<1>(table.at + table_word::FIRST_TICKET));
@@ -299,7 +299,7 @@ impl Locked<'_> {
             // The same amount for which space was made.
             let need = self.key_words(own.policy) + own.ring + 16;
             let new = || {
-                let room = if self.arena.has_room(need) { Ok(()) } else { self.grow_for_keys(2 * need) };
+                let room = if self.arena.has_space(need) { Ok(()) } else { self.grow_for_keys(2 * need) };
                 room.and_then(|()| self.allocate(self.key_words(own.policy)))
             };
             let block = self.used_block(own.policy).map_or_else(new, Ok)?;

@@ -59,7 +59,7 @@ mod header {
 
 /// Why a lane was created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Made {
+pub(crate) enum Creation {
     /// There was none, or it was not the store's latest; another process may still use that one.
     Missing,
     /// It belonged to another boot or version, or was truncated, and no process used it.
@@ -70,14 +70,14 @@ pub(crate) enum Made {
 
 /// The condition in which a lane was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Found {
+pub(crate) enum LaneState {
     /// Valid.
     Current,
     /// The database is an older copy or replaced one that is gone. Starts that the lane believes to be in the ledger
     /// are missing there.
     Ahead,
     /// Not found. A new lane must be filled, and then finished with [`LockedLane::finish`].
-    Made(Made),
+    Created(Creation),
 }
 
 /// An open lane whose structure byte this process holds until this is dropped.
@@ -207,16 +207,16 @@ impl LockedLane {
 
     /// Maps the lane, and first rebuilds it if it is not the latest of this database. Returns `None` if a new lane must
     /// replace one that is still in use: see [`LockedLane::remove`].
-    pub fn attach(&self, store: &Store, manual: Option<&ManualClock>) -> Result<Option<(Home, Found)>> {
+    pub fn attach(&self, store: &Store, manual: Option<&ManualClock>) -> Result<Option<(Home, LaneState)>> {
         let Store { identity, path, id } = store;
         let len = self.file.metadata().map_err(|e| self.failed(e))?.len();
         let in_use = os::is_locked(&self.file, MEMBERS, MOST_MEMBERS).map_err(|e| self.failed(e))?;
         let make = |made| match in_use {
             true => Ok(None),
-            false => Ok(Some((self.initialise(store, manual)?, Found::Made(made)))),
+            false => Ok(Some((self.initialise(store, manual)?, LaneState::Created(made)))),
         };
         if len == 0 {
-            return make(Made::Missing);
+            return make(Creation::Missing);
         }
         // The store's last lane was created on this file, so the file is not a stranger's.
         let is_strange = |found: String| match identity.lane {
@@ -237,7 +237,7 @@ impl LockedLane {
             }
             MAGIC => {}
             // The process that was creating it died before the last word.
-            0 if !in_use => return make(Made::Missing),
+            0 if !in_use => return make(Creation::Missing),
             _ => return is_strange("another kind of file".into()),
         }
         if words(header::STORE_ID) != identity.id {
@@ -246,14 +246,14 @@ impl LockedLane {
                 false if self.may_count(&header)? => {
                     "it belongs to another database: put that one back, or delete this file to forget the starts that it counts"
                 }
-                false => return make(Made::Missing),
+                false => return make(Creation::Missing),
             };
             return Err(Error::store(self.doing(), cause));
         }
         let sequence = word(header::SEQUENCE);
         // The lane is finished, but the database knows no lane: the database has taken over the lane's identity.
         let is_ahead = sequence > identity.sequence.saturating_add(1) || identity.lane.is_none();
-        let or_unknown = |made| if is_ahead { Made::Unknown } else { made };
+        let or_unknown = |made| if is_ahead { Creation::Unknown } else { made };
         let (allocated, cursor) = (word(arena::ALLOCATED), word(arena::CURSOR));
         if version == VERSION && !arena::is_size(allocated, cursor) {
             return is_strange(format!("a lane of {allocated} words, {cursor} of them used"));
@@ -262,12 +262,12 @@ impl LockedLane {
         let is_whole = len / 8 >= allocated;
         let is_now = in_use || words(header::BOOT_ID) == self.boot()?.id;
         if version != VERSION || !is_whole || !is_now {
-            return make(or_unknown(Made::Unused));
+            return make(or_unknown(Creation::Unused));
         }
         let is_last = Some(word(header::INSTANCE)) == identity.lane;
         let is_older = sequence < identity.sequence || !is_last && sequence <= identity.sequence;
         if is_older || words(header::FILE) != self.id()? || !is_ahead && words(header::DATABASE) != *id {
-            return make(or_unknown(Made::Missing));
+            return make(or_unknown(Creation::Missing));
         }
         let (theirs, ours) = (word(header::TIME_NAMESPACE), os::time_namespace());
         if theirs != 0 && ours != 0 && theirs != ours {
@@ -294,7 +294,7 @@ impl LockedLane {
             grant_lane: None,
         };
         home.set(header::DATABASE, *id);
-        let found = if is_ahead { Found::Ahead } else { Found::Current };
+        let found = if is_ahead { LaneState::Ahead } else { LaneState::Current };
         Ok(Some((self.watched(home, store, path)?, found)))
     }
 

@@ -72,7 +72,7 @@ pub(super) mod limit_word {
     pub const REPLACED: u64 = 5;
     pub const FORGETTING: u64 = 1 << 32;
     /// The hash from which on such keys may be left.
-    pub const BROUGHT: u64 = 6;
+    pub const LEFT_FROM: u64 = 6;
     /// The next limit in the list of limits whose policies are changing.
     pub const NEXT_CHANGE: u64 = 7;
     /// The name that the limit is about to get.

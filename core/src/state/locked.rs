@@ -60,9 +60,9 @@ impl<'a> Locked<'a> {
     }
 
     /// The place of a known key, after completing any interrupted rewrite of it.
-    pub(super) fn find_or_mend(&self, table: &Table, hash: Hash) -> Option<KeyAt> {
+    pub(super) fn find_or_repair(&self, table: &Table, hash: Hash) -> Option<KeyAt> {
         let found = match self.find(table, hash) {
-            Err(_) => self.mend_key(table, hash).ok().and_then(|()| self.find(table, hash).ok()),
+            Err(_) => self.repair_key(table, hash).ok().and_then(|()| self.find(table, hash).ok()),
             found => found.ok(),
         };
         found.flatten()

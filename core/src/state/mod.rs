@@ -39,7 +39,7 @@ mod recovery;
 mod registry;
 mod replace;
 mod rewrite;
-mod room;
+mod space;
 mod session;
 mod store;
 mod survey;

@@ -44,7 +44,7 @@ const COMPOSITE: &str = "composite";
 
 /// A declared limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Known {
+pub(crate) struct KnownLimit {
     pub name: String,
     pub declared: Declared,
     /// The number of a key's units that may be missing from the ledger since the policy changed. `None`: as the policy
@@ -59,7 +59,7 @@ pub(crate) struct KnownKey {
     pub key: String,
     /// `None`: the limit's policy applies.
     pub policy: Option<Policy>,
-    /// See [`Known`].
+    /// See [`KnownLimit`].
     pub missing: Option<u64>,
 }
 
@@ -83,7 +83,7 @@ impl Database {
     }
 
     /// The limits, by name, that have changed after this generation, or all limits.
-    pub fn limits(&self, after: Option<u64>) -> Result<Vec<Known>> {
+    pub fn limits(&self, after: Option<u64>) -> Result<Vec<KnownLimit>> {
         let read = || -> rusqlite::Result<Vec<_>> {
             let query = "SELECT name, policy, override, missing FROM limits
                          WHERE generation > ?1 AND kind <> ?2 ORDER BY name";
@@ -95,7 +95,7 @@ impl Database {
     }
 
     /// At most `most` limits whose names come after this one, by name, and their generation.
-    pub fn limits_after(&self, name: &str, most: usize) -> Result<(Vec<Known>, u64)> {
+    pub fn limits_after(&self, name: &str, most: usize) -> Result<(Vec<KnownLimit>, u64)> {
         let read = || -> rusqlite::Result<Vec<_>> {
             let query = "SELECT name, policy, override, missing FROM limits
                          WHERE name > ?1 AND kind <> ?2 ORDER BY name LIMIT ?3";
@@ -111,15 +111,15 @@ impl Database {
         read.map_err(|e| self.damaged(format!("limit \"{name}\" has a policy that makes no sense: {e}")))
     }
 
-    fn read(&self, (name, declared, overriding, missing): KnownRow) -> Result<Known> {
+    fn read(&self, (name, declared, overriding, missing): KnownRow) -> Result<KnownLimit> {
         let parse = |text: &str| self.reading(&name, text.parse::<Policy>());
         let declared =
             Declared { declared: parse(&declared)?, overriding: overriding.as_deref().map(parse).transpose()? };
-        Ok(Known { name, declared, missing: missing.map(units) })
+        Ok(KnownLimit { name, declared, missing: missing.map(units) })
     }
 
     /// The keys with their own policies, in order: those that have changed after a generation, or all of a limit.
-    pub fn keys(&self, of: Keys) -> Result<Vec<KnownKey>> {
+    pub fn keys(&self, of: KeySelection) -> Result<Vec<KnownKey>> {
         let columns = "SELECT name, key, policy, missing FROM keys WHERE";
         let read = |which: &str, value: &dyn rusqlite::ToSql| -> rusqlite::Result<Vec<KnownRow>> {
             let mut query = self.connection.prepare(&format!("{columns} {which} ORDER BY name, key"))?;
@@ -127,8 +127,8 @@ impl Database {
             rows.collect()
         };
         let rows = match of {
-            Keys::Changed(after) => read("generation > ?1", &signed(after)),
-            Keys::Of(limit) => read("name = ?1", &limit),
+            KeySelection::Changed(after) => read("generation > ?1", &signed(after)),
+            KeySelection::Of(limit) => read("name = ?1", &limit),
         };
         let known = |(limit, key, policy, missing): (String, String, Option<String>, Option<i64>)| {
             let policy = policy.map(|text| self.reading(&limit, text.parse::<Policy>())).transpose()?;
@@ -274,7 +274,7 @@ impl Database {
 
 /// A selection of keys.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Keys<'a> {
+pub(crate) enum KeySelection<'a> {
     /// The keys that have changed after this generation.
     Changed(u64),
     /// The keys of this limit.

@@ -9,11 +9,11 @@
 use super::database::{Database, Identity};
 use super::gather::{moment, write_limit};
 use super::keyed::Origin;
-use super::lane::{self, Made, WATCH_EVERY};
+use super::lane::{self, Creation, WATCH_EVERY};
 use super::layout::table_word;
 use super::locked::Locked;
 use super::os;
-use super::policies::{Keys, Known, KnownKey};
+use super::policies::{KeySelection, KnownLimit, KnownKey};
 use super::table::{BEHIND, Hash, longest_behind};
 use crate::algorithm::Start;
 use crate::algorithm::log::SETTLED;
@@ -27,11 +27,11 @@ use crate::time::Tick;
 const NOTICED_BY: Tick = 2 * WATCH_EVERY;
 
 /// Fills a rebuilt lane from the database.
-pub(super) fn recover(home: &Locked, database: &mut Database, identity: &Identity, made: Made) -> Result<()> {
+pub(super) fn recover(home: &Locked, database: &mut Database, identity: &Identity, made: Creation) -> Result<()> {
     let this_boot = os::boot().map_err(|e| Error::store(format!("opening {}", database.path().display()), e))?;
     let boot = this_boot.text();
     // In the boot of the last lane, processes may still be using that lane.
-    let is_lost = made == Made::Missing && this_boot.may_be(&identity.boot);
+    let is_lost = made == Creation::Missing && this_boot.may_be(&identity.boot);
     // From here on, a process with another lane writes nothing that is not read below.
     database.claim(home.instance)?;
     database.move_all()?;
@@ -39,19 +39,19 @@ pub(super) fn recover(home: &Locked, database: &mut Database, identity: &Identit
     // they start at most a key's budget, since for more they would have to write. So the ledger and a budget that
     // counts from that time on cover everything that they may have started, and never too little.
     let (now, moment) = moment(home);
-    let is_booted = made != Made::Unknown && database.is_rebooted(moment)?;
+    let is_booted = made != Creation::Unknown && database.is_rebooted(moment)?;
     let last = if is_lost { now.ceil + NOTICED_BY } else { now.ceil };
     let last_used = if is_booted && !is_lost { now.ceil.saturating_sub(moment.uptime as u64) } else { last };
     // What counts for each key under a policy whose starts may be missing in this number.
     let recovered = |policy, missing: Option<u64>| {
         let budget = home.budget(policy).max(missing.unwrap_or(0));
         // Of windows that are written behind, it is only known that nothing started between a boot and now.
-        match budget < BEHIND && made != Made::Unknown {
+        match budget < BEHIND && made != Creation::Unknown {
             true => Origin { born: 0, lost: [last, budget] },
             false => Origin { born: last_used, lost: [0, 0] },
         }
     };
-    for Known { name, declared, missing } in database.limits(None)? {
+    for KnownLimit { name, declared, missing } in database.limits(None)? {
         let policy = declared.current();
         let origin = recovered(policy, missing);
         let limit = home.add_limit(&name, policy, origin.born)?;
@@ -68,7 +68,7 @@ pub(super) fn recover(home: &Locked, database: &mut Database, identity: &Identit
                 history.starts.push(Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged });
             })?;
         }
-        for KnownKey { key, policy: own, missing, .. } in database.keys(Keys::Of(&name))? {
+        for KnownKey { key, policy: own, missing, .. } in database.keys(KeySelection::Of(&name))? {
             let hash = home.hash(b'k', &key);
             match (own, missing) {
                 (Some(own), _) => home.add_key_on_plan(limit, (hash, &key), own, recovered(own, missing))?,
@@ -95,7 +95,7 @@ pub(super) fn recover(home: &Locked, database: &mut Database, identity: &Identit
         let is_same = group.as_ref().is_some_and(|(name, hash, _)| name == row.name && hash.0 == row.key_hash);
         if !is_same {
             if let Some((name, hash, text)) = group.take() {
-                bring_back(home, &name, hash, &text, std::mem::take(&mut starts))?;
+                restore(home, &name, hash, &text, std::mem::take(&mut starts))?;
             }
             group = Some((row.name.to_owned(), Hash(row.key_hash), row.key.to_owned()));
         }
@@ -109,14 +109,14 @@ pub(super) fn recover(home: &Locked, database: &mut Database, identity: &Identit
         Ok(())
     })?;
     if let Some((name, hash, text)) = group {
-        bring_back(home, &name, hash, &text, starts)?;
+        restore(home, &name, hash, &text, starts)?;
     }
     database.set_boot(&boot, moment, (home.instance, lane::raise_sequence(home, database.sequence)))
 }
 
 /// Writes everything that the lane knows to a database that is an older copy of the original, or that replaced one that
 /// is gone. That includes limits that it does not declare, since they will be declared again.
-pub(super) fn write_anew(home: &Locked, database: &mut Database) -> Result<()> {
+pub(super) fn write_all(home: &Locked, database: &mut Database) -> Result<()> {
     database.claim(home.instance)?;
     database.move_all()?;
     for limit in home.limits() {
@@ -139,7 +139,7 @@ pub(super) fn write_anew(home: &Locked, database: &mut Database) -> Result<()> {
     database.set_boot(&boot.text(), moment(home).1, (home.instance, sequence))
 }
 
-fn bring_back(home: &Locked, name: &str, hash: Hash, text: &str, old: Vec<Start>) -> Result<()> {
+fn restore(home: &Locked, name: &str, hash: Hash, text: &str, old: Vec<Start>) -> Result<()> {
     let Some(limit) = home.find_limit(name) else { return Ok(()) };
     let table = home.table(limit);
     let own = home.plan_of_idle(&table, hash).unwrap_or(table);

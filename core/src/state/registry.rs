@@ -14,7 +14,7 @@ use super::table::{Hash, hasher};
 use crate::algorithm::grants::Lengths;
 use crate::error::{Error, Result};
 use crate::policy::{self, Policy};
-use crate::server::{Engine, MOST, Note, Row};
+use crate::server::{Engine, MOST, RowChange, Row};
 use crate::time::{Tick, from_ticks};
 use crate::waiting::MayWait;
 use std::sync::Arc;
@@ -23,8 +23,8 @@ use std::time::{Duration, Instant};
 /// The server's rows for a name.
 type Rows = Vec<(String, Row)>;
 
-/// The changes to send to a server, by name; `Note::Forgotten` removes the declarations under a name.
-pub(super) type Told = Vec<(String, Vec<Note>)>;
+/// The changes to send to a server, by name. An empty list removes the declarations under the name.
+pub(super) type Outbox = Vec<(String, Vec<RowChange>)>;
 
 /// A number that no other process has on a server.
 pub(super) fn new_owner() -> Result<u64> {
@@ -37,11 +37,11 @@ pub(super) fn new_owner() -> Result<u64> {
 pub(super) const SERVER_SECRET: [u64; 2] = [0x776f_726b_676c_6f77, 0x6c69_6d69_7473_2031];
 
 /// The rest of a timeout that is running.
-struct Left(Instant, Duration);
+struct TimeLeft(Instant, Duration);
 
-impl Left {
-    fn new(session: &Session) -> Result<Left> {
-        Ok(Left(Instant::now(), MayWait::part_for_server(session.options.timeout)?))
+impl TimeLeft {
+    fn new(session: &Session) -> Result<TimeLeft> {
+        Ok(TimeLeft(Instant::now(), MayWait::part_for_server(session.options.timeout)?))
     }
 
     fn now(&self) -> Duration {
@@ -79,7 +79,7 @@ impl Session {
         f: impl Fn(&Locked) -> Result<R>,
     ) -> Result<R> {
         let Some(server) = self.server() else { return self.with_lock(f) };
-        let left = Left::new(self)?;
+        let left = TimeLeft::new(self)?;
         let rows = self.ask(server, names, key.map(|key| (hash_of(key), key)), &left)?;
         match self.with_rows(server, &rows, &left, f) {
             // This process may not know all names.
@@ -92,23 +92,23 @@ impl Session {
         &self,
         server: &Arc<dyn Engine>,
         rows: &Rows,
-        left: &Left,
+        left: &TimeLeft,
         f: impl Fn(&Locked) -> Result<R>,
     ) -> Result<R> {
-        let (answer, told) = self.with_lock_for(left.now(), |locked| {
+        let (answer, outbox) = self.with_lock_for(left.now(), |locked| {
             self.rare().merge(rows)?;
             let answer = f(locked);
             // Changes of a failed operation are not sent.
-            let told = std::mem::take(&mut self.rare().told);
-            Ok((answer?, told))
+            let outbox = std::mem::take(&mut self.rare().outbox);
+            Ok((answer?, outbox))
         })?;
         let clock = &self.home().clock;
         let now = clock.is_manual().then(|| clock.now().floor);
         let mut out = Duration::ZERO;
-        for (name, notes) in told {
-            match notes.as_slice() {
+        for (name, changes) in outbox {
+            match changes.as_slice() {
                 [] => server.forget(&name, left.now())?,
-                notes => self.was_made(&name, server.note(&name, notes, now, left.now())?),
+                changes => self.was_made(&name, server.note(&name, changes, now, left.now())?),
             }
             if now.is_none() {
                 out = out.max(server.out(&name, left.now())?[1]);
@@ -124,7 +124,7 @@ impl Session {
     }
 
     /// Asks for the declarations under these names, under the composites that they are parts of, and under their parts.
-    fn ask(&self, server: &Arc<dyn Engine>, names: &[&str], key: Option<(Hash, &str)>, left: &Left) -> Result<Rows> {
+    fn ask(&self, server: &Arc<dyn Engine>, names: &[&str], key: Option<(Hash, &str)>, left: &TimeLeft) -> Result<Rows> {
         if self.home_number() == 0 {
             let now = server.time(left.now())?;
             let _ = self.server_time.set((Instant::now(), now));
@@ -165,13 +165,13 @@ impl Session {
     /// Applies the server's declarations of a limit and a key, after it has reported that another policy applies.
     pub fn follow_server(&self, name: &str, key: Hash, declares: Option<Policy>) -> Result<()> {
         let server = self.server().expect("only a server reports that");
-        let left = Left::new(self)?;
+        let left = TimeLeft::new(self)?;
         // The key's text may not be known here. Then there is nothing of it to forget.
         let rows = self.ask(server, &[name], Some((key, "")), &left)?;
         self.with_rows(server, &rows, &left, |locked| {
             let declared = self.declared(name)?;
             match (declared, declares) {
-                (Some(found), _) => self.bring(name, found.current(), locked)?,
+                (Some(found), _) => self.apply(name, found.current(), locked)?,
                 // The server has lost the limit, or another process has removed it.
                 (None, Some(policy)) => return self.declare_all(&[(name, &[policy])], locked),
                 (None, None) => return self.unknown(name),
@@ -187,7 +187,7 @@ impl Session {
     /// All declared names, in order.
     pub fn all_names(&self) -> Result<Vec<String>> {
         let Some(server) = self.server() else { return self.with_lock(|_| self.names()) };
-        let left = Left::new(self)?;
+        let left = TimeLeft::new(self)?;
         let mut names = server.names(left.now())?;
         let wholes = names.iter().filter_map(|name| Some(name.rsplit_once('/')?.0)).filter(|whole| !whole.is_empty());
         let rows = self.ask(server, &wholes.collect::<Vec<_>>(), None, &left)?;
@@ -234,13 +234,13 @@ impl Rare {
     }
 
     /// Adds a change to be sent to the server.
-    pub(super) fn tell(&mut self, name: &str, note: Note) {
-        if !self.tells {
+    pub(super) fn enqueue(&mut self, name: &str, change: RowChange) {
+        if !self.has_outbox {
             return;
         }
-        match self.told.iter_mut().find(|(known, _)| known == name) {
-            Some((_, notes)) => notes.push(note),
-            None => self.told.push((name.to_owned(), vec![note])),
+        match self.outbox.iter_mut().find(|(known, _)| known == name) {
+            Some((_, changes)) => changes.push(change),
+            None => self.outbox.push((name.to_owned(), vec![change])),
         }
     }
 }
@@ -268,15 +268,15 @@ fn damaged<R>(name: &str, text: &str, why: &Error) -> Result<R> {
 }
 
 impl Rare {
-    pub(super) fn tell_key(&mut self, name: &str, key: &str, policy: Option<Policy>) {
-        self.tell(name, Note::Key(hash_of(key), key.to_owned(), policy));
+    pub(super) fn enqueue_key(&mut self, name: &str, key: &str, policy: Option<Policy>) {
+        self.enqueue(name, RowChange::Key(hash_of(key), key.to_owned(), policy));
     }
 
     /// Records that nothing is declared under this name any more.
     pub(super) fn forgotten(&mut self, name: &str) {
-        if self.tells {
-            self.told.retain(|(known, _)| known != name);
-            self.told.push((name.to_owned(), Vec::new()));
+        if self.has_outbox {
+            self.outbox.retain(|(known, _)| known != name);
+            self.outbox.push((name.to_owned(), Vec::new()));
         }
     }
 }

@@ -85,7 +85,7 @@ impl Home {
 
 impl Locked<'_> {
     /// Applies a policy, if another one applies now.
-    pub fn bring_to(&self, limit: u64, policy: Policy) -> Result<()> {
+    pub fn apply_policy(&self, limit: u64, policy: Policy) -> Result<()> {
         let before = self.table(limit).policy;
         if before == policy.after(before) { Ok(()) } else { self.replace(limit, policy, false) }
     }
@@ -107,7 +107,7 @@ impl Locked<'_> {
         self.drop_finished();
         let first = self.arena.word(CHANGES);
         self.set(limit + limit_word::NEXT_CHANGE, [first.load(Acquire)]);
-        self.set(limit + limit_word::BROUGHT, [0]);
+        self.set(limit + limit_word::LEFT_FROM, [0]);
         first.store(limit, Release);
         let forgetting = if is_forgetting { limit_word::FORGETTING } else { 0 };
         self.arena.word(limit + limit_word::REPLACED).store(old.at | forgetting, Release);
@@ -200,7 +200,7 @@ impl Locked<'_> {
             }
             self.complete();
             if let Some(replaced) = self.replaced(limit) {
-                if !self.bring_keys(limit, replaced, began)? {
+                if !self.move_keys(limit, replaced, began)? {
                     return Ok(false);
                 }
                 fault::point("keys-brought");
@@ -210,8 +210,8 @@ impl Locked<'_> {
     }
 
     /// Moves keys of a limit to its table, for a moment. Returns whether all are there.
-    fn bring_keys(&self, limit: u64, replaced: Replaced, began: Instant) -> Result<bool> {
-        let (table, brought) = (self.table(limit), self.arena.word(limit + limit_word::BROUGHT));
+    fn move_keys(&self, limit: u64, replaced: Replaced, began: Instant) -> Result<bool> {
+        let (table, brought) = (self.table(limit), self.arena.word(limit + limit_word::LEFT_FROM));
         loop {
             if fault::planted("left behind") {
                 return Ok(true);
@@ -220,7 +220,7 @@ impl Locked<'_> {
             let root = self.root(&table).expect("a table in use has an index");
             let segment = self.segment_at(root, root.entry_of(hash));
             if self.is_old(&table, segment) {
-                if !replaced.is_forgetting && !self.bring_keys_of(&table, segment, began)? {
+                if !replaced.is_forgetting && !self.move_keys_of(&table, segment, began)? {
                     return Ok(false);
                 }
                 self.renew_segment(&table, hash, false)?;
@@ -236,7 +236,7 @@ impl Locked<'_> {
     }
 
     /// Moves the used keys of a segment, for a moment. Returns whether all are there.
-    fn bring_keys_of(&self, table: &Table, segment: u64, began: Instant) -> Result<bool> {
+    fn move_keys_of(&self, table: &Table, segment: u64, began: Instant) -> Result<bool> {
         for (n, at) in self.entries(segment).enumerate() {
             let own = self.table_of_block(table, at);
             if !self.is_before(table, &own) || self.is_idle(&own, at) {
@@ -251,7 +251,7 @@ impl Locked<'_> {
     }
 
     /// Moves a key that belongs to an earlier table. Returns whether it did.
-    pub(super) fn bring_key(&self, table: &Table, hash: Hash) -> Result<bool> {
+    pub(super) fn move_key(&self, table: &Table, hash: Hash) -> Result<bool> {
         let found = self.probe(table, self.segment_of(table, hash), hash).ok();
         if !found.is_some_and(|(_, found)| self.is_before(table, &self.table_of(table, found))) {
             return Ok(false);
@@ -264,7 +264,7 @@ impl Locked<'_> {
     }
 
     /// Makes space for a replacing policy, so that applying it cannot fail, or for a new limit.
-    pub fn make_room_for(&self, limit: Option<u64>, policy: Policy) -> Result<()> {
+    pub fn make_space_for(&self, limit: Option<u64>, policy: Policy) -> Result<()> {
         let block = self.key_words(policy) + self.ring(policy) + 16;
         let segment = |slots| index_word::SLOTS + 2 * slots + 16;
         let Some(limit) = limit else {

@@ -108,7 +108,7 @@ impl Locked<'_> {
     }
 
     /// Completes an interrupted rewrite of a key, if there is one.
-    pub fn mend_key(&self, table: &Table, hash: Hash) -> Result<()> {
+    pub fn repair_key(&self, table: &Table, hash: Hash) -> Result<()> {
         let segment = self.segment_of(table, hash);
         let Ok((slot, found)) = self.probe(table, segment, hash) else { return Ok(()) };
         if self.is_stub(found.at) {
@@ -202,7 +202,7 @@ impl Locked<'_> {
     /// with its own policy, doubles those of its plan.
     pub fn add_slots(&self, limit: u64, table: &Table, crowded: u64, hash: Hash) -> Result<()> {
         // The limit's table may have more slots by now.
-        if table.at != crowded || self.bring_key(table, hash)? {
+        if table.at != crowded || self.move_key(table, hash)? {
             return Ok(());
         }
         let plan = self.crowded_plan(table, hash);
@@ -213,7 +213,7 @@ impl Locked<'_> {
             Some(policy) if plan.is_some() => self.set_plan(limit, (hash, ""), Some(policy)),
             Some(policy) => {
                 self.replace(limit, policy, false)?;
-                self.bring_key(&self.table(limit), hash).map(drop)
+                self.move_key(&self.table(limit), hash).map(drop)
             }
             None => Err(Error::StoreFull { reason: "more recorded starts than a limit has room for".into() }),
         }

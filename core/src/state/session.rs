@@ -5,7 +5,7 @@ use super::damage::or_damaged;
 use super::declare::Declared;
 use super::grant_lane::GrantLane;
 use super::locked::Locked;
-use super::registry::{SERVER_SECRET, Told};
+use super::registry::{Outbox, SERVER_SECRET};
 use super::table::{Home, NEVER};
 use super::url::{self, Address};
 use super::writer::Writer;
@@ -64,7 +64,7 @@ pub(crate) struct Session {
     /// This process's writer of the ledger.
     pub(super) writer: Writer,
     /// Refused starts that must be taken back.
-    pub(super) refused: fork::PerProcess<Vec<super::limit::Refused>>,
+    pub(super) refused: fork::PerProcess<Vec<super::limit::RefusedStart>>,
     /// Whether there are any. (In a forked child this may be wrongly set.)
     pub(super) has_refused: AtomicBool,
 }
@@ -90,8 +90,8 @@ pub(super) struct Rare {
     /// The policies of single keys, by limit and key.
     pub(super) keys: BTreeMap<(String, String), Policy>,
     /// Whether changes must be sent to a server, and the changes.
-    pub(super) tells: bool,
-    pub(super) told: Told,
+    pub(super) has_outbox: bool,
+    pub(super) outbox: Outbox,
     /// The connection to the database, while the structure lock is held.
     database: Option<database::Database>,
 }
@@ -151,7 +151,7 @@ impl Session {
             }
             _ => None,
         };
-        let rare = Rare { tells: server.is_some(), ..Rare::default() };
+        let rare = Rare { has_outbox: server.is_some(), ..Rare::default() };
         Ok(Session {
             url: if let Address::Server(url) = &address { without_password(url) } else { url.to_owned() },
             address,
@@ -261,7 +261,7 @@ impl Session {
     }
 
     /// Passes on an answer about a name (empty: about the whole store), after notifying the hooks of a failure.
-    pub fn told<R>(&self, name: &str, answer: Result<R>) -> Result<R> {
+    pub fn report<R>(&self, name: &str, answer: Result<R>) -> Result<R> {
         if let Err(error) = &answer
             && let Some(happening) = Happening::of(error)
         {
@@ -493,9 +493,9 @@ impl Session {
         let store = lane::Store { path: path.to_owned(), id, identity };
         let Some((home, found)) = lane.attach(&store, self.options.clock.as_ref())? else { return Ok(None) };
         match found {
-            lane::Found::Current => {}
-            lane::Found::Ahead => recovery::write_anew(&Locked::new(&home, Some(&lane.file)), &mut database)?,
-            lane::Found::Made(made) => {
+            lane::LaneState::Current => {}
+            lane::LaneState::Ahead => recovery::write_all(&Locked::new(&home, Some(&lane.file)), &mut database)?,
+            lane::LaneState::Created(made) => {
                 let locked = Locked::new(&home, Some(&lane.file));
                 recovery::recover(&locked, &mut database, &store.identity, made)?;
                 lane.finish(&home);
@@ -535,7 +535,7 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        MayWait::Briefly.during(|| self.tell_last_counts());
+        MayWait::Briefly.during(|| self.flush_last_counts());
         let mut at = *self.current.get_mut();
         while !at.is_null() {
             // SAFETY: made by `push`, and no longer in use.

@@ -118,7 +118,7 @@ impl Store {
     /// # Errors
     /// [`Error`] describes what is wrong with the place.
     pub fn open(&self) -> Result<()> {
-        self.0.told("", self.0.with_names(&[], |_| Ok(())))
+        self.0.report("", self.0.with_names(&[], |_| Ok(())))
     }
 
     /// The store's address as given, without a password.
@@ -140,7 +140,7 @@ impl Store {
     /// # Errors
     /// As for [`Store::open`].
     pub fn flush(&self) -> Result<()> {
-        self.0.told("", self.0.flush())
+        self.0.report("", self.0.flush())
     }
 
     /// Checks the store's files and returns what is wrong with them. With `repair`, it also repairs what it can.
@@ -151,7 +151,7 @@ impl Store {
     /// # Errors
     /// As for [`Store::open`], except [`Error::Damaged`].
     pub fn verify(&self, repair: bool) -> Result<Vec<Problem>> {
-        self.0.told("", self.0.verify(repair))
+        self.0.report("", self.0.verify(repair))
     }
 
     /// Adds the recent counts of this process, in all of its stores, to the `stats` that other processes see. This
@@ -159,7 +159,7 @@ impl Store {
     /// others for at most 10 ms, and fails silently.
     pub fn tell_counts() {
         let stores: Vec<_> = with_stores(|stores| stores.iter().filter_map(Weak::upgrade).collect());
-        stores.iter().for_each(|store| store.tell_last_counts());
+        stores.iter().for_each(|store| store.flush_last_counts());
     }
 
     /// Returns whether a periodic duty is due that calls left because they [must not wait](crate::MayWait).

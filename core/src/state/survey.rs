@@ -5,7 +5,7 @@ use super::arena::ALLOCATED;
 use super::index::KeyAt;
 use super::layout::{index_word, key_word, limit_word};
 use super::minutes::Minute;
-use super::policies::Known;
+use super::policies::KnownLimit;
 use super::session::Session;
 use super::table::{Hash, Home, Table};
 use crate::algorithm::cells::Cells;
@@ -41,13 +41,13 @@ pub(crate) struct Survey {
     /// The home to which it belongs.
     epoch: u64,
     generation: u64,
-    policies: Vec<Known>,
-    limits: HashMap<String, Watched>,
+    policies: Vec<KnownLimit>,
+    limits: HashMap<String, LimitMemory>,
 }
 
 /// What is remembered of a limit.
 #[derive(Debug, Default)]
-struct Watched {
+struct LimitMemory {
     /// The hash at which the search through keys that were not used recently continues.
     next: u64,
     /// The total usage of the busiest keys.
@@ -55,7 +55,7 @@ struct Watched {
 }
 
 /// A key that was read.
-struct Seen {
+struct KeyReading {
     at: KeyAt,
     table: Table,
     hash: Hash,
@@ -65,7 +65,7 @@ struct Seen {
     news: u64,
 }
 
-impl Seen {
+impl KeyReading {
     fn total(&self) -> u64 {
         self.stats.admitted + self.stats.denied
     }
@@ -79,7 +79,7 @@ impl Session {
     /// Takes a survey of the store, with this many keys of each limit.
     pub(crate) fn survey(&self, survey: &mut Survey, keys: usize) -> Result<Snapshot> {
         let now = self.with_lock(|locked| {
-            self.tell_counts(locked)?;
+            self.flush_counts(locked)?;
             Ok((self.epoch(), locked.generation()))
         })?;
         // Without a database, changes are not counted.
@@ -135,13 +135,13 @@ impl Session {
 
     /// All limits, by name, and the generation of their policies. A composite is represented by its parts. No writer is
     /// blocked for long.
-    fn all_known(&self) -> Result<(Vec<Known>, u64)> {
+    fn all_known(&self) -> Result<(Vec<KnownLimit>, u64)> {
         if !self.home().is_lane() {
             let known =
-                |(name, declared): (&String, &_)| Known { name: name.clone(), declared: *declared, missing: None };
+                |(name, declared): (&String, &_)| KnownLimit { name: name.clone(), declared: *declared, missing: None };
             return self.with_lock(|_| Ok((self.rare().limits.iter().map(known).collect(), 0)));
         }
-        let (mut all, mut of) = (Vec::<Known>::new(), None);
+        let (mut all, mut of) = (Vec::<KnownLimit>::new(), None);
         loop {
             let after = all.last().map_or("", |last| last.name.as_str());
             let read = |lead: &_, _| self.with_ledger(lead, |database| database.limits_after(after, LIMITS_AT_ONCE));
@@ -159,7 +159,7 @@ impl Session {
     /// The minutes of a limit between two minutes: those in the database, and the last ones of the home.
     pub(crate) fn minutes(&self, name: &str, began: u64, to: u64) -> Result<Vec<Minute>> {
         // This opens the store.
-        self.with_lock(|locked| self.tell_counts(locked))?;
+        self.with_lock(|locked| self.flush_counts(locked))?;
         let home = self.home();
         let (mut all, mut from) = (Vec::new(), if home.is_lane() { began } else { to + 1 });
         while from <= to {
@@ -187,8 +187,8 @@ impl Home {
     fn survey_limit(
         &self,
         at: u64,
-        known: &Known,
-        watched: &mut Watched,
+        known: &KnownLimit,
+        watched: &mut LimitMemory,
         (lately, most, shown): (Vec<Hash>, usize, usize),
     ) -> LimitSnapshot {
         let table = self.table(at);
@@ -199,7 +199,7 @@ impl Home {
         hashes.push(empty);
         hashes.sort_unstable();
         hashes.dedup();
-        let mut all: Vec<Seen> = hashes.into_iter().filter_map(|hash| self.survey_key(&table, hash)).collect();
+        let mut all: Vec<KeyReading> = hashes.into_iter().filter_map(|hash| self.survey_key(&table, hash)).collect();
         for seen in &mut all {
             // The usage before the first survey is not recent, but nothing else is known at that time.
             let before = watched.totals.get(&seen.hash).copied();
@@ -224,7 +224,7 @@ impl Home {
         });
         all.retain(|seen| seen.hash != empty);
         all.sort_by(|a, b| {
-            let rank = |seen: &Seen| (seen.news, seen.total());
+            let rank = |seen: &KeyReading| (seen.news, seen.total());
             rank(b).cmp(&rank(a)).then(b.fullness().total_cmp(&a.fullness())).then(a.hash.cmp(&b.hash))
         });
         let remembered = (shown * REMEMBERED).max(LEAST_REMEMBERED);
@@ -254,16 +254,16 @@ impl Home {
         from_ticks(gate.saturating_sub(self.clock.now().floor))
     }
 
-    fn survey_key(&self, table: &Table, hash: Hash) -> Option<Seen> {
+    fn survey_key(&self, table: &Table, hash: Hash) -> Option<KeyReading> {
         let at = self.find(table, hash).ok()??;
         let own = self.table_of(table, at);
         let stats = self.stats_at(at.at);
         let usage = self.usage(&own, self.cells(&own, at));
         // Otherwise it has moved, and the words may have belonged to another key.
-        (self.find(table, hash).ok()?? == at).then_some(Seen { at, table: own, hash, stats, usage, news: 0 })
+        (self.find(table, hash).ok()?? == at).then_some(KeyReading { at, table: own, hash, stats, usage, news: 0 })
     }
 
-    fn show_key(&self, table: &Table, seen: &Seen, gate: Tick) -> KeySnapshot {
+    fn show_key(&self, table: &Table, seen: &KeyReading, gate: Tick) -> KeySnapshot {
         let own_gate = self.key_gate(seen.at.at).load(Acquire);
         let is_own = seen.table.at != table.at && self.is_plan_of(table, seen.table.at);
         KeySnapshot {
@@ -287,7 +287,7 @@ impl Home {
         all
     }
 
-    fn retry_after(&self, seen: &Seen, gate: Tick) -> Duration {
+    fn retry_after(&self, seen: &KeyReading, gate: Tick) -> Duration {
         let gate = gate.max(self.key_gate(seen.at.at).load(Acquire));
         let closed = self.until(gate);
         match self.cells(&seen.table, seen.at) {

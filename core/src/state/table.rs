@@ -8,7 +8,7 @@
 //!
 //! A table is replaced when its policy changes: see `rewrite.rs`.
 
-use super::arena::{Arena, NoRoom};
+use super::arena::{Arena, NoSpace};
 use super::damage::{bounded, nonsense, or_damaged};
 use super::grant_lane::GrantLane;
 use super::index::Root;
@@ -106,8 +106,8 @@ impl From<Sealed> for Blocked {
     }
 }
 
-impl From<NoRoom> for Blocked {
-    fn from(_: NoRoom) -> Self {
+impl From<NoSpace> for Blocked {
+    fn from(_: NoSpace) -> Self {
         Blocked::Full
     }
 }

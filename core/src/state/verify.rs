@@ -8,7 +8,7 @@ use super::damage::nonsense;
 use super::database::Database;
 use super::lane;
 use super::locked::Locked;
-use super::policies::{Keys, Known, KnownKey};
+use super::policies::{KeySelection, KnownLimit, KnownKey};
 use super::session::{LET_OTHERS, Session};
 use super::table::Table;
 use crate::error::{Error, Result};
@@ -104,7 +104,7 @@ impl Session {
 
     /// Checks that the lane has the database's policies, except those that change during the check.
     fn has_all_declared(&self) -> Result<()> {
-        let read = |found: &mut Database| Ok((found.generation, found.limits(None)?, found.keys(Keys::Changed(0))?));
+        let read = |found: &mut Database| Ok((found.generation, found.limits(None)?, found.keys(KeySelection::Changed(0))?));
         let doing = "reading the policies of";
         let (generation, limits, keys) =
             self.leading(doing, self.options.timeout, |lead, _| self.with_ledger(lead, read))?;
@@ -150,7 +150,7 @@ fn is_by(policy: Policy, own: &Table) -> bool {
     own.policy == policy.after(own.policy)
 }
 
-fn has_limit(locked: &Locked, Known { name, declared, .. }: &Known) {
+fn has_limit(locked: &Locked, KnownLimit { name, declared, .. }: &KnownLimit) {
     let limit = locked.find_limit(name).unwrap_or_else(|| nonsense(format!("no limit \"{name}\"")));
     let table = locked.table(limit);
     if !is_by(declared.current(), &table) {
@@ -186,7 +186,7 @@ fn look(home: &Locked, limits: &[u64], next: &Cell<(usize, u64)>) {
 
 fn look_at_key(home: &Locked, table: &Table, at: u64) {
     let own = home.table_of_block(table, at);
-    match home.find_or_mend(table, home.hash_at(at)) {
+    match home.find_or_repair(table, home.hash_at(at)) {
         Some(key) if key.at == at => {
             let (unwritten, _) = home.cells(&own, key).unlogged(own.policy.longest(), home.clock.now());
             let units: u64 = unwritten.iter().fold(0, |sum, start| sum.saturating_add(start.units));

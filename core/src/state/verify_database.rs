@@ -9,7 +9,7 @@ use rusqlite::{Transaction, TransactionBehavior};
 use std::path::Path;
 
 /// How many faults SQLite reports.
-const MOST_TOLD: u32 = 20;
+const MOST_REPORTED: u32 = 20;
 
 /// Rows of the ledger that cannot be read.
 const UNREADABLE: &str = "length(key_hash) <> 32 OR key_hash GLOB '*[^0-9a-f]*' OR expires_at < started_at
@@ -47,7 +47,7 @@ impl Database {
 
     fn faults(&self) -> Result<Vec<String>> {
         let read = || -> rusqlite::Result<Vec<String>> {
-            let mut query = self.connection.prepare(&format!("PRAGMA integrity_check({MOST_TOLD})"))?;
+            let mut query = self.connection.prepare(&format!("PRAGMA integrity_check({MOST_REPORTED})"))?;
             query.query_map([], |row| row.get(0))?.collect()
         };
         let mut faults = read().map_err(|e| self.explain(e))?;

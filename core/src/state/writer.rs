@@ -18,9 +18,9 @@ use super::changed::Changed;
 use super::database::Database;
 use super::gather::{Batch, KEYS, record};
 use super::ledger::Moment;
-use super::limit::{Refused, take_back};
+use super::limit::{RefusedStart, take_back};
 use super::locked::Locked;
-use super::policies::{Keys, Known};
+use super::policies::{KeySelection, KnownLimit};
 use super::session::{LET_OTHERS, Session};
 use super::table::{Blocked, Hash};
 use super::url::Address;
@@ -201,7 +201,7 @@ impl Session {
             self.write_listed(COMMITS);
         }
         self.take_back_if_free();
-        self.tell_counts_if_free();
+        self.flush_counts_if_free();
         self.finish_abandoned();
     }
 
@@ -217,7 +217,7 @@ impl Session {
     /// Writes everything that the ledger lacks, including keys that are not listed.
     pub fn flush(&self) -> Result<()> {
         // This opens the store.
-        self.with_lock(|locked| self.tell_counts(locked))?;
+        self.with_lock(|locked| self.flush_counts(locked))?;
         if let Address::Memory | Address::Server(_) = self.address {
             return Ok(());
         }
@@ -326,9 +326,9 @@ impl Session {
             return Ok(());
         }
         self.move_rows(lead, patience)?;
-        let read = |database: &mut Database| Ok((database.limits(Some(after))?, database.keys(Keys::Changed(after))?));
+        let read = |database: &mut Database| Ok((database.limits(Some(after))?, database.keys(KeySelection::Changed(after))?));
         let (limits, keys) = self.with_ledger(lead, read)?;
-        for Known { name, declared, .. } in limits.iter().filter(|known| known.missing.is_some()) {
+        for KnownLimit { name, declared, .. } in limits.iter().filter(|known| known.missing.is_some()) {
             let found = self.with_lock_for(patience, |locked| {
                 let found = locked.find_limit(name);
                 // No start may happen under an earlier policy any more.
@@ -445,12 +445,12 @@ impl Session {
     // ---- starts that were refused because they could not be written ----
 
     /// Takes back a refused start.
-    pub fn refuse(&self, refused: Refused) {
+    pub fn refuse(&self, refused: RefusedStart) {
         self.keep_refused(refused);
         let _ = self.with_lock_for(TAKEN_BACK_BY, |_| Ok(()));
     }
 
-    fn keep_refused(&self, refused: Refused) {
+    fn keep_refused(&self, refused: RefusedStart) {
         let mut all = self.refused.lock();
         all.push(refused);
         self.has_refused.store(true, Relaxed);
@@ -499,7 +499,7 @@ impl Session {
         for refused in all.into_iter().filter(|refused| refused.instance == locked.instance) {
             let undo = || {
                 let table = locked.table(refused.limit);
-                let Some(found) = locked.find_or_mend(&table, refused.hash) else { return Ok(()) };
+                let Some(found) = locked.find_or_repair(&table, refused.hash) else { return Ok(()) };
                 let own = locked.table_of(&table, found);
                 locked
                     .rewrite(&table, refused.hash, |history| {

@@ -52,7 +52,7 @@ impl Store {
         })?;
         let limits = Source { path: file, text: &text }.limits()?;
         let all: Vec<(&str, &[Policy])> = limits.iter().map(|(name, all)| (name.as_str(), all.as_slice())).collect();
-        self.session().told("", self.session().declare_now(&all))?;
+        self.session().report("", self.session().declare_now(&all))?;
         Ok(limits.into_iter().map(|(name, _)| name).collect())
     }
 }

@@ -15,7 +15,7 @@ impl Store {
     /// # Errors
     /// As for [`Store::open`].
     pub fn names(&self) -> Result<Vec<String>> {
-        self.session().told("", self.session().all_names())
+        self.session().report("", self.session().all_names())
     }
 
     /// A limiter for a declared limit of this kind.

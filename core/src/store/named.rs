@@ -66,7 +66,7 @@ impl Store {
         });
         let opened =
             limits.and_then(|limits| limits.iter().try_for_each(|limit| limit.table().map(drop)).map(|()| limits));
-        session.told(name, opened).map(|limits| limiter_of(name, limits))
+        session.report(name, opened).map(|limits| limiter_of(name, limits))
     }
 
     /// Flow control in one call: at most `rate` starts per period, and `parallelism` of them at the same time, declared
@@ -152,10 +152,10 @@ impl Store {
     /// [`Error::UnknownLimit`] for a name that is not declared, [`Error::Unsupported`] for a part of a composite, or as
     /// for [`Store::open`].
     pub fn forget(&self, name: &str) -> Result<()> {
-        self.session().told(name, self.session().undeclare(name))
+        self.session().report(name, self.session().undeclare(name))
     }
 
     fn set_override(&self, name: &str, policies: Option<&[Policy]>, key: Option<&str>) -> Result<()> {
-        self.session().told(name, self.session().set_override(name, policies, key))
+        self.session().report(name, self.session().set_override(name, policies, key))
     }
 }

@@ -8,8 +8,7 @@
 --   1, 2  when the bucket has recovered from all that was started (T): a tick, and parts of one
 --   3     the latest stamp of any place, or end of any start (0: none)
 --   4     the total ever returned, in ticks
---   5, 6  until when it recovers from the amount taken over from a bucket of another policy, in the form of 1 and 2 (0:
--- none)
+--   5, 6  until when it recovers from the amount taken over from a bucket of another policy, in the form of 1 and 2 (0: none)
 --
 -- A *token bucket* may be behind by its size: a start of weight w is ready at `T + cost(w) - cost(size)`. A *leaky
 -- bucket* is never behind: a start is ready at `T`, and a waiter takes a turn while at most `size` units wait, its own
@@ -54,15 +53,13 @@ END $$;
 
 -- decide, record  -> {0, now, ready, taken, ticket, stamp, ahead, is_place, t, r, gate}
 -- view            -> {0, now, ready, t, r, gate}
---     The returned state is the one after the decision: T, and the later of both gates. From them the caller computes
--- what
+--     The returned state is the one after the decision: T, and the later of both gates. From them the caller computes what
 --     remains and when the bucket is empty. decide weight delay patience grace reserves forced again; record (one unit,
 --     forced); view weight (may be 0). The delay: no start before this much later; patience -1: unlimited.
 --     how long it may not start from now on; patience -1: endless.
 -- cancel ticket stamp weight ahead only_place, settle ticket stamp weight ahead actual -> {0, now, was_there}
 -- present, pause, clear: see counted.sql.
--- adopt           -> {0, now}: rewrites the state under the policy that applies, so that it lives as long as that
--- policy needs.
+-- adopt           -> {0, now}: rewrites the state under the policy that applies, so that it lives as long as that policy needs.
 CREATE OR REPLACE FUNCTION workglow_limit.decide_bucket(
     op text, lim text, k uuid, v bigint, known bigint, at bigint, patience bigint, p bigint[], a bigint[]
 ) RETURNS bigint[] LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$

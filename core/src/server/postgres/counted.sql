@@ -215,8 +215,7 @@ END $$;
 -- The operations of both families, except decisions, on a locked key. A place starts once: from `ready` on, if it is
 -- not late, not behind a gate, and belongs to this life.
 --
--- present ticket stamp weight grace ready -> {0, now, started, stamp, ticket}: started 1, and it is identified by
--- `ticket` from now
+-- present ticket stamp weight grace ready -> {0, now, started, stamp, ticket}: started 1, and it is identified by `ticket` from now
 --     on; 0: it is late, used, or overtaken by a gate or another policy
 -- pause delay -> {0, now, gate}; clear -> {0, now}
 CREATE OR REPLACE FUNCTION workglow_limit.counted_op(

@@ -29,12 +29,12 @@ const FACTS: &str = "
         WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = 'workglow_limit') AND relpersistence = 'u'";
 
 /// The server's facts, and the findings.
-struct Seen {
+struct Facts {
     facts: HashMap<String, String>,
     findings: Vec<Finding>,
 }
 
-impl Seen {
+impl Facts {
     fn fact(&self, name: &str) -> &str {
         self.facts.get(name).map_or("", String::as_str)
     }
@@ -61,7 +61,7 @@ impl Postgres {
         // Without creating a missing schema.
         let rows = self.ask(FACTS, &[], patience)?;
         let facts = rows.iter().filter_map(|row| Some((text(row.first()?.as_ref()?)?, text(row.get(1)?.as_ref()?)?)));
-        let mut seen = Seen { facts: facts.collect(), findings: Vec::new() };
+        let mut seen = Facts { facts: facts.collect(), findings: Vec::new() };
         disk(&mut seen);
         standbys(&mut seen);
         role(&mut seen);
@@ -71,7 +71,7 @@ impl Postgres {
     }
 }
 
-fn disk(seen: &mut Seen) {
+fn disk(seen: &mut Facts) {
     let what = "a power cut may damage the tables; no start is admitted for a window after each start of the server";
     seen.add_if("off", Danger, "fsync", what, "on");
     let what = "a power cut may damage the tables";
@@ -85,7 +85,7 @@ fn disk(seen: &mut Seen) {
     seen.add_if("off", Warning, "autovacuum", what, "on");
 }
 
-fn standbys(seen: &mut Seen) {
+fn standbys(seen: &mut Facts) {
     if seen.fact("is standby") == "true" {
         let what = "this is a standby: it refuses to record starts, so every decision fails";
         let instead = "the primary's address, or all addresses and target_session_attrs=read-write";
@@ -100,7 +100,7 @@ fn standbys(seen: &mut Seen) {
     }
 }
 
-fn role(seen: &mut Seen) {
+fn role(seen: &mut Facts) {
     match (seen.fact("may use"), seen.fact("may create")) {
         ("", "false") => {
             let what = "limits cannot be used: the schema workglow_limit is missing, and this role may not create it";
@@ -123,7 +123,7 @@ fn role(seen: &mut Seen) {
     }
 }
 
-fn limits(seen: &mut Seen) {
+fn limits(seen: &mut Facts) {
     let version = seen.number("server_version_num");
     if version < 130_000 {
         let what = "limits need Postgres 13 or later";
@@ -146,7 +146,7 @@ fn limits(seen: &mut Seen) {
     }
 }
 
-fn clock(seen: &mut Seen, before: SystemTime) {
+fn clock(seen: &mut Facts, before: SystemTime) {
     let ours = before.duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as u64;
     let differs = seen.number("time").max(EPOCH).abs_diff(ours);
     if differs > 5_000_000 {

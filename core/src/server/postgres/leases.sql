@@ -20,10 +20,8 @@
 --
 -- acquire weight lease OWNER turn     lease: ticks, or -1: without an end
 -- start lease OWNER                   the same for one unit, whether there is capacity or not
---     -> {0, now, taken, slot, fence, expiry, live, gate, soonest, others…}; slot is the weight; expiry as below; live
--- and
---        gate are after it; soonest: when the first lease ends, 0: none does (given after a denial, else 0); others:
--- after a
+--     -> {0, now, taken, slot, fence, expiry, live, gate, soonest, others…}; slot is the weight; expiry as below; live and
+--        gate are after it; soonest: when the first lease ends, 0: none does (given after a denial, else 0); others: after a
 --        denial for lack of capacity, some other owners of the site that hold leases: number, process and when it began
 -- view weight OWNER turn              -> {0, now, live, gate, soonest, others…}; writes nothing
 -- complete slot fence OWNER           -> {0, now, was_held}; also for cancel, and for leases recorded by `start`

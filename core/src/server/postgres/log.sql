@@ -2,8 +2,7 @@
 --
 -- Policy   slice, interval, then limit and length of each window: at most `limit` units in any `length` ticks.
 --          slice: 0, or the length in ticks of the slices of the window (its only one).
---          interval: 0, or the spacing of starts, which job durations shorten; then the last window is (1, interval),
--- and as
+--          interval: 0, or the spacing of starts, which job durations shorten; then the last window is (1, interval), and as
 --          many jobs are remembered as the first window has units.
 --
 -- State: a row of `logs` for each key, and a row of `starts` for each start, each place, or each slice with all of its

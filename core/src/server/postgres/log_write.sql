@@ -604,27 +604,20 @@ BEGIN
     RETURN answer;
 END $$;
 
--- decide weight delay patience grace reserves forced again looks  -> {0, now, ready, taken, ticket, stamp, ahead,
--- is_place, remaining,
+-- decide weight delay patience grace reserves forced again looks  -> {0, now, ready, taken, ticket, stamp, ahead, is_place, remaining,
 --     empty}
 --     The delay: no start before this much later; patience -1: unlimited.
 -- record  -> the same: one unit, whether there is capacity or not
 -- view weight -> {0, now, ready, remaining, empty}
 -- grant site seq want least future most g stepped reports… -> {0, now, born, gate, next, remaining, empty, then of each grant: ticket,
 --     ready, end, stamp, units}
---     want: how many now; least: the minimum of a grant; future: how many later, if there are none now; most: the
--- maximum number of
---     grants; g: how long each lasts; stepped: 0, or a site has seen that the clock was set forward while the memory
--- was that of
---     `stepped` - 1, and a new one begins; reports: of earlier grants that have ended: ticket, stamp, how many units
--- stay (the others
---     will never start), and which of the first 64 takings were given back, in two words. A report has the same effect
--- however often
---     it comes. next: when `least` more become free; remaining, empty: as of `view`. The requests of a site are
--- numbered, in growing
+--     want: how many now; least: the minimum of a grant; future: how many later, if there are none now; most: the maximum number of
+--     grants; g: how long each lasts; stepped: 0, or a site has seen that the clock was set forward while the memory was that of
+--     `stepped` - 1, and a new one begins; reports: of earlier grants that have ended: ticket, stamp, how many units stay (the others
+--     will never start), and which of the first 64 takings were given back, in two words. A report has the same effect however often
+--     it comes. next: when `least` more become free; remaining, empty: as of `view`. The requests of a site are numbered, in growing
 --     order. If its last request is repeated, the answer is the same grants.
--- present ticket stamp weight grace ready -> {0, now, started, stamp, ticket}: started 1, and it is identified by these
--- from now on;
+-- present ticket stamp weight grace ready -> {0, now, started, stamp, ticket}: started 1, and it is identified by these from now on;
 --     0: it is late, used, or overtaken by a gate or another policy; 2: too early, nothing has happened
 -- cancel ticket stamp weight taking only_place, settle ticket stamp weight taking actual -> {0, now, was_there}; taking: of a grant
 -- complete began -> {0, now}; pause delay -> {0, now, gate}; clear -> {0, now}

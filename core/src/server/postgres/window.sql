@@ -111,15 +111,12 @@ END $$;
 
 -- decide, record  -> {0, now, ready, taken, ticket, stamp, ahead, is_place, newest, units, before, gate}; ahead is 0
 -- view            -> {0, now, ready, newest, units, before, gate}
---     The returned state is the one after the decision, with the later of both gates. From them the caller computes
--- what remains and
---     when the key is empty. (The state of an unused key is 0.) decide weight delay patience (grace) reserves forced
--- again; record (one
+--     The returned state is the one after the decision, with the later of both gates. From them the caller computes what remains and
+--     when the key is empty. (The state of an unused key is 0.) decide weight delay patience (grace) reserves forced again; record (one
 --     unit, forced); view weight (may be 0). The delay: no start before this much later; patience -1: unlimited.
 -- cancel ticket stamp weight ahead only_place, settle ticket stamp weight ahead actual -> {0, now, was_there}
 -- present, pause, clear: see counted.sql.
--- adopt           -> {0, now}: rewrites the state under the policy that applies, so that it lives as long as that
--- policy needs.
+-- adopt           -> {0, now}: rewrites the state under the policy that applies, so that it lives as long as that policy needs.
 CREATE OR REPLACE FUNCTION workglow_limit.decide_window(
     op text, lim text, k uuid, v bigint, known bigint, at bigint, patience bigint, p bigint[], a bigint[]
 ) RETURNS bigint[] LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$

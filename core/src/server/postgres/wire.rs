@@ -54,7 +54,7 @@ impl From<io::Error> for Failure {
     }
 }
 
-type Done<T> = Result<T, Failure>;
+type WireResult<T> = Result<T, Failure>;
 
 /// A row of an answer: bytes, or null.
 pub(super) type Cells = Vec<Option<Bytes>>;
@@ -116,7 +116,7 @@ impl Deadline {
 
 impl Connection {
     /// Connects to the first host that answers and meets the requirements.
-    pub fn open(address: &Address, deadline: Deadline) -> Done<Connection> {
+    pub fn open(address: &Address, deadline: Deadline) -> WireResult<Connection> {
         let mut last = Failure::Nonsense("no host is named".into());
         for (i, host) in address.hosts.iter().enumerate() {
             // Each remaining host gets a share of the time, so that a silent one does not use all of it.
@@ -130,7 +130,7 @@ impl Connection {
         Err(last)
     }
 
-    fn open_host(address: &Address, host: &Host, deadline: Deadline) -> Done<Connection> {
+    fn open_host(address: &Address, host: &Host, deadline: Deadline) -> WireResult<Connection> {
         let timeout = deadline.left().max(LEAST);
         let stream = match host {
             Host::Tcp(name, port) => Stream::Tcp(tcp(name, *port, deadline)?),
@@ -157,7 +157,7 @@ impl Connection {
     }
 
     /// Adds TLS, if it is required or possible.
-    fn protected(mut self, address: &Address, name: &str, deadline: Deadline) -> Done<Connection> {
+    fn protected(mut self, address: &Address, name: &str, deadline: Deadline) -> WireResult<Connection> {
         if address.tls == Tls::Disable {
             return Ok(self);
         }
@@ -176,7 +176,7 @@ impl Connection {
         }
     }
 
-    fn log_in(&mut self, address: &Address, deadline: Deadline) -> Done<()> {
+    fn log_in(&mut self, address: &Address, deadline: Deadline) -> WireResult<()> {
         let always = [
             ("user", address.user.as_str()),
             ("database", &address.database),
@@ -229,7 +229,7 @@ impl Connection {
     }
 
     /// Runs one unnamed statement in a single packet, so that any session behind a pooler can serve it.
-    pub fn ask(&mut self, statement: &str, values: &[Value], deadline: Deadline) -> Done<Vec<Cells>> {
+    pub fn ask(&mut self, statement: &str, values: &[Value], deadline: Deadline) -> WireResult<Vec<Cells>> {
         frontend::parse("", statement, values.iter().map(|value| value.kind), &mut self.out)?;
         let write = |value: &Value, out: &mut BytesMut| match &value.bytes {
             Some(bytes) => {
@@ -248,12 +248,12 @@ impl Connection {
     }
 
     /// Runs a script, in one transaction.
-    pub fn run(&mut self, script: &str, deadline: Deadline) -> Done<()> {
+    pub fn run(&mut self, script: &str, deadline: Deadline) -> WireResult<()> {
         frontend::query(script, &mut self.out)?;
         self.answer(deadline).map(drop)
     }
 
-    fn answer(&mut self, deadline: Deadline) -> Done<Vec<Cells>> {
+    fn answer(&mut self, deadline: Deadline) -> WireResult<Vec<Cells>> {
         self.send(deadline)?;
         let (mut rows, mut failure) = (Vec::new(), None);
         loop {
@@ -284,7 +284,7 @@ impl Connection {
         }
     }
 
-    fn send(&mut self, deadline: Deadline) -> Done<()> {
+    fn send(&mut self, deadline: Deadline) -> WireResult<()> {
         let Connection { stream, timeout, out, .. } = self;
         while !out.is_empty() {
             match in_time(stream, timeout, deadline, |stream| stream.write(out))? {
@@ -295,7 +295,7 @@ impl Connection {
         in_time(stream, timeout, deadline, |stream| stream.flush())
     }
 
-    fn next(&mut self, deadline: Deadline) -> Done<Message> {
+    fn next(&mut self, deadline: Deadline) -> WireResult<Message> {
         loop {
             if let [_, a, b, c, d, ..] = self.came[..]
                 && u32::from_be_bytes([a, b, c, d]) as usize > LONGEST
@@ -321,7 +321,7 @@ fn in_time<R>(
     timeout: &mut Duration,
     deadline: Deadline,
     mut call: impl FnMut(&mut dyn ReadWrite) -> io::Result<R>,
-) -> Done<R> {
+) -> WireResult<R> {
     loop {
         let left = deadline.left();
         if left == Duration::ZERO {
@@ -342,7 +342,7 @@ fn nonsense() -> Failure {
     Failure::Nonsense("the server does not speak the Postgres protocol".into())
 }
 
-fn refused(mut fields: ErrorFields<'_>) -> Done<Failure> {
+fn refused(mut fields: ErrorFields<'_>) -> WireResult<Failure> {
     let (mut code, mut message, mut is_fatal) = (String::new(), String::new(), false);
     while let Some(field) = fields.next()? {
         let text = String::from_utf8_lossy(field.value_bytes()).into_owned();
@@ -357,7 +357,7 @@ fn refused(mut fields: ErrorFields<'_>) -> Done<Failure> {
 }
 
 /// Connects to the first address of a host that answers.
-fn tcp(name: &str, port: u16, deadline: Deadline) -> Done<TcpStream> {
+fn tcp(name: &str, port: u16, deadline: Deadline) -> WireResult<TcpStream> {
     let mut last = Failure::Lost(format!("{name} has no address"));
     for address in resolved(name, port, deadline)? {
         match TcpStream::connect_timeout(&address, deadline.left().max(LEAST)) {
@@ -373,7 +373,7 @@ fn tcp(name: &str, port: u16, deadline: Deadline) -> Done<TcpStream> {
 
 /// Connects to a socket in the file system. This blocks only if the server's queue is full, but then for ever, unless a
 /// write timeout is set before.
-fn unix(path: &Path, timeout: Duration) -> Done<UnixStream> {
+fn unix(path: &Path, timeout: Duration) -> WireResult<UnixStream> {
     // SAFETY: an all-zero address is valid.
     let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
     address.sun_family = libc::AF_UNIX as libc::sa_family_t;
@@ -416,7 +416,7 @@ fn again(mut call: impl FnMut() -> io::Result<()>) -> io::Result<()> {
 
 /// The addresses of a name. The system's lookup has no timeout, so a thread does it, and is abandoned if it takes too
 /// long.
-fn resolved(name: &str, port: u16, deadline: Deadline) -> Done<Vec<SocketAddr>> {
+fn resolved(name: &str, port: u16, deadline: Deadline) -> WireResult<Vec<SocketAddr>> {
     if let Ok(ip) = name.parse::<IpAddr>() {
         return Ok(vec![(ip, port).into()]);
     }

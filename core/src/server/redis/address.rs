@@ -3,22 +3,22 @@
 use redis::{ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo, RedisError, RedisResult};
 
 /// `host:port`
-pub(super) type At = String;
+pub(super) type HostPort = String;
 
 /// How the first server is found.
-pub(super) enum First {
+pub(super) enum FirstServer {
     /// At this address.
-    At(ConnectionInfo),
+    HostPort(ConnectionInfo),
     /// By asking one of these Sentinels for this name; with the credentials of the server.
     Sentinels(Vec<ConnectionInfo>, String, ConnectionInfo),
 }
 
-impl First {
+impl FirstServer {
     /// Parses an address. `Err`: what is wrong with it.
-    pub fn of(url: &str) -> Result<First, String> {
+    pub fn of(url: &str) -> Result<FirstServer, String> {
         match url.strip_prefix("redis+sentinel://") {
             Some(rest) => sentinels(rest),
-            None => Ok(First::At(info(url)?)),
+            None => Ok(FirstServer::HostPort(info(url)?)),
         }
     }
 }
@@ -40,7 +40,7 @@ pub(super) fn at_another(info: &ConnectionInfo, at: &str) -> RedisResult<Connect
 }
 
 /// `[user:password@]host[:port],host[:port]…/NAME[/db]`
-fn sentinels(rest: &str) -> Result<First, String> {
+fn sentinels(rest: &str) -> Result<FirstServer, String> {
     const FORM: &str = "write redis+sentinel://[user:password@]host:port,host:port/NAME/db";
     let (login, rest) = rest.rsplit_once('@').map_or(("", rest), |(login, rest)| (login, rest));
     let (hosts, path) = rest.split_once('/').ok_or_else(|| format!("there is no name of a primary: {FORM}"))?;
@@ -53,7 +53,7 @@ fn sentinels(rest: &str) -> Result<First, String> {
         hosts.split(',').map(|host| if has_port(host) { host.to_owned() } else { format!("{host}:26379") }).collect();
     let servers = info(&format!("redis://{at}{}/{db}", hosts[0]))?;
     let found = hosts.iter().map(|host| info(&format!("redis://{host}/"))).collect::<Result<_, String>>()?;
-    Ok(First::Sentinels(found, name.to_owned(), servers))
+    Ok(FirstServer::Sentinels(found, name.to_owned(), servers))
 }
 
 fn has_port(host: &str) -> bool {

@@ -9,8 +9,7 @@
 --   t, r  when the bucket has recovered from all that was started: a tick, and parts of one
 --   l     the latest stamp of any place, or end of any start (absent: 0)
 --   u     the total ever returned, in ticks (absent: 0)
---   c, d  until when it recovers from the amount taken over from a bucket of another policy, in the form of t and r
--- (absent: none)
+--   c, d  until when it recovers from the amount taken over from a bucket of another policy, in the form of t and r (absent: none)
 --
 -- A *token bucket* may be behind by its size: a start of weight w is ready at `T + cost(w) - cost(size)`. A *leaky
 -- bucket* is never behind: a start is ready at `T`, and a waiter takes a turn while at most `size` units wait, its own
@@ -27,17 +26,14 @@
 --
 -- decide, record  -> {0, now, ready, taken, ticket, stamp, ahead, is_place, t, r, gate}
 -- view            -> {0, now, ready, t, r, gate}
---     The returned state is the one after the decision: T, and the later of both gates. From them the caller computes,
--- in 128 bits,
+--     The returned state is the one after the decision: T, and the later of both gates. From them the caller computes, in 128 bits,
 --     remaining = 0 while gate > now; else of a leaky bucket 0 while T > now, else the size; of a token bucket
 --     (cost(size) - max(T - now, 0)) / cost(1), at least 0; and empty = max(T rounded up, gate).
---     decide weight delay patience grace reserves forced again; record (one unit, forced); view weight (may be 0). The
--- delay: no
+--     decide weight delay patience grace reserves forced again; record (one unit, forced); view weight (may be 0). The delay: no
 --     start before this much later; patience -1: unlimited.
 -- cancel ticket stamp weight ahead only_place, settle ticket stamp weight ahead actual -> {0, now, was_there}
 -- present, pause, clear: see counted.lua.
--- adopt           -> {0, now}: rewrites the state under the policy that applies, so that it lives as long as that
--- policy needs. No
+-- adopt           -> {0, now}: rewrites the state under the policy that applies, so that it lives as long as that policy needs. No
 --     state is ever two policies behind: see prelude.lua.
 --
 -- Commands: HMGET, TIME, HMGET. In addition, an admission needs one HSET (in a new life HINCRBY, HSET, PEXPIRE and

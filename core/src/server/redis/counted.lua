@@ -147,8 +147,7 @@ if op == "clear" then
 end
 
 -- A place starts once: from `ready` on, if it is not late, not behind a gate, and belongs to this life.
--- present ticket stamp weight longest ready -> {0, now, started, stamp, ticket}: started 1, and it is identified by
--- `ticket` from
+-- present ticket stamp weight longest ready -> {0, now, started, stamp, ticket}: started 1, and it is identified by `ticket` from
 --     now on; 0: it is late, used, or overtaken by a gate or another policy; 2: too early, nothing has happened.
 local function present()
     local ticket, stamp, ready = arguments[1], arguments[2], arguments[5]

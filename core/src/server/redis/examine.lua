@@ -1,5 +1,4 @@
--- Finds needed commands that are not permitted. KEYS: a key of no limit, which exists for a moment. -> their names, and
--- why
+-- Finds needed commands that are not permitted. KEYS: a key of no limit, which exists for a moment. -> their names, and why
 
 local key, refused = KEYS[1], {}
 local function try(...)

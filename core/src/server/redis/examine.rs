@@ -30,13 +30,13 @@ impl Redis {
 }
 
 /// The server's facts, and the findings.
-struct Seen {
+struct Facts {
     info: String,
     settings: Option<HashMap<String, String>>,
     findings: Vec<Finding>,
 }
 
-impl Seen {
+impl Facts {
     fn info(&self, field: &str) -> &str {
         info_of(&self.info, field).unwrap_or_default()
     }
@@ -66,19 +66,19 @@ fn look(node: &mut Node) -> RedisResult<Vec<Finding>> {
     };
     // Managed services have no CONFIG. Read one at a time, since some services support only some settings.
     let mut settings = HashMap::new();
-    let mut is_told = true;
+    let mut is_permitted = true;
     for name in SETTINGS {
         match node.query::<HashMap<String, String>>(redis::cmd("CONFIG").arg("GET").arg(name)) {
             Ok(found) => settings.extend(found),
-            Err(e) if matches!(e.kind(), redis::ErrorKind::Server(_)) => is_told = false,
+            Err(e) if matches!(e.kind(), redis::ErrorKind::Server(_)) => is_permitted = false,
             Err(e) => return Err(e),
         }
     }
-    if !is_told {
+    if !is_permitted {
         let what = "settings could not be read, because CONFIG is not permitted here";
         findings.push(Finding::new(Note, "CONFIG", "", what, "check them where the server is managed"));
     }
-    let mut seen = Seen { info, settings: is_told.then_some(settings), findings };
+    let mut seen = Facts { info, settings: is_permitted.then_some(settings), findings };
     memory(&mut seen);
     persistence(&mut seen);
     replicas(&mut seen);
@@ -88,7 +88,7 @@ fn look(node: &mut Node) -> RedisResult<Vec<Finding>> {
     Ok(seen.findings)
 }
 
-fn memory(seen: &mut Seen) {
+fn memory(seen: &mut Facts) {
     let (policy, most) = (seen.info("maxmemory_policy:").to_owned(), seen.number("maxmemory:"));
     if !policy.is_empty() && policy != "noeviction" {
         let what = "starts are forgotten when memory is short, and as many may happen again";
@@ -103,7 +103,7 @@ fn memory(seen: &mut Seen) {
     }
 }
 
-fn persistence(seen: &mut Seen) {
+fn persistence(seen: &mut Facts) {
     let (aof, save) = (seen.info("aof_enabled:").to_owned(), seen.setting("save").map(str::to_owned));
     let fsync = seen.setting("appendfsync").unwrap_or_default().to_owned();
     match (aof.as_str(), save.as_deref()) {
@@ -131,7 +131,7 @@ fn persistence(seen: &mut Seen) {
     }
 }
 
-fn replicas(seen: &mut Seen) {
+fn replicas(seen: &mut Facts) {
     if seen.info("role:") == "slave" {
         let what = "this is a replica: it refuses to record starts, so every decision fails";
         seen.add(Danger, "role", "replica", what, "the primary's address, or redis+sentinel://");
@@ -158,7 +158,7 @@ fn replicas(seen: &mut Seen) {
     }
 }
 
-fn limits(seen: &mut Seen) {
+fn limits(seen: &mut Facts) {
     let version = seen.info("redis_version:").to_owned();
     if version.split('.').next().and_then(|major| major.parse::<u64>().ok()).is_some_and(|major| major < 6) {
         let what = "limits are not tested with a server this old, and it may replicate scripts in another way";
@@ -188,7 +188,7 @@ fn limits(seen: &mut Seen) {
     }
 }
 
-fn clock(node: &mut Node, seen: &mut Seen) -> RedisResult<()> {
+fn clock(node: &mut Node, seen: &mut Facts) -> RedisResult<()> {
     let before = SystemTime::now();
     let Ok(theirs) = node.query(&redis::cmd("TIME")) else { return Ok(()) };
     let ours = before.duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as u64;
@@ -201,7 +201,7 @@ fn clock(node: &mut Node, seen: &mut Seen) -> RedisResult<()> {
     Ok(())
 }
 
-fn commands(node: &mut Node, seen: &mut Seen) -> RedisResult<()> {
+fn commands(node: &mut Node, seen: &mut Facts) -> RedisResult<()> {
     let script = Script::new(include_str!("examine.lua"));
     let mut eval = redis::cmd("EVALSHA");
     eval.arg(script.get_hash()).arg(1).arg(KEY);

@@ -3,7 +3,7 @@
 //! A cluster keeps all of a limit on one node, because its keys share a hash tag. A server that is asked for another
 //! node's keys names that node (`MOVED`). So one address is enough, and a process knows only the nodes of its limits.
 
-use super::address::{At, First, at_another};
+use super::address::{HostPort, FirstServer, at_another};
 use crate::fork::PerProcess;
 use redis::{
     Client, Cmd, Connection, ConnectionInfo, ConnectionLike, ErrorKind, FromRedisValue, RedisError, RedisResult,
@@ -81,20 +81,20 @@ impl Node {
 }
 
 pub(super) struct Links {
-    first: First,
+    first: FirstServer,
     pools: PerProcess<Pools>,
 }
 
 #[derive(Default)]
 struct Pools {
     /// The idle connections. `None`: to the first server.
-    idle: HashMap<Option<At>, Vec<Node>>,
+    idle: HashMap<Option<HostPort>, Vec<Node>>,
     /// The node of a limit, if it is not the first one.
-    routes: HashMap<String, At>,
+    routes: HashMap<String, HostPort>,
 }
 
 /// The result of one attempt.
-enum Asked<R> {
+enum Attempt<R> {
     Answer(R),
     Again,
     Failed(RedisError),
@@ -103,7 +103,7 @@ enum Asked<R> {
 impl Links {
     /// Links to the server at an address. Does not connect yet. `Err`: what is wrong with the address.
     pub fn new(url: &str) -> Result<Links, String> {
-        Ok(Links { first: First::of(url)?, pools: PerProcess::new() })
+        Ok(Links { first: FirstServer::of(url)?, pools: PerProcess::new() })
     }
 
     /// Runs a function with a connection to the server of a limit ("": any server). The function runs again if it
@@ -118,15 +118,15 @@ impl Links {
         let began = Instant::now();
         let left = || patience.saturating_sub(began.elapsed()).max(LEAST);
         // The node of a one-time redirection.
-        let mut once: Option<At> = None;
+        let mut once: Option<HostPort> = None;
         let mut turns = 0;
         loop {
             match self.ask(limit, &mut once, &left, &ask) {
-                Asked::Answer(answer) => return Ok(answer),
-                Asked::Failed(error) => return Err(error),
+                Attempt::Answer(answer) => return Ok(answer),
+                Attempt::Failed(error) => return Err(error),
                 // A cycle of redirections ends after some turns.
-                Asked::Again if turns < 64 && left() > LEAST => turns += 1,
-                Asked::Again => return Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into()),
+                Attempt::Again if turns < 64 && left() > LEAST => turns += 1,
+                Attempt::Again => return Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into()),
             }
         }
     }
@@ -134,10 +134,10 @@ impl Links {
     fn ask<R>(
         &self,
         limit: &str,
-        once: &mut Option<At>,
+        once: &mut Option<HostPort>,
         left: &impl Fn() -> Duration,
         ask: &impl Fn(&mut Node) -> RedisResult<R>,
-    ) -> Asked<R> {
+    ) -> Attempt<R> {
         let is_sent = once.is_some();
         let at = once.take().or_else(|| self.pools.lock().routes.get(limit).cloned());
         let kept = self.pools.lock().idle.get_mut(&at).and_then(Vec::pop);
@@ -150,44 +150,44 @@ impl Links {
         let answer = node.wait_for(left()).and_then(|()| ask(&mut node));
         let Err(error) = answer else {
             self.keep(at, node);
-            return answer.map_or_else(Asked::Failed, Asked::Answer);
+            return answer.map_or_else(Attempt::Failed, Attempt::Answer);
         };
         let ErrorKind::Server(kind) = error.kind() else {
             // A connection is not reused after a failure, nor are the node's other idle connections.
             self.pools.lock().idle.remove(&at);
             let was_closed = was_idle && error.is_unrecoverable_error() && !error.is_timeout();
-            return if was_closed { Asked::Again } else { Asked::Failed(error) };
+            return if was_closed { Attempt::Again } else { Attempt::Failed(error) };
         };
         match (kind, error.redirect_node()) {
             (ServerErrorKind::Moved, Some((to, _))) => {
                 self.pools.lock().routes.insert(limit.to_owned(), to.to_owned());
                 self.keep(at, node);
-                Asked::Again
+                Attempt::Again
             }
             (ServerErrorKind::Ask, Some((to, _))) => {
                 *once = Some(to.to_owned());
                 self.keep(at, node);
-                Asked::Again
+                Attempt::Again
             }
             // Some of its keys are migrating to another node.
             (ServerErrorKind::TryAgain, _) => {
                 self.keep(at, node);
                 std::thread::sleep(SOON.min(left()));
-                Asked::Again
+                Attempt::Again
             }
             // It is no longer the primary; the present one must be found.
             (ServerErrorKind::ReadOnly | ServerErrorKind::MasterDown, _) => {
                 self.leave(limit, &at);
-                if self.may_find_another() { self.later(error, left()) } else { Asked::Failed(error) }
+                if self.may_find_another() { self.later(error, left()) } else { Attempt::Failed(error) }
             }
             _ => {
                 self.keep(at, node);
-                Asked::Failed(error)
+                Attempt::Failed(error)
             }
         }
     }
 
-    fn keep(&self, at: Option<At>, mut node: Node) {
+    fn keep(&self, at: Option<HostPort>, mut node: Node) {
         node.asking = false;
         let mut pools = self.pools.lock();
         let idle = pools.idle.entry(at).or_default();
@@ -197,7 +197,7 @@ impl Links {
     }
 
     /// Sends no further requests for a limit to this node, until a redirection names it again.
-    fn leave(&self, limit: &str, at: &Option<At>) {
+    fn leave(&self, limit: &str, at: &Option<HostPort>) {
         let mut pools = self.pools.lock();
         pools.idle.remove(at);
         pools.routes.remove(limit);
@@ -205,33 +205,33 @@ impl Links {
 
     /// Returns whether another primary can be found through Sentinels or other nodes.
     fn may_find_another(&self) -> bool {
-        matches!(self.first, First::Sentinels(..))
+        matches!(self.first, FirstServer::Sentinels(..))
     }
 
     /// The request may succeed in a moment.
-    fn later<R>(&self, error: RedisError, left: Duration) -> Asked<R> {
+    fn later<R>(&self, error: RedisError, left: Duration) -> Attempt<R> {
         if left <= SOON {
-            return Asked::Failed(error);
+            return Attempt::Failed(error);
         }
         std::thread::sleep(SOON);
-        Asked::Again
+        Attempt::Again
     }
 
     /// A node of a cluster that does not answer may have a successor that the other nodes know.
-    fn unreached<R>(&self, limit: &str, at: Option<At>, error: RedisError, left: Duration) -> Asked<R> {
+    fn unreached<R>(&self, limit: &str, at: Option<HostPort>, error: RedisError, left: Duration) -> Attempt<R> {
         self.leave(limit, &at);
         let is_password_wrong = matches!(error.kind(), ErrorKind::AuthenticationFailed);
         match at {
-            _ if is_password_wrong => Asked::Failed(error),
+            _ if is_password_wrong => Attempt::Failed(error),
             Some(_) => self.later(error, left),
             None if self.may_find_another() => self.later(error, left),
             None => match self.pools.lock().routes.values().next().cloned() {
                 // That node answers, or is forgotten.
                 Some(other) => {
                     drop(self.pools.lock().routes.insert(limit.to_owned(), other));
-                    Asked::Again
+                    Attempt::Again
                 }
-                None => Asked::Failed(error),
+                None => Attempt::Failed(error),
             },
         }
     }
@@ -264,13 +264,13 @@ impl Links {
     }
 
     /// Connects to the first server or to a node.
-    fn connect(&self, at: Option<&At>, timeout: Duration) -> RedisResult<Node> {
+    fn connect(&self, at: Option<&HostPort>, timeout: Duration) -> RedisResult<Node> {
         let began = Instant::now();
         let left = || timeout.saturating_sub(began.elapsed()).max(LEAST);
         let (info, is_found) = match (&self.first, at) {
-            (First::At(info), Some(at)) | (First::Sentinels(_, _, info), Some(at)) => (at_another(info, at)?, false),
-            (First::At(info), None) => (info.clone(), false),
-            (First::Sentinels(sentinels, name, info), None) => {
+            (FirstServer::HostPort(info), Some(at)) | (FirstServer::Sentinels(_, _, info), Some(at)) => (at_another(info, at)?, false),
+            (FirstServer::HostPort(info), None) => (info.clone(), false),
+            (FirstServer::Sentinels(sentinels, name, info), None) => {
                 let at = primary(sentinels, name, info, left())?;
                 (at_another(info, &at)?, true)
             }
@@ -308,7 +308,7 @@ pub(super) fn info_of<'i>(info: &'i str, field: &str) -> Option<&'i str> {
 }
 
 /// The address of the primary with that name.
-fn primary(sentinels: &[ConnectionInfo], name: &str, login: &ConnectionInfo, timeout: Duration) -> RedisResult<At> {
+fn primary(sentinels: &[ConnectionInfo], name: &str, login: &ConnectionInfo, timeout: Duration) -> RedisResult<HostPort> {
     let began = Instant::now();
     let mut failed = None;
     for (i, sentinel) in sentinels.iter().enumerate() {

@@ -2,8 +2,7 @@
 --
 -- Policy   slice, interval, then limit and length of each window: at most `limit` units in any `length` ticks.
 --          slice: 0, or the length in ticks of the slices of the window (its only one).
---          interval: 0, or the spacing of starts, which job durations shorten; then the last window is (1, interval),
--- and as
+--          interval: 0, or the spacing of starts, which job durations shorten; then the last window is (1, interval), and as
 --          many jobs are remembered as the first window has units.
 --
 -- State: a list
@@ -488,8 +487,7 @@ if head.mark ~= mark or not is_deciding then
     -- one begins
     -- reports    of earlier grants that have ended: ticket, stamp, how many units stay (the others will never start),
     -- and which of
-    --            the first 64 takings were given back, in two words. A report has the same effect however often it
-    -- comes.
+    --            the first 64 takings were given back, in two words. A report has the same effect however often it comes.
     -- -> {0, now, born, gate, next, remaining, empty, then of each grant: ticket, ready, end, stamp, units}
     --    next: when `least` more become free; remaining, empty: as of `view`.
     --

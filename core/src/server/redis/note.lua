@@ -4,8 +4,7 @@
 -- prelude.lua).
 -- ARGV: the run of the server on which the limit is created (0: it does not matter), whether there may have been starts
 -- before, the
---       time ("": the server's). Then fields: names and values, `-`, and the names of those to remove. The operator's
--- policy (`o`)
+--       time ("": the server's). Then fields: names and values, `-`, and the names of those to remove. The operator's policy (`o`)
 --       applies if there is one, otherwise the declared policy (`p`).
 -- -> {made, waiting}: when the limit was created, and whether states wait to be written under another policy; {-2}:
 -- some do, and must be

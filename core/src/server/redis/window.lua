@@ -27,15 +27,12 @@
 -- 128 bits,
 --     remaining = 0 while gate > now or w is later than this window; else limit - units - (before * (length - elapsed) / length
 --     rounded up), at least 0; and empty = max(gate, the start of the latest of w, w + lasts if n > 0, w - 1 + lasts if q > 0),
---     where lasts is 1, or 2 if it is smooth. (Of an unused key w, n and q are 0.) decide weight delay patience (grace)
--- reserves
---     forced again; record (one unit, forced); view weight (may be 0). The delay: no start before this much later;
--- patience -1:
+--     where lasts is 1, or 2 if it is smooth. (Of an unused key w, n and q are 0.) decide weight delay patience (grace) reserves
+--     forced again; record (one unit, forced); view weight (may be 0). The delay: no start before this much later; patience -1:
 --     unlimited.
 -- cancel ticket stamp weight ahead only_place, settle ticket stamp weight ahead actual -> {0, now, was_there}
 -- present, pause, clear: see counted.lua.
--- adopt           -> {0, now}: rewrites the state under the policy that applies, so that it lives as long as that
--- policy needs. No
+-- adopt           -> {0, now}: rewrites the state under the policy that applies, so that it lives as long as that policy needs. No
 --     state is ever two policies behind: see prelude.lua.
 --
 -- Commands: HMGET, TIME, HMGET. In addition, an admission needs one HSET (in a new life HINCRBY, HSET, PEXPIRE and

@@ -339,7 +339,7 @@ impl Limit {
         };
         match theirs {
             Some(theirs) if theirs.declared.kind() != self.kind => mismatch(theirs.declared.kind()),
-            Some(theirs) => self.store.bring_declared(&self.name, theirs.current(), locked),
+            Some(theirs) => self.store.apply_declared(&self.name, theirs.current(), locked),
             None if self.store.family(&self.name)?.composite.is_some() => mismatch("composite"),
             None => self.store.unknown(&self.name),
         }

@@ -113,7 +113,7 @@ impl Limit {
     pub fn stats(&self, key: &str) -> Result<Stats> {
         policy::check_key(key)?;
         self.with_table(|home, limit, table| {
-            self.store.tell_counts_of(limit, home)?;
+            self.store.flush_counts_of(limit, home)?;
             Ok(if key.is_empty() { home.counts(limit) } else { home.counts_of_key(table, key) })
         })
     }
@@ -121,7 +121,7 @@ impl Limit {
 
 /// A start that was refused after it was taken, because the ledger could not be written.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Refused {
+pub(crate) struct RefusedStart {
     pub instance: u64,
     pub limit: u64,
     pub hash: Hash,

@@ -1,6 +1,6 @@
 //! The steps before a decision is returned: no start exceeds what may be missing from the ledger.
 
-use super::{Key, Limit, Refused};
+use super::{Key, Limit, RefusedStart};
 use crate::algorithm::log::{Known, Taken};
 use crate::error::Result;
 use crate::state::changed::is_unlisted;
@@ -120,7 +120,7 @@ impl Limit {
     pub fn refuse(&self, key: &Key, taken: &Taken, weight: u64) -> Result<()> {
         let (instance, limit) = (key.home().instance, key.limit());
         let start = Known { ticket: taken.ticket, stamp: taken.stamp, weight };
-        self.store.refuse(Refused { instance, limit, hash: key.hash, start, ahead: taken.ahead });
+        self.store.refuse(RefusedStart { instance, limit, hash: key.hash, start, ahead: taken.ahead });
         Ok(())
     }
 }

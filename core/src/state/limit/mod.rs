@@ -14,7 +14,7 @@ use super::damage::{nonsense, or_damaged};
 use super::declare::{check_names, part_names};
 use super::index::KeyAt;
 use super::layout::key_word;
-use super::room::Search;
+use super::space::Search;
 use super::session::{LET_OTHERS, Session};
 use super::table::{AtOnce, Blocked, Hash, Home, Table};
 use super::{OnError, Store};
@@ -36,7 +36,7 @@ use crate::server::without_password;
 use crate::time::{Now, monotonic_ns};
 use crate::waiting::MayWait;
 pub(crate) use bound::{Bound, Stuck};
-pub(crate) use edits::{Refused, parts, take_back, take_units};
+pub(crate) use edits::{RefusedStart, parts, take_back, take_units};
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr};
@@ -89,15 +89,15 @@ fn added<R>() -> R {
 }
 
 /// Counts how often a call starts over. Each step of one process lets others proceed, so the count stays low.
-struct Turns<'s> {
+struct Retries<'s> {
     count: u64,
     store: &'s Session,
     first: Option<Instant>,
 }
 
-impl<'s> Turns<'s> {
-    fn new(store: &'s Session) -> Turns<'s> {
-        Turns { count: 0, store, first: None }
+impl<'s> Retries<'s> {
+    fn new(store: &'s Session) -> Retries<'s> {
+        Retries { count: 0, store, first: None }
     }
 
     fn next(&mut self) -> Result<()> {
@@ -581,7 +581,7 @@ impl Limit {
         f: impl Fn(&Key) -> Result<R, Blocked>,
     ) -> Result<R> {
         self.reading(|| {
-            let mut turns = Turns::new(&self.store);
+            let mut turns = Retries::new(&self.store);
             loop {
                 match self.bound()?.try_with(&find, &f) {
                     Ok(answer) => return Ok(answer),
@@ -597,7 +597,7 @@ impl Limit {
     pub fn look<R>(&self, key: &str, f: impl Fn(&Home, &Table, Option<&Key>, u64) -> Result<R, Blocked>) -> Result<R> {
         policy::check_key(key)?;
         self.reading(|| {
-            let mut turns = Turns::new(&self.store);
+            let mut turns = Retries::new(&self.store);
             loop {
                 turns.next()?;
                 let bound = self.bound()?;
@@ -659,14 +659,14 @@ impl Limit {
             Blocked::Crowded if !self.is_concurrency() => return self.add_places(),
             Blocked::Crowded => return self.with_table(|home, limit, now| home.add_slots(limit, now, table, hash)),
             Blocked::Sealed if bound.home().current_table(bound.limit) == table => {
-                return match self.with_table(|home, _, table| home.mend_key(table, hash)) {
+                return match self.with_table(|home, _, table| home.repair_key(table, hash)) {
                     // A key on a plan gets its cells.
-                    Err(Error::StoreFull { .. }) => self.make_room(hash),
+                    Err(Error::StoreFull { .. }) => self.make_space(hash),
                     mended => mended,
                 };
             }
             // A sealed segment may be full, or its table may be in replacement, which is completed first.
-            Blocked::Full if bound.home().current_table(bound.limit) == table => return self.make_room(hash),
+            Blocked::Full if bound.home().current_table(bound.limit) == table => return self.make_space(hash),
             Blocked::Sealed | Blocked::Full => {}
         }
         bound.follow();
@@ -674,12 +674,12 @@ impl Limit {
     }
 
     /// Makes space for a new key, in steps between which the lock is free.
-    fn make_room(&self, hash: Hash) -> Result<()> {
+    fn make_space(&self, hash: Hash) -> Result<()> {
         let (began, patience) = (Instant::now(), MayWait::patience(self.store.options.timeout)?);
         let rests = monotonic_ns() < self.full_until.load(Relaxed);
         let mut search = Search::default();
         loop {
-            let room = self.with_table(|home, _, table| home.make_room(table, hash, rests))?;
+            let room = self.with_table(|home, _, table| home.make_space(table, hash, rests))?;
             let found = search.has_found(room, rests);
             if found.is_err() && !rests {
                 self.full_until.store(monotonic_ns() + IN_VAIN, Relaxed);

@@ -15,9 +15,9 @@ use crate::waiting::MayWait;
 use std::time::Instant;
 
 /// The right to ask for grants of a key. When it is dropped, other callers may ask.
-struct Asking<'a>(Grants<'a>);
+struct AskGuard<'a>(Grants<'a>);
 
-impl Drop for Asking<'_> {
+impl Drop for AskGuard<'_> {
     fn drop(&mut self) {
         wake_all(self.0.end());
     }
@@ -106,7 +106,7 @@ impl Limit {
         let (grants, lane) = (self.grants_of(found), &found.home().grant_lane);
         let process = lane.as_ref().and_then(|lane| lane.process().ok()).unwrap_or(0);
         let asking = match grants.begin(process) {
-            Ok(()) => Asking(grants),
+            Ok(()) => AskGuard(grants),
             Err(asker) => {
                 let Some(lane) = lane.as_ref().filter(|_| ![0, process].contains(&asker.process())) else {
                     sleep_on(asker.word, asker.seen, patience);
@@ -124,7 +124,7 @@ impl Limit {
                     }
                     return Ok(false);
                 }
-                Asking(grants)
+                AskGuard(grants)
             }
         };
         let question = grants.question(wish, lengths, uptime());

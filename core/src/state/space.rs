@@ -42,8 +42,8 @@ const MOST_DEPTH: u32 = 26;
 
 /// The result of a search for space.
 #[derive(Debug)]
-pub(crate) enum Room {
-    Made,
+pub(crate) enum Space {
+    Available,
     /// None found so far, and the store cannot grow. The next call continues the search. The number counts the
     /// completed rounds of the search over all limits.
     Searched(u64, Error),
@@ -51,7 +51,7 @@ pub(crate) enum Room {
 
 /// The keys of a segment that stay, the blocks of those that go, and the blocks of keys of other tables, with their
 /// classes.
-type Parted = (Vec<u64>, std::vec::IntoIter<u64>, Vec<(u64, u64)>);
+type Partition = (Vec<u64>, std::vec::IntoIter<u64>, Vec<(u64, u64)>);
 
 /// Which lease owners are dead. Each owner is checked once.
 #[derive(Default)]
@@ -66,8 +66,8 @@ impl Locked<'_> {
             match self.find_or_add(table, hash, text) {
                 Ok(found) => return Ok(found),
                 Err(Blocked::Refused(error)) => return Err(error),
-                Err(Blocked::Full) => drop(search.has_found(self.make_room(table, hash, false)?, false)?),
-                Err(_) => self.mend_key(table, hash)?,
+                Err(Blocked::Full) => drop(search.has_found(self.make_space(table, hash, false)?, false)?),
+                Err(_) => self.repair_key(table, hash)?,
             }
         }
         nonsense("a repaired key did not stay repaired")
@@ -75,10 +75,10 @@ impl Locked<'_> {
 
     /// Makes the space that [`Blocked::Full`] asked for, for a key with this hash. With `rests`, idle keys are not
     /// searched for.
-    pub fn make_room(&self, table: &Table, hash: Hash, rests: bool) -> Result<Room> {
-        let Some(root) = self.root(table) else { return Ok(Room::Made) };
+    pub fn make_space(&self, table: &Table, hash: Hash, rests: bool) -> Result<Space> {
+        let Some(root) = self.root(table) else { return Ok(Space::Available) };
         if let Some(plan) = self.plan_of_idle(table, hash) {
-            return self.make_room_to_wake(&plan, rests);
+            return self.make_space_to_wake(&plan, rests);
         }
         let segment = self.segment_at(root, root.entry_of(hash.0[0]));
         let capacity = self.capacity(segment);
@@ -92,31 +92,31 @@ impl Locked<'_> {
             || word(index_word::FREE) >= capacity
         {
             match self.renew_segment(table, hash.0[0], false) {
-                Ok(_) if self.has_stock(table, hash) => return Ok(Room::Made),
+                Ok(_) if self.has_stock(table, hash) => return Ok(Space::Available),
                 // A key that finds no block uses up the segment's remaining slots, once per attempt. So both must be
                 // available.
                 Ok(_) => {}
                 // Other limits may have segments that they do not need.
-                Err(full) if !rests => return self.sweep(0).map(|_| Room::Searched(rounds(), full)),
+                Err(full) if !rests => return self.sweep(0).map(|_| Space::Searched(rounds(), full)),
                 Err(full) => return Err(full),
             }
         }
         // The counters of a new key also need origins, which used blocks may not have.
         let (block, has_lost) = (self.key_words(table.policy) + table.ring + 16, self.has_lost(table));
         let restock = || !has_lost && self.restock(table, self.segment_of(table, hash));
-        if self.arena.has_room(block) || restock() {
-            return Ok(Room::Made);
+        if self.arena.has_space(block) || restock() {
+            return Ok(Space::Available);
         }
         // The sweep may rewrite the segment.
         let found = if rests { 0 } else { self.sweep(self.block_class(table.policy))? };
         if found >= ENOUGH && restock() {
-            return Ok(Room::Made);
+            return Ok(Space::Available);
         }
         // Twice what the next key needs, so that one short allocation does not lead straight to the next.
         match self.grow_for_keys(2 * block) {
-            Ok(()) => Ok(Room::Made),
-            Err(_) if restock() => Ok(Room::Made),
-            Err(full) => Ok(Room::Searched(rounds(), full)),
+            Ok(()) => Ok(Space::Available),
+            Err(_) if restock() => Ok(Space::Available),
+            Err(full) => Ok(Space::Searched(rounds(), full)),
         }
     }
 
@@ -128,13 +128,13 @@ impl Locked<'_> {
     }
 
     /// Makes space for the cells of a key that has none.
-    fn make_room_to_wake(&self, plan: &Table, rests: bool) -> Result<Room> {
+    fn make_space_to_wake(&self, plan: &Table, rests: bool) -> Result<Space> {
         let (class, block) = (self.block_class(plan.policy), self.key_words(plan.policy) + plan.ring + 16);
-        if self.has_used_block(plan.policy) || self.arena.has_room(block) || !rests && self.sweep(class)? > 0 {
-            return Ok(Room::Made);
+        if self.has_used_block(plan.policy) || self.arena.has_space(block) || !rests && self.sweep(class)? > 0 {
+            return Ok(Space::Available);
         }
         let rounds = || self.arena.word(SWEPT_ROUNDS).load(Acquire);
-        Ok(self.grow_for_keys(2 * block).map_or_else(|full| Room::Searched(rounds(), full), |()| Room::Made))
+        Ok(self.grow_for_keys(2 * block).map_or_else(|full| Space::Searched(rounds(), full), |()| Space::Available))
     }
 
     /// Gives a segment used blocks for new keys, if there are any.
@@ -171,10 +171,10 @@ impl Locked<'_> {
             0..=2 if is_sweep => index_word::FIRST_CAPACITY,
             _ => before,
         };
-        let room = self.room_for_segments(wanted, 1 + u64::from(is_split), directory, used <= before / 2);
-        let same = if used < most { self.room_for_segments(before, 1, directory, true) } else { room.clone() };
+        let space = self.space_for_segments(wanted, 1 + u64::from(is_split), directory, used <= before / 2);
+        let same = if used < most { self.space_for_segments(before, 1, directory, true) } else { space.clone() };
         // If the store cannot grow, the present size still has space.
-        let (wanted, is_split) = room.map(|wanted| (wanted, is_split)).or(same.map(|same| (same, false)))?;
+        let (wanted, is_split) = space.map(|wanted| (wanted, is_split)).or(same.map(|same| (same, false)))?;
         if !fault::planted("open index") {
             self.seal_segment(old);
         }
@@ -232,7 +232,7 @@ impl Locked<'_> {
     /// Divides the keys of a sealed segment. It returns the keys in use; the closed blocks of idle keys of this table;
     /// and the closed blocks of plans and of previous tables. Stubs replace the plans' keys. Keys of previous tables
     /// are moved to this one or forgotten.
-    fn part(&self, table: &Table, segment: u64, is_old: bool) -> Result<Parted> {
+    fn part(&self, table: &Table, segment: u64, is_old: bool) -> Result<Partition> {
         let (mut kept, mut idle, mut others, dead) = (Vec::new(), Vec::new(), Vec::new(), Dead::default());
         let (empty_key, forgets) = (self.hash(b'k', ""), is_old && self.is_forgetting(table));
         let is_retired = self.is_retired(self.limit_of(table));
@@ -250,7 +250,7 @@ impl Locked<'_> {
                 }
                 if !is_before && !is_retired {
                     // The key keeps its plan and loses only its state.
-                    self.begin_plan_anew(own, table);
+                    self.reset_plan(own, table);
                     kept.push(if is_stub { at } else { self.stub_of(own, at, false)? });
                 }
                 if !is_stub || is_retired {
@@ -341,8 +341,8 @@ impl Locked<'_> {
     /// Stocks a new segment with blocks for new keys.
     fn stock(&self, segment: u64, blocks: &mut impl Iterator<Item = u64>) {
         let capacity = self.capacity(segment);
-        let room = (capacity / 4 * 3).saturating_sub(self.arena.word(segment + index_word::COUNT).load(Relaxed));
-        let stocked = blocks.by_ref().take(room as usize).zip(0..).map(|(at, i)| {
+        let space = (capacity / 4 * 3).saturating_sub(self.arena.word(segment + index_word::COUNT).load(Relaxed));
+        let stocked = blocks.by_ref().take(space as usize).zip(0..).map(|(at, i)| {
             self.arena.word(segment + index_word::SLOTS + capacity + i).store(at, Release);
         });
         self.arena.word(segment + index_word::FREE).store(stocked.count() as u64, Release);
@@ -351,7 +351,7 @@ impl Locked<'_> {
     /// Gets space for `count` segments of `capacity` slots and for a directory. Returns the number of slots, which is
     /// larger if the store cannot grow and larger segments are free. Segments that are needed to forget idle keys may
     /// use the reserve.
-    fn room_for_segments(&self, capacity: u64, count: u64, directory: u64, is_reserved: bool) -> Result<u64> {
+    fn space_for_segments(&self, capacity: u64, count: u64, directory: u64, is_reserved: bool) -> Result<u64> {
         let of = |capacity: u64| count * (index_word::SLOTS + 2 * capacity + 16);
         let is_there = |capacity: &u64| {
             let list = self.arena.word(FREE_SEGMENTS + u64::from(capacity.trailing_zeros())).load(Acquire);
@@ -492,13 +492,13 @@ pub(crate) struct Search {
 impl Search {
     /// Returns whether there is space. If not, the search continues, unless it has completed a full round or `rests` is
     /// set.
-    pub fn has_found(&mut self, room: Room, rests: bool) -> Result<bool> {
-        match room {
-            Room::Made => Ok(true),
-            Room::Searched(_, full) if rests => Err(full),
+    pub fn has_found(&mut self, space: Space, rests: bool) -> Result<bool> {
+        match space {
+            Space::Available => Ok(true),
+            Space::Searched(_, full) if rests => Err(full),
             // The search began in the middle of its first round.
-            Room::Searched(round, full) if round > *self.first.get_or_insert(round) + 1 => Err(full),
-            Room::Searched(..) => Ok(false),
+            Space::Searched(round, full) if round > *self.first.get_or_insert(round) + 1 => Err(full),
+            Space::Searched(..) => Ok(false),
         }
     }
 }
