@@ -73,12 +73,12 @@ fn no_start_by_the_previous_policy(url: &str) {
 
 #[test]
 fn no_start_by_the_previous_policy_in_memory() {
-    nobody_starts_by_the_policy_before("memory:");
+    no_start_by_the_previous_policy("memory:");
 }
 
 #[test]
 fn no_start_by_the_previous_policy_in_a_lane() {
-    nobody_starts_by_the_policy_before(&Dir::in_memory("before").url());
+    no_start_by_the_previous_policy(&Dir::in_memory("before").url());
 }
 
 /// Changes of one limit happen one after another, and the last applies to all keys.
