@@ -313,8 +313,8 @@ torture: test-tools storm
 	tests/torture/models
 	SECONDS=60 cargo test --quiet --release -p workglow-limit --features fault-points --test processes
 	ROUNDS=300 cargo test --quiet --release -p workglow-limit --features fault-points --test torments -- --nocapture
-	SECONDS=60 cargo test --quiet --release -p workglow-limit --features fault-points --test storms -- --skip five_at_once
-	SECONDS=600 cargo test --quiet --release -p workglow-limit --features fault-points --test storms -- five_at_once
+	SECONDS=60 cargo test --quiet --release -p workglow-limit --features fault-points --test storms -- --skip at_most_five_run
+	SECONDS=600 cargo test --quiet --release -p workglow-limit --features fault-points --test storms -- at_most_five_run
 
 clean:
 	rm -rf target bindings/node/node_modules bindings/node/dist tests/fleet/*/node_modules tests/next/{node_modules,.next} tests/{node-tools,page}/node_modules bench/node/node_modules

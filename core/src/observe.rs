@@ -196,7 +196,7 @@ impl Observer {
         if is_served {
             self.find_on_server()?;
         }
-        let mut seen = session.told("", session.survey(&mut self.survey, self.keys))?;
+        let mut seen = session.report("", session.survey(&mut self.survey, self.keys))?;
         if is_served {
             for limit in &mut seen.limits {
                 if let Some(limiter) = self.limiters.get(&limit.name) {
@@ -244,7 +244,7 @@ impl Observer {
         let now = minute(SystemTime::now());
         let from = minute(since).max(now.saturating_sub(31 * 24 * 60));
         let session = self.store.session();
-        let all = session.told(name, session.minutes(name, from, now))?;
+        let all = session.report(name, session.minutes(name, from, now))?;
         let shown = |found: crate::state::Minute| Minute {
             at: UNIX_EPOCH + Duration::from_secs(60 * found.at),
             units: found.units,

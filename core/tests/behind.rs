@@ -1,4 +1,4 @@
-//! What waits for the ledger, and what does not, whatever a stranger does to the database.
+//! What waits for the ledger, and what does not, whatever another program does to the database.
 
 mod common;
 
@@ -19,7 +19,7 @@ fn admitted(limiter: &impl Limiter, key: &str) -> bool {
     matches!(limiter.attempt(key, 1), Ok(Attempt::Admitted(_)))
 }
 
-/// A stranger who holds a lock on the database from now until the answer is called.
+/// Another program that holds a lock on the database until the returned function is called.
 fn stranger(dir: &Dir, sql: &'static str) -> impl FnOnce() + use<> {
     let steps = shared(2);
     let path = dir.file("limits.db");
@@ -36,7 +36,7 @@ fn stranger(dir: &Dir, sql: &'static str) -> impl FnOnce() + use<> {
     }
 }
 
-/// Each test in a process of its own: SQLite and forks do not mix with other threads.
+/// Each test runs in a process of its own, since SQLite and forks do not mix with other threads.
 fn alone(f: impl FnOnce()) {
     Child::run(f).join();
 }
@@ -44,7 +44,7 @@ fn alone(f: impl FnOnce()) {
 const STRANGERS: [&str; 3] = ["BEGIN IMMEDIATE", "BEGIN EXCLUSIVE", "BEGIN; SELECT * FROM store"];
 
 #[test]
-fn a_limit_of_a_minute_waits_for_nobody() {
+fn a_limit_of_a_minute_never_waits_for_the_ledger() {
     for sql in STRANGERS {
         alone(|| {
             let dir = Dir::in_memory("minute");
@@ -63,7 +63,7 @@ fn a_limit_of_a_minute_waits_for_nobody() {
 }
 
 #[test]
-fn the_budget_of_an_hour_is_there_while_a_stranger_has_the_database() {
+fn the_budget_of_an_hour_is_available_while_the_database_is_locked() {
     for sql in STRANGERS {
         alone(|| {
             let dir = Dir::in_memory("hour");
@@ -78,15 +78,15 @@ fn the_budget_of_an_hour_is_there_while_a_stranger_has_the_database() {
             assert_eq!(limiter.attempt("", 1).unwrap_err().name(), "store_timeout", "{sql}");
             assert!((0..10).all(|_| admitted(&limiter, "another key")), "{sql}: each key has its own");
             end();
-            wait_until("it recovers by itself", || admitted(&limiter, ""));
+            wait_until("it recovers", || admitted(&limiter, ""));
             let rest = (0..200).filter(|_| admitted(&limiter, "")).count();
-            assert_eq!(rest, 189, "{sql}: what failed took nothing");
+            assert_eq!(rest, 189, "{sql}: the failed calls took nothing");
         });
     }
 }
 
 #[test]
-fn a_counted_limit_has_its_budget_also_where_somebody_looked_before_its_first_start() {
+fn a_counted_limit_has_its_budget_after_a_peek() {
     alone(|| {
         let dir = Dir::in_memory("looked");
         let mut options = StoreOptions::default();
@@ -101,7 +101,7 @@ fn a_counted_limit_has_its_budget_also_where_somebody_looked_before_its_first_st
 }
 
 #[test]
-fn a_call_that_must_not_wait_says_so_and_changes_nothing() {
+fn a_nonblocking_call_returns_would_block_without_effect() {
     alone(|| {
         let dir = Dir::in_memory("never");
         let store = Store::new(&dir.url()).unwrap();
@@ -111,23 +111,23 @@ fn a_call_that_must_not_wait_says_so_and_changes_nothing() {
         assert!(!dir.file("limits.db").exists());
         limiter.open().unwrap();
         assert!(matches!(never("").unwrap(), Attempt::Admitted(_)), "the budget of one unit");
-        assert!(store.is_due(), "somebody should write it");
+        assert!(store.is_due(), "the ledger is due to be written");
         assert_eq!(never("").unwrap_err(), Error::WouldWait, "a second unit may not be missing");
         assert_eq!(MayWait::Never.during(|| limiter.decide("", 1)).unwrap_err(), Error::WouldWait);
         assert_eq!(limiter.peek("", 0).unwrap().remaining, 19, "nothing was taken");
         store.look_after();
         assert!(!store.is_due());
         assert!(matches!(never("").unwrap(), Attempt::Admitted(_)), "the first is written");
-        assert!(admitted(&limiter, ""), "and who may wait need not ask twice");
+        assert!(admitted(&limiter, ""), "a blocking call needs only one attempt");
         assert_eq!(limiter.peek("", 0).unwrap().remaining, 17);
-        assert_eq!(store.failures(), 0, "that is no failure");
+        assert_eq!(store.failures(), 0, "it does not count as a failure");
     });
 }
 
-/// Others use the budget up between the look at it and the claim, and somebody else has the structure lock.
+/// Other processes use up the budget between the check and the claim, and another one has the structure lock.
 #[cfg(feature = "fault-points")]
 #[test]
-fn what_a_call_took_that_must_not_wait_is_not_in_its_own_way() {
+fn a_refused_nonblocking_start_does_not_block_its_retry() {
     alone(|| {
         let dir = Dir::in_memory("own-way");
         let store = Store::new(&dir.url()).unwrap();
@@ -140,7 +140,7 @@ fn what_a_call_took_that_must_not_wait_is_not_in_its_own_way() {
         assert!((0..4).all(|_| matches!(never(&limiter), Ok(Attempt::Admitted(_)))), "one less than the budget");
         let stopped = Child::run(|| {
             let other = rate(&Store::new(&dir.url()).unwrap(), "other", 1, MINUTE);
-            let Ok(Attempt::Admitted(permit)) = other.attempt("", 1) else { panic!("there is room") };
+            let Ok(Attempt::Admitted(permit)) = other.attempt("", 1) else { panic!("the limit has capacity") };
             fault::at("key-sealed", || common::raise(libc::SIGSTOP));
             other.cancel(&permit).unwrap();
         });
@@ -156,13 +156,13 @@ fn what_a_call_took_that_must_not_wait_is_not_in_its_own_way() {
         })
         .join();
         assert_eq!(others[0].load(Acquire), 93, "six have started, and one is refused");
-        assert!(admitted(&limiter, ""), "it may wait now, and its own unit is there");
+        assert!(admitted(&limiter, ""), "a blocking retry gets its own unit");
         assert!(!admitted(&limiter, ""));
     });
 }
 
 #[test]
-fn what_is_written_behind_is_there_after_the_next_look() {
+fn starts_written_behind_are_in_the_database_after_the_next_duty() {
     alone(|| {
         let dir = Dir::in_memory("behind");
         let store = Store::new(&dir.url()).unwrap();
@@ -200,7 +200,7 @@ fn a_key_that_moves_while_it_is_written_is_written_once() {
             for _ in 0..4 {
                 scope.spawn(|| {
                     for _ in 0..50 {
-                        let permit = limiter.try_acquire("tenant", 2).unwrap().expect("there is room");
+                        let permit = limiter.try_acquire("tenant", 2).unwrap().expect("the limit has capacity");
                         permit.settle(1).unwrap();
                     }
                 });
@@ -213,7 +213,7 @@ fn a_key_that_moves_while_it_is_written_is_written_once() {
     });
 }
 
-/// A full limit with a start that has to be written before it is one, in a store that waits so long for that.
+/// A full limit with a start that must be written before it happens, in a store with this timeout.
 fn full(dir: &Dir, timeout: Duration) -> RateLimiter {
     let mut options = StoreOptions::default();
     (options.timeout, options.durability) = (timeout, Durability::Commit);
@@ -227,7 +227,7 @@ const LONG: Duration = Duration::from_secs(30);
 const SOON: Option<Duration> = Some(Duration::from_millis(80));
 
 #[test]
-fn threads_wait_for_the_store_no_longer_than_for_room() {
+fn a_threads_timeout_covers_waiting_for_the_store() {
     alone(|| {
         let dir = Dir::in_memory("threads");
         let limiter = full(&dir, LONG);
@@ -242,7 +242,7 @@ fn threads_wait_for_the_store_no_longer_than_for_room() {
                 }
             }
             assert!(matches!(acquire(&limiter, Waiter::new("alone", 1).timeout(SOON)), Ok(Attempt::Denied(_))));
-            assert!(!patient.is_finished(), "there is more of the store's timeout");
+            assert!(!patient.is_finished(), "the store's timeout has not passed");
             end();
             assert!(matches!(patient.join().unwrap(), Ok(Attempt::Admitted(_))));
         });
@@ -250,7 +250,7 @@ fn threads_wait_for_the_store_no_longer_than_for_room() {
 }
 
 #[test]
-fn an_event_loop_waits_for_the_store_no_longer_than_for_room() {
+fn an_event_loops_timeouts_cover_waiting_for_the_store() {
     alone(|| {
         let dir = Dir::in_memory("loop");
         let limiter = Arc::new(full(&dir, LONG));
@@ -271,15 +271,15 @@ fn an_event_loop_waits_for_the_store_no_longer_than_for_room() {
                 std::thread::sleep(nap.min(Duration::from_millis(10)));
             }
             if line.would_wait() {
-                line.advance(over); // From a pool.
+                line.advance(over); // from a pool
             }
             !over.is_empty()
         };
         while !impatient.is_empty() {
-            wait_until("somebody's time is up", || ended(&mut over));
+            wait_until("a timeout has passed", || ended(&mut over));
             for (id, outcome) in over.drain(..) {
                 assert!(matches!(outcome, Outcome::Expired(_)), "{outcome:?}");
-                assert!(impatient.contains(&id), "there is more of the store's timeout");
+                assert!(impatient.contains(&id), "the store's timeout has not passed");
                 impatient.retain(|other| *other != id);
             }
         }

@@ -1,5 +1,5 @@
-//! What must not grow: the lane, with keys that come and go, and all of it, over a year of starts. And what is done at a time
-//! while others cannot have the lock, with the number of keys.
+//! What must not grow: the lane, with keys that come and go, and the whole store over a year of starts. And the work
+//! done at a time while the lock is held must not grow with the number of keys.
 
 mod common;
 
@@ -12,7 +12,7 @@ use workglow_limit::*;
 const LIMIT: u64 = 2;
 const WINDOW: Duration = Duration::from_secs(1);
 const PROCESSES: usize = 4;
-/// How often each process asks for each key, and what it writes down each time: when, until when, and whether it may.
+/// How often each process asks for each key. Each time it records the time before and after the call, and the answer.
 const TRIES: usize = 3;
 const WORDS: usize = PROCESSES * TRIES * 2;
 
@@ -25,7 +25,7 @@ fn use_batch(url: &str, batch: u64, keys: usize) -> Duration {
             Child::run(|| {
                 let limiter = RateLimiter::attach(&Store::new(url).unwrap(), "api").unwrap();
                 for i in 0..keys {
-                    // In blocks of 64, so that they meet, but not always at the same key.
+                    // In blocks of 64, so that the processes meet, but not always at the same key.
                     let which = (i ^ (process * 21)) % keys;
                     let key = format!("{batch} {which}");
                     for attempt in 0..TRIES {
@@ -57,8 +57,8 @@ fn use_batch(url: &str, batch: u64, keys: usize) -> Duration {
     took
 }
 
-/// `KEYS` says how many. An index is at least three eighths full when it has grown, and at most three quarters: so there
-/// are never more than twice as many blocks as there were keys at once.
+/// `KEYS` sets the number. An index is at least three eighths full after it has grown, and at most three quarters. So
+/// there are never more than twice as many blocks as there were keys at once.
 #[test]
 fn keys_that_come_and_go_do_not_make_the_lane_grow() {
     let keys = (number("KEYS", 300_000) as usize).next_multiple_of(64);
@@ -67,7 +67,8 @@ fn keys_that_come_and_go_do_not_make_the_lane_grow() {
     RateLimiter::new(&Store::new(&url).unwrap(), "api", LIMIT, WINDOW).unwrap().open().unwrap();
     let size = || std::fs::metadata(dir.file("limits.db-lane")).unwrap().len();
     let mut sizes = Vec::new();
-    // How many keys of one batch are still known in the next depends on the machine: so it settles sooner or later.
+    // How many keys of one batch are still known in the next depends on the machine, so the size settles sooner or
+    // later.
     let has_settled = |sizes: &[u64]| matches!(sizes, [.., a, b, c] if *c <= *a + *a / 10 && b <= c);
     for batch in 0..number("BATCHES", 10) {
         let took = use_batch(&url, batch, keys);
@@ -84,13 +85,13 @@ fn keys_that_come_and_go_do_not_make_the_lane_grow() {
     assert!(has_settled(&sizes), "the lane grew on: {sizes:?}");
 }
 
-/// Somebody stops while it decides. Meanwhile its key is forgotten, and the block used again: it must find that out.
+/// A process stops during a decision. Its key is forgotten and the block reused: the process must notice.
 #[cfg(feature = "fault-points")]
 #[test]
-fn whoever_stops_while_its_key_is_forgotten_finds_its_key_again() {
+fn a_process_stopped_while_its_key_is_forgotten_finds_its_key_again() {
     const MANY: u64 = 40;
     const HOUR: Duration = Duration::from_secs(3_600);
-    // With few new keys the block waits to be used again, with many it is.
+    // With few new keys the block waits for reuse; with many it is reused.
     for (point, new) in fault::DECIDING.iter().flat_map(|point| [(point, 4), (point, 100)]) {
         let dir = Dir::in_memory(&format!("forgotten-{point}-{new}"));
         let clock = ManualClock::new();
@@ -127,7 +128,7 @@ fn whoever_stops_while_its_key_is_forgotten_finds_its_key_again() {
         (0..new).for_each(|i| take(&mine, &format!("new {i}"), 5));
         stopped.signal(libc::SIGCONT);
         stopped.join();
-        // Those that began after it went on, and the one in which it stopped unless it was recorded by then.
+        // The decisions that began after it, and the one in which it stopped unless that was recorded by then.
         let after = shared[0].load(Relaxed) - 1 - u64::from(["log-claimed", "log-filled", "log-moved"].contains(point));
         assert_eq!(used("old"), 2 * after, "at {point}, {new} new");
         (0..new).for_each(|i| assert_eq!(used(&format!("new {i}")), 5, "at {point}, {new} new: key new {i}"));
@@ -135,8 +136,8 @@ fn whoever_stops_while_its_key_is_forgotten_finds_its_key_again() {
     }
 }
 
-/// Keys are forgotten, and their blocks used again, while others still ask for them: no count is lost or inherited.
-/// `SECONDS=60 cargo test …` makes it a long one.
+/// Keys are forgotten and their blocks reused while other processes use them: no count is lost or inherited. Set
+/// `SECONDS=60` for a long run.
 #[test]
 fn keys_that_are_forgotten_in_flight_lose_and_inherit_nothing() {
     const SHORT: Duration = Duration::from_millis(10);
@@ -154,7 +155,7 @@ fn keys_that_are_forgotten_in_flight_lose_and_inherit_nothing() {
                 let limiter = RateLimiter::attach(&Store::new(&url).unwrap(), "api").unwrap();
                 let (mut random, began) = (Random::new(), Instant::now());
                 while began.elapsed() < Duration::from_secs(seconds) {
-                    // Others every millisecond.
+                    // Other keys every millisecond.
                     let number = now_ns() / 1_000_000 % 2_000 * 32 + random.below(32);
                     let key = format!("key {number}");
                     let a = now_ns();
@@ -192,8 +193,8 @@ fn keys_that_are_forgotten_in_flight_lose_and_inherit_nothing() {
     assert!(size < 4 << 20, "the lane has {size} bytes");
 }
 
-/// A year of starts that nobody asked for, on a limit that is always full; `CALLS` says how many. `look` is called after
-/// the first weeks and at the end.
+/// A year of callers that retry, on a limit that is always full. `CALLS` sets the number. `look` is called after the
+/// first weeks and at the end.
 fn a_year(url: &str, look: impl Fn() -> u64) {
     const MAX: usize = 2_000;
     const DAY: Duration = Duration::from_secs(86_400);
@@ -204,7 +205,7 @@ fn a_year(url: &str, look: impl Fn() -> u64) {
     let store = Store::with_options(url, options).unwrap();
     let limiter = RateLimiter::new(&store, "jobs", MAX as u64, DAY).unwrap();
     let mut random = Random::new();
-    // What a model needs to know: when the last ones started.
+    // The state of a model: when the last starts happened.
     let mut starts = VecDeque::new();
     let (mut made, mut checked, mut early) = (0, 0, None);
     while made < calls {
@@ -214,7 +215,7 @@ fn a_year(url: &str, look: impl Fn() -> u64) {
             made += 1;
         }
         starts.drain(..starts.len().saturating_sub(MAX));
-        // On the average, as long as it takes for the calls to fill a year.
+        // On average, as long as needed for the calls to fill a year.
         let pause = 365 * DAY / calls as u32 * 50;
         clock.advance(Duration::from_micros(random.below(2 * pause.as_micros() as u64)));
         let oldest = starts.front().filter(|_| starts.len() == MAX);
@@ -233,7 +234,7 @@ fn a_year(url: &str, look: impl Fn() -> u64) {
 }
 
 #[test]
-fn a_year_in_a_file_takes_no_more_room_than_a_week() {
+fn a_year_in_a_file_takes_no_more_space_than_a_week() {
     let dir = Dir::in_memory("year");
     let size = |name: &str| std::fs::metadata(dir.file(name)).unwrap().len();
     a_year(&dir.url(), || size("limits.db") + size("limits.db-lane"));
@@ -241,8 +242,8 @@ fn a_year_in_a_file_takes_no_more_room_than_a_week() {
 }
 
 #[test]
-fn a_year_in_memory_takes_no_more_room_than_a_week() {
-    // By itself, so that what other tests use does not count.
+fn a_year_in_memory_takes_no_more_space_than_a_week() {
+    // In a process of its own, so that other tests' memory does not count.
     Child::run(|| {
         let pages = || std::fs::read_to_string("/proc/self/statm").unwrap();
         a_year("memory:", || pages().split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4_096);
@@ -250,14 +251,14 @@ fn a_year_in_memory_takes_no_more_room_than_a_week() {
     .join();
 }
 
-/// Whatever is done to a limit of many keys, others may have the lock after a moment. (Moments are told by the clock, so how
-/// many keys there are in one depends on the machine; but no machine looks at so many in 2 ms.)
+/// Whatever is done to a limit of many keys, other processes get the lock after a moment. (Moments are measured by the
+/// clock, so the number of keys in one depends on the machine; but no machine examines this many in 2 ms.)
 #[cfg(feature = "fault-points")]
 #[test]
-fn what_is_rare_looks_at_few_keys_at_a_time() {
+fn rare_work_examines_few_keys_at_a_time() {
     const MANY: u64 = 150_000;
     const MOST: u64 = MANY / 2;
-    // By itself, so that what other tests do does not count.
+    // In a process of its own, so that other tests' work does not count.
     Child::run(|| {
         let dir = Dir::in_memory("few");
         let store = Store::new(&dir.url()).unwrap();

@@ -1,4 +1,5 @@
-//! Policies that change under many keys: a moment's keys at a time, while others go on, and whoever dies in it.
+//! Policies that change for many keys: a moment's keys at a time, while other callers continue; and processes that die
+//! during a change.
 
 mod common;
 
@@ -18,14 +19,14 @@ fn limit(limiter: &dyn Limiter, key: u64) -> u64 {
     limiter.peek(&key.to_string(), 1).unwrap().limit
 }
 
-/// How many units are in use.
+/// The units in use.
 fn used(limiter: &dyn Limiter, key: u64) -> u64 {
     let found = limiter.peek(&key.to_string(), 1).unwrap();
     found.limit.saturating_sub(found.remaining)
 }
 
-/// Once a change has returned, nobody starts while the window holds the new limit or more.
-fn nobody_starts_by_the_policy_before(url: &str) {
+/// Once a change has returned, no start happens while the window holds the new limit or more.
+fn no_start_by_the_previous_policy(url: &str) {
     let store = Store::new(url).unwrap();
     let limiter = store.limiter("api", "4/100s").unwrap();
     for round in 0..number("ROUNDS", 3) {
@@ -66,23 +67,23 @@ fn nobody_starts_by_the_policy_before(url: &str) {
         }
         store.lift("api").unwrap();
         let over = (0..2 * KEYS).find(|&key| used(&*limiter, key) != keys[key as usize].0.load(Acquire));
-        assert_eq!(over, None, "what was started counts, and nothing else");
+        assert_eq!(over, None, "the starts count, and nothing else");
     }
 }
 
 #[test]
-fn nobody_starts_by_the_policy_before_in_memory() {
-    nobody_starts_by_the_policy_before("memory:");
+fn no_start_by_the_previous_policy_in_memory() {
+    no_start_by_the_previous_policy("memory:");
 }
 
 #[test]
-fn nobody_starts_by_the_policy_before_in_a_lane() {
-    nobody_starts_by_the_policy_before(&Dir::in_memory("before").url());
+fn no_start_by_the_previous_policy_in_a_lane() {
+    no_start_by_the_previous_policy(&Dir::in_memory("before").url());
 }
 
-/// Changes of one limit come after each other, and the last holds for all keys.
+/// Changes of one limit happen one after another, and the last applies to all keys.
 #[test]
-fn changes_at_the_same_time_leave_one_policy() {
+fn concurrent_changes_leave_one_policy() {
     let dir = Dir::in_memory("same-time");
     let store = Store::new(&dir.url()).unwrap();
     let limiter = store.limiter("api", "9/100s").unwrap();
@@ -111,14 +112,14 @@ fn changes_at_the_same_time_leave_one_policy() {
     assert!(limiter.stats("").unwrap().policy_changes >= 12);
 }
 
-/// Others finish what somebody died in, whatever it was.
+/// Other processes complete the interrupted work, whatever it was.
 #[test]
 #[cfg(feature = "fault-points")]
-fn whoever_dies_while_many_keys_change_leaves_it_to_others() {
+fn a_death_while_many_keys_change_is_completed_by_others() {
     let points = fault::REWRITING.iter().chain(fault::GROWING).chain(["decided", "followed"].iter());
     for point in points {
         for is_clear in [false, true] {
-            // What is cleared is not rewritten, and no policy.
+            // Cleared keys are not rewritten, and a clear is not a policy.
             if is_clear && ["key-sealed", "key-written", "decided", "followed"].contains(point) {
                 continue;
             }
@@ -140,7 +141,7 @@ fn whoever_dies_while_many_keys_change_leaves_it_to_others() {
             });
             let what = format!("{point}, clear {is_clear}");
             assert!(child.was_killed(), "{what}");
-            // Before anybody else has done anything rare, and new keys, too.
+            // Before any other rare operation, and for new keys too.
             (KEYS - 10..KEYS + 10).for_each(|key| assert!(admitted(&*limiter, key), "{what}"));
             // On another limit, which takes the lock.
             common::wait_until("the change is over", || {
@@ -190,10 +191,10 @@ fn the_starts_of_many_keys_are_written_once() {
     std::fs::remove_file(dir.file("limits.db-lane")).unwrap();
     let limiter = Store::new(&dir.url()).unwrap().find("api").unwrap();
     common::wait_until("the lost lane is noticed", || admitted(&*limiter, KEYS));
-    assert_eq!((0..KEYS).find(|&key| used(&*limiter, key) > 1), None, "what was cleared does not come back");
+    assert_eq!((0..KEYS).find(|&key| used(&*limiter, key) > 1), None, "cleared starts do not return");
 }
 
-/// One key that has more leases than slots does not hold up the others, which get there with it.
+/// One key that has more leases than slots does not delay the others, which share its new table.
 #[test]
 fn more_slots_for_one_of_many_keys() {
     for url in ["memory:".to_owned(), Dir::in_memory("slots").url()] {
@@ -221,7 +222,7 @@ fn more_slots_for_one_of_many_keys() {
     }
 }
 
-/// How many rows the ledger has under each name. In a child: SQLite and forks do not mix.
+/// The number of rows in the ledger under each name. In a child, since SQLite and forks do not mix.
 #[cfg(feature = "fault-points")]
 fn in_the_ledger(dir: &Dir, names: [&str; 2]) -> [u64; 2] {
     let found = common::shared(2);
@@ -236,7 +237,7 @@ fn in_the_ledger(dir: &Dir, names: [&str; 2]) -> [u64; 2] {
     [0, 1].map(|i| found[i].load(Acquire))
 }
 
-/// A store with a limit of which the ledger has many rows: three starts of each key.
+/// A store with a limit that has many rows in the ledger: three starts of each key.
 #[cfg(feature = "fault-points")]
 fn of_many_rows(dir: &Dir) -> Store {
     let store = Store::new(&dir.url()).unwrap();
@@ -248,7 +249,8 @@ fn of_many_rows(dir: &Dir) -> Store {
     store
 }
 
-/// What a limit of this name has in use once the lane was lost: of each key a budget of 3 may be missing.
+/// Asserts the units in use of a limit with this name after the loss of the lane: for each key a budget of 3 may be
+/// missing.
 #[cfg(feature = "fault-points")]
 fn used_after_a_loss(dir: &Dir, name: &str, what: &str, expected: u64) {
     std::fs::remove_file(dir.file("limits.db-lane")).unwrap();
@@ -258,10 +260,10 @@ fn used_after_a_loss(dir: &Dir, name: &str, what: &str, expected: u64) {
     assert_eq!(other, None, "{what}");
 }
 
-/// A limit that is given another name keeps what it has started, whoever dies in it, and its rows are moved some at a time.
+/// A renamed limit keeps its starts even if a process dies during the rename, and its rows are moved some at a time.
 #[test]
 #[cfg(feature = "fault-points")]
-fn whoever_dies_while_many_rows_get_another_name_leaves_them_to_others() {
+fn a_death_while_many_rows_are_renamed_is_completed_by_others() {
     for point in ["decided", "half-named", "followed", "rows-moved"] {
         let dir = Dir::in_memory("renaming");
         let store = of_many_rows(&dir);
@@ -274,7 +276,7 @@ fn whoever_dies_while_many_rows_get_another_name_leaves_them_to_others() {
         let [before, after] = in_the_ledger(&dir, ["api", "api/rate"]);
         assert_eq!((before > 0, after > 0), (true, point == "rows-moved"), "{point}: {before} and {after} rows");
         if point == "followed" {
-            // Others finish it, and it may go back, before it is lost too.
+            // Other processes complete it, and the name may change back, before the lane is lost too.
             store.flush().unwrap();
             assert_eq!(in_the_ledger(&dir, ["api", "api/rate"]), [0, 3 * KEYS]);
             store.limiter("api", "60/1h").unwrap().open().unwrap();
@@ -286,10 +288,10 @@ fn whoever_dies_while_many_rows_get_another_name_leaves_them_to_others() {
     }
 }
 
-/// What somebody writes who had gathered it under the name before is found under the other one.
+/// Rows that were gathered under the previous name and written later are found under the new one.
 #[test]
 #[cfg(feature = "fault-points")]
-fn what_is_written_while_a_limit_gets_another_name_is_not_lost() {
+fn rows_written_during_a_rename_are_not_lost() {
     let dir = Dir::in_memory("overtaken");
     Child::run(|| {
         let store = Store::new(&dir.url()).unwrap();
@@ -298,7 +300,7 @@ fn what_is_written_while_a_limit_gets_another_name_is_not_lost() {
         let url = dir.url();
         fault::at("gathered", move || {
             let mut options = StoreOptions::default();
-            // It cannot write the ledger meanwhile.
+            // It cannot write the ledger during this.
             options.timeout = std::time::Duration::from_millis(300);
             let store = Store::with_options(&url, options).unwrap();
             store.limiter("api", "60/1h + 5 concurrent").unwrap().open().unwrap();
@@ -309,10 +311,10 @@ fn what_is_written_while_a_limit_gets_another_name_is_not_lost() {
     used_after_a_loss(&dir, "api/rate", "overtaken", 1);
 }
 
-/// What is forgotten because its name is another kind's does not come back, whoever dies in it.
+/// Rows that are forgotten because their name passes to another kind do not return, even if a process dies during that.
 #[test]
 #[cfg(feature = "fault-points")]
-fn rows_of_a_name_that_is_another_kinds_do_not_come_back() {
+fn rows_of_a_name_taken_by_another_kind_do_not_return() {
     for point in ["decided", "followed", "rows-moved"] {
         let dir = Dir::in_memory("kinds");
         let store = of_many_rows(&dir);
@@ -334,10 +336,10 @@ fn rows_of_a_name_that_is_another_kinds_do_not_come_back() {
     }
 }
 
-/// What was forgotten, and is declared again as a part of a composite, counts on after a loss, too.
+/// A forgotten limit that is declared again as a part of a composite keeps its state, even after a loss of the lane.
 #[test]
 #[cfg(feature = "fault-points")]
-fn what_comes_back_under_another_name_keeps_its_rows() {
+fn a_limit_that_returns_under_another_name_keeps_its_rows() {
     let dir = Dir::in_memory("back");
     let store = of_many_rows(&dir);
     store.forget("api").unwrap();
@@ -348,8 +350,8 @@ fn what_comes_back_under_another_name_keeps_its_rows() {
 }
 
 #[test]
-fn who_decides_while_the_kind_of_cells_changes_stays_within_the_larger_limit() {
-    // Starts are kept one by one up to 4,096, above they are counted: in other cells.
+fn decisions_during_a_change_of_cell_kind_stay_within_the_larger_limit() {
+    // Starts are stored individually up to 4,096. Above that they are counted, in other cells.
     const SMALL: u64 = 4_000;
     const LARGE: u64 = 5_000;
     let store = Store::new("memory:").unwrap();
@@ -369,7 +371,7 @@ fn who_decides_while_the_kind_of_cells_changes_stays_within_the_larger_limit() {
         });
         for i in 0..2_000 {
             declare(if i % 2 == 0 { LARGE } else { SMALL }).open().unwrap();
-            // So that they decide in the new cells, and are in the midst of it when the next change comes.
+            // So that decisions use the new cells, and are in progress when the next change comes.
             std::thread::sleep(Duration::from_micros(200));
         }
         is_over.store(true, Relaxed);

@@ -1,4 +1,5 @@
-//! Composites: starts in order, denials that cost nobody anything, children that differ, come later, and race.
+//! Composites: starts in order, denials that cost other callers nothing, and children that differ, appear later and
+//! race.
 
 mod common;
 
@@ -20,13 +21,13 @@ fn taken(limiter: &dyn Limiter) -> RawPermit {
     }
 }
 
-/// How many units start now.
-fn room(limiter: &dyn Limiter) -> u64 {
+/// The number of units that start now.
+fn capacity(limiter: &dyn Limiter) -> u64 {
     std::iter::repeat_with(|| limiter.attempt("", 1).unwrap()).take_while(|a| matches!(a, Attempt::Admitted(_))).count()
         as u64
 }
 
-/// Says yes to whoever looks and no to whoever asks, like a child where somebody else is always faster.
+/// Admits every peek and denies every start, like a child for which another caller is always faster.
 struct Faster;
 
 impl Custom for Faster {
@@ -47,7 +48,7 @@ impl Custom for Faster {
     }
 }
 
-/// Lets everybody pass, and remembers how starts ended.
+/// Admits everything, and remembers how starts ended.
 #[derive(Default)]
 struct Diary(Arc<Mutex<Vec<(u64, End)>>>, AtomicU64);
 
@@ -71,7 +72,7 @@ impl Custom for Diary {
 }
 
 #[test]
-fn waiters_start_in_the_order_in_which_they_asked() {
+fn waiters_start_in_request_order() {
     let (clock, store) = clocked();
     let children: [Shared; 5] = [
         rate(&store, "rate", 7, ms(1_000)),
@@ -81,7 +82,7 @@ fn waiters_start_in_the_order_in_which_they_asked() {
         rate(&store, "slow", 3, ms(400)),
     ];
     let mut line = Line::new(Arc::new(CompositeLimiter::new(children)));
-    // The first may start as it joins.
+    // The first may start when it joins.
     let mut ids = Vec::new();
     for i in 0..14 {
         match line.join(Waiter::new("", 1)).unwrap() {
@@ -100,7 +101,7 @@ fn waiters_start_in_the_order_in_which_they_asked() {
 }
 
 #[test]
-fn a_heavy_waiter_starts_in_its_turn_beside_a_stream_of_light_ones() {
+fn a_heavy_waiter_starts_in_its_turn_among_light_ones() {
     let (clock, store) = clocked();
     let limiter =
         CompositeLimiter::new([rate(&store, "a", 10, ms(1_000)), rate(&store, "b", 100, ms(60_000)), slots(50)]);
@@ -126,11 +127,11 @@ fn a_heavy_waiter_starts_in_its_turn_beside_a_stream_of_light_ones() {
         }
         clock.advance(ms(100));
     }
-    assert_eq!(clock.now(), ms(1_100), "as soon as those before it have left the window");
+    assert_eq!(clock.now(), ms(1_100), "as soon as the earlier starts have left the window");
 }
 
-/// Threads are denied by the last child, by one that even says yes when it is looked at, while others use the first.
-/// Once all denials have returned, there is exactly the room that a plain model has.
+/// Threads are denied by the last child, which admits peeks, while others use the first. Once all denials have
+/// returned, the capacity is exactly that of a plain model.
 #[test]
 fn ten_thousand_denials_take_nothing_from_others() {
     const LIMIT: u64 = 40;
@@ -183,7 +184,7 @@ fn ten_thousand_denials_take_nothing_from_others() {
     }
 }
 
-/// The same between processes, which start as many as there are, not one less and not one more.
+/// Denials in other processes. The starts are exactly as many as there are units.
 #[test]
 fn denials_in_other_processes_take_nothing_either() {
     let dir = Dir::new("composite-denials");
@@ -202,12 +203,12 @@ fn denials_in_other_processes_take_nothing_either() {
     let limiter = open();
     let used = (0..300).filter(|_| matches!(limiter.attempt("", 1).unwrap(), Attempt::Admitted(_))).count() as u64;
     children.into_iter().for_each(Child::join);
-    assert!(used > 250, "there was always room: {used}");
-    assert_eq!(room(&*limiter), 1_000 - used);
+    assert!(used > 250, "it always had capacity: {used}");
+    assert_eq!(capacity(&*limiter), 1_000 - used);
 }
 
 #[test]
-fn a_denial_by_a_child_that_had_room_when_it_was_looked_at_says_so() {
+fn a_denial_after_an_admitting_peek_names_the_child() {
     let store = Store::new("memory:").unwrap();
     let rate = Arc::new(RateLimiter::new(&store, "rate", 5, Duration::from_secs(3_600)).unwrap());
     let both = CompositeLimiter::new([rate.clone() as Shared, Arc::new(CustomLimiter::new(Faster).unwrap())]);
@@ -216,10 +217,10 @@ fn a_denial_by_a_child_that_had_room_when_it_was_looked_at_says_so() {
     assert_eq!((denial.retry_after, denial.suggested_after, denial.remaining), (ms(7), ms(7), 0));
     assert_eq!(denial.denied_by.as_deref(), Some("faster"));
     assert!(matches!(both.attempt("", 1).unwrap(), Attempt::Denied(after) if after == ms(7)));
-    assert_eq!(rate.peek("", 1).unwrap().remaining, 5, "what it was asked for is given back");
+    assert_eq!(rate.peek("", 1).unwrap().remaining, 5, "the claimed units are returned");
 }
 
-/// Real threads on small windows: what each child bounds is never exceeded, and everybody is served.
+/// Real threads on small windows: no child's bound is ever exceeded, and every thread is served.
 #[test]
 fn threads_that_wait_stay_within_every_child() {
     const STARTS: usize = 15;
@@ -249,7 +250,7 @@ fn threads_that_wait_stay_within_every_child() {
 }
 
 #[test]
-fn a_waiter_never_holds_a_slot_and_takes_no_place_while_there_is_none() {
+fn a_waiter_holds_no_slot_and_takes_no_place_without_one() {
     let (clock, store) = clocked();
     let (times, running) = (rate(&store, "rate", 1, ms(1_000)), slots(1));
     let limiter = CompositeLimiter::new([times.clone(), running.clone()]);
@@ -257,17 +258,17 @@ fn a_waiter_never_holds_a_slot_and_takes_no_place_while_there_is_none() {
     let mut wait = Wait::new("", 1, None);
     assert!(matches!(wait.step(&limiter).unwrap(), Step::Sleep(_)));
     assert!(times.can_proceed("").unwrap());
-    // There is a slot now, but it is the rate that makes it wait: with a place.
+    // Now there is a slot, but the rate makes it wait, with a place.
     running.complete(&held).unwrap();
     taken(&*times);
     assert_eq!(wait.step(&limiter).unwrap(), Step::Sleep(ms(1_000)));
     assert_eq!(times.peek("", 1).unwrap().retry_after, ms(2_025));
-    assert!(running.can_proceed("").unwrap(), "the slot is not held for as long");
-    // Its time comes, but the slot is gone: the turn is kept.
+    assert!(running.can_proceed("").unwrap(), "the slot is not held during that time");
+    // Its time comes, but the slot is taken again: it keeps its turn.
     let held = taken(&*running);
     clock.advance(ms(1_000));
     assert!(matches!(wait.step(&limiter).unwrap(), Step::Sleep(_)));
-    assert!(!times.can_proceed("").unwrap(), "nobody takes the turn");
+    assert!(!times.can_proceed("").unwrap(), "no other caller gets the turn");
     clock.advance(ms(500));
     running.complete(&held).unwrap();
     assert!(matches!(wait.step(&limiter).unwrap(), Step::Admitted(_)));
@@ -275,14 +276,14 @@ fn a_waiter_never_holds_a_slot_and_takes_no_place_while_there_is_none() {
 }
 
 #[test]
-fn who_waits_for_a_lease_looks_again_before_it_is_over() {
+fn a_waiter_for_a_lease_checks_before_the_lease_ends() {
     let (clock, store) = clocked();
     let running: Shared = Arc::new(ConcurrencyLimiter::shared(&store, "leases", 1, Some(HOUR)).unwrap());
     let limiter = CompositeLimiter::new([running.clone(), rate(&store, "rate", 5, ms(1_000))]);
     let held = taken(&limiter);
     limiter.renew(&held).unwrap();
     assert!(limiter.fence(&held).is_some());
-    assert_eq!(limiter.peek("", 1).unwrap().retry_after, HOUR, "if nobody completes");
+    assert_eq!(limiter.peek("", 1).unwrap().retry_after, HOUR, "if no job completes");
     let mut wait = Wait::new("", 1, Some(ms(5_000)));
     assert!(matches!(wait.step(&limiter).unwrap(), Step::Sleep(nap) if nap < ms(100)));
     let (first, _) = place(&limiter, 1);
@@ -299,7 +300,7 @@ fn who_waits_for_a_lease_looks_again_before_it_is_over() {
 }
 
 #[test]
-fn who_gives_up_or_cannot_be_served_in_time_leaves_nothing_behind() {
+fn abandoned_and_expired_waiters_leave_nothing_behind() {
     let (_clock, store) = clocked();
     let (a, b) = (rate(&store, "a", 1, ms(1_000)), rate(&store, "b", 1, ms(3_000)));
     let limiter = CompositeLimiter::new([a.clone(), b.clone()]);
@@ -322,7 +323,7 @@ fn who_gives_up_or_cannot_be_served_in_time_leaves_nothing_behind() {
 }
 
 #[test]
-fn children_on_different_stores_share_one_moment() {
+fn children_on_different_stores_start_at_one_moment() {
     let dir = Dir::new("composite-stores");
     let memory = Store::new("memory:").unwrap();
     let a = rate(&memory, "a", 1, ms(200));
@@ -342,14 +343,14 @@ fn children_on_different_stores_share_one_moment() {
         }
     };
     assert!(SystemTime::now() >= ready);
-    assert!(limiter.ready_at(&started).is_some(), "also when it has started");
+    assert!(limiter.ready_at(&started).is_some(), "even after it has started");
     assert!(!a.can_proceed("").unwrap() && !b.can_proceed("").unwrap());
     limiter.cancel(&started).unwrap();
     assert!(a.can_proceed("").unwrap() && b.can_proceed("").unwrap());
 }
 
 #[test]
-fn what_is_out_ends_and_starts_with_the_children_that_it_was_taken_from() {
+fn permits_and_places_end_and_start_with_their_original_children() {
     let (clock, store) = clocked();
     let (old, diary) = (rate(&store, "old", 2, ms(1_000)), Diary::default());
     let ends = diary.0.clone();
@@ -372,7 +373,7 @@ fn what_is_out_ends_and_starts_with_the_children_that_it_was_taken_from() {
     limiter.settle(&later, 1).unwrap();
     limiter.complete(&later).unwrap();
     assert_eq!(*ends.lock().unwrap(), [(0, End::Settled(1))], "once");
-    assert_eq!(full.peek("", 1).unwrap().remaining, 1, "slots have no use for what it was worth");
+    assert_eq!(full.peek("", 1).unwrap().remaining, 1, "slots ignore the settled weight");
 }
 
 #[test]
@@ -399,12 +400,12 @@ fn composites_within_composites() {
 }
 
 #[test]
-fn a_place_goes_on_elsewhere_as_a_text() {
+fn a_place_continues_elsewhere_as_a_text() {
     let (clock, store) = clocked();
     let (a, b) = (|| rate(&store, "a", 1, ms(1_000)), || rate(&store, "b", 1, ms(2_000)));
     let here = CompositeLimiter::new([a(), b(), slots(1)]);
     let running = slots(1);
-    // Others of the same limits, in another order, one of them inside another composite.
+    // Other composites of the same limits, in another order, one of them nested.
     let elsewhere = CompositeLimiter::new([running.clone(), b(), a()]);
     let inner: Shared = Arc::new(CompositeLimiter::new([b()]));
     let nested = CompositeLimiter::new([a(), inner]);
@@ -414,14 +415,14 @@ fn a_place_goes_on_elsewhere_as_a_text() {
     assert_eq!(after, Duration::ZERO);
     let text = here.to_text(&place).unwrap();
     here.drop_place(&place);
-    assert!(here.present(&place).is_err(), "it is not known here any more");
+    assert!(here.present(&place).is_err(), "it is no longer known here");
     let there = elsewhere.permit_from_text(&text).unwrap();
     assert!(matches!(elsewhere.present(&there).unwrap(), Presented::Started(_)));
     assert!([a(), b()].iter().all(|child| !child.can_proceed(key).unwrap()), "it counts for its key");
     elsewhere.cancel(&there).unwrap();
     assert!([a(), b(), running.clone()].iter().all(|child| child.can_proceed(key).unwrap()));
 
-    // The one that waits: too early, then with the slot taken, then it starts, and never again.
+    // The waiting place: it is presented too early, then with the slot taken, then it starts, and never again.
     let (place, after) = self::place(&here, 1);
     assert_eq!(after, ms(2_000));
     let text = here.to_text(&place).unwrap();
@@ -454,7 +455,7 @@ fn a_place_goes_on_elsewhere_as_a_text() {
 }
 
 #[test]
-fn what_is_no_text_of_a_place_is_an_error() {
+fn an_invalid_text_of_a_place_is_an_error() {
     let (_clock, store) = clocked();
     let limiter = CompositeLimiter::new([rate(&store, "a", 5, ms(1_000)), slots(1)]);
     let text = limiter.to_text(&place(&limiter, 1).0).unwrap();
@@ -481,7 +482,7 @@ fn what_is_no_text_of_a_place_is_an_error() {
         let error = limiter.permit_from_text(text).unwrap_err();
         assert!(matches!(error, Error::InvalidArgument { parameter: "place", .. }), "{text}: {error}");
     }
-    // Two places at one limit, and one of a limit that is no child here.
+    // Two places at one limit, and one of a limit that is not a child here.
     let strangers = CompositeLimiter::new([rate(&store, "b", 5, ms(1_000))]);
     for (limiter, text) in [(&limiter, format!("{text}({child})")), (&strangers, text.clone())] {
         assert!(matches!(limiter.permit_from_text(&text), Err(Error::ForeignPermit { .. })), "{text}");
@@ -508,7 +509,7 @@ fn a_buckets_place_travels_and_its_start_does_not() {
 }
 
 #[test]
-fn a_text_that_many_present_starts_once() {
+fn a_text_presented_concurrently_starts_once() {
     let store = Store::new("memory:").unwrap();
     let children = || [rate(&store, "a", 1_000, HOUR), rate(&store, "b", 1_000, HOUR)];
     let here = CompositeLimiter::new(children());
@@ -528,7 +529,7 @@ fn a_text_that_many_present_starts_once() {
                 });
             }
         });
-        // Two that were faster at one child each may both have to go on; with the place of neither.
+        // Two callers that were each first at one child may both have to retry, with the place of neither.
         assert!(starts.into_inner() <= 1);
     }
     let [a, b] = children();
@@ -536,7 +537,7 @@ fn a_text_that_many_present_starts_once() {
 }
 
 #[test]
-fn a_place_that_many_threads_present_starts_once() {
+fn a_place_presented_by_many_threads_starts_once() {
     let store = Store::new("memory:").unwrap();
     let (a, b) = (rate(&store, "a", 1_000, HOUR), rate(&store, "b", 1_000, HOUR));
     let limiter = CompositeLimiter::new([a.clone(), b.clone()]);
@@ -561,7 +562,7 @@ fn a_place_that_many_threads_present_starts_once() {
 }
 
 #[test]
-fn what_is_no_place_any_more_is_an_error_and_a_stranger_is_too() {
+fn used_and_foreign_places_are_errors() {
     let (_clock, store) = clocked();
     let limiter = CompositeLimiter::new([rate(&store, "a", 5, ms(1_000))]);
     let (place, _) = place(&limiter, 1);
@@ -571,7 +572,7 @@ fn what_is_no_place_any_more_is_an_error_and_a_stranger_is_too() {
     let other = CompositeLimiter::new([rate(&store, "a", 5, ms(1_000))]);
     assert!(matches!(other.present(&place), Err(Error::ForeignPermit { .. })));
     assert_eq!((limiter.ready_in(&place), other.ready_at(&taken(&limiter))), (None, None));
-    // A forked child has none of its parent's.
+    // A forked child has none of its parent's places.
     let (place, _) = self::place(&limiter, 1);
     Child::run(|| assert!(matches!(limiter.present(&place), Err(Error::InvalidArgument { .. })))).join();
     assert!(matches!(limiter.present(&place).unwrap(), Presented::Started(_)));
@@ -585,7 +586,7 @@ fn a_parents_permit_ends_nothing_of_a_childs() {
     limiter.complete(&parents).unwrap();
     Child::run(|| {
         taken(&limiter);
-        // Of the same composite, with the number that the first permit of a table has.
+        // A permit of the same composite, with the number of the first permit of a table.
         limiter.complete(&parents).unwrap();
         assert!(matches!(limiter.attempt("", 1).unwrap(), Attempt::Denied(_)));
     })
@@ -602,7 +603,7 @@ fn another_policy_or_a_clear_of_one_child_moves_the_start_at_all_of_them() {
     rate(&store, "b", 1, ms(5_000)).open().unwrap();
     clock.advance(after);
     assert_eq!(limiter.present(&first).unwrap(), Presented::Wait { place: first, after: ms(3_000) });
-    assert!(a.can_proceed("").unwrap(), "nothing is held here meanwhile");
+    assert!(a.can_proceed("").unwrap(), "nothing is held here in between");
     clock.advance(ms(3_000));
     assert!(matches!(limiter.present(&first).unwrap(), Presented::Started(_)));
     limiter.complete(&first).unwrap();

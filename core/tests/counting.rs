@@ -1,4 +1,4 @@
-//! What is counted, by threads, processes and forked children, and what becomes of it.
+//! Counts by threads, processes and forked children, and what happens to them.
 
 mod common;
 
@@ -10,7 +10,7 @@ use workglow_limit::*;
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
-/// A store that does not give up while the machine is busy with other tests.
+/// A store that does not time out while the machine is busy with other tests.
 fn open(url: &str) -> Store {
     let mut options = StoreOptions::default();
     options.timeout = Duration::from_secs(60);
@@ -25,7 +25,7 @@ fn attempt(limiter: &dyn Limiter, key: &str, weight: u64) -> bool {
     matches!(limiter.attempt(key, weight).unwrap(), Attempt::Admitted(_))
 }
 
-/// What was counted: admitted, denied, wanted, granted.
+/// The counts: admitted, denied, wanted, granted.
 fn counted(limiter: &dyn Limiter, key: &str) -> [u64; 4] {
     let stats = limiter.stats(key).unwrap();
     [stats.admitted, stats.denied, stats.units_wanted, stats.units_granted]
@@ -93,7 +93,7 @@ fn more_threads_than_stripes_lose_nothing() {
     });
 }
 
-/// A thread's stripe is used again by the threads that come after it.
+/// The stripe of a thread is reused by later threads.
 #[test]
 fn threads_that_come_and_go_lose_nothing() {
     on_every_store("count-come-and-go", |store| {
@@ -107,7 +107,7 @@ fn threads_that_come_and_go_lose_nothing() {
 }
 
 #[test]
-fn keys_beyond_the_table_count_in_the_whole() {
+fn keys_beyond_the_table_count_in_the_limits_total() {
     on_every_store("count-keys", |store| {
         let limiter = rate(store, 1);
         for i in 0..6_000 {
@@ -116,10 +116,10 @@ fn keys_beyond_the_table_count_in_the_whole() {
         assert_eq!(counted(&limiter, ""), [6_000, 0, 6_000, 6_000]);
         let of_keys: u64 = (0..6_000).map(|i| counted(&limiter, &format!("key-{i}"))[0]).sum();
         assert!((1_000..=6_000).contains(&of_keys), "{of_keys}");
-        // What was told a while ago makes room for others.
+        // Entries that were flushed a while ago are freed for other keys.
         for i in 0..10 {
             let key = format!("key-{i}");
-            wait_until("there is room for this key", || {
+            wait_until("there is an entry for this key", || {
                 assert!(!attempt(&limiter, &key, 1));
                 counted(&limiter, &key)[1] > 0
             });
@@ -132,7 +132,7 @@ fn cancelling_moves_keys_and_loses_no_count() {
     on_every_store("count-cancel", |store| {
         let limiter = rate(store, 10);
         for _ in 0..300 {
-            let Attempt::Admitted(permit) = limiter.attempt("a", 2).unwrap() else { panic!("there is room") };
+            let Attempt::Admitted(permit) = limiter.attempt("a", 2).unwrap() else { panic!("the limit has capacity") };
             limiter.cancel(&permit).unwrap();
             limiter.cancel(&permit).unwrap();
         }
@@ -156,14 +156,14 @@ fn policies_change_and_counts_stay() {
             assert_eq!(limiter.stats("").unwrap().policy_changes, 1);
             assert_eq!(limiter.stats("a").unwrap().policy_changes, 0);
         }
-        // The same once more is no change.
+        // The same policy again is not a change.
         rate(store, 2).open().unwrap();
         assert_eq!(before.stats("").unwrap().policy_changes, 1);
     });
 }
 
 #[test]
-fn processes_add_up() {
+fn counts_of_processes_add_up() {
     let dir = Dir::new("count-processes");
     let children: Vec<Child> = (0..4)
         .map(|i| {
@@ -173,7 +173,7 @@ fn processes_add_up() {
                     attempt(&limiter, "shared", 1);
                 }
                 attempt(&limiter, &format!("own-{i}"), 1);
-                // What was not told yet is told by the end of the store.
+                // The end of the store flushes the rest.
             })
         })
         .collect();
@@ -184,9 +184,9 @@ fn processes_add_up() {
     assert_eq!(counted(&limiter, ""), [14, 190, 204, 14]);
 }
 
-/// Whoever goes on deciding tells at the first decision after a second, without being asked.
+/// A process that keeps deciding flushes at the first decision after a second, without being asked.
 #[test]
-fn once_a_second_it_is_told() {
+fn counts_are_flushed_once_a_second() {
     let dir = Dir::new("count-second");
     let clock = ManualClock::new();
     let mut options = StoreOptions::default();
@@ -198,23 +198,23 @@ fn once_a_second_it_is_told() {
     assert_eq!(counted(&theirs, "a"), [0; 4]);
     clock.advance(Duration::from_secs(2));
     attempt(&mine, "a", 1);
-    // Not the one that told: it was decided after that.
+    // Not the decision that flushed: it was made after that.
     let [admitted, denied, ..] = counted(&theirs, "a");
     assert_eq!((admitted, denied), (1, 1));
     assert_eq!(counted(&mine, "a"), [1, 2, 3, 1]);
 }
 
 #[test]
-fn a_forked_child_counts_only_what_is_its_own() {
+fn a_forked_child_counts_only_its_own_decisions() {
     on_every_store("count-fork", |store| {
         let limiter = rate(store, 10);
         assert!(attempt(&limiter, "a", 1));
         assert!(attempt(&limiter, "", 1));
         let is_memory = store.url() == "memory:";
-        // The child has a memory store of its own from here on; of a lane, the parent has told nothing yet.
+        // From here on the child has a memory store of its own. Of a lane, the parent has flushed nothing yet.
         let child = Child::run(|| {
             assert!(attempt(&limiter, "a", 1));
-            assert_eq!(counted(&limiter, "a")[0], 1, "the parent's are not the child's");
+            assert_eq!(counted(&limiter, "a")[0], 1, "the parent's counts are not the child's");
             assert_eq!(counted(&limiter, "")[0], 1);
         });
         child.join();
@@ -247,12 +247,13 @@ fn a_wait_is_counted_with_its_time() {
         waiter.join().unwrap();
         let stats = slots.stats("").unwrap();
         assert_eq!((stats.admitted, stats.denied), (2, 0));
-        // On a busy machine it may have come too late to wait.
+        // On a busy machine it may have been too late to wait.
         assert_eq!(stats.waited > 0, stats.wait_time > Duration::ZERO);
     });
 }
 
-/// Waiters who give up are no denials, and what they held was cancelled; those whose time is up are denials only.
+/// Waiters that give up are not denials, and the units they held were cancelled. Waiters whose timeout passes are only
+/// denials.
 #[test]
 fn giving_up_is_not_a_denial() {
     on_every_store("count-give-up", |store| {
@@ -283,7 +284,7 @@ fn failures_of_the_store_are_counted() {
     assert_eq!(limiter.stats("a").unwrap().store_errors, 0);
 }
 
-/// Admits every other time.
+/// Admits every second time.
 struct Alternating(std::sync::atomic::AtomicU64);
 
 impl Custom for Alternating {
@@ -306,7 +307,7 @@ impl Custom for Alternating {
 }
 
 #[test]
-fn a_limiter_of_ones_own_is_counted_in_its_process() {
+fn a_custom_limiter_is_counted_in_its_process() {
     let limiter = CustomLimiter::new(Alternating(0.into())).unwrap();
     assert!(attempt(&limiter, "a", 2));
     assert!(!attempt(&limiter, "a", 2));
@@ -321,7 +322,7 @@ fn a_limiter_of_ones_own_is_counted_in_its_process() {
 }
 
 #[test]
-fn a_composite_tells_what_its_children_counted() {
+fn a_composite_reports_its_childrens_counts() {
     on_every_store("count-composite", |store| {
         let limiter = store.limiter("both", "3/1h + 2 concurrent").unwrap();
         assert!(attempt(&*limiter, "a", 2));

@@ -1,5 +1,5 @@
-//! Damage to a store's files is an error: no crash, no call without an end, and nothing over the limit in silence. (What is
-//! damaged at random, while others use it: `torments.rs`.)
+//! Damage to a store's files is an error: no crash, no endless call, and no silent excess over the limit. (For random
+//! damage during use, see `torments.rs`.)
 #![cfg(feature = "fault-points")]
 
 mod common;
@@ -14,7 +14,7 @@ use workglow_limit::*;
 const HOUR: Duration = Duration::from_secs(3_600);
 const LIMIT: u64 = 100;
 
-/// The answer, or nothing after an error that damage may have for a consequence.
+/// The answer, or `None` after an error that damage may cause.
 fn expected<T>(answer: Result<T>) -> Option<T> {
     answer.inspect_err(|e| assert!(ERRORS_OF_DAMAGE.contains(&e.name()), "{e:?}")).ok()
 }
@@ -22,7 +22,7 @@ fn expected<T>(answer: Result<T>) -> Option<T> {
 const OTHERS: [&str; 7] =
     ["50/1h + 5/1s", "9000/1h", "100/1h burst 20", "3 concurrent", "100/1h fixed", "100/1h counter", "20/1m spaced"];
 
-/// Uses all of a store for a while. What the limit "api" admits is counted.
+/// Uses everything of a store for a while. The admissions of the limit "api" are counted.
 fn use_for(dir: &Dir, time: Duration, admitted: &AtomicU64) {
     let mut options = StoreOptions::default();
     options.timeout = Duration::from_millis(100);
@@ -57,9 +57,9 @@ fn use_for(dir: &Dir, time: Duration, admitted: &AtomicU64) {
     }
 }
 
-/// Offsets, sizes and lists of the lane, each overwritten with what would lead astray.
+/// Each offset, size and list of the lane is overwritten with a misleading value.
 #[test]
-fn words_that_lead_astray_are_errors() {
+fn misleading_words_are_errors() {
     let dir = Dir::in_memory("astray");
     let count = &shared(1)[0];
     Child::run(|| use_for(&dir, Duration::from_millis(30), count)).join();
@@ -68,7 +68,7 @@ fn words_that_lead_astray_are_errors() {
     let mut random = Random::new();
     for _ in 0..number("ROUNDS", 8) {
         lane.write_all_at(&whole, 0).unwrap();
-        // What is not zero is looked at by somebody.
+        // Words that are not zero are read by some code.
         let used = (10..whole.len() / 8).filter(|at| whole[at * 8..at * 8 + 8] != [0; 8]);
         for at in used.filter(|_| random.below(10) == 0).collect::<Vec<_>>() {
             let word = match random.below(5) {
@@ -85,7 +85,7 @@ fn words_that_lead_astray_are_errors() {
 }
 
 #[test]
-fn rows_that_make_no_sense_are_errors() {
+fn nonsensical_rows_are_errors() {
     const HOSTILE: [&str; 12] = [
         "UPDATE limits SET policy = 'nonsense'",
         "UPDATE limits SET policy = printf('%.*c', 3000000, 'x')",
@@ -122,11 +122,12 @@ fn rows_that_make_no_sense_are_errors() {
     children.collect::<Vec<_>>().into_iter().for_each(Child::join);
 }
 
-/// Each word of a key's block and of what leads to it, with what nobody wrote there: calls end, and so do those that walk
-/// over all keys.
+/// Each word of a key's block, and of the words that lead to it, is given a value that was never written there. Calls
+/// end, and so do walks over all keys.
 #[test]
-fn whatever_a_block_holds_calls_end() {
-    // Of a limit its table, of a table its index; and where in a key's block its text is, which tells where that is.
+fn calls_end_whatever_a_block_holds() {
+    // The position of a limit's table, of a table's index, and of the text in a key's block, by which the block is
+    // found.
     const FIRST_LIMIT: usize = 13;
     const TABLE: usize = 3;
     const INDEX: usize = 13;
@@ -177,11 +178,11 @@ fn whatever_a_block_holds_calls_end() {
                     expected(store.flush());
                     expected(store.verify(false));
                     expected(limiter.clear(key));
-                    // But for numbers that only grow.
+                    // Except numbers that only grow.
                     lane.write_all_at(&whole[..480 * 8], 0).unwrap();
                     lane.write_all_at(&whole[512 * 8..], 512 * 8).unwrap();
                     let is_it = std::fs::metadata(&path).unwrap().ino() == lane.metadata().unwrap().ino();
-                    assert!(is_it, "{kind}: with {other:x} at {at} another lane was made");
+                    assert!(is_it, "{kind}: with {other:x} at {at} another lane was created");
                 }
             }
         })
@@ -189,9 +190,10 @@ fn whatever_a_block_holds_calls_end() {
     children.collect::<Vec<_>>().into_iter().for_each(Child::join);
 }
 
-/// A limit that is declared does not begin anew because its name was overwritten, and a key without its own policy is told.
+/// A declared limit does not start again because its name was overwritten, and a key without its own policy is
+/// reported.
 #[test]
-fn what_is_declared_and_not_there_is_told() {
+fn missing_declarations_are_reported() {
     let dir = Dir::in_memory("nameless");
     Child::run(|| {
         let store = Store::new(&dir.url()).unwrap();
@@ -213,7 +215,7 @@ fn what_is_declared_and_not_there_is_told() {
     })
     .join();
     lane.write_all_at(&whole, 0).unwrap();
-    // The slot in the index that leads to the tenant's stub.
+    // The slot of the index with the tenant's stub.
     let text = whole.windows(6).rposition(|found| found == b"tenant").unwrap() - 2;
     let stub = text as u64 / 8 - 16;
     let slot = (0..whole.len() / 8).find(|at| word(*at) & ((1 << 48) - 1) == stub && word(*at) >> 48 != 0).unwrap();
@@ -225,9 +227,9 @@ fn what_is_declared_and_not_there_is_told() {
     .join();
 }
 
-/// Only its checksum tells a larger limit from the one that was declared.
+/// Only its checksum distinguishes a larger limit from the declared one.
 #[test]
-fn a_policy_that_was_overwritten_is_told() {
+fn an_overwritten_policy_is_reported() {
     let dir = Dir::in_memory("overwritten");
     let declare = || RateLimiter::new(&Store::new(&dir.url()).unwrap(), "api", 77, HOUR).unwrap();
     let start = || assert!(matches!(declare().attempt("key", 1).unwrap(), Attempt::Admitted(_)));

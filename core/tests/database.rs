@@ -1,4 +1,4 @@
-//! The database file, seen from outside: by people with a SQLite shell, and by strangers who lock it.
+//! The database file, seen from outside: by people with an SQLite shell, and by other programs that lock it.
 //!
 //! These tests use SQLite themselves, so none of them forks: a child could inherit a lock inside SQLite.
 
@@ -16,7 +16,7 @@ fn admitted(limiter: &impl Limiter) -> bool {
 }
 
 #[test]
-fn declared_policies_can_be_read_by_people() {
+fn declared_policies_are_readable() {
     let dir = Dir::new("tables");
     let store = Store::new(&dir.url()).unwrap();
     RateLimiter::new(&store, "openai", 100, Duration::from_secs(60)).unwrap().open().unwrap();
@@ -32,7 +32,7 @@ fn declared_policies_can_be_read_by_people() {
 }
 
 #[test]
-fn what_cannot_be_a_store_is_refused_and_left_alone() {
+fn invalid_stores_are_refused_and_left_unchanged() {
     let dir = Dir::new("refused");
     let open = |path: &Path| Store::new(&format!("sqlite:{}", path.display())).unwrap().open();
     let write = |name: &str, bytes: &[u8]| std::fs::write(dir.file(name), bytes).unwrap();
@@ -46,7 +46,7 @@ fn what_cannot_be_a_store_is_refused_and_left_alone() {
     let text = b"This is not a database, but somebody's notes.".repeat(100);
     write("notes.txt", &text);
     let error = open(&dir.file("notes.txt")).unwrap_err();
-    assert!(error.to_string().ends_with("notes.txt is not a workglow-limit store: a file that is no SQLite database"));
+    assert!(error.to_string().ends_with("notes.txt is not a workglow-limit store: not an SQLite database"));
     assert_eq!(std::fs::read(dir.file("notes.txt")).unwrap(), text);
 
     let theirs = rusqlite::Connection::open(dir.file("theirs.db")).unwrap();
@@ -54,7 +54,7 @@ fn what_cannot_be_a_store_is_refused_and_left_alone() {
     drop(theirs);
     let before = std::fs::read(dir.file("theirs.db")).unwrap();
     let error = open(&dir.file("theirs.db")).unwrap_err();
-    assert!(error.to_string().ends_with("a SQLite database of another application"), "{error}");
+    assert!(error.to_string().ends_with("an SQLite database of another application"), "{error}");
     assert_eq!(std::fs::read(dir.file("theirs.db")).unwrap(), before);
 
     open(&dir.file("newer.db")).unwrap();
@@ -72,7 +72,7 @@ fn what_cannot_be_a_store_is_refused_and_left_alone() {
         ["file", "newer.db", "newer.db-lane", "notes.txt", "theirs.db", "wrong-lane.db", "wrong-lane.db-lane"];
     let found: Vec<_> = dir.names().into_iter().filter(|n| n != "wrong-lane.db").collect();
     let expected: Vec<_> = expected.into_iter().filter(|n| *n != "wrong-lane.db").collect();
-    assert_eq!(found, expected, "nothing was created beside them");
+    assert_eq!(found, expected, "nothing was created next to them");
 }
 
 #[test]
@@ -90,14 +90,15 @@ fn a_busy_store_fails_in_time() {
     stranger.execute_batch("BEGIN EXCLUSIVE").unwrap();
     let other = RateLimiter::new(&store, "other", 1, HOUR).unwrap();
     assert_eq!(other.attempt("", 1).unwrap_err().name(), "store_timeout");
-    assert!(admitted(&limiter), "who has its limit does not need the database");
+    assert!(admitted(&limiter), "an opened limit does not need the database");
     stranger.execute_batch("COMMIT").unwrap();
-    assert!(admitted(&other), "and it recovers by itself");
+    assert!(admitted(&other), "and it recovers");
 }
 
-/// What asks all the time is answered at once while the ledger rests, which does not make the rest any longer.
+/// A caller that asks all the time is answered at once while the writer of the ledger pauses, and does not prolong the
+/// pause.
 #[test]
-fn the_ledger_is_tried_again_while_somebody_asks_all_the_time() {
+fn the_ledger_is_retried_under_constant_calls() {
     let dir = Dir::new("again");
     let mut options = StoreOptions::default();
     options.durability = Durability::Commit;
@@ -114,12 +115,12 @@ fn the_ledger_is_tried_again_while_somebody_asks_all_the_time() {
         let _ = limiter.attempt("", 1);
         std::thread::sleep(Duration::from_millis(20));
     }
-    // One by itself may have been written by the checkpoint that comes once a second.
-    assert!((0..3).all(|_| admitted(&limiter)), "the rest of a second is over");
+    // A single start may have been written by the checkpoint that comes once a second.
+    assert!((0..3).all(|_| admitted(&limiter)), "the pause of a second is over");
 }
 
 #[test]
-fn a_policy_that_could_not_be_noted_holds_nowhere() {
+fn a_policy_that_was_not_stored_applies_nowhere() {
     for begins in ["BEGIN IMMEDIATE", "BEGIN EXCLUSIVE"] {
         let dir = Dir::new("not-noted");
         let mut options = StoreOptions::default();
@@ -134,8 +135,8 @@ fn a_policy_that_could_not_be_noted_holds_nowhere() {
         assert_eq!(limiter.peek("", 1).unwrap().limit, 5, "{begins}");
         stranger.execute_batch("COMMIT").unwrap();
         let other = RateLimiter::attach(&Store::new(&dir.url()).unwrap(), "api").unwrap();
-        assert_eq!(other.peek("", 1).unwrap().limit, 5, "{begins}: nothing was left to be done");
-        wait_until("it is noted", || override_it().is_ok());
+        assert_eq!(other.peek("", 1).unwrap().limit, 5, "{begins}: no change was left over");
+        wait_until("it is stored", || override_it().is_ok());
         assert_eq!((limiter.peek("", 1).unwrap().limit, other.peek("", 1).unwrap().limit), (2, 2), "{begins}");
     }
 }

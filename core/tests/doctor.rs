@@ -1,4 +1,4 @@
-//! What `doctor` says of servers that are set badly, each in its own way.
+//! The findings of `doctor` about servers with bad settings, one setting at a time.
 #![cfg(all(feature = "redis", feature = "postgres"))]
 
 mod common;
@@ -20,7 +20,7 @@ fn url(node: &Node) -> String {
 }
 
 #[test]
-fn a_server_that_is_set_well_is_well_and_each_setting_is_found_alone() {
+fn a_well_configured_server_has_no_findings_and_each_bad_setting_one() {
     use Severity::*;
     let server = Node::start("doctor-well", &[]);
     let set = |setting: &str, value: &str| assert_eq!(server.cli(&["CONFIG", "SET", setting, value]).trim(), "OK");
@@ -57,7 +57,7 @@ fn a_server_that_is_set_well_is_well_and_each_setting_is_found_alone() {
 }
 
 #[test]
-fn who_may_not_use_what_limits_need_is_told_which_commands() {
+fn missing_permissions_are_reported_with_their_commands() {
     let server = Node::start("doctor-acl", &[]);
     let user = |rules: &str| {
         let arguments: Vec<&str> = ["ACL", "SETUSER", "some"].into_iter().chain(rules.split(' ')).collect();
@@ -73,7 +73,7 @@ fn who_may_not_use_what_limits_need_is_told_which_commands() {
     assert!(findings.len() == 1 && findings[0].severity == Severity::Danger, "{findings:?}");
     assert!(["zadd", "rename"].iter().all(|name| findings[0].value.contains(name)), "{findings:?}");
     assert!(!findings[0].value.contains("hset"), "{findings:?}");
-    // Where settings cannot be looked at, that is said, and the rest is looked at.
+    // If settings cannot be read, that is reported, and the rest is checked.
     user("+zadd +rename -config");
     let findings = doctor(&url).unwrap();
     assert!(findings.iter().any(|f| f.setting == "CONFIG" && f.severity == Severity::Note), "{findings:?}");
@@ -87,7 +87,7 @@ fn who_may_not_use_what_limits_need_is_told_which_commands() {
 }
 
 #[test]
-fn replicas_are_told_from_primaries_that_may_be_cut_off() {
+fn replicas_and_primaries_have_their_own_findings() {
     let primary = Node::start("doctor-primary", &["--appendonly", "yes"]);
     let port = primary.port.to_string();
     let replica = Node::start("doctor-replica", &["--replicaof", "127.0.0.1", &port]);
@@ -101,7 +101,7 @@ fn replicas_are_told_from_primaries_that_may_be_cut_off() {
     assert!(of(&replica, "replica-read-only"));
 }
 
-/// What is found on a database that a role uses, but for what the test server itself is: it does not wait for its disk.
+/// The findings about a database for a role, without the test server's own: it does not wait for its disk.
 fn found_as(server: &PostgresServer, role: &str, database: &str) -> Vec<(Severity, String)> {
     let mut found = found(&server.url_of(role, database));
     found.retain(|(_, setting)| setting != "fsync");
@@ -109,11 +109,11 @@ fn found_as(server: &PostgresServer, role: &str, database: &str) -> Vec<(Severit
 }
 
 #[test]
-fn each_setting_of_postgres_is_found_alone() {
+fn each_bad_setting_of_postgres_is_found() {
     use Severity::*;
     let server = PostgresServer::start("doctor-postgres");
     assert_eq!(found(&server.url()), [(Danger, "fsync".to_owned())]);
-    assert_eq!(server.command("SELECT to_regnamespace('workglow_limit') IS NULL"), "t", "it makes nothing");
+    assert_eq!(server.command("SELECT to_regnamespace('workglow_limit') IS NULL"), "t", "it creates nothing");
     Store::new(&server.url()).unwrap().open().unwrap();
     for (setting, value, severity) in [
         ("autovacuum", "off", Warning),
@@ -135,7 +135,7 @@ fn each_setting_of_postgres_is_found_alone() {
 }
 
 #[test]
-fn a_role_that_lacks_something_on_postgres_is_told_what() {
+fn missing_privileges_on_postgres_are_reported() {
     use Severity::*;
     let server = PostgresServer::start("doctor-role");
     server.command("CREATE ROLE app LOGIN");
@@ -164,7 +164,7 @@ fn a_role_that_lacks_something_on_postgres_is_told_what() {
 }
 
 #[test]
-fn where_there_is_no_server_there_is_nothing_to_find() {
+fn stores_without_a_server_have_no_findings() {
     assert_eq!(doctor("memory:").unwrap(), []);
     assert!(matches!(doctor("nonsense:"), Err(Error::InvalidUrl { .. })));
     assert!(matches!(doctor("redis://127.0.0.1:1"), Err(Error::Store { .. })));

@@ -1,4 +1,4 @@
-//! A store that fails: what is answered meanwhile, that nothing hangs, and that it recovers by itself.
+//! A failing store: its answers during the failure, that no call hangs, and that it recovers.
 
 mod common;
 
@@ -19,12 +19,13 @@ fn options(on_error: OnError) -> StoreOptions {
     options
 }
 
-/// Uses a limit before, while and after its store fails. `cause` makes it fail, and returns what ends that.
+/// Uses a limit before, during and after a failure of its store. `cause` makes the store fail, and returns a function
+/// that ends the failure.
 fn fails_and_recovers(dir: &Dir, name: &str, on_error: OnError, cause: impl FnOnce(&Dir) -> Box<dyn FnOnce() + '_>) {
     let what = format!("{name}, {on_error:?}");
     let store = Store::with_options(&dir.url(), options(on_error)).unwrap();
     let limiter = RateLimiter::new(&store, "api", LIMIT, HOUR).unwrap();
-    // What is admitted, and whether the store said so.
+    // Whether the start was admitted, and whether the store reported a failure.
     let attempt = || {
         let (before, began) = (store.failures(), Instant::now());
         let answer = limiter.attempt("key", 1);
@@ -40,7 +41,7 @@ fn fails_and_recovers(dir: &Dir, name: &str, on_error: OnError, cause: impl FnOn
     let end = cause(dir);
     while store.failures() < 10 {
         match (attempt(), on_error) {
-            // So much may be missing from the ledger.
+            // This many starts may be missing from the ledger.
             ((Ok(true), false), _) if started < 5 + LIMIT / 20 => started += 1,
             ((Ok(true), true), OnError::Admit) | ((Ok(false), true), OnError::Deny) => {}
             ((Err(error), true), OnError::Raise) => {
@@ -50,7 +51,7 @@ fn fails_and_recovers(dir: &Dir, name: &str, on_error: OnError, cause: impl FnOn
         }
     }
     end();
-    // It may be resting still. When it has recovered, the rest of the limit is there, and then denials.
+    // The writer may still be pausing. After the recovery, the rest of the limit is available, and then denials follow.
     let began = Instant::now();
     loop {
         assert!(began.elapsed() < Duration::from_secs(60), "{what}: it does not recover");
@@ -61,19 +62,19 @@ fn fails_and_recovers(dir: &Dir, name: &str, on_error: OnError, cause: impl FnOn
         }
     }
     println!("{what}: {} failures", store.failures());
-    assert_eq!(started, LIMIT, "{what}: what failed took nothing");
+    assert_eq!(started, LIMIT, "{what}: the failed calls took nothing");
 }
 
 const EACH: [OnError; 3] = [OnError::Raise, OnError::Deny, OnError::Admit];
 
-/// The same for each choice, side by side.
+/// Runs a test for each choice, in parallel.
 fn for_each_choice(name: &str, f: impl Fn(&Dir, OnError)) {
     let run = |on_error| Child::run(|| f(&Dir::in_memory(&format!("{name}-{on_error:?}")), on_error));
     EACH.map(run).into_iter().for_each(Child::join);
 }
 
 #[test]
-fn a_stranger_who_locks_the_database() {
+fn a_database_locked_by_another_program() {
     for_each_choice("locked", |dir, on_error| {
         fails_and_recovers(dir, "locked", on_error, |dir| {
             let steps = shared(2);
@@ -93,7 +94,7 @@ fn a_stranger_who_locks_the_database() {
 }
 
 #[test]
-fn a_directory_that_cannot_be_written() {
+fn a_read_only_directory() {
     for_each_choice("read-only", |dir, on_error| {
         // Root may write everywhere.
         // SAFETY: plain calls, in a child of its own.
@@ -113,19 +114,19 @@ fn a_directory_that_cannot_be_written() {
 }
 
 #[test]
-fn a_database_that_is_gone_for_a_while() {
+fn a_temporarily_missing_database() {
     for_each_choice("gone", |dir, on_error| {
         fails_and_recovers(dir, "gone", on_error, |dir| {
             std::fs::rename(dir.file("limits.db"), dir.file("elsewhere.db")).unwrap();
             Box::new(|| {
-                assert!(!dir.file("limits.db").exists(), "no other one was made in its place");
+                assert!(!dir.file("limits.db").exists(), "no other one was created in its place");
                 std::fs::rename(dir.file("elsewhere.db"), dir.file("limits.db")).unwrap();
             })
         });
     });
 }
 
-/// A process that does not go on while it has the structure lock.
+/// A process that stops while it has the structure lock.
 #[cfg(feature = "fault-points")]
 #[test]
 fn a_process_that_stops_under_the_lock() {
@@ -133,7 +134,7 @@ fn a_process_that_stops_under_the_lock() {
         fails_and_recovers(dir, "stopped", on_error, |dir| {
             let stopped = Child::run(|| {
                 let limiter = RateLimiter::attach(&Store::new(&dir.url()).unwrap(), "api").unwrap();
-                let Ok(Attempt::Admitted(permit)) = limiter.attempt("another", 1) else { panic!("there is room") };
+                let Ok(Attempt::Admitted(permit)) = limiter.attempt("another", 1) else { panic!("the limit has capacity") };
                 fault::at("key-sealed", || common::raise(libc::SIGSTOP));
                 limiter.cancel(&permit).unwrap();
             });
@@ -147,7 +148,7 @@ fn a_process_that_stops_under_the_lock() {
 }
 
 #[test]
-fn a_lane_that_is_gone_counts_as_full_for_a_while() {
+fn a_lost_lane_counts_as_full_for_a_while() {
     const WINDOW: Duration = Duration::from_millis(2_500);
     for_each_choice("lane", |dir, on_error| {
         let store = Store::with_options(&dir.url(), options(on_error)).unwrap();
@@ -175,7 +176,7 @@ fn a_lane_that_is_gone_counts_as_full_for_a_while() {
     });
 }
 
-/// What a limit answers whose store cannot be opened yet, until `end` makes that possible.
+/// The answers of a limit whose store cannot be opened yet, until `end` makes that possible.
 fn fails_at_first(dir: &Dir, name: &str, on_error: OnError, end: impl FnOnce()) {
     let store = Store::with_options(&dir.url(), options(on_error)).unwrap();
     let limiter = RateLimiter::new(&store, "api", LIMIT, HOUR).unwrap();
@@ -194,18 +195,18 @@ fn fails_at_first(dir: &Dir, name: &str, on_error: OnError, end: impl FnOnce()) 
 }
 
 #[test]
-fn a_directory_that_is_not_there_yet() {
+fn a_directory_that_does_not_exist_yet() {
     for_each_choice("missing", |dir, on_error| {
         std::fs::remove_dir(&dir.0).unwrap();
         fails_at_first(dir, "missing", on_error, || std::fs::create_dir(&dir.0).unwrap());
     });
 }
 
-/// A file system of our own on a directory, seen by this process and its children only.
+/// A private file system on a directory, visible only to this process and its children.
 struct Mounted<'d>(&'d Dir);
 
 impl<'d> Mounted<'d> {
-    /// `None`: this process may not do that.
+    /// `None` if this process lacks the permission.
     fn new(dir: &'d Dir, options: &str) -> Option<Mounted<'d>> {
         let private = libc::MS_REC | libc::MS_PRIVATE;
         // SAFETY: plain calls with strings that end in NUL, in a child of its own.
@@ -243,7 +244,7 @@ impl Drop for Mounted<'_> {
 }
 
 #[test]
-fn a_file_system_that_is_read_only() {
+fn a_read_only_file_system() {
     for_each_choice("read-only-system", |dir, on_error| {
         let Some(mounted) = Mounted::new(dir, "size=4m") else { return };
         mounted.change("size=4m", libc::MS_RDONLY);
@@ -252,11 +253,11 @@ fn a_file_system_that_is_read_only() {
 }
 
 #[test]
-fn a_disk_that_is_full() {
+fn a_full_disk() {
     for_each_choice("full", |dir, on_error| {
         let Some(_mounted) = Mounted::new(dir, "size=2m") else { return };
         fails_and_recovers(dir, "full", on_error, |dir| {
-            // To the last byte, whatever the size of a block.
+            // To the last byte, whatever the block size.
             let mut file = std::fs::File::create(dir.file("filler")).unwrap();
             while std::io::Write::write(&mut file, &[1; 4_096]).is_ok() {}
             Box::new(|| std::fs::remove_file(dir.file("filler")).unwrap())
@@ -264,9 +265,9 @@ fn a_disk_that_is_full() {
     });
 }
 
-/// Nobody is killed for touching what the disk has no room for.
+/// No process is killed for touching memory for which the disk has no space.
 #[test]
-fn a_disk_that_keys_fill() {
+fn a_disk_filled_by_keys() {
     const SHORT: Duration = Duration::from_secs(2);
     for_each_choice("filled", |dir, on_error| {
         let Some(mounted) = Mounted::new(dir, "size=2m") else { return };
@@ -275,7 +276,7 @@ fn a_disk_that_keys_fill() {
             Child::run(|| {
                 let store = Store::with_options(&dir.url(), options(on_error)).unwrap();
                 let limiter = RateLimiter::new(&store, "api", 2, SHORT).unwrap();
-                // What is admitted, and whether the store said so.
+                // Whether the start was admitted, and whether the store reported a failure.
                 let attempt = |key: &str| {
                     let before = store.failures();
                     let answer = limiter.attempt(key, 1).map(|answer| matches!(answer, Attempt::Admitted(_)));
@@ -286,7 +287,7 @@ fn a_disk_that_keys_fill() {
                 counts[0].fetch_add(1, AcqRel);
                 wait_until("all have begun", || counts[0].load(Acquire) == 3);
                 let key = |i: u64| format!("{process} {i}");
-                // A journal that has gone since may have left room again.
+                // A journal that has been removed since may have freed space.
                 let fails = |i| Some(attempt(&key(i))).filter(|answer| *answer != (Ok(true), false));
                 let (last, answer) = (0..).find_map(|i| fails(i).and_then(|_| Some((i, fails(i)?)))).unwrap();
                 let is_expected = match (&answer, on_error) {
@@ -295,9 +296,9 @@ fn a_disk_that_keys_fill() {
                     _ => false,
                 };
                 assert!(is_expected, "{on_error:?}: {answer:?} after {last} keys");
-                assert_eq!(attempt(&first), (Ok(true), false), "what is there goes on");
+                assert_eq!(attempt(&first), (Ok(true), false), "existing keys keep working");
                 counts[1].fetch_add(1, AcqRel);
-                wait_until("there is room", || counts[2].load(Acquire) == 1);
+                wait_until("there is space", || counts[2].load(Acquire) == 1);
                 assert_eq!([attempt(&key(last)), attempt(&key(last))], [(Ok(true), false), (Ok(true), false)]);
                 println!("{on_error:?}: full after {last} keys of process {process}");
             })

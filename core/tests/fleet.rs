@@ -1,4 +1,4 @@
-//! Limits of which a server grants units: sites that share one, and what can happen to them. Each store here is a site.
+//! Limits with grants from a server: sites that share one, and the faults that can hit them. Each store here is a site.
 #![cfg(any(feature = "redis", feature = "postgres"))]
 
 mod common;
@@ -15,10 +15,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 use workglow_limit::*;
 
-/// When a start happened: between these.
+/// A start happened between these moments.
 type Start = (Instant, Instant);
 
-/// What sites did.
+/// The observations of a run.
 #[derive(Debug, Default)]
 struct Seen {
     starts: Vec<Start>,
@@ -27,7 +27,8 @@ struct Seen {
     requests: f64,
 }
 
-/// How often a server has been asked for a decision. (Postgres says it when those have gone who asked, if it counts.)
+/// The number of decisions requested from a server. (Postgres reports it after its clients have disconnected, if it
+/// counts.)
 fn requests(server: &Server) -> u64 {
     match server {
         #[cfg(feature = "redis")]
@@ -52,8 +53,8 @@ fn redis_requests(server: &RedisServer) -> u64 {
     calls("cmdstat_evalsha:")
 }
 
-/// Lets so many sites start for a while, each by so many threads, which are told when to end and say of each start when it was asked
-/// for.
+/// Lets this many sites start for a while, with this many threads each. The threads get the end time, and return for
+/// each start when it was requested.
 fn run(
     server: &Server,
     (limit, window): (u64, Duration),
@@ -103,7 +104,7 @@ fn waiters(limiter: &RateLimiter, end: Instant) -> Vec<Start> {
         let before = Instant::now();
         if let Some(permit) = limiter.acquire("", 1, Some(left)).unwrap() {
             let now = Instant::now();
-            // A waiter starts when its place is ready, or later; what had none, after it was asked for.
+            // A waiter starts when its place is ready, or later; without a place, after its request.
             let ready = permit.ready_at().map(|ready| SystemTime::now().duration_since(ready).unwrap_or_default());
             starts.push((ready.map_or(before, |ago| now - ago), now));
         }
@@ -123,7 +124,7 @@ fn site(url: &str, (limit, window): (u64, Duration), (waits, rate): (bool, i64),
         let store = Store::with_options(url, options).unwrap();
         let limiter = RateLimiter::new(&store, "api", limit, window).unwrap();
         let mut random = Random::new();
-        // Most start as soon as they can, some pause with what they were granted.
+        // Most start as soon as they can; some pause while holding granted units.
         let pauses = random.chance(50);
         loop {
             if pauses && random.chance(10) {
@@ -134,7 +135,7 @@ fn site(url: &str, (limit, window): (u64, Duration), (waits, rate): (bool, i64),
                 true => match limiter.acquire("", 1, Some(Duration::from_millis(500))) {
                     Ok(Some(permit)) => {
                         let now = now_ns();
-                        // A waiter starts when its place is ready, or later; what had none, after it was asked for.
+                        // A waiter starts when its place is ready, or later; without a place, after its request.
                         let ready =
                             permit.ready_at().map(|at| SystemTime::now().duration_since(at).unwrap_or_default());
                         let begin = ready.map_or(before, |ago| now - ago.as_nanos() as u64);
@@ -157,22 +158,23 @@ fn site(url: &str, (limit, window): (u64, Duration), (waits, rate): (bool, i64),
     })
 }
 
-/// What is done to sites.
+/// The faults that sites suffer.
 #[derive(Clone, Copy)]
 struct Torments {
-    /// What is done to the server, and how seldom: one of so many torments.
+    /// The fault of the server, and how rare it is: one of this many faults.
     server: Option<fn(&mut Server)>,
 }
 
-/// Ends a torment of a site.
+/// Ends a fault of a site.
 type Undo = fn(&Proxy, &Child, usize);
 
-/// Eight sites, which are killed, stopped, delayed and cut off. The most units in a window, and how many started.
+/// Runs eight sites, which are killed, stopped, delayed and cut off. Returns the most units in a window, and the number
+/// of starts.
 fn torment(server: &mut Server, name: &str, (limit, window): (u64, Duration), torments: Torments) -> (u64, usize) {
     const SITES: usize = 8;
     let mut random = Random::new();
     let proxy = Proxy::start(&format!("{name}-proxy"), server, SITES);
-    // (The first one prepares the server, which may take longer than a site has.)
+    // The first store prepares the server, which may take longer than a site has.
     Store::new(&server.url())
         .unwrap()
         .limiter("api", &format!("{limit}/{}ms", window.as_millis()))
@@ -202,7 +204,7 @@ fn torment(server: &mut Server, name: &str, (limit, window): (u64, Duration), to
         let soon = |after: Duration, undo: Undo| Some((Instant::now() + after, undo));
         match millis(0, if torments.server.is_some() { 7 } else { 6 }).as_millis() {
             0 => {
-                // (It is killed as it is dropped.)
+                // Dropping the old one kills it.
                 sites[i] = start(i);
             }
             1 => {
@@ -210,7 +212,7 @@ fn torment(server: &mut Server, name: &str, (limit, window): (u64, Duration), to
                 until[i] = soon(millis(200, 3_000), |_, site, _| site.signal(libc::SIGCONT));
             }
             2 => {
-                // More than a part of the window, and the server decides each start.
+                // With a delay beyond a part of the window, the server decides each start.
                 let most = if millis(0, 4).is_zero() { 1_000 } else { window.as_millis() as u64 / 10 };
                 proxy.delay(i, millis(1, most));
                 until[i] = soon(millis(500, 4_000), |proxy, _, i| proxy.delay(i, Duration::ZERO));
@@ -228,7 +230,7 @@ fn torment(server: &mut Server, name: &str, (limit, window): (u64, Duration), to
             }
         }
     }
-    // Left alone, all start again.
+    // Without faults, all start again.
     for (i, until) in until.iter().enumerate() {
         if let Some((_, undo)) = until {
             undo(&proxy, &sites[i], i);
@@ -263,7 +265,7 @@ fn sites_of_a_server_that_forgets_start_no_more_than_the_limit() {
     check("fleet-forgets", Server::each, Torments { server: Some(|server| server.lose_starts()) });
 }
 
-/// A Postgres that loses nothing of what it has written.
+/// A Postgres server that loses nothing it has written.
 #[cfg(feature = "postgres")]
 fn durable(name: &str) -> impl Iterator<Item = Server> {
     std::iter::once(Server::Postgres(PostgresServer::durable(name)))
@@ -283,21 +285,21 @@ fn sites_of_a_postgres_that_loses_to_a_standby_start_no_more_than_the_limit() {
 
 #[cfg(feature = "redis")]
 #[test]
-fn who_waits_on_any_site_starts_in_the_order_of_asking() {
+fn waiters_on_all_sites_start_in_request_order() {
     let server = RedisServer::start("fleet-order");
-    // On a busy machine asking may take so long that others start meanwhile; then nobody can tell who has asked.
+    // On a busy machine the requests may take so long that others start in between. Then their order is unknown.
     let (order, _) = (0..50).find_map(|attempt| waiters_in_turn(&server, &format!("api-{attempt}"), (8, 5))).unwrap();
     let of_site = |site: usize| order.iter().copied().filter(move |round| round % 4 == site).collect::<Vec<_>>();
-    // A site's own line is in order, and the first of each site are among each other.
+    // The line of each site is in order, and the first waiters of all sites come before the second ones.
     assert!((0..4).all(|site| of_site(site) == [site, site + 4]), "{order:?}");
     assert_eq!(order[..4], [0, 1, 2, 3], "{order:?}");
 }
 
 #[cfg(feature = "redis")]
 #[test]
-fn a_waiter_asks_for_its_place_and_once_more_when_its_time_comes() {
+fn a_waiter_sends_one_request_for_its_place_and_one_at_its_time() {
     let server = RedisServer::start("fleet-asks");
-    // (On a busy machine one may be late for its place, and asks for another.)
+    // On a busy machine a waiter may be late for its place, and request another one.
     let is_so = |attempt: u64| {
         let (order, requests) = waiters_in_turn(&server, &format!("api-{attempt}"), (4, 30))?;
         (order == [0, 1, 2, 3] && requests <= 8).then_some(())
@@ -306,8 +308,8 @@ fn a_waiter_asks_for_its_place_and_once_more_when_its_time_comes() {
 }
 
 #[cfg(feature = "redis")]
-/// So many waiters on four sites in turn, which ask so many milliseconds one after the other: in which order they start, and how often the
-/// server was asked. `None`: the asking took too long.
+/// Lets waiters on four sites ask in turn, this many milliseconds apart. Returns the order in which they start, and the
+/// number of requests to the server. `None` if the requests took too long.
 fn waiters_in_turn(server: &RedisServer, name: &str, (waiters, apart_ms): (usize, u64)) -> Option<(Vec<usize>, u64)> {
     let window = Duration::from_millis(400);
     let (order, is_in_time) = (Mutex::new(Vec::new()), AtomicBool::new(true));
@@ -355,7 +357,8 @@ fn a_server_that_is_away_for_less_than_a_grant_goes_unnoticed() {
         let store = Store::with_options(&server.url(), options).unwrap();
         let limiter = RateLimiter::new(&store, "api", 1_000_000, Duration::from_secs(60)).unwrap();
         let stop = server.signals();
-        // Often enough that units are at hand when it stops. (On a busy machine a grant may be over by then, or an answer be late.)
+        // Often enough that granted units are available when the server stops. (On a busy machine a grant may have
+        // expired by then, or an answer may be late.)
         wait_until("a start while the server is away", || {
             if (0..200).any(|_| limiter.attempt("", 1).is_err()) {
                 return false;
@@ -380,7 +383,7 @@ fn a_server_that_is_away_for_less_than_a_grant_goes_unnoticed() {
 }
 
 #[test]
-fn a_change_holds_everywhere_when_its_call_returns() {
+fn a_change_applies_everywhere_when_its_call_returns() {
     for server in Server::each("fleet-changes") {
         let stores: Vec<Store> = (0..3).map(|_| Store::new(&server.url()).unwrap()).collect();
         let limiters: Vec<RateLimiter> =
@@ -425,7 +428,8 @@ fn a_change_holds_everywhere_when_its_call_returns() {
     }
 }
 
-/// What 8 sites use, and how often they ask: `cargo test --release … --test fleet figures -- --ignored --nocapture`.
+/// The yield of 8 sites, and their number of requests: `cargo test --release … --test fleet figures -- --ignored
+/// --nocapture`.
 #[test]
 #[ignore = "a measurement"]
 fn figures() {
@@ -443,7 +447,7 @@ fn figures() {
                     #[cfg(feature = "redis")]
                     Server::Redis(_) => {}
                 }
-                // (It is prepared by then.)
+                // So that the server is prepared.
                 Store::new(&server.url()).unwrap().open().unwrap();
                 let seen = run(&server, (limit, window), (8, threads), window * 4, drive);
                 println!(

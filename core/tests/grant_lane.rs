@@ -1,5 +1,5 @@
-//! Processes of one machine that share what a server grants them, in a file that they map: each store here stands for a process, where it
-//! is not one.
+//! Processes of one machine that share the grants of a server in a file that they map. Each store here represents a
+//! process, unless real processes are used.
 #![cfg(all(feature = "redis", feature = "fault-points"))]
 
 mod common;
@@ -31,8 +31,8 @@ fn starts(limiter: &RateLimiter) -> bool {
     matches!(limiter.attempt("", 1), Ok(Attempt::Admitted(_)))
 }
 
-/// Does it start by what is granted already, without asking the server?
-fn starts_at_hand(limiter: &RateLimiter) -> bool {
+/// Returns whether a start succeeds from existing grants, without a request to the server.
+fn starts_from_a_grant(limiter: &RateLimiter) -> bool {
     MayWait::Never.during(|| starts(limiter))
 }
 
@@ -42,11 +42,11 @@ fn warm(limiter: &RateLimiter) {
 }
 
 #[test]
-fn what_one_process_is_granted_another_starts() {
-    Server::each("lane-shared").for_each(|server| what_one_process_is_granted_another_starts_on(&server));
+fn one_process_starts_from_anothers_grants() {
+    Server::each("lane-shared").for_each(|server| one_process_starts_from_anothers_grants_on(&server));
 }
 
-fn what_one_process_is_granted_another_starts_on(server: &Server) {
+fn one_process_starts_from_anothers_grants_on(server: &Server) {
     let dir = Dir::in_memory("files-of-lane-shared");
     let [one, other] = [(); 2].map(|()| many(&Store::new(&url(&server.url(), &dir.file("lane"))).unwrap()));
     let alone = many(&Store::new(&server.url()).unwrap());
@@ -55,16 +55,16 @@ fn what_one_process_is_granted_another_starts_on(server: &Server) {
     }
     wait_until("it starts by the other's grants", || {
         warm(&one);
-        starts_at_hand(&other)
+        starts_from_a_grant(&other)
     });
     warm(&one);
-    assert!(!starts_at_hand(&alone), "one without the file has grants of its own");
-    // And the other way round, in a forked child.
+    assert!(!starts_from_a_grant(&alone), "one without the file has grants of its own");
+    // And in the other direction, in a forked child.
     let children = [(); 2].map(|()| {
         Child::run(|| {
             wait_until("a child does", || {
                 warm(&one);
-                starts_at_hand(&one)
+                starts_from_a_grant(&one)
             });
         })
     });
@@ -72,7 +72,7 @@ fn what_one_process_is_granted_another_starts_on(server: &Server) {
 }
 
 #[test]
-fn keys_and_limits_and_policies_are_not_mixed_up() {
+fn keys_limits_and_policies_are_kept_apart() {
     let (server, dir) = (RedisServer::start("lane-keys"), Dir::in_memory("files-of-lane-keys"));
     let stores = [(); 3].map(|()| store(&server, &dir.file("lane")));
     let of = |store: &Store, name: &str, max| RateLimiter::new(store, name, max, MINUTE).unwrap();
@@ -92,17 +92,18 @@ fn keys_and_limits_and_policies_are_not_mixed_up() {
     assert_eq!(admitted.count(), 3, "three more by the override");
 }
 
-/// A child that asks while the server is stopped, so that it is killed, or stopped itself, while others of its machine wait for its answer.
+/// A child that sends a request while the server is stopped, so that it is killed or stopped while other processes of
+/// its machine wait for its answer.
 fn child_that_asks(limiter: &RateLimiter, server: i32) -> Child {
     let asks = &shared(1)[0];
     let child = Child::run(|| {
         starts(limiter);
         asks.store(1, SeqCst);
         wait_until("the server is stopped", || asks.load(SeqCst) == 2);
-        while starts_at_hand(limiter) {}
+        while starts_from_a_grant(limiter) {}
         asks.store(3, SeqCst);
         loop {
-            // (It may be too late for the first.)
+            // It may be too late for the first attempt.
             let _ = limiter.attempt("", 1);
         }
     });
@@ -115,12 +116,12 @@ fn child_that_asks(limiter: &RateLimiter, server: i32) -> Child {
 }
 
 fn stop(server: i32, signal: i32) {
-    // SAFETY: the server is there as long as it has not ended, which it does with this test.
+    // SAFETY: the server lives until it ends with this test.
     unsafe { libc::kill(server, signal) };
 }
 
 #[test]
-fn who_dies_while_it_asks_holds_nobody_up() {
+fn a_process_that_dies_during_a_request_blocks_no_other() {
     for is_deleted in [false, true] {
         let (server, dir) = (RedisServer::start("lane-killed"), Dir::in_memory("files-of-lane-killed"));
         let (pid, lane) = (server.pid(), dir.file("lane"));
@@ -133,17 +134,17 @@ fn who_dies_while_it_asks_holds_nobody_up() {
             std::fs::remove_file(&lane).unwrap();
         }
         stop(pid, libc::SIGCONT);
-        // (A call that waits for nobody's answer is given up after the store's timeout, with an error.)
+        // A call that does not wait for another's answer fails after the store's timeout.
         warm(&limiter);
         wait_until("units are at hand again", || {
             warm(&limiter);
-            starts_at_hand(&limiter)
+            starts_from_a_grant(&limiter)
         });
     }
 }
 
 #[test]
-fn who_is_stopped_while_it_asks_holds_nobody_up() {
+fn a_process_stopped_during_a_request_blocks_no_other() {
     let (server, dir) = (RedisServer::start("lane-stopped"), Dir::in_memory("files-of-lane-stopped"));
     let limiter = many(&store(&server, &dir.file("lane")));
     let pid = server.pid();
@@ -154,13 +155,13 @@ fn who_is_stopped_while_it_asks_holds_nobody_up() {
     child.signal(libc::SIGCONT);
     wait_until("units are at hand again", || {
         warm(&limiter);
-        starts_at_hand(&limiter)
+        starts_from_a_grant(&limiter)
     });
     drop(child);
 }
 
 #[test]
-fn a_file_of_another_boot_is_made_anew_and_anothers_is_left_alone() {
+fn a_file_of_another_boot_is_rebuilt_and_a_foreign_file_is_left_alone() {
     let (server, dir) = (RedisServer::start("lane-boot"), Dir::in_memory("files-of-lane-boot"));
     let lane = dir.file("lane");
     let uses = |boot| {
@@ -192,7 +193,7 @@ fn a_file_of_another_boot_is_made_anew_and_anothers_is_left_alone() {
 }
 
 #[test]
-fn a_file_that_is_replaced_divides_processes_and_nothing_is_granted_twice() {
+fn a_replaced_file_separates_processes_and_nothing_is_granted_twice() {
     let (server, dir) = (RedisServer::start("lane-replaced"), Dir::in_memory("files-of-lane-replaced"));
     let lane = dir.file("lane");
     let few = |store: &Store| RateLimiter::new(store, "few", 20, MINUTE).unwrap();
@@ -203,19 +204,19 @@ fn a_file_that_is_replaced_divides_processes_and_nothing_is_granted_twice() {
     let after = few(&store(&server, &lane));
     let all = (0..60).filter(|i| starts([&before, &after][i % 2])).count();
     assert_eq!(all, 19);
-    // A child of the first finds another file in its place, and has what it is granted alone.
+    // A child of the first process finds another file in its place, and uses its grants alone.
     Child::run(|| {
         assert!(!starts(&before));
         wait_until("units are at hand", || {
             warm(&others);
-            starts_at_hand(&others)
+            starts_from_a_grant(&others)
         });
     })
     .join();
 }
 
 #[test]
-fn more_keys_than_there_is_room_for_are_limited_all_the_same() {
+fn keys_beyond_the_files_slots_are_still_limited() {
     let (server, dir) = (RedisServer::start("lane-many"), Dir::in_memory("files-of-lane-many"));
     let limiters = [(); 2].map(|()| RateLimiter::new(&store(&server, &dir.file("lane")), "keys", 3, MINUTE).unwrap());
     for key in 0..6_000 {
@@ -231,9 +232,10 @@ fn more_keys_than_there_is_room_for_are_limited_all_the_same() {
     }
 }
 
-/// Processes of two machines, and one that shares nothing, that start as often as they may, while some are killed and some are stopped.
+/// Processes of two machines, and one that does not share, start as often as they may, while some are killed and some
+/// are stopped.
 #[test]
-fn processes_that_share_and_are_killed_or_stopped_start_no_more_than_the_limit() {
+fn killed_and_stopped_sharing_processes_stay_within_the_limit() {
     const LIMIT: u64 = 300;
     let window = Duration::from_millis(500);
     let (server, dir) = (RedisServer::start("lane-storm"), Dir::in_memory("files-of-lane-storm"));
@@ -273,19 +275,19 @@ fn processes_that_share_and_are_killed_or_stopped_start_no_more_than_the_limit()
     let most = most_in_any_window(&starts, window.as_nanos() as u64);
     println!("{} starts, at most {most} of {LIMIT} in a window, {kills} kills", starts.len());
     assert!(most <= LIMIT, "{most}");
-    // (On a busy machine, with what the dead take along, it is a part of what the limit allows.)
+    // On a busy machine, with the units lost by dead processes, it is only part of the limit.
     assert!(starts.len() as u64 > LIMIT, "{}", starts.len());
 }
 
 #[test]
-fn who_waits_for_the_file_holds_no_other_store_up() {
+fn waiting_for_the_file_blocks_no_other_store() {
     let (server, dir) = (RedisServer::start("lane-making"), Dir::in_memory("files-of-lane-making"));
     let path = dir.file("lane");
     let file = std::fs::File::create(&path).unwrap();
-    // SAFETY: a zeroed description of a range is a valid one.
+    // SAFETY: a zeroed lock description is valid.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     (lock.l_type, lock.l_start, lock.l_len) = (libc::F_WRLCK as i16, 1 << 40, 1);
-    // SAFETY: plain call on an open descriptor. It is as if another process had stopped while it makes the file.
+    // SAFETY: plain call on an open descriptor. It looks as if another process had stopped while creating the file.
     assert_eq!(unsafe { libc::fcntl(std::os::fd::AsRawFd::as_raw_fd(&file), libc::F_OFD_SETLK, &lock) }, 0);
     let within = |url: &str, seconds| {
         let mut options = StoreOptions::default();

@@ -1,111 +1,111 @@
-//! A model of grants, the protocol by which a limit is shared by machines, and a search through all that can happen to
+//! A model of grants, the protocol by which machines share a limit, and a search through everything that can happen to
 //! it.
 //!
-//! A server, the *engine*, grants units of a limit. A machine, a *site*, starts them within a short time, without
-//! asking for each. `L` is the limit, `W` its window, `g` the length of a grant. The engine keeps a log of its grants:
-//! entries of a number of units and a *stamp*, after which none of them can start. An entry counts until its stamp +
+//! A server, the *engine*, grants units of a limit. A machine, a *site*, starts them within a short time, without a
+//! request for each. `L` is the limit, `W` its window, `g` the length of a grant. The engine keeps a log of its grants:
+//! entries with a number of units and a *stamp*, after which none of them can start. An entry counts until its stamp +
 //! `W`.
 //!
 //! # Why no window holds more than `L` starts
 //!
-//! Take any window that holds its left end but not its right one, and all starts within it. Each belongs to a grant.
-//! Let `G` be the grant that the engine decided last among these, and `H` another of them. `H` has a start in the
-//! window, so its stamp is not before the window begins. `G` has one too, so `G` was ready before the window ended.
-//! Thus less than `W` lies between the stamp of `H` and the time at which `G` was ready: when the engine decided about
-//! `G`, the entry of `H` counted. It granted no more than `L` less what counted. So the units of all these grants are
-//! at most `L`, less those that were returned and never started. The order of grants does not matter, nor whether some
-//! of them begin in the future.
+//! Take any window that includes its left end but not its right one, and all starts in it. Each belongs to a grant. Let
+//! `G` be the grant among these that the engine decided last, and `H` another of them. `H` has a start in the window,
+//! so its stamp is not before the beginning of the window. `G` has one too, so `G` was ready before the window ended.
+//! Thus less than `W` lies between the stamp of `H` and the time at which `G` was ready: when the engine decided `G`,
+//! the entry of `H` counted. It granted no more than `L` less what counted. So the units of all these grants are at
+//! most `L`, less those that were returned and never started. The order of grants does not matter, nor whether some of
+//! them begin in the future.
 //!
 //! This needs four facts. Each start happens between the time at which its grant is ready and the stamp (rules 1 to 5).
-//! A grant has no more starts than its entry has units, whenever somebody looks (rules 6 to 11). An entry is in the log
-//! for as long as it counts, or nothing is granted (rule 16, which needs rule 12). Between two decisions the engine's
-//! clock counts no more than the time that has passed (rules 18 and 19). That changes hold when their calls return is
-//! left to rules 12 to 15.
+//! A grant never has more starts than its entry has units (rules 6 to 11). An entry is in the log for as long as it
+//! counts, or nothing is granted (rule 16, which needs rule 12). Between two decisions, the engine's clock advances by
+//! no more than the elapsed time (rules 18 and 19). Rules 12 to 15 ensure that changes apply when their calls return.
 //!
 //! # The rules
 //!
 //! *Time.* Only durations are sent. The site's clock shows `a` before the request is first sent and `b` after the
-//! answer has come. At some moment between them the engine's clock showed `now`. `ρ` bounds how much faster or slower a
-//! site's clock runs than the engine's. Each clock shows whole ticks, and the time is up to a tick later than it shows.
+//! answer has arrived. At some moment in between, the engine's clock showed `now`. `ρ` bounds how much faster or slower
+//! a site's clock runs than the engine's. Each clock shows whole ticks, and the time is up to a tick later than shown.
 //!
 //! 1. The engine takes `now` rounded down. A grant is ready at a tick not before `now`; the answer says `r` = ready −
 //!    now.
-//! 2. The stamp is at least ready + `g` + 1 tick. The tick is what `now` may have been too early by. (A log that must
-//!    be sorted may have later stamps, never earlier ones.)
+//! 2. The stamp is at least ready + `g` + 1 tick. The tick covers the possible rounding of `now`. (A log that must be
+//!    sorted may have later stamps, never earlier ones.)
 //! 3. The site rounds `a` down and `b` up. It may start while its clock, rounded down, is at least `b + ⌈r(1 + ρ)⌉` and
-//!    less than `a + ⌊(r + g)(1 − ρ)⌋`.
-//!    A grant that begins later than about `g/(2ρ)` from now can never be used so. The engine may tell its `r` anew, in
-//!    an answer with an `a` and `b` of its own: the bounds from any one answer are good by themselves.
-//! 4. `a` is from before the request was *first* sent, however often it was repeated: nobody knows which copy was
-//!    answered.
-//! 5. A start counts when the site's clock was read for it. The clock is read within the call that admits, so a process
-//!    that is stopped afterwards makes the call longer, but not late: the start still lies between the call's beginning
-//!    and its end.
+//!    less than `a + ⌊(r + g)(1 − ρ)⌋`. A grant that begins later than about `g/(2ρ)` from now can never be used in
+//!    this way. The engine may report its `r` again, in an answer with an `a` and `b` of its own. The bounds from each
+//!    answer are valid by themselves.
+//! 4. `a` is from before the request was *first* sent, however often it was repeated, since it is unknown which copy
+//!    was answered.
+//! 5. A start counts at the moment at which the site's clock was read for it. The clock is read within the call that
+//!    admits. A process that is stopped afterwards makes the call longer, but not late: the start still lies between
+//!    the call's beginning and its end.
 //!
-//! *Units.* A cell is where a site keeps the units of one grant.
+//! *Units.* A cell holds a site's units of one grant.
 //!
-//! 6. A process reads the cell, then the clock, and takes the unit in one step that fails unless the cell is still of
-//!    the same grant and has a unit left. A number that is never used again tells one grant from the next in the same
+//! 6. A process reads the cell, then the clock, and takes the unit in one step that fails unless the cell still belongs
+//!    to the same grant and has a unit left. A number that is never reused distinguishes successive grants in the same
 //!    place.
-//! 7. Units that are returned leave the cell in such a step first. Only then is the return sent. Whoever looked before
-//!    fails.
-//! 8. A return names the grant and its epoch, and says how many units *stay*: those that may have started or still may.
-//!    The entry becomes the smaller of what it was and that. So a return may be lost, repeated, late or overtaken. What
-//!    an engine does not find, or is of another epoch, it ignores. If nothing can start by the grant any more, the return says
-//!    so. Then all that started by it has started before the engine hears of it, so the stamp becomes `now` + 1 tick, if that
-//!    is earlier.
-//! 9. A request has a name: its site and a number that grows. A grant goes by the name of its request. A site that
-//!    comes back has a new name (random, and long enough to be the only one).
-//! 10. The engine keeps each site's last request and its answer, and answers a copy in the same words, `r` included. It
-//!     ignores older ones. If it forgets them, the copy is granted anew and logged anew: units are lost for `W`, and no
-//!     limit is exceeded.
-//! 11. A site has one request under way, and takes one answer to it. It drops every other answer. A request that has
-//!     had no answer for `g(1 − ρ)` is given up; its number is not used again.
+//! 7. Returned units first leave the cell in such a step. Only then is the return sent. A process that read the cell
+//!    before fails.
+//! 8. A return names the grant and its epoch, and states how many units *stay*: those that may have started or still
+//!    may. The entry becomes the smaller of this number and its present one. So a return may be lost, repeated, late or
+//!    overtaken. The engine ignores returns for entries that it does not find, or of another epoch. If nothing can
+//!    start from the grant any more, the return says so. Then all of its starts happened before the engine receives the
+//!    return, so the stamp becomes `now` + 1 tick, if that is earlier.
+//! 9. A request has a name: its site and a number that grows. A grant has the name of its request. A restarted site has
+//!    a new name (random, and long enough to be unique).
+//! 10. The engine keeps each site's last request and its answer, and answers a copy identically, `r` included. It
+//!     ignores older requests. If it forgets them, the copy is granted and logged again: units are lost for `W`, but
+//!     the limit is not exceeded.
+//! 11. A site has one outstanding request, and accepts one answer to it. It drops every other answer. A request without
+//!     an answer for `g(1 − ρ)` is given up, and its number is not reused.
 //!
-//! *Rules.* What holds can change: the policy has a version, the memory an epoch, and a gate lets nobody start before
-//! its time. Every answer says which version and epoch hold, and in how many ticks the gate opens, `c`.
+//! *Rules.* The rules can change: the policy has a version, the memory an epoch, and a gate forbids starts before its
+//! time. Every answer reports the present version and epoch, and in how many ticks the gate opens, `c`.
 //!
-//! 12. **What a site knows is good for `T`**, which is not less than `g`. It starts nothing, by whatever grant, unless its
-//!     clock is less than `a + ⌊T(1 − ρ)⌋` for the `a` of its latest answer. A grant that is ready at once has this by
-//!     itself. A grant that begins later than `T` needs another answer within the last `T` before its start; any request brings one.
-//! 13. A site whose latest answer has another epoch or version than a grant starts nothing more by that grant, and
-//!     returns its units. (Where the limit was only raised, the engine may keep the version's number.)
+//! 12. **A site's knowledge is valid for `T`**, which is not less than `g`. The site starts nothing, from any grant,
+//!     unless its clock is less than `a + ⌊T(1 − ρ)⌋` for the `a` of its latest answer. A grant that is ready at once
+//!     satisfies this automatically. A grant that begins later than `T` needs another answer within the last `T` before
+//!     its start; any request brings one.
+//! 13. A site whose latest answer has another epoch or version than a grant starts nothing more from that grant, and
+//!     returns its units. (If the limit was only raised, the engine may keep the version.)
 //! 14. A site whose latest answer has a gate starts nothing before `b + ⌈c(1 + ρ)⌉`. It keeps the latest gate that it
 //!     knows. Nothing that the engine grants is ready before the gate.
 //! 15. The engine decides by the new rules from the moment of a change. All entries stay and count. The call that
 //!     lowered a limit or set a gate returns when the engine's clock shows `T` + 1 tick more than at the change. By
-//!     rule 12 nobody starts by the old rules any more. So after it the last grant of any window that holds a start was
-//!     decided by the new limit.
+//!     rule 12 no start happens by the old rules after that. So from then on, the last grant of any window with a start
+//!     was decided under the new limit.
 //!
 //! *Memory and clock.*
 //!
-//! 16. An engine that does not know its past begins an epoch of its own, by a name that was never used before. Nothing
-//!     that it grants is ready before `now` + `T` + 1 tick + `W`, with `now` read after the loss. By rule 12 nobody
-//!     starts by an older grant later than `T` + 1 tick from there.
-//! 17. What the memory held besides the log, policies and gates above all, is not restored by silence. It must be kept
-//!     elsewhere or be told again by the sites before the silence ends. The model takes them for kept.
+//! 16. An engine that does not know its past begins its own epoch, with a name that was never used before. Nothing that
+//!     it grants is ready before `now` + `T` + 1 tick + `W`, with `now` read after the loss. By rule 12 no start from
+//!     an older grant happens later than `T` + 1 tick from there.
+//! 17. The other contents of the memory, especially policies and gates, are not restored by this silence. They must be
+//!     kept elsewhere, or reported again by the sites before the silence ends. The model assumes that they are kept.
 //! 18. The engine keeps the latest time that it has seen, with the state that depends on it. While its clock shows
-//!     less, it grants nothing, answers nothing and changes nothing. To go on with the kept time is not enough: the
-//!     clock may be set right again, and what was granted meanwhile would end too early by as much as was made up.
-//! 19. A clock that is set forward shortens all windows by as much. Only sites can see it: two answers to one site
-//!     cannot lie farther apart than from the first one's `a` to the second one's `b`, and `ρ`. A site that sees it
-//!     refuses the answer, and the engine begins an epoch. What no site can see (less than two round trips, or no site
-//!     that asked before) is not safe.
+//!     less, it grants nothing, answers nothing and changes nothing. Continuing with the kept time would not suffice:
+//!     the clock may be set right again, and what was granted in between would end too early by that difference.
+//! 19. A clock that is set forward shortens all windows by the same amount. Only sites can detect it: two answers to
+//!     one site cannot be farther apart than the time from the first one's `a` to the second one's `b`, and `ρ`. A site
+//!     that detects it refuses the answer, and the engine begins an epoch. A step that no site can detect (less than
+//!     two round trips, or no site that asked before) is not safe.
 //!
 //! # The model
 //!
-//! All states are visited that can be reached, for ever and in any order of events, with two sites and few units.
-//! Messages may be delivered late, often, in any order or not at all; each clock's rate is chosen anew at each step,
-//! the worst ones only. Starts are measured from outside: more of them within a window than the limit, each with all of
-//! the time between its look and its end. Every protection is taken away in turn ([`Fault`]), and the same search must
-//! find what follows.
+//! The search visits all reachable states, without a time limit and in any order of events, with two sites and few
+//! units. Messages may be delivered late, repeatedly, in any order or not at all. Each clock's rate is chosen again at
+//! each step, from the worst ones only. Starts are measured from outside: more of them within a window than the limit,
+//! each with the full time between its check and its end. Each protection is removed in turn ([`Fault`]), and the same
+//! search must find the consequence.
 //!
-//! Not in the model: rule 19; an `r` that is told anew; an engine that goes on beside its successor; a window that
-//! changes; `clear`; a cell in the place of another (rule 6); a site's machine that is put back to an earlier state, or
-//! whose clock stops; units that several keys or limits share; starts of several units; whether waiters are served in
-//! turn, or at all; and rates at which the engine's clock itself is wrong: `W` is what it measures. Operators' calls
-//! and losses happen while the engine's clock is not behind, and it is set right only while it is. Losses, changes,
-//! pauses and steps of the clock are searched one at a time. The walks have them together.
+//! Not in the model: rule 19; an `r` that is reported again; an engine that continues next to its successor; a window
+//! that changes; `clear`; a cell in the place of another (rule 6); a site's machine that is restored to an earlier
+//! state, or whose clock stops; units that several keys or limits share; starts of several units; whether waiters are
+//! served in turn, or at all; and wrong rates of the engine's clock, since it defines `W`. Operators' calls and losses
+//! happen while the engine's clock is not behind, and it is set right only while it is. Losses, changes, pauses and
+//! steps of the clock are searched one at a time. The random walks combine them.
 
 #[path = "grants/engine.rs"]
 mod engine;
@@ -120,7 +120,7 @@ mod site;
 #[path = "grants/world.rs"]
 mod world;
 
-use search::{Seen, exhaust, told, walk};
+use search::{Seen, describe, exhaust, walk};
 use setting::{Budget, CALM, Fault, PLAIN, Setting};
 use world::Wrong::{self, *};
 
@@ -139,12 +139,12 @@ fn drift() -> Setting {
     Setting { name: "drift", limit: 1, window: 2, length: 3, fine: 2, drift: 1, wants: &[1], ahead: 1, ..PLAIN }
 }
 
-/// The engine's clock shows every third step only.
+/// The engine's clock changes only every third step.
 fn coarse_engine() -> Setting {
     Setting { name: "a coarse clock of the engine", limit: 1, window: 1, length: 1, tick: 3, wants: &[1], ..PLAIN }
 }
 
-/// The sites' clocks show every third step only.
+/// The sites' clocks change only every third step.
 fn coarse_sites() -> Setting {
     Setting { name: "coarse clocks of the sites", limit: 1, window: 2, length: 6, grain: 3, wants: &[1], ..PLAIN }
 }
@@ -195,7 +195,7 @@ fn clock() -> Setting {
     Setting { name: "the engine's clock", limit: 1, ahead: 1, step: 3, wants: &[1], budget, ..PLAIN }
 }
 
-/// All at once, and larger: too large to go through every state.
+/// All faults together, and a larger world: too large to visit every state.
 fn everything() -> Setting {
     Setting {
         name: "everything",
@@ -222,12 +222,12 @@ fn everything() -> Setting {
     }
 }
 
-/// Nothing goes wrong in any state, and the search has seen what it is for.
+/// Asserts that nothing is wrong in any state, and that the search has seen what it is for.
 fn holds(setting: &Setting, sights: &[&str]) {
     let outcome = exhaust(setting, 1_000_000);
     println!("{}: {} states, {:?}", setting.name, outcome.states, outcome.seen);
     if let Some((wrong, way)) = outcome.wrong {
-        panic!("{}: {wrong:?}\n{}", setting.name, told(setting, &way));
+        panic!("{}: {wrong:?}\n{}", setting.name, describe(setting, &way));
     }
     assert_seen(&outcome.seen, sights);
 }
@@ -236,12 +236,12 @@ fn assert_seen(seen: &Seen, sights: &[&str]) {
     sights.iter().for_each(|sight| assert!(seen.get(sight).is_some_and(|n| *n > 0), "no {sight} in {seen:?}"));
 }
 
-/// Without this protection the same search finds this.
+/// Asserts that without this protection, the same search finds this.
 fn is_needed(setting: Setting, fault: Fault, expected: Wrong) {
     let setting = setting.with(fault);
     let outcome = exhaust(&setting, 1_500_000);
     let (wrong, way) = outcome.wrong.unwrap_or_else(|| panic!("{fault:?}: not found in {} states", outcome.states));
-    println!("{fault:?}, after {} states:\n{}", outcome.states, told(&setting, &way));
+    println!("{fault:?}, after {} states:\n{}", outcome.states, describe(&setting, &way));
     assert_eq!(wrong, expected);
 }
 
@@ -277,7 +277,7 @@ fn clocks_may_be_coarse() {
 }
 
 #[test]
-fn units_may_be_returned_and_processes_be_stopped_before_they_start() {
+fn units_may_be_returned_and_processes_stopped_before_they_start() {
     holds(&returns(), &[FULL, "returns", "requests again", "starts after a stop"]);
     is_needed(returns(), Fault::RepeatGrantedTwice, GrantedTwice);
     holds(&returns().with(Fault::Forgetful), &[FULL, "returns"]);
@@ -288,7 +288,7 @@ fn units_may_be_returned_and_processes_be_stopped_before_they_start() {
 }
 
 #[test]
-fn a_lowered_limit_holds_once_the_change_has_returned() {
+fn a_lowered_limit_applies_once_the_change_has_returned() {
     holds(&policies(), &[FULL, "grants after a change", "starts by a future grant"]);
     is_needed(policies(), Fault::ChangeAtOnce, OverTheNewLimit);
     is_needed(policies(), Fault::VersionIgnored, OverTheNewLimit);
@@ -296,7 +296,7 @@ fn a_lowered_limit_holds_once_the_change_has_returned() {
 }
 
 #[test]
-fn nobody_starts_once_a_pause_has_returned() {
+fn no_start_happens_once_a_pause_has_returned() {
     holds(&pauses(), &[FULL, "starts after a pause", "starts by a future grant"]);
     is_needed(pauses(), Fault::PauseAtOnce, StartedInPause);
     is_needed(pauses(), Fault::GateIgnored, StartedInPause);
@@ -323,12 +323,12 @@ const WALKS: u64 = 3_000;
 const ACTIONS: usize = 500;
 
 #[test]
-fn walks_through_larger_worlds_go_wrong_nowhere() {
+fn random_walks_through_larger_worlds_find_no_fault() {
     let (setting, mut seen) = (everything(), Seen::new());
     for seed in 0..WALKS {
         let outcome = walk(&setting, seed, ACTIONS);
         if let Some((wrong, way)) = outcome.wrong {
-            panic!("walk {seed}: {wrong:?}\n{}", told(&setting, &way));
+            panic!("walk {seed}: {wrong:?}\n{}", describe(&setting, &way));
         }
         outcome.seen.into_iter().for_each(|(sight, n)| *seen.entry(sight).or_default() += n);
     }
@@ -341,9 +341,9 @@ fn walks_through_larger_worlds_go_wrong_nowhere() {
     );
 }
 
-/// They find the faults that show often. The others are for the search.
+/// They find the frequent faults. The others need the search.
 #[test]
-fn walks_find_faults_too() {
+fn random_walks_find_planted_faults() {
     use Fault::*;
     for fault in [StampedAtBeginning, NoSilence, AnswerTakenTwice, ReturnAppliedTwice, ReturnedAndStarted, ChangeAtOnce]
     {

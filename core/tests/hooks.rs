@@ -1,4 +1,4 @@
-//! Hooks: who is told when starts are held up, or cannot be decided, and that nobody else is.
+//! Hooks: who is notified when starts are held up or cannot be decided, and that no one else is.
 
 mod common;
 
@@ -11,7 +11,7 @@ use workglow_limit::*;
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// What was heard.
+/// The received events.
 #[derive(Clone, Default)]
 struct Ear(Arc<Mutex<Vec<Event>>>);
 
@@ -37,7 +37,7 @@ impl Ear {
         std::mem::take(&mut *self.0.lock().unwrap())
     }
 
-    /// The limits, keys, units and waits, since the last look.
+    /// The limits, keys, units and waits since the last call.
     fn held(&self) -> Vec<(String, String, u64, Duration)> {
         self.taken().into_iter().map(|e| (e.limit.to_string(), e.key, e.wanted, e.wait)).collect()
     }
@@ -48,7 +48,7 @@ fn held(limit: &str, key: &str, wanted: u64, wait: Duration) -> Vec<(String, Str
 }
 
 #[test]
-fn each_denial_is_told_once_to_the_limiter_s_and_the_store_s() {
+fn each_denial_is_reported_once_to_the_limiters_and_the_stores_hooks() {
     let (_, store) = clocked();
     let limiter = rate(&store, "mail", 2, MINUTE);
     let (own, all) = (Ear::at(&*limiter, Happening::Throttled), Ear::at_store(&store, Happening::Throttled));
@@ -70,7 +70,7 @@ fn each_denial_is_told_once_to_the_limiter_s_and_the_store_s() {
 }
 
 #[test]
-fn who_waits_is_told_of_once_with_what_it_has_to_wait() {
+fn a_waiter_is_reported_once_with_its_wait() {
     let (clock, store) = clocked();
     let limiter = rate(&store, "mail", 1, MINUTE);
     let ear = Ear::at(&*limiter, Happening::Throttled);
@@ -96,7 +96,7 @@ fn who_waits_is_told_of_once_with_what_it_has_to_wait() {
 }
 
 #[test]
-fn who_must_not_wait_for_the_store_is_told_of_when_it_may() {
+fn a_nonblocking_call_is_reported_when_it_may_wait() {
     let dir = Dir::new("hooks-later");
     let store = Store::new(&dir.url()).unwrap();
     let limiter = rate(&store, "mail", 1, MINUTE);
@@ -111,7 +111,7 @@ fn who_must_not_wait_for_the_store_is_told_of_when_it_may() {
 }
 
 #[test]
-fn who_is_held_in_a_pool_is_told_of_once() {
+fn a_waiter_in_a_pool_is_reported_once() {
     let (_, store) = clocked();
     let limiter = rate(&store, "mail", 1, MINUTE);
     let ear = Ear::at(&*limiter, Happening::Throttled);
@@ -127,7 +127,7 @@ fn who_is_held_in_a_pool_is_told_of_once() {
 }
 
 #[test]
-fn a_composite_s_denial_is_told_to_its_own_and_to_those_of_the_child_that_denied() {
+fn a_composites_denial_is_reported_to_its_hooks_and_the_denying_childs() {
     let (_, store) = clocked();
     let (narrow, slots) = (rate(&store, "narrow", 1, MINUTE), slots(5));
     let inner: Shared = Arc::new(CompositeLimiter::new([narrow.clone()]));
@@ -150,7 +150,7 @@ fn a_composite_s_denial_is_told_to_its_own_and_to_those_of_the_child_that_denied
 }
 
 #[test]
-fn names_that_are_not_declared() {
+fn unknown_names_are_reported() {
     let store = Store::new("memory:").unwrap();
     let limiter: Shared = Arc::new(RateLimiter::attach(&store, "nobody").unwrap());
     let of_limiter = Ear::at(&*limiter, Happening::UnknownLimit);
@@ -167,7 +167,7 @@ fn names_that_are_not_declared() {
     for call in calls {
         let error = call(&*limiter).unwrap_err();
         for ear in [&of_limiter, &of_store] {
-            let [event] = &ear.taken()[..] else { panic!("not told once") };
+            let [event] = &ear.taken()[..] else { panic!("not reported once") };
             assert_eq!((&*event.limit, &*event.key, &event.error), ("nobody", "k", &Some(error.clone())));
         }
     }
@@ -177,13 +177,13 @@ fn names_that_are_not_declared() {
         [|store| store.override_text("gone", "5/1m"), |store| store.lift("gone"), |store| store.find("gone").map(drop)];
     for call in calls {
         let error = call(&store).unwrap_err();
-        let [event] = &of_store.taken()[..] else { panic!("not told once") };
+        let [event] = &of_store.taken()[..] else { panic!("not reported once") };
         assert_eq!((&*event.limit, &event.error), ("gone", &Some(error)));
     }
 }
 
 #[test]
-fn stores_that_fail_whatever_they_answer() {
+fn store_failures_are_reported_whatever_is_answered() {
     let dir = Dir::new("hooks-failing");
     std::fs::write(dir.file("file"), "not a directory").unwrap();
     for on_error in [OnError::Raise, OnError::Deny, OnError::Admit] {
@@ -199,7 +199,7 @@ fn stores_that_fail_whatever_they_answer() {
             let answer = limiter.decide("k", 1);
             assert_eq!(answer.is_err(), on_error == OnError::Raise);
             for ear in [&ear, &ears[at]] {
-                let [event] = &ear.taken()[..] else { panic!("not told once") };
+                let [event] = &ear.taken()[..] else { panic!("not reported once") };
                 assert_eq!((&*event.limit, &*event.key, event.wanted), (limiter.name(), "k", 1));
                 assert_eq!(event.error, answer.as_ref().err().cloned());
             }
@@ -211,7 +211,7 @@ fn stores_that_fail_whatever_they_answer() {
 }
 
 #[test]
-fn a_hook_may_limit_and_take_itself_away() {
+fn a_hook_may_use_limiters_and_remove_itself() {
     let (_, store) = clocked();
     let limiter = rate(&store, "mail", 2, MINUTE);
     let ear = Ear::default();
@@ -239,12 +239,12 @@ fn a_hook_may_limit_and_take_itself_away() {
 }
 
 #[test]
-fn a_forked_child_has_the_hooks_even_if_somebody_was_at_them() {
+fn a_forked_child_has_the_hooks_even_if_they_were_in_use() {
     let (_, store) = clocked();
     let limiter = rate(&store, "mail", 1, MINUTE);
     limiter.attempt("", 1).unwrap();
     let busy = AtomicBool::new(true);
-    /// Ends the other threads, also after a panic.
+    /// Ends the other threads, even after a panic.
     struct End<'a>(&'a AtomicBool);
     impl Drop for End<'_> {
         fn drop(&mut self) {

@@ -1,4 +1,4 @@
-//! One database has one lane, and no file is trusted because of its name.
+//! One database has one lane, and no file is trusted for its name.
 #![cfg(feature = "fault-points")]
 
 mod common;
@@ -27,12 +27,12 @@ fn rate(dir: &Dir) -> RateLimiter {
     rate_at(&dir.file("limits.db"))
 }
 
-/// How many of so many attempts are admitted.
+/// The number of admitted attempts.
 fn take(limiter: &dyn Limiter, most: u64) -> u64 {
     (0..most).filter(|_| matches!(limiter.attempt("key", 1).unwrap(), Attempt::Admitted(_))).count() as u64
 }
 
-/// The same in a process of its own, which has written all of it when it ends.
+/// Takes in a child process, which has written everything when it ends.
 fn take_in_a_child(dir: &Dir, most: u64) -> u64 {
     let taken = shared(1);
     Child::run(|| {
@@ -45,7 +45,7 @@ fn take_in_a_child(dir: &Dir, most: u64) -> u64 {
     taken[0].load(Acquire)
 }
 
-/// What is left when a lane that was lost does not count as full any more.
+/// What is left when a lost lane no longer counts as full.
 fn left(limiter: &dyn Limiter) -> u64 {
     wait_until("it is open again", || take(limiter, 1) == 1);
     1 + take(limiter, 2 * LIMIT)
@@ -57,14 +57,14 @@ fn left_in_a_child(path: &Path) -> u64 {
     seen[0].load(Acquire)
 }
 
-/// Runs each in a child of its own, side by side.
+/// Runs each case in a child of its own, in parallel.
 fn side_by_side<T: Copy>(cases: &[T], f: impl Fn(T)) {
     let children: Vec<Child> = cases.iter().map(|case| Child::run(|| f(*case))).collect();
     children.into_iter().for_each(Child::join);
 }
 
 #[test]
-fn a_database_is_used_from_one_place_only() {
+fn a_database_can_be_used_from_one_place_only() {
     let (here, there) = (Dir::new("place"), Dir::new("other-place"));
     let limiter = rate(&here);
     assert_eq!(take(&limiter, 10), 10);
@@ -79,7 +79,7 @@ fn a_database_is_used_from_one_place_only() {
         (there.names(), here.names()),
         (vec!["limits.db".to_owned()], ["alias.db", "limits.db", "limits.db-lane"].map(str::to_owned).to_vec())
     );
-    // Also of a child that came to it by itself, which its parent's end does not undo.
+    // Also by a child that opened it independently, which its parent's end does not undo.
     let steps = shared(2);
     drop(limiter);
     let other = Child::run(|| {
@@ -92,7 +92,7 @@ fn a_database_is_used_from_one_place_only() {
     assert!(Store::new(&url(&there.file("limits.db"))).unwrap().open().is_err());
     steps[1].store(1, Release);
     other.join();
-    // When nobody uses it there any more it may be used here: its lane is lost.
+    // When it is no longer used there, it may be used here: its lane is lost.
     let left = left_in_a_child(&there.file("limits.db"));
     assert!((LIMIT - 11 - BUDGET..=LIMIT - 11).contains(&left), "{left}");
 }
@@ -106,7 +106,7 @@ fn links_lead_to_one_lane() {
     let error = early.open().unwrap_err();
     assert!(error.to_string().contains("symbolic link"), "{error}");
     assert_eq!(dir.names(), ["link.db"]);
-    // It led nowhere when the store was made, and leads somewhere when it is opened.
+    // It led nowhere when the store was created, and leads somewhere when it is opened.
     std::fs::create_dir(dir.file("real")).unwrap();
     assert_eq!(take(&rate_at(&dir.file("real/limits.db")), 60), 60);
     assert_eq!(take(&early, 60), 40);
@@ -114,7 +114,7 @@ fn links_lead_to_one_lane() {
 }
 
 #[test]
-fn a_lane_that_is_a_link_leads_nowhere() {
+fn a_lane_that_is_a_link_is_refused() {
     let dir = Dir::new("lane-link");
     std::fs::write(dir.file("precious"), b"").unwrap();
     for target in ["precious", "nothing"] {
@@ -128,7 +128,7 @@ fn a_lane_that_is_a_link_leads_nowhere() {
 }
 
 #[test]
-fn what_is_no_file_or_a_strangers_is_refused() {
+fn special_files_and_files_of_other_users_are_refused() {
     let dir = Dir::new("strange");
     let lane = std::ffi::CString::new(dir.file("limits.db-lane").to_str().unwrap()).unwrap();
     // SAFETY: a path that ends in NUL.
@@ -157,8 +157,8 @@ fn what_is_no_file_or_a_strangers_is_refused() {
     }
 }
 
-/// How an older copy comes back.
-fn bring_back(from: &Path, to: &Path, is_in_place: bool) {
+/// Restores an older copy.
+fn restore(from: &Path, to: &Path, is_in_place: bool) {
     if is_in_place {
         std::fs::copy(from, to).unwrap();
     } else {
@@ -167,7 +167,7 @@ fn bring_back(from: &Path, to: &Path, is_in_place: bool) {
 }
 
 #[test]
-fn an_older_lane_that_is_brought_back_counts_as_lost() {
+fn a_restored_older_lane_counts_as_lost() {
     side_by_side(&[(false, false), (false, true), (true, false), (true, true)], |(is_in_place, is_running)| {
         let dir = Dir::new(&format!("older-lane-{is_in_place}-{is_running}"));
         let (lane, copy) = (dir.file("limits.db-lane"), dir.file("copy"));
@@ -176,9 +176,9 @@ fn an_older_lane_that_is_brought_back_counts_as_lost() {
         assert_eq!(take_in_a_child(&dir, 49), 49);
         let user = is_running.then(|| rate(&dir));
         let mut taken = 50 + user.as_ref().map_or(0, |user| take(user, 1));
-        bring_back(&copy, &lane, is_in_place);
+        restore(&copy, &lane, is_in_place);
         match user {
-            // It may be a second until this is noticed.
+            // It may take a second until this is noticed.
             Some(user) => {
                 let meanwhile = AtomicU64::new(0);
                 wait_until("it is noticed", || {
@@ -190,7 +190,7 @@ fn an_older_lane_that_is_brought_back_counts_as_lost() {
             }
             None => taken += left_in_a_child(&dir.file("limits.db")),
         }
-        // What is overwritten under its users may forget a budget of each key once more.
+        // A lane that is overwritten under its users may forget a budget of each key again.
         let most = LIMIT + if is_running && is_in_place { BUDGET } else { 0 };
         assert!(
             (LIMIT - 2 * BUDGET..=most).contains(&taken),
@@ -200,7 +200,7 @@ fn an_older_lane_that_is_brought_back_counts_as_lost() {
 }
 
 #[test]
-fn an_older_database_that_is_brought_back_is_written_anew() {
+fn a_restored_older_database_is_completed_from_the_lane() {
     side_by_side(&[(false, false), (false, true), (true, false), (true, true)], |(is_in_place, is_running)| {
         present_boot(1);
         let dir = Dir::new(&format!("older-database-{is_in_place}-{is_running}"));
@@ -214,10 +214,10 @@ fn an_older_database_that_is_brought_back_is_written_anew() {
         }
         let running = is_running.then(|| rate(&dir));
         running.iter().for_each(|user| user.open().unwrap());
-        bring_back(&copy, &database, is_in_place);
+        restore(&copy, &database, is_in_place);
         let taken = match running {
             Some(user) => {
-                // What cannot be written is refused until it is noticed.
+                // Starts that cannot be written are refused until it is noticed.
                 let taken = AtomicU64::new(0);
                 wait_until("it is noticed", || {
                     let admitted = matches!(user.attempt("key", 1), Ok(Attempt::Admitted(_)));
@@ -251,7 +251,7 @@ fn a_copy_of_a_store_has_a_lane_of_its_own() {
 
 /// Losing the lane costs two seconds and a budget, whatever the limit is.
 #[test]
-fn a_lane_that_is_deleted_costs_a_budget_on_every_kind_of_limit() {
+fn a_deleted_lane_costs_a_budget_on_every_kind_of_limit() {
     const TEXTS: [&str; 6] =
         ["100/1d", "100/1d + 100/2d", "10000/1d", "100/1d burst 100", "100/300d fixed", "100/300d counter"];
     side_by_side(&TEXTS, |text| {
@@ -281,7 +281,7 @@ fn a_program_without_input_and_output_keeps_its_files_apart() {
         let limiter = rate(&dir);
         assert_eq!(take(&limiter, LIMIT), LIMIT);
         for fd in 0..3 {
-            // What such a program prints goes nowhere, or to whatever it opened itself.
+            // The output of such a program goes nowhere, or to a file that it opened itself.
             // SAFETY: a buffer of that length.
             unsafe { libc::write(fd, c"printed".as_ptr().cast(), 7) };
         }
@@ -296,7 +296,7 @@ fn a_program_without_input_and_output_keeps_its_files_apart() {
 }
 
 #[test]
-fn where_the_boot_is_hidden_a_lane_that_nobody_uses_is_of_another() {
+fn with_a_hidden_boot_id_an_unused_lane_counts_as_another_boots() {
     let dir = Dir::new("hidden");
     let taken = shared(1);
     for _ in 0..4 {
@@ -315,7 +315,7 @@ fn where_the_boot_is_hidden_a_lane_that_nobody_uses_is_of_another() {
             limiter.open().unwrap();
             let before = limiter.peek("key", 1).unwrap().remaining;
             taken[0].fetch_add(take(&limiter, 10), AcqRel);
-            // While it is used it is what it is.
+            // While it is used, it stays valid.
             Child::run(|| assert_eq!(rate(&dir).peek("key", 1).unwrap().remaining, before - 10)).join();
             let taken = taken[0].load(Acquire);
             assert!((LIMIT - taken - 4 * BUDGET..=LIMIT - taken).contains(&(before - 10)), "{before} after {taken}");
@@ -348,7 +348,7 @@ fn holes_in_a_lane_are_filled() {
 }
 
 #[test]
-fn a_limit_on_file_sizes_kills_nobody() {
+fn a_file_size_limit_kills_no_process() {
     for most in [0, 1_000, 100_000, 1_400_000] {
         let dir = Dir::new("file-size");
         Child::run(|| {
@@ -366,10 +366,10 @@ fn a_limit_on_file_sizes_kills_nobody() {
     }
 }
 
-/// A program that reads the database with a SQLite of its own closes the file, and with it gives up all POSIX locks that
-/// its process has on it.
+/// A program that reads the database with its own SQLite closes the file, and thereby gives up all POSIX locks that its
+/// process has on it.
 #[test]
-fn a_host_that_opens_and_closes_the_database_takes_no_lock_away() {
+fn a_host_that_opens_and_closes_the_database_releases_no_lock() {
     let dir = Dir::in_memory("host");
     let (told, steps) = (shared(1), shared(1));
     let processes = [0, 1, 2].map(|_| {
@@ -401,9 +401,9 @@ fn a_host_that_opens_and_closes_the_database_takes_no_lock_away() {
     assert_eq!(limiter.peek("key", 1).unwrap().remaining, 100_000 - 600 - 5_000);
 }
 
-/// Until the lane is looked for, a second later at most, what the ledger may lack is admitted. No more than that.
+/// Until the lane is checked, after a second at most, as many starts are admitted as the ledger may lack, and no more.
 #[test]
-fn a_folder_that_is_deleted_under_a_store_is_an_error() {
+fn a_directory_deleted_under_a_store_is_an_error() {
     let dir = Dir::new("folder");
     let inner = dir.0.join("inner");
     std::fs::create_dir(&inner).unwrap();
@@ -421,14 +421,14 @@ fn a_folder_that_is_deleted_under_a_store_is_an_error() {
     });
     let admitted = admitted.get();
     assert!(admitted <= BUDGET, "{admitted}: the ledger may lack no more than a budget");
-    wait_until("the lane is looked for", || limiter.peek("", 1).is_err());
+    wait_until("the lane is checked", || limiter.peek("", 1).is_err());
     for _ in 0..100 {
         assert!(limiter.attempt("", 1).is_err());
         assert!(limiter.peek("", 1).is_err());
     }
 }
 
-/// Without its lane, too, nothing is left of a limit.
+/// Asserts that nothing is left of a limit, even without its lane.
 fn assert_ledger_has_all(dir: &Dir) {
     std::fs::remove_file(dir.file("limits.db-lane")).unwrap();
     Child::run(|| {
@@ -439,9 +439,9 @@ fn assert_ledger_has_all(dir: &Dir) {
     .join();
 }
 
-/// The lane knows what was started, so that counts; what was declared has to be declared again.
+/// The lane knows the starts, so they count. The declarations are gone.
 #[test]
-fn a_database_that_is_deleted_while_nobody_uses_it_forgets_no_start() {
+fn deleting_an_unused_database_forgets_no_start() {
     let dir = Dir::new("forgotten");
     assert_eq!(take_in_a_child(&dir, 30), 30);
     Child::run(|| Store::new(&dir.url()).unwrap().override_key("api", "200/1h", "other").unwrap()).join();
@@ -457,13 +457,13 @@ fn a_database_that_is_deleted_while_nobody_uses_it_forgets_no_start() {
     })
     .join();
     assert_eq!(seen.iter().map(|word| word.load(Acquire)).collect::<Vec<_>>(), [10, LIMIT]);
-    // All of it is in the new database, too.
+    // All of it is also in the new database.
     assert_ledger_has_all(&dir);
 }
 
-/// Also if nothing starts between.
+/// Even without a start in between.
 #[test]
-fn what_a_deleted_database_had_is_in_the_new_one_before_it_is_used() {
+fn a_new_database_has_the_deleted_ones_starts_before_its_first_use() {
     let dir = Dir::new("written-anew");
     assert_eq!(take_in_a_child(&dir, LIMIT), LIMIT);
     std::fs::remove_file(dir.file("limits.db")).unwrap();
@@ -471,9 +471,9 @@ fn what_a_deleted_database_had_is_in_the_new_one_before_it_is_used() {
     assert_ledger_has_all(&dir);
 }
 
-/// The name may be another kind's in the new database.
+/// A name may belong to another kind in the new database.
 #[test]
-fn a_database_that_is_deleted_leaves_its_names_to_any_kind() {
+fn the_names_of_a_deleted_database_are_free_for_any_kind() {
     const KINDS: [&str; 5] = ["100/1h", "100 concurrent", "100/1h burst 100", "10000/1h", "100/1h + 1000/1d fixed"];
     let dir = Dir::new("any-kind");
     for text in KINDS.iter().chain(KINDS.iter().rev()) {
@@ -487,7 +487,7 @@ fn a_database_that_is_deleted_leaves_its_names_to_any_kind() {
 }
 
 #[test]
-fn a_database_of_another_store_is_refused_beside_a_lane_that_counts() {
+fn another_stores_database_is_refused_next_to_a_valid_lane() {
     let (dir, other) = (Dir::new("exchanged"), Dir::new("exchanged-other"));
     assert_eq!(take_in_a_child(&dir, 30), 30);
     assert_eq!(take_in_a_child(&other, 20), 20);
@@ -501,7 +501,7 @@ fn a_database_of_another_store_is_refused_beside_a_lane_that_counts() {
         assert!(text.contains("another database") && text.contains(lane.to_str().unwrap()), "{text}");
     })
     .join();
-    // One way out is to bring back what was there, the other to delete the lane.
+    // One solution is to restore the previous database, the other to delete the lane.
     std::fs::rename(&saved, dir.file("limits.db")).unwrap();
     assert_eq!(take_in_a_child(&dir, LIMIT), LIMIT - 30);
     std::fs::copy(other.file("limits.db"), dir.file("limits.db")).unwrap();

@@ -1,4 +1,4 @@
-//! Keys with policies of their own: tenants on plans.
+//! Keys with their own policies: tenants on plans.
 
 mod common;
 
@@ -10,17 +10,17 @@ use workglow_limit::*;
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
-/// Does it with a store of one process, and with one of many. Their clock stands still.
+/// Runs a test with a store of one process, and with one of many. Their clock stands still.
 fn on_both(name: &str, test: impl Fn(&dyn Fn() -> Store)) {
     let clock = ManualClock::new();
-    let memory = by_hand("memory:", &clock);
+    let memory = with_clock("memory:", &clock);
     test(&|| memory.clone());
     let dir = Dir::in_memory(name);
-    test(&|| by_hand(&dir.url(), &clock));
+    test(&|| with_clock(&dir.url(), &clock));
 }
 
-/// A store whose clock the test moves.
-fn by_hand(url: &str, clock: &ManualClock) -> Store {
+/// A store whose clock is moved by the test.
+fn with_clock(url: &str, clock: &ManualClock) -> Store {
     let mut options = StoreOptions::default();
     options.clock = Some(clock.clone());
     Store::with_options(url, options).unwrap()
@@ -39,7 +39,7 @@ fn name_of<T: std::fmt::Debug>(answer: Result<T>) -> &'static str {
     answer.unwrap_err().name()
 }
 
-/// A policy of each kind, and others of the same kind with a smaller and with a larger limit.
+/// A policy of each kind, with others of the same kind that have a smaller and a larger limit.
 const KINDS: [[&str; 3]; 8] = [
     ["4/1h", "2/1h", "9/1h"],
     ["4/1h", "5000/1h", "9000/2h"],
@@ -52,7 +52,7 @@ const KINDS: [[&str; 3]; 8] = [
 ];
 
 #[test]
-fn a_key_lives_by_its_own_policy_and_the_others_by_the_limits() {
+fn a_key_follows_its_own_policy_and_other_keys_the_limits() {
     on_both("own", |store| {
         for (i, [text, smaller, larger]) in KINDS.into_iter().enumerate() {
             let name = format!("{i}");
@@ -62,9 +62,9 @@ fn a_key_lives_by_its_own_policy_and_the_others_by_the_limits() {
             let found = there.find(&name).unwrap();
             let (usual, most) = (limit(&*limiter, "usual"), text);
             for (own, key) in [(smaller, "smaller"), (larger, "larger")] {
-                // Before anybody has used it.
+                // Before its first use.
                 there.override_key(&name, own, key).unwrap();
-                let alone = by_hand("memory:", &ManualClock::new()).limiter("alone", own).unwrap();
+                let alone = with_clock("memory:", &ManualClock::new()).limiter("alone", own).unwrap();
                 assert_eq!(limit(&*limiter, key), limit(&*alone, ""), "{own} above {most}");
                 assert_eq!(drain(&*limiter, key), drain(&*alone, ""), "{own} above {most}");
                 assert!(!found.peek(key, 1).unwrap().admitted, "{own} above {most}");
@@ -76,7 +76,7 @@ fn a_key_lives_by_its_own_policy_and_the_others_by_the_limits() {
 }
 
 #[test]
-fn what_was_started_counts_when_a_keys_policy_changes() {
+fn starts_count_when_a_keys_policy_changes() {
     on_both("counts", |store| {
         for (i, text) in ["5/1h", "5/366d fixed", "5 concurrent", "5/1h burst 5"].into_iter().enumerate() {
             let (name, of) = (format!("{i}"), |n: u64| text.replacen('5', &n.to_string(), 1));
@@ -100,7 +100,7 @@ fn what_was_started_counts_when_a_keys_policy_changes() {
 }
 
 #[test]
-fn a_keys_policy_stays_whatever_comes_of_its_limits() {
+fn a_keys_policy_survives_changes_of_its_limit() {
     on_both("stays", |store| {
         let limiter = store().limiter("api", "5/1h").unwrap();
         limiter.open().unwrap();
@@ -109,12 +109,12 @@ fn a_keys_policy_stays_whatever_comes_of_its_limits() {
         assert_eq!(drain(&*limiter, "used"), 7);
         let limits = || ["used", "idle", "other"].map(|key| limit(&*limiter, key));
         store().limiter("api", "6/1h").unwrap().open().unwrap();
-        assert_eq!(limits(), [7, 8, 6], "declared anew");
+        assert_eq!(limits(), [7, 8, 6], "declared again");
         store().override_text("api", "2/1h").unwrap();
         assert_eq!(limits(), [7, 8, 2], "overridden");
         store().lift("api").unwrap();
         assert_eq!(limits(), [7, 8, 6], "lifted");
-        assert_eq!(drain(&*limiter, "used"), 0, "it goes on counting");
+        assert_eq!(drain(&*limiter, "used"), 0, "it keeps counting");
         let both = store().limiter("api", "6/1h + 9 concurrent").unwrap();
         both.open().unwrap();
         assert_eq!(drain(&*both, "idle"), 8, "as a part of a composite");
@@ -133,13 +133,13 @@ fn a_keys_policy_stays_whatever_comes_of_its_limits() {
         store().override_key("api", "7/1h", "idle").unwrap();
         store().forget("api").unwrap();
         let other = store().limiter("api", "4 concurrent").unwrap();
-        // (It is the one that was a part before.)
+        // It is the limit that was a part before.
         assert_eq!((drain(&*other, "fresh"), limit(&*other, "idle")), (4, 4), "another kind");
     });
 }
 
 #[test]
-fn what_is_no_policy_for_a_key_is_an_error_and_changes_nothing() {
+fn an_invalid_policy_for_a_key_is_an_error_without_effect() {
     on_both("invalid", |store| {
         let store = store();
         let limiter = store.limiter("api", "5/1h").unwrap();
@@ -167,11 +167,11 @@ fn what_is_no_policy_for_a_key_is_an_error_and_changes_nothing() {
 }
 
 #[test]
-fn an_idle_key_is_forgotten_and_its_policy_is_not() {
+fn an_idle_key_is_forgotten_but_keeps_its_policy() {
     let dir = Dir::in_memory("idle");
     for url in ["memory:", &dir.url()] {
         let clock = ManualClock::new();
-        let store = by_hand(url, &clock);
+        let store = with_clock(url, &clock);
         for (i, [text, _, own]) in [KINDS[0], KINDS[1], KINDS[3], KINDS[7]].into_iter().enumerate() {
             let name = format!("{i}");
             let limiter = store.limiter(&name, text).unwrap();
@@ -180,10 +180,10 @@ fn an_idle_key_is_forgotten_and_its_policy_is_not() {
             let (most, usual) = (limit(&*limiter, "tenant"), limit(&*limiter, "other"));
             for round in 0..3 {
                 assert_eq!(drain(&*limiter, "tenant"), most, "{text}, {round}");
-                // (Leases have no end.)
+                // Leases without an end.
                 limiter.clear("tenant").unwrap();
                 clock.advance(30 * HOUR);
-                // So many that the index grows, and then makes room.
+                // So many that the index grows, and then makes space.
                 for key in 0..200 {
                     assert!(limiter.decide(&format!("{round} {key}"), 1).unwrap().admitted);
                     limiter.clear(&format!("{round} {key}")).unwrap();
@@ -222,16 +222,16 @@ fn permits_and_places_of_a_key_outlive_its_policies() {
             let written = limiter.to_text(&place).unwrap();
             store().override_key(name, &own(9), "key").unwrap();
             let place = store().find(name).unwrap().permit_from_text(&written).unwrap();
-            // It is still to come: the same place, which is exchanged when its time has come.
+            // The same place is still to come. It is exchanged when its time has come.
             assert!(matches!(store().find(name).unwrap().attempt("key", 1).unwrap(), Attempt::Admitted(_)));
             drop((place, limiter));
         }
     });
 }
 
-/// Of slices the starts have no text, of a log they have: what holds for the key decides.
+/// Starts in slices have no text, starts in a log do. The key's policy decides.
 #[test]
-fn a_start_of_a_key_is_written_as_its_policy_is() {
+fn a_start_has_a_text_if_its_keys_policy_allows() {
     let store = Store::new("memory:").unwrap();
     let limiter = store.limiter("api", "4/1h").unwrap();
     limiter.open().unwrap();
@@ -241,9 +241,9 @@ fn a_start_of_a_key_is_written_as_its_policy_is() {
     assert_eq!(name_of(limiter.to_text(&start("sliced"))), "unsupported");
 }
 
-/// The limit itself would have let the second wait for an hour.
+/// Under the limit's policy, the second start would wait for an hour.
 #[test]
-fn who_waits_for_a_key_waits_as_its_policy_says() {
+fn waiters_for_a_key_follow_its_policy() {
     let store = Store::new("memory:").unwrap();
     let limiter = store.limiter("api", "1/1h").unwrap();
     limiter.open().unwrap();
@@ -261,9 +261,9 @@ fn who_waits_for_a_key_waits_as_its_policy_says() {
 }
 
 #[test]
-fn adaptive_spacing_of_a_key_goes_by_its_jobs() {
+fn adaptive_spacing_of_a_key_follows_its_jobs() {
     let clock = ManualClock::new();
-    let store = by_hand("memory:", &clock);
+    let store = with_clock("memory:", &clock);
     let limiter = store.limiter("api", "10/10s spaced strictly").unwrap();
     limiter.open().unwrap();
     store.override_key("api", "10/10s spaced", "key").unwrap();
@@ -281,9 +281,9 @@ fn adaptive_spacing_of_a_key_goes_by_its_jobs() {
 }
 
 #[test]
-fn ten_thousand_keys_have_policies_of_their_own() {
+fn ten_thousand_keys_can_have_their_own_policies() {
     const KEYS: u64 = 10_000;
-    // The tests beside this one have the same process's lock.
+    // Tests that run in parallel use the same process's lock.
     let mut options = StoreOptions::default();
     options.timeout = Duration::from_secs(60);
     let store = Store::with_options("memory:", options).unwrap();
@@ -309,7 +309,7 @@ fn ten_thousand_keys_have_policies_of_their_own() {
     }
 }
 
-/// Starts that others decided are recorded however small the key's policy is.
+/// Starts that others decided are recorded, however small the key's policy is.
 #[test]
 fn a_key_records_more_starts_than_its_policy_allows() {
     let store = Store::new("memory:").unwrap();
@@ -320,13 +320,13 @@ fn a_key_records_more_starts_than_its_policy_allows() {
     assert_eq!((limit(&*limiter, "key"), drain(&*limiter, "key")), (1, 0));
     assert_eq!(limiter.stats("").unwrap().policy_changes, 1);
     store.lift_key("gpu", "key").unwrap();
-    assert_eq!(drain(&*limiter, "key"), 200, "they count beneath the limit's, too");
+    assert_eq!(drain(&*limiter, "key"), 200, "they count under the limit's policy, too");
     store.override_key("gpu", "1 concurrent", "key").unwrap();
     (0..500).for_each(|_| limiter.record_job_completion("key").unwrap());
     assert_eq!(drain(&*limiter, "key"), 0, "as many run without a record");
 }
 
-/// Setting policies again and again takes no room.
+/// Setting policies repeatedly takes no space.
 #[test]
 fn policies_of_keys_leak_nothing() {
     let dir = Dir::in_memory("leak");
@@ -355,7 +355,7 @@ fn other_processes_and_children_see_a_keys_policy_at_once() {
     let limiter = store.limiter("api", "5/1h").unwrap();
     assert_eq!(drain(&*limiter, "mine"), 5);
     Child::run(|| {
-        // A copy of the parent's limiter, and one of its own.
+        // A copy of the parent's limiter, and a limiter of its own.
         store.override_key("api", "7/1h", "mine").unwrap();
         let own = Store::new(&url).unwrap();
         own.override_key("api", "8/1h", "new").unwrap();
@@ -377,9 +377,9 @@ fn other_processes_and_children_see_a_keys_policy_at_once() {
     assert_eq!(limit(&*mine, "key"), 6, "which is not the parent's");
 }
 
-/// What the lane has follows the database, also if somebody puts an older one in its place.
+/// The lane follows the database, even if an older one is put in its place.
 #[test]
-fn an_older_database_takes_back_what_it_does_not_know() {
+fn a_restored_older_database_removes_unknown_policies() {
     let dir = Dir::in_memory("older");
     let url = dir.url();
     let limits = |url: &str| {
@@ -403,7 +403,7 @@ fn an_older_database_takes_back_what_it_does_not_know() {
         assert_eq!(limits(&url), [4, 8, 9, 4]);
     })
     .join();
-    // In place, as a backup tool does.
+    // In place, like a backup tool.
     std::fs::copy(dir.file("copy"), dir.file("limits.db")).unwrap();
     Child::run(|| assert_eq!(limits(&url), [6, 7, 5, 5])).join();
 }
@@ -432,13 +432,13 @@ fn a_keys_policy_survives_a_boot_and_a_lost_lane() {
         store.flush().unwrap();
     })
     .join();
-    // A twentieth of what each key may start counts as lost.
+    // A twentieth of each key's capacity counts as lost.
     let after = |limiter: &dyn Limiter| {
         assert_eq!(["used", "idle", "other"].map(|key| limit(limiter, key)), [400, 40, 100]);
         assert_eq!(["used", "idle", "other"].map(|key| drain(limiter, key)), [0, 38, 95]);
     };
     all(2, &after);
-    // And of the next boot as much again.
+    // And again as much for the next boot.
     all(3, &|limiter| assert_eq!(["used", "idle", "new"].map(|key| drain(limiter, key)), [0, 0, 95]));
     std::fs::remove_file(dir.file("limits.db-lane")).unwrap();
     all(3, &|limiter| {
@@ -447,10 +447,10 @@ fn a_keys_policy_survives_a_boot_and_a_lost_lane() {
     });
 }
 
-/// Whoever dies has changed nothing or everything, and what was started counts.
+/// A process that dies has changed nothing or everything, and its starts count.
 #[test]
 #[cfg(feature = "fault-points")]
-fn whoever_dies_while_changing_a_keys_policy_leaves_nothing_half_done() {
+fn a_death_during_a_change_of_a_keys_policy_leaves_nothing_half_done() {
     for point in ["deciding", "decided", "key-sealed", "key-written", "followed"] {
         for (is_used, has_own) in [(false, false), (true, false), (false, true), (true, true)] {
             let dir = Dir::in_memory("dying");
@@ -480,17 +480,17 @@ fn whoever_dies_while_changing_a_keys_policy_leaves_nothing_half_done() {
                 _ => 9,
             };
             let found = Store::new(&url).unwrap().find("api").unwrap();
-            assert_eq!(limit(&*found, "key"), expected, "{what}: who comes next");
-            assert_eq!(drain(&*limiter, "key"), expected - used, "{what}: who was there");
+            assert_eq!(limit(&*found, "key"), expected, "{what}: the next process");
+            assert_eq!(drain(&*limiter, "key"), expected - used, "{what}: the present process");
             assert_eq!(drain(&*found, "other"), 5, "{what}");
         }
     }
 }
 
-/// A smaller policy has a smaller budget, of which more may be missing when the machine stops at that moment.
+/// A smaller policy has a smaller budget. More than that may be missing if the machine stops at that moment.
 #[test]
 #[cfg(feature = "fault-points")]
-fn what_the_ledger_lacked_when_a_keys_policy_was_lowered_counts_after_a_boot() {
+fn units_missing_when_a_keys_policy_was_lowered_count_after_a_reboot() {
     for (point, is_lifted) in [("decided", false), ("followed", false), ("decided", true), ("followed", true)] {
         let dir = Dir::in_memory("lowered");
         let url = dir.url();
@@ -508,7 +508,7 @@ fn what_the_ledger_lacked_when_a_keys_policy_was_lowered_counts_after_a_boot() {
             limiter.attempt("key", 1).unwrap();
             store.flush().unwrap();
             started.fetch_add(1, AcqRel);
-            // As many as may be missing from the ledger: who may not wait does not write.
+            // As many as may be missing from the ledger: a caller that may not wait does not write.
             MayWait::Never.during(|| {
                 while limiter.attempt("key", 1).is_ok() {
                     started.fetch_add(1, AcqRel);
@@ -538,7 +538,8 @@ fn what_the_ledger_lacked_when_a_keys_policy_was_lowered_counts_after_a_boot() {
     }
 }
 
-/// Policies of many keys change, keys come and go, and others start on them all the time: none beyond the largest that it had.
+/// The policies of many keys change, keys come and go, and other callers start on them all the time. No start exceeds
+/// the largest policy that a key had.
 #[test]
 fn keys_change_their_policies_while_others_start_on_them() {
     const KEYS: u64 = 20;
@@ -595,7 +596,7 @@ fn keys_change_their_policies_while_others_start_on_them() {
     }
 }
 
-/// A policy, another one of the same kind that allows less, and how much is used of the first.
+/// A policy, another one of the same kind that allows less, and the number of used units of the first.
 const LOWERED: [(&str, &str, u64); 10] = [
     ("100/1h", "20/1h", 70),
     ("100/1h", "20/1h", 100),
@@ -609,14 +610,14 @@ const LOWERED: [(&str, &str, u64); 10] = [
     ("100 concurrent", "20 concurrent", 70),
 ];
 
-/// Room that is given back is there at once, and no more than that.
+/// Returned capacity is available at once, and no more than that.
 #[test]
-fn what_a_smaller_policy_forbade_is_allowed_again_by_the_larger_one() {
+fn a_larger_policy_allows_what_a_smaller_one_denied() {
     let dir = Dir::in_memory("given-back");
     let url = dir.url();
     let clock = ManualClock::new();
     for (url, key) in [("memory:", None), ("memory:", Some("a")), (&*url, None), (&url, Some("a"))] {
-        let store = by_hand(url, &clock);
+        let store = with_clock(url, &clock);
         for (text, smaller, used) in LOWERED {
             let name = format!("{text}, {used}, {key:?}").replace('/', " per ");
             let limiter = store.limiter(&name, text).unwrap();
@@ -629,7 +630,7 @@ fn what_a_smaller_policy_forbade_is_allowed_again_by_the_larger_one() {
             let remaining = || limiter.peek(key.unwrap_or(""), 1).unwrap().remaining;
             let set = |to| key.map_or_else(|| store.override_text(&name, to), |key| store.override_key(&name, to, key));
             let lift = || key.map_or_else(|| store.lift(&name), |key| store.lift_key(&name, key));
-            // A counter does not know what was before it. Some starts leave the window before the others are made.
+            // A counter knows nothing before its windows. Some starts leave the window before the others are made.
             clock.advance(100 * HOUR);
             take(used / 2);
             clock.advance(HOUR + HOUR / 2);
@@ -648,11 +649,11 @@ fn what_a_smaller_policy_forbade_is_allowed_again_by_the_larger_one() {
     }
 }
 
-/// A key moves, and another gets its block, after its entry was read and before its block is.
+/// A key moves, and another key gets its block, after its entry was read and before its block is.
 #[cfg(feature = "fault-points")]
 #[test]
-fn a_key_that_moves_while_it_is_looked_up_is_not_added_again() {
-    // The points are of a whole process.
+fn a_key_that_moves_during_a_lookup_is_not_added_again() {
+    // Fault points apply to a whole process.
     Child::run(|| {
         let store = Store::new("memory:").unwrap();
         let limiter = Arc::new(RateLimiter::new(&store, "api", 7, Duration::from_secs(3_600)).unwrap());

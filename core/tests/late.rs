@@ -1,4 +1,4 @@
-//! Waiters that come late for their place: with the grace that they have asked for it is still theirs.
+//! Waiters that are late for their place keep it within the grace that they requested.
 
 mod common;
 
@@ -7,18 +7,18 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use workglow_limit::*;
 
-/// A place in such a window has a grace of 50 ms, if nobody asks for another.
+/// A place in this window has a grace of 50 ms by default.
 const WINDOW: Duration = Duration::from_secs(60);
 
-/// What only counts units knows in which slice of the window they started: that is shorter than this.
+/// A limit that only counts units knows only the slice of the window in which they started, which is shorter than this.
 const SLICE: Duration = ms(20);
 
-/// So late they come.
+/// How late the waiters are.
 const LATE: Duration = ms(300);
 
 const ENOUGH: Duration = ms(500);
 
-/// How limits are made of which so many units can start in a window, all at once.
+/// A kind of limit, how many units can start in a window, all at once, and its constructor.
 type Kind = (&'static str, u64, fn(&Store) -> Shared);
 
 fn of(store: &Store, policy: &str) -> Shared {
@@ -40,7 +40,7 @@ const KINDS: [Kind; 8] = [
     ("nested", 1, |store| all([all([of(store, "100/1s"), of(store, "1/1m")]), slots(5)])),
 ];
 
-/// One who waits.
+/// A waiter, in a line or alone.
 enum Waiting {
     AtSeat(Seat),
     InLine(Line),
@@ -60,7 +60,7 @@ impl Waiting {
         waiting
     }
 
-    /// Does all that is due: does it start?
+    /// Does all due work. Returns the permit if the waiter starts.
     fn start(&mut self, limiter: &Shared) -> Option<RawPermit> {
         match self {
             Waiting::AtSeat(seat) => loop {
@@ -79,7 +79,7 @@ impl Waiting {
     }
 }
 
-/// Does all that is due, which may be more than one call does.
+/// Does all due work, which may take more than one call.
 fn advance(line: &mut Line) -> Vec<(WaiterId, Outcome)> {
     let mut over = Vec::new();
     while line.advance(&mut over) == Some(Duration::ZERO) {}
@@ -90,8 +90,8 @@ fn fill(limiter: &dyn Limiter, units: u64) {
     assert!(matches!(limiter.attempt("", units).unwrap(), Attempt::Admitted(_)));
 }
 
-/// Somebody waits with this grace, somebody of another process behind it; and it is driven late. Does it start then, and with
-/// the place that it had?
+/// A caller waits with this grace, and a caller of another process behind it; and the first is driven late. Returns
+/// whether it starts then, and whether with its original place.
 fn starts_late((name, units, make): Kind, is_in_line: bool, grace: Duration) -> Option<bool> {
     let (clock, store) = clocked();
     let limiter = make(&store);
@@ -108,11 +108,11 @@ fn starts_late((name, units, make): Kind, is_in_line: bool, grace: Duration) -> 
 }
 
 #[test]
-fn whoever_comes_late_waits_again_unless_it_asked_for_enough_grace() {
+fn a_late_waiter_waits_again_unless_its_grace_suffices() {
     for kind in KINDS {
         for is_in_line in [false, true] {
             let about = format!("{}, in a line: {is_in_line}", kind.0);
-            // Of what only counts units, nobody's place is kept behind a whole window's units.
+            // Where units are only counted, no place is kept behind a whole window's units.
             let without = if kind.0 == "counted" { Some(false) } else { None };
             assert_eq!(starts_late(kind, is_in_line, Duration::ZERO), without, "{about}");
             assert_eq!(starts_late(kind, is_in_line, ms(100)), without, "{about}");
@@ -122,7 +122,7 @@ fn whoever_comes_late_waits_again_unless_it_asked_for_enough_grace() {
 }
 
 #[test]
-fn less_than_is_usual_changes_nothing() {
+fn a_grace_below_the_default_has_no_effect() {
     for kind in KINDS {
         let places = [Duration::ZERO, ms(1), ms(20)].map(|grace| {
             let (_, store) = clocked();
@@ -136,8 +136,8 @@ fn less_than_is_usual_changes_nothing() {
 }
 
 #[test]
-fn whoever_comes_in_time_gives_its_grace_back() {
-    // Of a bucket nothing comes back.
+fn a_punctual_waiter_returns_its_grace() {
+    // A bucket returns nothing.
     for kind in KINDS.iter().filter(|(name, ..)| !name.ends_with("bucket")) {
         let (clock, store) = clocked();
         let limiter = (kind.2)(&store);
@@ -150,9 +150,9 @@ fn whoever_comes_in_time_gives_its_grace_back() {
     }
 }
 
-/// Its place is taken as far ahead as it may be late: a driver that is held up just before that takes none.
+/// A place is taken as far ahead as its waiter may be late. A driver that is delayed just before that takes none.
 #[test]
-fn a_whole_line_starts_as_if_its_driver_had_not_been_held_up() {
+fn a_line_starts_in_time_despite_a_delayed_driver() {
     for grace in [Duration::ZERO, ENOUGH] {
         let (clock, store) = clocked();
         let limiter = of(&store, "4/1m");
@@ -163,10 +163,10 @@ fn a_whole_line_starts_as_if_its_driver_had_not_been_held_up() {
         for _ in 0..4 {
             assert!(matches!(line.join(Waiter::new("", 1).grace(grace)).unwrap(), Joined::Waiting(_)));
         }
-        // Only the first of them holds a place far ahead. The others' are taken in time.
+        // Only the first waiter holds a place far ahead. The others' places are taken in time.
         clock.advance(WINDOW - ms(300));
         assert_eq!(advance(&mut line), []);
-        // Now it is held up; whoever asks meanwhile comes behind those who have places.
+        // Now the driver is delayed. Callers that arrive during this come behind the waiters that have places.
         clock.advance(ms(50));
         let others: Vec<Duration> = [(); 4].map(|()| place(&*limiter, 1).1).into();
         clock.advance(LATE);
@@ -178,7 +178,7 @@ fn a_whole_line_starts_as_if_its_driver_had_not_been_held_up() {
 }
 
 #[test]
-fn a_limit_that_is_always_waited_for_delivers_its_capacity_to_whoever_comes_in_time() {
+fn a_contended_limit_delivers_its_capacity_to_punctual_waiters() {
     for policy in ["10/1s", "delay 1s", "10/1s burst 10", "10/1s + 100/1m", "5000/1s"] {
         let (clock, store) = clocked();
         let limiter = of(&store, policy);
@@ -202,13 +202,13 @@ fn a_limit_that_is_always_waited_for_delivers_its_capacity_to_whoever_comes_in_t
     }
 }
 
-/// By how much the second is more than the first and a hundredth of it.
+/// The excess of the second over the first and a hundredth of it.
 fn over_a_hundredth(first: Duration, second: Duration) -> Duration {
     second.saturating_sub(first + first / 100)
 }
 
 #[test]
-fn whoever_has_left_has_no_grace_any_more() {
+fn a_waiter_that_left_has_no_grace() {
     let (clock, store) = clocked();
     let limiter = of(&store, "1/1m");
     fill(&*limiter, 1);
@@ -216,7 +216,7 @@ fn whoever_has_left_has_no_grace_any_more() {
     let Joined::Waiting(id) = line.join(Waiter::new("", 1).grace(ENOUGH)).unwrap() else { panic!() };
     assert!(matches!(line.join(Waiter::new("", 1)).unwrap(), Joined::Waiting(_)));
     line.leave(id);
-    // The other one has its place, but that is forgotten now.
+    // The other waiter has the place, but it is forgotten now.
     clock.advance(WINDOW / 2);
     limiter.clear("").unwrap();
     fill(&*limiter, 1);
@@ -226,7 +226,7 @@ fn whoever_has_left_has_no_grace_any_more() {
 }
 
 #[test]
-fn whoever_starts_elsewhere_may_be_late_there() {
+fn a_waiter_that_starts_elsewhere_may_be_late_there() {
     for (grace, may_start) in [(Duration::ZERO, false), (ENOUGH, true)] {
         let (clock, store) = clocked();
         let limiter = of(&store, "1/1m");
@@ -245,7 +245,7 @@ fn whoever_starts_elsewhere_may_be_late_there() {
 }
 
 #[test]
-fn a_grace_that_is_none_is_an_error_in_all_ways_of_waiting() {
+fn an_invalid_grace_is_an_error_in_all_ways_of_waiting() {
     let (_, store) = clocked();
     let long = Duration::from_secs(366 * 86_400) + Duration::from_nanos(1);
     for limiter in [of(&store, "1/1m"), slots(1), all([of(&store, "1/1h"), slots(1)])] {
@@ -272,7 +272,7 @@ fn a_grace_that_is_none_is_an_error_in_all_ways_of_waiting() {
 }
 
 #[test]
-fn where_there_are_no_places_grace_changes_nothing() {
+fn grace_has_no_effect_without_places() {
     let limiter = slots(1);
     let Attempt::Admitted(first) = limiter.attempt("", 1).unwrap() else { panic!() };
     let mut waiting = Waiting::new(&limiter, Waiter::new("", 1).grace(ENOUGH), true);

@@ -1,4 +1,4 @@
-//! Lines of waiters: who waits for the same limit and key starts in order, and nobody polls.
+//! Lines of waiters: waiters for the same limit and key start in order, and none of them polls.
 
 mod common;
 
@@ -12,13 +12,13 @@ const fn ms(n: u64) -> Duration {
     Duration::from_millis(n)
 }
 
-/// A line of a limiter of this policy, which lives by a manual clock.
+/// A line of a limiter with this policy, driven by a manual clock.
 struct Bench {
     clock: ManualClock,
     store: Store,
     limiter: Arc<dyn Limiter>,
     line: Line,
-    /// Who started when, in order; and who was sent away, and what it was told.
+    /// The started waiters with their times, in order; and the expired ones, with the reported waits.
     started: Vec<(WaiterId, Duration)>,
     expired: Vec<(WaiterId, Duration)>,
     calls: u64,
@@ -41,7 +41,7 @@ impl Bench {
             Joined::Waiting(id) => id,
             Joined::Done(_) => return None,
         };
-        // Other tests of this process have the structure lock for long.
+        // Other tests of this process may hold the structure lock for long.
         while self.line.would_wait() {
             self.advance();
         }
@@ -49,7 +49,7 @@ impl Bench {
         (!has_started).then_some(id)
     }
 
-    /// So many waiters of weight 1: those that have to wait.
+    /// Adds this many waiters of weight 1. Returns those that have to wait.
     fn join_many(&mut self, count: usize) -> Vec<WaiterId> {
         (0..count).filter_map(|_| self.join(Waiter::new("", 1))).collect()
     }
@@ -68,7 +68,7 @@ impl Bench {
         nap
     }
 
-    /// A driver that always comes in time, until nobody waits or the clock shows `end`.
+    /// Drives the line, always in time, until no one waits or the clock shows `end`.
     fn run(&mut self, end: Duration) {
         while let Some(nap) = self.advance()
             && self.clock.now() + nap <= end
@@ -77,7 +77,7 @@ impl Bench {
         }
     }
 
-    /// A driver that comes once in so long.
+    /// Drives the line once per `pause`.
     fn run_every(&mut self, pause: Duration, end: Duration) {
         while self.clock.now() < end {
             self.clock.advance(pause);
@@ -93,8 +93,8 @@ impl Bench {
 const LONG: Duration = Duration::from_secs(10_000);
 
 #[test]
-fn waiters_start_in_the_order_in_which_they_asked_and_nobody_polls() {
-    // In how many bursts a window's worth starts.
+fn waiters_start_in_request_order_without_polling() {
+    // The number of bursts in which a window's starts come.
     for (policy, of_a_window, bursts) in [("10/100ms", 10, 1), ("100/1s", 100, 1), ("delay 10ms", 1, 1)] {
         for count in [300, 10_000] {
             let mut bench = Bench::new(policy);
@@ -102,11 +102,11 @@ fn waiters_start_in_the_order_in_which_they_asked_and_nobody_polls() {
             bench.run(LONG);
             assert_eq!(bench.order(), ids, "{policy}, {count}");
             let windows = count as u64 / of_a_window + 1;
-            // A call that starts a burst, one that takes its places, and four a second that look whether they could be sooner.
+            // One call starts a burst, one takes its places, and four per second check whether they can start sooner.
             let most = 2 * bursts * windows + 4 * bench.clock.now().as_secs() + 10;
             assert!(
                 bench.calls <= most,
-                "{policy}, {count}: {} calls, at most {most} have something to do",
+                "{policy}, {count}: {} calls, at most {most} are needed",
                 bench.calls
             );
         }
@@ -132,7 +132,7 @@ fn lower_priorities_start_first_and_equal_ones_in_order() {
 }
 
 #[test]
-fn a_fat_waiter_starts_in_its_turn() {
+fn a_heavy_waiter_starts_in_its_turn() {
     let mut bench = Bench::new("10/100ms");
     bench.join_many(10);
     let ids: Vec<WaiterId> =
@@ -157,7 +157,7 @@ fn keys_have_lines_of_their_own() {
 }
 
 #[test]
-fn a_limit_that_is_always_waited_for_delivers_its_capacity() {
+fn a_permanently_contended_limit_delivers_its_capacity() {
     let limits =
         [("100/1s", 100), ("10/100ms", 100), ("100/1s burst 100", 100), ("delay 20ms", 50), ("5000/1s", 5_000)];
     for (policy, per_second) in limits {
@@ -165,14 +165,15 @@ fn a_limit_that_is_always_waited_for_delivers_its_capacity() {
         let seconds = if per_second > 1_000 { 10 } else { 60 };
         bench.join_many((per_second * seconds + 8_000) as usize);
         let from = bench.clock.now();
-        // Counted in slices, the last of them may come a little later.
+        // In slices, the last starts may come a little later.
         bench.run(from + Duration::from_secs(seconds) + ms(10));
         let (started, most) = (bench.started.len() as u64, per_second * seconds);
         assert!(started * 100 >= most * 99, "{policy}: {started} of {most}");
     }
 }
 
-/// Each place is asked for at another moment, and its time is told from that one on. Those moments differ more than the places do.
+/// Each place is requested at another moment, from which its time is reported. These moments differ more than the
+/// places do.
 #[test]
 fn places_start_in_the_order_in_which_they_were_taken() {
     let store = Store::new("memory:").unwrap();
@@ -193,13 +194,13 @@ fn places_start_in_the_order_in_which_they_were_taken() {
         let Outcome::Admitted(permit) = outcome else { panic!("{outcome:?}") };
         tickets.push(limiter.to_text(&permit).unwrap());
     }
-    // The fourth word of a text.
+    // The fourth word of the text.
     let tickets = tickets.iter().map(|text| u64::from_str_radix(text.split('.').nth(3).unwrap(), 16).unwrap());
     assert!(tickets.is_sorted());
 }
 
 #[test]
-fn a_driver_that_comes_only_every_60_ms_starts_all_that_it_should() {
+fn a_driver_that_runs_every_60_ms_starts_all_waiters() {
     for (policy, per_second) in [("100/1s", 100), ("1000/1s", 1_000), ("100/1s burst 100", 100)] {
         let mut bench = Bench::new(policy);
         bench.join_many(per_second * 100);
@@ -210,9 +211,9 @@ fn a_driver_that_comes_only_every_60_ms_starts_all_that_it_should() {
     }
 }
 
-/// An event loop that comes late gives places back, which may have to wait: so that is done elsewhere, and nothing is lost.
+/// A late event loop gives places back, which may require waiting. That happens elsewhere, and nothing is lost.
 #[test]
-fn a_driver_that_must_not_wait_and_comes_late_gets_all_that_others_get() {
+fn a_late_nonblocking_driver_gets_the_full_capacity() {
     for (policy, per_second) in [("100/1s", 100), ("5000/1s", 5_000), ("100/1s burst 100", 100)] {
         let started = [MayWait::UntilTimeout, MayWait::Never].map(|may_wait| {
             let mut bench = Bench::new(policy);
@@ -224,7 +225,7 @@ fn a_driver_that_must_not_wait_and_comes_late_gets_all_that_others_get() {
                 let nap = if bench.line.would_wait() { bench.advance() } else { nap };
                 let Some(nap) = nap else { break };
                 calls += 1;
-                // Further than any grace.
+                // Beyond any grace.
                 let late = if calls % 5 == 0 && bench.clock.now() < Duration::from_secs(4) { ms(60) } else { ms(0) };
                 bench.clock.advance(nap + late);
             }
@@ -236,7 +237,7 @@ fn a_driver_that_must_not_wait_and_comes_late_gets_all_that_others_get() {
 }
 
 #[test]
-fn the_place_of_a_waiter_that_leaves_is_the_next_one_s() {
+fn a_leaving_waiters_place_goes_to_the_next() {
     let mut bench = Bench::new("1/1s");
     bench.join_many(1);
     let ids = bench.join_many(5);
@@ -253,7 +254,7 @@ fn the_place_of_a_waiter_that_leaves_is_the_next_one_s() {
 }
 
 #[test]
-fn a_line_that_is_dropped_gives_back_what_it_holds() {
+fn a_dropped_line_returns_its_places() {
     let mut bench = Bench::new("10/1s");
     bench.join_many(10 + 30);
     bench.clock.advance(ms(990));
@@ -265,10 +266,10 @@ fn a_line_that_is_dropped_gives_back_what_it_holds() {
 }
 
 #[test]
-fn a_waiter_that_cannot_start_in_time_is_told_at_once() {
+fn a_waiter_that_cannot_start_in_time_expires_at_once() {
     let mut bench = Bench::new("10/1s");
     bench.join_many(10 + 35);
-    // Three windows' worth waits, and five.
+    // Three windows' worth of waiters, and five more.
     let mut ask = |timeout| bench.line.join(Waiter::new("", 1).timeout(Some(timeout))).unwrap();
     let Joined::Done(Outcome::Expired(after)) = ask(ms(3_900)) else { panic!("it waits") };
     assert!(after >= ms(3_900) && after <= ms(4_200), "{after:?}");
@@ -282,7 +283,7 @@ fn every_pass_checks_the_deadlines() {
     let patient = bench.join_many(1);
     let hasty: Vec<WaiterId> =
         (0..9).map(|_| bench.join(Waiter::new("", 1).timeout(Some(ms(1_005)))).unwrap()).collect();
-    // The driver comes so late that even those whose place was in time have waited too long for it.
+    // The driver comes so late that even waiters whose place was in time have waited too long.
     bench.limiter.pause("", ms(3_000)).unwrap();
     bench.run(ms(2_000));
     assert_eq!(bench.expired.iter().map(|(id, _)| *id).collect::<Vec<_>>(), hasty);
@@ -314,7 +315,7 @@ fn a_raised_limit_is_used_at_once() {
 }
 
 #[test]
-fn a_lowered_limit_holds_for_those_who_wait_already() {
+fn a_lowered_limit_applies_to_existing_waiters() {
     let mut bench = Bench::new("100/1s");
     bench.join_many(100 + 300);
     bench.run(ms(990));
@@ -328,7 +329,7 @@ fn a_lowered_limit_holds_for_those_who_wait_already() {
 }
 
 #[test]
-fn a_clear_lets_those_who_wait_start() {
+fn a_clear_starts_the_waiters() {
     let mut bench = Bench::new("1/10m");
     bench.join_many(1 + 1);
     bench.run(ms(500));
@@ -338,7 +339,7 @@ fn a_clear_lets_those_who_wait_start() {
 }
 
 #[test]
-fn a_completion_starts_the_next_waiter_and_only_the_first_one_looks() {
+fn a_completion_starts_the_next_waiter_and_only_the_first_one_checks() {
     let mut bench = Bench::new("2 concurrent");
     let Attempt::Admitted(one) = bench.limiter.attempt("k", 1).unwrap() else { panic!() };
     let Attempt::Admitted(_two) = bench.limiter.attempt("k", 1).unwrap() else { panic!() };
@@ -352,17 +353,17 @@ fn a_completion_starts_the_next_waiter_and_only_the_first_one_looks() {
     bench.line.advance(&mut over);
     let [(id, Outcome::Admitted(permit))] = over[..] else { panic!("{over:?}") };
     assert_eq!(id, ids[0]);
-    // Nobody else completes: it looks again, now and then.
+    // No other process completes: the line checks again now and then.
     let before = bench.calls;
     bench.run(bench.clock.now() + Duration::from_secs(1));
-    assert!(bench.calls - before < 150, "{} looks in a second", bench.calls - before);
+    assert!(bench.calls - before < 150, "{} checks in a second", bench.calls - before);
     bench.limiter.complete(&permit).unwrap();
     bench.run(bench.clock.now() + ms(20));
-    assert_eq!(bench.order(), ids[1..2], "it is noticed without being told");
+    assert_eq!(bench.order(), ids[1..2], "the line notices without a notification");
 }
 
 #[test]
-fn a_waiter_that_brings_a_place_waits_for_that_one() {
+fn a_waiter_with_a_place_waits_for_that_place() {
     let mut bench = Bench::new("1/1s");
     bench.join_many(1);
     let Reserved::Place { place, .. } = bench.limiter.reserve("", 1, None, None).unwrap() else { panic!() };
@@ -375,7 +376,7 @@ fn a_waiter_that_brings_a_place_waits_for_that_one() {
 }
 
 #[test]
-fn bad_waiters_are_refused_and_nobody_else_notices() {
+fn invalid_waiters_are_refused_without_effect_on_others() {
     let mut bench = Bench::new("10/1s");
     bench.join_many(10 + 3);
     let long = "k".repeat(2_000);
@@ -388,7 +389,7 @@ fn bad_waiters_are_refused_and_nobody_else_notices() {
 }
 
 #[test]
-fn a_queue_of_a_leaky_bucket_is_full_when_it_says() {
+fn a_leaky_buckets_queue_is_full_at_its_size() {
     let mut bench = Bench::new("10/1s queue 5");
     assert!(bench.join(Waiter::new("", 1)).is_none());
     let ids = bench.join_many(5);
@@ -399,9 +400,9 @@ fn a_queue_of_a_leaky_bucket_is_full_when_it_says() {
     assert_eq!(bench.order(), ids);
 }
 
-/// However many places are out, there is a time for one more; and each of them leads to a start.
+/// However many places are assigned, there is a time for one more, and each of them leads to a start.
 #[test]
-fn a_place_is_given_however_many_are_out() {
+fn a_place_is_assigned_however_many_are_open() {
     for policy in ["10/1s", "delay 100ms", "10000/1s", "10/1s burst 5", "10/1s + 20/10s"] {
         let Bench { clock, limiter, .. } = Bench::new(policy);
         let weight = limiter.peek("", 0).unwrap().limit.div_ceil(10);
@@ -427,7 +428,7 @@ fn a_place_is_given_however_many_are_out() {
 }
 
 #[test]
-fn a_place_that_somebody_else_gave_back_is_found() {
+fn a_place_returned_by_another_process_is_found() {
     let mut bench = Bench::new("1/1h");
     bench.join_many(2);
     let Reserved::Place { place, .. } = bench.limiter.reserve("", 1, None, None).unwrap() else { panic!() };
@@ -450,11 +451,11 @@ fn a_forked_child_finds_its_line_empty() {
     assert_eq!(bench.line.len(), 3);
 }
 
-/// To take a place takes longer than its grace, as with a commit on a slow disk: each claim moves the clock.
+/// Taking a place takes longer than its grace, as with a commit on a slow disk: each claim moves the clock.
 #[test]
-fn a_place_that_is_late_before_it_is_there_is_not_exchanged_for_ever() {
+fn a_place_that_is_late_on_arrival_is_not_exchanged_for_ever() {
     fn slow_claims(clock: &ManualClock, left: u32) {
-        assert!(left > 0, "it claims again and again");
+        assert!(left > 0, "it keeps claiming");
         let clock = clock.clone();
         fault::at("log-claimed", move || {
             clock.advance(ms(100));
@@ -470,7 +471,7 @@ fn a_place_that_is_late_before_it_is_there_is_not_exchanged_for_ever() {
         let Presented::Wait { place, after } = limiter.present(&place).unwrap() else { panic!("it was late") };
         assert!(after.is_zero());
         assert!(matches!(limiter.present(&place).unwrap(), Presented::Started(_)));
-        // A thread that waits, and whose place is late, too.
+        // A thread that waits, and whose place is late too.
         let waits = std::thread::spawn({
             let limiter = limiter.clone();
             move || acquire(&*limiter, Waiter::new("", 1).timeout(Some(Duration::from_secs(60)))).unwrap()
@@ -485,7 +486,7 @@ fn a_place_that_is_late_before_it_is_there_is_not_exchanged_for_ever() {
 }
 
 #[test]
-fn threads_start_in_the_order_of_their_priority_and_of_asking() {
+fn threads_start_by_priority_and_then_request_order() {
     let Bench { clock, limiter, .. } = Bench::new("5/100ms");
     while let Attempt::Admitted(_) = limiter.attempt("", 1).unwrap() {}
     let mut seats: Vec<(usize, Seat)> =
@@ -508,7 +509,7 @@ fn threads_start_in_the_order_of_their_priority_and_of_asking() {
         }
         clock.advance(ms(5));
     }
-    // Those that start at the same moment are asked in any order.
+    // Starts at the same moment may come in any order.
     started.sort_unstable_by_key(|(at, i)| (*at, 1 - i % 2, *i));
     let order: Vec<usize> = started.iter().map(|(_, i)| *i).collect();
     let expected: Vec<usize> = (0..100).filter(|i| i % 2 == 1).chain((0..100).filter(|i| i % 2 == 0)).collect();
@@ -516,7 +517,7 @@ fn threads_start_in_the_order_of_their_priority_and_of_asking() {
 }
 
 #[test]
-fn many_threads_wait_and_all_of_them_start() {
+fn all_of_many_waiting_threads_start() {
     let Bench { clock, limiter, .. } = Bench::new("20/100ms");
     std::thread::scope(|scope| {
         let threads: Vec<_> =
@@ -530,7 +531,7 @@ fn many_threads_wait_and_all_of_them_start() {
 }
 
 #[test]
-fn a_seat_that_is_given_up_passes_its_place_on() {
+fn an_abandoned_seat_passes_its_place_on() {
     let Bench { clock, limiter, .. } = Bench::new("1/1s");
     let Attempt::Admitted(_) = limiter.attempt("", 1).unwrap() else { panic!() };
     let [mut first, mut second] = [0, 1].map(|_| Seat::new(Waiter::new("", 1)));
@@ -544,7 +545,7 @@ fn a_seat_that_is_given_up_passes_its_place_on() {
 }
 
 #[test]
-fn a_line_waits_for_several_limits_at_once() {
+fn a_line_of_a_composite_waits_for_all_its_limits() {
     let mut bench = Bench::new("10/1s + 3 concurrent");
     let mut running = Vec::new();
     let mut order = Vec::new();
@@ -582,9 +583,9 @@ fn a_line_waits_for_several_limits_at_once() {
     assert!(most_in_any_window(&starts, 1_000_000_000) <= 10);
 }
 
-/// Each with a line of its own, by the system's clock.
+/// Each has its own line, by the system's clock.
 #[test]
-fn two_processes_with_a_line_each_are_never_over_the_limit() {
+fn two_processes_with_a_line_each_stay_within_the_limit() {
     const LIMIT: u64 = 20;
     let dir = Dir::in_memory("lines");
     let records = [Record::new(10_000), Record::new(10_000)];
@@ -624,9 +625,10 @@ fn two_processes_with_a_line_each_are_never_over_the_limit() {
     assert!(counts.iter().all(|count| *count > 0), "one of them never started: {counts:?}");
 }
 
-/// A waiter behind others takes a place also where there is room. It says that it came when it was taken.
+/// A waiter behind others takes a place even if the limit has free units. The place is ready when it is taken, not
+/// before.
 #[test]
-fn a_place_where_there_is_room_comes_at_once_and_not_long_ago() {
+fn a_place_on_a_free_limit_is_ready_now() {
     for policy in ["20/1s", "5000/1s", "20/1s burst 20", "20/1s fixed"] {
         let mut bench = Bench::new(policy);
         let most = if policy.starts_with('5') { 5_000 } else { 20 };
@@ -646,7 +648,7 @@ fn a_place_where_there_is_room_comes_at_once_and_not_long_ago() {
     }
 }
 
-/// Would always have to wait, and counts how often it was asked.
+/// Always requires waiting, and counts the requests.
 struct Busy(Arc<AtomicUsize>);
 
 impl Custom for Busy {
@@ -668,9 +670,9 @@ impl Custom for Busy {
     }
 }
 
-/// To ask again at once would be in vain, and would take all of the loop's time.
+/// Asking again at once would be futile and would take all of the loop's time.
 #[test]
-fn a_key_that_would_have_to_wait_is_asked_once_in_a_call() {
+fn a_key_that_would_block_is_asked_once_per_call() {
     let asked = Arc::new(AtomicUsize::new(0));
     let mut line = Line::new(Arc::new(CustomLimiter::new(Busy(asked.clone())).unwrap()));
     for key in ["a", "b", "c"] {

@@ -1,8 +1,8 @@
-//! Many limits in one store: each is found, under its own name, whatever the others are called.
+//! Many limits in one store: each is found under its own name, whatever the other names are.
 
 use workglow_limit::*;
 
-/// More than there are chains of names, some of which get other names.
+/// More limits than there are chains of names, some of which are renamed.
 #[test]
 fn each_of_many_limits_is_found_under_its_name() {
     const LIMITS: u64 = 2_000;
@@ -12,7 +12,7 @@ fn each_of_many_limits_is_found_under_its_name() {
     for i in 0..LIMITS {
         assert!(declare(i, "2/1h").decide("", 1).unwrap().admitted);
     }
-    // What was one limit becomes a part of several, and goes on counting under another name.
+    // A single limit becomes a part of several, and keeps its state under another name.
     for i in (0..LIMITS).step_by(7) {
         assert!(declare(i, "2/1h + 5 concurrent").decide("", 1).unwrap().admitted);
     }
@@ -20,7 +20,7 @@ fn each_of_many_limits_is_found_under_its_name() {
         let left = store.find(&name(i)).unwrap().peek("", 1).unwrap().remaining;
         assert_eq!(left, if i % 7 == 0 { 0 } else { 1 }, "limit {i}");
     }
-    // And one limit again, several times.
+    // And a single limit again, several times.
     for _ in 0..3 {
         for i in (0..LIMITS).step_by(7) {
             assert!(!declare(i, "2/1h").decide("", 1).unwrap().admitted, "limit {i}");

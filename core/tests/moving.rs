@@ -1,5 +1,5 @@
-//! Keys and tables that move under their users: logs that are written anew, policies that replace each other, lanes that
-//! are lost. What was admitted goes on counting wherever it is now, once, and for its own key only.
+//! Keys and tables that move under their users: rewritten logs, replaced policies, lost lanes. Starts keep counting
+//! wherever they are, once, and only for their own key.
 
 mod common;
 
@@ -13,7 +13,7 @@ fn admitted(limiter: &impl Limiter, key: &str, weight: u64) -> bool {
     limiter.decide(key, weight).unwrap().admitted
 }
 
-/// A start that is cancelled moves its key into another block.
+/// Cancels a start, which moves its key into another block.
 fn move_key(limiter: &RateLimiter, key: &str) {
     match limiter.attempt(key, 1).unwrap() {
         Attempt::Admitted(permit) => limiter.cancel(&permit).unwrap(),
@@ -21,9 +21,9 @@ fn move_key(limiter: &RateLimiter, key: &str) {
     }
 }
 
-/// The index of a table that was replaced is another limit's by now.
+/// The index of a replaced table belongs to another limit by now.
 #[test]
-fn who_missed_a_change_adds_no_key_to_another_limits_index() {
+fn a_caller_that_missed_a_change_adds_no_key_to_another_limits_index() {
     let store = Store::new("memory:").unwrap();
     let late = RateLimiter::new(&store, "api", 1, HOUR).unwrap();
     assert!(admitted(&late, "old", 1));
@@ -35,7 +35,7 @@ fn who_missed_a_change_adds_no_key_to_another_limits_index() {
 }
 
 #[test]
-fn a_heavy_start_counts_under_a_limit_that_it_does_not_fit() {
+fn a_start_counts_under_a_limit_smaller_than_its_weight() {
     let store = Store::new("memory:").unwrap();
     assert!(admitted(&RateLimiter::new(&store, "api", 100, HOUR).unwrap(), "", 50));
     let smaller = RateLimiter::new(&store, "api", 8, HOUR).unwrap();
@@ -43,7 +43,7 @@ fn a_heavy_start_counts_under_a_limit_that_it_does_not_fit() {
 }
 
 #[test]
-fn a_longer_window_counts_what_a_rewritten_log_had_left_behind() {
+fn a_longer_window_counts_starts_that_a_rewritten_log_left_out() {
     let clock = ManualClock::new();
     let mut options = StoreOptions::default();
     options.clock = Some(clock.clone());
@@ -58,9 +58,9 @@ fn a_longer_window_counts_what_a_rewritten_log_had_left_behind() {
     assert!(!admitted(&longer, "", 1), "10 of 10 have started in this hour");
 }
 
-/// Two units are in use all the time, so whoever finds three of four free has taken the key for a new one.
+/// Two units are in use all the time. A caller that gets three of four has taken the key for a new one.
 #[test]
-fn a_key_that_moves_while_it_is_looked_for_is_not_a_new_one() {
+fn a_key_that_moves_during_a_lookup_is_not_new() {
     let store = Store::new("memory:").unwrap();
     let mover = RateLimiter::new(&store, "api", 4, HOUR).unwrap();
     let taker = RateLimiter::attach(&store, "api").unwrap();
@@ -74,7 +74,7 @@ fn a_key_that_moves_while_it_is_looked_for_is_not_a_new_one() {
 }
 
 #[test]
-fn clearing_a_key_again_and_again_uses_its_blocks_again() {
+fn clearing_a_key_repeatedly_reuses_its_blocks() {
     let dir = Dir::new("clearing");
     let limiter = RateLimiter::new(&Store::new(&dir.url()).unwrap(), "api", 4_096, HOUR).unwrap();
     let use_and_clear = |times: u64| {
@@ -89,7 +89,7 @@ fn clearing_a_key_again_and_again_uses_its_blocks_again() {
     assert!(after < before + (2 << 20), "the lane has grown from {before} to {after} bytes");
 }
 
-/// What was lost counts as full: a denial, not a panic, and not an admission.
+/// Lost starts count as full: a denial, not a panic and not an admission.
 #[test]
 fn a_start_that_waits_for_the_ledger_while_its_lane_is_lost_is_denied() {
     let dir = Dir::new("commit-lost");
@@ -109,9 +109,9 @@ fn a_start_that_waits_for_the_ledger_while_its_lane_is_lost_is_denied() {
     assert!(!admitted(&second, "", 1));
 }
 
-/// What a key is new to does not change with the block that it gets.
+/// The starts that a new key counts for do not depend on the block that it gets.
 #[test]
-fn a_new_key_in_a_used_block_counts_as_full_after_a_loss_too() {
+fn a_new_key_in_a_reused_block_counts_as_full_after_a_loss() {
     let dir = Dir::new("used-blocks");
     let open = || RateLimiter::new(&Store::new(&dir.url()).unwrap(), "api", 3, HOUR).unwrap();
     let full = |i: u64| format!("full {i}");
@@ -125,7 +125,7 @@ fn a_new_key_in_a_used_block_counts_as_full_after_a_loss_too() {
     let limiter = open();
     limiter.peek("other", 1).unwrap();
     assert!(!admitted(&limiter, "other", 1));
-    // An operator clears some keys, twice: the blocks that they leave are there for others.
+    // An operator clears some keys twice. Their blocks are available to others.
     for i in 0..6 {
         let key = format!("cleared {i}");
         limiter.decide(&key, 1).unwrap();

@@ -1,4 +1,4 @@
-//! Limits by name, text and file; and names that come to stand for something else.
+//! Limits by name, text and file; and names whose meaning changes.
 
 mod common;
 
@@ -9,7 +9,7 @@ use workglow_limit::*;
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
-/// Runs a test in a memory store and in a database; each call of the function that it gets is another user of the same
+/// Runs a test in a memory store and in a database. Each call of the passed function is another user of the same
 /// limits.
 fn on_both(name: &str, test: impl Fn(&dyn Fn() -> Store)) {
     let memory = Store::new("memory:").unwrap();
@@ -18,7 +18,7 @@ fn on_both(name: &str, test: impl Fn(&dyn Fn() -> Store)) {
     test(&|| Store::new(&dir.url()).unwrap());
 }
 
-/// How many starts of weight 1 are admitted before a denial, and by whom that is.
+/// The number of starts of weight 1 before a denial, and the limit that denied.
 fn drain(limiter: &dyn Limiter) -> (u32, String) {
     for admitted in 0..1_000 {
         let decision = limiter.decide("", 1).unwrap();
@@ -65,7 +65,7 @@ fn a_text_of_one_policy_is_a_limit_like_any_other() {
 }
 
 #[test]
-fn a_text_of_several_is_a_composite_whose_parts_have_names() {
+fn a_text_of_several_policies_is_a_composite_with_named_parts() {
     on_both("several", |store| {
         let (here, there) = (store(), store());
         let limiter = here.limiter("api", "5/1h + 2 concurrent").unwrap();
@@ -88,7 +88,7 @@ fn a_text_of_several_is_a_composite_whose_parts_have_names() {
 }
 
 #[test]
-fn two_parts_of_a_kind_are_numbered() {
+fn parts_of_the_same_kind_are_numbered() {
     on_both("numbered", |store| {
         let backoff = "backoff 2s x2 max 1m none";
         let limiter = store().limiter("api", &format!("9/1h {backoff} + 4/1h + 1/1h + 7 concurrent")).unwrap();
@@ -96,7 +96,7 @@ fn two_parts_of_a_kind_are_numbered() {
         for (name, remaining) in [("api/rate", 8), ("api/rate-2", 0), ("api/concurrency", 6)] {
             assert_eq!(store().find(name).unwrap().peek("", 0).unwrap().remaining, remaining, "{name}");
         }
-        // A backoff that is the default goes without saying, and what is declared reads as it was.
+        // A default backoff is omitted, and a declared text reads as it was written.
         let limiter = store().limiter("same", "9/1h backoff 1s x2 max 10m + 4/1h + 7 concurrent").unwrap();
         assert_eq!(drain(&*limiter), (4, "same/rate".into()));
         assert_eq!(drain(&*store().find("same").unwrap()), (0, "same/rate".into()));
@@ -104,19 +104,19 @@ fn two_parts_of_a_kind_are_numbered() {
 }
 
 #[test]
-fn a_shorter_text_leaves_nothing_of_the_longer_one() {
+fn a_shorter_text_removes_the_other_parts() {
     on_both("shorter", |store| {
         let (here, there) = (store(), store());
         let both = here.limiter("api", "5/1h + 2 concurrent").unwrap();
         assert_eq!(drain(&*both), (2, "api/concurrency".into()));
         let rate = there.limiter("api", "5/1h").unwrap();
-        // What was admitted counts on, as the concurrency does not.
+        // The admitted starts keep counting, unlike those of the removed concurrency limit.
         assert_eq!(drain(&*rate), (3, "api".into()));
         assert_eq!(drain(&*here.find("api").unwrap()), (0, "api".into()));
         assert_eq!(here.names().unwrap(), ["api"]);
         assert_eq!(name_of(here.find("api/concurrency")), "unknown_limit");
         assert_eq!(name_of(here.find("api/rate")), "unknown_limit");
-        // Who has the composite still is bound by the same rate.
+        // Users of the old composite are still bound by the same rate.
         assert_eq!(both.peek("", 1).unwrap().denied_by.unwrap().as_ref(), "api/rate");
         rate.clear("").unwrap();
         assert_eq!(drain(&*rate), (5, "api".into()));
@@ -127,7 +127,7 @@ fn a_shorter_text_leaves_nothing_of_the_longer_one() {
 }
 
 #[test]
-fn a_longer_text_goes_on_counting() {
+fn a_longer_text_keeps_the_state() {
     on_both("longer", |store| {
         let rate = RateLimiter::new(&store(), "api", 5, HOUR).unwrap();
         (0..3).for_each(|_| assert!(rate.decide("", 1).unwrap().admitted));
@@ -135,20 +135,20 @@ fn a_longer_text_goes_on_counting() {
         assert_eq!(drain(&*both), (2, "api/rate".into()));
         assert_eq!(drain(&rate), (0, "api".into()));
         assert_eq!(store().names().unwrap(), ["api"]);
-        // And on, with another part and other numbers.
+        // And again, with another part and other numbers.
         let three = store().limiter("api", "6/1h + 4 concurrent + delay 1us").unwrap();
         three.open().unwrap();
         store().find("api").unwrap();
         assert_eq!(store().find("api/rate").unwrap().peek("", 0).unwrap().remaining, 1);
         assert_eq!(rate.peek("", 0).unwrap().remaining, 1);
-        // A plain declaration is one too.
+        // A plain declaration is a text of one policy.
         let plain = RateLimiter::new(&store(), "api", 7, HOUR).unwrap();
         assert_eq!(drain(&plain), (2, "api".into()));
         assert_eq!(name_of(store().find("api/delay")), "unknown_limit");
     });
 }
 
-/// The lane is made anew from the database, as after a reboot.
+/// Rebuilds the lane from the database, as after a reboot.
 fn reboot(dir: &Dir) {
     use std::os::unix::fs::FileExt;
     let lane = std::fs::OpenOptions::new().write(true).open(dir.file("limits.db-lane")).unwrap();
@@ -156,7 +156,7 @@ fn reboot(dir: &Dir) {
 }
 
 #[test]
-fn what_the_ledger_has_goes_with_the_name() {
+fn the_ledger_follows_the_name() {
     let dir = Dir::new("renamed");
     let texts = ["40/1h", "40/1h + 5 concurrent", "40/1h", "40/1h + delay 1us"];
     let mut remaining = 40;
@@ -182,22 +182,22 @@ fn what_the_ledger_has_goes_with_the_name() {
     }
 }
 
-/// Kills this process when it passes a point for so many times.
+/// Kills this process at a pass of this point.
 #[cfg(feature = "fault-points")]
 fn die_at(point: &'static str, passes: u32) {
     fault::at(point, move || if passes > 1 { die_at(point, passes - 1) } else { common::raise(libc::SIGKILL) });
 }
 
-/// Whoever dies while a limit is to get another name has not made a second one of it.
+/// A process that dies while a limit is being renamed does not leave a second limit.
 #[test]
 #[cfg(feature = "fault-points")]
-fn a_limit_whose_other_name_was_only_noted_gets_it_later() {
+fn an_interrupted_rename_is_completed_later() {
     let texts = ["5/1h", "9 concurrent + 5/1h", "5/1h + 9 concurrent + 1000/1s burst 1000"];
     for (from, to) in texts.iter().flat_map(|from| texts.map(|to| (*from, to))).filter(|(from, to)| from != to) {
         if from.contains("concurrent") && to.contains("concurrent") {
-            continue; // Nothing gets another name.
+            continue; // no limit is renamed
         }
-        // Each word of a name is a point of its own.
+        // Each word of a name is a separate point.
         for (point, passes) in [("decided", 1), ("half-named", 1), ("half-named", 2), ("half-named", 3)] {
             let dir = Dir::in_memory("dying");
             let declare = |text: &str| Store::new(&dir.url()).unwrap().limiter("api", text).unwrap();
@@ -211,14 +211,14 @@ fn a_limit_whose_other_name_was_only_noted_gets_it_later() {
             let part = if to.contains('+') { "api/rate" } else { "api" };
             let found = Store::new(&dir.url()).unwrap().find(part).unwrap();
             assert_eq!(drain(&*found), (2, part.into()), "{from} to {to}, {point} {passes}");
-            assert!(!first.peek("", 1).unwrap().admitted, "it is the same limit still");
+            assert!(!first.peek("", 1).unwrap().admitted, "it is still the same limit");
             assert_eq!(drain(&*declare(from)).0, 0, "back again");
         }
     }
 }
 
 #[test]
-fn of_what_is_declared_at_once_everybody_sees_all_or_nothing() {
+fn limits_declared_together_are_seen_together() {
     on_both("at-once", |store| {
         let limiter = store().limiter("api", "5/1h + 2 concurrent + delay 1us").unwrap();
         assert_eq!(name_of(store().find("api")), "unknown_limit");
@@ -230,7 +230,7 @@ fn of_what_is_declared_at_once_everybody_sees_all_or_nothing() {
 }
 
 #[test]
-fn another_kind_needs_the_name_to_be_forgotten_first() {
+fn another_kind_requires_forgetting_the_name_first() {
     on_both("kinds", |store| {
         let (here, there) = (store(), store());
         let rate = here.limiter("api", "2/1h").unwrap();
@@ -243,7 +243,7 @@ fn another_kind_needs_the_name_to_be_forgotten_first() {
         there.forget("api").unwrap();
         assert_eq!(name_of(there.forget("api")), "unknown_limit");
         assert_eq!(name_of(there.find("api")), "unknown_limit");
-        // The same kind counts on.
+        // The same kind keeps its state.
         assert_eq!(drain(&*there.limiter("api", "3/1h").unwrap()), (1, "api".into()));
         there.override_limit("api", Policy::rate(9, HOUR).unwrap()).unwrap();
         there.forget("api").unwrap();
@@ -256,7 +256,7 @@ fn another_kind_needs_the_name_to_be_forgotten_first() {
             }
         }
         assert!(slow.peek("new", 1).unwrap().admitted, "their gate is not this limit's");
-        // Back again: who was turned away is let in.
+        // Back again: the refused caller is admitted.
         here.forget("api").unwrap();
         assert_eq!(drain(&*here.limiter("api", "4/1h").unwrap()), (4, "api".into()));
         assert_eq!(drain(&*rate), (0, "api".into()));
@@ -270,12 +270,12 @@ fn composites_are_forgotten_with_their_parts() {
         store().limiter("api", "5/1h + 2 concurrent").unwrap().open().unwrap();
         store().limiter("mail", "5/1h").unwrap().open().unwrap();
         let error = text(store().forget("api/rate"));
-        assert_eq!(error, "limit \"api/rate\" is a part of \"api\", and is forgotten with it");
+        assert_eq!(error, "limit \"api/rate\" is a part of \"api\": forget \"api\" instead");
         let running = store().find("mail").unwrap();
         store().forget("api").unwrap();
         assert_eq!(store().names().unwrap(), ["mail"]);
         store().forget("mail").unwrap();
-        assert_eq!(drain(&*running), (5, "mail".into()), "it goes on, with nothing in the database");
+        assert_eq!(drain(&*running), (5, "mail".into()), "it keeps working without its declaration");
         assert_eq!(drain(&*store().limiter("mail", "7/1h").unwrap()), (2, "mail".into()));
         assert_eq!(drain(&*running), (0, "mail".into()));
         let error = text(store().find("api"));
@@ -286,7 +286,7 @@ fn composites_are_forgotten_with_their_parts() {
 }
 
 #[test]
-fn names_with_slashes_belong_to_whoever_declares_them() {
+fn names_with_slashes_are_ordinary_names() {
     on_both("slashes", |store| {
         let own = RateLimiter::new(&store(), "api/rate", 3, HOUR).unwrap();
         assert!(own.decide("", 1).unwrap().admitted);
@@ -294,7 +294,7 @@ fn names_with_slashes_belong_to_whoever_declares_them() {
         assert_eq!(drain(&plain), (5, "api".into()));
         assert_eq!(drain(&own), (2, "api/rate".into()));
         assert_eq!(store().names().unwrap(), ["api", "api/rate"]);
-        // A composite takes a limit that is called as its part, but not another composite.
+        // A composite takes over a limit that has its part's name, but not another composite.
         let both = store().limiter("api", "4/1h + 9 concurrent").unwrap();
         assert_eq!(drain(&*both), (1, "api/rate".into()));
         store().limiter("b/rate", "1/1h + 1 concurrent").unwrap().open().unwrap();
@@ -324,17 +324,17 @@ fn an_operator_overrides_the_parts_of_a_composite() {
         operator.override_text("api", "1/1h").unwrap();
         assert_eq!(limits(), (1, 1));
         assert_eq!(drain(&*limiter), (1, "api/rate".into()));
-        // What programs declare stays below.
+        // The declared policy stays below.
         store().limiter("api", "6/1h + 2 concurrent").unwrap().open().unwrap();
         assert_eq!(limits(), (1, 1));
         for (wrong, expected) in [
             (
                 "9/1h + delay 1s",
-                "policy is \"delay 1s\": expected one policy for each part of limit \"api\" at most: rate, concurrency",
+                "policy is \"delay 1s\": expected at most one policy for each part of limit \"api\": rate, concurrency",
             ),
             (
                 "9/1h + 1/1h backoff 1s x3 max 2s + 9/1h",
-                "policy is \"9/1h\": expected one policy for each part of limit \"api\" at most: rate, concurrency",
+                "policy is \"9/1h\": expected at most one policy for each part of limit \"api\": rate, concurrency",
             ),
             (
                 "9/1h + 5 concurent",
@@ -342,14 +342,14 @@ fn an_operator_overrides_the_parts_of_a_composite() {
             ),
         ] {
             assert_eq!(text(operator.override_text("api", wrong)), expected);
-            assert_eq!(limits(), (1, 1), "nothing of it holds");
+            assert_eq!(limits(), (1, 1), "nothing of it applies");
         }
         operator.lift("api").unwrap();
         operator.lift("api").unwrap();
         assert_eq!(limits(), (6, 2));
         assert_eq!(name_of(operator.override_text("male", "1/1h")), "unknown_limit");
         assert_eq!(name_of(operator.lift("male")), "unknown_limit");
-        // An operator's policy goes with its part.
+        // An override is removed with its part.
         operator.override_text("api", "9/1h").unwrap();
         let rate = store().limiter("api", "6/1h").unwrap();
         assert_eq!(rate.peek("", 0).unwrap().limit, 9);
@@ -380,7 +380,7 @@ fn flow_control_is_a_rate_and_a_parallelism() {
 }
 
 #[test]
-fn what_is_wrong_with_a_text_is_told_before_anything_is_created() {
+fn an_invalid_text_is_reported_before_anything_is_created() {
     on_both("wrong", |store| {
         for (wrong, expected) in [
             (
@@ -405,7 +405,7 @@ fn what_is_wrong_with_a_text_is_told_before_anything_is_created() {
 }
 
 #[test]
-fn what_cannot_be_noted_does_not_hold() {
+fn a_declaration_that_cannot_be_stored_does_not_apply() {
     let dir = Dir::in_memory("unnoted");
     let store = Store::new(&dir.url()).unwrap();
     store.limiter("api", "5/1h + delay 1us").unwrap().open().unwrap();
@@ -415,7 +415,7 @@ fn what_cannot_be_noted_does_not_hold() {
     let file = dir.file("limits.toml");
     std::fs::write(&file, "mail = '9/1h + 1 concurrent'\napi = '9/1h'").unwrap();
     let journal = dir.file("limits.db-journal");
-    // In its place there can be no journal, and so no commit; what is there can be read.
+    // With this in its place, the journal cannot be created, so commits fail, but reads work.
     std::os::unix::fs::symlink("/nowhere/at/all", &journal).unwrap();
     assert_eq!(name_of(store.load(&file)), "store_failure");
     assert_eq!(name_of(store.override_text("api", "8/1h")), "store_failure");
@@ -454,11 +454,11 @@ fn a_file_declares_its_limits() {
         {
             assert_eq!(store().find(name).unwrap().peek("", 0).unwrap().limit, limit, "{name}");
         }
-        // Again, with less.
+        // Again, with fewer limits.
         assert_eq!(load(&store(), &dir, "jobs = '9/1h'").1.unwrap(), ["jobs"]);
         assert_eq!(store().find("jobs").unwrap().peek("", 0).unwrap().limit, 9);
         assert_eq!(load(&store(), &dir, "").1.unwrap(), [""; 0]);
-        // All or none, also where only the store can tell.
+        // All or none, even if only the store can detect the error.
         let (_, error) = load(&store(), &dir, "a = '1/1h'\nemails = '1 concurrent'\nz = '1/1h'");
         assert_eq!(name_of(error), "kind_mismatch");
         assert_eq!(store().names().unwrap(), names);
@@ -466,7 +466,7 @@ fn a_file_declares_its_limits() {
 }
 
 #[test]
-fn what_is_wrong_with_a_file_is_told_and_nothing_of_it_is_declared() {
+fn an_invalid_file_is_reported_and_declares_nothing() {
     let dir = Dir::in_memory("wrong-file");
     on_both("not-loaded", |store| {
         for (line, content, what, expected) in [
@@ -515,7 +515,7 @@ fn what_is_wrong_with_a_file_is_told_and_nothing_of_it_is_declared() {
                 1,
                 "[api]\npolicy = '1/1s'\nconcurrency = 5",
                 "[api] has policy and other keys",
-                "policy alone, which says all",
+                "policy alone",
             ),
             (
                 1,
@@ -524,18 +524,18 @@ fn what_is_wrong_with_a_file_is_told_and_nothing_of_it_is_declared() {
                 "burst, queue, fixed, counter, spaced, backoff, + or the end at character 6, not \"5\"",
             ),
             (1, "api = 5", "api = 5", "a policy such as \"100/1m\", or a table"),
-            (1, "'' = '1/1s'", "a name is empty", "1 to 1024 bytes of UTF-8"),
+            (1, "'' = '1/1s'", "the name is empty", "1 to 1024 bytes of UTF-8"),
             (
                 2,
                 "api = '1/1s + 1 concurrent'\n'api/rate' = '1/1s'",
                 "\"api/rate\" is two limits",
-                "another name: a part of a composite is called so",
+                "another name, since a part of a composite has this one",
             ),
             (
                 2,
                 "api = '1/1s + 1 concurrent'\n'api/rate' = '1/1s + 1 concurrent'",
                 "\"api/rate\" is two limits",
-                "another name: a part of a composite is called so",
+                "another name, since a part of a composite has this one",
             ),
             (3, "[api]\npolicy = '1/1s'\n[api]", "no TOML", "duplicate key"),
             (2, "[api]\nallowed 5", "no TOML", ""),

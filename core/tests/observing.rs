@@ -1,4 +1,4 @@
-//! What is seen of a store from outside, and that nobody is disturbed by it.
+//! What an observer sees of a store, without disturbing its users.
 
 mod common;
 
@@ -11,7 +11,7 @@ use workglow_limit::*;
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
-/// A store that does not give up while the machine is busy with other tests.
+/// A store that does not time out while the machine is busy with other tests.
 fn open(url: &str) -> Store {
     let mut options = StoreOptions::default();
     options.timeout = Duration::from_secs(60);
@@ -27,13 +27,13 @@ fn limit<'s>(seen: &'s Snapshot, name: &str) -> &'s LimitSnapshot {
     seen.limits.iter().find(|limit| limit.name == name).unwrap_or_else(|| panic!("no {name} in {:?}", names()))
 }
 
-/// Used of allowed, in how many seconds, in the order that is shown.
+/// Used units, allowed units and seconds of each window, in the displayed order.
 fn usage(all: &[Usage]) -> Vec<(u64, u64, u64)> {
     all.iter().map(|usage| (usage.used, usage.limit, usage.window.map_or(0, |window| window.as_secs()))).collect()
 }
 
 #[test]
-fn every_kind_of_limit_shows_what_is_used_of_it() {
+fn every_kind_of_limit_shows_its_usage() {
     let dir = Dir::new("observe-kinds");
     for url in ["memory:".to_owned(), dir.url()] {
         let store = open(&url);
@@ -59,7 +59,7 @@ fn every_kind_of_limit_shows_what_is_used_of_it() {
         assert_eq!(names, ["bucket", "counter", "fixed", "rate", "running", "sliced", "two"]);
         for (name, policy, expected) in policies {
             let found = limit(&seen, name);
-            // (A window of the clock may have ended in between.)
+            // A window of the clock may have ended in between.
             let is_empty = || found.kind == "fixed-window" && usage(&found.usage) == [(0, 10, 3_600)];
             assert!(usage(&found.usage) == expected || is_empty(), "{name}: {:?}", found.usage);
             assert_eq!((found.declared.to_string(), found.stats.admitted), (policy.to_owned(), 3), "{name}");
@@ -106,8 +106,8 @@ fn a_limit_is_as_full_as_its_fullest_key_and_the_busiest_keys_have_names() {
     assert_eq!((&*second.key, usage(&second.usage)), ("tenant-7", vec![(3, 5, 3_600)]));
     assert_eq!(second.overriding.map(|policy| policy.to_string()).as_deref(), Some("5/1h"));
     assert!(second.paused_for > HOUR - Duration::from_secs(600), "{:?}", second.paused_for);
-    assert!(api.paused_for.is_zero(), "the others go on");
-    // What they are called does not tell their texts, and stays.
+    assert!(api.paused_for.is_zero(), "the others continue");
+    // The identifiers do not reveal the texts, and stay the same.
     assert_eq!(first.id.len(), 16);
     let again = Observer::new(&open(&dir.url()), 3_000).look().unwrap();
     let same = limit(&again, "api").hot_keys.iter().find(|key| key.key == "tenant-1234").unwrap();
@@ -116,7 +116,7 @@ fn a_limit_is_as_full_as_its_fullest_key_and_the_busiest_keys_have_names() {
 }
 
 #[test]
-fn those_who_wait_are_seen_from_elsewhere_until_they_start_or_die() {
+fn waiters_are_visible_to_other_processes_until_they_start_or_die() {
     let dir = Dir::new("observe-waiting");
     let store = open(&dir.url());
     store.limiter("slow", "1/1h").unwrap().attempt("", 1).unwrap();
@@ -140,12 +140,12 @@ fn those_who_wait_are_seen_from_elsewhere_until_they_start_or_die() {
     assert!(first.was_killed());
     wait_until("the dead do not wait", || waiting("slow") == 4);
     drop(second);
-    wait_until("nobody waits", || waiting("slow") == 0);
-    // Of a composite, all parts are waited for.
+    wait_until("no caller waits", || waiting("slow") == 0);
+    // A waiter for a composite waits for all of its parts.
     let composite = wait("both", 2, None);
     wait_until("two wait for both", || waiting("both/rate") == 2 && waiting("both/concurrency") == 2);
     drop(composite);
-    // More processes than entries were ever made find room, because those of the dead are used again.
+    // More processes than there are entries are shown in turn, because the entries of dead processes are reused.
     for _ in 0..3 {
         let brief = wait("slow", 2, None);
         wait_until("two wait", || waiting("slow") == 2);
@@ -172,7 +172,7 @@ fn waits_are_counted_by_their_length() {
 }
 
 #[test]
-fn a_place_that_comes_too_late_is_counted_as_lost() {
+fn a_late_place_is_counted_as_lost() {
     let clock = ManualClock::new();
     let mut options = StoreOptions::default();
     options.clock = Some(clock.clone());
@@ -197,7 +197,7 @@ fn the_processes_that_use_a_store_are_listed_while_they_live() {
     let is_open = shared(1);
     let other = Child::run(|| {
         open(&dir.url()).open().unwrap();
-        // The store ends with this; a clone that stays keeps it.
+        // The store ends with this; a remaining clone would keep it.
         let stays = open(&dir.url());
         stays.open().unwrap();
         is_open[0].store(1, Release);
@@ -215,7 +215,7 @@ fn the_processes_that_use_a_store_are_listed_while_they_live() {
 }
 
 #[test]
-fn minutes_have_what_was_denied_waited_for_and_used_at_most() {
+fn minutes_contain_denials_waits_and_the_peak() {
     let dir = Dir::new("observe-minutes");
     let store = open(&dir.url());
     let (hourly, quick) = (store.limiter("hourly", "5/1h").unwrap(), store.limiter("quick", "5/1s").unwrap());
@@ -235,9 +235,10 @@ fn minutes_have_what_was_denied_waited_for_and_used_at_most() {
     store.flush().unwrap();
     let quick_now = history(&store, "quick");
     assert_eq!(history(&store, "hourly"), [5, 2, 0, 5]);
-    // The peak is read when counts are reported: on a busy machine most of this second's starts may have expired by then.
+    // The peak is read when counts are flushed. On a busy machine most of this second's starts may have expired by
+    // then.
     assert!(quick_now[0] + quick_now[1] == 8 && quick_now[2] == 1 && quick_now[3] <= 5, "{quick_now:?}");
-    // Written more than once, it counts once; and what comes later in the same minute is added.
+    // A minute that is written more than once counts once, and later counts of the same minute are added.
     assert!(!admitted(&*hourly, "a"));
     store.flush().unwrap();
     store.flush().unwrap();
@@ -250,7 +251,7 @@ fn minutes_have_what_was_denied_waited_for_and_used_at_most() {
     assert_eq!(row("quick"), quick_now);
     assert_eq!(history(&store, "hourly"), [5, 3, 0, 5]);
     assert_eq!(history(&store, "nobody"), [0; 4]);
-    // What another process counted and reported is in it after its death.
+    // The flushed counts of another process are included after its death.
     let other = Child::run(|| {
         let store = open(&dir.url());
         assert!(!admitted(&*store.find("hourly").unwrap(), "a"));
@@ -283,7 +284,7 @@ fn minutes_that_cannot_be_written_are_written_later() {
 }
 
 #[test]
-fn what_the_dead_have_not_written_is_written_by_those_who_look() {
+fn an_observer_writes_what_dead_processes_have_not_written() {
     let dir = Dir::new("observe-left");
     let other = Child::run(|| {
         let limiter = open(&dir.url()).limiter("api", "100/1h").unwrap();
@@ -303,7 +304,7 @@ fn what_the_dead_have_not_written_is_written_by_those_who_look() {
 }
 
 #[test]
-fn a_store_that_is_not_there_is_not_made_by_those_who_only_look() {
+fn an_observer_does_not_create_a_missing_store() {
     let dir = Dir::new("observe-missing");
     let mut options = StoreOptions::default();
     options.create = false;
@@ -316,7 +317,7 @@ fn a_store_that_is_not_there_is_not_made_by_those_who_only_look() {
 }
 
 #[test]
-fn changes_show_at_the_next_look() {
+fn changes_show_in_the_next_snapshot() {
     let dir = Dir::new("observe-changes");
     let (store, other) = (open(&dir.url()), open(&dir.url()));
     store.limiter("api", "10/1h").unwrap().open().unwrap();
@@ -338,7 +339,7 @@ fn changes_show_at_the_next_look() {
 
 #[cfg(any(feature = "redis", feature = "postgres"))]
 #[test]
-fn limits_on_a_server_are_seen_by_who_has_not_used_them() {
+fn limits_on_a_server_are_visible_without_using_them() {
     for server in Server::each("observe") {
         let store = open(&server.url());
         let limiter = store.limiter("api", "10/1h").unwrap();
@@ -351,14 +352,14 @@ fn limits_on_a_server_are_seen_by_who_has_not_used_them() {
         let names: Vec<_> = seen.limits.iter().map(|limit| &*limit.name).collect();
         assert_eq!(names, ["api", "both/concurrency", "both/rate"], "{}", server.kind());
         assert!(!seen.counts_all_processes);
-        // What another process holds of a grant counts as used until it is given back.
+        // The units of a grant that another process holds count as used until they are returned.
         let used = |seen: &Snapshot, name| usage(&limit(seen, name).usage)[0];
         assert!((4..=10).contains(&used(&seen, "api").0), "{:?}", used(&seen, "api"));
         assert_eq!(used(&seen, "both/concurrency"), (1, 2, 0));
         store.override_text("api", "20/1h").unwrap();
         seen = observer.look().unwrap();
         assert_eq!(limit(&seen, "api").policy().to_string(), "20/1h", "{}", server.kind());
-        // The process that uses it sees what it has counted.
+        // The process that uses it sees its own counts.
         let own = Observer::new(&store, 3).look().unwrap();
         assert_eq!(limit(&own, "api").stats.admitted, 4);
         assert!(limit(&own, "api").grants.is_some_and(|grants| grants.requests > 0), "{own:?}");

@@ -1,4 +1,4 @@
-//! A place starts once: whatever copies of it there are, and not after it was given back. Of every kind of limit.
+//! A place starts once, however many copies exist, and not after it was given back; for every kind of limit.
 
 use std::cell::RefCell;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use workglow_limit::*;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Each kind, with room for three at once or one after the other.
+/// Each kind, with capacity for three at once or one after the other.
 fn kinds() -> Vec<(&'static str, Policy)> {
     vec![
         ("rate", Policy::rate(3, SECOND)),
@@ -51,20 +51,20 @@ fn started(clock: &ManualClock, limiter: &dyn Limiter, place: &RawPermit) -> Opt
 }
 
 #[test]
-fn of_all_copies_of_a_place_one_starts() {
+fn only_one_copy_of_a_place_starts() {
     for_each_kind(|name, clock, limiter| {
         for _ in 0..5 {
             let place = place(limiter);
             let permit = started(clock, limiter, &place).expect(name);
             assert_eq!(started(clock, limiter, &place), None, "{name}: a copy");
-            assert_eq!(started(clock, limiter, &permit), None, "{name}: what has started");
+            assert_eq!(started(clock, limiter, &permit), None, "{name}: a started place");
             clock.advance(SECOND);
         }
     });
 }
 
 #[test]
-fn a_place_that_was_given_back_does_not_start() {
+fn a_returned_place_does_not_start() {
     for_each_kind(|name, clock, limiter| {
         for cancel in [<dyn Limiter>::cancel, <dyn Limiter>::cancel_place] {
             let place = place(limiter);
@@ -80,7 +80,7 @@ fn a_place_that_was_given_back_does_not_start() {
 }
 
 #[test]
-fn a_place_that_has_started_cannot_be_given_back_as_a_place() {
+fn a_started_place_cannot_be_returned_as_a_place() {
     for_each_kind(|name, clock, limiter| {
         let place = place(limiter);
         started(clock, limiter, &place).expect(name);
@@ -103,7 +103,7 @@ fn the_text_of_a_place_starts_once() {
     });
 }
 
-/// More than the first tables of open places have room for.
+/// More than the first tables of open places can hold.
 #[test]
 fn many_places_are_open_at_once() {
     let store = Store::new("memory:").unwrap();
@@ -120,10 +120,10 @@ fn many_places_are_open_at_once() {
     }
 }
 
-/// They have the same stamp. If each looked for its name among the same few, tables would be added for them until there are no
-/// more, and who must not wait for that would take its units in vain.
+/// All places have the same stamp. If each searched the same few slots, tables would be added for them until there are
+/// no more, and a caller that must not wait for that would take its units in vain.
 #[test]
-fn many_places_of_one_moment_have_room() {
+fn many_places_of_one_moment_fit() {
     let mut options = StoreOptions::default();
     options.clock = Some(ManualClock::new());
     let store = Store::with_options("memory:", options).unwrap();
@@ -140,13 +140,13 @@ fn many_places_of_one_moment_have_room() {
         }
         assert_eq!(limiter.peek("", 1).unwrap().remaining, 5_000 - i);
     }
-    // It is opened; and each table has room for twice as many as the one before.
+    // The store is opened; and each table holds twice as many places as the one before.
     assert!(waits <= 8, "{waits}");
 }
 
-/// The units of a place that was given back are free again, once.
+/// The units of a returned place become free once.
 #[test]
-fn what_is_given_back_is_given_back_once() {
+fn a_place_is_returned_only_once() {
     for_each_kind(|name, _, limiter| {
         let (_, second) = (place(limiter), place(limiter));
         let remaining = limiter.peek("key", 1).unwrap().remaining;
@@ -158,9 +158,9 @@ fn what_is_given_back_is_given_back_once() {
     });
 }
 
-/// What would have to wait, and must not, has changed nothing: done again, it gives back what it should.
+/// An operation that would have to wait, and must not, has no effect. Repeated, it returns the right units.
 #[test]
-fn a_place_whose_end_would_have_to_wait_is_as_it_was() {
+fn a_place_is_unchanged_if_its_end_would_block() {
     type End = fn(&dyn Limiter, &RawPermit) -> Result<()>;
     let ends: [(&str, u32, End); 4] = [
         ("cancel", 0, |limiter, place| limiter.cancel(place)),

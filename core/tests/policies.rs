@@ -1,4 +1,4 @@
-//! Policies that are declared, overridden and lifted while processes live by them.
+//! Policies that are declared, overridden and lifted while processes use them.
 
 mod common;
 
@@ -23,7 +23,8 @@ fn lift(url: &str) {
     Store::new(url).unwrap().lift("api").unwrap();
 }
 
-/// Three processes that take what they can get. They attach to the limit or declare it, and have done so when this returns.
+/// Three processes that take as much as they can. They attach to the limit or declare it, and have done so when this
+/// returns.
 fn workers(url: &str, declaring: Option<(u64, Duration)>, started: impl Fn(usize, u64, u64)) -> Vec<Child> {
     let ready = &shared(1)[0];
     let worker = |which: usize| {
@@ -49,9 +50,9 @@ fn workers(url: &str, declaring: Option<(u64, Duration)>, started: impl Fn(usize
     workers
 }
 
-/// With a window that never ends here: what has started counts for all that follows.
+/// With a window that never ends during the test, so that all starts count to the end.
 #[test]
-fn a_change_holds_from_the_moment_at_which_it_returns() {
+fn a_change_applies_from_the_moment_it_returns() {
     let dir = Dir::new("policies");
     let url = dir.url();
     declare(&url, 100, HOUR);
@@ -80,22 +81,22 @@ fn a_change_holds_from_the_moment_at_which_it_returns() {
     holds("overridden by less", 150, 200);
     override_with(&url, 300, HOUR);
     holds("overridden by more", 300, 300);
-    // Workers that are started anew declare what they always did.
+    // Restarted workers declare the same policy as always.
     drop(std::mem::take(&mut at_work));
     at_work = start(Some((1_000, HOUR)));
-    holds("declared beneath", 300, 300);
+    holds("declared below", 300, 300);
     declare(&url, 2_000, HOUR);
-    holds("declared beneath again", 300, 300);
+    holds("declared below again", 300, 300);
     declare(&url, 350, HOUR);
     lift(&url);
     holds("lifted", 350, 350);
     drop(at_work);
 }
 
-/// With a window that rolls: after each change nobody starts while the window holds the new limit or more, whatever it
-/// was before.
+/// With a rolling window: after each change, no start happens while the window holds the new limit or more, whatever
+/// the limit was before.
 #[test]
-fn nothing_is_admitted_while_the_window_holds_the_new_limit() {
+fn no_start_is_admitted_while_the_window_holds_the_new_limit() {
     const WINDOW: Duration = Duration::from_millis(50);
     const DECLARED: u64 = 100;
     let dir = Dir::in_memory("rolling");
@@ -134,7 +135,8 @@ fn nothing_is_admitted_while_the_window_holds_the_new_limit() {
     for (max, from, to) in phases {
         let first = starts.partition_point(|start| start.0 < from);
         for (i, (a, b, _)) in starts.iter().enumerate().skip(first).take_while(|(_, start)| start.1 <= to) {
-            // Those that certainly lie in its window, and certainly before it. None takes longer than all of them.
+            // The starts that are certainly in its window, and certainly before it. No call takes longer than all of
+            // them.
             let earliest = starts[..i].partition_point(|other| other.0 + window <= *b);
             let held = starts[earliest..i].iter().filter(|other| other.1 < *a).count() as u64;
             assert!(held < max, "a start beyond the limit of {max}: the window held {held}");
@@ -145,10 +147,10 @@ fn nothing_is_admitted_while_the_window_holds_the_new_limit() {
     assert!(checked > 1_000);
 }
 
-/// Whoever dies before the commit has changed nothing; after it, the others do what is left.
+/// A process that dies before the commit has changed nothing. After it, the other processes complete the change.
 #[test]
 #[cfg(feature = "fault-points")]
-fn whoever_dies_while_changing_a_policy_leaves_nothing_half_done() {
+fn a_death_during_a_change_of_policy_leaves_nothing_half_done() {
     for point in ["deciding", "decided", "table-written", "followed"] {
         let dir = Dir::in_memory("dying");
         let url = dir.url();
@@ -162,18 +164,18 @@ fn whoever_dies_while_changing_a_policy_leaves_nothing_half_done() {
         assert!(child.was_killed(), "{point}");
         let expected = if point == "deciding" { 5 } else { 2 };
         let found = RateLimiter::attach(&Store::new(&url).unwrap(), "api").unwrap();
-        assert_eq!(found.peek("key", 1).unwrap().limit, expected, "{point}: who comes next");
-        assert_eq!(limiter.peek("key", 1).unwrap().limit, expected, "{point}: who was there");
-        assert_eq!(limiter.decide("key", 1).unwrap().admitted, expected == 5, "{point}: what started counts");
+        assert_eq!(found.peek("key", 1).unwrap().limit, expected, "{point}: the next process");
+        assert_eq!(limiter.peek("key", 1).unwrap().limit, expected, "{point}: the present process");
+        assert_eq!(limiter.decide("key", 1).unwrap().admitted, expected == 5, "{point}: the starts count");
         lift(&url);
-        assert_eq!(limiter.peek("key", 1).unwrap().limit, 5, "{point}: and it goes on");
+        assert_eq!(limiter.peek("key", 1).unwrap().limit, 5, "{point}: and changes still work");
     }
 }
 
-/// Nobody else has to come for it: a process that only decides notices too.
+/// No other operation is needed: a process that only decides notices too.
 #[test]
 #[cfg(feature = "fault-points")]
-fn a_change_whose_author_died_reaches_those_who_only_decide() {
+fn a_change_whose_author_died_reaches_processes_that_only_decide() {
     let dir = Dir::in_memory("unfinished");
     let url = dir.url();
     declare(&url, 5, HOUR);
@@ -184,13 +186,13 @@ fn a_change_whose_author_died_reaches_those_who_only_decide() {
         override_with(&url, 9, HOUR);
     });
     assert!(child.was_killed());
-    wait_until("the change holds", || limiter.decide("key", 1).unwrap().limit == 9);
+    wait_until("the change applies", || limiter.decide("key", 1).unwrap().limit == 9);
 }
 
-/// A smaller limit has a smaller budget, of which more may be missing when the machine stops at that moment.
+/// A smaller limit has a smaller budget. More than that may be missing if the machine stops at that moment.
 #[test]
 #[cfg(feature = "fault-points")]
-fn what_the_ledger_lacked_when_a_limit_was_lowered_counts_after_a_boot() {
+fn units_missing_when_a_limit_was_lowered_count_after_a_reboot() {
     for point in ["decided", "followed"] {
         let dir = Dir::in_memory("lowered");
         let url = dir.url();
@@ -200,7 +202,7 @@ fn what_the_ledger_lacked_when_a_limit_was_lowered_counts_after_a_boot() {
             declare(&url, 400, HOUR);
             let limiter = RateLimiter::attach(&Store::new(&url).unwrap(), "api").unwrap();
             limiter.open().unwrap();
-            // As many as may be missing from the ledger: who may not wait does not write.
+            // As many as may be missing from the ledger: a caller that may not wait does not write.
             MayWait::Never.during(|| {
                 while limiter.attempt("key", 1).is_ok() {
                     started.fetch_add(1, AcqRel);

@@ -1,5 +1,5 @@
-//! Waiters that start elsewhere, in the workers of a pool: they leave in order, a moment before their place is ready, and no
-//! more places are held than there are workers.
+//! Waiters that start elsewhere, in the workers of a pool. They leave in order, a moment before their place is ready,
+//! and no more places are held than there are workers.
 
 mod common;
 
@@ -14,10 +14,10 @@ const fn ms(n: u64) -> Duration {
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
-/// So long before its place is ready a waiter leaves.
+/// How long before its place is ready a waiter leaves.
 const LEAD: Duration = ms(20);
 
-/// The clock and the store that pools share.
+/// The shared clock and store of pools.
 struct Site {
     clock: ManualClock,
     store: Store,
@@ -47,23 +47,23 @@ impl Site {
     }
 }
 
-/// A job that a worker has: it presents its place when that is ready, and ends so long after its start.
+/// A worker's job. It presents its place when that is ready, and ends a fixed time after its start.
 struct Job {
     id: WaiterId,
     place: Option<RawPermit>,
-    /// When to look at it again.
+    /// When to check it again.
     at: Duration,
     permit: Option<RawPermit>,
 }
 
-/// A pool of a limiter of this policy, and its workers.
+/// A pool of a limiter with this policy, and its workers.
 struct Bench<'a> {
     site: &'a Site,
     limiter: Arc<dyn Limiter>,
     pool: Pool,
     workers: usize,
     jobs: Vec<Job>,
-    /// Who left, when, and with what.
+    /// The waiters that left, when, and with which place.
     went: Vec<(WaiterId, Duration, Option<String>)>,
     held: Vec<(WaiterId, Duration)>,
     away: Vec<(WaiterId, Option<String>, Duration)>,
@@ -78,7 +78,7 @@ impl Bench<'_> {
         (0..count).map(|_| self.join("")).collect()
     }
 
-    /// What is due, with so many free workers. Those who leave are only written down.
+    /// Advances the pool with this many free workers. Departures are only recorded.
     fn advance(&mut self, free: usize) -> Option<Duration> {
         let mut told = Vec::new();
         let nap = self.pool.advance(self.workers, free, &mut told);
@@ -93,7 +93,7 @@ impl Bench<'_> {
         nap
     }
 
-    /// The workers do what is due by now, and the pool: starts are written down. How long until there is more to do.
+    /// Lets the workers and the pool do their due work, and records the starts. Returns how long until more is due.
     fn work(&mut self, takes: Duration, starts: &mut Vec<(WaiterId, Duration)>) -> Option<Duration> {
         let now = self.site.clock.now();
         for mut job in std::mem::take(&mut self.jobs) {
@@ -133,7 +133,7 @@ impl Bench<'_> {
             },
             None => match self.limiter.attempt("", 1).unwrap() {
                 Attempt::Admitted(permit) => Some(permit),
-                Attempt::Denied(after) => panic!("{} was told to go, and there is room in {after:?}", job.id),
+                Attempt::Denied(after) => panic!("{} was sent off, and there is capacity in {after:?}", job.id),
             },
         };
         if permit.is_some() {
@@ -142,7 +142,7 @@ impl Bench<'_> {
         }
     }
 
-    /// Until so many have left.
+    /// Advances until this many have left.
     fn until_gone(&mut self, count: usize) {
         loop {
             let nap = self.advance(1);
@@ -157,19 +157,19 @@ impl Bench<'_> {
         self.went.iter().map(|(id, ..)| *id).collect()
     }
 
-    /// How far away a new start would be.
+    /// How long a new start would have to wait.
     fn ahead(&self) -> Duration {
         self.limiter.peek("", 1).unwrap().retry_after
     }
 }
 
 #[test]
-fn no_more_places_are_held_than_there_are_workers_to_use_them() {
+fn no_more_places_are_held_than_there_are_workers() {
     let site = Site::new();
     let mut bench = site.bench("5/1h", 3);
     let ids = bench.join_many(10);
     bench.advance(2);
-    // All of the workers are busy or have a place to wait for.
+    // All workers are busy or wait for a place.
     assert_eq!(bench.ids(), ids[..2]);
     assert_eq!(bench.limiter.peek("", 1).unwrap().remaining, 2);
     bench.advance(0);
@@ -198,7 +198,7 @@ fn work_all(site: &Site, benches: &mut [Bench], takes: Duration) -> Vec<Vec<(Wai
 }
 
 #[test]
-fn all_start_in_order_at_the_pace_of_the_limit() {
+fn all_waiters_start_in_order_at_the_limits_pace() {
     for (policy, window, of_a_window, ideal) in
         [("20/2s", 2_000, 20, 14_000), ("delay 100ms", 100, 1, 15_900), ("10/1s burst 10", 1_000, 20, 15_000)]
     {
@@ -209,14 +209,14 @@ fn all_start_in_order_at_the_pace_of_the_limit() {
         assert_eq!(starts.iter().map(|(id, _)| *id).collect::<Vec<_>>(), ids, "{policy}");
         let marks: Vec<_> = starts.iter().map(|(_, at)| at.as_micros() as u64).map(|at| (at, at, 1)).collect();
         assert!(most_in_any_window(&marks, window * 1_000) <= of_a_window, "{policy}");
-        // By this clock nobody is late, but two workers have 20 ms for each job.
+        // By this clock no job is late, but two workers have 20 ms for each job.
         let span = (starts[159].1 - starts[0].1).as_millis() as u64;
         assert!(span <= ideal * 101 / 100 + 200, "{policy}: {span} ms instead of {ideal}");
     }
 }
 
 #[test]
-fn two_pools_share_a_limit_and_nobody_is_forgotten() {
+fn two_pools_share_a_limit_and_serve_every_waiter() {
     for policy in ["20/2s", "20/2s + 3 concurrent"] {
         let site = Site::new();
         let mut benches = [site.bench(policy, 2), site.bench(policy, 2)];
@@ -243,7 +243,7 @@ fn places_are_taken_when_they_are_needed() {
     assert_eq!(bench.ids(), ids[..1]);
     site.clock.advance(ms(60));
     bench.advance(2);
-    // One place for the next, and none for those who come long after it.
+    // One place for the next waiter, and none for those that come long after it.
     assert!(bench.ahead() > HOUR && bench.ahead() <= 2 * HOUR + ms(10_000));
     assert_eq!(bench.pool.running(), 1);
     assert_eq!(bench.pool.waiting().collect::<Vec<_>>(), [("", 9)]);
@@ -256,14 +256,14 @@ fn places_are_taken_when_they_are_needed() {
     assert!(matches!(bench.limiter.present(&place).unwrap(), Presented::Wait { place: same, .. } if same == place));
     site.clock.advance(ready);
     assert!(matches!(bench.limiter.present(&place).unwrap(), Presented::Started(_)));
-    // Whoever goes gives back what the others hold.
+    // Dropping a pool returns the places of the others.
     drop(bench);
     let limiter = site.store.limiter("api", "1/1h").unwrap();
     assert!(limiter.peek("", 1).unwrap().retry_after <= HOUR);
 }
 
 #[test]
-fn who_waits_for_a_worker_is_not_told_to_wait_for_the_limit() {
+fn waiting_for_a_worker_is_not_reported_as_waiting_for_the_limit() {
     for (policy, room) in [("3/1h", 3), ("3 concurrent", 3), ("100/1h + 3 concurrent", 3)] {
         let site = Site::new();
         let mut bench = site.bench(policy, 8);
@@ -274,18 +274,18 @@ fn who_waits_for_a_worker_is_not_told_to_wait_for_the_limit() {
             bench.advance(1);
             assert_eq!(bench.ids(), ids[..free], "{policy}");
             if policy != "3/1h" {
-                // Those who left have not started: their units count all the same.
+                // The waiters that left have not started, but their units count.
                 site.clock.advance(ms(60));
                 bench.limiter.record_job_start("").unwrap();
             }
         }
         bench.advance(1);
-        // Now they wait for the limit, and are told so once.
+        // Now they wait for the limit, which is reported once.
         assert_eq!(bench.held.iter().map(|(id, _)| *id).collect::<Vec<_>>(), ids[3..], "{policy}");
         site.clock.advance(ms(300));
         bench.advance(1);
         assert_eq!((bench.ids().len(), bench.held.len()), (3, 2), "{policy}");
-        // Who comes after them is told at once.
+        // Later arrivals are notified at once.
         for _ in 0..3 {
             bench.join("");
             bench.advance(1);
@@ -295,14 +295,14 @@ fn who_waits_for_a_worker_is_not_told_to_wait_for_the_limit() {
 }
 
 #[test]
-fn units_of_those_on_their_way_count_as_taken() {
+fn units_of_departed_waiters_count_as_taken() {
     for policy in ["2 concurrent", "100/1h + 2 concurrent"] {
         let site = Site::new();
         let mut bench = site.bench(policy, 8);
         let ids = bench.join_many(5);
         bench.advance(8);
         assert_eq!(bench.ids(), ids[..2], "{policy}");
-        // They start there; a completion there is heard of here.
+        // They start there. A completion there is noticed here.
         for _ in 0..2 {
             bench.limiter.record_job_start("").unwrap();
         }
@@ -314,7 +314,7 @@ fn units_of_those_on_their_way_count_as_taken() {
         bench.advance(7);
         assert_eq!(bench.ids(), ids[..3], "{policy}");
         bench.limiter.record_job_start("").unwrap();
-        // One of another process is not, so it is looked for, not too seldom and not too often.
+        // A completion by another process is not, so the pool checks for it, neither too seldom nor too often.
         site.clock.advance(ms(200));
         bench.advance(6);
         bench.limiter.record_job_completion("").unwrap();
@@ -330,21 +330,21 @@ fn units_of_those_on_their_way_count_as_taken() {
 }
 
 #[test]
-fn whose_start_is_far_away_goes_with_a_place() {
+fn a_distant_start_leaves_with_a_place() {
     let site = Site::new();
     let mut bench = site.bench("1/10s", 1);
     let patient = Waiter::new("", 1).timeout(Some(ms(500)));
     let ids: Vec<_> = (0..3).map(|_| bench.pool.join(patient).unwrap()).collect();
     bench.advance(1);
     assert_eq!(bench.ids(), ids[..1]);
-    // Also while all workers are busy.
+    // Even while all workers are busy.
     bench.advance(0);
     assert_eq!(bench.away.iter().map(|(id, ..)| *id).collect::<Vec<_>>(), ids[1..]);
     assert_eq!((bench.pool.waiting().count(), bench.pool.running()), (0, 1));
     for (_, place, after) in bench.away.clone() {
         let place = bench.limiter.permit_from_text(&place.unwrap()).unwrap();
         assert!(after > ms(9_000) && bench.limiter.ready_in(&place).unwrap() <= after);
-        // It comes back late, but within the grace of one that travels, and goes at once.
+        // It returns late, but within the grace of a travelling place, and starts at once.
         site.clock.advance(bench.limiter.ready_in(&place).unwrap() + ms(200));
         bench.pool.end(*bench.ids().last().unwrap());
         bench.pool.join(Waiter { place: Some(place), ..patient }.priority(-1)).unwrap();
@@ -354,7 +354,7 @@ fn whose_start_is_far_away_goes_with_a_place() {
         assert!(matches!(bench.limiter.present(&place).unwrap(), Presented::Started(_)));
     }
     assert_eq!(bench.went.len(), 3);
-    // Where there are no places, a gate is told as long as it lasts.
+    // Without places, a gate is reported with its full duration.
     let mut bench = Bench { pool: Pool::new(site.store.limiter("slots", "1 concurrent").unwrap(), None), ..bench };
     site.store.limiter("slots", "1 concurrent").unwrap().pause("", ms(3_000)).unwrap();
     bench.pool.join(patient).unwrap();
@@ -364,7 +364,7 @@ fn whose_start_is_far_away_goes_with_a_place() {
 }
 
 #[test]
-fn what_came_back_too_late_goes_first_with_another_place() {
+fn a_place_returned_too_late_is_replaced_first() {
     let site = Site::new();
     let mut bench = site.bench("1/1s", 2);
     bench.limiter.attempt("", 1).unwrap();
@@ -376,7 +376,7 @@ fn what_came_back_too_late_goes_first_with_another_place() {
     let starts = work_all(&site, &mut benches, ms(1)).remove(0);
     let order: Vec<_> = starts.iter().map(|(id, _)| *id).collect();
     assert_eq!(order, [&[late][..], &others].concat());
-    // It did not wait for the place that was late: that does not count any more.
+    // It did not wait for the late place, which no longer counts.
     assert!(starts[1].1 - starts[0].1 <= ms(1_030));
 }
 
@@ -401,7 +401,7 @@ fn a_place_that_went_late_while_the_workers_were_busy_is_exchanged_here() {
 }
 
 #[test]
-fn a_gate_that_closes_meanwhile_keeps_them_here() {
+fn a_gate_that_closes_keeps_waiters_in_the_pool() {
     let site = Site::new();
     let mut bench = site.bench("1/1s", 2);
     let ids = bench.join_many(2);
@@ -415,14 +415,14 @@ fn a_gate_that_closes_meanwhile_keeps_them_here() {
 }
 
 #[test]
-fn who_leaves_gives_its_place_to_the_next_or_takes_it_along() {
+fn a_leaving_waiter_passes_its_place_on_or_takes_it_along() {
     let site = Site::new();
     let mut bench = site.bench("1/1h", 2);
     bench.limiter.attempt("", 1).unwrap();
     let ids = bench.join_many(3);
     bench.advance(2);
     assert!(bench.ahead() > HOUR);
-    // The place is of the next one now, and the last one has none.
+    // The place belongs to the next waiter now, and the last one has none.
     bench.pool.leave(ids[0]);
     assert!(bench.pool.take_along(ids[2]).is_none());
     let (text, after) = bench.pool.take_along(ids[1]).unwrap();
@@ -432,11 +432,11 @@ fn who_leaves_gives_its_place_to_the_next_or_takes_it_along() {
     assert!(bench.advance(2).is_none());
     bench.limiter.cancel_place(&bench.limiter.permit_from_text(&text).unwrap()).unwrap();
     assert!(bench.ahead() <= HOUR);
-    // Once more, for whom it is over, it is nothing.
+    // A second call for a waiter that has left has no effect.
     bench.pool.leave(ids[0]);
     bench.pool.end(ids[0]);
     assert!(bench.pool.take_along(ids[1]).is_none());
-    // What nobody waits for any more goes back.
+    // A place for which no one waits is returned.
     let last = bench.join("");
     bench.advance(2);
     assert!(bench.ahead() > HOUR);
@@ -451,7 +451,7 @@ fn who_leaves_gives_its_place_to_the_next_or_takes_it_along() {
 }
 
 #[test]
-fn after_a_change_of_the_policy_all_places_are_taken_anew() {
+fn a_change_of_policy_exchanges_all_places() {
     let site = Site::new();
     let mut benches = [site.bench("1/1h", 2), site.bench("1/1h", 2)];
     benches[0].limiter.attempt("", 1).unwrap();
@@ -459,7 +459,7 @@ fn after_a_change_of_the_policy_all_places_are_taken_anew() {
         bench.join_many(3);
         bench.advance(2);
     }
-    // Each has a place, one behind the other, and a new one would be behind both.
+    // Each pool has a place, one behind the other, and a new one would be behind both.
     assert!(benches[0].ahead() > 2 * HOUR);
     site.store.override_text("api", "1/2h").unwrap();
     for bench in &mut benches {
@@ -473,7 +473,7 @@ fn after_a_change_of_the_policy_all_places_are_taken_anew() {
     assert_eq!(benches[0].went.len(), 1);
     let place = benches[0].limiter.permit_from_text(benches[0].went[0].2.as_ref().unwrap()).unwrap();
     assert!(matches!(benches[0].limiter.present(&place).unwrap(), Presented::Started(_)));
-    // The other one sees it, too, as it would see somebody else's `clear`.
+    // The other pool notices too, as it would notice another process's `clear`.
     site.store.override_text("api", "3/1h").unwrap();
     site.clock.advance(ms(510));
     benches[1].advance(2);
@@ -481,7 +481,7 @@ fn after_a_change_of_the_policy_all_places_are_taken_anew() {
 }
 
 #[test]
-fn keys_take_turns_at_the_workers() {
+fn keys_share_the_workers_in_turn() {
     for policy in ["100/1s", "3 concurrent"] {
         let site = Site::new();
         let mut bench = site.bench(policy, 1);
@@ -491,7 +491,7 @@ fn keys_take_turns_at_the_workers() {
         }
         let mut by_key = [0, 0];
         for _ in 0..20 {
-            // Somebody without a limit has the worker now and then.
+            // Sometimes a job without a limit has the worker.
             bench.advance(0);
             bench.advance(1);
             let (id, ..) = *bench.went.last().unwrap();
@@ -505,13 +505,13 @@ fn keys_take_turns_at_the_workers() {
 }
 
 #[test]
-fn what_is_wrong_is_told_and_no_more_go_than_there_are_workers() {
+fn errors_are_reported_and_departures_never_exceed_the_workers() {
     let site = Site::new();
     let mut bench = site.bench("10/1s", 2);
     assert!(matches!(bench.pool.join(Waiter::new("", 11)), Err(Error::WeightExceedsCapacity { .. })));
     assert!(matches!(bench.pool.join(Waiter::new("", 0)), Err(Error::InvalidArgument { .. })));
     assert_eq!(bench.pool.waiting().count(), 0);
-    // A limit that shrinks after they have joined.
+    // The limit shrinks after they have joined.
     for _ in 0..5 {
         bench.pool.join(Waiter::new("", 5)).unwrap();
     }
@@ -541,10 +541,10 @@ fn a_forked_child_finds_its_pool_empty() {
     assert_eq!((bench.pool.waiting().collect::<Vec<_>>(), bench.pool.running()), (vec![("", 3)], 1));
 }
 
-/// Random waiters of several weights, keys and patience in two pools, which also leave, are cleared and renewed: everybody is
-/// told once what becomes of it, and places are given back.
+/// Random waiters of several weights, keys and timeouts in two pools, which also leave, are cleared and renewed. Every
+/// waiter learns its outcome once, and places are returned.
 #[test]
-fn whatever_happens_everybody_is_told_once() {
+fn every_waiter_learns_its_outcome_once() {
     for seed in 1..=30_u64 {
         let site = Site::new();
         let policy =

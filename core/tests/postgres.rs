@@ -1,4 +1,4 @@
-//! What is particular to limits on Postgres. (What all servers have in common: `servers.rs`.)
+//! The particulars of limits on Postgres. (For what all servers have in common, see `servers.rs`.)
 #![cfg(feature = "postgres")]
 
 mod common;
@@ -20,7 +20,7 @@ fn admits(limiter: &dyn Limiter, key: &str) -> bool {
     matches!(limiter.attempt(key, 1).unwrap(), Attempt::Admitted(_))
 }
 
-/// A store that waits for no more than this.
+/// A store with this timeout.
 fn impatient(url: &str, timeout: Duration) -> Store {
     let mut options = StoreOptions::default();
     options.timeout = timeout;
@@ -43,7 +43,7 @@ fn full(store: &Store) -> Vec<Arc<dyn Limiter>> {
     TEXTS.iter().enumerate().map(declare).collect()
 }
 
-/// For a store each of whose starts the server decides.
+/// The address of a store whose starts are all decided by the server.
 fn direct(server: &PostgresServer) -> String {
     server.url() + "&grants=never"
 }
@@ -53,7 +53,7 @@ fn a_denial_writes_nothing() {
     let server = PostgresServer::start("postgres-denial");
     let store = Store::new(&server.url()).unwrap();
     for limiter in full(&store) {
-        // (The server itself writes now and then, and who reads a page first after it was written may tidy it up.)
+        // The server itself writes now and then, and the first reader of a written page may clean it up.
         let is_quiet = (0..20).any(|_| {
             let before = server.command("SELECT pg_current_wal_insert_lsn()");
             for _ in 0..10 {
@@ -68,23 +68,23 @@ fn a_denial_writes_nothing() {
 }
 
 #[test]
-fn processes_and_threads_that_ask_at_once_never_start_more_than_may() {
+fn concurrent_processes_and_threads_stay_within_the_limit() {
     let server = PostgresServer::start("postgres-storm");
     storm(&server.url(), "api");
 }
 
 #[test]
-fn a_pooler_of_transactions_may_stand_between() {
+fn a_transaction_pooler_may_be_in_between() {
     let server = PostgresServer::start("postgres-pooler");
-    // Each question may come to another of these sessions.
+    // Each request may use another one of these sessions.
     let pooler = Pooler::start(&server, 2);
     storm(&(pooler.url() + "&grants=never"), "direct");
     storm(&pooler.url(), "granted");
     let limiters = full(&Store::new(&pooler.url()).unwrap());
     // A client without the pooler finds them full, too.
-    let beside = Store::new(&server.url()).unwrap();
+    let direct = Store::new(&server.url()).unwrap();
     for (limiter, text) in limiters.iter().zip(TEXTS) {
-        assert!(!admits(&**limiter, "a") && !admits(&*beside.limiter(limiter.name(), text).unwrap(), "a"), "{text}");
+        assert!(!admits(&**limiter, "a") && !admits(&*direct.limiter(limiter.name(), text).unwrap(), "a"), "{text}");
     }
 }
 
@@ -110,7 +110,7 @@ fn storm(url: &str, name: &str) {
                                     _ => record.add(a, now_ns(), weight),
                                 }
                                 if record.len() % 4 < 2 {
-                                    // (What was cancelled is no start.)
+                                    // A cancelled start does not count.
                                     record.add(a, now_ns(), 0);
                                 }
                             }
@@ -128,7 +128,7 @@ fn storm(url: &str, name: &str) {
 }
 
 #[test]
-fn leases_and_buckets_that_many_ask_for_at_once_are_never_too_many() {
+fn concurrent_leases_and_buckets_stay_within_the_limit() {
     let server = PostgresServer::start("postgres-many");
     let url = server.url();
     let live = shared(1);
@@ -171,7 +171,7 @@ fn leases_and_buckets_that_many_ask_for_at_once_are_never_too_many() {
 }
 
 #[test]
-fn stricter_transactions_than_ours_change_nothing() {
+fn a_stricter_isolation_has_no_effect() {
     let server = PostgresServer::start("postgres-serializable");
     server.command("ALTER DATABASE postgres SET default_transaction_isolation = 'serializable'");
     let limiter = rate(&server.url(), "api", 30, HOUR);
@@ -183,9 +183,9 @@ fn stricter_transactions_than_ours_change_nothing() {
 }
 
 #[test]
-fn a_server_that_was_killed_remembers_all_and_is_asked_again() {
+fn a_killed_server_remembers_everything_and_is_used_again() {
     let mut server = PostgresServer::durable("postgres-killed");
-    // Even where its owner would rather have it forget.
+    // Even if its owner has configured it to forget.
     server.command("ALTER DATABASE postgres SET synchronous_commit = off");
     let limiter = rate(&server.url(), "api", 100, HOUR);
     for round in 1..=3 {
@@ -199,7 +199,7 @@ fn a_server_that_was_killed_remembers_all_and_is_asked_again() {
 }
 
 #[test]
-fn a_server_that_may_have_forgotten_starts_nothing_for_a_window() {
+fn a_server_that_may_have_lost_starts_admits_none_for_a_window() {
     let window = Duration::from_secs(2);
     for how in ["does not wait for its disk", "is another one"] {
         let mut server = match how {
@@ -210,7 +210,7 @@ fn a_server_that_may_have_forgotten_starts_nothing_for_a_window() {
         assert!(admits(&limiter, ""));
         let last = now_ns();
         if how == "is another one" {
-            // As a standby that takes over, it begins another timeline.
+            // A standby that takes over begins another timeline.
             server.crash_and_take_over();
         } else {
             server.crash();
@@ -223,7 +223,7 @@ fn a_server_that_may_have_forgotten_starts_nothing_for_a_window() {
 }
 
 #[test]
-fn a_server_that_does_not_answer_is_a_timeout_and_is_asked_again() {
+fn a_silent_server_is_a_timeout_and_is_used_again() {
     let server = PostgresServer::start("postgres-stopped");
     assert!(admits(&rate(&direct(&server), "api", 5, HOUR), ""));
     let store = impatient(&direct(&server), Duration::from_millis(300));
@@ -236,12 +236,12 @@ fn a_server_that_does_not_answer_is_a_timeout_and_is_asked_again() {
     }
     server.signal(libc::SIGCONT);
     wait_until("it answers", || limiter.peek("", 1).is_ok());
-    // At worst what was asked meanwhile is lost.
+    // At worst the requests of that time are lost.
     assert!((1..=4).contains(&limiter.peek("", 1).unwrap().remaining));
 }
 
 #[test]
-fn who_waits_for_a_lock_longer_than_his_caller_takes_nothing() {
+fn a_session_that_outwaits_its_caller_takes_nothing() {
     let server = PostgresServer::start("postgres-locked");
     assert!(admits(&rate(&direct(&server), "api", 5, HOUR), ""));
     let store = impatient(&direct(&server), Duration::from_secs(1));
@@ -254,7 +254,7 @@ fn who_waits_for_a_lock_longer_than_his_caller_takes_nothing() {
         wait_until("it is locked", || {
             server.command("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'") == "1"
         });
-        // A denial would not wait, nor does who only looks.
+        // A denial or a peek does not wait.
         assert_eq!(limiter.peek("", 1).unwrap().remaining, 4);
         let error = limiter.attempt("", 1).unwrap_err();
         assert!(matches!(error, Error::StoreTimeout { .. }), "{error}");
@@ -264,7 +264,7 @@ fn who_waits_for_a_lock_longer_than_his_caller_takes_nothing() {
 }
 
 #[test]
-fn processes_that_come_first_together_make_one_schema() {
+fn first_processes_that_arrive_together_create_one_schema() {
     let server = PostgresServer::start("postgres-first");
     for _ in 0..3 {
         let url = server.new_database() + "&grants=never";
@@ -286,14 +286,14 @@ fn processes_that_come_first_together_make_one_schema() {
 }
 
 #[test]
-fn a_role_that_may_not_create_is_told_what_to_run() {
+fn a_role_without_the_right_to_create_is_pointed_to_the_sql() {
     let server = PostgresServer::start("postgres-role");
     server.command("CREATE ROLE app LOGIN");
     let url = server.url_of("app", "postgres");
     let error = Store::new(&url).unwrap().open().unwrap_err().to_string();
     assert!(error.contains("postgres_schema()"), "{error}");
     server.command(postgres_schema());
-    // To run it again changes nothing.
+    // Running it again has no effect.
     server.command(postgres_schema());
     let error = Store::new(&url).unwrap().open().unwrap_err().to_string();
     assert!(error.contains("permission denied"), "{error}");
@@ -307,14 +307,14 @@ fn a_role_that_may_not_create_is_told_what_to_run() {
     server.command(&head);
     let limiter = rate(&url, "api", 1, HOUR);
     assert!(admits(&limiter, "") && !admits(&limiter, ""));
-    // A later version's is left alone.
+    // The schema of a later version is left alone.
     server.command("UPDATE workglow_limit.version SET version = 2; DROP FUNCTION workglow_limit.clock");
     let error = Store::new(&server.url()).unwrap().open().unwrap_err().to_string();
     assert!(error.contains("is of version 2"), "{error}");
 }
 
 #[test]
-fn passwords_are_asked_for_and_checked() {
+fn passwords_are_requested_and_checked() {
     let server = PostgresServer::start("postgres-password");
     for method in ["scram-sha-256", "md5", "password"] {
         let encryption = if method == "md5" { "md5" } else { "scram-sha-256" };
@@ -333,7 +333,7 @@ fn passwords_are_asked_for_and_checked() {
 }
 
 #[test]
-fn a_certificate_is_looked_at_as_the_address_says() {
+fn a_certificate_is_verified_as_the_address_requires() {
     let certificates = Dir::in_memory("postgres-certificates");
     let (_server, port) = PostgresServer::with_tls("postgres-tls", &certificates);
     let root = certificates.file("root.crt");
@@ -383,7 +383,7 @@ fn a_forked_child_has_connections_of_its_own() {
 }
 
 #[test]
-fn keys_that_nobody_uses_any_more_go() {
+fn unused_keys_are_removed() {
     let server = PostgresServer::start("postgres-idle");
     let store = Store::new(&direct(&server)).unwrap();
     for (table, text) in [("logs", "2/10ms"), ("counted", "2/10ms burst 2"), ("holders", "2 concurrent lease 10ms")] {
@@ -391,7 +391,7 @@ fn keys_that_nobody_uses_any_more_go() {
         let use_key = |i: u64| assert!(admits(&*limiter, &i.to_string()));
         (0..100).for_each(use_key);
         assert_eq!(server.command(&format!("SELECT count(*) FROM workglow_limit.{table}")), "100");
-        // What a key leaves lives for some seconds at most.
+        // The rows of a key live for some seconds at most.
         server.command(&format!("UPDATE workglow_limit.{table} SET expires = expires - 10000000"));
         (100..150).for_each(use_key);
         let left: u64 = server.command(&format!("SELECT count(*) FROM workglow_limit.{table}")).parse().unwrap();
@@ -404,7 +404,7 @@ fn keys_that_nobody_uses_any_more_go() {
 }
 
 #[test]
-fn what_a_policy_of_before_would_have_forgotten_counts_by_the_one_that_holds() {
+fn starts_expired_under_the_previous_policy_count_under_the_present_one() {
     let server = PostgresServer::start("postgres-changed");
     let store = Store::new(&direct(&server)).unwrap();
     for (text, most) in [("", 3), (" burst 3", 3), (" queue 3", 1), (" fixed", 3), (" counter", 3)] {
@@ -414,12 +414,13 @@ fn what_a_policy_of_before_would_have_forgotten_counts_by_the_one_that_holds() {
         assert_eq!(started("a"), most, "{name}");
         server.command("CREATE TABLE kept AS SELECT * FROM workglow_limit.counted");
         store.limiter(&name, &format!("3/365d{text}")).unwrap().open().unwrap();
-        // As if nobody had written it anew, and so much time had passed that it is over by the policy of before.
+        // As if the state had not been rewritten, and so much time had passed that it has expired under the previous
+        // policy.
         server.command(
             "DELETE FROM workglow_limit.counted; INSERT INTO workglow_limit.counted SELECT * FROM kept; DROP TABLE kept; \
              UPDATE workglow_limit.logs SET expires = 1; UPDATE workglow_limit.counted SET expires = 1",
         );
-        // Who makes a key takes some away that nobody needs any more.
+        // Creating a key removes some unneeded rows.
         assert_eq!(started("b"), most, "{name}");
         assert_eq!(started("a"), 0, "{name}");
     }
@@ -431,7 +432,7 @@ fn garbage_in_the_tables_is_an_error_or_a_denial() {
     let columns = "SELECT table_name || ' ' || column_name FROM information_schema.columns c JOIN information_schema.tables t \
                    USING (table_schema, table_name) WHERE table_schema = 'workglow_limit' AND data_type = 'bigint' ORDER BY 1";
     drop(full(&Store::new(&server.url()).unwrap()));
-    // (What is declared may make no sense then, too: that is asked again until the time is up.)
+    // The declarations may be garbage too, in which case the request is repeated until the timeout.
     let store = impatient(&server.url(), Duration::from_millis(100));
     let limiters: Vec<_> = (0..TEXTS.len())
         .map(|i| {

@@ -1,4 +1,4 @@
-//! One limit, many processes: they come, go, die, stop and fork.
+//! One limit, many processes: they start, exit, die, stop and fork.
 
 mod common;
 
@@ -25,19 +25,19 @@ fn take(limiter: &impl Limiter, key: &str, tries: u64) -> u64 {
 }
 
 #[test]
-fn the_measure_counts_what_it_should() {
+fn most_in_any_window_counts_overlapping_starts() {
     assert_eq!(most_in_any_window(&[], 10), 0);
-    // Begins at 0 and 9 lie in one window of 10; 0 and 10 do not.
+    // Intervals that begin at 0 and 9 are in one window of 10; those at 0 and 10 are not.
     assert_eq!(most_in_any_window(&[(0, 0, 1), (9, 9, 1)], 10), 2);
     assert_eq!(most_in_any_window(&[(0, 0, 1), (10, 10, 1)], 10), 1);
-    // An interval that reaches out of every window with others is not held against them.
+    // An interval that does not fit into any window with others is not counted with them.
     assert_eq!(most_in_any_window(&[(0, 20, 1), (5, 5, 2), (6, 6, 1)], 10), 3);
 }
 
-/// Four processes on a window of milliseconds, so that every race happens often; one is killed every few milliseconds.
-/// `SECONDS=60 cargo test …` makes it a long one.
+/// Four processes on a window of milliseconds, so that every race happens often. One is killed every few milliseconds.
+/// Set `SECONDS=60` for a long run.
 #[test]
-fn killed_processes_let_nobody_over_the_limit() {
+fn killed_processes_never_exceed_the_limit() {
     const LIMIT: u64 = 48;
     const WINDOW: Duration = Duration::from_millis(4);
     let seconds = std::env::var("SECONDS").map_or(3, |s| s.parse().unwrap());
@@ -58,12 +58,12 @@ fn killed_processes_let_nobody_over_the_limit() {
     };
     let mut children: Vec<Child> = records.iter().map(spawn).collect();
     let (start, mut kills) = (Instant::now(), 0usize);
-    // On a busy machine until there is something to look at.
+    // On a busy machine, continue until there is enough evidence.
     let is_enough = || start.elapsed() >= PATIENCE || records.iter().map(Record::len).sum::<u64>() >= 1_000;
     while start.elapsed() < Duration::from_secs(seconds) || !is_enough() {
         std::thread::sleep(Duration::from_micros(500 + (kills as u64 * 7_919) % 5_000));
         let victim = kills * 5 % 4;
-        children[victim] = spawn(&records[victim]); // the old one is killed as it is dropped
+        children[victim] = spawn(&records[victim]); // dropping the old one kills it
         kills += 1;
     }
     drop(children);
@@ -73,13 +73,13 @@ fn killed_processes_let_nobody_over_the_limit() {
     let allowed = LIMIT * start.elapsed().as_micros() as u64 / WINDOW.as_micros() as u64;
     println!("{kills} kills, {} starts, {units} of {allowed} units, most in a window {most} of {LIMIT}", starts.len());
     assert!(most <= LIMIT, "{most} in one window of {LIMIT}");
-    assert!(starts.len() >= 1_000, "who is killed holds up those who live");
+    assert!(starts.len() >= 1_000, "killed processes block the living");
 }
 
-/// A process that stops anywhere inside a decision holds nobody up.
+/// A process that stops anywhere inside a decision blocks no other process.
 #[cfg(feature = "fault-points")]
 #[test]
-fn a_stopped_process_holds_nobody_up() {
+fn a_stopped_process_blocks_no_other() {
     for point in fault::DECIDING {
         let dir = Dir::new(&format!("stopped-{point}"));
         let mine = rate(&dir.url(), "api", 1_000, HOUR);
@@ -89,11 +89,12 @@ fn a_stopped_process_holds_nobody_up() {
             limiter.open().unwrap();
             // SAFETY: plain call.
             fault::at(point, || unsafe { assert_eq!(libc::raise(libc::SIGSTOP), 0) });
-            // Heavy enough to fill slots, often enough to move the counter.
+            // Heavy enough to fill slots, and often enough to move the counter.
             (0..8).for_each(|_| assert!(limiter.attempt("key", 2).is_ok()));
         });
         stopped.wait_until_stopped();
-        // 10,000 decisions on the same key; the first thousand units are admitted, but for what the other has claimed.
+        // 10,000 decisions on the same key. The first thousand units are admitted, except for those that the other
+        // process has claimed.
         let mut units = 0;
         for _ in 0..10_000 {
             units += u64::from(admitted(&mine, "key"));
@@ -105,10 +106,10 @@ fn a_stopped_process_holds_nobody_up() {
     }
 }
 
-/// Processes that stop, or die, while they add a key cannot fill a key index to the brim, where a search never ends.
+/// Processes that stop or die while adding a key cannot fill a key index completely, in which a search would never end.
 #[cfg(feature = "fault-points")]
 #[test]
-fn stopped_adders_leave_room_in_the_index() {
+fn stopped_adders_leave_free_slots_in_the_index() {
     let dir = Dir::new("brim");
     let mine = rate(&dir.url(), "api", 1, HOUR);
     // An index begins with 16 slots, and the empty key.
@@ -137,7 +138,7 @@ fn a_limiter_works_in_the_master_and_in_its_forked_children() {
     let dir = Dir::new("fork");
     let limiter = rate(&dir.url(), "api", 1_000, HOUR);
     let counts = shared(2);
-    // Before, and while other threads decide, on a key and on keys that are new (structural work, under locks).
+    // Before, and while other threads decide on one key and on new keys (structural work, under locks).
     counts[0].fetch_add(take(&limiter, "", 10), Relaxed);
     std::thread::scope(|scope| {
         let busy = scope.spawn(|| {
@@ -165,10 +166,10 @@ fn a_limiter_works_in_the_master_and_in_its_forked_children() {
 }
 
 #[test]
-fn a_limiter_made_before_the_fork_and_first_used_after_it() {
+fn a_limiter_made_before_a_fork_can_be_first_used_after_it() {
     let dir = Dir::new("lazy-fork");
     let limiter = rate(&dir.url(), "api", 100, HOUR);
-    assert!(dir.names().is_empty(), "making a limiter opens nothing");
+    assert!(dir.names().is_empty(), "creating a limiter opens nothing");
     let total = &shared(1)[0];
     let children: Vec<_> =
         (0..4).map(|_| Child::run(|| assert!(total.fetch_add(take(&limiter, "", 60), Relaxed) <= 100))).collect();
@@ -178,13 +179,13 @@ fn a_limiter_made_before_the_fork_and_first_used_after_it() {
 }
 
 #[test]
-fn concurrency_counts_each_process_for_itself() {
+fn a_childs_leases_are_its_own() {
     let limiter = ConcurrencyLimiter::new(2).unwrap();
-    let Attempt::Admitted(held) = limiter.attempt("", 1).unwrap() else { panic!("there is room") };
+    let Attempt::Admitted(held) = limiter.attempt("", 1).unwrap() else { panic!("the limit has capacity") };
     limiter.record_job_start("").unwrap();
     assert!(limiter.try_acquire("", 1).unwrap().is_none());
     Child::run(|| {
-        // The parent's two are not this process's, and ending one here ends nothing.
+        // The parent's two units do not belong to this process, and ending one here has no effect.
         assert_eq!(limiter.peek("", 1).unwrap().remaining, 2);
         let _mine = limiter.try_acquire("", 2).unwrap().unwrap();
         limiter.complete(&held).unwrap();
@@ -195,7 +196,7 @@ fn concurrency_counts_each_process_for_itself() {
 }
 
 #[test]
-fn many_keys_added_by_all_at_once_exist_once() {
+fn keys_added_concurrently_exist_once() {
     const KEYS: u64 = 30_000;
     let dir = Dir::new("keys");
     let total = &shared(1)[0];
@@ -203,7 +204,7 @@ fn many_keys_added_by_all_at_once_exist_once() {
         .map(|me| {
             Child::run(|| {
                 let limiter = rate(&dir.url(), "tenants", 1, HOUR);
-                // Each from another end, so that they race for the same keys in places and not in others.
+                // Each from another end, so that the processes race for some keys and not for others.
                 let mine = (0..KEYS).map(|i| if me % 2 == 0 { i } else { KEYS - 1 - i });
                 total.fetch_add(mine.filter(|i| admitted(&limiter, &format!("tenant-{i}"))).count() as u64, Relaxed);
             })
@@ -214,7 +215,7 @@ fn many_keys_added_by_all_at_once_exist_once() {
 }
 
 #[test]
-fn a_changed_limit_holds_for_everyone_once_the_change_has_returned() {
+fn a_changed_limit_applies_to_all_processes_once_the_change_has_returned() {
     const WINDOW: Duration = Duration::from_millis(200);
     let dir = Dir::new("change");
     let records: Vec<Record> = (0..3).map(|_| Record::new(1_000_000)).collect();
@@ -246,28 +247,28 @@ fn a_changed_limit_holds_for_everyone_once_the_change_has_returned() {
     drop(workers);
     let starts: Vec<_> = records.iter().flat_map(Record::starts).collect();
     for (max, from, to) in phases {
-        // From the moment the change returned: a window may still hold starts that were admitted before it, but as long
-        // as it holds `max` or more nothing is added. So at most `max` can begin after the change in any window.
+        // From the return of the change on. A window may still hold starts that were admitted before it, but while it
+        // holds `max` or more, nothing is added. So in any window, at most `max` starts can begin after the change.
         let during: Vec<_> = starts.iter().copied().filter(|s| s.0 >= from && s.1 <= to).collect();
         let most = most_in_any_window(&during, WINDOW.as_nanos() as u64);
         assert!(most <= max, "limit {max}: {most} in one window");
-        assert!(most >= max.min(100) * 9 / 10, "limit {max}: only {most}; raised room is usable at once");
+        assert!(most >= max.min(100) * 9 / 10, "limit {max}: only {most}; added capacity is usable at once");
     }
 }
 
 #[test]
-fn a_lower_limit_counts_what_was_admitted_before() {
+fn a_lowered_limit_counts_earlier_starts() {
     let dir = Dir::new("lower");
     let old = rate(&dir.url(), "api", 100, HOUR);
     assert_eq!(take(&old, "a", 60), 60);
     let new = rate(&dir.url(), "api", 50, HOUR);
     assert_eq!(take(&new, "a", 100), 0);
-    assert_eq!(take(&old, "a", 100), 0, "what was declared last holds for everyone");
+    assert_eq!(take(&old, "a", 100), 0, "the last declaration applies to all processes");
     let newer = rate(&dir.url(), "api", 70, HOUR);
     assert_eq!(take(&newer, "a", 100), 10);
     assert_eq!(old.peek("a", 1).unwrap().limit, 70);
     assert_eq!(take(&old, "b", 100), 70);
-    // A gate outlives the change, and so does what is known of other keys.
+    // A gate survives the change, and so does the state of other keys.
     old.pause("a", HOUR).unwrap();
     let newest = rate(&dir.url(), "api", 4_096, HOUR);
     assert_eq!(take(&newest, "a", 10), 0);
@@ -275,7 +276,7 @@ fn a_lower_limit_counts_what_was_admitted_before() {
 }
 
 #[test]
-fn places_are_given_across_processes_in_the_order_in_which_they_were_asked_for() {
+fn places_are_assigned_across_processes_in_request_order() {
     let dir = Dir::new("wait");
     let ready = shared(12);
     let url = dir.url();
@@ -285,7 +286,7 @@ fn places_are_given_across_processes_in_the_order_in_which_they_were_asked_for()
             let limiter = rate(&url, "api", 1, HOUR);
             let asked = now_ns();
             let Step::Sleep(nap) = Wait::new("", 1, None).step(&limiter).unwrap() else { panic!("the limit is full") };
-            // It sleeps from some moment between.
+            // The sleep began at some moment in between.
             mine[0].store(asked + nap.as_nanos() as u64, Release);
             mine[1].store(now_ns() + nap.as_nanos() as u64, Release);
         })
@@ -297,9 +298,9 @@ fn places_are_given_across_processes_in_the_order_in_which_they_were_asked_for()
     assert!(ready.windows(2).all(|pair| follows(pair[0], pair[1])), "{ready:?}");
 }
 
-/// They were forked from one process, and do not try again at the same moment.
+/// Children of one process do not retry at the same moment.
 #[test]
-fn forked_children_are_told_different_times() {
+fn forked_children_get_different_retry_times() {
     const LONG: Duration = Duration::from_secs(366 * 86_400);
     let store = Store::new("memory:").unwrap();
     let backoff = Backoff::new(LONG, 2.0, LONG, Jitter::Full).unwrap();

@@ -1,11 +1,11 @@
-//! Every limiter against a model of it: random calls to both, and every answer compared.
+//! Every limiter is compared with a model of it: random calls to both, and every answer compared.
 //!
-//! `CALLS=…` says how many for each, `SEED=…` repeats the one run whose number a failure prints.
+//! `CALLS=…` sets the number of calls for each, `SEED=…` repeats the run whose number a failure prints.
 //!
-//! What a model does not know, the calls leave out. A ring remembers as many units as it has slots, and what it forgets
-//! counts as later than it was: no key ever gets more than that. What has left every window is forgotten, also if a longer
-//! one comes after: policies get longer only after all that. Where starts are only counted, a permit ends once. And how a
-//! permit ends that has ended before is left to `cases`.
+//! The calls avoid what a model does not know. A ring remembers as many units as it has slots, and forgotten units
+//! count as later than they were: no key ever gets more than fit. Starts that have left every window are forgotten,
+//! even if a longer window follows: policies get longer only after that. Where starts are only counted, a permit ends
+//! once. The repeated end of a permit is left to `cases`.
 
 mod common;
 
@@ -34,7 +34,7 @@ mod window;
 
 use run::{Run, runs};
 
-/// A test that every answer of a kind of limiter is its model's.
+/// A test that compares every answer of a kind of limiter with its model's.
 macro_rules! every_answer_is_the_models {
     ($($name:ident: $rules:ty;)*) => {
         $(

@@ -1,4 +1,4 @@
-//! What a limit must not forget: not when its window gets longer, not in many years, not under a gate, and not beyond it.
+//! What a limit must not forget: when its window gets longer, over many years, under a gate, and after it.
 
 mod common;
 
@@ -21,15 +21,15 @@ fn is_admitted(limiter: &dyn Limiter, key: &str, weight: u64) -> bool {
     matches!(limiter.attempt(key, weight).unwrap(), Attempt::Admitted(_))
 }
 
-/// Whether starts are kept or counted.
+/// Whether starts are stored or counted.
 #[test]
-fn a_longer_window_counts_what_was_started_before() {
+fn a_longer_window_counts_earlier_starts() {
     for most in [4_000, 5_000] {
         for key in ["", "key"] {
             let (clock, store) = clocked();
             let limiter = RateLimiter::new(&store, "api", most, SECOND).unwrap();
             let declare = |most, window| RateLimiter::new(&store, "api", most, window).unwrap().open().unwrap();
-            // Somewhat, for ten seconds; and after a pause what may start at once.
+            // A few per second, for ten seconds; and after a pause, as many as may start at once.
             for _ in 0..10 {
                 assert!(is_admitted(&limiter, key, 100));
                 clock.advance(SECOND);
@@ -37,7 +37,7 @@ fn a_longer_window_counts_what_was_started_before() {
             clock.advance(60 * SECOND);
             assert!(is_admitted(&limiter, key, most - 1_000));
             clock.advance(10 * SECOND);
-            // Giving a start back writes the key anew.
+            // Cancelling a start rewrites the key.
             let Attempt::Admitted(permit) = limiter.attempt(key, 500).unwrap() else { panic!("{most}") };
             limiter.cancel(&permit).unwrap();
             clock.advance(10 * SECOND);
@@ -46,7 +46,7 @@ fn a_longer_window_counts_what_was_started_before() {
             declare(most + 100, HOUR);
             assert!(!is_admitted(&limiter, key, 101), "{most} {key:?}");
             assert!(is_admitted(&limiter, key, 100), "{most} {key:?}");
-            // As long as it is in the window, and no longer.
+            // While it is in the window, and no longer.
             clock.advance(HOUR - 11 * SECOND);
             assert!(is_admitted(&limiter, key, most), "{most} {key:?}");
         }
@@ -54,12 +54,12 @@ fn a_longer_window_counts_what_was_started_before() {
 }
 
 #[test]
-fn a_longer_window_counts_no_more_than_was_started() {
+fn a_longer_window_counts_only_actual_starts() {
     let (clock, store) = clocked();
     let limiter = RateLimiter::new(&store, "api", 5_000, SECOND).unwrap();
     for _ in 0..3 {
         assert!(is_admitted(&limiter, "", 5_000));
-        // Room comes back a slice later.
+        // Capacity returns a slice later.
         clock.advance(SECOND + SECOND / 8_000);
     }
     RateLimiter::new(&store, "api", 15_001, HOUR).unwrap().open().unwrap();
@@ -67,7 +67,7 @@ fn a_longer_window_counts_no_more_than_was_started() {
 }
 
 #[test]
-fn a_limit_goes_on_for_decades() {
+fn a_limit_works_for_decades() {
     let policies =
         ["3/1m", "3/1m + 2/1s", "9000/1m", "3/1m burst 5", "3/1m fixed", "3/1m counter", "3/1m spaced", "delay 1s"];
     for policy in policies {
@@ -85,7 +85,7 @@ fn a_limit_goes_on_for_decades() {
     }
 }
 
-/// Nobody can be admitted: so the level of a denied key matters, however empty its log is.
+/// No start can be admitted, so the level of a denied key matters, however empty its log is.
 #[test]
 fn a_backoff_outlasts_a_gate() {
     let (clock, store) = clocked();
@@ -94,7 +94,7 @@ fn a_backoff_outlasts_a_gate() {
     let limiter = store.declare("api", policy).unwrap();
     let suggested = || limiter.decide("key", 1).unwrap().suggested_after.as_secs();
     limiter.pause("", HOUR).unwrap();
-    // Each denial comes when the backoff of the one before is over.
+    // Each denial comes when the previous backoff is over.
     for level in 0..8 {
         assert_eq!(suggested(), (HOUR.as_secs() - (1 << level) + 1).max(1 << level));
         clock.advance(SECOND * (1 << level));
@@ -113,7 +113,7 @@ fn a_backoff_outlasts_a_gate() {
     assert!(limiter.decide("key", 1).unwrap().admitted);
 }
 
-/// The caller has decided already.
+/// The caller has already decided.
 #[test]
 fn starts_are_recorded_however_small_the_limit_is() {
     let dir = Dir::new("remembering");
@@ -130,13 +130,13 @@ fn starts_are_recorded_however_small_the_limit_is() {
             }
             assert!(is_admitted(&limiter, key, 1));
         }
-        assert_eq!(limiter.stats("").unwrap().policy_changes, 0, "nobody has changed it");
+        assert_eq!(limiter.stats("").unwrap().policy_changes, 0, "it was not changed");
     }
 }
 
-/// A start counts from the end of its microsecond, and the next one is asked for in the same.
+/// A start counts from the end of its microsecond, and the next one is requested in the same microsecond.
 #[test]
-fn a_fresh_bucket_gives_its_whole_burst_however_fast_it_is_asked() {
+fn a_new_bucket_gives_its_whole_burst_to_fast_callers() {
     let store = Store::new("memory:").unwrap();
     for text in ["4/1h burst 2", "7/1h burst 3"] {
         let limiter = store.limiter(text, text).unwrap();

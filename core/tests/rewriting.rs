@@ -1,4 +1,5 @@
-//! Processes that die or stop while they rewrite a key or a table: cancel, settle, clear, a change of policy, giving up.
+//! Processes that die or stop while they rewrite a key or a table: cancel, settle, clear, a change of policy, giving
+//! up.
 #![cfg(feature = "fault-points")]
 
 mod common;
@@ -25,10 +26,10 @@ fn attempt(limiter: &impl Limiter, key: &str, weight: u64) -> Option<RawPermit> 
 const LIMIT: u64 = 40;
 const WINDOW: Duration = Duration::from_secs(3);
 
-/// A rare operation on `key`, of which the caller has this start of 5 units.
+/// A rare operation on `key`, given a start of 5 units.
 type Operation = fn(&str, &RateLimiter, &RawPermit);
 
-/// Rare operations, and how many units they may leave in use, of 17 before.
+/// Rare operations, and the possible numbers of units in use afterwards, of 17 before.
 const OPERATIONS: [(&str, Operation, &[u64]); 8] = [
     ("cancel", |_, limiter, permit| limiter.cancel(permit).unwrap(), &[17, 12]),
     ("settle for less", |_, limiter, permit| limiter.settle(permit, 2).unwrap(), &[17, 14]),
@@ -37,7 +38,7 @@ const OPERATIONS: [(&str, Operation, &[u64]); 8] = [
     ("clear all", |_, limiter, _| limiter.clear("").unwrap(), &[17, 0]),
     ("raise", |url, limiter, _| rate(url, limiter.name(), 60, WINDOW).open().unwrap(), &[17]),
     ("lower", |url, limiter, _| rate(url, limiter.name(), 30, WINDOW).open().unwrap(), &[17]),
-    // Its place counts if it dies with it.
+    // Its place counts if the process dies with it.
     ("give up", give_up, &[17, LIMIT]),
 ];
 
@@ -48,7 +49,7 @@ fn give_up(_: &str, limiter: &RateLimiter, _: &RawPermit) {
 }
 
 #[test]
-fn whoever_dies_while_rewriting_leaves_an_exact_limit() {
+fn a_death_during_a_rewrite_leaves_an_exact_limit() {
     let dir = Dir::in_memory("dying");
     let url = dir.url();
     let (mut limiters, mut deaths, mut checked) = (Vec::new(), Vec::new(), 0);
@@ -68,7 +69,7 @@ fn whoever_dies_while_rewriting_leaves_an_exact_limit() {
             if victim.was_killed() {
                 deaths.push(*point);
             }
-            // Nobody has to open anything, or to wait. Whoever does something rare finishes what was begun.
+            // No process has to open anything or wait. The next rare operation completes the interrupted work.
             mine.cancel(&attempt(&mine, "other", 1).unwrap()).unwrap();
             assert!(attempt(&mine, "other", 1).is_some());
             let Decision { limit, remaining, .. } = mine.peek("key", 1).unwrap();
@@ -83,11 +84,11 @@ fn whoever_dies_while_rewriting_leaves_an_exact_limit() {
         }
     }
     for point in fault::REWRITING {
-        assert!(deaths.contains(point), "nobody died at {point}");
+        assert!(deaths.contains(point), "no process died at {point}");
     }
     println!("{} died while rewriting, {checked} of {} checked", deaths.len(), limiters.len());
     assert!(checked > limiters.len() / 2);
-    // A place may lie a window ahead, and counts for another.
+    // A place may be a window ahead, and counts for another window.
     for limiter in limiters {
         let is_free = || ["key", "other"].iter().all(|key| limiter.peek(key, 1).is_ok_and(|d| d.remaining == d.limit));
         wait_until("all is free again", is_free);
@@ -95,7 +96,7 @@ fn whoever_dies_while_rewriting_leaves_an_exact_limit() {
 }
 
 #[test]
-fn whoever_stops_while_rewriting_holds_up_only_rare_operations() {
+fn a_process_stopped_during_a_rewrite_blocks_only_rare_operations() {
     let operation = |name| OPERATIONS.iter().find(|operation| operation.0 == name).unwrap().1;
     for (point, name) in [("key-sealed", "cancel"), ("key-written", "settle for less"), ("table-written", "raise")] {
         let dir = Dir::new(&format!("stopping-{point}"));
@@ -114,10 +115,10 @@ fn whoever_stops_while_rewriting_holds_up_only_rare_operations() {
             operation(name)(&url, &limiter, &permit);
         });
         stopped.wait_until_stopped();
-        // As many as may be missing from the ledger, then denials: none of these needs anybody.
+        // As many as may be missing from the ledger, then denials: none of these needs another process.
         assert_eq!((0..150).filter(|_| attempt(&other, "", 1).is_some()).count(), 150);
         assert_eq!((0..150).filter(|_| attempt(&mine, "another key", 1).is_some()).count(), 150);
-        // A change of policies holds up no decision.
+        // A change of policies blocks no decision.
         let decisions = [mine.peek("key", 1).map(drop), mine.attempt("key", 1).map(drop)];
         assert_eq!(decisions.iter().filter(|decision| decision.is_ok()).count(), if name == "raise" { 2 } else { 0 });
         let failures = [
@@ -141,7 +142,7 @@ fn whoever_stops_while_rewriting_holds_up_only_rare_operations() {
         let left = if name == "cancel" {
             0
         } else if name == "raise" {
-            // And one just now.
+            // And one from just now.
             6
         } else {
             2
@@ -158,12 +159,13 @@ fn whoever_stops_while_rewriting_holds_up_only_rare_operations() {
 const STORM_LIMIT: u64 = 48;
 const STORM_WINDOW: Duration = Duration::from_millis(20);
 
-/// One process of the storm, until it is killed. What it starts for good is recorded, under a number of its key.
+/// The work of one process of the storm, until it is killed. Its permanent starts are recorded, under the number of
+/// their key.
 fn storm(url: &str, record: &Record) {
     let limiter = RateLimiter::attach(&Store::new(url).unwrap(), "storm").unwrap();
     let mut random = Random::new();
     loop {
-        // Two keys that stay, and eight that are others every 50 ms.
+        // Two keys that stay, and eight that change every 50 ms.
         let number = match random.below(4) {
             0 | 1 => random.below(2),
             _ => 2 + (now_ns() / 50_000_000 % 1_000) * 8 + random.below(8),
@@ -202,9 +204,9 @@ fn storm(url: &str, record: &Record) {
     }
 }
 
-/// The same at random moments. `SECONDS=60 cargo test …` makes it a long one.
+/// The same operations at random moments. Set `SECONDS=60` for a long run.
 #[test]
-fn killed_writers_let_nobody_over_the_limit() {
+fn killed_writers_never_exceed_the_limit() {
     let dir = Dir::in_memory("writers");
     let url = dir.url();
     rate(&url, "storm", STORM_LIMIT, STORM_WINDOW).open().unwrap();
@@ -223,16 +225,16 @@ fn killed_writers_let_nobody_over_the_limit() {
     };
     let mut children: Vec<Child> = (0..5).map(spawn).collect();
     let (start, mut random, mut kills) = (Instant::now(), Random::new(), 0);
-    // On a busy machine until there is something to look at.
+    // On a busy machine, continue until there is enough evidence.
     let is_enough = || start.elapsed() >= PATIENCE || records.iter().map(Record::len).sum::<u64>() >= 1_000;
     while start.elapsed() < Duration::from_secs(number("SECONDS", 3)) || !is_enough() {
         std::thread::sleep(Duration::from_micros(500 + random.below(6_000)));
-        // Not all the time: races among the living are part of it.
+        // Not all the time, since races among living processes are part of the test.
         if start.elapsed().as_millis() / 250 % 2 == 0 {
             continue;
         }
         let victim = random.below(5) as usize;
-        children[victim] = spawn(victim); // the old one is killed as it is dropped
+        children[victim] = spawn(victim); // dropping the old one kills it
         kills += 1;
     }
     drop(children);
@@ -246,12 +248,12 @@ fn killed_writers_let_nobody_over_the_limit() {
     let allowed = STORM_LIMIT * start.elapsed().as_micros() as u64 / STORM_WINDOW.as_micros() as u64;
     println!("{kills} kills, {} keys, {units} of {allowed} units of key 0, most in a window {worst:?}", starts.len());
     assert!(worst.0 <= STORM_LIMIT, "{} of {STORM_LIMIT} in one window of key {}", worst.0, worst.1);
-    assert!(records.iter().map(Record::len).sum::<u64>() >= 1_000, "who is killed holds up those who live");
+    assert!(records.iter().map(Record::len).sum::<u64>() >= 1_000, "killed processes block the living");
 }
 
-/// A log that adapts has what jobs took behind its slots, and starts are cancelled and settled among it.
+/// An adaptive log has the durations of jobs after its slots, while starts are cancelled and settled.
 #[test]
-fn what_jobs_took_is_no_part_of_the_log() {
+fn job_durations_are_not_part_of_the_log() {
     let clock = ManualClock::new();
     let mut options = StoreOptions::default();
     options.clock = Some(clock.clone());
@@ -279,7 +281,7 @@ fn what_jobs_took_is_no_part_of_the_log() {
 }
 
 #[test]
-fn a_limiter_that_knows_where_its_empty_key_was_does_not_decide_on_who_lives_there_now() {
+fn a_limiter_with_an_outdated_place_of_its_empty_key_does_not_use_another_keys_cells() {
     for (name, policy) in [("log", "1/1h"), ("bucket", "1/1h burst 1")] {
         let dir = Dir::in_memory(&format!("moved-{name}"));
         let store = Store::new(&dir.url()).unwrap();
@@ -290,10 +292,10 @@ fn a_limiter_that_knows_where_its_empty_key_was_does_not_decide_on_who_lives_the
         };
         let denies = || matches!(other.attempt("", 1).unwrap(), Attempt::Denied(_));
         let first = take("");
-        // From here on the other one knows where the key is.
+        // From here on the other limiter knows the key's place.
         assert!(denies() && denies());
         let tenant = take("tenant");
-        // The key "" moves, and the tenant to where it was.
+        // The key "" moves, and the tenant's key takes its place.
         limiter.cancel(&first).unwrap();
         take("");
         limiter.cancel(&tenant).unwrap();

@@ -1,4 +1,4 @@
-//! Policies of limits on a server that change while keys are not used: what was started counts by each of them in turn.
+//! Policies of limits on a server that change while keys are unused: starts count under each of them in turn.
 #![cfg(any(feature = "redis", feature = "postgres"))]
 
 mod common;
@@ -16,7 +16,7 @@ fn admits(limiter: &dyn Limiter, key: &str) -> bool {
     matches!(limiter.attempt(key, 1).unwrap(), Attempt::Admitted(_))
 }
 
-/// Of each kind: a policy whose windows are over soon, a long one and another long one; and how many may start at once.
+/// For each kind: a policy whose windows end soon, a long one and another long one; and how many may start at once.
 const KINDS: [(&str, [&str; 3], usize); 5] = [
     ("log", ["3/1s", "3/1h", "3/59m"], 3),
     ("bucket", ["3/1s burst 3", "3/1h burst 3", "3/59m burst 3"], 3),
@@ -29,7 +29,7 @@ fn started(limiter: &dyn Limiter, key: &str) -> usize {
     (0..3).filter(|_| admits(limiter, key)).count()
 }
 
-/// A store whose time a test makes.
+/// A store whose time is set by the test.
 fn with_clock(database: &str) -> (Store, ManualClock) {
     let clock = ManualClock::new();
     let mut options = StoreOptions::default();
@@ -38,7 +38,7 @@ fn with_clock(database: &str) -> (Store, ManualClock) {
 }
 
 #[test]
-fn what_was_started_counts_through_two_changes_before_a_key_is_used_again() {
+fn starts_count_through_two_changes_before_the_keys_next_use() {
     for server in Server::each("served-changes-twice") {
         for (key, changes_key) in [("", [false; 2]), ("a", [false; 2]), ("a", [true; 2]), ("a", [false, true])] {
             let (store, clock) = with_clock(&server.new_database());
@@ -50,7 +50,7 @@ fn what_was_started_counts_through_two_changes_before_a_key_is_used_again() {
                 let limiter = store.limiter(name, short).unwrap();
                 assert_eq!(started(&*limiter, key), most, "{name}");
                 change(name, long, changes_key[0]);
-                // The short one would have forgotten it by now.
+                // The short policy would have forgotten it by now.
                 clock.advance(Duration::from_secs(10));
                 change(name, other, changes_key[1]);
                 assert_eq!(started(&*limiter, key), 0, "{}: {name} {key:?} {changes_key:?}", server.kind());
@@ -61,7 +61,7 @@ fn what_was_started_counts_through_two_changes_before_a_key_is_used_again() {
 
 #[test]
 #[cfg(feature = "postgres")]
-fn what_a_change_has_left_undone_is_done_before_the_next() {
+fn an_unfinished_change_is_completed_before_the_next() {
     let server = PostgresServer::start("served-changes-undone");
     for (name, [short, long, other], most) in KINDS {
         let database = server.new_database();
@@ -69,7 +69,7 @@ fn what_a_change_has_left_undone_is_done_before_the_next() {
         let limiter = store.limiter(name, short).unwrap();
         let keys = || (0..120).map(|i| format!("key {i}")).chain([String::new(), "own".into()]);
         assert!(keys().all(|key| started(&*limiter, &key) == most), "{name}");
-        // As if whoever let the other policy hold had died at once.
+        // As if the process that applied the other policy had died at once.
         server.command_in(&database, "CREATE TABLE kept AS SELECT * FROM workglow_limit.counted");
         store.limiter(name, long).unwrap().open().unwrap();
         store.override_key(name, long, "own").unwrap();
@@ -84,7 +84,7 @@ fn what_a_change_has_left_undone_is_done_before_the_next() {
 
 #[test]
 #[cfg(feature = "postgres")]
-fn a_change_before_which_there_is_no_time_to_finish_another_is_refused() {
+fn a_change_is_refused_if_an_unfinished_one_cannot_be_completed_in_time() {
     let server = PostgresServer::start("served-changes-refused");
     let [short, long, other] = KINDS[1].1;
     let mut options = StoreOptions::default();
@@ -99,7 +99,7 @@ fn a_change_before_which_there_is_no_time_to_finish_another_is_refused() {
         common::wait_until("it is locked", || {
             server.command("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'") == "1"
         });
-        // (What it leaves undone is no error of its own.)
+        // The unfinished part is not an error of this change.
         store.limiter("limit", long).unwrap().open().unwrap();
         let refused = store.limiter("limit", other).and_then(|limiter| limiter.open());
         assert!(matches!(refused, Err(Error::StoreTimeout { .. })), "{refused:?}");
@@ -111,8 +111,8 @@ fn a_change_before_which_there_is_no_time_to_finish_another_is_refused() {
     assert_eq!(started(&*limiter, "a"), 0);
 }
 
-/// Starts with a policy that is soon over, on a machine so busy that it may be over before another holds, and lets that hold.
-/// The limiter, and where it is.
+/// Starts with a short policy and applies another one, on a machine so busy that the first may end before. Returns the
+/// limiter and its address.
 fn start_and_change(server: &Server, kind: usize, change: impl Fn(&Store, &str, &str)) -> (Arc<dyn Limiter>, String) {
     for seconds in [2, 4, 8, 20, 200] {
         let (name, [short, long, _], most) = KINDS[kind];
@@ -132,7 +132,7 @@ fn start_and_change(server: &Server, kind: usize, change: impl Fn(&Store, &str, 
     panic!("this machine is too busy");
 }
 
-/// How long the only key of the only limit of a database lives, in milliseconds.
+/// The lifetime of the only key of the only limit of a database, in milliseconds.
 fn life(server: &Server, database: &str) -> i64 {
     let answer = match server {
         #[cfg(feature = "redis")]
@@ -153,7 +153,7 @@ fn life(server: &Server, database: &str) -> i64 {
 }
 
 #[test]
-fn a_key_lives_as_long_as_the_policy_needs_that_holds_by_then() {
+fn a_key_lives_as_long_as_the_present_policy_needs() {
     for server in Server::each("served-changes-life") {
         for kind in 0..KINDS.len() {
             for of_key in [false, true] {
@@ -172,7 +172,7 @@ fn a_key_lives_as_long_as_the_policy_needs_that_holds_by_then() {
 
 #[test]
 #[cfg(feature = "redis")]
-fn what_expired_before_a_change_was_done_with_counts_as_lost() {
+fn states_that_expired_before_an_unfinished_change_count_as_lost() {
     let server = RedisServer::start("served-changes-lost");
     for (name, [_, long, other], _) in KINDS {
         let database = server.new_database();
@@ -180,14 +180,14 @@ fn what_expired_before_a_change_was_done_with_counts_as_lost() {
         let limiter = store.limiter(name, long).unwrap();
         assert!(admits(&*limiter, "a") && admits(&*limiter, "b"));
         store.limiter(name, other).unwrap().open().unwrap();
-        // As if whoever let the other policy hold had died, and the key had expired since.
+        // As if the process that applied the other policy had died, and the key had expired since.
         let script = "for _, key in ipairs(redis.call('KEYS', 'wgl:{*}:*')) do \
                       local limit, hash = string.match(key, '^(.*):%a:(%x+)$') \
                       if hash and #hash == 32 then \
                       redis.call('DEL', key) redis.call('HSET', limit, 'waiting', 1) \
                       redis.call('ZADD', limit .. ':waiting', 1 + redis.call('HGET', limit, 'since'), hash) end end return 1";
         assert_eq!(server.command_in(&database, &format!("EVAL \"{script}\" 0")), ":1");
-        // Whoever asks first finds it out, and nobody is kept from going on.
+        // The first caller finds it out, and no caller is blocked.
         assert!(!admits(&*limiter, "a") && !admits(&*limiter, "b") && !admits(&*limiter, "c"), "{name}");
         store.limiter(name, long).unwrap().open().unwrap();
         store.forget(name).unwrap();

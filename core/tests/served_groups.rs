@@ -1,4 +1,4 @@
-//! Limits on servers that are several: a primary that Sentinels replace, a cluster; and one that is reached through TLS.
+//! Limits on groups of servers: a primary that Sentinels replace, a cluster; and a server that is reached through TLS.
 #![cfg(feature = "redis")]
 
 mod common;
@@ -21,7 +21,7 @@ fn is_of_the_store(error: &Error) -> bool {
 }
 
 #[test]
-fn sentinels_replace_a_primary_and_nobody_starts_too_many() {
+fn sentinels_replace_a_primary_without_excess_starts() {
     const MOST: u64 = 20;
     const WINDOW: Duration = Duration::from_secs(12);
     let primary = Node::start("group-primary", &[]);
@@ -60,14 +60,14 @@ fn sentinels_replace_a_primary_and_nobody_starts_too_many() {
             });
         }
         wait_until("all is used up", || admitted() as u64 == MOST);
-        // What is started in the next window, the replica does not hear of.
+        // The replica does not receive the starts of the next window.
         std::thread::sleep(WINDOW - Duration::from_millis(500));
         replica.signal(libc::SIGSTOP);
         wait_until("all is used up again", || admitted() as u64 == 2 * MOST);
         primary.signal(libc::SIGKILL);
         replica.signal(libc::SIGCONT);
         wait_until("the replica is the primary", || replica.cli(&["ROLE"]).contains("master"));
-        wait_until("somebody starts again", || admitted() as u64 > 2 * MOST);
+        wait_until("a caller starts again", || admitted() as u64 > 2 * MOST);
         is_over.store(true, Release);
     });
     let starts = starts.into_inner().unwrap();
@@ -76,7 +76,7 @@ fn sentinels_replace_a_primary_and_nobody_starts_too_many() {
     assert!(most <= MOST, "{most}");
 }
 
-/// Three nodes that are a cluster.
+/// Three nodes that form a cluster.
 fn cluster(name: &str) -> Vec<Node> {
     let node = |i| Node::start(&format!("{name}-{i}"), &["--cluster-enabled", "yes", "--cluster-node-timeout", "5000"]);
     let nodes: Vec<Node> = (0..3).map(node).collect();
@@ -118,7 +118,7 @@ fn limits_of_a_cluster_are_found_from_one_address_and_while_they_move() {
     let mut names = stores[0].names().unwrap();
     names.sort();
     assert_eq!(names.len(), NAMES);
-    // All that the second has goes to the first, while limits are used.
+    // Everything on the second node moves to the first, while limits are used.
     let id = |node: &Node| node.cli(&["CLUSTER", "MYID"]).trim().to_owned();
     let (from, to, first) = (id(&nodes[1]), id(&nodes[0]), format!("127.0.0.1:{}", nodes[0].port));
     let count = AtomicUsize::new(0);
@@ -150,7 +150,7 @@ fn limits_of_a_cluster_are_found_from_one_address_and_while_they_move() {
 
 #[cfg(feature = "tls")]
 #[test]
-fn a_server_is_reached_through_tls_by_who_believes_it() {
+fn a_server_is_reached_through_tls_if_it_is_trusted() {
     let dir = common::Dir::new("group-tls");
     let openssl = |arguments: &str| {
         let output =
@@ -184,7 +184,7 @@ fn a_server_is_reached_through_tls_by_who_believes_it() {
         };
         assert!(matches!(starts(&known), Ok(Attempt::Admitted(_))), "{:?}", starts(&known));
         assert_eq!(starts(&one).is_ok(), clients == "no");
-        // Nobody has told it whom to believe.
+        // No trusted certificate was configured.
         assert!(is_of_the_store(&starts(&url).unwrap_err()));
     }
     for bad in ["rediss://localhost?ca=/nowhere.pem", "rediss://localhost?cert=/nowhere.pem"] {

@@ -1,4 +1,4 @@
-//! Leases on a server: who holds one keeps it, and who is dead gives it back.
+//! Leases on a server: a living holder keeps its lease, and a dead one returns it.
 #![cfg(all(any(feature = "redis", feature = "postgres"), feature = "fault-points"))]
 
 mod common;
@@ -10,12 +10,13 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use workglow_limit::*;
 
-/// How long leases hold here that nobody renews.
+/// How long unrenewed leases last here.
 const HOLDS: Duration = Duration::from_secs(3);
 
 fn set(name: &std::ffi::CStr, value: &str) {
     let value = std::ffi::CString::new(value).unwrap();
-    // SAFETY: two strings that end in NUL. (Nothing here reads the environment but by Rust's functions, which copy what they find.)
+    // SAFETY: two strings that end in NUL. (Here the environment is read only by Rust's functions, which copy what they
+    // find.)
     assert_eq!(unsafe { libc::setenv(name.as_ptr(), value.as_ptr(), 1) }, 0);
 }
 
@@ -42,7 +43,8 @@ fn sleep_for_ever() {
     }
 }
 
-/// A process of a machine of this name that holds a unit and asks nothing more, and a moment before it asked.
+/// A process of a machine with this name that holds a unit and makes no further request, and a moment before its
+/// request.
 fn holder(url: &str, machine: &str) -> (Child, Instant) {
     let holds = &shared(1)[0];
     let before = Instant::now();
@@ -58,7 +60,7 @@ fn holder(url: &str, machine: &str) -> (Child, Instant) {
 }
 
 #[test]
-fn a_killed_process_gives_back_at_the_next_ask_on_its_machine() {
+fn a_killed_process_returns_its_unit_at_the_next_request_on_its_machine() {
     for server in servers("leases-killed") {
         let here = jobs(&server.url(), 1);
         for by in ["attempt", "peek"] {
@@ -75,7 +77,7 @@ fn a_killed_process_gives_back_at_the_next_ask_on_its_machine() {
 }
 
 #[test]
-fn a_killed_process_that_nobody_has_waited_for_is_dead_too() {
+fn a_zombie_process_counts_as_dead() {
     'servers: for server in servers("leases-zombie") {
         let here = jobs(&server.url(), 1);
         for _ in 0..10 {
@@ -89,7 +91,7 @@ fn a_killed_process_that_nobody_has_waited_for_is_dead_too() {
             if before.elapsed() < HOLDS {
                 continue 'servers;
             }
-            // Its lease may just have ended, on a machine so busy.
+            // Its lease may just have ended, on such a busy machine.
             here.complete(&mine.unwrap()).unwrap();
         }
         panic!("it was never seen to be dead before its lease ended");
@@ -97,7 +99,7 @@ fn a_killed_process_that_nobody_has_waited_for_is_dead_too() {
 }
 
 #[test]
-fn one_of_another_machine_gives_back_when_its_lease_ends_and_not_before() {
+fn a_lease_of_another_machine_ends_only_with_its_time() {
     for server in servers("leases-elsewhere") {
         let here = jobs(&server.url(), 1);
         let (child, before) = holder(&server.url(), "another");
@@ -109,7 +111,7 @@ fn one_of_another_machine_gives_back_when_its_lease_ends_and_not_before() {
 }
 
 #[test]
-fn a_long_job_keeps_its_units_though_it_asks_nothing() {
+fn a_long_job_keeps_its_units_without_requests() {
     for server in servers("leases-long") {
         let here = jobs(&server.url(), 1);
         let (child, before) = holder(&server.url(), "another");
@@ -122,7 +124,7 @@ fn a_long_job_keeps_its_units_though_it_asks_nothing() {
 }
 
 #[test]
-fn who_was_stopped_for_too_long_is_told_that_its_lease_was_lost() {
+fn a_process_stopped_for_too_long_learns_that_its_lease_was_lost() {
     for server in servers("leases-stopped") {
         let (url, here) = (server.url(), jobs(&server.url(), 1));
         let (holds, goes_on) = (&shared(2)[0], &shared(2)[1]);
@@ -157,14 +159,14 @@ fn who_was_stopped_for_too_long_is_told_that_its_lease_was_lost() {
         goes_on.store(1, Release);
         child.signal(libc::SIGCONT);
         child.join();
-        // What it did changed nothing of whoever holds the unit by now.
+        // It had no effect on the present holder of the unit.
         assert!(take(&here).is_none());
         here.renew(&mine.unwrap()).unwrap();
     }
 }
 
 #[test]
-fn who_holds_a_unit_holds_it_though_the_server_has_lost_all() {
+fn a_holder_keeps_its_unit_after_the_server_lost_everything() {
     for server in servers("leases-wiped") {
         let (one, other) = (jobs(&server.url(), 1), jobs(&server.url(), 1));
         let permit = take(&one).unwrap();
@@ -181,7 +183,7 @@ fn who_holds_a_unit_holds_it_though_the_server_has_lost_all() {
     }
 }
 
-/// Says so when a test ends, however it does.
+/// Signals the end of a test, in whatever way it ends.
 struct Ends(&'static AtomicU64);
 
 impl Drop for Ends {
@@ -191,7 +193,7 @@ impl Drop for Ends {
 }
 
 #[test]
-fn a_forked_child_renews_what_it_took_itself() {
+fn a_forked_child_renews_its_own_leases() {
     for server in servers("leases-forked") {
         let url = server.url();
         let (words, here) = (shared(2), jobs(&url, 2));
@@ -203,7 +205,7 @@ fn a_forked_child_renews_what_it_took_itself() {
             let child = Child::run(|| {
                 take(&mine).unwrap();
                 holds.store(1, Release);
-                // (Nobody else ends it, and with it the pipes that it has of the other tests' servers.)
+                // No other process may end it, since it holds pipes of the other tests' servers.
                 while ends.0.load(Acquire) == 0 {
                     std::thread::sleep(Duration::from_millis(50));
                 }
@@ -217,7 +219,7 @@ fn a_forked_child_renews_what_it_took_itself() {
             assert!(take(&here).is_none());
             std::thread::sleep(Duration::from_millis(50));
         }
-        // The child's child still holds its own when its parent is dead.
+        // The child's child still holds its own unit when its parent is dead.
         child.signal(libc::SIGKILL);
         assert!(child.was_killed());
         wait_until("the parent's is over", || take(&here).is_some());
@@ -229,13 +231,13 @@ fn a_forked_child_renews_what_it_took_itself() {
     }
 }
 
-/// Who holds a unit at this moment: itself wrote it down.
+/// The number of processes that hold a unit at this moment, by their own record.
 fn held(words: &[AtomicU64]) -> usize {
     words.iter().filter(|word| word.load(SeqCst) == 1).count()
 }
 
 #[test]
-fn five_units_over_four_machines_are_never_six_whoever_is_killed() {
+fn five_units_over_four_machines_are_never_exceeded() {
     const MOST: usize = 5;
     for server in servers("leases-storm") {
         let url = server.url();
@@ -254,7 +256,7 @@ fn five_units_over_four_machines_are_never_six_whoever_is_killed() {
                         std::thread::sleep(Duration::from_micros(random.below(5_000)));
                         continue;
                     };
-                    // (Whoever is about to be killed counts no more: it may be dead when somebody else looks.)
+                    // A process that is about to be killed no longer counts: it may be dead when another one checks.
                     if words[i].compare_exchange(0, 1, SeqCst, SeqCst).is_ok() {
                         taken.fetch_add(1, Relaxed);
                         assert!(held(words) <= MOST, "{} at once", held(words));

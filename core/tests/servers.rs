@@ -1,4 +1,4 @@
-//! Limits on a server, as machines share them: each store here is one machine's.
+//! Limits on a server that machines share. Each store here represents one machine.
 #![cfg(any(feature = "redis", feature = "postgres"))]
 
 mod common;
@@ -14,7 +14,7 @@ fn rate(store: &Store, name: &str, max: u64, window: Duration) -> RateLimiter {
     RateLimiter::new(store, name, max, window).unwrap()
 }
 
-/// A store each of whose starts the server decides.
+/// A store whose starts are all decided by the server.
 fn direct(server: &Server) -> Store {
     Store::new(&server.direct_url()).unwrap()
 }
@@ -24,7 +24,7 @@ fn admits(limiter: &dyn Limiter, key: &str) -> bool {
 }
 
 #[test]
-fn machines_share_a_limit_that_nobody_exceeds() {
+fn machines_share_a_limit_without_exceeding_it() {
     for server in Server::each("servers-share") {
         let all = Barrier::new(8);
         let admitted: usize = std::thread::scope(|scope| {
@@ -44,10 +44,10 @@ fn machines_share_a_limit_that_nobody_exceeds() {
 }
 
 #[test]
-fn a_denial_says_when_and_another_key_has_room() {
+fn a_denial_reports_its_wait_and_other_keys_are_free() {
     for server in Server::each("servers-denial") {
         let (here, there) = (direct(&server), direct(&server));
-        // A busy machine may need more than a short window from the one call to the other.
+        // A busy machine may need more than a short window between the two calls.
         let (window, began, limiter, denial) = (0..)
             .find_map(|i| {
                 let (name, window, began) = (format!("api-{i}"), Duration::from_millis(300 << i), Instant::now());
@@ -66,7 +66,7 @@ fn a_denial_says_when_and_another_key_has_room() {
 }
 
 #[test]
-fn what_one_declares_or_overrides_holds_for_all_at_the_next_decision() {
+fn a_declaration_or_override_applies_to_all_at_the_next_decision() {
     for server in Server::each("servers-policies") {
         let (here, there) = (Store::new(&server.url()).unwrap(), Store::new(&server.url()).unwrap());
         let hour = Duration::from_secs(3600);
@@ -113,7 +113,7 @@ fn a_start_is_found_behind_many_that_weigh_more() {
 }
 
 #[test]
-fn places_are_served_in_the_order_of_asking_on_all_machines() {
+fn places_are_served_in_request_order_across_machines() {
     for server in Server::each("servers-places") {
         let stores: Vec<Store> = (0..3).map(|_| Store::new(&server.url()).unwrap()).collect();
         let limiters: Vec<RateLimiter> =
@@ -132,7 +132,7 @@ fn places_are_served_in_the_order_of_asking_on_all_machines() {
 }
 
 #[test]
-fn a_connection_that_the_server_closed_is_made_again() {
+fn a_closed_connection_is_reopened() {
     for server in Server::each("servers-closed") {
         let store = Store::new(&server.url()).unwrap();
         let limiter = rate(&store, "api", 3, Duration::from_secs(3600));
@@ -146,7 +146,7 @@ fn a_connection_that_the_server_closed_is_made_again() {
 }
 
 #[test]
-fn a_server_that_is_gone_is_an_error_that_names_it_within_the_timeout() {
+fn a_missing_server_is_an_error_that_names_it_within_the_timeout() {
     for server in Server::each("servers-gone") {
         let mut options = StoreOptions::default();
         options.timeout = Duration::from_secs(30);
@@ -167,7 +167,7 @@ fn a_server_that_is_gone_is_an_error_that_names_it_within_the_timeout() {
 }
 
 #[test]
-fn who_must_not_wait_is_told_before_anything_is_asked() {
+fn a_nonblocking_call_returns_without_a_request() {
     for server in Server::each("servers-never") {
         let store = Store::new(&server.url()).unwrap();
         let limiter = rate(&store, "api", 3, Duration::from_secs(3600));
@@ -181,14 +181,14 @@ fn who_must_not_wait_is_told_before_anything_is_asked() {
 
 #[cfg(feature = "redis")]
 #[test]
-fn who_waits_for_a_moment_does_not_wait_for_a_server_that_stands_still() {
+fn a_short_wait_is_not_prolonged_by_a_stopped_server() {
     let server = common::nodes::Node::start("servers-stopped", &[]);
     let mut options = StoreOptions::default();
     options.timeout = Duration::from_secs(50);
     let store = Store::with_options(&format!("redis://127.0.0.1:{}", server.port), options.clone()).unwrap();
     let limiter = rate(&store, "api", 1, Duration::from_secs(3_600));
     assert!(admits(&limiter, ""));
-    // The first asks at once; while somebody waits, others join the line.
+    // The first caller sends its request at once. While a caller waits, others join the line.
     let limiter = Arc::new(limiter);
     let waits = || limiter.acquire("", 1, Some(Duration::from_millis(100))).map(|permit| permit.is_some());
     assert_eq!(waits(), Ok(false));
@@ -204,7 +204,7 @@ fn who_waits_for_a_moment_does_not_wait_for_a_server_that_stands_still() {
 }
 
 #[test]
-fn who_leaves_a_line_where_it_must_not_wait_leaves_its_place_to_whoever_may() {
+fn a_nonblocking_leave_passes_the_place_to_a_caller_that_may_wait() {
     for server in Server::each("servers-leaves") {
         let store = Store::new(&server.url()).unwrap();
         let limiter = Arc::new(rate(&store, "api", 1, Duration::from_secs(3_600)));
@@ -222,14 +222,14 @@ fn who_leaves_a_line_where_it_must_not_wait_leaves_its_place_to_whoever_may() {
         assert!(line.would_wait() && line.next().is_some());
         assert_eq!(line.advance(&mut Vec::new()), None);
         assert!(!line.would_wait());
-        assert!(after().1 <= first, "the place was given back");
+        assert!(after().1 <= first, "the place was returned");
     }
 }
 
 #[test]
-fn who_asked_for_grace_still_has_its_place_when_it_comes_late() {
+fn a_late_waiter_with_grace_keeps_its_place() {
     for server in Server::each("servers-grace") {
-        // By what is granted, which lasts a twentieth of a second here; and where the server decides each start.
+        // From grants, which last a twentieth of a second here; and where the server decides each start.
         for url in [server.url(), server.direct_url()] {
             let window = Duration::from_secs(1);
             let machines = [0, 1].map(|_| Store::new(&url).unwrap());
@@ -254,7 +254,7 @@ fn who_asked_for_grace_still_has_its_place_when_it_comes_late() {
 }
 
 #[test]
-fn a_composite_ends_what_had_to_wait_when_it_is_asked_again() {
+fn a_composite_retries_an_end_that_had_to_wait() {
     for server in Server::each("servers-composite") {
         let store = Store::new(&server.url()).unwrap();
         let rates = rate(&store, "api", 3, Duration::from_secs(3600));
@@ -272,7 +272,7 @@ fn a_composite_ends_what_had_to_wait_when_it_is_asked_again() {
 }
 
 #[test]
-fn a_job_that_was_recorded_ends_when_its_end_is_asked_again() {
+fn the_end_of_a_recorded_job_can_be_retried() {
     for server in Server::each("servers-recorded") {
         let store = Store::new(&server.url()).unwrap();
         let jobs = ConcurrencyLimiter::shared(&store, "jobs", 1, None).unwrap();
@@ -285,7 +285,7 @@ fn a_job_that_was_recorded_ends_when_its_end_is_asked_again() {
 }
 
 #[test]
-fn an_address_that_makes_no_sense_is_an_error_at_once() {
+fn an_invalid_address_is_an_error_at_once() {
     let redis = ["redis://", "redis://:99999", "redis://host:port"];
     let postgres = ["postgres:me", "postgres://:99999", "postgresql://host/?ssl=yes"];
     let bad = redis.iter().filter(|_| cfg!(feature = "redis"));
@@ -296,7 +296,7 @@ fn an_address_that_makes_no_sense_is_an_error_at_once() {
 }
 
 #[test]
-fn nobody_is_shown_a_password() {
+fn passwords_are_never_shown() {
     let redis =
         ["redis://user:secret@127.0.0.1:1/0", "redis+unix:///none?db=1&pass=secret", "redis://user:secret@host:port"];
     let postgres = [
@@ -313,14 +313,14 @@ fn nobody_is_shown_a_password() {
 }
 
 #[cfg(feature = "redis")]
-/// How many starts of so many attempts, one after the other, on each of these.
+/// The number of starts in this many attempts, one after the other, on each limiter.
 fn starts(limiters: &[&RateLimiter], attempts: usize) -> usize {
     (0..attempts).flat_map(|_| limiters).filter(|limiter| admits(**limiter, "")).count()
 }
 
 #[cfg(feature = "redis")]
 #[test]
-fn a_server_that_lost_all_starts_nothing_until_what_it_had_is_over() {
+fn a_server_that_lost_everything_admits_nothing_until_its_starts_would_be_over() {
     let mut server = RedisServer::start("servers-lost");
     let url = format!("{}?grants=never", server.url());
     let direct = || Store::new(&url).unwrap();
@@ -328,7 +328,7 @@ fn a_server_that_lost_all_starts_nothing_until_what_it_had_is_over() {
     let limiter = |store: &Store| rate(store, "api", 5, window);
     let (old, new) = (direct(), direct());
     let (old, new) = (limiter(&old), limiter(&new));
-    for how in ["wiped, and asked by who knew", "wiped, and asked by somebody new", "started again"] {
+    for how in ["wiped, and used by an old process", "wiped, and used by a new process", "started again"] {
         let began = Instant::now();
         assert_eq!(starts(&[&old], 5), 5, "{how}");
         let last = Instant::now();
@@ -336,11 +336,11 @@ fn a_server_that_lost_all_starts_nothing_until_what_it_had_is_over() {
         let asked: &[&RateLimiter] = match how {
             "started again" => {
                 server.start_again();
-                // Who has not known it cannot tell it from a server that nobody has used.
+                // A process that has not known it cannot distinguish it from an unused server.
                 assert!(!admits(&old, ""), "{how}");
                 &[&newer, &new, &old]
             }
-            "wiped, and asked by who knew" => {
+            "wiped, and used by an old process" => {
                 server.command("FLUSHALL");
                 &[&old, &newer]
             }
@@ -370,7 +370,7 @@ fn family(store: &Store) -> Vec<std::sync::Arc<dyn Limiter>> {
 }
 
 #[test]
-fn what_ends_leaves_keys_as_new() {
+fn expired_keys_are_reset() {
     for server in Server::each("servers-ends") {
         let store = Store::new(&server.url()).unwrap();
         for limiter in family(&store) {
@@ -402,7 +402,7 @@ fn what_ends_leaves_keys_as_new() {
 }
 
 #[test]
-fn a_name_that_is_another_kinds_by_now_begins_anew() {
+fn a_name_that_changes_its_kind_starts_empty() {
     for server in Server::each("servers-kinds") {
         let texts = ["3/1h", "3/1h burst 3", "3/1h fixed", "3 concurrent"];
         for (before, after) in texts.iter().flat_map(|before| texts.map(|after| (*before, after))) {
@@ -412,7 +412,7 @@ fn a_name_that_is_another_kinds_by_now_begins_anew() {
             assert!(matches!(old.attempt("a", 2).unwrap(), Attempt::Admitted(_)));
             store().forget(&name).unwrap();
             let new = store().limiter(&name, after).unwrap();
-            // (What was started still counts if it is the same after all.)
+            // Starts still count if the kind is the same after all.
             let admitted = matches!(new.attempt("a", 2).unwrap(), Attempt::Admitted(_));
             assert_eq!(admitted, before != after, "{name}");
         }
@@ -421,7 +421,7 @@ fn a_name_that_is_another_kinds_by_now_begins_anew() {
 
 #[cfg(feature = "redis")]
 #[test]
-fn a_waiters_timeout_is_by_the_clock_of_its_store() {
+fn a_waiters_timeout_follows_its_stores_clock() {
     let server = RedisServer::start("servers-timeout");
     let mut options = StoreOptions::default();
     (options.clock, options.timeout) = (Some(ManualClock::new()), Duration::from_secs(60));
@@ -429,13 +429,13 @@ fn a_waiters_timeout_is_by_the_clock_of_its_store() {
     let limiter = rate(&store, "api", 2, Duration::from_secs(1));
     assert!(limiter.acquire("", 1, Some(Duration::ZERO)).unwrap().is_some());
     let pid = server.pid();
-    // SAFETY: the server is there as long as it has not ended, which it does with this test.
+    // SAFETY: the server lives until it ends with this test.
     let stop = |signal| unsafe { libc::kill(pid, signal) };
     stop(libc::SIGSTOP);
     std::thread::scope(|scope| {
         let waiter = scope.spawn(|| limiter.acquire("", 1, Some(Duration::ZERO)).map(|permit| permit.is_some()));
         std::thread::sleep(Duration::from_millis(300));
         stop(libc::SIGCONT);
-        assert!(waiter.join().unwrap().unwrap(), "there was room all along");
+        assert!(waiter.join().unwrap().unwrap(), "it had capacity all along");
     });
 }

@@ -1,4 +1,4 @@
-//! A composite waits in the line of its slowest child only: what that leaves to others, and that nobody starves.
+//! A composite waits only in the line of its slowest child: what that leaves to others, and that no caller starves.
 
 mod common;
 
@@ -11,12 +11,12 @@ use workglow_limit::*;
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// A start that takes so many units now.
+/// Returns whether a start of this weight succeeds now.
 fn starts(limiter: &dyn Limiter, weight: u64) -> bool {
     matches!(limiter.attempt("", weight).unwrap(), Attempt::Admitted(_))
 }
 
-/// Presents a place until it starts, `meanwhile` before each time; how long that took.
+/// Presents a place until it starts, calling `meanwhile` before each attempt. Returns how long that took.
 fn started(clock: &ManualClock, limiter: &dyn Limiter, mut place: RawPermit, mut meanwhile: impl FnMut()) -> Duration {
     let began = clock.now();
     for _ in 0..1_000 {
@@ -33,7 +33,7 @@ fn started(clock: &ManualClock, limiter: &dyn Limiter, mut place: RawPermit, mut
 }
 
 #[test]
-fn who_waits_for_a_slow_limit_leaves_a_fast_one_to_its_users() {
+fn a_waiter_for_a_slow_limit_leaves_a_fast_one_to_its_users() {
     let (clock, store) = clocked();
     let (slow, fast) = (rate(&store, "slow", 1, 10 * MINUTE), rate(&store, "fast", 100, ms(1_000)));
     let limiter = Arc::new(CompositeLimiter::new([slow.clone(), fast.clone()]));
@@ -53,7 +53,7 @@ fn who_waits_for_a_slow_limit_leaves_a_fast_one_to_its_users() {
 }
 
 #[test]
-fn the_turn_at_the_slowest_child_is_kept_while_another_has_no_room() {
+fn the_turn_at_the_slowest_child_is_kept_while_another_is_full() {
     let (clock, store) = clocked();
     let (slow, fast) = (rate(&store, "slow", 1, 10 * MINUTE), rate(&store, "fast", 100, ms(1_000)));
     let limiter = CompositeLimiter::new([slow.clone(), fast.clone()]);
@@ -65,11 +65,11 @@ fn the_turn_at_the_slowest_child_is_kept_while_another_has_no_room() {
         assert!(!starts(&*slow, 1), "the turn is the waiter's");
         while starts(&*fast, 1) {}
     });
-    assert_eq!(waited, ms(1_000), "as soon as there is room");
+    assert_eq!(waited, ms(1_000), "as soon as there is capacity");
 }
 
 #[test]
-fn a_heavy_start_comes_beside_a_stream_of_light_ones() {
+fn a_heavy_start_succeeds_among_light_ones() {
     let (clock, store) = clocked();
     let (slow, fast) = (rate(&store, "slow", 20, 10_000 * ms(1)), rate(&store, "fast", 10, ms(1_000)));
     let limiter = CompositeLimiter::new([slow, fast.clone()]);
@@ -79,13 +79,13 @@ fn a_heavy_start_comes_beside_a_stream_of_light_ones() {
     assert!(waited <= ms(3_000), "{waited:?}");
 }
 
-/// Whenever anybody looks, so many have a place at the limit that it has no room for the next half second.
+/// At every check, so many callers have places at the limit that it is full for the next half second.
 fn crowd(limiter: &dyn Limiter) {
     while place(limiter, 1).1 < ms(500) {}
 }
 
 #[test]
-fn turns_come_although_others_always_wait_for_the_fast_limit() {
+fn turns_come_while_others_constantly_wait_for_the_fast_limit() {
     let (clock, store) = clocked();
     let (slow, fast) = (rate(&store, "slow", 1, MINUTE), rate(&store, "fast", 10, ms(1_000)));
     let limiter = Arc::new(CompositeLimiter::new([slow, fast.clone()]));
@@ -126,7 +126,7 @@ fn a_gate_and_a_lower_limit_at_another_child_come_first() {
 }
 
 #[test]
-fn whoever_is_killed_while_it_waits_takes_nothing_from_the_fast_limit() {
+fn a_waiter_killed_while_waiting_takes_nothing_from_the_fast_limit() {
     let dir = Dir::new("slowest-killed");
     let open = |name, max, window| rate(&Store::new(&dir.url()).unwrap(), name, max, window);
     let children = || [open("slow", 1, 10 * MINUTE), open("fast", 100, MINUTE)];
@@ -135,7 +135,7 @@ fn whoever_is_killed_while_it_waits_takes_nothing_from_the_fast_limit() {
     Child::run(|| {
         let limiter = CompositeLimiter::new(children());
         assert!(place(&limiter, 1).1 > MINUTE);
-        // Without a word: nothing is given back.
+        // Abruptly: nothing is returned.
         // SAFETY: it ends the process.
         unsafe { libc::_exit(0) };
     })
@@ -144,7 +144,7 @@ fn whoever_is_killed_while_it_waits_takes_nothing_from_the_fast_limit() {
     assert!(slow.peek("", 1).unwrap().retry_after > 15 * MINUTE, "its turn counts, as a start would");
 }
 
-/// Fails while it is told to.
+/// Fails on request.
 struct Failing(Arc<AtomicBool>);
 
 impl Custom for Failing {
@@ -210,7 +210,7 @@ fn composites_are_nested_at_most_32_deep_from_either_end() {
         outer = Arc::new(CompositeLimiter::new([outer]));
     }
     assert!(is_clear(&outer.attempt("", 1).unwrap_err()));
-    // From the top down.
+    // From the outside in.
     let first = Arc::new(CompositeLimiter::new([]));
     let mut inner = first.clone();
     let added = (0..100_000).take_while(|_| {
@@ -223,9 +223,9 @@ fn composites_are_nested_at_most_32_deep_from_either_end() {
     assert!(first.can_proceed("").unwrap());
 }
 
-/// What a name stood for when the text was written, and what it stands for when it is presented.
+/// The meanings of a name when the text was written and when it is presented.
 #[test]
-fn a_text_is_good_for_whatever_its_name_stands_for() {
+fn a_text_is_valid_for_any_meaning_of_its_name() {
     let rates = ["1/1m", "1/1m + 5 concurrent", "1/1m + delay 1s", "1/1m + delay 1s + 5 concurrent"];
     let buckets = ["1/1m burst 1", "1/1m burst 1 + 5 concurrent", "1/1m burst 1 + delay 1s"];
     let windows = ["1/1m fixed", "1/1m fixed + 5 concurrent", "1/1m fixed + delay 1s"];
@@ -255,7 +255,7 @@ fn a_text_is_good_for_whatever_its_name_stands_for() {
             assert!(!new.peek(key, 1).unwrap().admitted);
         }
     }
-    // A place at a part that is gone: another one comes in its stead.
+    // A place at a part that has been removed is replaced by another one.
     let (clock, store) = clocked();
     let old = store.limiter("api", "5/1m + delay 1s").unwrap();
     assert!(starts(&*old, 1));
@@ -267,7 +267,7 @@ fn a_text_is_good_for_whatever_its_name_stands_for() {
         clock.advance(ms(1_000));
         started(&clock, &*new, place, || ());
     }
-    // Another name's is none of this one's.
+    // A text of another name is not valid for this one.
     let text = |name: &str, policies: &str| {
         let limiter = store.limiter(name, policies).unwrap();
         limiter.to_text(&place(&*limiter, 1).0).unwrap()

@@ -1,4 +1,4 @@
-//! Space is given back: keys that nobody uses any more are forgotten, of every kind, and a store that was full works again.
+//! Space is reclaimed: unused keys of every kind are forgotten, and a store that was full works again.
 
 mod common;
 
@@ -10,7 +10,8 @@ use workglow_limit::*;
 
 const WINDOW: Duration = Duration::from_secs(60);
 
-/// One limiter of each kind, none of which remembers a start for longer than [`WINDOW`]: so nothing waits for the ledger.
+/// One limiter of each kind, none of which remembers a start for longer than [`WINDOW`], so that nothing waits for the
+/// ledger.
 const KINDS: [&str; 10] = [
     "2/1m",
     "2/1m + 1/1s",
@@ -30,7 +31,7 @@ fn store(url: &str, clock: &ManualClock) -> Store {
     Store::with_options(url, options).unwrap()
 }
 
-/// A start that is never asked about again.
+/// A start that is never referred to again.
 fn start(limiter: &dyn Limiter, key: &str) -> Result<()> {
     match limiter.attempt(key, 1)? {
         Attempt::Admitted(permit) => limiter.complete(&permit),
@@ -38,7 +39,7 @@ fn start(limiter: &dyn Limiter, key: &str) -> Result<()> {
     }
 }
 
-/// `KEYS` says how many.
+/// `KEYS` sets the number.
 #[test]
 fn keys_that_are_used_once_leave_nothing_behind() {
     let keys = number("KEYS", 20_000);
@@ -51,7 +52,7 @@ fn keys_that_are_used_once_leave_nothing_behind() {
         let mut early = 0;
         for i in 0..keys {
             start(&*limiter, &format!("key {i}")).unwrap();
-            // So few at once that one segment holds them, wherever they lie.
+            // So few at once that one segment can hold them, wherever they are.
             if i % 400 == 399 {
                 clock.advance(2 * WINDOW);
             }
@@ -64,9 +65,9 @@ fn keys_that_are_used_once_leave_nothing_behind() {
     }
 }
 
-/// Who dies with a lease leaves a key that nobody uses.
+/// A process that dies with a lease leaves an unused key.
 #[test]
-fn keys_of_the_dead_and_of_leases_that_are_over_are_forgotten() {
+fn keys_of_dead_processes_and_expired_leases_are_forgotten() {
     let (dir, clock) = (Dir::in_memory("dead-keys"), ManualClock::new());
     let url = dir.url();
     let open = |text| store(&url, &clock).limiter("api", text).unwrap();
@@ -118,10 +119,10 @@ fn filled(test: &str, kind: &str, f: impl Fn(&Store, &ManualClock, &dyn Limiter,
     .join();
 }
 
-/// Also where the segment that has no room left is that of the key "", which stays although nobody uses it.
+/// Even if the segment without space is that of the key "", which stays although it is unused.
 #[cfg(feature = "fault-points")]
 #[test]
-fn a_full_store_says_so_wherever_its_last_key_belongs() {
+fn a_full_store_reports_it_wherever_its_last_key_belongs() {
     Child::run(|| {
         for size in (1_024..2_560).step_by(16) {
             // SAFETY: this process has one thread.
@@ -141,11 +142,11 @@ fn a_full_store_says_so_wherever_its_last_key_belongs() {
 fn a_full_store_works_again_when_its_keys_are_idle() {
     for kind in KINDS {
         filled("idle", kind, |_, clock, limiter, held, permits| {
-            // Those that are there are still served, and denied.
+            // Existing keys are still served and denied.
             limiter.peek("key 0", 1).unwrap();
             permits.iter().for_each(|permit| limiter.complete(permit).unwrap());
             clock.advance(2 * WINDOW);
-            // A search in vain is not repeated at once.
+            // A futile search is not repeated at once.
             std::thread::sleep(Duration::from_millis(250));
             for round in 0..3 {
                 for i in 0..held / 4 * 3 {
@@ -159,7 +160,7 @@ fn a_full_store_works_again_when_its_keys_are_idle() {
 
 #[cfg(feature = "fault-points")]
 #[test]
-fn a_full_store_can_be_cleared_and_changed_and_written_down() {
+fn a_full_store_can_be_cleared_changed_and_written() {
     for kind in KINDS {
         filled("cleared", kind, |store, _, limiter, _, _| {
             limiter.clear("key 1").unwrap();
@@ -174,10 +175,10 @@ fn a_full_store_can_be_cleared_and_changed_and_written_down() {
     }
 }
 
-/// A limit's keys are given back to all others that use such blocks.
+/// The blocks of a limit's keys become available to all others that use such blocks.
 #[cfg(feature = "fault-points")]
 #[test]
-fn what_one_limit_leaves_is_another_limits() {
+fn blocks_of_one_limit_serve_another() {
     filled("shared", "2/1m", |store, clock, _, held, _| {
         let other = store.limiter("other", "2/1h").unwrap();
         assert_eq!(start(&*other, "key").unwrap_err().name(), "store_full");
@@ -189,10 +190,10 @@ fn what_one_limit_leaves_is_another_limits() {
     });
 }
 
-/// Whoever dies while it writes a segment anew leaves it to the next.
+/// A process that dies while rewriting a segment leaves the work to the next one.
 #[cfg(feature = "fault-points")]
 #[test]
-fn whoever_dies_while_an_index_grows_loses_no_key() {
+fn a_death_while_an_index_grows_loses_no_key() {
     let dir = Dir::in_memory("growing");
     let url = dir.url();
     let open = || RateLimiter::new(&Store::new(&url).unwrap(), "api", 2, Duration::from_secs(3_600)).unwrap();
@@ -220,7 +221,7 @@ fn whoever_dies_while_an_index_grows_loses_no_key() {
     assert!(deaths > 5, "only {deaths} died");
 }
 
-/// How much of this process's address space is mapped from files of this name, in bytes.
+/// How much of this process's address space is mapped from files with this name, in bytes.
 fn mapped(name: &str) -> u64 {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let size = |line: &str| {
@@ -231,7 +232,7 @@ fn mapped(name: &str) -> u64 {
 }
 
 #[test]
-fn many_stores_fit_into_little_address_space() {
+fn many_stores_fit_into_limited_address_space() {
     let dir = Dir::in_memory("address-space");
     common::Child::run(|| {
         let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
@@ -256,12 +257,12 @@ fn many_stores_fit_into_little_address_space() {
     .join();
 }
 
-/// After `mlockall(MCL_FUTURE)` each mapping counts as locked memory, of which most users have a few MiB.
+/// After `mlockall(MCL_FUTURE)`, each mapping counts as locked memory, of which most users may have a few MiB.
 #[test]
-fn many_stores_fit_into_little_locked_memory() {
+fn many_stores_fit_into_limited_locked_memory() {
     common::Child::run(|| {
         let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        // SAFETY: plain calls, and `limit` is a valid place and description. Root may lock what it wants.
+        // SAFETY: plain calls, and `limit` is a valid place and description. Root may lock any amount.
         unsafe {
             assert_eq!(libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit), 0);
             limit.rlim_cur = limit.rlim_max.min(64 << 20);
@@ -269,7 +270,7 @@ fn many_stores_fit_into_little_locked_memory() {
             assert!(libc::geteuid() != 0 || libc::setuid(65_534) == 0);
             assert_eq!(libc::mlockall(libc::MCL_FUTURE), 0);
         }
-        // Of the 8 MiB that most have, 5: a store takes 1 MiB, and other things some.
+        // Five of the usual 8 MiB: a store takes 1 MiB, and other things some.
         let stores = (limit.rlim_cur >> 20).saturating_sub(3).min(20);
         let limiters: Vec<_> = (0..stores)
             .map(|i| {
@@ -285,9 +286,9 @@ fn many_stores_fit_into_little_locked_memory() {
     .join();
 }
 
-/// Others make the lane larger while threads read it, and many of them notice at the same moment.
+/// Another process enlarges the lane while threads read it, and many of them notice at the same moment.
 #[test]
-fn who_reads_a_lane_that_grows_sees_all_of_it() {
+fn readers_of_a_growing_lane_see_all_of_it() {
     const KEYS: u64 = 12_000;
     let dir = Dir::in_memory("views");
     let url = dir.url();

@@ -1,4 +1,4 @@
-//! What a store makes, keeps, refuses and survives.
+//! What a store creates, keeps, refuses and survives.
 
 mod common;
 
@@ -19,14 +19,14 @@ fn admitted(limiter: &impl Limiter) -> bool {
     matches!(limiter.attempt("", 1).unwrap(), Attempt::Admitted(_))
 }
 
-/// Pretends that the lane was written during another boot.
+/// Makes the lane appear to be from another boot.
 fn change_boot(lane: &Path) {
     let lane = std::fs::OpenOptions::new().write(true).open(lane).unwrap();
     lane.write_all_at(&[0xee; 16], 4 * 8).unwrap();
 }
 
 #[test]
-fn two_files_and_no_more_with_the_mode_that_was_asked_for() {
+fn a_store_has_two_files_with_the_requested_mode() {
     let dir = Dir::new("modes");
     assert!(admitted(&rate(&dir.url(), "api", 1)));
     assert_eq!(dir.names(), ["limits.db", "limits.db-lane"]);
@@ -40,7 +40,7 @@ fn two_files_and_no_more_with_the_mode_that_was_asked_for() {
 }
 
 #[test]
-fn attaching_takes_what_is_declared() {
+fn attaching_uses_the_declared_policy() {
     let dir = Dir::new("attach");
     let store = Store::new(&dir.url()).unwrap();
     let early = RateLimiter::attach(&store, "api").unwrap();
@@ -64,8 +64,8 @@ fn a_memory_store_shares_names_within_the_process() {
 }
 
 #[test]
-fn a_full_disk_is_an_error_and_leaves_nothing() {
-    // A file size limit answers as a full disk does, in the middle of an allocation.
+fn a_full_disk_is_an_error_and_leaves_no_files() {
+    // A file size limit behaves like a full disk, in the middle of an allocation.
     let dir = Dir::new("full");
     Child::run(|| {
         // SAFETY: plain calls that affect this child only.
@@ -79,13 +79,13 @@ fn a_full_disk_is_an_error_and_leaves_nothing() {
     })
     .join();
     assert!(dir.names().is_empty(), "{:?}", dir.names());
-    assert!(admitted(&rate(&dir.url(), "api", 1)), "and works once there is room");
+    assert!(admitted(&rate(&dir.url(), "api", 1)), "and works once there is space");
 }
 
 #[test]
 fn a_process_with_little_address_space_gets_a_smaller_store() {
     Child::run(|| {
-        // What the other tests have reserved in this process is inherited, and counts.
+        // The reservations of the other tests in this process are inherited, and count.
         let pages: u64 =
             std::fs::read_to_string("/proc/self/statm").unwrap().split(' ').next().unwrap().parse().unwrap();
         let most = pages * 4_096 + (3 << 30);
@@ -95,16 +95,16 @@ fn a_process_with_little_address_space_gets_a_smaller_store() {
             assert_eq!(libc::setrlimit(libc::RLIMIT_AS, &limit), 0);
         }
         let limiter = rate("memory:", "api", 4_096);
-        // 66 KB a key: in the end it is full, and says so.
+        // 66 KB per key: in the end the store is full, and reports it.
         let full = (0..70_000).find_map(|i| limiter.attempt(&format!("key {i}"), 1).err()).unwrap();
         assert_eq!(full.name(), "store_full", "{full}");
-        assert!(admitted(&limiter), "the keys that are there work on");
+        assert!(admitted(&limiter), "existing keys keep working");
     })
     .join();
 }
 
 #[test]
-fn parameters_out_of_range_are_named_and_nothing_is_made() {
+fn parameters_out_of_range_are_named_and_nothing_is_created() {
     let dir = Dir::new("range");
     let store = Store::new(&dir.url()).unwrap();
     let new = |name: &str, max, window| RateLimiter::new(&store, name, max, window).map(drop).unwrap_err().to_string();
@@ -127,14 +127,14 @@ fn parameters_out_of_range_are_named_and_nothing_is_made() {
 }
 
 #[test]
-fn what_was_admitted_outlives_every_process() {
+fn starts_outlive_every_process() {
     let dir = Dir::new("outlive");
     Child::run(|| assert!(admitted(&rate(&dir.url(), "api", 1)))).join();
     assert!(!admitted(&rate(&dir.url(), "api", 1)));
 }
 
 #[test]
-fn after_another_boot_a_limit_counts_what_the_ledger_has_and_a_budget() {
+fn after_a_reboot_a_limit_counts_the_ledger_and_a_budget() {
     let dir = Dir::new("boot");
     let lane = dir.file("limits.db-lane");
     Child::run(|| {
@@ -148,10 +148,10 @@ fn after_another_boot_a_limit_counts_what_the_ledger_has_and_a_budget() {
     change_boot(&lane);
     let old = rate(&dir.url(), "old", 40);
     let remaining = |key: &str| old.peek(key, 1).unwrap().remaining;
-    // A twentieth of the limit may be missing from the ledger, also for a key that it has never seen.
+    // A twentieth of the limit may be missing from the ledger, even for a key that it has never seen.
     assert_eq!([remaining("a"), remaining(""), remaining("never seen")], [28, 37, 38]);
     assert_eq!(rate(&dir.url(), "new", 40).peek("", 1).unwrap().remaining, 40);
-    // Clearing it is the operator's word that it is not.
+    // By clearing it, the operator states that nothing is missing.
     old.clear("").unwrap();
     assert_eq!([remaining("a"), remaining(""), remaining("never seen")], [40, 40, 40]);
     change_boot(&lane);
@@ -160,7 +160,7 @@ fn after_another_boot_a_limit_counts_what_the_ledger_has_and_a_budget() {
 }
 
 #[test]
-fn what_was_cleared_does_not_come_back_with_the_next_boot() {
+fn cleared_starts_do_not_return_after_a_reboot() {
     let dir = Dir::new("cleared");
     Child::run(|| {
         let store = Store::new(&dir.url()).unwrap();
@@ -178,30 +178,30 @@ fn what_was_cleared_does_not_come_back_with_the_next_boot() {
 }
 
 #[test]
-fn a_lane_that_is_deleted_under_its_users_lets_nobody_over_the_limit() {
+fn deleting_a_lane_in_use_never_exceeds_the_limit() {
     let dir = Dir::new("deleted");
     let old = rate(&dir.url(), "api", 5);
     assert!(admitted(&old));
     std::fs::remove_file(dir.file("limits.db-lane")).unwrap();
-    // Whoever comes now makes another lane, on which the limit counts as full.
+    // A new process creates another lane, on which the limit counts as full.
     Child::run(|| assert!(!admitted(&rate(&dir.url(), "api", 5)))).join();
-    // Who used the old one goes over to it: at once where it does something rare, else within a second.
+    // Users of the old lane switch to it: at once for rare work, otherwise within a second.
     wait_until("it is noticed", || old.peek("", 1).unwrap().remaining == 0);
     assert!(!admitted(&old) && !matches!(old.attempt("new", 1).unwrap(), Attempt::Admitted(_)));
-    // And makes one itself if it is the first to notice.
+    // A process that is the first to notice creates a lane itself.
     std::fs::remove_file(dir.file("limits.db-lane")).unwrap();
     wait_until("it is noticed again", || old.peek("", 1).is_ok() && dir.file("limits.db-lane").exists());
     assert!(!admitted(&old));
 }
 
 #[test]
-fn an_inherited_store_that_a_child_drops_unmaps_nothing_of_the_childs() {
+fn dropping_an_inherited_store_unmaps_nothing_of_the_child() {
     let dir = Dir::new("dropped");
     let limiter = rate(&dir.url(), "api", 1);
     limiter.open().unwrap();
     let mut limiter = Some(limiter);
     Child::run(|| {
-        // What the child maps lands where the parent's membership was: pages that are not inherited leave a hole.
+        // The child's mappings are placed where the parent's membership was: pages that are not inherited leave a hole.
         let pages: Vec<_> = (0..8).map(|_| shared(512)).collect();
         drop(limiter.take());
         pages.iter().for_each(|page| page[0].store(1, Release));
@@ -218,7 +218,7 @@ fn a_lost_lane_counts_as_full() {
 }
 
 #[test]
-fn a_lane_that_was_cut_short_is_made_anew_from_the_ledger() {
+fn a_truncated_lane_is_rebuilt_from_the_ledger() {
     for len in [5_000, 100_000] {
         let dir = Dir::new("cut");
         Child::run(|| assert!(admitted(&rate(&dir.url(), "api", 2)))).join();
@@ -229,14 +229,14 @@ fn a_lane_that_was_cut_short_is_made_anew_from_the_ledger() {
 }
 
 #[test]
-fn while_a_member_lives_another_boot_id_changes_nothing() {
+fn another_boot_id_has_no_effect_while_a_member_lives() {
     let dir = Dir::new("members");
     let lane = dir.file("limits.db-lane");
     let steps = shared(2);
     let member = Child::run(|| {
         let limiter = rate(&dir.url(), "api", 3);
         assert!(admitted(&limiter));
-        // As daemons do: every descriptor goes.
+        // Like a daemon, close every descriptor.
         // SAFETY: closes what this child does not use.
         (3..1_000).for_each(|fd| assert!(unsafe { libc::close(fd) } <= 0));
         // A child of its own does not keep the membership alive.
@@ -258,7 +258,7 @@ fn while_a_member_lives_another_boot_id_changes_nothing() {
     change_boot(&lane);
     drop(member); // killed; the grandchild lives on
     change_boot(&lane);
-    assert_eq!(remaining(), 1, "nobody uses it, so it is of another boot: what the ledger has counts, and a budget");
+    assert_eq!(remaining(), 1, "no process uses it, so it belongs to another boot: the ledger counts, and a budget");
     steps[1].store(1, Release);
 }
 
@@ -289,10 +289,10 @@ fn a_permit_of_another_limiter_is_an_error() {
     let store = Store::new("memory:").unwrap();
     let a = RateLimiter::new(&store, "a", 1, HOUR).unwrap();
     let b = ConcurrencyLimiter::new(1).unwrap();
-    let Attempt::Admitted(permit) = a.attempt("", 1).unwrap() else { panic!("there is room") };
+    let Attempt::Admitted(permit) = a.attempt("", 1).unwrap() else { panic!("the limit has capacity") };
     assert_eq!(b.complete(&permit).unwrap_err().name(), "foreign_permit");
     assert_eq!(b.complete(&RawPermit::from_words([7; 8])).unwrap_err().name(), "foreign_permit");
-    let Attempt::Admitted(mine) = b.attempt("", 1).unwrap() else { panic!("there is room") };
+    let Attempt::Admitted(mine) = b.attempt("", 1).unwrap() else { panic!("the limit has capacity") };
     let mut words = mine.to_words();
     words[1] = 12_345; // of another process
     b.complete(&RawPermit::from_words(words)).unwrap();
@@ -301,19 +301,19 @@ fn a_permit_of_another_limiter_is_an_error() {
     b.complete(&mine).unwrap();
 }
 
-/// Whoever comes to a store by recording a start is told apart from all others from then on.
+/// A process that begins to use a store by recording a start is distinguished from all others from then on.
 #[test]
-fn a_start_that_is_recorded_first_belongs_to_who_recorded_it() {
+fn a_start_recorded_at_first_use_belongs_to_its_process() {
     let dir = Dir::new("first");
     let limiter = || ConcurrencyLimiter::shared(&Store::new(&dir.url()).unwrap(), "gpu", 5, None).unwrap();
     let parent = limiter();
     let remaining = || parent.peek("", 5).unwrap().remaining;
     parent.record_job_start("").unwrap();
     assert_eq!(remaining(), 4);
-    // The first thing that a child does ends nothing of its parent.
+    // The first operation of a child ends nothing of its parent.
     Child::run(|| parent.record_job_completion("").unwrap()).join();
     assert_eq!(remaining(), 4);
-    // What it started is its own, and ends with it: by the limiter that it inherited, and by one of its own.
+    // Its own starts end with it: through the inherited limiter, and through one of its own.
     Child::run(|| parent.record_job_start("").unwrap()).join();
     Child::run(|| limiter().record_job_start("").unwrap()).join();
     assert_eq!(remaining(), 4);

@@ -1,8 +1,8 @@
-//! Storms: processes that use one limit in every way, while one after the other is killed. Nothing goes over its bound, and
+//! Storms: processes use one limit in every way while they are killed one after the other. No bound is exceeded, and
 //! nothing that a dead process held is lost.
 //!
-//! A start lies somewhere in `[a, b]`: `a` is the clock just before the call that admitted it, `b` just after. Only what is
-//! over a bound for certain counts as over. `SECONDS=60 cargo test …` makes the storms long.
+//! A start lies somewhere in `[a, b]`: `a` is the clock just before the call that admitted it, `b` just after. Only a
+//! certain excess counts as one. Set `SECONDS=60` for long storms.
 
 mod common;
 #[path = "storms/evidence.rs"]
@@ -21,13 +21,13 @@ use workglow_limit::*;
 const PROCESSES: usize = 4;
 const KEYS: [&str; 3] = ["", "tenant", "another"];
 
-/// What a process does.
+/// The work of a process.
 type Work = fn(&Case, &Store, &Evidence) -> !;
 
-/// What a process holds.
+/// The permits that a process holds.
 type Held = VecDeque<(usize, RawPermit)>;
 
-/// One process: starts in every way that there is, for ever.
+/// The work of one process: starts in every way there is, for ever.
 fn rage(case: &Case, store: &Store, evidence: &Evidence) -> ! {
     let limiter = case.limiter(store);
     let limiter = limiter.as_ref();
@@ -52,7 +52,7 @@ fn rage(case: &Case, store: &Store, evidence: &Evidence) -> ! {
                 }
             }),
             8 if limiter.has_places() => start_with_a_place(limiter, (key, weight), 2 * WINDOW, || a = now_ns()),
-            // Asked for, and not used.
+            // Requested and not used.
             9 if limiter.has_places() => {
                 if let Reserved::Place { place, .. } = limiter.reserve(key, weight, Some(2 * WINDOW), None).unwrap() {
                     limiter.cancel(&place).unwrap();
@@ -63,9 +63,10 @@ fn rage(case: &Case, store: &Store, evidence: &Evidence) -> ! {
         };
         match (permit, random.below(8)) {
             (None, _) => std::thread::sleep(us(random.below(300))),
-            // It never ran.
+            // The job never ran.
             (Some(permit), 0) => limiter.cancel(&permit).unwrap(),
-            // It was worth less, which is noted first: a process that dies in between is not held against anybody.
+            // The job was worth less. That is recorded first, so that a process that dies in between causes no false
+            // alarm.
             (Some(permit), 1) if weight > 1 && !case.is_concurrency() => {
                 evidence.begin(number, a, weight - 1);
                 limiter.settle(&permit, weight - 1).unwrap();
@@ -87,7 +88,7 @@ fn rage(case: &Case, store: &Store, evidence: &Evidence) -> ! {
     }
 }
 
-/// One process: nothing but attempts, on one key, as close together as can be.
+/// The work of one process: only attempts on one key, as close together as possible.
 fn fight(case: &Case, store: &Store, evidence: &Evidence) -> ! {
     let limiter = case.limiter(store);
     loop {
@@ -102,15 +103,15 @@ fn fight(case: &Case, store: &Store, evidence: &Evidence) -> ! {
     }
 }
 
-/// What a storm was.
+/// The result of a storm.
 struct Report {
     kills: usize,
     starts: Vec<Start>,
-    /// The worst of all bounds and keys.
+    /// The worst excess over all bounds and keys.
     over: u64,
 }
 
-/// Lets processes loose on this store, and kills one after the other, up to `pause` later each.
+/// Starts processes on this store, and kills one after the other, each up to `pause` after the previous one.
 fn storm(case: &Case, work: Work, url: &str, length: Duration, pause: Duration) -> Report {
     let mut all: Vec<Evidence> = (0..PROCESSES).map(|_| Evidence::new(4_000_000)).collect();
     let spawn = |evidence: &Evidence| Child::run(|| work(case, &Store::new(url).unwrap(), evidence));
@@ -118,7 +119,7 @@ fn storm(case: &Case, work: Work, url: &str, length: Duration, pause: Duration) 
     let (began, mut kills, mut random) = (Instant::now(), 0, Random::new());
     while began.elapsed() < length {
         std::thread::sleep(us(500 + random.below(pause.as_micros() as u64)));
-        // In their order, so that each has lived for a while.
+        // In order, so that each has lived for a while.
         kill(children.pop_front().unwrap(), &mut all[kills % PROCESSES]);
         children.push_back(spawn(&all[kills % PROCESSES]));
         kills += 1;
@@ -128,7 +129,7 @@ fn storm(case: &Case, work: Work, url: &str, length: Duration, pause: Duration) 
     }
     let starts: Vec<Start> = all.iter().flat_map(Evidence::starts).collect();
     let mut over_all = 0;
-    // Once there was one.
+    // Only if there was one.
     let boundary = boundary(&Store::new(url).unwrap(), WINDOW);
     for key in 0..KEYS.len() as u64 {
         let of_key: Vec<Start> = starts.iter().filter(|s| s.key == key).copied().collect();
@@ -144,7 +145,7 @@ fn storm(case: &Case, work: Work, url: &str, length: Duration, pause: Duration) 
     Report { kills, starts, over: over_all }
 }
 
-/// A child that must have lived until now.
+/// Kills a child that must have lived until now.
 fn kill(child: Child, evidence: &mut Evidence) {
     evidence.note_death();
     child.signal(libc::SIGKILL);
@@ -162,7 +163,7 @@ fn endure(case: &Case) {
     }
 }
 
-/// A test for each, so that they have names.
+/// A test for each case, so that they have names.
 macro_rules! storms {
     ($($test:ident: $case:ident),* $(,)?) => {
         $(#[test]
@@ -186,18 +187,18 @@ storms! {
     a_composite_holds: COMPOSITE,
 }
 
-/// The measure finds what it is there to find: processes that each have a limit of their own.
+/// The measure finds what it should: processes that each have their own limit.
 #[test]
-fn limits_that_are_not_shared_are_found() {
+fn unshared_limits_are_detected() {
     for case in FAMILY {
         let is_found = || storm(case, rage, "memory:", ms(150), ms(100)).over > 0;
         assert!((0..5).any(|_| is_found()), "{}: the starts of four limits look like those of one", case.name);
     }
 }
 
-/// Four processes in each other's way all the time.
+/// Four processes contend all the time.
 #[test]
-fn fights_let_nobody_over_the_limit() {
+fn contention_never_exceeds_the_limit() {
     for case in FAMILY {
         let dir = Dir::in_memory(&format!("fight-{}", case.name.replace(' ', "-")));
         let Report { over, starts, .. } = storm(case, fight, &dir.url(), ms(250), ms(100));
@@ -206,16 +207,16 @@ fn fights_let_nobody_over_the_limit() {
     }
 }
 
-/// Bugs in the algorithms are found too, some of which let a start through only if two processes meet.
+/// Bugs in the algorithms are found too, including some that admit a start only if two processes meet.
 #[cfg(feature = "fault-points")]
 #[test]
-fn planted_bugs_are_found() {
+fn planted_bugs_are_detected() {
     for (bug, test) in [
-        ("meter not compared", "fights_let_nobody_over_the_limit"),
-        ("take unhelped", "killed_at_any_point_a_holder_loses_nothing"),
-        ("return unhelped", "killed_at_any_point_a_holder_loses_nothing"),
+        ("meter not compared", "contention_never_exceeds_the_limit"),
+        ("take unhelped", "a_holder_killed_at_any_point_loses_nothing"),
+        ("return unhelped", "a_holder_killed_at_any_point_loses_nothing"),
     ] {
-        // Whether two processes meet is chance, in a storm so short.
+        // Whether two processes meet is a matter of chance in such a short storm.
         let is_found = || {
             let mut command = std::process::Command::new(std::env::current_exe().unwrap());
             let output = command.args([test, "--exact", "--nocapture"]).env("PLANT", bug).output().unwrap();
@@ -239,22 +240,22 @@ fn take(limiter: &ConcurrencyLimiter, weight: u64) -> Option<RawPermit> {
     }
 }
 
-/// That all five are free, and that there are five.
+/// Asserts that all five units are free, and no more.
 fn assert_five_are_free(limiter: &ConcurrencyLimiter, when: &str) {
     let permits: Vec<_> = std::iter::from_fn(|| take(limiter, 1)).take(9).collect();
     assert_eq!(permits.len(), 5, "{when}");
     permits.iter().for_each(|permit| limiter.complete(permit).unwrap());
 }
 
-/// At most five run, whoever is killed; whatever a dead process held is there for the first who asks after its death was
-/// told; and in the end nothing is lost.
+/// At most five run, whichever process is killed. The units of a dead process are available to the first request after
+/// its death was reported, and in the end nothing is lost.
 #[test]
-fn five_at_once_whoever_is_killed() {
+fn at_most_five_run_whichever_process_is_killed() {
     let dir = Dir::in_memory("five");
     let end = Instant::now() + Duration::from_secs(number("SECONDS", 4));
     let (mut kills, mut starts, mut rounds) = (0, 0, 0);
     while Instant::now() < end {
-        // Kills while they rage …
+        // Kills during the storm …
         let length = Duration::from_secs(20).min(end - Instant::now()) / 2;
         let report = storm(&SLOTS, rage, &dir.url(), length, ms(100));
         for key in 0..KEYS.len() as u64 {
@@ -270,13 +271,14 @@ fn five_at_once_whoever_is_killed() {
             assert_eq!(free, 5, "{key:?}, after {kills} kills");
         }
         drop(limiter);
-        // … and while they hold all there is.
+        // … and while two processes hold all units.
         rounds += hold_and_die(&dir, Instant::now() + length);
     }
     println!("{kills} kills, {starts} starts, and {rounds} kills of holders");
 }
 
-/// Two processes hold all five; one is killed and another takes at once what it held. How often.
+/// Two processes hold all five units. One is killed, and another process takes its units at once. Returns the number of
+/// rounds.
 fn hold_and_die(dir: &Dir, end: Instant) -> u64 {
     let held = common::shared(1);
     let holder = |weight: u64| {
@@ -301,7 +303,7 @@ fn hold_and_die(dir: &Dir, end: Instant) -> u64 {
         assert!(take(&limiter, 1).is_none());
         victim.signal(libc::SIGKILL);
         assert!(victim.was_killed());
-        let permit = take(&limiter, weight).expect("the first attempt after its death was told");
+        let permit = take(&limiter, weight).expect("the first attempt after its death was reported");
         assert!(take(&limiter, 1).is_none(), "the other lives");
         limiter.complete(&permit).unwrap();
         drop(other);
@@ -311,10 +313,10 @@ fn hold_and_die(dir: &Dir, end: Instant) -> u64 {
     rounds
 }
 
-/// Killed at any point of a decision or of a lease's life, a process takes nothing with it, and holds nobody up.
+/// Killed at any point of a decision or of a lease's life, a process loses no units and blocks no other process.
 #[cfg(feature = "fault-points")]
 #[test]
-fn killed_at_any_point_a_holder_loses_nothing() {
+fn a_holder_killed_at_any_point_loses_nothing() {
     // More often than there are spare slots.
     const TIMES: usize = 12;
     for &point in fault::LEASING.iter().chain(&["resolved", "key-allocated", "key-inserted"]) {
@@ -334,7 +336,7 @@ fn killed_at_any_point_a_holder_loses_nothing() {
                     }
                 }
             });
-            assert!(victim.was_killed(), "nobody passes {point}");
+            assert!(victim.was_killed(), "no process passes {point}");
             let permits: Vec<_> = std::iter::from_fn(|| take(&mine, 1)).take(9).collect();
             assert_eq!(permits.len(), 3, "after {} deaths at {point}", time + 1);
             permits.iter().for_each(|permit| mine.complete(permit).unwrap());

@@ -1,4 +1,4 @@
-//! What was admitted survives: a reboot at any moment, the loss of the lane, and whoever dies while changing it.
+//! Starts survive: a reboot at any moment, the loss of the lane, and processes that die while changing them.
 #![cfg(feature = "fault-points")]
 
 mod common;
@@ -22,7 +22,7 @@ fn admitted(limiter: &impl Limiter, key: &str, weight: u64) -> bool {
     matches!(limiter.attempt(key, weight).unwrap(), Attempt::Admitted(_))
 }
 
-/// Each boot may lose sight of one budget of a key, and counts for that: also of the boots before the last.
+/// Each boot may lose a budget of a key, which is counted; also those of earlier boots.
 #[test]
 fn many_boots_within_one_window_lose_nothing() {
     const BOOTS: u64 = 12;
@@ -50,13 +50,13 @@ fn many_boots_within_one_window_lose_nothing() {
     }
 }
 
-/// What the processes of the storm use: limits and keys, each with what it may admit in a window. The last key is another
-/// one every third boot, so that the ledger has never seen it.
+/// What the processes of the storm use: limits and keys, with the number that each may admit in a window. The last key
+/// changes every third boot, so that the ledger has never seen it.
 const STORMED: [(&str, &str, u64); 5] =
     [("one", "", 100), ("many", "", 100), ("many", "a", 100), ("ruled", "a", 60), ("many", "new", 100)];
 const STORM_WINDOW: Duration = Duration::from_millis(2_100);
 
-/// One process of the storm, until it is killed: attempts, and what became of them.
+/// The work of one process of the storm, until it is killed: attempts and their results.
 fn storm(url: &str, boot: u64, behind: Duration, starts: &Record, denials: &Record) {
     present_boot(boot);
     write_behind_up_to(behind);
@@ -84,16 +84,16 @@ fn storm(url: &str, boot: u64, behind: Duration, starts: &Record, denials: &Reco
     }
 }
 
-/// All processes of a machine are killed at a random moment, which loses the lane; those that come after the boot have
-/// the ledger. `BOOTS=200 cargo test …` makes it a long one.
+/// All processes of a machine are killed at a random moment, which loses the lane. Those that start after the boot have
+/// the ledger. Set `BOOTS=200` for a long run.
 #[test]
-fn boots_at_random_moments_let_nobody_over_the_limit_and_cost_a_budget_each() {
+fn boots_at_random_moments_never_exceed_the_limit_and_cost_a_budget_each() {
     boots_at_random_moments("boots", number("BOOTS", 40), Duration::ZERO);
 }
 
 /// The same with limits that are written behind: after a boot they count as full for a window.
 #[test]
-fn boots_at_random_moments_let_nobody_over_a_limit_that_is_written_behind() {
+fn boots_at_random_moments_never_exceed_a_limit_written_behind() {
     boots_at_random_moments("boots-behind", number("BOOTS", 40) / 4, STORM_WINDOW);
 }
 
@@ -113,7 +113,7 @@ fn boots_at_random_moments(name: &str, boots: u64, behind: Duration) {
     let records: Vec<_> = (0..4).map(|_| (Record::new(200_000), Record::new(200_000))).collect();
     let mut rounds = Vec::new();
     for boot in 0..boots {
-        // Every eighth boot nothing of the others counts any more.
+        // Every eighth boot, the starts of the others no longer count.
         if boot % 8 == 7 {
             std::thread::sleep(STORM_WINDOW);
         }
@@ -148,7 +148,7 @@ fn boots_at_random_moments(name: &str, boots: u64, behind: Duration) {
         let denials = if has_budget { of(|both| &both.1, id) } else { Vec::new() };
         for (a, b, _) in denials {
             let seen = most_seen_by(&starts, (a, b), window);
-            // A budget for each boot that counts, and the starts that their processes died with before they were told.
+            // A budget for each boot that counts, and the unreported starts of processes that died.
             let boots = rounds.iter().filter(|(began, ended)| ended + window > a && *began <= b).count() as u64;
             let lost = boots * (limit / 20 + 3);
             assert!(seen + lost >= limit, "{name} {key:?} {id}: denied after {seen} of {limit}, and {lost} lost");
@@ -166,10 +166,10 @@ fn boots_at_random_moments(name: &str, boots: u64, behind: Duration) {
     );
 }
 
-/// The units of each key that the database has, whenever they started.
+/// The units of each key in the database, whenever they started.
 fn in_the_ledger(dir: &Dir, keys: usize) -> Vec<u64> {
     let found = shared(keys);
-    // In a child: SQLite and forks do not mix.
+    // In a child, since SQLite and forks do not mix.
     Child::run(|| {
         let db = rusqlite::Connection::open(dir.file("limits.db")).unwrap();
         let mut query = db.prepare("SELECT CAST(key AS INTEGER), sum(units) FROM executions GROUP BY key").unwrap();
@@ -182,9 +182,9 @@ fn in_the_ledger(dir: &Dir, keys: usize) -> Vec<u64> {
     found.iter().map(|units| units.load(Relaxed)).collect()
 }
 
-/// With `Durability::Commit` whoever is told of a start is told after it was written, whatever happens next.
+/// With `Durability::Commit`, a start is reported after it was written, whatever happens next.
 #[test]
-fn every_start_that_was_told_of_is_in_the_database() {
+fn every_reported_start_is_in_the_database() {
     const KEYS: usize = 5;
     const WEIGHTS: u64 = 3;
     let mut random = Random::new();

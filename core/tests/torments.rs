@@ -1,10 +1,10 @@
-//! Rounds of random damage to the lane and the database of a store, while processes use it and between: nobody crashes or
-//! hangs, and no more starts than the limits allow without an error.
+//! Rounds of random damage to the lane and the database of a store, during and between uses by processes: no process
+//! crashes or hangs, and no more starts than the limits allow happen without an error.
 //!
-//! `SEED=n` does the same damage again, `ROUNDS=200` is a long run, `ONLY=lane` does only what has such a name.
+//! `SEED=n` repeats the same damage, `ROUNDS=200` makes a long run, `ONLY=lane` selects damage with such a name.
 //!
-//! What is overwritten *in* the lane and leaves a state that could have been is what was started: nobody can tell a count
-//! from another one. So such rounds only count what was more. All others may not have it in silence.
+//! Overwriting words *in* the lane may leave a plausible state with other counts: one count cannot be distinguished
+//! from another. So such rounds only record the excess. All others must not have any without an error.
 #![cfg(feature = "fault-points")]
 
 mod common;
@@ -23,10 +23,11 @@ use workglow_limit::*;
 const SECOND: u64 = 1_000_000_000;
 const HOUR: u64 = 3_600 * SECOND;
 
-/// How long a single call may take: many times the store's timeout.
+/// The longest permitted call: many times the store's timeout.
 const LONGEST_CALL: Duration = Duration::from_secs(20);
 
-/// A limit, a key of it, the weight of a start; and how many units may start in any window of so many ns. 0: at any time.
+/// A limit, a key of it, the weight of a start; and how many units may start in any window of this many ns. 0: at any
+/// time.
 type Case = (&'static str, &'static str, u64, u64, u64);
 
 const CASES: [Case; 12] = [
@@ -42,18 +43,18 @@ const CASES: [Case; 12] = [
     ("40/1h counter", "key", 1, 80, HOUR),
     ("3 concurrent", "key", 1, 3, 0),
     ("15/1h + 2 concurrent", "key", 1, 15, HOUR),
-    // By a policy of its own.
+    // With a policy of its own.
     ("100/1h", "tenant", 1, 12, HOUR),
 ];
 const OWN: &str = "12/1h";
 
 // ---- what processes do ----
 
-/// What all processes of a round note.
+/// The shared records of all processes of a round.
 struct Notes {
     errors: &'static [AtomicU64],
     told: RefCell<BTreeSet<String>>,
-    /// For each case a number of starts, and two words for each.
+    /// For each case the number of starts, and two words for each.
     starts: Vec<&'static [AtomicU64]>,
 }
 
@@ -68,7 +69,7 @@ impl Notes {
         }
     }
 
-    /// Two units, or two jobs, overlap if these do.
+    /// Two units, or two jobs, overlap if their intervals do.
     fn add(&self, case: usize, (a, b): (u64, u64)) {
         let words = self.starts[case];
         let n = words[0].fetch_add(1, AcqRel);
@@ -85,7 +86,7 @@ impl Notes {
         both.filter(|(_, b)| *b > 0).collect()
     }
 
-    /// The most units in a window, or at a time.
+    /// The most units in a window, or at one time.
     fn most(&self, case: usize) -> u64 {
         let (_, _, weight, _, window) = CASES[case];
         let intervals = self.intervals(case);
@@ -103,7 +104,7 @@ impl Notes {
         running.max().unwrap_or(0) as u64
     }
 
-    /// What is over its limit.
+    /// The cases that exceed their limit.
     fn over(&self) -> Vec<String> {
         let over = CASES.iter().enumerate().filter_map(|(i, (text, key, _, limit, _))| {
             let most = self.most(i);
@@ -112,11 +113,11 @@ impl Notes {
         over.collect()
     }
 
-    /// The answer, or nothing after an error that damage may have for a consequence.
+    /// The answer, or `None` after an error that damage may cause.
     fn expected<T>(&self, answer: Result<T>) -> Option<T> {
         if let Err(error) = &answer {
             assert!(ERRORS_OF_DAMAGE.contains(&error.name()), "{error:?}");
-            // Somebody else may have been busy, and have told.
+            // Another process may have been busy, and have reported the damage.
             let is_told = !matches!(error, Error::StoreTimeout { .. });
             self.errors[0].fetch_add(u64::from(is_told), AcqRel);
             if is_told && self.told.borrow_mut().insert(error.to_string()) {
@@ -127,7 +128,7 @@ impl Notes {
     }
 }
 
-/// Uses all of a store for a while.
+/// Uses everything of a store for a while.
 fn use_for(dir: &Dir, time: Duration, notes: &Notes, mut random: Random) {
     let mut options = StoreOptions::default();
     options.timeout = Duration::from_millis(100);
@@ -178,7 +179,7 @@ fn use_for(dir: &Dir, time: Duration, notes: &Notes, mut random: Random) {
     assert!(slowest < LONGEST_CALL, "a call took {slowest:?}");
 }
 
-/// A start that counts, by the key whose policy is known.
+/// A counted start of the key whose policy is known.
 fn start(notes: &Notes, case: usize, limiter: &dyn Limiter) {
     let (_, key, weight, _, window) = CASES[case];
     let before = now_ns();
@@ -189,7 +190,7 @@ fn start(notes: &Notes, case: usize, limiter: &dyn Limiter) {
         notes.expected(limiter.complete(&permit));
     } else {
         std::thread::sleep(Duration::from_micros(500));
-        // It ran from the end of one call to the begin of the other, at least.
+        // It ran at least from the end of one call to the beginning of the other.
         notes.add(case, (after, now_ns()));
         notes.expected(limiter.complete(&permit));
     }
@@ -197,7 +198,7 @@ fn start(notes: &Notes, case: usize, limiter: &dyn Limiter) {
 
 // ---- damage ----
 
-/// Where damage is done, and what another store has there.
+/// The damaged file, and the same file of another store.
 struct Place {
     file: PathBuf,
     other: PathBuf,
@@ -213,7 +214,7 @@ fn opened(path: &Path) -> Option<File> {
 
 fn words_of(file: &File) -> Vec<u64> {
     let mut bytes = vec![0; file.metadata().unwrap().len() as usize];
-    // It may become shorter meanwhile.
+    // It may become shorter during this.
     let _ = file.read_at(&mut bytes, 0);
     bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect()
 }
@@ -226,14 +227,14 @@ fn bytes(Place { file: path, .. }: &Place, random: &mut Random) {
     let Some(file) = opened(path) else { return };
     let len = file.metadata().unwrap().len().max(1);
     for _ in 0..1 + random.below(40) {
-        // Most of it is empty: what is at the beginning is more likely to matter.
+        // Most of it is empty, and the beginning matters more.
         let within = random.pick(&[len, 65_536, 16_384, 2_048]).min(len);
         let at = random.below(within);
         file.write_all_at(&[random.below(256) as u8], at).unwrap();
     }
 }
 
-/// Overwrites some of the words that are used with what leads astray.
+/// Overwrites some of the used words with misleading values.
 fn words(Place { file: path, .. }: &Place, random: &mut Random) {
     let Some(file) = opened(path) else { return };
     let words = words_of(&file);
@@ -255,12 +256,12 @@ fn words(Place { file: path, .. }: &Place, random: &mut Random) {
     }
 }
 
-/// Leads offsets to themselves, to each other, and nowhere.
+/// Makes offsets point to themselves, to each other, or nowhere.
 fn offsets(Place { file: path, .. }: &Place, random: &mut Random) {
     let Some(file) = opened(path) else { return };
     let words = words_of(&file);
     let offset = |word: u64| word & ((1 << 29) - 1);
-    // Of blocks; what is above is a tag, a depth, a number.
+    // Offsets of blocks. The bits above are a tag, a depth or a number.
     let is_offset = |at: &u64| {
         let to = offset(words[*at as usize]);
         (512..words.len() as u64).contains(&to) && to.is_multiple_of(16)
@@ -283,7 +284,7 @@ fn offsets(Place { file: path, .. }: &Place, random: &mut Random) {
     }
 }
 
-/// Whole pages: empty, random, or another's.
+/// Overwrites whole pages: empty, random, or from another place.
 fn pages(Place { file: path, .. }: &Place, random: &mut Random) {
     let Some(file) = opened(path) else { return };
     let count = (file.metadata().unwrap().len() / 4_096).max(1);
@@ -307,7 +308,7 @@ fn cut(Place { file: path, .. }: &Place, random: &mut Random) {
     file.set_len(to.min(len)).unwrap();
 }
 
-/// Longer than it was.
+/// Makes the file longer.
 fn extend(Place { file: path, .. }: &Place, random: &mut Random) {
     let Some(file) = opened(path) else { return };
     let len = file.metadata().unwrap().len();
@@ -315,18 +316,18 @@ fn extend(Place { file: path, .. }: &Place, random: &mut Random) {
     file.write_all_at(&more, len).unwrap();
 }
 
-/// A hole where something was: as if it had been cut, but for its length.
+/// A hole in place of data: like a truncation, but with the same length.
 fn hole(Place { file: path, .. }: &Place, random: &mut Random) {
     let Some(file) = opened(path) else { return };
     let pages = (file.metadata().unwrap().len() as i64 / 4_096).max(1);
     let from = random.below(pages as u64) as i64;
     let len = (1 + random.below(8) as i64).min(pages - from);
     let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-    // SAFETY: plain call on an open descriptor. (Not all file systems can.)
+    // SAFETY: plain call on an open descriptor. (Some file systems do not support it.)
     unsafe { libc::fallocate(std::os::fd::AsRawFd::as_raw_fd(&file), mode, from * 4_096, len * 4_096) };
 }
 
-/// It is gone, or another store's is there.
+/// Removes the file, or replaces it by another store's.
 fn other_store(Place { file: path, other }: &Place, random: &mut Random) {
     let aside = beside(path, "aside");
     let is_there = |path: &Path| std::fs::symlink_metadata(path).is_ok();
@@ -337,7 +338,7 @@ fn other_store(Place { file: path, other }: &Place, random: &mut Random) {
     }
 }
 
-/// Something else has its name.
+/// Replaces the file by another kind of file.
 fn replace(Place { file: path, .. }: &Place, random: &mut Random) {
     let aside = beside(path, "aside");
     match random.below(5) {
@@ -395,13 +396,13 @@ fn hostile_rows(Place { file: path, .. }: &Place, random: &mut Random) {
     .join();
 }
 
-/// What was there before is there again: in place, or another file.
+/// Restores earlier contents, in place or as another file.
 fn older(Place { file: path, .. }: &Place, random: &mut Random) {
     let old = beside(path, "old");
     if random.below(2) == 0 {
         drop(std::fs::rename(old, path));
     } else if let Some(file) = opened(path) {
-        // Cut short, even for a moment, it would kill who uses it.
+        // Truncating it, even for a moment, would kill its users.
         file.write_all_at(&std::fs::read(old).unwrap(), 0).unwrap();
     }
 }
@@ -411,7 +412,7 @@ const LANE: &str = "limits.db-lane";
 
 type Damage = (&'static str, &'static str, fn(&Place, &mut Random));
 
-/// What is done to which file. Overwriting may leave what could have been.
+/// The kinds of damage and their files. Overwriting may leave a plausible state.
 const DAMAGES: [Damage; 19] = [
     ("overwritten bytes", LANE, bytes),
     ("overwritten words", LANE, words),
@@ -436,7 +437,7 @@ const DAMAGES: [Damage; 19] = [
 
 // ---- rounds ----
 
-/// Waits for a process, which must end well. The kernel kills who touches what somebody cut off a file a moment ago.
+/// Waits for a process, which must succeed. The kernel kills a process that touches a part that was just cut off.
 fn join(child: Child, was_cut: bool) {
     let status = Cell::new(0);
     common::wait_until("a process ends", || {
@@ -450,7 +451,7 @@ fn join(child: Child, was_cut: bool) {
 }
 
 #[test]
-fn damage_is_an_error_and_never_more_in_silence() {
+fn damage_never_causes_silent_excess() {
     let seed = number("SEED", now_ns() % 1_000_000);
     let only = std::env::var("ONLY").unwrap_or_default();
     let damages: Vec<Damage> =

@@ -1,5 +1,5 @@
-//! Who asked first starts first, however much it asks for; and a pause by one process holds all others, whatever room there
-//! is.
+//! Callers start in request order, however much they ask for; and a pause by one process holds all others, whatever
+//! capacity is free.
 
 mod common;
 #[path = "storms/family.rs"]
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering::*};
 use std::time::Duration;
 use workglow_limit::*;
 
-/// The kinds in which whoever waits has a turn, with a limit of four.
+/// The kinds in which waiters have turns, with a limit of four.
 fn queues(store: &Store) -> Vec<Shared> {
     let declare = |name: &str, policy: Result<Policy>| store.declare(name, policy.unwrap()).unwrap();
     let composite = [
@@ -31,9 +31,9 @@ fn queues(store: &Store) -> Vec<Shared> {
     ]
 }
 
-/// One that takes all there is among light ones, step by step by a manual clock.
+/// Heavy waiters, which take the whole limit, among light ones, step by step with a manual clock.
 #[test]
-fn fat_and_light_waiters_start_in_the_order_in_which_they_asked() {
+fn heavy_and_light_waiters_start_in_request_order() {
     let clock = ManualClock::new();
     let mut options = StoreOptions::default();
     options.clock = Some(clock.clone());
@@ -46,7 +46,7 @@ fn fat_and_light_waiters_start_in_the_order_in_which_they_asked() {
         while let Attempt::Admitted(permit) = limiter.attempt("", unit).unwrap() {
             running.push(permit);
         }
-        // Light ones, a fat one, light ones, a fat one, …
+        // Light ones, a heavy one, light ones, a heavy one, …
         let weights: Vec<u64> = (0..8).map(|i| if i % 5 == 2 { 4 * unit } else { unit }).collect();
         let mut line = Line::new(limiter.clone());
         let join = |&weight: &u64| match line.join(Waiter::new("", weight)).unwrap() {
@@ -71,9 +71,9 @@ fn fat_and_light_waiters_start_in_the_order_in_which_they_asked() {
     }
 }
 
-/// However many wait: who has no deadline is never told that there is no room before it.
+/// However many wait, a waiter without a deadline is never told that it cannot be served in time.
 #[test]
-fn nobody_without_a_deadline_is_sent_away() {
+fn a_waiter_without_a_deadline_never_expires() {
     let clock = ManualClock::new();
     let mut options = StoreOptions::default();
     options.clock = Some(clock.clone());
@@ -100,9 +100,9 @@ fn nobody_without_a_deadline_is_sent_away() {
     }
 }
 
-/// Processes that want one unit after the other, and one that wants all there is at once.
+/// Processes that want one unit after the other, and one that wants the whole limit at once.
 #[test]
-fn a_stream_of_light_ones_keeps_no_fat_one_waiting_for_ever() {
+fn light_waiters_never_starve_a_heavy_one() {
     const FAT: usize = 3;
     let dir = Dir::in_memory("turns");
     let count = queues(&Store::new(&dir.url()).unwrap()).len();
@@ -124,10 +124,10 @@ fn a_stream_of_light_ones_keeps_no_fat_one_waiting_for_ever() {
         wait_until("light ones start", || done[0].load(Relaxed) > 0);
         let fat = Child::run(|| {
             let limiter = open();
-            // All there is; in a leaky bucket, a few turns.
+            // The whole limit; in a leaky bucket, a few turns.
             let weight = limiter.peek("", 0).unwrap().limit.min(if kind == 3 { 4 } else { u64::MAX });
             for _ in 0..FAT {
-                acquire_with(&*limiter, ("", weight), None, |_| ()).expect("nothing is in a hurry");
+                acquire_with(&*limiter, ("", weight), None, |_| ()).expect("it has no deadline");
                 done[1].fetch_add(1, Relaxed);
             }
         });
@@ -138,19 +138,19 @@ fn a_stream_of_light_ones_keeps_no_fat_one_waiting_for_ever() {
 
 // ---- pauses ----
 
-/// Of the attempts of all processes: those that were admitted for certain while a pause held, and how many were outside.
+/// The attempts of all processes: those certainly admitted during a pause, and how many were outside.
 #[test]
-fn a_pause_by_one_process_holds_all_others_whatever_room_there_is() {
+fn a_pause_by_one_process_holds_all_others() {
     const PAUSE: Duration = ms(60);
     for case in FAMILY {
         let dir = Dir::in_memory(&format!("pause-{}", case.name.replace(' ', "-")));
-        // Between which moments it is closed for certain; how many started before, during and after it.
+        // The moments between which the gate is certainly closed; the number of starts before, during and after it.
         let (gate, counts) = (shared(2), shared(3));
         let started = |a: u64, b: u64| {
             let [from, until] = [&gate[0], &gate[1]].map(|word| word.load(SeqCst));
             let when = match from {
                 0 => 0,
-                // It may have been closed meanwhile, or not yet.
+                // The gate may have been closed in between, or not yet.
                 _ if a < from => return,
                 _ if b < until => 1,
                 _ => 2,
@@ -198,8 +198,8 @@ fn a_pause_by_one_process_holds_all_others_whatever_room_there_is() {
             let from = now_ns();
             gate[1].store(until, SeqCst);
             gate[0].store(from, SeqCst);
-            // Beside nobody, there is room all the same.
-            let decision = limiter.peek("nobody's", 1).unwrap();
+            // On an unused key, there is capacity.
+            let decision = limiter.peek("unused", 1).unwrap();
             assert!(!decision.admitted || now_ns() >= until, "{}: {decision:?}", case.name);
         });
         pausing.join();
@@ -209,10 +209,10 @@ fn a_pause_by_one_process_holds_all_others_whatever_room_there_is() {
     }
 }
 
-/// As many places as a limit gives, some of which are presented too late. (`PLANT="no spare slot"` is what this is for:
-/// whoever was exchanged took the place of somebody who was on time, and so on, until nobody started any more.)
+/// As many places as a limit gives, some of which are presented too late. (This is for `PLANT="no spare slot"`: each
+/// exchanged place took that of a punctual waiter, and so on, until no waiter started any more.)
 #[test]
-fn whoever_is_late_loses_its_own_place_and_nobody_elses() {
+fn a_late_waiter_loses_only_its_own_place() {
     for policy in ["20/2s", "delay 100ms", "20/2s + 100/20s"] {
         let clock = ManualClock::new();
         let mut options = StoreOptions::default();
@@ -221,10 +221,10 @@ fn whoever_is_late_loses_its_own_place_and_nobody_elses() {
         let limiter = store.limiter(policy, policy).unwrap();
         let terms = Terms { most: None, grace: ms(100), ..Terms::NOW };
         let (mut random, mut started, mut lost) = (Random::new(), 0, 0);
-        // When each is ready, and is it one that was told to come back for a place?
+        // When each is ready, and whether it was given only a time to come back.
         let mut places: Vec<(Duration, bool, RawPermit)> = Vec::new();
         while started < 500 && clock.now() < Duration::from_secs(200) {
-            // Only those that the log has room for: others have a time, but no turn to lose.
+            // Only those for which the log has space: others have a time, but no turn to lose.
             while places.len() < 100 {
                 match limiter.claim("", 1, terms).unwrap() {
                     Claim::Started(_) => started += 1,
@@ -235,7 +235,7 @@ fn whoever_is_late_loses_its_own_place_and_nobody_elses() {
             places.sort_by_key(|(due, ..)| *due);
             let (due, has_none, place) = places.remove(0);
             clock.advance(due.saturating_sub(clock.now()));
-            // Those who look again and again would make everybody late.
+            // Callers that check repeatedly would make all others late.
             if !has_none && random.below(50) == 0 {
                 clock.advance(ms(20 + random.below(150)));
             }

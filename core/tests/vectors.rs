@@ -40,7 +40,7 @@ fn cases(file: &Path) -> Vec<Case> {
     cases
 }
 
-/// Every child of a case on one store, which a manual clock drives.
+/// Every child of a case on one store, with a manual clock.
 fn limiter(case: &Case, url: &str, clock: &ManualClock) -> (Store, Arc<dyn Limiter>) {
     let mut options = StoreOptions::default();
     options.clock = Some(clock.clone());
@@ -107,10 +107,10 @@ fn jitter(word: &str) -> Jitter {
 
 type Running = HashMap<u64, (String, u64)>;
 
-/// A limiter of a user's own: so many units at once, per key.
+/// A custom limiter: a number of units at once, per key.
 struct AtOnce {
     most: u64,
-    /// What runs: the number of each start, its key and weight; and the next number.
+    /// The running starts: the number of each, its key and weight; and the next number.
     running: Mutex<(Running, u64)>,
 }
 
@@ -148,7 +148,7 @@ impl Custom for AtOnce {
     }
 }
 
-/// What a call answered, as the fields that a vector can name.
+/// The answer of a call, as the fields that a vector can name.
 type Answer = HashMap<&'static str, String>;
 
 fn number(n: u64) -> String {
@@ -285,7 +285,7 @@ fn run(case: &Case, url: &str) -> usize {
         assert!(expects_error || !answer.contains_key("error"), "{}, line {line}: {answer:?}", case.name);
         for (field, value) in wanted {
             if let Some(next) = answer.get("next") {
-                // The wall clock moves on between the call and the comparison.
+                // The wall clock advances between the call and the comparison.
                 let (next, value) = (next.parse::<i64>().unwrap(), value.parse::<i64>().unwrap());
                 assert!((next - value).abs() < 2_000_000, "{}, line {line}: {next} µs, not {value}", case.name);
                 continue;
@@ -297,8 +297,8 @@ fn run(case: &Case, url: &str) -> usize {
     case.steps.len()
 }
 
-/// Which limiters ran on which store, and how often: told to whoever names a directory in `WGL_CELLS`.
-fn tell(cells: &BTreeMap<(String, &str), usize>) {
+/// Writes which limiters ran on which store, and how often, to the directory in `WGL_CELLS`, if it is set.
+fn report(cells: &BTreeMap<(String, &str), usize>) {
     let Some(dir) = std::env::var_os("WGL_CELLS") else { return };
     let lines: String = cells.iter().map(|((kind, store), cases)| format!("{kind} {store} {cases}\n")).collect();
     std::fs::create_dir_all(&dir).unwrap();
@@ -337,6 +337,6 @@ fn every_vector_on_every_store() {
         println!("{}: {ran} cases, {steps} steps", file.file_name().unwrap().to_string_lossy());
         assert!(ran > 0);
     }
-    tell(&cells);
+    report(&cells);
     std::fs::remove_dir_all(dir).unwrap();
 }

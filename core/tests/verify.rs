@@ -1,4 +1,4 @@
-//! `Store::verify` says what is wrong with a store, repairs what it can, and leaves what is in order as it is.
+//! `Store::verify` reports what is wrong with a store, repairs what it can, and leaves the rest unchanged.
 
 mod common;
 
@@ -26,7 +26,7 @@ fn used(dir: &Dir) -> Store {
     store
 }
 
-/// What `verify` finds, and how much of it is repaired.
+/// The findings of `verify`, and how many of them are repaired.
 fn verified(store: &Store, repair: bool) -> (Vec<String>, usize) {
     let problems = store.verify(repair).unwrap();
     let repaired = problems.iter().filter(|problem| problem.is_repaired).count();
@@ -36,7 +36,7 @@ fn verified(store: &Store, repair: bool) -> (Vec<String>, usize) {
 const NOTHING: (Vec<String>, usize) = (Vec::new(), 0);
 
 #[test]
-fn a_store_in_order_has_no_problems_while_others_use_it() {
+fn an_intact_store_has_no_problems_while_in_use() {
     let dir = Dir::new("verify-fine");
     let store = used(&dir);
     let others: Vec<Child> = (0..2)
@@ -60,12 +60,12 @@ fn a_store_in_order_has_no_problems_while_others_use_it() {
     assert_eq!(verified(&store, true), NOTHING);
     assert_eq!(RateLimiter::attach(&store, "api").unwrap().peek("key", 1).unwrap().remaining, 95);
     assert_eq!(verified(&Store::new("memory:").unwrap(), true), NOTHING);
-    // What is not there yet is made, as by every first use.
+    // A missing store is created, as by every first use.
     assert_eq!(verified(&Store::new(&Dir::new("verify-new").url()).unwrap(), false), NOTHING);
 }
 
 #[test]
-fn rows_that_make_no_sense_are_told_and_taken_away() {
+fn nonsensical_rows_are_reported_and_removed() {
     const REPAIRED: [(&str, &str); 7] = [
         ("UPDATE limits SET policy = 'nonsense' WHERE name = 'api'", "limit \"api\" has the policy \"nonsense\""),
         ("UPDATE limits SET override = '1/0s' WHERE name = 'api'", "limit \"api\" has the override \"1/0s\""),
@@ -76,7 +76,7 @@ fn rows_that_make_no_sense_are_told_and_taken_away() {
         ("UPDATE limits SET policy = '7/1h +' WHERE name = 'both'", "limit \"both\" has the policy \"7/1h +\""),
         (
             "CREATE TRIGGER \"a \"\" b\" AFTER UPDATE ON store BEGIN DELETE FROM executions; END",
-            "a trigger \"a \\\" b\", which a store has none of",
+            "a trigger \"a \\\" b\", where a store has none",
         ),
         ("UPDATE executions SET key_hash = 'z' || substr(key_hash, 2) WHERE name = 'limit 9000/1h'", "50 rows"),
         ("UPDATE executions SET units = -1 WHERE name = 'limit 100/1h fixed'", "50 rows"),
@@ -97,7 +97,7 @@ fn rows_that_make_no_sense_are_told_and_taken_away() {
 }
 
 #[test]
-fn what_cannot_be_repaired_is_told() {
+fn irreparable_damage_is_reported() {
     let statements = [
         "DELETE FROM store",
         "UPDATE store SET lane = 'z'",
@@ -116,7 +116,7 @@ fn what_cannot_be_repaired_is_told() {
 }
 
 #[test]
-fn a_file_of_somebody_else_is_refused_and_left_as_it_is() {
+fn a_foreign_file_is_refused_and_left_unchanged() {
     let dir = Dir::new("verify-other");
     std::fs::write(dir.file("limits.db"), "no database").unwrap();
     let error = Store::new(&dir.url()).unwrap().verify(true).unwrap_err();
@@ -124,9 +124,9 @@ fn a_file_of_somebody_else_is_refused_and_left_as_it_is() {
     assert_eq!(std::fs::read(dir.file("limits.db")).unwrap(), b"no database");
 }
 
-/// Every word of the lane behind its header, and that of the first limit.
+/// Every word of the lane after its header, and the word of the first limit.
 #[test]
-fn a_lane_that_makes_no_sense_is_made_anew_from_the_ledger() {
+fn a_damaged_lane_is_rebuilt_from_the_ledger() {
     for is_open in [false, true] {
         let dir = Dir::new(&format!("verify-lane-{is_open}"));
         let store = used(&dir);
@@ -148,16 +148,16 @@ fn a_lane_that_makes_no_sense_is_made_anew_from_the_ledger() {
         assert_eq!(verified(&store, false), NOTHING);
 
         let api = RateLimiter::new(&store, "api", 100, HOUR).unwrap();
-        // It counts as full until everybody has noticed that the lane is another.
+        // It counts as full until all processes have noticed that the lane is another one.
         std::thread::sleep(api.peek("key", 1).unwrap().retry_after);
         let admitted = (0..200).filter(|_| api.decide("key", 1).unwrap().admitted).count();
-        // The budget counts as spent beside what the ledger knows.
+        // The budget counts as used in addition to the ledger's starts.
         assert_eq!(admitted, 100 - 5 - 5);
     }
 }
 
 #[test]
-fn a_file_that_is_no_lane_is_one_problem() {
+fn a_file_that_is_not_a_lane_is_one_problem() {
     let dir = Dir::new("verify-no-lane");
     used(&dir);
     OpenOptions::new().write(true).open(dir.file("limits.db-lane")).unwrap().write_all_at(&[b'x'; 8_192], 0).unwrap();

@@ -1,4 +1,4 @@
-//! Waiters: they take their places in the order in which they asked, and a place that has gone bad is never a start.
+//! Waiters: they get places in the order of their requests, and an invalid place never becomes a start.
 
 mod common;
 
@@ -39,15 +39,15 @@ fn starts(limiter: &RateLimiter, wait: &mut Wait) -> bool {
 }
 
 #[test]
-fn places_are_a_window_and_a_grace_apart_and_each_waiter_sleeps_once() {
+fn places_are_a_window_and_a_grace_apart() {
     let Bench { clock, limiter, .. } = full();
     let mut waits: Vec<_> = (0..3).map(|_| Wait::new("", 1, None)).collect();
     let naps: Vec<_> = waits.iter_mut().map(|wait| sleeps(&limiter, wait)).collect();
     assert_eq!(naps, [ms(1_000), ms(2_025), ms(3_050)]);
-    assert!(!limiter.can_proceed("").unwrap(), "nobody overtakes those who wait");
+    assert!(!limiter.can_proceed("").unwrap(), "no caller overtakes waiters");
     clock.advance(ms(1_000));
     assert!(starts(&limiter, &mut waits[0]));
-    assert_eq!(sleeps(&limiter, &mut waits[1]), ms(1_025), "woken early, it sleeps on");
+    assert_eq!(sleeps(&limiter, &mut waits[1]), ms(1_025), "woken early, it sleeps again");
     clock.advance(ms(1_025));
     assert!(starts(&limiter, &mut waits[1]));
     clock.advance(ms(1_025) + ms(25));
@@ -55,7 +55,7 @@ fn places_are_a_window_and_a_grace_apart_and_each_waiter_sleeps_once() {
 }
 
 #[test]
-fn a_place_is_good_until_its_grace_ends_and_not_a_microsecond_longer() {
+fn a_place_is_valid_exactly_until_its_grace_ends() {
     let Bench { clock, limiter, .. } = full();
     let mut wait = Wait::new("", 1, None);
     sleeps(&limiter, &mut wait);
@@ -65,14 +65,14 @@ fn a_place_is_good_until_its_grace_ends_and_not_a_microsecond_longer() {
     let mut wait = Wait::new("", 1, None);
     assert_eq!(sleeps(&limiter, &mut wait), ms(1_000));
     clock.advance(ms(1_025) + Duration::from_micros(1));
-    // Too late: a fresh place, which comes at once because the old one did not start.
+    // Too late: it gets a new place, which is ready at once because the old one did not start.
     assert!(starts(&limiter, &mut wait));
     assert_eq!(limiter.peek("", 1).unwrap().retry_after, ms(1_000), "it started at once, and gave its grace back");
 }
 
-/// Whoever always waits gets all that a limit gives, however long the grace, if it is on time.
+/// Callers that always wait get the whole capacity of a limit, however long the grace, if they are on time.
 #[test]
-fn a_limit_that_is_always_waited_for_gives_its_whole_capacity() {
+fn constant_waiting_uses_the_whole_capacity() {
     for (max, weight, grace) in [(1, 1, None), (10, 1, None), (10, 1, Some(ms(250))), (10, 5, Some(ms(250)))] {
         let clock = ManualClock::new();
         let mut options = StoreOptions::default();
@@ -92,7 +92,7 @@ fn a_limit_that_is_always_waited_for_gives_its_whole_capacity() {
 }
 
 #[test]
-fn a_gate_that_closes_meanwhile_exchanges_the_place() {
+fn a_gate_that_closes_exchanges_waiting_places() {
     let Bench { clock, limiter, .. } = full();
     let mut wait = Wait::new("", 1, None);
     sleeps(&limiter, &mut wait);
@@ -125,7 +125,7 @@ fn another_policy_exchanges_the_place() {
 }
 
 #[test]
-fn places_that_were_cleared_or_given_up_hold_nobody_back() {
+fn cleared_or_abandoned_places_delay_no_one() {
     let Bench { clock, store, limiter } = full();
     for _ in 0..10 {
         sleeps(&limiter, &mut Wait::new("", 1, None));
@@ -138,14 +138,14 @@ fn places_that_were_cleared_or_given_up_hold_nobody_back() {
     }
     let raised = RateLimiter::new(&store, "api", 100, ms(1_000)).unwrap();
     let admitted = (0..200).filter(|_| raised.try_acquire("", 1).unwrap().is_some()).count();
-    assert_eq!(admitted, 100 - 1, "raised room is usable at once, also that of places that have not started");
+    assert_eq!(admitted, 100 - 1, "added capacity is usable at once, including that of places that have not started");
     clock.advance(ms(1_000));
     let admitted = (0..200).filter(|_| raised.try_acquire("", 1).unwrap().is_some()).count();
     assert_eq!(admitted, 100);
 }
 
 #[test]
-fn a_handle_that_only_looks_sees_another_policy_too() {
+fn a_handle_that_only_peeks_follows_policy_changes() {
     let Bench { store, limiter, .. } = full();
     assert_eq!(limiter.peek("key", 1).unwrap().limit, 1);
     let new = RateLimiter::new(&store, "api", 2, ms(5_000)).unwrap();
@@ -155,7 +155,7 @@ fn a_handle_that_only_looks_sees_another_policy_too() {
 }
 
 #[test]
-fn who_cannot_be_served_in_time_is_told_at_once_and_takes_nothing() {
+fn an_unreachable_deadline_is_reported_at_once_and_takes_nothing() {
     let Bench { limiter, .. } = full();
     let mut wait = Wait::new("", 1, Some(ms(999)));
     assert_eq!(wait.step(&limiter).unwrap(), Step::Expired(ms(1_000)));
@@ -176,7 +176,7 @@ fn heavy_waiters_do_not_starve() {
     let mut heavy = Wait::new("", 4, None);
     assert_eq!(sleeps(&limiter, &mut heavy), ms(900));
     clock.advance(ms(600));
-    assert!(limiter.try_acquire("", 1).unwrap().is_none(), "the unit that is free is the heavy one's");
+    assert!(limiter.try_acquire("", 1).unwrap().is_none(), "the free unit belongs to the heavy waiter");
     clock.advance(ms(300));
     assert!(starts(&limiter, &mut heavy));
 }
@@ -195,7 +195,7 @@ fn blocked_threads_wake_when_the_clock_moves() {
 }
 
 #[test]
-fn who_waits_for_a_slot_is_woken_by_its_completion() {
+fn a_completion_wakes_a_waiter_for_a_slot() {
     let limiter = ConcurrencyLimiter::new(1).unwrap();
     let held = limiter.try_acquire("", 1).unwrap().unwrap();
     std::thread::scope(|scope| {
@@ -208,7 +208,7 @@ fn who_waits_for_a_slot_is_woken_by_its_completion() {
 }
 
 #[test]
-fn a_gate_that_opens_too_late_is_known_at_once() {
+fn a_gate_beyond_the_deadline_expires_the_waiter_at_once() {
     let slots = std::sync::Arc::new(ConcurrencyLimiter::new(1).unwrap());
     let both = CompositeLimiter::new([slots.clone() as std::sync::Arc<dyn Limiter>]);
     slots.pause("", ms(3_600_000)).unwrap();
@@ -223,7 +223,7 @@ fn a_composite_waits_for_all_of_its_children() {
     let Bench { clock, limiter, .. } = full();
     let slots = std::sync::Arc::new(ConcurrencyLimiter::with_clock(1, clock.clone()).unwrap());
     let both = CompositeLimiter::new([slots.clone() as std::sync::Arc<dyn Limiter>, std::sync::Arc::new(limiter)]);
-    let Attempt::Admitted(held) = slots.attempt("", 1).unwrap() else { panic!("there is room") };
+    let Attempt::Admitted(held) = slots.attempt("", 1).unwrap() else { panic!("the limit has capacity") };
     std::thread::scope(|scope| {
         let waiter = scope.spawn(|| both.acquire("", 1, None).unwrap().is_some());
         for _ in 0..100 {
@@ -240,7 +240,7 @@ fn a_composite_waits_for_all_of_its_children() {
 }
 
 #[test]
-fn a_gate_in_the_past_is_none() {
+fn a_gate_in_the_past_has_no_effect() {
     let limiter = RateLimiter::new(&Store::new("memory:").unwrap(), "api", 4_096, ms(1_000)).unwrap();
     for _ in 0..1_000 {
         limiter.set_next_available_time("", std::time::SystemTime::now()).unwrap();
@@ -257,7 +257,7 @@ fn rounding_to_microseconds_never_lets_a_start_happen_early() {
     options.clock = Some(clock.clone());
     let store = Store::with_options("memory:", options).unwrap();
     let limiter = RateLimiter::new(&store, "api", 1, Duration::from_micros(1_000)).unwrap();
-    limiter.open().unwrap(); // the epoch is now, not at the first start
+    limiter.open().unwrap(); // the epoch is set here, not at the first start
     clock.advance(ns(500));
     assert!(
         limiter.try_acquire("", 1).unwrap().is_some(),

@@ -1,5 +1,5 @@
-//! Setting the wall clock changes nothing: no limit, no gate, no boundary of windows, in no process. Here it is set by taking
-//! the place of the system's function for it, in this program only.
+//! Setting the wall clock has no effect: on no limit, no gate, no boundary of windows, in no process. The test sets it
+//! by replacing the system's function, in this program only.
 
 mod common;
 
@@ -11,10 +11,10 @@ use workglow_limit::*;
 /// How far the wall clock has been set, in seconds.
 static SET: AtomicI64 = AtomicI64::new(0);
 
-/// What this program, its libraries included, calls for the time.
+/// The time function of this program and its libraries.
 ///
 /// # Safety
-/// As for the system's own: `at` is a valid place for the answer.
+/// The same as the system's: `at` is a valid place for the result.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn clock_gettime(clock: libc::clockid_t, at: *mut libc::timespec) -> libc::c_int {
     // SAFETY: as promised by the caller.
@@ -38,7 +38,7 @@ fn family(store: &Store) -> Vec<std::sync::Arc<dyn Limiter>> {
         Policy::evenly_spaced(3, 3 * HOUR, true),
         Policy::token_bucket(1, HOUR, 3),
         Policy::leaky_bucket(1, HOUR, 3),
-        // Its boundary does not come while this runs, but once in a year.
+        // Its boundary comes only once a year, and not while this runs.
         Policy::fixed_window(3, YEAR),
         Policy::sliding_window_counter(3, YEAR),
         Policy::concurrency(3).unwrap().with_lease(HOUR),
@@ -47,7 +47,7 @@ fn family(store: &Store) -> Vec<std::sync::Arc<dyn Limiter>> {
     policies.into_iter().enumerate().map(named).collect()
 }
 
-/// When each would admit again, which must be no sooner than it was.
+/// When each would admit again, which must be no sooner than before.
 fn waits(limiters: &[std::sync::Arc<dyn Limiter>], key: &str) -> Vec<Duration> {
     let wait = |limiter: &std::sync::Arc<dyn Limiter>| {
         let seen = limiter.peek(key, 1).unwrap();
@@ -59,7 +59,7 @@ fn waits(limiters: &[std::sync::Arc<dyn Limiter>], key: &str) -> Vec<Duration> {
 
 fn assert_unmoved(before: &[Duration], now: &[Duration], when: &str) {
     for (i, (before, now)) in before.iter().zip(now).enumerate() {
-        // Time goes on, but not by hours.
+        // Time advances, but not by hours.
         assert!(now <= before && *before - *now < HOUR / 4, "limit {i}, {when}: {before:?} became {now:?}");
     }
 }
@@ -83,7 +83,7 @@ fn setting_the_wall_clock_moves_no_limit_and_no_gate() {
             .map_or_else(|e| -(e.duration().as_secs() as i64), |d| d.as_secs() as i64);
         assert!((set - 60..set + 600).contains(&shown), "the wall clock was not set: {shown} instead of {set}");
         assert_unmoved(&before, &all(), &format!("set by {set} s"));
-        // The same for whoever opens the store only now.
+        // The same for a process that opens the store only now.
         Child::run(|| {
             let limiters = family(&Store::new(&dir.url()).unwrap());
             let now = ["", "paused", "until"].map(|key| waits(&limiters, key)).concat();

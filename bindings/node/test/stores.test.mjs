@@ -60,7 +60,7 @@ test("an override of several kinds is all or nothing", async (t) => {
     assert.deepEqual(await limits(), [7, 3]);
     for (const [wrong, why] of [
       ["9/1h + 5 concurent", /^policy is "9\/1h \+ 5 concurent": expected \/, per or concurrent \(such as 100\/1m, "5 per second" or 5 concurrent\) at character 10, not "concurent"$/],
-      ["9/1h + delay 1s", /^policy is "delay 1s": expected one policy for each part of limit "api" at most: rate, concurr/],
+      ["9/1h + delay 1s", /^policy is "delay 1s": expected at most one policy for each part of limit "api": rate, concurr/],
     ]) {
       await assert.rejects(store.override("api", wrong), { name: "InvalidArgument", message: why });
       assert.deepEqual(await limits(), [7, 3]);

@@ -57,7 +57,7 @@ def test_an_override_of_several_kinds_is_all_or_nothing(url):
     assert limits() == [7, 3]
     for wrong, why in {
         "9/1h + 5 concurent": "expected /, per or concurrent (such as 100/1m, \"5 per second\" or 5 concurrent) at character 10, not \"concurent\"",
-        "9/1h + delay 1s": "expected one policy for each part of limit \"api\" at most: rate, concurrency",
+        "9/1h + delay 1s": "expected at most one policy for each part of limit \"api\": rate, concurrency",
     }.items():
         with pytest.raises(InvalidArgument, match=f"^policy is {re.escape(repr(wrong))}: {re.escape(why)}$"):
             store.override("api", wrong)

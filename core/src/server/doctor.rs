@@ -1,14 +1,14 @@
-//! What of a server's settings endangers limits there.
+//! Finds settings of a server that endanger limits.
 
 use super::Engine;
 use crate::error::Result;
 use crate::state::{Store, StoreOptions};
 
-/// How much something matters.
+/// The severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Severity {
-    /// Good to know.
+    /// Worth knowing.
     Note,
     /// Limits may answer late or not at all, or start too few.
     Warning,
@@ -17,7 +17,7 @@ pub enum Severity {
 }
 
 impl Severity {
-    /// Its name in every language.
+    /// The name of the severity, the same in every language.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -28,19 +28,19 @@ impl Severity {
     }
 }
 
-/// Something of a server that those who have limits there should know, as [`doctor`] finds it.
+/// A finding about a server's settings, as returned by [`doctor`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Finding {
-    /// How much it matters.
+    /// The severity.
     pub severity: Severity,
-    /// What it endangers.
+    /// What is endangered, and how.
     pub what: String,
     /// The setting, by the server's own name.
     pub setting: String,
-    /// What it is. Empty: it could not be looked at.
+    /// The value. Empty if it could not be read.
     pub value: String,
-    /// What to set instead, or to do. Empty: nothing.
+    /// What to set or do instead. Empty if nothing.
     pub instead: String,
 }
 
@@ -51,10 +51,10 @@ impl Finding {
     }
 }
 
-/// Looks at the settings of the server that a store is on, and says what there endangers limits: the worst first, nothing if all is
-/// well. Always nothing for `memory:` and `sqlite:`, whose files [`Store::verify`] looks at.
+/// Checks the settings of a store's server and returns those that endanger limits, worst first. Empty if all is well.
+/// Always empty for `memory:` and `sqlite:`, whose files [`Store::verify`] checks.
 ///
-/// On Redis it writes a key of its own for a moment, to see whether it may.
+/// On Redis it writes a key of its own for a moment, to check that it may.
 ///
 /// # Errors
 /// [`Error::InvalidUrl`](crate::Error::InvalidUrl) as for [`Store::new`]; a store error if the server does not answer.

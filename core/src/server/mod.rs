@@ -1,7 +1,7 @@
-//! Limits on a server that machines share. The server decides, by scripts: one call, one answer, by the server's clock.
+//! Limits on a server that machines share. The server decides, in scripts: one call, one answer, by the server's clock.
 //!
-//! What a process has of such a limit is its policy, what it counted, and who waits. It learns of another policy when it
-//! asks by one that does not hold any more.
+//! A process keeps the policy of such a limit, its counters and its waiters. It learns of another policy when it makes
+//! a call under one that no longer applies.
 #![cfg_attr(not(any(feature = "redis", feature = "postgres")), allow(dead_code, reason = "there is no server to ask"))]
 
 mod doctor;
@@ -23,19 +23,20 @@ use crate::time::Tick;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The server at an address, of which nothing is asked yet.
+/// The server at an address. No request is sent yet.
 pub(crate) fn at(url: &str) -> Result<Arc<dyn Engine>> {
     let server: Result<Arc<dyn Engine>, String> = match url.split_once(':') {
         #[cfg(feature = "postgres")]
         Some(("postgres" | "postgresql", _)) => postgres::Postgres::new(url).map(|server| Arc::new(server) as _),
         #[cfg(feature = "redis")]
         Some(_) => redis::Redis::new(url).map(|server| Arc::new(server) as _),
-        _ => Err("this build knows no such servers".into()),
+        _ => Err("this build does not support such servers".into()),
     };
     server.map_err(|reason| Error::InvalidUrl { url: without_password(url), reason })
 }
 
-/// An address as people may see it: a password stands before the host, or in the query of a socket's.
+/// An address without its password, for display. The password is before the host, or in the query of a socket's
+/// address.
 pub(crate) fn without_password(url: &str) -> String {
     let (place, query) = url.split_once('?').unwrap_or((url, ""));
     let is_secret = |field: &&str| field.starts_with("pass=") || field.starts_with("password=");
@@ -51,52 +52,52 @@ pub(crate) fn without_password(url: &str) -> String {
 /// The Unix time of tick 0 of a server's clock, in microseconds: the beginning of 2024.
 pub(crate) const EPOCH: u64 = 1_704_067_200_000_000;
 
-/// What is asked of a server.
+/// A call to a server.
 #[derive(Debug)]
 pub(crate) struct Call<'a> {
     pub op: &'static str,
-    /// The limit's name, and the key's hash; none: all of the limit.
+    /// The limit's name and the key's hash; without a hash, the whole limit.
     pub limit: &'a str,
     pub key: Option<Hash>,
-    /// When it was made, as the caller knows; 0: it does not.
+    /// The limit's creation time, as far as the caller knows it; 0 if it does not.
     pub made: Tick,
     /// The policy that the caller knows.
     pub policy: &'a Policy,
-    /// The time, where a test makes it.
+    /// The time, if a test sets it.
     pub now: Option<Tick>,
     /// The Unix time of tick 0, in microseconds.
     pub phase: i64,
     pub arguments: &'a [i64],
 }
 
-/// What a server says is declared under a name.
+/// The declarations under a name on a server.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(crate) struct Row {
-    /// The text of what programs declare, of one policy or of a composite's.
+    /// The text of the declared policy, or of a composite's policies.
     pub policy: Option<String>,
     pub composite: Option<String>,
-    /// The text of what an operator put above it.
+    /// The text of the operator's policy above it.
     pub overriding: Option<String>,
-    /// When it was made.
+    /// The creation time.
     pub made: Option<Tick>,
-    /// Of the key that was asked about, if it has a policy of its own: that, a line end, and the key.
+    /// For the key in question, if it has its own policy: the policy, a line feed, and the key.
     pub key: Option<String>,
 }
 
-/// What is to be noted under a name. Without a policy: that there is none any more.
+/// A change to store under a name. Without a policy, it removes the stored one.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Note {
-    /// What programs declare.
+pub(crate) enum RowChange {
+    /// The declared policy.
     Policy(Option<Policy>),
     /// The text of a composite's policies.
     Composite(Option<String>),
-    /// What an operator puts above it.
+    /// The operator's policy above it.
     Override(Option<Policy>),
-    /// And above that for a single key: its hash, and its text.
+    /// The operator's policy for a single key: the key's hash and text, and the policy.
     Key(Hash, String, Option<Policy>),
 }
 
-/// A policy for the scripts: what they check that it still holds, and what they need to know of it.
+/// A policy as the scripts need it: the version by which they check that it still applies, and its numbers.
 #[derive(Debug)]
 pub(crate) struct Terms {
     pub family: Family,
@@ -105,7 +106,7 @@ pub(crate) struct Terms {
     pub numbers: Vec<i64>,
 }
 
-/// Which script decides.
+/// The script that decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Family {
     /// Starts, one by one or in slices.
@@ -118,18 +119,18 @@ pub(crate) enum Family {
     Leases,
 }
 
-/// The most that a script's numbers can be: they are doubles.
+/// The largest number of a script, whose numbers are doubles.
 pub(crate) const MOST: u64 = (1 << 53) - 1;
 
-/// A number for a script; what is more than it knows is endless there, which is -1.
+/// A number for a script. Larger numbers count as infinite there, which is -1.
 pub(crate) fn number(n: u64) -> i64 {
     if n <= MOST { n as i64 } else { -1 }
 }
 
-/// Into how many slices a window is cut whose starts are too many to be kept one by one.
+/// The number of slices of a window whose starts are too many to be stored individually.
 const SLICES: u64 = 8_192;
 
-/// A checksum of a policy, by which a server knows which one a caller means.
+/// A checksum of a policy, by which a server recognises the policy that a caller means.
 pub(crate) fn version(policy: &Policy) -> u64 {
     crate::state::policy_sum(policy.to_words()) >> 12
 }
@@ -153,11 +154,11 @@ impl Terms {
     }
 }
 
-/// What a log is asked by.
+/// The numbers of a log's policy.
 fn log_numbers(policy: &Policy) -> Vec<i64> {
     let slice = if policy.is_sliced() { policy.window().length.div_ceil(SLICES) } else { 0 };
     let interval = match &policy.0 {
-        // Without a branch, as the compiler would ask this before it asks which shape it is, and Valgrind complain.
+        // Without a branch: the compiler would check this before the shape, and Valgrind would complain.
         Shape::EvenlySpaced(spacing) => spacing.interval * u64::from(spacing.is_adaptive),
         _ => 0,
     };
@@ -165,36 +166,37 @@ fn log_numbers(policy: &Policy) -> Vec<i64> {
     [slice, interval].into_iter().chain(windows).map(number).collect()
 }
 
-/// A server, as a store uses it.
+/// A server, as used by a store.
 pub(crate) trait Engine: std::fmt::Debug + Send + Sync {
-    /// Asks a script. `None`: by a policy that does not hold any more, and nothing has changed.
+    /// Calls a script. `None` if the policy no longer applies; nothing has changed then.
     ///
     /// # Errors
-    /// A store error; whether anything has changed is not known then, but no more started than may.
+    /// A store error. It is then unknown whether anything has changed, but no more has started than allowed.
     fn call(&self, call: &Call, patience: Duration) -> Result<Option<Vec<i64>>>;
 
-    /// Does this policy hold, for a key or for the limit?
+    /// Returns whether this policy applies, to a key or to the limit.
     fn is_held(&self, limit: &str, key: Option<Hash>, policy: &Policy, patience: Duration) -> Result<bool>;
 
     /// The server's time.
     fn time(&self, patience: Duration) -> Result<Tick>;
 
-    /// For how long machines may still start what they were granted of a limit, by rules that do not hold any more; and for how long
-    /// they may go by what they were told, denials included, which is no shorter.
+    /// The remaining time in which machines may start units of a limit that were granted under rules that no longer
+    /// apply; and the time in which they may rely on earlier answers, including denials. The second is never shorter.
     fn out(&self, limit: &str, patience: Duration) -> Result<[Duration; 2]>;
 
-    /// What is declared under a name, and for one of its keys.
+    /// The declarations under a name, and of one of its keys.
     fn row(&self, name: &str, key: Option<Hash>, patience: Duration) -> Result<Row>;
 
-    /// Notes something under a name, and lets the rest be. Answers when the limit was made. `now`: where a test makes the time.
-    fn note(&self, name: &str, notes: &[Note], now: Option<Tick>, patience: Duration) -> Result<Tick>;
+    /// Stores changes under a name, and leaves the rest as it is. Returns the limit's creation time. `now`: the time,
+    /// if a test sets it.
+    fn note(&self, name: &str, notes: &[RowChange], now: Option<Tick>, patience: Duration) -> Result<Tick>;
 
-    /// Takes away what is declared under a name, and for its keys. What was started still counts.
+    /// Removes the declarations under a name and of its keys. Earlier starts still count.
     fn forget(&self, name: &str, patience: Duration) -> Result<()>;
 
-    /// All names that are declared.
+    /// All declared names.
     fn names(&self, patience: Duration) -> Result<Vec<String>>;
 
-    /// What of its settings endangers limits.
+    /// Checks the server's settings.
     fn examine(&self, patience: Duration) -> Result<Vec<Finding>>;
 }

@@ -1,10 +1,10 @@
-//! Postgres: connections, and the functions in `postgres/`, which are in the schema `workglow_limit`.
+//! Postgres: connections, and the functions in `postgres/`, which belong to the schema `workglow_limit`.
 //!
-//! A decision is one `SELECT` of one function. It needs no extension, no session and no statement that has a name, so a pooler may
-//! stand between. The schema is made when it is found missing: see `schema.sql`.
+//! A decision is one `SELECT` of one function. It needs no extension, no session and no named statement, so a pooler
+//! may be in between. The schema is created when it is found missing: see `schema.sql`.
 //!
-//! In PL/pgSQL a call costs microseconds, a statement in it two or three, one that writes ten. What a row for each start costs
-//! beside an array in the key's row is in `log.sql`.
+//! In PL/pgSQL, a call costs microseconds, a statement in it two or three, and a writing statement ten. For the cost of
+//! a row per start compared with an array in the key's row, see `log.sql`.
 
 mod address;
 mod adopt;
@@ -13,7 +13,7 @@ mod tls;
 mod value;
 mod wire;
 
-use super::{Call, EPOCH, Engine, Family, Finding, MOST, Note, Row, Terms, version, without_password};
+use super::{Call, EPOCH, Engine, Family, Finding, MOST, RowChange, Row, Terms, version, without_password};
 use crate::error::{Error, Result};
 use crate::fault;
 use crate::fork::PerProcess;
@@ -27,10 +27,10 @@ use std::time::{Duration, Instant};
 use value::{Value, int, ints, text};
 use wire::{Cells, Connection, Deadline, Failure};
 
-/// How many connections that nobody uses a process keeps.
+/// How many idle connections a process keeps.
 const MOST_IDLE: usize = 8;
 
-/// All that there is on a server.
+/// The complete SQL for a server.
 const SCHEMA: &str = concat!(
     include_str!("postgres/schema.sql"),
     "\n",
@@ -49,8 +49,8 @@ const SCHEMA: &str = concat!(
     include_str!("postgres/leases.sql"),
 );
 
-/// The SQL that makes what the library keeps on a Postgres server, for migrations of your own. Where a program's role may create
-/// schemas this is not needed: it makes it at first use. To run it again changes nothing.
+/// The SQL that creates the library's schema on a Postgres server, for your own migrations. A program whose role may
+/// create schemas does not need it: it creates the schema at first use. Running the SQL again has no effect.
 pub fn postgres_schema() -> &'static str {
     SCHEMA
 }
@@ -58,7 +58,7 @@ pub fn postgres_schema() -> &'static str {
 /// A Postgres server.
 pub(crate) struct Postgres {
     address: Address,
-    /// Without passwords.
+    /// Without the password.
     url: String,
     idle: PerProcess<Vec<Connection>>,
 }
@@ -69,26 +69,26 @@ impl fmt::Debug for Postgres {
     }
 }
 
-/// What a server's code says, as far as anything follows from it: <https://www.postgresql.org/docs/current/errcodes-appendix.html>.
+/// The SQLSTATE codes that have consequences: <https://www.postgresql.org/docs/current/errcodes-appendix.html>.
 mod code {
-    /// No schema, no function, no table of this name.
+    /// The schema, function or table does not exist.
     pub const MISSING: [&str; 3] = ["3F000", "42883", "42P01"];
     pub const NOT_ALLOWED: &str = "42501";
-    /// Others wrote at the same time (where transactions are stricter than READ COMMITTED), or waited for each other.
+    /// Others wrote at the same time (under a stricter isolation than READ COMMITTED), or there was a deadlock.
     pub const AGAIN: [&str; 2] = ["40001", "40P01"];
-    /// Others had the row locked for too long.
+    /// Another session had the row locked for too long.
     pub const LOCKED: &str = "55P03";
-    /// Somebody has ended the connection.
+    /// An administrator ended the connection.
     pub const ENDED: &str = "57P01";
 }
 
 impl Postgres {
-    /// A server at an address. Connects to nothing yet. `Err`: what is wrong with the address.
+    /// A server at an address. It does not connect yet. `Err`: what is wrong with the address.
     pub fn new(url: &str) -> Result<Postgres, String> {
         Ok(Postgres { address: Address::parse(url)?, url: without_password(url), idle: PerProcess::new() })
     }
 
-    /// Asks by one statement. What is missing on the server is made.
+    /// Runs one statement. Creates the schema if it is missing.
     fn ask(&self, statement: &str, values: &[Value], patience: Duration) -> Result<Vec<Cells>> {
         let (began, deadline) = (Instant::now(), Deadline::after(patience));
         let mut has_created = false;
@@ -125,8 +125,8 @@ impl Postgres {
         }
     }
 
-    /// Does something with a connection. One that was idle may have been closed at the other end meanwhile: then it is done once
-    /// more, on a new one.
+    /// Runs a function with a connection. An idle connection may have been closed at the other end. In that case, the
+    /// function runs once more on a new connection.
     fn with<R>(&self, deadline: Deadline, ask: impl Fn(&mut Connection) -> Result<R, Failure>) -> Result<R, Failure> {
         loop {
             let kept = self.idle.lock().pop();
@@ -136,7 +136,7 @@ impl Postgres {
             match &answer {
                 Err(Failure::Lost(_)) if was_idle => continue,
                 Err(Failure::Refused { code, is_fatal: true, .. }) if was_idle && code == code::ENDED => continue,
-                // (A connection on which anything else went wrong than what was asked is not used again.)
+                // A connection is not reused after any failure other than a refusal of the statement.
                 Ok(_) | Err(Failure::Refused { is_fatal: false, .. }) => {
                     let mut idle = self.idle.lock();
                     if idle.len() < MOST_IDLE {
@@ -168,11 +168,11 @@ impl Postgres {
     }
 
     fn makes_no_sense(&self, what: impl fmt::Debug) -> Error {
-        Error::store(format!("asking {}", self.url), format_args!("a function answered {what:?}"))
+        Error::store(format!("asking {}", self.url), format_args!("a function returned {what:?}"))
     }
 }
 
-/// How long the server waits for others, in its milliseconds: no longer than the caller.
+/// How long the server may wait for locks, in milliseconds: no longer than the caller.
 fn milliseconds(patience: Duration) -> Value {
     Value::int(Some(patience.as_millis().clamp(1, i32::MAX as u128) as i64))
 }
@@ -212,7 +212,7 @@ impl Engine for Postgres {
         };
         let row = self.one(statement, &values, patience)?;
         let answer = row.first().and_then(|cell| ints(cell.as_ref()?));
-        // (Whoever else writes to the tables shall not make us reckon with more than there can be.)
+        // Writes of other programs to the tables must not make us compute with impossible numbers.
         let answer = answer.filter(|answer| answer.iter().all(|n| n.unsigned_abs() <= MOST));
         match answer.as_deref().and_then(<[i64]>::split_first) {
             Some((0, answer)) => Ok(Some(answer.to_vec())),
@@ -257,18 +257,18 @@ impl Engine for Postgres {
         Ok(Row { policy, composite, overriding, made, key })
     }
 
-    fn note(&self, name: &str, notes: &[Note], now: Option<Tick>, patience: Duration) -> Result<Tick> {
+    fn note(&self, name: &str, notes: &[RowChange], now: Option<Tick>, patience: Duration) -> Result<Tick> {
         let began = Instant::now();
         let left = || patience.saturating_sub(began.elapsed());
         let (mut kinds, mut texts, mut versions, mut hashes) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for note in notes {
             let (kind, policy, hash, text) = match note {
-                Note::Policy(policy) => ("p", *policy, None, policy.map(|policy| policy.to_string())),
-                Note::Override(policy) => ("o", *policy, None, policy.map(|policy| policy.to_string())),
-                Note::Key(hash, key, policy) => {
+                RowChange::Policy(policy) => ("p", *policy, None, policy.map(|policy| policy.to_string())),
+                RowChange::Override(policy) => ("o", *policy, None, policy.map(|policy| policy.to_string())),
+                RowChange::Key(hash, key, policy) => {
                     ("k", *policy, Some(uuid(*hash)), policy.map(|policy| format!("{policy}\n{key}")))
                 }
-                Note::Composite(text) => ("c", None, None, text.clone()),
+                RowChange::Composite(text) => ("c", None, None, text.clone()),
             };
             kinds.push(Some(kind));
             texts.push(text);
@@ -290,7 +290,7 @@ impl Engine for Postgres {
                 Some([-1]) => self.adopt_first(name, now, began, patience)?,
                 Some(&[made, are_behind]) if made >= 0 => {
                     if are_behind == 1 {
-                        // (What is left of them is for whoever changes it next. The caller has more to ask.)
+                        // The next change continues with what is left. The caller has further requests.
                         self.adopt(name, now, left() / 2)?;
                     }
                     return Ok(made as Tick);

@@ -1,13 +1,14 @@
-//! Redis, and what speaks its protocol: connections, and the scripts in `redis/`.
+//! Redis, and other servers with its protocol: connections, and the scripts in `redis/`.
 //!
 //! ```text
-//! wgl:names          a set: all that is declared
-//! wgl:{NAME}         a hash: what is declared under a name (policy, composite, override), its version, and what holds for all
-//!                    keys; for a key with a policy of its own, by the key's hash, its version (k:HASH), text (t:HASH) and since when (s:HASH)
+//! wgl:names          a set: all declared names
+//! wgl:{NAME}         a hash: the declarations under a name (policy, composite, override), its version, and what applies to
+//!                    all keys; for a key with its own policy, by the key's hash, its version (k:HASH), its text (t:HASH)
+//!                    and since when it applies (s:HASH)
 //! wgl:{NAME}:F:HASH  the state of a key by a family of limiters: l, b, w or c (log, bucket, window, leases)
-//! wgl:{NAME}:l:HASH:s  a hash: what the key's sites were granted last
-//! wgl:{NAME}:keys    which keys have a state, and until when
-//! wgl:{NAME}:waiting which of them are as an earlier policy left them
+//! wgl:{NAME}:l:HASH:s  a hash: the last grants of the key's sites
+//! wgl:{NAME}:keys    the keys that have a state, and until when
+//! wgl:{NAME}:waiting those of them whose states an earlier policy has left
 //! ```
 //!
 //! Braces in a name are written as `%7B` and `%7D`, so that a cluster keeps all of a limit in one place.
@@ -17,7 +18,7 @@ mod adopt;
 mod examine;
 mod link;
 
-use super::{Call, EPOCH, Engine, Family, Finding, Note, Row, Terms, version, without_password};
+use super::{Call, EPOCH, Engine, Family, Finding, RowChange, Row, Terms, version, without_password};
 use crate::error::{Error, Result};
 use crate::fault;
 use crate::policy::Policy;
@@ -28,16 +29,17 @@ use redis::{Cmd, FromRedisValue, RedisError, RedisResult, Script, ServerErrorKin
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// All that is declared. (In a cluster it is somewhere too, as a limit of such a name would be; no limit is called so.)
+/// The set of all declared names. (In a cluster it is on the node where a limit of such a name would be; no limit has
+/// this name.)
 const NAMES: &str = "wgl:names";
 
-/// Is there as long as nobody has wiped the server: see [`may_be_wiped`].
+/// A key that exists as long as the server has not been wiped: see [`may_be_wiped`].
 const MARK: &str = "wgl:mark";
 
-/// A server that speaks the protocol of Redis.
+/// A server that speaks the Redis protocol.
 pub(crate) struct Redis {
     links: Links,
-    /// Without passwords.
+    /// Without the password.
     url: String,
     scripts: [Script; 4],
     note: Script,
@@ -51,7 +53,7 @@ impl fmt::Debug for Redis {
     }
 }
 
-/// The script of a family, after what all of them begin with.
+/// The script of a family, after the common prelude.
 macro_rules! script {
     ($($name:literal),+) => {
         Script::new(concat!(include_str!("redis/prelude.lua"), $(include_str!(concat!("redis/", $name, ".lua"))),+))
@@ -59,7 +61,7 @@ macro_rules! script {
 }
 
 impl Redis {
-    /// A server at an address. Connects to nothing yet. `Err`: what is wrong with the address.
+    /// A server at an address. It does not connect yet. `Err`: what is wrong with the address.
     pub fn new(url: &str) -> Result<Redis, String> {
         let links = Links::new(url)?;
         let scripts = [script!("log"), script!("counted", "bucket"), script!("counted", "window"), script!("leases")];
@@ -69,7 +71,7 @@ impl Redis {
         Ok(Redis { links, url: without_password(url), scripts, note, forget, lost })
     }
 
-    /// Does something with a connection to the server that has a limit.
+    /// Runs a function with a connection to the server of a limit.
     fn with<R>(&self, limit: &str, patience: Duration, ask: impl Fn(&mut Node) -> RedisResult<R>) -> Result<R> {
         let began = Instant::now();
         self.links.with(limit, patience, ask).map_err(|error| self.explain(&error, began.elapsed()))
@@ -87,7 +89,7 @@ impl Redis {
         self.with(limit, patience, |node| node.query(command))
     }
 
-    /// Runs a script of a limit, which the server may not have yet.
+    /// Runs a limit's script, which the server may not have cached yet.
     fn run<T: FromRedisValue>(
         &self,
         limit: &str,
@@ -110,15 +112,15 @@ impl Redis {
     }
 }
 
-/// From which run of which server a limit has come, as far as that was asked; 0: that is unknown.
-type From = Option<u64>;
+/// The run of the server from which a limit has come, as far as that was asked; 0: unknown.
+type Origin = Option<u64>;
 
-/// How long whoever reads what is declared works for those whose change is not done.
+/// How long a reader of declarations works to complete another process's change.
 const FOR_OTHERS: Duration = Duration::from_millis(20);
 
 impl Redis {
-    /// The script that a call is for, what the states of its family are called, and its arguments on a run of the server.
-    fn script_of(&self, call: &Call) -> (&Script, String, impl Fn(&Node, From) -> Vec<String> + use<>) {
+    /// The script of a call, the name of its family's states, and its arguments on a run of the server.
+    fn script_of(&self, call: &Call) -> (&Script, String, impl Fn(&Node, Origin) -> Vec<String> + use<>) {
         let Terms { family, version, numbers } = Terms::of(call.policy, call.phase);
         let (script, letter) = match family {
             Family::Log => (&self.scripts[0], 'l'),
@@ -130,7 +132,7 @@ impl Redis {
         let (op, made, now) = (call.op, call.made, call.now);
         let numbers: Vec<String> =
             [numbers.len() as i64].iter().chain(&numbers).chain(call.arguments).map(i64::to_string).collect();
-        let arguments = move |node: &Node, from: From| {
+        let arguments = move |node: &Node, from: Origin| {
             let from = match from {
                 Some(run) => run.to_string(),
                 None if node.is_cluster => "?".into(),
@@ -144,24 +146,25 @@ impl Redis {
         (script, states, arguments)
     }
 
-    /// Has a limit come from a node of its cluster that was that run of a server, and has lost nothing? Then that run, else 0.
-    fn came_from(&self, limit: &str, run: u64, patience: Duration) -> Result<From> {
+    /// Returns the run of the server from which a limit has come, if that is a node of its cluster that had this run
+    /// and has lost nothing; otherwise 0.
+    fn came_from(&self, limit: &str, run: u64, patience: Duration) -> Result<Origin> {
         let began = Instant::now();
         let is_proven = self.links.is_there(limit, run, patience).map_err(|e| self.explain(&e, began.elapsed()))?;
         Ok(Some(if is_proven { run } else { 0 }))
     }
 
-    /// Writes states anew before something else is asked again.
+    /// Rewrites states before a failed request is repeated.
     fn adopt_first(&self, name: &str, now: Option<Tick>, began: Instant, patience: Duration) -> Result<()> {
         let left = patience.saturating_sub(began.elapsed());
         if left > Duration::ZERO && self.adopt(name, now, left)? {
             return Ok(());
         }
-        let doing = format!("bringing the keys of \"{name}\" to another policy on {}", self.url);
+        let doing = format!("moving the keys of \"{name}\" to another policy on {}", self.url);
         Err(Error::StoreTimeout { doing, waited_ms: began.elapsed().as_millis() as u64 })
     }
 
-    /// What is declared, and whether states wait to be written anew.
+    /// The declarations, and whether states wait to be rewritten.
     fn read_row(&self, name: &str, key: Option<Hash>, patience: Duration) -> Result<(Row, bool)> {
         let mut fields = ["policy", "composite", "override", "made", "waiting"].map(str::to_owned).to_vec();
         fields.extend(key.map(|hash| format!("t:{}", hex(hash))));
@@ -173,8 +176,9 @@ impl Redis {
     }
 }
 
-/// May a limit have been here that nobody who asks now knows of? Not where the mark is that whoever asks first leaves, nor where
-/// nothing was ever taken away since the server was started. (What was lost before it was started, others have to know.)
+/// Returns whether a limit may have been here that no present caller knows. False if the mark of the first caller is
+/// there, or if nothing was ever removed since the server was started. (Losses from before its start must be known
+/// elsewhere.)
 fn may_be_wiped(node: &mut Node) -> RedisResult<bool> {
     if fault::planted("epoch ignored") {
         return Ok(false);
@@ -182,7 +186,7 @@ fn may_be_wiped(node: &mut Node) -> RedisResult<bool> {
     match node.query(redis::cmd("EXISTS").arg(MARK)) {
         Ok(true) => return Ok(false),
         Ok(false) => {}
-        // In a cluster it is on one node only, and says nothing of the others.
+        // In a cluster the mark is on one node only, and shows nothing of the others.
         Err(e) if e.redirect_node().is_some() => {}
         Err(e) => return Err(e),
     }
@@ -198,7 +202,7 @@ fn time((seconds, us): (u64, u64)) -> Tick {
     (seconds * 1_000_000 + us).saturating_sub(EPOCH)
 }
 
-/// The key of what is declared under a name, and of its keys' states but for their hash.
+/// The key of the declarations under a name, and the prefix of its keys' states.
 fn key_of(name: &str) -> String {
     format!("wgl:{{{}}}", name.replace('%', "%25").replace('{', "%7B").replace('}', "%7D"))
 }
@@ -236,7 +240,7 @@ impl Engine for Redis {
                 _ => {
                     return Err(Error::store(
                         format!("asking {}", self.url),
-                        format_args!("a script answered {answer:?}"),
+                        format_args!("a script returned {answer:?}"),
                     ));
                 }
             }
@@ -271,7 +275,7 @@ impl Engine for Redis {
         Ok(row)
     }
 
-    fn note(&self, name: &str, notes: &[Note], now: Option<Tick>, patience: Duration) -> Result<Tick> {
+    fn note(&self, name: &str, notes: &[RowChange], now: Option<Tick>, patience: Duration) -> Result<Tick> {
         let (mut set, mut gone) = (Vec::new(), Vec::new());
         let mut put = |field: String, value: Option<String>| match value {
             Some(value) => set.extend([field, value]),
@@ -279,12 +283,12 @@ impl Engine for Redis {
         };
         for note in notes {
             let (policy, fields, text) = match note {
-                Note::Policy(policy) => (policy, ["p".to_owned(), "policy".into()], None),
-                Note::Override(policy) => (policy, ["o".to_owned(), "override".into()], None),
-                Note::Key(hash, key, policy) => {
+                RowChange::Policy(policy) => (policy, ["p".to_owned(), "policy".into()], None),
+                RowChange::Override(policy) => (policy, ["o".to_owned(), "override".into()], None),
+                RowChange::Key(hash, key, policy) => {
                     (policy, [format!("k:{}", hex(*hash)), format!("t:{}", hex(*hash))], Some(key))
                 }
-                Note::Composite(text) => {
+                RowChange::Composite(text) => {
                     put("composite".into(), text.clone());
                     continue;
                 }
@@ -313,7 +317,7 @@ impl Engine for Redis {
         };
         self.query::<i64>(NAMES, redis::cmd("SADD").arg(NAMES).arg(name), left())?;
         if waits {
-            // (What is left of them is for whoever comes next. The caller has more to ask.)
+            // The next caller continues with what is left. This caller has further requests.
             match self.adopt(name, now, left() / 2) {
                 Err(Error::StoreTimeout { .. }) => {}
                 adopted => drop(adopted?),

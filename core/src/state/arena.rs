@@ -1,10 +1,10 @@
-//! Where cells live: a run of zeroed 64-bit words that can grow and never moves, on the heap or in a mapped file.
+//! The memory of cells: a run of zeroed 64-bit words that can grow and never moves, on the heap or in a mapped file.
 //!
-//! Addresses are offsets in words, so that every process sees the same ones. Word 0 is in the header, so 0 means "none".
+//! Addresses are offsets in words, so that all processes share them. Word 0 is in the header, so 0 means "none".
 //!
-//! A file is mapped as far as it is used, and a little further: when it has grown beyond that, a larger view of it is mapped
-//! beside the one before, which stays, because somebody may be reading there. On the heap two views would be two memories:
-//! there address space is reserved at once.
+//! A file is mapped as far as it is used, and a little further. When it has grown beyond that, a larger view is mapped
+//! in addition. The earlier view stays, because another thread may be reading there. On the heap, two views would be
+//! two memories, so all address space is reserved at the start.
 
 use super::damage::{fail, nonsense};
 use super::os;
@@ -14,33 +14,34 @@ use std::fs::File;
 use std::ptr;
 use std::sync::atomic::AtomicPtr;
 
-/// The most that one store can hold, in bytes.
+/// The largest size of a store, in bytes.
 pub(crate) const MOST_BYTES: u64 = if cfg!(target_pointer_width = "64") { 4 << 30 } else { 512 << 20 };
 
-/// The least that is worth starting with, in bytes of address space.
+/// The smallest useful address space, in bytes.
 const LEAST_BYTES: usize = 1 << 20;
 
-/// Where a process may only have so much address space, or lock so much memory, a store on its heap takes this part of it.
+/// The part of its memory limits that a store on the heap takes, where the process may have only so much address space
+/// or so much locked memory.
 const PART: u64 = 64;
 
-/// How a store starts, in bytes.
+/// The initial size of a store, in bytes.
 pub(crate) const FIRST_BYTES: u64 = 256 << 10;
 
-/// By how much a store grows at once, in bytes: others wait for as long as that takes.
+/// The most that a store grows at once, in bytes. Other callers wait while it grows.
 const STEP: u64 = 16 << 20;
 
-/// Blocks start on their own pair of cache lines: what two threads write must not share one.
+/// Blocks start on their own pair of cache lines, since words that two threads write must not share one.
 const ALIGN_WORDS: u64 = 16;
 
-/// How much of so many words is kept for who holds the structure lock: also in a full store limits are cleared, changed
-/// and written down.
+/// The part of the allocated words that is reserved for the holder of the structure lock. With it, limits of a full
+/// store can still be cleared, changed and written to the database.
 fn reserve(allocated: u64) -> u64 {
     (allocated / 16).clamp(4 << 10, 1 << 20)
 }
 
-/// The most that a store may take, in bytes.
+/// The largest size of this store, in bytes.
 fn most_bytes() -> u64 {
-    // A test does not fill gigabytes.
+    // Tests do not fill gigabytes.
     #[cfg(feature = "fault-points")]
     if let Some(most) = std::env::var("WGL_TEST_MOST_BYTES").ok().and_then(|text| text.parse().ok()) {
         return most;
@@ -48,7 +49,7 @@ fn most_bytes() -> u64 {
     MOST_BYTES
 }
 
-/// Words of the header that the arena itself keeps.
+/// Words of the header that the arena itself uses.
 pub(crate) const CURSOR: u64 = 11;
 pub(crate) const ALLOCATED: u64 = 12;
 
@@ -58,11 +59,11 @@ pub(crate) const HEADER_WORDS: u64 = 512;
 /// The words of one store.
 #[derive(Debug)]
 pub(crate) struct Arena {
-    /// Where the words are. Never behind `usable`: see [`Arena::widen`].
+    /// Where the words are. Never older than `usable`: see [`Arena::widen`].
     base: AtomicPtr<u8>,
-    /// How many words this process can touch. Others may have made more.
+    /// The number of words that this process can touch. Other processes may have made more.
     usable: AtomicU64,
-    /// The largest view, and those before.
+    /// The largest view. It links to the earlier ones.
     views: AtomicPtr<View>,
 }
 
@@ -70,7 +71,7 @@ pub(crate) struct Arena {
 #[derive(Debug)]
 struct View {
     map: os::Mapping,
-    /// The one before. Views live as long as the arena.
+    /// The previous view. Views live as long as the arena.
     before: *mut View,
 }
 
@@ -79,14 +80,14 @@ unsafe impl Send for Arena {}
 // SAFETY: as above.
 unsafe impl Sync for Arena {}
 
-/// The words of a store that were usable at some time.
+/// The words of a store that were usable at some point.
 #[derive(Clone, Copy)]
-pub(crate) struct Seen<'a>(&'a [AtomicU64]);
+pub(crate) struct VisibleWords<'a>(&'a [AtomicU64]);
 
-impl<'a> Seen<'a> {
+impl<'a> VisibleWords<'a> {
     #[inline(always)]
     pub fn get(self, at: u64, count: u64) -> Option<&'a [AtomicU64]> {
-        // (Without a branch for a sum that is too large.)
+        // Checked without a branch for an overflowing sum.
         let usable = self.0.len() as u64;
         if at > usable || count > usable - at {
             return None;
@@ -96,9 +97,9 @@ impl<'a> Seen<'a> {
     }
 }
 
-/// An allocation needs the store to grow first, which takes the structure lock.
+/// An allocation failed because the store must grow first, which takes the structure lock.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct NoRoom;
+pub(crate) struct NoSpace;
 
 impl Arena {
     /// An arena on this process's heap.
@@ -108,7 +109,7 @@ impl Arena {
         Ok(arena)
     }
 
-    /// An arena in a file of which so many words are allocated, see [`Arena::allocate_first`].
+    /// An arena in a file of which `allocated` words exist: see [`Arena::allocate_first`].
     pub fn in_file(file: &File, allocated: u64) -> Result<Arena> {
         let len = view_of(allocated);
         let mapped = |len| {
@@ -117,13 +118,13 @@ impl Arena {
         };
         let map = mapped(len)?;
         match map.larger(len) {
-            // Tools such as valgrind do not map it a second time: so at once as much as a store can ever use.
+            // Some tools, such as valgrind, cannot map it a second time. Map the maximum at once.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Arena::first(mapped(MOST_BYTES as usize)?),
             _ => Arena::first(map),
         }
     }
 
-    /// Only the header of a file, mapped.
+    /// Only the mapped header of a file.
     pub fn header(map: os::Mapping) -> Arena {
         Arena::new(map, HEADER_WORDS)
     }
@@ -145,12 +146,12 @@ impl Arena {
         std::iter::successors(Some(self.view()), |view| unsafe { view.before.as_ref() })
     }
 
-    /// No list in it has more members than this: each has eight words or more.
+    /// An upper bound for the length of any list in the arena: each member has eight words or more.
     pub fn most(&self) -> u64 {
         self.word(ALLOCATED).load(Acquire).min(MOST_BYTES / 8) / 8
     }
 
-    /// How many words this process uses: so much of a file must be there.
+    /// The number of words that this process uses. The file must have at least as many.
     pub fn usable(&self) -> u64 {
         self.usable.load(Acquire)
     }
@@ -161,7 +162,7 @@ impl Arena {
         Ok(arena)
     }
 
-    /// Makes the first `words` usable in this process. They exist.
+    /// Makes the first `words` words usable in this process. They exist already.
     fn use_up_to(&self, words: u64) -> std::io::Result<()> {
         self.widen(words)?;
         self.view().map.commit(0, words as usize * 8)?;
@@ -169,8 +170,8 @@ impl Arena {
         Ok(())
     }
 
-    /// Sees to it that so many words are in view. Threads may do so at the same time, and one of them may be stopped in it, so
-    /// each helps the others; what they race for only grows.
+    /// Ensures that `words` words are mapped. Threads may do this at the same time, and one of them may be stopped
+    /// halfway, so each helps the others. The values that they race for only grow.
     fn widen(&self, words: u64) -> std::io::Result<()> {
         let len = words as usize * 8;
         loop {
@@ -182,11 +183,11 @@ impl Arena {
             }
             let view = Box::into_raw(Box::new(View { map: map.larger(view_of(words))?, before: largest }));
             if self.views.compare_exchange(largest, view, AcqRel, Acquire).is_err() {
-                // SAFETY: nobody else has seen it.
+                // SAFETY: no other thread has seen it.
                 drop(unsafe { Box::from_raw(view) });
             }
         }
-        // Before `usable` says that there is more: whoever reads that reads this base or a later one.
+        // Before `usable` announces more words: a thread that reads `usable` then reads this base or a later one.
         loop {
             let (now, largest) = (self.base.load(Acquire), &self.view().map);
             let is_large = self.all_views().any(|view| view.map.base() == now && view.map.len() >= len);
@@ -196,7 +197,7 @@ impl Arena {
         }
     }
 
-    /// Gives a new file its first bytes.
+    /// Allocates the first bytes of a new file.
     pub fn allocate_first(file: &File) -> std::io::Result<()> {
         os::allocate(file, 0, FIRST_BYTES)
     }
@@ -218,13 +219,13 @@ impl Arena {
         self.words(at, N as u64).first_chunk().expect("so many were asked for")
     }
 
-    /// The same of words that were there once.
+    /// The first words of a block that was accessed before.
     ///
     /// # Safety
-    /// This arena has answered so many words at this place before.
+    /// This arena has returned this many words at this place before.
     #[inline(always)]
     pub unsafe fn words_unchecked(&self, at: u64, count: u64) -> &[AtomicU64] {
-        // SAFETY: what was usable stays so, in each view that is at `base` from then on.
+        // SAFETY: usable words stay usable, in each view that is at `base` from then on.
         unsafe {
             let base = self.base.load(Acquire).cast::<AtomicU64>();
             std::slice::from_raw_parts(base.add(at as usize), count as usize)
@@ -241,27 +242,27 @@ impl Arena {
         }
     }
 
-    /// The same, as far as this process knows already that the store reaches.
+    /// The words, as far as this process knows the store.
     #[inline(always)]
     pub fn get(&self, at: u64, count: u64) -> Option<&[AtomicU64]> {
         self.seen().get(at, count)
     }
 
-    /// What this process knows already of the store.
+    /// The part of the store that this process knows.
     #[inline(always)]
-    pub fn seen(&self) -> Seen<'_> {
+    pub fn seen(&self) -> VisibleWords<'_> {
         // Acquire: so the base that is read next is at least as new.
         let usable = self.usable.load(Acquire);
-        // SAFETY: views, which are not at 0, live as long as `self`, and are mapped as far as is usable. The words are only ever
-        // used as atomics.
-        Seen(unsafe {
+        // SAFETY: `base` points to a view, never to 0. Views live as long as `self` and are mapped up to `usable`. The
+        // words are only ever used as atomics.
+        VisibleWords(unsafe {
             let base = self.base.load(Relaxed).cast::<AtomicU64>();
             std::hint::assert_unchecked(!base.is_null());
             std::slice::from_raw_parts(base, usable as usize)
         })
     }
 
-    /// Somebody else has made the store larger.
+    /// Maps words that another process has added.
     #[cold]
     fn catch_up(&self, at: u64, count: u64) {
         let there = self.word(ALLOCATED).load(Acquire).min(MOST_BYTES / 8);
@@ -269,7 +270,7 @@ impl Arena {
             nonsense(format_args!("{count} words at {at} of {there}"));
         }
         let widened = self.widen(there);
-        // A part of a file that is not there kills whoever touches it.
+        // Touching a mapped part that the file does not have would kill the process.
         if widened.is_ok() && self.view().map.is_there(there as usize * 8 - 1).is_err() {
             nonsense(format_args!("{there} words, of which the file has fewer"));
         }
@@ -277,34 +278,34 @@ impl Arena {
         used.unwrap_or_else(|e| fail(Error::store(format!("mapping {} KiB of a store", there >> 7), e)));
     }
 
-    /// `count` zeroed words that nobody else has. What is allocated is never given back.
-    pub fn allocate(&self, count: u64) -> Result<u64, NoRoom> {
+    /// Allocates `count` zeroed words. Allocated words are never returned.
+    pub fn allocate(&self, count: u64) -> Result<u64, NoSpace> {
         self.allocate_below(count, |allocated| allocated.saturating_sub(reserve(allocated)))
     }
 
-    /// The same, if need be from the reserve. Only for the holder of the structure lock.
-    pub fn allocate_reserved(&self, count: u64) -> Result<u64, NoRoom> {
+    /// Allocates words, from the reserve if necessary. Only for the holder of the structure lock.
+    pub fn allocate_reserved(&self, count: u64) -> Result<u64, NoSpace> {
         self.allocate_below(count, |allocated| allocated)
     }
 
-    /// Would an allocation without the reserve find room now?
-    pub fn has_room(&self, count: u64) -> bool {
+    /// Returns whether an allocation that may not use the reserve would succeed now.
+    pub fn has_space(&self, count: u64) -> bool {
         let [allocated, used] = [ALLOCATED, CURSOR].map(|word| self.word(word).load(Acquire));
         used.saturating_add(count + ALIGN_WORDS) <= allocated.saturating_sub(reserve(allocated))
     }
 
-    /// Would one with it?
+    /// Returns whether an allocation that may use the reserve would succeed now.
     pub fn has_reserve(&self, count: u64) -> bool {
         let [allocated, used] = [ALLOCATED, CURSOR].map(|word| self.word(word).load(Acquire));
         used.saturating_add(count + ALIGN_WORDS) <= allocated
     }
 
-    fn allocate_below(&self, count: u64, end: impl Fn(u64) -> u64) -> Result<u64, NoRoom> {
+    fn allocate_below(&self, count: u64, end: impl Fn(u64) -> u64) -> Result<u64, NoSpace> {
         let count = count.next_multiple_of(ALIGN_WORDS);
         let mut at = self.word(CURSOR).load(Acquire);
         loop {
             if at.saturating_add(count) > end(self.word(ALLOCATED).load(Acquire)) {
-                return Err(NoRoom);
+                return Err(NoSpace);
             }
             match self.word(CURSOR).compare_exchange_weak(at, at + count, AcqRel, Acquire) {
                 Ok(_) => return Ok(at),
@@ -313,36 +314,37 @@ impl Arena {
         }
     }
 
-    /// Makes room for `count` more words. Only for the holder of the structure lock; `file` is the arena's, if it has one.
+    /// Ensures space for `count` more words. Only for the holder of the structure lock; `file` is the arena's, if it
+    /// has one.
     pub fn grow(&self, count: u64, file: Option<&File>) -> Result<()> {
         while !self.grow_some(count, file)? {}
         Ok(())
     }
 
-    /// The same, by [`STEP`] at most: is there room?
+    /// Grows by [`STEP`] at most. Returns whether there is enough space then.
     pub fn grow_some(&self, count: u64, file: Option<&File>) -> Result<bool> {
         let (allocated, used) = (self.word(ALLOCATED).load(Acquire), self.word(CURSOR).load(Acquire));
         if file.is_some() && !is_size(allocated, used) {
             nonsense(format_args!("a lane of {allocated} words, {used} of them used"));
         }
         let have = self.word(ALLOCATED).load(Acquire) * 8;
-        if self.has_room(count + ALIGN_WORDS) {
+        if self.has_space(count + ALIGN_WORDS) {
             return Ok(true);
         }
         let need = self.word(CURSOR).load(Acquire) + count + 2 * ALIGN_WORDS;
-        // What is reserved is a sixteenth of the whole at most.
+        // The reserve is a sixteenth of the whole at most.
         let need = (need + reserve(2 * need)) * 8;
-        // By half: room ahead, but no great hole in a small disk.
+        // Grow by half: some space in advance, but no large part of a small disk.
         let want = need.max(have + (have / 2).min(STEP)).next_multiple_of(FIRST_BYTES);
         let most = if file.is_some() { MOST_BYTES } else { self.view().map.len() as u64 }.min(most_bytes());
         let want = want.min(most);
         if need > want {
-            let reason = format!("the store is full: its keys and limits take {} MiB at most", most >> 20);
+            let reason = format!("the store is full: its keys and limits can take {} MiB at most", most >> 20);
             return Err(Error::StoreFull { reason });
         }
         let want = want.min(have + STEP);
         match file {
-            // First what others do not see, if it fails.
+            // First the step that other processes do not see if it fails.
             Some(file) => self.widen(want / 8).and_then(|()| os::allocate(file, have, want - have)),
             None => self.use_up_to(want / 8),
         }
@@ -352,18 +354,18 @@ impl Arena {
     }
 }
 
-/// Can a store have so many words, and so many of them used?
+/// Returns whether a store can have this many words, of which this many are used.
 pub(crate) fn is_size(allocated: u64, used: u64) -> bool {
     (FIRST_BYTES / 8..=MOST_BYTES / 8).contains(&allocated) && (HEADER_WORDS..=allocated).contains(&used)
 }
 
-/// How much is mapped of a file of so many words: the next power of two, so that all views together are less than four
-/// times as large as the file.
+/// How much is mapped of a file with this many words: the next power of two, so that all views together are less than
+/// four times as large as the file.
 fn view_of(words: u64) -> usize {
     (words * 8).next_power_of_two().max(4 * FIRST_BYTES) as usize
 }
 
-/// Reserves address space on the heap: as much as a store can ever use, or less where the process may not have that much.
+/// Reserves address space on the heap: as much as a store can ever use, or less if the process is limited to less.
 fn reserve_heap() -> Result<os::Mapping> {
     let part = |most: u64| (most / PART).clamp(LEAST_BYTES as u64, MOST_BYTES) as usize & !4095;
     let [space, locked] = os::address_space();
@@ -371,7 +373,7 @@ fn reserve_heap() -> Result<os::Mapping> {
     loop {
         match os::Mapping::reserve(len) {
             Ok(map) => return Ok(map),
-            // After `mlockall(MCL_FUTURE)` all that is mapped counts as locked, also before it is memory.
+            // After `mlockall(MCL_FUTURE)`, every mapping counts as locked, even before its memory is used.
             Err(e) if e.raw_os_error() == Some(libc::EAGAIN) && locked.is_some_and(|most| part(most) < len) => {
                 len = part(locked.unwrap_or(0));
             }
@@ -385,7 +387,7 @@ impl Drop for Arena {
     fn drop(&mut self) {
         let mut at = *self.views.get_mut();
         while !at.is_null() {
-            // SAFETY: made by `new` or `widen`; nobody borrows from it any more.
+            // SAFETY: made by `new` or `widen`, and no borrow is left.
             at = unsafe { Box::from_raw(at) }.before;
         }
     }

@@ -1,4 +1,4 @@
-//! A key's block: its cells, and what else it says of its key.
+//! A key's block: its cells, and the other facts about its key.
 
 use super::damage::nonsense;
 use super::index::KeyAt;
@@ -32,7 +32,7 @@ impl Home {
         self.arena.array(key)
     }
 
-    /// The hash of the key that a block is of.
+    /// The hash of a block's key.
     #[inline(always)]
     pub fn hash_at(&self, key: u64) -> Hash {
         hash_in(self.head(key))
@@ -50,7 +50,7 @@ impl Home {
         self.arena.word(key + key_word::BACKOFF)
     }
 
-    /// What jobs took, of a key whose starts are spaced by it.
+    /// The job durations of a key whose starts are spaced by them.
     #[inline(always)]
     pub fn jobs(&self, table: &Table, key: u64) -> Option<Jobs<'_>> {
         if !table.is_adaptive {
@@ -62,8 +62,8 @@ impl Home {
         Some(Jobs { ended, spacing, ring })
     }
 
-    /// The table as it holds for one key, where that is not its limit's: a plan, or starts that are closer to each other than
-    /// the policy says.
+    /// The table that applies to one key, where it is not the limit's own: a plan, or a spacing closer than the
+    /// policy's.
     #[inline(always)]
     pub fn own_table(&self, table: &Table, key: KeyAt) -> Option<Table> {
         (table.is_adaptive || key.table != table.at).then(|| self.adapted(table, key))
@@ -87,13 +87,13 @@ impl Home {
         }
     }
 
-    /// Is a block still what it was when it was found?
+    /// Returns whether a block still has the life in which it was found.
     #[inline(always)]
     pub fn is_alive(&self, key: KeyAt) -> bool {
         self.arena.word(key.at + key_word::LIFE).load(Acquire) == key.life
     }
 
-    /// How windows are cut that are aligned to 1970.
+    /// How windows aligned to 1970 are divided.
     #[inline(always)]
     fn frame(&self, window: Window, is_smooth: bool) -> Frame {
         let phase = self.arena.word(PHASE).load(Relaxed);
@@ -106,12 +106,12 @@ impl Home {
         self.block_words(table, at).split_first_chunk().unwrap_or_else(|| nonsense(format_args!("no ring at {at}")))
     }
 
-    /// The same in one piece.
+    /// The block as one slice.
     pub fn block_words(&self, table: &Table, at: u64) -> &[AtomicU64] {
         self.arena.words(at, key_word::RING + table.ring)
     }
 
-    /// The same without unwinding, as far as this process knows already that the store reaches.
+    /// The block as one slice, without unwinding. `None` beyond the part of the store that this process knows.
     #[inline(always)]
     pub fn try_block(&self, table: &Table, at: u64) -> Option<&[AtomicU64]> {
         self.arena.get(at, key_word::RING + table.ring)
@@ -132,7 +132,7 @@ impl Home {
         }
     }
 
-    /// Under which tickets the starts are known that a log took over. (A decision does not ask.)
+    /// The tickets of the starts that a log took over. Decisions do not need them.
     fn origins(&self, table: &Table, head: &Head) -> &[AtomicU64] {
         match head[key_word::ORIGINS as usize].load(Relaxed) {
             0 => &[],
@@ -180,12 +180,12 @@ impl Home {
         }
     }
 
-    /// The cells in a block, whatever their life is. For the holder of the structure lock.
+    /// The cells in a block, whatever their life. For the holder of the structure lock.
     pub fn cells_at<'h>(&'h self, table: &'h Table, at: u64) -> Cells<'h> {
         self.cells(table, KeyAt { at, life: self.arena.word(at + key_word::LIFE).load(Acquire), table: table.at })
     }
 
-    /// The cells of a key that nobody has used. Only to look at.
+    /// The cells of an unused key. Only to be read.
     pub fn untouched<'t>(&self, table: &'t Table) -> Cells<'t> {
         match &table.policy.0 {
             Shape::Bucket(bucket) => Cells::Meter(Meter::untouched(bucket, table.born)),
@@ -198,7 +198,7 @@ impl Home {
         }
     }
 
-    /// Lets a block that was closed and written live again, with what [`Cells::write`] answered.
+    /// Publishes a block that was closed and rewritten, with the result of [`Cells::write`].
     pub(super) fn publish(&self, table: &Table, at: u64, base: u64) -> KeyAt {
         let life = if table.is_sliced {
             base
@@ -210,21 +210,21 @@ impl Home {
         KeyAt { at, life, table: table.at }
     }
 
-    /// Will nobody notice if this key is forgotten?
+    /// Returns whether the key can be forgotten without any effect.
     pub(super) fn is_idle(&self, table: &Table, at: u64) -> bool {
         let now = self.clock.now();
         self.cells_at(table, at).is_idle(table.policy.longest(), now) && !self.is_gated(table, at, now.floor)
     }
 
-    /// Is the key kept from starting? By its gate; or by that of its limit, if it would lose its backoff, which the next start
-    /// resets otherwise.
+    /// Returns whether starts of the key are blocked: by its own gate; or by the limit's gate, if forgetting the key
+    /// would lose its backoff, which only the next start resets.
     pub(super) fn is_gated(&self, table: &Table, at: u64, now: Tick) -> bool {
         let has_level = matches!(table.policy.0, Shape::Rate(..)) && self.backoff(at).load(Acquire) != 0;
         let limit = || self.limit_of(table);
         self.key_gate(at).load(Acquire) > now || has_level && self.limit_gate(limit()).load(Acquire) > now
     }
 
-    /// A key of a concurrency limit.
+    /// The leases of a key of a concurrency limit.
     #[inline(always)]
     pub fn leases(&self, table: &Table, key: KeyAt) -> Leases<'_> {
         let (words, slots) = self.block(table, key.at);
@@ -279,7 +279,7 @@ pub(super) fn meter<'h>(table: &Table, (head, _): Block<'h>, number: u64, bucket
     }
 }
 
-/// The table that a key lives by.
+/// The table that applies to a key.
 #[inline(always)]
 pub(super) fn table_in(head: &Head) -> u64 {
     head[key_word::TABLE as usize].load(Acquire)
@@ -291,7 +291,7 @@ pub(super) fn gate_in(head: &Head) -> Tick {
     head[key_word::GATE as usize].load(Acquire)
 }
 
-/// The hash of the key that a block is of.
+/// The hash of a block's key.
 #[inline(always)]
 pub(super) fn hash_in(head: &Head) -> Hash {
     Hash([0, 1].map(|i| head[(key_word::HASH + i) as usize].load(Acquire)))

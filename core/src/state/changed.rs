@@ -1,9 +1,11 @@
-//! Which keys have starts that the ledger does not have: a ring in the lane. Every process adds to it, and whoever writes
-//! the ledger reads it, so that work follows what has changed, and not how many keys there are.
+//! The keys with starts that are missing from the ledger, as a ring in the lane. All processes add to it, and the
+//! process that writes the ledger reads it. So the work depends on the number of changed keys, not on the number of
+//! keys.
 //!
 //! A key is listed by its first start after it was written, and again after a second. An entry may be lost: the ring is
-//! bounded, and a process may die before it has written its entry. Nothing depends on it: a start beyond the budget is written
-//! before its call returns, listed or not, and a reboot counts the budget of every key.
+//! bounded, and a process may die before it has written its entry. Correctness does not depend on the ring. A start
+//! beyond the budget is written before its call returns, listed or not, and after a reboot every key counts as having
+//! used its budget.
 
 use super::arena::HEADER_WORDS;
 use super::block::Head;
@@ -15,39 +17,39 @@ use crate::atomic::*;
 use crate::error::Result;
 use crate::time::Tick;
 
-/// How many entries there are.
+/// The number of entries.
 const ENTRIES: u64 = 1_024;
 
-/// The words of an entry: its number + 1, the limit, the key's hash, when it was made.
+/// The words of an entry: its number + 1, the limit, the key's hash, the time at which it was made.
 const ENTRY: u64 = 5;
 
-/// A key is listed again after so long, in ticks, if nobody has written it.
+/// A listed key that has not been written is listed again after this time, in ticks.
 const LISTED_FOR: Tick = 1_000_000;
 
-/// A key that has changed: where its limit is, and its hash.
+/// A changed key: the place of its limit, and its hash.
 pub(super) type Changed = (u64, Hash);
 
-/// Has the key of this head to be listed? Asked after each start.
+/// Returns whether the key of this head must be listed. Called after each start.
 #[inline(always)]
 pub(super) fn is_unlisted(head: &Head, now: Tick) -> bool {
     head[key_word::LISTED as usize].load(Relaxed) <= now
 }
 
 impl Home {
-    /// Makes room for the ring, in a new lane.
+    /// Allocates the ring, in a new lane.
     pub(super) fn start_list(&self) {
-        let ring = self.arena.allocate(ENTRIES * ENTRY).expect("a new lane has room");
+        let ring = self.arena.allocate(ENTRIES * ENTRY).expect("a new lane has space");
         self.arena.word(CHANGED).store(ring, Release);
     }
 
-    /// Lists a key. Whoever finds it listed does not do it again for a while.
+    /// Lists a key. A caller that finds it listed leaves it alone for a while.
     #[cold]
     pub fn list(&self, limit: u64, key: u64, hash: Hash, now: Tick) {
         self.arena.word(key + key_word::LISTED).store(now + LISTED_FOR, Relaxed);
         let number = self.arena.word(CHANGED_TAIL).fetch_add(1, AcqRel);
         let [seq, limit_at, h0, h1, at] = self.entry(number);
-        // A reader believes an entry whose number is the same before and after. Each store releases, so that it cannot see a
-        // later entry's word and the number of this one.
+        // A reader accepts an entry if its number is the same before and after. Each store releases, so that a reader
+        // cannot combine a word of a later entry with the number of this one.
         seq.store(0, Release);
         limit_at.store(limit, Release);
         h0.store(hash.0[0], Release);
@@ -65,19 +67,19 @@ impl Home {
         std::array::from_fn(|i| &words[i])
     }
 
-    /// Is anything listed that nobody has written?
+    /// Returns whether an entry is listed that has not been written.
     pub(super) fn has_listed(&self) -> bool {
         let [tail, done] = [CHANGED_TAIL, CHANGED_DONE].map(|word| self.arena.word(word).load(Acquire));
         tail > done
     }
 
-    /// Is half of the ring used, so that it has to be read soon?
+    /// Returns whether half of the ring is used, so that it must be read soon.
     pub fn is_list_long(&self) -> bool {
         let [tail, done] = [CHANGED_TAIL, CHANGED_DONE].map(|word| self.arena.word(word).load(Relaxed));
         tail.wrapping_sub(done) > ENTRIES / 2
     }
 
-    /// The oldest entries that nobody has written, at most so many, and the number after them. For whoever writes the ledger.
+    /// The oldest unwritten entries, at most `most`, and the number after them. For the process that writes the ledger.
     pub(super) fn listed(&self, most: u64) -> (Vec<Changed>, u64) {
         let [tail, done] = [CHANGED_TAIL, CHANGED_DONE].map(|word| self.arena.word(word).load(Acquire));
         let first = done.max(tail.saturating_sub(ENTRIES)).min(tail);
@@ -88,7 +90,7 @@ impl Home {
         (all, end)
     }
 
-    /// An entry, and when it was made. `None`: somebody is writing it, or has written a later one there.
+    /// An entry, and when it was made. `None` if it is being written, or was overwritten by a later one.
     fn read_entry(&self, number: u64) -> Option<(Changed, Tick)> {
         let [seq, limit, h0, h1, at] = self.entry(number);
         let is_whole = || seq.load(Acquire) == number + 1;
@@ -100,7 +102,7 @@ impl Home {
         is_whole().then_some((changed, at))
     }
 
-    /// The keys that were listed lately, whether they are written or not; some of them more than once.
+    /// The recently listed keys, written or not. Some appear more than once.
     pub(super) fn listed_lately(&self) -> Vec<Changed> {
         if self.arena.word(CHANGED).load(Acquire) == 0 {
             return Vec::new();
@@ -109,20 +111,20 @@ impl Home {
         (tail.saturating_sub(ENTRIES)..tail).filter_map(|number| Some(self.read_entry(number)?.0)).collect()
     }
 
-    /// When the oldest entry was made that nobody has written.
+    /// When the oldest unwritten entry was made.
     pub(super) fn listed_since(&self) -> Option<Tick> {
         let [tail, done] = [CHANGED_TAIL, CHANGED_DONE].map(|word| self.arena.word(word).load(Acquire));
         (done.max(tail.saturating_sub(ENTRIES))..tail).find_map(|number| Some(self.read_entry(number)?.1))
     }
 
-    /// The entries before this number are in the ledger.
+    /// Records that the entries before this number are in the ledger.
     pub(super) fn have_written(&self, end: u64) {
         self.arena.word(CHANGED_DONE).fetch_max(end, AcqRel);
     }
 
-    // ---- names: the ledger has them, not their hashes ----
+    // // ---- names: the ledger contains names, not their hashes ----
 
-    /// The name of a limit as a text. `None`: it has lost it, or somebody died while giving it another.
+    /// The text of a limit's name. `None` if the limit has lost its name, or a process died while renaming it.
     pub(super) fn name_of(&self, limit: u64) -> Option<String> {
         let text = self.arena.word(limit + limit_word::TEXT).load(Acquire);
         if text == 0 {
@@ -140,7 +142,7 @@ impl Home {
 }
 
 impl Locked<'_> {
-    /// Notes a limit's name as a text, where the one before was if it fits.
+    /// Stores the text of a limit's name, in the old place if it fits.
     pub(super) fn set_name_text(&self, limit: u64, name: &str) -> Result<()> {
         let words = (name.len() as u64).div_ceil(8);
         let mut text = self.arena.word(limit + limit_word::TEXT).load(Acquire);

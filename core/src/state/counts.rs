@@ -1,8 +1,9 @@
-//! What is counted of a limit and of its keys.
+//! The counters of a limit and of its keys.
 //!
-//! A decision counts in memory of its own process, without a lock: what has no key in a stripe that belongs to its thread, what
-//! has one in an entry of that key. Once a second, and whenever somebody asks, what was counted since is added to the sums in
-//! the limit's and the key's blocks. So a denial writes nothing that another process reads.
+//! A decision counts in the memory of its own process, without a lock. Counts without a key go to a stripe of the
+//! thread, counts with a key to an entry of that key. Once a second, and when an observer asks, the process *flushes*
+//! its counts: it adds what is new to the sums in the blocks of the limit and of the key. So a denial writes nothing
+//! that another process reads.
 
 use super::index::KeyAt;
 use super::layout::{key_word, limit_word};
@@ -23,7 +24,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// What is counted. Units are counted as what they are beyond one per start, so that a start of weight 1 writes one word.
+/// The counters. Weights are counted as the units beyond one per start, so that a start of weight 1 writes one word.
 pub(crate) const ADMITTED: usize = 0;
 const MORE_GRANTED: usize = 1;
 pub(crate) const DENIED: usize = 2;
@@ -32,87 +33,90 @@ pub(crate) const WAITED: usize = 4;
 /// In µs.
 pub(crate) const WAIT_TIME: usize = 5;
 pub(crate) const CANCELLED: usize = 6;
-/// Those before are counted of each key; this of the limit only, and so is how often its policy changed.
+/// The counters before this one exist per key. This one, and the number of policy changes, exist only per limit.
 pub(crate) const STORE_ERRORS: usize = 7;
 const POLICY_CHANGES: usize = 8;
 
-/// How many classes of waits there are: see [`WAIT_BOUNDS`].
+/// The number of classes of waiting times: see [`WAIT_BOUNDS`].
 pub(super) const CLASSES: usize = WAIT_BOUNDS.len() + 1;
 
-/// How many are counted of a key, by a process of a limit, and of a limit in all.
+/// The number of counters per key, per process and limit, and per limit in total.
 pub(super) const OF_A_KEY: usize = 7;
 const OF_A_PROCESS: usize = 8;
 pub(super) const OF_A_LIMIT: usize = 9;
 
-/// So many threads have a stripe of their own; those beyond share the rest.
+/// The number of threads that have a stripe of their own. Further threads share one.
 const OWN: usize = 24;
 const STRIPES: usize = 32;
 
-/// How many keys are counted one by one between two tellings; those beyond only with the whole limit.
+/// The number of keys that are counted individually between two flushes. Further keys count only toward the limit.
 const KEYS: usize = 4_096;
-/// Where a key is looked for.
+/// The number of entries in which a key is searched.
 const PROBES: usize = 8;
 
-/// How long nothing is counted of a key before its entry is another's. Nobody takes so long between finding it and counting.
+/// How long an entry must be idle before another key takes it. No thread takes this long between finding an entry and
+/// counting in it.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// How long the end of a store waits for the lock, to tell what was counted last.
+/// How long the end of a store waits for the lock, to flush the last counts.
 const LAST_WORDS: Duration = Duration::from_millis(10);
 
-/// Padded, so that threads do not disturb each other.
+/// Padded, so that threads do not share cache lines.
 type Stripe = CachePadded<[AtomicU64; OF_A_PROCESS]>;
 
-/// The two words of a key's hash, the first of which is 0 where there is none; was nothing counted for a while; the counts.
+/// The two words of a key's hash, the first of which is 0 in a free entry; whether the entry was idle for a while; the
+/// counts.
 #[derive(Debug)]
 #[repr(transparent)]
 struct Entry([AtomicU64; 3 + OF_A_KEY]);
 
-/// How much of what this process counted is in the sums, and when idle entries made room for others.
+/// How much of this process's counts is in the sums, and when idle entries were last freed.
 #[derive(Debug, Default)]
-struct Told {
+struct FlushState {
     counts: [u64; OF_A_PROCESS],
     waits: [u64; CLASSES],
     places_lost: u64,
-    made_room: Option<Instant>,
+    freed_entries: Option<Instant>,
 }
 
-/// A limit, as a process knows it: in which of the store's homes it is, and where.
+/// The identity of a limit within a process: the number of the store's home, and the place in it.
 type Id = (u64, u64);
 
-/// What this process counted of one limit.
+/// The counts of one limit in this process.
 #[derive(Debug)]
 pub(crate) struct Counts {
     id: Id,
-    /// The hash of the key "". Who uses no keys needs no entry.
+    /// The hash of the key "". Callers that use no keys need no entry.
     no_key: Hash,
-    /// Is it in this list?
+    /// Whether the limit is in the list of changed limits.
     is_changed: AtomicBool,
     changed: Arc<Mutex<Vec<Id>>>,
     stripes: [Stripe; STRIPES],
-    /// Starts that had to wait, by how long; and places that came too late. Those who count here have waited, so they share it.
+    /// Starts that waited, by waiting time, and lost places. These callers have waited, so sharing a cache line costs
+    /// little.
     waits: [AtomicU64; CLASSES],
     places_lost: AtomicU64,
-    /// How many wait at this moment.
+    /// The number of callers that wait now.
     waiting: AtomicU64,
-    /// How often a server was asked.
+    /// The number of requests to a server.
     requests: AtomicU64,
-    /// Made at the first decision with a key.
+    /// Allocated at the first decision with a key.
     keys: OnceLock<Box<[Entry]>>,
-    /// No fewer of them are in use.
+    /// An upper bound on the number of entries in use.
     used: AtomicU64,
     /// Only for the holder of the structure lock.
-    told: Mutex<Told>,
+    flushed: Mutex<FlushState>,
 }
 
-/// The counts of each limit that this process has used. A forked child has counted nothing.
+/// The counts of each limit that this process has used. A forked child starts with none.
 pub(super) type Book = PerProcess<Limits>;
 
 #[derive(Debug, Default)]
 pub(super) struct Limits {
-    /// Which home they are of.
+    /// The home to which they belong.
     home: u64,
     all: HashMap<Id, Arc<Counts>>,
-    /// Those in which something was counted since they were told last.
+    /// The limits with counts that are not flushed.
     changed: Arc<Mutex<Vec<Id>>>,
 }
 
@@ -136,11 +140,11 @@ impl Counts {
             requests: AtomicU64::new(0),
             keys: OnceLock::new(),
             used: AtomicU64::new(0),
-            told: Mutex::default(),
+            flushed: Mutex::default(),
         }
     }
 
-    /// Puts itself into the list of what is to be told. If another thread has the list, the next count does it.
+    /// Adds the limit to the list of changed limits. If another thread holds the list, the next count does it.
     #[cold]
     fn change(&self) {
         if let Ok(mut changed) = self.changed.try_lock()
@@ -150,12 +154,12 @@ impl Counts {
         }
     }
 
-    /// Is that the hash of the key ""?
+    /// Returns whether this is the hash of the key "".
     pub fn is_of_no_key(&self, hash: Hash) -> bool {
         hash == self.no_key
     }
 
-    /// Counts a start or a denial, of so many units.
+    /// Counts a start or a denial of this weight.
     #[inline(always)]
     pub fn decided(&self, key: Option<Hash>, what: usize, weight: u64) {
         self.add(key, what, 1);
@@ -166,7 +170,7 @@ impl Counts {
 
     #[inline(always)]
     pub fn add(&self, key: Option<Hash>, what: usize, n: u64) {
-        // (A count that is told by nobody, because it came at the same moment as a telling, is told with the next one.)
+        // A count that comes at the same moment as a flush may miss it. The next flush includes it.
         if !self.is_changed.load(Relaxed) {
             self.change();
         }
@@ -179,7 +183,7 @@ impl Counts {
         let stripe = stripe();
         let word = &self.stripes[stripe][what];
         if stripe < OWN {
-            // Nobody else writes it.
+            // No other thread writes this word.
             word.store(word.load(Relaxed).wrapping_add(n), Relaxed);
         } else {
             word.fetch_add(n, Relaxed);
@@ -194,7 +198,7 @@ impl Counts {
         self.waits[class].fetch_add(1, Relaxed);
     }
 
-    /// Counts a place whose owner came too late.
+    /// Counts a place that was lost because its owner was late.
     pub fn lost_place(&self) {
         self.places_lost.fetch_add(1, Relaxed);
         if !self.is_changed.load(Relaxed) {
@@ -202,35 +206,35 @@ impl Counts {
         }
     }
 
-    /// So many more wait, or fewer.
+    /// Changes the number of waiting callers.
     pub fn waits_more(&self, by: i64) {
         let _ = self.waiting.fetch_update(Relaxed, Relaxed, |waiting| Some(waiting.saturating_add_signed(by)));
     }
 
-    /// Counts a question to a server.
+    /// Counts a request to a server.
     pub fn asked(&self) {
         self.requests.fetch_add(1, Relaxed);
     }
 
-    /// How many there were of this process.
+    /// The number of requests by this process.
     pub fn requests(&self) -> u64 {
         self.requests.load(Relaxed)
     }
 
-    /// How many of this process wait.
+    /// The number of callers of this process that wait.
     pub fn waiting(&self) -> u64 {
         self.waiting.load(Relaxed)
     }
 
-    /// The entry of a key, if there is room for it.
+    /// The entry of a key, if there is space for it.
     #[inline]
     fn entry(&self, Hash([h0, h1]): Hash) -> Option<&Entry> {
         let keys = self.keys.get_or_init(no_keys);
-        // (No key's hash is 0 but by a chance of one in 2⁶⁴; it would never be told.)
+        // A key's hash is 0 with a chance of one in 2⁶⁴. Its counts would never be flushed.
         for probe in 0..PROBES {
             let entry = &keys[((h0 >> 32) as usize + probe) % KEYS];
             let [first, second, is_idle, ..] = &entry.0;
-            // 64 bits are enough to tell keys apart that are counted in the same second.
+            // 64 bits are enough to distinguish the keys that are counted in one second.
             let mut theirs = first.load(Acquire);
             if theirs == 0 {
                 self.used.fetch_add(1, Relaxed);
@@ -251,24 +255,24 @@ impl Counts {
         None
     }
 
-    /// Adds what was counted since the last time to the sums. Only for the holder of the structure lock.
-    fn tell(&self, home: &Locked, limit: u64) -> Result<()> {
+    /// Adds the counts since the last flush to the sums. Only for the holder of the structure lock.
+    fn flush(&self, home: &Locked, limit: u64) -> Result<()> {
         let table = home.table(limit);
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut flushed = self.flushed.lock().unwrap_or_else(PoisonError::into_inner);
         let now: [u64; OF_A_PROCESS] = std::array::from_fn(|what| {
             self.stripes.iter().fold(0, |sum: u64, stripe| sum.wrapping_add(stripe[what].load(Relaxed)))
         });
-        let mut new: [u64; OF_A_PROCESS] = std::array::from_fn(|what| now[what].wrapping_sub(told.counts[what]));
-        told.counts = now;
+        let mut new: [u64; OF_A_PROCESS] = std::array::from_fn(|what| now[what].wrapping_sub(flushed.counts[what]));
+        flushed.counts = now;
         let waits: [u64; CLASSES] = std::array::from_fn(|class| self.waits[class].load(Relaxed));
-        let new_waits: [u64; CLASSES] = std::array::from_fn(|class| waits[class].wrapping_sub(told.waits[class]));
-        told.waits = waits;
+        let new_waits: [u64; CLASSES] = std::array::from_fn(|class| waits[class].wrapping_sub(flushed.waits[class]));
+        flushed.waits = waits;
         let lost = self.places_lost.load(Relaxed);
-        let new_lost = lost.wrapping_sub(std::mem::replace(&mut told.places_lost, lost));
+        let new_lost = lost.wrapping_sub(std::mem::replace(&mut flushed.places_lost, lost));
         let mut peak = if new[ADMITTED] > 0 { home.most_used(&table, self.no_key) } else { 0 };
-        let makes_room = told.made_room.is_none_or(|last| last.elapsed() >= IDLE);
-        if makes_room {
-            told.made_room = Some(Instant::now());
+        let frees_entries = flushed.freed_entries.is_none_or(|last| last.elapsed() >= IDLE);
+        if frees_entries {
+            flushed.freed_entries = Some(Instant::now());
         }
         let (mut used, mut freed) = (self.used.load(Relaxed), 0);
         for entry in self.keys.get().into_iter().flatten() {
@@ -279,13 +283,13 @@ impl Counts {
             used -= 1;
             let counts = entry.take();
             if counts == [0; OF_A_KEY] {
-                freed += u64::from(makes_room && entry.free());
+                freed += u64::from(frees_entries && entry.free());
                 continue;
             }
             entry.0[2].store(0, Relaxed);
             counts.iter().zip(&mut new).for_each(|(n, sum)| *sum += n);
-            // Of a key that was forgotten meanwhile, only the whole limit knows.
-            if let Some(KeyAt { at, .. }) = home.find_or_mend(&table, hash) {
+            // If the key has been forgotten, its counts are only in the limit's sums.
+            if let Some(KeyAt { at, .. }) = home.find_or_repair(&table, hash) {
                 add(home, key_word::COUNTS.map(|word| at + word), counts);
                 if counts[ADMITTED] > 0 {
                     peak = peak.max(home.most_used(&table, hash));
@@ -302,29 +306,29 @@ impl Counts {
     }
 }
 
-/// Adds to words of a home.
+/// Adds counts to words of a home.
 fn add<const N: usize>(home: &Home, words: [u64; N], counts: [u64; N]) {
     for (word, n) in words.into_iter().zip(counts).filter(|(_, n)| *n > 0) {
         home.arena.word(word).fetch_add(n, Relaxed);
     }
 }
 
-/// Zeroed memory, of which only what is used is really taken.
+/// Zeroed memory, of which the system provides only the pages in use.
 fn no_keys() -> Box<[Entry]> {
     let zeroes = vec![[0u64; 3 + OF_A_KEY]; KEYS].into_boxed_slice();
-    // SAFETY: an entry is as many atomics, which are laid out like the numbers that they hold.
+    // SAFETY: an entry consists of this many atomics, which have the layout of the numbers that they hold.
     unsafe { Box::from_raw(Box::into_raw(zeroes) as *mut [Entry]) }
 }
 
 impl Entry {
-    /// Whose it is.
+    /// The key of the entry.
     fn hash(&self) -> Option<Hash> {
         let [first, second, ..] = &self.0;
         let hash = [first.load(Acquire), second.load(Acquire)];
         (hash[0] != 0 && hash[1] != 0).then_some(Hash(hash))
     }
 
-    /// Takes what was counted.
+    /// Takes the counts.
     fn take(&self) -> [u64; OF_A_KEY] {
         let [_, _, _, counts @ ..] = &self.0;
         std::array::from_fn(|what| match counts[what].load(Relaxed) {
@@ -333,8 +337,8 @@ impl Entry {
         })
     }
 
-    /// Makes room for another key if nothing was counted the last time either. Did it? (Whoever found the entry before all
-    /// that, and counts only now, may count for another key.)
+    /// Frees the entry for another key if it was idle since the last time. Returns whether it did. (A thread that found
+    /// the entry before all that, and counts only now, may count for another key.)
     fn free(&self) -> bool {
         let [first, second, is_idle, ..] = &self.0;
         let is_free = is_idle.swap(1, Relaxed) == 1;
@@ -348,7 +352,8 @@ impl Entry {
 
 // ---- stripes ----
 
-/// Which stripes belong to a thread, a bit for each. In a forked child those of the parent's threads stay taken.
+/// The stripes that belong to a thread, one bit each. In a forked child, the stripes of the parent's threads stay
+/// taken.
 static TAKEN: AtomicU64 = AtomicU64::new(0);
 
 const NONE: usize = usize::MAX;
@@ -358,12 +363,12 @@ thread_local! {
     static GIVE_BACK: GiveBack = const { GiveBack };
 }
 
-/// Gives a thread's stripe back when the thread ends.
+/// Returns a thread's stripe when the thread ends.
 struct GiveBack;
 
 impl Drop for GiveBack {
     fn drop(&mut self) {
-        // What else ends with the thread may still count.
+        // Other destructors of the thread may still count.
         let stripe = STRIPE.replace(OWN);
         if stripe < OWN {
             TAKEN.fetch_and(!(1 << stripe), Release);
@@ -387,11 +392,11 @@ fn take_stripe() -> usize {
     let mut taken = TAKEN.load(Relaxed);
     let stripe = loop {
         let free = taken.trailing_ones() as usize;
-        // A thread that is ending has nobody who would give it back.
+        // A thread that is ending could not return a stripe.
         if free >= OWN || GIVE_BACK.try_with(|_| ()).is_err() {
             break shared();
         }
-        // What the stripe's last thread counted is seen.
+        // Acquires, to see the counts of the stripe's previous thread.
         match TAKEN.compare_exchange(taken, taken | 1 << free, Acquire, Relaxed) {
             Ok(_) => break free,
             Err(now) => taken = now,
@@ -404,7 +409,7 @@ fn take_stripe() -> usize {
 // ---- sums ----
 
 impl Key<'_> {
-    /// Counts a start or a denial, of so many units.
+    /// Counts a start or a denial of this weight.
     #[inline(always)]
     pub fn decided(&self, what: usize, weight: u64) {
         self.counts().decided((!self.is_empty).then_some(self.hash), what, weight);
@@ -425,12 +430,12 @@ impl Home {
         self.arena.word(limit + limit_word::COUNTS + POLICY_CHANGES as u64).fetch_add(1, Relaxed);
     }
 
-    /// What was counted of a limit, but for what processes have not told yet.
+    /// The counts of a limit, without those that processes have not flushed yet.
     pub fn counts(&self, limit: u64) -> Stats {
         stats(self.get(limit + limit_word::COUNTS))
     }
 
-    /// What was counted of the key of a block.
+    /// The counts of a block's key.
     pub(super) fn stats_at(&self, at: u64) -> Stats {
         let mut counts = [0; OF_A_LIMIT];
         for (count, word) in counts.iter_mut().zip(key_word::COUNTS) {
@@ -439,9 +444,9 @@ impl Home {
         stats(counts)
     }
 
-    /// The same of a key.
+    /// The counts of a key.
     pub fn counts_of_key(&self, table: &Table, key: &str) -> Stats {
-        // Of a key on a plan also while it has no cells.
+        // A key on a plan has counts even without cells.
         let hash = self.hash(b'k', key);
         let Ok((_, found)) = self.probe(table, self.segment_of(table, hash), hash) else { return Stats::default() };
         self.stats_at(found.at)
@@ -464,7 +469,7 @@ fn stats(counts: [u64; OF_A_LIMIT]) -> Stats {
 }
 
 impl Session {
-    /// Where this process counts a limit of the current home. Only for the holder of the structure lock.
+    /// The counts of a limit of the current home in this process. Only for the holder of the structure lock.
     pub(super) fn counts(&self, limit: u64) -> Arc<Counts> {
         let id = (self.home_number(), limit);
         let mut book = self.book.lock();
@@ -476,42 +481,42 @@ impl Session {
         book.all.entry(id).or_insert_with(|| Arc::new(Counts::new(id, self.home().hash(b'k', ""), changed))).clone()
     }
 
-    /// What this process has counted of a limit of the current home, if it has used it.
+    /// The counts of a limit of the current home, if this process has used the limit.
     pub(super) fn counts_of(&self, limit: u64) -> Option<Arc<Counts>> {
         self.book.lock().all.get(&(self.home_number(), limit)).cloned()
     }
 
-    /// Adds what this process counted to the sums. Only for the holder of the structure lock.
-    pub(super) fn tell_counts(&self, locked: &Locked) -> Result<()> {
+    /// Flushes the counts of this process. Only for the holder of the structure lock.
+    pub(super) fn flush_counts(&self, locked: &Locked) -> Result<()> {
         let (number, book) = (self.home_number(), self.book.lock());
         let mut outcome = Ok(());
         for id in book.take_changed() {
-            // What was counted in a lane that is gone is gone with it.
+            // The counts of a lane that is gone are lost with it.
             let Some(counts) = book.all.get(&id).filter(|_| id.0 == number) else { continue };
             counts.is_changed.store(false, Release);
-            outcome = outcome.and(counts.tell(locked, id.1));
+            outcome = outcome.and(counts.flush(locked, id.1));
         }
         outcome
     }
 
-    /// The same for one limit.
-    pub(super) fn tell_counts_of(&self, limit: u64, locked: &Locked) -> Result<()> {
-        self.counts_of(limit).map_or(Ok(()), |counts| counts.tell(locked, limit))
+    /// Flushes the counts of one limit.
+    pub(super) fn flush_counts_of(&self, limit: u64, locked: &Locked) -> Result<()> {
+        self.counts_of(limit).map_or(Ok(()), |counts| counts.flush(locked, limit))
     }
 
-    /// The same, if nobody else is busy. What is not told now is the next time.
-    pub fn tell_counts_if_free(&self) {
-        let _ = self.with_lock_for(Duration::ZERO, |locked| self.tell_counts(locked));
+    /// Flushes the counts if the lock is free. Otherwise the next flush includes them.
+    pub fn flush_counts_if_free(&self) {
+        let _ = self.with_lock_for(Duration::ZERO, |locked| self.flush_counts(locked));
     }
 
-    /// The same at the end of the store, if there is somebody to tell.
-    pub(super) fn tell_last_counts(&self) {
+    /// Flushes the last counts at the end of the store, if the lane is still there.
+    pub(super) fn flush_last_counts(&self) {
         if self.book.lock().all.is_empty() || !self.home().is_lane() {
             return;
         }
-        // A lane that was deleted shall not be made anew for this.
+        // A deleted lane must not be rebuilt for this.
         if self.home().is_still_there(self.home().clock.now().floor) {
-            let _ = self.with_lock_for(LAST_WORDS, |locked| self.tell_counts(locked));
+            let _ = self.with_lock_for(LAST_WORDS, |locked| self.flush_counts(locked));
         }
     }
 }

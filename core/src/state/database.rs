@@ -1,15 +1,14 @@
-//! The database: what must last. A store's identity, its policies and the ledger (`ledger.rs`), readable with any SQLite
-//! shell.
+//! The durable database: a store's identity, its policies and the ledger (`ledger.rs`), readable with any SQLite shell.
 //!
-//! Decisions never come here. A connection lives for one structural operation, under the lane's structure lock: none
-//! is ever carried over a fork, and writers never queue inside SQLite.
+//! Decisions never come here. A connection lives for one structural operation under the lane's structure lock. So no
+//! connection crosses a fork, and writers never queue inside SQLite.
 //!
-//! A commit is on the disk when it returns. `synchronous = FULL` would not do: a commit is the removal of the journal,
-//! which is then not synced, and a power cut can bring it back and undo the commit. `EXTRA` syncs it. `TRUNCATE` and
-//! `PERSIST` sync as often, and leave a third file behind. A write-ahead log is slower when each connection is the last to
-//! close; and a program that reads this file with a SQLite of its own would have the log deleted under it, since a process
-//! that closes a file gives up all its locks on it, whoever in it took them. The price is that somebody who goes on reading
-//! for long, such as a shell with a pager, holds up commits.
+//! A commit is on disk when it returns. `synchronous = FULL` would not guarantee that: the commit is the removal of the
+//! journal, which is then not synced, and a power cut can restore the journal and undo the commit. `EXTRA` syncs the
+//! removal. `TRUNCATE` and `PERSIST` sync as often, and leave a third file behind. A write-ahead log is slower when
+//! each connection is the last to close. Also, a program that reads this file with its own copy of SQLite would have
+//! the log deleted under it, since a process that closes a file gives up all its locks on it, whichever code took them.
+//! The price: a long reader, such as a shell with a pager, delays commits.
 
 use super::fcntl::Scope;
 use super::{files, ledger, moves, os, policies};
@@ -20,7 +19,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// "wglS", in SQLite's header: this database is a store of ours.
+/// "wglS", in SQLite's header. It marks the database as a store.
 const APPLICATION_ID: u32 = 0x7767_6c53;
 const VERSION: u32 = 1;
 
@@ -37,18 +36,18 @@ CREATE TABLE store (
 ) STRICT;
 ";
 
-/// Now, as people read it.
+/// The current time in readable form.
 pub(super) const NOW: &str = "strftime('%Y-%m-%dT%H:%M:%fZ', 'now')";
 
-/// Who a store is, for as long as it exists, and when its lane was made.
+/// The permanent identity of a store, and when its lane was created.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Identity {
     pub id: [u64; 2],
-    /// What names and keys are hashed with.
+    /// The secret with which names and keys are hashed.
     pub secret: [u64; 2],
-    /// The boot that the last lane was made in; empty before the first.
+    /// The boot in which the last lane was created; empty before the first.
     pub boot: String,
-    /// Which making of the lane that was.
+    /// The number of that lane's creation.
     pub lane: Option<u64>,
     /// The number of the last commit to the ledger.
     pub sequence: u64,
@@ -65,24 +64,24 @@ pub(crate) struct Database {
     pub sequence: u64,
     /// The number of the last change of policies.
     pub generation: u64,
-    // Last: a connection is closed within it.
+    // Last, because the connection must be closed within it.
     _scope: Scope,
 }
 
-/// No text or row of ours is longer, in bytes.
+/// The largest text or row of a store, in bytes.
 const LONGEST: i32 = 1 << 20;
 
-/// How much a commit adds to the files at most, in bytes, but for what is written to them.
+/// The most by which a commit enlarges the files beyond the data that it writes, in bytes.
 const MARGIN: u64 = 1 << 20;
 
-/// SQLite's own handler sleeps ever longer, and lets late comers overtake. This one looks again a few times, a
-/// millisecond or so apart; for longer than that the caller waits, without holding anything.
+/// SQLite's own handler sleeps longer each time, so that later callers overtake. This one retries a few times, about a
+/// millisecond apart. Beyond that the caller waits, without holding anything.
 fn wait_for_lock(looks: i32) -> bool {
     std::thread::sleep(Duration::from_micros(jitter(500, 1_500)));
     looks < 3
 }
 
-/// Looks at a file without touching it: is it a store, or nothing yet?
+/// Reads a file without changing it. Accepts a store or an empty file.
 pub(crate) fn check(path: &Path) -> Result<()> {
     let not_a_store = |found: &str| Err(Error::NotAStore { path: path.to_owned(), found: found.to_owned() });
     let reading = |e: std::io::Error| Error::store(format!("opening {}", path.display()), e);
@@ -100,8 +99,8 @@ pub(crate) fn check(path: &Path) -> Result<()> {
     let number = |at: usize| u32::from_be_bytes(header[at..at + 4].try_into().expect("four bytes"));
     match read {
         Err(e) if e.kind() != std::io::ErrorKind::UnexpectedEof => Err(reading(e)),
-        _ if !header.starts_with(b"SQLite format 3\0") => not_a_store("a file that is no SQLite database"),
-        // Whoever was writing it died before the commit; SQLite will roll it back, and then it is looked at again.
+        _ if !header.starts_with(b"SQLite format 3\0") => not_a_store("not an SQLite database"),
+        // Its writer died before the commit. SQLite will roll it back, and then it is checked again.
         _ if std::fs::metadata(beside(path, "-journal")).is_ok_and(|journal| journal.len() > 0) => Ok(()),
         _ => check_numbers(path, number(68), number(60)),
     }
@@ -109,7 +108,7 @@ pub(crate) fn check(path: &Path) -> Result<()> {
 
 fn check_numbers(path: &Path, application_id: u32, version: u32) -> Result<()> {
     if application_id != APPLICATION_ID {
-        let found = "a SQLite database of another application".into();
+        let found = "an SQLite database of another application".into();
         return Err(Error::NotAStore { path: path.to_owned(), found });
     }
     if version > VERSION {
@@ -119,7 +118,7 @@ fn check_numbers(path: &Path, application_id: u32, version: u32) -> Result<()> {
     Ok(())
 }
 
-/// The path of a file that goes with a database.
+/// The path of a file next to a database.
 pub(crate) fn beside(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);
@@ -127,7 +126,7 @@ pub(crate) fn beside(path: &Path, suffix: &str) -> PathBuf {
 }
 
 impl Database {
-    /// Opens a database that is there, made a store if it is empty. Returns the store's identity too.
+    /// Opens an existing database, and makes it a store if it is empty. Also returns the store's identity.
     pub fn open(path: &Path) -> Result<(Database, Identity)> {
         check(path)?;
         let mut database = Self::connect(path)?;
@@ -136,14 +135,14 @@ impl Database {
         Ok((database, identity))
     }
 
-    /// The same for a store that is open already: what is no store of ours by now is damaged.
+    /// Opens the database of a store that is already open. If it is not a store any more, it is damaged.
     pub fn reopen(path: &Path, id: [u64; 2]) -> Result<Database> {
         let (database, identity) = Self::open(path).map_err(|error| match error {
             Error::NotAStore { path, found } => Error::Damaged { path, found },
             error => error,
         })?;
         if identity.id != id {
-            let cause = "another store is in its place: bring it back, or stop all processes that use it";
+            let cause = "another store is in its place: restore this one, or stop all processes that use it";
             return Err(Error::store(format!("using {}", path.display()), cause));
         }
         Ok(database)
@@ -157,7 +156,7 @@ impl Database {
         let opened = Connection::open_with_flags_and_vfs(path, flags, c"unix").and_then(|mut c| {
             c.busy_handler(Some(wait_for_lock))?;
             c.pragma_update(None, "synchronous", "EXTRA")?;
-            // What somebody else put into the file is not carried out.
+            // Functions that another program has put into the file are not executed.
             c.pragma_update(None, "trusted_schema", false)?;
             c.pragma_update(None, "cell_size_check", true)?;
             // SAFETY: the connection is open.
@@ -180,12 +179,12 @@ impl Database {
         explain(&self.path, error)
     }
 
-    /// What is there makes no sense: somebody else wrote it.
+    /// The error for contents that only another program can have written.
     pub(super) fn damaged(&self, found: String) -> Error {
         Error::Damaged { path: self.path.clone(), found }
     }
 
-    /// The store's identity, given to it now if it is new.
+    /// The store's identity. A new store gets one here.
     pub(super) fn identity(&mut self) -> Result<Identity> {
         let look = "SELECT (SELECT application_id FROM pragma_application_id),
                       (SELECT user_version FROM pragma_user_version), (SELECT count(*) FROM sqlite_schema)";
@@ -212,7 +211,7 @@ impl Database {
         Ok(Identity { id: words(&id)?, secret: words(&secret)?, boot, lane, sequence, generation })
     }
 
-    /// Makes a new store the one that a lane is of, which was left when its database was deleted.
+    /// Gives a new store the identity of a lane that was left when its database was deleted.
     pub fn continue_as(&mut self, (id, secret): ([u64; 2], [u64; 2])) -> Result<Identity> {
         let words = [to_hex(id), to_hex(secret)];
         self.connection
@@ -221,12 +220,12 @@ impl Database {
         self.identity()
     }
 
-    /// Whoever may write to the file may have put a view or a trigger into it that never ends.
+    /// A program that can write to the file may have added a view or a trigger that never ends.
     fn check_schema(&self) -> Result<()> {
         self.check_tables()?;
         match self.count("SELECT count(*) FROM sqlite_schema WHERE type = 'trigger'")? {
             0 => Ok(()),
-            triggers => Err(self.damaged(format!("{triggers} triggers, which a store has none of"))),
+            triggers => Err(self.damaged(format!("{triggers} triggers, where a store has none"))),
         }
     }
 
@@ -247,7 +246,7 @@ impl Database {
         let [a, b, c, d] = os::random::<4>().map_err(|e| Error::store("asking the system for random numbers", e))?;
         let mut make = || -> rusqlite::Result<()> {
             let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-            // Somebody else may have made it meanwhile.
+            // Another process may have made it in between.
             if transaction.query_row("SELECT count(*) = 0 FROM sqlite_schema", [], |row| row.get(0))? {
                 transaction.execute_batch(SCHEMA)?;
                 transaction.execute_batch(policies::SCHEMA)?;
@@ -282,9 +281,9 @@ fn explain(path: &Path, error: rusqlite::Error) -> Error {
         }
         Some(ErrorCode::DiskFull) => "the disk is full",
         Some(ErrorCode::ReadOnly) => "the database, its directory or its file system is read-only",
-        Some(ErrorCode::CannotOpen) => "the database cannot be opened, or its journal cannot be made beside it",
+        Some(ErrorCode::CannotOpen) => "the database cannot be opened, or its journal cannot be created next to it",
         Some(ErrorCode::SystemIoFailure) => "the disk cannot be read or written",
-        // What is asked never changes: if there is no answer of that kind, somebody else wrote what is there.
+        // The queries never change. A failure of this kind means that another program wrote the contents.
         Some(
             ErrorCode::NotADatabase
             | ErrorCode::DatabaseCorrupt
@@ -330,7 +329,7 @@ pub(super) mod tests {
             open(&self.path()).unwrap().1
         }
 
-        /// The database as somebody else opens it.
+        /// A connection as another program would open it.
         pub fn stranger(&self) -> Connection {
             Connection::open(self.path()).unwrap()
         }
@@ -352,7 +351,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_store_is_who_it_was_when_it_was_made() {
+    fn a_store_keeps_its_identity() {
         let (one, other) = (Scratch::new(), Scratch::new());
         let first = one.identity();
         assert_eq!(one.identity(), first);
@@ -365,7 +364,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn hex_goes_both_ways() {
+    fn hex_round_trips() {
         assert_eq!(to_hex([1, u64::MAX]), "0000000000000001ffffffffffffffff");
         assert_eq!(from_hex("0000000000000001ffffffffffffffff"), Some([1, u64::MAX]));
         for wrong in ["", "1", "0000000000000001fffffffffffffffff", "000000000000000gffffffffffffffff"] {
@@ -392,7 +391,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_write_ahead_log_that_somebody_chose_does_no_harm() {
+    fn a_write_ahead_log_set_by_another_program_does_no_harm() {
         let dir = Scratch::new();
         dir.open();
         dir.stranger().execute_batch("PRAGMA journal_mode = WAL").unwrap();
@@ -404,18 +403,18 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_another_program_left_beside_a_journal_stays_as_it_is() {
+    fn another_applications_database_with_a_journal_is_not_touched() {
         let dir = Scratch::new();
         dir.stranger().execute_batch("CREATE TABLE theirs (x); INSERT INTO theirs VALUES (1)").unwrap();
         let before = std::fs::read(dir.path()).unwrap();
         std::fs::write(beside(&dir.path(), "-journal"), b"left over").unwrap();
         let error = open(&dir.path()).unwrap_err();
-        assert!(error.to_string().ends_with("a SQLite database of another application"), "{error}");
+        assert!(error.to_string().ends_with("an SQLite database of another application"), "{error}");
         assert_eq!(std::fs::read(dir.path()).unwrap(), before);
     }
 
     #[test]
-    fn a_later_version_is_refused_even_beside_a_journal() {
+    fn a_later_version_is_refused_even_next_to_a_journal() {
         let dir = Scratch::new();
         dir.open();
         dir.stranger().pragma_update(None, "user_version", 2).unwrap();
@@ -429,7 +428,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_cannot_be_written_says_so() {
+    fn a_failed_write_reports_its_cause() {
         let dir = Scratch::new();
         let database = dir.open();
         database.connection.execute_batch("PRAGMA query_only = 1").unwrap();
@@ -442,7 +441,7 @@ pub(super) mod tests {
         std::os::unix::fs::symlink("/nowhere/at/all", &journal).unwrap();
         let error = declare().unwrap_err();
         assert_eq!(error.name(), "store_failure");
-        assert!(error.to_string().contains("cannot be opened, or its journal cannot be made beside it ("), "{error}");
+        assert!(error.to_string().contains("cannot be opened, or its journal cannot be created next to it ("), "{error}");
         std::fs::remove_file(&journal).unwrap();
         std::fs::create_dir(&journal).unwrap();
         let error = declare().unwrap_err();

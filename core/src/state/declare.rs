@@ -1,53 +1,54 @@
-//! What names stand for: a limit of one policy, or a composite of several limits, `NAME/KIND`, that were declared together.
+//! What a name means: a limit with one policy, or a composite of several limits, `NAME/KIND`, that were declared
+//! together.
 //!
-//! A limit goes on counting when its name comes to stand for more or for less: of `100/1m` and `100/1m + 5 concurrent` the
-//! rate is the same limit, `NAME` before and `NAME/rate` after. The database decides, in one transaction, and the lane
-//! follows (`follow.rs`).
+//! A limit keeps its state when its name comes to mean more or less. In `100/1m` and `100/1m + 5 concurrent`, the rate
+//! is the same limit, called `NAME` before and `NAME/rate` after. The database decides, in one transaction, and the
+//! lane follows (`follow.rs`).
 
 use super::damage::nonsense;
-use super::follow::Follows;
+use super::follow::PolicyChange;
 use super::gather::moment;
 use super::locked::Locked;
 use super::session::Session;
 use super::url::Address;
 use crate::error::{Error, Result};
 use crate::policy::{self, Policy};
-use crate::server::Note;
+use crate::server::RowChange;
 use std::collections::BTreeMap;
 
-/// What a limit is to allow.
+/// The policies of a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Declared {
-    /// What programs declared last.
+    /// The policy that programs declared last.
     pub declared: Policy,
-    /// What an operator put above it.
+    /// The policy that an operator put above it.
     pub overriding: Option<Policy>,
 }
 
 impl Declared {
-    /// What holds.
+    /// The policy that applies.
     pub fn current(&self) -> Policy {
         self.overriding.unwrap_or(self.declared)
     }
 }
 
-/// What is declared under a name, and under all names that begin with it and a slash.
+/// The declarations under a name, and under all names that begin with it and a slash.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Family {
-    /// The policies of a composite of that name.
+    /// The policies, if the name means a composite.
     pub composite: Option<Vec<Policy>>,
     pub limits: BTreeMap<String, Declared>,
 }
 
 impl Family {
-    /// The limits that the name stands for: the one of that name, or a composite's parts in their order.
+    /// The limits that the name means: the one with that name, or a composite's parts in order.
     pub fn parts(&self, name: &str) -> Vec<(String, Declared)> {
         let names = self.composite.as_ref().map_or(vec![name.to_owned()], |policies| part_names(name, policies));
         names.into_iter().filter_map(|part| self.limits.get(&part).map(|found| (part, *found))).collect()
     }
 }
 
-/// The names of the limits of so many policies.
+/// The names of the limits with these policies.
 pub(crate) fn part_names(name: &str, policies: &[Policy]) -> Vec<String> {
     if policies.len() == 1 {
         return vec![name.to_owned()];
@@ -67,15 +68,15 @@ pub(crate) fn text_of(policies: &[Policy]) -> String {
     policies.iter().map(Policy::to_string).collect::<Vec<_>>().join(" + ")
 }
 
-/// What a name is to stand for from now on.
+/// The new meaning of a name.
 #[derive(Debug)]
 pub(crate) struct Change {
     pub name: String,
-    /// The policies of a composite.
+    /// The policies, if it is a composite.
     pub composite: Option<Vec<Policy>>,
     pub was_composite: Option<Vec<Policy>>,
     pub parts: Vec<Part>,
-    /// The names of the limits that are no part any more.
+    /// The names of the limits that are no longer parts.
     pub dropped: Vec<String>,
 }
 
@@ -83,7 +84,7 @@ pub(crate) struct Change {
 #[derive(Debug)]
 pub(crate) struct Part {
     pub name: String,
-    /// Its name before.
+    /// Its previous name.
     pub from: String,
     pub before: Option<Declared>,
     pub policy: Policy,
@@ -106,9 +107,9 @@ impl Change {
     }
 }
 
-/// All of it is for the holder of the structure lock.
+/// // All of these are for the holder of the structure lock.
 impl Session {
-    /// The names that are declared, in order: of a composite its own.
+    /// The declared names, in order. A composite appears under its own name.
     pub(crate) fn names(&self) -> Result<Vec<String>> {
         let (mut names, composites) = match &self.address {
             Address::Memory | Address::Server(_) => {
@@ -126,7 +127,7 @@ impl Session {
         Ok(names)
     }
 
-    /// What one limit is to allow.
+    /// The policies of one limit.
     pub(super) fn declared(&self, name: &str) -> Result<Option<Declared>> {
         match &self.address {
             Address::Memory | Address::Server(_) => Ok(self.rare().limits.get(name).copied()),
@@ -147,34 +148,34 @@ impl Session {
         }
     }
 
-    /// The error of a name that no limit has.
+    /// The error for a name that no limit has.
     pub(crate) fn unknown<R>(&self, name: &str) -> Result<R> {
         Err(Error::UnknownLimit { name: name.to_owned(), known: self.names()? })
     }
 
-    /// Declares what these names stand for, in place of what they stood for: all or none of it.
+    /// Declares the meaning of these names, in place of the previous one. Either all are declared or none.
     pub(crate) fn declare_all(&self, all: &[(&str, &[Policy])], locked: &Locked) -> Result<()> {
         let changes = all.iter().map(|(name, policies)| self.change(name, policies));
         let changes = changes.collect::<Result<Vec<Change>>>()?;
         let parts = || changes.iter().flat_map(|change| &change.parts);
         if changes.iter().all(Change::changes_nothing) {
             return parts()
-                .try_for_each(|part| self.bring_declared(&part.name, part.now().current(), locked).map(drop));
+                .try_for_each(|part| self.apply_declared(&part.name, part.now().current(), locked).map(drop));
         }
-        // What was called so, and was forgotten, is not what is called so from now on.
+        // A forgotten limit that had this name is another limit than the one that has it from now on.
         for part in parts().filter(|part| part.from != part.name) {
             locked.find_limit(&part.name).map_or(Ok(()), |stale| locked.retire(stale))?;
         }
-        let limits = parts().map(|part| Follows::Limit(&part.name, part.now().current()));
+        let limits = parts().map(|part| PolicyChange::Limit(&part.name, part.now().current()));
         let dropped = changes.iter().flat_map(|change| &change.dropped);
         let lifted = dropped.map(|name| self.keys_of(name)).collect::<Result<Vec<_>>>()?.concat();
-        let lifted = lifted.iter().map(|(name, key)| Follows::Key(name, key, None));
-        let all: Vec<Follows> = limits.chain(lifted).collect();
+        let lifted = lifted.iter().map(|(name, key)| PolicyChange::Key(name, key, None));
+        let all: Vec<PolicyChange> = limits.chain(lifted).collect();
         let budget = |policy| locked.budget(policy);
         self.decide(locked, &all, |rare| rare.note(&changes), |database| database.note(&changes, budget))
     }
 
-    /// The same for whoever does not hold the structure lock, until it holds for all keys.
+    /// Declares names for a caller that does not hold the structure lock. Returns when the policies apply to all keys.
     pub(crate) fn declare_now(&self, all: &[(&str, &[Policy])]) -> Result<()> {
         let parts: Vec<String> = all.iter().flat_map(|(name, policies)| part_names(name, policies)).collect();
         let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
@@ -183,7 +184,7 @@ impl Session {
         self.settle(&parts)
     }
 
-    /// What is to change so that a name stands for these policies.
+    /// The change that gives a name the meaning of these policies.
     fn change(&self, name: &str, policies: &[Policy]) -> Result<Change> {
         let family = self.family(name)?;
         let before = family.parts(name);
@@ -191,7 +192,7 @@ impl Session {
         let mismatch = |name: &str, declared: &'static str, requested: &'static str| {
             Err(Error::KindMismatch { name: name.to_owned(), declared, requested })
         };
-        // Parts come and go, but if none stays it is another limiter.
+        // Parts may come and go, but if none stays, it is another limiter.
         let stays = |(_, found): &(String, Declared)| policies.iter().any(|p| p.kind() == found.declared.kind());
         if !before.is_empty() && !before.iter().any(stays) {
             let declared: Vec<Policy> = before.iter().map(|(_, found)| found.declared).collect();
@@ -205,7 +206,7 @@ impl Session {
             if part != name && self.family(&part)?.composite.is_some() {
                 return mismatch(&part, "composite", policy.kind());
             }
-            // One of the parts is called as the whole, if the whole was or is but one limit.
+            // One of the parts has the name of the whole if the whole was or is a single limit.
             let is_it = |(other, found): &&(String, Declared)| {
                 (*other == name || part == name)
                     && found.declared.kind() == policy.kind()
@@ -227,39 +228,39 @@ impl Session {
         Ok(Change { name: name.to_owned(), composite, was_composite: family.composite, parts, dropped })
     }
 
-    /// The composite that a limit is a part of.
+    /// The composite of which a limit is a part.
     fn whole<'n>(&self, name: &'n str) -> Result<Option<&'n str>> {
         let Some((whole, _)) = name.rsplit_once('/') else { return Ok(None) };
         let composite = self.family(whole)?.composite;
         Ok(composite.is_some_and(|all| part_names(whole, &all).iter().any(|part| part == name)).then_some(whole))
     }
 
-    /// Lets the policy of a limit hold that was declared before. A lane that has followed the database has it: it shall not begin
-    /// anew in silence.
-    pub(super) fn bring_declared(&self, name: &str, policy: Policy, locked: &Locked) -> Result<u64> {
+    /// Applies the previously declared policy of a limit. A lane that has followed the database has the limit; if it
+    /// does not, the limit must not silently start again.
+    pub(super) fn apply_declared(&self, name: &str, policy: Policy, locked: &Locked) -> Result<u64> {
         let is_its = |limit: &u64| locked.table(*limit).policy.kind() == policy.kind();
         let has_followed = locked.is_lane() && !locked.is_behind();
         if has_followed && locked.find_limit(name).filter(is_its).is_none() {
             nonsense(format_args!("no {} limit \"{name}\", which is declared", policy.kind()));
         }
         let limit = self.block(name, policy, locked)?;
-        locked.bring_to(limit, policy)?;
+        locked.apply_policy(limit, policy)?;
         Ok(limit)
     }
 
-    /// Where the limit of this name is, or now will be.
+    /// The place of the limit with this name, which is added if necessary.
     pub(super) fn block(&self, name: &str, policy: Policy, locked: &Locked) -> Result<u64> {
         let (home, kind) = (locked, policy.kind());
         let is_of_kind = |limit: &u64| home.table(*limit).policy.kind() == kind;
         match home.find_limit(name) {
             Some(limit) if is_of_kind(&limit) => {
-                // Somebody may have died while giving it this name.
+                // A process may have died while giving it this name.
                 if home.name_of(limit).is_none() {
                     home.set_name_text(limit, name)?;
                 }
                 return Ok(limit);
             }
-            // The name was forgotten, and is another kind's now.
+            // The name was forgotten, and now belongs to another kind.
             Some(limit) => {
                 if home.is_lane() {
                     let until = moment(home).1;
@@ -269,12 +270,12 @@ impl Session {
             }
             None => {}
         }
-        // It goes on counting as what it was called before, unless that is declared.
+        // The limit keeps its state from its previous name, unless that name is declared.
         let whole = name.strip_suffix(kind).and_then(|whole| whole.strip_suffix('/'));
         let other = whole.map_or_else(|| format!("{name}/{kind}"), str::to_owned);
         match home.find_limit(&other).filter(is_of_kind) {
             Some(limit) if self.declared(&other)?.is_none() => {
-                // It may have been forgotten, and then whoever decided knew nothing of it.
+                // It may have been forgotten. Then the process that decided did not know it.
                 if home.is_lane() {
                     self.with_database(|database| database.note_name(&other, name))?;
                 }
@@ -285,8 +286,8 @@ impl Session {
         }
     }
 
-    /// Takes what a name stands for away. Its limits go on for those who use them, and count on if it is declared again,
-    /// until it is declared as another kind.
+    /// Removes the declaration of a name. Its limits keep working for their current users, and keep their state if the
+    /// name is declared again, unless it is declared as another kind.
     pub(crate) fn undeclare(&self, name: &str) -> Result<()> {
         self.with_names(&[name], |locked| {
             let family = self.family(name)?;
@@ -295,7 +296,7 @@ impl Session {
                 return self.unknown(name);
             }
             if let Some(whole) = self.whole(name)? {
-                let reason = format!("limit \"{name}\" is a part of \"{whole}\", and is forgotten with it");
+                let reason = format!("limit \"{name}\" is a part of \"{whole}\": forget \"{whole}\" instead");
                 return Err(Error::Unsupported { reason });
             }
             let dropped = parts.into_iter().map(|(name, _)| name).collect();
@@ -303,14 +304,14 @@ impl Session {
             let changes = [Change { name, composite: None, was_composite: family.composite, parts, dropped }];
             let lifted = changes[0].dropped.iter().map(|name| self.keys_of(name));
             let lifted = lifted.collect::<Result<Vec<_>>>()?.concat();
-            let all: Vec<Follows> = lifted.iter().map(|(name, key)| Follows::Key(name, key, None)).collect();
+            let all: Vec<PolicyChange> = lifted.iter().map(|(name, key)| PolicyChange::Key(name, key, None)).collect();
             self.decide(locked, &all, |rare| rare.note(&changes), |database| database.note(&changes, |_| 0))
         })?;
         self.settle(&[])
     }
 
-    /// Puts an operator's policies above the declared ones, each above that of its kind, or takes all away: all or none. Of the
-    /// limit, or of one key.
+    /// Puts an operator's policies above the declared ones, each above the one of its kind, or removes all overrides.
+    /// Either all change or none. With `key`, only that key's override changes.
     pub(crate) fn set_override(&self, name: &str, policies: Option<&[Policy]>, key: Option<&str>) -> Result<()> {
         check_own_key(key)?;
         let changed: Vec<String> = self.with_key_of_names(&[name], key, |locked| {
@@ -333,25 +334,25 @@ impl Session {
             if !changes_something {
                 return Ok(Vec::new());
             }
-            let changes: Vec<Follows> = all.iter().map(Overridden::follows).collect();
+            let changes: Vec<PolicyChange> = all.iter().map(Overridden::follows).collect();
             self.decide(locked, &changes, |rare| rare.set_overrides(&all), |database| database.set_overrides(&all))?;
             Ok(all.into_iter().map(|part| part.name).collect())
         })?;
         self.settle(&changed.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
-    /// The keys of a limit with policies of their own, as far as only this process knows them.
+    /// The keys of a limit with their own policies, as far as only this process knows them.
     fn keys_of(&self, limit: &str) -> Result<Vec<(String, String)>> {
         match &self.address {
             Address::Memory | Address::Server(_) => {
                 Ok(self.rare().keys.keys().filter(|(name, _)| name == limit).cloned().collect())
             }
-            // Whoever follows the database finds them there.
+            // A process that follows the database finds them there.
             Address::Sqlite(_) => Ok(Vec::new()),
         }
     }
 
-    /// What an operator put above the limit's policy for one key.
+    /// An operator's policy for one key.
     fn key_policy(&self, limit: &str, key: &str) -> Result<Option<Policy>> {
         match &self.address {
             Address::Memory | Address::Server(_) => {
@@ -362,7 +363,7 @@ impl Session {
     }
 }
 
-/// Checks a key that is to have a policy of its own.
+/// Checks a key that is to have its own policy.
 fn check_own_key(key: Option<&str>) -> Result<()> {
     match key {
         Some("") => Err(Error::invalid("key", "empty", "1 to 1024 bytes of UTF-8, or no key for the limit itself")),
@@ -370,15 +371,15 @@ fn check_own_key(key: Option<&str>) -> Result<()> {
     }
 }
 
-/// What an operator puts above a limit, or takes away.
+/// An override that an operator sets or removes.
 #[derive(Debug)]
 pub(crate) struct Overridden {
     pub name: String,
     pub before: Declared,
-    /// Only of this key.
+    /// The key, if it applies only to one.
     pub key: Option<String>,
     pub policy: Option<Policy>,
-    /// So much of a key may be missing from the ledger by the policy that held before.
+    /// The number of a key's units that may be missing from the ledger under the previous policy.
     pub missing: u64,
 }
 
@@ -387,15 +388,15 @@ impl Overridden {
         Declared { overriding: self.policy, ..self.before }
     }
 
-    fn follows(&self) -> Follows<'_> {
+    fn follows(&self) -> PolicyChange<'_> {
         match &self.key {
-            None => Follows::Limit(&self.name, self.now().current()),
-            Some(key) => Follows::Key(&self.name, key, self.policy),
+            None => PolicyChange::Limit(&self.name, self.now().current()),
+            Some(key) => PolicyChange::Key(&self.name, key, self.policy),
         }
     }
 }
 
-/// What comes of policies that are put above these limits, each above the one of its kind.
+/// The overrides that result from putting these policies above these limits, each above the one of its kind.
 fn overridden(name: &str, mut parts: Vec<(String, Declared)>, policies: &[Policy]) -> Result<Vec<Overridden>> {
     let kinds: Vec<&'static str> = parts.iter().map(|(_, before)| before.declared.kind()).collect();
     let over = |policy: &Policy| {
@@ -409,7 +410,7 @@ fn overridden(name: &str, mut parts: Vec<(String, Declared)>, policies: &[Policy
                 Err(Error::KindMismatch { name: name.to_owned(), declared, requested: policy.kind() })
             }
             (None, ..) => {
-                let expected = format!("one policy for each part of limit \"{name}\" at most: {}", kinds.join(", "));
+                let expected = format!("at most one policy for each part of limit \"{name}\": {}", kinds.join(", "));
                 Err(Error::invalid("policy", format_args!("\"{policy}\""), expected))
             }
         }
@@ -417,23 +418,23 @@ fn overridden(name: &str, mut parts: Vec<(String, Declared)>, policies: &[Policy
     policies.iter().map(over).collect()
 }
 
-/// Checks the names of all limits of these policies.
+/// Checks the names of all limits with these policies.
 pub(crate) fn check_names(name: &str, policies: &[Policy]) -> Result<()> {
     policy::check_name(name)?;
     part_names(name, policies).iter().try_for_each(|part| policy::check_name(part))
 }
 
-/// What a memory store has declared.
+/// The declarations of a memory store.
 impl super::session::Rare {
     fn note(&mut self, changes: &[Change]) {
         for Change { name, composite, was_composite, parts, dropped } in changes {
             if composite != was_composite {
-                self.tell(name, Note::Composite(composite.as_ref().map(|policies| text_of(policies))));
+                self.enqueue(name, RowChange::Composite(composite.as_ref().map(|policies| text_of(policies))));
             }
             parts
                 .iter()
                 .filter(|part| part.is_new())
-                .for_each(|part| self.tell(&part.name, Note::Policy(Some(part.policy))));
+                .for_each(|part| self.enqueue(&part.name, RowChange::Policy(Some(part.policy))));
             dropped.iter().for_each(|name| self.forgotten(name));
             self.composites.remove(name);
             for gone in dropped.iter().chain(parts.iter().map(|part| &part.from)) {
@@ -453,8 +454,8 @@ impl super::session::Rare {
     fn set_overrides(&mut self, all: &[Overridden]) {
         for part in all {
             match &part.key {
-                None => self.tell(&part.name, Note::Override(part.policy)),
-                Some(key) => self.tell_key(&part.name, key, part.policy),
+                None => self.enqueue(&part.name, RowChange::Override(part.policy)),
+                Some(key) => self.enqueue_key(&part.name, key, part.policy),
             }
             match (&part.key, part.policy) {
                 (None, _) => drop(self.limits.insert(part.name.clone(), part.now())),

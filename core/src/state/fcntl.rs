@@ -1,11 +1,12 @@
-//! SQLite's locks, taken as locks of the open file.
+//! Makes SQLite take its locks as locks of the open file.
 //!
-//! SQLite takes the locks of POSIX, which a process loses on *all* of its open files of a database as soon as any one of
-//! them is closed: if the host program reads the same file with another SQLite, ours would lose its locks in the middle of
-//! a commit. Locks of an open file description belong to the file that took them.
+//! SQLite takes POSIX locks. A process loses these on *all* of its open files of a database as soon as it closes any
+//! one of them. If the host program reads the same file with another SQLite, this library would lose its locks in the
+//! middle of a commit. Locks of an open file description belong to the file that took them.
 //!
-//! All programs that are linked to one SQLite share its table of system calls, and a Rust program may use the bundled one
-//! for databases of its own. So the call is replaced for all, but acts only on the thread that has a [`Scope`].
+//! All code that is linked to one SQLite shares its table of system calls, and a Rust program may use the bundled
+//! SQLite for its own databases. So the call is replaced for all of them, but acts only on a thread that has a
+//! [`Scope`].
 
 use rusqlite::ffi;
 use std::cell::Cell;
@@ -16,7 +17,7 @@ thread_local! {
     static SCOPES: Cell<u32> = const { Cell::new(0) };
 }
 
-/// While there is one, SQLite takes such locks for this thread. A connection is used, and closed, within it.
+/// While this lives, SQLite takes open-file locks on this thread. A connection is used and closed within it.
 #[derive(Debug)]
 pub(super) struct Scope(std::marker::PhantomData<*const ()>);
 
@@ -35,10 +36,10 @@ impl Drop for Scope {
     }
 }
 
-/// If there is no such call to replace, SQLite's locks stay what they are.
+/// If there is no such call to replace, SQLite's locks stay as they are.
 fn replace() {
-    // SAFETY: the functions belong to the VFS that is found, which is never removed; `fcntl` below takes and answers what
-    // SQLite passes to and expects of the C function.
+    // SAFETY: the functions belong to the VFS that was found, which is never removed. `fcntl` below accepts what SQLite
+    // passes to the C function, and returns what SQLite expects of it.
     unsafe {
         if ffi::sqlite3_initialize() != ffi::SQLITE_OK {
             return;
@@ -52,16 +53,17 @@ fn replace() {
     }
 }
 
-/// `fcntl` has a variable third argument; on Linux it is passed as any other.
+/// `fcntl` has a variable third argument, which Linux passes like any other.
 unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: *mut c_void) -> c_int {
     let command = match command {
         libc::F_SETLK if SCOPES.get() > 0 => libc::F_OFD_SETLK,
         libc::F_SETLKW if SCOPES.get() > 0 => libc::F_OFD_SETLKW,
         libc::F_GETLK if SCOPES.get() > 0 => libc::F_OFD_GETLK,
-        // SAFETY: as SQLite would have called it.
+        // SAFETY: the same call that SQLite would have made.
         _ => return unsafe { libc::fcntl(fd, command, argument) },
     };
-    // SAFETY: with these commands SQLite passes a lock that it owns. The kernel refuses one with a process in it.
+    // SAFETY: with these commands SQLite passes a lock that it owns. The kernel refuses a lock that contains a process
+    // id.
     unsafe {
         (*argument.cast::<libc::flock>()).l_pid = 0;
         libc::fcntl(fd, command, argument)

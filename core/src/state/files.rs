@@ -1,4 +1,4 @@
-//! How a store's files are opened. Nothing is trusted because of its name: a link, a device, a stranger's file are refused.
+//! Opens the files of a store. No file is trusted for its name: links, devices and other users' files are refused.
 
 use super::os;
 use std::fs::{File, Metadata, OpenOptions, Permissions};
@@ -7,17 +7,17 @@ use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
-/// A file that is made and removed this often by others while it is opened is not opened.
+/// How often opening is retried while others create and remove the file.
 const MOST_TRIES: u32 = 100;
 
-/// Which file something is, whatever it is called: its device and its inode.
+/// The identity of a file, independent of its name: device and inode.
 pub(crate) type FileId = [u64; 2];
 
 pub(crate) fn id_of(found: &Metadata) -> FileId {
     [found.dev(), found.ino()]
 }
 
-/// Which file is there now.
+/// The identity of the file at a path.
 pub(crate) fn id_at(path: &Path) -> Result<FileId> {
     std::fs::symlink_metadata(path).map(|found| id_of(&found))
 }
@@ -32,7 +32,8 @@ pub(crate) fn open_to_read(path: &Path) -> Result<File> {
     options().write(false).open(path).map_err(explain).and_then(checked)
 }
 
-/// The same; if there is none, makes it with this mode, whatever the umask. Was it made?
+/// Opens a file for reading and writing, and creates it with this mode, whatever the umask, if there is none. Returns
+/// whether it was created.
 pub(crate) fn open_or_create(path: &Path, mode: u32) -> Result<(File, bool)> {
     for _ in 0..MOST_TRIES {
         match open(path) {
@@ -48,10 +49,10 @@ pub(crate) fn open_or_create(path: &Path, mode: u32) -> Result<(File, bool)> {
             Err(e) => return Err(e),
         }
     }
-    Err(Error::other("somebody makes and removes it all the time"))
+    Err(Error::other("another program creates and removes it continuously"))
 }
 
-/// `O_NONBLOCK`: nobody waits for the other end of a pipe.
+/// With `O_NONBLOCK`, opening a pipe does not wait for its other end.
 fn options() -> OpenOptions {
     let mut options = OpenOptions::new();
     options.read(true).write(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY);
@@ -84,15 +85,16 @@ fn checked(file: File) -> Result<File> {
     above_two(file)
 }
 
-/// Who may write to a file may decide what a limit answers. Root is told what to open by somebody who may do that.
+/// A user who may write to a file can influence a limit's decisions. For root, the caller names the file, and may
+/// already do that.
 fn is_ours(found: &Metadata) -> bool {
     // SAFETY: plain calls that always succeed.
     let (user, group) = unsafe { (libc::geteuid(), libc::getegid()) };
     user == 0 || [0, user].contains(&found.uid()) || found.gid() == group || os::groups().contains(&found.gid())
 }
 
-/// Descriptors 0 to 2 are a program's input and output, also where it was started without them: what it prints would land
-/// in the file.
+/// Descriptors 0 to 2 are a program's input and output, even if it was started without them. Its output would otherwise
+/// land in the file.
 fn above_two(file: File) -> Result<File> {
     if file.as_raw_fd() > 2 {
         return Ok(file);
@@ -100,7 +102,7 @@ fn above_two(file: File) -> Result<File> {
     // SAFETY: plain call on an open descriptor.
     match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 3) } {
         -1 => Err(Error::last_os_error()),
-        // SAFETY: a new descriptor that nobody else owns.
+        // SAFETY: a new descriptor with no other owner.
         fd => Ok(unsafe { File::from_raw_fd(fd) }),
     }
 }

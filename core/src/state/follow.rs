@@ -1,14 +1,14 @@
-//! The lane follows what the database says of policies.
+//! Brings the lane to the policies in the database.
 //!
-//! Whoever changes a policy marks the lane first, commits to the database, and then brings the lane to it, all under the
-//! structure lock. Whoever gets the lock and finds the mark (somebody died in between, or could not go on) does what is left:
-//! it asks the database what has changed since the generation that the lane is at. All of it can be done again from the start.
-//! So a change that was committed holds soon, and of one that was not nothing is left.
+//! A process that changes a policy first marks the lane, then commits to the database, and then updates the lane, all
+//! under the structure lock. If it dies in between or cannot continue, the next holder of the lock finds the mark and
+//! completes the work: it asks the database for all changes since the lane's generation. Every step can be repeated
+//! from the start. So a committed change takes effect soon, and an uncommitted one leaves no trace.
 
 use super::database::Database;
 use super::layout::{POLICIES, SETTLED};
 use super::locked::Locked;
-use super::policies::{Keys, Known, KnownKey};
+use super::policies::{KeySelection, KnownLimit, KnownKey};
 use super::session::{Rare, Session};
 use super::table::{Hash, Home};
 use super::url::Address;
@@ -20,102 +20,103 @@ use crate::time::monotonic_ns;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// The mark, beside the generation that the lane is at.
+/// The mark, next to the lane's generation.
 const IS_BEHIND: u64 = 1;
 
-/// If the lane cannot follow, because the database is locked or the store is full, those who come for something else try that
-/// again after this time.
+/// If the lane cannot follow because the database is locked or the store is full, callers with other business try again
+/// only after this time.
 const REST: Duration = Duration::from_millis(100);
 
 impl Home {
-    /// The generation of policies that the lane is at.
+    /// The lane's generation of policies.
     pub(super) fn generation(&self) -> u64 {
         self.arena.word(POLICIES).load(Acquire) >> 1
     }
 
-    /// Is there something that the lane has not followed, perhaps?
+    /// Returns whether the lane may have missed a change.
     pub(super) fn is_behind(&self) -> bool {
         self.arena.word(POLICIES).load(Acquire) & IS_BEHIND != 0
     }
 
-    /// From here on, whoever gets the structure lock lets the lane follow first.
+    /// Marks the lane. From here on, the next holder of the structure lock brings it up to date first.
     pub(super) fn mark_behind(&self) {
         self.arena.word(POLICIES).fetch_or(IS_BEHIND, AcqRel);
     }
 
-    /// The lane is at this generation. For whoever fills it.
+    /// Records that the lane has this generation. For the process that fills it.
     pub(super) fn set_generation(&self, generation: u64) {
         self.arena.word(POLICIES).store(generation << 1, Release);
         self.arena.word(SETTLED).store(generation, Release);
     }
 
-    /// Up to which generation the ledger has all that was started by the policies before.
+    /// The generation up to which the ledger has all starts made under earlier policies.
     pub(super) fn settled(&self) -> u64 {
         self.arena.word(SETTLED).load(Acquire)
     }
 
-    /// It has, unless somebody has found that it may not.
+    /// Records that it has, unless another process has found that some may be missing.
     pub(super) fn set_settled(&self, after: u64, to: u64) {
         let _ = self.arena.word(SETTLED).compare_exchange(after, to, AcqRel, Relaxed);
     }
 
-    /// May it lack something of that?
+    /// Returns whether some of these starts may be missing.
     pub(super) fn is_unsettled(&self) -> bool {
         self.settled() < self.generation()
     }
 }
 
-/// What is to hold after a change.
+/// What applies after a change.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Follows<'a> {
-    /// Of a limit, which may come with it.
+pub(super) enum PolicyChange<'a> {
+    /// The policy of a limit, which may be new.
     Limit(&'a str, Policy),
-    /// Of a key of a limit: a policy of its own, or the limit's.
+    /// The policy of a key, or `None` for the limit's.
     Key(&'a str, &'a str, Option<Policy>),
 }
 
-/// All of it is for the holder of the structure lock.
+/// // All of these are for the holder of the structure lock.
 impl Session {
-    /// Changes policies: what is noted, and then what holds. If it fails before it is committed, nothing has changed. After that only what is broken makes it fail, because there
-    /// is room; and then it holds as soon as that is mended. What is only taken away is so when it is committed.
+    /// Changes policies: first in the database, then in the lane. If it fails before the commit, nothing has changed.
+    /// After the commit it fails only if something is broken, since the space is already allocated; the change then
+    /// applies as soon as the fault is repaired. A removal applies when it is committed.
     pub(super) fn decide(
         &self,
         locked: &Locked,
-        changes: &[Follows],
+        changes: &[PolicyChange],
         note_here: impl FnOnce(&mut Rare),
         note: impl FnOnce(&mut Database) -> Result<()>,
     ) -> Result<()> {
         for change in changes {
             match *change {
-                Follows::Limit(name, policy) => {
+                PolicyChange::Limit(name, policy) => {
                     let limit = locked.find_limit(name);
                     limit.map_or(Ok(()), |limit| locked.finish_change(limit))?;
-                    locked.make_room_for(limit, policy)?;
+                    locked.make_space_for(limit, policy)?;
                 }
-                Follows::Key(name, _, policy) => locked.make_room_for_key(locked.find_limit(name), policy)?,
+                PolicyChange::Key(name, _, policy) => locked.make_space_for_key(locked.find_limit(name), policy)?,
             }
         }
         locked.see_to_changes(self.member(), true);
         match &self.address {
             Address::Memory | Address::Server(_) => {
                 note_here(&mut self.rare());
-                changes.iter().try_for_each(|change| self.bring_one(*change, locked))
+                changes.iter().try_for_each(|change| self.apply_change(*change, locked))
             }
             Address::Sqlite(_) => {
                 locked.mark_behind();
                 fault::point("deciding");
                 let noted = self.with_database(note);
                 fault::point("decided");
-                // It may be committed although it failed.
+                // The commit may have succeeded even though it returned an error.
                 let followed = self.follow(locked);
                 if changes.is_empty() { noted } else { noted.and(followed) }
             }
         }
     }
 
-    /// Returns when the policies of these limits hold for all of their keys: a moment under the lock at a time. And lets the ledger
-    /// have what was started before; if it cannot be written now it is another time, and until then a reboot counts for what is
-    /// missing.
+    /// Returns when the policies of these limits apply to all of their keys. It holds the lock for a moment at a time.
+    /// It also writes the earlier starts to the ledger. If that fails now, it happens later; until then a reboot counts
+    /// the missing part as used.
     pub(super) fn settle(&self, names: &[&str]) -> Result<()> {
         let timeout = self.options.timeout;
         let settled = self.with_lock_unless(
@@ -130,14 +131,14 @@ impl Session {
                 Ok(())
             },
         );
-        // If anything is left, it is for everybody.
+        // Any remaining work is shared by all processes.
         self.home().see_to_changes(self.member(), false);
         settled?;
         self.settle_ledger(timeout);
         Ok(())
     }
 
-    /// Does what somebody left.
+    /// Completes the work that another process left.
     pub(super) fn catch_up(&self, locked: &Locked) {
         let now = monotonic_ns();
         if locked.is_behind() && now >= self.follows_from.load(Relaxed) && self.follow(locked).is_err() {
@@ -145,7 +146,7 @@ impl Session {
         }
     }
 
-    /// Brings the lane to what the database says.
+    /// Brings the lane to the state of the database.
     fn follow(&self, locked: &Locked) -> Result<()> {
         if !locked.is_lane() {
             return Ok(());
@@ -154,53 +155,53 @@ impl Session {
         let was = locked.arena.word(POLICIES).load(Acquire);
         let (generation, limits, keys) = self.with_database(|database| {
             let generation = database.generation;
-            // An older copy may have been put in its place: then everything is looked at.
+            // An older copy may have replaced the database. Then everything is compared.
             let after = Some(locked.generation()).filter(|&at| at <= generation);
-            Ok((generation, database.limits(after)?, database.keys(Keys::Changed(after.unwrap_or(0)))?))
+            Ok((generation, database.limits(after)?, database.keys(KeySelection::Changed(after.unwrap_or(0)))?))
         })?;
-        for Known { name, declared, .. } in &limits {
-            self.bring_one(Follows::Limit(name, declared.current()), locked)?;
+        for KnownLimit { name, declared, .. } in &limits {
+            self.apply_change(PolicyChange::Limit(name, declared.current()), locked)?;
         }
         if locked.generation() > generation {
             let names: Vec<String> = locked.limits().filter_map(|limit| locked.name_of(limit)).collect();
             names.iter().try_for_each(|name| lift_all_but(locked, name, &keys))?;
         }
         for KnownKey { limit, key, policy, .. } in &keys {
-            self.bring_one(Follows::Key(limit, key, *policy), locked)?;
+            self.apply_change(PolicyChange::Key(limit, key, *policy), locked)?;
         }
         fault::point("followed");
         let settled = locked.settled();
         let has_moves = self.with_database(|database| Ok(!database.moves()?.is_empty()))?;
         let is_missing = has_moves || !keys.is_empty() || limits.iter().any(|known| known.missing.is_some());
         if settled > generation || settled == was >> 1 && !is_missing {
-            // Nothing that the ledger lacks is new; or everything is.
+            // If the database was replaced, everything may be missing from the ledger; otherwise nothing new is.
             let now = if is_missing { 0 } else { generation };
             locked.arena.word(SETTLED).store(now, Release);
         }
-        // Unless somebody has seen another generation meanwhile, of a database that was put in this one's place.
+        // Unless another process has since seen another generation, of a database that replaced this one.
         let _ = locked.arena.word(POLICIES).compare_exchange(was, generation << 1, AcqRel, Relaxed);
         Ok(())
     }
 
-    fn bring_one(&self, change: Follows, locked: &Locked) -> Result<()> {
+    fn apply_change(&self, change: PolicyChange, locked: &Locked) -> Result<()> {
         match change {
-            Follows::Limit(name, policy) => self.bring(name, policy, locked),
-            // Of a limit that is not declared any more, and that nobody has used since.
-            Follows::Key(name, key, policy) => match locked.find_limit(name) {
+            PolicyChange::Limit(name, policy) => self.apply(name, policy, locked),
+            // The limit may no longer be declared, and unused since.
+            PolicyChange::Key(name, key, policy) => match locked.find_limit(name) {
                 Some(limit) => locked.set_plan(limit, (locked.hash(b'k', key), key), policy),
                 None => Ok(()),
             },
         }
     }
 
-    /// Lets a limit's policy hold.
-    pub(super) fn bring(&self, name: &str, policy: Policy, locked: &Locked) -> Result<()> {
+    /// Applies a limit's policy.
+    pub(super) fn apply(&self, name: &str, policy: Policy, locked: &Locked) -> Result<()> {
         let limit = self.block(name, policy, locked)?;
-        locked.bring_to(limit, policy)
+        locked.apply_policy(limit, policy)
     }
 }
 
-/// Takes away what the database says nothing of.
+/// Removes the overrides that the database does not have.
 fn lift_all_but(locked: &Locked, name: &str, known: &[KnownKey]) -> Result<()> {
     let Some(limit) = locked.find_limit(name) else { return Ok(()) };
     let known = known.iter().filter(|known| known.limit == name && known.policy.is_some());

@@ -1,4 +1,5 @@
-//! What the ledger lacks of the lane: gathered under the structure lock, to be written without it, and marked when it is.
+//! Gathers what the ledger lacks of the lane, under the structure lock. It is written without the lock, and marked
+//! afterwards.
 
 use super::changed::Changed;
 use super::database::Database;
@@ -18,13 +19,14 @@ use crate::time::Now;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// How many keys one commit writes, beside those that somebody waits for. The structure lock is held for a few milliseconds.
+/// How many keys one commit writes, in addition to those for which callers wait. The structure lock is held for a few
+/// milliseconds.
 pub(super) const KEYS: u64 = 256;
 
-/// How long the structure lock is held to look for what is to be written.
+/// How long the structure lock is held to look for work.
 const MOMENT: Duration = Duration::from_millis(2);
 
-/// A key's starts that are not in the ledger.
+/// The starts of a key that are missing from the ledger.
 pub(crate) struct Unlogged {
     limit: u64,
     table: Table,
@@ -35,25 +37,25 @@ pub(crate) struct Unlogged {
     end: u64,
 }
 
-/// What one commit writes.
+/// The content of one commit.
 pub(crate) struct Batch {
-    /// Which lane it is of.
+    /// The lane that it belongs to.
     instance: u64,
     pub keys: Vec<Unlogged>,
     names: BTreeMap<u64, String>,
     now: Now,
     moment: Moment,
-    /// What was counted in minutes.
+    /// The counts of minutes.
     pub news: Vec<News>,
-    /// Limits that have no name at this moment, whose keys are left out.
+    /// Limits without a name at this moment. Their keys are left out.
     pub unnamed: Vec<u64>,
-    /// How much of the list of changed keys it is.
+    /// How far the batch covers the list of changed keys.
     pub listed_to: u64,
-    /// Where to go on, of those who go through limits: in which of them, and at which hash.
+    /// Where a pass through limits continues: the limit and the hash.
     pub next: Option<(usize, u64)>,
 }
 
-/// Now, by the clock of decisions and by those of the ledger.
+/// The current time by the clock of decisions and by those of the ledger.
 pub(super) fn moment(home: &Home) -> (Now, Moment) {
     let (now, uptime) = home.clock.now_and_uptime();
     let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as i64;
@@ -61,7 +63,7 @@ pub(super) fn moment(home: &Home) -> (Now, Moment) {
 }
 
 impl Locked<'_> {
-    /// What is wanted and the oldest of what is listed; and what was counted in minutes that are over, or in all.
+    /// Gathers the wanted keys and the oldest listed ones, and the counts of completed minutes, or of all.
     pub fn gather(&self, wanted: impl Iterator<Item = Changed>, all_minutes: bool) -> Batch {
         let (listed, listed_to) = self.listed(KEYS);
         let mut all: Vec<Changed> = wanted.chain(listed).collect();
@@ -69,7 +71,7 @@ impl Locked<'_> {
         all.dedup();
         let keys = all.into_iter().filter_map(|(limit, hash)| {
             let table = self.table(limit);
-            let key = self.find_or_mend(&table, hash)?;
+            let key = self.find_or_repair(&table, hash)?;
             self.unlogged(limit, self.table_of(&table, key), key)
         });
         let mut batch = self.batch(keys.collect(), listed_to);
@@ -79,7 +81,7 @@ impl Locked<'_> {
         batch
     }
 
-    /// What keys of limits have, for a moment: from this one of them and this hash on.
+    /// Gathers the keys of limits for a moment, starting at a limit and a hash.
     pub fn gather_from(&self, limits: &[u64], (mut n, mut hash): (usize, u64)) -> Batch {
         let (began, mut all) = (Instant::now(), Vec::new());
         let next = loop {
@@ -101,7 +103,7 @@ impl Locked<'_> {
         Batch { next, ..self.batch(all, 0) }
     }
 
-    /// What keys have that policies have changed of, and how long their starts count now, if they have cells.
+    /// Gathers keys whose policies have changed, and how long their starts count now, if they have cells.
     pub fn gather_keys(&self, keys: &[KnownKey], longest: &mut Vec<Option<([u64; 2], u64)>>) -> Batch {
         let mut all = Vec::new();
         longest.clear();
@@ -111,7 +113,7 @@ impl Locked<'_> {
             longest.push(own.map(|(_, own)| (hash.0, own.policy.longest())));
             if let Some((limit, _)) = own {
                 let table = self.table(limit);
-                let found = self.find_or_mend(&table, hash);
+                let found = self.find_or_repair(&table, hash);
                 all.extend(found.and_then(|key| self.unlogged(limit, self.table_of(&table, key), key)));
             }
         }
@@ -134,7 +136,7 @@ impl Locked<'_> {
     }
 
     fn unlogged(&self, limit: u64, table: Table, key: KeyAt) -> Option<Unlogged> {
-        // A start from here on lists the key again. (What is only read need not be written to the disk.)
+        // A start from here on lists the key again. (Memory that is only read need not be written to disk.)
         let listed = self.arena.word(key.at + key_word::LISTED);
         if listed.load(Acquire) != 0 {
             listed.store(0, Release);
@@ -144,14 +146,14 @@ impl Locked<'_> {
         (!starts.is_empty()).then(|| Unlogged { limit, table, key, hash, text: text(), starts, end })
     }
 
-    /// Marks what is written.
+    /// Marks the written starts.
     pub fn mark(&self, batch: &Batch) -> Result<()> {
         self.mark_news(&batch.news);
         for Unlogged { limit, key, hash, starts, end, .. } in &batch.keys {
             let table = self.table(*limit);
-            match self.find_or_mend(&table, *hash) {
+            match self.find_or_repair(&table, *hash) {
                 Some(now) if now == *key => self.arena.word(key.at + key_word::LOGGED).store(*end, Release),
-                // It was written elsewhere meanwhile.
+                // The key has been rewritten in between.
                 Some(_) => {
                     let is_written =
                         |start: &Start| start.id != u64::MAX && starts.iter().any(|written| written.id == start.id);
@@ -166,13 +168,13 @@ impl Locked<'_> {
     }
 }
 
-/// Writes all that a limit has to an older copy, for the holder of the structure lock.
+/// Writes everything that a limit has to an older copy. For the holder of the structure lock.
 pub(super) fn write_limit(locked: &Locked, database: &mut Database, limit: u64) -> Result<()> {
     let mut from = Some((0, 0));
     while let Some(place) = from {
         let batch = locked.gather_from(&[limit], place);
         if !batch.keys.is_empty() {
-            // With the number that it has: until all is written it is known as an older copy.
+            // With its present number: until all is written, it still counts as an older copy.
             record(database, &batch, database.sequence)?;
             locked.mark(&batch)?;
         }
@@ -181,7 +183,7 @@ pub(super) fn write_limit(locked: &Locked, database: &mut Database, limit: u64) 
     Ok(())
 }
 
-/// Writes a batch down; the commit has this number then.
+/// Writes a batch. The commit gets this number.
 pub(super) fn record(database: &mut Database, batch: &Batch, sequence: u64) -> Result<()> {
     let mut rows = Vec::new();
     for unlogged in &batch.keys {

@@ -1,14 +1,16 @@
-//! A file that processes of one machine map, in which they share what a server granted them.
+//! A file that the processes of one machine map to share the units that a server granted them.
 //!
-//! A process that shares nothing is a site of its own: it asks for itself, and what it does not use waits until it asks again. With a
-//! lane all processes of the machine start by the same grants. The file holds nothing that has to last. A process that finds none makes
-//! one, and a process that has lost it goes on alone.
+//! A process that does not share is a site of its own: it asks only for itself, and what it does not use waits until it
+//! asks again. With a lane, all processes of the machine start from the same grants. The file holds nothing durable. A
+//! process that finds none creates one, and a process that has lost the file continues alone.
 //!
-//! A *slot* is for one key of one limit by one policy. It is found by a hash in a few places, and claimed by whoever
-//! [asks](Grants::begin) there. A key that finds no room is not shared. A slot of which everything is over may become another key's. Then it
-//! has another life, so nobody starts there by what was found before.
+//! A *slot* belongs to one key of one limit under one policy. It is found by a hash in one of a few positions, and
+//! claimed by the process that [asks](Grants::begin) there. A key that finds no slot is not shared. A slot whose
+//! contents have all expired may pass to another key. It then gets a new life, so that no process starts from what it
+//! found there before.
 //!
-//! Each process locks a byte of its own, as with the lane of a database, so the kernel tells whether a process that asks still lives.
+//! Each process locks a byte of its own, as in a database's lane, so the kernel shows whether a process that is asking
+//! is still alive.
 
 use super::files::{self, FileId, id_of};
 use super::lane::KeptLock;
@@ -40,24 +42,25 @@ mod header {
 
 /// Words of a slot.
 mod slot {
-    /// Which life this is: odd while it is a key's.
+    /// The life of the slot: odd while it belongs to a key.
     pub const LIFE: usize = 0;
     pub const HASH: usize = 1; // two words
     pub const GRANTS: usize = 3;
-    /// Whole lines of a cache.
+    /// A multiple of a cache line.
     pub const WORDS: usize = (GRANTS + super::grants::WORDS as usize).next_multiple_of(8);
 }
 
 const SLOT_BITS: u32 = 12;
 const SLOTS: usize = 1 << SLOT_BITS;
-/// A key is looked for in so many slots.
+/// The number of slots in which a key is searched.
 const PLACES: usize = 8;
 const BYTES: usize = (header::WORDS + SLOTS * slot::WORDS) * 8;
 
-/// A key whose grants are its process's alone, because there was no room.
+/// Marks a key whose grants belong to this process alone, because no slot was free.
 const ALONE: u64 = u64::MAX;
 
-/// Bytes that are locked, far beyond the file's end: by whoever makes the file, and by each process that uses it.
+/// The locked bytes, far beyond the end of the file: one held while the file is created, and one for each process that
+/// uses it.
 const MAKING: u64 = 1 << 40;
 const MEMBERS: u64 = MAKING + 1;
 const MOST_MEMBERS: u64 = u32::MAX as u64;
@@ -79,10 +82,12 @@ pub(crate) struct GrantLane {
 }
 
 impl GrantLane {
-    /// So long a process waits for an answer that another one asked for, at least. That one may have been stopped.
+    /// How long a process waits at least for an answer that another one has requested. That process may have been
+    /// stopped.
     pub const PATIENCE: Duration = Duration::from_millis(100);
 
-    /// Opens the file, and makes it if there is none that is of use. `None`: another process is making it, or has removed it.
+    /// Opens the file, or creates it if there is no usable one. Returns `None` if another process is creating it or has
+    /// removed it.
     pub fn try_open(path: &Path, mode: u32) -> Result<Option<GrantLane>> {
         let failed = |e| Error::store(format!("opening {}", path.display()), e);
         let dir = path.parent().unwrap_or(Path::new("/"));
@@ -95,10 +100,10 @@ impl GrantLane {
         (is_locked && is_there()).then(|| GrantLane::attach(path, &file)).transpose()
     }
 
-    /// Maps a file that this process has the right to make.
+    /// Maps a file that this process has the right to create.
     fn attach(path: &Path, locked: &File) -> Result<GrantLane> {
         let failed = |e| Error::store(format!("opening {}", path.display()), e);
-        // (A mapping of the file that is locked would keep its lock.)
+        // A mapping of the locked descriptor would keep its lock.
         let file = files::open(path).map_err(failed)?;
         let map = || os::Mapping::reserve_file(&file, BYTES).and_then(|map| map.commit(0, BYTES).map(|()| map));
         let is_used = os::is_locked(locked, MEMBERS, MOST_MEMBERS).map_err(failed)?;
@@ -130,17 +135,17 @@ impl GrantLane {
             MAGIC if is_used => {
                 return Err(Error::Damaged {
                     path: path.to_owned(),
-                    found: "it was cut short while it is used".into(),
+                    found: "it was truncated while in use".into(),
                 });
             }
-            // Whoever made it died before the first word was written, which is the last.
+            // The process that was creating it died before it wrote the first word, which it writes last.
             0 if len <= BYTES as u64 => {}
             MAGIC => {}
             _ => return Err(Error::NotAStore { path: path.to_owned(), found: "another kind of file".into() }),
         }
         let empty = locked.set_len(0).and_then(|()| os::allocate(locked, 0, BYTES as u64));
         if let Err(e) = empty {
-            // (Nothing half made stays behind.)
+            // Nothing half-made remains.
             let _ = locked.set_len(0);
             return Err(failed(e));
         }
@@ -161,14 +166,15 @@ impl GrantLane {
         Ok(GrantLane { path: path.to_owned(), file: id_of(&found), map, member: PerProcess::new() })
     }
 
-    /// After this nobody makes the file anew.
+    /// Joins. After this, no process recreates the file.
     fn joined(self) -> Result<GrantLane> {
         self.process()?;
         Ok(self)
     }
 
     fn words(&self) -> &[AtomicU64] {
-        // SAFETY: the mapping is of so many bytes, aligned to a page, and lives as long as this; what is in it is only used as atomics.
+        // SAFETY: the mapping has this size, is aligned to a page and lives as long as `self`. Its words are only ever
+        // used as atomics.
         unsafe { slice::from_raw_parts(self.map.base().cast(), BYTES / 8) }
     }
 
@@ -185,7 +191,7 @@ impl GrantLane {
         Grants { words: &slot[slot::GRANTS..][..grants::WORDS as usize], life: &slot[slot::LIFE], number: life }
     }
 
-    /// Which process this is among those that use the file. (A forked child is another one.)
+    /// The number of this process among those that use the file. A forked child gets another one.
     pub fn process(&self) -> Result<u32> {
         let mut member = self.member.lock();
         if let Some(member) = &*member {
@@ -205,7 +211,7 @@ impl GrantLane {
         }
     }
 
-    /// Has a process that asks ended?
+    /// Returns whether a process that is asking has ended.
     pub fn is_gone(&self, asker: &Asker) -> bool {
         files::open(&self.path).is_ok_and(|file| {
             let is_locked = || os::is_locked(&file, MEMBERS + u64::from(asker.process()), 1);
@@ -213,7 +219,8 @@ impl GrantLane {
         })
     }
 
-    /// Lets a process have a key's grants alone where the file is another by now: nobody sees any more who of those that share it have died.
+    /// Makes a key's grants this process's alone if the file has been replaced: the deaths of other sharing processes
+    /// can no longer be seen.
     pub fn leave_if_it_is_gone(&self, own: Grants) {
         if !files::id_at(&self.path).is_ok_and(|id| id == self.file) && own.begin(0).is_ok() {
             own.share(ALONE);
@@ -221,7 +228,7 @@ impl GrantLane {
         }
     }
 
-    /// What processes share of a key; none, if that is not known.
+    /// The shared grants of a key; `None` if they are not known.
     #[inline(always)]
     fn shared(&self, own: &Grants) -> Option<Grants<'_>> {
         let shared = own.shared();
@@ -229,17 +236,17 @@ impl GrantLane {
         (shared != 0 && shared != ALONE).then(|| of(shared)).filter(|grants| !grants.is_over())
     }
 
-    /// What processes share of a key, or this one has alone.
+    /// The grants of a key, shared or this process's own.
     #[inline(always)]
     pub fn of<'a>(&'a self, own: Grants<'a>) -> Grants<'a> {
         self.shared(&own).unwrap_or(own)
     }
 
-    /// The same, after a slot was found for the key, or claimed.
+    /// The grants of a key, after a slot was found or claimed for it.
     pub fn find<'a>(&'a self, own: Grants<'a>, hash: impl FnOnce() -> Hash) -> Grants<'a> {
-        // (If another thread looks for it, this one goes by its own once.)
+        // While another thread looks for a slot, this one uses its own grants once.
         if self.shared(&own).is_none() && own.shared() != ALONE && own.begin(0).is_ok() {
-            // One that cannot be a member, as the file is another by now, has its own.
+            // If the file has been replaced, the process cannot become a member, and uses its own grants.
             own.share(self.process().map_or(ALONE, |process| self.slot_of(hash(), process)));
             wake_all(own.end());
         }
@@ -260,7 +267,7 @@ impl GrantLane {
         found.unwrap_or(ALONE)
     }
 
-    /// Makes a slot a key's, if it is free or everything in it is over.
+    /// Claims a slot for a key, if it is free or its contents have expired.
     fn claim(&self, at: usize, hash: Hash, process: u32) -> Option<u64> {
         let slot = self.slot(at);
         let life = slot[slot::LIFE].load(Acquire);
@@ -275,7 +282,7 @@ impl GrantLane {
         {
             return None;
         }
-        // Nobody else writes it now: who asks has it alone.
+        // No other process writes it now: it belongs to the one that asks.
         let claimed = is_free().then(|| {
             grants.begin_as_another(|| {
                 [0, 1].into_iter().for_each(|i| slot[slot::HASH + i].store(hash.0[i], Relaxed));

@@ -1,11 +1,11 @@
-//! The keys of a table: an index of offsets, found and added without a lock.
+//! The keys of a table: an index of offsets, searched and extended without a lock.
 //!
-//! An index is one segment, an open-addressed table of slots, or where that would be too large a directory of segments,
-//! which the first bits of a key's hash lead through. A directory never changes: when a segment is written anew, so is the
-//! directory, and both are published with one word, the table's root, which never holds the same value twice.
+//! An index is one segment, an open-addressed table of slots. If that would be too large, it is a directory of
+//! segments, indexed by the first bits of a key's hash. A directory never changes. When a segment is rewritten, so is
+//! the directory, and both are published with one word, the table's root, which never holds the same value twice.
 //!
-//! A key's block never moves while it is that key's, but a key may move to another block: see `rewrite.rs`. What takes the
-//! structure lock (segments that are full, idle keys) is in `room.rs`.
+//! The block of a key never moves while it belongs to that key, but a key may move to another block: see `rewrite.rs`.
+//! The work that needs the structure lock (full segments, idle keys) is in `space.rs`.
 
 use super::arena::MOST_BYTES;
 use super::block::{hash_in, table_in};
@@ -18,12 +18,12 @@ use crate::atomic::*;
 use crate::fault;
 use crate::time::Now;
 
-/// Where a key was found, and in which life of its block: what is done there must be of that life.
+/// The place where a key was found, and the life of its block. Operations on it must be of that life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct KeyAt {
     pub at: u64,
     pub life: u64,
-    /// The table that it lives by: the one that it was looked for in, or a plan.
+    /// The table that applies to the key: the one in which it was searched, or a plan.
     pub table: u64,
 }
 
@@ -35,24 +35,24 @@ pub(super) fn entry(hash: Hash, at: u64) -> u64 {
     tag(hash) << index_word::TAG | at
 }
 
-/// What an empty slot holds in a segment of this life.
+/// The content of an empty slot in a segment of this life.
 pub(super) fn empty(life: u64) -> u64 {
     if life == 0 { 0 } else { index_word::NO_KEY << index_word::TAG | life }
 }
 
-/// The block of an entry; none in a slot that is empty or sealed.
+/// The block of an entry; `None` for an empty or sealed slot.
 pub(super) fn block(entry: u64) -> Option<u64> {
     let is_key = entry != 0 && entry >> index_word::TAG != index_word::NO_KEY;
     is_key.then_some(entry & ((1 << index_word::TAG) - 1))
 }
 
-/// Is that an empty slot?
+/// Returns whether a slot is empty.
 pub(super) fn is_empty(word: u64) -> bool {
     block(word).is_none() && word != index_word::SEALED
 }
 
-/// The root of an index: where its directory is, or its only segment; how many bits of a hash lead through the directory;
-/// and a number that grows with each root.
+/// The root of an index: the place of its directory or only segment, the number of bits of a hash that index the
+/// directory, and a number that grows with each root.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Root(pub u64);
 
@@ -73,19 +73,19 @@ impl Root {
         Root(((self.0 >> Root::NUMBER) + 1) << Root::NUMBER | u64::from(depth) << Root::DEPTH | at)
     }
 
-    /// Which entry of the directory a hash leads to.
+    /// The entry of the directory for a hash.
     pub fn entry_of(self, hash: u64) -> u64 {
         (hash >> 1) >> (63 - self.depth())
     }
 }
 
-/// In so many slots a key is looked for at a glance.
+/// The number of slots that [`Home::glance`] examines.
 const GLANCES: u64 = 4;
 
 const _: () = assert!(MOST_BYTES / 8 <= 1 << Root::DEPTH);
 
 impl Home {
-    /// Where a key is, added if it is new.
+    /// Finds or adds a key.
     #[inline]
     pub fn key(&self, table: &Table, key: &str) -> Result<KeyAt, Blocked> {
         if key.is_empty() { self.empty_key(table) } else { self.find_or_add(table, self.hash(b'k', key), key) }
@@ -96,12 +96,12 @@ impl Home {
         let at = self.empty_key_of(table).load(Acquire);
         let head = self.head(at);
         let life = head[key_word::LIFE as usize].load(Acquire);
-        // The life is that of the empty key only if the block still is.
+        // The life belongs to the empty key only if the block still does.
         let is_its = self.empty_key_of(table).load(Acquire) == at && table_in(head) == table.at;
         if is_its && life != CLOSED { Ok(KeyAt { at, life, table: table.at }) } else { Err(Blocked::Moved) }
     }
 
-    /// The empty key and its block, as `word` in its table says where it is, if they are there; without unwinding.
+    /// The empty key and its block, without unwinding, if they are where `word` in its table says.
     pub fn glance_at(&self, table: &Table, word: &AtomicU64) -> Option<(KeyAt, &[AtomicU64])> {
         let at = word.load(Acquire);
         let words = self.try_block(table, at)?;
@@ -111,17 +111,17 @@ impl Home {
         (is_its && life != CLOSED).then_some((KeyAt { at, life, table: table.at }, words))
     }
 
-    /// Looks a key up without adding it. `None`: it was never used.
+    /// Looks a key up without adding it. `None` if it was never used.
     pub fn peek_key(&self, table: &Table, key: &str) -> Result<Option<KeyAt>, Blocked> {
         if key.is_empty() { self.empty_key(table).map(Some) } else { self.find(table, self.hash(b'k', key)) }
     }
 
-    /// Where a table says where the root of its index is.
+    /// The word of a table that holds the root of its index.
     pub fn index_of(&self, table: &Table) -> &AtomicU64 {
         self.arena.word(table.at + table_word::INDEX)
     }
 
-    /// The root of a table's index. None: the table was replaced, and its segments may be others' by now.
+    /// The root of a table's index. `None` if the table was replaced, since its segments may belong to others by now.
     pub(super) fn root(&self, table: &Table) -> Option<Root> {
         let root = self.index_of(table).load(Acquire);
         (root != 0).then_some(Root(root))
@@ -135,20 +135,21 @@ impl Home {
         }
     }
 
-    /// The segment that a hash belongs to. For the holder of the structure lock.
+    /// The segment of a hash. For the holder of the structure lock.
     pub(super) fn segment_of(&self, table: &Table, hash: Hash) -> u64 {
         let root = self.root(table).unwrap_or_else(|| nonsense(format_args!("no index of the table at {}", table.at)));
         self.segment_at(root, root.entry_of(hash.0[0]))
     }
 
-    /// The segment that a hash belongs to, and its life.
+    /// The segment of a hash, and its life.
     fn segment(&self, table: &Table, hash: Hash) -> Result<(u64, u64), Blocked> {
         loop {
             let root = self.root(table).ok_or(Blocked::Moved)?;
-            // What was a directory is one of the same size in each of its lives: so this is a segment, ours or not.
+            // The words of a directory become only directories of the same size again. So this is a segment, ours or
+            // not.
             let segment = self.segment_at(root, root.entry_of(hash.0[0]));
             let life = self.arena.word(segment + index_word::LIFE).load(Acquire);
-            // A root is used for one index only: if it is the same, all of this was its.
+            // A root is used for only one index. If it is unchanged, all of this belonged to it.
             if self.root(table) == Some(root) {
                 return Ok((segment, life));
             }
@@ -164,7 +165,7 @@ impl Home {
             Ok((_, found)) if found.life == CLOSED => Err(Blocked::Sealed),
             Ok((_, found)) => Ok(Some(found)),
             Err(_) if self.segment(table, hash)? == before => Ok(None),
-            // It was looked for in what is another segment by now.
+            // The search was in words that have become another segment.
             Err(_) => Err(Blocked::Moved),
         }
     }
@@ -181,9 +182,9 @@ impl Home {
         }
     }
 
-    /// A key and its block, if it is found at once, as most are; without unwinding. `index` is the word of the table
-    /// that says where its root is. (Where it looks may be another segment by now; a block that says that it is this key's is,
-    /// whatever led there.)
+    /// A key and its block, without unwinding, if it is found at once, as most are. `index` is the word of the table
+    /// that holds its root. The segment may have become another one during the search; but a block that says it belongs
+    /// to this key does, whatever led there.
     #[inline(always)]
     pub fn glance(&self, table: &Table, index: &AtomicU64, hash: Hash) -> Option<(KeyAt, &[AtomicU64])> {
         let root = Root(index.load(Acquire));
@@ -200,11 +201,11 @@ impl Home {
         for look in 0..GLANCES {
             let entry = slots.get((hash.0[0].wrapping_add(look) & mask) as usize)?.load(Acquire);
             if entry >> index_word::TAG == tag {
-                // (Where an empty slot has this tag, there is no block.)
+                // An empty slot with this tag leads to no block.
                 let at = entry & ((1 << index_word::TAG) - 1);
                 let words = seen.get(at, key_word::RING + table.ring)?;
                 let head = words.first_chunk()?;
-                // The life first: as in `probe`.
+                // Read the life first, as in `probe`.
                 let life = words[key_word::LIFE as usize].load(Acquire);
                 let is_its = hash_in(head) == hash && table_in(head) == table.at;
                 return (is_its && life != CLOSED).then_some((KeyAt { at, life, table: table.at }, words));
@@ -214,11 +215,11 @@ impl Home {
         None
     }
 
-    /// How many slots a segment has: a power of two.
+    /// The number of slots of a segment: a power of two.
     #[inline(always)]
     pub(super) fn capacity(&self, segment: u64) -> u64 {
         let capacity = self.arena.word(segment + index_word::CAPACITY).load(Relaxed);
-        // (Without counting bits, which takes a dozen instructions.)
+        // Avoids counting bits, which takes a dozen instructions.
         if capacity & capacity.wrapping_sub(1) == 0 && (1..=index_word::MOST_CAPACITY).contains(&capacity) {
             capacity
         } else {
@@ -226,17 +227,17 @@ impl Home {
         }
     }
 
-    /// Follows a key's probe sequence: to its slot and block, or to the first slot that does not hold another key.
+    /// Follows a key's probe sequence to its slot and block, or to the first slot that does not hold another key.
     #[inline]
     pub(super) fn probe(&self, table: &Table, segment: u64, hash: Hash) -> Result<(u64, KeyAt), u64> {
         let capacity = self.capacity(segment);
         let slots = self.arena.words(segment + index_word::SLOTS, capacity);
         let mut i = hash.0[0] & (capacity - 1);
         let mut looks = 0;
-        // There always is a free slot: see `add_key`.
+        // There is always a free slot: see `add_key`.
         loop {
             looks += 1;
-            // Some slots are looked at again, because their keys moved.
+            // Some slots are examined again because their keys moved.
             if looks > 4 * capacity + 1_000_000 {
                 nonsense(format_args!("a full segment at {segment}"));
             }
@@ -244,18 +245,18 @@ impl Home {
             let Some(at) = block(entry) else { return Err(i) };
             if entry >> index_word::TAG == tag(hash) {
                 fault::point("entry-read");
-                // The life first: if it is the same at the end, the block was this key's all the time.
+                // Read the life first. If it is the same at the end, the block belonged to this key all the time.
                 let head = self.head(at);
                 let life = head[key_word::LIFE as usize].load(Acquire);
                 if hash_in(head) == hash {
                     let own = head[key_word::TABLE as usize].load(Acquire);
-                    // A stub has no life that would tell whether it was this key's all the time.
+                    // A stub has no life that could show whether it belonged to this key all the time.
                     let is_its = own == table.at || self.is_plan_of(table, own) && hash_in(head) == hash;
                     if is_its {
                         return Ok((i, KeyAt { at, life, table: own }));
                     }
                 }
-                // Or it moved while it was looked at.
+                // Or it moved during the check.
                 let is_same =
                     slots[i as usize].load(Acquire) == entry && head[key_word::LIFE as usize].load(Acquire) == life;
                 if !is_same && !fault::planted("hasty probe") {
@@ -277,8 +278,9 @@ impl Home {
     ) -> Result<KeyAt, Blocked> {
         let capacity = self.capacity(segment);
         let count = self.arena.word(segment + index_word::COUNT);
-        // Three quarters full is full: probe sequences stay short, and always end. Counted before it is used and never
-        // taken back: whoever dies or is too late here only makes the segment seem fuller.
+        // Three quarters is full, so that probe sequences stay short and always end. The count is raised before the
+        // slot is used, and never lowered. A process that dies or comes too late here only makes the segment appear
+        // fuller.
         if count.fetch_add(1, Relaxed) >= capacity / 4 * 3 {
             return Err(Blocked::Full);
         }
@@ -296,12 +298,12 @@ impl Home {
                     fault::point("key-inserted");
                     return Ok(new);
                 }
-                // Closed, or another segment by now.
+                // Sealed, or another segment by now.
                 Err(word) if block(word).is_none() => {
                     self.hand_back(table, segment, at);
                     return Err(Blocked::Full);
                 }
-                // Somebody was faster here: with this key, or another.
+                // Another caller was faster, with this key or another.
                 Err(_) => match self.probe(table, segment, hash) {
                     Ok((_, theirs)) => {
                         self.hand_back(table, segment, at);
@@ -313,7 +315,7 @@ impl Home {
         }
     }
 
-    /// A block that nobody uses, for a key of this table: one that was used before if the segment has some.
+    /// An unused block for a key of this table: a reused one if the segment has any.
     fn block_for_new_key(&self, table: &Table, (segment, life): (u64, u64)) -> Result<u64, Blocked> {
         let returned = self.arena.word(segment + index_word::RETURNED).swap(0, AcqRel);
         if returned >> index_word::TAG == self.block_class(table.policy) && returned != 0 {
@@ -321,37 +323,38 @@ impl Home {
         }
         let (free, taken) = (segment + index_word::FREE, self.arena.word(segment + index_word::TAKEN));
         let next = |mine: u64| (mine < self.arena.word(free).load(Acquire)).then_some(mine + 1);
-        // Those of a table before this one may have another size.
+        // Blocks of an earlier table may have another size.
         if !self.is_old(table, segment)
             && let Ok(mine) = taken.fetch_update(AcqRel, Acquire, next)
         {
             let capacity = self.capacity(segment);
             let at = self.arena.word(segment + index_word::SLOTS + capacity + mine).load(Acquire);
-            // Else the word may be another segment's.
+            // Otherwise the word may belong to another segment.
             let is_same = self.arena.word(segment + index_word::LIFE).load(Acquire) == life;
             return if is_same { Ok(at) } else { Err(Blocked::Full) };
         }
         Ok(self.arena.allocate(self.key_words(table.policy))?)
     }
 
-    /// Hands a block back that was not needed after all, for this life of the segment or a later one. Where there is one
-    /// already it is lost: a few hundred bytes.
+    /// Returns an unneeded block to this life of the segment or a later one. If a returned block is there already, this
+    /// one is lost: a few hundred bytes.
     fn hand_back(&self, table: &Table, segment: u64, at: u64) {
         let word = self.block_class(table.policy) << index_word::TAG | at;
         let _ = self.arena.word(segment + index_word::RETURNED).compare_exchange(0, word, AcqRel, Relaxed);
     }
 
-    /// Makes a block that only the caller uses the one of a new key. `None`: it had too many lives, and is lost.
+    /// Turns a block that only the caller uses into the block of a new key. `None` if the block has used up its lives
+    /// and is lost.
     pub(super) fn begin(&self, table: &Table, at: u64, hash: Hash, text: &str) -> Option<KeyAt> {
         let life = self.arena.word(at + key_word::LIFE);
         let is_new = self.arena.word(at + key_word::TABLE).load(Relaxed) == 0;
         let now = self.clock.now();
         let end = self.arena.word(table.at + table_word::FIRST_TICKET).load(Relaxed);
-        // So fences only grow, also when the key was forgotten meanwhile: nobody takes 64 units in each microsecond.
+        // So fences only grow, even if the key was forgotten in between: no key gets 64 units per microsecond.
         let end = if table.policy.is_concurrency() { self.unix_time(now.ceil) << 6 } else { end };
         let mut history = History { starts: self.lost(table, now).into_iter().collect(), end, ..History::default() };
         if !is_new && table.born + table.policy.longest() > now.floor {
-            // Cells that nobody has used count like that by themselves.
+            // Unused cells count from then on without this.
             history.unknown = Some(table.born);
             history.pad(table.policy.largest());
         }
@@ -377,26 +380,26 @@ impl Home {
             return None;
         }
         match self.write_history(table, at, (&history, now)) {
-            None if is_new => nonsense(format_args!("nothing that a new key of the table at {} can be", table.at)),
+            None if is_new => nonsense(format_args!("an invalid new key of the table at {}", table.at)),
             base => base.map(|base| self.publish(table, at, base)),
         }
     }
 
-    /// What each key of a table may have started that the ledger did not know when it was read, while it counts.
+    /// The starts of each key that the ledger may have missed when it was read, while they count.
     fn lost(&self, table: &Table, now: Now) -> Option<Start> {
         let [stamp, units] = self.get(table.at + table_word::LOST);
         let counts = units > 0 && stamp + table.policy.longest() > now.floor;
-        // The next boot may come while it still counts: so it is to be written before the key's first start.
+        // The next boot may come while it still counts, so it must be written before the key's first start.
         let is_logged = fault::planted("lost once");
         counts.then_some(Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged })
     }
 
-    /// Does even a key that was never used count for something?
+    /// Returns whether even an unused key counts as having started something.
     pub fn has_lost(&self, table: &Table) -> bool {
         self.lost(table, self.clock.now()).is_some()
     }
 
-    /// Makes sure that a block has room for the origins of its starts.
+    /// Ensures that a block has space for the origins of its starts.
     pub(super) fn has_origins(&self, table: &Table, at: u64) -> bool {
         let origins = self.arena.word(at + key_word::ORIGINS);
         if origins.load(Relaxed) == 0 && table.is_log {
@@ -428,7 +431,7 @@ impl Home {
         }
     }
 
-    /// The key of a block as people read it. Long ones are cut, and end in an ellipsis.
+    /// The readable key of a block. Long ones are cut and end in an ellipsis.
     pub(super) fn text_of(&self, at: u64) -> String {
         let words: [u64; key_word::TEXT_WORDS as usize] = self.get(at + key_word::TEXT);
         let bytes: Vec<u8> = words.into_iter().flat_map(u64::to_le_bytes).collect();
@@ -449,16 +452,16 @@ impl Home {
         let root = self.root(table);
         let all = root.into_iter().flat_map(move |root| (0..1 << root.depth()).map(move |i| self.segment_at(root, i)));
         let mut last = 0;
-        // A segment's entries stand side by side.
+        // Equal entries of a directory are adjacent.
         all.filter(move |segment| std::mem::replace(&mut last, *segment) != *segment)
     }
 
-    /// The blocks in a table's index: those of its keys, and of keys on plans also stubs.
+    /// The blocks in a table's index, including the stubs of keys on plans.
     pub(super) fn blocks(&self, table: &Table) -> impl Iterator<Item = u64> {
         self.segments(table).flat_map(|segment| self.entries(segment))
     }
 
-    /// The keys of a table that have cells, and the tables that they live by. For the holder of the structure lock.
+    /// The keys of a table that have cells, with the tables that apply to them. For the holder of the structure lock.
     pub fn keys(&self, table: &Table) -> impl Iterator<Item = (Table, u64)> {
         self.blocks(table).filter(|&at| !self.is_stub(at)).map(|at| (self.table_of_block(table, at), at))
     }

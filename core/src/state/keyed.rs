@@ -1,23 +1,24 @@
-//! Keys with a policy of their own.
+//! Keys with their own policies.
 //!
-//! Such a key is found in its limit's index like any other, but its block names another table: a *plan*, which has a policy and no
-//! index of its own. So a decision on it uses the plan's policy, other keys cost what they did, and nobody has to look anything
-//! up to know that a key has none. Keys whose policies are equal share a plan.
+//! Such a key is found in its limit's index like any other, but its block names another table: a *plan*, which has a
+//! policy and no index of its own. A decision on the key uses the plan's policy. Other keys cost what they did, and no
+//! lookup is needed to know that a key has no plan. Keys with equal policies share a plan.
 //!
-//! While such a key is idle, it has no cells. A *stub* holds its place in the index and says which plan it is on. Whoever starts on
-//! it finds the stub closed, as if it were being rewritten, and gets cells for it under the structure lock.
+//! While such a key is idle, it has no cells. A *stub* keeps its slot in the index and names its plan. A start on the
+//! key finds the stub closed, as if it were being rewritten, and creates cells for it under the structure lock.
 //!
-//! (While a limit's policy changes, keys that have not been brought to its new table live by the one before in the same way: see
-//! `replace.rs`.)
+//! While a limit's policy changes, keys that have not been moved to its new table use the previous one in the same way:
+//! see `replace.rs`.
 //!
-//! The database decides who is on which plan (`policies.rs`); what is here follows, and can be done again from the start.
+//! The database decides which key is on which plan (`policies.rs`). The lane follows, in steps that can be repeated
+//! from the start.
 
 use super::arena::{ALLOCATED, HEADER_WORDS};
 use super::damage::{bounded, nonsense};
 use super::index::{KeyAt, Root, entry};
 use super::layout::{STUBS, index_word, key_word, limit_word, table_word};
 use super::locked::Locked;
-use super::room::{MOST_TURNS, Search};
+use super::space::{MOST_TURNS, Search};
 use super::table::{Hash, Home, Table, sum};
 use crate::algorithm::leases::SLOT_WORDS;
 use crate::algorithm::log::CLOSED;
@@ -26,10 +27,10 @@ use crate::error::Result;
 use crate::policy::Policy;
 use crate::time::Tick;
 
-/// The chains of a limit's plans, by their policies.
+/// The number of chains of a limit's plans, by policy.
 const CHAINS: u64 = 64;
 
-/// What counts of keys that nobody has used: from when on they do, and what a ledger missed of each, and when.
+/// What applies to unused keys: since when they count, and what a ledger missed of each, and when.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Origin {
     pub born: Tick,
@@ -37,30 +38,30 @@ pub(super) struct Origin {
 }
 
 impl Home {
-    /// Is a plan of this table's limit there? Asked of what a block says when it does not say the table itself: that may be the
-    /// next in a list of free ones.
+    /// Returns whether this is a plan of the table's limit. Called when a block names another table, because that word
+    /// may be the next block in a list of free ones.
     #[cold]
     pub(super) fn is_plan_of(&self, table: &Table, at: u64) -> bool {
         let is_inside =
             at >= HEADER_WORDS && at.saturating_add(table_word::WORDS) <= self.arena.word(ALLOCATED).load(Acquire);
-        // No block of a key has the address of a limit there.
+        // No block of a key has the address of a limit in this word.
         is_inside
             && self.arena.word(at + table_word::OWNER).load(Acquire)
                 == self.arena.word(table.at + table_word::LIMIT).load(Relaxed)
     }
 
-    /// The table that a key of this one lives by.
+    /// The table that applies to a key of this table.
     pub(super) fn table_of(&self, table: &Table, key: KeyAt) -> Table {
         if key.table == table.at { *table } else { self.table_at(key.table) }
     }
 
-    /// The same for a block in the index, for the holder of the structure lock.
+    /// The table that applies to a block in the index. For the holder of the structure lock.
     pub(super) fn table_of_block(&self, table: &Table, at: u64) -> Table {
         let words = self.arena.word(at + key_word::TABLE).load(Acquire);
         if words == table.at { *table } else { self.table_at(words) }
     }
 
-    /// Has a limit any keys with policies of their own, or had it?
+    /// Returns whether a limit has, or had, keys with their own policies.
     #[inline(always)]
     pub fn has_plans(&self, limit: u64) -> bool {
         self.arena.word(limit + limit_word::PLANS).load(Acquire) != 0
@@ -70,7 +71,7 @@ impl Home {
         self.arena.word(at + key_word::IS_STUB).load(Acquire) != 0
     }
 
-    /// The block or the stub of a key, for the holder of the structure lock.
+    /// The block or stub of a key. For the holder of the structure lock.
     pub(super) fn block_of(&self, table: &Table, hash: Hash) -> Option<u64> {
         self.probe(table, self.segment_of(table, hash), hash).ok().map(|(_, found)| found.at)
     }
@@ -79,12 +80,12 @@ impl Home {
     pub(super) fn plan_of_idle(&self, table: &Table, hash: Hash) -> Option<Table> {
         let root = self.root(table)?;
         let (_, found) = self.probe(table, self.segment_at(root, root.entry_of(hash.0[0])), hash).ok()?;
-        // Meanwhile it may be what another index has.
+        // The block may belong to another index by now.
         (self.root(table) == Some(root) && self.is_stub(found.at) && found.table != table.at)
             .then(|| self.table_at(found.table))
     }
 
-    /// The table that a key with cells lives by, for the holder of the structure lock.
+    /// The table that applies to a key with cells. For the holder of the structure lock.
     pub(super) fn table_in_use(&self, limit: u64, hash: Hash) -> Option<Table> {
         let table = self.table(limit);
         let (_, found) = self.probe(&table, self.segment_of(&table, hash), hash).ok()?;
@@ -95,7 +96,7 @@ impl Home {
         Origin { born: table.born, lost: self.get(table.at + table_word::LOST) }
     }
 
-    /// The keys of a table that are on plans, and those.
+    /// The keys of a table that are on plans, with their plans.
     pub(super) fn keys_on_plans(&self, table: &Table) -> impl Iterator<Item = (Table, u64)> {
         let all = self.blocks(table).map(|at| (self.table_of_block(table, at), at));
         all.filter(|(own, _)| own.at != table.at && !self.is_before(table, own))
@@ -103,23 +104,23 @@ impl Home {
 }
 
 impl Locked<'_> {
-    /// Makes room for a key on another plan, so that to put it there does not fail.
-    pub fn make_room_for_key(&self, limit: Option<u64>, policy: Option<Policy>) -> Result<()> {
+    /// Makes space for moving a key to another plan, so that the move cannot fail.
+    pub fn make_space_for_key(&self, limit: Option<u64>, policy: Option<Policy>) -> Result<()> {
         let Some(table) = limit.map(|limit| self.table(limit)) else { return Ok(()) };
         let policy = policy.unwrap_or(table.policy);
         let plan = CHAINS + table_word::WORDS + key_word::RING;
-        // The segment that it is put into may have to be written anew, in two parts, and a directory with it.
+        // Its segment may have to be rewritten in two parts, together with a directory.
         let depth = self.root(&table).map_or(0, Root::depth);
         let segments = 2 * (index_word::SLOTS + 2 * index_word::MOST_CAPACITY) + index_word::SLOTS + (2 << depth);
         self.grow(plan + 2 * (self.key_words(policy) + self.ring(policy)) + segments)
     }
 
-    /// Lets a key live by a policy of its own, or by its limit's. What it has started counts on; places are exchanged.
+    /// Applies a policy of its own, or the limit's, to a key. Its starts keep counting; places are exchanged.
     pub fn set_plan(&self, limit: u64, (hash, text): (Hash, &str), policy: Option<Policy>) -> Result<()> {
         let mut search = Search::default();
         for _ in 0..MOST_TURNS {
             let table = self.table(limit);
-            self.bring_key(&table, hash)?;
+            self.move_key(&table, hash)?;
             let index = self.segment_of(&table, hash);
             let (slot, from) = match (self.probe(&table, index, hash), policy) {
                 (Ok(found), _) => found,
@@ -130,8 +131,8 @@ impl Locked<'_> {
                         self.policy_changed(limit);
                         return Ok(());
                     }
-                    // Somebody has added it, or there has to be room.
-                    search.has_found(self.make_room(&table, hash, false)?, false)?;
+                    // Another caller has added it, or space is needed.
+                    search.has_found(self.make_space(&table, hash, false)?, false)?;
                     continue;
                 }
             };
@@ -148,7 +149,7 @@ impl Locked<'_> {
                 None => table,
             };
             if !self.is_stub(from.at) {
-                if !self.has_room_for_leases(&table, &current, &own, from) {
+                if !self.has_space_for_leases(&table, &current, &own, from) {
                     // As if the limit had been larger before.
                     self.replace(limit, table.policy.after(current.policy), false)?;
                     continue;
@@ -161,16 +162,16 @@ impl Locked<'_> {
                 self.set_entry(index, slot, hash, into);
                 self.retire_stub(from.at);
             }
-            // More room for leases is no other policy.
+            // More slots for leases do not make another policy.
             if current.at == table.at || own.at == table.at || own.policy != current.policy.after(own.policy) {
                 self.policy_changed(limit);
             }
             return Ok(());
         }
-        nonsense("what is mended does not stay so")
+        nonsense("a repaired key did not stay repaired")
     }
 
-    /// Adds a key that is on a plan, in a lane that is made anew.
+    /// Adds a key on a plan, in a lane that is being rebuilt.
     pub(super) fn add_key_on_plan(
         &self,
         limit: u64,
@@ -184,15 +185,16 @@ impl Locked<'_> {
             let index = self.segment_of(&table, hash);
             match self.probe(&table, index, hash) {
                 Err(slot) if !self.add_stub((index, slot), &plan, hash, text)? => {
-                    search.has_found(self.make_room(&table, hash, false)?, false)?;
+                    search.has_found(self.make_space(&table, hash, false)?, false)?;
                 }
                 _ => return Ok(()),
             }
         }
-        nonsense("what is mended does not stay so")
+        nonsense("a repaired key did not stay repaired")
     }
 
-    /// The plan of a key, if half of its leases' slots are taken: whoever found them taken may have been helped meanwhile.
+    /// The plan of a key, if half of its lease slots are taken. Another caller may have enlarged it since they were
+    /// found full.
     pub(super) fn crowded_plan(&self, table: &Table, hash: Hash) -> Option<Option<Table>> {
         let (_, found) =
             self.probe(table, self.segment_of(table, hash), hash).ok().filter(|(_, found)| found.table != table.at)?;
@@ -202,13 +204,13 @@ impl Locked<'_> {
         Some(is_crowded.then_some(plan))
     }
 
-    /// Do all leases of a key fit where it is to live? More may run than the policy there says.
-    fn has_room_for_leases(&self, table: &Table, current: &Table, own: &Table, from: KeyAt) -> bool {
+    /// Returns whether all leases of a key fit into its new table. More may run than the policy there allows.
+    fn has_space_for_leases(&self, table: &Table, current: &Table, own: &Table, from: KeyAt) -> bool {
         let is_back = own.at == table.at && own.policy.is_concurrency() && own.policy.ring() < current.policy.ring();
         !is_back || self.cells(current, from).history(0, self.clock.now()).holds.len() as u64 <= own.policy.capacity()
     }
 
-    /// A limit's plan with this policy.
+    /// The plan of a limit with this policy.
     pub(super) fn plan(&self, limit: u64, policy: Policy, origin: Origin) -> Result<Table> {
         let word = self.arena.word(limit + limit_word::PLANS);
         if word.load(Acquire) == 0 {
@@ -235,14 +237,14 @@ impl Locked<'_> {
         Ok(self.table_at(at))
     }
 
-    /// All keys of a limit are forgotten: those that are on this plan begin anew, with the first tickets of that table.
-    pub(super) fn begin_plan_anew(&self, plan: &Table, table: &Table) {
+    /// Resets a plan because all keys of its limit are forgotten. Its keys start with the first tickets of that table.
+    pub(super) fn reset_plan(&self, plan: &Table, table: &Table) {
         self.set(plan.at + table_word::BORN, [0]);
         self.set(plan.at + table_word::LOST, [0, 0]);
         self.set(plan.at + table_word::FIRST_TICKET, self.get::<1>(table.at + table_word::FIRST_TICKET));
     }
 
-    /// Adds a key that nobody has used, without cells. `false`: there is no room, or it is there by now.
+    /// Adds an unused key without cells. Returns `false` if there is no space, or if the key exists by now.
     fn add_stub(&self, (index, slot): (u64, u64), plan: &Table, hash: Hash, text: &str) -> Result<bool> {
         let capacity = self.capacity(index);
         let count = self.arena.word(index + index_word::COUNT);
@@ -252,7 +254,7 @@ impl Locked<'_> {
         let stub = self.new_stub(plan, hash, text)?;
         let slots = self.arena.words(index + index_word::SLOTS, capacity);
         let word = slots[slot as usize].load(Acquire);
-        // An empty one: a key, or the mark of a sealed index, is not replaced.
+        // Only an empty slot is replaced, never a key or the mark of a sealed index.
         let is_added = super::index::is_empty(word)
             && slots[slot as usize].compare_exchange(word, entry(hash, stub), AcqRel, Acquire).is_ok();
         if !is_added {
@@ -272,14 +274,14 @@ impl Locked<'_> {
         Ok(at)
     }
 
-    /// The stub of a key whose cells are to be another's. What was counted is kept, or forgotten as well.
+    /// The stub of a key whose cells go to another key. Its counts are kept or forgotten.
     pub(super) fn stub_of(&self, plan: &Table, from: u64, keeps_counts: bool) -> Result<u64> {
         let at = self.new_stub(plan, self.hash_at(from), "")?;
         self.copy_identity(from, at, keeps_counts);
         Ok(at)
     }
 
-    /// The text and counts of a key.
+    /// Copies the text and counts of a key.
     fn copy_identity(&self, from: u64, into: u64, with_counts: bool) {
         let text = key_word::TEXT..key_word::TEXT + key_word::TEXT_WORDS;
         for word in text.chain(key_word::COUNTS.into_iter().filter(|_| with_counts)) {
@@ -291,20 +293,20 @@ impl Locked<'_> {
         self.retire_to(STUBS, at);
     }
 
-    /// Gives the key of a stub cells in this table. Nothing leads to them yet.
+    /// Gives the key of a stub cells in this table. They are not published yet.
     fn wake(&self, own: &Table, stub: u64, hash: Hash) -> Result<u64> {
         let into = loop {
-            // As much as it is asked for when room is made for this.
+            // The same amount for which space was made.
             let need = self.key_words(own.policy) + own.ring + 16;
             let new = || {
-                let room = if self.arena.has_room(need) { Ok(()) } else { self.grow_for_keys(2 * need) };
+                let room = if self.arena.has_space(need) { Ok(()) } else { self.grow_for_keys(2 * need) };
                 room.and_then(|()| self.allocate(self.key_words(own.policy)))
             };
             let block = self.used_block(own.policy).map_or_else(new, Ok)?;
             if self.has_lost(own) {
                 self.give_origins(own, block)?;
             }
-            // One that had too many lives is lost.
+            // A block that has used up its lives is abandoned.
             if let Some(new) = self.begin(own, block, hash, "") {
                 break new.at;
             }
@@ -313,7 +315,7 @@ impl Locked<'_> {
         Ok(into)
     }
 
-    /// Somebody wants to start on a key of a plan that has no cells.
+    /// Creates the cells of a key on a plan, for a caller that starts on it.
     pub(super) fn wake_key(&self, table: &Table, (index, slot): (u64, u64), stub: KeyAt, hash: Hash) -> Result<()> {
         let into = self.wake(&self.table_of(table, stub), stub.at, hash)?;
         self.set_entry(index, slot, hash, into);

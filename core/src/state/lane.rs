@@ -1,15 +1,16 @@
-//! The lane: the mapped file beside the database in which decisions are made, and who is using it.
+//! The lane: the mapped file next to the database in which decisions are made, and the processes that use it.
 //!
-//! Three kinds of open-file-description lock, on bytes far beyond the file's end:
+//! The lane has three kinds of open-file-description locks, on bytes far beyond the end of the file:
+//! * the *ledger* byte, held while a process writes the ledger. It is taken before the structure byte, so that the
+//!   structure byte is free while the disk works;
+//! * the *structure* byte, held while a process grows the lane, adds a limit or replaces a policy. The kernel releases
+//!   it when its holder dies;
+//! * one *member* byte per process, held while the process uses the lane. A held byte proves that the kernel that wrote
+//!   the lane is still running, whatever the boot id says. (Some container managers invent a boot id per container.)
 //!
-//! * the *ledger* byte: whoever writes the ledger. It is taken before the structure byte, which is free while the disk works.
-//! * the *structure* byte: whoever grows, adds a limit or replaces a policy. The kernel drops it when its holder dies.
-//! * a *member* byte per process, held for as long as it uses the lane. Any held byte proves that the kernel that wrote
-//!   the lane is still up, whatever the boot id says (some container managers make one up per container).
-//!
-//! No descriptor is kept open between calls, so a daemon that closes all its descriptors closes nothing of ours. A
-//! member's lock outlives its descriptor because a mapping keeps the open file alive; a child that is forked does not
-//! inherit that mapping, so the lock ends with the process that took it.
+//! No descriptor stays open between calls, so a daemon that closes all its descriptors closes none of these. A member's
+//! lock outlives its descriptor because a mapping keeps the open file alive. A forked child does not inherit that
+//! mapping, so the lock ends with the process that took it.
 
 use super::arena::{self, Arena};
 use super::database::Identity;
@@ -25,17 +26,17 @@ use std::fs::File;
 use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
 
-/// Where the lock bytes begin: beyond anything that is ever written.
+/// The offset of the lock bytes, beyond any offset that is ever written.
 const STRUCTURE: u64 = 1 << 40;
 const LEDGER: u64 = STRUCTURE - 1;
 const MEMBERS: u64 = STRUCTURE + 1;
-/// Nobody has the number that another had, so members never run out.
+/// Member numbers are never reused, so they could run out only after this many.
 const MOST_MEMBERS: u64 = 1 << 40;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"wgl-lane");
 const VERSION: u64 = 8;
 
-/// Words of the header; 10 to 15 belong to the arena and the tables, as do those up to 480.
+/// Words of the header. Words 10 to 15 belong to the arena and the tables, as do those up to 480.
 mod header {
     pub const MAGIC: u64 = 0;
     pub const VERSION: u64 = 1;
@@ -44,41 +45,42 @@ mod header {
     pub const TIME_NAMESPACE: u64 = 6;
     pub const CLOCK_BASE: u64 = 7;
     pub const CLOCK_KIND: u64 = 8;
-    /// Differs each time the lane is made anew.
+    /// Changes each time the lane is rebuilt.
     pub const INSTANCE: u64 = 9;
-    /// The database that the lane is beside, and the lane's own file: copies are others.
+    /// The identities of the database next to the lane, and of the lane's own file. Copies of a file have another
+    /// identity.
     pub const DATABASE: u64 = 480; // two words
     pub const FILE: u64 = 482; // two words
     /// Raised by each commit to the ledger, here and in the database: see `Database::sequence`.
     pub const SEQUENCE: u64 = 484;
-    /// Raised by each look of each process.
+    /// Raised by each check of each process.
     pub const LOOKS: u64 = 485;
 }
 
-/// Why a lane was made.
+/// Why a lane was created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Made {
-    /// There was none, or one that is not the store's latest: somebody may be using that.
+pub(crate) enum Creation {
+    /// There was none, or it was not the store's latest; another process may still use that one.
     Missing,
-    /// It was of another boot or version, or cut short, and nobody was using it.
+    /// It belonged to another boot or version, or was truncated, and no process used it.
     Unused,
-    /// The same, and the database is an older copy, or was made in the place of one that is gone: nothing is known.
+    /// As `Unused`, and the database is an older copy or replaced one that is gone. Earlier starts are unknown.
     Unknown,
 }
 
-/// How a lane was found.
+/// The condition in which a lane was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Found {
-    /// As it should be.
+pub(crate) enum LaneState {
+    /// Valid.
     Current,
-    /// The database is an older copy, or was made in the place of one that is gone: what the lane took to be in the ledger is
-    /// not.
+    /// The database is an older copy or replaced one that is gone. Starts that the lane believes to be in the ledger
+    /// are missing there.
     Ahead,
-    /// Not at all. One that was made has to be filled, and finished with [`LockedLane::finish`].
-    Made(Made),
+    /// Not found. A new lane must be filled, and then finished with [`LockedLane::finish`].
+    Created(Creation),
 }
 
-/// An open lane whose structure byte this process holds until it is dropped.
+/// An open lane whose structure byte this process holds until this is dropped.
 #[derive(Debug)]
 pub(crate) struct LockedLane {
     pub file: File,
@@ -86,7 +88,7 @@ pub(crate) struct LockedLane {
     path: PathBuf,
 }
 
-/// A lock that is kept until this is dropped, or its process ends, although its descriptor is closed.
+/// A lock that lasts until this is dropped or its process ends, even after its descriptor is closed.
 #[derive(Debug)]
 pub(super) struct KeptLock {
     page: ManuallyDrop<os::Mapping>,
@@ -104,7 +106,7 @@ impl KeptLock {
 
 impl Drop for KeptLock {
     fn drop(&mut self) {
-        // A forked child has no mapping there, but perhaps something else by now.
+        // A forked child does not have this mapping; another one may be at its address.
         if self.generation == fork::generation() {
             // SAFETY: dropped once, here.
             unsafe { ManuallyDrop::drop(&mut self.page) };
@@ -112,15 +114,15 @@ impl Drop for KeptLock {
     }
 }
 
-/// A process's membership. It ends when this is dropped, or with the process.
+/// The membership of a process. It ends when this is dropped, or with the process.
 #[derive(Debug)]
 pub(crate) struct Member {
-    /// What leases say of their owner.
+    /// The number by which leases name their owner.
     pub number: u64,
     _lock: KeptLock,
 }
 
-/// The database that a lane is beside.
+/// The database next to a lane.
 #[derive(Debug)]
 pub(crate) struct Store {
     pub path: PathBuf,
@@ -128,18 +130,19 @@ pub(crate) struct Store {
     pub identity: Identity,
 }
 
-/// The store that a lane belongs to.
+/// The identity of the store that a lane belongs to.
 pub(super) fn store_id(home: &Home) -> [u64; 2] {
     home.watch.as_ref().map_or([0, 0], |watch| watch.store_id)
 }
 
-/// The number of the last commit to the ledger that the lane knows of.
+/// The number of the last commit to the ledger that the lane knows.
 pub(super) fn sequence(home: &Home) -> u64 {
     home.arena.word(header::SEQUENCE).load(Acquire)
 }
 
-/// Raises it before a commit to a database that has `last`, and returns what it is to have then. So the lane's is never
-/// the smaller one, and larger by one at most, whoever dies in between.
+/// Raises the lane's number before a commit to a database whose number is `last`. Returns the number that the database
+/// must get. So the lane's number is never smaller, and larger by one at most, even if a process dies between the two
+/// writes.
 pub(super) fn raise_sequence(home: &Home, last: u64) -> u64 {
     let next = sequence(home).max(last.saturating_add(1)).min(i64::MAX as u64);
     home.arena.word(header::SEQUENCE).fetch_max(next, AcqRel);
@@ -147,18 +150,18 @@ pub(super) fn raise_sequence(home: &Home, last: u64) -> u64 {
 }
 
 impl LockedLane {
-    /// Opens the lane, made if there is none, and takes its structure byte. `None`: somebody else has it.
+    /// Opens the lane, or creates it, and takes its structure byte. Returns `None` if another process holds the byte.
     pub fn try_open(path: &Path, mode: u32) -> Result<Option<LockedLane>> {
         let failed = |e| Error::store(format!("opening {}", path.display()), e);
         let (file, was_made) = files::open_or_create(path, mode).map_err(failed)?;
         if !os::try_lock(&file, STRUCTURE, 1).map_err(failed)? {
             return Ok(None);
         }
-        // It may have been deleted before this process had the lock.
+        // The file may have been deleted before this process got the lock.
         let mine = file.metadata().map_err(failed)?;
         match files::id_at(path) {
             Ok(there) if there == id_of(&mine) => {
-                // Somebody else may have filled it before this process had the lock.
+                // Another process may have filled it before this process got the lock.
                 let is_new = was_made && mine.len() == 0;
                 Ok(Some(LockedLane { file, is_new, path: path.to_owned() }))
             }
@@ -182,39 +185,40 @@ impl LockedLane {
         Ok(id_of(&self.file.metadata().map_err(|e| self.failed(e))?))
     }
 
-    /// Is this the lane that was attached as `home`, beside the database that it was beside?
+    /// Returns whether this is the lane that was attached as `home`, next to the same database.
     pub fn is_that_of(&self, home: &Home) -> bool {
         let Some(watch) = &home.watch else { return false };
         let is_it = self.id().is_ok_and(|id| id == watch.file) && watch.is_whole(&self.file, &home.arena);
         is_it && watch.is_as_it_was(home) && watch.is_beside_its_database(home)
     }
 
-    /// Does a lane that was attached as `home` have what it had before, as if somebody had brought back an old copy?
+    /// Returns whether a lane attached as `home` shows an earlier state than it did before, as after an old copy was
+    /// restored.
     pub fn went_back(&self, home: &Home) -> bool {
         let Some(watch) = &home.watch else { return false };
         let is_it = self.id().is_ok_and(|id| id == watch.file) && watch.is_whole(&self.file, &home.arena);
         is_it && home.get(header::STORE_ID) == watch.store_id && watch.went_back(home)
     }
 
-    /// Takes away a lane that does not count, for those who come to make another. Who uses it notices within a second.
+    /// Removes an invalid lane, so that the next caller creates another. Its users notice within a second.
     pub fn remove(self) -> Result<()> {
         std::fs::remove_file(&self.path).map_err(|e| Error::store(format!("removing {}", self.path.display()), e))
     }
 
-    /// Maps the lane, after making it anew if it is not the latest of this database. `None`: another is to be made in its
-    /// place, which somebody is using: see [`LockedLane::remove`].
-    pub fn attach(&self, store: &Store, manual: Option<&ManualClock>) -> Result<Option<(Home, Found)>> {
+    /// Maps the lane, and first rebuilds it if it is not the latest of this database. Returns `None` if a new lane must
+    /// replace one that is still in use: see [`LockedLane::remove`].
+    pub fn attach(&self, store: &Store, manual: Option<&ManualClock>) -> Result<Option<(Home, LaneState)>> {
         let Store { identity, path, id } = store;
         let len = self.file.metadata().map_err(|e| self.failed(e))?.len();
         let in_use = os::is_locked(&self.file, MEMBERS, MOST_MEMBERS).map_err(|e| self.failed(e))?;
         let make = |made| match in_use {
             true => Ok(None),
-            false => Ok(Some((self.initialise(store, manual)?, Found::Made(made)))),
+            false => Ok(Some((self.initialise(store, manual)?, LaneState::Created(made)))),
         };
         if len == 0 {
-            return make(Made::Missing);
+            return make(Creation::Missing);
         }
-        // Whoever made the store's last lane made it here: so this is no stranger's file.
+        // The store's last lane was created on this file, so the file is not a stranger's.
         let is_strange = |found: String| match identity.lane {
             Some(_) => Err(Error::Damaged { path: self.path.clone(), found }),
             None => Err(Error::NotAStore { path: self.path.clone(), found }),
@@ -222,7 +226,7 @@ impl LockedLane {
         if len < arena::HEADER_WORDS * 8 {
             return is_strange(format!("a file of {len} bytes"));
         }
-        // Only the header is looked at, until it is known that there is more.
+        // Only the header is read until the rest is known to exist.
         let header = self.header()?;
         let word = |at: u64| header.word(at).load(Acquire);
         let words = |at: u64| [word(at), word(at + 1)];
@@ -232,8 +236,8 @@ impl LockedLane {
                 return Err(Error::UnsupportedVersion { path: self.path.clone(), found: version, supported: VERSION });
             }
             MAGIC => {}
-            // Whoever was making it died before the last word.
-            0 if !in_use => return make(Made::Missing),
+            // The process that was creating it died before the last word.
+            0 if !in_use => return make(Creation::Missing),
             _ => return is_strange("another kind of file".into()),
         }
         if words(header::STORE_ID) != identity.id {
@@ -242,28 +246,28 @@ impl LockedLane {
                 false if self.may_count(&header)? => {
                     "it belongs to another database: put that one back, or delete this file to forget the starts that it counts"
                 }
-                false => return make(Made::Missing),
+                false => return make(Creation::Missing),
             };
             return Err(Error::store(self.doing(), cause));
         }
         let sequence = word(header::SEQUENCE);
-        // A database that knows of no lane, beside one that was finished, has taken over its identity.
+        // The lane is finished, but the database knows no lane: the database has taken over the lane's identity.
         let is_ahead = sequence > identity.sequence.saturating_add(1) || identity.lane.is_none();
-        let or_unknown = |made| if is_ahead { Made::Unknown } else { made };
+        let or_unknown = |made| if is_ahead { Creation::Unknown } else { made };
         let (allocated, cursor) = (word(arena::ALLOCATED), word(arena::CURSOR));
         if version == VERSION && !arena::is_size(allocated, cursor) {
             return is_strange(format!("a lane of {allocated} words, {cursor} of them used"));
         }
-        // Cut short by somebody: what is gone cannot be touched.
+        // If the file was truncated, the missing part must not be touched.
         let is_whole = len / 8 >= allocated;
         let is_now = in_use || words(header::BOOT_ID) == self.boot()?.id;
         if version != VERSION || !is_whole || !is_now {
-            return make(or_unknown(Made::Unused));
+            return make(or_unknown(Creation::Unused));
         }
         let is_last = Some(word(header::INSTANCE)) == identity.lane;
         let is_older = sequence < identity.sequence || !is_last && sequence <= identity.sequence;
         if is_older || words(header::FILE) != self.id()? || !is_ahead && words(header::DATABASE) != *id {
-            return make(or_unknown(Made::Missing));
+            return make(or_unknown(Creation::Missing));
         }
         let (theirs, ours) = (word(header::TIME_NAMESPACE), os::time_namespace());
         if theirs != 0 && ours != 0 && theirs != ours {
@@ -274,7 +278,7 @@ impl LockedLane {
             let cause = "it lives by a manual clock and this store does not, or the other way round";
             return Err(Error::store(self.doing(), cause));
         }
-        // A copy has holes where there were zeros: they have room from now on.
+        // A copy has holes instead of zeros. Allocate them now.
         os::allocate(&self.file, 0, allocated * 8).map_err(|e| self.failed(e))?;
         let arena = Arena::in_file(&self.reopen()?, allocated)?;
         let clock = Clock::new(word(header::CLOCK_BASE), manual.cloned());
@@ -290,12 +294,12 @@ impl LockedLane {
             grant_lane: None,
         };
         home.set(header::DATABASE, *id);
-        let found = if is_ahead { Found::Ahead } else { Found::Current };
+        let found = if is_ahead { LaneState::Ahead } else { LaneState::Current };
         Ok(Some((self.watched(home, store, path)?, found)))
     }
 
-    /// Whose lane this is, and their secret, if it is of this boot and nobody uses it: so that a new database, in the place of
-    /// one that was deleted, goes on with what counts here.
+    /// Returns the store identity and secret of this lane, if the lane belongs to this boot and no process uses it. A
+    /// new database that replaces a deleted one continues with the state of this lane.
     pub fn left_by(&self) -> Result<Option<([u64; 2], [u64; 2])>> {
         let len = self.file.metadata().map_err(|e| self.failed(e))?.len();
         let in_use = os::is_locked(&self.file, MEMBERS, MOST_MEMBERS).map_err(|e| self.failed(e))?;
@@ -308,7 +312,7 @@ impl LockedLane {
         Ok(is_left.then(|| (words(header::STORE_ID), words(HASH_KEY))))
     }
 
-    /// Can what this header's lane holds still count: is it of this boot and version, and no copy?
+    /// Returns whether the state in this header's lane can still be valid: same boot, same version, not a copy.
     fn may_count(&self, header: &Arena) -> Result<bool> {
         let word = |at: u64| header.word(at).load(Acquire);
         let words = |at: u64| [word(at), word(at + 1)];
@@ -327,7 +331,7 @@ impl LockedLane {
         os::boot().map_err(|e| self.failed(e))
     }
 
-    /// Makes the lane anew, in place: nobody is using it.
+    /// Rebuilds the lane in place. No process uses it.
     fn initialise(&self, store: &Store, manual: Option<&ManualClock>) -> Result<Home> {
         let Store { identity, path, id } = store;
         let doing = || format!("making {}", self.path.display());
@@ -369,7 +373,7 @@ impl LockedLane {
         Ok(home)
     }
 
-    /// A lane that was made has what it needs. Without this, the next process starts over.
+    /// Marks a new lane as complete. Without this mark, the next process starts over.
     pub fn finish(&self, home: &Home) {
         home.arena.word(header::MAGIC).store(MAGIC, Release);
     }
@@ -387,7 +391,7 @@ impl LockedLane {
         Ok(Home { next_look: AtomicU64::new(0), watch: Some(watch), ..home })
     }
 
-    /// Another open file on the lane. A mapping of the one that is locked would keep its lock.
+    /// Opens the lane's file a second time. A mapping of the locked descriptor would keep its lock.
     fn reopen(&self) -> Result<File> {
         let file = files::open(&self.path).map_err(|e| self.failed(e))?;
         match file.metadata() {
@@ -411,7 +415,7 @@ impl LockedLane {
         }
     }
 
-    /// Removes a lane that this call made, after something else failed: nothing half-made stays behind.
+    /// Removes a lane that this call created, after a later step failed. Nothing half-made remains.
     pub fn undo(self) {
         if self.is_new {
             let _ = std::fs::remove_file(&self.path);
@@ -419,18 +423,18 @@ impl LockedLane {
     }
 }
 
-/// How often a process looks whether its lane is still where it was, in ticks: once a second.
+/// How often a process checks that its lane is still in its place, in ticks: once a second.
 pub(super) const WATCH_EVERY: Tick = 1_000_000;
 
-/// Notices that the lane was deleted, replaced or brought back from an older copy: two lanes would each grant the whole
-/// limit. And that it was cut short: what is gone cannot be touched.
+/// Detects that the lane was deleted, replaced or restored from an older copy, since two lanes would each grant the
+/// whole limit. Also detects truncation, since the missing part must not be touched.
 #[derive(Debug)]
 pub(crate) struct Watch {
     path: PathBuf,
     database: PathBuf,
     store_id: [u64; 2],
     file: FileId,
-    /// The largest numbers of the header that this process has seen: they only grow.
+    /// The largest values of the header that this process has seen. They only grow.
     sequence: AtomicU64,
     looks: AtomicU64,
     /// 1: see [`Watch::doubt`].
@@ -438,13 +442,13 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// Where the lane is.
+    /// The path of the lane.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The right to write the ledger of this lane, as long as the file that is answered is open. `None`: another process has
-    /// it, or the lane is gone.
+    /// Takes the right to write this lane's ledger, which lasts while the returned file is open. Returns `None` if
+    /// another process has it or the lane is gone.
     pub fn try_lock_ledger(&self) -> Result<Option<File>> {
         let tried = files::open(&self.path).and_then(|file| {
             let is_it = id_of(&file.metadata()?) == self.file;
@@ -456,7 +460,8 @@ impl Watch {
         }
     }
 
-    /// Has this member's process ended? The kernel drops its lock before anybody is told of its death.
+    /// Returns whether this member's process has ended. The kernel releases its lock before it reports the death to
+    /// anyone.
     pub fn is_gone(&self, member: u64) -> bool {
         let asked = files::open(&self.path).and_then(|file| {
             let is_it = id_of(&file.metadata()?) == self.file && member < MOST_MEMBERS;
@@ -465,7 +470,7 @@ impl Watch {
         asked.unwrap_or(false)
     }
 
-    /// Is the lane still there, and still the latest?
+    /// Returns whether the lane is still there, and still the latest.
     #[cold]
     pub fn look(&self, home: &Home, now: Tick) -> bool {
         let is_it = files::open(&self.path).is_ok_and(|file| {
@@ -482,33 +487,34 @@ impl Watch {
         true
     }
 
-    /// The database is not what it was: the next who has the lock attaches anew.
+    /// Records that the database has changed underneath. The next holder of the lock attaches again.
     pub fn doubt(&self, home: &Home) {
         self.is_in_doubt.store(1, Release);
         home.next_look.store(0, Release);
     }
 
-    /// Is all of the file there that this process uses?
+    /// Returns whether the file contains all words that this process uses.
     fn is_whole(&self, file: &File, arena: &Arena) -> bool {
         file.metadata().is_ok_and(|found| found.len() / 8 >= arena.usable())
     }
 
-    /// Is it the lane that was attached, and none that it was before?
+    /// Returns whether it is the attached lane, in no earlier state.
     fn is_as_it_was(&self, home: &Home) -> bool {
         let is_it = home.arena.word(header::INSTANCE).load(Acquire) == home.instance
             && home.get(header::STORE_ID) == self.store_id
-            // While it is made it has none.
+            // A lane in creation has no magic number yet.
             && matches!(home.arena.word(header::MAGIC).load(Acquire), MAGIC | 0);
         is_it && !self.went_back(home)
     }
 
     fn went_back(&self, home: &Home) -> bool {
-        // What was seen first: others raise both numbers meanwhile, the lane's before what they have seen.
+        // Read the seen values first: other processes raise both counters at the same time, the lane's before their own
+        // copy.
         let (seen, looks) = (self.sequence.load(Acquire), self.looks.load(Acquire));
         sequence(home) < seen || home.arena.word(header::LOOKS).load(Acquire) < looks
     }
 
-    /// One that is away for a while does no harm.
+    /// A database that is away for a while does no harm.
     fn is_beside_its_database(&self, home: &Home) -> bool {
         self.is_in_doubt.load(Acquire) == 0
             && files::id_at(&self.database).map_or(true, |id| id == home.get(header::DATABASE))

@@ -1,11 +1,12 @@
-//! The ledger: what was admitted and may still count, for the lane that is made anew after a reboot. And per-minute usage,
-//! for people.
+//! The ledger: the starts that may still count, from which the lane is rebuilt after a reboot. Also per-minute usage,
+//! for observers.
 //!
-//! How old an execution is, is told by the uptime (the kernel's boot clock), which nobody can set: an execution counts
-//! until `uptime + expires_at - started_at`. Only across a reboot the wall clock is needed. It is believed if it was
-//! synchronised at both ends; else an execution is taken for as old as the time since this boot, which it is at least.
-//! Some containers show a boot id of their own, so another id does not prove another boot: where the uptime has not
-//! fallen below the execution's, only the difference counts as its age, which in both cases it is at least.
+//! The age of an execution is measured by uptime (the kernel's boot clock), which nobody can set: an execution counts
+//! until `uptime + expires_at - started_at`. The wall clock is needed only across a reboot. It is trusted if it was
+//! synchronised at both ends; otherwise an execution is taken to be as old as the time since this boot, which it is at
+//! least. Some containers show a boot id of their own, so another id does not prove another boot. Where the uptime has
+//! not fallen below the execution's, only the difference counts as its age, since it is at least that old in both
+//! cases.
 
 use super::database::{Database, from_hex, to_hex};
 use super::minutes::Minute;
@@ -15,7 +16,7 @@ use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, 
 use std::collections::BTreeMap;
 
 /// `executions` has no index by key: appending must not touch a page per key, and forgetting a key is rare. `usage` is
-/// ordered by time first, so that minutes are added at its one end and removed at the other.
+/// ordered by time first, so that minutes are added at one end and removed at the other.
 pub(super) const SCHEMA: &str = "
 CREATE TABLE executions (               -- what was admitted and may still count; 'starts' shows it with readable times
   name           TEXT NOT NULL,
@@ -47,54 +48,56 @@ CREATE TABLE usage (                    -- what was counted of each limit in eac
 const MINUTE: i64 = 60_000_000;
 const USAGE_IS_KEPT: i64 = 31 * 24 * 60 * MINUTE;
 
-/// No execution has more units.
+/// The largest number of units of an execution.
 pub(super) const MOST_UNITS: i64 = 1_000_000_000;
 
-/// How many expired executions one call removes beyond those that it adds: a long silence is not paid for at once.
+/// How many expired executions one call removes beyond those that it adds. So the first call after a long silence stays
+/// cheap.
 const MOST_PRUNED: usize = 10_000;
 
-/// How many minutes are read while nobody else writes.
+/// How many minutes are read before other writers get a turn.
 pub(super) const MINUTES_AT_ONCE: u64 = 1_440;
 
-/// How many executions one transaction looks at to change some of them.
+/// How many executions one transaction examines when it changes some of them.
 const ROWS: i64 = 4_096;
 
-/// The uptime at which an execution started, in terms of this boot: see the head of this file.
+/// The uptime at which an execution started, relative to this boot: see the module documentation.
 const STARTED: &str = "
   CASE WHEN :boot = (SELECT boot FROM store) THEN uptime
        WHEN synced AND :synced THEN min(started_at - :wall + :uptime, :uptime)
        WHEN uptime <= :uptime THEN uptime
        ELSE 0 END";
 
-/// What was admitted to one key at one time. Times are microseconds since 1970, by the wall clock of the [`Moment`] that
-/// goes with them.
+/// The units admitted to one key at one time. Times are microseconds since 1970, by the wall clock of the [`Moment`]
+/// that accompanies them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Execution<'a> {
     pub name: &'a str,
-    /// For people, possibly cut.
+    /// For people, possibly truncated.
     pub key: &'a str,
-    /// Which key it is.
+    /// The hash that identifies the key.
     pub key_hash: [u64; 2],
     pub started_at: i64,
     pub units: u64,
     pub expires_at: i64,
 }
 
-/// Now, on both clocks, read together; in microseconds.
+/// The current time on both clocks, read together, in microseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Moment {
-    /// The clock of decisions: since the kernel's boot, or since a manual clock was made.
+    /// The clock of decisions: since the kernel's boot, or since the creation of a manual clock.
     pub uptime: i64,
     /// The wall clock, since 1970.
     pub wall: i64,
-    /// Does the kernel say that the wall clock is synchronised?
+    /// Whether the kernel reports that the wall clock is synchronised.
     pub synced: bool,
 }
 
 impl Database {
-    /// Writes down what was admitted, in the boot of [`Database::set_boot`]; the commit has this number from then on. It is
-    /// on the disk when this returns; after an error, nothing is. About once a minute it also removes what no longer counts.
-    /// Fails if the database names another lane by now: what reads it in that lane's place may have read it already.
+    /// Records what was admitted in the boot of [`Database::set_boot`]. The commit gets this number. When this returns,
+    /// everything is on disk; after an error, nothing is. About once a minute it also removes what no longer counts. It
+    /// fails if the database names another lane by now, since the process that rebuilt that lane may have read the
+    /// ledger already.
     pub fn record(
         &mut self,
         rows: &[Execution],
@@ -115,14 +118,15 @@ impl Database {
         };
         if !record().map_err(|e| self.explain(e))? {
             let doing = format!("writing the ledger of {}", self.path().display());
-            return Err(Error::store(doing, "another lane has come in place of the one that this process uses"));
+            return Err(Error::store(doing, "another lane has replaced the one that this process uses"));
         }
         self.sequence = sequence;
         Ok(())
     }
 
-    /// Hands over what still counts, and counts for longer than `over` in all, by limit, key and start, each with its times by
-    /// the wall clock of `now`: it started `now.wall - started_at` ago, or longer. `boot` is the one that `now` is in.
+    /// Passes on the executions that still count and that count for longer than `over` in total, by limit, key and
+    /// start. Their times are given by the wall clock of `now`: an execution started `now.wall - started_at` ago, or
+    /// earlier. `boot` is the boot of `now`.
     pub fn executions(
         &self,
         boot: &str,
@@ -145,7 +149,7 @@ impl Database {
                 Ok((text(0)?, text(1)?, text(2)?, row.get::<_, i64>(3)?, row.get::<_, i64>(4)?, row.get::<_, i64>(5)?))
             };
             let (name, key, key_hash, units, started, counts_for) = read().map_err(|e| self.explain(e))?;
-            // Somebody else may have written any numbers.
+            // Another program may have written any numbers.
             let started_at = (now.wall - now.uptime).saturating_add(started);
             visit(Execution {
                 name,
@@ -159,11 +163,11 @@ impl Database {
         Ok(())
     }
 
-    /// What was counted of a limit in the minutes from this one to that one, both included, since 1970: at most
-    /// [`MINUTES_AT_ONCE`], which takes a few milliseconds, however many limits there are.
+    /// The counts of a limit in a range of minutes since 1970, both ends included. At most [`MINUTES_AT_ONCE`], which
+    /// takes a few milliseconds, however many limits there are.
     pub fn minutes(&self, name: &str, from: u64, to: u64) -> Result<Vec<Minute>> {
         let read = || -> rusqlite::Result<Vec<Minute>> {
-            // Each minute is looked up by itself: those of a limit do not stand side by side.
+            // Each minute is looked up separately, since the minutes of a limit are not adjacent.
             let mut query = self.connection.prepare(
                 "WITH RECURSIVE minutes (at) AS (VALUES (?1) UNION ALL SELECT at + 1 FROM minutes WHERE at < ?2)
                  SELECT at, units, denied, waited, peak FROM minutes CROSS JOIN usage
@@ -179,28 +183,30 @@ impl Database {
         read().map_err(|e| self.explain(e))
     }
 
-    /// Notes which lane writes from now on. The others fail to.
+    /// Records the lane that writes from now on. Writes of other lanes fail.
     pub fn claim(&self, lane: u64) -> Result<()> {
         let claimed = self.connection.execute("UPDATE store SET lane = ?1", [format!("{lane:016x}")]);
         claimed.map(drop).map_err(|e| self.explain(e))
     }
 
-    /// Was the machine started anew since the ledger was last pruned, for certain? Not every other boot id is another boot.
+    /// Returns whether the machine has certainly rebooted since the ledger was last pruned. Another boot id alone does
+    /// not prove it.
     pub fn is_rebooted(&self, now: Moment) -> Result<bool> {
         let pruned_at = self.connection.query_row("SELECT pruned_at FROM store", [], |row| row.get::<_, i64>(0));
         Ok(now.uptime < pruned_at.map_err(|e| self.explain(e))?)
     }
 
-    /// Forgets what was admitted to a key, or to all keys of a limit, until this moment, in some rows, from this one on: so many
-    /// that others need not wait long. Returns where to go on. Usage stays: it happened.
+    /// Forgets the starts of a key, or of all keys of a limit, up to this moment. One call examines some rows, from
+    /// `first` on, so few that others do not wait long. Returns the row at which to continue. Usage stays, because it
+    /// happened.
     pub fn forget(&self, name: &str, key: Option<[u64; 2]>, until: Moment, first: i64) -> Result<Option<i64>> {
         let delete = "DELETE FROM executions WHERE rowid BETWEEN ?1 AND ?2 AND name = ?3
                       AND key_hash = ifnull(?4, key_hash) AND uptime <= ?5";
         self.change_some(delete, (name, key), until.uptime, first)
     }
 
-    /// Lets what was admitted to a key, or to all keys of a limit, count for so many microseconds at least. In some rows, as
-    /// above.
+    /// Makes the starts of a key, or of all keys of a limit, count for at least this many microseconds. Examines some
+    /// rows per call, like [`Database::forget`].
     pub fn keep(&self, name: &str, key: Option<[u64; 2]>, longest: u64, first: i64) -> Result<Option<i64>> {
         let keep = "UPDATE executions SET expires_at = started_at + ?5 WHERE rowid BETWEEN ?1 AND ?2 AND name = ?3
                     AND key_hash = ifnull(?4, key_hash) AND expires_at < started_at + ?5";
@@ -222,8 +228,8 @@ impl Database {
         some().map_err(|e| self.explain(e))
     }
 
-    /// Notes the boot in which the lane is made, and which making of it this is, before anything is recorded in it. If it is
-    /// another boot than before, what the ledger has is dated in its terms.
+    /// Records the boot in which the lane is created, and the number of this creation, before any start is recorded in
+    /// it. If the boot is another one than before, the ledger's entries are dated relative to it.
     pub fn set_boot(&mut self, boot: &str, now: Moment, (lane, sequence): (u64, u64)) -> Result<()> {
         let mut set = || -> rusqlite::Result<()> {
             let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
@@ -243,7 +249,7 @@ impl Database {
     }
 }
 
-/// The first row after so many from this one on that one transaction looks at.
+/// The first row that is left for the next transaction, if this one starts at `first`.
 pub(super) fn next_rows(connection: &Connection, first: i64) -> rusqlite::Result<Option<i64>> {
     let next = "SELECT rowid FROM executions WHERE rowid >= ?1 ORDER BY rowid LIMIT 1 OFFSET ?2";
     connection.query_row(next, [first, ROWS], |row| row.get(0)).optional()
@@ -270,7 +276,8 @@ fn append(transaction: &Transaction, rows: &[Execution], now: Moment) -> rusqlit
     Ok(())
 }
 
-/// A minute may come again, with sums that are no smaller. (Units come from here or from the rows above, as the limit is kept.)
+/// A minute may be written again, with sums that are no smaller. (Units come from here or from the rows above,
+/// depending on how the limit is recorded.)
 fn append_minutes(transaction: &Transaction, minutes: &[(&str, Minute)]) -> rusqlite::Result<()> {
     let mut add = transaction.prepare(
         "INSERT INTO usage VALUES (strftime('%Y-%m-%d %H:%M', ?1 * 60, 'unixepoch'), ?2, ?3, ?4, ?5, ?6)
@@ -287,7 +294,7 @@ fn append_minutes(transaction: &Transaction, minutes: &[(&str, Minute)]) -> rusq
 
 fn prune(transaction: &Transaction, added: usize, now: Moment) -> rusqlite::Result<()> {
     let pruned_at: i64 = transaction.query_row("SELECT pruned_at FROM store", [], |row| row.get(0))?;
-    // Later than now: it was in another boot.
+    // A later time than now is from another boot.
     if (pruned_at..pruned_at.saturating_add(MINUTE)).contains(&now.uptime) || fault::planted("no pruning") {
         return Ok(());
     }
@@ -300,7 +307,7 @@ fn prune(transaction: &Transaction, added: usize, now: Moment) -> rusqlite::Resu
         "DELETE FROM usage WHERE minute < strftime('%Y-%m-%d %H:%M', ?1, 'unixepoch')",
         [(now.wall - USAGE_IS_KEPT).div_euclid(1_000_000)],
     )?;
-    // If there may be more, the next call goes on.
+    // If more may be left, the next call continues.
     if pruned < most {
         transaction.execute("UPDATE store SET pruned_at = ?1", [now.uptime])?;
     }
@@ -318,19 +325,19 @@ mod tests {
     /// 2025-06-01 12:00:00 UTC.
     const NOON: i64 = 1_748_779_200 * SECOND;
 
-    /// That many seconds after noon, on a machine that was started an hour before it.
+    /// This many seconds after noon, on a machine that was started an hour before noon.
     fn at(seconds: i64) -> Moment {
         Moment { uptime: HOUR + seconds * SECOND, wall: NOON + seconds * SECOND, synced: true }
     }
 
-    /// One unit that starts so many seconds after noon and counts for a minute.
+    /// One unit that starts this many seconds after noon and counts for a minute.
     fn start<'a>(name: &'a str, key: &'a str, seconds: i64) -> Execution<'a> {
         let started_at = NOON + seconds * SECOND;
         let key_hash = [key.len() as u64, key.bytes().next().unwrap_or(0).into()];
         Execution { name, key, key_hash, started_at, units: 1, expires_at: started_at + MINUTE }
     }
 
-    /// All that still counts: key, seconds after noon, units.
+    /// All executions that still count: key, seconds after noon, units.
     fn counted(database: &Database, boot: &str, now: Moment) -> Vec<(String, i64, u64)> {
         let mut found = Vec::new();
         let each = |e: Execution| {
@@ -346,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_recorded_comes_back_by_limit_key_and_time() {
+    fn executions_are_read_by_limit_key_and_time() {
         let dir = Scratch::new();
         dir.open().set_boot("b1", at(0), (0, 0)).unwrap();
         let fat = Execution { units: 7, key_hash: [u64::MAX, 1], expires_at: NOON + HOUR + 3, ..start("mail", "a", 2) };
@@ -374,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn ten_thousand_rows_are_one_call() {
+    fn ten_thousand_rows_fit_in_one_call() {
         let dir = Scratch::new();
         let keys: Vec<String> = (0..10_000).map(|i| format!("tenant-{i}")).collect();
         let row =
@@ -389,12 +396,12 @@ mod tests {
         let mut query = database.connection.prepare("SELECT minute, units FROM usage ORDER BY minute").unwrap();
         let usage = query.query_map([], |row| Ok((row.get(0)?, row.get(1)?))).unwrap();
         let usage: Vec<(String, i64)> = usage.map(Result::unwrap).collect();
-        // 111 rounds of 90 seconds, and 10 seconds more; two thirds of each round lie in the first minute.
+        // 111 rounds of 90 seconds, and 10 seconds more. Two thirds of each round are in the first minute.
         assert_eq!(usage, [("2025-06-01 12:00".into(), 111 * 60 + 20), ("2025-06-01 12:01".into(), 111 * 30)]);
     }
 
     #[test]
-    fn what_has_expired_does_not_come_back() {
+    fn expired_executions_are_not_read() {
         let dir = Scratch::new();
         let mut database = dir.open();
         database.set_boot("b1", at(0), (0, 0)).unwrap();
@@ -406,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn setting_the_wall_clock_changes_nothing() {
+    fn setting_the_wall_clock_has_no_effect() {
         let dir = Scratch::new();
         let mut database = dir.open();
         database.set_boot("b1", at(0), (0, 0)).unwrap();
@@ -419,15 +426,15 @@ mod tests {
                 Ok(())
             };
             database.executions("b1", then(59), 0, each).unwrap();
-            assert_eq!(found, Some((wall - 59 * SECOND, wall + SECOND)), "as old as it is, by the new clock");
+            assert_eq!(found, Some((wall - 59 * SECOND, wall + SECOND)), "its age is right by the new clock");
             assert_eq!(keys(&database, "b1", then(60)), [""; 0]);
         }
         database.record(&[], &[], Moment { wall: NOON + 900 * HOUR, ..at(59) }, (0, 0)).unwrap();
-        assert_eq!(count(&database, "executions"), 1, "nor is it pruned");
+        assert_eq!(count(&database, "executions"), 1, "it is not pruned either");
     }
 
     #[test]
-    fn about_once_a_minute_it_is_pruned() {
+    fn the_ledger_is_pruned_about_once_a_minute() {
         let dir = Scratch::new();
         let mut database = dir.open();
         database.set_boot("b1", at(0), (0, 0)).unwrap();
@@ -438,17 +445,17 @@ mod tests {
         database.record(&[start("api", "d", 60)], &[], at(60), (0, 0)).unwrap();
         assert_eq!(count(&database, "executions"), 3, "a is gone");
         database.record(&[start("api", "e", 100)], &[], at(100), (0, 0)).unwrap();
-        assert_eq!(count(&database, "executions"), 4, "b has expired, yet that minute has not passed");
+        assert_eq!(count(&database, "executions"), 4, "b has expired, but the minute is not over");
         let month = 31 * 86_400;
         database.record(&[], &[], at(month), (0, 0)).unwrap();
         assert_eq!(count(&database, "executions"), 0);
-        assert_eq!(count(&database, "usage"), 2, "31 days are not over");
+        assert_eq!(count(&database, "usage"), 2, "31 days have not passed");
         database.record(&[], &[], at(month + 60), (0, 0)).unwrap();
         assert_eq!(count(&database, "usage"), 1);
     }
 
     #[test]
-    fn a_long_silence_is_not_paid_for_at_once() {
+    fn pruning_after_a_long_silence_is_spread_over_calls() {
         let dir = Scratch::new();
         let mut database = dir.open();
         database.set_boot("b1", at(0), (0, 0)).unwrap();
@@ -464,21 +471,22 @@ mod tests {
     }
 
     #[test]
-    fn after_a_reboot_nothing_is_taken_for_older_than_it_is() {
+    fn after_a_reboot_no_execution_counts_as_older_than_it_is() {
         let noon = at(0);
         let unsynced = |moment: Moment| Moment { synced: false, ..moment };
         let up = |seconds, moment: Moment| Moment { uptime: seconds * SECOND, ..moment };
-        // What was recorded at noon, when and how it is looked at in another boot, and when it seems to have started.
+        // Each execution was recorded at noon. The columns: the recorded moment, the moment in another boot at which it
+        // is read, and its apparent start.
         let cases = [
-            ("both clocks are good", noon, up(20, at(40)), Some(0)),
+            ("both clocks are right", noon, up(20, at(40)), Some(0)),
             ("and it has expired", noon, up(20, at(60)), None),
-            ("a good clock that was set back is believed up to now", noon, up(20, at(-500)), Some(-500)),
-            ("a bad clock now: as old as this boot", noon, up(20, unsynced(at(9_000))), Some(8_980)),
+            ("a synchronised clock that was set back is trusted up to now", noon, up(20, at(-500)), Some(-500)),
+            ("an unsynchronised clock now: as old as this boot", noon, up(20, unsynced(at(9_000))), Some(8_980)),
             ("and expired with it", noon, up(60, unsynced(at(-9_000))), None),
-            ("a bad clock then", unsynced(noon), up(20, at(9_000)), Some(8_980)),
-            ("no proof of a reboot but the id", unsynced(up(15, noon)), up(20, at(9_000)), Some(8_995)),
+            ("an unsynchronised clock then", unsynced(noon), up(20, at(9_000)), Some(8_980)),
+            ("only the boot id suggests a reboot", unsynced(up(15, noon)), up(20, at(9_000)), Some(8_995)),
             ("the same", unsynced(up(15, noon)), up(75, at(9_000)), None),
-            ("a place in the future of a bad clock", unsynced(up(15, at(-30))), up(20, at(9_000)), Some(8_980)),
+            ("a place in the future of an unsynchronised clock", unsynced(up(15, at(-30))), up(20, at(9_000)), Some(8_980)),
         ];
         for (case, recorded, looked, expected) in cases {
             let dir = Scratch::new();
@@ -489,11 +497,11 @@ mod tests {
             assert_eq!(seen(&database, looked), expected, "{case}");
             database.set_boot("b2", looked, (0, 0)).unwrap();
             assert_eq!(dir.identity().boot, "b2");
-            assert_eq!(seen(&database, looked), expected, "{case}, once it is dated anew");
+            assert_eq!(seen(&database, looked), expected, "{case}, after it was dated again");
             database.set_boot("b2", looked, (0, 0)).unwrap();
-            assert_eq!(seen(&database, looked), expected, "{case}, and noting a boot twice changes nothing");
+            assert_eq!(seen(&database, looked), expected, "{case}, and recording a boot twice has no effect");
             if let Some(start) = expected {
-                // From here on it ages by the uptime, until a minute after that start.
+                // From here on its age is measured by uptime, until a minute after that start.
                 let age = looked.wall / SECOND - NOON / SECOND - start;
                 let later = |seconds| Moment { uptime: looked.uptime + seconds * SECOND, wall: 0, synced: false };
                 assert_eq!(counted(&database, "b2", later(59 - age)).len(), 1, "{case}, to its end");
@@ -508,7 +516,7 @@ mod tests {
     }
 
     #[test]
-    fn one_key_or_a_whole_limit_is_forgotten() {
+    fn one_key_or_a_whole_limit_can_be_forgotten() {
         let dir = Scratch::new();
         let mut database = dir.open();
         database.set_boot("b1", at(0), (0, 0)).unwrap();
@@ -518,13 +526,13 @@ mod tests {
         forget(&database, "api", Some(rows[0].key_hash));
         assert_eq!(keys(&database, "b1", at(1)), ["b", "a"]);
         forget(&database, "api", None);
-        forget(&database, "unheard of", None);
+        forget(&database, "unknown", None);
         assert_eq!(keys(&database, "b1", at(1)), ["a"]);
-        assert_eq!(count(&database, "usage"), 2, "it was used all the same");
+        assert_eq!(count(&database, "usage"), 2, "its usage remains");
     }
 
     #[test]
-    fn a_full_disk_changes_nothing_and_passes() {
+    fn a_full_disk_leaves_the_ledger_intact_and_usable_later() {
         let dir = Scratch::new();
         let mut database = dir.open();
         database.set_boot("b1", at(0), (0, 0)).unwrap();
@@ -545,7 +553,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_kept_waiting_by_a_stranger_gives_up_and_can_try_again() {
+    fn a_write_blocked_by_another_program_times_out_and_can_be_retried() {
         let dir = Scratch::new();
         dir.open().set_boot("b1", at(0), (0, 0)).unwrap();
         for (kind, begins) in [("a writer", "BEGIN IMMEDIATE"), ("a reader", "BEGIN; SELECT * FROM store")] {
@@ -555,7 +563,7 @@ mod tests {
             let before = count(&database, "executions");
             let busy = database.record(&[start("api", "a", 0)], &[], at(0), (0, 0)).unwrap_err();
             assert_eq!(busy.name(), "store_timeout", "{kind}");
-            assert_eq!(count(&database, "executions"), before, "{kind}: nothing is half recorded");
+            assert_eq!(count(&database, "executions"), before, "{kind}: nothing is partly recorded");
             stranger.execute_batch("COMMIT").unwrap();
             database.record(&[start("api", "a", 0)], &[], at(0), (0, 0)).unwrap();
             assert_eq!(count(&database, "executions"), before + 1);
@@ -563,7 +571,7 @@ mod tests {
     }
 
     #[test]
-    fn people_can_read_it() {
+    fn the_ledger_is_readable() {
         let dir = Scratch::new();
         dir.open().set_boot("b1", at(0), (0, 0)).unwrap();
         let row = Execution { units: 3, started_at: NOON + 250_000, ..start("api", "tenant-7", 0) };
@@ -579,7 +587,7 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_else_wrote_is_an_error() {
+    fn invalid_rows_of_another_program_are_an_error() {
         let dir = Scratch::new();
         let mut database = dir.open();
         database.set_boot("b1", at(0), (0, 0)).unwrap();

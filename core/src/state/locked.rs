@@ -1,4 +1,4 @@
-//! The token of whoever holds the structure lock.
+//! The token of the holder of the structure lock.
 
 use super::index::KeyAt;
 use super::table::{Hash, Home, Table};
@@ -6,11 +6,11 @@ use crate::error::{Error, Result};
 use std::fs::File;
 use std::ops::Deref;
 
-/// The right to do something structural in one home. What needs the structure lock is a method of this token.
+/// The right to make structural changes in one home. Operations that need the structure lock are methods of this token.
 #[derive(Clone, Copy)]
 pub(crate) struct Locked<'a> {
     pub home: &'a Home,
-    /// The lane, to make it larger; none on the heap.
+    /// The lane's file, for growing it. `None` on the heap.
     file: Option<&'a File>,
 }
 
@@ -23,46 +23,46 @@ impl Deref for Locked<'_> {
 }
 
 impl<'a> Locked<'a> {
-    /// For a home that nobody else sees yet, or whose structure lock the caller holds as long as this token lives.
+    /// For a home that is not published yet, or whose structure lock the caller holds for as long as this token lives.
     pub(super) fn new(home: &'a Home, file: Option<&'a File>) -> Locked<'a> {
         Locked { home, file }
     }
 
-    /// Makes room for `count` more words, for new keys.
+    /// Makes space for `count` more words, for new keys.
     pub(super) fn grow_for_keys(&self, count: u64) -> Result<()> {
         self.arena.grow(count, self.file)
     }
 
-    /// Makes room for `count` more words, if need be in the reserve.
+    /// Makes space for `count` more words, from the reserve if necessary.
     pub(super) fn grow(&self, count: u64) -> Result<()> {
         self.grow_for_keys(count).or_else(|full| if self.arena.has_reserve(count) { Ok(()) } else { Err(full) })
     }
 
-    /// The same, some at a time: if more is needed than others are to wait for, the caller has to let go of the lock and come
-    /// again.
+    /// Makes space a part at a time. If more is needed than others should wait for, it fails; the caller must release
+    /// the lock and try again.
     pub(super) fn grow_some(&self, count: u64) -> Result<()> {
         match self.arena.grow_some(count, self.file) {
-            Ok(false) => Err(Error::StoreTimeout { doing: "making room for another policy".into(), waited_ms: 0 }),
+            Ok(false) => Err(Error::StoreTimeout { doing: "making space for another policy".into(), waited_ms: 0 }),
             Ok(true) => Ok(()),
             Err(_) => self.grow(count),
         }
     }
 
-    /// `count` zeroed words that nobody else has.
+    /// Allocates `count` zeroed words.
     pub(super) fn allocate(&self, count: u64) -> Result<u64> {
         loop {
             self.grow(count)?;
-            // Somebody else, who needs no lock for it, may have taken the room: make more.
+            // Another caller, which needs no lock for it, may have taken the space. Make more.
             if let Ok(at) = self.arena.allocate_reserved(count) {
                 return Ok(at);
             }
         }
     }
 
-    /// Where a key is, if it is known, after finishing what somebody died in.
-    pub(super) fn find_or_mend(&self, table: &Table, hash: Hash) -> Option<KeyAt> {
+    /// The place of a known key, after completing any interrupted rewrite of it.
+    pub(super) fn find_or_repair(&self, table: &Table, hash: Hash) -> Option<KeyAt> {
         let found = match self.find(table, hash) {
-            Err(_) => self.mend_key(table, hash).ok().and_then(|()| self.find(table, hash).ok()),
+            Err(_) => self.repair_key(table, hash).ok().and_then(|()| self.find(table, hash).ok()),
             found => found.ok(),
         };
         found.flatten()

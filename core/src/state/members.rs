@@ -1,7 +1,8 @@
-//! Who uses a lane, for people to see: its processes, and how many callers wait in each. No decision depends on it.
+//! The users of a lane, for observers: its processes, and how many callers wait in each. Decisions do not depend on
+//! this.
 //!
-//! Both tables are bounded, so of more processes or waits than fit some are not shown. An entry of a process that has ended means
-//! nothing, and is freed when the next process comes.
+//! Both tables are bounded. If there are more processes or waits than fit, some are not shown. The entry of a process
+//! that has ended is ignored, and freed when the next process arrives.
 
 use super::arena::HEADER_WORDS;
 use super::layout::{MEMBERS, WAITERS};
@@ -10,33 +11,34 @@ use crate::atomic::*;
 use crate::observe::ProcessSnapshot;
 use crate::time::from_ticks;
 
-/// How many processes are listed.
+/// The number of processes that are listed.
 const PROCESSES: u64 = 256;
-/// A process's number as a member, its process id, when it came; and as much of its program's name as there is room for.
+/// A process's member number, process id and arrival time, and as much of its program's name as fits.
 const PROCESS_WORDS: u64 = 8;
 const NAME: u64 = 3;
 
-/// How many limits are listed in which callers of a process wait; and in how many places an entry may stand.
+/// The number of entries of limits on which callers of a process wait, and the number of positions in which an entry
+/// may be.
 const WAITS: u64 = 1_024;
 const WAIT_WORDS: u64 = 2;
 const PROBES: u64 = 16;
 
-/// An entry's name is its limit, below this bit, and its process above it. (No lane has that many words, nor that many processes.)
+/// The name of an entry: the limit below this bit, the process above it. (No lane has that many words or processes.)
 const MEMBER: u32 = 29;
 
-/// The number of callers has 32 bits. Above them are those of the process that has written it.
+/// The number of callers takes 32 bits. The bits above hold the process that wrote it.
 const TAG: u32 = 32;
 
 impl Home {
-    /// Makes room for both, in a new lane.
+    /// Allocates both tables, in a new lane.
     pub(super) fn start_members(&self) {
         for (word, words) in [(MEMBERS, PROCESSES * PROCESS_WORDS), (WAITERS, WAITS * WAIT_WORDS)] {
-            let at = self.arena.allocate(words).expect("a new lane has room");
+            let at = self.arena.allocate(words).expect("a new lane has space");
             self.arena.word(word).store(at, Release);
         }
     }
 
-    /// A table, if it is where it is said to be.
+    /// A table, if it is in its place.
     fn entries_at(&self, word: u64, words: u64) -> &[AtomicU64] {
         let at = self.arena.word(word).load(Acquire);
         self.arena.get(at, words).filter(|_| at >= HEADER_WORDS).unwrap_or(&[])
@@ -50,7 +52,8 @@ impl Home {
         self.entries_at(WAITERS, WAITS * WAIT_WORDS)
     }
 
-    /// Lists a process that has come, and frees what is left of those that have gone. Only for the holder of the structure lock.
+    /// Lists a new process, and frees the entries of processes that have ended. Only for the holder of the structure
+    /// lock.
     pub(super) fn enter_member(&self, number: u64, is_gone: impl Fn(u64) -> bool) {
         for entry in self.waits().chunks_exact(WAIT_WORDS as usize) {
             let name = entry[0].load(Acquire);
@@ -63,7 +66,7 @@ impl Home {
             other => is_gone(other),
         };
         let Some(entry) = self.members().find(is_free) else { return };
-        // A reader believes an entry whose number is the same before and after.
+        // A reader accepts an entry if its number is the same before and after.
         entry[0].store(0, Release);
         entry[1].store(std::process::id().into(), Release);
         entry[2].store(self.clock.now().floor, Release);
@@ -94,25 +97,26 @@ impl Home {
         self.members().filter_map(read).collect()
     }
 
-    /// So many more callers of this process wait for a limit, or fewer.
+    /// Changes the number of callers of this process that wait for a limit.
     pub fn waits_more(&self, limit: u64, member: u64, by: i64) {
         let name = member << MEMBER | limit;
         let Some(entry) = self.entry_of(name) else { return };
         let tag = member << TAG;
         let more = |word: u64| {
-            // What somebody else has left counts for nothing.
+            // Leftovers of another process do not count.
             let count = if word >> TAG == tag >> TAG { word as u32 } else { 0 };
             let by = i32::try_from(by).unwrap_or(0);
             tag | u64::from(count.saturating_add_signed(by))
         };
         let before = entry[1].fetch_update(AcqRel, Acquire, |word| Some(more(word)));
-        // (Who comes at this moment may not be shown.)
+        // A caller that arrives at this moment may not be shown.
         if before.is_ok_and(|word| more(word) == tag) && entry[1].compare_exchange(tag, 0, AcqRel, Acquire).is_ok() {
             entry[0].store(0, Release);
         }
     }
 
-    /// The entry of this name, which is made if there is room. Only its own process looks for it, and frees it when nobody waits.
+    /// The entry with this name, which is created if there is space. Only its own process searches for it, and frees it
+    /// when no caller waits.
     fn entry_of(&self, name: u64) -> Option<&[AtomicU64]> {
         let all = self.waits();
         let first = name.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
@@ -121,7 +125,7 @@ impl Home {
             all.get(at..at + WAIT_WORDS as usize)
         };
         let found = (0..PROBES).filter_map(entry).find(|entry| entry[0].load(Acquire) == name);
-        // (Two threads of a process may make two. Both count.)
+        // Two threads of a process may create two. Both count.
         found.or_else(|| {
             let is_made = |entry: &&[AtomicU64]| {
                 entry[0].load(Relaxed) == 0 && entry[0].compare_exchange(0, name, AcqRel, Acquire).is_ok()
@@ -130,7 +134,7 @@ impl Home {
         })
     }
 
-    /// How many callers wait: of each limit, those of processes that live.
+    /// The number of waiting callers of each limit, in living processes.
     pub fn all_waiting(&self) -> std::collections::HashMap<u64, u64> {
         let mut all = std::collections::HashMap::new();
         let mut is_dead = std::collections::HashMap::new();
@@ -146,7 +150,7 @@ impl Home {
     }
 }
 
-/// What this process runs, as people know it: the name of a script rather than that of what interprets it.
+/// The name of this program: for a script, the script's name rather than its interpreter's.
 fn program() -> String {
     let arguments = std::fs::read("/proc/self/cmdline").unwrap_or_default();
     let mut words = arguments.split(|byte| *byte == 0).filter(|word| !word.is_empty());

@@ -1,10 +1,10 @@
-//! What was counted of each limit in each minute, for people: in the lane while the minute goes on, then in the database.
+//! Per-minute counts of each limit, for observers: in the lane during the minute, then in the database.
 //!
-//! The reports of processes (`counts.rs`) are added to the current minute of their limit. A limit has room for two minutes, so the one
-//! before can wait for the ledger's writer, which comes by once a second and takes a minute when it is over. If nobody has
-//! taken it before its room is needed, what it holds counts for the later minute.
+//! The reports of processes (`counts.rs`) are added to the current minute of their limit. A limit has cells for two
+//! minutes, so the earlier one can wait for the ledger's writer, which runs once a second and takes minutes that are
+//! over. If a minute has not been taken before its cell is needed, its counts go to the later minute.
 //!
-//! A minute may be written more than once: the sums of the later writing are no smaller, and stand.
+//! A minute may be written more than once. The sums of the later write are no smaller, and replace the earlier ones.
 
 use super::arena::{ALLOCATED, HEADER_WORDS};
 use super::layout::{NEWS, limit_word, table_word};
@@ -15,21 +15,22 @@ use crate::algorithm::log::Ask;
 use crate::atomic::*;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// A room: which minute it is of, and beside it whether the database has that; units, denials, waits, peak; and the next limit in the
-/// list of those with news of an even minute, or of an odd one. The list ends with 1, and 0 means that the limit is in none.
+/// The words of one minute: the minute's number, and with it whether the database has the minute; units, denials,
+/// waits, peak; and the next limit in the list of limits with unwritten even minutes, or odd ones. The list ends with
+/// 1, and 0 means that the limit is in none.
 const ROOM: u64 = 6;
 const IS_WRITTEN: u64 = 1;
 const NEXT: usize = 5;
 const END: u64 = 1;
 
-/// With how many limits one commit deals. What is left is the next one's, a second later.
+/// The number of limits in one commit. The next commit, a second later, takes the rest.
 const LIMITS: usize = 1_024;
 
-/// What was counted in a minute. `at` is in minutes since 1970.
+/// The counts of one minute. `at` is in minutes since 1970.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Minute {
     pub at: u64,
-    /// Of limits whose starts are in the ledger, 0: they are counted from there.
+    /// 0 for limits whose starts are in the ledger: they are counted from there.
     pub units: u64,
     pub denied: u64,
     pub waited: u64,
@@ -37,7 +38,7 @@ pub(crate) struct Minute {
 }
 
 impl Minute {
-    /// Takes over what a later report of the same minute says.
+    /// Takes over the values of a later report of the same minute.
     pub fn merge(&mut self, later: &Minute) {
         self.units = self.units.max(later.units);
         self.denied = self.denied.max(later.denied);
@@ -46,10 +47,10 @@ impl Minute {
     }
 }
 
-/// A minute that the database is to have, and of which limit.
+/// A minute to be written to the database, with its limit.
 pub(crate) type News = (u64, Minute);
 
-/// By the wall clock.
+/// The current minute, by the wall clock.
 pub(super) fn this_minute() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs() / 60
 }
@@ -59,14 +60,14 @@ impl Home {
         [0, 1].map(|i| self.arena.words(limit + limit_word::MINUTES + i * ROOM, ROOM))
     }
 
-    /// The most that was in use in this minute and the one before, as far as it was seen.
+    /// The most units seen in use in this minute and the one before.
     pub fn peak(&self, limit: u64) -> u64 {
         let now = this_minute();
         let is_recent = |room: &&[AtomicU64]| (room[0].load(Acquire) >> 1).saturating_add(1) >= now;
         self.rooms(limit).into_iter().filter(is_recent).map(|room| room[4].load(Acquire)).max().unwrap_or(0)
     }
 
-    /// Is there a limit? Asked of what only a list for people says.
+    /// Returns whether a limit is at this place. For places that come from a list of observers.
     fn is_limit(&self, at: u64) -> bool {
         let allocated = self.arena.word(ALLOCATED).load(Acquire);
         let word = |at: u64, word: u64| {
@@ -76,7 +77,7 @@ impl Home {
         word(at, limit_word::TABLE).and_then(|table| word(table, table_word::LIMIT)) == Some(at)
     }
 
-    /// The two minutes of a limit that are here, if there are any.
+    /// The stored minutes of a limit, two at most.
     pub fn latest_minutes(&self, limit: u64) -> impl Iterator<Item = Minute> {
         let read = |room: &[AtomicU64]| {
             let [at, units, denied, waited, peak] = std::array::from_fn(|i| room[i].load(Acquire));
@@ -85,7 +86,7 @@ impl Home {
         self.rooms(limit).map(read).into_iter().filter(|minute| minute.at != 0)
     }
 
-    /// The units of a key that are in use, in the window that has most of them; of leases, those that are held.
+    /// The units of a key in use, in the window that has the most; of leases, those that are held.
     pub fn most_used(&self, table: &Table, hash: Hash) -> u64 {
         let found = self.find(table, hash).ok().flatten();
         found.map_or(0, |key| {
@@ -94,7 +95,7 @@ impl Home {
         })
     }
 
-    /// What each window of a key allows, and what is used of it. Cells that are being rewritten tell nothing.
+    /// The capacity and use of each window of a key. Cells that are being rewritten yield nothing.
     pub fn usage(&self, table: &Table, cells: Cells) -> Vec<(u64, u64)> {
         if let Cells::Leases(leases) = &cells {
             return vec![(table.capacity, leases.live().unwrap_or(0))];
@@ -113,7 +114,7 @@ impl Home {
 }
 
 impl Locked<'_> {
-    /// Adds what was counted to a minute of a limit.
+    /// Adds counts to a minute of a limit.
     pub(super) fn note_minute(&self, limit: u64, new: Minute) {
         if new == (Minute { at: new.at, units: 0, denied: 0, waited: 0, peak: 0 }) {
             return;
@@ -131,7 +132,7 @@ impl Locked<'_> {
         self.enlist(limit, new.at);
     }
 
-    /// Puts a limit into the list of those with news of such a minute, if it is not there.
+    /// Adds a limit to the list of those with unwritten counts of such a minute, if it is not in it.
     fn enlist(&self, limit: u64, at: u64) {
         let next = &self.rooms(limit)[(at % 2) as usize][NEXT];
         if self.is_lane() && next.load(Acquire) == 0 {
@@ -141,12 +142,12 @@ impl Locked<'_> {
         }
     }
 
-    /// Minutes that the database does not have: those that are over, or with `all` also the one that goes on. Of some limits; of the
-    /// others next time.
+    /// Takes unwritten minutes: those that are over, or with `all` also the current one. One call covers some limits,
+    /// the next one others.
     pub(super) fn take_news(&self, all: bool) -> Vec<News> {
         let now = this_minute();
         let mut news = Vec::new();
-        // Minutes like this one's neighbours are over.
+        // Minutes with the parity of this one's neighbours are over.
         for kind in [now + 1, now].into_iter().take(if all { 2 } else { 1 }) {
             let first = self.arena.word(NEWS + kind % 2);
             while news.len() < LIMITS
@@ -154,7 +155,7 @@ impl Locked<'_> {
                 && limit > END
             {
                 if !self.is_limit(limit) {
-                    // What nobody depends on may be forgotten.
+                    // Decisions do not depend on it, so it may be forgotten.
                     first.store(END, Release);
                     break;
                 }
@@ -169,7 +170,7 @@ impl Locked<'_> {
         news
     }
 
-    /// The database has these.
+    /// Records that the database has these.
     pub(super) fn mark_news(&self, news: &[News]) {
         for (limit, minute) in news {
             let room = self.rooms(*limit)[(minute.at % 2) as usize];
@@ -182,7 +183,7 @@ impl Locked<'_> {
         }
     }
 
-    /// The database could not be written: these are for the next one who tries.
+    /// Keeps these for the next attempt, since the database could not be written.
     pub(super) fn keep_news(&self, news: &[News]) {
         news.iter().for_each(|(limit, minute)| self.enlist(*limit, minute.at));
     }

@@ -1,9 +1,13 @@
-//! Where limits live: cells that processes share, the lock under which they are changed, and the database that lasts.
+//! Where limits live: cells that processes share, the lock under which they are changed, and the durable database.
 //!
-//! From the bottom: plain words (`arena`, `layout`), how limits and keys lie in them (`table`, `index`, `block`, `room`,
-//! `rewrite`), the files (`lane`, `database`, `policies`, `ledger`, `moves`), what joins the two (`session`, `changed`,
-//! `gather`, `writer`, `recovery`, `declare`, `follow`), and a limiter's hold on its limit (`limit`). Nothing here knows of
-//! limiters.
+//! The modules, bottom up:
+//! * words: `arena` (memory that grows and never moves), `layout` (the meaning of each word);
+//! * limits and keys in those words: `table`, `index`, `block`, `space`, `rewrite`;
+//! * files: `lane`, `database`, `policies`, `ledger`, `moves`;
+//! * the lane and the database together: `session`, `changed`, `gather`, `writer`, `recovery`, `declare`, `follow`;
+//! * a limiter's handle on its limit: `limit`.
+//!
+//! Nothing here depends on the limiters.
 
 mod arena;
 mod block;
@@ -35,7 +39,7 @@ mod recovery;
 mod registry;
 mod replace;
 mod rewrite;
-mod room;
+mod space;
 mod session;
 mod store;
 mod survey;

@@ -1,13 +1,13 @@
-//! Rows of the ledger that are another name's by now, or nobody's.
+//! Rows of the ledger whose limit has lost its name, or changed it.
 //!
-//! A limit that is given another name, or whose name becomes another kind's, may have a million rows. To change them all in the
-//! transaction that decides would hold up everybody who needs the structure lock. So that transaction only notes what is to
-//! become of them, and whoever writes the ledger moves them, some at a time. Nobody reads them before the next recovery, which
-//! finishes what is left; and whoever changes rows by their limit's name finishes it first.
+//! A limit that is renamed, or whose name passes to another kind, may have a million rows. Changing all of them in the
+//! deciding transaction would block everyone who needs the structure lock. So that transaction only records a *move*,
+//! and the ledger's writer carries it out, some rows at a time. The rows are not read before the next recovery, which
+//! first completes all moves. A process that changes rows by their limit's name also completes them first.
 //!
-//! Notes are followed in their order, so a name may be given away and come back. What was gathered under the name before, and
-//! is written after the change, is moved too: nobody moves rows while somebody else writes. A limit that is to have a name
-//! whose rows have not gone yet is declared after they have.
+//! Moves are carried out in order, so a name may be given away and return. Rows that were gathered under the previous
+//! name and written after the change are moved too, since rows are never moved while another process writes. A limit
+//! that needs a name whose rows have not gone yet is declared after they have.
 
 use super::database::Database;
 use crate::error::Result;
@@ -23,7 +23,7 @@ CREATE TABLE moves (
 ) STRICT;
 ";
 
-/// What becomes of the rows of a limit.
+/// What happens to the rows of a limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Move {
     number: i64,
@@ -33,7 +33,7 @@ pub(crate) struct Move {
 }
 
 impl Move {
-    /// Moves those from this row to that.
+    /// Moves the rows from `first` to `last`.
     fn rows(&self, connection: &Connection, first: i64, last: i64) -> rusqlite::Result<()> {
         let which = "rowid BETWEEN ?1 AND ?2 AND name = ?3 AND uptime <= ?4";
         match &self.becomes {
@@ -54,7 +54,7 @@ impl Move {
     }
 }
 
-/// What is to be moved, in order.
+/// All moves, in order.
 fn all(connection: &Connection) -> rusqlite::Result<Vec<Move>> {
     let mut query = connection.prepare("SELECT number, name, becomes, until FROM moves ORDER BY number")?;
     let read = |row: &rusqlite::Row| {
@@ -63,13 +63,13 @@ fn all(connection: &Connection) -> rusqlite::Result<Vec<Move>> {
     query.query_map([], read)?.collect()
 }
 
-/// Notes that a limit's rows are to have another name, or to go if they started until this uptime.
+/// Records that a limit's rows get another name, or are deleted if they started up to this uptime.
 pub(super) fn note(connection: &Connection, name: &str, becomes: Option<&str>, until: i64) -> rusqlite::Result<()> {
     let note = "INSERT INTO moves (name, becomes, until) VALUES (?1, ?2, ?3)";
     connection.execute(note, params![name, becomes, until]).map(drop)
 }
 
-/// A limit is to have this name: what had it before has gone.
+/// Completes the moves of this name's previous rows, because a limit is about to get the name.
 pub(super) fn make_way(connection: &Connection, name: &str) -> rusqlite::Result<()> {
     let moves = all(connection)?;
     match moves.iter().any(|other| other.name == name && other.becomes.is_some()) {
@@ -87,13 +87,13 @@ impl Database {
         all(&self.connection).map_err(|e| self.explain(e))
     }
 
-    /// Notes that a limit's rows are to have another name, unless that was noted when it was decided.
+    /// Records that a limit's rows get another name, unless the deciding transaction did so.
     pub fn note_name(&mut self, name: &str, becomes: &str) -> Result<()> {
         let is_it = |one: &Move| one.name == name && one.becomes.as_deref() == Some(becomes);
         if self.moves()?.iter().any(is_it) { Ok(()) } else { self.note_move(name, Some(becomes), i64::MAX) }
     }
 
-    /// Notes what is to become of a limit's rows: see [`note`].
+    /// Records what happens to a limit's rows: see [`note`].
     pub fn note_move(&mut self, name: &str, becomes: Option<&str>, until: i64) -> Result<()> {
         let mut noted = || -> rusqlite::Result<()> {
             let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
@@ -103,11 +103,12 @@ impl Database {
         noted().map_err(|e| self.explain(e))
     }
 
-    /// Moves some rows, from this one on. Returns where to go on. For whoever writes the ledger.
+    /// Moves some rows, starting at this one. Returns the row at which to continue. For the process that writes the
+    /// ledger.
     pub fn move_some(&mut self, what: &Move, first: i64) -> Result<Option<i64>> {
         let mut some = || -> rusqlite::Result<Option<i64>> {
             let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-            // A lane in this one's place may have had them moved.
+            // A lane that replaced this one may have had them moved.
             if !all(&transaction)?.contains(what) {
                 return Ok(None);
             }
@@ -123,7 +124,7 @@ impl Database {
         Ok(next)
     }
 
-    /// Moves all that are left, before anybody reads them.
+    /// Completes all moves, before the rows are read.
     pub fn move_all(&mut self) -> Result<()> {
         let mut moved = || -> rusqlite::Result<()> {
             let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;

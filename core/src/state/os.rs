@@ -1,4 +1,4 @@
-//! What the operating system is asked for, and how each answers.
+//! The calls to the operating system.
 
 use crate::atomic::*;
 use rand::TryRng;
@@ -10,31 +10,31 @@ use std::path::Path;
 use std::ptr;
 use std::time::Duration;
 
-/// A range of address space that is unmapped when it is dropped.
+/// A range of address space that is unmapped on drop.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     base: *mut u8,
     len: usize,
 }
 
-// SAFETY: a mapping is plain memory; what is in it is only used as atomics.
+// SAFETY: a mapping is plain memory, and its contents are only used as atomics.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Address space without memory behind it.
+    /// Reserves address space without memory.
     pub fn reserve(len: usize) -> Result<Mapping> {
         Mapping::new(len, libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE, -1)
     }
 
-    /// The same, of a file that may still be shorter.
+    /// Maps a file that may still be shorter.
     ///
-    /// Nothing is read ahead: what is not in memory are zeros of a file that has grown, and whoever touched the first of them
-    /// would have megabytes of them cleared, which takes 20 ms where the system reads 8 MiB ahead.
+    /// Nothing is read ahead. Words that are not in memory are zeros of a file that has grown. Touching the first of
+    /// them would otherwise clear megabytes, which takes 20 ms where the system reads 8 MiB ahead.
     pub fn reserve_file(file: &File, len: usize) -> Result<Mapping> {
         let map = Mapping::new(len, libc::PROT_NONE, libc::MAP_SHARED, file.as_raw_fd())?;
-        // SAFETY: the range is this mapping. (Larger ones inherit it. Where it is refused, all is as it was.)
+        // SAFETY: the range is this mapping. (Larger mappings inherit the advice. If it is refused, nothing changes.)
         unsafe { libc::madvise(map.base.cast(), len, libc::MADV_RANDOM) };
         Ok(map)
     }
@@ -48,9 +48,10 @@ impl Mapping {
         Ok(Mapping { base: base.cast(), len })
     }
 
-    /// A larger mapping of the same file, beside this one.
+    /// Maps a larger view of the same file in addition to this one.
     pub fn larger(&self, len: usize) -> Result<Mapping> {
-        // SAFETY: with an old size of 0 this mapping stays as it is, and what is new is at an address of the kernel's choice.
+        // SAFETY: with an old size of 0, this mapping stays as it is, and the new one is at an address of the kernel's
+        // choice.
         let base = unsafe { libc::mremap(self.base.cast(), 0, len, libc::MREMAP_MAYMOVE) };
         if base == libc::MAP_FAILED {
             return Err(Error::last_os_error());
@@ -58,7 +59,7 @@ impl Mapping {
         Ok(Mapping { base: base.cast(), len })
     }
 
-    /// Makes a part of a reservation usable: it has the file's bytes, or zeroed memory.
+    /// Makes a part of a reservation usable. It has the file's bytes, or zeros.
     pub fn commit(&self, from: usize, len: usize) -> Result<()> {
         assert!(from + len <= self.len);
         // SAFETY: the range lies inside this mapping.
@@ -66,12 +67,13 @@ impl Mapping {
         if answer == 0 { Ok(()) } else { Err(Error::last_os_error()) }
     }
 
-    /// Is there something behind this byte? Of a file, its end may lie before it. (Where the kernel is too old to tell, yes.)
+    /// Returns whether there is memory behind this byte; the file may end before it. (True where the kernel is too old
+    /// to report this.)
     pub fn is_there(&self, byte: usize) -> Result<()> {
         const MADV_POPULATE_READ: i32 = 22;
         let page = byte & !4095;
         self.commit(page, 4096)?;
-        // SAFETY: the page lies inside this mapping; a fault is answered and not signalled.
+        // SAFETY: the page lies inside this mapping, and a fault is returned, not signalled.
         let answer = unsafe { libc::madvise(self.base.add(page).cast(), 4096, MADV_POPULATE_READ) };
         match Error::last_os_error() {
             error if answer != 0 && error.raw_os_error() == Some(libc::EFAULT) => Err(error),
@@ -87,7 +89,7 @@ impl Mapping {
         self.len
     }
 
-    /// A forked child shall not have this mapping.
+    /// Keeps this mapping out of forked children.
     pub fn keep_from_children(&self) -> Result<()> {
         // SAFETY: the range is this mapping.
         let answer = unsafe { libc::madvise(self.base.cast(), self.len, libc::MADV_DONTFORK) };
@@ -97,12 +99,12 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range is this mapping, and nothing borrows from it any more.
+        // SAFETY: the range is this mapping, and no borrow is left.
         unsafe { libc::munmap(self.base.cast(), self.len) };
     }
 }
 
-/// Really allocates a part of a file: a hole on a full disk would kill whoever touches it.
+/// Allocates a part of a file on disk. Touching a hole on a full disk would kill the process.
 pub(crate) fn allocate(file: &File, from: u64, len: u64) -> Result<()> {
     check_file_size(from + len)?;
     loop {
@@ -115,30 +117,30 @@ pub(crate) fn allocate(file: &File, from: u64, len: u64) -> Result<()> {
     }
 }
 
-/// May this process make a file so large? Who tries beyond its limit is killed.
+/// Checks that this process may create a file of this size. A larger write would kill it.
 pub(crate) fn check_file_size(len: u64) -> Result<()> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is a valid place for the answer.
+    // SAFETY: `limit` is a valid place for the result.
     if unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &mut limit) } == 0 && limit.rlim_cur < len {
         let most = limit.rlim_cur;
-        return Err(Error::other(format!("this process may make files of {most} bytes at most (ulimit -f)")));
+        return Err(Error::other(format!("this process may create files of at most {most} bytes (ulimit -f)")));
     }
     Ok(())
 }
 
-/// How much address space this process may have, if that is limited; and how much memory it may lock.
+/// The limits of this process for address space and for locked memory, if it has any.
 pub(crate) fn address_space() -> [Option<u64>; 2] {
     [libc::RLIMIT_AS, libc::RLIMIT_MEMLOCK].map(|which| {
         let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        // SAFETY: `limit` is a valid place for the answer.
+        // SAFETY: `limit` is a valid place for the result.
         let is_known = unsafe { libc::getrlimit(which, &mut limit) } == 0;
         (is_known && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
     })
 }
 
-/// The groups of this process, beside its first.
+/// The groups of this process, except the first.
 pub(crate) fn groups() -> Vec<libc::gid_t> {
-    // SAFETY: without room it only counts; then there is room for as many as are announced.
+    // SAFETY: without a buffer, the call only counts. The second call has a buffer of that size.
     unsafe {
         let count = libc::getgroups(0, ptr::null_mut()).max(0);
         let mut groups = vec![0; count as usize];
@@ -148,18 +150,18 @@ pub(crate) fn groups() -> Vec<libc::gid_t> {
     }
 }
 
-/// Tries to lock bytes of a file, for as long as this open file lives. `false`: somebody else has them.
+/// Tries to lock bytes of a file for as long as this open file lives. Returns `false` if another holder has them.
 pub(crate) fn try_lock(file: &File, from: u64, len: u64) -> Result<bool> {
     set_lock(file, byte_range(libc::F_WRLCK as i16, from, len))
 }
 
-/// The same, beside others who share the lock.
+/// Tries to take a shared lock.
 pub(crate) fn try_share(file: &File, from: u64, len: u64) -> Result<bool> {
     set_lock(file, byte_range(libc::F_RDLCK as i16, from, len))
 }
 
 fn set_lock(file: &File, mut lock: libc::flock) -> Result<bool> {
-    // SAFETY: `lock` is a valid description of a range.
+    // SAFETY: `lock` describes a valid range.
     if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &mut lock) } == 0 {
         return Ok(true);
     }
@@ -170,10 +172,10 @@ fn set_lock(file: &File, mut lock: libc::flock) -> Result<bool> {
     }
 }
 
-/// Does anybody else hold a lock on any of these bytes?
+/// Returns whether another holder has a lock on any of these bytes.
 pub(crate) fn is_locked(file: &File, from: u64, len: u64) -> Result<bool> {
     let mut lock = byte_range(libc::F_WRLCK as i16, from, len);
-    // SAFETY: `lock` is a valid description of a range, and the answer is written into it.
+    // SAFETY: `lock` describes a valid range, and the result is written into it.
     if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &mut lock) } != 0 {
         return Err(Error::last_os_error());
     }
@@ -181,7 +183,7 @@ pub(crate) fn is_locked(file: &File, from: u64, len: u64) -> Result<bool> {
 }
 
 fn byte_range(kind: i16, from: u64, len: u64) -> libc::flock {
-    // SAFETY: a zeroed `flock` is a valid one; the owner must be zero for open-file-description locks.
+    // SAFETY: a zeroed `flock` is valid; the owner must be zero for open-file-description locks.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_type = kind;
     lock.l_whence = libc::SEEK_SET as i16;
@@ -190,11 +192,11 @@ fn byte_range(kind: i16, from: u64, len: u64) -> libc::flock {
     lock
 }
 
-/// The name of the shared or remote file system that a directory is on, if it is on one.
+/// The name of the shared or remote file system of a directory, if it is on one.
 pub(crate) fn shared_file_system(dir: &Path) -> Result<Option<&'static str>> {
     use std::os::unix::ffi::OsStrExt;
     let path = std::ffi::CString::new(dir.as_os_str().as_bytes())?;
-    // SAFETY: a zeroed `statfs` is a valid place for the answer.
+    // SAFETY: a zeroed `statfs` is a valid place for the result.
     let mut answer: libc::statfs = unsafe { std::mem::zeroed() };
     // SAFETY: `path` ends in NUL and `answer` is a valid place.
     if unsafe { libc::statfs(path.as_ptr(), &mut answer) } != 0 {
@@ -215,7 +217,7 @@ pub(crate) fn shared_file_system(dir: &Path) -> Result<Option<&'static str>> {
     })
 }
 
-/// Sleeps while the low half of `cell` is that of `seen`, at most for `nap`. It may wake early.
+/// Sleeps while the low half of `cell` equals that of `seen`, for `nap` at most. It may wake early.
 pub(crate) fn sleep_on(cell: &AtomicU64, seen: u64, nap: Duration) {
     let limit = libc::timespec {
         tv_sec: nap.as_secs().min(86_400) as libc::time_t,
@@ -225,9 +227,9 @@ pub(crate) fn sleep_on(cell: &AtomicU64, seen: u64, nap: Duration) {
     unsafe { libc::syscall(libc::SYS_futex, low_half(cell), libc::FUTEX_WAIT, seen as u32, &limit) };
 }
 
-/// Wakes all who sleep on `cell`.
+/// Wakes all threads that sleep on `cell`.
 pub(crate) fn wake_all(cell: &AtomicU64) {
-    // SAFETY: the address is only used as the name of a queue.
+    // SAFETY: the address is only used as the identity of a queue.
     unsafe { libc::syscall(libc::SYS_futex, low_half(cell), libc::FUTEX_WAKE, i32::MAX) };
 }
 
@@ -236,8 +238,8 @@ fn low_half(cell: &AtomicU64) -> *const u32 {
     if cfg!(target_endian = "big") { half.wrapping_add(1) } else { half }
 }
 
-/// What names this boot of the kernel: two words. Where the system does not tell, they are made up, and stand for a boot
-/// that nobody else knows.
+/// The identity of this boot of the kernel: two words. Where the system does not report one, it is made up, and denotes
+/// a boot that no other process knows.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Boot {
     pub id: [u64; 2],
@@ -247,19 +249,19 @@ pub(crate) struct Boot {
 impl Boot {
     const UNKNOWN: &str = "unknown ";
 
-    /// As the database names it: 32 hex digits, after a word if it is made up.
+    /// The boot's name in the database: 32 hex digits, after a prefix if it is made up.
     pub fn text(&self) -> String {
         let [a, b] = self.id;
         format!("{}{a:016x}{b:016x}", if self.is_known { "" } else { Self::UNKNOWN })
     }
 
-    /// May it be the one that the database names so?
+    /// Returns whether it may be the boot that the database names so.
     pub fn may_be(&self, text: &str) -> bool {
         !text.is_empty() && (!self.is_known || text.starts_with(Self::UNKNOWN) || text == self.text())
     }
 }
 
-/// The time namespace that the clock is read in; 0: nobody tells.
+/// The time namespace in which the clock is read; 0 if unknown.
 pub(crate) fn time_namespace() -> u64 {
     use std::os::unix::fs::MetadataExt;
     std::fs::metadata("/proc/self/ns/time").map_or(0, |m| m.ino())
@@ -267,7 +269,7 @@ pub(crate) fn time_namespace() -> u64 {
 
 pub(crate) fn boot() -> Result<Boot> {
     static MADE_UP: std::sync::OnceLock<[u64; 2]> = std::sync::OnceLock::new();
-    // A test can present another boot.
+    // Tests can simulate another boot.
     #[cfg(feature = "fault-points")]
     if let Ok(text) = std::env::var("WGL_TEST_BOOT") {
         return Ok(Boot { id: [fnv(0, &text), fnv(1, &text)], is_known: true });
@@ -285,7 +287,7 @@ pub(crate) fn boot() -> Result<Boot> {
     Ok(Boot { id, is_known: false })
 }
 
-/// FNV-1a, begun with one more byte so that one text has several hashes.
+/// FNV-1a, started with one extra byte, so that one text has several hashes.
 #[cfg(feature = "fault-points")]
 fn fnv(first: u8, text: &str) -> u64 {
     let start = 0xcbf2_9ce4_8422_2325;
@@ -294,7 +296,7 @@ fn fnv(first: u8, text: &str) -> u64 {
         .fold(start, |h, byte| (h ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
 }
 
-/// Random words from the system. They carry no state, so a fork cannot repeat them.
+/// Random words from the system. Without state, a fork cannot repeat them.
 pub(crate) fn random<const N: usize>() -> Result<[u64; N]> {
     let mut words = [0; N];
     for word in &mut words {
@@ -303,17 +305,18 @@ pub(crate) fn random<const N: usize>() -> Result<[u64; N]> {
     Ok(words)
 }
 
-/// Does the kernel say that the wall clock is synchronised? Without it, that clock may be years off after a reboot.
+/// Returns whether the kernel reports that the wall clock is synchronised. If not, that clock may be years off after a
+/// reboot.
 pub(crate) fn clock_is_synchronised() -> bool {
-    // SAFETY: a zeroed `timex` is a valid one, and asks for nothing to be changed.
+    // SAFETY: a zeroed `timex` is valid, and requests no change.
     let mut answer: libc::timex = unsafe { std::mem::zeroed() };
-    // SAFETY: `answer` is a valid place for the answer.
+    // SAFETY: `answer` is a valid place for the result.
     let state = unsafe { libc::adjtimex(&mut answer) };
     says_synchronised(state, answer.status)
 }
 
-/// A negative state is a refusal, as some sandboxes answer; the others but `TIME_ERROR` are a good clock, some of them
-/// beside a leap second.
+/// A negative state is a refusal, as some sandboxes return. All others except `TIME_ERROR` mean a synchronised clock,
+/// some of them near a leap second.
 fn says_synchronised(state: i32, status: i32) -> bool {
     state >= 0 && state != libc::TIME_ERROR && status & libc::STA_UNSYNC == 0
 }
@@ -323,7 +326,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_clock_that_is_called_synchronised_is() {
+    fn only_a_clock_reported_as_synchronised_is_trusted() {
         const TIME_INS: i32 = 1;
         const STA_PLL: i32 = 1;
         assert!(says_synchronised(0, 0));
@@ -335,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_boot_has_a_name_and_keeps_it() {
+    fn a_boot_keeps_its_name() {
         let text = boot().unwrap().text();
         assert!(text.len() == 32 && text.bytes().all(|b| b.is_ascii_hexdigit()), "{text}");
         assert_ne!(text, "0".repeat(32));
@@ -343,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn a_boot_that_nobody_names_may_be_any() {
+    fn an_unknown_boot_may_be_any_boot() {
         let [known, other, unknown] =
             [([1, 2], true), ([1, 3], true), ([1, 2], false)].map(|(id, is_known)| Boot { id, is_known });
         assert!(known.may_be(&known.text()) && !known.may_be(&other.text()) && !known.may_be(""));
@@ -352,14 +355,14 @@ mod tests {
 
     #[cfg(feature = "fault-points")]
     #[test]
-    fn what_stands_for_another_boot_is_told_apart() {
+    fn simulated_boots_differ() {
         let words = |text| [fnv(0, text), fnv(1, text)];
         let all = [words("a"), words("b"), words("ab"), words("ba"), words("")];
         let mut distinct = all.concat();
         distinct.sort_unstable();
         distinct.dedup();
         assert_eq!(distinct.len(), 2 * all.len());
-        // As published for the text "a".
+        // The published value for the text "a".
         assert_eq!(fnv(b'a', ""), 0xaf63_dc4c_8601_ec8c);
     }
 }

@@ -1,8 +1,8 @@
-//! What the database says of policies: which are declared, and which an operator put above them. It decides; what the lane
-//! has follows (`follow.rs`).
+//! The policies in the database: the declared ones, and those that an operator put above them. The database decides,
+//! and the lane follows (`follow.rs`).
 //!
-//! Each change is one transaction, and has a number that is larger by one than that of the change before: the *generation*. So
-//! whoever finds a lane that knows of an earlier one can ask for what has changed since.
+//! Each change is one transaction and has a number, the *generation*, which is one larger than that of the change
+//! before. A process that finds a lane of an earlier generation can therefore ask for the changes since then.
 
 use super::database::{Database, NOW};
 use super::declare::{Change, Declared, Family, Overridden, Part, text_of};
@@ -39,31 +39,32 @@ CREATE TABLE keys (                     -- operators' policies of single keys
 CREATE INDEX keys_by_generation ON keys (generation);
 ";
 
-/// The kind of a name that stands for several limits.
+/// The kind of a name that means several limits.
 const COMPOSITE: &str = "composite";
 
-/// A limit that is declared.
+/// A declared limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Known {
+pub(crate) struct KnownLimit {
     pub name: String,
     pub declared: Declared,
-    /// Since its policy changed, so many units of a key may be missing from the ledger. `None`: as the policy says.
+    /// The number of a key's units that may be missing from the ledger since the policy changed. `None`: as the policy
+    /// says.
     pub missing: Option<u64>,
 }
 
-/// A key with a policy of its own, or one that had it.
+/// A key that has, or had, its own policy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct KnownKey {
     pub limit: String,
     pub key: String,
-    /// `None`: the limit's.
+    /// `None`: the limit's policy applies.
     pub policy: Option<Policy>,
-    /// As in [`Known`].
+    /// See [`KnownLimit`].
     pub missing: Option<u64>,
 }
 
 impl Database {
-    /// What one limit is to allow.
+    /// The policies of one limit.
     pub fn policy(&self, name: &str) -> Result<Option<Declared>> {
         let query = "SELECT name, policy, override, missing FROM limits WHERE name = ?1 AND kind <> ?2";
         let found = self.connection.query_row(query, [name, COMPOSITE], known).optional();
@@ -71,7 +72,7 @@ impl Database {
         Ok(found.map(|row| self.read(row)).transpose()?.map(|known| known.declared))
     }
 
-    /// The names of all limits, in order: not those of composites, but of their parts.
+    /// The names of all limits, in order. Composites are represented by their parts.
     pub fn names(&self) -> Result<Vec<String>> {
         let read = || -> rusqlite::Result<Vec<String>> {
             let mut query = self.connection.prepare("SELECT name FROM limits WHERE kind <> ?1 ORDER BY name")?;
@@ -81,8 +82,8 @@ impl Database {
         read().map_err(|e| self.explain(e))
     }
 
-    /// The limits, by name, that have changed after this generation, or all.
-    pub fn limits(&self, after: Option<u64>) -> Result<Vec<Known>> {
+    /// The limits, by name, that have changed after this generation, or all limits.
+    pub fn limits(&self, after: Option<u64>) -> Result<Vec<KnownLimit>> {
         let read = || -> rusqlite::Result<Vec<_>> {
             let query = "SELECT name, policy, override, missing FROM limits
                          WHERE generation > ?1 AND kind <> ?2 ORDER BY name";
@@ -93,8 +94,8 @@ impl Database {
         read().map_err(|e| self.explain(e))?.into_iter().map(|row| self.read(row)).collect()
     }
 
-    /// At most so many limits whose names come after this one, by name; and the generation that they are of.
-    pub fn limits_after(&self, name: &str, most: usize) -> Result<(Vec<Known>, u64)> {
+    /// At most `most` limits whose names come after this one, by name, and their generation.
+    pub fn limits_after(&self, name: &str, most: usize) -> Result<(Vec<KnownLimit>, u64)> {
         let read = || -> rusqlite::Result<Vec<_>> {
             let query = "SELECT name, policy, override, missing FROM limits
                          WHERE name > ?1 AND kind <> ?2 ORDER BY name LIMIT ?3";
@@ -110,15 +111,15 @@ impl Database {
         read.map_err(|e| self.damaged(format!("limit \"{name}\" has a policy that makes no sense: {e}")))
     }
 
-    fn read(&self, (name, declared, overriding, missing): KnownRow) -> Result<Known> {
+    fn read(&self, (name, declared, overriding, missing): KnownRow) -> Result<KnownLimit> {
         let parse = |text: &str| self.reading(&name, text.parse::<Policy>());
         let declared =
             Declared { declared: parse(&declared)?, overriding: overriding.as_deref().map(parse).transpose()? };
-        Ok(Known { name, declared, missing: missing.map(units) })
+        Ok(KnownLimit { name, declared, missing: missing.map(units) })
     }
 
-    /// The keys with policies of their own that have changed after this generation, or all of this limit. In order.
-    pub fn keys(&self, of: Keys) -> Result<Vec<KnownKey>> {
+    /// The keys with their own policies, in order: those that have changed after a generation, or all of a limit.
+    pub fn keys(&self, of: KeySelection) -> Result<Vec<KnownKey>> {
         let columns = "SELECT name, key, policy, missing FROM keys WHERE";
         let read = |which: &str, value: &dyn rusqlite::ToSql| -> rusqlite::Result<Vec<KnownRow>> {
             let mut query = self.connection.prepare(&format!("{columns} {which} ORDER BY name, key"))?;
@@ -126,8 +127,8 @@ impl Database {
             rows.collect()
         };
         let rows = match of {
-            Keys::Changed(after) => read("generation > ?1", &signed(after)),
-            Keys::Of(limit) => read("name = ?1", &limit),
+            KeySelection::Changed(after) => read("generation > ?1", &signed(after)),
+            KeySelection::Of(limit) => read("name = ?1", &limit),
         };
         let known = |(limit, key, policy, missing): (String, String, Option<String>, Option<i64>)| {
             let policy = policy.map(|text| self.reading(&limit, text.parse::<Policy>())).transpose()?;
@@ -136,16 +137,16 @@ impl Database {
         rows.map_err(|e| self.explain(e))?.into_iter().map(known).collect()
     }
 
-    /// The policy of a key of its own.
+    /// The own policy of a key.
     pub fn key_policy(&self, limit: &str, key: &str) -> Result<Option<Policy>> {
         let query = "SELECT policy FROM keys WHERE name = ?1 AND key = ?2 AND policy IS NOT NULL";
         let found = self.connection.query_row(query, [limit, key], |row| row.get::<_, String>(0)).optional();
         found.map_err(|e| self.explain(e))?.map(|text| self.reading(limit, text.parse::<Policy>())).transpose()
     }
 
-    /// What is declared under a name, and under all that begin with it and a slash.
+    /// The declarations under a name, and under all names that begin with it and a slash.
     pub fn family(&self, name: &str) -> Result<Family> {
-        // After the slash comes 0.
+        // The character after the slash is 0.
         let query = "SELECT kind, name, policy, override, missing FROM limits
                      WHERE name = ?1 OR name > ?1 || '/' AND name < ?1 || '0'";
         let read = || -> rusqlite::Result<Vec<(String, KnownRow)>> {
@@ -181,7 +182,7 @@ impl Database {
 
     // ---- changes ----
 
-    /// One change of policies: all of it or none.
+    /// Makes one change of policies, completely or not at all.
     pub(super) fn decide(&mut self, change: impl FnOnce(&Transaction) -> rusqlite::Result<()>) -> Result<()> {
         let decide = || -> rusqlite::Result<i64> {
             let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
@@ -196,8 +197,8 @@ impl Database {
         Ok(())
     }
 
-    /// Notes what names stand for from now on. An operator's policies stay above a limit's. `budget`: how many units of a key
-    /// may be missing from the ledger by a policy.
+    /// Records the new meaning of names. An operator's policies stay above a limit's. `budget` returns how many of a
+    /// key's units may be missing from the ledger under a policy.
     pub fn note(&mut self, changes: &[Change], budget: impl Fn(Policy) -> u64) -> Result<()> {
         self.decide(|transaction| {
             for change in changes.iter().filter(|change| !change.changes_nothing()) {
@@ -231,7 +232,7 @@ impl Database {
         })
     }
 
-    /// Puts operators' policies above the declared ones, or takes them away.
+    /// Puts operators' policies above the declared ones, or removes them.
     pub fn set_overrides(&mut self, all: &[Overridden]) -> Result<()> {
         self.decide(|transaction| {
             let now = "generation = (SELECT generation FROM store), missing = max(ifnull(missing, 0), ?4)";
@@ -255,13 +256,14 @@ impl Database {
         })
     }
 
-    /// The ledger has all that was started before a limit's policy changed, unless it changed after this generation.
+    /// Records that the ledger has all starts from before a limit's policy changed, unless it changed after this
+    /// generation.
     pub fn has_all(&self, name: &str, generation: u64) -> Result<()> {
         let has = "UPDATE limits SET missing = NULL WHERE name = ?1 AND generation <= ?2";
         self.connection.execute(has, params![name, signed(generation)]).map(drop).map_err(|e| self.explain(e))
     }
 
-    /// The same of a key. One that was lifted goes.
+    /// Records the same for a key, and removes a key whose policy was lifted.
     pub fn has_all_of(&self, KnownKey { limit, key, .. }: &KnownKey, generation: u64) -> Result<()> {
         let gone = "DELETE FROM keys WHERE name = ?1 AND key = ?2 AND policy IS NULL AND generation <= ?3";
         let has = "UPDATE keys SET missing = NULL WHERE name = ?1 AND key = ?2 AND generation <= ?3";
@@ -270,16 +272,17 @@ impl Database {
     }
 }
 
-/// Which keys.
+/// A selection of keys.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Keys<'a> {
-    /// Those that have changed after this generation.
+pub(crate) enum KeySelection<'a> {
+    /// The keys that have changed after this generation.
     Changed(u64),
-    /// Those of this limit.
+    /// The keys of this limit.
     Of(&'a str),
 }
 
-/// Of a limit its name, what is declared, what is above it and what may be missing; of a key its limit, the key, its policy, …
+/// For a limit: its name, the declared policy, the override, and what may be missing. For a key: its limit, the key,
+/// its policy, and what may be missing.
 type KnownRow = (String, String, Option<String>, Option<i64>);
 
 fn known(row: &Row) -> rusqlite::Result<KnownRow> {
@@ -298,7 +301,7 @@ fn signed(n: u64) -> i64 {
     i64::try_from(n).unwrap_or(i64::MAX)
 }
 
-/// Declares what a name stands for, in place of what it stood for. An operator's policy stays above it.
+/// Declares the meaning of a name, in place of the previous one. An operator's policy stays above it.
 pub(super) fn declare(connection: &Connection, name: &str, kind: &str, policy: &str) -> rusqlite::Result<()> {
     let upsert = format!(
         "INSERT INTO limits (name, kind, policy, declared_at, declared_by, generation)
@@ -309,13 +312,13 @@ pub(super) fn declare(connection: &Connection, name: &str, kind: &str, policy: &
     connection.execute(&upsert, params![name, kind, policy, program()]).map(drop)
 }
 
-/// Notes what the ledger may lack until it has what was started by the policy before.
+/// Records what the ledger may lack until it has the starts made under the previous policy.
 fn miss(connection: &Connection, name: &str, budget: u64) -> rusqlite::Result<()> {
     let update = "UPDATE limits SET missing = max(ifnull(missing, 0), ?2) WHERE name = ?1";
     connection.execute(update, params![name, signed(budget)]).map(drop)
 }
 
-/// Who is writing, for people.
+/// The name of the writing program, for people.
 fn program() -> String {
     let program = std::env::current_exe().ok();
     let program = program.as_deref().and_then(Path::file_name).map_or("?".into(), |n| n.to_string_lossy());
@@ -343,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn an_operator_stands_above_what_programs_declare() {
+    fn an_override_outranks_the_declared_policy() {
         let dir = Scratch::new();
         let mut database = dir.open();
         assert_eq!(database.policy("api"), Ok(None));
@@ -365,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_changed_can_be_asked_for_and_what_the_ledger_may_lack_is_noted() {
+    fn changes_are_listed_by_generation_with_the_units_missing_from_the_ledger() {
         let dir = Scratch::new();
         let mut database = dir.open();
         assert_eq!(dir.identity().generation, 0);
@@ -386,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn a_family_is_a_name_and_what_is_below_it() {
+    fn a_family_is_a_name_and_the_names_below_it() {
         let dir = Scratch::new();
         let database = dir.open();
         for name in ["a", "a/rate", "a/b/c", "a-", "a0", "ab", "A", "a.b", "é/rate"] {

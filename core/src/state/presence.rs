@@ -1,10 +1,10 @@
-//! From where a database is used. It has one lane, beside it; who comes to it from another directory or under another name
-//! would make a second one, and each would grant the whole limit.
+//! Detects that a database is used from two places. A database has one lane, next to it. A process that reached the
+//! database through another directory or name would create a second lane, and each would grant the whole limit.
 //!
-//! So each process keeps a shared lock on one byte of the *database*, far beyond its end and SQLite's own locks, which
-//! stands for the place of its lane: the directory and the name. Whoever opens the database takes its byte first and then
-//! looks at all others, so that of two who come at once at least one sees the other. Users of a lane that was deleted have
-//! the same byte as those of the one that is made in its place.
+//! So each process holds a shared lock on one byte of the *database*, far beyond its end and SQLite's own locks. The
+//! byte represents the place of the lane: its directory and name. A process that opens the database first takes its own
+//! byte and then checks all others, so of two that arrive together at least one sees the other. Users of a deleted lane
+//! have the same byte as users of its replacement.
 
 use super::files::{FileId, id_at, id_of};
 use super::lane::KeptLock;
@@ -14,17 +14,17 @@ use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// Where the bytes begin, and how many there are.
+/// The offset of the bytes, and their number.
 const PLACES: u64 = 1 << 42;
 const MOST_PLACES: u64 = 1 << 30;
 
-/// Says that this process uses the database with the lane at this path, until the answer is dropped. Which file the
-/// database is comes with it.
+/// Announces that this process uses the database with the lane at this path, until the returned lock is dropped. Also
+/// returns the identity of the database file.
 pub(super) fn announce(database: &Path, file: &File, lane: &Path) -> Result<(KeptLock, FileId)> {
     let failed = |e| Error::store(format!("opening {}", database.display()), e);
     let byte = byte_of(lane).map_err(failed)?;
     if !os::try_share(file, byte, 1).map_err(failed)? {
-        return Err(Error::store(format!("opening {}", database.display()), "somebody else has locked it"));
+        return Err(Error::store(format!("opening {}", database.display()), "another program has locked it"));
     }
     let is_used = |from, to| os::is_locked(file, from, to - from);
     let is_elsewhere = byte > PLACES && is_used(PLACES, byte).map_err(failed)?
@@ -39,7 +39,8 @@ pub(super) fn announce(database: &Path, file: &File, lane: &Path) -> Result<(Kep
     Ok((KeptLock::new(file).map_err(failed)?, id))
 }
 
-/// Places have different bytes, but for one in a thousand million: those two would not be told apart.
+/// Maps places to bytes. Two places share a byte with a chance of one in a thousand million, and would then not be
+/// distinguished.
 fn byte_of(lane: &Path) -> std::io::Result<u64> {
     let directory = id_at(lane.parent().unwrap_or(Path::new("/")))?;
     let name = lane.file_name().unwrap_or_default().as_bytes();

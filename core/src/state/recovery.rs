@@ -1,18 +1,19 @@
-//! Recovery: a lane that was made anew is filled with what the database knows.
+//! Recovery: fills a rebuilt lane from the database.
 //!
-//! After a reboot every key of a limit whose ledger is kept counts its budget as spent at that moment, whatever the ledger knows
-//! of it: never a start too many, and at most a budget too few. What it counts then is unwritten too, and so is written before
-//! the key's first start: the next reboot may come while it still counts. A limit that is written behind counts as full until
-//! one window after the last moment at which it may have been used.
+//! After a reboot, every key of a limit that is written ahead counts its budget as used at that moment, in addition to
+//! what the ledger has. So there is never a start too many, and at most a budget too few. The counted budget itself is
+//! not in the ledger, and is written before the key's first start, since the next reboot may come while it still
+//! counts. A limit that is written behind counts as full until one window after the last moment at which it may have
+//! been used.
 
 use super::database::{Database, Identity};
 use super::gather::{moment, write_limit};
 use super::keyed::Origin;
-use super::lane::{self, Made, WATCH_EVERY};
+use super::lane::{self, Creation, WATCH_EVERY};
 use super::layout::table_word;
 use super::locked::Locked;
 use super::os;
-use super::policies::{Keys, Known, KnownKey};
+use super::policies::{KeySelection, KnownLimit, KnownKey};
 use super::table::{BEHIND, Hash, longest_behind};
 use crate::algorithm::Start;
 use crate::algorithm::log::SETTLED;
@@ -21,36 +22,36 @@ use crate::error::{Error, Result};
 use crate::fault;
 use crate::time::Tick;
 
-/// By this much longer a limit counts as full whose lane was lost: until then, processes that still use the lost one
+/// A limit whose lane was lost counts as full for this much longer. By then, processes that still use the lost lane
 /// have noticed.
 const NOTICED_BY: Tick = 2 * WATCH_EVERY;
 
-/// Fills a lane that was made anew with what the database knows.
-pub(super) fn recover(home: &Locked, database: &mut Database, identity: &Identity, made: Made) -> Result<()> {
+/// Fills a rebuilt lane from the database.
+pub(super) fn recover(home: &Locked, database: &mut Database, identity: &Identity, made: Creation) -> Result<()> {
     let this_boot = os::boot().map_err(|e| Error::store(format!("opening {}", database.path().display()), e))?;
     let boot = this_boot.text();
-    // If it is the boot that the last lane was made in, processes may still be using that one.
-    let is_lost = made == Made::Missing && this_boot.may_be(&identity.boot);
-    // From here on who uses another lane writes nothing that is not read below.
+    // In the boot of the last lane, processes may still be using that lane.
+    let is_lost = made == Creation::Missing && this_boot.may_be(&identity.boot);
+    // From here on, a process with another lane writes nothing that is not read below.
     database.claim(home.instance)?;
     database.move_all()?;
-    // They write no more to the ledger, and have noticed when this is over. What they start until then is not more than the
-    // budget of a key: for more they would have to write. So the ledger and a budget, counted from that time on, are all
-    // that they may have started: never too few.
+    // Users of the lost lane no longer write to the ledger, and will have noticed by the end of that time. Until then
+    // they start at most a key's budget, since for more they would have to write. So the ledger and a budget that
+    // counts from that time on cover everything that they may have started, and never too little.
     let (now, moment) = moment(home);
-    let is_booted = made != Made::Unknown && database.is_rebooted(moment)?;
+    let is_booted = made != Creation::Unknown && database.is_rebooted(moment)?;
     let last = if is_lost { now.ceil + NOTICED_BY } else { now.ceil };
     let last_used = if is_booted && !is_lost { now.ceil.saturating_sub(moment.uptime as u64) } else { last };
-    // What counts of each key by a policy, of whose starts so many may be missing.
+    // What counts for each key under a policy whose starts may be missing in this number.
     let recovered = |policy, missing: Option<u64>| {
         let budget = home.budget(policy).max(missing.unwrap_or(0));
-        // Of windows that are written behind it is only known that nothing started between a boot and now.
-        match budget < BEHIND && made != Made::Unknown {
+        // Of windows that are written behind, it is only known that nothing started between a boot and now.
+        match budget < BEHIND && made != Creation::Unknown {
             true => Origin { born: 0, lost: [last, budget] },
             false => Origin { born: last_used, lost: [0, 0] },
         }
     };
-    for Known { name, declared, missing } in database.limits(None)? {
+    for KnownLimit { name, declared, missing } in database.limits(None)? {
         let policy = declared.current();
         let origin = recovered(policy, missing);
         let limit = home.add_limit(&name, policy, origin.born)?;
@@ -61,17 +62,17 @@ pub(super) fn recover(home: &Locked, database: &mut Database, identity: &Identit
         if units > 0 {
             let table = home.table(limit);
             home.set(table.at + table_word::LOST, lost);
-            // It was there before the loss was known.
+            // The key existed before the loss was known.
             let is_logged = fault::planted("lost once");
             home.rewrite(&table, home.hash(b'k', ""), |history| {
                 history.starts.push(Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged });
             })?;
         }
-        for KnownKey { key, policy: own, missing, .. } in database.keys(Keys::Of(&name))? {
+        for KnownKey { key, policy: own, missing, .. } in database.keys(KeySelection::Of(&name))? {
             let hash = home.hash(b'k', &key);
             match (own, missing) {
                 (Some(own), _) => home.add_key_on_plan(limit, (hash, &key), own, recovered(own, missing))?,
-                // It was about to be lifted, and may have started more than a key of this limit.
+                // The policy was about to be lifted, and may have allowed more starts than the limit's.
                 (None, Some(missing)) => {
                     let table = home.table(limit);
                     home.find_or_add_locked(&table, hash, &key)?;
@@ -88,16 +89,17 @@ pub(super) fn recover(home: &Locked, database: &mut Database, identity: &Identit
     home.set_generation(identity.generation);
     let mut group: Option<(String, Hash, String)> = None;
     let mut starts = Vec::new();
-    // What is written behind counts as full anyway, for as long as any of that would count: perhaps a million rows.
+    // Limits that are written behind count as full anyway, for as long as any of their rows would count. That may save
+    // a million rows.
     database.executions(&boot, moment, longest_behind(), |row| {
         let is_same = group.as_ref().is_some_and(|(name, hash, _)| name == row.name && hash.0 == row.key_hash);
         if !is_same {
             if let Some((name, hash, text)) = group.take() {
-                bring_back(home, &name, hash, &text, std::mem::take(&mut starts))?;
+                restore(home, &name, hash, &text, std::mem::take(&mut starts))?;
             }
             group = Some((row.name.to_owned(), Hash(row.key_hash), row.key.to_owned()));
         }
-        // What was a place counts from now on: nobody can tell whether it started.
+        // A place counts from now on, because it is unknown whether it started.
         let age = (moment.wall - row.started_at).max(0) as u64;
         let stamp = now.ceil.saturating_sub(age);
         if row.units == 0 {
@@ -107,14 +109,14 @@ pub(super) fn recover(home: &Locked, database: &mut Database, identity: &Identit
         Ok(())
     })?;
     if let Some((name, hash, text)) = group {
-        bring_back(home, &name, hash, &text, starts)?;
+        restore(home, &name, hash, &text, starts)?;
     }
     database.set_boot(&boot, moment, (home.instance, lane::raise_sequence(home, database.sequence)))
 }
 
-/// Writes all that the lane knows to a database that is an older copy of what it was, or was made in the place of one that is
-/// gone. Limits that it does not declare are among it: they will be declared again.
-pub(super) fn write_anew(home: &Locked, database: &mut Database) -> Result<()> {
+/// Writes everything that the lane knows to a database that is an older copy of the original, or that replaced one that
+/// is gone. That includes limits that it does not declare, since they will be declared again.
+pub(super) fn write_all(home: &Locked, database: &mut Database) -> Result<()> {
     database.claim(home.instance)?;
     database.move_all()?;
     for limit in home.limits() {
@@ -137,11 +139,11 @@ pub(super) fn write_anew(home: &Locked, database: &mut Database) -> Result<()> {
     database.set_boot(&boot.text(), moment(home).1, (home.instance, sequence))
 }
 
-fn bring_back(home: &Locked, name: &str, hash: Hash, text: &str, old: Vec<Start>) -> Result<()> {
+fn restore(home: &Locked, name: &str, hash: Hash, text: &str, old: Vec<Start>) -> Result<()> {
     let Some(limit) = home.find_limit(name) else { return Ok(()) };
     let table = home.table(limit);
     let own = home.plan_of_idle(&table, hash).unwrap_or(table);
-    // What is written behind counts as full anyway, for as long as any of this would count.
+    // Limits that are written behind count as full anyway, for as long as any of this would count.
     if own.budget >= BEHIND {
         return Ok(());
     }

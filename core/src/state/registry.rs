@@ -1,9 +1,10 @@
-//! What a server says is declared, and what this process knows of it.
+//! The declarations on a server, and this process's copy of them.
 //!
-//! A process keeps what it needs of that as a store in memory keeps what is declared there. It asks the server before anything is
-//! declared, found or overridden, and tells it afterwards what has changed: never under the structure lock, so that nobody waits
-//! for a server but who asks it. Between the two somebody else may have changed the same. Then the server has what it was told
-//! last, and whoever decides by anything else is told so with the next decision: see [`Session::follow_server`].
+//! A process stores what it needs of them as a memory store does. It asks the server before it declares, finds or
+//! overrides anything, and sends its changes afterwards. Neither happens under the structure lock, so only the asking
+//! caller waits for the server. Another process may make a conflicting change between the two. The server then has the
+//! change that arrived last, and a process that decides by another one learns of it with the next decision: see
+//! [`Session::follow_server`].
 
 use super::declare::{Declared, part_names};
 use super::locked::Locked;
@@ -13,34 +14,34 @@ use super::table::{Hash, hasher};
 use crate::algorithm::grants::Lengths;
 use crate::error::{Error, Result};
 use crate::policy::{self, Policy};
-use crate::server::{Engine, MOST, Note, Row};
+use crate::server::{Engine, MOST, RowChange, Row};
 use crate::time::{Tick, from_ticks};
 use crate::waiting::MayWait;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What a server said of a name.
+/// The server's rows for a name.
 type Rows = Vec<(String, Row)>;
 
-/// What a server has to be told: of a name, and whether nothing is declared under it any more.
-pub(super) type Told = Vec<(String, Vec<Note>)>;
+/// The changes to send to a server, by name. An empty list removes the declarations under the name.
+pub(super) type Outbox = Vec<(String, Vec<RowChange>)>;
 
-/// A number that nobody else has on a server.
+/// A number that no other process has on a server.
 pub(super) fn new_owner() -> Result<u64> {
     let [number, _] = random().map_err(|e| Error::store("asking the system for random numbers", e))?;
     Ok(number & MOST)
 }
 
-/// What names and keys on a server are hashed with. (Whoever chooses keys can make some that are looked for in the same slots of
-/// a process's index; no two with the same hash.)
+/// The secret with which names and keys on a server are hashed. (A caller that chooses keys can make some that share
+/// slots of a process's index, but no two with the same hash.)
 pub(super) const SERVER_SECRET: [u64; 2] = [0x776f_726b_676c_6f77, 0x6c69_6d69_7473_2031];
 
-/// How long it waits, of a whole wait that has begun.
-struct Left(Instant, Duration);
+/// The rest of a timeout that is running.
+struct TimeLeft(Instant, Duration);
 
-impl Left {
-    fn new(session: &Session) -> Result<Left> {
-        Ok(Left(Instant::now(), MayWait::part_for_server(session.options.timeout)?))
+impl TimeLeft {
+    fn new(session: &Session) -> Result<TimeLeft> {
+        Ok(TimeLeft(Instant::now(), MayWait::part_for_server(session.options.timeout)?))
     }
 
     fn now(&self) -> Duration {
@@ -49,13 +50,13 @@ impl Left {
 }
 
 impl Session {
-    /// The server that the limits are on, if they are on one.
+    /// The server with the limits, if they are on one.
     #[inline(always)]
     pub fn server(&self) -> Option<&Arc<dyn Engine>> {
         self.server.as_ref()
     }
 
-    /// Who this process is to a server: a number that no other has.
+    /// The number of this process on a server. No other process has it.
     pub fn owner(&self) -> Result<u64> {
         let mut owner = self.owner.lock();
         if let Some(owner) = *owner {
@@ -64,12 +65,13 @@ impl Session {
         Ok(*owner.insert(new_owner()?))
     }
 
-    /// Does something under the structure lock with what is declared under these names, and tells the server what has changed.
+    /// Runs a function under the structure lock with the declarations of these names, and sends its changes to the
+    /// server.
     pub fn with_names<R>(&self, names: &[&str], f: impl Fn(&Locked) -> Result<R>) -> Result<R> {
         self.with_key_of_names(names, None, f)
     }
 
-    /// The same with the policy of a key, if it has one of its own.
+    /// Runs a function with the declarations of these names and the own policy of a key, if it has one.
     pub(super) fn with_key_of_names<R>(
         &self,
         names: &[&str],
@@ -77,10 +79,10 @@ impl Session {
         f: impl Fn(&Locked) -> Result<R>,
     ) -> Result<R> {
         let Some(server) = self.server() else { return self.with_lock(f) };
-        let left = Left::new(self)?;
+        let left = TimeLeft::new(self)?;
         let rows = self.ask(server, names, key.map(|key| (hash_of(key), key)), &left)?;
         match self.with_rows(server, &rows, &left, f) {
-            // This process may not know of all.
+            // This process may not know all names.
             Err(Error::UnknownLimit { name, .. }) => Err(Error::UnknownLimit { name, known: self.all_names()? }),
             answer => answer,
         }
@@ -90,23 +92,23 @@ impl Session {
         &self,
         server: &Arc<dyn Engine>,
         rows: &Rows,
-        left: &Left,
+        left: &TimeLeft,
         f: impl Fn(&Locked) -> Result<R>,
     ) -> Result<R> {
-        let (answer, told) = self.with_lock_for(left.now(), |locked| {
+        let (answer, outbox) = self.with_lock_for(left.now(), |locked| {
             self.rare().merge(rows)?;
             let answer = f(locked);
-            // (Of what has failed nothing is told.)
-            let told = std::mem::take(&mut self.rare().told);
-            Ok((answer?, told))
+            // Changes of a failed operation are not sent.
+            let outbox = std::mem::take(&mut self.rare().outbox);
+            Ok((answer?, outbox))
         })?;
         let clock = &self.home().clock;
         let now = clock.is_manual().then(|| clock.now().floor);
         let mut out = Duration::ZERO;
-        for (name, notes) in told {
-            match notes.as_slice() {
+        for (name, changes) in outbox {
+            match changes.as_slice() {
                 [] => server.forget(&name, left.now())?,
-                notes => self.was_made(&name, server.note(&name, notes, now, left.now())?),
+                changes => self.was_made(&name, server.note(&name, changes, now, left.now())?),
             }
             if now.is_none() {
                 out = out.max(server.out(&name, left.now())?[1]);
@@ -116,13 +118,13 @@ impl Session {
         Ok(answer)
     }
 
-    /// Machines may go on for so long by what they knew before something changed. Afterwards nobody does.
+    /// Waits until no machine decides by earlier grants. They may do so for this long after a change.
     pub fn wait_for_grants(&self, out: Duration) {
         std::thread::sleep(out.min(from_ticks(Lengths::MOST_TRUST)));
     }
 
-    /// Asks what is declared under these names, under what they are parts of, and under their parts.
-    fn ask(&self, server: &Arc<dyn Engine>, names: &[&str], key: Option<(Hash, &str)>, left: &Left) -> Result<Rows> {
+    /// Asks for the declarations under these names, under the composites that they are parts of, and under their parts.
+    fn ask(&self, server: &Arc<dyn Engine>, names: &[&str], key: Option<(Hash, &str)>, left: &TimeLeft) -> Result<Rows> {
         if self.home_number() == 0 {
             let now = server.time(left.now())?;
             let _ = self.server_time.set((Instant::now(), now));
@@ -134,7 +136,7 @@ impl Session {
                 continue;
             }
             let mut row = server.row(&name, key.map(|(hash, _)| hash), left.now())?;
-            // That it has none is an answer, too.
+            // A missing policy is an answer, too.
             if let (None, Some((_, key))) = (&row.key, key) {
                 row.key = Some(format!("\n{key}"));
             }
@@ -154,38 +156,38 @@ impl Session {
         self.made.lock().entry(name.to_owned()).or_insert(made);
     }
 
-    /// When a limit was made that this process uses, by what the server said first; 0: it has not. If it says anything else later, it
-    /// has lost the limit in between.
+    /// The creation time of a limit that this process uses, by the server's first answer; 0 if there is none. If the
+    /// server later reports another time, it has lost the limit in between.
     pub fn made(&self, name: &str) -> Tick {
         self.made.lock().get(name).copied().unwrap_or(0)
     }
 
-    /// Lets hold what the server says of a limit and a key, after it has said that something else holds.
+    /// Applies the server's declarations of a limit and a key, after it has reported that another policy applies.
     pub fn follow_server(&self, name: &str, key: Hash, declares: Option<Policy>) -> Result<()> {
-        let server = self.server().expect("only a server says that");
-        let left = Left::new(self)?;
-        // Its text may not be known here. (Then there is nothing to forget of it.)
+        let server = self.server().expect("only a server reports that");
+        let left = TimeLeft::new(self)?;
+        // The key's text may not be known here. Then there is nothing of it to forget.
         let rows = self.ask(server, &[name], Some((key, "")), &left)?;
         self.with_rows(server, &rows, &left, |locked| {
             let declared = self.declared(name)?;
             match (declared, declares) {
-                (Some(found), _) => self.bring(name, found.current(), locked)?,
-                // The server has lost it, or somebody has taken it away.
+                (Some(found), _) => self.apply(name, found.current(), locked)?,
+                // The server has lost the limit, or another process has removed it.
                 (None, Some(policy)) => return self.declare_all(&[(name, &[policy])], locked),
                 (None, None) => return self.unknown(name),
             }
             let of_key = rows.iter().find(|(found, _)| found == name).and_then(|(_, row)| row.key.as_deref());
             let (policy, text) = of_key.map_or(Ok((None, "")), |text| of_key_in(name, text))?;
-            let limit = locked.find_limit(name).expect("it was brought");
+            let limit = locked.find_limit(name).expect("the limit was just added");
             locked.set_plan(limit, (key, text), policy)
         })?;
         self.settle(&[name])
     }
 
-    /// All that is declared, in order.
+    /// All declared names, in order.
     pub fn all_names(&self) -> Result<Vec<String>> {
         let Some(server) = self.server() else { return self.with_lock(|_| self.names()) };
-        let left = Left::new(self)?;
+        let left = TimeLeft::new(self)?;
         let mut names = server.names(left.now())?;
         let wholes = names.iter().filter_map(|name| Some(name.rsplit_once('/')?.0)).filter(|whole| !whole.is_empty());
         let rows = self.ask(server, &wholes.collect::<Vec<_>>(), None, &left)?;
@@ -200,7 +202,7 @@ impl Session {
 }
 
 impl Rare {
-    /// What a server says, in place of what was known.
+    /// Replaces the local copy by the server's rows.
     fn merge(&mut self, rows: &Rows) -> Result<()> {
         for (name, row) in rows {
             let declared = match &row.policy {
@@ -231,19 +233,19 @@ impl Rare {
         Ok(())
     }
 
-    /// A server has to be told.
-    pub(super) fn tell(&mut self, name: &str, note: Note) {
-        if !self.tells {
+    /// Adds a change to be sent to the server.
+    pub(super) fn enqueue(&mut self, name: &str, change: RowChange) {
+        if !self.has_outbox {
             return;
         }
-        match self.told.iter_mut().find(|(known, _)| known == name) {
-            Some((_, notes)) => notes.push(note),
-            None => self.told.push((name.to_owned(), vec![note])),
+        match self.outbox.iter_mut().find(|(known, _)| known == name) {
+            Some((_, changes)) => changes.push(change),
+            None => self.outbox.push((name.to_owned(), vec![change])),
         }
     }
 }
 
-/// A policy that a server has noted.
+/// A policy that a server has stored.
 fn policy(name: &str, text: &str) -> Result<Policy> {
     text.parse().or_else(|e| damaged(name, text, &e))
 }
@@ -252,7 +254,7 @@ fn policies(name: &str, text: &str) -> Result<Vec<Policy>> {
     policy::parse_all(text).or_else(|e| damaged(name, text, &e))
 }
 
-/// The policy and the key of what is noted for a key.
+/// The policy and the key of a server's row for a key.
 fn of_key_in<'t>(name: &str, text: &'t str) -> Result<(Option<Policy>, &'t str)> {
     let (text, key) = text.split_once('\n').unwrap_or((text, ""));
     Ok(((!text.is_empty()).then(|| policy(name, text)).transpose()?, key))
@@ -266,15 +268,15 @@ fn damaged<R>(name: &str, text: &str, why: &Error) -> Result<R> {
 }
 
 impl Rare {
-    pub(super) fn tell_key(&mut self, name: &str, key: &str, policy: Option<Policy>) {
-        self.tell(name, Note::Key(hash_of(key), key.to_owned(), policy));
+    pub(super) fn enqueue_key(&mut self, name: &str, key: &str, policy: Option<Policy>) {
+        self.enqueue(name, RowChange::Key(hash_of(key), key.to_owned(), policy));
     }
 
-    /// Nothing is declared under this name any more.
+    /// Records that nothing is declared under this name any more.
     pub(super) fn forgotten(&mut self, name: &str) {
-        if self.tells {
-            self.told.retain(|(known, _)| known != name);
-            self.told.push((name.to_owned(), Vec::new()));
+        if self.has_outbox {
+            self.outbox.retain(|(known, _)| known != name);
+            self.outbox.push((name.to_owned(), Vec::new()));
         }
     }
 }

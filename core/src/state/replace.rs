@@ -1,16 +1,17 @@
-//! How another policy comes to hold for a limit, however many keys it has.
+//! Applies another policy to a limit, however many keys it has.
 //!
-//! The change is published with one word: from then on the limit has another table, with the index of the one before. New keys
-//! are of the new table. The others live by the one that they are of, as keys on plans do, until they are *brought* to it: one
-//! by one, and then the segment of the index that they are in is written anew, and is the new table's. Whoever makes the
-//! change does that for a moment at a time, with the structure lock free in between, and returns when no segment is left;
-//! if it dies, those who come for something else go on. So nobody waits longer than for one such moment, decisions do not
-//! wait at all, and once the change has returned nobody starts by the policy before: the cells of every key were sealed, and
-//! so was every segment where somebody who still has the old table could add another.
+//! The change is published with one word. From then on the limit has another table, with the index of the one before.
+//! New keys belong to the new table. The others use the table that they belong to, as keys on plans do, until they are
+//! *moved* to the new one: key by key, and then their segment of the index is rewritten for the new table. The process
+//! that makes the change does this for a moment at a time, with the structure lock free in between, and returns when no
+//! segment is left. If it dies, other callers of the lock continue the work. So no caller waits longer than one such
+//! moment, and decisions do not wait at all. Once the change has returned, no start happens under the previous policy:
+//! the cells of every key were sealed, and so was every segment to which a user of the old table could add another key.
 //!
-//! To forget all keys of a limit is a change too: to the same policy, and nothing is brought.
+//! Forgetting all keys of a limit is also a change: to the same policy, without moving any key.
 //!
-//! Changes of one limit come after each other. Those of several are in a list, of which only the first may be half published.
+//! Changes of one limit come one after another. Changes of several limits form a list, of which only the first may be
+//! half published.
 
 use super::damage::bounded;
 use super::index::KeyAt;
@@ -23,56 +24,56 @@ use crate::fault;
 use crate::policy::Policy;
 use std::time::{Duration, Instant};
 
-/// Each table of a limit has other tickets than those before it: a permit is never mistaken for a later one.
+/// Each table of a limit has other tickets than those before it, so a permit is never mistaken for a later one.
 const TICKETS_OF_A_TABLE: u64 = 1 << 32;
 
-/// How long the lock is held to bring keys, but for the segment that is written anew at the end.
+/// How long the lock is held to move keys, except for the rewrite of the segment at the end.
 const MOMENT: Duration = Duration::from_millis(2);
 
-/// What a limit's table has replaced.
+/// The table that a limit's table has replaced.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Replaced {
     table: u64,
-    /// Are its keys forgotten?
+    /// Whether its keys are forgotten.
     pub is_forgetting: bool,
 }
 
 impl Home {
-    /// The change of a limit that is under way.
+    /// The change of a limit that is in progress.
     pub(super) fn replaced(&self, limit: u64) -> Option<Replaced> {
         let word = self.arena.word(limit + limit_word::REPLACED).load(Acquire);
         let is_forgetting = word & limit_word::FORGETTING != 0;
         (word != 0).then_some(Replaced { table: word & !limit_word::FORGETTING, is_forgetting })
     }
 
-    /// Is there a limit whose keys have not all been brought to its table?
+    /// Returns whether keys of any limit are still to be moved to its table.
     pub(super) fn is_changing(&self) -> bool {
         self.arena.word(CHANGES).load(Acquire) != 0
     }
 
-    /// And does nobody see to that?
+    /// Returns whether such a change exists and no process completes it.
     pub(super) fn is_abandoned(&self) -> bool {
         let changer = || self.arena.word(CHANGER).load(Acquire);
         self.is_changing() && changer().checked_sub(1).is_none_or(|member| self.is_dead(member))
     }
 
-    /// This process sees to the changes that are under way, or does not any more.
+    /// Records that this process completes the changes in progress, or no longer does.
     pub(super) fn see_to_changes(&self, member: u64, sees: bool) {
         let (before, now) = if sees { (self.arena.word(CHANGER).load(Acquire), member + 1) } else { (member + 1, 0) };
         let _ = self.arena.word(CHANGER).compare_exchange(before, now, AcqRel, Relaxed);
     }
 
-    /// May a segment have keys of tables before this one?
+    /// Returns whether a segment may have keys of earlier tables.
     pub(super) fn is_old(&self, table: &Table, segment: u64) -> bool {
         self.arena.word(segment + index_word::TABLE).load(Acquire) != table.at
     }
 
-    /// Is `own` a table that the limit had before this one, and no plan?
+    /// Returns whether `own` is an earlier table of the limit, and not a plan.
     pub(super) fn is_before(&self, table: &Table, own: &Table) -> bool {
         own.at != table.at && self.arena.word(own.at + table_word::LIMIT).load(Acquire) != 0
     }
 
-    /// The first hash of the segment after the one of this hash.
+    /// The first hash of the segment after this hash's segment.
     pub(super) fn next_segment(&self, table: &Table, hash: u64) -> Option<u64> {
         let root = self.root(table)?;
         let segment = self.segment_at(root, root.entry_of(hash));
@@ -83,13 +84,13 @@ impl Home {
 }
 
 impl Locked<'_> {
-    /// Lets a policy hold, if another does.
-    pub fn bring_to(&self, limit: u64, policy: Policy) -> Result<()> {
+    /// Applies a policy, if another one applies now.
+    pub fn apply_policy(&self, limit: u64, policy: Policy) -> Result<()> {
         let before = self.table(limit).policy;
         if before == policy.after(before) { Ok(()) } else { self.replace(limit, policy, false) }
     }
 
-    /// Puts another policy in a limit's place, or the same one and forgets all keys. What is left is for [`Locked::go_on`].
+    /// Replaces a limit's policy, or keeps it and forgets all keys. [`Locked::go_on`] does the rest.
     pub fn replace(&self, limit: u64, policy: Policy, is_forgetting: bool) -> Result<()> {
         self.finish_change(limit)?;
         let old = self.table(limit);
@@ -102,11 +103,11 @@ impl Locked<'_> {
         self.arena.word(new.at + table_word::INDEX).store(root.next(root.at(), root.depth()).0, Release);
         let empty = self.write_empty_key(&old, &new, is_forgetting)?;
         self.arena.word(new.at + table_word::EMPTY_KEY).store(empty, Release);
-        // In this order: whoever dies leaves what is not published, or in the list.
+        // In this order, so that a process that dies leaves a change that is either not published or in the list.
         self.drop_finished();
         let first = self.arena.word(CHANGES);
         self.set(limit + limit_word::NEXT_CHANGE, [first.load(Acquire)]);
-        self.set(limit + limit_word::BROUGHT, [0]);
+        self.set(limit + limit_word::LEFT_FROM, [0]);
         first.store(limit, Release);
         let forgetting = if is_forgetting { limit_word::FORGETTING } else { 0 };
         self.arena.word(limit + limit_word::REPLACED).store(old.at | forgetting, Release);
@@ -120,7 +121,7 @@ impl Locked<'_> {
         Ok(())
     }
 
-    /// Writes the key "" for a table that nobody sees yet.
+    /// Writes the key "" for a table that is not published yet.
     fn write_empty_key(&self, old: &Table, new: &Table, is_forgetting: bool) -> Result<u64> {
         if is_forgetting {
             let empty = self.fresh_empty_key(new)?;
@@ -132,16 +133,16 @@ impl Locked<'_> {
         self.write_elsewhere(old, KeyAt { at: from, life, table: old.at }, new, |_| {})
     }
 
-    /// Goes on with a change in which somebody died. For everybody who gets the structure lock.
+    /// Continues a change in which a process died. For every holder of the structure lock.
     pub(super) fn take_over(&self) {
         if self.is_abandoned() {
-            // Whoever comes next tries again, or whoever needs it finds out why not.
+            // The next holder tries again. A caller that needs the change learns why it failed.
             let _ = self.go_on();
         }
     }
 
-    /// Does what is left of publishing the first change in the list: nothing leads to the table before any more. For everybody
-    /// who gets the structure lock, before anything else.
+    /// Completes the publication of the first change in the list, so that nothing leads to the previous table any more.
+    /// Every holder of the structure lock does this before anything else.
     pub(super) fn complete(&self) {
         let limit = self.arena.word(CHANGES).load(Acquire);
         let Some(replaced) = (limit != 0).then(|| self.replaced(limit)).flatten() else { return };
@@ -151,7 +152,7 @@ impl Locked<'_> {
             self.arena.word(limit + limit_word::REPLACED).store(0, Release);
             return;
         }
-        // Who still has that table looks for another from here on.
+        // Users of that table look for another one from here on.
         self.arena.word(replaced.table + table_word::INDEX).store(0, Release);
         self.arena.word(replaced.table + table_word::EMPTY_KEY).store(0, Release);
         let hash = self.hash(b'k', "");
@@ -164,7 +165,7 @@ impl Locked<'_> {
         }
     }
 
-    /// Takes what is done off the list.
+    /// Removes completed changes from the list.
     fn drop_finished(&self) {
         let first = self.arena.word(CHANGES);
         let next = |_: &u64| {
@@ -179,16 +180,16 @@ impl Locked<'_> {
         bounded(done, self.arena.most()).for_each(drop);
     }
 
-    /// Sees to it that no change of a limit is under way. If that takes longer than a moment, the caller has to let go of the
-    /// lock and come again.
+    /// Ensures that no change of a limit is in progress. If that takes longer than a moment, it fails; the caller must
+    /// release the lock and try again.
     pub(super) fn finish_change(&self, limit: u64) -> Result<()> {
         if self.replaced(limit).is_none() || self.go_on()? || self.replaced(limit).is_none() {
             return Ok(());
         }
-        Err(Error::StoreTimeout { doing: "bringing the keys of a limit to its policy".into(), waited_ms: 0 })
+        Err(Error::StoreTimeout { doing: "moving the keys of a limit to its policy".into(), waited_ms: 0 })
     }
 
-    /// Goes on with the changes that are under way, for a moment. Are all of them done?
+    /// Continues the changes in progress, for a moment. Returns whether all are complete.
     pub(super) fn go_on(&self) -> Result<bool> {
         let began = Instant::now();
         loop {
@@ -199,7 +200,7 @@ impl Locked<'_> {
             }
             self.complete();
             if let Some(replaced) = self.replaced(limit) {
-                if !self.bring_keys(limit, replaced, began)? {
+                if !self.move_keys(limit, replaced, began)? {
                     return Ok(false);
                 }
                 fault::point("keys-brought");
@@ -208,9 +209,9 @@ impl Locked<'_> {
         }
     }
 
-    /// Brings keys of a limit to its table, for a moment. Are all of them there?
-    fn bring_keys(&self, limit: u64, replaced: Replaced, began: Instant) -> Result<bool> {
-        let (table, brought) = (self.table(limit), self.arena.word(limit + limit_word::BROUGHT));
+    /// Moves keys of a limit to its table, for a moment. Returns whether all are there.
+    fn move_keys(&self, limit: u64, replaced: Replaced, began: Instant) -> Result<bool> {
+        let (table, brought) = (self.table(limit), self.arena.word(limit + limit_word::LEFT_FROM));
         loop {
             if fault::planted("left behind") {
                 return Ok(true);
@@ -219,7 +220,7 @@ impl Locked<'_> {
             let root = self.root(&table).expect("a table in use has an index");
             let segment = self.segment_at(root, root.entry_of(hash));
             if self.is_old(&table, segment) {
-                if !replaced.is_forgetting && !self.bring_keys_of(&table, segment, began)? {
+                if !replaced.is_forgetting && !self.move_keys_of(&table, segment, began)? {
                     return Ok(false);
                 }
                 self.renew_segment(&table, hash, false)?;
@@ -234,8 +235,8 @@ impl Locked<'_> {
         }
     }
 
-    /// Brings the keys of a segment that are in use, for a moment. Are all of them there?
-    fn bring_keys_of(&self, table: &Table, segment: u64, began: Instant) -> Result<bool> {
+    /// Moves the used keys of a segment, for a moment. Returns whether all are there.
+    fn move_keys_of(&self, table: &Table, segment: u64, began: Instant) -> Result<bool> {
         for (n, at) in self.entries(segment).enumerate() {
             let own = self.table_of_block(table, at);
             if !self.is_before(table, &own) || self.is_idle(&own, at) {
@@ -249,8 +250,8 @@ impl Locked<'_> {
         Ok(true)
     }
 
-    /// Brings a key that is of a table before this one. Was it?
-    pub(super) fn bring_key(&self, table: &Table, hash: Hash) -> Result<bool> {
+    /// Moves a key that belongs to an earlier table. Returns whether it did.
+    pub(super) fn move_key(&self, table: &Table, hash: Hash) -> Result<bool> {
         let found = self.probe(table, self.segment_of(table, hash), hash).ok();
         if !found.is_some_and(|(_, found)| self.is_before(table, &self.table_of(table, found))) {
             return Ok(false);
@@ -262,8 +263,8 @@ impl Locked<'_> {
         Ok(true)
     }
 
-    /// Makes room for a policy in place of another, so that to let it hold does not fail; or for a new limit.
-    pub fn make_room_for(&self, limit: Option<u64>, policy: Policy) -> Result<()> {
+    /// Makes space for a replacing policy, so that applying it cannot fail, or for a new limit.
+    pub fn make_space_for(&self, limit: Option<u64>, policy: Policy) -> Result<()> {
         let block = self.key_words(policy) + self.ring(policy) + 16;
         let segment = |slots| index_word::SLOTS + 2 * slots + 16;
         let Some(limit) = limit else {
@@ -273,7 +274,7 @@ impl Locked<'_> {
         let depth = self.root(&table).map_or(0, |root| root.depth());
         let count = |segment| self.arena.word(segment + index_word::COUNT).load(Relaxed);
         let keys: u64 = self.segments(&table).map(count).sum();
-        // The blocks of those that were brought do for the next ones, if they are as large.
+        // The blocks of moved keys serve the next keys, if they are as large.
         let is_same = self.block_class(policy) == self.block_class(table.policy);
         let keys = if is_same { keys.min(index_word::MOST_CAPACITY) } else { keys };
         let index = 2 * segment(index_word::MOST_CAPACITY) + segment(1 << depth);

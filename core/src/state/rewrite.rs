@@ -1,8 +1,8 @@
-//! The one way of everything rare: what is to change is sealed, read, edited, and written anew elsewhere.
+//! The rewrite, which all rare changes of a key share: its cells are sealed, read, edited and written elsewhere.
 //!
-//! A key is rewritten into another block when a start is cancelled or settled, a place is exchanged, the key is cleared, or
-//! its policy changes. All of it under the structure lock, in an order such that whoever comes next can do it again from the
-//! start if this process dies. What was replaced is used again: its cells get another life.
+//! A key is rewritten into another block when a start is cancelled or settled, a place is exchanged, the key is
+//! cleared, or its policy changes. All of this happens under the structure lock, in an order that lets the next holder
+//! repeat it from the start if this process dies. The replaced block is reused, with another life for its cells.
 
 use super::damage::nonsense;
 use super::index::{KeyAt, entry};
@@ -24,13 +24,13 @@ const COUNT: u32 = 32;
 const FIRST: u64 = (1 << COUNT) - 1;
 
 impl Locked<'_> {
-    /// Writes a key that is in the table into another block, with this change to its history. Returns the block.
+    /// Rewrites a key of the table into another block, with this edit of its history. Returns the block.
     pub fn rewrite(&self, table: &Table, hash: Hash, edit: impl FnOnce(&mut History)) -> Result<u64> {
         let (_, from) = self.probe(table, self.segment_of(table, hash), hash).expect("the key is in its table");
         self.rewrite_as(table, hash, &self.table_of(table, from), edit)
     }
 
-    /// The same into a block of `own`, by which the key lives from then on.
+    /// Rewrites a key into a block of `own`, which applies to the key from then on.
     pub(super) fn rewrite_as(
         &self,
         table: &Table,
@@ -52,7 +52,8 @@ impl Locked<'_> {
         Ok(into)
     }
 
-    /// Seals a key's cells and writes what they know, with this change, into a block of `own`. Nothing leads there yet.
+    /// Seals a key's cells and writes their history, with this edit, into a block of `own`. The block is not published
+    /// yet.
     pub(super) fn write_elsewhere(
         &self,
         before: &Table,
@@ -60,7 +61,7 @@ impl Locked<'_> {
         own: &Table,
         edit: impl FnOnce(&mut History),
     ) -> Result<u64> {
-        // Room first: what is sealed must be replaced.
+        // Get the space first: sealed cells must be replaced.
         let into = self.block_to_write(own)?;
         let cells = self.seal_cells(self.cells(before, from));
         fault::point("key-sealed");
@@ -73,31 +74,31 @@ impl Locked<'_> {
         history.pad(own.policy.largest());
         let into = self.write_into(own, into, from.at, (&history, now))?;
         if own.at == before.at && own.policy.is_counted() && !history.starts.is_empty() {
-            // Nothing of what was taken was forgotten.
+            // No taken unit was forgotten.
             self.arena.word(into + key_word::OWN).store(history.era, Release);
         }
         Ok(into)
     }
 
-    /// Does a key of a table before this one count for nothing by the new policy? Its cells are sealed.
+    /// Returns whether a key of an earlier table has no effect under the new policy. Its cells are sealed.
     pub(super) fn is_nothing(&self, own: &Table, at: u64, table: &Table) -> bool {
         let now = self.clock.now();
         let mut history = self.history(own, at, (&self.cells_at(own, at), now));
         carry_over(own, table, &mut history, now);
         let longest = own.policy.longest().max(table.policy.longest());
-        // What is not known any more may be newer than what is.
+        // Forgotten starts may be newer than the known ones.
         let newest = history.starts.last().map(|start| start.stamp).max(history.unknown);
         let is_over = newest.is_none_or(|stamp| stamp + longest <= now.floor) && history.holds.is_empty();
         is_over && !self.is_gated(own, at, now.floor)
     }
 
-    /// Another block is a key's from now on.
+    /// Publishes another block as a key's.
     pub(super) fn set_entry(&self, segment: u64, slot: u64, hash: Hash, block: u64) {
         let slots = self.arena.words(segment + index_word::SLOTS, slot + 1);
         slots[slot as usize].store(entry(hash, block), Release);
     }
 
-    /// Who waits for somebody to complete has to look where that is now.
+    /// Wakes callers that wait for a completion, since they must now look elsewhere.
     pub(super) fn seal_cells<'a>(&self, cells: Cells<'a>) -> Cells<'a> {
         let cells = cells.seal();
         if let Cells::Leases(leases) = &cells {
@@ -106,8 +107,8 @@ impl Locked<'_> {
         cells
     }
 
-    /// Finishes a rewriting that somebody died in, if there is one.
-    pub fn mend_key(&self, table: &Table, hash: Hash) -> Result<()> {
+    /// Completes an interrupted rewrite of a key, if there is one.
+    pub fn repair_key(&self, table: &Table, hash: Hash) -> Result<()> {
         let segment = self.segment_of(table, hash);
         let Ok((slot, found)) = self.probe(table, segment, hash) else { return Ok(()) };
         if self.is_stub(found.at) {
@@ -123,7 +124,7 @@ impl Locked<'_> {
         Ok(())
     }
 
-    /// A block that nobody uses, with room for the origins of its starts.
+    /// An unused block with space for the origins of its starts.
     pub(super) fn block_to_write(&self, table: &Table) -> Result<u64> {
         let new = || self.allocate(self.key_words(table.policy));
         let at = self.used_block(table.policy).map_or_else(new, Ok)?;
@@ -131,7 +132,7 @@ impl Locked<'_> {
         Ok(at)
     }
 
-    /// Makes sure that a block has room for the origins of its starts.
+    /// Ensures that a block has space for the origins of its starts.
     pub(super) fn give_origins(&self, table: &Table, at: u64) -> Result<()> {
         let origins = self.arena.word(at + key_word::ORIGINS);
         if origins.load(Relaxed) == 0 && table.is_log {
@@ -140,8 +141,8 @@ impl Locked<'_> {
         Ok(())
     }
 
-    /// Writes a history into a block, which gets the name and the gate of `from`. Returns where they were written: in
-    /// another block if that one had too many lives.
+    /// Writes a history into a block, which gets the name and gate of `from`. Returns the block that was written:
+    /// another one, if `into` had used up its lives.
     fn write_into(&self, table: &Table, mut into: u64, from: u64, (history, now): (&History, Now)) -> Result<u64> {
         loop {
             let life = self.arena.word(into + key_word::LIFE);
@@ -161,15 +162,16 @@ impl Locked<'_> {
                 return Ok(self.publish(table, into, base).at);
             }
             if is_new {
-                nonsense("a key with more than any block holds");
+                nonsense("a key with more starts than a block can hold");
             }
-            // That block is lost, the next one may do.
+            // That block is lost; try the next one.
             into = self.block_to_write(table)?;
         }
     }
 
-    /// What a key has beside its log: its backoff, what its jobs took, and what was counted. It is not lost with a cancelled
-    /// start; if somebody writes it at this moment, that is. (Counts are written under the structure lock only.)
+    /// Copies what a key has besides its log: its backoff, the durations of its jobs, and its counters. A cancelled
+    /// start does not lose them, but a concurrent write may be lost. (Counters are written only under the structure
+    /// lock.)
     fn copy_habits(&self, table: &Table, from: u64, into: u64) {
         let words = self.arena.word(from + key_word::TABLE).load(Acquire);
         let jobs = key_word::RING + table.ring;
@@ -189,18 +191,18 @@ impl Locked<'_> {
         }
     }
 
-    /// Begins a key's backoff anew, and what is known of its jobs.
+    /// Resets a key's backoff and what is known of its jobs.
     pub fn forget_habits(&self, at: u64) {
         for word in [key_word::BACKOFF, key_word::SPACING, key_word::JOBS] {
             self.arena.word(at + word).store(0, Release);
         }
     }
 
-    /// Makes room for twice as many leases as `crowded` has, the table in which there is none, if it still is the limit's.
-    /// Of a key with a policy of its own, as its plan has.
+    /// Doubles the number of lease slots, if `crowded`, the table without a free slot, is still the limit's. For a key
+    /// with its own policy, doubles those of its plan.
     pub fn add_slots(&self, limit: u64, table: &Table, crowded: u64, hash: Hash) -> Result<()> {
-        // There may be more room for it in the limit's table by now.
-        if table.at != crowded || self.bring_key(table, hash)? {
+        // The limit's table may have more slots by now.
+        if table.at != crowded || self.move_key(table, hash)? {
             return Ok(());
         }
         let plan = self.crowded_plan(table, hash);
@@ -211,7 +213,7 @@ impl Locked<'_> {
             Some(policy) if plan.is_some() => self.set_plan(limit, (hash, ""), Some(policy)),
             Some(policy) => {
                 self.replace(limit, policy, false)?;
-                self.bring_key(&self.table(limit), hash).map(drop)
+                self.move_key(&self.table(limit), hash).map(drop)
             }
             None => Err(Error::StoreFull { reason: "more recorded starts than a limit has room for".into() }),
         }
@@ -232,7 +234,7 @@ impl Locked<'_> {
         self.used_blocks(policy) > 0
     }
 
-    /// How many blocks are free.
+    /// The number of free blocks.
     pub(super) fn used_blocks(&self, policy: Policy) -> u64 {
         free_blocks(self.arena.word(FREE_KEYS + self.block_class(policy))).0
     }
@@ -247,7 +249,7 @@ impl Locked<'_> {
         (at != 0).then(|| {
             let next = self.arena.word(at + key_word::NEXT);
             head.store(count.saturating_sub(1) << COUNT | next.load(Acquire) & FIRST, Release);
-            // No table's, but not new either.
+            // It belongs to no table, but it is not new either.
             next.store(u64::MAX, Release);
             at
         })
@@ -255,7 +257,7 @@ impl Locked<'_> {
 }
 
 impl Home {
-    /// What the sealed cells in a block know, and what the block knows of what did not fit there.
+    /// The history in the sealed cells of a block, with what did not fit there.
     fn history(&self, own: &Table, at: u64, (cells, now): (&Cells, Now)) -> History {
         let mut history = cells.history(own.policy.longest(), now);
         let word = |word| self.arena.word(at + word).load(Acquire);
@@ -271,7 +273,8 @@ impl Home {
         history
     }
 
-    /// Lets the closed cells in a block begin another life with this history. Returns its base; `None`: they had too many.
+    /// Starts another life of the closed cells in a block, with this history. Returns its base, or `None` if the lives
+    /// are used up.
     pub(super) fn write_history(&self, own: &Table, at: u64, (history, now): (&History, Now)) -> Option<u64> {
         let cells = self.cells(own, KeyAt { at, life: CLOSED, table: own.at });
         if let Cells::Log(log) = &cells {
@@ -283,25 +286,25 @@ impl Home {
     }
 }
 
-/// How many blocks there are in a list, and the first.
+/// The number of blocks in a list, and the first.
 fn free_blocks(head: &AtomicU64) -> (u64, u64) {
     let word = head.load(Acquire);
     (word >> COUNT, word & FIRST)
 }
 
-/// What a key has started goes on to count by another policy. Places do not: they were taken under the one before, and are
-/// exchanged when they are presented.
+/// Converts a key's starts to another policy. Places are not converted: they were taken under the previous policy, and
+/// are exchanged when they are presented.
 fn carry_over(old: &Table, new: &Table, history: &mut History, now: Now) {
     history.starts.retain(|start| start.state != PLACE);
     if let Shape::Counter { .. } = old.policy.0 {
-        // Those of a window that has not ended are stamped with its end, which means nothing to other windows.
+        // Starts of a window that has not ended are stamped with its end, which has no meaning in other windows.
         history.starts.iter_mut().for_each(|start| start.stamp = start.stamp.min(now.ceil));
         history.unknown = history.unknown.map(|stamp| stamp.min(now.ceil));
     }
     match (&old.policy.0, &new.policy.0) {
         (Shape::Bucket(old), Shape::Bucket(new)) => new.take_over(old, history, now),
         (_, Shape::Rate(..) | Shape::Delay(_) | Shape::EvenlySpaced(_)) if !new.policy.is_counted() => {
-            // What counts by neither policy must not seem newer than it is because it does not fit.
+            // A start that counts under neither policy must not appear newer because it does not fit.
             let longest = old.policy.longest().max(new.policy.longest());
             let past = history.starts.partition_point(|start| start.stamp + longest <= now.floor);
             let units: u64 = history.starts.iter().map(|start| start.units).sum();

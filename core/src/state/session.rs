@@ -1,11 +1,11 @@
-//! An opened store: its cells, and the lock under which everything rare is done.
+//! An open store: its cells, and the lock for all rare work.
 
 use super::counts::Book;
 use super::damage::or_damaged;
 use super::declare::Declared;
 use super::grant_lane::GrantLane;
 use super::locked::Locked;
-use super::registry::{SERVER_SECRET, Told};
+use super::registry::{Outbox, SERVER_SECRET};
 use super::table::{Home, NEVER};
 use super::url::{self, Address};
 use super::writer::Writer;
@@ -29,8 +29,9 @@ use std::sync::atomic::{AtomicBool, AtomicPtr};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Rare work of many steps leaves the lock free for so long between two of them. A waiter looks at the lock more often than
-/// that, so it gets its turn: without a pause, the thread that lets go would have the lock again before anybody looks.
+/// How long rare work of many steps leaves the lock free between two steps. Waiters check the lock more often than
+/// that, so they get their turn. Without the pause, the releasing thread would have the lock again before any of them
+/// looked.
 pub(super) const LET_OTHERS: Duration = fork::LONGEST_NAP.saturating_add(Duration::from_micros(500));
 
 /// A store, shared by its limiters.
@@ -39,78 +40,79 @@ pub(crate) struct Session {
     url: String,
     pub(super) address: Address,
     pub(crate) options: StoreOptions,
-    /// Where the database is, without symbolic links, as it was when the store was opened.
+    /// The path of the database at the opening of the store, without symbolic links.
     place: OnceLock<PathBuf>,
     current: AtomicPtr<Opened>,
     rare: Mutex<Rare>,
     failures: AtomicU64,
     pub hooks: Hooks,
-    /// When the lane is to follow the database again, by the monotonic clock, after it could not.
+    /// When the lane tries again to follow the database, by the monotonic clock, after it could not.
     pub(super) follows_from: AtomicU64,
-    /// What this process counted.
+    /// The counts of this process.
     pub(super) book: Book,
-    /// This process's number among those that have used the lane; 0 on the heap.
+    /// The number of this process among those that have used the lane; 0 on the heap.
     member: AtomicU64,
-    /// What decides in place of this process's cells, and what time it was there when it was first asked.
+    /// The server that decides instead of this process's cells, and its time at the first request.
     pub(super) server: Option<Arc<dyn Engine>>,
     pub(super) server_time: OnceLock<(Instant, Tick)>,
-    /// The file in which processes of this machine share what it grants.
+    /// The file in which processes of this machine share the server's grants.
     grant_lane: Option<PathBuf>,
-    /// When the limits were made there that this process uses.
+    /// The creation times, on the server, of the limits that this process uses.
     pub(super) made: fork::PerProcess<HashMap<String, Tick>>,
-    /// Whose leases there are this process's.
+    /// The owner of this process's leases there.
     pub(super) owner: fork::PerProcess<Option<u64>>,
-    /// How this process writes the ledger.
+    /// This process's writer of the ledger.
     pub(super) writer: Writer,
-    /// What was refused, and is to be taken back.
-    pub(super) refused: fork::PerProcess<Vec<super::limit::Refused>>,
-    /// Is there anything? (A forked child may think so in vain.)
+    /// Refused starts that must be taken back.
+    pub(super) refused: fork::PerProcess<Vec<super::limit::RefusedStart>>,
+    /// Whether there are any. (In a forked child this may be wrongly set.)
     pub(super) has_refused: AtomicBool,
 }
 
-/// A home, and the one that it replaced: somebody may still be in it, so homes live as long as their store.
+/// A home, and the one that it replaced. Another thread may still be using that, so homes live as long as their store.
 #[derive(Debug)]
 struct Opened {
     home: Home,
-    /// Counts the homes that this process had, from 1.
+    /// The number of this home in the process, from 1.
     number: u64,
     before: *mut Opened,
 }
 
-/// What only the holder of the structure lock looks at.
+/// State that only the holder of the structure lock uses.
 #[derive(Debug, Default)]
 pub(super) struct Rare {
-    /// The fork generation that `user` and the running starts of a memory store belong to.
+    /// The fork generation of `user` and of a memory store's running starts.
     generation: u64,
     user: Option<User>,
-    /// What a memory store has declared: limits, and which of them make a composite.
+    /// The declarations of a memory store: limits, and which of them form a composite.
     pub(super) limits: BTreeMap<String, Declared>,
     pub(super) composites: BTreeMap<String, Vec<Policy>>,
-    /// And the policies of single keys, by limit and key.
+    /// The policies of single keys, by limit and key.
     pub(super) keys: BTreeMap<(String, String), Policy>,
-    /// Is there a server to be told what changes? And what.
-    pub(super) tells: bool,
-    pub(super) told: Told,
+    /// Whether changes must be sent to a server, and the changes.
+    pub(super) has_outbox: bool,
+    pub(super) outbox: Outbox,
     /// The connection to the database, while the structure lock is held.
     database: Option<database::Database>,
 }
 
-/// What shows others that this process uses the store, until it is dropped.
+/// Shows other processes that this one uses the store, until it is dropped.
 #[derive(Debug)]
 struct User {
     member: lane::Member,
     _presence: lane::KeptLock,
 }
 
-/// What a thread has while it does something rare: no other thread of this process, and for a lane no other process, does.
+/// Held by a thread during rare work, which no other thread of this process does at the same time, and for a lane no
+/// other process.
 struct Guard<'s> {
     _database: Connection<'s>,
     lane: Option<lane::LockedLane>,
-    // Last: the lane's lock is given back before another thread of this process can ask for it.
+    // Last: the lane's lock is returned before another thread of this process can ask for it.
     _process: fork::Structure,
 }
 
-/// Closes the connection that was needed meanwhile.
+/// Closes the connection that was opened in between.
 struct Connection<'s>(&'s Session);
 
 impl Drop for Connection<'_> {
@@ -125,7 +127,7 @@ impl Guard<'_> {
     }
 }
 
-// SAFETY: what the pointer leads to never changes once it is published, and is made of parts that may be shared.
+// SAFETY: the pointee never changes once it is published, and its parts may be shared.
 unsafe impl Send for Session {}
 // SAFETY: as above.
 unsafe impl Sync for Session {}
@@ -149,7 +151,7 @@ impl Session {
             }
             _ => None,
         };
-        let rare = Rare { tells: server.is_some(), ..Rare::default() };
+        let rare = Rare { has_outbox: server.is_some(), ..Rare::default() };
         Ok(Session {
             url: if let Address::Server(url) = &address { without_password(url) } else { url.to_owned() },
             address,
@@ -177,11 +179,11 @@ impl Session {
         &self.url
     }
 
-    /// The address for another process.
+    /// The address for other processes.
     pub fn address(&self) -> Result<String> {
         let unsupported = |reason: &str| Err(Error::Unsupported { reason: format!("{} {reason}", self.url) });
         if self.options.clock.is_some() {
-            return unsupported("goes by a manual clock, which no other process has");
+            return unsupported("uses a manual clock, which no other process has");
         }
         let text = |path: PathBuf| path.into_os_string().into_string().ok();
         match (&self.address, &self.grant_lane) {
@@ -190,14 +192,14 @@ impl Session {
             }
             (Address::Sqlite(_), _) => match self.path().and_then(text) {
                 Some(path) => Ok(format!("sqlite:{path}")),
-                None => unsupported("lies where UTF-8 cannot say"),
+                None => unsupported("has a path that is not UTF-8"),
             },
             (Address::Server(url), None) => Ok(url.clone()),
             (Address::Server(url), Some(lane)) => {
                 let (url, _) = url::take_parameter(url, "lane");
                 match text(lane.clone()).filter(|lane| !lane.contains('&')) {
                     Some(lane) => Ok(format!("{url}{}lane={lane}", if url.contains('?') { '&' } else { '?' })),
-                    None => unsupported("has a lane whose path an address cannot say"),
+                    None => unsupported("has a lane whose path cannot be written in an address"),
                 }
             }
         }
@@ -214,13 +216,13 @@ impl Session {
         &self.opened().expect("a limit is used only after its store was opened").home
     }
 
-    /// What a limiter's hold on its limit is good for: one process, and one home.
+    /// The validity of a limiter's handle on its limit: one process and one home.
     #[inline(always)]
     pub fn epoch(&self) -> u64 {
         fork::generation() << 32 | self.home_number()
     }
 
-    /// Which of this process's homes of the store the current one is.
+    /// The number of the current home among this process's homes of the store.
     #[inline(always)]
     pub(super) fn home_number(&self) -> u64 {
         self.opened().map_or(0, |opened| opened.number)
@@ -236,11 +238,11 @@ impl Session {
     }
 
     pub(super) fn rare(&self) -> MutexGuard<'_, Rare> {
-        // Only ever taken under the structure lock, so never while a fork happens.
+        // Taken only under the structure lock, and therefore never during a fork.
         self.rare.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What is to be answered to this failure. Counted, whatever it is.
+    /// The behaviour for this failure. It is counted in any case.
     pub fn on_error(&self, error: &Error) -> OnError {
         if !error.is_store_failure() {
             return OnError::Raise;
@@ -249,7 +251,7 @@ impl Session {
         self.options.on_error
     }
 
-    /// Who this process is, for leases: see [`crate::algorithm::leases`].
+    /// The number of this process, for leases: see [`crate::algorithm::leases`].
     pub fn member(&self) -> u64 {
         self.member.load(Acquire)
     }
@@ -258,8 +260,8 @@ impl Session {
         self.failures.load(Relaxed)
     }
 
-    /// An answer about a name (empty: about the whole store), after those who listen have heard what is wrong.
-    pub fn told<R>(&self, name: &str, answer: Result<R>) -> Result<R> {
+    /// Passes on an answer about a name (empty: about the whole store), after notifying the hooks of a failure.
+    pub fn report<R>(&self, name: &str, answer: Result<R>) -> Result<R> {
         if let Err(error) = &answer
             && let Some(happening) = Happening::of(error)
         {
@@ -269,20 +271,21 @@ impl Session {
         answer
     }
 
-    /// Does something rare under the structure lock, in this process and, for a lane, on this machine. Opens the store
-    /// first if it is not open, and makes a forked child a user of its own.
+    /// Runs rare work under the structure lock, in this process and, for a lane, on this machine. Opens the store first
+    /// if it is not open, and makes a forked child a user of its own.
     ///
-    /// While somebody else is busy nothing is held here, so that neither other stores nor a fork have to wait too.
+    /// While another process is busy, this one holds nothing, so that neither other stores nor a fork have to wait.
     pub fn with_lock<R>(&self, f: impl Fn(&Locked) -> Result<R>) -> Result<R> {
         self.with_lock_for(MayWait::patience(self.options.timeout)?, f)
     }
 
-    /// The same, but waiting at most so long for others.
+    /// As [`Session::with_lock`], but waits at most `timeout`.
     pub fn with_lock_for<R>(&self, timeout: Duration, f: impl Fn(&Locked) -> Result<R>) -> Result<R> {
         self.with_lock_unless(timeout, || None, f)
     }
 
-    /// The same, unless there is an answer without the lock: others may have done while this caller waited what it wanted.
+    /// As [`Session::with_lock`], unless there is an answer without the lock: another caller may have done the work
+    /// while this one waited.
     pub fn with_lock_unless<R>(
         &self,
         timeout: Duration,
@@ -318,7 +321,7 @@ impl Session {
                     std::thread::sleep(nap.min(left));
                     nap = (nap * 2).min(fork::LONGEST_NAP);
                 }
-                // It had the lock, and has to come again.
+                // It had the lock, and must try again.
                 Err(Error::StoreTimeout { .. }) if !left.is_zero() => std::thread::sleep(LET_OTHERS.min(left)),
                 Ok(None) | Err(Error::StoreTimeout { .. }) => {
                     let waited_ms = start.elapsed().as_millis() as u64;
@@ -329,7 +332,7 @@ impl Session {
         }
     }
 
-    /// Where the database is, or will be.
+    /// The path of the database, which may not exist yet.
     pub(super) fn path(&self) -> Option<PathBuf> {
         match &self.address {
             Address::Memory | Address::Server(_) => None,
@@ -337,7 +340,7 @@ impl Session {
         }
     }
 
-    /// Where the lane is, or will be.
+    /// The path of the lane, which may not exist yet.
     pub(super) fn lane_path(&self) -> Option<PathBuf> {
         Some(database::beside(&self.path()?, "-lane"))
     }
@@ -346,12 +349,12 @@ impl Session {
         match &self.address {
             Address::Memory | Address::Server(_) => {
                 if self.opened().is_none() {
-                    // (Nobody is waited for here: while the lock is held all stores of this process, and forks, wait.)
+                    // Do not wait here: while the lock is held, all stores of this process, and forks, wait.
                     let Some(home) = self.memory_home()? else { return Ok(None) };
                     self.push(home);
                 } else if self.rare().generation != fork::generation() {
                     Locked::new(self.home(), None).disown();
-                    // The thread that saw to them is the parent's.
+                    // The thread that completed them belongs to the parent.
                     self.home().see_to_changes(self.member(), false);
                 }
                 self.rare().generation = fork::generation();
@@ -364,10 +367,10 @@ impl Session {
         }
     }
 
-    /// `None`: another process is making the file that is shared.
+    /// `None` if another process is creating the shared file.
     fn memory_home(&self) -> Result<Option<Home>> {
         let manual = self.options.clock.clone();
-        // A test that makes the time decides on each start by it.
+        // With a test's manual clock, each start is decided at that time.
         let has_grants = self.server.is_some() && self.options.grants && manual.is_none();
         let grant_lane = match self.grant_lane.as_ref().filter(|_| has_grants) {
             Some(path) => match GrantLane::try_open(path, self.options.mode)? {
@@ -392,7 +395,7 @@ impl Session {
             if let Some((then, tick)) = self.server_time.get() {
                 home.clock.follow(tick + then.elapsed().as_micros() as u64);
             }
-            // The keys of all processes are the server's.
+            // The server holds the keys of all processes.
             home.start(SERVER_SECRET);
             return Ok(Some(home));
         }
@@ -420,7 +423,7 @@ impl Session {
             return Ok(None);
         }
         match self.opened() {
-            // It is new to this process, or was deleted or replaced since: two lanes would each grant the whole limit.
+            // It is new to this process, or was deleted or replaced since. Two lanes would each grant the whole limit.
             opened if opened.is_none_or(|opened| !lane.is_that_of(&opened.home)) => {
                 let was_there = path.exists();
                 match self.open_lane(path, &lane) {
@@ -434,7 +437,7 @@ impl Session {
                         return Ok(None);
                     }
                     Err(e) => {
-                        // Nothing half made stays behind.
+                        // Nothing half-made remains.
                         lane.undo();
                         if !was_there {
                             let _ = std::fs::remove_file(path);
@@ -466,13 +469,13 @@ impl Session {
         rare.generation = fork::generation();
     }
 
-    /// `None`: the lane does not count, and is to be removed.
+    /// `None` if the lane is invalid and must be removed.
     fn open_lane(&self, path: &Path, lane: &lane::LockedLane) -> Result<Option<(Home, User)>> {
         let opening = |e| Error::store(format!("opening {}", path.display()), e);
-        // Before SQLite looks at it: the journal of who uses it elsewhere is there.
+        // Before SQLite opens it: the journal of a user elsewhere is at that place.
         let file = match self.opened() {
             None => files::open_or_create(path, self.options.mode).map_err(opening)?.0,
-            // One that is gone is not made anew.
+            // A file that is gone is not recreated.
             Some(_) => files::open(path).map_err(opening)?,
         };
         let (presence, id) = presence::announce(path, &file, lane.path())?;
@@ -483,16 +486,16 @@ impl Session {
             identity = database.continue_as(left)?;
         }
         if self.opened().is_some_and(|opened| lane::store_id(&opened.home) != identity.id) {
-            let cause = "another store is in its place: bring it back, or stop all processes that use it";
+            let cause = "another store is in its place: restore this one, or stop all processes that use it";
             return Err(Error::store(format!("using {}", path.display()), cause));
         }
         let identity_generation = identity.generation;
         let store = lane::Store { path: path.to_owned(), id, identity };
         let Some((home, found)) = lane.attach(&store, self.options.clock.as_ref())? else { return Ok(None) };
         match found {
-            lane::Found::Current => {}
-            lane::Found::Ahead => recovery::write_anew(&Locked::new(&home, Some(&lane.file)), &mut database)?,
-            lane::Found::Made(made) => {
+            lane::LaneState::Current => {}
+            lane::LaneState::Ahead => recovery::write_all(&Locked::new(&home, Some(&lane.file)), &mut database)?,
+            lane::LaneState::Created(made) => {
                 let locked = Locked::new(&home, Some(&lane.file));
                 recovery::recover(&locked, &mut database, &store.identity, made)?;
                 lane.finish(&home);
@@ -505,7 +508,7 @@ impl Session {
         Ok(Some((home, User { member, _presence: presence })))
     }
 
-    /// Only for the holder of the structure lock. The connection is kept until that is let go of.
+    /// Only for the holder of the structure lock. The connection lives until the lock is released.
     pub(super) fn with_database<R>(&self, call: impl FnOnce(&mut database::Database) -> Result<R>) -> Result<R> {
         let kept = self.rare().database.take();
         let mut database = kept.map_or_else(|| self.connect(), Ok)?;
@@ -514,7 +517,7 @@ impl Session {
         Ok(answer)
     }
 
-    /// Only for the holder of the structure lock, or of the right to write the ledger, while it is held.
+    /// Only for the holder of the structure lock, or of the right to write the ledger.
     pub(super) fn connect(&self) -> Result<database::Database> {
         let (home, path) = (self.home(), self.path().expect("a store with a lane has a database"));
         let database = database::Database::reopen(&path, lane::store_id(home))?;
@@ -532,10 +535,10 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        MayWait::Briefly.during(|| self.tell_last_counts());
+        MayWait::Briefly.during(|| self.flush_last_counts());
         let mut at = *self.current.get_mut();
         while !at.is_null() {
-            // SAFETY: made by `push`; nobody can be using it any more.
+            // SAFETY: made by `push`, and no longer in use.
             let opened = unsafe { Box::from_raw(at) };
             at = opened.before;
         }

@@ -1,4 +1,4 @@
-//! A store as programs hold it: its address and how it behaves. (What is declared in it by name: the `store` folder.)
+//! A store as programs use it: its address and options. For the declarations in it by name, see the `store` module.
 
 use super::session::Session;
 use super::url;
@@ -10,46 +10,47 @@ use crate::time::ManualClock;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-/// How a store behaves.
+/// The options of a store.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct StoreOptions {
-    /// How long a call may wait for something rare (opening, a new limit, growing) before it fails. Default 5 s.
+    /// How long a call may wait for a rare operation (opening, a new limit, growth) before it fails. Default 5 s.
     pub timeout: Duration,
-    /// May the store's files be made, if there are none? Default `true`; where not, a store that is not there is an error. (A server's
-    /// tables are made by the first process that declares a limit.)
+    /// Whether missing files of the store are created. Default `true`; if not, a missing store is an error. (A server's
+    /// tables are created by the first process that declares a limit.)
     pub create: bool,
-    /// The mode of the files that are made, whatever the umask. Default `0o600`; `0o660` for services of several users.
+    /// The mode of created files, whatever the umask. Default `0o600`; use `0o660` for services of several users.
     pub mode: u32,
-    /// A clock for tests, in place of the system's.
+    /// A clock for tests, instead of the system's.
     pub clock: Option<ManualClock>,
-    /// What a decision answers when the store fails. Default [`OnError::Raise`].
+    /// The answer of a decision when the store fails. Default [`OnError::Raise`].
     pub on_error: OnError,
-    /// How much of what was admitted a power cut may make this machine forget. Default [`Durability::Budget`].
+    /// How many admitted starts this machine may forget in a power cut. Default [`Durability::Budget`].
     pub durability: Durability,
-    /// May a server let this process start units by itself? Where not, each start is a request. Default `true`; `?grants=never` in the
-    /// address is the same as `false`.
+    /// Whether a server may grant units in advance, which this process then starts without a request. If not, each
+    /// start is a request. Default `true`; `?grants=never` in the address has the same effect as `false`.
     pub grants: bool,
 }
 
-/// What a decision answers when the store fails: gone, full, read-only, or busy for longer than its timeout.
+/// The answer of a decision when the store fails: when it is gone, full, read-only, or busy for longer than its
+/// timeout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum OnError {
-    /// The error.
+    /// Return the error.
     #[default]
     Raise,
-    /// A denial.
+    /// Deny.
     Deny,
-    /// An admission that nothing counts: what is called is worth more than the limit.
+    /// Admit without counting: the job matters more than the limit.
     Admit,
 }
 
-/// How much of what was admitted a power cut may make this machine forget. What is forgotten counts as spent.
+/// How many admitted starts this machine may forget in a power cut. Forgotten starts count as used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Durability {
-    /// At most 5 % of a limit, and at least one unit, are not in the database yet at any time.
+    /// At any time, at most 5 % of a limit, but at least one unit, is not in the database yet.
     #[default]
     Budget,
     /// Every start is in the database before the call that admits it returns.
@@ -70,14 +71,15 @@ impl Default for StoreOptions {
     }
 }
 
-/// Where limits live: `memory:` (this process) or `sqlite:PATH` (this machine; `~/` is the home directory). Clones are the same store.
+/// The place of limits: `memory:` (this process) or `sqlite:PATH` (this machine; `~/` is the home directory). Clones
+/// are the same store.
 ///
-/// Making one opens nothing: the first decision does, or [`Store::open`]. So a store can be made at import, before a
-/// program forks its workers.
+/// Creating a store opens nothing; the first decision opens it, or [`Store::open`]. So a store can be created at
+/// import, before a program forks its workers.
 #[derive(Debug, Clone)]
 pub struct Store(Arc<Session>);
 
-/// Does something with the list of all stores of this process.
+/// Runs a function with the list of all stores of this process.
 fn with_stores<R>(f: impl FnOnce(&mut Vec<Weak<Session>>) -> R) -> R {
     static ALL: Mutex<Vec<Weak<Session>>> = Mutex::new(Vec::new());
     let _no_fork = fork::lists();
@@ -85,7 +87,7 @@ fn with_stores<R>(f: impl FnOnce(&mut Vec<Weak<Session>>) -> R) -> R {
 }
 
 impl Store {
-    /// A store with the default options.
+    /// Creates a store with the default options.
     ///
     /// # Errors
     /// [`Error::InvalidUrl`] unless `url` is `memory:` or `sqlite:PATH`.
@@ -93,11 +95,11 @@ impl Store {
         Self::with_options(url, StoreOptions::default())
     }
 
-    /// A store.
+    /// Creates a store.
     ///
     /// # Errors
-    /// [`Error::InvalidUrl`] as for [`Store::new`]; [`Error::InvalidArgument`] for a mode beyond `0o777` or one that
-    /// keeps the owner out.
+    /// [`Error::InvalidUrl`] as for [`Store::new`]; [`Error::InvalidArgument`] for a mode beyond `0o777`, or one
+    /// without read and write access for the owner.
     pub fn with_options(url: &str, options: StoreOptions) -> Result<Store> {
         if options.mode > 0o777 || options.mode & 0o600 != 0o600 {
             let given = format!("0o{:o}", options.mode);
@@ -111,77 +113,78 @@ impl Store {
         Ok(Store(session))
     }
 
-    /// Opens the store now, its files made if there are none, instead of at the first decision.
+    /// Opens the store now instead of at the first decision, and creates its files if there are none.
     ///
     /// # Errors
-    /// Whatever is wrong with the place: see [`Error`].
+    /// [`Error`] describes what is wrong with the place.
     pub fn open(&self) -> Result<()> {
-        self.0.told("", self.0.with_names(&[], |_| Ok(())))
+        self.0.report("", self.0.with_names(&[], |_| Ok(())))
     }
 
-    /// The store's address, as it was given but for a password.
+    /// The store's address as given, without a password.
     pub fn url(&self) -> &str {
         self.0.url()
     }
 
-    /// The address with which another process of this machine shares the store, whatever its current directory is: complete,
-    /// with a password if there is one, and with absolute paths.
+    /// The address with which another process of this machine shares the store, independent of its current directory:
+    /// complete, with a password if there is one, and with absolute paths.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where no other process can: for `memory:`, and with a manual clock.
+    /// [`Error::Unsupported`] if no other process can share it: for `memory:`, and with a manual clock.
     pub fn address(&self) -> Result<String> {
         self.0.address()
     }
 
-    /// Writes to the database now what it does not have yet of what was admitted. A no-op for `memory:`.
+    /// Writes admitted starts to the database that are not there yet. A no-op for `memory:`.
     ///
     /// # Errors
     /// As for [`Store::open`].
     pub fn flush(&self) -> Result<()> {
-        self.0.told("", self.0.flush())
+        self.0.report("", self.0.flush())
     }
 
-    /// Says what is wrong with the store's files, nothing if all is well; and repairs what it can if it is told to. What nobody
-    /// can read goes out of the database; a lane that makes no sense is made anew from the ledger, and its limits count as full
-    /// until all processes have noticed. Always nothing for `memory:`. It reads all of the database, which holds up
-    /// starts that wait for a commit meanwhile.
+    /// Checks the store's files and returns what is wrong with them. With `repair`, it also repairs what it can.
+    /// Unreadable rows are removed from the database. A damaged lane is rebuilt from the ledger, and its limits count
+    /// as full until all processes have noticed. Always empty for `memory:`. It reads the whole database, which delays
+    /// starts that wait for a commit.
     ///
     /// # Errors
-    /// As for [`Store::open`], but for [`Error::Damaged`].
+    /// As for [`Store::open`], except [`Error::Damaged`].
     pub fn verify(&self, repair: bool) -> Result<Vec<Problem>> {
-        self.0.told("", self.0.verify(repair))
+        self.0.report("", self.0.verify(repair))
     }
 
-    /// Adds what this process counted lately, in all of its stores, to what `stats` of other processes shows, as happens once a
-    /// second and at a store's end: for programs that end without that. Waits for others for 10 ms at most, and fails silently.
+    /// Adds the recent counts of this process, in all of its stores, to the `stats` that other processes see. This
+    /// happens automatically once a second and at a store's end; call it in programs that end in other ways. Waits for
+    /// others for at most 10 ms, and fails silently.
     pub fn tell_counts() {
         let stores: Vec<_> = with_stores(|stores| stores.iter().filter_map(Weak::upgrade).collect());
-        stores.iter().for_each(|store| store.tell_last_counts());
+        stores.iter().for_each(|store| store.flush_last_counts());
     }
 
-    /// Is there something to look after, that calls left because they [must not wait](crate::MayWait)?
+    /// Returns whether a periodic duty is due that calls left because they [must not wait](crate::MayWait).
     #[inline(always)]
     pub fn is_due(&self) -> bool {
         self.0.is_due()
     }
 
-    /// Does what is due about once a second: writes the ledger, reports counts. Decisions that may wait do it themselves.
+    /// Runs the once-a-second duties: writes the ledger, reports counts. Decisions that may wait do this themselves.
     pub fn look_after(&self) {
         self.0.look_after();
     }
 
-    /// Calls a function at each such [`Event`](crate::Event) of this store's limiters in this process. It is called in the thread that asked, soon
-    /// after the answer is known, and may use limiters.
+    /// Calls a function at each [`Event`](crate::Event) of this kind of the store's limiters in this process. It is
+    /// called in the asking thread, soon after the answer is known, and may use limiters.
     pub fn on(&self, happening: Happening, hook: Hook) -> HookId {
         self.0.hooks.add(happening, hook)
     }
 
-    /// Takes a hook away. A no-op for one that is not there.
+    /// Removes a hook. A no-op if it is not there.
     pub fn off(&self, hook: HookId) {
         self.0.hooks.remove(hook);
     }
 
-    /// How often the store failed a decision since this process made it, whatever was answered instead.
+    /// The number of decisions that the store has failed since this process created it, whatever was answered instead.
     pub fn failures(&self) -> u64 {
         self.0.failures()
     }

@@ -1,10 +1,11 @@
-//! What people see of a home: read as decisions read it, without a lock. (Names and policies come from the database: `observe.rs`.)
+//! The snapshot of a home for observers, read as decisions read it, without a lock. (Names and policies come from the
+//! database: `observe.rs`.)
 
 use super::arena::ALLOCATED;
 use super::index::KeyAt;
 use super::layout::{index_word, key_word, limit_word};
 use super::minutes::Minute;
-use super::policies::Known;
+use super::policies::KnownLimit;
 use super::session::Session;
 use super::table::{Hash, Home, Table};
 use crate::algorithm::cells::Cells;
@@ -19,51 +20,52 @@ use crate::time::{Tick, from_ticks};
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, SystemTime};
 
-/// So many keys are looked at in one survey beside those that were used lately, of all limits together; and of one, at least.
+/// How many keys one survey reads of all limits together, in addition to recently used ones; and the minimum per limit.
 const WALKED: usize = 8_192;
 const WALKED_OF_ONE: usize = 16;
 
-/// Of so many keys it is remembered how much they were used, for each that is shown.
+/// For each shown key, the usage of this many keys is remembered.
 const REMEMBERED: usize = 8;
 const LEAST_REMEMBERED: usize = 64;
 
-/// What has not been written for so long, in ticks, was left by processes that have ended, or cannot be written.
+/// Counts that have not been written for this long, in ticks, were left by processes that have ended, or cannot be
+/// written.
 const LEFT: Tick = 3_000_000;
 
-/// How many limits are read while nobody else writes the ledger.
+/// How many limits are read before other writers of the ledger get a turn.
 const LIMITS_AT_ONCE: usize = 500;
 
 /// What an observer remembers between two surveys.
 #[derive(Debug, Default)]
 pub(crate) struct Survey {
-    /// Which home it was of.
+    /// The home to which it belongs.
     epoch: u64,
     generation: u64,
-    policies: Vec<Known>,
-    limits: HashMap<String, Watched>,
+    policies: Vec<KnownLimit>,
+    limits: HashMap<String, LimitMemory>,
 }
 
 /// What is remembered of a limit.
 #[derive(Debug, Default)]
-struct Watched {
-    /// Where to go on looking at keys that nobody has used lately: at which hash.
+struct LimitMemory {
+    /// The hash at which the search through keys that were not used recently continues.
     next: u64,
-    /// How often the busiest keys were used, in all.
+    /// The total usage of the busiest keys.
     totals: HashMap<Hash, u64>,
 }
 
-/// A key that was looked at.
-struct Seen {
+/// A key that was read.
+struct KeyReading {
     at: KeyAt,
     table: Table,
     hash: Hash,
     stats: Stats,
     usage: Vec<(u64, u64)>,
-    /// How often it was used since the last survey.
+    /// Its usage since the last survey.
     news: u64,
 }
 
-impl Seen {
+impl KeyReading {
     fn total(&self) -> u64 {
         self.stats.admitted + self.stats.denied
     }
@@ -74,13 +76,13 @@ impl Seen {
 }
 
 impl Session {
-    /// What is seen of the store now, with so many keys of each limit.
+    /// Takes a survey of the store, with this many keys of each limit.
     pub(crate) fn survey(&self, survey: &mut Survey, keys: usize) -> Result<Snapshot> {
         let now = self.with_lock(|locked| {
-            self.tell_counts(locked)?;
+            self.flush_counts(locked)?;
             Ok((self.epoch(), locked.generation()))
         })?;
-        // (Where there is no database, nothing counts the changes.)
+        // Without a database, changes are not counted.
         if (survey.epoch, survey.generation) != now || !self.home().is_lane() {
             let known = self.all_known()?;
             (survey.epoch, survey.generation) = (now.0, known.1);
@@ -91,7 +93,7 @@ impl Session {
         let home = self.home();
         let left = home.listed_since().filter(|at| *at + LEFT < home.clock.now().floor);
         if home.is_lane() && left.is_some() {
-            // Those who would write it have gone.
+            // The processes that would write it have ended.
             self.look_after();
         }
         super::damage::or_damaged(
@@ -131,19 +133,20 @@ impl Session {
         )
     }
 
-    /// All limits, by name, and the generation of policies that this is: of a composite, its parts. Nobody is held up for long.
-    fn all_known(&self) -> Result<(Vec<Known>, u64)> {
+    /// All limits, by name, and the generation of their policies. A composite is represented by its parts. No writer is
+    /// blocked for long.
+    fn all_known(&self) -> Result<(Vec<KnownLimit>, u64)> {
         if !self.home().is_lane() {
             let known =
-                |(name, declared): (&String, &_)| Known { name: name.clone(), declared: *declared, missing: None };
+                |(name, declared): (&String, &_)| KnownLimit { name: name.clone(), declared: *declared, missing: None };
             return self.with_lock(|_| Ok((self.rare().limits.iter().map(known).collect(), 0)));
         }
-        let (mut all, mut of) = (Vec::<Known>::new(), None);
+        let (mut all, mut of) = (Vec::<KnownLimit>::new(), None);
         loop {
             let after = all.last().map_or("", |last| last.name.as_str());
             let read = |lead: &_, _| self.with_ledger(lead, |database| database.limits_after(after, LIMITS_AT_ONCE));
             let (some, generation) = self.leading("reading", self.options.timeout, read)?;
-            // Of a change in between, the next survey reads all.
+            // If a change came in between, the next survey reads everything again.
             let of = *of.get_or_insert(generation);
             let is_last = some.len() < LIMITS_AT_ONCE;
             all.extend(some);
@@ -153,14 +156,14 @@ impl Session {
         }
     }
 
-    /// The minutes of a limit from this one on up to that one: as far as the database has them, and the last of the home.
+    /// The minutes of a limit between two minutes: those in the database, and the last ones of the home.
     pub(crate) fn minutes(&self, name: &str, began: u64, to: u64) -> Result<Vec<Minute>> {
-        // Opens the store.
-        self.with_lock(|locked| self.tell_counts(locked))?;
+        // This opens the store.
+        self.with_lock(|locked| self.flush_counts(locked))?;
         let home = self.home();
         let (mut all, mut from) = (Vec::new(), if home.is_lane() { began } else { to + 1 });
         while from <= to {
-            // Nobody else writes the ledger meanwhile.
+            // No other process writes the ledger during this.
             let last = to.min(from + super::ledger::MINUTES_AT_ONCE - 1);
             let read = |lead: &_, _| self.with_ledger(lead, |database| database.minutes(name, from, last));
             all.extend(self.leading("reading", self.options.timeout, read)?);
@@ -184,8 +187,8 @@ impl Home {
     fn survey_limit(
         &self,
         at: u64,
-        known: &Known,
-        watched: &mut Watched,
+        known: &KnownLimit,
+        watched: &mut LimitMemory,
         (lately, most, shown): (Vec<Hash>, usize, usize),
     ) -> LimitSnapshot {
         let table = self.table(at);
@@ -196,9 +199,9 @@ impl Home {
         hashes.push(empty);
         hashes.sort_unstable();
         hashes.dedup();
-        let mut all: Vec<Seen> = hashes.into_iter().filter_map(|hash| self.survey_key(&table, hash)).collect();
+        let mut all: Vec<KeyReading> = hashes.into_iter().filter_map(|hash| self.survey_key(&table, hash)).collect();
         for seen in &mut all {
-            // What a key was used for before anybody looked says nothing of now, but is all that a first look has.
+            // The usage before the first survey is not recent, but nothing else is known at that time.
             let before = watched.totals.get(&seen.hash).copied();
             seen.news = seen.total() - before.unwrap_or(if is_first { 0 } else { seen.total() }).min(seen.total());
         }
@@ -207,7 +210,7 @@ impl Home {
         let declared = &known.declared;
         let (usage, retry_after) = match fullest {
             Some(seen) => (self.shown(&seen.table, &seen.usage), self.retry_after(seen, gate)),
-            // It is being rewritten at this moment.
+            // The key is being rewritten at this moment.
             None => (self.shown(&table, &[(table.capacity, 0)]), Duration::ZERO),
         };
         let fullest =
@@ -221,7 +224,7 @@ impl Home {
         });
         all.retain(|seen| seen.hash != empty);
         all.sort_by(|a, b| {
-            let rank = |seen: &Seen| (seen.news, seen.total());
+            let rank = |seen: &KeyReading| (seen.news, seen.total());
             rank(b).cmp(&rank(a)).then(b.fullness().total_cmp(&a.fullness())).then(a.hash.cmp(&b.hash))
         });
         let remembered = (shown * REMEMBERED).max(LEAST_REMEMBERED);
@@ -251,16 +254,16 @@ impl Home {
         from_ticks(gate.saturating_sub(self.clock.now().floor))
     }
 
-    fn survey_key(&self, table: &Table, hash: Hash) -> Option<Seen> {
+    fn survey_key(&self, table: &Table, hash: Hash) -> Option<KeyReading> {
         let at = self.find(table, hash).ok()??;
         let own = self.table_of(table, at);
         let stats = self.stats_at(at.at);
         let usage = self.usage(&own, self.cells(&own, at));
-        // Else it has moved meanwhile, and what was read may be another's.
-        (self.find(table, hash).ok()?? == at).then_some(Seen { at, table: own, hash, stats, usage, news: 0 })
+        // Otherwise it has moved, and the words may have belonged to another key.
+        (self.find(table, hash).ok()?? == at).then_some(KeyReading { at, table: own, hash, stats, usage, news: 0 })
     }
 
-    fn show_key(&self, table: &Table, seen: &Seen, gate: Tick) -> KeySnapshot {
+    fn show_key(&self, table: &Table, seen: &KeyReading, gate: Tick) -> KeySnapshot {
         let own_gate = self.key_gate(seen.at.at).load(Acquire);
         let is_own = seen.table.at != table.at && self.is_plan_of(table, seen.table.at);
         KeySnapshot {
@@ -274,7 +277,7 @@ impl Home {
         }
     }
 
-    /// The fullest first.
+    /// Fullest first.
     fn shown(&self, table: &Table, usage: &[(u64, u64)]) -> Vec<Usage> {
         let windows = windows_of(&table.policy, usage.len());
         let one = |(&(limit, used), window)| Usage { limit, used, window };
@@ -284,7 +287,7 @@ impl Home {
         all
     }
 
-    fn retry_after(&self, seen: &Seen, gate: Tick) -> Duration {
+    fn retry_after(&self, seen: &KeyReading, gate: Tick) -> Duration {
         let gate = gate.max(self.key_gate(seen.at.at).load(Acquire));
         let closed = self.until(gate);
         match self.cells(&seen.table, seen.at) {
@@ -301,25 +304,25 @@ impl Home {
         }
     }
 
-    /// About how many keys a table has in its index, the empty one left out.
+    /// The approximate number of keys in a table's index, without the empty one.
     fn key_count(&self, table: &Table) -> u64 {
         let count = |segment| self.arena.word(segment + index_word::COUNT).load(Acquire);
         self.segments(table).map(count).sum::<u64>().saturating_sub(1)
     }
 
-    /// The keys of the next segments, about so many.
+    /// The keys of the next segments, about `most` of them.
     fn next_keys(&self, table: &Table, next: &mut u64, most: usize) -> Vec<Hash> {
         let mut all = Vec::new();
         let mut segments = HashSet::new();
         while all.len() < most {
             let Some(root) = self.root(table) else { break };
             let segment = self.segment_at(root, root.entry_of(*next));
-            // Once around.
+            // A full round.
             if !segments.insert(segment) {
                 break;
             }
             let hashes: Vec<Hash> = self.entries(segment).filter_map(|at| self.hash_of_block(at)).collect();
-            // Else it may be another index's by now.
+            // Otherwise the words may belong to another index by now.
             if self.root(table) == Some(root) {
                 all.extend(hashes);
             }
@@ -335,12 +338,12 @@ impl Home {
     }
 }
 
-/// What a key may be called whose text is not to be shown.
+/// An identifier for a key whose text is not shown.
 fn id_of(Hash([id, _]): Hash) -> String {
     format!("{id:016x}")
 }
 
-/// In which times the units are allowed of which [`Home::usage`] tells.
+/// The windows of the units that [`Home::usage`] returns.
 fn windows_of(policy: &Policy, count: usize) -> Vec<Option<Duration>> {
     match policy.windows() {
         windows if windows.len() == count => windows.iter().map(|window| Some(from_ticks(window.length))).collect(),

@@ -1,14 +1,14 @@
-//! How limits are laid out in an arena, and how they are found, added and replaced. (Their keys: `index.rs`.)
+//! How limits are laid out in an arena, and how they are found, added and replaced. For their keys, see `index.rs`.
 //!
 //! ```text
 //! header ─→ limit ─→ limit ─→ …           one block per name: gate, current table
-//!             └─→ table                   one policy, for good; an index of keys
+//!             └─→ table                   one policy, immutable; an index of keys
 //!                   └─→ index ─→ key      one block per key: the cells of its algorithm
 //! ```
 //!
 //! A table is replaced when its policy changes: see `rewrite.rs`.
 
-use super::arena::{Arena, NoRoom};
+use super::arena::{Arena, NoSpace};
 use super::damage::{bounded, nonsense, or_damaged};
 use super::grant_lane::GrantLane;
 use super::index::Root;
@@ -28,18 +28,18 @@ use crate::server::EPOCH;
 use crate::time::{Clock, Tick};
 use siphasher::sip128::SipHasher13;
 
-/// How often the ledger is written, in ticks, if nobody has to wait for it: once a second.
+/// How often the ledger is written if no caller has to wait for it, in ticks: once a second.
 const CHECKPOINT_EVERY: Tick = 1_000_000;
 
-/// No machine boots faster than this, in ticks.
+/// The shortest time that a machine needs to boot, in ticks.
 const SHORTEST_BOOT: Tick = 2_000_000;
 
-/// The longest window whose starts are written behind, in ticks: two minutes. After a reboot a limit counts as full for so
-/// long at most, which is less than most machines take to be of use again.
+/// The longest window whose starts are written behind, in ticks: two minutes. After a reboot, such a limit counts as
+/// full for at most this time. Most machines need longer until they do useful work again.
 const LONGEST_BEHIND: Tick = 120_000_000;
 
 pub(super) fn longest_behind() -> Tick {
-    // A test cannot wait for longer windows.
+    // Tests cannot wait for longer windows.
     #[cfg(feature = "fault-points")]
     if let Some(longest) = std::env::var("WGL_TEST_BEHIND_US").ok().and_then(|text| text.parse().ok()) {
         return longest;
@@ -53,10 +53,10 @@ pub(super) const BEHIND: u64 = u64::MAX - 1;
 /// The budget of a limit that is not in the ledger at all.
 pub(super) const UNKEPT: u64 = u64::MAX;
 
-/// The name of a limit that nobody finds any more.
+/// The name of a limit that can no longer be found.
 const NO_NAME: [u64; 2] = [0, 0];
 
-/// A key or a name, as the store knows it: 128 bits, keyed with the store's secret.
+/// The hash of a key or name: 128 bits, keyed with the store's secret.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Hash(pub [u64; 2]);
 
@@ -68,29 +68,29 @@ impl Hash {
     }
 }
 
-/// What hashes keys (`b'k'`) or names (`b'n'`) with a secret.
+/// The hasher of keys (`b'k'`) or names (`b'n'`) for a secret.
 pub(super) fn hasher([k0, k1]: [u64; 2], kind: u8) -> SipHasher13 {
     SipHasher13::new_with_keys(k0 ^ u64::from(kind), k1)
 }
 
-/// Why a lock-free call could not finish.
+/// The reason why a lock-free call could not finish.
 #[derive(Debug)]
 pub(crate) enum Blocked {
-    /// The key's cells are being written elsewhere, or the table's: that has to be finished.
+    /// The cells of the key or of the table are being rewritten. That has to be completed first.
     Sealed,
-    /// It was looked for in a place that is another's by now: look again.
+    /// The place in which the key was searched belongs to another one by now. Search again.
     Moved,
-    /// Nobody uses that key.
+    /// The key is not in use.
     Absent,
-    /// The lane that it was asked of is not the store's any more.
+    /// The lane is no longer the store's.
     Lost,
-    /// Something has to grow first.
+    /// The store or the index must grow first.
     Full,
-    /// So have the tables of open places, or the slots of leases.
+    /// The tables of open places, or the slots of leases, must grow first.
     Crowded,
-    /// The server says that another policy holds.
+    /// The server reports that another policy applies.
     Stale,
-    /// It never will.
+    /// The call can never succeed.
     Refused(Error),
 }
 
@@ -106,16 +106,16 @@ impl From<Sealed> for Blocked {
     }
 }
 
-impl From<NoRoom> for Blocked {
-    fn from(_: NoRoom) -> Self {
+impl From<NoSpace> for Blocked {
+    fn from(_: NoSpace) -> Self {
         Blocked::Full
     }
 }
 
-/// What [`Home::block_class`] says of keys to which a server grants units: no policy's.
+/// The class that [`Home::block_class`] returns for keys to which a server grants units. No policy has it.
 const GRANTS_CLASS: u64 = 62;
 
-/// Nothing is ever due on a heap.
+/// The time of checks on a heap, where nothing is ever due.
 pub(super) const NEVER: Tick = Tick::MAX;
 
 /// A store's cells and its clock.
@@ -123,54 +123,56 @@ pub(super) const NEVER: Tick = Tick::MAX;
 pub(crate) struct Home {
     pub arena: Arena,
     pub clock: Clock,
-    /// Which making of the lane this is; 0 on the heap.
+    /// The number of this lane's creation; 0 on the heap.
     pub instance: u64,
-    /// Is every start to be in the ledger before it happens?
+    /// Whether every start must be in the ledger before it happens.
     pub commits: bool,
-    /// When to look after what is due once a second: see [`Limit::look_after`](super::limit::Limit::look_after).
+    /// When the once-a-second duties are due: see [`Limit::look_after`](super::limit::Limit::look_after).
     pub next_look: AtomicU64,
-    /// Looks whether the lane is still there; none on the heap.
+    /// Checks whether the lane is still there. `None` on the heap.
     pub watch: Option<super::lane::Watch>,
-    /// Does a server decide? Then keys are here only for what is counted of them, and what they were granted.
+    /// Whether a server decides. If so, the keys here hold only their counters and the units that they were granted.
     pub is_served: bool,
-    /// Does the server grant units, where it can?
+    /// Whether the server grants units where it can.
     pub has_grants: bool,
-    /// Where processes of this machine share what it grants, if they do.
+    /// Where the processes of this machine share the server's grants, if they do.
     pub grant_lane: Option<GrantLane>,
 }
 
-/// A table, read. Its policy never changes: another policy is another table.
+/// The words of a table. Its policy never changes: another policy is another table.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Table {
     pub at: u64,
     pub policy: Policy,
     pub born: Tick,
-    /// How many units of a key may be missing from the ledger.
+    /// The number of a key's units that may be missing from the ledger.
     pub budget: u64,
     pub keeping: Keeping,
-    /// What follows from the policy: see [`Policy::capacity`], [`Policy::ring`], [`Policy::jobs`] and [`Policy::windows`].
+    /// Derived from the policy: see [`Policy::capacity`], [`Policy::ring`], [`Policy::jobs`] and [`Policy::windows`].
     pub capacity: u64,
     pub ring: u64,
     pub is_adaptive: bool,
     pub windows: Windows,
-    /// Are its keys' cells a log? Or slices?
+    /// Whether the cells of its keys are a log, or slices.
     pub is_log: bool,
     pub is_sliced: bool,
     pub at_once: AtOnce,
 }
 
-/// How this process sees to it that the starts of a limit get into the ledger.
+/// How this process records the starts of a limit in the ledger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Keeping {
-    /// They do not.
+    /// It does not.
     No,
-    /// Within a second or so.
+    /// Within about a second.
     Behind,
-    /// No start happens with more than the [budget](Table::budget) missing, or with anything missing if the store commits.
+    /// No start happens while more than the [budget](Table::budget) is missing, or while anything is missing if the
+    /// store commits.
     Ahead,
 }
 
-/// Which keys of a limit are decided on as they are found, without unwinding: those of a policy that is the same for all starts.
+/// Which keys of a limit are decided on directly where they are found, without unwinding: those of a policy that is the
+/// same for all starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AtOnce {
     Nothing,
@@ -178,13 +180,13 @@ pub(crate) enum AtOnce {
     Buckets,
     /// Windows in which units are counted.
     Windows,
-    /// By what a server has granted.
+    /// From the units that a server has granted.
     Grants,
 }
 
 /// A checksum of a policy's words.
 pub(crate) fn sum(policy: [u64; POLICY_WORDS]) -> u64 {
-    // Each decision on a key with its own policy reads a table, so the products do not depend on one another.
+    // The products do not depend on each other, since each decision on a key with its own policy reads a table.
     let products = (0..)
         .zip(policy)
         .map(|(i, word)| (word ^ u64::from(i)).wrapping_mul(0x9e37_79b9_7f4a_7c15_u64.rotate_left(5 * i) | 1));
@@ -192,18 +194,18 @@ pub(crate) fn sum(policy: [u64; POLICY_WORDS]) -> u64 {
 }
 
 impl Home {
-    /// To be asked after each decision, with its time: is there something to look after?
+    /// Returns whether some periodic duty is due. Called after each decision, with its time.
     #[inline(always)]
     pub fn is_due(&self, now: Tick) -> bool {
         now >= self.next_look.load(Relaxed)
     }
 
-    /// Looks whether the lane that decisions were made on is still the one that counts.
+    /// Checks whether the lane on which decisions were made is still the valid one.
     pub fn is_still_there(&self, now: Tick) -> bool {
         self.watch.as_ref().is_none_or(|watch| watch.look(self, now))
     }
 
-    /// Is it this caller's turn to write the ledger? Then it is nobody else's for a second.
+    /// Returns whether it is this caller's turn to write the ledger. If so, it is no other caller's for a second.
     pub fn takes_checkpoint(&self, now: Tick) -> bool {
         let next = self.arena.word(NEXT_CHECKPOINT);
         let due = next.load(Relaxed);
@@ -226,19 +228,19 @@ impl Home {
         std::array::from_fn(|i| self.arena.word(at + i as u64).load(Acquire))
     }
 
-    /// The hash of a key (`b'k'`) or of a name (`b'n'`).
+    /// Hashes a key (`b'k'`) or a name (`b'n'`).
     pub fn hash(&self, kind: u8, text: &str) -> Hash {
         Hash::of(&self.hasher(kind), text)
     }
 
-    /// What makes it.
+    /// The hasher of keys (`b'k'`) or names (`b'n'`).
     pub fn hasher(&self, kind: u8) -> SipHasher13 {
         hasher(self.get(HASH_KEY), kind)
     }
 
     // ---- limits ----
 
-    /// Where the limit of this name is.
+    /// Finds the limit with this name.
     pub fn find_limit(&self, name: &str) -> Option<u64> {
         let Hash(name) = self.hash(b'n', name);
         let is_its =
@@ -246,14 +248,14 @@ impl Home {
         self.linked(name).find(is_its)
     }
 
-    /// The limits that have, had or get this name or one with the same chain.
+    /// The limits that have, had or are about to get this name, or another name of the same chain.
     fn linked(&self, name: [u64; 2]) -> impl Iterator<Item = u64> {
         let next = |at: u64| Some(self.arena.word(at).load(Acquire)).filter(|at| *at != 0);
         let links = std::iter::successors(next(chain(name)), move |link| next(link + link_word::NEXT));
         bounded(links, self.arena.most()).map(|link| self.arena.word(link + link_word::LIMIT).load(Relaxed))
     }
 
-    /// All limits, also those that have no name any more.
+    /// All limits, including those without a name.
     pub(super) fn limits(&self) -> impl Iterator<Item = u64> {
         let next = |at: u64| Some(self.arena.word(at).load(Acquire)).filter(|at| *at != 0);
         bounded(
@@ -262,7 +264,7 @@ impl Home {
         )
     }
 
-    /// Has its name been taken away?
+    /// Returns whether the limit has lost its name.
     pub fn is_retired(&self, limit: u64) -> bool {
         self.get(limit + limit_word::NAME) == NO_NAME
     }
@@ -273,13 +275,13 @@ impl Home {
         self.arena.word(limit + limit_word::GATE)
     }
 
-    /// Where the limit's table is as of now.
+    /// The place of the limit's current table.
     #[inline(always)]
     pub fn current_table(&self, limit: u64) -> u64 {
         self.arena.word(limit + limit_word::TABLE).load(Acquire)
     }
 
-    /// The limit's table as of now.
+    /// The limit's current table.
     pub fn table(&self, limit: u64) -> Table {
         let table = self.table_at(self.current_table(limit));
         let of = self.arena.word(table.at + table_word::LIMIT).load(Relaxed);
@@ -325,17 +327,18 @@ impl Home {
         }
     }
 
-    /// Are the cells of its keys what a server has granted? (Also where none does: there is nothing else to keep.)
+    /// Returns whether the cells of its keys hold what a server has granted. Also true if the server grants nothing,
+    /// since there is nothing else to store.
     pub fn is_granted(&self, policy: Policy) -> bool {
         self.is_served && policy.shared_by().is_some()
     }
 
-    /// How many words a key's cells have beside its head.
+    /// The number of words of a key's cells after its head.
     pub(super) fn ring(&self, policy: Policy) -> u64 {
         if self.is_granted(policy) { grants::WORDS } else { policy.ring() }
     }
 
-    /// Which blocks of keys can be used for one another: see [`Policy::block_class`].
+    /// The class of a key's block. Blocks of one class can replace each other: see [`Policy::block_class`].
     pub(super) fn block_class(&self, policy: Policy) -> u64 {
         if self.is_granted(policy) { GRANTS_CLASS } else { policy.block_class() }
     }
@@ -345,17 +348,18 @@ impl Home {
         key_word::RING + self.ring(policy) + policy.jobs()
     }
 
-    /// Where the block of the key "" is: it is there from the start.
+    /// The place of the block of the key "", which exists from the start.
     #[inline(always)]
     pub fn empty_key_of(&self, table: &Table) -> &AtomicU64 {
         self.arena.word(table.at + table_word::EMPTY_KEY)
     }
 
-    /// How many units of a key may be missing from the ledger: a twentieth of the limit, at least one; or [`BEHIND`], [`UNKEPT`].
+    /// The number of a key's units that may be missing from the ledger: a twentieth of the limit, at least one; or
+    /// [`BEHIND`] or [`UNKEPT`].
     pub fn budget(&self, policy: Policy) -> u64 {
         match policy.longest() {
             _ if !self.is_lane() || policy.is_concurrency() => UNKEPT,
-            // Nothing of it survives a boot.
+            // Such starts end before the next boot.
             ..=SHORTEST_BOOT => UNKEPT,
             window if window <= longest_behind() => BEHIND,
             _ => (policy.capacity() / 20).max(1),
@@ -371,30 +375,30 @@ impl Home {
         }
     }
 
-    /// Does what may unwind in the midst of what must not.
+    /// Runs code that may unwind inside code that must not.
     #[inline(always)]
     pub fn behind_door<R>(&self, f: impl FnOnce() -> Result<R, Blocked>) -> Result<R, Blocked> {
         or_damaged(|| self.watch.as_ref().map(Watch::path), || Ok(f()))?
     }
 
-    /// Is it shared by processes, beside a database?
+    /// Returns whether the store is shared by processes, next to a database.
     pub fn is_lane(&self) -> bool {
         self.watch.is_some()
     }
 
     // ---- a key's cells ----
 
-    /// A number that no life and no era has had.
+    /// A number that no earlier life or era has had.
     pub(super) fn new_number(&self) -> u64 {
         self.arena.word(NEXT_NUMBER).fetch_add(1, Relaxed) + 1
     }
 
-    /// The limit that a table or a plan is of.
+    /// The limit of a table or plan.
     pub(super) fn limit_of(&self, table: &Table) -> u64 {
         self.arena.word(table.at + table_word::OWNER).load(Acquire)
     }
 
-    /// A tick in microseconds since 1970, as the wall clock was when the store was made.
+    /// Converts a tick to microseconds since 1970, by the wall clock at the store's creation.
     pub fn unix_time(&self, tick: Tick) -> u64 {
         tick.wrapping_add(self.arena.word(PHASE).load(Relaxed))
     }
@@ -404,14 +408,14 @@ impl Home {
         (if self.clock.is_manual() { self.unix_time(0) } else { EPOCH }) as i64
     }
 
-    /// Is this process of the lane no more? Not if that cannot be seen.
+    /// Returns whether this process of the lane has ended. False if that cannot be determined.
     pub fn is_dead(&self, member: u64) -> bool {
         self.watch.as_ref().is_some_and(|watch| watch.is_gone(member))
     }
 }
 
 impl Locked<'_> {
-    /// Adds a limit. Untouched keys count as started at `born`. Only for the holder of the structure lock.
+    /// Adds a limit. Unused keys count as started at `born`. Only for the holder of the structure lock.
     pub fn add_limit(&self, name: &str, policy: Policy, born: Tick) -> Result<u64> {
         let at = self.allocate(limit_word::WORDS)?;
         let table = self.write_table(at, policy, (born, 0))?;
@@ -438,18 +442,18 @@ impl Locked<'_> {
         first.store(link, Release);
     }
 
-    /// Gives a limit another name, which no other has. Only for the holder of the structure lock.
+    /// Gives a limit another name, which no other limit has. Only for the holder of the structure lock.
     pub fn rename(&self, limit: u64, text: &str) -> Result<()> {
         let Hash(name) = self.hash(b'n', text);
         if !self.linked(name).any(|linked| linked == limit) {
             self.link(self.allocate(link_word::WORDS)?, limit, name);
         }
-        // Somebody may have died in this.
+        // A process may have died during an earlier rename.
         let pending = self.get(limit + limit_word::NEXT_NAME);
         if pending != NO_NAME {
             self.write_name(limit + limit_word::NAME, pending);
         }
-        // Whoever dies between two of these leaves it with one of the names.
+        // A process that dies between two of these writes leaves the limit with one of its names.
         self.write_name(limit + limit_word::NEXT_NAME, name);
         self.write_name(limit + limit_word::NAME, name);
         self.write_name(limit + limit_word::NEXT_NAME, NO_NAME);
@@ -462,8 +466,8 @@ impl Locked<'_> {
         self.arena.word(at + 1).store(second, Release);
     }
 
-    /// Takes a limit's name away, for a limit of another kind, and turns all away who still use it. Only for the holder of
-    /// the structure lock.
+    /// Takes a limit's name away, for a limit of another kind, and rejects callers that still use it. Only for the
+    /// holder of the structure lock.
     pub fn retire(&self, limit: u64) -> Result<()> {
         self.finish_change(limit)?;
         self.write_name(limit + limit_word::NEXT_NAME, NO_NAME);
@@ -471,8 +475,8 @@ impl Locked<'_> {
         self.replace(limit, self.table(limit).policy, true)
     }
 
-    /// A table whose untouched keys count as started at `born`, and whose new keys have tickets from `first` on. It has no
-    /// index yet.
+    /// Writes a table whose unused keys count as started at `born`, and whose new keys have tickets from `first` on. It
+    /// has no index yet.
     pub(super) fn write_table(&self, limit: u64, policy: Policy, (born, first): (Tick, u64)) -> Result<Table> {
         let at = self.allocate(table_word::WORDS)?;
         self.set(at + table_word::LIMIT, [limit]);
@@ -483,19 +487,19 @@ impl Locked<'_> {
         Ok(self.table_at(at))
     }
 
-    /// The key "" of a new table, which nobody has used.
+    /// The unused key "" of a new table.
     pub(super) fn fresh_empty_key(&self, table: &Table) -> Result<u64> {
         loop {
             let block = self.block_to_write(table)?;
-            // One that had too many lives is lost.
+            // A block that has used up its lives is abandoned.
             if let Some(empty) = self.begin(table, block, self.hash(b'k', ""), "") {
                 return Ok(empty.at);
             }
         }
     }
 
-    /// What a forked child does with a heap that it inherited: starts that run belong to the parent, and what was granted. Only for the holder
-    /// of the structure lock, before the child's first decision.
+    /// Clears, in a forked child, the parent's state of an inherited heap: its running leases and its grants. Only for
+    /// the holder of the structure lock, before the child's first decision.
     pub fn disown(&self) {
         let is_own = |table: &Table| table.policy.is_concurrency() || self.is_granted(table.policy);
         for table in self.limits().map(|limit| self.table(limit)).filter(is_own) {
@@ -510,7 +514,7 @@ impl Locked<'_> {
     }
 }
 
-/// Where the chain of a name begins.
+/// The place where a name's chain begins.
 fn chain(name: [u64; 2]) -> u64 {
     NAMES + name[0] % NAME_CHAINS
 }

@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use crate::server::without_password;
 use std::path::{Path, PathBuf};
 
-/// What stores there are in this build.
+/// The kinds of stores in this build.
 macro_rules! schemes {
     ($($more:literal)?) => {
         concat!("accepted are memory:, sqlite:PATH (sqlite:limits.db, sqlite:/var/lib/app/limits.db)" $(, ", ", $more)?)
@@ -20,17 +20,17 @@ const SCHEMES: &str = match (cfg!(feature = "redis"), cfg!(feature = "postgres")
     ),
 };
 
-/// Where a store is.
+/// The place of a store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Address {
     Memory,
     /// An absolute path.
     Sqlite(PathBuf),
-    /// A server's address, which its client understands.
+    /// A server's address, which its client parses.
     Server(String),
 }
 
-/// Takes a parameter of ours out of a server's address.
+/// Removes one of our parameters from a server's address.
 pub(crate) fn take_parameter(url: &str, name: &str) -> (String, Option<String>) {
     let Some((place, query)) = url.split_once('?') else { return (url.to_owned(), None) };
     let is_it = |field: &&str| field.split_once('=').is_some_and(|(found, _)| found == name);
@@ -39,7 +39,7 @@ pub(crate) fn take_parameter(url: &str, name: &str) -> (String, Option<String>) 
     (if others.is_empty() { place.to_owned() } else { format!("{place}?{}", others.join("&")) }, value)
 }
 
-/// The absolute path of a file. A relative one is taken from the directory that is current now, and `~/` is the home
+/// The absolute path of a file. A relative path is resolved against the current directory now, and `~/` is the home
 /// directory.
 fn file(path: &str) -> std::result::Result<PathBuf, String> {
     if path.is_empty() || path.ends_with('/') || path.contains('\0') || path == "~" {
@@ -47,7 +47,7 @@ fn file(path: &str) -> std::result::Result<PathBuf, String> {
     }
     let home = || std::env::home_dir().filter(|home| home.is_absolute());
     let path = match path.split_once('/') {
-        Some(("~", rest)) => home().ok_or("~ is the home directory, and HOME does not say where that is")?.join(rest),
+        Some(("~", rest)) => home().ok_or("~ is the home directory, but HOME is not set")?.join(rest),
         Some((other, _)) if other.starts_with('~') => {
             return Err(format!(
                 "{other} means a home directory to shells only: write ~/PATH for your own, or its path"
@@ -61,16 +61,16 @@ fn file(path: &str) -> std::result::Result<PathBuf, String> {
     }
 }
 
-/// The file of a server's parameter `lane`, by its absolute path.
+/// The absolute path of a server's parameter `lane`.
 pub(crate) fn lane(path: &str) -> Result<PathBuf> {
     let expected = |why| format!("the path of a file ({why})");
     file(path).map_err(|why| Error::invalid("lane", format_args!("\"{path}\""), expected(why)))
 }
 
-/// Reads an address. `sqlite:rel.db`, `sqlite:~/home.db`, `sqlite:/abs.db` and `sqlite:///abs.db` name files; a relative path is
-/// taken from the directory that is current now, not from the one at the first use.
+/// Parses an address. `sqlite:rel.db`, `sqlite:~/home.db`, `sqlite:/abs.db` and `sqlite:///abs.db` name files. A
+/// relative path is resolved against the current directory now, not at the first use.
 pub(crate) fn parse(url: &str) -> Result<Address> {
-    // What is no file's may have a password in it.
+    // Addresses other than a file's may contain a password.
     let shown = || if url.starts_with("sqlite:") { url.to_owned() } else { without_password(url) };
     let refuse = |reason: String| Err(Error::InvalidUrl { url: shown(), reason });
     let Some((scheme, rest)) = url.split_once(':') else {
@@ -98,7 +98,7 @@ pub(crate) fn parse(url: &str) -> Result<Address> {
     }
 }
 
-/// The path without symbolic links, as far as it exists: a database has one lane, however it is reached.
+/// The path without symbolic links, as far as it exists. A database has one lane, by whatever path it is reached.
 pub(super) fn same_name(path: &Path) -> PathBuf {
     if let Ok(found) = path.canonicalize() {
         return found;
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_same_file_by_its_three_names() {
+    fn three_spellings_name_the_same_file() {
         let dir = std::env::current_dir().unwrap().canonicalize().unwrap();
         let here = Ok(Address::Sqlite(dir.join("limits.db")));
         assert_eq!(parse("sqlite:limits.db"), here);
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tilde_is_the_home_directory() {
+    fn a_tilde_means_the_home_directory() {
         let home = std::env::home_dir().unwrap();
         assert_eq!(parse("sqlite:~/none/limits.db"), Ok(Address::Sqlite(home.join("none/limits.db"))));
         assert_eq!(lane("~/none/lane"), Ok(home.join("none/lane")));
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_says_what_is() {
+    fn an_invalid_address_lists_the_valid_ones() {
         for bad in [
             "",
             "limits.db",

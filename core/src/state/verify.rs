@@ -1,14 +1,14 @@
-//! What is wrong with a store, and its repair: for operators, after a crash of the disk or somebody else's writing.
+//! Checks and repairs a store, for operators, after a disk failure or writes by another program.
 //!
-//! The database is looked at by SQLite and by what reads it here, the lane by walking over all that it holds, in batches under
-//! the structure lock. What is wrong in the database is taken away, if it can only be that nobody can read it. A lane is
-//! not mended: it is made anew from the ledger, as if it had been lost.
+//! The database is checked by SQLite and by the readers in this module. The lane is checked by walking over all of its
+//! contents, in batches under the structure lock. Faulty rows of the database are removed if they are certainly
+//! unreadable. A lane is not repaired but rebuilt from the ledger, as if it had been lost.
 
 use super::damage::nonsense;
 use super::database::Database;
 use super::lane;
 use super::locked::Locked;
-use super::policies::{Keys, Known, KnownKey};
+use super::policies::{KeySelection, KnownLimit, KnownKey};
 use super::session::{LET_OTHERS, Session};
 use super::table::Table;
 use crate::error::{Error, Result};
@@ -19,25 +19,25 @@ use std::cell::Cell;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How long the lock is held to look at keys, but for the segment that is looked at.
+/// How long the lock is held to check keys, except for the segment in progress.
 const MOMENT: Duration = Duration::from_millis(2);
 
-/// How many limits or keys of policies are compared at once.
+/// How many limits, or keys with policies, are compared at once.
 const BATCH: usize = 256;
 
-/// More units than any limit lets start in its longest window.
+/// More units than any limit can start in its longest window.
 const MOST_UNITS: u64 = 1 << 40;
 
-/// How long to stay away from a database that somebody else uses.
+/// How long to wait before retrying a database that another process uses.
 const NAP: Duration = Duration::from_millis(2);
 
-/// Something that is wrong with a store.
+/// A fault of a store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Problem {
-    /// What it is.
+    /// A description of the fault.
     pub found: String,
-    /// Is it wrong no longer?
+    /// Whether it has been repaired.
     pub is_repaired: bool,
 }
 
@@ -67,11 +67,11 @@ impl Session {
         }
     }
 
-    /// What makes no sense in the lane: the first of each limit.
+    /// The faults of the lane: the first of each limit.
     fn verify_lane(&self, database: &Path) -> Result<Vec<String>> {
         let mut problems = Vec::new();
         let mut note = |error| match error {
-            // Told already.
+            // Already reported.
             Error::Damaged { path, .. } if path == database => Ok(()),
             Error::Damaged { found, .. } => {
                 problems.push(format!("the lane: {found}"));
@@ -102,9 +102,9 @@ impl Session {
         Ok(problems)
     }
 
-    /// Does the lane have what the database says of policies? Of those that nobody changes meanwhile.
+    /// Checks that the lane has the database's policies, except those that change during the check.
     fn has_all_declared(&self) -> Result<()> {
-        let read = |found: &mut Database| Ok((found.generation, found.limits(None)?, found.keys(Keys::Changed(0))?));
+        let read = |found: &mut Database| Ok((found.generation, found.limits(None)?, found.keys(KeySelection::Changed(0))?));
         let doing = "reading the policies of";
         let (generation, limits, keys) =
             self.leading(doing, self.options.timeout, |lead, _| self.with_ledger(lead, read))?;
@@ -123,7 +123,7 @@ impl Session {
         Ok(())
     }
 
-    /// Takes the lane away. Who uses it notices within a second, and makes another.
+    /// Removes the lane. Its users notice within a second and create another.
     fn remove_lane(&self) -> Result<()> {
         let (Some(path), began) = (self.lane_path(), Instant::now()) else { return Ok(()) };
         let timeout = MayWait::patience(self.options.timeout)?;
@@ -145,12 +145,12 @@ impl Session {
     }
 }
 
-/// Does a policy hold in this table?
+/// Returns whether a policy applies in this table.
 fn is_by(policy: Policy, own: &Table) -> bool {
     own.policy == policy.after(own.policy)
 }
 
-fn has_limit(locked: &Locked, Known { name, declared, .. }: &Known) {
+fn has_limit(locked: &Locked, KnownLimit { name, declared, .. }: &KnownLimit) {
     let limit = locked.find_limit(name).unwrap_or_else(|| nonsense(format!("no limit \"{name}\"")));
     let table = locked.table(limit);
     if !is_by(declared.current(), &table) {
@@ -159,7 +159,7 @@ fn has_limit(locked: &Locked, Known { name, declared, .. }: &Known) {
 }
 
 fn has_key(locked: &Locked, KnownKey { limit, key, policy, .. }: &KnownKey) {
-    // Of a limit that is not declared any more, and that nobody has used since.
+    // The limit may no longer be declared, and unused since.
     let (Some(policy), Some(at)) = (policy, locked.find_limit(limit)) else { return };
     let table = locked.table(at);
     let found = locked.block_of(&table, locked.hash(b'k', key)).map(|at| locked.table_of_block(&table, at));
@@ -168,7 +168,7 @@ fn has_key(locked: &Locked, KnownKey { limit, key, policy, .. }: &KnownKey) {
     }
 }
 
-/// Looks at keys of limits for a moment: from this one of them, and this hash in it, on.
+/// Checks keys of limits for a moment, starting at a limit and a hash.
 fn look(home: &Locked, limits: &[u64], next: &Cell<(usize, u64)>) {
     let began = Instant::now();
     while let (n, hash) = next.get()
@@ -186,7 +186,7 @@ fn look(home: &Locked, limits: &[u64], next: &Cell<(usize, u64)>) {
 
 fn look_at_key(home: &Locked, table: &Table, at: u64) {
     let own = home.table_of_block(table, at);
-    match home.find_or_mend(table, home.hash_at(at)) {
+    match home.find_or_repair(table, home.hash_at(at)) {
         Some(key) if key.at == at => {
             let (unwritten, _) = home.cells(&own, key).unlogged(own.policy.longest(), home.clock.now());
             let units: u64 = unwritten.iter().fold(0, |sum, start| sum.saturating_add(start.units));
@@ -194,7 +194,7 @@ fn look_at_key(home: &Locked, table: &Table, at: u64) {
                 nonsense(format!("{units} units of a key"));
             }
         }
-        // A block that another one has come for stays in no index.
+        // A block that has been replaced stays in no index.
         _ => nonsense(format!("a key of the limit at {} that is not where it is looked for", home.limit_of(table))),
     }
 }

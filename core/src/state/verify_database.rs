@@ -1,4 +1,4 @@
-//! What is wrong in a store's database, and its repair. (The lane: `verify.rs`.)
+//! Checks and repairs a store's database. For the lane, see `verify.rs`.
 
 use super::database::{Database, check};
 use super::ledger::MOST_UNITS;
@@ -8,15 +8,15 @@ use crate::policy::{self, Policy};
 use rusqlite::{Transaction, TransactionBehavior};
 use std::path::Path;
 
-/// How many faults SQLite tells of.
-const MOST_TOLD: u32 = 20;
+/// How many faults SQLite reports.
+const MOST_REPORTED: u32 = 20;
 
 /// Rows of the ledger that cannot be read.
 const UNREADABLE: &str = "length(key_hash) <> 32 OR key_hash GLOB '*[^0-9a-f]*' OR expires_at < started_at
    OR units NOT BETWEEN 0 AND :most";
 
 impl Database {
-    /// Looks at all of it, and repairs what can be if it is told to. Somebody who reads for long holds up commits.
+    /// Checks the whole database, and repairs what it can if `repair` is set. A long read delays commits.
     pub fn verify(path: &Path, repair: bool) -> Result<Vec<Problem>> {
         check(path)?;
         let mut database = Self::connect(path)?;
@@ -31,12 +31,12 @@ impl Database {
     fn look(&mut self, repair: bool, problems: &mut Vec<Problem>) -> Result<()> {
         let faults = self.faults()?;
         let is_repaired = repair && !faults.is_empty() && {
-            // Of tables nothing is left to make them from; indexes are made anew.
+            // Nothing is left from which tables could be rebuilt. Indexes are rebuilt.
             self.connection.execute_batch("REINDEX").map_err(|e| self.explain(e))?;
             self.faults()?.is_empty()
         };
         problems.extend(faults.into_iter().map(|found| Problem { found, is_repaired }));
-        // What has the name of a table may be something that never ends.
+        // An object with a table's name may be a query that never ends.
         self.check_tables()?;
         self.look_at_triggers(repair, problems)?;
         self.look_at_ledger(repair, problems)?;
@@ -47,7 +47,7 @@ impl Database {
 
     fn faults(&self) -> Result<Vec<String>> {
         let read = || -> rusqlite::Result<Vec<String>> {
-            let mut query = self.connection.prepare(&format!("PRAGMA integrity_check({MOST_TOLD})"))?;
+            let mut query = self.connection.prepare(&format!("PRAGMA integrity_check({MOST_REPORTED})"))?;
             query.query_map([], |row| row.get(0))?.collect()
         };
         let mut faults = read().map_err(|e| self.explain(e))?;
@@ -62,7 +62,7 @@ impl Database {
                 let drop = format!("DROP TRIGGER \"{}\"", name.replace('"', "\"\""));
                 self.connection.execute_batch(&drop).map_err(|e| self.explain(e))?;
             }
-            let found = format!("a trigger \"{}\", which a store has none of", name.escape_debug());
+            let found = format!("a trigger \"{}\", where a store has none", name.escape_debug());
             problems.push(Problem { found, is_repaired: repair });
         }
         Ok(())
@@ -83,7 +83,7 @@ impl Database {
         Ok(())
     }
 
-    /// A policy that nobody can read is declared anew by whoever uses its name.
+    /// A limit with an unreadable policy is declared again by its next user.
     fn look_at_policies(&mut self, repair: bool, problems: &mut Vec<Problem>) -> Result<()> {
         type Row = (String, String, String, Option<String>);
         let read = || -> rusqlite::Result<Vec<Row>> {
@@ -111,7 +111,7 @@ impl Database {
         Ok(())
     }
 
-    /// A key whose own policy nobody can read lives by the limit's.
+    /// A key whose own policy is unreadable gets the limit's.
     fn look_at_keys(&mut self, repair: bool, problems: &mut Vec<Problem>) -> Result<()> {
         let read = || -> rusqlite::Result<Vec<[String; 3]>> {
             let all = "SELECT name, key, policy FROM keys WHERE policy IS NOT NULL ORDER BY name, key";

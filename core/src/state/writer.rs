@@ -1,25 +1,26 @@
-//! Writing the ledger: what was admitted is written down, behind the decisions or, where a budget is used up, before them.
+//! Writes the ledger: admitted starts are recorded after the decisions or, where a budget is used up, before them.
 //!
-//! There is no background thread. One caller at a time, of all processes, has the right to write (the process's ledger mutex and
-//! the lane's ledger byte). It gathers what has changed under the structure lock, lets go of that, commits, and takes the
-//! structure lock once more to mark what is written. So the disk, or a stranger who has locked the database, holds up only
-//! those whose own start has to be written first. All who wait for the same commit share it.
+//! There is no background thread. One caller at a time, of all processes, has the right to write (the process's ledger
+//! mutex and the lane's ledger byte). It gathers changes under the structure lock, releases that lock, commits, and
+//! takes the structure lock once more to mark what is written. So the disk, or another program that has locked the
+//! database, delays only callers whose own start must be written first. All callers that wait for the same commit share
+//! it.
 //!
 //! When a start is written:
 //!
-//! * Windows of up to two minutes: behind, about once a second. After a reboot such a limit counts as full until one window
-//!   after the last moment at which it may have been used, so no start of it has to wait.
-//! * Longer ones: of what a key has handed out, at most its budget may be missing. A start beyond it is written before its
-//!   call returns. From half of the budget on, a caller that may wait writes ahead if nobody else is writing.
+//! * Windows of up to two minutes: behind, about once a second. After a reboot such a limit counts as full until one
+//!   window after the last moment at which it may have been used, so its starts never wait.
+//! * Longer windows: at most a budget of a key's starts may be missing. A start beyond it is written before its call
+//!   returns. From half of the budget on, a caller that may wait writes ahead if no other caller is writing.
 //! * [`Durability::Commit`](super::Durability): before the call returns, whatever the window.
 
 use super::changed::Changed;
 use super::database::Database;
 use super::gather::{Batch, KEYS, record};
 use super::ledger::Moment;
-use super::limit::{Refused, take_back};
+use super::limit::{RefusedStart, take_back};
 use super::locked::Locked;
-use super::policies::{Keys, Known};
+use super::policies::{KeySelection, KnownLimit};
 use super::session::{LET_OTHERS, Session};
 use super::table::{Blocked, Hash};
 use super::url::Address;
@@ -37,48 +38,48 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-/// After a failure to write it is not tried again for so long, so that not every start waits for the timeout.
+/// After a failed write, further attempts wait this long, so that not every start runs into the timeout.
 const REST: Duration = Duration::from_secs(1);
 
-/// How long what is written at once to rows of the ledger may take, but for the last transaction.
+/// How long one change of ledger rows may take, except for its last transaction.
 const STEP: Duration = Duration::from_millis(10);
 
-/// How many commits one checkpoint makes. What is left then is the next one's.
+/// How many commits one checkpoint makes. The next one continues.
 const COMMITS: usize = 4;
 
-/// A follower looks again after this long: the writer may be another process, whose end nobody announces here.
+/// How often a follower checks: the writer may be another process, whose end is not announced here.
 const LOOK_AGAIN: Duration = Duration::from_millis(2);
 
-/// How long one look goes on with what somebody died in.
+/// How long one round continues the work of a process that died.
 const FINISHING: Duration = Duration::from_millis(100);
 
-/// How long a refused caller waits until its start is taken back. If somebody else is busy for longer, the next holder of the
-/// structure lock does it.
+/// How long a refused caller waits until its start is taken back. If the lock is busy for longer, the next holder of
+/// the structure lock does it.
 const TAKEN_BACK_BY: Duration = Duration::from_millis(10);
 
-/// How long a caller that may wait does so for the lock, to take back what this process was refused: its own unit may be in
-/// its way. After a failure nobody tries this for [`REST`].
+/// How long a caller that may wait does so for the lock, to take back refused starts of this process: its own unit may
+/// block it. After a failure no caller tries this for [`REST`].
 const TAKEN_BACK_FIRST_BY: Duration = Duration::from_secs(1);
 
-/// How this process writes the ledger.
+/// This process's writer of the ledger.
 #[derive(Debug, Default)]
 pub(super) struct Writer {
-    /// Until when, by the monotonic clock, nobody tries again.
+    /// Until when no caller tries again, by the monotonic clock.
     rests_until: AtomicU64,
-    /// From when on a caller may wait again to take back what was refused.
+    /// From when on a caller may again wait to take back refused starts.
     takes_back_from: AtomicU64,
-    /// What callers of this process wait for.
+    /// The keys for which callers of this process wait.
     wanted: PerProcess<Vec<Arc<Want>>>,
     /// Counts the commits of this process. Followers sleep on it.
     commits: AtomicU64,
-    /// There is something to look after, which the caller who noticed must not do.
+    /// A duty is due that the caller that noticed it must not run.
     is_due: AtomicBool,
 }
 
-/// A key that somebody waits for.
+/// A key for which a caller waits.
 #[derive(Debug)]
 struct Want {
-    /// Which lane it is in.
+    /// The lane of the key.
     instance: u64,
     changed: Changed,
     is_done: AtomicBool,
@@ -86,7 +87,7 @@ struct Want {
 
 /// The right to write the ledger.
 pub(super) struct Lead {
-    // In this order: the lane's byte is given back before another thread of this process can ask for it.
+    // In this order: the lane's byte is returned before another thread of this process can ask for it.
     _lane: File,
     _process: fork::Structure,
 }
@@ -94,7 +95,7 @@ pub(super) struct Lead {
 impl Session {
     // ---- what callers ask for ----
 
-    /// Does not return before so little of what a key has handed out is missing from the ledger that `taken` may start.
+    /// Returns when so few of the key's units are missing from the ledger that `taken` may start.
     #[cold]
     pub fn wait_for_ledger(
         &self,
@@ -112,7 +113,7 @@ impl Session {
         // For the writers of other processes, too.
         key.home().list(limit, key.key.at, key.hash, at.floor);
         self.writer.wanted.lock().push(want.clone());
-        // In another life the marks are others.
+        // In another life the marks are different.
         let is_logged = || {
             want.is_done.load(Acquire) || key.cells().unwritten(taken.end, at) <= budget && key.home().is_alive(key.key)
         };
@@ -121,7 +122,7 @@ impl Session {
         written
     }
 
-    /// Waits until it is written, by others or by itself.
+    /// Waits until it is written, by another caller or this one.
     fn follow_or_lead(&self, want: &Want, patience: Duration, is_logged: impl Fn() -> bool) -> Result<(), Blocked> {
         let (began, mut has_tried) = (Instant::now(), false);
         loop {
@@ -146,12 +147,12 @@ impl Session {
                         Ok(_) if is_logged() => return Ok(()),
                         // Its limit has no name at this moment.
                         Ok(_) => {}
-                        // A stranger has locked the database.
+                        // Another program has locked the database.
                         Err(Error::StoreTimeout { .. }) if !left.is_zero() => {}
-                        // Another lane has come in this one's place.
+                        // Another lane has replaced this one.
                         Err(_) if !home.is_still_there(home.clock.now().floor) => return Err(Blocked::Lost),
                         Err(error) => {
-                            // Who waits briefly knows too little to say so for others.
+                            // A caller that waits briefly knows too little to stop the others.
                             if patience == self.options.timeout || !matches!(error, Error::StoreTimeout { .. }) {
                                 self.rest();
                             }
@@ -170,7 +171,7 @@ impl Session {
         }
     }
 
-    /// A key has used half of its budget: it is written now if this caller may wait and nobody else is writing.
+    /// Called when a key has used half of its budget. Writes it now if this caller may wait and no other is writing.
     #[cold]
     pub fn write_ahead(&self, limit: u64, key: &Key, now: Now) {
         key.home().list(limit, key.key.at, key.hash, now.floor);
@@ -181,13 +182,13 @@ impl Session {
         }
     }
 
-    /// Is there something to look after, which callers left because they must not wait?
+    /// Returns whether a duty is due that callers left because they must not wait.
     #[inline(always)]
     pub fn is_due(&self) -> bool {
         self.writer.is_due.load(Relaxed)
     }
 
-    /// Does what is due about once a second, or leaves it to who may wait.
+    /// Runs the once-a-second duties, or leaves them to a caller that may wait.
     pub fn look_after(&self) {
         if MayWait::here() != MayWait::UntilTimeout {
             self.writer.is_due.store(true, Release);
@@ -200,11 +201,11 @@ impl Session {
             self.write_listed(COMMITS);
         }
         self.take_back_if_free();
-        self.tell_counts_if_free();
+        self.flush_counts_if_free();
         self.finish_abandoned();
     }
 
-    /// Goes on, for a while, with a change of policies in which somebody died.
+    /// Continues, for a while, a change of policies in which a process died.
     fn finish_abandoned(&self) {
         let began = Instant::now();
         let go_on = || self.with_lock_for(TAKEN_BACK_BY, |locked| locked.go_on());
@@ -213,10 +214,10 @@ impl Session {
         }
     }
 
-    /// Writes all that the ledger does not have, also of keys that are not listed.
+    /// Writes everything that the ledger lacks, including keys that are not listed.
     pub fn flush(&self) -> Result<()> {
-        // Opens the store.
-        self.with_lock(|locked| self.tell_counts(locked))?;
+        // This opens the store.
+        self.with_lock(|locked| self.flush_counts(locked))?;
         if let Address::Memory | Address::Server(_) = self.address {
             return Ok(());
         }
@@ -231,7 +232,7 @@ impl Session {
         self.write_missing(lead, patience)
     }
 
-    /// Writes all that some limits have.
+    /// Writes all starts of some limits.
     fn write_limits(&self, lead: &Lead, patience: Duration, limits: &[u64]) -> Result<()> {
         let mut from = Some((0, 0));
         while let Some(place) = from {
@@ -244,7 +245,7 @@ impl Session {
         Ok(())
     }
 
-    /// Does something that only the one who writes the ledger may do, as soon as nobody else does.
+    /// Runs work that needs the right to write the ledger, as soon as it is free.
     pub(super) fn leading<R>(
         &self,
         doing: &str,
@@ -265,7 +266,7 @@ impl Session {
         }
     }
 
-    /// Forgets a key, or all keys of a limit, in the ledger too: what was started until then.
+    /// Forgets a key, or all keys of a limit, in the ledger too, up to this moment.
     pub(super) fn forget_logged(&self, name: &str, hash: Option<Hash>, until: Moment) -> Result<()> {
         if let Address::Memory | Address::Server(_) = self.address {
             return Ok(());
@@ -276,7 +277,7 @@ impl Session {
         })
     }
 
-    /// Changes rows of the ledger, which may be many: some at a time, and in between what others wait for is written.
+    /// Changes rows of the ledger, which may be many: some at a time. In between it writes what other callers wait for.
     fn in_steps(
         &self,
         lead: &Lead,
@@ -297,13 +298,13 @@ impl Session {
         Ok(())
     }
 
-    /// Writes what others wait for, in the midst of what takes long.
+    /// Writes what other callers wait for, in the middle of long work.
     fn serve(&self, lead: &Lead, patience: Duration) -> Result<()> {
         let is_wanted = self.home().has_listed() || !self.writer.wanted.lock().is_empty();
         if is_wanted { self.write_batch(lead, patience).map(drop) } else { Ok(()) }
     }
 
-    /// Moves the rows of limits that have other names by now: see `moves.rs`.
+    /// Moves the rows of renamed limits: see `moves.rs`.
     fn move_rows(&self, lead: &Lead, patience: Duration) -> Result<()> {
         let moves = self.with_ledger(lead, |database| database.moves())?;
         moves
@@ -311,8 +312,8 @@ impl Session {
             .try_for_each(|what| self.in_steps(lead, patience, |database, first| database.move_some(what, first)))
     }
 
-    /// Writes what was started before policies changed, if it can be written. Since the lane has followed, no more than they
-    /// allow can be missing from then on.
+    /// Writes the starts from before policies changed, if possible. Since the lane has followed, the new policies bound
+    /// what can be missing from then on.
     pub(super) fn settle_ledger(&self, timeout: Duration) {
         if self.home().is_unsettled() && !self.rests() {
             let _ = self.leading("writing the ledger of", timeout, |lead, left| self.write_missing(lead, left));
@@ -325,12 +326,12 @@ impl Session {
             return Ok(());
         }
         self.move_rows(lead, patience)?;
-        let read = |database: &mut Database| Ok((database.limits(Some(after))?, database.keys(Keys::Changed(after))?));
+        let read = |database: &mut Database| Ok((database.limits(Some(after))?, database.keys(KeySelection::Changed(after))?));
         let (limits, keys) = self.with_ledger(lead, read)?;
-        for Known { name, declared, .. } in limits.iter().filter(|known| known.missing.is_some()) {
+        for KnownLimit { name, declared, .. } in limits.iter().filter(|known| known.missing.is_some()) {
             let found = self.with_lock_for(patience, |locked| {
                 let found = locked.find_limit(name);
-                // By policies before the ones that hold nothing may start any more.
+                // No start may happen under an earlier policy any more.
                 found.map_or(Ok(()), |limit| locked.finish_change(limit)).map(|()| found)
             })?;
             self.write_limits(lead, patience, found.as_slice())?;
@@ -353,7 +354,7 @@ impl Session {
         Ok(())
     }
 
-    /// The database, for who writes the ledger.
+    /// The database, for the holder of the right to write the ledger.
     pub(super) fn with_ledger<R>(&self, _lead: &Lead, call: impl FnOnce(&mut Database) -> Result<R>) -> Result<R> {
         call(&mut self.connect()?)
     }
@@ -368,14 +369,15 @@ impl Session {
         self.writer.rests_until.store(monotonic_ns() + REST.as_nanos() as u64, Relaxed);
     }
 
-    /// The right to write, if nobody else has it.
+    /// The right to write, if it is free.
     fn try_lead(&self) -> Result<Option<Lead>> {
         let Some(_process) = fork::ledger() else { return Ok(None) };
         let Some(watch) = &self.home().watch else { return Ok(None) };
         Ok(watch.try_lock_ledger()?.map(|_lane| Lead { _lane, _process }))
     }
 
-    /// Writes what is listed, if nobody else is writing, and tells nobody of a failure: those who wait for it find out.
+    /// Writes listed keys if no other caller is writing. Failures are not returned: callers that wait for the write
+    /// encounter them.
     fn write_listed(&self, commits: usize) {
         let Ok(Some(lead)) = self.try_lead() else { return };
         for _ in 0..commits {
@@ -389,7 +391,7 @@ impl Session {
         }
     }
 
-    /// Writes what callers of this process wait for, and the oldest of what is listed. `true`: more is listed.
+    /// Writes what callers of this process wait for, and the oldest listed keys. Returns whether more is listed.
     fn write_batch(&self, lead: &Lead, patience: Duration) -> Result<bool> {
         let wants = self.writer.wanted.lock().clone();
         let gather = |locked: &Locked| {
@@ -422,15 +424,15 @@ impl Session {
                 });
                 return Err(error);
             }
-            // It is written, whether it can be marked or not: at worst it is written twice, and counts twice after a reboot.
-            // Whoever has the lock had let go of it a moment ago, so this is worth a longer wait.
+            // It is written, even if it cannot be marked. At worst it is written twice, and counts twice after a
+            // reboot. The lock was free a moment ago, so a longer wait is worthwhile.
             let _ = self.with_lock(|locked| locked.mark(&batch));
         }
         home.have_written(batch.listed_to);
         Ok(batch)
     }
 
-    /// Gives limits the names that the database has for them: somebody died while renaming.
+    /// Gives limits the names that the database has for them, after a process died while renaming.
     fn name(&self, locked: &Locked, unnamed: &[u64]) -> Result<()> {
         for name in self.with_database(|database| database.names())? {
             if let Some(limit) = locked.find_limit(&name).filter(|limit| unnamed.contains(limit)) {
@@ -442,26 +444,27 @@ impl Session {
 
     // ---- starts that were refused because they could not be written ----
 
-    /// Takes a start back that was refused.
-    pub fn refuse(&self, refused: Refused) {
+    /// Takes back a refused start.
+    pub fn refuse(&self, refused: RefusedStart) {
         self.keep_refused(refused);
         let _ = self.with_lock_for(TAKEN_BACK_BY, |_| Ok(()));
     }
 
-    fn keep_refused(&self, refused: Refused) {
+    fn keep_refused(&self, refused: RefusedStart) {
         let mut all = self.refused.lock();
         all.push(refused);
         self.has_refused.store(true, Relaxed);
     }
 
-    /// Takes back what was refused, if there is anything and nobody else is busy.
+    /// Takes back refused starts, if there are any and the lock is free.
     fn take_back_if_free(&self) {
         if self.has_refused.load(Relaxed) {
             let _ = self.with_lock_for(Duration::ZERO, |_| Ok(()));
         }
     }
 
-    /// The same for a caller that may wait. It may be asking again after it was refused, and would be denied by its own unit.
+    /// Takes back refused starts for a caller that may wait. It may be retrying after a refusal, and would be denied by
+    /// its own unit.
     #[inline(always)]
     pub fn take_back_first(&self) {
         if self.has_refused() {
@@ -469,7 +472,7 @@ impl Session {
         }
     }
 
-    /// Is there a start to take back that was refused?
+    /// Returns whether a refused start must be taken back.
     #[inline(always)]
     pub fn has_refused(&self) -> bool {
         self.has_refused.load(Relaxed)
@@ -483,7 +486,7 @@ impl Session {
         }
     }
 
-    /// Takes back what was refused. For everybody who gets the structure lock.
+    /// Takes back refused starts. For every holder of the structure lock.
     pub(super) fn take_back_refused(&self, locked: &Locked) {
         if !self.has_refused.load(Relaxed) {
             return;
@@ -496,7 +499,7 @@ impl Session {
         for refused in all.into_iter().filter(|refused| refused.instance == locked.instance) {
             let undo = || {
                 let table = locked.table(refused.limit);
-                let Some(found) = locked.find_or_mend(&table, refused.hash) else { return Ok(()) };
+                let Some(found) = locked.find_or_repair(&table, refused.hash) else { return Ok(()) };
                 let own = locked.table_of(&table, found);
                 locked
                     .rewrite(&table, refused.hash, |history| {

@@ -6,7 +6,7 @@
 //! [stripe]
 //! allowed = 100
 //! period = "1m"
-//! burst = 20          # a token bucket; without it a sliding window
+//! burst = 20          # a token bucket; without burst, a sliding window
 //! concurrency = 5     # at the same time
 //!
 //! [mail]
@@ -30,19 +30,20 @@ impl Store {
     ///
     /// ```toml
     /// openai = "100/1m + 5 concurrent"
-    ///
+    /// 
     /// [stripe]
     /// allowed = 100
     /// period = "1m"
-    /// burst = 20          # a token bucket; without it a sliding window
+    /// burst = 20          # a token bucket; without burst, a sliding window
     /// concurrency = 5     # at the same time
     /// ```
     ///
-    /// A key has the policy of its limit, and a budget of its own; what needs another policy is another limit.
+    /// Every key has the policy of its limit, and its own capacity. A key that needs another policy is put on another
+    /// limit.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] that says where the file is wrong, [`Error::KindMismatch`] where it would make another
-    /// kind of limiter of a name, or as for [`Store::open`].
+    /// [`Error::InvalidArgument`] with the place at which the file is wrong, [`Error::KindMismatch`] if it would change
+    /// the kind of a name's limiter, or as for [`Store::open`].
     pub fn load(&self, file: &Path) -> Result<Vec<String>> {
         let text = std::fs::read_to_string(file).map_err(|e| Error::InvalidArgument {
             parameter: "file",
@@ -51,18 +52,18 @@ impl Store {
         })?;
         let limits = Source { path: file, text: &text }.limits()?;
         let all: Vec<(&str, &[Policy])> = limits.iter().map(|(name, all)| (name.as_str(), all.as_slice())).collect();
-        self.session().told("", self.session().declare_now(&all))?;
+        self.session().report("", self.session().declare_now(&all))?;
         Ok(limits.into_iter().map(|(name, _)| name).collect())
     }
 }
 
-/// A file that is being read.
+/// A file in the course of being parsed.
 struct Source<'s> {
     path: &'s Path,
     text: &'s str,
 }
 
-/// One limit's table.
+/// The table of one limit.
 struct Entry<'s> {
     source: &'s Source<'s>,
     name: &'s str,
@@ -77,7 +78,7 @@ impl Source<'_> {
         Error::InvalidArgument { parameter: "file", value, expected: expected.into() }
     }
 
-    /// The error of a value, with what was expected by whoever was to take it.
+    /// The error for a value, with what its parser expected.
     fn wrong_value(&self, what: &str, value: &Spanned<DeValue>, error: Error) -> Error {
         let (at, Error::InvalidArgument { expected, .. }) = (value.span(), &error) else { return error };
         let shown = match value.get_ref() {
@@ -102,7 +103,7 @@ impl Source<'_> {
             };
             check_names(name, &policies).map_err(|e| match e {
                 Error::InvalidArgument { value, expected, .. } => {
-                    self.wrong(&key.span(), format_args!("a name is {value}"), expected)
+                    self.wrong(&key.span(), format_args!("the name is {value}"), expected)
                 }
                 other => other,
             })?;
@@ -110,7 +111,7 @@ impl Source<'_> {
             for name in parts.chain([name.to_owned()]) {
                 if let Some(name) = taken.replace(name) {
                     let what = format_args!("\"{name}\" is two limits");
-                    return Err(self.wrong(&key.span(), what, "another name: a part of a composite is called so"));
+                    return Err(self.wrong(&key.span(), what, "another name, since a part of a composite has this one"));
                 }
             }
             limits.push((name.to_owned(), policies));
@@ -124,13 +125,13 @@ impl Entry<'_> {
         self.table.get(key)
     }
 
-    /// The error of a key's value, with what was expected by whoever was to take it.
+    /// The error for a key's value, with what its parser expected.
     fn wrong(&self, key: &str, error: Error) -> Error {
         let what = format!("[{}] {key}", self.name);
         self.get(key).map_or(error.clone(), |value| self.source.wrong_value(&what, value, error))
     }
 
-    /// The error of what is missing, or too much.
+    /// The error for missing or excess keys.
     fn wrong_set(&self, what: &str, expected: &str) -> Error {
         self.source.wrong(&self.at, format_args!("[{}] {what}", self.name), expected)
     }
@@ -163,7 +164,7 @@ impl Entry<'_> {
         }
         if let Some(text) = self.text("policy", "a policy such as \"100/1m\"")? {
             if self.table.len() > 1 {
-                return Err(self.wrong_set("has policy and other keys", "policy alone, which says all"));
+                return Err(self.wrong_set("has policy and other keys", "policy alone"));
             }
             return policies_of(text).map_err(|e| self.wrong("policy", e));
         }

@@ -1,4 +1,4 @@
-//! What is declared in a store, by name: from policies, texts and files.
+//! The declarations of a store by name: from policies, texts and files.
 
 mod file;
 mod named;
@@ -10,15 +10,15 @@ use crate::state::{Limit, Store};
 use std::sync::Arc;
 
 impl Store {
-    /// The names that are declared in this store, in order.
+    /// The declared names of this store, in order.
     ///
     /// # Errors
     /// As for [`Store::open`].
     pub fn names(&self) -> Result<Vec<String>> {
-        self.session().told("", self.session().all_names())
+        self.session().report("", self.session().all_names())
     }
 
-    /// A limiter of a limit that is declared there, of this kind.
+    /// A limiter for a declared limit of this kind.
     pub(crate) fn attach(&self, name: &str, policy: Policy) -> Result<Arc<dyn Limiter>> {
         let limit = Limit::attach(self, name, policy.kind())?;
         Ok(match policy.is_concurrency() {
@@ -27,7 +27,7 @@ impl Store {
         })
     }
 
-    /// A limiter of the kind that the policy is of, declared under a name at its first use.
+    /// A limiter of the policy's kind, declared under a name at its first use.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) unless `name` is 1 to 1,024 bytes.

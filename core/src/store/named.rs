@@ -1,4 +1,4 @@
-//! Limits by name: from a text or a few numbers. (From a file: `file.rs`.)
+//! Limits by name, from a text or a few numbers. For files, see `file.rs`.
 
 use crate::error::{Error, Result};
 use crate::limiter::{CompositeLimiter, ConcurrencyLimiter, Limiter, Timed};
@@ -21,18 +21,19 @@ fn limiter_of(name: &str, mut limits: Vec<Limit>) -> Arc<dyn Limiter> {
     }
 }
 
-/// The policies of a text, as they are read again from what is noted of them.
+/// The policies of a text, in the form in which they are read back from the store.
 pub(super) fn policies_of(text: &str) -> Result<Vec<Policy>> {
     policy::parse_all(&text_of(&policy::parse_all(text)?))
 }
 
 impl Store {
-    /// A limiter of a text such as `100/1m + 5/1s + 5 concurrent`, declared under a name at its first use, in place of what
-    /// the name stood for: if there are several policies, a composite of limits with names of their own, `name/rate`,
-    /// `name/concurrency`, … (`name/rate-2` for a second one of the kind). A denial says which of them it was.
+    /// A limiter for a text such as `100/1m + 5/1s + 5 concurrent`, declared under a name at its first use, in place of
+    /// the name's previous declaration. Several policies make a composite of limits with names of their own:
+    /// `name/rate`, `name/concurrency`, … (`name/rate-2` for a second one of the kind). A denial names the limit that
+    /// denied.
     ///
-    /// What was admitted goes on counting when parts come or go. If none stays it is another kind of limiter, which needs a
-    /// [`Store::forget`] first.
+    /// Admitted starts keep counting when parts are added or removed. If no part stays, it is another kind of limiter,
+    /// which needs a [`Store::forget`] first.
     ///
     /// ```
     /// # use workglow_limit::Store;
@@ -45,12 +46,12 @@ impl Store {
     /// ```
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] that says where the text is wrong, or unless the names are 1 to 1,024 bytes.
+    /// [`Error::InvalidArgument`] with the place at which the text is wrong, or unless the names are 1 to 1,024 bytes.
     pub fn limiter(&self, name: &str, policies: &str) -> Result<Arc<dyn Limiter>> {
         Ok(limiter_of(name, Limit::declare_parts(self, name, policies_of(policies)?)?))
     }
 
-    /// The limiter that is declared under a name: of one kind, or a composite as [`Store::limiter`] declares them. Opens
+    /// The limiter that is declared under a name: of one kind, or a composite as declared by [`Store::limiter`]. Opens
     /// the store.
     ///
     /// # Errors
@@ -65,7 +66,7 @@ impl Store {
         });
         let opened =
             limits.and_then(|limits| limits.iter().try_for_each(|limit| limit.table().map(drop)).map(|()| limits));
-        session.told(name, opened).map(|limits| limiter_of(name, limits))
+        session.report(name, opened).map(|limits| limiter_of(name, limits))
     }
 
     /// Flow control in one call: at most `rate` starts per period, and `parallelism` of them at the same time, declared
@@ -87,8 +88,8 @@ impl Store {
         Ok(limiter_of(name, Limit::declare_parts(self, name, policies)?))
     }
 
-    /// Puts an operator's policy above what programs declare under this name, at once and until it is lifted. Of a
-    /// composite, above the part of that kind.
+    /// Puts an operator's policy above the declared one, effective at once and until it is lifted. In a composite,
+    /// above the part of that kind.
     ///
     /// # Errors
     /// [`Error::UnknownLimit`] for a name that is not declared, [`Error::KindMismatch`] or, for a composite,
@@ -97,17 +98,17 @@ impl Store {
         self.set_override(name, Some(&[policy]), None)
     }
 
-    /// The same with a text: of a composite, each of its policies stands above the part of its kind, all of them or, after
-    /// an error, none. Parts without a policy stay as they are.
+    /// Puts the policies of a text above the declared ones. In a composite, each policy applies to the part of its
+    /// kind: all of them or, after an error, none. Parts without a policy stay as they are.
     ///
     /// # Errors
-    /// As for [`Store::override_limit`]; [`Error::InvalidArgument`] that says where the text is wrong.
+    /// [`Error::InvalidArgument`] with the place at which the text is wrong, or as for [`Store::override_limit`].
     pub fn override_text(&self, name: &str, policies: &str) -> Result<()> {
         self.set_override(name, Some(&policies_of(policies)?), None)
     }
 
-    /// The same for one key, such as a tenant's plan: it stands above what holds for the limit's other keys, whatever comes of
-    /// that, until it is lifted. Keys that nobody has used yet can have one.
+    /// Puts policies above those of the limit for one key, such as a tenant's plan, until they are lifted. Later
+    /// changes of the limit do not affect them. The key need not have been used yet.
     ///
     /// ```
     /// # use workglow_limit::Store;
@@ -126,7 +127,7 @@ impl Store {
         self.set_override(name, Some(&policies_of(policies)?), Some(key))
     }
 
-    /// Takes the operator's policies of one key away: what holds for the limit holds for it too. A no-op where there is none.
+    /// Removes the operator's policies of one key, so that the limit's apply to it. A no-op if there are none.
     ///
     /// # Errors
     /// As for [`Store::lift`]; [`Error::InvalidArgument`] unless the key is 1 to 1,024 bytes.
@@ -134,8 +135,8 @@ impl Store {
         self.set_override(name, None, Some(key))
     }
 
-    /// Takes the operator's policies away, but for those of single keys: what was declared last holds again. A no-op where
-    /// there is none.
+    /// Removes the operator's policies of a name, except those of single keys, so that the last declared ones apply
+    /// again. A no-op if there are none.
     ///
     /// # Errors
     /// [`Error::UnknownLimit`] for a name that is not declared, or as for [`Store::open`].
@@ -143,18 +144,18 @@ impl Store {
         self.set_override(name, None, None)
     }
 
-    /// Takes away what is declared under a name, operators' policies included, so that another kind of limiter can be
-    /// declared. Limiters that are in use go on until then, and meet [`Error::KindMismatch`] afterwards; if the same kind
-    /// is declared again, it goes on counting.
+    /// Removes the declaration of a name, including operators' policies, so that another kind of limiter can be
+    /// declared. Limiters in use continue until then, and afterwards return [`Error::KindMismatch`]. If the same kind
+    /// is declared again, it keeps its state.
     ///
     /// # Errors
     /// [`Error::UnknownLimit`] for a name that is not declared, [`Error::Unsupported`] for a part of a composite, or as
     /// for [`Store::open`].
     pub fn forget(&self, name: &str) -> Result<()> {
-        self.session().told(name, self.session().undeclare(name))
+        self.session().report(name, self.session().undeclare(name))
     }
 
     fn set_override(&self, name: &str, policies: Option<&[Policy]>, key: Option<&str>) -> Result<()> {
-        self.session().told(name, self.session().set_override(name, policies, key))
+        self.session().report(name, self.session().set_override(name, policies, key))
     }
 }

@@ -1,4 +1,4 @@
-//! What tests of every crate stand on: directories, and waiting until something is so.
+//! Helpers for tests of every crate: directories, and waiting for a condition.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -11,7 +11,8 @@ impl Dir {
         Self::within(Path::new(env!("CARGO_TARGET_TMPDIR")), name)
     }
 
-    /// The same in memory, where there is such a place: for what is not about the disk, and would wait for it too long.
+    /// A directory in memory, if the system has a place for that. For tests that are not about the disk and would wait
+    /// for it too long.
     pub fn in_memory(name: &str) -> Dir {
         let memory = Path::new("/dev/shm");
         if memory.is_dir() { Self::within(memory, &format!("workglow-limit-{name}")) } else { Self::new(name) }

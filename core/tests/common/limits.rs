@@ -1,4 +1,4 @@
-//! Limiters by a manual clock, and what is asked of them.
+//! Limiters with a manual clock, and helpers to use them.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -21,7 +21,7 @@ pub use random::Random;
 use std::sync::atomic::{AtomicU64, Ordering::*};
 use std::time::{Duration, Instant};
 
-/// What a damaged store may answer.
+/// The errors that damage to a store may cause.
 pub const ERRORS_OF_DAMAGE: [&str; 10] = [
     "damaged",
     "store_failure",
@@ -32,11 +32,11 @@ pub const ERRORS_OF_DAMAGE: [&str; 10] = [
     "unknown_limit",
     "kind_mismatch",
     "lease_lost",
-    // By a policy that is damaged.
+    // Under a damaged policy.
     "weight_exceeds_capacity",
 ];
 
-/// A forked child. It is killed if it is still there when this is dropped.
+/// A forked child. It is killed when this is dropped, if it is still running.
 pub struct Child(pub i32);
 
 impl Child {
@@ -69,12 +69,12 @@ impl Child {
         }
     }
 
-    /// Waits for the child's end, which must be a good one.
+    /// Waits for the child's end, which must be a success.
     pub fn join(self) {
         assert!(!self.was_killed(), "a child was killed");
     }
 
-    /// Waits for the child's end, and tells whether it was killed. If not, it must have ended well.
+    /// Waits for the child's end, and returns whether it was killed. If not, it must have succeeded.
     pub fn was_killed(self) -> bool {
         let status = self.wait_for(0);
         std::mem::forget(self);
@@ -89,7 +89,7 @@ impl Child {
     }
 
     pub fn signal(&self, signal: i32) {
-        // SAFETY: the child has not been waited for, so the number is still its.
+        // SAFETY: the child has not been waited for, so the number is still its own.
         unsafe { libc::kill(self.0, signal) };
     }
 }
@@ -122,14 +122,14 @@ pub fn now_ns() -> u64 {
     t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
 }
 
-/// Starts as intervals `(a, b, units)`: each happened somewhere in `[a, b]`. The most units whose intervals lie wholly
-/// inside one half-open window. A window that begins with some interval is as good as any.
+/// Starts are given as intervals `(a, b, units)`: each happened somewhere in `[a, b]`. Returns the most units whose
+/// intervals lie wholly inside one half-open window. It suffices to examine windows that begin with an interval.
 pub fn most_in_any_window(starts: &[(u64, u64, u64)], window: u64) -> u64 {
     let mut ends: Vec<u64> = starts.iter().map(|s| s.1).collect();
     ends.sort_unstable();
     let mut latest_first = starts.to_vec();
     latest_first.sort_unstable_by_key(|s| std::cmp::Reverse(s.0));
-    // A Fenwick tree over the ends of all intervals that begin at or after the one at hand.
+    // A Fenwick tree over the ends of all intervals that begin at or after the present one.
     let mut sums = vec![0; ends.len() + 1];
     let mut most = 0;
     for same_begin in latest_first.chunk_by(|x, y| x.0 == y.0) {
@@ -154,7 +154,7 @@ pub fn most_in_any_window(starts: &[(u64, u64, u64)], window: u64) -> u64 {
 /// One process's record of its starts, in memory that outlives it.
 pub struct Record(&'static [AtomicU64]);
 
-/// How long a test waits for what happens soon on any machine.
+/// How long a test waits for events that come soon on any machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 impl Record {
@@ -162,12 +162,12 @@ impl Record {
         Record(shared(2 * capacity + 1))
     }
 
-    /// How many starts there are.
+    /// The number of starts.
     pub fn len(&self) -> u64 {
         self.0[0].load(Acquire)
     }
 
-    /// Written before the start counts as reported; a process that is killed before has not started.
+    /// Completed before the start counts as reported. A process that is killed before that has not started.
     pub fn add(&self, a: u64, b: u64, units: u64) {
         let n = self.0[0].load(Relaxed) as usize;
         assert!(2 * n + 2 < self.0.len(), "the record is full");
@@ -183,14 +183,14 @@ impl Record {
     }
 }
 
-/// A signal, to itself: this process does not go on.
+/// Sends a signal to this process, which does not continue.
 pub fn raise(signal: i32) {
     // SAFETY: plain call.
     assert_eq!(unsafe { libc::raise(signal) }, 0);
 }
 
-/// Pretends, in this process and its children to come, that the kernel was started anew. (Not with Rust's own function:
-/// a child could inherit its lock.)
+/// Simulates a reboot, for this process and its later children. (Not through Rust's own function, whose lock a child
+/// could inherit.)
 pub fn present_boot(number: u64) {
     let name = c"WGL_TEST_BOOT";
     let value = std::ffi::CString::new(format!("boot {number}")).unwrap();
@@ -198,7 +198,7 @@ pub fn present_boot(number: u64) {
     assert_eq!(unsafe { libc::setenv(name.as_ptr(), value.as_ptr(), 1) }, 0);
 }
 
-/// Lets this process, and its children to come, keep a ledger with a budget for windows that are longer than this, and write
+/// Makes this process, and its later children, keep a ledger with a budget for windows longer than this, and write
 /// shorter ones behind.
 pub fn write_behind_up_to(longest: Duration) {
     let value = std::ffi::CString::new(longest.as_micros().to_string()).unwrap();
@@ -206,7 +206,7 @@ pub fn write_behind_up_to(longest: Duration) {
     assert_eq!(unsafe { libc::setenv(c"WGL_TEST_BEHIND_US".as_ptr(), value.as_ptr(), 1) }, 0);
 }
 
-/// Lets the clocks of this process be fast by so many parts of a million.
+/// Makes the clocks of this process run fast by this many parts per million.
 pub fn present_rate(ppm: i64) {
     let value = std::ffi::CString::new(ppm.to_string()).unwrap();
     // SAFETY: two strings that end in NUL; the process has one thread.
@@ -218,8 +218,9 @@ pub fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |text| text.parse().unwrap())
 }
 
-/// The units that a denial somewhere in `[a, b]` may have seen in its window: all of them, if each start lay where it suits.
-/// A start counts for up to two microseconds longer than the window: its stamp is rounded up, the time of a decision down.
+/// The largest number of units that a denial somewhere in `[a, b]` may have seen in its window, if each start lies
+/// where it suits. A start counts for up to two microseconds longer than the window: its stamp is rounded up, the time
+/// of a decision down.
 pub fn most_seen_by(starts: &[(u64, u64, u64)], (a, b): (u64, u64), window: u64) -> u64 {
     starts.iter().filter(|s| s.1 + window + 2_000 > a && s.0 <= b).map(|s| s.2).sum()
 }

@@ -1,34 +1,34 @@
-//! Redis servers of a test's own that know each other, and so listen on ports.
+//! Redis servers for a single test that know each other and therefore listen on ports.
 
 use super::Dir;
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// One of them. It ends with this, and with this process.
+/// One of these servers. It ends with this value, and with this process.
 pub struct Node {
     shell: Child,
     pub directory: Dir,
     pub port: u16,
 }
 
-/// A port of this machine that nobody uses.
+/// An unused port of this machine.
 fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 impl Node {
-    /// One with these arguments and a port of its own, and another for what clusters talk about.
+    /// Starts one with these arguments and its own port, and another port for the cluster bus.
     pub fn start(name: &str, arguments: &[&str]) -> Node {
         Self::start_by(name, "--port", arguments)
     }
 
-    /// The same, told its port by another argument.
+    /// Starts one that takes its port from another argument.
     pub fn start_by(name: &str, port_by: &str, arguments: &[&str]) -> Node {
-        // Somebody else may take a port that was free.
+        // Another process may take a free port first.
         for _ in 0..10 {
             let (directory, port, bus) = (Dir::in_memory(name), free_port().to_string(), free_port().to_string());
-            // The shell ends it when this process does, however that ends.
+            // The shell ends the server when this process ends, in whatever way.
             let shell = Command::new("sh")
                 .args([
                     "-c",
@@ -60,7 +60,7 @@ impl Node {
         panic!("no server listens");
     }
 
-    /// Three Sentinels or so that watch a primary.
+    /// Starts a Sentinel that watches a primary.
     pub fn start_sentinel(name: &str, primary: u16, quorum: usize) -> Node {
         for _ in 0..10 {
             let (directory, port) = (Dir::in_memory(name), free_port());
@@ -90,18 +90,18 @@ impl Node {
     pub fn signal(&self, signal: i32) {
         let text = std::fs::read_to_string(self.directory.file("pid")).unwrap();
         let pid: i32 = text.trim().parse().unwrap();
-        // SAFETY: the server is a child of a shell that waits for it last of all, so the number is still its.
+        // SAFETY: the server is a child of a shell that waits for it at its own end, so the number is still its own.
         assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
     }
 
-    /// What `redis-cli` says.
+    /// The output of `redis-cli`.
     pub fn cli(&self, arguments: &[&str]) -> String {
         let port = self.port.to_string();
         text_of(Command::new("redis-cli").args(["-p", &port]).args(arguments).output().unwrap())
     }
 }
 
-/// What a program said.
+/// The output of a program.
 pub fn text_of(output: Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
 }

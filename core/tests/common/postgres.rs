@@ -1,4 +1,4 @@
-//! A Postgres server of a test's own.
+//! A Postgres server for a single test.
 
 use super::Dir;
 use std::io::Write;
@@ -9,17 +9,17 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// It listens on a socket in a directory of its own, and ends with this.
+/// It listens on a socket in its own directory, and ends with this value.
 pub struct PostgresServer {
     process: Child,
     directory: Dir,
-    /// What is said to it when it starts.
+    /// Its settings at the start.
     settings: Vec<String>,
-    /// What a standby has of it: see [`lose_to_standby`](Self::lose_to_standby).
+    /// The copy that a standby has: see [`lose_to_standby`](Self::lose_to_standby).
     standby: Option<Dir>,
 }
 
-/// Where the server's programs are: Debian puts only those of clients into the path.
+/// The path of a server program. Debian puts only the client programs into the path.
 fn program(name: &str) -> PathBuf {
     let versions = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten();
     let mut found: Vec<(u32, PathBuf)> = versions
@@ -38,7 +38,7 @@ fn is_root() -> bool {
     unsafe { libc::geteuid() == 0 }
 }
 
-/// Postgres does not run as root, so there it runs as somebody else.
+/// Postgres does not run as root, so a test that runs as root uses another user.
 fn command(program_name: &str) -> Command {
     if !is_root() {
         return Command::new(program(program_name));
@@ -55,7 +55,7 @@ fn own(path: &Path) {
     }
 }
 
-/// A cluster that nobody has used, of which each server gets a copy: to make one takes a second. It stays for later runs.
+/// An unused cluster, of which each server gets a copy, since creating one takes a second. It is kept for later runs.
 fn template() -> &'static Path {
     static TEMPLATE: OnceLock<PathBuf> = OnceLock::new();
     TEMPLATE.get_or_init(|| {
@@ -74,7 +74,7 @@ fn template() -> &'static Path {
                 .stdout(Stdio::null())
                 .status();
             assert!(made.is_ok_and(|status| status.success()));
-            // Whole, or not at all.
+            // Completely or not at all.
             let new = template.with_extension(std::process::id().to_string());
             copy(&directory.file("data"), &new);
             if std::fs::rename(&new, &template).is_err() {
@@ -89,7 +89,7 @@ fn copy(from: &Path, to: &Path) {
     assert!(Command::new("cp").arg("-a").arg(from).arg(to).status().is_ok_and(|status| status.success()));
 }
 
-/// What a process does, by its letter, and whose child it is.
+/// The state of a process, by its letter, and its parent.
 fn state_and_parent(pid: i32) -> Option<(char, i32)> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
@@ -97,17 +97,17 @@ fn state_and_parent(pid: i32) -> Option<(char, i32)> {
 }
 
 impl PostgresServer {
-    /// For what is not about what it remembers: it does not wait for its disk.
+    /// For tests that do not depend on durability: it does not wait for its disk.
     pub fn start(name: &str) -> PostgresServer {
         Self::run(name, &["fsync=off"])
     }
 
-    /// One that remembers, however it ends.
+    /// A server that keeps its data, however it ends.
     pub fn durable(name: &str) -> PostgresServer {
         Self::run(name, &["fsync=on"])
     }
 
-    /// One on a port, with a certificate for `localhost` that `directory/root.crt` has signed.
+    /// A server on a port, with a certificate for `localhost` that is signed by `directory/root.crt`.
     pub fn with_tls(name: &str, certificates: &Dir) -> (PostgresServer, u16) {
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let script = r#"
@@ -141,7 +141,7 @@ impl PostgresServer {
 
     fn process(directory: &Dir, settings: &[String]) -> Child {
         let server = command("postgres");
-        // The shell ends it when this process does, however that ends.
+        // The shell ends the server when this process ends, in whatever way.
         let process = Command::new("sh")
             .args(["-c", r#"directory="$1"; shift; "$@" & cat; kill -QUIT $!; wait $!; rm -rf "$directory""#, "sh"])
             .arg(&directory.0)
@@ -173,7 +173,7 @@ impl PostgresServer {
         process
     }
 
-    /// One of its databases that nobody has used.
+    /// An unused database of the server.
     pub fn new_database(&self) -> String {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let name = format!("limits_{}", NEXT.fetch_add(1, Relaxed));
@@ -193,12 +193,12 @@ impl PostgresServer {
         format!("postgres:///{database}?host={}&user={role}", self.directory.0.display())
     }
 
-    /// What statements answer: rows in lines, columns between `|`.
+    /// The output of statements: rows in lines, columns separated by `|`.
     pub fn command(&self, statements: &str) -> String {
         self.command_in(&self.url(), statements)
     }
 
-    /// The same in one of its databases.
+    /// The output of statements in one of its databases.
     pub fn command_in(&self, database: &str, statements: &str) -> String {
         let mut psql = Command::new(program("psql"))
             .args(["-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-f", "-", "-d", database])
@@ -213,12 +213,12 @@ impl PostgresServer {
         String::from_utf8(done.stdout).unwrap().trim().to_owned()
     }
 
-    /// Nobody has used any limit.
+    /// Removes all limits.
     pub fn forget_all(&self) {
         self.command(include_str!("../../../tests/fleet/forget.sql"));
     }
 
-    /// The process that makes the others.
+    /// The main process.
     fn first(&self) -> i32 {
         let file = std::fs::read_to_string(self.directory.file("data").join("postmaster.pid")).unwrap();
         file.lines().next().unwrap().parse().unwrap()
@@ -234,13 +234,13 @@ impl PostgresServer {
 
     pub fn signal(&self, signal: i32) {
         let send = |process: &i32, signal| {
-            // SAFETY: plain call; they are the server and its children, which is ours.
+            // SAFETY: plain call; these are the server and its children, and the server is our child.
             unsafe { libc::kill(*process, signal) };
         };
-        // (First the one that makes the others stands still.)
+        // First the main process stops.
         let first = self.first();
         send(&first, libc::SIGSTOP);
-        super::wait_until("it stands still", || state_and_parent(first).is_some_and(|(state, _)| state == 'T'));
+        super::wait_until("the server is stopped", || state_and_parent(first).is_some_and(|(state, _)| state == 'T'));
         self.processes().iter().for_each(|process| send(process, signal));
     }
 
@@ -250,13 +250,13 @@ impl PostgresServer {
         wait_until_gone(&processes);
     }
 
-    /// Ends it as a machine that loses its power does, but for what the system has not written, and starts it again.
+    /// Ends it like a power cut, except for data that the system has not written, and starts it again.
     pub fn crash(&mut self) {
         self.kill();
         self.start_again();
     }
 
-    /// The same, as a server that takes over: on another timeline.
+    /// Crashes, and starts as a server that takes over, on another timeline.
     pub fn crash_and_take_over(&mut self) {
         self.kill();
         self.take_over();
@@ -267,10 +267,10 @@ impl PostgresServer {
         let settings = self.directory.file("data").join("postgresql.auto.conf");
         std::fs::write(settings, "restore_command = 'false'\n").unwrap();
         self.start_again();
-        super::wait_until("it has taken over", || self.command("SELECT pg_is_in_recovery()") == "f");
+        super::wait_until("the server has taken over", || self.command("SELECT pg_is_in_recovery()") == "f");
     }
 
-    /// It is lost, and a standby takes over that has heard of nothing since this was called last. (At first there is none yet.)
+    /// Loses the server to a standby that has received nothing since the last call of this. (At first there is none.)
     pub fn lose_to_standby(&mut self) {
         if let Some(standby) = self.standby.take() {
             self.kill();
@@ -291,14 +291,14 @@ impl PostgresServer {
         self.standby = Some(standby);
     }
 
-    /// Lets a role in by one way only.
+    /// Allows a role only one authentication method.
     pub fn only_with(&self, role: &str, method: &str) {
         let file = self.directory.file("data").join("pg_hba.conf");
         std::fs::write(file, format!("local all \"{role}\" {method}\nlocal all all trust\n")).unwrap();
         self.command("SELECT pg_reload_conf()");
     }
 
-    /// Starts it again, after it was ended.
+    /// Starts it again, after it ended.
     fn start_again(&mut self) {
         self.end_shell();
         let _ = std::fs::remove_file(self.directory.file("data").join("postmaster.pid"));
@@ -306,7 +306,7 @@ impl PostgresServer {
         self.process = Self::process(&self.directory, &self.settings);
     }
 
-    /// (It may not hear that its input has ended, which forked children have, too.)
+    /// The shell may not notice the end of its input, which forked children share.
     fn end_shell(&mut self) {
         self.process.kill().unwrap();
         self.process.wait().unwrap();
@@ -316,7 +316,7 @@ impl PostgresServer {
 impl Drop for PostgresServer {
     fn drop(&mut self) {
         let first = self.first();
-        // SAFETY: plain call; it is ours.
+        // SAFETY: plain call; it is our child.
         unsafe { libc::kill(first, libc::SIGQUIT) };
         wait_until_gone(&[first]);
         self.end_shell();
@@ -325,17 +325,18 @@ impl Drop for PostgresServer {
 
 fn wait_until_gone(processes: &[i32]) {
     let is_gone = |pid: &i32| state_and_parent(*pid).is_none_or(|(state, _)| matches!(state, 'Z' | 'X'));
-    super::wait_until("they are gone", || processes.iter().all(is_gone));
+    super::wait_until("the processes are gone", || processes.iter().all(is_gone));
 }
 
-/// A pooler before a server: it lends one of few sessions for each transaction. It listens on a socket in a directory of its own.
+/// A pooler in front of a server: it lends one of a few sessions for each transaction. It listens on a socket in its
+/// own directory.
 pub struct Pooler {
     process: Child,
     directory: Dir,
 }
 
 impl Pooler {
-    /// Before a server, with so many sessions there.
+    /// Starts one in front of a server, with this many sessions.
     pub fn start(server: &PostgresServer, sessions: usize) -> Pooler {
         let directory = Dir::in_memory("pooler");
         let settings = format!(

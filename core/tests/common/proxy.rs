@@ -1,4 +1,4 @@
-//! A way to a server that delays, stops and breaks: a process of its own, with a socket for each site.
+//! A proxy to a server that delays, blocks and breaks connections: a process of its own, with a socket for each site.
 
 use super::server::Server;
 use super::{Child, Dir, shared};
@@ -7,7 +7,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicU64, Ordering::*};
 use std::time::{Duration, Instant};
 
-/// Words of a site's way: by how many microseconds each message is late, whether nothing passes, and how often all connections broke.
+/// The words of a site's connection: the delay of each message in microseconds, whether it is blocked, and how often
+/// all connections were broken.
 const LATE: usize = 0;
 const CLOSED: usize = 1;
 const BROKEN: usize = 2;
@@ -21,7 +22,7 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// Ways for so many sites to a server.
+    /// Starts a proxy with this many sites.
     pub fn start(name: &str, server: &Server, sites: usize) -> Proxy {
         let directory = Dir::in_memory(name);
         let words = shared(sites * WORDS);
@@ -29,7 +30,7 @@ impl Proxy {
         let listeners: Vec<UnixListener> = sockets.iter().map(|socket| UnixListener::bind(socket).unwrap()).collect();
         let server = server.socket();
         let process = Child::run(|| {
-            // SAFETY: plain call. It ends with the test.
+            // SAFETY: plain call. The process ends with the test.
             unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
             std::thread::scope(|scope| {
                 for (site, listener) in listeners.iter().enumerate() {
@@ -60,12 +61,12 @@ impl Proxy {
         self.word(site, LATE).store(by.as_micros() as u64, Release);
     }
 
-    /// Lets nothing pass any more, or again. What was sent meanwhile arrives then.
+    /// Blocks or unblocks a site. Data that is sent while it is blocked arrives afterwards.
     pub fn close(&self, site: usize, is_closed: bool) {
         self.word(site, CLOSED).store(u64::from(is_closed), Release);
     }
 
-    /// Breaks all connections: what is on its way is lost.
+    /// Breaks all connections. Data in transit is lost.
     pub fn cut(&self, site: usize) {
         self.word(site, BROKEN).fetch_add(1, AcqRel);
     }

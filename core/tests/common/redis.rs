@@ -1,4 +1,4 @@
-//! A Redis server of a test's own.
+//! A Redis server for a single test.
 
 use super::Dir;
 use std::io::{Read, Write};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 const DATABASES: u64 = 10_000;
 
-/// It listens on a socket in a directory of its own, and ends with this.
+/// It listens on a socket in its own directory, and ends with this value.
 pub struct RedisServer {
     process: Child,
     directory: Dir,
@@ -22,7 +22,7 @@ impl RedisServer {
         RedisServer { process: Self::run(&directory), directory }
     }
 
-    /// Ends it at once, with all that it has, and starts it again.
+    /// Kills it, which loses its data, and starts it again.
     pub fn start_again(&mut self) {
         self.end();
         std::fs::create_dir_all(&self.directory.0).unwrap();
@@ -37,7 +37,7 @@ impl RedisServer {
     fn run(directory: &Dir) -> Child {
         let socket = directory.file("s");
         let _ = std::fs::remove_file(&socket);
-        // The shell ends it when this process does, however that ends.
+        // The shell ends the server when this process ends, in whatever way.
         let process = Command::new("sh")
             .args(["-c", r#"redis-server "$@" & cat; kill -9 $!; rm -rf "$0""#])
             .arg(&directory.0)
@@ -58,7 +58,7 @@ impl RedisServer {
         process
     }
 
-    /// One of its databases that nobody has used: there are many.
+    /// One of its many databases, unused.
     pub fn new_database(&self) -> String {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let number = NEXT.fetch_add(1, Relaxed);
@@ -74,14 +74,14 @@ impl RedisServer {
         self.directory.file("s")
     }
 
-    /// The number of its process.
+    /// The process id of the server.
     pub fn pid(&self) -> i32 {
         let info = self.info("server");
         let line = info.lines().find_map(|line| line.strip_prefix("process_id:"));
         line.unwrap().trim().parse().unwrap()
     }
 
-    /// What `INFO` says of a section.
+    /// A section of the output of `INFO`.
     pub fn info(&self, section: &str) -> String {
         let mut stream = UnixStream::connect(self.directory.file("s")).unwrap();
         write!(stream, "INFO {section}\r\nQUIT\r\n").unwrap();
@@ -90,18 +90,18 @@ impl RedisServer {
         answer
     }
 
-    /// What a command answers, if that is one line.
+    /// The answer of a command, if it is one line.
     pub fn command(&self, command: &str) -> String {
         self.ask(&[command])
     }
 
-    /// The same in a database.
+    /// The answer of a command in a database.
     pub fn command_in(&self, database: &str, command: &str) -> String {
         let number = database.rsplit_once("db=").map_or("0", |(_, number)| number);
         self.ask(&[&format!("SELECT {number}"), command])
     }
 
-    /// What the last of these commands answers, if all answer one line.
+    /// The answer of the last of these commands, if all answers are one line.
     fn ask(&self, commands: &[&str]) -> String {
         let mut stream = UnixStream::connect(self.directory.file("s")).unwrap();
         let mut answer = Vec::new();

@@ -1,4 +1,4 @@
-//! A server of a test's own, of each kind that this build knows.
+//! A server for a single test, of each kind in this build.
 
 #[cfg(feature = "postgres")]
 use super::postgres::PostgresServer;
@@ -14,7 +14,7 @@ pub enum Server {
 }
 
 impl Server {
-    /// One of each kind, the one after the other.
+    /// One server of each kind, one after the other.
     pub fn each(name: &str) -> impl Iterator<Item = Server> {
         (0..KINDS.len()).map(move |kind| Self::start(kind, name))
     }
@@ -23,7 +23,7 @@ impl Server {
         KINDS[kind](&format!("{name}-{kind}"))
     }
 
-    /// What it is called in addresses.
+    /// The scheme in its addresses.
     pub fn kind(&self) -> &'static str {
         match *self {
             #[cfg(feature = "redis")]
@@ -51,13 +51,13 @@ impl Server {
         }
     }
 
-    /// The same for a store each of whose starts the server decides.
+    /// The address for a store whose starts are all decided by the server.
     pub fn direct_url(&self) -> String {
         let url = self.url();
         format!("{url}{}grants=never", if url.contains('?') { '&' } else { '?' })
     }
 
-    /// A part of it that nobody has used: there are many.
+    /// An unused part of the server; there are many.
     pub fn new_database(&self) -> String {
         match *self {
             #[cfg(feature = "redis")]
@@ -67,7 +67,7 @@ impl Server {
         }
     }
 
-    /// Nobody has used any limit.
+    /// Removes all limits.
     pub fn forget_all(&self) {
         match *self {
             #[cfg(feature = "redis")]
@@ -104,13 +104,14 @@ impl Server {
         }
     }
 
-    /// What sends signals to all of its processes. (One that stands still does not say which they are.)
+    /// Returns a function that sends signals to all processes of the server. (A stopped server does not report which
+    /// they are.)
     pub fn signals(&self) -> Box<dyn Fn(i32) + '_> {
         match *self {
             #[cfg(feature = "redis")]
             Server::Redis(ref server) => {
                 let pid = server.pid();
-                // SAFETY: plain call; the server is there as long as this.
+                // SAFETY: plain call; the server lives as long as this.
                 Box::new(move |signal| assert_eq!(unsafe { libc::kill(pid, signal) }, 0))
             }
             #[cfg(feature = "postgres")]
@@ -118,22 +119,22 @@ impl Server {
         }
     }
 
-    /// It has lost what was started, and whoever asks it finds that it may have.
+    /// Makes the server lose its starts, in such a way that callers can tell.
     pub fn lose_starts(&self) {
         match *self {
             #[cfg(feature = "redis")]
             Server::Redis(ref server) => drop(server.command("FLUSHALL")),
-            // As a standby that takes over, but has heard of nothing for long.
+            // Like a standby that takes over without having received anything for long.
             #[cfg(feature = "postgres")]
             Server::Postgres(ref server) => drop(server.command(
-                // (In this order others lock them, too.)
+                // In the lock order of the library.
                 "BEGIN; DELETE FROM workglow_limit.logs; DELETE FROM workglow_limit.starts; DELETE FROM workglow_limit.sites; \
                  UPDATE workglow_limit.limits SET run = 'another', booted = NULL; COMMIT",
             )),
         }
     }
 
-    /// Closes the connections that others have to it.
+    /// Closes the connections of other clients.
     pub fn close_connections(&self) {
         match *self {
             #[cfg(feature = "redis")]
@@ -144,7 +145,7 @@ impl Server {
                 let ended =
                     server.command(&format!("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}"));
                 assert!(ended.contains('t'), "{ended}");
-                super::wait_until("they have ended", || {
+                super::wait_until("the connections have ended", || {
                     server.command(&format!("SELECT count(*) FROM pg_stat_activity WHERE {others}")) == "0"
                 });
             }
@@ -152,7 +153,7 @@ impl Server {
     }
 }
 
-/// How one of each kind is started.
+/// The constructors of each kind.
 pub const KINDS: &[fn(&str) -> Server] = &[
     #[cfg(feature = "redis")]
     |name| Server::Redis(RedisServer::start(name)),
@@ -160,7 +161,7 @@ pub const KINDS: &[fn(&str) -> Server] = &[
     |name| Server::Postgres(PostgresServer::start(name)),
 ];
 
-/// Does a server decide at this address?
+/// Returns whether a server decides at this address.
 pub fn is_served(url: &str) -> bool {
     !url.starts_with("memory:") && !url.starts_with("sqlite:")
 }

@@ -1,12 +1,12 @@
-//! A waiter by itself, without a line: it takes its place at once, and each step is one look at it. What tests compare with
-//! a model, call by call.
+//! A waiter without a line: it takes its place at once, and each step is one check. Tests compare it with a model, call
+//! by call.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 use super::now_ns;
 use std::time::Duration;
 use workglow_limit::{Claim, Limiter, Presented, RawPermit, Result, Step, Terms};
 
-/// How long to sleep where nobody knows when there will be room.
+/// How long to sleep if it is unknown when capacity will be free.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 #[derive(Debug)]
@@ -33,7 +33,7 @@ impl Wait {
         Wait { place: Some(place), ..Wait::new("", 1, timeout) }
     }
 
-    /// How much longer it waits.
+    /// The rest of its timeout.
     fn left(&mut self, limiter: &dyn Limiter) -> Option<Duration> {
         let now = now(limiter);
         let waited = now - *self.began.get_or_insert(now);

@@ -1,10 +1,10 @@
-//! The engine: it keeps a log of grants, as a machine keeps one of starts. Its times are in ticks, relative to what its
-//! clock shows.
+//! The engine. It keeps a log of grants, as a machine keeps one of starts. Its times are in ticks, relative to its
+//! clock.
 
 use crate::message::{Answer, Name, Request, Return};
 use crate::setting::{Fault, Setting};
 
-/// Units that count until `stamp` + window. Without a name: nobody can return any of them.
+/// Units that count until `stamp` + window. Without a name, none of them can be returned.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Entry {
     pub stamp: i16,
@@ -14,9 +14,9 @@ pub struct Entry {
 
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Engine {
-    /// Steps since its clock showed another time.
+    /// The number of steps since its clock last changed.
     pub phase: i16,
-    /// The latest time it has seen, if that is later than what the clock shows; else 0.
+    /// The latest time it has seen, if that is later than its clock; else 0.
     pub floor: i16,
     pub log: Vec<Entry>,
     /// The last request of each site, and its answer.
@@ -24,13 +24,13 @@ pub struct Engine {
     pub epoch: u8,
     pub version: u8,
     pub limit: u8,
-    /// Nothing is ready before, as memory was lost.
+    /// After a loss of memory, nothing is ready before this.
     pub silent: i16,
     pub gate: i16,
 }
 
 impl Engine {
-    /// The time by which it decides.
+    /// The time of its decisions.
     pub fn now(&self, s: &Setting) -> i16 {
         if s.is(Fault::NoFloor) { 0 } else { self.floor }
     }
@@ -39,7 +39,7 @@ impl Engine {
         self.log.iter().filter(|e| e.stamp + s.window > at).map(|e| e.units).sum()
     }
 
-    /// When and how many units can be granted.
+    /// When units can be granted, and how many.
     fn ready(&self, request: &Request, s: &Setting) -> Option<(i16, u8)> {
         let earliest = self.now(s).max(self.silent).max(self.gate);
         let latest = self.now(s) + if request.waits { s.ahead } else { 0 };
@@ -59,7 +59,7 @@ impl Engine {
             }
             _ if back.epoch != self.epoch => {}
             _ => {
-                // All that started by it has started by now.
+                // All starts from it have happened by now.
                 let ended = self.now(s) + if s.is(Fault::EndedBefore) { -1 } else { s.engine_error() };
                 for entry in self.log.iter_mut().filter(|e| e.name == Some(back.name)) {
                     entry.stamp = entry.stamp.min(ended);
@@ -106,7 +106,7 @@ impl Engine {
         Some(answer)
     }
 
-    /// The clock shows so many ticks more, or fewer: all that is relative to it moves. What is over stays over.
+    /// Advances or sets back the clock by this many ticks: all relative times move. Expired times stay expired.
     pub fn shift(&mut self, ticks: i16) {
         self.log.iter_mut().for_each(|e| e.stamp -= ticks);
         self.floor = (self.floor - ticks).max(0);

@@ -1,6 +1,6 @@
-//! What the sites and the engine say to each other.
+//! The messages between the sites and the engine.
 
-/// The request of a site, and what it was granted: the site, how often it had died before, and the number of the
+/// Identifies a request of a site, and its grant: the site, how often it has died before, and the number of the
 /// request.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Name {
@@ -9,7 +9,7 @@ pub struct Name {
     pub number: i8,
 }
 
-/// What a site gives back: of the units of a grant, only `stay` have started or can still start. `gone` is for a fault.
+/// A return of units: of a grant, only `stay` units have started or can still start. `gone` is for a fault.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Return {
     pub name: Name,
@@ -18,7 +18,7 @@ pub struct Return {
     pub gone: u8,
 }
 
-/// `want` units: now, or as soon as there are any.
+/// A request for `want` units: now, or as soon as there are any.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Request {
     pub want: u8,
@@ -26,7 +26,7 @@ pub struct Request {
     pub back: Option<Return>,
 }
 
-/// The rules that hold, and perhaps a grant: in how many ticks it is ready, and how many units it has.
+/// The present rules, and perhaps a grant: in how many ticks it is ready, and how many units it has.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Answer {
     pub epoch: u8,
@@ -41,7 +41,7 @@ pub enum Content {
     Answer(Answer),
 }
 
-/// It can arrive any number of times until its life is over.
+/// A message. It can arrive any number of times until its life is over.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Message {
     pub name: Name,

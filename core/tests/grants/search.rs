@@ -1,5 +1,5 @@
-//! All that can happen, in breadth; some of what can happen in larger worlds, at random; and what has happened, in
-//! words.
+//! A breadth-first search through everything that can happen, random walks in larger worlds, and descriptions of what
+//! happened.
 
 use crate::message::{Answer, Content, Message};
 use crate::setting::Setting;
@@ -8,13 +8,13 @@ use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-/// How often a search has seen what it is for: one that saw nothing proves nothing.
+/// How often a search has seen the events that it is for. A search that saw none proves nothing.
 pub type Seen = BTreeMap<&'static str, u64>;
 
 pub struct Outcome {
     pub states: usize,
     pub seen: Seen,
-    /// What is wrong, and the shortest way to it.
+    /// The violation, and the shortest path to it.
     pub wrong: Option<(Wrong, Vec<Action>)>,
 }
 
@@ -43,7 +43,7 @@ fn note(seen: &mut Seen, before: &World, action: Action, after: &World, s: &Sett
     }
 }
 
-/// The same for a state and its mirror image, as the two sites are alike.
+/// The same for a state and its mirror image, since the two sites are alike.
 fn fingerprint(world: &World) -> u64 {
     let of = |world: &World| {
         let mut hasher = DefaultHasher::new();
@@ -53,11 +53,11 @@ fn fingerprint(world: &World) -> u64 {
     of(world).min(of(&world.mirrored()))
 }
 
-/// Goes through every state that can be reached, until something is wrong.
+/// Visits every reachable state, until something is wrong.
 pub fn exhaust(s: &Setting, most: usize) -> Outcome {
     let start = World::new(s);
     let mut visited = HashSet::from([fingerprint(&start)]);
-    // Of a state only the way to it is kept: the state before, and the action.
+    // For each state, only the path is kept: the previous state and the action.
     let mut ways: Vec<(u32, Action)> = vec![(0, Action::Lose)];
     let mut front = vec![(0, start)];
     let mut seen = Seen::new();
@@ -95,7 +95,7 @@ fn way(ways: &[(u32, Action)], mut at: u32, last: Action) -> Vec<Action> {
     actions
 }
 
-/// Goes on at random, so many steps. The same seed goes the same way.
+/// Takes this many random steps. The same seed takes the same path.
 pub fn walk(s: &Setting, seed: u64, steps: usize) -> Outcome {
     let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut pick = |n: usize| {
@@ -106,7 +106,7 @@ pub fn walk(s: &Setting, seed: u64, steps: usize) -> Outcome {
     };
     let (mut world, mut seen, mut way) = (World::new(s), Seen::new(), vec![]);
     for _ in 0..steps {
-        // Most often something starts, if it can, or else messages are sent and arrive. So limits are reached.
+        // Mostly something starts, if it can, or messages are sent and arrive, so that limits are reached.
         let kinds = [Kind::Start, Kind::Start, Kind::Message, Kind::Message, Kind::Message, Kind::Time];
         let kind = if pick(100) == 0 { Kind::Rare } else { kinds[pick(kinds.len())] };
         let mut actions = world.actions(s);
@@ -141,8 +141,8 @@ impl Action {
     }
 }
 
-/// What happened, a line each.
-pub fn told(s: &Setting, way: &[Action]) -> String {
+/// Describes what happened, one line per action.
+pub fn describe(s: &Setting, way: &[Action]) -> String {
     let (mut world, mut step, mut text) = (World::new(s), 0, String::new());
     for action in way {
         let before = world.clone();

@@ -1,6 +1,6 @@
-//! How large a world is, what may go wrong in it, and which protection is taken away.
+//! The size of a world, what may go wrong in it, and which protection is removed.
 
-/// A protection that is taken away, to see that the search notices.
+/// A protection that is removed, to check that the search notices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// None: all protections are there.
@@ -9,11 +9,11 @@ pub enum Fault {
     FromTheAnswer,
     /// ... from the last time the question was sent instead of the first.
     FromTheRepeat,
-    /// Both clocks are taken to run alike.
+    /// Both clocks are assumed to run alike.
     DriftIgnored,
     /// The site rounds its own clock in its favour.
     SiteRoundsUp,
-    /// The engine takes its reading for the time, which may be nearly a tick later.
+    /// The engine takes its reading as the time, which may be nearly a tick later.
     EngineRoundsDown,
     /// An entry is stamped with the beginning of its grant.
     StampedAtBeginning,
@@ -21,41 +21,41 @@ pub enum Fault {
     NoSilence,
     /// ... or as soon as a window has passed.
     SilenceOfWindow,
-    /// A site goes on with grants of an epoch that it knows to be over.
+    /// A site continues with grants of an epoch that it knows to be over.
     EpochIgnored,
-    /// An answer that comes again is taken for another grant.
+    /// An answer that arrives again is taken as another grant.
     AnswerTakenTwice,
-    /// The engine grants anew for each copy of a request.
+    /// The engine grants again for each copy of a request.
     RepeatGrantedTwice,
-    /// ... as it forgets at once what it has answered: which costs units, but exceeds no limit.
+    /// ... because it forgets its answers at once. This costs units, but exceeds no limit.
     Forgetful,
-    /// A return says how much goes instead of how much stays, and each copy of it counts.
+    /// A return states how many units leave instead of how many stay, and each copy of it counts.
     ReturnAppliedTwice,
     /// A return is taken off the newest grant, whichever it names.
     ReturnToAnother,
-    /// Units are returned while a process that looked at them can still start.
+    /// Units are returned while a process that checked them can still start.
     ReturnedAndStarted,
     /// A grant that has ended counts from a tick before that.
     EndedBefore,
-    /// A site that comes back goes by the name, and counts from the number, that it had before.
+    /// A restarted site uses its previous name, and continues its numbers.
     OldName,
     /// A change of policy returns at once.
     ChangeAtOnce,
-    /// A site goes on with grants of a policy that it knows to be over.
+    /// A site continues with grants of a policy that it knows to be over.
     VersionIgnored,
     /// A pause returns at once.
     PauseAtOnce,
-    /// A site knows of a gate and starts.
+    /// A site starts although it knows of a gate.
     GateIgnored,
-    /// A site starts however long ago it last heard from the engine.
+    /// A site starts however long ago it last received an answer from the engine.
     Untrusted,
-    /// The engine believes its clock, whatever that said before.
+    /// The engine trusts its clock, whatever it showed before.
     NoFloor,
-    /// The engine holds the latest time that it saw, and grants while its clock is behind that.
+    /// The engine keeps the latest time that it saw, and grants while its clock is behind that.
     GrantsWhileBehind,
 }
 
-/// How often each misfortune may happen.
+/// How often each fault may happen.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Budget {
     pub deaths: u8,
@@ -81,32 +81,32 @@ pub struct Setting {
     pub window: i16,
     /// Of a grant, in ticks.
     pub length: i16,
-    /// For how much longer an answer is good.
+    /// How much longer an answer is valid.
     pub extra: i16,
     pub tick: i16,
     pub fine: i16,
     pub drift: i16,
     pub grain: i16,
-    /// How many units a request may want.
+    /// The numbers of units that a request may want.
     pub wants: &'static [u8],
     /// How far ahead a grant may begin, in ticks. 0: at once or not at all.
     pub ahead: i16,
-    /// How many grants a site may hold, and how many of its requests may be under way.
+    /// How many grants a site may hold, and how many outstanding requests it may have.
     pub held: usize,
     pub requests: usize,
-    /// For how many steps a message can arrive, any number of times, in any order, or never.
+    /// The number of steps in which a message can arrive, any number of times, in any order, or never.
     pub delay: u8,
-    /// For how many steps a process may be stopped between its look at a grant and its start.
+    /// The number of steps for which a process may be stopped between its check of a grant and its start.
     pub stops: u8,
     /// Whether units are returned.
     pub returns: bool,
-    /// How long a pause is, and by how much the engine's clock is set back, in ticks.
+    /// The length of a pause, and by how much the engine's clock is set back, in ticks.
     pub pause: i16,
     pub step: i16,
     pub budget: Budget,
 }
 
-/// Two sites and clocks that agree; nothing goes wrong but messages.
+/// Two sites and clocks that agree; only messages can go wrong.
 pub const PLAIN: Setting = Setting {
     name: "messages",
     fault: Fault::Sound,
@@ -151,23 +151,23 @@ impl Setting {
         (self.tick > 1 && !self.is(Fault::EngineRoundsDown)) as i16
     }
 
-    /// For how long an answer is good, in ticks.
+    /// How long an answer is valid, in ticks.
     pub fn trust(&self) -> i16 {
         self.length + self.extra
     }
 
-    /// For how many ticks after a change units can start by what held before it.
+    /// The number of ticks after a change in which units can still start by the previous rules.
     pub fn by_old_rules(&self) -> i16 {
         self.trust() + self.engine_error()
     }
 
-    /// What a site's clock counts at least while `ticks` pass, as a multiple of what it shows.
+    /// The least that a site's clock advances in `ticks`, as a multiple of its resolution.
     pub fn at_least(&self, ticks: i16) -> i16 {
         let drift = if self.is(Fault::DriftIgnored) { 0 } else { self.drift };
         self.down(ticks * self.tick * (self.fine - drift))
     }
 
-    /// What a site's clock counts at most while `ticks` pass.
+    /// The most that a site's clock advances in `ticks`.
     pub fn at_most(&self, ticks: i16) -> i16 {
         let drift = if self.is(Fault::DriftIgnored) { 0 } else { self.drift };
         self.up(ticks * self.tick * (self.fine + drift))
@@ -178,7 +178,7 @@ impl Setting {
         clock.div_euclid(self.grain) * self.grain
     }
 
-    /// What a site's clock shows next, if it does not show exactly this.
+    /// The next value that a site's clock shows, unless it shows exactly this.
     pub fn up(&self, clock: i16) -> i16 {
         -self.down(-clock)
     }

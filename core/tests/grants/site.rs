@@ -1,9 +1,9 @@
-//! A site: it starts units of what it was granted. Its times are relative to what its clock shows.
+//! A site: it starts units that it was granted. Its times are relative to its clock.
 
 use crate::message::{Answer, Name, Request};
 use crate::setting::{Fault, Setting};
 
-/// A grant as a site keeps it: good from `from` until just before `until`.
+/// A site's copy of a grant, valid from `from` until just before `until`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Cell {
     pub name: Name,
@@ -23,7 +23,7 @@ pub struct Asked {
     pub request: Request,
 }
 
-/// A process that looked at a grant, found that it may start, and has not done so yet.
+/// A process that checked a grant, found that it may start, and has not done so yet.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Stopped {
     pub name: Name,
@@ -39,7 +39,7 @@ pub struct Site {
     pub cells: Vec<Cell>,
     pub epoch: u8,
     pub version: u8,
-    /// The rules that it knows hold until then.
+    /// The known rules are valid until then.
     pub trusted: i16,
     pub gate: i16,
     pub stopped: Option<Stopped>,
@@ -51,7 +51,7 @@ impl Site {
         Site { born, clock, asked: None, cells: vec![], epoch, version, trusted, gate, stopped: None }
     }
 
-    /// Whether its clock does not matter.
+    /// Returns whether its clock does not matter.
     pub fn is_idle(&self) -> bool {
         self.asked.is_none() && self.cells.is_empty() && self.stopped.is_none()
     }
@@ -61,7 +61,7 @@ impl Site {
             || (cell.version != self.version && !s.is(Fault::VersionIgnored))
     }
 
-    /// Whether a unit of the grant may start now. What the clock shows is 0.
+    /// Returns whether a unit of the grant may start now. The clock shows 0.
     pub fn may_start(&self, cell: &Cell, s: &Setting) -> bool {
         (cell.left > 0 && cell.from <= 0 && 0 < cell.until)
             && (0 < self.trusted || s.is(Fault::Untrusted))
@@ -78,7 +78,7 @@ impl Site {
         if s.is(Fault::FromTheAnswer) {
             before = after;
         }
-        // The copy of an answer finds that nothing was asked.
+        // A copy of an answer finds no outstanding request.
         if !s.is(Fault::AnswerTakenTwice) {
             self.asked = None;
         }

@@ -1,22 +1,22 @@
-//! The engine, the sites, and the messages between them; all that can happen to them; and what must not.
+//! The engine, the sites and the messages between them; everything that can happen to them; and what must not happen.
 //!
-//! Nothing counts from a beginning, so that the same situation is the same state whenever it arises: times are relative
-//! to what a clock shows, numbers of requests to the site's last, and starts have ages. So a search can end, and what
-//! it has shown holds for ever.
+//! No value counts from a beginning, so that equal situations are equal states whenever they arise: times are relative
+//! to a clock, numbers of requests to the site's last one, and starts have ages. So a search can end, and its result
+//! holds for an unlimited time.
 
 use crate::engine::Engine;
 use crate::message::{Content, Message, Name, Request, Return};
 use crate::setting::{Budget, Fault, Setting};
 use crate::site::{Asked, Cell, Site, Stopped};
 
-/// It lies between these ages, of which the first is the larger one.
+/// A start. It lies between these ages, of which the first is the larger one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Start {
     pub looked: i16,
     pub done: i16,
 }
 
-/// A call by an operator: in how many ticks it returns, or how many steps ago it has.
+/// A call by an operator: in how many ticks it returns, or how many steps ago it has returned.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Call {
     Never,
@@ -39,7 +39,7 @@ impl Call {
         };
     }
 
-    /// Whether that was before, or just when, a start of this age was asked for.
+    /// Returns whether the call returned before, or exactly when, a start of this age was requested.
     fn had_returned(&self, age: i16) -> bool {
         matches!(self, Call::Returned(ago) if age <= *ago)
     }
@@ -49,7 +49,7 @@ impl Call {
 pub enum Action {
     /// A step of true time, and what each site's clock counts meanwhile.
     Step([i16; 3]),
-    /// A site, its clock's phase if it was idle, what it asks for, and the grant whose rest it returns.
+    /// A site, its clock's phase if it was idle, the request, and the grant whose rest it returns.
     Ask {
         site: usize,
         phase: i16,
@@ -85,12 +85,12 @@ pub struct World {
     pub starts: Vec<Start>,
     pub change: Call,
     pub pause: Call,
-    /// Steps until the gate opens.
+    /// The number of steps until the gate opens.
     pub gate: i16,
     pub budget: Budget,
 }
 
-/// What must not be.
+/// A violation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wrong {
     OverTheLimit,
@@ -131,7 +131,7 @@ impl World {
         }
     }
 
-    /// The same with two sites in each other's place.
+    /// The same world with the two sites exchanged.
     pub fn mirrored(&self) -> World {
         let mut world = self.clone();
         world.sites.swap(0, 1);
@@ -142,7 +142,7 @@ impl World {
         world
     }
 
-    /// All that can happen next.
+    /// All possible next actions.
     pub fn actions(&self, s: &Setting) -> Vec<Action> {
         let mut all = vec![];
         self.steps(s, &mut all);
@@ -216,7 +216,7 @@ impl World {
         let backs = (0..if s.returns { site.cells.len() } else { 0 }).map(Some).chain([None]);
         for back in backs {
             let held = site.cells.iter().enumerate().filter(|(j, cell)| cell.until > 0 && back != Some(*j)).count();
-            // For no units: only to return some, or to hear the rules.
+            // For no units: only to return some, or to learn the rules.
             let nothing = (held > 0 || back.is_some()).then_some(0);
             let something = s.wants.iter().copied().filter(|_| held < s.held);
             for want in something.chain(nothing) {
@@ -228,7 +228,7 @@ impl World {
         }
     }
 
-    /// What is wrong after the action, if anything.
+    /// Performs an action, and returns the violation after it, if any.
     pub fn act(&mut self, action: Action, s: &Setting) -> Option<Wrong> {
         let wrong = match action {
             Action::Start { site, cell } => {
@@ -279,7 +279,7 @@ impl World {
         }
     }
 
-    /// When an operator's call returns: once nobody can start by what held before.
+    /// When an operator's call returns: once no start can happen by the previous rules.
     fn call(&self, at_once: bool, s: &Setting) -> Call {
         Call::Returns(self.engine.now(s) + if at_once { 0 } else { s.by_old_rules() })
     }
@@ -303,7 +303,7 @@ impl World {
         self.starts.iter_mut().for_each(|start| (start.looked, start.done) = (start.looked + 1, start.done + 1));
     }
 
-    /// The engine's clock shows so many ticks more.
+    /// Advances the engine's clock by this many ticks.
     fn set(&mut self, ticks: i16) {
         self.engine.shift(ticks);
         [&mut self.change, &mut self.pause].into_iter().for_each(|call| call.shift(ticks));
@@ -318,7 +318,7 @@ impl World {
         });
         let site = &mut self.sites[i];
         site.clock = if site.is_idle() { phase } else { site.clock };
-        // First the units leave the cell, so that nobody can start them. Then the engine hears of it.
+        // First the units leave the cell, so that they cannot start. Then the return is sent.
         let back = back.map(|cell| {
             let cell = site.cells.remove(cell);
             Return { name: cell.name, epoch: cell.epoch, stay: cell.units - cell.left, gone: cell.left }
@@ -390,8 +390,8 @@ impl World {
         engine.silent = engine.now(s) + silence;
     }
 
-    /// A start that was looked for so many steps ago. What is wrong is measured from outside: by the most starts that
-    /// lie wholly within one window, from the look until now.
+    /// Records a start whose check was this many steps ago. Violations are measured from outside: by the most starts
+    /// that lie wholly within one window, from the check until now.
     fn started(&mut self, looked: i16, s: &Setting) -> Option<Wrong> {
         self.starts.push(Start { looked, done: 0 });
         self.starts.sort();
@@ -412,7 +412,7 @@ impl World {
         None
     }
 
-    /// Forgets what can have no effect any more, so that states which differ only in that are the same.
+    /// Forgets what can have no effect any more, so that states that differ only in that are equal.
     fn tidy(&mut self, s: &Setting) {
         self.tidy_sites(s);
         self.tidy_net(s);
@@ -465,12 +465,12 @@ impl World {
             };
             match m.content {
                 Content::Answer(_) => awaited,
-                // A copy would fetch the answer again: that is under way, and can arrive as often as it will.
+                // A copy would fetch the answer again: that is already in transit, and can arrive any number of times.
                 Content::Request(_) => handled_stay || !handled() || (awaited && !answers.contains(&m.name)),
             }
         });
         self.net.sort();
-        // Of copies the last counts, as it lives longest.
+        // Of copies, the last counts, because it lives longest.
         self.net.dedup_by(|next, kept| {
             let same = (next.name, next.content) == (kept.name, kept.content);
             if same {
@@ -480,7 +480,7 @@ impl World {
         });
     }
 
-    /// Of numbers only the order matters.
+    /// Only the order of numbers matters.
     fn tidy_names(&mut self, site: usize) {
         for born in 0..=self.sites[site].born {
             let is = |name: &Name| (name.site, name.born) == (site as u8, born);

@@ -1,4 +1,4 @@
-//! Token buckets and leaky buckets: the moment at which all that was started has come back, as an exact fraction.
+//! Token buckets and leaky buckets: the moment at which all starts have been recovered, as an exact fraction.
 
 use super::common::Random;
 use super::frame::{Ask, ENDLESS, Now, Permit, Rules, Start, Tick, length};
@@ -10,15 +10,15 @@ use workglow_limit::Policy;
 pub struct Book {
     /// In parts of a microsecond.
     recovered: Tick,
-    /// Permits of another era stand for nothing any more.
+    /// Permits of another era have no meaning any more.
     era: u64,
-    /// No start was admitted with a later stamp, nor anything ended later.
+    /// The latest stamp of any admitted start, and of any end.
     last: Tick,
-    /// How much was ever given back, in microseconds, rounded up.
+    /// The total ever returned, in microseconds, rounded up.
     returned: Tick,
-    /// The same as `recovered`, of what it took over from a bucket of another policy, as far as that was not given back.
+    /// Like `recovered`, for the amount taken over from a bucket of another policy, as far as it was not returned.
     carried: Tick,
-    /// A key that has recovered may be forgotten, and with it `last`, which has not come yet.
+    /// A recovered key may be forgotten, and with it `last`, which has not come yet.
     is_unsure: bool,
 }
 
@@ -28,7 +28,7 @@ impl Default for Book {
     }
 }
 
-/// `n` parts are a microsecond, and a unit costs `p`: the rate in lowest terms.
+/// `n` parts make a microsecond, and a unit costs `p`: the rate in lowest terms.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Bucket<const LEAKY: bool> {
     rate: u64,
@@ -55,7 +55,7 @@ impl<const LEAKY: bool> Bucket<LEAKY> {
         (book.recovered - at * self.n).max(0)
     }
 
-    /// Ends something: what has recovered by then is known to have, and nothing else.
+    /// Edits a book: what has recovered by now stays recovered, and nothing else.
     fn edit(&self, book: &mut Book, now: Now, f: impl FnOnce(&Self, &mut Book)) {
         book.recovered = book.recovered.max(now.floor * self.n);
         book.last = book.last.max(now.ceil);
@@ -66,8 +66,8 @@ impl<const LEAKY: bool> Bucket<LEAKY> {
         }
     }
 
-    /// Gives units of a start back, but for what has come back by itself since and so may have been used: from the
-    /// latest start on, how much later all was than it would have been without this one.
+    /// Returns units of a start, except those that have returned over time since then and may have been used: counted
+    /// from the latest start, how much later everything was than without this start.
     fn give_back(&self, book: &mut Book, permit: &Permit, units: u64, now: Now) {
         let lead = (permit.ahead - book.returned).max(0);
         let gone = ((book.last - permit.stamp - lead) * self.n).max(0);
@@ -102,7 +102,7 @@ impl<const LEAKY: bool> Rules for Bucket<LEAKY> {
         (divide_up(self.p, self.n), divide_up(self.cost(self.size + 1), self.n))
     }
 
-    /// A fortieth of what a unit costs, or what costs nobody anything; at most 50 ms.
+    /// A fortieth of a unit's cost, or what delays no other caller; at most 50 ms.
     fn grace(&self, _: &Book, weight: u64) -> Tick {
         let unit = self.period / Tick::from(self.rate);
         let free = if LEAKY { 0 } else { Tick::from(self.size.saturating_sub(weight)) * unit };
@@ -118,13 +118,13 @@ impl<const LEAKY: bool> Rules for Bucket<LEAKY> {
         divide_up(book.recovered - slack, self.n).max(gate)
     }
 
-    /// Nobody waits longer than 366 days.
+    /// No caller waits longer than 366 days.
     fn patience(&self, asked: Tick) -> Tick {
         asked.min(366 * 86_400_000_000)
     }
 
-    /// Only so many units wait for a leaky bucket, with this start and the graces of all; behind one that has just
-    /// started, or behind a gate.
+    /// Only this many units wait for a leaky bucket, including this start and the graces of all, behind one that has
+    /// just started, or behind a gate.
     fn turned_away(&self, book: &Book, ask: &Ask, now: Now) -> Option<Tick> {
         let graces = Tick::from(self.size - ask.weight) * ask.grace * self.n;
         let from = book.recovered - self.cost(self.size + 1 - ask.weight) - graces;
@@ -140,7 +140,7 @@ impl<const LEAKY: bool> Rules for Bucket<LEAKY> {
         }
     }
 
-    /// The microsecond that has begun counts as over.
+    /// The current microsecond counts as over.
     fn left(&self, book: &Book, before: u64, weight: u64, now: Now) -> u64 {
         let then = Now { floor: now.ceil, ..now };
         before.saturating_sub(weight).min(self.remaining(book, then))
@@ -165,7 +165,7 @@ impl<const LEAKY: bool> Rules for Bucket<LEAKY> {
     }
 
     fn cancel(&self, book: &mut Book, permit: &Permit, _: bool, now: Now) {
-        // Where it may have been forgotten what was before, it does not matter to whoever is last.
+        // Where the past may have been forgotten, it does not matter to the last start.
         let is_last = book.era == permit.id && permit.stamp >= book.last.max(now.ceil);
         let is_known = (is_last || self.has(book, permit)) && self.behind(book, now.floor) > 0;
         self.edit(book, now, |bucket, book| {
@@ -188,7 +188,7 @@ impl<const LEAKY: bool> Rules for Bucket<LEAKY> {
         });
     }
 
-    /// Whole units and a part of one are whole units and such a part of one of the new bucket.
+    /// Whole units and a part of one become whole units and the same part of one of the new bucket.
     fn change(&self, to: &Self, book: Book, now: Now) -> Book {
         let behind = self.behind(&book, now.floor);
         if behind == 0 {
@@ -196,7 +196,7 @@ impl<const LEAKY: bool> Rules for Bucket<LEAKY> {
         }
         let units = divide_up(behind, self.p);
         let spare = (units * self.p - behind) * to.p / self.p;
-        // What was started or had come along before, and a debt; whoever waits behind a gate does not come along.
+        // Earlier starts, amounts taken over before, and debts. Waiters behind a gate are not carried over.
         let carried = divide_up((book.carried - now.floor * self.n).max(0), self.p);
         let units = units.min(carried.max(self.size.into()) + Tick::from(self.size));
         let recovered = now.floor * to.n + units * to.p - spare;

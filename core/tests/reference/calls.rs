@@ -1,4 +1,4 @@
-//! The calls of a random run: what anybody may do with a limit.
+//! The calls of a random run: everything that a user may do with a limit.
 
 use super::common::wait::Wait;
 use super::frame::{Rules, Tick, Waiter};
@@ -43,7 +43,7 @@ impl<R: Rules> Run<R> {
         let by = self.handle(at);
         let (patience, grace) = (self.patience(40, 3), self.patience(40, 1));
         let limit = &mut self.limits[at];
-        if !limit.has_room(key, weight) {
+        if !limit.has_space(key, weight) {
             return;
         }
         let reserved = limit.handles[by].reserve(key, weight, patience.map(duration), grace.map(duration));
@@ -60,7 +60,7 @@ impl<R: Rules> Run<R> {
         let limit = &mut self.limits[at];
         let Held { raw, by, ref permit, has_started, has_ended } = limit.held[i];
         let permit = permit.clone();
-        if !limit.has_room(&permit.key, permit.weight) || R::COUNTED && has_started {
+        if !limit.has_space(&permit.key, permit.weight) || R::COUNTED && has_started {
             return;
         }
         let answer = real(limit.handles[by].present(&raw), |presented| match presented {
@@ -69,7 +69,7 @@ impl<R: Rules> Run<R> {
         });
         let expected = limit.model.present(&permit);
         if let Some(new) = self.compare(at, by, &format!("present {permit:?}"), answer, expected) {
-            // The same one may be presented again, and an old one, where it is known.
+            // The same permit may be presented again, and an old one, where it is known.
             let held = &mut self.limits[at].held;
             let is_same = held[new].permit == permit;
             assert!(R::COUNTED || is_same == (held[new].raw == raw));
@@ -107,7 +107,7 @@ impl<R: Rules> Run<R> {
             Some(place) => (place.key.clone(), place.weight),
             None => (it.waiter.key.clone(), it.waiter.weight),
         };
-        if !limit.has_room(&key, weight) {
+        if !limit.has_space(&key, weight) {
             return limit.waiting.push(it);
         }
         if self.random.chance(10) {
@@ -138,7 +138,7 @@ impl<R: Rules> Run<R> {
         let capacity = limit.model.rules.capacity();
         let actual = self.random.scaled(2 * permit.weight + capacity + 2);
         let debt = actual.saturating_sub(permit.weight).min(capacity);
-        // A debt that comes late is owed by a key that is still there, and once.
+        // A late debt is owed by a key that still exists, and once.
         let is_over = limit.model.is_over(&permit);
         let is_owed = !is_over && (!R::COUNTED || limit.model.has(&permit))
             || is_over && !*has_ended && !limit.model.is_idle(&permit.key);
@@ -146,7 +146,7 @@ impl<R: Rules> Run<R> {
         match self.random.below(10) {
             0..5 => {
                 *has_ended = true;
-                // Once it has started, giving its place back changes nothing.
+                // Once it has started, returning its place has no effect.
                 let only_place = permit.ready.is_some() && self.random.chance(50);
                 match only_place {
                     true => limit.handles[by].cancel_place(&raw).unwrap(),
@@ -161,7 +161,7 @@ impl<R: Rules> Run<R> {
             }
             5..9 if debt == 0 || is_owed => {
                 *has_ended = true;
-                if limit.has_room(&permit.key, debt) {
+                if limit.has_space(&permit.key, debt) {
                     limit.handles[by].settle(&raw, actual).unwrap();
                     limit.model.settle(&permit, actual);
                     self.log(format!("settle {permit:?} {actual}"));
@@ -198,7 +198,7 @@ impl<R: Rules> Run<R> {
             running.push_back(limit.model.now.ceil);
             running.truncate(most);
         }
-        if limit.has_room(key, 1) {
+        if limit.has_space(key, 1) {
             limit.handles[by].record_job_start(key).unwrap();
             limit.model.record_job_start(key);
             self.log(format!("record_job_start {key:?}"));
@@ -207,12 +207,12 @@ impl<R: Rules> Run<R> {
         }
     }
 
-    /// Hands a permit to another handle of the same limit, as a text.
+    /// Passes a permit to another handle of the same limit, as a text.
     fn transfer(&mut self, at: usize) {
         let Some(i) = self.random.index(self.limits[at].held.len()) else { return };
         let to = self.handle(at);
         let name = self.limits[at].name;
-        // Where units are only counted, what has started stays in its process.
+        // Where units are only counted, a started permit stays in its process.
         if R::COUNTED && self.limits[at].held[i].has_started {
             let Held { raw, by, .. } = &self.limits[at].held[i];
             assert!(matches!(self.limits[at].handles[*by].to_text(raw), Err(Error::Unsupported { .. })));
@@ -239,14 +239,14 @@ impl<R: Rules> Run<R> {
         model.rules.can_become(rules, &books, model.forgotten, model.now)
     }
 
-    /// Another policy, or the same again; or somebody who takes what there is.
+    /// Declares another policy, or the same again; or attaches another handle.
     fn change(&mut self, at: usize) {
         let mut rules = R::random(&mut self.random, self.scale);
         if self.random.chance(20) {
             rules = self.limits[at].model.rules.clone();
         }
         if !self.may_become(at, &rules) && self.random.chance(50) {
-            // What is forgotten does not matter to the new one either then.
+            // Forgotten starts must not matter to the new policy either.
             let to = self.limits[at].model.forgotten + rules.lengths().1;
             self.advance_to(to);
         }
@@ -287,7 +287,7 @@ impl<R: Rules> Run<R> {
         }
     }
 
-    /// A crowd of tenants.
+    /// Many tenants.
     fn crowd(&mut self, at: usize) {
         for _ in 0..self.random.scaled(300) {
             self.new_keys += 1;
@@ -296,7 +296,7 @@ impl<R: Rules> Run<R> {
         }
     }
 
-    /// What is wrong changes nothing.
+    /// An invalid call has no effect.
     fn fail(&mut self, at: usize, by: usize, key: &str) {
         let limiter = &self.limits[at].handles[by];
         assert!(matches!(limiter.attempt(key, 0), Err(Error::InvalidArgument { .. })));

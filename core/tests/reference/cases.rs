@@ -1,4 +1,4 @@
-//! Cases by hand: what the random calls leave out, because the outcome would change everything after it.
+//! Explicit cases that the random calls avoid, because the outcome would change everything after it.
 
 use std::time::Duration;
 use workglow_limit::*;
@@ -32,12 +32,12 @@ fn place(limiter: &RateLimiter, key: &str) -> RawPermit {
     }
 }
 
-/// As many places as the ring of 16 slots has room for.
+/// As many places as the ring of 16 slots can hold.
 const PLACES: u64 = 13;
 
-/// All places given back: what had started before them still counts.
+/// All places are returned, and the starts before them still count.
 #[test]
-fn a_long_queue_that_gives_up_does_not_make_the_log_forget() {
+fn an_abandoned_long_queue_does_not_make_the_log_forget() {
     let (_, _, limiter) = limit(8, SECOND);
     for _ in 0..8 {
         start(&limiter, "");
@@ -48,16 +48,16 @@ fn a_long_queue_that_gives_up_does_not_make_the_log_forget() {
     assert!(!decision.admitted, "8 of 8 have started in this window: {decision:?}");
 }
 
-/// As many places as there is room for, given back from the last to the first: no more fit, and the next get a time only.
-/// What is not known any more counts for longer than it was, but not for ever.
+/// As many places as fit are returned from the last to the first. No more fit, and the next callers get only a time.
+/// Forgotten places count for longer than they should, but not for ever.
 #[test]
-fn a_long_queue_that_gives_up_is_gone_when_its_places_would_be() {
+fn an_abandoned_long_queue_is_gone_when_its_places_would_be() {
     let (clock, _, limiter) = limit(8, SECOND);
     for _ in 0..8 {
         start(&limiter, "");
     }
     let places: Vec<_> = (0..PLACES).map(|_| place(&limiter, "")).collect();
-    assert_eq!(place(&limiter, ""), place(&limiter, ""), "a time, but no places of their own");
+    assert_eq!(place(&limiter, ""), place(&limiter, ""), "a time, but no separate places");
     let last = limiter.ready_in(places.last().unwrap()).unwrap();
     places.iter().rev().for_each(|place| limiter.cancel(place).unwrap());
     assert!(!limiter.can_proceed("").unwrap());
@@ -89,9 +89,9 @@ fn a_place_from_before_another_policy_ends_nothing() {
     assert_eq!(limiter.peek("key", 1).unwrap().remaining, 10);
 }
 
-/// What a shorter window has left still counts when the longer one comes back.
+/// Starts that have left a shorter window still count when the longer one returns.
 #[test]
-fn another_policy_and_back_forgets_nothing() {
+fn changing_a_policy_back_forgets_nothing() {
     let hour = 3_600 * SECOND;
     let (clock, store, limiter) = limit(10, hour);
     for _ in 0..10 {
@@ -104,9 +104,9 @@ fn another_policy_and_back_forgets_nothing() {
     assert!(!decision.admitted, "10 of 10 have started in this hour: {decision:?}");
 }
 
-/// The next life of a block, one microsecond after its last start, is a life like any other.
+/// The next life of a block, one microsecond after its last start, works like any other.
 #[test]
-fn a_block_is_used_again_a_microsecond_later() {
+fn a_block_can_be_reused_a_microsecond_later() {
     let (clock, _, limiter) = limit(1, SECOND);
     let (first, second) = (start(&limiter, "a"), start(&limiter, "b"));
     limiter.cancel(&first).unwrap();
@@ -118,7 +118,7 @@ fn a_block_is_used_again_a_microsecond_later() {
 }
 
 #[test]
-fn a_higher_limit_holds_at_once_for_heavy_starts_too() {
+fn a_raised_limit_applies_at_once_to_heavy_starts() {
     let (_, store, limiter) = limit(5, SECOND);
     limiter.open().unwrap();
     RateLimiter::new(&store, "api", 10, SECOND).unwrap().open().unwrap();
@@ -126,19 +126,19 @@ fn a_higher_limit_holds_at_once_for_heavy_starts_too() {
 }
 
 #[test]
-fn a_debt_is_owed_by_a_key_that_was_forgotten_too() {
+fn a_forgotten_key_can_owe_a_debt() {
     let (clock, store, limiter) = limit(10, SECOND);
     let permit = start(&limiter, "key");
     clock.advance(2 * SECOND);
-    // The key is as new by now, and does not come along.
+    // The key has been reset by now, and is not moved.
     RateLimiter::new(&store, "api", 11, SECOND).unwrap().open().unwrap();
     limiter.settle(&permit, 4).unwrap();
     assert_eq!(limiter.peek("key", 1).unwrap().remaining, 8);
 }
 
-/// Whoever has not noticed yet that the policy changed, twice, is not to admit by what it was.
+/// A caller that has not noticed two changes of the policy must not admit by the first one.
 #[test]
-fn two_changes_later_nobody_lives_by_the_first_policy() {
+fn after_two_changes_no_caller_uses_the_first_policy() {
     let (_, store, limiter) = limit(1, SECOND);
     limiter.open().unwrap();
     RateLimiter::new(&store, "api", 2, SECOND).unwrap().open().unwrap();
@@ -148,21 +148,21 @@ fn two_changes_later_nobody_lives_by_the_first_policy() {
     assert!(matches!(attempt, Attempt::Denied(_)), "1 of 1 has started in this window");
 }
 
-/// The cells of the key "" in a table that was replaced are another key's by now.
+/// The cells of the key "" in a replaced table belong to another key by now.
 #[test]
-fn who_missed_a_change_does_not_start_in_another_keys_log() {
+fn a_caller_that_missed_a_change_does_not_start_in_another_keys_log() {
     let (_, store, limiter) = limit(2, SECOND);
     limiter.open().unwrap();
     let second = RateLimiter::new(&store, "api", 1, SECOND).unwrap();
     second.cancel(&start(&second, "key")).unwrap();
     start(&limiter, "");
-    assert_eq!(second.peek("key", 1).unwrap().remaining, 1, "nobody used this key");
+    assert_eq!(second.peek("key", 1).unwrap().remaining, 1, "this key is unused");
     assert_eq!(second.peek("", 1).unwrap().remaining, 0);
 }
 
-/// Which windows a permit has left is a matter of the policy as it is, also for who has not noticed yet.
+/// The present policy determines which windows a permit has left, even for a caller that has not noticed the change.
 #[test]
-fn a_permit_ends_by_the_policy_as_it_is() {
+fn a_permit_ends_by_the_present_policy() {
     let hour = 3_600 * SECOND;
     let (clock, store, limiter) = limit(10, hour);
     let permit = start(&limiter, "");
@@ -179,9 +179,9 @@ fn a_permit_ends_by_the_policy_as_it_is() {
     assert_eq!(limiter.peek("", 1).unwrap().remaining, 10, "it was in its window, and is cancelled");
 }
 
-/// A late place is exchanged for one behind those that queued behind it, however starts are spaced.
+/// A late place is exchanged for one behind those that queued later, whatever the spacing of starts.
 #[test]
-fn a_late_place_is_exchanged_for_one_behind_those_that_came_after_it() {
+fn a_late_place_is_exchanged_for_one_behind_later_arrivals() {
     for adaptive in [false, true] {
         let clock = ManualClock::new();
         let policy = match adaptive {
@@ -206,9 +206,9 @@ fn a_late_place_is_exchanged_for_one_behind_those_that_came_after_it() {
     }
 }
 
-/// A window that is not known any more counts as full, also under another policy.
+/// A forgotten window counts as full, even under another policy.
 #[test]
-fn a_window_that_places_have_pushed_out_counts_under_another_policy_too() {
+fn a_window_displaced_by_places_counts_under_another_policy() {
     let clock = ManualClock::new();
     let mut options = StoreOptions::default();
     options.clock = Some(clock.clone());

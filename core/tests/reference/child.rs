@@ -1,4 +1,4 @@
-//! What a composite asks of the models of its children, whatever kind they are of.
+//! What a composite needs of the models of its children, whatever their kind.
 
 use super::frame::{Answer, Model, Now, Permit, Rules, Tick, View};
 
@@ -45,7 +45,7 @@ child! {
     advance(now: Now);
 }
 
-/// The strictest of what all say, and who denied: of several, the first that makes wait longest.
+/// The strictest view of all, and the child that denied: of several, the first with the longest wait.
 pub fn strictest(models: &[Box<dyn Child>], key: &str, weight: u64) -> Option<(View, Option<usize>)> {
     let all = models.iter().map(|model| model.view(key, weight)).collect::<Option<Vec<_>>>()?;
     let retry_after = all.iter().map(|view| view.retry_after).max()?;

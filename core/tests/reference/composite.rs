@@ -36,7 +36,7 @@ const KINDS: [fn(&mut Run, &Store); 7] = [
 
 struct Held {
     raw: RawPermit,
-    /// One of each child.
+    /// One for each child.
     parts: Vec<Permit>,
     has_ended: bool,
 }
@@ -67,7 +67,7 @@ impl Run {
             let at = run.random.below(stores.len() as u64) as usize;
             run.random.pick(&KINDS)(&mut run, &stores[at]);
         }
-        // A composite in a composite, and a child without a limit, are no different.
+        // A nested composite, and a child without a limit, make no difference.
         let mut children = run.children.clone();
         if run.random.chance(20) {
             let inner = CompositeLimiter::new(children.drain(..2));
@@ -93,7 +93,7 @@ impl Run {
         self.forget(false);
     }
 
-    /// What nobody can be certain of is not asked.
+    /// Uncertain outcomes are not tested.
     fn forget(&mut self, all: bool) {
         let models = &self.models;
         self.held.retain(|held| held.parts.iter().zip(models).all(|(part, model)| model.is_certain(part, all)));
@@ -128,7 +128,7 @@ impl Run {
         self.compare(&format!("peek {key:?} {weight}"), &real, expected);
     }
 
-    /// Starts at every model, or is denied by the one that makes wait longest.
+    /// Starts at every model, or is denied by the one with the longest wait.
     fn take(&mut self, key: &str, weight: u64, before: &(View, Option<usize>)) -> Option<Vec<Permit>> {
         if let Some(by) = before.1 {
             assert!(
@@ -148,7 +148,7 @@ impl Run {
         let parts = before.as_ref().and_then(|before| self.take(key, weight, before));
         let raw = if self.random.chance(50) {
             let real = self.composite.decide(key, weight);
-            // A start says what is left after it.
+            // A start reports what is left after it.
             let expected = if parts.is_some() { self.view(key, 0) } else { before };
             self.compare(&format!("decide {key:?} {weight}"), &real, expected);
             real.ok().and_then(|decision| decision.permit)
@@ -166,7 +166,7 @@ impl Run {
         self.held.extend(raw.zip(parts).map(|(raw, parts)| Held { raw, parts, has_ended: false }));
     }
 
-    /// Ends a permit at each child; a second time that changes nothing.
+    /// Ends a permit at each child. A second end has no effect.
     fn end(&mut self) {
         let Some(i) = self.random.index(self.held.len()) else { return };
         let how = self.random.below(4);
@@ -213,7 +213,7 @@ impl Run {
             0..30 => self.let_time_pass(key, weight),
             30..70 => self.start(key, weight),
             70..80 => {
-                // Others use a child too.
+                // Other callers use a child too.
                 let at = self.random.below(self.models.len() as u64) as usize;
                 let real = matches!(self.children[at].attempt(key, 1).unwrap(), Attempt::Admitted(_));
                 self.log(format!("{} attempt {key:?} = {real}", NAMES[at]));

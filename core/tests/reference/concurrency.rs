@@ -1,4 +1,4 @@
-//! At most so many at the same time: a list of leases for each key, and random calls to it and to the real one.
+//! Concurrency: a list of leases for each key, and random calls to it and to the real limiter.
 
 use super::common::Random;
 use super::common::wait::Wait;
@@ -9,14 +9,14 @@ use std::sync::Arc;
 use workglow_limit::*;
 
 const NEVER: Tick = Tick::MAX;
-/// Where a key is forgotten, its fences go on by the clock: 64 in each tick, which is more than anybody takes, but here.
+/// Where a key is forgotten, its fences continue by the clock: 64 in each tick, which only this test can exceed.
 const FENCES: Tick = 1_000;
 
 struct Lease {
     id: u64,
     weight: u64,
     until: Tick,
-    /// Through which store, if it was recorded without a permit.
+    /// The store through which it was recorded without a permit, if it was.
     recorded_by: Option<usize>,
 }
 
@@ -54,7 +54,7 @@ impl Model {
         self.lease.map_or(NEVER, |lease| self.now + lease)
     }
 
-    /// How long a start has to wait; without a lease that ends, it is worth to look again after 10 ms.
+    /// How long a start has to wait. If no lease ends, checking again after 10 ms is suggested.
     fn after(&mut self, key: &str, weight: u64) -> Option<Tick> {
         let (now, max, gate) = (self.now, self.max, self.gate(key));
         if gate > now {
@@ -92,14 +92,14 @@ struct Run {
     stores: Vec<Store>,
     scale: Tick,
     handles: Vec<Arc<dyn Limiter>>,
-    /// Which store each of them is of.
+    /// The store of each limiter.
     stores_of: Vec<usize>,
     model: Model,
     held: Vec<Held>,
     trace: Trace,
 }
 
-/// With leases that end, or without: what ended is noticed sooner or later where no lease ends any more.
+/// With leases that end, or without. If no lease ends, the end of another process is noticed sooner or later.
 fn policy(random: &mut Random, scale: Tick, ends: bool) -> (u64, Option<Tick>, Policy) {
     let max = random.pick(&[1, 2, 3, 8, 20]);
     let lease = ends.then(|| length(random, scale));

@@ -1,5 +1,5 @@
-//! What all limits that are a matter of time have in common, in the plainest way: keys, gates, places, waiters, backoff.
-//! How starts are counted is a matter of [`Rules`].
+//! The common parts of all time-based limits, in the simplest form: keys, gates, places, waiters, backoff. [`Rules`]
+//! define how starts are counted.
 
 use super::common::Random;
 use std::collections::HashMap;
@@ -9,7 +9,7 @@ use workglow_limit::Policy;
 /// Microseconds since the clock began.
 pub type Tick = i128;
 
-/// A length of time about this scale; at least 1.
+/// A random length of time of about this scale, at least 1.
 pub fn length(random: &mut Random, scale: Tick) -> Tick {
     match random.below(4) {
         0 => scale,
@@ -18,7 +18,7 @@ pub fn length(random: &mut Random, scale: Tick) -> Tick {
     }
 }
 
-/// Longer than anybody waits.
+/// Longer than any caller waits.
 pub const ENDLESS: Tick = 1 << 100;
 
 /// The time, rounded down and up.
@@ -31,18 +31,18 @@ pub struct Now {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Permit {
     pub key: String,
-    /// Where starts are told apart, which it is; else of which era.
+    /// The identity of the start, where starts are distinguished; otherwise its era.
     pub id: u64,
     pub weight: u64,
     pub stamp: Tick,
-    /// When its place comes, if it is or was one.
+    /// When its place is ready, if it is or was one.
     pub ready: Option<Tick>,
     pub grace: Tick,
-    /// How much a bucket had to recover from before it.
+    /// How far behind a bucket was before it.
     pub ahead: Tick,
 }
 
-/// What was recorded of a start.
+/// The record of a start.
 pub struct Start {
     pub id: u64,
     pub stamp: Tick,
@@ -76,7 +76,7 @@ pub struct Waiter {
     pub place: Option<Permit>,
 }
 
-/// A start that is asked for.
+/// A requested start.
 #[derive(Debug, Clone, Copy)]
 pub struct Ask {
     pub weight: u64,
@@ -85,17 +85,17 @@ pub struct Ask {
     pub grace: Tick,
     pub is_reserving: bool,
     pub is_forced: bool,
-    /// It had a place already.
+    /// Whether it had a place already.
     pub is_exchanged: bool,
 }
 
-/// The delays of a backoff that does not spread, `b = min(initial · multiplier^(level − 1), max)`, in whole microseconds.
+/// The delays of a backoff without jitter, `b = min(initial · multiplier^(level − 1), max)`, in whole microseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Backoff {
     pub initial: Tick,
     pub thousandths: Tick,
     pub max: Tick,
-    /// Up to as much again, as it happens.
+    /// Whether a random amount up to the same again is added.
     pub is_scaled: bool,
 }
 
@@ -105,7 +105,7 @@ impl Backoff {
         (1..level).fold(if level == 0 { 0 } else { self.initial }, |delay, _| raise(delay))
     }
 
-    /// A denial raises the level, if the delay of the one before is over.
+    /// A denial raises the level if the previous delay is over.
     pub fn after_denial(&self, (level, until): (u64, Tick), now: Tick) -> (u64, Tick) {
         match level > 0 && now < until {
             true => (level, until),
@@ -119,27 +119,27 @@ impl Backoff {
 
 /// A policy of some kind, and how it counts the starts of one key.
 pub trait Rules: Clone + Debug + PartialEq {
-    /// What is known of a key.
+    /// The state of a key.
     type Book: Default + Debug;
 
-    /// Are starts only counted, so that one is not told from another? Then each permit can be ended or presented once.
+    /// Whether starts are only counted and not distinguished. If so, each permit can be ended or presented once.
     const COUNTED: bool;
-    /// Does ending a permit twice count twice?
+    /// Whether ending a permit twice counts twice.
     const ENDS_ONCE: bool = Self::COUNTED;
 
     fn random(random: &mut Random, scale: Tick) -> Self;
     fn policy(&self) -> Policy;
     fn capacity(&self) -> u64;
-    /// What time is measured by: the shortest of it, and how long a start counts.
+    /// The time scale: the shortest relevant time, and how long a start counts.
     fn lengths(&self) -> (Tick, Tick);
     fn grace(&self, book: &Self::Book, weight: u64) -> Tick;
-    /// The grace of a place that is exchanged.
+    /// The grace of an exchanged place.
     fn grace_again(&self, place: &Permit) -> Tick {
         place.grace
     }
     /// The earliest moment for a start, no sooner than its gate.
     fn ready(&self, book: &Self::Book, weight: u64, gate: Tick, now: Now) -> Tick;
-    /// By when a place is late.
+    /// When a place becomes late.
     fn latest(&self, now: Now) -> Tick {
         now.ceil
     }
@@ -147,7 +147,7 @@ pub trait Rules: Clone + Debug + PartialEq {
     fn patience(&self, asked: Tick) -> Tick {
         asked
     }
-    /// Who must wait may be turned away: until when.
+    /// Until when a caller that must wait is turned away, if it is.
     fn turned_away(&self, _: &Self::Book, _: &Ask, _: Now) -> Option<Tick> {
         None
     }
@@ -156,21 +156,21 @@ pub trait Rules: Clone + Debug + PartialEq {
     fn left(&self, book: &Self::Book, _before: u64, _weight: u64, now: Now) -> u64 {
         self.remaining(book, now)
     }
-    /// When the key is as new, but for its gate.
+    /// When the key is reset, except for its gate.
     fn empty(&self, book: &Self::Book) -> Tick;
-    /// Records a start that is ready then, or for a place, will be.
+    /// Records a start that is ready at this time, now or as a place.
     fn record(&self, book: &mut Self::Book, ask: &Ask, ready: Tick, is_place: bool, now: Now) -> Start;
-    /// Starts with a place that is due, and says from when on the start counts. `None`: it does not count any more, or was
-    /// used.
+    /// Starts with a place that is ready, and returns from when on the start counts. `None` if it no longer counts, or
+    /// was used.
     fn present(&self, book: &mut Self::Book, place: &Permit, now: Now) -> Option<Tick>;
-    /// Takes a start back; of a place, if it has not started.
+    /// Takes a start back; with `only_place`, only if it has not started.
     fn cancel(&self, book: &mut Self::Book, permit: &Permit, only_place: bool, now: Now);
     fn settle(&self, book: &mut Self::Book, permit: &Permit, actual: u64, is_over: bool, now: Now);
-    /// Another policy: what this key keeps under it.
+    /// Converts a key's state to another policy.
     fn change(&self, to: &Self, book: Self::Book, now: Now) -> Self::Book;
-    /// Time went by: the latest stamp of what was forgotten, if anything was.
+    /// Forgets what has expired. Returns the latest stamp of what was forgotten, if anything was.
     fn forget(&self, book: &mut Self::Book, now: Now) -> Tick;
-    /// A permit still stands for something.
+    /// Returns whether a permit still has a meaning.
     fn has(&self, book: &Self::Book, permit: &Permit) -> bool;
 
     // Of some kinds only.
@@ -178,27 +178,27 @@ pub trait Rules: Clone + Debug + PartialEq {
     fn backoff(&self) -> Option<Backoff> {
         None
     }
-    /// How many jobs matter to what is next.
+    /// The number of jobs that influence the next start.
     fn most_jobs(&self) -> usize {
         0
     }
-    /// A job took so long.
+    /// Records the duration of a job.
     fn ended(&self, _: &mut Self::Book, _took: Tick) {}
-    /// A start was asked for.
+    /// Records that a start was requested.
     fn asked(&self, _: &mut Self::Book, _: Now) {}
-    /// Would a new start that finds what the book has be one too many to remember?
+    /// Returns whether a new start would be one too many to remember.
     fn is_full(&self, _: &Self::Book, _units: u64, _now: Now) -> bool {
         false
     }
-    /// Is enough known of the past for another policy?
+    /// Returns whether enough of the past is known for another policy.
     fn can_become(&self, _: &Self, _books: &[&Self::Book], _forgotten: Tick, _: Now) -> bool {
         true
     }
-    /// Until when a start may be remembered that was forgotten then.
+    /// Until when a start may be remembered that was forgotten at this time.
     fn remembered(&self, stamp: Tick) -> Tick {
         stamp
     }
-    /// Has a key that is as new something that one that was forgotten has not?
+    /// Returns whether a reset key still has state that a forgotten key has not.
     fn keeps(&self, _: &Self::Book) -> bool {
         false
     }
@@ -208,7 +208,7 @@ pub trait Rules: Clone + Debug + PartialEq {
 pub struct Key<R: Rules> {
     gate: Tick,
     pub book: R::Book,
-    /// How often it was denied, and until when that is not counted again. `None`: it may have been forgotten.
+    /// The number of denials, and until when the next one is not counted. `None` if it may have been forgotten.
     level: Option<(u64, Tick)>,
 }
 
@@ -225,7 +225,7 @@ pub struct Model<R: Rules> {
     gate: Tick,
     pub keys: HashMap<String, Key<R>>,
     pub now: Now,
-    /// The latest stamp of a start that was forgotten, whatever policy it lived under.
+    /// The latest stamp of a forgotten start, under whatever policy.
     pub forgotten: Tick,
 }
 
@@ -243,7 +243,7 @@ impl<R: Rules> Model<R> {
         f(&rules, &mut self.key(key).book, now);
     }
 
-    /// What is known of a key, whether it was used or not.
+    /// Applies a function to a key's state, whether the key was used or not.
     pub fn with<T>(&self, key: &str, f: impl FnOnce(&R, &R::Book) -> T) -> T {
         match self.keys.get(key) {
             Some(key) => f(&self.rules, &key.book),
@@ -273,7 +273,7 @@ impl<R: Rules> Model<R> {
         Some(View { admitted: retry_after == 0, retry_after, remaining, limit, reset_after })
     }
 
-    /// The backoff that a denial would have now, at least and at most.
+    /// The smallest and largest backoff that a denial would have now.
     pub fn backoff(&self, key: &str) -> (Tick, Tick) {
         let Some(backoff) = self.rules.backoff() else { return (0, 0) };
         let Some(level) = self.keys.get(key).map_or(Some((0, 0)), |key| key.level) else { return (0, ENDLESS) };
@@ -293,7 +293,7 @@ impl<R: Rules> Model<R> {
         if after > 0 && ask.patience > 0 {
             let away = self.with(key, |rules, book| rules.turned_away(book, &ask, now));
             if let Some(until) = away {
-                // Exactly: when a retry would get its place.
+                // Exactly when a retry would get its place.
                 return Answer::Denied(until.max(ready - ask.patience) - now.floor);
             }
         }
@@ -320,7 +320,7 @@ impl<R: Rules> Model<R> {
         answer
     }
 
-    /// The decision of a start that was admitted, given what a look said before.
+    /// The decision of an admitted start, given the view before it.
     pub fn after_start(&self, key: &str, weight: u64, before: &View) -> Option<View> {
         let (now, after) = (self.now, self.view(key, weight)?);
         let remaining = self.with(key, |rules, book| rules.left(book, before.remaining, weight, now));
@@ -390,7 +390,7 @@ impl<R: Rules> Model<R> {
         }
     }
 
-    /// Has it left every window?
+    /// Returns whether it has left every window.
     pub fn is_over(&self, permit: &Permit) -> bool {
         permit.stamp + self.rules.lengths().1 <= self.now.floor
     }
@@ -451,14 +451,14 @@ impl<R: Rules> Model<R> {
             for key in self.keys.values_mut() {
                 key.book = self.rules.change(&to, std::mem::take(&mut key.book), now);
             }
-            // Nothing is forgotten sooner than the longest that it may count by then.
+            // A start is forgotten no sooner than the longest time for which it may count by then.
             self.forgotten = to.remembered(self.forgotten.min(now.ceil));
             self.rules = to;
             self.advance(now);
         }
     }
 
-    /// Forgets the keys that are as new.
+    /// Forgets the reset keys.
     pub fn advance(&mut self, now: Now) {
         self.now = now;
         let rules = &self.rules;
@@ -472,23 +472,23 @@ impl<R: Rules> Model<R> {
         });
     }
 
-    /// Is a key as new? The real one may forget it then.
+    /// Returns whether a key is reset. The real limiter may forget it then.
     pub fn is_idle(&self, key: &str) -> bool {
         let (gate, now) = (self.keys.get(key).map_or(0, |key| key.gate), self.now.floor);
         gate <= now && self.with(key, |rules, book| rules.empty(book)) <= now
     }
 
-    /// Is it certain what ending a permit does? `all`: all keys were just cleared.
+    /// Returns whether the effect of ending a permit is certain. `all`: all keys were just cleared.
     pub fn is_certain(&self, permit: &Permit, all: bool) -> bool {
         if R::COUNTED {
             return !self.with(&permit.key, |rules, book| rules.keeps(book));
         }
-        // A key that is gone counts its tickets anew, so that an old permit may stand for something else.
+        // A key that is gone assigns its tickets again, so an old permit may match something else.
         let is_kept = permit.key.is_empty() || !self.is_idle(&permit.key);
         self.has(permit) || permit.stamp < self.now.floor || is_kept && !all
     }
 
-    /// Does a permit still stand for something?
+    /// Returns whether a permit still has a meaning.
     pub fn has(&self, permit: &Permit) -> bool {
         self.with(&permit.key, |rules, book| rules.has(book, permit))
     }

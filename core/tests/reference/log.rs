@@ -1,4 +1,4 @@
-//! Rates, delays and even distances: a list of starts for each key.
+//! Rates, delays and even spacing: a list of starts for each key.
 
 use super::common::Random;
 use super::frame::{Ask, Backoff, ENDLESS, Now, Permit, Rules, Start, Tick, length};
@@ -16,7 +16,7 @@ enum State {
 #[derive(Debug)]
 struct Entry {
     id: u64,
-    /// From when on it counts. It counts in a window until `stamp + window`.
+    /// From when on it counts: in a window until `stamp + window`.
     stamp: Tick,
     units: u64,
     state: State,
@@ -26,7 +26,7 @@ struct Entry {
 pub struct Book {
     /// In the order of their stamps.
     entries: Vec<Entry>,
-    /// What the last jobs took, and how far the next start is from the last, if that says so.
+    /// The durations of the last jobs, and the distance of the next start from the last, if they determine it.
     jobs: VecDeque<Tick>,
     spacing: Option<Tick>,
 }
@@ -35,7 +35,7 @@ pub struct Book {
 pub enum Kind {
     Rate(Backoff),
     Delay,
-    /// So many in so long; `true`: closer, by what jobs take.
+    /// Evenly spaced; `true`: closer, depending on job durations.
     Even(u64, Tick, bool),
 }
 
@@ -74,7 +74,7 @@ impl Book {
 }
 
 impl<const KIND: u8> Log<KIND> {
-    /// The windows as they hold for a key.
+    /// The windows that apply to a key.
     fn windows(&self, book: &Book) -> Vec<(u64, Tick)> {
         let mut windows = self.windows.clone();
         if let (Some(spacing), Some(last)) = (book.spacing, windows.last_mut()) {
@@ -87,7 +87,7 @@ impl<const KIND: u8> Log<KIND> {
         self.windows.iter().map(|w| w.1).max().unwrap()
     }
 
-    /// How many units a key of the real one remembers.
+    /// The number of units that the real limiter remembers for a key.
     fn slots(&self) -> u64 {
         (2 * self.windows.iter().map(|w| w.0).max().unwrap()).next_power_of_two().max(16)
     }
@@ -124,7 +124,7 @@ impl<const KIND: u8> Rules for Log<KIND> {
                 let thousandths = random.pick(&[1_001, 1_500, 2_000, 10_000]);
                 let backoff = match KIND == BACKOFF {
                     true => Backoff { initial, thousandths, max, is_scaled: false },
-                    // Where nothing else is said.
+                    // The default.
                     false => Backoff { initial: 1_000_000, thousandths: 2_000, max: 600_000_000, is_scaled: true },
                 };
                 Log { windows, kind: Kind::Rate(backoff) }
@@ -201,7 +201,7 @@ impl<const KIND: u8> Rules for Log<KIND> {
         Start { id, stamp, ahead: 0 }
     }
 
-    /// The rest of its grace comes back, but for what the start before it still needs, and no more than a window.
+    /// The rest of its grace is returned, except for what the start before it still needs, and at most a window.
     fn present(&self, book: &mut Book, place: &Permit, now: Now) -> Option<Tick> {
         let at = book.entries.iter().position(|e| e.id == place.id && e.state == State::Place)?;
         let before = if at > 0 { book.entries[at - 1].stamp } else { 0 };
@@ -227,7 +227,7 @@ impl<const KIND: u8> Rules for Log<KIND> {
                 (entry.units, entry.state) = (actual.min(entry.units), State::Settled);
             }
         } else if !is_over {
-            return; // it has ended before
+            return; // it had ended already
         }
         let units = actual.saturating_sub(permit.weight).min(self.capacity());
         if units > 0 {
@@ -272,14 +272,14 @@ impl<const KIND: u8> Rules for Log<KIND> {
         }
     }
 
-    /// After a whole window without a start, what jobs took is forgotten.
+    /// After a whole window without a start, the durations of jobs are forgotten.
     fn asked(&self, book: &mut Book, _: Now) {
         if book.entries.is_empty() {
             book.jobs.clear();
         }
     }
 
-    /// What the real one forgets counts as later than it was; and an eighth is for places that are exchanged.
+    /// What the real limiter forgets counts as later than it was; and an eighth is reserved for exchanged places.
     fn is_full(&self, book: &Book, units: u64, now: Now) -> bool {
         book.live(self.longest(), now) + units + self.slots() / 8 >= self.slots()
     }

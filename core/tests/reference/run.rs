@@ -1,4 +1,4 @@
-//! Random calls to a limit and to its model, and every answer compared. What the calls are is in `calls.rs`.
+//! Random calls to a limit and to its model, with every answer compared. The calls are in `calls.rs`.
 
 use super::common::server::{KINDS, Server, is_served};
 use super::common::wait::Wait;
@@ -19,7 +19,7 @@ pub fn ticks(duration: Duration) -> Tick {
     duration.as_micros() as Tick
 }
 
-/// An answer of either.
+/// An answer of the limiter or the model.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Plain {
     Start,
@@ -28,7 +28,7 @@ pub enum Plain {
     TooHeavy,
 }
 
-/// The real answer, and the permit that came with it.
+/// The real answer, and its permit.
 pub type Real = (Plain, Option<RawPermit>);
 
 pub fn real<T>(answer: Result<T>, plain: impl FnOnce(T) -> Real) -> Real {
@@ -48,7 +48,7 @@ fn plain(answer: &Answer) -> Plain {
     }
 }
 
-/// A permit or place as both know it, and who gave it.
+/// A permit or place in both representations, and the handle that issued it.
 pub struct Held {
     pub raw: RawPermit,
     pub by: usize,
@@ -63,26 +63,26 @@ pub struct Waiting {
     pub waiter: Waiter,
 }
 
-/// One name, and all who use it.
+/// One name, and all of its handles.
 pub struct Limit<R: Rules> {
     pub name: &'static str,
     pub model: Model<R>,
     pub handles: Vec<Arc<dyn Limiter>>,
     pub held: Vec<Held>,
     pub waiting: Vec<Waiting>,
-    /// When the starts without a permit began that each handle recorded.
+    /// When the starts without a permit began, for each handle that recorded them.
     pub running: HashMap<(usize, String), VecDeque<Tick>>,
 }
 
 impl<R: Rules> Limit<R> {
-    /// Can so many units more be remembered?
-    pub fn has_room(&self, key: &str, units: u64) -> bool {
+    /// Returns whether this many more units can be remembered.
+    pub fn has_space(&self, key: &str, units: u64) -> bool {
         let now = self.model.now;
         !self.model.with(key, |rules, book| rules.is_full(book, units, now))
     }
 }
 
-/// What happened, told if a run fails.
+/// The calls of a run, printed if it fails.
 pub struct Trace {
     kind: &'static str,
     seed: u64,
@@ -111,13 +111,14 @@ impl Drop for Trace {
     }
 }
 
-/// In so many runs of 100 a server decides.
+/// Of 100 runs, a server decides in this many.
 const SERVED: u32 = 5;
 
-/// What is not compared there: leases of other processes end otherwise; exchanged places of adaptive distances come a tick later.
+/// Not compared on servers: leases of other processes end in another way there, and exchanged places of adaptive
+/// spacing come a tick later.
 const NOT_SERVED: [&str; 2] = ["adaptive", "concurrency"];
 
-/// Nor this on Postgres yet: buckets and windows of the clock forget a part of what was started when a policy changes twice before a
+/// Not compared on Postgres either: buckets and clock windows forget some starts when a policy changes twice before a
 /// key is used again.
 const NOT_ON_POSTGRES: [&str; 4] = ["fixed_window", "sliding_window_counter", "token_bucket", "leaky_bucket"];
 
@@ -127,7 +128,7 @@ fn server(kind: usize) -> &'static Server {
     &SERVERS.get_or_init(|| Server::each("reference").collect())[kind]
 }
 
-/// A store or two that are the same, by a clock that stands still, in memory or for one run in 20 in a file.
+/// One or two handles of the same store, with a clock that stands still, in memory or, in one run of 20, in a file.
 pub fn stores(random: &mut Random, name: &str) -> (ManualClock, Vec<Store>, Option<Dir>) {
     let clock = ManualClock::new();
     let mut options = StoreOptions::default();
@@ -144,7 +145,7 @@ pub fn stores(random: &mut Random, name: &str) -> (ManualClock, Vec<Store>, Opti
         .filter(|server| server.kind() != "postgres" || !NOT_ON_POSTGRES.contains(&name));
     if let Some(server) = server {
         let url = server.new_database();
-        // Each store has levels of backoff of its own there.
+        // There, each store has its own levels of backoff.
         let count = if name.starts_with("rate") { 1 } else { 2 };
         return (clock, (0..count).map(|_| store(&url)).collect(), None);
     }
@@ -157,7 +158,7 @@ pub fn stores(random: &mut Random, name: &str) -> (ManualClock, Vec<Store>, Opti
 
 pub const SCALES: [Tick; 7] = [2, 10, 100, 10_000, 1_000_000, 60_000_000, 3_600_000_000];
 
-/// As many runs as it takes for so many calls: `CALLS=…`; or the one of `SEED=…`.
+/// As many runs as needed for this many calls (`CALLS=…`), or the one of `SEED=…`.
 pub fn runs(mut run: impl FnMut(u64) -> u64) {
     let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect(name));
     if let Some(seed) = number("SEED") {
@@ -181,7 +182,7 @@ pub struct Run<R: Rules> {
     pub keys: u64,
     pub new_keys: u64,
     pub scale: Tick,
-    /// Does time go by in nanoseconds?
+    /// Whether time advances in nanoseconds.
     is_fine: bool,
     pub calls: u64,
     trace: Trace,
@@ -258,7 +259,7 @@ impl<R: Rules> Run<R> {
             9..12 => longest / 3 + 1,
             12 => 3 * longest,
             13..17 => {
-                // To a place's moment, or to its end, or beyond.
+                // To the start of a place, or its end, or beyond.
                 if let Some(i) = self.random.index(limit.held.len()) {
                     let permit = &limit.held[i].permit;
                     let to = [permit.ready.unwrap_or(0), permit.stamp, permit.stamp + 1, permit.stamp + longest];
@@ -307,7 +308,7 @@ impl<R: Rules> Run<R> {
         self.random.chance(percent).then(|| Tick::from(self.random.scaled(scales * self.scale as u64)))
     }
 
-    /// Compares an answer, and keeps the permit that came with it.
+    /// Compares an answer, and keeps its permit.
     pub fn compare(&mut self, at: usize, by: usize, call: &str, (real, raw): Real, answer: Answer) -> Option<usize> {
         let expected = plain(&answer);
         self.log(format!("{} {call} = {real:?}", self.limits[at].name));
@@ -321,7 +322,7 @@ impl<R: Rules> Run<R> {
         Some(limit.held.len() - 1)
     }
 
-    /// Compares a whole decision. `backoff`: how long it suggests to wait at least, and at most.
+    /// Compares a whole decision. `backoff`: the smallest and largest wait that it may suggest.
     pub fn compare_decision(
         &mut self,
         at: usize,
@@ -339,7 +340,7 @@ impl<R: Rules> Run<R> {
                 let (least, most) = if decision.admitted { (0, 0) } else { backoff };
                 let range = retry_after.max(least)..=retry_after.max(most);
                 let suggested = ticks(decision.suggested_after);
-                // (Where a server decides, a process forgets its levels with the key, of which it has nothing else.)
+                // Where a server decides, a process forgets its levels with the key, of which it stores nothing else.
                 let may_differ = is_served(self.stores[0].url()) && suggested >= retry_after;
                 assert!(
                     may_differ || range.contains(&suggested),
@@ -359,7 +360,7 @@ impl<R: Rules> Run<R> {
         assert_eq!(view, expected, "{call}: the real answer, and the model's");
     }
 
-    /// Asks how things stand.
+    /// Compares a peek.
     pub fn peek(&mut self, at: usize, key: &str, weight: u64) -> bool {
         let by = self.handle(at);
         let limit = &self.limits[at];
@@ -386,7 +387,7 @@ impl<R: Rules> Run<R> {
         }
     }
 
-    /// What the real one may or may not have forgotten, nobody asks about any more.
+    /// Permits whose state the real limiter may or may not have forgotten are no longer used.
     pub fn forget_namesakes(&mut self, at: usize, all: bool) {
         let Limit { model, held, waiting, .. } = &mut self.limits[at];
         let is_safe = |permit: &Permit| model.is_certain(permit, all);
@@ -404,7 +405,7 @@ impl<R: Rules> Run<R> {
     }
 }
 
-/// Endless, if nobody says how long.
+/// Unlimited, if there is no timeout.
 pub fn or_endless(patience: Option<Tick>) -> Tick {
     patience.unwrap_or(ENDLESS)
 }

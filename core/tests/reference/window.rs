@@ -1,4 +1,4 @@
-//! Fixed windows, and the sliding window counter: two counts for each key.
+//! Fixed windows and the sliding window counter: two counts for each key.
 
 use super::common::Random;
 use super::frame::{Ask, ENDLESS, Now, Permit, Rules, Start, Tick, length};
@@ -8,13 +8,13 @@ use workglow_limit::Policy;
 
 #[derive(Debug)]
 pub struct Book {
-    /// The newest window in which anything is counted, and another one. What was counted before is not known any more.
+    /// The newest window with a count, and another one. Earlier counts are no longer known.
     newest: (Tick, u64),
     other: (Tick, u64),
     era: u64,
 }
 
-/// None.
+/// No window.
 const NEVER: Tick = -2;
 
 impl Default for Book {
@@ -33,7 +33,7 @@ impl Book {
         let newest = self.newest.0;
         self.other = match window - newest {
             0 => self.other,
-            // An even number further on it is counted in the newest one's place.
+            // An even number of windows ahead, it replaces the newest one.
             ahead if ahead % 2 == 0 => self.other,
             _ => before,
         };
@@ -41,7 +41,8 @@ impl Book {
     }
 }
 
-/// At most so many units in each window; if it is smooth, with so much of the one before as a rolling window has of it.
+/// At most this many units in each window. If it is smooth, it includes the share of the previous window that a rolling
+/// window contains.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Windows<const SMOOTH: bool> {
     limit: u64,
@@ -49,19 +50,19 @@ pub struct Windows<const SMOOTH: bool> {
 }
 
 impl<const SMOOTH: bool> Windows<SMOOTH> {
-    /// In how many windows a start counts.
+    /// The number of windows in which a start counts.
     const LASTS: Tick = if SMOOTH { 2 } else { 1 };
 
     fn before(&self, book: &Book, window: Tick) -> u64 {
         if SMOOTH { book.units(window - 1) } else { 0 }
     }
 
-    /// What is not known any more and may still count: the window before the two.
+    /// The window before the two, whose count is unknown and may still matter.
     fn unknown(&self, book: &Book, now: Now) -> Option<Tick> {
         Some(book.newest.0 - 2).filter(|&lost| lost >= 0 && lost + Self::LASTS > now.floor / self.length)
     }
 
-    /// Begins a book with what is known, `(window, units)` each. What is not counts as full.
+    /// Creates a book from known counts, `(window, units)` each. Unknown ones count as full.
     fn write(&self, mut known: Vec<(Tick, u64)>, unknown: Option<Tick>, era: u64, now: Now) -> Book {
         known.retain(|w| w.1 > 0);
         let sum = |known: &[(Tick, u64)], window: Option<Tick>| -> u64 {
@@ -73,7 +74,7 @@ impl<const SMOOTH: bool> Windows<SMOOTH> {
         }
         let newest = known.iter().map(|w| w.0).chain(unknown).fold(now.floor / self.length, Tick::max);
         let units = |window: Tick| match unknown {
-            // Before the first window there is none.
+            // There is no window before the first.
             Some(lost) if lost >= window && window >= 0 => sum(&known, Some(window)).max(self.limit),
             _ => sum(&known, Some(window)),
         };
@@ -94,7 +95,7 @@ impl<const SMOOTH: bool> Windows<SMOOTH> {
         }
     }
 
-    /// Is anything of its window known?
+    /// Returns whether anything of its window is known.
     fn knows(&self, book: &Book, permit: &Permit) -> bool {
         book.era == permit.id && book.units(permit.stamp / self.length) > 0
     }
@@ -123,7 +124,7 @@ impl<const SMOOTH: bool> Rules for Windows<SMOOTH> {
     }
 
     fn grace(&self, _: &Book, _: u64) -> Tick {
-        0 // a place is good until its window ends
+        0 // a place is valid until its window ends
     }
 
     /// A window ends with its last tick, not with the beginning of it.
@@ -197,7 +198,7 @@ impl<const SMOOTH: bool> Rules for Windows<SMOOTH> {
         });
     }
 
-    /// Starts of a window that has not ended count as of now; places, and windows that have not begun, are gone.
+    /// Starts of a window that has not ended count as of now. Places, and windows that have not begun, are dropped.
     fn change(&self, to: &Self, book: Book, now: Now) -> Book {
         let moved = |window: Tick| ((window + 1) * self.length - 1).min(now.ceil) / to.length;
         let begun = [book.other, book.newest].into_iter().filter(|w| w.0 * self.length <= now.floor);
@@ -214,7 +215,7 @@ impl<const SMOOTH: bool> Rules for Windows<SMOOTH> {
         counted.map(|w| (w.0 + 1) * self.length - 1).fold(-ENDLESS, Tick::max)
     }
 
-    /// Windows of another length may still count what these have forgotten.
+    /// Windows of another length may still count starts that these have forgotten.
     fn can_become(&self, to: &Self, _: &[&Book], forgotten: Tick, now: Now) -> bool {
         forgotten.div_euclid(to.length) + Self::LASTS <= now.floor / to.length
     }

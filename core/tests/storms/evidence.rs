@@ -1,4 +1,4 @@
-//! What processes wrote down of their starts, and how far over a bound they were for certain.
+//! The recorded starts of processes, and the certain excess over a bound.
 
 use crate::common::{most_in_any_window, now_ns, shared};
 use crate::family::Bound;
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering::*};
 use std::time::Duration;
 use workglow_limit::*;
 
-/// Somewhere in `[a, b]` it started; from `b` to `end` it ran for certain.
+/// It started somewhere in `[a, b]`, and certainly ran from `b` to `end`.
 #[derive(Debug, Clone, Copy)]
 pub struct Start {
     pub key: u64,
@@ -18,10 +18,10 @@ pub struct Start {
 
 const WORDS: usize = 4;
 
-/// The starts of one process after the other, in memory that outlives them.
+/// The starts of successive processes, in memory that outlives them.
 pub struct Evidence {
     words: &'static [AtomicU64],
-    /// When they were killed. A child knows those before it, which is its number.
+    /// When they were killed. A child knows the number of deaths before it, which is its own number.
     deaths: Vec<u64>,
 }
 
@@ -30,11 +30,11 @@ impl Evidence {
         Evidence { words: shared(1 + WORDS * capacity), deaths: Vec::new() }
     }
 
-    /// A start that was told of. Its number, for [`Evidence::end`].
+    /// Records a reported start. Returns its number, for [`Evidence::end`].
     pub fn begin(&self, key: u64, a: u64, units: u64) -> usize {
         let n = self.words[0].load(Relaxed) as usize;
         let at = 1 + WORDS * n;
-        assert!(at + WORDS <= self.words.len(), "there is no room for more evidence");
+        assert!(at + WORDS <= self.words.len(), "there is no space for more evidence");
         for (word, value) in
             self.words[at..].iter().zip([a, now_ns(), 0, units << 32 | (self.deaths.len() as u64) << 8 | key])
         {
@@ -44,17 +44,17 @@ impl Evidence {
         n
     }
 
-    /// It still runs, but will be ended now.
+    /// Records that it still runs, but will be ended now.
     pub fn end(&self, number: usize) {
         self.words[1 + WORDS * number + 2].store(now_ns(), Release);
     }
 
-    /// Its process is about to be killed.
+    /// Records that the process is about to be killed.
     pub fn note_death(&mut self) {
         self.deaths.push(now_ns());
     }
 
-    /// All of them; each ran until it was ended or its process was killed.
+    /// All starts. Each ran until it was ended or its process was killed.
     pub fn starts(&self) -> Vec<Start> {
         let n = self.words[0].load(Acquire) as usize;
         let word = |at: usize| self.words[at].load(Acquire);
@@ -62,7 +62,7 @@ impl Evidence {
             .map(|i| {
                 let [a, b, end, rest] = std::array::from_fn(|word_of| word(1 + WORDS * i + word_of));
                 let death = self.deaths[(rest >> 8 & 0xff_ffff) as usize];
-                // It may have begun just before the signal reached it.
+                // It may have begun just before the signal reached the process.
                 let end = if end != 0 { end } else { death.max(b) };
                 Start { key: rest & 0xff, a, b, end, units: rest >> 32 }
             })
@@ -70,14 +70,14 @@ impl Evidence {
     }
 }
 
-/// Units of one key beyond a bound. `boundary`: between which moments a boundary of aligned windows lies.
+/// The units of one key beyond a bound. `boundary`: the moments between which a boundary of aligned windows lies.
 pub fn over(bound: Bound, starts: &[Start], heaviest: u64, boundary: (u64, u64)) -> u64 {
     let intervals: Vec<_> = starts.iter().map(|s| (s.a, s.b, s.units)).collect();
     match bound {
         Bound::Window(limit, us) => most_in_any_window(&intervals, us * 1_000).saturating_sub(limit),
         Bound::Flow(rate, us, burst) => {
             let burst = if burst == 0 { heaviest } else { burst };
-            // From a microsecond to 4,096 units' time.
+            // From a microsecond to the time of 4,096 units.
             let lengths = (0..13).map(|i| (us * 1_000 / rate) << i).chain([1_000]);
             let beyond = |length| {
                 let most = most_in_any_window(&intervals, length);
@@ -92,7 +92,7 @@ pub fn over(bound: Bound, starts: &[Start], heaviest: u64, boundary: (u64, u64))
 
 /// The most units that ran at the same time.
 pub fn most_at_once(starts: &[Start]) -> u64 {
-    // Whoever ends at the moment at which another begins does not run beside it.
+    // A run that ends when another begins does not overlap it.
     let ran = || starts.iter().filter(|s| s.end > s.b);
     let begins = ran().map(|s| (s.b, 1, s.units));
     let mut changes: Vec<_> = begins.chain(ran().map(|s| (s.end, 0, s.units))).collect();
@@ -105,9 +105,9 @@ pub fn most_at_once(starts: &[Start]) -> u64 {
     most
 }
 
-/// In windows whose boundaries are only known to lie in a range, those starts count that are inside for certain.
+/// In windows whose boundaries are known only to lie in a range, starts count that are certainly inside.
 fn over_aligned(limit: u64, length: u64, is_smooth: bool, starts: &[Start], (low, high): (u64, u64)) -> u64 {
-    // So many windows earlier, all starts are later than the first boundary.
+    // This many windows earlier, all starts are later than the first boundary.
     let back = starts.iter().map(|s| s.a).min().map_or(0, |first| high.saturating_sub(first) / length + 1) * length;
     let (low, high) = (low - back, high - back);
     let mut inside: Vec<(u64, &Start)> = starts
@@ -126,7 +126,7 @@ fn over_aligned(limit: u64, length: u64, is_smooth: bool, starts: &[Start], (low
         let mut units = 0;
         for (_, s) in window {
             units += s.units;
-            // The one that was admitted last had room no later than at `b`.
+            // The last admitted start fitted no later than at `b`.
             let left = length - (s.b - (low + number * length));
             worst = worst.max((before_it * left + units * length).saturating_sub(limit * length).div_ceil(length));
         }
@@ -135,7 +135,7 @@ fn over_aligned(limit: u64, length: u64, is_smooth: bool, starts: &[Start], (low
     worst
 }
 
-/// Between which moments some boundary of aligned windows of this store lies.
+/// The moments between which some boundary of aligned windows of this store lies.
 pub fn boundary(store: &Store, window: Duration) -> (u64, u64) {
     let limiter = FixedWindowLimiter::new(store, "boundaries", 1, window).unwrap();
     let mut best = (0, u64::MAX);

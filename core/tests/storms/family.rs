@@ -1,4 +1,4 @@
-//! Every limiter that promises a bound, on windows so short that every race happens often, and what it promises.
+//! Every limiter with a bound, on windows so short that every race happens often, and its bound.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 use std::sync::Arc;
@@ -18,17 +18,17 @@ pub const fn ms(n: u64) -> Duration {
 pub const WINDOW: Duration = ms(20);
 const WINDOW_US: u64 = WINDOW.as_micros() as u64;
 
-/// What no start may break, of each key.
+/// What no start may exceed, for each key.
 #[derive(Debug, Clone, Copy)]
 pub enum Bound {
-    /// So many units in any window of that many microseconds.
+    /// At most this many units in any window of this many microseconds.
     Window(u64, u64),
-    /// In any stretch of time what a rate, units per microseconds, gives for its length, and so much more; or if that is 0,
-    /// as much as the heaviest start.
+    /// In any period, at most a rate's yield for its length, in units per microseconds, and this many more; or, if that
+    /// is 0, as many as the heaviest start.
     Flow(u64, u64, u64),
-    /// So many in each of the windows that are aligned to 1970, and if it is smooth, no more than the estimate says.
+    /// At most this many in each of the windows that are aligned to 1970; if it is smooth, no more than the estimate.
     Aligned { limit: u64, us: u64, is_smooth: bool },
-    /// So many at the same time.
+    /// At most this many at the same time.
     AtOnce(u64),
 }
 
@@ -37,7 +37,7 @@ pub struct Case {
     pub name: &'static str,
     policies: &'static [fn() -> Result<Policy>],
     pub bounds: &'static [Bound],
-    /// The heaviest start that is asked for.
+    /// The heaviest requested start.
     pub heaviest: u64,
 }
 
@@ -55,7 +55,7 @@ impl Case {
         self.bounds.iter().any(f)
     }
 
-    /// Is it about what runs at the same time, too?
+    /// Returns whether it also limits what runs at the same time.
     pub fn is_concurrency(&self) -> bool {
         self.has(|bound| matches!(bound, Bound::AtOnce(_)))
     }
@@ -133,7 +133,7 @@ pub const COMPOSITE: Case = Case {
 
 pub const FAMILY: &[Case] = &[RATE, SLICED, DELAY, STRICT, ADAPTIVE, TOKENS, LEAKY, FIXED, COUNTER, SLOTS, COMPOSITE];
 
-/// Waits for a start. What is called after each step learns what came of it.
+/// Waits for a start. The callback receives the result of each step.
 pub fn acquire_with(
     limiter: &dyn Limiter,
     (key, weight): (&str, u64),
@@ -153,8 +153,8 @@ pub fn acquire_with(
     }
 }
 
-/// Takes a place and starts with it when its time has come, or gives it back. Before each call that could be the start,
-/// `presenting` is called.
+/// Takes a place and starts with it when its time has come, or returns it. Calls `presenting` before each call that
+/// could be the start.
 pub fn start_with_a_place(
     limiter: &dyn Limiter,
     (key, weight): (&str, u64),

@@ -1,9 +1,10 @@
-//! Addresses: `postgres://USER:PASSWORD@HOST:PORT,HOST:PORT/DATABASE?NAME=VALUE&…`, as Postgres itself reads them.
+//! Addresses: `postgres://USER:PASSWORD@HOST:PORT,HOST:PORT/DATABASE?NAME=VALUE&…`, with the meaning that Postgres
+//! gives them.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Where a server listens.
+/// The place where a server listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Host {
     Tcp(String, u16),
@@ -11,32 +12,32 @@ pub(super) enum Host {
     Unix(PathBuf),
 }
 
-/// How much a connection has to be protected.
+/// The required protection of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Tls {
     Disable,
-    /// If the server can.
+    /// With TLS if the server supports it.
     Prefer,
-    /// Whoever the server is.
+    /// With TLS, to any server.
     Require,
-    /// By whom its certificate is signed.
+    /// With TLS, to a server with a certificate from a trusted authority.
     VerifyCa,
-    /// And it has to be the server that was asked for.
+    /// As `VerifyCa`, and the certificate must name the server.
     VerifyFull,
 }
 
-/// What an address says.
+/// A parsed address.
 #[derive(Debug, Clone)]
 pub(super) struct Address {
-    /// The first that answers, and may be written to where that is asked for.
+    /// The hosts, of which the first that answers is used. If required, it must be writable.
     pub hosts: Vec<Host>,
     pub user: String,
     pub password: Option<String>,
     pub database: String,
     pub tls: Tls,
-    /// A file with the certificates of those who sign; none: those that the system trusts.
+    /// A file with the trusted certificates; `None` for those that the system trusts.
     pub roots: Option<String>,
-    /// Only a server that can be written to.
+    /// Whether the server must be writable.
     pub has_to_write: bool,
     /// How long to try each host.
     pub connect_timeout: Option<Duration>,
@@ -47,7 +48,7 @@ pub(super) struct Address {
 const PARAMETERS: &str = "host, port, user, password, dbname, sslmode, sslrootcert, connect_timeout, target_session_attrs, application_name and options";
 
 impl Address {
-    /// Reads an address. `Err`: what is wrong with it.
+    /// Parses an address. `Err`: what is wrong with it.
     pub fn parse(url: &str) -> Result<Address, String> {
         let rest = url.split_once("://").map(|(_, rest)| rest).ok_or("it needs the form postgres://HOST/DATABASE")?;
         let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
@@ -59,7 +60,7 @@ impl Address {
         let mut database = decoded(database)?;
         let mut places = Vec::new();
         for host in hosts.split(',').filter(|_| !hosts.is_empty()) {
-            // (An address of IPv6 stands in brackets.)
+            // An IPv6 address is in brackets.
             let (name, port) = match host.rsplit_once(':') {
                 Some((name, port)) if !port.contains(']') => (name, port),
                 _ => (host, ""),
@@ -112,7 +113,7 @@ impl Address {
                 },
                 "application_name" => application = value,
                 "options" => options = Some(value),
-                _ => return Err(format!("nothing is known of \"{name}\"; known are {PARAMETERS}")),
+                _ => return Err(format!("unknown parameter \"{name}\"; known are {PARAMETERS}")),
             }
         }
         if places.is_empty() {
@@ -126,23 +127,23 @@ impl Address {
             database.clone_from(&user);
         }
         if [&user, &database, &application].into_iter().chain(&options).any(|text| text.contains('\0')) {
-            return Err("a NUL can stand nowhere in it".into());
+            return Err("it contains a NUL".into());
         }
-        // Several hosts are one that is written to, and others that follow it.
+        // Of several hosts, one is the primary and the others follow it.
         has_to_write |= hosts.len() > 1;
         let tls = tls.unwrap_or(Tls::Prefer);
         Ok(Address { hosts, user, password, database, tls, roots, has_to_write, connect_timeout, application, options })
     }
 }
 
-/// Where a server listens: on a port, or on the socket in a directory.
+/// The place where a server listens: a port, or the socket in a directory.
 fn host_of(host: &str, port: &str) -> Result<Host, String> {
     let port: u16 = match port {
         "" => 5432,
-        port => port.parse().ok().filter(|port| *port > 0).ok_or_else(|| format!("\"{port}\" is no port"))?,
+        port => port.parse().ok().filter(|port| *port > 0).ok_or_else(|| format!("\"{port}\" is not a port"))?,
     };
     let directory = match host {
-        // Where Debian has its sockets, and where all others do.
+        // Debian's directory for sockets, and the one of all other systems.
         "" if std::path::Path::new("/run/postgresql").is_dir() => "/run/postgresql",
         "" => "/tmp",
         host if host.starts_with('/') => host,
@@ -151,7 +152,7 @@ fn host_of(host: &str, port: &str) -> Result<Host, String> {
     Ok(Host::Unix(format!("{directory}/.s.PGSQL.{port}").into()))
 }
 
-/// A text with its `%XX`.
+/// Decodes the `%XX` of a text.
 fn decoded(text: &str) -> Result<String, String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
@@ -160,7 +161,7 @@ fn decoded(text: &str) -> Result<String, String> {
         bytes.push(match byte {
             b'%' => match (digit(), digit()) {
                 (Some(a), Some(b)) => (a * 16 + b) as u8,
-                _ => return Err("a % stands before two hexadecimal digits".into()),
+                _ => return Err("% must be followed by two hexadecimal digits".into()),
             },
             byte => byte,
         });
@@ -173,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_an_address_says() {
+    fn an_address_is_parsed() {
         let all = Address::parse("postgresql://me:a%40b@one,two:6000,[::1]:7/limits?connect_timeout=3").unwrap();
         let tcp = |host: &str, port| Host::Tcp(host.into(), port);
         assert_eq!(all.hosts, [tcp("one", 5432), tcp("two", 6000), tcp("::1", 7)]);
@@ -185,11 +186,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_says_why() {
+    fn an_invalid_address_is_refused_with_its_fault() {
         for (bad, why) in [
             ("postgres:me", "postgres://HOST"),
-            ("postgres://me@host:port", "\"port\" is no port"),
-            ("postgres://me@host:0", "\"0\" is no port"),
+            ("postgres://me@host:port", "\"port\" is not a port"),
+            ("postgres://me@host:0", "\"0\" is not a port"),
             ("postgres://me@host/?sslmode=maybe", "verify-full"),
             ("postgres://me@host/?ssl=true", "known are host"),
             ("postgres://me@host/?host", "no value"),

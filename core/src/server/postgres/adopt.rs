@@ -1,4 +1,4 @@
-//! States that are as an earlier policy left them are written anew by the one that holds: see `adopt.sql`.
+//! Rewrites the states that an earlier policy has left, under the one that applies: see `adopt.sql`.
 
 use super::{Postgres, Value, milliseconds, text, tick};
 use crate::error::{Error, Result};
@@ -8,7 +8,7 @@ use crate::time::{EPOCH_LEAD, Tick};
 use std::time::{Duration, Instant};
 
 impl Postgres {
-    /// Writes them anew, as far as that is done in time. Are there none any more?
+    /// Rewrites them, as far as time permits. Returns whether none are left.
     pub(super) fn adopt(&self, name: &str, now: Option<Tick>, patience: Duration) -> Result<bool> {
         let began = Instant::now();
         let left = || patience.saturating_sub(began.elapsed());
@@ -23,16 +23,16 @@ impl Postgres {
         Ok(false)
     }
 
-    /// Before something else is asked again.
+    /// Rewrites them all before a failed request is repeated.
     pub(super) fn adopt_first(&self, name: &str, now: Option<Tick>, began: Instant, patience: Duration) -> Result<()> {
         if self.adopt(name, now, patience.saturating_sub(began.elapsed()))? {
             return Ok(());
         }
-        let doing = format!("bringing the keys of \"{name}\" to another policy on {}", self.url);
+        let doing = format!("moving the keys of \"{name}\" to another policy on {}", self.url);
         Err(Error::StoreTimeout { doing, waited_ms: began.elapsed().as_millis() as u64 })
     }
 
-    /// Were there any?
+    /// Returns whether there were any.
     fn adopt_some(&self, name: &str, now: Option<Tick>, left: impl Fn() -> Duration) -> Result<bool> {
         let phase = if now.is_some() { -(EPOCH_LEAD as i64) } else { EPOCH as i64 };
         let statement = "SELECT b.* FROM workglow_limit.limits l, workglow_limit.behind(l.id) b WHERE l.name = $1";

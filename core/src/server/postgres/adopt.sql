@@ -1,20 +1,21 @@
--- A state of buckets or windows can be carried over from one policy to the next, but not to the one after that: what it is by the third
--- depends on when the second held. So whoever changes a policy has all states written anew by it (`adopt`); and as long as some are
--- *behind*, nobody changes the limit again (see `note`). Rows of logs and of leases say all, whatever held meanwhile.
+-- The state of a bucket or of windows can be carried over from one policy to the next, but not to the one after that:
+-- its value under the third policy depends on when the second applied. So a caller that changes a policy has all states
+-- rewritten under it (`adopt`). While some states are *behind*, the limit cannot be changed again (see `note`). Rows of
+-- logs and of leases are complete under any sequence of policies.
 --
--- What is behind is not taken away (see `kept_until`), so it may be adopted in any order, and at any time.
+-- States that are behind are not removed (see `kept_until`), so they may be adopted in any order and at any time.
 
 CREATE INDEX IF NOT EXISTS counted_mark ON workglow_limit.counted (limit_id, mark) WHERE mark > 0;
 
--- Some keys whose states are behind, by the text of the policy that holds for them. (However old the planner's statistics are, it shall
--- read no more of them than it answers.)
+-- Some keys whose states are behind, by the text of the policy that applies to them. (Even with old planner statistics,
+-- it must read no more of them than it returns.)
 CREATE OR REPLACE FUNCTION workglow_limit.behind(of_limit bigint) RETURNS TABLE (policy text, hashes uuid[])
 LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
     v bigint := (SELECT version FROM workglow_limit.limits WHERE id = of_limit);
 BEGIN
-    -- (In the order of their hashes, so that of two who adopt them neither waits for the other.)
+    -- In the order of their hashes, so that two callers that adopt them do not wait for each other.
     RETURN QUERY
     SELECT coalesce(split_part(o.policy, E'\n', 1), l.overriding, l.policy), array_agg(b.hash ORDER BY b.hash)
     FROM (
@@ -32,7 +33,7 @@ BEGIN
     GROUP BY 1;
 END $$;
 
--- Writes states anew by the policy that holds for them. By one of neither family none of them counts.
+-- Rewrites states under the policy that applies to them. If that policy belongs to neither family, none of them counts.
 CREATE OR REPLACE FUNCTION workglow_limit.adopt(
     of_family text, lim text, hashes uuid[], v bigint, at bigint, patience bigint, p bigint[]
 ) RETURNS void LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$

@@ -6,29 +6,30 @@
 -- State of a row of `counted`, family b:
 --
 --   1, 2  when the bucket has recovered from all that was started (T): a tick, and parts of one
---   3     no place was taken with a later stamp, and nothing ended later (0: none)
---   4     how much was ever given back, in ticks
---   5, 6  until when it recovers from what it took over from a bucket of another policy, as 1 and 2 (0: nothing)
+--   3     the latest stamp of any place, or end of any start (0: none)
+--   4     the total ever returned, in ticks
+--   5, 6  until when it recovers from the amount taken over from a bucket of another policy, in the form of 1 and 2 (0: none)
 --
--- A *token bucket* may be behind by its size: a start of weight w is ready at `T + cost(w) - cost(size)`. A *leaky bucket* is
--- never behind: ready at `T`; who waits takes a turn, while with it at most `size` units wait. Then T becomes
--- `max(T, stamp) + cost(w)`, where the stamp is the last moment at which the start may happen: now, or the end of a place's grace.
+-- A *token bucket* may be behind by its size: a start of weight w is ready at `T + cost(w) - cost(size)`. A *leaky
+-- bucket* is never behind: a start is ready at `T`, and a waiter takes a turn while at most `size` units wait, its own
+-- included. Then T becomes `max(T, stamp) + cost(w)`, where the stamp is the last moment at which the start may happen:
+-- now, or the end of a place's grace.
 --
--- Why it is right. Take any starts of a token bucket, the first of which was admitted with stamp s, and the last of which was
--- ready at r. When that was decided, T was at least s and what the others cost, and with its own cost at most r + cost(size). So
--- together they cost at most cost(size) + r - s: the size, and what drips in the meantime. In a leaky bucket a start is ready only
--- when all before it have been paid for. T is exact. It only moves on, but where a start is taken back (`give_back`), so a clock
--- that is set back lets nobody start early.
+-- Why it is right. Take any starts of a token bucket, of which the first was admitted with stamp s, and the last was
+-- ready at r. When the last one was decided, T was at least s plus the cost of the others, and with its own cost at
+-- most r + cost(size). So together they cost at most cost(size) + r - s: the size, and what drips in the meantime. In a
+-- leaky bucket a start is ready only when all before it have been paid for. T is exact. It never decreases except where
+-- a start is taken back (`give_back`), so setting a clock back lets no start happen early.
 --
 -- Moments and costs are in parts of a tick, as `numeric`: there are up to 2^83.
 
--- A moment in parts, in ticks, rounded up.
+-- Converts a moment in parts to ticks, rounded up.
 CREATE OR REPLACE FUNCTION workglow_limit.up(moment numeric, parts bigint) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
     SELECT div(moment + parts - 1, parts)::bigint
 $$;
 
--- What a state is by another policy than it was written by: as many units and as large a part of one come along as it was behind by
--- at the change; of places that waited further away, as behind a gate, none.
+-- Converts a state to another policy. The bucket is behind by as many units, and as large a part of one, as at the time
+-- of the change. Places further away, such as those behind a gate, are not carried over.
 CREATE OR REPLACE FUNCTION workglow_limit.bucket_carry(state bigint[], old bigint[], changed bigint, p bigint[]) RETURNS bigint[]
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
@@ -52,12 +53,13 @@ END $$;
 
 -- decide, record  -> {0, now, ready, taken, ticket, stamp, ahead, is_place, t, r, gate}
 -- view            -> {0, now, ready, t, r, gate}
---     What is held, after the decision: T, and the later of both gates. With them the caller says what remains, and when it is empty.
---     decide weight delay patience grace reserves forced again; record (one unit, forced); view weight (may be 0). The delay is for
+--     The returned state is the one after the decision: T, and the later of both gates. From them the caller computes what
+--     remains and when the bucket is empty. decide weight delay patience grace reserves forced again; record (one unit,
+--     forced); view weight (may be 0). The delay: no start before this much later; patience -1: unlimited.
 --     how long it may not start from now on; patience -1: endless.
 -- cancel ticket stamp weight ahead only_place, settle ticket stamp weight ahead actual -> {0, now, was_there}
 -- present, pause, clear: see counted.sql.
--- adopt           -> {0, now}: writes the state under the policy that holds, so that it lives as long as that needs.
+-- adopt           -> {0, now}: rewrites the state under the policy that applies, so that it lives as long as that policy needs.
 CREATE OR REPLACE FUNCTION workglow_limit.decide_bucket(
     op text, lim text, k uuid, v bigint, known bigint, at bigint, patience bigint, p bigint[], a bigint[]
 ) RETURNS bigint[] LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
@@ -67,7 +69,7 @@ DECLARE
     unit numeric := p[2]::numeric * p[1] + p[3];
     size bigint := p[4];
     is_leaky boolean := p[5] = 1;
-    -- As long as anybody waits: 366 days. And further than any time.
+    -- The longest wait of any caller: 366 days. The next constant is later than any time.
     longest bigint := 31622400000000;
     far bigint := 4503599627370496;
     l record;
@@ -116,7 +118,7 @@ BEGIN
             state := workglow_limit.bucket_carry(state, l.old, l.changed, p);
         END IF;
         moment := state[1] * parts + state[2];
-        -- Where an earlier state may have been lost, the bucket was emptied then.
+        -- Where an earlier state may have been lost, the bucket counts as emptied at that time.
         IF l.born > 0 THEN
             moment := greatest(moment, l.born * parts + size * unit);
         END IF;
@@ -146,8 +148,9 @@ BEGIN
             END IF;
             waits := ready > now AND NOT is_forced;
             IF waits THEN
-                -- Until when a leaky bucket's queue is too full for this start to wait in it. `size` units wait at most with this
-                -- one, behind one that has just started (at a gate, nobody has), each with the grace of this one.
+                -- Until when a leaky bucket's queue is too full for this start to wait in it. At most `size` units
+                -- wait, including this one, behind one that has just started (at a gate, none has), each with the grace
+                -- of this one.
                 IF is_leaky AND waits_for > 0 AND NOT is_again AND (grace = 0 OR size - weight <= far / grace) THEN
                     after := moment - (size - weight + 1) * unit - (size - weight) * grace * parts;
                     IF greatest(opens * parts - unit, now * parts) < after THEN
@@ -203,7 +206,7 @@ BEGIN
     ELSIF op = 'adopt' THEN
         NULL;
 
-    -- Ends a start: units go back, or more are owed.
+    -- Ends a start: units are returned, or more are owed.
     ELSIF op = 'cancel' OR op = 'settle' THEN
         was := NOT l.is_stale AND workglow_limit.counted_knows(c, a[1], op = 'cancel' AND a[5] = 1) AND workglow_limit.up(moment, p[1]) > now;
         debt := CASE WHEN op = 'settle' AND (was OR is_over) THEN least(greatest(a[5] - weight, 0), size) ELSE 0 END;
@@ -212,11 +215,12 @@ BEGIN
         END IF;
         moment := greatest(moment, now * parts);
         state[3] := greatest(state[3], now);
-        -- Takes units of a start back, but for what has come back by itself since, and so may have been used. The start cost c, at
-        -- s, and those after it were admitted until l. Take one of these, at a: from it on all cost no more than has been counted
-        -- since the start, less c. So without the start the bucket has recovered from them c - (a - s) earlier than it is to now,
-        -- or before; and if it was behind by b (`ahead`) at s, of what was started before, another b earlier: less what was given
-        -- back of that meanwhile. Hence c - (l - s - b) is safe, and is all of it as long as the bucket is busy.
+        -- Takes back units of a start, except those that have returned over time since then, since they may have been
+        -- used. Say the start cost c, at s, and later starts were admitted until l. Take one of these, at a: from it
+        -- on, all cost no more than has been counted since the start, less c. So without the start, the bucket has
+        -- recovered from them c - (a - s) earlier than now, or sooner. If it was behind by b (`ahead`) at s, because of
+        -- earlier starts, it has recovered another b earlier, less the part of that which was returned in between.
+        -- Hence c - (l - s - b) is safe, and it is everything while the bucket is busy.
         IF was THEN
             since := greatest(state[3] - a[2] - greatest(a[4] - state[4], 0), 0);
             most := least(

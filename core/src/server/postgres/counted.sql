@@ -1,34 +1,35 @@
--- What bucket.sql and window.sql share: a row for each key, which says how much of it is used, and its open places.
+-- The parts shared by bucket.sql and window.sql: a row for each key with the usage of the key, and its open places.
 --
--- A place is one start. Who starts with it, or gives it back, removes its row first: so it counts once. Its ticket and all eras come
--- from one sequence (`ids`), which only grows: so no old ticket stands for anything new. A start that was made with a place is known
--- by the era from then on (`present` says it). A new life of the key begins without places, so none outlives a clear or another policy.
+-- A place is one start. The caller that starts with it or gives it back removes its row first, so it counts once.
+-- Tickets of places and all eras come from one sequence (`ids`), which only grows, so an old ticket never means
+-- anything new. A start made with a place is identified by the era from then on (`present` returns it). A new life of
+-- the key begins without places, so none outlives a clear or another policy.
 --
--- Who writes has the key's row locked, and decides by what he reads after that.
+-- A writer locks the key's row, and decides by what it reads after that.
 
 CREATE TABLE IF NOT EXISTS workglow_limit.counted (
     limit_id bigint NOT NULL,
     hash uuid NOT NULL,
-    -- By which `places` know it.
+    -- The number by which `places` refers to it.
     id bigint NOT NULL DEFAULT nextval('workglow_limit.ids'),
     -- b: a bucket. w: windows of the clock.
     family "char" NOT NULL,
     -- See `limits`.
     birth bigint NOT NULL,
-    -- Who started earlier has it as his ticket. A key that is forgotten, cleared or put under another policy gets a new one. 0: it
+    -- The ticket of earlier starts. A key that is forgotten, cleared or put under another policy gets a new era. 0: it
     -- has none.
     era bigint NOT NULL DEFAULT 0,
-    -- The policy that the state was written by, and its numbers.
+    -- The policy under which the state was written, and its numbers.
     mark bigint NOT NULL DEFAULT 0,
     policy bigint[],
-    -- Nobody starts before this.
+    -- No start happens before this.
     gate bigint NOT NULL DEFAULT 0,
-    -- What bucket.sql and window.sql say.
+    -- See bucket.sql and window.sql.
     state bigint[],
-    -- How many places there may be, and with how many it is next time to remove those that are over.
+    -- An upper bound of the number of places, and the number at which expired ones are next removed.
     opened bigint NOT NULL DEFAULT 0,
     due bigint NOT NULL DEFAULT 64,
-    -- Until when it lives; null: for ever, as by a clock that a test makes.
+    -- Until when the row lives; null: for ever, as by a test's clock.
     expires bigint,
     PRIMARY KEY (limit_id, hash)
 ) WITH (fillfactor = 50);
@@ -38,14 +39,14 @@ CREATE INDEX IF NOT EXISTS counted_expires ON workglow_limit.counted (expires) W
 CREATE TABLE IF NOT EXISTS workglow_limit.places (
     id bigint NOT NULL,
     ticket bigint NOT NULL,
-    -- Until when it is good.
+    -- Until when the place is valid.
     stamp bigint NOT NULL,
     PRIMARY KEY (id, ticket)
 );
 
--- What is known of a key. Without an answer: `c` its row, `gate` the later of both gates, `is_stale` that what is there does not
--- count any more and goes with the next write, `old` the numbers of the policy that it was written by and `changed` when that ended
--- (null: it is the one that holds).
+-- What is known of a key. Without an answer: `c` is its row; `gate` the later of both gates; `is_stale` says that the
+-- row's contents no longer count and go with the next write; `old` the numbers of the policy under which it was
+-- written, and `changed` when that policy ended (null: it still applies).
 CREATE OR REPLACE FUNCTION workglow_limit.counted_look(
     lim text, k uuid, of_family "char", v bigint, known bigint, at bigint,
     OUT answer bigint[], OUT limit_id bigint, OUT birth bigint, OUT born bigint, OUT is_lost boolean, OUT now bigint, OUT floor bigint,
@@ -62,7 +63,7 @@ BEGIN
     LEFT JOIN workglow_limit.own o ON o.limit_id = l.id AND o.hash = k
     LEFT JOIN workglow_limit.counted s ON s.limit_id = l.id AND s.hash = k
     WHERE l.name = lim;
-    -- The caller goes by a policy that is not the one that holds: it has to read that first.
+    -- The caller knows a policy that does not apply. It must read the present one first.
     IF r.holds IS DISTINCT FROM v THEN
         answer := '{-1}';
         RETURN;
@@ -94,7 +95,7 @@ BEGIN
     END IF;
 END $$;
 
--- Takes away what nobody needs any more, a little of it, whenever a key is new. Nobody waits for anybody here.
+-- Removes some unneeded rows, whenever a key is new. It never waits for locks.
 CREATE OR REPLACE FUNCTION workglow_limit.counted_sweep(now bigint) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     o record;
@@ -113,13 +114,14 @@ BEGIN
     END LOOP;
 END $$;
 
--- Locks a key's row, which it makes if there is none.
+-- Locks a key's row, and creates it if there is none.
 CREATE OR REPLACE FUNCTION workglow_limit.counted_lock(
     of_limit bigint, k uuid, of_family "char", of_birth bigint, at bigint, now bigint, patience bigint
 ) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     PERFORM workglow_limit.begin_writing(patience);
-    -- (Who changes the policy waits for those who write by the one that holds, and so finds all that they wrote.)
+    -- A caller that changes the policy waits for those that write under the present one, and so finds all that they
+    -- wrote.
     PERFORM workglow_limit.hold(of_limit, false);
     LOOP
         PERFORM 1 FROM workglow_limit.counted WHERE limit_id = of_limit AND hash = k FOR UPDATE;
@@ -132,7 +134,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- Begins a life, if there is none: nothing of what was there before.
+-- Begins a life, if there is none, without anything of the previous one.
 CREATE OR REPLACE FUNCTION workglow_limit.counted_live(
     c workglow_limit.counted, is_stale boolean, of_family "char", of_birth bigint, v bigint, p bigint[]
 ) RETURNS workglow_limit.counted LANGUAGE plpgsql VOLATILE AS $$
@@ -152,7 +154,7 @@ BEGIN
     RETURN c;
 END $$;
 
--- Notes a place before it is saved. Those that ended `memory` ago mean nothing any more.
+-- Adds a place before the row is saved. Places that ended `memory` ago have no meaning any more.
 CREATE OR REPLACE FUNCTION workglow_limit.counted_open(INOUT c workglow_limit.counted, memory bigint, stamp bigint, now bigint, OUT ticket bigint)
 LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_column
@@ -167,14 +169,14 @@ BEGIN
     c.opened := c.opened + 1;
 END $$;
 
--- Removes a place. Was it open?
+-- Removes a place. Returns whether it was open.
 CREATE OR REPLACE FUNCTION workglow_limit.counted_close(c workglow_limit.counted, of_ticket bigint) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     DELETE FROM workglow_limit.places WHERE id = c.id AND ticket = of_ticket;
     RETURN FOUND;
 END $$;
 
--- Is this ticket one of a start, or of a place that nobody has used? Then it is used now.
+-- Returns whether this is the ticket of a start, or of an unused place, which is used by this call.
 CREATE OR REPLACE FUNCTION workglow_limit.counted_knows(c workglow_limit.counted, of_ticket bigint, only_place boolean) RETURNS boolean
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
@@ -198,7 +200,7 @@ BEGIN
     END IF;
 END $$;
 
--- Forgets everything but the key's gate. (It may have been kept for longer than that.)
+-- Forgets everything except the key's gate. (The row may have had to live longer than that.)
 CREATE OR REPLACE FUNCTION workglow_limit.counted_forget(c workglow_limit.counted, at bigint, now bigint, floor bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
@@ -210,11 +212,11 @@ BEGIN
     PERFORM workglow_limit.counted_save(c, at, now, c.gate, floor);
 END $$;
 
--- What both families do with a key that is locked, and is not deciding. A place starts once: from `ready` on, if it is not late,
--- behind no gate, and of this life.
+-- The operations of both families, except decisions, on a locked key. A place starts once: from `ready` on, if it is
+-- not late, not behind a gate, and belongs to this life.
 --
--- present ticket stamp weight grace ready -> {0, now, started, stamp, ticket}: started 1, and it is known by `ticket` from now on;
---     0: it is late, used, or overtaken by a gate or another policy
+-- present ticket stamp weight grace ready -> {0, now, started, stamp, ticket}: started 1, and it is identified by `ticket` from now
+--     on; 0: it is late, used, or overtaken by a gate or another policy
 -- pause delay -> {0, now, gate}; clear -> {0, now}
 CREATE OR REPLACE FUNCTION workglow_limit.counted_op(
     op text, c workglow_limit.counted, is_stale boolean, of_family "char", of_birth bigint, at bigint, now bigint, floor bigint, a bigint[]
@@ -227,7 +229,7 @@ BEGIN
         RETURN ARRAY[0, now, 1, a[2], c.era];
     ELSIF op = 'pause' THEN
         IF now + a[1] > c.gate THEN
-            -- (Of a policy of before the state stays, and is carried over by who decides.)
+            -- The state of an earlier policy stays. The next decision carries it over.
             IF is_stale AND c.state IS NULL THEN
                 c := workglow_limit.counted_live(c, is_stale, of_family, of_birth, NULL, NULL);
             END IF;

@@ -1,4 +1,4 @@
-//! What of a Postgres server's settings endangers limits.
+//! Finds settings of a Postgres server that endanger limits.
 
 use super::value::text;
 use super::{EPOCH, Postgres};
@@ -7,7 +7,7 @@ use crate::server::doctor::{Finding, Severity, Severity::*};
 use std::collections::HashMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// What is looked at: names and values. It reads only, so a standby answers, too.
+/// The facts: names and values. The query only reads, so a standby answers too.
 const FACTS: &str = "
     SELECT name, setting FROM pg_settings WHERE name IN ('autovacuum', 'default_transaction_isolation', 'fsync',
         'full_page_writes', 'max_connections', 'server_version_num', 'statement_timeout', 'synchronous_standby_names',
@@ -28,13 +28,13 @@ const FACTS: &str = "
     UNION ALL SELECT 'unlogged', string_agg(relname, ', ' ORDER BY relname) FROM pg_class
         WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = 'workglow_limit') AND relpersistence = 'u'";
 
-/// What a server says of itself, and what is found.
-struct Seen {
+/// The server's facts, and the findings.
+struct Facts {
     facts: HashMap<String, String>,
     findings: Vec<Finding>,
 }
 
-impl Seen {
+impl Facts {
     fn fact(&self, name: &str) -> &str {
         self.facts.get(name).map_or("", String::as_str)
     }
@@ -47,7 +47,7 @@ impl Seen {
         self.findings.push(Finding::new(severity, setting, value, what, instead));
     }
 
-    /// One that is as it should not be.
+    /// Adds a finding if a setting has a bad value.
     fn add_if(&mut self, bad: &str, severity: Severity, setting: &str, what: &str, instead: &str) {
         if self.fact(setting) == bad {
             self.add(severity, setting, bad, what, instead);
@@ -58,10 +58,10 @@ impl Seen {
 impl Postgres {
     pub(super) fn look(&self, patience: Duration) -> Result<Vec<Finding>> {
         let before = SystemTime::now();
-        // (Asked without making the schema that is missing.)
+        // Without creating a missing schema.
         let rows = self.ask(FACTS, &[], patience)?;
         let facts = rows.iter().filter_map(|row| Some((text(row.first()?.as_ref()?)?, text(row.get(1)?.as_ref()?)?)));
-        let mut seen = Seen { facts: facts.collect(), findings: Vec::new() };
+        let mut seen = Facts { facts: facts.collect(), findings: Vec::new() };
         disk(&mut seen);
         standbys(&mut seen);
         role(&mut seen);
@@ -71,21 +71,21 @@ impl Postgres {
     }
 }
 
-fn disk(seen: &mut Seen) {
-    let what = "a power cut may damage the tables; nobody starts for a window after each start of the server";
+fn disk(seen: &mut Facts) {
+    let what = "a power cut may damage the tables; no start is admitted for a window after each start of the server";
     seen.add_if("off", Danger, "fsync", what, "on");
     let what = "a power cut may damage the tables";
     seen.add_if("off", Danger, "full_page_writes", what, "on, unless the file system writes pages whole");
     let unlogged = seen.fact("unlogged").to_owned();
     if !unlogged.is_empty() {
-        let what = "a crash empties these tables, and as much as each limit may start once more";
+        let what = "a crash empties these tables, and each limit may start its full amount again";
         seen.add(Danger, "UNLOGGED", unlogged, what, "ALTER TABLE … SET LOGGED");
     }
-    let what = "rows of keys that nobody uses any more take up room for ever, and decisions get slower";
+    let what = "rows of unused keys take up space for ever, and decisions get slower";
     seen.add_if("off", Warning, "autovacuum", what, "on");
 }
 
-fn standbys(seen: &mut Seen) {
+fn standbys(seen: &mut Facts) {
     if seen.fact("is standby") == "true" {
         let what = "this is a standby: it refuses to record starts, so every decision fails";
         let instead = "the primary's address, or all addresses and target_session_attrs=read-write";
@@ -100,7 +100,7 @@ fn standbys(seen: &mut Seen) {
     }
 }
 
-fn role(seen: &mut Seen) {
+fn role(seen: &mut Facts) {
     match (seen.fact("may use"), seen.fact("may create")) {
         ("", "false") => {
             let what = "limits cannot be used: the schema workglow_limit is missing, and this role may not create it";
@@ -117,36 +117,36 @@ fn role(seen: &mut Seen) {
         let what = "limits cannot be used: this role may not read and write all of the schema workglow_limit";
         seen.add(Danger, "privileges", refused, what, "what the head of postgres_schema() says");
     }
-    let what = "nobody sees which server answers, so nobody starts for a window after each start of the server";
+    let what = "it is unknown which server answers, so no start is admitted for a window after each start of the server";
     if seen.fact("sees its cluster") == "false" {
         seen.add(Note, "pg_control_system()", "EXECUTE is not granted", what, "grant it to this role");
     }
 }
 
-fn limits(seen: &mut Seen) {
+fn limits(seen: &mut Facts) {
     let version = seen.number("server_version_num");
     if version < 130_000 {
-        let what = "limits are made for Postgres 13 and later";
+        let what = "limits need Postgres 13 or later";
         seen.add(Danger, "server_version_num", version, what, "13 or later");
     }
     let isolation = seen.fact("default_transaction_isolation").to_owned();
     if isolation != "read committed" {
-        let what = "calls that meet others fail and are asked again, which costs a round trip each time";
+        let what = "concurrent calls fail and are repeated, which costs a round trip each time";
         seen.add(Note, "default_transaction_isolation", isolation, what, "read committed for this role");
     }
     let ms = seen.number("statement_timeout");
     if (1..1_000).contains(&ms) {
-        let what = "a call fails that waits for others, or for the disk, for longer than this";
+        let what = "a call that waits longer than this for locks or for the disk fails";
         seen.add(Warning, "statement_timeout", format!("{ms} ms"), what, "0, or some seconds, for this role");
     }
     let (connections, most) = (seen.number("connections"), seen.number("max_connections"));
     if connections * 10 >= most * 8 {
-        let what = "there is hardly room for another connection; who finds none cannot decide";
+        let what = "few connections are left; a process without one cannot decide";
         seen.add(Warning, "max_connections", most, what, "more than all processes need (up to 8 each), or a pooler");
     }
 }
 
-fn clock(seen: &mut Seen, before: SystemTime) {
+fn clock(seen: &mut Facts, before: SystemTime) {
     let ours = before.duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as u64;
     let differs = seen.number("time").max(EPOCH).abs_diff(ours);
     if differs > 5_000_000 {

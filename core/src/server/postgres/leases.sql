@@ -1,45 +1,48 @@
--- Concurrency: at most so many units at the same time, each held by a lease.
+-- Concurrency: a limited number of units at the same time, each held by a lease.
 --
 -- Policy: max.
 --
 -- State: a row of `holders` for each key, and a row of `leases` for each lease.
 --
--- A fence comes from a sequence (`ids`), which only grows, whatever becomes of the key. A lease is found by its fence, weight and
--- owner: ending it takes its row away, which succeeds once. It is renewed only while it is there and not over. So what was lost
--- stays lost, and the units of whoever holds them now are untouched.
+-- A fence comes from a sequence (`ids`), which only grows, whatever happens to the key. A lease is found by its fence,
+-- weight and owner. Ending it removes its row, which succeeds once. It can be renewed only while it exists and has not
+-- expired. So a lost lease stays lost, and the units of their present holder are untouched.
 --
--- Why it is right. Who starts has the key's row locked, and counts by what he reads after that. `live` changes together with the
--- leases. So there are never more than `max` units of leases that are not over, but for starts that are recorded, which are counted
--- and not asked. A clock that is set back lets leases last longer. A denial reads both tables by one snapshot, and writes nothing.
+-- Why it is right. A starting caller locks the key's row, and counts what it reads after that. `live` changes together
+-- with the leases. So the unexpired leases never have more than `max` units, except for recorded starts, which are
+-- counted without being checked. Setting the clock back makes leases last longer. A denial reads both tables from one
+-- snapshot, and writes nothing.
 --
--- An owner is a process: a number that no other has, and what others of its site can ask their kernel about it by: the site (a machine,
--- and which of its processes see each other; 0: unknown), its number there, and when it began. In the following OWNER stands for these
--- four, and `turn` is any number, from which it depends where a long list is looked at.
+-- An owner is a process: a unique number, and the means by which other processes of its site can ask their kernel about
+-- it: the site (a machine, and the set of its processes that see each other; 0: unknown), its number there, and when it
+-- began. Below, OWNER denotes these four, and `turn` is any number; it selects the part of a long list that is
+-- examined.
 --
--- acquire weight lease OWNER turn     lease: ticks, or -1: without end
--- start lease OWNER                   the same for one unit, whether there is room or not
---     -> {0, now, taken, slot, fence, expiry, live, gate, soonest, others…}; slot is the weight; expiry as below; live and gate are
---        after it; soonest: when the first lease ends, 0: none does (told after a denial, else 0); others: after a denial for want of
---        room, of some other owners of the site that hold leases, the number, the process and when it began
+-- acquire weight lease OWNER turn     lease: ticks, or -1: without an end
+-- start lease OWNER                   the same for one unit, whether there is capacity or not
+--     -> {0, now, taken, slot, fence, expiry, live, gate, soonest, others…}; slot is the weight; expiry as below; live and
+--        gate are after it; soonest: when the first lease ends, 0: none does (given after a denial, else 0); others: after a
+--        denial for lack of capacity, some other owners of the site that hold leases: number, process and when it began
 -- view weight OWNER turn              -> {0, now, live, gate, soonest, others…}; writes nothing
--- complete slot fence OWNER           -> {0, now, was_held}; for cancel too, and for what `start` has recorded
--- renew slot fence OWNER lease again  -> {0, now, is_held, expiry}; an end is never made earlier; expiry -1: at no time. again: 1: if leases
---                                        may have been lost, it holds anew, as long as nobody else is admitted for that reason
+-- complete slot fence OWNER           -> {0, now, was_held}; also for cancel, and for leases recorded by `start`
+-- renew slot fence OWNER lease again  -> {0, now, is_held, expiry}; an end never becomes earlier; expiry -1: never.
+--                                        again 1: if leases may have been lost, it is held again, as long as no other
+--                                        start is admitted for that reason
 -- evict number                        -> {0, now, units}: ends all leases of an owner
 -- pause delay -> {0, now, gate}; clear -> {0, now}
 
 CREATE TABLE IF NOT EXISTS workglow_limit.holders (
     limit_id bigint NOT NULL,
     hash uuid NOT NULL,
-    -- By which `leases` know it.
+    -- The number by which `leases` refers to it.
     id bigint NOT NULL DEFAULT nextval('workglow_limit.ids'),
     -- See `limits`.
     birth bigint NOT NULL,
-    -- How many units all leases hold that are there, those included that have ended by time since.
+    -- The units of all existing leases, including those that have expired since.
     live bigint NOT NULL DEFAULT 0,
-    -- Nobody starts before this.
+    -- No start happens before this.
     gate bigint NOT NULL DEFAULT 0,
-    -- Until when it lives; null: for ever, as by a clock that a test makes, or while a lease has no end.
+    -- Until when the row lives; null: for ever, as by a test's clock, or while a lease has no end.
     expires bigint,
     PRIMARY KEY (limit_id, hash)
 ) WITH (fillfactor = 50);
@@ -54,15 +57,15 @@ CREATE TABLE IF NOT EXISTS workglow_limit.leases (
     site bigint NOT NULL,
     process bigint NOT NULL,
     began bigint NOT NULL,
-    -- The tick at which it ends; 9007199254740991: at no time.
+    -- The tick at which it ends; 9007199254740991: never.
     ends bigint NOT NULL,
     PRIMARY KEY (id, fence)
 ) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 1000);
 
 CREATE INDEX IF NOT EXISTS leases_ends ON workglow_limit.leases (id, ends);
 
--- What is known of a key. Without an answer: `c` its row, whose `live` is without what is over; `is_stale` that its leases do not
--- count any more; `over` units that do not count.
+-- What is known of a key. Without an answer: `c` is its row, whose `live` excludes expired leases; `is_stale` says that
+-- its leases no longer count; `over` is the number of expired units.
 CREATE OR REPLACE FUNCTION workglow_limit.leases_look(
     lim text, k uuid, v bigint, known bigint, at bigint,
     OUT answer bigint[], OUT limit_id bigint, OUT birth bigint, OUT born bigint, OUT is_lost boolean, OUT now bigint, OUT floor bigint,
@@ -78,7 +81,7 @@ BEGIN
     LEFT JOIN workglow_limit.own o ON o.limit_id = l.id AND o.hash = k
     LEFT JOIN workglow_limit.holders s ON s.limit_id = l.id AND s.hash = k
     WHERE l.name = lim;
-    -- The caller goes by a policy that is not the one that holds: it has to read that first.
+    -- The caller knows a policy that does not apply. It must read the present one first.
     IF r.holds IS DISTINCT FROM v THEN
         answer := '{-1}';
         RETURN;
@@ -96,7 +99,7 @@ BEGIN
     IF c.id IS NULL OR is_stale THEN
         c.live := 0; c.gate := 0;
     ELSIF c.live > 0 THEN
-        -- (Those that end at no time are last.)
+        -- Leases without an end are last.
         SELECT min(s.ends) AS ends INTO first FROM workglow_limit.leases s WHERE s.id = c.id;
         IF first.ends <= now THEN
             over := (SELECT coalesce(sum(s.weight), 0) FROM workglow_limit.leases s WHERE s.id = c.id AND s.ends <= now);
@@ -110,7 +113,7 @@ BEGIN
     gate := greatest(r.gate, c.gate);
 END $$;
 
--- Takes away what nobody needs any more, a little of it, whenever a key is new. Nobody waits for anybody here.
+-- Removes some unneeded rows, whenever a key is new. It never waits for locks.
 CREATE OR REPLACE FUNCTION workglow_limit.leases_sweep(now bigint) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     o record;
@@ -126,7 +129,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- Locks a key's row, which it makes if there is none.
+-- Locks a key's row, and creates it if there is none.
 CREATE OR REPLACE FUNCTION workglow_limit.leases_lock(of_limit bigint, k uuid, of_birth bigint, at bigint, now bigint, patience bigint)
 RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
@@ -142,7 +145,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- Some other owners of a site that hold leases of a key: of 32 leases that are looked at, eight owners at most.
+-- Some other owners of a site that hold leases of a key: at most eight owners, out of 32 leases.
 CREATE OR REPLACE FUNCTION workglow_limit.leases_others(of_key bigint, now bigint, mine bigint, of_site bigint, turn bigint)
 RETURNS bigint[] LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -180,7 +183,7 @@ DECLARE
     is_taking boolean := op = 'acquire' OR op = 'start';
     weight bigint := CASE op WHEN 'start' THEN 1 ELSE a[1] END;
     lease bigint := CASE op WHEN 'acquire' THEN a[2] WHEN 'start' THEN a[1] WHEN 'renew' THEN a[7] ELSE 0 END;
-    -- Where the owner's four numbers begin.
+    -- The position of the owner's four numbers.
     o integer := CASE WHEN op = 'start' OR op = 'view' THEN 2 ELSE 3 END;
     fence bigint := a[2];
     is_held boolean;
@@ -210,7 +213,7 @@ BEGIN
             END IF;
             RETURN answer;
         ELSIF is_taking THEN
-            -- Leases that may have been lost are over by then.
+            -- Leases that may have been lost have expired by then.
             IF l.born > 0 THEN
                 gate := greatest(gate, l.born + greatest(lease, 0));
             END IF;
@@ -242,11 +245,11 @@ BEGIN
     END LOOP;
     expiry := CASE WHEN lease < 0 THEN never ELSE now + lease END;
 
-    -- A lease that is over is still somebody's, until another needs its units.
+    -- An expired lease is still held until another caller needs its units.
     IF op = 'complete' THEN
         DELETE FROM workglow_limit.leases s WHERE s.id = c.id AND s.fence = a[2];
         back := CASE WHEN l.is_stale THEN 0 ELSE a[1] END;
-        -- (The row's `live` counts what is over, too.)
+        -- The row's `live` includes expired leases.
         c.live := c.live + l.over - back;
         answer := ARRAY[0, now, 1];
     ELSIF op = 'evict' THEN
@@ -299,7 +302,7 @@ BEGIN
         c.expires := CASE
             WHEN c.live > 0 AND (expiry = never OR c.expires IS NULL) THEN NULL
             WHEN is_taking OR op = 'renew' OR op = 'pause' THEN workglow_limit.lives_until(coalesce(c.expires, 0), greatest(expiry, c.gate), now)
-            -- What is empty need not live, but for its gate; it may be needed again soon.
+            -- An empty row need not live, except for its gate; but it may be needed again soon.
             ELSE coalesce(c.expires, greatest(c.gate, now) + 60000000)
         END;
     END IF;

@@ -1,72 +1,78 @@
--- The log: rates over one or several windows, delays, even distances; and rates above 4,096 units, in slices.
+-- The log: rates over one or several windows, delays, even spacing; and rates above 4,096 units, in slices.
 --
 -- Policy   slice, interval, then limit and length of each window: at most `limit` units in any `length` ticks.
---          slice: 0, or into pieces of how many ticks the window is cut (its only one).
---          interval: 0, or the distance between starts, which is shortened by what jobs take; then the last window is
---          (1, interval), and as many jobs are remembered as the first window has units.
+--          slice: 0, or the length in ticks of the slices of the window (its only one).
+--          interval: 0, or the spacing of starts, which job durations shorten; then the last window is (1, interval), and as
+--          many jobs are remembered as the first window has units.
 --
--- State: a row of `logs` for each key, and a row of `starts` for each start, place for one, or slice with all of its starts.
+-- State: a row of `logs` for each key, and a row of `starts` for each start, each place, or each slice with all of its
+-- starts.
 --
--- Why a row for each start. An array in the key's row is as fast for small limits, but is written anew with each start. Measured on
--- PostgreSQL 15, with data in memory, as a bare loop of read, lock, update and commit: 15 µs and 640 bytes of WAL at 100 units,
--- 1,050 µs and 18 KB at 4,096 (32 KB where it does not compress). By rows an admission takes 80 to 95 µs in the server, nearly all of
--- it PL/pgSQL, and 360 to 450 bytes of WAL, and a denial 28 µs, at 100 units and at 4,096 alike. A start takes 96 bytes with its
--- place in the index, and as long as it was dropped and not tidied up yet.
+-- Why a row for each start. An array in the key's row is as fast for small limits, but is rewritten with each start.
+-- Measured on PostgreSQL 15, with data in memory, as a bare loop of read, lock, update and commit: 15 µs and 640 bytes
+-- of WAL at 100 units, 1,050 µs and 18 KB at 4,096 (32 KB where it does not compress). With rows, an admission takes 80
+-- to 95 µs in the server, nearly all of it PL/pgSQL, and 360 to 450 bytes of WAL, and a denial 28 µs, at 100 units and
+-- at 4,096 alike. A start takes 96 bytes with its index entry, until it has been dropped and vacuumed.
 --
 -- Why it is right:
 --
--- 1. Stamps never decrease along the log, by `before`: none is made smaller than the one before it. So what counts in a window is
---    the end of the log, and a start of k units has room in a window of n once the unit n - k + 1 back has left it.
--- 2. A start happens no earlier than `ready` and no later than its stamp, by a time that never runs backwards for a key:
+-- 1. Stamps never decrease along the log, by `before`: none is smaller than the one before it. So the units that count
+-- in a window are
+--    the end of the log, and a start of k units fits into a window of n once the unit n - k + 1 back has left it.
+-- 2. A start happens no earlier than `ready` and no later than its stamp, by a time that never runs backwards for a
+-- key:
 --    `seen` is the time of the last write. So no window ever holds more than its limit.
--- 3. `before` grows from row to row, by the units of each. So one look into the index finds the row that holds a unit.
--- 4. What was dropped counts as started at `gone`, the latest stamp of it. That matters only where a policy changes to a
---    longer window, or where twice the limit was recorded or is owed.
--- 5. In slices a start counts from up to a slice later than it happened, and starts of the same slice share a row. A place
---    has a row of its own until it starts. So a window has at most 8,192 rows, and the places.
--- 6. Who writes has the key's row of `logs` locked, and decides by what he reads after that. Who does not write reads all by one
---    snapshot (`log_look` is STABLE, so its statements share that of who called it), in which rows and sums fit together.
+-- 3. `before` grows from row to row, by the units of each. So one index lookup finds the row that holds a unit.
+-- 4. Dropped starts count as started at `gone`, their latest stamp. That matters only where a policy changes to a
+-- longer
+--    window, or where twice the limit was recorded or is owed.
+-- 5. In slices a start counts from up to a slice later than it happened, and starts of the same slice share a row. A
+-- place
+--    has its own row until it starts. So a window has at most 8,192 rows, and the places.
+-- 6. A writer locks the key's row of `logs`, and decides by what it reads after that. A reader reads everything from
+-- one
+--    snapshot (`log_look` is STABLE, so its statements share the caller's), in which rows and sums are consistent.
 
--- fillfactor: an admission writes the row anew, and finds room for that in the same page; then no index has to change.
+-- fillfactor: an admission rewrites the row in the same page, so that no index has to change.
 CREATE TABLE IF NOT EXISTS workglow_limit.logs (
     limit_id bigint NOT NULL,
     hash uuid NOT NULL,
-    -- By which `starts` and `jobs` know it.
+    -- The number by which `starts` and `jobs` refer to it.
     id bigint NOT NULL DEFAULT nextval('workglow_limit.ids'),
-    -- See `limits`, and by which policy it was written.
+    -- See `limits`; and the policy under which it was written.
     birth bigint NOT NULL,
     mark bigint NOT NULL,
-    -- Of the newest start; 0: there is none.
+    -- The stamp of the newest start; 0: there is none.
     stamp bigint NOT NULL DEFAULT 0,
-    -- The units up to it, of all that there ever were but those given back.
+    -- The units up to it: all that were ever added, less those given back.
     total bigint NOT NULL DEFAULT 0,
-    -- The last number that was given. Numbers begin with the time, so that nobody's ticket of an earlier life stands for something
-    -- in this.
+    -- The last number assigned. Numbers begin with the time, so that no ticket of an earlier life means anything in
+    -- this one.
     number bigint NOT NULL,
-    -- Of all rows of `starts`, and how many there are.
+    -- The units of all rows of `starts`, and the number of rows.
     units bigint NOT NULL DEFAULT 0,
     count bigint NOT NULL DEFAULT 0,
-    -- When this was written.
+    -- When this was last written.
     seen bigint NOT NULL DEFAULT 0,
-    -- With how many rows it is next time to drop some.
+    -- The number of rows at which some are next dropped.
     due bigint NOT NULL DEFAULT 16,
-    -- Nobody starts before this.
+    -- No start happens before this.
     gate bigint NOT NULL DEFAULT 0,
-    -- The latest stamp of what was dropped; 0: nothing was.
+    -- The latest stamp of a dropped start; 0: none was dropped.
     gone bigint NOT NULL DEFAULT 0,
-    -- Where the interval adapts: one more than the distance to the next start (0: the interval); what the last jobs took on average,
-    -- at most the interval; how many have ended, and the sum of what the last took.
+    -- Where the interval adapts: one more than the distance to the next start (0: the interval); the average duration
+    -- of the last jobs, at most the interval; the number of ended jobs, and the sum of the last durations.
     spacing bigint NOT NULL DEFAULT 0,
     average bigint NOT NULL DEFAULT 0,
     ended bigint NOT NULL DEFAULT 0,
     took numeric NOT NULL DEFAULT 0,
-    -- Until when machines may start what they were granted, and may go by what they were told.
+    -- Until when machines may start what they were granted, and may rely on earlier answers.
     out bigint NOT NULL DEFAULT 0,
     said bigint NOT NULL DEFAULT 0,
-    -- How many rows of `sites` there are at most, and with how many it is next time to forget some.
+    -- An upper bound of the rows of `sites`, and the number at which some are next forgotten.
     sites bigint NOT NULL DEFAULT 0,
     sites_due bigint NOT NULL DEFAULT 32,
-    -- Until when it lives; null: for ever, as by a clock that a test makes.
+    -- Until when the row lives; null: for ever, as by a test's clock.
     expires bigint,
     PRIMARY KEY (limit_id, hash)
 ) WITH (fillfactor = 50);
@@ -75,24 +81,25 @@ CREATE INDEX IF NOT EXISTS logs_expires ON workglow_limit.logs (expires) WHERE e
 CREATE INDEX IF NOT EXISTS logs_said ON workglow_limit.logs (limit_id, said) WHERE said > 0;
 
 CREATE TABLE IF NOT EXISTS workglow_limit.starts (
-    -- The log's.
+    -- The id of the log.
     id bigint NOT NULL,
-    -- The units of the log before this one's.
+    -- The units of the log before this row's.
     before bigint NOT NULL,
-    -- What it is known by.
+    -- The number that identifies it.
     number bigint NOT NULL,
     -- From when on it counts: in a window until stamp + length. It starts no later than this.
     stamp bigint NOT NULL,
     units bigint NOT NULL,
-    -- S: it has started. P: a place, it has not started yet. M: all starts of a slice. X: what it cost is settled. G: a grant.
+    -- S: it has started. P: a place, which has not started. M: all starts of a slice. X: its cost is settled. G: a
+    -- grant.
     state "char" NOT NULL,
-    -- Of a grant: which of its takings were given back or settled.
+    -- Of a grant: the takings that were given back or settled.
     ended bigint[]
 ) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 1000);
 
 CREATE INDEX IF NOT EXISTS starts_of ON workglow_limit.starts (id, before);
 
--- What each of the last jobs took.
+-- The durations of the last jobs.
 CREATE TABLE IF NOT EXISTS workglow_limit.jobs (
     id bigint NOT NULL,
     slot bigint NOT NULL,
@@ -100,7 +107,7 @@ CREATE TABLE IF NOT EXISTS workglow_limit.jobs (
     PRIMARY KEY (id, slot)
 ) WITH (fillfactor = 70);
 
--- What each machine that asks for grants asked last, and when: the number of that request, and of each grant its ticket, when it is
+-- The last request for grants of each machine, and when it came: its number, and of each grant the ticket, when it is
 -- ready, its end and its stamp.
 CREATE TABLE IF NOT EXISTS workglow_limit.sites (
     id bigint NOT NULL,
@@ -111,7 +118,7 @@ CREATE TABLE IF NOT EXISTS workglow_limit.sites (
     PRIMARY KEY (id, site)
 ) WITH (fillfactor = 50);
 
--- The row that holds the unit after the first `unit` of a log.
+-- The row that holds the unit after the first `unit` units of a log.
 CREATE OR REPLACE FUNCTION workglow_limit.log_at(log bigint, unit bigint) RETURNS workglow_limit.starts LANGUAGE plpgsql STABLE AS $$
 DECLARE
     s workglow_limit.starts;
@@ -123,18 +130,18 @@ BEGIN
     RETURN s;
 END $$;
 
--- The oldest row with a larger stamp, or where `by_number` with as large a number. One has it. It guesses by the distance, and where
--- that does not help it halves.
+-- The oldest row with a larger stamp or, with `by_number`, a number at least as large. There is one. It guesses by the
+-- distance; if that does not help, it halves the range.
 CREATE OR REPLACE FUNCTION workglow_limit.log_since(h workglow_limit.logs, since bigint, by_number boolean) RETURNS workglow_limit.starts
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
-    -- It begins from `low` units on, but before the unit `high`.
+    -- The row begins at `low` units or later, and before the unit `high`.
     low bigint := h.total - h.units;
     high bigint := h.total;
     least bigint;
     most bigint := CASE WHEN by_number THEN h.number ELSE h.stamp END;
     value bigint;
-    -- The oldest row often is it; of numbers, where all weigh the same, the one as far back as the number is.
+    -- Often it is the oldest row; of numbers, if all starts have the same weight, the one as far back as the number is.
     guess bigint := CASE WHEN by_number THEN h.total - 1 - (h.number - since) ELSE h.total - h.units END;
     tries integer := 0;
     s workglow_limit.starts;
@@ -156,7 +163,7 @@ BEGIN
             RAISE data_corrupted USING MESSAGE = 'a log in workglow_limit.starts has no order';
         END IF;
         guess := CASE
-            -- (Most often it is found then, and none before it has its number.)
+            -- Usually it is found at this point, and no earlier row has its number.
             WHEN by_number AND value = since + 1 AND tries <= 6 THEN high - 1
             WHEN least IS NULL OR tries > 6 OR most <= least THEN (low + high) / 2
             ELSE low + div((high - low)::numeric * (since - least), most - least)::bigint
@@ -171,7 +178,7 @@ LANGUAGE plpgsql STABLE AS $$
 DECLARE
     remaining bigint := CASE WHEN gate <= now THEN largest ELSE 0 END;
     empty bigint := gate;
-    -- (No tick is before 1.)
+    -- No tick is before 1.
     since bigint;
     newest bigint := greatest(h.stamp, h.gone);
 BEGIN
@@ -183,7 +190,7 @@ BEGIN
             remaining := 0;
         ELSIF h.stamp <= since THEN
             remaining := least(remaining, p[i]);
-        -- (One look is enough where the limit is reached.)
+        -- One lookup is enough where the limit is reached.
         ELSIF h.units >= p[i] AND (workglow_limit.log_at(h.id, h.total - p[i])).stamp > since THEN
             remaining := 0;
         ELSE
@@ -218,7 +225,7 @@ BEGIN
     RETURN ready;
 END $$;
 
--- For so long a machine trusts an answer: it starts nothing that it was granted unless it has asked since then.
+-- How long a machine trusts an answer: it starts nothing that it was granted unless it has asked since then.
 CREATE OR REPLACE FUNCTION workglow_limit.log_trust(p bigint[]) RETURNS bigint LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
     shortest bigint := p[4];
@@ -229,7 +236,7 @@ BEGIN
     RETURN least(shortest / 2, 2000000);
 END $$;
 
--- As many units as a log remembers at least, and places as it can have.
+-- The number of units that a log remembers at least, and the number of places that it can have.
 CREATE OR REPLACE FUNCTION workglow_limit.log_holds(slice bigint, largest bigint, capacity bigint) RETURNS bigint LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
     room bigint := 16;
@@ -243,7 +250,7 @@ BEGIN
     RETURN room;
 END $$;
 
--- Is there no room to remember another place? An eighth is for those that are exchanged.
+-- Returns whether there is no space for another place. An eighth is reserved for exchanged places.
 CREATE OR REPLACE FUNCTION workglow_limit.log_is_crowded(
     log bigint, total bigint, units bigint, count bigint, now bigint, slice bigint, holds bigint, stamp bigint, weight bigint, is_again boolean
 ) RETURNS boolean LANGUAGE plpgsql STABLE AS $$
@@ -261,12 +268,13 @@ BEGIN
     RETURN s.stamp >= now + CASE WHEN s.state = 'P' THEN 0 ELSE 1 END;
 END $$;
 
--- What a call is answered that writes nothing. Where it writes: {1, limit, birth, floor, now, gate, ready (of other operations than
--- starts: born), stamp, weight, is_place, is_absent}; the same that begins with 2 where the server may have forgotten something (see `loss`), and with 3 where the state was
--- written by another policy.
+-- The answer of a call that does not write. For a call that writes: {1, limit, birth, floor, now, gate, ready (born,
+-- for operations other than starts), stamp, weight, is_place, is_absent}; the same beginning with 2 if the server may
+-- have forgotten something (see `loss`), and with 3 if the state was written under another policy.
 --
--- An expression costs more in PL/pgSQL than in a statement, as each transaction prepares each anew. So the statement says all that
--- it can, also when the unit counts from that has to leave the first window.
+-- In PL/pgSQL, an expression of its own costs more than one within a statement, since each transaction prepares each of
+-- them again. So the statement computes as much as possible, including when the unit that has to leave the first window
+-- counts from.
 CREATE OR REPLACE FUNCTION workglow_limit.log_look(
     op text, lim text, k uuid, v bigint, known bigint, at bigint, p bigint[], a bigint[]
 ) RETURNS bigint[] LANGUAGE plpgsql STABLE AS $$
@@ -310,7 +318,7 @@ BEGIN
     IF r.has_own THEN
         r.version := coalesce((SELECT o.version FROM workglow_limit.own o WHERE o.limit_id = r.id AND o.hash = k), r.version);
     END IF;
-    -- The caller goes by a policy that is not the one that holds: it has to read that first.
+    -- The caller knows a policy that does not apply. It must read the present one first.
     IF r.version IS DISTINCT FROM v THEN
         RETURN '{-1}';
     END IF;
@@ -321,11 +329,11 @@ BEGIN
         IF r.booted IS DISTINCT FROM pg_postmaster_start_time() OR known > 0 AND known <> r.made AND r.made > r.born THEN
             RETURN ARRAY[2, r.id, r.birth, r.floor, greatest(now, r.floor, r.seen)];
         END IF;
-        -- (What another policy wrote may count for longer by this one.)
+        -- A state of another policy may count for longer under this one.
         is_absent := r.expires <= now AND r.mark = v;
     END IF;
     IF is_absent OR r.of_birth IS DISTINCT FROM r.birth THEN
-        -- Its own time is forgotten with it: by then nothing counts by it any more.
+        -- Its own time is forgotten with it: by then nothing counts by it.
         is_absent := true;
         r.seen := 0; r.key_gate := 0;
         r.stamp := 0; r.total := 0; r.units := 0; r.count := 0; r.gone := 0; r.spacing := 0;
@@ -346,7 +354,7 @@ BEGIN
             p[last] := CASE WHEN r.spacing > 0 THEN r.spacing - 1 ELSE p[2] END;
         END IF;
     END IF;
-    -- What may have been lost counts as a whole limit. Machines may start what they were granted before for so long.
+    -- What may have been lost counts as a full limit. Machines may start earlier grants for this long.
     IF r.born > 0 THEN
         gate := greatest(gate, r.born + longest + workglow_limit.log_trust(policy));
     END IF;
@@ -356,7 +364,7 @@ BEGIN
             RAISE invalid_parameter_value USING MESSAGE = 'a weight has to be 1 to the capacity';
         END IF;
     ELSIF op <> 'view' AND op <> 'record' THEN
-        -- What is not there is not ended.
+        -- A missing log has nothing to end.
         IF is_absent AND op <> 'pause' AND op <> 'grant' AND NOT (op = 'settle' AND a[5] > a[3] AND a[2] + longest <= now) THEN
             RETURN CASE op
                 WHEN 'present' THEN ARRAY[0, now, CASE WHEN now < a[5] THEN 2 ELSE 0 END, 0, 0]
@@ -368,7 +376,7 @@ BEGIN
         RETURN ARRAY[1, r.id, r.birth, r.floor, now, gate, r.born, 0, 0, 0, is_absent::integer];
     END IF;
 
-    -- The earliest moment for the start, unless nobody asks for one.
+    -- The earliest moment for the start, unless the caller does not want one.
     IF op = 'record' OR a[6] = 1 THEN
         ready := now;
     ELSE

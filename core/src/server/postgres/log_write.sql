@@ -1,12 +1,12 @@
--- How a log is written. (What it is, and why it is right: log.sql.)
+-- The writing part of the log. For its structure and proof, see log.sql.
 
--- Drops what is in no window any more, and what there is no room for.
+-- Drops starts that are in no window any more, and starts for which there is no space.
 CREATE OR REPLACE FUNCTION workglow_limit.log_trim(h workglow_limit.logs, now bigint, slice bigint, largest bigint, longest bigint, capacity bigint)
 RETURNS workglow_limit.logs LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     holds bigint := workglow_limit.log_holds(slice, largest, capacity);
     since bigint := greatest(now - longest, 0);
-    -- From which unit on it stays.
+    -- The unit from which on starts stay.
     cut bigint := h.total;
     dropped bigint;
 BEGIN
@@ -21,7 +21,7 @@ BEGIN
     END IF;
     IF cut > h.total - h.units THEN
         h.gone := greatest(h.gone, (workglow_limit.log_at(h.id, cut - 1)).stamp);
-        -- (Without its lower end the search would find all that was ever dropped and is not tidied up yet.)
+        -- Without the lower end, the search would visit everything that was ever dropped and not vacuumed yet.
         DELETE FROM workglow_limit.starts WHERE id = h.id AND before >= h.total - h.units AND before < cut;
         GET DIAGNOSTICS dropped = ROW_COUNT;
         h.units := h.total - cut;
@@ -34,7 +34,7 @@ BEGIN
     RETURN h;
 END $$;
 
--- Adds the newest start, or to the newest if that is a slice that has not ended. Its ticket is told in `ticket`.
+-- Adds the newest start, to the newest row if that is a slice in progress. Returns its ticket in `ticket`.
 CREATE OR REPLACE FUNCTION workglow_limit.log_push(
     INOUT h workglow_limit.logs, now bigint, p bigint[], at_stamp bigint, weight bigint, of_state "char", OUT ticket bigint
 ) LANGUAGE plpgsql VOLATILE AS $$
@@ -71,14 +71,15 @@ BEGIN
     h.units := h.units + weight;
 END $$;
 
--- The newest stamp, after rows have been taken away.
+-- The newest stamp, after rows have been removed.
 CREATE OR REPLACE FUNCTION workglow_limit.log_end(h workglow_limit.logs) RETURNS workglow_limit.logs LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     h.stamp := CASE WHEN h.count > 0 THEN (workglow_limit.log_at(h.id, h.total - 1)).stamp ELSE 0 END;
     RETURN h;
 END $$;
 
--- Leaves so many units to a row, and none of it if these are none; and its stamp, and what has ended of it, as they are here.
+-- Leaves this many units in a row, or removes the row if there are none; and sets its stamp and its ended takings to
+-- the given ones.
 CREATE OR REPLACE FUNCTION workglow_limit.log_shrink(h workglow_limit.logs, s workglow_limit.starts, left_over bigint, of_state "char")
 RETURNS workglow_limit.logs LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -99,7 +100,7 @@ BEGIN
     RETURN workglow_limit.log_end(h);
 END $$;
 
--- Units that are owed from now on.
+-- Adds units that are owed from now on.
 CREATE OR REPLACE FUNCTION workglow_limit.log_owe(h workglow_limit.logs, now bigint, p bigint[], owed bigint)
 RETURNS workglow_limit.logs LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -113,7 +114,7 @@ BEGIN
     -- Places lie ahead of it.
     s := workglow_limit.log_since(h, now, false);
     UPDATE workglow_limit.starts SET before = before + owed WHERE id = h.id AND before >= s.before;
-    -- Its number is no later one's; an earlier one that has it is found before it.
+    -- No later start has its number. An earlier one with that number is found before it.
     INSERT INTO workglow_limit.starts (id, before, number, stamp, units, state)
     VALUES (h.id, s.before, s.number - 1, now, owed, 'X');
     h.total := h.total + owed;
@@ -133,7 +134,7 @@ BEGIN
     RETURN h;
 END $$;
 
--- The state that was written by another policy. What was started still counts. Places do not: they are exchanged when they are
+-- Converts a state of another policy. Earlier starts still count. Places do not: they are exchanged when they are
 -- presented.
 CREATE OR REPLACE FUNCTION workglow_limit.log_change(h workglow_limit.logs, holds bigint) RETURNS workglow_limit.logs LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -159,7 +160,7 @@ BEGIN
     RETURN h;
 END $$;
 
--- Takes away what nobody needs any more, a little of it, whenever a key is new. Nobody waits for anybody here.
+-- Removes some unneeded rows, whenever a key is new. It never waits for locks.
 CREATE OR REPLACE FUNCTION workglow_limit.log_sweep(now bigint) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     o record;
@@ -171,7 +172,7 @@ BEGIN
         UPDATE workglow_limit.logs SET expires = workglow_limit.kept_until(limit_id, hash, mark)
         WHERE limit_id = o.limit_id AND hash = o.hash AND workglow_limit.kept_until(limit_id, hash, mark) > now;
         CONTINUE WHEN FOUND;
-        -- (Whoever has not all of his starts is over, too: so he counts as absent.)
+        -- A log that has lost some of its starts is expired, too, so it counts as absent.
         DELETE FROM workglow_limit.starts WHERE ctid = ANY (ARRAY(SELECT ctid FROM workglow_limit.starts WHERE id = o.id LIMIT 250));
         GET DIAGNOSTICS dropped = ROW_COUNT;
         IF dropped < 250 THEN
@@ -182,12 +183,13 @@ BEGIN
     END LOOP;
 END $$;
 
--- May this taking of a grant be given back or settled? Each may once, and as long as there is room to note it.
+-- Returns whether this taking of a grant may be given back or settled. Each may once, while there is space to record
+-- it.
 CREATE OR REPLACE FUNCTION workglow_limit.log_can_end(ended bigint[], taking bigint) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
     SELECT ended IS NULL OR cardinality(ended) < 2000 AND taking <> ALL (ended)
 $$;
 
--- Nothing starts by these grants any more. Of their units so many stay, and they started before now.
+-- Ends grants: nothing starts from them any more. The reported number of their units stays; those started before now.
 CREATE OR REPLACE FUNCTION workglow_limit.log_finish(h workglow_limit.logs, now bigint, p bigint[], longest bigint, reports bigint[])
 RETURNS workglow_limit.logs LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -197,7 +199,7 @@ DECLARE
     is_newest boolean;
 BEGIN
     FOR i IN 1 .. cardinality(reports) BY 5 LOOP
-        -- (It counts for so long at least.)
+        -- It counts at least this long.
         CONTINUE WHEN reports[i + 1] + longest <= now OR h.count = 0 OR h.number < reports[i];
         s := workglow_limit.log_since(h, reports[i], true);
         CONTINUE WHEN s.number IS DISTINCT FROM reports[i] OR s.state <> 'G' OR s.stamp > reports[i + 1];
@@ -230,18 +232,19 @@ BEGIN
     RETURN h;
 END $$;
 
--- Grants a machine (a *site*) units that it may start by itself, and takes back what it did not start of earlier ones. A grant of k
--- units is a place for k: they start from `ready` on, before `ready + g`, and count from then on. So it is a row of the log like any
--- other, and its stamp is a tick later, as `now` was rounded down. Grants that are ready later than now are promises.
+-- Grants a machine (a *site*) units that it may start without a request, and takes back unused units of earlier grants.
+-- A grant of k units is a place for k: they start from `ready` on, before `ready + g`, and count from then on. So it is
+-- a row of the log like any other. Its stamp is a tick later, because `now` was rounded down. Grants that are ready
+-- later than now are promises.
 --
--- The caller holds the limit (see `hold`). So who has changed a policy, or closed a gate, finds in `said` and `out` all that was granted
--- before. `born`: of the limit, at the moment by which `gate` is known.
+-- The caller holds the limit (see `hold`). So a caller that has changed a policy or closed a gate finds all earlier
+-- grants in `said` and `out`. `born`: of the limit, at the moment for which `gate` is known.
 CREATE OR REPLACE FUNCTION workglow_limit.log_grant(
     INOUT h workglow_limit.logs, of_limit bigint, now bigint, gate bigint, born bigint, p bigint[], a bigint[], OUT answer bigint[]
 ) LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_variable
 DECLARE
-    -- A promise lies no more lengths of a grant ahead: on the way there clocks drift apart by a fifth of one.
+    -- A promise lies at most this many lengths of a grant ahead. Over that time, clocks drift apart by a fifth of one.
     far bigint := 100;
     of_site bigint := a[1];
     of_seq bigint := a[2];
@@ -298,7 +301,7 @@ BEGIN
             END IF;
         END LOOP;
     END IF;
-    -- (Where nothing of it can start any more, it is as good as new.)
+    -- If nothing of it can start any more, it counts as reset.
     IF coalesce(last_one.seq, 0) <= of_seq AND granted = '{}' THEN
         share := greatest((capacity - 1) / (6 * greatest(8, h.sites)) + 1, least_units);
         room := workglow_limit.log_room(h, now, gate, p, largest);
@@ -320,7 +323,7 @@ BEGIN
                 most := most - 1;
             END IF;
             EXIT WHEN given <> free OR rest < least_units OR most <= 0 OR h.units >= workglow_limit.log_holds(p[1], largest, capacity);
-            -- As many as are ready about then.
+            -- As many as are ready at about that time.
             ready := workglow_limit.log_ready(h, gate, least_units, p);
             EXIT WHEN ready - now > far * g;
             latest := ready + g / 8;
@@ -337,8 +340,8 @@ BEGIN
             ready := greatest(workglow_limit.log_ready(h, gate, units, p), now);
             rest := rest - units;
         END LOOP;
-        -- Those that have not asked for long are forgotten, whenever there are twice as many. For so long at least it is known who has
-        -- asked.
+        -- Sites that have not asked for long are forgotten whenever their number has doubled. At least for this long it
+        -- is known which sites have asked.
         IF h.sites >= h.sites_due THEN
             keeps := greatest(longest, 60000000);
             DELETE FROM workglow_limit.sites t WHERE t.id = h.id AND t.asked + keeps <= now;
@@ -358,7 +361,7 @@ BEGIN
     answer := ARRAY[0, now, born, gate, ready, room[1], room[2]] || granted;
 END $$;
 
--- What writes, locks the key's row, and looks again by what is there then.
+-- Locks the key's row, looks again at what is there, and writes.
 CREATE OR REPLACE FUNCTION workglow_limit.log_write(
     op text, lim text, k uuid, v bigint, known bigint, at bigint, patience bigint, p bigint[], a bigint[], looked bigint[]
 ) RETURNS bigint[] LANGUAGE plpgsql VOLATILE AS $$
@@ -388,7 +391,7 @@ BEGIN
     END IF;
     PERFORM workglow_limit.begin_writing(patience);
     IF op = 'grant' THEN
-        -- (Alone, if the site says that the clock was set forward.)
+        -- Exclusively, if the site reports that the clock was set forward.
         PERFORM workglow_limit.hold(l[2], a[8] > 0);
     END IF;
     LOOP
@@ -420,7 +423,7 @@ BEGIN
     END LOOP;
     now := l[5];
     IF l[11] = 1 THEN
-        -- A new life. (A row that was made just now has nothing to forget.)
+        -- A new life. (A row that was just created has nothing to forget.)
         IF h.count > 0 OR h.ended > 0 THEN
             DELETE FROM workglow_limit.starts WHERE id = h.id;
             h := workglow_limit.log_forget_jobs(h);
@@ -435,7 +438,7 @@ BEGIN
             IF h.count = 0 OR h.stamp + longest <= now THEN
                 h := workglow_limit.log_forget_jobs(h);
             END IF;
-            -- From the next start on; what was said of it holds.
+            -- From the next start on. What was promised for it still applies.
             h.spacing := 1 + greatest(p[2] - h.average, 0);
         END IF;
         IF h.count >= h.due OR h.units > 2 * largest OR p[1] > 0 THEN
@@ -443,7 +446,7 @@ BEGIN
             h := pushed.h;
             ticket := pushed.ticket;
         ELSE
-            -- (The same as `log_push` does then.)
+            -- The same as `log_push` does in that case.
             h.stamp := greatest(l[8], h.stamp);
             ticket := h.number + 1;
             INSERT INTO workglow_limit.starts (id, before, number, stamp, units, state)
@@ -462,8 +465,9 @@ BEGIN
         answer := ARRAY[0, now, l[7], 1, ticket, h.stamp, 0, l[10], room[1], room[2]];
 
     ELSIF op = 'grant' THEN
-        -- While the server's clock is behind a time that it has shown before, nothing is granted and nothing changes: it may be set
-        -- right again, and what was granted or has ended meanwhile would count from too early.
+        -- While the server's clock is behind a time that it has shown before, nothing is granted and nothing changes.
+        -- The clock may be set right again, and starts that were granted or ended in between would count from too
+        -- early.
         value := coalesce(at, workglow_limit.clock());
         IF value < now THEN
             RETURN ARRAY[0, now, l[7], l[6], 2 * now - value, 0, now];
@@ -482,7 +486,7 @@ BEGIN
         DELETE FROM workglow_limit.starts WHERE id = h.id;
         h := workglow_limit.log_forget_jobs(h);
         h.stamp := 0; h.units := 0; h.count := 0; h.gone := 0; h.spacing := 0;
-        -- What machines were granted may still start.
+        -- Machines may still start what they were granted.
         h.gate := least(h.out, now + workglow_limit.log_trust(p));
         IF h.gate <= now THEN
             -- As a row of an earlier birth it counts as absent.
@@ -490,7 +494,7 @@ BEGIN
         END IF;
         answer := ARRAY[0, now];
 
-    -- A job has ended. (Where no start is in a window, the next one forgets what jobs took.)
+    -- A job has ended. (If no start is in a window, the next start forgets the durations of jobs.)
     ELSIF op = 'complete' THEN
         answer := ARRAY[0, now];
         IF p[2] = 0 OR h.count = 0 OR h.stamp + longest <= now THEN
@@ -504,11 +508,11 @@ BEGIN
         h.average := least(div(h.took, least(h.ended, p[3])), p[2]);
 
     ELSE
-        -- What the ticket stands for, while it is there.
+        -- The row of the ticket, while it exists.
         value := h.number - a[1];
         IF a[2] + longest > now AND h.count > 0 AND value >= 0 THEN
             s := workglow_limit.log_since(h, a[1], true);
-            -- (A grant may have ended sooner than who started by it knows.)
+            -- A grant may have ended sooner than the caller that started from it knows.
             IF s.number IS DISTINCT FROM a[1] OR s.state = 'X' OR s.stamp > a[2]
                 OR s.state <> 'G' AND (s.stamp <> a[2] OR s.units <> a[3] AND s.state <> 'M')
             THEN
@@ -517,7 +521,7 @@ BEGIN
         END IF;
         was := s.id IS NOT NULL;
 
-        -- The rest of its grace comes back, but for what the one before still needs, and no more than a window.
+        -- The rest of its grace is returned, except for what the row before still needs, and at most a window.
         IF op = 'present' THEN
             IF now < a[5] THEN
                 RETURN ARRAY[0, now, 2, 0, 0];
@@ -600,23 +604,24 @@ BEGIN
     RETURN answer;
 END $$;
 
--- decide weight delay patience grace reserves forced again looks  -> {0, now, ready, taken, ticket, stamp, ahead, is_place, remaining, empty}
---     The delay is for how long it may not start from now on; patience -1: endless.
--- record  -> the same: one unit, whether there is room or not
+-- decide weight delay patience grace reserves forced again looks  -> {0, now, ready, taken, ticket, stamp, ahead, is_place, remaining,
+--     empty}
+--     The delay: no start before this much later; patience -1: unlimited.
+-- record  -> the same: one unit, whether there is capacity or not
 -- view weight -> {0, now, ready, remaining, empty}
 -- grant site seq want least future most g stepped reports… -> {0, now, born, gate, next, remaining, empty, then of each grant: ticket,
 --     ready, end, stamp, units}
---     want: how many now; least: no grant has fewer; future: how many later, if there are none now; most: how many grants; g: how long
---     each lasts; stepped: 0, or a site has seen that the clock was set forward while the memory was the one of `stepped` - 1: a new one
---     begins; reports: of earlier grants, which have ended: ticket, stamp, how many units stay (the others will never start), and which
---     of its first 64 takings were given back, in two words. It says the same however often it comes. next: when `least` more
---     become free; remaining, empty: as of `view`. A site's request has a number that grows. The one that it sent last is answered with
---     the same grants if it comes again.
--- present ticket stamp weight grace ready -> {0, now, started, stamp, ticket}: started 1, and it is known by these from now on; 0: it
---     is late, used, or overtaken by a gate or another policy; 2: too early, nothing has happened
+--     want: how many now; least: the minimum of a grant; future: how many later, if there are none now; most: the maximum number of
+--     grants; g: how long each lasts; stepped: 0, or a site has seen that the clock was set forward while the memory was that of
+--     `stepped` - 1, and a new one begins; reports: of earlier grants that have ended: ticket, stamp, how many units stay (the others
+--     will never start), and which of the first 64 takings were given back, in two words. A report has the same effect however often
+--     it comes. next: when `least` more become free; remaining, empty: as of `view`. The requests of a site are numbered, in growing
+--     order. If its last request is repeated, the answer is the same grants.
+-- present ticket stamp weight grace ready -> {0, now, started, stamp, ticket}: started 1, and it is identified by these from now on;
+--     0: it is late, used, or overtaken by a gate or another policy; 2: too early, nothing has happened
 -- cancel ticket stamp weight taking only_place, settle ticket stamp weight taking actual -> {0, now, was_there}; taking: of a grant
 -- complete began -> {0, now}; pause delay -> {0, now, gate}; clear -> {0, now}
--- {-1}: another policy holds
+-- {-1}: another policy applies
 CREATE OR REPLACE FUNCTION workglow_limit.decide_log(
     op text, lim text, k uuid, v bigint, known bigint, at bigint, patience bigint, p bigint[], a bigint[]
 ) RETURNS bigint[] LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$

@@ -1,14 +1,15 @@
--- What workglow-limit keeps on a Postgres server (13 or newer): the schema `workglow_limit`, its tables and functions.
+-- The schema `workglow_limit` of workglow-limit on a Postgres server (13 or newer), with its tables and functions.
 --
--- A program creates it at first use where its role may. Where it may not, run this as a role that may, and let the program use it:
+-- A program creates it at first use if its role may. If not, run this SQL as a role that may, and grant the program its
+-- use:
 --
 --     GRANT USAGE ON SCHEMA workglow_limit TO app;
 --     GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA workglow_limit TO app;
 --     GRANT USAGE ON ALL SEQUENCES IN SCHEMA workglow_limit TO app;
 --
--- It may be run again, by as many as like at the same time: the first gets the lock and creates, the others find it there. A later
--- version of the library adds to it, and raises `version`. A function that answers otherwise than before gets another name, so that
--- programs of before go on calling theirs.
+-- It may be run again, and by several programs at the same time: the first one gets the lock and creates, the others
+-- find it there. A later version of the library adds to it, and raises `version`. A function whose result changes gets
+-- another name, so that earlier programs keep calling theirs.
 DO $$
 DECLARE
     found integer;
@@ -26,37 +27,38 @@ END $$;
 
 CREATE TABLE IF NOT EXISTS workglow_limit.version (version integer NOT NULL);
 
--- What is declared under a name, and what holds for all keys. Times are in ticks of 1 µs since 2024-01-01T00:00:00Z.
+-- The declarations under a name, and what applies to all of its keys. Times are in ticks of 1 µs since
+-- 2024-01-01T00:00:00Z.
 CREATE TABLE IF NOT EXISTS workglow_limit.limits (
     id bigint GENERATED ALWAYS AS IDENTITY UNIQUE,
     name text COLLATE "C" PRIMARY KEY,
     is_declared boolean NOT NULL DEFAULT false,
-    -- Texts: what programs declare, and what an operator put above it.
+    -- Texts: the declared policy, and the operator's policy above it.
     policy text,
     composite text,
     overriding text,
-    -- Checksums of both policies, the one that holds, and since when.
+    -- Checksums of both policies, the one that applies, and since when.
     declared_version bigint,
     overriding_version bigint,
     version bigint,
     since bigint,
-    -- May a key have a policy of its own?
+    -- Whether a key may have its own policy.
     has_own boolean NOT NULL DEFAULT false,
-    -- When it was made. Which server that was, and which start of it (see `loss`); null: a test makes the time.
+    -- When the limit was created, on which server, and in which run of it (see `loss`); null: a test sets the time.
     made bigint NOT NULL DEFAULT 0,
     run text,
     booted timestamptz,
-    -- Up to when starts may have been lost: a key counts as full of starts at that time. 0: none were.
+    -- Up to when starts may have been lost. A key counts as full of starts at that time. 0: none were lost.
     born bigint NOT NULL DEFAULT 0,
-    -- Grows when the whole limit is cleared: a state that was written before it counts as absent.
+    -- Grows when the whole limit is cleared. A state that was written before that counts as absent.
     birth bigint NOT NULL DEFAULT 0,
-    -- Nobody starts before this.
+    -- No start happens before this.
     gate bigint NOT NULL DEFAULT 0,
-    -- The latest time that was noted.
+    -- The latest time that was recorded.
     floor bigint NOT NULL DEFAULT 0
 ) WITH (fillfactor = 50);
 
--- Keys that have, or had, a policy of their own: its checksum, its text, a line end and the key; since when.
+-- Keys that have, or had, their own policy: its checksum; its text, a line feed and the key; since when.
 CREATE TABLE IF NOT EXISTS workglow_limit.own (
     limit_id bigint NOT NULL,
     hash uuid NOT NULL,
@@ -66,8 +68,8 @@ CREATE TABLE IF NOT EXISTS workglow_limit.own (
     PRIMARY KEY (limit_id, hash)
 );
 
--- Numbers that only grow: of rows, leases, places and lives of keys. They begin with the time, so that a schema that was made anew
--- gives none again.
+-- Numbers that only grow: of rows, leases, places and lives of keys. They begin with the time, so that a recreated
+-- schema does not assign any of them again.
 CREATE SEQUENCE IF NOT EXISTS workglow_limit.ids;
 
 -- The time.
@@ -77,10 +79,10 @@ $$;
 
 SELECT setval('workglow_limit.ids', workglow_limit.clock()) FROM workglow_limit.ids WHERE NOT is_called;
 
--- What every writer of a state begins with. Nobody waits for a lock after his caller has given up, and so takes no unit that nobody
--- uses. A start that was admitted is not forgotten if the server dies, whatever the database or the role says of
--- `synchronous_commit`: only `off` would, the others wait for this server's disk. (A standby that has not heard of it and takes
--- over is another timeline: see `loss`.)
+-- The first step of every writer of a state. No session waits for a lock after its caller has given up, so it takes no
+-- unit that would remain unused. An admitted start is not forgotten if the server dies, whatever the database or the
+-- role sets as `synchronous_commit`: only `off` would forget it, the other values wait for this server's disk. (A
+-- standby that takes over without having received it is another timeline: see `loss`.)
 CREATE OR REPLACE FUNCTION workglow_limit.begin_writing(patience bigint) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     PERFORM set_config('lock_timeout', greatest(patience, 1)::text, true);
@@ -89,28 +91,29 @@ BEGIN
     END IF;
 END $$;
 
--- What grants are given by, and states of buckets and windows are written by, does not change meanwhile: who grants or writes holds the
--- limit together with others, who changes it holds it alone, and before any row. (Not as a lock of the limit's row: those who come
--- together would keep others from it as long as they come.)
+-- The basis of grants, and of written states of buckets and windows, does not change during a write. A writer holds the
+-- limit shared; a caller that changes it holds it exclusively, and before any row. (This is not a lock of the limit's
+-- row: overlapping shared holders would block a change for as long as they keep coming.)
 CREATE OR REPLACE FUNCTION workglow_limit.hold(of_limit bigint, alone boolean) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
-    -- (Locks of this kind are the whole database's. Who meets another limit's, or a stranger's, only waits.)
+    -- Locks of this kind are shared by the whole database. A collision with another limit's, or another application's,
+    -- only causes a wait.
     number integer := of_limit % 2147483647;
 BEGIN
     IF alone THEN
         PERFORM pg_advisory_xact_lock(860521391, number);
     ELSE
         PERFORM pg_advisory_xact_lock_shared(860521391, number);
-        -- By an older snapshot it would not be seen what has changed since: then this fails, and is asked again.
+        -- An older snapshot would not show changes since then. In that case this fails, and the call is repeated.
         IF current_setting('transaction_isolation') <> 'read committed' THEN
             PERFORM 1 FROM workglow_limit.limits WHERE id = of_limit FOR SHARE;
         END IF;
     END IF;
 END $$;
 
--- Which server this is, as far as it matters to what it remembers. A standby that takes over, or a restore to a moment, begins another
--- timeline; a dump that is read elsewhere has another system identifier. A mere restart is the same, but where the server does not
--- wait for its disk, or does not say which it is.
+-- The identity of this server, as far as its memory depends on it. A standby that takes over, or a restore to a point
+-- in time, begins another timeline; a dump that is loaded elsewhere has another system identifier. A mere restart is
+-- the same identity, unless the server does not wait for its disk, or does not report its identity.
 CREATE OR REPLACE FUNCTION workglow_limit.run() RETURNS text LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     run text;
@@ -126,8 +129,8 @@ BEGIN
     RETURN run;
 END $$;
 
--- This start of the server is not the one by which the limit was asked before, or the caller knew the limit before it was made anew.
--- Is this another server, or was the limit made anew, starts may have been lost.
+-- Called when this run of the server is not the one by which the limit was used before, or the caller knew the limit
+-- before it was recreated. If this is another server, or the limit was recreated, starts may have been lost.
 CREATE OR REPLACE FUNCTION workglow_limit.loss(of_limit bigint, known bigint, now bigint) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     l workglow_limit.limits;
@@ -140,9 +143,9 @@ BEGIN
     WHERE id = of_limit;
 END $$;
 
--- Time never runs backwards by more than a second, whatever the server's clock does. Where even that would let a start be one too
--- many, a family notes the time in its state too. To be called by whoever writes anyway, if it has not been for a second. Nobody
--- waits for anybody here: who finds the row locked leaves it to the next.
+-- Records the time, which never runs backwards by more than a second, whatever the server's clock does. Where even that
+-- would admit one start too many, a family also records the time in its state. Writers call it if it has not been
+-- called for a second. It never waits: if the row is locked, the next writer does it.
 CREATE OR REPLACE FUNCTION workglow_limit.note_time(of_limit bigint, now bigint) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     PERFORM 1 FROM workglow_limit.limits WHERE id = of_limit FOR NO KEY UPDATE SKIP LOCKED;
@@ -151,15 +154,15 @@ BEGIN
     END IF;
 END $$;
 
--- Until when a state lives that is needed until `needed`, and lived until `till` so far (null: for ever). It is asked to live longer
--- only when that is too soon, and then for as long again and a second: it is in an index.
+-- Until when a state lives that is needed until `needed`, and lived until `till` so far (null: for ever). It is
+-- extended only when that is too soon, and then by the same time again and a second, because the column is indexed.
 CREATE OR REPLACE FUNCTION workglow_limit.lives_until(till bigint, needed bigint, now bigint) RETURNS bigint
 LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN needed <= till THEN till ELSE greatest(needed, now) + greatest(needed - now, 0) + 1000000 END
 $$;
 
--- Until when a state stays that has expired by the policy that wrote it, though another holds by now, by which it may count for longer:
--- no window is longer than 400 days. 0: it goes.
+-- Until when a state stays that has expired under the policy that wrote it, although another applies by now, under
+-- which it may count for longer: no window is longer than 400 days. 0: it is removed.
 CREATE OR REPLACE FUNCTION workglow_limit.kept_until(of_limit bigint, k uuid, of_mark bigint) RETURNS bigint LANGUAGE sql STABLE AS $$
     SELECT coalesce(max(CASE WHEN coalesce(o.version, l.version) <> of_mark THEN greatest(l.since, o.since) + 34560000000000 END), 0)
     FROM workglow_limit.limits l
@@ -167,7 +170,7 @@ CREATE OR REPLACE FUNCTION workglow_limit.kept_until(of_limit bigint, k uuid, of
     WHERE l.id = of_limit
 $$;
 
--- A gate of the whole limit; or all of its keys are as new: what was written before this counts as absent.
+-- Closes a gate of the whole limit, or resets all of its keys: what was written before this counts as absent.
 CREATE OR REPLACE FUNCTION workglow_limit.of_all(
     op text, lim text, v bigint, known bigint, at bigint, patience bigint, a bigint[]
 ) RETURNS bigint[] LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
@@ -189,7 +192,7 @@ BEGIN
         UPDATE workglow_limit.limits SET gate = greatest(gate, now + a[1]), floor = now WHERE id = l.id;
         RETURN ARRAY[0, now, greatest(l.gate, now + a[1])];
     END IF;
-    -- (But nobody starts while machines may start what they were granted. By an older snapshot it would not be known until when.)
+    -- No start happens while machines may start what they were granted. An older snapshot would not show until when.
     UPDATE workglow_limit.limits SET
         birth = birth + 1, born = 0, floor = 0,
         gate = CASE
@@ -201,10 +204,12 @@ BEGIN
     RETURN ARRAY[0, now];
 END $$;
 
--- Notes something under a name, and lets the rest be: of each note its kind (`p` what programs declare, `c` a composite's text,
--- `o` what an operator puts above it, `k` above that for a key), text, version and hash; without a text there is none any more.
--- Another policy does not hold before all states are written by the one that does (`behind`).
--- -> {made, behind}: when the limit was made, and whether states are behind now; {-1}: some are, and nothing was noted.
+-- Stores changes under a name, and leaves the rest as it is: of each change its kind (`p` the declared policy, `c` a
+-- composite's text, `o` the operator's policy above it, `k` the operator's policy for a key), text, version and hash;
+-- without a text, the stored one is removed. Another policy does not apply before all states are written under the
+-- present one (`behind`).
+-- -> {made, behind}: when the limit was created, and whether states are behind now; {-1}: some are, and nothing was
+-- stored.
 CREATE OR REPLACE FUNCTION workglow_limit.note(
     lim text, at bigint, kinds text[], texts text[], versions bigint[], hashes uuid[], patience bigint
 ) RETURNS bigint[] LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
@@ -223,7 +228,7 @@ BEGIN
     END IF;
     PERFORM workglow_limit.hold(id, true) FROM workglow_limit.limits WHERE name = lim;
     SELECT * INTO STRICT l FROM workglow_limit.limits WHERE name = lim FOR NO KEY UPDATE;
-    -- (Nothing was written by the policy of before that is later.)
+    -- Nothing was written under the previous policy at a later time.
     now := greatest(coalesce(at, workglow_limit.clock()), l.floor);
     FOR i IN 1 .. cardinality(kinds) LOOP
         CASE kinds[i]
@@ -256,8 +261,8 @@ BEGIN
     RETURN ARRAY[l.made, EXISTS (SELECT FROM workglow_limit.behind(l.id))::integer];
 END $$;
 
--- Nothing is declared under a name any more, nor for its keys. What was started still counts. -> 0; -1: states are behind (not where a
--- test makes the time, which nobody knows here).
+-- Removes the declarations under a name, and of its keys. Earlier starts still count. -> 0; -1: states are behind (not
+-- where a test sets the time, which is not known here).
 CREATE OR REPLACE FUNCTION workglow_limit.forget(lim text, patience bigint) RETURNS bigint LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     of_limit bigint;

@@ -1,4 +1,4 @@
-//! Connections that nobody else can read.
+//! Encrypted connections.
 
 use super::address::{Address, Tls};
 use super::wire::Failure;
@@ -17,11 +17,11 @@ use std::sync::Arc;
 
 pub(super) type Protected = StreamOwned<ClientConnection, TcpStream>;
 
-/// Puts TLS around a connection. (They shake hands with the first bytes that are written.)
+/// Wraps a connection in TLS. The handshake happens with the first bytes that are written.
 pub(super) fn protect(stream: TcpStream, address: &Address, name: &str) -> Result<Protected, Failure> {
     let refuse = |cause: &dyn fmt::Display| Failure::Nonsense(format!("no TLS with {name}: {cause}"));
     let provider = Arc::new(ring::default_provider());
-    // As Postgres itself does it: who says whom to trust wants to know.
+    // As Postgres does: an explicit root certificate implies verification.
     let level = match address.tls {
         Tls::Prefer | Tls::Require if address.roots.is_some() => Tls::VerifyCa,
         level => level,
@@ -46,7 +46,7 @@ pub(super) fn protect(stream: TcpStream, address: &Address, name: &str) -> Resul
     Ok(StreamOwned::new(connection, stream))
 }
 
-/// Who may sign.
+/// The trusted certificate authorities.
 fn roots(address: &Address) -> Result<RootCertStore, String> {
     let mut roots = RootCertStore::empty();
     match &address.roots {
@@ -57,16 +57,16 @@ fn roots(address: &Address) -> Result<RootCertStore, String> {
                 added.and_then(|added| added.map_err(|e| e.to_string())).map_err(|e| format!("{file}: {e}"))?;
             }
         }
-        // Some that a system has nobody can read, and the others do.
+        // Some certificates of a system may be unreadable; the others suffice.
         None => drop(roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs)),
     }
-    if roots.is_empty() { Err("nobody is known whose certificates to trust".into()) } else { Ok(roots) }
+    if roots.is_empty() { Err("no trusted certificates were found".into()) } else { Ok(roots) }
 }
 
-/// Looks at a server's certificate as far as the address asks for it.
+/// Verifies a server's certificate as far as the address requires it.
 #[derive(Debug)]
 struct Verifier {
-    /// Looks who has signed it; none: nobody looks.
+    /// The verifier of the issuer; `None` if it is not verified.
     signer: Option<Arc<WebPkiServerVerifier>>,
     is_any_name: bool,
     provider: Arc<CryptoProvider>,
@@ -83,7 +83,7 @@ impl ServerCertVerifier for Verifier {
     ) -> Result<ServerCertVerified, Error> {
         let Some(signer) = &self.signer else { return Ok(ServerCertVerified::assertion()) };
         match signer.verify_server_cert(certificate, others, name, ocsp, now) {
-            // (The name is looked at last.)
+            // The name is checked last.
             Err(Error::InvalidCertificate(
                 CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
             )) if self.is_any_name => Ok(ServerCertVerified::assertion()),

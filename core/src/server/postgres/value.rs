@@ -1,4 +1,4 @@
-//! What is asked with, and what answers are made of, in the binary form of Postgres.
+//! The parameters of statements and the cells of answers, in Postgres's binary format.
 
 use bytes::{Bytes, BytesMut};
 use postgres_protocol::Oid;
@@ -10,7 +10,7 @@ const TEXTS: Oid = 1009;
 const UUID: Oid = 2950;
 const UUIDS: Oid = 2951;
 
-/// A value of a statement; none: null.
+/// A parameter of a statement; `None` is null.
 #[derive(Debug)]
 pub(super) struct Value {
     pub kind: Oid,
@@ -38,7 +38,7 @@ impl Value {
         Value { kind: TEXTS, bytes: Some(array(TEXT, all.into_iter().map(|text| text.map(|text| text.into())))) }
     }
 
-    /// As a server has answered them.
+    /// The values as returned by a server.
     pub fn uuids_of(cell: &Bytes) -> Value {
         Value { kind: UUIDS, bytes: Some(cell.to_vec()) }
     }
@@ -48,7 +48,7 @@ impl Value {
     }
 }
 
-/// An array of one dimension.
+/// A one-dimensional array.
 fn array(kind: Oid, all: impl Iterator<Item = Option<Vec<u8>>>) -> Vec<u8> {
     let (mut count, mut items) = (0_i32, Vec::new());
     for item in all {
@@ -56,7 +56,7 @@ fn array(kind: Oid, all: impl Iterator<Item = Option<Vec<u8>>>) -> Vec<u8> {
         items.extend(item.as_ref().map_or(-1, |bytes| bytes.len() as i32).to_be_bytes());
         items.extend(item.unwrap_or_default());
     }
-    // Dimensions, are there nulls, what it is of, how many, and what the first is called.
+    // The number of dimensions, whether there are nulls, the element type, the length, and the first index.
     let head = [i32::from(count > 0), 1, kind as i32].into_iter().chain([count, 1].into_iter().filter(|_| count > 0));
     head.flat_map(i32::to_be_bytes).chain(items).collect()
 }
@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_come_back_as_they_went() {
+    fn numbers_round_trip() {
         let sent = |all: &[i64]| Bytes::from(Value::ints(all.iter().copied().map(Some)).bytes.unwrap());
         for all in [&[7][..], &[-1, 0, i64::MAX, i64::MIN]] {
             assert_eq!(ints(&sent(all)).as_deref(), Some(all));

@@ -1,6 +1,6 @@
 -- Fixed windows and the sliding window counter, aligned to 1970. (counted.sql, then this.)
 --
--- Policy: limit, length, is_smooth, phase. The phase is the Unix time of tick 0 in µs (with a clock that a test makes 0).
+-- Policy: limit, length, is_smooth, phase. The phase is the Unix time of tick 0 in µs (0 with a test's clock).
 --
 -- State of a row of `counted`, family w:
 --
@@ -8,20 +8,21 @@
 --   2  its units
 --   3  the units of the window before it
 --
--- A start of weight w has room in its window if `units + w <= limit`; in the sliding window counter, if
--- `before * (length - elapsed) + (units + w) * length <= limit * length`, where `before` are the units of the window before. It
--- takes the first moment that has room from the newest window on, which is solved for. A start in the future (a place) is counted in
--- the window in which it is ready, and is good until that ends.
+-- A start of weight w fits into its window if `units + w <= limit`; in the sliding window counter, if `before * (length
+-- - elapsed) + (units + w) * length <= limit * length`, where `before` is the number of units of the window before. It
+-- takes the first moment with capacity from the newest window on, which is solved for. A start in the future (a place)
+-- is counted in the window in which it is ready, and is valid until that window ends.
 --
--- Why it is right. Nobody is counted in an older window than the newest, so what counts of the window before is final. A start
--- happens no earlier than `ready` and no later than `stamp`, the last tick of the window that counts it; later in a window there is
--- only more room. So a window never holds more than the limit. A clock that is set back finds the newest window in the future, and
--- counts there. What was counted in windows before the two is not known any more. Where that might matter, because a place in the
--- newest window was given back, it counts as full (`window_set`).
+-- Why it is right. No start is counted in a window older than the newest, so the count of the window before is final. A
+-- start happens no earlier than `ready` and no later than `stamp`, the last tick of the window that counts it; later in
+-- a window there is only more capacity. So a window never holds more than the limit. If a clock is set back, the newest
+-- window is in the future, and starts are counted there. The counts of windows before the last two are no longer known.
+-- Where that might matter, because a place in the newest window was given back, such a window counts as full
+-- (`window_set`).
 --
 -- Units are below 2^30, and a length is below 2^45.
 
--- What is counted in windows: of `windows[i]` `units[i]`; what is not known, in the window `lost`, counts as full.
+-- Sets the counts: `units[i]` in `windows[i]`. The unknown window `lost` counts as full.
 CREATE OR REPLACE FUNCTION workglow_limit.window_set(windows bigint[], units bigint[], lost bigint, here bigint, capacity bigint) RETURNS bigint[]
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
@@ -54,8 +55,8 @@ BEGIN
     RETURN ARRAY[newest, least(counted[1], 1073741823), least(counted[2], 1073741823)];
 END $$;
 
--- What a state is by another policy than it was written by: what was counted in a window that had begun counts at its end, or where
--- that had not come, at the change. Places do not come along.
+-- Converts a state to another policy. Units of a window that had begun count at its end or, if that had not come, at
+-- the time of the change. Places are not carried over.
 CREATE OR REPLACE FUNCTION workglow_limit.window_carry(state bigint[], old bigint[], changed bigint, p bigint[]) RETURNS bigint[]
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
@@ -78,8 +79,8 @@ BEGIN
     RETURN workglow_limit.window_set(windows, units, lost, (changed + phase) / p[2], p[1]);
 END $$;
 
--- When there is room for this weight first, from this tick on: the window, and the tick. The second window after the newest has
--- nothing in it and nothing before it. (2^52: never, as no window holds so much.)
+-- The first moment from this tick on with capacity for this weight: the window, and the tick. The second window after
+-- the newest has nothing in it and nothing before it. (2^52: never, since no window holds so many units.)
 CREATE OR REPLACE FUNCTION workglow_limit.window_earliest(state bigint[], p bigint[], weight bigint, since bigint) RETURNS bigint[]
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
@@ -110,13 +111,12 @@ END $$;
 
 -- decide, record  -> {0, now, ready, taken, ticket, stamp, ahead, is_place, newest, units, before, gate}; ahead is 0
 -- view            -> {0, now, ready, newest, units, before, gate}
---     What is held, after the decision: the state, and the later of both gates. With them the caller says what remains, and when it
---     is empty. (Of an untouched key the state is 0.)
---     decide weight delay patience (grace) reserves forced again; record (one unit, forced); view weight (may be 0). The delay is for
---     how long it may not start from now on; patience -1: endless.
+--     The returned state is the one after the decision, with the later of both gates. From them the caller computes what remains and
+--     when the key is empty. (The state of an unused key is 0.) decide weight delay patience (grace) reserves forced again; record (one
+--     unit, forced); view weight (may be 0). The delay: no start before this much later; patience -1: unlimited.
 -- cancel ticket stamp weight ahead only_place, settle ticket stamp weight ahead actual -> {0, now, was_there}
 -- present, pause, clear: see counted.sql.
--- adopt           -> {0, now}: writes the state under the policy that holds, so that it lives as long as that needs.
+-- adopt           -> {0, now}: rewrites the state under the policy that applies, so that it lives as long as that policy needs.
 CREATE OR REPLACE FUNCTION workglow_limit.decide_window(
     op text, lim text, k uuid, v bigint, known bigint, at bigint, patience bigint, p bigint[], a bigint[]
 ) RETURNS bigint[] LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
@@ -171,7 +171,7 @@ BEGIN
         IF l.old IS NOT NULL THEN
             state := workglow_limit.window_carry(state, l.old, l.changed, p);
         END IF;
-        -- Where an earlier state may have been lost, all windows are full in which it might count.
+        -- Where an earlier state may have been lost, all windows in which it might count are full.
         IF l.born > 0 THEN
             gate := greatest(gate, l.born + lasts * length);
         END IF;
@@ -243,7 +243,7 @@ BEGIN
     ELSIF op = 'adopt' THEN
         NULL;
 
-    -- Ends a start: units go back, or more are owed.
+    -- Ends a start: units are returned, or more are owed.
     ELSIF op = 'cancel' OR op = 'settle' THEN
         this := (a[2] + phase) / length;
         was := NOT l.is_stale AND workglow_limit.counted_knows(c, a[1], op = 'cancel' AND a[5] = 1)
@@ -257,7 +257,7 @@ BEGIN
             windows := windows || state[1] - i;
             units := units || greatest(state[2 + i] - CASE WHEN state[1] - i = this THEN back ELSE 0 END, 0);
         END LOOP;
-        -- What may have been counted before the two windows, and still count.
+        -- The window before the last two, whose count is unknown and may still matter.
         lost := state[1] - 2;
         IF lost < 0 OR lost + lasts <= here THEN
             lost := NULL;

@@ -1,8 +1,9 @@
-//! A connection, which speaks the protocol of Postgres (version 3) over a socket that waits.
+//! A connection that speaks the Postgres protocol (version 3) over a blocking socket.
 //!
-//! `postgres-protocol` writes and reads its messages. What is missing there, and is here, is little: a call is one write and usually one
-//! read. In return every call has a deadline, also in the midst of an answer. There is no runtime, thread or descriptor beside the
-//! socket, so a process may fork at any time. And nothing is said when a connection is dropped: a forked child may drop its parent's.
+//! `postgres-protocol` writes and parses the messages. The rest, which is here, is small: a call is one write and
+//! usually one read. In return, every call has a deadline, even in the middle of an answer. There is no runtime, no
+//! thread and no descriptor in addition to the socket, so a process may fork at any time. Dropping a connection sends
+//! nothing, so a forked child may drop its parent's.
 
 use super::address::{Address, Host, Tls};
 use super::value::Value;
@@ -20,26 +21,26 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// The longest message that a server sends us: what is longer is no answer.
+/// The longest accepted message of a server.
 const LONGEST: usize = 16 << 20;
 
-/// The least that a call waits: no time at all would be without end.
+/// The shortest timeout of a call. Zero would mean no timeout.
 const LEAST: Duration = Duration::from_millis(1);
 
-/// Why there is no answer.
+/// The reason why there is no answer.
 #[derive(Debug)]
 pub(super) enum Failure {
     Timeout,
-    /// There is no connection any more, or none came about.
+    /// The connection was lost, or could not be established.
     Lost(String),
-    /// What the server says: a code of five signs, and a message.
+    /// An error reported by the server: a five-character code, and a message.
     Refused {
         code: String,
         message: String,
-        /// It has closed the connection.
+        /// Whether the server has closed the connection.
         is_fatal: bool,
     },
-    /// What came makes no sense, or asks for what we do not have.
+    /// The answer makes no sense, or requires something unsupported.
     Nonsense(String),
 }
 
@@ -53,7 +54,7 @@ impl From<io::Error> for Failure {
     }
 }
 
-type Done<T> = Result<T, Failure>;
+type WireResult<T> = Result<T, Failure>;
 
 /// A row of an answer: bytes, or null.
 pub(super) type Cells = Vec<Option<Bytes>>;
@@ -65,7 +66,7 @@ enum Stream {
 }
 
 impl Stream {
-    /// How long each read and write waits from now on.
+    /// Sets the timeout of reads and writes.
     fn wait_for(&self, timeout: Duration) -> io::Result<()> {
         let timeout = Some(timeout.max(LEAST));
         match self {
@@ -91,20 +92,20 @@ impl<T: Read + Write> ReadWrite for T {}
 
 pub(super) struct Connection {
     stream: Stream,
-    /// How long its reads and writes wait.
+    /// The present timeout of its reads and writes.
     timeout: Duration,
-    /// What came and was not looked at.
+    /// Received bytes that have not been parsed.
     came: BytesMut,
     out: BytesMut,
 }
 
-/// When a call is over.
+/// The end of a call's time.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Deadline(Instant);
 
 impl Deadline {
     pub fn after(patience: Duration) -> Deadline {
-        // (Some patience is longer than any clock.)
+        // Some timeouts are longer than any clock.
         Deadline(Instant::now() + patience.min(Duration::from_secs(86_400 * 366)))
     }
 
@@ -114,11 +115,11 @@ impl Deadline {
 }
 
 impl Connection {
-    /// Connects to the first host that answers and is what is asked for.
-    pub fn open(address: &Address, deadline: Deadline) -> Done<Connection> {
+    /// Connects to the first host that answers and meets the requirements.
+    pub fn open(address: &Address, deadline: Deadline) -> WireResult<Connection> {
         let mut last = Failure::Nonsense("no host is named".into());
         for (i, host) in address.hosts.iter().enumerate() {
-            // Each of those that are left gets its part, so that one that is silent does not use up all.
+            // Each remaining host gets a share of the time, so that a silent one does not use all of it.
             let part = deadline.left() / (address.hosts.len() - i) as u32;
             let this = Deadline::after(address.connect_timeout.map_or(part, |most| most.min(part)));
             match Self::open_host(address, host, this) {
@@ -129,7 +130,7 @@ impl Connection {
         Err(last)
     }
 
-    fn open_host(address: &Address, host: &Host, deadline: Deadline) -> Done<Connection> {
+    fn open_host(address: &Address, host: &Host, deadline: Deadline) -> WireResult<Connection> {
         let timeout = deadline.left().max(LEAST);
         let stream = match host {
             Host::Tcp(name, port) => Stream::Tcp(tcp(name, *port, deadline)?),
@@ -149,14 +150,14 @@ impl Connection {
                 deadline,
             )?;
             if rows.first().and_then(|row| row.first()).is_none_or(|cell| cell.as_deref() != Some(&[0])) {
-                return Err(Failure::Lost("the server can only be read".into()));
+                return Err(Failure::Lost("the server is read-only".into()));
             }
         }
         Ok(connection)
     }
 
-    /// The same with TLS, if that is asked for, or possible.
-    fn protected(mut self, address: &Address, name: &str, deadline: Deadline) -> Done<Connection> {
+    /// Adds TLS, if it is required or possible.
+    fn protected(mut self, address: &Address, name: &str, deadline: Deadline) -> WireResult<Connection> {
         if address.tls == Tls::Disable {
             return Ok(self);
         }
@@ -166,7 +167,7 @@ impl Connection {
         in_time(&mut self.stream, &mut self.timeout, deadline, |stream| stream.read(&mut answer))?;
         match answer[0] {
             b'S' => {
-                let Stream::Tcp(stream) = self.stream else { unreachable!("only these are protected") };
+                let Stream::Tcp(stream) = self.stream else { unreachable!("only TCP connections use TLS") };
                 self.stream = Stream::Tls(Box::new(super::tls::protect(stream, address, name)?));
                 Ok(self)
             }
@@ -175,7 +176,7 @@ impl Connection {
         }
     }
 
-    fn log_in(&mut self, address: &Address, deadline: Deadline) -> Done<()> {
+    fn log_in(&mut self, address: &Address, deadline: Deadline) -> WireResult<()> {
         let always = [
             ("user", address.user.as_str()),
             ("database", &address.database),
@@ -204,7 +205,7 @@ impl Connection {
                 }
                 Message::AuthenticationSasl(body) => {
                     if !body.mechanisms().any(|name| Ok(name == sasl::SCRAM_SHA_256))? {
-                        return Err(Failure::Nonsense("the server knows no way to log in that we know".into()));
+                        return Err(Failure::Nonsense("the server requires an unsupported authentication method".into()));
                     }
                     let begun = sasl::ScramSha256::new(password()?, sasl::ChannelBinding::unsupported());
                     let begun = scram.insert(begun);
@@ -217,18 +218,18 @@ impl Connection {
                     frontend::sasl_response(scram.message(), &mut self.out)?;
                     self.send(deadline)?;
                 }
-                // (Who does not know the password cannot say this.)
+                // A server that does not know the password cannot send this.
                 Message::AuthenticationSaslFinal(body) => scram.as_mut().ok_or_else(nonsense)?.finish(body.data())?,
                 Message::BackendKeyData(_) | Message::ParameterStatus(_) | Message::NoticeResponse(_) => {}
                 Message::ReadyForQuery(_) => return Ok(()),
                 Message::ErrorResponse(body) => return Err(refused(body.fields())?),
-                _ => return Err(Failure::Nonsense("the server knows no way to log in that we know".into())),
+                _ => return Err(Failure::Nonsense("the server requires an unsupported authentication method".into())),
             }
         }
     }
 
-    /// Asks by one statement that gets no name: in one packet, so that it may be anybody's session behind a pooler.
-    pub fn ask(&mut self, statement: &str, values: &[Value], deadline: Deadline) -> Done<Vec<Cells>> {
+    /// Runs one unnamed statement in a single packet, so that any session behind a pooler can serve it.
+    pub fn ask(&mut self, statement: &str, values: &[Value], deadline: Deadline) -> WireResult<Vec<Cells>> {
         frontend::parse("", statement, values.iter().map(|value| value.kind), &mut self.out)?;
         let write = |value: &Value, out: &mut BytesMut| match &value.bytes {
             Some(bytes) => {
@@ -237,9 +238,9 @@ impl Connection {
             }
             None => Ok(IsNull::Yes),
         };
-        // Everything in binary form.
+        // Everything in binary format.
         if frontend::bind("", "", [1], values, write, [1], &mut self.out).is_err() {
-            return Err(Failure::Nonsense("what is asked is too long".into()));
+            return Err(Failure::Nonsense("the statement is too long".into()));
         }
         frontend::execute("", 0, &mut self.out)?;
         frontend::sync(&mut self.out);
@@ -247,12 +248,12 @@ impl Connection {
     }
 
     /// Runs a script, in one transaction.
-    pub fn run(&mut self, script: &str, deadline: Deadline) -> Done<()> {
+    pub fn run(&mut self, script: &str, deadline: Deadline) -> WireResult<()> {
         frontend::query(script, &mut self.out)?;
         self.answer(deadline).map(drop)
     }
 
-    fn answer(&mut self, deadline: Deadline) -> Done<Vec<Cells>> {
+    fn answer(&mut self, deadline: Deadline) -> WireResult<Vec<Cells>> {
         self.send(deadline)?;
         let (mut rows, mut failure) = (Vec::new(), None);
         loop {
@@ -283,7 +284,7 @@ impl Connection {
         }
     }
 
-    fn send(&mut self, deadline: Deadline) -> Done<()> {
+    fn send(&mut self, deadline: Deadline) -> WireResult<()> {
         let Connection { stream, timeout, out, .. } = self;
         while !out.is_empty() {
             match in_time(stream, timeout, deadline, |stream| stream.write(out))? {
@@ -294,7 +295,7 @@ impl Connection {
         in_time(stream, timeout, deadline, |stream| stream.flush())
     }
 
-    fn next(&mut self, deadline: Deadline) -> Done<Message> {
+    fn next(&mut self, deadline: Deadline) -> WireResult<Message> {
         loop {
             if let [_, a, b, c, d, ..] = self.came[..]
                 && u32::from_be_bytes([a, b, c, d]) as usize > LONGEST
@@ -313,14 +314,14 @@ impl Connection {
     }
 }
 
-/// Reads or writes, until the deadline. To say how long the system waits costs two calls of it, so that stays as it is where it is
-/// about right.
+/// Reads or writes until the deadline. Setting the system's timeout costs two system calls, so it stays as it is while
+/// it is about right.
 fn in_time<R>(
     stream: &mut Stream,
     timeout: &mut Duration,
     deadline: Deadline,
     mut call: impl FnMut(&mut dyn ReadWrite) -> io::Result<R>,
-) -> Done<R> {
+) -> WireResult<R> {
     loop {
         let left = deadline.left();
         if left == Duration::ZERO {
@@ -338,10 +339,10 @@ fn in_time<R>(
 }
 
 fn nonsense() -> Failure {
-    Failure::Nonsense("what answers does not speak the protocol of Postgres".into())
+    Failure::Nonsense("the server does not speak the Postgres protocol".into())
 }
 
-fn refused(mut fields: ErrorFields<'_>) -> Done<Failure> {
+fn refused(mut fields: ErrorFields<'_>) -> WireResult<Failure> {
     let (mut code, mut message, mut is_fatal) = (String::new(), String::new(), false);
     while let Some(field) = fields.next()? {
         let text = String::from_utf8_lossy(field.value_bytes()).into_owned();
@@ -356,7 +357,7 @@ fn refused(mut fields: ErrorFields<'_>) -> Done<Failure> {
 }
 
 /// Connects to the first address of a host that answers.
-fn tcp(name: &str, port: u16, deadline: Deadline) -> Done<TcpStream> {
+fn tcp(name: &str, port: u16, deadline: Deadline) -> WireResult<TcpStream> {
     let mut last = Failure::Lost(format!("{name} has no address"));
     for address in resolved(name, port, deadline)? {
         match TcpStream::connect_timeout(&address, deadline.left().max(LEAST)) {
@@ -370,10 +371,10 @@ fn tcp(name: &str, port: u16, deadline: Deadline) -> Done<TcpStream> {
     Err(last)
 }
 
-/// Connects to a socket in the file system. That waits only if the server's queue is full, but then for ever, unless a write's time is
-/// set before.
-fn unix(path: &Path, timeout: Duration) -> Done<UnixStream> {
-    // SAFETY: all zeros is an address.
+/// Connects to a socket in the file system. This blocks only if the server's queue is full, but then for ever, unless a
+/// write timeout is set before.
+fn unix(path: &Path, timeout: Duration) -> WireResult<UnixStream> {
+    // SAFETY: an all-zero address is valid.
     let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
     address.sun_family = libc::AF_UNIX as libc::sa_family_t;
     let name = path.as_os_str().as_bytes();
@@ -387,11 +388,11 @@ fn unix(path: &Path, timeout: Duration) -> Done<UnixStream> {
     if socket < 0 {
         return Err(io::Error::last_os_error().into());
     }
-    // SAFETY: it is a new socket, which is nobody else's.
+    // SAFETY: it is a new socket with no other owner.
     let stream = unsafe { UnixStream::from_raw_fd(socket) };
     stream.set_write_timeout(Some(timeout))?;
     let length = size_of::<libc::sockaddr_un>() as libc::socklen_t;
-    // SAFETY: the address lives as long as the call, and is as long as it says.
+    // SAFETY: the address outlives the call, and has the given length.
     again(|| match unsafe { libc::connect(socket, (&raw const address).cast(), length) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
@@ -403,7 +404,7 @@ fn unix(path: &Path, timeout: Duration) -> Done<UnixStream> {
     Ok(stream)
 }
 
-/// A signal interrupts a call, and that is all.
+/// Repeats a call that was interrupted by a signal.
 fn again(mut call: impl FnMut() -> io::Result<()>) -> io::Result<()> {
     loop {
         match call() {
@@ -413,8 +414,9 @@ fn again(mut call: impl FnMut() -> io::Result<()>) -> io::Result<()> {
     }
 }
 
-/// The addresses of a name. The system does not say how long it looks for them, so a thread asks it, which is left alone in the end.
-fn resolved(name: &str, port: u16, deadline: Deadline) -> Done<Vec<SocketAddr>> {
+/// The addresses of a name. The system's lookup has no timeout, so a thread does it, and is abandoned if it takes too
+/// long.
+fn resolved(name: &str, port: u16, deadline: Deadline) -> WireResult<Vec<SocketAddr>> {
     if let Ok(ip) = name.parse::<IpAddr>() {
         return Ok(vec![(ip, port).into()]);
     }

@@ -1,29 +1,29 @@
-//! What addresses of servers mean.
+//! Parses the addresses of servers.
 
 use redis::{ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo, RedisError, RedisResult};
 
 /// `host:port`
-pub(super) type At = String;
+pub(super) type HostPort = String;
 
-/// Where the server is that is asked first.
-pub(super) enum First {
-    /// Here.
-    At(ConnectionInfo),
-    /// Where one of these says, under this name; with what to log in there.
+/// How the first server is found.
+pub(super) enum FirstServer {
+    /// At this address.
+    HostPort(ConnectionInfo),
+    /// By asking one of these Sentinels for this name; with the credentials of the server.
     Sentinels(Vec<ConnectionInfo>, String, ConnectionInfo),
 }
 
-impl First {
-    /// By an address. `Err`: what is wrong with it.
-    pub fn of(url: &str) -> Result<First, String> {
+impl FirstServer {
+    /// Parses an address. `Err`: what is wrong with it.
+    pub fn of(url: &str) -> Result<FirstServer, String> {
         match url.strip_prefix("redis+sentinel://") {
             Some(rest) => sentinels(rest),
-            None => Ok(First::At(info(url)?)),
+            None => Ok(FirstServer::HostPort(info(url)?)),
         }
     }
 }
 
-/// The same with another address. (A node that knows no host of its own names none.)
+/// The same credentials at another address. (A node that does not know its own host reports none.)
 pub(super) fn at_another(info: &ConnectionInfo, at: &str) -> RedisResult<ConnectionInfo> {
     let wrong = || RedisError::from((ErrorKind::Parse, "no address", at.to_owned()));
     let (host, port) = at.rsplit_once(':').ok_or_else(wrong)?;
@@ -40,7 +40,7 @@ pub(super) fn at_another(info: &ConnectionInfo, at: &str) -> RedisResult<Connect
 }
 
 /// `[user:password@]host[:port],host[:port]…/NAME[/db]`
-fn sentinels(rest: &str) -> Result<First, String> {
+fn sentinels(rest: &str) -> Result<FirstServer, String> {
     const FORM: &str = "write redis+sentinel://[user:password@]host:port,host:port/NAME/db";
     let (login, rest) = rest.rsplit_once('@').map_or(("", rest), |(login, rest)| (login, rest));
     let (hosts, path) = rest.split_once('/').ok_or_else(|| format!("there is no name of a primary: {FORM}"))?;
@@ -53,14 +53,15 @@ fn sentinels(rest: &str) -> Result<First, String> {
         hosts.split(',').map(|host| if has_port(host) { host.to_owned() } else { format!("{host}:26379") }).collect();
     let servers = info(&format!("redis://{at}{}/{db}", hosts[0]))?;
     let found = hosts.iter().map(|host| info(&format!("redis://{host}/"))).collect::<Result<_, String>>()?;
-    Ok(First::Sentinels(found, name.to_owned(), servers))
+    Ok(FirstServer::Sentinels(found, name.to_owned(), servers))
 }
 
 fn has_port(host: &str) -> bool {
     host.rsplit_once(':').is_some_and(|(_, port)| !port.is_empty() && port.bytes().all(|b| b.is_ascii_digit()))
 }
 
-/// How an address is connected to. Of one with TLS, `ca`, `cert` and `key` name files: whom to believe, and who this is.
+/// The connection parameters of an address. With TLS, `ca`, `cert` and `key` name files: the trusted authorities, and
+/// this client's certificate.
 fn info(url: &str) -> Result<ConnectionInfo, String> {
     #[cfg(feature = "tls")]
     if url.starts_with("rediss://") {
@@ -71,7 +72,7 @@ fn info(url: &str) -> Result<ConnectionInfo, String> {
 
 #[cfg(feature = "tls")]
 fn through_tls(url: &str) -> Result<ConnectionInfo, String> {
-    // Another part of the program may have chosen: then that holds.
+    // Another part of the program may have installed a provider; then that one is used.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let (place, query) = url.split_once('?').unwrap_or((url, ""));
     let file = |name: &str| {

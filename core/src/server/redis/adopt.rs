@@ -1,4 +1,4 @@
-//! States that are as an earlier policy left them are written anew by the one that holds: see `prelude.lua`.
+//! Rewrites the states that an earlier policy has left, under the one that applies: see `prelude.lua`.
 
 use super::{Redis, hex, key_of, list_of, waiting_of};
 use crate::error::{Error, Result};
@@ -9,11 +9,11 @@ use crate::time::{EPOCH_LEAD, Tick};
 use redis::{Cmd, Value};
 use std::time::{Duration, Instant};
 
-/// How many with one round trip.
+/// The number per round trip.
 const BATCH: usize = 64;
 
 impl Redis {
-    /// Writes them anew, as far as that is done in time. Are there none any more?
+    /// Rewrites them, as far as time permits. Returns whether none are left.
     pub(super) fn adopt(&self, name: &str, now: Option<Tick>, patience: Duration) -> Result<bool> {
         let began = Instant::now();
         let left = || patience.saturating_sub(began.elapsed());
@@ -28,7 +28,7 @@ impl Redis {
             let hashes: Vec<Hash> = hashes.iter().filter_map(|hash| unhex(hash)).collect();
             let others = self.adopt_batch(name, &hashes, &policy, now, left())?;
             for hash in others {
-                // It has a policy of its own. (Or another holds by now: then it still waits.)
+                // It has its own policy. (Or another one applies by now; then it still waits.)
                 if let Some(own) = self.policy_of(name, Some(hash), left())? {
                     self.adopt_batch(name, &[hash], &own, now, left())?;
                 }
@@ -54,7 +54,7 @@ impl Redis {
         text.filter(|text| !text.is_empty()).map(|text| text.parse()).transpose()
     }
 
-    /// Writes some anew, and answers which live by another policy.
+    /// Rewrites some, and returns the keys to which another policy applies.
     fn adopt_batch(
         &self,
         name: &str,

@@ -1,41 +1,43 @@
 -- Token buckets and leaky buckets. (prelude.lua, counted.lua, this.)
 --
--- Policy: parts, ticks, rest, size, is_leaky. A unit costs `ticks` and `rest`/`parts` of one. (The numbers of `Bucket`: n, p div n,
--- p mod n, the size; a `shift` is not needed, as a tick and its parts are two numbers here.) Cost of all units: at most 366 days.
+-- Policy: parts, ticks, rest, size, is_leaky. A unit costs `ticks` and `rest`/`parts` of one. (The numbers of `Bucket`:
+-- n, p div n, p mod n, the size; a `shift` is not needed, because a tick and its parts are two numbers here.) Cost of
+-- all units: at most 366 days.
 --
--- State, beside the fields of counted.lua:
+-- State, in addition to the fields of counted.lua:
 --
 --   t, r  when the bucket has recovered from all that was started: a tick, and parts of one
---   l     no place was taken with a later stamp, and nothing ended later (absent: 0)
---   u     how much was ever given back, in ticks (absent: 0)
---   c, d  until when it recovers from what it took over from a bucket of another policy, as t and r (absent: nothing)
+--   l     the latest stamp of any place, or end of any start (absent: 0)
+--   u     the total ever returned, in ticks (absent: 0)
+--   c, d  until when it recovers from the amount taken over from a bucket of another policy, in the form of t and r (absent: none)
 --
--- A *token bucket* may be behind by its size: a start of weight w is ready at `T + cost(w) - cost(size)`. A *leaky bucket* is
--- never behind: ready at `T`; who waits takes a turn, while with it at most `size` units wait. Then T becomes
--- `max(T, stamp) + cost(w)`, where the stamp is the last moment at which the start may happen: now, or the end of a place's grace.
+-- A *token bucket* may be behind by its size: a start of weight w is ready at `T + cost(w) - cost(size)`. A *leaky
+-- bucket* is never behind: a start is ready at `T`, and a waiter takes a turn while at most `size` units wait, its own
+-- included. Then T becomes `max(T, stamp) + cost(w)`, where the stamp is the last moment at which the start may happen:
+-- now, or the end of a place's grace.
 --
--- Why it is right. Take any starts of a token bucket, the first of which was admitted with stamp s, and the last of which was
--- ready at r. When that was decided, T was at least s and what the others cost, and with its own cost at most r + cost(size). So
--- together they cost at most cost(size) + r - s: the size, and what drips in the meantime. In a leaky bucket a start is ready only
--- when all before it have been paid for. T is exact. It only moves on, but where a start is taken back (`give_back`), so a clock
--- that is set back lets nobody start early.
+-- Why it is right. Take any starts of a token bucket, of which the first was admitted with stamp s, and the last was
+-- ready at r. When the last one was decided, T was at least s plus the cost of the others, and with its own cost at
+-- most r + cost(size). So together they cost at most cost(size) + r - s: the size, and what drips in the meantime. In a
+-- leaky bucket a start is ready only when all before it have been paid for. T is exact. It never decreases except where
+-- a start is taken back (`give_back`), so setting a clock back lets no start happen early.
 --
 -- No product is larger than 2^53: a weight is at most 2^30, parts are at most 10^9, and `cost` multiplies them in two pieces.
 --
 -- decide, record  -> {0, now, ready, taken, ticket, stamp, ahead, is_place, t, r, gate}
 -- view            -> {0, now, ready, t, r, gate}
---     What is held, after the decision: T, and the later of both gates. With them the caller says, in 128 bits,
+--     The returned state is the one after the decision: T, and the later of both gates. From them the caller computes, in 128 bits,
 --     remaining = 0 while gate > now; else of a leaky bucket 0 while T > now, else the size; of a token bucket
 --     (cost(size) - max(T - now, 0)) / cost(1), at least 0; and empty = max(T rounded up, gate).
---     decide weight delay patience grace reserves forced again; record (one unit, forced); view weight (may be 0). The delay is for
---     how long it may not start from now on; patience -1: endless.
+--     decide weight delay patience grace reserves forced again; record (one unit, forced); view weight (may be 0). The delay: no
+--     start before this much later; patience -1: unlimited.
 -- cancel ticket stamp weight ahead only_place, settle ticket stamp weight ahead actual -> {0, now, was_there}
 -- present, pause, clear: see counted.lua.
--- adopt           -> {0, now}: writes the state under the policy that holds, so that it lives as long as that needs. No state is
---     ever two policies behind: see prelude.lua.
+-- adopt           -> {0, now}: rewrites the state under the policy that applies, so that it lives as long as that policy needs. No
+--     state is ever two policies behind: see prelude.lua.
 --
--- Commands: HMGET, TIME, HMGET; an admission one HSET more (of a new life HINCRBY, HSET, PEXPIRE and `list`), a place HGET, HLEN and
--- HINCRBY more.
+-- Commands: HMGET, TIME, HMGET. In addition, an admission needs one HSET (in a new life HINCRBY, HSET, PEXPIRE and
+-- `list`), and a place HGET, HLEN and HINCRBY.
 
 local parts, ticks, rest, size, is_leaky = policy[1], policy[2], policy[3], policy[4], policy[5] == 1
 local HALF = 32768
@@ -57,7 +59,7 @@ local function is_before(t, r, other_t, other_r) return t < other_t or t == othe
 
 local function up(t, r) return r > 0 and t + 1 or t end
 
--- What so many units cost, for at most 2^32.
+-- The cost of this many units, at most 2^32.
 local function cost(units)
     if ticks > 0 and units > FAR / ticks then return FAR, 0 end
     local high = rest * quotient(units, HALF)
@@ -70,8 +72,8 @@ end
 -- T, and the rest of the state.
 local t, r, last, returned, carried_t, carried_r = load("t", "r", "l", "u", "c", "d")
 
--- Another policy holds than when this was written. As many units and as large a part of one come along as it was behind by at the
--- change: of places that waited further away, as behind a gate, none.
+-- The state was written under another policy. The bucket is behind by as many units, and as large a part of one, as at
+-- the time of the change. Places further away, such as those behind a gate, are not carried over.
 local old, changed = policy_before()
 if old then
     local old_parts, old_size, unit = old[1], old[4], old[2] * old[1] + old[3]
@@ -97,13 +99,13 @@ if old then
     end
 end
 
--- Where an earlier state may have been lost, the bucket was emptied then.
+-- Where an earlier state may have been lost, the bucket counts as emptied at that time.
 if born > 0 then
     local lost_t, lost_r = plus(born, 0, cost(size))
     if is_before(t, r, lost_t, lost_r) then t, r = lost_t, lost_r end
 end
 
--- Writes T, of a place its ticket and stamp, and if more than T has changed all the rest.
+-- Writes T; for a place also its ticket and stamp; and everything else if more than T has changed.
 local function keep(is_all, ticket, stamp)
     local fields = { "t", t, "r", r }
     local function add(name, value)
@@ -131,8 +133,8 @@ local function ready_for(weight, opens)
     return turn <= now and opens or max(turn, opens)
 end
 
--- Until when a leaky bucket's queue is too full for this start to wait in it. nil: it may. `size` units wait at most with this one,
--- behind one that has just started (at a gate, nobody has), each with the grace of this one.
+-- Until when a leaky bucket's queue is too full for this start to wait in it; nil if it may wait. At most `size` units
+-- wait, including this one, behind one that has just started (at a gate, none has), each with the grace of this one.
 local function when_it_may_wait(weight, grace, opens)
     local others = size - weight
     if not is_leaky or grace > 0 and others > FAR / grace then return nil end
@@ -177,11 +179,12 @@ local function decide(weight, delay, patience, grace, reserves, forced, again)
     return { 0, now, ready, 1, ticket, stamp, ahead, is_place and 1 or 0, t, r, opens }
 end
 
--- Takes units of a start back, but for what has come back by itself since, and so may have been used. The start cost c, at s,
--- and those after it were admitted until l. Take one of these, at a: from it on all cost no more than has been counted since the
--- start, less c. So without the start the bucket has recovered from them c - (a - s) earlier than it is to now, or before; and if
--- it was behind by b (`ahead`) at s, of what was started before, another b earlier: less what was given back of that meanwhile.
--- Hence c - (l - s - b) is safe, and is all of it as long as the bucket is busy.
+-- Takes back units of a start, except those that have returned over time since then, since they may have been used. Say
+-- the start cost c, at s, and later starts were admitted until l. Take one of these, at a: from it on, all cost no more
+-- than has been counted since the start, less c. So without the start, the bucket has recovered from them c - (a - s)
+-- earlier than now, or sooner. If it was behind by b (`ahead`) at s, because of earlier starts, it has recovered
+-- another b earlier, less the part of that which was returned in between. Hence c - (l - s - b) is safe, and it is
+-- everything while the bucket is busy.
 local function give_back(stamp, weight, ahead, units)
     local gone = max(last - stamp - max(ahead - returned, 0), 0)
     local back_t, back_r = cost(units)
@@ -195,7 +198,7 @@ local function give_back(stamp, weight, ahead, units)
     returned = returned + up(back_t, back_r)
 end
 
--- Ends a start: units go back, or more are owed.
+-- Ends a start: units are returned, or more are owed.
 local function finish(actual, only_place)
     local ticket, stamp, weight, ahead = arguments[1], arguments[2], arguments[3], arguments[4]
     local is_over = stamp + up(cost(size + 1)) <= now

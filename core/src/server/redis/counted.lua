@@ -1,27 +1,28 @@
--- What bucket.lua and window.lua share: one hash per key, and its open places. (prelude.lua, this, then one of them.)
+-- The parts shared by bucket.lua and window.lua: one hash per key, and its open places. (prelude.lua, this, then one of
+-- them.)
 --
---   e  era: who started earlier has it as its ticket. A key that is forgotten, cleared or put under another policy gets a new one
---   m  the policy that the state was written by (`mark`)
+--   e  era: the ticket of earlier starts. A key that is forgotten, cleared or put under another policy gets a new one
+--   m  the policy under which the state was written (`mark`)
 --   p  its numbers
 --   b  the birth of the limit that it belongs to (absent: 0)
 --   g  the key's gate (absent: none)
 --   x  until when the key lives (absent: for ever, as by a manual clock)
---   o  how many fields the hash may have before places are removed that are over (absent: PLACES)
---   N  a number: an open place, good until the tick that it holds
+--   o  the number of fields at which expired places are removed (absent: PLACES)
+--   N  a number: an open place, valid until the tick that it holds
 --
--- A place is one start. Who starts with it, or gives it back, removes its field first: so it counts once. Its ticket N and all eras
--- come from one counter of the limit (`ids`), which only grows: so no old ticket stands for anything new. A start that was made
--- with a place is known by the era from then on (`present` says it). A new life of the key begins with DEL, so no place
--- outlives a clear or another policy.
+-- A place is one start. The caller that starts with it or gives it back removes its field first, so it counts once. Its
+-- ticket N and all eras come from one counter of the limit (`ids`), which only grows, so an old ticket never means
+-- anything new. A start made with a place is identified by the era from then on (`present` returns it). A new life of
+-- the key begins with DEL, so no place outlives a clear or another policy.
 --
 -- pause delay -> {0, now, gate}; clear -> {0, now}; present: below
 
--- As long as anybody waits: 366 days. And further than any time.
+-- The longest wait of any caller: 366 days. And a number that is later than any time.
 local LONGEST, FAR = 31622400000000, 4503599627370496
 local PLACES = 64
 local unpack = table.unpack or unpack
 
--- floor(a * b / c) and the rest, for a below 2^53 and b, c below 2^50: bit by bit. FAR, 0 where it is as large.
+-- floor(a * b / c) and the remainder, for a below 2^53 and b, c below 2^50, bit by bit. FAR and 0 if it is FAR or more.
 local function share(a, b, c)
     local whole, rest, bit = 0, 0, FAR
     while bit >= 1 do
@@ -34,10 +35,10 @@ local function share(a, b, c)
     return whole, rest
 end
 
--- What is known of the key. Stale: what is there does not count any more, and goes with the next write. New: a life begins.
+-- What is known of the key. Stale: its contents no longer count and go with the next write. New: a life begins.
 local era, was_marked, key_gate, till, is_there, is_stale, is_new
 
--- Reads these fields too, and answers their values (absent: 0).
+-- Reads these fields too, and returns their values (absent: 0).
 local function load(...)
     local raw = call("HMGET", state_key, "e", "m", "b", "g", "x", ...)
     for i = 1, #raw do raw[i] = tonumber(raw[i] or 0) end
@@ -51,7 +52,8 @@ local function load(...)
     return unpack(raw, 6)
 end
 
--- The numbers of the policy that the state was written by, and when it ended; nil if that is this one.
+-- The numbers of the policy under which the state was written, and when that policy ended; nil if it is the present
+-- one.
 local function policy_before()
     if era == 0 or was_marked == mark then return nil end
     local before = {}
@@ -69,7 +71,7 @@ local function live()
     if era == 0 then era, is_new = next_id(), true end
 end
 
--- Writes these fields, and whatever a life begins with; the key is needed until the tick `needed`.
+-- Writes these fields, and those with which a life begins. The key is needed until the tick `needed`.
 local function save(needed, fields)
     local function add(name, value)
         fields[#fields + 1] = name
@@ -100,14 +102,15 @@ local function save(needed, fields)
     note_time()
 end
 
--- Forgets everything but the key's gate.
+-- Forgets everything except the key's gate.
 local function forget()
     call("DEL", state_key)
     till, is_there, is_stale, is_new = 0, false, false, false
     if key_gate > now then save(key_gate, { "g", key_gate }) end
 end
 
--- Notes a place before it is saved: its ticket. Those that ended `memory` ago mean nothing any more.
+-- Adds a place before the hash is saved, and returns its ticket. Places that ended `memory` ago have no meaning any
+-- more.
 local function open_place(memory)
     local most = tonumber(call("HGET", state_key, "o") or PLACES)
     if not is_stale and call("HLEN", state_key) >= most then
@@ -120,12 +123,12 @@ local function open_place(memory)
     return next_id()
 end
 
--- Removes a place. Was it open?
+-- Removes a place. Returns whether it was open.
 local function close_place(ticket)
     return not is_stale and era > 0 and call("HDEL", state_key, format("%d", ticket)) == 1
 end
 
--- Is this ticket one of a start, or of a place that nobody has used? Then it is used now.
+-- Returns whether this is the ticket of a start, or of an unused place, which is used by this call.
 local function is_known(ticket, only_place)
     return era > 0 and ticket == era and not only_place or ticket ~= era and close_place(ticket)
 end
@@ -143,9 +146,9 @@ if op == "clear" then
     return { 0, now }
 end
 
--- A place starts once: from `ready` on, if it is not late, behind no gate, and of this life.
--- present ticket stamp weight longest ready -> {0, now, started, stamp, ticket}: started 1, and it is known by `ticket` from now on;
--- 0: it is late, used, or overtaken by a gate or another policy; 2: too early, nothing has happened.
+-- A place starts once: from `ready` on, if it is not late, not behind a gate, and belongs to this life.
+-- present ticket stamp weight longest ready -> {0, now, started, stamp, ticket}: started 1, and it is identified by `ticket` from
+--     now on; 0: it is late, used, or overtaken by a gate or another policy; 2: too early, nothing has happened.
 local function present()
     local ticket, stamp, ready = arguments[1], arguments[2], arguments[5]
     if now < ready then return { 0, now, 2, stamp, ticket } end

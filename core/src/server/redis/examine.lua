@@ -1,4 +1,4 @@
--- Which commands may not be used here that the scripts need? KEYS: one of no limit, which is there for a moment. -> their names, and why
+-- Finds needed commands that are not permitted. KEYS: a key of no limit, which exists for a moment. -> their names, and why
 
 local key, refused = KEYS[1], {}
 local function try(...)

@@ -1,4 +1,4 @@
-//! What of a Redis server's settings endangers limits.
+//! Finds settings of a Redis server that endanger limits.
 
 use super::link::{Node, info_of};
 use super::{EPOCH, Redis, time};
@@ -8,10 +8,10 @@ use redis::{RedisResult, Script, ServerErrorKind};
 use std::collections::HashMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// A key of no limit: in their names `%` is written as `%25`.
+/// A key of no limit: in the names of limits, `%` is written as `%25`.
 const KEY: &str = "wgl:{%}";
 
-/// The settings that are looked at.
+/// The settings that are checked.
 const SETTINGS: [&str; 8] = [
     "appendfsync",
     "busy-reply-threshold",
@@ -29,14 +29,14 @@ impl Redis {
     }
 }
 
-/// What a server says of itself, and what is found.
-struct Seen {
+/// The server's facts, and the findings.
+struct Facts {
     info: String,
     settings: Option<HashMap<String, String>>,
     findings: Vec<Finding>,
 }
 
-impl Seen {
+impl Facts {
     fn info(&self, field: &str) -> &str {
         info_of(&self.info, field).unwrap_or_default()
     }
@@ -58,27 +58,27 @@ fn look(node: &mut Node) -> RedisResult<Vec<Finding>> {
     let mut findings = Vec::new();
     let info = match node.query::<String>(redis::cmd("INFO").arg("all")) {
         Err(e) if e.kind() == ServerErrorKind::NoPerm.into() => {
-            let what = "limits cannot be used: nobody sees which run of the server answers, so what it has lost";
+            let what = "limits cannot be used: it is unknown which run of the server answers, and so what it has lost";
             findings.push(Finding::new(Danger, "acl", &e, what, "allow INFO to this user"));
             String::new()
         }
         answer => answer?,
     };
-    // Managed services have no CONFIG. One by one, as some know only some.
+    // Managed services have no CONFIG. Read one at a time, since some services support only some settings.
     let mut settings = HashMap::new();
-    let mut is_told = true;
+    let mut is_permitted = true;
     for name in SETTINGS {
         match node.query::<HashMap<String, String>>(redis::cmd("CONFIG").arg("GET").arg(name)) {
             Ok(found) => settings.extend(found),
-            Err(e) if matches!(e.kind(), redis::ErrorKind::Server(_)) => is_told = false,
+            Err(e) if matches!(e.kind(), redis::ErrorKind::Server(_)) => is_permitted = false,
             Err(e) => return Err(e),
         }
     }
-    if !is_told {
-        let what = "settings could not be looked at, because CONFIG may not be used here";
-        findings.push(Finding::new(Note, "CONFIG", "", what, "look at them where the server is managed"));
+    if !is_permitted {
+        let what = "settings could not be read, because CONFIG is not permitted here";
+        findings.push(Finding::new(Note, "CONFIG", "", what, "check them where the server is managed"));
     }
-    let mut seen = Seen { info, settings: is_told.then_some(settings), findings };
+    let mut seen = Facts { info, settings: is_permitted.then_some(settings), findings };
     memory(&mut seen);
     persistence(&mut seen);
     replicas(&mut seen);
@@ -88,11 +88,11 @@ fn look(node: &mut Node) -> RedisResult<Vec<Finding>> {
     Ok(seen.findings)
 }
 
-fn memory(seen: &mut Seen) {
+fn memory(seen: &mut Facts) {
     let (policy, most) = (seen.info("maxmemory_policy:").to_owned(), seen.number("maxmemory:"));
     if !policy.is_empty() && policy != "noeviction" {
-        let what = "what was started is forgotten when memory is short, and as much may start again";
-        // Without a bound nothing is evicted, yet.
+        let what = "starts are forgotten when memory is short, and as many may happen again";
+        // Without a memory limit nothing is evicted yet.
         let severity = if most > 0 { Danger } else { Warning };
         seen.add(severity, "maxmemory-policy", policy, what, "noeviction, or a server for limits only");
     }
@@ -103,7 +103,7 @@ fn memory(seen: &mut Seen) {
     }
 }
 
-fn persistence(seen: &mut Seen) {
+fn persistence(seen: &mut Facts) {
     let (aof, save) = (seen.info("aof_enabled:").to_owned(), seen.setting("save").map(str::to_owned));
     let fsync = seen.setting("appendfsync").unwrap_or_default().to_owned();
     match (aof.as_str(), save.as_deref()) {
@@ -131,12 +131,12 @@ fn persistence(seen: &mut Seen) {
     }
 }
 
-fn replicas(seen: &mut Seen) {
+fn replicas(seen: &mut Facts) {
     if seen.info("role:") == "slave" {
         let what = "this is a replica: it refuses to record starts, so every decision fails";
         seen.add(Danger, "role", "replica", what, "the primary's address, or redis+sentinel://");
         if seen.info("slave_read_only:") == "0" {
-            let what = "this replica records starts that its primary never hears of, and forgets them";
+            let what = "this replica records starts that its primary never receives, and loses them";
             seen.add(Danger, "replica-read-only", "no", what, "yes, and the primary's address");
         }
     }
@@ -153,15 +153,15 @@ fn replicas(seen: &mut Seen) {
             let what = "while one node is lost, limits on all others fail, too";
             seen.add(Note, "cluster-require-full-coverage", "yes", what, "no");
         }
-        let what = "only one node of the cluster was looked at";
-        seen.add(Note, "cluster_enabled", "yes", what, "look at the others by their addresses, too");
+        let what = "only one node of the cluster was checked";
+        seen.add(Note, "cluster_enabled", "yes", what, "check the others by their addresses, too");
     }
 }
 
-fn limits(seen: &mut Seen) {
+fn limits(seen: &mut Facts) {
     let version = seen.info("redis_version:").to_owned();
     if version.split('.').next().and_then(|major| major.parse::<u64>().ok()).is_some_and(|major| major < 6) {
-        let what = "limits are not tested with a server so old, and its scripts may be replicated in another way";
+        let what = "limits are not tested with a server this old, and it may replicate scripts in another way";
         seen.add(Danger, "redis_version", version, what, "6 or later, or Valkey");
     }
     for name in ["busy-reply-threshold", "lua-time-limit"] {
@@ -183,12 +183,12 @@ fn limits(seen: &mut Seen) {
     if let Some(most @ 1..) = most
         && clients * 10 >= most * 8u64
     {
-        let what = "there is hardly room for another connection; who finds none cannot decide";
+        let what = "few connections are left; a process without one cannot decide";
         seen.add(Warning, "maxclients", most, what, "more than all processes need: up to 8 each");
     }
 }
 
-fn clock(node: &mut Node, seen: &mut Seen) -> RedisResult<()> {
+fn clock(node: &mut Node, seen: &mut Facts) -> RedisResult<()> {
     let before = SystemTime::now();
     let Ok(theirs) = node.query(&redis::cmd("TIME")) else { return Ok(()) };
     let ours = before.duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as u64;
@@ -201,7 +201,7 @@ fn clock(node: &mut Node, seen: &mut Seen) -> RedisResult<()> {
     Ok(())
 }
 
-fn commands(node: &mut Node, seen: &mut Seen) -> RedisResult<()> {
+fn commands(node: &mut Node, seen: &mut Facts) -> RedisResult<()> {
     let script = Script::new(include_str!("examine.lua"));
     let mut eval = redis::cmd("EVALSHA");
     eval.arg(script.get_hash()).arg(1).arg(KEY);
@@ -213,10 +213,10 @@ fn commands(node: &mut Node, seen: &mut Seen) -> RedisResult<()> {
             let what = "limits cannot be used: the server refuses commands that they need";
             seen.add(Danger, "commands", refused.join("; "), what, "allow +@all on ~wgl:* to this user");
         }
-        // In a cluster another node has this key: it is no limit's.
+        // In a cluster, another node may own this key, which belongs to no limit.
         Err(e) if e.redirect_node().is_some() => {}
         Err(e) if matches!(e.kind(), redis::ErrorKind::Server(_)) => {
-            // (A replica was told of above.)
+            // For a replica, this was reported above.
             if seen.info("role:") != "slave" {
                 let what = "limits cannot be used: the server runs no scripts for this user";
                 let instead = "allow EVALSHA, SCRIPT and ~wgl:* to this user, and let the server write";

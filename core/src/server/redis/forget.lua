@@ -1,4 +1,4 @@
--- Nothing is declared any more, of keys either. KEYS: the limit. -> {0}, or {-2}: states have to be written by the policy first.
+-- Removes the declarations under a name, and of its keys. KEYS: the limit. -> {0}, or {-2}: states must first be written under the policy.
 
 if redis.call("HEXISTS", KEYS[1], "waiting") == 1 then return { -2 } end
 for _, field in ipairs(redis.call("HKEYS", KEYS[1])) do

@@ -1,54 +1,60 @@
--- Concurrency: at most so many units at the same time, each held by a lease. (prelude.lua, then this.)
+-- Concurrency: a limited number of units at the same time, each held by a lease. (prelude.lua, then this.)
 --
 -- Policy: max.
 --
 -- State: one sorted set.
 --
---   "FENCE WEIGHT OWNER SITE PROCESS BEGAN"  a lease; its score is the tick at which it ends (NEVER: at no time)
---   live                  how many units all leases here hold, those included that have ended by time since: -1 - units
+--   "FENCE WEIGHT OWNER SITE PROCESS BEGAN"  a lease; its score is the tick at which it ends (NEVER: never)
+--   live                  the units of all leases here, including those that have expired since: -1 - units
 --   gate                  the key's gate (absent: none): -1 - gate
 --   birth                 the birth of the limit that this belongs to (absent: 0): -1 - birth
 --   till                  until when the key lives (absent: for ever, as by a manual clock): -1 - till
 --
--- The scores of leases are not negative, those of the others are. So one range of scores, from the lowest to now, is all that a
--- decision has to know: the others, and the leases that are over. What is live is `live` without these. Whoever is admitted removes
--- them. A denial writes nothing.
+-- The scores of leases are not negative; those of the other members are. So a decision needs only one range of scores,
+-- from the lowest to now: the other members, and the expired leases. The live units are `live` without the expired
+-- leases. An admission removes these. A denial writes nothing.
 --
--- An owner is a process: a number that no other has, and what others of its site can ask their kernel about it by: the site (a machine,
--- and which of its processes see each other; 0: unknown), its number there, and when it began.
+-- An owner is a process: a unique number, and the means by which other processes of its site can ask their kernel about
+-- it: the site (a machine, and the set of its processes that see each other; 0: unknown), its number there, and when it
+-- began.
 --
--- A fence comes from a counter of the limit (`ids`), which only grows, whatever becomes of the key. A lease is found by its fence,
--- weight and owner, which make its name: ending it is one ZREM, which succeeds once. It is renewed only while it is there and not
--- over. So what was lost stays lost, and the units of whoever holds them now are untouched.
+-- A fence comes from a counter of the limit (`ids`), which only grows, whatever happens to the key. A lease is found by
+-- its fence, weight and owner, which make up its name. Ending it is one ZREM, which succeeds once. It can be renewed
+-- only while it exists and has not expired. So a lost lease stays lost, and the units of their present holder are
+-- untouched.
 --
--- Why it is right. `live` changes together with the leases, in one script. So there are never more than `max` units of leases that
--- are not over, but for starts that are recorded, which are counted and not asked. A clock that is set back lets leases last longer.
+-- Why it is right. `live` changes together with the leases, in one script. So the unexpired leases never have more than
+-- `max` units, except for recorded starts, which are counted without being checked. Setting the clock back makes leases
+-- last longer.
 --
--- In the following OWNER stands for its four numbers, and `turn` is any number, from which it depends where a long list is looked at.
+-- Below, OWNER denotes the owner's four numbers, and `turn` is any number; it selects the part of a long list that is
+-- examined.
 --
--- acquire weight lease OWNER turn     lease: ticks, or -1: without end
--- start lease OWNER                   the same for one unit, whether there is room or not
---     -> {0, now, taken, slot, fence, expiry, live, gate, soonest, others…}; slot is the weight; expiry as below; live and gate are
---        after it; soonest: when the first lease ends, 0: none does (told after a denial, else 0); others: after a denial for want of
---        room, of some other owners of the site that hold leases, the number, the process and when it began
+-- acquire weight lease OWNER turn     lease: ticks, or -1: without an end
+-- start lease OWNER                   the same for one unit, whether there is capacity or not
+--     -> {0, now, taken, slot, fence, expiry, live, gate, soonest, others…}; slot is the weight; expiry as below; live and
+--        gate are after it; soonest: when the first lease ends, 0: none does (given after a denial, else 0); others: after a
+--        denial for lack of capacity, some other owners of the site that hold leases: number, process and when it began
 -- view weight OWNER turn              -> {0, now, live, gate, soonest, others…}; writes nothing
--- complete slot fence OWNER           -> {0, now, was_held}; for cancel too, and for what `start` has recorded
--- renew slot fence OWNER lease again  -> {0, now, is_held, expiry}; an end is never made earlier; expiry -1: at no time. again: 1: if leases
---                                        may have been lost, it holds anew, as long as nobody else is admitted for that reason
+-- complete slot fence OWNER           -> {0, now, was_held}; also for cancel, and for leases recorded by `start`
+-- renew slot fence OWNER lease again  -> {0, now, is_held, expiry}; an end never becomes earlier; expiry -1: never.
+--                                        again 1: if leases may have been lost, it is held again, as long as no other
+--                                        start is admitted for that reason
 -- evict number                        -> {0, now, units}: ends all leases of an owner
 -- pause delay -> {0, now, gate}; clear -> {0, now}
 --
--- Commands: HMGET, TIME, ZRANGEBYSCORE; an admission HINCRBY and ZADD more (PEXPIRE now and then, ZREMRANGEBYSCORE if some are
--- over), a denial two ZRANGEBYSCORE more. An end: HMGET, TIME, ZREM, ZINCRBY (of the last one DEL). All O(log n), but `evict`: O(n).
+-- Commands: HMGET, TIME, ZRANGEBYSCORE. In addition, an admission needs HINCRBY and ZADD (sometimes PEXPIRE, and
+-- ZREMRANGEBYSCORE if leases have expired), and a denial two ZRANGEBYSCORE. An end: HMGET, TIME, ZREM, ZINCRBY (for the
+-- last lease, one DEL). All O(log n), except `evict`: O(n).
 
 local NEVER = 9007199254740991
--- How many leases a denial looks at, and how many owners it tells of at most.
+-- How many leases a denial examines, and how many owners it returns at most.
 local LOOKS, TELLS = 32, 8
 
 local most = policy[1]
 local live, over, key_gate, till, is_stale = 0, 0, 0, 0, false
 
--- Reads what is said above.
+-- Reads the state described above.
 local function load()
     local found, born, units_over = call("ZRANGEBYSCORE", state_key, "-inf", format("%d", now), "WITHSCORES"), 0, 0
     for i = 1, #found, 2 do
@@ -68,7 +74,7 @@ local function load()
     gate = max(gate, key_gate)
 end
 
--- When the first lease ends that is not over; 0: none does.
+-- When the first unexpired lease ends; 0: none does.
 local function soonest()
     if is_stale then return 0 end
     local first = call("ZRANGEBYSCORE", state_key, "(" .. format("%d", now), "+inf", "WITHSCORES", "LIMIT", 0, 1)[2]
@@ -76,7 +82,7 @@ local function soonest()
     return first < NEVER and first or 0
 end
 
--- Writes these scores and members; the key is needed until the tick `needed`.
+-- Writes these scores and members. The key is needed until the tick `needed`.
 local function save(needed, ...)
     local scores = { ... }
     local function note(name, value)
@@ -110,7 +116,7 @@ local function ends(lease) return lease < 0 and NEVER or now + lease end
 
 local function told(expiry) return expiry < NEVER and expiry or -1 end
 
--- The name of a lease, and where the owner's four numbers are among the arguments.
+-- The name of a lease, and the position of the owner's four numbers among the arguments.
 local function name_of(slot, fence, at)
     return format("%d %d %d %d %d %d", fence, slot, unpack(arguments, at, at + 3))
 end
@@ -133,7 +139,7 @@ end
 
 local function take(weight, lease, at, is_asked)
     load()
-    -- Leases that may have been lost are over by then.
+    -- Leases that may have been lost have expired by then.
     if born > 0 then gate = max(gate, born + max(lease, 0)) end
     if is_asked and (gate > now or live + weight > most) then
         local answer = { 0, now, 0, 0, 0, 0, live, gate, soonest() }
@@ -145,7 +151,7 @@ local function take(weight, lease, at, is_asked)
     return { 0, now, 1, weight, fence, told(expiry), live, gate, 0 }
 end
 
--- Takes these units off `live`. A key without leases is gone, but for its gate.
+-- Subtracts these units from `live`. A key without leases is removed, except for its gate.
 local function give_back(units)
     if tonumber(call("ZINCRBY", state_key, format("%d", units), "live")) < -1 then return end
     load()

@@ -1,9 +1,9 @@
-//! Connections: to one server, to the nodes of a cluster, or to whatever server a Sentinel group says is the primary.
+//! Connections: to one server, to the nodes of a cluster, or to the primary of a Sentinel group.
 //!
-//! A cluster keeps all of a limit on one node, because its keys share a hash tag. Which node, a server says when it is asked for what
-//! another one has (`MOVED`). So one address is enough, and a process knows of as many nodes as it has limits on.
+//! A cluster keeps all of a limit on one node, because its keys share a hash tag. A server that is asked for another
+//! node's keys names that node (`MOVED`). So one address is enough, and a process knows only the nodes of its limits.
 
-use super::address::{At, First, at_another};
+use super::address::{HostPort, FirstServer, at_another};
 use crate::fork::PerProcess;
 use redis::{
     Client, Cmd, Connection, ConnectionInfo, ConnectionLike, ErrorKind, FromRedisValue, RedisError, RedisResult,
@@ -12,23 +12,23 @@ use redis::{
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// How many connections to a node that nobody uses a process keeps.
+/// How many idle connections to a node a process keeps.
 const MOST_IDLE: usize = 8;
 
-/// The least that a call waits: no time at all would be without end.
+/// The shortest timeout of a call. Zero would mean no timeout.
 const LEAST: Duration = Duration::from_millis(1);
 
-/// How long it waits before it asks again where a server says that it will be ready soon.
+/// The delay before a request is repeated when a server reports that it will be ready soon.
 const SOON: Duration = Duration::from_millis(20);
 
-/// A connection that somebody uses, and which run of which server is at its other end.
+/// A connection in use, and the run of the server at its other end.
 pub(super) struct Node {
     pub connection: Connection,
     pub run: u64,
     pub is_cluster: bool,
-    /// How long its reads and writes wait.
+    /// The present timeout of its reads and writes.
     timeout: Duration,
-    /// What is asked is on its way to this node, which takes it only if that is said.
+    /// The keys of the next request are migrating to this node, which accepts it only after ASKING.
     asking: bool,
 }
 
@@ -40,7 +40,7 @@ impl Node {
         command.query(&mut self.connection)
     }
 
-    /// What each of several answers, which may be an error.
+    /// The answer of each command, which may be an error.
     pub fn query_all(&mut self, commands: &[Cmd]) -> RedisResult<Vec<Value>> {
         let mut pipe = redis::pipe();
         for command in commands {
@@ -52,7 +52,7 @@ impl Node {
         let answers = self.connection.req_packed_commands(&pipe.get_packed_pipeline(), 0, pipe.len())?;
         let answers: Vec<Value> =
             answers.into_iter().skip(self.asking.into()).step_by(1 + usize::from(self.asking)).collect();
-        // It is done again where they are, as a whole.
+        // It is repeated there as a whole.
         let is_elsewhere = |error: &RedisError| {
             matches!(
                 error.kind(),
@@ -70,7 +70,7 @@ impl Node {
     }
 
     fn wait_for(&mut self, timeout: Duration) -> RedisResult<()> {
-        // (It costs two system calls.)
+        // Setting it costs two system calls.
         if timeout != self.timeout {
             self.connection.set_read_timeout(Some(timeout))?;
             self.connection.set_write_timeout(Some(timeout))?;
@@ -81,33 +81,34 @@ impl Node {
 }
 
 pub(super) struct Links {
-    first: First,
+    first: FirstServer,
     pools: PerProcess<Pools>,
 }
 
 #[derive(Default)]
 struct Pools {
-    /// Those that nobody uses. `None`: to the first server.
-    idle: HashMap<Option<At>, Vec<Node>>,
-    /// Which node has a limit, if it is not the first one.
-    routes: HashMap<String, At>,
+    /// The idle connections. `None`: to the first server.
+    idle: HashMap<Option<HostPort>, Vec<Node>>,
+    /// The node of a limit, if it is not the first one.
+    routes: HashMap<String, HostPort>,
 }
 
-/// What comes of asking once.
-enum Asked<R> {
+/// The result of one attempt.
+enum Attempt<R> {
     Answer(R),
     Again,
     Failed(RedisError),
 }
 
 impl Links {
-    /// To the server at an address. Connects to nothing yet. `Err`: what is wrong with the address.
+    /// Links to the server at an address. Does not connect yet. `Err`: what is wrong with the address.
     pub fn new(url: &str) -> Result<Links, String> {
-        Ok(Links { first: First::of(url)?, pools: PerProcess::new() })
+        Ok(Links { first: FirstServer::of(url)?, pools: PerProcess::new() })
     }
 
-    /// Does something with a connection to the server that has a limit (""; to any). It is done once more where it certainly has not
-    /// been done, because the limit is elsewhere, or a connection that was idle had been closed at the other end.
+    /// Runs a function with a connection to the server of a limit ("": any server). The function runs again if it
+    /// certainly had no effect, because the limit is elsewhere, or because an idle connection had been closed at the
+    /// other end.
     pub fn with<R>(
         &self,
         limit: &str,
@@ -116,16 +117,16 @@ impl Links {
     ) -> RedisResult<R> {
         let began = Instant::now();
         let left = || patience.saturating_sub(began.elapsed()).max(LEAST);
-        // Where it was sent to for this once.
-        let mut once: Option<At> = None;
+        // The node of a one-time redirection.
+        let mut once: Option<HostPort> = None;
         let mut turns = 0;
         loop {
             match self.ask(limit, &mut once, &left, &ask) {
-                Asked::Answer(answer) => return Ok(answer),
-                Asked::Failed(error) => return Err(error),
-                // (Servers that send it around in a circle do not keep it.)
-                Asked::Again if turns < 64 && left() > LEAST => turns += 1,
-                Asked::Again => return Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into()),
+                Attempt::Answer(answer) => return Ok(answer),
+                Attempt::Failed(error) => return Err(error),
+                // A cycle of redirections ends after some turns.
+                Attempt::Again if turns < 64 && left() > LEAST => turns += 1,
+                Attempt::Again => return Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into()),
             }
         }
     }
@@ -133,10 +134,10 @@ impl Links {
     fn ask<R>(
         &self,
         limit: &str,
-        once: &mut Option<At>,
+        once: &mut Option<HostPort>,
         left: &impl Fn() -> Duration,
         ask: &impl Fn(&mut Node) -> RedisResult<R>,
-    ) -> Asked<R> {
+    ) -> Attempt<R> {
         let is_sent = once.is_some();
         let at = once.take().or_else(|| self.pools.lock().routes.get(limit).cloned());
         let kept = self.pools.lock().idle.get_mut(&at).and_then(Vec::pop);
@@ -149,44 +150,44 @@ impl Links {
         let answer = node.wait_for(left()).and_then(|()| ask(&mut node));
         let Err(error) = answer else {
             self.keep(at, node);
-            return answer.map_or_else(Asked::Failed, Asked::Answer);
+            return answer.map_or_else(Attempt::Failed, Attempt::Answer);
         };
         let ErrorKind::Server(kind) = error.kind() else {
-            // (A connection on which anything went wrong is not used again, nor are others that were idle meanwhile.)
+            // A connection is not reused after a failure, nor are the node's other idle connections.
             self.pools.lock().idle.remove(&at);
             let was_closed = was_idle && error.is_unrecoverable_error() && !error.is_timeout();
-            return if was_closed { Asked::Again } else { Asked::Failed(error) };
+            return if was_closed { Attempt::Again } else { Attempt::Failed(error) };
         };
         match (kind, error.redirect_node()) {
             (ServerErrorKind::Moved, Some((to, _))) => {
                 self.pools.lock().routes.insert(limit.to_owned(), to.to_owned());
                 self.keep(at, node);
-                Asked::Again
+                Attempt::Again
             }
             (ServerErrorKind::Ask, Some((to, _))) => {
                 *once = Some(to.to_owned());
                 self.keep(at, node);
-                Asked::Again
+                Attempt::Again
             }
-            // Some of its keys are on their way to another node.
+            // Some of its keys are migrating to another node.
             (ServerErrorKind::TryAgain, _) => {
                 self.keep(at, node);
                 std::thread::sleep(SOON.min(left()));
-                Asked::Again
+                Attempt::Again
             }
-            // It is no primary any more: whoever is it now has to be found.
+            // It is no longer the primary; the present one must be found.
             (ServerErrorKind::ReadOnly | ServerErrorKind::MasterDown, _) => {
                 self.leave(limit, &at);
-                if self.may_find_another() { self.later(error, left()) } else { Asked::Failed(error) }
+                if self.may_find_another() { self.later(error, left()) } else { Attempt::Failed(error) }
             }
             _ => {
                 self.keep(at, node);
-                Asked::Failed(error)
+                Attempt::Failed(error)
             }
         }
     }
 
-    fn keep(&self, at: Option<At>, mut node: Node) {
+    fn keep(&self, at: Option<HostPort>, mut node: Node) {
         node.asking = false;
         let mut pools = self.pools.lock();
         let idle = pools.idle.entry(at).or_default();
@@ -195,48 +196,48 @@ impl Links {
         }
     }
 
-    /// Nothing more is asked where a limit was, until somebody says so again.
-    fn leave(&self, limit: &str, at: &Option<At>) {
+    /// Sends no further requests for a limit to this node, until a redirection names it again.
+    fn leave(&self, limit: &str, at: &Option<HostPort>) {
         let mut pools = self.pools.lock();
         pools.idle.remove(at);
         pools.routes.remove(limit);
     }
 
-    /// Does anybody say where another primary is?
+    /// Returns whether another primary can be found through Sentinels or other nodes.
     fn may_find_another(&self) -> bool {
-        matches!(self.first, First::Sentinels(..))
+        matches!(self.first, FirstServer::Sentinels(..))
     }
 
-    /// What could not be done now may be in a moment.
-    fn later<R>(&self, error: RedisError, left: Duration) -> Asked<R> {
+    /// The request may succeed in a moment.
+    fn later<R>(&self, error: RedisError, left: Duration) -> Attempt<R> {
         if left <= SOON {
-            return Asked::Failed(error);
+            return Attempt::Failed(error);
         }
         std::thread::sleep(SOON);
-        Asked::Again
+        Attempt::Again
     }
 
-    /// A node of a cluster that does not answer may have a successor, of which the others know.
-    fn unreached<R>(&self, limit: &str, at: Option<At>, error: RedisError, left: Duration) -> Asked<R> {
+    /// A node of a cluster that does not answer may have a successor that the other nodes know.
+    fn unreached<R>(&self, limit: &str, at: Option<HostPort>, error: RedisError, left: Duration) -> Attempt<R> {
         self.leave(limit, &at);
         let is_password_wrong = matches!(error.kind(), ErrorKind::AuthenticationFailed);
         match at {
-            _ if is_password_wrong => Asked::Failed(error),
+            _ if is_password_wrong => Attempt::Failed(error),
             Some(_) => self.later(error, left),
             None if self.may_find_another() => self.later(error, left),
             None => match self.pools.lock().routes.values().next().cloned() {
-                // (That one answers, or is forgotten.)
+                // That node answers, or is forgotten.
                 Some(other) => {
                     drop(self.pools.lock().routes.insert(limit.to_owned(), other));
-                    Asked::Again
+                    Attempt::Again
                 }
-                None => Asked::Failed(error),
+                None => Attempt::Failed(error),
             },
         }
     }
 
-    /// Is that run of a server a primary of the cluster, as it has been since it was started, and is the one that has the limit? Then what
-    /// came from there to here is all that was there.
+    /// Returns whether that run of a server is a primary of the cluster, has been one since its start, and has the
+    /// limit. If so, everything that was there has come here.
     pub fn is_there(&self, limit: &str, run: u64, patience: Duration) -> RedisResult<bool> {
         let began = Instant::now();
         let left = || patience.saturating_sub(began.elapsed()).max(LEAST);
@@ -251,7 +252,7 @@ impl Links {
             is_up.then(|| at.split(['@', ',']).next().unwrap_or_default().to_owned())
         });
         for at in primaries.filter(|_| is_here) {
-            // (Whoever does not answer is not asked twice.)
+            // A node that does not answer is not asked twice.
             let Ok(mut node) = self.connect(Some(&at), left()) else { continue };
             let found = node.run == run && has_always_been_primary(&mut node)?;
             self.keep(Some(at), node);
@@ -263,13 +264,13 @@ impl Links {
     }
 
     /// Connects to the first server or to a node.
-    fn connect(&self, at: Option<&At>, timeout: Duration) -> RedisResult<Node> {
+    fn connect(&self, at: Option<&HostPort>, timeout: Duration) -> RedisResult<Node> {
         let began = Instant::now();
         let left = || timeout.saturating_sub(began.elapsed()).max(LEAST);
         let (info, is_found) = match (&self.first, at) {
-            (First::At(info), Some(at)) | (First::Sentinels(_, _, info), Some(at)) => (at_another(info, at)?, false),
-            (First::At(info), None) => (info.clone(), false),
-            (First::Sentinels(sentinels, name, info), None) => {
+            (FirstServer::HostPort(info), Some(at)) | (FirstServer::Sentinels(_, _, info), Some(at)) => (at_another(info, at)?, false),
+            (FirstServer::HostPort(info), None) => (info.clone(), false),
+            (FirstServer::Sentinels(sentinels, name, info), None) => {
                 let at = primary(sentinels, name, info, left())?;
                 (at_another(info, &at)?, true)
             }
@@ -278,7 +279,7 @@ impl Links {
         let mut node = Node { connection, run: 1, is_cluster: false, timeout: Duration::ZERO, asking: false };
         node.wait_for(left())?;
         let server: String = redis::cmd("INFO").arg("server").query(&mut node.connection)?;
-        // It is another one when a server was started again, or another has taken its place: what it knows may be older then.
+        // The run changes when a server is restarted or replaced; its data may be older then.
         let run = info_of(&server, "run_id:").and_then(|id| u64::from_str_radix(id.get(..13)?, 16).ok());
         node.run = run.unwrap_or(1).max(1);
         node.is_cluster = info_of(&server, "redis_mode:") == Some("cluster");
@@ -286,7 +287,7 @@ impl Links {
             let replication: String = redis::cmd("INFO").arg("replication").query(&mut node.connection)?;
             if info_of(&replication, "role:") != Some("master") {
                 return Err(
-                    (ServerErrorKind::ReadOnly.into(), "the server that the Sentinels name is no primary").into()
+                    (ServerErrorKind::ReadOnly.into(), "the server that the Sentinels name is not a primary").into()
                 );
             }
         }
@@ -294,24 +295,24 @@ impl Links {
     }
 }
 
-/// Since it was started, has a server taken over from no other?
+/// Returns whether a server has been the primary since its start.
 fn has_always_been_primary(node: &mut Node) -> RedisResult<bool> {
     let replication: String = node.query(redis::cmd("INFO").arg("replication"))?;
     let before = info_of(&replication, "master_replid2:");
     Ok(info_of(&replication, "role:") == Some("master") && before.is_some_and(|id| id.bytes().all(|b| b == b'0')))
 }
 
-/// A field of what `INFO` says.
+/// A field of the answer of `INFO`.
 pub(super) fn info_of<'i>(info: &'i str, field: &str) -> Option<&'i str> {
     info.lines().find_map(|line| line.strip_prefix(field)).map(str::trim)
 }
 
-/// Which server is the primary of that name.
-fn primary(sentinels: &[ConnectionInfo], name: &str, login: &ConnectionInfo, timeout: Duration) -> RedisResult<At> {
+/// The address of the primary with that name.
+fn primary(sentinels: &[ConnectionInfo], name: &str, login: &ConnectionInfo, timeout: Duration) -> RedisResult<HostPort> {
     let began = Instant::now();
     let mut failed = None;
     for (i, sentinel) in sentinels.iter().enumerate() {
-        // One that does not answer leaves time for the others.
+        // A Sentinel that does not answer leaves time for the others.
         let left = timeout.saturating_sub(began.elapsed()) / (sentinels.len() - i) as u32;
         match ask_sentinel(sentinel, name, login, left.max(LEAST)) {
             Ok(Some((host, port))) => return Ok(format!("{host}:{port}")),
@@ -338,7 +339,7 @@ fn ask_sentinel(
         redis::cmd("SENTINEL").arg("get-master-addr-by-name").arg(name).query(&mut connection)
     };
     match ask(sentinel.clone()) {
-        // It wants to know who asks: the same as the servers, then.
+        // The Sentinel requires a login; it gets the same one as the servers.
         Err(e) if e.code() == Some("NOAUTH") => {
             ask(sentinel.clone().set_redis_settings(login.redis_settings().clone().set_db(0)))
         }

@@ -1,56 +1,62 @@
--- The log: rates over one or several windows, delays, even distances; and rates above 4,096 units, in slices.
+-- The log: rates over one or several windows, delays, even spacing; and rates above 4,096 units, in slices.
 --
 -- Policy   slice, interval, then limit and length of each window: at most `limit` units in any `length` ticks.
---          slice: 0, or into pieces of how many ticks the window is cut (its only one).
---          interval: 0, or the distance between starts, which is shortened by what jobs take; then the last window is
---          (1, interval), and as many jobs are remembered as the first window has units.
+--          slice: 0, or the length in ticks of the slices of the window (its only one).
+--          interval: 0, or the spacing of starts, which job durations shorten; then the last window is (1, interval), and as
+--          many jobs are remembered as the first window has units.
 --
 -- State: a list
 --
 --     [jobs] oldest … newest head
 --
--- An entry is a start, a place for one, or all starts of a slice: 15 bytes, and behind them what is rare.
+-- An entry is a start, a place, or all starts of a slice: 15 bytes, followed by the rare parts.
 --
 --     stamp, 7 bytes     from when on it counts: in a window until stamp + length. It starts no later than this.
---     sum, 4 bytes       the units of all entries up to this one. By it the entry is found that holds the unit so far back.
---     number, 4 bytes    what it is known by: the low bits of its ticket
---     units and state    as text, unless they are "1S":  S  it has started        P  a place: it has not started yet
---                                                        M  all starts of a slice  X  what it cost is settled
---                                                        G  a grant, and behind it the numbers of its units that were
+--     sum, 4 bytes       the units of all entries up to this one. By it, the entry that holds a given unit is found.
+--     number, 4 bytes    what identifies it: the low bits of its ticket
+--     units and state    as text, unless they are "1S":  S  it has started        P  a place, which has not started
+--                                                        M  all starts of a slice  X  its cost is settled
+--                                                        G  a grant, followed by the numbers of its units that were
 --                                                           taken back: see `grant`
 --
--- The head is text: what is to be known of the newest entry and of the whole list (see FIELDS). So a denial reads the head and
--- an entry for each window; an admission writes its entry over the head, and the new head behind it.
--- `jobs` is there where the interval adapts: how many have ended, their sum, and what each of the last took.
+-- The head is text with the facts about the newest entry and the whole list (see FIELDS). So a denial reads the head
+-- and one entry for each window; an admission writes its entry over the head, and the new head after it. `jobs` exists
+-- where the interval adapts: the number of ended jobs, the sum, and the duration of each of the last jobs.
 --
 -- Why it is right
 --
--- 1. Stamps never decrease along the list: none is made smaller than the one before it. So what counts in a window is the
---    end of the list, and a start of k units has room in a window of n once the unit n - k + 1 back has left it.
+-- 1. Stamps never decrease along the list: none is smaller than the one before it. So the units that count in a window
+-- are the
+--    end of the list, and a start of k units fits into a window of n once the unit n - k + 1 back has left it.
 -- 2. A start happens no earlier than `ready` and no later than its stamp, by a time that never runs backwards for a key:
 --    `seen` is the time of the last write. So no window ever holds more than its limit.
--- 3. Sums grow from entry to entry. So a search finds the entry that holds a unit, at the first look where all weigh the same.
+-- 3. Sums grow from entry to entry. So a search finds the entry that holds a unit, at the first attempt if all weights
+-- are equal.
 --    Sums and numbers wrap at 2^32. A list holds fewer units than that: `trim`.
--- 4. What was dropped counts as started at `gone`, the latest stamp of it. That matters only where a policy changes to a
---    longer window, or where twice the limit was recorded or is owed.
--- 5. In slices a start counts from up to a slice later than it happened, and starts of the same slice share an entry. A place
---    has an entry of its own until it starts. So a window has at most 8,192 entries, and the places.
+-- 4. Dropped starts count as started at `gone`, their latest stamp. That matters only where a policy changes to a
+-- longer
+--    window, or where twice the limit was recorded or is owed.
+-- 5. In slices a start counts from up to a slice later than it happened, and starts of the same slice share an entry. A
+-- place
+--    has its own entry until it starts. So a window has at most 8,192 entries, and the places.
 --
--- Cost in commands, beside HMGET and TIME: a denial reads 2 (1 where the limit is 1; a few more in search of weights), an
--- admission writes 2 more. LTRIM and PEXPIRE come now and then. What edits units (`cancel`, `settle`) writes all that is newer
--- than the start anew. The first call after a change of policy drops the places of the one before, and what jobs took.
+-- Cost in commands, in addition to HMGET and TIME: a denial reads 2 (1 where the limit is 1; a few more in search of
+-- weights), an admission writes 2 more. LTRIM and PEXPIRE are occasional. Edits of units (`cancel`, `settle`) rewrite
+-- everything newer than the start. The first call after a change of policy drops the places of the previous one, and
+-- the durations of jobs.
 
 local byte, match = string.byte, string.match
 
--- Into so many slices a window is cut.
+-- The number of slices of a window.
 local SLICES = 8192
 
--- For so long at least it is known which machines have asked. And no more is noted of units of a grant that have ended: bytes.
+-- How long it is known at least which machines have asked. And the most bytes that record the ended units of a grant.
 local SITES_KEPT, MOST_ENDED = 60 * SECOND, 8000
 
 local GRANT = byte("G")
 
--- A promise lies no more lengths of a grant ahead: on the way there clocks drift apart by a fifth of one. (`Lengths` knows this, too.)
+-- A promise lies at most this many lengths of a grant ahead. Over that time, clocks drift apart by a fifth of one.
+-- (`Lengths` also depends on this.)
 local FAR = 100
 
 local slice, interval = policy[1], policy[2]
@@ -67,16 +73,16 @@ end
 -- birth, mark     see the prelude
 -- stamp           of the newest entry; 0: there is none
 -- total           its sum, not wrapped
--- number          the last number that was given
--- units, count    of all entries, and how many there are
--- seen            when this was written
+-- number          the last number assigned
+-- units, count    of all entries, and their number
+-- seen            when this was last written
 -- set             until when the state lives
--- check           with how many entries it is next time to drop some
--- gate            nobody starts before this
--- gone            the latest stamp of what was dropped; 0: nothing was
+-- check           the number of entries at which some are next dropped
+-- gate            no start happens before this
+-- gone            the latest stamp of a dropped start; 0: none was dropped
 -- and where the interval adapts
 -- spacing         one more than the distance to the next start; 0: the interval
--- average         what the last jobs took on average, at most the interval
+-- average         the average duration of the last jobs, at most the interval
 -- jobs            1: the list has them
 local FIELDS = "%d %d %d %d %d %d %d %d %d %d %d %d"
 local FOUND = "^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)(.*)"
@@ -96,7 +102,7 @@ end
 local is_absent = not found or head.birth ~= birth
 local is_stale = found and is_absent
 if is_absent then
-    -- Numbers begin with the time, so that nobody's ticket of an earlier life stands for something in this.
+    -- Numbers begin with the time, so that no ticket of an earlier life means anything in this one.
     head = {
         birth = birth, mark = mark, stamp = 0, total = 0, number = now, units = 0, count = 0, seen = 0, set = 0, check = 16,
         gate = 0, gone = 0, spacing = 0, average = 0, jobs = 0,
@@ -125,11 +131,11 @@ local function units_and_state(entry)
     return tonumber(units), state
 end
 
--- The entry so far back: 0 is the newest.
+-- The entry this far back: 0 is the newest.
 local function entry_at(back) return call("LINDEX", state_key, -2 - back) end
 
--- How far an entry is behind the newest: by STAMP in ticks, by SUM in units, by NUMBER in numbers. It grows with how far back
--- the entry is.
+-- The last entry that is less than `bound` behind, and how far back it is. The newest is one; the one beyond the oldest
+-- is about `most` behind. It guesses by the distance; if that does not help, it halves the range.
 local function behind(entry, by)
     if by == STAMP then return head.stamp - long_at(entry, STAMP) end
     return ((by == SUM and head.total or head.number) - word_at(entry, by)) % WRAP
@@ -150,7 +156,7 @@ local function search(by, bound, most)
     return found or entry_at(0), low
 end
 
--- The last entry that counts from later than `since`, as `search` answers. The newest is one.
+-- The last entry that counts from later than `since`, in the form of `search`. The newest is one.
 local function search_since(since)
     local oldest = call("LINDEX", state_key, head.jobs)
     local distance = behind(oldest, STAMP)
@@ -178,7 +184,7 @@ end
 local function look(gate)
     local remaining, empty = gate <= now and largest or 0, gate
     for i = 1, #limits do
-        -- (No tick is before 1.)
+        -- No tick is before 1.
         local since, newest = max(now - lengths[i], 0), max(head.stamp, head.gone)
         if remaining == 0 then
             -- It cannot be less.
@@ -195,7 +201,7 @@ local function look(gate)
     return remaining, empty
 end
 
--- As many units as the list remembers at least, and places as it can have.
+-- The number of units that the list remembers at least, and the number of places that it can have.
 local function room()
     if slice > 0 then return 2 * largest end
     local room, least = 16, 2 * max(largest, capacity == 1 and 32 or 8)
@@ -203,7 +209,7 @@ local function room()
     return room
 end
 
--- Is there no room to remember another place? An eighth is for those that are exchanged.
+-- Returns whether there is no space for another place. An eighth is reserved for exchanged places.
 local function is_crowded(stamp, weight, is_again)
     if slice > 0 then return head.count >= 2 * SLICES or stamp - now > SLICES * slice end
     local room = room()
@@ -217,14 +223,14 @@ end
 -------------------------------------------------------------------------------------------------------------- deciding
 
 local gate = max(gate, head.gate)
--- For so long a machine trusts an answer: it starts nothing that it was granted unless it has asked since then. (`Terms` knows this,
--- too.)
+-- How long a machine trusts an answer: it starts nothing that it was granted unless it has asked since then. (`Terms`
+-- also depends on this.)
 local trust = min(quotient(shortest, 2), 2 * SECOND)
--- What may have been lost counts as a whole limit. Machines may start what they were granted before for so long.
+-- What may have been lost counts as a full limit. Machines may start earlier grants for this long.
 if born > 0 then gate = max(gate, born + longest + trust) end
 local weight, ready, stamp, is_place, is_looking
 
--- The answer of a call that writes nothing; none: it does.
+-- The answer of a call that does not write; nil if it does.
 local function answer_at_once()
     if interval > 0 then lengths[#lengths] = head.spacing > 0 and head.spacing - 1 or interval end
     if op == "view" then
@@ -274,7 +280,7 @@ local function entry_of(stamp, sum, number, units, state)
     return long(stamp) .. word(sum % WRAP) .. word(number % WRAP) .. rest
 end
 
--- Lets the state live while something counts, and says what the head is to be.
+-- Extends the life of the state while something counts, and returns the new head.
 local function new_head()
     local h = head
     h.set = live_until(h.set, max(h.stamp + longest, h.gate))
@@ -301,7 +307,7 @@ local function forget_jobs()
     head.jobs, head.average = 0, 0
 end
 
--- Drops what is in no window any more, and what there is no room for.
+-- Drops starts that are in no window any more, and starts for which there is no space.
 local function trim()
     if head.count < head.check and head.units <= 2 * largest then return end
     local room, keep, since = room(), head.count, max(now - longest, 0)
@@ -328,7 +334,7 @@ local function trim()
     head.check = keep + max(16, quotient(keep, 8))
 end
 
--- Adds the newest entry, or to it if that is a slice that has not ended. The answer is its ticket.
+-- Adds the newest start, to the newest entry if that is a slice in progress. Returns its ticket.
 local function push(stamp, units, state)
     trim()
     head.total, head.units = head.total + units, head.units + units
@@ -347,13 +353,13 @@ local function push(stamp, units, state)
     return head.number
 end
 
--- Is no start in any window?
+-- Returns whether no start is in any window.
 local function is_idle() return head.count == 0 or head.stamp + longest <= now end
 
 if head.mark ~= mark or not is_deciding then
-    -- What is rare.
+    -- The rare operations.
 
-    -- Lets `edit` change the newest entries, of which the oldest is so far back, and writes them anew.
+    -- Applies `edit` to the newest entries, of which the oldest is `back` from the end, and rewrites them.
     local function rewrite(back, edit)
         local entries, before, after = {}, 0, 0
         for i, text in ipairs(call("LRANGE", state_key, -2 - back, -2)) do
@@ -380,7 +386,7 @@ if head.mark ~= mark or not is_deciding then
     end
 
     if head.mark ~= mark then
-        -- What was started under another policy still counts. Places do not: they are exchanged when they are presented.
+        -- Starts of another policy still count. Places do not: they are exchanged when they are presented.
         forget_jobs()
         head.mark, head.spacing = mark, 0
         if head.count == 0 then
@@ -400,7 +406,7 @@ if head.mark ~= mark or not is_deciding then
         end
     end
 
-    -- What a ticket stands for, while it is there: the entry, how far back, its units and state.
+    -- The entry of a ticket, while it exists: the entry, its position, its units and state.
     local function find(ticket, stamp, weight)
         local age = head.number - ticket
         if stamp + longest <= now or head.count == 0 or age < 0 or age >= WRAP then return nil end
@@ -408,19 +414,19 @@ if head.mark ~= mark or not is_deciding then
         local units, state = units_and_state(entry)
         if behind(entry, NUMBER) ~= age or state == "X" then return nil end
         local from = long_at(entry, STAMP)
-        -- (A grant may have ended sooner than who started by it knows.)
+        -- A grant may have ended sooner than the caller that started from it knows.
         local is_it = from == stamp and (units == weight or state == "M") or byte(state) == GRANT and from <= stamp
         if is_it then return entry, back, units, state end
     end
 
-    -- A unit of a grant has ended, which each does once. nil: it had, or there is no room to note it.
+    -- Records the end of a unit of a grant, which happens once. nil: it had ended, or there is no space to record it.
     local function ended(state, unit)
         local name = format("%d:", unit)
         if #state > MOST_ENDED or string.find(state, ":" .. name, 1, true) then return nil end
         return (state == "G" and "G:" or state) .. name
     end
 
-    -- Leaves so many units to an entry.
+    -- Leaves this many units in an entry.
     local function shrink(back, units, state)
         rewrite(back, function(entries)
             if units > 0 then
@@ -431,14 +437,14 @@ if head.mark ~= mark or not is_deciding then
         end)
     end
 
-    -- Units that are owed from now on.
+    -- Adds units that are owed from now on.
     local function owe(units)
         if slice > 0 then return push(now + slice - 1, units, "M") end
         if head.stamp <= now then return push(now, units, "X") end
         -- Places lie ahead of it.
         local _, back = search_since(now)
         rewrite(back, function(entries)
-            -- Its number is no later one's; an earlier one that has it is found before it.
+            -- No later start has its number. An earlier one with that number is found before it.
             local number = (entries[1].number - 1) % WRAP
             table.insert(entries, 1, { stamp = now, number = number, units = units, state = "X" })
         end)
@@ -446,7 +452,7 @@ if head.mark ~= mark or not is_deciding then
 
     local ops = {}
 
-    -- Nothing starts by a grant any more. Of its units so many stay, and they started before now.
+    -- Ends a grant: nothing starts from it any more. This many of its units stay; they started before now.
     local function finish(entry, back, units, state, stay, low, high)
         for bit = 0, low + high > 0 and 63 or -1 do
             local word = bit < 32 and low or high
@@ -468,24 +474,28 @@ if head.mark ~= mark or not is_deciding then
         end)
     end
 
-    -- Grants a machine (a *site*) units that it may start by itself, and takes back what it did not start of earlier ones. A grant of k
-    -- units is a place for k: they start from `ready` on, before `ready + g`, and count from then on. So it is an entry of the list
-    -- like any other, and its stamp is a tick later, as `now` was rounded down. Grants that are ready later than now are promises.
+    -- Grants a machine (a *site*) units that it may start without a request, and takes back unused units of earlier
+    -- grants. A grant of k units is a place for k: they start from `ready` on, before `ready + g`, and count from then
+    -- on. So it is an entry of the list like any other. Its stamp is a tick later, because `now` was rounded down.
+    -- Grants that are ready later than now are promises.
     --
-    -- want       how many now; least: no grant has fewer
+    -- want       how many now; least: the minimum of a grant
     -- future     how many later, if there are none now
-    -- most       how many grants
+    -- most       the maximum number of grants
     -- g          how long each lasts
-    -- stepped    0, or a site has seen that the clock was set forward while the memory was the one of `stepped` - 1: a new one begins
-    -- reports    of earlier grants, which have ended: ticket, stamp, how many units stay (the others will never start), and which of
-    --            its first 64 takings were given back, in two words. It says the same however often it comes.
+    -- stepped    0, or a site has seen that the clock was set forward while the memory was that of `stepped` - 1; a new
+    -- one begins
+    -- reports    of earlier grants that have ended: ticket, stamp, how many units stay (the others will never start),
+    -- and which of
+    --            the first 64 takings were given back, in two words. A report has the same effect however often it comes.
     -- -> {0, now, born, gate, next, remaining, empty, then of each grant: ticket, ready, end, stamp, units}
     --    next: when `least` more become free; remaining, empty: as of `view`.
     --
-    -- A site's request has a number that grows. The one that it sent last is answered with the same grants if it comes again.
+    -- The requests of a site are numbered, in growing order. If its last request is repeated, the answer is the same
+    -- grants.
     --
-    -- While the server's clock is behind a time that it has shown before, nothing is granted and nothing changes: it may be set right
-    -- again, and what was granted or has ended meanwhile would count from too early.
+    -- While the server's clock is behind a time that it has shown before, nothing is granted and nothing changes. The
+    -- clock may be set right again, and starts that were granted or ended in between would count from too early.
     function ops.grant(site, seq, want, least, future, most, g, stepped, ...)
         local sites, name, granted = KEYS[4], format("%d", site), {}
         if clock < now then return { 0, now, born, gate, 2 * now - clock, 0, now } end
@@ -513,7 +523,7 @@ if head.mark ~= mark or not is_deciding then
                 if entry and ends > now then tell(ticket, ready, ends, stamp, units) end
             end
         end
-        -- (Where nothing of it can start any more, it is as good as new.)
+        -- If nothing of it can start any more, it counts as reset.
         if last_seq <= seq and #granted == 0 then
             local function grant(ready, units)
                 local ends = ready + g
@@ -534,7 +544,7 @@ if head.mark ~= mark or not is_deciding then
             end
             local left = min(future, share) - given
             while given == free and left >= least and most > 0 and head.units < room() do
-                -- As many as are ready about then.
+                -- As many as are ready at about that time.
                 local units, fails = least, left + 1
                 local first = ready_from(gate, least)
                 if first - now > FAR * g then break end
@@ -546,7 +556,7 @@ if head.mark ~= mark or not is_deciding then
                 grant(max(ready_from(gate, units), now), units)
                 left, most = left - units, most - 1
             end
-            -- Those that have not asked for long are forgotten, whenever there are twice as many.
+            -- Sites that have not asked for long are forgotten whenever their number has doubled.
             local keeps = max(longest, SITES_KEPT)
             if known >= tonumber(call("HGET", sites, "most") or 32) then
                 local all, kept = call("HGETALL", sites), 0
@@ -565,7 +575,7 @@ if head.mark ~= mark or not is_deciding then
         return { 0, now, born, gate, next, remaining, empty, unpack(granted) }
     end
 
-    -- The rest of its grace comes back, but for what the one before still needs, and no more than a window.
+    -- The rest of its grace is returned, except for what the entry before still needs, and at most a window.
     function ops.present(ticket, stamp, weight, _, ready)
         local entry, back, _, state = find(ticket, stamp, weight)
         if now < ready then return { 0, now, 2, 0, 0 } end
@@ -625,7 +635,7 @@ if head.mark ~= mark or not is_deciding then
     end
 
     function ops.clear()
-        -- What machines were granted may still start.
+        -- Machines may still start what they were granted.
         local opens = min(out, now + trust)
         call("DEL", state_key)
         if opens > now then
@@ -636,10 +646,10 @@ if head.mark ~= mark or not is_deciding then
         return { 0, now }
     end
 
-    -- A job has ended. (Where no start is in a window, the next one forgets what jobs took.)
+    -- A job has ended. (If no start is in a window, the next start forgets the durations of jobs.)
     function ops.complete(began)
         if interval == 0 or is_idle() then return { 0, now } end
-        -- Their sum, which may be 2^57, in parts of 2^20 ticks and what is below.
+        -- Their sum, which may be 2^57, in parts of 2^20 ticks and the remainder.
         local PART = 0x100000
         local text = head.jobs == 1 and call("LINDEX", state_key, 0) or "0 0 0 "
         local ended, high, low, at = match(text, "^(%d+) (%d+) (%d+) ()")
@@ -653,14 +663,14 @@ if head.mark ~= mark or not is_deciding then
         packed = sub(packed, 1, slot) .. long(took) .. sub(packed, slot + 8)
         text = format("%d %d %d ", ended + 1, high, low) .. packed
         if head.jobs == 1 then call("LSET", state_key, 0, text) else call("LPUSH", state_key, text) end
-        -- A sum of 2^52 is more than any interval for as many jobs as it can be.
+        -- A sum of 2^52 is more than any interval times the largest number of jobs.
         local average = high < WRAP and quotient(high * PART + low, #packed / 7) or interval
         head.jobs, head.average = 1, min(average, interval)
         put()
         return { 0, now }
     end
 
-    -- It was written above, if another policy holds by now.
+    -- The state was written above, if another policy applies by now.
     function ops.adopt() return { 0, now } end
 
     if not is_deciding then return ops[op](unpack(arguments)) end
@@ -670,7 +680,7 @@ end
 
 if interval > 0 then
     if is_idle() then forget_jobs() end
-    -- From the next start on; what was said of it holds.
+    -- From the next start on. What was promised for it still applies.
     head.spacing = 1 + max(interval - head.average, 0)
     lengths[#lengths] = head.spacing - 1
 end

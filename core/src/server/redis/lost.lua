@@ -1,5 +1,5 @@
--- States that wait are gone, or nobody knows by which policy to write them. KEYS: the limit, and the list of those that wait.
--- What they counted is lost.
+-- Gives up waiting states that are gone, or whose policy is unknown. KEYS: the limit, and the list of waiting states.
+-- Their counts are lost.
 
 local limit = KEYS[1]
 if redis.call("HEXISTS", limit, "waiting") == 0 then return { 0 } end

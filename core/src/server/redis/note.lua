@@ -1,10 +1,14 @@
--- Notes what is declared under a name.
+-- Stores the declarations under a name.
 --
--- KEYS: the limit, the list of its keys' states, and the list of those that are as an earlier policy left them (see prelude.lua).
--- ARGV: on which run of which server it is made (0: that does not matter), whether there may have been starts before, the time ("": the
--- server's). Then fields: names and values, `-`, and the names of those to take away. What holds is what an operator put above the
--- policy (`o`), or the policy (`p`).
--- -> {made, waiting}: when the limit was made, and whether states wait to be written by another policy; {-2}: some do, and have to be first.
+-- KEYS: the limit, the list of its keys' states, and the list of those that an earlier policy has left (see
+-- prelude.lua).
+-- ARGV: the run of the server on which the limit is created (0: it does not matter), whether there may have been starts
+-- before, the
+--       time ("": the server's). Then fields: names and values, `-`, and the names of those to remove. The operator's policy (`o`)
+--       applies if there is one, otherwise the declared policy (`p`).
+-- -> {made, waiting}: when the limit was created, and whether states wait to be written under another policy; {-2}:
+-- some do, and must be
+--       written first.
 
 local limit, list, waiting = KEYS[1], KEYS[2], KEYS[3]
 local run, is_wiped, now = ARGV[1], ARGV[2], ARGV[3]
@@ -15,7 +19,7 @@ end
 
 local found = redis.call("HMGET", limit, "o", "p", "version", "waiting")
 local put_above, declared, version, is_waiting = found[1], found[2], found[3], found[4]
--- Which keys have another policy of their own now, or none any more.
+-- The keys that get another own policy, or lose theirs.
 local keys = {}
 local function sets(field, value)
     if field == "o" then put_above = value end

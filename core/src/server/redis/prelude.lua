@@ -1,17 +1,22 @@
--- What every script of a limit begins with: the family's script (log.lua, bucket.lua, …) is appended to this text.
+-- The beginning of every script of a limit: the family's script (log.lua, bucket.lua, …) is appended to this text.
 --
 -- KEYS[1]  the limit: a hash with `version`, `gate`, `floor`, `birth`, `born`, `out`, `said`, and `k:HASH`, the version of a key's own
 --          policy.
--- KEYS[2]  the state of one key by its family; its name ends with the key's HASH, 32 hex digits. Absent where the whole limit is meant.
--- KEYS[3]  with it: the states of all keys, by until when each lives: a sorted set of HASHes
--- KEYS[4]  for `adopt`: those of them that are as an earlier policy left them; for `grant`: who was granted units of the key
+-- KEYS[2]  the state of one key by its family; its name ends with the key's HASH, 32 hex digits. Absent if the whole
+-- limit is meant.
+-- KEYS[3]  with KEYS[2]: the states of all keys, by their expiry: a sorted set of HASHes
+-- KEYS[4]  for `adopt`: those of them that an earlier policy has left; for `grant`: the holders of granted units of the
+-- key
 --
--- A state has to outlive what it counts, by whatever policy holds. So whoever lets another policy hold has each state written anew
--- by it (`adopt`), the first to expire first, and until that is done there is no further change. `waiting` says when the first of
--- those expires that are left. If it has, whoever needs to know whether a key was used adopts them before (-2). What did expire
--- before anybody came is lost, and counts as what a server has lost does.
--- ARGV     op, the version of the policy that the caller knows, which run of which server it asks, when the limit was made as
---          the caller knows (0: it does not) and from which run it has come (0: that is unknown, ?: it may be asked), time ("": the server's), how many numbers the policy has, these, the op's arguments.
+-- ARGV     op, the version of the policy that the caller knows, the run of the server that it calls, the limit's
+-- creation time as
+--          the caller knows it (0: it does not) and the run from which the limit has come (0: unknown, ?: it may be asked), time
+--          ("": the server's), the number of the policy's numbers, these numbers, the op's arguments.
+--
+-- A state must outlive its counts, under any policy. So a caller that applies another policy has each state rewritten
+-- under it (`adopt`), the first to expire first, and until that is done there is no further change. `waiting` is when
+-- the first of the remaining ones expires. If it has expired, a caller that must know whether a key was used adopts
+-- them first (-2). A state that expired before any caller came is lost, and counts like data that the server has lost.
 --
 -- All numbers are integers below 2^53, which a double holds exactly. Time is in ticks of 1 µs since 2024-01-01T00:00:00Z.
 -- Redis and Valkey run Lua 5.1, Dragonfly 5.4: there `/` makes a float even of integers, so every quotient goes through
@@ -38,10 +43,10 @@ do
     end
 end
 
--- What the limit says of itself: `gate`, before which nobody starts; `birth`, which grows when the whole limit is cleared (a
--- state that was written before it counts as absent); `born`, up to when starts may have been lost (a key that is absent counts
--- as full of starts at that time); `floor_seen`, the latest time that was noted; `out`, until when machines may start what they
--- were granted of any key.
+-- The fields of the limit: `gate`, before which no start happens; `birth`, which grows when the whole limit is cleared
+-- (a state that was written before that counts as absent); `born`, up to when starts may have been lost (an absent key
+-- counts as full of starts at that time); `floor_seen`, the latest time that was recorded; `out`, until when machines
+-- may start what they were granted of any key.
 local version, own_version, gate, floor_seen, birth, born, run_seen, made, waiting, out
 local hash = string.sub(state_key or "", -32)
 do
@@ -50,15 +55,15 @@ do
     version, own_version, gate, floor_seen, birth, born, run_seen, made, waiting, out = unpack(known)
 end
 
--- The caller goes by a policy that is not the one that holds: it has to read that first.
+-- The caller knows a policy that does not apply. It must read the present one first.
 local holds = own_version > 0 and own_version or version
 if holds == 0 or holds ~= tonumber(ARGV[2]) then return { -1 } end
 
--- By which policy a state is written.
+-- The policy under which a state is written.
 local mark = holds
 
--- Time never runs backwards by more than FLOOR_LAG, whatever the server's clock does. Where even that would let a start be one
--- too many, a family notes the time in its state too, and raises `now` to it.
+-- Time never runs backwards by more than FLOOR_LAG, whatever the server's clock does. Where even that would admit one
+-- start too many, a family also records the time in its state, and raises `now` to it.
 local FLOOR_LAG = SECOND
 local now
 if is_manual then
@@ -70,11 +75,11 @@ end
 local clock = now
 now = max(now, floor_seen)
 
--- Another run of a server, or another server, has this by now: the last that was started may not be among it. Or the caller knew
--- the limit before it was made anew: what was started then is not known at all.
+-- Another run of the server, or another server, has this by now: the last starts may be missing. Or the caller knew the
+-- limit before it was recreated, and its earlier starts are unknown.
 --
--- In a cluster a limit may have come here from another node, which loses nothing. So the caller is asked (-3) whether the server that it was
--- last used on is still the primary that it was then; then it says so.
+-- In a cluster, a limit may have moved here from another node, which loses nothing. So the caller is asked (-3) whether
+-- the server on which it was last used is still the primary that it was then; if so, the caller says so.
 if not is_manual then
     local run, known, from = string.match(ARGV[3], "^(%d+) (%d+) (.+)$")
     if run_seen > 0 and tonumber(run) ~= run_seen then
@@ -113,7 +118,7 @@ elseif waiting > 0 and waiting <= now and state_key and not is_manual and call("
     return { -2 }
 end
 
--- To be called by whatever writes anyway.
+-- Called by every operation that writes.
 local function note_time()
     if now - floor_seen > FLOOR_LAG then
         call("HSET", limit_key, "floor", format("%d", now))
@@ -121,7 +126,7 @@ local function note_time()
     end
 end
 
--- Notes until when the state lives. Some that have expired leave the list meanwhile.
+-- Records until when the state lives. Some expired states leave the list at the same time.
 local function list(till)
     call("ZADD", KEYS[3], format("%d", till), hash)
     if is_manual then return end
@@ -131,18 +136,18 @@ local function list(till)
     if call("PTTL", KEYS[3]) < left then call("PEXPIRE", KEYS[3], format("%d", 2 * left)) end
 end
 
--- Lets the state live until the tick `needed` at least. `set` is what this answered last (0: never), and belongs into the
--- state. It calls PEXPIRE only when that is too soon, and then asks for as long again and a second.
+-- Extends the life of the state to the tick `needed` at least. `set` is the previous return value (0: none), and is
+-- stored in the state. It calls PEXPIRE only when the life is too short, and then doubles it and adds a second.
 local function live_until(set, needed)
     if is_manual or needed <= set then return set end
-    -- (Never in the past: that would delete it.)
+    -- Never in the past: that would delete it.
     local till = max(needed, now) + max(needed - now, 0) + SECOND
     call("PEXPIRE", state_key, format("%d", quotient(till - now, 1000) + 1))
     list(till)
     return till
 end
 
--- A gate of the whole limit. (Of one key it belongs into the key's state.)
+-- A gate of the whole limit. (The gate of one key is in the key's state.)
 if op == "pause" and not state_key then
     gate = max(gate, now + arguments[1])
     call("HSET", limit_key, "gate", format("%d", gate))
@@ -150,8 +155,8 @@ if op == "pause" and not state_key then
     return { 0, now, gate }
 end
 
--- And all of its keys are as new: what was written before this counts as absent. (But nobody starts while machines may start
--- what they were granted.)
+-- Resets all keys: what was written before this counts as absent. (But no start happens while machines may start what
+-- they were granted.)
 if op == "clear" and not state_key then
     call("HINCRBY", limit_key, "birth", 1)
     call("HDEL", limit_key, "gate", "born", "floor")

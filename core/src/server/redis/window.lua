@@ -1,41 +1,42 @@
 -- Fixed windows and the sliding window counter, aligned to 1970. (prelude.lua, counted.lua, this.)
 --
--- Policy: limit, length, is_smooth, phase. The phase is the Unix time of tick 0 in µs (with a manual clock 0).
+-- Policy: limit, length, is_smooth, phase. The phase is the Unix time of tick 0 in µs (0 with a manual clock).
 --
--- State, beside the fields of counted.lua:
+-- State, in addition to the fields of counted.lua:
 --
 --   w  the newest window in which anything is counted, a number since 1970
 --   n  its units
 --   q  the units of the window before it
 --
--- A start of weight w has room in its window if `units + w <= limit`; in the sliding window counter, if
--- `before * (length - elapsed) + (units + w) * length <= limit * length`, where `before` are the units of the window before. It
--- takes the first moment that has room from the newest window on, which is solved for. A start in the future (a place) is counted in
--- the window in which it is ready, and is good until that ends.
+-- A start of weight w fits into its window if `units + w <= limit`; in the sliding window counter, if `before * (length
+-- - elapsed) + (units + w) * length <= limit * length`, where `before` is the number of units of the window before. It
+-- takes the first moment with capacity from the newest window on, which is solved for. A start in the future (a place)
+-- is counted in the window in which it is ready, and is valid until that window ends.
 --
--- Why it is right. Nobody is counted in an older window than the newest, so what counts of the window before is final. A start
--- happens no earlier than `ready` and no later than `stamp`, the last tick of the window that counts it; later in a window there is
--- only more room. So a window never holds more than the limit. A clock that is set back finds the newest window in the future, and
--- counts there. What was counted in windows before the two is not known any more. Where that might matter, because a place in the
--- newest window was given back, it counts as full (`edit`).
+-- Why it is right. No start is counted in a window older than the newest, so the count of the window before is final. A
+-- start happens no earlier than `ready` and no later than `stamp`, the last tick of the window that counts it; later in
+-- a window there is only more capacity. So a window never holds more than the limit. If a clock is set back, the newest
+-- window is in the future, and starts are counted there. The counts of windows before the last two are no longer known.
+-- Where that might matter, because a place in the newest window was given back, such a window counts as full (`edit`).
 --
 -- No product is larger than 2^53: units are below 2^30, and `floor(room * length / before)` is worked out in two pieces.
 --
 -- decide, record  -> {0, now, ready, taken, ticket, stamp, ahead, is_place, w, n, q, gate}; ahead is 0
 -- view            -> {0, now, ready, w, n, q, gate}
---     What is held, after the decision: the state, and the later of both gates. With them the caller says, in 128 bits,
+--     The returned state is the one after the decision, with the later of both gates. From them the caller computes, in
+-- 128 bits,
 --     remaining = 0 while gate > now or w is later than this window; else limit - units - (before * (length - elapsed) / length
 --     rounded up), at least 0; and empty = max(gate, the start of the latest of w, w + lasts if n > 0, w - 1 + lasts if q > 0),
---     where lasts is 1, or 2 if it is smooth. (Of an untouched key w, n and q are 0.)
---     decide weight delay patience (grace) reserves forced again; record (one unit, forced); view weight (may be 0). The delay is for
---     how long it may not start from now on; patience -1: endless.
+--     where lasts is 1, or 2 if it is smooth. (Of an unused key w, n and q are 0.) decide weight delay patience (grace) reserves
+--     forced again; record (one unit, forced); view weight (may be 0). The delay: no start before this much later; patience -1:
+--     unlimited.
 -- cancel ticket stamp weight ahead only_place, settle ticket stamp weight ahead actual -> {0, now, was_there}
 -- present, pause, clear: see counted.lua.
--- adopt           -> {0, now}: writes the state under the policy that holds, so that it lives as long as that needs. No state is
---     ever two policies behind: see prelude.lua.
+-- adopt           -> {0, now}: rewrites the state under the policy that applies, so that it lives as long as that policy needs. No
+--     state is ever two policies behind: see prelude.lua.
 --
--- Commands: HMGET, TIME, HMGET; an admission one HSET more (of a new life HINCRBY, HSET, PEXPIRE and `list`), a place HGET, HLEN and
--- HINCRBY more.
+-- Commands: HMGET, TIME, HMGET. In addition, an admission needs one HSET (in a new life HINCRBY, HSET, PEXPIRE and
+-- `list`), and a place HGET, HLEN and HINCRBY.
 
 local limit, length, is_smooth, phase = policy[1], policy[2], policy[3] == 1, policy[4]
 local lasts = is_smooth and 2 or 1
@@ -58,13 +59,13 @@ local function units_of(window)
     return window == newest and units or window == newest - 1 and before or 0
 end
 
--- What may have been counted before the two windows, and still count.
+-- The counts that windows before the last two may have had, and that may still matter.
 local function unknown(here)
     local lost = newest - 2
     if lost >= 0 and lost + lasts > here then return lost end
 end
 
--- What is counted is these `{window, units}`; what is not known counts as full.
+-- Sets the counts to these `{window, units}`; unknown ones count as full.
 local function set(known, lost, here)
     local function sum(window)
         local all = 0
@@ -86,8 +87,8 @@ local function set(known, lost, here)
     units, before = all_of(newest), all_of(newest - 1)
 end
 
--- Another policy holds than when this was written: what was counted in a window that had begun counts at its end, or where that
--- had not come, at the change. Places do not come along.
+-- The state was written under another policy. Units of a window that had begun count at its end or, if that had not
+-- come, at the time of the change. Places are not carried over.
 local old, changed = policy_before()
 if old then
     local old_length, old_lasts, known = old[2], old[3] == 1 and 2 or 1, {}
@@ -100,7 +101,7 @@ if old then
     set(known, lost, window_of(changed))
 end
 
--- Where an earlier state may have been lost, all windows are full in which it might count.
+-- Where an earlier state may have been lost, all windows in which it might count are full.
 if born > 0 then gate = max(gate, born + lasts * length) end
 
 -- Until when the state is needed.
@@ -111,8 +112,8 @@ local function keep(ticket, stamp)
     save(needed(), { "w", newest, "n", units, "q", before, ticket, stamp })
 end
 
--- When there is room for this weight first, from this tick on: the window, and the tick. The second window after the newest has
--- nothing in it and nothing before it. (FAR: never, as no window holds so much.)
+-- The first moment from this tick on with capacity for this weight: the window, and the tick. The second window after
+-- the newest has nothing in it and nothing before it. (FAR: never, since no window holds so many units.)
 local function earliest(weight, from)
     local first = max(window_of(from), newest)
     for window = first, first + 2 do
@@ -148,7 +149,7 @@ local function decide(weight, delay, patience, reserves, forced)
     return { 0, now, ready, 1, ticket, stamp, 0, is_place and 1 or 0, newest, units, before, opens }
 end
 
--- Changes what is counted: takes units of a start back, and counts a debt.
+-- Changes the counts: takes back units of a start, and adds a debt.
 local function edit(window, back, debt)
     local here = window_of(now)
     local known, lost = {}, unknown(here)
@@ -160,7 +161,7 @@ local function edit(window, back, debt)
     if units + before > 0 then keep() else forget() end
 end
 
--- Ends a start: units go back, or more are owed.
+-- Ends a start: units are returned, or more are owed.
 local function finish(actual, only_place)
     local ticket, stamp, weight = arguments[1], arguments[2], arguments[3]
     local is_over = stamp + lasts * length <= now

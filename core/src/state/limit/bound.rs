@@ -1,4 +1,4 @@
-//! Where a limiter found its limit: declared or attached at the first use, then a load away.
+//! Where a limiter found its limit. It is declared or attached at the first use, and one load away from then on.
 
 use super::{Key, Limit, STORE_ERRORS};
 use crate::atomic::*;
@@ -18,37 +18,37 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr};
 
-/// Where a limit was found, and the finding that this one replaced: somebody may still be using it, so they live as long
-/// as their limiter.
+/// Where a limit was found, and the finding that this one replaced. Another thread may still be using that, so findings
+/// live as long as their limiter.
 #[derive(Debug)]
 pub(crate) struct Bound {
     home: *const Home,
     pub(super) limit: u64,
-    /// What hashes its keys.
+    /// The hasher of its keys.
     hasher: SipHasher13,
-    /// The gate that binds all its keys.
+    /// The gate of all its keys.
     gate: *const AtomicU64,
-    /// What this is good for: see [`Session::epoch`].
+    /// The epoch for which this is valid: see [`Session::epoch`].
     epoch: u64,
-    /// It was still that when [`fork::validity`] was this.
+    /// The value of [`fork::validity`] at which the epoch was last checked.
     seen: AtomicU64,
-    /// What the limit lives by. Never null.
+    /// The table that applies to the limit. Never null.
     current: AtomicPtr<Decoded>,
-    /// Who this process is there, for leases: see [`crate::algorithm::leases`].
+    /// The number of this process there, for leases: see [`crate::algorithm::leases`].
     pub(super) member: u64,
     pub(super) counts: Arc<Counts>,
     before: *mut Bound,
 }
 
-/// A table as it was read, and the one that it replaced: somebody may still be using it, so they live as long as their limiter.
-/// (A table in the store is larger, and is not used again either.)
+/// A table as it was read, and the one that it replaced. Another thread may still be using that, so they live as long
+/// as their limiter. (A table in the store is larger, and is not reused either.)
 #[derive(Debug)]
 struct Decoded {
     table: Table,
-    /// Where the root of its index is, and where the block of the key "" is.
+    /// The words that hold the root of its index and the place of the block of the key "".
     index: *const AtomicU64,
     empty_key: *const AtomicU64,
-    /// Where it was found last; 0: nowhere. And in which life: see [`Bound::empty_at_once`].
+    /// Where that block was found last, or 0, and in which life: see [`Bound::empty_at_once`].
     empty_at: AtomicU64,
     empty_life: AtomicU64,
     is_looking: AtomicBool,
@@ -84,14 +84,14 @@ impl Bound {
         unsafe { &*self.current.load(Acquire) }
     }
 
-    /// The limit's table, as this limiter knows it. Its words never change, and are never another table's: so what was read
-    /// once holds, and whether it is still the limit's shows where its keys are looked up.
+    /// The limit's table, as this limiter knows it. Its words never change and never belong to another table. So what
+    /// was read once is still right; the lookup of a key shows whether it is still the limit's table.
     #[inline(always)]
     pub(super) fn table(&self) -> &Table {
         &self.current().table
     }
 
-    /// Does something with a key, if it is where it is looked for and nothing is in the way.
+    /// Runs a function with a key, if the key is in its usual place and nothing blocks it.
     #[inline(always)]
     pub(super) fn try_with<R>(
         &self,
@@ -109,20 +109,20 @@ impl Bound {
         tried().map_err(|blocked| Stuck { bound: self, blocked, table: table.at })
     }
 
-    /// How a key is decided on that is found at once.
+    /// How a key that is found at once is decided on.
     #[inline(always)]
     pub fn at_once(&self) -> AtOnce {
         self.table().at_once
     }
 
-    /// Finds a key as most are found: it is there, it lives by its limit's table, which decides [`AtOnce`], and a start may have
-    /// that weight. Neither this nor what is done with it unwinds, whatever the lane holds: all in it that may has a
-    /// [door](Home::behind_door) of its own.
+    /// Finds a key in the common case: it exists, its limit's table applies to it and decides [`AtOnce`], and a start
+    /// may have that weight. Neither this nor the operations on the result unwind, whatever the lane holds: everything
+    /// there that may unwind has a [door](Home::behind_door) of its own.
     #[inline(always)]
     pub fn find_at_once(&self, key: &str, weight: u64) -> Option<Key<'_>> {
         let decoded = self.current();
         let (home, table) = (self.home(), &decoded.table);
-        // (No weight is 0.)
+        // A weight is never 0.
         if table.at_once == AtOnce::Nothing || weight.wrapping_sub(1) >= table.capacity {
             return None;
         }
@@ -132,42 +132,43 @@ impl Bound {
             true => self.empty_at_once(decoded)?,
             false => {
                 policy::check_key(key).ok()?;
-                // SAFETY: the words of a store stay where they are for as long as the home lives.
+                // SAFETY: the words of a store stay in place for as long as the home lives.
                 home.glance(table, unsafe { &*decoded.index }, Hash::of(&self.hasher, key))?
             }
         };
         Some(Key { is_empty, ..self.key(table, at, words) })
     }
 
-    /// The key "". It is where it was found last, or whoever decides there finds that its cells are sealed, or have another life.
-    /// Then it has to be [looked up again](Bound::look_again).
+    /// The key "". Either it is where it was found last, or a decision there finds sealed cells or another life. Then
+    /// it must be [looked up again](Bound::look_again).
     #[inline(always)]
     fn empty_at_once<'b>(&'b self, decoded: &'b Decoded) -> Option<(KeyAt, &'b [AtomicU64])> {
-        // Another thread may be writing both. The life is written first and read first: so it is the block's, or an earlier one, of
-        // which nobody decides there. What is read of the block after it is of that life or a later one.
+        // Another thread may be writing both. The life is written first and read first, so it is the block's life or an
+        // earlier one, in which no decision succeeds. What is read of the block afterwards belongs to that life or a
+        // later one.
         let life = decoded.empty_life.load(Acquire);
         let at = decoded.empty_at.load(Acquire);
         if at == 0 {
             return None;
         }
-        // SAFETY: it was there, with its ring, when it was found.
+        // SAFETY: the block was there, with its ring, when it was found.
         let words = unsafe { self.home().arena.words_unchecked(at, key_word::RING + decoded.table.ring) };
         let life = if fault::planted("any life") { words[key_word::LIFE as usize].load(Acquire) } else { life };
         Some((KeyAt { at, life, table: decoded.table.at }, words))
     }
 
-    /// Looks up where the key "" is now.
+    /// Looks up the present place of the key "".
     #[inline(never)]
     pub(super) fn look_again(&self) {
         let decoded = self.current();
-        // One thread at a time: what two of them saw must not get mixed.
+        // One thread at a time, so that two results do not get mixed.
         if decoded.table.at_once == AtOnce::Nothing || decoded.is_looking.swap(true, Acquire) {
             return;
         }
-        // SAFETY: the words of a store stay where they are for as long as the home lives.
+        // SAFETY: the words of a store stay in place for as long as the home lives.
         let word = unsafe { &*decoded.empty_key };
         let found = self.home().glance_at(&decoded.table, word);
-        // Slices begin their first life at their first start: then it is to be found with that.
+        // Slices begin their first life at their first start, and must be found with that life.
         let has_begun = |life| life != 0 || !decoded.table.is_sliced;
         if let Some((KeyAt { at, life, .. }, _)) = found.filter(|found| has_begun(found.0.life)) {
             decoded.empty_life.store(life, Release);
@@ -181,15 +182,15 @@ impl Bound {
     pub(super) fn key<'b>(&'b self, table: &'b Table, key: KeyAt, words: &'b [AtomicU64]) -> Key<'b> {
         debug_assert_eq!(words.len() as u64, key_word::RING + table.ring);
         let mut key = Key { bound: self, table, key, words, hash: Hash([0; 2]), is_empty: false, gate: 0 };
-        // SAFETY: the words of a store stay where they are for as long as the home lives.
+        // SAFETY: the words of a store stay in place for as long as the home lives.
         key.gate = unsafe { &*self.gate }.load(Acquire).max(gate_in(key.head()));
-        // Before anything is decided: if the life is the same then, all of this was the key's.
+        // Read before the decision: if the life is still the same then, all of this belonged to the key.
         key.hash = hash_in(key.head());
         key.is_empty = self.counts.is_of_no_key(key.hash);
         key
     }
 
-    /// The limit's table as of now.
+    /// The limit's current table.
     #[inline(always)]
     pub(super) fn latest(&self) -> &Table {
         if self.home().current_table(self.limit) != self.table().at {
@@ -198,7 +199,7 @@ impl Bound {
         self.table()
     }
 
-    /// Goes over to the table that the limit has now.
+    /// Switches to the limit's current table.
     pub(super) fn follow(&self) {
         let table = self.home().table(self.limit);
         let mut before = self.current.load(Acquire);
@@ -208,7 +209,7 @@ impl Bound {
             match self.current.compare_exchange(before, new, AcqRel, Acquire) {
                 Ok(_) => return,
                 Err(now) => {
-                    // SAFETY: nobody else has seen it.
+                    // SAFETY: no other thread has seen it.
                     drop(unsafe { Box::from_raw(new) });
                     before = now;
                 }
@@ -217,7 +218,7 @@ impl Bound {
     }
 }
 
-/// Why it could not be done, and the limit's table at that time.
+/// Why a call could not finish, and the limit's table at that time.
 pub(crate) struct Stuck<'b> {
     pub(super) bound: &'b Bound,
     pub(super) blocked: Blocked,
@@ -228,14 +229,14 @@ impl Drop for Bound {
     fn drop(&mut self) {
         let mut at = *self.current.get_mut();
         while !at.is_null() {
-            // SAFETY: made by `bind` or `follow`; nobody can be using it any more.
+            // SAFETY: made by `bind` or `follow`, and no longer in use.
             at = unsafe { Box::from_raw(at) }.before;
         }
     }
 }
 
 impl Limit {
-    /// Makes sure that the limit can be used, and returns where it is.
+    /// Ensures that the limit can be used, and returns where it is.
     #[inline(always)]
     pub(super) fn bound(&self) -> Result<&Bound> {
         match self.is_bound() {
@@ -244,7 +245,7 @@ impl Limit {
         }
     }
 
-    /// The same, if it is known already.
+    /// Returns where the limit is, if that is already known.
     #[inline(always)]
     pub fn is_bound(&self) -> Option<&Bound> {
         // SAFETY: null, or published by `bind` and freed only by `drop`.
@@ -254,7 +255,7 @@ impl Limit {
 
     #[cold]
     fn is_current(&self, bound: &Bound) -> bool {
-        // Before the look: what changes after it shows at the next call.
+        // Read before the check: a later change shows at the next call.
         let now = fork::validity_acquired();
         let is_it = bound.epoch == self.store.epoch();
         if is_it {
@@ -263,13 +264,13 @@ impl Limit {
         is_it
     }
 
-    /// Finds the limit, for the first time or because its name is another's by now.
+    /// Finds the limit for the first time, or because its name belongs to another by now.
     #[cold]
     pub(super) fn bind_again(&self) -> Result<&Bound> {
         let names = self.names();
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let (bound, has_changed) = self.store.with_names(&names, |locked| {
-            // A policy, or a name: only who has changed it sees to what is left.
+            // A change of a policy or a name. Only the process that made it completes the rest.
             let before = (locked.generation(), locked.find_limit(&self.name).map(|limit| locked.table(limit).at));
             let bound = self.bind(locked)?;
             let table = before.1.is_some_and(|before| before != locked.table(bound.limit).at);
@@ -281,7 +282,7 @@ impl Limit {
         Ok(bound)
     }
 
-    /// The names that it is declared with.
+    /// The names with which the limit is declared.
     fn names(&self) -> Vec<String> {
         match &self.part_of {
             Some(all) => [all.name.clone()].into_iter().chain(part_names(&all.name, &all.policies)).collect(),
@@ -300,7 +301,7 @@ impl Limit {
             Some(bound) if home.is_retired(bound.limit) => self.declare_or_attach(home, locked, true)?,
             // SAFETY: as in `bound`.
             Some(bound) if bound.epoch == epoch => return Ok(unsafe { &*before }),
-            // A child forked from a process that used the limit has it already; it shall not declare it anew.
+            // A forked child of a process that used the limit has it already, and must not declare it again.
             Some(bound) if ptr::eq(bound.home, home) => bound.limit,
             Some(_) => self.declare_or_attach(home, locked, true)?,
             None => self.declare_or_attach(home, locked, false)?,
@@ -318,7 +319,7 @@ impl Limit {
         Ok(unsafe { &*bound })
     }
 
-    /// `again`: it was declared by this limiter already, so what the store has by now holds.
+    /// With `again`, this limiter has declared it before, so the store's present policy applies.
     fn declare_or_attach(&self, home: &Home, locked: &Locked, again: bool) -> Result<u64> {
         let again = again || self.part_of.as_ref().is_some_and(|all| all.is_declared.load(Acquire));
         let theirs = if again || self.declares.is_none() { self.store.declared(&self.name)? } else { None };
@@ -338,7 +339,7 @@ impl Limit {
         };
         match theirs {
             Some(theirs) if theirs.declared.kind() != self.kind => mismatch(theirs.declared.kind()),
-            Some(theirs) => self.store.bring_declared(&self.name, theirs.current(), locked),
+            Some(theirs) => self.store.apply_declared(&self.name, theirs.current(), locked),
             None if self.store.family(&self.name)?.composite.is_some() => mismatch("composite"),
             None => self.store.unknown(&self.name),
         }
@@ -349,7 +350,7 @@ impl Drop for Limit {
     fn drop(&mut self) {
         let mut at = *self.bound.get_mut();
         while !at.is_null() {
-            // SAFETY: made by `bind`; nobody can be using it any more.
+            // SAFETY: made by `bind`, and no longer in use.
             let bound = unsafe { Box::from_raw(at) };
             at = bound.before;
         }

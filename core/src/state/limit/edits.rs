@@ -1,4 +1,4 @@
-//! What is rarely done to a limit's keys, under the structure lock: starts are taken back, gates closed, keys forgotten.
+//! Rare changes of a limit's keys, under the structure lock: starts are taken back, gates closed, keys forgotten.
 
 use super::Limit;
 use crate::algorithm::log::{SETTLED, StartId as Known};
@@ -13,10 +13,10 @@ use crate::stats::Stats;
 use std::cell::Cell;
 
 impl Limit {
-    /// Does something rare to the limit's table, when nobody else does.
+    /// Runs a rare operation on the limit's table, under the structure lock.
     pub(super) fn with_table<R>(&self, f: impl Fn(&Locked, u64, &Table) -> Result<R>) -> Result<R> {
         if self.store.server().is_some() {
-            // To find it takes more than the lock.
+            // Finding the limit takes more than the lock.
             self.bound()?;
         }
         self.store.with_lock(|locked| {
@@ -29,7 +29,7 @@ impl Limit {
         })
     }
 
-    /// Changes what a key has in its log, if it has any. `false`: the key is not there.
+    /// Edits the log of a key. Returns `false` if the key is not there.
     pub fn rewrite(&self, hash: Hash, edit: impl Fn(&Home, &Table, &mut History)) -> Result<bool> {
         self.with_table(|home, _, table| match home.find(table, hash) {
             Ok(Some(found)) => {
@@ -40,14 +40,15 @@ impl Limit {
         })
     }
 
-    /// Takes a start back, while it is there and not settled. Was it?
+    /// Takes a start back, if it is there and not settled. Returns whether it did.
     pub fn take_back(&self, hash: Hash, start: Known, ahead: u64) -> Result<bool> {
         let was_there = Cell::new(false);
         self.rewrite(hash, |_, table, history| was_there.set(take_back(table, history, start, ahead)))?;
         Ok(was_there.get())
     }
 
-    /// Closes a gate until `until` (0: it stays as it is): of one key, or with the empty key of all.
+    /// Closes a gate until `until`, or leaves it as it is if that is 0: the gate of one key, or of all keys if the key
+    /// is empty.
     pub fn close_gate(&self, key: &str, until: u64) -> Result<()> {
         policy::check_key(key)?;
         if self.store.server().is_some() {
@@ -63,9 +64,9 @@ impl Limit {
                 Ok(())
             });
         }
-        // Room is made before the lock is taken for good.
+        // Make space before the lock is held for the change itself.
         self.with_key(key, |_| Ok(()))?;
-        // A block may be another key's by the time that its gate is written, but for the lock.
+        // Without the lock, the block could pass to another key before its gate is written.
         self.with_table(|home, _, table| {
             let found = home.find_or_add_locked(table, home.hash(b'k', key), key)?;
             home.key_gate(found.at).fetch_max(until, AcqRel);
@@ -73,7 +74,7 @@ impl Limit {
         })
     }
 
-    /// Forgets every start of a key and opens its gate; with the empty key, of all keys.
+    /// Forgets every start of a key and opens its gate. With the empty key, does so for all keys.
     pub fn forget(&self, key: &str) -> Result<()> {
         policy::check_key(key)?;
         if self.store.server().is_some() {
@@ -99,20 +100,20 @@ impl Limit {
         if hash.is_none() {
             self.store.settle(&[&self.name])?;
         }
-        // If this fails, what is forgotten comes back after a reboot.
+        // If this fails, the forgotten starts return after a reboot.
         if is_logged { self.store.forget_logged(&self.name, hash, until) } else { Ok(()) }
     }
 
-    /// Makes room for more open places.
+    /// Makes space for more open places.
     pub fn add_places(&self) -> Result<()> {
         self.with_table(|home, _, _| home.add_places())
     }
 
-    /// What was counted, of a key or with the empty key of all.
+    /// The counters of a key, or of the limit if the key is empty.
     pub fn stats(&self, key: &str) -> Result<Stats> {
         policy::check_key(key)?;
         self.with_table(|home, limit, table| {
-            self.store.tell_counts_of(limit, home)?;
+            self.store.flush_counts_of(limit, home)?;
             Ok(if key.is_empty() { home.counts(limit) } else { home.counts_of_key(table, key) })
         })
     }
@@ -120,7 +121,7 @@ impl Limit {
 
 /// A start that was refused after it was taken, because the ledger could not be written.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Refused {
+pub(crate) struct RefusedStart {
     pub instance: u64,
     pub limit: u64,
     pub hash: Hash,
@@ -128,7 +129,8 @@ pub(crate) struct Refused {
     pub ahead: u64,
 }
 
-/// Which of the starts are this one: where units are only counted, those of its slice, the unlogged first.
+/// The indices of this start's entries. Where units are only counted, these are all entries of its slice, the unlogged
+/// ones first.
 pub(crate) fn parts(table: &Table, History { starts, era, .. }: &History, start: Known) -> Vec<usize> {
     let is_part = |s: &Start| match table.policy.is_counted() {
         true => *era == start.ticket && (s.stamp == start.stamp || table.policy.is_bucket()),
@@ -139,14 +141,15 @@ pub(crate) fn parts(table: &Table, History { starts, era, .. }: &History, start:
     parts
 }
 
-/// Takes a start out of a history, if it is there and not settled. `ahead`: see [`Taken::ahead`]. Was it?
+/// Takes a start out of a history, if it is there and not settled. Returns whether it did. `ahead`: see
+/// [`Taken::ahead`].
 pub(crate) fn take_back(table: &Table, history: &mut History, start: Known, ahead: u64) -> bool {
     let parts = parts(table, history, start);
     take_units(table, history, &parts, (start, ahead), start.weight);
     !parts.is_empty()
 }
 
-/// Takes so many units from these starts; those that have none left go.
+/// Takes this many units from these starts, and removes starts that have none left.
 pub(crate) fn take_units(
     table: &Table,
     history: &mut History,

@@ -1,6 +1,6 @@
-//! What is done before a decision is told: nobody starts with more than the ledger may lack.
+//! The steps before a decision is returned: no start exceeds what may be missing from the ledger.
 
-use super::{Key, Limit, Refused};
+use super::{Key, Limit, RefusedStart};
 use crate::algorithm::log::{StartId, Taken};
 use crate::error::Result;
 use crate::state::changed::is_unlisted;
@@ -9,8 +9,8 @@ use crate::time::{Now, Tick};
 use crate::waiting::MayWait;
 
 impl Limit {
-    /// To be called with every answer before it is given: with its time, and what was taken with it. Looks after what is
-    /// due, and lets nobody start with more than may be missing from the ledger.
+    /// Called with every answer before it is returned, with its time and the units that it took. Runs the periodic
+    /// duties, and lets no start exceed what may be missing from the ledger.
     #[inline(always)]
     pub fn confirm(&self, key: &Key, now: Now, taken: Option<&Taken>, weight: u64) -> Result<(), Blocked> {
         self.look_after(key.home(), now.floor)?;
@@ -20,7 +20,7 @@ impl Limit {
         }
     }
 
-    /// Sees to it that a start gets into the ledger in time.
+    /// Ensures that a start gets into the ledger in time.
     #[inline(always)]
     fn keep(&self, key: &Key, now: Now, taken: &Taken, weight: u64) -> Result<(), Blocked> {
         if key.table.keeping == Keeping::Ahead {
@@ -29,7 +29,7 @@ impl Limit {
         if is_unlisted(key.head(), now.floor) { self.list(*key, now) } else { Ok(()) }
     }
 
-    /// The same where the ledger comes first.
+    /// The slow path, where the ledger must be written first.
     #[inline(never)]
     fn keep_ahead(&self, key: Key, now: Now, taken: Taken, weight: u64) -> Result<(), Blocked> {
         key.home().behind_door(|| {
@@ -56,19 +56,19 @@ impl Limit {
         })
     }
 
-    /// How many units of a key may be missing from the ledger.
+    /// The number of a key's units that may be missing from the ledger.
     #[inline(always)]
     fn budget(&self, key: &Key) -> u64 {
         if key.home().commits { 0 } else { key.table.budget }
     }
 
-    /// May a start be decided without a look at what the ledger lacks?
+    /// Returns whether a start may be decided without checking the ledger.
     #[inline(always)]
     pub fn may_start_at_once(&self, key: &Key) -> bool {
         key.table.keeping != Keeping::Ahead || MayWait::here() != MayWait::Never && !self.store.has_refused()
     }
 
-    /// Would a start now have to wait for the ledger, where the caller must not?
+    /// Returns whether a start now would have to wait for the ledger. For callers that must not wait.
     #[inline(always)]
     pub fn would_wait(&self, key: &Key, weight: u64) -> Result<bool, Blocked> {
         if key.table.keeping == Keeping::Ahead { self.has_spent_budget(*key, weight) } else { Ok(false) }
@@ -86,7 +86,7 @@ impl Limit {
         })
     }
 
-    /// Looks after what is due once a second.
+    /// Runs the once-a-second duties.
     #[inline(always)]
     pub fn look_after(&self, home: &Home, now: Tick) -> Result<(), Blocked> {
         if home.is_due(now) { self.look_after_all(home, now) } else { Ok(()) }
@@ -104,7 +104,7 @@ impl Limit {
         })
     }
 
-    /// The job has not started yet: so if the ledger cannot be written it shall not, and nothing was taken.
+    /// The job has not started yet. If the ledger cannot be written, it must not start, and no unit counts as taken.
     #[cold]
     fn wait_for_ledger(&self, key: &Key, taken: &Taken, weight: u64, budget: (u64, Now)) -> Result<(), Blocked> {
         let limit = key.limit();
@@ -115,12 +115,12 @@ impl Limit {
         written
     }
 
-    /// Takes a start back that was taken, if not now then later.
+    /// Takes a start back, now or later.
     #[cold]
     pub fn refuse(&self, key: &Key, taken: &Taken, weight: u64) -> Result<()> {
         let (instance, limit) = (key.home().instance, key.limit());
         let start = StartId { ticket: taken.ticket, stamp: taken.stamp, weight };
-        self.store.refuse(Refused { instance, limit, hash: key.hash, start, ahead: taken.ahead });
+        self.store.refuse(RefusedStart { instance, limit, hash: key.hash, start, ahead: taken.ahead });
         Ok(())
     }
 }

@@ -1,6 +1,7 @@
-//! A limiter's hold on its limit: finding a key, and looking again when it moved.
+//! A limiter's handle on its limit: it finds keys, and searches again when they have moved.
 //!
-//! `bound` is where the limit was found, `keep` what a decision does before it is told, `edits` what is rarely done to keys.
+//! `bound` holds where the limit was found, `keep` the steps before a decision is returned, `edits` the rare changes of
+//! keys.
 
 mod bound;
 mod edits;
@@ -13,7 +14,7 @@ use super::damage::{nonsense, or_damaged};
 use super::declare::{check_names, part_names};
 use super::index::KeyAt;
 use super::layout::key_word;
-use super::room::Search;
+use super::space::Search;
 use super::session::{LET_OTHERS, Session};
 use super::table::{AtOnce, Blocked, Hash, Home, Table};
 use super::{OnError, Store};
@@ -35,41 +36,41 @@ use crate::server::without_password;
 use crate::time::{Now, monotonic_ns};
 use crate::waiting::MayWait;
 pub(crate) use bound::{Bound, Stuck};
-pub(crate) use edits::{Refused, parts, take_back, take_units};
+pub(crate) use edits::{RefusedStart, parts, take_back, take_units};
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr};
 use std::time::{Duration, Instant};
 
-/// When to ask again after the store has failed.
+/// When a caller may ask again after the store has failed.
 pub(crate) const STORE_AGAIN: Duration = Duration::from_secs(1);
 
-/// How often a processor pauses before it tries again where somebody was faster: for about a microsecond.
+/// How often a processor pauses, after losing a race, before it tries again: for about a microsecond.
 const PAUSES: u32 = 32;
 
-/// For so many nanoseconds a limiter does not search a full store again in which it found no idle keys: else each new key
-/// would be a search.
+/// For this many nanoseconds, a limiter does not search a full store again after it found no idle keys. Otherwise each
+/// new key would cause a search.
 const IN_VAIN: u64 = 200_000_000;
 
-/// One limit of one store, as one limiter uses it.
+/// One limit of one store, as used by one limiter.
 #[derive(Debug)]
 pub(crate) struct Limit {
     store: Arc<Session>,
     name: Arc<str>,
-    /// What this limiter declares; an attached one takes what the store has, if it is of the right kind.
+    /// The policy that this limiter declares. An attached limiter takes the store's, if it has the right kind.
     declares: Option<Policy>,
-    /// The composite that it is declared with.
+    /// The composite with which it is declared.
     part_of: Option<Arc<Composite>>,
     kind: &'static str,
-    /// Failures of the store from before the limit was found.
+    /// The failures of the store before the limit was found.
     early_errors: AtomicU64,
-    /// Until when, by the monotonic clock, a full store is not searched again.
+    /// Until when a full store is not searched again, by the monotonic clock.
     full_until: AtomicU64,
     /// Null until the first use.
     bound: AtomicPtr<Bound>,
 }
 
-/// Several limits that are declared together, under a name that stands for all of them.
+/// Several limits that are declared together, under a name that means all of them.
 #[derive(Debug)]
 pub(crate) struct Composite {
     name: String,
@@ -77,26 +78,26 @@ pub(crate) struct Composite {
     is_declared: AtomicBool,
 }
 
-// SAFETY: the pointers lead to what lives as long as the limiter, and may be shared.
+// SAFETY: the pointees live as long as the limiter, and may be shared.
 unsafe impl Send for Limit {}
 // SAFETY: as above.
 unsafe impl Sync for Limit {}
 
-/// A key that is not there was to be added.
+/// The result for a missing key, which cannot occur where keys are added.
 fn added<R>() -> R {
     unreachable!("it was added")
 }
 
-/// Counts how often a call starts over: what one process does at a time lets others go on, so it does not last.
-struct Turns<'s> {
+/// Counts how often a call starts over. Each step of one process lets others proceed, so the count stays low.
+struct Retries<'s> {
     count: u64,
     store: &'s Session,
     first: Option<Instant>,
 }
 
-impl<'s> Turns<'s> {
-    fn new(store: &'s Session) -> Turns<'s> {
-        Turns { count: 0, store, first: None }
+impl<'s> Retries<'s> {
+    fn new(store: &'s Session) -> Retries<'s> {
+        Retries { count: 0, store, first: None }
     }
 
     fn next(&mut self) -> Result<()> {
@@ -111,25 +112,25 @@ impl<'s> Turns<'s> {
         }
         if self.store.server().is_some() {
             let doing = format!("asking {}", without_password(self.store.url()));
-            return Err(Error::store(doing, "it says that another policy holds than the one it has declared"));
+            return Err(Error::store(doing, "it reports that a policy applies that it does not have"));
         }
-        nonsense("what is mended does not stay so")
+        nonsense("a repaired key did not stay repaired")
     }
 }
 
-/// One key of a limit, found.
+/// A key of a limit, found.
 #[derive(Clone, Copy)]
 pub(crate) struct Key<'a> {
     bound: &'a Bound,
     pub table: &'a Table,
     pub key: KeyAt,
-    /// Its block: a head and a ring.
+    /// Its block: head and ring.
     words: &'a [AtomicU64],
-    /// What it is known by, wherever it lives.
+    /// The hash that identifies the key, independent of its place.
     pub hash: Hash,
-    /// Is it the key ""?
+    /// Whether it is the key "".
     pub is_empty: bool,
-    /// Nobody starts before this: the later of the key's own gate and of the one that binds all keys.
+    /// No start happens before this time: the later of the key's own gate and the gate of all keys.
     pub gate: u64,
 }
 
@@ -139,12 +140,12 @@ impl<'a> Key<'a> {
         self.bound.home()
     }
 
-    /// The limit that it is of.
+    /// The limit of the key.
     pub fn limit(&self) -> u64 {
         self.bound.limit
     }
 
-    /// Who this process is there, for leases: see [`crate::algorithm::leases`].
+    /// The number of this process there, for leases: see [`crate::algorithm::leases`].
     pub fn member(&self) -> u64 {
         self.bound.member
     }
@@ -154,7 +155,7 @@ impl<'a> Key<'a> {
         &self.bound.counts
     }
 
-    /// What it is stuck in.
+    /// Pairs the key with the reason why it is stuck.
     #[cold]
     pub fn stuck(self, blocked: Blocked) -> Stuck<'a> {
         Stuck { bound: self.bound, blocked, table: self.table.at }
@@ -178,13 +179,13 @@ impl<'a> Key<'a> {
         (self.head(), unsafe { self.words.get_unchecked(key_word::RING as usize..) })
     }
 
-    /// Decides: see [`Algorithm::decide`]. Neither this nor what follows unwinds, whatever the cells hold. (Not by way of
-    /// [`Cells`]: of each algorithm only what it needs is read.)
+    /// Decides: see [`Algorithm::decide`]. Neither this nor the steps after it unwind, whatever the cells hold. (It
+    /// does not go through [`Cells`], so that only the needed words of each algorithm are read.)
     #[inline(always)]
     pub fn decide<const LOOK: bool>(&self, ask: &Ask, view: &mut View) -> Result<Answer, Sealed> {
         match &self.table.policy.0 {
             Shape::Bucket(bucket) => self.bucket(bucket).decide::<LOOK>(ask, || self.now(), view),
-            // It was checked when the limit was opened: this makes no sense.
+            // The kind was checked when the limit was opened, so this is nonsense.
             Shape::Concurrency { .. } => Err(Sealed),
             _ if self.table.is_log => self.log().decide::<LOOK>(ask, || self.now(), view),
             _ => self.decide_in_windows::<LOOK>(ask, view),
@@ -201,14 +202,14 @@ impl<'a> Key<'a> {
         }
     }
 
-    /// Decides on a start now by a log, if nobody is faster: see [`AtOnce`](super::table::AtOnce).
+    /// Decides on a start now from a log, if no other thread is faster: see [`AtOnce`](super::table::AtOnce).
     #[inline(always)]
     pub fn try_log<const LOOK: bool>(&self, weight: u64, view: &mut View) -> Option<Result<Answer, Sealed>> {
         self.log().try_decide::<LOOK>(&self.ask(weight), || self.now(), view)
     }
 
-    /// The same after somebody was faster, who has the cells in the cache of that processor. To let the others go on for a moment
-    /// costs everybody less than to fight for the cells at each start.
+    /// Decides from a log after another thread was faster and has the cells in its processor's cache. Pausing for a
+    /// moment costs all threads less than competing for the cells at each start.
     #[inline(always)]
     pub fn by_log<const LOOK: bool>(&self, weight: u64, view: &mut View) -> Result<Answer, Sealed> {
         loop {
@@ -221,20 +222,20 @@ impl<'a> Key<'a> {
         }
     }
 
-    /// The same by a bucket.
+    /// Decides from a bucket.
     #[inline(always)]
     pub fn by_bucket<const LOOK: bool>(&self, weight: u64, view: &mut View) -> Result<Answer, Sealed> {
         let Shape::Bucket(bucket) = &self.table.policy.0 else { return Err(Sealed) };
         self.bucket(bucket).decide::<LOOK>(&self.ask(weight), || self.now(), view)
     }
 
-    /// The same by windows in which units are counted.
+    /// Decides from windows in which units are counted.
     #[inline(always)]
     pub fn by_windows<const LOOK: bool>(&self, weight: u64, view: &mut View) -> Result<Answer, Sealed> {
         self.decide_in_windows::<LOOK>(&self.ask(weight), view)
     }
 
-    /// What it holds. Nothing changes.
+    /// The key's state. Nothing changes.
     #[inline(always)]
     pub fn view_at_once(&self, ask: &Ask) -> Result<View, Sealed> {
         match &self.table.policy.0 {
@@ -247,7 +248,7 @@ impl<'a> Key<'a> {
         }
     }
 
-    /// Would a start by a log or a bucket be ready at a time that has been? If that cannot be seen, no. See
+    /// Returns whether a start by a log or bucket would be ready at a past time; false if that cannot be seen. See
     /// [`Clock::early`](crate::time::Clock::early).
     #[inline(always)]
     pub fn is_ready_early(&self, weight: u64) -> bool {
@@ -275,7 +276,7 @@ impl<'a> Key<'a> {
         self.home().log(self.table, self.block(), self.key.life, &[])
     }
 
-    /// What a server has granted of it, to this process or to those that share it.
+    /// The units of it that a server has granted to this process, or to the processes that share them.
     #[inline(always)]
     pub fn grants(&self) -> Grants<'a> {
         let own = self.own_grants();
@@ -328,7 +329,7 @@ impl Limit {
         Ok(Self::new(store, name, None, kind))
     }
 
-    /// The limits of several policies: of one, a limit of that name.
+    /// The limits of several policies. A single policy gets the name itself.
     pub fn declare_parts(store: &Store, name: &str, policies: Vec<Policy>) -> Result<Vec<Limit>> {
         check_names(name, &policies)?;
         let all = Arc::new(Composite { name: name.to_owned(), policies, is_declared: AtomicBool::new(false) });
@@ -367,13 +368,13 @@ impl Limit {
         &self.name
     }
 
-    /// Are there limits of its kind that adapt to what jobs take?
+    /// Returns whether the limit has a kind that can adapt to job durations.
     #[inline(always)]
     pub fn may_adapt(&self) -> bool {
         self.kind == "evenly-spaced"
     }
 
-    /// May its starts depend on what jobs take?
+    /// Returns whether its starts may depend on job durations.
     pub fn adapts(&self) -> Result<bool> {
         let may_adapt = |bound: &Bound| bound.latest().is_adaptive || bound.home().has_plans(bound.limit);
         Ok(self.may_adapt() && self.reading(|| self.bound().map(may_adapt))?)
@@ -383,8 +384,8 @@ impl Limit {
         &self.store
     }
 
-    /// The answer of a call, or what the store's [`OnError`] says instead of its failure: admitted or not. (The answer is
-    /// written where it is wanted: copying one costs as much as a part of a decision.)
+    /// The answer of a call, or in place of a failure the answer of the store's [`OnError`]: admitted or not. (The
+    /// answer is written in its final place, since copying it costs as much as part of a decision.)
     #[inline(always)]
     pub fn or_instead<R>(&self, call: impl FnOnce() -> Result<R>, instead: impl FnOnce(bool) -> R) -> Result<R> {
         let mut answer = call();
@@ -399,7 +400,7 @@ impl Limit {
     #[cold]
     fn instead_of(&self, error: &mut Error) -> Option<bool> {
         if let (Error::StoreTimeout { .. }, true) = (&*error, MayWait::is_cut()) {
-            // There is more of the store's timeout.
+            // Part of the store's timeout is left.
             *error = Error::WouldWait;
             return None;
         }
@@ -417,7 +418,7 @@ impl Limit {
         }
     }
 
-    /// Counts that the store has failed, or has lost what it held for this process.
+    /// Counts a failure of the store, or the loss of the state that it held for this process.
     pub fn count_failure(&self) {
         // SAFETY: as in `bound`.
         match unsafe { self.bound.load(Acquire).as_ref() } {
@@ -426,12 +427,12 @@ impl Limit {
         }
     }
 
-    /// Where this process counts.
+    /// The counts of this process.
     pub fn counts(&self) -> Result<&Counts> {
         self.bound().map(|bound| &*bound.counts)
     }
 
-    /// Counts something of a key, if the limit can be used.
+    /// Counts an event of a key, if the limit can be used.
     pub fn count(&self, hash: Hash, what: usize, n: u64) {
         if let Ok(counts) = self.counts() {
             counts.add((!counts.is_of_no_key(hash)).then_some(hash), what, n);
@@ -445,12 +446,12 @@ impl Limit {
         }
     }
 
-    /// Counts a place whose owner came too late.
+    /// Counts a place whose owner was late.
     pub fn count_lost_place(&self) {
         self.counts().into_iter().for_each(Counts::lost_place);
     }
 
-    /// So many more callers of this process wait, or fewer.
+    /// Changes the number of waiting callers of this process.
     pub fn waits_more(&self, by: i64) {
         if let Some(bound) = self.is_bound() {
             bound.counts.waits_more(by);
@@ -460,7 +461,7 @@ impl Limit {
         }
     }
 
-    /// What is known while the store fails: admitted, if there is a permit.
+    /// The decision while the store fails: admitted, if there is a permit.
     pub fn undecided(&self, permit: Option<RawPermit>) -> Decision {
         let after = if permit.is_some() { Duration::ZERO } else { STORE_AGAIN };
         Decision {
@@ -475,18 +476,18 @@ impl Limit {
         }
     }
 
-    /// Makes sure that the limit can be used, and returns where it lives.
+    /// Ensures that the limit can be used, and returns its home.
     #[inline(always)]
     pub fn home(&self) -> Result<&Home> {
         self.bound().map(Bound::home)
     }
 
-    /// Makes sure that the limit can be used, and returns where it lives, and who this process is there.
+    /// Ensures that the limit can be used, and returns its home and the number of this process there.
     pub fn membership(&self) -> Result<(&Home, u64)> {
         self.bound().map(|bound| (bound.home(), bound.member))
     }
 
-    /// Makes sure that the limit can be used, and returns its table.
+    /// Ensures that the limit can be used, and returns its table.
     #[inline(always)]
     pub fn table(&self) -> Result<Table> {
         self.reading(|| {
@@ -495,12 +496,12 @@ impl Limit {
         })
     }
 
-    /// The same of a key, which may have a policy of its own.
+    /// Ensures that the limit can be used, and returns the table of a key, which may have its own policy.
     pub fn table_of(&self, hash: Hash) -> Result<Table> {
         self.by_table_of(hash, |table| *table)
     }
 
-    /// What a key's table says.
+    /// Applies a function to a key's table.
     #[inline(always)]
     pub fn by_table_of<R>(&self, hash: Hash, f: impl Fn(&Table) -> R) -> Result<R> {
         let answer = self.reading(|| {
@@ -516,14 +517,14 @@ impl Limit {
         }
     }
 
-    /// Does something with a key, again if it moved or something had to grow meanwhile.
+    /// Runs a function with a key, again if the key moved or something had to grow in between.
     #[inline(always)]
     pub fn with_key<R>(&self, key: &str, f: impl Fn(&Key) -> Result<R, Blocked>) -> Result<R> {
         policy::check_key(key)?;
         self.with(|home, table| home.key(table, key), added, |home| home.hash(b'k', key), f)
     }
 
-    /// To be called after a key was not found at once, or was stuck.
+    /// Called after a key was not found at once, or was stuck.
     #[inline(always)]
     pub fn look_again(&self, key: &str) {
         if key.is_empty() {
@@ -531,7 +532,7 @@ impl Limit {
         }
     }
 
-    /// Does something with a key that was not found, or is stuck.
+    /// Runs a function with a key that was not found, or is stuck.
     #[inline(always)]
     pub fn with_key_later<R>(
         &self,
@@ -549,12 +550,12 @@ impl Limit {
         answer
     }
 
-    /// The same with a key that is known by its hash only.
+    /// Runs a function with a key that is known only by its hash.
     pub fn with_hash<R>(&self, hash: Hash, f: impl Fn(&Key) -> Result<R, Blocked>) -> Result<R> {
         self.with(|home, table| home.find_or_add(table, hash, "?"), added, |_| hash, f)
     }
 
-    /// The text of a key that is known by its hash, if it is still here in full: long ones are cut.
+    /// The text of a key that is known by its hash, if it is here in full. Long texts are truncated.
     pub fn key_text(&self, hash: Hash) -> Result<Option<String>> {
         let home = self.home()?;
         if hash == home.hash(b'k', "") {
@@ -564,13 +565,13 @@ impl Limit {
         Ok(text.filter(|text| home.hash(b'k', text) == hash))
     }
 
-    /// The same with a key that may be forgotten: then there is no answer.
+    /// Runs a function with a key that may be forgotten. Returns `None` if it is.
     pub fn with_known<R>(&self, hash: Hash, f: impl Fn(&Key) -> Result<R, Blocked>) -> Result<Option<R>> {
         let find = |home: &Home, table: &Table| home.find(table, hash)?.ok_or(Blocked::Absent);
         self.with(find, || None, |_| hash, |key| f(key).map(Some))
     }
 
-    /// `none`: what is to be answered if `find` does not find the key.
+    /// `none` makes the result if `find` does not find the key.
     #[inline(always)]
     fn with<R>(
         &self,
@@ -580,7 +581,7 @@ impl Limit {
         f: impl Fn(&Key) -> Result<R, Blocked>,
     ) -> Result<R> {
         self.reading(|| {
-            let mut turns = Turns::new(&self.store);
+            let mut turns = Retries::new(&self.store);
             loop {
                 match self.bound()?.try_with(&find, &f) {
                     Ok(answer) => return Ok(answer),
@@ -592,21 +593,21 @@ impl Limit {
         })
     }
 
-    /// Looks at a key without adding it: `f` gets it, if it is there, and the gate that binds it.
+    /// Reads a key without adding it. `f` gets the key, if it is there, and the gate that applies to it.
     pub fn look<R>(&self, key: &str, f: impl Fn(&Home, &Table, Option<&Key>, u64) -> Result<R, Blocked>) -> Result<R> {
         policy::check_key(key)?;
         self.reading(|| {
-            let mut turns = Turns::new(&self.store);
+            let mut turns = Retries::new(&self.store);
             loop {
                 turns.next()?;
                 let bound = self.bound()?;
                 let (home, limit) = (bound.home(), bound.limit);
                 let table = bound.table();
-                // A new key is not a fresh one where something was lost.
+                // A new key is not an unused one if starts were lost.
                 let new = |own: &Table| if home.has_lost(own) { home.key(table, key).map(Some) } else { Ok(None) };
                 let mut own = None;
                 let found = match home.peek_key(table, key) {
-                    // The key may be in the table that has come in this one's place.
+                    // The key may be in the table that has replaced this one.
                     Ok(None) if home.current_table(limit) != table.at => Err(Blocked::Moved),
                     Ok(None) => new(table),
                     Err(Blocked::Sealed) => match home.plan_of_idle(table, home.hash(b'k', key)) {
@@ -634,7 +635,7 @@ impl Limit {
         })
     }
 
-    /// Does what reads the lane, which others may have written to.
+    /// Runs code that reads the lane, to which other programs may have written.
     #[inline(always)]
     fn reading<R>(&self, f: impl FnOnce() -> Result<R>) -> Result<R> {
         or_damaged(|| self.store.lane_path(), f)
@@ -647,38 +648,38 @@ impl Limit {
             return self.bind_again().map(drop);
         }
         match blocked {
-            // By a policy that may have been replaced meanwhile.
+            // The policy may have been replaced in between.
             Blocked::Refused(error) if bound.home().current_table(bound.limit) == table => return Err(error),
             Blocked::Refused(_) => {}
-            // A cell that moved is found by looking again.
+            // A cell that moved is found by searching again.
             Blocked::Moved | Blocked::Absent => {}
             Blocked::Stale => self.store.follow_server(&self.name, hash, self.declares)?,
-            // Whoever has the lock next attaches to what is there instead.
+            // The next holder of the lock attaches to what is there instead.
             Blocked::Lost => return self.store.with_lock(|_| Ok(())),
             Blocked::Crowded if !self.is_concurrency() => return self.add_places(),
             Blocked::Crowded => return self.with_table(|home, limit, now| home.add_slots(limit, now, table, hash)),
             Blocked::Sealed if bound.home().current_table(bound.limit) == table => {
-                return match self.with_table(|home, _, table| home.mend_key(table, hash)) {
-                    // A key on a plan that gets cells.
-                    Err(Error::StoreFull { .. }) => self.make_room(hash),
+                return match self.with_table(|home, _, table| home.repair_key(table, hash)) {
+                    // A key on a plan gets its cells.
+                    Err(Error::StoreFull { .. }) => self.make_space(hash),
                     mended => mended,
                 };
             }
-            // A sealed segment may be a full one, or one whose table is being replaced: that is finished first.
-            Blocked::Full if bound.home().current_table(bound.limit) == table => return self.make_room(hash),
+            // A sealed segment may be full, or its table may be in replacement, which is completed first.
+            Blocked::Full if bound.home().current_table(bound.limit) == table => return self.make_space(hash),
             Blocked::Sealed | Blocked::Full => {}
         }
         bound.follow();
         Ok(())
     }
 
-    /// Makes room for a new key, in steps between which the lock is free.
-    fn make_room(&self, hash: Hash) -> Result<()> {
+    /// Makes space for a new key, in steps between which the lock is free.
+    fn make_space(&self, hash: Hash) -> Result<()> {
         let (began, patience) = (Instant::now(), MayWait::patience(self.store.options.timeout)?);
         let rests = monotonic_ns() < self.full_until.load(Relaxed);
         let mut search = Search::default();
         loop {
-            let room = self.with_table(|home, _, table| home.make_room(table, hash, rests))?;
+            let room = self.with_table(|home, _, table| home.make_space(table, hash, rests))?;
             let found = search.has_found(room, rests);
             if found.is_err() && !rests {
                 self.full_until.store(monotonic_ns() + IN_VAIN, Relaxed);

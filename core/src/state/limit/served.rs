@@ -1,4 +1,4 @@
-//! What a limit asks of its server.
+//! The requests of a limit to its server.
 
 use super::{Key, Limit};
 use crate::algorithm::grants::{Grants, Lengths, Reply, Wish};
@@ -14,17 +14,17 @@ use crate::time::{Tick, from_ticks, uptime};
 use crate::waiting::MayWait;
 use std::time::Instant;
 
-/// The right to ask for grants of a key. Others may ask when it is gone.
-struct Asking<'a>(Grants<'a>);
+/// The right to ask for grants of a key. When it is dropped, other callers may ask.
+struct AskGuard<'a>(Grants<'a>);
 
-impl Drop for Asking<'_> {
+impl Drop for AskGuard<'_> {
     fn drop(&mut self) {
         wake_all(self.0.end());
     }
 }
 
 impl Limit {
-    /// Does a server decide?
+    /// Returns whether a server decides.
     #[inline(always)]
     pub fn is_served(&self) -> bool {
         self.store.server().is_some()
@@ -34,12 +34,13 @@ impl Limit {
         &**self.store.server().expect("the caller has looked")
     }
 
-    /// Asks a script about a key, by the policy that this process knows. The answer begins with the server's time.
+    /// Runs an operation of the server on a key, by the policy that this process knows. The answer begins with the
+    /// server's time.
     pub fn ask<const N: usize>(&self, found: &Key, op: &'static str, arguments: &[i64]) -> Result<[i64; N], Blocked> {
         self.ask_of(found.home(), found.table, Some(found.hash), op, arguments)
     }
 
-    /// The same, of a key that need not be here, or of the whole limit.
+    /// Runs an operation on a key that need not be here, or on the whole limit.
     pub fn ask_of<const N: usize>(
         &self,
         home: &Home,
@@ -56,10 +57,10 @@ impl Limit {
 
     fn no_answer(&self, op: &'static str, answer: &[i64]) -> Blocked {
         let doing = format!("asking {} to {op}", self.store.url());
-        Error::store(doing, format_args!("{answer:?} is no answer")).into()
+        Error::store(doing, format_args!("unexpected answer {answer:?}")).into()
     }
 
-    /// The same, with an answer that may be longer.
+    /// Runs an operation whose answer may be longer.
     pub fn ask_all<const N: usize>(
         &self,
         home: &Home,
@@ -82,7 +83,7 @@ impl Limit {
         Ok((*first, others.to_vec()))
     }
 
-    /// What a server has granted of a key, where processes share that if they do.
+    /// The grants of a key, in the shared lane if there is one.
     pub fn grants_of<'k>(&self, found: &Key<'k>) -> Grants<'k> {
         let Some(lane) = &found.home().grant_lane else { return found.grants() };
         let hash = || {
@@ -93,19 +94,19 @@ impl Limit {
         lane.find(found.own_grants(), hash)
     }
 
-    /// Asks for units that may be started without the server. One caller at a time does, the others wait for that answer (`false`); who
-    /// comes back looks again. `began`: since when the caller has waited.
+    /// Asks for units that can be started without the server. One caller at a time asks. The others wait for that
+    /// answer and get `false`; a caller that returns checks again. `began`: since when the caller has waited.
     pub fn ask_for_grants(&self, found: &Key, wish: Wish, lengths: Lengths, began: Instant) -> Result<bool, Blocked> {
         let timeout = self.store.options.timeout;
         let patience = MayWait::part_for_server(timeout.saturating_sub(began.elapsed()))?;
         if patience.is_zero() {
-            let (doing, waited_ms) = ("waiting for what a server grants".into(), timeout.as_millis() as u64);
+            let (doing, waited_ms) = ("waiting for a server's grants".into(), timeout.as_millis() as u64);
             return Err(Error::StoreTimeout { doing, waited_ms }.into());
         }
         let (grants, lane) = (self.grants_of(found), &found.home().grant_lane);
         let process = lane.as_ref().and_then(|lane| lane.process().ok()).unwrap_or(0);
         let asking = match grants.begin(process) {
-            Ok(()) => Asking(grants),
+            Ok(()) => AskGuard(grants),
             Err(asker) => {
                 let Some(lane) = lane.as_ref().filter(|_| ![0, process].contains(&asker.process())) else {
                     sleep_on(asker.word, asker.seen, patience);
@@ -123,7 +124,7 @@ impl Limit {
                     }
                     return Ok(false);
                 }
-                Asking(grants)
+                AskGuard(grants)
             }
         };
         let question = grants.question(wish, lengths, uptime());
@@ -147,7 +148,7 @@ impl Limit {
         Ok(true)
     }
 
-    /// Checks what a start weighs by the policy that holds, which need not be the one that this process knows.
+    /// Checks the weight of a start by the policy that applies on the server, which this process may not know.
     pub fn check_weight_on_server(&self, table: &Table, key: Hash, weight: u64) -> Result<(), Blocked> {
         let checked = policy::check_weight(&self.name, weight, table.capacity);
         if checked.is_err() && weight > 0 {
@@ -159,7 +160,7 @@ impl Limit {
         Ok(checked?)
     }
 
-    /// Does something with the policy of a key, or of the whole limit.
+    /// Runs an operation on the policy of a key, or of the whole limit.
     fn on_server<const N: usize>(&self, key: &str, op: &'static str, argument: impl Fn(&Home) -> i64) -> Result<()> {
         match key {
             "" => {

@@ -1,10 +1,13 @@
-//! Room for new keys: segments that are full are written anew, keys that are idle are forgotten and their blocks used again,
-//! and only then the store grows.
+//! Space for new keys. Full segments are rewritten, idle keys are forgotten and their blocks reused; only then does the
+//! store grow.
 //!
-//! All of it takes the structure lock, for a millisecond or two at a time. To write a segment anew its empty slots are sealed,
-//! so that nobody can add to what has been copied; whoever comes next can do it again from the start if this process dies.
-//! So the keys of a segment are looked at whenever about as many new ones have come: without new keys, nobody needs the
-//! room. When there is no room for a new key, all limits are searched for idle ones, some segments at a time (a *sweep*).
+//! All of this runs under the structure lock, for a millisecond or two at a time. Before a segment is rewritten, its
+//! empty slots are sealed, so that no process can add a key that would not be copied. If the process dies during a
+//! rewrite, the next holder of the lock starts it again from the beginning.
+//!
+//! The keys of a segment are therefore examined about once per segment's worth of new keys; without new keys, no space
+//! is needed. When no space is left for a new key, a *sweep* searches the segments of all limits for idle keys, a few
+//! segments at a time.
 
 use super::damage::nonsense;
 use super::index::{KeyAt, Root, block, empty};
@@ -19,61 +22,63 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// How long one sweep may take, but for the segment that it is at.
+/// The time limit of one sweep. The segment in progress is always finished.
 const SWEEP: Duration = Duration::from_millis(2);
 
-/// How many used blocks a segment gets at once.
+/// The most used blocks that a segment gets at once.
 const STOCK: u64 = 64;
 
-/// Fewer used blocks are not worth a search, as long as the store can grow.
+/// Below this number of used blocks, no search is worthwhile while the store can grow.
 const ENOUGH: u64 = 64;
 
-/// The number of a free list for directories, beside those for segments.
+/// The number of the first free list for directories; the lists for segments come before it.
 const DIRECTORIES: u64 = 32;
 
-/// So often who holds the structure lock begins again.
+/// How often the holder of the structure lock retries.
 pub(super) const MOST_TURNS: u32 = 10_000;
 
-/// A directory with more bits than these would be larger than a store.
+/// The largest depth of a directory. A deeper one would be larger than a store.
 const MOST_DEPTH: u32 = 26;
 
-/// What came of making room.
+/// The result of a search for space.
 #[derive(Debug)]
-pub(crate) enum Room {
-    Made,
-    /// None yet, and the store cannot grow. The search goes on with the next call; the number says how often it has come round.
+pub(crate) enum Space {
+    Available,
+    /// None found so far, and the store cannot grow. The next call continues the search. The number counts the
+    /// completed rounds of the search over all limits.
     Searched(u64, Error),
 }
 
-/// The keys of a segment that are kept, the blocks of those that are not, and those that are of other tables, with their classes.
-type Parted = (Vec<u64>, std::vec::IntoIter<u64>, Vec<(u64, u64)>);
+/// The keys of a segment that stay, the blocks of those that go, and the blocks of keys of other tables, with their
+/// classes.
+type Partition = (Vec<u64>, std::vec::IntoIter<u64>, Vec<(u64, u64)>);
 
-/// Which holders of leases are dead: each is asked about once.
+/// Which lease owners are dead. Each owner is checked once.
 #[derive(Default)]
 struct Dead(RefCell<BTreeMap<u64, bool>>);
 
 impl Locked<'_> {
-    /// Where a key is, added if it is new. For the holder of the structure lock, who makes room where there is none.
+    /// Finds or adds a key. Only for the holder of the structure lock, which makes space if there is none.
     pub fn find_or_add_locked(&self, table: &Table, hash: Hash, text: &str) -> Result<KeyAt> {
         let mut search = Search::default();
-        // Nobody else mends or makes room meanwhile; but others may take it.
+        // No other process repairs the key or makes space during this, but others may take the space that was made.
         for _ in 0..MOST_TURNS {
             match self.find_or_add(table, hash, text) {
                 Ok(found) => return Ok(found),
                 Err(Blocked::Refused(error)) => return Err(error),
-                Err(Blocked::Full) => drop(search.has_found(self.make_room(table, hash, false)?, false)?),
-                Err(_) => self.mend_key(table, hash)?,
+                Err(Blocked::Full) => drop(search.has_found(self.make_space(table, hash, false)?, false)?),
+                Err(_) => self.repair_key(table, hash)?,
             }
         }
-        nonsense("what is mended does not stay so")
+        nonsense("a repaired key did not stay repaired")
     }
 
-    /// Makes the room that [`Blocked::Full`] complained about, for a key of this hash. `rests`: idle keys are not searched
-    /// for.
-    pub fn make_room(&self, table: &Table, hash: Hash, rests: bool) -> Result<Room> {
-        let Some(root) = self.root(table) else { return Ok(Room::Made) };
+    /// Makes the space that [`Blocked::Full`] asked for, for a key with this hash. With `rests`, idle keys are not
+    /// searched for.
+    pub fn make_space(&self, table: &Table, hash: Hash, rests: bool) -> Result<Space> {
+        let Some(root) = self.root(table) else { return Ok(Space::Available) };
         if let Some(plan) = self.plan_of_idle(table, hash) {
-            return self.make_room_to_wake(&plan, rests);
+            return self.make_space_to_wake(&plan, rests);
         }
         let segment = self.segment_at(root, root.entry_of(hash.0[0]));
         let capacity = self.capacity(segment);
@@ -87,48 +92,49 @@ impl Locked<'_> {
             || word(index_word::FREE) >= capacity
         {
             match self.renew_segment(table, hash.0[0], false) {
-                Ok(_) if self.has_stock(table, hash) => return Ok(Room::Made),
-                // Who finds no block for the key uses up what is left of the segment each time: there has to be both.
+                Ok(_) if self.has_stock(table, hash) => return Ok(Space::Available),
+                // A key that finds no block uses up the segment's remaining slots, once per attempt. So both must be
+                // available.
                 Ok(_) => {}
-                // Others may have segments that they do not need.
-                Err(full) if !rests => return self.sweep(0).map(|_| Room::Searched(rounds(), full)),
+                // Other limits may have segments that they do not need.
+                Err(full) if !rests => return self.sweep(0).map(|_| Space::Searched(rounds(), full)),
                 Err(full) => return Err(full),
             }
         }
-        // What even a new key counts for has origins, which used blocks may not have.
+        // The counters of a new key also need origins, which used blocks may not have.
         let (block, has_lost) = (self.key_words(table.policy) + table.ring + 16, self.has_lost(table));
         let restock = || !has_lost && self.restock(table, self.segment_of(table, hash));
-        if self.arena.has_room(block) || restock() {
-            return Ok(Room::Made);
+        if self.arena.has_space(block) || restock() {
+            return Ok(Space::Available);
         }
-        // It may write the segment anew.
+        // The sweep may rewrite the segment.
         let found = if rests { 0 } else { self.sweep(self.block_class(table.policy))? };
         if found >= ENOUGH && restock() {
-            return Ok(Room::Made);
+            return Ok(Space::Available);
         }
-        // Twice what the next key takes, so that a short allocation is never the reason to come back at once.
+        // Twice what the next key needs, so that one short allocation does not lead straight to the next.
         match self.grow_for_keys(2 * block) {
-            Ok(()) => Ok(Room::Made),
-            Err(_) if restock() => Ok(Room::Made),
-            Err(full) => Ok(Room::Searched(rounds(), full)),
+            Ok(()) => Ok(Space::Available),
+            Err(_) if restock() => Ok(Space::Available),
+            Err(full) => Ok(Space::Searched(rounds(), full)),
         }
     }
 
-    /// Does the segment that a hash leads to have blocks for new keys?
+    /// Returns whether the segment for a hash has blocks for new keys.
     fn has_stock(&self, table: &Table, hash: Hash) -> bool {
         let segment = self.segment_of(table, hash);
         let word = |word| self.arena.word(segment + word).load(Acquire);
         !self.has_lost(table) && !self.is_old(table, segment) && word(index_word::TAKEN) < word(index_word::FREE)
     }
 
-    /// The same for cells of a key that has none.
-    fn make_room_to_wake(&self, plan: &Table, rests: bool) -> Result<Room> {
+    /// Makes space for the cells of a key that has none.
+    fn make_space_to_wake(&self, plan: &Table, rests: bool) -> Result<Space> {
         let (class, block) = (self.block_class(plan.policy), self.key_words(plan.policy) + plan.ring + 16);
-        if self.has_used_block(plan.policy) || self.arena.has_room(block) || !rests && self.sweep(class)? > 0 {
-            return Ok(Room::Made);
+        if self.has_used_block(plan.policy) || self.arena.has_space(block) || !rests && self.sweep(class)? > 0 {
+            return Ok(Space::Available);
         }
         let rounds = || self.arena.word(SWEPT_ROUNDS).load(Acquire);
-        Ok(self.grow_for_keys(2 * block).map_or_else(|full| Room::Searched(rounds(), full), |()| Room::Made))
+        Ok(self.grow_for_keys(2 * block).map_or_else(|full| Space::Searched(rounds(), full), |()| Space::Available))
     }
 
     /// Gives a segment used blocks for new keys, if there are any.
@@ -146,13 +152,13 @@ impl Locked<'_> {
 
     // ---- segments ----
 
-    /// Writes the segment that a hash leads to anew, without the keys that are idle, and larger or in two parts if many are
-    /// left. A sweep leaves no room for new ones. Says how many blocks were freed for all.
+    /// Rewrites the segment for a hash without its idle keys: larger, or in two parts, if many keys remain. A sweep
+    /// leaves no space for new keys. Returns how many blocks became free for all limits.
     pub(super) fn renew_segment(&self, table: &Table, hash: u64, is_sweep: bool) -> Result<u64> {
         let root = self.root(table).expect("a table in use has an index");
         let old = self.segment_at(root, root.entry_of(hash));
         let before = self.capacity(old);
-        // Room first: what is sealed must be replaced.
+        // Get the space first: a sealed segment must be replaced.
         let (dead, most, is_old) = (Dead::default(), before / 4 * 3, self.is_old(table, old));
         let empty_key = self.hash(b'k', "");
         let stays = |at: &u64| self.hash_at(*at) == empty_key || self.stays(table, *at, is_old, &dead);
@@ -165,15 +171,15 @@ impl Locked<'_> {
             0..=2 if is_sweep => index_word::FIRST_CAPACITY,
             _ => before,
         };
-        let room = self.room_for_segments(wanted, 1 + u64::from(is_split), directory, used <= before / 2);
-        let same = if used < most { self.room_for_segments(before, 1, directory, true) } else { room.clone() };
-        // If it cannot grow, there still is room in it.
-        let (wanted, is_split) = room.map(|wanted| (wanted, is_split)).or(same.map(|same| (same, false)))?;
+        let space = self.space_for_segments(wanted, 1 + u64::from(is_split), directory, used <= before / 2);
+        let same = if used < most { self.space_for_segments(before, 1, directory, true) } else { space.clone() };
+        // If the store cannot grow, the present size still has space.
+        let (wanted, is_split) = space.map(|wanted| (wanted, is_split)).or(same.map(|same| (same, false)))?;
         if !fault::planted("open index") {
             self.seal_segment(old);
         }
         let (kept, idle, others) = self.part(table, old, is_old)?;
-        // More are in use by now, perhaps.
+        // More keys may be in use by now.
         let capacity = if kept.len() as u64 > wanted / 2 { wanted.max(before) } else { wanted };
         let entries = 1 << root.depth();
         let same = (0..entries).filter(|i| self.segment_at(root, *i) == old).count() as u64;
@@ -181,7 +187,7 @@ impl Locked<'_> {
         if depth > MOST_DEPTH || same == 0 {
             nonsense(format_args!("an index of depth {depth} at {}", table.at));
         }
-        // The bit that tells the two parts apart: the one after those that the old segment's keys have in common.
+        // The bit that separates the two parts: the first one after the bits that all keys of the old segment share.
         let bit = 63 - (root.depth() - same.trailing_zeros());
         let parts = |hash: u64| if is_split { (hash >> bit & 1) as usize } else { 0 };
         let new_segment = || self.new_segment(capacity, table.at);
@@ -190,7 +196,7 @@ impl Locked<'_> {
             let hash = self.hash_at(at);
             self.insert(table, new[parts(hash.0[0])], hash, at);
         }
-        // What is stocked is not there for others: no more than there is room for, and none at the end of a search.
+        // Stocked blocks are not available to others: take no more than fit, and none at the end of a search.
         let class = self.block_class(self.table_at(self.arena.word(old + index_word::TABLE).load(Acquire)).policy);
         let (fits, stock) = (class == self.block_class(table.policy), self.take_stock(old).collect::<Vec<_>>());
         let (stock, misfits) = if fits { (stock, Vec::new()) } else { (Vec::new(), stock) };
@@ -212,7 +218,7 @@ impl Locked<'_> {
         };
         fault::point("segment-written");
         self.arena.word(table.at + table_word::INDEX).store(root.next(at, depth).0, Release);
-        // Only now: whoever starts this over must find them where they were.
+        // Only now: a process that restarts this work must find the blocks in their old places.
         let freed = blocks.map(|at| self.retire_block(table.policy, at)).count() as u64;
         misfits.into_iter().for_each(|at| self.retire_to(class, at));
         others.into_iter().for_each(|(class, at)| self.retire_to(class, at));
@@ -223,16 +229,17 @@ impl Locked<'_> {
         Ok(freed)
     }
 
-    /// Parts the keys of a sealed segment into those that are in use and the blocks, closed, of those that are not: of the table,
-    /// and of plans, in place of which stubs are kept. Those of tables before are brought, or forgotten.
-    fn part(&self, table: &Table, segment: u64, is_old: bool) -> Result<Parted> {
+    /// Divides the keys of a sealed segment. It returns the keys in use; the closed blocks of idle keys of this table;
+    /// and the closed blocks of plans and of previous tables. Stubs replace the plans' keys. Keys of previous tables
+    /// are moved to this one or forgotten.
+    fn part(&self, table: &Table, segment: u64, is_old: bool) -> Result<Partition> {
         let (mut kept, mut idle, mut others, dead) = (Vec::new(), Vec::new(), Vec::new(), Dead::default());
         let (empty_key, forgets) = (self.hash(b'k', ""), is_old && self.is_forgetting(table));
         let is_retired = self.is_retired(self.limit_of(table));
         for at in self.entries(segment) {
             let is_empty_key = self.hash_at(at) == empty_key;
             if is_empty_key {
-                // Whoever moved it may have died before this.
+                // The process that moved it may have died before this store.
                 self.arena.word(table.at + table_word::EMPTY_KEY).store(at, Release);
             }
             let (own, is_stub) = (&self.table_of_block(table, at), self.is_stub(at));
@@ -242,8 +249,8 @@ impl Locked<'_> {
                     self.seal_cells(self.cells_at(own, at));
                 }
                 if !is_before && !is_retired {
-                    // It stays on its plan, without what is forgotten.
-                    self.begin_plan_anew(own, table);
+                    // The key keeps its plan and loses only its state.
+                    self.reset_plan(own, table);
                     kept.push(if is_stub { at } else { self.stub_of(own, at, false)? });
                 }
                 if !is_stub || is_retired {
@@ -269,7 +276,7 @@ impl Locked<'_> {
             if !fault::planted("reused in flight") {
                 self.seal_cells(self.cells_at(own, at));
             }
-            // Somebody may have been faster than the seal.
+            // A decision may have come before the seal.
             if self.is_idle(own, at) && own.at == table.at {
                 idle.push(at);
             } else if self.is_idle(own, at) {
@@ -282,23 +289,23 @@ impl Locked<'_> {
         Ok((kept, idle.into_iter(), others))
     }
 
-    /// Does the change that is under way forget the keys of segments that are old?
+    /// Returns whether the change in progress forgets the keys of old segments.
     fn is_forgetting(&self, table: &Table) -> bool {
         self.replaced(self.limit_of(table)).is_some_and(|replaced| replaced.is_forgetting)
     }
 
-    /// Is a slot needed for this key, or for its stub?
+    /// Returns whether this key, or its stub, still needs a slot.
     fn stays(&self, table: &Table, at: u64, is_old: bool, dead: &Dead) -> bool {
         let own = self.table_of_block(table, at);
         if own.at == table.at {
             return !self.is_over(table, at, dead);
         }
-        // Of a limit that has lost its name not even stubs are left.
+        // A limit that has lost its name keeps no stubs.
         let goes = is_old && self.is_forgetting(table);
         !goes || !self.is_before(table, &own) && !self.is_retired(self.limit_of(table))
     }
 
-    /// Is a key idle, once the dead have given back what they held?
+    /// Returns whether a key is idle, after reclaiming the leases of dead owners.
     fn is_over(&self, table: &Table, at: u64, dead: &Dead) -> bool {
         if let Cells::Leases(leases) = self.cells_at(table, at)
             && !leases.is_idle()
@@ -312,7 +319,7 @@ impl Locked<'_> {
         self.is_idle(table, at)
     }
 
-    /// Puts a key into a segment that nobody else sees yet.
+    /// Inserts a key into a segment that is not published yet.
     pub(super) fn insert(&self, table: &Table, segment: u64, hash: Hash, at: u64) {
         let capacity = self.capacity(segment);
         if let Err(slot) = self.probe(table, segment, hash) {
@@ -322,7 +329,7 @@ impl Locked<'_> {
         }
     }
 
-    /// The blocks that nobody took from a sealed segment. Nobody will.
+    /// The blocks of a sealed segment that no key has taken. From now on none can.
     pub(super) fn take_stock(&self, segment: u64) -> impl Iterator<Item = u64> {
         let capacity = self.capacity(segment);
         let free = self.arena.word(segment + index_word::FREE).load(Acquire);
@@ -334,16 +341,17 @@ impl Locked<'_> {
     /// Stocks a new segment with blocks for new keys.
     fn stock(&self, segment: u64, blocks: &mut impl Iterator<Item = u64>) {
         let capacity = self.capacity(segment);
-        let room = (capacity / 4 * 3).saturating_sub(self.arena.word(segment + index_word::COUNT).load(Relaxed));
-        let stocked = blocks.by_ref().take(room as usize).zip(0..).map(|(at, i)| {
+        let space = (capacity / 4 * 3).saturating_sub(self.arena.word(segment + index_word::COUNT).load(Relaxed));
+        let stocked = blocks.by_ref().take(space as usize).zip(0..).map(|(at, i)| {
             self.arena.word(segment + index_word::SLOTS + capacity + i).store(at, Release);
         });
         self.arena.word(segment + index_word::FREE).store(stocked.count() as u64, Release);
     }
 
-    /// Makes room for so many segments of so many slots, or where the store cannot grow of more, and for a directory. Says
-    /// how many slots. Those that are needed to forget idle keys may take from the reserve.
-    fn room_for_segments(&self, capacity: u64, count: u64, directory: u64, is_reserved: bool) -> Result<u64> {
+    /// Gets space for `count` segments of `capacity` slots and for a directory. Returns the number of slots, which is
+    /// larger if the store cannot grow and larger segments are free. Segments that are needed to forget idle keys may
+    /// use the reserve.
+    fn space_for_segments(&self, capacity: u64, count: u64, directory: u64, is_reserved: bool) -> Result<u64> {
         let of = |capacity: u64| count * (index_word::SLOTS + 2 * capacity + 16);
         let is_there = |capacity: &u64| {
             let list = self.arena.word(FREE_SEGMENTS + u64::from(capacity.trailing_zeros())).load(Acquire);
@@ -363,7 +371,7 @@ impl Locked<'_> {
     /// An empty segment for a table.
     pub(super) fn new_segment(&self, capacity: u64, table: u64) -> Result<u64> {
         let Some(at) = self.take_free(u64::from(capacity.trailing_zeros())) else {
-            // The slots, and as many blocks for new keys.
+            // The slots, and the same number of blocks for new keys.
             let at = self.allocate(index_word::SLOTS + 2 * capacity)?;
             self.arena.word(at + index_word::CAPACITY).store(capacity, Release);
             self.arena.word(at + index_word::TABLE).store(table, Release);
@@ -371,7 +379,7 @@ impl Locked<'_> {
         };
         self.arena.word(at + index_word::TABLE).store(table, Release);
         let life = self.arena.word(at + index_word::LIFE).fetch_add(1, AcqRel) + 1;
-        // (What was handed back stays there.)
+        // The block that was handed back stays there.
         for word in [index_word::COUNT, index_word::FREE, index_word::TAKEN] {
             self.arena.word(at + word).store(0, Release);
         }
@@ -420,12 +428,12 @@ impl Locked<'_> {
 
     // ---- sweeps ----
 
-    /// Forgets idle keys of any limit, for a moment, from where the last sweep stopped. Says how many blocks of this class
-    /// were freed.
+    /// Forgets idle keys of all limits for a moment, starting where the last sweep stopped. Returns how many blocks of
+    /// this class became free.
     fn sweep(&self, class: u64) -> Result<u64> {
         let (began, mut found) = (Instant::now(), 0);
         let [limit, position, rounds] = [SWEPT_LIMIT, SWEPT_HASH, SWEPT_ROUNDS].map(|word| self.arena.word(word));
-        // Those that were added since come in the next round.
+        // Limits added since then are part of the next round.
         let mut limits = self.limits().skip_while(|at| ![0, *at].contains(&limit.load(Acquire)));
         for at in limits.by_ref() {
             limit.store(at, Release);
@@ -458,7 +466,7 @@ impl Locked<'_> {
         Ok(found)
     }
 
-    /// Frees what a segment has that is not used.
+    /// Frees the unused blocks of a segment.
     fn sweep_segment(&self, table: &Table, root: Root, hash: u64) -> Result<u64> {
         let segment = self.segment_at(root, root.entry_of(hash));
         let word = |word| self.arena.word(segment + word).load(Acquire);
@@ -475,21 +483,22 @@ impl Locked<'_> {
     }
 }
 
-/// A search for room, which ends when it has come round.
+/// A search for space. It ends after a full round over all limits.
 #[derive(Debug, Default)]
 pub(crate) struct Search {
     first: Option<u64>,
 }
 
 impl Search {
-    /// Is there room? If not, the search goes on, unless it has come round or `rests`.
-    pub fn has_found(&mut self, room: Room, rests: bool) -> Result<bool> {
-        match room {
-            Room::Made => Ok(true),
-            Room::Searched(_, full) if rests => Err(full),
-            // It began somewhere in that round.
-            Room::Searched(round, full) if round > *self.first.get_or_insert(round) + 1 => Err(full),
-            Room::Searched(..) => Ok(false),
+    /// Returns whether there is space. If not, the search continues, unless it has completed a full round or `rests` is
+    /// set.
+    pub fn has_found(&mut self, space: Space, rests: bool) -> Result<bool> {
+        match space {
+            Space::Available => Ok(true),
+            Space::Searched(_, full) if rests => Err(full),
+            // The search began in the middle of its first round.
+            Space::Searched(round, full) if round > *self.first.get_or_insert(round) + 1 => Err(full),
+            Space::Searched(..) => Ok(false),
         }
     }
 }
