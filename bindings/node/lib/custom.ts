@@ -4,7 +4,8 @@ import { types } from "node:util";
 import { LimitError, Passed, invalid, make, messageOf } from "./errors.js";
 import { type Duration, milliseconds, unicode } from "./input.js";
 import { Limiter } from "./limiter.js";
-import { type Ask, type Closure, Question, native, shared } from "./native.js";
+import { Question } from "./layout.js";
+import { type Ask, type Closure, native, shared } from "./native.js";
 
 /**
  * A limiter of your own: an object that a `CompositeLimiter` takes as a child. It is called in the middle of decisions, so

@@ -3,7 +3,7 @@
 import { brand } from "./brand.js";
 import { invalid, make } from "./errors.js";
 import { type Duration, maybeMilliseconds, milliseconds, options as checkOptions, real, unicode, whole, word } from "./input.js";
-import { type Home, Limiter } from "./limiter.js";
+import { Limiter, type LimiterSetup } from "./limiter.js";
 import { type NativeLimiter, type NativePolicy, native } from "./native.js";
 import { ManualClock, Store } from "./store.js";
 
@@ -96,7 +96,7 @@ const WINDOW = ["maxExecutions", "windowSizeInSeconds"];
 const BACKOFF = ["initialBackoffDelay", "backoffMultiplier", "maxBackoffDelay", "jitter"];
 
 /** What the constructor of a `Limiter` takes, for one that is declared in a store or attached to what is. */
-function inStore(store: Store, name: string, kind: string, policy: Attached | (() => NativePolicy)): [NativeLimiter, Home] {
+function inStore(store: Store, name: string, kind: string, policy: Attached | (() => NativePolicy)): [NativeLimiter, LimiterSetup] {
   if (!(store instanceof Store)) throw invalid("store", store, "a Store");
   unicode("name", name);
   const { _native } = store;
@@ -105,7 +105,7 @@ function inStore(store: Store, name: string, kind: string, policy: Attached | ((
 }
 
 /** The same for one that may live in this object alone. */
-function anywhere(options: HomeOptions, kind: string, policy: Attached | (() => NativePolicy)): [NativeLimiter, Home] {
+function anywhere(options: HomeOptions, kind: string, policy: Attached | (() => NativePolicy)): [NativeLimiter, LimiterSetup] {
   const { store, name, clock } = options;
   if (store !== undefined) {
     if (clock !== undefined) throw invalid("clock", clock, "none beside a store, which has its own");
@@ -175,8 +175,8 @@ export class ConcurrencyLimiter extends Limiter {
       if (lease !== undefined && options.store === undefined) throw invalid("lease", options.lease, "none without a store");
       return native.concurrencyPolicy(max, lease);
     };
-    const [made, home] = anywhere(options, "concurrency", maxConcurrentJobs === attached ? attached : policy);
-    super(made, { ...home, holds: true });
+    const [made, setup] = anywhere(options, "concurrency", maxConcurrentJobs === attached ? attached : policy);
+    super(made, { ...setup, holds: true });
   }
 
   /** Takes the limit that is declared under a name; at its first use it must be. */

@@ -4,7 +4,7 @@ import { LimitError, TimeoutError, invalid } from "./errors.js";
 import { warn } from "./hooks.js";
 import { type Duration, maybeMilliseconds, options as checkOptions, whole } from "./input.js";
 import { Limiter } from "./limiter.js";
-import { Lines } from "./line.js";
+import { Backlogs } from "./backlog.js";
 import { Permit } from "./permit.js";
 import { sleep } from "./timers.js";
 
@@ -29,7 +29,7 @@ interface Later {
 
 /** What this process knows of a limiter's jobs. */
 interface Known {
-  readonly lines: Lines;
+  readonly backlogs: Backlogs;
   /** Some limits have none, or none that leave the process: a concurrency limit, or a limiter of the caller's own. */
   hasPlaces: boolean;
 }
@@ -133,23 +133,23 @@ async function start(limiter: Limiter, request: Request, brought: string | null)
 async function ask(limiter: Limiter, request: Request): Promise<Permit | Later> {
   const { key, weight } = request;
   let of = known.get(limiter);
-  if (of === undefined) known.set(limiter, (of = { lines: new Lines(), hasPlaces: true }));
+  if (of === undefined) known.set(limiter, (of = { backlogs: new Backlogs(), hasPlaces: true }));
   const permit = await limiter.tryAcquireAsync({ key, weight });
   const now = Date.now();
   if (permit !== null) {
-    of.lines.grant(key, weight, now);
+    of.backlogs.grant(key, weight, now);
     return permit;
   }
   const place = of.hasPlaces ? await reserve(limiter, request, of) : null;
   if (place instanceof Permit) {
     const { wait } = place;
-    of.lines.place(key, weight, now, now + wait);
+    of.backlogs.place(key, weight, now, now + wait);
     return { wait, place };
   }
   const denial = await limiter.peekAsync({ key, weight });
   // Where all places are taken, it says when one after the last would come.
   const turn = place === "full" ? { ...denial, period: limiter.window } : denial;
-  return { wait: of.lines.append(key, weight, now, turn) - now, place: null };
+  return { wait: of.backlogs.append(key, weight, now, turn) - now, place: null };
 }
 
 /** A place to send away with its job; "full" if all are taken, `null` if there are none for what it waits for. */
