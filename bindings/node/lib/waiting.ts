@@ -207,7 +207,7 @@ export class Line {
       return waiter.resolve(permit);
     }
     const after = numbers[Num.retryAfter]! / 1e3;
-    const why = `no room in limit "${this.#limiter.name}" within ${timeout} ms: retry after ${after} ms`;
+    const why = `limit "${this.#limiter.name}" has no free units within ${timeout} ms: retry after ${after} ms`;
     this.#reject(waiter, new TimeoutError(why, after));
   }
 

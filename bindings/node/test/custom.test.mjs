@@ -168,7 +168,7 @@ test("answers that are none", () => {
 });
 
 test("promises are refused, and said to be why", async () => {
-  const promise = /gave a promise, and it is asked in the middle of a decision: expected an answer at once/;
+  const promise = /returned a promise: expected a result, as it is called in the middle of a decision/;
   const failure = { code: "custom_failure", message: promise };
   const later = () => Promise.reject(new Error("nobody waits for this"));
   for (const method of ["tryAcquire", "retryAfter"]) {
@@ -327,7 +327,7 @@ test("an object with the six methods", async () => {
   assert.equal(limiter.peek().admitted, true);
   assert.ok(keys.includes("k") && keys.includes(undefined) && !keys.includes(""));
   const asynchronous = { ...six, canProceed: () => Promise.resolve(true) };
-  assert.throws(() => new CompositeLimiter([asynchronous]).tryAcquire(), /canProceed gave a promise/);
+  assert.throws(() => new CompositeLimiter([asynchronous]).tryAcquire(), /canProceed returned a promise/);
   assert.throws(() => new CompositeLimiter([{ ...six, canProceed: async () => true }]), /canProceed\(\) gives a promise/);
   assert.throws(() => new CompositeLimiter([{ ...six, getNextAvailableTime: () => 5, canProceed: () => false }]).peek(), {
     code: "custom_failure",

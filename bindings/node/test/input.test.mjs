@@ -119,7 +119,7 @@ test("places and texts", async () => {
     }
     assert.throws(() => limiter.permit(limiter.tryAcquire()), about("text"));
     for (const [name, value] of [["key", "k"], ["key", ""], ["weight", 1], ["grace", 0]]) {
-      const expected = new RegExp(`^InvalidArgument: ${name} is .*: expected none beside a place, which has its own$`);
+      const expected = new RegExp(`^InvalidArgument: ${name} is .*: expected none with a place, which has its own$`);
       await assert.rejects(limiter.acquire({ place: "x", [name]: value }), expected);
     }
   }
