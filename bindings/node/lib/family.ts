@@ -140,8 +140,8 @@ function ratePolicy(options: RateLimiterOptions): NativePolicy {
 }
 
 /**
- * Admits exactly at most `maxExecutions` units in any rolling window. All limiters with the same name in the same store share the
- * limit, in any process and language. The policy that was declared last holds for all of them, below an operator's
+ * Admits at most `maxExecutions` units in any rolling window; the limit is exact. All limiters with the same name in the same store
+ * share it, in any process and language. The policy that was declared last holds for all of them, below an operator's
  * `Store.override`.
  */
 export class RateLimiter extends Limiter {

@@ -1,4 +1,4 @@
-// Metrics of a store for OpenTelemetry.
+// The metrics of a store for OpenTelemetry.
 
 import { type Attributes, type BatchObservableCallback, type MeterProvider, type Observable, metrics } from "@opentelemetry/api";
 import { invalid } from "./errors.js";
@@ -6,20 +6,20 @@ import { options as checkOptions } from "./input.js";
 import type { KeySnapshot, LimitSnapshot, Snapshot, SnapshotOptions, Usage } from "./snapshot.js";
 import { Store } from "./store.js";
 
-/** How a store is instrumented. */
+/** The options of `instrument`. */
 export interface InstrumentOptions extends SnapshotOptions {
-  /** How many keys of each limit have values of their own, the busiest first: none if not given, at most 1,000. */
+  /** How many keys of each limit have metrics of their own, the busiest first. Default: 0; at most 1,000. */
   keys?: number | undefined;
-  /** Whose meter is told: the global one's if not given. */
+  /** The provider of the meter. Default: the global provider. */
   meterProvider?: MeterProvider | undefined;
 }
 
 /**
- * Tells a meter of a store and all of its limits, whenever somebody collects; what this gives ends it. Each collection looks at the
- * store once, on the thread pool. While the store fails nothing is told, and `workglow_limit.collection.errors` counts how often.
+ * Reports a store and all of its limits to a meter at each collection. Returns a function that stops it. Each collection takes one
+ * snapshot, on the thread pool. If the store fails, nothing is reported, and `workglow_limit.collection.errors` counts the failure.
  *
- * All processes of a "sqlite:" store tell the same, so instrument one of each machine, and do not add them up; on a server, each tells
- * its own counts.
+ * All processes of a "sqlite:" store report the same numbers, so instrument one process of each machine, and do not add them up. On a
+ * server, each process reports its own counts.
  */
 export function instrument(store: Store, options: InstrumentOptions = {}): () => void {
   if (!(store instanceof Store)) throw invalid("store", store, "a Store");
@@ -28,7 +28,7 @@ export function instrument(store: Store, options: InstrumentOptions = {}): () =>
   if (typeof (meterProvider as { getMeter?: unknown } | null)?.getMeter !== "function") {
     throw invalid("meterProvider", meterProvider, "a MeterProvider");
   }
-  // What a collection would refuse, nobody would hear of.
+  // Throws for options that each collection would refuse without being noticed.
   new Store("memory:").snapshot({ keys, showKeys });
 
   const meter = meterProvider.getMeter("workglow_limit");
@@ -45,7 +45,7 @@ export function instrument(store: Store, options: InstrumentOptions = {}): () =>
   const errors = meter.createObservableCounter("workglow_limit.collection.errors", failed);
 
   let failures = 0;
-  const tell: BatchObservableCallback = async (result) => {
+  const report: BatchObservableCallback = async (result) => {
     const snapshot = await store.snapshotAsync({ keys, showKeys }).catch(() => void failures++);
     result.observe(errors, failures);
     if (snapshot === undefined) return;
@@ -54,8 +54,8 @@ export function instrument(store: Store, options: InstrumentOptions = {}): () =>
     }
   };
   const observables = [errors, ...instruments.map(({ observable }) => observable)];
-  meter.addBatchObservableCallback(tell, observables);
-  return () => meter.removeBatchObservableCallback(tell, observables);
+  meter.addBatchObservableCallback(report, observables);
+  return () => meter.removeBatchObservableCallback(report, observables);
 }
 
 type Values = Iterable<readonly [value: number, attributes?: Attributes]>;
@@ -79,7 +79,7 @@ const ofLimit = (value: (limit: LimitSnapshot) => number | null | undefined): Se
 const ofUsage = (value: (usage: Usage) => number): Seen =>
   function* (snapshot) {
     for (const { name, usage } of snapshot.limits) {
-      // Of windows of the same length the fuller one, which comes first.
+      // Of windows with the same duration, the fuller one, which comes first.
       for (const one of new Map([...usage].reverse().map((one) => [one.window, one])).values()) {
         yield [value(one), one.window === null ? { limit: name } : { limit: name, window: String(one.window / 1e3) }];
       }

@@ -6,7 +6,7 @@ import type { ServerResponse } from "node:http";
 import { type AddressOptions, Addresses, type Reader } from "./address.js";
 import type { Decision } from "./calls.js";
 import { invalid } from "./errors.js";
-import { type Answered, Policy, fields, wholeSeconds } from "./fields.js";
+import { type PolicyDecision, Policy, fields, wholeSeconds } from "./fields.js";
 import { warn } from "./hooks.js";
 import { options as checkOptions } from "./input.js";
 import { Limiter } from "./limiter.js";
@@ -97,7 +97,7 @@ export class Body {
 export type Outcome = "successful" | "failed" | "left";
 
 /** What one request asks of a limit, and then the answer. */
-interface Asked extends Answered {
+interface Asked extends PolicyDecision {
   readonly options: RequestLimit<any>;
   readonly start: { readonly key: string; readonly weight: number };
   decision: Decision;

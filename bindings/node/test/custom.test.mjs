@@ -179,7 +179,7 @@ test("promises are refused, and said to be why", async () => {
   assert.throws(() => new CompositeLimiter([mine]).tryAcquire().complete(), failure);
   for (const method of ["tryAcquire", "retryAfter", "cancel", "pause"]) {
     const limiter = new CompositeLimiter();
-    const message = new RegExp(`^limiter is an object whose ${method}\\(\\) gives a promise: expected one that answers at once`);
+    const message = new RegExp(`^limiter is an object whose ${method}\\(\\) returns a promise: expected methods that return their results`);
     assert.throws(() => limiter.addLimiter({ ...recorder(), [method]: async () => null }), { code: "invalid_argument", message });
   }
   await settle();
@@ -328,7 +328,7 @@ test("an object with the six methods", async () => {
   assert.ok(keys.includes("k") && keys.includes(undefined) && !keys.includes(""));
   const asynchronous = { ...six, canProceed: () => Promise.resolve(true) };
   assert.throws(() => new CompositeLimiter([asynchronous]).tryAcquire(), /canProceed returned a promise/);
-  assert.throws(() => new CompositeLimiter([{ ...six, canProceed: async () => true }]), /canProceed\(\) gives a promise/);
+  assert.throws(() => new CompositeLimiter([{ ...six, canProceed: async () => true }]), /canProceed\(\) returns a promise/);
   assert.throws(() => new CompositeLimiter([{ ...six, getNextAvailableTime: () => 5, canProceed: () => false }]).peek(), {
     code: "custom_failure",
   });
