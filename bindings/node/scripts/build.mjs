@@ -1,4 +1,4 @@
-// Builds the package into dist/: the addon of this machine, and the TypeScript as CommonJS, with ES modules that hand it on.
+// Builds the package into dist/: the addon for this machine, and the TypeScript as CommonJS, with ES modules that re-export it.
 //
 //     npm run build              as it is published
 //     npm run build -- dev       compiles in a third of the time, and runs slower
@@ -17,11 +17,11 @@ rmSync(dist, { recursive: true, force: true });
 mkdirSync(dist);
 
 const profile = process.argv[2] === "dev" ? [] : ["--release"];
-// Without debug information, which is six times the code.
+// Without debug information, which is six times as large as the code.
 const flags = [...profile, "--package", "workglow-limit-node", "--lib", "--message-format=json-render-diagnostics"];
-const told = run("cargo", ["rustc", ...flags, "--", "-C", "strip=debuginfo"], "pipe").toString().trim().split("\n");
+const messages = run("cargo", ["rustc", ...flags, "--", "-C", "strip=debuginfo"], "pipe").toString().trim().split("\n");
 const isAddon = ({ reason, target }) => reason === "compiler-artifact" && target.name === "workglow_limit_node";
-const [library] = told.map((line) => JSON.parse(line)).find(isAddon).filenames;
+const [library] = messages.map((line) => JSON.parse(line)).find(isAddon).filenames;
 const musl = process.platform === "linux" && !process.report.getReport().header.glibcVersionRuntime;
 const abi = { linux: musl ? "-musl" : "-gnu", win32: "-msvc" }[process.platform] ?? "";
 copyFileSync(library, join(dist, `workglow-limit.${process.platform}-${process.arch}${abi}.node`));
@@ -31,7 +31,7 @@ run(process.execPath, [tsc, "--project", "lib"], "inherit");
 const write = (file, text) => writeFileSync(join(dist, file), text);
 write("cjs/package.json", `${JSON.stringify({ type: "commonjs", sideEffects: false })}\n`);
 mkdirSync(join(dist, "esm"));
-// The code is there once, however it is loaded, so that a Store that was required is a Store to what was imported.
+// There is one copy of the code for `require` and `import`, so that both have the same `Store`.
 const { exports } = JSON.parse(readFileSync(join(here, "package.json")));
 for (const path of Object.keys(exports).filter((path) => path !== "./package.json")) {
   const entry = path === "." ? "index" : path.slice(2);
