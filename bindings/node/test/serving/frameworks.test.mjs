@@ -1,4 +1,4 @@
-// What each framework's entry does, with the framework's own server and real connections.
+// The entry of each framework, with the framework's own server and real connections.
 
 import assert from "node:assert/strict";
 import { get } from "node:http";
@@ -14,7 +14,7 @@ const used = ({ limiter }, key) => {
   return limit - remaining;
 };
 
-/** The list of a structured field: names, and their parameters. */
+/** Parses the list of a structured field: names and parameters. */
 const listOf = (field) =>
   Object.fromEntries(
     field.split(", ").map((member) => {
@@ -34,7 +34,7 @@ const statuses = async (count, url, headers) => {
   return found;
 };
 
-/** A body whose pieces come when they are let. */
+/** A body whose parts are sent on demand. */
 function pieces() {
   const { promise, resolve } = Promise.withResolvers?.() ?? deferred();
   async function* body() {
@@ -50,7 +50,7 @@ function deferred() {
   return { promise: new Promise((how) => (resolve = how)), resolve: (value) => resolve(value) };
 }
 
-/** Asks, and leaves when the first bytes of the body are there. */
+/** Sends a request, and disconnects after the first bytes of the body. */
 const leave = (url) =>
   new Promise((resolve, reject) => {
     const request = get(url, { agent: false }, (response) => response.once("data", () => resolve(request.destroy())));
@@ -108,7 +108,7 @@ for (const framework of frameworks) {
     assert.deepEqual(Object.keys(listOf(second.headers.get("ratelimit-policy"))), ["wide", "narrow"]);
     assert.deepEqual(Object.keys(listOf(second.headers.get("ratelimit"))), ["narrow"]);
     assert.equal(used({ limiter: wide }), 1);
-    assert.equal(narrow.stats().denied, 1, "who says no knows of it");
+    assert.equal(narrow.stats().denied, 1, "the limit that denied did not count it");
   });
 
   it("all that say no are named, and the longest wait counts", async (t) => {
@@ -157,9 +157,9 @@ for (const framework of frameworks) {
     assert.deepEqual(await statuses(3, url, { "x-plan": "pro", "x-user": "a", "x-weight": "3" }), [200, 200, 429]);
     const { headers } = await ask(url, { "x-plan": "pro", "x-user": "b" });
     assert.deepEqual(listOf(headers.get("ratelimit-policy")), { pro: { q: 6, w: 60 } });
-    assert.deepEqual(await statuses(1, url, { "x-plan": "constructor", "x-user": "a" }), [500], "no plan of that name");
+    assert.deepEqual(await statuses(1, url, { "x-plan": "constructor", "x-user": "a" }), [500], "there is no plan of that name");
     assert.deepEqual(await statuses(1, url, { "x-plan": "pro", "x-user": "b", "x-weight": "0.5" }), [500], "no weight");
-    assert.equal(limits[0].limiter.pro.peek({ key: "b" }).remaining, 5, "what failed counts nowhere");
+    assert.equal(limits[0].limiter.pro.peek({ key: "b" }).remaining, 5, "a failed request counts nothing");
   });
 
   it("exempt paths are not limited, and others that look like them are", async (t) => {
@@ -283,7 +283,7 @@ for (const framework of frameworks) {
       [429, "application/octet-stream", "slow"],
       [429, "application/problem+json", '{"type":"https://iana.or'],
     ]);
-    assert.equal((await ask(url)).status, 500, "a number is no body");
+    assert.equal((await ask(url)).status, 500, "a number is not a body");
     const [{ name, key, limit, remaining, retryAfter, shadow, status }] = limited;
     assert.deepEqual([name, key, limit, remaining, shadow, status], ["api", "", 1, 0, false, 429]);
     assert.ok(retryAfter > 0 && retryAfter <= 60_000);

@@ -1,5 +1,5 @@
-// One process of a cluster that limits requests: server.mjs URL LIMIT WINDOW. It answers with the times just before and after the limit,
-// in ns on the clock that all processes of a machine share.
+// One process of a cluster that limits requests: server.mjs URL LIMIT WINDOW. It responds with the times just before and after the
+// decision, in ns on the clock that all processes of a machine share.
 
 import express from "express";
 import { RateLimiter, Store } from "workglow-limit";
