@@ -1,6 +1,6 @@
-// Several threads, and several processes, on one limit of a `sqlite:` store that always has room.
+// Several threads, and several processes, on one limit of a `sqlite:` store that always has free units.
 //
-// This file is what runs in them, too: it opens the limit, says so, and hammers from and until the moments that it is told.
+// They run this file, too: it opens the limit, reports that, and makes decisions between the given times.
 
 import { fork } from "node:child_process";
 import { once } from "node:events";
@@ -13,7 +13,7 @@ const SPAN = 35; // ms
 const TURNS = 2;
 const BATCH = 100;
 
-/** On one clock for all. */
+/** A clock that all of them share. */
 const now = () => Number(process.hrtime.bigint() / 1_000n) / 1e3;
 
 function hammer({ batch, singles }, start, until) {
@@ -60,7 +60,7 @@ async function start(kind, url) {
   };
 }
 
-/** 1 and 2 threads, or 1, 2 and 4 processes. */
+/** Measures 1 and 2 threads, or 1, 2 and 4 processes. */
 export async function measure(kind, counts, directory, isWanted) {
   const plural = kind === "thread" ? "threads" : "processes";
   const cases = counts.map((count) => ({ name: `sqlite admit, ${count} ${count === 1 ? kind : plural}`, count, told: [] }));
@@ -77,7 +77,7 @@ export async function measure(kind, counts, directory, isWanted) {
   for (const one of all) await one.end();
   for (const { name, count, told } of wanted) {
     const sum = (of) => told.reduce((total, each) => total + each[of], 0);
-    const counted = kind === "thread" ? count : 1; // Each thread is told the processor time of all.
+    const counted = kind === "thread" ? count : 1; // Each thread measures the processor time of all.
     show(name, "workglow-limit", {
       ns: round(median(told.flatMap(({ batches }) => batches))),
       ...quantiles(told.flatMap(({ tail }) => tail)),

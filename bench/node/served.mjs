@@ -1,10 +1,10 @@
-// A process that hammers a limit on a server, for bench/fleet/rivals.py, which tells it what and when, line by line.
+// A process that makes decisions on a server's limit without a pause, for bench/fleet/rivals.py, which sends it commands line by line.
 
 import readline from "node:readline";
 import { setTimeout } from "node:timers/promises";
 import { ON_SERVER } from "./peers.mjs";
 
-/** Counts decisions and admissions until a time of the wall clock. The call stands in the loop itself. */
+/** Counts decisions and admissions until a time of the wall clock. The call is inlined in the loop. */
 function hammer({ call, names, admitted }) {
   const body = `return async (until) => {
     let total = 0, admitted = 0;

@@ -1,8 +1,8 @@
-// What holds while a test fakes the timers, in whichever runner.
+// Tests under faked timers, for any test runner.
 
 const assert = require("node:assert/strict");
 
-/** `fake` fakes all that can be faked, and `advance` advances it by so many ms. */
+/** `fake` fakes the timers, and `advance` advances them by ms. */
 module.exports = ({ test, fake, real, advance, package_, limitFetch }) => {
   const { ConcurrencyLimiter, ManualClock, RateLimiter, Store, TimeoutError } = package_;
   const rate = (max, seconds, options) => new RateLimiter(new Store("memory:", options), "api", { maxExecutions: max, windowSizeInSeconds: seconds });
@@ -21,7 +21,7 @@ module.exports = ({ test, fake, real, advance, package_, limitFetch }) => {
   faked("who waits is served in real time", async () => {
     const limiter = rate(2, 0.05);
     for (let i = 0; i < 6; i++) await limiter.acquire();
-    const short = rate(1, 0.002); // For which timers are too coarse.
+    const short = rate(1, 0.002); // Timers are too coarse for it.
     for (let i = 0; i < 6; i++) await short.acquire();
     assert.equal(limiter.stats().admitted + short.stats().admitted, 12);
   });

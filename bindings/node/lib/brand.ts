@@ -5,7 +5,7 @@
  * Makes `instanceof` with these classes check a mark instead of the prototype. The mark's value is the owner: the loaded addon for
  * objects with a native part.
  */
-export function brand(classes: Record<string, Function>, owner: unknown = true): void {
+export function brand(classes: Record<string, abstract new (...args: never[]) => object>, owner: unknown = true): void {
   for (const [name, of] of Object.entries(classes)) {
     const mark = Symbol.for(`workglow-limit.${name}`);
     Object.defineProperty(of.prototype, mark, { value: owner });

@@ -171,11 +171,9 @@ function asker(name: string, custom: CustomLimiter): Ask {
         return us === 0 ? 0 : -1 - us;
       }
       case Question.settle:
-        if (custom.settle !== undefined) {
-          end(number, (token) => custom.settle!(token, Number(text)));
-          return 0;
-        }
-      // Falls through: without `settle`, the start is completed.
+        if (custom.settle === undefined) return answer(Question.complete, "", number);
+        end(number, (token) => custom.settle!(token, Number(text)));
+        return 0;
       case Question.complete:
         end(number, (token) => custom.complete?.(token));
         return 0;

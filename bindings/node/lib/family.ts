@@ -5,7 +5,7 @@ import { invalid, make } from "./errors.js";
 import { type Duration, maybeMilliseconds, milliseconds, options as checkOptions, real, unicode, whole, word } from "./input.js";
 import { Limiter, type LimiterSetup } from "./limiter.js";
 import { type NativeLimiter, type NativePolicy, native } from "./native.js";
-import { ManualClock, Store } from "./store.js";
+import { type ManualClock, Store } from "./store.js";
 
 /** A number of units per window. */
 export interface RateWindow {

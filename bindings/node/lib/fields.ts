@@ -67,7 +67,7 @@ export function fields(policies: readonly PolicyDecision[], states: readonly Pol
   const quotas = listOf(policies, ({ policy, decision, window }) => policy.quota(decision, window));
   if (quotas !== "") found["RateLimit-Policy"] = quotas;
   const items = listOf(states, ({ policy, decision }) => policy.state(decision));
-  if (items !== "") found["RateLimit"] = items;
+  if (items !== "") found.RateLimit = items;
   return found;
 }
 

@@ -1,7 +1,7 @@
 // Hooks: functions that are called when starts are delayed or cannot be decided.
 
 import { types } from "node:util";
-import { LimitError, StoreError, invalid, thrown } from "./errors.js";
+import { type LimitError, StoreError, invalid, thrown } from "./errors.js";
 import { word } from "./input.js";
 import { type QueuedEvent, shared } from "./native.js";
 

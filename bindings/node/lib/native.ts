@@ -245,7 +245,7 @@ export function ask(closure: Closure, op: Op, key: string, weight: number, done:
  * left to them; at least two are used. A call occupies a thread for as long as the server takes: a program that asks a server
  * often makes the pool larger.
  */
-const MOST_IN_POOL = Math.max(2, Math.min(Number(process.env["UV_THREADPOOL_SIZE"]) || 4, 1024) - 2);
+const MOST_IN_POOL = Math.max(2, Math.min(Number(process.env.UV_THREADPOOL_SIZE) || 4, 1024) - 2);
 let inPoolNow = 0;
 const waitingForPool: (() => void)[] = [];
 

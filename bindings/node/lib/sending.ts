@@ -6,7 +6,7 @@ import { warn } from "./hooks.js";
 import { type HeedOptions, heed } from "./http.js";
 import { type Duration, maybeMilliseconds, milliseconds, options as checkOptions, unicode, whole } from "./input.js";
 import { Limiter } from "./limiter.js";
-import { Permit } from "./permit.js";
+import type { Permit } from "./permit.js";
 import { isSignal, priorityOf } from "./request.js";
 import { type HttpResponse, headersOf, pauseOf, statusOf } from "./response.js";
 import { now, sleep } from "./timers.js";

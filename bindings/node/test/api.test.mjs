@@ -8,7 +8,7 @@ import { test } from "node:test";
 import * as package_ from "workglow-limit";
 import { directory, manual, settle } from "./helpers.mjs";
 
-const { CompositeLimiter, ConcurrencyLimiter, Limiter, ManualClock, NullLimiter, Permit, RateLimiter, Store } = package_;
+const { CompositeLimiter, ConcurrencyLimiter, Limiter, NullLimiter, Permit, RateLimiter, Store } = package_;
 
 test("tryAcquire returns a permit or null", () => {
   const { clock, limiter } = manual(package_, 2, 1);

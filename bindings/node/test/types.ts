@@ -313,7 +313,7 @@ new TimeoutError("late", 5) satisfies LimitError;
 const app = express();
 const requests = limitRequests({
   limits: [
-    { limiter: rate, key: "address", weight: (request) => Number(request.query["n"]), skipFailed: true },
+    { limiter: rate, key: "address", weight: (request) => Number(request.query.n), skipFailed: true },
     { limiter: { free: rate, pro: composite }, plan: async (request) => request.get("X-Plan") ?? "free", key: async () => null },
   ],
   exempt: ["/health", "/static/*"],

@@ -171,9 +171,9 @@ async function answer(store, limiter, { call, given }, permits) {
       return { "": (await limiter.canProceed(key)) ? "yes" : "no" };
     case "next_available":
       return { next: (await limiter.getNextAvailableTime(key)) - Date.now() };
+    // biome-ignore lint/suspicious/noFallthroughSwitchClause: on a server it is awaited like the others
     case "complete":
       if (!isServed(store.url)) return void limiter.complete(permits.get(given.permit));
-    // Falls through.
     case "cancel":
     case "renew":
       return void (await ask(store, permits.get(given.permit), call));

@@ -13,7 +13,7 @@ import { startRedis } from "./redis.mjs";
 const { CompositeLimiter, ConcurrencyLimiter, Store, toWorkglow } = package_;
 
 // Workglow expects it, and Node has it from version 22.
-Promise.withResolvers ??= function () {
+Promise.withResolvers ??= () => {
   let resolve, reject;
   const promise = new Promise((...both) => ([resolve, reject] = both));
   return { promise, resolve, reject };

@@ -1,4 +1,4 @@
-// The table: ours beside what BullMQ has. Ends with 1 if ours breaks its promise.
+// The table: ours compared with BullMQ's own. Exits with 1 if ours exceeds the limit or loses a job.
 
 import { runFleet } from "./fleet.mjs";
 

@@ -1,4 +1,4 @@
-// The table: ours beside what pg-boss and Graphile Worker have. Ends with 1 if ours breaks its promise.
+// The table: ours compared with pg-boss's and Graphile Worker's own. Exits with 1 if ours exceeds the limit or loses a job.
 
 import { runFleet } from "./fleet.mjs";
 

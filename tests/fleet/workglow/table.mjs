@@ -1,9 +1,9 @@
-// Workglow's real server under a limit, in two processes: ours beside its own, in one table. Ends with 1 if ours does not
-// hold, or lost a job.
+// Workglow's real server under a limit, in two processes: ours compared with its own, in one table. Exits with 1 if ours exceeds the
+// limit or loses a job.
 //
 //     npm run fleet [-- [--quiet] [MODE …]]
 //
-// A quiet queue tells its workers of no changes, and a mode is one of worker.mjs.
+// A quiet queue does not report its changes to workers. A mode is one of worker.mjs.
 
 import { runFleet } from "./fleet.mjs";
 
