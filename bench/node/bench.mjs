@@ -77,7 +77,7 @@ async function manyKeys() {
     const decide = decider(peer);
     // Twice: the first write to a page of a file costs more than a decision.
     for (const key of [...keys, ...keys]) await decide(key);
-    cases.push(new Case(full, of, peer, { keys, told: { keys: keys.length } }));
+    cases.push(new Case(full, of, peer, { keys, extra: { keys: keys.length } }));
   }
   return cases;
 }

@@ -67,21 +67,21 @@ async function inProcesses(url) {
     await said(children[i]);
   }
   const start = await begin();
-  const told = children.map(said);
+  const replies = children.map(said);
   children.forEach((child, i) => child.send([i === 0, start + QUIET, start + QUIET + HAMMERED]));
-  const seen = (await Promise.all(told)).flat();
+  const seen = (await Promise.all(replies)).flat();
   for (const child of children) child.disconnect();
   return seen;
 }
 
 export async function measure(directory, isWanted) {
-  const tell = (name, of, seen, told) =>
-    show(name, of, { limit: POLICY.limit, most: mostInAnyWindow(seen), starts: seen.length, ...told });
+  const report = (name, of, seen, extra) =>
+    show(name, of, { limit: POLICY.limit, most: mostInAnyWindow(seen), starts: seen.length, ...extra });
   for (const [name, of, make] of IN_MEMORY) {
-    if (isWanted(`${name}: most`)) tell(`${name}: most`, of, await inOne(make), { threads: 1 });
+    if (isWanted(`${name}: most`)) report(`${name}: most`, of, await inOne(make), { threads: 1 });
   }
   if (isWanted("sqlite: most")) {
-    tell("sqlite: most", "workglow-limit", await inProcesses(`sqlite:${directory}/node-most.db`), { processes: PROCESSES });
+    report("sqlite: most", "workglow-limit", await inProcesses(`sqlite:${directory}/node-most.db`), { processes: PROCESSES });
   }
 }
 

@@ -26,7 +26,7 @@ export const SHUT = { limit: 1, seconds: 3_600 };
 const isOpen = ({ seconds }) => seconds < 1e-3;
 /** The window of peers without one as short as that. */
 const windowOf = (policy) => (isOpen(policy) ? 60 : policy.seconds);
-const emptied = (policy, renew, more) => ({ ...more, ...(isOpen(policy) ? { renew, room: 100 } : {}) });
+const emptied = (policy, renew, more) => ({ ...more, ...(isOpen(policy) ? { renew, capacity: 100 } : {}) });
 
 const stores = new Map();
 let made = 0;

@@ -6,11 +6,11 @@ const SINGLES = 500; // The decisions of each slice that are timed one by one, f
 
 /**
  * A limiter and its call. `call` is an expression of `names` (and of `key`), as a user would write it; it may await. `admitted` is an
- * expression of `answer`, the result of `call`. `renew` empties it, after `room` decisions. With `oneKey`, all decisions have that
+ * expression of `answer`, the result of `call`. `renew` empties it, after `capacity` decisions. With `oneKey`, all decisions have that
  * key.
  */
-export function peer(call, names, { admitted = "answer", renew, room = 1_000, oneKey = "tenant-7" } = {}) {
-  return { call, names, admitted, renew, room, oneKey };
+export function peer(call, names, { admitted = "answer", renew, capacity = 1_000, oneKey = "tenant-7" } = {}) {
+  return { call, names, admitted, renew, capacity, oneKey };
 }
 
 /** One decision as a function: returns whether it was admitted. */
@@ -68,7 +68,7 @@ export class Case {
 
   /** The decisions of a batch: fewer of a slow limiter, so that several batches fit into a slice. */
   #fitting() {
-    return Math.max(1, Math.min(this.peer.room, Math.floor(SLICE / 10 / this.#pace)));
+    return Math.max(1, Math.min(this.peer.capacity, Math.floor(SLICE / 10 / this.#pace)));
   }
 
   async #run(loop, count) {
@@ -76,7 +76,7 @@ export class Case {
       const before = process.cpuUsage();
       await this.peer.renew();
       this.#emptying += used(before);
-      this.#left = this.peer.room;
+      this.#left = this.peer.capacity;
     }
     this.#left -= count;
     if (this.keys === null) return loop(count);
@@ -107,7 +107,7 @@ export class Case {
       decisions += count;
     } while (performance.now() < end);
     this.#cpu.push((used(before) - this.#emptying) / decisions);
-    this.#tail.push(...(await this.#run(singles, Math.min(SINGLES, this.peer.room))));
+    this.#tail.push(...(await this.#run(singles, Math.min(SINGLES, this.peer.capacity))));
   }
 
   result() {

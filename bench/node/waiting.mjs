@@ -69,7 +69,7 @@ async function crowd(wait) {
 export async function measure(isWanted) {
   for (const [name, of, make] of CROWDS) {
     if (!isWanted(name)) continue;
-    const told = await crowd(make());
-    show(name, of, name.endsWith("concurrent") ? told : { ...told, limit: LIMIT, window_ms: WINDOW });
+    const result = await crowd(make());
+    show(name, of, name.endsWith("concurrent") ? result : { ...result, limit: LIMIT, window_ms: WINDOW });
   }
 }

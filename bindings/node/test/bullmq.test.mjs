@@ -64,7 +64,7 @@ const limit = (t, max, seconds) =>
 
 test("a job that cannot start is delayed, does not fail, and starts once with its place", async (t) => {
   const { work, add, ended } = await queueFor(t);
-  const told = [];
+  const delays = [];
   const ran = [];
   const seen = [];
   const processor = (job) => {
@@ -72,7 +72,7 @@ test("a job that cannot start is delayed, does not fail, and starts once with it
     seen.push(job.data);
     return job.data.i;
   };
-  const onLimited = (job, { key, wait, hasPlace }) => told.push([job.id, key, wait > 0, hasPlace]);
+  const onLimited = (job, { key, wait, hasPlace }) => delays.push([job.id, key, wait > 0, hasPlace]);
   const limiter = limit(t, 3, 1);
   const data = Array.from({ length: 12 }, (_, i) => ({ i, key: "k" }));
   const jobs = await add(...data); // One attempt each: a job that used another attempt would fail.
@@ -85,8 +85,8 @@ test("a job that cannot start is delayed, does not fail, and starts once with it
   }
   assert.deepEqual(ran.toSorted(), jobs.map((job) => job.id).toSorted());
   for (const one of seen) assert.deepEqual(Object.keys(one), ["i", "key"], "its processor got the place");
-  assert.ok(told.length >= 9);
-  for (const one of told) assert.deepEqual(one.slice(1), ["k", true, true]);
+  assert.ok(delays.length >= 9);
+  for (const one of delays) assert.deepEqual(one.slice(1), ["k", true, true]);
   assert.equal(Math.max(...stored.map((job) => job.attemptsStarted)) > 1, true);
 });
 
@@ -294,12 +294,12 @@ test("an old BullMQ version is an error that names the version", async () => {
 test("data that are not an object are unchanged", async (t) => {
   const { work, add, ended } = await queueFor(t);
   const data = ["text", ["list"], 5, null, "more"];
-  const told = [];
+  const delays = [];
   const jobs = await add(...data);
-  work(withLimiter(limit(t, 1, 0.2), null, (job) => job.data, { onLimited: (job, { hasPlace }) => told.push(hasPlace) }));
+  work(withLimiter(limit(t, 1, 0.2), null, (job) => job.data, { onLimited: (job, { hasPlace }) => delays.push(hasPlace) }));
   const stored = await ended(jobs);
   assert.deepEqual(stored.map((job) => [job.data, job.returnvalue, job.attemptsMade]), data.map((one) => [one, one, 1]));
-  assert.ok(told.some((hasPlace) => hasPlace), "jobs with such data have places, too");
+  assert.ok(delays.some((hasPlace) => hasPlace), "jobs with such data have places, too");
 });
 
 test("weights, the permit and a throwing hook work", async (t) => {

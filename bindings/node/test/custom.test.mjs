@@ -8,28 +8,28 @@ import { directory, manual, settle } from "./helpers.mjs";
 
 const { CompositeLimiter, ConcurrencyLimiter, RateLimiter, Store } = package_;
 
-/** A limiter that records its calls. It still admits `room` units. */
-function recorder(room = Infinity) {
+/** A limiter that records its calls. It still admits `free` units. */
+function recorder(free = Infinity) {
   const log = [];
   return {
     name: "mine",
-    room,
+    free,
     log,
     tryAcquire(key, weight) {
       log.push(["tryAcquire", key, weight]);
-      if (this.room < weight) return null;
-      this.room -= weight;
+      if (this.free < weight) return null;
+      this.free -= weight;
       return { key, weight };
     },
     retryAfter(key, weight) {
-      return this.room < weight ? 125.5 : 0;
+      return this.free < weight ? 125.5 : 0;
     },
     complete(token) {
       log.push(["complete", token]);
     },
     cancel(token) {
       log.push(["cancel", token]);
-      this.room += token.weight;
+      this.free += token.weight;
     },
     settle(token, actual) {
       log.push(["settle", token, actual]);
@@ -76,7 +76,7 @@ test("a custom limiter that denies is named, and the other children are not char
   const mine = recorder(3);
   const other = new CompositeLimiter([mine, { tryAcquire: () => null, retryAfter: () => 0, cancel() {} }]);
   assert.equal(other.decide().deniedBy, "custom");
-  assert.equal(mine.room, 3);
+  assert.equal(mine.free, 3);
 });
 
 test("methods keep their object, and a class works", () => {
@@ -190,9 +190,9 @@ test("waiters of a composite wait for a custom limiter", async () => {
   const limiter = new CompositeLimiter([new ConcurrencyLimiter(5), mine]);
   await assert.rejects(limiter.acquire({ timeout: 20 }), { name: "TimeoutError" });
   const waiting = limiter.acquire({ timeout: "60s" });
-  mine.retryAfter = () => (mine.room < 1 ? 5 : 0);
+  mine.retryAfter = () => (mine.free < 1 ? 5 : 0);
   await settle();
-  mine.room = 1;
+  mine.free = 1;
   (await waiting).complete();
 });
 

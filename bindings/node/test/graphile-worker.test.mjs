@@ -45,18 +45,18 @@ const limit = (max, seconds) => new RateLimiter(new Store("memory:"), "limit", {
 
 test("a job that cannot start is put back, does not fail, and starts once", { timeout: 60_000 }, async (t) => {
   const { schema, add, work, drained } = await queueFor(t);
-  const [ran, told] = [[], []];
+  const [ran, delays] = [[], []];
   for (let i = 0; i < 9; i++) await add({ i, key: "k" }, { maxAttempts: 1, priority: i, flags: ["f"] });
   const task = (payload, { job }) => void ran.push([payload, job.payload, job.attempts, job.priority, job.flags]);
-  const onLimited = (job, { key, wait, hasPlace }) => told.push([job.payload.i, key, wait > 0, hasPlace]);
+  const onLimited = (job, { key, wait, hasPlace }) => delays.push([job.payload.i, key, wait > 0, hasPlace]);
   await work(withLimiter(limit(3, 0.7), (job) => job.payload.key, task, { schema, onLimited }));
   await drained();
   const sorted = ran.toSorted(([a], [b]) => a.i - b.i);
   assert.deepEqual(sorted, sorted.map((_, i) => [{ i, key: "k" }, { i, key: "k" }, 1, i, { f: true }]));
   assert.equal(ran.length, 9);
-  assert.ok(told.length >= 6);
-  for (const one of told) assert.deepEqual(one.slice(1, 3), ["k", true]);
-  assert.ok(told.some(([, , , hasPlace]) => hasPlace));
+  assert.ok(delays.length >= 6);
+  for (const one of delays) assert.deepEqual(one.slice(1, 3), ["k", true]);
+  assert.ok(delays.some(([, , , hasPlace]) => hasPlace));
   assert.deepEqual(errors, []);
 });
 

@@ -105,10 +105,10 @@ for (const [place, make] of Object.entries(ones)) {
     const running = limiter.schedule(() => new Promise((resolve) => (end = resolve)));
     while (end === undefined) await settle();
     const waiting = [limiter.acquire(), limiter.acquire({ key: "" }), limiter.schedule(() => assert.fail("it ran"))];
-    const told = Promise.allSettled(waiting);
+    const outcomes = Promise.allSettled(waiting);
     let isOver = false;
     const stopped = limiter.stop().then(() => (isOver = true));
-    for (const { reason } of await told) {
+    for (const { reason } of await outcomes) {
       assert.ok(reason instanceof Stopped && reason instanceof LimitError, String(reason));
       assert.equal(reason.code, "stopped");
     }

@@ -11,7 +11,7 @@ const limit = (max, seconds) => new RateLimiter(new Store("memory:"), "limit", {
 
 /** Hands out a job again each time it is delayed, and returns what happened. */
 async function work(limiter, key, options = {}) {
-  const told = [];
+  const delays = [];
   let place = null;
   for (;;) {
     const came = place;
@@ -19,26 +19,26 @@ async function work(limiter, key, options = {}) {
       ...options,
       place: came,
       delay(wait, text) {
-        told.push({ wait, hasPlace: text !== null });
+        delays.push({ wait, hasPlace: text !== null });
         place = text;
         return sleep(wait, "sent away");
       },
     });
-    if (result !== "sent away") return { ...result, told };
+    if (result !== "sent away") return { ...result, delays };
   }
 }
 
 test("a job starts now, waits a moment, or is delayed once and starts with its place", async () => {
   const limiter = limit(1, 1);
-  assert.deepEqual(await work(limiter, "k"), { started: true, placed: false, told: [] });
+  assert.deepEqual(await work(limiter, "k"), { started: true, placed: false, delays: [] });
   // A long grace, so that a busy machine is not late.
   const options = { grace: "10s" };
-  const { started, placed, told } = await work(limiter, "k", options);
+  const { started, placed, delays } = await work(limiter, "k", options);
   assert.deepEqual([started, placed], [true, true]);
-  assert.equal(told.length, 1);
-  assert.ok(Number.isInteger(told[0].wait) && told[0].hasPlace);
+  assert.equal(delays.length, 1);
+  assert.ok(Number.isInteger(delays[0].wait) && delays[0].hasPlace);
   const held = await work(limiter, "k", { ...options, hold: "10s" });
-  assert.deepEqual(held, { started: true, placed: true, told: [] }, "it waited in the worker");
+  assert.deepEqual(held, { started: true, placed: true, delays: [] }, "it waited in the worker");
 });
 
 test("the result or error of delay is passed on, and a place that could not leave is freed", async () => {
@@ -72,16 +72,16 @@ test("jobs beyond all places come back in turn, and each starts once", { timeout
   const limiter = limit(5, 0.4);
   const starts = await Promise.all(Array.from({ length: 60 }, () => work(limiter, "k")));
   assert.ok(starts.every(({ started }) => started));
-  assert.ok(starts.some(({ told }) => told.some(({ hasPlace }) => !hasPlace)), "there were places for all");
+  assert.ok(starts.some(({ delays }) => delays.some(({ hasPlace }) => !hasPlace)), "there were places for all");
 });
 
 test("without places, a delayed job asks again", async () => {
   const limiter = new ConcurrencyLimiter(1);
   const held = limiter.tryAcquire();
-  const told = [];
-  const options = { hold: 0, delay: (wait, place) => told.push([wait > 0, place]) };
+  const delays = [];
+  const options = { hold: 0, delay: (wait, place) => delays.push([wait > 0, place]) };
   await limitJob(limiter, "", () => assert.fail("it ran"), options);
-  assert.deepEqual(told, [[true, null]]);
+  assert.deepEqual(delays, [[true, null]]);
   held.complete();
   assert.equal(await limitJob(limiter, "", () => "ran", options), "ran");
   assert.ok(limiter.tryAcquire(), "its permit did not complete");

@@ -59,21 +59,21 @@ const QUICK = { pollingIntervalSeconds: 0.5 };
 
 test("a job that cannot start goes back, does not fail, and starts once", { timeout: 60_000 }, async (t) => {
   const { boss, queue, add, ended } = await queueFor(t);
-  const [ran, told] = [[], []];
+  const [ran, delays] = [[], []];
   const handler = (job) => {
     ran.push({ i: job.data.i, data: job.data, retryCount: job.retryCount });
     return { i: job.data.i };
   };
-  const onLimited = (job, { key, wait, hasPlace }) => told.push([job.data.i, key, wait > 0, hasPlace]);
+  const onLimited = (job, { key, wait, hasPlace }) => delays.push([job.data.i, key, wait > 0, hasPlace]);
   const ids = await add(Array.from({ length: 9 }, (_, i) => ({ i, key: "k" })));
   const limited = withLimiter(boss, limit(3, 0.7), (job) => job.data.key, handler, { onLimited });
   await boss.work(queue, { ...QUICK, localConcurrency: 4 }, limited);
   const stored = await ended(ids);
   assert.deepEqual(stored.map(({ state, output, retryCount }) => [state, output, retryCount]), ids.map((_, i) => ["completed", { i }, 0]));
   assert.deepEqual(ran.toSorted((a, b) => a.i - b.i), ids.map((_, i) => ({ i, data: { i, key: "k" }, retryCount: 0 })));
-  assert.ok(told.length >= 6);
-  for (const one of told) assert.deepEqual(one.slice(1, 3), ["k", true]);
-  assert.ok(told.some(([, , , hasPlace]) => hasPlace));
+  assert.ok(delays.length >= 6);
+  for (const one of delays) assert.deepEqual(one.slice(1, 3), ["k", true]);
+  assert.ok(delays.some(([, , , hasPlace]) => hasPlace));
 });
 
 test("a full key does not delay other keys", { timeout: 60_000 }, async (t) => {

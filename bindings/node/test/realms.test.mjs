@@ -98,13 +98,13 @@ test("a hook of one realm is notified of a limiter of another", async () => {
   const [one, other] = [realm(), realm()];
   const store = new one.Store("memory:");
   const limiter = new other.RateLimiter(store, "limit", { maxExecutions: 1, windowSizeInSeconds: 60 });
-  const heard = [];
-  const stop = store.on("throttled", ({ limit }) => heard.push(limit));
+  const limits = [];
+  const stop = store.on("throttled", ({ limit }) => limits.push(limit));
   limiter.tryAcquire();
   limiter.tryAcquire();
   await new Promise(setImmediate);
   stop();
-  assert.deepEqual(heard, ["limit"]);
+  assert.deepEqual(limits, ["limit"]);
 });
 
 test("a limiter of one realm takes a child of another", () => {

@@ -182,15 +182,15 @@ test("threads share a limit", async () => {
 
 test("errors are reported without the password", async () => {
   for (const bad of ["redis://", "redis://host:port"]) assert.throws(() => new Store(bad), { code: "invalid_url" });
-  const told = (host) => (error) => {
+  const isReported = (host) => (error) => {
     assert.equal(error.name, "StoreError");
     assert.ok(error.message.includes(host) && !error.message.includes("secret"), error.message);
     return true;
   };
-  await assert.rejects(rate(new Store("redis://user:secret@127.0.0.1:1/0")).acquire(), told("127.0.0.1:1"));
+  await assert.rejects(rate(new Store("redis://user:secret@127.0.0.1:1/0")).acquire(), isReported("127.0.0.1:1"));
   await server.command("CONFIG SET requirepass right");
   try {
-    await assert.rejects(rate(new Store(`${server.url}?pass=secret`)).tryAcquireAsync(), told(server.url));
+    await assert.rejects(rate(new Store(`${server.url}?pass=secret`)).tryAcquireAsync(), isReported(server.url));
   } finally {
     await server.command('AUTH right\r\nCONFIG SET requirepass ""');
   }

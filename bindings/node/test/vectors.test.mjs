@@ -127,7 +127,7 @@ function limiterOf(limiters, store) {
 
 const us = (ms) => String(Math.round(ms * 1000));
 const number = (n) => (n === Infinity ? "inf" : String(n));
-const told = (d) => ({
+const fieldsOf = (d) => ({
   "": d.admitted ? "admitted" : "denied",
   retry: us(d.retryAfter),
   suggested: us(d.suggestedAfter),
@@ -149,10 +149,10 @@ async function answer(store, limiter, { call, given }, permits) {
     case "decide": {
       const decision = await ask(store, limiter, "decide", { key, weight });
       keep(decision.permit);
-      return told(decision);
+      return fieldsOf(decision);
     }
     case "peek":
-      return told(await ask(store, limiter, "peek", { key, weight }));
+      return fieldsOf(await ask(store, limiter, "peek", { key, weight }));
     case "try_acquire": {
       const permit = await ask(store, limiter, "tryAcquire", { key, weight });
       keep(permit);

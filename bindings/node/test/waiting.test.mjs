@@ -180,19 +180,19 @@ test("a custom limiter may wait, and make others wait, in the middle of a decisi
   let limiter;
   const inner = [];
   const own = {
-    room: 0,
+    free: 0,
     tryAcquire() {
-      if (this.room === 0) return null;
+      if (this.free === 0) return null;
       // No other waiter is in this line.
       if (inner.length < 3) inner.push(limiter.acquire().then((permit) => permit.complete()));
       return {};
     },
-    retryAfter: () => (own.room === 0 ? 5 : 0),
+    retryAfter: () => (own.free === 0 ? 5 : 0),
     cancel() {},
   };
   limiter = new CompositeLimiter([own]);
   const waiting = [limiter.acquire(), limiter.acquire()];
-  own.room = 1;
+  own.free = 1;
   for (const permit of await Promise.all(waiting)) permit.complete();
   await Promise.all(inner);
   assert.equal(inner.length, 3);

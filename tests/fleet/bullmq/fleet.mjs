@@ -15,8 +15,8 @@ for folder in sys.argv[3:]: print(evidence.most_in_any_window(evidence.read(fold
 
 /** Returns the most starts of each folder that surely lie in one window. */
 function mostInAnyWindow(folders, windowMs) {
-  const told = execFileSync("python3", ["-c", COUNT, EVIDENCE, String(windowMs * 1e6), ...folders], { encoding: "utf8" });
-  return told.trim().split("\n").map(Number);
+  const output = execFileSync("python3", ["-c", COUNT, EVIDENCE, String(windowMs * 1e6), ...folders], { encoding: "utf8" });
+  return output.trim().split("\n").map(Number);
 }
 
 /**

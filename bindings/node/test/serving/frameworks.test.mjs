@@ -60,7 +60,7 @@ const leave = (url) =>
 for (const framework of frameworks) {
   const it = (name, run) => test(`${framework}: ${name}`, { timeout: 60_000 }, run);
 
-  it("a refusal says so: status, fields, problem", async (t) => {
+  it("a refusal has a status, fields and a problem", async (t) => {
     const url = await start(t, framework, { limits: [{ limiter: rate(2), key: "header:x-api-key" }] });
     const first = await ask(url, { "X-Api-Key": "a" });
     assert.deepEqual([first.status, first.body, first.headers.get("retry-after")], [200, "ok", null]);
@@ -84,7 +84,7 @@ for (const framework of frameworks) {
     assert.equal((await ask(url, { "X-Api-Key": "b" })).status, 200, "another key");
   });
 
-  it("Retry-After is rounded up, and enough", async (t) => {
+  it("Retry-After is rounded up, so a retry succeeds", async (t) => {
     const clock = new ManualClock();
     const store = new Store("memory:", { clock });
     const url = await start(t, framework, { limits: [{ limiter: store.limiter("api", "1/1500ms") }] });
@@ -97,7 +97,7 @@ for (const framework of frameworks) {
     assert.equal((await ask(url)).status, 200);
   });
 
-  it("several limits: all, or nothing of any", async (t) => {
+  it("a request needs all of several limits, and a refusal takes units of none", async (t) => {
     const store = new Store("memory:");
     const [wide, narrow] = [rate(10, "wide", store), rate(1, "narrow", store)];
     const url = await start(t, framework, { limits: [{ limiter: wide }, { limiter: narrow }] });
@@ -111,7 +111,7 @@ for (const framework of frameworks) {
     assert.equal(narrow.stats().denied, 1, "the limit that denied did not count it");
   });
 
-  it("all that say no are named, and the longest wait counts", async (t) => {
+  it("all policies that denied are named, and the longest wait counts", async (t) => {
     const store = new Store("memory:", { clock: new ManualClock() });
     const limits = [{ limiter: store.limiter("hour", "1/1h") }, { limiter: store.limiter("minute", "1/1m") }];
     const url = await start(t, framework, { limits });
@@ -122,7 +122,7 @@ for (const framework of frameworks) {
     assert.deepEqual(listOf(headers.get("ratelimit")), { hour: { r: 0, t: 3600 }, minute: { r: 0, t: 60 } });
   });
 
-  it("a route's limits stand beside the app's; a refusal by either consumes nothing of the other", async (t) => {
+  it("a route's limits add to the app's, and a refusal by either takes units of none", async (t) => {
     const store = new Store("memory:");
     const [app, route] = [rate(5, "app", store), rate(4, "route", store)];
     const url = await start(t, framework, { limits: [{ limiter: app }] }, {
@@ -141,7 +141,7 @@ for (const framework of frameworks) {
     assert.equal(used({ limiter: route }), 3);
   });
 
-  it("plans: each has its limiter; keys and weights of functions, sync and async", async (t) => {
+  it("each plan has its limiter; keys and weights may be functions, sync and async", async (t) => {
     const store = new Store("memory:");
     const read = (request, name) => request.headers?.get?.(name) ?? request.headers?.[name] ?? request.req?.header(name);
     const limits = [
@@ -162,7 +162,7 @@ for (const framework of frameworks) {
     assert.equal(limits[0].limiter.pro.peek({ key: "b" }).remaining, 5, "a failed request counts nothing");
   });
 
-  it("exempt paths are not limited, and others that look like them are", async (t) => {
+  it("exempt paths are not limited, and similar paths are", async (t) => {
     const limiter = rate(1);
     const handler = () => ({});
     const routes = { "/health": handler, "/healthy": handler, "/static/a/b": handler, "/statics": handler };
@@ -176,7 +176,7 @@ for (const framework of frameworks) {
     assert.deepEqual(await statuses(3, all), [200, 200, 200]);
   });
 
-  it("requests are held until their response is over: streams, too", async (t) => {
+  it("permits are held until the response ends, also of a stream", async (t) => {
     const limiter = new ConcurrencyLimiter(1);
     const { body, end } = pieces();
     const url = await start(t, framework, { limits: [{ limiter, name: "running" }] }, { "/": () => ({}), "/stream": () => ({ body: body() }) });
@@ -193,7 +193,7 @@ for (const framework of frameworks) {
     assert.equal((await ask(`${url}/`)).status, 200);
   });
 
-  it("a client that leaves gives its place back", async (t) => {
+  it("a client that disconnects frees its permit", async (t) => {
     const limiter = new ConcurrencyLimiter(1);
     const { body } = pieces();
     const url = await start(t, framework, { limits: [{ limiter, name: "running" }] }, { "/": () => ({}), "/stream": () => ({ body: body() }) });
@@ -202,7 +202,7 @@ for (const framework of frameworks) {
     assert.equal((await ask(`${url}/`)).status, 200);
   });
 
-  it("what the handler throws gives its place back", async (t) => {
+  it("an error of the handler frees the permit", async (t) => {
     const limiter = new ConcurrencyLimiter(1);
     const fail = () => Promise.reject(new Error("planned"));
     const url = await start(t, framework, { limits: [{ limiter, name: "running" }] }, { "/": fail });
@@ -212,7 +212,7 @@ for (const framework of frameworks) {
     }
   });
 
-  it("failures are not counted, if they shall not be; nor successes", async (t) => {
+  it("failures or successes do not count if they are skipped", async (t) => {
     const store = new Store("memory:");
     const [failed, successful] = [rate(3, "failed", store), rate(3, "successful", store)];
     const limits = [{ limiter: failed, skipFailed: true }, { limiter: successful, skipSuccessful: true }];
@@ -230,7 +230,7 @@ for (const framework of frameworks) {
     assert.equal(failed.stats().cancelled, 2);
   });
 
-  it("who leaves early is counted, so leaving is no way around a limit", async (t) => {
+  it("a client that disconnects early counts, so this does not evade a limit", async (t) => {
     const limiter = rate(2);
     const { body } = pieces();
     const running = new ConcurrencyLimiter(5);
@@ -243,26 +243,26 @@ for (const framework of frameworks) {
     assert.deepEqual(await statuses(1, `${url}/stream`), [429]);
   });
 
-  it("shadow mode counts, tells, and never refuses, whatever fails", async (t) => {
+  it("shadow mode counts, reports, and never refuses, even after an error", async (t) => {
     const limiter = rate(1);
-    const told = [];
+    const refusals = [];
     const warned = [];
     const warn = (warning) => warned.push(warning.message);
     process.on("warning", warn);
     t.after(() => process.off("warning", warn));
     const broken = { limiter: rate(1, "broken"), key: () => Promise.reject(new Error("planned")), shadow: true };
-    const onLimited = (request, { name, shadow, violated }) => void told.push({ name, shadow, violated });
+    const onLimited = (request, { name, shadow, violated }) => void refusals.push({ name, shadow, violated });
     const url = await start(t, framework, { limits: [{ limiter, shadow: true }, broken], onLimited });
     const { headers } = await ask(url);
     assert.equal(headers.get("ratelimit"), null);
     assert.deepEqual(await statuses(2, url), [200, 200]);
-    assert.deepEqual(told, Array(2).fill({ name: "api", shadow: true, violated: ["api"] }));
+    assert.deepEqual(refusals, Array(2).fill({ name: "api", shadow: true, violated: ["api"] }));
     assert.equal(used({ limiter }), 1);
     await until(() => warned.length === 3);
     assert.match(warned[0], /shadow mode failed: Error: planned/);
   });
 
-  it("bodies of the app's own", async (t) => {
+  it("an app can send its own bodies", async (t) => {
     const replies = [{ error: "slow down" }, "slow down", new TextEncoder().encode("slow"), null, 7];
     const limited = [];
     const onLimited = async (request, one) => {
@@ -289,7 +289,7 @@ for (const framework of frameworks) {
     assert.ok(retryAfter > 0 && retryAfter <= 60_000);
   });
 
-  it("headers can be left out", async (t) => {
+  it("headers can be switched off", async (t) => {
     const url = await start(t, framework, { limits: [{ limiter: rate(1) }], headers: false });
     for (const status of [200, 429]) {
       const response = await ask(url);
@@ -298,7 +298,7 @@ for (const framework of frameworks) {
     }
   });
 
-  it("what has no window says none, what has no limit says nothing, and names are quoted", async (t) => {
+  it("a limit without a window states none, no limit states nothing, and names are quoted", async (t) => {
     const store = new Store("memory:");
     const limits = [
       { limiter: store.limiter("bucket", "10/10s burst 5") },
@@ -316,7 +316,7 @@ for (const framework of frameworks) {
     );
   });
 
-  it("what the store cannot decide is an error, and holds nothing of other limits", async (t) => {
+  it("a decision that the store fails is an error, and holds no permits of other limits", async (t) => {
     const other = rate(5, "other");
     const broken = rate(5, "broken", new Store("sqlite:/nonexistent/limits.db"));
     const url = await start(t, framework, { limits: [{ limiter: other }, { limiter: broken }] });
