@@ -61,8 +61,8 @@ export class Case {
   #left = 0; // The decisions that are left before it has to be emptied.
   #emptying = 0; // The processor time of emptying in the slice, in ns.
 
-  constructor(name, of, peer, { keys = null, told = {} } = {}) {
-    Object.assign(this, { name, of, peer, keys, told });
+  constructor(name, of, peer, { keys = null, extra = {} } = {}) {
+    Object.assign(this, { name, of, peer, keys, extra });
     this.#loops = loops(peer, keys !== null);
   }
 
@@ -111,8 +111,8 @@ export class Case {
   }
 
   result() {
-    const told = { ns: round(median(this.#batches)), ...quantiles(this.#tail), cpu_ns: round(median(this.#cpu)) };
-    return { ...told, ...this.told };
+    const result = { ns: round(median(this.#batches)), ...quantiles(this.#tail), cpu_ns: round(median(this.#cpu)) };
+    return { ...result, ...this.extra };
   }
 }
 
@@ -132,10 +132,10 @@ export function median(values) {
 /** Percentiles of single decisions, including a read of the clock. Omitted if there are too few. */
 export function quantiles(tail) {
   const ordered = tail.toSorted((a, b) => a - b);
-  const told = {};
-  if (ordered.length >= 100) told.p99 = Math.round(ordered[Math.floor(ordered.length * 0.99)]);
-  if (ordered.length >= 1_000) told.p999 = Math.round(ordered[Math.floor(ordered.length * 0.999)]);
-  return told;
+  const found = {};
+  if (ordered.length >= 100) found.p99 = Math.round(ordered[Math.floor(ordered.length * 0.99)]);
+  if (ordered.length >= 1_000) found.p999 = Math.round(ordered[Math.floor(ordered.length * 0.999)]);
+  return found;
 }
 
 /** Times all cases, in turn, and prints the results. */

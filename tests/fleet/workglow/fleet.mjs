@@ -14,8 +14,8 @@ print(len(starts), evidence.most_in_any_window(starts, int(sys.argv[2])), starts
 
 /** Returns the number of recorded starts, the most of them that surely lie in one window, and the time from the first to the last in ms. */
 function measure(folder, windowMs) {
-  const told = execFileSync("python3", ["-c", MEASURE, EVIDENCE, String(windowMs * 1e6), folder], { encoding: "utf8" });
-  const [starts, most, span] = told.trim().split(" ").map(Number);
+  const output = execFileSync("python3", ["-c", MEASURE, EVIDENCE, String(windowMs * 1e6), folder], { encoding: "utf8" });
+  const [starts, most, span] = output.trim().split(" ").map(Number);
   return { starts, most, spanMs: span / 1e6 };
 }
 
@@ -57,8 +57,8 @@ export async function runFleet(options) {
     }
     const answers = Promise.all(children.slice(0, processes).map((child) => answer(child, "go")));
     if (kill > 0) await killAfter(kill, children.at(-1), `${folder}/starts`);
-    const told = await answers;
-    const sum = (of) => told.reduce((total, each) => total + each[of], 0);
+    const results = await answers;
+    const sum = (of) => results.reduce((total, each) => total + each[of], 0);
     const total = jobs * processes;
     return {
       mode,
