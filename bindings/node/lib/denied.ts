@@ -11,14 +11,14 @@ export const LOOK_AGAIN = 1_000;
  * job immediately, some hundred times a second. So a worker that asks before a start is possible waits here with its job, for at most
  * a second. It would do no other work in that time.
  */
-export class Denied {
+export class DeniedWorkers {
   #until = 0;
   readonly #waiting = new Set<() => void>();
 
   constructor(readonly limiter: Limiter) {}
 
   /** Returns a permit or `null`, after a wait if the call is too early. */
-  async orAsk(key: string): Promise<Permit | null> {
+  async tryAcquire(key: string): Promise<Permit | null> {
     const left = Math.min(this.#until - performance.now(), LOOK_AGAIN);
     if (left > 0) await this.#wait(left);
     const permit = await this.limiter.tryAcquireAsync({ key });

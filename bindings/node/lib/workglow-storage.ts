@@ -1,7 +1,7 @@
 // The storage of Workglow's own `RateLimiter` in a store of this package.
 
 import type { Decision } from "./calls.js";
-import { Denied } from "./denied.js";
+import { DeniedWorkers } from "./denied.js";
 import { UnknownLimit, invalid } from "./errors.js";
 import { RateLimiter } from "./family.js";
 import { keyOf, options as checkOptions, real, unicode, whole } from "./input.js";
@@ -19,7 +19,7 @@ interface Queue {
   /** The requested limits: the most starts, by their window in ms. Empty if the limit was declared elsewhere. */
   readonly windows: ReadonlyMap<number, number>;
   readonly limiter: RateLimiter;
-  readonly denied: Denied;
+  readonly denied: DeniedWorkers;
 }
 
 /** The limit of a queue without a declared limit: it admits all that the queue records, as Workglow's limiter decides. */
@@ -81,7 +81,7 @@ export class WorkglowRateLimiterStorage {
   async tryReserveExecution(queueName: string, maxExecutions: number, windowMs: number): Promise<Permit | null> {
     const { limiter, denied } = this.#declared(queueName, maxExecutions, windowMs);
     await this.#pauseAtLast(queueName, limiter);
-    const permit = await denied.orAsk(this.#key);
+    const permit = await denied.tryAcquire(this.#key);
     if (permit !== null) this.#given.add(permit);
     return permit;
   }
@@ -171,7 +171,7 @@ export class WorkglowRateLimiterStorage {
   }
 
   #keep(queueName: string, windows: ReadonlyMap<number, number>, limiter: RateLimiter): Queue {
-    const queue = { windows, limiter, denied: new Denied(limiter) };
+    const queue = { windows, limiter, denied: new DeniedWorkers(limiter) };
     this.#queues.set(queueName, queue);
     return queue;
   }

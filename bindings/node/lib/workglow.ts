@@ -1,6 +1,6 @@
 // Limiters for Workglow's queues, in all generations of their interface, and the service tokens of these limiters.
 
-import { Denied, LOOK_AGAIN } from "./denied.js";
+import { DeniedWorkers, LOOK_AGAIN } from "./denied.js";
 import { StoreError, TimeoutError, invalid } from "./errors.js";
 import { type Duration, keyOf, maybeMilliseconds, options as checkOptions, unicode } from "./input.js";
 import { Limiter } from "./limiter.js";
@@ -57,7 +57,7 @@ export function toWorkglow(limiter: Limiter, options: ToWorkglowOptions = {}): W
   if (timeout >= CLAIM) throw invalid("wait", options.wait, "less than 30 s: a worker's claim of its job ends then");
   /** The tokens of running jobs, oldest first. */
   const running = new Set<Permit>();
-  const denied = new Denied(limiter);
+  const denied = new DeniedWorkers(limiter);
 
   const end = async (token: unknown, how: "cancelAsync" | "completeAsync"): Promise<void> => {
     if (!(token instanceof Permit && token._isOf(limiter))) throw invalid("token", token, "a token of tryAcquire");
@@ -85,7 +85,7 @@ export function toWorkglow(limiter: Limiter, options: ToWorkglowOptions = {}): W
       return limiter._isShared() ? "cluster" : "process";
     },
     async tryAcquire() {
-      const token = timeout > 0 ? await waitForPlace() : await denied.orAsk(key);
+      const token = timeout > 0 ? await waitForPlace() : await denied.tryAcquire(key);
       if (token !== null) running.add(token);
       return token;
     },
