@@ -2,13 +2,21 @@
 
 import assert from "node:assert/strict";
 import { execFileSync } from "node:child_process";
-import { mkdirSync, symlinkSync, writeFileSync } from "node:fs";
+import { mkdirSync, readFileSync, symlinkSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { test } from "node:test";
 import * as package_ from "workglow-limit";
 import { directory, manual, settle } from "./helpers.mjs";
 
 const { CompositeLimiter, ConcurrencyLimiter, Limiter, NullLimiter, Permit, RateLimiter, Store } = package_;
+
+test("every call of docs/calls.md exists", () => {
+  const text = readFileSync(join(import.meta.dirname, "../../../docs/calls.md"), "utf8");
+  const names = [...text.matchAll(/^\| `\w+[^|]*\| `(\w+)[^|]*\| /gm)].map(([, name]) => name);
+  assert.ok(names.length >= 20, `${names.length} calls`);
+  const limiter = new NullLimiter();
+  for (const name of names) assert.ok(name in limiter || name in Permit.prototype, name);
+});
 
 test("tryAcquire returns a permit or null", () => {
   const { clock, limiter } = manual(package_, 2, 1);
