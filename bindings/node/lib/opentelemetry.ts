@@ -98,6 +98,7 @@ const leases = ({ usage }: LimitSnapshot) => usage.find(({ window }) => window =
 type Kind = "gauge" | "counter" | "sum";
 
 // As in Python's workglow_limit/opentelemetry.py.
+// biome-ignore format: a table
 const INSTRUMENTS: readonly (readonly [Kind, name: string, unit: string, description: string, Seen])[] = [
   ["gauge", "units.allowed", "{unit}", "Units that the limit allows a key in each of its windows.", ofUsage(({ limit }) => limit)],
   ["gauge", "units.used", "{unit}", "Units of each window in use by the key that uses most of it.", ofUsage(({ used }) => used)],
