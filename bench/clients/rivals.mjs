@@ -1,4 +1,4 @@
-// One Node process of rivals.py, which says what it does: rivals.mjs SETTINGS-AS-JSON
+// One Node process of rivals.py: rivals.mjs SETTINGS-AS-JSON
 
 import { AsyncLocalStorage } from "node:async_hooks";
 import { createInterface } from "node:readline";
@@ -9,21 +9,21 @@ const [kind, store] = what.split(" ");
 const freeUrl = `http://${host.replace("127.0.0.1", "localhost")}/free`;
 const now = () => Number(process.hrtime.bigint());
 const get = async (url, init) => (await fetch(url, init)).text();
-/** When a request surely had not started, as the server is to write it down: for the others, when their limiter let it go. */
+/** The time before which a request surely had not started, for the server's record: for the others, when their limiter let it go. */
 const asked = (at = now()) => ({ "x-asked": String(at) });
 
-/** An instance of axios that stamps what it sends. */
+/** An axios instance that stamps its requests. */
 function stamping(at) {
   const send = getAdapter("http");
   return axios.create({ validateStatus: null, adapter: (config) => (at() && config.headers.set(asked(at())), send(config)) });
 }
 
-/** What sends limited requests, and what sends the others. */
+/** The functions that send limited requests, and those that send the others. */
 const clients = {
   async ours() {
     const { Store } = await import("workglow-limit");
     const limiter = new Store(store === "Redis" ? redis : `sqlite:${folder}/limits.db`).limiter(name, `${limit}/${window}s`);
-    // Its stamp is the clock just before the call that admitted it, or the moment when its place came.
+    // The stamp is the clock just before the call that admitted it, or the time when its place was ready.
     const admitted = new AsyncLocalStorage();
     const at = () => admitted.getStore().at;
     const { acquire } = limiter;
@@ -74,7 +74,7 @@ const [took, failed] = [[], []];
 async function sender() {
   while (now() < end) {
     let path = "x";
-    // The server refuses the first that asks for this, of all processes.
+    // The server refuses the first request to this path, of all processes.
     if (now() > refuse) [path, refuse] = [`y?status=429&times=1&retry-after=${pause}`, end];
     await send(`http://${host}/${path}`).catch((error) => failed.push(String(error)));
   }

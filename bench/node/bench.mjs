@@ -1,10 +1,10 @@
-// What a decision costs in Node, beside other limiters.
+// The cost of a decision in Node, compared with other limiters.
 //
 //     node bench.mjs DIRECTORY [CASE-FILTER] [--most]
 //
 // Prints a JSON object per line: `ns` is the median over batches, `p99` and `p999` are of decisions timed one by one, `cpu_ns` is
-// the processor time of a decision, of all threads of the process. Databases go into DIRECTORY; only cases whose names hold
-// CASE-FILTER are run. `--most` runs others: a real limit across the boundary of a window, from all that may share it.
+// the processor time of a decision, in all threads of the process. Databases go into DIRECTORY. CASE-FILTER selects the cases whose
+// names contain it. `--most` runs other cases: a real limit across the boundary of a window, from all processes that can share it.
 
 import { readFileSync } from "node:fs";
 import * as crossing from "./crossing.mjs";
@@ -24,7 +24,7 @@ const sqlite = `sqlite:${directory}/node.db`;
 const isWanted = (name) => `node ${name}`.includes(part);
 const label = (name, of, what) => (of === "workglow-limit" ? `${name} ${what}` : `${name}: ${what}`);
 
-/** Is it asked for what it is said to be asked for? */
+/** Checks that a case measures the decisions that its name says. */
 async function checked(what, peer) {
   await peer.renew?.();
   const decide = decider(peer);
@@ -57,7 +57,7 @@ async function oneKey() {
   return cases;
 }
 
-/** Each of 100,000 keys, in an order that no cache foresees: 100 per minute, so that all of them have room. */
+/** Each of 100,000 keys, in an order that no cache predicts: 100 per minute, so that every key has free units. */
 async function manyKeys() {
   const policy = { limit: 100, seconds: 60 };
   const keys = Array.from({ length: 100_000 }, (_, i) => `tenant-${(i * 61_803) % 100_000}`);
@@ -75,9 +75,9 @@ async function manyKeys() {
     if (!isWanted(full)) continue;
     const peer = make();
     const decide = decider(peer);
-    // Twice: a page of a file that is written to for the first time costs more than a decision.
+    // Twice: the first write to a page of a file costs more than a decision.
     for (const key of [...keys, ...keys]) await decide(key);
-    cases.push(new Case(full, of, peer, { keys, told: { keys: keys.length } }));
+    cases.push(new Case(full, of, peer, { keys, extra: { keys: keys.length } }));
   }
   return cases;
 }
@@ -96,5 +96,5 @@ if (process.argv.includes("--most")) {
   await many.measure("process", [1, 2, 4], directory, isWanted);
   await waiting.measure(isWanted);
 }
-// bottleneck and others keep timers.
+// bottleneck and others leave timers running.
 process.exit();

@@ -1,8 +1,8 @@
-// The most starts within any window: 100 per second, from all that may share the limit.
+// The most starts within any window, for a limit of 100 per second, from all processes that can share the limit.
 //
-// After one start it is left alone for most of a window, so that the next boundary comes soon, and then hammered for 2.5
-// windows. That is what a program does that has been quiet. A start lies between the clock just before its call and the clock
-// just after it; those are counted that lie wholly within one window.
+// After one start this waits for most of a window, so that the next boundary is near, and then tries for 2.5 windows without a
+// pause: the behaviour of a program after a quiet time. A start lies between the clock just before its call and the clock just
+// after it. Only starts whose whole interval is in the window count.
 
 import { fork } from "node:child_process";
 import { once } from "node:events";
@@ -24,7 +24,7 @@ async function starts(decide, begin, end) {
   const seen = [];
   if (begin > clock()) await until(begin);
   for (;;) {
-    // A turn of the event loop now and then, in which timers run.
+    // A turn of the event loop from time to time, in which timers run.
     await new Promise(setImmediate);
     for (let i = 0; i < 100; i++) {
       const before = clock();
@@ -34,13 +34,13 @@ async function starts(decide, begin, end) {
   }
 }
 
-/** A tenth after a full second of the wall clock: fixed windows may begin there, too. */
+/** A tenth after a full second of the wall clock, where fixed windows may begin, too. */
 async function begin() {
   await sleep(1_100 - (Date.now() % 1_000));
   return clock();
 }
 
-/** Of those [a, b] that lie wholly in some [t, t + window), the most: it may be moved until it begins at some a. */
+/** Returns the most intervals [a, b] that lie wholly in some [t, t + window): the window may be moved until it begins at some a. */
 function mostInAnyWindow(seen) {
   const ordered = seen.toSorted(([a], [b]) => (a < b ? -1 : a > b ? 1 : 0));
   let most = 0;
@@ -67,21 +67,21 @@ async function inProcesses(url) {
     await said(children[i]);
   }
   const start = await begin();
-  const told = children.map(said);
+  const replies = children.map(said);
   children.forEach((child, i) => child.send([i === 0, start + QUIET, start + QUIET + HAMMERED]));
-  const seen = (await Promise.all(told)).flat();
+  const seen = (await Promise.all(replies)).flat();
   for (const child of children) child.disconnect();
   return seen;
 }
 
 export async function measure(directory, isWanted) {
-  const tell = (name, of, seen, told) =>
-    show(name, of, { limit: POLICY.limit, most: mostInAnyWindow(seen), starts: seen.length, ...told });
+  const report = (name, of, seen, extra) =>
+    show(name, of, { limit: POLICY.limit, most: mostInAnyWindow(seen), starts: seen.length, ...extra });
   for (const [name, of, make] of IN_MEMORY) {
-    if (isWanted(`${name}: most`)) tell(`${name}: most`, of, await inOne(make), { threads: 1 });
+    if (isWanted(`${name}: most`)) report(`${name}: most`, of, await inOne(make), { threads: 1 });
   }
   if (isWanted("sqlite: most")) {
-    tell("sqlite: most", "workglow-limit", await inProcesses(`sqlite:${directory}/node-most.db`), { processes: PROCESSES });
+    report("sqlite: most", "workglow-limit", await inProcesses(`sqlite:${directory}/node-most.db`), { processes: PROCESSES });
   }
 }
 

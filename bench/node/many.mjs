@@ -1,6 +1,6 @@
-// Several threads, and several processes, on one limit of a `sqlite:` store that always has room.
+// Several threads, and several processes, on one limit of a `sqlite:` store that always has free units.
 //
-// This file is what runs in them, too: it opens the limit, says so, and hammers from and until the moments that it is told.
+// They run this file, too: it opens the limit, reports that, and makes decisions between the given times.
 
 import { fork } from "node:child_process";
 import { once } from "node:events";
@@ -13,7 +13,7 @@ const SPAN = 35; // ms
 const TURNS = 2;
 const BATCH = 100;
 
-/** On one clock for all. */
+/** A clock that all of them share. */
 const now = () => Number(process.hrtime.bigint() / 1_000n) / 1e3;
 
 function hammer({ batch, singles }, start, until) {
@@ -45,42 +45,42 @@ async function start(kind, url) {
       ? new Worker(file, { workerData: { url } })
       : fork(file, ["hammer", url], { serialization: "advanced" });
   const said = async () => {
-    const [told] = await once(child, "message");
-    return told;
+    const [message] = await once(child, "message");
+    return message;
   };
   await said();
   return {
-    ask: (told) => {
+    ask: (span) => {
       const answer = said();
-      if (kind === "thread") child.postMessage(told);
-      else child.send(told);
+      if (kind === "thread") child.postMessage(span);
+      else child.send(span);
       return answer;
     },
     end: () => (kind === "thread" ? child.terminate() : child.disconnect()),
   };
 }
 
-/** 1 and 2 threads, or 1, 2 and 4 processes. */
+/** Measures 1 and 2 threads, or 1, 2 and 4 processes. */
 export async function measure(kind, counts, directory, isWanted) {
   const plural = kind === "thread" ? "threads" : "processes";
-  const cases = counts.map((count) => ({ name: `sqlite admit, ${count} ${count === 1 ? kind : plural}`, count, told: [] }));
+  const cases = counts.map((count) => ({ name: `sqlite admit, ${count} ${count === 1 ? kind : plural}`, count, results: [] }));
   const wanted = cases.filter(({ name }) => isWanted(name));
   if (wanted.length === 0) return;
   const all = [];
   for (let i = 0; i < Math.max(...counts); i++) all.push(await start(kind, `sqlite:${directory}/node-many.db`));
   for (let i = 0; i < TURNS; i++) {
-    for (const { count, told } of wanted) {
+    for (const { count, results } of wanted) {
       const begin = now() + 40;
-      told.push(...(await Promise.all(all.slice(0, count).map((one) => one.ask([begin, begin + SPAN])))));
+      results.push(...(await Promise.all(all.slice(0, count).map((one) => one.ask([begin, begin + SPAN])))));
     }
   }
   for (const one of all) await one.end();
-  for (const { name, count, told } of wanted) {
-    const sum = (of) => told.reduce((total, each) => total + each[of], 0);
-    const counted = kind === "thread" ? count : 1; // Each thread is told the processor time of all.
+  for (const { name, count, results } of wanted) {
+    const sum = (of) => results.reduce((total, each) => total + each[of], 0);
+    const counted = kind === "thread" ? count : 1; // Each thread measures the processor time of all.
     show(name, "workglow-limit", {
-      ns: round(median(told.flatMap(({ batches }) => batches))),
-      ...quantiles(told.flatMap(({ tail }) => tail)),
+      ns: round(median(results.flatMap(({ batches }) => batches))),
+      ...quantiles(results.flatMap(({ tail }) => tail)),
       cpu_ns: round(sum("cpu") / counted / sum("total")),
       per_s: Math.round((sum("total") / SPAN / TURNS) * 1e3),
       [plural]: count,
@@ -88,5 +88,5 @@ export async function measure(kind, counts, directory, isWanted) {
   }
 }
 
-if (!isMainThread) serve(workerData.url, parentPort, (told) => parentPort.postMessage(told));
-else if (process.argv[2] === "hammer" && process.send) serve(process.argv[3], process, (told) => process.send(told));
+if (!isMainThread) serve(workerData.url, parentPort, (result) => parentPort.postMessage(result));
+else if (process.argv[2] === "hammer" && process.send) serve(process.argv[3], process, (result) => process.send(result));

@@ -1,8 +1,8 @@
-// Who is measured, and what each is asked for.
+// The limiters that are measured, and their limits.
 //
-// *Admit*: the limit is 100, and there is always room. Where a peer can have a window shorter than 100 of its decisions take,
-// that is how; the others have a window of a minute and are emptied after every 100 decisions, outside of what is timed. *Deny*:
-// 1 per hour, after the first. Each peer is called as its README says. Most answer with a promise, which is awaited.
+// *Admit*: the limit is 100, and units are always free. A peer that can have a window shorter than 100 of its decisions has such a
+// window; the others have a window of a minute and are emptied after every 100 decisions, outside the measured time. *Deny*: 1 per
+// hour, after the first. Each peer is called as its README says. Most return a promise, which is awaited.
 
 import { InMemoryRateLimiterStorage, RateLimiter as WorkglowRateLimiter } from "@workglow/job-queue";
 import Bottleneck from "bottleneck";
@@ -14,8 +14,8 @@ import flexible from "rate-limiter-flexible";
 import { ConcurrencyLimiter, RateLimiter, Store } from "workglow-limit";
 import { peer } from "./timing.mjs";
 
-// Workglow takes it for granted, and Node has it from 22 on.
-Promise.withResolvers ??= function () {
+// Workglow expects it, and Node has it from version 22.
+Promise.withResolvers ??= () => {
   let resolve, reject;
   const promise = new Promise((...both) => ([resolve, reject] = both));
   return { promise, resolve, reject };
@@ -24,14 +24,14 @@ Promise.withResolvers ??= function () {
 export const OPEN = { limit: 100, seconds: 1e-6 };
 export const SHUT = { limit: 1, seconds: 3_600 };
 const isOpen = ({ seconds }) => seconds < 1e-3;
-/** The window of those that have none as short as that. */
+/** The window of peers without one as short as that. */
 const windowOf = (policy) => (isOpen(policy) ? 60 : policy.seconds);
-const emptied = (policy, renew, more) => ({ ...more, ...(isOpen(policy) ? { renew, room: 100 } : {}) });
+const emptied = (policy, renew, more) => ({ ...more, ...(isOpen(policy) ? { renew, capacity: 100 } : {}) });
 
 const stores = new Map();
 let made = 0;
 
-/** A RateLimiter of ours: an exact log. Its store is shared with other cases, as it would be with other limits. */
+/** Our RateLimiter: an exact log. Its store is shared with other cases, as with other limits in a program. */
 export function rateLimiter(url, { limit, seconds }, name = `limit-${made++}`) {
   if (!stores.has(url)) stores.set(url, new Store(url));
   return new RateLimiter(stores.get(url), name, { maxExecutions: limit, windowSizeInSeconds: seconds });
@@ -47,19 +47,19 @@ export function oursKeyed(url, policy) {
   return peer("limiter.tryAcquire({ key })", { limiter: rateLimiter(url, policy) }, IS_PERMIT);
 }
 
-/** Ours, awaited as one that may have to wait is. */
+/** Ours, awaited like a call that may have to wait. */
 export function oursAwaited(url, policy) {
   return peer("await limiter.acquire()", { limiter: rateLimiter(url, policy) });
 }
 
-/** limiter: a token bucket and a count of an interval, which may be a microsecond. */
+/** limiter: a token bucket and a count per interval, which may be a microsecond. */
 export function limiter({ limit, seconds }) {
   return peer("limiter.tryRemoveTokens(1)", { limiter: intervalLimiter(limit, seconds) });
 }
 
 const intervalLimiter = (limit, seconds) => new IntervalLimiter({ tokensPerInterval: limit, interval: seconds * 1e3 });
 
-/** limiter has no keys: one of them for each. */
+/** limiter has no keys, so there is one per key. */
 export function limiterKeyed({ limit, seconds }) {
   const limiters = new Map();
   function of(key) {
@@ -78,26 +78,26 @@ export function rateLimiterFlexible(policy) {
   return peer("await limiter.consume(key).catch(denied)", names, emptied(policy, renew, IS_PERMIT));
 }
 
-/** The same on Redis, by the client that its README has. */
+/** The same on Redis, with the client of its README. */
 function rateLimiterFlexibleRedis(url, name, { limit, seconds }) {
   const storeClient = new Redis(url);
   const limiter = new flexible.RateLimiterRedis({ storeClient, points: limit, duration: seconds });
   return peer("await limiter.consume(name).catch(denied)", { limiter, name, denied: () => null }, IS_PERMIT);
 }
 
-/** Ours on a server that machines share: what it grants is started without asking it. */
+/** Ours on a server that machines share: granted units start without a request. */
 function served(url, name, policy) {
   return peer("await limiter.tryAcquireAsync()", { limiter: rateLimiter(url, policy, name) }, IS_PERMIT);
 }
 
-/** Name, package, and what makes one of a server's URL, a name and a policy. */
+/** Name, package, and a function of a server's URL, a name and a policy that makes it. */
 export const ON_SERVER = [
   ["granted", "workglow-limit", served],
   ["direct", "workglow-limit", (url, ...rest) => served(`${url}?grants=never`, ...rest)],
   ["rate-limiter-flexible, Redis", "rate-limiter-flexible", rateLimiterFlexibleRedis],
 ];
 
-/** express-rate-limit's store, which its middleware asks once for each request: a fixed window. It always has a key. */
+/** The store of express-rate-limit, which its middleware asks once per request: a fixed window. It always has a key. */
 export function expressRateLimit(policy) {
   const store = new MemoryStore();
   store.init({ windowMs: Math.min(windowOf(policy) * 1e3, 2 ** 31 - 1) });
@@ -108,7 +108,7 @@ export function expressRateLimit(policy) {
 
 /**
  * bottleneck: a reservoir that is refilled at intervals. To be denied instead of queued, it may have no queue. It starts each job
- * from a timer, which takes a millisecond at least: `cpu_ns` says what it does in it.
+ * from a timer, which takes at least a millisecond: `cpu_ns` shows the processor time.
  */
 export function bottleneck(policy) {
   const limiter = new Bottleneck({
@@ -127,13 +127,13 @@ export function bottleneck(policy) {
 const workglowLimiter = (storage, name, policy) =>
   new WorkglowRateLimiter(storage, name, { maxExecutions: policy.limit, windowSizeInSeconds: windowOf(policy) });
 
-/** Workglow's RateLimiter, in memory: a log that it looks through from the beginning. */
+/** Workglow's RateLimiter, in memory: a log that it scans from the beginning. */
 export function workglow(policy) {
   const limiter = workglowLimiter(new InMemoryRateLimiterStorage(), "bench", policy);
   return peer("await limiter.tryAcquire()", { limiter }, emptied(policy, () => limiter.clear(), IS_PERMIT));
 }
 
-/** Workglow's queues have a limiter each. */
+/** Each of Workglow's queues has one limiter. */
 export function workglowKeyed(policy) {
   const storage = new InMemoryRateLimiterStorage();
   const limiters = new Map();
@@ -148,13 +148,13 @@ export function workglowKeyed(policy) {
 /** p-limit: at most 5 at the same time. */
 export const pLimitOf5 = () => peer("await limit(job)", { limit: pLimit(5), job: async () => true });
 
-/** The same of ours, asked for and ended. */
+/** Ours, acquired and completed. */
 export const concurrency = () => peer("limiter.tryAcquire().complete()", { limiter: new ConcurrencyLimiter(5) });
 
 /** The same, awaited. */
 export const concurrencyAwaited = () => peer("(await limiter.acquire()).complete()", { limiter: new ConcurrencyLimiter(5) });
 
-/** Name, package, and what makes one of a policy. */
+/** Name, package, and a function of a policy that makes it. */
 export const IN_MEMORY = [
   ["memory", "workglow-limit", (policy) => ours("memory:", policy)],
   ["limiter", "limiter", limiter],

@@ -1,25 +1,25 @@
-// How a case is timed: in batches, in slices that all cases take in turn, and decision by decision for the tail.
+// How a case is timed: in batches, in slices that the cases take in turn, and decision by decision for the tail.
 
 const SLICE = 5; // ms
 const SLICES = 14; // Each case is timed for 70 ms.
-const SINGLES = 500; // So many decisions of each slice are timed one by one, or for a fifth of its time.
+const SINGLES = 500; // The decisions of each slice that are timed one by one, for at most a fifth of its time.
 
 /**
- * A limiter and how one asks it. `call` is an expression of `names` (and of `key`), as its users would write it; it may await.
- * `admitted` is an expression of `answer`, what `call` gave. `renew` empties it, after `room` decisions. With `oneKey`, that is
- * the key of all of them.
+ * A limiter and its call. `call` is an expression of `names` (and of `key`), as a user would write it; it may await. `admitted` is an
+ * expression of `answer`, the result of `call`. `renew` empties it, after `capacity` decisions. With `oneKey`, all decisions have that
+ * key.
  */
-export function peer(call, names, { admitted = "answer", renew, room = 1_000, oneKey = "tenant-7" } = {}) {
-  return { call, names, admitted, renew, room, oneKey };
+export function peer(call, names, { admitted = "answer", renew, capacity = 1_000, oneKey = "tenant-7" } = {}) {
+  return { call, names, admitted, renew, capacity, oneKey };
 }
 
-/** One decision as a function: is it admitted? */
+/** One decision as a function: returns whether it was admitted. */
 export function decider({ call, names, admitted, oneKey }) {
   const body = `return async (key = ${JSON.stringify(oneKey)}) => { const answer = ${call}; return Boolean(${admitted}); }`;
   return new Function(...Object.keys(names), body)(...Object.values(names));
 }
 
-/** The loops of a case. The call stands in them itself, in code of their own that nobody else's calls make slower. */
+/** Makes the loops of a case. The call is inlined in code of its own, which no other case's calls slow down. */
 export function loops({ call, names, oneKey }, hasKeys) {
   const begin = call.includes("await ") ? "async " : "";
   const key = hasKeys ? "keys[i]" : JSON.stringify(oneKey);
@@ -56,19 +56,19 @@ export class Case {
   #batches = [];
   #cpu = [];
   #tail = [];
-  #pace = 0; // What one took lately, in ms.
+  #pace = 0; // The time of one decision of late, in ms.
   #next = 0;
-  #left = 0; // How many fit in before it has to be emptied.
-  #emptying = 0; // The processor time that this took in the slice, in ns.
+  #left = 0; // The decisions that are left before it has to be emptied.
+  #emptying = 0; // The processor time of emptying in the slice, in ns.
 
-  constructor(name, of, peer, { keys = null, told = {} } = {}) {
-    Object.assign(this, { name, of, peer, keys, told });
+  constructor(name, of, peer, { keys = null, extra = {} } = {}) {
+    Object.assign(this, { name, of, peer, keys, extra });
     this.#loops = loops(peer, keys !== null);
   }
 
-  /** How many make a batch: of someone slow fewer, so that several batches fit into a slice. */
+  /** The decisions of a batch: fewer of a slow limiter, so that several batches fit into a slice. */
   #fitting() {
-    return Math.max(1, Math.min(this.peer.room, Math.floor(SLICE / 10 / this.#pace)));
+    return Math.max(1, Math.min(this.peer.capacity, Math.floor(SLICE / 10 / this.#pace)));
   }
 
   async #run(loop, count) {
@@ -76,7 +76,7 @@ export class Case {
       const before = process.cpuUsage();
       await this.peer.renew();
       this.#emptying += used(before);
-      this.#left = this.peer.room;
+      this.#left = this.peer.capacity;
     }
     this.#left -= count;
     if (this.keys === null) return loop(count);
@@ -88,7 +88,7 @@ export class Case {
   async slice() {
     const { batch, singles } = this.#loops;
     if (this.#batches.length === 0) {
-      // How slow is it? The first are slower than others, until they are compiled, and not counted.
+      // Measures the pace. The first decisions are slower, until they are compiled, and do not count.
       this.#pace = await this.#run(batch, 1);
       for (const end = performance.now() + 4 * SLICE; performance.now() < end; ) {
         const count = this.#fitting();
@@ -107,16 +107,16 @@ export class Case {
       decisions += count;
     } while (performance.now() < end);
     this.#cpu.push((used(before) - this.#emptying) / decisions);
-    this.#tail.push(...(await this.#run(singles, Math.min(SINGLES, this.peer.room))));
+    this.#tail.push(...(await this.#run(singles, Math.min(SINGLES, this.peer.capacity))));
   }
 
   result() {
-    const told = { ns: round(median(this.#batches)), ...quantiles(this.#tail), cpu_ns: round(median(this.#cpu)) };
-    return { ...told, ...this.told };
+    const result = { ns: round(median(this.#batches)), ...quantiles(this.#tail), cpu_ns: round(median(this.#cpu)) };
+    return { ...result, ...this.extra };
   }
 }
 
-/** The processor time since then of all threads of this process, in ns. */
+/** The processor time of all threads of this process since then, in ns. */
 function used(before) {
   const { user, system } = process.cpuUsage(before);
   return (user + system) * 1e3;
@@ -129,16 +129,16 @@ export function median(values) {
   return ordered[Math.floor(ordered.length / 2)];
 }
 
-/** Of single decisions, a read of the clock included. Left out where too few were seen. */
+/** Percentiles of single decisions, including a read of the clock. Omitted if there are too few. */
 export function quantiles(tail) {
   const ordered = tail.toSorted((a, b) => a - b);
-  const told = {};
-  if (ordered.length >= 100) told.p99 = Math.round(ordered[Math.floor(ordered.length * 0.99)]);
-  if (ordered.length >= 1_000) told.p999 = Math.round(ordered[Math.floor(ordered.length * 0.999)]);
-  return told;
+  const found = {};
+  if (ordered.length >= 100) found.p99 = Math.round(ordered[Math.floor(ordered.length * 0.99)]);
+  if (ordered.length >= 1_000) found.p999 = Math.round(ordered[Math.floor(ordered.length * 0.999)]);
+  return found;
 }
 
-/** Times all cases, in turn, and prints what came of them. */
+/** Times all cases, in turn, and prints the results. */
 export async function measure(cases) {
   for (let i = 0; i < SLICES; i++) {
     for (const each of cases) await each.slice();

@@ -1,4 +1,4 @@
-// Many waiters in one Node process: how many start, in which order, and what that costs.
+// Many waiters in one Node process: how many start, in which order, and the cost.
 //
 //     node bench/node/waiters.mjs [WAITERS] [SECONDS]
 
@@ -12,7 +12,7 @@ const waiters = Number(process.argv[2] ?? 20_000);
 const seconds = Number(process.argv[3] ?? 10);
 const rate = () => new RateLimiter(new Store("memory:"), "calls", { maxExecutions: 100, windowSizeInSeconds: 1 });
 
-/** Lets so many wait for so long, and tells what became of them. */
+/** Runs this many waiters for this long, and prints the results. */
 async function run(what, limiter, job, until) {
   const started = [];
   const memory = process.memoryUsage().rss;
@@ -43,7 +43,7 @@ const all = async (started) => {
 await run("5 concurrent, jobs that end at once", new ConcurrencyLimiter(5), (permit) => permit.complete(), all);
 await run("5 concurrent, jobs of 10 ms", new ConcurrencyLimiter(5), (permit) => setTimeout(() => permit.complete(), 10), forSeconds);
 
-// A loop that is busy half of the time, and a limit that is always waited for.
+// An event loop that is busy half of the time, and a limit with a constant backlog.
 const limiter = rate();
 for (let i = 0; i < 100; i++) await limiter.acquire();
 const busy = setInterval(() => {

@@ -1,4 +1,4 @@
-// 10,000 that wait for one limit in one process: how long they take, and what that costs.
+// 10,000 waiters of one limit in one process: how long they take, and the cost.
 
 import Bottleneck from "bottleneck";
 import { RateLimiter as IntervalLimiter } from "limiter";
@@ -6,7 +6,7 @@ import pLimit from "p-limit";
 import { ConcurrencyLimiter, RateLimiter, Store } from "workglow-limit";
 import { round, show } from "./timing.mjs";
 
-// Without a limiter's own delays they would take three quarters of a second. bottleneck's shortest interval is 250 ms.
+// The waits themselves take three quarters of a second. bottleneck's shortest interval is 250 ms.
 const WAITERS = 10_000;
 const LIMIT = 2_500;
 const WINDOW = 250; // ms
@@ -14,7 +14,7 @@ const AT_MOST = 2_000; // ms
 
 const job = async () => true;
 
-/** Each answers with what one waiter does. Of those with 5 at the same time, each job ends at once. */
+/** Each makes the function of one waiter. In those with 5 at the same time, each job ends at once. */
 const CROWDS = [
   ["memory 10,000 waiters", "workglow-limit", () => {
     const limiter = new RateLimiter(new Store("memory:"), "crowd", { maxExecutions: LIMIT, windowSizeInSeconds: WINDOW / 1e3 });
@@ -69,7 +69,7 @@ async function crowd(wait) {
 export async function measure(isWanted) {
   for (const [name, of, make] of CROWDS) {
     if (!isWanted(name)) continue;
-    const told = await crowd(make());
-    show(name, of, name.endsWith("concurrent") ? told : { ...told, limit: LIMIT, window_ms: WINDOW });
+    const result = await crowd(make());
+    show(name, of, name.endsWith("concurrent") ? result : { ...result, limit: LIMIT, window_ms: WINDOW });
   }
 }

@@ -1,9 +1,9 @@
-// What a limiter costs an Express server: node bench/serving/node.mjs [rounds] [requests]
+// The cost of a limiter in an Express server: node bench/serving/node.mjs [rounds] [requests]
 //
-// 200 client addresses, 20 requests per 60 s each, 32 connections that ask again as soon as they are answered: Express alone,
-// with express-rate-limit in memory, and with ours on sqlite:. The servers take turns, each time as a process of its own that
-// has warmed up with other addresses; printed are medians over the rounds, and ratios of each round's figures. The
-// packages are those of bindings/node (`npm ci` and `npm run build` there).
+// 200 client addresses, 20 requests per 60 s each, 32 connections that send the next request after each response: Express alone, with
+// express-rate-limit in memory, and with ours on sqlite:. The servers take turns, each time as a new process that has warmed up with
+// other addresses. Prints medians over the rounds, and the ratios within each round. The packages are those of bindings/node (`npm ci`
+// and `npm run build` there).
 
 import { fork } from "node:child_process";
 import { once } from "node:events";
@@ -43,7 +43,7 @@ function serve(name, dir) {
   process.once("disconnect", () => process.exit(0));
 }
 
-/** Asks, one request after the other, as long as there is an address to ask from, and notes how long each took, in ms. */
+/** Sends one request after the other while there is an address left, and records their durations in ms. */
 async function ask(port, addresses, took, statuses) {
   const socket = connect(port, "127.0.0.1").setNoDelay(true).setEncoding("latin1");
   await once(socket, "connect");

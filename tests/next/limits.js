@@ -1,4 +1,4 @@
-// What the routes share. A limit of the same name is the same limit, in every process that opens the store.
+// The limits of the routes. A limit of the same name is the same limit, in every process that opens the store.
 
 import { Store } from "workglow-limit";
 import { limitRequests } from "workglow-limit/next";

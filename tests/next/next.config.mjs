@@ -1,4 +1,4 @@
-// Nothing is said of the package, but where Next copies what it sees: it does not see that native code is loaded.
+// The package needs no configuration, except where Next copies files: it does not detect that native code is loaded.
 export default {
   cacheComponents: true,
   partialPrefetching: true,

@@ -1,5 +1,5 @@
-// The app beside this file: Next builds it, and serves it in three processes that share its limits, one of them from the copy that
-// `output: "standalone"` makes. BUNDLER=webpack has it built by that instead of Turbopack.
+// Builds the app in this folder with Next, and serves it in three processes that share its limits, one of them from the copy that
+// `output: "standalone"` makes. BUNDLER=webpack builds it with webpack instead of Turbopack.
 
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
@@ -21,7 +21,7 @@ delete env.NODE_ENV;
 const LIMIT = 10;
 const WINDOW = 500_000_000n; // ns
 
-/** Runs Node to its end, which must be a good one. */
+/** Runs Node to its end, which must succeed. */
 async function run(args, more) {
   const child = spawn(process.execPath, args, { cwd: here, env: { ...env, ...more }, stdio: ["ignore", "pipe", "pipe"] });
   let said = "";
@@ -31,7 +31,7 @@ async function run(args, more) {
   return said;
 }
 
-/** Starts a server of Next's on a free port, in a process of its own. */
+/** Starts a Next server on a free port, in a process of its own. */
 async function serve(t, args, more) {
   const child = spawn(process.execPath, args, { cwd: here, env: { ...env, ...more }, stdio: ["ignore", "pipe", "inherit"] });
   const exited = once(child, "exit");
@@ -60,7 +60,7 @@ const statuses = async (...asked) => {
   return found;
 };
 
-/** Waits until it is so: what a server does after its client has an answer. It takes as long as it takes, and a hang is the test's timeout. */
+/** Waits for what a server does after its client has the response. If it never happens, the test's timeout reports it. */
 async function until(isSo) {
   while (!(await isSo())) await new Promise((resolve) => setTimeout(resolve, 20));
 }
@@ -83,7 +83,7 @@ describe("next build and next start", { timeout: 240_000 }, () => {
     store = new Store(STORE, { timeout: "60s" });
     await run([next, "build", ...(process.env.BUNDLER ? [`--${process.env.BUNDLER}`] : [])], { STORE });
     builtWith = await store.names();
-    // Where nothing else is installed. It takes port 0 for none.
+    // A folder without other packages. Its server does not accept port 0.
     mkdirSync(join(elsewhere, ".."), { recursive: true });
     rmSync(elsewhere, { recursive: true, force: true });
     renameSync(join(here, ".next/standalone"), elsewhere);
@@ -97,7 +97,7 @@ describe("next build and next start", { timeout: 240_000 }, () => {
     ]);
   });
 
-  test("three processes never let more through", async () => {
+  test("three processes never admit more than the limit", async () => {
     const starts = [];
     const [answers, pids] = [new Set(), new Set()];
     let refused = 0;
@@ -105,7 +105,7 @@ describe("next build and next start", { timeout: 240_000 }, () => {
       while (starts.length < 4 * LIMIT || pids.size < 3 || refused === 0) {
         const { status, body } = await ask(`${url}/shared`);
         if (status === 200) {
-          assert.ok(!answers.has(body), "nobody was asked");
+          assert.ok(!answers.has(body), "a response was cached");
           answers.add(body);
           const [pid, from, to] = body.split(" ");
           starts.push([BigInt(from), BigInt(to)]);
@@ -121,7 +121,7 @@ describe("next build and next start", { timeout: 240_000 }, () => {
     assert.ok(mostInAnyWindow(starts, WINDOW) <= LIMIT);
   });
 
-  test("a refusal says so, by each process; headers are keys", async () => {
+  test("each process refuses with the right headers, and headers can be keys", async () => {
     const asked = (key) => [{ "X-API-Key": key, "Content-Type": "application/json" }, "POST", '{"n":1}'];
     const first = await ask(`${a}/address`, ...asked("k"));
     assert.deepEqual([first.status, first.body, first.headers.get("retry-after")], [200, '{"n":1}', null]);
@@ -146,7 +146,7 @@ describe("next build and next start", { timeout: 240_000 }, () => {
     assert.equal((await ask(`${b}/address`, ...asked("another"))).status, 200);
   });
 
-  test("an address is what a trusted proxy says, and Next says the peer's where nobody does", async () => {
+  test("an address comes from a trusted proxy, or else is that of the peer", async () => {
     const from = (url, address) => [`${url}/address`, address && { "X-Forwarded-For": address }];
     assert.deepEqual(await statuses(from(a), from(b), from(a)), [200, 200, 429]);
     assert.equal(await used("address", "127.0.0.1"), 2);
@@ -154,13 +154,13 @@ describe("next build and next start", { timeout: 240_000 }, () => {
     assert.deepEqual(await statuses(from(a, "2001:db8::1"), from(b, "2001:db8::2"), from(b, "2001:db8::3")), [200, 200, 429]);
   });
 
-  test("what reads nothing of its request is limited, and not answered in advance", async () => {
-    assert.ok(existsSync(join(here, ".next/server/app/proxied.body")), "others are answered when the app is built");
-    assert.deepEqual(builtWith, [], "nothing is taken then");
+  test("a handler that reads nothing of its request is limited, and not cached at build time", async () => {
+    assert.ok(existsSync(join(here, ".next/server/app/proxied.body")), "other handlers are cached at build time");
+    assert.deepEqual(builtWith, [], "the build took a permit");
     assert.deepEqual(await statuses([`${a}/plain`], [`${b}/plain`], [`${copied}/plain`]), [200, 429, 429]);
   });
 
-  test("several limits: all, or nothing of any", async () => {
+  test("a request needs all of several limits, and a refusal takes units of none", async () => {
     const first = await ask(`${a}/several?q=2`);
     assert.deepEqual([first.status, first.body], [200, '{"q":"2"}']);
     assert.equal(first.headers.get("ratelimit-policy"), '"wide";q=9;w=3600, "narrow";q=3;w=3600');
@@ -171,13 +171,13 @@ describe("next build and next start", { timeout: 240_000 }, () => {
     assert.equal((await ask(`${b}/several?q=1`)).status, 200);
   });
 
-  test("params are the handler's, and keys are of the request", async () => {
+  test("params reach the handler, and keys come from the request", async () => {
     const first = await ask(`${a}/of/one`);
     assert.deepEqual([first.status, JSON.parse(first.body)], [200, { tenant: "one" }]);
     assert.deepEqual(await statuses([`${b}/of/one`], [`${b}/of/two`]), [429, 200]);
   });
 
-  test("a stream is held until its last byte, or its client has left", async () => {
+  test("a stream holds its permit until its last byte, or its client disconnects", async () => {
     const response = await fetch(`${a}/stream`);
     const reader = response.body.getReader();
     assert.equal(new TextDecoder().decode((await reader.read()).value), "first ");
@@ -196,7 +196,7 @@ describe("next build and next start", { timeout: 240_000 }, () => {
     await until(async () => (await used("running")) === 0);
   });
 
-  test("failures are not counted, if they shall not be; a redirect is none", async () => {
+  test("failures do not count with skipFailed; a redirect is not a failure", async () => {
     const how = (name) => `${a}/failing?how=${name}`;
     for (const [name, status] of [["throws", 500], ["missing", 404], ["answers", 503]]) {
       assert.equal((await ask(how(name))).status, status);
@@ -208,7 +208,7 @@ describe("next build and next start", { timeout: 240_000 }, () => {
     assert.equal(await used("failing"), 2);
   });
 
-  test("a proxy.js limits what it stands before", async () => {
+  test("a proxy.js limits the routes behind it", async () => {
     const asked = (url, key) => [`${url}/proxied`, { "X-API-Key": key }];
     const first = await ask(...asked(a, "k"));
     assert.deepEqual([first.status, first.body], [200, "behind the proxy"]);

@@ -1,4 +1,4 @@
-// Programs in one file, by esbuild and webpack: native code stays where it is installed, or an error says what to do.
+// Bundles by esbuild and webpack: native code stays where it is installed, or an error says what to do.
 
 import assert from "node:assert/strict";
 import { spawnSync } from "node:child_process";
@@ -20,7 +20,7 @@ send("http://localhost/").then(async (response) => {
 });
 `;
 
-/** A folder in which the package is installed, with the program. */
+/** Makes a folder with the program, in which the package is installed. */
 function folder(t) {
   const dir = mkdtempSync(join(tmpdir(), "workglow-limit-bundle-"));
   t.after(() => rmSync(dir, { recursive: true, force: true }));
@@ -66,7 +66,7 @@ for (const [name, bundler, file, options] of [
 }
 
 for (const bundler of Object.keys(bundlers)) {
-  test(`${bundler}: a bundle that was taken elsewhere says what it lacks`, async (t) => {
+  test(`${bundler}: a bundle that was moved away names what is missing`, async (t) => {
     const dir = folder(t);
     await bundlers[bundler](dir, join(dir, "dist/bundle.js"), {});
     const elsewhere = mkdtempSync(join(tmpdir(), "workglow-limit-elsewhere-"));
@@ -74,7 +74,7 @@ for (const bundler of Object.keys(bundlers)) {
     mkdirSync(join(elsewhere, "app"));
     cpSync(join(dir, "dist/bundle.js"), join(elsewhere, "app/bundle.js"));
     const said = run(join(elsewhere, "app/bundle.js"));
-    assert.match(said, /workglow-limit is bundled in .*bundle\.js, and its native code is not: install workglow-limit where the bundle runs/);
+    assert.match(said, /workglow-limit is bundled in .*bundle\.js, but its native code is not: install workglow-limit where the bundle runs/);
     assert.match(said, /--external:workglow-limit for esbuild/);
   });
 }

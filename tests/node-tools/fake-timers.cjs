@@ -1,8 +1,8 @@
-// What holds while a test fakes the timers, in whichever runner.
+// Tests under faked timers, for any test runner.
 
 const assert = require("node:assert/strict");
 
-/** `fake` fakes all that can be faked, and `advance` advances it by so many ms. */
+/** `fake` fakes the timers, and `advance` advances them by ms. */
 module.exports = ({ test, fake, real, advance, package_, limitFetch }) => {
   const { ConcurrencyLimiter, ManualClock, RateLimiter, Store, TimeoutError } = package_;
   const rate = (max, seconds, options) => new RateLimiter(new Store("memory:", options), "api", { maxExecutions: max, windowSizeInSeconds: seconds });
@@ -18,10 +18,10 @@ module.exports = ({ test, fake, real, advance, package_, limitFetch }) => {
       }
     });
 
-  faked("who waits is served in real time", async () => {
+  faked("a waiter starts in real time", async () => {
     const limiter = rate(2, 0.05);
     for (let i = 0; i < 6; i++) await limiter.acquire();
-    const short = rate(1, 0.002); // For which timers are too coarse.
+    const short = rate(1, 0.002); // Timers are too coarse for it.
     for (let i = 0; i < 6; i++) await short.acquire();
     assert.equal(limiter.stats().admitted + short.stats().admitted, 12);
   });
@@ -35,7 +35,7 @@ module.exports = ({ test, fake, real, advance, package_, limitFetch }) => {
     await waiting;
   });
 
-  faked("faked time brings nobody room, and a manual clock does", async () => {
+  faked("faked time frees no units, and a manual clock does", async () => {
     const clock = new ManualClock();
     for (const limiter of [rate(1, 3600), rate(1, 3600, { clock })]) {
       limiter.tryAcquire();
@@ -55,12 +55,12 @@ module.exports = ({ test, fake, real, advance, package_, limitFetch }) => {
     }
   });
 
-  faked("hooks are told, and a client's retries come", async () => {
+  faked("hooks are called, and a client retries", async () => {
     const limiter = new ConcurrencyLimiter(1);
-    const told = new Promise((resolve) => limiter.on("throttled", resolve));
+    const event = new Promise((resolve) => limiter.on("throttled", resolve));
     const held = limiter.tryAcquire();
     limiter.tryAcquire();
-    assert.equal((await told).limit, limiter.name);
+    assert.equal((await event).limit, limiter.name);
     held.complete();
     let refusals = 2;
     const send = limitFetch(limiter, {

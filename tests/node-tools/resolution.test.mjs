@@ -1,4 +1,4 @@
-// The types of each entry, as each way of TypeScript's to look for modules finds them.
+// The types of each entry, with each module resolution of TypeScript.
 
 import assert from "node:assert/strict";
 import { spawnSync } from "node:child_process";
@@ -18,7 +18,7 @@ for (const [moduleResolution, module] of [["node10", "commonjs"], ["node16", "no
     cpSync(installed, join(dir, "node_modules/workglow-limit"), { recursive: true });
     const names = entries.map((entry) => entry.replace(".", "workglow-limit"));
     const imports = names.map((name, at) => `import * as _${at} from "${name}";`);
-    // What is not found is an error; what has no types would be any.
+    // A missing module is an error; a module without types would be `any`.
     const uses = names.map((_, at) => `type IsAny${at} = 0 extends 1 & typeof _${at} ? true : false;\nexport const is${at}: IsAny${at} = false;`);
     writeFileSync(join(dir, "program.ts"), [...imports, ...uses].join("\n"));
     writeFileSync(

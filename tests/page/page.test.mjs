@@ -1,7 +1,7 @@
-// The page of `workglow-limit serve`, in a real browser before a real server: what is done there is obeyed by other processes.
+// The page of `workglow-limit serve`, in a real browser with a real server: other processes obey the changes made there.
 //
-// It needs Chromium (CHROMIUM=path, or one of the usual names in PATH) and the command (BIN=path, or what cargo has built), and is
-// skipped without them.
+// It needs Chromium (CHROMIUM=path, or one of the usual names in PATH) and the command (BIN=path, or cargo's build), and is skipped
+// without them.
 import assert from "node:assert/strict";
 import { execFileSync, spawn, spawnSync } from "node:child_process";
 import { existsSync, mkdtempSync, renameSync, rmSync, writeFileSync } from "node:fs";
@@ -36,13 +36,13 @@ before(async () => {
 });
 after(() => browser?.close());
 
-/** What the command answers; `peek` says by its exit code, too, whether a start would be denied. */
+/** Runs the command. The exit code of `peek` also says whether a start would be denied. */
 const run = (...args) => JSON.parse(spawnSync(bin, ["--json", "--store", store, ...args], { encoding: "utf8" }).stdout);
 
 async function serve(args = [], listen = "127.0.0.1:0") {
   const child = spawn(bin, ["--json", "--store", store, "serve", "--listen", listen, ...args], { stdio: ["ignore", "pipe", "inherit"] });
-  const said = await new Promise((told, failed) => {
-    createInterface({ input: child.stdout }).once("line", (line) => told(JSON.parse(line)));
+  const said = await new Promise((resolve, failed) => {
+    createInterface({ input: child.stdout }).once("line", (line) => resolve(JSON.parse(line)));
     child.once("exit", (code) => failed(new Error(`serve ended with ${code}`)));
   });
   return { child, ...said, end: () => new Promise((ended) => child.once("exit", ended) && child.kill("SIGTERM")) };
@@ -52,7 +52,7 @@ async function open(options = {}) {
   context = await browser.newContext({ viewport: { width: 1280, height: 800 }, ...options });
   page = await context.newPage();
   page.setDefaultTimeout(PATIENCE);
-  // Whatever the page's policy refuses, and every error, is one of ours.
+  // A violation of the page's policy, and any error, fails the test.
   page.on("console", (message) => message.type() === "error" && complaints.push(message.text()));
   page.on("pageerror", (error) => complaints.push(error.message));
   return page;
@@ -76,19 +76,19 @@ afterEach(async () => {
 
 const row = (name) => page.getByRole("option", { name: new RegExp(`^${name},`) });
 
-test("an override made in the browser is obeyed by another process, until it is lifted", { skip }, async () => {
+test("another process obeys an override made in the browser until it is lifted", { skip }, async () => {
   server = await serve();
   await open();
   await page.goto(`${server.listening}#token=${server.token}`);
   await row("openai").click();
-  assert.ok(!page.url().includes("token"), "the token leaves the address");
+  assert.ok(!page.url().includes("token"), "the token stayed in the address");
   assert.ok(page.url().endsWith("#limit=openai"));
   await page.getByRole("button", { name: "Override" }).click();
   await page.getByLabel("Policy").fill("3 per minute");
   await page.locator("#confirm").click();
   await page.getByText("declared: 20/1m").waitFor();
   assert.equal(run("peek", "openai").limit, 3);
-  // What makes no sense is told in the server's words, and the dialog stays.
+  // An invalid policy is reported in the server's words, and the dialog stays open.
   await page.getByRole("button", { name: "Override" }).click();
   await page.getByLabel("Policy").fill("3/1x");
   await page.locator("#confirm").click();
@@ -101,7 +101,7 @@ test("an override made in the browser is obeyed by another process, until it is 
   assert.deepEqual(complaints.filter((text) => !text.includes("400")), []);
 });
 
-test("without the token nothing is changed", { skip }, async () => {
+test("without the token nothing can be changed", { skip }, async () => {
   server = await serve();
   await open();
   await page.goto(`${server.listening}#limit=mail`);
@@ -114,7 +114,7 @@ test("without the token nothing is changed", { skip }, async () => {
   await page.locator("#confirm").click();
   await row("mail").getByText("paused").waitFor();
   assert.ok(!run("peek", "mail").admitted);
-  // A page of another origin, in the same browser, cannot ask at all: not even with the token.
+  // A page of another origin in the same browser cannot ask at all, not even with the token.
   const other = await context.newPage();
   await other.route("http://evil.example/", (route) => route.fulfill({ contentType: "text/html", body: "<p>evil" }));
   await other.goto("http://evil.example/");
@@ -131,7 +131,7 @@ test("without the token nothing is changed", { skip }, async () => {
   assert.equal(run("peek", "openai").limit, 20);
 });
 
-test("all of it by the keyboard", { skip }, async () => {
+test("everything can be done with the keyboard", { skip }, async () => {
   server = await serve();
   await open();
   await page.goto(`${server.listening}#token=${server.token}`);
@@ -154,7 +154,7 @@ test("all of it by the keyboard", { skip }, async () => {
   assert.equal(run("peek", "openai").limit, 5);
   await page.keyboard.press("Escape");
   await page.locator("#panel").waitFor({ state: "hidden" });
-  // Whatever has the focus shows it.
+  // Every focused element shows its focus.
   for (let i = 0; i < 12; i++) {
     await page.keyboard.press("Tab");
     const shown = await page.evaluate(() => {
@@ -167,7 +167,7 @@ test("all of it by the keyboard", { skip }, async () => {
   assert.deepEqual(complaints, []);
 });
 
-test("names are text, whatever they say", { skip }, async () => {
+test("names are shown as text, whatever they contain", { skip }, async () => {
   server = await serve(["--read-only"]);
   await open();
   await page.goto(server.listening);
@@ -186,7 +186,7 @@ test("names are text, whatever they say", { skip }, async () => {
   assert.deepEqual(complaints, []);
 });
 
-test("a store that is gone, and a server that is, are told; the page comes back by itself", { skip }, async () => {
+test("a missing store and a missing server are reported, and the page recovers", { skip }, async () => {
   server = await serve();
   await open();
   await page.goto(server.listening);
@@ -203,7 +203,7 @@ test("a store that is gone, and a server that is, are told; the page comes back 
   await page.getByText("Live").waitFor();
 });
 
-test("a phone has one thing at a time, and nothing is wider than it", { skip }, async () => {
+test("on a phone one view is shown at a time, and nothing is wider than the screen", { skip }, async () => {
   server = await serve();
   for (const [width, height] of [[360, 740], [768, 1024], [1440, 900]]) {
     await open({ viewport: { width, height }, colorScheme: width === 768 ? "dark" : "light" });
@@ -222,7 +222,7 @@ test("a phone has one thing at a time, and nothing is wider than it", { skip }, 
   }
 });
 
-test("ten thousand limits are pages, and are found", { skip }, async () => {
+test("ten thousand limits are split into pages and can be searched", { skip }, async () => {
   const all = Array.from({ length: 10_000 }, (_, i) => `["tenant-${String(i).padStart(5, "0")}"]\nallowed = 100\nperiod = "1m"\n`);
   writeFileSync(join(directory, "limits.toml"), all.join(""));
   execFileSync(bin, ["--store", store, "load", join(directory, "limits.toml")]);
@@ -239,7 +239,7 @@ test("ten thousand limits are pages, and are found", { skip }, async () => {
   assert.deepEqual(complaints, []);
 });
 
-test("a token for looking is asked for", { skip }, async () => {
+test("without a token the page asks for one", { skip }, async () => {
   const token = "a-token-for-looking-0123456789";
   writeFileSync(join(directory, "token"), token);
   server = await serve(["--read-token-file", join(directory, "token"), "--read-only"]);

@@ -1,4 +1,4 @@
-// A Node member: member.mjs STORE NAME FOLDER TIMEOUT_SECONDS ON_ERROR DURABILITY. Asked as in conftest.py.
+// A Node member: member.mjs STORE NAME FOLDER TIMEOUT_SECONDS ON_ERROR DURABILITY. conftest.py describes its commands.
 
 import fs from "node:fs";
 import readline from "node:readline";
@@ -10,7 +10,7 @@ const [url, name, folder, timeout, onError, durability] = process.argv.slice(2);
 const store = new Store(url, { timeout: `${timeout}s`, onError, durability });
 const limiter = store.limiter(name);
 await limiter.canProceed();
-const log = fs.openSync(`${folder}/node-${process.pid}.log`, "a"); // each write is one line as a whole
+const log = fs.openSync(`${folder}/node-${process.pid}.log`, "a"); // Each write is one whole line.
 
 let waiting = new AbortController();
 process.on("SIGINT", () => waiting.abort());
@@ -31,13 +31,13 @@ function text(start) {
   }
 }
 
-/** A timer may be early: never before it is over. */
+/** Sleeps. A timer may be early, so this waits until the time is over. */
 async function sleep(ms) {
   const due = performance.now() + ms;
   for (let left = ms; left > 0; left = due - performance.now()) await setTimeout(left);
 }
 
-/** A call on the event loop waits for others only briefly, which on a busy machine may be too little: it comes again. */
+/** A call on the event loop waits for others only briefly, which on a busy machine may be too short: this retries it. */
 async function patiently(call) {
   for (let left = 100; ; left--) {
     try {
@@ -49,7 +49,7 @@ async function patiently(call) {
   }
 }
 
-/** Waits while it is too early. What came of it: a start, or another place. */
+/** Presents a place until it is not early. Returns a start, or another place. */
 async function present(given) {
   for (;;) {
     let asked;
@@ -66,7 +66,7 @@ async function present(given) {
   }
 }
 
-/** Takes a place, says so, and starts with it when its time has come. */
+/** Takes a place, reports it, and starts with it when it is ready. */
 async function queue(grace) {
   let permit = await patiently(() => limiter.reserve({ grace: duration(grace) }));
   let ready = null;

@@ -1,24 +1,24 @@
-// Loads the native half: the file that was built beside this package's code, or the optional package of this platform.
+// Loads the native half: the file that was built into this package, or the optional package of this platform.
 
 import fs = require("node:fs");
 import modules = require("node:module");
 import path = require("node:path");
 import platforms = require("./platforms.cjs");
 
-/** This file; in a bundle, the bundle, or the program if that does not know where it is: one of Turbopack's, or an ES module. */
+/** This file; in a bundle, the bundle, or the program if the bundle has no `__filename`: one of Turbopack, or an ES module. */
 const here = typeof __filename === "string" && fs.existsSync(__filename) ? __filename : path.resolve(process.argv[1] ?? "program");
-// Not the `require` of this file: a bundler would look for native code in it when it bundles, and leave none to be found when it runs.
+// Not the `require` of this file: a bundler would resolve it at build time, and leave no call for run time.
 const requireHere = modules.createRequire(here);
 const manifestIn = (file: string): { name?: string; version: string } => JSON.parse(fs.readFileSync(file, "utf8"));
 const versionIn = (manifest: string): string => manifestIn(manifest).version;
 
-/** What helps where a tool has copied what it saw that a program needs: what is found at run time only, it has not seen. */
+/** Advice for tools that copy the files of a program, and miss files that are found only at run time. */
 const COPIED =
-  `If Next.js has copied it (output: "standalone"), add to its configuration: ` +
+  `If Next.js copied it (output: "standalone"), add to its configuration: ` +
   `outputFileTracingIncludes: { "/*": ["node_modules/workglow-limit/**/*", "node_modules/@workglow-limit/**/*"] }`;
 
-/** Where this package is installed, from which native code is never bundled. */
-function home(): string {
+/** Returns where this package is installed. Its native code is there, and never in a bundle. */
+function packageFolder(): string {
   const own = path.join(path.dirname(here), "..", "..");
   try {
     if (manifestIn(path.join(own, "package.json")).name === "workglow-limit") return own;
@@ -29,16 +29,16 @@ function home(): string {
     return path.dirname(requireHere.resolve("workglow-limit/package.json"));
   } catch {
     throw new Error(
-      `workglow-limit is bundled in ${here}, and its native code is not: install workglow-limit where the bundle runs. ` +
-        `You may also leave all of it out of the bundle: --external:workglow-limit for esbuild, externals: ["workglow-limit"] for webpack, ` +
+      `workglow-limit is bundled in ${here}, but its native code is not: install workglow-limit where the bundle runs. ` +
+        `Or leave it out of the bundle: --external:workglow-limit for esbuild, externals: ["workglow-limit"] for webpack, ` +
         `serverExternalPackages: ["workglow-limit"] for Next.js. ${COPIED}`,
     );
   }
 }
 
-const root = home();
+const root = packageFolder();
 const requireThere = modules.createRequire(path.join(root, "package.json"));
-// The rest of such a message is who required it.
+// The other lines of such a message are the stack of `require` calls.
 const firstLine = (error: unknown) => String((error as Error).message).split("\n", 1)[0];
 
 function load(): unknown {
@@ -53,7 +53,7 @@ function load(): unknown {
       broken.push(`${file} (${firstLine(error)})`);
     }
   }
-  // Package managers that do not know of C libraries install the packages of both; the wrong one's does not load.
+  // Package managers that ignore `libc` install the packages for both C libraries; the wrong one does not load.
   for (const { name } of fitting) {
     const part = `@workglow-limit/${name}`;
     let manifest: string;
@@ -64,7 +64,7 @@ function load(): unknown {
     }
     const [version, expected] = [versionIn(manifest), versionIn(path.join(root, "package.json"))];
     if (version !== expected) {
-      broken.push(`${part} (it is version ${version} beside workglow-limit ${expected})`);
+      broken.push(`${part} (it has version ${version}, and workglow-limit ${expected})`);
       continue;
     }
     try {
@@ -76,22 +76,22 @@ function load(): unknown {
   throw new Error(explanation(fitting, broken));
 }
 
-/** What is missing here, and what to do about it. */
+/** Returns what is missing, and what to do. */
 function explanation(here: typeof platforms, broken: readonly string[]): string {
   const machine = `${process.platform}-${process.arch}`;
   const head = `workglow-limit has no native code for ${machine} that loads`;
   if (broken.length > 0) return `${head}. Tried: ${broken.join("; ")}.`;
   if (here.length === 0) {
     const names = platforms.map(({ name }) => name).join(", ");
-    return `${head}: there are packages for ${names} only. See "From the sources" in the README of workglow-limit.`;
+    return `${head}: there are only packages for ${names}. See "From the sources" in the README of workglow-limit.`;
   }
   const header = (process.report.getReport() as { header: { glibcVersionRuntime?: string } }).header;
   const libc = header.glibcVersionRuntime === undefined ? "musl" : "glibc";
   const part = here.find((platform) => platform.libc === libc) ?? here[0];
   return (
     `${head}: its optional dependency @workglow-limit/${part?.name} is not installed. ` +
-    `"--omit=optional", "--no-optional" and node_modules or a lockfile from another platform leave it out. Install again ` +
-    `without them, or: npm install @workglow-limit/${part?.name}@${versionIn(path.join(root, "package.json"))}. ${COPIED}`
+    `"--omit=optional", "--no-optional", or node_modules or a lockfile from another platform leave it out. Install again ` +
+    `without them, or run: npm install @workglow-limit/${part?.name}@${versionIn(path.join(root, "package.json"))}. ${COPIED}`
   );
 }
 

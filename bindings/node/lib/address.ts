@@ -1,43 +1,43 @@
-// Who has sent a request: its address, behind proxies that are declared, and what keys call it.
+// The client of a request: its address, behind declared proxies, and its name in keys.
 
 import { BlockList, isIPv4, isIPv6 } from "node:net";
 import { invalid } from "./errors.js";
 
-/** How a framework's requests are read. */
+/** Reads a framework's requests. */
 export interface Reader<R> {
-  /** The address of the other end of the connection; nothing on a Unix socket. */
+  /** Returns the address of the peer of the connection; nothing on a Unix socket. */
   peer(request: R): string | undefined;
-  /** A header, repeated ones as one with commas. */
+  /** Returns a header. Repeated headers are joined with commas. */
   header(request: R, name: string): string | undefined;
-  /** The path, as the client sent it. */
+  /** Returns the path, as the client sent it. */
   path(request: R): string;
-  /** What the framework knows of who is signed in. */
+  /** Returns the framework's user. */
   user(request: R): unknown;
 }
 
-/** How addresses are found. */
+/** How the address of a client is found. */
 export interface AddressOptions {
   /**
-   * The addresses and networks of proxies that say whom they forward, such as "10.0.0.0/8", and "unix" for peers without an
-   * address. None if not given: then the peer's address counts, whatever headers say.
+   * The addresses and networks of proxies whose forwarding header is trusted, such as "10.0.0.0/8"; "unix" is a peer without an
+   * address. Default: none, so the peer's address counts and headers are ignored.
    */
   trustedProxies?: readonly string[] | undefined;
   /**
-   * The header that these proxies write: "X-Forwarded-For" if not given, or "Forwarded". Only one, because proxies pass
-   * the other on as the client has sent it. It is read from the right: the first address that is no proxy's is the
-   * client's. What cannot be read ends that, and the client is the last that was.
+   * The header that these proxies write: "X-Forwarded-For" (the default) or "Forwarded". Only one is read, because proxies pass the
+   * other one on as the client sent it. It is read from the right, and the client is the first address that is not a proxy's. An
+   * invalid entry ends the search, and the client is the last valid address.
    */
   forwardedHeader?: "X-Forwarded-For" | "Forwarded" | undefined;
-  /** IPv6 addresses that have so many bits in common are one client: 64 if not given, 1 to 128. */
+  /** The bits that the IPv6 addresses of one client have in common, 1 to 128. Default: 64. */
   ipv6Prefix?: number | undefined;
 }
 
-/** What a peer without an address is called. */
+/** The name of a peer without an address. */
 export const UNIX = "unix";
 
-/** What is known of an address. */
+/** A known address. */
 interface Host {
-  /** How keys call it. */
+  /** Its name in keys. */
   readonly key: string;
   readonly isProxy: boolean;
 }
@@ -45,12 +45,12 @@ interface Host {
 /** An address as numbers: four of 8 bits, or eight of 16. */
 type Parts = readonly number[];
 
-/** How many addresses are remembered, and how long one is at most, with its port: clients can send anything. */
+/** The most addresses that are remembered, and the longest one with its port: clients can send anything. */
 const MOST_KNOWN = 4_096;
 const LONGEST = 128;
 const PROXIES = 'a list of addresses and networks such as "10.0.0.0/8", or "unix"';
 
-/** Tells clients apart. */
+/** Finds the addresses of clients. */
 export class Addresses<R> {
   readonly #reader: Reader<R>;
   readonly #proxies = new BlockList();
@@ -83,17 +83,17 @@ export class Addresses<R> {
     const bits = parts.length === 4 ? 32 : 128;
     const prefix = length === undefined ? bits : Number(length);
     const network = prefix <= bits && textOf(masked(parts, prefix));
-    // Of "10.1.0.0/8" nobody knows which half is the mistake.
+    // Either half of "10.1.0.0/8" may be the mistake.
     if (network !== textOf(parts)) throw invalid("trustedProxies", proxy, `${PROXIES}, without bits beyond the prefix`);
     this.#proxies.addSubnet(network, prefix, familyOf(parts));
   }
 
-  /** Is somebody trusted who connects without an address? */
+  /** Whether peers without an address are trusted. */
   get trustsUnix(): boolean {
     return this.#trustsUnix;
   }
 
-  /** The client's address, as keys call it. */
+  /** Returns the client's address, as it is named in keys. */
   of(request: R): string {
     let host = this.#lookUp(this.#reader.peer(request)) ?? { key: UNIX, isProxy: this.#trustsUnix };
     if (!host.isProxy) return host.key;
@@ -106,14 +106,14 @@ export class Addresses<R> {
     return host.key;
   }
 
-  /** What is known of an address; `null` if it is none. */
+  /** Parses an address, or finds it among the remembered ones; `null` if it is invalid. */
   #lookUp(text: string | null | undefined): Host | null {
     if (text == null || text.length > LONGEST) return null;
     let host = this.#known.get(text);
     if (host !== undefined) return host;
     const parts = partsOf(bare(text));
     host = parts && { key: this.#keyOf(parts), isProxy: this.#proxies.check(textOf(parts), familyOf(parts)) };
-    // Whoever is still there is soon known again.
+    // Active clients are soon remembered again.
     if (this.#known.size >= MOST_KNOWN) this.#known.clear();
     this.#known.set(text, host);
     return host;
@@ -125,7 +125,7 @@ export class Addresses<R> {
   }
 }
 
-/** An address without its port and zone. */
+/** Returns an address without its port and zone. */
 function bare(text: string): string {
   const trimmed = text.trim();
   const [, inBrackets] = /^\[([^\]]*)\](?::\d+)?$/.exec(trimmed) ?? [];
@@ -133,7 +133,7 @@ function bare(text: string): string {
   return (inBrackets ?? (isWithPort ? trimmed.replace(/:.*/, "") : trimmed)).replace(/%.*/, "");
 }
 
-/** An address; IPv4 within IPv6 is IPv4. `null` for anything else. */
+/** Parses an address; an IPv4-mapped IPv6 address is IPv4. `null` for other text. */
 function partsOf(address: string): Parts | null {
   if (isIPv4(address)) return address.split(".").map(Number);
   if (!isIPv6(address) || address.includes("%")) return null;
@@ -145,7 +145,7 @@ function partsOf(address: string): Parts | null {
   return isMapped ? parts.slice(6).flatMap((part) => [part >> 8, part & 255]) : parts;
 }
 
-/** The canonical text. */
+/** Returns the canonical text. */
 function textOf(parts: Parts): string {
   if (parts.length === 4) return parts.join(".");
   return new URL(`http://[${parts.map((part) => part.toString(16)).join(":")}]`).hostname.slice(1, -1);
@@ -153,7 +153,7 @@ function textOf(parts: Parts): string {
 
 const familyOf = (parts: Parts): "ipv4" | "ipv6" => (parts.length === 4 ? "ipv4" : "ipv6");
 
-/** An address with 0 for all bits beyond a prefix. */
+/** Returns an address with all bits after a prefix set to 0. */
 function masked(parts: Parts, prefix: number): Parts {
   const width = parts.length === 4 ? 8 : 16;
   return parts.map((part, i) => {
@@ -162,16 +162,16 @@ function masked(parts: Parts, prefix: number): Parts {
   });
 }
 
-// An element of Forwarded, and what it is for.
+// An element of Forwarded, and its parameter `for`.
 const ELEMENTS = /^(?:[^",]|"(?:[^"\\]|\\.)*")*(?:,(?:[^",]|"(?:[^"\\]|\\.)*")*)*$/;
 const ELEMENT = /(?:[^",]|"(?:[^"\\]|\\.)*")+/g;
 const FOR = /(?:^|;)\s*for\s*=\s*(?:"([^"\\]*)"|([^\s;"]+))\s*(?=;|$)/gi;
 
-/** The addresses of such a header, from left to right; `null` for what is none. */
+/** Splits a header into its addresses, from left to right; `null` for an invalid entry. */
 const SPLITS: Record<string, (line: string) => (string | null)[]> = {
   "x-forwarded-for": (line) => line.split(","),
   forwarded(line) {
-    // A quotation that does not end: nobody knows whose the rest is.
+    // A quoted string does not end, so the rest cannot be attributed to a proxy.
     if (!ELEMENTS.test(line)) return [null];
     return (line.match(ELEMENT) ?? []).map((element) => {
       const found = [...element.trim().matchAll(FOR)];

@@ -1,4 +1,4 @@
-// A limiter in front of axios.
+// Limits the requests of axios.
 
 import { Transform, pipeline } from "node:stream";
 import { type AxiosResponse, CanceledError, type InternalAxiosRequestConfig, getAdapter, isAxiosError } from "axios";
@@ -8,32 +8,32 @@ import { type Limits, Sending, type SendingOptions, type Sent, followed, isRepea
 export type { Limits, OutgoingRequest, SendingOptions } from "./sending.js";
 export type { Usage } from "./tokens.js";
 
-/** An axios instance, by what is needed of it: the types of axios's two module systems are not the same. */
+/** The part of an axios instance that is needed: axios's types differ between its two module systems. */
 export interface AxiosLike {
-  /** Its interceptors. */
+  /** The interceptors. */
   readonly interceptors: {
-    /** Those of requests. */
+    /** The interceptors of requests. */
     readonly request: {
-      /** Adds one. */
+      /** Adds an interceptor. */
       use(intercept: (config: any) => any): number;
-      /** Takes one away. */
+      /** Removes an interceptor. */
       eject(id: number): void;
     };
   };
-  /** Where a request goes. */
+  /** Returns the URL of a request. */
   getUri(config?: any): string;
 }
 
-/** What an attempt came to: a response, which an error may have brought. */
+/** The result of an attempt: a response, perhaps with the error that carried it. */
 interface Result {
   readonly response: AxiosResponse;
   readonly error?: unknown;
 }
 
 /**
- * Lets each request of an axios instance (or of `axios` itself) wait for `limiter` before it is sent; `null` instead of one if
- * `tokens` alone limit them. What it gives takes it away again. axios's own `timeout` begins when a request is sent. A waiting
- * request that is aborted fails with axios's `CanceledError`.
+ * Makes each request of an axios instance (or of `axios` itself) wait for `limiter` before it is sent; pass `null` if only `tokens`
+ * limit them. Returns a function that removes the limit. axios's own `timeout` starts when a request is sent. A waiting request that
+ * is aborted fails with axios's `CanceledError`.
  */
 export function limitAxios(instance: AxiosLike, limiter: Limits | null, options: SendingOptions = {}): () => void {
   if (typeof instance?.interceptors?.request?.use !== "function") throw invalid("instance", instance, "an axios instance");
@@ -41,7 +41,7 @@ export function limitAxios(instance: AxiosLike, limiter: Limits | null, options:
   const { request: interceptors } = instance.interceptors;
   const number = interceptors.use((config: InternalAxiosRequestConfig) => {
     const given = config.adapter;
-    // As the last thing before it is sent, when the body is what it will be.
+    // Last before the request is sent, when its body is final.
     config.adapter = (config: InternalAxiosRequestConfig) => send(sending, instance, config, getAdapter(given, config));
     return config;
   });
@@ -55,7 +55,7 @@ async function send(
   adapter: (config: InternalAxiosRequestConfig) => Promise<AxiosResponse>,
 ): Promise<AxiosResponse> {
   const url = urlOf(instance, config);
-  if (url === null) return adapter(config); // It says what is wrong.
+  if (url === null) return adapter(config); // It reports the error.
   const request = outgoing(
     config.method ?? "get",
     url,
@@ -76,7 +76,7 @@ async function send(
     if (error !== undefined) throw error;
     return response;
   } catch (error) {
-    // As it says itself that it was aborted.
+    // axios's own error for an aborted request.
     throw signal?.aborted && error === signal.reason ? new CanceledError(undefined, config) : error;
   } finally {
     stop();
@@ -91,7 +91,7 @@ function urlOf(instance: AxiosLike, config: InternalAxiosRequestConfig): URL | n
   }
 }
 
-/** The signal of a request, or of its token, which is older. */
+/** Returns the signal of a request, combined with its older cancel token if it has one. */
 function signalOf({ signal, cancelToken }: InternalAxiosRequestConfig): { signal: AbortSignal | undefined; stop: () => void } {
   const own = signal as AbortSignal | undefined;
   if (cancelToken === undefined) return { signal: own, stop: () => {} };
@@ -103,7 +103,7 @@ function signalOf({ signal, cancelToken }: InternalAxiosRequestConfig): { signal
   return { signal: both, stop: () => token.unsubscribe(abort) };
 }
 
-/** A status that axios takes for an error is an answer all the same. */
+/** Returns the response, also of an error that axios made of the status. */
 async function resultOf(answer: Promise<AxiosResponse>): Promise<Result> {
   try {
     return { response: await answer };
@@ -113,7 +113,7 @@ async function resultOf(answer: Promise<AxiosResponse>): Promise<Result> {
   }
 }
 
-/** Ends the permits with the body: at once, where it is there already. */
+/** Ends the permits when the body ends: now, if it has been read already. */
 function follow(response: AxiosResponse, sent: Sent): void {
   const data: unknown = response.data;
   if (typeof (data as NodeJS.ReadableStream | null)?.pipe === "function") {

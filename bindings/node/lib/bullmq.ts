@@ -1,4 +1,4 @@
-// A limiter before a BullMQ processor: jobs without room are delayed with their places, and the worker takes others.
+// Limits BullMQ jobs: a job that cannot start is delayed with its place, and the worker takes others.
 
 import type { Job } from "bullmq";
 import { LimitError, invalid } from "./errors.js";
@@ -8,10 +8,10 @@ import type { Permit } from "./permit.js";
 
 export type { Limited };
 
-/** How `withLimiter` limits. */
+/** The options of `withLimiter`. */
 export interface WithLimiterOptions<T = any, R = any, N extends string = string> extends Options<Job<T, R, N>> {}
 
-/** A processor of BullMQ's, which may use the permit of its start, too: `settle` it, or `renew` its lease. */
+/** A BullMQ processor. It also gets the permit of its start, to `settle` it or `renew` its lease. */
 export type LimitedProcessor<T = any, R = any, N extends string = string> = (
   job: Job<T, R, N>,
   token: string | undefined,
@@ -20,11 +20,11 @@ export type LimitedProcessor<T = any, R = any, N extends string = string> = (
 ) => R | PromiseLike<R>;
 
 /**
- * What a BullMQ `Worker` takes: `processor`, each start of which `limiter` admits. A job for which there is no room is
- * delayed, with its place if the limit has any, and its attempts are not touched: the worker takes other jobs meanwhile.
- * The permit completes when the processor ends, whatever happened.
+ * Returns a processor for a BullMQ `Worker` that runs `processor` when `limiter` admits the job. A job that cannot start is
+ * delayed, with its place if the limit has places, without counting an attempt, and the worker takes other jobs. The permit
+ * completes when the processor ends or throws.
  *
- * `keyOf` gives the key whose budget a job uses; nothing, or no `keyOf`, is the empty key.
+ * `keyOf` returns the key whose budget a job uses. Default: the empty key.
  */
 export function withLimiter<T = any, R = any, N extends string = string>(
   limiter: Limiter,
@@ -37,26 +37,26 @@ export function withLimiter<T = any, R = any, N extends string = string>(
     throw invalid("processor", processor, "a function; in the file of a sandboxed processor, wrap what it exports");
   }
   let latest = 0;
-  /** Lets a delayed job be fetched whose time has come, if the workers of this process sleep. */
+  /** Promotes a delayed job that is due, if the workers of this process sleep. */
   const wake = (job: Job, wait: number): void => {
     if (typeof job.promote !== "function") return; // In a sandbox.
     const due = Date.now() + wait;
-    // It rejects if somebody else has fetched the job, which is as good.
+    // It rejects if another worker has fetched the job, which is fine.
     wakeIn(wait + OVERSLEPT, () => void (latest < due && job.promote().catch(() => {})));
   };
   return async (job, token, signal) => {
     latest = Date.now();
     if (typeof job.moveToDelayed !== "function" || typeof job.attemptsStarted !== "number") throw tooOld();
-    const beside = await Beside.of(job);
+    const store = await PlaceStore.of(job);
     const { data, place } = takePlace(job.data);
     job.data = data;
     const result = await limit(
       job,
-      // (What its data carry may be anybody's, and is no place any more when there is one beside it.)
-      (await beside?.find()) ?? place ?? null,
+      // A place in Redis is newer than one in the job's data, which may also be copied from another job.
+      (await store?.find()) ?? place ?? null,
       (permit) => processor(job, token, signal, permit),
       async (wait, place) => {
-        if (place !== null) await (beside ? beside.keep(place, wait) : job.updateData(putPlace(data, place) as T));
+        if (place !== null) await (store ? store.keep(place, wait) : job.updateData(putPlace(data, place) as T));
         await job.moveToDelayed(Date.now() + wait, token);
         wake(job, wait);
         return new DelayedError("bullmq:movedToDelayed");
@@ -68,23 +68,23 @@ export function withLimiter<T = any, R = any, N extends string = string>(
 }
 
 /**
- * How late a delayed job is when it is promoted, in ms. A worker that finds the queue at its global concurrency is not told of
- * delayed jobs, and sleeps for its `drainDelay`, 5 s, whatever becomes due meanwhile.
+ * How late a delayed job may be before it is promoted, in ms. A worker that finds the queue at its global concurrency is not
+ * notified of delayed jobs, and sleeps for its `drainDelay`, 5 s.
  */
 const OVERSLEPT = 60;
 
-/** Redis, as BullMQ gives it. */
+/** The Redis client of BullMQ. */
 interface Redis {
   get(key: string): Promise<string | null>;
   set(key: string, value: string, ...options: unknown[]): Promise<unknown>;
 }
 
 /**
- * Where a delayed job has its place: in Redis, beside it. Its data are its owner's, who may replace them while it waits. A job
- * that replaces a delayed one (`deduplication: { replace: true }`) gets the place of that, or whoever is replaced faster
- * than the limit grants would never start.
+ * Stores the place of a delayed job in Redis, next to the job, because its owner may replace the job's data while it waits. A job
+ * that replaces a delayed one (`deduplication: { replace: true }`) gets that job's place. Otherwise a job that is replaced faster
+ * than the limit admits would never start.
  */
-class Beside {
+class PlaceStore {
   private constructor(
     readonly redis: Redis,
     readonly isAdapted: boolean,
@@ -92,14 +92,14 @@ class Beside {
     readonly mayBeThere: boolean,
   ) {}
 
-  /** `null` in sandboxed processors and on other backends: there its data carry the place. */
-  static async of(job: Job): Promise<Beside | null> {
+  /** Returns `null` in sandboxed processors and on other backends, where the job's data carry the place. */
+  static async of(job: Job): Promise<PlaceStore | null> {
     const { queue, backend } = job as unknown as { queue?: any; backend?: any }; // BullMQ 6 has a backend, 5 has none.
     const redis = (await (backend === undefined ? queue?.client : backend.client)) as Redis | undefined;
     if (typeof redis?.get !== "function" || typeof redis.set !== "function") return null;
     const { id, replace } = job.opts.deduplication ?? {};
     const key = queue.toKey(`workglow-limit:${id !== undefined && replace ? `de:${id}` : job.id}`);
-    return new Beside(redis, backend !== undefined, key, Boolean(replace) || job.attemptsStarted > 1);
+    return new PlaceStore(redis, backend !== undefined, key, Boolean(replace) || job.attemptsStarted > 1);
   }
 
   find(): Promise<string | null> | null {
@@ -113,11 +113,11 @@ class Beside {
 }
 
 /**
- * What BullMQ takes for "this job is delayed". It goes by the name, so that its own class need not be loaded: that may be
- * there twice, as an ES module and as CommonJS.
+ * Reports to BullMQ that the job is delayed. BullMQ checks the name, so its own class is not needed, which may be loaded twice: as an
+ * ES module and as CommonJS.
  */
 class DelayedError extends Error {
-  override readonly name = "DelayedError"; // A property of its own, which survives the way out of a sandbox.
+  override readonly name = "DelayedError"; // An own property, which a sandbox passes on.
 }
 
 function tooOld(): LimitError {
@@ -125,7 +125,7 @@ function tooOld(): LimitError {
   try {
     is = `this is ${(require("bullmq/package.json") as { version: string }).version}`;
   } catch {
-    // It is not where this package is.
+    // It is not installed next to this package.
   }
   return new LimitError(`withLimiter needs BullMQ 5.0.0 or newer, where jobs can be delayed without an attempt: ${is}`, "unsupported", -13);
 }

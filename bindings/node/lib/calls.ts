@@ -1,93 +1,93 @@
-// What limiters are asked, and what they answer.
+// The options and results of a limiter's calls.
 
 import type { Duration } from "./input.js";
 import type { Permit } from "./permit.js";
 
-/** What a start asks for. */
+/** The options of a start. */
 export interface StartOptions {
-  /** One policy, a separate budget per key: at most 1,024 bytes. None is the empty key. */
+  /** The key, at most 1,024 bytes of UTF-8. Each key has a separate budget under the same policy. Default: the empty key. */
   key?: string | undefined;
-  /** How many units the start takes: 1 if not given. */
+  /** The units that the start takes. Default: 1. */
   weight?: number | undefined;
 }
 
-/** What a waiting start asks for. */
+/** The options of a start that waits. */
 export interface AcquireOptions extends StartOptions {
-  /** Who starts first among those who wait: lower numbers do, and then who asked first; 0 if not given. */
+  /** Waiters with a lower number start first; waiters with the same number start in the order of their calls. Default: 0. */
   priority?: number | undefined;
-  /** How long to wait at most; as long as it takes if not given. */
+  /** The longest wait. Default: no timeout. */
   timeout?: Duration | undefined;
   /**
-   * For who may be held up, by a busy event loop or a pause of the garbage collector, say: so late it still starts with its place, at
-   * least; a fortieth of the window, at most 50 ms, if not given. While its place is kept for it nobody else has that start, so ask for
-   * no more than is needed.
+   * How late the waiter may be, at least, and still start with its place: because the event loop was busy, or the garbage
+   * collector ran. Default: a fortieth of the window, at most 50 ms. No other start can use the place during its grace, so pass no
+   * more than is needed.
    */
   grace?: Duration | undefined;
-  /** Gives up when it aborts, hands its place back and rejects with the signal's reason. */
+  /** When it aborts, the waiter gives its place back and rejects with the signal's reason. */
   signal?: AbortSignal | undefined;
   /**
-   * Rejects with `TooManyWaiters` if so many of this process already wait for this limiter object with the same key, those included
-   * whose decision a store is asked for; at least 1.
+   * Rejects with `TooManyWaiters` if this many waiters of this process already wait for this limiter object with the same key,
+   * including those that wait for a store's decision. At least 1.
    */
   maxWaiting?: number | undefined;
-  /** A place that was taken elsewhere, or its text, to wait with. It has its own key, weight and grace, and is used up. */
+  /** A place that was taken elsewhere, or its text, to wait with. It has its own key, weight and grace, and can be used once. */
   place?: Permit | string | undefined;
 }
 
-/** What a place is asked for. */
+/** The options of a place. */
 export interface ReserveOptions extends StartOptions {
-  /** How far away it may be at most; however far if not given. */
+  /** The longest time until the place is ready. Default: no limit. */
   maxWait?: Duration | undefined;
-  /** How long it is good for from its time on: a fortieth of the window, at most 50 ms, if not given. */
+  /** How late the place may be used. Default: a fortieth of the window, at most 50 ms. */
   grace?: Duration | undefined;
 }
 
-/** The whole answer to "may this start now, and if not, when?". */
+/** The whole decision about a start. */
 export interface Decision {
-  /** May it start now? */
+  /** Whether the start is admitted. */
   readonly admitted: boolean;
   /**
-   * In ms; 0 if admitted. After this long a retry succeeds if nobody else took the room, and one microsecond earlier it
-   * fails. For a concurrency limit a suggestion of when to look again.
+   * The time in ms after which a retry succeeds if no other start took the units; a retry one microsecond earlier fails. 0 if
+   * admitted. For a concurrency limit, a suggestion of when to retry.
    */
   readonly retryAfter: number;
-  /** In ms: `retryAfter` for callers that requeue; never less. */
+  /** The time in ms after which a caller that requeues should retry, with the limit's backoff; at least `retryAfter`. */
   readonly suggestedAfter: number;
-  /** In ms: after this long with no further start the limiter is as new. */
+  /** The time in ms after which the limiter is in its initial state if no further start is admitted. */
   readonly resetAfter: number;
-  /** The heaviest start that would be admitted after this; Infinity if there is no limit. */
+  /** The weight of the heaviest start that would be admitted after this decision; Infinity without a limit. */
   readonly remaining: number;
-  /** What the limit allows; Infinity if there is none. */
+  /** The units that the limit allows; Infinity without a limit. */
   readonly limit: number;
-  /** The name of the limit that said no. */
+  /** The name of the limit that denied; `null` if admitted. */
   readonly deniedBy: string | null;
-  /** What the start holds, if it was admitted; always `null` in a `peek`. */
+  /** The permit of the start, if it was admitted; always `null` in a `peek`. */
   readonly permit: Permit | null;
 }
 
-/** What was counted, by all who share the limit; of what the others counted, the last second may be missing. */
+/** The counts of all processes that share the limit. The last second of other processes may be missing. */
 export interface Stats {
   /** Starts that were admitted, at once or after a wait. */
   readonly admitted: number;
-  /** Attempts that were denied. */
+  /** Denied attempts. */
   readonly denied: number;
-  /** The units that were asked for. */
+  /** Units that were requested. */
   readonly unitsWanted: number;
-  /** Those that were granted. */
+  /** Units that were granted. */
   readonly unitsGranted: number;
   /** Starts that had to wait for a place. */
   readonly waited: number;
-  /** How long they waited, together; in ms. */
+  /** The sum of their waits, in ms. */
   readonly waitTime: number;
   /** Permits and places that were cancelled. */
   readonly cancelled: number;
-  /** Decisions that the store failed, whatever was answered instead. */
+  /** Decisions in which the store failed, whatever `onError` returned instead. */
   readonly storeErrors: number;
-  /** How often another policy came to hold. */
+  /** How often the policy changed. */
   readonly policyChanges: number;
 }
 
-/** @internal Counts as they come from the native half: `counts` in `src/lib.rs`. */
+/** @internal Names the counts of the native half, which are in the order of `counts` in `src/lib.rs`. */
 export function statsOf(counts: readonly number[]): Stats {
   const [admitted, denied, unitsWanted, unitsGranted, waited, waitTime, cancelled, storeErrors, policyChanges] = counts as Counts;
   return { admitted, denied, unitsWanted, unitsGranted, waited, waitTime, cancelled, storeErrors, policyChanges };

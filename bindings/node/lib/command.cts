@@ -1,7 +1,7 @@
 #!/usr/bin/env node
-// The command workglow-limit: the same program that `cargo install` and the C prefix have.
+// The command workglow-limit: the same program that `cargo install` and the C prefix install.
 
 import addon = require("./addon.cjs");
 
-// Nothing here touches process.stdout: Node would make it a stream that the command, which writes by itself, does not expect.
+// This file must not touch process.stdout: Node would make it a stream, but the command writes to the file descriptor.
 process.exitCode = (addon as { runCommand(args: string[]): number }).runCommand(["workglow-limit", ...process.argv.slice(2)]);

@@ -1,4 +1,4 @@
-// Several limits at once, and none.
+// Limiters of several limits, and of none.
 
 import { brand } from "./brand.js";
 import { type CustomLimiter, type SixMethods, limiterOf, passing } from "./custom.js";
@@ -8,14 +8,14 @@ import { native } from "./native.js";
 import type { Store } from "./store.js";
 import type { Bell } from "./waiting.js";
 
-/** What a `CompositeLimiter` takes: a limiter of this package, or an object of your own. */
+/** A child of a `CompositeLimiter`: a limiter of this package, or an object that you write. */
 export type Child = Limiter | CustomLimiter | SixMethods;
 
-/** Admits what every child admits. A child that denies keeps the others from being charged. */
+/** Admits a start if every child admits it. If a child denies, no child is charged. */
 export class CompositeLimiter extends Limiter {
   readonly #children: Limiter[] = [];
 
-  /** Without any limiters it admits everything. */
+  /** Makes a limiter of these. Without any, it admits every start. */
   constructor(limiters: readonly Child[] = []) {
     if (!Array.isArray(limiters)) throw invalid("limiters", limiters, "an array of limiters");
     const children = limiters.map(limiterOf);
@@ -23,7 +23,7 @@ export class CompositeLimiter extends Limiter {
     for (const child of children) this.addLimiter(child);
   }
 
-  /** Adds a limiter. Permits that are out complete against the limiters they were taken from. */
+  /** Adds a limiter. Existing permits end with the limiters that admitted them. */
   addLimiter(limiter: Child): void {
     const child = limiterOf(limiter);
     make(() => native.addLimiter(this._native, child._native));
@@ -57,7 +57,7 @@ export class CompositeLimiter extends Limiter {
   }
 }
 
-/** No limit: what to use where none is given. */
+/** Admits every start. Use it where a limiter is needed and there is no limit. */
 export class NullLimiter extends Limiter {
   constructor() {
     super(native.nullLimiter(), { holds: false });

@@ -1,59 +1,63 @@
-// Limiters that callers write themselves, as children of a composite.
+// Limiters that callers write, as children of a composite.
 
 import { types } from "node:util";
 import { LimitError, Passed, invalid, make, messageOf } from "./errors.js";
 import { type Duration, milliseconds, unicode } from "./input.js";
 import { Limiter } from "./limiter.js";
-import { type Ask, type Closure, Question, native, shared } from "./native.js";
+import { Question } from "./layout.js";
+import { type Ask, type Closure, native, shared } from "./native.js";
 
 /**
- * A limiter of your own: an object that a `CompositeLimiter` takes as a child. It is called in the middle of decisions, so
- * each method answers at once, never with a promise. Keys are "" for none, weights at least 1. What it throws reaches
- * the caller, and the other children are charged nothing.
+ * A limiter that you write: an object that a `CompositeLimiter` takes as a child. It is called in the middle of decisions, so its
+ * methods return their results, never promises. A key is "" for none, a weight at least 1. An error that it throws reaches the
+ * caller, and the other children are not charged.
  */
 export interface CustomLimiter {
-  /** What `Decision.deniedBy` says: "custom" if not given. */
+  /** The name in `Decision.deniedBy`. Default: "custom". */
   readonly name?: string | undefined;
-  /** Does it hold for all processes, and not only for this one? See `toWorkglow`. */
+  /** Whether all processes share its limit. Default: false. See `toWorkglow`. */
   readonly isShared?: boolean | undefined;
-  /** Decides and records in one act: anything but `null` is a token, which comes back when the start ends. `null`: denied. */
+  /**
+   * Decides and records in one step. Returns `null` to deny; any other value is a token, which is passed back when the start
+   * ends.
+   */
   tryAcquire(key: string, weight: number): unknown;
-  /** After how long such a start would be admitted; 0 for at once. Changes nothing. */
+  /** Returns the time until such a start would be admitted; 0 for now. Records nothing. */
   retryAfter(key: string, weight: number): Duration;
-  /** The job never ran, or another child denied: as if it had never been admitted. */
+  /** Undoes a start: the job never ran, or another child denied. */
   cancel(token: unknown): void;
-  /** The job ran. */
+  /** Completes a start: the job has ended. */
   complete?(token: unknown): void;
-  /** The job ran, and was worth so many units. If there is none, `complete` is called. */
+  /** Completes a start with its actual units. Default: calls `complete`. */
   settle?(token: unknown, actual: number): void;
-  /** A gate: nobody starts for so many ms. With the key "" it binds all keys. */
+  /** Sets a gate: no start for this time; with the key "", for all keys. */
   pause?(ms: number, key: string): void;
-  /** Back to the initial state; with the key "", of all keys. */
+  /** Resets a key to its initial state; with the key "", all keys. */
   clear?(key: string): void;
-  /** A job has started without asking. */
+  /** Records a start without a decision. */
   recordJobStart?(key: string): void;
-  /** A job that started without asking has ended. */
+  /** Records the end of a job that started without a decision. */
   recordJobCompletion?(key: string): void;
 }
 
 /**
- * An object with the six methods of Workglow's `ILimiter`, but answering at once instead of with promises. As a child of a
- * `CompositeLimiter` it counts starts, whatever they weigh; one that was cancelled is a completed one to it.
+ * An object with the six methods of Workglow's `ILimiter`, which return their results instead of promises. As a child of a
+ * `CompositeLimiter` it counts starts and ignores their weight; a cancelled start counts as completed.
  */
 export interface SixMethods {
-  /** What `deniedBy` says: its class's name if there is none. */
+  /** The name in `Decision.deniedBy`. Default: "custom". */
   readonly name?: string | undefined;
-  /** Would a start be admitted now? */
+  /** Returns whether a start would be admitted now. */
   canProceed(key?: string): boolean;
-  /** A job has started. */
+  /** Records a start. */
   recordJobStart(key?: string): void;
-  /** A job has ended. */
+  /** Records the end of a job. */
   recordJobCompletion(key?: string): void;
-  /** When a start would be admitted. */
+  /** Returns when a start would be admitted. */
   getNextAvailableTime(key?: string): Date;
-  /** Nobody starts before `date`. */
+  /** Sets a gate: no start before `date`. */
   setNextAvailableTime(date: Date, key?: string): void;
-  /** Back to the initial state. */
+  /** Resets the limiter to its initial state. */
   clear(key?: string): void;
 }
 
@@ -61,20 +65,20 @@ const SIX = ["canProceed", "recordJobStart", "recordJobCompletion", "getNextAvai
 const CUSTOM = ["tryAcquire", "retryAfter", "cancel"];
 const OPTIONAL = ["complete", "settle", "pause", "clear", "recordJobStart", "recordJobCompletion"];
 
-/** When to look again, in ms, where a limiter says no and not for how long. */
+/** The wait in ms for a limiter that denies without a time. */
 const LOOK_AGAIN = 10;
 
-/** @internal The limiter of a child, whatever was given. */
+/** @internal Makes a `Limiter` of a child of any kind. */
 export function limiterOf(child: unknown): Limiter {
   if (child instanceof Limiter) return child;
   const object = (typeof child === "object" || typeof child === "function" ? (child ?? {}) : {}) as Record<string, unknown>;
   const lacks = (methods: string[]) => methods.find((name) => typeof object[name] !== "function");
   const isSix = lacks(CUSTOM) !== undefined && lacks(SIX) === undefined;
-  // First, because Workglow's own limiters have another fault, too.
+  // This check is first because Workglow's own limiters fail a later one, too.
   for (const name of [...CUSTOM, ...OPTIONAL, ...SIX]) {
     if (object[name]?.constructor?.name === "AsyncFunction") {
-      const given = `an object whose ${name}() gives a promise`;
-      throw invalid("limiter", given, "one that answers at once: children are asked in the middle of a decision", true);
+      const given = `an object whose ${name}() returns a promise`;
+      throw invalid("limiter", given, "methods that return their results: they are called in the middle of a decision", true);
     }
   }
   const missing = isSix ? undefined : lacks(CUSTOM);
@@ -88,17 +92,17 @@ export function limiterOf(child: unknown): Limiter {
   return new OwnLimiter(name, isSix ? ofSixMethods(name, child as SixMethods) : (child as CustomLimiter));
 }
 
-/** @internal A closure that throws what was thrown within it, and not what the native half made of that. */
+/** @internal Wraps a closure to throw the error of a child instead of the native half's error for it. */
 export const passing = (closure: Closure): Closure => {
-  /** What was thrown within a call that went on: a line's, which tells its waiters in the calls that follow. */
+  /** The error of a call of a line, which reports it to its waiters in later calls. */
   let kept: unknown;
   return () => {
     const outer = shared.failure;
     shared.failure = undefined;
     try {
-      const later = closure();
+      const pending = closure();
       kept = shared.failure ?? kept;
-      return later;
+      return pending;
     } catch (error) {
       const isTheirs = messageOf(error).startsWith("-15 ");
       throw isTheirs ? (shared.failure ?? kept ?? error) : error;
@@ -108,9 +112,9 @@ export const passing = (closure: Closure): Closure => {
   };
 };
 
-/** A caller's own limiter, with the whole interface. */
+/** A limiter that a caller wrote, with the whole interface. */
 class OwnLimiter extends Limiter {
-  /** Kept here, as the native half only has a weak reference. */
+  /** Keeps the function alive: the native half has a weak reference. */
   readonly _asker: Ask;
   readonly #isShared: boolean;
 
@@ -131,7 +135,7 @@ class OwnLimiter extends Limiter {
   }
 }
 
-/** Asks a limiter: keeps its tokens, and what it throws. */
+/** Makes the function that asks a limiter, and keeps its tokens and errors. */
 function asker(name: string, custom: CustomLimiter): Ask {
   const tokens = new Map<number, unknown>();
   let next = 0;
@@ -148,7 +152,7 @@ function asker(name: string, custom: CustomLimiter): Ask {
   const decide = (key: string, weight: number): number => {
     const token = answered(name, "tryAcquire", custom.tryAcquire(key, weight));
     if (token === null) return -1 - after(key, weight);
-    if (token === undefined || token === false) throw failed(name, `tryAcquire() gave ${token}: expected a token, or null`);
+    if (token === undefined || token === false) throw failed(name, `tryAcquire() returned ${token}: expected a token, or null`);
     tokens.set(next, token);
     return next++;
   };
@@ -167,11 +171,9 @@ function asker(name: string, custom: CustomLimiter): Ask {
         return us === 0 ? 0 : -1 - us;
       }
       case Question.settle:
-        if (custom.settle !== undefined) {
-          end(number, (token) => custom.settle!(token, Number(text)));
-          return 0;
-        }
-      // Falls through: it has ended.
+        if (custom.settle === undefined) return answer(Question.complete, "", number);
+        end(number, (token) => custom.settle!(token, Number(text)));
+        return 0;
       case Question.complete:
         end(number, (token) => custom.complete?.(token));
         return 0;
@@ -207,15 +209,15 @@ function failed(name: string, why: string): LimitError {
   return new LimitError(`limiter "${name}" failed: ${why}`, "custom_failure", -15);
 }
 
-/** Refuses promises. */
+/** Returns a result, and refuses promises. */
 function answered<T>(name: string, method: string, answer: T): T {
   if (typeof (answer as PromiseLike<unknown> | null)?.then !== "function") return answer;
-  // Whatever becomes of it, it was told.
+  // Its rejection is not reported: the error below is.
   void Promise.resolve(answer).catch(() => {});
-  throw failed(name, `${method} gave a promise, and it is asked in the middle of a decision: expected an answer at once`);
+  throw failed(name, `${method} returned a promise: expected a result, as it is called in the middle of a decision`);
 }
 
-/** Workglow's six methods as a limiter, whose tokens are the keys. */
+/** Makes a limiter of Workglow's six methods. The tokens are the keys. */
 function ofSixMethods(name: string, six: SixMethods): CustomLimiter {
   const orNone = (key: unknown) => (key === "" ? undefined : (key as string));
   const canProceed = (key: string) => answered(name, "canProceed", six.canProceed(orNone(key)));

@@ -1,35 +1,35 @@
-// Workglow's workers that were denied, and ask again before it is of any use.
+// Holds Workglow's workers that were denied and ask again too early.
 
 import type { Limiter } from "./limiter.js";
 import type { Permit } from "./permit.js";
 
-/** Where slots are held, one may come free at any moment, so nobody is sent away for longer than this, in ms. */
+/** The longest wait, in ms, where a slot may become free at any moment. */
 export const LOOK_AGAIN = 1_000;
 
 /**
- * A worker that is denied puts its job back and is told when to look again. But queues that tell of their changes wake it
- * for that very job, at once, some hundred times a second. So whoever asks again before there can be room waits for it here,
- * with its job, for a second at most: it would not do anything else with the worker.
+ * A worker that is denied puts its job back and learns when to try again. But a queue that reports changes wakes it for this same
+ * job immediately, some hundred times a second. So a worker that asks before a start is possible waits here with its job, for at most
+ * a second. It would do no other work in that time.
  */
-export class Denied {
+export class DeniedWorkers {
   #until = 0;
   readonly #waiting = new Set<() => void>();
 
   constructor(readonly limiter: Limiter) {}
 
-  /** A permit, or `null`: at once, but for those who come too soon. */
-  async orAsk(key: string): Promise<Permit | null> {
+  /** Returns a permit or `null`, after a wait if the call is too early. */
+  async tryAcquire(key: string): Promise<Permit | null> {
     const left = Math.min(this.#until - performance.now(), LOOK_AGAIN);
     if (left > 0) await this.#wait(left);
     const permit = await this.limiter.tryAcquireAsync({ key });
-    // By a manual clock nothing comes by waiting.
+    // A manual clock does not advance while a worker waits.
     if (permit !== null || this.limiter._stores().some((store) => store._clock !== undefined)) return permit;
     const { retryAfter } = await this.limiter.peekAsync({ key });
     this.#until = performance.now() + Math.min(retryAfter, this.limiter._holds ? SLOT : Infinity);
     return null;
   }
 
-  /** There may be room now: those who wait ask. */
+  /** Lets the waiting workers ask: a start may be possible. */
   end(): void {
     this.#until = 0;
     for (const wake of this.#waiting) wake();
@@ -48,5 +48,5 @@ export class Denied {
   }
 }
 
-/** The same where another process may end what holds a slot, which nobody here is told of. */
+/** The wait, in ms, for a slot that another process may free, of which this process is not notified. */
 const SLOT = 50;

@@ -1,6 +1,6 @@
-// The package where Next.js runs code on its edge.
+// The package in the edge runtime of Next.js.
 
 throw new Error(
-  "workglow-limit loads native code, and the edge of Next.js loads none. Limit requests in route handlers without " +
-    '`runtime = "edge"`, or in proxy.js: middleware.js runs on the edge',
+  "workglow-limit loads native code, which the edge runtime of Next.js does not support. Limit requests in route handlers without " +
+    '`runtime = "edge"`, or in proxy.js: middleware.js runs in the edge runtime',
 );

@@ -1,13 +1,13 @@
-// What can go wrong. The core's errors keep their stable names and numbers; the classes are for `instanceof`.
+// Errors. The core's errors keep their stable names and numbers; the classes are for `instanceof`.
 
 import { types } from "node:util";
 import { brand } from "./brand.js";
 
-/** An error of a limiter or store. A denial is none: it is a `null` or a `Decision`. */
+/** An error of a limiter or store. A denial is not an error: it is `null` or a `Decision`. */
 export class LimitError extends Error {
   /** The error's stable name, the same in every language: "weight_exceeds_capacity", "store_timeout", … */
   readonly code: string;
-  /** Its stable number, the same in every language; negative. */
+  /** The error's stable number, the same in every language; negative. */
   readonly number: number;
 
   constructor(message: string, code: string, number: number) {
@@ -17,26 +17,26 @@ export class LimitError extends Error {
   }
 }
 
-/** A parameter is of the wrong type or outside its range. Nothing was created or changed. */
+/** A parameter has the wrong type or is outside its range. Nothing was created or changed. */
 export class InvalidArgument extends LimitError {}
-/** More units were asked for at once than the limit could ever grant. */
+/** A start weighs more units than the limit can ever grant. */
 export class WeightExceedsCapacity extends LimitError {}
 /** No limit is declared under this name; the message lists those that are. */
 export class UnknownLimit extends LimitError {}
-/** The store could not be used: what is there is something else, or it failed, or is damaged, or full, or busy for too long. */
+/** The store could not be used: it is not a store, it failed, or it is damaged, full, or busy for too long. */
 export class StoreError extends LimitError {}
-/** The lease has ended: its units may be another start's by now. */
+/** The lease has ended: another start may hold its units. */
 export class LeaseLost extends LimitError {}
 
 /**
- * A call that answers at once would have to ask a server, for which an event loop does not wait. Nothing has changed. The
- * message names the call that gives a promise.
+ * A synchronous call would have to ask a server, for which an event loop does not wait. Nothing has changed. The message names
+ * the call that returns a promise.
  */
 export class SyncUnsupported extends LimitError {}
 
-/** There was no room before the deadline of `acquire`. Nothing is held. */
+/** `acquire` got no permit before its timeout. It holds no units. */
 export class TimeoutError extends LimitError {
-  /** In ms: when a retry may succeed. */
+  /** The time in ms after which a retry may succeed. */
   readonly retryAfter: number;
 
   constructor(message: string, retryAfter: number) {
@@ -45,14 +45,14 @@ export class TimeoutError extends LimitError {
   }
 }
 
-/** A limiter was stopped: who waited does so no longer, and nobody new is let in. Nothing is held. */
+/** The limiter was stopped: its waiters and all later starts reject. They hold no units. */
 export class Stopped extends LimitError {
   constructor(message: string) {
     super(message, "stopped", -19);
   }
 }
 
-/** So many wait already as may. Nothing is held. */
+/** As many waiters wait as `maxWaiting` allows. The call holds no units. */
 export class TooManyWaiters extends LimitError {
   constructor(message: string) {
     super(message, "too_many_waiters", -20);
@@ -91,26 +91,26 @@ const byCode: Record<string, typeof LimitError> = {
   would_wait: SyncUnsupported,
 };
 
-/** @internal What a limiter of the caller's own threw, on its way through the native half. */
+/** @internal The error of a limiter that a caller wrote, on its way through the native half. */
 export class Passed {
   constructor(readonly error: unknown) {}
 }
 brand({ Passed });
 
-/** The message of an error, whatever realm made it: Node makes those of the native half in its first one. */
+/** Returns the message of an error from any realm: Node makes the errors of the native half in its first realm. */
 export const messageOf = (error: unknown): string => (types.isNativeError(error) ? error.message : "");
 
-/** Makes a `LimitError` of what the native half threw: "NUMBER CODE MESSAGE". Anything else stays what it is. */
+/** Makes a `LimitError` of an error of the native half, "NUMBER CODE MESSAGE". Returns any other error as it is. */
 export function thrown(error: unknown): unknown {
   if (error instanceof Passed) return error.error;
-  // By hand: to compile a regular expression where the stack has just run out ends the process.
+  // Without a regular expression: compiling one ends the process if the stack has just overflowed.
   const message = messageOf(error);
   const [number = "", code = ""] = message.startsWith("-") ? message.split(" ", 2) : [];
   if (!Number.isInteger(Number(number)) || code === "") return error;
   return new (byCode[code] ?? LimitError)(message.slice(number.length + code.length + 2), code, Number(number));
 }
 
-/** The same of what a call threw that must not wait, which is told `instead` of what it would have to. */
+/** Makes the error of a call that must not wait. For a server, its message names the call to use `instead`. */
 export function refused(error: unknown, name: string, instead: string): unknown {
   const reason = thrown(error);
   if (!(reason instanceof SyncUnsupported)) return reason;
@@ -118,7 +118,7 @@ export function refused(error: unknown, name: string, instead: string): unknown 
   return new SyncUnsupported(why, reason.code, reason.number);
 }
 
-/** Makes something native, with errors of this package. */
+/** Calls the native half, and throws errors of this package. */
 export function make<T>(how: () => T): T {
   try {
     return how();
@@ -127,9 +127,9 @@ export function make<T>(how: () => T): T {
   }
 }
 
-/** An error that names the parameter, the value and what was expected; `told` if the value is a description already. */
-export function invalid(parameter: string, value: unknown, expected: string, told = false): InvalidArgument {
-  const given = told ? String(value) : describe(value);
+/** Makes an error with the parameter, the value and what was expected. `isDescription`: the value is a description. */
+export function invalid(parameter: string, value: unknown, expected: string, isDescription = false): InvalidArgument {
+  const given = isDescription ? String(value) : describe(value);
   return new InvalidArgument(`${parameter} is ${given}: expected ${expected}`, "invalid_argument", -1);
 }
 

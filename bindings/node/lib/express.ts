@@ -1,4 +1,4 @@
-// A limiter before the routes of Express 5 and 4.
+// Limits the requests of Express 5 and 4.
 
 import type { ServerResponse } from "node:http";
 import type { Request, RequestHandler, Response } from "express";
@@ -8,12 +8,12 @@ import { Body, Entry, Gate, type RequestLimit, type ServingOptions, endWith } fr
 export type { AddressOptions } from "./address.js";
 export type { Limited, OnLimited, Reply, RequestLimit, ServingOptions } from "./serving.js";
 
-/** How an app's requests are limited. `onLimited` may answer with its third argument, and gives that then. */
+/** The options of `limitRequests`. `onLimited` may answer through its third argument, the response, which it then returns. */
 export type LimitRequestsOptions = ServingOptions<Request, Response>;
 
-/** A middleware, and those of routes. */
+/** A middleware for an app, which makes middleware for routes. */
 export interface LimitRequests extends RequestHandler {
-  /** The middleware of a route, whose requests take these limits beside those of the app: all of them, or nothing. */
+  /** Makes middleware for a route whose requests also need these limits: a request is admitted by all of them, or refused. */
   route(...limits: RequestLimit<Request>[]): RequestHandler;
 }
 
@@ -31,14 +31,14 @@ function setHeaders(response: ServerResponse, headers: Readonly<Record<string, s
 const entries = new WeakMap<ServerResponse, Entry>();
 
 /**
- * Limits requests: a middleware, which answers 429 when there is no room. What a request has taken is held until its response is
- * over, or the client has left. The user is `request.user`, or `request.auth`.
+ * Returns middleware that limits requests, and answers 429 to those that are denied. A request holds its permits until its response
+ * has ended or the client has disconnected. The user is `request.user`, or `request.auth`.
  */
 export function limitRequests(options: LimitRequestsOptions = {}): LimitRequests {
   const gate = new Gate(reader, options);
 
-  /** Shall the request go on? */
-  async function isLet(limits: typeof gate.limits, request: Request, response: Response): Promise<boolean> {
+  /** Returns whether the request continues. */
+  async function isAdmitted(limits: typeof gate.limits, request: Request, response: Response): Promise<boolean> {
     let entry = entries.get(response);
     if (entry === undefined) {
       entry = new Entry();
@@ -46,7 +46,7 @@ export function limitRequests(options: LimitRequestsOptions = {}): LimitRequests
       endWith(response, entry);
     }
     if (await gate.isExempt(request)) return true;
-    // Whoever has left has no address any more.
+    // A client that has disconnected has no address any more.
     if (response.destroyed || request.socket.destroyed) return false;
     const limited = await gate.enter(request, limits, entry, response);
     if (entry.isOver || response.headersSent) return !entry.isOver;
@@ -60,7 +60,7 @@ export function limitRequests(options: LimitRequestsOptions = {}): LimitRequests
     try {
       reply = await gate.reply(request, limited, response, (given): given is Response => given === response);
     } catch (error) {
-      response.statusCode = 500; // Otherwise the error would be answered with what is there already.
+      response.statusCode = 500; // Otherwise the error would be sent with the status 429.
       throw error;
     }
     if (reply instanceof Body && !response.headersSent) response.setHeader("Content-Type", reply.type).end(reply.content);
@@ -69,7 +69,7 @@ export function limitRequests(options: LimitRequestsOptions = {}): LimitRequests
 
   const middleware = (limits: typeof gate.limits): RequestHandler => {
     return (request, response, next) => {
-      isLet(limits, request, response).then((isLet) => isLet && next(), next);
+      isAdmitted(limits, request, response).then((isAdmitted) => isAdmitted && next(), next);
     };
   };
   return Object.assign(middleware(gate.limits), {

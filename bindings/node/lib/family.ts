@@ -1,91 +1,91 @@
-// The limiters that live in stores, by their names.
+// The limiters of each kind of policy.
 
 import { brand } from "./brand.js";
 import { invalid, make } from "./errors.js";
 import { type Duration, maybeMilliseconds, milliseconds, options as checkOptions, real, unicode, whole, word } from "./input.js";
-import { type Home, Limiter } from "./limiter.js";
+import { Limiter, type LimiterSetup } from "./limiter.js";
 import { type NativeLimiter, type NativePolicy, native } from "./native.js";
-import { ManualClock, Store } from "./store.js";
+import { type ManualClock, Store } from "./store.js";
 
-/** So many units in a window. */
+/** A number of units per window. */
 export interface RateWindow {
-  /** The most units in a window: 1 to 1,000,000,000, or 4,096 for one of several windows and for adaptive spacing. */
+  /** The most units in a window: 1 to 1,000,000,000; at most 4,096 in one of several windows and for adaptive spacing. */
   maxExecutions: number;
-  /** The window, in seconds: 1 µs to 366 days. */
+  /** The window in seconds: 1 µs to 366 days. */
   windowSizeInSeconds: number;
 }
 
-/** How `Decision.suggestedAfter` grows with each denial, until a start is admitted. */
+/** The backoff: how `Decision.suggestedAfter` grows with each denial, until a start is admitted. */
 export interface Backoff {
-  /** How long it is at first: 1 s if not given. */
+  /** The first delay. Default: 1 s. */
   initialBackoffDelay?: Duration | undefined;
-  /** How many times as long it is each time after, more than 1 and at most 1,000: 2 if not given. */
+  /** The factor between one delay and the next, more than 1 and at most 1,000. Default: 2. */
   backoffMultiplier?: number | undefined;
-  /** How long it is at most: 10 minutes if not given. */
+  /** The longest delay. Default: 10 minutes. */
   maxBackoffDelay?: Duration | undefined;
   /**
-   * How retries spread: "scaled" (the default) waits for the backoff and up to as much again, "full" for anything up to
-   * it, "equal" for half of it and up to as much again, "none" for exactly as long.
+   * The spread of retries. With the delay d, "scaled" (the default) suggests d to 2 d, "full" 0 to d, "equal" d / 2 to d, and "none"
+   * exactly d.
    */
   jitter?: "scaled" | "full" | "equal" | "none" | undefined;
 }
 
-/** What a `RateLimiter` allows: one window, or one to four of them, which all must have room. */
+/** The options of a `RateLimiter`: one window, or `windows` with one to four. A start needs free units in all of them. */
 export type RateLimiterOptions = Backoff &
   (
     | (RateWindow & {
-        /** Or several, in the stead of one. */
+        /** Used instead of `maxExecutions` and `windowSizeInSeconds`. */
         windows?: undefined;
       })
     | {
-        /** One to four; a start needs room in all of them. */
+        /** One to four windows. A start needs free units in all of them. */
         windows: readonly RateWindow[];
-        /** Each of the windows has its own. */
+        /** Set in each window. */
         maxExecutions?: undefined;
-        /** Each of the windows has its own. */
+        /** Set in each window. */
         windowSizeInSeconds?: undefined;
       }
   );
 
-/** What a `TokenBucketLimiter` allows. */
+/** The options of a `TokenBucketLimiter`. */
 export interface TokenBucketLimiterOptions {
-  /** How many tokens drip into the bucket per period: 1 to 1,000,000,000. */
+  /** The tokens that are added to the bucket per period: 1 to 1,000,000,000. */
   rate: number;
-  /** 1 µs to 366 days: 1 s if not given. */
+  /** The period: 1 µs to 366 days. Default: 1 s. */
   period?: Duration | undefined;
-  /** How many the bucket holds: as many as the rate if not given. */
+  /** The most tokens in the bucket. Default: the rate. */
   burst?: number | undefined;
 }
 
-/** What a `LeakyBucketLimiter` allows. */
+/** The options of a `LeakyBucketLimiter`. */
 export interface LeakyBucketLimiterOptions {
-  /** How many units start per period: 1 to 1,000,000,000. */
+  /** The units that start per period: 1 to 1,000,000,000. */
   rate: number;
-  /** 1 µs to 366 days: 1 s if not given. */
+  /** The period: 1 µs to 366 days. Default: 1 s. */
   period?: Duration | undefined;
-  /** How many units may wait for their turn: as many as the rate if not given. */
+  /** The most units that may wait for their turn. Default: the rate. */
   queue?: number | undefined;
 }
 
-/** Where a limiter lives that is this object's own unless it is told otherwise. */
+/** The store of a limiter. Without one, the limit belongs to the limiter object alone. */
 export interface HomeOptions {
-  /** The store in which it is shared under a name. */
+  /** The store that shares the limit under a name. */
   store?: Store | undefined;
-  /** Its name there. */
+  /** The limit's name in the store. */
   name?: string | undefined;
-  /** A clock for tests, if there is no store. */
+  /** A clock for tests, only without a store. */
   clock?: ManualClock | undefined;
 }
 
-/** What a `ConcurrencyLimiter` can be told. */
+/** The options of a `ConcurrencyLimiter`. */
 export interface ConcurrencyLimiterOptions extends HomeOptions {
-  /** How long a start holds its units at most, in a store, unless it is renewed; as long as its process lives if not given. */
+  /** The longest time that a start in a store holds its units without `renew`. Default: until its process ends. */
   lease?: Duration | undefined;
 }
 
-/** What an `EvenlySpacedRateLimiter` allows. */
+/** The options of an `EvenlySpacedRateLimiter`. */
 export interface EvenlySpacedRateLimiterOptions extends RateWindow {
-  /** Are starts so much closer as jobs take on average? Yes if not given. */
+  /** Whether the spacing is shortened by the average duration of jobs. Default: true. */
   adaptive?: boolean | undefined;
 }
 
@@ -95,8 +95,8 @@ type Attached = typeof attached;
 const WINDOW = ["maxExecutions", "windowSizeInSeconds"];
 const BACKOFF = ["initialBackoffDelay", "backoffMultiplier", "maxBackoffDelay", "jitter"];
 
-/** What the constructor of a `Limiter` takes, for one that is declared in a store or attached to what is. */
-function inStore(store: Store, name: string, kind: string, policy: Attached | (() => NativePolicy)): [NativeLimiter, Home] {
+/** Returns the constructor arguments of a `Limiter` that is declared in a store, or attached to a declared limit. */
+function inStore(store: Store, name: string, kind: string, policy: Attached | (() => NativePolicy)): [NativeLimiter, LimiterSetup] {
   if (!(store instanceof Store)) throw invalid("store", store, "a Store");
   unicode("name", name);
   const { _native } = store;
@@ -104,11 +104,11 @@ function inStore(store: Store, name: string, kind: string, policy: Attached | ((
   return [made, { store }];
 }
 
-/** The same for one that may live in this object alone. */
-function anywhere(options: HomeOptions, kind: string, policy: Attached | (() => NativePolicy)): [NativeLimiter, Home] {
+/** Returns the same for a limiter that may do without a store. */
+function anywhere(options: HomeOptions, kind: string, policy: Attached | (() => NativePolicy)): [NativeLimiter, LimiterSetup] {
   const { store, name, clock } = options;
   if (store !== undefined) {
-    if (clock !== undefined) throw invalid("clock", clock, "none beside a store, which has its own");
+    if (clock !== undefined) throw invalid("clock", clock, "none with a store, which has its own");
     return inStore(store, name as string, kind, policy);
   }
   if (name !== undefined || policy === attached) throw invalid("name", name, "none without a store");
@@ -140,11 +140,12 @@ function ratePolicy(options: RateLimiterOptions): NativePolicy {
 }
 
 /**
- * At most `maxExecutions` units in any rolling window, exactly: shared by all who open the same name in the same store,
- * in whatever process and language. What code declares last holds for everyone, below an operator's `Store.override`.
+ * Admits at most `maxExecutions` units in any rolling window; the limit is exact. All limiters with the same name in the same store
+ * share it, in any process and language. The policy that was declared last holds for all of them, below an operator's
+ * `Store.override`.
  */
 export class RateLimiter extends Limiter {
-  /** Declares a limit under a name, at its first use. Nothing is opened before. */
+  /** Declares a limit under a name at the first use, which opens the store. */
   constructor(store: Store, name: string, options: RateLimiterOptions);
   /** @internal */
   constructor(store: Store, name: string, options: RateLimiterOptions | Attached);
@@ -152,17 +153,17 @@ export class RateLimiter extends Limiter {
     super(...inStore(store, name, "rate", options === attached ? attached : () => ratePolicy(options)));
   }
 
-  /** Takes the limit that is declared under a name; at its first use it must be. */
+  /** Attaches to the limit that is declared under a name. It must be declared by the first use. */
   static attach(store: Store, name: string): RateLimiter {
     return new RateLimiter(store, name, attached);
   }
 }
 
-/** At most so many units at the same time, per key. */
+/** Limits the units of each key that are in use at the same time. */
 export class ConcurrencyLimiter extends Limiter {
   /**
-   * At most `maxConcurrentJobs` (1 to 65,535) units at the same time through this object; or with `store` and `name`
-   * together with all who open that, when permits are leases: a holder that dies gives its units back.
+   * Admits at most `maxConcurrentJobs` (1 to 65,535) units at the same time: for this object, or with `store` and `name` for all
+   * limiters of that name. In a store, permits are leases: the units of a process that dies are freed.
    */
   constructor(maxConcurrentJobs: number, options?: ConcurrencyLimiterOptions);
   /** @internal */
@@ -175,19 +176,19 @@ export class ConcurrencyLimiter extends Limiter {
       if (lease !== undefined && options.store === undefined) throw invalid("lease", options.lease, "none without a store");
       return native.concurrencyPolicy(max, lease);
     };
-    const [made, home] = anywhere(options, "concurrency", maxConcurrentJobs === attached ? attached : policy);
-    super(made, { ...home, holds: true });
+    const [made, setup] = anywhere(options, "concurrency", maxConcurrentJobs === attached ? attached : policy);
+    super(made, { ...setup, holds: true });
   }
 
-  /** Takes the limit that is declared under a name; at its first use it must be. */
+  /** Attaches to the limit that is declared under a name. It must be declared by the first use. */
   static attach(store: Store, name: string): ConcurrencyLimiter {
     return new ConcurrencyLimiter(attached, { store, name });
   }
 }
 
-/** At least so long between one start and the next. Every start weighs 1. */
+/** Keeps a minimum delay between one start and the next. Every start weighs 1. */
 export class DelayLimiter extends Limiter {
-  /** 50 ms if not given; for the starts of this object, or with `store` and `name` of all who open that. */
+  /** Limits the starts of this object, or with `store` and `name` of all limiters of that name. Default delay: 50 ms. */
   constructor(delay?: Duration, options?: HomeOptions);
   /** @internal */
   constructor(delay?: Duration | Attached, options?: HomeOptions);
@@ -197,20 +198,20 @@ export class DelayLimiter extends Limiter {
     super(...anywhere(options, "delay", delay === attached ? attached : policy));
   }
 
-  /** Takes the limit that is declared under a name; at its first use it must be. */
+  /** Attaches to the limit that is declared under a name. It must be declared by the first use. */
   static attach(store: Store, name: string): DelayLimiter {
     return new DelayLimiter(attached, { store, name });
   }
 }
 
 /**
- * `maxExecutions` starts in a window, at even distances. Every start weighs 1.
+ * Admits `maxExecutions` starts per window, evenly spaced. Every start weighs 1.
  *
- * An adaptive one shortens the distance by what the last `maxExecutions` jobs took on average, from a start to its
- * `complete` or `settle`; never more than `maxExecutions` start in any rolling window.
+ * Adaptive spacing is shorter by the average duration of the last `maxExecutions` jobs, from a start to its `complete` or `settle`.
+ * No rolling window has more than `maxExecutions` starts.
  */
 export class EvenlySpacedRateLimiter extends Limiter {
-  /** For the starts of this object, or with `store` and `name` of all who open that. */
+  /** Limits the starts of this object, or with `store` and `name` of all limiters of that name. */
   constructor(spacing: EvenlySpacedRateLimiterOptions, options?: HomeOptions);
   /** @internal */
   constructor(spacing: EvenlySpacedRateLimiterOptions | Attached, options?: HomeOptions);
@@ -225,7 +226,7 @@ export class EvenlySpacedRateLimiter extends Limiter {
     super(...anywhere(options, "evenly-spaced", spacing === attached ? attached : policy));
   }
 
-  /** Takes the limit that is declared under a name; at its first use it must be. */
+  /** Attaches to the limit that is declared under a name. It must be declared by the first use. */
   static attach(store: Store, name: string): EvenlySpacedRateLimiter {
     return new EvenlySpacedRateLimiter(attached, { store, name });
   }
@@ -238,11 +239,11 @@ function bucketPolicy(options: TokenBucketLimiterOptions | LeakyBucketLimiterOpt
 }
 
 /**
- * A bucket of `burst` tokens, into which `rate` tokens drip evenly per `period`; a start takes as many as it weighs. In any
- * window of length `w` at most `burst + rate · w / period` units start.
+ * Keeps a bucket of `burst` tokens, to which `rate` tokens are added evenly per `period`. A start takes as many tokens as it weighs.
+ * In any window of length `w`, at most `burst + rate · w / period` units start.
  */
 export class TokenBucketLimiter extends Limiter {
-  /** Declares a limit under a name, at its first use. Nothing is opened before. */
+  /** Declares a limit under a name at the first use, which opens the store. */
   constructor(store: Store, name: string, options: TokenBucketLimiterOptions);
   /** @internal */
   constructor(store: Store, name: string, options: TokenBucketLimiterOptions | Attached);
@@ -250,15 +251,15 @@ export class TokenBucketLimiter extends Limiter {
     super(...inStore(store, name, "token-bucket", options === attached ? attached : () => bucketPolicy(options, "burst")));
   }
 
-  /** Takes the limit that is declared under a name; at its first use it must be. */
+  /** Attaches to the limit that is declared under a name. It must be declared by the first use. */
   static attach(store: Store, name: string): TokenBucketLimiter {
     return new TokenBucketLimiter(store, name, attached);
   }
 }
 
-/** One start per `period / rate`; one of weight `w` takes the time of `w`. Up to `queue` units wait for their turn. */
+/** Admits one start per `period / rate`; a start of weight `w` takes the time of `w`. Up to `queue` units wait for their turn. */
 export class LeakyBucketLimiter extends Limiter {
-  /** Declares a limit under a name, at its first use. Nothing is opened before. */
+  /** Declares a limit under a name at the first use, which opens the store. */
   constructor(store: Store, name: string, options: LeakyBucketLimiterOptions);
   /** @internal */
   constructor(store: Store, name: string, options: LeakyBucketLimiterOptions | Attached);
@@ -266,7 +267,7 @@ export class LeakyBucketLimiter extends Limiter {
     super(...inStore(store, name, "leaky-bucket", options === attached ? attached : () => bucketPolicy(options, "queue")));
   }
 
-  /** Takes the limit that is declared under a name; at its first use it must be. */
+  /** Attaches to the limit that is declared under a name. It must be declared by the first use. */
   static attach(store: Store, name: string): LeakyBucketLimiter {
     return new LeakyBucketLimiter(store, name, attached);
   }
@@ -278,11 +279,11 @@ function windowPolicy(options: RateWindow, isSmooth: boolean): NativePolicy {
 }
 
 /**
- * At most `maxExecutions` units in each window, the windows aligned to the Unix epoch. Across a boundary up to twice as
- * many start in the length of one window.
+ * Admits at most `maxExecutions` units in each window. Windows are aligned to the Unix epoch. Across a boundary, up to twice as many
+ * units can start within the length of one window.
  */
 export class FixedWindowLimiter extends Limiter {
-  /** Declares a limit under a name, at its first use. Nothing is opened before. */
+  /** Declares a limit under a name at the first use, which opens the store. */
   constructor(store: Store, name: string, options: RateWindow);
   /** @internal */
   constructor(store: Store, name: string, options: RateWindow | Attached);
@@ -290,18 +291,18 @@ export class FixedWindowLimiter extends Limiter {
     super(...inStore(store, name, "fixed-window", options === attached ? attached : () => windowPolicy(options, false)));
   }
 
-  /** Takes the limit that is declared under a name; at its first use it must be. */
+  /** Attaches to the limit that is declared under a name. It must be declared by the first use. */
   static attach(store: Store, name: string): FixedWindowLimiter {
     return new FixedWindowLimiter(store, name, attached);
   }
 }
 
 /**
- * An estimate of `maxExecutions` units in any rolling window, from the counts of this window and the last one, for limits
- * that are huge. Fewer than twice as many start in the length of one window, and `maxExecutions` on average.
+ * Admits about `maxExecutions` units in any rolling window, estimated from the counts of this window and the last, for very large
+ * limits. Within the length of one window fewer than twice as many units start, and `maxExecutions` on average.
  */
 export class SlidingWindowCounterLimiter extends Limiter {
-  /** Declares a limit under a name, at its first use. Nothing is opened before. */
+  /** Declares a limit under a name at the first use, which opens the store. */
   constructor(store: Store, name: string, options: RateWindow);
   /** @internal */
   constructor(store: Store, name: string, options: RateWindow | Attached);
@@ -310,7 +311,7 @@ export class SlidingWindowCounterLimiter extends Limiter {
     super(...inStore(store, name, kind, options === attached ? attached : () => windowPolicy(options, true)));
   }
 
-  /** Takes the limit that is declared under a name; at its first use it must be. */
+  /** Attaches to the limit that is declared under a name. It must be declared by the first use. */
   static attach(store: Store, name: string): SlidingWindowCounterLimiter {
     return new SlidingWindowCounterLimiter(store, name, attached);
   }

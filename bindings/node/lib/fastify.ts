@@ -1,4 +1,4 @@
-// A limiter before the routes of Fastify 5.
+// Limits the requests of Fastify 5.
 
 import type { FastifyPluginAsync, FastifyReply, FastifyRequest, RouteOptions } from "fastify";
 import type { Reader } from "./address.js";
@@ -11,14 +11,14 @@ export type { Limited, OnLimited, Reply, RequestLimit, ServingOptions } from "./
 
 declare module "fastify" {
   interface FastifyContextConfig {
-    /** What requests of this route take beside the limits of the app: all of them, or nothing. `false`: it is not limited at all. */
+    /** Limits that requests of this route also need. `false`: the route is not limited at all, not even by the app's limits. */
     limits?: readonly RequestLimit<FastifyRequest>[] | false;
   }
 }
 
-/** How an app's requests are limited. `onLimited` may answer with its third argument, and gives that then. */
+/** The options of `limitRequests`. `onLimited` may answer through its third argument, the reply, which it then returns. */
 export interface LimitRequestsOptions extends ServingOptions<FastifyRequest, FastifyReply> {
-  /** When: "onRequest" if not given. Later ones know who is signed in, or the body. */
+  /** The hook that decides. Default: "onRequest". Later hooks know the user or the body. */
   hook?: "onRequest" | "preParsing" | "preValidation" | "preHandler" | undefined;
 }
 
@@ -32,15 +32,15 @@ const reader: Reader<FastifyRequest> = {
 };
 
 /**
- * Limits requests: a plugin, which answers 429 when there is no room. What a request has taken is held until its response is over,
- * or the client has left. `config: { limits: […] }` of a route adds limits to it. The user is `request.user`.
+ * A plugin that limits requests, and answers 429 to those that are denied. A request holds its permits until its response has ended
+ * or the client has disconnected. `config: { limits: […] }` of a route adds limits to it. The user is `request.user`.
  */
 export const limitRequests: FastifyPluginAsync<LimitRequestsOptions> = async (app, options) => {
   const gate = new Gate(reader, options, ["hook"]);
   const hook = word("hook", options.hook ?? "onRequest", HOOKS) as "onRequest";
   const routes = new WeakMap<object, typeof gate.limits>();
 
-  /** What requests of a route take. */
+  /** Returns the limits of a route. */
   const limitsOf = (config: { limits?: unknown } = {}): typeof gate.limits => {
     const { limits } = config;
     if (limits === undefined || limits === false) return limits === false ? [] : gate.limits;
@@ -52,13 +52,13 @@ export const limitRequests: FastifyPluginAsync<LimitRequestsOptions> = async (ap
     }
     return found;
   };
-  // So that mistakes are found when the app starts.
+  // Finds mistakes when the app starts.
   app.addHook("onRoute", ({ config }: RouteOptions) => void limitsOf(config));
 
   app.addHook(hook, async (request, reply) => {
     const limits = limitsOf(request.routeOptions.config);
     if (limits.length === 0 || (await gate.isExempt(request))) return;
-    // Whoever has left has no address any more.
+    // A client that has disconnected has no address any more.
     if (reply.raw.destroyed || request.socket.destroyed) return reply.hijack();
     const entry = new Entry();
     endWith(reply.raw, entry);
@@ -70,13 +70,13 @@ export const limitRequests: FastifyPluginAsync<LimitRequestsOptions> = async (ap
     try {
       answer = await gate.reply(request, limited, reply, (given): given is FastifyReply => given === reply);
     } catch (error) {
-      reply.code(500); // Otherwise the error would be answered with what is there already.
+      reply.code(500); // Otherwise the error would be sent with the status 429.
       throw error;
     }
     if (!(answer instanceof Body) || reply.sent) return reply;
-    return reply.type(answer.type).send(Buffer.from(answer.content)); // To a string's type it adds a charset.
+    return reply.type(answer.type).send(Buffer.from(answer.content)); // Fastify adds a charset to the type of a string.
   });
 };
 
-// For all of the app that registers it, and not only for what is registered in it.
+// Applies to the app that registers it, not only to routes that are registered within the plugin.
 Object.assign(limitRequests, { [Symbol.for("skip-override")]: true, [Symbol.for("fastify.display-name")]: "workglow-limit" });

@@ -1,4 +1,4 @@
-// A limiter in front of `fetch`: Node's, undici's, and so whatever client takes a `fetch` of the caller's.
+// Limits `fetch`: Node's, undici's, and clients that take a `fetch` as an option.
 
 import { invalid } from "./errors.js";
 import {
@@ -20,16 +20,16 @@ export type { Usage } from "./tokens.js";
 
 type Input = Parameters<typeof fetch>[0];
 
-/** How a `fetch` is limited. */
+/** The options of `limitFetch`. */
 export interface LimitFetchOptions extends SendingOptions {
-  /** What sends the requests: Node's own `fetch` if not given. */
+  /** The function that sends the requests. Default: Node's `fetch`. */
   fetch?: typeof fetch | undefined;
 }
 
 /**
- * A `fetch` whose requests wait for `limiter` before they are sent; `null` instead of one if `tokens` alone limit them. The permit
- * ends when the body has been read, cancelled or dropped, so that a concurrency limit counts responses that are open. A redirect
- * is part of its request. Rejects with a `TimeoutError` if there is no room in time, and with the signal's reason if it aborts.
+ * Returns a `fetch` whose requests wait for `limiter` before they are sent; pass `null` if only `tokens` limit them. The permit ends
+ * when the body has been read, cancelled or dropped, so a concurrency limit counts open responses. A redirect is part of its
+ * request. A request rejects with a `TimeoutError` if it gets no permit in time, and with the signal's reason if it is aborted.
  */
 export function limitFetch(limiter: Limits | null, options: LimitFetchOptions = {}): typeof fetch {
   const sending = new Sending(limiter, options, [...OPTIONS, "fetch"]);
@@ -39,7 +39,7 @@ export function limitFetch(limiter: Limits | null, options: LimitFetchOptions = 
   return async function limitedFetch(input: Input, init?: RequestInit): Promise<Response> {
     const send = given ?? globalThis.fetch;
     const request = await requestOf(input, init, sending.needsText);
-    if (request === null) return send(input, init); // It says what is wrong.
+    if (request === null) return send(input, init); // It reports the error.
     const [response, sent] = await sending.send(sending.wants(request), {
       signal: init?.signal ?? (isRequest(input) ? input.signal : undefined),
       canRepeat: isRepeatable(init?.body) && (init?.body != null || !isRequest(input) || input.body === null),
@@ -54,7 +54,7 @@ export function limitFetch(limiter: Limits | null, options: LimitFetchOptions = 
 
 const isRequest = (input: unknown): input is Request => typeof input === "object" && input !== null && "url" in input;
 
-/** What is known of a request; `null` if it goes nowhere. */
+/** Returns what is known about a request; `null` without a valid URL. */
 async function requestOf(input: Input, init: RequestInit | undefined, needsText: boolean): Promise<OutgoingRequest | null> {
   const whole = isRequest(input) ? input : undefined;
   let url: URL;
@@ -75,9 +75,9 @@ async function requestOf(input: Input, init: RequestInit | undefined, needsText:
   );
 }
 
-/** The same response, whose body ends its permits. */
+/** Returns the same response with a body that ends the permits. */
 function follow(response: Response, sent: Sent): Response {
-  // Stand-ins for responses in tests, and clients with bodies of another kind, have nothing to follow.
+  // Test doubles, and clients with bodies of another kind, have no stream.
   if (typeof response.body?.getReader !== "function" || response.bodyUsed || response.body.locked) {
     sent.end();
     return response;
@@ -89,7 +89,7 @@ function follow(response: Response, sent: Sent): Response {
   return like(response, same);
 }
 
-/** Gives a response what cannot be given to its constructor. */
+/** Copies the properties of a response that its constructor does not take. */
 function like(response: Response, same: Response): Response {
   for (const name of ["url", "redirected", "type", "status"] as const) {
     if (same[name] !== response[name]) Object.defineProperty(same, name, { value: response[name], configurable: true });

@@ -12,12 +12,15 @@ import {
 import type { Limiter } from "./limiter.js";
 import { NamedLimiter } from "./named.js";
 
-/** What headers call a limiter, and whether they can say over which time it counts. */
+/** A limiter in headers: its name, and whether they can state its window. */
 export class Policy {
-  /** As a string of structured fields. */
+  /** The name as a structured field string. */
   readonly #quoted: string;
   readonly #isOfConcurrency: boolean;
-  /** Is it so many per window? The window of a bucket is the time of one unit, and that of a composite need not be its limit's. */
+  /**
+   * Whether it allows a number per window. The window of a bucket is the time of one unit, and the window of a composite may not be
+   * that of its smallest limit.
+   */
   readonly isWindowed: boolean;
 
   /** `name` is printable ASCII. */
@@ -31,49 +34,49 @@ export class Policy {
     this.isWindowed = WINDOWED.some((of) => limiter instanceof of) || WINDOWS.test(text);
   }
 
-  /** Its item of RateLimit-Policy; empty where there is no limit. */
+  /** Returns its item of RateLimit-Policy; empty without a limit. */
   quota({ limit }: Decision, window: number | null): string {
     if (!Number.isFinite(limit)) return "";
     const item = `${this.#quoted};q=${limit}`;
     if (this.#isOfConcurrency) return `${item};qu="concurrent-requests"`;
-    // It counts whole seconds.
+    // The field has whole seconds.
     return window === null || window < 1e3 ? item : `${item};w=${Math.ceil(window / 1e3)}`;
   }
 
-  /** Its item of RateLimit; empty where there is no limit. */
+  /** Returns its item of RateLimit; empty without a limit. */
   state({ admitted, limit, remaining, resetAfter, retryAfter }: Decision): string {
     if (!Number.isFinite(limit)) return "";
     const item = `${this.#quoted};r=${remaining}`;
-    // What is left of a window is rounded up to a microsecond, and that is no second more.
+    // The rest of a window is rounded up to a microsecond, which must not add a second.
     const after = admitted ? Math.ceil(resetAfter / 1e3 - 2e-6) : wholeSeconds(retryAfter);
     return after > 0 ? `${item};t=${after}` : item;
   }
 }
 
-/** What a policy answered. */
-export interface Answered {
+/** A policy and its decision. */
+export interface PolicyDecision {
   readonly policy: Policy;
   readonly decision: Decision;
-  /** Over which time it counts, in ms, if that is known. */
+  /** The window in ms, if it is known. */
   readonly window: number | null;
 }
 
-/** The fields of these policies, and of how it stands with those. */
-export function fields(policies: readonly Answered[], states: readonly Answered[]): Record<string, string> {
+/** Returns the fields RateLimit-Policy of `policies`, and RateLimit of `states`. */
+export function fields(policies: readonly PolicyDecision[], states: readonly PolicyDecision[]): Record<string, string> {
   const found: Record<string, string> = {};
   const quotas = listOf(policies, ({ policy, decision, window }) => policy.quota(decision, window));
   if (quotas !== "") found["RateLimit-Policy"] = quotas;
   const items = listOf(states, ({ policy, decision }) => policy.state(decision));
-  if (items !== "") found["RateLimit"] = items;
+  if (items !== "") found.RateLimit = items;
   return found;
 }
 
-function listOf(answered: readonly Answered[], itemOf: (one: Answered) => string): string {
-  if (answered.length === 1) return itemOf(answered[0]!);
-  return answered.map(itemOf).filter((item) => item !== "").join(", ");
+function listOf(decisions: readonly PolicyDecision[], itemOf: (one: PolicyDecision) => string): string {
+  if (decisions.length === 1) return itemOf(decisions[0]!);
+  return decisions.map(itemOf).filter((item) => item !== "").join(", ");
 }
 
-/** After so many a retry is no earlier than that. */
+/** Rounds up to whole seconds, at least one, so that a retry is never too early. */
 export const wholeSeconds = (ms: number): number => Math.max(1, Math.ceil(ms / 1e3));
 
 const WINDOWED = [RateLimiter, FixedWindowLimiter, SlidingWindowCounterLimiter, DelayLimiter, EvenlySpacedRateLimiter];

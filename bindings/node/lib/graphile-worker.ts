@@ -1,4 +1,4 @@
-// A limiter before a Graphile Worker task: jobs without room are put back with their places, and the worker takes others.
+// Limits Graphile Worker jobs: a job that cannot start is put back with its place, and the worker takes others.
 
 import type { Job, JobHelpers } from "graphile-worker";
 import { LimitError, invalid } from "./errors.js";
@@ -9,21 +9,21 @@ import type { Permit } from "./permit.js";
 
 export type { Limited };
 
-/** How `withLimiter` limits. */
+/** The options of `withLimiter`. */
 export interface WithLimiterOptions extends Options<Job> {
-  /** The schema that Graphile Worker was given: "graphile_worker" if not given, as there. */
+  /** The schema of Graphile Worker. Default: "graphile_worker", as there. */
   schema?: string | undefined;
 }
 
-/** A task of Graphile Worker's, which may use the permit of its start, too: `settle` it, or `renew` its lease. */
+/** A Graphile Worker task. It also gets the permit of its start, to `settle` it or `renew` its lease. */
 export type LimitedTask<P = any, R = any> = (payload: P, helpers: JobHelpers, permit: Permit) => R | PromiseLike<R>;
 
 /**
- * What a task list of Graphile Worker takes: `task`, each start of which `limiter` admits. A job for which there is no room is
- * put back, with its place if the limit has any, and its attempts are not touched: the worker takes other jobs meanwhile. The
- * permit completes when the task ends, whatever happened.
+ * Returns a task for Graphile Worker's task list that runs `task` when `limiter` admits the job. A job that cannot start is put back,
+ * with its place if the limit has places, without counting an attempt, and the worker takes other jobs. The permit completes when
+ * the task ends or throws.
  *
- * `keyOf` gives the key whose budget a job uses; nothing, or no `keyOf`, is the empty key.
+ * `keyOf` returns the key whose budget a job uses. Default: the empty key.
  */
 export function withLimiter<P = any, R = any>(
   limiter: Limiter,
@@ -51,10 +51,10 @@ export function withLimiter<P = any, R = any>(
       async (wait, place) => {
         const stored = place === null ? null : JSON.stringify(putPlace(data, place));
         const { rows } = await helpers.query(putBack, [job.id, job.locked_by, job.key, wait, stored]);
-        // It has been removed, or another job with its key has taken its place in the queue.
+        // The job was removed, or another job with its key has replaced it.
         if (rows.length === 0) return place === null ? undefined : limiter.place(place).cancelAsync();
         if (place !== null && job.key !== null) sent.put(job.key, place, wait);
-        // Graphile Worker polls for what becomes due, and tells workers of new jobs in this way. If that fails, they poll.
+        // Graphile Worker polls for jobs that become due, and notifies workers of new jobs like this. If it fails, they poll.
         wakeIn(wait, () => void helpers.query(`SELECT pg_notify('jobs:insert', '{"count":1}')`).catch(() => {}));
       },
     );
@@ -62,9 +62,9 @@ export function withLimiter<P = any, R = any>(
 }
 
 /**
- * Moves a job to another row, where it waits. Graphile Worker deletes the row of whatever a task has ended without an error, and
- * for an error it counts an attempt, logs a failure and waits for as long as it likes. So the row is gone before, in the same
- * statement: no job is lost or doubled, whoever dies. `attempts` was counted when it was fetched.
+ * Moves a job to another row, where it waits. When a task ends, Graphile Worker deletes the job's row; after an error it counts an
+ * attempt, logs a failure and chooses the delay. So this statement deletes the row and inserts the new one at once: no job is lost or
+ * doubled if a process dies. `attempts` was counted when the job was fetched.
  */
 const statement = (schema: string): string => `WITH gone AS (
   DELETE FROM ${schema}._private_jobs WHERE id = $1::bigint AND locked_by = $2 AND key IS NOT DISTINCT FROM $3 RETURNING *

@@ -1,4 +1,4 @@
-// A rate limit as packages ask it that count hits and refuse beyond a number of them.
+// A rate limit for packages that count hits and refuse those above a number.
 
 import type { Decision } from "./calls.js";
 import { RateLimiter } from "./family.js";
@@ -6,21 +6,21 @@ import type { Permit } from "./permit.js";
 import { fitting } from "./serving.js";
 import type { Store } from "./store.js";
 
-/** What such a package is told. */
+/** The hits of a key. */
 export interface Count {
-  /** The hits of the last window; one more than the limit for a hit that was refused, which is not counted. */
+  /** The hits of the last window; one more than the limit for a refused hit, which is not counted. */
   readonly hits: number;
-  /** In ms: until a retry may succeed; of a hit that was counted, until the key is as new. */
+  /** The time in ms until a retry may succeed; for a counted hit, until no hit of the key counts. */
   readonly after: number;
-  /** That of a hit that was counted. */
+  /** The permit of a counted hit. */
   readonly permit: Permit | null;
 }
 
-/** So many hits in any rolling window, which is in ms. */
+/** Counts hits in any rolling window, up to a number. The window is in ms. */
 export class Hits {
   readonly max: number;
   readonly window: number;
-  /** `null` for a limit of nothing. */
+  /** `null` for a limit of 0. */
   readonly #limiter: RateLimiter | null;
 
   constructor(store: Store, name: string, max: number, window: number) {
@@ -30,7 +30,7 @@ export class Hits {
     this.#limiter = max === 0 ? null : new RateLimiter(store, name, { maxExecutions: max, windowSizeInSeconds });
   }
 
-  /** Counts a hit, if there is room. */
+  /** Counts a hit, unless the limit is full. */
   async add(key: string): Promise<Count> {
     if (this.#limiter === null) return { hits: 1, after: this.window, permit: null };
     const decision = await this.#limiter.decideAsync({ key: fitting(key) });
@@ -39,19 +39,19 @@ export class Hits {
     return { hits: Math.max(1, this.#used(decision)), after: resetAfter, permit };
   }
 
-  /** How it stands with a key. */
-  async look(key: string): Promise<Count> {
+  /** Returns the hits of a key. */
+  async peek(key: string): Promise<Count> {
     if (this.#limiter === null) return { hits: 0, after: 0, permit: null };
     const decision = await this.#limiter.peekAsync({ key: fitting(key) });
     return { hits: this.#used(decision), after: decision.resetAfter, permit: null };
   }
 
-  /** An operator's override may allow more, or less. */
+  /** Returns the used hits. An operator's override may allow more, or fewer, than `max`. */
   #used({ remaining }: Decision): number {
     return Math.max(0, this.max - remaining);
   }
 
-  /** Forgets a key, or all. */
+  /** Forgets the hits of a key; without one, of all keys. */
   async clear(key?: string): Promise<void> {
     await this.#limiter?.clear(key === undefined ? undefined : fitting(key));
   }

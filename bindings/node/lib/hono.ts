@@ -1,4 +1,4 @@
-// A limiter before the routes of Hono 4.
+// Limits the requests of Hono 4.
 
 import type { ServerResponse } from "node:http";
 import type { Context, MiddlewareHandler } from "hono";
@@ -9,16 +9,16 @@ import { endWithSignal, forNobody, isResponse, refusal, whenOver, withHeaders } 
 export type { AddressOptions } from "./address.js";
 export type { Limited, OnLimited, Reply, RequestLimit, ServingOptions } from "./serving.js";
 
-/** How an app's requests are limited. `onLimited` may answer with a `Response`. */
+/** The options of `limitRequests`. `onLimited` may return a `Response`. */
 export type LimitRequestsOptions = ServingOptions<Context, Response | void>;
 
-/** A middleware, and those of routes. */
+/** A middleware for an app, which makes middleware for routes. */
 export interface LimitRequests extends MiddlewareHandler {
-  /** The middleware of a route, whose requests take these limits beside those of the app: all of them, or nothing. */
+  /** Makes middleware for a route whose requests also need these limits: a request is admitted by all of them, or refused. */
   route(...limits: RequestLimit<Context>[]): MiddlewareHandler;
 }
 
-/** What @hono/node-server tells of a connection. */
+/** The connection of a request, from @hono/node-server. */
 interface Bindings {
   readonly incoming?: { readonly socket?: { readonly remoteAddress?: string | undefined; readonly destroyed?: boolean } };
   readonly outgoing?: ServerResponse;
@@ -36,9 +36,9 @@ const reader: Reader<Context> = {
 const entries = new WeakMap<Context, Entry>();
 
 /**
- * Limits requests: a middleware, which answers 429 when there is no room. What a request has taken is held until its response is
- * over, or the client has left. The user is the variable `user`, or the `sub` of `jwtPayload`. Addresses are known
- * behind @hono/node-server.
+ * Returns middleware that limits requests, and answers 429 to those that are denied. A request holds its permits until its response
+ * has ended or the client has disconnected. The user is the variable `user`, or the `sub` of `jwtPayload`. Addresses need
+ * @hono/node-server.
  */
 export function limitRequests(options: LimitRequestsOptions = {}): LimitRequests {
   const gate = new Gate(reader, options);
@@ -52,18 +52,18 @@ export function limitRequests(options: LimitRequestsOptions = {}): LimitRequests
       if (entry === undefined) {
         entry = new Entry();
         entries.set(context, entry);
-        // The server knows when the last byte is sent, which a body does not.
+        // The server knows when the last byte is sent; a body does not.
         if (outgoing !== undefined) endWith(outgoing, entry);
         else endWithSignal(context.req.raw, entry);
       }
-      // Whoever has left has no address any more, and hears of nothing.
+      // A client that has disconnected has no address any more, and gets no response.
       if (incoming?.socket?.destroyed) return forNobody();
       const limited = await gate.enter(context, limits, entry, undefined);
       if (limited !== null) return refusal(limited, await gate.reply(context, limited, undefined, isResponse));
       if (entry.isOver) return forNobody();
       const headers = gate.headersOf(entry);
       await next();
-      let response = withHeaders(context.res, headers); // Those of a route's limits are there already.
+      let response = withHeaders(context.res, headers); // The headers of a route's limits are set already.
       if (isFirst && outgoing === undefined) response = whenOver(response, entry);
       if (response !== context.res) context.res = response;
     };

@@ -1,39 +1,40 @@
-// Hooks: who wants to hear of it when starts are held up, or cannot be decided.
+// Hooks: functions that are called when starts are delayed or cannot be decided.
 
 import { types } from "node:util";
-import { LimitError, StoreError, invalid, thrown } from "./errors.js";
+import { type LimitError, StoreError, invalid, thrown } from "./errors.js";
 import { word } from "./input.js";
-import { type Telling, shared } from "./native.js";
+import { type QueuedEvent, shared } from "./native.js";
 
 /**
- * What can be listened to: "throttled", a denial, or an `acquire` that has to wait; "unknown_limit", a name that is not
- * declared; "store_error", a decision that the store failed, whatever was answered instead.
+ * An event: "throttled" is a denial, or an `acquire` that has to wait; "unknown_limit" is a name that is not declared;
+ * "store_error" is a decision in which the store failed, whatever `onError` returned instead.
  */
 export type HookEvent = "throttled" | "unknown_limit" | "store_error";
 
-/** What a hook is told. */
+/** The argument of a hook. */
 export interface HookPayload {
   /** The name of the limit. */
   readonly limit: string;
   /** The key, "" for none. */
   readonly key: string;
-  /** How many units were wanted. */
+  /** The units that were requested. */
   readonly wanted: number;
-  /** How many were granted then: none. */
+  /** The units that were granted: 0. */
   readonly granted: number;
-  /** In ms: how long until a retry may succeed, or until the waiter looks again. */
+  /** The time in ms until a retry may succeed, or until the waiter tries again. */
   readonly wait: number;
-  /** What is wrong; `null` if nothing is. */
+  /** The error; `null` for "throttled". */
   readonly error: LimitError | null;
 }
 
-/** A hook. It is called soon after the decision. What it throws becomes a warning of the process's. */
+/** A hook. It is called soon after the decision. An error that it throws becomes a process warning. */
 export type Hook = (payload: HookPayload) => unknown;
 
 const EVENTS: readonly HookEvent[] = ["throttled", "unknown_limit", "store_error"];
 
 /**
- * Adds a hook. `begin` lets the core tell it, by its number, and gives what `end` takes. What this gives takes the hook away.
+ * Adds a hook, and returns a function that removes it. `begin` makes the core queue events for the hook's number, and returns the
+ * argument of `end`.
  */
 export function listen<T>(
   event: HookEvent,
@@ -44,9 +45,9 @@ export function listen<T>(
   word("event", event, EVENTS);
   if (typeof hook !== "function") throw invalid("hook", hook, "a function");
   const number = ++shared.lastHook;
-  // In a turn of its own: it may use limiters, and the answer of this call has not been read yet.
-  shared.hooks.set(number, (telling) => {
-    const payload = payloadOf(event, telling);
+  // In a turn of its own: the hook may use limiters, and the result of this call has not been read yet.
+  shared.hooks.set(number, (queued) => {
+    const payload = payloadOf(event, queued);
     void Promise.resolve().then(() => run(event, hook, payload));
   });
   const listening = begin(number);
@@ -55,10 +56,10 @@ export function listen<T>(
   };
 }
 
-function payloadOf(event: HookEvent, { limit, key, wanted, wait, error }: Telling): HookPayload {
+function payloadOf(event: HookEvent, { limit, key, wanted, wait, error }: QueuedEvent): HookPayload {
   let reason: LimitError | null = null;
   if (error != null) reason = thrown(new Error(error)) as LimitError;
-  // One that answers whatever happens throws none.
+  // A store whose `onError` is "deny" or "admit" throws no error.
   else if (event === "store_error") reason = new StoreError("the store failed: see its onError", "store_failure", -9);
   return { limit, key, wanted, granted: 0, wait, error: reason };
 }
@@ -71,7 +72,7 @@ async function run(event: HookEvent, hook: Hook, payload: HookPayload): Promise<
   }
 }
 
-/** Reports what nobody can catch. */
+/** Reports an error that no caller can catch. */
 export function warn(what: string, error: unknown): void {
   const why = types.isNativeError(error) ? (error.stack ?? error.message) : String(error);
   process.emitWarning(`${what}: ${why}`, "WorkglowLimitWarning");

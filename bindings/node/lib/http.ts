@@ -1,4 +1,4 @@
-// What a server says of its limit: `heed` reads it from a response, and pauses ours for everyone.
+// Reads a server's limit from its responses: `heed` pauses our limit for all that share it.
 
 import { invalid } from "./errors.js";
 import { type Duration, milliseconds, options as checkOptions, unicode } from "./input.js";
@@ -7,23 +7,23 @@ import { type HttpResponse, pauseOf } from "./response.js";
 
 export type { HttpResponse } from "./response.js";
 
-/** How to heed a response. */
+/** The options of `heed`. */
 export interface HeedOptions {
-  /** The key to pause: all keys if not given. */
+  /** The key to pause. Default: all keys. */
   key?: string | undefined;
-  /** How long the pause is after a 429 that does not say: 1 s if not given. */
+  /** The pause after a 429 that states none. Default: 1 s. */
   default?: Duration | undefined;
-  /** How long a pause is at most, whatever a server says: an hour if not given. */
+  /** The longest pause, whatever the server says. Default: 1 hour. */
   longest?: Duration | undefined;
 }
 
 /**
- * Pauses a limit, or a key of it, for all who share it, if a response says so. Gives for how many ms; 0: not.
+ * Pauses a limit, or one key, for all processes that share it, if a response says so. Returns the pause in ms; 0 for none.
  *
- * The pause is what Retry-After says in a refusal (429, 503; 403 and 529 of some). Otherwise, whatever the status, it lasts
- * until the latest reset of what has nothing remaining: by RateLimit (with RateLimit-Policy), RateLimit-Remaining and
- * RateLimit-Reset, or vendors' such pairs. A 429 that says none of this pauses for the default. No pause is more than the
- * longest; what cannot be read is as if it were not there.
+ * In a refusal (429, 503; also 403 and 529, which some servers use) the pause is its Retry-After. Otherwise, with any status, the
+ * pause lasts until the latest reset of a limit with nothing remaining: in RateLimit (with RateLimit-Policy), RateLimit-Remaining and
+ * RateLimit-Reset, or a vendor's similar pair. A 429 without any of these pauses for the default. No pause exceeds `longest`. Values
+ * that cannot be parsed are ignored.
  */
 export async function heed(limiter: Limiter, response: HttpResponse, options: HeedOptions = {}): Promise<number> {
   if (typeof limiter?.pause !== "function") throw invalid("limiter", limiter, "a limiter");

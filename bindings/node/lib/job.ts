@@ -1,4 +1,4 @@
-// A limiter before a job of any queue.
+// Limits the jobs of any queue.
 
 import { invalid } from "./errors.js";
 import { type Duration, options as checkOptions, weightOf } from "./input.js";
@@ -8,34 +8,34 @@ import type { Permit } from "./permit.js";
 
 export type { Delay };
 
-/** How `limitJob` limits, and what sends a job away. */
+/** The options of `limitJob`. */
 export interface LimitJobOptions<D = void> {
   /**
-   * Lets the queue hand out the job again in `wait` ms, whole and at least 0, with `place`: then give that text to `limitJob`.
-   * `null` if the limit has no places that can leave the process: the job asks again then. Jobs come back before their
-   * place by `hold`. If it rejects, the place is given back.
+   * Delays the job: the queue should hand it out again in `wait` ms, a whole number of at least 0, with the text `place`, which you
+   * then pass to `limitJob`. `place` is `null` if the limit has no places that can leave the process; the job then asks again. A job
+   * comes back `hold` before its place is ready. If `delay` rejects, the place is given back.
    */
   delay: Delay<D>;
-  /** What `delay` was told when the job was sent away; nothing the first time. One that is worth nothing does no harm. */
+  /** The place that `delay` got when the job was delayed; nothing the first time. An invalid place is ignored. */
   place?: string | null | undefined;
-  /** How many units the job takes: 1 if not given. */
+  /** The units that the job takes. Default: 1. */
   weight?: number | undefined;
   /**
-   * How long a job may wait in the worker, in the room of a running job: 150 ms if not given. A shorter wait is not worth
-   * a delay, and delayed jobs come back so much earlier than their place, because a busy worker takes them late.
+   * How long a job may wait in the worker, in the slot of a running job. Default: 150 ms. Shorter waits are not worth a delay, and
+   * delayed jobs come back this much before their place is ready, because a busy worker takes them late.
    */
   hold?: Duration | undefined;
   /**
-   * How late a job may start with its place: 100 ms if not given. Places count from the end of their grace, so a limit that
-   * is always waited for gives `window / (window + grace)` of itself; of an evenly spaced one, the window is the spacing.
+   * How late a job may start with its place. Default: 100 ms. Places count from the end of their grace, so a limit with a constant
+   * backlog admits `window / (window + grace)` of its units; the window of an evenly spaced limit is the spacing.
    */
   grace?: Duration | undefined;
 }
 
 /**
- * Runs `job` with the permit of its start, and completes that when it ends, whatever happened; or calls `delay`, where there is
- * no room for it soon. Gives what the one or the other gave. A job that comes back with its place starts: it is not denied
- * again, keeps its turn, and is started once, however often the queue hands it out.
+ * Runs `job` with the permit of its start, and completes the permit when the job ends or throws; or calls `delay` if the job cannot
+ * start soon. Returns the result of either. A job that comes back with its place starts: it is not denied again, keeps its turn,
+ * and is started once, however often the queue hands it out.
  */
 export async function limitJob<R, D = void>(
   limiter: Limiter,
@@ -46,8 +46,8 @@ export async function limitJob<R, D = void>(
   checkOptions(options, ["delay", "place", "weight", "hold", "grace"]);
   const { delay, place, weight, ...times } = options;
   if (typeof job !== "function") throw invalid("job", job, "a function");
-  if (typeof delay !== "function") throw invalid("delay", delay, "a function, which lets the queue hand the job out again later");
-  if (typeof (place ?? "") !== "string") throw invalid("place", place, "the text that delay was given, or nothing");
+  if (typeof delay !== "function") throw invalid("delay", delay, "a function that makes the queue hand out the job again later");
+  if (typeof (place ?? "") !== "string") throw invalid("place", place, "the text that delay got, or nothing");
   const limit = limitJobs(limiter, () => key, { weightOf: () => weightOf(weight), ...times });
   return limit(undefined, place ?? null, job, delay);
 }

@@ -1,54 +1,54 @@
-// What limits the jobs of all queues: each starts, waits a moment in its worker, or goes away and comes back with its place.
+// Limits the jobs of all queues: a job starts, waits a moment in its worker, or is delayed and comes back with its place.
 
 import { LimitError, TimeoutError, invalid } from "./errors.js";
 import { warn } from "./hooks.js";
 import { type Duration, maybeMilliseconds, options as checkOptions, whole } from "./input.js";
 import { Limiter } from "./limiter.js";
-import { Lines } from "./line.js";
+import { Backlogs } from "./backlog.js";
 import { Permit } from "./permit.js";
 import { sleep } from "./timers.js";
 
-/** What a job is delayed for. */
+/** The delay of a job. */
 export interface Limited {
   /** The key, "" for none. */
   readonly key: string;
-  /** How long it has to wait, in ms. */
+  /** How long the job has to wait, in ms. */
   readonly wait: number;
-  /** Does it start then, with a place of its own? If not, it asks again. */
+  /** Whether the job has a place, with which it starts then. Otherwise it asks again. */
   readonly hasPlace: boolean;
 }
 
-/** Sends a job away: see `limitJob`. */
+/** Delays a job: see `limitJob`. */
 export type Delay<D> = (wait: number, place: string | null) => D | PromiseLike<D>;
 
-/** For how long a job has to go away, and its place, if it has one. */
+/** How long a job is delayed, and its place, if it has one. */
 interface Later {
   readonly wait: number;
   readonly place: Permit | null;
 }
 
-/** What this process knows of a limiter's jobs. */
-interface Known {
-  readonly lines: Lines;
-  /** Some limits have none, or none that leave the process: a concurrency limit, or a limiter of the caller's own. */
+/** The state of a limiter's jobs in this process. */
+interface JobState {
+  readonly backlogs: Backlogs;
+  /** Whether it has places that can leave the process. Concurrency limits, and limiters that callers wrote, have none. */
   hasPlaces: boolean;
 }
 
-const known = new WeakMap<Limiter, Known>();
+const states = new WeakMap<Limiter, JobState>();
 
-/** How the adapters of queues limit. */
+/** The options of a queue's adapter. */
 export interface WithLimiterOptions<J> {
-  /** How many units a job takes: 1 if not given. */
+  /** Returns the units that a job takes. Default: 1. */
   weightOf?: ((job: J) => number) | undefined;
-  /** How long a job may wait in the worker, in the room of a running job: 150 ms if not given. See `limitJob`. */
+  /** How long a job may wait in the worker, in the slot of a running job. Default: 150 ms. See `limitJob`. */
   hold?: Duration | undefined;
-  /** How late a job may start with its place: 100 ms if not given. See `limitJob`. */
+  /** How late a job may start with its place. Default: 100 ms. See `limitJob`. */
   grace?: Duration | undefined;
-  /** Called after each job that was delayed. */
+  /** Called after a job was delayed. */
   onLimited?: ((job: J, limited: Limited) => void) | undefined;
 }
 
-/** What an adapter calls for each job: `run` starts it, with the permit, and `delay` sends it away. */
+/** Limits one job: `run` starts it with the permit, `delay` delays it. */
 type LimitJobs<J> = <R, D>(
   job: J,
   place: string | null,
@@ -56,7 +56,7 @@ type LimitJobs<J> = <R, D>(
   delay: Delay<D>,
 ) => Promise<R | D>;
 
-/** What the adapters of queues stand on: checks what they are given, once. */
+/** Checks the options of an adapter once, and returns the function that it calls for each job. */
 export function limitJobs<J>(
   limiter: Limiter,
   keyOf: ((job: J) => string | null | undefined) | null | undefined,
@@ -80,7 +80,7 @@ export function limitJobs<J>(
     if (!(answer instanceof Permit)) {
       const { wait, place } = answer;
       const gone = await sendAway(delay, answer, hold);
-      tell(onLimited, job, { key, wait, hasPlace: place !== null });
+      notify(onLimited, job, { key, wait, hasPlace: place !== null });
       return gone;
     }
     try {
@@ -95,7 +95,7 @@ function maybeFunction(parameter: string, value: unknown): void {
   if (value !== undefined && typeof value !== "function") throw invalid(parameter, value, "a function");
 }
 
-/** Sends a job away: to come back a little before its place, or at its turn. */
+/** Delays a job, to come back a little before its place is ready, or at its turn. */
 async function sendAway<D>(delay: Delay<D>, { wait, place }: Later, hold: number): Promise<D> {
   if (place === null) return delay(Math.ceil(wait), null);
   try {
@@ -106,7 +106,7 @@ async function sendAway<D>(delay: Delay<D>, { wait, place }: Later, hold: number
   }
 }
 
-function tell<J>(onLimited: ((job: J, limited: Limited) => void) | undefined, job: J, limited: Limited): void {
+function notify<J>(onLimited: ((job: J, limited: Limited) => void) | undefined, job: J, limited: Limited): void {
   try {
     onLimited?.(job, limited);
   } catch (error) {
@@ -121,7 +121,7 @@ interface Request {
   readonly grace: number;
 }
 
-/** A start, after a short wait at most; or when to come back. */
+/** Returns a start, after a short wait at most; or when to come back. */
 async function start(limiter: Limiter, request: Request, brought: string | null): Promise<Permit | Later> {
   const answer = (brought !== null && (await use(limiter, request, brought))) || (await ask(limiter, request));
   if (answer instanceof Permit || answer.wait > request.hold) return answer;
@@ -129,53 +129,53 @@ async function start(limiter: Limiter, request: Request, brought: string | null)
   return (answer.place !== null && (await use(limiter, request, answer.place.toText()))) || ask(limiter, request);
 }
 
-/** A start; or when to come back, and with what. */
+/** Returns a start; or when to come back, with or without a place. */
 async function ask(limiter: Limiter, request: Request): Promise<Permit | Later> {
   const { key, weight } = request;
-  let of = known.get(limiter);
-  if (of === undefined) known.set(limiter, (of = { lines: new Lines(), hasPlaces: true }));
+  let state = states.get(limiter);
+  if (state === undefined) states.set(limiter, (state = { backlogs: new Backlogs(), hasPlaces: true }));
   const permit = await limiter.tryAcquireAsync({ key, weight });
   const now = Date.now();
   if (permit !== null) {
-    of.lines.grant(key, weight, now);
+    state.backlogs.grant(key, weight, now);
     return permit;
   }
-  const place = of.hasPlaces ? await reserve(limiter, request, of) : null;
+  const place = state.hasPlaces ? await reserve(limiter, request, state) : null;
   if (place instanceof Permit) {
     const { wait } = place;
-    of.lines.place(key, weight, now, now + wait);
+    state.backlogs.place(key, weight, now, now + wait);
     return { wait, place };
   }
   const denial = await limiter.peekAsync({ key, weight });
-  // Where all places are taken, it says when one after the last would come.
+  // If all places are taken, the denial says when the place after the last would be ready.
   const turn = place === "full" ? { ...denial, period: limiter.window } : denial;
-  return { wait: of.lines.append(key, weight, now, turn) - now, place: null };
+  return { wait: state.backlogs.append(key, weight, now, turn) - now, place: null };
 }
 
-/** A place to send away with its job; "full" if all are taken, `null` if there are none for what it waits for. */
-async function reserve(limiter: Limiter, { key, weight, grace }: Request, of: Known): Promise<Permit | "full" | null> {
+/** Returns a place for a delayed job; "full" if all are taken, `null` if the limit has none. */
+async function reserve(limiter: Limiter, { key, weight, grace }: Request, state: JobState): Promise<Permit | "full" | null> {
   const place = await unless(null, async () => (await limiter.reserveAsync({ key, weight, grace })) ?? "full");
   if (!(place instanceof Permit)) return place;
   const text = await unless(null, async () => place.toText());
-  of.hasPlaces = text !== null;
+  state.hasPlaces = text !== null;
   if (text !== null && place.wait > 0) return text.includes(NO_TURN) ? "full" : place;
-  await place.cancelAsync(); // It cannot leave, or its time has come, and it waits for somebody to complete.
+  await place.cancelAsync(); // It cannot leave the process, or it is ready and waits for another start to end.
   return null;
 }
 
-/** The ticket of a place that says when there may be one: a limit has places for some windows, and they are all taken. */
+/** The ticket of a place without a turn: the limit has places for some windows, and they are all taken. */
 const NO_TURN = ".ffffffffffffffff.";
 
-/** What comes of a place: `null` if it came too late, was overtaken, or is of a limit that was here before. */
+/** Uses a place. Returns `null` if it is late, was overtaken, or belongs to an earlier limit of that name. */
 async function use(limiter: Limiter, { hold, grace }: Request, text: string): Promise<Permit | Later | null> {
   try {
     const place = limiter.place(text);
     const readyAt = place.readyAt?.getTime();
     if (readyAt === undefined) return null;
     const left = readyAt + grace - Date.now();
-    // To present one late would exchange it, which costs more than asking anew, and gives no better place.
+    // Presenting a late place would exchange it, which costs more than asking again, and gives no better place.
     if (left <= 0) return null;
-    if (left > hold + grace) return { wait: left - grace, place }; // Somebody promoted the job.
+    if (left > hold + grace) return { wait: left - grace, place }; // The job was promoted.
     return await limiter.acquire({ place: text, timeout: left });
   } catch (error) {
     const isNone = error instanceof LimitError && ["foreign_permit", "invalid_argument", "unsupported"].includes(error.code);
@@ -184,7 +184,7 @@ async function use(limiter: Limiter, { hold, grace }: Request, text: string): Pr
   }
 }
 
-/** What `ask` gives, or `instead` where the limit does not support it. */
+/** Returns the result of `ask`, or `instead` if the limit does not support it. */
 async function unless<T>(instead: T, ask: () => Promise<T>): Promise<T> {
   try {
     return await ask();
@@ -194,31 +194,31 @@ async function unless<T>(instead: T, ask: () => Promise<T>): Promise<T> {
   }
 }
 
-/** Where a job of a queue that stores nothing else of it has its place: in its data. */
+/** The field of a job's data with its place, for queues that store nothing else of a job. */
 const PLACE = "workglow-limit";
 
 const isRecord = (data: unknown): data is Record<string, unknown> =>
   typeof data === "object" && data !== null && !Array.isArray(data);
 
-/** A job's data with a place in it. */
+/** Adds a place to a job's data. */
 export function putPlace(data: unknown, place: string): Record<string, unknown> {
   return isRecord(data) ? { ...data, [PLACE]: place } : { [PLACE]: [place, data] };
 }
 
-/** The place of a job's data, if there is one, and what its queue was given. */
+/** Separates a job's data from the place in it, if there is one. */
 export function takePlace<T>(data: T): { data: T; place: string | undefined } {
   if (!isRecord(data) || !Object.hasOwn(data, PLACE)) return { data, place: undefined };
-  const { [PLACE]: held, ...rest } = data;
-  const [place, whole] = Array.isArray(held) && held.length === 2 ? held : [held, rest];
+  const { [PLACE]: stored, ...rest } = data;
+  const [place, whole] = Array.isArray(stored) && stored.length === 2 ? stored : [stored, rest];
   return { data: whole as T, place: typeof place === "string" ? place : undefined };
 }
 
-/** For how much longer than its delay a place is kept, in ms: a job that comes back so late asks anew. */
+/** How long after its delay a place is kept, in ms. A job that comes back later asks again. */
 export const LATEST = 60_000;
 
 /**
- * The places of the jobs that this process has sent away, by their names: for those that come back without, because
- * somebody has replaced their data. Who is replaced faster than the limit grants would else never start.
+ * The places of the jobs that this process has delayed, by job, for jobs that come back without one because their data were
+ * replaced. Otherwise a job that is replaced faster than the limit admits would never start.
  */
 export class SentAway {
   readonly #places = new Map<string, string>();
@@ -235,12 +235,12 @@ export class SentAway {
   }
 }
 
-/** Calls `wake` soon after `wait` ms, which keeps no process alive. */
+/** Calls `wake` soon after `wait` ms. The timer does not keep the process alive. */
 export function wakeIn(wait: number, wake: () => void): void {
   setTimeout(wake, Math.min(wait + 1, 2 ** 31 - 1)).unref();
 }
 
-/** The name of a schema, as SQL has it; `instead` if none was given. */
+/** Returns the name of a schema, quoted for SQL. Default: `instead`. */
 export function schemaOf(given: unknown, instead: string): string {
   const schema = given === undefined ? instead : given;
   if (typeof schema === "string" && schema !== "") return `"${schema.replaceAll('"', '""')}"`;

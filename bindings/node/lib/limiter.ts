@@ -1,22 +1,18 @@
-// The interface: what every limiter can be asked.
+// The interface of every limiter.
 
 import { types } from "node:util";
+import { Activity } from "./activity.js";
 import { brand } from "./brand.js";
 import { type AcquireOptions, type Decision, type ReserveOptions, type StartOptions, type Stats, statsOf } from "./calls.js";
-import { Crowd } from "./crowd.js";
+
 import { InvalidArgument, Stopped, StoreError, UnknownLimit, invalid, make, messageOf, refused, thrown } from "./errors.js";
 import { type Hook, type HookEvent, listen } from "./hooks.js";
 import { type Duration, keyOf, maybeMilliseconds, milliseconds, options as checkOptions, unicode, weightOf } from "./input.js";
+import { Flag, Int, Num, Op, Status } from "./layout.js";
 import {
   type Answer,
   type Closure,
-  HERE,
-  Int,
-  LATER,
   type NativeLimiter,
-  Num,
-  Op,
-  Status,
   ask,
   begin,
   bind,
@@ -25,10 +21,10 @@ import {
   finish,
   ints,
   native,
+  notifyHooks,
   numbers,
   shared,
   status,
-  tellHooks,
 } from "./native.js";
 import { Permit } from "./permit.js";
 import { type Request, requestOf } from "./request.js";
@@ -36,47 +32,49 @@ import { shown } from "./shown.js";
 import type { Store } from "./store.js";
 import { Bell, Line } from "./waiting.js";
 
-/** @internal Where a limiter lives. */
-export interface Home {
+/** @internal How a limiter is set up. */
+export interface LimiterSetup {
+  /** The store that holds its limit. */
   readonly store?: Store | undefined;
-  /** Do its permits hold something that must be given back? */
+  /** Whether its permits hold units until they end. */
   readonly holds?: boolean;
-  /** Stands between the closure and its callers. */
+  /** Wraps the closure of the native half. */
   readonly wrap?: (closure: Closure) => Closure;
 }
 
 const START = ["key", "weight"];
-/** The calls that start something, or take a place for it. */
+/** The operations that start a job or take a place for one. */
 const STARTS = new Set<number>([Op.attempt, Op.decide, Op.join, Op.joinWithPlace, Op.start, Op.reserve, Op.present, Op.recordJobStart]);
 const RESERVE = [...START, "maxWait", "grace"];
 
-/** "May this start now, and if not, when?" Every limiter answers to these methods. */
+/** Decides whether a job may start now, and if not, when. All limiters have these methods. */
 export abstract class Limiter {
-  /** The limit's name: what `Decision.deniedBy` says. */
+  /** The limit's name, as in `Decision.deniedBy`. */
   readonly name: string;
   /** @internal The closure that calls it. */
   _call!: Closure;
-  /** @internal Does a permit hold something that must be given back? */
+  /** @internal Whether a permit holds units until it ends. */
   _holds = false;
-  readonly #home: Home;
+  readonly #setup: LimiterSetup;
   readonly #store: Store | undefined;
   #native: NativeLimiter | undefined;
   #line: Line | undefined;
-  readonly #crowd = new Crowd();
+  readonly #activity = new Activity();
   #isStopped = false;
   readonly #bells: readonly Bell[];
   #opening: Promise<void> | null = null;
   #isOpen = false;
-  /** Lets those listen that came before its native half was found. */
+  /** The hooks that were added before the native half was found. */
   #early: { readonly event: HookEvent; readonly hook: number; readonly begin: () => void }[] = [];
 
-  /** @internal With a name instead of what was made, the first use finds it. */
-  constructor(made: NativeLimiter | string, home: Home = {}) {
-    this.#home = home;
-    this.#store = home.store;
-    const clock = home.store?._clock;
+  /** @internal Takes the native half, or a name by which the first use finds it. */
+  constructor(made: NativeLimiter | string, setup: LimiterSetup = {}) {
+    this.#setup = setup;
+    const { store } = setup;
+    this.#store = store;
+    const clock = store?._clock;
     this.#bells = clock === undefined ? [new Bell()] : [new Bell(), clock._bell];
-    this.#isOpen = home.store === undefined || !home.store._isShared;
+    this.#isOpen = store === undefined || !store._isShared;
     if (typeof made === "string") {
       this.name = made;
       this._call = () => {
@@ -89,9 +87,9 @@ export abstract class Limiter {
     }
   }
 
-  /** @internal Takes its native half. */
+  /** @internal Sets the native half. */
   _bind(made: NativeLimiter): void {
-    const { holds, wrap = (closure: Closure) => closure } = this.#home;
+    const { holds, wrap = (closure: Closure) => closure } = this.#setup;
     this.#native = made;
     this._call = wrap(bind(made));
     if (this.#isStopped) this.#close();
@@ -99,7 +97,7 @@ export abstract class Limiter {
     for (const { begin } of this.#early.splice(0)) begin();
   }
 
-  /** Finds its native half. The store's hooks hear from the core that there is none. */
+  /** Finds the native half. If there is none, the core notifies the store's hooks. */
   #find(): void {
     try {
       this._bind(native.find(this.#store!._native, this.name));
@@ -110,8 +108,8 @@ export abstract class Limiter {
 
   #notFound(error: unknown): unknown {
     const event = thrown(error) instanceof UnknownLimit ? "unknown_limit" : "store_error";
-    const telling = { limit: this.name, key: "", wanted: 1, wait: 0, error: messageOf(error) };
-    for (const { event: of, hook } of this.#early) if (of === event) shared.hooks.get(hook)?.({ hook, ...telling });
+    const details = { limit: this.name, key: "", wanted: 1, wait: 0, error: messageOf(error) };
+    for (const { event: of, hook } of this.#early) if (of === event) shared.hooks.get(hook)?.({ hook, ...details });
     return error;
   }
 
@@ -121,20 +119,20 @@ export abstract class Limiter {
     return this.#native!;
   }
 
-  /** @internal The stores in which it lives. */
+  /** @internal Returns the stores that hold its limits. */
   _stores(): readonly Store[] {
     return this.#store === undefined ? [] : [this.#store];
   }
 
-  /** @internal What is printed of it. */
+  /** @internal Returns the properties that `console.log` prints. */
   _shown(): object {
     return { name: this.name, ...(this.#store && { store: this.#store.url }), ...(this.#isStopped && { stopped: true }) };
   }
 
-  /** @internal Does it count over a time this short, in ms, by the real clock? */
+  /** @internal Returns whether it counts starts over less than `time` ms of the real clock. */
   _countsWithin(time: number): boolean {
     try {
-      // Not by `window`: who waits for it is told what is wrong, and hooks once.
+      // Not through the property `window`: the waiter that needs this gets the error, and hooks are notified once.
       const counts = call(this._call, Op.window, "", 1) === Status.yes && numbers[Num.retryAfter]! / 1e3 < time;
       return counts && this._stores().every((store) => store._clock === undefined);
     } catch {
@@ -142,26 +140,26 @@ export abstract class Limiter {
     }
   }
 
-  /** @internal Is its state shared between processes? */
+  /** @internal Returns whether processes share its state. */
   _isShared(): boolean {
     return this.#store?._isShared ?? false;
   }
 
-  /** @internal What wakes those who wait for it. */
+  /** @internal Returns the bells that wake its waiters. */
   _bells(): readonly Bell[] {
     return this.#bells;
   }
 
-  /** @internal What has to be waited for before the first call, so that it does not block; `null` if nothing. */
+  /** @internal Opens the store before the first call, so that the call does not block; `null` if it is open. */
   _opening(): Promise<unknown> | null {
     if (this.#isOpen) return null;
     this.#opening ??= this.#open().then(
       () => void (this.#isOpen = true),
       (error) => {
-        tellHooks();
+        notifyHooks();
         this.#opening = null; // The next use tries again.
         const reason = thrown(error);
-        // The decision that follows fails too, and answers as the store was told to.
+        // The decision that follows fails too, and returns what `onError` says.
         const answers = this.#native !== undefined && this.#store?._alwaysAnswers;
         if (!(answers && reason instanceof StoreError)) throw reason;
       },
@@ -178,35 +176,35 @@ export abstract class Limiter {
     }
   }
 
-  /** @internal Calls the native half; `call` says what may not happen before the answer is read. */
+  /** @internal Calls the native half. `call` says what must not happen before the result is read. */
   _do(op: number, key: string, weight: number): Status {
     return call(this._call, op, key, weight);
   }
 
-  /** @internal The same; what would have to wait for the store does so on the thread pool: see `ask`. */
+  /** @internal Calls the native half, on the thread pool if the call would have to wait for the store: see `ask`. */
   _ask(op: Op, key: string, weight: number, done: (answer: Answer) => void): void {
     if (this._isNative()) ask(this._call, op, key, weight, done);
-    else done(() => this._do(op | HERE, key, weight));
+    else done(() => this._do(op | Flag.here, key, weight));
   }
 
-  /** @internal Is it without limiters that are written in JavaScript? The thread pool can call those only. */
+  /** @internal Returns whether none of its limits is written in JavaScript. The thread pool can call only such limiters. */
   _isNative(): boolean {
     return true;
   }
 
-  /** Declares or finds it in its store now, instead of at its first use. */
+  /** Declares or finds the limit in its store now instead of at the first use. */
   async open(): Promise<void> {
     await this._opening();
   }
 
   /**
-   * Calls `hook` at each such event of this limiter, soon after the decision; what this gives takes it away again.
+   * Calls `hook` for each such event of this limiter, soon after the decision. Returns a function that removes the hook.
    * `Store.on` listens to all limiters of a store.
    */
   on(event: HookEvent, hook: Hook): () => void {
     let listening = 0;
     const begin = (number: number): void => {
-      const start = () => void (listening = native.listen(this.#native!, event, shared.told, number));
+      const start = () => void (listening = native.listen(this.#native!, event, shared.events, number));
       if (this.#native === undefined) this.#early.push({ event, hook: number, begin: start });
       else start();
     };
@@ -216,8 +214,8 @@ export abstract class Limiter {
   }
 
   /**
-   * Decides and records in one act: a permit, or `null`. A denial changes nothing. Where a server decides, this and all that
-   * answers at once throws `SyncUnsupported`.
+   * Decides and records in one step: returns a permit, or `null` if the start is denied. A denial changes nothing. Where a
+   * server decides, this and every other synchronous call throws `SyncUnsupported`.
    */
   tryAcquire(options?: StartOptions): Permit | null {
     let key = "";
@@ -230,7 +228,7 @@ export abstract class Limiter {
     return call(this._call, Op.attempt, key, weight) === Status.yes ? new Permit(this, key) : null;
   }
 
-  /** The same. What has to wait for the store does so off the event loop, which `tryAcquire` does for 40 ms at most. */
+  /** Does the same as `tryAcquire`, which waits for the store for at most 40 ms, without blocking the event loop. */
   async tryAcquireAsync(options: StartOptions = {}): Promise<Permit | null> {
     checkOptions(options, START);
     const key = keyOf(options.key);
@@ -238,14 +236,14 @@ export abstract class Limiter {
     return this.#ask(Op.attempt, key, weight, (status) => (status === Status.yes ? new Permit(this, key) : null));
   }
 
-  /** The same, answering with the whole decision. */
+  /** Decides and records in one step, and returns the whole decision. */
   decide(options: StartOptions = {}): Decision {
     checkOptions(options, START);
     const key = keyOf(options.key);
     return this.#answer(Op.decide, key, this._do(Op.decide, key, weightOf(options.weight)));
   }
 
-  /** The same. What has to wait for the store does so off the event loop, which `decide` does for 40 ms at most. */
+  /** Does the same as `decide`, which waits for the store for at most 40 ms, without blocking the event loop. */
   async decideAsync(options: StartOptions = {}): Promise<Decision> {
     checkOptions(options, START);
     const key = keyOf(options.key);
@@ -253,14 +251,14 @@ export abstract class Limiter {
     return this.#ask(Op.decide, key, weight, (status) => this.#answer(Op.decide, key, status));
   }
 
-  /** The decision that `decide` would give. Records nothing; `weight` may be 0. */
+  /** Returns the decision that `decide` would return, and records nothing. `weight` may be 0. */
   peek(options: StartOptions = {}): Decision {
     checkOptions(options, START);
     const key = keyOf(options.key);
     return this.#answer(Op.peek, key, this._do(Op.peek, key, weightOf(options.weight)));
   }
 
-  /** The same. What has to wait for the store does so off the event loop. */
+  /** Does the same as `peek` without blocking the event loop. */
   async peekAsync(options: StartOptions = {}): Promise<Decision> {
     checkOptions(options, START);
     const key = keyOf(options.key);
@@ -283,30 +281,30 @@ export abstract class Limiter {
   }
 
   /**
-   * Waits for a permit. Rejects with a `TimeoutError` when there is none before the timeout: at once, if that is known
-   * at once. Waiters of a rate limit are served in the order in which they asked. Who gives up or runs out of time holds
-   * nothing.
+   * Waits for a permit. Rejects with a `TimeoutError` if there is none before the timeout: immediately, if that is known
+   * immediately. A rate limit serves its waiters in the order of their calls. A waiter that gives up or times out holds no
+   * units.
    */
   async acquire(options?: AcquireOptions): Promise<Permit> {
     const request = requestOf(options);
     const permit = this.#startAtOnce(request);
     if (permit !== null) return permit;
     const line = (this.#line ??= new Line(this));
-    return this.#crowd.wait(this.name, request.key, request.maxWaiting, () => line.acquire(request));
+    return this.#activity.wait(this.name, request.key, request.maxWaiting, () => line.acquire(request));
   }
 
-  /** A permit, if there is room and nobody waits. */
+  /** Returns a permit if units are free and the line is empty. */
   #startAtOnce({ key, weight, grace, signal, place }: Request): Permit | null {
     if (place !== undefined || signal?.aborted || !(this.#line?.isIdle ?? true)) return null;
     if (this._opening() !== null || !this._isNative()) return null;
     numbers[Num.grace] = grace;
-    return call(this._call, Op.start | LATER, key, weight) === Status.yes ? new Permit(this, key) : null;
+    return call(this._call, Op.start | Flag.later, key, weight) === Status.yes ? new Permit(this, key) : null;
   }
 
-  /** Waits for a permit, runs `fn`, and completes the permit whatever happened. */
+  /** Waits for a permit, runs `fn`, and completes the permit when `fn` returns or throws. */
   async schedule<T>(fn: (permit: Permit) => T | PromiseLike<T>, options?: AcquireOptions): Promise<T> {
     if (typeof fn !== "function") throw invalid("fn", fn, "a function");
-    return this.#crowd.stay(async () => {
+    return this.#activity.run(async () => {
       const permit = await this.acquire(options);
       try {
         return await fn(permit);
@@ -317,7 +315,7 @@ export abstract class Limiter {
   }
 
   /**
-   * A function that does what `fn` does, each time when this limiter admits it. `options` may be a function of its arguments, such as
+   * Returns a function that waits for a permit before each call of `fn`. `options` may be a function of the arguments, such as
    * `(tenant) => ({ key: tenant })`.
    */
   wrap<This, A extends unknown[], T>(
@@ -335,16 +333,16 @@ export abstract class Limiter {
   }
 
   /**
-   * Resolves when nobody of this process waits for this limiter object, and no function of `schedule` or `wrap` runs. It does not
-   * know of permits that were taken otherwise.
+   * Resolves when no waiter of this process waits for this limiter object, and no function of `schedule` or `wrap` runs. Permits
+   * that were taken in another way do not count.
    */
   async idle(): Promise<void> {
-    await this.#crowd.empty();
+    await this.#activity.idle();
   }
 
   /**
-   * Lets nobody start any more with this limiter object: who waits rejects with `Stopped`, and so does every later start. Those that
-   * run go on, and may complete; this resolves when none of `schedule` and `wrap` runs. The limit, and others who share it, go on.
+   * Stops this limiter object: its waiters, and all later starts, reject with `Stopped`. Running functions continue and may
+   * complete; this resolves when none of `schedule` and `wrap` runs. The limit itself, and others that share it, are unaffected.
    */
   async stop(): Promise<void> {
     if (!this.#isStopped) {
@@ -356,22 +354,22 @@ export abstract class Limiter {
   }
 
   #stopped(): Stopped {
-    return new Stopped(`limiter "${this.name}" was stopped: it lets nobody start`);
+    return new Stopped(`limiter "${this.name}" was stopped: it admits no starts`);
   }
 
-  /** Lets no call through that might start something. */
+  /** Refuses the operations that could start a job. */
   #close(): void {
     const open = this._call;
     this._call = () => {
-      if (STARTS.has(ints[Int.op]! & 0xff)) throw this.#stopped();
+      if (STARTS.has(ints[Int.operation]! & ~(Flag.later | Flag.here))) throw this.#stopped();
       return open();
     };
   }
 
   /**
-   * Takes a place: a start in the future, or now, which counts from now on. `null`, and nothing taken, if it would be
-   * further away than `maxWait`. Present it, or `acquire` with it, when its `wait` is over; give it back with `cancel()`.
-   * For limits that are a matter of time: others throw a `LimitError`, "unsupported".
+   * Takes a place: a start in the future, or now, that the limit counts from this call on. Returns `null`, and takes nothing, if
+   * the place would be further away than `maxWait`. Pass it to `present` or `acquire` when its `wait` is over, or give it back
+   * with `cancel()`. Only limits that count starts over time have places: others throw a `LimitError` with code "unsupported".
    */
   reserve(options: ReserveOptions = {}): Permit | null {
     const { key, weight, maxWait, grace } = placeOf(options);
@@ -380,7 +378,7 @@ export abstract class Limiter {
     return this.#reserved(this._do(Op.reserve, key, weight), key);
   }
 
-  /** The same. What has to wait for the store does so off the event loop, which `reserve` does for 40 ms at most. */
+  /** Does the same as `reserve`, which waits for the store for at most 40 ms, without blocking the event loop. */
   async reserveAsync(options: ReserveOptions = {}): Promise<Permit | null> {
     const { key, weight, maxWait, grace } = placeOf(options);
     return this.#ask(Op.reserve, key, weight, (status) => this.#reserved(status, key), maxWait, grace);
@@ -391,16 +389,16 @@ export abstract class Limiter {
   }
 
   /**
-   * Starts with a place, or its text, if its time has come. The permit says whether it `started`. If not, it is the place
-   * to present after its `wait`: the same one if this was too early; a fresh one, which ends the old, if it came too
-   * late, was used before, or was overtaken by a gate or another limit.
+   * Starts with a place, or its text, if it is ready. The returned permit says whether it `started`. If not, it is the place to
+   * present after its `wait`: the same place if this was too early; a new one, which replaces the old, if this was too late, or
+   * the old one was used before or overtaken by a gate or another limit.
    */
   present(place: Permit | string): Permit {
     this._put("place", place);
     return this.#presented(place, this._do(Op.present, "", 1));
   }
 
-  /** The same. What has to wait for the store does so off the event loop. */
+  /** Does the same as `present` without blocking the event loop. */
   async presentAsync(place: Permit | string): Promise<Permit> {
     await this._opening();
     const put = () => this._put("place", place);
@@ -414,7 +412,7 @@ export abstract class Limiter {
     return new Permit(this, "", started)._waits(after);
   }
 
-  /** The permit of a text that `toText` wrote, perhaps in another process: to complete, cancel or settle its start. */
+  /** Returns the permit of a text that `toText` wrote, perhaps in another process, to complete, cancel or settle its start. */
   permit(text: string): Permit {
     if (typeof text !== "string") throw invalid("text", text, "a string");
     this._put("text", text);
@@ -422,8 +420,8 @@ export abstract class Limiter {
   }
 
   /**
-   * The place of such a text: to present it, or to give it back with `cancel()`, which does nothing if somebody has started
-   * with it meanwhile.
+   * Returns the place of such a text, to present it, or to give it back with `cancel()`. That has no effect if a start has used
+   * the place.
    */
   place(text: string): Permit {
     if (typeof text !== "string") throw invalid("text", text, "a string");
@@ -432,78 +430,78 @@ export abstract class Limiter {
   }
 
   /**
-   * The shortest time over which starts are counted, in ms; `null` if they are not. The grace of a place costs the limit a
-   * part of that. Opens the store.
+   * The shortest time over which starts are counted, in ms; `null` if they are not counted over time. The grace of a place costs
+   * the limit a part of it. Opens the store.
    */
   get window(): number | null {
     return this._do(Op.window, "", 1) === Status.yes ? numbers[Num.retryAfter]! / 1e3 : null;
   }
 
-  /** @internal The same, off the event loop; `null` also if nobody knows, as it is not open. */
+  /** @internal Returns the same without blocking the event loop; `null` also if the limit is not open. */
   async _windowAsync(): Promise<number | null> {
     if (!this.#isOpen) return null;
     return this.#ask(Op.window, "", 1, (status) => (status === Status.yes ? numbers[Num.retryAfter]! / 1e3 : null));
   }
 
-  /** @internal Puts a permit where the next call finds it. */
+  /** @internal Writes a permit for the next call. */
   _put(parameter: string, given: Permit | string): void {
     if (given instanceof Permit) return given._put();
     if (typeof given !== "string") throw invalid(parameter, given, "a Permit or its text");
     try {
       this._do(Op.fromText, given, 1);
     } catch (error) {
-      // Whether the text is too long, not Unicode or not a permit's.
+      // The text is too long, not Unicode, or not a permit's.
       throw error instanceof InvalidArgument ? invalid(parameter, given, "the text of a permit or place") : error;
     }
   }
 
-  /** Ends a permit of this limiter: the job has ended. Ending it again is a no-op. */
+  /** Completes a permit of this limiter: the job has ended. Ending a permit again has no effect. */
   complete(permit: Permit): void {
     if (!(permit instanceof Permit)) throw invalid("permit", permit, "a permit of this limiter");
     permit._end(Op.complete, this);
   }
 
-  /** Would a start of weight 1 be admitted now? Changes nothing. */
+  /** Returns whether a start of weight 1 would be admitted now. Records nothing. */
   async canProceed(key?: string): Promise<boolean> {
     return this.#ask(Op.canProceed, keyOf(key), 1, (status) => status === Status.yes);
   }
 
-  /** A job has started: recorded even when the limit is full, because the caller has already decided. */
+  /** Records a start even if the limit is full, because the caller has already decided. */
   async recordJobStart(key?: string): Promise<void> {
     await this.#ask(Op.recordJobStart, keyOf(key), 1, done);
   }
 
-  /** A job has ended: the oldest start without a permit that this process recorded on that key. */
+  /** Records the end of a job: of the oldest start without a permit that this process recorded for that key. */
   async recordJobCompletion(key?: string): Promise<void> {
     await this.#ask(Op.recordJobCompletion, keyOf(key), 1, done);
     for (const bell of this._bells()) bell.ring(keyOf(key));
   }
 
-  /** The earliest instant at which a start of weight 1 would be admitted; now, if now. Rounded up to the ms. */
+  /** Returns the earliest time at which a start of weight 1 would be admitted, rounded up to the ms. */
   async getNextAvailableTime(key?: string): Promise<Date> {
     return this.#ask(Op.nextAvailableTime, keyOf(key), 1, () => new Date(numbers[Num.time]!));
   }
 
-  /** Imposes a gate: nobody starts before `date`. Gates only move later, except by `clear`. Without a key it binds all. */
+  /** Sets a gate: no start before `date`; without a key, for all keys. Gates only move later, except by `clear`. */
   async setNextAvailableTime(date: Date, key?: string): Promise<void> {
     const ms = types.isDate(date) ? date.getTime() : NaN;
     if (Number.isNaN(ms)) throw invalid("date", date, "a valid Date");
     await this.#ask(Op.setNextAvailableTime, keyOf(key), 1, done, ms);
   }
 
-  /** A gate relative to now. */
+  /** Sets a gate: no start for this long; without a key, for all keys. */
   async pause(duration: Duration, key?: string): Promise<void> {
     const ms = milliseconds("duration", duration);
     await this.#ask(Op.pause, keyOf(key), 1, done, ms);
   }
 
-  /** Back to the initial state, gate included. Without a key: of all keys. */
+  /** Resets a key to its initial state, gate included; without a key, all keys. */
   async clear(key?: string): Promise<void> {
     await this.#ask(Op.clear, keyOf(key), 1, done);
     for (const bell of this._bells()) bell.ring();
   }
 
-  /** What was counted: of a key, or without one of the whole limit. */
+  /** Returns the counts of a key; without one, of the whole limit. */
   stats(options: { key?: string | undefined } = {}): Stats {
     checkOptions(options, ["key"]);
     const key = unicode("key", keyOf(options.key));
@@ -514,7 +512,7 @@ export abstract class Limiter {
     }
   }
 
-  /** What a call answers: at once, or when the thread pool has done what had to wait for the store. `read` reads the answer in the same turn: see `call`. */
+  /** Makes a call, on the thread pool if it has to wait for the store. `read` reads the result in the same turn: see `call`. */
   #ask<T>(
     op: Op,
     key: string,
@@ -528,9 +526,9 @@ export abstract class Limiter {
       put?.();
       numbers[Num.time] = time;
       numbers[Num.grace] = grace;
-      if (!this._isNative()) return read(this._do(op | HERE, key, weight));
-      const later = begin(this._call, op, key, weight);
-      return later === undefined ? read(status()) : finish(later, read);
+      if (!this._isNative()) return read(this._do(op | Flag.here, key, weight));
+      const pending = begin(this._call, op, key, weight);
+      return pending === undefined ? read(status()) : finish(pending, read);
     };
     const opening = this._opening();
     return opening === null ? ask() : opening.then(ask);
@@ -540,7 +538,7 @@ export abstract class Limiter {
 /** Reads nothing. */
 const done = (): void => {};
 
-/** What a `reserve` asks for, durations in ms and -1 for none. */
+/** Checks the options of a `reserve`. Durations are in ms, -1 for none. */
 function placeOf(options: ReserveOptions): { key: string; weight: number; maxWait: number; grace: number } {
   checkOptions(options, RESERVE);
   const key = keyOf(options.key);

@@ -1,4 +1,4 @@
-// Limits by name: from a text, a few numbers, or whatever is declared.
+// Limits by name: from a text, from a few numbers, or as declared.
 
 import { brand } from "./brand.js";
 import { invalid, make } from "./errors.js";
@@ -7,9 +7,9 @@ import { Limiter } from "./limiter.js";
 import { type NativeLimiter, native } from "./native.js";
 import type { Store } from "./store.js";
 
-/** A limiter of any kind, of a store: made, or whatever its first use finds under a name. */
+/** A limiter of any kind in a store: made here, or found under its name at the first use. */
 export class NamedLimiter extends Limiter {
-  /** `policy` is its text, if it was made of one. */
+  /** `policy` is its text, if it was made from one. */
   constructor(
     made: NativeLimiter | string,
     store: Store,
@@ -19,19 +19,19 @@ export class NamedLimiter extends Limiter {
   }
 }
 
-/** What a `FlowControl` allows: a rate, a parallelism, or both. */
+/** The options of a `FlowControl`: a rate, a parallelism, or both. */
 export interface FlowControlOptions {
   /** The name under which the limit is shared. */
   key: string;
   /** The most starts in any rolling period. */
   rate?: number | undefined;
-  /** The period: 1 s if not given. */
+  /** The period. Default: 1 s. */
   period?: Duration | undefined;
   /** The most jobs at the same time. */
   parallelism?: number | undefined;
 }
 
-/** Flow control in one go: `store.limiter(new FlowControl({ key: "openai", rate: 100, period: "1m", parallelism: 5 }))`. */
+/** A limit of a few numbers: `store.limiter(new FlowControl({ key: "openai", rate: 100, period: "1m", parallelism: 5 }))`. */
 export class FlowControl {
   /** The name under which the limit is shared. */
   readonly key: string;
@@ -65,7 +65,7 @@ export class FlowControl {
 
 brand({ FlowControl }, native);
 
-/** The limiter of a policy's text, or without one that which is declared. */
+/** Returns the limiter of a policy's text; without one, the limiter that is declared. */
 export function byName(store: Store, name: string, policy: string | undefined): Limiter {
   unicode("name", name);
   if (policy === undefined) {

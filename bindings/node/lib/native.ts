@@ -1,7 +1,8 @@
-// The boundary to the native half: its functions, and the buffer through which limiters are called (`src/call.rs`).
+// The boundary to the native half: its functions, and the buffer through which limiters are called (`src/layout.rs`).
 
 import addon from "./addon.cjs";
 import { invalid, refused, thrown } from "./errors.js";
+import { Flag, Int, Num, Offset, Op, type Question, Size, type Status, TextLength } from "./layout.js";
 import type { KeySnapshot, LimitSnapshot, Snapshot } from "./snapshot.js";
 
 declare const kind: unique symbol;
@@ -10,31 +11,32 @@ interface Opaque<Kind extends string> {
   readonly [kind]: Kind;
 }
 export type NativeStore = Opaque<"store">;
-export type NativeOnlooker = Opaque<"onlooker">;
+export type NativeObserver = Opaque<"observer">;
 export type NativeClock = Opaque<"clock">;
 export type NativePolicy = Opaque<"policy">;
 export type NativeLimiter = Opaque<"limiter">;
-/** What the hooks of this thread have been told. */
-export type NativeTold = Opaque<"told">;
+/** The events of this thread for which its hooks have not been called yet. */
+export type NativeEventQueue = Opaque<"event queue">;
 /** A call that has to wait for the store. */
-type Later = Opaque<"later">;
-/** The closure of a limiter. It gives something only if it was asked to make a call later that would have to wait. */
-export type Closure = () => Later | undefined;
+type PendingCall = Opaque<"pending call">;
+/** The closure of a limiter. It returns a value only for a call with `Flag.later` that would have to wait. */
+export type Closure = () => PendingCall | undefined;
 type Windows = readonly (readonly [max: number, seconds: number])[];
 type Backoff = readonly [initial: number, multiplier: number, max: number, jitter: string];
 
-/** What a hook is told, by its number. */
-export interface Telling {
+/** An event for a hook. */
+export interface QueuedEvent {
+  /** The hook's number. */
   readonly hook: number;
   readonly limit: string;
   readonly key: string;
   readonly wanted: number;
   readonly wait: number;
-  /** As it is thrown. */
+  /** The message that is thrown. */
   readonly error?: string | null;
 }
 
-/** What a server's settings endanger. */
+/** A setting of a server that endangers limits. */
 export interface Advice {
   readonly severity: string;
   readonly what: string;
@@ -43,7 +45,7 @@ export interface Advice {
   readonly instead: string;
 }
 
-/** A snapshot as it comes from `src/snapshot.rs`: its time in ms, its counts without names. */
+/** A snapshot as `src/snapshot.rs` returns it: its time in ms, its counts without names. */
 export type NativeSnapshot = Omit<Snapshot, "at" | "limits"> & { readonly at: number; readonly limits: readonly NativeLimitSnapshot[] };
 type NativeLimitSnapshot = Counted<Omit<LimitSnapshot, "hotKeys">> & { readonly hotKeys: readonly Counted<KeySnapshot>[] };
 type Counted<T> = Omit<T, "stats"> & { readonly stats: readonly number[] };
@@ -63,17 +65,17 @@ interface Native {
   lift(store: NativeStore, name: string, key?: string): Promise<void>;
   flush(store: NativeStore): Promise<void>;
   verify(store: NativeStore, repair: boolean): Promise<string[]>;
-  onlooker(store: NativeStore): NativeOnlooker;
-  snapshot(onlooker: NativeOnlooker, keys: number, showKeys: boolean): NativeSnapshot;
-  snapshotLater(onlooker: NativeOnlooker, keys: number, showKeys: boolean): Promise<NativeSnapshot>;
-  metrics(onlooker: NativeOnlooker, keys: number, showKeys: boolean, format: string): string;
-  metricsLater(onlooker: NativeOnlooker, keys: number, showKeys: boolean, format: string): Promise<string>;
+  observer(store: NativeStore): NativeObserver;
+  snapshot(observer: NativeObserver, keys: number, showKeys: boolean): NativeSnapshot;
+  snapshotLater(observer: NativeObserver, keys: number, showKeys: boolean): Promise<NativeSnapshot>;
+  metrics(observer: NativeObserver, keys: number, showKeys: boolean, format: string): string;
+  metricsLater(observer: NativeObserver, keys: number, showKeys: boolean, format: string): Promise<string>;
   metricsContentType(format: string): string;
   doctor(url: string): Promise<Advice[]>;
   postgresSchema(): string;
   runCommand(args: string[]): number;
   url(store: NativeStore): string;
-  tellCounts(): void;
+  publishCounts(): void;
   failures(store: NativeStore): number;
   manualClock(): NativeClock;
   advance(clock: NativeClock, ms: number): void;
@@ -104,75 +106,26 @@ interface Native {
   nameOf(limiter: NativeLimiter): string;
   hasPlaces(limiter: NativeLimiter): boolean;
   stats(limiter: NativeLimiter, key: string): number[];
-  bufferSize(): number;
-  bind(limiter: NativeLimiter, buffer: ArrayBuffer, told: NativeTold): Closure;
-  told(): NativeTold;
-  takeTold(told: NativeTold): Telling[];
-  listen(limiter: NativeLimiter, event: string, told: NativeTold, hook: number): number;
+  bind(limiter: NativeLimiter, buffer: ArrayBuffer, events: NativeEventQueue): Closure;
+  eventQueue(): NativeEventQueue;
+  takeEvents(queue: NativeEventQueue): QueuedEvent[];
+  listen(limiter: NativeLimiter, event: string, queue: NativeEventQueue, hook: number): number;
   unlisten(limiter: NativeLimiter, listening: number): void;
-  listenToStore(store: NativeStore, event: string, told: NativeTold, hook: number): number;
+  listenToStore(store: NativeStore, event: string, queue: NativeEventQueue, hook: number): number;
   unlistenToStore(store: NativeStore, listening: number): void;
-  work(later: Later): Promise<Uint8Array>;
+  finish(call: PendingCall): Promise<Uint8Array>;
 }
 
 export const native = addon as Native;
 
-/** What a limiter written in JavaScript is asked (`src/custom.rs`). */
-export const enum Question {
-  decide,
-  peek,
-  complete,
-  cancel,
-  settle,
-  pause,
-  clear,
-  recordJobStart,
-  recordJobCompletion,
-}
-
 /**
- * How it is asked. The number is a weight, a start's own, or a duration in ms; the text a key, or what a start was worth.
- * Decisions answer the number of the start, or if denied, a negative number: after how many µs perhaps, less one.
- * NaN: it threw.
+ * Asks a limiter written in JavaScript (`src/custom.rs`). The number is a weight, the number of a start, or a duration in ms;
+ * the text is a key, or the actual weight of a start. A decision returns the number of the start; if denied, `-1 - us`,
+ * where a retry may succeed after `us` µs. NaN: the limiter threw.
  */
 export type Ask = (question: Question, text: string, number: number) => number;
 
-/** What a limiter can be asked. */
-export const enum Op {
-  attempt,
-  complete,
-  decide,
-  peek,
-  join,
-  leave,
-  canProceed,
-  recordJobStart,
-  recordJobCompletion,
-  nextAvailableTime,
-  setNextAvailableTime,
-  pause,
-  clear,
-  readyAt,
-  cancel,
-  settle,
-  reserve,
-  present,
-  joinWithPlace,
-  toText,
-  fromText,
-  renew,
-  fence,
-  cancelPlace,
-  window,
-  advance,
-  take,
-  wake,
-  wakeAll,
-  start,
-  leaveWithPlace,
-}
-
-/** What waits where such a call must not. */
+/** The calls to use where one of these must not wait for a server. */
 const INSTEAD: Partial<Record<number, readonly [name: string, instead: string]>> = {
   [Op.attempt]: ["tryAcquire()", "tryAcquireAsync()"],
   [Op.decide]: ["decide()", "decideAsync()"],
@@ -184,150 +137,115 @@ const INSTEAD: Partial<Record<number, readonly [name: string, instead: string]>>
   [Op.fromText]: ["to read a permit or place", "open() before"],
 };
 
-/** Added to what must not wait for the store here: `ask` has that done on the thread pool. */
-export const LATER = 1 << 8;
-/** Added to what waits here, even for a server: with limiters written in JavaScript. */
-export const HERE = 1 << 9;
-
-/** What it answers. */
-export const enum Status {
-  no,
-  yes,
-  sleep,
-  expired,
-}
-
-/** Where things are in `ints`. */
-export const enum Int {
-  op,
-  status,
-  textLength,
-  priority,
-  permit = 26,
-}
-
-/** Where things are in `numbers`. */
-export const enum Num {
-  weight = 2,
-  time,
-  retryAfter,
-  suggestedAfter,
-  resetAfter,
-  remaining,
-  limit,
-  grace,
-  waiter,
-  due,
-}
-
-/** What is one for all who loaded this code in this thread, because they may use each other's objects: see `brand.ts`. */
-interface Shared {
-  /** For the calls of all limiters: a call is written, made and read before anything else can run. */
+/** The state that all copies of this code in a thread share, because they may use each other's objects: see `brand.ts`. */
+interface ThreadState {
+  /** The buffer of all calls: a call is written, made and read before other code can run. */
   readonly buffer: ArrayBuffer;
-  readonly told: NativeTold;
+  readonly events: NativeEventQueue;
   /** The hooks, by their numbers. */
-  readonly hooks: Map<number, (telling: Telling) => void>;
+  readonly hooks: Map<number, (event: QueuedEvent) => void>;
   lastHook: number;
-  /** What the innermost call of a limiter that calls back was thrown first, by limiters of the caller's own. */
+  /** The first error that a limiter written in JavaScript threw in the innermost call that may call such limiters. */
   failure: unknown;
 }
 
-const here = addon as { shared?: Shared };
-export const shared: Shared = (here.shared ??= {
-  buffer: new ArrayBuffer(native.bufferSize()),
-  told: native.told(),
+const holder = addon as { shared?: ThreadState };
+export const shared: ThreadState = (holder.shared ??= {
+  buffer: new ArrayBuffer(Size.buffer),
+  events: native.eventQueue(),
   hooks: new Map(),
   lastHook: 0,
   failure: undefined,
 });
 const { buffer } = shared;
-export const ints = new Int32Array(buffer, 0, 42);
-export const numbers = new Float64Array(buffer, 0, 12);
-const large = new BigUint64Array(buffer, 96, 1);
-const text = Buffer.from(buffer, 168);
+export const ints = new Int32Array(buffer, 0, Int.permit + Size.permit);
+export const numbers = new Float64Array(buffer, 0, Num.due + 1);
+const large = new BigUint64Array(buffer, Offset.large, 1);
+const text = Buffer.from(buffer, Offset.text, Size.text);
 const bytes = new Uint8Array(buffer);
 
-/** The closure of a limiter. */
-export const bind = (limiter: NativeLimiter): Closure => native.bind(limiter, buffer, shared.told);
+/** Makes the closure of a limiter. */
+export const bind = (limiter: NativeLimiter): Closure => native.bind(limiter, buffer, shared.events);
 
-/** Calls a limiter. Nothing of the caller's (a getter of its options, say) may run between this and reading the answer. */
+/** Calls a limiter. No code of the caller's, such as a getter of its options, may run between this and reading the result. */
 export function call(closure: Closure, op: number, key: string, weight: number): Status {
   put(op, key, weight);
   try {
     closure();
   } catch (error) {
-    tellHooks();
+    notifyHooks();
     throw refused(error, ...(INSTEAD[op] ?? ["this call", "open() before"]));
   }
-  if (ints[Int.op] !== 0) tellHooks();
+  if (ints[Int.operation] !== 0) notifyHooks();
   return ints[Int.status]!;
 }
 
-/** Tells hooks what calls have told: in turns of their own, as the answer of this call has not been read yet. */
-export function tellHooks(): void {
+/** Notifies hooks of queued events. They run in turns of their own, as the result of this call has not been read yet. */
+export function notifyHooks(): void {
   if (shared.hooks.size === 0) return;
-  for (const telling of native.takeTold(shared.told)) shared.hooks.get(telling.hook)?.(telling);
+  for (const event of native.takeEvents(shared.events)) shared.hooks.get(event.hook)?.(event);
 }
 
-/** Begins a call of a limiter. It is done, and its answer in the buffer, unless this gives what would have to wait for the store. */
-export function begin(closure: Closure, op: Op, key: string, weight: number): Later | undefined {
-  let later: Later | undefined;
+/** Begins a call of a limiter. Its result is in the buffer, unless this returns a call that has to wait for the store. */
+export function begin(closure: Closure, op: Op, key: string, weight: number): PendingCall | undefined {
+  let pending: PendingCall | undefined;
   try {
-    put(op | LATER, key, weight);
-    later = closure();
+    put(op | Flag.later, key, weight);
+    pending = closure();
   } catch (error) {
-    tellHooks();
+    notifyHooks();
     throw thrown(error);
   }
-  if (ints[Int.op] !== 0) tellHooks();
-  return later;
+  if (ints[Int.operation] !== 0) notifyHooks();
+  return pending;
 }
 
-/** What the call that was just made answered. */
+/** Returns the status of the last call. */
 export const status = (): Status => ints[Int.status]!;
 
-/** Does on the thread pool what had to wait. `read` reads the answer from the buffer at once. */
-export function finish<T>(later: Later, read: (status: Status) => T): Promise<T> {
-  return inPool(() => native.work(later)).then(
-    (answer) => {
-      tellHooks();
-      bytes.set(answer);
+/** Finishes a call on the thread pool. `read` reads the result from the buffer at once. */
+export function finish<T>(pending: PendingCall, read: (status: Status) => T): Promise<T> {
+  return inPool(() => native.finish(pending)).then(
+    (result) => {
+      notifyHooks();
+      bytes.set(result);
       return read(status());
     },
     (error) => {
-      tellHooks();
+      notifyHooks();
       throw thrown(error);
     },
   );
 }
 
-/** Reads the answer of a call from the buffer, or throws its error. */
+/** Reads the result of a call from the buffer, or throws its error. */
 export type Answer = () => Status;
 
 /**
- * Calls a limiter, on the thread pool if it would have to wait for the store. `done` is called once, mostly before this
- * returns, and reads the answer at once; it does not throw.
+ * Calls a limiter, on the thread pool if it would have to wait for the store. `done` is called once, usually before this
+ * returns, and reads the result at once; it does not throw.
  */
 export function ask(closure: Closure, op: Op, key: string, weight: number, done: (answer: Answer) => void): void {
   const failed = (reason: unknown): void =>
     done(() => {
       throw reason;
     });
-  let later: Later | undefined;
+  let pending: PendingCall | undefined;
   try {
-    later = begin(closure, op, key, weight);
+    pending = begin(closure, op, key, weight);
   } catch (reason) {
     return failed(reason);
   }
-  if (later === undefined) return done(status);
-  finish(later, () => done(status)).catch(failed);
+  if (pending === undefined) return done(status);
+  finish(pending, () => done(status)).catch(failed);
 }
 
 /**
- * The pool's threads are few, and for the whole process: files and names of hosts need them, too. So two of them are left to others, and
- * two are used at least. Whoever asks a server much makes the pool larger: each call has a thread for as long as the server takes.
+ * The number of pool threads that these calls use at once. The process has few, which files and host names need too, so two are
+ * left to them; at least two are used. A call occupies a thread for as long as the server takes: a program that asks a server
+ * often makes the pool larger.
  */
-const MOST_IN_POOL = Math.max(2, Math.min(Number(process.env["UV_THREADPOOL_SIZE"]) || 4, 1024) - 2);
+const MOST_IN_POOL = Math.max(2, Math.min(Number(process.env.UV_THREADPOOL_SIZE) || 4, 1024) - 2);
 let inPoolNow = 0;
 const waitingForPool: (() => void)[] = [];
 
@@ -344,12 +262,12 @@ async function inPool<T>(work: () => Promise<T>): Promise<T> {
 }
 
 function put(op: number, key: string, weight: number): void {
-  ints[Int.op] = op;
+  ints[Int.operation] = op;
   ints[Int.textLength] = key === "" ? 0 : write(key);
   numbers[Num.weight] = weight;
 }
 
-/** Writes a key. Most are short and ASCII: a loop beats everything that has to be called. */
+/** Writes a key. Most are short and ASCII, for which a loop is faster than any call. */
 function write(key: string): number {
   const length = key.length;
   if (length <= 64) {
@@ -361,36 +279,37 @@ function write(key: string): number {
     }
     if (i === length) return length;
   }
-  if (!key.isWellFormed()) throw invalid("key", key, "well-formed Unicode, and this has a lone surrogate");
-  // What does not fit is beyond what the core accepts, and the core says so of what fits.
+  if (!key.isWellFormed()) throw invalid("key", key, "well-formed Unicode, without lone surrogates");
+  // A key that does not fit is longer than the core accepts. The core checks the length of a key that fits.
   const size = Buffer.byteLength(key);
   if (size > text.length) throw invalid("key", `${size} bytes long`, "at most 1024 bytes of UTF-8", true);
   return text.write(key, "utf8");
 }
 
-/** The text that the last call gave. */
+/** Returns the text that the last call wrote. */
 export const takeText = (): string => text.toString("utf8", 0, ints[Int.textLength]);
 
-/** The name of the limit that denied, if it is not the limiter's own. */
-export const deniedBy = (own: string): string => (ints[Int.textLength]! < 0 ? own : takeText());
+/** Returns the name of the limit that denied; `own` if it was the limiter itself. */
+export const deniedBy = (own: string): string => (ints[Int.textLength] === TextLength.ownName ? own : takeText());
 
-/** What the last `readyAt` (ns on the clock of `process.hrtime.bigint()`, 0 for none) or `fence` gave. */
+/** Returns what the last `readyAt` (ns on the clock of `process.hrtime.bigint()`, 0 for none) or `fence` wrote. */
 export const takeLarge = (): bigint => large[0]!;
 
-/** The permit that the last call gave, as plain words: two integers each, which no conversion can change. */
+/** Returns the permit that the last call wrote, as 32-bit integers, which no conversion can change. */
 export function takeWords(): readonly number[] {
   const w = ints;
-  // prettier-ignore
+  const p = Int.permit;
+  // biome-ignore format: a literal is faster to make than a copy by a loop
   return [
-    w[26]!, w[27]!, w[28]!, w[29]!, w[30]!, w[31]!, w[32]!, w[33]!,
-    w[34]!, w[35]!, w[36]!, w[37]!, w[38]!, w[39]!, w[40]!, w[41]!,
+    w[p]!, w[p + 1]!, w[p + 2]!, w[p + 3]!, w[p + 4]!, w[p + 5]!, w[p + 6]!, w[p + 7]!,
+    w[p + 8]!, w[p + 9]!, w[p + 10]!, w[p + 11]!, w[p + 12]!, w[p + 13]!, w[p + 14]!, w[p + 15]!,
   ];
 }
 
-/** Puts a permit where the next call finds it. */
+/** Writes a permit for the next call. */
 export function putWords(words: readonly number[]): void {
-  for (let i = 0; i < 16; i++) ints[Int.permit + i] = words[i]!;
+  for (let i = 0; i < Size.permit; i++) ints[Int.permit + i] = words[i]!;
 }
 
-/** Is the permit that the last call gave this one? */
+/** Returns whether the last call wrote this permit. */
 export const isTaken = (words: readonly number[]): boolean => words.every((word, i) => ints[Int.permit + i] === word);

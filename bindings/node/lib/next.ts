@@ -1,4 +1,4 @@
-// A limiter before the route handlers and the proxy of Next.js, which take a `Request` and give a `Response`.
+// Limits the route handlers and the proxy of Next.js, which take a `Request` and return a `Response`.
 
 import { UNIX, type Reader } from "./address.js";
 import { invalid } from "./errors.js";
@@ -8,16 +8,16 @@ import { endWithSignal, forNobody, isResponse, refusal, whenOver, withHeaders } 
 export type { AddressOptions } from "./address.js";
 export type { Limited, OnLimited, Reply, RequestLimit, ServingOptions } from "./serving.js";
 
-/** How route handlers are limited. `onLimited` may answer with a `Response`. */
+/** The options of `limitRequests`. `onLimited` may return a `Response`. */
 export type LimitRequestsOptions = ServingOptions<Request, Response | void>;
 
-/** A route handler: what a route file exports as `GET`, `POST`, … */
+/** A route handler, as a route file exports it under `GET`, `POST`, … */
 export type RouteHandler<R extends Request, Rest extends unknown[], A extends Response> = (
   request: R,
   ...rest: Rest
 ) => A | PromiseLike<A>;
 
-/** Wraps a handler, whose requests also take these limits: all of them, or nothing. */
+/** Wraps a handler, whose requests also need these limits: a request is admitted by all of them, or refused. */
 export type LimitRequests = <R extends Request, Rest extends unknown[], A extends Response>(
   handler: RouteHandler<R, Rest, A>,
   ...limits: RequestLimit<Request>[]
@@ -31,11 +31,11 @@ const reader: Reader<Request> = {
 };
 
 /**
- * Limits requests: gives a function that wraps route handlers, so that they answer 429 when there is no room. What a request has taken
- * is held until its response is over, or the client has left.
+ * Returns a function that wraps route handlers, which then answer 429 to requests that are denied. A request holds its permits until
+ * its response has ended or the client has disconnected.
  *
- * A handler is not told who has connected. So to count by address needs a proxy that says so, declared as
- * `trustedProxies: ["unix", …]`: whoever connects to Next is trusted, and then all others that are listed.
+ * A route handler does not see the address of the connection. Counting by address needs a proxy that reports it, declared as
+ * `trustedProxies: ["unix", …]`: the peer that connects to Next is trusted, and so are the other proxies in the list.
  */
 export function limitRequests(options: LimitRequestsOptions = {}): LimitRequests {
   const gate = new Gate(reader, options);
@@ -43,9 +43,9 @@ export function limitRequests(options: LimitRequestsOptions = {}): LimitRequests
 
   function checkKeys(limits: readonly RequestLimit<Request>[] = []): void {
     for (const { key } of limits) {
-      if (key === "user") throw invalid("key", key, "a function of the request: a route handler is not told who is signed in");
+      if (key === "user") throw invalid("key", key, "a function of the request: a route handler does not see the user");
       if (typeof key !== "string" || options.trustedProxies?.includes(UNIX)) continue;
-      const expected = 'a list with "unix" where keys need addresses: a route handler is told them by proxies only';
+      const expected = 'a list with "unix" where keys need addresses: a route handler learns them from proxies only';
       throw invalid("trustedProxies", options.trustedProxies, expected);
     }
   }
@@ -55,7 +55,7 @@ export function limitRequests(options: LimitRequestsOptions = {}): LimitRequests
     const all = [...gate.limits, ...gate.route(limits)];
     checkKeys(limits);
     return async (request, ...rest) => {
-      // Next answers a GET that has read nothing of its request once, when it builds, and then never asks again.
+      // Next caches at build time the response of a GET handler that reads nothing of its request.
       request.headers.has("host");
       if (await gate.isExempt(request)) return handler(request, ...rest);
       const entry = new Entry();
@@ -67,7 +67,7 @@ export function limitRequests(options: LimitRequestsOptions = {}): LimitRequests
       try {
         return whenOver(withHeaders(await handler(request, ...rest), headers), entry);
       } catch (error) {
-        // Next's redirect() throws, and is an answer like others.
+        // Next's redirect() throws; its response is a success.
         const { digest } = (error ?? {}) as { digest?: unknown };
         await entry.end(String(digest).startsWith("NEXT_REDIRECT") ? "successful" : "failed");
         throw error;

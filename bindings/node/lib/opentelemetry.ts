@@ -1,4 +1,4 @@
-// Metrics of a store for OpenTelemetry.
+// The metrics of a store for OpenTelemetry.
 
 import { type Attributes, type BatchObservableCallback, type MeterProvider, type Observable, metrics } from "@opentelemetry/api";
 import { invalid } from "./errors.js";
@@ -6,20 +6,20 @@ import { options as checkOptions } from "./input.js";
 import type { KeySnapshot, LimitSnapshot, Snapshot, SnapshotOptions, Usage } from "./snapshot.js";
 import { Store } from "./store.js";
 
-/** How a store is instrumented. */
+/** The options of `instrument`. */
 export interface InstrumentOptions extends SnapshotOptions {
-  /** How many keys of each limit have values of their own, the busiest first: none if not given, at most 1,000. */
+  /** How many keys of each limit have metrics of their own, the busiest first. Default: 0; at most 1,000. */
   keys?: number | undefined;
-  /** Whose meter is told: the global one's if not given. */
+  /** The provider of the meter. Default: the global provider. */
   meterProvider?: MeterProvider | undefined;
 }
 
 /**
- * Tells a meter of a store and all of its limits, whenever somebody collects; what this gives ends it. Each collection looks at the
- * store once, on the thread pool. While the store fails nothing is told, and `workglow_limit.collection.errors` counts how often.
+ * Reports a store and all of its limits to a meter at each collection. Returns a function that stops it. Each collection takes one
+ * snapshot, on the thread pool. If the store fails, nothing is reported, and `workglow_limit.collection.errors` counts the failure.
  *
- * All processes of a "sqlite:" store tell the same, so instrument one of each machine, and do not add them up; on a server, each tells
- * its own counts.
+ * All processes of a "sqlite:" store report the same numbers, so instrument one process of each machine, and do not add them up. On a
+ * server, each process reports its own counts.
  */
 export function instrument(store: Store, options: InstrumentOptions = {}): () => void {
   if (!(store instanceof Store)) throw invalid("store", store, "a Store");
@@ -28,7 +28,7 @@ export function instrument(store: Store, options: InstrumentOptions = {}): () =>
   if (typeof (meterProvider as { getMeter?: unknown } | null)?.getMeter !== "function") {
     throw invalid("meterProvider", meterProvider, "a MeterProvider");
   }
-  // What a collection would refuse, nobody would hear of.
+  // Throws for options that each collection would refuse without being noticed.
   new Store("memory:").snapshot({ keys, showKeys });
 
   const meter = meterProvider.getMeter("workglow_limit");
@@ -41,11 +41,11 @@ export function instrument(store: Store, options: InstrumentOptions = {}): () =>
     observable: make[kind](`workglow_limit.${name}`, { unit, description }) as Observable,
     seen,
   }));
-  const failed = { unit: "{error}", description: "Collections of which the store failed the look." };
+  const failed = { unit: "{error}", description: "Collections that failed because of the store." };
   const errors = meter.createObservableCounter("workglow_limit.collection.errors", failed);
 
   let failures = 0;
-  const tell: BatchObservableCallback = async (result) => {
+  const report: BatchObservableCallback = async (result) => {
     const snapshot = await store.snapshotAsync({ keys, showKeys }).catch(() => void failures++);
     result.observe(errors, failures);
     if (snapshot === undefined) return;
@@ -54,8 +54,8 @@ export function instrument(store: Store, options: InstrumentOptions = {}): () =>
     }
   };
   const observables = [errors, ...instruments.map(({ observable }) => observable)];
-  meter.addBatchObservableCallback(tell, observables);
-  return () => meter.removeBatchObservableCallback(tell, observables);
+  meter.addBatchObservableCallback(report, observables);
+  return () => meter.removeBatchObservableCallback(report, observables);
 }
 
 type Values = Iterable<readonly [value: number, attributes?: Attributes]>;
@@ -79,7 +79,7 @@ const ofLimit = (value: (limit: LimitSnapshot) => number | null | undefined): Se
 const ofUsage = (value: (usage: Usage) => number): Seen =>
   function* (snapshot) {
     for (const { name, usage } of snapshot.limits) {
-      // Of windows of the same length the fuller one, which comes first.
+      // Of windows with the same duration, the fuller one, which comes first.
       for (const one of new Map([...usage].reverse().map((one) => [one.window, one])).values()) {
         yield [value(one), one.window === null ? { limit: name } : { limit: name, window: String(one.window / 1e3) }];
       }
@@ -98,36 +98,37 @@ const leases = ({ usage }: LimitSnapshot) => usage.find(({ window }) => window =
 type Kind = "gauge" | "counter" | "sum";
 
 // As in Python's workglow_limit/opentelemetry.py.
+// biome-ignore format: a table
 const INSTRUMENTS: readonly (readonly [Kind, name: string, unit: string, description: string, Seen])[] = [
   ["gauge", "units.allowed", "{unit}", "Units that the limit allows a key in each of its windows.", ofUsage(({ limit }) => limit)],
   ["gauge", "units.used", "{unit}", "Units of each window in use by the key that uses most of it.", ofUsage(({ used }) => used)],
-  ["gauge", "units.peak", "{unit}", "The most units in use at a time, of one key, in the last minute or so.", ofLimit((of) => of.peak)],
-  ["gauge", "near", "1", "Is more than 80 % of the limit used (1), or not (0)?", ofLimit((of) => Number(of.isNear))],
+  ["gauge", "units.peak", "{unit}", "The most units of one key in use at the same time, within about the last minute.", ofLimit((of) => of.peak)],
+  ["gauge", "near", "1", "1 if more than 80 % of the limit is used, otherwise 0.", ofLimit((of) => Number(of.isNear))],
   ["gauge", "leases", "{unit}", "Units of a concurrency limit that are held by running jobs.", ofLimit(leases)],
   ["sum", "waiting", "{caller}", "Callers that wait for a start, in all processes.", ofLimit((of) => of.waiting)],
-  ["gauge", "paused", "1", "Is the limit paused (1), or not (0)?", ofLimit((of) => Number(of.pausedFor > 0))],
-  ["gauge", "paused_for", "s", "For how long the limit is still paused.", ofLimit((of) => of.pausedFor / 1e3)],
-  ["gauge", "retry_after", "s", "How long until the fullest key has room for one unit.", ofLimit((of) => of.retryAfter / 1e3)],
+  ["gauge", "paused", "1", "1 if the limit is paused, otherwise 0.", ofLimit((of) => Number(of.pausedFor > 0))],
+  ["gauge", "paused_for", "s", "The time until the limit's gate opens.", ofLimit((of) => of.pausedFor / 1e3)],
+  ["gauge", "retry_after", "s", "The time until the fullest key admits one unit.", ofLimit((of) => of.retryAfter / 1e3)],
   ["sum", "keys", "{key}", "Keys that are known.", ofLimit((of) => of.keys)],
   ["counter", "starts.admitted", "{start}", "Starts that were admitted.", ofLimit((of) => of.stats.admitted)],
-  ["counter", "starts.denied", "{start}", "Attempts that were denied, and waiters whose time was up.", ofLimit((of) => of.stats.denied)],
+  ["counter", "starts.denied", "{start}", "Attempts that were denied, and waiters that timed out.", ofLimit((of) => of.stats.denied)],
   ["counter", "starts.waited", "{start}", "Starts that had to wait, and places that were not ready at once.", ofLimit((of) => of.stats.waited)],
   ["counter", "starts.cancelled", "{start}", "Permits and places that were cancelled while they counted.", ofLimit((of) => of.stats.cancelled)],
-  ["counter", "wait_time", "s", "How long starts waited, together.", ofLimit((of) => of.stats.waitTime / 1e3)],
-  ["counter", "units.wanted", "{unit}", "Units that starts asked for.", ofLimit((of) => of.stats.unitsWanted)],
+  ["counter", "wait_time", "s", "The total time that starts waited.", ofLimit((of) => of.stats.waitTime / 1e3)],
+  ["counter", "units.wanted", "{unit}", "Units that were requested.", ofLimit((of) => of.stats.unitsWanted)],
   ["counter", "units.granted", "{unit}", "Units that were granted.", ofLimit((of) => of.stats.unitsGranted)],
   ["counter", "places.lost", "{place}", "Places whose owners came too late.", ofLimit((of) => of.placesLost)],
-  ["counter", "store.errors", "{error}", "Decisions that the store failed, in all processes.", ofLimit((of) => of.stats.storeErrors)],
-  ["counter", "policy.changes", "{change}", "How often another policy came to hold.", ofLimit((of) => of.stats.policyChanges)],
+  ["counter", "store.errors", "{error}", "Decisions that failed because of the store, in all processes.", ofLimit((of) => of.stats.storeErrors)],
+  ["counter", "policy.changes", "{change}", "Policy changes.", ofLimit((of) => of.stats.policyChanges)],
   ["gauge", "grants.held", "{unit}", "Units that a server has granted to this process, and that it has not used.", ofLimit((of) => of.grants?.held)],
-  ["counter", "server.requests", "{request}", "How often this process has asked the server.", ofLimit((of) => of.grants?.requests)],
+  ["counter", "server.requests", "{request}", "Requests of this process to the server.", ofLimit((of) => of.grants?.requests)],
   ["gauge", "key.units.allowed", "{unit}", "Units that a hot key is allowed in its fullest window.", ofKey((of) => of.usage[0]!.limit)],
   ["gauge", "key.units.used", "{unit}", "Units of a hot key's fullest window that are in use.", ofKey((of) => of.usage[0]!.used)],
   ["counter", "key.starts.admitted", "{start}", "Starts of a hot key that were admitted.", ofKey((of) => of.stats.admitted)],
   ["counter", "key.starts.denied", "{start}", "Attempts of a hot key that were denied.", ofKey((of) => of.stats.denied)],
   ["counter", "key.units.granted", "{unit}", "Units that were granted to a hot key.", ofKey((of) => of.stats.unitsGranted)],
-  ["gauge", "ledger.lag", "s", "How long admitted units have been waiting to be written to the database, at most.", ofStore((of) => of.ledgerLag / 1e3)],
-  ["gauge", "lane.size", "By", "Size of the lane, 0 where there is none.", ofStore((of) => of.laneBytes)],
+  ["gauge", "ledger.lag", "s", "The age of the oldest admitted units that are not yet in the database.", ofStore((of) => of.ledgerLag / 1e3)],
+  ["gauge", "lane.size", "By", "Size of the lane; 0 without one.", ofStore((of) => of.laneBytes)],
   ["gauge", "processes", "{process}", "Processes of this machine that use the store.", ofStore((of) => of.processes.length || null)],
-  ["counter", "failures", "{error}", "Decisions of this process that the store failed.", ofStore((of) => of.failures)],
+  ["counter", "failures", "{error}", "Decisions of this process that failed because of the store.", ofStore((of) => of.failures)],
 ];

@@ -1,32 +1,33 @@
-// What an admitted start holds, and places: starts in the future.
+// Permits: of admitted starts, and of places, which are starts in the future.
 
 import { brand } from "./brand.js";
 import { SyncUnsupported } from "./errors.js";
 import { warn } from "./hooks.js";
 import { whole } from "./input.js";
 import type { Limiter } from "./limiter.js";
-import { Num, Op, Status, isTaken, native, numbers, putWords, takeLarge, takeText, takeWords } from "./native.js";
+import { Num, Op, Status } from "./layout.js";
+import { isTaken, native, numbers, putWords, takeLarge, takeText, takeWords } from "./native.js";
 import { shown } from "./shown.js";
 import { setTimeout } from "./timers.js";
 
-/** What is left to do for a permit that nobody ended and nobody can reach any more. */
-interface Held {
+/** A permit that was collected before it ended. */
+interface LostPermit {
   readonly limiter: Limiter;
   readonly key: string;
   readonly words: readonly number[];
 }
 
-const lost = new FinalizationRegistry<Held>(async ({ limiter, key, words }) => {
+const lostPermits = new FinalizationRegistry<LostPermit>(async ({ limiter, key, words }) => {
   try {
     await (endAtOnce(Op.complete, limiter, key, words, 1) || end(Op.complete, limiter, key, words, 1));
   } catch (error) {
-    warn("a permit that was forgotten could not be completed", error);
+    warn("a forgotten permit could not be completed", error);
   }
 });
 
 /**
- * The latest permits that hold something. Most end soon, and to have one watched by the collector costs more than its decision: so
- * that begins a while later, for those that have not ended.
+ * The latest permits that hold units. Most end soon, and registering one with the collector costs more than its decision. So only
+ * those that have not ended after `A_WHILE` are registered.
  */
 const latest: Permit[] = [];
 const MOST_LATEST = 500;
@@ -47,7 +48,7 @@ function watchLater(permit: Permit): void {
   }, A_WHILE).unref();
 }
 
-/** Does it end without asking a server? */
+/** Ends a permit if that needs no server; returns whether it did. */
 function endAtOnce(how: Op, limiter: Limiter, key: string, words: readonly number[], actual: number): boolean {
   putWords(words);
   try {
@@ -60,7 +61,7 @@ function endAtOnce(how: Op, limiter: Limiter, key: string, words: readonly numbe
   return true;
 }
 
-/** Ends it off the event loop, if that has to wait. */
+/** Ends or renews a permit without blocking the event loop. */
 function end(how: Op, limiter: Limiter, key: string, words: readonly number[], actual: number): Promise<void> {
   return new Promise((resolve, reject) => {
     putWords(words);
@@ -77,17 +78,18 @@ function end(how: Op, limiter: Limiter, key: string, words: readonly number[], a
 }
 
 function ended(how: Op, limiter: Limiter, key: string): void {
-  if (how === Op.renew || (how === Op.complete && !limiter._holds)) return; // It gave nothing back.
+  if (how === Op.renew || (how === Op.complete && !limiter._holds)) return; // It freed no units.
   for (const bell of limiter._bells()) bell.ring(key);
 }
 
 /**
- * An admitted start. It ends in one of `complete()`, `cancel()` and `settle()`; ending it again is a no-op, in whatever
- * way. With `using` it completes at the end of the scope. One that is forgotten completes when it is garbage-collected.
- * Where a server has to be told, these send it on its way, and what fails there is a warning of the process; `completeAsync()`
- * and the others, and `await using`, wait until it is done.
+ * An admitted start, or a place: a start in the future, as `Limiter.reserve` takes it, which has not `started` until it is
+ * presented.
  *
- * Or a place: a start in the future, as `Limiter.reserve` takes it, which has not `started` until it is presented.
+ * A permit ends by `complete()`, `cancel()` or `settle()`. Ending it again, in any way, has no effect. With `using` it completes
+ * at the end of the scope. A forgotten permit completes when it is garbage-collected. Where a server has to be notified, these
+ * methods do not wait for it, and report a failure as a process warning; `completeAsync()` and the others, and `await using`,
+ * wait.
  */
 export class Permit {
   /** False for a place. */
@@ -98,12 +100,12 @@ export class Permit {
   #ended = false;
   #ending: Promise<void> | undefined;
   #isWatched = false;
-  /** In ms: how long to wait at least, where a place's time has come and somebody else still has to end. */
+  /** The shortest wait in ms of a place that is ready, but whose units another start still holds. */
   #again = 0;
 
-  /** @internal Of the call that was just made. */
+  /** @internal Takes the permit that the last call wrote. */
   constructor(limiter: Limiter, key: string, started = true) {
-    if (limiter === undefined) throw new TypeError("permits are given by limiters, not made");
+    if (limiter === undefined) throw new TypeError("Permit has no public constructor: limiters return permits");
     this.started = started;
     this.#limiter = limiter;
     this.#key = key;
@@ -111,79 +113,78 @@ export class Permit {
     if (limiter._holds) watchLater(this);
   }
 
-  /** @internal If it has not ended: lets it complete when nobody can reach it any more. */
+  /** @internal Registers the permit, unless it has ended, so that it completes when it is garbage-collected. */
   _watch(): void {
     if (this.#ended) return;
-    lost.register(this, { limiter: this.#limiter, key: this.#key, words: this.#words }, this);
+    lostPermits.register(this, { limiter: this.#limiter, key: this.#key, words: this.#words }, this);
     this.#isWatched = true;
   }
 
-  /** The job has ended. */
+  /** Completes the start: the job has ended. */
   complete(): void {
     this._end(Op.complete, this.#limiter);
   }
 
-  /** The same. What has to wait for the store does so off the event loop, as with all that follow. */
+  /** Does the same as `complete()`, and waits for the store without blocking the event loop. */
   async completeAsync(): Promise<void> {
     await this.#endAsync(Op.complete);
   }
 
-  /** The job never ran, or nobody will use the place: its units are free again at once. */
+  /** Cancels the start or place: the job never ran, and its units are free again at once. */
   cancel(): void {
     this._end(this.#canceling, this.#limiter);
   }
 
-  /** The same. */
+  /** Does the same as `cancel()`, and waits for the store without blocking the event loop. */
   async cancelAsync(): Promise<void> {
     await this.#endAsync(this.#canceling);
   }
 
   get #canceling(): Op {
-    // Somebody may have started with a place's text meanwhile.
+    // A place's text may have been used for a start.
     return this.started ? Op.cancel : Op.cancelPlace;
   }
 
   /**
-   * The job has ended, and was worth `actual` units instead of the weight that it started with. What it did not use is
-   * free again at once; what it used beyond is owed, up to one whole capacity, and delays later starts. A concurrency
-   * limit throws a `LimitError`, "unsupported".
+   * Completes the start with `actual` units instead of its weight. Unused units are free again at once. Excess units are owed, up
+   * to the limit's whole capacity, and delay later starts. A concurrency limit throws a `LimitError` with code "unsupported".
    */
   settle(actual: number): void {
     this._end(Op.settle, this.#limiter, whole("actual", actual));
   }
 
-  /** The same. */
+  /** Does the same as `settle()`, and waits for the store without blocking the event loop. */
   async settleAsync(actual: number): Promise<void> {
     await this.#endAsync(Op.settle, whole("actual", actual));
   }
 
-  /** The same as `complete()`, for `using permit = …`. */
+  /** Does the same as `complete()`, for `using permit = …`. */
   [Symbol.dispose](): void {
     this._end(Op.complete, this.#limiter);
   }
 
-  /** The same as `completeAsync()`, for `await using permit = …`. */
+  /** Does the same as `completeAsync()`, for `await using permit = …`. */
   async [Symbol.asyncDispose](): Promise<void> {
     await this.#endAsync(Op.complete);
   }
 
   /**
-   * Lets the lease of a shared concurrency limit begin anew: the start holds its units for the whole lease from now on.
-   * Throws `LeaseLost` if it has ended meanwhile. A no-op for permits that are no leases.
+   * Renews the lease of a shared concurrency limit: the start holds its units for a whole lease from now on. Throws `LeaseLost` if
+   * the lease has ended. No effect on permits without a lease.
    */
   renew(): void {
     this._put();
     this.#limiter._do(Op.renew, "", 1);
   }
 
-  /** The same. */
+  /** Does the same as `renew()` without blocking the event loop. */
   async renewAsync(): Promise<void> {
     await end(Op.renew, this.#limiter, this.#key, this.#words, 1);
   }
 
   /**
-   * Larger for every later lease of the same key, so that what the lease protects can refuse whoever comes late; `null`
-   * for permits that are no leases.
+   * The fencing token of the lease: larger for each later lease of the same key, so that the protected resource can refuse the
+   * holder of an older lease. `null` for permits without a lease.
    */
   get fence(): bigint | null {
     this._put();
@@ -191,8 +192,8 @@ export class Permit {
   }
 
   /**
-   * A short text, with which another process that has the same limit can go on: with a place by `Limiter.present` or
-   * `acquire`, with a start by `Limiter.permit`. Permits that belong to one process throw a `LimitError`, "unsupported".
+   * Returns a short text for another process that shares the limit: the text of a place for `Limiter.present` or `acquire`, the
+   * text of a start for `Limiter.permit`. Permits of a limit of one process throw a `LimitError` with code "unsupported".
    */
   toText(): string {
     this._put();
@@ -200,19 +201,22 @@ export class Permit {
     return takeText();
   }
 
-  /** In ms: when to present a place; 0 if its time has come, or it started. */
+  /** The time until the place is ready, in ms; 0 if it is ready or has started. */
   get wait(): number {
     return this.started ? 0 : Math.max(this.#readyIn(), this.#again);
   }
 
-  /** When its place comes or came, if it had to wait for one; by the wall clock as it is now. Rounded up to the ms. */
+  /** When its place is or was ready, by the current wall clock, rounded up to the ms; `null` if it did not wait for one. */
   get readyAt(): Date | null {
     this.#ready();
     const ms = numbers[Num.time]!;
     return Number.isNaN(ms) ? null : new Date(ms);
   }
 
-  /** The same in ns on the clock of `process.hrtime.bigint()`, never later than it was (on a server: by no more than its answers are late): for measuring. */
+  /**
+   * The same on the clock of `process.hrtime.bigint()`, in ns, for measurements. Never later than it was; on a server, by no more
+   * than the delay of its replies.
+   */
   get readyAtHrtime(): bigint | null {
     this.#ready();
     return takeLarge() || null;
@@ -228,7 +232,7 @@ export class Permit {
     this.#limiter._do(Op.readyAt, "", 1);
   }
 
-  /** @internal Ends it at a limiter, which must be the one that gave it. */
+  /** @internal Ends it. `limiter` must be the one that returned it. */
   _end(how: Op, limiter: Limiter, actual = 1): void {
     if (this.#ended && limiter === this.#limiter) return;
     if (!endAtOnce(how, limiter, this.#key, this.#words, actual)) {
@@ -236,10 +240,10 @@ export class Permit {
       return;
     }
     this.#ended = true;
-    if (this.#isWatched) lost.unregister(this);
+    if (this.#isWatched) lostPermits.unregister(this);
   }
 
-  /** The same, where it may wait. What was sent before is waited for. */
+  /** Does the same without blocking the event loop. Waits for an end that is on its way already. */
   async #endAsync(how: Op, actual = 1): Promise<void> {
     if (this.#ended) return this.#ending;
     this.#ended = true;
@@ -250,30 +254,30 @@ export class Permit {
       this.#ended = false;
       throw error;
     }
-    if (this.#isWatched) lost.unregister(this);
+    if (this.#isWatched) lostPermits.unregister(this);
   }
 
-  /** @internal Puts it where the next call finds it. */
+  /** @internal Writes it for the next call. */
   _put(): void {
     putWords(this.#words);
   }
 
-  /** @internal What is printed of it. */
+  /** @internal Returns the properties that `console.log` prints. */
   _shown(): object {
     return { limiter: this.#limiter.name, key: this.#key, started: this.started, ended: this.#ended };
   }
 
-  /** @internal Did this limiter give it? */
+  /** @internal Returns whether this limiter returned it. */
   _isOf(limiter: Limiter): boolean {
     return this.#limiter === limiter;
   }
 
-  /** @internal Somebody else has it now: a waiter, or the permit that came of it. */
+  /** @internal Marks it as used: a waiter, or the permit that replaced it, has its units. */
   _useUp(): void {
     this.#ended = true;
   }
 
-  /** @internal What came of presenting it, by the call that was just made: itself, if it was too early. */
+  /** @internal Returns the permit that the last call exchanged it for: itself, if it was presented too early. */
   _presented(limiter: Limiter, started: boolean): Permit {
     const after = numbers[Num.retryAfter]! / 1e3;
     let permit: Permit = this;
@@ -284,7 +288,7 @@ export class Permit {
     return permit._waits(after);
   }
 
-  /** @internal Notes how long it was told to wait, which matters where its time has come. */
+  /** @internal Notes the wait that a present returned, which matters if the place is ready. */
   _waits(after: number): this {
     this.#again = this.started || this.#readyIn() > 0 ? 0 : after;
     return this;

@@ -1,5 +1,4 @@
-// The platforms that have a package with the native code, `@workglow-limit/NAME`: the loader, the packages and the
-// release go by this list.
+// The platforms with a package of native code, `@workglow-limit/NAME`. The loader, the packages and the release use this list.
 
 interface Platform {
   readonly name: string;

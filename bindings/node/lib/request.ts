@@ -1,33 +1,33 @@
-// What an `acquire` is asked for.
+// The checked options of an `acquire`.
 
 import type { AcquireOptions } from "./calls.js";
 import { invalid } from "./errors.js";
 import { keyOf, maybeMilliseconds, options as checkOptions, weightOf } from "./input.js";
 import { Permit } from "./permit.js";
 
-/** What an `acquire` asked for. */
+/** The checked options of an `acquire`. */
 export interface Request {
   readonly key: string;
   readonly weight: number;
   readonly priority: number;
-  /** So many may wait, itself included. */
+  /** The most waiters, this one included. */
   readonly maxWaiting: number;
-  /** In ms; -1: as long as it takes. */
+  /** In ms; -1: no timeout. */
   readonly timeout: number;
-  /** In ms; -1: as usual. */
+  /** In ms; -1: the default. */
   readonly grace: number;
   readonly signal: AbortSignal | undefined;
-  /** What to wait with instead of a key and a weight. */
+  /** The place to wait with, instead of a key and a weight. */
   readonly place: Permit | string | undefined;
 }
 
 const ACQUIRE = ["key", "weight", "priority", "timeout", "grace", "signal", "maxWaiting", "place"];
 
-/** @internal Realms, and jsdom, have an `AbortSignal` of their own. */
+/** @internal Returns whether a value is an `AbortSignal`, of any realm or of jsdom. */
 export const isSignal = (given: unknown): given is AbortSignal =>
   typeof (given as AbortSignal | null)?.aborted === "boolean" && typeof (given as AbortSignal).addEventListener === "function";
 
-/** @internal A priority that a caller gave. */
+/** @internal Checks a priority. Default: 0. */
 export function priorityOf(priority: unknown): number {
   if (priority === undefined) return 0;
   if (typeof priority === "number" && (priority | 0) === priority) return priority;
@@ -36,7 +36,7 @@ export function priorityOf(priority: unknown): number {
 
 const PLAIN: Request = { key: "", weight: 1, priority: 0, maxWaiting: Infinity, timeout: -1, grace: -1, signal: undefined, place: undefined };
 
-/** Checks what an `acquire` is given. */
+/** Checks the options of an `acquire`. */
 export function requestOf(options: AcquireOptions | undefined): Request {
   if (options === undefined) return PLAIN;
   checkOptions(options, ACQUIRE);
@@ -47,7 +47,7 @@ export function requestOf(options: AcquireOptions | undefined): Request {
   if (signal !== undefined && !isSignal(signal)) throw invalid("signal", signal, "an AbortSignal");
   if (place !== undefined) {
     for (const [name, value] of Object.entries({ key, weight, priority, grace })) {
-      if (value !== undefined) throw invalid(name, value, "none beside a place, which has its own");
+      if (value !== undefined) throw invalid(name, value, "none with a place, which has its own");
     }
     if (!(place instanceof Permit) && typeof place !== "string") throw invalid("place", place, "a Permit or its text");
     if (place instanceof Permit && place.started) {

@@ -1,10 +1,8 @@
-// What a response says of a limit.
+// Parses what a response says about a limit.
 
 import { invalid } from "./errors.js";
 
-/**
- * A response of `fetch`, `node:http`, undici, got, axios: anything with a status and headers, which are pairs or an object.
- */
+/** A response of `fetch`, `node:http`, undici, got or axios: an object with a status and headers, which are pairs or an object. */
 export type HttpResponse =
   | {
       /** The status, as `fetch` and axios name it. */
@@ -22,7 +20,7 @@ export type HttpResponse =
 /** A structured field's list: each item's text, and its parameters. */
 type Members = [item: string, parameters: Map<string, string>][];
 
-/** With these a server says "not so fast": 403 is GitHub's, 529 Anthropic's. */
+/** The statuses of a rate limit: GitHub uses 403, Anthropic 529. */
 const REFUSALS = [403, 429, 503, 529];
 
 const NUMBER = /^[0-9]+(?:\.[0-9]+)?$/;
@@ -39,20 +37,20 @@ const NAME = "[a-z*][a-z0-9_.*-]*";
 const MEMBER = new RegExp(String.raw`\s*(${VALUE})((?:\s*;\s*${NAME}(?:=(?:${VALUE}))?)*)\s*(?:,|$)`, "y");
 const PARAMETER = new RegExp(String.raw`;\s*(${NAME})=(${VALUE})`, "g");
 
-/** For how many ms a response says to wait, from none to the longest; after a 429 that does not say, the default. */
+/** Returns the pause that a response asks for, in ms, up to `longest`; the default for a 429 that states none. */
 export function pauseOf(response: HttpResponse, { default: usual, longest }: { default: number; longest: number }): number {
   const status = statusOf(response);
   return Math.min(waitOf(status, headersOf(response)) || (status === 429 ? usual : 0), longest);
 }
 
-/** A response's status, as `fetch` or as `node:http` names it. */
+/** Returns a response's status, as `fetch` or as `node:http` names it. */
 export function statusOf(response: HttpResponse): number {
   const { status, statusCode = status } = (response ?? {}) as { status?: unknown; statusCode?: unknown };
   if (typeof statusCode === "number") return statusCode;
   throw invalid("response", response, "one with a status or statusCode, and headers");
 }
 
-/** A response's headers by their names in small letters, repeated ones as one. */
+/** Returns a response's headers by lower-case name. Repeated headers are joined. */
 export function headersOf(response: HttpResponse): Map<string, string> {
   const given: unknown = response.headers;
   if (typeof given !== "object" || given === null) {
@@ -66,7 +64,7 @@ export function headersOf(response: HttpResponse): Map<string, string> {
   return headers;
 }
 
-/** How long to wait for what the headers say, in ms. 0 if they say nothing, or that it is over. */
+/** Returns the wait that the headers ask for, in ms; 0 if they state none, or a time in the past. */
 function waitOf(status: number, headers: Map<string, string>): number {
   const date = instant(headers.get("date") ?? "");
   const now = Number.isNaN(date) ? Date.now() : date;
@@ -74,19 +72,19 @@ function waitOf(status: number, headers: Map<string, string>): number {
   return after || Math.max(0, ...resets(headers).map((reset) => until(reset, now)));
 }
 
-/** When what has nothing remaining has something again: texts, as they were sent. */
+/** Returns the resets of all limits with nothing remaining, as they were sent. */
 function resets(headers: Map<string, string>): (string | undefined)[] {
   const found: (string | undefined)[] = [];
   const policies = new Map(membersOf(headers.get("ratelimit-policy") ?? ""));
   const members = membersOf(headers.get("ratelimit") ?? "");
   for (const [name, parameters] of members) {
-    // It may come earlier than after the whole window, but not later.
+    // Units may be free before the whole window has passed, but not later.
     if (isNone(parameters.get("r"))) found.push(parameters.get("t") ?? policies.get(name)?.get("w"));
   }
   // An older draft had a dictionary: limit=100, remaining=0, reset=30.
   const pairs = new Map(members.map(([item]) => [item.replace(/=.*/, ""), item.replace(/.*?=/, "")]));
   if (isNone(pairs.get("remaining"))) found.push(pairs.get("reset"));
-  // The oldest, and all vendors, in pairs: X-RateLimit-Remaining and -Reset, x-ratelimit-remaining-tokens, …
+  // The oldest draft and all vendors have pairs: X-RateLimit-Remaining and -Reset, x-ratelimit-remaining-tokens, …
   for (const [name, value] of headers) {
     if (/rate-?limit/.test(name) && name.includes("remaining") && isNone(value)) {
       found.push(headers.get(name.replaceAll("remaining", "reset")));
@@ -95,7 +93,7 @@ function resets(headers: Map<string, string>): (string | undefined)[] {
   return found;
 }
 
-/** The list of a structured field; empty if it is not well-formed. */
+/** Parses the list of a structured field; empty if it is malformed. */
 function membersOf(field: string): Members {
   const members: Members = [];
   MEMBER.lastIndex = 0;
@@ -108,19 +106,19 @@ function membersOf(field: string): Members {
   return members;
 }
 
-/** Is nothing left? Some count below 0. */
+/** Returns whether nothing is left. Some servers count below 0. */
 function isNone(remaining: string | undefined): boolean {
   const text = (remaining ?? "").trim();
   return NUMBER.test(text.replace(/^-/, "")) && Number(text) <= 0;
 }
 
-/** How long until then, in ms: seconds, a duration such as 6m0s, or an instant. 0 for the past and for anything else. */
+/** Returns the time until a reset in ms. It may be seconds, a duration such as 6m0s, or an instant. 0 for the past or other text. */
 function until(given: string | undefined, now: number): number {
   const text = (given ?? "").trim();
   let ms = instant(text) - now;
   if (NUMBER.test(text)) {
     const number = Number(text);
-    // Nobody waits for 30 years: these are seconds, or ms, of the epoch.
+    // A number of 30 years or more is an instant, in seconds or ms since the epoch.
     ms = number >= 1e12 ? number - now : number >= 1e9 ? number * 1e3 - now : number * 1e3;
   } else if (SPANS.test(text)) {
     ms = [...text.matchAll(SPAN)].reduce((sum, [, number, unit]) => sum + Number(number) * UNITS[unit!]!, 0);
@@ -128,7 +126,7 @@ function until(given: string | undefined, now: number): number {
   return ms > 0 ? ms : 0;
 }
 
-/** An HTTP date, or one of RFC 3339, in ms of the epoch. `NaN` for anything else. */
+/** Parses an HTTP date or an RFC 3339 date to ms since the epoch; `NaN` for other text. */
 function instant(text: string): number {
   if (ISO.test(text)) return Date.parse(text);
   return HTTP_DATE.test(text) ? Date.parse(text.endsWith("GMT") ? text : `${text} GMT`) : NaN;

@@ -1,4 +1,4 @@
-// A limiter in front of an HTTP client, whichever it is: permits before a request is sent, and what becomes of them.
+// Limits the requests of any HTTP client: takes permits before a request is sent, and ends them.
 
 import { types } from "node:util";
 import { WeightExceedsCapacity, invalid } from "./errors.js";
@@ -6,27 +6,27 @@ import { warn } from "./hooks.js";
 import { type HeedOptions, heed } from "./http.js";
 import { type Duration, maybeMilliseconds, milliseconds, options as checkOptions, unicode, whole } from "./input.js";
 import { Limiter } from "./limiter.js";
-import { Permit } from "./permit.js";
+import type { Permit } from "./permit.js";
 import { isSignal, priorityOf } from "./request.js";
 import { type HttpResponse, headersOf, pauseOf, statusOf } from "./response.js";
 import { now, sleep } from "./timers.js";
 import { Meter, type Usage, estimateOf } from "./tokens.js";
 
-/** A request that is about to be sent, as functions of it see it. */
+/** A request that is about to be sent, as the option functions get it. */
 export interface OutgoingRequest {
-  /** In capitals. */
+  /** The method in upper case. */
   readonly method: string;
-  /** Where it goes. */
+  /** The URL. */
   readonly url: URL;
-  /** Its headers, as the caller set them. */
+  /** The headers, as the caller set them. */
   readonly headers: Headers;
-  /** Its body, if that is a text, or bytes of one; `null` for none, and for a stream, which can be read only once. */
+  /** The body, if it is text or bytes of text; `null` without a body, and for a stream, which can be read only once. */
   readonly text: string | null;
 }
 
 /**
- * What limits a request: a limiter, an object of hosts and their limiters ("api.example.com", or "127.0.0.1:8080" with the port,
- * which goes first; other hosts are not limited), or a function of the request that gives a limiter or nothing.
+ * The limiter of requests: one limiter; an object of hosts and their limiters ("api.example.com", or with a port "127.0.0.1:8080",
+ * which has precedence; other hosts are not limited); or a function of the request that returns a limiter or nothing.
  */
 export type Limits =
   | Limiter
@@ -35,45 +35,44 @@ export type Limits =
 
 /** How the requests of an HTTP client are limited. */
 export interface SendingOptions {
-  /** The key whose budget a request uses; the empty key if not given. */
+  /** The key whose budget a request uses. Default: the empty key. */
   key?: string | ((request: OutgoingRequest) => string | null | undefined) | undefined;
-  /** How many units of the limit a request takes: 1 if not given. */
+  /** The units of the limit that a request takes. Default: 1. */
   weight?: number | ((request: OutgoingRequest) => number) | undefined;
-  /** Who is sent first among those who wait: lower numbers are; 0 if not given. */
+  /** Waiting requests with a lower number are sent first. Default: 0. */
   priority?: number | undefined;
-  /** How long a request waits at most, and each retry again; as long as it takes if not given. Then the client fails with a `TimeoutError`. */
+  /** The longest wait of a request, and of each retry, after which the client fails with a `TimeoutError`. Default: no timeout. */
   timeout?: Duration | undefined;
-  /** Those who wait give up when it aborts, and when the request's own signal does. */
+  /** When it aborts, or the request's own signal does, waiting requests give up. */
   signal?: AbortSignal | undefined;
   /**
-   * Does what the server says pause the limit for everyone, as `heed` of workglow-limit/http does it? It does if not given. The
-   * request's key is paused, without one all keys.
+   * Whether the server's rate limit headers pause the limit for all that share it, as `heed` of workglow-limit/http does. Pauses the
+   * request's key; without one, all keys. Default: true.
    */
   heed?: boolean | Pick<HeedOptions, "default" | "longest"> | undefined;
   /**
-   * How often a 429, 503 or 529 is sent again: 0 if not given, at most 100. Bodies that are streams are not sent again, nor is a
-   * request that would have to wait for longer than `timeout`.
+   * How often a request is retried after a 429, 503 or 529. Default: 0; at most 100. Requests whose body is a stream, or that would
+   * have to wait longer than `timeout`, are not retried.
    */
   retries?: number | undefined;
-  /** The limit of tokens: the estimate is taken of it before a request is sent, and the rest given back after. */
+  /** The limit of tokens. A request takes its estimate before it is sent, and gives the rest back afterwards. */
   tokens?: Limits | undefined;
   /**
-   * How many tokens a request may take; 0: none. If not given, a JSON body's texts have a token for every four characters,
-   * and what `max_completion_tokens`, `max_output_tokens` or `max_tokens` says comes to that. An estimate above all that the
-   * limit allows takes all of it.
+   * Returns how many tokens a request may take; 0 for none. Default: for a JSON body, one token for every four characters of its
+   * texts, plus `max_completion_tokens`, `max_output_tokens` or `max_tokens`. An estimate above the whole limit takes the whole limit.
    */
   estimate?: ((request: OutgoingRequest) => number) | undefined;
-  /** Reads from a JSON body, or each JSON event of a stream, how many were used. If not given, what OpenAI and Anthropic say. */
+  /** Returns the used tokens from a JSON body, or from each JSON event of a stream. Default: reads those of OpenAI and Anthropic. */
   usage?: Usage | undefined;
 }
 
 /** @internal The names of the options. */
 export const OPTIONS = ["key", "weight", "priority", "timeout", "signal", "heed", "retries", "tokens", "estimate", "usage"];
 
-/** After these the same request may be sent again. */
+/** The statuses after which the same request may be sent again. */
 const REFUSALS = [429, 503, 529];
 
-/** @internal What one of the limits was asked for. */
+/** @internal A permit that a request needs. */
 export interface Want {
   readonly limiter: Limiter;
   readonly key: string;
@@ -81,22 +80,22 @@ export interface Want {
   readonly areTokens: boolean;
 }
 
-/** @internal A request that an HTTP client sends, as `Sending` has to know it. */
+/** @internal A request of an HTTP client, as `Sending` needs it. */
 export interface Attempts<R> {
   readonly signal?: AbortSignal | null | undefined;
-  /** Can its body be sent twice? */
+  /** Whether its body can be sent twice. */
   readonly canRepeat: boolean;
-  /** Sends it. */
+  /** Sends the request. */
   send(): Promise<R>;
-  /** The status and headers of what came back. */
+  /** Returns the status and headers of a result. */
   answerOf(result: R): HttpResponse;
-  /** What came back is not wanted: another attempt follows. */
+  /** Discards a result before another attempt. */
   discard(result: R): unknown;
-  /** Is it certain that the server has seen nothing of it? */
+  /** Returns whether the server has certainly seen nothing of the request. */
   neverArrived(error: unknown): boolean;
 }
 
-/** @internal Makes a request of parts, the costly ones on demand. */
+/** @internal Makes a request of its parts. Costly parts are computed on demand. */
 export function outgoing(method: string, url: URL, headersOf: () => Headers, textOf: () => string | null): OutgoingRequest {
   let headers: Headers | undefined;
   let text: string | null | undefined;
@@ -112,7 +111,7 @@ export function outgoing(method: string, url: URL, headersOf: () => Headers, tex
   };
 }
 
-/** @internal A body's text, if it can be had without using the body up. */
+/** @internal Returns a body's text, if reading it does not consume the body. */
 export function textOf(body: unknown): string | null {
   if (typeof body === "string") return body;
   if (body instanceof URLSearchParams) return String(body);
@@ -120,11 +119,11 @@ export function textOf(body: unknown): string | null {
   return ArrayBuffer.isView(body) ? Buffer.from(body.buffer, body.byteOffset, body.byteLength).toString() : null;
 }
 
-/** @internal Can a body be sent twice? */
+/** @internal Returns whether a body can be sent twice. */
 export const isRepeatable = (body: unknown): boolean =>
   body == null || textOf(body) !== null || body instanceof Blob || body instanceof FormData;
 
-/** @internal What stands before a client. */
+/** @internal Limits the requests of a client. */
 export class Sending {
   readonly #limiter: (request: OutgoingRequest) => Limiter | null | undefined;
   readonly #tokens: ((request: OutgoingRequest) => Limiter | null | undefined) | undefined;
@@ -138,14 +137,14 @@ export class Sending {
   readonly #heeds: boolean;
   readonly #pauses: { readonly default: number; readonly longest: number };
   readonly #retries: number;
-  /** The limit that was short last: the next request begins there, because the others will hardly be. */
-  #shortest = 0;
+  /** The limit that was full last. The next request waits for it first, because the others are probably not full. */
+  #fullest = 0;
 
-  /** Checks what a caller gave. */
+  /** Checks the options. */
   constructor(limiter: Limits | null, options: SendingOptions, known: readonly string[] = OPTIONS) {
     checkOptions(options, known);
     const { key, weight = 1, priority, timeout, signal, retries = 0, tokens, estimate, usage } = options;
-    if (limiter === null && tokens === undefined) throw invalid("limiter", limiter, `${A_LIMIT}; null only beside tokens`);
+    if (limiter === null && tokens === undefined) throw invalid("limiter", limiter, `${A_LIMIT}; null only with tokens`);
     this.#limiter = limiter === null ? () => null : chooser("limiter", limiter);
     this.#tokens = tokens === undefined ? undefined : chooser("tokens", tokens);
     for (const [name, given] of Object.entries({ estimate, usage })) {
@@ -172,12 +171,12 @@ export class Sending {
     if (retries > 100) throw invalid("retries", retries, "a whole number up to 100");
   }
 
-  /** Are requests measured by their tokens, for which their text is needed? */
+  /** Whether requests are measured by their tokens, which needs their text. */
   get needsText(): boolean {
     return this.#tokens !== undefined;
   }
 
-  /** Sends a request when it may be, and again if it shall be. What it gives follows the body, if anything limits it. */
+  /** Sends a request when it is admitted, and retries it if asked to. Returns `Sent` to follow the body, if the request is limited. */
   async send<R>(wants: readonly Want[], attempts: Attempts<R>): Promise<[R, Sent | null]> {
     if (wants.length === 0) return [await attempts.send(), null];
     const signals = [this.#signal, attempts.signal].filter((signal) => signal != null);
@@ -202,7 +201,7 @@ export class Sending {
         if (wait > (this.#timeout ?? Infinity)) return [result, sent];
         await attempts.discard(result);
         sent.end();
-        // Otherwise the limit itself holds it up.
+        // Otherwise the paused limit delays the retry.
         if (!this.#heeds || pause === 0) await sleep(Math.min(wait, this.#pauses.longest), undefined, { signal });
       } catch (error) {
         sent.end();
@@ -211,7 +210,7 @@ export class Sending {
     }
   }
 
-  /** What a request needs before it is sent; nothing if it is not limited. */
+  /** Returns the permits that a request needs before it is sent; none if it is not limited. */
   wants(request: OutgoingRequest): Want[] {
     const [limiter, tokens] = [this.#limiter(request), this.#tokens?.(request)];
     for (const [name, given] of Object.entries({ limiter, tokens })) {
@@ -231,13 +230,14 @@ export class Sending {
   }
 
   /**
-   * A permit of each. To keep one's start while waiting for another's would send later than it counts, so the one that is short is
-   * waited for, the others must have room then, and if one has none all are given back and that one is waited for.
+   * Takes a permit of each. A permit that is held during the wait for another would count earlier than its request is sent. So this
+   * waits for the limit that was full last, and then the others must admit the request at once. If one does not, all permits are
+   * given back, and this waits for that one.
    */
   async #acquire(wants: readonly Want[], signal: AbortSignal | undefined): Promise<Permit[]> {
     const end = this.#timeout === undefined ? undefined : now() + this.#timeout;
-    let first = Math.min(this.#shortest, wants.length - 1);
-    // Who had to give back what it waited for goes before the others.
+    let first = Math.min(this.#fullest, wants.length - 1);
+    // A request that had to give its permit back precedes the others.
     for (let priority = this.#priority; ; priority = Math.max(priority - 1, -(2 ** 31))) {
       const timeout = end === undefined ? undefined : Math.max(0, end - now());
       const permits: Permit[] = [];
@@ -251,13 +251,13 @@ export class Sending {
       };
       try {
         await fitting(wants[first]!, () => ask(first, true));
-        let short = -1;
-        for (let at = 0; at < wants.length && short < 0; at++) {
-          if (at !== first && !(await fitting(wants[at]!, () => ask(at, false)))) short = at;
+        let full = -1;
+        for (let at = 0; at < wants.length && full < 0; at++) {
+          if (at !== first && !(await fitting(wants[at]!, () => ask(at, false)))) full = at;
         }
         signal?.throwIfAborted();
-        if (short < 0) return permits;
-        this.#shortest = first = short;
+        if (full < 0) return permits;
+        this.#fullest = first = full;
       } catch (error) {
         await Promise.all(permits.map((permit) => permit?.cancelAsync()));
         throw error;
@@ -266,7 +266,7 @@ export class Sending {
     }
   }
 
-  /** Lets nobody start for as long as the server says. The answer is there, so it is passed on whatever happens. */
+  /** Pauses the limits for as long as the server says. A failure must not cost the response, which has arrived. */
   async #pause(wants: readonly Want[], response: HttpResponse): Promise<void> {
     try {
       await Promise.all(wants.map(({ limiter, key }) => heed(limiter, response, { ...this.#pauses, key: key === "" ? undefined : key })));
@@ -276,13 +276,13 @@ export class Sending {
   }
 }
 
-/** @internal A request that was sent, and holds permits until its response has been read. */
+/** @internal A request that was sent, with its permits, which end when its response has been read. */
 export class Sent {
   readonly #wants: readonly Want[];
   readonly #permits: readonly Permit[];
   readonly #usage: Usage | undefined;
   #meter: Meter | undefined;
-  /** What it cost if its response does not say so; `undefined`: what was estimated. */
+  /** The tokens if the response does not state them; `undefined`: the estimate. */
   #otherwise: number | undefined;
   #isOver = false;
 
@@ -292,26 +292,26 @@ export class Sent {
     this.#usage = usage;
   }
 
-  /** The server has answered; its body follows. */
+  /** Notes the head of the response. */
   answered(response: HttpResponse): void {
     if (!this.#wants.some(({ areTokens }) => areTokens)) return;
     const status = statusOf(response);
-    // What was refused was not worked on.
+    // A refused request used no tokens.
     if ((status >= 400 && status < 500) || REFUSALS.includes(status)) this.#otherwise = 0;
     this.#meter = new Meter(response, headersOf(response).get("content-type") ?? "", this.#usage);
   }
 
-  /** Does it want to see the body? */
+  /** Whether it reads the body. */
   get reads(): boolean {
     return this.#meter !== undefined;
   }
 
-  /** A part of the body has come. */
+  /** Reads a part of the body. */
   write(part: Uint8Array | string): void {
     if (!this.#isOver) this.#ask(() => this.#meter?.write(part));
   }
 
-  /** The body has been read, or nobody will, or it has failed. */
+  /** Completes the permits: the body has been read, dropped, or has failed. */
   end(): void {
     if (this.#isOver) return;
     this.#isOver = true;
@@ -322,14 +322,14 @@ export class Sent {
     });
   }
 
-  /** The server has never heard of it. */
+  /** Cancels the permits: the server has seen nothing of the request. */
   cancel(): void {
     if (this.#isOver) return;
     this.#isOver = true;
     for (const permit of this.#permits) this.#finish(permit.cancelAsync());
   }
 
-  /** What a function of the caller's throws must not cost the response. */
+  /** Calls a function of the caller, whose error must not cost the response. */
   #ask<T>(read: () => T): T | undefined {
     try {
       return read();
@@ -340,7 +340,7 @@ export class Sent {
     }
   }
 
-  /** Nobody waits for a store at the end of a response. */
+  /** Ends a permit without delaying the end of the response. */
   #finish(ending: Promise<void>): void {
     ending.catch((error: unknown) => warn("a permit of a request could not be ended", error));
   }
@@ -349,7 +349,7 @@ export class Sent {
 const A_LIMIT = "a limiter, an object of hosts and their limiters, or a function of the request";
 const HOST = /^(\[[0-9a-f:.]+\]|[^\s/:@?#[\]]+)(:[0-9]{1,5})?$/;
 
-/** What chooses a request's limiter. */
+/** Returns the function that chooses a request's limiter. */
 function chooser(parameter: string, given: unknown): (request: OutgoingRequest) => Limiter | null | undefined {
   if (given instanceof Limiter) return () => given;
   if (typeof given === "function") return given as (request: OutgoingRequest) => Limiter | null | undefined;
@@ -368,7 +368,7 @@ function chooser(parameter: string, given: unknown): (request: OutgoingRequest) 
   };
 }
 
-/** Asks, and if the estimate is more than the limit ever allows, for all of it. */
+/** Asks for a permit; if the estimate exceeds the whole limit, asks for the whole limit. */
 async function fitting(want: Want, ask: () => Promise<boolean>): Promise<boolean> {
   try {
     return await ask();
@@ -381,7 +381,7 @@ async function fitting(want: Want, ask: () => Promise<boolean>): Promise<boolean
   }
 }
 
-/** Ends it with what it cost; where there is nothing to settle, it just ends. */
+/** Settles a permit, or completes it if its limiter cannot settle. */
 async function settled(permit: Permit, actual: number): Promise<void> {
   try {
     await permit.settleAsync(actual);
@@ -391,10 +391,10 @@ async function settled(permit: Permit, actual: number): Promise<void> {
   }
 }
 
-/** Errors of a connection that was not there yet: a request follows only once it is. */
+/** The codes of errors before a connection was made. */
 const BEFORE = /^(UND_ERR_CONNECT_TIMEOUT|ERR_INVALID_URL|ERR_INVALID_PROTOCOL|ERR_TLS_CERT_|CERT_|DEPTH_ZERO_|SELF_SIGNED_|UNABLE_TO_|ENOTFOUND$|EAI_|ECONNREFUSED$|EHOSTUNREACH$|ENETUNREACH$)/;
 
-/** @internal Did it fail before the server could see anything of the request? If in doubt, no. */
+/** @internal Returns whether a request failed before the server could see anything of it; false if in doubt. */
 export function neverArrived(error: unknown): boolean {
   for (let at: unknown = error; typeof at === "object" && at !== null; at = (at as { cause?: unknown }).cause) {
     const { code, syscall, errors } = at as { code?: unknown; syscall?: unknown; errors?: unknown };
@@ -404,20 +404,20 @@ export function neverArrived(error: unknown): boolean {
   return false;
 }
 
-/** Bodies that nobody can reach any more, and that nobody has read to their end. */
+/** Completes the requests of bodies that were collected before they were read to their end. */
 const unread = new FinalizationRegistry<{ reader: ReadableStreamDefaultReader<Uint8Array>; sent: Sent }>(({ reader, sent }) => {
   sent.end();
   reader.cancel().catch(() => {});
 });
 
-/** @internal A body that tells what passes by, and when it ends. */
+/** @internal Returns a body that reports its parts and its end. */
 export function followed(body: ReadableStream<Uint8Array>, sent: Sent): ReadableStream<Uint8Array> {
   const reader = body.getReader();
   let weak: WeakRef<ReadableStreamDefaultController<Uint8Array>> | undefined;
   const stream = new ReadableStream<Uint8Array>(
     {
       start(controller) {
-        weak = new WeakRef(controller); // What is below must not keep a body that was dropped.
+        weak = new WeakRef(controller); // The handler below must not keep a dropped body alive.
       },
       async pull(controller) {
         const { done, value } = await reader.read();
@@ -435,7 +435,7 @@ export function followed(body: ReadableStream<Uint8Array>, sent: Sent): Readable
     },
     { highWaterMark: 0 },
   );
-  // It may fail while nobody reads: an abort, or a connection that breaks.
+  // The body may fail while it is not being read: by an abort, or a broken connection.
   reader.closed.catch((error: unknown) => {
     sent.end();
     try {

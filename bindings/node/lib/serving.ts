@@ -1,87 +1,87 @@
-// Limits on the requests of a server, whatever its framework: which limits a request takes, by which keys, and what the
-// response says of them. The modules named after frameworks read requests and write responses.
+// Limits the requests of a server, for any framework: chooses the limits and keys of a request, and writes the headers of the response.
+// The modules that are named after frameworks read requests and write responses.
 
 import { createHash } from "node:crypto";
 import type { ServerResponse } from "node:http";
 import { type AddressOptions, Addresses, type Reader } from "./address.js";
 import type { Decision } from "./calls.js";
 import { invalid } from "./errors.js";
-import { type Answered, Policy, fields, wholeSeconds } from "./fields.js";
+import { type PolicyDecision, Policy, fields, wholeSeconds } from "./fields.js";
 import { warn } from "./hooks.js";
 import { options as checkOptions } from "./input.js";
 import { Limiter } from "./limiter.js";
 import type { Permit } from "./permit.js";
 
-/** One limit of requests. Functions of the request may give promises. */
+/** One limit of requests. Functions of the request may return promises. */
 export interface RequestLimit<R> {
-  /** Any limiter; or limiters by the names of plans, of which `plan` names one for each request. */
+  /** A limiter; or limiters by the names of plans, of which `plan` chooses one for each request. */
   limiter: Limiter | Readonly<Record<string, Limiter>>;
   /**
-   * What shares a budget: all requests if not given; "address", those of a client; "user", those of whom the framework knows
-   * to be signed in; "header:NAME"; or a function's answer, of which nothing is the empty key. A request without the user or
-   * the header counts by its address.
+   * The key of a request: "address" for the client's address, "user" for the framework's user, "header:NAME" for a header, or a
+   * function that returns it. Requests with the same key share a budget. A request without the user or the header counts by its
+   * address. Default: the empty key for all requests.
    */
   key?: string | ((request: R) => string | null | undefined | PromiseLike<string | null | undefined>) | undefined;
-  /** How many units a request takes, from 1 on: 1 if not given. */
+  /** The units that a request takes, at least 1. Default: 1. */
   weight?: number | ((request: R) => number | PromiseLike<number>) | undefined;
-  /** The name of the plan that a request is on. */
+  /** Returns the name of a request's plan. */
   plan?: ((request: R) => string | PromiseLike<string>) | undefined;
-  /** Does not count requests that are answered with a status from 400 on. One that the client left counts. */
+  /** Whether requests with a status of 400 or more do not count. A request whose client disconnected counts. Default: false. */
   skipFailed?: boolean | undefined;
-  /** Does not count requests that are answered with a lower status. One that the client left counts. */
+  /** Whether requests with a lower status do not count. A request whose client disconnected counts. Default: false. */
   skipSuccessful?: boolean | undefined;
-  /** Decides and counts, but never refuses, and is not seen in headers. */
+  /** Whether the limit decides and counts but never refuses, and does not appear in headers. Default: false. */
   shadow?: boolean | undefined;
-  /** What headers and bodies call the policy, in printable ASCII: the limiter's name if not given. */
+  /** The name of the policy in headers and bodies, in printable ASCII. Default: the limiter's name. */
   name?: string | undefined;
 }
 
-/** How requests are limited. `Answer` is what `onLimited` may answer with beside bodies. */
+/** How requests are limited. `Answer` is a response of the framework, which `onLimited` may return. */
 export interface ServingOptions<R, Answer> extends AddressOptions {
-  /** What every request takes: all of them, or nothing and a refusal. None if not given. */
+  /** The limits of every request. A request that one of them denies is refused, and charged by none. Default: no limits. */
   limits?: readonly RequestLimit<R>[] | undefined;
-  /** What is not limited at all: paths such as "/health" and "/static/*", or a function of the request. */
+  /** The requests that are not limited at all: paths such as "/health" and "/static/*", or a function of the request. */
   exempt?: readonly string[] | ((request: R) => boolean | PromiseLike<boolean>) | undefined;
   /**
-   * Is called when a request is refused, or would be in shadow mode. It gives nothing (the usual body is sent), a body (an
-   * object, a string or bytes), or an answer of the framework's.
+   * Called when a request is refused, or would be without shadow mode. It returns a body (an object, a string or bytes), a response
+   * of the framework, or nothing to send the default body.
    */
   onLimited?: OnLimited<R, Answer> | undefined;
-  /** `false` leaves RateLimit and RateLimit-Policy out: `true` if not given. */
+  /** Whether responses have RateLimit and RateLimit-Policy. Default: true. */
   headers?: boolean | undefined;
 }
 
-/** What is called when a request is refused. `answer` is where the framework writes its response, if it has such a place. */
+/** Called when a request is refused. `answer` is the object for the framework's response, if it has one. */
 export type OnLimited<R, Answer> = (
   request: R,
   limited: Limited,
   answer: Answer,
 ) => Reply<Answer> | PromiseLike<Reply<Answer>>;
 
-/** What `onLimited` gives. */
+/** The result of `onLimited`. */
 export type Reply<Answer> = void | null | object | string | Uint8Array | Answer;
 
-/** A request that was refused, or in shadow mode would have been. */
+/** A request that was refused, or would have been without shadow mode. */
 export interface Limited {
-  /** The policy that said no; of several, that with the longest wait. */
+  /** The policy that denied; of several, the one with the longest wait. */
   readonly name: string;
-  /** The key that it counts by. */
+  /** The key of the request under this policy. */
   readonly key: string;
-  /** In ms: when a retry may succeed, not rounded. */
+  /** The time in ms until a retry may succeed, not rounded. */
   readonly retryAfter: number;
-  /** What it allows. */
+  /** The units that the policy allows. */
   readonly limit: number;
-  /** What lighter requests could still have of it. */
+  /** The units that are left for lighter requests. */
   readonly remaining: number;
-  /** The names of all policies that said no. */
+  /** The names of all policies that denied. */
   readonly violated: readonly string[];
-  /** Was the request let through? */
+  /** Whether the request was admitted because the limit is in shadow mode. */
   readonly shadow: boolean;
-  /** What the response is made of. */
+  /** The status of the response. */
   readonly status: 429;
-  /** Retry-After, and the fields of the draft. */
+  /** The headers of the response: Retry-After, RateLimit and RateLimit-Policy. */
   readonly headers: Readonly<Record<string, string>>;
-  /** The body: a problem of RFC 9457. */
+  /** The default body: problem details of RFC 9457. */
   readonly problem: Readonly<Record<string, unknown>>;
 }
 
@@ -93,31 +93,31 @@ export class Body {
   ) {}
 }
 
-/** How a response ended: with a status below 400 or not, or without an end. */
+/** How a response ended: with a status below 400, with a higher one, or because the client disconnected. */
 export type Outcome = "successful" | "failed" | "left";
 
-/** What one request asks of a limit, and then the answer. */
-interface Asked extends Answered {
+/** The start of a request under one limit, and the decision about it. */
+interface RequestStart extends PolicyDecision {
   readonly options: RequestLimit<any>;
   readonly start: { readonly key: string; readonly weight: number };
   decision: Decision;
   window: number | null;
 }
 
-/** What is asked has been answered as soon as anybody looks. */
-const UNANSWERED = undefined as unknown as Decision;
+/** The decision before it is made. It is made before it is read. */
+const UNDECIDED = undefined as unknown as Decision;
 
 const LIMIT = ["limiter", "key", "weight", "plan", "skipFailed", "skipSuccessful", "shadow", "name"];
 const GATE = ["limits", "exempt", "trustedProxies", "forwardedHeader", "ipv6Prefix", "onLimited", "headers"];
 const TOKEN = /^[!#$%&'*+.^_`|~0-9A-Za-z-]+$/;
 const PRINTABLE = /^[ -~]+$/;
-/** What keys may be, in bytes. */
+/** The longest key in bytes. */
 const LONGEST_KEY = 1_024;
 
-/** A limit whose options are right. */
+/** A limit with checked options. */
 class CheckedLimit<R> {
   readonly options: RequestLimit<R>;
-  /** By the names of plans; by "" if there are none. */
+  /** The policies by the names of plans; by "" without plans. */
   readonly #policies: ReadonlyMap<string, Policy>;
 
   constructor(options: RequestLimit<R>) {
@@ -128,7 +128,7 @@ class CheckedLimit<R> {
     if (typeof key === "string") {
       const header = /^header:(.*)$/s.exec(key)?.[1];
       const isKnown = header === undefined ? ["address", "user"].includes(key) : TOKEN.test(header);
-      if (!isKnown) throw invalid("key", key, '"address", "user", "header:" with the name of one, or a function of the request');
+      if (!isKnown) throw invalid("key", key, '"address", "user", "header:NAME", or a function of the request');
     } else maybeFunction("key", key);
     if (typeof weight !== "function") weightIn(weight);
     for (const option of ["skipFailed", "skipSuccessful", "shadow"] as const) maybeBoolean(option, options[option]);
@@ -137,18 +137,18 @@ class CheckedLimit<R> {
     }
     for (const one of name === undefined ? [...limiters.values()].map((limiter) => limiter.name) : [name]) {
       if (typeof one === "string" && PRINTABLE.test(one)) continue;
-      throw invalid("name", one, "printable ASCII, for the headers: give the limit a name");
+      throw invalid("name", one, "printable ASCII, for the headers: set the limit's name");
     }
     this.#policies = new Map([...limiters].map(([of, one]) => [of, new Policy(one, name ?? one.name)]));
   }
 
-  /** What its policies are called. */
+  /** Returns the names of its policies. */
   names(): Set<string> {
     return new Set([...this.#policies.values()].map((policy) => policy.name));
   }
 
-  /** What a request asks of it. */
-  async asked(request: R, reader: Reader<R>, addresses: Addresses<R>): Promise<Asked> {
+  /** Returns the start of a request under this limit. */
+  async startOf(request: R, reader: Reader<R>, addresses: Addresses<R>): Promise<RequestStart> {
     const { key, weight, plan } = this.options;
     const units = typeof weight === "function" ? weightIn(await weight(request)) : (weight ?? 1);
     const named = plan === undefined ? "" : await plan(request);
@@ -157,44 +157,44 @@ class CheckedLimit<R> {
     let text: string;
     if (typeof key !== "function") text = keyOf(key, request, reader, addresses);
     else text = fitting(keyIn(await key(request)));
-    return { options: this.options, policy, start: { key: text, weight: units }, decision: UNANSWERED, window: null };
+    return { options: this.options, policy, start: { key: text, weight: units }, decision: UNDECIDED, window: null };
   }
 }
 
 function limitersOf(limiter: unknown, plan: unknown): Map<string, Limiter> {
   const expected = "a limiter of this package, or an object with limiters by the names of plans";
   if (limiter instanceof Limiter) {
-    if (plan !== undefined) throw invalid("plan", plan, "none beside one limiter: give limiters by the names of plans");
+    if (plan !== undefined) throw invalid("plan", plan, "none with a single limiter: pass limiters by the names of plans");
     return new Map([["", limiter]]);
   }
   if (typeof limiter !== "object" || limiter === null || Array.isArray(limiter)) throw invalid("limiter", limiter, expected);
   const limiters = Object.entries(limiter);
   for (const [name, one] of limiters) if (!(one instanceof Limiter)) throw invalid(`limiter.${name}`, one, "a limiter of this package");
   if (limiters.length === 0) throw invalid("limiter", "an empty object", expected, true);
-  if (typeof plan !== "function") throw invalid("plan", plan, "a function of the request that gives the name of its plan");
+  if (typeof plan !== "function") throw invalid("plan", plan, "a function of the request that returns the name of its plan");
   return new Map(limiters);
 }
 
-/** The key of a request, if it is not a function that gives it. */
+/** Returns the key of a request for a limit whose `key` is not a function. */
 function keyOf<R>(kind: string | undefined, request: R, reader: Reader<R>, addresses: Addresses<R>): string {
   if (kind === undefined) return "";
   if (kind === "address") return addresses.of(request);
   const found = kind === "user" ? userIn(reader.user(request)) : reader.header(request, kind.slice("header:".length).toLowerCase());
   if (found === undefined) return `address:${addresses.of(request)}`;
-  // What clients choose must not look like what is made here.
+  // A value that clients choose must not look like a key that is made here.
   return /^(address|sha256):/.test(found) ? hashed(found) : fitting(found);
 }
 
-/** Who is signed in, by what a framework's session or token says. */
+/** Returns the user's id from a framework's session or token. */
 function userIn(user: unknown): string | undefined {
   if (user === undefined || user === null || user === "") return undefined;
   const { id, sub } = user as { id?: unknown; sub?: unknown };
   const found = typeof user === "object" ? (id ?? sub) : user;
   if (typeof found === "string" || typeof found === "number" || typeof found === "bigint") return String(found);
-  throw invalid("user", user, "a string or number, or an object with an id or sub; otherwise give a function as key");
+  throw invalid("user", user, "a string or number, or an object with an id or sub; otherwise pass a function as key");
 }
 
-/** @internal A key that every store takes: what clients send may be of any length. */
+/** @internal Returns a key that every store takes, of a text that clients choose and that may have any length. */
 export function fitting(key: string): string {
   return key.length * 3 > LONGEST_KEY && Buffer.byteLength(key) > LONGEST_KEY ? hashed(key) : key.toWellFormed();
 }
@@ -209,7 +209,7 @@ function keyIn(key: unknown): string {
 
 function weightIn(weight: unknown): number {
   if (Number.isSafeInteger(weight) && (weight as number) >= 1) return weight as number;
-  throw invalid("weight", weight, "a whole number from 1 on, or a function of the request");
+  throw invalid("weight", weight, "a whole number of at least 1, or a function of the request");
 }
 
 function maybeFunction(parameter: string, value: unknown): void {
@@ -220,24 +220,24 @@ function maybeBoolean(parameter: string, value: unknown): void {
   if (value !== undefined && typeof value !== "boolean") throw invalid(parameter, value, "true or false");
 }
 
-/** What one request has taken, until its response is over. */
+/** The permits of one request, until its response has ended. */
 export class Entry {
-  /** Those that were admitted, in this order in the headers. */
-  readonly taken: Asked[] = [];
+  /** The admitted starts, in the order of the headers. */
+  readonly taken: RequestStart[] = [];
   #isOver = false;
 
-  /** Is there nobody left to answer? */
+  /** Whether the response has ended or the client has disconnected. */
   get isOver(): boolean {
     return this.#isOver;
   }
 
-  /** The response is over, or nobody waits for it: ends what was taken, and nothing is taken from now on. */
+  /** Ends all permits: the response has ended, or the client has disconnected. No more are taken from now on. */
   async end(outcome: Outcome): Promise<void> {
     this.#isOver = true;
     await this.#end((limit) => (outcome === "failed" && limit.skipFailed) || (outcome === "successful" && limit.skipSuccessful));
   }
 
-  /** As if nobody had asked. */
+  /** Cancels all permits. */
   async undo(): Promise<void> {
     await this.#end(() => true);
   }
@@ -251,7 +251,7 @@ export class Entry {
         try {
           await (isUndone(options) ? permit.cancelAsync() : permit.completeAsync());
         } catch (error) {
-          // Nobody can be told: the response is on its way. What is held ends with its lease, or with this process.
+          // The response is on its way, so this is only a warning. The permit ends with its lease, or with this process.
           warn(`a permit of ${policy.limiter.name} could not be ended`, error);
         }
       }),
@@ -259,7 +259,7 @@ export class Entry {
   }
 }
 
-/** Ends what a request has taken when its response is over, by a response of node:http: its last byte is sent, or nobody reads it. */
+/** Ends a request's permits when its node:http response has sent its last byte, or the client has disconnected. */
 export function endWith(response: ServerResponse, entry: Entry): void {
   response.once("close", () => {
     const outcome = response.statusCode < 400 ? "successful" : "failed";
@@ -269,15 +269,15 @@ export function endWith(response: ServerResponse, entry: Entry): void {
 
 /** The limits of an app, and how its requests are read. */
 export class Gate<R, Answer> {
-  /** What every request takes. */
+  /** The limits of every request. */
   readonly limits: readonly CheckedLimit<R>[];
   readonly #reader: Reader<R>;
   readonly #addresses: Addresses<R>;
   readonly #exempt: NonNullable<ServingOptions<R, Answer>["exempt"]>;
   readonly #onLimited: OnLimited<R, Answer> | undefined;
-  readonly #tells: boolean;
+  readonly #hasHeaders: boolean;
 
-  /** `more` are options of the framework's own. */
+  /** `more` are options of the framework. */
   constructor(reader: Reader<R>, options: ServingOptions<R, Answer>, more: readonly string[] = []) {
     checkOptions(options, [...GATE, ...more]);
     const { limits = [], exempt = [], onLimited, headers } = options;
@@ -289,15 +289,15 @@ export class Gate<R, Answer> {
     maybeFunction("onLimited", onLimited);
     this.#onLimited = onLimited;
     maybeBoolean("headers", headers);
-    this.#tells = headers ?? true;
+    this.#hasHeaders = headers ?? true;
   }
 
-  /** Limits of a route, which a request takes beside those of the app. */
+  /** Checks the limits of a route, which its requests need in addition to those of the app. */
   route(limits: readonly RequestLimit<R>[]): readonly CheckedLimit<R>[] {
     return checked(limits, this.limits);
   }
 
-  /** Is a request not limited at all? */
+  /** Returns whether a request is not limited at all. */
   isExempt(request: R): boolean | PromiseLike<boolean> {
     const exempt = this.#exempt;
     if (typeof exempt === "function") return exempt(request);
@@ -307,18 +307,18 @@ export class Gate<R, Answer> {
   }
 
   /**
-   * Takes what a request needs beside what it has taken: all of it, or nothing, and why. After an error nothing is taken either, nor if
-   * the response is over meanwhile.
+   * Takes permits of these limits, in addition to those that the request has: all, or none; then it returns why. It also takes none
+   * after an error, or if the response has ended.
    */
   async enter(request: R, limits: readonly CheckedLimit<R>[], entry: Entry, answer: Answer): Promise<Limited | null> {
     try {
-      const asked: Asked[] = [];
+      const starts: RequestStart[] = [];
       for (const limit of limits) {
-        if (!limit.options.shadow) asked.push(await limit.asked(request, this.#reader, this.#addresses));
+        if (!limit.options.shadow) starts.push(await limit.startOf(request, this.#reader, this.#addresses));
       }
-      const shown = [...entry.taken.filter(({ options }) => !options.shadow), ...asked];
-      const violated = await takeAll(asked, entry);
-      if (this.#tells) for (const one of asked) if (one.policy.isWindowed) one.window = await one.policy.limiter._windowAsync();
+      const shown = [...entry.taken.filter(({ options }) => !options.shadow), ...starts];
+      const violated = await takeAll(starts, entry);
+      if (this.#hasHeaders) for (const one of starts) if (one.policy.isWindowed) one.window = await one.policy.limiter._windowAsync();
       if (violated.length > 0) {
         await entry.undo();
         return this.#limited(violated, shown, false);
@@ -332,19 +332,19 @@ export class Gate<R, Answer> {
     return null;
   }
 
-  /** Counts, and refuses nothing, whatever goes wrong. */
+  /** Counts a request and never refuses it, even after an error. */
   async #shadow(limit: CheckedLimit<R>, request: R, entry: Entry, answer: Answer): Promise<void> {
     try {
-      const asked = await limit.asked(request, this.#reader, this.#addresses);
-      asked.decision = await asked.policy.limiter.decideAsync(asked.start);
-      if (asked.decision.admitted) entry.taken.push(asked);
-      else await this.#onLimited?.(request, this.#limited([asked], [], true), answer);
+      const one = await limit.startOf(request, this.#reader, this.#addresses);
+      one.decision = await one.policy.limiter.decideAsync(one.start);
+      if (one.decision.admitted) entry.taken.push(one);
+      else await this.#onLimited?.(request, this.#limited([one], [], true), answer);
     } catch (error) {
       warn("a limit in shadow mode failed", error);
     }
   }
 
-  #limited(violated: readonly Asked[], shown: readonly Asked[], shadow: boolean): Limited {
+  #limited(violated: readonly RequestStart[], shown: readonly RequestStart[], shadow: boolean): Limited {
     const worst = violated.reduce((a, b) => (b.decision.retryAfter > a.decision.retryAfter ? b : a));
     const { retryAfter, limit, remaining } = worst.decision;
     const names = violated.map(({ policy }) => policy.name);
@@ -357,7 +357,7 @@ export class Gate<R, Answer> {
       violated: names,
       shadow,
       status: 429,
-      headers: { "Retry-After": String(wholeSeconds(retryAfter)), ...(this.#tells ? fields(shown, violated) : {}) },
+      headers: { "Retry-After": String(wholeSeconds(retryAfter)), ...(this.#hasHeaders ? fields(shown, violated) : {}) },
       problem: {
         type: "https://iana.org/assignments/http-problem-types#quota-exceeded",
         title: "Request cannot be satisfied as assigned quota has been exceeded",
@@ -367,14 +367,14 @@ export class Gate<R, Answer> {
     };
   }
 
-  /** What a response says of the limits. */
+  /** Returns the headers of an admitted request's response. */
   headersOf(entry: Entry): Record<string, string> {
-    if (!this.#tells) return {};
+    if (!this.#hasHeaders) return {};
     const shown = entry.taken.filter(({ options }) => !options.shadow);
     return fields(shown, shown);
   }
 
-  /** The body of a refusal and its type; or what `onLimited` answered with, if `isAnswer` says so. */
+  /** Returns the body of a refusal; or the result of `onLimited`, if `isAnswer` accepts it as a response. */
   async reply<A extends Answer>(
     request: R,
     limited: Limited,
@@ -390,14 +390,14 @@ export class Gate<R, Answer> {
   }
 }
 
-/** Limits that may stand beside each other, and beside others. */
-function checked<R>(limits: readonly RequestLimit<R>[], beside: readonly CheckedLimit<R>[] = []): CheckedLimit<R>[] {
+/** Checks limits of the same request, which may have other limits, too. */
+function checked<R>(limits: readonly RequestLimit<R>[], others: readonly CheckedLimit<R>[] = []): CheckedLimit<R>[] {
   if (!Array.isArray(limits)) throw invalid("limits", limits, "an array of limits, each an object with a limiter");
   const found = limits.map((limit) => new CheckedLimit<R>(limit));
   const seen = new Set<string>();
-  for (const limit of [...beside, ...found]) {
+  for (const limit of [...others, ...found]) {
     for (const name of limit.names()) {
-      if (seen.has(name)) throw invalid("name", name, "another name for each limit of a request: give this one a name");
+      if (seen.has(name)) throw invalid("name", name, "a different name for each limit of a request: set its name");
       seen.add(name);
     }
   }
@@ -413,21 +413,21 @@ function checkPaths(paths: unknown): void {
 }
 
 /**
- * Takes each of these. Those that say no, if any do: then what the entry has is to be undone.
+ * Takes a permit of each. Returns those that denied; if there are any, the caller has to undo the entry.
  *
- * Looks at all first, where there are several: so a refusal leaves the others alone, unless somebody was faster at the one
- * that refuses.
+ * With several limits it peeks at all of them first. So a refusal does not touch the others, unless another request takes the last
+ * units between the peek and the decision.
  */
-async function takeAll(asked: Asked[], entry: Entry): Promise<Asked[]> {
-  let order = asked;
-  if (asked.length + entry.taken.length > 1) {
-    await Promise.all(asked.map(async (one) => void (one.decision = await one.policy.limiter.peekAsync(one.start))));
-    // Who is about to say no is asked first: it has to know, for its counts and its backoff.
-    order = asked.toSorted((a, b) => Number(a.decision.admitted) - Number(b.decision.admitted));
+async function takeAll(starts: RequestStart[], entry: Entry): Promise<RequestStart[]> {
+  let order = starts;
+  if (starts.length + entry.taken.length > 1) {
+    await Promise.all(starts.map(async (one) => void (one.decision = await one.policy.limiter.peekAsync(one.start))));
+    // A limit that is about to deny decides first: its counts and backoff need the denial.
+    order = starts.toSorted((a, b) => Number(a.decision.admitted) - Number(b.decision.admitted));
   }
   for (const one of order) {
     one.decision = await one.policy.limiter.decideAsync(one.start);
-    if (!one.decision.admitted) return asked.filter(({ decision }) => !decision?.admitted);
+    if (!one.decision.admitted) return starts.filter(({ decision }) => !decision?.admitted);
     entry.taken.push(one);
   }
   return [];

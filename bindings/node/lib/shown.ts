@@ -1,8 +1,8 @@
-// What `console.log` prints of an object: what it stands for, instead of what it is made of.
+// Prints objects in `console.log` by their meaning instead of their internals.
 
 import { type InspectOptions, inspect } from "node:util";
 
-/** Lets a class's objects be printed as their class's name and these properties. */
+/** Prints objects of a class as the class's name and these properties. */
 export function shown<T extends object>(of: abstract new (...args: never[]) => T, properties: (object: T) => object): void {
   Object.defineProperty(of.prototype, inspect.custom, {
     configurable: true,

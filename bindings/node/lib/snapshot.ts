@@ -1,50 +1,50 @@
-// What a store looks like at one moment, and its metrics.
+// Snapshots of stores, and metrics.
 
 import { type Stats, statsOf } from "./calls.js";
 import { invalid, refused, thrown } from "./errors.js";
 import { options as checkOptions, whole, word } from "./input.js";
-import { type NativeOnlooker, type NativeSnapshot, native } from "./native.js";
+import { type NativeObserver, type NativeSnapshot, native } from "./native.js";
 
-/** What of a store is looked at. */
+/** The options of a snapshot. */
 export interface SnapshotOptions {
-  /** How many keys of each limit are told at most, the busiest first: 10 if not given, at most 1,000. */
+  /** The most keys of each limit, the busiest first. Default: 10; at most 1,000. */
   keys?: number | undefined;
-  /** Are keys called by their texts, which can be secrets? If not, by ids. */
+  /** Whether keys are shown as text, which may be secret. Default: false, which shows ids. */
   showKeys?: boolean | undefined;
 }
 
-/** How metrics are written: "openmetrics" (OpenMetrics 1.0), or "prometheus" (its text format 0.0.4) for who does not know that. */
+/** The format of metrics: "openmetrics" (OpenMetrics 1.0), or "prometheus" (its text format 0.0.4) for readers without OpenMetrics. */
 export type MetricsFormat = "openmetrics" | "prometheus";
 
-/** What metrics are of. */
+/** The options of metrics. */
 export interface MetricsOptions extends SnapshotOptions {
-  /** How they are written: "openmetrics" if not given. */
+  /** The format. Default: "openmetrics". */
   format?: MetricsFormat | undefined;
 }
 
-/** What a store looks like at one moment. Durations are in ms. */
+/** A snapshot of a store. Durations are in ms. */
 export interface Snapshot {
   /** When it was taken, by the wall clock. */
   readonly at: Date;
   /** The store's address, without a password. */
   readonly store: string;
-  /** All limits, by name. Those of a composite are called `name/KIND`. */
+  /** All limits, by name. The limits of a composite are named `name/KIND`. */
   readonly limits: readonly LimitSnapshot[];
-  /** Are the counts those of all processes that share the store? On a server they are those of this process. */
+  /** Whether counts are those of all processes that share the store. On a server they are those of this process. */
   readonly countsAllProcesses: boolean;
-  /** The processes of this machine that use the store. Empty where the store does not know: "memory:" and servers. */
+  /** The processes of this machine that use the store. Empty for "memory:" and servers, which do not know them. */
   readonly processes: readonly ProcessSnapshot[];
-  /** How long what was admitted has been waiting to be written to the database, at most. 0 where nothing waits. */
+  /** The longest time that an admitted start has waited to be written to the database; 0 if none waits. */
   readonly ledgerLag: number;
-  /** The size of the lane in bytes; 0 where there is none. */
+  /** The size of the lane in bytes; 0 without one. */
   readonly laneBytes: number;
-  /** How often the store failed a decision of this process. */
+  /** How many decisions of this process the store failed. */
   readonly failures: number;
 }
 
-/** What a limit looks like. */
+/** The snapshot of a limit. */
 export interface LimitSnapshot {
-  /** Its name. */
+  /** The limit's name. */
   readonly name: string;
   /** The kind of its policies. */
   readonly kind:
@@ -56,137 +56,133 @@ export interface LimitSnapshot {
     | "leaky-bucket"
     | "fixed-window"
     | "sliding-window-counter";
-  /** The policy that holds. */
+  /** The policy in force. */
   readonly policy: string;
-  /** What programs declare. */
+  /** The policy that programs declare. */
   readonly declared: string;
-  /** What an operator put above it. */
+  /** The operator's override; `null` without one. */
   readonly override: string | null;
-  /** What is used of each of its windows, by the key that uses most of it. There is at least one; the first is the fullest. */
+  /** The usage of each window by the key that uses most of it. There is at least one; the fullest is first. */
   readonly usage: readonly Usage[];
-  /** Which key that is: its text if texts are asked for, else "#" and its id. `null`: the limit without a key. */
+  /** That key: its text with `showKeys`, else "#" and its id. `null`: the limit without a key. */
   readonly fullest: string | null;
-  /** Is more than 80 % of it used? */
+  /** Whether more than 80 % are used. */
   readonly isNear: boolean;
-  /** The most units in use at a time, of one key, in the last minute or so. */
+  /** The most units of one key that were in use at the same time in the last minute or so. */
   readonly peak: number;
-  /** How long until a start of weight 1 would be admitted, by the fullest key. */
+  /** The time until a start of weight 1 of the fullest key would be admitted. */
   readonly retryAfter: number;
-  /** For how long it is paused; 0 if it is not. */
+  /** The rest of a pause; 0 if it is not paused. */
   readonly pausedFor: number;
-  /** How many callers wait, in all processes. */
+  /** The number of waiters in all processes. */
   readonly waiting: number;
-  /** How many starts had to wait, by how long. */
+  /** The starts that had to wait, by the duration of the wait. */
   readonly waits: Waits;
-  /** How many places were lost, because their owners came too late. */
+  /** The number of places that were lost because they were used too late. */
   readonly placesLost: number;
-  /** What was counted. */
+  /** The counts. */
   readonly stats: Stats;
-  /** How many keys are known. */
+  /** The number of known keys. */
   readonly keys: number;
-  /** The busiest keys, busiest first: as many as were asked for, at most. */
+  /** The busiest keys, busiest first, at most as many as `SnapshotOptions.keys`. */
   readonly hotKeys: readonly KeySnapshot[];
-  /** What this process holds of a server's grants. `null` where no server grants units. */
+  /** The units that a server granted to this process. `null` where no server grants units. */
   readonly grants: GrantSnapshot | null;
 }
 
-/** What is used of a window, of a bucket or of what may run at once. */
+/** The usage of a window, of a bucket or of concurrent units. */
 export interface Usage {
   /** The units that are allowed. */
   readonly limit: number;
-  /** Those that are in use. */
+  /** The units in use. */
   readonly used: number;
-  /** In how many ms. `null`: at once. */
+  /** The window's duration in ms. `null`: units that are in use at the same time. */
   readonly window: number | null;
 }
 
-/** How many starts had to wait, by how long. */
+/** A histogram of the starts that had to wait. */
 export interface Waits {
   /** The longest wait of each class but the last, in ms. */
   readonly bounds: readonly number[];
-  /** How many starts are in each class. The last has those that waited longer. */
+  /** The number of starts in each class. The last class has all longer waits. */
   readonly counts: readonly number[];
 }
 
-/** What one key looks like. */
+/** The snapshot of a key. */
 export interface KeySnapshot {
-  /**
-   * Its text if texts are asked for (of a long one the beginning), else "#" and its id, which stays the same as long as the store
-   * exists.
-   */
+  /** Its text (the beginning of a long one) with `showKeys`, else "#" and its id, which never changes in a store. */
   readonly key: string;
-  /** A policy of its own. */
+  /** The operator's override of this key; `null` without one. */
   readonly override: string | null;
-  /** What is used of each of its windows. The first is the fullest. */
+  /** The usage of each window. The fullest is first. */
   readonly usage: readonly Usage[];
-  /** How long until a start of weight 1 would be admitted. */
+  /** The time until a start of weight 1 would be admitted. */
   readonly retryAfter: number;
-  /** For how long it is paused; 0 if it is not. */
+  /** The rest of a pause; 0 if it is not paused. */
   readonly pausedFor: number;
-  /** What was counted. */
+  /** The counts. */
   readonly stats: Stats;
 }
 
 /** A process that uses the store. */
 export interface ProcessSnapshot {
-  /** Its number in the system, as it sees it itself: in a container, that of the container. */
+  /** The process number, as the process sees it: in a container, the container's. */
   readonly pid: number;
-  /** What it runs. */
+  /** The program that it runs. */
   readonly program: string;
-  /** For how long it has used the store, in ms. */
+  /** How long it has used the store, in ms. */
   readonly since: number;
 }
 
-/** What a server has granted to this process. */
+/** The units that a server granted to this process. */
 export interface GrantSnapshot {
-  /** The units that it holds and has not used. */
+  /** The unused units. */
   readonly held: number;
-  /** How often it asked the server. */
+  /** The number of requests to the server. */
   readonly requests: number;
 }
 
-/** The `Content-Type` of what `Store.metrics` tells in a format: "openmetrics" if not given. */
+/** Returns the `Content-Type` of `Store.metrics` in a format. Default: "openmetrics". */
 export const metricsContentType = (format: MetricsFormat = "openmetrics"): string =>
   native.metricsContentType(checkFormat(format));
 
 const checkFormat = (format: unknown): string => word("format", format, ["openmetrics", "prometheus"]);
 
-/** What is asked of the native half. */
-type Asked = readonly [keys: number, showKeys: boolean];
+type SnapshotArguments = readonly [keys: number, showKeys: boolean];
 
-function checkSnapshotOptions(options: SnapshotOptions, known = ["keys", "showKeys"]): Asked {
+function checkSnapshotOptions(options: SnapshotOptions, known = ["keys", "showKeys"]): SnapshotArguments {
   checkOptions(options, known);
   const { keys = 10, showKeys = false } = options;
   if (typeof showKeys !== "boolean") throw invalid("showKeys", showKeys, "true or false");
   return [whole("keys", keys), showKeys];
 }
 
-function checkMetricsOptions(options: MetricsOptions): readonly [...Asked, string] {
-  const asked = checkSnapshotOptions(options, ["keys", "showKeys", "format"]);
+function checkMetricsOptions(options: MetricsOptions): readonly [...SnapshotArguments, string] {
+  const args = checkSnapshotOptions(options, ["keys", "showKeys", "format"]);
   const { format = "openmetrics" } = options;
-  return [...asked, checkFormat(format)];
+  return [...args, checkFormat(format)];
 }
 
 /** @internal */
-export function snapshot(onlooker: NativeOnlooker, options: SnapshotOptions): Snapshot {
-  const asked = checkSnapshotOptions(options);
-  return of(atOnce("snapshot()", () => native.snapshot(onlooker, ...asked)));
+export function snapshot(observer: NativeObserver, options: SnapshotOptions): Snapshot {
+  const args = checkSnapshotOptions(options);
+  return of(atOnce("snapshot()", () => native.snapshot(observer, ...args)));
 }
 
 /** @internal */
-export async function snapshotAsync(onlooker: NativeOnlooker, options: SnapshotOptions): Promise<Snapshot> {
-  return of(await native.snapshotLater(onlooker, ...checkSnapshotOptions(options)).catch(rethrow));
+export async function snapshotAsync(observer: NativeObserver, options: SnapshotOptions): Promise<Snapshot> {
+  return of(await native.snapshotLater(observer, ...checkSnapshotOptions(options)).catch(rethrow));
 }
 
 /** @internal */
-export function metrics(onlooker: NativeOnlooker, options: MetricsOptions): string {
-  const asked = checkMetricsOptions(options);
-  return atOnce("metrics()", () => native.metrics(onlooker, ...asked));
+export function metrics(observer: NativeObserver, options: MetricsOptions): string {
+  const args = checkMetricsOptions(options);
+  return atOnce("metrics()", () => native.metrics(observer, ...args));
 }
 
 /** @internal */
-export async function metricsAsync(onlooker: NativeOnlooker, options: MetricsOptions): Promise<string> {
-  return native.metricsLater(onlooker, ...checkMetricsOptions(options)).catch(rethrow);
+export async function metricsAsync(observer: NativeObserver, options: MetricsOptions): Promise<string> {
+  return native.metricsLater(observer, ...checkMetricsOptions(options)).catch(rethrow);
 }
 
 function atOnce<T>(name: string, ask: () => T): T {
@@ -201,7 +197,7 @@ function rethrow(error: unknown): never {
   throw thrown(error);
 }
 
-/** Of numbers in an order, the counts by their names; and of a number, the date. */
+/** Names the counts, and makes the time a date. */
 function of(seen: NativeSnapshot): Snapshot {
   const counted = <T extends { readonly stats: readonly number[] }>(one: T) => ({ ...one, stats: statsOf(one.stats) });
   const limits = seen.limits.map((limit) => ({ ...counted(limit), hotKeys: limit.hotKeys.map(counted) }));

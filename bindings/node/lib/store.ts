@@ -1,4 +1,4 @@
-// Where limits live, and the clock that tests can give them.
+// Stores, and the clock for tests.
 
 import { brand } from "./brand.js";
 import { invalid, make, thrown } from "./errors.js";
@@ -6,14 +6,14 @@ import { type Hook, type HookEvent, listen } from "./hooks.js";
 import { type Duration, maybeMilliseconds, milliseconds, options as checkOptions, unicode, whole, word } from "./input.js";
 import type { Limiter } from "./limiter.js";
 import { FlowControl, byName } from "./named.js";
-import { type NativeClock, type NativeOnlooker, type NativeStore, native, shared, tellHooks } from "./native.js";
+import { type NativeClock, type NativeObserver, type NativeStore, native, shared, notifyHooks } from "./native.js";
 import { shown } from "./shown.js";
 import * as seen from "./snapshot.js";
 import { Bell } from "./waiting.js";
 
-/** Which key is meant. */
+/** The options of a call for the limit or one of its keys. */
 export interface KeyOptions {
-  /** One key. Without, the limit and all keys that have no policy of their own. */
+  /** One key. Default: the limit, and all keys without a policy of their own. */
   key?: string | undefined;
 }
 
@@ -22,7 +22,7 @@ function keyIn(options: KeyOptions): string | undefined {
   return options.key === undefined ? undefined : unicode("key", options.key);
 }
 
-/** A clock for tests: it stands still until it is advanced, and wakes those who wait by it. */
+/** A clock for tests. It stands still until it is advanced, which wakes the waiters that use it. */
 export class ManualClock {
   /** @internal */
   readonly _native: NativeClock = native.manualClock();
@@ -41,7 +41,7 @@ export class ManualClock {
   }
 }
 
-/** @internal The native half of a clock that a caller gave, if any. */
+/** @internal Checks the option `clock`, and returns its native half. */
 export function nativeClock(clock: unknown): NativeClock | undefined {
   if (clock === undefined) return undefined;
   if (!(clock instanceof ManualClock)) throw invalid("clock", clock, "a ManualClock");
@@ -50,71 +50,72 @@ export function nativeClock(clock: unknown): NativeClock | undefined {
 
 let isListening = false;
 
-/** `process.exit` destroys nothing, so what was counted last has to be told before. */
-function tellAtExit(): void {
-  if (!isListening) process.once("exit", () => native.tellCounts());
+/** Publishes the latest counts when the process exits: `process.exit` runs no destructors. */
+function publishAtExit(): void {
+  if (!isListening) process.once("exit", () => native.publishCounts());
   isListening = true;
 }
 
-/** How a store behaves. */
+/** The options of a store. */
 export interface StoreOptions {
-  /** How long something rare (opening, a new limit, growing) may take before it fails: 5 s if not given. */
+  /** How long a rare operation (opening, a new limit, growing) may take before it fails. Default: 5 s. */
   timeout?: Duration | undefined;
-  /** The mode of the files that are made, whatever the umask: 0o600 if not given, 0o660 for services of several users. */
+  /** The mode of new files, whatever the umask. Default: 0o600. Use 0o660 for services of several users. */
   mode?: number | undefined;
   /**
-   * What a decision answers when the store fails (gone, full, read-only, or busy for longer than the timeout): "raise"
-   * (the default) throws the error, "deny" denies, "admit" lets start what nothing counts. `Store.failures` counts them.
+   * The result of a decision when the store fails (gone, full, read-only, or busy for longer than the timeout): "raise" (the
+   * default) throws the error, "deny" denies the start, "admit" admits it without counting it. `Store.failures` counts these
+   * decisions.
    */
   onError?: "raise" | "deny" | "admit" | undefined;
   /**
-   * How much of what was admitted a power cut may make the machine forget, and count as spent: "budget" (the default)
-   * 5 % of a limit, at least one unit; "commit" nothing, as each start is written before its call returns.
+   * How many admitted units may be missing after a power cut, which then count as used: "budget" (the default) allows 5 % of a
+   * limit, at least one unit; "commit" allows none, as each start is written before its call returns.
    */
   durability?: "budget" | "commit" | undefined;
   /** A clock for tests. */
   clock?: ManualClock | undefined;
 }
 
-/** Something that is wrong with a store, as `Store.verify` finds it. */
+/** A problem that `Store.verify` found. */
 export interface Problem {
-  /** What it is. */
+  /** The problem. */
   readonly found: string;
-  /** Is it wrong no longer? */
+  /** Whether it was repaired. */
   readonly isRepaired: boolean;
 }
 
-/** Something of a server that those who have limits there should know, as `doctor` finds it. */
+/** A setting of a server that endangers limits, as `doctor` found it. */
 export interface Finding {
-  /** How much it matters: "danger" means that limits may be exceeded, or cannot be used. */
+  /** The severity. "danger": limits may be exceeded, or cannot be used. */
   readonly severity: "note" | "warning" | "danger";
-  /** What it endangers. */
+  /** The danger. */
   readonly what: string;
-  /** The setting, by the server's own name. */
+  /** The server's name for the setting. */
   readonly setting: string;
-  /** What it is; empty if it could not be looked at. */
+  /** The setting's value; empty if it could not be read. */
   readonly value: string;
-  /** What to set instead, or to do. */
+  /** The recommended value, or what to do. */
   readonly instead: string;
 }
 
 /**
- * Says what of a server's settings endangers limits there: the worst first, nothing if all is well. Always nothing for "memory:" and
- * "sqlite:PATH", whose files `Store.verify` looks at. On Redis it writes a key of its own for a moment, to see whether it may.
+ * Returns the settings of a server that endanger limits, the worst first. Returns none for "memory:" and "sqlite:PATH", whose files
+ * `Store.verify` checks. On Redis it writes and deletes a key of its own, to check that it may.
  */
 export async function doctor(url: string): Promise<Finding[]> {
   return (await native.doctor(unicode("url", url)).catch(rethrow)) as Finding[];
 }
 
 /**
- * The SQL that makes what limits on Postgres need there, for migrations of your own: the schema `workglow_limit`. Where a program's
- * role may create schemas this is not needed, because the first call makes it. To run it again changes nothing.
+ * Returns the SQL that creates the schema `workglow_limit`, which limits on Postgres need, for your own migrations. It is not needed
+ * where the program's role may create schemas: the first call creates it. Running it again has no effect.
  */
 export const postgresSchema = (): string => native.postgresSchema();
 
 /**
- * Where limits live: "memory:" (this object), "sqlite:PATH" (this machine), or "redis://HOST", "redis+unix://PATH" and
- * "postgres://HOST/DATABASE" (a server that machines share). Making one opens nothing.
+ * Holds limits: in "memory:" for this object, in "sqlite:PATH" for the processes of this machine, or in "redis://HOST",
+ * "redis+unix://PATH" or "postgres://HOST/DATABASE" for the machines that share this server. The constructor opens nothing.
  */
 export class Store {
   /** The store's address, without a password. */
@@ -123,11 +124,11 @@ export class Store {
   readonly _native: NativeStore;
   /** @internal */
   readonly _clock: ManualClock | undefined;
-  /** @internal Does a decision answer even when the store fails? */
+  /** @internal Whether a decision returns even when the store fails. */
   readonly _alwaysAnswers: boolean;
-  /** @internal Is it a file or a server, which others may use too? */
+  /** @internal Whether it is a file or a server, which other processes may use too. */
   readonly _isShared: boolean;
-  readonly #onlooker: NativeOnlooker;
+  readonly #observer: NativeObserver;
 
   constructor(url: string, options: StoreOptions = {}) {
     checkOptions(options, ["timeout", "mode", "onError", "durability", "clock"]);
@@ -140,27 +141,27 @@ export class Store {
     const time = nativeClock(clock);
     this._native = make(() => native.store(url, ms, bits, onError, durability, time));
     this.url = native.url(this._native);
-    this.#onlooker = native.onlooker(this._native);
+    this.#observer = native.observer(this._native);
     this._clock = clock;
     this._alwaysAnswers = onError !== "raise";
     this._isShared = !url.startsWith("memory:");
-    if (this._isShared) tellAtExit();
+    if (this._isShared) publishAtExit();
   }
 
-  /** Opens the store now, its files made if there are none, instead of at the first decision. */
+  /** Opens the store, and creates its files if there are none, now instead of at the first decision. */
   async open(): Promise<void> {
     await native.openStore(this._native).catch(rethrow);
   }
 
-  /** The names that are declared in this store, in order. */
+  /** Returns the names that are declared in this store, in order. */
   async names(): Promise<string[]> {
     return native.names(this._native).catch(rethrow);
   }
 
   /**
-   * Puts an operator's policy, such as "200/1m" or "100/1m + 5/1s", above what programs declare under a name: at once, for
-   * all who share the store, until it is lifted. Of a limit of several kinds, each policy stands above the part of its kind.
-   * With a key, only for that one, such as a tenant's plan, whether anybody has used it or not.
+   * Overrides the policy that programs declare under a name with an operator's, such as "200/1m" or "100/1m + 5/1s": immediately,
+   * for all processes that share the store, until `lift`. In a limit of several kinds, each policy overrides the part of its kind.
+   * With a key, such as a tenant's, it overrides that key's policy only, even before the key is first used.
    */
   async override(name: string, policy: string, options: KeyOptions = {}): Promise<void> {
     const [limit, above, key] = [unicode("name", name), unicode("policy", policy), keyIn(options)];
@@ -168,22 +169,21 @@ export class Store {
   }
 
   /**
-   * Takes the operator's policy away: what was declared last holds again. With a key, that key's own: it lives by the limit's
-   * again. A no-op where there is none.
+   * Removes the operator's override: the policy that was declared last holds again. With a key, removes that key's override: the
+   * limit's policy holds for it again. No effect if there is none.
    */
   async lift(name: string, options: KeyOptions = {}): Promise<void> {
     await native.lift(this._native, unicode("name", name), keyIn(options)).catch(rethrow);
   }
 
-  /** Writes to the database now what it does not have yet of what was admitted. A no-op for "memory:". */
+  /** Writes admitted starts to the database that it does not have yet. No effect on "memory:". */
   async flush(): Promise<void> {
     await native.flush(this._native).catch(rethrow);
   }
 
   /**
-   * What is wrong with the store's files; nothing if all is well. With `repair` it also repairs what it can: what nobody can
-   * read goes out of the database, and a lane that makes no sense is made anew. Reads all of the database, which holds up
-   * starts that wait for a commit.
+   * Returns the problems of the store's files. With `repair` it also repairs what it can: it deletes unreadable rows from the
+   * database, and replaces an inconsistent lane. Reads the whole database, which delays starts that wait for a commit.
    */
   async verify(options: { repair?: boolean | undefined } = {}): Promise<Problem[]> {
     checkOptions(options, ["repair"]);
@@ -194,59 +194,59 @@ export class Store {
   }
 
   /**
-   * What the store and all of its limits look like now. It takes part in nothing, and no decision costs more because somebody looks.
-   * For "memory:" and "sqlite:PATH". A server would have to be asked: that is `SyncUnsupported`, and `snapshotAsync` does it.
+   * Returns a snapshot of the store and all of its limits. It takes no part in decisions, and makes none slower. For "memory:" and
+   * "sqlite:PATH"; for a server it throws `SyncUnsupported`: use `snapshotAsync`.
    */
   snapshot(options: seen.SnapshotOptions = {}): seen.Snapshot {
-    return seen.snapshot(this.#onlooker, options);
+    return seen.snapshot(this.#observer, options);
   }
 
-  /** The same of any store, on the thread pool: where there are many limits, the event loop goes on meanwhile. */
+  /** Returns a snapshot of any store, taken on the thread pool, so that many limits do not block the event loop. */
   async snapshotAsync(options: seen.SnapshotOptions = {}): Promise<seen.Snapshot> {
-    return seen.snapshotAsync(this.#onlooker, options);
+    return seen.snapshotAsync(this.#observer, options);
   }
 
   /**
-   * The same as text for Prometheus and all who read its formats; `metricsContentType` has its `Content-Type`. All processes of a
-   * "sqlite:" store tell the same, so let one of each machine be asked, and do not add them up.
+   * Returns a snapshot as text for Prometheus and other readers of its formats; `metricsContentType` returns its `Content-Type`. All
+   * processes of a "sqlite:" store report the same numbers, so scrape one process of each machine, and do not add them up.
    */
   metrics(options: seen.MetricsOptions = {}): string {
-    return seen.metrics(this.#onlooker, options);
+    return seen.metrics(this.#observer, options);
   }
 
-  /** That of any store, on the thread pool. */
+  /** Returns the metrics of any store, taken on the thread pool. */
   async metricsAsync(options: seen.MetricsOptions = {}): Promise<string> {
-    return seen.metricsAsync(this.#onlooker, options);
+    return seen.metricsAsync(this.#observer, options);
   }
 
-  /** How often the store failed a decision of this object's limiters, whatever was answered instead. */
+  /** How many decisions of this object's limiters the store failed, whatever `onError` returned instead. */
   get failures(): number {
     return native.failures(this._native);
   }
 
   /**
-   * A limiter by its name: of a policy such as "100/1m + 5 concurrent", declared under the name at its first use; if there
-   * are several policies, one limiter of limits with names of their own, "name/rate", "name/concurrency", …
+   * Returns a limiter by its name. A policy such as "100/1m + 5 concurrent" is declared under the name at the first use; several
+   * policies make one limiter of several limits with names of their own: "name/rate", "name/concurrency", …
    *
-   * Without a policy, the one that is declared, of whatever kind; at its first use it must be.
+   * Without a policy, returns the limiter that is declared under the name, of any kind. It must be declared by the first use.
    */
   limiter(name: string, policy?: string): Limiter;
-  /** A limiter of a few numbers, declared under its key at its first use. */
+  /** Returns a limiter that is declared under its key at the first use. */
   limiter(flow: FlowControl): Limiter;
   limiter(name: string | FlowControl, policy?: string): Limiter {
     if (!(name instanceof FlowControl)) return byName(this, name, policy);
-    if (policy !== undefined) throw invalid("policy", policy, "none beside a FlowControl, which is one");
+    if (policy !== undefined) throw invalid("policy", policy, "no policy with a FlowControl, which is one");
     return name._in(this);
   }
 
-  /** Declares the limits of a TOML file, all or none, and gives their names. */
+  /** Declares the limits of a TOML file, all or none, and returns their names. */
   async load(file: string): Promise<string[]> {
     return native.load(this._native, unicode("file", file)).catch(rethrow);
   }
 
-  /** Calls `hook` at each such event of this store's limiters, soon after the decision; what this gives takes it away. */
+  /** Calls `hook` for each such event of this store's limiters, soon after the decision. Returns a function that removes the hook. */
   on(event: HookEvent, hook: Hook): () => void {
-    const begin = (number: number) => native.listenToStore(this._native, event, shared.told, number);
+    const begin = (number: number) => native.listenToStore(this._native, event, shared.events, number);
     return listen(event, hook, begin, (listening) => native.unlistenToStore(this._native, listening));
   }
 }
@@ -256,6 +256,6 @@ shown(ManualClock, (clock) => ({ now: clock.now() }));
 shown(Store, (store) => ({ url: store.url }));
 
 function rethrow(error: unknown): never {
-  tellHooks();
+  notifyHooks();
   throw thrown(error);
 }

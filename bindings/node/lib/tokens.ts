@@ -1,18 +1,18 @@
-// What a request to a model costs: estimated before it is sent, and read from its response.
+// The tokens of a request to a model: estimated before it is sent, and read from its response.
 
 import { StringDecoder } from "node:string_decoder";
 import type { HttpResponse } from "./response.js";
 
-/** Reads a response's cost from its JSON body, or from each JSON event of its stream. Gives nothing where that does not say. */
+/** Returns a response's tokens from its JSON body, or from each JSON event of its stream; nothing if they are not stated there. */
 export type Usage = (data: unknown, response: HttpResponse) => number | null | undefined;
 
-/** More than this is not kept to look for a usage, in characters. */
+/** The most characters of a body that are kept to find its usage. */
 const LONGEST = 1 << 24;
 
 const isRecord = (data: unknown): data is Record<string, unknown> =>
   typeof data === "object" && data !== null && !Array.isArray(data);
 
-/** JSON's value; `undefined` if it is none. */
+/** Parses JSON; `undefined` if it is invalid. */
 function parsed(text: string): unknown {
   try {
     return JSON.parse(text);
@@ -21,7 +21,7 @@ function parsed(text: string): unknown {
   }
 }
 
-/** The tokens that a request with a JSON body may take: a quarter of its characters, and the most that it lets the model write. */
+/** Estimates the tokens of a request with a JSON body: a quarter of its characters, plus the most that the model may write. */
 export function estimateOf(text: string | null): number {
   const body = text === null ? undefined : parsed(text);
   if (!isRecord(body)) return 0;
@@ -29,14 +29,14 @@ export function estimateOf(text: string | null): number {
   return Math.ceil(characters(body) / 4) + (Number.isSafeInteger(most) && (most as number) > 0 ? (most as number) : 0);
 }
 
-/** So many characters are in its texts. Files that travel as text count as none. */
+/** Counts the characters of all texts. Files that are encoded as text do not count. */
 function characters(value: unknown): number {
   if (typeof value === "string") return value.startsWith("data:") ? 0 : value.length;
   if (typeof value !== "object" || value === null) return 0;
   return Object.entries(value).reduce((sum, [name, part]) => sum + (name === "data" && typeof part === "string" ? 0 : characters(part)), 0);
 }
 
-/** Reads what a response cost while its body passes by. */
+/** Reads the tokens of a response while its body is read. */
 export class Meter {
   readonly #response: HttpResponse;
   readonly #usage: Usage | undefined;
@@ -44,10 +44,10 @@ export class Meter {
   readonly #decoder = new StringDecoder();
   #pieces: string[] = [];
   #length = 0;
-  /** The lines of an event that has not ended. */
+  /** The lines of an incomplete event. */
   #event: string[] = [];
-  /** What OpenAI and Anthropic said, later numbers above earlier ones. */
-  readonly #said: Record<string, number> = {};
+  /** The usage fields of OpenAI and Anthropic. Later numbers replace earlier ones. */
+  readonly #fields: Record<string, number> = {};
   #used: number | undefined;
 
   constructor(response: HttpResponse, type: string, usage: Usage | undefined) {
@@ -57,7 +57,7 @@ export class Meter {
     if (!this.#isStream && !/^\s*application\/([\w.-]+\+)?json\b/i.test(type)) this.#length = Infinity;
   }
 
-  /** A part of the body. */
+  /** Reads a part of the body. */
   write(part: Uint8Array | string): void {
     if (this.#length > LONGEST) return;
     const text = typeof part === "string" ? part : this.#decoder.write(Buffer.from(part.buffer, part.byteOffset, part.byteLength));
@@ -67,7 +67,7 @@ export class Meter {
     if (this.#length > LONGEST) this.#pieces = [];
   }
 
-  /** The body has ended, or will not go on: what it cost, if it said so. */
+  /** Ends the body, and returns its tokens if they were stated. */
   end(): number | undefined {
     if (this.#length <= LONGEST && this.#isStream) {
       this.#pieces.push("\n\n");
@@ -79,7 +79,7 @@ export class Meter {
     return this.#used;
   }
 
-  /** Whole lines of a stream: an event ends with an empty one, or is one line of JSON. */
+  /** Reads the complete lines of a stream: an event ends with an empty line, or is one line of JSON. */
   #readLines(): void {
     const lines = this.#pieces.join("").split(/\r\n|\n|\r(?!$)/);
     this.#pieces = [lines.pop()!];
@@ -92,7 +92,7 @@ export class Meter {
   }
 
   #read(text: string): void {
-    // Most events say nothing of it, and need not be parsed.
+    // Most events have no usage, and need no parsing.
     if (this.#usage === undefined && !text.includes('"usage"')) return;
     const data = parsed(text);
     if (data === undefined) return;
@@ -100,16 +100,16 @@ export class Meter {
     if (typeof used === "number" && used >= 0 && used < Infinity) this.#used = Math.ceil(used);
   }
 
-  /** What OpenAI and Anthropic say: with a whole answer, at the end of a stream, or at its beginning and its end. */
+  /** Adds up the usage of OpenAI and Anthropic: of a whole response, at the end of a stream, or at its beginning and end. */
   #sum(data: unknown): number | undefined {
     if (!isRecord(data)) return undefined;
     const { usage, response, message } = data;
-    for (const said of [isRecord(message) && message.usage, isRecord(response) && response.usage, usage]) {
-      for (const [name, value] of Object.entries(isRecord(said) ? said : {})) {
-        if (typeof value === "number") this.#said[name] = value;
+    for (const found of [isRecord(message) && message.usage, isRecord(response) && response.usage, usage]) {
+      for (const [name, value] of Object.entries(isRecord(found) ? found : {})) {
+        if (typeof value === "number") this.#fields[name] = value;
       }
     }
-    const { total_tokens, input_tokens, output_tokens = 0, cache_creation_input_tokens = 0, prompt_tokens, completion_tokens = 0 } = this.#said;
+    const { total_tokens, input_tokens, output_tokens = 0, cache_creation_input_tokens = 0, prompt_tokens, completion_tokens = 0 } = this.#fields;
     if (total_tokens !== undefined) return total_tokens;
     if (input_tokens !== undefined) return input_tokens + output_tokens + cache_creation_input_tokens;
     return prompt_tokens === undefined ? undefined : prompt_tokens + completion_tokens;

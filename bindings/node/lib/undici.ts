@@ -1,4 +1,4 @@
-// A limiter in a dispatcher of undici's: an interceptor, so that all that goes through the dispatcher is limited.
+// Limits the requests of undici's dispatchers, through an interceptor.
 
 import { Writable } from "node:stream";
 import { createBrotliDecompress, createGunzip, createInflate } from "node:zlib";
@@ -7,7 +7,7 @@ import { type Limits, type OutgoingRequest, Sending, type SendingOptions, type S
 export type { Limits, OutgoingRequest, SendingOptions } from "./sending.js";
 export type { Usage } from "./tokens.js";
 
-// What is needed of undici: the types of its versions are not the same.
+// The part of undici's types that is needed: they differ between its versions.
 
 interface Options {
   readonly method: string;
@@ -43,35 +43,35 @@ interface Handler {
 type Dispatch = (options: Options, handler: Handler) => boolean;
 
 /**
- * An interceptor, as the `compose` of undici 7's and 8's dispatchers takes it.
+ * An interceptor for `compose` of a dispatcher of undici 7 or 8.
  *
  * @typeParam D The type of a dispatcher's `dispatch`, in either version.
  */
 export type UndiciInterceptor = <D extends (options: any, handler: any) => boolean>(dispatch: D) => D;
 
-/** A response whose head has come. */
+/** The head of a response. */
 interface Head {
   readonly statusCode: number;
   readonly headers: Record<string, string | string[] | undefined>;
 }
 
 /**
- * An interceptor for `dispatcher.compose(…)` of undici 7 and 8: requests wait for `limiter` before they are dispatched; `null`
- * instead of one if `tokens` alone limit them. With `setGlobalDispatcher` it limits Node's own `fetch`, too, whose bodies it sees as
- * streams: they are not sent again, and their tokens have to be told by `estimate`.
+ * Returns an interceptor for `dispatcher.compose(…)` of undici 7 and 8. Requests wait for `limiter` before they are dispatched; pass
+ * `null` if only `tokens` limit them. With `setGlobalDispatcher` it also limits Node's own `fetch`, whose bodies it sees as streams:
+ * they are not retried, and `estimate` has to return their tokens.
  */
 export function limitUndici(limiter: Limits | null, options: SendingOptions = {}): UndiciInterceptor {
   const sending = new Sending(limiter, options);
   const intercept = (dispatch: Dispatch): Dispatch =>
     function limitedDispatch(options, handler) {
       const request = requestOf(options);
-      if (request === null) return dispatch(options, handler); // It says what is wrong.
+      if (request === null) return dispatch(options, handler); // It reports the error.
       let wants: Want[] = [];
       let failure: unknown;
       try {
         wants = sending.wants(request);
       } catch (error) {
-        failure = error; // A dispatcher tells its handler.
+        failure = error; // A dispatcher reports errors to its handler.
       }
       if (wants.length === 0 && failure === undefined) return dispatch(options, handler);
       const exchange = new Exchange(dispatch, options, handler);
@@ -93,10 +93,10 @@ export function limitUndici(limiter: Limits | null, options: SendingOptions = {}
   return intercept as UndiciInterceptor;
 }
 
-/** The clients and pools of undici 7 do not tell interceptors where they go. */
+/** The origin of requests without one: clients and pools of undici 7 do not pass it to interceptors. */
 const NOWHERE = "http://origin.invalid";
 
-/** `null` if it goes nowhere. */
+/** Returns what is known about a request; `null` without a valid URL. */
 function requestOf({ method, origin = NOWHERE, path, headers, body }: Options): OutgoingRequest | null {
   let url: URL;
   try {
@@ -112,7 +112,7 @@ function requestOf({ method, origin = NOWHERE, path, headers, body }: Options): 
   );
 }
 
-/** undici takes a flat list, pairs, or an object. */
+/** Returns the headers of a request: undici takes a flat list, pairs, or an object. */
 function headersOf(given: unknown): Headers {
   const headers = new Headers();
   const isFlat = Array.isArray(given) && !Array.isArray(given[0]);
@@ -126,9 +126,9 @@ function headersOf(given: unknown): Headers {
   return headers;
 }
 
-/** One request, and the attempts that it takes. Its handler knows one controller, which is there before any connection. */
+/** One request with its attempts. Its handler has one controller for all of them, even before there is a connection. */
 class Exchange implements Controller, Handler {
-  /** Has the attempt that is under way a connection? */
+  /** Whether the current attempt has a connection. */
   isConnected = false;
   readonly #dispatch: Dispatch;
   readonly #options: Options;
@@ -138,8 +138,8 @@ class Exchange implements Controller, Handler {
   #head: ((head: Head) => void) | undefined;
   #failed: ((error: Error) => void) | undefined;
   #discarded: (() => void) | undefined;
-  /** What came of a response that nobody has decided upon yet: it may end even while it is paused. */
-  #held: (() => void)[] | undefined;
+  /** The events of a response that is not accepted or discarded yet. It may end even while it is paused. */
+  #pending: (() => void)[] | undefined;
   #sent: Sent | undefined;
   #body: Body | undefined;
   #isPaused = false;
@@ -151,56 +151,56 @@ class Exchange implements Controller, Handler {
     handler.onRequestStart?.(this, null);
   }
 
-  /** Aborts when the request is aborted that waits. */
+  /** The signal of the waiting request. */
   get signal(): AbortSignal {
     return this.#aborter.signal;
   }
 
-  /** Dispatches it: gives the response's head, and holds what follows. */
+  /** Dispatches the request: returns the response's head, and keeps the events that follow. */
   send(): Promise<Head> {
     return new Promise((resolve, reject) => {
       this.isConnected = false;
       this.#target = undefined;
       this.#head = resolve;
       this.#failed = reject;
-      this.#held = undefined;
+      this.#pending = undefined;
       this.#discarded = undefined;
       this.#dispatch(this.#options, this);
     });
   }
 
-  /** Reads what is left of a response that nobody wants. */
+  /** Reads the rest of a response without passing it on. */
   discard(): Promise<void> {
     return new Promise((resolve) => {
-      this.#held = undefined;
+      this.#pending = undefined;
       if (this.#failed === undefined) return resolve(); // It has ended.
       this.#discarded = resolve;
       this.#target!.resume();
     });
   }
 
-  /** Lets the handler have the response. */
+  /** Passes the response to the handler. */
   pass(sent: Sent): void {
     this.#sent = sent;
-    const held = this.#held ?? [];
-    this.#held = undefined;
+    const pending = this.#pending ?? [];
+    this.#pending = undefined;
     try {
-      for (const event of held) event();
+      for (const event of pending) event();
     } catch (error) {
       sent.end();
-      // As undici does with what a handler throws.
+      // As undici does if a handler throws.
       if (this.#failed === undefined) return this.fail(error as Error);
       this.#target?.abort(error as Error);
     }
     if (!this.#isPaused) this.#target?.resume();
   }
 
-  /** There will be no response. */
+  /** Reports to the handler that there is no response. */
   fail(error: Error): void {
     this.#handler.onResponseError?.(this, error);
   }
 
-  // What the handler asks for.
+  // Calls of the handler.
 
   abort(reason: Error): void {
     if (!this.aborted) this.#aborter.abort(reason);
@@ -214,7 +214,7 @@ class Exchange implements Controller, Handler {
 
   resume(): void {
     this.#isPaused = false;
-    if (this.#held === undefined) this.#target?.resume();
+    if (this.#pending === undefined) this.#target?.resume();
   }
 
   get aborted(): boolean {
@@ -237,7 +237,7 @@ class Exchange implements Controller, Handler {
     return this.#target?.rawTrailers;
   }
 
-  // What the connection says.
+  // Calls of the connection.
 
   onRequestStart(controller: Controller): void {
     this.isConnected = true;
@@ -254,7 +254,7 @@ class Exchange implements Controller, Handler {
   onResponseStart(controller: Controller, statusCode: number, headers: Head["headers"], statusMessage?: string): void {
     const start = () => this.#handler.onResponseStart?.(this, statusCode, headers, statusMessage);
     if (statusCode < 200) return start();
-    this.#held = [
+    this.#pending = [
       () => {
         if (this.#sent!.reads) this.#body = bodyOf(headers, this.#sent!);
         start();
@@ -301,13 +301,13 @@ class Exchange implements Controller, Handler {
     this.#handler.onResponseStarted?.();
   }
 
-  /** The head of a response has come. */
+  /** Notes the head of a response. */
   #settle(head: Head): void {
     this.#head!(head);
     this.#head = undefined;
   }
 
-  /** The response has ended. */
+  /** Notes the end of a response. */
   #over(): void {
     this.#failed = undefined;
     this.#discarded?.();
@@ -315,8 +315,8 @@ class Exchange implements Controller, Handler {
 
   #pass(event: () => void): void {
     if (this.#discarded !== undefined) return;
-    if (this.#held === undefined) event();
-    else this.#held.push(event);
+    if (this.#pending === undefined) event();
+    else this.#pending.push(event);
   }
 
   #end(): void {
@@ -325,7 +325,7 @@ class Exchange implements Controller, Handler {
   }
 }
 
-/** A body on its way to whoever looks for its usage. */
+/** A body that is read for its usage. */
 interface Body {
   write(chunk: Buffer): void;
   end(): void;
@@ -338,7 +338,7 @@ const DECODERS: Record<string, () => NodeJS.ReadWriteStream> = {
   br: createBrotliDecompress,
 };
 
-/** Dispatchers see a body as it was sent: compressed. */
+/** Makes the reader of a body, which dispatchers see as it was sent: compressed. */
 function bodyOf(headers: Head["headers"], sent: Sent): Body {
   const decoder = DECODERS[String(headers["content-encoding"] ?? "").toLowerCase()]?.();
   if (decoder === undefined) return { write: (chunk) => sent.write(chunk), end: () => sent.end() };

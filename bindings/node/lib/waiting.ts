@@ -1,22 +1,23 @@
-// Waiting: the core keeps the line of those who wait, and this its one timer, and whoever makes room wakes the line.
+// Waiting: the core keeps the line of waiters; this file keeps the line's one timer. Freed units wake the line.
 
 import { SyncUnsupported, TimeoutError, thrown } from "./errors.js";
 import type { Limiter } from "./limiter.js";
-import { type Answer, Int, Num, Op, Status, call, ints, numbers } from "./native.js";
+import { Int, Num, Op, Status } from "./layout.js";
+import { type Answer, call, ints, numbers } from "./native.js";
 import { Permit } from "./permit.js";
 import type { Request } from "./request.js";
 import { clearImmediate, clearTimeout, now, setImmediate, setTimeout } from "./timers.js";
 
-/** The longest that a timer of Node's takes. */
+/** The longest delay of a timer in Node. */
 const LONGEST_TIMER = 2 ** 31 - 1;
 
-/** How late a timer may well be, in ms. */
+/** How late a timer is expected to be, in ms. */
 const SLACK = 2;
 
-/** A place in a shorter window, in ms, is good for less than timers are late. */
+/** The places of a window shorter than this, in ms, expire sooner than timers are late. */
 const SHORT_WINDOW = 100;
 
-/** The lines in this thread that wait for the same thing to happen. */
+/** Wakes the lines in this thread that wait for the same event. */
 export class Bell {
   readonly #lines = new Set<Line>();
 
@@ -28,7 +29,7 @@ export class Bell {
     this.#lines.delete(line);
   }
 
-  /** There may be room on a key; without one, on any. */
+  /** Wakes the waiters of a key; without one, all. Units may be free. */
   ring(key?: string): void {
     for (const line of this.#lines) line.wake(key);
   }
@@ -36,7 +37,7 @@ export class Bell {
 
 /** One `acquire`. */
 class Waiter {
-  /** The core's number, once it is in the line. */
+  /** The core's number for it, once it is in the line. */
   id = 0;
   isOver = false;
   onAbort: (() => void) | undefined;
@@ -48,28 +49,28 @@ class Waiter {
   ) {}
 }
 
-/** Those in this thread who wait for a limiter. */
+/** The waiters of a limiter in this thread. */
 export class Line {
   readonly #limiter: Limiter;
   /** By the core's numbers. */
   readonly #waiters = new Map<number, Waiter>();
   #timer: NodeJS.Timeout | undefined;
   #immediate: NodeJS.Immediate | undefined;
-  /** When the timer is due, on the clock of `now()`. */
+  /** When the timer fires, on the clock of `now()`. */
   #due = Infinity;
   #isPrecise = false;
-  /** Is the core at work on it? That may be on the thread pool, or it asks limiters of the caller's own. */
+  /** Whether the core works on the line, perhaps on the thread pool, or while it asks limiters written in JavaScript. */
   #isBusy = false;
-  /** What is done after that. */
+  /** The actions that follow then. */
   #after: (() => void)[] = [];
-  /** So many have not joined yet, as the store is being opened. */
+  /** The number of waiters that have not joined yet because the store is being opened. */
   #coming = 0;
 
   constructor(limiter: Limiter) {
     this.#limiter = limiter;
   }
 
-  /** Does nobody wait? */
+  /** Whether the line is empty. */
   get isIdle(): boolean {
     return this.#waiters.size === 0 && !this.#isBusy && this.#coming === 0;
   }
@@ -84,15 +85,15 @@ export class Line {
       const opening = this.#limiter._opening();
       if (opening === null) return this.#join(waiter);
       this.#coming++;
-      const come = opening.then(
+      const joined = opening.then(
         () => this.#join(waiter),
         (error) => this.#reject(waiter, error),
       );
-      void come.finally(() => this.#coming--);
+      void joined.finally(() => this.#coming--);
     });
   }
 
-  /** Nobody waits any longer. */
+  /** Rejects all waiters. */
   stop(reason: Error): void {
     for (const waiter of [...this.#waiters.values()]) {
       this.#reject(waiter, reason);
@@ -100,7 +101,7 @@ export class Line {
     }
   }
 
-  /** There may be room on a key; without one, on any. */
+  /** Wakes the waiters of a key; without one, all. Units may be free. */
   wake(key?: string): void {
     this.#soon(() => this.#advance(key === undefined ? Op.wakeAll : Op.wake, key));
   }
@@ -130,14 +131,14 @@ export class Line {
   #joined(waiter: Waiter, status: Status): void {
     const { place } = waiter.request;
     const due = numbers[Num.due]!;
-    if (place instanceof Permit) place._useUp(); // From now on it is the waiter's.
-    if (status === Status.sleep) {
+    if (place instanceof Permit) place._useUp(); // From now on it belongs to the waiter.
+    if (status === Status.waiting) {
       waiter.id = numbers[Num.waiter]!;
       if (this.#waiters.size === 0) this.#begin();
       this.#waiters.set(waiter.id, waiter);
       if (waiter.isOver) this.#left(waiter);
     } else {
-      this.#tell(waiter, status);
+      this.#finish(waiter, status);
     }
     this.#sleep(due);
   }
@@ -147,12 +148,12 @@ export class Line {
     this.#left(waiter);
   }
 
-  /** A waiter does not wait any longer. */
+  /** Takes a waiter that gave up out of the line. */
   #left(waiter: Waiter): void {
     if (!this.#waiters.delete(waiter.id)) return;
     this.#soon(() => {
       numbers[Num.waiter] = waiter.id;
-      // What it brought has to be given back, for which a store may have to be asked.
+      // The place that it brought has to be given back, which may need a call to the store.
       if (waiter.request.place !== undefined && this.#limiter._isShared()) return this.#advance(Op.leaveWithPlace);
       try {
         this.#limiter._do(Op.leave, "", 1);
@@ -160,21 +161,21 @@ export class Line {
         if (!(error instanceof SyncUnsupported)) throw error;
         return this.#advance(Op.advance);
       }
-      this.#goOn(numbers[Num.due]!);
+      this.#continue(numbers[Num.due]!);
     });
   }
 
-  /** Lets the core do what is due, and settles those whose wait is over. */
+  /** Lets the core do the work that is due, and settles the waiters whose wait has ended. */
   #advance(how: Op, key = ""): void {
     this.#do(how, key, 1, (answer) => {
       answer();
       const due = numbers[Num.due]!;
       while (this.#take());
-      this.#goOn(due);
+      this.#continue(due);
     });
   }
 
-  /** Settles one of those whose wait is over, if there is one. */
+  /** Settles one waiter whose wait has ended; returns false if there is none. */
   #take(): boolean {
     let status = Status.no;
     let failure: unknown;
@@ -187,26 +188,26 @@ export class Line {
     const id = numbers[Num.waiter]!;
     const waiter = this.#waiters.get(id);
     if (waiter === undefined) {
-      if (status === Status.yes) new Permit(this.#limiter, "").cancel(); // It left while the core was at work.
+      if (status === Status.yes) new Permit(this.#limiter, "").cancel(); // It left while the core worked.
       return true;
     }
     this.#waiters.delete(id);
-    if (failure === undefined) this.#tell(waiter, status);
+    if (failure === undefined) this.#finish(waiter, status);
     else this.#reject(waiter, failure);
     return true;
   }
 
-  /** Settles a waiter with what the call that was just made said. */
-  #tell(waiter: Waiter, status: Status): void {
+  /** Settles a waiter with the result of the last call. */
+  #finish(waiter: Waiter, status: Status): void {
     const { key, timeout } = waiter.request;
     if (status === Status.yes) {
       const permit = new Permit(this.#limiter, key);
-      if (waiter.isOver) return permit.cancel(); // It left while the core was at work.
+      if (waiter.isOver) return permit.cancel(); // It left while the core worked.
       this.#settle(waiter);
       return waiter.resolve(permit);
     }
     const after = numbers[Num.retryAfter]! / 1e3;
-    const why = `no room in limit "${this.#limiter.name}" within ${timeout} ms: retry after ${after} ms`;
+    const why = `limit "${this.#limiter.name}" has no free units within ${timeout} ms: retry after ${after} ms`;
     this.#reject(waiter, new TimeoutError(why, after));
   }
 
@@ -220,13 +221,13 @@ export class Line {
     if (waiter.onAbort !== undefined) waiter.request.signal!.removeEventListener("abort", waiter.onAbort);
   }
 
-  /** Does something as soon as the core is not at work on the line. */
+  /** Runs an action as soon as the core does not work on the line. */
   #soon(action: () => void): void {
     if (this.#isBusy) this.#after.push(action);
     else action();
   }
 
-  /** Lets the core work on the line. `done` reads what it answered. */
+  /** Lets the core work on the line. `done` reads the result. */
   #do(op: Op, key: string, weight: number, done: (answer: Answer) => void): void {
     this.#isBusy = true;
     this.#limiter._ask(op, key, weight, (answer) => {
@@ -246,36 +247,36 @@ export class Line {
     });
   }
 
-  #goOn(due: number): void {
+  #continue(due: number): void {
     if (this.#waiters.size === 0) this.#end();
     else this.#sleep(due);
   }
 
-  /** There are waiters. */
+  /** The first waiter has joined. */
   #begin(): void {
     for (const bell of this.#limiter._bells()) bell.add(this);
     this.#isPrecise = this.#limiter._countsWithin(SHORT_WINDOW);
   }
 
-  /** There are none. */
+  /** The last waiter has left. */
   #end(): void {
     for (const bell of this.#limiter._bells()) bell.delete(this);
     this.#cancelSleep();
   }
 
-  /** Looks again after so many ms at the latest. */
+  /** Advances the line in `ms` at the latest. */
   #sleep(ms: number): void {
     if (this.#waiters.size === 0 || ms < 0) return;
     const due = now() + ms;
     if (due >= this.#due) return;
     this.#cancelSleep();
     this.#due = due;
-    const look = (): void => {
+    const advance = (): void => {
       this.#due = Infinity;
       this.#soon(() => this.#advance(Op.advance));
     };
-    if (ms === 0 || (this.#isPrecise && ms <= SLACK)) this.#immediate = setImmediate(look);
-    else this.#timer = setTimeout(look, Math.min(this.#isPrecise ? ms - SLACK : Math.ceil(ms), LONGEST_TIMER));
+    if (ms === 0 || (this.#isPrecise && ms <= SLACK)) this.#immediate = setImmediate(advance);
+    else this.#timer = setTimeout(advance, Math.min(this.#isPrecise ? ms - SLACK : Math.ceil(ms), LONGEST_TIMER));
   }
 
   #cancelSleep(): void {

@@ -1,9 +1,9 @@
-// What `Request` and `Response` of the platform share, in the frameworks that use them.
+// Helpers for frameworks with the standard `Request` and `Response`.
 
 import type { UnderlyingSource } from "node:stream/web";
 import { Body, type Entry, type Limited } from "./serving.js";
 
-/** A response with more headers, which those that it has win against. */
+/** Adds headers to a response, except those that it already has. */
 export function withHeaders(response: Response, headers: Readonly<Record<string, string>>): Response {
   const missing = Object.entries(headers).filter(([name]) => !response.headers.has(name));
   if (missing.length === 0) return response;
@@ -11,7 +11,7 @@ export function withHeaders(response: Response, headers: Readonly<Record<string,
     for (const [name, value] of missing) response.headers.set(name, value);
     return response;
   } catch {
-    // Those of a redirect, or of what was fetched, cannot be changed.
+    // The headers of a redirect, or of a fetched response, cannot be changed.
     const all = new Headers(response.headers);
     for (const [name, value] of missing) all.set(name, value);
     return copy(response, response.body, all);
@@ -22,14 +22,14 @@ function copy({ status, statusText }: Response, body: ReadableStream | null, hea
   return new Response(body, { status, statusText, headers });
 }
 
-/** Ends what a request has taken when its client has left. */
+/** Ends the permits of a request when its client disconnects. */
 export function endWithSignal({ signal }: Request, entry: Entry): void {
   const left = () => void entry.end("left");
   if (signal.aborted) left();
   else signal.addEventListener("abort", left, { once: true });
 }
 
-/** A response whose last byte, once it is read, ends what its request has taken. */
+/** Returns a response that ends its request's permits when its last byte is read. */
 export function whenOver(response: Response, entry: Entry): Response {
   const over = () => void entry.end(response.status < 400 ? "successful" : "failed");
   const left = () => void entry.end("left");
@@ -58,10 +58,10 @@ export function whenOver(response: Response, entry: Entry): Response {
   return copy(response, new ReadableStream(source, { highWaterMark: 0 }), response.headers);
 }
 
-/** What nobody reads: for clients that have left. */
+/** Returns a response for a client that has disconnected. */
 export const forNobody = (): Response => new Response(null, { status: 408 });
 
-/** A refusal. */
+/** Returns the response of a refusal. */
 export function refusal({ status, headers }: Limited, reply: Body | Response): Response {
   if (!(reply instanceof Body)) return withHeaders(reply, headers);
   return new Response(reply.content, { status, headers: { ...headers, "Content-Type": reply.type } });

@@ -1,48 +1,48 @@
-// Where Workglow's own `RateLimiter` counts, in a store of this package.
+// The storage of Workglow's own `RateLimiter` in a store of this package.
 
 import type { Decision } from "./calls.js";
-import { Denied } from "./denied.js";
+import { DeniedWorkers } from "./denied.js";
 import { UnknownLimit, invalid } from "./errors.js";
 import { RateLimiter } from "./family.js";
 import { keyOf, options as checkOptions, real, unicode, whole } from "./input.js";
 import { Permit } from "./permit.js";
 import { Store } from "./store.js";
 
-/** How the queues of a storage count. */
+/** The options of a `WorkglowRateLimiterStorage`. */
 export interface WorkglowRateLimiterStorageOptions {
-  /** One policy, a separate budget per key, such as a tenant: none if not given. */
+  /** The key, such as a tenant. Each key has a separate budget under the same policy. Default: the empty key. */
   key?: string | undefined;
 }
 
-/** What is known of one queue. */
+/** The limit of one queue. */
 interface Queue {
-  /** What was asked for: the most starts, by the length of their window in ms. Nothing, if others declare the limit. */
+  /** The requested limits: the most starts, by their window in ms. Empty if the limit was declared elsewhere. */
   readonly windows: ReadonlyMap<number, number>;
   readonly limiter: RateLimiter;
-  readonly denied: Denied;
+  readonly denied: DeniedWorkers;
 }
 
-/** What a limit allows that nobody has declared: all that its queue records. Its limiter decides. */
+/** The limit of a queue without a declared limit: it admits all that the queue records, as Workglow's limiter decides. */
 const ALL = 1_000_000_000;
-/** Over which time such a queue counts until its limiter has asked, in ms. */
+/** The window of such a queue in ms, until its limiter asks for one. */
 const UNASKED = 60_000;
-/** No window is longer, in ms. */
+/** The longest window in ms. */
 const LONGEST = 366 * 864e5;
 
 /**
- * Workglow's `IRateLimiterStorage`, in all of its generations. Each queue is a rate limit of the store under the queue's
- * name: the one that the first reservation asks for, or that anybody else has declared, in whatever language.
+ * Workglow's `IRateLimiterStorage`, in all of its generations. Each queue is a rate limit of the store under the queue's name: the
+ * limit of the first reservation, or one that was declared elsewhere, in any language.
  *
- * A reservation is one act, so Workglow's `RateLimiter` never exceeds the limit where it reserves. Its older pair, which
- * counts first and records afterwards, may: others get in between.
+ * A reservation is one step, so Workglow's `RateLimiter` never exceeds the limit where it reserves. Its older pair of calls, which
+ * counts first and records afterwards, may exceed it: other starts happen in between.
  */
 export class WorkglowRateLimiterStorage {
   readonly #store: Store;
   readonly #key: string;
   readonly #queues = new Map<string, Queue>();
-  /** Pauses of queues whose limit nobody has declared yet. */
+  /** The pauses of queues without a declared limit. */
   readonly #early = new Map<string, Date>();
-  /** Over which time queues are counted, in ms, and those whose limit nobody declares, which therefore count all. */
+  /** The windows that queues were asked for, in ms; and the queues without a declared limit, which count all. */
   readonly #asked = new Map<string, number>();
   readonly #countsAll = new Set<string>();
   readonly #given = new WeakSet<Permit>();
@@ -54,51 +54,51 @@ export class WorkglowRateLimiterStorage {
     this.#key = unicode("key", keyOf(options.key));
   }
 
-  /** "cluster": the limits hold for all processes of this machine together. "process": for this object. */
+  /** "cluster": all processes that use the store share the limits. "process": this object alone has them. */
   get scope(): "process" | "cluster" {
     return this.#store._isShared ? "cluster" : "process";
   }
 
-  /** Opens the store now instead of at the first reservation. */
+  /** Opens the store, now instead of at the first reservation. */
   migrate(): Promise<void> {
     return this.#store.open();
   }
 
-  /** The same, by its older name. */
+  /** Does the same as `migrate()`, under its older name. */
   setupDatabase(): Promise<void> {
     return this.#store.open();
   }
 
-  /** None: the store keeps its own schema. */
+  /** Returns no migrations: the store maintains its own schema. */
   getMigrations(): readonly never[] {
     return [];
   }
 
   /**
-   * Decides and records in one act: a token, which `releaseExecution` takes back, or `null`. If one queue is asked for
-   * several limits, all of them hold: of two for the same window, the smaller.
+   * Decides and records in one step: returns a token for `releaseExecution`, or `null` if denied. If a queue is asked for several
+   * limits, all of them hold; of two for the same window, the smaller holds.
    */
   async tryReserveExecution(queueName: string, maxExecutions: number, windowMs: number): Promise<Permit | null> {
     const { limiter, denied } = this.#declared(queueName, maxExecutions, windowMs);
     await this.#pauseAtLast(queueName, limiter);
-    const permit = await denied.orAsk(this.#key);
+    const permit = await denied.tryAcquire(this.#key);
     if (permit !== null) this.#given.add(permit);
     return permit;
   }
 
-  /** The job of this token never ran: its place is free again. */
+  /** Undoes a reservation: the job of this token never ran, and its unit is free again. */
   async releaseExecution(queueName: string, token: unknown): Promise<void> {
     unicode("queueName", queueName);
     if (!(token instanceof Permit && this.#given.has(token))) {
-      throw invalid("token", token, "what tryReserveExecution gave");
+      throw invalid("token", token, "a token of tryReserveExecution");
     }
     await token.cancelAsync();
     this.#queues.get(queueName)?.denied.end();
   }
 
   /**
-   * A job has started: recorded even when the limit is full. A limit that nobody has declared is one without an end: it counts
-   * over the time that was asked for.
+   * Records a start even if the limit is full. A queue without a declared limit gets one without a maximum, which counts over the
+   * requested window.
    */
   async recordExecution(queueName: string): Promise<void> {
     try {
@@ -112,38 +112,38 @@ export class WorkglowRateLimiterStorage {
   }
 
   /**
-   * How much of the limit is used in its own window, whatever the start that is asked for; all of it during a pause. Where
-   * nobody has declared a limit, this declares over which time it counts.
+   * Returns the used units of the limit in its own window, whatever start is requested; all units during a pause. For a queue without
+   * a declared limit, the start sets the window.
    */
   async getExecutionCount(queueName: string, windowStartTime: string): Promise<number> {
     this.#asks(queueName, Date.now() - instant("windowStartTime", windowStartTime).getTime());
-    const now = await this.#look(queueName);
+    const now = await this.#peek(queueName);
     return now === undefined ? 0 : now.limit - now.remaining;
   }
 
   /**
-   * When the start was that stands in the way of the next one where `offset + 1` are allowed: counted from the newest.
-   * (Workglow's own storages count from the oldest, and so their limiter returns when all of the window is over.)
+   * Returns the time of the start that blocks the next one where `offset + 1` starts are allowed, counted from the newest. (Workglow's
+   * own storages count from the oldest, so their limiter waits until the whole window has passed.)
    */
   async getOldestExecutionAtOffset(queueName: string, offset: number): Promise<string | undefined> {
     whole("offset", offset);
-    const now = await this.#look(queueName);
+    const now = await this.#peek(queueName);
     const windows = this.#queues.get(queueName)?.windows;
     const window = windows?.size ? Math.max(...windows.keys()) : this.#asked.get(queueName);
     if (now === undefined || window === undefined || offset >= now.limit - now.remaining) return undefined;
-    // So much has room when that one and all before it have left the window.
-    const gone = await this.#look(queueName, now.limit - offset);
+    // This weight is admitted when that start and all before it have left the window.
+    const gone = await this.#peek(queueName, now.limit - offset);
     return gone && inMs(gone.retryAfter - window);
   }
 
-  /** When the next start would be admitted, if not now: the pause, or the limit's own time if that is later. */
+  /** Returns when the next start would be admitted, if not now: after the pause, or by the limit if that is later. */
   async getNextAvailableTime(queueName: string): Promise<string | undefined> {
-    const now = await this.#look(queueName);
+    const now = await this.#peek(queueName);
     if (now === undefined) return this.#early.get(queueName)?.toISOString();
     return now.retryAfter > 0 ? inMs(now.retryAfter) : undefined;
   }
 
-  /** Nobody starts before that instant. Pauses only move later, except by `clear`. */
+  /** Sets a gate: no start before this instant. Gates only move later, except by `clear`. */
   async setNextAvailableTime(queueName: string, nextAvailableAt: string): Promise<void> {
     const pause = instant("nextAvailableAt", nextAvailableAt);
     try {
@@ -155,14 +155,14 @@ export class WorkglowRateLimiterStorage {
     }
   }
 
-  /** Back to the initial state, pause included. */
+  /** Resets a queue to its initial state, gate included. */
   async clear(queueName: string): Promise<void> {
     this.#early.delete(queueName);
     await this.#limiter(queueName).clear(this.#key).catch(ifUnknown);
     this.#queues.get(queueName)?.denied.end();
   }
 
-  /** The queue's limit, whoever declares it. */
+  /** Returns the queue's limit, wherever it is declared. */
   #limiter(queueName: string): RateLimiter {
     unicode("queueName", queueName);
     const known = this.#queues.get(queueName);
@@ -171,12 +171,12 @@ export class WorkglowRateLimiterStorage {
   }
 
   #keep(queueName: string, windows: ReadonlyMap<number, number>, limiter: RateLimiter): Queue {
-    const queue = { windows, limiter, denied: new Denied(limiter) };
+    const queue = { windows, limiter, denied: new DeniedWorkers(limiter) };
     this.#queues.set(queueName, queue);
     return queue;
   }
 
-  /** Notes over which time a queue is counted; it is a little longer with each call, and least is closest. */
+  /** Notes the window that a queue is asked for. It grows a little with each call, so the shortest is the most exact. */
   #asks(queueName: string, time: number): void {
     const ms = Math.min(time, LONGEST);
     const before = this.#asked.get(queueName);
@@ -185,7 +185,7 @@ export class WorkglowRateLimiterStorage {
     if (this.#countsAll.has(queueName)) this.#countAll(queueName);
   }
 
-  /** The limit of a queue that nobody has declared, over the time that was asked for. */
+  /** Makes the limit of a queue without a declared limit, over the requested window. */
   #countAll(queueName: string): RateLimiter {
     this.#countsAll.add(queueName);
     const windowSizeInSeconds = (this.#asked.get(queueName) ?? UNASKED) / 1e3;
@@ -193,7 +193,7 @@ export class WorkglowRateLimiterStorage {
     return this.#keep(queueName, new Map(), limiter).limiter;
   }
 
-  /** The same, declared so that it keeps what was asked for up to now, and this. */
+  /** Returns the queue with a limit that includes this request and all earlier ones. */
   #declared(queueName: string, maxExecutions: number, windowMs: number): Queue {
     unicode("queueName", queueName);
     whole("maxExecutions", maxExecutions);
@@ -209,8 +209,8 @@ export class WorkglowRateLimiterStorage {
     return this.#keep(queueName, windows, limiter);
   }
 
-  /** What such a start would be answered; nothing while nobody has declared the limit. */
-  async #look(queueName: string, weight = 1): Promise<Decision | undefined> {
+  /** Returns the decision about a start; nothing while no limit is declared. */
+  async #peek(queueName: string, weight = 1): Promise<Decision | undefined> {
     const limiter = this.#limiter(queueName);
     try {
       await this.#pauseAtLast(queueName, limiter);
@@ -220,7 +220,7 @@ export class WorkglowRateLimiterStorage {
     }
   }
 
-  /** Hands a limit that is declared by now the pause that came before. */
+  /** Applies a pause that was set before the limit was declared. */
   async #pauseAtLast(queueName: string, limiter: RateLimiter): Promise<void> {
     const pause = this.#early.get(queueName);
     if (pause === undefined) return;
@@ -239,7 +239,7 @@ function instant(parameter: string, value: unknown): Date {
   return date;
 }
 
-/** The instant in so many ms, rounded up. */
+/** Returns the instant in this many ms, rounded up. */
 function inMs(after: number): string {
   return new Date(Math.ceil(Date.now() + after)).toISOString();
 }

@@ -1,6 +1,6 @@
-// What Workglow's queues take for a limiter, in all generations of their interface, and the names under which they know it.
+// Limiters for Workglow's queues, in all generations of their interface, and the service tokens of these limiters.
 
-import { Denied, LOOK_AGAIN } from "./denied.js";
+import { DeniedWorkers, LOOK_AGAIN } from "./denied.js";
 import { StoreError, TimeoutError, invalid } from "./errors.js";
 import { type Duration, keyOf, maybeMilliseconds, options as checkOptions, unicode } from "./input.js";
 import { Limiter } from "./limiter.js";
@@ -9,64 +9,64 @@ import type { WorkglowRateLimiterStorage } from "./workglow-storage.js";
 
 export { WorkglowRateLimiterStorage, type WorkglowRateLimiterStorageOptions } from "./workglow-storage.js";
 
-/** All generations of Workglow's `ILimiter` in one. */
+/** All generations of Workglow's `ILimiter` in one interface. */
 export interface WorkglowLimiter {
-  /** "cluster": the limit holds for all processes of this machine together. "process": each counts its own. */
+  /** "cluster": all processes that use the store share the limit. "process": each process counts its own starts. */
   readonly scope: "process" | "cluster";
-  /** Decides and records in one act: a token, which `release` or `complete` takes back, or `null`. */
+  /** Decides and records in one step: returns a token for `release` or `complete`, or `null` if denied. */
   tryAcquire(): Promise<Permit | null>;
-  /** The job of this token never ran. */
+  /** Undoes a start: the job of this token never ran. */
   release(token: unknown): Promise<void>;
-  /** The job of this token has ended. */
+  /** Completes a start: the job of this token has ended. */
   complete(token: unknown): Promise<void>;
-  /** Would a job start now? */
+  /** Returns whether a job could start now. */
   canProceed(): Promise<boolean>;
-  /** A job has started. */
+  /** Records a start. */
   recordJobStart(): Promise<void>;
-  /** A job has ended. */
+  /** Records the end of a job. */
   recordJobCompletion(): Promise<void>;
-  /** When to ask again. */
+  /** Returns when to ask again. */
   getNextAvailableTime(): Promise<Date>;
-  /** Nobody starts before `date`. */
+  /** Sets a gate: no start before `date`. */
   setNextAvailableTime(date: Date): Promise<void>;
-  /** Back to the initial state. */
+  /** Resets the limiter to its initial state. */
   clear(): Promise<void>;
 }
 
-/** How a queue uses a limiter. */
+/** The options of `toWorkglow`. */
 export interface ToWorkglowOptions {
-  /** Of which key. */
+  /** The key. Default: the empty key. */
   key?: string | undefined;
   /**
-   * How long `tryAcquire` waits for its place before it denies: not at all, if not given. A worker that waits starts on
-   * time and in the order of asking, where one that was denied polls. Less than 30 s, because it holds its job meanwhile,
-   * and its claim ends then: what is left of that is for the job. When it is stopped, it ends so much later at most.
+   * How long `tryAcquire` waits for its place before it denies. Default: 0. A worker that waits starts on time and in order; a denied
+   * one polls. Must be less than 30 s: the worker holds its job's claim while it waits, and the claim ends after 30 s, so the job has
+   * the rest. Stopping a worker may take this much longer.
    */
   wait?: Duration | undefined;
 }
 
-/** How long a worker's claim of a job lasts, in ms, if nobody told it otherwise. */
+/** The duration of a worker's claim of a job in ms, by default. */
 const CLAIM = 30_000;
 
-/** A limiter as Workglow's queues take it, or a key of one. */
+/** Returns a limiter, or one of its keys, as Workglow's queues take it. */
 export function toWorkglow(limiter: Limiter, options: ToWorkglowOptions = {}): WorkglowLimiter {
   if (!(limiter instanceof Limiter)) throw invalid("limiter", limiter, "a limiter of this package");
   checkOptions(options, ["key", "wait"]);
   const key = unicode("key", keyOf(options.key));
   const timeout = maybeMilliseconds("wait", options.wait) ?? 0;
   if (timeout >= CLAIM) throw invalid("wait", options.wait, "less than 30 s: a worker's claim of its job ends then");
-  /** The tokens that are out, oldest first. */
+  /** The tokens of running jobs, oldest first. */
   const running = new Set<Permit>();
-  const denied = new Denied(limiter);
+  const denied = new DeniedWorkers(limiter);
 
   const end = async (token: unknown, how: "cancelAsync" | "completeAsync"): Promise<void> => {
-    if (!(token instanceof Permit && token._isOf(limiter))) throw invalid("token", token, "what tryAcquire gave");
+    if (!(token instanceof Permit && token._isOf(limiter))) throw invalid("token", token, "a token of tryAcquire");
     running.delete(token);
     try {
       await token[how]();
       if (how === "cancelAsync" || limiter._holds) denied.end();
     } catch (error) {
-      // The queue would fail the job for it, or leave it to end the process. The store has counted it, and told its hooks.
+      // The queue would fail the job, or let the error end the process. The store has counted the error and notified its hooks.
       if (!(error instanceof StoreError)) throw error;
     }
   };
@@ -85,7 +85,7 @@ export function toWorkglow(limiter: Limiter, options: ToWorkglowOptions = {}): W
       return limiter._isShared() ? "cluster" : "process";
     },
     async tryAcquire() {
-      const token = timeout > 0 ? await waitForPlace() : await denied.orAsk(key);
+      const token = timeout > 0 ? await waitForPlace() : await denied.tryAcquire(key);
       if (token !== null) running.add(token);
       return token;
     },
@@ -94,7 +94,7 @@ export function toWorkglow(limiter: Limiter, options: ToWorkglowOptions = {}): W
     canProceed: () => limiter.canProceed(key),
     recordJobStart: () => limiter.recordJobStart(key),
     async recordJobCompletion() {
-      // In between the generations, jobs start with a token and end without.
+      // In some versions jobs start with a token and end without one.
       const [oldest] = running;
       if (oldest === undefined) await limiter.recordJobCompletion(key);
       else await end(oldest, "completeAsync");
@@ -113,23 +113,23 @@ export function toWorkglow(limiter: Limiter, options: ToWorkglowOptions = {}): W
   };
 }
 
-/** What Workglow's `ServiceRegistry` takes to register a service. Tokens of one id are the same to it, whoever made them. */
+/** A service token of Workglow's `ServiceRegistry`, which compares tokens by their ids. */
 export interface WorkglowServiceToken<T> {
-  /** What makes tokens the same. */
+  /** The id of the service. */
   readonly id: string;
-  /** There for its type only. */
+  /** Carries the type of the service. */
   readonly _type: T;
 }
 
 const token = <T>(id: string): WorkglowServiceToken<T> => ({ id, _type: null as T });
 
-/** The limiter of a queue. */
+/** The token of a queue's limiter. */
 export const JOB_LIMITER = token<WorkglowLimiter>("jobqueue.limiter");
-/** A limiter of how many jobs run at the same time. */
+/** The token of a limiter of concurrent jobs. */
 export const CONCURRENT_JOB_LIMITER = token<WorkglowLimiter>("jobqueue.limiter.concurrent");
-/** A limiter that spaces jobs evenly. */
+/** The token of a limiter that spaces jobs evenly. */
 export const EVENLY_SPACED_JOB_RATE_LIMITER = token<WorkglowLimiter>("jobqueue.limiter.rate.evenlyspaced");
-/** No limit. */
+/** The token of a limiter that admits every job. */
 export const NULL_JOB_LIMITER = token<WorkglowLimiter>("jobqueue.limiter.null");
-/** Where Workglow's own `RateLimiter` counts. */
+/** The token of the storage of Workglow's own `RateLimiter`. */
 export const RATE_LIMITER_STORAGE = token<WorkglowRateLimiterStorage>("ratelimiter.storage");

@@ -1,4 +1,4 @@
-// Builds the package into dist/: the addon of this machine, and the TypeScript as CommonJS, with ES modules that hand it on.
+// Builds the package into dist/: the addon for this machine, and the TypeScript as CommonJS, with ES modules that re-export it.
 //
 //     npm run build              compiles the addon with Cargo's profile "release"
 //     npm run build -- quick     with another profile
@@ -36,7 +36,7 @@ run(process.execPath, [tsc, "--project", "lib"], "inherit");
 const write = (file, text) => writeFileSync(join(dist, file), text);
 write("cjs/package.json", `${JSON.stringify({ type: "commonjs", sideEffects: false })}\n`);
 mkdirSync(join(dist, "esm"));
-// The code is there once, however it is loaded, so that a Store that was required is a Store to what was imported.
+// There is one copy of the code for `require` and `import`, so that both have the same `Store`.
 const { exports } = JSON.parse(readFileSync(join(here, "package.json")));
 for (const path of Object.keys(exports).filter((path) => path !== "./package.json")) {
   const entry = path === "." ? "index" : path.slice(2);

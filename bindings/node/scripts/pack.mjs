@@ -1,9 +1,9 @@
-// The npm packages as they are published: the main one, and one with the native code for each platform of lib/platforms.cts.
+// Makes the npm packages: the main package, and one with the native code for each platform of lib/platforms.cts.
 //
 //     node scripts/pack.mjs OUT main
 //     node scripts/pack.mjs OUT PLATFORM ADDON
 //
-// `npm run build` comes first: the main package is made of its JavaScript.
+// Run `npm run build` first: the main package contains its JavaScript.
 
 import { execFileSync } from "node:child_process";
 import { copyFileSync, cpSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
@@ -14,7 +14,7 @@ import { join, resolve } from "node:path";
 const here = join(import.meta.dirname, "..");
 const platforms = createRequire(import.meta.url)("../dist/cjs/platforms.cjs");
 const manifest = JSON.parse(readFileSync(join(here, "package.json"), "utf8"));
-const { version, license, repository, engines } = manifest;
+const { version, license, engines } = manifest;
 
 function main(folder) {
   const isPortable = (file) => !file.endsWith(".node");
@@ -30,7 +30,7 @@ function platform(folder, { name, os, cpu, libc }, addon) {
   copyFileSync(addon, join(folder, "workglow-limit.node"));
   writeFileSync(join(folder, "README.md"), `# @workglow-limit/${name}\n\n${description}.\n`);
   const contents = { main: "workglow-limit.node", files: ["workglow-limit.node", "LICENSE-*"] };
-  const about = { name: `@workglow-limit/${name}`, version, description, license, repository, engines };
+  const about = { name: `@workglow-limit/${name}`, version, description, license, engines };
   return { ...about, os: [os], cpu: [cpu], libc: [libc], ...contents };
 }
 
@@ -47,7 +47,7 @@ try {
   const about = chosen ? platform(folder, chosen, addon) : main(folder);
   for (const file of ["LICENSE-APACHE", "LICENSE-MIT"]) copyFileSync(join(here, "../..", file), join(folder, file));
   writeFileSync(join(folder, "package.json"), `${JSON.stringify(about, null, 2)}\n`);
-  // It prints the file's name.
+  // Prints the file's name.
   execFileSync("npm", ["pack", "--silent", "--pack-destination", resolve(out)], { cwd: folder, stdio: "inherit" });
 } finally {
   rmSync(folder, { recursive: true });

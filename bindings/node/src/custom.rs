@@ -1,6 +1,7 @@
-//! Limiters written in JavaScript. What each of them is asked goes through one function of its own (`lib/custom.ts`), which
-//! takes and gives numbers, and keeps tokens and whatever is thrown on its side.
+//! Limiters written in JavaScript. Each is asked through one function of its own (`lib/custom.ts`), which takes and returns
+//! numbers. Tokens and thrown values stay on its side.
 
+use crate::layout::Question;
 use napi::bindgen_prelude::Function;
 use napi::{Env, JsValue, Status, sys};
 use std::ptr;
@@ -8,27 +9,27 @@ use std::thread::{self, ThreadId};
 use std::time::Duration;
 use workglow_limit::{Custom, End, Error, Verdict};
 
-type Asked<'env> = Function<'env, (i32, String, f64), f64>;
+type AskFunction<'env> = Function<'env, (i32, String, f64), f64>;
 
 /// A limiter written in JavaScript.
 pub struct Script {
     name: String,
     env: sys::napi_env,
-    /// A weak reference to the function: what keeps it is the limiter's JavaScript half, so that an object and a limiter
-    /// that refer to each other can still be collected.
+    /// A weak reference to the function. The limiter's JavaScript half keeps the function alive, so that an object and a
+    /// limiter that refer to each other can still be collected.
     ask: sys::napi_ref,
-    /// The only one on which it can be called.
+    /// The only thread on which the function can be called.
     thread: ThreadId,
 }
 
-// SAFETY: the environment and the reference are used by `ask` and `drop` only, which look which thread they are on.
+// SAFETY: the environment and the reference are used by `ask` and `drop` only, which check the thread they run on.
 unsafe impl Send for Script {}
 // SAFETY: as above.
 unsafe impl Sync for Script {}
 
 impl Script {
-    /// A limiter that asks this function.
-    pub fn new(env: &Env, name: String, ask: &Asked<'_>) -> napi::Result<Script> {
+    /// Makes a limiter that asks this function.
+    pub fn new(env: &Env, name: String, ask: &AskFunction<'_>) -> napi::Result<Script> {
         let mut reference = ptr::null_mut();
         // SAFETY: the environment and the function are alive for the duration of this call. 0: a weak one.
         let status = unsafe { sys::napi_create_reference(env.raw(), ask.raw(), 0, &mut reference) };
@@ -38,10 +39,10 @@ impl Script {
         }
     }
 
-    /// What it answers. The numbers are those of `Question` in `lib/native.ts`.
-    fn ask(&self, question: i32, key: &str, number: f64) -> Result<f64, Error> {
+    /// Asks the function.
+    fn ask(&self, question: Question, key: &str, number: f64) -> Result<f64, Error> {
         if thread::current().id() != self.thread {
-            return Err(self.failed("it was asked on another thread than its own"));
+            return Err(self.failed("it was asked on a thread other than its own"));
         }
         match self.call(question, key, number) {
             Some(answer) if answer.is_nan() => Err(self.failed("it threw")),
@@ -50,13 +51,13 @@ impl Script {
         }
     }
 
-    fn call(&self, question: i32, key: &str, number: f64) -> Option<f64> {
+    fn call(&self, question: Question, key: &str, number: f64) -> Option<f64> {
         let env = self.env;
         let (mut function, mut this, mut answer) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
         let mut arguments = [ptr::null_mut(); 3];
-        let mut told = f64::NAN;
-        // SAFETY: on the thread of the environment, which is alive, as it is JavaScript that called the limiter; every
-        // out-pointer is to a local, and the text's length is in bytes. `run` stops at the first that does not succeed.
+        let mut number_out = f64::NAN;
+        // SAFETY: on the thread of the environment, which is alive, as JavaScript called the limiter; every
+        // out-pointer is to a local, and the text's length is in bytes. `run` stops at the first call that fails.
         unsafe {
             let run = |status: sys::napi_status| (status == sys::Status::napi_ok).then_some(());
             run(sys::napi_get_reference_value(env, self.ask, &mut function))?;
@@ -64,18 +65,18 @@ impl Script {
                 return None;
             }
             run(sys::napi_get_undefined(env, &mut this))?;
-            run(sys::napi_create_int32(env, question, &mut arguments[0]))?;
+            run(sys::napi_create_int32(env, question as i32, &mut arguments[0]))?;
             run(sys::napi_create_string_utf8(env, key.as_ptr().cast(), key.len() as isize, &mut arguments[1]))?;
             run(sys::napi_create_double(env, number, &mut arguments[2]))?;
             if run(sys::napi_call_function(env, this, function, 3, arguments.as_ptr(), &mut answer)).is_none() {
-                // It catches what it can; this is, for instance, the end of its thread. The error stands for it.
+                // The function catches what it can. It fails here at the end of its thread, for example; `None` reports that.
                 let mut exception = ptr::null_mut();
                 sys::napi_get_and_clear_last_exception(env, &mut exception);
                 return None;
             }
-            run(sys::napi_get_value_double(env, answer, &mut told))?;
+            run(sys::napi_get_value_double(env, answer, &mut number_out))?;
         }
-        Some(told)
+        Some(number_out)
     }
 
     #[cold]
@@ -86,7 +87,7 @@ impl Script {
 
 impl Drop for Script {
     fn drop(&mut self) {
-        // Elsewhere the reference is leaked; it is weak, so that is a few bytes.
+        // On another thread the reference is leaked: it is weak, so that costs a few bytes.
         if thread::current().id() == self.thread {
             // SAFETY: the reference of `new`, deleted once, on its own thread.
             unsafe { sys::napi_delete_reference(self.env, self.ask) };
@@ -94,7 +95,7 @@ impl Drop for Script {
     }
 }
 
-/// Not negative: the number of a start. Negative: denied, perhaps for so many µs, less one.
+/// Converts an answer. Zero or more: the number of the start. Negative: denied, with the wait in µs as `-answer - 1`.
 fn verdict(answer: f64) -> Verdict {
     if answer >= 0.0 {
         Verdict::Admitted(answer as u64)
@@ -109,36 +110,36 @@ impl Custom for Script {
     }
 
     fn decide(&self, key: &str, weight: u64) -> Result<Verdict, Error> {
-        self.ask(0, key, weight as f64).map(verdict)
+        self.ask(Question::Decide, key, weight as f64).map(verdict)
     }
 
     fn peek(&self, key: &str, weight: u64) -> Result<Verdict, Error> {
-        self.ask(1, key, weight as f64).map(verdict)
+        self.ask(Question::Peek, key, weight as f64).map(verdict)
     }
 
     fn end(&self, start: u64, end: End) -> Result<(), Error> {
-        // The actual worth is a text, because there is one number only.
+        // The actual weight is passed as text, because there is only one number.
         match end {
-            End::Completed => self.ask(2, "", start as f64),
-            End::Cancelled => self.ask(3, "", start as f64),
-            End::Settled(actual) => self.ask(4, &actual.to_string(), start as f64),
+            End::Completed => self.ask(Question::Complete, "", start as f64),
+            End::Cancelled => self.ask(Question::Cancel, "", start as f64),
+            End::Settled(actual) => self.ask(Question::Settle, &actual.to_string(), start as f64),
         }
         .map(drop)
     }
 
     fn pause(&self, key: &str, pause: Duration) -> Result<(), Error> {
-        self.ask(5, key, pause.as_nanos() as f64 / 1e6).map(drop)
+        self.ask(Question::Pause, key, pause.as_nanos() as f64 / 1e6).map(drop)
     }
 
     fn clear(&self, key: &str) -> Result<(), Error> {
-        self.ask(6, key, 0.0).map(drop)
+        self.ask(Question::Clear, key, 0.0).map(drop)
     }
 
     fn record_job_start(&self, key: &str) -> Result<(), Error> {
-        self.ask(7, key, 0.0).map(drop)
+        self.ask(Question::RecordJobStart, key, 0.0).map(drop)
     }
 
     fn record_job_completion(&self, key: &str) -> Result<(), Error> {
-        self.ask(8, key, 0.0).map(drop)
+        self.ask(Question::RecordJobCompletion, key, 0.0).map(drop)
     }
 }

@@ -1,4 +1,4 @@
-//! What hooks are told. The core tells on whatever thread decides; JavaScript takes it from here on its own.
+//! Events for hooks. The core reports them on any thread; JavaScript takes them from a queue on its own.
 
 use crate::{AnyLimiter, text};
 use napi::bindgen_prelude::External;
@@ -7,30 +7,30 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use workglow_limit::{Event, Happening, Hook, Store};
 
-/// What the hooks of one environment have been told and not been called with.
+/// The events of one environment for which its hooks have not been called yet.
 #[derive(Default)]
-pub struct Told {
+pub struct EventQueue {
     is_any: AtomicBool,
     events: Mutex<Vec<(f64, Event)>>,
 }
 
-impl Told {
-    /// Is there anything?
+impl EventQueue {
+    /// Returns whether there are events.
     pub fn is_any(&self) -> bool {
         self.is_any.load(Relaxed)
     }
 
     fn with<R>(&self, f: impl FnOnce(&mut Vec<(f64, Event)>) -> R) -> R {
         let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
-        let answer = f(&mut events);
+        let result = f(&mut events);
         self.is_any.store(!events.is_empty(), Relaxed);
-        answer
+        result
     }
 }
 
-/// An event, with the number of the hook that it is for. In `lib/hooks.ts` it becomes a payload.
+/// An event, with the number of its hook. `lib/hooks.ts` makes a payload of it.
 #[napi(object)]
-pub struct Telling {
+pub struct QueuedEvent {
     /// The number of the hook.
     pub hook: f64,
     /// The name of the limit.
@@ -41,20 +41,20 @@ pub struct Telling {
     pub wanted: f64,
     /// In ms.
     pub wait: f64,
-    /// What is wrong, as it is thrown.
+    /// The error, as the text that is thrown.
     pub error: Option<String>,
 }
 
-/// Keeps what is told for an environment.
+/// Makes the event queue of an environment.
 #[napi]
-pub fn told() -> External<Arc<Told>> {
+pub fn event_queue() -> External<Arc<EventQueue>> {
     External::new(Arc::default())
 }
 
-/// What was told since the last call.
+/// Takes the events that were queued since the last call.
 #[napi]
-pub fn take_told(told: &External<Arc<Told>>) -> Vec<Telling> {
-    let telling = |(hook, event): (f64, Event)| Telling {
+pub fn take_events(queue: &External<Arc<EventQueue>>) -> Vec<QueuedEvent> {
+    let queued = |(hook, event): (f64, Event)| QueuedEvent {
         hook,
         limit: event.limit.to_string(),
         key: event.key,
@@ -62,10 +62,10 @@ pub fn take_told(told: &External<Arc<Told>>) -> Vec<Telling> {
         wait: event.wait.as_micros() as f64 / 1e3,
         error: event.error.as_ref().map(text),
     };
-    told.with(std::mem::take).into_iter().map(telling).collect()
+    queue.with(std::mem::take).into_iter().map(queued).collect()
 }
 
-/// Which event JavaScript means by a word.
+/// Returns the event that this word means in JavaScript.
 fn happening(word: &str) -> Happening {
     match word {
         "throttled" => Happening::Throttled,
@@ -74,30 +74,30 @@ fn happening(word: &str) -> Happening {
     }
 }
 
-fn hook(told: &External<Arc<Told>>, hook: f64) -> Hook {
-    let told = Arc::clone(told);
-    Arc::new(move |event: &Event| told.with(|events| events.push((hook, event.clone()))))
+fn hook(queue: &External<Arc<EventQueue>>, hook: f64) -> Hook {
+    let queue = Arc::clone(queue);
+    Arc::new(move |event: &Event| queue.with(|events| events.push((hook, event.clone()))))
 }
 
-/// Listens to a limiter. Gives the number that ends it.
+/// Listens to a limiter. Returns the number that `unlisten` takes.
 #[napi]
-pub fn listen(limiter: &External<AnyLimiter>, event: String, told: &External<Arc<Told>>, number: f64) -> f64 {
-    limiter.get().on(happening(&event), hook(told, number)) as f64
+pub fn listen(limiter: &External<AnyLimiter>, event: String, queue: &External<Arc<EventQueue>>, number: f64) -> f64 {
+    limiter.get().on(happening(&event), hook(queue, number)) as f64
 }
 
-/// Ends that.
+/// Stops listening.
 #[napi]
 pub fn unlisten(limiter: &External<AnyLimiter>, number: f64) {
     limiter.get().off(number as u64);
 }
 
-/// Listens to a store. Gives the number that ends it.
+/// Listens to a store. Returns the number that `unlistenToStore` takes.
 #[napi]
-pub fn listen_to_store(store: &External<Store>, event: String, told: &External<Arc<Told>>, number: f64) -> f64 {
-    store.on(happening(&event), hook(told, number)) as f64
+pub fn listen_to_store(store: &External<Store>, event: String, queue: &External<Arc<EventQueue>>, number: f64) -> f64 {
+    store.on(happening(&event), hook(queue, number)) as f64
 }
 
-/// Ends that.
+/// Stops listening.
 #[napi]
 pub fn unlisten_to_store(store: &External<Store>, number: f64) {
     store.off(number as u64);

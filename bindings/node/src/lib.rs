@@ -1,17 +1,18 @@
 //! The native half of the Node package: stores, clocks and limiters as opaque values, and one closure per limiter.
 //!
-//! What people use is the TypeScript in `lib/`. It checks types, keeps permits, waits and makes errors; here is only
-//! what reaches the core. Calls on a limiter go through the closure of [`call`]; the functions below are the rare ones.
+//! The package's interface is the TypeScript in `lib/`. It checks types, keeps permits, waits and makes errors; this crate
+//! only reaches the core. Calls of a limiter go through the closure of [`call`]; the functions below are called rarely.
 
 mod call;
 mod custom;
 pub mod hooks;
+mod layout;
 pub mod policies;
 pub mod snapshot;
 
-use call::{Later, Working};
+use call::{PendingCall, PoolCall};
 use custom::Script;
-use hooks::Told;
+use hooks::EventQueue;
 use napi::bindgen_prelude::{ArrayBuffer, AsyncTask, External, Function, ToNapiValue, TypeName};
 use napi::{Env, Task, ValueType, sys};
 use napi_derive::napi;
@@ -27,7 +28,7 @@ use workglow_limit::{
 
 /// A limiter of any kind.
 pub enum AnyLimiter {
-    /// Can be added to, and may call JavaScript.
+    /// Takes children, and may call JavaScript.
     Composite(Arc<CompositeLimiter>),
     /// Calls JavaScript.
     Custom(Arc<CustomLimiter<Script>>),
@@ -49,7 +50,7 @@ fn made(limiter: Result<Arc<dyn Limiter>, Error>) -> napi::Result<External<AnyLi
     limiter.map(|limiter| External::new(AnyLimiter::Other(limiter))).map_err(thrown)
 }
 
-/// An error as text that `lib/errors.ts` takes apart: number, name, message. Parameters get the names they have there.
+/// Writes an error as text that `lib/errors.ts` parses: number, name, message. Parameters get their JavaScript names.
 fn text(error: &Error) -> String {
     let mut message = error.to_string();
     if let Error::InvalidArgument { parameter, .. } = error {
@@ -78,12 +79,12 @@ fn thrown(error: Error) -> napi::Error {
     napi::Error::from_reason(text(&error))
 }
 
-/// A number of milliseconds that JavaScript has checked to be none that is negative, infinite or NaN.
+/// Converts milliseconds. JavaScript has checked that they are not negative, infinite or NaN.
 fn milliseconds(ms: f64) -> Duration {
     Duration::try_from_secs_f64(ms / 1e3).unwrap_or(Duration::MAX)
 }
 
-/// A store. It opens nothing yet. JavaScript has checked the words.
+/// Makes a store, and opens nothing. JavaScript has checked the words.
 #[napi]
 pub fn store(
     url: String,
@@ -95,7 +96,7 @@ pub fn store(
 ) -> napi::Result<External<Store>> {
     let mut options = StoreOptions::default();
     options.timeout = timeout.map_or(options.timeout, milliseconds);
-    // Saturates: what is too large is told by the core.
+    // Saturates: the core refuses what is too large.
     options.mode = mode.map_or(options.mode, |mode| mode as u32);
     options.on_error = match on_error.as_deref() {
         Some("deny") => OnError::Deny,
@@ -126,13 +127,13 @@ impl<T: Send + ToNapiValue + TypeName + 'static> Task for Pooled<T> {
     }
 }
 
-/// Event loops do not wait. Those who do something that may have to wait do it on the thread pool.
+/// Lets calls on an event loop wait only briefly. Calls that may have to wait run on the thread pool.
 #[napi_derive::module_init]
 fn wait_briefly() {
     MayWait::BrieflyHere.set_default();
 }
 
-/// Does it on the thread pool. A panic there would end the process.
+/// Runs work of the thread pool. A panic there would end the process, so it becomes an error.
 fn pooled<T>(may: MayWait, work: impl FnOnce() -> Result<T, Error>) -> napi::Result<T> {
     match catch_unwind(AssertUnwindSafe(|| may.during(work))) {
         Ok(done) => done.map_err(thrown),
@@ -147,14 +148,14 @@ pub fn open_store(store: &External<Store>) -> AsyncTask<Pooled<()>> {
     AsyncTask::new(Pooled(Box::new(move || store.open())))
 }
 
-/// The names that are declared in a store.
+/// Returns the names that are declared in a store.
 #[napi]
 pub fn names(store: &External<Store>) -> AsyncTask<Pooled<Vec<String>>> {
     let store = Store::clone(store);
     AsyncTask::new(Pooled(Box::new(move || store.names())))
 }
 
-/// Puts an operator's policy above what is declared under a name, or for one key.
+/// Sets an operator's override of a limit, or of one key.
 #[napi]
 pub fn override_limit(
     store: &External<Store>,
@@ -169,7 +170,7 @@ pub fn override_limit(
     })))
 }
 
-/// Takes it away.
+/// Removes it.
 #[napi]
 pub fn lift(store: &External<Store>, name: String, key: Option<String>) -> AsyncTask<Pooled<()>> {
     let store = Store::clone(store);
@@ -179,98 +180,97 @@ pub fn lift(store: &External<Store>, name: String, key: Option<String>) -> Async
     })))
 }
 
-/// Writes to the database what it does not have yet.
+/// Writes to the database the starts that it does not have yet.
 #[napi]
 pub fn flush(store: &External<Store>) -> AsyncTask<Pooled<()>> {
     let store = Store::clone(store);
     AsyncTask::new(Pooled(Box::new(move || store.flush())))
 }
 
-/// Says what is wrong with a store, and repairs what it can if it is told to: what was found, and "repaired: " before what is
-/// wrong no longer.
+/// Returns what is wrong with a store, and repairs what it can if asked to: "repaired: " precedes what was repaired.
 #[napi]
 pub fn verify(store: &External<Store>, repair: bool) -> AsyncTask<Pooled<Vec<String>>> {
     let store = Store::clone(store);
-    let told = |problem: Problem| format!("{}{}", if problem.is_repaired { "repaired: " } else { "" }, problem.found);
-    AsyncTask::new(Pooled(Box::new(move || Ok(store.verify(repair)?.into_iter().map(told).collect()))))
+    let line = |problem: Problem| format!("{}{}", if problem.is_repaired { "repaired: " } else { "" }, problem.found);
+    AsyncTask::new(Pooled(Box::new(move || Ok(store.verify(repair)?.into_iter().map(line).collect()))))
 }
 
-/// Something of a server that those who have limits there should know.
+/// A setting of a server that endangers limits.
 #[napi(object)]
 pub struct Advice {
-    /// How much it matters.
+    /// The severity.
     pub severity: String,
-    /// What it endangers.
+    /// The danger.
     pub what: String,
-    /// The setting.
+    /// The setting's name.
     pub setting: String,
-    /// What it is.
+    /// The setting's value.
     pub value: String,
-    /// What to set instead.
+    /// The recommended value.
     pub instead: String,
 }
 
-/// Says what of a server's settings endangers limits there.
+/// Returns the settings of a server that endanger limits.
 #[napi]
 pub fn doctor(url: String) -> AsyncTask<Pooled<Vec<Advice>>> {
-    let told = |finding: workglow_limit::Finding| Advice {
+    let advice = |finding: workglow_limit::Finding| Advice {
         severity: finding.severity.name().to_owned(),
         what: finding.what,
         setting: finding.setting,
         value: finding.value,
         instead: finding.instead,
     };
-    AsyncTask::new(Pooled(Box::new(move || Ok(workglow_limit::doctor(&url)?.into_iter().map(told).collect()))))
+    AsyncTask::new(Pooled(Box::new(move || Ok(workglow_limit::doctor(&url)?.into_iter().map(advice).collect()))))
 }
 
-/// The SQL that makes what limits on Postgres need there.
+/// Returns the SQL that makes the schema of limits on Postgres.
 #[napi]
 pub fn postgres_schema() -> &'static str {
     workglow_limit::postgres_schema()
 }
 
-/// Runs the command `workglow-limit` with these arguments, the first of which is the program's name, and gives its exit code. The
-/// event loop stands still meanwhile, and Ctrl-C ends the process from now on: nothing else is to run in it.
+/// Runs the command `workglow-limit` with these arguments, of which the first is the program's name, and returns its exit code.
+/// It blocks the event loop, and Ctrl-C ends the process from now on, so no other code should run in the process.
 #[napi]
 pub fn run_command(arguments: Vec<String>) -> u32 {
     u32::from(workglow_limit_cli::run_within(arguments.into_iter().map(Into::into)))
 }
 
-/// A store's address, without a password.
+/// Returns a store's address, without a password.
 #[napi]
 pub fn url(store: &External<Store>) -> String {
     store.url().to_owned()
 }
 
-/// Tells other processes what this one counted last.
+/// Publishes the latest counts of this process to the others.
 #[napi]
-pub fn tell_counts() {
+pub fn publish_counts() {
     Store::tell_counts();
 }
 
-/// How often the store failed a decision.
+/// Returns how many decisions the store failed.
 #[napi]
 pub fn failures(store: &External<Store>) -> f64 {
     store.failures() as f64
 }
 
-/// Declares the limits of a file, and gives their names.
+/// Declares the limits of a file, and returns their names.
 #[napi]
 pub fn load(store: &External<Store>, path: String) -> AsyncTask<Pooled<Vec<String>>> {
     let store = Store::clone(store);
     AsyncTask::new(Pooled(Box::new(move || store.load(Path::new(&path)))))
 }
 
-/// Looks a limit up, on the thread pool.
+/// Finds a limit on the thread pool.
 pub struct Finding {
     store: Store,
     name: String,
 }
 
-/// What was found, as a task may give it.
-pub struct Found(External<AnyLimiter>);
+/// A limiter that was found, in a type that a task can return.
+pub struct FoundLimiter(External<AnyLimiter>);
 
-impl TypeName for Found {
+impl TypeName for FoundLimiter {
     fn type_name() -> &'static str {
         "External"
     }
@@ -280,7 +280,7 @@ impl TypeName for Found {
     }
 }
 
-impl ToNapiValue for Found {
+impl ToNapiValue for FoundLimiter {
     unsafe fn to_napi_value(env: sys::napi_env, found: Self) -> napi::Result<sys::napi_value> {
         // SAFETY: the caller's environment, as the caller promised.
         unsafe { External::to_napi_value(env, found.0) }
@@ -289,31 +289,31 @@ impl ToNapiValue for Found {
 
 impl Task for Finding {
     type Output = Arc<dyn Limiter>;
-    type JsValue = Found;
+    type JsValue = FoundLimiter;
 
     fn compute(&mut self) -> napi::Result<Self::Output> {
         pooled(MayWait::UntilTimeout, || self.store.find(&self.name))
     }
 
     fn resolve(&mut self, _: Env, limiter: Self::Output) -> napi::Result<Self::JsValue> {
-        Ok(Found(External::new(AnyLimiter::Other(limiter))))
+        Ok(FoundLimiter(External::new(AnyLimiter::Other(limiter))))
     }
 }
 
-/// The limiter that is declared under a name, whatever its kind. Opens the store.
+/// Returns the limiter that is declared under a name, of any kind. Opens the store.
 #[napi]
 pub fn find(store: &External<Store>, name: String) -> napi::Result<External<AnyLimiter>> {
     made(store.find(&name))
 }
 
-/// The same on the thread pool.
+/// Does the same on the thread pool.
 #[napi]
 pub fn find_later(store: &External<Store>, name: String) -> AsyncTask<Finding> {
     AsyncTask::new(Finding { store: Store::clone(store), name })
 }
 
-/// Declares or attaches what the limiter needs in its store, opening it, so that no later call has to. JavaScript opens the
-/// children of a composite one by one: this runs on the thread pool, where none of what is written in JavaScript can.
+/// Opens the limiter's store and declares or attaches its limits there, so that no later call has to. JavaScript opens the
+/// children of a composite one by one: this runs on the thread pool, which cannot call limiters written in JavaScript.
 #[napi]
 pub fn open_limiter(limiter: &External<AnyLimiter>) -> AsyncTask<Pooled<()>> {
     let AnyLimiter::Other(limiter) = &**limiter else {
@@ -323,13 +323,13 @@ pub fn open_limiter(limiter: &External<AnyLimiter>) -> AsyncTask<Pooled<()>> {
     AsyncTask::new(Pooled(Box::new(move || limiter.open())))
 }
 
-/// Makes a call on the thread pool that has to wait, as a closure gave it.
+/// Makes a pending call on the thread pool.
 #[napi]
-pub fn work(later: &External<Later>) -> AsyncTask<Working> {
-    AsyncTask::new(Working::new(later))
+pub fn finish(pending: &External<PendingCall>) -> AsyncTask<PoolCall> {
+    AsyncTask::new(PoolCall::new(pending))
 }
 
-/// A clock for tests.
+/// Makes a clock for tests.
 #[napi]
 pub fn manual_clock() -> External<ManualClock> {
     External::new(ManualClock::new())
@@ -341,13 +341,13 @@ pub fn advance(clock: &External<ManualClock>, ms: f64) {
     clock.advance(milliseconds(ms));
 }
 
-/// What a clock shows, in milliseconds.
+/// Returns a clock's time in milliseconds.
 #[napi]
 pub fn now(clock: &External<ManualClock>) -> f64 {
     clock.now().as_nanos() as f64 / 1e6
 }
 
-/// Declares a limit under a name; without one, under that of its policy.
+/// Declares a limit under a name; without one, under the text of its policy.
 #[napi]
 pub fn declare(
     store: &External<Store>,
@@ -357,7 +357,7 @@ pub fn declare(
     made(store.declare(&name.unwrap_or_else(|| policy.to_string()), **policy))
 }
 
-/// Takes the limit of that kind that is declared under a name.
+/// Attaches to the limit of this kind that is declared under a name.
 #[napi]
 pub fn attach(store: &External<Store>, name: String, kind: String) -> napi::Result<External<AnyLimiter>> {
     fn shared<L: Limiter + 'static>(limiter: Result<L, Error>) -> Result<Arc<dyn Limiter>, Error> {
@@ -372,17 +372,17 @@ pub fn attach(store: &External<Store>, name: String, kind: String) -> napi::Resu
         "leaky-bucket" => shared(LeakyBucketLimiter::attach(store, &name)),
         "fixed-window" => shared(FixedWindowLimiter::attach(store, &name)),
         "sliding-window-counter" => shared(SlidingWindowCounterLimiter::attach(store, &name)),
-        other => Err(Error::Unsupported { reason: format!("the addon knows no kind {other}") }),
+        other => Err(Error::Unsupported { reason: format!("the addon has no kind {other}") }),
     })
 }
 
-/// A limiter of a text such as "100/1m + 5 concurrent".
+/// Makes a limiter from a text such as "100/1m + 5 concurrent".
 #[napi]
 pub fn limiter_of_text(store: &External<Store>, name: String, text: String) -> napi::Result<External<AnyLimiter>> {
     made(store.limiter(&name, &text))
 }
 
-/// So many starts per so many ms, and so many at the same time.
+/// Makes a limiter of starts per period, in ms, and of concurrent starts.
 #[napi]
 pub fn flow_control(
     store: &External<Store>,
@@ -394,7 +394,7 @@ pub fn flow_control(
     made(store.flow_control(&name, rate, parallelism.map(|most| most as u64)))
 }
 
-/// A limiter written in JavaScript, which is asked through a function.
+/// Makes a limiter that asks a JavaScript function.
 #[napi]
 pub fn custom_limiter(
     env: &Env,
@@ -405,13 +405,13 @@ pub fn custom_limiter(
     Ok(External::new(AnyLimiter::Custom(Arc::new(limiter))))
 }
 
-/// No limit.
+/// Makes a limiter that admits every start.
 #[napi]
 pub fn null_limiter() -> External<AnyLimiter> {
     External::new(AnyLimiter::Other(Arc::new(NullLimiter::new())))
 }
 
-/// Several limits at once; without children, until they are added.
+/// Makes a limiter of several limits, which has no children yet.
 #[napi]
 pub fn composite_limiter() -> External<AnyLimiter> {
     External::new(AnyLimiter::Composite(Arc::new(CompositeLimiter::new([]))))
@@ -426,25 +426,25 @@ pub fn add_limiter(composite: &External<AnyLimiter>, child: &External<AnyLimiter
     }
 }
 
-/// The limiter's name.
+/// Returns the limiter's name.
 #[napi]
 pub fn name_of(limiter: &External<AnyLimiter>) -> String {
     limiter.get().name().to_owned()
 }
 
-/// Does it give places, which come at a time that is known?
+/// Returns whether it has places.
 #[napi]
 pub fn has_places(limiter: &External<AnyLimiter>) -> bool {
     limiter.get().has_places()
 }
 
-/// What was counted of a key, or with the empty key of all.
+/// Returns the counts of a key; of the empty key, those of the whole limit.
 #[napi]
 pub fn stats(limiter: &External<AnyLimiter>, key: String) -> napi::Result<Vec<f64>> {
     limiter.get().stats(&key).map(|stats| counts(&stats)).map_err(thrown)
 }
 
-/// Counts in the order of `statsOf` in `lib/calls.ts`, durations in ms.
+/// Returns counts in the order of `statsOf` in `lib/calls.ts`, durations in ms.
 fn counts(stats: &Stats) -> Vec<f64> {
     let [admitted, denied, wanted, granted, waited, cancelled, store_errors, policy_changes] = [
         stats.admitted,
@@ -461,20 +461,14 @@ fn counts(stats: &Stats) -> Vec<f64> {
     vec![admitted, denied, wanted, granted, waited, wait_time, cancelled, store_errors, policy_changes]
 }
 
-/// How large the buffer of [`bind`] has to be, in bytes.
-#[napi]
-pub fn buffer_size() -> u32 {
-    size_of::<call::Shared>() as u32
-}
-
-/// The closure through which a limiter is called, its arguments and answers lying in `buffer`.
+/// Makes the closure through which a limiter is called. Arguments and results are in `buffer`.
 #[napi(ts_return_type = "() => void")]
 pub fn bind<'env>(
     env: &'env Env,
     limiter: &External<AnyLimiter>,
     buffer: ArrayBuffer<'env>,
-    told: &External<Arc<Told>>,
+    events: &External<Arc<EventQueue>>,
 ) -> napi::Result<Function<'env, (), ()>> {
     let may_call_back = !matches!(**limiter, AnyLimiter::Other(_));
-    call::bind(env, limiter.get(), may_call_back, &buffer, told)
+    call::bind(env, limiter.get(), may_call_back, &buffer, events)
 }

@@ -1,4 +1,4 @@
-//! Policies of every kind. JavaScript has checked types and words; the ranges are the core's to check.
+//! Policies of every kind. JavaScript has checked types and words; the core checks ranges.
 
 use crate::{milliseconds, thrown};
 use napi::bindgen_prelude::External;
@@ -9,7 +9,8 @@ fn made(policy: Result<Policy, Error>) -> napi::Result<External<Policy>> {
     policy.map(External::new).map_err(thrown)
 }
 
-/// A sliding window, or several: pairs of the most units and seconds. The backoff: initial ms, multiplier, most ms, jitter.
+/// Makes a policy of one or more sliding windows, each a pair of units and seconds. The backoff: initial delay in ms,
+/// multiplier, longest delay in ms, jitter.
 #[napi]
 pub fn rate_policy(windows: Vec<(f64, f64)>, backoff: (f64, f64, f64, String)) -> napi::Result<External<Policy>> {
     let window = |(max, seconds)| Ok((max as u64, duration_from_secs("windowSizeInSeconds", seconds)?));
@@ -27,7 +28,7 @@ pub fn rate_policy(windows: Vec<(f64, f64)>, backoff: (f64, f64, f64, String)) -
     }))
 }
 
-/// So many at the same time, each for so many ms at most.
+/// Makes a policy of concurrent units. The lease is in ms.
 #[napi]
 pub fn concurrency_policy(max: f64, lease: Option<f64>) -> napi::Result<External<Policy>> {
     let policy = Policy::concurrency(max as u64);
@@ -37,27 +38,27 @@ pub fn concurrency_policy(max: f64, lease: Option<f64>) -> napi::Result<External
     })
 }
 
-/// So many ms between two starts.
+/// Makes a policy of the delay between two starts, in ms.
 #[napi]
 pub fn delay_policy(delay: f64) -> napi::Result<External<Policy>> {
     made(Policy::delay(milliseconds(delay)))
 }
 
-/// Starts at even distances in a window of so many seconds.
+/// Makes a policy of evenly spaced starts in a window of seconds.
 #[napi]
 pub fn evenly_spaced_policy(max: f64, seconds: f64, is_adaptive: bool) -> napi::Result<External<Policy>> {
     let window = duration_from_secs("windowSizeInSeconds", seconds);
     made(window.and_then(|window| Policy::evenly_spaced(max as u64, window, is_adaptive)))
 }
 
-/// A bucket, its period in ms. A leaky one has a queue, and the other a burst.
+/// Makes a policy of a bucket, its period in ms. The size is a leaky bucket's queue, or a token bucket's burst.
 #[napi]
 pub fn bucket_policy(rate: f64, period: f64, size: f64, is_leaky: bool) -> napi::Result<External<Policy>> {
     let new = if is_leaky { Policy::leaky_bucket } else { Policy::token_bucket };
     made(new(rate as u64, milliseconds(period), size as u64))
 }
 
-/// Counts in windows of so many seconds; smooth: an estimate for the rolling one.
+/// Makes a policy of fixed windows of seconds, or if smooth, of an estimate over the rolling window.
 #[napi]
 pub fn window_policy(max: f64, seconds: f64, is_smooth: bool) -> napi::Result<External<Policy>> {
     let new = if is_smooth { Policy::sliding_window_counter } else { Policy::fixed_window };

@@ -1,4 +1,4 @@
-//! What a store looks like at one moment, as plain objects. Durations are in ms, as everywhere in JavaScript.
+//! Snapshots of stores, as plain objects. Durations are in ms, as everywhere in JavaScript.
 
 use crate::{Pooled, thrown};
 use napi::bindgen_prelude::{AsyncTask, External};
@@ -10,121 +10,121 @@ use workglow_limit::{Error, MetricsFormat, MetricsOptions, Onlooker, Store, WAIT
 /// `Snapshot` in `lib/snapshot.ts`.
 #[napi(object)]
 pub struct Snapshot {
-    /// In ms since the Unix epoch.
+    /// When it was taken, in ms since the Unix epoch.
     pub at: f64,
     /// The store's address.
     pub store: String,
-    /// By name.
+    /// The limits, by name.
     pub limits: Vec<LimitSnapshot>,
-    /// Or of this process only.
+    /// Whether counts are those of all processes, not only of this one.
     pub counts_all_processes: bool,
-    /// Those of this machine.
+    /// The processes of this machine.
     pub processes: Vec<ProcessSnapshot>,
-    /// At most.
+    /// The longest time that a start has waited to be written.
     pub ledger_lag: f64,
-    /// 0 where there is none.
+    /// The size of the lane; 0 without one.
     pub lane_bytes: f64,
-    /// Of this process.
+    /// The decisions of this process that the store failed.
     pub failures: f64,
 }
 
-/// `LimitSnapshot` there, as the next ones.
+/// `LimitSnapshot` there; the next structures are there, too.
 #[napi(object, use_nullable = true)]
 pub struct LimitSnapshot {
-    /// Its name.
+    /// The limit's name.
     pub name: String,
     /// The kind of its policies.
     pub kind: String,
-    /// What holds.
+    /// The policy in force.
     pub policy: String,
-    /// What programs declare.
+    /// The policy that programs declare.
     pub declared: String,
-    /// What an operator put above it.
+    /// The operator's override.
     #[napi(js_name = "override")]
     pub overriding: Option<String>,
-    /// The fullest first.
+    /// The usage of each window, the fullest first.
     pub usage: Vec<Usage>,
-    /// Whose that is.
+    /// The key with that usage.
     pub fullest: Option<String>,
-    /// Is more than 80 % of it used?
+    /// Whether more than 80 % are used.
     pub is_near: bool,
-    /// In the last minute or so.
+    /// The most units in use in the last minute or so.
     pub peak: f64,
-    /// By the fullest key.
+    /// The wait of a start of the fullest key.
     pub retry_after: f64,
-    /// 0 if it is open.
+    /// The rest of a pause; 0 for none.
     pub paused_for: f64,
-    /// In all processes.
+    /// The waiters of all processes.
     pub waiting: f64,
-    /// By how long.
+    /// The waits by their durations.
     pub waits: Waits,
-    /// Whose owners came too late.
+    /// The places that were used too late.
     pub places_lost: f64,
-    /// In the order of `native.stats`.
+    /// The counts, in the order of `native.stats`.
     pub stats: Vec<f64>,
-    /// That are known.
+    /// The number of known keys.
     pub keys: f64,
-    /// The busiest first.
+    /// The busiest keys, busiest first.
     pub hot_keys: Vec<KeySnapshot>,
-    /// Of a server.
+    /// The units that a server granted.
     pub grants: Option<GrantSnapshot>,
 }
 
-/// What is used of a window.
+/// The usage of a window.
 #[napi(object, use_nullable = true)]
 pub struct Usage {
-    /// Units that are allowed.
+    /// The units that are allowed.
     pub limit: f64,
-    /// Those in use.
+    /// The units in use.
     pub used: f64,
-    /// In which time.
+    /// The window's duration.
     pub window: Option<f64>,
 }
 
-/// Who had to wait.
+/// A histogram of waits.
 #[napi(object)]
 pub struct Waits {
     /// The longest wait of each class but the last.
     pub bounds: Vec<f64>,
-    /// How many are in each.
+    /// The number of waits in each class.
     pub counts: Vec<f64>,
 }
 
-/// What a key looks like.
+/// The snapshot of a key.
 #[napi(object, use_nullable = true)]
 pub struct KeySnapshot {
-    /// What it is called.
+    /// The key's text or id.
     pub key: String,
-    /// A policy of its own.
+    /// The operator's override of this key.
     #[napi(js_name = "override")]
     pub overriding: Option<String>,
-    /// The fullest first.
+    /// The usage of each window, the fullest first.
     pub usage: Vec<Usage>,
-    /// Of a start of weight 1.
+    /// The wait of a start of weight 1.
     pub retry_after: f64,
-    /// 0 if it is open.
+    /// The rest of a pause; 0 for none.
     pub paused_for: f64,
-    /// In the order of `native.stats`.
+    /// The counts, in the order of `native.stats`.
     pub stats: Vec<f64>,
 }
 
 /// A process that uses the store.
 #[napi(object)]
 pub struct ProcessSnapshot {
-    /// Its number.
+    /// The process number.
     pub pid: f64,
-    /// What it runs.
+    /// The program that it runs.
     pub program: String,
     /// How long it has used the store.
     pub since: f64,
 }
 
-/// What a server has granted.
+/// The units that a server granted to this process.
 #[napi(object)]
 pub struct GrantSnapshot {
-    /// Units that are not used.
+    /// The unused units.
     pub held: f64,
-    /// How often the server was asked.
+    /// The number of requests to the server.
     pub requests: f64,
 }
 
@@ -194,61 +194,60 @@ fn limit_of(seen: &workglow_limit::LimitSnapshot, show_keys: bool) -> LimitSnaps
     }
 }
 
-/// Who looks at a store.
+/// Makes the observer of a store.
 #[napi]
-pub fn onlooker(store: &External<Store>) -> External<Arc<Onlooker>> {
+pub fn observer(store: &External<Store>) -> External<Arc<Onlooker>> {
     External::new(Arc::new(Onlooker::new(store)))
 }
 
-/// What is asked of one, which waits for nothing but what it is told to.
-fn snapshot_by(onlooker: &Onlooker, keys: f64, show_keys: bool) -> Result<Snapshot, Error> {
-    // Saturates: what is too large is told by the core, as below.
-    Ok(snapshot_of(&onlooker.look(keys as usize)?, show_keys))
+fn snapshot_by(observer: &Onlooker, keys: f64, show_keys: bool) -> Result<Snapshot, Error> {
+    // Saturates: the core refuses what is too large, as below.
+    Ok(snapshot_of(&observer.look(keys as usize)?, show_keys))
 }
 
-fn metrics_by(onlooker: &Onlooker, keys: f64, show_keys: bool, format: MetricsFormat) -> Result<String, Error> {
+fn metrics_by(observer: &Onlooker, keys: f64, show_keys: bool, format: MetricsFormat) -> Result<String, Error> {
     let mut options = MetricsOptions::default();
     (options.format, options.keys, options.show_keys) = (format, keys as usize, show_keys);
-    Ok(onlooker.look(options.keys)?.to_openmetrics(&options))
+    Ok(observer.look(options.keys)?.to_openmetrics(&options))
 }
 
-/// A format by its word, which JavaScript has checked.
+/// Returns the format with this name, which JavaScript has checked.
 fn format_of(word: &str) -> MetricsFormat {
     if word == "prometheus" { MetricsFormat::Prometheus } else { MetricsFormat::OpenMetrics }
 }
 
-/// What the store looks like now.
+/// Takes a snapshot.
 #[napi]
-pub fn snapshot(onlooker: &External<Arc<Onlooker>>, keys: f64, show_keys: bool) -> napi::Result<Snapshot> {
-    snapshot_by(onlooker, keys, show_keys).map_err(thrown)
+pub fn snapshot(observer: &External<Arc<Onlooker>>, keys: f64, show_keys: bool) -> napi::Result<Snapshot> {
+    snapshot_by(observer, keys, show_keys).map_err(thrown)
 }
 
-/// The same on the thread pool.
+/// Does the same on the thread pool.
 #[napi]
-pub fn snapshot_later(onlooker: &External<Arc<Onlooker>>, keys: f64, show_keys: bool) -> AsyncTask<Pooled<Snapshot>> {
-    let onlooker = Arc::clone(onlooker);
-    AsyncTask::new(Pooled(Box::new(move || snapshot_by(&onlooker, keys, show_keys))))
+pub fn snapshot_later(observer: &External<Arc<Onlooker>>, keys: f64, show_keys: bool) -> AsyncTask<Pooled<Snapshot>> {
+    let observer = Arc::clone(observer);
+    AsyncTask::new(Pooled(Box::new(move || snapshot_by(&observer, keys, show_keys))))
 }
 
-/// The same as text.
+/// Writes a snapshot as text.
 #[napi]
-pub fn metrics(onlooker: &External<Arc<Onlooker>>, keys: f64, show_keys: bool, format: String) -> napi::Result<String> {
-    metrics_by(onlooker, keys, show_keys, format_of(&format)).map_err(thrown)
+pub fn metrics(observer: &External<Arc<Onlooker>>, keys: f64, show_keys: bool, format: String) -> napi::Result<String> {
+    metrics_by(observer, keys, show_keys, format_of(&format)).map_err(thrown)
 }
 
-/// That on the thread pool.
+/// Does the same on the thread pool.
 #[napi]
 pub fn metrics_later(
-    onlooker: &External<Arc<Onlooker>>,
+    observer: &External<Arc<Onlooker>>,
     keys: f64,
     show_keys: bool,
     format: String,
 ) -> AsyncTask<Pooled<String>> {
-    let (onlooker, format) = (Arc::clone(onlooker), format_of(&format));
-    AsyncTask::new(Pooled(Box::new(move || metrics_by(&onlooker, keys, show_keys, format))))
+    let (observer, format) = (Arc::clone(observer), format_of(&format));
+    AsyncTask::new(Pooled(Box::new(move || metrics_by(&observer, keys, show_keys, format))))
 }
 
-/// The type of such a text.
+/// Returns the `Content-Type` of such a text.
 #[napi]
 pub fn metrics_content_type(format: String) -> &'static str {
     format_of(&format).content_type()

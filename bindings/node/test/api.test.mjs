@@ -1,16 +1,24 @@
-// What the package offers, call by call. Times are a manual clock's unless a test is about waiting.
+// The package's interface, call by call. Tests use a manual clock unless they are about waiting.
 
 import assert from "node:assert/strict";
 import { execFileSync } from "node:child_process";
-import { mkdirSync, symlinkSync, writeFileSync } from "node:fs";
+import { mkdirSync, readFileSync, symlinkSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { test } from "node:test";
 import * as package_ from "workglow-limit";
 import { directory, manual, settle } from "./helpers.mjs";
 
-const { CompositeLimiter, ConcurrencyLimiter, Limiter, ManualClock, NullLimiter, Permit, RateLimiter, Store } = package_;
+const { CompositeLimiter, ConcurrencyLimiter, Limiter, NullLimiter, Permit, RateLimiter, Store } = package_;
 
-test("tryAcquire gives a permit or null", () => {
+test("every call of docs/calls.md exists", () => {
+  const text = readFileSync(join(import.meta.dirname, "../../../docs/calls.md"), "utf8");
+  const names = [...text.matchAll(/^\| `\w+[^|]*\| `(\w+)[^|]*\| /gm)].map(([, name]) => name);
+  assert.ok(names.length >= 20, `${names.length} calls`);
+  const limiter = new NullLimiter();
+  for (const name of names) assert.ok(name in limiter || name in Permit.prototype, name);
+});
+
+test("tryAcquire returns a permit or null", () => {
   const { clock, limiter } = manual(package_, 2, 1);
   assert.ok(limiter.tryAcquire() instanceof Permit);
   assert.ok(limiter.tryAcquire({}) instanceof Permit);
@@ -21,7 +29,7 @@ test("tryAcquire gives a permit or null", () => {
   assert.ok(limiter.tryAcquire());
 });
 
-test("tryAcquireAsync and decideAsync open the store off the event loop, and answer as the others do", async (t) => {
+test("tryAcquireAsync and decideAsync open the store without blocking the event loop, and return the same results", async (t) => {
   for (const url of ["memory:", `sqlite:${directory(t)}/limits.db`]) {
     const limiter = new Store(url).limiter("limit", "2/1h");
     const first = limiter.tryAcquireAsync({ key: "k" });
@@ -35,14 +43,14 @@ test("tryAcquireAsync and decideAsync open the store off the event loop, and ans
   }
 });
 
-test("keys of any length and script are kept apart", () => {
+test("keys of any length and script are distinct", () => {
   const { limiter } = manual(package_, 1, 1);
   const keys = ["a", "b", "é", "日本", "x".repeat(64), "x".repeat(65), "x".repeat(1024), "日".repeat(341), "a\0", "a\0b"];
   for (const key of keys) assert.ok(limiter.tryAcquire({ key }), key);
   for (const key of keys) assert.equal(limiter.tryAcquire({ key }), null, key);
 });
 
-test("a decision is the whole answer", () => {
+test("a decision has all fields", () => {
   const { limiter } = manual(package_, 2, 1.5, "mail");
   const first = limiter.decide({ weight: 2 });
   assert.ok(first.permit instanceof Permit);
@@ -53,13 +61,13 @@ test("a decision is the whole answer", () => {
   const times = { retryAfter: 1500, resetAfter: 1500 };
   for (const { suggestedAfter, ...rest } of [limiter.decide(), limiter.peek()]) {
     assert.deepEqual(rest, { ...denied, ...times });
-    // A backoff of 1 s, and up to as much again.
+    // The backoff is 1 s to 2 s.
     assert.ok(suggestedAfter >= 1500 && suggestedAfter <= 2000, String(suggestedAfter));
   }
   assert.equal(limiter.peek({ key: "other" }).permit, null);
 });
 
-test("durations are fractions of a millisecond where they are", () => {
+test("durations may be fractions of a millisecond", () => {
   const { clock, limiter } = manual(package_, 1, 0.0015);
   limiter.tryAcquire();
   clock.advance("250us");
@@ -69,14 +77,14 @@ test("durations are fractions of a millisecond where they are", () => {
   assert.equal(clock.now(), 0.5);
 });
 
-test("no limit is Infinity", () => {
+test("NullLimiter has the limit Infinity", () => {
   const decision = new NullLimiter().decide({ weight: 2 ** 60 });
   assert.equal(decision.limit, Infinity);
   assert.equal(decision.remaining, Infinity);
   decision.permit.complete();
 });
 
-test("the six methods and pause", async () => {
+test("the six methods and pause work together", async () => {
   const { clock, limiter } = manual(package_, 1, 60);
   assert.equal(await limiter.canProceed(), true);
   assert.equal(await limiter.recordJobStart(), undefined);
@@ -106,12 +114,12 @@ test("a concurrency permit ends once, by complete, by its limiter or by dispose"
     end(permit);
     const next = limiter.tryAcquire();
     for (const again of endings) again(permit);
-    assert.equal(limiter.tryAcquire(), null, "the next one's slot was given away");
+    assert.equal(limiter.tryAcquire(), null, "ending a permit twice freed the next start's unit");
     next.complete();
   }
 });
 
-test("a permit of another limiter is an error, and ends nothing", () => {
+test("a permit of another limiter is an error, and does not end", () => {
   const [one, other] = [new ConcurrencyLimiter(1), new ConcurrencyLimiter(1)];
   const permit = one.tryAcquire();
   const error = { name: "LimitError", code: "foreign_permit", number: -12 };
@@ -121,7 +129,7 @@ test("a permit of another limiter is an error, and ends nothing", () => {
   assert.throws(() => other.complete(permit), error);
 });
 
-test("a composite needs every child, names the one that denied, and can be added to", () => {
+test("a composite needs every child, names the one that denied, and takes more children", () => {
   const { clock, limiter: rate } = manual(package_, 3, 1, "calls");
   const composite = new CompositeLimiter([new ConcurrencyLimiter(2)]);
   const first = composite.tryAcquire();
@@ -145,7 +153,7 @@ test("a composite cannot contain itself", () => {
   assert.ok(outer.tryAcquire());
 });
 
-test("schedule runs with a permit, and completes it whatever happens", async () => {
+test("schedule runs a function with a permit, and completes it when the function returns or throws", async () => {
   const limiter = new ConcurrencyLimiter(1);
   assert.equal(await limiter.schedule(async (permit) => (assert.ok(permit instanceof Permit), 42)), 42);
   await assert.rejects(limiter.schedule(() => { throw new RangeError("mine"); }), RangeError);
@@ -161,7 +169,7 @@ test("schedule runs with a permit, and completes it whatever happens", async () 
   assert.equal(most, 1);
 });
 
-test("schedule runs nothing for whoever has given up or run out of time", async () => {
+test("schedule runs nothing for a waiter that gave up or timed out", async () => {
   const limiter = new ConcurrencyLimiter(1);
   const held = limiter.tryAcquire();
   await assert.rejects(limiter.schedule(assert.fail, { timeout: 1 }), { name: "TimeoutError" });
@@ -173,7 +181,7 @@ test("schedule runs nothing for whoever has given up or run out of time", async 
   await assert.rejects(scheduled, reason);
   await assert.rejects(limiter.schedule(assert.fail, { signal: AbortSignal.timeout(1) }), { name: "TimeoutError" });
   held.complete();
-  // Once it runs, a signal is the function's own business, and so is how the permit ends.
+  // Once the function runs, it handles its signal itself, and may end the permit in any way.
   const running = new AbortController();
   const job = (permit) => (running.abort(), permit.cancel(), running.signal.aborted);
   assert.equal(await limiter.schedule(job, { signal: running.signal }), true);
@@ -211,7 +219,7 @@ test("using, as TypeScript compiles it, completes a permit at the end of its sco
   assert.equal(run("scopes.mjs"), "true 0\nmine 1\ntrue false 0\n1\n");
 });
 
-test("a store attaches to what is declared, lists it, and opens nothing before it must", async (t) => {
+test("a store attaches to declared limits, lists them, and opens nothing early", async (t) => {
   const path = `${directory(t)}/limits.db`;
   const { existsSync, statSync } = await import("node:fs");
   const store = new Store(`sqlite:${path}`, { mode: 0o660, timeout: "2s" });
@@ -234,7 +242,7 @@ test("a store attaches to what is declared, lists it, and opens nothing before i
   await assert.rejects(unknown.canProceed(), error);
 });
 
-test("what was unknown at the first use may be declared at the next", async () => {
+test("a limit that was unknown at the first use may be declared before the next", async () => {
   const store = new Store("memory:");
   const attached = RateLimiter.attach(store, "late");
   await assert.rejects(attached.acquire(), { code: "unknown_limit" });
@@ -242,7 +250,7 @@ test("what was unknown at the first use may be declared at the next", async () =
   assert.ok(await attached.acquire());
 });
 
-test("a concurrency permit that is forgotten completes when it is collected", async () => {
+test("a forgotten concurrency permit completes when it is collected", async () => {
   const { setFlagsFromString } = await import("node:v8");
   setFlagsFromString("--expose-gc");
   const collect = (await import("node:vm")).runInNewContext("gc");
@@ -256,7 +264,7 @@ test("a concurrency permit that is forgotten completes when it is collected", as
   assert.ok(limiter.tryAcquire());
 });
 
-test("a getter of the options may itself use a limiter", () => {
+test("a getter of the options may use a limiter", () => {
   const { limiter } = manual(package_, 1, 1);
   const options = { get key() { return limiter.tryAcquire({ key: "inner" }) ? "outer" : "inner"; } };
   assert.ok(limiter.tryAcquire(options));

@@ -1,4 +1,4 @@
-// BullMQ processors behind a limiter: real workers on a real Redis.
+// BullMQ processors with a limiter: real workers on a real Redis.
 
 import assert from "node:assert/strict";
 import { execFileSync, fork } from "node:child_process";
@@ -22,7 +22,7 @@ before(async () => {
 });
 after(() => Promise.all([redis.stop(), postgres.stop()]));
 
-/** A queue of the test's own, workers for it, and what became of its jobs. */
+/** Makes a queue for the test, workers for it, and a record of its jobs. */
 async function queueFor(t) {
   const name = t.name.replaceAll(/\W/g, "-");
   const queue = new Queue(name, { connection });
@@ -45,7 +45,7 @@ async function queueFor(t) {
       return worker;
     },
     add: (...data) => Promise.all(data.map((one) => queue.add("job", one))),
-    /** The jobs as they are stored when all of them have ended. */
+    /** The stored jobs when all have ended. */
     async ended(jobs) {
       await Promise.all(jobs.map((job) => job.waitUntilFinished(events).catch(() => {})));
       return Promise.all(jobs.map((job) => queue.getJob(job.id)));
@@ -53,7 +53,7 @@ async function queueFor(t) {
   };
 }
 
-/** The place that is kept beside a delayed job. */
+/** Returns the place that is stored next to a delayed job. */
 async function placeOf(queue, id) {
   const [place] = /wgl\S+/.exec(await redis.command(`GET ${queue.toKey(`workglow-limit:${id}`)}`));
   return place;
@@ -62,9 +62,9 @@ async function placeOf(queue, id) {
 const limit = (t, max, seconds) =>
   new RateLimiter(new Store(`sqlite:${directory(t)}/limits.db`), "limit", { maxExecutions: max, windowSizeInSeconds: seconds });
 
-test("what has no room is delayed, not failed, and starts once with its place", async (t) => {
+test("a job that cannot start is delayed, does not fail, and starts once with its place", async (t) => {
   const { work, add, ended } = await queueFor(t);
-  const told = [];
+  const delays = [];
   const ran = [];
   const seen = [];
   const processor = (job) => {
@@ -72,10 +72,10 @@ test("what has no room is delayed, not failed, and starts once with its place", 
     seen.push(job.data);
     return job.data.i;
   };
-  const onLimited = (job, { key, wait, hasPlace }) => told.push([job.id, key, wait > 0, hasPlace]);
+  const onLimited = (job, { key, wait, hasPlace }) => delays.push([job.id, key, wait > 0, hasPlace]);
   const limiter = limit(t, 3, 1);
   const data = Array.from({ length: 12 }, (_, i) => ({ i, key: "k" }));
-  const jobs = await add(...data); // One attempt each: what took another would fail.
+  const jobs = await add(...data); // One attempt each: a job that used another attempt would fail.
   work(withLimiter(limiter, (job) => job.data.key, processor, { hold: 50, onLimited }));
   const stored = await ended(jobs);
   for (const [i, job] of stored.entries()) {
@@ -84,13 +84,13 @@ test("what has no room is delayed, not failed, and starts once with its place", 
     assert.deepEqual(job.data, data[i]);
   }
   assert.deepEqual(ran.toSorted(), jobs.map((job) => job.id).toSorted());
-  for (const one of seen) assert.deepEqual(Object.keys(one), ["i", "key"], "its processor saw the place");
-  assert.ok(told.length >= 9);
-  for (const one of told) assert.deepEqual(one.slice(1), ["k", true, true]);
+  for (const one of seen) assert.deepEqual(Object.keys(one), ["i", "key"], "its processor got the place");
+  assert.ok(delays.length >= 9);
+  for (const one of delays) assert.deepEqual(one.slice(1), ["k", true, true]);
   assert.equal(Math.max(...stored.map((job) => job.attemptsStarted)) > 1, true);
 });
 
-test("a full key delays no other", async (t) => {
+test("a full key does not delay other keys", async (t) => {
   const { queue, work, add, ended } = await queueFor(t);
   const jobs = await add(...["full", "full", "full", "a", "b", "full", "c"].map((key) => ({ key })));
   const limiter = limit(t, 1, 600);
@@ -102,7 +102,7 @@ test("a full key delays no other", async (t) => {
   assert.equal(await queue.getFailedCount(), 0);
 });
 
-test("a place is used once, whoever brings it", async (t) => {
+test("a place is used once, even if two jobs bring it", async (t) => {
   const { queue, work, add, ended } = await queueFor(t);
   const starts = [];
   const asked = new Map();
@@ -126,11 +126,11 @@ test("a place is used once, whoever brings it", async (t) => {
   for (const i of [1, 2]) assert.ok(starts[i].b - starts[i - 1].a >= 1_500_000_000n, "two starts in one window");
 });
 
-/** The addresses of a store of each kind that processes share. */
+/** The addresses of one store of each kind that processes share. */
 const stores = { sqlite: (t) => `sqlite:${directory(t)}/limits.db`, redis: () => redis.url, postgres: () => postgres.url };
 
 for (const [kind, urlOf] of Object.entries(stores)) {
-  test(`${kind}: a backlog under a limit, and no job uses up its attempts`, { timeout: 60_000 }, async (t) => {
+  test(`${kind}: jobs of a backlog use no attempts for being limited`, { timeout: 60_000 }, async (t) => {
     const { name, work, add, ended } = await queueFor(t);
     const limiter = new Store(urlOf(t)).limiter(name, "3/1s + 2/300ms");
     let delayed = 0;
@@ -140,7 +140,7 @@ for (const [kind, urlOf] of Object.entries(stores)) {
     assert.ok(delayed >= 4, `${delayed} were delayed`);
   });
 
-  test(`${kind}: a killed worker's job comes back, and the slot it held is free`, { timeout: 60_000 }, async (t) => {
+  test(`${kind}: the job of a killed worker comes back, and the slot of its start is free`, { timeout: 60_000 }, async (t) => {
     const { name, work, add, ended } = await queueFor(t);
     const [url, policy] = [urlOf(t), "50/1m + 1 concurrent"];
     const env = { ...process.env, TEST_STORE: url, TEST_POLICY: policy, TEST_QUEUE: name, TEST_PORT: String(redis.port) };
@@ -158,7 +158,7 @@ for (const [kind, urlOf] of Object.entries(stores)) {
   });
 }
 
-test("a pause holds all", async (t) => {
+test("a pause delays all jobs", async (t) => {
   const { work, add, ended } = await queueFor(t);
   const limiter = limit(t, 2, 0.5);
   const starts = [];
@@ -177,7 +177,7 @@ test("a pause holds all", async (t) => {
   for (const start of starts.slice(1)) assert.ok(start >= paused + 1_500_000_000n, "it started during the pause");
 });
 
-test("where there are no places jobs ask again, in a line", async (t) => {
+test("without places, delayed jobs come back one after the other", async (t) => {
   const store = new Store(`sqlite:${directory(t)}/limits.db`);
   const policies = { concurrency: "1 concurrent", bucket: "20/1s burst 2", both: "8/1s + 1 concurrent" };
   for (const [kind, policy] of Object.entries(policies)) {
@@ -198,7 +198,7 @@ test("where there are no places jobs ask again, in a line", async (t) => {
 });
 
 /**
- * Runs a test until no worker was so late that a job lost its place and so its turn, which a busy machine may do: five times
+ * Runs a test until no worker was so late that a job lost its place and so its turn, which a busy machine may cause: five times
  * at most. `run` says whether each job that was limited started with its place.
  */
 async function undisturbed(run) {
@@ -206,7 +206,7 @@ async function undisturbed(run) {
     const { kept, check } = await run(i);
     if (kept) return check();
   }
-  assert.fail("every time somebody lost a place");
+  assert.fail("a place was lost in every run");
 }
 
 test("a job keeps its BullMQ priority while it is limited", { timeout: 60_000 }, async (t) => {
@@ -256,7 +256,7 @@ test("a job whose data are replaced while it waits keeps its turn", { timeout: 6
   });
 });
 
-test("a job that replaces a delayed one gets its place, so whoever is replaced all the time starts", { timeout: 60_000 }, async (t) => {
+test("a job that replaces a delayed one gets its place, so a job that is replaced often still starts", { timeout: 60_000 }, async (t) => {
   const { queue, work } = await queueFor(t);
   const limiter = limit(t, 1, 1);
   assert.ok(await limiter.acquire());
@@ -266,7 +266,7 @@ test("a job that replaces a delayed one gets its place, so whoever is replaced a
   work(withLimiter(limiter, null, (job) => void (ran ??= job.data.i), { onLimited, hold: 50 }));
   let i = 0;
   for (; ran === null; i++) {
-    // Faster than the limit: with a place of its own, each would have to wait for longer than the one before.
+    // Faster than the limit: with a new place, each job would wait longer than the one before.
     await queue.add("job", { i }, { deduplication: { id: "same", replace: true, ttl: 60_000, extend: true } });
     await new Promise((resolve) => setTimeout(resolve, 50));
   }
@@ -274,35 +274,35 @@ test("a job that replaces a delayed one gets its place, so whoever is replaced a
   assert.equal(places.size, 1);
 });
 
-test("under a global concurrency nobody oversleeps what is due", { timeout: 60_000 }, async (t) => {
+test("under a global concurrency, workers do not sleep past due jobs", { timeout: 60_000 }, async (t) => {
   const { queue, work, add, ended } = await queueFor(t);
   await queue.setGlobalConcurrency(1);
   const limiter = limit(t, 4, 0.5);
   const processor = () => new Promise((resolve) => setTimeout(resolve, 20));
-  // A worker that found the queue full would sleep for ten minutes.
+  // Without a promotion, a worker that found the queue full would sleep for ten minutes.
   for (let i = 0; i < 2; i++) work(withLimiter(limiter, null, processor), { drainDelay: 600 });
   const stored = await ended(await add(...Array(16).fill({})));
   assert.deepEqual(stored.map((job) => [job.attemptsMade, job.failedReason]), Array(16).fill([1, undefined]));
 });
 
-test("a BullMQ that is too old is named", async () => {
+test("an old BullMQ version is an error that names the version", async () => {
   const processor = withLimiter(new NullLimiter(), null, () => assert.fail("it ran"));
   const message = /^withLimiter needs BullMQ 5\.0\.0 or newer, .*: this is \d+\.\d+\.\d+$/;
   await assert.rejects(processor({ id: "1", data: {}, opts: {}, moveToDelayed() {} }), { code: "unsupported", message });
 });
 
-test("data that are no object stay what they are", async (t) => {
+test("data that are not an object are unchanged", async (t) => {
   const { work, add, ended } = await queueFor(t);
   const data = ["text", ["list"], 5, null, "more"];
-  const told = [];
+  const delays = [];
   const jobs = await add(...data);
-  work(withLimiter(limit(t, 1, 0.2), null, (job) => job.data, { onLimited: (job, { hasPlace }) => told.push(hasPlace) }));
+  work(withLimiter(limit(t, 1, 0.2), null, (job) => job.data, { onLimited: (job, { hasPlace }) => delays.push(hasPlace) }));
   const stored = await ended(jobs);
   assert.deepEqual(stored.map((job) => [job.data, job.returnvalue, job.attemptsMade]), data.map((one) => [one, one, 1]));
-  assert.ok(told.some((hasPlace) => hasPlace), "they have places all the same");
+  assert.ok(delays.some((hasPlace) => hasPlace), "jobs with such data have places, too");
 });
 
-test("weights, the permit, and a hook that throws", async (t) => {
+test("weights, the permit and a throwing hook work", async (t) => {
   const { work, add, ended } = await queueFor(t);
   const limiter = limit(t, 10, 600);
   const onLimited = () => {
@@ -323,7 +323,7 @@ test("weights, the permit, and a hook that throws", async (t) => {
   assert.match((await warned)[0].message, /onLimited threw.*mine/);
 });
 
-test("what the processor throws fails the job, and its start has ended", async (t) => {
+test("an error of the processor fails the job, and its start has ended", async (t) => {
   const { work, queue, ended } = await queueFor(t);
   const limiter = new ConcurrencyLimiter(1);
   let tries = 0;
@@ -337,7 +337,7 @@ test("what the processor throws fails the job, and its start has ended", async (
   assert.ok(limiter.tryAcquire());
 });
 
-test("what cannot be decided fails the job, and says why", async (t) => {
+test("a job whose start cannot be decided fails with the reason", async (t) => {
   const { work, add, ended } = await queueFor(t);
   const keys = { number: 5, long: "k".repeat(2000), heavy: "heavy", half: "half" };
   const weightOf = (job) => ({ heavy: 11, half: 0.5 })[job.data.key] ?? 1;
@@ -348,7 +348,7 @@ test("what cannot be decided fails the job, and says why", async (t) => {
   for (const [i, reason] of reasons.entries()) assert.match(stored[i].failedReason, reason);
 });
 
-test("a place of the limit that was there before is none", async (t) => {
+test("a place of an earlier limit is ignored", async (t) => {
   const { queue, work, add, ended } = await queueFor(t);
   const others = new RateLimiter(new Store("memory:"), "others", { maxExecutions: 1, windowSizeInSeconds: 60 });
   assert.ok(others.tryAcquire());
@@ -360,7 +360,7 @@ test("a place of the limit that was there before is none", async (t) => {
   assert.equal(await queue.getFailedCount(), 0);
 });
 
-test("in a sandboxed processor", { timeout: 60_000 }, async (t) => {
+test("a sandboxed processor is limited", { timeout: 60_000 }, async (t) => {
   process.env.TEST_STORE = `sqlite:${directory(t)}/limits.db`;
   process.env.TEST_POLICY = "2/1s";
   const { work, add, ended } = await queueFor(t);
@@ -373,7 +373,7 @@ test("in a sandboxed processor", { timeout: 60_000 }, async (t) => {
   for (const job of stored) assert.notEqual(job.returnvalue.pid, process.pid);
 });
 
-test("bad input is refused when the processor is made", () => {
+test("invalid input is an error when the processor is made", () => {
   const limiter = new NullLimiter();
   const run = () => {};
   for (const bad of [undefined, null, {}, 5, { tryAcquire() {} }]) {
@@ -386,10 +386,10 @@ test("bad input is refused when the processor is made", () => {
   for (const bad of [null, 5, { weight: 1 }, { weightOf: 1 }, { onLimited: "x" }, { hold: -1 }, { grace: "soon" }, { hold: NaN }]) {
     assert.throws(() => withLimiter(limiter, null, run, bad), InvalidArgument);
   }
-  assert.equal(withLimiter(limiter, undefined, run).length, 3, "BullMQ looks at how many parameters a processor has");
+  assert.equal(withLimiter(limiter, undefined, run).length, 3, "BullMQ checks how many parameters a processor has");
 });
 
-test("the package never loads bullmq: it takes the jobs of whichever copy the program has", (t) => {
+test("the package never loads bullmq, and takes the jobs of any copy", (t) => {
   const dir = directory(t);
   const root = join(import.meta.dirname, "..");
   mkdirSync(join(dir, "node_modules/workglow-limit"), { recursive: true });

@@ -1,4 +1,4 @@
-// A worker process that takes a job and never ends it. Also the file of a sandboxed processor, which ends.
+// A worker process that takes a job and never ends it. It is also the file of a sandboxed processor, which ends.
 
 import { Worker } from "bullmq";
 import { Store } from "workglow-limit";

@@ -1,4 +1,4 @@
-// The command that the package installs. (What it does is tested with the command itself.)
+// The command that the package installs. The command's own tests check what it does.
 
 import assert from "node:assert/strict";
 import { spawn, spawnSync } from "node:child_process";
@@ -22,7 +22,7 @@ async function store(t) {
   return url;
 }
 
-test("it runs", async (t) => {
+test("the command runs", async (t) => {
   const url = await store(t);
   assert.match(readFileSync(program, "utf8"), /^#!\/usr\/bin\/env node\n/);
   assert.equal(run("--version").stdout, `workglow-limit ${manifest.version}\n`);
@@ -34,7 +34,7 @@ test("it runs", async (t) => {
   assert.equal(run("wrong").status, 2);
 });
 
-test("signals end it", async (t) => {
+test("signals end the command", async (t) => {
   const url = await store(t);
   for (const signal of ["SIGINT", "SIGTERM"]) {
     const watch = spawn(process.execPath, [program, "--store", url, "watch"], { stdio: ["ignore", "pipe", "inherit"] });

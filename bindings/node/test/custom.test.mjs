@@ -1,4 +1,4 @@
-// Limiters of one's own, as children of a composite.
+// Limiters that callers write, as children of a composite.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -8,28 +8,28 @@ import { directory, manual, settle } from "./helpers.mjs";
 
 const { CompositeLimiter, ConcurrencyLimiter, RateLimiter, Store } = package_;
 
-/** A limiter that remembers what it was asked. `room` is what it still admits. */
-function recorder(room = Infinity) {
+/** A limiter that records its calls. It still admits `free` units. */
+function recorder(free = Infinity) {
   const log = [];
   return {
     name: "mine",
-    room,
+    free,
     log,
     tryAcquire(key, weight) {
       log.push(["tryAcquire", key, weight]);
-      if (this.room < weight) return null;
-      this.room -= weight;
+      if (this.free < weight) return null;
+      this.free -= weight;
       return { key, weight };
     },
     retryAfter(key, weight) {
-      return this.room < weight ? 125.5 : 0;
+      return this.free < weight ? 125.5 : 0;
     },
     complete(token) {
       log.push(["complete", token]);
     },
     cancel(token) {
       log.push(["cancel", token]);
-      this.room += token.weight;
+      this.free += token.weight;
     },
     settle(token, actual) {
       log.push(["settle", token, actual]);
@@ -41,7 +41,7 @@ function recorder(room = Infinity) {
   };
 }
 
-test("it is asked, and told how each start ended", async () => {
+test("a custom limiter is asked, and learns how each start ended", async () => {
   const mine = recorder(10);
   const limiter = new CompositeLimiter([new ConcurrencyLimiter(100), mine]);
   const token = { key: "k", weight: 2 };
@@ -65,7 +65,7 @@ test("it is asked, and told how each start ended", async () => {
   assert.ok(call === "pause" && key === "" && ms > 5_000 && ms <= 10_000, String(ms));
 });
 
-test("it denies by its name, and the others are charged nothing", () => {
+test("a custom limiter that denies is named, and the other children are not charged", () => {
   const { limiter: rate } = manual(package_, 5, 60);
   const limiter = new CompositeLimiter([rate, recorder(1)]);
   assert.ok(limiter.tryAcquire());
@@ -76,10 +76,10 @@ test("it denies by its name, and the others are charged nothing", () => {
   const mine = recorder(3);
   const other = new CompositeLimiter([mine, { tryAcquire: () => null, retryAfter: () => 0, cancel() {} }]);
   assert.equal(other.decide().deniedBy, "custom");
-  assert.equal(mine.room, 3);
+  assert.equal(mine.free, 3);
 });
 
-test("its methods have their object, and a class will do", () => {
+test("methods keep their object, and a class works", () => {
   class Mine {
     #left = 1;
     tryAcquire() {
@@ -102,7 +102,7 @@ test("its methods have their object, and a class will do", () => {
   assert.equal(limiter.tryAcquire(), null);
 });
 
-test("what it throws reaches the caller as it is", async () => {
+test("an error that a custom limiter throws reaches the caller unchanged", async () => {
   const mine = recorder();
   const { limiter: rate } = manual(package_, 5, 60);
   const limiter = new CompositeLimiter([rate, mine]);
@@ -126,14 +126,14 @@ test("what it throws reaches the caller as it is", async () => {
       await limiter[method]().then(assert.fail, is);
     }
   }
-  assert.equal(rate.peek().remaining, 5, "it was cleared, and then charged nothing");
+  assert.equal(rate.peek().remaining, 5, "it was cleared, and then not charged");
   for (const [i, method] of ["complete", "cancel", "settle"].entries()) {
     mine[method] = () => { throw thrown[0]; };
     assert.throws(() => permits[i][method](1), (error) => error === thrown[0]);
   }
 });
 
-test("the first error counts, and none is told twice", () => {
+test("the first error is thrown, and none is thrown twice", () => {
   const [first, second] = [recorder(), recorder()];
   const limiter = new CompositeLimiter([first, second]);
   second.tryAcquire = () => { throw new Error("second"); };
@@ -147,7 +147,7 @@ test("the first error counts, and none is told twice", () => {
   assert.equal(limiter.tryAcquire(), null);
 });
 
-test("answers that are none", () => {
+test("invalid results of methods are errors", () => {
   const limiterOf = (changed) => new CompositeLimiter([{ ...recorder(), ...changed }]);
   const failure = (message) => ({ name: "LimitError", code: "custom_failure", number: -15, message });
   for (const answer of [undefined, false]) {
@@ -167,10 +167,10 @@ test("answers that are none", () => {
   }
 });
 
-test("promises are refused, and said to be why", async () => {
-  const promise = /gave a promise, and it is asked in the middle of a decision: expected an answer at once/;
+test("promises are refused with the reason", async () => {
+  const promise = /returned a promise: expected a result, as it is called in the middle of a decision/;
   const failure = { code: "custom_failure", message: promise };
-  const later = () => Promise.reject(new Error("nobody waits for this"));
+  const later = () => Promise.reject(new Error("no code waits for this"));
   for (const method of ["tryAcquire", "retryAfter"]) {
     const limiter = new CompositeLimiter([{ ...recorder(), [method]: later }]);
     assert.throws(() => limiter.decide(), failure);
@@ -179,24 +179,24 @@ test("promises are refused, and said to be why", async () => {
   assert.throws(() => new CompositeLimiter([mine]).tryAcquire().complete(), failure);
   for (const method of ["tryAcquire", "retryAfter", "cancel", "pause"]) {
     const limiter = new CompositeLimiter();
-    const message = new RegExp(`^limiter is an object whose ${method}\\(\\) gives a promise: expected one that answers at once`);
+    const message = new RegExp(`^limiter is an object whose ${method}\\(\\) returns a promise: expected methods that return their results`);
     assert.throws(() => limiter.addLimiter({ ...recorder(), [method]: async () => null }), { code: "invalid_argument", message });
   }
   await settle();
 });
 
-test("waiters of a composite wait for it", async () => {
+test("waiters of a composite wait for a custom limiter", async () => {
   const mine = recorder(0);
   const limiter = new CompositeLimiter([new ConcurrencyLimiter(5), mine]);
   await assert.rejects(limiter.acquire({ timeout: 20 }), { name: "TimeoutError" });
   const waiting = limiter.acquire({ timeout: "60s" });
-  mine.retryAfter = () => (mine.room < 1 ? 5 : 0);
+  mine.retryAfter = () => (mine.free < 1 ? 5 : 0);
   await settle();
-  mine.room = 1;
+  mine.free = 1;
   (await waiting).complete();
 });
 
-test("it may use limiters itself, of this package and in the middle of a decision", () => {
+test("a custom limiter may use limiters of this package in the middle of a decision", () => {
   const { limiter: inner } = manual(package_, 3, 60, "inner");
   const both = new CompositeLimiter([inner, recorder()]);
   const log = [];
@@ -219,28 +219,28 @@ test("it may use limiters itself, of this package and in the middle of a decisio
   assert.equal(outer.peek({ key: "ключ" }).remaining, 5);
 });
 
-test("what a limiter within a limiter throws reaches the caller as it is", () => {
+test("an error of a limiter within a limiter reaches the caller unchanged", () => {
   const mine = recorder();
   const error = new Error("innermost");
   mine.tryAcquire = () => { throw error; };
   const inner = new CompositeLimiter([mine]);
   const wrapper = { tryAcquire: () => inner.tryAcquire(), retryAfter: () => 0, cancel() {} };
   assert.throws(() => new CompositeLimiter([wrapper]).tryAcquire(), (e) => e === error);
-  // One that is caught on the way is nobody's.
+  // An error that is caught on the way is not reported.
   const careful = { ...wrapper, tryAcquire() { try { inner.tryAcquire(); } catch { return null; } } };
   assert.equal(new CompositeLimiter([careful]).tryAcquire(), null);
 });
 
-test("one that asks itself without end is an error, and nothing worse", () => {
+test("a custom limiter that asks itself endlessly is only an error", () => {
   const limiter = new CompositeLimiter();
   limiter.addLimiter({ tryAcquire: () => limiter.tryAcquire(), retryAfter: () => 0, cancel() {} });
-  // Whatever needed the stack that was not there any more.
+  // The error is from the code that found no stack left.
   assert.throws(() => limiter.tryAcquire(), /call stack|custom_failure|failed/);
   const { limiter: rate } = manual(package_, 1, 60);
   assert.ok(rate.tryAcquire());
 });
 
-test("beside limits in stores, which are opened first", async (t) => {
+test("a custom limiter works with limits in stores, which are opened first", async (t) => {
   const store = new Store(`sqlite:${directory(t)}/limits.db`);
   const rate = new RateLimiter(store, "calls", { maxExecutions: 2, windowSizeInSeconds: 3600 });
   const limiter = new CompositeLimiter([recorder(), rate, new CompositeLimiter([recorder()])]);
@@ -249,7 +249,7 @@ test("beside limits in stores, which are opened first", async (t) => {
   assert.equal(limiter.decide().deniedBy, "calls");
 });
 
-test("one that is forgotten is collected, also if it refers to its composite", async () => {
+test("a forgotten custom limiter is collected, even if it refers to its composite", async () => {
   const { setFlagsFromString } = await import("node:v8");
   setFlagsFromString("--expose-gc");
   const collect = (await import("node:vm")).runInNewContext("gc");
@@ -270,7 +270,7 @@ test("one that is forgotten is collected, also if it refers to its composite", a
   assert.equal(collected, 10);
 });
 
-test("one that is used is not collected, while its composite is", async () => {
+test("a custom limiter in use is not collected, and its composite may be", async () => {
   const { setFlagsFromString } = await import("node:v8");
   setFlagsFromString("--expose-gc");
   const collect = (await import("node:vm")).runInNewContext("gc");
@@ -282,7 +282,7 @@ test("one that is used is not collected, while its composite is", async () => {
   }
 });
 
-test("a thread may end while one of its own is asked", async () => {
+test("a thread may end while its custom limiter is asked", async () => {
   const code = `
     import { CompositeLimiter } from ${JSON.stringify(import.meta.resolve("workglow-limit"))};
     import { parentPort } from "node:worker_threads";
@@ -294,7 +294,7 @@ test("a thread may end while one of its own is asked", async () => {
   assert.equal(await worker.terminate(), 1);
 });
 
-test("an object with the six methods", async () => {
+test("an object with the six methods works as a child", async () => {
   let running = 0;
   let gate = 0;
   const keys = [];
@@ -327,8 +327,8 @@ test("an object with the six methods", async () => {
   assert.equal(limiter.peek().admitted, true);
   assert.ok(keys.includes("k") && keys.includes(undefined) && !keys.includes(""));
   const asynchronous = { ...six, canProceed: () => Promise.resolve(true) };
-  assert.throws(() => new CompositeLimiter([asynchronous]).tryAcquire(), /canProceed gave a promise/);
-  assert.throws(() => new CompositeLimiter([{ ...six, canProceed: async () => true }]), /canProceed\(\) gives a promise/);
+  assert.throws(() => new CompositeLimiter([asynchronous]).tryAcquire(), /canProceed returned a promise/);
+  assert.throws(() => new CompositeLimiter([{ ...six, canProceed: async () => true }]), /canProceed\(\) returns a promise/);
   assert.throws(() => new CompositeLimiter([{ ...six, getNextAvailableTime: () => 5, canProceed: () => false }]).peek(), {
     code: "custom_failure",
   });

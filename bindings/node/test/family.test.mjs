@@ -1,4 +1,4 @@
-// The limiters of the family, one by one, and limits by their names. What they answer to the microsecond is in the vectors.
+// The limiters of each kind, and limits by name. Their exact decisions are in the shared vectors.
 
 import assert from "node:assert/strict";
 import { writeFileSync } from "node:fs";
@@ -23,7 +23,7 @@ const {
 } = package_;
 
 const window = { maxExecutions: 2, windowSizeInSeconds: 60 };
-/** Each kind: its class, and how to make one of two units in a store. */
+/** Each kind: its class, and a function that makes a limiter of two units in a store. */
 const KINDS = [
   [RateLimiter, (store, name) => new RateLimiter(store, name, window)],
   [ConcurrencyLimiter, (store, name) => new ConcurrencyLimiter(2, { store, name, lease: "1m" })],
@@ -35,7 +35,7 @@ const KINDS = [
   [SlidingWindowCounterLimiter, (store, name) => new SlidingWindowCounterLimiter(store, name, window)],
 ];
 
-/** How many starts are admitted now. */
+/** Returns how many starts are admitted now. */
 function starts(limiter) {
   let admitted = 0;
   while (admitted < 100 && limiter.tryAcquire()) admitted++;
@@ -43,7 +43,7 @@ function starts(limiter) {
 }
 
 for (const [kind, make] of KINDS) {
-  test(`${kind.name} is shared under its name, and can be attached to`, async (t) => {
+  test(`${kind.name} is shared under its name, and attach finds it`, async (t) => {
     const url = `sqlite:${directory(t)}/limits.db`;
     const clock = new ManualClock();
     const store = new Store(url, { clock });
@@ -66,7 +66,7 @@ for (const [kind, make] of KINDS) {
   });
 }
 
-test("without a store, a limiter is its object's own", () => {
+test("a limiter without a store has its own limit", () => {
   const clock = new ManualClock();
   const make = [
     () => new ConcurrencyLimiter(1, { clock }),
@@ -80,7 +80,7 @@ test("without a store, a limiter is its object's own", () => {
   }
 });
 
-test("a delay, which is 50 ms unless it is told", () => {
+test("the default delay is 50 ms", () => {
   const clock = new ManualClock();
   for (const [limiter, ms] of [[new DelayLimiter(undefined, { clock }), 50], [new DelayLimiter("1.5s", { clock }), 1500]]) {
     assert.ok(limiter.tryAcquire());
@@ -93,7 +93,7 @@ test("a delay, which is 50 ms unless it is told", () => {
   assert.ok(new DelayLimiter().tryAcquire());
 });
 
-test("even distances, shorter by what jobs take unless told not to", () => {
+test("evenly spaced starts come closer by the duration of jobs, unless adaptive is false", () => {
   for (const [adaptive, wait] of [[undefined, 750], [true, 750], [false, 1000]]) {
     const clock = new ManualClock();
     const limiter = new EvenlySpacedRateLimiter({ maxExecutions: 60, windowSizeInSeconds: 60, adaptive }, { clock });
@@ -107,14 +107,14 @@ test("even distances, shorter by what jobs take unless told not to", () => {
   }
 });
 
-test("a rate's backoff", () => {
+test("a rate limiter's backoff grows with denials", () => {
   const clock = new ManualClock();
   const store = new Store("memory:", { clock });
   const backoff = { initialBackoffDelay: "2s", backoffMultiplier: 1.5, maxBackoffDelay: 4000, jitter: "none" };
   const limiter = new RateLimiter(store, "calls", { maxExecutions: 1, windowSizeInSeconds: 1, ...backoff });
   assert.ok(limiter.tryAcquire());
   assert.deepEqual([limiter.decide().retryAfter, limiter.peek().suggestedAfter], [1000, 2000]);
-  // Room is room: a backoff is advice for those who requeue.
+  // The backoff is advice for callers that requeue: a start is admitted as soon as units are free.
   clock.advance("1s");
   assert.ok(limiter.tryAcquire());
   const jitters = { scaled: [10_000, 20_000], full: [1000, 10_000], equal: [5000, 10_000], none: [10_000, 10_000] };
@@ -129,7 +129,7 @@ test("a rate's backoff", () => {
   }
 });
 
-test("a bucket has the rate for a burst and a second for a period, unless it is told", () => {
+test("a bucket's default burst is its rate, and its default period a second", () => {
   const clock = new ManualClock();
   const store = new Store("memory:", { clock });
   const bucket = new TokenBucketLimiter(store, "tokens", { rate: 10 });
@@ -142,7 +142,7 @@ test("a bucket has the rate for a burst and a second for a period, unless it is 
   assert.equal(leaky.peek().retryAfter, 100);
 });
 
-test("windows by the clock on the wall, and their estimate", () => {
+test("fixed windows follow the wall clock, and sliding window counters estimate", () => {
   const store = new Store("memory:", { clock: new ManualClock() });
   for (const kind of [FixedWindowLimiter, SlidingWindowCounterLimiter]) {
     const limiter = new kind(store, kind.name, { maxExecutions: 3, windowSizeInSeconds: 3600 });
@@ -151,7 +151,7 @@ test("windows by the clock on the wall, and their estimate", () => {
   }
 });
 
-test("a limiter of a text", async (t) => {
+test("a limiter can be made from a text", async (t) => {
   const path = `${directory(t)}/limits.db`;
   const { existsSync } = await import("node:fs");
   const store = new Store(`sqlite:${path}`);
@@ -173,7 +173,7 @@ test("a limiter of a text", async (t) => {
   assert.throws(() => store.limiter("two", "2/1h +"), { code: "invalid_argument", message: /^policy is / });
 });
 
-test("the name alone attaches to any kind, at the first use, and says what there is", async (t) => {
+test("a name alone attaches to any kind at the first use, and an unknown name lists the known ones", async (t) => {
   const store = new Store("memory:", { clock: new ManualClock() });
   for (const [kind, make] of KINDS) {
     const limiter = make(store, kind.name);
@@ -195,7 +195,7 @@ test("the name alone attaches to any kind, at the first use, and says what there
   assert.equal(early.tryAcquire(), null);
   permit.complete();
 
-  // In a file: the first use opens it off the event loop.
+  // In a file, the first use opens the store without blocking the event loop.
   const url = `sqlite:${directory(t)}/limits.db`;
   const absent = new Store(url).limiter("limit");
   await assert.rejects(absent.canProceed(), { code: "unknown_limit" });
@@ -206,7 +206,7 @@ test("the name alone attaches to any kind, at the first use, and says what there
   assert.equal(both.tryAcquire(), null);
 });
 
-test("a file of limits", async (t) => {
+test("a file declares limits", async (t) => {
   const dir = directory(t);
   const store = new Store("memory:", { clock: new ManualClock() });
   writeFileSync(`${dir}/limits.toml`, '[stripe]\nallowed = 2\nperiod = "1m"\n\n[mail]\nallowed = 1\nperiod = "1h"\n');
@@ -217,7 +217,7 @@ test("a file of limits", async (t) => {
   await assert.rejects(store.load(`${dir}/none.toml`), { code: "invalid_argument", message: /^file is .*none\.toml/ });
 });
 
-test("flow control", () => {
+test("flow control makes a limiter of a rate and a parallelism", () => {
   const store = new Store("memory:", { clock: new ManualClock() });
   const flow = new FlowControl({ key: "openai", rate: 3, period: "1m", parallelism: 2 });
   assert.deepEqual({ ...flow }, { key: "openai", rate: 3, period: 60_000, parallelism: 2 });
@@ -231,7 +231,7 @@ test("flow control", () => {
   assert.equal(starts(store.limiter(new FlowControl({ key: "two", rate: 5 }))), 5);
 });
 
-test("what is counted", () => {
+test("stats count starts", () => {
   const clock = new ManualClock();
   const limiter = new RateLimiter(new Store("memory:", { clock }), "calls", { maxExecutions: 3, windowSizeInSeconds: 60 });
   const zero = { admitted: 0, denied: 0, unitsWanted: 0, unitsGranted: 0, waited: 0, waitTime: 0, cancelled: 0 };

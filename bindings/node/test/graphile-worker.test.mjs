@@ -1,4 +1,4 @@
-// Graphile Worker tasks behind a limiter: real workers on a real Postgres.
+// Graphile Worker tasks with a limiter: real workers on a real Postgres.
 
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
@@ -16,7 +16,7 @@ before(async () => {
 });
 after(() => postgres.stop());
 
-/** A schema of the test's own, workers for it, and its jobs. */
+/** Makes a schema for the test, workers for it, and access to its jobs. */
 async function queueFor(t) {
   const schema = t.name.replaceAll(/\W/g, "_").slice(0, 40);
   const options = { connectionString: postgres.url, schema, logger };
@@ -43,24 +43,24 @@ async function queueFor(t) {
 
 const limit = (max, seconds) => new RateLimiter(new Store("memory:"), "limit", { maxExecutions: max, windowSizeInSeconds: seconds });
 
-test("what has no room is put back, not failed, and starts once", { timeout: 60_000 }, async (t) => {
+test("a job that cannot start is put back, does not fail, and starts once", { timeout: 60_000 }, async (t) => {
   const { schema, add, work, drained } = await queueFor(t);
-  const [ran, told] = [[], []];
+  const [ran, delays] = [[], []];
   for (let i = 0; i < 9; i++) await add({ i, key: "k" }, { maxAttempts: 1, priority: i, flags: ["f"] });
   const task = (payload, { job }) => void ran.push([payload, job.payload, job.attempts, job.priority, job.flags]);
-  const onLimited = (job, { key, wait, hasPlace }) => told.push([job.payload.i, key, wait > 0, hasPlace]);
+  const onLimited = (job, { key, wait, hasPlace }) => delays.push([job.payload.i, key, wait > 0, hasPlace]);
   await work(withLimiter(limit(3, 0.7), (job) => job.payload.key, task, { schema, onLimited }));
   await drained();
   const sorted = ran.toSorted(([a], [b]) => a.i - b.i);
   assert.deepEqual(sorted, sorted.map((_, i) => [{ i, key: "k" }, { i, key: "k" }, 1, i, { f: true }]));
   assert.equal(ran.length, 9);
-  assert.ok(told.length >= 6);
-  for (const one of told) assert.deepEqual(one.slice(1, 3), ["k", true]);
-  assert.ok(told.some(([, , , hasPlace]) => hasPlace));
+  assert.ok(delays.length >= 6);
+  for (const one of delays) assert.deepEqual(one.slice(1, 3), ["k", true]);
+  assert.ok(delays.some(([, , , hasPlace]) => hasPlace));
   assert.deepEqual(errors, []);
 });
 
-test("a full key delays no other", { timeout: 60_000 }, async (t) => {
+test("a full key does not delay other keys", { timeout: 60_000 }, async (t) => {
   const { schema, add, jobs, work } = await queueFor(t);
   for (const key of ["full", "full", "full", "a", "b", "full", "c"]) await add({ key });
   const ran = [];
@@ -70,7 +70,7 @@ test("a full key delays no other", { timeout: 60_000 }, async (t) => {
   assert.deepEqual((await jobs()).map(({ attempts, last_error: error, locked_at: locked }) => [attempts, error, locked]), Array(3).fill([0, null, null]));
 });
 
-test("named queues stay one at a time, and are free for others while a job of theirs waits", { timeout: 60_000 }, async (t) => {
+test("named queues run one job at a time, and are free for others while a limited job waits", { timeout: 60_000 }, async (t) => {
   const { schema, add, work, drained } = await queueFor(t);
   for (const [i, key] of ["full", "full", "a", "full", "b"].entries()) await add({ i, key }, { queueName: "serial" });
   const ran = [];
@@ -87,7 +87,7 @@ test("named queues stay one at a time, and are free for others while a job of th
   assert.deepEqual(errors, []);
 });
 
-test("a job that another one of its key replaces, or somebody removes, is not put back", { timeout: 60_000 }, async (t) => {
+test("a job that another job replaces, or that is removed, is not put back", { timeout: 60_000 }, async (t) => {
   const { schema, add, jobs, work } = await queueFor(t);
   const limiter = limit(1, 600);
   assert.ok(limiter.tryAcquire());
@@ -96,7 +96,7 @@ test("a job that another one of its key replaces, or somebody removes, is not pu
   let replaced = 0;
   await work((payload, helpers) => {
     const query = async (...given) => {
-      // While the worker has it, as late as can be.
+      // While the worker has it, as late as possible.
       if (payload.is === "old" && replaced++ === 0) await add({ is: "new" }, { jobKey: "same" });
       return helpers.query(...given);
     };
@@ -110,7 +110,7 @@ test("a job that another one of its key replaces, or somebody removes, is not pu
   assert.deepEqual([left[0].key, left[0].attempts], ["same", 0]);
 });
 
-test("a job that is replaced faster than the limit grants starts in its turn", { timeout: 60_000 }, async (t) => {
+test("a job that is replaced faster than the limit admits starts in its turn", { timeout: 60_000 }, async (t) => {
   const { schema, add, work } = await queueFor(t);
   const limiter = limit(1, 1);
   assert.ok(await limiter.acquire());
@@ -124,7 +124,7 @@ test("a job that is replaced faster than the limit grants starts in its turn", {
   assert.ok(ran > 1, "it was never replaced");
 });
 
-test("what the task throws uses an attempt, and only that", { timeout: 60_000 }, async (t) => {
+test("an error of the task uses one attempt", { timeout: 60_000 }, async (t) => {
   const { schema, add, work, drained } = await queueFor(t);
   const limiter = limit(1, 0.3);
   const attempts = [];
@@ -140,7 +140,7 @@ test("what the task throws uses an attempt, and only that", { timeout: 60_000 },
   assert.equal(errors.splice(0).filter((message) => /once/.test(message)).length, 2);
 });
 
-test("bad input is refused when the task is made", async () => {
+test("invalid input is an error when the task is made", async () => {
   const limiter = new NullLimiter();
   const refuses = (given, message) => assert.throws(() => withLimiter(...given), { name: "InvalidArgument", message });
   for (const bad of [undefined, {}]) refuses([bad, null, () => {}], /^limiter is .*a limiter/);

@@ -1,4 +1,4 @@
-// What Node's programs do with limiters: errors, wrapped functions, bounds for waiters, an end, and looking at them.
+// Common uses of limiters in Node programs: errors, wrapped functions, bounded waiters, stopping, and printing.
 
 import assert from "node:assert/strict";
 import { execFileSync } from "node:child_process";
@@ -9,14 +9,14 @@ import { directory, manual, settle } from "./helpers.mjs";
 
 const { CompositeLimiter, ConcurrencyLimiter, InvalidArgument, LimitError, ManualClock, RateLimiter, Stopped, Store, TimeoutError, TooManyWaiters } = package_;
 
-/** Limiters of 1, on each kind of place. */
+/** Limiters of 1 unit, in each kind of store. */
 const ones = {
   memory: () => new ConcurrencyLimiter(1),
   "a file": (t) => new ConcurrencyLimiter(1, { store: new Store(`sqlite:${directory(t)}/limits.db`), name: "jobs" }),
   "a composite": () => new CompositeLimiter([new ConcurrencyLimiter(1)]),
 };
 
-test("a TimeoutError is an error of the family", async () => {
+test("a TimeoutError is a LimitError", async () => {
   const { limiter } = manual(package_, 1, 60);
   limiter.tryAcquire();
   const error = await limiter.acquire({ timeout: 0 }).catch((error) => error);
@@ -26,7 +26,7 @@ test("a TimeoutError is an error of the family", async () => {
 });
 
 for (const [place, make] of Object.entries(ones)) {
-  test(`${place}: a wrapped function acquires, runs and completes, whatever happens`, async (t) => {
+  test(`${place}: a wrapped function acquires, runs and completes, also when it throws`, async (t) => {
     const limiter = make(t);
     let running = 0;
     const self = { factor: 3 };
@@ -52,7 +52,7 @@ for (const [place, make] of Object.entries(ones)) {
     await assert.rejects(limiter.wrap(() => {}, () => 5)(), /InvalidArgument: options is /);
   });
 
-  test(`${place}: so many may wait, and whoever is one too many is told`, async (t) => {
+  test(`${place}: one waiter more than maxWaiting rejects`, async (t) => {
     const limiter = make(t);
     const held = await limiter.acquire({ maxWaiting: 1 });
     const first = limiter.acquire({ maxWaiting: 2 });
@@ -72,7 +72,7 @@ for (const [place, make] of Object.entries(ones)) {
     for (const bad of [0, -1, 1.5, "2", null, NaN]) await assert.rejects(limiter.acquire({ maxWaiting: bad }), /maxWaiting is /);
   });
 
-  test(`${place}: it is idle when nobody waits and nothing runs`, async (t) => {
+  test(`${place}: idle resolves when no waiter waits and no function runs`, async (t) => {
     const limiter = make(t);
     await limiter.idle();
     let isIdle = false;
@@ -88,7 +88,7 @@ for (const [place, make] of Object.entries(ones)) {
     await Promise.all(jobs);
     await idle;
     const held = await limiter.acquire();
-    await limiter.idle(); // It does not know of this one.
+    await limiter.idle(); // It does not count this permit.
     const waiting = limiter.acquire();
     const later = limiter.idle().then(() => (isIdle = true));
     isIdle = false;
@@ -99,16 +99,16 @@ for (const [place, make] of Object.entries(ones)) {
     await later;
   });
 
-  test(`${place}: stopped, it lets nobody start, and who runs ends`, async (t) => {
+  test(`${place}: a stopped limiter admits no starts, and running functions end`, async (t) => {
     const limiter = make(t);
     let end;
     const running = limiter.schedule(() => new Promise((resolve) => (end = resolve)));
     while (end === undefined) await settle();
     const waiting = [limiter.acquire(), limiter.acquire({ key: "" }), limiter.schedule(() => assert.fail("it ran"))];
-    const told = Promise.allSettled(waiting);
+    const outcomes = Promise.allSettled(waiting);
     let isOver = false;
     const stopped = limiter.stop().then(() => (isOver = true));
-    for (const { reason } of await told) {
+    for (const { reason } of await outcomes) {
       assert.ok(reason instanceof Stopped && reason instanceof LimitError, String(reason));
       assert.equal(reason.code, "stopped");
     }
@@ -128,7 +128,7 @@ for (const [place, make] of Object.entries(ones)) {
   });
 }
 
-test("one that has not been opened yet can be stopped, and so can one by its name", async (t) => {
+test("a limiter can be stopped before it is opened, also by its name", async (t) => {
   const store = new Store(`sqlite:${directory(t)}/limits.db`);
   const limiter = store.limiter("api", "5/1m");
   const waiting = assert.rejects(limiter.acquire(), Stopped);
@@ -141,7 +141,7 @@ test("one that has not been opened yet can be stopped, and so can one by its nam
   assert.equal(other.peek().remaining, 4);
 });
 
-test("a process that stopped its limiters has nothing left to wait for", () => {
+test("a process that stopped its limiters can exit", () => {
   const program = `
     import { RateLimiter, Store } from "workglow-limit";
     const limiter = new RateLimiter(new Store("memory:"), "x", { maxExecutions: 1, windowSizeInSeconds: 3600 });
@@ -152,7 +152,7 @@ test("a process that stopped its limiters has nothing left to wait for", () => {
   assert.equal(execFileSync(process.execPath, ["--input-type=module", "--eval", program], options), "Stopped\n");
 });
 
-test("what is printed is what it stands for", async () => {
+test("console.log prints the meaning of objects", async () => {
   const clock = new ManualClock();
   clock.advance("2s");
   const store = new Store("memory:", { clock });

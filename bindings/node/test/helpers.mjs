@@ -1,30 +1,30 @@
-// What several tests need.
+// Helpers of several tests.
 
 import { existsSync, mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 
-/** In memory, where there is such a place: a synchronous call waits for a commit of others for 40 ms, and a disk may be busy. */
+/** A directory in memory, if there is one: a synchronous call waits for other commits for 40 ms, and a disk may be busy. */
 const place = existsSync("/dev/shm") ? "/dev/shm" : tmpdir();
 
-/** A directory of the test's own, gone when it is over. */
+/** Makes a directory for the test, and removes it after the test. */
 export function directory(t) {
   const dir = mkdtempSync(join(place, "workglow-limit-"));
   t.after(() => rmSync(dir, { recursive: true, force: true, maxRetries: 20 }));
   return dir;
 }
 
-/** A rate limit by a clock that stands still. */
+/** Makes a rate limit with a clock that stands still. */
 export function manual({ RateLimiter, Store, ManualClock }, max, seconds, name = "limit", url = "memory:") {
   const clock = new ManualClock();
   const store = new Store(url, { clock });
   return { clock, store, limiter: new RateLimiter(store, name, { maxExecutions: max, windowSizeInSeconds: seconds }) };
 }
 
-/** Until everything has run that is ready to. */
+/** Waits until all tasks that are ready have run. */
 export const settle = () => new Promise((resolve) => setTimeout(resolve, 5));
 
-/** The most starts that surely lie in one window, wherever it begins: their whole [a, b] does. */
+/** Returns the most starts whose whole intervals [a, b] lie in one window, wherever the window begins. */
 export function mostInAnyWindow(starts, window) {
   let most = 0;
   for (const [from] of starts) {

@@ -1,4 +1,4 @@
-// Hooks: who is told when starts are held up, or cannot be decided.
+// Hooks: functions that are called when starts are delayed or cannot be decided.
 
 import assert from "node:assert/strict";
 import { once } from "node:events";
@@ -9,14 +9,14 @@ import { directory, manual, settle } from "./helpers.mjs";
 
 const { CompositeLimiter, ConcurrencyLimiter, LimitError, RateLimiter, Store, StoreError, UnknownLimit } = package_;
 
-/** What was heard since the last look, after all hooks have run. */
+/** Returns the events since the last call, after all hooks have run. */
 function listener(of, event) {
-  const heard = [];
-  const off = of.on(event, (payload) => heard.push(payload));
-  return Object.assign(async () => (await settle(), heard.splice(0)), { off });
+  const received = [];
+  const off = of.on(event, (payload) => received.push(payload));
+  return Object.assign(async () => (await settle(), received.splice(0)), { off });
 }
 
-test("a denial is told to the limiter's hooks and the store's, and nothing else is", async () => {
+test("a denial notifies the hooks of its limiter and its store, and no others", async () => {
   const { limiter, store } = manual(package_, 2, 60, "mail");
   const [ofLimiter, ofStore] = [listener(limiter, "throttled"), listener(store, "throttled")];
   limiter.tryAcquire({ weight: 2 });
@@ -39,48 +39,48 @@ test("a denial is told to the limiter's hooks and the store's, and nothing else 
   assert.equal((await ofStore()).length, 1);
 });
 
-test("a waiter is told once", async () => {
+test("a waiter notifies hooks once", async () => {
   const { clock, limiter } = manual(package_, 1, 60, "mail");
-  const heard = listener(limiter, "throttled");
+  const received = listener(limiter, "throttled");
   (await limiter.acquire()).complete();
-  assert.deepEqual(await heard(), []);
+  assert.deepEqual(await received(), []);
   const waiting = limiter.acquire({ key: "" });
   await settle();
   clock.advance("30s");
   await settle();
   clock.advance("30s");
   await waiting;
-  assert.deepEqual(await heard(), [{ limit: "mail", key: "", wanted: 1, granted: 0, wait: 60_000, error: null }]);
+  assert.deepEqual(await received(), [{ limit: "mail", key: "", wanted: 1, granted: 0, wait: 60_000, error: null }]);
   await assert.rejects(limiter.acquire({ timeout: "1s" }), { name: "TimeoutError" });
-  assert.equal((await heard()).length, 1);
+  assert.equal((await received()).length, 1);
 });
 
-test("a composite's denial is told to its hooks, and to those of the child that denied", async () => {
+test("a composite's denial notifies its hooks, and those of the child that denied", async () => {
   const { limiter: rate, store } = manual(package_, 1, 60, "calls");
   const slots = new ConcurrencyLimiter(5);
   const composite = new CompositeLimiter([slots, new CompositeLimiter([rate])]);
-  const heard = [composite, rate, store, slots].map((each) => listener(each, "throttled"));
+  const received = [composite, rate, store, slots].map((each) => listener(each, "throttled"));
   composite.tryAcquire();
   assert.equal(composite.tryAcquire(), null);
-  const told = await Promise.all(heard.map((each) => each()));
-  assert.deepEqual(told.map((all) => all.map(({ limit }) => limit)), [["calls"], ["calls"], ["calls"], []]);
+  const payloads = await Promise.all(received.map((each) => each()));
+  assert.deepEqual(payloads.map((all) => all.map(({ limit }) => limit)), [["calls"], ["calls"], ["calls"], []]);
 });
 
-test("a name that is not declared", async () => {
+test("an undeclared name notifies hooks", async () => {
   const store = new Store("memory:");
-  const heard = listener(store, "unknown_limit");
+  const received = listener(store, "unknown_limit");
   const limiter = RateLimiter.attach(store, "nobody");
   assert.throws(() => limiter.tryAcquire({ key: "k", weight: 3 }), UnknownLimit);
-  const [{ error, ...rest }] = await heard();
+  const [{ error, ...rest }] = await received();
   assert.deepEqual(rest, { limit: "nobody", key: "k", wanted: 3, granted: 0, wait: 0 });
   assert.ok(error instanceof UnknownLimit);
   await assert.rejects(limiter.acquire(), UnknownLimit);
-  assert.equal((await heard()).length, 1);
+  assert.equal((await received()).length, 1);
   await assert.rejects(limiter.canProceed(), UnknownLimit);
-  assert.equal((await heard()).length, 1);
+  assert.equal((await received()).length, 1);
 });
 
-test("a store that fails, whatever it answers", async (t) => {
+test("a failing store notifies hooks, whatever onError returns", async (t) => {
   const dir = directory(t);
   writeFileSync(`${dir}/file`, "not a directory");
   for (const onError of ["raise", "deny", "admit"]) {
@@ -90,8 +90,8 @@ test("a store that fails, whatever it answers", async (t) => {
     const attempt = () => limiter.tryAcquire({ key: "k" });
     if (onError === "raise") assert.throws(attempt, StoreError);
     else assert.equal(attempt() !== null, onError === "admit");
-    for (const heard of [ofStore, ofLimiter]) {
-      const [{ error, ...rest }, ...others] = await heard();
+    for (const received of [ofStore, ofLimiter]) {
+      const [{ error, ...rest }, ...others] = await received();
       assert.deepEqual(rest, { limit: "calls", key: "k", wanted: 1, granted: 0, wait: 0 }, onError);
       assert.ok(error instanceof StoreError && error instanceof LimitError);
       assert.deepEqual(others, []);
@@ -103,22 +103,22 @@ test("a store that fails, whatever it answers", async (t) => {
   }
 });
 
-test("a hook that uses limiters does not mix up the answer that it hears of", async (t) => {
+test("a hook that uses limiters does not change the result of the call that notified it", async (t) => {
   const dir = directory(t);
   writeFileSync(`${dir}/file`, "not a directory");
   const store = new Store(`sqlite:${dir}/file/limits.db`, { onError: "admit" });
   const limiter = new RateLimiter(store, "calls", { maxExecutions: 1, windowSizeInSeconds: 1 });
   const { limiter: other } = manual(package_, 1, 60);
   other.tryAcquire();
-  let heard = 0;
-  store.on("store_error", () => void (heard++, other.decide()));
+  let received = 0;
+  store.on("store_error", () => void (received++, other.decide()));
   const { admitted, retryAfter, deniedBy } = limiter.decide();
   assert.deepEqual([admitted, retryAfter, deniedBy], [true, 0, null]);
   await settle();
-  assert.equal(heard, 1);
+  assert.equal(received, 1);
 });
 
-test("a hook may use the limiter, and what it throws breaks nothing", async () => {
+test("a hook may use its limiter, and an error that it throws breaks nothing", async () => {
   const { limiter } = manual(package_, 1, 60, "mail");
   limiter.tryAcquire();
   const hooks = [() => { throw new RangeError("mine"); }, async () => { throw "a text"; }];
@@ -140,7 +140,7 @@ test("a hook may use the limiter, and what it throws breaks nothing", async () =
   off();
 });
 
-test("bad events and hooks", () => {
+test("invalid events and hooks are errors", () => {
   const { limiter, store } = manual(package_, 1, 60);
   for (const each of [limiter, store]) {
     for (const event of ["", "Throttled", undefined, null, 5]) {

@@ -1,4 +1,4 @@
-// workglow-limit/http: what responses say, read by each client from a real server.
+// workglow-limit/http: pauses from responses of a real server, with each client.
 
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
@@ -12,7 +12,7 @@ import { manual } from "./helpers.mjs";
 
 const cases = JSON.parse(readFileSync(join(import.meta.dirname, "../../../tests/http/heed.json"), "utf8"));
 
-// GET /5 is answered as the case says.
+// GET /5 returns the response of case 5.
 const server = http.createServer((request, response) => {
   const { status = 200, headers } = cases[Number(request.url.slice(1))];
   response.sendDate = false;
@@ -26,7 +26,7 @@ const clients = {
   fetch: (url) => fetch(url),
   "node:http": (url) =>
     new Promise((resolve, reject) => http.get(url, (response) => resolve(response.resume())).on("error", reject)),
-  // Those of others: their headers are pairs, or an object with names as they were sent and lists of repeated ones.
+  // Other clients: their headers are pairs, or an object with the names as sent and lists of repeated headers.
   pairs: async (url) => {
     const { status, headers } = await fetch(url);
     return { status, headers: [...headers] };
@@ -43,7 +43,7 @@ const clients = {
 };
 
 for (const [client, get] of Object.entries(clients)) {
-  test(`what responses say: ${client}`, async (t) => {
+  test(`heed reads responses of ${client}`, async (t) => {
     const { limiter } = manual(package_, 9, 60);
     for (const [number, { name, now = 1.7e9, default: usual, longest, pause }] of cases.entries()) {
       const response = await get(`http://127.0.0.1:${server.address().port}/${number}`);
@@ -59,7 +59,7 @@ for (const [client, get] of Object.entries(clients)) {
   });
 }
 
-test("without a key all keys pause, and a later response does not shorten it", async () => {
+test("without a key all keys pause, and a later response does not shorten the pause", async () => {
   const { limiter } = manual(package_, 9, 60);
   assert.equal(await heed(limiter, { status: 429, headers: { "Retry-After": "20" } }), 20_000);
   assert.equal(await heed(limiter, { statusCode: 429, headers: { "retry-after": 5 } }), 5000);
@@ -67,14 +67,14 @@ test("without a key all keys pause, and a later response does not shorten it", a
   assert.equal(limiter.peek({ key: "k" }).retryAfter, 20_000);
 });
 
-test("CommonJS heeds too", async () => {
+test("heed works from CommonJS", async () => {
   const require = createRequire(import.meta.url);
   const { limiter } = manual(require("workglow-limit"), 9, 60);
   assert.equal(await require("workglow-limit/http").heed(limiter, new Response(null, { status: 429 })), 1000);
   assert.equal(limiter.peek().retryAfter, 1000);
 });
 
-test("what is wrong is named", async () => {
+test("invalid input is named", async () => {
   const { limiter } = manual(package_, 9, 60);
   const fine = { status: 429, headers: {} };
   const about = (name) => ({ name: "InvalidArgument", code: "invalid_argument", message: new RegExp(`^${name} is `) });

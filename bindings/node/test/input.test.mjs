@@ -1,4 +1,4 @@
-// Bad input: an error that names parameter and value, and nothing created.
+// Invalid input: an error names the parameter and the value, and nothing is created.
 
 import assert from "node:assert/strict";
 import { existsSync, readdirSync, writeFileSync } from "node:fs";
@@ -10,7 +10,7 @@ const { CompositeLimiter, ConcurrencyLimiter, DelayLimiter, EvenlySpacedRateLimi
 const { FlowControl, InvalidArgument, LeakyBucketLimiter, LimitError, ManualClock, NullLimiter, RateLimiter } = package_;
 const { SlidingWindowCounterLimiter, Store, TokenBucketLimiter } = package_;
 
-/** An error of this package about one parameter. */
+/** Checks that this is an error of the package about one parameter. */
 const about = (parameter) => (error) => {
   assert.ok(error instanceof InvalidArgument && error instanceof LimitError && error instanceof Error, String(error));
   assert.equal(error.name, "InvalidArgument");
@@ -23,7 +23,7 @@ const about = (parameter) => (error) => {
 const NO_NUMBERS = ["x", null, Symbol("s"), 5n, {}, [], () => {}, true];
 const NO_COUNTS = [NaN, -1, 1.5, Infinity, -Infinity, ...NO_NUMBERS];
 
-test("weights", () => {
+test("weights are checked", () => {
   const { limiter } = manual(package_, 5, 1);
   for (const one of [limiter, new ConcurrencyLimiter(5), new NullLimiter(), new CompositeLimiter([limiter])]) {
     for (const weight of [0, ...NO_COUNTS]) {
@@ -40,7 +40,7 @@ test("weights", () => {
   assert.equal(limiter.peek().remaining, 5);
 });
 
-test("keys", async () => {
+test("keys are checked", async () => {
   const { limiter } = manual(package_, 1, 1);
   const bad = [null, 1, NaN, Symbol("s"), {}, [], true, "\ud800", "a\udc00b", "x".repeat(1025), "日".repeat(342)];
   bad.push("x".repeat(100_000), "\ud800".repeat(2000));
@@ -60,7 +60,7 @@ test("keys", async () => {
   assert.ok(limiter.tryAcquire());
 });
 
-test("options", async () => {
+test("options are checked", async () => {
   const { limiter } = manual(package_, 1, 1);
   assert.throws(() => limiter.tryAcquire({ wieght: 2 }), /^InvalidArgument: options is an object with wieght: .*key, weight/);
   assert.throws(() => limiter.tryAcquire({ timeout: 2 }), about("options"));
@@ -80,7 +80,7 @@ test("options", async () => {
   assert.ok(limiter.tryAcquire());
 });
 
-test("durations and dates", async () => {
+test("durations and dates are checked", async () => {
   const { clock, limiter } = manual(package_, 1, 1);
   const bad = [NaN, -1, Infinity, 2 ** 60, "x", "", "1", "-1s", "1 m", "1e3ms", "1w", "367d", null, Symbol("s"), {}, 5n];
   for (const value of bad) {
@@ -101,7 +101,7 @@ test("durations and dates", async () => {
   assert.ok(limiter.tryAcquire());
 });
 
-test("what a start was worth", () => {
+test("the actual weight of a start is checked", () => {
   const limiter = new ConcurrencyLimiter(1);
   const permit = limiter.tryAcquire();
   for (const actual of [undefined, ...NO_COUNTS]) assert.throws(() => permit.settle(actual), about("actual"));
@@ -110,7 +110,7 @@ test("what a start was worth", () => {
   assert.throws(() => permit.settle(-1), about("actual"));
 });
 
-test("places and texts", async () => {
+test("places and texts are checked", async () => {
   for (const limiter of [new NullLimiter(), new ConcurrencyLimiter(1), manual(package_, 1, 1).limiter]) {
     for (const bad of [undefined, null, 5, {}, [], Symbol("s"), () => {}]) {
       assert.throws(() => limiter.present(bad), about("place"));
@@ -119,7 +119,7 @@ test("places and texts", async () => {
     }
     assert.throws(() => limiter.permit(limiter.tryAcquire()), about("text"));
     for (const [name, value] of [["key", "k"], ["key", ""], ["weight", 1], ["grace", 0]]) {
-      const expected = new RegExp(`^InvalidArgument: ${name} is .*: expected none beside a place, which has its own$`);
+      const expected = new RegExp(`^InvalidArgument: ${name} is .*: expected none with a place, which has its own$`);
       await assert.rejects(limiter.acquire({ place: "x", [name]: value }), expected);
     }
   }
@@ -128,7 +128,7 @@ test("places and texts", async () => {
   await assert.rejects(new ConcurrencyLimiter(1).acquire({ place: started }), expected);
 });
 
-test("texts that are no permit's", async () => {
+test("texts that are not a permit's are errors", async () => {
   for (const limiter of [new NullLimiter(), manual(package_, 1, 1).limiter]) {
     for (const text of ["", "x", "wgl", "wgl-", "wgl1.", "\0", "é", "\ud800", "x".repeat(2000), "日".repeat(100_000)]) {
       assert.throws(() => limiter.present(text), about("place"));
@@ -139,7 +139,7 @@ test("texts that are no permit's", async () => {
   }
 });
 
-test("stores", async (t) => {
+test("options of stores are checked", async (t) => {
   const dir = directory(t);
   for (const url of [null, undefined, 5, {}, new URL("file:///x"), "sqlite:\ud800"]) {
     assert.throws(() => new Store(url), about("url"));
@@ -167,7 +167,7 @@ test("stores", async (t) => {
   assert.deepEqual(readdirSync(dir), ["note.txt"]);
 });
 
-test("overrides", async () => {
+test("overrides are checked", async () => {
   const { store } = manual(package_, 1, 1);
   for (const bad of [undefined, null, 5, {}, "\ud800"]) {
     await assert.rejects(store.override(bad, "1/1s"), about("name"));
@@ -188,7 +188,7 @@ test("overrides", async () => {
   }
 });
 
-test("rate limiters", async (t) => {
+test("options of rate limiters are checked", async (t) => {
   const dir = directory(t);
   const store = new Store(`sqlite:${dir}/limits.db`);
   const good = { maxExecutions: 1, windowSizeInSeconds: 1 };
@@ -225,7 +225,7 @@ test("rate limiters", async (t) => {
   assert.deepEqual(readdirSync(dir), []);
 });
 
-test("backoffs", () => {
+test("backoffs are checked", () => {
   const window = { maxExecutions: 1, windowSizeInSeconds: 1 };
   const make = (backoff) => () => new RateLimiter(new Store("memory:"), "x", { ...window, ...backoff });
   for (const name of ["initialBackoffDelay", "maxBackoffDelay"]) {
@@ -240,7 +240,7 @@ test("backoffs", () => {
   for (const jitter of ["", "Full", null, 1, true]) assert.throws(make({ jitter }), about("jitter"));
 });
 
-test("windows, spacing and delays", async (t) => {
+test("windows, spacing and delays are checked", async (t) => {
   const dir = directory(t);
   const store = new Store(`sqlite:${dir}/limits.db`);
   const good = { maxExecutions: 1, windowSizeInSeconds: 1 };
@@ -268,7 +268,7 @@ test("windows, spacing and delays", async (t) => {
   assert.deepEqual(readdirSync(dir), []);
 });
 
-test("buckets", () => {
+test("options of buckets are checked", () => {
   const store = new Store("memory:");
   for (const [kind, size] of [[TokenBucketLimiter, "burst"], [LeakyBucketLimiter, "queue"]]) {
     const make = (options) => () => new kind(store, "x", options);
@@ -279,7 +279,7 @@ test("buckets", () => {
     for (const period of [0, "0s", "1", "1y", NaN, -1, Infinity, 367 * 864e5, ...NO_NUMBERS]) {
       assert.throws(make({ rate: 1, period }), about("period"));
     }
-    // More than drips in 366 days.
+    // More than 366 days of tokens.
     assert.throws(make({ rate: 1, period: "366d", [size]: 2 }), about(size));
     for (const bad of [undefined, null, 5, {}]) assert.throws(make(bad), about("(options|rate)"));
     assert.throws(make({ rate: 1, [size === "burst" ? "queue" : "burst"]: 1 }), about("options"));
@@ -291,7 +291,7 @@ test("buckets", () => {
   }
 });
 
-test("where a limiter lives", () => {
+test("store, name and clock of a limiter are checked", () => {
   const clock = new ManualClock();
   const store = new Store("memory:");
   const kinds = [(options) => new ConcurrencyLimiter(1, options), (options) => new DelayLimiter(1, options)];
@@ -317,7 +317,7 @@ test("where a limiter lives", () => {
   }
 });
 
-test("limits by name", async () => {
+test("names of limits are checked", async () => {
   const store = new Store("memory:");
   for (const text of ["", "5", "5/", "/1s", "5/1y", "-5/1s", "5/1s +", "many", "0/1s", "5/0s", "x".repeat(5000)]) {
     assert.throws(() => store.limiter("x", text), about("policy"));
@@ -342,7 +342,7 @@ test("limits by name", async () => {
   assert.throws(() => store.limiter(flow({ rate: 1 })(), "1/1s"), about("policy"));
 });
 
-test("children", () => {
+test("children of composites are checked", () => {
   const good = { tryAcquire: () => 1, retryAfter: () => 0, cancel() {} };
   const bads = [undefined, null, 5, "x", {}, [], () => {}, { tryAcquire() {} }, { ...good, cancel: 5 }, { canProceed() {} }];
   for (const bad of bads) {
@@ -361,13 +361,13 @@ test("children", () => {
   assert.equal(asked, 0);
 });
 
-test("what is counted", () => {
+test("the key of stats is checked", () => {
   const { limiter } = manual(package_, 1, 1);
   for (const key of [null, 5, "\ud800", "x".repeat(1025)]) assert.throws(() => limiter.stats({ key }), about("key"));
   for (const bad of [null, 5, "k", { kye: "k" }]) assert.throws(() => limiter.stats(bad), about("options"));
 });
 
-test("other limiters", () => {
+test("other invalid arguments are errors", () => {
   for (const max of [0, 65_536, 2 ** 60, undefined, ...NO_COUNTS]) {
     assert.throws(() => new ConcurrencyLimiter(max), about("maxConcurrentJobs"));
   }

@@ -1,4 +1,4 @@
-// A limiter before the jobs of any queue: here of one that is as simple as can be.
+// Limits the jobs of any queue, here of the simplest possible one.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -9,9 +9,9 @@ import { limitJob } from "workglow-limit/job";
 /** A limit for each test. */
 const limit = (max, seconds) => new RateLimiter(new Store("memory:"), "limit", { maxExecutions: max, windowSizeInSeconds: seconds });
 
-/** Hands out a job again as often as it is sent away, and says what happened. */
+/** Hands out a job again each time it is delayed, and returns what happened. */
 async function work(limiter, key, options = {}) {
-  const told = [];
+  const delays = [];
   let place = null;
   for (;;) {
     const came = place;
@@ -19,39 +19,39 @@ async function work(limiter, key, options = {}) {
       ...options,
       place: came,
       delay(wait, text) {
-        told.push({ wait, hasPlace: text !== null });
+        delays.push({ wait, hasPlace: text !== null });
         place = text;
         return sleep(wait, "sent away");
       },
     });
-    if (result !== "sent away") return { ...result, told };
+    if (result !== "sent away") return { ...result, delays };
   }
 }
 
-test("it starts now, waits a moment, or goes away once and starts with its place", async () => {
+test("a job starts now, waits a moment, or is delayed once and starts with its place", async () => {
   const limiter = limit(1, 1);
-  assert.deepEqual(await work(limiter, "k"), { started: true, placed: false, told: [] });
+  assert.deepEqual(await work(limiter, "k"), { started: true, placed: false, delays: [] });
   // A long grace, so that a busy machine is not late.
   const options = { grace: "10s" };
-  const { started, placed, told } = await work(limiter, "k", options);
+  const { started, placed, delays } = await work(limiter, "k", options);
   assert.deepEqual([started, placed], [true, true]);
-  assert.equal(told.length, 1);
-  assert.ok(Number.isInteger(told[0].wait) && told[0].hasPlace);
+  assert.equal(delays.length, 1);
+  assert.ok(Number.isInteger(delays[0].wait) && delays[0].hasPlace);
   const held = await work(limiter, "k", { ...options, hold: "10s" });
-  assert.deepEqual(held, { started: true, placed: true, told: [] }, "it waited in the worker");
+  assert.deepEqual(held, { started: true, placed: true, delays: [] }, "it waited in the worker");
 });
 
-test("what delay gives or throws is what one gets, and a place that could not leave is free", async () => {
+test("the result or error of delay is passed on, and a place that could not leave is freed", async () => {
   const limiter = limit(1, 600);
   const permit = limiter.tryAcquire();
   const error = new Error("the queue is gone");
   const delay = () => Promise.reject(error);
   await assert.rejects(limitJob(limiter, null, () => assert.fail("it ran"), { delay }), error);
   permit.cancel();
-  assert.ok(limiter.tryAcquire(), "the place was kept");
+  assert.ok(limiter.tryAcquire(), "the place was not freed");
 });
 
-test("a place is one start, whoever brings it, and one that is worth nothing does no harm", async () => {
+test("a place is used for one start, and an invalid place is ignored", async () => {
   const limiter = limit(1, 600);
   const other = limit(1, 600);
   assert.ok(other.tryAcquire());
@@ -65,36 +65,36 @@ test("a place is one start, whoever brings it, and one that is worth nothing doe
   const delay = (wait, place) => void places.push(place);
   await limitJob(limiter, "k", () => assert.fail("it ran"), { delay });
   await limitJob(limiter, "k", () => assert.fail("it ran"), { delay, place: places[0] });
-  assert.deepEqual([places.length, places[1]], [2, places[0]], "who comes early goes away with the same place");
+  assert.deepEqual([places.length, places[1]], [2, places[0]], "a job that comes early is delayed with the same place");
 });
 
-test("jobs beyond all places come back in turn, and every one starts once", { timeout: 60_000 }, async () => {
+test("jobs beyond all places come back in turn, and each starts once", { timeout: 60_000 }, async () => {
   const limiter = limit(5, 0.4);
   const starts = await Promise.all(Array.from({ length: 60 }, () => work(limiter, "k")));
   assert.ok(starts.every(({ started }) => started));
-  assert.ok(starts.some(({ told }) => told.some(({ hasPlace }) => !hasPlace)), "there were places for all");
+  assert.ok(starts.some(({ delays }) => delays.some(({ hasPlace }) => !hasPlace)), "there were places for all");
 });
 
-test("a limit without places: who comes back asks again", async () => {
+test("without places, a delayed job asks again", async () => {
   const limiter = new ConcurrencyLimiter(1);
   const held = limiter.tryAcquire();
-  const told = [];
-  const options = { hold: 0, delay: (wait, place) => told.push([wait > 0, place]) };
+  const delays = [];
+  const options = { hold: 0, delay: (wait, place) => delays.push([wait > 0, place]) };
   await limitJob(limiter, "", () => assert.fail("it ran"), options);
-  assert.deepEqual(told, [[true, null]]);
+  assert.deepEqual(delays, [[true, null]]);
   held.complete();
   assert.equal(await limitJob(limiter, "", () => "ran", options), "ran");
-  assert.ok(limiter.tryAcquire(), "its permit completed");
+  assert.ok(limiter.tryAcquire(), "its permit did not complete");
 });
 
-test("what the job throws is thrown, and its start has ended", async () => {
+test("an error of the job is thrown, and its start has ended", async () => {
   const limiter = new ConcurrencyLimiter(1);
   const error = new Error("mine");
   await assert.rejects(limitJob(limiter, null, () => Promise.reject(error), { delay: () => {} }), error);
   assert.ok(limiter.tryAcquire());
 });
 
-test("bad input is named, and nothing is asked", async () => {
+test("invalid input is named, and nothing is asked", async () => {
   const limiter = limit(1, 600);
   const delay = () => {};
   const bad = [

@@ -1,4 +1,4 @@
-// Shared concurrency: permits are leases, which end with whoever holds them.
+// Shared concurrency: permits are leases, which end with their holders.
 
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
@@ -9,7 +9,7 @@ import { directory, settle } from "./helpers.mjs";
 
 const { CompositeLimiter, ConcurrencyLimiter, LeaseLost, LimitError, ManualClock, RateLimiter, Store } = package_;
 
-/** A process that takes what there is, says so, and holds it. */
+/** Starts a process that takes a lease, reports it, and holds it. */
 async function holder(t, url, max, options = "") {
   const source = `
     import { ConcurrencyLimiter, Store } from "workglow-limit";
@@ -28,7 +28,7 @@ async function holder(t, url, max, options = "") {
   return child;
 }
 
-test("a process that is killed gives back what it held", async (t) => {
+test("a killed process returns its slots", async (t) => {
   const url = `sqlite:${directory(t)}/limits.db`;
   const limiter = new ConcurrencyLimiter(3, { store: new Store(url), name: "gpu" });
   assert.equal(await limiter.canProceed(), true);
@@ -44,7 +44,7 @@ test("a process that is killed gives back what it held", async (t) => {
   for (const permit of permits) permit.complete();
 });
 
-test("a completion in another object or process wakes who waits", async (t) => {
+test("a completion in another object or process wakes a waiter", async (t) => {
   const url = `sqlite:${directory(t)}/limits.db`;
   const make = () => new ConcurrencyLimiter(1, { store: new Store(url), name: "gpu" });
   const [here, there] = [make(), make()];
@@ -59,7 +59,7 @@ test("a completion in another object or process wakes who waits", async (t) => {
   assert.ok(there.tryAcquire());
 });
 
-test("a lease ends in time, is renewed before, and is lost after", (t) => {
+test("a lease ends in time, can be renewed before, and is lost afterwards", (t) => {
   for (const url of ["memory:", `sqlite:${directory(t)}/limits.db`]) {
     const clock = new ManualClock();
     const store = new Store(url, { clock });
@@ -72,7 +72,7 @@ test("a lease ends in time, is renewed before, and is lost after", (t) => {
     permit.renew();
     clock.advance("10s");
     const next = limiter.tryAcquire();
-    assert.ok(next, "the lease is over");
+    assert.ok(next, "the lease had not ended");
     const lost = (error) => {
       assert.ok(error instanceof LeaseLost && error instanceof LimitError);
       assert.deepEqual([error.name, error.code, error.number], ["LeaseLost", "lease_lost", -14]);
@@ -81,7 +81,7 @@ test("a lease ends in time, is renewed before, and is lost after", (t) => {
     };
     assert.throws(() => permit.renew(), lost);
     permit.complete();
-    assert.equal(limiter.tryAcquire(), null, "who comes late ends nothing of the next one's");
+    assert.equal(limiter.tryAcquire(), null, "a late completion ended the next lease");
     assert.equal(typeof permit.fence, "bigint");
     assert.ok(next.fence > permit.fence);
     next.complete();
@@ -89,7 +89,7 @@ test("a lease ends in time, is renewed before, and is lost after", (t) => {
   }
 });
 
-test("permits that are no leases have no fence, and need no renewal", () => {
+test("permits without a lease have no fence, and need no renewal", () => {
   const store = new Store("memory:", { clock: new ManualClock() });
   const rate = new RateLimiter(store, "calls", { maxExecutions: 1, windowSizeInSeconds: 1 });
   for (const limiter of [rate, new package_.NullLimiter()]) {
@@ -99,7 +99,7 @@ test("permits that are no leases have no fence, and need no renewal", () => {
   }
 });
 
-test("a composite renews the leases in it", () => {
+test("a composite renews the leases of its children", () => {
   const clock = new ManualClock();
   const limiter = new CompositeLimiter([
     new ConcurrencyLimiter(1, { store: new Store("memory:", { clock }), name: "gpu", lease: "10s" }),

@@ -1,4 +1,4 @@
-// What a store looks like, and its metrics: as text, and through OpenTelemetry's own SDK.
+// Snapshots of a store, and its metrics: as text, and through OpenTelemetry's SDK.
 
 import assert from "node:assert/strict";
 import { readdirSync } from "node:fs";
@@ -19,7 +19,7 @@ after(() => Promise.all([server.stop(), postgres.stop()]));
 
 const urls = (t) => ["memory:", `sqlite:${join(directory(t), "limits.db")}`];
 
-/** A store of two limits, one of them nearly used up. */
+/** Makes a store of two limits, one of them nearly full. */
 function used(url) {
   const store = new Store(url, { clock: new ManualClock() });
   const rate = store.limiter("rate", "10/1m");
@@ -29,7 +29,7 @@ function used(url) {
   return store;
 }
 
-test("a snapshot has all of it", async (t) => {
+test("a snapshot has all fields", async (t) => {
   for (const url of urls(t)) {
     const store = used(url);
     await store.override("rate", "20/1m");
@@ -66,7 +66,7 @@ test("metrics are text in two formats", async (t) => {
   assert.equal(metricsContentType("prometheus"), "text/plain; version=0.0.4; charset=utf-8");
 });
 
-test("a server is asked on the thread pool only", async () => {
+test("a snapshot of a server is taken on the thread pool only", async () => {
   for (const url of [server.url, postgres.url]) {
     const store = new Store(url, { timeout: "20s" });
     for (const name of ["metrics", "snapshot"]) {
@@ -82,7 +82,7 @@ test("a server is asked on the thread pool only", async () => {
   }
 });
 
-test("the event loop goes on while a server says nothing", async () => {
+test("a server that does not reply does not block the event loop", async () => {
   const store = new Store(`${server.url}?db=7`, { timeout: "20s" });
   await store.limiter("rate", "10/1m").tryAcquireAsync();
   process.kill(server.pid, "SIGSTOP");
@@ -100,7 +100,7 @@ test("the event loop goes on while a server says nothing", async () => {
   }
 });
 
-test("what is asked for is checked, and nothing is made", async (t) => {
+test("options are checked, and nothing is created", async (t) => {
   const dir = directory(t);
   const store = new Store(`sqlite:${join(dir, "limits.db")}`);
   const about = (parameter) => (error) => error instanceof InvalidArgument && new RegExp(`^${parameter} is .+: expected `).test(error.message);
@@ -126,7 +126,7 @@ test("what is asked for is checked, and nothing is made", async (t) => {
   assert.deepEqual(readdirSync(dir), []);
 });
 
-/** What is exported when somebody collects: values by names and attributes. */
+/** Returns the exported values of one collection, by name and attributes. */
 function collector() {
   const exporter = new InMemoryMetricExporter(AggregationTemporality.CUMULATIVE);
   const reader = new PeriodicExportingMetricReader({ exporter, exportIntervalMillis: 3_600_000 });
@@ -145,7 +145,7 @@ function collector() {
   return { meterProvider, collect };
 }
 
-test("OpenTelemetry is told, with one look for each collection", async (t) => {
+test("OpenTelemetry gets the metrics, with one snapshot per collection", async (t) => {
   for (const url of urls(t)) {
     const store = used(url);
     const { meterProvider, collect } = collector();
@@ -173,7 +173,7 @@ test("OpenTelemetry is told, with one look for each collection", async (t) => {
   }
 });
 
-test("a store that fails breaks no collection, and is counted", async (t) => {
+test("a failing store breaks no collection, and failures are counted", async (t) => {
   const store = new Store(`sqlite:${join(directory(t), "no/limits.db")}`);
   await assert.rejects(store.metricsAsync(), StoreError);
   const { meterProvider, collect } = collector();
@@ -188,7 +188,7 @@ test("a store that fails breaks no collection, and is counted", async (t) => {
   await meterProvider.shutdown();
 });
 
-test("without a provider it is the global one", async () => {
+test("the default provider is the global one", async () => {
   const { meterProvider, collect } = collector();
   global.setGlobalMeterProvider(meterProvider);
   instrument(used("memory:"));

@@ -12,7 +12,7 @@ import { directory } from "./helpers.mjs";
 const root = join(import.meta.dirname, "..");
 const manifest = JSON.parse(readFileSync(join(root, "package.json"), "utf8"));
 
-test("ES modules and CommonJS are one: what was required works with what was imported", async () => {
+test("required and imported objects work together", async () => {
   const require = createRequire(import.meta.url);
   for (const path of Object.keys(manifest.exports).filter((path) => path !== "./package.json")) {
     const entry = path.slice(1);
@@ -27,12 +27,12 @@ test("ES modules and CommonJS are one: what was required works with what was imp
   assert.equal(limiter.tryAcquire(), null);
 });
 
-test("nothing is needed at run time, and nothing runs at installation", () => {
+test("the package has no dependencies and no install scripts", () => {
   assert.equal(manifest.dependencies, undefined);
   for (const script of ["preinstall", "install", "postinstall", "prepare"]) assert.equal(manifest.scripts[script], undefined);
 });
 
-test("types of other packages are needed by the entries that are named after them only", () => {
+test("only entries that are named after a package need its types", () => {
   const peers = Object.keys(manifest.peerDependencies);
   const cjs = join(root, "dist/cjs");
   for (const file of readdirSync(cjs).filter((file) => file.endsWith(".d.ts"))) {
@@ -42,15 +42,15 @@ test("types of other packages are needed by the entries that are named after the
   }
 });
 
-test("the edge of Next.js is told that it is the wrong place", () => {
+test("the edge runtime of Next.js gets an error with advice", () => {
   for (const entry of ["workglow-limit", "workglow-limit/next"]) {
     const program = `try { require("${entry}") } catch (e) { console.log(e.message) }`;
     const said = execFileSync(process.execPath, ["--conditions=edge-light", "-e", program], { cwd: root, encoding: "utf8" });
-    assert.match(said, /^workglow-limit loads native code, and the edge of Next\.js loads none\. Limit requests in route handlers/);
+    assert.match(said, /^workglow-limit loads native code, which the edge runtime of Next\.js does not support\. Limit requests in route handlers/);
   }
 });
 
-test("the package's version is the addon's", () => {
+test("the package and the addon have the same version", () => {
   const [, version] = /\[workspace\.package\]\nversion = "(.*)"/.exec(readFileSync(join(root, "../../Cargo.toml"), "utf8"));
   assert.equal(manifest.version, version);
 });

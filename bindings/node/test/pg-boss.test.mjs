@@ -1,4 +1,4 @@
-// pg-boss handlers behind a limiter: real workers on a real Postgres.
+// pg-boss handlers with a limiter: real workers on a real Postgres.
 
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
@@ -29,7 +29,7 @@ async function start(options = {}) {
 let shared;
 const sharedBoss = () => (shared ??= start());
 
-/** A queue of the test's own. */
+/** Makes a queue for the test. */
 async function queueFor(t, options = {}, boss = sharedBoss()) {
   const made = await boss;
   const queue = t.name.replaceAll(/\W/g, "-").slice(0, 50);
@@ -43,7 +43,7 @@ async function queueFor(t, options = {}, boss = sharedBoss()) {
       for (const one of data) ids.push(await made.send(queue, one, typeof options === "function" ? options(one) : options));
       return ids;
     },
-    /** The jobs as they are stored when all of them have ended. */
+    /** The stored jobs when all have ended. */
     async ended(ids) {
       for (;;) {
         const jobs = await Promise.all(ids.map(async (id) => (await made.findJobs(queue, { id }))[0]));
@@ -57,26 +57,26 @@ async function queueFor(t, options = {}, boss = sharedBoss()) {
 const limit = (max, seconds) => new RateLimiter(new Store("memory:"), "limit", { maxExecutions: max, windowSizeInSeconds: seconds });
 const QUICK = { pollingIntervalSeconds: 0.5 };
 
-test("what has no room goes back, not failed, and starts once", { timeout: 60_000 }, async (t) => {
+test("a job that cannot start goes back, does not fail, and starts once", { timeout: 60_000 }, async (t) => {
   const { boss, queue, add, ended } = await queueFor(t);
-  const [ran, told] = [[], []];
+  const [ran, delays] = [[], []];
   const handler = (job) => {
     ran.push({ i: job.data.i, data: job.data, retryCount: job.retryCount });
     return { i: job.data.i };
   };
-  const onLimited = (job, { key, wait, hasPlace }) => told.push([job.data.i, key, wait > 0, hasPlace]);
+  const onLimited = (job, { key, wait, hasPlace }) => delays.push([job.data.i, key, wait > 0, hasPlace]);
   const ids = await add(Array.from({ length: 9 }, (_, i) => ({ i, key: "k" })));
   const limited = withLimiter(boss, limit(3, 0.7), (job) => job.data.key, handler, { onLimited });
   await boss.work(queue, { ...QUICK, localConcurrency: 4 }, limited);
   const stored = await ended(ids);
   assert.deepEqual(stored.map(({ state, output, retryCount }) => [state, output, retryCount]), ids.map((_, i) => ["completed", { i }, 0]));
   assert.deepEqual(ran.toSorted((a, b) => a.i - b.i), ids.map((_, i) => ({ i, data: { i, key: "k" }, retryCount: 0 })));
-  assert.ok(told.length >= 6);
-  for (const one of told) assert.deepEqual(one.slice(1, 3), ["k", true]);
-  assert.ok(told.some(([, , , hasPlace]) => hasPlace));
+  assert.ok(delays.length >= 6);
+  for (const one of delays) assert.deepEqual(one.slice(1, 3), ["k", true]);
+  assert.ok(delays.some(([, , , hasPlace]) => hasPlace));
 });
 
-test("a full key delays no other", { timeout: 60_000 }, async (t) => {
+test("a full key does not delay other keys", { timeout: 60_000 }, async (t) => {
   const { boss, queue, add, ended } = await queueFor(t);
   const keys = ["full", "full", "full", "a", "b", "full", "c"];
   const ids = await add(keys.map((key) => ({ key })));
@@ -88,7 +88,7 @@ test("a full key delays no other", { timeout: 60_000 }, async (t) => {
   assert.deepEqual(full.map(({ retryCount }) => retryCount), [0, 0, 0, 0]);
 });
 
-test("each job of a batch is limited, and ends, for itself", { timeout: 60_000 }, async (t) => {
+test("each job of a batch is limited and ends separately", { timeout: 60_000 }, async (t) => {
   const { boss, queue, add, ended } = await queueFor(t, { retryLimit: 0 });
   const ids = await add(Array.from({ length: 8 }, (_, i) => ({ i })));
   const handler = ({ data: { i } }) => {
@@ -103,7 +103,7 @@ test("each job of a batch is limited, and ends, for itself", { timeout: 60_000 }
   }
 });
 
-test("who has given a job back cannot end it any more, even if somebody has it already", async (t) => {
+test("a worker that gave a job back cannot end it, even if another worker has it", async (t) => {
   const { boss, queue, add } = await queueFor(t);
   const [id] = await add([{ i: 1 }]);
   const limiter = new ConcurrencyLimiter(1);
@@ -132,7 +132,7 @@ test("a job whose data are replaced while it waits starts with its place and the
   assert.deepEqual(seen, [[{ is: "old" }, false], [{ is: "new" }, true]]);
 });
 
-test("what the handler throws is retried, as often as the queue says", { timeout: 60_000 }, async (t) => {
+test("an error of the handler is retried as often as the queue allows", { timeout: 60_000 }, async (t) => {
   const { boss, queue, add, ended } = await queueFor(t, { retryLimit: 2 });
   const tries = [];
   const handler = (job) => {
@@ -153,14 +153,14 @@ test("a queue that keeps the order of a key keeps it while its jobs are limited"
   assert.deepEqual(ran, [0, 1, 2, 3]);
 });
 
-test("in a schema of another name", { timeout: 60_000 }, async (t) => {
+test("a schema with another name works", { timeout: 60_000 }, async (t) => {
   const { boss, queue, add, ended } = await queueFor(t, {}, start({ schema: "other" }));
   const ids = await add([{}, {}]);
   await boss.work(queue, QUICK, withLimiter(boss, limit(1, 0.5), null, () => ({ ok: true }), { schema: "other" }));
   assert.deepEqual((await ended(ids)).map(({ state, retryCount }) => [state, retryCount]), [["completed", 0], ["completed", 0]]);
 });
 
-test("bad input is refused when the handler is made, and an old pg-boss is named", async () => {
+test("invalid input is an error when the handler is made, and an old pg-boss is named", async () => {
   const boss = await sharedBoss();
   const limiter = new NullLimiter();
   const run = () => {};

@@ -1,4 +1,4 @@
-// How permits end, and places: starts in the future that are reserved, presented, waited with and sent as texts.
+// Ends of permits, and places: reserved starts that are presented, waited for and passed on as text.
 
 import assert from "node:assert/strict";
 import { getEventListeners } from "node:events";
@@ -11,7 +11,7 @@ const { CompositeLimiter, ConcurrencyLimiter, LimitError, NullLimiter, Permit, R
 const foreign = { name: "LimitError", code: "foreign_permit", number: -12 };
 const unsupported = { name: "LimitError", code: "unsupported", number: -13 };
 
-/** A limit of one a minute that is full, so that a place is a minute away, and open, so that waiters ask at once. */
+/** A full limit of one start a minute, so that a place is a minute away. It is open, so that waiters ask at once. */
 async function full() {
   const made = manual(package_, 1, 60);
   await made.limiter.canProceed();
@@ -19,7 +19,7 @@ async function full() {
   return made;
 }
 
-test("a cancelled start gives its units back, once", () => {
+test("a cancelled start frees its units once", () => {
   const { limiter } = manual(package_, 5, 60);
   const [first, second] = [limiter.tryAcquire({ weight: 2 }), limiter.tryAcquire({ weight: 2 })];
   assert.equal(limiter.peek().remaining, 1);
@@ -30,10 +30,10 @@ test("a cancelled start gives its units back, once", () => {
   second.complete();
   second.cancel();
   second.settle(0);
-  assert.equal(limiter.peek().remaining, 3, "it has completed, and was changed afterwards");
+  assert.equal(limiter.peek().remaining, 3, "a completed permit was changed");
 });
 
-test("a settled start gives back what it did not use, and owes what it used beyond", () => {
+test("a settled start frees its unused units, and owes excess units", () => {
   const { clock, limiter } = manual(package_, 10, 60);
   const [less, more, nothing] = [5, 1, 2].map((weight) => limiter.tryAcquire({ weight }));
   less.settle(3);
@@ -50,7 +50,7 @@ test("a settled start gives back what it did not use, and owes what it used beyo
   assert.equal(limiter.peek().remaining, 10);
 });
 
-test("who fails to settle may still complete", () => {
+test("a permit that could not be settled may still complete", () => {
   const limiter = new ConcurrencyLimiter(1);
   const permit = limiter.tryAcquire();
   assert.throws(() => permit.settle(2), unsupported);
@@ -59,7 +59,7 @@ test("who fails to settle may still complete", () => {
   assert.ok(limiter.tryAcquire());
 });
 
-test("a cancelled concurrency permit wakes who waits for it", async () => {
+test("a cancelled concurrency permit wakes a waiter", async () => {
   const limiter = new ConcurrencyLimiter(1);
   const composite = new CompositeLimiter([limiter]);
   const held = composite.tryAcquire();
@@ -80,10 +80,10 @@ test("a place is a start in the future", async () => {
   assert.equal(place.wait, 60_000);
   assert.ok(Math.abs(place.readyAt - Date.now() - 60_000) < 30_000);
   assert.equal(typeof place.readyAtHrtime, "bigint");
-  assert.ok(limiter.peek().retryAfter > 60_000, "it counts from now on");
+  assert.ok(limiter.peek().retryAfter > 60_000, "it did not count from now on");
   clock.advance("59s");
   assert.equal(place.wait, 1000);
-  assert.equal(limiter.present(place), place, "it is too early, and stays what it is");
+  assert.equal(limiter.present(place), place, "a place that was presented too early changed");
   clock.advance("1s");
   assert.equal(place.wait, 0);
   const permit = limiter.present(place);
@@ -91,7 +91,7 @@ test("a place is a start in the future", async () => {
   assert.deepEqual([permit.started, permit.wait, place.started], [true, 0, false]);
   const { retryAfter } = limiter.peek();
   place.cancel();
-  assert.equal(limiter.peek().retryAfter, retryAfter, "the place was used up, and its start was cancelled with it");
+  assert.equal(limiter.peek().retryAfter, retryAfter, "a used place was cancelled with its start");
   permit.cancel();
   assert.equal(limiter.peek().admitted, true);
 });
@@ -120,10 +120,10 @@ test("a cancelled place is free again", async () => {
   const place = limiter.reserve();
   place.complete();
   place.cancel();
-  assert.ok(limiter.peek().retryAfter > 60_000, "a place that was given up for good was cancelled");
+  assert.ok(limiter.peek().retryAfter > 60_000, "a place that was given back was cancelled again");
 });
 
-test("a place that started elsewhere is not given back", async () => {
+test("a place that another object started with is not given back", async () => {
   const { limiter } = manual(package_, 1, 60);
   await limiter.canProceed();
   const text = limiter.reserve().toText();
@@ -138,7 +138,7 @@ test("a place that started elsewhere is not given back", async () => {
   assert.throws(() => limiter.place(7), { code: "invalid_argument" });
 });
 
-test("a place whose time has come and that waits for a slot says when to look again, also as a text", () => {
+test("a ready place that waits for a slot says when to retry, also as text", () => {
   const store = new Store("memory:");
   const limiter = store.limiter("both", "5/1m + 1 concurrent");
   const running = limiter.tryAcquire();
@@ -149,14 +149,14 @@ test("a place whose time has come and that waits for a slot says when to look ag
   running.complete();
 });
 
-test("the window that a grace is a part of", () => {
+test("window is the time of which a grace costs a part", () => {
   const store = new Store("memory:");
   const window = (policy) => store.limiter(policy, policy).window;
   assert.deepEqual(["10/2s + 100/1m + 5 concurrent", "10/2s burst 20", "5 concurrent"].map(window), [2000, 200, null]);
   assert.equal(new NullLimiter().window, null);
 });
 
-test("a place is good until its grace is over, and exchanged for a place then, never for a start", async () => {
+test("a place is valid until its grace ends, and is then exchanged for a place, never for a start", async () => {
   for (const [late, started] of [["5s", true], ["5001ms", false]]) {
     const { clock, limiter } = await full();
     const place = limiter.reserve({ grace: "5s" });
@@ -167,7 +167,7 @@ test("a place is good until its grace is over, and exchanged for a place then, n
     assert.equal(next.started, started);
     const before = limiter.peek();
     place.cancel();
-    assert.deepEqual(limiter.peek(), before, "the old one had not ended");
+    assert.deepEqual(limiter.peek(), before, "the old place had not ended");
     if (!started) {
       clock.advance(next.wait);
       assert.equal(limiter.present(next).started, true);
@@ -187,10 +187,10 @@ test("a place that a gate overtakes waits for the gate", async () => {
   assert.equal(limiter.present(next).started, true);
 });
 
-test("a text goes to another process, and starts once", async (t) => {
+test("the text of a place goes to another process, and starts once", async (t) => {
   const url = `sqlite:${directory(t)}/limits.db`;
   const { clock, limiter: here } = manual(package_, 1, 60, "jobs", url);
-  // What another process has: a store and a limiter of its own on the same file.
+  // The other process has its own store and limiter on the same file.
   const there = RateLimiter.attach(new Store(url, { clock }), "jobs");
   const first = here.tryAcquire();
   const place = here.reserve();
@@ -217,22 +217,22 @@ test("a text goes to another process, and starts once", async (t) => {
   await assert.rejects(other.acquire({ place: text }), foreign);
 });
 
-test("a settled text changes what the start was worth", () => {
+test("a settled text changes the units of its start", () => {
   const { limiter } = manual(package_, 5, 60);
   const text = limiter.tryAcquire({ key: "k", weight: 4 }).toText();
   limiter.permit(text).settle(1);
   assert.equal(limiter.peek({ key: "k" }).remaining, 4);
-  limiter.permit(text).settle(3); // Another object, which does not remember: the store does.
+  limiter.permit(text).settle(3); // Another object, which does not know that the permit ended: the store does.
   assert.equal(limiter.peek({ key: "k" }).remaining, 4);
 });
 
-test("a place of another limiter is an error, and stays what it was", async () => {
+test("a place of another limiter is an error, and does not change", async () => {
   const [{ limiter: one }, { limiter: other }] = [await full(), await full()];
   const place = one.reserve();
   assert.throws(() => other.present(place), foreign);
   const controller = new AbortController();
   const refused = other.acquire({ place, signal: controller.signal });
-  controller.abort(); // Nobody waits any more.
+  controller.abort(); // Gives up the wait.
   await assert.rejects(refused, foreign);
   assert.throws(() => new NullLimiter().present(place), foreign);
   await assert.rejects(new NullLimiter().acquire({ place }), foreign);
@@ -249,7 +249,7 @@ test("acquire waits with a place, or with its text, and uses it up", async () =>
     let permit;
     const waiting = limiter.acquire({ place: given(place), timeout: "1m" }).then((p) => (permit = p));
     const { retryAfter } = limiter.peek();
-    if (given(place) === place) place.cancel(); // It is the waiter's.
+    if (given(place) === place) place.cancel(); // It belongs to the waiter.
     assert.equal(limiter.peek().retryAfter, retryAfter);
     clock.advance("59s");
     await settle();
@@ -261,7 +261,7 @@ test("acquire waits with a place, or with its text, and uses it up", async () =>
   }
 });
 
-test("who runs out of time holds no place", async () => {
+test("a waiter that times out holds no place", async () => {
   const { clock, limiter } = await full();
   for (const timeout of [0, "59s"]) {
     await assert.rejects(limiter.acquire({ timeout }), { name: "TimeoutError" });
@@ -270,7 +270,7 @@ test("who runs out of time holds no place", async () => {
     place.cancel();
     assert.equal(limiter.peek().retryAfter, 60_000);
   }
-  // A gate may come in between.
+  // A gate may be set before that.
   const waiting = assert.rejects(limiter.acquire({ timeout: "90s" }), { name: "TimeoutError" });
   await limiter.pause("10m");
   clock.advance("1m");
@@ -279,7 +279,7 @@ test("who runs out of time holds no place", async () => {
   assert.equal(limiter.peek().admitted, true);
 });
 
-test("who gives up hands its place back, and only that one", async () => {
+test("a waiter that gives up returns its place, and only that", async () => {
   const { limiter } = await full();
   const reason = new RangeError("mine");
   for (const options of [() => ({}), () => ({ place: limiter.reserve() }), () => ({ place: limiter.reserve().toText() })]) {
@@ -287,17 +287,17 @@ test("who gives up hands its place back, and only that one", async () => {
     const waiting = limiter.acquire({ ...options(), signal: controller.signal });
     assert.ok(limiter.peek().retryAfter > 60_000);
     controller.abort(reason);
-    assert.equal(limiter.peek().retryAfter, 60_000, "the place was not handed back at once");
+    assert.equal(limiter.peek().retryAfter, 60_000, "the place was not returned at once");
     await assert.rejects(waiting, reason);
   }
   const place = limiter.reserve();
   await assert.rejects(limiter.acquire({ place, signal: AbortSignal.abort(reason) }), reason);
-  assert.ok(limiter.peek().retryAfter > 60_000, "who was aborted before took the place");
+  assert.ok(limiter.peek().retryAfter > 60_000, "a waiter that was aborted before took the place");
   place.cancel();
   assert.equal(limiter.peek().retryAfter, 60_000);
 });
 
-test("nobody listens to a signal any more when the waiting is over", async () => {
+test("no listener is left on a signal after the wait", async () => {
   const { clock, limiter } = await full();
   const { signal } = new AbortController();
   const listeners = () => getEventListeners(signal, "abort").length;
@@ -312,14 +312,14 @@ test("nobody listens to a signal any more when the waiting is over", async () =>
   assert.equal(listeners(), 0);
 });
 
-test("schedule waits with a place, too", async () => {
+test("schedule waits with a place", async () => {
   const { clock, limiter } = await full();
   const result = limiter.schedule((permit) => permit.started, { place: limiter.reserve(), timeout: "1m" });
   clock.advance("1m");
   assert.equal(await result, true);
 });
 
-test("without a limit a place is ready, and everything is a no-op", async () => {
+test("without a limit a place is ready, and ending it has no effect", async () => {
   const limiter = new NullLimiter();
   const place = limiter.reserve({ key: "k", weight: 5, maxWait: 0, grace: "1h" });
   assert.deepEqual([place.started, place.wait, place.readyAt], [false, 0, null]);
@@ -334,7 +334,7 @@ test("without a limit a place is ready, and everything is a no-op", async () => 
   assert.equal(await limiter.schedule(() => 42, { place: text }), 42);
 });
 
-test("where room is not a matter of time there are no places", async () => {
+test("limits that do not count starts over time have no places", async () => {
   for (const limiter of [new ConcurrencyLimiter(1), new CompositeLimiter([new ConcurrencyLimiter(1)])]) {
     const permit = limiter.tryAcquire();
     for (const call of [() => limiter.reserve(), () => limiter.present("x"), () => permit.toText(), () => limiter.permit("x")]) {
@@ -343,6 +343,6 @@ test("where room is not a matter of time there are no places", async () => {
     assert.throws(() => limiter.present(permit), LimitError);
     await assert.rejects(limiter.acquire({ place: "x" }), unsupported);
     permit.complete();
-    assert.ok(limiter.tryAcquire(), "the permit was ended by what failed");
+    assert.ok(limiter.tryAcquire(), "the failed call ended the permit");
   }
 });

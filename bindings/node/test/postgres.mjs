@@ -1,4 +1,4 @@
-// A Postgres server of a test's own.
+// A Postgres server for a test.
 
 import { execFileSync, spawn } from "node:child_process";
 import { once } from "node:events";
@@ -7,7 +7,7 @@ import { fileURLToPath } from "node:url";
 
 const PROGRAM = fileURLToPath(new URL("../../../tests/fleet/postgres", import.meta.url));
 
-/** Starts a server on a socket of its own. It keeps nothing, and ends with `stop()`. */
+/** Starts a server on a socket of its own. It stores nothing permanently, and ends with `stop()`. */
 export async function startPostgres() {
   const server = spawn(PROGRAM, { stdio: ["pipe", "pipe", "inherit"] });
   const ended = once(server, "exit");
@@ -18,7 +18,7 @@ export async function startPostgres() {
     await ended;
   };
   let databases = 0;
-  /** A database that nobody has used, in place of the last one: what is still sent to that one does no harm. */
+  /** Returns a new database instead of the last one, to which late requests may still go. */
   const newDatabase = () => {
     const drop = `DROP DATABASE IF EXISTS limits_${databases} WITH (FORCE)`;
     const create = `CREATE DATABASE limits_${++databases}`;

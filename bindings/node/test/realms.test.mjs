@@ -1,4 +1,4 @@
-// The package in realms of their own, as Jest and Vitest load it: the code is there anew in each, the addon once.
+// The package in separate realms, as Jest and Vitest load it: the code is loaded in each, the addon once.
 
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
@@ -10,7 +10,7 @@ import vm from "node:vm";
 const root = join(import.meta.dirname, "../dist/cjs");
 const real = createRequire(join(root, "index.js"));
 
-/** What a test runner gives a realm: everything that is not of the language itself. */
+/** The globals that a test runner adds to a realm: those that are not part of the language. */
 function realm() {
   const context = vm.createContext();
   const language = new Set(vm.runInContext("Object.getOwnPropertyNames(globalThis)", context));
@@ -31,7 +31,7 @@ function realm() {
   return { ...load(join(root, "index.js")), run: (code) => vm.runInContext(code, context), load };
 }
 
-test("errors are those of the realm, with their classes, codes and messages", async () => {
+test("errors belong to the realm, with their classes, codes and messages", async () => {
   const { Store, RateLimiter, LimitError, InvalidArgument, WeightExceedsCapacity, TimeoutError, UnknownLimit, run } = realm();
   const InnerError = run("Error");
   assert.notEqual(InnerError, Error);
@@ -52,7 +52,7 @@ test("errors are those of the realm, with their classes, codes and messages", as
   await assert.rejects(limiter.acquire({ timeout: 1 }), (error) => error instanceof TimeoutError && error instanceof InnerError);
 });
 
-test("what the caller's own limiter throws passes through as it is", () => {
+test("an error of a custom limiter passes through unchanged", () => {
   const { CompositeLimiter, run } = realm();
   const mine = run(`({
     tryAcquire() { throw new RangeError("mine"); },
@@ -94,20 +94,20 @@ test("objects of one realm work in another", async () => {
   await workglow.release(await workglow.tryAcquire());
 });
 
-test("a hook of one realm hears of a limiter of another", async () => {
+test("a hook of one realm is notified of a limiter of another", async () => {
   const [one, other] = [realm(), realm()];
   const store = new one.Store("memory:");
   const limiter = new other.RateLimiter(store, "limit", { maxExecutions: 1, windowSizeInSeconds: 60 });
-  const heard = [];
-  const stop = store.on("throttled", ({ limit }) => heard.push(limit));
+  const limits = [];
+  const stop = store.on("throttled", ({ limit }) => limits.push(limit));
   limiter.tryAcquire();
   limiter.tryAcquire();
   await new Promise(setImmediate);
   stop();
-  assert.deepEqual(heard, ["limit"]);
+  assert.deepEqual(limits, ["limit"]);
 });
 
-test("a limiter of one realm with a child that another realm's object is", () => {
+test("a limiter of one realm takes a child of another", () => {
   const [one, other] = [realm(), realm()];
   const failing = { tryAcquire() { throw new TypeError("theirs"); }, retryAfter: () => 0, cancel() {} };
   const child = new one.CompositeLimiter([failing]);
@@ -115,7 +115,7 @@ test("a limiter of one realm with a child that another realm's object is", () =>
   assert.throws(() => outer.tryAcquire(), { name: "TypeError", message: "theirs" });
 });
 
-test("an abort signal and a date may be another realm's", async () => {
+test("an abort signal and a date may be of another realm", async () => {
   const { RateLimiter, Store } = realm();
   const limiter = new RateLimiter(new Store("memory:"), "limit", { maxExecutions: 1, windowSizeInSeconds: 60 });
   await limiter.setNextAvailableTime(new Date(Date.now() + 60_000));

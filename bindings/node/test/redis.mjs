@@ -1,4 +1,4 @@
-// A Redis server of a test's own.
+// A Redis server for a test.
 
 import { spawn } from "node:child_process";
 import { once } from "node:events";
@@ -8,7 +8,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { createInterface } from "node:readline";
 
-/** Starts a server on a port that is free, and on a socket of its own. It keeps nothing, and ends with `stop()`. */
+/** Starts a server on a free port and on a socket of its own. It stores nothing permanently, and ends with `stop()`. */
 export async function startRedis() {
   const dir = mkdtempSync(join(tmpdir(), "workglow-limit-redis-"));
   const socket = join(dir, "s");
@@ -19,7 +19,7 @@ export async function startRedis() {
     const ended = once(server, "exit").catch((error) => {
       throw new Error(`redis-server cannot be started (apt-get install redis-server): ${error.message}`);
     });
-    if (!(await Promise.race([isReady(server), ended.then(() => false)]))) continue; // Somebody was faster.
+    if (!(await Promise.race([isReady(server), ended.then(() => false)]))) continue; // Another process took the port.
     const stop = async () => {
       server.kill("SIGKILL");
       await ended;
@@ -30,13 +30,13 @@ export async function startRedis() {
   }
 }
 
-/** How many scripts it has run. */
+/** Returns how many scripts it has run. */
 async function scripts(port) {
   const stats = await command(port, "INFO commandstats");
   return [...stats.matchAll(/^cmdstat_eval\w*:calls=(\d+)/gm)].reduce((sum, [, calls]) => sum + Number(calls), 0);
 }
 
-/** What a command answers, and "+OK" to whoever leaves. */
+/** Returns the reply to a command. */
 async function command(port, line) {
   const socket = connect(port, "127.0.0.1").setEncoding("utf8");
   socket.end(`${line}\r\nQUIT\r\n`);
@@ -57,7 +57,7 @@ async function isReady(server) {
   for await (const line of lines) {
     if (/ready to accept connections/i.test(line)) {
       lines.close();
-      server.stdout.resume(); // So that it never waits for a reader.
+      server.stdout.resume(); // Drains the output, so that the server never blocks on it.
       return true;
     }
   }

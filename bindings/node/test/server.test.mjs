@@ -1,4 +1,4 @@
-// Limits on a server: nothing that asks it holds up the event loop, and what goes wrong is told.
+// Limits on a server: no request blocks the event loop, and errors are reported.
 
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
@@ -12,13 +12,13 @@ let database = 0;
 before(async () => (server = await startRedis()));
 after(() => server.stop());
 
-/** A store that nobody has used, each of whose starts is a request. */
+/** A new store, each of whose starts is a request. */
 const newStore = (options = { timeout: "20s" }) => new Store(`${server.url}?db=${++database}&grants=never`, options);
 const rate = (store, max = 100) => new RateLimiter(store, "api", { maxExecutions: max, windowSizeInSeconds: 3600 });
 const jobs = (store) => new ConcurrencyLimiter(2, { store, name: "jobs" });
 const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
-/** What promises become of which the server hears late. Whoever held up the event loop meanwhile would never be answered. */
+/** Returns the results of calls whose requests reach the server late. A call that blocked the event loop would never get its reply. */
 async function late(...asked) {
   process.kill(server.pid, "SIGSTOP");
   try {
@@ -32,7 +32,7 @@ async function late(...asked) {
   }
 }
 
-test("each of many that ask at once hears its own answer", async () => {
+test("each of many simultaneous calls gets its own reply", async () => {
   const store = newStore();
   const limiters = Array.from({ length: 20 }, (_, i) => store.limiter(`limit-${i}`, `${i + 1}/1h`));
   const asked = limiters.flatMap((limiter) => [limiter.decideAsync(), limiter.peekAsync({ key: "other" })]);
@@ -40,7 +40,7 @@ test("each of many that ask at once hears its own answer", async () => {
   assert.deepEqual(seen, limiters.flatMap((_, i) => [[i + 1, i], [i + 1, i + 1]]));
 });
 
-test("what answers at once says what waits instead", async () => {
+test("synchronous calls name the call to use instead", async () => {
   const limiter = rate(newStore());
   const refused = (call, name, instead) =>
     assert.throws(call, (error) => {
@@ -70,7 +70,7 @@ test("what answers at once says what waits instead", async () => {
   assert.equal((await limiter.peekAsync()).remaining, 99);
 });
 
-test("nothing that asks the server holds up the event loop", async (t) => {
+test("no call that asks the server blocks the event loop", async (t) => {
   const store = newStore();
   const [limiter, running] = [rate(store), jobs(store)];
   const both = new CompositeLimiter([rate(newStore()), jobs(newStore())]);
@@ -100,14 +100,14 @@ test("nothing that asks the server holds up the event loop", async (t) => {
   for (const [name, call] of Object.entries(calls)) await t.test(name, () => late(call));
 });
 
-test("an end is sent on its way, and can be waited for", async () => {
+test("an end is sent without waiting, and can be waited for", async () => {
   const limiter = jobs(newStore());
   const first = await limiter.acquire();
   const second = await limiter.acquire();
   await late(() => first.complete(), () => second[Symbol.dispose]());
   await Promise.all([first.completeAsync(), second[Symbol.asyncDispose]()]);
   assert.equal((await limiter.peekAsync()).remaining, 2);
-  // A waiter of this process hears of it.
+  // It wakes a waiter of this process.
   const held = [await limiter.acquire(), await limiter.acquire()];
   const waits = limiter.acquire({ timeout: "20s" });
   held[0].complete();
@@ -130,7 +130,7 @@ test("a start needs no request to end", async () => {
   }
 });
 
-test("what was granted is decided at once", async () => {
+test("granted units are decided without a request", async () => {
   const limiter = new RateLimiter(new Store(`${server.url}?db=${++database}`), "api", { maxExecutions: 1_000_000, windowSizeInSeconds: 60 });
   let permit = null;
   while (!permit) {
@@ -138,14 +138,14 @@ test("what was granted is decided at once", async () => {
     try {
       permit = limiter.tryAcquire();
     } catch (error) {
-      // Nothing was at hand just then.
+      // No granted units were left at that moment.
       assert.ok(error instanceof SyncUnsupported, String(error));
     }
   }
   permit.cancel();
 });
 
-test("with a limiter of one's own", async () => {
+test("a custom limiter works with a server", async () => {
   const own = { tryAcquire: () => ({}), retryAfter: () => 0, cancel: () => {} };
   const both = new CompositeLimiter([own, rate(newStore(), 1)]);
   await both.schedule(() => {});
@@ -153,7 +153,7 @@ test("with a limiter of one's own", async () => {
   assert.throws(() => both.tryAcquire(), { name: "SyncUnsupported" });
 });
 
-test("who gives up leaves nothing behind", async () => {
+test("a waiter that gives up holds no units", async () => {
   const limiter = new RateLimiter(newStore(), "api", { maxExecutions: 1, windowSizeInSeconds: 1 });
   await limiter.acquire();
   await assert.rejects(limiter.acquire({ signal: AbortSignal.timeout(50) }));
@@ -180,23 +180,23 @@ test("threads share a limit", async () => {
   assert.equal(counts[0] + counts[1], 50);
 });
 
-test("what is wrong is told, without the password", async () => {
+test("errors are reported without the password", async () => {
   for (const bad of ["redis://", "redis://host:port"]) assert.throws(() => new Store(bad), { code: "invalid_url" });
-  const told = (host) => (error) => {
+  const isReported = (host) => (error) => {
     assert.equal(error.name, "StoreError");
     assert.ok(error.message.includes(host) && !error.message.includes("secret"), error.message);
     return true;
   };
-  await assert.rejects(rate(new Store("redis://user:secret@127.0.0.1:1/0")).acquire(), told("127.0.0.1:1"));
+  await assert.rejects(rate(new Store("redis://user:secret@127.0.0.1:1/0")).acquire(), isReported("127.0.0.1:1"));
   await server.command("CONFIG SET requirepass right");
   try {
-    await assert.rejects(rate(new Store(`${server.url}?pass=secret`)).tryAcquireAsync(), told(server.url));
+    await assert.rejects(rate(new Store(`${server.url}?pass=secret`)).tryAcquireAsync(), isReported(server.url));
   } finally {
     await server.command('AUTH right\r\nCONFIG SET requirepass ""');
   }
 });
 
-test("decisions without a server are as was chosen", async () => {
+test("decisions without a server follow onError", async () => {
   const own = await startRedis();
   const limiters = ["raise", "deny", "admit"].map((onError) => rate(new Store(own.url, { timeout: 200, onError })));
   const check = async (code) => {
@@ -216,7 +216,7 @@ test("decisions without a server are as was chosen", async () => {
   await check("store_failure");
 });
 
-test("the doctor says what of a server is set badly", async () => {
+test("the doctor names the bad settings of a server", async () => {
   assert.deepEqual(await doctor("memory:"), []);
   const [finding, ...others] = await doctor(server.url);
   const { what, ...rest } = finding;
@@ -228,7 +228,7 @@ test("the doctor says what of a server is set badly", async () => {
   await assert.rejects(doctor(5), { code: "invalid_argument" });
 });
 
-test("Postgres is made and looked at", async () => {
+test("the schema of Postgres can be made and checked", async () => {
   const postgres = await startPostgres();
   try {
     const [{ what, ...rest }] = await doctor(postgres.url);

@@ -1,4 +1,4 @@
-// One limit, many threads and processes: exactly as many starts as it allows.
+// Many threads and processes share one limit: exactly as many starts as it allows.
 
 import assert from "node:assert/strict";
 import { execFile } from "node:child_process";
@@ -11,7 +11,7 @@ import { directory } from "./helpers.mjs";
 
 const LIMIT = 1000;
 
-/** Tries until it was refused a hundred times, and counts. */
+/** Tries until it was denied a hundred times, and counts its starts. */
 const source = (url) => `
   import { RateLimiter, Store } from "workglow-limit";
   import { parentPort } from "node:worker_threads";
@@ -20,7 +20,7 @@ const source = (url) => `
   await limiter.canProceed();
   let admitted = 0;
   for (let denied = 0; denied < 100; ) {
-    // Each of them has to wait for the others' commits.
+    // Each of them has to wait for the commits of the others.
     if (await limiter.tryAcquireAsync({ key: "k" })) admitted++;
     else denied++;
   }
@@ -32,7 +32,7 @@ const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
 
 test("worker threads share a limit", async (t) => {
   const url = `sqlite:${directory(t)}/limits.db`;
-  // A module of its own beside the tests, so that the package's name resolves.
+  // A module in this folder, so that the package's name resolves.
   const base = new URL("./worker.mjs", import.meta.url).href;
   const code = source(url).replaceAll('"workglow-limit"', JSON.stringify(import.meta.resolve("workglow-limit", base)));
   const count = () =>
@@ -71,7 +71,7 @@ test("a thread may end while it holds permits and waits", async () => {
   }
 });
 
-test("what was counted last is told at exit, whichever way the program ends", async (t) => {
+test("the latest counts are published at exit, however the program ends", async (t) => {
   const url = `sqlite:${join(directory(t), "limits.db")}`;
   const program = (end) => `
     import { RateLimiter, Store } from ${JSON.stringify(import.meta.resolve("workglow-limit"))};

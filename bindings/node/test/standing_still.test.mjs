@@ -1,4 +1,4 @@
-// Whatever a stranger does to the database, the event loop goes on.
+// The event loop is never blocked, whatever another program does to the database.
 
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
@@ -8,7 +8,7 @@ import { CompositeLimiter, ConcurrencyLimiter, RateLimiter, Store, StoreError } 
 import { limitJob } from "workglow-limit/job";
 import { directory } from "./helpers.mjs";
 
-/** What a stranger's program holds on to until it is told to end. */
+/** The locks that another program takes and holds until it is stopped. */
 async function stranger(path, statements) {
   const shell = spawn("sqlite3", [path], { stdio: ["pipe", "pipe", "inherit"] });
   shell.stdin.write(`${statements}\nselect 'ready';\n`);
@@ -19,12 +19,12 @@ async function stranger(path, statements) {
   };
 }
 
-/** The loop turns so many times. */
+/** Waits for this many turns of the event loop. */
 async function turns(count) {
   for (let i = 0; i < count; i++) await new Promise((resolve) => setTimeout(resolve, 1));
 }
 
-/** Nobody waits as long as this: a call that did would end the test. */
+/** No call waits this long: a call that did would end the test. */
 const FOREVER = "1h";
 
 for (const how of ["begin immediate;", "begin; select count(*) from sqlite_master;"]) {
@@ -46,19 +46,19 @@ for (const how of ["begin immediate;", "begin; select count(*) from sqlite_maste
     "a job of a queue": (limiter) => limitJob(limiter, null, () => "ran", { delay: () => null }),
   };
   for (const [name, call] of Object.entries(calls)) {
-    test(`${name}, while a stranger does: ${how}`, async (t) => {
+    test(`${name} does not block, while another program does: ${how}`, async (t) => {
       const { path, limiter } = await opened(t);
       const end = await stranger(path, how);
       let isOver = false;
       const waiting = call(limiter).finally(() => (isOver = true));
       await turns(20);
-      assert.ok(!isOver, "it has to wait for the database");
+      assert.ok(!isOver, "it had to wait for the database");
       await end();
       assert.ok(await waiting);
     });
   }
 
-  test(`many at once, while a stranger does: ${how}`, async (t) => {
+  test(`many calls at once do not block, while another program does: ${how}`, async (t) => {
     const { path, limiter } = await opened(t);
     const end = await stranger(path, how);
     const order = [];
@@ -77,7 +77,7 @@ for (const how of ["begin immediate;", "begin; select count(*) from sqlite_maste
     assert.equal(limiter.peek().remaining, 50);
   });
 
-  test(`a wait ends with its own timeout, while a stranger does: ${how}`, async (t) => {
+  test(`a wait ends with its own timeout, while another program does: ${how}`, async (t) => {
     const { path, limiter } = await opened(t);
     const end = await stranger(path, how);
     let started = 0;
@@ -91,19 +91,19 @@ for (const how of ["begin immediate;", "begin; select count(*) from sqlite_maste
     await Promise.all(patient);
   });
 
-  test(`a synchronous call, while a stranger does: ${how}`, async (t) => {
+  test(`a synchronous call gives up soon, while another program does: ${how}`, async (t) => {
     const { path, limiter } = await opened(t);
     const end = await stranger(path, how);
     assert.throws(() => limiter.tryAcquire(), StoreError);
     const waiting = limiter.tryAcquireAsync();
     await turns(20);
     await end();
-    assert.ok(await waiting, "what others gave up soon");
-    assert.equal(limiter.peek().remaining, 99, "what failed counts nowhere");
+    assert.ok(await waiting, "the call gave up soon");
+    assert.equal(limiter.peek().remaining, 99, "failed calls count nothing");
   });
 }
 
-test("files and names of hosts are looked up while many calls wait for the store", async (t) => {
+test("file and host name lookups work while many calls wait for the store", async (t) => {
   const path = `${directory(t)}/limits.db`;
   const store = new Store(`sqlite:${path}`, { durability: "commit", timeout: FOREVER });
   await store.open();

@@ -1,4 +1,4 @@
-// What operators do to a store, what it does when it fails, and limits of several windows.
+// An operator's changes to a store, failures of a store, and limits of several windows.
 
 import assert from "node:assert/strict";
 import { mkdirSync, writeFileSync } from "node:fs";
@@ -8,7 +8,7 @@ import { directory, manual } from "./helpers.mjs";
 
 const { InvalidArgument, ManualClock, NullLimiter, Permit, RateLimiter, Store } = package_;
 
-test("an override stands above what code declares, until it is lifted", async (t) => {
+test("an override holds above the declared policy until it is lifted", async (t) => {
   for (const url of ["memory:", `sqlite:${directory(t)}/limits.db`]) {
     const { store, limiter } = manual(package_, 5, 60, "mail", url);
     assert.equal(limiter.peek().limit, 5);
@@ -70,7 +70,7 @@ test("an override of several kinds is all or nothing", async (t) => {
   }
 });
 
-test("only what is declared is overridden, by a policy of its kind", async (t) => {
+test("only declared limits can be overridden, by a policy of their kind", async (t) => {
   const { store, limiter } = manual(package_, 5, 60, "mail", `sqlite:${directory(t)}/limits.db`);
   await limiter.canProceed();
   const unknown = { name: "UnknownLimit", code: "unknown_limit", message: /"nail".*mail/ };
@@ -89,7 +89,7 @@ test("a store can be flushed", async (t) => {
   }
 });
 
-test("every durability counts alike", (t) => {
+test("every durability counts the same", (t) => {
   for (const durability of ["budget", "commit", undefined]) {
     const store = new Store(`sqlite:${directory(t)}/limits.db`, { durability, clock: new ManualClock() });
     const limiter = new RateLimiter(store, "mail", { maxExecutions: 2, windowSizeInSeconds: 60 });
@@ -97,7 +97,7 @@ test("every durability counts alike", (t) => {
   }
 });
 
-test("when the store fails a decision answers as was chosen, and it is counted", async (t) => {
+test("decisions follow onError when the store fails, and are counted", async (t) => {
   const dir = directory(t);
   const at = (onError) => {
     const store = new Store(`sqlite:${dir}/none/limits.db`, { onError });
@@ -124,15 +124,15 @@ test("when the store fails a decision answers as was chosen, and it is counted",
   (await admit.limiter.acquire()).complete();
   assert.equal(await admit.limiter.canProceed(), true);
   for (const { store } of [deny, admit]) assert.ok(store.failures > 0);
-  // What is no failure of the store is an error all the same.
+  // Errors that are not failures of the store are thrown.
   assert.throws(() => admit.limiter.tryAcquire({ weight: 0 }), { name: "InvalidArgument" });
-  // It is used as soon as it can be.
+  // The store is used again as soon as it works.
   mkdirSync(`${dir}/none`);
   assert.deepEqual([1, 2, 3].map(() => admit.limiter.tryAcquire() !== null), [true, true, false]);
   assert.ok(new NullLimiter().tryAcquire());
 });
 
-test("several windows all have to have room", () => {
+test("a start needs free units in all windows", () => {
   const clock = new ManualClock();
   const windows = [
     { maxExecutions: 3, windowSizeInSeconds: 60 },
@@ -147,7 +147,7 @@ test("several windows all have to have room", () => {
   assert.throws(() => limiter.tryAcquire({ weight: 3 }), { name: "WeightExceedsCapacity" });
 });
 
-test("what is wrong with a store is told and repaired", async (t) => {
+test("problems of a store are reported and repaired", async (t) => {
   const path = `${directory(t)}/limits.db`;
   const store = new Store(`sqlite:${path}`);
   new RateLimiter(store, "jobs", { maxExecutions: 5, windowSizeInSeconds: 3600 }).tryAcquire();

@@ -1,4 +1,4 @@
-// What compiles, and what must not. Checked by `tsc --noEmit`, never run.
+// Code that must compile, and code that must not. Checked by `tsc --noEmit`, never run.
 
 import type { IncomingMessage } from "node:http";
 import axios from "axios";
@@ -153,11 +153,11 @@ export async function looks(): Promise<string> {
   const [limit]: readonly LimitSnapshot[] = (await store.snapshotAsync()).limits;
   const window: number | null | undefined = limit?.usage[0]?.window;
   console.log(seen.at.getTime(), limit?.override?.length, window, limit?.hotKeys[0]?.stats.admitted, limit?.grants?.held);
-  const telling: InstrumentOptions = { keys: 0 };
-  instrument(store, telling)();
-  // @ts-expect-error: a format that is not known
+  const metricsOptions: InstrumentOptions = { keys: 0 };
+  instrument(store, metricsOptions)();
+  // @ts-expect-error: an unknown format
   store.metrics({ format: "json" });
-  // @ts-expect-error: what is seen does not change
+  // @ts-expect-error: a snapshot is read-only
   seen.failures = 1;
   return store.metrics() + (await store.metricsAsync(options)) + metricsContentType("prometheus");
 }
@@ -192,7 +192,7 @@ export async function responses(incoming: IncomingMessage, axios: { status: numb
   return pauses;
 }
 
-/** A limiter of one's own, whose tokens have a type of their own. */
+/** A custom limiter, whose tokens have a type of their own. */
 class Mine implements CustomLimiter {
   readonly name = "mine";
   tryAcquire(key: string, weight: number): { key: string; weight: number } | null {
@@ -213,14 +213,14 @@ composite.addLimiter(new Mine());
 const literal = { tryAcquire: () => 1, retryAfter: () => 0, cancel() {} };
 export const mixed = new CompositeLimiter([rate, bucket, new Mine(), six, literal]);
 
-/** What Workglow's own types say to it: see workglow-types. */
+/** For Workglow's own types see workglow-types. */
 export const workglow: WorkglowLimiter = toWorkglow(composite, { key: "k" });
 
-// @ts-expect-error: promises are of no use in the middle of a decision
+// @ts-expect-error: a child must not return promises
 new CompositeLimiter([workglow]);
-// @ts-expect-error: a response that nobody has waited for
+// @ts-expect-error: a promise of a response
 heed(rate, fetch("http://localhost"));
-// @ts-expect-error: an option that is not known
+// @ts-expect-error: an unknown option
 heed(rate, new Response(), { max: 5 });
 // @ts-expect-error: there is no such event
 store.on("denied", () => {});
@@ -228,13 +228,13 @@ store.on("denied", () => {});
 store.limiter(new FlowControl({ key: "x", rate: 1 }), "100/1m");
 // @ts-expect-error: a leaky bucket has a queue
 new LeakyBucketLimiter(store, "x", { rate: 1, burst: 1 });
-// @ts-expect-error: only a shared concurrency has leases
+// @ts-expect-error: only concurrency limiters have leases
 new DelayLimiter(50, { lease: "1m" });
-// @ts-expect-error: a word that is not known
+// @ts-expect-error: an unknown word
 new RateLimiter(store, "x", { maxExecutions: 1, windowSizeInSeconds: 60, jitter: "some" });
 // @ts-expect-error: a weight is a number
 rate.tryAcquire({ weight: "1" });
-// @ts-expect-error: an option that is not known
+// @ts-expect-error: an unknown option
 rate.tryAcquire({ wieght: 1 });
 // @ts-expect-error: only `acquire` waits
 rate.tryAcquire({ timeout: 1 });
@@ -242,14 +242,14 @@ rate.tryAcquire({ timeout: 1 });
 new RateLimiter(store, "x", { maxExecutions: 1 });
 // @ts-expect-error: one way or the other
 new RateLimiter(store, "x", { maxExecutions: 1, windowSizeInSeconds: 60, windows });
-// @ts-expect-error: a word that is not known
+// @ts-expect-error: an unknown word
 new Store("memory:", { onError: "panic" });
-// @ts-expect-error: it needs none
+// @ts-expect-error: only places and waiters have a grace
 rate.tryAcquire({ grace: 1 });
 // @ts-expect-error: limiters are made by their own classes
 new Limiter();
 
-// BullMQ: what `withLimiter` gives is a processor, with the types of its job.
+// BullMQ: `withLimiter` returns a processor with the types of its job.
 interface Prompt {
   tenant: string;
   tokens: number;
@@ -267,11 +267,11 @@ const processor: LimitedProcessor<Prompt, number> = (job, _token, signal, permit
 };
 new Worker<Prompt, number>("q", withLimiter(composite, (job) => job.data.tenant, processor, options), { connection });
 new Worker("q", withLimiter(rate, null, async (job: Job<Prompt>) => job.data.tenant), { connection });
-// A processor of BullMQ's own type will do.
+// A processor of BullMQ's own type works.
 export const plain: Promise<string> = withLimiter(rate, undefined, async (job: Job<Prompt, string>) => job.name)({} as Job<Prompt, string>);
 // @ts-expect-error: a key is a string
 withLimiter(rate, (job: Job<Prompt>) => job.data.tokens, processor);
-// @ts-expect-error: an option that is not known
+// @ts-expect-error: an unknown option
 withLimiter(rate, null, processor, { wait: 1 });
 // @ts-expect-error: not the path of a sandboxed processor
 withLimiter(rate, null, "file.js");
@@ -297,12 +297,12 @@ limitAxios(axios, rate, sending)();
 limitAxios(axios.create(), composite);
 // @ts-expect-error: a host's limiter
 limitFetch({ "api.example.com": 5 });
-// @ts-expect-error: an option that is not known
+// @ts-expect-error: an unknown option
 limitFetch(rate, { tiemout: 1 });
 // @ts-expect-error: a dispatcher has no fetch
 limitUndici(rate, { fetch });
 
-// Wrapped functions keep their arguments and what they give.
+// Wrapped functions keep the types of their arguments and results.
 const embed = rate.wrap(async (tenant: string, size: number) => tenant.length * size, (tenant) => ({ key: tenant, maxWaiting: 9 }));
 export const size: Promise<number> = embed("acme", 3);
 export const ended: Promise<void>[] = [rate.idle(), rate.stop()];
@@ -313,7 +313,7 @@ new TimeoutError("late", 5) satisfies LimitError;
 const app = express();
 const requests = limitRequests({
   limits: [
-    { limiter: rate, key: "address", weight: (request) => Number(request.query["n"]), skipFailed: true },
+    { limiter: rate, key: "address", weight: (request) => Number(request.query.n), skipFailed: true },
     { limiter: { free: rate, pro: composite }, plan: async (request) => request.get("X-Plan") ?? "free", key: async () => null },
   ],
   exempt: ["/health", "/static/*"],
@@ -337,7 +337,7 @@ export const GET: (request: Request, context: { params: Promise<{ id: string }> 
 );
 app.use(rateLimit({ limit: 5, windowMs: 60_000, store: new LimitStore(store, { name: "api", max: 5 }) }));
 fastify().register(fastifyRateLimit, { max: 5, store: limitStore(store, "api") } as FastifyRateLimitOptions);
-// @ts-expect-error: an option that is not known
+// @ts-expect-error: an unknown option
 limitRequests({ limit: [] });
 // @ts-expect-error: a policy is a limiter
 limitRequests({ limits: [{ limiter: "100/1m" }] });
@@ -345,7 +345,7 @@ limitRequests({ limits: [{ limiter: "100/1m" }] });
 fastify().get("/", { config: { limits: { limiter: rate } } }, () => "ok");
 // @ts-expect-error: a store of this package
 new LimitStore("memory:");
-// The jobs of any queue: what the job gives, or what `delay` gave.
+// The jobs of any queue: the result of the job, or of `delay`.
 const away: LimitJobOptions<"away"> = {
   async delay(wait: number, place: string | null): Promise<"away"> {
     console.log(wait.toFixed(), place?.length);
@@ -357,13 +357,13 @@ const away: LimitJobOptions<"away"> = {
   grace: 50,
 };
 export const outcome: Promise<number | "away"> = limitJob(composite, "k", async (permit: Permit) => permit.wait, away);
-// @ts-expect-error: who sends the job away?
+// @ts-expect-error: `delay` is missing
 limitJob(composite, "k", () => 1, { place: "x" });
 
-// Graphile Worker: what `withLimiter` gives is a task.
+// Graphile Worker: `withLimiter` returns a task.
 const taskOptions: GraphileOptions = { schema: "other", weightOf: (job: GraphileJob) => job.priority, onLimited: (job, { wait }) => console.log(job.id, wait) };
 export const tasks: TaskList = {
   ask: limitTask(rate, (job) => job.key, async (payload: Prompt, helpers, permit) => permit.settle(payload.tokens + helpers.job.attempts), taskOptions),
 };
-// @ts-expect-error: an option that is not known
+// @ts-expect-error: an unknown option
 limitTask(rate, null, () => {}, { wait: 1 });

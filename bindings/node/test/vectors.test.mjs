@@ -1,5 +1,5 @@
-// Runs tests/vectors/*.vec on every store. The format is in tests/vectors/README.md. If the environment names a directory
-// WGL_CELLS, how many cases of which kind ran on which store is written there.
+// Runs tests/vectors/*.vec on every store. tests/vectors/README.md describes the format. If the environment variable WGL_CELLS names a
+// directory, this writes there how many cases of each kind ran on each store.
 
 import assert from "node:assert/strict";
 import { mkdirSync, readFileSync, readdirSync, writeFileSync } from "node:fs";
@@ -26,7 +26,7 @@ import { startRedis } from "./redis.mjs";
 const vectors = join(import.meta.dirname, "../../../tests/vectors");
 const files = readdirSync(vectors).filter((file) => file.endsWith(".vec"));
 
-/** `a=b` words, and words alone under "". */
+/** Parses `a=b` words, and collects other words under "". */
 const fields = (words) => Object.fromEntries(words.map((w) => (w.includes("=") ? w.split("=") : ["", w])));
 const words = (text) => text.split(/\s+/).filter((word) => word !== "");
 
@@ -47,7 +47,7 @@ function casesOf(file) {
   return cases;
 }
 
-/** At most `max` units at once per key, written by the user. */
+/** Admits at most `max` units at once per key. Written as a user would. */
 class Custom {
   name = "custom";
   #max;
@@ -81,7 +81,7 @@ class Custom {
   }
 }
 
-/** The words that follow another one, if any. */
+/** Returns the words that follow another one, if any. */
 const wordsAfter = (given, word) => (given.includes(word) ? given.slice(given.indexOf(word) + 1) : []);
 
 const KINDS = {
@@ -127,7 +127,7 @@ function limiterOf(limiters, store) {
 
 const us = (ms) => String(Math.round(ms * 1000));
 const number = (n) => (n === Infinity ? "inf" : String(n));
-const told = (d) => ({
+const fieldsOf = (d) => ({
   "": d.admitted ? "admitted" : "denied",
   retry: us(d.retryAfter),
   suggested: us(d.suggestedAfter),
@@ -137,7 +137,7 @@ const told = (d) => ({
   by: String(d.deniedBy).replaceAll(" ", "_"),
 });
 
-/** Calls what answers at once; where a server decides, what gives a promise. */
+/** Returns whether a server decides: then promises are used instead of synchronous calls. */
 const isServed = (url) => !/^(memory|sqlite):/.test(url);
 const ask = (store, of, name, ...given) => (isServed(store.url) ? of[`${name}Async`](...given) : of[name](...given));
 
@@ -149,10 +149,10 @@ async function answer(store, limiter, { call, given }, permits) {
     case "decide": {
       const decision = await ask(store, limiter, "decide", { key, weight });
       keep(decision.permit);
-      return told(decision);
+      return fieldsOf(decision);
     }
     case "peek":
-      return told(await ask(store, limiter, "peek", { key, weight }));
+      return fieldsOf(await ask(store, limiter, "peek", { key, weight }));
     case "try_acquire": {
       const permit = await ask(store, limiter, "tryAcquire", { key, weight });
       keep(permit);
@@ -171,9 +171,9 @@ async function answer(store, limiter, { call, given }, permits) {
       return { "": (await limiter.canProceed(key)) ? "yes" : "no" };
     case "next_available":
       return { next: (await limiter.getNextAvailableTime(key)) - Date.now() };
+    // biome-ignore lint/suspicious/noFallthroughSwitchClause: on a server it is awaited like the others
     case "complete":
       if (!isServed(store.url)) return void limiter.complete(permits.get(given.permit));
-    // Falls through.
     case "cancel":
     case "renew":
       return void (await ask(store, permits.get(given.permit), call));
@@ -238,7 +238,7 @@ async function run({ limiters, steps }, url) {
     const where = `line ${step.line}, ${url}`;
     assert.equal(got.error, step.wanted.error, where);
     if (got.next !== undefined) {
-      // The wall clock moves on between the call and the comparison.
+      // The wall clock advances between the call and the comparison.
       assert.ok(Math.abs(got.next - Number(step.wanted.retry) / 1000) < 2000, `${where}: ${got.next} ms`);
       continue;
     }
@@ -253,7 +253,7 @@ let postgres;
 before(async () => ([redis, postgres] = await Promise.all([startRedis(), startPostgres()])));
 after(() => Promise.all([redis?.stop(), postgres?.stop()]));
 
-/** How many cases ran, by kind and store. */
+/** The number of cases that ran, by kind and store. */
 const cells = new Map();
 
 function ran({ limiters }, store) {

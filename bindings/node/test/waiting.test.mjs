@@ -1,4 +1,4 @@
-// `acquire`: places in time, completions, deadlines, aborts.
+// `acquire`: places in time, completions, timeouts, aborts.
 
 import assert from "node:assert/strict";
 import { execFileSync } from "node:child_process";
@@ -8,7 +8,7 @@ import { directory, manual, settle } from "./helpers.mjs";
 
 const { CompositeLimiter, ConcurrencyLimiter, RateLimiter, Store, TimeoutError } = package_;
 
-test("a waiter of a rate limit gets its place, and knows when it came", async (t) => {
+test("a waiter of a rate limit gets its place, and knows when it was ready", async (t) => {
   for (const url of ["memory:", `sqlite:${directory(t)}/limits.db`]) {
     const limiter = new RateLimiter(new Store(url), "calls", { maxExecutions: 1, windowSizeInSeconds: 0.2 });
     const first = await limiter.acquire();
@@ -16,7 +16,7 @@ test("a waiter of a rate limit gets its place, and knows when it came", async (t
     assert.equal(first.readyAtHrtime, null);
     const before = process.hrtime.bigint();
     let second = first;
-    // One that came too late for its place may have found room at once, without another.
+    // A waiter that was late for its place may have started without another one.
     while (second.readyAt === null) second = await limiter.acquire({ timeout: "30s" });
     assert.ok(second.readyAt instanceof Date);
     assert.equal(typeof second.readyAtHrtime, "bigint");
@@ -29,14 +29,14 @@ test("each waiter gets a place of its own, a window apart, even where timers are
   const limiter = new RateLimiter(new Store("memory:"), "calls", { maxExecutions: 1, windowSizeInSeconds: 0.005 });
   await limiter.acquire();
   const permits = await Promise.all(Array.from({ length: 10 }, () => limiter.acquire({ timeout: "60s" })));
-  // One that came too late for its place may have found room at once, without another.
+  // A waiter that was late for its place may have started without another one.
   const places = permits.map((permit) => permit.readyAtHrtime).filter((ns) => ns !== null);
   const ready = places.sort((a, b) => (a < b ? -1 : 1));
-  // Less a microsecond or so, because each is rounded down on another clock.
+  // Minus a microsecond or so, because each is rounded down on another clock.
   for (let i = 1; i < ready.length; i++) assert.ok(ready[i] - ready[i - 1] > 4_900_000n, String(ready));
 });
 
-test("at the deadline the error says when, and it comes at once if that is known", async () => {
+test("a timeout says when to retry, and is immediate if that is known", async () => {
   const { clock, limiter } = manual(package_, 1, 60);
   limiter.tryAcquire();
   clock.advance("10s");
@@ -52,7 +52,7 @@ test("at the deadline the error says when, and it comes at once if that is known
   await assert.rejects(busy.acquire({ timeout: 20 }), { name: "TimeoutError" });
 });
 
-test("a manual clock wakes those who wait by it", async () => {
+test("a manual clock wakes its waiters", async () => {
   const { clock, limiter } = manual(package_, 1, 3600);
   limiter.tryAcquire();
   let permit;
@@ -66,7 +66,7 @@ test("a manual clock wakes those who wait by it", async () => {
   assert.ok(permit);
 });
 
-test("who comes late for its place still has it if it asked for enough grace", async () => {
+test("a waiter that is late for its place keeps it with enough grace", async () => {
   for (const grace of [undefined, 0, "100ms", 500, "1m"]) {
     const { clock, limiter } = manual(package_, 1, 60);
     limiter.tryAcquire();
@@ -74,19 +74,19 @@ test("who comes late for its place still has it if it asked for enough grace", a
     const waiting = limiter.acquire({ grace }).then((p) => (permit = p));
     await settle();
     const behind = limiter.reserve();
-    clock.advance("60300ms"); // At once, so it is late.
+    clock.advance("60300ms"); // In one step, so the waiter is late.
     if (grace === 500 || grace === "1m") {
       assert.ok((await waiting).readyAt < behind.readyAt, String(grace));
     } else {
       await settle();
-      assert.equal(permit, undefined, "it waits again");
+      assert.equal(permit, undefined, "it did not wait again");
       clock.advance("200s");
       await waiting;
     }
   }
 });
 
-test("a completion wakes the first who waits for that key, in the same turn", async () => {
+test("a completion wakes the first waiter of its key, in the same turn", async () => {
   const limiter = new ConcurrencyLimiter(1);
   const composite = new CompositeLimiter([limiter]);
   const held = limiter.tryAcquire({ key: "a" });
@@ -97,7 +97,7 @@ test("a completion wakes the first who waits for that key, in the same turn", as
   const other = wait("other", limiter, "b");
   await settle();
   held.complete();
-  // Not even a newcomer gets in between.
+  // Not even a newcomer precedes it.
   assert.equal(limiter.tryAcquire({ key: "a" }), null);
   const permit = await waiting[0];
   assert.deepEqual(order, ["first"]);
@@ -109,7 +109,7 @@ test("a completion wakes the first who waits for that key, in the same turn", as
   assert.deepEqual(order, ["first", "second", "other"]);
 });
 
-test("waiters start in the order of their priority, and then of asking", async () => {
+test("waiters start by priority, and then in the order of their calls", async () => {
   for (const limiter of [
     new ConcurrencyLimiter(1),
     new RateLimiter(new Store("memory:"), "calls", { maxExecutions: 1, windowSizeInSeconds: 0.02 }),
@@ -125,7 +125,7 @@ test("waiters start in the order of their priority, and then of asking", async (
     const jobs = [["b1", 0], ["c1", 7], ["a1", -3], ["b2", undefined], ["a2", -3], ["c2", 7]].map(([who, p]) => job(who, p));
     held.complete();
     await Promise.all(jobs);
-    // Who asked when the first place was taken already starts with it, if nobody goes before him.
+    // The waiter that the first place was taken for starts with it, unless a waiter with a lower number precedes it.
     assert.deepEqual(order, ["a1", "a2", "b1", "b2", "c1", "c2"]);
   }
 });
@@ -148,7 +148,7 @@ test("20,000 waiters of a concurrency limit start one after the other, in order"
   assert.ok(order.length === 20_000 && order.every((who, i) => who === i));
 });
 
-test("thousands of waiters of a rate limit start in order, never more than the limit, wherever they leave", async () => {
+test("thousands of waiters of a rate limit start in order and never exceed the limit, even if some leave", async () => {
   const clock = new package_.ManualClock();
   const limiter = new RateLimiter(new Store("memory:", { clock }), "calls", { maxExecutions: 100, windowSizeInSeconds: 1 });
   const order = [];
@@ -176,29 +176,29 @@ test("thousands of waiters of a rate limit start in order, never more than the l
   assert.deepEqual(order, [...order].sort((a, b) => a - b));
 });
 
-test("the caller's own limiter may wait, and make others wait, in the middle of a decision", async () => {
+test("a custom limiter may wait, and make others wait, in the middle of a decision", async () => {
   let limiter;
   const inner = [];
   const own = {
-    room: 0,
+    free: 0,
     tryAcquire() {
-      if (this.room === 0) return null;
-      // Nobody knows this line but the one that is being served.
+      if (this.free === 0) return null;
+      // No other waiter is in this line.
       if (inner.length < 3) inner.push(limiter.acquire().then((permit) => permit.complete()));
       return {};
     },
-    retryAfter: () => (own.room === 0 ? 5 : 0),
+    retryAfter: () => (own.free === 0 ? 5 : 0),
     cancel() {},
   };
   limiter = new CompositeLimiter([own]);
   const waiting = [limiter.acquire(), limiter.acquire()];
-  own.room = 1;
+  own.free = 1;
   for (const permit of await Promise.all(waiting)) permit.complete();
   await Promise.all(inner);
   assert.equal(inner.length, 3);
 });
 
-test("what the caller's own limiter throws reaches the one who waits for it, as it is", async () => {
+test("an error of a custom limiter reaches its waiter unchanged", async () => {
   const mine = new RangeError("mine");
   const own = {
     broken: false,
@@ -216,7 +216,7 @@ test("what the caller's own limiter throws reaches the one who waits for it, as 
   await assert.rejects(waiting, (error) => error === mine);
 });
 
-test("a completed job without a permit wakes too", async () => {
+test("a completed job without a permit wakes a waiter", async () => {
   const limiter = new ConcurrencyLimiter(1);
   await limiter.recordJobStart();
   const waiting = limiter.acquire();
@@ -226,12 +226,12 @@ test("a completed job without a permit wakes too", async () => {
   (await waiting).complete();
 });
 
-test("an abort rejects with its reason, before, while opening and while waiting, and holds nothing", async (t) => {
+test("an abort rejects with its reason before, while opening and while waiting, and holds nothing", async (t) => {
   const limiter = new ConcurrencyLimiter(1);
   const reason = new RangeError("mine");
   await assert.rejects(limiter.acquire({ signal: AbortSignal.abort(reason) }), reason);
   const held = limiter.tryAcquire();
-  assert.ok(held, "an aborted acquire took something");
+  assert.ok(held, "an aborted acquire took a unit");
   const waiting = new AbortController();
   const promise = limiter.acquire({ signal: waiting.signal });
   const next = limiter.acquire();
@@ -257,10 +257,10 @@ test("an abort rejects with its reason, before, while opening and while waiting,
   await assert.rejects(late, { name: "AbortError" });
   const done = new AbortController();
   (await limiter.acquire({ key: "k", signal: done.signal })).complete();
-  done.abort(); // Nobody listens any more.
+  done.abort(); // No listener is left.
 });
 
-test("a process waits for its waiters, and not a moment for those that gave up", () => {
+test("a process stays alive for its waiters, and exits at once when they gave up", () => {
   const run = (code) => {
     const source = `import { ConcurrencyLimiter, RateLimiter, Store } from "workglow-limit"; ${code}`;
     const options = { cwd: import.meta.dirname, timeout: 60_000, encoding: "utf8" };
@@ -268,13 +268,13 @@ test("a process waits for its waiters, and not a moment for those that gave up",
   };
   const hour = `const l = new RateLimiter(new Store("memory:"), "x", { maxExecutions: 1, windowSizeInSeconds: 3600 });
     await l.acquire(); const c = new AbortController(); l.acquire({ signal: c.signal }).catch(() => console.log("gone"));`;
-  // An hour's timer that was left behind would run into the time limit of this test.
+  // A timer of an hour that was left behind would exceed the timeout of this test.
   assert.equal(run(`${hour} setTimeout(() => c.abort(), 20);`), "gone\n");
   const short = `const l = new RateLimiter(new Store("memory:"), "x", { maxExecutions: 1, windowSizeInSeconds: 0.2 });`;
   assert.equal(run(`${short} l.acquire(); l.acquire().then(() => console.log("waited"));`), "waited\n");
 });
 
-test("nobody goes past who waits, whether it asks in the same turn or with another key", async () => {
+test("no caller passes a waiter, in the same turn or with another key", async () => {
   const limiter = new ConcurrencyLimiter(1);
   const started = [];
   const start = async (name, options) => {

@@ -1,4 +1,4 @@
-// Workglow's real JobQueueServer, in its releases with and without `complete`, on limiters of this package.
+// Workglow's real JobQueueServer, in its releases with and without `complete`, with limiters of this package.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -12,14 +12,14 @@ import { startRedis } from "./redis.mjs";
 
 const { CompositeLimiter, ConcurrencyLimiter, Store, toWorkglow } = package_;
 
-// Workglow takes it for granted, and Node has it from 22 on.
-Promise.withResolvers ??= function () {
+// Workglow expects it, and Node has it from version 22.
+Promise.withResolvers ??= () => {
   let resolve, reject;
   const promise = new Promise((...both) => ([resolve, reject] = both));
   return { promise, resolve, reject };
 };
 
-/** A server that runs `work(input)` for each of its jobs, stopped at the end of the test; and how to send it one. */
+/** Makes a server that runs `work(input)` for each job and stops at the end of the test, and a function that sends it a job. */
 async function serve(t, { JobQueueServer, JobQueueClient, Job, InMemoryQueueStorage }, limiter, work, workerCount = 3) {
   class Work extends Job {
     execute = (input) => work(input);
@@ -34,7 +34,7 @@ async function serve(t, { JobQueueServer, JobQueueClient, Job, InMemoryQueueStor
   return { server, send };
 }
 
-/** Until it is so. A test that waits in vain fails. */
+/** Waits until a condition holds. If it never does, the test's timeout reports it. */
 async function until(t, isSo) {
   for (; !isSo(); await settle()) t.signal.throwIfAborted();
 }
@@ -44,7 +44,7 @@ const timeout = 60_000;
 const sendAll = (send, count) => Promise.all(Array.from({ length: count }, (_, i) => send({ i })));
 
 for (const [version, workglow] of Object.entries({ "0.2.37": current, "0.2.31": older })) {
-  test(`${version}: at most so many jobs at the same time, and none of the slots is lost`, { timeout }, async (t) => {
+  test(`${version}: concurrent jobs are limited, and no slot is lost`, { timeout }, async (t) => {
     const slots = new ConcurrencyLimiter(2);
     let running = 0;
     let most = 0;
@@ -63,7 +63,7 @@ for (const [version, workglow] of Object.entries({ "0.2.37": current, "0.2.31": 
   });
 
   for (const start of [startRedis, startPostgres]) {
-    test(`${version}: limits on a server of ${start.name}`, { timeout }, async (t) => {
+    test(`${version}: a limit on ${start.name} holds`, { timeout }, async (t) => {
       const server = await start();
       t.after(() => server.stop());
       const store = new Store(server.url, { timeout: "20s" });
@@ -86,7 +86,7 @@ for (const [version, workglow] of Object.entries({ "0.2.37": current, "0.2.31": 
   }
 
   for (const wait of [undefined, "25s"]) {
-    test(`${version}: a rate, ${wait ? "waiting" : "polling"}`, { timeout }, async (t) => {
+    test(`${version}: a rate holds, ${wait ? "waiting" : "polling"}`, { timeout }, async (t) => {
       const { limiter, clock } = manual(package_, 3, 20);
       let started = 0;
       const { send } = await serve(t, workglow, toWorkglow(limiter, { wait }), async () => ({ started: started++ }));
@@ -101,7 +101,7 @@ for (const [version, workglow] of Object.entries({ "0.2.37": current, "0.2.31": 
     });
   }
 
-  test(`${version}: a job that never ran gives its place back`, { timeout }, async (t) => {
+  test(`${version}: a job that never ran frees its place`, { timeout }, async (t) => {
     const { limiter } = manual(package_, 2, 60);
     const ran = [];
     const { send, server } = await serve(t, workglow, toWorkglow(limiter), async ({ i }) => (ran.push(i), {}));
@@ -113,7 +113,7 @@ for (const [version, workglow] of Object.entries({ "0.2.37": current, "0.2.31": 
     assert.equal(limiter.peek().remaining, 1);
   });
 
-  test(`${version}: a worker that is stopped gives back what it had waited for`, { timeout }, async (t) => {
+  test(`${version}: a stopped worker frees the place that it waited for`, { timeout }, async (t) => {
     const { limiter, clock } = manual(package_, 1, 20);
     const held = limiter.tryAcquire();
     const { send, server } = await serve(t, workglow, toWorkglow(limiter, { wait: "25s" }), async () => ({}), 1);
@@ -128,7 +128,7 @@ for (const [version, workglow] of Object.entries({ "0.2.37": current, "0.2.31": 
     assert.equal(limiter.peek().remaining, 1);
   });
 
-  test(`${version}: its own RateLimiter on our storage, and a pause from within a job`, { timeout }, async (t) => {
+  test(`${version}: Workglow's RateLimiter uses our storage, and a job can pause it`, { timeout }, async (t) => {
     const { store, limiter, clock } = manual(package_, 2, 60, "mail");
     const backoff = { initialBackoffDelay: 1, maxBackoffDelay: 2 };
     const storage = new WorkglowRateLimiterStorage(store);
@@ -144,7 +144,7 @@ for (const [version, workglow] of Object.entries({ "0.2.37": current, "0.2.31": 
     await until(t, () => attempts.length === 1 && limiter.stats().denied > 0);
     clock.advance("61s");
     await settle();
-    assert.deepEqual(attempts, [0], "the window is empty, and the pause goes on");
+    assert.deepEqual(attempts, [0], "the pause ended with the window");
     clock.advance("10m");
     await handle.waitFor();
     assert.deepEqual(attempts, [0, 0]);

@@ -1,4 +1,4 @@
-// Workglow's own RateLimiter, counting in a store of this package.
+// Workglow's own RateLimiter with a store of this package.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -10,17 +10,17 @@ import { directory } from "./helpers.mjs";
 
 const minute = (maxExecutions) => ({ maxExecutions, windowSizeInSeconds: 60 });
 
-/** A storage by a clock that stands still, and the limit of its queue "mail". */
+/** Makes a storage with a clock that stands still, and the limiter of its queue "mail". */
 function still(url = "memory:", options) {
   const clock = new ManualClock();
   const store = new Store(url, { clock });
   return { clock, store, storage: new WorkglowRateLimiterStorage(store, options), mail: RateLimiter.attach(store, "mail") };
 }
 
-/** How far away an instant is, in whole s: of the time that passes while that is asked, no more than it is rounded up by. */
+/** Returns the time until an instant in whole seconds, without the time that passes during the call. */
 const seconds = (at) => Math.ceil((new Date(at) - Date.now() - 2) / 1_000);
 
-test("their limiter on it: decides, gives back, and says when", async () => {
+test("Workglow's limiter decides, gives units back, and says when to retry", async () => {
   const { clock, storage } = still();
   const limiter = new Theirs(storage, "mail", { ...minute(2), initialBackoffDelay: 1, maxBackoffDelay: 2 });
   assert.equal(limiter.scope, "process");
@@ -34,13 +34,13 @@ test("their limiter on it: decides, gives back, and says when", async () => {
   await limiter.release(first);
   assert.ok(await limiter.tryAcquire());
   await limiter.complete(first);
-  assert.equal(await limiter.tryAcquire(), null, "what ran counts");
+  assert.equal(await limiter.tryAcquire(), null, "a job that ran did not count");
   assert.equal(seconds(await limiter.getNextAvailableTime()), 60);
   await limiter.clear();
   assert.ok(await limiter.tryAcquire());
 });
 
-test("many at once, through several objects and their own limiters: never more than the limit", async (t) => {
+test("many reservations at once, through several objects, never exceed the limit", async (t) => {
   const url = `sqlite:${directory(t)}/limits.db`;
   const limiters = [Theirs, Older, Theirs].map(
     (Limiter) => new Limiter(new WorkglowRateLimiterStorage(new Store(url)), "mail", { ...minute(10) }),
@@ -48,20 +48,20 @@ test("many at once, through several objects and their own limiters: never more t
   assert.equal(limiters[0].scope, "cluster");
   const asked = Array.from({ length: 60 }, (_, i) => limiters[i % 3].tryAcquire());
   assert.equal((await Promise.all(asked)).filter((token) => token !== null).length, 10);
-  // It is the limit of that name, for anybody.
+  // It is the limit of that name for other limiters, too.
   assert.equal(RateLimiter.attach(new Store(url), "mail").tryAcquire(), null);
 });
 
-test("a pause holds for their limiter, whoever sets it, and room does not end it", async () => {
+test("a pause by either side holds for Workglow's limiter, and free units do not end it", async () => {
   for (const Limiter of [Theirs, Older]) {
     const { storage, mail, clock } = still();
     const limiter = new Limiter(storage, "mail", minute(2));
     await limiter.setNextAvailableTime(new Date(Date.now() + 30_000));
-    assert.equal(seconds(await limiter.getNextAvailableTime()), 30, "before anybody has declared the limit");
+    assert.equal(seconds(await limiter.getNextAvailableTime()), 30, "before the limit is declared");
     assert.equal(await limiter.tryAcquire(), null);
     assert.equal(seconds(await storage.getNextAvailableTime("mail")), 30);
     await storage.setNextAvailableTime("mail", new Date(0).toISOString());
-    assert.equal(await limiter.tryAcquire(), null, "it does not move back");
+    assert.equal(await limiter.tryAcquire(), null, "the pause moved back");
     clock.advance("31s");
     assert.equal(await storage.getNextAvailableTime("mail"), undefined);
     assert.ok(await limiter.tryAcquire());
@@ -72,7 +72,7 @@ test("a pause holds for their limiter, whoever sets it, and room does not end it
   }
 });
 
-test("an early pause is the later of two, and gone when cleared", async () => {
+test("of two early pauses the later one holds, and clear removes it", async () => {
   const { storage } = still();
   const at = (s) => new Date(Date.now() + s * 1_000).toISOString();
   for (const s of [50, 20]) await storage.setNextAvailableTime("mail", at(s));
@@ -82,7 +82,7 @@ test("an early pause is the later of two, and gone when cleared", async () => {
   assert.ok(await storage.tryReserveExecution("mail", 1, 60_000));
 });
 
-test("an early pause holds as soon as anybody declares the limit", async () => {
+test("an early pause holds as soon as the limit is declared", async () => {
   const { store, storage } = still();
   await storage.setNextAvailableTime("mail", new Date(Date.now() + 50_000).toISOString());
   const declared = new RateLimiter(store, "mail", minute(1));
@@ -91,7 +91,7 @@ test("an early pause holds as soon as anybody declares the limit", async () => {
   assert.equal(await declared.canProceed(), false);
 });
 
-test("the older pair: counts, then records, even when the limit is full", async () => {
+test("the older pair counts, then records, even if the limit is full", async () => {
   const { storage, mail, clock } = still();
   const limiter = new Older(storage, "mail", { ...minute(2), initialBackoffDelay: 1, maxBackoffDelay: 2 });
   await limiter.release(await limiter.tryAcquire());
@@ -106,14 +106,14 @@ test("the older pair: counts, then records, even when the limit is full", async 
   assert.equal(await limiter.canProceed(), true);
 });
 
-test("the older pair on a limit that nobody has declared: counts as its own storage does, in all processes", async (t) => {
+test("the older pair without a declared limit counts as Workglow's own storage does, in all processes", async (t) => {
   const url = `sqlite:${directory(t)}/limits.db`;
   const limiters = [new Store(url), new Store(url)].map((store) => {
     const storage = new WorkglowRateLimiterStorage(store);
     return new Older(storage, "mail", { ...minute(3), initialBackoffDelay: 1, maxBackoffDelay: 2 });
   });
   const [one, other] = limiters;
-  await one.recordJobStart(); // Before anybody has said over which time.
+  await one.recordJobStart(); // Before a window is known.
   assert.deepEqual(await Promise.all(limiters.map((limiter) => limiter.canProceed())), [true, true]);
   await other.recordJobStart();
   await one.recordJobStart();
@@ -121,7 +121,7 @@ test("the older pair on a limit that nobody has declared: counts as its own stor
     assert.equal(await limiter.canProceed(), false);
     await limiter.recordJobStart();
   }
-  // Where the window is full it also pauses the queue, for 2 to 4 ms here.
+  // If the window is full, it also pauses the queue, here for 2 to 4 ms.
   await new Promise((resolve) => setTimeout(resolve, 20));
   for (const limiter of limiters) {
     const storage = new WorkglowRateLimiterStorage(new Store(url));
@@ -131,7 +131,7 @@ test("the older pair on a limit that nobody has declared: counts as its own stor
   }
   await one.clear();
   assert.equal(await other.canProceed(), true);
-  // As soon as anybody says what is allowed, that holds, and what has started counts.
+  // As soon as a limit is declared it holds, and counts the starts so far.
   await other.recordJobStart();
   const token = await one.tryAcquire();
   assert.ok(token);
@@ -139,7 +139,7 @@ test("the older pair on a limit that nobody has declared: counts as its own stor
   assert.equal(await one.tryAcquire(), null);
 });
 
-test("the older pair over another time than the one before: starts leave the window that is asked for", async () => {
+test("the older pair follows a changed window", async () => {
   const { clock, storage } = still();
   const count = (ms) => storage.getExecutionCount("mail", new Date(Date.now() - ms).toISOString());
   await storage.recordExecution("mail");
@@ -148,14 +148,14 @@ test("the older pair over another time than the one before: starts leave the win
   assert.equal(await count(1_000), 0);
   await storage.recordExecution("mail");
   const longer = await count(3_600_000);
-  assert.ok(longer >= 1, "the one before may have been forgotten with its window");
+  assert.ok(longer >= 1, "the start was forgotten with its window");
   clock.advance("30m");
   assert.equal(await count(3_600_000), longer);
   clock.advance("31m");
   assert.equal(await count(3_600_000), 0);
 });
 
-test("what it says of single starts", async () => {
+test("the storage returns the times of single starts", async () => {
   const { storage, clock } = still();
   const count = () => storage.getExecutionCount("mail", new Date(0).toISOString());
   const newest = (offset) => storage.getOldestExecutionAtOffset("mail", offset);
@@ -173,7 +173,7 @@ test("what it says of single starts", async () => {
   assert.deepEqual(await Promise.all([0, 1].map(async (n) => seconds(await newest(n)))), [-45, -55]);
 });
 
-test("keys have budgets of their own", async () => {
+test("keys have separate budgets", async () => {
   const { store } = still();
   const [a, b] = ["a", "b"].map((key) => new WorkglowRateLimiterStorage(store, { key }));
   assert.ok(await a.tryReserveExecution("mail", 1, 60_000));
@@ -193,7 +193,7 @@ test("several limits of one queue all hold", async () => {
   clock.advance("1s");
   assert.deepEqual([await reserve(9, 60_000), await reserve(9, 60_000)], [true, false]);
   clock.advance("1s");
-  assert.equal(await reserve(9, 60_000), false, "three of them within a minute");
+  assert.equal(await reserve(9, 60_000), false, "three starts within a minute were not counted");
   await storage.tryReserveExecution("mail", 9, 2_000);
   await storage.tryReserveExecution("mail", 9, 3_000);
   await assert.rejects(storage.tryReserveExecution("mail", 9, 4_000), { name: "InvalidArgument", message: /windows/ });
@@ -201,7 +201,7 @@ test("several limits of one queue all hold", async () => {
   assert.ok(await reserve(3, 60_000));
 });
 
-test("an operator's policy stands above what it asks for", async () => {
+test("an operator's override holds above the requested limit", async () => {
   const { store, storage } = still();
   await storage.tryReserveExecution("mail", 5, 60_000);
   await store.override("mail", "1/1m");
@@ -210,7 +210,7 @@ test("an operator's policy stands above what it asks for", async () => {
   assert.ok(await storage.tryReserveExecution("mail", 5, 60_000));
 });
 
-test("opening it, by either name; there is nothing to migrate", async (t) => {
+test("the storage opens by either name, and has no migrations", async (t) => {
   const dir = directory(t);
   const storage = new WorkglowRateLimiterStorage(new Store(`sqlite:${dir}/limits.db`));
   assert.equal(await storage.migrate(), undefined);
@@ -224,7 +224,7 @@ test("opening it, by either name; there is nothing to migrate", async (t) => {
   assert.equal(await denying.tryReserveExecution("mail", 1, 1_000), null);
 });
 
-test("bad input is named, and nothing is declared", async () => {
+test("invalid input is named, and nothing is declared", async () => {
   const { store, storage } = still();
   assert.throws(() => new WorkglowRateLimiterStorage("memory:"), InvalidArgument);
   assert.throws(() => new WorkglowRateLimiterStorage(store, { key: 5 }), { message: /^key is 5/ });

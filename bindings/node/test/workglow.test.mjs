@@ -12,7 +12,7 @@ import { directory, manual, settle } from "./helpers.mjs";
 
 const { CompositeLimiter, ConcurrencyLimiter, InvalidArgument, ManualClock, NullLimiter, RateLimiter, Store, toWorkglow } = package_;
 
-test("the first generation: check, start, complete", async () => {
+test("the first generation checks, starts and completes", async () => {
   const limiter = toWorkglow(new ConcurrencyLimiter(1));
   assert.equal(await limiter.canProceed(), true);
   await limiter.recordJobStart();
@@ -27,7 +27,7 @@ test("the first generation: check, start, complete", async () => {
   assert.equal(await limiter.canProceed(), true);
 });
 
-test("the second generation: starts with a token, ends the oldest without one", async () => {
+test("the second generation starts with a token, and ends the oldest without one", async () => {
   const slots = new ConcurrencyLimiter(2);
   const limiter = toWorkglow(slots);
   const [first, second] = [await limiter.tryAcquire(), await limiter.tryAcquire()];
@@ -35,31 +35,31 @@ test("the second generation: starts with a token, ends the oldest without one", 
   await limiter.recordJobCompletion();
   assert.equal(slots.peek().remaining, 1);
   await limiter.complete(first);
-  assert.equal(slots.peek().remaining, 1, "that was the one that ended");
+  assert.equal(slots.peek().remaining, 1, "the oldest start did not end");
   await limiter.release(second);
   assert.equal(slots.peek().remaining, 2);
   await limiter.recordJobCompletion();
-  assert.equal(slots.peek().remaining, 2, "nothing is left to end");
+  assert.equal(slots.peek().remaining, 2, "a start was left");
 });
 
-test("the third generation: a token, which ends once", async () => {
+test("the third generation uses a token, which ends once", async () => {
   const { limiter: rate } = manual(package_, 2, 60);
   const limiter = toWorkglow(new CompositeLimiter([new ConcurrencyLimiter(1), rate]));
   const released = await limiter.tryAcquire();
   assert.ok(released);
   assert.equal(await limiter.tryAcquire(), null);
   await limiter.release(released);
-  assert.equal(rate.peek().remaining, 2, "it never ran");
+  assert.equal(rate.peek().remaining, 2, "a start that never ran counted");
   await limiter.complete(await limiter.tryAcquire());
   assert.equal(rate.peek().remaining, 1);
   await limiter.complete(released);
   const last = await limiter.tryAcquire();
   assert.equal(await limiter.tryAcquire(), null);
   await limiter.complete(last);
-  assert.equal(await limiter.tryAcquire(), null, "the rate is used up");
+  assert.equal(await limiter.tryAcquire(), null, "the rate was not used up");
 });
 
-test("tokens of nobody, and of another limiter", async () => {
+test("invalid tokens, and those of another limiter, are errors", async () => {
   const limiter = toWorkglow(new ConcurrencyLimiter(1));
   const token = await limiter.tryAcquire();
   for (const bad of [undefined, null, {}, 5, new ConcurrencyLimiter(1).tryAcquire()]) {
@@ -76,7 +76,7 @@ test("tokens of nobody, and of another limiter", async () => {
   }
 });
 
-test("who may wait gets its place instead of a denial, in the order of asking", async () => {
+test("with `wait`, a worker gets its place in order instead of a denial", async () => {
   const { limiter: rate, clock } = manual(package_, 1, 5);
   const limiter = toWorkglow(rate, { wait: "20s" });
   assert.ok(await limiter.tryAcquire());
@@ -92,11 +92,11 @@ test("who may wait gets its place instead of a denial, in the order of asking", 
   }
   assert.equal(rate.stats().denied, 0);
   for (const token of await Promise.all(asked)) await limiter.complete(token);
-  assert.equal(await toWorkglow(rate, { wait: "4s" }).tryAcquire(), null, "its place is further away");
+  assert.equal(await toWorkglow(rate, { wait: "4s" }).tryAcquire(), null, "its place was not further away");
   assert.equal(rate.stats().denied, 1);
 });
 
-test("who was denied and asks again too soon waits for it, and no longer than until there is room", async () => {
+test("a denied worker that asks too soon waits until a start is possible", async () => {
   const soon = toWorkglow(new RateLimiter(new Store("memory:"), "x", { maxExecutions: 1, windowSizeInSeconds: 3 }));
   assert.ok(await soon.tryAcquire());
   let asked = 1;
@@ -116,10 +116,10 @@ test("who was denied and asks again too soon waits for it, and no longer than un
   }
   const never = toWorkglow(new RateLimiter(new Store("memory:"), "x", { maxExecutions: 1, windowSizeInSeconds: 600 }));
   assert.ok(await never.tryAcquire());
-  for (let i = 0; i < 2; i++) assert.equal(await never.tryAcquire(), null, "it looks again after a second");
+  for (let i = 0; i < 2; i++) assert.equal(await never.tryAcquire(), null, "it did not ask again after a second");
 });
 
-test("when to ask again: exactly, or soon where a slot may come free", async (t) => {
+test("getNextAvailableTime is exact, or soon where a slot may become free", async (t) => {
   const store = new Store(`sqlite:${directory(t)}/limits.db`);
   const leased = new ConcurrencyLimiter(1, { store, name: "gpu", lease: "1h" });
   const rate = new RateLimiter(store, "calls", { maxExecutions: 1, windowSizeInSeconds: 3600 });
@@ -130,12 +130,12 @@ test("when to ask again: exactly, or soon where a slot may come free", async (t)
   assert.ok((await leased.getNextAvailableTime()) - Date.now() > 3_500_000);
   assert.ok((await away(leased)) <= 1_000, "the lease ends with its job");
   assert.ok((await away(new CompositeLimiter([leased, rate]))) <= 1_000);
-  assert.ok((await away(rate)) > 3_500_000, "that is certain");
+  assert.ok((await away(rate)) > 3_500_000, "the window is exact");
   await leased.pause("30m");
-  assert.ok((await away(leased)) > 1_700_000, "so is a pause");
+  assert.ok((await away(leased)) > 1_700_000, "the pause is exact");
 });
 
-test("a store that fails when a job ends has counted it, and the queue goes on", async (t) => {
+test("a store failure at the end of a job is counted, and the queue continues", async (t) => {
   const dir = directory(t);
   const clock = new ManualClock();
   const store = new Store(`sqlite:${dir}/limits.db`, { timeout: 100, clock });
@@ -146,7 +146,7 @@ test("a store that fails when a job ends has counted it, and the queue goes on",
   const before = store.failures;
   await limiter.release(tokens[1]);
   assert.ok(store.failures > before);
-  clock.advance(2000); // A start looks once a second whether its files are still there.
+  clock.advance(2000); // A start checks once a second whether the store's files still exist.
   await assert.rejects(limiter.tryAcquire(), { name: "StoreError" });
   const denying = new Store(`sqlite:${dir}/limits.db`, { onError: "deny" });
   const calls = new RateLimiter(denying, "calls", { maxExecutions: 5, windowSizeInSeconds: 60 });
@@ -170,13 +170,13 @@ test("the service tokens are Workglow's", () => {
   }
 });
 
-test("both entries export the same function, to either kind of module", () => {
+test("both entries export the same function, in both module systems", () => {
   assert.equal(workglow.toWorkglow, toWorkglow);
   const cjs = createRequire(import.meta.url)("workglow-limit/workglow");
   assert.deepEqual(Object.keys(cjs).sort(), Object.keys(workglow).sort());
 });
 
-test("a key of a limiter", async () => {
+test("toWorkglow limits one key", async () => {
   const { limiter } = manual(package_, 1, 60);
   const [a, b] = ["a", "b"].map((key) => toWorkglow(limiter, { key }));
   assert.ok(await a.tryAcquire());
@@ -188,7 +188,7 @@ test("a key of a limiter", async () => {
   assert.equal(await b.canProceed(), false);
 });
 
-test("the scope: are processes counted together?", (t) => {
+test("the scope says whether processes share the limit", (t) => {
   const url = `sqlite:${directory(t)}/limits.db`;
   const rate = (url) => new RateLimiter(new Store(url), "calls", { maxExecutions: 1, windowSizeInSeconds: 1 });
   const scope = (limiter) => toWorkglow(limiter).scope;
@@ -204,7 +204,7 @@ test("the scope: are processes counted together?", (t) => {
   assert.equal(scope(new CompositeLimiter()), "process");
 });
 
-test("a store is opened off the event loop, and its errors reject", async (t) => {
+test("a store opens without blocking the event loop, and its errors reject", async (t) => {
   const limiter = toWorkglow(RateLimiter.attach(new Store(`sqlite:${directory(t)}/limits.db`), "nobody"));
   for (const method of ["tryAcquire", "canProceed", "recordJobStart", "clear"]) {
     await assert.rejects(limiter[method](), { code: "unknown_limit" });

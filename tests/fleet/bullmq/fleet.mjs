@@ -1,4 +1,4 @@
-// One run: worker processes, a key that is full, keys that are nearly idle, and what came of it.
+// One run: worker processes, a full key, keys that are nearly idle, and the results.
 
 import { execFileSync, fork } from "node:child_process";
 import { once } from "node:events";
@@ -13,14 +13,14 @@ const EVIDENCE = join(import.meta.dirname, "../../../examples/fleet");
 const COUNT = `import sys; sys.path.insert(0, sys.argv[1]); import evidence
 for folder in sys.argv[3:]: print(evidence.most_in_any_window(evidence.read(folder), int(sys.argv[2])))`;
 
-/** The most starts of each folder that surely lie in one window. */
+/** Returns the most starts of each folder that surely lie in one window. */
 function mostInAnyWindow(folders, windowMs) {
-  const told = execFileSync("python3", ["-c", COUNT, EVIDENCE, String(windowMs * 1e6), ...folders], { encoding: "utf8" });
-  return told.trim().split("\n").map(Number);
+  const output = execFileSync("python3", ["-c", COUNT, EVIDENCE, String(windowMs * 1e6), ...folders], { encoding: "utf8" });
+  return output.trim().split("\n").map(Number);
 }
 
 /**
- * Runs `jobs` of a full key at once, and `idleJobs` of each of four others one after the other meanwhile.
+ * Runs `jobs` of a full key at once, and `idleJobs` of each of four others one after the other at the same time.
  * `mode` is one of worker.mjs.
  */
 export async function runFleet({ mode, jobs, idleJobs, limit, windowMs, jobMs, concurrency = 10, processes = 2, plant = false }) {
@@ -57,7 +57,7 @@ export async function runFleet({ mode, jobs, idleJobs, limit, windowMs, jobMs, c
     const total = jobs + idle.length;
     const deadline = Date.now() + 5 * ideal + 30_000;
     while (over < total && Date.now() < deadline) await sleep(100);
-    // Each job was added by one; the others are the workers'.
+    // Each job was added by one process; the other processes are workers.
     const scripts = (await redis.scripts()) - total;
 
     const ended = (await Promise.all(queues.map((queue) => queue.getJobs(["completed", "failed"], 0, -1)))).flat();

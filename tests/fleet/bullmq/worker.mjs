@@ -1,4 +1,4 @@
-// One worker process. It is told what to do as JSON, says that it is ready, and works until it is told to stop.
+// One worker process. It gets its task as JSON, reports that it is ready, and works until it is stopped.
 
 import fs from "node:fs";
 import { setTimeout as sleep } from "node:timers/promises";
@@ -9,10 +9,10 @@ import { withLimiter } from "workglow-limit/bullmq";
 const { mode, port, folder, keys, limit, windowMs, jobMs, concurrency, plant } = JSON.parse(process.argv[2]);
 
 const connection = { host: "127.0.0.1", port };
-// Each write is one line as a whole.
+// Each write is one whole line.
 const logs = Object.fromEntries(keys.map((key) => [key, fs.openSync(`${folder}/starts/${key}/worker-${process.pid}.log`, "a")]));
 
-/** The job. It writes down in which interval it started, on the clock of the machine: see examples/fleet/evidence.py. */
+/** The job. It records the interval of its start, on the clock of the machine: see examples/fleet/evidence.py. */
 async function run(job, a) {
   const b = process.hrtime.bigint();
   const started = Date.now();
@@ -22,7 +22,7 @@ async function run(job, a) {
   return { started };
 }
 
-/** When a worker asked for a job at the earliest: `processedOn` is the clock just before, in whole ms. */
+/** The earliest time at which a worker asked for a job: `processedOn` is the clock just before, in whole ms. */
 const fetched = (job) => process.hrtime.bigint() - BigInt(Date.now() + 1 - job.processedOn) * 1_000_000n;
 
 const modes = {
@@ -53,7 +53,7 @@ const modes = {
       limiter: { max: limit, duration: windowMs },
     }),
   ],
-  /** The same with a queue, and a worker in each process, for each key. */
+  /** BullMQ's limiter with a queue, and a worker in each process, for each key. */
   queues: () =>
     keys.map(
       (key) =>

@@ -1,4 +1,4 @@
-// One run: worker processes, a key that is full, keys that are nearly idle, and what came of it.
+// One run: worker processes, a full key, keys that are nearly idle, and the results.
 
 import assert from "node:assert/strict";
 import { execFileSync, fork } from "node:child_process";
@@ -16,18 +16,18 @@ const EVIDENCE = join(import.meta.dirname, "../../../examples/fleet");
 const COUNT = `import sys; sys.path.insert(0, sys.argv[1]); import evidence
 for folder in sys.argv[3:]: print(evidence.most_in_any_window(evidence.read(folder), int(sys.argv[2])))`;
 
-/** The most starts of each folder that surely lie in one window. */
+/** Returns the most starts of each folder that surely lie in one window. */
 function mostInAnyWindow(folders, windowMs) {
-  const told = execFileSync("python3", ["-c", COUNT, EVIDENCE, String(windowMs * 1e6), ...folders], { encoding: "utf8" });
-  return told.trim().split("\n").map(Number);
+  const output = execFileSync("python3", ["-c", COUNT, EVIDENCE, String(windowMs * 1e6), ...folders], { encoding: "utf8" });
+  return output.trim().split("\n").map(Number);
 }
 
-/** How jobs are added, and which have not ended, in either queue. */
+/** Adds jobs to either queue, and returns those that have not ended. */
 const queues = {
   async "pg-boss"(host, mode) {
     const boss = await pgBoss(host, 4);
     await boss.createQueue("fleet", { retryLimit: 10_000, retryDelay: 1 });
-    // Of those within a second it keeps one, and drops the others.
+    // Of several jobs within a second it keeps one, and drops the others.
     const options = mode === "throttled" ? { singletonSeconds: 1 } : {};
     return {
       add: (jobs) => boss.insert("fleet", jobs.map((data) => ({ data, ...options, singletonKey: mode === "throttled" ? data.key : undefined }))),
@@ -44,7 +44,7 @@ const queues = {
     pool.on("connect", (client) => client.on("error", () => {}));
     const utils = await makeWorkerUtils({ pgPool: pool, logger: quiet });
     await utils.migrate();
-    // The queue of a name does one job at a time; of the jobs of a key it keeps the last.
+    // A named queue runs one job at a time; of the jobs of a key it keeps the last.
     const specOf = { serial: ({ key }) => ({ queueName: key }), keyed: ({ key }) => ({ jobKey: key }) }[mode] ?? (() => ({}));
     return {
       async add(jobs) {
@@ -63,8 +63,8 @@ const queues = {
 };
 
 /**
- * Runs `jobs` of a full key at once, and `idleJobs` of each of two others one after the other meanwhile, in the queue "pg-boss"
- * or "graphile". `mode` is one of worker.mjs. With `plant` the processes count each for itself, which has to show.
+ * Runs `jobs` of a full key at once, and `idleJobs` of each of two others one after the other at the same time, in the queue "pg-boss"
+ * or "graphile". `mode` is one of worker.mjs. With `plant` each process has a limit of its own, which must be detected.
  */
 export async function runFleet({ queue, mode, jobs, idleJobs, limit, windowMs, jobMs, concurrency = 10, processes = 2, plant = false }) {
   const keys = ["full", "a", "b"];

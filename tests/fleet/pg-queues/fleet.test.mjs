@@ -1,4 +1,4 @@
-// The short form of the table: what must hold on any machine, however busy.
+// The short form of the table: checks that must hold on any machine, however busy.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -16,8 +16,8 @@ for (const queue of ["pg-boss", "graphile"]) {
     t.diagnostic(`${result.span} ms from first to last start (ideal ${result.ideal}), at most ${result.outOfTurn} out of turn`);
   });
 
-  test(`${queue}: a limit in each process is found out`, { timeout: 120_000 }, async () => {
+  test(`${queue}: a limit in each process is detected`, { timeout: 120_000 }, async () => {
     const result = await runFleet({ queue, ...work, plant: true });
-    assert.ok(result.overLimit > 0, "the measurement would not see a broken limit");
+    assert.ok(result.overLimit > 0, "the measurement does not detect a broken limit");
   });
 }

@@ -1,9 +1,9 @@
-// What both ends of the fleet make of the queues.
+// The queues, as both the fleet and its workers make them.
 
 import { Logger } from "graphile-worker";
 import { PgBoss } from "pg-boss";
 
-/** A pg-boss that has started. */
+/** Makes a pg-boss, and starts it. */
 export async function pgBoss(host, max) {
   const boss = new PgBoss({ host, user: "postgres", database: "postgres", max, supervise: false, schedule: false });
   boss.on("error", () => {});
@@ -11,5 +11,5 @@ export async function pgBoss(host, max) {
   return boss;
 }
 
-/** Graphile Worker tells of each job; here nobody reads it. */
+/** Discards Graphile Worker's log of each job. */
 export const quiet = new Logger(() => () => {});

@@ -1,4 +1,4 @@
-// The table: ours beside what pg-boss and Graphile Worker have. Ends with 1 if ours breaks its promise.
+// The table: ours compared with pg-boss's and Graphile Worker's own. Exits with 1 if ours exceeds the limit or loses a job.
 
 import { runFleet } from "./fleet.mjs";
 
@@ -21,7 +21,7 @@ for (const [name, queue, mode] of chosen) {
 }
 
 console.log(`
-2 worker processes of concurrency 10, ${work.limit} per ${work.windowMs / 1000} s and key: ${work.jobs} jobs of one key at once, and ${work.idleJobs} of each of two others meanwhile
+2 worker processes of concurrency 10, ${work.limit} per ${work.windowMs / 1000} s and key: ${work.jobs} jobs of one key at once, and ${work.idleJobs} of each of two others at the same time
 
 | | over the limit | first to last start (ideal ${results[0].ideal / 1000} s) | never ran | most retries | furthest out of turn | other keys: wait, median | longest |
 | --- | --- | --- | --- | --- | --- | --- | --- |`);
@@ -39,7 +39,7 @@ for (const ours of results.filter(({ mode }) => mode === "ours")) {
     "retries were used": ours.attempts !== 0,
     "the span is 10 % above the ideal": ours.span > 1.1 * ours.ideal,
   }).filter(([, is]) => is);
-  for (const [what] of broken) console.log(`\n${ours.name} broke its promise: ${what}`);
+  for (const [what] of broken) console.log(`\n${ours.name} failed: ${what}`);
   code ||= broken.length;
 }
 process.exit(code > 0 ? 1 : 0);

@@ -1,4 +1,4 @@
-// One worker process. It is told what to do as JSON, says that it is ready, and works until it is told to stop.
+// One worker process. It gets its task as JSON, reports that it is ready, and works until it is stopped.
 
 import fs from "node:fs";
 import { setTimeout as sleep } from "node:timers/promises";
@@ -15,10 +15,10 @@ const { queue, mode, host, folder, keys, limit, windowMs, jobMs, concurrency, pl
 const pool = new pg.Pool({ host, user: "postgres", database: "postgres", max: concurrency + 2 });
 pool.on("error", () => {});
 pool.on("connect", (client) => client.on("error", () => {}));
-// Each write is one line as a whole.
+// Each write is one whole line.
 const logs = Object.fromEntries(keys.map((key) => [key, fs.openSync(`${folder}/starts/${key}/worker-${process.pid}.log`, "a")]));
 
-/** The job. It writes down in which interval it started, on the clock of the machine: see examples/fleet/evidence.py. */
+/** The job. It records the interval of its start, on the clock of the machine: see examples/fleet/evidence.py. */
 async function run({ key, i }, attempts, a) {
   const b = process.hrtime.bigint();
   fs.writeSync(logs[key], `${a} ${b}\n`);
@@ -26,7 +26,7 @@ async function run({ key, i }, attempts, a) {
   await sleep(jobMs);
 }
 
-/** With the permit of its start: from when it was asked for, or from when its place came. */
+/** Runs a job with the permit of its start: the interval begins when the start was requested, or when its place was ready. */
 const limited = (before, permit, data, attempts) => {
   const ready = permit.readyAtHrtime;
   return run(data, attempts, ready !== null && ready > before ? ready : before);
@@ -36,7 +36,7 @@ const store = new Store(plant ? "memory:" : `sqlite:${folder}/limits.db`);
 const limiter = new RateLimiter(store, "fleet", { maxExecutions: limit, windowSizeInSeconds: windowMs / 1000 });
 const asked = new WeakMap();
 
-/** The usual recipe: a shared counter, asked in the handler; where it is full, the job fails, and is retried. */
+/** The usual recipe: the handler checks a shared counter. If it is full, the job fails and is retried. */
 const flexible = await new Promise((resolve, reject) => {
   const options = { storeClient: pool, storeType: "pool", tableName: `flexible`, points: limit, duration: windowMs / 1000 };
   const made = new RateLimiterPostgres(options, (error) => (error ? reject(error) : resolve(made)));

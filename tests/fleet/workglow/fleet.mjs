@@ -1,4 +1,4 @@
-// One run: processes with a server and jobs of their own on one limit, and what came of it.
+// One run: processes with servers and jobs of their own on one limit, and the results.
 
 import { execFileSync, fork } from "node:child_process";
 import { once } from "node:events";
@@ -12,14 +12,14 @@ const MEASURE = `import sys; sys.path.insert(0, sys.argv[1]); import evidence
 starts = evidence.read(sys.argv[3])
 print(len(starts), evidence.most_in_any_window(starts, int(sys.argv[2])), starts[-1].b - starts[0].b)`;
 
-/** How many starts were written down, the most of them that surely lie in one window, and from the first to the last in ms. */
+/** Returns the number of recorded starts, the most of them that surely lie in one window, and the time from the first to the last in ms. */
 function measure(folder, windowMs) {
-  const told = execFileSync("python3", ["-c", MEASURE, EVIDENCE, String(windowMs * 1e6), folder], { encoding: "utf8" });
-  const [starts, most, span] = told.trim().split(" ").map(Number);
+  const output = execFileSync("python3", ["-c", MEASURE, EVIDENCE, String(windowMs * 1e6), folder], { encoding: "utf8" });
+  const [starts, most, span] = output.trim().split(" ").map(Number);
   return { starts, most, spanMs: span / 1e6 };
 }
 
-/** Says something to a process, if there is something to say, and waits for the answer; an error if it ends before. */
+/** Sends a process a message, if there is one, and waits for its reply; an error if the process ends first. */
 async function answer(child, message) {
   if (message !== undefined) child.send(message);
   const [event, said] = await Promise.race([
@@ -39,9 +39,9 @@ async function killAfter(starts, child, folder) {
 }
 
 /**
- * Runs `jobs` in each of `processes`, by a limiter that is one of the modes of worker.mjs. With `plant` the processes count
- * each for itself, which has to show. A `quiet` queue tells its workers of no changes. With `kill` there is another process,
- * which is killed as soon as it had so many starts.
+ * Runs `jobs` in each of `processes`, by a limiter of one of the modes of worker.mjs. With `plant` each process has a limit of its own,
+ * which must be detected. A `quiet` queue does not report its changes to workers. With `kill` there is another process, which is killed
+ * after this many starts.
  */
 export async function runFleet(options) {
   const { mode, jobs, limit, windowMs, jobMs = 20, workers = 2, processes = 2, plant = false, quiet = false, kill = 0 } = options;
@@ -57,8 +57,8 @@ export async function runFleet(options) {
     }
     const answers = Promise.all(children.slice(0, processes).map((child) => answer(child, "go")));
     if (kill > 0) await killAfter(kill, children.at(-1), `${folder}/starts`);
-    const told = await answers;
-    const sum = (of) => told.reduce((total, each) => total + each[of], 0);
+    const results = await answers;
+    const sum = (of) => results.reduce((total, each) => total + each[of], 0);
     const total = jobs * processes;
     return {
       mode,

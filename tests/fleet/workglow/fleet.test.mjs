@@ -1,4 +1,4 @@
-// The short form: the limit holds for ours, and a limit that does not is seen.
+// The short form: our limit holds, and a broken limit is detected.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -7,24 +7,24 @@ import { runFleet } from "./fleet.mjs";
 const SHORT = { jobs: 15, limit: 10, windowMs: 1_000 };
 
 for (const mode of ["ours", "ours-wait", "ours-storage"]) {
-  test(`${mode}: never over the limit, and every job runs once`, async () => {
+  test(`${mode}: the limit holds, and every job runs once`, async () => {
     const { total, starts, most, ran, ranOnce, asked } = await runFleet({ mode, ...SHORT });
     assert.deepEqual({ starts, ran, ranOnce }, { starts: total, ran: total, ranOnce: total });
     assert.ok(most <= SHORT.limit, `${most} in one window`);
-    if (mode === "ours-wait") assert.equal(asked, total, "who waits is not denied");
-    // The queue wakes those that were denied at once. Would they ask then, it were some hundred times a second and worker.
+    if (mode === "ours-wait") assert.equal(asked, total, "a waiting worker was denied");
+    // The queue wakes denied workers immediately. If they asked then, each would ask some hundred times a second.
     assert.ok(asked < 10 * total, `asked ${asked} times for ${total} jobs`);
   });
 }
 
-test("a process that is killed while its workers wait takes nothing with it", async () => {
+test("a process that is killed while its workers wait takes no units with it", async () => {
   const { total, starts, most, ran, ranOnce } = await runFleet({ mode: "ours-wait", ...SHORT, jobs: 25, kill: 5 });
   assert.deepEqual({ ran, ranOnce }, { ran: total, ranOnce: total });
-  assert.ok(starts >= total + 5, `${starts} starts, ${total} of them not of the killed one`);
+  assert.ok(starts >= total + 5, `${starts} starts, ${total} of them not of the killed process`);
   assert.ok(most <= SHORT.limit, `${most} in one window`);
 });
 
-test("a limit that each process has for itself shows", async () => {
+test("a limit in each process is detected", async () => {
   const { most } = await runFleet({ mode: "ours", ...SHORT, plant: true });
   assert.ok(most > SHORT.limit, `${most} in one window`);
 });

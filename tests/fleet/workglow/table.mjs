@@ -1,14 +1,14 @@
-// Workglow's real server under a limit, in two processes: ours beside its own, in one table. Ends with 1 if ours does not
-// hold, or lost a job.
+// Workglow's real server under a limit, in two processes: ours compared with its own, in one table. Exits with 1 if ours exceeds the
+// limit or loses a job.
 //
 //     npm run fleet [-- [--quiet] [MODE …]]
 //
-// A quiet queue tells its workers of no changes, and a mode is one of worker.mjs.
+// A quiet queue does not report its changes to workers. A mode is one of worker.mjs.
 
 import { runFleet } from "./fleet.mjs";
 
 const RUN = { jobs: 80, limit: 20, windowMs: 2_000 };
-const WHO = {
+const LIMITERS = {
   ours: "toWorkglow(limiter)",
   "ours-wait": 'toWorkglow(limiter, { wait: "5s" })',
   "ours-storage": "Workglow's RateLimiter on our storage, backoff 1 ms",
@@ -17,7 +17,7 @@ const WHO = {
   sqlite: "Workglow's RateLimiter on its SQLite storage",
 };
 const COLUMNS = {
-  "who limits": ({ mode }) => WHO[mode],
+  "limiter": ({ mode }) => LIMITERS[mode],
   "most in any 2 s": ({ most }) => most,
   "over the limit": ({ most }) => Math.max(0, most - RUN.limit),
   "span, s": ({ spanMs }) => (spanMs / 1e3).toFixed(2),
@@ -37,11 +37,11 @@ function isInstalled(name) {
 
 const modes = process.argv.slice(2).filter((word) => word !== "--quiet");
 const quiet = process.argv.length > modes.length + 2;
-const chosen = modes.length > 0 ? modes : Object.keys(WHO);
+const chosen = modes.length > 0 ? modes : Object.keys(LIMITERS);
 for (const mode of chosen) {
-  if (!Object.hasOwn(WHO, mode)) throw new Error(`no mode named ${mode}: there are ${Object.keys(WHO).join(", ")}`);
+  if (!Object.hasOwn(LIMITERS, mode)) throw new Error(`no mode named ${mode}: there are ${Object.keys(LIMITERS).join(", ")}`);
 }
-const queue = quiet ? "a quiet queue" : "a queue that tells of its changes";
+const queue = quiet ? "a quiet queue" : "a queue that reports its changes";
 console.log(`Workglow's JobQueueServer, 2 processes of 2 workers and ${RUN.jobs} jobs, 20 starts per 2 s, ${queue}\n`);
 line(Object.keys(COLUMNS));
 line(Object.keys(COLUMNS).map(() => "---"));
@@ -55,9 +55,9 @@ for (const mode of chosen) {
   line(Object.values(COLUMNS).map((cell) => cell(result)));
   const { most, ran, ranOnce, starts, total } = result;
   if (!mode.startsWith("ours")) continue;
-  if (most > RUN.limit) wrong.push(`${WHO[mode]}: ${most - RUN.limit} over the limit`);
+  if (most > RUN.limit) wrong.push(`${LIMITERS[mode]}: ${most - RUN.limit} over the limit`);
   if (ran !== total || ranOnce !== total || starts !== total) {
-    wrong.push(`${WHO[mode]}: ${ranOnce} of ${total} jobs ran, in ${ran} runs and ${starts} starts`);
+    wrong.push(`${LIMITERS[mode]}: ${ranOnce} of ${total} jobs ran, in ${ran} runs and ${starts} starts`);
   }
 }
 for (const text of wrong) console.log(text);

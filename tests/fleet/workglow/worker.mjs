@@ -1,5 +1,5 @@
-// One process: a JobQueueServer with jobs of its own. It is told what to do as JSON, says that it is ready, begins when it
-// is told to, and says what came of it.
+// One process: a JobQueueServer with jobs of its own. It gets its task as JSON, reports that it is ready, begins when it is started, and
+// reports the results.
 
 import fs from "node:fs";
 import { setTimeout as sleep } from "node:timers/promises";
@@ -14,8 +14,8 @@ import {
 import { RateLimiter, Store } from "workglow-limit";
 import { WorkglowRateLimiterStorage, toWorkglow } from "workglow-limit/workglow";
 
-// Workglow takes it for granted, and Node has it from 22 on.
-Promise.withResolvers ??= function () {
+// Workglow expects it, and Node has it from version 22.
+Promise.withResolvers ??= () => {
   let resolve, reject;
   const promise = new Promise((...both) => ([resolve, reject] = both));
   return { promise, resolve, reject };
@@ -48,7 +48,7 @@ const limiter = await modes[mode]();
 const log = fs.openSync(`${folder}/starts/worker-${process.pid}.log`, "a");
 let asked = 0;
 const tryAcquire = limiter.tryAcquire.bind(limiter);
-/** Writes down in which interval it admitted, on the clock of the machine: see examples/fleet/evidence.py. */
+/** Records the interval of each start, on the clock of the machine: see examples/fleet/evidence.py. */
 limiter.tryAcquire = async () => {
   asked++;
   const before = process.hrtime.bigint();
@@ -66,7 +66,7 @@ class Work extends Job {
   }
 }
 
-/** A queue that tells nobody of its changes, as databases do. */
+/** A queue that does not report its changes, as those in databases do not. */
 class QuietQueueStorage extends InMemoryQueueStorage {
   subscribeToChanges() {
     throw new Error("not supported");

@@ -1,4 +1,4 @@
-// The clients that are limited, each asked in the same way: a real one, which talks to a real server.
+// The limited clients behind one interface: real clients, which talk to a real server.
 
 import axios from "axios";
 import { text } from "node:stream/consumers";
@@ -6,7 +6,7 @@ import { limitAxios } from "workglow-limit/axios";
 import { limitFetch } from "workglow-limit/fetch";
 import { limitUndici } from "workglow-limit/undici";
 
-/** undici by its major version. 8 needs Node 22.19. */
+/** Returns undici by its major version. Version 8 needs Node 22.19. */
 const undici = { 7: await import("undici") };
 try {
   undici[8] = await import("undici-8");
@@ -43,7 +43,7 @@ const ofAxios = (adapter, responseType) => (limiter, options) => {
   };
 };
 
-/** Makes a function `send(url, { method, headers, body, signal })` that is limited. */
+/** Makes a limited function `send(url, { method, headers, body, signal })`. */
 export const clients = {
   fetch: (limiter, options) => ofFetch(limitFetch(limiter, options)),
   "axios by node:http": ofAxios("http", "text"),
@@ -55,7 +55,7 @@ for (const [version, package_] of Object.entries(undici)) {
   clients[`undici ${version}`] = ofUndici(package_);
   clients[`the fetch of undici ${version}`] = (limiter, options) => ofFetch(limitFetch(limiter, { ...options, fetch: package_.fetch }));
 }
-/** Of which the whole body is there when they answer. */
+/** The clients that return when the whole body has arrived. */
 export const isWhole = (client) => client.startsWith("axios") && !client.endsWith("stream");
-/** Those read a body before they are asked for it. */
+/** The clients that read a body before it is requested. */
 export const isEager = (client) => client.startsWith("undici");

@@ -1,4 +1,4 @@
-// workglow-limit/fetch: the response, bodies that nobody reads, and Node's own fetch by a dispatcher.
+// workglow-limit/fetch: the response, unread bodies, and Node's own fetch through a dispatcher.
 
 import assert from "node:assert/strict";
 import { execFile } from "node:child_process";
@@ -18,7 +18,7 @@ async function until(holds) {
   while (!holds()) await settle();
 }
 
-test("the response is the one that came, and so is its clone", async (t) => {
+test("the response is unchanged, and so is its clone", async (t) => {
   const { url } = await serve(t, (request, response) => {
     if (request.url === "/from") return response.writeHead(302, { location: "/to" }).end();
     response.writeHead(request.url === "/999" ? 999 : 200, "Right", [["set-cookie", "a=1"], ["set-cookie", "b=2"]]).end('{"a":1}');
@@ -39,7 +39,7 @@ test("the response is the one that came, and so is its clone", async (t) => {
   await assert.rejects(send("no url"), TypeError);
 });
 
-test("a Request is limited as what it holds, and sent once", async (t) => {
+test("a Request is limited by its contents, and sent once", async (t) => {
   const { url, arrivals } = await serve(t, (request, response) => response.writeHead(503, { "content-type": "application/json" }).end("{}"));
   const tokens = new Store("memory:").limiter("tokens", "100/1h");
   const texts = [];
@@ -59,7 +59,7 @@ test("a Request is limited as what it holds, and sent once", async (t) => {
   assert.deepEqual(texts[1], ["GET", null, null]);
 });
 
-test("a response without a body, and one that a test made up, end at once", async (t) => {
+test("a response without a body, and a test double, end at once", async (t) => {
   const { url } = await serve(t, (request, response) => response.writeHead(204).end());
   const limiter = new ConcurrencyLimiter(1);
   assert.equal((await limitFetch(limiter)(url)).status, 204);
@@ -69,7 +69,7 @@ test("a response without a body, and one that a test made up, end at once", asyn
   await until(() => left(limiter) === 1);
 });
 
-test("a response that is dropped unread is given up when it is collected", async (t) => {
+test("a response that is dropped unread ends when it is collected", async (t) => {
   const { url } = await serve(t, (request, response) => response.write("never read"));
   const program = `
     import { ConcurrencyLimiter } from "workglow-limit";
@@ -92,7 +92,7 @@ test("a response that is dropped unread is given up when it is collected", async
 });
 
 for (const [version, { Agent }] of Object.entries(undici)) {
-  test(`undici ${version}: what a handler throws, and what is no request, is told as undici tells it`, async (t) => {
+  test(`undici ${version}: errors of handlers and of invalid requests are reported as undici reports them`, async (t) => {
     const { url } = await serve(t);
     const limiter = new ConcurrencyLimiter(1);
     const agent = new Agent();
@@ -115,7 +115,7 @@ for (const [version, { Agent }] of Object.entries(undici)) {
 }
 
 for (const [version, { Client }] of Object.entries(undici)) {
-  test(`a client of undici ${version}, which has one origin`, async (t) => {
+  test(`a client of undici ${version}, which has one origin, is limited`, async (t) => {
     const { url, arrivals } = await serve(t);
     const limiter = new ConcurrencyLimiter(1);
     const client = new Client(url);
@@ -128,7 +128,7 @@ for (const [version, { Client }] of Object.entries(undici)) {
 }
 
 for (const [version, { Agent, getGlobalDispatcher, setGlobalDispatcher }] of Object.entries(undici)) {
-  test(`Node's own fetch, by the global dispatcher of undici ${version}`, async (t) => {
+  test(`Node's own fetch is limited by the global dispatcher of undici ${version}`, async (t) => {
     const { url, arrivals } = await serve(t, model());
     const before = getGlobalDispatcher();
     t.after(() => setGlobalDispatcher(before));
@@ -154,7 +154,7 @@ for (const [version, { Agent, getGlobalDispatcher, setGlobalDispatcher }] of Obj
   });
 }
 
-test("CommonJS limits too, and knows what was imported", async (t) => {
+test("CommonJS limits, too, with imported limiters", async (t) => {
   const require = createRequire(import.meta.url);
   const { url } = await serve(t);
   const limiter = new ConcurrencyLimiter(1);

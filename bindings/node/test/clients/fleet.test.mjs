@@ -1,4 +1,4 @@
-// Several processes with clients of several kinds, on one limit: what one server sees of them.
+// Several processes with different clients share one limit: the requests that one server receives.
 
 import assert from "node:assert/strict";
 import { fork, spawn } from "node:child_process";
@@ -21,7 +21,7 @@ async function until(holds) {
   while (!holds()) await settle();
 }
 
-/** Processes that hammer a server until `over()`. */
+/** Starts processes that send requests to a server until `over()`. */
 async function fleet(t, store, policy, url) {
   const members = three.map((client) => fork(join(import.meta.dirname, "process.mjs"), [store, policy, client, url]));
   t.after(() => members.forEach((member) => member.kill("SIGKILL")));
@@ -49,16 +49,16 @@ for (const [name, address] of Object.entries(stores)) {
 
   test(`${name}: a 429 to one process pauses all`, async (t) => {
     const { url, arrivals } = await serve(t, (request, response) => {
-      // The 60th is refused, and only that.
+      // The 60th request is refused, and no other.
       if (arrivals.length !== 60) return response.end("fine");
       response.writeHead(429, { "retry-after": "2" }).end();
     });
-    // (What was granted before may start for a moment after the pause has begun.)
+    // Starts that were granted before may happen for a moment after the pause began.
     const store = address(t).replace(/$/, name === "redis" ? "?db=1&grants=never" : "");
     const over = await fleet(t, store, "100000/1m", url);
     await until(() => arrivals.length > 200 && processesOf(arrivals.slice(100)).size === 3);
     await over();
-    // Those before the pause asked before it began, those after it arrived when it was over: somewhere, these are 2 s apart.
+    // Requests before the pause asked before it began; those after it arrived when it had ended. Somewhere, these are 2 s apart.
     const starts = startsOf(arrivals).toSorted((x, y) => (x.a < y.a ? -1 : 1));
     let longest = 0n;
     let next = starts.at(-1).b;
@@ -73,7 +73,7 @@ for (const [name, address] of Object.entries(stores)) {
 }
 
 for (const client of Object.keys(clients)) {
-  test(`${client}: a store that is locked holds up no other host`, async (t) => {
+  test(`${client}: a locked store does not delay requests to other hosts`, async (t) => {
     const { port, arrivals } = await serve(t);
     const path = `${directory(t)}/limits.db`;
     const locked = new Store(`sqlite:${path}`, { durability: "commit", timeout: "1h" });

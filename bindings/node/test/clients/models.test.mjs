@@ -1,4 +1,4 @@
-// The SDKs of OpenAI and Anthropic, with a limited `fetch`, against a server that speaks as theirs do.
+// The SDKs of OpenAI and Anthropic with a limited `fetch`, against a server with the same responses as theirs.
 
 import Anthropic from "@anthropic-ai/sdk";
 import assert from "node:assert/strict";
@@ -9,7 +9,7 @@ import { limitFetch } from "workglow-limit/fetch";
 import { settle } from "../helpers.mjs";
 import { model, serve } from "./server.mjs";
 
-const messages = [{ role: "user", content: "x".repeat(36) }]; // With "user": 10 tokens. The model's name takes another.
+const messages = [{ role: "user", content: "x".repeat(36) }]; // With "user": 10 tokens. The model's name is one more.
 const content = "One two three four";
 
 const sdks = {
@@ -20,7 +20,7 @@ const sdks = {
     stream: (client) => client.chat.completions.create({ model: "m", messages, max_tokens: 100, stream: true, stream_options: { include_usage: true } }),
     wordOf: (event) => event.choices[0]?.delta.content ?? "",
     used: 11,
-    known: 111, // Only the last event says.
+    known: 111, // Only the last event states it.
   },
   anthropic: {
     make: (options) => new Anthropic(options),
@@ -29,7 +29,7 @@ const sdks = {
     stream: (client) => client.messages.create({ model: "m", messages, max_tokens: 100, stream: true }),
     wordOf: (event) => event.delta?.text ?? "",
     used: 15,
-    known: 12, // The first event says what came in.
+    known: 12, // The first event states the input tokens.
   },
 };
 
@@ -39,7 +39,7 @@ async function until(holds) {
   while (!holds()) await settle();
 }
 
-/** An SDK with limits of its own, and a server. */
+/** Makes an SDK with limits of its own, and a server. */
 async function set(t, { make, path }, answer, options = {}) {
   const { url, arrivals } = await serve(t, answer);
   const store = new Store("memory:");
@@ -50,7 +50,7 @@ async function set(t, { make, path }, answer, options = {}) {
 }
 
 for (const [name, sdk] of Object.entries(sdks)) {
-  test(`${name}: an answer, and what it used`, async (t) => {
+  test(`${name}: a response settles the used tokens`, async (t) => {
     const { client, limiter, tokens } = await set(t, sdk, model());
     assert.equal(await sdk.whole(client), content);
     await until(() => left(tokens) === 1000 - sdk.used);
@@ -74,7 +74,7 @@ for (const [name, sdk] of Object.entries(sdks)) {
     await until(() => left(tokens) === 1000 - sdk.used && left(limiter) === 2);
   });
 
-  test(`${name}: a stream that is broken off gives its permit back, and settles what is known`, async (t) => {
+  test(`${name}: an aborted stream ends its permit, and settles the known tokens`, async (t) => {
     const { client, limiter, tokens } = await set(t, sdk, model(() => new Promise(() => {})));
     for await (const event of await sdk.stream(client)) if (sdk.wordOf(event) !== "") break;
     await until(() => left(limiter) === 2 && left(tokens) === 1000 - sdk.known);
@@ -83,7 +83,7 @@ for (const [name, sdk] of Object.entries(sdks)) {
     await until(() => left(limiter) === 2);
   });
 
-  test(`${name}: as many at once as may be, and the SDK's own retries wait with the limit`, async (t) => {
+  test(`${name}: concurrent requests are limited, and the SDK's own retries wait for the limit`, async (t) => {
     let open = 0;
     let most = 0;
     let refusals = 3;
@@ -100,7 +100,7 @@ for (const [name, sdk] of Object.entries(sdks)) {
     assert.ok(most <= 2);
   });
 
-  test(`${name}: no room in time is the SDK's error for that`, async (t) => {
+  test(`${name}: a request that gets no permit in time fails with the SDK's error for a timeout`, async (t) => {
     const { client, limiter, arrivals } = await set(t, sdk, model(), { timeout: 0 });
     const held = [limiter.tryAcquire(), limiter.tryAcquire()];
     const error = await sdk.whole(client).catch((error) => error);

@@ -1,4 +1,4 @@
-// A process of a fleet: sends requests through a limited client until it is told to end, and never waits for room.
+// A process of a fleet: sends requests through a limited client until it is stopped, and never waits for a permit.
 
 import { Store, TimeoutError } from "workglow-limit";
 import { clients } from "./clients.mjs";

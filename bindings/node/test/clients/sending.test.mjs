@@ -1,4 +1,4 @@
-// workglow-limit/fetch, /undici and /axios: what holds of each client, in front of a real server.
+// workglow-limit/fetch, /undici and /axios: what holds for each client, with a real server.
 
 import assert from "node:assert/strict";
 import { once } from "node:events";
@@ -17,16 +17,16 @@ import { deadPort, model, mostInAnyWindow, serve } from "./server.mjs";
 const { ConcurrencyLimiter, RateLimiter, Store, TimeoutError } = package_;
 const rate = (max, seconds = 3600) => new RateLimiter(new Store("memory:"), "rate", { maxExecutions: max, windowSizeInSeconds: seconds });
 
-/** Waits until it holds, which it will: a test that hangs has failed. */
+/** Waits until a condition holds. If it never does, the test's timeout reports it. */
 async function until(holds) {
   while (!(await holds())) await settle();
 }
 
-/** What is left of a limit. */
+/** Returns the remaining units of a limit. */
 const left = (limiter, key) => limiter.peek({ key, weight: 0 }).remaining;
 
 for (const [client, make] of Object.entries(clients)) {
-  test(`${client}: what passes is what would pass without a limit`, async (t) => {
+  test(`${client}: requests and responses are the same as without a limit`, async (t) => {
     const { url, arrivals } = await serve(t, (request, response, body) => response.writeHead(418, { "x-one": "1" }).end(`got ${body}`));
     const limiter = rate(2);
     const send = make(limiter, {}, t);
@@ -37,9 +37,9 @@ for (const [client, make] of Object.entries(clients)) {
     assert.equal(left(limiter), 1);
   });
 
-  test(`${client}: never more than the limit, as the server sees them arrive`, async (t) => {
+  test(`${client}: the server never receives more requests than the limit`, async (t) => {
     const { url, arrivals } = await serve(t);
-    // With no time to wait, a start lies between the call and the arrival, and a busy machine can only hide some.
+    // Without a timeout, a start is between the call and the arrival. On a busy machine some starts cannot be placed in a window.
     const send = make(rate(4, 0.1), { timeout: 0 }, t);
     const refused = [];
     for (let asked = 0; arrivals.length < 24; asked++) {
@@ -54,7 +54,7 @@ for (const [client, make] of Object.entries(clients)) {
     assert.ok(mostInAnyWindow(starts, 100_000_000n) <= 4);
   });
 
-  test(`${client}: those who wait are sent in order, when there is room`, async (t) => {
+  test(`${client}: waiting requests are sent in order`, async (t) => {
     const { url, arrivals } = await serve(t);
     const { clock, limiter } = manual(package_, 2, 10);
     const send = make(limiter, {}, t);
@@ -71,7 +71,7 @@ for (const [client, make] of Object.entries(clients)) {
     assert.deepEqual(arrivals.map(({ path }) => path.slice(1)).toSorted(), ["0", "1", "2", "3", "4"]);
   });
 
-  test(`${client}: a concurrency limit counts open responses, and nobody counts more`, async (t) => {
+  test(`${client}: a concurrency limit counts open responses exactly`, async (t) => {
     let open = 0;
     let most = 0;
     const { url } = await serve(t, async (request, response) => {
@@ -88,7 +88,7 @@ for (const [client, make] of Object.entries(clients)) {
   });
 
   if (!isWhole(client)) {
-    test(`${client}: its permit is held until the body is read, cancelled or broken`, async (t) => {
+    test(`${client}: a permit is held until the body is read, cancelled or broken`, async (t) => {
       const { url } = await serve(t, (request, response) => {
         response.write("x");
         if (request.url === "/break") setTimeout(() => response.destroy(), 5);
@@ -116,7 +116,7 @@ for (const [client, make] of Object.entries(clients)) {
     });
   }
 
-  test(`${client}: what never arrived costs nothing, and what may have does`, async (t) => {
+  test(`${client}: a request that never arrived costs nothing, and one that may have arrived does`, async (t) => {
     const limiter = rate(3);
     const send = make(limiter, {}, t);
     await assert.rejects(send(`http://127.0.0.1:${await deadPort()}/`));
@@ -145,7 +145,7 @@ for (const [client, make] of Object.entries(clients)) {
     assert.equal(one.arrivals.length + two.arrivals.length, 6);
   });
 
-  test(`${client}: out of time or aborted, nothing is sent and nothing held`, async (t) => {
+  test(`${client}: a request that times out or is aborted is not sent, and holds nothing`, async (t) => {
     const { url, arrivals } = await serve(t);
     const limiter = new ConcurrencyLimiter(1);
     const held = limiter.tryAcquire();
@@ -164,7 +164,7 @@ for (const [client, make] of Object.entries(clients)) {
     assert.equal(arrivals.length, 0);
   });
 
-  test(`${client}: what a server says pauses the limit, for the key that was used`, async (t) => {
+  test(`${client}: the server's headers pause the limit, for the key of the request`, async (t) => {
     const { url } = await serve(t, (request, response) => {
       const answers = { "/429": [429, { "retry-after": "20" }], "/503": [503, { "retry-after": "30" }], "/none": [429, {}], "/empty": [200, { ratelimit: '"x";r=0;t=7' }] };
       response.writeHead(...answers[request.url]).end("slow down");
@@ -187,7 +187,7 @@ for (const [client, make] of Object.entries(clients)) {
     assert.deepEqual([limiter.peek({ key: "k" }).retryAfter, limiter.peek().retryAfter], [20_000, 0]);
   });
 
-  test(`${client}: refusals are sent again, as often as was said, with the same body`, async (t) => {
+  test(`${client}: refused requests are retried as often as allowed, with the same body`, async (t) => {
     let refusals = 2;
     const { url, arrivals } = await serve(t, (request, response, body) => {
       if (refusals-- > 0) response.writeHead(refusals ? 429 : 503).end("refused".repeat(10_000));
@@ -197,7 +197,7 @@ for (const [client, make] of Object.entries(clients)) {
     for (const [retries, status, count] of [[0, 429, 1], [1, 503, 2], [2, 200, 3], [9, 200, 3]]) {
       refusals = 2;
       arrivals.length = 0;
-      const limiter = new ConcurrencyLimiter(1); // It would wait for itself if a refusal kept its permit.
+      const limiter = new ConcurrencyLimiter(1); // If a refusal kept its permit, the retry would wait forever.
       const response = await make(limiter, { retries, heed }, t)(url, { method: "POST", body: "again" });
       const text = await response.text();
       assert.deepEqual([response.status, arrivals.length], [status, count]);
@@ -205,19 +205,19 @@ for (const [client, make] of Object.entries(clients)) {
       assert.ok(arrivals.every(({ body }) => body === "again"));
       await until(() => left(limiter) === 1);
     }
-    // Not if it is longer than may be waited, and not what can be read only once.
+    // No retry if the wait is longer than the timeout, or the body can be read only once.
     refusals = 1;
     arrivals.length = 0;
     await (await make(rate(9), { retries: 3, timeout: "2s", heed: { default: "3s" } }, t)(url)).text();
     assert.equal(arrivals.length, 1);
-    if (client.startsWith("axios by fetch")) return; // It sends no streams of Node's.
+    if (client.startsWith("axios by fetch")) return; // It does not send Node's streams.
     refusals = 1;
     const once = await make(rate(9), { retries: 3, heed }, t)(url, { method: "POST", body: Readable.from(["a", "b"]) });
     assert.equal(await once.text(), "refused".repeat(10_000));
     assert.deepEqual(arrivals.map(({ body }) => body), ["", "ab"]);
   });
 
-  test(`${client}: tokens are estimated, and settled by what a response used`, async (t) => {
+  test(`${client}: tokens are estimated, and settled by the used tokens of the response`, async (t) => {
     const { url } = await serve(t, model());
     const tokens = rate(1000);
     const send = make(null, { tokens }, t);
@@ -232,7 +232,7 @@ for (const [client, make] of Object.entries(clients)) {
     for (const [path, body, used] of [
       ["/v1/chat/completions", { messages, max_tokens: 100 }, 11],
       ["/v1/chat/completions", { messages, max_completion_tokens: 100, stream: true, stream_options: { include_usage: true } }, 11],
-      ["/v1/chat/completions", { messages, max_tokens: 100, stream: true }, 110], // It does not say.
+      ["/v1/chat/completions", { messages, max_tokens: 100, stream: true }, 110], // The response does not state its tokens.
       ["/v1/messages", { messages, max_tokens: 100 }, 15],
       ["/v1/messages", { messages, max_tokens: 100, stream: true }, 15],
     ]) {
@@ -241,7 +241,7 @@ for (const [client, make] of Object.entries(clients)) {
       if (!isWhole(client) && !isEager(client)) assert.equal(held, 110, path);
       await until(() => left(tokens) === 1000 - used);
     }
-    // More than there ever is takes all of it; a request without a JSON body takes nothing.
+    // An estimate above the limit takes the whole limit; a request without a JSON body takes nothing.
     await tokens.clear();
     await ask("/v1/messages", { messages, max_tokens: 1e6 });
     await until(() => left(tokens) === 985);
@@ -250,7 +250,7 @@ for (const [client, make] of Object.entries(clients)) {
     assert.equal(left(tokens), 985);
   });
 
-  test(`${client}: a refusal used no tokens, and what is broken off what was said until then`, async (t) => {
+  test(`${client}: a refusal uses no tokens, and an aborted response those stated so far`, async (t) => {
     const { url } = await serve(t, (request, response) => {
       if (request.url !== "/stream") return response.writeHead(Number(request.url.slice(1)), { "content-type": "application/json" }).end('{"error":{}}');
       response.writeHead(200, { "content-type": "text/event-stream" });
@@ -265,7 +265,7 @@ for (const [client, make] of Object.entries(clients)) {
     }
   });
 
-  test(`${client}: the caller's own functions estimate and read; what they throw is told`, async (t) => {
+  test(`${client}: functions of the caller estimate and read usage; their errors are reported`, async (t) => {
     const { url } = await serve(t, (request, response) => response.writeHead(200, { "content-type": "application/x+json; charset=utf-8", "x-cost": "3" }).end('{"cost":2.5}'));
     const tokens = rate(100);
     const usage = ({ cost }, { headers }) => cost * Number(typeof headers.get === "function" ? headers.get("x-cost") : headers["x-cost"]);
@@ -289,7 +289,7 @@ for (const [client, make] of Object.entries(clients)) {
     await assert.rejects(make(rate(1), { weight: () => 2 }, t)(url), { name: "WeightExceedsCapacity" });
   });
 
-  test(`${client}: requests, tokens and open responses at once, and none takes what it does not use`, async (t) => {
+  test(`${client}: requests, tokens and open responses are limited together, and none takes unused units`, async (t) => {
     let open = 0;
     let most = 0;
     const { url, arrivals } = await serve(t, async (request, response, body) => {
@@ -321,7 +321,7 @@ for (const [client, make] of Object.entries(clients)) {
     assert.deepEqual([left(limiter), left(tokens)], [3, 60]);
   });
 
-  test(`${client}: a limit that is exhausted holds up no other host`, async (t) => {
+  test(`${client}: an exhausted limit does not delay requests to other hosts`, async (t) => {
     const { url, arrivals } = await serve(t);
     const full = rate(1);
     full.tryAcquire();
@@ -335,7 +335,7 @@ for (const [client, make] of Object.entries(clients)) {
   });
 }
 
-test("a compressed stream's usage is read by a dispatcher, too", async (t) => {
+test("a dispatcher reads the usage of a compressed stream", async (t) => {
   const { url } = await serve(t, (request, response) => {
     const packed = gzipSync('data: {"usage":{"total_tokens":12}}\n\n');
     response.writeHead(200, { "content-type": "text/event-stream", "content-encoding": "gzip" }).end(packed);
@@ -349,7 +349,7 @@ test("a compressed stream's usage is read by a dispatcher, too", async (t) => {
   }
 });
 
-test("what is wrong is named when a client is limited", () => {
+test("invalid options are named when a client is limited", () => {
   const limiter = rate(1);
   const made = {
     fetch: limitFetch,
@@ -378,7 +378,7 @@ test("what is wrong is named when a client is limited", () => {
     wrong("heed.default", limiter, { heed: { default: "soon" } });
     wrong("heed.longest", limiter, { heed: { longest: -1 } });
     for (const name of ["estimate", "usage"]) {
-      wrong(name, limiter, { [name]: () => 1 }); // Of no tokens.
+      wrong(name, limiter, { [name]: () => 1 }); // There is no limit of tokens.
       wrong(name, limiter, { [name]: 5, tokens: limiter });
     }
     wrong("options", limiter, { tiemout: 1 });

@@ -1,9 +1,9 @@
-// A server that writes down what arrives.
+// A server that records the requests that arrive.
 
 import { once } from "node:events";
 import http from "node:http";
 
-/** Serves on a free port until the test ends. `answer(request, response, body)` answers; what arrives is in `arrivals`. */
+/** Serves on a free port until the test ends. `answer(request, response, body)` responds; requests are recorded in `arrivals`. */
 export async function serve(t, answer = (request, response) => response.end("fine")) {
   const arrivals = [];
   const server = http.createServer(async (request, response) => {
@@ -22,7 +22,7 @@ export async function serve(t, answer = (request, response) => response.end("fin
   return { url: `http://127.0.0.1:${server.address().port}`, port: server.address().port, arrivals, close: () => server.close() };
 }
 
-/** A port at which nobody listens. */
+/** Returns a port on which no server listens. */
 export async function deadPort() {
   const server = http.createServer().listen(0, "127.0.0.1");
   await once(server, "listening");
@@ -33,8 +33,8 @@ export async function deadPort() {
 }
 
 /**
- * The most starts that surely lie in one window, in ns: each lies somewhere in [a, b], before the server saw it and after the client
- * asked, and only those count that do so wholly.
+ * Returns the most starts that surely lie in one window, in ns. Each lies somewhere in [a, b], after the client asked and before the
+ * server received it. Only starts whose whole interval is in the window count.
  */
 export function mostInAnyWindow(starts, window) {
   const sorted = starts.toSorted((x, y) => (x.b < y.b ? -1 : 1));
@@ -45,7 +45,7 @@ export function mostInAnyWindow(starts, window) {
 
 const words = ["One", " two", " three", " four"];
 
-/** Answers as OpenAI's and Anthropic's APIs do: JSON, or a stream, gzipped if the path says so. `hold` keeps a stream open before its end. */
+/** Responds as the APIs of OpenAI and Anthropic do: with JSON, or a stream, gzipped if the path says so. `hold` keeps a stream open. */
 export function model(hold = async () => {}) {
   return async (request, response, body) => {
     const { stream, stream_options } = JSON.parse(body || "{}");

@@ -1,4 +1,4 @@
-// What pg-boss's types make of ours.
+// pg-boss's types accept ours.
 
 import type { Job, JobWithMetadata, PgBoss } from "pg-boss";
 import { RateLimiter, Store } from "workglow-limit";
@@ -22,6 +22,6 @@ export async function work(boss: PgBoss): Promise<void> {
   await boss.work("q", { includeMetadata: true }, withLimiter<Prompt, object, JobWithMetadata<Prompt>>(boss, limiter, null, withMetadata));
   // @ts-expect-error: a key is a string
   withLimiter(boss, limiter, (job: Job<Prompt>) => job.data.tokens, handler);
-  // @ts-expect-error: an option that is not known
+  // @ts-expect-error: an unknown option
   withLimiter(boss, limiter, null, handler, { wait: 1 });
 }

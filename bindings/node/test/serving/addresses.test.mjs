@@ -1,4 +1,4 @@
-// Whose request it is, with proxies that lie, by what a real server reads of raw requests.
+// The client of a request, with proxies that lie, as a real server reads raw requests.
 
 import assert from "node:assert/strict";
 import { once } from "node:events";
@@ -11,7 +11,7 @@ import { NullLimiter } from "workglow-limit";
 import { limitRequests } from "workglow-limit/express";
 import { directory } from "../helpers.mjs";
 
-/** The key under which a request counts that a server with these options gets, with these headers. */
+/** Returns the key of a request with these headers, in a server with these options. */
 async function keyOf(t, options, headers = {}, { key = "address", host = "127.0.0.1", socket, user } = {}) {
   const keys = [];
   const limiter = new NullLimiter();
@@ -59,7 +59,7 @@ table("X-Forwarded-For is read from the right, to the first that is no proxy", {
   [{ "X-Forwarded-For": "::ffff:9.9.9.9, ::ffff:10.1.2.3" }, "9.9.9.9"],
   [{ "X-Forwarded-For": "[2a00:1:2:3:4::5]:443, 2001:DB8::1" }, "2a00:1:2:3::/64"],
   [{ "X-Forwarded-For": "fe80::1%eth0" }, "fe80::/64"],
-  // What cannot be read ends it.
+  // An invalid entry ends the search.
   [{ "X-Forwarded-For": "9.9.9.9, unknown" }, "127.0.0.1"],
   [{ "X-Forwarded-For": "9.9.9.9, unknown, 10.1.2.3" }, "10.1.2.3"],
   [{ "X-Forwarded-For": "9.9.9.9,, 10.1.2.3" }, "10.1.2.3"],
@@ -78,7 +78,7 @@ table("Forwarded is read likewise", { trustedProxies: ["127.0.0.1", "10.0.0.0/8"
   [{ Forwarded: "for=1.1.1.1, for=unknown, for=10.1.2.3" }, "10.1.2.3"],
   [{ Forwarded: "for=1.1.1.1, proto=http" }, "127.0.0.1"],
   [{ Forwarded: "for=1.1.1.1, for=9.9.9.9;for=8.8.8.8" }, "127.0.0.1"],
-  // A quotation that the client has not ended takes in what the proxy adds.
+  // A quotation that the client has not closed includes what the proxy adds.
   [{ Forwarded: 'for="1.1.1.1, for=9.9.9.9' }, "127.0.0.1"],
   [{ Forwarded: `host="${'\\"'.repeat(3000)}, for=9.9.9.9` }, "127.0.0.1"],
   [{ "X-Forwarded-For": "9.9.9.9" }, "127.0.0.1"],
@@ -93,7 +93,7 @@ test("IPv6 addresses of one prefix are one client", async (t) => {
   assert.equal(await from(64, "::1"), "::/64");
 });
 
-test("a peer on a Unix socket is trusted if that is said", async (t) => {
+test("a peer on a Unix socket is trusted if it is declared", async (t) => {
   const socket = join(directory(t), "s");
   const headers = { "X-Forwarded-For": "9.9.9.9" };
   assert.equal(await keyOf(t, {}, headers, { socket }), "unix");
@@ -101,13 +101,13 @@ test("a peer on a Unix socket is trusted if that is said", async (t) => {
   assert.equal(await keyOf(t, { trustedProxies: ["unix"] }, {}, { socket }), "unix");
 });
 
-test("an IPv4 peer of a socket for both is an IPv4 address, and an IPv6 peer may be a proxy", async (t) => {
+test("an IPv4 peer of a dual-stack socket has an IPv4 address, and an IPv6 peer may be a proxy", async (t) => {
   if (networkInterfaces().lo?.every(({ family }) => family !== "IPv6")) return t.skip("this machine has no IPv6");
   assert.equal(await keyOf(t, {}, {}, { host: "::ffff:127.0.0.1" }), "127.0.0.1");
   assert.equal(await keyOf(t, { trustedProxies: ["::1"] }, { "X-Forwarded-For": "9.9.9.9" }, { host: "::1" }), "9.9.9.9");
 });
 
-test("headers, users and functions as keys; without one a request counts by its address", async (t) => {
+test("headers, users and functions can be keys, and a request without one counts by its address", async (t) => {
   const key = "header:X-API-Key";
   assert.equal(await keyOf(t, {}, { "x-api-key": "secret" }, { key }), "secret");
   assert.equal(await keyOf(t, {}, {}, { key }), "address:127.0.0.1");
@@ -115,7 +115,7 @@ test("headers, users and functions as keys; without one a request counts by its 
   assert.equal(await keyOf(t, {}, { "x-api-key": "k".repeat(1024) }, { key }), "k".repeat(1024));
   for (const claim of ["address:127.0.0.1", `sha256:${"0".repeat(64)}`]) {
     const found = await keyOf(t, {}, { "x-api-key": claim }, { key });
-    assert.ok(/^sha256:[0-9a-f]{64}$/.test(found) && found !== claim, "nobody can choose the key of others");
+    assert.ok(/^sha256:[0-9a-f]{64}$/.test(found) && found !== claim, "a client chose the key of another");
   }
   assert.equal(await keyOf(t, {}, {}, { key: "user" }), "address:127.0.0.1");
   for (const [user, expected] of [["ann", "ann"], [7, "7"], [{ id: 8 }, "8"], [{ sub: "auth0|9" }, "auth0|9"], [null, "address:127.0.0.1"]]) {

@@ -1,4 +1,4 @@
-// What only one framework has.
+// Features of one framework.
 
 import assert from "node:assert/strict";
 import { once } from "node:events";
@@ -31,7 +31,7 @@ const answers = async (url, headers) => {
   return [response.status, response.headers.get("retry-after") !== null, await response.text()];
 };
 
-test("Express: onLimited may answer with the response, at once or later", async (t) => {
+test("Express: onLimited may send the response, at once or later", async (t) => {
   const app = express();
   const onLimited = (request, { retryAfter }, response) => {
     if (request.path === "/") return response.json({ seconds: Math.ceil(retryAfter / 1e3) > 0 });
@@ -46,7 +46,7 @@ test("Express: onLimited may answer with the response, at once or later", async 
   assert.deepEqual(await answers(`${url}/later`), [503, true, "later"]);
 });
 
-test("Express: exempt paths are those of the whole app, wherever the middleware stands", async (t) => {
+test("Express: exempt paths are those of the whole app, wherever the middleware is mounted", async (t) => {
   const app = express();
   app.use("/api", ofExpress({ limits: [{ limiter: rate(1) }], exempt: ["/api/health"] }));
   app.use((request, response) => response.send("ok"));
@@ -56,7 +56,7 @@ test("Express: exempt paths are those of the whole app, wherever the middleware 
   assert.deepEqual(statuses, [200, 200, 200, 429, 200]);
 });
 
-test("Express: what two middlewares take is held together, and given back together", async (t) => {
+test("Express: permits of two middlewares are held together, and freed together", async (t) => {
   const running = new ConcurrencyLimiter(1);
   const app = express();
   app.use(ofExpress({ limits: [{ limiter: running, name: "running" }] }));
@@ -67,10 +67,10 @@ test("Express: what two middlewares take is held together, and given back togeth
   await until(() => running.peek().admitted);
   const { status, headers } = await fetch(url);
   assert.deepEqual([status, headers.get("ratelimit-policy")], [429, '"running";q=1;qu="concurrent-requests", "api";q=1;w=60']);
-  assert.ok(running.peek().admitted, "the refusal gave it back at once");
+  assert.ok(running.peek().admitted, "the refusal did not free it at once");
 });
 
-test("Fastify: routes without limits, routes declared before the plugin is loaded, and what is not found", async (t) => {
+test("Fastify: routes without limits, routes declared before the plugin, and unknown paths", async (t) => {
   const app = fastify();
   t.after(() => app.close());
   const limiter = rate(2);
@@ -84,7 +84,7 @@ test("Fastify: routes without limits, routes declared before the plugin is loade
   assert.deepEqual([await status("/none"), await status("/none")], [404, 429]);
 });
 
-test("Fastify: a later hook knows who is signed in; onLimited may answer with the reply", async (t) => {
+test("Fastify: a later hook knows the user, and onLimited may send the reply", async (t) => {
   const app = fastify();
   t.after(() => app.close());
   const onLimited = (request, { key }, reply) => reply.send({ key });
@@ -97,7 +97,7 @@ test("Fastify: a later hook knows who is signed in; onLimited may answer with th
   assert.deepEqual([refused.statusCode, refused.json(), refused.headers["content-type"]], [429, { key: "a" }, "application/json; charset=utf-8"]);
 });
 
-test("Hono: responses of the app's own, without a server, and bodies that are read late", async () => {
+test("Hono: responses of the app, without a server, and bodies that are read late", async () => {
   const running = new ConcurrencyLimiter(1);
   const app = new Hono();
   app.use(async (context, next) => {
@@ -124,7 +124,7 @@ test("Hono: responses of the app's own, without a server, and bodies that are re
   await until(() => running.peek({ key: "ann" }).admitted);
 });
 
-test("Next: handlers get what they got, and a redirect that is thrown is no failure", async () => {
+test("Next: handlers get their arguments, and a thrown redirect is not a failure", async () => {
   const [store, signal] = [new Store("memory:"), new AbortController()];
   const limiter = rate(9, "api", store);
   const gate = ofNext({ limits: [{ limiter, skipFailed: true }] });
@@ -138,11 +138,11 @@ test("Next: handlers get what they got, and a redirect that is thrown is no fail
   for (const digest of ["NEXT_HTTP_ERROR_FALLBACK;404", undefined]) await assert.rejects(throwing(digest)(request()), /planned/);
   assert.equal(limiter.peek().remaining, 7);
   signal.abort();
-  assert.equal((await handler(request(), { params: {} })).status, 408, "nobody is there to read it");
+  assert.equal((await handler(request(), { params: {} })).status, 408, "the client had disconnected");
   assert.equal(limiter.peek().remaining, 7);
 });
 
-test("Next: addresses are those that the proxy before it tells", async () => {
+test("Next: addresses come from the proxy in front of it", async () => {
   const keys = [];
   const limiter = Object.assign(new NullLimiter(), { decideAsync: ({ key }) => (keys.push(key), NullLimiter.prototype.decideAsync.call(limiter, { key })) });
   const gate = ofNext({ limits: [{ limiter, key: "address", name: "all" }], trustedProxies: ["unix", "10.0.0.0/8"] });

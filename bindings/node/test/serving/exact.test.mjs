@@ -1,4 +1,4 @@
-// Several processes of one server on one store: never over the limit.
+// Several processes of one server share one store, and never exceed the limit.
 
 import assert from "node:assert/strict";
 import cluster from "node:cluster";
@@ -24,7 +24,7 @@ const stores = {
 };
 
 for (const [name, urlOf] of Object.entries(stores)) {
-  test(`${name}: a cluster never lets more through`, { timeout: 120_000 }, async (t) => {
+  test(`${name}: a cluster never admits more than the limit`, { timeout: 120_000 }, async (t) => {
     const url = await urlOf(t);
     cluster.setupPrimary({ exec: join(import.meta.dirname, "server.mjs"), args: [url, LIMIT, WINDOW] });
     const workers = Array.from({ length: PROCESSES }, () => cluster.fork());
@@ -47,11 +47,11 @@ for (const [name, urlOf] of Object.entries(stores)) {
     };
     await Promise.all(Array.from({ length: CLIENTS }, hammer));
 
-    assert.equal(pids.size, PROCESSES, "all of them took part");
+    assert.equal(pids.size, PROCESSES, "a process took no part");
     assert.ok(refused > 0);
     assert.ok(mostInAnyWindow(starts, BigInt(WINDOW * 1e9)) <= LIMIT);
     const wide = RateLimiter.attach(new Store(url), "wide");
     const { remaining } = await wide.peekAsync({ key: "k" });
-    assert.equal(4096 - remaining, starts.length, "a refusal by one limit consumes nothing of another");
+    assert.equal(4096 - remaining, starts.length, "a refusal by one limit took units of another");
   });
 }

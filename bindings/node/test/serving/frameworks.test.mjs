@@ -1,4 +1,4 @@
-// What each framework's entry does, with the framework's own server and real connections.
+// The entry of each framework, with the framework's own server and real connections.
 
 import assert from "node:assert/strict";
 import { get } from "node:http";
@@ -14,7 +14,7 @@ const used = ({ limiter }, key) => {
   return limit - remaining;
 };
 
-/** The list of a structured field: names, and their parameters. */
+/** Parses the list of a structured field: names and parameters. */
 const listOf = (field) =>
   Object.fromEntries(
     field.split(", ").map((member) => {
@@ -34,7 +34,7 @@ const statuses = async (count, url, headers) => {
   return found;
 };
 
-/** A body whose pieces come when they are let. */
+/** A body whose parts are sent on demand. */
 function pieces() {
   const { promise, resolve } = Promise.withResolvers?.() ?? deferred();
   async function* body() {
@@ -50,7 +50,7 @@ function deferred() {
   return { promise: new Promise((how) => (resolve = how)), resolve: (value) => resolve(value) };
 }
 
-/** Asks, and leaves when the first bytes of the body are there. */
+/** Sends a request, and disconnects after the first bytes of the body. */
 const leave = (url) =>
   new Promise((resolve, reject) => {
     const request = get(url, { agent: false }, (response) => response.once("data", () => resolve(request.destroy())));
@@ -60,7 +60,7 @@ const leave = (url) =>
 for (const framework of frameworks) {
   const it = (name, run) => test(`${framework}: ${name}`, { timeout: 60_000 }, run);
 
-  it("a refusal says so: status, fields, problem", async (t) => {
+  it("a refusal has a status, fields and a problem", async (t) => {
     const url = await start(t, framework, { limits: [{ limiter: rate(2), key: "header:x-api-key" }] });
     const first = await ask(url, { "X-Api-Key": "a" });
     assert.deepEqual([first.status, first.body, first.headers.get("retry-after")], [200, "ok", null]);
@@ -84,7 +84,7 @@ for (const framework of frameworks) {
     assert.equal((await ask(url, { "X-Api-Key": "b" })).status, 200, "another key");
   });
 
-  it("Retry-After is rounded up, and enough", async (t) => {
+  it("Retry-After is rounded up, so a retry succeeds", async (t) => {
     const clock = new ManualClock();
     const store = new Store("memory:", { clock });
     const url = await start(t, framework, { limits: [{ limiter: store.limiter("api", "1/1500ms") }] });
@@ -97,7 +97,7 @@ for (const framework of frameworks) {
     assert.equal((await ask(url)).status, 200);
   });
 
-  it("several limits: all, or nothing of any", async (t) => {
+  it("a request needs all of several limits, and a refusal takes units of none", async (t) => {
     const store = new Store("memory:");
     const [wide, narrow] = [rate(10, "wide", store), rate(1, "narrow", store)];
     const url = await start(t, framework, { limits: [{ limiter: wide }, { limiter: narrow }] });
@@ -108,10 +108,10 @@ for (const framework of frameworks) {
     assert.deepEqual(Object.keys(listOf(second.headers.get("ratelimit-policy"))), ["wide", "narrow"]);
     assert.deepEqual(Object.keys(listOf(second.headers.get("ratelimit"))), ["narrow"]);
     assert.equal(used({ limiter: wide }), 1);
-    assert.equal(narrow.stats().denied, 1, "who says no knows of it");
+    assert.equal(narrow.stats().denied, 1, "the limit that denied did not count it");
   });
 
-  it("all that say no are named, and the longest wait counts", async (t) => {
+  it("all policies that denied are named, and the longest wait counts", async (t) => {
     const store = new Store("memory:", { clock: new ManualClock() });
     const limits = [{ limiter: store.limiter("hour", "1/1h") }, { limiter: store.limiter("minute", "1/1m") }];
     const url = await start(t, framework, { limits });
@@ -122,7 +122,7 @@ for (const framework of frameworks) {
     assert.deepEqual(listOf(headers.get("ratelimit")), { hour: { r: 0, t: 3600 }, minute: { r: 0, t: 60 } });
   });
 
-  it("a route's limits stand beside the app's; a refusal by either consumes nothing of the other", async (t) => {
+  it("a route's limits add to the app's, and a refusal by either takes units of none", async (t) => {
     const store = new Store("memory:");
     const [app, route] = [rate(5, "app", store), rate(4, "route", store)];
     const url = await start(t, framework, { limits: [{ limiter: app }] }, {
@@ -141,7 +141,7 @@ for (const framework of frameworks) {
     assert.equal(used({ limiter: route }), 3);
   });
 
-  it("plans: each has its limiter; keys and weights of functions, sync and async", async (t) => {
+  it("each plan has its limiter; keys and weights may be functions, sync and async", async (t) => {
     const store = new Store("memory:");
     const read = (request, name) => request.headers?.get?.(name) ?? request.headers?.[name] ?? request.req?.header(name);
     const limits = [
@@ -157,12 +157,12 @@ for (const framework of frameworks) {
     assert.deepEqual(await statuses(3, url, { "x-plan": "pro", "x-user": "a", "x-weight": "3" }), [200, 200, 429]);
     const { headers } = await ask(url, { "x-plan": "pro", "x-user": "b" });
     assert.deepEqual(listOf(headers.get("ratelimit-policy")), { pro: { q: 6, w: 60 } });
-    assert.deepEqual(await statuses(1, url, { "x-plan": "constructor", "x-user": "a" }), [500], "no plan of that name");
+    assert.deepEqual(await statuses(1, url, { "x-plan": "constructor", "x-user": "a" }), [500], "there is no plan of that name");
     assert.deepEqual(await statuses(1, url, { "x-plan": "pro", "x-user": "b", "x-weight": "0.5" }), [500], "no weight");
-    assert.equal(limits[0].limiter.pro.peek({ key: "b" }).remaining, 5, "what failed counts nowhere");
+    assert.equal(limits[0].limiter.pro.peek({ key: "b" }).remaining, 5, "a failed request counts nothing");
   });
 
-  it("exempt paths are not limited, and others that look like them are", async (t) => {
+  it("exempt paths are not limited, and similar paths are", async (t) => {
     const limiter = rate(1);
     const handler = () => ({});
     const routes = { "/health": handler, "/healthy": handler, "/static/a/b": handler, "/statics": handler };
@@ -176,7 +176,7 @@ for (const framework of frameworks) {
     assert.deepEqual(await statuses(3, all), [200, 200, 200]);
   });
 
-  it("requests are held until their response is over: streams, too", async (t) => {
+  it("permits are held until the response ends, also of a stream", async (t) => {
     const limiter = new ConcurrencyLimiter(1);
     const { body, end } = pieces();
     const url = await start(t, framework, { limits: [{ limiter, name: "running" }] }, { "/": () => ({}), "/stream": () => ({ body: body() }) });
@@ -193,7 +193,7 @@ for (const framework of frameworks) {
     assert.equal((await ask(`${url}/`)).status, 200);
   });
 
-  it("a client that leaves gives its place back", async (t) => {
+  it("a client that disconnects frees its permit", async (t) => {
     const limiter = new ConcurrencyLimiter(1);
     const { body } = pieces();
     const url = await start(t, framework, { limits: [{ limiter, name: "running" }] }, { "/": () => ({}), "/stream": () => ({ body: body() }) });
@@ -202,7 +202,7 @@ for (const framework of frameworks) {
     assert.equal((await ask(`${url}/`)).status, 200);
   });
 
-  it("what the handler throws gives its place back", async (t) => {
+  it("an error of the handler frees the permit", async (t) => {
     const limiter = new ConcurrencyLimiter(1);
     const fail = () => Promise.reject(new Error("planned"));
     const url = await start(t, framework, { limits: [{ limiter, name: "running" }] }, { "/": fail });
@@ -212,7 +212,7 @@ for (const framework of frameworks) {
     }
   });
 
-  it("failures are not counted, if they shall not be; nor successes", async (t) => {
+  it("failures or successes do not count if they are skipped", async (t) => {
     const store = new Store("memory:");
     const [failed, successful] = [rate(3, "failed", store), rate(3, "successful", store)];
     const limits = [{ limiter: failed, skipFailed: true }, { limiter: successful, skipSuccessful: true }];
@@ -230,7 +230,7 @@ for (const framework of frameworks) {
     assert.equal(failed.stats().cancelled, 2);
   });
 
-  it("who leaves early is counted, so leaving is no way around a limit", async (t) => {
+  it("a client that disconnects early counts, so this does not evade a limit", async (t) => {
     const limiter = rate(2);
     const { body } = pieces();
     const running = new ConcurrencyLimiter(5);
@@ -243,26 +243,26 @@ for (const framework of frameworks) {
     assert.deepEqual(await statuses(1, `${url}/stream`), [429]);
   });
 
-  it("shadow mode counts, tells, and never refuses, whatever fails", async (t) => {
+  it("shadow mode counts, reports, and never refuses, even after an error", async (t) => {
     const limiter = rate(1);
-    const told = [];
+    const refusals = [];
     const warned = [];
     const warn = (warning) => warned.push(warning.message);
     process.on("warning", warn);
     t.after(() => process.off("warning", warn));
     const broken = { limiter: rate(1, "broken"), key: () => Promise.reject(new Error("planned")), shadow: true };
-    const onLimited = (request, { name, shadow, violated }) => void told.push({ name, shadow, violated });
+    const onLimited = (request, { name, shadow, violated }) => void refusals.push({ name, shadow, violated });
     const url = await start(t, framework, { limits: [{ limiter, shadow: true }, broken], onLimited });
     const { headers } = await ask(url);
     assert.equal(headers.get("ratelimit"), null);
     assert.deepEqual(await statuses(2, url), [200, 200]);
-    assert.deepEqual(told, Array(2).fill({ name: "api", shadow: true, violated: ["api"] }));
+    assert.deepEqual(refusals, Array(2).fill({ name: "api", shadow: true, violated: ["api"] }));
     assert.equal(used({ limiter }), 1);
     await until(() => warned.length === 3);
     assert.match(warned[0], /shadow mode failed: Error: planned/);
   });
 
-  it("bodies of the app's own", async (t) => {
+  it("an app can send its own bodies", async (t) => {
     const replies = [{ error: "slow down" }, "slow down", new TextEncoder().encode("slow"), null, 7];
     const limited = [];
     const onLimited = async (request, one) => {
@@ -283,13 +283,13 @@ for (const framework of frameworks) {
       [429, "application/octet-stream", "slow"],
       [429, "application/problem+json", '{"type":"https://iana.or'],
     ]);
-    assert.equal((await ask(url)).status, 500, "a number is no body");
+    assert.equal((await ask(url)).status, 500, "a number is not a body");
     const [{ name, key, limit, remaining, retryAfter, shadow, status }] = limited;
     assert.deepEqual([name, key, limit, remaining, shadow, status], ["api", "", 1, 0, false, 429]);
     assert.ok(retryAfter > 0 && retryAfter <= 60_000);
   });
 
-  it("headers can be left out", async (t) => {
+  it("headers can be switched off", async (t) => {
     const url = await start(t, framework, { limits: [{ limiter: rate(1) }], headers: false });
     for (const status of [200, 429]) {
       const response = await ask(url);
@@ -298,7 +298,7 @@ for (const framework of frameworks) {
     }
   });
 
-  it("what has no window says none, what has no limit says nothing, and names are quoted", async (t) => {
+  it("a limit without a window states none, no limit states nothing, and names are quoted", async (t) => {
     const store = new Store("memory:");
     const limits = [
       { limiter: store.limiter("bucket", "10/10s burst 5") },
@@ -316,7 +316,7 @@ for (const framework of frameworks) {
     );
   });
 
-  it("what the store cannot decide is an error, and holds nothing of other limits", async (t) => {
+  it("a decision that the store fails is an error, and holds no permits of other limits", async (t) => {
     const other = rate(5, "other");
     const broken = rate(5, "broken", new Store("sqlite:/nonexistent/limits.db"));
     const url = await start(t, framework, { limits: [{ limiter: other }, { limiter: broken }] });

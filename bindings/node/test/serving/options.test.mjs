@@ -1,4 +1,4 @@
-// Every bad parameter is an error when the app is made, which names the parameter, the value and what was expected.
+// Every invalid option is an error when the app is made. It names the parameter, the value and what was expected.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -26,12 +26,12 @@ const LIMITS = [
   [[{ limiter: { free: limiter } }], /plan is undefined: expected a function/],
   [[{ limiter: { free: limiter }, plan: "free" }], /plan is "free": expected a function/],
   [[{ limiter: { free: 7 }, plan }], /limiter\.free is 7: expected a limiter/],
-  [[{ limiter, plan }], /plan is a function: expected none beside one limiter/],
+  [[{ limiter, plan }], /plan is a function: expected none with a single limiter/],
   [[{ limiter, key: "ip" }], /key is "ip": expected "address", "user", "header:"/],
   [[{ limiter, key: "header:" }], /key is "header:"/],
   [[{ limiter, key: "header:a b" }], /key is "header:a b"/],
   [[{ limiter, key: 7 }], /key is 7/],
-  [[{ limiter, weight: 0 }], /weight is 0: expected a whole number from 1 on/],
+  [[{ limiter, weight: 0 }], /weight is 0: expected a whole number of at least 1/],
   [[{ limiter, weight: 1.5 }], /weight is 1.5/],
   [[{ limiter, weight: NaN }], /weight is NaN/],
   [[{ limiter, weight: "2" }], /weight is "2"/],
@@ -74,7 +74,7 @@ const OPTIONS = [
 const refuses = (make, message) => assert.throws(make, (error) => error instanceof InvalidArgument && message.test(error.message) || assert.fail(error));
 
 for (const [framework, limitRequests] of Object.entries({ express, hono, next })) {
-  test(`${framework}: bad limits, of the app and of a route`, () => {
+  test(`${framework}: invalid limits of the app and of a route are errors`, () => {
     for (const [limits, message] of LIMITS) refuses(() => limitRequests({ limits }), message);
     for (const [limits, message] of LIMITS.filter(([limits]) => Array.isArray(limits))) {
       const gate = limitRequests();
@@ -84,13 +84,13 @@ for (const [framework, limitRequests] of Object.entries({ express, hono, next })
     refuses(() => (framework === "next" ? gate(() => 0, { limiter, name: "a" }) : gate.route({ limiter, name: "a" })), /another name/);
   });
 
-  test(`${framework}: bad options`, () => {
+  test(`${framework}: invalid options are errors`, () => {
     for (const [option, value, message] of OPTIONS) refuses(() => limitRequests({ [option]: value }), message);
     for (const options of [null, 7, []]) refuses(() => limitRequests(options), /options is .*: expected an object/);
   });
 }
 
-test("fastify: bad limits and options fail the app's start", async () => {
+test("fastify: invalid limits and options fail the start of the app", async () => {
   const rejects = (options, message, route) => {
     const app = fastify();
     app.register(ofFastify, options);
@@ -104,7 +104,7 @@ test("fastify: bad limits and options fail the app's start", async () => {
   await rejects({}, /config\.limits is 7: expected an array of limits, or false/, 7);
 });
 
-test("next: keys that a route handler cannot know", () => {
+test("next: keys that a route handler cannot compute are errors", () => {
   refuses(() => next({ limits: [{ limiter, name: "a", key: "user" }] }), /key is "user": expected a function/);
   for (const key of ["address", "header:X-API-Key"]) {
     refuses(() => next({ limits: [{ limiter, name: "a", key }] }), /trustedProxies is undefined: expected a list with "unix"/);
@@ -114,7 +114,7 @@ test("next: keys that a route handler cannot know", () => {
   refuses(() => next()(7), /handler is 7: expected a route handler/);
 });
 
-test("the store for express-rate-limit", () => {
+test("invalid options of the store for express-rate-limit are errors", () => {
   const store = new Store("memory:");
   refuses(() => new LimitStore("memory:"), /store is "memory:": expected a Store/);
   refuses(() => new LimitStore(store, { prefix: "a" }), /options is an object with prefix: expected only name, max/);
@@ -126,7 +126,7 @@ test("the store for express-rate-limit", () => {
   refuses(() => new LimitStore(store).init({ limit: 5, windowMs: 0 }), /0/);
 });
 
-test("the store for @fastify/rate-limit", () => {
+test("invalid options of the store for @fastify/rate-limit are errors", () => {
   const store = new Store("memory:");
   refuses(() => limitStore({}), /store is an object: expected a Store/);
   refuses(() => limitStore(store, 7), /name is 7/);

@@ -1,5 +1,5 @@
-// One process of a cluster that limits requests: server.mjs URL LIMIT WINDOW. It answers with the times just before and after the limit,
-// in ns on the clock that all processes of a machine share.
+// One process of a cluster that limits requests: server.mjs URL LIMIT WINDOW. It responds with the times just before and after the
+// decision, in ns on the clock that all processes of a machine share.
 
 import express from "express";
 import { RateLimiter, Store } from "workglow-limit";
@@ -13,5 +13,5 @@ const [wide, key] = [new RateLimiter(store, "wide", { maxExecutions: 4096, windo
 const app = express();
 app.use((request, response, next) => next(void (response.locals.asked = process.hrtime.bigint())));
 app.use(limitRequests({ limits: [{ limiter, key }, { limiter: wide, key }] }));
-app.get("/", ({}, response) => response.send(`${process.pid} ${response.locals.asked} ${process.hrtime.bigint()}`));
+app.get("/", (_request, response) => response.send(`${process.pid} ${response.locals.asked} ${process.hrtime.bigint()}`));
 app.listen(0, "127.0.0.1");

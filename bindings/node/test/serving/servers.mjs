@@ -13,12 +13,12 @@ import * as ofFastify from "workglow-limit/fastify";
 import * as ofHono from "workglow-limit/hono";
 import * as ofNext from "workglow-limit/next";
 
-/** The ports of clients whose connections the servers here have seen closed. */
+/** The ports of clients whose connections the servers have seen closed. */
 export const closed = new Set();
 
 /**
- * Starts an app in a framework. `routes` are handlers by their paths, each a function that gives `{ status, body }` (200 and
- * "ok" if it does not say), where a body may be an async iterable; or `{ limits, handler }`.
+ * Starts an app in a framework. `routes` are handlers by path, each a function that returns `{ status, body }` (default: 200 and "ok"),
+ * where a body may be an async iterable; or `{ limits, handler }`.
  */
 export async function start(t, framework, options, routes = { "/": () => ({}) }) {
   const found = Object.entries(routes).map(([path, route]) => {
@@ -42,7 +42,7 @@ const isStream = (body) => typeof body !== "string";
 
 const withExpress = (express) => (options, routes) => {
   const app = express();
-  app.set("env", "test"); // It prints no errors.
+  app.set("env", "test"); // Prints no errors.
   const gate = ofExpress.limitRequests(options);
   app.use(gate);
   for (const { path, limits, handle } of routes) {
@@ -86,7 +86,7 @@ function withHono(options, routes) {
   return createAdaptorServer(app);
 }
 
-/** The `Request` that Next passes and the `Response` that it sends are the platform's; the server here is Hono's. */
+/** Next passes the standard `Request` and sends the standard `Response`; the server here is Hono's. */
 function withNext(options, routes) {
   const gate = ofNext.limitRequests({ ...options, trustedProxies: ["unix", ...(options.trustedProxies ?? [])] });
   const handlers = new Map(
@@ -112,7 +112,7 @@ const FRAMEWORKS = {
 
 export const frameworks = Object.keys(FRAMEWORKS);
 
-/** Waits until it is so: what a server does after its client has an answer. It takes as long as it takes, and a hang is the test's timeout. */
+/** Waits for what a server does after its client has the response. If it never happens, the test's timeout reports it. */
 export async function until(isSo) {
   while (!(await isSo())) await new Promise((resolve) => setTimeout(resolve, 5));
 }

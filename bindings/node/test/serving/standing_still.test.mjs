@@ -1,4 +1,4 @@
-// Whatever the store does, the event loop goes on: other routes answer, and whoever leaves holds nothing.
+// A blocked store does not block the event loop: other routes respond, and clients that disconnect hold nothing.
 
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
@@ -11,10 +11,10 @@ import { directory } from "../helpers.mjs";
 import { startRedis } from "../redis.mjs";
 import { closed, frameworks, start, until } from "./servers.mjs";
 
-/** Nobody waits as long as this: a call that did would end the test. */
+/** No call waits this long: a call that did would end the test. */
 const FOREVER = "1h";
 
-/** Stores, and how they stand still until the function is called that this gives. */
+/** Stores, and how each is blocked until the returned function is called. */
 const stores = {
   async "SQLite, locked by another process"(t) {
     const path = `${directory(t)}/limits.db`;
@@ -66,13 +66,13 @@ for (const [name, storeOf] of Object.entries(stores)) {
         const response = await fetch(`${app}/other`);
         assert.deepEqual([response.status, await response.text()], [200, "read true"]);
       }
-      assert.equal(handled, 0, "the store has to be waited for");
+      assert.equal(handled, 0, "it did not wait for the store");
       leaving.destroy();
       await until(() => closed.has(localPort));
       await goOn();
       for (const response of await Promise.all(limited)) assert.equal(response.status, 200);
       await until(async () => (await limiter.peekAsync()).remaining === 80);
-      assert.equal(handled, 20, "nothing is done for who has left");
+      assert.equal(handled, 20, "a client that disconnected was handled");
     });
   }
 }

@@ -1,4 +1,4 @@
-// The stores for express-rate-limit and @fastify/rate-limit, in the packages themselves.
+// The stores for express-rate-limit and @fastify/rate-limit, in these packages.
 
 import assert from "node:assert/strict";
 import { once } from "node:events";
@@ -40,7 +40,7 @@ const statuses = async (count, url) => {
   return found;
 };
 
-/** A limiter of the package with our store; what it complains of fails the test. */
+/** A limiter of the package with our store. A warning of the package fails the test. */
 const limited = (store, options = {}, own = {}) => {
   const logger = { error: assert.fail, warn: assert.fail };
   return rateLimit({ windowMs: WINDOW, limit: 3, standardHeaders: "draft-8", logger, ...options, store: new LimitStore(store, own) });
@@ -53,14 +53,14 @@ test("express-rate-limit: the limit holds in a rolling window, not from boundary
   clock.advance(WINDOW - 1);
   assert.deepEqual(await statuses(3, url), [200, 200, 429]);
   clock.advance(1);
-  assert.deepEqual(await statuses(2, url), [200, 429], "only the first is over");
+  assert.deepEqual(await statuses(2, url), [200, 429], "only the first hit has left the window");
   clock.advance(WINDOW - 2);
   assert.deepEqual(await statuses(1, url), [429]);
   clock.advance(1);
   assert.deepEqual(await statuses(3, url), [200, 200, 429]);
 });
 
-test("express-rate-limit: a refusal consumes nothing, and says when there is room", async (t) => {
+test("express-rate-limit: a refusal consumes nothing, and says when to retry", async (t) => {
   const { clock, store } = byClock();
   const url = await served(t, limited(store));
   await statuses(1, url);
@@ -73,7 +73,7 @@ test("express-rate-limit: a refusal consumes nothing, and says when there is roo
   assert.deepEqual(await statuses(2, url), [200, 429]);
 });
 
-test("express-rate-limit: two stores share what is shared, and processes that count in one file are one", async (t) => {
+test("express-rate-limit: two stores share a limit, also of processes with one file", async (t) => {
   const file = `sqlite:${directory(t)}/limits.db`;
   const [a, b] = [await served(t, limited(new Store(file))), await served(t, limited(new Store(file)))];
   assert.deepEqual([...(await statuses(2, a)), ...(await statuses(2, b)), ...(await statuses(1, a))], [200, 200, 200, 429, 429]);
@@ -85,7 +85,7 @@ test("express-rate-limit: several limiters of one store have names, and count a 
   assert.deepEqual(await statuses(3, url), [200, 200, 429]);
 });
 
-test("express-rate-limit: failed requests are taken back; refusals, which fail too, were never counted", async (t) => {
+test("express-rate-limit: failed requests are undone; refusals, which fail too, were never counted", async (t) => {
   const store = new Store("memory:");
   const url = await served(t, limited(store, { skipFailedRequests: true }));
   await statuses(1, url);
@@ -98,7 +98,7 @@ test("express-rate-limit: failed requests are taken back; refusals, which fail t
   assert.equal(limiter.stats().cancelled, 5);
 });
 
-test("express-rate-limit: what is taken back is the oldest hit that still counts", async () => {
+test("express-rate-limit: the oldest hit that still counts is undone", async () => {
   const store = new Store("memory:");
   const hits = new LimitStore(store);
   hits.init({ limit: 3, windowMs: WINDOW, skipFailedRequests: false, skipSuccessfulRequests: true });
@@ -117,7 +117,7 @@ test("express-rate-limit: what is taken back is the oldest hit that still counts
   assert.equal(await hits.get("a"), undefined);
 });
 
-test("express-rate-limit: a limit that is a function, and one of 0", async (t) => {
+test("express-rate-limit: the limit may be a function, or 0", async (t) => {
   const store = new Store("memory:");
   const limit = ({ path }) => (path === "/" ? 2 : 4);
   const url = await served(t, limited(store, { limit }, { max: 4 }));
@@ -143,7 +143,7 @@ test("express-rate-limit: an operator's override holds", async (t) => {
   await store.override("express-rate-limit", "2/1m");
   assert.deepEqual(await statuses(2, url), [200, 429]);
   await store.override("express-rate-limit", "9/1m");
-  assert.deepEqual(await statuses(2, url), [200, 200], "the package's own number does not refuse what the operator allows");
+  assert.deepEqual(await statuses(2, url), [200, 200], "the package's own number refused a hit that the operator allows");
 });
 
 async function app(t, options, routes = {}) {
@@ -181,16 +181,16 @@ test("@fastify/rate-limit: routes have limits of their own, and processes share 
   assert.deepEqual((await new Store(file).names()).filter((name) => name.includes("GET")), ["fastify-rate-limit/GET /a", "fastify-rate-limit/GET /b"]);
 });
 
-test("@fastify/rate-limit: numbers of functions are plans", async (t) => {
+test("@fastify/rate-limit: the numbers of functions make plans", async (t) => {
   const max = async (request) => Number(request.headers["x-max"]);
-  const keyGenerator = () => 42; // Numbers will do, too.
+  const keyGenerator = () => 42; // Keys may be numbers.
   const url = await app(t, { store: limitStore(new Store("memory:")), max, timeWindow: () => WINDOW, keyGenerator });
   const ask = async (max) => (await fetch(url, { headers: { "x-max": max } })).status;
   assert.deepEqual([await ask(1), await ask(1), await ask(2), await ask(2), await ask(2), await ask(0)], [200, 429, 200, 200, 429, 429]);
   assert.equal(await ask("many"), 500);
 });
 
-test("@fastify/rate-limit: looking does not count", async (t) => {
+test("@fastify/rate-limit: reading does not count", async (t) => {
   const instance = fastify();
   t.after(() => instance.close());
   await instance.register(fastifyRateLimit, { max: 2, timeWindow: WINDOW, global: false, store: limitStore(new Store("memory:")) });
@@ -199,7 +199,7 @@ test("@fastify/rate-limit: looking does not count", async (t) => {
   assert.deepEqual([await remaining({ increment: false }), await remaining(), await remaining({ increment: false })], [2, 1, 1]);
 });
 
-test("@fastify/rate-limit: what counts refusals is refused when the app starts", async (t) => {
+test("@fastify/rate-limit: options that count refusals are errors when the app starts", async (t) => {
   for (const options of [{ ban: 2 }, { continueExceeding: true }, { exponentialBackoff: true }]) {
     await assert.rejects(app(t, { store: limitStore(new Store("memory:")), ...options }), /: expected (none|false)/);
   }

@@ -1,4 +1,4 @@
-// Workglow's own types accept what this package makes for them, in all of their generations. Checked by `tsc`, never run.
+// Workglow's types, in all of their generations, accept the objects of this package. Checked by `tsc`, never run.
 
 import {
   CONCURRENT_JOB_LIMITER as theirConcurrent,
@@ -22,7 +22,7 @@ import {
   toWorkglow as again,
 } from "workglow-limit/workglow";
 
-/** The first generation, whose releases are older than those that are installed here: as it is documented. */
+/** The first generation as documented: its releases are older than those that are installed here. */
 interface FirstILimiter {
   canProceed(): Promise<boolean>;
   recordJobStart(): Promise<void>;
@@ -46,7 +46,7 @@ const limiter: WorkglowLimiter = toWorkglow(new ConcurrencyLimiter(5), { key: "k
 const now: ILimiter = limiter;
 const between: ILimiter31 = again(new ConcurrencyLimiter(5));
 const first: FirstILimiter = limiter;
-// Any limiter is the first as it is.
+// Every limiter has the first generation's interface.
 const plain: FirstILimiter = new NullLimiter();
 
 const storage = new WorkglowRateLimiterStorage(store, { key: "k" });
@@ -60,9 +60,9 @@ globalServiceRegistry.registerInstance(RATE_LIMITER_STORAGE, storage);
 for (const token of [theirs, theirConcurrent, theirEvenlySpaced]) globalServiceRegistry.registerInstance(token, limiter);
 const registered: ILimiter = globalServiceRegistry.get(JOB_LIMITER);
 
-// @ts-expect-error: a storage is no limiter
+// @ts-expect-error: a storage is not a limiter
 globalServiceRegistry.registerInstance(JOB_LIMITER, storage);
-// @ts-expect-error: an option that is not known
+// @ts-expect-error: an unknown option
 new WorkglowRateLimiterStorage(store, { kye: "k" });
 // @ts-expect-error: a duration is a number or a text
 toWorkglow(new ConcurrencyLimiter(5), { wait: true });

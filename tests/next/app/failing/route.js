@@ -1,14 +1,14 @@
 import { notFound, redirect } from "next/navigation";
 import { limit, store } from "../../limits.js";
 
-// What fails does not count.
+// Failed requests do not count.
 export const GET = limit(
   async (request) => {
     switch (request.nextUrl.searchParams.get("how")) {
       case "throws":
         throw new Error("planned");
       case "missing":
-        notFound();
+        return notFound();
       case "answers":
         return new Response("planned", { status: 503 });
       case "redirects":

@@ -1,4 +1,4 @@
 import { limit, store } from "../../limits.js";
 
-// By nothing of the request, and nothing of it is read: it must not be taken for a page that never changes.
+// No key, and the handler reads nothing of the request: Next must not cache its response at build time.
 export const GET = limit(async () => new Response("plain"), { limiter: store.limiter("plain", "1/1h") });

@@ -5,5 +5,5 @@ const limited = limit(async (request, asked) => new Response(`${process.pid} ${a
   limiter: store.limiter("shared", "10/500ms"),
 });
 
-// It says when it was let through: after the first time and before the second, on the clock that all processes of a machine share.
+// Returns when it was admitted: after the first time and before the second, on the clock that all processes of a machine share.
 export const GET = (request) => limited(request, now());

@@ -1,0 +1,42 @@
+// The activity of one limiter object in this process: its waiters, and the functions that it runs.
+
+import { TooManyWaiters } from "./errors.js";
+
+export class Activity {
+  /** The numbers of waiters, by key. */
+  readonly #waiters = new Map<string, number>();
+  #running = 0;
+  #onIdle: (() => void)[] = [];
+
+  /** Runs `acquire` as a waiter of this key, of which there may be `most`. */
+  async wait<T>(limit: string, key: string, most: number, acquire: () => Promise<T>): Promise<T> {
+    const before = this.#waiters.get(key) ?? 0;
+    if (before >= most) {
+      const of = key === "" ? "" : ` with key ${JSON.stringify(key)}`;
+      throw new TooManyWaiters(`${before} wait for limit "${limit}"${of} already: maxWaiting is ${most}`);
+    }
+    this.#waiters.set(key, before + 1);
+    try {
+      return await this.run(acquire);
+    } finally {
+      const left = this.#waiters.get(key)! - 1;
+      if (left > 0) this.#waiters.set(key, left);
+      else this.#waiters.delete(key);
+    }
+  }
+
+  /** Runs a function, and counts it until it is done. */
+  async run<T>(fn: () => T | PromiseLike<T>): Promise<T> {
+    this.#running++;
+    try {
+      return await fn();
+    } finally {
+      if (--this.#running === 0) for (const resolve of this.#onIdle.splice(0)) resolve();
+    }
+  }
+
+  /** Resolves when nothing waits or runs. */
+  async idle(): Promise<void> {
+    while (this.#running > 0) await new Promise<void>((resolve) => this.#onIdle.push(resolve));
+  }
+}

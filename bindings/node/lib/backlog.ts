@@ -1,0 +1,120 @@
+// The backlog of jobs that were sent away without a place, and when each comes back.
+
+/** The soonest that a job comes back, in ms: the wait of a concurrency limit is only an estimate. */
+const SOONEST = 10;
+
+/** The time between two jobs that come back to take a place, in ms, so that they take their places in turn. */
+const APART = 5;
+
+/** No limit that has places has more units. */
+const MOST_UNITS = 4_096;
+
+/** Once more units than this multiple of the limit were granted, they count for half. */
+const REMEMBERED = 8;
+
+/** The denial of a start: see `Decision`. */
+interface Denial {
+  readonly retryAfter: number;
+  readonly resetAfter: number;
+  readonly limit: number;
+  /** After how long the same units are free again, if that is known. */
+  readonly period?: number | null;
+}
+
+/**
+ * The jobs of one key that one process sent away without a place. They come back one after the other, as fast as starts are
+ * granted there; or where the places of the next windows are taken, early enough to take one for their turn.
+ *
+ * If all returned when the first could start, the rest would be denied again each time: a backlog of n jobs would be delayed
+ * n² / 2 times, and keep the worker from other keys. Times are in ms on any one clock.
+ */
+export class Backlog {
+  #since = 0;
+  #granted = 0;
+  #latest = 0;
+  #next = 0;
+  /** When the jobs that wait for a place come back, unit by unit, in order. */
+  readonly #due: number[] = [];
+
+  /** Returns whether all jobs have come back, and all granted starts have begun. */
+  isEmpty(now: number): boolean {
+    return this.#next <= now && this.#latest <= now;
+  }
+
+  /** Notes that units were granted to a job of this process, for now or for later. */
+  grant(units: number, at: number): void {
+    this.#granted += units;
+    this.#latest = Math.max(this.#latest, at);
+  }
+
+  /** Adds a job at the end, and returns when it comes back. */
+  append(units: number, now: number, { retryAfter, resetAfter, limit, period = null }: Denial): number {
+    const known = Number.isFinite(limit) ? limit : 1;
+    if (period !== null) {
+      while (this.#due.length > 0 && this.#due[0]! <= now) this.#due.shift();
+      // The next place is after all that were given, and one window takes at most `limit` of the jobs that wait for one.
+      const before = this.#due.length;
+      const turn = now + retryAfter + Math.floor(before / known) * period;
+      // Half a window early: a job that comes late wastes a part of the limit.
+      const at = Math.max(turn - period / 2, now + SOONEST) + (before % known) * Math.min(APART, period / 4 / known);
+      for (let i = 0; i < units && i < MOST_UNITS; i++) this.#due.push(at);
+      this.#next = Math.max(this.#next, at);
+      return at;
+    }
+    if (this.#next <= now) {
+      this.#since = this.#latest = now;
+      this.#granted = 0;
+    }
+    if (this.#granted > REMEMBERED * known) {
+      this.#granted /= 2;
+      this.#since += (this.#latest - this.#since) / 2;
+    }
+    // The limit was granted before the first denial. Too early is better than too late: that makes the pace faster again.
+    let pace = (0.75 * (Math.max(now, this.#latest) - this.#since)) / (known + this.#granted);
+    if (resetAfter > 0) pace = Math.min(pace, resetAfter / known);
+    const at = Math.max(this.#next, now + Math.max(retryAfter, SOONEST));
+    this.#next = at + Math.max(pace, 1) * units;
+    return at;
+  }
+}
+
+/** The backlogs of all keys. */
+export class Backlogs {
+  readonly #backlogs = new Map<string, Backlog>();
+  #sweepAt = 64;
+
+  /** The number of keys that are remembered. */
+  get size(): number {
+    return this.#backlogs.size;
+  }
+
+  /** Notes a start. */
+  grant(key: string, units: number, now: number): void {
+    this.#backlogs.get(key)?.grant(units, now);
+  }
+
+  /** Notes a place. */
+  place(key: string, units: number, now: number, at: number): void {
+    this.#of(key, now).grant(units, at);
+  }
+
+  append(key: string, units: number, now: number, denial: Denial): number {
+    return this.#of(key, now).append(units, now, denial);
+  }
+
+  #of(key: string, now: number): Backlog {
+    let backlog = this.#backlogs.get(key);
+    if (backlog === undefined) {
+      this.#sweep(now);
+      this.#backlogs.set(key, (backlog = new Backlog()));
+    }
+    return backlog;
+  }
+
+  /** Forgets idle keys whenever there are twice as many keys as were left after the last time. */
+  #sweep(now: number): void {
+    if (this.#backlogs.size < this.#sweepAt) return;
+    for (const [key, backlog] of this.#backlogs) if (backlog.isEmpty(now)) this.#backlogs.delete(key);
+    this.#sweepAt = Math.max(64, 2 * this.#backlogs.size);
+  }
+}
