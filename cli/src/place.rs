@@ -74,7 +74,8 @@ pub fn hindrance(database: &Path) -> Option<String> {
     let found = match std::fs::metadata(database) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             return Some(
-                "a program creates it when it first uses the store, and so does load --create; check the address".into(),
+                "a program creates it when it first uses the store, and so does load --create; check the address"
+                    .into(),
             );
         }
         Err(_) => return Some(format!("this user may not read the directory {}", directory.display())),

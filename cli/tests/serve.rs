@@ -141,7 +141,7 @@ fn routes_have_one_method_and_security_headers() {
         "/page.js",
         "/panel.js",
         "/draw.js",
-        "/talk.js",
+        "/stream.js",
         "/metrics",
         "/api/snapshot",
         "/api/series?limit=mail",
@@ -197,7 +197,7 @@ fn routes_have_one_method_and_security_headers() {
             && !page.contains(" onclick"),
         "{page}"
     );
-    for path in ["/", "/page.css", "/page.js", "/panel.js", "/draw.js", "/talk.js"] {
+    for path in ["/", "/page.css", "/page.js", "/panel.js", "/draw.js", "/stream.js"] {
         let text = server.get(path, &[]).body.replace("http://www.w3.org/2000/svg", "").replace("http://", "//");
         assert!(!text.contains("https:") && !text.contains("innerHTML") && !text.contains("url(//"), "{path}");
     }
@@ -510,7 +510,10 @@ fn many_and_slow_connections_do_not_block_others() {
         let mut rest = Vec::new();
         // The server has closed the connection, with or without an error.
         let ended = stream.read_to_end(&mut rest);
-        assert!(!ended.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock), "the connection is still open");
+        assert!(
+            !ended.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock),
+            "the connection is still open"
+        );
         assert!(!String::from_utf8_lossy(&rest).contains("200 OK"));
     }
     // A body that is announced but not sent.

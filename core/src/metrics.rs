@@ -198,12 +198,8 @@ const LEDGER_LAG: Family =
 const LANE: Family = family(Kind::Gauge, "_lane_bytes", "bytes", "Size of the lane; 0 without a lane.");
 const PROCESSES: Family = gauge("_processes", "Processes on this machine that use the store.");
 const FAILURES: Family = counter("_failures", "Decisions of the scraped process that the store failed.");
-const INFO: Family = family(
-    Kind::Info,
-    "",
-    "",
-    "The limit's kind, its policy, and whether the policy is an operator's override.",
-);
+const INFO: Family =
+    family(Kind::Info, "", "", "The limit's kind, its policy, and whether the policy is an operator's override.");
 const ALLOWED: Family =
     gauge("_units_allowed", "Units allowed per key in each window (label window in seconds; without it: at once).");
 const USED: Family = gauge("_units_used", "Units in use in each window, by the key that uses most of it.");

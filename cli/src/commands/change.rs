@@ -169,10 +169,8 @@ fn confirm(question: &str, yes: bool) -> Result<bool, Failure> {
         return Ok(true);
     }
     if !io::stdin().is_terminal() {
-        return Err(Failure::usage(
-            "this destroys data and needs confirmation, but standard input is not a terminal",
-        )
-        .hint("pass --yes to confirm"));
+        return Err(Failure::usage("this destroys data and needs confirmation, but standard input is not a terminal")
+            .hint("pass --yes to confirm"));
     }
     write!(io::stderr(), "{question}? [y/N] ")?;
     let mut answer = String::new();

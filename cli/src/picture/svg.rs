@@ -195,7 +195,8 @@ fn area(below: &[f64], above: &[f64], x: impl Fn(f64) -> f64, y: impl Fn(f64) ->
             for at in order {
                 let (near, far) = (x(at as f64 / bins as f64), x((at + 1) as f64 / bins as f64));
                 let (from, to) = if is_back { (far, near) } else { (near, far) };
-                write!(path, "L{from:.1},{0:.1} L{to:.1},{0:.1} ", y(heights[at])).expect("writing to a String cannot fail");
+                write!(path, "L{from:.1},{0:.1} L{to:.1},{0:.1} ", y(heights[at]))
+                    .expect("writing to a String cannot fail");
             }
         };
         let mut run = String::new();

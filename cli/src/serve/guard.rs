@@ -61,7 +61,7 @@ impl Route {
             "/page.js" => Route::Part(JS, include_str!("page/page.js")),
             "/panel.js" => Route::Part(JS, include_str!("page/panel.js")),
             "/draw.js" => Route::Part(JS, include_str!("page/draw.js")),
-            "/talk.js" => Route::Part(JS, include_str!("page/talk.js")),
+            "/stream.js" => Route::Part(JS, include_str!("page/stream.js")),
             "/metrics" => Route::Metrics,
             "/api/snapshot" => Route::Snapshot,
             "/api/series" => Route::Series,

@@ -88,7 +88,13 @@ pub fn run(args: Args, context: &Context) -> Result<Outcome, Failure> {
 }
 
 /// Prints the server's addresses.
-fn announce(context: &Context, url: &str, store: &str, made: Option<&Token>, is_read_only: bool) -> Result<(), Failure> {
+fn announce(
+    context: &Context,
+    url: &str,
+    store: &str,
+    made: Option<&Token>,
+    is_read_only: bool,
+) -> Result<(), Failure> {
     if context.json {
         let token = made.map(Token::text);
         return context

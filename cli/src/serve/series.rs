@@ -132,7 +132,8 @@ impl Sampler {
             let mut demand = self.demand();
             demand.is_looking = false;
             self.0.samples.send_modify(|samples| {
-                *samples = Sample { number: samples.number + 1, looked: Some(looked), view: Some(seen.map_err(Arc::new)) };
+                *samples =
+                    Sample { number: samples.number + 1, looked: Some(looked), view: Some(seen.map_err(Arc::new)) };
             });
             let rest = looked.elapsed();
             let next_tick = began + STEP * now as u32;

@@ -59,7 +59,9 @@ impl Load {
     pub fn new(text: &str, shape: Shape) -> Result<Load, Failure> {
         let wrong = |part: &str| {
             let example = "\"50/1s for 2m\", \"10..100/1s for 2m\", \"200 at once\" or \"nothing for 30s\"";
-            Failure::usage(format!("load is \"{text}\": expected {example}, or several separated by commas, not \"{part}\""))
+            Failure::usage(format!(
+                "load is \"{text}\": expected {example}, or several separated by commas, not \"{part}\""
+            ))
         };
         let phases: Vec<Phase> = text
             .split(',')

@@ -159,12 +159,17 @@ fn print_verdict(context: &Context) -> PrintVerdict<'_> {
 fn source(args: &Args, policies: &[&str], context: &Context, keys: &mut Keys) -> Result<Box<dyn Source>, Failure> {
     let weight = load::between(&args.weight, |text| text.parse().ok().filter(|weight| *weight > 0));
     let weight = weight.ok_or_else(|| {
-        Failure::usage(format!("weight is \"{}\": expected a whole number from 1, or a range such as 1..8", args.weight))
+        Failure::usage(format!(
+            "weight is \"{}\": expected a whole number from 1, or a range such as 1..8",
+            args.weight
+        ))
     })?;
     let time = |text: &str| parse_time(text).ok().map(|time: Duration| time.as_micros() as u64);
     let lasts = args.duration.as_ref().map(|text| {
         load::between(text, time).ok_or_else(|| {
-            Failure::usage(format!("duration is \"{text}\": expected a time such as 300ms, or a range such as 100ms..2s"))
+            Failure::usage(format!(
+                "duration is \"{text}\": expected a time such as 300ms, or a range such as 100ms..2s"
+            ))
         })
     });
     let lasts = lasts.transpose()?;
@@ -177,7 +182,9 @@ fn source(args: &Args, policies: &[&str], context: &Context, keys: &mut Keys) ->
     }
     let one = |parameter: &str, said: Between| match said {
         Between(from, to) if from == to => Ok(from),
-        _ => Err(Failure::usage(format!("{parameter} is a range: expected one value, because only --load allows ranges"))),
+        _ => Err(Failure::usage(format!(
+            "{parameter} is a range: expected one value, because only --load allows ranges"
+        ))),
     };
     let defaults =
         Defaults { weight: one("weight", weight)?, duration: lasts.map(|lasts| one("duration", lasts)).transpose()? };

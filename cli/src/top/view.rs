@@ -295,7 +295,11 @@ mod tests {
             assert_eq!(drawn(&mut model, columns, rows).len(), usize::from(rows));
         }
         let lines = drawn(&mut model, 20, 5);
-        assert_eq!((lines[2].as_str(), lines[3].as_str()), ("LIMIT           USED", "mail             3/3"), "{lines:#?}");
+        assert_eq!(
+            (lines[2].as_str(), lines[3].as_str()),
+            ("LIMIT           USED", "mail             3/3"),
+            "{lines:#?}"
+        );
         let lines = drawn(&mut model, 80, 5);
         assert!(lines[3].starts_with("mail") && lines[4].contains("1-1 of 3"), "{lines:#?}");
         model.scroll(1);

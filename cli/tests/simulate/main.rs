@@ -136,7 +136,8 @@ fn no_window_ever_holds_more_than_the_limit() {
                 assert_eq!(report["most"][0]["most"], found, "{policy}");
                 let admitted = got.iter().filter(|(verdict, _)| verdict == "admitted").count();
                 assert_eq!(report["admitted"], admitted);
-                let units: u64 = report["series"]["admitted"].as_array().unwrap().iter().filter_map(Value::as_u64).sum();
+                let units: u64 =
+                    report["series"]["admitted"].as_array().unwrap().iter().filter_map(Value::as_u64).sum();
                 assert_eq!(report["units"], units);
             }
         }

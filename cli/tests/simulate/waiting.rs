@@ -76,8 +76,12 @@ fn waiters_for_a_running_job_start_at_its_end() {
     let started: Vec<_> = verdicts("2 concurrent", &lines, &["--wait"]).into_iter().map(|(_, after)| after).collect();
     assert_eq!(started, [0, 0, 900_000, 800_000, 1_700_000, 0].map(Some));
     // Also after jobs of zero duration.
-    let lines =
-        [job(0), job(0), Entry { lasts: Some(0), ..Entry::at(100_000) }, Entry { lasts: Some(0), ..Entry::at(100_000) }];
+    let lines = [
+        job(0),
+        job(0),
+        Entry { lasts: Some(0), ..Entry::at(100_000) },
+        Entry { lasts: Some(0), ..Entry::at(100_000) },
+    ];
     let lines = lines.into_iter().chain([job(200_000), job(300_000)]).collect::<Vec<_>>();
     let started: Vec<_> = verdicts("2 concurrent", &lines, &["--wait"]).into_iter().map(|(_, after)| after).collect();
     assert_eq!(started, [0, 0, 900_000, 900_000, 800_000, 700_000].map(Some));

@@ -123,7 +123,8 @@ fn free_space(directory: &Path, report: &mut Report) {
     report.fact("free space", text::bytes(free));
     if free < LITTLE_SPACE {
         let severity = if free < NO_SPACE { Severity::Danger } else { Severity::Warning };
-        let what = "on a full disk starts of long windows fail (the option on_error decides), and new keys cannot be added";
+        let what =
+            "on a full disk starts of long windows fail (the option on_error decides), and new keys cannot be added";
         report.find(severity, "free space", text::bytes(free), what, "free space on this disk");
     }
     #[allow(clippy::unnecessary_cast)]

@@ -103,7 +103,9 @@ fn seen_of(seen: &Snapshot, report: &mut Report) {
     if seen.ledger_lag.as_secs() >= 60 {
         let (severity, instead) = match seen.processes.is_empty() {
             true => (Severity::Note, "nothing to do: the next process that uses the store writes it"),
-            false => (Severity::Warning, "check whether the disk is full, or whether a process holds a lock on the database"),
+            false => {
+                (Severity::Warning, "check whether the disk is full, or whether a process holds a lock on the database")
+            }
         };
         report.find(
             severity,

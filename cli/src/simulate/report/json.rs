@@ -2,8 +2,8 @@
 
 use super::{Report, seconds};
 use crate::json::{self, Keys};
-use crate::simulate::measure::Bin;
 use crate::simulate::guarantee::Kind;
+use crate::simulate::measure::Bin;
 use crate::simulate::subject::{Callers, Subject};
 use serde_json::{Value, json};
 

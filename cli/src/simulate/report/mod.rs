@@ -2,8 +2,8 @@
 
 mod json;
 
+use super::guarantee::{Guarantee, Kind};
 use super::measure::Bin;
-use super::guarantee::{Kind, Guarantee};
 use super::request::{Keys, SECOND};
 use super::subject::{Callers, Subject};
 use crate::context::Context;
@@ -243,11 +243,7 @@ impl Report<'_, '_> {
         for subject in self.subjects {
             let total = &subject.found.total;
             let waits = if self.waits() {
-                format!(
-                    ", {} waited, at most {}",
-                    count(total.waited),
-                    self::about(subject.found.waits.longest())
-                )
+                format!(", {} waited, at most {}", count(total.waited), self::about(subject.found.waits.longest()))
             } else {
                 String::new()
             };

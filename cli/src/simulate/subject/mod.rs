@@ -5,8 +5,8 @@
 
 mod steps;
 
+use super::guarantee::{Guarantee, Kind, Window};
 use super::measure::{Bin, Counts, Series, Verdict, Verdicts, Waits};
-use super::guarantee::{Kind, Guarantee, Window};
 use super::request::{Keys, Request};
 use crate::failure::Failure;
 use std::cmp::Reverse;
@@ -185,7 +185,8 @@ impl<'t> Subject<'t> {
             Kind::AtOnce { .. } => counts.ran as f64 / (guarantee.limit as f64 * (to - from) as f64),
             _ => counts.units as f64 / guarantee.most_between(from, to),
         };
-        let all = self.keys.iter().flat_map(|key| self.guarantees.iter().map(move |guarantee| of(guarantee, &key.counts)));
+        let all =
+            self.keys.iter().flat_map(|key| self.guarantees.iter().map(move |guarantee| of(guarantee, &key.counts)));
         all.filter(|part| part.is_finite()).max_by(f64::total_cmp).map(|part| part.min(1.0))
     }
 
@@ -204,7 +205,8 @@ impl<'t> Subject<'t> {
         self.run_until(request.at, keys)?;
         if self.keys.len() < keys.len() {
             let guarantees = self.guarantees.len();
-            self.keys.resize_with(keys.len(), || Key { windows: vec![Window::default(); guarantees], ..Key::default() });
+            self.keys
+                .resize_with(keys.len(), || Key { windows: vec![Window::default(); guarantees], ..Key::default() });
         }
         self.found.to = request.at;
         self.found.heaviest = self.found.heaviest.max(request.weight);

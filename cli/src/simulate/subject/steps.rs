@@ -1,7 +1,7 @@
 //! The events of a simulation.
 
-use super::super::measure::{Bin, Verdict};
 use super::super::guarantee::Kind;
+use super::super::measure::{Bin, Verdict};
 use super::super::request::{Keys, Request};
 use super::{Asked, Callers, End, NAME, Subject, Waiting, us};
 use crate::failure::Failure;
