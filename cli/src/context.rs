@@ -9,7 +9,7 @@ use std::fmt::Display;
 use std::io::{self, BufWriter, IsTerminal, Stdout, Write};
 use workglow_limit::{Observer, Snapshot, Store, StoreOptions};
 
-/// How a command ended that did not fail.
+/// The end of a command that did not fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     /// The command succeeded.
@@ -36,7 +36,7 @@ pub struct Context {
     url: Option<String>,
     /// Whether output is JSON.
     pub json: bool,
-    /// How keys are shown.
+    /// The form in which keys are shown.
     pub keys: Keys,
     /// Whether standard output is coloured.
     pub color: bool,

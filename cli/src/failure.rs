@@ -51,7 +51,7 @@ pub struct Failure {
     /// The code in JSON: the name of the core's error, or `usage`, `output` or `system`.
     pub code: &'static str,
     pub message: String,
-    /// How to resolve it.
+    /// The remedy.
     pub hint: Option<String>,
     /// Standard output was closed: nothing is printed, and the exit code is 0.
     pub is_quiet: bool,

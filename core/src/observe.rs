@@ -28,7 +28,7 @@ pub const NEAR: f64 = 0.8;
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Snapshot {
-    /// When it was taken, by the wall clock.
+    /// The time of the snapshot, by the wall clock.
     pub at: SystemTime,
     /// The store's address, without a password.
     pub url: String,

@@ -41,8 +41,8 @@ const run = (...args) => JSON.parse(spawnSync(bin, ["--json", "--store", store, 
 
 async function serve(args = [], listen = "127.0.0.1:0") {
   const child = spawn(bin, ["--json", "--store", store, "serve", "--listen", listen, ...args], { stdio: ["ignore", "pipe", "inherit"] });
-  const said = await new Promise((told, failed) => {
-    createInterface({ input: child.stdout }).once("line", (line) => told(JSON.parse(line)));
+  const said = await new Promise((started, failed) => {
+    createInterface({ input: child.stdout }).once("line", (line) => started(JSON.parse(line)));
     child.once("exit", (code) => failed(new Error(`serve ended with ${code}`)));
   });
   return { child, ...said, end: () => new Promise((ended) => child.once("exit", ended) && child.kill("SIGTERM")) };

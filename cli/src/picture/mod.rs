@@ -64,7 +64,7 @@ pub struct Layer {
     pub tone: Tone,
     /// One value for each bin.
     pub values: Vec<f64>,
-    /// How bins are merged.
+    /// The way in which bins are merged.
     pub merged: Merged,
 }
 

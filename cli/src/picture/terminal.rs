@@ -12,7 +12,7 @@ const LEAST_WIDTH: usize = 20;
 const MOST_WIDTH: usize = 160;
 const USUAL_WIDTH: usize = 80;
 
-/// What the terminal can show.
+/// The capabilities of the terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Terminal {
     width: usize,
@@ -170,7 +170,7 @@ fn heading(panel: &Panel, terminal: Terminal) -> String {
     line
 }
 
-/// The axis of times.
+/// The time axis.
 fn times(panel: &Panel, terminal: Terminal, columns: usize) -> [String; 2] {
     let (corner, rule, tick) = if terminal.is_ascii { ('+', '-', '+') } else { ('└', '─', '┴') };
     let mut axis = vec![rule; columns];

@@ -49,7 +49,7 @@ impl From<Failure> for Trouble {
     }
 }
 
-/// What requests need from the sampler's thread.
+/// The demands of requests on the sampler's thread.
 #[derive(Default)]
 struct Demand {
     watching: usize,

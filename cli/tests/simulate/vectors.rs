@@ -154,10 +154,10 @@ fn verdicts_agree_with_a_limit_in_real_time() {
     let store = Store::new(&dir.url()).unwrap();
     let limiter = store.limiter("api", "5/200ms").unwrap();
     let mut starts: BTreeMap<&str, Vec<u64>> = BTreeMap::new();
-    let mut told: Vec<(u64, &str, bool, u64)> = Vec::new();
+    let mut answers: Vec<(u64, &str, bool, u64)> = Vec::new();
     let mut chance = 1u64;
     // Repeated until there are denials: on a busy machine there may be none.
-    while told.len() < 120 || told.iter().all(|(.., is_admitted, _)| *is_admitted) {
+    while answers.len() < 120 || answers.iter().all(|(.., is_admitted, _)| *is_admitted) {
         chance = chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         std::thread::sleep(Duration::from_millis(1 + (chance >> 60)));
         let key = if chance >> 59 & 3 == 0 { "b" } else { "a" };
@@ -168,16 +168,16 @@ fn verdicts_agree_with_a_limit_in_real_time() {
             // The time of a start, in microseconds of the store's clock.
             Some(permit) => {
                 of_key.push(permit.to_words()[3]);
-                told.push((of_key[of_key.len() - 1], key, true, 0));
+                answers.push((of_key[of_key.len() - 1], key, true, 0));
             }
-            None => told.push((of_key[of_key.len() - MOST] + WINDOW - after, key, false, after)),
+            None => answers.push((of_key[of_key.len() - MOST] + WINDOW - after, key, false, after)),
         }
     }
-    let first = told[0].0;
+    let first = answers[0].0;
     let lines: Vec<Entry> =
-        told.iter().map(|(at, key, ..)| Entry { key: (*key).to_owned(), ..Entry::at(at - first) }).collect();
+        answers.iter().map(|(at, key, ..)| Entry { key: (*key).to_owned(), ..Entry::at(at - first) }).collect();
     let got = verdicts("5/200ms", &lines, &[]);
-    let wanted: Vec<_> = told
+    let wanted: Vec<_> = answers
         .iter()
         .map(|(.., admitted, after)| (if *admitted { "admitted" } else { "denied" }.to_owned(), Some(*after)))
         .collect();

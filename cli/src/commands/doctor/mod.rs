@@ -41,7 +41,7 @@ impl From<workglow_limit::Finding> for Finding {
 /// Facts and findings.
 #[derive(Debug, Default)]
 pub struct Report {
-    /// What was checked, with its value.
+    /// The checked properties with their values.
     pub facts: Vec<(&'static str, String)>,
     pub findings: Vec<Finding>,
 }
@@ -149,7 +149,7 @@ fn print(report: &Report, context: &Context) -> Result<Outcome, Failure> {
             Severity::Warning => Look::Near,
             _ => Look::Bad,
         };
-        let value = if found.value.is_empty() { String::new() } else { format!(" is {}", found.value) };
+        let value = if found.value.is_empty() { String::new() } else { format!(": {}", found.value) };
         let head = format!("{}{value}", found.setting);
         context.print(format!(
             "\n{}  {}",

@@ -55,7 +55,7 @@ export function time(seconds) {
 /** The name of a window: `in 1 min`, or `at once`. */
 export const windowed = (window) => (window == null ? "at once" : `in ${time(window)}`);
 
-export const level = (share, near) => (share >= 1 ? "full" : near ? "near" : "room");
+export const level = (share, near) => (share >= 1 ? "full" : near ? "near" : "free");
 
 /** A sparkline of percentages; null is a gap. */
 export function spark(values) {

@@ -23,7 +23,7 @@ const NAME: &str = "policy";
 /// The longest time for which the run continues after the last request, in microseconds.
 const MOST_AFTER: u64 = 366 * 86_400_000_000;
 
-/// How callers behave that are not admitted at once.
+/// The behaviour of callers that are not admitted at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Callers {
     GoAway,
