@@ -1,4 +1,4 @@
-//! What the command line says, and what comes of it.
+//! The command line's arguments, and how a command is run.
 
 use crate::commands::{change, doctor, load, peek, shell, show, status, verify, watch};
 use crate::context::{Context, Outcome};
@@ -9,22 +9,32 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
 use std::ffi::OsString;
 
-/// Look at limits, change them, and try them.
+/// Inspect, change and simulate limits.
 #[derive(Debug, Parser)]
 #[command(name = "workglow-limit", bin_name = "workglow-limit", version, propagate_version = true, after_help = EXIT_CODES)]
 pub struct Args {
     /// The store: sqlite:PATH, redis://HOST, postgres://HOST/DATABASE
-    #[arg(long, global = true, env = "WORKGLOW_LIMIT_STORE", hide_env_values = true, value_name = "URL")]
+    #[arg(
+        long,
+        global = true,
+        help_heading = GLOBAL,
+        env = "WORKGLOW_LIMIT_STORE",
+        hide_env_values = true,
+        value_name = "URL"
+    )]
     store: Option<String>,
-    /// Print JSON; errors too, on standard error
-    #[arg(long, global = true)]
+    /// Print JSON, including errors (on standard error)
+    #[arg(long, global = true, help_heading = GLOBAL)]
     json: bool,
-    /// Show the texts of keys, which may be secrets, instead of their ids
-    #[arg(long, global = true)]
+    /// Show keys as text instead of ids; keys may be secrets
+    #[arg(long, global = true, help_heading = GLOBAL)]
     show_keys: bool,
     #[command(subcommand)]
     command: Command,
 }
+
+/// The heading of the options that every command has.
+const GLOBAL: &str = "Global options";
 
 #[derive(Debug, Subcommand)]
 enum Command {
@@ -74,14 +84,14 @@ impl Command {
     }
 }
 
-/// The whole command line, as clap knows it: for completions and man pages.
+/// The command line as clap sees it, for completions and man pages.
 pub fn command() -> clap::Command {
     Args::command()
 }
 
 pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
     let args: Vec<OsString> = args.into_iter().collect();
-    // Asked for before it is known whether the rest makes sense.
+    // Errors in the arguments are printed as JSON, too.
     let json = args.iter().any(|arg| arg == "--json");
     let args = match Args::try_parse_from(args) {
         Ok(args) => args,
@@ -93,24 +103,24 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
     match outcome {
         Ok(outcome) => outcome.exit(),
         Err(failure) => {
-            // What was printed before it belongs before it. If nobody reads that, there is nothing to add.
+            // Earlier output is flushed first. If standard output is closed, there is nothing to add.
             let _ = context.flush();
-            failure.tell(args.json);
+            failure.print(args.json);
             failure.exit as u8
         }
     }
 }
 
-/// Help, the version, or what is wrong with the arguments.
+/// Prints help, the version or an error in the arguments; returns the exit code.
 fn unparsed(error: &clap::Error, json: bool) -> u8 {
     let is_help = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
     if is_help || !json {
-        // A closed pipe is no reason to say more.
+        // A closed pipe is ignored.
         let _ = error.print();
     } else {
         let text = error.to_string();
         let text = text.strip_prefix("error: ").unwrap_or(&text).trim_end();
-        Failure::usage(text).tell(true);
+        Failure::usage(text).print(true);
     }
     if is_help { Exit::Done as u8 } else { Exit::Usage as u8 }
 }

@@ -1,43 +1,44 @@
-//! What every command is given: the store, and how to answer.
+//! The context of a command: its store and its output.
 
 use crate::failure::Failure;
 use crate::json::Keys;
+use crate::text;
 use serde_json::Value;
 use std::cell::RefCell;
 use std::fmt::Display;
 use std::io::{self, BufWriter, IsTerminal, Stdout, Write};
 use workglow_limit::{Observer, Snapshot, Store, StoreOptions};
 
-/// How a command ended that did what it was asked to.
+/// The end of a command that did not fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// All is well.
+    /// The command succeeded.
     Done,
     /// `peek`: a start would be denied.
     Denied,
-    /// `verify` and `doctor`: something is not in order.
+    /// `verify` and `doctor`: there are problems. `simulate`: a policy's bound was exceeded.
     Found,
-    /// The user said no.
+    /// The user did not confirm.
     Declined,
     /// Ended by Ctrl-C.
     Interrupted,
 }
 
-/// A look at a store, without this process.
+/// Takes a snapshot without this process.
 pub fn look(observer: &mut Observer) -> workglow_limit::Result<Snapshot> {
     let mut seen = observer.look()?;
     seen.processes.retain(|process| process.pid != std::process::id());
     Ok(seen)
 }
 
-/// What all commands have in common.
+/// The options and the output of a command.
 pub struct Context {
     url: Option<String>,
-    /// Is the answer to be JSON?
+    /// Whether output is JSON.
     pub json: bool,
-    /// May the texts of keys be shown?
+    /// The form in which keys are shown.
     pub keys: Keys,
-    /// May standard output be coloured?
+    /// Whether standard output is coloured.
     pub color: bool,
     out: RefCell<BufWriter<Stdout>>,
 }
@@ -50,58 +51,58 @@ impl Context {
         Context { url, json, keys, color, out: RefCell::new(BufWriter::new(io::stdout())) }
     }
 
-    /// The store's address, as it was given.
+    /// The store's address as given by the user.
     pub fn url(&self) -> Result<&str, Failure> {
         let url = self.url.as_deref().filter(|url| !url.is_empty()).ok_or_else(|| {
             Failure::usage("no store is named")
-                .hint("say which: --store sqlite:PATH, or the environment variable WORKGLOW_LIMIT_STORE")
+                .hint("pass --store sqlite:PATH, or set the environment variable WORKGLOW_LIMIT_STORE")
         })?;
         if matches!(url, "memory:" | "memory://") {
-            return Err(Failure::usage("a memory: store is seen by its own process only")
-                .hint("name a store that processes share: sqlite:PATH, redis://HOST or postgres://HOST/DATABASE"));
+            return Err(Failure::usage("a memory: store is visible only to the process that created it")
+                .hint("use a shared store: sqlite:PATH, redis://HOST or postgres://HOST/DATABASE"));
         }
         Ok(url)
     }
 
-    /// The store, opened. It is never made: one that is not there is an error.
+    /// Opens the store. A missing store is an error.
     pub fn store(&self) -> Result<Store, Failure> {
         self.opened(false)
     }
 
-    /// The store, opened, and made if there is none.
+    /// Opens the store, and creates it if it is missing.
     pub fn new_store(&self) -> Result<Store, Failure> {
         self.opened(true)
     }
 
     fn opened(&self, create: bool) -> Result<Store, Failure> {
         let store = self.unopened(create)?;
-        // A server is asked by the first question only.
+        // A server is contacted only by the first request.
         let opened = store.open().and_then(|()| store.names());
         opened.map(|_| store).map_err(|error| Failure::of_store(error, self.url.as_deref().unwrap_or_default()))
     }
 
-    /// The store, of which nothing is known yet but its address.
+    /// The store before it is opened.
     pub fn unopened(&self, create: bool) -> Result<Store, Failure> {
         let mut options = StoreOptions::default();
         options.create = create;
-        // Nothing starts here, so nothing is to be granted.
+        // The command starts nothing, so it needs no grants.
         options.grants = false;
         let url = self.url()?;
         Store::with_options(url, options).map_err(|error| Failure::of_store(error, url))
     }
 
-    /// Prints a line (or several) of text.
+    /// Prints text and a newline.
     pub fn print(&self, text: impl Display) -> Result<(), Failure> {
         Ok(writeln!(self.out.borrow_mut(), "{text}")?)
     }
 
-    /// Prints one line of JSON, flushed, for programs that read line by line.
+    /// Prints one line of JSON and flushes it, for programs that read line by line.
     pub fn print_json(&self, value: &Value) -> Result<(), Failure> {
-        self.print(value)?;
+        self.print(text::json(value))?;
         self.flush()
     }
 
-    /// Brings what was printed to where it goes. The end of a command does that by itself.
+    /// Flushes standard output. The end of a command flushes it automatically.
     pub fn flush(&self) -> Result<(), Failure> {
         Ok(self.out.borrow_mut().flush()?)
     }

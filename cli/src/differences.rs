@@ -1,4 +1,4 @@
-//! What has happened between two looks at a store.
+//! The events between two snapshots of a store.
 
 use crate::json::{self, Keys};
 use serde_json::{Value, json};
@@ -6,13 +6,13 @@ use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 use workglow_limit::{KeySnapshot, LimitSnapshot, ProcessSnapshot, Snapshot};
 
-/// Something that has happened.
+/// An event.
 pub struct Event {
     pub at: SystemTime,
     pub name: &'static str,
-    /// Of which limit; `None`: of the store.
+    /// The limit of the event; `None`: an event of the store.
     pub limit: Option<String>,
-    /// What else there is to say.
+    /// Further members of the JSON object.
     more: Value,
 }
 
@@ -26,10 +26,10 @@ impl Event {
     }
 }
 
-/// A gate that closes later than it did by more than this was closed once more.
+/// If the end of a gate moves by more than this, the limit was paused again.
 const LATER: Duration = Duration::from_secs(1);
 
-/// What has happened, by limit and then of the store's processes.
+/// The events between two snapshots: of the limits, then of the processes.
 pub fn between(before: &Snapshot, now: &Snapshot, keys: Keys) -> Vec<Event> {
     let mut events = Vec::new();
     let old: BTreeMap<&str, &LimitSnapshot> = before.limits.iter().map(|limit| (limit.name.as_str(), limit)).collect();
@@ -44,7 +44,7 @@ pub fn between(before: &Snapshot, now: &Snapshot, keys: Keys) -> Vec<Event> {
         events.push(Event { at: now.at, name: "limit_gone", limit: Some(gone.name.clone()), more: json!({}) });
     }
     let about = |process: &ProcessSnapshot| json!({ "pid": process.pid, "program": process.program });
-    // A number that is used again is another process's, if that has not been here for as long.
+    // A process id can be reused, so the program has to be the same, too.
     let is_same = |a: &ProcessSnapshot, b: &ProcessSnapshot| a.pid == b.pid && a.program == b.program;
     let is_in = |process: &ProcessSnapshot, all: &[ProcessSnapshot]| all.iter().any(|other| is_same(process, other));
     let joined = now.processes.iter().filter(|process| !is_in(process, &before.processes));
@@ -68,7 +68,7 @@ fn of_limit(
         let Some(old) = was.hot_keys.iter().find(|old| old.id == key.id) else { continue };
         overriding((old.overriding, key.overriding), Some(json::key_name(&key.key, &key.id, keys)), add);
     }
-    // What counts less than before was made anew.
+    // Lower counts mean that the limit was created again.
     let more = |now: u64, before: u64| Some(now.saturating_sub(before)).filter(|more| *more > 0);
     if let Some(count) = more(is.stats.denied, was.stats.denied) {
         add("denied", json!({ "count": count, "keys": deniers(was, is, keys) }));
@@ -128,7 +128,7 @@ fn gate(
     }
 }
 
-/// Which keys were denied, and how often, those most often first.
+/// The denied keys with the number of their denials, most denials first.
 fn deniers(was: &LimitSnapshot, is: &LimitSnapshot, keys: Keys) -> Vec<Value> {
     let denied = |key: &KeySnapshot| {
         let old = was.hot_keys.iter().find(|old| old.id == key.id);

@@ -1,11 +1,11 @@
-//! What is said, and with which exit code, where a command cannot do what it was asked to.
+//! Failures of commands: message, hint and exit code.
 
 use crate::context::Outcome;
-use crate::{json, place};
+use crate::{json, place, text};
 use std::io::{self, Write};
 use workglow_limit::Error;
 
-/// The exit codes, which are promised: see [`EXIT_CODES`].
+/// The exit codes, which are stable: see [`EXIT_CODES`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Exit {
@@ -19,20 +19,20 @@ pub enum Exit {
     Interrupted = 130,
 }
 
-/// The same for people.
+/// The exit codes as help shows them.
 pub const EXIT_CODES: &str = "\
 Exit codes:
-  0    done; of peek: a start would be admitted
-  1    the store failed: it is not there, cannot be reached, read or written, or is damaged
-  2    usage: an argument, a policy, an address or a file of limits is wrong
-  3    no limit of that name
+  0    success; peek: a start would be admitted
+  1    the store failed: it is missing, unreachable, unreadable, not writable or damaged
+  2    usage: an argument, a policy, an address or a file of limits is invalid
+  3    there is no limit of that name
   4    peek: a start would be denied
-  5    verify, doctor: something is not in order
+  5    verify, doctor: problems were found; simulate: a policy's bound was exceeded
   6    not confirmed: nothing was changed
   130  interrupted (Ctrl-C)";
 
 impl Outcome {
-    /// Its exit code.
+    /// The exit code.
     pub fn exit(self) -> u8 {
         match self {
             Outcome::Done => Exit::Done as u8,
@@ -44,16 +44,16 @@ impl Outcome {
     }
 }
 
-/// Why a command could not do what it was asked to.
+/// The reason why a command failed.
 #[derive(Debug)]
 pub struct Failure {
     pub exit: Exit,
-    /// Its name in JSON: that of the core's error, or `usage`, `output`.
+    /// The code in JSON: the name of the core's error, or `usage`, `output` or `system`.
     pub code: &'static str,
     pub message: String,
-    /// What to do about it.
+    /// The remedy.
     pub hint: Option<String>,
-    /// Nobody reads any more what is printed: nothing is said, and it is no error.
+    /// Standard output was closed: nothing is printed, and the exit code is 0.
     pub is_quiet: bool,
 }
 
@@ -62,23 +62,23 @@ impl Failure {
         Failure { exit, code, message: message.into(), hint: None, is_quiet: false }
     }
 
-    /// Something was asked that makes no sense.
+    /// An invalid argument.
     pub fn usage(message: impl Into<String>) -> Failure {
         Self::new(Exit::Usage, "usage", message)
     }
 
-    /// The machine would not do it: a port that is taken, a file that cannot be written.
+    /// An error of the system: a port in use, a file that cannot be written.
     pub fn system(message: impl Into<String>) -> Failure {
         Self::new(Exit::Store, "system", message)
     }
 
-    /// Says what to do.
+    /// Adds a hint.
     pub fn hint(mut self, hint: impl Into<String>) -> Failure {
         self.hint = Some(hint.into());
         self
     }
 
-    /// What the core says of the store at this address, with what to do about it.
+    /// An error of the store at this address, with a hint if there is one.
     pub fn of_store(error: Error, url: &str) -> Failure {
         let hint = place::hint(&error, url);
         let failure = Failure::from(error);
@@ -88,16 +88,17 @@ impl Failure {
         }
     }
 
-    /// Says it on standard error.
-    pub fn tell(&self, json: bool) {
+    /// Prints the failure on standard error. Messages quote names and files, so control characters are escaped.
+    pub fn print(&self, json: bool) {
         if self.is_quiet {
             return;
         }
-        // Who does not read that hears of it by the exit code.
+        let message = text::clean(&self.message);
+        // If standard error is closed, the exit code is all that is left.
         let _ = match (json, &self.hint) {
-            (true, _) => writeln!(io::stderr(), "{}", self.to_json()),
-            (false, Some(hint)) => writeln!(io::stderr(), "error: {}\n  {hint}", self.message),
-            (false, None) => writeln!(io::stderr(), "error: {}", self.message),
+            (true, _) => writeln!(io::stderr(), "{}", text::json(&self.to_json())),
+            (false, Some(hint)) => writeln!(io::stderr(), "error: {message}\n  {}", text::clean(hint)),
+            (false, None) => writeln!(io::stderr(), "error: {message}"),
         };
     }
 
@@ -125,29 +126,29 @@ impl From<Error> for Failure {
 }
 
 impl From<io::Error> for Failure {
-    /// Of what is printed.
+    /// An error of standard output.
     fn from(error: io::Error) -> Failure {
         let is_quiet = error.kind() == io::ErrorKind::BrokenPipe;
         let exit = if is_quiet { Exit::Done } else { Exit::Store };
-        Failure { is_quiet, ..Failure::new(exit, "output", format!("writing the answer: {error}")) }
+        Failure { is_quiet, ..Failure::new(exit, "output", format!("writing the output: {error}")) }
     }
 }
 
-/// How many names an error lists.
+/// The most names that an error lists.
 const MOST_NAMES: usize = 10;
 
-/// No limit has this name, but others have.
+/// The error for a name that no limit has; `known` are the names that exist.
 pub fn unknown(name: &str, known: &[String]) -> Failure {
     let failure = Failure::new(Exit::Unknown, "unknown_limit", format!("no limit named \"{name}\" is declared"));
     let likeness = |known: &&String| (strsim::jaro_winkler(&name.to_lowercase(), &known.to_lowercase()) * 1e6) as u64;
     match known.iter().max_by_key(likeness) {
-        None => failure.hint("this store knows no limit yet: a program declares one, or the command load"),
+        None => failure.hint("this store has no limits yet: programs declare them, and so does the command load"),
         Some(nearest) if likeness(&nearest) > 750_000 => failure.hint(format!("did you mean \"{nearest}\"?")),
         Some(_) => {
             let shown = known.iter().take(MOST_NAMES).map(String::as_str).collect::<Vec<_>>().join(", ");
             let more = known.len().saturating_sub(MOST_NAMES);
             let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-            failure.hint(format!("this store knows {shown}{more}"))
+            failure.hint(format!("the limits of this store: {shown}{more}"))
         }
     }
 }

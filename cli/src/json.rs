@@ -1,4 +1,4 @@
-//! What is seen of a store, as JSON. The same shapes everywhere: what commands print, and what the page and other languages read.
+//! Snapshots and results as JSON. Commands, the page and the other languages use the same shapes.
 //!
 //! Durations are in seconds, times in seconds since 1970.
 
@@ -8,27 +8,27 @@ use serde_json::{Value, json};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use workglow_limit::{Decision, KeySnapshot, LimitSnapshot, Minute, Problem, Snapshot, Stats, Usage, WAIT_BOUNDS};
 
-/// May the texts of keys be shown? They can be secrets.
+/// The form in which keys are shown. Keys can be secrets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Keys {
-    /// Their ids only.
+    /// As ids.
     Hidden,
-    /// Their texts too.
+    /// As text.
     Shown,
 }
 
 /// A duration.
 pub fn seconds(duration: Duration) -> f64 {
-    // To the microsecond, as limits count.
+    // Rounded to the microsecond, the resolution of limits.
     (duration.as_secs_f64() * 1e6).round() / 1e6
 }
 
-/// A moment.
+/// A time.
 pub fn time(at: SystemTime) -> f64 {
     seconds(at.duration_since(UNIX_EPOCH).unwrap_or_default())
 }
 
-/// A whole store.
+/// A snapshot of a store.
 pub fn snapshot(seen: &Snapshot, keys: Keys) -> Value {
     json!({
         "at": time(seen.at),
@@ -81,7 +81,7 @@ pub fn key(seen: &KeySnapshot, keys: Keys) -> Value {
     })
 }
 
-/// What a key is called.
+/// The name under which a key is shown.
 pub fn key_name(text: &str, id: &str, keys: Keys) -> String {
     match keys {
         Keys::Shown => text.to_owned(),
@@ -94,7 +94,7 @@ fn usage(all: &[Usage]) -> Vec<Value> {
     all.iter().map(one).collect()
 }
 
-/// What was counted.
+/// The counters of a limit or a key.
 pub fn stats(counted: &Stats) -> Value {
     json!({
         "admitted": counted.admitted,
@@ -109,7 +109,7 @@ pub fn stats(counted: &Stats) -> Value {
     })
 }
 
-/// What was counted in one minute.
+/// The counters of one minute.
 pub fn minute(counted: &Minute) -> Value {
     json!({
         "at": time(counted.at),
@@ -120,7 +120,7 @@ pub fn minute(counted: &Minute) -> Value {
     })
 }
 
-/// The limits of a name: one, or the parts of a composite.
+/// The limits of a name: one limit, or all parts of a composite.
 pub fn limits(name: &str, seen: &Snapshot, limits: &[&LimitSnapshot], keys: Keys) -> Value {
     json!({
         "at": time(seen.at),
@@ -130,18 +130,18 @@ pub fn limits(name: &str, seen: &Snapshot, limits: &[&LimitSnapshot], keys: Keys
     })
 }
 
-/// A key, as one limit sees it.
+/// One key in one limit.
 pub(crate) struct Part<'s> {
     pub limit: &'s LimitSnapshot,
     pub decision: Decision,
     pub stats: Stats,
-    /// Does it allow another number of units than for other keys?
+    /// Whether it allows the key another number of units than other keys.
     pub is_other: bool,
-    /// What the snapshot says of it, if it is among the keys there.
+    /// The key's entry in the snapshot, if it has one.
     pub seen: Option<&'s KeySnapshot>,
 }
 
-/// What is used, for people and programs.
+/// The units in use of one window.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Used {
     pub limit: u64,
@@ -150,7 +150,7 @@ pub(crate) struct Used {
 }
 
 impl Part<'_> {
-    /// What is used of each window; of a key that the snapshot does not name, of the one that has least room.
+    /// The usage of each window. For a key that is not in the snapshot, the usage of the window with the least free capacity.
     pub(crate) fn usage(&self) -> Vec<Used> {
         match self.seen {
             Some(seen) => seen
@@ -167,12 +167,12 @@ impl Part<'_> {
     }
 }
 
-/// A key that the user named, as each limit of a name sees it.
+/// A key that the user named, in each limit of a name.
 pub(crate) fn key_of_limits(name: &str, key: &str, seen: &Snapshot, parts: &[Part]) -> Value {
     let one = |used: &Used| json!({ "limit": used.limit, "used": used.used, "window": used.window.map(seconds) });
     let part = |part: &Part| {
         let own = part.seen.and_then(|seen| seen.overriding).map(|policy| policy.to_string());
-        // The snapshot names the policies of keys that were used; of others it is only known that they have one.
+        // The snapshot has the overrides of keys that were used. Of other keys only the existence of an override is known.
         let policy = if own.is_none() && part.is_other { None } else { Some(part.limit.policy().to_string()) };
         json!({
             "name": part.limit.name,
@@ -194,7 +194,7 @@ pub(crate) fn key_of_limits(name: &str, key: &str, seen: &Snapshot, parts: &[Par
     })
 }
 
-/// What a start would be answered.
+/// The decision that a start would get.
 pub fn decision(name: &str, key: Option<&str>, weight: u64, seen: &Decision) -> Value {
     json!({
         "name": name,
@@ -210,12 +210,12 @@ pub fn decision(name: &str, key: Option<&str>, weight: u64, seen: &Decision) -> 
     })
 }
 
-/// Something that `verify` found.
+/// A problem that `verify` found.
 pub fn problem(found: &Problem) -> Value {
     json!({ "found": found.found, "is_repaired": found.is_repaired })
 }
 
-/// Something that `doctor` found.
+/// A finding of `doctor`.
 pub(crate) fn finding(found: &Finding) -> Value {
     json!({
         "severity": found.severity.name(),
@@ -226,7 +226,7 @@ pub(crate) fn finding(found: &Finding) -> Value {
     })
 }
 
-/// A change that was made, of a limit or of one of its keys, with what it is worth saying of it.
+/// A change of a limit or of one key, with the change's own members.
 pub fn change(done: &str, name: &str, key: Option<&str>, more: Value) -> Value {
     let mut all = json!({ "done": done, "name": name, "key": key });
     if let (Some(all), Value::Object(more)) = (all.as_object_mut(), more) {
@@ -235,7 +235,7 @@ pub fn change(done: &str, name: &str, key: Option<&str>, more: Value) -> Value {
     all
 }
 
-/// Something that has happened, of a limit or (`None`) of the store.
+/// An event of a limit, or of the store (`None`).
 pub fn event(at: SystemTime, name: &str, limit: Option<&str>, more: &Value) -> Value {
     let mut all = json!({ "at": time(at), "event": name });
     if let (Some(all), Value::Object(more)) = (all.as_object_mut(), more) {
@@ -247,7 +247,7 @@ pub fn event(at: SystemTime, name: &str, limit: Option<&str>, more: &Value) -> V
     all
 }
 
-/// What went wrong, and what to do about it.
+/// An error with its hint.
 pub fn error(code: &str, message: &str, hint: Option<&str>) -> Value {
     json!({ "error": { "code": code, "message": message, "hint": hint } })
 }
@@ -257,7 +257,7 @@ fn pace(pace: Pace) -> Value {
     json!({ "granted": milli(pace.granted), "denied": milli(pace.denied) })
 }
 
-/// Some of the limits of a store.
+/// A page of a store's limits.
 pub(crate) fn page_of(view: &View, found: usize, offset: usize, rows: &[Row], keys: Keys) -> Value {
     json!({
         "at": time(view.seen.at),
@@ -268,7 +268,7 @@ pub(crate) fn page_of(view: &View, found: usize, offset: usize, rows: &[Row], ke
     })
 }
 
-/// A limit with how many units are granted and attempts denied a second.
+/// A limit with its rates: units granted and attempts denied per second.
 fn detail((seen, at): Row, keys: Keys) -> Value {
     let mut all = limit(seen, keys);
     all["pace"] = pace(at);
@@ -280,7 +280,7 @@ fn processes(seen: &Snapshot) -> Vec<Value> {
     seen.processes.iter().map(one).collect()
 }
 
-/// A store without its limits.
+/// A store without the list of its limits.
 fn summary(view: &View) -> Value {
     json!({
         "store": view.seen.url,
@@ -316,7 +316,7 @@ fn row((seen, at): Row) -> Value {
     })
 }
 
-/// What a stream of events begins with.
+/// The first event of a stream.
 pub(crate) fn hello(takes_changes: bool, keys: Keys, quarter: Duration) -> Value {
     json!({
         "version": env!("CARGO_PKG_VERSION"),
@@ -326,10 +326,10 @@ pub(crate) fn hello(takes_changes: bool, keys: Keys, quarter: Duration) -> Value
     })
 }
 
-/// The sparkline of each limit: in percent, oldest first, `null` where nothing was seen.
+/// The sparkline of each limit: in percent, oldest first, `null` without data.
 pub(crate) type Sparks = Vec<(String, Vec<Option<u8>>)>;
 
-/// What a page shows: some limits, and perhaps one of them in full, `null` if there is none of its name.
+/// The data of the page: a list of limits, and if one is selected its details (`null` if there is no limit of that name).
 pub(crate) fn look(
     view: &View,
     found: usize,
@@ -348,7 +348,7 @@ pub(crate) fn look(
         "limits": rows.iter().map(|&one| row(one)).collect::<Vec<_>>(),
     });
     if let Some(sparks) = sparks {
-        // Where a name says `__proto__`, an object of JavaScript's would not take it.
+        // An array of pairs, because a JavaScript object cannot hold the name `__proto__`.
         all["sparks"] = sparks.into_iter().map(|(name, spark)| json!([name, spark])).collect();
     }
     if let Some(chosen) = chosen {
@@ -357,7 +357,7 @@ pub(crate) fn look(
     all
 }
 
-/// The last quarter of an hour of a limit, as columns.
+/// The last 15 minutes of a limit, as columns.
 #[derive(Debug, Default)]
 pub(crate) struct Series {
     pub step: Duration,
@@ -368,7 +368,7 @@ pub(crate) struct Series {
     pub waiting: Vec<u32>,
 }
 
-/// What was allowed and used of a window; `None` while it was none of the limit's.
+/// The allowed and used units of a window; `None` at times when the limit did not have this window.
 #[derive(Debug, Default)]
 pub(crate) struct SeriesWindow {
     pub window: Option<Duration>,
@@ -376,7 +376,7 @@ pub(crate) struct SeriesWindow {
     pub used: Vec<Option<u32>>,
 }
 
-/// The same in JSON.
+/// The last 15 minutes of a limit.
 pub(crate) fn series(name: &str, seen: &Series) -> Value {
     json!({
         "limit": name,
@@ -393,7 +393,7 @@ pub(crate) fn series(name: &str, seen: &Series) -> Value {
     })
 }
 
-/// What was counted of a limit, in steps of the same length.
+/// The history of a limit, in steps of equal length.
 pub(crate) fn history(name: &str, step: Duration, steps: &[Minute]) -> Value {
     json!({ "limit": name, "step": seconds(step), "steps": steps.iter().map(minute).collect::<Vec<_>>() })
 }

@@ -1,5 +1,5 @@
-//! The command `workglow-limit`. It is one program in every package: a binary of its own, and the same function called by the wheel's
-//! console script and by npm's `bin`.
+//! The command `workglow-limit`. Every package has the same program: as a binary, or called by the wheel's console script and by npm's
+//! `bin`.
 
 mod args;
 mod commands;
@@ -20,27 +20,27 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 use workglow_limit::MayWait;
 
-/// Runs the command with these arguments, the first of which is the program's name.
+/// Runs the command. The first argument is the program's name.
 pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     ExitCode::from(args::run(args))
 }
 
-/// The same within the program of an interpreter, which does nothing else: the exit code that it is to end with.
+/// Runs the command in the process of an interpreter, and returns the exit code with which the process has to end.
 pub fn run_within(args: impl IntoIterator<Item = OsString>) -> u8 {
-    // The interpreter's own handlers would wait for it to go on.
+    // The interpreter's handlers would not run before this function returns.
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
-        // SAFETY: a zeroed `sigaction` is a valid place for the answer.
+        // SAFETY: a zeroed `sigaction` is valid.
         let mut was: libc::sigaction = unsafe { std::mem::zeroed() };
-        // SAFETY: `was` is a valid place; the default action runs no code of ours.
+        // SAFETY: `was` is a valid pointer; the default action runs no code of this program.
         unsafe {
             libc::sigaction(signal, std::ptr::null(), &mut was);
-            // What is ignored (`nohup`) stays so.
+            // An ignored signal (`nohup`) stays ignored.
             if was.sa_sigaction != libc::SIG_IGN {
                 libc::signal(signal, libc::SIG_DFL);
             }
         }
     }
-    // Its bindings have said that calls must not wait for long.
+    // The bindings have set a shorter wait, for event loops.
     MayWait::UntilTimeout.set_default();
     args::run(args)
 }

@@ -1,4 +1,4 @@
-//! `workglow-limit`: see the library.
+//! The binary `workglow-limit`.
 
 use std::process::ExitCode;
 

@@ -1,9 +1,9 @@
-//! Which limits a name stands for.
+//! The limits that a name refers to.
 
 use crate::failure::{Failure, unknown};
 use workglow_limit::{LimitSnapshot, Snapshot, Store};
 
-/// The name under which a limit was declared: its own, or that of the composite that it is a part of.
+/// The name under which a limit was declared: its own, or its composite's.
 pub fn whole<'n>(limit: &'n str, names: &'n [String]) -> &'n str {
     if names.iter().any(|name| name == limit) {
         return limit;
@@ -12,12 +12,12 @@ pub fn whole<'n>(limit: &'n str, names: &'n [String]) -> &'n str {
     names.iter().filter(is_whole).max_by_key(|name| name.len()).map_or(limit, String::as_str)
 }
 
-/// The limits of a name: one, or all parts of a composite. Names of parts are known, too.
+/// The limits of a name: one limit, or all parts of a composite. The name of a part is valid, too.
 pub fn parts<'s>(name: &str, seen: &'s Snapshot, names: &[String]) -> Vec<&'s LimitSnapshot> {
     seen.limits.iter().filter(|limit| limit.name == name || whole(&limit.name, names) == name).collect()
 }
 
-/// The names that a user may say, and an error that knows them if this is none.
+/// Returns the names of the store's limits, or an error if `name` is not one of them.
 pub fn check(name: &str, store: &Store) -> Result<Vec<String>, Failure> {
     let names = store.names()?;
     if names.iter().any(|known| known == name) {

@@ -1,4 +1,4 @@
-//! `plot`: how much of a limit was used.
+//! `plot`: the usage of a limit over time.
 
 use crate::commands::change::duration;
 use crate::context::{Context, Outcome};
@@ -7,27 +7,28 @@ use crate::picture::{Layer, Merged, Panel, Picture, Time, Tone, svg, terminal, v
 use crate::text::{count, exact, utc};
 use crate::{json, names};
 use serde_json::{Value, json};
+use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 use workglow_limit::{LimitSnapshot, Minute, Observer, Usage};
 
-/// Draw how much of a limit was used, minute by minute
+/// Draw the usage of a limit over time, in the terminal and as SVG
 ///
-/// A store in a file keeps what was counted in each of the last 31 days' minutes. One on a server does not: watch it with --for.
+/// A sqlite: store keeps a history of each minute of the last 31 days. Servers keep none: use --for to record from now on.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The limit
+    /// The limit's name
     name: String,
-    /// How far back, such as 15m, 24h or 31d; without it, what there is of the last 24h
+    /// Start this long ago, such as 15m, 24h or 31d [default: the last 24h, from the first minute with data]
     #[arg(long, value_name = "DURATION", conflicts_with = "watch_for")]
     since: Option<String>,
-    /// Look once a second from now on, for so long
+    /// Record from now on, once a second, for this long
     #[arg(long = "for", value_name = "DURATION", id = "watch_for")]
     watch_for: Option<String>,
-    /// Draw it into this file, too
+    /// Also write the picture to this SVG file
     #[arg(long, value_name = "FILE")]
-    svg: Option<String>,
-    /// Draw with plain characters
+    svg: Option<PathBuf>,
+    /// Draw with ASCII characters
     #[arg(long)]
     ascii: bool,
 }
@@ -36,11 +37,11 @@ const MINUTE: Duration = Duration::from_secs(60);
 const DAY: Duration = Duration::from_secs(86_400);
 const LONGEST: Duration = Duration::from_secs(31 * 86_400);
 
-/// Live samples are so far apart, and there are so many at most.
+/// The time between two live samples.
 const BETWEEN: Duration = Duration::from_secs(1);
 const MOST_SAMPLES: u32 = 3_600;
 
-/// What was counted in a minute, or between two looks.
+/// The counts of a minute, or between two snapshots.
 #[derive(Debug, Clone, Copy, Default)]
 struct Bin {
     units: u64,
@@ -50,13 +51,13 @@ struct Bin {
     peak: u64,
 }
 
-/// What was seen of one limit.
+/// The counts of one limit.
 struct Seen {
     limit: LimitSnapshot,
     bins: Vec<Bin>,
 }
 
-/// What was seen, and when.
+/// The counts of all limits of a name.
 struct Plot {
     name: String,
     limits: Vec<Seen>,
@@ -84,7 +85,7 @@ pub fn run(args: Args, context: &Context) -> Result<Outcome, Failure> {
     };
     let picture = plot.picture();
     if let Some(path) = &args.svg {
-        std::fs::write(path, svg::draw(&picture)).map_err(|error| Failure::system(format!("svg {path}: {error}")))?;
+        svg::write(path, &picture)?;
     }
     if context.json {
         context.print_json(&plot.to_json())?;
@@ -105,7 +106,7 @@ fn parts(name: &str, all: &[String], observer: &mut Observer) -> Result<Vec<Limi
     Ok(names::parts(name, &seen, all).into_iter().cloned().collect())
 }
 
-/// What the store has kept.
+/// Reads the store's history.
 fn past(name: &str, all: &[String], observer: &mut Observer, since: Option<Duration>) -> Result<Plot, Failure> {
     let now = SystemTime::now();
     let wanted = now.checked_sub(since.unwrap_or(DAY)).unwrap_or(SystemTime::UNIX_EPOCH);
@@ -116,10 +117,10 @@ fn past(name: &str, all: &[String], observer: &mut Observer, since: Option<Durat
     }
     let Some(first) = minutes.iter().filter_map(|(minutes, _)| minutes.first()).min_by_key(|minute| minute.at).copied()
     else {
-        return Err(Failure::usage(format!("the store has no history of \"{name}\" since then"))
-            .hint("a store on a server keeps none; to watch what happens from now on, say --for 60s"));
+        return Err(Failure::usage(format!("the store has no history of \"{name}\" in this time"))
+            .hint("servers keep no history; to record from now on, pass --for 60s"));
     };
-    // Whole minutes, up to the one that goes on.
+    // Whole minutes, up to the current one.
     let behind = |at: SystemTime| at.duration_since(first.at).unwrap_or_default().as_secs() / 60;
     let before = if since.is_some() { first.at.duration_since(wanted).unwrap_or_default().as_secs() / 60 } else { 0 };
     let from = first.at - MINUTE * before as u32;
@@ -136,7 +137,7 @@ fn past(name: &str, all: &[String], observer: &mut Observer, since: Option<Durat
     Ok(Plot { name: name.to_owned(), limits: limits.collect(), from, width: MINUTE })
 }
 
-/// What happens from now on.
+/// Records from now on.
 fn live(name: &str, all: &[String], observer: &mut Observer, watch: Duration) -> Result<Plot, Failure> {
     let (from, began) = (SystemTime::now(), Instant::now());
     let mut before = parts(name, all, observer)?;
@@ -169,7 +170,7 @@ impl Bin {
 }
 
 impl Plot {
-    /// When a bin began.
+    /// The start of a bin.
     fn at(&self, bin: usize) -> SystemTime {
         self.from + self.width * bin as u32
     }
@@ -217,7 +218,7 @@ impl Plot {
             merged,
         };
         let usage = seen.usage();
-        // What all keys start together is limited only where there is one.
+        // With several keys, the limit does not apply to their sum.
         let rate = usage.filter(|_| seen.limit.keys == 0).and_then(|usage| {
             let rate = usage.limit as f64 * self.width.as_secs_f64() / usage.window?.as_secs_f64();
             Some((rate, format!("limit {}", value(rate))))
@@ -282,12 +283,12 @@ impl Plot {
 }
 
 impl Seen {
-    /// What the limit allows, in the window that is the fullest now.
+    /// The usage of the window that is the fullest now.
     fn usage(&self) -> Option<Usage> {
         self.limit.usage.first().copied()
     }
 
-    /// Its policy; of a composite, which part it is, too.
+    /// The limit's policy; in a composite, with the name of the part.
     fn name(&self, whole: &str) -> String {
         let policy = self.limit.policy();
         match self.limit.name == whole {

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 use workglow_limit::{LimitSnapshot, Usage};
 
-/// What a text looks like.
+/// The style of a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Look {
     Plain,
@@ -30,7 +30,7 @@ impl Look {
         }
     }
 
-    /// The text, coloured where it may be.
+    /// The text in this style, if standard output is coloured.
     pub fn of(self, text: &str, context: &Context) -> String {
         match self.code() {
             code if context.color && !code.is_empty() && !text.is_empty() => format!("\x1b[{code}m{text}\x1b[0m"),
@@ -39,13 +39,17 @@ impl Look {
     }
 }
 
-/// A text of others, on one line, which does nothing to a terminal.
+/// Returns whether a character could change a terminal, or display a name as another one.
+fn is_unsafe(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')
+}
+
+/// An untrusted text on one line, safe for a terminal: control characters and those that reverse the direction are escaped.
 pub fn clean(text: &str) -> String {
     let mut clean = String::with_capacity(text.len());
     for c in text.chars() {
-        // What turns the direction of writing would show another name than there is.
-        match c.is_control() || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-        {
+        match is_unsafe(c) {
             true => clean.extend(c.escape_unicode()),
             false => clean.push(c),
         }
@@ -53,7 +57,21 @@ pub fn clean(text: &str) -> String {
     clean
 }
 
-/// The text in so many columns, its end left out if it is longer.
+/// JSON on one line, safe for a terminal: what [`clean`] escapes is a `\u` escape here. (All of these characters are below U+10000,
+/// and in JSON they occur in strings only.)
+pub fn json(value: &serde_json::Value) -> String {
+    let plain = value.to_string();
+    let mut safe = String::with_capacity(plain.len());
+    for c in plain.chars() {
+        match is_unsafe(c) {
+            true => safe.push_str(&format!("\\u{:04x}", u32::from(c))),
+            false => safe.push(c),
+        }
+    }
+    safe
+}
+
+/// Truncates a text to a number of columns.
 pub fn cut(text: &str, columns: usize) -> String {
     if text.width() <= columns {
         return text.to_owned();
@@ -69,7 +87,7 @@ pub fn cut(text: &str, columns: usize) -> String {
     beginning + if columns > 0 { "…" } else { "" }
 }
 
-/// The columns of the terminal that is written to; `None` where that is none.
+/// The columns of the terminal on standard output; `None` if it is not a terminal.
 pub fn columns() -> Option<usize> {
     let terminal = std::io::stdout().is_terminal().then(terminal::size)?.ok()?;
     (terminal.0 > 0).then_some(usize::from(terminal.0))
@@ -79,9 +97,9 @@ pub fn columns() -> Option<usize> {
 pub struct Column {
     pub title: &'static str,
     pub is_number: bool,
-    /// It may be cut to so many columns; `None`: never.
+    /// The fewest columns to which it may be truncated; `None`: never truncated.
     pub least: Option<usize>,
-    /// Where there is no room it is left out, the highest first; 0: never.
+    /// On a narrow terminal columns are dropped, the highest value first; 0: never dropped.
     pub spare: u8,
 }
 
@@ -94,18 +112,18 @@ impl Column {
         Column { title, is_number: true, least: None, spare: 0 }
     }
 
-    /// May be left out.
+    /// Marks the column as one that may be dropped.
     pub const fn spare(self, order: u8) -> Column {
         Column { spare: order, ..self }
     }
 }
 
-/// The cells of one row, with what they look like.
+/// The cells of one row, each with its style.
 pub type Row = Vec<(String, Look)>;
 
 const GAP: usize = 2;
 
-/// The lines of a table, indented by so much, in so many columns (`None`: as many as it takes). Columns that say nothing are left out.
+/// The lines of a table, indented, at most `width` columns wide (`None`: unlimited). Optional columns that are empty are dropped.
 pub fn table(columns: &[Column], rows: &[Row], indent: usize, width: Option<usize>, context: &Context) -> Vec<String> {
     let widest = |i: usize| rows.iter().map(|row| row[i].0.width()).max().unwrap_or(0);
     let mut shown: Vec<(usize, usize)> = (0..columns.len())
@@ -113,20 +131,20 @@ pub fn table(columns: &[Column], rows: &[Row], indent: usize, width: Option<usiz
         .map(|i| (i, widest(i).max(columns[i].title.width())))
         .collect();
     let total = |shown: &[(usize, usize)]| indent + shown.iter().map(|(_, width)| width + GAP).sum::<usize>() - GAP;
-    if let Some(room) = width {
+    if let Some(width) = width {
         let least = |shown: &[(usize, usize)]| {
             let cut = |&(i, width): &(usize, usize)| (i, columns[i].least.map_or(width, |least| least.min(width)));
             total(&shown.iter().map(cut).collect::<Vec<_>>())
         };
-        while least(&shown) > room {
+        while least(&shown) > width {
             let Some(at) = (0..shown.len()).max_by_key(|&at| columns[shown[at].0].spare) else { break };
             if columns[shown[at].0].spare == 0 {
                 break;
             }
             shown.remove(at);
         }
-        // The widest text gives way first.
-        while total(&shown) > room {
+        // The widest text is truncated first.
+        while total(&shown) > width {
             let can_give = |(i, width): &&mut (usize, usize)| columns[*i].least.is_some_and(|least| *width > least);
             let Some((_, widest)) = shown.iter_mut().filter(can_give).max_by_key(|(_, width)| *width) else { break };
             *widest -= 1;
@@ -159,7 +177,7 @@ pub fn table(columns: &[Column], rows: &[Row], indent: usize, width: Option<usiz
 const UNITS: [(&str, u128); 6] =
     [("d", 86_400_000_000), ("h", 3_600_000_000), ("m", 60_000_000), ("s", 1_000_000), ("ms", 1_000), ("us", 1)];
 
-/// A time as policies' texts write it: `1m`, `90s`.
+/// A duration as policies write it: `1m`, `90s`.
 pub fn exact(time: Duration) -> String {
     let us = time.as_micros();
     let (unit, size) =
@@ -167,13 +185,13 @@ pub fn exact(time: Duration) -> String {
     if us == 0 { "0s".to_owned() } else { format!("{}{unit}", us / size) }
 }
 
-/// The time of a window, exact unless that is long: that of a bucket, which is as long as it takes to fill, may be.
+/// The length of a window, exact if that is short. A bucket's window is the time that it takes to fill, which may be a long number.
 pub fn window(time: Duration) -> String {
     let exact = exact(time);
     if exact.len() > 4 { about(time) } else { exact }
 }
 
-/// A time for people, rounded up: `350ms`, `3.2s`, `4m05s`, `2d3h`.
+/// A duration rounded up: `350ms`, `3.2s`, `4m05s`, `2d03h`.
 pub fn about(time: Duration) -> String {
     let us = time.as_micros();
     let up = |unit: u128| us.div_ceil(unit);
@@ -199,7 +217,7 @@ pub fn bytes(size: u64) -> String {
     }
 }
 
-/// A count with its digits in groups of three: `1,234,567`.
+/// A count with thousands separators: `1,234,567`.
 pub fn count(count: u64) -> String {
     let digits = count.to_string();
     let mut grouped = String::new();
@@ -219,7 +237,7 @@ pub fn several(count: u64, what: &str) -> String {
     format!("{} {word}{}{rest}", self::count(count), if count == 1 { "" } else { plural })
 }
 
-/// How full something is, in percent; whole only if it is full.
+/// The share in use, in percent, rounded down: 100 only if the limit is full.
 pub fn percent(usage: &Usage) -> u64 {
     (u128::from(usage.used) * 100 / u128::from(usage.limit.max(1))) as u64
 }
@@ -232,7 +250,7 @@ pub fn look_of(usage: &Usage, is_near: bool) -> Look {
     }
 }
 
-/// What keeps a limit from starting more, in a few words.
+/// The state of a limit in a few words.
 pub fn state(limit: &LimitSnapshot) -> (String, Look) {
     if !limit.paused_for.is_zero() {
         (format!("paused {}", about(limit.paused_for)), Look::Bad)
@@ -245,12 +263,12 @@ pub fn state(limit: &LimitSnapshot) -> (String, Look) {
     }
 }
 
-/// The time of day in UTC, as `2026-11-24 03:04:05Z`.
+/// A time in UTC, as `2026-11-24 03:04:05Z`.
 pub fn utc(at: SystemTime) -> String {
     let seconds = at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs() as libc::time_t;
-    // SAFETY: a zeroed `tm` is a valid place for the answer.
+    // SAFETY: a zeroed `tm` is valid.
     let mut tm: libc::tm = unsafe { std::mem::zeroed() };
-    // SAFETY: both are valid places; no other thread sees them.
+    // SAFETY: both pointers are valid, and no other thread has them.
     unsafe { libc::gmtime_r(&seconds, &mut tm) };
     format!(
         "{:04}-{:02}-{:02} {:02}:{:02}:{:02}Z",
@@ -263,13 +281,13 @@ pub fn utc(at: SystemTime) -> String {
     )
 }
 
-/// A text in lines that are indented by so much, as wide as the terminal.
+/// A text wrapped to the width of the terminal, with each line indented.
 pub fn wrapped(text: &str, indent: usize) -> Vec<String> {
-    let room = columns().unwrap_or(100).clamp(40, 100) - indent;
+    let width = columns().unwrap_or(100).clamp(40, 100) - indent;
     let mut lines = vec![String::new()];
     for word in text.split(' ') {
         let last = lines.last_mut().expect("there is one");
-        if !last.is_empty() && last.width() + 1 + word.width() > room {
+        if !last.is_empty() && last.width() + 1 + word.width() > width {
             lines.push(word.to_owned());
         } else {
             if !last.is_empty() {
@@ -279,4 +297,18 @@ pub fn wrapped(text: &str, indent: usize) -> Vec<String> {
         }
     }
     lines.into_iter().map(|line| " ".repeat(indent) + &line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_and_json_are_safe_for_a_terminal() {
+        let hostile = "a\x1b[2J\r\n\u{9b}31m\u{202e}b\u{61c}";
+        assert_eq!(clean(hostile), r"a\u{1b}[2J\u{d}\u{a}\u{9b}31m\u{202e}b\u{61c}");
+        let text = json(&serde_json::json!({ "key": hostile }));
+        assert!(text.chars().all(|c| !is_unsafe(c)), "{text}");
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap()["key"], hostile);
+    }
 }

@@ -1,4 +1,4 @@
-//! Every command on a store in files, as text and as JSON.
+//! Every command on a sqlite: store, as text and as JSON.
 
 mod common;
 
@@ -30,7 +30,7 @@ fn status_shows_all_limits() {
         "openai/concurrency",
         "5 concurrent",
         "10/1s burst 10 *",
-        "an operator's policy",
+        "override: an operator's policy",
     ]);
     assert!(!ran.out.contains('\x1b'), "no colours in a pipe: {ran:?}");
     let seen = run(&dir.url(), &["status", "--json"]).json(0);
@@ -39,14 +39,14 @@ fn status_shows_all_limits() {
     assert_eq!(limit(&seen, "mail")["stats"]["denied"], 1);
     assert_eq!(limit(&seen, "stripe")["override"], "10/1s burst 10");
     assert_eq!(limit(&seen, "stripe")["declared"], "20/1s burst 40");
-    // The option stands above the environment.
+    // The option takes precedence over the environment.
     let url = dir.url();
     let by_option = run("sqlite:/nowhere/limits.db", &["--store", &url, "status", "--json"]).json(0);
     assert_eq!(names(&by_option).len(), 4);
 }
 
 #[test]
-fn keys_are_secrets_until_their_texts_are_asked_for() {
+fn keys_are_ids_unless_text_is_requested() {
     let dir = Dir::new("keys");
     let _store = used(&dir.url());
     for args in [["status"].as_slice(), &["status", "--json"], &["show", "mail"], &["show", "mail", "--json"]] {
@@ -58,31 +58,32 @@ fn keys_are_secrets_until_their_texts_are_asked_for() {
 }
 
 #[test]
-fn show_tells_all_of_a_limit_of_a_composite_and_of_a_key() {
+fn show_has_the_details_of_a_limit_a_composite_and_a_key() {
     let dir = Dir::new("show");
     let store = used(&dir.url());
     store.override_key("mail", "9/1h", "bob").unwrap();
     let ran = run(&dir.url(), &["show", "mail"]).with(0);
-    ran.says(&["mail  (rate)", "3 of 3 in 1h (100 %)", "4 admitted, 1 denied", "POLICY OF ITS OWN", "9/1h"]);
+    ran.says(&["mail  (rate)", "3 of 3 in 1h (100 %)", "4 admitted, 1 denied", "OVERRIDE", "9/1h"]);
     let ran = run(&dir.url(), &["show", "openai"]).with(0);
     ran.says(&["openai/concurrency  (concurrency)", "openai/rate  (rate)"]);
     assert_eq!(names(&run(&dir.url(), &["show", "openai", "--json"]).json(0)), ["openai/concurrency", "openai/rate"]);
     assert_eq!(names(&run(&dir.url(), &["show", "openai/rate", "--json"]).json(0)), ["openai/rate"]);
     let ran = run(&dir.url(), &["show", "mail", "acme"]).with(0);
-    ran.says(&["mail  (rate), key acme", "3 of 3 in 1h", "full: the next start in", "3 admitted, 1 denied"]);
+    ran.says(&["mail  (rate), key acme", "3 of 3 in 1h", "full: next start in", "3 admitted, 1 denied"]);
     let bob = run(&dir.url(), &["show", "mail", "bob", "--json"]).json(0);
     assert_eq!((&bob["key"], &bob["limits"][0]["policy"]), (&json!("bob"), &json!("9/1h")));
     assert_eq!(bob["limits"][0]["usage"][0], json!({ "limit": 9, "used": 1, "window": 3600.0 }));
-    // One that has never been used, but has a policy.
+    // An unused key with an override.
     store.override_key("mail", "7/1h", "carol").unwrap();
-    run(&dir.url(), &["show", "mail", "carol"]).with(0).says(&["its own, above 3/1h of the limit", "0 of 7 in 1h"]);
-    let nobody = run(&dir.url(), &["show", "mail", "nobody", "--json"]).json(0);
-    assert_eq!(nobody["limits"][0]["policy"], "3/1h");
-    assert_eq!(nobody["limits"][0]["usage"][0]["used"], 0);
+    let ran = run(&dir.url(), &["show", "mail", "carol"]).with(0);
+    ran.says(&["override of this key; the limit has 3/1h", "0 of 7 in 1h"]);
+    let unused = run(&dir.url(), &["show", "mail", "unused", "--json"]).json(0);
+    assert_eq!(unused["limits"][0]["policy"], "3/1h");
+    assert_eq!(unused["limits"][0]["usage"][0]["used"], 0);
 }
 
 #[test]
-fn peek_answers_by_its_exit_code_and_counts_nothing() {
+fn peek_sets_the_exit_code_and_counts_nothing() {
     let dir = Dir::new("peek");
     let _store = used(&dir.url());
     run(&dir.url(), &["peek", "mail", "acme"]).with(4).says(&["would be denied", "0 of 3 left"]);
@@ -96,7 +97,7 @@ fn peek_answers_by_its_exit_code_and_counts_nothing() {
 }
 
 #[test]
-fn load_declares_and_makes_a_store_only_if_told_to() {
+fn load_creates_a_store_only_with_create() {
     let dir = Dir::new("load");
     let file = dir.file("limits.toml");
     std::fs::write(&file, "mail = \"3/1h\"\n[stripe]\nallowed = 20\nperiod = \"1s\"\n").unwrap();
@@ -120,26 +121,26 @@ fn operators_change_limits() {
     let mail = store.find("mail").unwrap();
     let limit = |key| mail.peek(key, 1).unwrap().limit;
 
-    run(&dir.url(), &["override", "mail", "7/1h"]).with(0).says(&["mail: 7/1h holds"]);
+    run(&dir.url(), &["override", "mail", "7/1h"]).with(0).says(&["mail: 7/1h applies until it is lifted"]);
     assert_eq!(limit("acme"), 7);
     let said = run(&dir.url(), &["override", "mail", "9 per hour", "--key", "bob", "--json"]).json(0);
     assert_eq!(said, json!({ "done": "override", "name": "mail", "key": "bob", "policy": "9/1h" }));
     assert_eq!((limit("bob"), limit("acme")), (9, 7));
-    run(&dir.url(), &["lift", "mail"]).with(0);
+    run(&dir.url(), &["lift", "mail"]).with(0).says(&["mail: the declared policy applies again"]);
     assert_eq!((limit("bob"), limit("acme")), (9, 3));
     run(&dir.url(), &["lift", "mail", "--key", "bob", "--json"]).json(0);
     assert_eq!(limit("bob"), 3);
 
     let is_open = |key| mail.peek(key, 1).unwrap().admitted;
     assert!(is_open("bob"));
-    run(&dir.url(), &["pause", "mail", "2h", "--key", "bob"]).with(0).says(&["mail, key bob: nobody starts for 2h"]);
+    run(&dir.url(), &["pause", "mail", "2h", "--key", "bob"]).with(0).says(&["mail, key bob: paused for 2h"]);
     assert!(!is_open("bob") && is_open("carol"));
     let said = run(&dir.url(), &["pause", "mail", "2h", "--json"]).json(0);
     assert_eq!(said, json!({ "done": "pause", "name": "mail", "key": null, "duration": 7200.0 }));
     assert!(!is_open("carol"));
     run(&dir.url(), &["status"]).with(0).says(&["paused "]);
     run(&dir.url(), &["show", "mail"]).with(0).says(&["paused for"]);
-    run(&dir.url(), &["clear", "mail", "--yes"]).with(0).says(&["mail: as new"]);
+    run(&dir.url(), &["clear", "mail", "--yes"]).with(0).says(&["mail: reset"]);
     assert!(is_open("bob") && is_open("carol") && is_open("acme"));
 
     run(&dir.url(), &["forget", "openai", "--yes", "--json"]).json(0);
@@ -147,11 +148,11 @@ fn operators_change_limits() {
 }
 
 #[test]
-fn what_destroys_asks_first() {
+fn clear_and_forget_need_confirmation() {
     let dir = Dir::new("ask");
     let store = used(&dir.url());
     for args in [["clear", "mail"], ["forget", "mail"]] {
-        run(&dir.url(), &args).with(2).says(&["nobody can be asked", "say --yes"]);
+        run(&dir.url(), &args).with(2).says(&["needs confirmation", "pass --yes"]);
     }
     assert!(!store.find("mail").unwrap().peek("acme", 1).unwrap().admitted);
 }
@@ -174,7 +175,7 @@ fn verify_finds_damage_and_repairs_it() {
 }
 
 #[test]
-fn doctor_looks_at_disk_and_files() {
+fn doctor_checks_disk_and_files() {
     let dir = Dir::new("doctor");
     drop(used(&dir.url()));
     let seen = run(&dir.url(), &["doctor", "--json"]);
@@ -187,12 +188,12 @@ fn doctor_looks_at_disk_and_files() {
     }
     use std::os::unix::fs::PermissionsExt;
     std::fs::set_permissions(dir.file("limits.db"), std::fs::Permissions::from_mode(0o666)).unwrap();
-    run(&dir.url(), &["doctor"]).with(5).says(&["danger", "writable by everybody", "chmod o-rwx"]);
-    run("sqlite:/nowhere/limits.db", &["doctor"]).with(5).says(&["danger", "no directory /nowhere"]);
+    run(&dir.url(), &["doctor"]).with(5).says(&["danger", "writable by all users", "chmod o-rwx"]);
+    run("sqlite:/nowhere/limits.db", &["doctor"]).with(5).says(&["danger", "the directory /nowhere does not exist"]);
 }
 
 #[test]
-fn a_shell_gets_completions_and_a_reader_pages() {
+fn completions_and_man_pages_are_printed() {
     for shell in ["bash", "zsh", "fish"] {
         run("", &["completions", shell]).with(0).says(&["override", "doctor"]);
     }
@@ -206,7 +207,7 @@ fn a_shell_gets_completions_and_a_reader_pages() {
     run("", &["--version"]).with(0).says(&[env!("CARGO_PKG_VERSION")]);
 }
 
-/// A command that watches, and its lines.
+/// A running `watch` and its lines.
 struct Watch(Child, Receiver<String>);
 
 impl Watch {
@@ -215,7 +216,7 @@ impl Watch {
         let mut child = command(url, &args).stdout(Stdio::piped()).spawn().unwrap();
         let out = child.stdout.take().unwrap();
         let (sender, lines) = channel();
-        // It ends with the child, or when nobody wants more.
+        // It ends with the child, or when the receiver is dropped.
         std::thread::spawn(move || {
             BufReader::new(out).lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
         });
@@ -248,7 +249,7 @@ impl Drop for Watch {
 }
 
 #[test]
-fn watch_tells_what_happens() {
+fn watch_reports_each_event() {
     let dir = Dir::new("watch");
     let store = used(&dir.url());
     let mut watch = Watch::start(&dir.url(), &[]);
@@ -280,10 +281,10 @@ fn watch_tells_what_happens() {
 }
 
 #[test]
-fn who_does_not_read_on_hears_nothing_more() {
+fn a_closed_pipe_ends_commands_quietly() {
     let dir = Dir::new("pipe");
     let _store = used(&dir.url());
-    // It notices, though nothing happens.
+    // `watch` ends even without further events.
     let mut watch = command(&dir.url(), &["watch"]).stdout(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
     BufReader::new(watch.stdout.take().unwrap()).read_line(&mut line).unwrap();
@@ -294,15 +295,57 @@ fn who_does_not_read_on_hears_nothing_more() {
         code.is_some()
     });
     assert_eq!(code.unwrap().code(), Some(0));
-    // Nor is it an error where nothing was read at all.
+    // A pipe that was closed before the first byte is no error.
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
     let ran = command(&dir.url(), &["status"]).stdout(writer).stderr(Stdio::piped()).output().unwrap();
     assert_eq!((ran.status.code(), String::from_utf8(ran.stderr).unwrap()), (Some(0), String::new()));
-    // A full disk is one.
+    // A full disk is an error.
     if let Ok(full) = std::fs::File::options().write(true).open("/dev/full") {
         let ran = command(&dir.url(), &["status"]).stdout(full).stderr(Stdio::piped()).output().unwrap();
         let ran = Ran { code: ran.status.code(), out: String::new(), err: String::from_utf8(ran.stderr).unwrap() };
-        ran.with(1).says(&["writing the answer"]);
+        ran.with(1).says(&["writing the output"]);
     }
+}
+
+/// Names, keys and files come from others, so text, JSON and errors must not control the terminal.
+#[test]
+fn hostile_names_and_keys_are_escaped_everywhere() {
+    let dir = Dir::new("hostile");
+    let store = workglow_limit::Store::new(&dir.url()).unwrap();
+    let (name, key) = ("ma\x1b[31mil\u{202e}", "\x1b[2Ja\nb\r\u{9b}31m");
+    assert!(store.limiter(name, "3/1h").unwrap().decide(key, 1).unwrap().admitted);
+    store.flush().unwrap();
+    workglow_limit::Store::tell_counts();
+    let file = dir.file("\x1b[31m.toml");
+    std::fs::write(&file, "\"\\u001b[2J\" = \"x\"\n").unwrap();
+    let file = file.to_str().unwrap();
+    for args in [
+        ["status", "--show-keys"].as_slice(),
+        &["status", "--show-keys", "--json"],
+        &["show", name, "--show-keys"],
+        &["show", name, key],
+        &["show", name, key, "--json"],
+        &["peek", name, key, "--json"],
+        &["override", name, "5/1h", "--key", key],
+        &["pause", name, "1s", "--key", key, "--json"],
+        &["lift", name, "--key", key],
+        &["plot", name, "--ascii"],
+        &["plot", name, "--json"],
+        // Errors.
+        &["show", "mail"],
+        &["show", "mail", "--json"],
+        &["show", "zzz"],
+        &["load", file],
+        &["load", "/nowhere\x1b[2J"],
+        &["simulate", "1/1s", "--load", "\x1b[2J"],
+        &["override", name, "5/1h\x1b[2J"],
+    ] {
+        let ran = run(&dir.url(), args);
+        let is_unsafe = |c: char| c.is_control() && c != '\n' || matches!(c, '\u{202e}' | '\u{9b}');
+        assert!(!ran.out.contains(is_unsafe) && !ran.err.contains(is_unsafe), "{args:?}: {ran:?}");
+        assert!(!ran.out.is_empty() || !ran.err.is_empty(), "{args:?}");
+    }
+    let seen = run(&dir.url(), &["status", "--show-keys", "--json"]).json(0);
+    assert_eq!((&seen["limits"][0]["name"], &seen["limits"][0]["hot_keys"][0]["key"]), (&json!(name), &json!(key)));
 }

@@ -1,4 +1,4 @@
-//! What cannot be done is said, with what to do about it; the exit code tells which kind of trouble it is.
+//! Errors: messages, hints and exit codes.
 
 mod common;
 
@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 
 #[test]
-fn arguments_that_make_no_sense() {
+fn invalid_arguments_are_refused() {
     let dir = Dir::new("arguments");
     let _store = used(&dir.url());
     let url = dir.url();
@@ -48,12 +48,12 @@ fn arguments_that_make_no_sense() {
 }
 
 #[test]
-fn names_that_nobody_has_declared() {
+fn undeclared_names_are_refused_with_a_suggestion() {
     let dir = Dir::new("unknown");
     let _store = used(&dir.url());
     let url = dir.url();
     run(&url, &["show", "opneai"]).with(3).says(&["no limit named \"opneai\"", "did you mean \"openai\"?"]);
-    run(&url, &["peek", "zzz"]).with(3).says(&["this store knows mail, openai, stripe"]);
+    run(&url, &["peek", "zzz"]).with(3).says(&["the limits of this store: mail, openai, stripe"]);
     for args in [
         ["override", "maill", "1/1s"].as_slice(),
         &["lift", "maill"],
@@ -67,23 +67,23 @@ fn names_that_nobody_has_declared() {
     }
     let empty = Dir::new("none");
     drop(workglow_limit::Store::new(&empty.url()).map(|store| store.open()));
-    run(&empty.url(), &["show", "mail"]).with(3).says(&["knows no limit yet"]);
+    run(&empty.url(), &["show", "mail"]).with(3).says(&["has no limits yet"]);
     run(&empty.url(), &["status"]).with(0).says(&["0 limits"]);
 }
 
 #[test]
-fn stores_that_are_none() {
+fn missing_and_invalid_stores_are_refused() {
     run("", &["status"]).with(2).says(&["no store is named", "WORKGLOW_LIMIT_STORE"]);
-    run("memory:", &["status"]).with(2).says(&["its own process only", "sqlite:PATH"]);
+    run("memory:", &["status"]).with(2).says(&["only to the process that created it", "sqlite:PATH"]);
     run("mysql://x", &["status"]).with(2).says(&["mysql", "sqlite:PATH"]);
-    run("sqlite:/nowhere/limits.db", &["status"]).with(1).says(&["/nowhere", "is the address right?"]);
+    run("sqlite:/nowhere/limits.db", &["status"]).with(1).says(&["/nowhere", "check the address"]);
     let dir = Dir::new("no-store");
     let url = dir.url();
     for args in [["status"].as_slice(), &["peek", "x"], &["verify"], &["watch"], &["forget", "x", "--yes"]] {
-        run(&url, args).with(1).says(&["there is no store", "is the address right?"]);
+        run(&url, args).with(1).says(&["there is no store", "check the address"]);
         assert_eq!(run(&url, &[args, &["--json"]].concat()).json_error(1).0, "store_failure");
     }
-    assert!(dir.names().is_empty(), "nothing was made");
+    assert!(dir.names().is_empty(), "nothing was created");
     std::fs::create_dir(dir.file("limits.db")).unwrap();
     run(&url, &["status"]).with(1).says(&["directory"]);
     std::fs::remove_dir(dir.file("limits.db")).unwrap();
@@ -91,16 +91,16 @@ fn stores_that_are_none() {
     run(&url, &["status"]).with(1).says(&["not a workglow-limit store", "nothing was changed"]);
     assert_eq!(run(&url, &["status", "--json"]).json_error(1).0, "not_a_store");
     assert_eq!(std::fs::read_to_string(dir.file("limits.db")).unwrap(), "a shopping list");
-    run("redis+unix:///nowhere/s", &["status"]).with(1).says(&["whether the server runs"]);
-    run("postgres:///x?host=/nowhere&user=me&password=hush", &["doctor"]).with(1).says(&["whether the server runs"]);
-    let told = run("postgres://me:hush@127.0.0.1:1/x", &["status", "--json"]).with(1);
-    assert!(!told.err.contains("hush"), "{told:?}");
+    run("redis+unix:///nowhere/s", &["status"]).with(1).says(&["check that the server runs"]);
+    run("postgres:///x?host=/nowhere&user=me&password=hush", &["doctor"]).with(1).says(&["check that the server runs"]);
+    let ran = run("postgres://me:hush@127.0.0.1:1/x", &["status", "--json"]).with(1);
+    assert!(!ran.err.contains("hush"), "{ran:?}");
 }
 
-/// As another user, where the tests are root's, whom nothing keeps out.
+/// Runs the command as another user if the tests run as root, because root may access all files.
 fn as_nobody(url: &str, args: &[&str]) -> common::Ran {
     let mut plain = command(url, args);
-    // SAFETY: plain call.
+    // SAFETY: this call always succeeds.
     if unsafe { libc::geteuid() } == 0 {
         use std::os::unix::process::CommandExt;
         plain.uid(65_534).gid(65_534);
@@ -111,21 +111,21 @@ fn as_nobody(url: &str, args: &[&str]) -> common::Ran {
 }
 
 #[test]
-fn stores_of_others() {
+fn stores_without_permission_are_refused() {
     let dir = Dir::in_memory("others");
     let _store = used(&dir.url());
     let mode = |file: &std::path::Path, mode| {
         std::fs::set_permissions(file, std::fs::Permissions::from_mode(mode)).unwrap();
     };
     mode(&dir.0, 0o755);
-    // The owner's own permission is what is missing, or another user's.
+    // The owner lacks permission, or another user.
     mode(&dir.file("limits.db"), 0o400);
     as_nobody(&dir.url(), &["status"]).with(1).says(&["may not read and write", "limits.db", "mode 0400"]);
     mode(&dir.file("limits.db"), 0o600);
     mode(&dir.0, 0o700);
-    // SAFETY: plain call.
+    // SAFETY: this call always succeeds.
     if unsafe { libc::geteuid() } == 0 {
-        as_nobody(&dir.url(), &["status"]).with(1).says(&["may not look into"]);
-        as_nobody(&dir.url(), &["doctor"]).with(5).says(&["danger", "may not look into"]);
+        as_nobody(&dir.url(), &["status"]).with(1).says(&["may not read the directory"]);
+        as_nobody(&dir.url(), &["doctor"]).with(5).says(&["danger", "may not read the directory"]);
     }
 }

@@ -1,4 +1,4 @@
-//! `serve`: who may do what, what is answered, and what becomes of it. The server is a process of its own, as are the programs that start here.
+//! `serve`: access control, responses and changes. The server is a separate process.
 
 mod common;
 #[path = "common/server.rs"]
@@ -14,17 +14,17 @@ use workglow_limit::Store;
 
 const JSON: &str = "Content-Type: application/json";
 
-/// All of a store that a request could change.
+/// The state that a request could change.
 fn state(store: &Store) -> Vec<(String, u64, Duration)> {
     let of = |name: String| {
-        let seen = store.find(&name).unwrap().peek("somebody", 1).unwrap();
+        let seen = store.find(&name).unwrap().peek("another", 1).unwrap();
         (name, seen.limit, seen.retry_after)
     };
     store.names().unwrap().into_iter().map(of).collect()
 }
 
 #[test]
-fn what_is_not_asked_as_it_should_be_changes_nothing() {
+fn forbidden_requests_change_nothing() {
     let dir = Dir::new("serve-guard");
     let store = used(&dir.url());
     let before = state(&store);
@@ -33,7 +33,7 @@ fn what_is_not_asked_as_it_should_be_changes_nothing() {
     let bearer = format!("Authorization: Bearer {TOKEN}");
     let body = json!({ "limit": "mail", "policy": "1/1h" }).to_string();
     let post = |host: &str, headers: &[&str]| server.send(request("POST", "/api/override", host, headers, &body));
-    // Nobody, somebody else, and what is no token.
+    // No token, wrong tokens, and a token in the wrong form.
     let wrong = format!("Authorization: Bearer {}", TOKEN.replace('9', "8"));
     let short = format!("Authorization: Bearer {}", &TOKEN[..TOKEN.len() - 1]);
     let long = format!("Authorization: Bearer {TOKEN}9");
@@ -49,9 +49,9 @@ fn what_is_not_asked_as_it_should_be_changes_nothing() {
         let body = format!(r#"{{"limit":"mail"{more}}}"#);
         server.send(request("POST", path, &host, &[JSON], &body)).refusal(401);
     }
-    // In an address, where it would be logged, it is none.
+    // A token in the URL, which would be logged, is not accepted.
     server.send(request("POST", &format!("/api/override?token={TOKEN}"), &host, &[JSON], &body)).refusal(401);
-    // Names that others make point here.
+    // Foreign names that resolve to this server.
     for host in [
         "evil.example",
         "evil.example:9464",
@@ -73,7 +73,7 @@ fn what_is_not_asked_as_it_should_be_changes_nothing() {
     server.get("/", &[&format!("Host: {host}")]).refusal(400);
     let absolute = format!("GET http://evil.example/ HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
     server.send(absolute).refusal(421);
-    // Pages of others, in the browser of somebody who has the token.
+    // Other pages in the browser of a user who has the token.
     for origin in [
         "http://evil.example",
         "null",
@@ -97,7 +97,7 @@ fn what_is_not_asked_as_it_should_be_changes_nothing() {
         // A link may lead here.
         server.get("/", &[&site]).with(200);
     }
-    // Forms need nobody's leave.
+    // Forms need no preflight request.
     for kind in [
         "Content-Type: text/plain",
         "Content-Type: application/x-www-form-urlencoded",
@@ -107,7 +107,7 @@ fn what_is_not_asked_as_it_should_be_changes_nothing() {
         assert_eq!(post(&host, &[&bearer, kind]).refusal(415).0, "unsupported_media_type", "{kind}");
     }
     assert_eq!(state(&store), before);
-    // As it should be: under each of its names, from its own page.
+    // Allowed requests: under each name of the server, from its own page.
     for host in [
         host.as_str(),
         "localhost",
@@ -131,7 +131,7 @@ fn what_is_not_asked_as_it_should_be_changes_nothing() {
 }
 
 #[test]
-fn only_what_is_there_is_there() {
+fn routes_have_one_method_and_security_headers() {
     let dir = Dir::new("serve-routes");
     let _store = used(&dir.url());
     let server = Server::start(&dir.url(), &[]);
@@ -141,7 +141,7 @@ fn only_what_is_there_is_there() {
         "/page.js",
         "/panel.js",
         "/draw.js",
-        "/talk.js",
+        "/stream.js",
         "/metrics",
         "/api/snapshot",
         "/api/series?limit=mail",
@@ -188,7 +188,7 @@ fn only_what_is_there_is_there() {
     ] {
         assert_eq!(server.get(path, &[]).refusal(404).0, "not_found", "{path}");
     }
-    // The page has nothing in it that its own policy would refuse, nor anything from elsewhere.
+    // The page has nothing that its own policy forbids, and no external assets.
     let page = server.get("/", &[]).body;
     assert!(
         !page.contains("<script>")
@@ -197,14 +197,14 @@ fn only_what_is_there_is_there() {
             && !page.contains(" onclick"),
         "{page}"
     );
-    for path in ["/", "/page.css", "/page.js", "/panel.js", "/draw.js", "/talk.js"] {
+    for path in ["/", "/page.css", "/page.js", "/panel.js", "/draw.js", "/stream.js"] {
         let text = server.get(path, &[]).body.replace("http://www.w3.org/2000/svg", "").replace("http://", "//");
         assert!(!text.contains("https:") && !text.contains("innerHTML") && !text.contains("url(//"), "{path}");
     }
 }
 
 #[test]
-fn questions_that_make_no_sense() {
+fn invalid_parameters_and_bodies_are_refused() {
     let dir = Dir::new("serve-questions");
     let store = used(&dir.url());
     let before = state(&store);
@@ -257,28 +257,28 @@ fn questions_that_make_no_sense() {
     }
     let bearer = format!("Authorization: Bearer {TOKEN}");
     let send = |body: &str| server.send(request("POST", "/api/lift", &server.host(), &[&bearer, JSON], body));
-    assert!(send("{").refusal(400).1.contains("no JSON"));
-    assert!(send(&"[".repeat(10_000)).refusal(400).1.contains("no JSON"));
+    assert!(send("{").refusal(400).1.contains("not JSON"));
+    assert!(send(&"[".repeat(10_000)).refusal(400).1.contains("not JSON"));
     assert_eq!(send(&format!("{{\"limit\":\"{}\"}}", "x".repeat(17_000))).refusal(413).0, "too_large");
-    // A body that says how long it is only at its end.
+    // A chunked body without a declared length.
     let chunks = format!("4000\r\n{}\r\n", " ".repeat(0x4000)).repeat(3) + "0\r\n\r\n";
     let head = format!(
         "POST /api/lift HTTP/1.1\r\nHost: {}\r\n{bearer}\r\n{JSON}\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n",
         server.host()
     );
     assert_eq!(server.send(head + &chunks).refusal(413).0, "too_large");
-    // A head that is too large, or has too many lines.
+    // A head that is too large, or has too many headers.
     assert_eq!(server.get("/", &[&format!("X: {}", "x".repeat(40_000))]).status, 431);
     let many: Vec<String> = (0..100).map(|i| format!("X-{i}: y")).collect();
     assert_eq!(server.get("/", &many.iter().map(String::as_str).collect::<Vec<_>>()).status, 431);
     assert_eq!(server.send("nonsense\r\n\r\n").status, 400);
     assert_eq!(state(&store), before);
-    // It still answers.
+    // The server still responds.
     server.get("/api/snapshot", &[]).json(200);
 }
 
 #[test]
-fn a_token_for_looking() {
+fn a_token_for_reading_protects_all_data() {
     let dir = Dir::new("serve-read-token");
     let store = used(&dir.url());
     let before = state(&store);
@@ -297,16 +297,16 @@ fn a_token_for_looking() {
         server.get("/api/snapshot", &[token]).json(200);
         Events::open(&server, "", &[token]).until("look", |_| true);
     }
-    // The page itself says nothing, and asks for the token.
+    // The page itself has no data, and asks for the token.
     server.get("/", &[]).with(200);
-    // Who may look may not change.
+    // The token for reading does not allow changes.
     let body = json!({ "limit": "mail", "policy": "1/1h" }).to_string();
     server.send(request("POST", "/api/override", &server.host(), &[&look, JSON], &body)).refusal(401);
     assert_eq!(state(&store), before);
 }
 
 #[test]
-fn read_only_takes_no_changes() {
+fn a_read_only_server_refuses_changes() {
     let dir = Dir::new("serve-read-only");
     let store = used(&dir.url());
     let before = state(&store);
@@ -325,11 +325,11 @@ fn read_only_takes_no_changes() {
 }
 
 #[test]
-fn changes_hold_at_the_next_decision_of_other_processes() {
+fn changes_apply_to_the_next_decision_of_other_processes() {
     let dir = Dir::new("serve-changes");
     let store = used(&dir.url());
     let server = Server::start_with(&dir.url(), &[], &[]);
-    // It made a token, and nobody else knows it.
+    // The server created a token.
     let token = server.said["token"].as_str().unwrap().to_owned();
     assert!(token.len() == 64 && server.said["read_only"] == json!(false), "{}", server.said);
     let post = |path: &str, body: Value| {
@@ -340,14 +340,14 @@ fn changes_hold_at_the_next_decision_of_other_processes() {
     let mail = store.find("mail").unwrap();
     let done = post("/api/override", json!({ "limit": "mail", "policy": "5 per hour" })).json(200);
     assert_eq!(done, json!({ "done": "override", "name": "mail", "key": null, "policy": "5/1h" }));
-    wait_until("the override holds", || mail.peek("acme", 1).unwrap().limit == 5);
+    wait_until("the override applies", || mail.peek("acme", 1).unwrap().limit == 5);
     assert!(mail.decide("acme", 1).unwrap().admitted && mail.decide("acme", 1).unwrap().admitted);
     assert!(!mail.decide("acme", 1).unwrap().admitted);
     assert_eq!(run(&dir.url(), &["show", "mail", "--json"]).json(0)["limits"][0]["override"], json!("5/1h"));
-    // Who asks the server next sees it, too.
+    // The next request to the server shows it, too.
     assert_eq!(server.get("/api/snapshot?search=MAIL", &[]).json(200)["limits"][0]["override"], json!("5/1h"));
     post("/api/override", json!({ "limit": "mail", "policy": "9/1h", "key": "acme" })).json(200);
-    wait_until("the key has its own", || {
+    wait_until("the key has an override", || {
         mail.peek("acme", 1).unwrap().limit == 9 && mail.peek("bob", 1).unwrap().limit == 5
     });
     post("/api/lift", json!({ "limit": "mail", "key": "acme" })).json(200);
@@ -355,11 +355,11 @@ fn changes_hold_at_the_next_decision_of_other_processes() {
     wait_until("both are lifted", || mail.peek("acme", 1).unwrap().limit == 3);
     assert_eq!(post("/api/pause", json!({ "limit": "openai", "duration": "1h" })).json(200)["duration"], json!(3600.0));
     let openai = store.find("openai").unwrap();
-    wait_until("nobody starts", || openai.peek("", 1).unwrap().retry_after > Duration::from_secs(3000));
+    wait_until("the limit is paused", || openai.peek("", 1).unwrap().retry_after > Duration::from_secs(3000));
     assert!(!openai.decide("", 1).unwrap().admitted);
     let part = server.get("/api/snapshot?search=openai/rate", &[]).json(200);
     assert!(part["limits"][0]["paused_for"].as_f64().unwrap() > 3000.0, "{part}");
-    // What was changed is told, without keys, and without the token.
+    // Changes are logged, without keys and without the token.
     server.signal(libc::SIGTERM);
     let mut server = server;
     assert_eq!(server.child.wait().unwrap().code(), Some(0));
@@ -375,7 +375,7 @@ fn changes_hold_at_the_next_decision_of_other_processes() {
 }
 
 #[test]
-fn what_is_answered() {
+fn responses_have_the_state_of_the_limits() {
     let dir = Dir::new("serve-answers");
     let _store = used(&dir.url());
     let server = Server::start(&dir.url(), &[]);
@@ -395,7 +395,7 @@ fn what_is_answered() {
         (&mail["usage"][0]["used"], &mail["stats"]["admitted"], &mail["stats"]["denied"]),
         (&json!(3), &json!(4), &json!(1))
     );
-    // Keys are ids, unless their texts were asked for.
+    // Keys are ids by default.
     assert!(
         !all.to_string().contains("acme") && mail["hot_keys"][0]["key"].as_str().unwrap().starts_with('#'),
         "{mail}"
@@ -433,7 +433,7 @@ fn what_is_answered() {
         (&history["step"], &history["steps"][0]["units"], &history["steps"][0]["denied"]),
         (&json!(3600.0), &json!(4), &json!(1))
     );
-    // Keys are shown where that is asked for.
+    // With --show-keys, keys are text.
     let open = Server::start(&dir.url(), &["--show-keys", "--keys", "1"]);
     let mail = &open.get("/api/snapshot?search=mail", &[]).json(200)["limits"][0];
     assert_eq!(
@@ -443,7 +443,7 @@ fn what_is_answered() {
 }
 
 #[test]
-fn events_tell_what_happens() {
+fn event_streams_follow_the_store() {
     let dir = Dir::new("serve-events");
     let store = used(&dir.url());
     let server = Server::start(&dir.url(), &[]);
@@ -468,7 +468,7 @@ fn events_tell_what_happens() {
 }
 
 #[test]
-fn a_store_that_is_gone_is_told_and_comes_back() {
+fn a_missing_store_is_reported_until_it_is_back() {
     let dir = Dir::new("serve-gone");
     let store = used(&dir.url());
     let server = Server::start(&dir.url(), &[]);
@@ -479,7 +479,7 @@ fn a_store_that_is_gone_is_told_and_comes_back() {
     files.iter().for_each(|(file, kept)| std::fs::rename(file, kept).unwrap());
     let trouble = events.until("trouble", |_| true);
     assert!(!trouble["error"]["message"].as_str().unwrap().is_empty(), "{trouble}");
-    wait_until("all are told", || {
+    wait_until("all responses are 503", || {
         server.get("/metrics", &[]).status == 503 && server.get("/api/snapshot", &[]).status == 503
     });
     server.get("/api/snapshot", &[]).refusal(503);
@@ -492,15 +492,15 @@ fn a_store_that_is_gone_is_told_and_comes_back() {
 }
 
 #[test]
-fn many_connections_and_slow_ones() {
+fn many_and_slow_connections_do_not_block_others() {
     let dir = Dir::new("serve-many");
     let _store = used(&dir.url());
     let server = Server::start(&dir.url(), &[]);
-    // More streams than there may be: those beyond are told so, and others are still answered.
+    // Streams above the maximum are refused, and other requests still get responses.
     let mut streams: Vec<Events> = (0..32).map(|_| Events::open(&server, "", &[])).collect();
     assert_eq!(server.get("/api/events", &[]).refusal(503).0, "too_many_streams");
     streams.iter_mut().for_each(|stream| drop(stream.until("look", |_| true)));
-    // Who sends half a request, or nothing at all, is left in time, so others are answered, however many there are.
+    // Connections with half a request, or with none, are closed in time, so other requests get responses.
     let mut slow: Vec<_> = (0..80).map(|_| server.connect()).collect();
     for (i, stream) in slow.iter_mut().enumerate() {
         let _ = stream.write_all(if i % 2 == 0 { b"GET /api/sn" } else { b"" });
@@ -508,12 +508,15 @@ fn many_connections_and_slow_ones() {
     server.get("/api/snapshot", &[]).json(200);
     for mut stream in slow {
         let mut rest = Vec::new();
-        // The server has closed it: with a refusal, or with nothing.
+        // The server has closed the connection, with or without an error.
         let ended = stream.read_to_end(&mut rest);
-        assert!(!ended.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock), "it was left open");
+        assert!(
+            !ended.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock),
+            "the connection is still open"
+        );
         assert!(!String::from_utf8_lossy(&rest).contains("200 OK"));
     }
-    // Who says that there is more, and sends it not.
+    // A body that is announced but not sent.
     let mut stream = server.connect();
     let head = format!(
         "POST /api/lift HTTP/1.1\r\nHost: {}\r\nAuthorization: Bearer {TOKEN}\r\n{JSON}\r\nContent-Length: 20\r\n\r\n{{",
@@ -521,9 +524,9 @@ fn many_connections_and_slow_ones() {
     );
     stream.write_all(head.as_bytes()).unwrap();
     assert_eq!(Answer::head(&mut BufReader::new(stream)).0, 408);
-    // Streams that end make room.
+    // Closed streams free their places.
     drop(streams);
-    wait_until("there is room", || {
+    wait_until("a new stream opens", || {
         server.get("/api/snapshot", &[]).status == 200 && {
             let mut stream = server.connect();
             stream.write_all(request("GET", "/api/events", &server.host(), &[], "").as_bytes()).unwrap();
@@ -533,7 +536,7 @@ fn many_connections_and_slow_ones() {
 }
 
 #[test]
-fn signals_end_it_at_once_with_streams_open() {
+fn signals_end_the_server_at_once_with_open_streams() {
     for (signal, code) in [(libc::SIGTERM, 0), (libc::SIGINT, 130)] {
         let dir = Dir::new("serve-signals");
         let _store = used(&dir.url());
@@ -548,7 +551,7 @@ fn signals_end_it_at_once_with_streams_open() {
 }
 
 #[test]
-fn where_it_will_not_start() {
+fn invalid_options_are_refused_at_the_start() {
     let dir = Dir::new("serve-start");
     let _store = used(&dir.url());
     let url = dir.url();
@@ -561,10 +564,10 @@ fn where_it_will_not_start() {
     for listen in ["nowhere", "9464", "127.0.0.1", "127.0.0.1:99999", "", "unix:", "http://127.0.0.1:1"] {
         run(&url, &["serve", "--listen", listen]).with(2).says(&["listen is", "expected"]);
     }
-    // Others would reach it, and nobody has said that they may look.
+    // Reachable by other machines, without a token for reading.
     for listen in ["0.0.0.0:0", "[::]:0", "192.0.2.1:9464"] {
         run(&url, &["serve", "--listen", listen]).with(2).says(&[
-            "others reach that address",
+            "other machines can reach this address",
             "--read-token-file",
             "--anyone-may-read",
         ]);
@@ -593,7 +596,7 @@ fn where_it_will_not_start() {
 }
 
 #[test]
-fn on_all_addresses_it_has_each_as_its_name_and_makes_no_token() {
+fn on_all_addresses_any_ip_is_a_name_and_no_token_is_created() {
     let dir = Dir::new("serve-all");
     let _store = used(&dir.url());
     let server = Server::start_with(&dir.url(), &["--listen", "0.0.0.0:0", "--anyone-may-read"], &[]);
@@ -605,12 +608,12 @@ fn on_all_addresses_it_has_each_as_its_name_and_makes_no_token() {
 }
 
 #[test]
-fn on_a_socket_of_this_machine() {
+fn a_unix_socket_is_private_and_replaces_a_stale_one() {
     let dir = Dir::new("serve-socket");
     let _store = used(&dir.url());
     let path = dir.file("socket");
     let listen = format!("unix:{}", path.display());
-    // One that a killed server left is taken over; a file that is none is not.
+    // The socket of a killed server is replaced; another file is not.
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     let mut server = Server::start(&dir.url(), &["--listen", &listen]);
     assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
@@ -627,7 +630,7 @@ fn on_a_socket_of_this_machine() {
 }
 
 #[test]
-fn ten_thousand_limits() {
+fn ten_thousand_limits_fit_in_bounded_memory_and_messages() {
     let dir = Dir::in_memory("serve-10000");
     let store = Store::new(&dir.url()).unwrap();
     let file = dir.file("limits.toml");

@@ -1,4 +1,4 @@
-//! The commands on servers, which have no files to look at.
+//! The commands on servers.
 
 mod common;
 
@@ -28,7 +28,7 @@ fn all_commands_work(url: &str) {
     run(url, &["clear", "mail", "--yes"]).with(0);
     run(url, &["peek", "mail", "acme"]).with(0);
     run(url, &["forget", "stripe", "--yes"]).with(0);
-    run(url, &["show", "stripe"]).with(3).says(&["this store knows mail, openai"]);
+    run(url, &["show", "stripe"]).with(3).says(&["the limits of this store: mail, openai"]);
     run(url, &["verify"]).with(2).says(&["on a server", "doctor"]);
     let seen = run(url, &["doctor", "--json"]);
     let code = seen.code.unwrap();
@@ -42,13 +42,13 @@ fn all_commands_work(url: &str) {
 }
 
 #[test]
-fn redis() {
+fn all_commands_work_on_redis() {
     let server = common::redis::RedisServer::start("cli-redis");
     all_commands_work(&server.new_database());
 }
 
 #[test]
-fn postgres() {
+fn all_commands_work_on_postgres() {
     let server = common::postgres::PostgresServer::start("cli-postgres");
     all_commands_work(&server.new_database());
 }

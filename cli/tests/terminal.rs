@@ -1,4 +1,4 @@
-//! `top` and questions, on a terminal.
+//! `top`, confirmations and colours on a terminal.
 
 mod common;
 
@@ -10,7 +10,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::Child;
 use std::sync::{Arc, Mutex};
 
-/// A terminal of a test's own, and a command that runs on it.
+/// A pseudo-terminal with a command that runs on it.
 struct Terminal {
     ours: File,
     theirs: OwnedFd,
@@ -20,21 +20,21 @@ struct Terminal {
 }
 
 fn settings(terminal: &OwnedFd) -> libc::termios {
-    // SAFETY: a zeroed `termios` is a valid place for the answer.
+    // SAFETY: a zeroed `termios` is valid.
     let mut found: libc::termios = unsafe { std::mem::zeroed() };
-    // SAFETY: an open terminal and a valid place.
+    // SAFETY: an open terminal and a valid pointer.
     assert_eq!(unsafe { libc::tcgetattr(terminal.as_raw_fd(), &mut found) }, 0);
     found
 }
 
-/// A new terminal of this size, our end and the other, and a command that has that one: as its own, whose signals it gets, or not.
+/// Starts a command on a new terminal of this size. `is_own` makes it the command's controlling terminal.
 fn start(url: &str, args: &[&str], (rows, columns): (u16, u16), is_own: bool) -> (File, OwnedFd, Child, libc::termios) {
     let (mut ours, mut theirs) = (-1, -1);
     let size = libc::winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
-    // SAFETY: valid places, and a size; the name and settings are not asked for.
+    // SAFETY: valid pointers and a size; the name and the settings are optional.
     let made = unsafe { libc::openpty(&mut ours, &mut theirs, std::ptr::null_mut(), std::ptr::null(), &size) };
     assert_eq!(made, 0);
-    // SAFETY: new descriptors that nobody else owns. A child that has ours would keep the terminal alive.
+    // SAFETY: new descriptors without another owner. A child with our end would keep the terminal open.
     let (ours, theirs) = unsafe {
         libc::fcntl(ours, libc::F_SETFD, libc::FD_CLOEXEC);
         libc::fcntl(theirs, libc::F_SETFD, libc::FD_CLOEXEC);
@@ -44,7 +44,7 @@ fn start(url: &str, args: &[&str], (rows, columns): (u16, u16), is_own: bool) ->
     let copy = || theirs.try_clone().unwrap();
     let mut command = command(url, args);
     command.stdin(copy()).stdout(copy()).stderr(copy());
-    // SAFETY: only plain calls between fork and exec.
+    // SAFETY: only async-signal-safe calls between fork and exec.
     unsafe {
         command.pre_exec(move || {
             libc::setsid();
@@ -63,7 +63,7 @@ impl Terminal {
         let (ours, theirs, child, before) = start(url, args, size, true);
         let seen = Arc::new(Mutex::new(String::new()));
         let (mut reader, writer) = (ours.try_clone().unwrap(), seen.clone());
-        // It ends with the terminal.
+        // The thread ends with the terminal.
         std::thread::spawn(move || {
             let mut bytes = [0; 4096];
             while let Ok(read @ 1..) = reader.read(&mut bytes) {
@@ -81,7 +81,7 @@ impl Terminal {
         self.ours.write_all(keys).unwrap();
     }
 
-    /// Its exit code, or 128 and the signal that ended it, as shells say. The terminal is as it was.
+    /// Returns the exit code, or 128 plus the signal, and checks that the terminal is restored.
     fn end(mut self) -> i32 {
         let mut code = None;
         wait_until("it ends", || {
@@ -102,11 +102,11 @@ impl Drop for Terminal {
     }
 }
 
-/// What a terminal is told to show what was there before.
+/// The sequence that leaves the alternate screen.
 const BACK: &str = "\x1b[?1049l";
 
 #[test]
-fn top_ends_by_a_key_by_ctrl_c_and_by_signals() {
+fn top_ends_on_q_on_ctrl_c_and_on_signals() {
     let dir = Dir::new("top");
     let _store = used(&dir.url());
     for (how, code) in [("q", 0), ("\x03", 130), ("TERM", 143), ("INT", 130), ("HUP", 129)] {
@@ -115,7 +115,7 @@ fn top_ends_by_a_key_by_ctrl_c_and_by_signals() {
         match how {
             "TERM" | "INT" | "HUP" => {
                 let signal = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP]["TIH".find(&how[..1]).unwrap()];
-                // SAFETY: the child has not been waited for, so the number is still its.
+                // SAFETY: the child has not been waited for, so the id is still valid.
                 unsafe { libc::kill(top.child.id() as i32, signal) };
             }
             key => top.press(key.as_bytes()),
@@ -126,10 +126,10 @@ fn top_ends_by_a_key_by_ctrl_c_and_by_signals() {
 }
 
 #[test]
-fn top_ends_with_its_terminal() {
+fn top_ends_when_its_terminal_closes() {
     let dir = Dir::new("gone");
     let _store = used(&dir.url());
-    // Also where no signal says so.
+    // With and without a signal.
     for is_own in [true, false] {
         let (mut ours, theirs, mut child, _) = start(&dir.url(), &["top"], (24, 80), is_own);
         let mut seen = Vec::new();
@@ -144,7 +144,7 @@ fn top_ends_with_its_terminal() {
 }
 
 #[test]
-fn top_draws_on_any_size_and_follows_it() {
+fn top_draws_in_any_size_and_follows_changes() {
     let dir = Dir::new("sizes");
     let _store = used(&dir.url());
     for size in [(1, 1), (2, 10), (5, 20), (24, 80), (40, 120), (100, 400)] {
@@ -159,13 +159,13 @@ fn top_draws_on_any_size_and_follows_it() {
 }
 
 #[test]
-fn questions_are_answered_by_yes_only() {
+fn only_yes_confirms() {
     let dir = Dir::new("questions");
     let store = used(&dir.url());
     let is_full = || !store.find("mail").unwrap().peek("acme", 1).unwrap().admitted;
     for answer in ["n\n", "\n", "later\n", "\x04"] {
         let mut asked = Terminal::start(&dir.url(), &["clear", "mail"], (24, 80));
-        asked.wait_for("mail: forget what has started, of all keys? [y/N]");
+        asked.wait_for("mail: forget the past starts of all keys? [y/N]");
         asked.press(answer.as_bytes());
         asked.wait_for("nothing was changed");
         assert_eq!(asked.end(), 6, "{answer:?}");
@@ -174,13 +174,13 @@ fn questions_are_answered_by_yes_only() {
     let mut asked = Terminal::start(&dir.url(), &["clear", "mail"], (24, 80));
     asked.wait_for("[y/N]");
     asked.press(b"y\n");
-    asked.wait_for("mail: as new");
+    asked.wait_for("mail: reset");
     assert_eq!(asked.end(), 0);
     assert!(!is_full());
 }
 
 #[test]
-fn colours_are_for_terminals_that_want_them() {
+fn colours_appear_only_on_terminals_without_no_color() {
     let dir = Dir::new("colours");
     let _store = used(&dir.url());
     let mut plain = Terminal::start(&dir.url(), &["status"], (24, 80));

@@ -1,4 +1,4 @@
-//! A [`Snapshot`] as text for Prometheus, and for all who read its formats.
+//! A [`Snapshot`] as text for Prometheus and for other readers of its formats.
 
 use crate::observe::{GrantSnapshot, KeySnapshot, LimitSnapshot, Snapshot, Usage, WAIT_BOUNDS};
 use crate::stats::Stats;
@@ -12,12 +12,12 @@ pub enum MetricsFormat {
     /// OpenMetrics 1.0.
     #[default]
     OpenMetrics,
-    /// Prometheus's text format 0.0.4, for who does not know OpenMetrics.
+    /// Prometheus's text format 0.0.4, for readers without OpenMetrics support.
     Prometheus,
 }
 
 impl MetricsFormat {
-    /// The `Content-Type` that a response with such a text has.
+    /// Returns the `Content-Type` of a response in this format.
     pub const fn content_type(self) -> &'static str {
         match self {
             MetricsFormat::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
@@ -26,15 +26,15 @@ impl MetricsFormat {
     }
 }
 
-/// What [`Snapshot::to_openmetrics`] writes.
+/// The options of [`Snapshot::to_openmetrics`].
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct MetricsOptions {
     /// The format.
     pub format: MetricsFormat,
-    /// So many of the [hot keys](LimitSnapshot::hot_keys) of each limit have series of their own, at most; 10.
+    /// The most [hot keys](LimitSnapshot::hot_keys) of each limit that have series; 10 by default.
     pub keys: usize,
-    /// Are keys called by their texts, which can be secrets, or by their [ids](KeySnapshot::id)?
+    /// Whether keys are shown as text, which can be secret, instead of as [ids](KeySnapshot::id).
     pub show_keys: bool,
 }
 
@@ -45,8 +45,8 @@ impl Default for MetricsOptions {
 }
 
 impl LimitSnapshot {
-    /// What each of the [hot keys](LimitSnapshot::hot_keys) is called: by its text, or else `#` and its [id](KeySnapshot::id). No two
-    /// are called the same, though the texts of long ones are beginnings.
+    /// Returns the names of the [hot keys](LimitSnapshot::hot_keys): their texts, or else `#` and their [ids](KeySnapshot::id). All names
+    /// differ, although the texts of long keys are truncated.
     pub fn key_names(&self, is_shown: bool) -> Vec<String> {
         let mut names: Vec<String> = Vec::with_capacity(self.hot_keys.len());
         let mut known = HashSet::new();
@@ -61,7 +61,7 @@ impl LimitSnapshot {
         names
     }
 
-    /// What the [fullest](LimitSnapshot::fullest) key is called.
+    /// Returns the name of the [fullest](LimitSnapshot::fullest) key.
     pub fn fullest_name(&self, is_shown: bool) -> Option<String> {
         self.fullest.as_ref().map(|(text, id)| key_name(text, id, is_shown))
     }
@@ -72,9 +72,9 @@ fn key_name(text: &str, id: &str, is_shown: bool) -> String {
 }
 
 impl Snapshot {
-    /// The snapshot as metrics. Every name begins with `workglow_limit_`; docs/metrics.md says what each is.
+    /// Returns the snapshot as metrics. All names begin with `workglow_limit_`; docs/metrics.md explains them.
     ///
-    /// A limit has about 30 series, 2 more for each further window, and each of its keys that are told 5.
+    /// A limit has about 30 series, 2 more for each further window, and 5 for each key.
     pub fn to_openmetrics(&self, options: &MetricsOptions) -> String {
         let new = |limit| Labelled { is_counted: self.counts(limit), ..Labelled::new(limit, options) };
         let all: Vec<Labelled> = self.limits.iter().map(new).collect();
@@ -116,7 +116,7 @@ impl Snapshot {
         {
             text.family(family);
             for (labels, key) in all.iter().flat_map(|limit| &limit.keys) {
-                // Of the fullest window only: a key has few series.
+                // Only the fullest window, to keep the number of series small.
                 text.usage(labels, key.usage.get(..1).unwrap_or_default(), usage);
             }
         }
@@ -132,8 +132,7 @@ impl Snapshot {
         text.out
     }
 
-    /// Does anybody count for this snapshot what happens to a limit? On a server each process does for itself, and one that only looks
-    /// has nothing to say.
+    /// Returns whether this snapshot has counts of a limit. On a server each process counts for itself, and an observer has no counts.
     fn counts(&self, limit: &LimitSnapshot) -> bool {
         self.counts_all_processes || limit.stats != Stats::default()
     }
@@ -149,7 +148,7 @@ impl Snapshot {
         text.family(LANE);
         text.sample("", Value::Whole(self.lane_bytes));
         text.family(PROCESSES);
-        // One looks on, at least: none are those that nobody knows.
+        // There is at least the observing process; an empty list means that the processes are not known.
         if !self.processes.is_empty() {
             text.sample("", Value::Whole(self.processes.len() as u64));
         }
@@ -158,13 +157,13 @@ impl Snapshot {
     }
 }
 
-/// A name with what stands above its samples.
+/// A metric family.
 #[derive(Clone, Copy)]
 struct Family {
     kind: Kind,
-    /// Without the prefix, and without what its kind adds.
+    /// The name without the prefix and without the suffix of its kind.
     name: &'static str,
-    /// The base unit, which its name ends in.
+    /// The base unit, which is the end of the name.
     unit: &'static str,
     help: &'static str,
 }
@@ -193,80 +192,71 @@ const fn counter(name: &'static str, help: &'static str) -> Family {
     family(Kind::Counter, name, "", help)
 }
 
-const STORE: Family = family(Kind::Info, "_store", "", "The store that is looked at, and the version that looks.");
+const STORE: Family = family(Kind::Info, "_store", "", "The store, and the version of the package.");
 const LEDGER_LAG: Family =
-    seconds("_ledger_lag_seconds", "How long admitted units have been waiting to be written to the database, at most.");
-const LANE: Family = family(Kind::Gauge, "_lane_bytes", "bytes", "Size of the lane, 0 where there is none.");
-const PROCESSES: Family = gauge("_processes", "Processes of this machine that use the store.");
-const FAILURES: Family = counter("_failures", "Decisions of the process that is asked which the store failed.");
-const INFO: Family = family(
-    Kind::Info,
-    "",
-    "",
-    "What the limit is: its kind, the policy that holds, and whether an operator put it above the declared one.",
-);
+    seconds("_ledger_lag_seconds", "Age of the oldest admitted unit that is not written to the database yet.");
+const LANE: Family = family(Kind::Gauge, "_lane_bytes", "bytes", "Size of the lane; 0 without a lane.");
+const PROCESSES: Family = gauge("_processes", "Processes on this machine that use the store.");
+const FAILURES: Family = counter("_failures", "Decisions of the scraped process that the store failed.");
+const INFO: Family =
+    family(Kind::Info, "", "", "The limit's kind, its policy, and whether the policy is an operator's override.");
 const ALLOWED: Family =
-    gauge("_units_allowed", "Units that the limit allows a key in each of its windows (in seconds; none: at once).");
-const USED: Family = gauge("_units_used", "Units of each window that are in use by the key that uses most of it.");
-const WAITS: Family =
-    family(Kind::Histogram, "_wait_seconds", "seconds", "How long those starts waited that had to wait.");
-const KEY_ALLOWED: Family = gauge("_key_units_allowed", "Units that a hot key is allowed in its fullest window.");
-const KEY_USED: Family = gauge("_key_units_used", "Units of a hot key's fullest window that are in use.");
+    gauge("_units_allowed", "Units allowed per key in each window (label window in seconds; without it: at once).");
+const USED: Family = gauge("_units_used", "Units in use in each window, by the key that uses most of it.");
+const WAITS: Family = family(Kind::Histogram, "_wait_seconds", "seconds", "Waits of the starts that had to wait.");
+const KEY_ALLOWED: Family = gauge("_key_units_allowed", "Units allowed in the fullest window of a hot key.");
+const KEY_USED: Family = gauge("_key_units_used", "Units in use in the fullest window of a hot key.");
 
 type OfLimit = fn(&LimitSnapshot) -> Option<Value>;
 
-/// What every limit has one of.
+/// The metrics of each limit.
 const OF_LIMIT: &[(Family, OfLimit)] = &[
-    (gauge("_units_peak", "The most units in use at a time, of one key, in the last minute or so."), |limit| {
+    (gauge("_units_peak", "The most units of one key in use at a time, in about the last minute."), |limit| {
         whole(limit.peak)
     }),
-    (gauge("_near", "Is more than 80 % of the limit used (1), or not (0)?"), |limit| whole(limit.is_near().into())),
-    (gauge("_leases", "Units of a concurrency limit that are held by running jobs."), |limit| {
+    (gauge("_near", "1 if more than 80 % of the limit is in use, else 0."), |limit| whole(limit.is_near().into())),
+    (gauge("_leases", "Units of a concurrency limit that running jobs hold."), |limit| {
         let is_at_once = |usage: &&Usage| usage.window.is_none();
         limit.usage.iter().find(is_at_once).map(|usage| Value::Whole(usage.used))
     }),
     (gauge("_waiting", "Callers that wait for a start, in all processes."), |limit| whole(limit.waiting)),
-    (gauge("_paused", "Is the limit paused (1), or not (0)?"), |limit| whole((!limit.paused_for.is_zero()).into())),
-    (seconds("_paused_for_seconds", "For how long the limit is still paused."), |limit| Some(limit.paused_for.into())),
-    (seconds("_retry_after_seconds", "How long until the fullest key has room for one unit."), |limit| {
+    (gauge("_paused", "1 if the limit is paused, else 0."), |limit| whole((!limit.paused_for.is_zero()).into())),
+    (seconds("_paused_for_seconds", "Time until the pause of the limit ends."), |limit| Some(limit.paused_for.into())),
+    (seconds("_retry_after_seconds", "Time until the fullest key can start with one unit."), |limit| {
         Some(limit.retry_after.into())
     }),
-    (gauge("_keys", "Keys that are known."), |limit| whole(limit.keys)),
-    (
-        gauge(
-            "_grants_held",
-            "Units that a server has granted to the process that is asked, and that it has not used.",
-        ),
-        |limit| limit.grants.map(|GrantSnapshot { held, .. }| Value::Whole(held)),
-    ),
-    (counter("_server_requests", "How often the process that is asked has asked the server."), |limit| {
+    (gauge("_keys", "Known keys."), |limit| whole(limit.keys)),
+    (gauge("_grants_held", "Units granted by a server to the scraped process and not used yet."), |limit| {
+        limit.grants.map(|GrantSnapshot { held, .. }| Value::Whole(held))
+    }),
+    (counter("_server_requests", "Requests of the scraped process to the server."), |limit| {
         limit.grants.map(|GrantSnapshot { requests, .. }| Value::Whole(requests))
     }),
-    (counter("_admitted", "Starts that were admitted."), |limit| whole(limit.stats.admitted)),
-    (counter("_denied", "Attempts that were denied, and waiters whose time was up."), |limit| {
-        whole(limit.stats.denied)
-    }),
-    (counter("_units_wanted", "Units that starts asked for."), |limit| whole(limit.stats.units_wanted)),
-    (counter("_units_granted", "Units that were granted."), |limit| whole(limit.stats.units_granted)),
+    (counter("_admitted", "Admitted starts."), |limit| whole(limit.stats.admitted)),
+    (counter("_denied", "Denied attempts, including waiters that timed out."), |limit| whole(limit.stats.denied)),
+    (counter("_units_wanted", "Requested units."), |limit| whole(limit.stats.units_wanted)),
+    (counter("_units_granted", "Granted units."), |limit| whole(limit.stats.units_granted)),
     (counter("_waited", "Starts that had to wait, and places that were not ready at once."), |limit| {
         whole(limit.stats.waited)
     }),
     (counter("_cancelled", "Permits and places that were cancelled while they counted."), |limit| {
         whole(limit.stats.cancelled)
     }),
-    (counter("_places_lost", "Places whose owners came too late."), |limit| whole(limit.places_lost)),
+    (counter("_places_lost", "Places that were lost because they were used too late."), |limit| {
+        whole(limit.places_lost)
+    }),
     (counter("_store_errors", "Decisions that the store failed, in all processes."), |limit| {
         whole(limit.stats.store_errors)
     }),
-    (counter("_policy_changes", "How often another policy came to hold."), |limit| whole(limit.stats.policy_changes)),
+    (counter("_policy_changes", "Changes of the policy."), |limit| whole(limit.stats.policy_changes)),
 ];
 
 type OfKey = fn(&KeySnapshot) -> u64;
 
 const OF_KEY: &[(Family, OfKey)] = &[
-    (counter("_key_admitted", "Starts of a hot key that were admitted."), |key| key.stats.admitted),
-    (counter("_key_denied", "Attempts of a hot key that were denied."), |key| key.stats.denied),
-    (counter("_key_units_granted", "Units that were granted to a hot key."), |key| key.stats.units_granted),
+    (counter("_key_admitted", "Admitted starts of a hot key."), |key| key.stats.admitted),
+    (counter("_key_denied", "Denied attempts of a hot key."), |key| key.stats.denied),
+    (counter("_key_units_granted", "Units granted to a hot key."), |key| key.stats.units_granted),
 ];
 
 enum Value {
@@ -293,7 +283,7 @@ impl Display for Value {
     }
 }
 
-/// A limit with its labels, and its keys with theirs: each is escaped once.
+/// A limit and its keys with their labels, so that each label is escaped only once.
 struct Labelled<'a> {
     seen: &'a LimitSnapshot,
     is_counted: bool,
@@ -316,11 +306,11 @@ impl Labelled<'_> {
     }
 }
 
-/// The text as it grows. Writing to a `String` cannot fail.
+/// The text so far. Writing to a `String` cannot fail.
 struct Text {
     out: String,
     format: MetricsFormat,
-    /// The family whose samples are written. Its head is written with the first.
+    /// The current family, and whether its head is written. The head comes with the first sample.
     family: Option<(Family, bool)>,
 }
 
@@ -330,11 +320,11 @@ impl Text {
     }
 
     fn head(&mut self) -> Family {
-        let (family, is_told) = self.family.expect("a sample is of a family");
-        if !is_told {
+        let (family, is_written) = self.family.expect("a sample belongs to a family");
+        if !is_written {
             self.family = Some((family, true));
             let Family { kind, name, unit, help } = family;
-            // The older format names what the samples are called, and knows neither infos nor units.
+            // The older format has the names of the samples in the head, and neither infos nor units.
             let is_open = self.format == MetricsFormat::OpenMetrics;
             let (suffix, word) = match kind {
                 Kind::Gauge => ("", "gauge"),
@@ -352,7 +342,7 @@ impl Text {
         family
     }
 
-    /// Begins a sample, up to the last of the labels that were written before.
+    /// Writes the beginning of a sample, with these labels.
     fn begin(&mut self, suffix: &str, labels: &str) {
         let family = self.head();
         self.out.push_str(PREFIX);
@@ -383,7 +373,7 @@ impl Text {
 
     fn usage(&mut self, labels: &str, usage: &[Usage], value: fn(&Usage) -> u64) {
         for (i, one) in usage.iter().enumerate() {
-            // A policy may have two windows of a length. The fuller one comes first.
+            // A policy may have two windows of the same length. The fuller one is first.
             if usage[..i].iter().any(|before| before.window == one.window) {
                 continue;
             }
@@ -401,7 +391,7 @@ impl Text {
             count += waits;
             self.begin("_bucket", &limit.labels);
             match WAIT_BOUNDS.get(i) {
-                // As OpenMetrics writes numbers: 1.0.
+                // OpenMetrics requires the canonical form 1.0.
                 Some(bound) => self.label("le", &format!("{:?}", bound.as_secs_f64())),
                 None => self.label("le", "+Inf"),
             }

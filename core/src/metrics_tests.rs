@@ -1,4 +1,4 @@
-//! The whole text of one snapshot, and what is said of its names elsewhere.
+//! The whole text of one snapshot, and the metric names in the documentation.
 
 use super::{MetricsFormat, MetricsOptions};
 use crate::observe::{GrantSnapshot, KeySnapshot, LimitSnapshot, ProcessSnapshot, Snapshot, Usage, WAIT_BOUNDS};
@@ -40,7 +40,7 @@ fn key(text: &str, id: &str) -> KeySnapshot {
     }
 }
 
-/// Everything in it is something.
+/// A snapshot in which no value is zero or empty.
 fn everything() -> Snapshot {
     let mut waits = [0; WAIT_BOUNDS.len() + 1];
     (waits[0], waits[3], waits[8]) = (1, 2, 3);
@@ -88,9 +88,9 @@ fn everything() -> Snapshot {
     }
 }
 
-/// Who only looks at a server counts nothing, and says nothing of counts.
+/// An observer of a server has no counts, so its text has no counters.
 #[test]
-fn nobody_is_told_of_counts_that_nobody_keeps() {
+fn an_observer_of_a_server_has_no_counters() {
     let mut seen = Snapshot { counts_all_processes: false, ..everything() };
     let has =
         |seen: &Snapshot| seen.to_openmetrics(&MetricsOptions::default()).contains("workglow_limit_admitted_total{");
@@ -106,7 +106,7 @@ fn text(format: MetricsFormat, keys: usize, show_keys: bool) -> String {
 }
 
 #[test]
-fn the_whole_text() {
+fn the_text_is_as_recorded() {
     for (format, expected) in [
         (MetricsFormat::OpenMetrics, include_str!("metrics_tests/openmetrics.txt")),
         (MetricsFormat::Prometheus, include_str!("metrics_tests/prometheus.txt")),
@@ -116,13 +116,13 @@ fn the_whole_text() {
             let name = format!("{format:?}.txt").to_lowercase();
             fs::write(format!("{}/src/metrics_tests/{name}", env!("CARGO_MANIFEST_DIR")), &text).unwrap();
         } else {
-            assert_eq!(text, expected, "UPDATE_METRICS=1 writes it");
+            assert_eq!(text, expected, "UPDATE_METRICS=1 records the text");
         }
     }
 }
 
 #[test]
-fn keys_are_as_many_as_were_asked_for_and_have_no_texts_unless_they_are() {
+fn keys_are_limited_in_number_and_shown_as_ids_by_default() {
     let ids = |text: &str| -> BTreeSet<String> {
         let of_line = |line: &str| Some(line.split_once("key=\"")?.1.split_once('"')?.0.to_owned());
         text.lines().filter_map(of_line).collect()
@@ -137,7 +137,7 @@ fn keys_are_as_many_as_were_asked_for_and_have_no_texts_unless_they_are() {
 }
 
 #[test]
-fn no_series_is_there_twice() {
+fn every_series_is_unique() {
     for format in [MetricsFormat::OpenMetrics, MetricsFormat::Prometheus] {
         let text = text(format, 10, true);
         let series: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
@@ -147,7 +147,7 @@ fn no_series_is_there_twice() {
 }
 
 #[test]
-fn a_store_of_nothing_is_a_text_all_the_same() {
+fn an_empty_store_has_metrics() {
     let nothing = Snapshot { limits: Vec::new(), processes: Vec::new(), ..everything() };
     let text = nothing.to_openmetrics(&MetricsOptions::default());
     let samples: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
@@ -155,7 +155,7 @@ fn a_store_of_nothing_is_a_text_all_the_same() {
     assert!(text.ends_with("workglow_limit_failures_total 16\n# EOF\n"), "{text}");
 }
 
-/// Every name of a text that begins as ours do.
+/// All metric names in a text.
 fn names(text: &str) -> BTreeSet<&str> {
     let is_of_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let words = text.split(|c| !is_of_name(c));
@@ -163,16 +163,16 @@ fn names(text: &str) -> BTreeSet<&str> {
 }
 
 #[test]
-fn what_is_drawn_alerted_and_written_of_is_there() {
+fn dashboard_alerts_and_documentation_use_existing_metrics() {
     let text = text(MetricsFormat::Prometheus, 10, false);
     let there = names(&text);
     let docs = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/");
     for file in ["grafana/workglow-limit.json", "grafana/alerts.yml", "metrics.md"] {
         let page = fs::read_to_string(format!("{docs}{file}")).unwrap();
         let unknown: Vec<_> = names(&page).difference(&there).copied().collect();
-        assert!(unknown.is_empty(), "{file} names what is not there: {unknown:?}");
+        assert!(unknown.is_empty(), "{file} names metrics that do not exist: {unknown:?}");
     }
-    // And the page's table has all of them: a histogram by its name, the others by those of their series.
+    // The table has all metrics: a histogram by its name, the others by the names of their series.
     let page = fs::read_to_string(format!("{docs}metrics.md")).unwrap();
     let rows: String = page.lines().filter(|line| line.starts_with("| `workglow_limit_")).collect();
     let in_table = names(&rows);

@@ -1,4 +1,4 @@
-//! Looking at a store without taking part in it: for command lines, metrics and pages.
+//! Snapshots of a store without taking part in its decisions: for command lines, metrics and pages.
 
 use crate::error::Result;
 use crate::limiter::Limiter;
@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// The upper bounds of the classes of [`LimitSnapshot::waits`]; the last class has the waits beyond.
+/// The upper bounds of the classes of [`LimitSnapshot::waits`]. The last class has all longer waits.
 pub const WAIT_BOUNDS: [Duration; 8] = [
     Duration::from_millis(10),
     Duration::from_millis(100),
@@ -21,32 +21,32 @@ pub const WAIT_BOUNDS: [Duration; 8] = [
     Duration::from_secs(300),
 ];
 
-/// A limit above this share of what it allows is [near](LimitSnapshot::is_near) it.
+/// A limit whose usage is above this share is [near](LimitSnapshot::is_near) its limit.
 pub const NEAR: f64 = 0.8;
 
-/// What a store looks like at one moment.
+/// The state of a store at one time.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Snapshot {
-    /// When it was taken, by the wall clock.
+    /// The time of the snapshot, by the wall clock.
     pub at: SystemTime,
     /// The store's address, without a password.
     pub url: String,
-    /// All limits, by name. Those of a composite are called `name/KIND`.
+    /// All limits, sorted by name. The parts of a composite are named `name/KIND`.
     pub limits: Vec<LimitSnapshot>,
-    /// Are the counts those of all processes that share the store? On a server they are those of this process.
+    /// Whether counts include all processes that share the store. On a server, counts are those of this process.
     pub counts_all_processes: bool,
-    /// The processes that use the store on this machine. Empty where the store does not know: `memory:` and servers.
+    /// The processes on this machine that use the store. Empty for `memory:` stores and servers, which do not know them.
     pub processes: Vec<ProcessSnapshot>,
-    /// How long what was admitted has been waiting to be written to the database, at most. Zero where nothing waits.
+    /// The age of the oldest start that is not written to the database yet. Zero if there is none.
     pub ledger_lag: Duration,
-    /// The size of the lane in bytes; 0 where there is none.
+    /// The size of the lane in bytes; 0 without a lane.
     pub lane_bytes: u64,
-    /// How often the store failed a decision of this process.
+    /// The number of decisions of this process that the store failed.
     pub failures: u64,
 }
 
-/// What a limit looks like.
+/// The state of a limit.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct LimitSnapshot {
@@ -54,79 +54,79 @@ pub struct LimitSnapshot {
     pub name: String,
     /// `rate`, `concurrency`, …: see [`Policy::kind`].
     pub kind: &'static str,
-    /// What programs declare.
+    /// The declared policy.
     pub declared: Policy,
-    /// What an operator put above it.
+    /// The override: an operator's policy above the declared one.
     pub overriding: Option<Policy>,
-    /// What is used of each of its windows, by the key that uses most of it among those that were looked at. There is at least
-    /// one; the first is the fullest.
+    /// The usage of each window by the fullest key, among the keys in the snapshot. There is at least one window; the first is the
+    /// fullest.
     pub usage: Vec<Usage>,
-    /// Which key that is, its text and its [id](KeySnapshot::id); `None` for the empty one.
+    /// The fullest key: its text and its [id](KeySnapshot::id); `None` for the empty key.
     pub fullest: Option<(String, String)>,
-    /// The most units in use at a time, of one key, in the last minute or so; as seen once a second.
+    /// The most units of one key in use at a time in about the last minute, as sampled once a second.
     pub peak: u64,
-    /// How long until a start of weight 1 would be admitted, by the fullest key.
+    /// The time until the fullest key can start with weight 1.
     pub retry_after: Duration,
-    /// For how long the gate of the whole limit is closed; zero if it is open.
+    /// The time for which the gate of the whole limit stays closed; zero if it is open.
     pub paused_for: Duration,
-    /// How many callers wait, in all processes.
+    /// The number of waiting callers in all processes.
     pub waiting: u64,
-    /// How many starts had to wait, by how long: see [`WAIT_BOUNDS`].
+    /// The number of starts that had to wait, by the length of the wait: see [`WAIT_BOUNDS`].
     pub waits: [u64; WAIT_BOUNDS.len() + 1],
-    /// How many places were lost, because their owners came too late.
+    /// The number of places that were lost because they were used too late.
     pub places_lost: u64,
-    /// What was counted.
+    /// The counters.
     pub stats: Stats,
-    /// About how many keys are known, the empty one left out.
+    /// The approximate number of keys, without the empty key.
     pub keys: u64,
-    /// The busiest of the keys that were looked at, busiest first.
+    /// The busiest keys in the snapshot, busiest first.
     pub hot_keys: Vec<KeySnapshot>,
-    /// What this process holds of a server's grants. `None` where no server grants units.
+    /// The server's grants to this process. `None` if no server grants units.
     pub grants: Option<GrantSnapshot>,
 }
 
 impl LimitSnapshot {
-    /// What holds.
+    /// Returns the policy that applies: the override, or else the declared one.
     pub fn policy(&self) -> Policy {
         self.overriding.unwrap_or(self.declared)
     }
 
-    /// Is more than [`NEAR`] of it used?
+    /// Returns whether the usage of a window is above the share [`NEAR`].
     pub fn is_near(&self) -> bool {
         self.usage.iter().any(|usage| usage.used as f64 > NEAR * usage.limit as f64)
     }
 }
 
-/// What is used of a window, of a bucket or of what may run at once.
+/// The usage of a window, of a bucket or of a concurrency limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Usage {
-    /// The units that are allowed.
+    /// The allowed units.
     pub limit: u64,
-    /// Those that are in use.
+    /// The units in use.
     pub used: u64,
-    /// In which time. `None`: at once.
+    /// The length of the window. `None`: units at once.
     pub window: Option<Duration>,
 }
 
-/// What one key looks like.
+/// The state of one key.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct KeySnapshot {
-    /// Its text; of a long one, the beginning.
+    /// The key's text. Of a long key, the beginning.
     pub key: String,
-    /// What it may be called where its text must not be shown, because it may be a secret: 16 hexadecimal digits, the same as long as
-    /// the store exists.
+    /// A name for the key when its text must not be shown, because keys may be secrets: 16 hexadecimal digits, stable for the lifetime of
+    /// the store.
     pub id: String,
-    /// A policy of its own.
+    /// The override of this key.
     pub overriding: Option<Policy>,
-    /// As of [`LimitSnapshot`].
+    /// The usage of each window, as in [`LimitSnapshot::usage`].
     pub usage: Vec<Usage>,
-    /// As of [`LimitSnapshot`].
+    /// The time until the key can start with weight 1.
     pub retry_after: Duration,
-    /// As of [`LimitSnapshot`].
+    /// The time for which the key's gate stays closed; zero if it is open.
     pub paused_for: Duration,
-    /// What was counted.
+    /// The counters.
     pub stats: Stats,
 }
 
@@ -134,54 +134,54 @@ pub struct KeySnapshot {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct ProcessSnapshot {
-    /// Its number in the system, as it sees it itself: in a container, that of the container.
+    /// Its process id as the process itself sees it: in a container, the id in that container.
     pub pid: u32,
-    /// What it runs.
+    /// The name of its program.
     pub program: String,
-    /// How long it has used the store.
+    /// The time since it opened the store.
     pub since: Duration,
 }
 
-/// What a server has granted to this process.
+/// The units that a server has granted to this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GrantSnapshot {
-    /// The units that it holds and has not used.
+    /// The granted units that are not used yet.
     pub held: u64,
-    /// How often it asked the server.
+    /// The number of requests to the server.
     pub requests: u64,
 }
 
-/// What was counted of a limit in one minute.
+/// The counts of a limit in one minute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Minute {
-    /// When it began.
+    /// The start of the minute.
     pub at: SystemTime,
-    /// The units that were admitted.
+    /// The admitted units.
     pub units: u64,
-    /// The attempts that were denied.
+    /// The denied attempts.
     pub denied: u64,
     /// The starts that had to wait.
     pub waited: u64,
-    /// The most units in use at a time, of one key, as seen once a second.
+    /// The most units of one key in use at a time, as sampled once a second.
     pub peak: u64,
 }
 
-/// Takes [`Snapshot`]s of a store. It decides nothing, and no decision costs more because somebody looks.
+/// Takes [`Snapshot`]s of a store. An observer makes no decisions, and adds no cost to those of others.
 ///
-/// What a look costs is bounded, however many keys there are: it looks at the keys that were used lately, and at some thousand
-/// others, each time at the next ones. A server is asked once for each limit.
+/// The cost of a snapshot is bounded for any number of keys: it reads the recently used keys and some thousand others, each time the
+/// next ones. On a server, a snapshot takes one request per limit.
 pub struct Observer {
     store: Store,
     keys: usize,
     survey: Survey,
-    /// On a server, which alone knows what is used.
+    /// The limiters of a server's limits. Only the server knows their usage.
     limiters: BTreeMap<String, Arc<dyn Limiter>>,
 }
 
 impl Observer {
-    /// Looks at a store, and shows so many keys of each limit at most.
+    /// Creates an observer whose snapshots have at most `keys` keys of each limit.
     pub fn new(store: &Store, keys: usize) -> Observer {
         Observer { store: store.clone(), keys, survey: Survey::default(), limiters: BTreeMap::new() }
     }
@@ -211,7 +211,7 @@ impl Observer {
         Ok(seen)
     }
 
-    /// Finds the limits that the server has and this process has not used yet.
+    /// Attaches to the server's limits that this process has not used yet.
     fn find_on_server(&mut self) -> Result<()> {
         let session = self.store.session();
         let mut known = BTreeMap::new();
@@ -233,9 +233,8 @@ impl Observer {
         Ok(())
     }
 
-    /// What was counted of a limit in each minute from then on in which anything was, oldest first: at most 31 days back. Where there is
-    /// no database, only this minute and the one before, if anything was counted in them. The minute that goes on may lack what other
-    /// processes counted in the last second.
+    /// Returns the counts of a limit for each minute since then that has any, oldest first, at most 31 days back. Without a database,
+    /// there are at most the current and the previous minute. The current minute may lack the last second of other processes.
     ///
     /// # Errors
     /// As for [`Store::open`].

@@ -7,9 +7,9 @@ use crate::state::Store;
 use std::fmt;
 use std::sync::Mutex;
 
-/// Takes [`Snapshot`]s of a store from any thread. It keeps its [`Observer`], and what that one knows, for the next look.
+/// Takes [`Snapshot`]s of a store from any thread. It keeps its [`Observer`] and that observer's knowledge for the next snapshot.
 ///
-/// Nobody waits for another's look: who looks meanwhile does so with an observer of their own, and so does a forked child.
+/// Calls do not block each other: a concurrent call uses a new observer, and so does a forked child.
 pub struct Onlooker {
     store: Store,
     resting: Mutex<Option<Resting>>,
@@ -22,24 +22,24 @@ struct Resting {
 }
 
 impl Onlooker {
-    /// The most keys of a limit that a look names.
+    /// The most keys of a limit in a snapshot.
     pub const MOST_KEYS: usize = 1_000;
 
-    /// Looks at a store.
+    /// Creates an onlooker for a store.
     pub fn new(store: &Store) -> Onlooker {
         Onlooker { store: store.clone(), resting: Mutex::new(None) }
     }
 
-    /// Takes a snapshot that names so many keys of each limit at most.
+    /// Takes a snapshot with at most `keys` keys of each limit.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if `keys` is above 1,000; else as for [`Observer::look`].
+    /// [`Error::InvalidArgument`] if `keys` is above 1,000; otherwise as for [`Observer::look`].
     pub fn look(&self, keys: usize) -> Result<Snapshot> {
         if keys > Self::MOST_KEYS {
             return Err(Error::invalid("keys", keys, format!("0 to {}", Self::MOST_KEYS)));
         }
         let generation = fork::generation();
-        // Nothing is done under the mutex but this, and who does not get it goes without: a child inherits it as it was.
+        // The mutex is held only to take or to put back the observer, and never waited for: a forked child may inherit it locked.
         let rested = self.resting.try_lock().ok().and_then(|mut resting| resting.take());
         let mut looking = match rested {
             Some(rested) if rested.generation == generation && rested.keys >= keys => rested,
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_checked_before_anything_is_opened() {
+    fn an_invalid_number_of_keys_is_refused_before_the_store_opens() {
         let store = Store::new("sqlite:/nowhere/at/all/limits.db").unwrap();
         let refused = Onlooker::new(&store).look(Onlooker::MOST_KEYS + 1).unwrap_err();
         assert_eq!(refused.to_string(), "keys is 1001: expected 0 to 1000");
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn the_observer_that_knows_enough_keys_is_kept() {
+    fn an_observer_with_enough_keys_is_reused() {
         let onlooker = Onlooker::new(&Store::new("memory:").unwrap());
         for (asked, known) in [(5, 5), (0, 5), (9, 9), (9, 9)] {
             onlooker.look(asked).unwrap();

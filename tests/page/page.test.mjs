@@ -1,7 +1,7 @@
-// The page of `workglow-limit serve`, in a real browser with a real server: other processes obey the changes made there.
+// The page of `workglow-limit serve` in a real browser, with a real server: other processes obey the changes made there.
 //
-// It needs Chromium (CHROMIUM=path, or one of the usual names in PATH) and the command (BIN=path, or cargo's build), and is skipped
-// without them.
+// The tests need Chromium (CHROMIUM=path, or a usual name in PATH) and the command (BIN=path, or the binary that cargo built), and are
+// skipped without them.
 import assert from "node:assert/strict";
 import { execFileSync, spawn, spawnSync } from "node:child_process";
 import { existsSync, mkdtempSync, renameSync, rmSync, writeFileSync } from "node:fs";
@@ -36,13 +36,13 @@ before(async () => {
 });
 after(() => browser?.close());
 
-/** Runs the command. The exit code of `peek` also says whether a start would be denied. */
+/** Runs the command, and returns its JSON. The exit code is ignored, because `peek` exits with 4 for a denial. */
 const run = (...args) => JSON.parse(spawnSync(bin, ["--json", "--store", store, ...args], { encoding: "utf8" }).stdout);
 
 async function serve(args = [], listen = "127.0.0.1:0") {
   const child = spawn(bin, ["--json", "--store", store, "serve", "--listen", listen, ...args], { stdio: ["ignore", "pipe", "inherit"] });
-  const said = await new Promise((resolve, failed) => {
-    createInterface({ input: child.stdout }).once("line", (line) => resolve(JSON.parse(line)));
+  const said = await new Promise((started, failed) => {
+    createInterface({ input: child.stdout }).once("line", (line) => started(JSON.parse(line)));
     child.once("exit", (code) => failed(new Error(`serve ended with ${code}`)));
   });
   return { child, ...said, end: () => new Promise((ended) => child.once("exit", ended) && child.kill("SIGTERM")) };
@@ -52,7 +52,7 @@ async function open(options = {}) {
   context = await browser.newContext({ viewport: { width: 1280, height: 800 }, ...options });
   page = await context.newPage();
   page.setDefaultTimeout(PATIENCE);
-  // A violation of the page's policy, and any error, fails the test.
+  // Every error on the console, including violations of the content security policy, is a fault of the page.
   page.on("console", (message) => message.type() === "error" && complaints.push(message.text()));
   page.on("pageerror", (error) => complaints.push(error.message));
   return page;
@@ -76,19 +76,19 @@ afterEach(async () => {
 
 const row = (name) => page.getByRole("option", { name: new RegExp(`^${name},`) });
 
-test("another process obeys an override made in the browser until it is lifted", { skip }, async () => {
+test("an override made in the browser is obeyed by another process, until it is lifted", { skip }, async () => {
   server = await serve();
   await open();
   await page.goto(`${server.listening}#token=${server.token}`);
   await row("openai").click();
-  assert.ok(!page.url().includes("token"), "the token stayed in the address");
+  assert.ok(!page.url().includes("token"), "the token leaves the address");
   assert.ok(page.url().endsWith("#limit=openai"));
   await page.getByRole("button", { name: "Override" }).click();
   await page.getByLabel("Policy").fill("3 per minute");
   await page.locator("#confirm").click();
   await page.getByText("declared: 20/1m").waitFor();
   assert.equal(run("peek", "openai").limit, 3);
-  // An invalid policy is reported in the server's words, and the dialog stays open.
+  // An invalid policy shows the server's message, and the dialog stays open.
   await page.getByRole("button", { name: "Override" }).click();
   await page.getByLabel("Policy").fill("3/1x");
   await page.locator("#confirm").click();
@@ -101,7 +101,7 @@ test("another process obeys an override made in the browser until it is lifted",
   assert.deepEqual(complaints.filter((text) => !text.includes("400")), []);
 });
 
-test("without the token nothing can be changed", { skip }, async () => {
+test("changes need the token", { skip }, async () => {
   server = await serve();
   await open();
   await page.goto(`${server.listening}#limit=mail`);
@@ -114,7 +114,7 @@ test("without the token nothing can be changed", { skip }, async () => {
   await page.locator("#confirm").click();
   await row("mail").getByText("paused").waitFor();
   assert.ok(!run("peek", "mail").admitted);
-  // A page of another origin in the same browser cannot ask at all, not even with the token.
+  // A page of another origin in the same browser cannot make requests, not even with the token.
   const other = await context.newPage();
   await other.route("http://evil.example/", (route) => route.fulfill({ contentType: "text/html", body: "<p>evil" }));
   await other.goto("http://evil.example/");
@@ -131,7 +131,7 @@ test("without the token nothing can be changed", { skip }, async () => {
   assert.equal(run("peek", "openai").limit, 20);
 });
 
-test("everything can be done with the keyboard", { skip }, async () => {
+test("the keyboard is enough", { skip }, async () => {
   server = await serve();
   await open();
   await page.goto(`${server.listening}#token=${server.token}`);
@@ -154,7 +154,7 @@ test("everything can be done with the keyboard", { skip }, async () => {
   assert.equal(run("peek", "openai").limit, 5);
   await page.keyboard.press("Escape");
   await page.locator("#panel").waitFor({ state: "hidden" });
-  // Every focused element shows its focus.
+  // The focus is always visible.
   for (let i = 0; i < 12; i++) {
     await page.keyboard.press("Tab");
     const shown = await page.evaluate(() => {
@@ -167,7 +167,7 @@ test("everything can be done with the keyboard", { skip }, async () => {
   assert.deepEqual(complaints, []);
 });
 
-test("names are shown as text, whatever they contain", { skip }, async () => {
+test("hostile names are shown as text", { skip }, async () => {
   server = await serve(["--read-only"]);
   await open();
   await page.goto(server.listening);
@@ -178,32 +178,32 @@ test("names are shown as text, whatever they contain", { skip }, async () => {
   assert.ok(!(await page.title()).includes("hacked"));
   assert.ok(await page.locator("#read-only").isVisible());
   assert.equal(await page.getByRole("button", { name: "Override" }).isVisible(), false);
-  // The address leads to it.
+  // The URL leads to the limit.
   await page.reload();
   await page.getByRole("heading", { level: 2, name: HOSTILE }).waitFor();
   await page.goto(`${server.listening}#limit=nowhere`);
-  await page.getByText("knows no limit “nowhere”").waitFor();
+  await page.getByText("has no limit “nowhere”").waitFor();
   assert.deepEqual(complaints, []);
 });
 
-test("a missing store and a missing server are reported, and the page recovers", { skip }, async () => {
+test("a missing store and a stopped server are shown, and the page reconnects", { skip }, async () => {
   server = await serve();
   await open();
   await page.goto(server.listening);
   await page.getByText("Live").waitFor();
   const files = ["limits.db", "limits.db-lane"].map((name) => join(directory, name));
   for (const file of files) renameSync(file, `${file}.kept`);
-  await page.getByText("The store does not answer").waitFor();
+  await page.getByText("The store does not respond").waitFor();
   for (const file of files) renameSync(`${file}.kept`, file);
-  await page.getByText("The store does not answer").waitFor({ state: "hidden" });
+  await page.getByText("The store does not respond").waitFor({ state: "hidden" });
   await page.getByText("Live").waitFor();
   await server.end();
-  await page.getByText("Lost, again in").waitFor();
+  await page.getByText("Lost, retry in").waitFor();
   server = await serve([], new URL(server.listening).host);
   await page.getByText("Live").waitFor();
 });
 
-test("on a phone one view is shown at a time, and nothing is wider than the screen", { skip }, async () => {
+test("a narrow screen shows the list or a limit, and nothing overflows", { skip }, async () => {
   server = await serve();
   for (const [width, height] of [[360, 740], [768, 1024], [1440, 900]]) {
     await open({ viewport: { width, height }, colorScheme: width === 768 ? "dark" : "light" });
@@ -222,7 +222,7 @@ test("on a phone one view is shown at a time, and nothing is wider than the scre
   }
 });
 
-test("ten thousand limits are split into pages and can be searched", { skip }, async () => {
+test("ten thousand limits are paged and searchable", { skip }, async () => {
   const all = Array.from({ length: 10_000 }, (_, i) => `["tenant-${String(i).padStart(5, "0")}"]\nallowed = 100\nperiod = "1m"\n`);
   writeFileSync(join(directory, "limits.toml"), all.join(""));
   execFileSync(bin, ["--store", store, "load", join(directory, "limits.toml")]);
@@ -239,8 +239,8 @@ test("ten thousand limits are split into pages and can be searched", { skip }, a
   assert.deepEqual(complaints, []);
 });
 
-test("without a token the page asks for one", { skip }, async () => {
-  const token = "a-token-for-looking-0123456789";
+test("the page asks for the token for reading", { skip }, async () => {
+  const token = "a-token-for-reading-0123456789";
   writeFileSync(join(directory, "token"), token);
   server = await serve(["--read-token-file", join(directory, "token"), "--read-only"]);
   await open();

@@ -1,4 +1,4 @@
-//! What an operator does to a limit: `override`, `lift`, `pause`, `clear`, `forget`.
+//! Changes by an operator: `override`, `lift`, `pause`, `clear`, `forget`.
 
 use crate::context::{Context, Outcome};
 use crate::failure::Failure;
@@ -9,75 +9,76 @@ use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 use workglow_limit::{Error, Store, parse_policies, parse_time};
 
-/// Put a policy above what programs declare, at once and until it is lifted
+/// Replace the declared policy of a limit until the override is lifted
 ///
-/// It survives restarts and deploys. Of a composite, each policy stands above the part of its kind.
+/// An override takes effect at once in all processes, and survives restarts and deploys. In a composite, each policy replaces the part
+/// of its kind.
 #[derive(Debug, clap::Args)]
 pub struct OverrideArgs {
     /// The limit's name
     name: String,
-    /// Such as "50/1m + 5/1s" or "2 concurrent"
+    /// The policy, such as "50/1m + 5/1s" or "2 concurrent"
     policy: String,
-    /// For one key only, such as a tenant's plan
+    /// Override the policy of one key only, such as a tenant's plan
     #[arg(long, value_parser = NonEmptyStringValueParser::new())]
     key: Option<String>,
 }
 
-/// Take an operator's policy away: what programs declare holds again
+/// Remove an override: the declared policy applies again
 #[derive(Debug, clap::Args)]
 pub struct LiftArgs {
     /// The limit's name
     name: String,
-    /// The policy of this key only
+    /// Remove the override of one key only
     #[arg(long, value_parser = NonEmptyStringValueParser::new())]
     key: Option<String>,
 }
 
-/// Let nobody start for so long
+/// Admit no start for a time
 ///
-/// A pause can be made longer, not shorter; clear ends it.
+/// A pause can be extended but not shortened; clear ends it.
 #[derive(Debug, clap::Args)]
 pub struct PauseArgs {
     /// The limit's name
     name: String,
-    /// Such as 30s, 5m or 2h
+    /// The length of the pause, such as 30s, 5m or 2h
     duration: String,
-    /// This key only
+    /// Pause one key only
     #[arg(long, value_parser = NonEmptyStringValueParser::new())]
     key: Option<String>,
 }
 
-/// Forget what has started, and end a pause: the limit is as new
+/// Reset a limit: forget its past starts and end its pause
 #[derive(Debug, clap::Args)]
 pub struct ClearArgs {
     /// The limit's name
     name: String,
-    /// This key only
+    /// Reset one key only
     #[arg(long, value_parser = NonEmptyStringValueParser::new())]
     key: Option<String>,
-    /// Do not ask
+    /// Do not ask for confirmation
     #[arg(long, short)]
     yes: bool,
 }
 
-/// Take a limit away, with its policies, until a program declares it again
+/// Remove a limit and its overrides until a program declares it again
 #[derive(Debug, clap::Args)]
 pub struct ForgetArgs {
     /// The limit's name
     name: String,
-    /// Do not ask
+    /// Do not ask for confirmation
     #[arg(long, short)]
     yes: bool,
 }
 
-/// The store, and that it knows this name.
+/// Opens the store and checks that it has this limit.
 fn find(name: &str, context: &Context) -> Result<Store, Failure> {
     let store = context.store()?;
     names::check(name, &store)?;
     Ok(store)
 }
 
-fn tell(context: &Context, value: Value, text: String) -> Result<Outcome, Failure> {
+fn report(context: &Context, value: Value, text: String) -> Result<Outcome, Failure> {
     match context.json {
         true => context.print_json(&value)?,
         false => context.print(text)?,
@@ -85,7 +86,7 @@ fn tell(context: &Context, value: Value, text: String) -> Result<Outcome, Failur
     Ok(Outcome::Done)
 }
 
-/// A limit as people read it, or one of its keys, which is shown as the user said it.
+/// A limit or one of its keys, as text. The key was given by the user, so it is shown.
 fn subject(name: &str, key: Option<&str>) -> String {
     match key {
         Some(key) => format!("{}, key {}", text::clean(name), text::clean(key)),
@@ -102,24 +103,24 @@ pub fn set_override(args: OverrideArgs, context: &Context) -> Result<Outcome, Fa
         None => store.override_text(name, &args.policy)?,
     }
     let policy = policies.iter().map(ToString::to_string).collect::<Vec<_>>().join(" + ");
-    let said = format!("{}: {policy} holds, until it is lifted", subject(name, key));
-    tell(context, json::change("override", name, key, json!({ "policy": policy })), said)
+    let done = format!("{}: {policy} applies until it is lifted", subject(name, key));
+    report(context, json::change("override", name, key, json!({ "policy": policy })), done)
 }
 
 pub fn lift(args: LiftArgs, context: &Context) -> Result<Outcome, Failure> {
     let (name, key) = (args.name.as_str(), args.key.as_deref());
     let store = find(name, context)?;
-    let said = match key {
+    let done = match key {
         Some(key) => {
             store.lift_key(name, key)?;
-            format!("{}: what holds for the limit's other keys holds for it, too", subject(name, Some(key)))
+            format!("{}: the policy of the limit applies again", subject(name, Some(key)))
         }
         None => {
             store.lift(name)?;
-            format!("{}: what programs declare holds", subject(name, None))
+            format!("{}: the declared policy applies again", subject(name, None))
         }
     };
-    tell(context, json::change("lift", name, key, Value::Null), said)
+    report(context, json::change("lift", name, key, Value::Null), done)
 }
 
 pub fn pause(args: PauseArgs, context: &Context) -> Result<Outcome, Failure> {
@@ -127,11 +128,11 @@ pub fn pause(args: PauseArgs, context: &Context) -> Result<Outcome, Failure> {
     let duration = duration("duration", &args.duration)?;
     let limiter = find(name, context)?.find(name)?;
     limiter.pause(key.unwrap_or(""), duration)?;
-    let said = format!("{}: nobody starts for {}", subject(name, key), text::exact(duration));
-    tell(context, json::change("pause", name, key, json!({ "duration": json::seconds(duration) })), said)
+    let done = format!("{}: paused for {}", subject(name, key), text::exact(duration));
+    report(context, json::change("pause", name, key, json!({ "duration": json::seconds(duration) })), done)
 }
 
-/// A duration in the words of policies; an error names the parameter.
+/// Parses a duration as policies write it. An error names the parameter.
 pub fn duration(parameter: &'static str, text: &str) -> Result<Duration, Failure> {
     parse_time(text).map_err(|error| match error {
         Error::InvalidArgument { value, expected, .. } => Error::InvalidArgument { parameter, value, expected }.into(),
@@ -142,38 +143,36 @@ pub fn duration(parameter: &'static str, text: &str) -> Result<Duration, Failure
 pub fn clear(args: ClearArgs, context: &Context) -> Result<Outcome, Failure> {
     let (name, key) = (args.name.as_str(), args.key.as_deref());
     let limiter = find(name, context)?.find(name)?;
-    let whose = subject(name, key);
-    let what = format!("{whose}: forget what has started{}", if key.is_none() { ", of all keys" } else { "" });
-    if !confirm(&what, args.yes)? {
+    let subject = subject(name, key);
+    let question = format!("{subject}: forget the past starts{}", if key.is_none() { " of all keys" } else { "" });
+    if !confirm(&question, args.yes)? {
         return Ok(Outcome::Declined);
     }
     limiter.clear(key.unwrap_or(""))?;
-    tell(context, json::change("clear", name, key, Value::Null), format!("{whose}: as new"))
+    report(context, json::change("clear", name, key, Value::Null), format!("{subject}: reset"))
 }
 
 pub fn forget(args: ForgetArgs, context: &Context) -> Result<Outcome, Failure> {
     let name = args.name.as_str();
     let store = find(name, context)?;
-    let what = format!("{}: take the limit away, with all of its policies", subject(name, None));
-    if !confirm(&what, args.yes)? {
+    let question = format!("{}: remove the limit and all of its overrides", subject(name, None));
+    if !confirm(&question, args.yes)? {
         return Ok(Outcome::Declined);
     }
     store.forget(name)?;
-    tell(context, json::change("forget", name, None, Value::Null), format!("{}: forgotten", subject(name, None)))
+    report(context, json::change("forget", name, None, Value::Null), format!("{}: removed", subject(name, None)))
 }
 
-/// Asks whether something is to be destroyed. Where nobody can answer, it has been said before.
-fn confirm(what: &str, yes: bool) -> Result<bool, Failure> {
+/// Asks for confirmation before data is destroyed. Without a terminal, `--yes` is required.
+fn confirm(question: &str, yes: bool) -> Result<bool, Failure> {
     if yes {
         return Ok(true);
     }
     if !io::stdin().is_terminal() {
-        return Err(Failure::usage(
-            "this destroys what the store knows, and nobody can be asked: standard input is no terminal",
-        )
-        .hint("say --yes"));
+        return Err(Failure::usage("this destroys data and needs confirmation, but standard input is not a terminal")
+            .hint("pass --yes to confirm"));
     }
-    write!(io::stderr(), "{what}? [y/N] ")?;
+    write!(io::stderr(), "{question}? [y/N] ")?;
     let mut answer = String::new();
     io::stdin().read_line(&mut answer)?;
     let is_yes = matches!(answer.trim().to_lowercase().as_str(), "y" | "yes");

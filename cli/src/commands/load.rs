@@ -1,4 +1,4 @@
-//! `load`: limits from a file.
+//! `load`: declares the limits of a file.
 
 use crate::context::{Context, Outcome};
 use crate::failure::Failure;
@@ -8,12 +8,12 @@ use std::path::PathBuf;
 
 /// Declare the limits of a TOML file, all or none
 ///
-/// A store that is not there is an error, unless --create is said.
+/// A missing store is an error without --create.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The file: lines such as openai = "100/1m + 5 concurrent"
+    /// The file, with lines such as openai = "100/1m + 5 concurrent"
     file: PathBuf,
-    /// Make the store's files if there are none
+    /// Create the store if it does not exist
     #[arg(long)]
     create: bool,
 }

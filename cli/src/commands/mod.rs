@@ -1,4 +1,4 @@
-//! The commands that ask a store once, or change it.
+//! The commands that read a store, or change it.
 
 pub mod change;
 pub mod doctor;

@@ -1,4 +1,4 @@
-//! `peek`: what a start would be answered now.
+//! `peek`: the decision that a start would get now.
 
 use crate::context::{Context, Outcome};
 use crate::failure::Failure;
@@ -6,9 +6,9 @@ use crate::text::{self, Look};
 use crate::{json, names};
 use clap::builder::NonEmptyStringValueParser;
 
-/// Say whether a start would be admitted now; nothing starts, nothing is counted
+/// Show whether a start would be admitted now
 ///
-/// The exit code is 0 if it would be admitted, and 4 if it would be denied.
+/// Nothing starts and nothing is counted. The exit code is 0 if a start would be admitted, and 4 if it would be denied.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The limit's name
@@ -16,7 +16,7 @@ pub struct Args {
     /// The key of a tenant, user, model, …
     #[arg(value_parser = NonEmptyStringValueParser::new())]
     key: Option<String>,
-    /// How many units the start takes
+    /// The units that the start takes
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     weight: u64,
 }
@@ -31,18 +31,18 @@ pub fn run(args: Args, context: &Context) -> Result<Outcome, Failure> {
         context.print_json(&json::decision(&args.name, args.key.as_deref(), args.weight, &seen))?;
         return Ok(outcome);
     }
-    let room = format!("{} of {} left", text::count(seen.remaining), text::count(seen.limit));
+    let left = format!("{} of {} left", text::count(seen.remaining), text::count(seen.limit));
     let reset = match seen.reset_after.is_zero() {
         true => String::new(),
-        false => format!(", as new in {}", text::about(seen.reset_after)),
+        false => format!(", reset in {}", text::about(seen.reset_after)),
     };
     let answer = match seen.admitted {
-        true => format!("{}: {room}{reset}", Look::Good.of("would be admitted", context)),
+        true => format!("{}: {left}{reset}", Look::Good.of("would be admitted", context)),
         false => {
             let by = seen.denied_by.as_deref().filter(|by| *by != args.name);
             let by = by.map_or_else(String::new, |by| format!(" by {}", text::clean(by)));
-            let again = format!("again in {}", text::about(seen.retry_after));
-            format!("{}{by}: {again}, {room}{reset}", Look::Bad.of("would be denied", context))
+            let retry = format!("retry in {}", text::about(seen.retry_after));
+            format!("{}{by}: {retry}, {left}{reset}", Look::Bad.of("would be denied", context))
         }
     };
     context.print(answer)?;

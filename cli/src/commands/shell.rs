@@ -1,4 +1,4 @@
-//! `completions` and `man`: what an installation puts beside the program.
+//! `completions` and `man`: files that an installation has next to the program.
 
 use crate::args::command;
 use crate::context::{Context, Outcome};
@@ -7,7 +7,7 @@ use clap_complete::Shell;
 use serde_json::json;
 use std::path::{Path, PathBuf};
 
-/// Print the completions of a shell
+/// Print the completion script of a shell
 ///
 /// For bash: eval "$(workglow-limit completions bash)"
 #[derive(Debug, clap::Args)]
@@ -15,10 +15,10 @@ pub struct CompletionsArgs {
     shell: Shell,
 }
 
-/// Print the man page, or write all of them into a directory
+/// Print the man page, or write all man pages to a directory
 #[derive(Debug, clap::Args)]
 pub struct ManArgs {
-    /// A page for the program and one for each command
+    /// Write a page for the program and one for each command
     #[arg(long, value_name = "DIRECTORY")]
     out: Option<PathBuf>,
 }
@@ -55,7 +55,7 @@ pub fn man(args: ManArgs, context: &Context) -> Result<Outcome, Failure> {
     Ok(Outcome::Done)
 }
 
-/// One page for the program and one for each of its commands; their files.
+/// Writes a page for the program and one for each command; returns their paths.
 fn write_pages(directory: &Path) -> Result<Vec<String>, Failure> {
     let failed = |path: &Path, error| Failure::system(format!("writing {}: {error}", path.display()));
     std::fs::create_dir_all(directory).map_err(|error| failed(directory, error))?;

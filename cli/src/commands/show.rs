@@ -1,4 +1,4 @@
-//! `show`: everything about one limit, or one key of it.
+//! `show`: the details of a limit, or of one key.
 
 use crate::context::{Context, Outcome, look};
 use crate::failure::Failure;
@@ -9,7 +9,7 @@ use clap::builder::NonEmptyStringValueParser;
 use std::time::Duration;
 use workglow_limit::{KeySnapshot, LimitSnapshot, Observer, Stats, Store, Usage, WAIT_BOUNDS};
 
-/// Show everything about a limit, or about one key of it
+/// Show the details of a limit, or of one key
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The limit's name
@@ -19,8 +19,9 @@ pub struct Args {
     key: Option<String>,
 }
 
-/// How many keys are looked at, to find those with policies of their own; and how many of the others are shown.
+/// The number of keys in the snapshot, to find those that have overrides.
 const KEYS: usize = 1_000;
+/// The number of keys that are shown without an override.
 const SHOWN: usize = 10;
 
 pub fn run(args: Args, context: &Context) -> Result<Outcome, Failure> {
@@ -55,7 +56,7 @@ pub fn run(args: Args, context: &Context) -> Result<Outcome, Failure> {
     Ok(Outcome::Done)
 }
 
-/// What holds for one key: what the snapshot says of it, or else what the limit answers.
+/// The state of one key: from the snapshot if the key is in it, else from the limiter.
 fn part<'s>(limit: &'s LimitSnapshot, key: &str, store: &Store) -> Result<Part<'s>, Failure> {
     let limiter = store.find(&limit.name)?;
     let decision = limiter.peek(key, 1)?;
@@ -73,14 +74,14 @@ fn whole(limit: &LimitSnapshot, context: &Context) -> Result<(), Failure> {
     context.print(format!("{}  ({})", Look::Heading.of(&name, context), limit.kind.replace('-', " ")))?;
     line("policy", limit.policy().to_string(), Look::Plain, context)?;
     if limit.overriding.is_some() {
-        line("", format!("an operator's, above {} that programs declare", limit.declared), Look::Near, context)?;
+        line("", format!("override; programs declare {}", limit.declared), Look::Near, context)?;
     }
     for (i, usage) in limit.usage.iter().enumerate() {
         let look = text::look_of(usage, limit.is_near());
         line(if i == 0 { "used" } else { "" }, used(usage), look, context)?;
     }
     if let Some((key, id)) = &limit.fullest {
-        line("", format!("by the key {}", key_name(key, id, context.keys)), Look::Plain, context)?;
+        line("", format!("by key {}", key_name(key, id, context.keys)), Look::Plain, context)?;
     }
     if limit.peak > 0 {
         line("peak", format!("{} in the last minute", text::count(limit.peak)), Look::Plain, context)?;
@@ -90,7 +91,7 @@ fn whole(limit: &LimitSnapshot, context: &Context) -> Result<(), Failure> {
     counters(&limit.stats, context)?;
     waits(limit, context)?;
     if let Some(grants) = limit.grants {
-        let held = format!("{} held, {} asked for", text::count(grants.held), text::several(grants.requests, "time"));
+        let held = format!("{} held, {}", text::count(grants.held), text::several(grants.requests, "request"));
         line("grants", held, Look::Plain, context)?;
     }
     line("keys", text::count(limit.keys), Look::Plain, context)?;
@@ -109,7 +110,7 @@ fn used(usage: &Usage) -> String {
 fn state(paused_for: Duration, retry_after: Duration) -> (String, Look) {
     match (paused_for, retry_after) {
         (Duration::ZERO, Duration::ZERO) => ("open".to_owned(), Look::Good),
-        (Duration::ZERO, after) => (format!("full: the next start in {}", text::about(after)), Look::Bad),
+        (Duration::ZERO, after) => (format!("full: next start in {}", text::about(after)), Look::Bad),
         (paused, _) => (format!("paused for {}", text::about(paused)), Look::Bad),
     }
 }
@@ -124,7 +125,7 @@ fn counters(stats: &Stats, context: &Context) -> Result<(), Failure> {
     line("counted", counts, Look::Plain, context)?;
     let rare = [
         (stats.cancelled, "cancelled start", Look::Plain),
-        (stats.policy_changes, "change of the policy", Look::Plain),
+        (stats.policy_changes, "policy change", Look::Plain),
         (stats.store_errors, "failed decision", Look::Bad),
     ];
     for (count, what, look) in rare.into_iter().filter(|(count, ..)| *count > 0) {
@@ -133,7 +134,7 @@ fn counters(stats: &Stats, context: &Context) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Who waits, and how long others did.
+/// The number of waiters, and how long earlier ones waited.
 fn waits(limit: &LimitSnapshot, context: &Context) -> Result<(), Failure> {
     let look = if limit.waiting > 0 { Look::Near } else { Look::Plain };
     line("waiting", text::count(limit.waiting), look, context)?;
@@ -143,7 +144,7 @@ fn waits(limit: &LimitSnapshot, context: &Context) -> Result<(), Failure> {
         line("", waited, Look::Plain, context)?;
     }
     if limit.places_lost > 0 {
-        let lost = format!("{} lost: their owners came too late", text::several(limit.places_lost, "place"));
+        let lost = format!("{} lost: used too late", text::several(limit.places_lost, "place"));
         line("", lost, Look::Near, context)?;
     }
     let most = limit.waits.iter().copied().max().unwrap_or(0);
@@ -151,7 +152,7 @@ fn waits(limit: &LimitSnapshot, context: &Context) -> Result<(), Failure> {
     for (i, count) in limit.waits.iter().enumerate().take_while(|(i, _)| last.is_some_and(|last| *i <= last)) {
         let class = match WAIT_BOUNDS.get(i) {
             Some(bound) => format!("to {}", text::exact(*bound)),
-            None => "beyond".to_owned(),
+            None => "longer".to_owned(),
         };
         let bar = "█".repeat((count * 30).div_ceil(most.max(1)) as usize);
         let text = format!("{class:>8}  {:>7}  {bar}", text::count(*count));
@@ -165,11 +166,11 @@ const COLUMNS: [Column; 6] = [
     Column::number("USED"),
     Column::number("ADMITTED"),
     Column::number("DENIED"),
-    Column::text("POLICY OF ITS OWN", 12),
+    Column::text("OVERRIDE", 12),
     Column::text("STATE", 8).spare(1),
 ];
 
-/// The busiest keys, and all with a policy of their own.
+/// The busiest keys, and all keys that have an override.
 fn keys(limit: &LimitSnapshot, context: &Context) -> Result<(), Failure> {
     let shown = limit.hot_keys.iter().enumerate().filter(|(i, key)| *i < SHOWN || key.overriding.is_some());
     let rows: Vec<Row> = shown.map(|(_, key)| row(key, context.keys)).collect();
@@ -207,12 +208,13 @@ fn one_key(part: &Part, key: &str, context: &Context) -> Result<(), Failure> {
     match part.seen.and_then(|seen| seen.overriding) {
         Some(own) => {
             line("policy", own.to_string(), Look::Plain, context)?;
-            let above = format!("its own, above {} of the limit", part.limit.policy());
+            let above = format!("override of this key; the limit has {}", part.limit.policy());
             line("", above, Look::Near, context)?;
         }
-        // The snapshot names the policies of keys that were used.
+        // The snapshot has the overrides of used keys only.
         None if part.is_other => {
-            line("policy", format!("its own, above {} of the limit", part.limit.policy()), Look::Near, context)?;
+            let above = format!("override of this key; the limit has {}", part.limit.policy());
+            line("policy", above, Look::Near, context)?;
         }
         None => line("policy", part.limit.policy().to_string(), Look::Plain, context)?,
     }

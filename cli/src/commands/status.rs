@@ -1,4 +1,4 @@
-//! `status`: all limits, on a page.
+//! `status`: a table of all limits.
 
 use crate::context::{Context, Outcome, look};
 use crate::failure::Failure;
@@ -6,7 +6,7 @@ use crate::json::{self, Keys};
 use crate::text::{self, Column, Look, Row};
 use workglow_limit::{LimitSnapshot, Observer, Snapshot};
 
-/// Show all limits: policy, what is used, who waits, what is paused
+/// Show all limits: policy, usage, waiters, pauses
 #[derive(Debug, clap::Args)]
 pub struct Args {}
 
@@ -31,7 +31,7 @@ pub fn run(_args: Args, context: &Context) -> Result<Outcome, Failure> {
     }
     context.print(heading(&seen))?;
     if seen.limits.is_empty() {
-        context.print("A program declares limits, or the command load.")?;
+        context.print("Limits are declared by programs, or by the command load.")?;
         return Ok(Outcome::Done);
     }
     let rows: Vec<Row> = seen.limits.iter().map(|limit| row(limit, context.keys)).collect();
@@ -40,12 +40,12 @@ pub fn run(_args: Args, context: &Context) -> Result<Outcome, Failure> {
         context.print(line)?;
     }
     if seen.limits.iter().any(|limit| limit.overriding.is_some()) {
-        context.print("\n* an operator's policy, which stands above what programs declare")?;
+        context.print("\n* override: an operator's policy in place of the declared one")?;
     }
     Ok(Outcome::Done)
 }
 
-/// The store, and what is in it.
+/// The store, and the number of its limits and processes.
 pub fn heading(seen: &Snapshot) -> String {
     let mut heading = format!("{}: {}", text::clean(&seen.url), text::several(seen.limits.len() as u64, "limit"));
     if !seen.processes.is_empty() {

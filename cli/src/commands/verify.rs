@@ -1,4 +1,4 @@
-//! `verify`: are the store's files in order?
+//! `verify`: checks the files of a store.
 
 use crate::context::{Context, Outcome};
 use crate::failure::Failure;
@@ -6,13 +6,13 @@ use crate::json;
 use crate::text::{self, Look};
 use serde_json::json;
 
-/// Look at every page of the database and at all that the lane holds, and repair what can be
+/// Check the database and the lane, and repair them with --repair
 ///
-/// It reads all of the database, which holds up starts that wait for a commit meanwhile. The exit code is 5 if something is wrong and
-/// was not repaired.
+/// It reads the whole database. Starts that need a commit wait until it has finished. The exit code is 5 if there is a problem that was
+/// not repaired.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Repair what can be: rows that nobody can read go, a lane that makes no sense is made anew and counts as full for two seconds
+    /// Repair: unreadable rows are deleted, and an invalid lane is rebuilt and counts as full for two seconds
     #[arg(long)]
     repair: bool,
 }
@@ -20,8 +20,8 @@ pub struct Args {
 pub fn run(args: Args, context: &Context) -> Result<Outcome, Failure> {
     let url = context.url()?;
     if !url.starts_with("sqlite:") {
-        return Err(Failure::usage("verify looks at files, and this store is on a server")
-            .hint("doctor looks at a server's settings; its own tools look at its files"));
+        return Err(Failure::usage("verify checks files, and this store is on a server")
+            .hint("doctor checks a server's settings; the server's own tools check its files"));
     }
     let store = context.unopened(false)?;
     let problems = store.verify(args.repair).map_err(|error| Failure::of_store(error, url))?;
@@ -38,8 +38,8 @@ pub fn run(args: Args, context: &Context) -> Result<Outcome, Failure> {
         }
         if !is_fine {
             context.print(match args.repair {
-                true => "\nBring a backup back, or delete both files to begin with nothing.",
-                false => "\nverify --repair mends what can be mended.",
+                true => "\nRestore a backup, or delete both files to start with an empty store.",
+                false => "\nverify --repair repairs what can be repaired.",
             })?;
         }
     }

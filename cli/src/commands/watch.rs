@@ -1,4 +1,4 @@
-//! `watch`: what happens, as it happens.
+//! `watch`: events as they happen.
 
 use super::change::duration;
 use crate::context::{Context, Outcome, look};
@@ -11,17 +11,17 @@ use std::io;
 use std::time::Duration;
 use workglow_limit::{Observer, Snapshot};
 
-/// Print what happens, one line of JSON for each event, until Ctrl-C
+/// Print events as lines of JSON until Ctrl-C
 ///
 /// Events: watching, denied, waited, near, eased, paused, opened, policy_changed, override_set, override_lifted, limit_declared,
-/// limit_gone, places_lost, process_joined, process_left, store_failed, store_back. They are found by looking again and again, so what
-/// came and went between two looks is not seen; counts are.
+/// limit_gone, places_lost, process_joined, process_left, store_failed, store_back. Events are differences between two snapshots: a
+/// state that began and ended between them is not reported, but counts are complete.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Only of this limit
+    /// Print the events of this limit only
     #[arg(value_parser = NonEmptyStringValueParser::new())]
     name: Option<String>,
-    /// How long from one look to the next, 100ms or more
+    /// The time between two snapshots, 100ms or more
     #[arg(long, default_value = "1s", value_name = "DURATION")]
     interval: String,
 }
@@ -60,7 +60,7 @@ pub fn run(args: Args, context: &Context) -> Result<Outcome, Failure> {
         let looked = look(&mut observer).and_then(|seen| Ok((seen, store.names()?)));
         let (now, events): (Option<Snapshot>, Vec<Event>) = match looked {
             Ok((now, known)) => {
-                // Those that are gone were known before.
+                // Removed limits still have an event.
                 names.retain(|name| !known.contains(name));
                 names.extend(known);
                 let mut events = differences::between(&before, &now, context.keys);
@@ -83,11 +83,11 @@ pub fn run(args: Args, context: &Context) -> Result<Outcome, Failure> {
     }
 }
 
-/// Waits for so long. Is anybody left who reads?
+/// Waits for the interval. Returns whether standard output is still open.
 fn wait(interval: Duration) -> bool {
     let mut out = libc::pollfd { fd: libc::STDOUT_FILENO, events: 0, revents: 0 };
     let ms = libc::c_int::try_from(interval.as_millis()).unwrap_or(libc::c_int::MAX);
-    // SAFETY: `out` is one valid entry. Nothing is asked for, so only a closed pipe ends it early.
+    // SAFETY: `out` is one valid entry. It requests no events, so only a closed pipe ends the wait early.
     match unsafe { libc::poll(&mut out, 1, ms) } {
         -1 if io::Error::last_os_error().kind() == io::ErrorKind::Interrupted => true,
         -1 => {

@@ -1,4 +1,4 @@
-//! What is drawn over time, in a terminal or as SVG: panels one below the other, which share the time.
+//! Pictures of values over time, in a terminal or as SVG: panels in a column that share a time axis.
 
 pub mod svg;
 pub mod terminal;
@@ -10,7 +10,7 @@ use std::time::{Duration, UNIX_EPOCH};
 #[derive(Debug, Clone, Default)]
 pub struct Picture {
     pub title: String,
-    /// What else there is to say, in lines.
+    /// Lines of text above the panels.
     pub about: Vec<String>,
     pub panels: Vec<Panel>,
 }
@@ -18,21 +18,21 @@ pub struct Picture {
 /// One panel: bins of equal length.
 #[derive(Debug, Clone)]
 pub struct Panel {
-    /// What it shows. Panels that show the same have the same scale.
+    /// The quantity. Panels with the same title have the same scale.
     pub title: &'static str,
-    /// Of what, where there are several.
+    /// The subject, if there are several.
     pub of: String,
-    /// Of the values, such as `units per second`.
+    /// The unit of the values, such as `units per second`.
     pub unit: String,
     pub time: Time,
-    /// The layers lie on each other.
+    /// The layers, stacked.
     pub layers: Vec<Layer>,
-    /// What must not be passed, and what it is called.
+    /// The limit and its label.
     pub line: Option<(f64, String)>,
 }
 
 impl Picture {
-    /// The same in so many columns at most, all over one time, and the marks of each panel's values: `marks` of them, about.
+    /// The panels with at most `columns` bins over a common time, each with about `marks` axis marks.
     fn in_columns(&self, columns: usize, marks: usize) -> Vec<(Panel, Vec<f64>)> {
         let from = self.panels.iter().map(|panel| panel.time.from).fold(f64::INFINITY, f64::min);
         let to = self.panels.iter().map(|panel| panel.time.to).fold(f64::NEG_INFINITY, f64::max);
@@ -46,25 +46,25 @@ impl Picture {
     }
 }
 
-/// When the bins are.
+/// The time that the bins cover.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Time {
     pub from: f64,
     pub to: f64,
-    /// Is it the time since 1970?
+    /// Whether times count from 1970.
     pub is_wall: bool,
 }
 
-/// Times later than that (in 2001) are those of the wall clock.
+/// Times from this one on (in 2001) are wall clock times.
 pub const WALL: f64 = 1e9;
 
 #[derive(Debug, Clone)]
 pub struct Layer {
     pub name: &'static str,
     pub tone: Tone,
-    /// One for each bin.
+    /// One value for each bin.
     pub values: Vec<f64>,
-    /// Where bins are put together: their mean, or the most.
+    /// The way in which bins are merged.
     pub merged: Merged,
 }
 
@@ -83,7 +83,7 @@ pub enum Merged {
 }
 
 impl Layer {
-    /// The value between two parts of the whole time, 0 to 1.
+    /// The merged value of a part of the time. `from` and `to` are fractions from 0 to 1.
     fn between(&self, from: f64, to: f64) -> f64 {
         let count = self.values.len() as f64;
         let (from, to) = (from * count, to * count);
@@ -100,7 +100,7 @@ impl Layer {
         }
     }
 
-    /// The time from one part of it to another in so many columns. What is outside of it is 0.
+    /// A part of the time in `count` columns. Columns outside the layer's time are 0.
     fn in_columns(&self, count: usize, (from, to): (f64, f64)) -> Layer {
         let part = |i: usize| (from + (to - from) * i as f64 / count as f64).clamp(0.0, 1.0);
         Layer { values: (0..count).map(|i| self.between(part(i), part(i + 1))).collect(), ..self.clone() }
@@ -117,7 +117,7 @@ impl Panel {
         Panel { layers, time: Time { from, to, ..self.time }, ..self.clone() }
     }
 
-    /// The highest value that is drawn.
+    /// The highest value in the panel.
     fn most(&self) -> f64 {
         let bins = self.layers.iter().map(|layer| layer.values.len()).max().unwrap_or(0);
         let sum = |i: usize| self.layers.iter().filter_map(|layer| layer.values.get(i)).sum();
@@ -130,12 +130,12 @@ impl Panel {
     }
 }
 
-/// The marks of an axis from 0 to the most, the last of which is its end.
+/// The marks of an axis from 0 to at least `most`. The last mark is the end of the axis.
 fn scale(most: f64, at_most: usize) -> Vec<f64> {
     let most = if most > 0.0 { most } else { 1.0 };
     let decade = 10f64.powf((most / at_most as f64).log10().floor());
     let steps = [1.0, 2.0, 2.5, 5.0, 10.0].map(|step| step * decade);
-    // Counts have no quarters.
+    // Counts are whole numbers: no step has a fraction, unless values are small or steps are large.
     let is_good = |step: &f64| most / step <= at_most as f64 && (*step >= 10.0 || step.fract() == 0.0 || most < 2.0);
     let step = steps.into_iter().find(is_good).unwrap_or(10.0 * decade);
     (0..=(most / step - 1e-9).ceil() as usize).map(|i| i as f64 * step).collect()
@@ -197,7 +197,7 @@ impl Time {
         Time { from, to: to.max(from + 0.001), is_wall: from >= WALL }
     }
 
-    /// The marks of the time axis: where, as a part of the whole, and what it says there.
+    /// The marks of the time axis: their positions from 0 to 1, and their labels.
     pub fn marks(&self, at_most: usize) -> Vec<(f64, String)> {
         let length = self.to - self.from;
         let origin = if self.is_wall { 0.0 } else { self.from };
@@ -216,7 +216,7 @@ impl Time {
         marks
     }
 
-    /// What the axis shows.
+    /// The caption of the axis.
     pub fn caption(&self) -> String {
         match self.is_wall {
             true => format!(
@@ -228,9 +228,9 @@ impl Time {
     }
 }
 
-/// A time of day, and the day where it is another one.
+/// The time of day, or the date at midnight.
 fn wall(at: f64, step: f64, is_first: bool) -> String {
-    // Rounded, so that a time just before a second is not shown as the one before.
+    // Rounded up slightly, so that rounding errors do not show the second before.
     let text = text::utc(UNIX_EPOCH + Duration::from_secs_f64(at.max(0.0) + 1e-6));
     let is_midnight = text.get(11..19) == Some("00:00:00");
     let part = |from: usize, to: usize| text.get(from..to).unwrap_or_default().to_owned();
@@ -265,7 +265,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn marks_are_round_and_reach_the_most() {
+    fn value_marks_are_round_and_cover_the_highest_value() {
         assert_eq!(scale(7.0, 4), [0.0, 2.0, 4.0, 6.0, 8.0]);
         assert_eq!(scale(100.0, 4), [0.0, 25.0, 50.0, 75.0, 100.0]);
         assert_eq!(scale(0.0, 4).last(), Some(&1.0));
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn times_read_as_people_say_them() {
+    fn time_marks_are_round_and_show_the_date_at_midnight() {
         let shown = |from, to| Time::new(from, to).marks(6).into_iter().map(|(_, text)| text).collect::<Vec<_>>();
         assert_eq!(shown(0.0, 60.0), ["0s", "10s", "20s", "30s", "40s", "50s", "1m"]);
         assert_eq!(shown(5.0, 5.25), ["0s", "0.05s", "0.1s", "0.15s", "0.2s", "0.25s"]);
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn bins_are_put_together_by_their_mean_or_the_most() {
+    fn bins_are_merged_by_mean_or_maximum() {
         let values = vec![1.0, 3.0, 5.0, 7.0];
         let mut layer = Layer { name: "started", tone: Tone::Started, values, merged: Merged::Mean };
         assert_eq!(layer.in_columns(2, (0.0, 1.0)).values, [2.0, 6.0]);

@@ -1,20 +1,22 @@
-//! A picture as SVG: one file that needs nothing else, for light and dark pages.
+//! Draws a picture as SVG: one self-contained file, for light and dark pages.
 
 use super::{Panel, Picture, Tone, value};
+use crate::failure::Failure;
 use std::fmt::Write as _;
+use std::path::Path;
 
 const WIDTH: f64 = 860.0;
 const LEFT: f64 = 64.0;
 const RIGHT: f64 = 20.0;
 const HEIGHT: f64 = 132.0;
-/// Above a panel its title, below it the times.
+/// The title is above a panel, the times are below it.
 const ABOVE: f64 = 38.0;
 const BELOW: f64 = 24.0;
 
-/// More would be thinner than a line.
+/// More bins would be thinner than a line.
 const MOST_BINS: usize = 240;
 
-/// The colours are told apart by people who see red and green alike, and in print.
+/// The colours are distinguishable for colour-blind readers and in print.
 const STYLE: &str = "
   .page { fill: #ffffff; stroke: #d0d7de }
   text { font: 12px system-ui, -apple-system, sans-serif; fill: #1f2328 }
@@ -44,7 +46,7 @@ fn class(tone: Tone) -> &'static str {
     }
 }
 
-/// A text as XML. What XML cannot say at all is left out.
+/// A text as XML. Characters that XML does not allow are removed.
 fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
@@ -62,12 +64,12 @@ fn escape(text: &str) -> String {
     escaped
 }
 
-/// What is drawn so far.
+/// The SVG so far.
 struct Drawing(String);
 
 impl Drawing {
     fn put(&mut self, element: std::fmt::Arguments) {
-        writeln!(self.0, "{element}").expect("a text takes everything");
+        writeln!(self.0, "{element}").expect("writing to a String cannot fail");
     }
 
     fn text(&mut self, x: f64, y: f64, class: &str, text: &str) {
@@ -79,7 +81,12 @@ impl Drawing {
     }
 }
 
-/// The picture as a whole file.
+/// Writes the picture to a file.
+pub fn write(path: &Path, picture: &Picture) -> Result<(), Failure> {
+    std::fs::write(path, draw(picture)).map_err(|error| Failure::system(format!("svg {}: {error}", path.display())))
+}
+
+/// The whole file.
 pub fn draw(picture: &Picture) -> String {
     let top = 48.0 + 18.0 * picture.about.len() as f64;
     let height = top + picture.panels.len() as f64 * (ABOVE + HEIGHT + BELOW) + 18.0;
@@ -105,14 +112,14 @@ pub fn draw(picture: &Picture) -> String {
     svg.0 + "</svg>\n"
 }
 
-/// For who does not see it.
+/// The description for screen readers.
 fn describe(picture: &Picture) -> String {
     let mut text = picture.about.join(". ");
     for panel in &picture.panels {
         let names: Vec<&str> = panel.layers.iter().map(|layer| layer.name).collect();
         let line = panel.line.as_ref().map(|(_, name)| format!(", against the {name}")).unwrap_or_default();
         write!(text, ". {} ({}): {}{line}", panel.heading(), panel.unit, names.join(", "))
-            .expect("a text takes everything");
+            .expect("writing to a String cannot fail");
     }
     text.trim_start_matches(". ").to_owned() + "."
 }
@@ -124,7 +131,7 @@ fn draw_panel(svg: &mut Drawing, panel: &Panel, marks: &[f64], top: f64) {
     let y = |value: f64| base - HEIGHT * (value / most).min(1.0);
 
     svg.text(20.0, top - 14.0, "panel", &panel.heading());
-    // From the right: the limit, what the colours mean, and the unit.
+    // From right to left: the limit, the legend and the unit.
     let (mut right, row) = (WIDTH - RIGHT, top - 14.0);
     let width = |text: &str| 6.5 * text.chars().count() as f64;
     if let Some((_, name)) = &panel.line {
@@ -148,13 +155,13 @@ fn draw_panel(svg: &mut Drawing, panel: &Panel, marks: &[f64], top: f64) {
     }
     for (part, text) in panel.time.marks(8) {
         svg.line([x(part), base, x(part), base + 4.0], "base");
-        // The last one may not stick out.
+        // The last label stays inside the picture.
         let anchor = if part > 0.97 { "quiet end" } else { "quiet middle" };
         let at = if part > 0.97 { WIDTH - RIGHT } else { x(part) };
         svg.text(at, base + 18.0, anchor, &text);
     }
 
-    // Steps: a bin has one value.
+    // A step for each bin.
     let bins = panel.layers.iter().map(|layer| layer.values.len()).max().unwrap_or(0);
     let mut below = vec![0.0; bins];
     for layer in &panel.layers {
@@ -170,7 +177,7 @@ fn draw_panel(svg: &mut Drawing, panel: &Panel, marks: &[f64], top: f64) {
     }
 }
 
-/// What lies between two rows of steps, as the way around it. Bins where nothing does are left out.
+/// The outline of the area between two rows of steps, without empty bins.
 fn area(below: &[f64], above: &[f64], x: impl Fn(f64) -> f64, y: impl Fn(f64) -> f64) -> Option<String> {
     let bins = above.len();
     let mut path = String::new();
@@ -188,13 +195,14 @@ fn area(below: &[f64], above: &[f64], x: impl Fn(f64) -> f64, y: impl Fn(f64) ->
             for at in order {
                 let (near, far) = (x(at as f64 / bins as f64), x((at + 1) as f64 / bins as f64));
                 let (from, to) = if is_back { (far, near) } else { (near, far) };
-                write!(path, "L{from:.1},{0:.1} L{to:.1},{0:.1} ", y(heights[at])).expect("a text takes everything");
+                write!(path, "L{from:.1},{0:.1} L{to:.1},{0:.1} ", y(heights[at]))
+                    .expect("writing to a String cannot fail");
             }
         };
         let mut run = String::new();
         steps(above, &mut (first..i), &mut run, false);
         steps(below, &mut (first..i).rev(), &mut run, true);
-        write!(path, "M{}Z ", run.trim_start_matches('L')).expect("a text takes everything");
+        write!(path, "M{}Z ", run.trim_start_matches('L')).expect("writing to a String cannot fail");
     }
     (!path.is_empty()).then(|| path.trim_end().to_owned())
 }

@@ -1,4 +1,4 @@
-//! A picture in a terminal: blocks, or plain characters where those cannot be shown.
+//! Draws a picture in a terminal, with block characters or in ASCII.
 
 use super::{Panel, Picture, Tone, value};
 use crate::context::Context;
@@ -6,13 +6,13 @@ use crate::text;
 use std::env;
 
 const ROWS: usize = 8;
-/// The columns of the marks beside it.
+/// The columns of the axis labels.
 const LEFT: usize = 5;
-const LEAST_WIDTH: usize = 40;
+const LEAST_WIDTH: usize = 20;
 const MOST_WIDTH: usize = 160;
 const USUAL_WIDTH: usize = 80;
 
-/// How it is drawn.
+/// The capabilities of the terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Terminal {
     width: usize,
@@ -21,10 +21,10 @@ pub struct Terminal {
 }
 
 impl Terminal {
-    /// As the terminal can: the width from it or `COLUMNS`, blocks where the locale is UTF-8.
+    /// Takes the width from the terminal or else from `COLUMNS`. Block characters need a UTF-8 locale.
     pub fn of(context: &Context, is_ascii: bool) -> Terminal {
-        let said = || env::var("COLUMNS").ok()?.parse().ok();
-        let width = text::columns().or_else(said).unwrap_or(USUAL_WIDTH).clamp(LEAST_WIDTH, MOST_WIDTH);
+        let variable = || env::var("COLUMNS").ok()?.parse().ok();
+        let width = text::columns().or_else(variable).unwrap_or(USUAL_WIDTH).clamp(LEAST_WIDTH, MOST_WIDTH);
         Terminal { width, is_ascii: is_ascii || !is_utf8(), has_color: context.color }
     }
 
@@ -33,10 +33,10 @@ impl Terminal {
     }
 }
 
-/// By the first of the variables that says something, as the C library goes.
+/// Returns whether the locale is UTF-8. As in the C library, the first variable that is set decides.
 fn is_utf8() -> bool {
-    let mut said = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().filter_map(|name| env::var(name).ok());
-    let locale = said.find(|value| !value.is_empty());
+    let mut variables = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().filter_map(|name| env::var(name).ok());
+    let locale = variables.find(|value| !value.is_empty());
     locale.is_some_and(|locale| {
         let locale = locale.to_ascii_lowercase();
         locale.contains("utf-8") || locale.contains("utf8")
@@ -69,7 +69,8 @@ pub fn draw(picture: &Picture, terminal: Terminal) -> Vec<String> {
         }
         lines.extend(draw_panel(&panel, &marks, terminal));
     }
-    lines.extend(picture.panels.last().map(|last| format!("{:>1$}", last.time.caption(), terminal.width)));
+    let caption = |last: &Panel| format!("{:>1$}", text::cut(&last.time.caption(), terminal.width), terminal.width);
+    lines.extend(picture.panels.last().map(caption));
     lines
 }
 
@@ -77,7 +78,7 @@ fn draw_panel(panel: &Panel, marks: &[f64], terminal: Terminal) -> Vec<String> {
     let most = marks.last().copied().unwrap_or(1.0);
     let labels: Vec<String> = marks.iter().map(|mark| value(*mark)).collect();
     let columns = terminal.width - LEFT - 3;
-    // Where there are fewer bins than columns, they are wider.
+    // If there are fewer bins than columns, a bin is several columns wide.
     let layers: Vec<(Tone, Vec<f64>)> =
         panel.layers.iter().map(|layer| (layer.tone, layer.in_columns(columns, (0.0, 1.0)).values)).collect();
     let row_of = |value: f64| (value / most * ROWS as f64).min(ROWS as f64);
@@ -85,7 +86,7 @@ fn draw_panel(panel: &Panel, marks: &[f64], terminal: Terminal) -> Vec<String> {
 
     let mut lines = vec![heading(panel, terminal)];
     for row in (0..ROWS).rev() {
-        // The mark that lies on the upper edge of a row is written beside it.
+        // A mark on the upper edge of a row is the label of that row.
         let label = marks.iter().position(|mark| *mark > 0.0 && row_of(*mark).round() as usize == row + 1);
         let label = label.map_or("", |i| &labels[i]);
         let axis = match (terminal.is_ascii, label.is_empty()) {
@@ -111,7 +112,7 @@ fn draw_panel(panel: &Panel, marks: &[f64], terminal: Terminal) -> Vec<String> {
     lines
 }
 
-/// What stands in a cell: the lowest layer that fills half of it. The last one may fill a part.
+/// The character of a cell: that of the lowest layer that fills half of it. The last layer may fill a part.
 fn cell(
     layers: &[(Tone, Vec<f64>)],
     column: usize,
@@ -131,7 +132,7 @@ fn cell(
         let filled = row_of(sum) - row;
         let (full, color) = look(*tone, terminal.is_ascii);
         let is_last = sum >= total;
-        // However little there is, it is seen.
+        // The smallest value is still visible.
         let is_seen = is_last && row == 0.0 && from < 1.0;
         if filled >= 1.0 {
             if from < row + 0.5 || is_last {
@@ -153,7 +154,7 @@ fn cell(
     None
 }
 
-/// The title, and what the signs mean.
+/// The title and the legend.
 fn heading(panel: &Panel, terminal: Terminal) -> String {
     let mut line = format!("{} ({})", panel.heading(), panel.unit);
     if panel.layers.len() > 1 {
@@ -169,13 +170,13 @@ fn heading(panel: &Panel, terminal: Terminal) -> String {
     line
 }
 
-/// The axis of times.
+/// The time axis.
 fn times(panel: &Panel, terminal: Terminal, columns: usize) -> [String; 2] {
     let (corner, rule, tick) = if terminal.is_ascii { ('+', '-', '+') } else { ('└', '─', '┴') };
     let mut axis = vec![rule; columns];
     let mut texts = vec![' '; LEFT + 2 + columns];
     let mut free = 0;
-    for (part, text) in panel.time.marks(columns / 12) {
+    for (part, text) in panel.time.marks((columns / 12).max(1)) {
         let at = ((part * columns as f64).round() as usize).min(columns - 1);
         axis[at] = tick;
         let begin = (LEFT + 2 + at).saturating_sub(text.chars().count() / 2);

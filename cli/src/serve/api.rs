@@ -1,8 +1,8 @@
-//! The answers: what has been seen, as JSON, metrics or a stream of events; and changes.
+//! The responses: snapshots as JSON, metrics or a stream of events; and changes.
 
 use super::guard::{Change, Refusal, Route};
 use super::query::Query;
-use super::series::{News, POINTS, STEP, Sampler, Trouble};
+use super::series::{POINTS, STEP, Sample, Sampler, Trouble};
 use super::view::{Sort, View};
 use crate::commands::change::duration;
 use crate::failure::Failure;
@@ -29,26 +29,26 @@ use workglow_limit::{MetricsFormat, Minute, Observer, Store, parse_policies};
 
 pub type Body = UnsyncBoxBody<Bytes, Infallible>;
 
-/// The most bytes of a change.
+/// The most bytes of a change's body.
 const MOST_BODY: usize = 16 * 1024;
-/// How long a change may take to arrive.
+/// The longest time for a body to arrive.
 const SLOWEST_BODY: Duration = Duration::from_secs(10);
 /// The most streams of events.
 const MOST_STREAMS: usize = 32;
-/// How often a stream shows that the server is there, if there is nothing else to say.
+/// The interval of keep-alive comments in an idle stream.
 const ALIVE: Duration = Duration::from_secs(5);
-/// The most limits of an answer.
+/// The most limits of a response.
 const MOST_LIMITS: u64 = 1_000;
-/// The most limits of each event.
+/// The most limits of an event.
 const MOST_ROWS: u64 = 200;
-/// How many points a sparkline has.
+/// The number of points of a sparkline.
 const SPARK: usize = 60;
 const MONTH: Duration = Duration::from_secs(31 * 24 * 60 * 60);
 
-/// What there is of a limit's past, and when it was read.
-type Past = (Instant, (String, u64, u64), Arc<Vec<Minute>>);
+/// A cached history: when it was read, its request (name, since, step) and its minutes.
+type CachedHistory = (Instant, (String, u64, u64), Arc<Vec<Minute>>);
 
-/// What answers.
+/// Makes the responses.
 pub struct Api {
     store: Store,
     url: String,
@@ -56,22 +56,22 @@ pub struct Api {
     takes_changes: bool,
     sampler: Sampler,
     streams: Arc<Semaphore>,
-    /// One reads the past at a time, and what was read lately is told again.
-    past: Arc<Mutex<VecDeque<Past>>>,
+    /// Recently read histories. The lock is held while one is read, so that only one thread reads at a time.
+    histories: Arc<Mutex<VecDeque<CachedHistory>>>,
 }
 
 impl Api {
     pub fn new(store: Store, url: &str, keys: Keys, sampler: Sampler, takes_changes: bool) -> Api {
-        let (streams, past) = (Arc::new(Semaphore::new(MOST_STREAMS)), Arc::default());
-        Api { store, url: url.to_owned(), keys, takes_changes, sampler, streams, past }
+        let (streams, histories) = (Arc::new(Semaphore::new(MOST_STREAMS)), Arc::default());
+        Api { store, url: url.to_owned(), keys, takes_changes, sampler, streams, histories }
     }
 
-    /// Ends looking.
+    /// Stops the sampler.
     pub fn end(&self) {
         self.sampler.end();
     }
 
-    /// The answer to a request that may be made. `by` is who made it.
+    /// The response to an allowed request. `by` is the client.
     pub async fn answer(
         self: &Rc<Self>,
         route: Route,
@@ -116,7 +116,7 @@ impl Api {
 
     async fn series(&self, query: &Query) -> Result<Response<Body>, Refusal> {
         let name = query.required("limit")?;
-        // So that there is one, soon after the start.
+        // Right after the start, this waits for the first point.
         let view = self.sampler.look().await;
         let series = self.sampler.quarter().series(name);
         match (series, view) {
@@ -135,12 +135,12 @@ impl Api {
         if step % 60 != 0 {
             return Err(Refusal::bad(format!("step is {step}: expected whole minutes, in seconds")));
         }
-        // Whole steps, so that who asks again is told what was read.
+        // Rounded to whole steps, so that repeated requests find the cached history.
         let since = since.max(latest.saturating_sub(MONTH.as_secs())) / step * step;
-        let (store, past, url) = (self.store.clone(), self.past.clone(), self.url.clone());
+        let (store, histories, url) = (self.store.clone(), self.histories.clone(), self.url.clone());
         let asked = (name.clone(), since, step);
         let read = tokio::task::spawn_blocking(move || {
-            read_past(&store, &past, asked).map_err(|error| Failure::of_store(error, &url))
+            read_history(&store, &histories, asked).map_err(|error| Failure::of_store(error, &url))
         });
         let minutes = read.await.map_err(|_| broken())??;
         if minutes.is_empty() {
@@ -153,16 +153,16 @@ impl Api {
     async fn change(&self, change: Change, body: Incoming, by: &str) -> Result<Response<Body>, Refusal> {
         let order = Order::parse(change, &read(body).await?)?;
         let (store, url) = (self.store.clone(), self.url.clone());
-        let (said, by) = (order.to_string(self.keys), by.to_owned());
+        let (described, by) = (order.describe(self.keys), by.to_owned());
         let changed = tokio::task::spawn_blocking(move || {
             let done = order.carry_out(&store, &url)?;
-            // Somebody will want to know who it was.
+            // The log shows who made the change.
             let at = text::utc(SystemTime::now());
-            eprintln!("{at} {by}: {said}");
+            eprintln!("{at} {by}: {described}");
             Ok::<Value, Failure>(done)
         });
         let done = changed.await.map_err(|_| broken())?;
-        // Also after an error: who knows how far it came.
+        // Also after an error, because a part of the change may have been made.
         self.sampler.expire();
         Ok(of_json(&done?))
     }
@@ -171,36 +171,36 @@ impl Api {
         let page = Page::parse(query, MOST_ROWS)?;
         let detail = query.text("detail").map(str::to_owned);
         let Ok(stream) = self.streams.clone().try_acquire_owned() else {
-            let message = format!("{MOST_STREAMS} streams of events are open: no more at a time");
+            let message = format!("{MOST_STREAMS} event streams are open, which is the maximum");
             return Err(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "too_many_streams", message));
         };
         let (sender, body) = Channel::new(1);
         let api = self.clone();
         tokio::task::spawn_local(async move {
             let _stream = stream;
-            // It ends when nobody reads any more.
-            api.tell_events(sender, &page, detail.as_deref()).await;
+            // Ends when the client closes the connection.
+            api.send_events(sender, &page, detail.as_deref()).await;
         });
         Ok(respond(StatusCode::OK, "text/event-stream; charset=utf-8", BodyExt::boxed_unsync(body)))
     }
 
-    async fn tell_events(&self, mut sender: Sender<Bytes>, page: &Page, detail: Option<&str>) -> Option<()> {
+    async fn send_events(&self, mut sender: Sender<Bytes>, page: &Page, detail: Option<&str>) -> Option<()> {
         let mut watching = self.sampler.watch();
         let hello = json::hello(self.takes_changes, self.keys, POINTS as u32 * STEP);
-        say(&mut sender, event("hello", &hello)).await?;
-        let (mut told, mut shown): (u64, Vec<String>) = (0, Vec::new());
+        send(&mut sender, event("hello", &hello)).await?;
+        let (mut sent, mut shown): (u64, Vec<String>) = (0, Vec::new());
         loop {
-            let news: News = watching.news.borrow_and_update().clone();
-            match &news.seen {
+            let sample: Sample = watching.samples.borrow_and_update().clone();
+            match &sample.view {
                 Some(Ok(view)) => {
                     let (found, rows) = page.of(view);
-                    // Sparklines change with each tick only.
+                    // Sparklines change only with a tick.
                     let names: Vec<String> = rows.iter().map(|(limit, _)| limit.name.clone()).collect();
-                    let sparks = (told != view.tick || names.iter().any(|name| !shown.contains(name))).then(|| {
+                    let sparks = (sent != view.tick || names.iter().any(|name| !shown.contains(name))).then(|| {
                         let quarter = self.sampler.quarter();
                         names.iter().map(|name| (name.clone(), quarter.spark(name, SPARK))).collect::<Vec<_>>()
                     });
-                    (told, shown) = (view.tick, names);
+                    (sent, shown) = (view.tick, names);
                     let seen = json::look(
                         view,
                         found,
@@ -210,36 +210,36 @@ impl Api {
                         detail.map(|name| view.row(name)),
                         self.keys,
                     );
-                    say(&mut sender, event("look", &seen)).await?;
+                    send(&mut sender, event("look", &seen)).await?;
                 }
                 Some(Err(trouble)) => {
                     let error = json::error(trouble.code, &trouble.message, trouble.hint.as_deref());
-                    say(&mut sender, event("trouble", &error)).await?;
+                    send(&mut sender, event("trouble", &error)).await?;
                 }
                 None => {}
             }
             loop {
-                match timeout(ALIVE, watching.news.changed()).await {
+                match timeout(ALIVE, watching.samples.changed()).await {
                     Ok(changed) => break changed.ok()?,
-                    Err(_) => say(&mut sender, ": still here\n\n".to_owned()).await?,
+                    Err(_) => send(&mut sender, ": still here\n\n".to_owned()).await?,
                 }
             }
         }
     }
 }
 
-async fn say(sender: &mut Sender<Bytes>, text: String) -> Option<()> {
+async fn send(sender: &mut Sender<Bytes>, text: String) -> Option<()> {
     sender.send(Frame::data(Bytes::from(text))).await.ok()
 }
 
-/// An event of a stream. JSON is on one line.
+/// An event of a stream, with its JSON on one line.
 fn event(name: &str, data: &Value) -> String {
     let mut text = String::with_capacity(1024);
     let _ = write!(text, "event: {name}\ndata: {data}\n\n");
     text
 }
 
-/// Which limits somebody wants to see.
+/// The requested list of limits.
 struct Page {
     search: String,
     sort: Sort,
@@ -266,19 +266,18 @@ impl Page {
     }
 }
 
-/// What was counted, in so many seconds at a time. What was read within the last seconds is not read again.
-fn read_past(
+/// The history in steps of the requested length. A history read within the last seconds is reused.
+fn read_history(
     store: &Store,
-    past: &Mutex<VecDeque<Past>>,
+    histories: &Mutex<VecDeque<CachedHistory>>,
     asked: (String, u64, u64),
 ) -> workglow_limit::Result<Arc<Vec<Minute>>> {
-    const LATELY: Duration = Duration::from_secs(5);
-    /// Of a month 745 hours, or 44,640 minutes.
+    const RECENT: Duration = Duration::from_secs(5);
+    /// The most steps in the cache. A month has 745 hours, or 44,640 minutes.
     const MOST: usize = 50_000;
-    // Held while it is read: so one reads at a time.
-    let mut past = past.lock().unwrap_or_else(PoisonError::into_inner);
-    past.retain(|(read, ..)| read.elapsed() < LATELY);
-    if let Some((_, _, minutes)) = past.iter().find(|(_, of, _)| *of == asked) {
+    let mut histories = histories.lock().unwrap_or_else(PoisonError::into_inner);
+    histories.retain(|(read, ..)| read.elapsed() < RECENT);
+    if let Some((_, _, minutes)) = histories.iter().find(|(_, of, _)| *of == asked) {
         return Ok(minutes.clone());
     }
     let (name, since, step) = &asked;
@@ -301,9 +300,9 @@ fn read_past(
         }
     }
     let all = Arc::new(all);
-    past.push_back((Instant::now(), asked, all.clone()));
-    while past.iter().map(|(_, _, minutes)| minutes.len()).sum::<usize>() > MOST {
-        past.pop_front();
+    histories.push_back((Instant::now(), asked, all.clone()));
+    while histories.iter().map(|(_, _, minutes)| minutes.len()).sum::<usize>() > MOST {
+        histories.pop_front();
     }
     Ok(all)
 }
@@ -315,30 +314,30 @@ async fn read(body: Incoming) -> Result<Bytes, Refusal> {
     match read {
         Ok(body) => Ok(body.to_bytes()),
         Err(error) if error.is::<http_body_util::LengthLimitError>() => {
-            let message = format!("the body is above {MOST_BODY} bytes");
+            let message = format!("the body is larger than {MOST_BODY} bytes");
             Err(Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message))
         }
         Err(error) => Err(Refusal::bad(format!("the body: {error}"))),
     }
 }
 
-/// A change, as it was asked for.
+/// A requested change.
 struct Order {
     change: Change,
     limit: String,
     key: Option<String>,
     /// The policy, or the duration.
-    what: String,
+    argument: String,
 }
 
 impl Order {
     fn parse(change: Change, body: &[u8]) -> Result<Order, Refusal> {
         let value =
-            serde_json::from_slice(body).map_err(|error| Refusal::bad(format!("the body is no JSON: {error}")))?;
+            serde_json::from_slice(body).map_err(|error| Refusal::bad(format!("the body is not JSON: {error}")))?;
         let Value::Object(mut fields) = value else {
             return Err(Refusal::bad("the body: expected a JSON object"));
         };
-        let what = match change {
+        let argument = match change {
             Change::Override => Some("policy"),
             Change::Pause => Some("duration"),
             Change::Lift => None,
@@ -347,13 +346,13 @@ impl Order {
             change,
             limit: take(&mut fields, "limit")?.ok_or_else(|| Refusal::bad("limit: missing"))?,
             key: take(&mut fields, "key")?,
-            what: match what {
-                Some(what) => take(&mut fields, what)?.ok_or_else(|| Refusal::bad(format!("{what}: missing")))?,
+            argument: match argument {
+                Some(name) => take(&mut fields, name)?.ok_or_else(|| Refusal::bad(format!("{name}: missing")))?,
                 None => String::new(),
             },
         };
         if let Some((unknown, _)) = fields.iter().next() {
-            let known: Vec<&str> = ["limit", "key"].into_iter().chain(what).collect();
+            let known: Vec<&str> = ["limit", "key"].into_iter().chain(argument).collect();
             return Err(Refusal::bad(format!("{unknown:?}: expected {}", known.join(", "))));
         }
         if order.key.as_deref() == Some("") {
@@ -368,10 +367,10 @@ impl Order {
         names::check(name, store)?;
         let more = match self.change {
             Change::Override => {
-                let policies = parse_policies(&self.what)?;
+                let policies = parse_policies(&self.argument)?;
                 match key {
-                    Some(key) => store.override_key(name, &self.what, key).map_err(of_store)?,
-                    None => store.override_text(name, &self.what).map_err(of_store)?,
+                    Some(key) => store.override_key(name, &self.argument, key).map_err(of_store)?,
+                    None => store.override_text(name, &self.argument).map_err(of_store)?,
                 }
                 let policy = policies.iter().map(ToString::to_string).collect::<Vec<_>>().join(" + ");
                 serde_json::json!({ "policy": policy })
@@ -384,7 +383,7 @@ impl Order {
                 Value::Null
             }
             Change::Pause => {
-                let duration = duration("duration", &self.what)?;
+                let duration = duration("duration", &self.argument)?;
                 let limiter = store.find(name).map_err(of_store)?;
                 limiter.pause(key.unwrap_or(""), duration).map_err(of_store)?;
                 serde_json::json!({ "duration": json::seconds(duration) })
@@ -398,8 +397,8 @@ impl Order {
         Ok(json::change(done, name, key, more))
     }
 
-    /// For the log: keys only where they may be shown.
-    fn to_string(&self, keys: Keys) -> String {
+    /// The change as a line of the log. Keys are in it only if they are shown.
+    fn describe(&self, keys: Keys) -> String {
         let done = match self.change {
             Change::Override => "override",
             Change::Lift => "lift",
@@ -410,11 +409,11 @@ impl Order {
             (Some(key), Keys::Shown) => format!(", key {}", text::clean(key)),
             (Some(_), Keys::Hidden) => ", one key".to_owned(),
         };
-        format!("{done} {}{key} {}", text::clean(&self.limit), text::clean(&self.what)).trim_end().to_owned()
+        format!("{done} {}{key} {}", text::clean(&self.limit), text::clean(&self.argument)).trim_end().to_owned()
     }
 }
 
-/// A text out of a body. `null` is none.
+/// Takes a string from the fields of a body. `null` counts as missing.
 fn take(fields: &mut Map<String, Value>, name: &str) -> Result<Option<String>, Refusal> {
     match fields.remove(name) {
         None | Some(Value::Null) => Ok(None),
@@ -428,7 +427,7 @@ fn unknown(name: &str, view: &View) -> Refusal {
     crate::failure::unknown(name, &known).into()
 }
 
-/// A task panicked.
+/// The error of a task that panicked.
 fn broken() -> Refusal {
     Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the server failed: this is a bug")
 }

@@ -1,23 +1,23 @@
-//! Who may do what. Every line of this table has a test in `cli/tests/serve.rs`.
+//! Decides which requests are allowed. Every line of this table has a test in `cli/tests/serve.rs`.
 //!
-//! | what | is refused with | against |
+//! | request | refused with | protects against |
 //! | --- | --- | --- |
 //! | a path that is not in [`Route::find`] | 404 | – |
-//! | another method than its route's | 405, `Allow` | – |
-//! | no `Host`, or several | 400 | requests that others understand otherwise |
-//! | `Host` (or the address asked for) is no name of this server | 421 | DNS rebinding: a page of `evil.example` that has the browser ask 127.0.0.1 |
-//! | `Origin` is another than `Host`'s | 403 | pages of others, in the browser of somebody who may ask |
-//! | `Sec-Fetch-Site` is `cross-site` or `same-site`, except for the page itself (a link may lead there) | 403 | the same; another port of this machine is `same-site` |
-//! | a change, where there is no token for changes | 403 | – |
-//! | a change without the token, or with another | 401 | everybody; a token is in no cookie, so no browser sends it by itself |
-//! | a look without one of the tokens, where there is one for looks | 401 | everybody else who reaches the address; not the page and its parts, which say nothing |
-//! | a change that is not `application/json` | 415 | forms of other pages, which browsers send without asking |
-//! | a change above 16 KiB | 413 | filling the memory |
-//! | a change that takes more than 10 s to arrive | 408 | clients that hold connections |
+//! | a method other than the route's | 405, `Allow` | – |
+//! | no `Host`, or several | 400 | requests that a proxy reads differently |
+//! | `Host` (or the authority of the URL) is not a name of this server | 421 | DNS rebinding: a page of `evil.example` makes the browser request 127.0.0.1 |
+//! | `Origin` differs from `Host` | 403 | other pages in the browser of a user who has access |
+//! | `Sec-Fetch-Site` is `cross-site` or `same-site`, except for the page itself (which links may open) | 403 | the same; another port of this machine is `same-site` |
+//! | a change, if no token for changes exists | 403 | – |
+//! | a change without the token, or with a wrong one | 401 | all other users; the token is in no cookie, so no browser sends it automatically |
+//! | a read without one of the tokens, if a token for reading exists | 401 | other users who can reach the address; the page and its parts are public, because they hold no data |
+//! | a change that is not `application/json` | 415 | forms of other pages, which browsers send without a preflight request |
+//! | a change above 16 KiB | 413 | exhausted memory |
+//! | a change that takes more than 10 s to arrive | 408 | clients that occupy connections |
 //!
-//! The names of this server are `localhost`, the addresses of this machine itself (127.0.0.0/8, `[::1]`), the address that it listens
-//! on, and what `--allow-host` says; with any port, because ports are often mapped. Where it listens on all addresses, any address is
-//! its name: only names can be made to point elsewhere.
+//! The names of this server are `localhost`, the loopback addresses (127.0.0.0/8, `[::1]`), the address that it listens on, and the names
+//! given by `--allow-host`; with any port, because ports are often mapped. If it listens on all addresses, every IP address is one of its
+//! names: DNS rebinding needs a host name.
 
 use super::listen::is_loopback;
 use crate::failure::Failure;
@@ -31,7 +31,7 @@ use std::fmt;
 use std::net::IpAddr;
 use subtle::ConstantTimeEq;
 
-/// What can be asked for.
+/// The resources.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Route {
     Page,
@@ -61,7 +61,7 @@ impl Route {
             "/page.js" => Route::Part(JS, include_str!("page/page.js")),
             "/panel.js" => Route::Part(JS, include_str!("page/panel.js")),
             "/draw.js" => Route::Part(JS, include_str!("page/draw.js")),
-            "/talk.js" => Route::Part(JS, include_str!("page/talk.js")),
+            "/stream.js" => Route::Part(JS, include_str!("page/stream.js")),
             "/metrics" => Route::Metrics,
             "/api/snapshot" => Route::Snapshot,
             "/api/series" => Route::Series,
@@ -79,7 +79,7 @@ impl Route {
     }
 }
 
-/// Why a request is not answered as it was meant.
+/// The error response of a request.
 #[derive(Debug)]
 pub struct Refusal {
     pub status: StatusCode,
@@ -94,7 +94,7 @@ impl Refusal {
         Refusal { status, code, message: message.into(), hint: None, header: None }
     }
 
-    /// It makes no sense.
+    /// An invalid request.
     pub fn bad(message: impl Into<String>) -> Refusal {
         Self::new(StatusCode::BAD_REQUEST, "bad_request", message)
     }
@@ -104,28 +104,28 @@ impl Refusal {
     }
 }
 
-/// A secret that a request shows.
+/// A secret that allows requests.
 pub struct Token(String);
 
 const LEAST_TOKEN: usize = 16;
 const MOST_TOKEN: usize = 1_024;
 
 impl Token {
-    /// 256 bits of the system's.
+    /// A token of 256 random bits of the system.
     pub fn random() -> Result<Token, Failure> {
         let mut bytes = [0; 32];
-        SysRng.try_fill_bytes(&mut bytes).map_err(|error| Failure::system(format!("making a token: {error}")))?;
+        SysRng.try_fill_bytes(&mut bytes).map_err(|error| Failure::system(format!("creating a token: {error}")))?;
         Ok(Token(bytes.iter().map(|byte| format!("{byte:02x}")).collect()))
     }
 
-    /// The text of a file or a variable. An error says what was expected, and never the text.
+    /// Parses the text of a file or a variable. An error never contains the text.
     pub fn parse(text: &str) -> Result<Token, String> {
         let text = text.trim();
         let is_token =
             (LEAST_TOKEN..=MOST_TOKEN).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic());
         is_token.then(|| Token(text.to_owned())).ok_or_else(|| {
             format!(
-                "{LEAST_TOKEN} to {MOST_TOKEN} visible ASCII characters without spaces, as of: openssl rand -hex 32"
+                "{LEAST_TOKEN} to {MOST_TOKEN} visible ASCII characters without spaces, such as from: openssl rand -hex 32"
             )
         })
     }
@@ -134,7 +134,7 @@ impl Token {
         &self.0
     }
 
-    /// Takes the same time wherever the two differ.
+    /// Compares in constant time.
     pub fn is(&self, text: &str) -> bool {
         self.0.as_bytes().ct_eq(text.as_bytes()).into()
     }
@@ -181,15 +181,15 @@ impl Guard {
         self.write.is_some()
     }
 
-    /// What a request asks for, if it may. (Its body is not looked at.)
+    /// Returns the route of a request, if it is allowed. Does not read the body.
     pub fn admit(&self, request: &Parts) -> Result<Route, Refusal> {
-        // First, so that nothing at all is told under a name that is not ours.
+        // First, so that a foreign name reveals nothing.
         let host = self.host(request)?;
         let Some(route) = Route::find(request.uri.path()) else {
             return Err(Refusal::new(
                 StatusCode::NOT_FOUND,
                 "not_found",
-                format!("there is no {}", request.uri.path()),
+                format!("{} does not exist", request.uri.path()),
             ));
         };
         if request.method != route.method() {
@@ -205,16 +205,16 @@ impl Guard {
         match route {
             Route::Page | Route::Part(..) => {}
             Route::Change(_) => self.may_change(&request.headers)?,
-            _ => self.may_look(&request.headers)?,
+            _ => self.may_read(&request.headers)?,
         }
         Ok(route)
     }
 
-    /// The host that was asked for, which is this server.
+    /// The requested host, if it is this server.
     fn host(&self, request: &Parts) -> Result<Authority, Refusal> {
         let mut all = request.headers.get_all(HOST).iter();
         let (Some(host), None) = (all.next(), all.next()) else {
-            return Err(Refusal::bad("Host: expected one"));
+            return Err(Refusal::bad("Host: expected exactly one"));
         };
         let host = host
             .to_str()
@@ -224,9 +224,9 @@ impl Guard {
         let host = host.ok_or_else(|| Refusal::bad("Host: expected a name and a port"))?;
         for asked in std::iter::once(&host).chain(request.uri.authority()) {
             if !self.is_name(asked.host()) {
-                let message = format!("{:?} is no name of this server", asked.host());
+                let message = format!("{:?} is not a name of this server", asked.host());
                 let refusal = Refusal::new(StatusCode::MISDIRECTED_REQUEST, "unknown_host", message);
-                let hint = Some("a server that is asked by another name has to be told: --allow-host NAME".to_owned());
+                let hint = Some("start the server with --allow-host NAME to allow another name".to_owned());
                 return Err(Refusal { hint, ..refusal });
             }
         }
@@ -245,20 +245,20 @@ impl Guard {
         }
     }
 
-    fn may_look(&self, headers: &HeaderMap) -> Result<(), Refusal> {
+    fn may_read(&self, headers: &HeaderMap) -> Result<(), Refusal> {
         let Some(read) = &self.read else { return Ok(()) };
         let shown = bearer(headers).unwrap_or_default();
-        // Both are compared, whatever the first answer is.
+        // Both are always compared, so that the time reveals nothing.
         let is_known = read.is(shown) | self.write.as_ref().is_some_and(|write| write.is(shown));
-        if is_known { Ok(()) } else { Err(unauthorized("looking needs a token")) }
+        if is_known { Ok(()) } else { Err(unauthorized("reading needs a token")) }
     }
 
     fn may_change(&self, headers: &HeaderMap) -> Result<(), Refusal> {
         let Some(write) = &self.write else {
-            return Err(Refusal::forbidden("this server takes no changes: it is read-only"));
+            return Err(Refusal::forbidden("this server is read-only"));
         };
         if !bearer(headers).is_some_and(|shown| write.is(shown)) {
-            return Err(unauthorized("a change needs the token for changes"));
+            return Err(unauthorized("changes need the token for changes"));
         }
         let mut types = headers.get_all(CONTENT_TYPE).iter();
         let kind =
@@ -271,20 +271,20 @@ impl Guard {
     }
 }
 
-/// A name as it is compared.
+/// A host name in the form in which names are compared.
 fn plain(name: &str) -> String {
     name.trim_end_matches('.').to_ascii_lowercase()
 }
 
 fn same_origin(headers: &HeaderMap, host: &Authority) -> Result<(), Refusal> {
     for origin in headers.get_all(ORIGIN) {
-        // A server with TLS in front has the same names.
+        // HTTPS is allowed for a server with TLS in front.
         let is_own = origin.to_str().ok().and_then(|origin| origin.parse::<Uri>().ok()).is_some_and(|origin| {
             matches!(origin.scheme_str(), Some("http" | "https"))
                 && origin.authority().is_some_and(|origin| origin.as_str().eq_ignore_ascii_case(host.as_str()))
         });
         if !is_own {
-            return Err(Refusal::forbidden("Origin: expected this server's"));
+            return Err(Refusal::forbidden("Origin: expected the origin of this server"));
         }
     }
     Ok(())
@@ -298,7 +298,7 @@ fn same_site(headers: &HeaderMap) -> Result<(), Refusal> {
     }
 }
 
-/// The token that a request shows.
+/// The bearer token of a request.
 fn bearer(headers: &HeaderMap) -> Option<&str> {
     let mut all = headers.get_all(AUTHORIZATION).iter();
     let shown = all.next().filter(|_| all.next().is_none())?.to_str().ok()?;

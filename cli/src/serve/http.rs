@@ -1,4 +1,4 @@
-//! The server: one thread, few connections, and every answer with the headers that keep pages of others out.
+//! The server: one thread, a bounded number of connections, and security headers on every response.
 
 use super::api::{Api, Body};
 use super::guard::Guard;
@@ -19,16 +19,16 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
-/// The most connections at a time; others wait in the system's queue until one of them ends.
+/// The most connections at a time. Further ones wait in the system's queue.
 const MOST_CONNECTIONS: usize = 64;
-/// How long the head of a request may take, and how long a connection may be idle.
-const SLOWEST_HEAD: Duration = Duration::from_secs(10);
+/// The longest time for the head of a request, and the longest idle time of a connection.
+const SLOWEST_HEAD: Duration = Duration::from_secs(5);
 const MOST_HEAD: usize = 16 * 1024;
 const MOST_HEADERS: usize = 64;
-/// Threads for what may wait for the store.
+/// The most threads that wait for the store.
 const MOST_WAITING: usize = 4;
 
-/// What a browser may do with an answer: nothing but what the page itself does. There are no CORS headers, so pages of others read none.
+/// The headers that restrict browsers to what the page itself does. There are no CORS headers, so other pages cannot read a response.
 const HEADERS: [(&str, &str); 6] = [
     (
         "content-security-policy",
@@ -42,8 +42,8 @@ const HEADERS: [(&str, &str); 6] = [
     ("cross-origin-opener-policy", "same-origin"),
 ];
 
-/// Serves until a signal ends it.
-pub fn serve(listener: Listener, guard: Guard, api: Api, looks: oneshot::Receiver<()>) -> Ended {
+/// Serves until a signal ends the process. `sampling` resolves when the sampler's thread ends.
+pub fn serve(listener: Listener, guard: Guard, api: Api, sampling: oneshot::Receiver<()>) -> Ended {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(MOST_WAITING)
@@ -53,21 +53,21 @@ pub fn serve(listener: Listener, guard: Guard, api: Api, looks: oneshot::Receive
     let tasks = tokio::task::LocalSet::new();
     let ended = tasks.block_on(&runtime, async {
         let (interrupt, terminate) = (signal(libc::SIGINT).map_err(cannot)?, signal(libc::SIGTERM).map_err(cannot)?);
-        // Whatever ends first ends all.
+        // The first task that ends stops the server.
         let (end, mut ends) = mpsc::channel(1);
         spawn(&end, async move { interrupt.readable().await.map(|()| Outcome::Interrupted).map_err(cannot) });
-        // A server that is told to end has done all that it should.
+        // SIGTERM is the normal end of a server.
         spawn(&end, async move { terminate.readable().await.map(|()| Outcome::Done).map_err(cannot) });
         spawn(&end, async {
-            let _ = looks.await;
-            Err(Failure::system("looking at the store has ended: this is a bug"))
+            let _ = sampling.await;
+            Err(Failure::system("the thread that reads the store has ended: this is a bug"))
         });
         let accepting = accept(listener, Rc::new(guard), api.clone());
         spawn(&end, async { Err(cannot(accepting.await)) });
         ends.recv().await.expect("a sender is here")
     });
     api.end();
-    // Whatever still waits for the store, or for a client, is left.
+    // Tasks that wait for the store or for a client are dropped.
     drop(tasks);
     runtime.shutdown_background();
     ended
@@ -84,7 +84,7 @@ fn spawn(end: &mpsc::Sender<Ended>, task: impl Future<Output = Ended> + 'static)
     tokio::task::spawn_local(async move { drop(end.send(task.await).await) });
 }
 
-/// Is readable once the signal has come.
+/// A socket that becomes readable when the signal arrives.
 fn signal(number: libc::c_int) -> io::Result<tokio::net::UnixStream> {
     let (ours, theirs) = UnixStream::pair()?;
     ours.set_nonblocking(true)?;
@@ -108,7 +108,7 @@ async fn accept(listener: Listener, guard: Rc<Guard>, api: Rc<Api>) -> io::Error
                     converse(stream, &by, &guard, &api).await;
                 });
             }
-            // A client that is gone again, or no descriptor is left.
+            // The client has closed the connection, or there are no more descriptors.
             Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
         }
     }
@@ -119,7 +119,7 @@ async fn converse(stream: Box<dyn Stream>, by: &str, guard: &Guard, api: &Rc<Api
         service_fn(async |request: Request<Incoming>| Ok::<_, Infallible>(answer(request, by, guard, api).await));
     let mut server = http1::Builder::new();
     server.timer(TokioTimer::new()).header_read_timeout(SLOWEST_HEAD).max_headers(MOST_HEADERS).max_buf_size(MOST_HEAD);
-    // What goes wrong here is the client's business.
+    // Errors of a connection concern its client only.
     let _ = server.serve_connection(TokioIo::new(stream), service).await;
 }
 

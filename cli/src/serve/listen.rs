@@ -1,4 +1,4 @@
-//! Where the server listens.
+//! The address on which the server listens.
 
 use crate::failure::Failure;
 use std::io;
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-/// Where to listen.
+/// An address to listen on.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Place {
     Tcp(SocketAddr),
@@ -32,7 +32,7 @@ impl Place {
         })
     }
 
-    /// Is it one that only this machine reaches?
+    /// Returns whether only this machine can reach the address.
     pub fn is_own(&self) -> bool {
         match self {
             Place::Tcp(address) => is_loopback(address.ip()),
@@ -47,7 +47,7 @@ impl Place {
         }
     }
 
-    /// Binds it. Nothing is accepted before [`Listener::start`].
+    /// Binds the address. Connections are accepted after [`Listener::start`].
     pub fn bind(self) -> Result<Listener, Failure> {
         match self {
             Place::Tcp(address) => {
@@ -68,26 +68,26 @@ impl Place {
     }
 }
 
-/// Is it this machine's own? `::ffff:127.0.0.1` is, too.
+/// Returns whether this is a loopback address. `::ffff:127.0.0.1` is one, too.
 pub fn is_loopback(ip: IpAddr) -> bool {
     ip.to_canonical().is_loopback()
 }
 
 fn unbound(listen: &str, error: &io::Error) -> Failure {
     let hint = match error.kind() {
-        io::ErrorKind::AddrInUse => "another program listens there: end it, or choose another port with --listen",
+        io::ErrorKind::AddrInUse => "another program uses this address; stop it, or choose another port with --listen",
         io::ErrorKind::PermissionDenied => {
-            "this user may not: ports below 1024 are mostly root's; choose another with --listen"
+            "this user may not use it (ports below 1024 usually need root); choose another with --listen"
         }
         io::ErrorKind::AddrNotAvailable => {
-            "this machine has no such address: is it one of another, or a public one of a NAT?"
+            "this machine has no such address; it may belong to another machine, or to a NAT in front of this one"
         }
-        _ => "choose another with --listen",
+        _ => "choose another address with --listen",
     };
     Failure::system(format!("listen is {listen}: {error}")).hint(hint)
 }
 
-/// For this user only. A socket that a server left which has been killed is taken over.
+/// Binds a socket for this user only. The socket of a killed server is replaced.
 fn bind_unix(path: &Path) -> io::Result<std::os::unix::net::UnixListener> {
     use std::os::unix::net::{UnixListener, UnixStream};
     let is_left = std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket())
@@ -95,7 +95,7 @@ fn bind_unix(path: &Path) -> io::Result<std::os::unix::net::UnixListener> {
     if is_left {
         std::fs::remove_file(path)?;
     }
-    // SAFETY: a plain call. No other thread makes files yet.
+    // SAFETY: `umask` cannot fail. No other thread creates files yet.
     let umask = unsafe { libc::umask(0o177) };
     let bound = UnixListener::bind(path);
     // SAFETY: as above.
@@ -103,7 +103,7 @@ fn bind_unix(path: &Path) -> io::Result<std::os::unix::net::UnixListener> {
     bound
 }
 
-/// A socket that goes with its server.
+/// A socket whose file is removed when the server ends.
 #[derive(Debug)]
 pub struct Socket(PathBuf);
 
@@ -120,7 +120,7 @@ pub enum Listener {
 }
 
 impl Listener {
-    /// Its address on this machine.
+    /// The URL on this machine.
     pub fn url(&self) -> String {
         match self {
             Listener::Tcp(address, _) => match address.ip() {
@@ -133,7 +133,7 @@ impl Listener {
         }
     }
 
-    /// Within a runtime.
+    /// Starts to accept connections. Needs a Tokio runtime.
     pub fn start(self) -> io::Result<Started> {
         Ok(match self {
             Listener::Tcp(_, listener) => Started::Tcp(tokio::net::TcpListener::from_std(listener)?),
@@ -150,11 +150,11 @@ pub enum Started {
     Unix(#[expect(dead_code, reason = "removes its file")] Socket, tokio::net::UnixListener),
 }
 
-/// How long what is written may wait for a client that does not read.
+/// The longest time for which written data may stay unacknowledged.
 const UNREAD: Duration = Duration::from_secs(20);
 
 impl Started {
-    /// The next connection, and whose it is.
+    /// The next connection, and the name of its client.
     pub async fn accept(&self) -> io::Result<(Box<dyn Stream>, String)> {
         match self {
             Started::Tcp(listener) => {
@@ -172,10 +172,10 @@ impl Started {
     }
 }
 
-/// Has the kernel end a connection whose client is there, but does not read.
+/// Makes the kernel close a connection whose client does not read.
 fn end_unread(stream: RawFd) {
     let ms = UNREAD.as_millis() as libc::c_uint;
     let size = size_of_val(&ms) as libc::socklen_t;
-    // SAFETY: an open socket, and a value of that size. If it fails, such a connection only stays longer.
+    // SAFETY: an open socket, and a value of that size. On failure, such a connection only stays open longer.
     unsafe { libc::setsockopt(stream, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, (&raw const ms).cast(), size) };
 }

@@ -1,7 +1,7 @@
 //! `serve`: metrics, a JSON API and a live page over HTTP.
 //!
-//! `guard.rs` says who may do what. `series.rs` looks at the store, in a thread of its own; `api.rs` makes answers of what it has seen;
-//! `http.rs` is the server, in this thread.
+//! `guard.rs` decides which requests are allowed. `series.rs` takes snapshots of the store in a separate thread, `api.rs` makes responses
+//! of them, and `http.rs` is the server in the main thread.
 
 mod api;
 mod guard;
@@ -13,6 +13,7 @@ mod view;
 
 use crate::context::{Context, Outcome};
 use crate::failure::Failure;
+use crate::text;
 use guard::{Guard, Token};
 use listen::Place;
 use serde_json::json;
@@ -24,30 +25,30 @@ pub use view::{Pace, Row, View, fullness};
 
 /// Serve metrics for Prometheus, a JSON API and a live page
 ///
-/// Looking needs no token on this machine's own addresses, unless one is given. Changes always need one: without a file or
-/// WORKGLOW_LIMIT_TOKEN, a token is made at the start and printed as a part of the page's address. Tokens are sent as they are, so on
-/// another address than this machine's own, put a server with TLS in front.
+/// On a loopback address, reading needs no token unless one is configured. Changes always need a token: without a file or
+/// WORKGLOW_LIMIT_TOKEN, one is created at the start and printed as a part of the page's address. Tokens are sent unencrypted: put a
+/// server with TLS in front of any other address.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Where to listen: an address with a port, or unix:PATH
+    /// The address to listen on, with a port, or unix:PATH
     #[arg(long, default_value = "127.0.0.1:9464", value_name = "ADDRESS")]
     listen: String,
-    /// A file with the token that changes need [env: WORKGLOW_LIMIT_TOKEN has the token itself]
+    /// A file with the token for changes [env: the token itself in WORKGLOW_LIMIT_TOKEN]
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
-    /// A file with the token that looking needs [env: WORKGLOW_LIMIT_READ_TOKEN has the token itself]
+    /// A file with the token for reading [env: the token itself in WORKGLOW_LIMIT_READ_TOKEN]
     #[arg(long, value_name = "FILE")]
     read_token_file: Option<PathBuf>,
     /// Refuse all changes
     #[arg(long)]
     read_only: bool,
-    /// Listen on an address that others reach, though they need no token to look
+    /// Allow reading without a token on an address that other machines can reach
     #[arg(long)]
     anyone_may_read: bool,
-    /// How many of the busiest keys of each limit are shown, at most
+    /// The most keys to show of each limit, the busiest ones
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u16).range(0..=Onlooker::MOST_KEYS as i64))]
     keys: u16,
-    /// A name by which this server may be asked, besides its address
+    /// A host name of this server, in addition to its address
     #[arg(long, value_name = "NAME")]
     allow_host: Vec<String>,
 }
@@ -57,19 +58,19 @@ pub fn run(args: Args, context: &Context) -> Result<Outcome, Failure> {
     let read = token(args.read_token_file.as_deref(), "WORKGLOW_LIMIT_READ_TOKEN", "read-token-file")?;
     if !place.is_own() && read.is_none() && !args.anyone_may_read {
         return Err(Failure::usage(format!(
-            "listen is {}: others reach that address, and looking needs no token",
+            "listen is {}: other machines can reach this address, and reading needs no token",
             args.listen
         ))
-        .hint("give a token with --read-token-file or WORKGLOW_LIMIT_READ_TOKEN, or say --anyone-may-read"));
+        .hint("set a token with --read-token-file or WORKGLOW_LIMIT_READ_TOKEN, or pass --anyone-may-read"));
     }
     let given = token(args.token_file.as_deref(), "WORKGLOW_LIMIT_TOKEN", "token-file")?;
     if let (Some(given), Some(read)) = (&given, &read)
         && given.is(read.text())
     {
-        return Err(Failure::usage("the token for changes and the token for looking are the same")
-            .hint("give two that differ, or only the one for changes with --read-only"));
+        return Err(Failure::usage("the token for changes and the token for reading are the same")
+            .hint("use two different tokens, or only the token for reading with --read-only"));
     }
-    // A token that was made is printed, and travels in the clear: that is for this machine only.
+    // A created token is printed and sent unencrypted, so it is used on this machine only.
     let is_made = given.is_none() && !args.read_only && place.is_own();
     let write = match given {
         Some(_) if args.read_only => None,
@@ -78,33 +79,40 @@ pub fn run(args: Args, context: &Context) -> Result<Outcome, Failure> {
     };
     let guard = Guard::new(place.ip(), &args.allow_host, write, read)?;
     let store = context.store()?;
-    // What is the matter is said before anything is printed.
+    // Errors come before any output.
     let listener = place.bind()?;
-    tell(context, &listener.url(), store.url(), guard.token().filter(|_| is_made), !guard.takes_changes())?;
-    let (sampler, looks) = series::Sampler::start(&store, context.url()?, usize::from(args.keys));
+    announce(context, &listener.url(), store.url(), guard.token().filter(|_| is_made), !guard.takes_changes())?;
+    let (sampler, sampling) = series::Sampler::start(&store, context.url()?, usize::from(args.keys));
     let api = api::Api::new(store, context.url()?, context.keys, sampler, guard.takes_changes());
-    http::serve(listener, guard, api, looks)
+    http::serve(listener, guard, api, sampling)
 }
 
-/// Says where it is.
-fn tell(context: &Context, url: &str, store: &str, made: Option<&Token>, is_read_only: bool) -> Result<(), Failure> {
+/// Prints the server's addresses.
+fn announce(
+    context: &Context,
+    url: &str,
+    store: &str,
+    made: Option<&Token>,
+    is_read_only: bool,
+) -> Result<(), Failure> {
     if context.json {
         let token = made.map(Token::text);
         return context
             .print_json(&json!({ "listening": url, "store": store, "read_only": is_read_only, "token": token }));
     }
-    // After a #, browsers keep it to themselves: it is in no request, log or Referer.
+    // Browsers do not send what follows the #: it is in no request, log or Referer.
     let page = made.map_or(url.to_owned(), |token| format!("{url}#token={}", token.text()));
     let changes = match (made, is_read_only) {
         (Some(_), _) => "Changes need the token in the page's address.",
-        (None, false) => "Changes need the token that was given.",
+        (None, false) => "Changes need the configured token.",
         (None, true) => "Changes are refused.",
     };
+    let store = text::clean(store);
     let mut out = std::io::stderr();
-    Ok(write!(out, "Store    {store}\nPage     {page}\nMetrics  {url}metrics\n{changes} Ctrl-C ends it.\n")?)
+    Ok(write!(out, "Store    {store}\nPage     {page}\nMetrics  {url}metrics\n{changes} Press Ctrl-C to stop.\n")?)
 }
 
-/// A token out of a file or else the environment.
+/// Reads a token from a file, or else from the environment.
 fn token(file: Option<&Path>, variable: &str, parameter: &str) -> Result<Option<Token>, Failure> {
     let (text, whence) = match (file, std::env::var(variable)) {
         (Some(file), _) => {

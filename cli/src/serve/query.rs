@@ -1,9 +1,9 @@
-//! What follows the question mark of an address.
+//! The query string of a URL.
 
 use super::guard::Refusal;
 use crate::failure::Failure;
 
-/// The parameters of a request, each one of those that it may have, at most once.
+/// The parameters of a request: only known names, each at most once.
 pub struct Query(Vec<(String, String)>);
 
 impl Query {
@@ -30,7 +30,7 @@ impl Query {
         self.text(name).ok_or_else(|| Refusal::bad(format!("parameter {name}: missing")))
     }
 
-    /// A whole number within these bounds.
+    /// A whole number between `least` and `most`.
     pub fn number(&self, name: &str, default: u64, least: u64, most: u64) -> Result<u64, Refusal> {
         let Some(text) = self.text(name) else { return Ok(default) };
         let number = text.parse().ok().filter(|number| (least..=most).contains(number));

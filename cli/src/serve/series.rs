@@ -1,11 +1,10 @@
-//! What has been seen: the last look, and the last quarter of an hour.
+//! The last snapshot, and the series of the last 15 minutes.
 //!
-//! One thread looks at the store: every 5 s always, for the series; once a second as long as somebody watches; and when somebody asks and
-//! the last look is a second old. So looking costs what time passes, not what is asked, and a look that takes long is followed by a rest
-//! of the same length. If the store fails, that is what is told, and the thread looks again.
+//! One thread takes the snapshots: every 5 s for the series; once a second while a stream is open; and on a request, if the last
+//! snapshot is a second old. So the cost depends on time, not on the number of requests, and a long snapshot is followed by a pause of the
+//! same length. If the store fails, requests get its error, and the thread tries again.
 //!
-//! A limit in which something happens takes up to 4 KB of memory here, 180 points of 20 bytes; one in which nothing has happened for
-//! a quarter of an hour some hundred bytes.
+//! A limit in use takes up to 4 KB of memory here, 180 points of 20 bytes; a limit that was idle for 15 minutes takes some hundred bytes.
 
 use super::view::{Lately, Pace, View};
 use crate::failure::Failure;
@@ -16,27 +15,27 @@ use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::{oneshot, watch};
 use workglow_limit::{LimitSnapshot, Observer, Snapshot, Store};
 
-/// How far apart the points of the series are.
+/// The time between two points of a series.
 pub const STEP: Duration = Duration::from_secs(5);
-/// How many points there are: a quarter of an hour.
+/// The number of points of a series: 15 minutes.
 pub const POINTS: usize = 180;
 const GROWTH: usize = POINTS / 9;
-/// How old a look may be that is told to who asks.
+/// The oldest snapshot that a request may get.
 const FRESH: Duration = Duration::from_secs(1);
-/// How long who asks waits for a look.
+/// The longest time for which a request waits for a snapshot.
 const PATIENCE: Duration = Duration::from_secs(15);
 
-/// What the last look has seen.
+/// The result of the last snapshot.
 #[derive(Clone, Default)]
-pub struct News {
-    /// Raised by each look.
+pub struct Sample {
+    /// Counts the snapshots.
     pub number: u64,
     looked: Option<Instant>,
-    /// What was seen, or why nothing.
-    pub seen: Option<Result<Arc<View>, Arc<Trouble>>>,
+    /// The snapshot, or its error. `None` before the first one.
+    pub view: Option<Result<Arc<View>, Arc<Trouble>>>,
 }
 
-/// Why the store does not answer.
+/// The reason why a snapshot failed.
 #[derive(Debug)]
 pub struct Trouble {
     pub code: &'static str,
@@ -50,45 +49,46 @@ impl From<Failure> for Trouble {
     }
 }
 
+/// The demands of requests on the sampler's thread.
 #[derive(Default)]
-struct Wishes {
+struct Demand {
     watching: usize,
     is_asked: bool,
-    /// Something was changed, so what was seen is old.
+    /// A change was made, so the last snapshot is out of date.
     is_old: bool,
     is_looking: bool,
     has_ended: bool,
 }
 
 struct Shared {
-    wishes: Mutex<Wishes>,
+    demand: Mutex<Demand>,
     wake: Condvar,
-    news: watch::Sender<News>,
+    samples: watch::Sender<Sample>,
     quarter: Mutex<Quarter>,
 }
 
-/// The thread that looks at the store. Clones are the same.
+/// The thread that takes snapshots. Clones share it.
 #[derive(Clone)]
 pub struct Sampler(Arc<Shared>);
 
-/// Somebody watches, as long as this is there.
+/// Keeps the sampler at one snapshot per second while it exists.
 pub struct Watching {
     sampler: Sampler,
-    pub news: watch::Receiver<News>,
+    pub samples: watch::Receiver<Sample>,
 }
 
 impl Drop for Watching {
     fn drop(&mut self) {
-        self.sampler.wishes().watching -= 1;
+        self.sampler.demand().watching -= 1;
     }
 }
 
 impl Sampler {
-    /// Begins to look, with so many keys of each limit. The receiver hears of the thread's end.
+    /// Starts the thread. Snapshots have up to `keys` keys of each limit. The receiver is notified when the thread ends.
     pub fn start(store: &Store, url: &str, keys: usize) -> (Sampler, oneshot::Receiver<()>) {
-        let (news, _) = watch::channel(News::default());
-        let (wishes, wake, quarter) = Default::default();
-        let sampler = Sampler(Arc::new(Shared { wishes, wake, news, quarter }));
+        let (samples, _) = watch::channel(Sample::default());
+        let (demand, wake, quarter) = Default::default();
+        let sampler = Sampler(Arc::new(Shared { demand, wake, samples, quarter }));
         let (end, ended) = oneshot::channel();
         let mut observer = Observer::new(store, keys);
         let (looking, url) = (sampler.clone(), url.to_owned());
@@ -96,15 +96,15 @@ impl Sampler {
             let _end = end;
             looking.run(|| observer.look().map_err(|error| Failure::of_store(error, &url).into()));
         };
-        std::thread::Builder::new().name("looks".to_owned()).spawn(look).expect("a thread can be started");
+        std::thread::Builder::new().name("sampler".to_owned()).spawn(look).expect("a thread can be started");
         (sampler, ended)
     }
 
-    fn wishes(&self) -> MutexGuard<'_, Wishes> {
-        self.0.wishes.lock().unwrap_or_else(PoisonError::into_inner)
+    fn demand(&self) -> MutexGuard<'_, Demand> {
+        self.0.demand.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The last quarter of an hour. To be held for moments.
+    /// The last 15 minutes. The lock must be released soon.
     pub fn quarter(&self) -> MutexGuard<'_, Quarter> {
         self.0.quarter.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -114,11 +114,11 @@ impl Sampler {
         let mut tick = 0;
         loop {
             {
-                let mut wishes = self.wishes();
-                (wishes.is_asked, wishes.is_old, wishes.is_looking) = (false, false, true);
+                let mut demand = self.demand();
+                (demand.is_asked, demand.is_old, demand.is_looking) = (false, false, true);
             }
             let looked = Instant::now();
-            // Ticks that were missed are no points.
+            // Missed ticks have no points.
             let now = (began.elapsed().as_micros() / STEP.as_micros()) as u64 + 1;
             let seen = look().map(|seen| {
                 let mut quarter = self.quarter();
@@ -129,70 +129,71 @@ impl Sampler {
                 Arc::new(View::new(seen, lately, quarter.last_tick()))
             });
             tick = now;
-            let mut wishes = self.wishes();
-            wishes.is_looking = false;
-            self.0.news.send_modify(|news| {
-                *news = News { number: news.number + 1, looked: Some(looked), seen: Some(seen.map_err(Arc::new)) };
+            let mut demand = self.demand();
+            demand.is_looking = false;
+            self.0.samples.send_modify(|samples| {
+                *samples =
+                    Sample { number: samples.number + 1, looked: Some(looked), view: Some(seen.map_err(Arc::new)) };
             });
             let rest = looked.elapsed();
             let next_tick = began + STEP * now as u32;
             loop {
-                if wishes.has_ended {
+                if demand.has_ended {
                     return;
                 }
                 let soon = looked + FRESH.max(2 * rest);
-                let next = match &*wishes {
-                    wishes if wishes.is_old && wishes.is_asked => looked + 2 * rest,
-                    wishes if wishes.is_asked || wishes.watching > 0 => soon.min(next_tick.max(looked + 2 * rest)),
+                let next = match &*demand {
+                    demand if demand.is_old && demand.is_asked => looked + 2 * rest,
+                    demand if demand.is_asked || demand.watching > 0 => soon.min(next_tick.max(looked + 2 * rest)),
                     _ => next_tick.max(looked + 2 * rest),
                 };
                 let left = next.saturating_duration_since(Instant::now());
                 if left.is_zero() {
                     break;
                 }
-                wishes = self.0.wake.wait_timeout(wishes, left).unwrap_or_else(PoisonError::into_inner).0;
+                demand = self.0.wake.wait_timeout(demand, left).unwrap_or_else(PoisonError::into_inner).0;
             }
         }
     }
 
-    /// Ends looking; not a look that goes on.
+    /// Ends the thread after its current snapshot.
     pub fn end(&self) {
-        self.wishes().has_ended = true;
+        self.demand().has_ended = true;
         self.0.wake.notify_all();
     }
 
-    /// Something was changed: who asks from now on sees that.
+    /// Marks the last snapshot as out of date: later requests get a new one.
     pub fn expire(&self) {
-        self.wishes().is_old = true;
+        self.demand().is_old = true;
     }
 
-    /// Has the store looked at once a second from now on.
+    /// Asks for one snapshot per second from now on.
     pub fn watch(&self) -> Watching {
-        self.wishes().watching += 1;
+        self.demand().watching += 1;
         self.0.wake.notify_all();
-        Watching { sampler: self.clone(), news: self.0.news.subscribe() }
+        Watching { sampler: self.clone(), samples: self.0.samples.subscribe() }
     }
 
-    /// What there is to see now.
+    /// A snapshot that is at most a second old.
     pub async fn look(&self) -> Result<Arc<View>, Arc<Trouble>> {
-        let mut news = self.0.news.subscribe();
+        let mut samples = self.0.samples.subscribe();
         let number = {
-            let last = news.borrow_and_update();
-            let mut wishes = self.wishes();
-            if let (Some(seen), Some(looked)) = (&last.seen, last.looked)
+            let last = samples.borrow_and_update();
+            let mut demand = self.demand();
+            if let (Some(view), Some(looked)) = (&last.view, last.looked)
                 && looked.elapsed() < FRESH
-                && !wishes.is_old
+                && !demand.is_old
             {
-                return seen.clone();
+                return view.clone();
             }
-            wishes.is_asked = true;
-            // A look that goes on may have begun before what is asked about.
-            last.number + u64::from(wishes.is_old && wishes.is_looking)
+            demand.is_asked = true;
+            // A snapshot in progress may have begun before the change.
+            last.number + u64::from(demand.is_old && demand.is_looking)
         };
         self.0.wake.notify_all();
-        let newer = tokio::time::timeout(PATIENCE, news.wait_for(|news| news.number > number)).await;
-        match newer.ok().and_then(Result::ok).and_then(|news| news.seen.clone()) {
-            Some(seen) => seen,
+        let newer = tokio::time::timeout(PATIENCE, samples.wait_for(|samples| samples.number > number)).await;
+        match newer.ok().and_then(Result::ok).and_then(|sample| sample.view.clone()) {
+            Some(view) => view,
             None => Err(Arc::new(Trouble {
                 code: "store_timeout",
                 message: format!("the store has not answered for {} s", PATIENCE.as_secs()),
@@ -202,24 +203,24 @@ impl Sampler {
     }
 }
 
-/// What was seen of a limit at one moment.
+/// The values of a limit at one tick.
 struct Point {
     tick: u32,
-    /// Of the first window of its shape.
+    /// The usage of the first window of its shape.
     used: u32,
-    /// Since the point before.
+    /// The counts since the point before.
     granted: u32,
     denied: u32,
     waiting: u32,
 }
 
-/// The windows of a limit, by their length, and what it allows in each: from a tick on.
+/// The windows of a limit from a tick on, sorted by length, and the units allowed in each.
 struct Shape {
     since: u64,
     windows: Vec<(Option<Duration>, u64)>,
 }
 
-/// What had been counted in all at a moment.
+/// The total counts at a time.
 #[derive(Clone, Copy)]
 struct Mark {
     at: SystemTime,
@@ -238,21 +239,22 @@ impl Mark {
     }
 }
 
-struct Line {
+/// The series of one limit.
+struct LimitSeries {
     points: VecDeque<Point>,
-    /// What was used of the other windows at a tick, which most limits do not have.
+    /// The usage of the other windows at a tick. Most limits have one window only.
     others: VecDeque<(u32, Box<[u32]>)>,
     shapes: Vec<Shape>,
-    /// At the last tick, and at the one before.
+    /// The counts at the last tick and at the one before.
     marks: [Mark; 2],
 }
 
-/// The last quarter of an hour.
+/// The series of all limits over the last 15 minutes.
 #[derive(Default)]
 pub struct Quarter {
-    /// The ticks at which the store answered.
+    /// The ticks with a snapshot.
     ticks: VecDeque<(u64, SystemTime)>,
-    lines: HashMap<String, Line>,
+    limits: HashMap<String, LimitSeries>,
 }
 
 fn small(count: u64) -> u32 {
@@ -270,34 +272,34 @@ impl Quarter {
             self.ticks.pop_front();
         }
         self.ticks.push_back((tick, seen.at));
-        if self.lines.len() > seen.limits.len() {
+        if self.limits.len() > seen.limits.len() {
             let known: HashSet<&str> = seen.limits.iter().map(|limit| limit.name.as_str()).collect();
-            self.lines.retain(|name, _| known.contains(name.as_str()));
+            self.limits.retain(|name, _| known.contains(name.as_str()));
         }
         for limit in &seen.limits {
             let now = Mark { at: seen.at, granted: limit.stats.units_granted, denied: limit.stats.denied };
-            match self.lines.get_mut(&limit.name) {
-                Some(line) => line.add(tick, first, now, limit),
+            match self.limits.get_mut(&limit.name) {
+                Some(recorded) => recorded.add(tick, first, now, limit),
                 None => {
                     let (points, others, shapes) = Default::default();
-                    let mut line = Line { points, others, shapes, marks: [now; 2] };
-                    line.add(tick, first, now, limit);
-                    self.lines.insert(limit.name.clone(), line);
+                    let mut recorded = LimitSeries { points, others, shapes, marks: [now; 2] };
+                    recorded.add(tick, first, now, limit);
+                    self.limits.insert(limit.name.clone(), recorded);
                 }
             }
         }
     }
 
-    /// What happened lately, in the order of the limits.
+    /// The recent values of each limit, in the order of the snapshot.
     fn lately(&self, seen: &Snapshot) -> Vec<Lately> {
         let since = self.last_tick().saturating_sub(2);
         let one = |limit: &LimitSnapshot| {
-            let Some(line) = self.lines.get(&limit.name) else { return Lately::default() };
-            let [last, before] = line.marks;
+            let Some(recorded) = self.limits.get(&limit.name) else { return Lately::default() };
+            let [last, before] = recorded.marks;
             let now = Mark { at: seen.at, granted: limit.stats.units_granted, denied: limit.stats.denied };
-            let recent = line.points.iter().rev().take_while(|point| u64::from(point.tick) >= since);
+            let recent = recorded.points.iter().rev().take_while(|point| u64::from(point.tick) >= since);
             let shares = recent
-                .flat_map(|point| line.used(point))
+                .flat_map(|point| recorded.used(point))
                 .map(|(allowed, used)| f64::from(used) / allowed.max(1) as f64);
             Lately {
                 pace: now.pace_since(&before),
@@ -308,7 +310,7 @@ impl Quarter {
         seen.limits.iter().map(one).collect()
     }
 
-    /// The fullest share of each of so many parts of the quarter, in percent, oldest first; `None` where nothing was seen.
+    /// The highest share in use in each of `parts` parts of the 15 minutes, in percent, oldest first; `None` without data.
     pub fn spark(&self, limit: &str, parts: usize) -> Vec<Option<u8>> {
         let last = self.last_tick();
         let part = |tick: u64| {
@@ -318,21 +320,21 @@ impl Quarter {
         let mut spark = vec![None; parts];
         let ticks = self.ticks.iter().filter_map(|&(tick, _)| part(tick));
         ticks.for_each(|part| spark[part] = Some(0));
-        if let Some(line) = self.lines.get(limit) {
-            for point in &line.points {
+        if let Some(recorded) = self.limits.get(limit) {
+            for point in &recorded.points {
                 let Some(part) = part(u64::from(point.tick)) else { continue };
-                let full = line.used(point).map(|(allowed, used)| share(used, allowed)).max();
+                let full = recorded.used(point).map(|(allowed, used)| share(used, allowed)).max();
                 spark[part] = spark[part].max(full);
             }
         }
         spark
     }
 
-    /// The points of a limit, as columns; `None` if it was not seen.
+    /// The series of a limit, as columns; `None` if there is no limit of this name.
     pub fn series(&self, limit: &str) -> Option<json::Series> {
-        let line = self.lines.get(limit)?;
+        let recorded = self.limits.get(limit)?;
         let mut windows: Vec<Option<Duration>> = Vec::new();
-        for (window, _) in line.shapes.iter().flat_map(|shape| &shape.windows) {
+        for (window, _) in recorded.shapes.iter().flat_map(|shape| &shape.windows) {
             if !windows.contains(window) {
                 windows.push(*window);
             }
@@ -340,9 +342,9 @@ impl Quarter {
         let mut series = json::Series { step: STEP, ..json::Series::default() };
         series.windows =
             windows.into_iter().map(|window| json::SeriesWindow { window, ..Default::default() }).collect();
-        let mut points = line.points.iter().peekable();
+        let mut points = recorded.points.iter().peekable();
         for &(tick, at) in &self.ticks {
-            let Some(shape) = line.shape(tick) else { continue };
+            let Some(shape) = recorded.shape(tick) else { continue };
             let point = points.next_if(|point| u64::from(point.tick) == tick);
             series.at.push(at);
             series.granted.push(point.map_or(0, |point| point.granted));
@@ -351,28 +353,28 @@ impl Quarter {
             for column in &mut series.windows {
                 let place = shape.windows.iter().position(|(window, _)| *window == column.window);
                 column.limit.push(place.map(|place| shape.windows[place].1));
-                column.used.push(place.map(|place| point.map_or(0, |point| line.used_of(point, place))));
+                column.used.push(place.map(|place| point.map_or(0, |point| recorded.used_of(point, place))));
             }
         }
         Some(series)
     }
 }
 
-/// In percent, rounded up: only nothing is 0.
+/// The share in use in percent, rounded up, so that only 0 units are 0 %.
 fn share(used: u32, allowed: u64) -> u8 {
     (u64::from(used) * 100).div_ceil(allowed.max(1)).min(100) as u8
 }
 
-impl Line {
+impl LimitSeries {
     fn add(&mut self, tick: u64, first: u64, now: Mark, seen: &LimitSnapshot) {
-        // By length, as the fullest comes first in what is seen.
+        // Sorted by length. The snapshot has the fullest window first.
         let mut usage = seen.usage.clone();
         usage.sort_by_key(|usage| usage.window);
         let windows: Vec<_> = usage.iter().map(|usage| (usage.window, usage.limit)).collect();
         if self.shapes.last().is_none_or(|shape| shape.windows != windows) {
             self.shapes.push(Shape { since: tick, windows });
         }
-        // The one that held at the first point stays.
+        // The shape of the first point stays.
         while self.shapes.get(1).is_some_and(|shape| shape.since <= first) {
             self.shapes.remove(0);
         }
@@ -393,7 +395,7 @@ impl Line {
             return;
         }
         if self.points.len() == self.points.capacity() {
-            // No more than there will be points.
+            // In small steps, so that the capacity never exceeds the number of points.
             self.points.reserve_exact(GROWTH);
         }
         self.points.push_back(Point {
@@ -416,12 +418,12 @@ impl Line {
         others.and_then(|others| others.get(window - 1)).copied().unwrap_or(0)
     }
 
-    /// What held at a tick.
+    /// The shape at a tick.
     fn shape(&self, tick: u64) -> Option<&Shape> {
         self.shapes.iter().rev().find(|shape| shape.since <= tick)
     }
 
-    /// What was allowed in each window, and used of it.
+    /// The allowed and the used units of each window.
     fn used(&self, point: &Point) -> impl Iterator<Item = (u64, u32)> {
         let windows = self.shape(u64::from(point.tick)).map_or(&[][..], |shape| &shape.windows);
         windows.iter().enumerate().map(|(i, &(_, limit))| (limit, self.used_of(point, i)))
@@ -434,9 +436,9 @@ mod tests {
 
     const TICKS: u64 = 400;
 
-    /// Of 400 ticks of which the fifth from the end saw nothing, the last quarter of an hour is left.
+    /// Of 400 ticks, one of them without a snapshot, only the last 15 minutes are kept.
     #[test]
-    fn what_is_kept_is_bounded() {
+    fn series_are_bounded() {
         let store = Store::new("memory:").unwrap();
         let busy = store.limiter("busy", "1000/1h + 100/1m").unwrap();
         store.limiter("idle", "7/1m").unwrap().open().unwrap();
@@ -448,7 +450,7 @@ mod tests {
             }
             quarter.add(tick, &observer.look().unwrap());
         }
-        let [busy, idle] = ["busy", "idle"].map(|name| &quarter.lines[name]);
+        let [busy, idle] = ["busy", "idle"].map(|name| &quarter.limits[name]);
         assert_eq!((busy.points.len(), busy.points.capacity(), busy.others.len()), (POINTS - 1, POINTS, POINTS - 1));
         assert_eq!((idle.points.capacity(), busy.shapes.len()), (0, 1));
         let series = quarter.series("busy").unwrap();
@@ -466,9 +468,9 @@ mod tests {
         let spark = quarter.spark("busy", POINTS);
         assert_eq!((spark[POINTS - 6], spark[POINTS - 1], quarter.spark("idle", 60)[59]), (None, Some(40), Some(0)));
         assert_eq!(quarter.spark("busy", 60), [vec![Some(22); 6], quarter.spark("busy", 60)[6..].to_vec()].concat());
-        // What is forgotten takes no room.
+        // A removed limit takes no memory.
         store.forget("idle").unwrap();
         quarter.add(TICKS + 1, &observer.look().unwrap());
-        assert!(!quarter.lines.contains_key("idle"));
+        assert!(!quarter.limits.contains_key("idle"));
     }
 }

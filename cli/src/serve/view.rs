@@ -1,4 +1,4 @@
-//! What one look has seen, in the orders that people want it in.
+//! A snapshot with its derived data: orders, totals and metrics.
 
 use bytes::Bytes;
 use std::cmp::Reverse;
@@ -6,27 +6,27 @@ use std::ops::Range;
 use std::sync::OnceLock;
 use workglow_limit::{LimitSnapshot, MetricsFormat, MetricsOptions, Snapshot};
 
-/// How many a second there were, over the last 5 to 10 s.
+/// Rates per second over the last 5 to 10 s.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Pace {
     pub granted: f64,
     pub denied: f64,
 }
 
-/// What happened in a limit lately.
+/// Recent values of a limit.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Lately {
     pub pace: Pace,
-    /// The fullest that it was at the last three ticks: what is sorted by it moves every 5 s, and not with each start.
+    /// The highest share in use at the last three ticks. Limits sorted by it move every 5 s, not with each start.
     pub fullest: f64,
-    /// How many attempts were denied a second between the last two ticks.
+    /// Denials per second between the last two ticks.
     pub denied: f64,
 }
 
-/// What limits are sorted by. Those that are equal are sorted by name.
+/// The order of limits. Equal ones are sorted by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sort {
-    /// Those that are paused first.
+    /// Paused ones first, then by share.
     Fullest,
     Denied,
     Waiting,
@@ -42,11 +42,11 @@ impl Sort {
     }
 }
 
-/// How many limits there are of which kind.
+/// Counts over all limits.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Totals {
     pub full: u64,
-    /// Those that are full are among them.
+    /// Includes the full ones.
     pub near: u64,
     pub paused: u64,
     pub overridden: u64,
@@ -54,7 +54,7 @@ pub struct Totals {
     pub pace: Pace,
 }
 
-/// What one look has seen. Everybody who asks about it shares what was worked out.
+/// A snapshot. All requests share it and its derived data.
 pub struct View {
     pub seen: Snapshot,
     /// The last tick of the series.
@@ -66,10 +66,10 @@ pub struct View {
     metrics: [OnceLock<Bytes>; 2],
 }
 
-/// A limit, and its pace.
+/// A limit and its rates.
 pub type Row<'v> = (&'v LimitSnapshot, Pace);
 
-/// How full a limit is: what is used of its fullest window, as a share of what is allowed.
+/// The share of the fullest window in use.
 pub fn fullness(limit: &LimitSnapshot) -> f64 {
     limit.usage.iter().map(|usage| usage.used as f64 / usage.limit.max(1) as f64).fold(0.0, f64::max)
 }
@@ -105,7 +105,7 @@ impl View {
             .map(|at| (&self.seen.limits[at], self.lately[at].pace))
     }
 
-    /// As metrics. Takes a while with many limits; who asks for the same again gets the same text.
+    /// The metrics text. It is built once for each format, because that takes a while with many limits.
     pub fn metrics(&self, format: MetricsFormat, show_keys: bool) -> Bytes {
         let text = || {
             let mut options = MetricsOptions::default();
@@ -136,7 +136,7 @@ impl View {
         })
     }
 
-    /// Those of the limits that have this text in their names, of any case: how many there are, and some of them.
+    /// The number of limits whose name contains this text, ignoring case, and a range of them.
     pub fn page(&self, search: &str, sort: Sort, range: Range<usize>) -> (usize, Vec<Row<'_>>) {
         let row = |&at: &u32| (&self.seen.limits[at as usize], self.lately[at as usize].pace);
         let order = self.order(sort);

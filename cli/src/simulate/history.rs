@@ -1,4 +1,4 @@
-//! What a limit of a store did, as a load: the units of each minute, evenly spread over it.
+//! The history of a limit as a load: the units of each minute, spread evenly over it.
 
 use super::request::{Keys, Request, SECOND, Source};
 use crate::context::Context;
@@ -9,17 +9,17 @@ use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 use workglow_limit::Observer;
 
-/// So many requests at most: where there are more units, several are asked for at once.
+/// The most requests. If there are more units, a request asks for several.
 const MOST: u64 = 1_000_000;
 
 const MINUTE: u64 = 60 * SECOND;
 
-/// A history that is replayed.
+/// The replay of a history.
 pub struct History {
-    /// When each minute began, and its units.
+    /// The start and the units of each minute.
     minutes: Vec<(u64, u64)>,
     minute: usize,
-    /// How many units of the minute have been asked for.
+    /// The units of this minute that were requested.
     asked: u64,
     weight: u64,
     duration: Option<u64>,
@@ -27,8 +27,7 @@ pub struct History {
 }
 
 impl History {
-    /// Reads what was counted of a limit; with `with_denied`, denied attempts are units that were wanted. No request weighs more than
-    /// `heaviest`.
+    /// Reads the history of a limit; `with_denied` adds a unit for each denied attempt. No request weighs more than `heaviest`.
     pub fn read(
         context: &Context,
         name: &str,
@@ -42,7 +41,7 @@ impl History {
         let since = SystemTime::now().checked_sub(since).unwrap_or(SystemTime::UNIX_EPOCH);
         let mut observer = Observer::new(&store, 0);
         let seen = observer.look()?;
-        // Each start counts at all parts of a composite, each denial at one.
+        // A start is counted by all parts of a composite, a denial by one part.
         let mut minutes: BTreeMap<SystemTime, (u64, u64)> = BTreeMap::new();
         for part in names::parts(name, &seen, &all) {
             for minute in observer.history(&part.name, since)? {
@@ -57,8 +56,8 @@ impl History {
             minutes.into_iter().map(|(at, (units, denied))| (us(at), wanted(units, denied))).collect();
         let all: u64 = minutes.iter().map(|(_, units)| units).sum();
         if all == 0 {
-            return Err(Failure::usage(format!("the store has no history of \"{name}\" since then"))
-                .hint("stores on a server keep none; a trace of your own can be given with --trace"));
+            return Err(Failure::usage(format!("the store has no history of \"{name}\" in this time"))
+                .hint("servers keep no history; pass a trace with --trace"));
         }
         Ok(History { minutes, minute: 0, asked: 0, weight: all.div_ceil(MOST).min(heaviest).max(1), duration, made: 0 })
     }

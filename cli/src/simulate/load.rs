@@ -1,4 +1,4 @@
-//! Loads that nobody recorded: so many requests in such a time.
+//! Generated loads: a number of requests per time, in phases.
 //!
 //! ```text
 //! load  = phase { "," phase }
@@ -10,47 +10,47 @@ use crate::failure::Failure;
 use std::time::Duration;
 use workglow_limit::parse_time;
 
-/// So many requests at most: what takes longer is hardly meant.
+/// The most requests.
 const MOST: f64 = 1e8;
 
-/// How many periods a phase lasts that does not say.
+/// The default length of a phase, in periods.
 const PERIODS: f64 = 60.0;
 
-/// From one rate to another, per second, in so many microseconds; or so many requests at its beginning.
+/// A linear change from one rate (per second) to another in `lasts` microseconds; or a number of requests at once.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Phase {
     Rate { from: f64, to: f64, lasts: f64 },
     AtOnce(u64),
 }
 
-/// From so much to so much, both included.
+/// A range, both ends included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Between(pub u64, pub u64);
 
-/// What requests are like.
+/// The properties of the requests.
 #[derive(Debug, Clone, Copy)]
 pub struct Shape {
-    /// Between how many keys; 0: none has one.
+    /// The number of keys; 0: requests have no key.
     pub keys: u32,
-    /// How much more the first keys ask than the others: by Zipf's law, the n-th as 1/n^skew. 0: all the same.
+    /// The skew between keys by Zipf's law: the n-th key has the share 1/n^skew. 0: equal shares.
     pub skew: f64,
     pub weight: Between,
     pub duration: Option<Between>,
-    /// Arrivals are those of a Poisson process.
+    /// The seed of random (Poisson) arrivals; `None`: regular arrivals.
     pub random: Option<u64>,
 }
 
-/// A load that is being made.
+/// A generated load.
 pub struct Load {
     phases: Vec<Phase>,
     shape: Shape,
     chance: Chance,
-    /// What part of all requests the keys up to each ask. Empty: each as much as the others.
+    /// The cumulative share of each key in all requests. Empty: equal shares.
     parts: Vec<f64>,
     phase: usize,
-    /// When the phase began, in microseconds.
+    /// The start of the phase, in microseconds.
     began: f64,
-    /// How many requests, in expectation, lie before the next one of the phase.
+    /// The expected number of requests before the next one of the phase.
     before: f64,
     made: u64,
 }
@@ -59,7 +59,9 @@ impl Load {
     pub fn new(text: &str, shape: Shape) -> Result<Load, Failure> {
         let wrong = |part: &str| {
             let example = "\"50/1s for 2m\", \"10..100/1s for 2m\", \"200 at once\" or \"nothing for 30s\"";
-            Failure::usage(format!("load is \"{text}\": expected {example}, or several after commas, not \"{part}\""))
+            Failure::usage(format!(
+                "load is \"{text}\": expected {example}, or several separated by commas, not \"{part}\""
+            ))
         };
         let phases: Vec<Phase> = text
             .split(',')
@@ -70,7 +72,7 @@ impl Load {
             return Err(Failure::usage(format!("load is \"{text}\": expected at most {MOST} requests, not {all:.0}")));
         }
         if all < 1.0 {
-            return Err(Failure::usage(format!("load is \"{text}\": expected one request at least")));
+            return Err(Failure::usage(format!("load is \"{text}\": expected at least one request")));
         }
         let chance = Chance(shape.random.unwrap_or(0));
         let mut parts: Vec<f64> = Vec::new();
@@ -88,7 +90,7 @@ impl Load {
         Ok(load)
     }
 
-    /// How many requests lie before the first one of the phase: of a Poisson process nobody remembers what was before.
+    /// The expected number of requests before the first one of the phase. (A Poisson process is memoryless.)
     fn first(&mut self) -> f64 {
         let is_even = self.shape.random.is_none() || matches!(self.phases.get(self.phase), Some(Phase::AtOnce(_)));
         if is_even { 0.0 } else { self.chance.gap() }
@@ -107,7 +109,7 @@ impl Load {
 }
 
 impl Phase {
-    /// How many requests there are to be.
+    /// The expected number of requests.
     fn requests(&self) -> f64 {
         match self {
             Phase::AtOnce(count) => *count as f64,
@@ -122,9 +124,9 @@ impl Phase {
         }
     }
 
-    /// After how long so many requests lie behind; `None`: not in this phase.
+    /// The time at which this number of requests has passed; `None`: not in this phase.
     fn after(&self, requests: f64) -> Option<f64> {
-        // The last one of a phase would be the first one of the next, and is off by rounding.
+        // A request at the end of a phase belongs to the next one; the tolerance is for rounding errors.
         if requests >= self.requests() - 1e-6 {
             return None;
         }
@@ -190,7 +192,7 @@ pub fn between(text: &str, one: impl Fn(&str) -> Option<u64>) -> Option<Between>
     (from <= to).then_some(Between(from, to))
 }
 
-/// Random numbers (SplitMix64): the same for a seed in every version, because what was reported once shall be found again.
+/// Random numbers (SplitMix64). A seed gives the same numbers in every version, so that reports can be reproduced.
 #[derive(Debug)]
 struct Chance(u64);
 
@@ -211,7 +213,7 @@ impl Chance {
         if from == to { from } else { from + self.next() % (to - from + 1) }
     }
 
-    /// How far the next event of a Poisson process is, where there is one per unit of time.
+    /// The distance to the next event of a Poisson process with one event per unit of time.
     fn gap(&mut self) -> f64 {
         -(1.0 - self.part()).ln()
     }
@@ -246,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_makes_the_same_load_again() {
+    fn a_seed_reproduces_its_load() {
         let shape = Shape { keys: 20, skew: 1.0, weight: Between(1, 3), random: Some(7), ..PLAIN };
         let (first, keys) = all("1000/1s for 10s", shape);
         assert_eq!(first, all("1000/1s for 10s", shape).0);
@@ -258,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_load_is_an_error() {
+    fn an_invalid_load_is_an_error() {
         for text in
             ["", "50", "50/", "50/1s for", "x/1s", "-1/1s", "1/1s,", "at once", "1e300/1s", "0/1s", "nothing for 1s"]
         {

@@ -1,9 +1,9 @@
-//! What is measured of a run, in room that does not grow with it.
+//! The measurements of a run, in bounded memory.
 
 use crate::failure::Failure;
 use std::collections::VecDeque;
 
-/// How long those waited who started. Knows a wait to within a hundredth of it.
+/// The waits of admitted requests, with a relative error of at most 1 %.
 #[derive(Debug, Clone)]
 pub struct Waits {
     counts: Vec<u64>,
@@ -11,7 +11,7 @@ pub struct Waits {
     longest: u64,
 }
 
-/// Waits of so many bits are told apart one by one, longer ones by their first bits.
+/// Waits of up to this many bits are exact; of longer ones the first bits count.
 const BITS: u32 = 7;
 
 impl Default for Waits {
@@ -23,14 +23,14 @@ impl Default for Waits {
 impl Waits {
     pub fn add(&mut self, wait: u64) {
         let shift = (u64::BITS - wait.leading_zeros()).saturating_sub(BITS + 1);
-        // The first bit that is set is known, so classes of a size follow each other without a gap.
+        // The highest bit is always set, so the classes of each size follow without a gap.
         let class = (u64::from(shift) << BITS) + (wait >> shift);
         self.counts[class as usize] += 1;
         self.total += 1;
         self.longest = self.longest.max(wait);
     }
 
-    /// So long or shorter waited this part of all: 0.5 is the median.
+    /// The wait that this part of all waits does not exceed; 0.5 is the median.
     pub fn quantile(&self, part: f64) -> u64 {
         let wanted = (self.total as f64 * part).ceil().max(1.0) as u64;
         let mut sum = 0;
@@ -52,17 +52,18 @@ impl Waits {
     }
 }
 
-/// What happened in one bin of time.
+/// The counts of a bin of time.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Bin {
-    /// The units that were asked for.
+    /// The requested units.
     pub wanted: u64,
-    /// The units that started, and those that were denied.
+    /// The admitted units.
     pub admitted: u64,
+    /// The denied units.
     pub denied: u64,
-    /// The most that waited at a time.
+    /// The most waiters at a time.
     pub waiting: u64,
-    /// The most that the fullest key used of its limit, as a part of it.
+    /// The highest share that the fullest key used of its limit.
     pub used: f64,
 }
 
@@ -76,7 +77,7 @@ impl Bin {
     }
 }
 
-/// How long bins are, in microseconds; each is a multiple of the one before, so that bins can be put together.
+/// The possible lengths of bins, in microseconds. Each is a multiple of the one before, so that bins can be merged.
 const LENGTHS: [u64; 25] = {
     const MS: u64 = 1_000;
     const S: u64 = 1_000 * MS;
@@ -112,10 +113,10 @@ const LENGTHS: [u64; 25] = {
     ]
 };
 
-/// So many bins at most. Where there would be more, they become longer.
+/// The most bins. Bins become longer to stay below it.
 const MOST_BINS: u64 = 500;
 
-/// What happened, bin by bin.
+/// The counts over time.
 #[derive(Debug, Clone)]
 pub struct Series {
     length: usize,
@@ -125,17 +126,17 @@ pub struct Series {
 }
 
 impl Series {
-    /// Begins at a time, with one bin.
+    /// Starts at a time, with one bin.
     pub fn new(at: u64) -> Series {
         Series { length: 0, first: at / LENGTHS[0], bins: VecDeque::from([Bin::default()]) }
     }
 
-    /// How long a bin is, in microseconds.
+    /// The length of a bin, in microseconds.
     pub fn length(&self) -> u64 {
         LENGTHS[self.length]
     }
 
-    /// When the first bin begins.
+    /// The start of the first bin.
     pub fn begins(&self) -> u64 {
         self.first * self.length()
     }
@@ -144,13 +145,13 @@ impl Series {
         self.bins.iter()
     }
 
-    /// When the bin after the last one begins.
+    /// The end of the last bin.
     pub fn ends(&self) -> u64 {
         (self.first + self.bins.len() as u64) * self.length()
     }
 
-    /// Makes bins so long that there is room up to this time.
-    pub fn make_room(&mut self, to: u64) {
+    /// Merges bins until the time up to `to` fits.
+    pub fn extend_to(&mut self, to: u64) {
         while to / self.length() - self.first >= MOST_BINS && self.length + 1 < LENGTHS.len() {
             let ratio = LENGTHS[self.length + 1] / self.length();
             let mut merged: VecDeque<Bin> = VecDeque::new();
@@ -166,31 +167,32 @@ impl Series {
         }
     }
 
-    /// Begins the next bin.
+    /// Adds the next bin.
     pub fn begin(&mut self, bin: Bin) {
         self.bins.push_back(bin);
     }
 
-    /// The bin of now.
+    /// The current bin.
     pub fn now(&mut self) -> &mut Bin {
-        self.bins.back_mut().expect("there is always one")
+        self.bins.back_mut().expect("there is at least one bin")
     }
 }
 
-/// What was counted of a key.
+/// The counts of a key.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Counts {
     pub requests: u64,
     pub admitted: u64,
     pub denied: u64,
-    /// Those that started after a wait.
+    /// The requests that were admitted after a wait.
     pub waited: u64,
-    /// Those that weigh more than the limit allows at once: an error for who asks.
+    /// The requests that weigh more than the limit allows at all: an error for their callers.
     pub too_heavy: u64,
-    /// The units that were asked for, too heavy ones left out, and those that started.
+    /// The requested units, without those of requests that are too heavy.
     pub units_wanted: u64,
+    /// The admitted units.
     pub units: u64,
-    /// How long units ran, in unit-microseconds.
+    /// The time for which units ran, in unit-microseconds.
     pub ran: u128,
 }
 
@@ -207,37 +209,37 @@ impl Counts {
     }
 }
 
-/// What became of one request.
+/// The result of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// It started, after so long.
+    /// Admitted after this wait.
     Admitted(u64),
-    /// It did not; there is room after so long.
+    /// Denied; a retry may succeed after this time.
     Denied(u64),
-    /// Never: it weighs too much.
+    /// Never admitted, because it weighs too much.
     TooHeavy,
-    /// It waited still, long after the last request.
+    /// Still waiting long after the last request.
     Waiting,
 }
 
-/// Is told the line of a request and what became of it.
-pub type Tell<'t> = Box<dyn FnMut(u64, Verdict) -> Result<(), Failure> + 't>;
+/// Prints the line of a request and its verdict.
+pub type PrintVerdict<'t> = Box<dyn FnMut(u64, Verdict) -> Result<(), Failure> + 't>;
 
-/// The verdicts of all requests, in the order of asking: a waiter holds up those behind it.
+/// Prints the verdicts in the order of the requests. A request that waits delays the verdicts of later ones.
 pub struct Verdicts<'t> {
-    /// The line of each that was not told yet, and its verdict if there is one.
+    /// The lines of unprinted requests, with their verdicts if known.
     open: VecDeque<(u64, Option<Verdict>)>,
-    /// The number of the first of them.
+    /// The number of the first unprinted request.
     first: u64,
-    tell: Tell<'t>,
+    print: PrintVerdict<'t>,
 }
 
 impl<'t> Verdicts<'t> {
-    pub fn new(tell: Tell<'t>) -> Verdicts<'t> {
-        Verdicts { open: VecDeque::new(), first: 0, tell }
+    pub fn new(print: PrintVerdict<'t>) -> Verdicts<'t> {
+        Verdicts { open: VecDeque::new(), first: 0, print }
     }
 
-    /// A request of this line came; its number.
+    /// Adds a request; returns its number.
     pub fn ask(&mut self, line: u64) -> u64 {
         self.open.push_back((line, None));
         self.first + self.open.len() as u64 - 1
@@ -246,7 +248,7 @@ impl<'t> Verdicts<'t> {
     pub fn answer(&mut self, number: u64, verdict: Verdict) -> Result<(), Failure> {
         self.open[(number - self.first) as usize].1 = Some(verdict);
         while let Some(&(line, Some(verdict))) = self.open.front() {
-            (self.tell)(line, verdict)?;
+            (self.print)(line, verdict)?;
             self.open.pop_front();
             self.first += 1;
         }
@@ -259,7 +261,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waits_are_known_to_a_hundredth() {
+    fn waits_have_an_error_of_at_most_one_percent() {
         let mut waits = Waits::default();
         (1..=1_000_000u64).for_each(|wait| waits.add(wait));
         for part in [0.001, 0.5, 0.95, 0.99, 1.0] {
@@ -272,11 +274,11 @@ mod tests {
     }
 
     #[test]
-    fn bins_become_longer_and_lose_nothing() {
+    fn merged_bins_keep_all_counts() {
         let mut series = Series::new(123_456_789);
         let mut total = 0;
         for at in (123_456_789..).step_by(777_777).take(100_000) {
-            series.make_room(at);
+            series.extend_to(at);
             while series.ends() <= at {
                 series.begin(Bin::default());
             }

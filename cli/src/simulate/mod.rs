@@ -1,9 +1,9 @@
-//! `simulate`: what a policy would have done.
+//! `simulate`: the effect of a policy on a load.
 
+mod guarantee;
 mod history;
 mod load;
 mod measure;
-mod promise;
 mod report;
 mod request;
 mod subject;
@@ -15,76 +15,77 @@ use crate::failure::Failure;
 use crate::picture::{svg, terminal};
 use history::History;
 use load::{Between, Load};
-use measure::{Tell, Verdict, Verdicts};
+use measure::{PrintVerdict, Verdict, Verdicts};
 use request::{Keys, SECOND, Source};
 use serde_json::json;
+use std::path::PathBuf;
 use std::time::Duration;
 use subject::{Callers, Subject};
 use trace::{Defaults, Trace};
 use workglow_limit::parse_time;
 
-/// Show what a policy would have done with a recorded or a made-up load
+/// Try a policy with a recorded or a generated load
 ///
-/// It is the limiter itself that decides, by a clock that is moved from one request to the next: a day takes a second.
+/// The limiter itself decides, with a simulated clock: a day takes about a second.
 ///
-/// A trace is CSV with a header (time, and if you like key, weight and duration) or lines of JSON ({"at": 0.5, "key": "a"}). Times are
-/// seconds, since whenever, or RFC 3339; durations are seconds. A load is "50/1s for 2m", "10..100/1s for 2m" (evenly more), "200 at
-/// once", "nothing for 30s", or several of these after commas; without "for" it lasts 60 periods. Windows that are aligned begin at
-/// multiples of their length by the trace's own times.
+/// A trace is CSV with a header (time, and optionally key, weight and duration) or JSON lines ({"at": 0.5, "key": "a"}). Times are
+/// seconds from any origin, or RFC 3339; durations are seconds. A load is "50/1s for 2m", "10..100/1s for 2m" (a ramp), "200 at once",
+/// "nothing for 30s", or several of these separated by commas; without "for" a phase lasts 60 periods. Aligned windows begin at multiples
+/// of their length in the times of the trace.
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("source").required(true))]
 pub struct Args {
     /// The policy, such as "100/1m + 5 concurrent"
     policy: String,
-    /// Another policy under the same load; may be said several times
+    /// Another policy to compare under the same load; may be repeated
     #[arg(long, value_name = "POLICY")]
     compare: Vec<String>,
-    /// A recorded load: CSV or lines of JSON; - is standard input
+    /// A recorded load: CSV or JSON lines; - is standard input
     #[arg(long, value_name = "FILE", group = "source")]
     trace: Option<String>,
-    /// A made-up load, such as "50/1s for 2m"
+    /// A generated load, such as "50/1s for 2m"
     #[arg(long, group = "source")]
     load: Option<String>,
-    /// What a limit of the store admitted, minute by minute: each minute's units evenly spread over it
+    /// The history of a limit in the store; the units of each minute are spread evenly over it
     #[arg(long, value_name = "NAME", group = "source")]
     history: Option<String>,
-    /// The trace is not in the order of its times; it is read whole
+    /// Sort the trace by time; the whole trace is read into memory
     #[arg(long, requires = "trace")]
     sort: bool,
-    /// How far back the history goes, 31d at most
+    /// Start this long ago in the history, 31d at most
     #[arg(long, value_name = "DURATION", requires = "history")]
     since: Option<String>,
-    /// What the limit denied asks, too; who tried again is counted each time
+    /// Also replay denied attempts of the history; each retry counts
     #[arg(long, requires = "history")]
     with_denied: bool,
-    /// Random arrivals (of a Poisson process), the same for the same number
+    /// Random (Poisson) arrivals; a seed always gives the same load
     #[arg(long, value_name = "SEED", requires = "load")]
     random: Option<u64>,
-    /// Requests come from so many keys
+    /// The number of keys that the requests come from
     #[arg(long, value_name = "N", default_value_t = 0, requires = "load", value_parser = clap::value_parser!(u32).range(..=1_000_000))]
     keys: u32,
-    /// How much more some keys ask than others (Zipf): the n-th 1/n^SKEW as much as the first
+    /// The skew between keys (Zipf): the n-th key sends 1/n^SKEW as many requests as the first
     #[arg(long, default_value_t = 0.0, requires = "keys")]
     skew: f64,
-    /// The weight of each request, or as in 1..8 of the lightest and heaviest; in a trace, where it says none
+    /// The weight of each request, or a range such as 1..8; in a trace, the default
     #[arg(long, default_value = "1")]
     weight: String,
-    /// How long each job runs, or as in 100ms..2s the shortest and longest; in a trace, where it says nothing
+    /// The duration of each job, or a range such as 100ms..2s; in a trace, the default
     #[arg(long, value_name = "DURATION")]
     duration: Option<String>,
-    /// Callers wait in line as `acquire` does, at most so long if it is said (--wait=30s), instead of going away
+    /// Callers wait in line, as `acquire` does, for at most MAX (--wait=30s) or without a bound (--wait)
     #[arg(long, value_name = "MAX", num_args = 0..=1, require_equals = true)]
     wait: Option<Option<String>>,
-    /// Print what became of each request, as CSV (line, verdict, seconds), instead of a report
+    /// Print the result of each request as CSV (line, verdict, seconds) instead of a report
     #[arg(long, conflicts_with_all = ["compare", "svg"])]
     verdicts: bool,
-    /// How many keys to list
+    /// The number of keys to list
     #[arg(long, value_name = "N", default_value_t = 5)]
     top: usize,
-    /// Draw it into this file, too
+    /// Also write the picture to this SVG file
     #[arg(long, value_name = "FILE")]
-    svg: Option<String>,
-    /// Draw with plain characters
+    svg: Option<PathBuf>,
+    /// Draw with ASCII characters
     #[arg(long)]
     ascii: bool,
 }
@@ -95,7 +96,7 @@ pub fn run(args: Args, context: &Context) -> Result<Outcome, Failure> {
         Some(most) => Callers::Wait(most.as_deref().map(|most| duration("wait", most)).transpose()?),
     };
     let policies: Vec<&str> = [&args.policy].into_iter().chain(&args.compare).map(String::as_str).collect();
-    let mut verdicts = args.verdicts.then(|| Verdicts::new(tell(context)));
+    let mut verdicts = args.verdicts.then(|| Verdicts::new(print_verdict(context)));
     let mut subjects = Vec::new();
     for policy in &policies {
         subjects.push(Subject::new(policy, callers, verdicts.take())?);
@@ -113,7 +114,7 @@ pub fn run(args: Args, context: &Context) -> Result<Outcome, Failure> {
         }
     }
     if asked == 0 {
-        return Err(Failure::usage("there is no request to try the policy with"));
+        return Err(Failure::usage("the load has no requests"));
     }
     for subject in &mut subjects {
         subject.finish(&keys)?;
@@ -123,8 +124,7 @@ pub fn run(args: Args, context: &Context) -> Result<Outcome, Failure> {
     }
     let report = report::Report { subjects: &subjects, keys: &keys, callers, top: args.top };
     if let Some(path) = &args.svg {
-        std::fs::write(path, svg::draw(&report.picture()))
-            .map_err(|error| Failure::system(format!("svg {path}: {error}")))?;
+        svg::write(path, &report.picture())?;
     }
     if context.json {
         context.print_json(&report.to_json(context.keys))?;
@@ -133,12 +133,12 @@ pub fn run(args: Args, context: &Context) -> Result<Outcome, Failure> {
             context.print(line)?;
         }
     }
-    // A limiter that breaks its promise is a fault, whatever was asked.
+    // A broken guarantee is a bug of the limiter, whatever the load was.
     Ok(if report.is_kept() { Outcome::Done } else { Outcome::Found })
 }
 
-/// Prints what became of a request.
-fn tell(context: &Context) -> Tell<'_> {
+/// Prints the verdict of a request.
+fn print_verdict(context: &Context) -> PrintVerdict<'_> {
     let seconds = |us: u64| us as f64 / SECOND as f64;
     Box::new(move |line, verdict| {
         let (name, after) = match verdict {
@@ -159,12 +159,17 @@ fn tell(context: &Context) -> Tell<'_> {
 fn source(args: &Args, policies: &[&str], context: &Context, keys: &mut Keys) -> Result<Box<dyn Source>, Failure> {
     let weight = load::between(&args.weight, |text| text.parse().ok().filter(|weight| *weight > 0));
     let weight = weight.ok_or_else(|| {
-        Failure::usage(format!("weight is \"{}\": expected a whole number from 1 on, or two as in 1..8", args.weight))
+        Failure::usage(format!(
+            "weight is \"{}\": expected a whole number from 1, or a range such as 1..8",
+            args.weight
+        ))
     })?;
     let time = |text: &str| parse_time(text).ok().map(|time: Duration| time.as_micros() as u64);
     let lasts = args.duration.as_ref().map(|text| {
         load::between(text, time).ok_or_else(|| {
-            Failure::usage(format!("duration is \"{text}\": expected a time such as 300ms, or two as in 100ms..2s"))
+            Failure::usage(format!(
+                "duration is \"{text}\": expected a time such as 300ms, or a range such as 100ms..2s"
+            ))
         })
     });
     let lasts = lasts.transpose()?;
@@ -177,7 +182,9 @@ fn source(args: &Args, policies: &[&str], context: &Context, keys: &mut Keys) ->
     }
     let one = |parameter: &str, said: Between| match said {
         Between(from, to) if from == to => Ok(from),
-        _ => Err(Failure::usage(format!("{parameter} is a range: expected one, but for --load"))),
+        _ => Err(Failure::usage(format!(
+            "{parameter} is a range: expected one value, because only --load allows ranges"
+        ))),
     };
     let defaults =
         Defaults { weight: one("weight", weight)?, duration: lasts.map(|lasts| one("duration", lasts)).transpose()? };

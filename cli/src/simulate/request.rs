@@ -1,30 +1,30 @@
-//! What is asked of a policy: starts, one after the other.
+//! The requests of a load.
 
 use crate::failure::Failure;
 use std::collections::HashMap;
 
-/// Times are counted in these.
+/// A second in microseconds, the unit of all times here.
 pub const SECOND: u64 = 1_000_000;
 
-/// A wish to start. Times are in microseconds.
+/// A request for a start. Times are in microseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
-    /// The line of the trace, or the number of the request, from 1 on.
+    /// The line in the trace, or the number of the request, from 1.
     pub line: u64,
-    /// Since 1970, or since the trace's own beginning: it is all the same but for windows that are aligned.
+    /// The time since 1970 or since the start of the trace. Only aligned windows depend on the choice.
     pub at: u64,
-    /// Its number among the [`Keys`].
+    /// The index in [`Keys`].
     pub key: u32,
     pub weight: u64,
-    /// How long the job runs; `None`: nobody said.
+    /// The duration of the job, if known.
     pub duration: Option<u64>,
 }
 
-/// The keys that have been seen.
+/// The keys of a load.
 #[derive(Debug, Default)]
 pub struct Keys {
     ids: HashMap<String, u32>,
-    /// The text of each, and the line that it was on first.
+    /// The text of each key, and the first line with it.
     texts: Vec<(String, u64)>,
 }
 
@@ -43,7 +43,7 @@ impl Keys {
         &self.texts[id as usize].0
     }
 
-    /// Where the trace names it first.
+    /// The first line with this key.
     pub fn line(&self, id: u32) -> u64 {
         self.texts[id as usize].1
     }
@@ -53,8 +53,8 @@ impl Keys {
     }
 }
 
-/// Where requests come from, in the order of their times.
+/// A source of requests, in the order of their times.
 pub trait Source {
-    /// The next one; `None` at the end.
+    /// The next request; `None` at the end.
     fn next(&mut self, keys: &mut Keys) -> Result<Option<Request>, Failure>;
 }

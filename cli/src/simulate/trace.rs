@@ -1,4 +1,4 @@
-//! A recorded trace: CSV, or lines of JSON.
+//! A recorded trace: CSV or JSON lines.
 
 use super::request::{Keys, Request, SECOND, Source};
 use crate::failure::Failure;
@@ -8,7 +8,7 @@ use std::io::{self, BufRead, BufReader, Read};
 use std::time::Duration;
 use workglow_limit::parse_time;
 
-/// The columns of a trace. A time may be called by its JSON name, too.
+/// The columns of a trace. `at` is another name of `time`.
 const COLUMNS: [(&str, Column); 5] = [
     ("time", Column::Time),
     ("at", Column::Time),
@@ -16,12 +16,12 @@ const COLUMNS: [(&str, Column); 5] = [
     ("weight", Column::Weight),
     ("duration", Column::Duration),
 ];
-const EXPECTED: &str = "a header with time, and if you like key, weight and duration";
+const EXPECTED: &str = "a header with time, and optionally key, weight and duration";
 
-/// The latest time: what is later was meant in milliseconds.
+/// The latest time in seconds. A later one is in milliseconds by mistake.
 const LATEST: f64 = 1e10;
 
-/// The longest trace: a store's clock goes no further.
+/// The longest trace that a store's clock allows.
 const LONGEST: u64 = 10 * 366 * 86_400 * SECOND;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,7 +32,7 @@ enum Column {
     Duration,
 }
 
-/// What holds for lines that do not say.
+/// The defaults of a line.
 #[derive(Debug, Clone, Copy)]
 pub struct Defaults {
     pub weight: u64,
@@ -44,8 +44,9 @@ pub struct Trace {
     name: String,
     lines: Lines,
     defaults: Defaults,
-    /// When the trace begins, and the last line was.
+    /// The time of the first line.
     began: Option<u64>,
+    /// The time of the last line.
     last: u64,
 }
 
@@ -55,9 +56,9 @@ enum Lines {
     Sorted(std::vec::IntoIter<Request>),
 }
 
-/// What a line says, before anything is filled in.
+/// The fields of a line, without defaults.
 #[derive(Debug, Default)]
-struct Said<'l> {
+struct Fields<'l> {
     at: Option<u64>,
     key: &'l str,
     weight: Option<u64>,
@@ -92,7 +93,7 @@ impl Trace {
         Ok(Trace { name, lines, defaults, began: None, last: 0 })
     }
 
-    /// The same in the order of its times, read at once.
+    /// Reads the whole trace and sorts it by time.
     pub fn sorted(mut self, keys: &mut Keys) -> Result<Trace, Failure> {
         let mut all = Vec::new();
         while let Some(request) = self.read(keys)? {
@@ -106,15 +107,15 @@ impl Trace {
         Failure::usage(format!("trace {}, line {line}: {what}", self.name))
     }
 
-    /// The next line, whatever was before it.
+    /// Reads the next line. Does not check the order.
     fn read(&mut self, keys: &mut Keys) -> Result<Option<Request>, Failure> {
         let (defaults, name) = (self.defaults, &self.name);
         let wrong = |line: u64, what: String| Failure::usage(format!("trace {name}, line {line}: {what}"));
-        let mut request = |line: u64, said: Said| {
-            let at = said.at.ok_or_else(|| wrong(line, "it says no time".to_owned()))?;
-            let weight = said.weight.unwrap_or(defaults.weight);
-            let duration = said.duration.or(defaults.duration);
-            Ok(Some(Request { line, at, key: keys.id(said.key, line), weight, duration }))
+        let mut request = |line: u64, fields: Fields| {
+            let at = fields.at.ok_or_else(|| wrong(line, "the time is missing".to_owned()))?;
+            let weight = fields.weight.unwrap_or(defaults.weight);
+            let duration = fields.duration.or(defaults.duration);
+            Ok(Some(Request { line, at, key: keys.id(fields.key, line), weight, duration }))
         };
         match &mut self.lines {
             Lines::Sorted(all) => Ok(all.next()),
@@ -125,16 +126,16 @@ impl Trace {
                     Err(error) => return Err(Failure::usage(format!("trace {name}{}", csv_error(&error)))),
                 }
                 let line = record.position().map_or(0, csv::Position::line);
-                let mut said = Said::default();
+                let mut fields = Fields::default();
                 for (column, text) in columns.iter().zip(record.iter()).filter(|(_, text)| !text.is_empty()) {
                     match column {
-                        Column::Time => said.at = Some(time(text).map_err(|what| wrong(line, what))?),
-                        Column::Key => said.key = text,
-                        Column::Weight => said.weight = Some(weight(text).map_err(|what| wrong(line, what))?),
-                        Column::Duration => said.duration = Some(duration(text).map_err(|what| wrong(line, what))?),
+                        Column::Time => fields.at = Some(time(text).map_err(|what| wrong(line, what))?),
+                        Column::Key => fields.key = text,
+                        Column::Weight => fields.weight = Some(weight(text).map_err(|what| wrong(line, what))?),
+                        Column::Duration => fields.duration = Some(duration(text).map_err(|what| wrong(line, what))?),
                     }
                 }
-                request(line, said)
+                request(line, fields)
             }
             Lines::Json { reader, line, number } => loop {
                 line.clear();
@@ -144,8 +145,8 @@ impl Trace {
                     Ok(_) if line.trim().is_empty() => {}
                     Ok(_) => {
                         let value = serde_json::from_str::<Value>(line)
-                            .map_err(|error| wrong(*number, format!("it is no JSON: {error}")))?;
-                        return request(*number, said(&value).map_err(|what| wrong(*number, what))?);
+                            .map_err(|error| wrong(*number, format!("invalid JSON: {error}")))?;
+                        return request(*number, fields(&value).map_err(|what| wrong(*number, what))?);
                     }
                     Err(error) => return Err(wrong(*number, error.to_string())),
                 }
@@ -159,12 +160,12 @@ impl Source for Trace {
         let Some(request) = self.read(keys)? else { return Ok(None) };
         let Request { line, at, .. } = request;
         if at < self.last {
-            let what = format!("{} is before the time above it, {}", seconds(at), seconds(self.last));
-            return Err(self.wrong(line, what).hint("sort the trace by time, or say --sort, which reads it whole"));
+            let what = format!("the time {} is before that of the previous line, {}", seconds(at), seconds(self.last));
+            return Err(self.wrong(line, what).hint("sort the trace by time, or pass --sort"));
         }
         let began = *self.began.get_or_insert(at);
         if at - began > LONGEST {
-            return Err(self.wrong(line, "it is more than ten years after the first"));
+            return Err(self.wrong(line, "the time is more than ten years after that of the first line"));
         }
         self.last = at;
         Ok(Some(request))
@@ -181,15 +182,15 @@ fn columns(reader: &mut csv::Reader<Box<dyn Read>>) -> Result<Vec<Column>, Strin
     let mut columns = Vec::new();
     for name in header {
         let Some((_, column)) = find(name) else {
-            return Err(format!(", line 1: no column is called \"{name}\": expected {EXPECTED}"));
+            return Err(format!(", line 1: unknown column \"{name}\": expected {EXPECTED}"));
         };
         if columns.contains(column) {
-            return Err(format!(", line 1: there are two columns \"{name}\""));
+            return Err(format!(", line 1: duplicate column \"{name}\""));
         }
         columns.push(*column);
     }
     if !columns.contains(&Column::Time) {
-        return Err(format!(", line 1: there is no column time: expected {EXPECTED}"));
+        return Err(format!(", line 1: the column time is missing: expected {EXPECTED}"));
     }
     Ok(columns)
 }
@@ -198,35 +199,35 @@ fn csv_error(error: &csv::Error) -> String {
     let at = error.position().map_or(String::new(), |position| format!(", line {}", position.line()));
     match error.kind() {
         csv::ErrorKind::UnequalLengths { expected_len, len, .. } => {
-            format!("{at}: it has {len} fields: expected {expected_len}, as many as the header")
+            format!("{at}: {len} fields: expected {expected_len}, as in the header")
         }
-        csv::ErrorKind::Utf8 { .. } => format!("{at}: it is no UTF-8"),
+        csv::ErrorKind::Utf8 { .. } => format!("{at}: invalid UTF-8"),
         csv::ErrorKind::Io(error) => format!(": {error}"),
         _ => format!("{at}: {error}"),
     }
 }
 
-/// What an object says.
-fn said(value: &Value) -> Result<Said<'_>, String> {
-    let Value::Object(fields) = value else { return Err("expected an object such as {\"at\": 0.5}".to_owned()) };
-    let mut said = Said::default();
-    for (name, value) in fields.iter().filter(|(_, value)| !value.is_null()) {
+/// The fields of a JSON object.
+fn fields(value: &Value) -> Result<Fields<'_>, String> {
+    let Value::Object(members) = value else { return Err("expected an object such as {\"at\": 0.5}".to_owned()) };
+    let mut fields = Fields::default();
+    for (name, value) in members.iter().filter(|(_, value)| !value.is_null()) {
         let Some((_, column)) = COLUMNS.iter().find(|(known, _)| known == name) else {
-            return Err(format!("no field is called \"{name}\": expected at, key, weight or duration"));
+            return Err(format!("unknown field \"{name}\": expected at, key, weight or duration"));
         };
         let text = match value {
             Value::String(text) => text.clone(),
             other => other.to_string(),
         };
         match (column, value) {
-            (Column::Key, Value::String(key)) => said.key = key,
-            (Column::Key, other) => return Err(format!("key is {other}: expected a text")),
-            (Column::Time, _) => said.at = Some(time(&text)?),
-            (Column::Weight, _) => said.weight = Some(weight(&text)?),
-            (Column::Duration, _) => said.duration = Some(duration(&text)?),
+            (Column::Key, Value::String(key)) => fields.key = key,
+            (Column::Key, other) => return Err(format!("key is {other}: expected a string")),
+            (Column::Time, _) => fields.at = Some(time(&text)?),
+            (Column::Weight, _) => fields.weight = Some(weight(&text)?),
+            (Column::Duration, _) => fields.duration = Some(duration(&text)?),
         }
     }
-    Ok(said)
+    Ok(fields)
 }
 
 fn seconds(us: u64) -> f64 {
@@ -240,17 +241,17 @@ fn us(seconds: f64) -> u64 {
 fn weight(text: &str) -> Result<u64, String> {
     match text.parse() {
         Ok(weight) if weight > 0 => Ok(weight),
-        _ => Err(format!("weight is \"{text}\": expected a whole number from 1 on")),
+        _ => Err(format!("weight is \"{text}\": expected a whole number from 1")),
     }
 }
 
 fn duration(text: &str) -> Result<u64, String> {
-    let said = text.parse::<f64>().ok().filter(|seconds| (0.0..=LATEST).contains(seconds)).map(us);
-    let said = said.or_else(|| parse_time(text).ok().map(|time: Duration| time.as_micros() as u64));
-    said.ok_or_else(|| format!("duration is \"{text}\": expected seconds, such as 0.25, or a time such as 250ms"))
+    let parsed = text.parse::<f64>().ok().filter(|seconds| (0.0..=LATEST).contains(seconds)).map(us);
+    let parsed = parsed.or_else(|| parse_time(text).ok().map(|time: Duration| time.as_micros() as u64));
+    parsed.ok_or_else(|| format!("duration is \"{text}\": expected seconds, such as 0.25, or a time such as 250ms"))
 }
 
-/// A time in microseconds, of seconds or of RFC 3339.
+/// Parses seconds or RFC 3339 to microseconds.
 fn time(text: &str) -> Result<u64, String> {
     if let Ok(seconds) = text.parse::<f64>() {
         return match (0.0..=LATEST).contains(&seconds) {
@@ -266,7 +267,7 @@ fn time(text: &str) -> Result<u64, String> {
     })
 }
 
-/// `2026-11-24T03:04:05.678+01:00`, in microseconds since 1970. Before that is nothing.
+/// Parses `2026-11-24T03:04:05.678+01:00` to microseconds since 1970. Earlier times are invalid.
 fn rfc3339(text: &str) -> Option<u64> {
     let number = |from: usize, to: usize| -> Option<i64> {
         let digits = text.get(from..to)?;
@@ -277,7 +278,7 @@ fn rfc3339(text: &str) -> Option<u64> {
     let (hour, minute, second) = (number(11, 13)?, number(14, 16)?, number(17, 19)?);
     let days = days(year, month, day)?;
     let has_signs = is(4, b"-") && is(7, b"-") && is(10, b"Tt ") && is(13, b":") && is(16, b":");
-    // A leap second is the second after it.
+    // A leap second counts as the second after it.
     if !has_signs || hour > 23 || minute > 59 || second > 60 {
         return None;
     }
@@ -300,7 +301,7 @@ fn rfc3339(text: &str) -> Option<u64> {
     u64::try_from(seconds * SECOND as i64 + fraction).ok()
 }
 
-/// The days since 1970 of a day of the Gregorian calendar.
+/// The number of days from 1970 to a Gregorian date.
 fn days(year: i64, month: i64, day: i64) -> Option<i64> {
     let is_leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
     let lengths = [31, 28 + i64::from(is_leap), 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];

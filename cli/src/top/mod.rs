@@ -1,4 +1,4 @@
-//! `top`: limits as they are, once a second, until somebody has seen enough.
+//! `top`: a live view of the limits, updated once a second.
 
 mod model;
 mod terminal;
@@ -13,22 +13,22 @@ use std::time::{Duration, Instant};
 use terminal::Screen;
 use workglow_limit::Observer;
 
-/// Watch the fullest limits, the hottest keys, who denies and who waits, live
+/// Show limits, busy keys, denials and waiters live in the terminal
 ///
-/// Keys: u, d, w, s, n sort by use, denials, waiting, starts, name; arrows, PgUp and PgDn scroll; space holds the picture; q quits.
+/// Keys: u, d, w, s, n sort by usage, denials, waiters, starts, name; arrows, PgUp and PgDn scroll; space pauses the display; q quits.
 #[derive(Debug, clap::Args)]
 pub struct Args {}
 
 const EVERY: Duration = Duration::from_secs(1);
-/// How soon another size is noticed.
+/// The longest time until a new terminal size is noticed.
 const GLANCE: Duration = Duration::from_millis(200);
 const AT_ONCE: Duration = Duration::from_millis(5);
 const KEYS: usize = 50;
 
 pub fn run(_args: Args, context: &Context) -> Result<Outcome, Failure> {
     if context.json || !io::stdout().is_terminal() {
-        return Err(Failure::usage("top draws on a terminal")
-            .hint("status --json says the same once, and watch says what happens"));
+        return Err(Failure::usage("top needs a terminal")
+            .hint("use status --json for a snapshot, or watch for a stream of events"));
     }
     let mut observer = Observer::new(&context.store()?, KEYS);
     let mut model = Model::new(look(&mut observer)?, context.keys, context.color);
@@ -50,7 +50,7 @@ pub fn run(_args: Args, context: &Context) -> Result<Outcome, Failure> {
                             return Ok(outcome);
                         }
                     }
-                    // Or the size is another.
+                    // Such as a new size.
                     _ => {}
                 }
             }
@@ -66,7 +66,7 @@ pub fn run(_args: Args, context: &Context) -> Result<Outcome, Failure> {
     }
 }
 
-/// What a key does. An outcome is the end.
+/// Handles a key. Returns an outcome if the key ends the command.
 fn press(key: KeyEvent, model: &mut Model) -> Option<Outcome> {
     let page = model.rows.max(1) as isize;
     match key.code {

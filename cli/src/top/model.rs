@@ -1,11 +1,11 @@
-//! What `top` knows: the last two looks, and how they are to be shown.
+//! The state of `top`: the last snapshot, rates, and how they are shown.
 
 use crate::json::Keys;
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use workglow_limit::{KeySnapshot, LimitSnapshot, Result, Snapshot, Stats};
 
-/// What the limits are sorted by.
+/// The order of the limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sort {
     Used,
@@ -25,7 +25,7 @@ impl Sort {
     ];
 }
 
-/// How many a second.
+/// Rates per second.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Pace {
     pub started: f64,
@@ -37,16 +37,16 @@ pub struct Model {
     pub keys: Keys,
     pub color: bool,
     pub sort: Sort,
-    /// Is nothing new to be shown?
+    /// Whether the display is paused.
     pub is_held: bool,
-    /// Why the last look failed.
+    /// The error of the last snapshot.
     pub failed: Option<String>,
-    /// The first limit that is shown.
+    /// The index of the first limit in view.
     pub first: usize,
-    /// How many are shown.
+    /// The number of limits in view.
     pub rows: usize,
-    /// By limit, and by limit and key.
     paces: HashMap<String, Pace>,
+    /// By limit and key id.
     key_paces: HashMap<(String, String), Pace>,
 }
 
@@ -57,7 +57,7 @@ impl Model {
         Model { now, keys, color, sort, is_held, failed, first: 0, rows: 0, paces, key_paces }
     }
 
-    /// What a look has seen.
+    /// Takes the next snapshot, or its error.
     pub fn take(&mut self, looked: Result<Snapshot>) {
         let now = match looked {
             Ok(now) => now,
@@ -103,7 +103,7 @@ impl Model {
         self.first = self.first.saturating_add_signed(rows).min(last);
     }
 
-    /// The limits as they are sorted; those that are equal by name.
+    /// The sorted limits. Equal ones are sorted by name.
     pub fn limits(&self) -> Vec<&LimitSnapshot> {
         let mut limits: Vec<&LimitSnapshot> = self.now.limits.iter().collect();
         let paces: HashMap<&str, Pace> = limits.iter().map(|limit| (limit.name.as_str(), self.pace(limit))).collect();
@@ -121,7 +121,7 @@ impl Model {
         limits
     }
 
-    /// The keys that are used most at the moment, of all limits.
+    /// The busiest keys of all limits.
     pub fn hot_keys(&self) -> Vec<(&LimitSnapshot, &KeySnapshot, Pace)> {
         let of = |limit| move |key| (limit, key, self.key_pace(limit, key));
         let mut keys: Vec<_> = self.now.limits.iter().flat_map(|limit| limit.hot_keys.iter().map(of(limit))).collect();
@@ -133,7 +133,7 @@ impl Model {
     }
 }
 
-/// In millionths.
+/// The share of the fullest window in use, in millionths.
 pub fn fullness(limit: &LimitSnapshot) -> u64 {
     let of =
         |usage: &workglow_limit::Usage| (u128::from(usage.used) * 1_000_000 / u128::from(usage.limit.max(1))) as u64;

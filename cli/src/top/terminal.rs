@@ -1,4 +1,4 @@
-//! The terminal, which is as it was before whatever ends the program.
+//! The terminal of `top`, restored however the program ends.
 
 use crate::failure::Failure;
 use ratatui::DefaultTerminal;
@@ -9,37 +9,37 @@ use signal_hook::low_level::{emulate_default_handler, register, unregister};
 use std::io;
 use std::time::Duration;
 
-/// Shows what was there before, and the cursor.
+/// Leaves the alternate screen and shows the cursor.
 const BACK: &[u8] = b"\x1b[?1049l\x1b[?25h";
 
-/// It is restored when this is dropped, by a hook before the message of a panic, and by signals that end the program.
+/// The terminal while `top` draws on it. It is restored by `drop`, by a panic hook, and by signals that end the program.
 pub struct Screen {
     terminal: DefaultTerminal,
     handlers: Vec<SigId>,
 }
 
-/// How the terminal is set.
+/// The settings of the terminal.
 fn settings() -> io::Result<libc::termios> {
-    // SAFETY: a zeroed `termios` is a valid place for the answer.
+    // SAFETY: a zeroed `termios` is valid.
     let mut found: libc::termios = unsafe { std::mem::zeroed() };
-    // SAFETY: `found` is a valid place.
+    // SAFETY: `found` is a valid pointer.
     match unsafe { libc::tcgetattr(libc::STDOUT_FILENO, &mut found) } {
         0 => Ok(found),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// Lets a signal end the program at once, whatever it waits for, with the terminal as it is now.
+/// Restores the terminal to these settings on a signal, and lets the signal end the program.
 fn end_by(signal: i32, before: libc::termios) -> io::Result<SigId> {
     let end = move || {
-        // SAFETY: both may be called in a handler, on values that live as long as it.
+        // SAFETY: both are async-signal-safe, and their arguments live as long as the handler.
         unsafe {
             libc::tcsetattr(libc::STDOUT_FILENO, libc::TCSANOW, &before);
             libc::write(libc::STDOUT_FILENO, BACK.as_ptr().cast(), BACK.len());
         }
         let _ = emulate_default_handler(signal);
     };
-    // SAFETY: it calls only what may be called in a handler.
+    // SAFETY: the handler calls only async-signal-safe functions.
     unsafe { register(signal, end) }
 }
 
@@ -47,7 +47,7 @@ impl Screen {
     pub fn open() -> Result<Screen, Failure> {
         let failed = |error| Failure::system(format!("this terminal cannot be drawn on: {error}"));
         let before = settings().map_err(failed)?;
-        // Before the terminal is changed, so that none of them ends the program while it is.
+        // Registered before the terminal is changed, so that no signal can leave it changed.
         let handlers = [SIGINT, SIGTERM, SIGHUP].into_iter().map(|signal| end_by(signal, before));
         let handlers = handlers.collect::<io::Result<Vec<SigId>>>().map_err(failed)?;
         match ratatui::try_init() {
@@ -63,8 +63,7 @@ impl Screen {
         self.terminal.draw(draw).map(drop)
     }
 
-    /// Waits until a key is pressed, for so long at most. Is the terminal still there? (A read from one that is gone
-    /// would return nothing, again and again.)
+    /// Waits for a key. Returns whether the terminal still exists. (Reads from a closed terminal return nothing at once, in a loop.)
     pub fn wait(&self, longest: Duration) -> bool {
         let mut out = libc::pollfd { fd: libc::STDOUT_FILENO, events: libc::POLLIN, revents: 0 };
         let ms = libc::c_int::try_from(longest.as_millis()).unwrap_or(libc::c_int::MAX);

@@ -1,4 +1,4 @@
-//! How `top` looks.
+//! The display of `top`.
 
 use super::model::{Model, Sort, fullness};
 use crate::json;
@@ -10,7 +10,7 @@ use ratatui::text::{Line, Span, Text};
 use ratatui::widgets::{Cell, Paragraph, Row, Table};
 use workglow_limit::{LimitSnapshot, NEAR};
 
-/// Below these there is no room for keys and processes.
+/// Smaller terminals do not show keys or processes.
 const ROWS_FOR_KEYS: u16 = 16;
 const COLUMNS_FOR_PROCESSES: u16 = 100;
 const PROCESSES: u16 = 36;
@@ -45,7 +45,7 @@ fn style(look: Look, model: &Model) -> Style {
         (true, Look::Good) => style.green(),
         (true, Look::Near) => style.yellow(),
         (true, Look::Bad) => style.red(),
-        // Without colours what matters stands out all the same.
+        // Without colours, bold marks what is full or failed.
         (false, Look::Bad) => style.bold(),
         _ => style,
     }
@@ -64,7 +64,7 @@ fn heading(model: &Model, width: u16) -> Text<'static> {
     let waiting: u64 = seen.limits.iter().map(|limit| limit.waiting).sum();
     let second = match (&model.failed, model.is_held) {
         (Some(error), _) => Line::styled(text::cut(&text::clean(error), usize::from(width)), style(Look::Bad, model)),
-        (None, true) => Line::styled("held: space goes on", style(Look::Near, model)),
+        (None, true) => Line::styled("paused: press space to continue", style(Look::Near, model)),
         (None, false) => {
             let total = |of: fn(super::model::Pace) -> f64| seen.limits.iter().map(|l| of(model.pace(l))).sum::<f64>();
             Line::raw(format!(
@@ -78,7 +78,7 @@ fn heading(model: &Model, width: u16) -> Text<'static> {
     Text::from(vec![first, second])
 }
 
-/// A number per second, in few digits.
+/// A rate in few digits.
 fn pace(count: f64) -> String {
     match count {
         c if c <= 0.0 => "-".to_owned(),
@@ -107,7 +107,7 @@ fn right(text: impl Into<String>) -> Cell<'static> {
 }
 
 fn draw_limits(frame: &mut Frame, model: &mut Model, area: Rect) {
-    // One row is the heading's.
+    // The first row is the heading.
     model.rows = usize::from(area.height.saturating_sub(1));
     model.scroll(0);
     let limits = model.limits();
@@ -115,6 +115,8 @@ fn draw_limits(frame: &mut Frame, model: &mut Model, area: Rect) {
     let has_bar = area.width >= 76;
     let has_paces = area.width >= 56;
     let has_window = area.width >= 66;
+    let has_state = area.width >= 44;
+    let has_waiting = area.width >= 32;
     let widest = |of: &dyn Fn(&LimitSnapshot) -> usize| shown.iter().map(|limit| of(limit)).max().unwrap_or(0) as u16;
     let used =
         |limit: &LimitSnapshot| limit.usage.first().map_or_else(String::new, |u| format!("{}/{}", u.used, u.limit));
@@ -132,8 +134,8 @@ fn draw_limits(frame: &mut Frame, model: &mut Model, area: Rect) {
     column(has_window, "IN", 4);
     column(has_paces, "START/s", 7);
     column(has_paces, "DENY/s", 6);
-    column(true, "WAIT", 5);
-    column(true, "STATE", 14);
+    column(has_waiting, "WAIT", 5);
+    column(has_state, "STATE", 14);
     let fixed = |width: &Constraint| if let Constraint::Length(width) = width { width + 1 } else { 0 };
     let name_width = usize::from(area.width.saturating_sub(widths.iter().map(fixed).sum()).max(8));
     let rows = shown.iter().map(|limit| {
@@ -154,8 +156,8 @@ fn draw_limits(frame: &mut Frame, model: &mut Model, area: Rect) {
         cell(has_window, Cell::from(window));
         cell(has_paces, right(pace(speed.started)));
         cell(has_paces, right(pace(speed.denied)));
-        cell(true, right(if limit.waiting > 0 { text::count(limit.waiting) } else { "-".to_owned() }));
-        cell(true, Cell::from(state).style(style(state_look, model)));
+        cell(has_waiting, right(if limit.waiting > 0 { text::count(limit.waiting) } else { "-".to_owned() }));
+        cell(has_state, Cell::from(state).style(style(state_look, model)));
         Row::new(cells)
     });
     let table = Table::new(rows.collect::<Vec<_>>(), widths).header(Row::new(titles).style(Style::new().reversed()));
@@ -166,7 +168,7 @@ fn draw_keys(frame: &mut Frame, model: &Model, area: Rect) {
     let rows = usize::from(area.height.saturating_sub(1));
     let shown: Vec<_> = model.hot_keys().into_iter().take(rows).collect();
     let has_total = area.width >= 70;
-    // An id has 17 columns.
+    // An id is 17 columns wide.
     let key = if model.keys == json::Keys::Hidden { 18 } else { 28.min(area.width / 3) };
     let numbers = [11, 7, 6, if has_total { 9 } else { 0 }];
     let of = usize::from(area.width.saturating_sub(key + numbers.iter().sum::<u16>() + 5));
@@ -212,7 +214,7 @@ fn footer(model: &Model) -> Paragraph<'static> {
     }
     spans.push(Span::raw("  "));
     spans.push(Span::styled("space", Style::new().bold()));
-    spans.push(Span::raw(" hold  "));
+    spans.push(Span::raw(" pause  "));
     spans.push(Span::styled("q", Style::new().bold()));
     spans.push(Span::raw(" quit"));
     let (below, all) = (model.first + model.rows, model.now.limits.len());
@@ -230,7 +232,7 @@ mod tests {
     use ratatui::backend::TestBackend;
     use workglow_limit::{Observer, Store};
 
-    /// A store of one process, which `top` itself refuses, is enough to draw.
+    /// `top` refuses a store in memory, but it is enough for drawing.
     fn store() -> Store {
         let store = Store::new("memory:").unwrap();
         let mail = store.limiter("mail", "3/1h").unwrap();
@@ -256,13 +258,13 @@ mod tests {
         (observer, model)
     }
 
-    /// Which lines begin with these words.
+    /// The indexes of the lines that begin with these words.
     fn order(lines: &[String], words: [&str; 3]) -> [usize; 3] {
         words.map(|word| lines.iter().position(|line| line.starts_with(word)).unwrap_or_else(|| panic!("{lines:#?}")))
     }
 
     #[test]
-    fn the_fullest_comes_first_and_names_do_nothing_to_the_terminal() {
+    fn the_fullest_limit_is_first_and_names_are_escaped() {
         let (_, mut model) = model(&store(), Keys::Hidden);
         let lines = drawn(&mut model, 80, 24);
         let [mail, odd, idle] = order(&lines, ["mail", "a\\u{1b}[2J", "idle"]);
@@ -276,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_ids_unless_their_texts_are_asked_for() {
+    fn keys_are_ids_unless_text_is_requested() {
         let store = store();
         let (_, mut hidden) = model(&store, Keys::Hidden);
         let (_, mut shown) = model(&store, Keys::Shown);
@@ -287,11 +289,17 @@ mod tests {
     }
 
     #[test]
-    fn it_draws_on_every_size_and_scrolls_where_there_is_no_room() {
+    fn the_view_fits_any_size_and_scrolls() {
         let (mut observer, mut model) = model(&store(), Keys::Shown);
         for (columns, rows) in [(1, 1), (3, 2), (10, 4), (40, 5), (79, 15), (200, 60)] {
             assert_eq!(drawn(&mut model, columns, rows).len(), usize::from(rows));
         }
+        let lines = drawn(&mut model, 20, 5);
+        assert_eq!(
+            (lines[2].as_str(), lines[3].as_str()),
+            ("LIMIT           USED", "mail             3/3"),
+            "{lines:#?}"
+        );
         let lines = drawn(&mut model, 80, 5);
         assert!(lines[3].starts_with("mail") && lines[4].contains("1-1 of 3"), "{lines:#?}");
         model.scroll(1);
@@ -302,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_look_that_failed_is_told_and_what_was_seen_stays() {
+    fn a_failed_snapshot_shows_its_error_and_keeps_the_last_one() {
         let (_, mut model) = model(&store(), Keys::Hidden);
         model.take("x".parse::<workglow_limit::Policy>().map(|_| unreachable!()));
         let lines = drawn(&mut model, 80, 24);

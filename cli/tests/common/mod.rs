@@ -1,4 +1,4 @@
-//! The command as people run it, and what it is run on.
+//! Runs the command, and prepares stores for it.
 #![allow(dead_code, unused_imports, reason = "each test binary uses its part")]
 
 #[path = "../../../core/tests/common/ground.rs"]
@@ -14,7 +14,7 @@ use serde_json::Value;
 use std::process::{Command, Stdio};
 use workglow_limit::Store;
 
-/// What a command answered.
+/// The result of a command.
 #[derive(Debug)]
 pub struct Ran {
     pub code: Option<i32>,
@@ -23,14 +23,14 @@ pub struct Ran {
 }
 
 impl Ran {
-    /// It ended with this exit code.
+    /// Checks the exit code.
     #[track_caller]
     pub fn with(self, code: i32) -> Ran {
         assert_eq!(self.code, Some(code), "{self:?}");
         self
     }
 
-    /// It did what it was asked to, and printed this JSON, one line.
+    /// Checks the exit code, and parses the output, which is one line of JSON.
     #[track_caller]
     pub fn json(self, code: i32) -> Value {
         let ran = self.with(code);
@@ -38,7 +38,7 @@ impl Ran {
         serde_json::from_str(&ran.out).unwrap_or_else(|error| panic!("{error}: {ran:?}"))
     }
 
-    /// It failed with this JSON on standard error, and nothing else anywhere: the code and the message there.
+    /// Checks the exit code, and returns the code and the message of the JSON on standard error. There is no other output.
     #[track_caller]
     pub fn json_error(self, code: i32) -> (String, String) {
         let ran = self.with(code);
@@ -56,7 +56,7 @@ impl Ran {
     }
 }
 
-/// The command with a clean environment, and nobody to ask.
+/// The command with a clean environment and without standard input.
 pub fn command(store: &str, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_workglow-limit"));
     command.env_remove("NO_COLOR").env("TERM", "xterm-256color").env("WORKGLOW_LIMIT_STORE", store).args(args);
@@ -70,7 +70,7 @@ pub fn run(store: &str, args: &[&str]) -> Ran {
     Ran { code: ran.status.code(), out: text(ran.stdout), err: text(ran.stderr) }
 }
 
-/// A store with three limits, of which one is a composite and one is used: by `acme` 3 times, by `bob` once, and in vain once.
+/// A store with three limits. One is a composite; `mail` was used by `acme` (three starts, one denial) and by `bob` (one start).
 pub fn used(url: &str) -> Store {
     let store = Store::new(url).unwrap();
     let mail = store.limiter("mail", "3/1h").unwrap();

@@ -1,4 +1,4 @@
-//! `serve` as people start it, and a client that can send what no well-behaved one would.
+//! Starts `serve`, and sends valid and invalid requests to it.
 
 use super::command;
 use serde_json::{Value, json};
@@ -8,20 +8,20 @@ use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 pub const TOKEN: &str = "a-token-for-changes-0123456789";
-pub const READ_TOKEN: &str = "a-token-for-looking-0123456789";
+pub const READ_TOKEN: &str = "a-token-for-reading-0123456789";
 
-/// How long a test waits for an answer before it gives up.
+/// The longest time that a test waits for a response.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 pub struct Server {
     pub child: Child,
-    /// What it said of itself at the start.
+    /// The output at the start.
     pub said: Value,
     pub port: u16,
 }
 
 impl Server {
-    /// On a free port, with these arguments too, and a token for changes.
+    /// Starts a server on a free port, with these arguments and a token for changes.
     pub fn start(store: &str, args: &[&str]) -> Server {
         Self::start_with(store, args, &[("WORKGLOW_LIMIT_TOKEN", TOKEN)])
     }
@@ -50,15 +50,15 @@ impl Server {
         stream
     }
 
-    /// Sends these bytes, and reads the whole answer.
+    /// Sends these bytes, and reads the whole response.
     pub fn send(&self, request: impl AsRef<[u8]>) -> Answer {
         let mut stream = self.connect();
-        // The server may have answered before all was sent.
+        // The server may respond before it has read everything.
         let _ = stream.write_all(request.as_ref());
         Answer::read(&mut BufReader::new(stream))
     }
 
-    /// The answer to a GET with these headers besides `Host`.
+    /// Sends a GET with these headers in addition to `Host`.
     pub fn get(&self, path: &str, headers: &[&str]) -> Answer {
         self.send(request("GET", path, &self.host(), headers, ""))
     }
@@ -67,13 +67,13 @@ impl Server {
         format!("127.0.0.1:{}", self.port)
     }
 
-    /// The answer to a change as it should be asked for.
+    /// Sends a valid change.
     pub fn post(&self, path: &str, body: &Value) -> Answer {
         let bearer = format!("Authorization: Bearer {TOKEN}");
         self.send(request("POST", path, &self.host(), &[&bearer, "Content-Type: application/json"], &body.to_string()))
     }
 
-    /// How much memory it has for itself, in KiB.
+    /// The private memory of the process, in KiB.
     pub fn memory(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let line = status.lines().find(|line| line.starts_with("RssAnon:")).unwrap();
@@ -81,7 +81,7 @@ impl Server {
     }
 
     pub fn signal(&self, signal: libc::c_int) {
-        // SAFETY: a child that has not been waited for.
+        // SAFETY: the child has not been waited for, so the id is valid.
         unsafe { libc::kill(self.child.id() as libc::pid_t, signal) };
     }
 }
@@ -110,7 +110,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// Status 0 where the server closed the connection without one.
+    /// Reads a response. The status is 0 if the server closed the connection without one.
     pub fn read(reader: &mut impl BufRead) -> Answer {
         let (status, headers) = Self::head(reader);
         let mut body = Vec::new();
@@ -155,7 +155,7 @@ impl Answer {
         serde_json::from_str(&answer.body).unwrap()
     }
 
-    /// The code of an error, and what it says.
+    /// The code and the message of an error.
     #[track_caller]
     pub fn refusal(self, status: u16) -> (String, String) {
         let error = self.json(status);
@@ -187,7 +187,7 @@ impl Events {
         let mut name = None;
         loop {
             let mut line = String::new();
-            // Chunks' sizes are in between; no line of an event looks like one.
+            // Sizes of chunks are in between; no line of an event looks like one.
             if self.0.read_line(&mut line).ok()? == 0 {
                 return None;
             }
@@ -199,12 +199,12 @@ impl Events {
         }
     }
 
-    /// The first event of this name of which that is so.
+    /// The next event of this name for which `is` returns true.
     #[track_caller]
     pub fn until(&mut self, name: &str, mut is: impl FnMut(&Value) -> bool) -> Value {
         let began = Instant::now();
         while began.elapsed() < PATIENCE {
-            let (found, data) = self.next().expect("the stream goes on");
+            let (found, data) = self.next().expect("the stream continues");
             if found == name && is(&data) {
                 return data;
             }

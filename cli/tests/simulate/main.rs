@@ -1,4 +1,4 @@
-//! `simulate` answers as the limits do: as the vectors say, as a limit did in real time, as its waiters do.
+//! `simulate` agrees with the limiters: with the test vectors, with a limit in real time, and with its waiters.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -13,18 +13,18 @@ use std::io::Write as _;
 use std::process::Stdio;
 use workglow_limit::Store;
 
-/// A line of a trace: its time in microseconds, key, weight and how long its job runs.
+/// A line of a trace: time in microseconds, key, weight and duration of the job.
 #[derive(Debug, Clone)]
-struct Line {
+struct Entry {
     at: u64,
     key: String,
     weight: u64,
     lasts: Option<u64>,
 }
 
-impl Line {
-    fn at(at: u64) -> Line {
-        Line { at, key: String::new(), weight: 1, lasts: None }
+impl Entry {
+    fn at(at: u64) -> Entry {
+        Entry { at, key: String::new(), weight: 1, lasts: None }
     }
 }
 
@@ -33,15 +33,15 @@ fn seconds(us: u64) -> String {
     format!("{}.{:06}", us / 1_000_000, us % 1_000_000)
 }
 
-fn csv(lines: &[Line]) -> String {
+fn csv(lines: &[Entry]) -> String {
     let mut text = "time,key,weight,duration\n".to_owned();
-    for Line { at, key, weight, lasts } in lines {
+    for Entry { at, key, weight, lasts } in lines {
         writeln!(text, "{},{key},{weight},{}", seconds(*at), lasts.map_or(String::new(), seconds)).unwrap();
     }
     text
 }
 
-/// Runs `simulate` with this on standard input.
+/// Runs `simulate` with this standard input.
 fn simulate(input: &str, args: &[&str]) -> Ran {
     let all: Vec<&str> = ["simulate"].into_iter().chain(args.iter().copied()).collect();
     let mut child = command("", &all)
@@ -53,7 +53,7 @@ fn simulate(input: &str, args: &[&str]) -> Ran {
         .unwrap();
     let mut stdin = child.stdin.take().unwrap();
     let input = input.to_owned();
-    // What does not read to the end closes the pipe.
+    // A command that fails early closes the pipe.
     let writer = std::thread::spawn(move || drop(stdin.write_all(input.as_bytes())));
     let output = child.wait_with_output().unwrap();
     writer.join().unwrap();
@@ -61,8 +61,8 @@ fn simulate(input: &str, args: &[&str]) -> Ran {
     Ran { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
 }
 
-/// What became of each line: the verdict, and after how long in microseconds.
-fn verdicts(policy: &str, lines: &[Line], more: &[&str]) -> Vec<(String, Option<u64>)> {
+/// The verdict of each line, with its time in microseconds.
+fn verdicts(policy: &str, lines: &[Entry], more: &[&str]) -> Vec<(String, Option<u64>)> {
     let args: Vec<&str> = [policy, "--trace", "-", "--verdicts"].into_iter().chain(more.iter().copied()).collect();
     let ran = simulate(&csv(lines), &args).with(0);
     let rows: Vec<_> = ran.out.lines().skip(1).map(|line| line.split(',').collect::<Vec<_>>()).collect();
@@ -77,7 +77,7 @@ fn verdicts(policy: &str, lines: &[Line], more: &[&str]) -> Vec<(String, Option<
 }
 
 /// Random lines: bursts, pauses, weights and keys.
-fn random(seed: u64, count: usize, most_weight: u64) -> Vec<Line> {
+fn random(seed: u64, count: usize, most_weight: u64) -> Vec<Entry> {
     let mut state = seed;
     let mut next = |below: u64| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -91,13 +91,13 @@ fn random(seed: u64, count: usize, most_weight: u64) -> Vec<Line> {
             _ => next(60_000),
         };
         let key = ["", "a", "b"][next(3) as usize].to_owned();
-        Line { at, key, weight: 1 + next(most_weight), lasts: Some(next(300_000)) }
+        Entry { at, key, weight: 1 + next(most_weight), lasts: Some(next(300_000)) }
     };
     (0..count).map(|_| line()).collect()
 }
 
-/// The most units of a key in any window, the starts of all others out of it, counted anew.
-fn most(lines: &[Line], got: &[(String, Option<u64>)], window: u64, is_aligned: bool) -> u64 {
+/// The most units of a key in any window, counted independently.
+fn most(lines: &[Entry], got: &[(String, Option<u64>)], window: u64, is_aligned: bool) -> u64 {
     let mut of_key: HashMap<&str, Vec<(u64, u64)>> = HashMap::new();
     for (line, (verdict, after)) in lines.iter().zip(got) {
         if verdict == "admitted" {
@@ -128,23 +128,24 @@ fn no_window_ever_holds_more_than_the_limit() {
                 let got = verdicts(policy, &lines, callers);
                 let found = most(&lines, &got, window, policy.ends_with("fixed"));
                 assert!(found <= limit, "{policy}: {found}");
-                // What it says itself is what was found.
+                // The report agrees.
                 let args: Vec<&str> =
                     [policy, "--trace", "-", "--json"].into_iter().chain(callers.iter().copied()).collect();
-                let said = simulate(&csv(&lines), &args).json(0);
-                let said = &said["policies"][0];
-                assert_eq!(said["most"][0]["most"], found, "{policy}");
+                let report = simulate(&csv(&lines), &args).json(0);
+                let report = &report["policies"][0];
+                assert_eq!(report["most"][0]["most"], found, "{policy}");
                 let admitted = got.iter().filter(|(verdict, _)| verdict == "admitted").count();
-                assert_eq!(said["admitted"], admitted);
-                let units: u64 = said["series"]["admitted"].as_array().unwrap().iter().filter_map(Value::as_u64).sum();
-                assert_eq!(said["units"], units);
+                assert_eq!(report["admitted"], admitted);
+                let units: u64 =
+                    report["series"]["admitted"].as_array().unwrap().iter().filter_map(Value::as_u64).sum();
+                assert_eq!(report["units"], units);
             }
         }
     }
 }
 
 #[test]
-fn the_same_load_always_has_the_same_answers() {
+fn a_load_always_has_the_same_results() {
     let lines = csv(&random(5, 2_000, 3));
     for policy in ["4 concurrent", "30/1s + 4 concurrent", "4 concurrent lease 200ms", "9/1s backoff 1s x2 max 1m full"]
     {
@@ -154,20 +155,20 @@ fn the_same_load_always_has_the_same_answers() {
 }
 
 #[test]
-fn a_million_lines_are_not_too_many() {
+fn a_trace_may_have_a_million_lines() {
     let mut text = "time,key\n".to_owned();
     for i in 0..1_000_000u64 {
         writeln!(text, "{},tenant-{}", seconds(i * 1_000), i % 7).unwrap();
     }
-    let said = simulate(&text, &["100/1m", "--compare", "10/1s burst 50", "--trace", "-", "--json"]).json(0);
-    assert_eq!(said["requests"], 1_000_000);
-    // 1000 s begin 17 minutes, of 7 keys.
-    assert_eq!(said["policies"][0]["admitted"], 17 * 7 * 100);
-    assert!(said["policies"][1]["series"]["admitted"].as_array().unwrap().len() <= 500);
+    let report = simulate(&text, &["100/1m", "--compare", "10/1s burst 50", "--trace", "-", "--json"]).json(0);
+    assert_eq!(report["requests"], 1_000_000);
+    // 1000 s are 17 started minutes, for 7 keys.
+    assert_eq!(report["policies"][0]["admitted"], 17 * 7 * 100);
+    assert!(report["policies"][1]["series"]["admitted"].as_array().unwrap().len() <= 500);
 }
 
 #[test]
-fn lines_of_json_and_all_times_are_read() {
+fn json_lines_and_all_forms_of_time_are_read() {
     let csv = "time,key\n2026-11-24T03:04:05Z,a\n2026-11-24T03:04:05.5Z,a\n2026-11-24T04:04:06+01:00,a\n";
     let json = "{\"at\": 1795489445, \"key\": \"a\"}\n\n{\"at\": \"2026-11-24T03:04:05.5Z\", \"key\": \"a\"}\n{\"at\": 1795489446.0, \"key\": \"a\", \"weight\": 1, \"duration\": null}\n";
     for input in [csv, json] {
@@ -175,7 +176,7 @@ fn lines_of_json_and_all_times_are_read() {
         let got: Vec<&str> = ran.out.lines().skip(1).map(|line| line.split_once(',').unwrap().1).collect();
         assert_eq!(got, ["admitted,0", "denied,0.5", "admitted,0"], "{input}");
     }
-    // Windows of the clock are those of the trace.
+    // Aligned windows follow the times of the trace.
     let ran = simulate("time\n59.9\n60\n60.1\n", &["1/1m fixed", "--trace", "-", "--verdicts", "--json"]).with(0);
     let got: Vec<Value> =
         ran.out.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["verdict"].clone()).collect();
@@ -183,24 +184,24 @@ fn lines_of_json_and_all_times_are_read() {
 }
 
 #[test]
-fn what_is_wrong_is_named() {
+fn errors_name_the_line_and_the_field() {
     for (input, expected) in [
-        ("tme\n1\n", "line 1: no column is called \"tme\""),
-        ("key\na\n", "there is no column time"),
-        ("time,at\n1,1\n", "two columns"),
-        ("time,weight\n1,0\n", "line 2: weight is \"0\": expected a whole number from 1 on"),
+        ("tme\n1\n", "line 1: unknown column \"tme\""),
+        ("key\na\n", "the column time is missing"),
+        ("time,at\n1,1\n", "duplicate column"),
+        ("time,weight\n1,0\n", "line 2: weight is \"0\": expected a whole number from 1"),
         ("time\n1764000000123\n", "line 2: time is 1764000000123: expected seconds, not milliseconds"),
         ("time\nyesterday\n", "line 2: time is \"yesterday\": expected seconds"),
-        ("time,key\n1\n", "line 2: it has 1 fields: expected 2"),
-        ("time\n1\n0.5\n", "line 3: 0.5 is before the time above it, 1"),
+        ("time,key\n1\n", "line 2: 1 fields: expected 2"),
+        ("time\n1\n0.5\n", "line 3: the time 0.5 is before that of the previous line, 1"),
         ("time,duration\n1,long\n", "line 2: duration is \"long\""),
         ("time\n1\n1e9\n", "more than ten years"),
-        ("{\"at\": 1, \"wieght\": 2}\n", "line 1: no field is called \"wieght\""),
+        ("{\"at\": 1, \"wieght\": 2}\n", "line 1: unknown field \"wieght\""),
         ("{\"at\": 1}\n[]\n", "line 2: expected an object"),
-        ("{\"key\": \"a\"}\n", "line 1: it says no time"),
-        ("{\"at\": 1\n", "line 1: it is no JSON"),
+        ("{\"key\": \"a\"}\n", "line 1: the time is missing"),
+        ("{\"at\": 1\n", "line 1: invalid JSON"),
         ("", "is empty"),
-        ("time\n", "no request"),
+        ("time\n", "no requests"),
     ] {
         let ran = simulate(input, &["5/1s", "--trace", "-"]).with(2);
         ran.says(&[expected]);
@@ -216,7 +217,7 @@ fn what_is_wrong_is_named() {
         (&["5/1s", "--load", "5/1s", "--weight", "0"], "weight is \"0\""),
         (&["5/1s", "--load", "5/1s", "--keys", "3", "--skew=-1"], "skew is -1"),
         (&["5/1s", "--load", "5/1s", "--duration", "2s..1s"], "duration is \"2s..1s\""),
-        (&["5 concurrent", "--load", "5/1s"], "does not say how long its job runs"),
+        (&["5 concurrent", "--load", "5/1s"], "has no duration"),
         (&["5/1s", "--trace", "/no/such/file"], "trace /no/such/file"),
         (&["5/1s", "--history", "api"], "no store is named"),
     ] {
@@ -225,7 +226,7 @@ fn what_is_wrong_is_named() {
     simulate("", &["5/1s", "--load", "5/1s", "--svg", "/no/such/directory/a.svg"]).with(1).says(&["svg /no/such"]);
 }
 
-/// The picture is XML: each tag that begins ends.
+/// Checks that the picture is XML with balanced tags.
 fn check_xml(text: &str) {
     let mut open: Vec<&str> = Vec::new();
     for part in text.split('<').skip(1) {
@@ -244,7 +245,7 @@ fn check_xml(text: &str) {
 }
 
 #[test]
-fn the_report_is_drawn_for_people_and_for_programs() {
+fn the_report_has_a_table_and_pictures() {
     let dir = Dir::new("simulate-drawn");
     let svg = dir.file("a.svg");
     let load = "20/1s for 5s, 40 at once, nothing for 5s";
@@ -260,7 +261,7 @@ fn the_report_is_drawn_for_people_and_for_programs() {
 }
 
 #[test]
-fn keys_of_a_trace_are_shown_to_who_asks_for_them() {
+fn keys_of_a_trace_are_shown_only_with_show_keys() {
     let input = "time,key\n1,secret-a\n1,secret-a\n1,secret-b\n";
     let hidden = simulate(input, &["1/1s", "--trace", "-"]).with(0);
     assert!(!hidden.out.contains("secret"), "{}", hidden.out);
@@ -269,7 +270,7 @@ fn keys_of_a_trace_are_shown_to_who_asks_for_them() {
 }
 
 #[test]
-fn what_a_limit_did_can_be_tried_again_and_drawn() {
+fn a_history_can_be_simulated_and_plotted() {
     let dir = Dir::new("simulate-history");
     let url = dir.url();
     let store = Store::new(&url).unwrap();
@@ -281,22 +282,22 @@ fn what_a_limit_did_can_be_tried_again_and_drawn() {
     store.flush().unwrap();
     Store::tell_counts();
     let args = ["simulate", "10/1s burst 5", "--compare", "10/1d", "--history", name, "--json"];
-    let said = run(&url, &args).json(0);
-    assert_eq!(said["requests"], 30);
-    assert_eq!(said["policies"][1]["admitted"], 10);
-    let said = run(&url, &[&args[..], &["--with-denied", "--since", "1h"]].concat()).json(0);
-    assert_eq!(said["requests"], 40);
+    let report = run(&url, &args).json(0);
+    assert_eq!(report["requests"], 30);
+    assert_eq!(report["policies"][1]["admitted"], 10);
+    let report = run(&url, &[&args[..], &["--with-denied", "--since", "1h"]].concat()).json(0);
+    assert_eq!(report["requests"], 40);
 
     let svg = dir.file("a.svg");
-    let said = run(&url, &["plot", name, "--json", "--svg", svg.to_str().unwrap()]).json(0);
+    let report = run(&url, &["plot", name, "--json", "--svg", svg.to_str().unwrap()]).json(0);
     let sum = |field: &str| -> u64 {
-        said["limits"][0]["bins"].as_array().unwrap().iter().filter_map(|bin| bin[field].as_u64()).sum()
+        report["limits"][0]["bins"].as_array().unwrap().iter().filter_map(|bin| bin[field].as_u64()).sum()
     };
     assert_eq!((sum("units"), sum("denied")), (30, 10));
-    assert_eq!(said["limits"][0]["limit"], 30);
+    assert_eq!(report["limits"][0]["limit"], 30);
     check_xml(&std::fs::read_to_string(svg).unwrap());
-    let said = run(&url, &["plot", name, "--json", "--since", "2h"]).json(0);
-    assert!((120..=122).contains(&said["limits"][0]["bins"].as_array().unwrap().len()));
+    let report = run(&url, &["plot", name, "--json", "--since", "2h"]).json(0);
+    assert!((120..=122).contains(&report["limits"][0]["bins"].as_array().unwrap().len()));
     run(&url, &["plot", name, "--for", "1s"]).with(0).says(&["units per second"]);
 
     run(&url, &["plot", "other"]).with(3);

@@ -1,13 +1,13 @@
-//! Callers who go away, as the vectors say, and as a limit answered in real time.
+//! Callers that do not wait: agreement with the test vectors, and with a limit in real time.
 
 use crate::common::Dir;
-use crate::{Line, verdicts};
+use crate::{Entry, verdicts};
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::time::Duration;
 use workglow_limit::Store;
 
-/// A limiter of the vectors as a text; `None`: it has none.
+/// The policy text of a limiter in the vectors, if there is one.
 fn policy(words: &[&str]) -> Option<String> {
     Some(match words {
         ["rate", windows @ ..] => {
@@ -28,13 +28,13 @@ fn policy(words: &[&str]) -> Option<String> {
     })
 }
 
-/// A case of the vectors, as far as a trace can say it.
+/// A case of the vectors, as far as a trace can express it.
 #[derive(Default)]
 struct Case {
     name: String,
     policies: Vec<Option<String>>,
-    lines: Vec<Line>,
-    /// For each line the verdict, and the `retry` if it is given.
+    lines: Vec<Entry>,
+    /// The expected verdict of each line, and the `retry` time if it is given.
     wanted: Vec<(String, Option<u64>)>,
     /// The lines of permits by their names.
     named: HashMap<String, usize>,
@@ -51,7 +51,7 @@ impl Case {
         let answer = wanted.split_whitespace().next().unwrap_or("");
         let fields: HashMap<&str, &str> = wanted.split_whitespace().filter_map(|word| word.split_once('=')).collect();
         match call {
-            // These record nothing, and what is no weight is no line either.
+            // These record nothing. A line with an invalid weight is left out, too.
             "peek" | "can_proceed" | "next_available" | "stats" => {}
             _ if answer == "error=invalid_argument" => {}
             "decide" | "try_acquire" | "acquire" => {
@@ -60,7 +60,7 @@ impl Case {
                 }
                 let key = arguments.get("key").copied().unwrap_or("").to_owned();
                 let weight = arguments.get("weight").map_or(1, |weight| weight.parse().unwrap());
-                self.lines.push(Line { at, key, weight, lasts: None });
+                self.lines.push(Entry { at, key, weight, lasts: None });
                 let verdict = match answer {
                     "admitted" => "admitted",
                     "denied" | "expired" => "denied",
@@ -72,7 +72,7 @@ impl Case {
             "complete" => {
                 let line = &mut self.lines[self.named[arguments["permit"]]];
                 line.lasts.get_or_insert(at - line.at);
-                // In a trace, who ends at a moment makes room before anybody asks at it.
+                // In a trace, jobs end before requests at the same time.
                 if self.lines.last().unwrap().at == at {
                     let left = self.lines.iter().filter(|line| line.at < at).count();
                     self.lines.truncate(left);
@@ -108,7 +108,7 @@ fn cases(text: &str) -> Vec<Case> {
 }
 
 #[test]
-fn every_line_is_answered_as_the_vectors_say() {
+fn verdicts_agree_with_the_vectors() {
     let vectors = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/vectors");
     let mut compared = BTreeMap::new();
     for file in std::fs::read_dir(vectors).unwrap().map(|file| file.unwrap().path()) {
@@ -121,7 +121,7 @@ fn every_line_is_answered_as_the_vectors_say() {
             if case.lines.is_empty() {
                 continue;
             }
-            // Who is never completed runs until the trace is over.
+            // A start without an end runs until the end of the trace.
             case.lines.iter_mut().for_each(|line| _ = line.lasts.get_or_insert(1_000_000_000_000_000));
             let got = verdicts(&policies.join(" + "), &case.lines, &[]);
             for (i, (got, wanted)) in got.iter().zip(&case.wanted).enumerate() {
@@ -144,20 +144,20 @@ fn every_line_is_answered_as_the_vectors_say() {
     }
 }
 
-/// A limit in real time, and its times to the microsecond: a permit says when it started, and a denial how long before the end of the
-/// start that it waits for it was. So it is the same question however busy the machine is.
+/// Compares with a limit in real time, with exact times: a permit has the time of its start, and a denial's time follows from the start
+/// that it has to wait for. So the comparison does not depend on the load of the machine.
 #[test]
-fn a_limit_answered_the_same_in_real_time() {
+fn verdicts_agree_with_a_limit_in_real_time() {
     const MOST: usize = 5;
     const WINDOW: u64 = 200_000;
     let dir = Dir::new("simulate-real");
     let store = Store::new(&dir.url()).unwrap();
     let limiter = store.limiter("api", "5/200ms").unwrap();
     let mut starts: BTreeMap<&str, Vec<u64>> = BTreeMap::new();
-    let mut told: Vec<(u64, &str, bool, u64)> = Vec::new();
+    let mut answers: Vec<(u64, &str, bool, u64)> = Vec::new();
     let mut chance = 1u64;
-    // On a machine that is too busy to be denied anything, until it is not.
-    while told.len() < 120 || told.iter().all(|(.., is_admitted, _)| *is_admitted) {
+    // Repeated until there are denials: on a busy machine there may be none.
+    while answers.len() < 120 || answers.iter().all(|(.., is_admitted, _)| *is_admitted) {
         chance = chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         std::thread::sleep(Duration::from_millis(1 + (chance >> 60)));
         let key = if chance >> 59 & 3 == 0 { "b" } else { "a" };
@@ -165,19 +165,19 @@ fn a_limit_answered_the_same_in_real_time() {
         let decision = limiter.decide(key, 1).unwrap();
         let after = decision.retry_after.as_micros() as u64;
         match decision.permit {
-            // When a start of a rate counts from, in microseconds of the store.
+            // The time of a start, in microseconds of the store's clock.
             Some(permit) => {
                 of_key.push(permit.to_words()[3]);
-                told.push((of_key[of_key.len() - 1], key, true, 0));
+                answers.push((of_key[of_key.len() - 1], key, true, 0));
             }
-            None => told.push((of_key[of_key.len() - MOST] + WINDOW - after, key, false, after)),
+            None => answers.push((of_key[of_key.len() - MOST] + WINDOW - after, key, false, after)),
         }
     }
-    let first = told[0].0;
-    let lines: Vec<Line> =
-        told.iter().map(|(at, key, ..)| Line { key: (*key).to_owned(), ..Line::at(at - first) }).collect();
+    let first = answers[0].0;
+    let lines: Vec<Entry> =
+        answers.iter().map(|(at, key, ..)| Entry { key: (*key).to_owned(), ..Entry::at(at - first) }).collect();
     let got = verdicts("5/200ms", &lines, &[]);
-    let wanted: Vec<_> = told
+    let wanted: Vec<_> = answers
         .iter()
         .map(|(.., admitted, after)| (if *admitted { "admitted" } else { "denied" }.to_owned(), Some(*after)))
         .collect();

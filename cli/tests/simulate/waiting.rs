@@ -1,18 +1,18 @@
-//! Callers who wait, as those of `acquire` do.
+//! Callers that wait: agreement with `acquire`.
 
-use crate::{Line, random, verdicts};
+use crate::{Entry, random, verdicts};
 use std::time::Duration;
 use workglow_limit::*;
 
-/// The waiters of threads, which take their steps when they say that they have to.
-fn waiters(policy: &str, lines: &[Line], timeout: Option<Duration>) -> Vec<(String, u64)> {
+/// The starts of waiters that are stepped at the times that they ask for.
+fn waiters(policy: &str, lines: &[Entry], timeout: Option<Duration>) -> Vec<(String, u64)> {
     let clock = ManualClock::new();
     let mut options = StoreOptions::default();
     options.clock = Some(clock.clone());
     let store = Store::with_options("memory:", options).unwrap();
     let limiter = store.limiter("policy", policy).unwrap();
     let mut outcomes: Vec<Option<(String, u64)>> = vec![None; lines.len()];
-    // Who waits, and when each has to look again.
+    // The waiters, each with the time of its next step.
     let mut seats: Vec<(usize, Seat, u64)> = Vec::new();
     let mut next = 0;
     while next < lines.len() || !seats.is_empty() {
@@ -21,11 +21,11 @@ fn waiters(policy: &str, lines: &[Line], timeout: Option<Duration>) -> Vec<(Stri
         let now = arrival.into_iter().chain(wake).min().unwrap();
         clock.advance(Duration::from_micros(now).saturating_sub(clock.now()));
         if wake.is_none_or(|wake| wake > now) {
-            let Line { key, weight, .. } = &lines[next];
+            let Entry { key, weight, .. } = &lines[next];
             seats.push((next, Seat::new(Waiter::new(key, *weight).timeout(timeout)), now));
             next += 1;
         }
-        // One step can be what another one waits for, so all look.
+        // A step can release what another waiter needs, so all are stepped.
         let mut i = 0;
         while i < seats.len() {
             let (line, seat, wake) = &mut seats[i];
@@ -51,10 +51,10 @@ fn waiters(policy: &str, lines: &[Line], timeout: Option<Duration>) -> Vec<(Stri
 }
 
 #[test]
-fn waiters_start_when_those_of_acquire_do() {
+fn waiters_start_at_the_times_of_acquire() {
     for policy in ["5/1s", "10/1s burst 3", "3/1s queue 4", "4/1s fixed", "2/100ms + 5/1s", "delay 70ms"] {
         for (seed, timeout) in [(1, None), (2, Some(Duration::from_millis(700)))] {
-            let lines: Vec<Line> = random(seed, 80, 1).into_iter().map(|line| Line { lasts: None, ..line }).collect();
+            let lines: Vec<Entry> = random(seed, 80, 1).into_iter().map(|line| Entry { lasts: None, ..line }).collect();
             let wait = timeout.map_or("--wait".to_owned(), |timeout| format!("--wait={}ms", timeout.as_millis()));
             let got = verdicts(policy, &lines, &[&wait]);
             let wanted = waiters(policy, &lines, timeout);
@@ -70,14 +70,18 @@ fn waiters_start_when_those_of_acquire_do() {
 }
 
 #[test]
-fn who_waits_for_others_to_end_starts_the_moment_they_do() {
-    let job = |at| Line { lasts: Some(1_000_000), ..Line::at(at) };
+fn waiters_for_a_running_job_start_at_its_end() {
+    let job = |at| Entry { lasts: Some(1_000_000), ..Entry::at(at) };
     let lines = [job(0), job(0), job(100_000), job(200_000), job(300_000), job(5_000_000)];
     let started: Vec<_> = verdicts("2 concurrent", &lines, &["--wait"]).into_iter().map(|(_, after)| after).collect();
     assert_eq!(started, [0, 0, 900_000, 800_000, 1_700_000, 0].map(Some));
-    // Also after jobs that take no time, one after the other.
-    let lines =
-        [job(0), job(0), Line { lasts: Some(0), ..Line::at(100_000) }, Line { lasts: Some(0), ..Line::at(100_000) }];
+    // Also after jobs of zero duration.
+    let lines = [
+        job(0),
+        job(0),
+        Entry { lasts: Some(0), ..Entry::at(100_000) },
+        Entry { lasts: Some(0), ..Entry::at(100_000) },
+    ];
     let lines = lines.into_iter().chain([job(200_000), job(300_000)]).collect::<Vec<_>>();
     let started: Vec<_> = verdicts("2 concurrent", &lines, &["--wait"]).into_iter().map(|(_, after)| after).collect();
     assert_eq!(started, [0, 0, 900_000, 900_000, 800_000, 700_000].map(Some));

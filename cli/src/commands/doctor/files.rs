@@ -1,4 +1,4 @@
-//! What around the files of a `sqlite:` store endangers it.
+//! Checks the surroundings of a `sqlite:` store's files.
 
 use super::Report;
 use crate::{place, text};
@@ -7,9 +7,10 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use workglow_limit::Severity;
 
-/// Less room than that on the disk is soon none; and less than that is none already.
-const LITTLE_ROOM: u64 = 256 << 20;
-const NO_ROOM: u64 = 8 << 20;
+/// Below this free space there is a warning.
+const LITTLE_SPACE: u64 = 256 << 20;
+/// Below this free space there is a danger.
+const NO_SPACE: u64 = 8 << 20;
 
 pub fn look(url: &str, report: &mut Report) {
     let Some(database) = place::database(url) else { return };
@@ -24,21 +25,21 @@ pub fn look(url: &str, report: &mut Report) {
     if let Ok(found) = std::fs::metadata(directory) {
         who_may_replace(directory, &found, report);
         file_system(directory, report);
-        room(directory, report);
+        free_space(directory, report);
     }
     largest_file(report);
     clock(report);
 }
 
-/// Who may write to the files decides what limits answer.
+/// A user who may write to the files controls the limits' decisions.
 fn who_may_write(path: &Path, found: &Metadata, report: &mut Report) {
     if found.mode() & 0o002 != 0 {
         report.find(
             Severity::Danger,
             &path.display().to_string(),
-            format!("writable by everybody (mode {:04o})", found.mode() & 0o7777),
-            "any user of this machine can change what the limits answer, or damage the store",
-            "chmod o-rwx, and share the store by a group: the store's option mode, 0660",
+            format!("writable by all users (mode {:04o})", found.mode() & 0o7777),
+            "any user of this machine can change the limits' decisions, or damage the store",
+            "chmod o-rwx; to share the store with a group, use the store's option mode with 0660",
         );
     }
 }
@@ -48,14 +49,14 @@ fn who_may_replace(directory: &Path, found: &Metadata, report: &mut Report) {
         report.find(
             Severity::Danger,
             &directory.display().to_string(),
-            format!("writable by everybody (mode {:04o})", found.mode() & 0o7777),
-            "any user of this machine can remove the store's files, or put others in their place",
-            "chmod o-w, or a directory of the store's own",
+            format!("writable by all users (mode {:04o})", found.mode() & 0o7777),
+            "any user of this machine can remove or replace the store's files",
+            "chmod o-w, or use a separate directory for the store",
         );
     }
 }
 
-/// The file systems that people know by name.
+/// The names of known file systems.
 fn name_of(kind: u32) -> Option<&'static str> {
     Some(match kind {
         0xef53 => "ext4",
@@ -76,9 +77,9 @@ fn name_of(kind: u32) -> Option<&'static str> {
 }
 
 fn file_system(directory: &Path, report: &mut Report) {
-    // SAFETY: a zeroed `statfs` is a valid place for the answer.
+    // SAFETY: a zeroed `statfs` is valid.
     let mut answer: libc::statfs = unsafe { std::mem::zeroed() };
-    // SAFETY: the path ends in NUL, and `answer` is a valid place.
+    // SAFETY: the path ends in NUL, and `answer` is a valid pointer.
     if place::with_path(directory, |path| unsafe { libc::statfs(path, &mut answer) }).is_err() {
         return;
     }
@@ -90,70 +91,71 @@ fn file_system(directory: &Path, report: &mut Report) {
             Severity::Warning,
             "the file system",
             name,
-            "it is in memory: a reboot forgets what was admitted, and what was declared and overridden",
-            "a directory on a disk, such as /var/lib/NAME",
+            "it is in memory: a reboot loses past starts, declared limits and overrides",
+            "use a directory on a disk, such as /var/lib/NAME",
         ),
         "overlay" => report.find(
             Severity::Note,
             "the file system",
             name,
-            "it is a container's own layer: other containers do not see it, and it goes with the container",
-            "a directory that is mounted into all containers of this machine that share the limits",
+            "it is the layer of one container: other containers cannot see it, and it is deleted with the container",
+            "use a directory that is mounted into all containers that share the limits",
         ),
-        // Others that machines share are refused when the store is opened.
+        // Network file systems are refused when the store is opened.
         _ => {}
     }
 }
 
-fn room(directory: &Path, report: &mut Report) {
-    // SAFETY: a zeroed `statvfs` is a valid place for the answer.
+fn free_space(directory: &Path, report: &mut Report) {
+    // SAFETY: a zeroed `statvfs` is valid.
     let mut answer: libc::statvfs = unsafe { std::mem::zeroed() };
-    // SAFETY: the path ends in NUL, and `answer` is a valid place.
+    // SAFETY: the path ends in NUL, and `answer` is a valid pointer.
     if place::with_path(directory, |path| unsafe { libc::statvfs(path, &mut answer) }).is_err() {
         return;
     }
     if answer.f_flag & libc::ST_RDONLY != 0 {
         let what = "the store cannot be written";
-        report.find(Severity::Danger, "the file system", "read-only", what, "mount it for writing, or move the store");
+        report.find(Severity::Danger, "the file system", "read-only", what, "mount it writable, or move the store");
     }
-    // (Their types differ between machines.)
+    // The types differ between platforms.
     #[allow(clippy::unnecessary_cast)]
     let free = (answer.f_bavail as u64).saturating_mul(answer.f_frsize as u64);
     report.fact("free space", text::bytes(free));
-    if free < LITTLE_ROOM {
-        let severity = if free < NO_ROOM { Severity::Danger } else { Severity::Warning };
-        let what = "a full disk lets starts of longer windows fail, as on_error says, and no new keys be added";
-        report.find(severity, "free space", text::bytes(free), what, "make room on this disk");
+    if free < LITTLE_SPACE {
+        let severity = if free < NO_SPACE { Severity::Danger } else { Severity::Warning };
+        let what =
+            "on a full disk starts of long windows fail (the option on_error decides), and new keys cannot be added";
+        report.find(severity, "free space", text::bytes(free), what, "free space on this disk");
     }
     #[allow(clippy::unnecessary_cast)]
     let (files, free_files) = (answer.f_files as u64, answer.f_favail as u64);
     if files > 0 && free_files < 16 {
-        let what = "the database's journal is a file that each commit makes";
+        let what = "each commit creates a file, the database's journal";
         report.find(Severity::Danger, "free inodes", text::count(free_files), what, "remove files from this disk");
     }
 }
 
-/// `ulimit -f`, of this shell: programs may have another.
+/// `ulimit -f` of this process; other programs may have another limit.
 fn largest_file(report: &mut Report) {
-    // SAFETY: a zeroed `rlimit` is a valid place for the answer.
+    // SAFETY: a zeroed `rlimit` is valid.
     let mut answer: libc::rlimit = unsafe { std::mem::zeroed() };
-    // SAFETY: `answer` is a valid place.
+    // SAFETY: `answer` is a valid pointer.
     if unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &mut answer) } == 0 && answer.rlim_cur != libc::RLIM_INFINITY {
         report.find(
             Severity::Warning,
             "the limit on file sizes (ulimit -f)",
             text::bytes(answer.rlim_cur),
-            "a store that would grow beyond it is an error",
-            "ulimit -f unlimited, or LimitFSIZE=infinity in a systemd unit",
+            "the store cannot grow beyond it: decisions that need more fail",
+            "set ulimit -f unlimited, or LimitFSIZE=infinity in a systemd unit",
         );
     }
 }
 
-/// Does somebody keep the wall clock right? Only windows of the clock begin by it.
+/// Whether the wall clock is synchronised. Only aligned windows depend on it.
 fn clock(report: &mut Report) {
-    // SAFETY: a zeroed `timex` changes nothing and is a valid place for the answer.
+    // SAFETY: a zeroed `timex` is valid, and requests no change.
     let mut answer: libc::timex = unsafe { std::mem::zeroed() };
-    // SAFETY: `answer` is a valid place.
+    // SAFETY: `answer` is a valid pointer.
     match unsafe { libc::adjtimex(&mut answer) } {
         -1 => {}
         libc::TIME_ERROR => {
@@ -162,8 +164,8 @@ fn clock(report: &mut Report) {
                 Severity::Note,
                 "the wall clock",
                 "not synchronised",
-                "fixed and counter windows begin by it, and records show its times; all other limits go by the kernel's own clock",
-                "chrony, ntpd or systemd-timesyncd",
+                "fixed and counter windows are aligned to it, and records show its times; other limits use the monotonic clock",
+                "run chrony, ntpd or systemd-timesyncd",
             );
         }
         _ => report.fact("clock", "synchronised"),

@@ -1,4 +1,4 @@
-//! `doctor`: what around the store endangers its limits.
+//! `doctor`: finds risks in a store's surroundings.
 
 mod files;
 
@@ -11,23 +11,23 @@ use std::cmp::Reverse;
 use std::time::Instant;
 use workglow_limit::{Observer, Severity, Snapshot};
 
-/// Look at what around the store endangers its limits: its disk and files, or its server's settings
+/// Check the store's surroundings: disk, files and clock, or the server's settings
 ///
 /// The exit code is 5 if there is a warning or a danger.
 #[derive(Debug, clap::Args)]
 pub struct Args {}
 
-/// Something that an operator should know.
+/// A risk that an operator should know about.
 #[derive(Debug, Clone)]
 pub struct Finding {
     pub severity: Severity,
-    /// What it endangers.
+    /// The consequence.
     pub what: String,
-    /// What was looked at, by the name that the system or the server has for it.
+    /// The setting, by the name that the system or the server has for it.
     pub setting: String,
-    /// What it is. Empty: it could not be looked at.
+    /// The setting's value. Empty: it could not be read.
     pub value: String,
-    /// What to do. Empty: nothing.
+    /// The remedy. Empty: there is none.
     pub instead: String,
 }
 
@@ -38,10 +38,10 @@ impl From<workglow_limit::Finding> for Finding {
     }
 }
 
-/// What was seen, and what of it matters.
+/// Facts and findings.
 #[derive(Debug, Default)]
 pub struct Report {
-    /// What was looked at, and how it is.
+    /// The checked properties with their values.
     pub facts: Vec<(&'static str, String)>,
     pub findings: Vec<Finding>,
 }
@@ -61,7 +61,7 @@ pub fn run(_args: Args, context: &Context) -> Result<Outcome, Failure> {
     let url = context.url()?;
     let mut report = Report::default();
     if url.starts_with("sqlite:") {
-        // Is the address one? Whether there is a store is a finding.
+        // An invalid address is an error. A missing store is a finding.
         context.unopened(false)?;
         files::look(url, &mut report);
     } else {
@@ -70,10 +70,10 @@ pub fn run(_args: Args, context: &Context) -> Result<Outcome, Failure> {
     }
     open(context, &mut report);
     report.findings.sort_by_key(|found| Reverse(found.severity));
-    tell(&report, context)
+    print(&report, context)
 }
 
-/// Opens the store, and looks at what it says of itself.
+/// Opens the store, and adds the findings of a snapshot.
 fn open(context: &Context, report: &mut Report) {
     let failed = |failure: Failure, report: &mut Report| {
         let instead = failure.hint.as_deref().unwrap_or_default();
@@ -102,34 +102,34 @@ fn seen_of(seen: &Snapshot, report: &mut Report) {
     }
     if seen.ledger_lag.as_secs() >= 60 {
         let (severity, instead) = match seen.processes.is_empty() {
-            true => (Severity::Note, "nothing: the next process that uses the store writes it"),
+            true => (Severity::Note, "nothing to do: the next process that uses the store writes it"),
             false => {
-                (Severity::Warning, "look whether the disk is full, or whether somebody holds a lock on the database")
+                (Severity::Warning, "check whether the disk is full, or whether a process holds a lock on the database")
             }
         };
         report.find(
             severity,
             "the ledger",
             format!("{} behind", text::about(seen.ledger_lag)),
-            "what was admitted since is not in the database: after a reboot it counts as spent, up to 5 % of each limit",
+            "recent starts are not in the database yet: after a reboot they count as used, up to 5 % of each limit",
             instead,
         );
     }
     for limit in &seen.limits {
         if limit.stats.store_errors > 0 {
             let value = format!("{} of \"{}\"", text::count(limit.stats.store_errors), limit.name);
-            let what = "the store failed decisions since it was made: on_error said what was answered instead";
-            report.find(Severity::Note, "decisions that failed", value, what, "look into the programs' logs");
+            let what = "the store failed these decisions since it was created; the option on_error decided instead";
+            report.find(Severity::Note, "failed decisions", value, what, "see the programs' logs");
         }
         if limit.places_lost > 0 {
             let value = format!("{} of \"{}\"", text::count(limit.places_lost), limit.name);
-            let what = "places were lost, because their owners came too late: the limit starts less than it may";
-            report.find(Severity::Note, "lost places", value, what, "give those who wait a longer grace");
+            let what = "these places were used too late and lost: the limit admits fewer starts than it could";
+            report.find(Severity::Note, "lost places", value, what, "give waiters a longer grace");
         }
     }
 }
 
-fn tell(report: &Report, context: &Context) -> Result<Outcome, Failure> {
+fn print(report: &Report, context: &Context) -> Result<Outcome, Failure> {
     let is_fine = report.findings.iter().all(|found| found.severity < Severity::Warning);
     let outcome = if is_fine { Outcome::Done } else { Outcome::Found };
     if context.json {
@@ -149,7 +149,7 @@ fn tell(report: &Report, context: &Context) -> Result<Outcome, Failure> {
             Severity::Warning => Look::Near,
             _ => Look::Bad,
         };
-        let value = if found.value.is_empty() { String::new() } else { format!(" is {}", found.value) };
+        let value = if found.value.is_empty() { String::new() } else { format!(": {}", found.value) };
         let head = format!("{}{value}", found.setting);
         context.print(format!(
             "\n{}  {}",
@@ -163,12 +163,12 @@ fn tell(report: &Report, context: &Context) -> Result<Outcome, Failure> {
         }
     }
     if report.findings.is_empty() {
-        context.print(format!("\n{}", Look::Good.of("nothing endangers these limits", context)))?;
+        context.print(format!("\n{}", Look::Good.of("no problems found", context)))?;
     }
     Ok(outcome)
 }
 
-/// The store's address without a password.
+/// The store's address, without its password.
 fn report_url(context: &Context) -> String {
     context.unopened(false).map(|store| store.url().to_owned()).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-// Elements, figures and charts. Names are texts of others: they only ever become text.
+// Elements, numbers and charts. Names are untrusted: they are used as text only.
 
 /** An element: `make("p.faint", { id }, "text", child)`. */
 export function make(what, attributes = {}, ...children) {
@@ -20,7 +20,7 @@ export function svg(tag, attributes = {}, ...children) {
   return element;
 }
 
-/** Sets what differs only: screen readers and selections are left alone. */
+/** Sets a text only if it differs, so that screen readers and selections are not disturbed. */
 export function set(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
@@ -39,7 +39,7 @@ export function bytes(size) {
   return `${step ? (size / 1024 ** step).toFixed(1) : size} ${["B", "KiB", "MiB", "GiB", "TiB"][step]}`;
 }
 
-/** A time for people, rounded up. */
+/** A duration, rounded up. */
 export function time(seconds) {
   if (seconds <= 0) return "0 s";
   if (seconds < 1) return `${Math.ceil(seconds * 1000)} ms`;
@@ -52,12 +52,12 @@ export function time(seconds) {
   return `${Math.floor(s / step)} ${units[0]}${rest ? ` ${rest} ${units[1]}` : ""}`;
 }
 
-/** What a window is called: `in 1 min`, or at once. */
+/** The name of a window: `in 1 min`, or `at once`. */
 export const windowed = (window) => (window == null ? "at once" : `in ${time(window)}`);
 
-export const level = (share, near) => (share >= 1 ? "full" : near ? "near" : "room");
+export const level = (share, near) => (share >= 1 ? "full" : near ? "near" : "free");
 
-/** A line of percent; null is a gap. */
+/** A sparkline of percentages; null is a gap. */
 export function spark(values) {
   const [width, height] = [100, 24];
   const x = (i) => ((i / (values.length - 1)) * width).toFixed(1);
@@ -77,7 +77,7 @@ export function spark(values) {
   return drawn;
 }
 
-/** A round number that is at least this. */
+/** The next round number. */
 function round(most) {
   const unit = 10 ** Math.floor(Math.log10(Math.max(1, most)));
   return Math.max(1, ([1, 1.5, 2, 3, 4, 5, 6, 8, 10].find((n) => n * unit >= most) ?? 10) * unit);
@@ -86,7 +86,7 @@ function round(most) {
 const LEFT = 52;
 const RIGHT = 8;
 
-/** A box to draw in, with lines for some values. `scale` turns a value into a height. */
+/** A chart with grid lines. `scale` converts a value to a y coordinate. */
 function plot(width, height, top, base, most, label) {
   const drawn = svg("svg", { class: "plot", viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label": label });
   const scale = (value) => base - (Math.min(value, most) / most) * (base - top);
@@ -99,7 +99,7 @@ function plot(width, height, top, base, most, label) {
   return { drawn, scale };
 }
 
-/** Tells what is under the pointer: `at(x)` gives `{ x, y, tell }`, or nothing. */
+/** Shows the values under the pointer: `at(x)` returns `{ x, y, values }`, or nothing. */
 function follow(drawn, width, bottom, readout, rest, at) {
   const cursor = svg("line", { class: "cursor", y1: 8, y2: bottom, visibility: "hidden" });
   const ball = svg("circle", { class: "ball", r: 4, visibility: "hidden" });
@@ -112,7 +112,7 @@ function follow(drawn, width, bottom, readout, rest, at) {
       ball.setAttribute("cy", found.y);
       if (found.y == null) ball.setAttribute("visibility", "hidden");
     }
-    readout.replaceChildren(...(found ? found.tell : rest));
+    readout.replaceChildren(...(found ? found.values : rest));
   };
   drawn.addEventListener("pointermove", (event) => {
     const box = drawn.getBoundingClientRect();
@@ -126,7 +126,7 @@ const figure = (label, value, mark) => make("span", {}, mark ? make(`i.key${mark
 
 const NEAR = 0.8;
 
-/** From when to when which limit held. */
+/** The periods with the same limit. */
 function zones(points, step) {
   const all = [];
   for (const { at, limit } of points) {
@@ -137,7 +137,7 @@ function zones(points, step) {
   return all;
 }
 
-/** What was used of a window over the last quarter of an hour, under its limit; below it what was denied. */
+/** The usage of a window over the last 15 minutes with its limit, and the denials below. */
 export function quarter(series, window, span, readout, width) {
   const column = series.windows.find((found) => found.window === window) ?? series.windows[0];
   const [top, base, strip] = [10, 150, 182];
@@ -181,13 +181,13 @@ export function quarter(series, window, span, readout, width) {
   follow(drawn, width, strip, readout, rest, (at) => {
     if (!seen.length) return null;
     const point = seen.reduce((a, b) => (Math.abs(x(b.at) - at) < Math.abs(x(a.at) - at) ? b : a));
-    const tell = [make("b", {}, clock(point.at)), figure("used", `${count(point.used)} of ${count(point.limit)}`, "units"), figure(`denied in ${series.step} s`, count(point.denied), "denied"), figure("waiting", count(point.waiting))];
-    return { x: x(point.at), y: scale(point.used), tell };
+    const values = [make("b", {}, clock(point.at)), figure("used", `${count(point.used)} of ${count(point.limit)}`, "units"), figure(`denied in ${series.step} s`, count(point.denied), "denied"), figure("waiting", count(point.waiting))];
+    return { x: x(point.at), y: scale(point.used), values };
   });
   return drawn;
 }
 
-/** Units in each hour of so many days; below them what was denied. */
+/** The units of each hour over a number of days, and the denials below. */
 export function month(history, days, now, readout, width) {
   const [top, base, strip, step] = [10, 110, 140, history.step];
   const until = (Math.floor(now / step) + 1) * step;
@@ -195,7 +195,7 @@ export function month(history, days, now, readout, width) {
   const steps = history.steps.filter((one) => one.at >= since);
   const sum = (name) => steps.reduce((all, one) => all + one[name], 0);
   const most = round(Math.max(1, ...steps.map((one) => one.units)));
-  const label = `Units in each hour of the last ${days} days: ${count(sum("units"))} in all, ${count(sum("denied"))} attempts denied.`;
+  const label = `Units per hour in the last ${days} days: ${count(sum("units"))} in total, ${count(sum("denied"))} attempts denied.`;
   const { drawn, scale } = plot(width, strip + 18, top, base, most, label);
   const x = (at) => LEFT + ((at - since) / (until - since)) * (width - LEFT - RIGHT);
   const wide = Math.max(1, ((width - LEFT - RIGHT) * step) / (until - since) - (days > 7 ? 0 : 1));
@@ -213,10 +213,10 @@ export function month(history, days, now, readout, width) {
     drawn.append(svg("text", { x: x(at), y: strip + 15, "text-anchor": i === 0 ? "start" : i === marks - 1 ? "end" : "middle" }, text));
   }
   const peak = Math.max(0, ...steps.map((one) => one.peak));
-  const rest = [figure("units", count(sum("units")), "units"), figure("denied", count(sum("denied")), "denied"), figure("waited", count(sum("waited"))), figure("peak at a time", count(peak))];
+  const rest = [figure("units", count(sum("units")), "units"), figure("denied", count(sum("denied")), "denied"), figure("waited", count(sum("waited"))), figure("peak", count(peak))];
   follow(drawn, width, strip, readout, rest, (at) => {
     const one = steps.find((one) => at >= x(one.at) && at < x(one.at + step));
-    return one && { x: x(one.at) + wide / 2, y: null, tell: [make("b", {}, hour.format(one.at * 1000)), figure("units", count(one.units), "units"), figure("denied", count(one.denied), "denied"), figure("waited", count(one.waited)), figure("peak", count(one.peak))] };
+    return one && { x: x(one.at) + wide / 2, y: null, values: [make("b", {}, hour.format(one.at * 1000)), figure("units", count(one.units), "units"), figure("denied", count(one.denied), "denied"), figure("waited", count(one.waited)), figure("peak", count(one.peak))] };
   });
   return drawn;
 }

@@ -1,16 +1,16 @@
-// The list of limits, and what holds the page together.
+// The list of limits, and the state of the page.
 import { brief, count, level, make, pace, set, spark, time, windowed } from "./draw.js";
 import { Panel } from "./panel.js";
-import { Stream } from "./talk.js";
+import { Stream } from "./stream.js";
 
 const PAGE = 50;
 const $ = (id) => document.getElementById(id);
 const list = $("list");
 
 const address = new URLSearchParams(location.hash.slice(1));
-/** What is asked for: kept in the address, so that it can be sent to somebody. */
+/** The requested data. It is kept in the URL, so that a link leads to it. */
 const state = { search: address.get("search") ?? "", sort: address.get("sort") ?? "fullest", offset: 0, chosen: address.get("limit") };
-/** What the server said last. */
+/** The last event of the server. */
 let seen = null;
 let hello = null;
 let sparks = new Map();
@@ -21,15 +21,15 @@ const panel = new Panel($("panel"), {
   say,
   takesChanges: () => hello?.takes_changes ?? false,
 });
-const stream = new Stream(told, changed);
+const stream = new Stream(received, changed);
 
 function say(text) {
   set($("said"), text);
 }
 
-// ---- what the server says ----
+// ---- events of the server ----
 
-function told(name, data) {
+function received(name, data) {
   if (name === "hello") {
     hello = data;
     $("read-only").hidden = data.takes_changes;
@@ -38,7 +38,7 @@ function told(name, data) {
     trouble(data.error);
   } else if (name === "look") {
     if (data.sparks) sparks = new Map(data.sparks);
-    if (!$("trouble").hidden) say("The store answers again.");
+    if (!$("trouble").hidden) say("The store responds again.");
     $("trouble").hidden = true;
     connection("live", "Live");
     seen = data;
@@ -48,8 +48,8 @@ function told(name, data) {
 }
 
 function trouble(error) {
-  connection("trouble", "No answer");
-  const text = `The store does not answer: ${error.message}${error.hint ? ` — ${error.hint}` : ""}. What is shown was seen before; the server goes on trying.`;
+  connection("trouble", "Store failed");
+  const text = `The store does not respond: ${error.message}${error.hint ? ` — ${error.hint}` : ""}. The page shows the last known state; the server keeps trying.`;
   if ($("trouble").hidden || $("trouble").textContent !== text) set($("trouble"), text);
   $("trouble").hidden = false;
 }
@@ -61,14 +61,14 @@ function connection(name, text) {
   set($("state-text"), text);
   $("retry").hidden = name !== "lost";
   document.body.classList.toggle("is-lost", name === "lost");
-  if (was !== name && name === "lost") say("The connection to the server is lost. The page tries again.");
+  if (was !== name && name === "lost") say("The connection to the server is lost. The page reconnects.");
   if (was === "lost" && name === "live") say("The connection is back.");
 }
 
 function changed(name, seconds, error) {
   if (name === "live") return;
   if (name === "connecting") return connection("connecting", "Connecting");
-  if (name === "lost") return connection("lost", `Lost, again in ${seconds} s`);
+  if (name === "lost") return connection("lost", `Lost, retry in ${seconds} s`);
   connection("lost", "A token is needed");
   panel.askToken(error.message, () => stream.retry());
 }
@@ -115,13 +115,13 @@ function draw() {
   mark();
   $("empty").hidden = seen.limits.length > 0;
   if (!seen.limits.length) {
-    set($("empty"), state.search ? `No limit has “${state.search}” in its name.` : "This store knows no limit yet: a program declares one, or the command “workglow-limit load”.");
+    set($("empty"), state.search ? `No limit has “${state.search}” in its name.` : "This store has no limits yet. Programs declare them, and so does the command “workglow-limit load”.");
   }
   $("pager").hidden = seen.found <= PAGE;
   set($("range"), `${count(seen.offset + 1)}–${count(seen.offset + seen.limits.length)} of ${count(seen.found)}`);
   $("previous").disabled = seen.offset === 0;
   $("next").disabled = seen.offset + PAGE >= seen.found;
-  // Those that were on a page that is no more.
+  // The page was removed.
   if (!seen.limits.length && seen.found && state.offset) turn(0);
 }
 
@@ -130,7 +130,7 @@ let ids = 0;
 function newRow(name) {
   const row = {
     paused: make("span.badge.paused", { hidden: true }),
-    own: make("span.badge.own", { hidden: true, title: "An operator's policy stands above what programs declare" }, "override"),
+    own: make("span.badge.own", { hidden: true, title: "An operator's policy in place of the declared one" }, "override"),
     policy: make("span.policy.mono.faint.cut"),
     used: make("span"),
     share: make("span.share.faint"),
@@ -180,7 +180,7 @@ function mark() {
   else list.removeAttribute("aria-activedescendant");
 }
 
-// ---- what the user does ----
+// ---- actions of the user ----
 
 function want() {
   const kept = new URLSearchParams();
@@ -207,7 +207,7 @@ function choose(name, isPointed = false) {
   } else {
     rows.get(name)?.element.scrollIntoView({ block: "nearest" });
     panel.show(name, seen?.limits.find((limit) => limit.name === name));
-    // Where the list is not to be seen, the panel has what the keyboard does.
+    // If the list is hidden, the panel gets the focus.
     if (getComputedStyle($("limits")).display === "none") $("panel").focus();
     else if (isPointed) list.focus({ preventScroll: true });
   }
@@ -255,7 +255,7 @@ document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || $("dialog").open) return;
   const isTyping = event.target.matches("input:not([type=radio])");
   if (event.key === "Escape") {
-    if (isTyping && $("search").value) return; // The browser empties it.
+    if (isTyping && $("search").value) return; // The browser clears the field.
     if (isTyping) list.focus();
     else if (state.chosen) choose(null);
     return;

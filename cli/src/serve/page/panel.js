@@ -1,11 +1,11 @@
-// The chosen limit: what is used of it, who waits, what there was; and what an operator does to it.
+// The selected limit: usage, waiters and history; and the operator's changes.
 import { brief, bytes, clock, count, level, make, month, pace, quarter, set, time, windowed } from "./draw.js";
-import { get, post, token } from "./talk.js";
+import { get, post, token } from "./stream.js";
 
-const PAST = 60_000; // How often the month is asked for again.
+const HISTORY = 60_000; // The interval between requests for the history.
 const $ = (id) => document.getElementById(id);
 
-/** Radio buttons side by side. */
+/** A row of radio buttons. */
 function segments(name, label, options, chosen, choose) {
   const option = ([value, text]) =>
     make("label", {}, make("input", { type: "radio", name, value, checked: value === chosen, onchange: () => choose(value) }), make("span", {}, text));
@@ -28,7 +28,7 @@ export class Panel {
 
   constructor(element, { close, say, takesChanges }) {
     Object.assign(this, { element, close, say, takesChanges });
-    // Charts are as wide as there is room.
+    // Charts fill the width.
     new ResizeObserver(() => this.#drawCharts()).observe(element);
     $("cancel").addEventListener("click", () => $("dialog").close());
   }
@@ -50,14 +50,14 @@ export class Panel {
     this.element.replaceChildren(make("button.back", { type: "button", onclick: this.close }, "‹ All limits"), make("div.head", {}, make("div.titles", {}, make("h2", {}, name))));
   }
 
-  /** A look that has this limit. */
+  /** Takes an event with this limit's details. */
   take(name, look) {
     if (name !== this.#name || look.detail === undefined || (look.detail && look.detail.name !== name)) return;
     if (!look.detail) {
       this.parts = null;
       return this.element.replaceChildren(
         make("button.back", { type: "button", onclick: this.close }, "‹ All limits"),
-        make("p.empty", {}, `This store knows no limit “${name}”. It may have been forgotten, or not be declared yet.`),
+        make("p.empty", {}, `This store has no limit “${name}”. It may have been removed, or not be declared yet.`),
       );
     }
     this.#seen = look.detail;
@@ -67,7 +67,7 @@ export class Panel {
       this.#tick = look.tick;
       this.#ask("/api/series", { limit: name }, (series) => (this.#series = series));
     }
-    if (Date.now() - this.#asked > PAST) {
+    if (Date.now() - this.#asked > HISTORY) {
       this.#asked = Date.now();
       this.#ask("/api/history", { limit: name }, (history) => {
         this.#history = history;
@@ -84,16 +84,16 @@ export class Panel {
       then(answer);
       this.#drawCharts();
     } catch {
-      // The next look asks again, and the list says what is the matter.
+      // The next event asks again, and the list shows the error.
     }
   }
 
-  /** How much of the month is shown: what there is, until somebody chooses. */
+  /** Chooses the time to show by the age of the history, until the user selects one. */
   #offerDays() {
     if (this.parts.days.hasChildNodes()) return;
     const age = (Date.now() / 1000 - (this.#history.steps[0]?.at ?? Infinity)) / 86_400;
     const shown = this.#days || [1, 7].find((days) => age < days) || 31;
-    const choices = segments("days", "How many days", [["1", "Day"], ["7", "Week"], ["31", "Month"]], String(shown), (value) => {
+    const choices = segments("days", "Days", [["1", "Day"], ["7", "Week"], ["31", "Month"]], String(shown), (value) => {
       this.#days = this.#shownDays = Number(value);
       this.#drawCharts();
     });
@@ -127,7 +127,7 @@ export class Panel {
     });
     parts.actions = make("div.actions", {}, parts.override, parts.lift, parts.pause);
     const titles = make("div.titles", {}, make("h2", {}, `${this.#name} `), make("p.faint", {}, this.#seen.kind.replaceAll("_", " "), " ", parts.own), parts.policy, parts.declared);
-    const past = block("Units each hour", parts.month, parts.monthSays);
+    const past = block("Units per hour", parts.month, parts.monthSays);
     past.firstChild.append(parts.days);
     parts.recent = block("Last 15 minutes", parts.quarter, parts.quarterSays);
     parts.recent.firstChild.append(parts.windows);
@@ -137,16 +137,16 @@ export class Panel {
       make("div.now", {}, parts.used, parts.of, parts.level),
       parts.recent, past,
       (parts.gateBlock = block("Gates", parts.gates)),
-      block("How long starts waited", parts.waits),
-      block("Counted so far", parts.counters),
+      block("Waits", parts.waits),
+      block("Counters", parts.counters),
       (parts.keyBlock = block("Busiest keys", parts.keys)),
-      (parts.processBlock = block("Processes of this machine", parts.processes)),
-      block("The store", parts.store),
+      (parts.processBlock = block("Processes on this machine", parts.processes)),
+      block("Store", parts.store),
     );
     this.allow();
   }
 
-  /** Shows what may be done. */
+  /** Shows the allowed changes. */
   allow() {
     if (!this.parts) return;
     this.parts.actions.hidden = !this.takesChanges();
@@ -168,7 +168,7 @@ export class Panel {
     set(parts.of, `used ${windowed(usage[0].window)}${of}`);
     parts.level.dataset.level = seen.paused_for > 0 ? "full" : level(share, seen.near);
     const next = seen.retry_after > 0 ? `next start in ${time(seen.retry_after)}` : "";
-    set(parts.level, seen.paused_for > 0 ? `paused for ${time(seen.paused_for)}` : share >= 1 ? `full${next ? `, ${next}` : ""}` : next || (seen.near ? "near its limit" : "has room"));
+    set(parts.level, seen.paused_for > 0 ? `paused for ${time(seen.paused_for)}` : share >= 1 ? `full${next ? `, ${next}` : ""}` : next || (seen.near ? "near its limit" : "available"));
     this.#fillWindows(usage);
     this.#fillGates(seen);
     const most = Math.max(1, ...seen.waits.counts);
@@ -182,24 +182,24 @@ export class Panel {
     }
     this.#fillCounters(parts.counters, [
       ["admitted", count(stats.admitted)], ["denied", count(stats.denied)], ["units granted", count(stats.units_granted)],
-      ["now granted", `${pace(seen.pace.granted)}/s`], ["now denied", `${pace(seen.pace.denied)}/s`], ["waiting now", count(seen.waiting)],
-      ["peak, last minute", count(seen.peak)], ["had to wait", count(stats.waited)], ["waited on average", stats.waited ? time(stats.wait_time / stats.waited) : "–"],
+      ["granting", `${pace(seen.pace.granted)}/s`], ["denying", `${pace(seen.pace.denied)}/s`], ["waiting now", count(seen.waiting)],
+      ["peak, last minute", count(seen.peak)], ["had to wait", count(stats.waited)], ["average wait", stats.waited ? time(stats.wait_time / stats.waited) : "–"],
       ["cancelled", count(stats.cancelled)], ["places lost", count(seen.places_lost)], ["store errors", count(stats.store_errors)],
       ["policy changes", count(stats.policy_changes)], ["keys", count(seen.keys)],
-      seen.grants && ["grants held", count(seen.grants.held)], seen.grants && ["asked the server", count(seen.grants.requests)],
+      seen.grants && ["grants held", count(seen.grants.held)], seen.grants && ["server requests", count(seen.grants.requests)],
     ]);
     parts.keyBlock.hidden = !seen.hot_keys.length;
     parts.keys.replaceChildren(this.#table(["Key", "Used", "#Granted", "#Denied"], seen.hot_keys.map((key) => {
       const use = key.usage[0];
-      const badges = [key.override && make("span.badge.own", { title: key.override }, "own policy"), key.paused_for > 0 && make("span.badge.paused", {}, `paused ${time(key.paused_for)}`)];
+      const badges = [key.override && make("span.badge.own", { title: key.override }, "override"), key.paused_for > 0 && make("span.badge.paused", {}, `paused ${time(key.paused_for)}`)];
       return [make("span.name", {}, make("span.cut.mono", { title: key.key }, key.key || "(none)"), ...badges.filter(Boolean)), use ? `${brief(use.used)} / ${brief(use.limit)}` : "–", brief(key.stats.units_granted), brief(key.stats.denied)];
     })));
     const { summary } = look;
     parts.processBlock.hidden = !summary.processes.length;
     parts.processes.replaceChildren(this.#table(["Program", "#Pid", "#Since"], summary.processes.map((one) => [make("span.cut", { title: one.program }, one.program || "unknown"), String(one.pid), time(Math.floor(one.since))])));
     this.#fillCounters(parts.store, [
-      ["not yet on disk for", time(summary.ledger_lag)], summary.lane_bytes && ["lane", bytes(summary.lane_bytes)], ["failures here", count(summary.failures)],
-      !summary.counts_all_processes && ["counts are of", "this process only"],
+      ["ledger lag", time(summary.ledger_lag)], summary.lane_bytes && ["lane", bytes(summary.lane_bytes)], ["failures of serve", count(summary.failures)],
+      !summary.counts_all_processes && ["counts of", "this process only"],
     ]);
   }
 
@@ -223,11 +223,11 @@ export class Panel {
 
   #fillWindows(usage) {
     const windows = usage.map((one) => one.window).sort((a, b) => a - b);
-    // The one that says most over a quarter of an hour: the longest that is no longer, unless somebody has chosen.
+    // By default, the longest window that fits into 15 minutes.
     if (this.#window === undefined || !windows.includes(this.#window)) this.#window = windows.findLast((window) => window <= 900) ?? windows[0];
     if (this.parts.windows.dataset.is === windows.join()) return;
     this.parts.windows.dataset.is = windows.join();
-    const choices = segments("window", "Which window", windows.map((window) => [String(window), time(window)]), String(this.#window), (value) => {
+    const choices = segments("window", "Window", windows.map((window) => [String(window), time(window)]), String(this.#window), (value) => {
       this.#window = windows.find((window) => String(window) === value);
       this.#drawCharts();
     });
@@ -242,7 +242,7 @@ export class Panel {
     ];
     this.parts.gateBlock.hidden = false;
     const rows = closed.map(([who, seconds]) => make("p", {}, make("span.badge.paused", {}, "closed"), ` ${who} ${until(seconds)}`));
-    this.parts.gates.replaceChildren(...(rows.length ? rows : [make("p.faint", {}, "Open: nobody is paused.")]));
+    this.parts.gates.replaceChildren(...(rows.length ? rows : [make("p.faint", {}, "All open.")]));
   }
 
   #drawCharts() {
@@ -255,7 +255,7 @@ export class Panel {
     if (this.#history) parts.month.replaceChildren(month(this.#history, this.#shownDays, Date.now() / 1000, parts.monthSays, width));
   }
 
-  // ---- what an operator does ----
+  // ---- changes ----
 
   act(what) {
     if (!this.#seen || !this.parts || !this.takesChanges() || $("dialog").open) return;
@@ -263,19 +263,19 @@ export class Panel {
     const key = { name: "key", label: "Only for this key (optional)", placeholder: "the whole limit" };
     if (what === "override") {
       this.#dialog({
-        title: `Override ${name}`, text: `Programs declare ${seen.declared}. Your policy stands above it at once, for all processes, until it is lifted.`,
-        confirm: "Override", said: (done) => `${name}: ${done.policy} holds.`, path: "/api/override",
+        title: `Override ${name}`, text: `Programs declare ${seen.declared}. The override replaces it at once in all processes, until it is lifted.`,
+        confirm: "Override", said: (done) => `${name}: ${done.policy} applies.`, path: "/api/override",
         fields: [{ name: "policy", label: "Policy", value: seen.policy, placeholder: "50/1m + 5/1s", mono: true }, key],
       });
     } else if (what === "pause") {
       this.#dialog({
-        title: `Pause ${name}`, text: "Nobody starts for so long. A pause can be made longer here, not shorter; the command “workglow-limit clear” ends it, and forgets what has started.",
+        title: `Pause ${name}`, text: "No start is admitted during the pause. A pause can be extended here but not shortened; the command “workglow-limit clear” ends it, and forgets past starts.",
         confirm: "Pause", said: () => `${name} is paused.`, path: "/api/pause",
-        fields: [{ name: "duration", label: "For how long", value: "1m", placeholder: "30s, 5m, 2h", chips: ["30s", "1m", "5m", "15m", "1h"] }, key],
+        fields: [{ name: "duration", label: "Duration", value: "1m", placeholder: "30s, 5m, 2h", chips: ["30s", "1m", "5m", "15m", "1h"] }, key],
       });
     } else if (!this.parts.lift.disabled) {
       const hasKeys = seen.hot_keys.some((found) => found.override);
-      const text = seen.override ? `${seen.declared}, what programs declare, holds again in place of ${seen.override}.` : "Some of its keys have a policy of their own. Say which of them is to have the limit's again.";
+      const text = seen.override ? `The declared policy ${seen.declared} replaces ${seen.override} again.` : "Some keys have an override. Enter the key whose override is lifted.";
       this.#dialog({
         title: `Lift the override of ${name}`, text, confirm: "Lift", said: () => `${name}: the override is lifted.`, path: "/api/lift",
         fields: hasKeys ? [{ ...key, label: seen.override ? key.label : "Key", placeholder: seen.override ? key.placeholder : "" }] : [],
@@ -283,10 +283,10 @@ export class Panel {
     }
   }
 
-  /** Looking needs a token. */
+  /** Asks for the token for reading. */
   askToken(message, then) {
     token.set(null);
-    this.#dialog({ title: "A token is needed", text: message, confirm: "Look", fields: [], submit: async () => then() });
+    this.#dialog({ title: "A token is needed", text: message, confirm: "Continue", fields: [], submit: async () => then() });
   }
 
   #dialog({ title, text, confirm, fields, path, said, submit }) {

@@ -1,9 +1,9 @@
-//! The same for programs. Times and durations are in seconds.
+//! The report as JSON. Times and durations are in seconds.
 
 use super::{Report, seconds};
 use crate::json::{self, Keys};
+use crate::simulate::guarantee::Kind;
 use crate::simulate::measure::Bin;
-use crate::simulate::promise::Kind;
 use crate::simulate::subject::{Callers, Subject};
 use serde_json::{Value, json};
 
@@ -29,12 +29,12 @@ impl Report<'_, '_> {
     fn subject_json(&self, subject: &Subject, keys: Keys) -> Value {
         let (found, total) = (&subject.found, &subject.found.total);
         let wait = |part: f64| seconds(found.waits.quantile(part));
-        let most = subject.promises.iter().zip(&found.most).map(|(promise, most)| {
+        let most = subject.guarantees.iter().zip(&found.most).map(|(guarantee, most)| {
             json!({
-                "window": (promise.window > 0).then(|| seconds(promise.window)),
-                "aligned": promise.kind == Kind::Aligned,
-                "limit": promise.limit,
-                "bound": promise.bound(found.heaviest),
+                "window": (guarantee.window > 0).then(|| seconds(guarantee.window)),
+                "aligned": guarantee.kind == Kind::Aligned,
+                "limit": guarantee.limit,
+                "bound": guarantee.bound(found.heaviest),
                 "most": most,
             })
         });

@@ -1,9 +1,9 @@
-//! What came of it, for people. For programs: `json.rs`.
+//! The report of a simulation as text and as a picture. `json.rs` has the report as JSON.
 
 mod json;
 
+use super::guarantee::{Guarantee, Kind};
 use super::measure::Bin;
-use super::promise::{Kind, Promise};
 use super::request::{Keys, SECOND};
 use super::subject::{Callers, Subject};
 use crate::context::Context;
@@ -13,16 +13,16 @@ use crate::text::{self, Look, clean, count, exact};
 use std::time::Duration;
 use unicode_width::UnicodeWidthStr;
 
-/// All policies, after the last request.
+/// The results of all policies.
 pub struct Report<'r, 't> {
     pub subjects: &'r [Subject<'t>],
     pub keys: &'r Keys,
     pub callers: Callers,
-    /// How many keys to list.
+    /// The number of keys to list.
     pub top: usize,
 }
 
-/// A time for people, rounded to what is worth reading; shorter than a second it is exact to the microsecond.
+/// A rounded duration.
 fn about(us: u64) -> String {
     text::about(Duration::from_micros(us))
 }
@@ -35,25 +35,25 @@ fn percent(part: u64, of: u64) -> String {
     if of == 0 { String::new() } else { format!(" ({:.1} %)", part as f64 * 100.0 / of as f64) }
 }
 
-/// Over which time a promise counts: `in any 1m`.
-fn over(promise: &Promise) -> String {
-    let window = exact(Duration::from_micros(promise.window));
-    match promise.kind {
+/// The time to which a guarantee applies: `in any 1m`.
+fn over(guarantee: &Guarantee) -> String {
+    let window = exact(Duration::from_micros(guarantee.window));
+    match guarantee.kind {
         Kind::AtOnce { .. } => "at once".to_owned(),
         Kind::Aligned => format!("in a {window} of the clock"),
         _ => format!("in any {window}"),
     }
 }
 
-/// A label and its texts for each policy; nothing is said where all are empty.
+/// A label, and a text for each policy. A row of empty texts is not shown.
 type Row = (String, Vec<String>);
 
 impl Report<'_, '_> {
-    /// Did each limiter do what its policy says?
+    /// Returns whether each limiter kept its policy's guarantees.
     pub fn is_kept(&self) -> bool {
         self.subjects.iter().all(|subject| {
-            let bound = |promise: &Promise| promise.bound(subject.found.heaviest);
-            subject.promises.iter().zip(&subject.found.most).all(|(promise, most)| *most <= bound(promise))
+            let bound = |guarantee: &Guarantee| guarantee.bound(subject.found.heaviest);
+            subject.guarantees.iter().zip(&subject.found.most).all(|(guarantee, most)| *most <= bound(guarantee))
         })
     }
 
@@ -61,7 +61,7 @@ impl Report<'_, '_> {
         self.callers != Callers::GoAway
     }
 
-    /// What was asked, in a few words.
+    /// The load in a few words.
     fn load(&self) -> String {
         let Some(first) = self.subjects.first() else { return String::new() };
         let (found, total) = (&first.found, &first.found.total);
@@ -75,13 +75,13 @@ impl Report<'_, '_> {
         let callers = match self.callers {
             Callers::GoAway => "callers go away".to_owned(),
             Callers::Wait(None) => "callers wait".to_owned(),
-            Callers::Wait(Some(most)) => format!("callers wait {} at most", exact(most)),
+            Callers::Wait(Some(most)) => format!("callers wait at most {}", exact(most)),
         };
         let requests = text::several(total.requests, "request");
         format!("{requests}{units}{keys} in {}; {callers}", about(found.to - found.from))
     }
 
-    /// For a terminal.
+    /// The lines for a terminal.
     pub fn lines(&self, context: &Context, terminal: Terminal) -> Vec<String> {
         let mut lines = vec![self.load(), String::new()];
         lines.extend(self.table(context));
@@ -97,7 +97,7 @@ impl Report<'_, '_> {
         lines
     }
 
-    /// The figures, a column for each policy.
+    /// The table of figures, with a column for each policy.
     fn table(&self, context: &Context) -> Vec<String> {
         let rows = self.rows();
         let label = rows.iter().map(|(label, _)| label.width()).max().unwrap_or(0);
@@ -159,17 +159,17 @@ impl Report<'_, '_> {
             }
             put("  longest", &|subject| about(subject.found.waits.longest()));
             put("most in line", &|subject| count(subject.found.most_waiting));
-            put("still in line at the end", &|subject| {
+            put("in line at the end", &|subject| {
                 let found = &subject.found;
                 let after = match found.never {
-                    0 if found.backlog > 0 => format!(", gone {} later", about(found.cleared_after)),
+                    0 if found.backlog > 0 => format!(", none after {}", about(found.cleared_after)),
                     0 => String::new(),
-                    never => format!(", {} a year later", count(never)),
+                    never => format!(", {} after a year", count(never)),
                 };
                 count(found.backlog) + &after
             });
         }
-        let most = self.subjects.iter().map(|subject| subject.promises.len()).max().unwrap_or(0);
+        let most = self.subjects.iter().map(|subject| subject.guarantees.len()).max().unwrap_or(0);
         for i in 0..most {
             put(
                 match i {
@@ -178,14 +178,14 @@ impl Report<'_, '_> {
                     _ => "",
                 },
                 &|subject| {
-                    let Some(promise) = subject.promises.get(i) else { return String::new() };
-                    let bound = promise.bound(subject.found.heaviest);
-                    let is_more = bound != promise.limit;
-                    let may = if is_more { format!(", {} at most", count(bound)) } else { String::new() };
+                    let Some(guarantee) = subject.guarantees.get(i) else { return String::new() };
+                    let bound = guarantee.bound(subject.found.heaviest);
+                    let is_more = bound != guarantee.limit;
+                    let may = if is_more { format!(", at most {}", count(bound)) } else { String::new() };
                     let is_broken = subject.found.most[i] > bound;
-                    let broken = if is_broken { ": MORE THAN IT PROMISES, please report it" } else { "" };
-                    let (units, of) = (count(subject.found.most[i]), count(promise.limit));
-                    format!("{units} {} (of {of}{may}){broken}", over(promise))
+                    let broken = if is_broken { ": MORE THAN GUARANTEED, please report this bug" } else { "" };
+                    let (units, of) = (count(subject.found.most[i]), count(guarantee.limit));
+                    format!("{units} {} (of {of}{may}){broken}", over(guarantee))
                 },
             );
         }
@@ -195,7 +195,7 @@ impl Report<'_, '_> {
         rows
     }
 
-    /// The keys that asked most.
+    /// The keys with the most requests.
     fn top_keys(&self, subject: &Subject) -> Vec<u32> {
         let mut ids: Vec<u32> = (0..self.keys.len() as u32).collect();
         ids.sort_by_key(|id| std::cmp::Reverse(subject.counts(*id).requests));
@@ -203,7 +203,7 @@ impl Report<'_, '_> {
         ids
     }
 
-    /// A key, or the line that names it first: it may be a secret.
+    /// A key, or the first line that has it, because keys may be secrets.
     fn key(&self, id: u32, keys: crate::json::Keys) -> String {
         match keys {
             crate::json::Keys::Shown if self.keys.text(id).is_empty() => "(none)".to_owned(),
@@ -216,7 +216,7 @@ impl Report<'_, '_> {
         use text::Column;
         let columns = [
             Column::text("key", 12),
-            Column::number("asked"),
+            Column::number("requests"),
             Column::number("admitted"),
             Column::number("denied"),
             Column::number("waited"),
@@ -230,24 +230,20 @@ impl Report<'_, '_> {
         };
         let rows: Vec<text::Row> = top.iter().map(row).collect();
         let mut lines = text::table(&columns, &rows, 2, text::columns(), context);
-        let all = format!("the {} keys that asked most, of {}", top.len(), count(self.keys.len() as u64));
+        let all = format!("the {} of {} keys with the most requests", top.len(), count(self.keys.len() as u64));
         let of = if self.subjects.len() > 1 { format!(" ({})", subject.policy) } else { String::new() };
         lines.insert(0, all + &of);
         lines
     }
 
-    /// What happened over time, policy by policy.
+    /// The picture of the load and of each policy.
     pub fn picture(&self) -> Picture {
         let mut picture = Picture::default();
         let mut about = vec![self.load()];
         for subject in self.subjects {
             let total = &subject.found.total;
             let waits = if self.waits() {
-                format!(
-                    ", {} waited, {} at the longest",
-                    count(total.waited),
-                    self::about(subject.found.waits.longest())
-                )
+                format!(", {} waited, at most {}", count(total.waited), self::about(subject.found.waits.longest()))
             } else {
                 String::new()
             };
@@ -264,7 +260,7 @@ impl Report<'_, '_> {
             all => format!("{} policies under one load", all.len()),
         };
         picture.about = about;
-        // What is to be compared stands together.
+        // Panels of the same kind are next to each other.
         let panels: Vec<Vec<Panel>> = self.subjects.iter().map(|subject| self.panels(subject)).collect();
         let kinds = panels.iter().map(Vec::len).max().unwrap_or(0);
         picture.panels = (0..kinds).flat_map(|i| panels.iter().filter_map(move |of| of.get(i).cloned())).collect();
@@ -280,22 +276,22 @@ impl Report<'_, '_> {
             values: series.bins().map(value).collect(),
             merged,
         };
-        // Rates read best in the unit that the policy is in.
+        // Rates are shown in the unit of the policy.
         let rate = subject
-            .promises
+            .guarantees
             .iter()
-            .filter(|promise| promise.window > 0)
+            .filter(|guarantee| guarantee.window > 0)
             .min_by(|a, b| a.rate().unwrap_or(f64::MAX).total_cmp(&b.rate().unwrap_or(f64::MAX)));
         let units = [(86_400 * SECOND, "day"), (3_600 * SECOND, "hour"), (60 * SECOND, "minute"), (SECOND, "second")];
-        // All of them in one, so that they can be compared.
-        let windows = self.subjects.iter().flat_map(|subject| &subject.promises).map(|promise| promise.window);
+        // All policies use the same unit, so that they can be compared.
+        let windows = self.subjects.iter().flat_map(|subject| &subject.guarantees).map(|guarantee| guarantee.window);
         let window = windows.max().unwrap_or(SECOND);
         let (per, unit) = units.into_iter().find(|(size, _)| *size <= window).unwrap_or((SECOND, "second"));
         let factor = per as f64 / series.length() as f64;
         let of = if self.subjects.len() > 1 { subject.policy.clone() } else { String::new() };
-        // What all keys start together is limited only where there is one.
-        let line = rate.filter(|_| self.keys.len() == 1).and_then(|promise| {
-            let line = promise.rate()? * per as f64 / SECOND as f64;
+        // With several keys, the limit does not apply to their sum.
+        let line = rate.filter(|_| self.keys.len() == 1).and_then(|guarantee| {
+            let line = guarantee.rate()? * per as f64 / SECOND as f64;
             Some((line, format!("limit {}", crate::picture::value(line))))
         });
         let mut layers = vec![layer("admitted", Tone::Started, Merged::Mean, &|bin| bin.admitted as f64 * factor)];
@@ -313,13 +309,13 @@ impl Report<'_, '_> {
                 line: None,
             });
         }
-        // Of one policy in units, where these are what its text says.
-        let units = match subject.promises.as_slice() {
+        // A single policy is shown in units, if these are the units of its text.
+        let units = match subject.guarantees.as_slice() {
             [one] if self.subjects.len() == 1 && !matches!(one.kind, Kind::Burst(_) | Kind::Queue) => Some(one.limit),
             _ => None,
         };
         let whole = units.map_or(100.0, |limit| limit as f64);
-        let unit = if units.is_some() { "units" } else { "% of what may be in use" };
+        let unit = if units.is_some() { "units" } else { "% of the limit" };
         let name = units.map_or("limit".to_owned(), |limit| format!("limit {}", crate::picture::value(limit as f64)));
         let layers = vec![layer("in use", Tone::Used, Merged::Most, &|bin| bin.used * whole)];
         panels.push(Panel {

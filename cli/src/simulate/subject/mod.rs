@@ -1,13 +1,12 @@
-//! One policy under a load: the core's own limiter in a store of its own, by a clock that is moved from one event to the next.
+//! One policy under a load: a limiter of the core, in a new store with a simulated clock.
 //!
-//! Nothing is decided here. Callers who go away ask by [`Limiter::decide`], callers who wait by the core's [`Line`]: by that every
-//! `acquire` of a process waits, in every language. At the same moment, those who end are first, then those who wait, then those who
-//! ask.
+//! The core makes all decisions. Callers that do not wait use [`Limiter::decide`]; callers that wait use the core's [`Line`], which is also
+//! behind `acquire` in every language. At equal times jobs end first, then waiters start, then new requests arrive.
 
 mod steps;
 
+use super::guarantee::{Guarantee, Kind, Window};
 use super::measure::{Bin, Counts, Series, Verdict, Verdicts, Waits};
-use super::promise::{Kind, Promise, Window};
 use super::request::{Keys, Request};
 use crate::failure::Failure;
 use std::cmp::Reverse;
@@ -18,71 +17,72 @@ use workglow_limit::{
     Error, Limiter, Line, ManualClock, Policy, RawPermit, Store, StoreOptions, WaiterId, parse_policies,
 };
 
-/// The name under which the policy is declared: those of its parts begin with it.
+/// The name of the limit. The names of its parts begin with it.
 const NAME: &str = "policy";
 
-/// How long after the last request the run goes on for those who still wait, in microseconds.
+/// The longest time for which the run continues after the last request, in microseconds.
 const MOST_AFTER: u64 = 366 * 86_400_000_000;
 
-/// What callers do who are not admitted at once.
+/// The behaviour of callers that are not admitted at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Callers {
     GoAway,
-    /// At most so long; `None`: as long as it takes.
+    /// They wait for at most this time; `None`: without a bound.
     Wait(Option<Duration>),
 }
 
-/// A policy that is tried.
+/// A policy under test.
 pub struct Subject<'t> {
-    /// Its text, as the core writes it.
+    /// The policy's canonical text.
     pub policy: String,
-    pub promises: Vec<Promise>,
+    pub guarantees: Vec<Guarantee>,
     callers: Callers,
     clock: ManualClock,
     limiter: Option<Arc<dyn Limiter>>,
-    /// How many units of a key may run at once: until one ends, nobody has to look whether there is room.
+    /// The units of a key that may run at once. While that many run, waiters need no check until one ends.
     most_running: Option<u64>,
-    /// After how long starts end by themselves.
+    /// The time after which starts end automatically.
     lease: u64,
     keys: Vec<Key>,
-    /// When the lines of keys have to be advanced.
+    /// The times at which the keys' lines have to be advanced.
     due: BTreeSet<(u64, u32)>,
     ends: BinaryHeap<Reverse<End>>,
     verdicts: Option<Verdicts<'t>>,
-    /// The key that used the most of its limit lately.
+    /// The key with the highest recent usage.
     fullest: u32,
     series: Option<Series>,
     now: u64,
     waiting: u64,
-    /// How many jobs have started that take time.
+    /// The number of jobs that have a duration.
     started: u64,
     pub found: Found,
 }
 
-/// What was found.
+/// The results.
 #[derive(Debug, Clone, Default)]
 pub struct Found {
     pub total: Counts,
     pub waits: Waits,
-    /// The most units of a key that each promise counts.
+    /// For each guarantee, the most units of a key that were counted.
     pub most: Vec<u64>,
     pub heaviest: u64,
-    /// Denials, by the part of the policy that was the last to make room.
+    /// Denials by the part of the policy with the longest retry time.
     pub denied_by: BTreeMap<String, u64>,
-    /// When the first and the last request came.
+    /// The time of the first request.
     pub from: u64,
+    /// The time of the last request.
     pub to: u64,
-    /// How many waited when the last request had come.
+    /// The waiters at the time of the last request.
     pub backlog: u64,
-    /// How long after that the last of them started.
+    /// The time from the last request to the start of the last waiter.
     pub cleared_after: u64,
-    /// How many waited still when nobody looked any more.
+    /// The waiters at the end of the run.
     pub never: u64,
-    /// The most that waited at a time.
+    /// The most waiters at a time.
     pub most_waiting: u64,
 }
 
-/// What is known of one key.
+/// The state of one key.
 #[derive(Default)]
 struct Key {
     counts: Counts,
@@ -91,23 +91,23 @@ struct Key {
     line: Option<Waiting>,
 }
 
-/// Those who wait under a key.
+/// The waiters of a key.
 struct Waiting {
     line: Line,
-    /// In the order of asking, which is that of their numbers.
+    /// In the order of arrival, which is the order of their ids.
     waiters: BTreeMap<WaiterId, (Request, Option<u64>)>,
-    /// What [`Subject::due`] has of it.
+    /// The line's entry in [`Subject::due`].
     due: Option<u64>,
 }
 
-/// A job that ends, or what it holds does.
+/// The end of a job or of its lease.
 struct End {
     at: u64,
     number: u64,
     key: u32,
-    /// What it holds until then.
+    /// The units that are released.
     weight: u64,
-    /// The job goes on without it.
+    /// Whether only the lease ends, and the job continues.
     is_lease: bool,
     permit: RawPermit,
 }
@@ -137,18 +137,18 @@ fn us(time: Duration) -> u64 {
 }
 
 impl<'t> Subject<'t> {
-    /// A policy by its text, which nobody has used. `verdicts` are told what becomes of each request.
+    /// Creates an unused limiter with this policy. `verdicts` receives the result of each request.
     pub fn new(text: &str, callers: Callers, verdicts: Option<Verdicts<'t>>) -> Result<Subject<'t>, Failure> {
         let policies = parse_policies(text)?;
-        let promises: Vec<Promise> = policies.iter().flat_map(Promise::all_of).collect();
-        let at_once = || promises.iter().filter(|promise| matches!(promise.kind, Kind::AtOnce { .. }));
-        let lease = |promise: &Promise| if let Kind::AtOnce { lease } = promise.kind { lease } else { None };
+        let guarantees: Vec<Guarantee> = policies.iter().flat_map(Guarantee::all_of).collect();
+        let at_once = || guarantees.iter().filter(|guarantee| matches!(guarantee.kind, Kind::AtOnce { .. }));
+        let lease = |guarantee: &Guarantee| if let Kind::AtOnce { lease } = guarantee.kind { lease } else { None };
         Ok(Subject {
             policy: policies.iter().map(Policy::to_string).collect::<Vec<_>>().join(" + "),
             callers,
             clock: ManualClock::new(),
             limiter: None,
-            most_running: at_once().map(|promise| promise.limit).min(),
+            most_running: at_once().map(|guarantee| guarantee.limit).min(),
             lease: at_once().filter_map(lease).min().unwrap_or(u64::MAX),
             keys: Vec::new(),
             due: BTreeSet::new(),
@@ -159,12 +159,12 @@ impl<'t> Subject<'t> {
             now: 0,
             waiting: 0,
             started: 0,
-            found: Found { most: vec![0; promises.len()], ..Found::default() },
-            promises,
+            found: Found { most: vec![0; guarantees.len()], ..Found::default() },
+            guarantees,
         })
     }
 
-    /// The smallest weight that one of its limits has no room for, less one.
+    /// The heaviest weight that all parts of the policy can admit.
     pub fn capacity(text: &str) -> Result<u64, Failure> {
         Ok(parse_policies(text)?.iter().map(Policy::capacity).min().unwrap_or(1))
     }
@@ -173,38 +173,40 @@ impl<'t> Subject<'t> {
         self.series.as_ref()
     }
 
-    /// What was counted of a key.
+    /// The counts of a key.
     pub fn counts(&self, key: u32) -> Counts {
         self.keys.get(key as usize).map_or_else(Counts::default, |key| key.counts)
     }
 
-    /// The units of one key that could have started, by the promise that allows the least; for the key that started most of its.
+    /// The share of the possible units that was used, by the tightest guarantee of the key with the highest share.
     pub fn utilisation(&self) -> Option<f64> {
         let Found { from, to, .. } = self.found;
-        let of = |promise: &Promise, counts: &Counts| match promise.kind {
-            Kind::AtOnce { .. } => counts.ran as f64 / (promise.limit as f64 * (to - from) as f64),
-            _ => counts.units as f64 / promise.most_between(from, to),
+        let of = |guarantee: &Guarantee, counts: &Counts| match guarantee.kind {
+            Kind::AtOnce { .. } => counts.ran as f64 / (guarantee.limit as f64 * (to - from) as f64),
+            _ => counts.units as f64 / guarantee.most_between(from, to),
         };
-        let all = self.keys.iter().flat_map(|key| self.promises.iter().map(move |promise| of(promise, &key.counts)));
+        let all =
+            self.keys.iter().flat_map(|key| self.guarantees.iter().map(move |guarantee| of(guarantee, &key.counts)));
         all.filter(|part| part.is_finite()).max_by(f64::total_cmp).map(|part| part.min(1.0))
     }
 
-    /// Does what is due before this request, and asks.
+    /// Advances to the time of the request, and makes it.
     pub fn ask(&mut self, request: Request, keys: &Keys) -> Result<(), Failure> {
         if self.limiter.is_none() {
             self.open(request.at)?;
         }
         if self.most_running.is_some() && request.duration.is_none() {
             return Err(Failure::usage(format!(
-                "request {} does not say how long its job runs, and \"{}\" depends on that",
+                "request {} has no duration, but \"{}\" depends on the duration of jobs",
                 request.line, self.policy
             ))
-            .hint("say it for all of them: --duration 300ms, or in a column duration of the trace"));
+            .hint("pass --duration 300ms for all requests, or add a column duration to the trace"));
         }
         self.run_until(request.at, keys)?;
         if self.keys.len() < keys.len() {
-            let promises = self.promises.len();
-            self.keys.resize_with(keys.len(), || Key { windows: vec![Window::default(); promises], ..Key::default() });
+            let guarantees = self.guarantees.len();
+            self.keys
+                .resize_with(keys.len(), || Key { windows: vec![Window::default(); guarantees], ..Key::default() });
         }
         self.found.to = request.at;
         self.found.heaviest = self.found.heaviest.max(request.weight);
@@ -222,13 +224,13 @@ impl<'t> Subject<'t> {
             }
             Err(Asked::TooHeavy) => {
                 self.key(request.key).counts.too_heavy += 1;
-                self.tell(number, Verdict::TooHeavy)
+                self.answer(number, Verdict::TooHeavy)
             }
             Err(Asked::Failed(failure)) => Err(failure),
         }
     }
 
-    /// Lets those who wait start, and says what was found.
+    /// Lets the waiters start, and completes the results.
     pub fn finish(&mut self, keys: &Keys) -> Result<(), Failure> {
         (self.found.backlog, self.found.to) = (self.waiting, self.now);
         while self.waiting > 0
@@ -244,7 +246,7 @@ impl<'t> Subject<'t> {
         let left = self.keys.iter().filter_map(|key| key.line.as_ref()).flat_map(|line| line.waiters.values());
         let left: Vec<u64> = left.filter_map(|(_, number)| *number).collect();
         for number in left {
-            self.tell(Some(number), Verdict::Waiting)?;
+            self.answer(Some(number), Verdict::Waiting)?;
         }
         for key in &self.keys {
             self.found.total.add(&key.counts);
@@ -253,7 +255,7 @@ impl<'t> Subject<'t> {
     }
 
     fn open(&mut self, at: u64) -> Result<(), Failure> {
-        // By the trace's own clock, because windows can be aligned to it.
+        // The clock has the times of the trace, because windows can be aligned to them.
         self.clock.advance(Duration::from_micros(at));
         let mut options = StoreOptions::default();
         options.clock = Some(self.clock.clone());
@@ -275,7 +277,7 @@ impl<'t> Subject<'t> {
         self.series.as_mut().expect("the first request opens it").now()
     }
 
-    fn tell(&mut self, number: Option<u64>, verdict: Verdict) -> Result<(), Failure> {
+    fn answer(&mut self, number: Option<u64>, verdict: Verdict) -> Result<(), Failure> {
         match (number, &mut self.verdicts) {
             (Some(number), Some(verdicts)) => verdicts.answer(number, verdict),
             _ => Ok(()),
@@ -283,7 +285,7 @@ impl<'t> Subject<'t> {
     }
 }
 
-/// Why a request was not asked.
+/// The reason why a request got no decision.
 enum Asked {
     TooHeavy,
     Failed(Failure),

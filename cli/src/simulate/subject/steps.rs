@@ -1,7 +1,7 @@
-//! What happens, one event after the other.
+//! The events of a simulation.
 
+use super::super::guarantee::Kind;
 use super::super::measure::{Bin, Verdict};
-use super::super::promise::Kind;
 use super::super::request::{Keys, Request};
 use super::{Asked, Callers, End, NAME, Subject, Waiting, us};
 use crate::failure::Failure;
@@ -11,13 +11,13 @@ use std::time::Duration;
 use workglow_limit::{Decision, Joined, Line, Outcome, RawPermit, Waiter};
 
 impl Subject<'_> {
-    /// When something happens by itself.
+    /// The time of the next event without a request.
     pub(super) fn next(&self) -> Option<u64> {
         let end = self.ends.peek().map(|Reverse(end)| end.at);
         end.into_iter().chain(self.due.first().map(|(at, _)| *at)).min()
     }
 
-    /// Does all that happens by itself up to this time, and then it is that time.
+    /// Runs all events up to this time, and sets the clock to it.
     pub(super) fn run_until(&mut self, to: u64, keys: &Keys) -> Result<(), Failure> {
         while let Some(at) = self.next().filter(|at| *at <= to) {
             self.move_to(at, keys)?;
@@ -31,10 +31,10 @@ impl Subject<'_> {
         self.move_to(to, keys)
     }
 
-    /// Moves the clock, and looks how much is used where a bin begins.
+    /// Moves the clock, and records the usage at the start of each bin.
     fn move_to(&mut self, to: u64, keys: &Keys) -> Result<(), Failure> {
         if let Some(series) = &mut self.series {
-            series.make_room(to);
+            series.extend_to(to);
             while self.series.as_ref().is_some_and(|series| series.ends() <= to) {
                 let ends = self.series.as_ref().map_or(to, |series| series.ends());
                 self.set_clock(ends);
@@ -55,14 +55,14 @@ impl Subject<'_> {
         self.clock.advance(Duration::from_micros(to).saturating_sub(self.clock.now()));
     }
 
-    /// Asks as `try_acquire` does.
+    /// Requests a start as `try_acquire` does.
     pub(super) fn decide(&mut self, request: Request, number: Option<u64>, keys: &Keys) -> Result<(), Asked> {
         let decision = self.limiter().decide(keys.text(request.key), request.weight)?;
         self.see(request.key, &decision);
         match decision.permit {
             Some(permit) => Ok(self.start(request, number, permit)?),
             None => {
-                if let (Some(by), true) = (&decision.denied_by, self.promises.len() > 1) {
+                if let (Some(by), true) = (&decision.denied_by, self.guarantees.len() > 1) {
                     let by = by.strip_prefix(NAME).map_or(&**by, |part| part.trim_start_matches('/'));
                     if !by.is_empty() {
                         *self.found.denied_by.entry(by.to_owned()).or_default() += 1;
@@ -73,7 +73,7 @@ impl Subject<'_> {
         }
     }
 
-    /// Asks as `acquire` does.
+    /// Requests a start as `acquire` does.
     pub(super) fn join(
         &mut self,
         request: Request,
@@ -97,15 +97,15 @@ impl Subject<'_> {
             bin.waiting = bin.waiting.max(all);
         }
         self.key(request.key).line = Some(waiting);
-        let told = match joined? {
+        let answered = match joined? {
             Joined::Waiting(_) => Ok(()),
             Joined::Done(outcome) => self.over(request, number, outcome, keys),
         };
         self.schedule(request.key);
-        Ok(told?)
+        Ok(answered?)
     }
 
-    /// A wait has ended, or there was none.
+    /// Handles the end of a wait, or a start without one.
     fn over(&mut self, request: Request, number: Option<u64>, outcome: Outcome, keys: &Keys) -> Result<(), Failure> {
         match outcome {
             Outcome::Admitted(permit) => {
@@ -118,7 +118,7 @@ impl Subject<'_> {
         }
     }
 
-    /// Lets those of a key start whose time has come.
+    /// Advances the line of a key: due waiters start.
     fn advance(&mut self, key: u32, keys: &Keys) -> Result<(), Failure> {
         let Some(mut waiting) = self.key(key).line.take() else { return Ok(()) };
         waiting.due = None;
@@ -128,7 +128,7 @@ impl Subject<'_> {
             over.into_iter().filter_map(|(id, outcome)| Some((waiting.waiters.remove(&id)?, outcome))).collect();
         self.waiting -= ended.len() as u64;
         if ended.iter().any(|(_, outcome)| !matches!(outcome, Outcome::Admitted(_))) {
-            // The first in line may now need less room than those who left.
+            // The first in line may now need fewer units than those that left.
             waiting.line.wake(Some(keys.text(key)));
         }
         self.key(key).line = Some(waiting);
@@ -139,7 +139,7 @@ impl Subject<'_> {
         Ok(())
     }
 
-    /// A job has ended, or its lease.
+    /// Handles the end of a job or of its lease.
     fn end(&mut self, end: End, keys: &Keys) -> Result<(), Failure> {
         if !end.is_lease {
             self.limiter().complete(&end.permit)?;
@@ -153,7 +153,7 @@ impl Subject<'_> {
         Ok(())
     }
 
-    /// Notes when the line of a key has to be advanced.
+    /// Schedules the next advance of a key's line.
     fn schedule(&mut self, id: u32) {
         let (now, most_running, callers) = (self.now, self.most_running, self.callers);
         let key = &mut self.keys[id as usize];
@@ -167,7 +167,7 @@ impl Subject<'_> {
             return;
         };
         let mut next = waiting.line.next().map(|nap| now.saturating_add(us(nap)));
-        // A line looks now and then whether somebody has ended. Here it is known that nobody has, until `end` says so.
+        // A line polls for released units. Here units are released only by `end`, so polling is skipped.
         let is_full = most_running.is_some_and(|most| running + request.weight > most);
         if is_full && next.is_some_and(|next| next > now) {
             next = match callers {
@@ -187,17 +187,17 @@ impl Subject<'_> {
         of_key.counts.units += weight;
         of_key.counts.waited += u64::from(wait > 0);
         of_key.counts.ran += u128::from(weight) * u128::from(duration.unwrap_or(0));
-        for ((promise, window), most) in self.promises.iter().zip(&mut of_key.windows).zip(&mut self.found.most) {
-            let units = match promise.kind {
+        for ((guarantee, window), most) in self.guarantees.iter().zip(&mut of_key.windows).zip(&mut self.found.most) {
+            let units = match guarantee.kind {
                 Kind::AtOnce { .. } => of_key.running + weight,
-                _ => window.start(promise, now, weight),
+                _ => window.start(guarantee, now, weight),
             };
             *most = units.max(*most);
         }
         self.found.waits.add(wait);
         self.bin().admitted += weight;
         match duration {
-            // Also one that takes no time is an event of its own where others wait for it.
+            // With a bound on running jobs, a job of zero duration is an event, too, because others may wait for its end.
             Some(duration) if duration > 0 || self.most_running.is_some() => {
                 self.keys[key as usize].running += weight;
                 let mut end = |lasts: u64, weight, is_lease| {
@@ -215,16 +215,16 @@ impl Subject<'_> {
             }
             _ => self.limiter().complete(&permit)?,
         }
-        self.tell(number, Verdict::Admitted(wait))
+        self.answer(number, Verdict::Admitted(wait))
     }
 
     fn deny(&mut self, request: Request, number: Option<u64>, after: Duration) -> Result<(), Failure> {
         self.key(request.key).counts.denied += 1;
         self.bin().denied += request.weight;
-        self.tell(number, Verdict::Denied(us(after)))
+        self.answer(number, Verdict::Denied(us(after)))
     }
 
-    /// Notes how much of its limit a key uses.
+    /// Records the share that a key uses.
     fn see(&mut self, key: u32, decision: &Decision) {
         let share = share(decision);
         let bin = self.bin();
@@ -235,7 +235,7 @@ impl Subject<'_> {
     }
 }
 
-/// What is used of a limit.
+/// The share of a limit in use.
 fn share(seen: &Decision) -> f64 {
     seen.limit.saturating_sub(seen.remaining) as f64 / seen.limit.max(1) as f64
 }

@@ -1,17 +1,17 @@
-//! What a policy promises, as its text says it: to measure by, independently of the limiter, whether it was kept.
+//! The guarantees of a policy, derived from its text: an independent check of the limiter.
 
 use super::request::SECOND;
 use std::collections::VecDeque;
 use std::time::Duration;
 use workglow_limit::{Policy, parse_time};
 
-/// The units of a key are counted over a window, or those that run at once.
+/// A bound on the units of one key: in a window, or at once.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Promise {
+pub struct Guarantee {
     pub kind: Kind,
-    /// The units that the policy names.
+    /// The units in the policy's text.
     pub limit: u64,
-    /// Over so long; 0: at once.
+    /// The length of the window; 0: at once.
     pub window: u64,
 }
 
@@ -21,36 +21,36 @@ pub enum Kind {
     Rolling,
     /// In windows that begin at multiples of their length.
     Aligned,
-    /// In any window, but twice as many across a boundary.
+    /// In any window, but up to twice as many across a boundary.
     Smooth,
-    /// In any window, and what a full bucket holds.
+    /// In any window, plus the content of a full bucket.
     Burst(u64),
-    /// In any window, but the last start may be heavy.
+    /// In any window, but the weight of the last start may exceed it.
     Queue,
     AtOnce {
-        /// After how long a start ends by itself.
+        /// The time after which a start ends automatically.
         lease: Option<u64>,
     },
 }
 
-impl Promise {
-    /// Those of a policy, by its canonical text.
-    pub fn all_of(policy: &Policy) -> Vec<Promise> {
+impl Guarantee {
+    /// The guarantees of a policy, from its canonical text.
+    pub fn all_of(policy: &Policy) -> Vec<Guarantee> {
         let text = policy.to_string();
         let text = text.split(" backoff ").next().unwrap_or(&text);
-        text.split(" + ").filter_map(Promise::of).collect()
+        text.split(" + ").filter_map(Guarantee::of).collect()
     }
 
-    fn of(text: &str) -> Option<Promise> {
+    fn of(text: &str) -> Option<Guarantee> {
         let time = |text: &str| parse_time(text).map(|time: Duration| time.as_micros() as u64).ok();
         if let Some(delay) = text.strip_prefix("delay ") {
-            return Some(Promise { kind: Kind::Rolling, limit: 1, window: time(delay)? });
+            return Some(Guarantee { kind: Kind::Rolling, limit: 1, window: time(delay)? });
         }
         let mut words = text.split(' ');
         let first = words.next()?;
         let Some((limit, window)) = first.split_once('/') else {
             let lease = text.split_once(" lease ").and_then(|(_, lease)| time(lease));
-            return Some(Promise { kind: Kind::AtOnce { lease }, limit: first.parse().ok()?, window: 0 });
+            return Some(Guarantee { kind: Kind::AtOnce { lease }, limit: first.parse().ok()?, window: 0 });
         };
         let kind = match (words.next(), words.next()) {
             (Some("burst"), Some(size)) => Kind::Burst(size.parse().ok()?),
@@ -59,10 +59,10 @@ impl Promise {
             (Some("counter"), _) => Kind::Smooth,
             _ => Kind::Rolling,
         };
-        Some(Promise { kind, limit: limit.parse().ok()?, window: time(window)? })
+        Some(Guarantee { kind, limit: limit.parse().ok()?, window: time(window)? })
     }
 
-    /// The most units that there may be, if no start weighs more than that.
+    /// The most units that are allowed, if no start weighs more than `heaviest`.
     pub fn bound(&self, heaviest: u64) -> u64 {
         match self.kind {
             Kind::Rolling | Kind::Aligned | Kind::AtOnce { .. } => self.limit,
@@ -72,12 +72,12 @@ impl Promise {
         }
     }
 
-    /// The units that may start in the long run, per second; `None`: that depends on how long jobs run.
+    /// The long-term rate in units per second; `None` if it depends on the length of jobs.
     pub fn rate(&self) -> Option<f64> {
         (self.window > 0).then(|| self.limit as f64 * SECOND as f64 / self.window as f64)
     }
 
-    /// The most units that could have started between two moments, about.
+    /// The approximate number of units that could have started between two times.
     pub fn most_between(&self, from: u64, to: u64) -> f64 {
         let limit = self.limit as f64;
         let windows = (to - from) as f64 / self.window.max(1) as f64;
@@ -99,12 +99,12 @@ pub struct Window {
 }
 
 impl Window {
-    /// After a start: the units that count with it.
-    pub fn start(&mut self, promise: &Promise, at: u64, weight: u64) -> u64 {
-        let is_over = |start: u64| match promise.kind {
-            Kind::Aligned => start / promise.window < at / promise.window,
-            // What started a whole window ago does not count any more.
-            _ => start + promise.window <= at,
+    /// Adds a start; returns the units in the window, including it.
+    pub fn start(&mut self, guarantee: &Guarantee, at: u64, weight: u64) -> u64 {
+        let is_over = |start: u64| match guarantee.kind {
+            Kind::Aligned => start / guarantee.window < at / guarantee.window,
+            // A start that is exactly one window old does not count.
+            _ => start + guarantee.window <= at,
         };
         while let Some(&(start, weight)) = self.starts.front()
             && is_over(start)
@@ -127,10 +127,10 @@ mod tests {
     use workglow_limit::parse_policies;
 
     #[test]
-    fn every_kind_of_policy_has_its_promises() {
+    fn each_kind_of_policy_has_its_guarantees() {
         let shown = |text: &str| -> Vec<(Kind, u64, u64)> {
             let all = parse_policies(text).unwrap();
-            all.iter().flat_map(Promise::all_of).map(|one| (one.kind, one.limit, one.window)).collect()
+            all.iter().flat_map(Guarantee::all_of).map(|one| (one.kind, one.limit, one.window)).collect()
         };
         let minute = 60 * SECOND;
         let rate = [(Kind::Rolling, 100, minute), (Kind::Rolling, 5, SECOND)];
@@ -146,9 +146,9 @@ mod tests {
 
     #[test]
     fn a_start_counts_until_exactly_one_window_later() {
-        let promise = Promise { kind: Kind::Rolling, limit: 2, window: 10 };
+        let guarantee = Guarantee { kind: Kind::Rolling, limit: 2, window: 10 };
         let mut window = Window::default();
-        let counts: Vec<u64> = [0, 9, 10, 20].map(|at| window.start(&promise, at, 1)).into();
+        let counts: Vec<u64> = [0, 9, 10, 20].map(|at| window.start(&guarantee, at, 1)).into();
         assert_eq!(counts, [1, 2, 2, 1]);
     }
 }

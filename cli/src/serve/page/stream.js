@@ -1,6 +1,6 @@
-// What is said to the server and what it says.
+// Requests to the server, and its events.
 
-// A token comes behind the # of the address, which browsers keep to themselves. It leaves the address at once, and the tab keeps it.
+// A token comes after the # of the URL, which browsers do not send. It is removed from the URL at once, and kept in the tab.
 const fragment = new URLSearchParams(location.hash.slice(1));
 if (fragment.has("token")) {
   sessionStorage.setItem("token", fragment.get("token"));
@@ -13,10 +13,10 @@ export const token = {
   set: (text) => (text ? sessionStorage.setItem("token", text) : sessionStorage.removeItem("token")),
 };
 
-/** What the server refuses, in its own words. */
+/** An error response, with the server's message. */
 export class Refused extends Error {
   constructor(status, error) {
-    super(error?.message ?? `The server answers ${status}.`);
+    super(error?.message ?? `The server responded with status ${status}.`);
     this.status = status;
     this.hint = error?.hint ?? "";
   }
@@ -37,12 +37,12 @@ export const get = async (path, parameters, signal) =>
 export const post = async (path, body) =>
   (await ask(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) })).json();
 
-const SILENCE = 12_000; // The server shows every 5 s that it is there.
+const SILENCE = 12_000; // The server sends at least a comment every 5 s.
 const SLOWEST = 15_000;
 
 /**
- * Listens to the server's events, again and again. (An EventSource cannot show a token.)
- * `told(name, data)` hears events; `changed(state, seconds)` whether there is a connection: connecting, live, lost, refused.
+ * Receives the server's events, and reconnects. (An EventSource cannot send a token.) `received(name, data)` is called for each event,
+ * `changed(state, seconds)` when the connection changes: connecting, live, lost, refused.
  */
 export class Stream {
   #parameters = {};
@@ -50,13 +50,13 @@ export class Stream {
   #timer = 0;
   #failures = 0;
 
-  constructor(told, changed) {
-    Object.assign(this, { told, changed });
+  constructor(received, changed) {
+    Object.assign(this, { received, changed });
     document.addEventListener("visibilitychange", () => (document.hidden ? this.close() : this.open()));
     addEventListener("online", () => this.retry());
   }
 
-  /** Asks for something else from now on. */
+  /** Changes the requested data. */
   want(parameters) {
     this.#parameters = parameters;
     this.open();
@@ -75,7 +75,7 @@ export class Stream {
 
   async open() {
     this.close();
-    if (document.hidden) return; // Nobody looks, so the store need not be looked at.
+    if (document.hidden) return; // A hidden page needs no events.
     const abort = (this.#abort = new AbortController());
     if (this.#failures) this.changed("connecting");
     try {
@@ -93,7 +93,7 @@ export class Stream {
   }
 
   async #listen(abort) {
-    let silence = setTimeout(() => abort.abort(new Error("the server says nothing")), SILENCE);
+    let silence = setTimeout(() => abort.abort(new Error("the server is silent")), SILENCE);
     try {
       const response = await ask(`/api/events?${new URLSearchParams(this.#parameters)}`, { signal: abort.signal });
       const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
@@ -101,7 +101,7 @@ export class Stream {
         const { value, done } = await reader.read();
         if (done || abort !== this.#abort) return;
         clearTimeout(silence);
-        silence = setTimeout(() => abort.abort(new Error("the server says nothing")), SILENCE);
+        silence = setTimeout(() => abort.abort(new Error("the server is silent")), SILENCE);
         const events = (rest + value).split("\n\n");
         rest = events.pop();
         for (const text of events) {
@@ -109,7 +109,7 @@ export class Stream {
           if (!name) continue;
           if (this.#failures || name === "hello") this.changed("live");
           this.#failures = 0;
-          this.told(name, JSON.parse(data));
+          this.received(name, JSON.parse(data));
         }
       }
     } finally {
