@@ -1,0 +1,34 @@
+// Puts the site's pages together in target/site-pages: the guides as they are, the references, the pictures, and what is only here.
+
+import { cpSync, existsSync, mkdirSync, readFileSync, readdirSync, rmSync, symlinkSync, writeFileSync } from "node:fs";
+import { dirname } from "node:path";
+import { pages, root, staged } from "./pages.mjs";
+import { drawn, rustdoc } from "./reference.mjs";
+
+function write(page, text) {
+  mkdirSync(dirname(staged + page), { recursive: true });
+  writeFileSync(staged + page, text);
+}
+
+/** The first block of a language on a page: what the tests run, the home page shows. */
+function block(path, fence) {
+  const found = readFileSync(root + path, "utf8").match(new RegExp(`^\`\`\`${fence}\n[^]*?^\`\`\`$`, "m"));
+  if (!found) throw new Error(`${path} has no code in ${fence}`);
+  return found[0];
+}
+
+rmSync(staged, { recursive: true, force: true });
+for (const [path, page] of pages) write(page, readFileSync(root + path, "utf8"));
+for (const name of readdirSync(`${root}site/pages`)) {
+  const text = readFileSync(`${root}site/pages/${name}`, "utf8");
+  write(name, text.replace(/^<!-- block: (\S+) (\w+) -->$/gm, (_, path, fence) => block(path, fence)));
+}
+for (const reference of drawn()) for (const [page, text] of reference.pages) write(page, text);
+
+// What the pages import is found from where they lie.
+symlinkSync(`${root}site/node_modules`, `${staged}node_modules`);
+
+const isPicture = (path) => !/\.[a-z]+$/.test(path) || /\.(svg|png)$/.test(path);
+cpSync(`${root}docs`, `${staged}public/docs`, { recursive: true, filter: (path) => isPicture(path) && !/\/(api|grafana)$/.test(path) });
+cpSync(`${root}site/public`, `${staged}public`, { recursive: true });
+if (existsSync(rustdoc)) cpSync(rustdoc, `${staged}public/reference/rust/api`, { recursive: true });
