@@ -1,7 +1,9 @@
 # make demo    the main job: Celery, Node and C share one limit; STORE=redis or postgres: on two machines, so to speak
 # make test    all tests, one summary
 # make check   format, lints, header, stubs, types, versions, documentation, instructions
-# make docs    target/docs: the reference of each language, from its doc comments
+# make docs    target/docs: the reference of each language, from its doc comments, as data for the site
+# make site    target/site: the guides, the references and a playground as one website
+# make playground  site/playground: what the playground replays, recorded again
 # make bench   what a decision costs, beside others; ROUNDS=2 is quick, ONLY=rust,python chooses
 # make bench-publish  the same, and writes docs/benchmarks.md and the README's table
 # make bench-fleet  what a fleet on Redis uses and asks for, beside others, and what keys cost there: 20 minutes
@@ -18,7 +20,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .SILENT:
-.PHONY: demo test check docs bench bench-fleet instructions pictures fleet storm torture dist dist-all wheel node queues c install \
+.PHONY: demo test check docs site playground bench bench-fleet instructions pictures fleet storm torture dist dist-all wheel node queues c install \
     uninstall members peers bench-tools bench-publish tools test-tools clean help
 
 VENV := target/venv
@@ -167,7 +169,7 @@ demo: members
 test-tools:
 	.ci/need test
 
-test: test-tools members queues tests/page/node_modules/.package-lock.json
+test: test-tools members queues $(addsuffix /node_modules/.package-lock.json,tests/page tests/site site)
 	$(PYTHON) tests/run.py
 
 fleet: test-tools members queues
@@ -193,23 +195,36 @@ check: dist docs instructions
 	rm -rf target/pictures
 	cargo run --quiet -p workglow-limit --example pictures target/pictures
 	diff -rq docs/pictures target/pictures || { echo "make pictures draws others: look at them and commit them" >&2; exit 1; }
+	cargo run --quiet -p workglow-limit --example playground target/playground.json
+	diff -q site/playground/traces.json target/playground.json || { echo "make playground records others: look at them and commit them" >&2; exit 1; }
 	$(VENV)/bin/mypy --strict bindings/python/python bindings/python/tests/typed.py \
 	    examples/fleet/{celery_member,conductor,evidence,picture}.py
 	$(VENV)/bin/pyright --pythonpath $(PYTHON) --project bindings/python
 	$(VENV)/bin/stubtest workglow_limit._native
 	cd bindings/node && npx tsc --project test && npx tsc --project test/pg-boss-types && npx tsc --project test/workglow-types
 
-# Node's fails where a public name has no comment, as Rust's does; Python's is looked after by a test.
-docs: dist docs/api/node_modules/.package-lock.json
+# Node's fails where a public name has no comment, as Rust's and C's do; a test checks Python's. Python's comments are in its native
+# half, so that is built; the others are read from the sources.
+docs: wheel $(addsuffix /node_modules/.package-lock.json,docs/api bindings/node)
 	rm -rf target/docs
-	mkdir -p target/docs/c
-	$(PYTHON) -W error docs/api/python.py target/docs/python
-	docs/api/node_modules/.bin/typedoc --options docs/api/typedoc.json --logLevel Warn
+	mkdir -p target/docs
+	echo "reading the doc comments"
+	$(PYTHON) -W error docs/api/python.py target/docs/python.json
+	node docs/api/node.mjs target/docs/node.json
+	node docs/api/headers.mjs target/docs
 	RUSTDOCFLAGS="-D warnings" cargo doc --quiet --no-deps -p workglow-limit
 	cp -r target/doc target/docs/rust
-	cp $(DIST)/c/include/* target/docs/c/
-	cp docs/api/index.html target/docs/
-	echo "target/docs/index.html"
+	node docs/api/rust.mjs target/docs/rust target/docs/rust.json
+
+# BASE=/path/ is where the site will lie on its server.
+site: docs site/node_modules/.package-lock.json
+	echo "building the site"
+	npm --silent --prefix site run build
+	echo "target/site/index.html; to look at it: npm --prefix site run preview"
+
+# By a manual clock, so every run records the same.
+playground:
+	cargo run --quiet -p workglow-limit --example playground site/playground/traces.json
 
 # ---- the bench, and its peers, which stay out of every other build and environment ----
 
@@ -274,4 +289,4 @@ torture: test-tools storm
 	SECONDS=600 cargo test --quiet --release -p workglow-limit --features fault-points --test storms -- five_at_once
 
 clean:
-	rm -rf target bindings/node/node_modules bindings/node/dist tests/fleet/*/node_modules tests/next/{node_modules,.next} tests/{node-tools,page}/node_modules bench/node/node_modules
+	rm -rf target bindings/node/node_modules bindings/node/dist tests/fleet/*/node_modules tests/next/{node_modules,.next} tests/{node-tools,page,site}/node_modules {site,docs/api,bench/node}/node_modules

@@ -45,6 +45,7 @@ SUITES = {
     "next": (NODE, ["npm", "--prefix", "tests/next", "test"]),
     "node-tools": (NODE, ["npm", "--prefix", "tests/node-tools", "test"]),
     "page": (NODE, ["npm", "--prefix", "tests/page", "test"]),
+    "site": (NODE, ["npm", "--prefix", "tests/site", "test"]),
     "fleet-pg-queues": (NODE, ["npm", "--prefix", "tests/fleet/pg-queues", "test"]),
     "fleet-workglow": (NODE, ["npm", "--prefix", "tests/fleet/workglow", "test"]),
     "fleet-celery": (PYTEST, [sys.executable, "-m", "pytest", "-q", "-s", "tests/fleet/celery"]),

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BinaryHeap};
 use std::fmt::Write as _;
 use std::time::Duration;
 use workglow_limit::{
-    Joined, Limiter as _, Line, ManualClock, Outcome, RawPermit, Result, Store, StoreOptions, Waiter, WaiterId,
+    Joined, Line, ManualClock, Outcome, RawPermit, Result, Store, StoreOptions, Waiter, WaiterId,
 };
 
 /// All times are in microseconds.
@@ -55,10 +55,10 @@ enum Load {
 
 const LOADS: [(&str, Load); 5] = [
     ("idle", Load::Idle),
-    ("light: 3 per second", Load::Every(SECOND / 3)),
-    ("steady: 8 per second", Load::Every(SECOND / 8)),
-    ("heavy: 20 per second", Load::Every(SECOND / 20)),
-    ("bursts: 12 at once", Load::Bursts(12, 1_600 * MS)),
+    ("light: 3/s", Load::Every(SECOND / 3)),
+    ("steady: 8/s", Load::Every(SECOND / 8)),
+    ("heavy: 20/s", Load::Every(SECOND / 20)),
+    ("bursts of 12", Load::Bursts(12, 1_600 * MS)),
 ];
 
 /// The arrivals of one worker, in whole milliseconds.

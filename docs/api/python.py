@@ -158,7 +158,11 @@ def item(of):
     else:
         signature = f"class {of.name}" + (f"({', '.join(bases)})" if bases else "")
     hidden = {"__init__", "__new__"}
-    members = [member(one, of.name) for one in of.own_members if one.name not in hidden and is_public(one)]
+    # In the order of the stubs: what a class gets from its native half has none of its own.
+    order = [name for name in STUBS.signatures if name.startswith(f"{of.name}.")]
+    place = {name.rpartition(".")[2]: i for i, name in enumerate(order)}
+    listed = sorted(of.own_members, key=lambda one: place.get(one.name, len(order)))
+    members = [member(one, of.name) for one in listed if one.name not in hidden and is_public(one)]
     inherited = [
         one.name
         for (module, _), those in of.inherited_members.items()

@@ -1,7 +1,7 @@
 import { defineConfig } from "vitepress";
 import { LANGUAGES } from "../build/languages.mjs";
 import { plugin, slugify } from "../build/markdown.mjs";
-import { guides, project, repository, root, version } from "../build/pages.mjs";
+import { built, guides, project, repository, root, staged, version } from "../build/pages.mjs";
 import { drawn } from "../build/reference.mjs";
 
 const references = drawn();
@@ -11,14 +11,23 @@ const guide = [...guides(), { text: "The project", items: project }];
 function tokenize(text) {
   const words = text.split(/[\n\r\p{Z}\p{P}\p{S}]+/u);
   const names = text.match(/\w*[a-z0-9](?:_\w+|[A-Z]\w*)/g) ?? [];
-  return [...words, ...names, ...names.flatMap((name) => name.match(/[A-Z]?[a-z]+/g) ?? [])].filter(Boolean);
+  const parts = names.flatMap((name) => (name.includes("_") ? [] : (name.match(/[A-Z]?[a-z]+/g) ?? [])));
+  return [...words, ...names, ...parts].filter(Boolean);
 }
+
+/** A name is found before what contains it, and a guide before a reference. */
+function boostDocument(id, term, { title }) {
+  return (title.toLowerCase() === term ? 3 : 1) * (id.includes("/guide/") ? 1.6 : 1);
+}
+
+/** Pages without a document's frame get the landmark that it has. */
+const withMain = (html) => (html.includes("<main") ? html : html.replace(/ id="VPContent"/, ' id="VPContent" role="main"'));
 
 export default defineConfig({
   title: "workglow-limit",
   description: "One rate limit for Python, Node, C, C++ and Rust, shared by all processes and never exceeded",
-  srcDir: "../target/site-pages",
-  outDir: `${root}target/site`,
+  srcDir: staged,
+  outDir: built,
   cacheDir: `${root}target/site-cache`,
   base: process.env.BASE ?? "/",
   head: [
@@ -33,10 +42,11 @@ export default defineConfig({
     image: { lazyLoading: true },
     config: (md) => void md.use(plugin),
   },
+  transformHtml: withMain,
   // rustdoc draws its own pages.
   ignoreDeadLinks: [/^\/reference\/rust\/api\//],
   vite: {
-    publicDir: `${root}target/site-pages/public`,
+    publicDir: `${staged}public`,
     build: { chunkSizeWarningLimit: 4096 },
     logLevel: "warn",
   },
@@ -57,7 +67,7 @@ export default defineConfig({
       provider: "local",
       options: {
         detailedView: false,
-        miniSearch: { options: { tokenize }, searchOptions: { fuzzy: 0.15, prefix: true, boost: { title: 6, titles: 2, text: 1 }, combineWith: "AND" } },
+        miniSearch: { options: { tokenize }, searchOptions: { boostDocument, fuzzy: 0.15, prefix: true, boost: { title: 6, titles: 2, text: 1 }, combineWith: "AND" } },
       },
     },
     docFooter: { prev: "Previous", next: "Next" },

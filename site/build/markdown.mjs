@@ -100,11 +100,19 @@ function links(state) {
   }
 }
 
+/** The head of a column that has none is no heading. */
+function emptyHeads(state) {
+  for (const [i, token] of state.tokens.entries()) {
+    if (token.type === "th_open" && !state.tokens[i + 1].content) token.tag = state.tokens[i + 2].tag = "td";
+  }
+}
+
 export function plugin(md) {
   // The comments are gone before what stands next to what is looked at.
   md.core.ruler.after("block", "comments", withoutComments);
   md.core.ruler.after("inline", "inline-comments", withoutComments);
   md.core.ruler.after("inline-comments", "links", links);
+  md.core.ruler.push("empty-heads", emptyHeads);
   md.core.ruler.push("code-tabs", tabsOfCode);
   md.core.ruler.push("section-tabs", tabsOfSections);
   // A table scrolls by itself, so that pages do not, and by the keyboard, too.

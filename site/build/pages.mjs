@@ -1,11 +1,14 @@
 // Which file of the repository is which page of the site, and in which order. docs/README.md is what says so.
 
 import { existsSync, readFileSync, readdirSync } from "node:fs";
-import { posix } from "node:path";
+import { posix, resolve } from "node:path";
 
 export const root = new URL("../..", import.meta.url).pathname;
-export const staged = `${root}target/site-pages/`;
-export const references = `${root}target/docs/`;
+// The tests build elsewhere.
+const folder = (name, usual) => `${resolve(root, process.env[name] ?? usual)}/`;
+export const staged = folder("SITE_PAGES", "target/site-pages");
+export const built = folder("SITE_OUT", "target/site");
+export const references = folder("SITE_REFERENCES", "target/docs");
 
 const read = (path) => readFileSync(root + path, "utf8");
 

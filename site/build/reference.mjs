@@ -1,7 +1,7 @@
 // Draws the references: from the data that `make docs` made of each language's doc comments to pages of markdown.
 
 import { readFileSync } from "node:fs";
-import { address, referenced, references, root } from "./pages.mjs";
+import { address, referenced, references } from "./pages.mjs";
 
 /** Modules with more items than this give each class with methods a page. */
 const LARGE = 25;
@@ -130,7 +130,7 @@ function draw(language) {
     }
     const calls = item.members?.filter(isCall) ?? [];
     for (const call of calls) {
-      parts.push(`${"#".repeat(level)} ${call.name.replaceAll("_", "\\_").replace(/[<>]/g, "\\$&")} {#${call.id}}`, code(fence, call.signature));
+      parts.push(`${"#".repeat(level)} ${(call.name === "constructor" ? `new ${item.name}` : call.name).replaceAll("_", "\\_").replace(/[<>]/g, "\\$&")} {#${call.id}}`, code(fence, call.signature));
       if (call.doc) parts.push(prose(call.doc, inside));
     }
     const inherited = item.inherited?.length ? item.inherited : [];
@@ -159,7 +159,8 @@ function draw(language) {
     }
     pages.set(module.page, `${parts.join("\n\n")}\n`);
     const own = module.items.filter(({ own }) => own).map((item) => ({ text: item.name, link: address(item.own) }));
-    sidebar.push({ text: shown, link: address(module.page), ...(own.length ? { items: own } : {}) });
+    // Next to their package, modules go by what comes after its name.
+    sidebar.push({ text: shown.replace(/^workglow.limit[./]/, ""), link: address(module.page), ...(own.length ? { items: own } : {}) });
   }
   if (doc) {
     const page = `${base}index.md`;
@@ -184,7 +185,7 @@ function rust() {
     parts.push(`## ${title}`);
     for (const { name, href, doc, members } of found) {
       parts.push(`### ${name.replaceAll("_", "\\_")} {#${name}}`);
-      if (doc) parts.push(doc.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll("_", "\\_").replaceAll("*", "\\*").replaceAll("{{", "&#123;&#123;"));
+      if (doc) parts.push(prose(doc, { fence: "rust", places: new Map() }));
       parts.push([link(`${kind} \`${name}\``, href), ...members.map((member) => link(`\`${member.name}\``, member.href))].join(" · "));
     }
   }
@@ -196,4 +197,4 @@ export function drawn() {
   return referenced.map((language) => ({ language, title: TITLES[language], link: `/reference/${language}/`, ...(language === "rust" ? rust() : draw(language)) }));
 }
 
-export const rustdoc = `${root}target/docs/rust`;
+export const rustdoc = `${references}rust`;

@@ -10,18 +10,14 @@ function write(page, text) {
   writeFileSync(staged + page, text);
 }
 
-/** The first block of a language on a page: what the tests run, the home page shows. */
-function block(path, fence) {
-  const found = readFileSync(root + path, "utf8").match(new RegExp(`^\`\`\`${fence}\n[^]*?^\`\`\`$`, "m"));
-  if (!found) throw new Error(`${path} has no code in ${fence}`);
-  return found[0];
-}
+/** A program of the home page, which the tests run. */
+const code = (file) => `\`\`\`${file.endsWith(".py") ? "python" : "js"}\n${readFileSync(`${root}site/home/${file}`, "utf8")}\`\`\``;
 
 rmSync(staged, { recursive: true, force: true });
 for (const [path, page] of pages) write(page, readFileSync(root + path, "utf8"));
 for (const name of readdirSync(`${root}site/pages`)) {
   const text = readFileSync(`${root}site/pages/${name}`, "utf8");
-  write(name, text.replace(/^<!-- block: (\S+) (\w+) -->$/gm, (_, path, fence) => block(path, fence)));
+  write(name, text.replace(/^<!-- code: (\S+) -->$/gm, (_, file) => code(file)));
 }
 for (const reference of drawn()) for (const [page, text] of reference.pages) write(page, text);
 
