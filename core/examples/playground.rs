@@ -7,9 +7,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::fmt::Write as _;
 use std::time::Duration;
-use workglow_limit::{
-    Joined, Line, ManualClock, Outcome, RawPermit, Result, Store, StoreOptions, Waiter, WaiterId,
-};
+use workglow_limit::{Joined, Line, ManualClock, Outcome, RawPermit, Result, Store, StoreOptions, Waiter, WaiterId};
 
 /// All times are in microseconds.
 const MS: u64 = 1_000;
@@ -40,11 +38,17 @@ const KINDS: [Kind; 7] = [
     Kind { name: "token-bucket", title: "Token bucket", policy: "10/1s burst 10", limit: 10, bound: 20 },
     Kind { name: "leaky-bucket", title: "Leaky bucket", policy: "10/1s queue 10", limit: 10, bound: 10 },
     Kind { name: "fixed-window", title: "Fixed window", policy: "10/1s fixed", limit: 10, bound: 20 },
-    Kind { name: "sliding-window-counter", title: "Sliding window counter", policy: "10/1s counter", limit: 10, bound: 20 },
+    Kind {
+        name: "sliding-window-counter",
+        title: "Sliding window counter",
+        policy: "10/1s counter",
+        limit: 10,
+        bound: 20,
+    },
     Kind { name: "concurrency", title: "Concurrency", policy: "5 concurrent", limit: 5, bound: 5 },
 ];
 
-/// What a worker asks for.
+/// The requests of a worker.
 enum Load {
     Idle,
     /// Requests at random distances, of this mean.
@@ -88,7 +92,7 @@ fn arrivals(load: &Load, worker: u64) -> Vec<u64> {
     }
 }
 
-/// What became of a request, and how long it waited for that.
+/// The outcome of a request, and its wait.
 #[derive(Clone, Copy)]
 enum Fate {
     Started(u64),
@@ -155,7 +159,10 @@ fn record(kind: &Kind, requests: &[u64], waits: bool) -> Result<Trace> {
                     }
                 } else {
                     let decision = limiter.decide("", 1)?;
-                    over.push((asked, decision.permit.map_or(Outcome::Expired(decision.retry_after), Outcome::Admitted)));
+                    over.push((
+                        asked,
+                        decision.permit.map_or(Outcome::Expired(decision.retry_after), Outcome::Admitted),
+                    ));
                 }
                 asked += 1;
             }
@@ -181,7 +188,7 @@ fn record(kind: &Kind, requests: &[u64], waits: bool) -> Result<Trace> {
     Ok(Trace { fates, used })
 }
 
-/// Numbers with commas between.
+/// Joins numbers with commas.
 fn list(numbers: impl IntoIterator<Item = i64>) -> String {
     numbers.into_iter().map(|number| number.to_string()).collect::<Vec<_>>().join(",")
 }
@@ -216,8 +223,8 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
         .collect();
     writeln!(out, "\"kinds\": [\n{}\n],", kinds.join(",\n"))?;
 
-    // A trace is the fates of the requests, those of the first worker first among simultaneous ones: the wait in microseconds, or
-    // for a denial -1 less the wait. `used` has one digit of base 36 for each sample.
+    // A trace has the samples, one digit of base 36 each, and the fates in the order of arrival, the first worker's first: the wait in
+    // microseconds, or for a denial -1 less the wait.
     let mut traces = Vec::new();
     for kind in &KINDS {
         for (waits, callers) in [(false, "deny"), (true, "wait")] {

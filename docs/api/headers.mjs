@@ -5,23 +5,23 @@ import { readFileSync, writeFileSync } from "node:fs";
 const root = new URL("../..", import.meta.url).pathname;
 const header = (name) => readFileSync(`${root}include/${name}`, "utf8").split("\n");
 
-/** A run of comment lines, without their marks. */
+/** Returns comment lines without their marks. */
 const uncomment = (lines) => lines.map((line) => line.replace(/^\s*\/\/\/? ?/, "")).join("\n");
 const isComment = (line) => /^\s*\/\//.test(line ?? "");
 
-/** How deep a line leads into brackets, less what it leads out. Literals do not count. */
+/** Returns the opened less the closed brackets of a line. Literals do not count. */
 function depth(line, open, close) {
   const code = line.replace(/\/\/.*|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'/g, "");
   return code.split(open).length - code.split(close).length;
 }
 
-/** The lines without what they have in common at their start. */
+/** Returns the lines without their common indentation. */
 function undent(lines) {
   const least = Math.min(...lines.filter((line) => line.trim()).map((line) => line.match(/^ */)[0].length));
   return lines.map((line) => line.slice(least)).join("\n");
 }
 
-/** From a line on, how many belong to one declaration: to its `;`, or to the end of its body. */
+/** Returns the end of the declaration that begins at a line: after its `;`, or after its body. */
 function declaration(lines, from) {
   let braces = 0;
   let round = 0;
@@ -36,7 +36,7 @@ function declaration(lines, from) {
   return lines.length;
 }
 
-/** The comment at the head of a header. */
+/** Returns the comment at the head of a header. */
 function preface(lines) {
   const end = lines.findIndex((line) => !isComment(line));
   return { text: uncomment(lines.slice(0, end)), end };
@@ -59,7 +59,7 @@ function c() {
       const from = i;
       while (lines[i].endsWith("\\")) i++;
       const name = line.match(/^#define (\w+)/)[1];
-      // The comment of the first of several stands above all of them.
+      // Initial values have no comments of their own.
       const isInitial = name.endsWith("_INIT");
       constants.push({ name, kind: "macro", signature: lines.slice(from, ++i).join("\n"), doc: isInitial ? `The initial value of a \`${name.toLowerCase().replace(/_init$/, isInitial && "")}\`.` : doc });
     } else if (/^(typedef|[a-z_].*\()/.test(line)) {
@@ -90,7 +90,7 @@ function c() {
   };
 }
 
-/** What a declaration says, without the body. */
+/** Returns a declaration without its body. */
 function signature(lines) {
   const code = undent(lines);
   let round = 0;
@@ -123,7 +123,7 @@ function cpp() {
   const lines = header("workglow_limit.hpp");
   const { text, end } = preface(lines);
   const items = [];
-  /** Reads declarations of one scope; those of a class that are not public are left out. */
+  /** Reads the declarations of one scope. Members that are not public are left out. */
   function scope(from, to, add, isClass, isOpen = true) {
     let comment = [];
     for (let i = from; i < to; ) {
@@ -166,7 +166,7 @@ function cpp() {
       } else {
         const isEnum = /^\s*enum class/.test(line);
         const text = isEnum ? undent(code) : signature(code);
-        // Neither declarations that only announce something, nor definitions of what a class has declared.
+        // Forward declarations and definitions of declared members add nothing.
         const isHidden = !isOpen || /^\s*(friend|static_assert|class \w+;)|^inline [\w ]+::/.test(line);
         const isCall = /\(/.test(text.replace(/=[^]*/, ""));
         const kind = isEnum || text.startsWith("using") ? "type" : isCall ? (isClass ? "method" : "function") : "property";

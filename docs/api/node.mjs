@@ -12,7 +12,7 @@ if (app.logger.hasErrors() || app.logger.hasWarnings()) process.exit(1);
 
 const MEMBERS = ReflectionKind.Property | ReflectionKind.Method | ReflectionKind.Accessor | ReflectionKind.Constructor;
 
-/** A comment as markdown. */
+/** Returns a comment as markdown. */
 function text(parts = []) {
   return parts.map((part) => (part.kind === "inline-tag" ? `\`${part.text || part.target?.name}\`` : part.text)).join("");
 }
@@ -33,7 +33,7 @@ function parameter(of) {
   return `${of.flags.isRest ? "..." : ""}${of.name === "__namedParameters" ? "options" : of.name}${optional ? "?" : ""}: ${of.type}`;
 }
 
-/** A call, on one line, or if it is long with a line for each parameter. */
+/** Returns a call on one line, or with a line for each parameter if it is long. */
 function call(start, signature, end) {
   const all = (signature.parameters ?? []).map(parameter);
   const line = `${start}${types(signature)}(${all.join(", ")})${end}`;
@@ -60,7 +60,7 @@ function member(of) {
   return { ...base, signature: property(of) };
 }
 
-/** The properties of an object type, as the members of an interface are. */
+/** Returns the properties of an object type, which are drawn like an interface's. */
 const shaped = (of) => (of.type?.type === "reflection" && !of.type.declaration.signatures ? of.type.declaration.children : undefined);
 
 function item(of) {
@@ -85,5 +85,5 @@ const modules = project.children.map((module) => {
   const items = module.children.filter(({ kind }) => kind !== ReflectionKind.Reference).map(item);
   return { name: isMain ? "workglow-limit" : `workglow-limit/${module.name}`, doc: comment(module), items };
 });
-modules.sort((a, b) => (a.name < b.name ? -1 : 1)); // The package itself is the shortest.
+modules.sort((a, b) => (a.name < b.name ? -1 : 1)); // The package's own name is the shortest.
 writeFileSync(process.argv[2], JSON.stringify({ title: "Node", fence: "ts", modules }, null, 1));

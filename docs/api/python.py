@@ -1,6 +1,6 @@
 """Writes the reference of the Python package as data: docs/api/python.py FILE.
 
-The package says what there is and what it does; the stubs of its native half have the types.
+Names and docstrings come from the package, types from the stubs of its native half.
 """
 
 import ast
@@ -41,7 +41,7 @@ class Stubs:
                 self.signatures.setdefault(prefix + node.name, []).append(node)
 
     def text(self, node):
-        """A type, or another expression, with the aliases that only the stubs know written out."""
+        """Returns an expression with the private aliases of the stubs expanded."""
         text = " ".join(ast.get_source_segment(self.source, node).split())
         for name, value in self.aliases.items():
             text = re.sub(rf"\b{name}\b", value, text)
@@ -79,7 +79,7 @@ STUBS = Stubs(SOURCES / "_native.pyi")
 
 
 def call(start, parameters, end):
-    """A call on one line, or if it is long with a line for each parameter."""
+    """Returns a call on one line, or with a line for each parameter if it is long."""
     line = f"{start}({', '.join(parameters)}){end}"
     if len(line) <= 96 or not parameters:
         return line
@@ -91,7 +91,7 @@ def returns(annotation):
 
 
 def of_function(name, function, known):
-    """The signatures of a function: the stubs', or what the code itself says."""
+    """Returns the signatures of a function, from the stubs or from the code."""
     stubs = STUBS.signatures.get(known, [])
     keyword = "async def" if function is not None and function.funcdef.startswith("async") else "def"
     lines = []
@@ -117,7 +117,7 @@ def text(docstring):
 
 
 def short(signature):
-    """Without the modules that nobody writes there."""
+    """Returns a signature without the modules of well-known names."""
     signature = re.sub(r"\b(?:workglow_limit(?:\.\w+)*\.|builtins\.|collections\.abc\.|typing(?:_extensions)?\.)(?=\w)|~(?=[A-Z])", "", signature)
     return re.sub(r"^class (\w+)\((?:\*args, \*\*kwargs)?\)$", r"class \1", signature.replace("(_cls, ", "("))
 
@@ -158,7 +158,7 @@ def item(of):
     else:
         signature = f"class {of.name}" + (f"({', '.join(bases)})" if bases else "")
     hidden = {"__init__", "__new__"}
-    # In the order of the stubs: what a class gets from its native half has none of its own.
+    # In the order of the stubs, because native members have no order.
     order = [name for name in STUBS.signatures if name.startswith(f"{of.name}.")]
     place = {name.rpartition(".")[2]: i for i, name in enumerate(order)}
     listed = sorted(of.own_members, key=lambda one: place.get(one.name, len(order)))

@@ -1,4 +1,4 @@
-// Writes a list of what rustdoc describes as data, with links into its pages: docs/api/rust.mjs DIRECTORY FILE.
+// Writes the public names of the crate as data, with links into the pages of rustdoc: docs/api/rust.mjs DIRECTORY FILE.
 
 import { readFileSync, writeFileSync } from "node:fs";
 

@@ -7,7 +7,7 @@ import { drawn } from "../build/reference.mjs";
 const references = drawn();
 const guide = [...guides(), { text: "The project", items: project }];
 
-/** Words, and the names that they are parts of: `try_acquire` is found by `try`, by `acquire` and by itself. */
+/** Returns words and whole names: `try`, `acquire` and `try_acquire` all find `try_acquire`. */
 function tokenize(text) {
   const words = text.split(/[\n\r\p{Z}\p{P}\p{S}]+/u);
   const names = text.match(/\w*[a-z0-9](?:_\w+|[A-Z]\w*)/g) ?? [];
@@ -15,12 +15,12 @@ function tokenize(text) {
   return [...words, ...names, ...parts].filter(Boolean);
 }
 
-/** A name is found before what contains it, and a guide before a reference. */
+/** Ranks an exact name above longer ones, and guides above references. */
 function boostDocument(id, term, { title }) {
   return (title.toLowerCase() === term ? 3 : 1) * (id.includes("/guide/") ? 1.6 : 1);
 }
 
-/** Pages without a document's frame get the landmark that it has. */
+/** Adds the main landmark to pages whose layout has none. */
 const withMain = (html) => (html.includes("<main") ? html : html.replace(/ id="VPContent"/, ' id="VPContent" role="main"'));
 
 export default defineConfig({
@@ -33,7 +33,7 @@ export default defineConfig({
   head: [
     ["link", { rel: "icon", href: `${process.env.BASE ?? "/"}icon.svg`, type: "image/svg+xml" }],
     ["meta", { name: "theme-color", content: "#3451b2" }],
-    // Before anything is drawn, so that no page shows one language first and then another.
+    // The language is known before the first paint, so that no page changes it while it loads.
     ["script", {}, `document.documentElement.dataset.language = (() => { try { return localStorage.getItem("workglow-limit-language") } catch {} })() ?? ${JSON.stringify(Object.keys(LANGUAGES)[0])}`],
   ],
   markdown: {
@@ -44,7 +44,7 @@ export default defineConfig({
   },
   transformHtml: withMain,
   // rustdoc draws its own pages.
-  ignoreDeadLinks: [/^\/reference\/rust\/api\//],
+  ignoreDeadLinks: [/^\.\/api\//],
   vite: {
     publicDir: `${staged}public`,
     build: { chunkSizeWarningLimit: 4096 },

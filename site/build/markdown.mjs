@@ -1,9 +1,9 @@
-// What the site makes of plain markdown: comments vanish, code in several languages becomes tabs, links lead to the site's pages.
+// The changes that the site makes to plain markdown: it drops comments, turns code in several languages into tabs, and adapts links.
 
 import { LANGUAGES, titled } from "./languages.mjs";
 import { target } from "./pages.mjs";
 
-/** The anchors of code hosts, which the pages are written for. */
+/** Returns a heading's anchor, as code hosts make it. */
 export const slugify = (title) =>
   title
     .trim()
@@ -14,10 +14,10 @@ export const slugify = (title) =>
 const COMMENTS = /^\s*(?:<!--[^]*?-->\s*)+$/;
 
 const languageOf = (fence) => fence.info.trim().split(/[\s{]/)[0];
-/** What has no grammar. */
+/** Languages without a grammar. */
 const UNCOLOURED = new Set(["promql"]);
 
-/** Removes comments: they are for the programs that run the pages' code. */
+/** Removes comments, which are for the runner of the pages' code. */
 function withoutComments(state) {
   state.tokens = state.tokens.filter((token) => !(token.type === "html_block" && COMMENTS.test(token.content)));
   for (const token of state.tokens) {
@@ -26,7 +26,7 @@ function withoutComments(state) {
   }
 }
 
-/** The tokens of a group of tabs: `panels` is a list of a language and its tokens. */
+/** Returns the tokens of a group of tabs. `panels` has pairs of a language and its tokens. */
 function tabs(state, panels, kind) {
   const open = (content) => Object.assign(new state.Token("html_block", "", 0), { content });
   const langs = panels.map(([language]) => language).join(" ");
@@ -35,7 +35,7 @@ function tabs(state, panels, kind) {
   return [...tokens, open(`</LangTabs>\n`)];
 }
 
-/** Code that another follows at once in another language becomes tabs. What it prints, or how it is compiled, stays below it. */
+/** Turns adjacent blocks of different languages into tabs. A program's output and its build command stay below it. */
 function tabsOfCode(state) {
   const { tokens } = state;
   const result = [];
@@ -60,11 +60,11 @@ function tabsOfCode(state) {
   state.tokens = result;
 }
 
-/** Sections that follow one another, each under the name of a language, become tabs. */
+/** Turns adjacent sections into tabs if each has the name of a language as its title. */
 function tabsOfSections(state) {
   const { tokens } = state;
   const result = [];
-  /** Where the section ends that begins here, and its language. */
+  /** Returns the language and the end of the section that begins here. */
   const section = (at) => {
     const heading = tokens[at];
     if (heading?.type !== "heading_open" || heading.level !== 0) return undefined;
@@ -89,7 +89,7 @@ function tabsOfSections(state) {
   state.tokens = result;
 }
 
-/** Sends links to the site's pages, or to the file where the sources are. */
+/** Points links at the site's pages, and other files at the repository. */
 function links(state) {
   const page = state.env.relativePath;
   for (const { children } of state.tokens) {
@@ -100,7 +100,7 @@ function links(state) {
   }
 }
 
-/** The head of a column that has none is no heading. */
+/** Makes empty column heads plain cells. */
 function emptyHeads(state) {
   for (const [i, token] of state.tokens.entries()) {
     if (token.type === "th_open" && !state.tokens[i + 1].content) token.tag = state.tokens[i + 2].tag = "td";
@@ -108,14 +108,14 @@ function emptyHeads(state) {
 }
 
 export function plugin(md) {
-  // The comments are gone before what stands next to what is looked at.
+  // Comments go first, so that the blocks around them are adjacent.
   md.core.ruler.after("block", "comments", withoutComments);
   md.core.ruler.after("inline", "inline-comments", withoutComments);
   md.core.ruler.after("inline-comments", "links", links);
   md.core.ruler.push("empty-heads", emptyHeads);
   md.core.ruler.push("code-tabs", tabsOfCode);
   md.core.ruler.push("section-tabs", tabsOfSections);
-  // A table scrolls by itself, so that pages do not, and by the keyboard, too.
+  // A wide table scrolls in its own box, which the keyboard reaches.
   md.renderer.rules.table_open = () => `<div class="table" tabindex="0" role="group" aria-label="Table"><table>\n`;
   md.renderer.rules.table_close = () => `</table></div>\n`;
 }

@@ -1,10 +1,10 @@
-// Which file of the repository is which page of the site, and in which order. docs/README.md is what says so.
+// The pages of the site, the file that each comes from, and their order, which is that of docs/README.md.
 
 import { existsSync, readFileSync, readdirSync } from "node:fs";
 import { posix, resolve } from "node:path";
 
 export const root = new URL("../..", import.meta.url).pathname;
-// The tests build elsewhere.
+// The tests build in other folders.
 const folder = (name, usual) => `${resolve(root, process.env[name] ?? usual)}/`;
 export const staged = folder("SITE_PAGES", "target/site-pages");
 export const built = folder("SITE_OUT", "target/site");
@@ -12,7 +12,7 @@ export const references = folder("SITE_REFERENCES", "target/docs");
 
 const read = (path) => readFileSync(root + path, "utf8");
 
-/** Where the sources are. */
+/** The repository's address. */
 export const repository = JSON.parse(read("bindings/node/package.json")).repository.url.replace(/^git\+|\.git$/g, "");
 export const version = read("Cargo.toml").match(/^version = "(.*)"/m)[1];
 
@@ -24,7 +24,7 @@ const PROJECT = {
   "CHANGELOG.md": ["changelog.md", "Changelog"],
 };
 
-/** From the repository's path to the site's, in which `docs/README.md` is the guides' index. */
+/** Maps a file's path in the repository to its page. */
 export const pages = new Map(Object.entries(PROJECT).map(([path, [page]]) => [path, page]));
 for (const name of readdirSync(`${root}docs`).sort()) {
   if (name.endsWith(".md")) pages.set(`docs/${name}`, name === "README.md" ? "guide/index.md" : `guide/${name}`);
@@ -33,7 +33,7 @@ const sources = new Map([...pages].map(([path, page]) => [page, path]));
 
 export const address = (page) => `/${page.replace(/(^|\/)index\.md$/, "$1").replace(/\.md$/, ".html")}`;
 
-/** What a link, or a picture, of a page leads to. */
+/** Returns the address on the site for a link, or a picture, of a page. */
 export function target(page, link) {
   const source = sources.get(page);
   if (source === undefined || /^[a-z]+:|^#|^\//i.test(link)) return link;
@@ -47,7 +47,7 @@ export function target(page, link) {
 
 const plain = (text) => text.replace(/`/g, "");
 
-/** The groups of the guides, each with its pages, as docs/README.md lists them; what it does not list comes last. */
+/** Returns the groups of guides in the order of docs/README.md. Pages that it does not list come last. */
 export function guides() {
   const groups = [];
   const seen = new Set(["guide/index.md"]);
@@ -55,7 +55,7 @@ export function guides() {
   for (const [i, line] of lines.entries()) {
     const title = /^\|[\s|:-]+\|?$/.test(lines[i + 1] ?? "") ? line.split("|")[1] : line.match(/^## (.*)/)?.[1];
     if (title?.trim()) groups.push({ text: title.trim().replace(/^./, (first) => first.toUpperCase()), items: [] });
-    // One entry a line: what stands first in a row or an item of a list.
+    // The first link of a table row or a list item is the entry.
     const [, text, path] = line.match(/^(?:\||[*-] )\s*\[([^\]]+)\]\(([^)#]+\.md)\)/) ?? [];
     const page = path && pages.get(posix.join("docs", path));
     if (!page || seen.has(page) || !groups.length) continue;
@@ -70,5 +70,5 @@ export function guides() {
 
 export const project = Object.values(PROJECT).map(([page, text]) => ({ text, link: address(page) }));
 
-/** The references that were made, in the order of the languages: `make docs`. */
+/** The languages whose reference `make docs` has written, in their order. */
 export const referenced = ["python", "node", "c", "cpp", "rust"].filter((name) => existsSync(`${references}${name}.json`));

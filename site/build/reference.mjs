@@ -1,9 +1,9 @@
-// Draws the references: from the data that `make docs` made of each language's doc comments to pages of markdown.
+// Draws the references: turns the data that `make docs` reads from the doc comments into pages of markdown.
 
 import { readFileSync } from "node:fs";
 import { address, referenced, references } from "./pages.mjs";
 
-/** Modules with more items than this give each class with methods a page. */
+/** In a module with more items, each class with methods gets its own page. */
 const LARGE = 25;
 const KINDS = { class: "Classes", interface: "Interfaces", type: "Types", function: "Functions", variable: "Variables", macro: "Constants", property: "Constants" };
 const RUST_KINDS = { struct: "Structs", enum: "Enums", trait: "Traits", fn: "Functions", type: "Type aliases", constant: "Constants", macro: "Macros" };
@@ -14,14 +14,14 @@ const data = new Map(referenced.map((language) => [language, JSON.parse(readFile
 const slug = (name) => name.replace(/^.*[./]/, "").toLowerCase();
 const isCall = ({ kind }) => kind === "method" || kind === "constructor";
 
-/** Where each name of a language is described. */
+/** The addresses of a language's names. */
 class Places {
   #places = new Map();
   #taken = new Map();
   constructor(language) {
     this.language = language;
   }
-  /** Takes an anchor on a page for a name. */
+  /** Reserves an anchor on a page for a name. */
   add(page, name, anchor) {
     const key = `${page}#${anchor.toLowerCase()}`;
     const count = this.#taken.get(key) ?? 0;
@@ -35,13 +35,13 @@ class Places {
   }
 }
 
-/** A name that a text mentions, as a link to what describes it. */
+/** Returns a link to a name's description. */
 function linked(places, name, of) {
   const found = places.get(name) ?? places.get(`${of}.${name}`);
   return found && `[\`${name}\`](${found})`;
 }
 
-/** Markdown that came from a comment: code is fenced, names are links, and nothing is HTML. */
+/** Returns a comment as markdown: code is fenced, names are links, and HTML is escaped. */
 function prose(text, { fence, places, of = "" }) {
   const blocks = [];
   const keep = (block) => `\u0000${blocks.push(block) - 1}\u0000`;
@@ -77,7 +77,7 @@ function prose(text, { fence, places, of = "" }) {
 const code = (fence, text) => `\`\`\`${fence}\n${text}\n\`\`\``;
 const indented = (text) => text.replace(/\n(?=.)/g, "\n  ");
 
-/** The first sentence of a comment, on one line. */
+/** Returns the first sentence of a comment on one line. */
 function first(doc, context) {
   const [paragraph] = doc.split(/\n\s*\n/);
   if (/^ {4}|^```/.test(paragraph)) return "";
@@ -89,7 +89,7 @@ function front(title, language) {
   return `---\ntitle: ${JSON.stringify(`${title} · ${TITLES[language]}`)}\nlanguage: ${language}\noutline: [2, 3]\n---\n\n# ${title.replaceAll("_", "\\_")} <span class="language">${TITLES[language]}</span>\n`;
 }
 
-/** The reference of one language: its pages, and its part of the navigation. */
+/** Returns the pages and the sidebar of one language. */
 function draw(language) {
   const { fence, modules, doc = "", include } = data.get(language);
   const places = new Places(language);
@@ -98,7 +98,7 @@ function draw(language) {
   const pages = new Map();
   const sidebar = [];
 
-  // First where everything is, so that texts can lead there.
+  // All anchors are known before the first text is drawn, because texts link to them.
   const plan = modules.map((module) => {
     const page = `${base}${slug(module.name) === "workglow_limit" || slug(module.name) === "workglow-limit" ? "index" : slug(module.name)}.md`;
     const isLarge = module.items.length > LARGE;
@@ -118,7 +118,7 @@ function draw(language) {
     };
   });
 
-  /** One item, under a heading of this level or as a page. */
+  /** Returns the text of one item. Its calls are headings of this level. */
   function body(item, level) {
     const parts = [];
     const inside = { ...context, of: item.name };
@@ -159,7 +159,7 @@ function draw(language) {
     }
     pages.set(module.page, `${parts.join("\n\n")}\n`);
     const own = module.items.filter(({ own }) => own).map((item) => ({ text: item.name, link: address(item.own) }));
-    // Next to their package, modules go by what comes after its name.
+    // The sidebar omits the package's name from its modules.
     sidebar.push({ text: shown.replace(/^workglow.limit[./]/, ""), link: address(module.page), ...(own.length ? { items: own } : {}) });
   }
   if (doc) {
@@ -173,11 +173,11 @@ function draw(language) {
   return { pages, sidebar: [{ text: `${TITLES[language]} reference`, items: sidebar }] };
 }
 
-/** Rust's own tool draws its reference. Here is what leads there, and what the search finds. */
+/** Returns the page of Rust, whose reference is drawn by rustdoc. The page has the names for the search, and links. */
 function rust() {
   const { items } = data.get("rust");
   const page = "reference/rust/index.md";
-  const link = (text, href) => `[${text}](/reference/rust/api/workglow_limit/${href}){target="_self"}`;
+  const link = (text, href) => `[${text}](./api/workglow_limit/${href}){target="_self"}`;
   const parts = [front("workglow_limit", "rust"), `The pages of ${link("rustdoc", "index.html")} describe the crate. All names that are public:`];
   for (const [kind, title] of Object.entries(RUST_KINDS)) {
     const found = items.filter((item) => item.kind === kind);
@@ -192,7 +192,7 @@ function rust() {
   return { pages: new Map([[page, `${parts.join("\n\n")}\n`]]), sidebar: [{ text: "Rust reference", items: [{ text: "workglow_limit", link: address(page) }, { text: "rustdoc", link: "/reference/rust/api/workglow_limit/index.html", target: "_self" }] }] };
 }
 
-/** All references that were made: for each language its pages, its sidebar, and where it begins. */
+/** Returns the pages, the sidebar and the first page of each language. */
 export function drawn() {
   return referenced.map((language) => ({ language, title: TITLES[language], link: `/reference/${language}/`, ...(language === "rust" ? rust() : draw(language)) }));
 }

@@ -1,4 +1,4 @@
-// Puts the site's pages together in target/site-pages: the guides as they are, the references, the pictures, and what is only here.
+// Collects the site's pages in target/site-pages: the guides as they are, the references, the pictures, and the pages of this folder.
 
 import { cpSync, existsSync, mkdirSync, readFileSync, readdirSync, rmSync, symlinkSync, writeFileSync } from "node:fs";
 import { dirname } from "node:path";
@@ -10,7 +10,7 @@ function write(page, text) {
   writeFileSync(staged + page, text);
 }
 
-/** A program of the home page, which the tests run. */
+/** Returns a program of the home page, which the tests run. */
 const code = (file) => `\`\`\`${file.endsWith(".py") ? "python" : "js"}\n${readFileSync(`${root}site/home/${file}`, "utf8")}\`\`\``;
 
 rmSync(staged, { recursive: true, force: true });
@@ -21,7 +21,7 @@ for (const name of readdirSync(`${root}site/pages`)) {
 }
 for (const reference of drawn()) for (const [page, text] of reference.pages) write(page, text);
 
-// What the pages import is found from where they lie.
+// The pages import packages from their own folder.
 symlinkSync(`${root}site/node_modules`, `${staged}node_modules`);
 
 const isPicture = (path) => !/\.[a-z]+$/.test(path) || /\.(svg|png)$/.test(path);

@@ -1,8 +1,8 @@
-// Reads what was recorded (core/examples/playground.rs): one run of two workers against one limiter.
+// Reads the record that core/examples/playground.rs writes. One run has two workers and one limiter.
 
 const SECOND = 1000;
 
-/** The requests of a run in the order of their arrival; times in ms. `at` is when a request started, or was denied. */
+/** Returns the requests of a run in the order of arrival, in ms. `at` is the time of the start or the denial. */
 export function requestsOf(data, kind, callers, a, b) {
   const arrivals = [a, b].flatMap((load, worker) => data.loads[load].arrivals[worker].map((arrival) => ({ worker, arrival })));
   arrivals.sort((one, other) => one.arrival - other.arrival); // stable: the first worker's come first
@@ -14,7 +14,7 @@ export function requestsOf(data, kind, callers, a, b) {
   return { requests, used: [...used].map((digit) => parseInt(digit, 36)) };
 }
 
-/** How many starts count at each moment where that changes, if each counts for so long: `[time, count]`. */
+/** Returns `[time, count]` for each change of the number of starts that count, if each counts for `length`. */
 export function counts(starts, length) {
   const changes = new Map();
   const add = (at, change) => changes.set(at, (changes.get(at) ?? 0) + change);
@@ -26,10 +26,10 @@ export function counts(starts, length) {
   return [...changes].sort(([a], [b]) => a - b).map(([at, change]) => [at, (count += change)]);
 }
 
-/** What counts as used: jobs that run, or starts in the last second. */
+/** Returns how long a start counts: while its job runs, or a second. */
 export const span = (data, kind) => (kind.name === "concurrency" ? data.job : SECOND);
 
-/** Gives each request a row in which it overlaps no other: `[request, row]`, and the number of rows. */
+/** Gives each request a row in which it overlaps no other. */
 export function rows(requests, width, ending) {
   const ends = [];
   const placed = requests.map((request) => {
@@ -41,7 +41,7 @@ export function rows(requests, width, ending) {
   return { placed, count: ends.length };
 }
 
-/** What became of requests up to a moment. */
+/** Counts the outcomes of requests up to a moment. */
 export function tally(requests, until = Infinity) {
   const known = requests.filter(({ arrival }) => arrival <= until);
   const over = known.filter(({ at }) => at <= until);

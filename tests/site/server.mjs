@@ -1,4 +1,4 @@
-// Serves a folder as a plain web server does: files as they are, `index.html` for folders, `404.html` for what is not there.
+// Serves a folder like a plain web server: files as they are, `index.html` for folders, `404.html` for missing files.
 import { readFile, stat } from "node:fs/promises";
 import { createServer } from "node:http";
 import { extname, join, normalize } from "node:path";

@@ -1,7 +1,7 @@
-// The site, as `make site` builds it, in a real browser. The references of Node and Rust, which take the longest, are left out.
+// The site in a real browser, built as `make site` does, but without the references of Node and Rust, which take the longest.
 //
 // It needs the packages of site/ and Chromium (CHROMIUM=path, or one of the usual names in PATH). SITE=folder tests a site that is
-// built already.
+// already built.
 import assert from "node:assert/strict";
 import { execFileSync } from "node:child_process";
 import { cpSync, existsSync, mkdirSync, mkdtempSync, readFileSync, readdirSync, rmSync, statSync, symlinkSync } from "node:fs";
@@ -28,7 +28,7 @@ const record = JSON.parse(readFileSync(`${root}site/playground/traces.json`, "ut
 
 let browser;
 let server;
-/** All pages of the site: addresses and what they say. Rust's reference is another tool's. */
+/** Maps the address of each page to its HTML. The pages of rustdoc are left out. */
 let all;
 
 function build() {
@@ -53,7 +53,7 @@ after(async () => {
   server?.close();
 });
 
-/** A page, and the errors that it complains of: also of whatever is not loaded from the site itself. */
+/** Opens a page. `complaints` collects its errors, and each request that leaves the site. */
 async function open(path, options = {}) {
   const context = await browser.newContext({ viewport: { width: 1280, height: 900 }, ...options });
   const page = await context.newPage();
@@ -156,7 +156,7 @@ test("a_language_is_chosen_once_for_all_pages", { skip }, async () => {
   await page.reload();
   await page.locator(".lang-tabs[data-active]").first().waitFor();
   assert.deepEqual(await chosen(page), onCalls);
-  // What the page has not in this language it shows in the most similar one; with the keyboard, too.
+  // A language that the page lacks is replaced by the most similar one. The arrow keys choose, too.
   await page.goto(`${server.url}/guide/quickstart.html`);
   await tab(page, "Node").focus();
   await page.keyboard.press("ArrowRight");
@@ -174,7 +174,7 @@ test("a_language_is_chosen_once_for_all_pages", { skip }, async () => {
 test("the_chosen_language_is_drawn_first", { skip }, async () => {
   const page = await open("/guide/quickstart.html");
   await tab(page, "Rust").click();
-  // Without the page's own script, the head and the style show it: nothing flickers.
+  // The head's script and the style choose the panel before the page's own script runs.
   await page.route("**/assets/**.js", (route) => route.abort());
   await page.reload();
   assert.equal(await page.locator('[data-panel="rust"]').first().isVisible(), true);
@@ -191,7 +191,7 @@ test("a_link_into_a_tab_opens_it", { skip }, async () => {
   assert.equal(await tab(page, "C++").getAttribute("aria-selected"), "true");
   await page.locator(".vp-doc").getByRole("link", { name: "Rust", exact: true }).first().click();
   await page.getByText("use workglow_limit").first().waitFor();
-  // That was this page's alone.
+  // The link changed no choice.
   assert.equal(await page.evaluate(() => document.documentElement.dataset.language), "python");
   await close(page);
 });
@@ -199,7 +199,7 @@ test("a_link_into_a_tab_opens_it", { skip }, async () => {
 test("code_in_two_languages_becomes_tabs", { skip }, () => {
   const html = all.get("/guide/calls.html");
   assert.match(html, /class="lang-tabs code" data-langs="python js"/);
-  // A program and its output are not.
+  // A program and its output are no group.
   assert.doesNotMatch(html, /data-langs="[^"]*(?:text|sh|toml)/);
 });
 
@@ -314,13 +314,13 @@ test("the_playground_plays_pauses_and_is_scrubbed", { skip }, async () => {
   const paused = await at();
   await page.waitForTimeout(150);
   assert.equal(await at(), paused);
-  // To the end: the numbers are those of the record.
+  // At the end the numbers are those of the record.
   await clock.focus();
   await page.keyboard.press("End");
   const { requests } = requestsOf(record, "rate", "wait", 2, 4);
   const { started, denied } = tally(requests);
   assert.deepEqual([await number(page, "started"), await number(page, "denied")], [started, denied]);
-  // And back: a moment in the middle has fewer, and keeps its time while limiters are compared.
+  // A moment in the middle has fewer, and stays while the limiter changes.
   await page.keyboard.press("Home");
   for (let i = 0; i < 40; i++) await page.keyboard.press("ArrowRight");
   assert.equal(await at(), 2000);
@@ -338,7 +338,7 @@ test("the_playground_shows_every_limiter", { skip }, async () => {
   const page = await open("/playground.html", { reducedMotion: "reduce" });
   const clock = page.getByRole("slider", { name: "Time" });
   await clock.waitFor();
-  // With reduced motion nothing plays unless it is asked to.
+  // With reduced motion nothing plays automatically.
   assert.equal(Number(await clock.inputValue()), record.length);
   await page.getByRole("combobox", { name: "Worker A" }).selectOption({ index: 3 });
   await page.getByRole("radio", { name: "are denied" }).check();
@@ -350,7 +350,7 @@ test("the_playground_shows_every_limiter", { skip }, async () => {
     await page.getByRole("img", { name: `${kind.title}, ${kind.policy}.` }).waitFor();
     assert.equal(await page.locator(".chart .denied").count(), tally(requests).denied);
   }
-  // The address leads to the same run; the arrow keys choose among limiters.
+  // The address leads to the same run. The arrow keys choose the limiter.
   const address = page.url();
   await page.goto(`${server.url}/`);
   await page.goto(address);

@@ -1,13 +1,13 @@
-// The language in which a reader wants examples: chosen once, kept in the browser, and the same on all pages.
+// The language of the examples. The reader chooses it once for all pages, and the browser keeps it.
 
 import { ref } from "vue";
 import { LANGUAGES } from "../../build/languages.mjs";
 
 const KEY = "workglow-limit-language";
-/** Languages that do for each other where one is missing. */
+/** Substitutes where a language is missing. */
 const SIMILAR = { js: ["ts"], ts: ["js"], c: ["cpp"], cpp: ["c"] };
 
-/** Empty until the page is alive: what the server drew knows nobody's choice. */
+/** Empty until the page is mounted, because the built HTML is the same for all readers. */
 export const language = ref("");
 
 export function begin() {
@@ -25,5 +25,5 @@ export function choose(chosen) {
   }
 }
 
-/** Of these languages, the one to show. */
+/** Returns the one of these languages to show. */
 export const best = (languages) => [language.value, ...(SIMILAR[language.value] ?? [])].find((one) => languages.includes(one)) ?? languages[0];
