@@ -20,6 +20,17 @@ function boostDocument(id, term, { title }) {
   return (title.toLowerCase() === term ? 3 : 1) * (id.includes("/guide/") ? 1.6 : 1);
 }
 
+/** Renders a page for the search, which needs no colours: they take most of the time. */
+function rendered(text, env, md) {
+  const { highlight } = md.options;
+  md.options.highlight = (code) => `<pre><code>${md.utils.escapeHtml(code)}</code></pre>`;
+  try {
+    return md.render(text, env);
+  } finally {
+    md.options.highlight = highlight;
+  }
+}
+
 /** Adds the main landmark to pages whose layout has none. */
 const withMain = (html) => (html.includes("<main") ? html : html.replace(/ id="VPContent"/, ' id="VPContent" role="main"'));
 
@@ -27,6 +38,7 @@ export default defineConfig({
   title: "workglow-limit",
   description: "One rate limit for Python, Node, C, C++ and Rust, shared by all processes and never exceeded",
   srcDir: staged,
+  srcExclude: ["public/**"],
   outDir: built,
   cacheDir: `${root}target/site-cache`,
   base: process.env.BASE ?? "/",
@@ -67,6 +79,7 @@ export default defineConfig({
       provider: "local",
       options: {
         detailedView: false,
+        _render: rendered,
         miniSearch: { options: { tokenize }, searchOptions: { boostDocument, fuzzy: 0.15, prefix: true, boost: { title: 6, titles: 2, text: 1 }, combineWith: "AND" } },
       },
     },

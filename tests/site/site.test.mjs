@@ -20,6 +20,7 @@ const named = (name) => process.env.PATH.split(delimiter).map((directory) => joi
 const executablePath = [process.env.CHROMIUM, ...["chromium", "chromium-browser", "google-chrome"].flatMap(named)].find((path) => path && existsSync(path));
 const skip = !executablePath ? "no Chromium is installed" : !existsSync(`${root}site/node_modules`) ? "no packages: npm ci --prefix site" : false;
 const ARGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"];
+const PATIENCE = 60_000;
 const work = `${root}target/site-test/`;
 const site = process.env.SITE ?? `${work}site`;
 const python = [process.env.PYTHON, `${root}target/venv/bin/python`].find((path) => path && existsSync(path));
@@ -57,7 +58,7 @@ after(async () => {
 async function open(path, options = {}) {
   const context = await browser.newContext({ viewport: { width: 1280, height: 900 }, ...options });
   const page = await context.newPage();
-  page.setDefaultTimeout(20_000);
+  page.setDefaultTimeout(PATIENCE);
   page.complaints = [];
   page.on("console", (message) => ["error", "warning"].includes(message.type()) && page.complaints.push(message.text()));
   page.on("pageerror", (error) => page.complaints.push(error.message));
@@ -125,7 +126,7 @@ test("every_page_is_sound_and_fits_a_phone", { skip }, async () => {
     page.complaints.length = 0;
     for (let path = waiting.pop(); path; path = waiting.pop()) {
       await page.goto(server.url + path);
-      await page.locator("h1").first().waitFor();
+      await page.locator("h1").first().waitFor({ state: "attached" });
       const seen = await page.evaluate(() => ({
         wider: document.documentElement.scrollWidth - 360,
         headings: document.querySelectorAll("h1").length,
@@ -220,7 +221,7 @@ test("the_search_finds_guides_and_calls", { skip }, async () => {
   if (python) await find("try_acquire_async", "/reference/python/Limiter.html#try_acquire_async");
   await page.keyboard.press("Control+k");
   await search.fill("wgl_settle");
-  await results.first().waitFor();
+  await page.waitForFunction(() => document.querySelector(".VPLocalSearchBox .result.selected")?.href.includes("wgl_settle"));
   await page.keyboard.press("Enter");
   await page.waitForURL(/wgl_settle/);
   await search.waitFor({ state: "detached" });
