@@ -4,7 +4,8 @@
 # make lint    formats, lints and spelling; nothing is built. make format writes the formats
 # make check   lint, then clippy, header, stubs, types, references, pictures, instructions
 # make docs    target/docs: the reference of each language, from its doc comments
-# make site    target/site: guides and references as one site with search
+# make site    target/site: the guides, the references and a playground as one website
+# make playground  site/playground: records again what the playground replays
 # make bench   what a decision costs, compared with other limiters; ROUNDS=2 is quick, ONLY=rust,python chooses programs
 # make bench-publish  the same, and writes docs/benchmarks.md and the README's tables
 # make bench-fleet  what a fleet on Redis uses and asks for, compared with others, and what keys cost there: 20 minutes
@@ -21,7 +22,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .SILENT:
-.PHONY: demo test quick quick-tools lint clippy format check docs bench bench-fleet instructions pictures fleet storm torture dist dist-all wheel node queues c install \
+.PHONY: demo test quick quick-tools lint clippy format check docs site playground bench bench-fleet instructions pictures fleet storm torture dist dist-all wheel node queues c install \
     uninstall members peers bench-tools bench-publish tools test-tools clean help
 
 VENV := target/venv
@@ -219,7 +220,7 @@ demo: members
 test-tools:
 	.ci/need test
 
-test: test-tools members queues tests/page/node_modules/.package-lock.json
+test: test-tools members queues $(addsuffix /node_modules/.package-lock.json,tests/page tests/site site)
 	$(PYTHON) tests/run.py
 
 fleet: test-tools members queues
@@ -242,17 +243,28 @@ check: test-tools lint clippy dist docs instructions
 	$(VENV)/bin/stubtest workglow_limit._native
 	cd bindings/node && npx tsc --project test && npx tsc --project test/pg-boss-types && npx tsc --project test/workglow-types
 
-# Node's fails where a public name has no comment, as Rust's does; Python's is looked after by a test.
-docs: dist docs/api/node_modules/.package-lock.json
+# Node's fails where a public name has no comment, as Rust's and C's do; a test checks Python's. Python's comments are in its native
+# half, so that is built; the others are read from the sources.
+docs: wheel $(addsuffix /node_modules/.package-lock.json,docs/api bindings/node)
 	rm -rf target/docs
-	mkdir -p target/docs/c
-	$(PYTHON) -W error docs/api/python.py target/docs/python
-	docs/api/node_modules/.bin/typedoc --options docs/api/typedoc.json --logLevel Warn
+	mkdir -p target/docs
+	echo "reading the doc comments"
+	$(PYTHON) -W error docs/api/python.py target/docs/python.json
+	node docs/api/node.mjs target/docs/node.json
+	node docs/api/headers.mjs target/docs
 	RUSTDOCFLAGS="-D warnings" cargo doc --quiet --no-deps -p workglow-limit
 	cp -r target/doc target/docs/rust
-	cp $(DIST)/c/include/* target/docs/c/
-	cp docs/api/index.html target/docs/
-	echo "target/docs/index.html"
+	node docs/api/rust.mjs target/docs/rust target/docs/rust.json
+
+# BASE=/path/ is where the site will lie on its server.
+site: docs site/node_modules/.package-lock.json
+	echo "building the site"
+	npm --silent --prefix site run build
+	echo "target/site/index.html; to look at it: npm --prefix site run preview"
+
+# By a manual clock, so every run records the same.
+playground:
+	cargo run --quiet -p workglow-limit --example playground site/playground/traces.json
 
 # ---- the bench, and its peers, which stay out of every other build and environment ----
 
@@ -317,4 +329,4 @@ torture: test-tools storm
 	SECONDS=600 cargo test --quiet --release -p workglow-limit --features fault-points --test storms -- at_most_five_run
 
 clean:
-	rm -rf target bindings/node/node_modules bindings/node/dist tests/fleet/*/node_modules tests/next/{node_modules,.next} tests/{node-tools,page}/node_modules bench/node/node_modules
+	rm -rf target bindings/node/node_modules bindings/node/dist tests/fleet/*/node_modules tests/next/{node_modules,.next} tests/{node-tools,page,site}/node_modules {site,docs/api,bench/node}/node_modules

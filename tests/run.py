@@ -49,6 +49,7 @@ SUITES = {
     "page": (NODE, ["npm", "--prefix", "tests/page", "test"]),
     "measuring": (PYTEST, [sys.executable, "-m", "pytest", "-q", "examples/fleet", "tests/torture/storm"]),
     "together": (PYTEST, [sys.executable, "-m", "pytest", "-q", "tests/together"]),
+    "site": (NODE, ["npm", "--prefix", "tests/site", "test"]),
     "storm-100-2s": (STORMS, [*STORM, "--limit", "100", "--window", "2"]),
     "storm-10-0.5s": (STORMS, [*STORM, "--limit", "10", "--window", "0.5"]),
 }

@@ -16,7 +16,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ["-p", "workglow-limit", "-p", "workglow-limit-cli", "-p", "workglow-limit-ffi"]
 FEATURES = ["--features", "workglow-limit/fault-points"]
-DRAWN = "target/pictures"
 # These take longest, so they begin first.
 FIRST = ["fleet", "space", "reference", "served_leases", "servers", "grants", "postgres", "served_groups", "vectors"]
 
@@ -31,10 +30,13 @@ def build() -> list[tuple[str, list[str], Path]]:
     built = [one for one in messages if one.get("executable")]
     tests = [one for one in built if one["profile"]["test"]]
     programs = [(one["target"]["name"], [one["executable"]], Path(one["manifest_path"]).parent) for one in tests]
-    # The example that draws docs/pictures by a manual clock: every run has to draw the same.
-    (pictures,) = (one["executable"] for one in built if one["target"]["kind"] == ["example"] and one["target"]["name"] == "pictures")
-    draw = f"rm -rf {DRAWN} && {pictures} {DRAWN} && diff -rq docs/pictures {DRAWN}"
-    programs.append(("pictures", ["bash", "-c", f"{draw} || {{ echo 'make pictures draws others: look at them, commit them'; exit 1; }}"], ROOT))
+    # By a manual clock these examples write the same in every run, and what they wrote is committed.
+    examples = {one["target"]["name"]: one["executable"] for one in built if one["target"]["kind"] == ["example"]}
+    for name, committed in (("pictures", "docs/pictures"), ("playground", "site/playground/traces.json")):
+        new = f"target/again-{name}"
+        command = f"rm -rf {new} && {examples[name]} {new} && diff -rq {committed} {new}"
+        hint = f"make {name} writes something else: look at it and commit it"
+        programs.append((name, ["bash", "-c", f"{command} || {{ echo '{hint}'; exit 1; }}"], ROOT))
     return programs
 
 
