@@ -331,3 +331,22 @@ fn a_composite_reports_its_childrens_counts() {
         assert_eq!(counted(&*limiter, ""), [1, 1, 3, 2]);
     });
 }
+
+#[test]
+fn a_waiter_of_a_composite_counts_once_at_each_part() {
+    let clock = ManualClock::new();
+    let mut options = StoreOptions::default();
+    options.clock = Some(clock.clone());
+    let store = Store::with_options("memory:", options).unwrap();
+    let both = store.limiter("api", "1/1s + 1 concurrent").unwrap();
+    let Attempt::Admitted(first) = both.attempt("", 1).unwrap() else { panic!("denied") };
+    both.complete(&first).unwrap();
+    let mut waits = Seat::new(Waiter::new("", 1));
+    while !matches!(waits.step(&*both).unwrap(), Step::Admitted(_)) {
+        clock.advance(Duration::from_millis(500));
+    }
+    for part in ["api/rate", "api/concurrency"] {
+        let stats = store.find(part).unwrap().stats("").unwrap();
+        assert_eq!((stats.admitted, stats.denied, stats.waited), (2, 0, 1), "{part}");
+    }
+}

@@ -48,6 +48,8 @@ pub struct When {
     pub max_wait: Option<Duration>,
     /// How late the place may be used; `None`: the default.
     pub grace: Option<Duration>,
+    /// Whether a waiter of a line asks, whose wait or denial is counted when it ends.
+    pub is_waiter: bool,
 }
 
 /// The name of a limiter without places in errors.

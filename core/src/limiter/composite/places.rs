@@ -116,7 +116,9 @@ impl<'a> Presentation<'a> {
             let seen = child.quiet_peek(key, *weight)?;
             return Ok(after.min(seen.retry_after.min(seen.reset_after).max(LOOK_AGAIN)));
         }
-        Ok(match child.quiet_reserve(key, *weight, When { delay: Duration::ZERO, max_wait: None, grace: *grace })? {
+        // The start waits for a second child: its wait was counted, or will be when it ends.
+        let when = When { delay: Duration::ZERO, max_wait: None, grace: *grace, is_waiter: true };
+        Ok(match child.quiet_reserve(key, *weight, when)? {
             Reserved::Place { place, after } => {
                 self.held.push(Part { child: i, permit: place });
                 after
@@ -168,7 +170,7 @@ fn gone() -> Error {
 
 impl CompositeLimiter {
     /// Takes a place at the slowest of the request's children.
-    fn reserve_for(&self, wish: Wish, delay: Duration, max_wait: Option<Duration>) -> Result<Reserved> {
+    fn reserve_for(&self, wish: Wish, when: When) -> Result<Reserved> {
         let children = &self.children()?[..wish.children];
         let (key, weight) = (&wish.key, wish.weight);
         let mut slowest = None;
@@ -182,7 +184,7 @@ impl CompositeLimiter {
         let Some((i, _)) = slowest else {
             return unsupported("reserve", "a composite without a timed limit: the end of jobs is unknown");
         };
-        Ok(match children[i].quiet_reserve(key, weight, When { delay, max_wait, grace: wish.grace })? {
+        Ok(match children[i].quiet_reserve(key, weight, when)? {
             Reserved::Denied(after) => Reserved::Denied(after),
             Reserved::Place { place, after } => {
                 let place = self.hand_out_place(wish, vec![Part { child: i, permit: place }]);
@@ -196,10 +198,9 @@ impl CompositeLimiter {
     }
 
     pub(super) fn do_reserve(&self, key: &str, weight: u64, when: When) -> Result<Reserved> {
-        let When { delay, max_wait, grace } = when;
         null::check(key, weight)?;
-        let wish = Wish { key: key.into(), weight, grace, children: self.children()?.len() };
-        self.reserve_for(wish, delay, max_wait)
+        let wish = Wish { key: key.into(), weight, grace: when.grace, children: self.children()?.len() };
+        self.reserve_for(wish, when)
     }
 
     /// Presents a place: a waiter in [`ROUNDS`], others in one, so that a late place does not start.
@@ -218,7 +219,8 @@ impl CompositeLimiter {
         let Some(held) = held else {
             // It was used before, or another thread is presenting it now.
             let again = Wish { key: wish.key.clone(), ..*wish };
-            return Ok(match self.reserve_for(again, Duration::ZERO, None)? {
+            let when = When { delay: Duration::ZERO, max_wait: None, grace: again.grace, is_waiter: true };
+            return Ok(match self.reserve_for(again, when)? {
                 Reserved::Place { place, after } => Presented::Wait { place, after },
                 Reserved::Denied(after) => Presented::Wait { place: *place, after },
             });

@@ -83,7 +83,8 @@ pub(crate) fn claim_by_calls(
     }
     let (grace, most_usual) = (grace.max(asked), from_ticks(MOST_GRACE));
     let grace = limiter.window(key)?.filter(|window| grace > (*window / 40).min(most_usual)).map(|_| grace);
-    Ok(match limiter.quiet_reserve(key, weight, When { delay: Duration::ZERO, max_wait: most, grace })? {
+    let when = When { delay: Duration::ZERO, max_wait: most, grace, is_waiter: true };
+    Ok(match limiter.quiet_reserve(key, weight, when)? {
         Reserved::Place { place, after } => Claim::Place { place, after },
         Reserved::Denied(after) => match most.is_some_and(|most| after > most) {
             false if limiter.has_bounded_queue() => Claim::Full { after },

@@ -315,7 +315,7 @@ impl Timed {
     }
 
     pub(super) fn do_reserve(&self, key: &str, weight: u64, when: When) -> Result<Reserved> {
-        let When { delay, max_wait, grace } = when;
+        let When { delay, max_wait, grace, is_waiter } = when;
         policy::check_some(weight)?;
         let patience = max_wait.map_or(u64::MAX, time::patience_ticks);
         let grace = grace.map(|grace| time::grace_ticks("grace", grace)).transpose()?;
@@ -329,6 +329,7 @@ impl Timed {
                 reserved = Reserved::Place { place: self.later(found, weight, after, grace), after };
             }
             match reserved {
+                _ if is_waiter => {}
                 Reserved::Place { after, .. } if !after.is_zero() => {
                     found.waited(after);
                 }

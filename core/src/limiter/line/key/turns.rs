@@ -322,7 +322,7 @@ impl TurnLine {
             }
         }
         let grace = (if is_far { far } else { near }).max(from_ticks(self.line.asked()));
-        let when = When { delay: Duration::ZERO, max_wait: None, grace: Some(grace) };
+        let when = When { delay: Duration::ZERO, max_wait: None, grace: Some(grace), is_waiter: false };
         let reserve = |limiter: &dyn Limiter| limiter.quiet_reserve(pass.key, weight, when);
         match self.line.ask(pass, reserve)? {
             Reserved::Place { place, after } if is_far => {
