@@ -1,4 +1,4 @@
-"""Counts the instructions of each call, and fails where one takes more than `instructions.toml` says: instructions.py [--update].
+"""Counts the instructions of each call, and fails if one takes more than `instructions.toml` allows: instructions.py [--update].
 
 When a call becomes cheaper, lower its number there. `--update` writes all of them.
 """
@@ -37,17 +37,17 @@ for name, count in counts.items():
     print(f"{name:30}{count:14.0f}{rest:>15}{known.get(name, ''):>9}{cold:>21}")
 
 if "--update" in sys.argv:
-    text = ["# The most instructions that one call takes, its look at the clock included: `make instructions`.", "[instructions]"]
+    text = ["# The most instructions per call, including its read of the clock: `make instructions`.", "[instructions]"]
     text += [f'"{name}" = {count:.0f}' for name, count in counts.items()]
     file.write_text("\n".join(text) + "\n")
 elif known.keys() != counts.keys():
-    sys.exit(f"{file} is not of these cases: {sorted(known.keys() ^ counts.keys())}")
+    sys.exit(f"{file} has other cases: {sorted(known.keys() ^ counts.keys())}")
 else:
-    # Who looks costs deciders nothing. (What is due once a second may fall into one of the two.)
+    # Observers add no instructions to decisions. (Work that is due once a second may fall into one of the two.)
     watched = {name: name.replace("_watched", "") for name in counts if "_watched" in name}
     costs = [f"{name}: {counts[name]:.1f} instead of {counts[alone]:.1f}" for name, alone in watched.items() if counts[name] > counts[alone] * TOLERANCE]
     if costs:
-        sys.exit("more instructions while somebody looks: " + ", ".join(costs))
+        sys.exit("more instructions with an observer: " + ", ".join(costs))
     more = [f"{name}: {counts[name]:.0f} instead of {most}" for name, most in known.items() if counts[name] > most * TOLERANCE]
     if more:
         sys.exit("more instructions than before: " + ", ".join(more))

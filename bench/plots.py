@@ -6,7 +6,7 @@ import matplotlib
 
 matplotlib.use("svg")
 matplotlib.rcParams |= {
-    "svg.hashsalt": "bench",  # Else names inside a file are random.
+    "svg.hashsalt": "bench",  # Otherwise names inside a file are random.
     "svg.fonttype": "none",  # Text stays text.
     "font.family": "sans-serif",
     "font.size": 9,
@@ -22,7 +22,7 @@ from matplotlib.ticker import FuncFormatter
 OURS, THEIRS = "#1f6fb4", "#b0b0b0"
 COLOURS = ["#1f6fb4", "#2a9d8f", "#e08e45", "#8a5fb0", "#c44e52", "#555555"]
 
-# What is drawn of each language: admissions, from one thread, without a key.
+# The cases drawn for each language: admissions, from one thread, without a key.
 GROUPS = {"rust": "Rust", "c": "C", "python": "Python", "node": "Node"}
 X = {"limit": "units", "keys": "keys", "window": "window", "processes": "processes", "names": "limits"}
 
@@ -103,7 +103,7 @@ def draw_curve(points: list[dict], curve: str, path: Path) -> None:
         axis.minorticks_off()
         axis.set_xlabel(X[curve])
         low, high = axis.get_ylim()
-        axis.set_ylim(low if low < high / 20 else high / 20, high * 1.5)  # A flat line shall look flat.
+        axis.set_ylim(low if low < high / 20 else high / 20, high * 1.5)  # A flat line has to look flat.
     of = {"limit": "a key takes", "keys": "a key takes", "names": "a limit takes", "processes": "the store takes"}
     axes[0, 0].set_title("a decision", loc="left", fontsize=9)
     if len(panels) > 1:

@@ -1,4 +1,4 @@
-"""Says what was measured: report.py writes target/bench/docs anew from target/bench/results.json.
+"""Reports the measurements: report.py writes target/bench/docs from target/bench/results.json.
 
 `show` prints it, `write` makes benchmarks.md with its pictures, `write_short` the README's two tables.
 """
@@ -11,53 +11,51 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 OURS = "workglow-limit"
 
-# Of each group: its title, the peer that its rows are compared with (the same question, from as many threads), and what there is
-# to say of it.
+# Each group's title, the peer that its rows are compared with (the same call, from as many threads), and its description.
 GROUPS = {
     "rust": (
         "Rust",
         "governor {what}, monotonic clock{threads}",
-        "Ours is called through the concrete types, as the peers are; `with its end` goes through the trait. An admission "
-        "is by a limit of 100 in 1 µs, which always has room; `counted` by one of 1,000,000,000 per second, which is above "
-        "4,096 units; the token bucket and governor have 1,000,000,000 per second. A denial is by a limit of 1 per hour. "
-        "governor's other clock reads the processor's time stamp counter, which is not one clock for all processes across "
-        "suspend and migration.",
+        "Ours is called through the concrete types, like the peers; `with its end` goes through the trait. Admissions use a "
+        "limit of 100 in 1 µs, which is never full; `counted` one of 1,000,000,000 per second, which is above 4,096 units; the "
+        "token bucket and governor 1,000,000,000 per second. Denials use a limit of 1 per hour. governor's other clock reads the "
+        "processor's time stamp counter, which is not one clock for all processes across suspend and migration.",
     ),
     "c": (
         "C",
         "mutex and ring {what}{threads}",
-        "The ring holds the last 100 starts under a `pthread_mutex`, as one writes it by hand; it serves one process.",
+        "The ring holds the last 100 starts under a `pthread_mutex`, the usual code for one process.",
     ),
-    "python": ("Python", "python deque and lock: {rest}", "`deque and lock` is what one writes by hand: it serves one process."),
+    "python": ("Python", "python deque and lock: {rest}", "`deque and lock` is the usual code for one process."),
     "node": ("Node", "node limiter: {rest}", "`limiter` is the package of that name, called synchronously."),
     "processes": (
         "Processes on one key",
         "redis {rest}",
         "Ours is one `sqlite:` store. Redis is on a unix socket, and each process keeps its connection: `EVALSHA` of the usual "
         "sorted-set log, by the server's time. The transaction is the same log in one SQLite file (WAL, `synchronous = NORMAL`, "
-        "`BEGIN IMMEDIATE`). An admission is by a limit of 100 in 1 µs, a denial by one of 100 per second that is spent. The "
-        "time of a decision is what one process sees, its waits for a core included; the CPU time of the server is not in it.",
+        "`BEGIN IMMEDIATE`). Admissions use a limit of 100 in 1 µs, denials a spent one of 100 per second. The time of a "
+        "decision is measured in one process, including its waits for a core, without the CPU time of the server.",
     ),
 }
 
-# What grows: a title, and what there is to say of it.
+# The growth curves: title and description.
 CURVES = {
     "limit": (
         "Limits from 10 to 1,000,000 units",
-        "All allow 2.5 units per microsecond and are about half full. Up to 4,096 units each start is kept; above, they are "
-        "counted.",
+        "All limits allow 2.5 units per microsecond and are about half full. Up to 4,096 units each start is kept; above that, "
+        "starts are counted.",
     ),
-    "keys": ("Keys, asked in a random order", "All are in use. The keys are random texts of 23 bytes."),
+    "keys": ("Keys in random order", "All keys are in use. They are random texts of 23 bytes."),
     "window": (
         "Windows from 1 ms to 30 days",
-        "An admission by a limit of 1,000,000,000, a denial by one of 100 that is spent. `a limit of 100 used up` is the mean "
-        "of a start where each key takes all of its 100: with windows above two minutes it waits for commits, some 40 of them.",
+        "Admissions use a limit of 1,000,000,000, denials a spent one of 100. `a limit of 100 used up` is the mean of a start "
+        "when each key uses all of its 100: with windows above two minutes it waits for commits, some 40 of them.",
     ),
     "processes": (
         "Processes on one key",
-        "The time of a decision is that of all processes together: a second, divided by what they decided in it.",
+        "The time of a decision is a second, divided by the decisions of all processes in it.",
     ),
-    "names": ("Limits in one store, asked in a random order", "Limits of 100, each with one key."),
+    "names": ("Limits in one store, in random order", "Limits of 100, each with one key."),
 }
 
 
@@ -95,11 +93,11 @@ def table(head: list[str], rows: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-# ---- what is promised ----
+# ---- targets ----
 
 
 def judged(results: dict) -> list[list[str]]:
-    """Of each target: what, what was promised, what was measured, ok or MISS, and what is in the way of it."""
+    """Returns for each target: its name, the target, the measurement, ok or MISS, and the reason for a miss."""
     cases = {case["case"]: case for case in results["cases"]}
     rows = []
     for target in tomllib.loads((HERE / "targets.toml").read_text())["target"]:
@@ -116,7 +114,7 @@ def judged(results: dict) -> list[list[str]]:
         if not ours or not theirs:
             rows.append([target["what"], promised, "not measured", "", ""])
             continue
-        # Of several of ours the worst one counts. What they are compared with is the dearest.
+        # The worst of several of our cases counts, and the most expensive of those that they are compared with.
         measured = [one / max(theirs) for one in ours]
         is_kept = min(measured) >= bound if is_least else max(measured) <= bound
         rows.append([target["what"], promised, ", ".join(map(text, measured)), "ok" if is_kept else "MISS", target.get("why", "")])
@@ -127,7 +125,7 @@ def judged(results: dict) -> list[list[str]]:
 
 
 def peer_of(case: dict, pattern: str) -> str:
-    """The case that this one is compared with."""
+    """Returns the name of the case that this one is compared with."""
     name = case["case"]
     rest = name.split(": ", 1)[1] if ": " in name else name.split(" ", 2 if name.split(" ")[1] in ("memory", "sqlite") else 1)[-1]
     threads = ", 2 threads" if name.endswith(", 2 threads") else ""
@@ -195,54 +193,54 @@ def origin(results: dict) -> str:
 
 
 def page(results: dict) -> str:
-    parts = ["# What a decision costs, beside others"]
+    parts = ["# What a decision costs"]
     parts.append(
-        "Made by `make bench-publish`. `make bench` repeats it: it installs the peers from their registries, starts all "
-        "programs in turn, round after round, so that all see the same weather, and writes `target/bench`. Nanoseconds depend "
-        "on the machine; ratios less so."
+        "`make bench-publish` writes this page. `make bench` repeats the measurement: it installs the peers from their registries, "
+        "runs all programs in turn, round after round, so that all run under the same conditions, and writes `target/bench`. "
+        "Nanoseconds depend on the machine; ratios less so."
     )
-    parts.append(origin(results) + f". Load before it began: {results['machine']['load before']}.")
+    parts.append(origin(results) + f". Load before the run: {results['machine']['load before']}.")
     parts.append("Versions: " + ", ".join(f"{name} {version}" for name, version in sorted(results["versions"].items())) + ".")
-    parts.append("## What is promised\n\nThe dearer of several counts.\n")
+    parts.append("## Targets\n\nThe most expensive of several cases counts.\n")
     targets = judged(results)
-    parts[-1] += "\n" + table(["", "promised", "measured", ""], [row[:4] for row in targets])
+    parts[-1] += "\n" + table(["", "target", "measured", ""], [row[:4] for row in targets])
     if missed := [f"* **{what}.** {why}" for what, _, _, verdict, why in targets if verdict == "MISS"]:
-        parts.append("What is missed, and what is in the way:\n\n" + "\n".join(missed))
+        parts.append("Missed targets, and the reasons:\n\n" + "\n".join(missed))
     groups = {case["group"] for case in results["cases"] if case.get("ns") is not None}
     if groups & GROUPS.keys():
-        parts.append("![The time of an admission, ours beside others, in each language](benchmarks/admissions.svg)")
+        parts.append("![The time of an admission, ours and others, in each language](benchmarks/admissions.svg)")
     for group, (title, pattern, words) in GROUPS.items():
         if group in groups:
             parts.append(f"## {title}\n\n{words}\n\n" + table(head_of(group, pattern), rows_of(results, group, pattern)))
     if rows := most_of(results):
         parts.append(
-            "## Who keeps the limit\n\nThe most starts in any half-open window, where the limit is right. A start lies between "
-            "the clock before the call and the clock after it, and counts where that whole interval lies in the window. All "
-            "hammer one key: one start first, none for most of a window, then as many as they get, across the ends of two "
-            "windows.\n\n"
+            "## Limiters that keep the limit\n\nThe most starts in any half-open window, next to the limit. A start lies between "
+            "the clock before the call and the clock after it, and counts if that whole interval is in the window. All "
+            "limiters get the same load on one key: one start first, none for most of a window, then as many as are admitted, "
+            "across the ends of two windows.\n\n"
             + table(["", "from", "limit", "most"], rows)
         )
     curves = [curve for curve in CURVES if any(case.get("curve") == curve for case in results["cases"])]
     if curves:
-        parts.append("## What grows, and with what\n\nOur limiters in Rust, through the trait; `governor` has the same keys.")
+        parts.append("## Growth\n\nOur limiters in Rust, through the trait; `governor` has the same keys.")
         for curve in curves:
             title, words = CURVES[curve]
             picture = f"![{title}: time and memory](benchmarks/{curve}.svg)"
             parts.append(f"### {title}\n\n{words}\n\n{picture}\n\n{growth_of(results, curve)}")
     parts.append(
         "## How it is measured\n\n"
-        "* `a decision`: the median over batches of up to some hundred decisions, and of that the median over rounds. Of "
-        "several threads or processes: the mean, as each of them sees it.\n"
-        "* `p99`, `p99.9`: of decisions timed one by one. Each includes one read of the clock.\n"
-        "* `CPU time`: what the kernel counts for a thread or process, per decision.\n"
+        "* `a decision`: the median over batches of up to some hundred decisions, and the median of that over rounds. For "
+        "several threads or processes: the mean, measured in each of them.\n"
+        "* `p99`, `p99.9`: percentiles of decisions timed one by one. Each includes one read of the clock.\n"
+        "* `CPU time`: the kernel's count for a thread or process, per decision.\n"
         "* `of all rounds`: the least and the greatest median of a round.\n"
-        "* Within a program, cases get short slices in turn. Each case checks that it was answered as it says."
+        "* Within a program, cases get short slices in turn. Each case checks that it got the answers that its name states."
     )
     return "\n\n".join(parts) + "\n"
 
 
 def write(results: dict, docs: Path) -> None:
-    import plots  # Only who draws needs matplotlib.
+    import plots  # Only drawing needs matplotlib.
 
     docs.mkdir(parents=True, exist_ok=True)
     (docs / "benchmarks.md").write_text(page(results))
@@ -316,7 +314,7 @@ def write_short(results: dict, readme: Path) -> None:
 
 
 def show(results: dict) -> None:
-    """Prints the figures, and what was promised."""
+    """Prints the figures and the targets."""
     print(f"{'':64}{'ns':>12}{'least':>12}{'p99':>12}{'p99.9':>12}{'CPU':>10}")
     for case in results["cases"]:
         if case.get("ns") is not None:
@@ -326,7 +324,7 @@ def show(results: dict) -> None:
     print("\nThe most starts in any window:")
     for name, who, limit, most in most_of(results):
         print(f"{name.strip('*'):64}{most:>6} of {limit:6}{who}")
-    print("\nWhat is promised:")
+    print("\nTargets:")
     for what, promised, measured, verdict, _ in judged(results):
         print(f"{verdict:5} {what}: {promised}; {measured}")
 

@@ -37,10 +37,10 @@ PROGRAMS = {
     "processes": ["target/release/bench-processes"],
     "growth": ["target/release/bench-growth"],
 }
-# What takes long, and is about the shape of a curve and not about a few per cent.
+# Slow cases that show the shape of a curve, where a few per cent do not matter.
 ROUNDS_AT_MOST = {"growth": 3}
 
-# What is a measurement: over the rounds, its median counts. All else says what was measured.
+# The fields that are measurements: their median over the rounds counts. All others identify the case.
 FIGURES = ["ns", "p99", "p999", "cpu_ns", "per_second", "bytes", "bytes_each", "declared_ns"]
 
 
@@ -88,13 +88,13 @@ def say(what: str) -> None:
 
 
 def run(name: str, directory: Path, *options: str) -> str:
-    own = directory / name  # In each round the same, so that files of the first are there in the next.
+    own = directory / name  # The same in each round, so that the first round's files exist in the next.
     own.mkdir(exist_ok=True)
     done = subprocess.run([*PROGRAMS[name], own, *options], cwd=ROOT, capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(f"\n{name} has failed ({done.returncode}):\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
     for line in done.stderr.splitlines():
-        if line not in run.said:  # What a program has to say is said once.
+        if line not in run.said:  # Each message of a program is printed once.
             print(f"\n{name}: {line}", file=sys.stderr)
             run.said.add(line)
     return done.stdout
@@ -113,7 +113,7 @@ def take(output: str, lines: dict[str, list], versions: dict[str, str]) -> None:
 
 
 def summed(case: str, seen: list[dict]) -> dict:
-    """One case of all rounds."""
+    """Returns one case, merged from all rounds."""
     one = dict(seen[-1])
     for figure in FIGURES:
         if values := [line[figure] for line in seen if line.get(figure) is not None]:
@@ -126,7 +126,7 @@ def summed(case: str, seen: list[dict]) -> dict:
 
 
 def describe(rounds: int, names: list[str]) -> dict:
-    """Which commit on which machine."""
+    """Returns the commit and the machine."""
 
     def git(*words: str) -> str:
         return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()

@@ -1,4 +1,4 @@
-"""What a key costs a Redis server, and that it is gone when nobody uses it any more: keys.py [KEYS]
+"""Measures the memory of a key on a Redis server, and checks that unused keys expire: keys.py [KEYS]
 
 Prints a table in Markdown: bytes of the server's memory for each of so many keys (100,000) of one limit, after one start each, and after
 two; and when all has expired by itself. Run it with the bench's Python (`make peers` makes it).
@@ -18,13 +18,13 @@ sys.path.insert(0, str(ROOT / "tests/torture/storm"))
 from servers import Redis  # noqa: E402
 
 WINDOW = 60
-PATIENCE = 6 * WINDOW  # seconds until keys that are still there are taken to stay
+PATIENCE = 6 * WINDOW  # seconds after which remaining keys count as permanent
 
 
 def limiters(store):
     return {
         "rolling window, 10/1 min": RateLimiter(store, "rate", max_executions=10, window_size_in_seconds=WINDOW),
-        # Slower, as it forgets a start after a tenth of the time: sooner than all keys have started.
+        # Slower, because it forgets a start after a tenth of the time, before all keys have started.
         "token bucket, 10/10 min": TokenBucketLimiter(store, "bucket", rate=10, period=10 * WINDOW, burst=10),
         "window of the clock, 10/1 min": FixedWindowLimiter(store, "fixed", max_executions=10, window_size_in_seconds=WINDOW),
         "concurrency, 10": ConcurrencyLimiter(10, store=store, name="leases"),
@@ -32,7 +32,7 @@ def limiters(store):
 
 
 def measure(name, directory, keys):
-    """A row: bytes per key after a start of each and after two, keys of the server for each; when these were gone, and when all else."""
+    """Returns a row: bytes per key after one start and after two, server keys per key, when these expired, and when all others did."""
     server = Redis(Path(directory))
     store = Store(server.url(server.address[1]))
     limiter = limiters(store)[name]
@@ -41,7 +41,7 @@ def measure(name, directory, keys):
         return int(server.info("memory")["used_memory"])
 
     def there():
-        """How many keys have a time to live. All others are a few for each limit and store."""
+        """Returns how many keys have a time to live. The others are a few for each limit and store."""
         return int((re.search(r"expires=(\d+)", server.info("keyspace").get("db0", "")) or [0, 0])[1])
 
     def gone(left):
@@ -60,7 +60,7 @@ def measure(name, directory, keys):
     for permit in permits:
         permit.complete()
     began = time.monotonic()
-    # The list of a limit's keys, which is one key, stays longer.
+    # The list of a limit's keys, which is one key, expires later.
     times = gone(1), gone(0)
     row = f"| {name} | {bytes_each[0]:.0f} | {bytes_each[1]:.0f} | {keys_each:.2f} | {times[0]} | {times[1]} |"
     return f"{row} {(used() - before) / len(keys):.1f} |"

@@ -1,4 +1,4 @@
-"""What sites of a fleet ask for, each in its own way, and the processes that are sites."""
+"""The loads of a fleet's sites, and the processes that are sites."""
 
 import random
 import sys
@@ -14,11 +14,11 @@ from evidence import Recorder  # noqa: E402
 
 SITES = 8
 WAITERS = 4  # of a site
-AGAIN = 0.002  # seconds after which a caller that was denied comes again at the latest
+AGAIN = 0.002  # seconds after which a denied caller retries at the latest
 
 
 class Site:
-    """One process of a fleet, under a load."""
+    """A process of a fleet, under a load."""
 
     def __init__(self, number, limiter, limit, window, folder):
         self.number, self.limiter, self.limit, self.window = number, limiter, limit, window
@@ -42,7 +42,7 @@ class Site:
 
 
 def callers(site, end):
-    """As often as it may: who is denied comes again when told, or a little sooner."""
+    """Starts as often as possible: a denied caller retries at `retry_after`, or slightly sooner."""
     while time.monotonic() < end:
         decision = site.start()
         if not decision:
@@ -55,7 +55,7 @@ def waiters(site, end):
 
 
 def evenly(site, end):
-    """At random times, 80 % of the limit among all sites. Who is denied goes away."""
+    """Calls at random times, 80 % of the limit over all sites. A denied caller gives up."""
     pace = 0.8 * site.limit / site.window / SITES
     at = site.began
     while (at := at + random.expovariate(pace)) < end:
@@ -64,7 +64,7 @@ def evenly(site, end):
 
 
 def hot(site, end):
-    """All on one site, which is another one every half of the window."""
+    """Puts all load on one site, and moves it to another one every half of the window."""
     half = site.window / 2
     while (now := time.monotonic()) < end:
         turn = int((now - site.began) / half)
@@ -75,14 +75,14 @@ def hot(site, end):
             time.sleep(max(0.0, until - time.monotonic()))
 
 
-# Each with how many threads a site has.
+# Each load with its number of threads per site.
 LOADS = {"callers": (callers, 1), "waiters": (waiters, WAITERS), "evenly": (evenly, 1), "hot": (hot, WAITERS)}
 
 
 def serve(pipe):
-    """A process: opens the limit that it is told of, says so, waits until it is told to go, and is under a load until the end."""
-    while (told := pipe.recv()) is not None:
-        load, number, url, name, limit, window, folder = told
+    """Runs a process: opens the limit of each job, reports that, waits for the signal to start, and applies the load until the end."""
+    while (job := pipe.recv()) is not None:
+        load, number, url, name, limit, window, folder = job
         limiter = RateLimiter(Store(url), name, max_executions=limit, window_size_in_seconds=window)
         limiter.peek()
         site = Site(number, limiter, limit, window, folder)

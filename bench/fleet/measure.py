@@ -1,4 +1,4 @@
-"""What a fleet of eight sites uses of a limit on a real Redis, and what it asks the server: measure.py [PART-OF-A-ROW]
+"""Measures a fleet of eight sites on a real Redis: the used part of a limit, and the requests to the server: measure.py [PART-OF-A-ROW]
 
 Prints a table in Markdown, row by row. Run it with the bench's Python (`make peers` makes it):
 
@@ -24,23 +24,23 @@ from servers import Redis  # noqa: E402
 from workglow_limit import RateLimiter, Store  # noqa: E402
 
 LIMITS = {"1,000/1 s": (1000, 1.0), "20,000/10 s": (20_000, 10.0), "100/2 s": (100, 2.0)}
-WINDOWS = 4  # so many each run lasts, and at least as many seconds
+WINDOWS = 4  # the length of each run in windows, and its least length in seconds
 LEAST = 8
 
-# What is promised: at most so many requests per start, at least so much used.
+# The targets: the most requests per start, the least use.
 MOST_REQUESTS = {("evenly", "1,000/1 s"): 0.5, ("evenly", "20,000/10 s"): 0.03}
 ALWAYS_MOST = 1.1
 LEAST_USED = {("hot", "1,000/1 s"): 0.95}
 
 
 def run(server, folder, load, limit, window, dies=False):
-    """Used, requests per start, how many were over the limit; and how many sites died: one in each window, at random, if asked."""
+    """Returns the use, the requests per start, the starts over the limit, and how many sites died: one at random in each window, if `dying`."""
     windows = max(WINDOWS, round(LEAST / window))
     spares = windows if dies else 0
     fleet, name = Processes(SITES + spares, serve), f"{load}-{limit}-{time.monotonic_ns()}"
     url = server.url(server.address[1])
     for number, pipe in enumerate(fleet.pipes):
-        # (A spare comes in the place of one that died.)
+        # (A spare replaces one that died.)
         pipe.send((load, number % SITES, url, name, limit, window, str(folder)))
         pipe.recv()
     before = server.requests()
@@ -71,7 +71,7 @@ def run(server, folder, load, limit, window, dies=False):
 
 
 def on_the_wire(server, calls=1_000):
-    """With `?grants=never`: how many requests so many decisions are, counted by the server as they come in."""
+    """Counts the requests of a number of decisions with `?grants=never`, as the server sees them arrive."""
     url = server.url(server.address[1]) + "?grants=never"
     limiter = RateLimiter(Store(url), "direct", max_executions=calls // 2, window_size_in_seconds=60)
     limiter.peek()

@@ -1,4 +1,4 @@
-"""Processes decide on one key by way of one Redis, as fast as they can, ours beside others: rivals.py [ROUNDS]
+"""Compares decisions per second on one key through one Redis, ours and others: rivals.py [ROUNDS]
 
 Prints a table in Markdown for four processes and one for one. Run it with the bench's Python (`make peers` makes it, and what Node
 needs). All take turns in each round; medians count. Two limits: *spent* is 100 per 1 s, of which nearly all calls are denied, and
@@ -26,7 +26,7 @@ SPAN = 2  # seconds
 DEMANDS = {"spent": (100, 1), "open": (100_000_000, 1)}
 NODE = ["granted", "direct", "rate-limiter-flexible, Redis"]
 
-# The call stands in the loop itself; the clock is looked at after each batch.
+# The call is inlined in the loop; the clock is read after each batch.
 LOOP = """
 def go(until, {names}, clock=clock):
     total = admitted = 0
@@ -48,9 +48,9 @@ def loop(peer, batch):
 
 
 def serve(pipe):
-    """A Python process: opens what it is told of, and hammers it when it is told to."""
-    while (told := pipe.recv()) is not None:
-        name, url, limit_name, limit, window = told
+    """Runs a Python process: opens the limiter of each job, and calls it as fast as possible at each signal."""
+    while (job := pipe.recv()) is not None:
+        name, url, limit_name, limit, window = job
         make = {name: make for name, _, make in peers.ON_SERVER}[name]
         go = loop(make(url, limit_name, limit, window), 100 if name == "granted" else 1)
         pipe.send("open")
@@ -61,19 +61,19 @@ def serve(pipe):
 
 
 class NodeProcess:
-    """One of Node, asked as a pipe is."""
+    """A Node process, with the interface of a pipe."""
 
     def __init__(self):
         self._process = subprocess.Popen(
             ["node", ROOT / "bench/node/served.mjs"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
-    def send(self, told):
-        if len(told) == 2:
-            told = {"start": told[0] * 1000, "until": told[1] * 1000}
+    def send(self, job):
+        if len(job) == 2:
+            job = {"start": job[0] * 1000, "until": job[1] * 1000}
         else:
-            told = dict(zip(("peer", "url", "name", "limit", "window"), told))
-        self._process.stdin.write(json.dumps(told) + "\n")
+            job = dict(zip(("peer", "url", "name", "limit", "window"), job))
+        self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
 
     def recv(self):
@@ -84,10 +84,10 @@ class NodeProcess:
         self._process.wait()
 
 
-def once(pipes, told):
-    """Decisions per second and admissions of all processes together."""
+def once(pipes, job):
+    """Returns decisions per second and admissions of all processes together."""
     for pipe in pipes:
-        pipe.send(told)
+        pipe.send(job)
     for pipe in pipes:
         pipe.recv()
     start = time.time() + 0.1
@@ -98,13 +98,13 @@ def once(pipes, told):
 
 
 def show(count, seen):
-    print(f"\n| {count} process{'es' * (count > 1)} | decisions per second | admitted in {SPAN} s | granted beside it | direct beside it |")
+    print(f"\n| {count} process{'es' * (count > 1)} | decisions per second | admitted in {SPAN} s | granted, compared | direct, compared |")
     print("| --- | --- | --- | --- | --- |", flush=True)
     for (demand, language, name), figures in seen.items():
         per_second, admitted = (median(column) for column in zip(*figures))
         ratios = []
         for ours in ("granted", "direct"):
-            # Of the same round, so that what else the machine does is in both.
+            # From the same round, so that other load of the machine affects both.
             pairs = zip(seen[demand, language, ours], figures)
             ratios.append(f"{median(mine / theirs for (mine, _), (theirs, _) in pairs):.2f} ×")
         print(f"| {language}, {name}, {demand} | {per_second:,.0f} | {admitted:,.0f} | {' | '.join(ratios)} |", flush=True)

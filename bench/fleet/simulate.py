@@ -1,7 +1,7 @@
 """Simulates a limit that many machines share through one server, to choose the constants of its policy.
 
 The server (the *engine*) grants units of a rolling-window limit to machines (*sites*). A site starts granted units
-without asking again. README.md beside this file explains the policy and lists the results.
+without asking again. README.md in this folder explains the policy and lists the results.
 
     simulate.py                              every table, in about a minute
     simulate.py --scenario NAME [--seed N]   one table
@@ -24,23 +24,23 @@ MS, S = 1_000, 1_000_000
 
 @dataclass(frozen=True)
 class Policy:
-    """Every constant that the project has to choose. The reasons are in README.md."""
+    """The constants of the policy. README.md has the reasons."""
 
-    length: int = 40  # A grant lasts for W / length ...
+    length: int = 40  # A grant lasts W / length ...
     small: int = 20  # ... or W / small, if a site's share of W / length is less than one unit ...
-    trips: int = 4  # ... but for this many round trips at least.
-    longest: int = 4 * S  # No grant lasts for longer than W/4 or this, whichever is longer.
+    trips: int = 4  # ... but at least this many round trips.
+    longest: int = 4 * S  # No grant lasts longer than W/4 or this, whichever is longer.
     ahead: int = 6  # All sites together are promised units of about W / ahead.
     period: int = 8  # Starts and denials are counted for W / period.
     crowd: int = 8  # The share of a site is computed for this many sites at least.
     merge: int = 8  # Units that come within g / merge of each other become one grant.
     sure: int = 4  # A promise further ahead than W / sure must be confirmed when its time comes.
-    more: float = 1.0  # A site asks for so many times what it is likely to start while the grant lasts.
+    more: float = 1.0  # A site asks for this multiple of its likely starts during the grant.
     pace: float = 1.0  # The same for promises to callers who were denied. With 0 there are none.
     swift: float = 3.0  # ... times this, if nothing of its last grants was left over.
-    low: float = 0.0  # A site asks again when it holds no more than this share of what it would ask for.
-    shorten: bool = True  # A site tells when a grant was used up, so that it counts from that moment.
-    fair: bool = True  # The engine limits what one request gets to the share of a site.
+    low: float = 0.0  # A site asks again when it holds at most this share of the units that it would ask for.
+    shorten: bool = True  # A site reports when a grant was used up, so that it counts from that moment.
+    fair: bool = True  # The engine limits the units of one request to the share of a site.
     rho: float = 1e-3  # The largest difference of two clocks' rates.
 
 
@@ -72,7 +72,7 @@ class Engine:
         self.log, self.units, self.grants, self.asked = [], 0, {}, {}
 
     def clock(self, t):
-        """A wall clock that went back goes on from where it was: time neither repeats nor stands still."""
+        """Corrects a wall clock that was set back: time continues from the last reading, without repeating or stopping."""
         raw = floor(t + self.step) + self.shift
         if raw < self.last:
             self.shift += self.last - raw
@@ -81,7 +81,7 @@ class Engine:
         return raw
 
     def new_epoch(self, now):
-        """Every grant of the old epoch has ended, and left every window, before this epoch grants anything."""
+        """Begins an epoch. Every grant of the old one has ended, and left every window, before this one grants units."""
         self.forget()
         self.epoch += 1
         p, w = self.policy, self.window
@@ -106,7 +106,7 @@ class Engine:
         self.units += entry.units
 
     def report(self, now, site, seq, part, used, age):
-        """A grant is over: `used` units were started, the last of them `age` ago. Saying it twice changes nothing."""
+        """Ends a grant: `used` units were started, the last of them `age` ago. A repeated report has no effect."""
         for entry in list(self.grants.get((site, seq), ())):
             if part in (entry.part, None) and used <= entry.units:
                 self.drop(entry)
@@ -141,7 +141,7 @@ class Engine:
         return self.epoch, now, parts, max(self.silent - now, self.next_free() - now, 1)
 
     def grant(self, now, m):
-        """Free units first; then units that come free soon, oldest first, after all that are promised already."""
+        """Grants free units first, then units that are free soon, oldest first, after those that are promised already."""
         p, free = self.policy, self.limit - self.units
         share = max(1, ceil(self.limit / (p.ahead * max(p.crowd, len(self.asked))))) if p.fair else self.limit
         parts = []  # [ready, units, when the first of them was ready]
@@ -169,7 +169,7 @@ class Engine:
             self.add(entry)
         if entries:
             self.grants[m.site, m.seq] = entries
-        if now > 3 * self.window:  # What the limit was used for before has left the log.
+        if now > 3 * self.window:  # Earlier uses of the limit have left the log.
             self.longest_log = max(self.longest_log, len(self.log))
         return entries
 
@@ -212,7 +212,7 @@ class Grant:
 
 
 class Site:
-    """What runs inside the callers of one machine. Nothing here happens but in a call or when a waiter wakes."""
+    """The code inside the callers of one machine. It runs only in a call or when a waiter wakes."""
 
     def __init__(self, world, home):
         self.world, self.home, self.policy, self.faults = world, home, world.policy, world.faults
@@ -240,7 +240,7 @@ class Site:
         return min(max(shortest, p.trips * self.trip), max(w // 4, p.longest))
 
     def lately(self, x, what):
-        """Starts (0) or denials (1) of this site in the busier of this and the last period."""
+        """Returns the starts (0) or denials (1) of this site in the busier of this and the last period."""
         period = x // (self.world.window // self.policy.period)
         if period != self.period:
             self.last_counts = self.counts if period == self.period + 1 else [0, 0]
@@ -273,7 +273,7 @@ class Site:
         self.left_over |= g.left > 0
 
     def call(self, caller):
-        """A caller that does not wait for room. It may wait for one answer. Tells it: 'start', or when to come again."""
+        """Serves a caller that does not wait in line, except for one answer. Passes it 'start', or when to retry."""
         if self.dead:
             return
         x = self.clock()
@@ -302,7 +302,7 @@ class Site:
             self.serve()
 
     def serve(self):
-        """Starts the waiters whose time has come, and sees to it that the first of the others wakes when it should."""
+        """Starts the waiters whose time has come, and sets the time at which the first of the others wakes."""
         if self.dead or not self.line:
             return
         x = self.clock()
@@ -333,7 +333,7 @@ class Site:
             self.serve()
 
     def share_of_grant(self, x, starts):
-        """How many of `starts` in a period fall into the time that a grant lasts."""
+        """Returns how many of the `starts` in a period fall into the length of a grant."""
         return starts * self.length() * self.policy.period / self.world.window
 
     def ask(self, x):
@@ -344,13 +344,13 @@ class Site:
         future = self.share_of_grant(x, starts + denials) * self.policy.pace * (1 if self.left_over else self.policy.swift)
         self.left_over = False
         if future < 1 and x >= self.denied + self.length():
-            future = 0  # A unit would most likely find nobody.
+            future = 0  # A unit would most likely stay unused.
         future = min(2 * starts + 1, ceil(future))
         self.seq += 1
         self.send(Message(self.id, self.seq, self.epoch, want, max(future, len(self.line)), self.length(), [], x))
 
     def confirm(self, x):
-        """Asks the same question again: the answer tells anew when the promised units are ready."""
+        """Repeats a request: the answer contains the current times at which the promised units are ready."""
         if not self.asking:
             g = self.grants.pop(0)
             self.send(Message(self.id, g.seq, self.epoch, 0, 0, self.length(), [], x, (g.part,)))
@@ -368,14 +368,14 @@ class Site:
         self.world.at(self.world.now + max(8 * self.trip, self.world.patience), self.expire, m)
 
     def expire(self, m):
-        """No answer came in time: the same question again, twice; then the callers get an error."""
+        """Handles a missing answer: repeats the request twice; then the callers get an error."""
         if self.dead or self.asking != m.number:
             return
         if m.attempt < 3:
             return self.send(replace(m, attempt=m.attempt + 1))
         x = self.clock()
         self.asking, self.quiet = 0, x + 8 * self.trip
-        for part in m.confirm or (None,):  # Whatever that question got is given back.
+        for part in m.confirm or (None,):  # Units granted by that request are returned.
             self.reports.append((m.seq, part, 0, x))
         self.tell()
 
@@ -388,7 +388,7 @@ class Site:
         b, rho, first = self.clock(), self.policy.rho, m.asked
         self.asking, self.sent = 0, []
         self.trip = max(b - first, self.trip - (self.trip - (b - first)) // 2)
-        if epoch != self.epoch:  # Grants of the old epoch stay good until they end. Promises to confirm do not.
+        if epoch != self.epoch:  # Grants of the old epoch stay valid until they end. Promises to confirm do not.
             self.grants = [g for g in self.grants if g.sure]
             self.epoch, self.before = epoch, None
         if self.before and now - self.before[1] > (b - self.before[0] + 1) * (1 + rho) + 1 and self.world.watch:
@@ -427,9 +427,9 @@ class World:
     policy: Policy = Policy()
     seed: int = 1
     rtt: int = 500
-    tail: tuple = (0.001, 5 * MS)  # One message in so many takes longer, by this much on average.
+    tail: tuple = (0.001, 5 * MS)  # This share of messages takes longer, by this much on average.
     loss: float = 0.0
-    patience: int = 20 * MS  # A question is repeated after 8 round trips, but not sooner than this.
+    patience: int = 20 * MS  # A request is repeated after 8 round trips, but not sooner than this.
     drift: float = 0.0005
     drift_extreme: bool = False
     faults: tuple = ()
@@ -445,7 +445,7 @@ class World:
 
     def __post_init__(self):
         self.random = random.Random(self.seed)
-        self.rtt_guess = 2 * self.rtt  # A connection has measured it when it opens.
+        self.rtt_guess = 2 * self.rtt  # A connection measures it when it opens.
         self.engine = Engine(self.limit, self.window, self.policy, self.faults)
         self.events, self.count = [], 0
         self.starts, self.by_site, self.waits = [], {}, []
@@ -487,7 +487,7 @@ class World:
 
     def waited(self, site, asked):
         self.waits.append((self.now, asked, self.due))
-        if self.target:  # A closed loop: another one takes its place.
+        if self.target:  # A closed loop: another caller replaces it.
             self.at(self.now + 1, self.join, self.next_home(site.home))
 
     # Loads.
@@ -502,12 +502,12 @@ class World:
                 self.at(self.random.random() * self.window / 50, self.join, home)
 
     def poisson(self, home, rate, begin=0.0):
-        """Callers that go away when they are denied. `rate` is a share of the limit."""
+        """Adds callers that give up when they are denied. `rate` is a share of the limit."""
         def arrive():
-            self.site[home].call(told)
+            self.site[home].call(answered)
             self.at(self.now + self.random.expovariate(mean), arrive)
 
-        def told(start, _):
+        def answered(start, _):
             self.denials += not start
 
         mean = rate * self.limit / self.window
@@ -515,13 +515,13 @@ class World:
             self.at(begin + self.random.expovariate(mean), arrive)
 
     def callers(self, each, where=None, obey=False):
-        """Callers that come again after a denial: after the time they were told, or much sooner."""
+        """Adds callers that retry after a denial: at `retry_after`, or much sooner."""
         def loop(home):
             def go():
                 at = where(self.now) if where else home
-                self.site[at].call(told)
+                self.site[at].call(answered)
 
-            def told(start, retry_after):
+            def answered(start, retry_after):
                 self.denials += not start
                 poll = self.random.uniform(0.5, 1.5) * self.window / 500
                 self.at(self.now + (10 if start else retry_after if obey else min(retry_after, poll)), go)
@@ -533,7 +533,7 @@ class World:
                 loop(home)
 
     def kill(self, every):
-        """A site dies with all it holds, and another comes in its place with the same load."""
+        """Kills a site with all it holds, and replaces it by another with the same load."""
         def die():
             home = self.random.randrange(self.sites)
             old = self.site[home]
@@ -553,7 +553,7 @@ class World:
         self.denials += denied
 
     def lose(self, at):
-        """The server forgets everything, its clock's past included."""
+        """Makes the server forget everything, including its clock's past."""
         def forget():
             e = self.engine
             e.shift = e.last = 0

@@ -1,4 +1,4 @@
-"""The Celery member: two prefork children, each with a task that waits for its turn.
+"""The Celery member: two prefork children, each with a task that waits for a start.
 
 The limiter is made here, at import, in the worker's main process, and used in the children that it forks.
 """
@@ -19,8 +19,8 @@ LIMITER = RateLimiter(
 )
 JOB_SECONDS = int(os.environ["FLEET_JOB_MS"]) / 1000
 
-# A broker without a server: messages are files. The conductor moves what it sends from the outbox to the inbox, so that
-# a worker never finds half a message.
+# A broker without a server: messages are files. The conductor moves each message from the outbox to the inbox, so that
+# a worker never finds half of one.
 BROKER = os.environ["FLEET_BROKER"]
 app = Celery("fleet", broker="filesystem://")
 app.conf.update(
@@ -39,7 +39,7 @@ app.conf.update(
 
 @functools.cache
 def begin() -> Recorder:
-    """Once in each child: says that it is ready, and waits for the go."""
+    """Runs once in each child: reports that it is ready, and waits for the start of the run."""
     recorder = Recorder(os.environ["FLEET_STARTS"], "celery")
     os.write(1, b"celery\n")
     open(os.environ["FLEET_GO"]).close()

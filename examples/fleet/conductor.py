@@ -1,4 +1,4 @@
-"""The demo: Celery, Node and C share one limit, one of them is killed on the way, and the limit holds.
+"""The demo: Celery, Node and C share one limit, one of them is killed while it runs, and the limit holds.
 
 Run by `make demo`, with `workglow_limit` and `celery` installed for this Python, and in the folder that is given as
 `--out` the Node package (`node_modules/workglow-limit`) and the compiled C member (`c_member`).
@@ -23,8 +23,8 @@ import picture
 from evidence import SECOND, Start, allowed, most_in_any_window, read
 
 LIMIT, WINDOW = 20, 2  # starts per seconds
-SECONDS = 13  # so that the seventh lap of the window is in
-JOB_MS = 100  # how long each job takes
+SECONDS = 13  # includes the seventh window
+JOB_MS = 100  # the duration of each job
 WAITERS = 2  # calls of `acquire` that each member keeps waiting
 PATIENCE = 60  # seconds until all are ready
 
@@ -32,7 +32,7 @@ HERE = Path(__file__).resolve().parent
 
 
 class Member:
-    """One of the three on a machine: a program in a process group of its own."""
+    """One of the three members of a machine: a program in a process group of its own."""
 
     def __init__(self, name: str, command: list[str], out: Path, ready: int, broker: Path, store: str) -> None:
         self.name, self._command, self._ready = name, command, ready
@@ -52,7 +52,7 @@ class Member:
             )
 
     def kill(self) -> None:
-        """SIGKILL for the whole group: nobody gets to tidy up."""
+        """Sends SIGKILL to the whole group, so that no process can clean up."""
         if self._process:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -67,19 +67,19 @@ class Member:
 
 
 class Ready:
-    """The pipe on which every waiter of every member says once that it is ready."""
+    """The pipe on which every waiter of every member reports once that it is ready."""
 
     def __init__(self) -> None:
         self._read_end, self.write_end = os.pipe()
 
     def wait(self, timeout: float) -> list[str]:
-        """For each waiter that got ready, its member's name: as soon as there is one, or none after `timeout`."""
+        """Returns the member's name of each waiter that became ready: as soon as there is one, or none after `timeout`."""
         readable, _, _ = select.select([self._read_end], [], [], timeout)
         return os.read(self._read_end, 4096).decode().split() if readable else []
 
 
 class Queue:
-    """Celery's queue, kept filled. Messages reach the worker by a rename, so that it never reads half of one."""
+    """Keeps Celery's queue filled. Messages reach the worker by a rename, so that it never reads half of one."""
 
     LENGTH = 16
 
@@ -101,7 +101,7 @@ class Queue:
 
 
 class Server:
-    """A server of the demo's own. It ends with the demo, however that ends."""
+    """A server for this run. It ends with the demo, however the demo ends."""
 
     def __init__(self, kind: str, out: Path) -> None:
         programs = HERE.parents[1] / "tests/fleet"
@@ -115,7 +115,7 @@ class Server:
 
 
 def prepare(out: Path, store: str) -> None:
-    """An empty folder for the run, and the settings that all members read from the environment."""
+    """Prepares an empty folder for the run, and the settings that all members read from the environment."""
     if not (out / "node_modules/workglow-limit").exists() or not (out / "c_member").exists():
         raise SystemExit(f"{out} needs node_modules/workglow-limit and c_member: `make demo` puts them there")
     for name in ("starts", "broker-1", "broker-2"):
@@ -124,7 +124,7 @@ def prepare(out: Path, store: str) -> None:
         path.unlink(missing_ok=True)
     (out / "starts").mkdir()
     os.mkfifo(out / "go")
-    # A module is looked for from where the program lies.
+    # Node searches for a module from the program's folder.
     shutil.copy(HERE / "node_member.mjs", out)
     os.environ |= {
         "FLEET_STORE": store,
@@ -160,7 +160,7 @@ def progress(seconds: float, starts: list[Start]) -> None:
 
 
 def gather(members: list[Member], ready: Ready, queue: Queue) -> None:
-    """Starts everybody, and returns once every waiter of every member is ready."""
+    """Starts all members, and returns once every waiter of every member is ready."""
     for member in members:
         member.start()
     missing = Counter(member.name for member in members for _ in range(WAITERS))
@@ -177,11 +177,11 @@ def gather(members: list[Member], ready: Ready, queue: Queue) -> None:
 def conduct(
     members: list[Member], ready: Ready, queue: Queue, killed: Member, out: Path
 ) -> tuple[int, int, int | None]:
-    """The run itself. Returns when it began, when `killed` was killed and when its replacement was ready, in ns."""
+    """Runs the demo. Returns when it began, when `killed` was killed and when its replacement was ready, in ns."""
     killed_at: int | None = None
     back_at: int | None = None
     go = time.monotonic_ns()
-    # Whoever opens the other end from now on passes at once, also the replacement.
+    # Every process that opens the other end from now on continues at once, including the replacement.
     with open(out / "go", "w"):
         next_line = 1
         while (elapsed := (time.monotonic_ns() - go) / SECOND) < SECONDS:
@@ -199,7 +199,7 @@ def conduct(
             if killed.name in ready.wait(0.02) and back_at is None:
                 back_at = time.monotonic_ns()
                 say((back_at - go) / SECOND, f"{killed.name} is back")
-    assert killed_at is not None, "half of the time came"
+    assert killed_at is not None, "half of the time has passed"
     return go, killed_at, back_at
 
 
@@ -241,7 +241,7 @@ def main() -> None:
     queue = Queue(brokers)
 
     def on_machine(broker: Path) -> str:
-        """The store, by which the programs of a machine share what a server grants it."""
+        """Returns the store, through which the programs of a machine share the grants of a server."""
         return f"{store}{'&' if '?' in store else '?'}lane={broker}-lane" if server else store
 
     members = [
@@ -252,7 +252,7 @@ def main() -> None:
     victim = next(member for member in members if member.name == killed)
     machines = ", on two machines" if server else ""
     print(f"{LIMIT} starts per {WINDOW} s in {store}, shared by Celery, Node and C{machines}", flush=True)
-    # Members never end by themselves, so they must not outlive the demo.
+    # Members never end on their own, so they must not outlive the demo.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     try:
         gather(members, ready, queue)

@@ -1,4 +1,4 @@
-"""What members write down about their starts, and how it is measured.
+"""The records that members write about their starts, and the measurement of them.
 
 A start lies somewhere in [a, b]: a is the clock just before the call that admitted it (for a call that had to wait, the
 moment when its place came), b the clock just after that call returned. Both are nanoseconds on CLOCK_MONOTONIC, which
@@ -22,22 +22,22 @@ class Start(NamedTuple):
 
 
 class Waited(Protocol):
-    """A permit, or anything else that knows when its place came."""
+    """A permit, or another object that knows when its place was ready."""
 
     @property
     def ready_at_monotonic(self) -> float | None: ...
 
 
 class Recorder:
-    """The log of one process. Each start is a single append: it is in the file as a whole or not at all."""
+    """The log of one process. Each start is a single append: the file has all of it or nothing."""
 
     def __init__(self, folder: Path | str, member: str) -> None:
         path = Path(folder, f"{member}-{os.getpid()}.log")
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
     def start(self, asked: int, permit: Waited | None) -> None:
-        """Call it first thing after the call that admitted; `asked` is time.monotonic_ns() just before that call. Without a
-        permit the start is as old as that."""
+        """Records a start. Call it right after the call that admitted; `asked` is time.monotonic_ns() just before that call.
+        Without a permit, `asked` is the earliest time of the start."""
         returned = time.monotonic_ns()
         waited_until = None if permit is None else permit.ready_at_monotonic
         a = asked if waited_until is None else int(waited_until * SECOND)
@@ -45,7 +45,7 @@ class Recorder:
 
 
 def read(folder: Path | str) -> list[Start]:
-    """All starts of all members, in the order in which their calls returned."""
+    """Returns all starts of all members, in the order in which their calls returned."""
     starts: list[Start] = []
     for path in Path(folder).glob("*.log"):
         member = path.name.rsplit("-", 1)[0]
@@ -56,7 +56,7 @@ def read(folder: Path | str) -> list[Start]:
 
 
 def most_in_any_window(starts: Iterable[Start], window: int) -> int:
-    """The most starts that surely lie in one window [s, s + window), wherever it begins: their whole [a, b] does.
+    """Returns the most starts that surely lie in one window [s, s + window), for any s: their whole [a, b] is in it.
 
     A window that holds the most can be moved right until it begins at some a. So going through the starts from the
     latest a to the earliest, with the ends b of those already seen in order, the answer is the largest number of ends
@@ -71,7 +71,7 @@ def most_in_any_window(starts: Iterable[Start], window: int) -> int:
 
 
 def rolling_count(starts: Iterable[Start], window: int) -> list[tuple[int, int]]:
-    """How many starts surely lie in [t - window, t), as steps (t, count): the count holds from just after t on."""
+    """Returns how many starts surely lie in [t - window, t), as steps (t, count): the count is valid from just after t on."""
     steps: list[tuple[int, int]] = []
     for a, b, *_ in starts:
         if b < a + window:
@@ -85,5 +85,5 @@ def rolling_count(starts: Iterable[Start], window: int) -> list[tuple[int, int]]
 
 
 def allowed(limit: int, window: int, length: int) -> int:
-    """The most starts that the limit allows in a half-open span: `limit` at its beginning and after every window."""
+    """Returns the most starts that the limit allows in a half-open span: `limit` at its beginning and after every window."""
     return limit * -(-length // window)

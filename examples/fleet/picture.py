@@ -1,4 +1,4 @@
-"""The run as a picture: an SVG of its own, written as text."""
+"""Draws the run as a self-contained SVG, written as text."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ WIDTH, LEFT, RIGHT = 960, 150, 30
 COUNT_TOP, COUNT_HEIGHT = 92, 150
 LANES_TOP, LANE_HEIGHT = 276, 40
 
-# The panel brings its own background, so the colours fit on light and dark pages alike.
+# The panel has its own background, so its colours suit light and dark pages.
 STYLE = """
   .panel { fill: #ffffff; stroke: #d0d7de }
   text { font: 13px system-ui, sans-serif; fill: #1f2328 }
@@ -71,7 +71,7 @@ def draw(
         line(at, COUNT_TOP, at, lanes_bottom, "grid")
         text(at, lanes_bottom + 20, f"{second} s", "quiet middle")
 
-    # Above: how many starts the window that ends here holds.
+    # Upper part: the starts in the window that ends here.
     base = y(0)
     corners, before = [f"M{x(go)},{base}"], base
     for t, count in rolling_count(starts, window):
@@ -86,7 +86,7 @@ def draw(
     text(LEFT - 10, float(base) + 4, 0, "quiet end")
     text(LEFT - 10, COUNT_TOP + COUNT_HEIGHT / 2, f"in the last {span}", "quiet end")
 
-    # Below: each member's starts on its own line.
+    # Lower part: each member's starts on its own line.
     for lane, (member, name) in enumerate(NAMES.items()):
         top = LANES_TOP + LANE_HEIGHT * lane
         middle = top + LANE_HEIGHT / 2

@@ -1,4 +1,4 @@
-"""The measure, against cases known by hand and against counting everything."""
+"""The measurement, compared with known cases and with a count of every window."""
 
 import os
 import random
@@ -9,17 +9,17 @@ from evidence import SECOND, Recorder, allowed, most_in_any_window, read, rollin
 
 
 def by_counting(starts, window):
-    """Tries every window that could matter."""
+    """Returns the result of counting every window that could matter."""
     times = {t for interval in starts for t in interval}
     begins = {t + shift for t in times for shift in (-window, -window + 1, -1, 0, 1)}
     return max((sum(s <= a and b < s + window for a, b in starts) for s in begins), default=0)
 
 
-def test_nothing_is_nothing():
+def test_no_starts_give_zero():
     assert most_in_any_window([], 10) == 0
 
 
-def test_as_many_points_as_allowed_and_one_more():
+def test_points_in_one_window_are_counted():
     assert most_in_any_window([(t, t) for t in range(5)], 10) == 5
     assert most_in_any_window([(t, t) for t in range(6)], 10) == 6
 
@@ -29,7 +29,7 @@ def test_the_window_is_half_open():
     assert most_in_any_window([(0, 0), (9, 9)], 10) == 2
 
 
-def test_intervals_that_touch_lie_in_one_window_if_all_of_them_fit():
+def test_touching_intervals_share_a_window_if_all_of_them_fit():
     touching = [(0, 3), (3, 6), (6, 9)]
     assert most_in_any_window(touching, 10) == 3
     assert most_in_any_window(touching, 9) == 2
@@ -46,7 +46,7 @@ def test_starts_at_the_same_moment_all_count():
 
 
 @pytest.mark.parametrize("seed", range(300))
-def test_the_same_as_counting(seed):
+def test_the_measure_equals_counting(seed):
     chance = random.Random(seed)
     window = chance.randint(1, 12)
     starts = []
@@ -61,14 +61,14 @@ def test_a_step_down_comes_before_a_step_up_at_the_same_time():
     assert rolling_count([(0, 0), (10, 10)], 10) == [(0, 1), (10, 0), (10, 1), (20, 0)]
 
 
-def test_what_a_limit_allows():
+def test_allowed_starts_of_a_span():
     assert allowed(20, 2 * SECOND, 1) == 20
     assert allowed(20, 2 * SECOND, 2 * SECOND) == 20
     assert allowed(20, 2 * SECOND, 2 * SECOND + 1) == 40
     assert allowed(20, 2 * SECOND, 13 * SECOND) == 140
 
 
-def test_what_was_recorded_is_read_back(tmp_path):
+def test_recorded_starts_are_read_back(tmp_path):
     recorder = Recorder(tmp_path, "some-member")
     recorder.start(17, SimpleNamespace(ready_at_monotonic=None))
     recorder.start(17, SimpleNamespace(ready_at_monotonic=0.25))

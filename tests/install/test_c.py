@@ -1,4 +1,4 @@
-"""The C library, somewhere else than where it was made: the C and C++ quick starts, with pkg-config and with CMake."""
+"""The C library, moved to another folder: the C and C++ quick starts, with pkg-config and with CMake."""
 
 import shutil
 import tarfile
@@ -11,7 +11,7 @@ SOURCES = {"c": "C", "cpp": "CXX"}
 
 @pytest.fixture
 def prefix(empty):
-    """The prefix of `make dist`, or the archive of `make dist-all`, in an empty folder."""
+    """Returns the prefix of `make dist`, or the archive of `make dist-all`, in an empty folder."""
     if (DIST / "c").is_dir() and not list((DIST / "c").glob("*.tar.gz")):
         return shutil.copytree(DIST / "c", empty / "prefix", symlinks=True)
     with tarfile.open(only(DIST / "c", "*-gnu.tar.gz")) as archive:
@@ -20,7 +20,7 @@ def prefix(empty):
 
 
 def program(language):
-    """The quick start of the documentation, or of the examples."""
+    """Returns the quick start of the documentation, or of the examples."""
     try:
         return quick_start(language, STORE, *PAGES)
     except pytest.fail.Exception:

@@ -1,4 +1,4 @@
-"""The npm package in empty folders: as `make dist` makes it, with its native code, and as it is published, in two parts."""
+"""The npm package in empty folders: as `make dist` makes it, with its native code, and as it will be published, in two parts."""
 
 import json
 import platform
@@ -14,20 +14,20 @@ IMPORT = 'import { Store } from "workglow-limit"; console.log(new Store("memory:
 
 
 def install(folder, *packages):
-    """No registry is asked: what is not given is not there, and what is optional is left out."""
+    """Installs packages without a registry: only given packages exist, and optional ones are left out."""
     (folder / "package.json").write_text("{}")
     return run("npm", "install", "--offline", "--no-audit", "--no-fund", *packages, cwd=folder)
 
 
 @pytest.fixture(scope="module")
 def package(published):
-    """What to install: one file as `make dist` makes it, or the two that are published."""
+    """Returns the files to install: the one of `make dist`, or the two to publish."""
     return published.values() if (DIST / "npm").exists() else [only(DIST, "*.tgz")]
 
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory):
-    """The main package and this platform's as they are published: of `make dist-all`, or with what `make dist` built."""
+    """Returns the main package and this platform's: from `make dist-all`, or packed from the output of `make dist`."""
     if (DIST / "npm").exists():
         return {"main": only(DIST / "npm", "workglow-limit-[0-9]*.tgz"), NAME: only(DIST / "npm", f"*-{NAME}-*.tgz")}
     out = tmp_path_factory.mktemp("published")
@@ -89,13 +89,13 @@ def error(folder):
     return run("node", "-e", "try { require('workglow-limit') } catch (e) { console.log(e.message) }", cwd=folder)
 
 
-def test_without_its_platform_s_package_the_error_says_what_to_do(empty, published):
+def test_a_missing_platform_package_names_the_remedy(empty, published):
     install(empty, published["main"])
-    said = error(empty)
-    assert f"its optional dependency @workglow-limit/{NAME} is not installed" in said
-    assert "--omit=optional" in said
-    assert f"npm install @workglow-limit/{NAME}@{VERSION}" in said
-    # And that is what helps.
+    output = error(empty)
+    assert f"its optional dependency @workglow-limit/{NAME} is not installed" in output
+    assert "--omit=optional" in output
+    assert f"npm install @workglow-limit/{NAME}@{VERSION}" in output
+    # And that remedy works.
     install(empty, published["main"], published[NAME])
     assert run("node", "--input-type=module", "-e", IMPORT, cwd=empty) == "memory:\n"
 
@@ -107,7 +107,7 @@ def test_a_package_of_another_version_is_not_used(empty, published):
     assert f"@workglow-limit/{NAME} (it is version 0.0.1 beside workglow-limit {VERSION})" in error(empty)
 
 
-def test_native_code_that_does_not_load_says_why(empty, published):
+def test_native_code_that_does_not_load_states_the_reason(empty, published):
     install(empty, published["main"], published[NAME])
     (empty / f"node_modules/@workglow-limit/{NAME}/workglow-limit.node").write_bytes(b"not a library")
     assert re.search(rf"Tried: @workglow-limit/{NAME} \(.*(short|invalid|not).*\)", error(empty))
@@ -116,12 +116,12 @@ def test_native_code_that_does_not_load_says_why(empty, published):
 def test_npm_refuses_another_platform_s_package(empty):
     (empty / "package.json").write_text("{}")
     other = "linux-arm64-gnu" if platform.machine() == "x86_64" else "linux-x64-gnu"
-    said = run("npm", "install", "--offline", pack(empty, other, __file__), cwd=empty, check=False)
-    assert "EBADPLATFORM" in said
+    output = run("npm", "install", "--offline", pack(empty, other, __file__), cwd=empty, check=False)
+    assert "EBADPLATFORM" in output
 
 
-def test_a_platform_without_packages_is_told_which_there_are(empty, published):
+def test_a_platform_without_a_package_gets_the_list(empty, published):
     install(empty, published["main"], published[NAME])
     elsewhere = "Object.defineProperty(process, 'arch', { value: 'sparc' });"
-    said = run("node", "-e", f"{elsewhere} try {{ require('workglow-limit') }} catch (e) {{ console.log(e.message) }}", cwd=empty)
-    assert "no native code for linux-sparc that loads: there are packages for linux-x64-gnu" in said
+    output = run("node", "-e", f"{elsewhere} try {{ require('workglow-limit') }} catch (e) {{ console.log(e.message) }}", cwd=empty)
+    assert "no native code for linux-sparc that loads: there are packages for linux-x64-gnu" in output

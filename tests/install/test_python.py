@@ -1,4 +1,4 @@
-"""The wheels, in new virtual environments of each Python that is here, without a compiler."""
+"""The wheels, in new virtual environments of each installed Python, without a compiler."""
 
 import os
 import re
@@ -13,7 +13,7 @@ from conftest import DIST, PAGES, ROOT, STORE, VERSION, environment, quick_start
 
 
 def pythons():
-    """Each Python from 3.10 on that can be found: on the PATH, and where pyenv puts them."""
+    """Returns each Python from 3.10 on that is found: on the PATH, and in pyenv's folder."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
     found = {}
     for candidate in (sys.executable, *pyenv.glob("versions/*/bin/python3"), *map(shutil.which, NAMES)):
@@ -37,8 +37,8 @@ WHEELS = DIST / "python" if (DIST / "python").exists() else DIST
 
 
 def installed(folder, python, *packages):
-    """The interpreter of a new environment, and a PATH on which is only that environment. pip, which is that of the tests,
-    chooses the wheel."""
+    """Returns the interpreter of a new environment, and a PATH with only that environment. The pip of the tests chooses the
+    wheel."""
     run(python, "-m", "venv", "--without-pip", folder / "venv", cwd=folder)
     path, new = str(folder / "venv/bin"), folder / "venv/bin/python"
     assert shutil.which("cc", path=path) is None and shutil.which("cargo", path=path) is None
@@ -58,7 +58,7 @@ def test_the_quick_start_runs(version, empty):
 
 @pytest.fixture
 def redis(empty):
-    """The URL of a Redis of our own."""
+    """Returns the URL of a Redis for the test."""
     if shutil.which("redis-server") is None:
         pytest.skip("redis-server is not installed")
     command = [sys.executable, ROOT / "tests/fleet/redis.py", empty]
@@ -72,13 +72,13 @@ def test_celery_runs_its_quick_start(empty, redis):
     python, path = installed(empty, next(iter(PYTHONS.values())), ours, "celery[redis]")
     (empty / "tasks.py").write_text(quick_start("python", "@app.task", "docs/celery.md"))
     worker = [python, "-m", "celery", "-A", "tasks", "-b", redis, "worker", "-c", "2", "-l", "info"]
-    said = empty / "worker.log"
-    with said.open("w") as log, subprocess.Popen(worker, cwd=empty, env=environment(path), stdout=log, stderr=log) as process:
+    log_file = empty / "worker.log"
+    with log_file.open("w") as log, subprocess.Popen(worker, cwd=empty, env=environment(path), stdout=log, stderr=log) as process:
         try:
             run(python, "-c", SEND, redis, path=path, cwd=empty)
             deadline = time.monotonic() + 60
-            while len(re.findall(r"Task tasks\.\w+\[.*succeeded", said.read_text())) < 3:
-                assert time.monotonic() < deadline and process.poll() is None, said.read_text()
+            while len(re.findall(r"Task tasks\.\w+\[.*succeeded", log_file.read_text())) < 3:
+                assert time.monotonic() < deadline and process.poll() is None, log_file.read_text()
                 time.sleep(0.1)
         finally:
             process.terminate()

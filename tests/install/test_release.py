@@ -1,4 +1,4 @@
-"""The checks of a release see what they are for."""
+"""The checks of a release find the faults that they are for."""
 
 import re
 import shutil
@@ -17,7 +17,7 @@ FILES = [
 
 @pytest.fixture
 def copy(empty):
-    """A repository with one release, v0.1.0, and a commit after it."""
+    """Returns a repository with one release, v0.1.0, and a commit after it."""
     for file in FILES:
         (empty / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / file, empty / file)
@@ -29,7 +29,7 @@ def copy(empty):
     return empty
 
 
-def said(folder, *command):
+def output_of(folder, *command):
     done = subprocess.run([folder / command[0], *command[1:]], cwd=folder, capture_output=True, text=True)
     return done.returncode, done.stdout + done.stderr
 
@@ -50,9 +50,9 @@ def replace(file, pattern, new):
     ],
 )
 def test_a_version_that_differs_is_named_with_its_file(copy, file, pattern, new):
-    assert said(ROOT, "scripts/versions")[0] == 0
+    assert output_of(ROOT, "scripts/versions")[0] == 0
     replace(copy / file, pattern, new)
-    code, message = said(copy, "scripts/versions")
+    code, message = output_of(copy, "scripts/versions")
     assert code == 1 and f"{file} has 9" in message
 
 
@@ -65,16 +65,16 @@ def test_a_version_that_differs_is_named_with_its_file(copy, file, pattern, new)
         ("bindings/node/lib/index.ts", r"^export \{ Permit \}.*\n", "", "Permit: was"),
     ],
 )
-def test_what_is_gone_since_the_last_release_needs_a_new_version(copy, file, pattern, new, name):
-    assert said(copy, "scripts/compatible") == (0, "0 differences from v0.1.0 (0.1.0)\n")
+def test_a_removed_name_needs_a_new_version(copy, file, pattern, new, name):
+    assert output_of(copy, "scripts/compatible") == (0, "0 differences from v0.1.0 (0.1.0)\n")
     replace(copy / file, pattern, new)
-    code, message = said(copy, "scripts/compatible")
+    code, message = output_of(copy, "scripts/compatible")
     assert code == 1 and name in message
     replace(copy / "Cargo.toml", r'^version = "0.1.0"', 'version = "0.2.0"')
-    assert said(copy, "scripts/compatible")[0] == 0
+    assert output_of(copy, "scripts/compatible")[0] == 0
 
 
-def test_what_is_new_needs_none(copy):
+def test_a_new_name_needs_no_new_version(copy):
     replace(copy / "include/workglow_limit.h", r"^int wgl_cancel\(", "int wgl_new(void);\nint wgl_cancel(")
     replace(copy / "bindings/python/python/workglow_limit/_native.pyi", r"^class Permit", "def new() -> None: ...\n\nclass Permit")
-    assert said(copy, "scripts/compatible")[0] == 0
+    assert output_of(copy, "scripts/compatible")[0] == 0

@@ -1,4 +1,4 @@
-"""A plugin of pytest: what the tests of Flask-Limiter and slowapi keep in memory:// is kept in a Store of ours."""
+"""A pytest plugin that replaces memory:// in the tests of Flask-Limiter and slowapi by a store of ours."""
 
 import time
 
@@ -9,7 +9,7 @@ from workglow_limit import ManualClock
 
 
 class Followed(workglow_limit.limits_storage.WorkglowStorage):
-    """These tests move time.time, so our clock goes with it. A Store's own cannot be moved."""
+    """A clock that follows time.time, which these tests move. A store's own clock cannot be moved."""
 
     STORAGE_SCHEME = None
 

@@ -23,7 +23,7 @@ OUTCOME = re.compile(r"^(\S+::.+?) (PASSED|FAILED|ERROR|SKIPPED)", re.MULTILINE)
 
 
 def outcomes(folder, *plugins):
-    """What each test did."""
+    """Returns the outcome of each test."""
     command = [sys.executable, "-m", "pytest", "-v", "-rN", "--tb=short", "--color=no", "-o", "addopts=", "-p", "no:cacheprovider"]
     names = [name for plugin in plugins for name in ("-p", plugin)]
     done = subprocess.run(

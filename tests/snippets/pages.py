@@ -1,4 +1,4 @@
-"""What there is to run in a page of Markdown: its fenced blocks, and what the comments around them say. See README.md."""
+"""Parses the fenced blocks of a Markdown page and the comments around them. See README.md."""
 
 import re
 from dataclasses import dataclass, field
@@ -9,12 +9,12 @@ NEEDS_A_VALUE = {"not run": "the reason", "file": "the name", "before": "the cod
 
 
 class BadPage(Exception):
-    """A page that cannot be run; says where and why."""
+    """A page that cannot be run. The message names the place and the reason."""
 
 
 @dataclass
 class Block:
-    """A fenced block, from its line to its end; `lines` also has what is hidden before and after it."""
+    """A fenced block, from its line to its end. `lines` also has the hidden code before and after it."""
 
     page: str
     line: int
@@ -29,25 +29,25 @@ class Block:
 
     @property
     def text(self):
-        """As it stands in the page, without what is hidden."""
+        """The block as shown in the page, without hidden code."""
         return "".join(f"{text}\n" for line, text in sorted(self.lines.items()) if self.line < line < self.end)
 
 
 def program(parts):
-    """Blocks as one program, in which each line is where the page has it, so that errors name the page's lines."""
+    """Returns blocks as one program. Each line keeps its number in the page, so that errors name the page's lines."""
     lines = {n: text for part in parts for n, text in part.lines.items()}
     return "".join(f"{lines.get(n, '')}\n" for n in range(1, max(lines, default=0) + 1))
 
 
 def blocks(page, text):
-    """All fenced blocks of a page, in order."""
+    """Returns all fenced blocks of a page, in order."""
     found, comments, source = [], [], text.split("\n")
     at = 0
     while at < len(source):
         if fence := FENCE.match(source[at]):
             end = next((n for n in range(at + 1, len(source)) if source[n].startswith(fence[1])), None)
             if end is None:
-                raise BadPage(f"{page}:{at + 1}: a block that nothing closes")
+                raise BadPage(f"{page}:{at + 1}: a block that is not closed")
             body = {n + 1: source[n] for n in range(at + 1, end)}
             found.append(Block(page, at + 1, fence[2].strip(), body, end + 1))
             take(found[-1], comments)
@@ -57,23 +57,23 @@ def blocks(page, text):
             while "-->" not in source[at]:
                 at += 1
                 if at == len(source):
-                    raise BadPage(f"{page}:{begin + 1}: a comment that nothing closes")
+                    raise BadPage(f"{page}:{begin + 1}: a comment that is not closed")
             if mark := COMMENT.match("\n".join(source[begin : at + 1]).lstrip()):
-                told = (begin + 1, mark[1], mark[2])
+                comment = (begin + 1, mark[1], mark[2])
                 if mark[1] == "after" and found:
-                    take(found[-1], [told])
+                    take(found[-1], [comment])
                 else:
-                    comments.append(told)
+                    comments.append(comment)
         elif source[at].strip() and comments:
-            raise BadPage(f"{page}:{comments[0][0]}: “{comments[0][1]}” stands before no block")
+            raise BadPage(f"{page}:{comments[0][0]}: “{comments[0][1]}” has no block after it")
         at += 1
     if comments:
-        raise BadPage(f"{page}:{comments[0][0]}: “{comments[0][1]}” stands before no block")
+        raise BadPage(f"{page}:{comments[0][0]}: “{comments[0][1]}” has no block after it")
     return found
 
 
 def take(block, comments):
-    """Hands a block what the comments before or after it say."""
+    """Applies the comments before or after a block to it."""
     for line, word, value in comments:
         if word in NEEDS_A_VALUE and not value.strip():
             raise BadPage(f"{block.page}:{line}: “{word}” without {NEEDS_A_VALUE[word]}")
@@ -83,19 +83,19 @@ def take(block, comments):
 
 
 def files(group):
-    """The files that a group of blocks is written to, by name."""
+    """Returns the names of the files that a group of blocks is written to."""
     return {block.marks.get("file") for block in group}
 
 
 def chains(page, text):
-    """The blocks of a page, in groups that share a folder."""
+    """Returns the blocks of a page, in groups that share a folder."""
     groups = []
     for block in blocks(page, text):
         if block.marks.keys() & {"continues", "prints"}:
             name = block.marks.get("continues")
             group = next((group for group in reversed(groups) if not name or name in files(group)), None)
             if group is None:
-                raise BadPage(f"{block.page}:{block.line - 1}: “{' '.join(block.marks)}” stands after no block that it means")
+                raise BadPage(f"{block.page}:{block.line - 1}: “{' '.join(block.marks)}” has no matching block before it")
             group.append(block)
         elif block.language != "text":
             groups.append([block])

@@ -1,4 +1,4 @@
-"""Runs the blocks of one chain in one new folder, against the built packages. See README.md."""
+"""Runs the blocks of a chain in a new folder, with the built packages. See README.md."""
 
 import contextlib
 import functools
@@ -18,7 +18,7 @@ from pages import program
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve()
 PREFIX = ROOT / "target/dist/c"
-# Where Node finds our package, as it was installed, and others, which the tests of the bindings and queues have installed.
+# The folders with our installed package, and with others that the tests of the bindings and queues have installed.
 OURS = ROOT / "target/demo/node_modules"
 OTHERS = [*ROOT.glob("tests/fleet/*/node_modules"), ROOT / "bindings/node/node_modules"]
 LONGEST = 60
@@ -31,11 +31,11 @@ FILES = SCRIPTS | {"c": "snippet.c", "cpp": "snippet.cpp", "rust": "snippet.rs",
 
 
 class Failed(Exception):
-    """A block that did not do what it says; says why."""
+    """A block that failed. The message has the reason."""
 
 
 def programs(chain):
-    """What to run, in order: lists of blocks, each of which is one file, or a `text` that says what the last one printed."""
+    """Returns the steps of a chain, in order: lists of blocks that form one file, or a `text` with the output of the last one."""
     steps = []
     for block in chain:
         if "not run" in block.marks:
@@ -50,7 +50,7 @@ def programs(chain):
 
 
 def run_chain(chain, rust):
-    """Runs all of it, and tells what was wrong: a text for each block that failed, by where it stands."""
+    """Runs a chain. Returns a text for each failed block, by its place in the page."""
     wrong, printed, left = {}, "", {}
     with contextlib.ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="snippet-"))
@@ -71,7 +71,7 @@ def run_chain(chain, rust):
                 if block.language not in FILES:
                     known = ", ".join(FILES)
                     raise Failed(f"no way to run “{block.language}”; there are {known}, and text for what is not code")
-                # What goes on running may not have read all of its file yet: nobody else writes to that.
+                # A background program may not have read all of its file yet, so it gets a file of its own.
                 usual = ("background-" if "background" in block.marks else "") + FILES[block.language]
                 path = folder / block.marks.get("file", usual)
                 path.write_text(swap(program(step)))
@@ -82,8 +82,8 @@ def run_chain(chain, rust):
                 elif made := command(block, path, env, rust):
                     printed = execute(made, folder, env)
             except (Failed, OSError) as error:
-                told = "".join(f"\n--- in the background ---\n{file.read_text()}" for _, file in left.values())
-                wrong |= {part.where: f"{error}{told}" for part in step}
+                log = "".join(f"\n--- in the background ---\n{file.read_text()}" for _, file in left.values())
+                wrong |= {part.where: f"{error}{log}" for part in step}
         for where, (process, file) in left.items():
             if process.poll():
                 wrong[where] = f"it ended with {process.returncode}\n{file.read_text()}"
@@ -91,7 +91,7 @@ def run_chain(chain, rust):
 
 
 def command(block, path, env, rust):
-    """What runs a file, once it is compiled; nothing for what is only checked."""
+    """Returns the command that runs a file, after compiling it; None for a file that is only checked."""
     match block.language:
         case "python":
             return [sys.executable, path.name]
@@ -107,8 +107,8 @@ def command(block, path, env, rust):
             return ["node", path.with_suffix(".mjs" if path.suffix == ".mts" else ".js").name]
         case "c" | "cpp":
             compiler, standard = ("cc", "c11") if block.language == "c" else ("c++", "c++17")
-            told = ["pkg-config", "--cflags", "--libs", "workglow_limit"]
-            flags = execute(told, path.parent, env).split()
+            query = ["pkg-config", "--cflags", "--libs", "workglow_limit"]
+            flags = execute(query, path.parent, env).split()
             made = [compiler, f"-std={standard}", "-D_DEFAULT_SOURCE", "-Wall", "-Wextra", "-Werror", path.name, *flags]
             execute([*made, "-pthread", f"-Wl,-rpath,{PREFIX / 'lib'}", "-o", "program"], path.parent, env)
             return ["./program"]
@@ -126,7 +126,7 @@ def command(block, path, env, rust):
 
 
 def environment(folder):
-    """No network, no files of the user, and the packages that were built."""
+    """Returns an environment with the built packages, without a network and the user's files."""
     nowhere = "http://127.0.0.1:9"
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "NODE_"))}
     env |= {"http_proxy": nowhere, "https_proxy": nowhere, "no_proxy": "localhost,127.0.0.1", "CARGO_NET_OFFLINE": "true"}
@@ -137,9 +137,9 @@ def environment(folder):
 
 
 def modules(folder):
-    """What `npm install` of our package and of others would have made."""
+    """Makes the folder that `npm install` of our package and of others would make."""
     made = folder / "node_modules"
-    # A copy: ours looks for others where it lies, and not where a link leads.
+    # A copy, because ours searches for others from its real path, and not from a link.
     shutil.copytree(OURS, made, copy_function=os.link if OURS.stat().st_dev == folder.stat().st_dev else shutil.copy)
     for package in (path for place in OTHERS if place.exists() for path in place.iterdir() if path.name[0] != "."):
         inside = [made / package.name / path.name for path in package.iterdir()] if package.name[0] == "@" else []
@@ -154,7 +154,7 @@ POSTGRES = "postgres://localhost/app"
 
 
 def lacks(chain):
-    """A program that the blocks of a chain need and this machine lacks, if there is one."""
+    """Returns a program that the blocks of a chain need and this machine lacks, or None."""
     text = "".join(f"{block.language}\n{text}\n" for block in chain for text in block.lines.values())
     needs = {"redis-server": REDIS, "psql": POSTGRES, "cmake": r"^cmake$", "sqlite3": r"\$ sqlite3 ", "pkg-config": r"^c(pp)?$", "c++": r"^cpp$"}
     found = (name for name, words in needs.items() if re.search(words, text, re.MULTILINE) and not shutil.which(name))
@@ -162,7 +162,7 @@ def lacks(chain):
 
 
 def redis_for(chain, folder, stack):
-    """Starts a Redis if a chain names one, and gives the function that makes its texts name that one."""
+    """Starts a Redis if a chain names one. Returns a function that replaces its address in a text."""
     if not any(re.search(REDIS, text) for block in chain for text in block.lines.values()):
         return lambda text: text
     log = folder / ".redis"
@@ -177,7 +177,7 @@ def redis_for(chain, folder, stack):
 
 
 def postgres_for(chain, stack):
-    """The same for a Postgres."""
+    """Does the same for Postgres."""
     if not any(POSTGRES in text for block in chain for text in block.lines.values()):
         return lambda text: text
     server = spawn([ROOT / "tests/fleet/postgres"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -188,7 +188,7 @@ def postgres_for(chain, stack):
 
 
 def spawn(made, **options):
-    """Popen, and again where the kernel refuses for no reason: seen as EFAULT, when several threads start programs at once."""
+    """Calls Popen, and repeats it after a spurious EFAULT of the kernel, seen when several threads start programs at once."""
     for _ in range(3):
         with contextlib.suppress(OSError), SPAWNING:
             return subprocess.Popen(made, **options)
@@ -197,8 +197,8 @@ def spawn(made, **options):
 
 
 def execute(made, folder, env):
-    """Runs a command to its end, and gives what it printed."""
-    told = " ".join(map(str, made))
+    """Runs a command to its end, and returns its output."""
+    shown = " ".join(map(str, made))
     process = spawn(
         made, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         start_new_session=True,
@@ -207,14 +207,14 @@ def execute(made, folder, env):
         printed, complained = process.communicate(timeout=LONGEST)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
-        raise Failed(f"{told}: not done after {LONGEST} s\n{''.join(map(str, process.communicate()))}") from None
+        raise Failed(f"{shown}: not done after {LONGEST} s\n{''.join(map(str, process.communicate()))}") from None
     if process.returncode:
-        raise Failed(f"{told}: ended with {process.returncode}\n{printed}{complained}")
+        raise Failed(f"{shown}: ended with {process.returncode}\n{printed}{complained}")
     return printed
 
 
 def background(made, folder, env, stack):
-    """Starts what runs until the chain is done. Gives it, and the file of what it prints."""
+    """Starts a program that runs until the chain is done. Returns it, and the file of its output."""
     file = Path(tempfile.mkstemp(prefix="snippet-log-")[1])
     stack.callback(file.unlink)
     with file.open("w") as log:
@@ -241,19 +241,19 @@ def compare(printed, promised):
 
 
 def session(text, folder, env):
-    """Commands after `$ `, each with what it prints, if the page has that. Digits may be others: times are not the page's."""
-    for told, promised in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", text, re.MULTILINE):
+    """Runs commands after `$ `, and compares their output if the page has one. Digits may differ, because times do."""
+    for typed, promised in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", text, re.MULTILINE):
         try:
-            printed = execute(["bash", "-c", told], folder, env)
+            printed = execute(["bash", "-c", typed], folder, env)
         except Failed:  # Celery's workers have a second to answer, which is little on a busy machine.
-            printed = execute(["bash", "-c", told], folder, env)
+            printed = execute(["bash", "-c", typed], folder, env)
         if promised:
             compare(*(re.sub(r"\d", "0", words) for words in (printed, promised)))
 
 
 class Rust:
-    """All Rust blocks are programs of one crate, which is built once, in the workspace's profile for development: the C
-    tests have built the rest in that."""
+    """Builds all Rust blocks as programs of one crate, once, in the workspace's profile for development, in which the C
+    tests have built the rest."""
 
     def __init__(self, blocks, folder):
         self.blocks, self.folder, self.lock = blocks, Path(folder), threading.Lock()

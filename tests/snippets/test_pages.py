@@ -1,4 +1,4 @@
-"""Every fenced block of the README, the guides and the packages' pages runs, or says why not."""
+"""Every fenced block of the README, the guides and the packages' pages runs, or states why not."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,7 +15,7 @@ BLOCKS = [(number, block) for number, chain in enumerate(CHAINS) for block in ch
 
 @pytest.fixture(scope="module")
 def results(request, tmp_path_factory):
-    """What is wrong with each chain that was asked for. They run side by side, those first that take long to build."""
+    """Returns the failures of each selected chain. Chains run side by side, slow builds first."""
     asked = {item.callspec.params["number"] for item in request.session.items if "number" in getattr(item, "fixturenames", ())}
     parts = {number: [block for block in CHAINS[number] if block.language == "rust"] for number in asked}
     rust = Rust([block for blocks in parts.values() for block in blocks], tmp_path_factory.mktemp("rust"))

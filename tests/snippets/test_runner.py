@@ -1,4 +1,4 @@
-"""The runner finds what is wrong with a page: each of these pages has one fault."""
+"""The runner finds the fault of a page: each of these pages has one."""
 
 import pytest
 from pages import BadPage, chains
@@ -14,10 +14,10 @@ def fenced(language, *lines):
 
 
 def run(text, tmp_path):
-    """All that is wrong with a page, by line."""
+    """Returns the failures of a page, by line."""
     groups = chains("page.md", text)
     rust = Rust([block for chain in groups for block in chain if block.language == "rust"], tmp_path)
-    return {where: told for chain in groups for where, told in run_chain(chain, rust).items()}
+    return {where: error for chain in groups for where, error in run_chain(chain, rust).items()}
 
 
 STORE = "from workglow_limit import Store"
@@ -36,11 +36,11 @@ BROKEN = {
     "sh that fails": fenced("sh", "false | cat"),
     "toml of no limits": fenced("toml", "[stripe]", "allowed = 'many'"),
     "json that is none": fenced("json", "{ 1 }"),
-    "a session that prints something else": fenced("console", "$ echo one", "two"),
-    "a language that nobody knows": fenced("cobol", "STOP RUN."),
+    "a session with other output": fenced("console", "$ echo one", "two"),
+    "an unknown language": fenced("cobol", "STOP RUN."),
     "a block without language": fenced("", "make"),
     "other output": page(fenced("python", "print(1)"), "", "<!-- prints -->", fenced("text", "2")),
-    "what ends in the background": page(
+    "a program that ends in the background": page(
         "<!-- background -->", fenced("sh", "touch gone", "exit 3"),
         "<!-- continues -->", fenced("sh", "until test -e gone; do sleep 0.1; done", "sleep 1"),
     ),
@@ -49,7 +49,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("text", BROKEN.values(), ids=BROKEN)
-def test_what_is_broken_fails(text, tmp_path):
+def test_a_broken_page_fails(text, tmp_path):
     assert run(text, tmp_path)
 
 
@@ -72,11 +72,11 @@ GOOD = {
 
 
 @pytest.mark.parametrize("text", GOOD.values(), ids=GOOD)
-def test_what_is_good_passes(text, tmp_path):
+def test_a_good_page_passes(text, tmp_path):
     assert run(text, tmp_path) == {}
 
 
-def test_what_follows_a_broken_block_is_not_reached(tmp_path):
+def test_blocks_after_a_broken_one_are_not_reached(tmp_path):
     wrong = run(page(fenced("sh", "false"), "<!-- continues -->", fenced("js", "1;")), tmp_path)
     assert list(wrong) == ["page.md:1", "page.md:5"] and "not reached" in wrong["page.md:5"]
 
@@ -86,7 +86,7 @@ def test_what_follows_a_broken_block_is_not_reached(tmp_path):
     [("redis-server", fenced("python", "url = 'redis://localhost/1'")), ("redis-server", fenced("js", "({ port: 6379 });")),
      ("cmake", fenced("cmake", "project(app)")), ("c++", fenced("cpp", "int main() {}")), ("sqlite3", fenced("console", "$ sqlite3 a"))],
 )  # fmt: skip
-def test_what_a_machine_lacks_is_named(needs, text, monkeypatch):
+def test_a_missing_program_is_named(needs, text, monkeypatch):
     (chain,) = chains("page.md", text)
     assert lacks(chain) is None
     monkeypatch.setattr("shutil.which", lambda name: None if name == needs else name)
@@ -103,24 +103,24 @@ def test_errors_name_the_line_of_the_page(tmp_path):
     assert "line 5" in wrong["page.md:3"]
 
 
-def test_redis_is_one_that_was_started(tmp_path):
-    told = ["import socket, sys", "from urllib.parse import urlsplit", "url = urlsplit('redis://localhost/0')"]
-    told += ["assert url.port not in (None, 6300 + 79)", "socket.create_connection((url.hostname, url.port)).close()"]
-    assert run(fenced("python", *told), tmp_path) == {}
+def test_redis_is_started_for_the_page(tmp_path):
+    lines = ["import socket, sys", "from urllib.parse import urlsplit", "url = urlsplit('redis://localhost/0')"]
+    lines += ["assert url.port not in (None, 6300 + 79)", "socket.create_connection((url.hostname, url.port)).close()"]
+    assert run(fenced("python", *lines), tmp_path) == {}
 
 
 @pytest.mark.parametrize(
-    "text, told",
+    "text, message",
     [
         (page("<!-- not run -->", fenced("sh", "false")), "without the reason"),
         (page("<!-- not run:  -->", fenced("sh", "false")), "without the reason"),
-        (page("<!-- not run: it needs the moon -->", "words"), "stands before no block"),
-        (page("<!-- continues -->", fenced("sh", "true")), "stands after no block"),
-        (page("<!-- continues: n -->", fenced("sh", "true")), "stands after no block"),
-        (page("```python", "1"), "nothing closes"),
-        (page("<!-- before", "1"), "nothing closes"),
+        (page("<!-- not run: it needs the moon -->", "words"), "has no block after it"),
+        (page("<!-- continues -->", fenced("sh", "true")), "has no matching block before it"),
+        (page("<!-- continues: n -->", fenced("sh", "true")), "has no matching block before it"),
+        (page("```python", "1"), "is not closed"),
+        (page("<!-- before", "1"), "is not closed"),
     ],
 )
-def test_marks_that_make_no_sense(text, told):
-    with pytest.raises(BadPage, match=f"page.md:1: .*{told}"):
+def test_invalid_marks_are_reported(text, message):
+    with pytest.raises(BadPage, match=f"page.md:1: .*{message}"):
         chains("page.md", text)

@@ -1,4 +1,4 @@
-"""Members in Python, Node and C, each a process that does as it is told, and how their starts are judged.
+"""Members in Python, Node and C, each a process that follows commands, and the checks of their starts.
 
 A member is one process on one limit. It answers each line that it is asked with one line:
 
@@ -36,12 +36,12 @@ sys.path += [str(ROOT / "examples/fleet"), str(STORM)]
 from evidence import SECOND, most_in_any_window, read  # noqa: E402
 
 LANGUAGES = ("python", "node", "c")
-PATIENCE = 60  # seconds until a member that says nothing is taken for stuck
+PATIENCE = 60  # seconds until a silent member counts as stuck
 
 
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory):
-    """How each member is called. Node looks for a module from where a program lies."""
+    """Returns the command of each member. Node searches for a module from the program's folder."""
     if not (OUT / "node_modules/workglow-limit").exists() or not (OUT / "together_member").exists():
         pytest.fail(f"{OUT} needs node_modules/workglow-limit and together_member: `make members` puts them there")
     folder = tmp_path_factory.mktemp("programs")
@@ -62,7 +62,7 @@ def programs(tmp_path_factory):
 
 
 class Member:
-    """One process that does as it is told. The conductor's end of its pipes."""
+    """A process that follows commands: the conductor's end of its pipes."""
 
     def __init__(self, language, command, folder):
         folder.mkdir()
@@ -80,7 +80,7 @@ class Member:
         self._process.stdin.write(" ".join(map(str, words)).encode() + b"\n")
 
     def hear(self):
-        """Its next answer, as words."""
+        """Returns its next answer, as words."""
         while b"\n" not in self._said:
             readable, _, _ = select.select([self], [], [], PATIENCE)
             said = os.read(self.fileno(), 4096) if readable else b""
@@ -110,7 +110,7 @@ class Member:
 
 @pytest.fixture
 def gather(programs, tmp_path):
-    """Starts members of these languages on a limit that is declared, and returns when all of them have opened it."""
+    """Returns a function that starts members of these languages on a declared limit, and returns when all of them have opened it."""
     members = []
 
     def gather(languages, store, name, timeout=5, on_error="raise", durability="budget"):
@@ -130,7 +130,7 @@ def gather(programs, tmp_path):
 
 
 def until(what, condition):
-    """Waits for it, and fails if it does not come."""
+    """Waits for a condition, and fails if it does not become true."""
     deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline, f"not after {PATIENCE} s: {what}"
@@ -138,7 +138,7 @@ def until(what, condition):
 
 
 def most_since(starts, changed, window):
-    """The most starts that surely lie in one window, of those windows that hold a start surely after `changed`.
+    """Returns the most starts that surely lie in one window, of those windows that hold a start surely after `changed`.
 
     That is what a limit has to be held against which holds since then: what was admitted before still counts, but may
     have been more. All of those windows begin less than a window before the first such start has surely happened.

@@ -1,4 +1,4 @@
-"""A Python member: member.py STORE NAME FOLDER TIMEOUT_SECONDS ON_ERROR DURABILITY. Asked as in conftest.py."""
+"""A Python member: member.py STORE NAME FOLDER TIMEOUT_SECONDS ON_ERROR DURABILITY. Commands as in conftest.py."""
 
 import signal
 import sys
@@ -16,7 +16,7 @@ url, name, folder, timeout, on_error, durability = sys.argv[1:]
 store = Store(url, timeout=float(timeout), on_error=on_error, durability=durability)
 limiter = store.limiter(name)
 recorder = Recorder(folder, "python")
-AT_ONCE = SimpleNamespace(ready_at_monotonic=None)  # what came of a call that did not wait
+AT_ONCE = SimpleNamespace(ready_at_monotonic=None)  # the result of a call that did not wait
 
 
 def say(*words):
@@ -28,7 +28,7 @@ def seconds(word):
 
 
 def text(start):
-    """The start of a composite belongs to one process."""
+    """Returns the text of a permit; the start of a composite has none, because it belongs to one process."""
     try:
         return start.to_text()
     except Unsupported:
@@ -40,7 +40,7 @@ def place(permit):
 
 
 def present(given):
-    """Waits while it is too early. What came of it: a start, or another place."""
+    """Waits while it is too early. Returns the result: a start, or another place."""
     while True:
         asked = time.monotonic_ns()
         permit = limiter.present(given)
@@ -53,7 +53,7 @@ def present(given):
 
 
 def queue(grace):
-    """Takes a place, says so, and starts with it when its time has come."""
+    """Takes a place, reports it, and starts with it when it is ready."""
     permit, decisions, sleeps = limiter.reserve(grace=seconds(grace)), 1, 0
     say(*place(permit))
     while not permit.started:
@@ -101,7 +101,7 @@ def answer(verb, *words):
             return ("failures", store.failures)
 
 
-# Whoever starts us in the background passes on that it is ignored.
+# A shell that starts this program in the background makes it inherit an ignored signal.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 limiter.peek(weight=0)
 say("ready")

@@ -1,4 +1,4 @@
-"""The limit changes while four processes in three languages make use of all of it."""
+"""The limit changes while four processes in three languages use all of it."""
 
 import time
 
@@ -12,7 +12,7 @@ WINDOW = 0.5  # seconds
 
 
 class Conductor:
-    """It declares the limit that the storm's members use, changes it, and starts as they do."""
+    """Declares the limit of the storm's members, changes it, and starts like them."""
 
     def __init__(self, folder):
         self.store = Store(f"sqlite:{folder}/limits.db")
@@ -32,7 +32,7 @@ class Conductor:
         self.store.lift("storm")
 
     def use_up(self):
-        """Starts until there is no room. Returns between which two moments there was none."""
+        """Starts until the limit is full. Returns the two moments between which it was full."""
         while True:
             asked = time.monotonic_ns()
             permit = self.limiter.try_acquire()
@@ -44,32 +44,32 @@ class Conductor:
         return read(self.folder)
 
 
-# How the limit changes, and to what. Below an override what programs declare goes on, and is 100.
+# How the limit changes, and to what. Below an override the declared limit remains 100.
 CHANGES = {
     "declared": [("declare", 50), ("declare", 200)],
     "overridden": [("override", 50), ("override", 200), ("lift", 100)],
 }
 
 
-def test_a_limit_is_held_against_what_it_let_in_and_what_was_there_before():
+def test_most_since_counts_starts_before_and_after_a_change():
     before, after = [(0, 1), (0, 1), (2, 3)], [(5, 6), (8, 8)]
     starts = [Start(a, b, "") for a, b in before + after]
     assert most_since(starts, 4, 10) == 5
     assert most_since(starts, 4, 7) == 4  # the first three and (5, 6), or (2, 3) and the last two
     assert most_since(starts, 4, 6) == 2  # (2, 3) and (5, 6), or the last two
     assert most_since(starts, 4, 2) == 1
-    assert most_since(starts, 6, 7) == 3  # (5, 6) may have been let in before
+    assert most_since(starts, 6, 7) == 3  # (5, 6) may have started before
     assert most_since([*starts, Start(4, 5, "")], 5, 9) == 6
 
 
 @pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
-def test_a_change_holds_as_soon_as_it_has_returned(changes, programs, tmp_path):
+def test_a_change_applies_when_its_call_returns(changes, programs, tmp_path):
     conductor = Conductor(tmp_path)
     arguments = [conductor.store.url, "100", str(WINDOW), str(conductor.folder)]
     members = []
 
     def in_full_swing(since, limit):
-        """Everybody has started since then, and together more than fits into one window."""
+        """Returns whether all members have started since then, and together more than one window allows."""
         for member in members:
             member.check()
         starts = [start for start in conductor.starts() if start.a >= since]
@@ -100,6 +100,6 @@ def test_a_change_holds_as_soon_as_it_has_returned(changes, programs, tmp_path):
     for (old, new, began, returned), end, (asked, denied) in zip(phases, ends, fulls):
         # Nothing is admitted while the window holds the new limit.
         assert most_since([start for start in starts if start.b <= end], returned, ns(WINDOW)) <= new
-        # And nothing is refused before it does: all the room that a raise makes is there at once.
+        # And nothing is denied before that: the units that a raise adds are free at once.
         assert sum(asked - ns(WINDOW) <= start.b and start.a <= denied for start in starts) >= new
         assert sum(began <= start.b and start.a <= denied for start in starts) >= new - old

@@ -1,4 +1,4 @@
-"""A stranger locks the database: members in three languages answer as they were told to, and get well by themselves."""
+"""Another program locks the database: members in three languages follow `on_error`, and recover automatically."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from conftest import LANGUAGES, until
 from workglow_limit import RateLimiter, Store
 
-STRANGER = """
+LOCKER = """
 import sqlite3, sys
 database = sqlite3.connect(sys.argv[1], isolation_level=None)
 database.execute("BEGIN EXCLUSIVE")
@@ -16,22 +16,22 @@ sys.stdin.read()
 database.execute("ROLLBACK")
 """
 
-# How the answer to a call begins while the store fails: it timed out, or failed a moment ago.
+# The beginning of an answer while the store fails: it timed out, or failed a moment ago.
 ANSWERS = {"raise": "error store_", "deny": "denied", "admit": "started"}
 LIMIT = 1000
 
 
 @contextmanager
 def locked(path):
-    """Until its block ends, a process that is none of ours has the database for itself."""
-    command = [sys.executable, "-c", STRANGER, path]
+    """Lets another process lock the database until the block ends."""
+    command = [sys.executable, "-c", LOCKER, path]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as stranger:
         assert stranger.stdout.readline() == b"locked\n"
         yield
     assert stranger.returncode == 0
 
 
-def test_a_store_that_fails_is_answered_as_was_chosen(gather, tmp_path):
+def test_a_failing_store_follows_on_error(gather, tmp_path):
     store = Store(f"sqlite:{tmp_path}/limits.db")
     limiter = RateLimiter(store, "jobs", max_executions=LIMIT, window_size_in_seconds=3600)
     limiter.peek()
@@ -49,19 +49,19 @@ def test_a_store_that_fails_is_answered_as_was_chosen(gather, tmp_path):
         assert member.ask("try")[0] == "started"
     assert failures() == [0] * len(failures())
     with locked(tmp_path / "limits.db"):
-        # Nobody waits for the lock: it is not let go before all have answered.
+        # No member waits for the lock: it is not released before all have answered.
         for times in 1, 2:
             for _, member in each():
                 member.tell("try")
             for how, member in each():
                 assert " ".join(member.hear()).startswith(ANSWERS[how]), (how, member.language)
             assert failures() == [times] * len(failures())
-    # What was raised or denied was not counted, and neither was what nobody could write down.
+    # Raised and denied calls were not counted, and neither were starts that could not be written.
     assert limiter.peek(weight=0).remaining == LIMIT - len(failures())
 
     failed = failures()
     for number, (how, member) in enumerate(each()):
-        # The store is tried again within a second; then a start is a start again, and counts.
+        # The store is tried again within a second; from then on starts are admitted normally, and count.
         def is_well():
             said, before = member.ask("try"), failed[number]
             failed[number] = int(member.ask("failures")[1])

@@ -1,4 +1,4 @@
-"""Places that go from process to process as texts, whatever language they are in: each starts one job, once."""
+"""Places that travel between processes of all languages as texts: each starts one job, once."""
 
 import select
 import time
@@ -10,16 +10,16 @@ from workglow_limit import RateLimiter, Store
 
 
 class Job:
-    """It starts with a place, or with what that place is exchanged for."""
+    """A job that starts with a place, or with one that the place was exchanged for."""
 
     def __init__(self, number):
         self.is_late = number % 2 == 1
         self.is_twice = number % 4 >= 2
-        self.is_void = False  # does its place no longer count, whatever its time?
+        self.is_void = False  # whether its place no longer counts, at any time
         self.answers = []
 
     def goes_on_with(self, text, wait):
-        """With this place. It is ready when `ready` says at the latest."""
+        """Sets its place, which is ready at `ready` at the latest."""
         self.text, self.ready = text, time.monotonic() + float(wait)
 
 
@@ -73,7 +73,7 @@ class Jobs:
         started = [answer for answer in job.answers if answer[0] == "started"]
         places = [answer for answer in job.answers if answer[0] == "place"]
         assert len(started) + len(places) == len(job.answers) and len(started) <= 1, job.answers
-        assert not (started and (job.is_late or job.is_void)), "a place started that was good no longer"
+        assert not (started and (job.is_late or job.is_void)), "an invalid place started"
         job.answers.clear()
         if started:
             self.done += 1
@@ -98,7 +98,7 @@ class Jobs:
                 self.idle.append(member)
 
 
-def test_places_start_once_whoever_presents_them_whenever(gather, tmp_path):
+def test_places_start_once_in_any_process_at_any_time(gather, tmp_path):
     # The first half of the places is ready at once, the other half a window later. When 60 jobs are done, those of the
     # first half that were late are waiting again, and most of the second half is about to be presented.
     jobs = Jobs(gather, tmp_path)
@@ -121,7 +121,7 @@ def test_places_start_once_whoever_presents_them_whenever(gather, tmp_path):
     assert most_in_any_window(starts, ns(jobs.WINDOW)) <= jobs.LIMIT
     assert most_since(starts, lowered, ns(jobs.WINDOW)) <= jobs.LOWER
     assert not [start for start in starts if closed <= start.a and start.b < gated + ns(jobs.GATE)]
-    # Nothing was lost on the way: once all of that has left the window, there is all the room again.
+    # Nothing was lost: once all starts have left the window, the whole limit is free again.
     time.sleep(jobs.WINDOW + jobs.GRACE)
     assert jobs.limiter.peek(weight=0).remaining == jobs.LOWER
 
@@ -145,7 +145,7 @@ def test_a_place_is_taken_presented_and_ended_in_three_languages(how, store, gat
         said, start = two.ask("present", place)
         assert said == "started"
         assert three.ask(how, start) == ["done"]
-        # It counts from the end of its grace on; but not if it was cancelled.
+        # It counts from the end of its grace on, unless it was cancelled.
         assert limiter.can_proceed() == (how == "cancel")
         # And it was used up.
         said, fresh, _ = three.ask("present", place)
@@ -153,7 +153,7 @@ def test_a_place_is_taken_presented_and_ended_in_three_languages(how, store, gat
         assert one.ask("cancel", fresh) == ["done"]
 
 
-def test_a_composites_place_goes_from_language_to_language(store, gather):
+def test_a_composites_place_travels_between_languages(store, gather):
     limiter = store.limiter("jobs", "2/200ms + 30/1s + 2 concurrent")
     limiter.peek()
     members = dict(zip(LANGUAGES, gather(LANGUAGES, store, "jobs")))
@@ -164,13 +164,13 @@ def test_a_composites_place_goes_from_language_to_language(store, gather):
         assert said == "place"
         other.complete()
         assert two.ask("present", place) == ["started", "-"]
-        # It was used up, whoever comes with it. It is exchanged as soon as there is room beside it.
+        # It is used up for every process. It is exchanged as soon as another unit is free.
         held.complete()
         for late in one, three:
             said, fresh, _ = late.ask("present", place)
             assert said == "place" and fresh != place
             assert late.ask("cancel", fresh) == ["done"]
-        # And what started still counts: it runs.
+        # And the start still counts: its job runs.
         assert one.ask("cancel", place) == ["done"]
         time.sleep(0.3)
         assert limiter.peek(weight=0).remaining == 1
@@ -190,7 +190,7 @@ def test_the_text_of_another_limit_is_refused(store, gather):
     assert [limiter.peek(weight=0).remaining for limiter in limiters] == [5, 5]
 
 
-def test_a_text_of_an_earlier_lane_gets_a_fresh_place(store, gather, tmp_path):
+def test_a_text_of_an_earlier_lane_is_exchanged(store, gather, tmp_path):
     limiter = RateLimiter(store, "jobs", max_executions=9, window_size_in_seconds=1)
     limiter.peek()
     before = gather(LANGUAGES, store, "jobs")
@@ -198,13 +198,13 @@ def test_a_text_of_an_earlier_lane_gets_a_fresh_place(store, gather, tmp_path):
     (tmp_path / "limits.db-lane").unlink()
     after = gather(LANGUAGES, store, "jobs")
     for text, member in zip(texts, after):
-        # Its time had come, but in a lane that is gone.
+        # It was ready, but in a lane that no longer exists.
         said, fresh, _ = member.ask("present", text)
         assert said == "place" and fresh != text
         assert member.ask("present", fresh)[0] == "started"
-        # Whoever waits with it has to wait for a fresh one, too.
+        # A caller that waits with it has to wait for another one, too.
         assert member.ask("acquire-place", text)[0] == "started"
-    # Who still had the old lane has noticed.
+    # Processes with the old lane have noticed.
     for text, member in zip(texts, before):
         assert member.ask("present", text)[0] == "place"
     assert limiter.peek(weight=0).remaining == 0

@@ -1,4 +1,4 @@
-"""Waiters in three languages on one limit are served in the order in which they ask, and who gives up loses no room."""
+"""Waiters in three languages on one limit are served in the order in which they ask, and a waiter that gives up loses no units."""
 
 import time
 from datetime import datetime, timedelta, timezone
@@ -13,7 +13,7 @@ HOUR = 3600
 
 
 class Line:
-    """50 waiters on a limit that the conductor has used up start by start: each start's room is somebody's place."""
+    """50 waiters on a limit that the conductor has used up start by start: each start's unit becomes a waiter's place."""
 
     WAITERS = 50
     WINDOW = 4  # seconds; the last waiter asks before half of it is over
@@ -36,16 +36,16 @@ class Line:
             time.sleep(self.APART)
         self.before = read(folder)
         assert self.limiter.try_acquire() is None
-        # The place that each gets who asks in turn comes after one of these and not after the next.
+        # Waiters that ask in turn get a place after one of these, and before the next.
         self.comes = [0, *(start.b + ns(self.WINDOW) + self.TICK for start in self.before)]
 
     def is_taken(self, place):
-        """Is there no room before the next place?"""
+        """Returns whether no unit is free before the next place."""
         now = time.monotonic()
         return ns(now + self.limiter.peek().retry_after) > self.comes[place + 1]
 
     def served(self):
-        """When each waiter's time came. Nobody was early, and all of them kept within the limit."""
+        """Returns when each waiter's place was ready. Checks that no waiter was early and that all kept the limit."""
         starts = [start for member in self.members for start in member.starts()]
         assert len(starts) == self.WAITERS
         assert all(start.b >= start.a for start in starts)
@@ -56,7 +56,7 @@ class Line:
 def test_reserved_places_come_in_the_order_in_which_they_were_taken(gather, tmp_path):
     line = Line(gather, tmp_path)
     for place, member in enumerate(line.members):
-        # It answers when its place is taken, and goes on by itself. A long grace, so that nobody can come too late.
+        # It answers when its place is taken, and continues on its own. With a long grace, no waiter can be late.
         assert member.ask("queue", 60)[0] == "place"
         assert line.is_taken(place)
         time.sleep(line.APART)
@@ -78,12 +78,12 @@ def test_waiters_are_served_in_the_order_in_which_they_asked(gather, tmp_path):
     for member in line.members:
         assert member.hear()[0] == "started"
     for place, came in enumerate(line.served()):
-        # Each in its turn, or after it: who overslept its grace, 50 ms, has queued again.
+        # Each in its turn, or after it: a waiter that missed its grace, 50 ms, has queued again.
         assert came > line.comes[place]
 
 
 @pytest.mark.parametrize("language", ["python", "node"])
-def test_whoever_is_interrupted_hands_its_place_back(language, gather, tmp_path):
+def test_an_interrupted_waiter_returns_its_place(language, gather, tmp_path):
     store = Store(f"sqlite:{tmp_path}/limits.db")
     limiter = RateLimiter(store, "hourly", max_executions=1, window_size_in_seconds=HOUR)
     holder = limiter.try_acquire()
@@ -99,27 +99,26 @@ def test_whoever_is_interrupted_hands_its_place_back(language, gather, tmp_path)
         assert waiter.hear() == ["interrupted"]
         assert next_wait() <= HOUR
 
-    # Whoever comes next has the place, in any language.
+    # The next caller has the place, in any language.
     for other in others:
         wait_and_give_up()
         said, text, wait = other.ask("reserve", "-")
         assert said == "place" and float(wait) <= HOUR
         assert other.ask("cancel", text) == ["done"]
-    # And once nobody holds anything, there is room.
+    # And once no caller holds a unit, the limit is free.
     wait_and_give_up()
     holder.cancel()
     assert others[0].ask("try")[0] == "started"
     assert others[1].ask("try") == ["denied"]
 
 
-def test_whoever_runs_out_of_time_hands_its_place_back(gather, tmp_path):
+def test_a_waiter_that_times_out_returns_its_place(gather, tmp_path):
     store = Store(f"sqlite:{tmp_path}/limits.db")
     limiter = RateLimiter(store, "gated", max_executions=1, window_size_in_seconds=1)
     limiter.try_acquire()
     waiters = gather(LANGUAGES, store, "gated")
     for waiter in waiters:
-        # Its place comes within seconds, but by then a gate has closed that it cannot wait for: it has to queue again,
-        # and has no time to.
+        # Its place is ready within seconds, but by then a gate has closed: it has to queue again, and has no time left.
         limiter.clear()
         limiter.try_acquire()
         waiter.tell("acquire", 30)
@@ -127,10 +126,10 @@ def test_whoever_runs_out_of_time_hands_its_place_back(gather, tmp_path):
         gate = datetime.now(timezone.utc) + timedelta(seconds=HOUR)
         limiter.set_next_available_time(gate)
         assert waiter.hear() == ["denied"]
-        # Nothing of it is left: whoever comes first starts when the gate opens, and not a window later.
+        # Nothing of it is left: the first caller starts when the gate opens, and not a window later.
         place = limiter.reserve()
         assert abs(place.ready_at - gate) < timedelta(seconds=0.5)
-        # Who knows at once that its time is up takes nothing either.
+        # A waiter that knows at once that it will time out takes nothing either.
         assert waiter.ask("acquire", 1) == ["denied"]
         place.cancel()
         assert abs(limiter.get_next_available_time() - gate) < timedelta(seconds=0.5)

@@ -15,7 +15,7 @@ PAUSE = 3  # seconds
 
 
 class TooManyRequests(BaseHTTPRequestHandler):
-    """What it answers to everything."""
+    """A handler that gives every request the same answer."""
 
     def do_GET(self):
         self.send_response(429)
@@ -38,17 +38,17 @@ def server():
 
 
 @pytest.mark.parametrize("language", ["python", "node"])
-def test_a_429_in_one_worker_holds_all(language, server, gather, programs, tmp_path):
+def test_a_429_in_one_worker_pauses_all(language, server, gather, programs, tmp_path):
     store = Store(f"sqlite:{tmp_path}/limits.db")
     limiter = RateLimiter(store, "storm", max_executions=LIMIT, window_size_in_seconds=WINDOW)
     limiter.peek()
-    told, *waiting = gather([language, *LANGUAGES], store, "storm")
+    paused, *waiting = gather([language, *LANGUAGES], store, "storm")
     folder = tmp_path / "starts"
     folder.mkdir()
     members = []
 
     def all_start(since):
-        """Every language has started since then, and together more often than fits into one window."""
+        """Returns whether every language has started since then, and together more often than one window allows."""
         for member in members:
             member.check()
         starts = [start for start in read(folder) if start.a >= since]
@@ -60,9 +60,9 @@ def test_a_429_in_one_worker_holds_all(language, server, gather, programs, tmp_p
             members.append(Member([*map(str, command), *arguments], tmp_path / "members.err"))
         until("all start", lambda: all_start(0))
         asked = time.monotonic_ns()
-        assert told.ask("fetch", server) == ["heeded", str(PAUSE)]
+        assert paused.ask("fetch", server) == ["heeded", str(PAUSE)]
         heeded = time.monotonic_ns()
-        # Those who begin to wait now have their turn when it is over, like those who only try.
+        # Callers that begin to wait now start when the pause is over, like those that only try.
         for member in waiting:
             member.tell("acquire", "-")
         until("all start again", lambda: all_start(heeded))
@@ -75,7 +75,7 @@ def test_a_429_in_one_worker_holds_all(language, server, gather, programs, tmp_p
     starts = read(folder)
     waited = [start for member in waiting for start in member.starts()]
     assert [start.member for start in waited] == list(LANGUAGES)
-    # The pause began between these two moments, so what began after the second ended after the first one's pause.
+    # The pause began between these two moments, so a call that began after the second ended after the first one's pause.
     assert not [start for start in starts if start.a >= heeded and start.b < asked + ns(PAUSE)]
     assert all(start.a >= asked + ns(PAUSE) for start in waited)
     assert most_in_any_window(starts + waited, ns(WINDOW)) <= LIMIT

@@ -1,4 +1,4 @@
-"""The storm of a fleet: eight sites in three languages share one limit on a real server, while all is done to them that can be.
+"""The storm of a fleet: eight sites in three languages share one limit on a real server under every kind of fault.
 
 A site is a process, with a way to the server of its own (proxy.py). At random it is killed and started again at once, stopped for
 0.2 to 5 s, its messages are delayed by up to 1 s, its connections are cut, or it is partitioned from the server together with
@@ -34,22 +34,22 @@ from proxy import Proxy
 from servers import SERVERS
 from storm import HERE, LANGUAGES, Member, prepare
 
-# (`storm` has said where it lies.)
+# (`storm` has added its path.)
 from evidence import SECOND, most_in_any_window, read
 
 SITES = 8
 HOUR = 3600
-PATIENCE = 60  # seconds until a site that has not started for the first time is taken for stuck
+PATIENCE = 60  # seconds until a site without a first start counts as stuck
 
 
 class Site:
-    """One process and its way to the server."""
+    """A process and its connection path to the server."""
 
     def __init__(self, number, way, starts):
         self.number, self.way, self.starts = number, way, starts
         self.language = LANGUAGES[number % len(LANGUAGES)]
         self.waits = number % 2 == 1
-        self.wall = (-HOUR, HOUR, 0)[number // 2 % 3]  # seconds that its wall clock is off
+        self.wall = (-HOUR, HOUR, 0)[number // 2 % 3]  # the error of its wall clock in seconds
         self.monotonic = 0  # and its monotonic clock
         self.member, self._until, self._undo = None, None, None
         starts.mkdir()
@@ -70,7 +70,7 @@ class Site:
             self._until = None
 
     def read(self):
-        """Its starts, by the storm's own clock."""
+        """Returns its starts, on the storm's own clock."""
         shift = self.monotonic * SECOND
         return [start._replace(a=start.a - shift, b=start.b - shift) for start in read(self.starts)]
 
@@ -86,7 +86,7 @@ def stop(site, others, proxy, window):
 
 
 def delay(site, others, proxy, window):
-    # From a tenth of the window on the server decides each start.
+    # At a delay above a tenth of the window the server decides each start.
     site.way.late = random.uniform(0.001, 1 if random.random() < 0.25 else window / 10)
     site.suffer(random.uniform(0.5, 4), lambda: setattr(site.way, "late", 0))
 
@@ -103,20 +103,20 @@ def partition(site, others, proxy, window):
 
 
 def is_new_after_loss(options):
-    """Cannot a site that is new know that the server has lost anything? (Redis counts how often it was wiped.)"""
+    """Returns whether a new site cannot know that the server has lost data. (Redis counts how often it was wiped.)"""
     return options.server == "restart" or options.kind == "postgres" and options.server == "forget"
 
 
 def rage(sites, proxy, server, options):
-    """Torments the sites, and maybe the server. Returns how often each was done."""
+    """Injects faults into the sites, and optionally the server. Returns how often each happened."""
     torments = [stop, delay, cut, partition] + [kill] * (not is_new_after_loss(options))
     counts = Counter({one.__name__: 0 for one in torments})
-    # After a loss nobody starts for a window and up to 2 s: so that somebody does in between, and at the end.
+    # After a loss nothing starts for a window and up to 2 s: leave time for starts in between, and at the end.
     silence = options.window + min(options.window / 2, 2)
     end = time.monotonic() + options.seconds
     next_loss = time.monotonic() + silence / 2
     while (now := time.monotonic()) < end:
-        # So seldom that half of the sites are well at a time: else hardly anybody starts.
+        # Rare enough that half of the sites work at a time: otherwise hardly any site starts.
         time.sleep(random.uniform(0, 0.5))
         for site in sites:
             site.member.check()
@@ -137,7 +137,7 @@ def rage(sites, proxy, server, options):
 
 
 def gather(sites):
-    """Waits until each has started once: so each knows the server."""
+    """Waits until each site has started once, and so knows the server."""
     deadline = time.monotonic() + PATIENCE
     while missing := [site.number for site in sites if not site.read()]:
         if time.monotonic() > deadline:
@@ -148,7 +148,7 @@ def gather(sites):
 
 
 def namespaces(sites):
-    """Shifts the clocks of the last two sites, and tells how they are to be started; or says why it cannot."""
+    """Shifts the clocks of the last two sites, and returns how to start them; prints why if it cannot."""
     try:
         subprocess.run(["unshare", "--time", "--monotonic", "1", "true"], check=True, capture_output=True, text=True)
     except (OSError, subprocess.CalledProcessError) as error:
@@ -179,7 +179,7 @@ def begin(sites, options, folder, server):
 
 
 def report(options, sites, counts, began, ended, requests):
-    """Prints what came of it and returns what is wrong."""
+    """Prints the results and returns what is wrong."""
     starts = [start for site in sites for start in site.read()]
     window = round(options.window * SECOND)
     admitted = Counter(start.member for start in starts)
@@ -203,7 +203,7 @@ def main():
     parser.add_argument("--window", type=float, default=2.0, help="seconds")
     parser.add_argument("--seconds", type=float, default=60.0, help="how long the storm lasts")
     parser.add_argument("--kind", choices=SERVERS, default="redis", help="which server")
-    parser.add_argument("--server", choices=("forget", "restart"), help="what is done to the server")
+    parser.add_argument("--server", choices=("forget", "restart"), help="the fault of the server")
     parser.add_argument("--seed", type=int, default=random.randrange(1_000_000), help="of what is done, and to whom")
     parser.add_argument("--plant", action="store_true", help="break the limit, to show that it is noticed")
     options = parser.parse_args()
@@ -211,7 +211,7 @@ def main():
         parser.error("--server restart: a Postgres that starts again has lost nothing (core/tests/fleet.rs kills it)")
     random.seed(options.seed)
     folder = prepare(options.out.resolve(), "fleet-storm")
-    # Members never end by themselves, so they must not outlive the storm.
+    # Members never end on their own, so they must not outlive the storm.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     server = SERVERS[options.kind](folder)
     proxy = Proxy(SITES, lambda: server.address)
@@ -222,7 +222,7 @@ def main():
         began = time.monotonic_ns()
         counts = rage(sites, proxy, server, options)
         ended = time.monotonic_ns()
-        # What the dead were granted counts for a window.
+        # The grants of dead sites count for a window.
         time.sleep(options.window + 2)
         for site in sites:
             site.member.check()

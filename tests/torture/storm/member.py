@@ -36,10 +36,10 @@ while True:
     if permit is None:
         time.sleep(0.001 if site else 0.0002)
         continue
-    # (When a waiter's place came is not known for certain where the clock follows a server's: see fleet.py.)
+    # (The time at which a waiter's place was ready is uncertain where the clock follows a server's: see fleet.py.)
     recorder.start(asked, None if site else permit)
     if not site:
         time.sleep(0.002)  # the job
     elif random.random() < 0.025:
-        time.sleep(random.uniform(0, float(window) / 40))  # so that some of what was granted starts late
+        time.sleep(random.uniform(0, float(window) / 40))  # so that some granted units start late
     permit.complete()

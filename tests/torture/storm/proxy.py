@@ -1,4 +1,4 @@
-"""Ways to a server that delay, stop and break: a port of this machine for each site."""
+"""Connection paths to a server that delay, stop and break: a port of this machine for each site."""
 
 import asyncio
 import threading
@@ -7,11 +7,11 @@ PIECE = 65_536  # bytes
 
 
 class Way:
-    """What is between one site and the server."""
+    """The connection path between one site and the server."""
 
     def __init__(self):
-        self.late = 0.0  # by how many seconds whatever is sent arrives late
-        self.is_open = True  # what is sent while it is not arrives when it is again
+        self.late = 0.0  # the delay of everything that is sent, in seconds
+        self.is_open = True  # data sent while it is closed arrives when it is open again
         self.port = None
         self._connections = set()
 
@@ -24,7 +24,7 @@ class Way:
             await writer.drain()
 
     async def _carry(self, site, server):
-        """A connection, until either end or a cut ends it."""
+        """Serves a connection until either end or a cut closes it."""
         both = [asyncio.create_task(self._pass(*ends)) for ends in ((site[0], server[1]), (server[0], site[1]))]
         self._connections.update(both)
         try:
@@ -43,7 +43,7 @@ class Way:
 
 
 class Proxy:
-    """As many ways to whichever server `address` says: a host and a port, or the path of a socket. They are served by a thread until the program ends."""
+    """Returns `count` paths to the server at `address`: a host and a port, or the path of a socket. A thread serves them until the program ends."""
 
     def __init__(self, count, address):
         self.ways = [Way() for _ in range(count)]
@@ -68,5 +68,5 @@ class Proxy:
         await way._carry(site, server)
 
     def cut(self, way):
-        """Breaks all connections of a way: what is under way is lost."""
+        """Breaks all connections of a path: data in flight is lost."""
         self._loop.call_soon_threadsafe(way._cut)

@@ -1,4 +1,4 @@
-"""Servers that a fleet may share, as the fleet's storm needs them: started, killed, made to forget, asked how often they were asked."""
+"""Servers that a fleet may share, for the fleet's storm: it starts, kills and wipes them, and counts their requests."""
 
 import re
 import socket
@@ -27,36 +27,36 @@ class Redis:
         self.address = url.hostname, url.port
 
     def kill(self):
-        """By SIGKILL, which is what it does when its input ends."""
+        """Kills it with SIGKILL, which it sends itself when its input ends."""
         self._asked_before = self.requests()
         self._process.stdin.close()
         self._process.wait()
 
     def restart(self):
-        """Nothing of what it knew is left."""
+        """Deletes all its data."""
         self.kill()
         self.start()
 
     def forget(self):
-        """It goes on, with nothing of what it knew."""
+        """Deletes all its data while it runs."""
         self.ask("FLUSHALL")
 
     def url(self, port):
-        """How a site asks it by way of a port of this machine."""
+        """Returns the address for a site that connects through a port of this machine."""
         return f"redis://127.0.0.1:{port}/0"
 
     def requests(self):
-        """How often sites have asked for a decision: each is a script."""
+        """Returns how often sites have asked for a decision: each is a script."""
         calls = re.findall(r"cmdstat_(?:evalsha|eval):calls=(\d+)", self.ask("INFO commandstats"))
         return self._asked_before + sum(map(int, calls))
 
     def info(self, section):
-        """What it says of itself."""
+        """Returns its report on itself."""
         lines = self.ask(f"INFO {section}").splitlines()
         return dict(line.split(":", 1) for line in lines if ":" in line)
 
     def monitor(self, is_watching):
-        """What it is asked from when `is_watching` is set, line by line."""
+        """Yields its requests, line by line, from when `is_watching` is set."""
         with socket.create_connection(self.address) as connection, connection.makefile("rb") as lines:
             connection.sendall(b"MONITOR\r\n")
             lines.readline()
@@ -64,7 +64,7 @@ class Redis:
             yield from lines
 
     def ask(self, command):
-        """What it answers to a command."""
+        """Returns its answer to a command."""
         with socket.create_connection(self.address) as connection, connection.makefile("rb") as answers:
             connection.sendall(f"{command}\r\n".encode())
             first = answers.readline().decode()
@@ -84,15 +84,15 @@ class Postgres:
         self.address = parse_qs(urlsplit(self._url).query)["host"][0] + "/.s.PGSQL.5432"
 
     def forget(self):
-        """It goes on, with nothing of what it knew."""
+        """Deletes all its data while it runs."""
         self._psql("-f", ROOT / "tests/fleet/forget.sql")
 
     def url(self, port):
-        """How a site asks it by way of a port of this machine."""
+        """Returns the address for a site that connects through a port of this machine."""
         return f"postgres://postgres@127.0.0.1:{port}/postgres"
 
     def requests(self):
-        """How often sites have asked for a decision: each is a function."""
+        """Returns how often sites have asked for a decision: each is a function."""
         calls = "SELECT coalesce(sum(calls), 0) FROM pg_stat_user_functions WHERE funcname LIKE 'decide\\_%'"
         return int(self._psql("-At", "-c", calls))
 

@@ -1,4 +1,4 @@
-"""The kill storm: two Python processes, Node and C hammer one limit while one of them after the other is killed.
+"""The kill storm: two Python processes, Node and C put load on one limit while they are killed one after the other.
 
 Every 50 ms a random one gets SIGKILL and is started again at once: mostly one of those that have got so far that they decide,
 however long that takes here. The limit must hold all the same, hardly any of it may be lost, and every language must get some. Each start holds its member up for 2 ms, so that the room that comes free
@@ -29,7 +29,7 @@ LANGUAGES = ("python", "node", "c")
 
 
 class Member:
-    """One process, on its feet again whenever it was killed."""
+    """One process, restarted whenever it was killed."""
 
     def __init__(self, command, errors, environment=None):
         self._command, self._errors, self._environment = command, errors, environment
@@ -47,7 +47,7 @@ class Member:
         self._process.send_signal(number)
 
     def decides(self, starts):
-        """Has it opened the file in which it notes its starts?"""
+        """Returns whether it has opened the file of its starts."""
         return any(starts.glob(f"*-{self._process.pid}.log"))
 
     def check(self):
@@ -59,13 +59,13 @@ class Member:
 
 
 def prepare(out, name="storm"):
-    """An empty folder for the run."""
+    """Prepares an empty folder for the run."""
     if not (out / "node_modules/workglow-limit").exists() or not (out / "storm_member").exists():
         raise SystemExit(f"{out} needs node_modules/workglow-limit and storm_member: `make storm` puts them there")
     folder = out / name
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "starts").mkdir(parents=True)
-    # A module is looked for from where the program lies.
+    # Node searches for a module from the program's folder.
     shutil.copy(HERE / "member.mjs", folder)
     return folder
 
@@ -73,7 +73,7 @@ def prepare(out, name="storm"):
 def rage(commands, seconds, errors, starts):
     """Runs the members and kills them at random. Returns the number of kills and when it began, in ns."""
     began, kills = time.monotonic_ns(), 0
-    # Members never end by themselves, so they must not outlive the storm.
+    # Members never end on their own, so they must not outlive the storm.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     members = []
     try:
