@@ -65,7 +65,8 @@ def test_a_worker_that_holds_tasks_leaves_others_to_others(kind, tmp_path):
             for job, other in zip(jobs[run.CHILDREN :], others):
                 fleet.send("job", job)
                 fleet.send("free", other)
-            # The children of both workers are busy. In addition, the first worker has the messages that Celery prefetches per child.
+            # The children of both workers are busy. In addition, the first worker has the messages that Celery
+            # prefetches per child.
             fleet.join([second])
             log = fleet.wait(lambda log: sum(map(log.started, others)) == run.CHILDREN)
             assert sum(map(log.started, others)) == run.CHILDREN
