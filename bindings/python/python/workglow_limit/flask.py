@@ -133,7 +133,7 @@ def refuse(refused: Refused) -> Response:
 
 
 class Reader(EnvironReader):
-    """How requests are read."""
+    """Reads requests."""
 
     def peer(self, request: Any) -> str | None:
         return super().peer(request.environ)
