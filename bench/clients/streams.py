@@ -103,7 +103,7 @@ def measure(store, limit, seconds, windows, pace, processes=PROCESSES):
             server.communicate()
         lines = Path(folder, "arrivals.log").read_text().splitlines()
     came = [(a, r, tokens) for a, r, tokens, _ in (map(int, line.split()) for line in lines)]
-    first = min(r for _, r, _ in came)
+    first = min((r for _, r, _ in came), default=0)
     used = sum(tokens for _, r, tokens in came if r < first + windows * window)
     return {
         "failed": sum(failed), "requests": len(came), "tokens": used, "utilisation": used / (limit * windows),

@@ -1,8 +1,9 @@
 """The cost of a decision in Python, compared with other limiters: bench.py DIRECTORY [CASE-FILTER] [--most]
 
-Prints a JSON object per line: `ns` is the median over batches, `p99` and `p999` are of decisions timed one by one, `cpu_ns` is
-the processor time of a decision, including background threads. Databases go into DIRECTORY. Only cases whose names contain
-CASE-FILTER run. `--most` runs other cases: a real limit across the boundary of a window, from all that share it.
+Prints a JSON object per line: `ns` is the median over batches, `p99` and `p999` are of decisions timed one by one,
+`cpu_ns` is the processor time of a decision, including background threads. Databases go into DIRECTORY. Only cases
+whose names contain CASE-FILTER run. `--most` runs other cases: a real limit across the boundary of a window, from all
+that share it.
 """
 
 import asyncio

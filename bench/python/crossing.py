@@ -1,8 +1,8 @@
 """The most starts within any window: 100 per second, from all threads or processes that share the limit.
 
-After one start the limiter is left alone for most of a window, so that the next boundary comes soon. Then it is called in a loop
-for 2.5 windows, like a program after an idle time. A start lies between the clock just before its call and the clock just after
-it. A start counts in a window if it lies wholly within it.
+After one start the limiter is left alone for most of a window, so that the next boundary comes soon. Then it is called
+in a loop for 2.5 windows, like a program after an idle time. A start lies between the clock just before its call and
+the clock just after it. A start counts in a window if it lies wholly within it.
 """
 
 import asyncio
@@ -80,7 +80,8 @@ def in_processes(where: str, name: str, count: int) -> list[tuple[int, int]]:
 
 
 def of_aiolimiter(limit: int, window: float, key: bool) -> Peer:
-    """aiolimiter has no call that does not wait. So check its capacity, then acquire; no other caller comes in between."""
+    """aiolimiter has no call that does not wait. So check its capacity, then acquire; no other caller comes in between.
+    """
     limiter = aiolimiter.AsyncLimiter(limit, window)
 
     async def f():

@@ -57,7 +57,8 @@ def threads_once(loops, count: int) -> tuple[list, int, int]:
 
 
 def measure_threads(where: str, is_wanted) -> None:
-    """1 and 2 threads. A peer that must be emptied has a limit of 100,000,000 per s here, because no thread can stop to empty it."""
+    """1 and 2 threads. A peer that must be emptied has a limit of 100,000,000 per s here, because no thread can stop to
+    empty it."""
     cases = []
     for name, package, make in [*peers.IN_MEMORY, ("sqlite", "workglow-limit", partial(peers.ours, f"sqlite:{where}/python.db"))]:
         if name == "limits moving window, memory":

@@ -1,9 +1,9 @@
 """The measured limiters and their cases.
 
-*Admit*: the limit is 100 and admits every decision. If a peer can have a window shorter than 100 of its decisions take, it has such
-a window. Then its log is in its usual state: full, with one entry leaving per new one. A peer whose shortest window is a second is
-emptied after every 100 decisions, outside the measurement. *Deny*: 1 per hour, after the first start. Each peer is called as in its
-README, without waiting.
+*Admit*: the limit is 100 and admits every decision. If a peer can have a window shorter than 100 of its decisions take,
+it has such a window. Then its log is in its usual state: full, with one entry leaving per new one. A peer whose
+shortest window is a second is emptied after every 100 decisions, outside the measurement. *Deny*: 1 per hour, after the
+first start. Each peer is called as in its README, without waiting.
 """
 
 import sqlite3
@@ -111,7 +111,8 @@ class PerName(pyrate_limiter.BucketFactory):
 
 
 def pyrate(limit: int, window: float, key: bool) -> Peer:
-    """pyrate-limiter's exact log in memory. It makes more than 100 decisions per ms, its unit of time, so it is emptied after every 100."""
+    """pyrate-limiter's exact log in memory. It makes more than 100 decisions per ms, its unit of time, so it is emptied
+    after every 100."""
     rate = pyrate_limiter.Rate(limit, max(1_000, int(window * 1_000)))
     factory = PerName(rate) if key else pyrate_limiter.InMemoryBucket([rate])
     limiter = pyrate_limiter.Limiter(factory)
@@ -121,9 +122,11 @@ def pyrate(limit: int, window: float, key: bool) -> Peer:
 
 
 def pyrate_sqlite(path: str, limit: int, window: float, is_shared: bool = False) -> Peer:
-    """pyrate-limiter in a database; between processes with its file lock, as in its README. 100 per ms, as it is slower than that.
+    """pyrate-limiter in a database; between processes with its file lock, as in its README. 100 per ms, as it is slower
+    than that.
 
-    Without waiting it denies whenever another process has the lock. So it may wait where the limit admits, as it does by default.
+    Without waiting it denies whenever another process has the lock. So it may wait where the limit admits, as it does
+    by default.
     """
     rate = pyrate_limiter.Rate(limit, max(1, int(window * 1_000)))
     bucket = pyrate_limiter.SQLiteBucket.init_from_file([rate], db_path=path, use_file_lock=is_shared)
@@ -135,8 +138,8 @@ TOKENS, SLIDING = throttled.RateLimiterType.TOKEN_BUCKET.value, throttled.RateLi
 
 
 def of_throttled(kind: str, limit: int, window: float, key: bool) -> Peer:
-    """throttled-py, in memory: the token bucket of its README, and its closest match to ours. It cannot be emptied, so every 100
-decisions have a new key."""
+    """throttled-py, in memory: the token bucket of its README, and its closest match to ours. It cannot be emptied, so
+    every 100 decisions have a new key."""
     quota = throttled.per_duration(timedelta(seconds=max(1, window)), limit, burst=limit)
     # By default it drops keys above 1,024.
     memory = throttled.MemoryStore(options={"MAX_SIZE": 1_000_000})

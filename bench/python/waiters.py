@@ -1,8 +1,9 @@
-"""Many waiters on one limit, in asyncio and in threads: waiters.py [asyncio|busy|threads] [WAITERS [STARTS_PER_SECOND]].
+"""Many waiters on one limit, in asyncio and in threads: waiters.py [asyncio|busy|threads] [WAITERS
+[STARTS_PER_SECOND]].
 
-Prints the share of the limit that was used in the whole seconds after the last call, whether the order was kept, and the cost,
-compared with the cost of as many tasks and futures, or threads and events, without a limit. `busy`: the loop is blocked for 60 of
-every 120 ms.
+Prints the share of the limit that was used in the whole seconds after the last call, whether the order was kept, and
+the cost, compared with the cost of as many tasks and futures, or threads and events, without a limit. `busy`: the loop
+is blocked for 60 of every 120 ms.
 """
 
 import asyncio

@@ -34,7 +34,8 @@ pub struct Snapshot {
 pub struct LimitSnapshot {
     /// The name of the limit.
     name: String,
-    /// "rate", "concurrency", "delay", "evenly-spaced", "token-bucket", "leaky-bucket", "fixed-window" or "sliding-window-counter".
+    /// The kind of the limit: "rate", "concurrency", "delay", "evenly-spaced", "token-bucket", "leaky-bucket", "fixed-window" or
+    /// "sliding-window-counter".
     kind: &'static str,
     /// The policy in force.
     policy: String,

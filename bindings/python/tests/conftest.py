@@ -118,7 +118,7 @@ def server(the_server):
     return the_server
 
 
-def run(program, *arguments, timeout=120):
+def run(program, *arguments, timeout=600):
     """Runs a program of this directory, or a text, in its own process and returns its output. A program that hangs is
     killed and fails the test."""
     source = [str(HERE / program)] if program.endswith(".py") else ["-c", program]

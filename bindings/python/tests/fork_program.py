@@ -12,8 +12,8 @@ from workglow_limit import RateLimiter, Store
 LIMIT, CHILDREN, TRIES = 2000, 20, 150
 
 how, url = sys.argv[1:]
-limiter = RateLimiter(Store(url), "jobs", max_executions=LIMIT, window_size_in_seconds=3600)
-admitted_by_all = 0
+limiter = RateLimiter(Store(url, timeout=60), "jobs", max_executions=LIMIT, window_size_in_seconds=3600)
+admitted_by_all, errors = 0, []
 stop = threading.Event()
 
 
@@ -29,11 +29,14 @@ def keep_deciding(number):
     """Decides on a key that all share, and on new keys, which need new blocks."""
     global admitted_by_all
     round = mine = 0
-    while not stop.wait(0.0005):
-        mine += work(1, "all")
-        for n in range(20):
-            assert limiter.try_acquire(f"{number} {round} {n}") is not None
-        round += 1
+    try:
+        while not stop.wait(0.0005):
+            mine += work(1, "all")
+            for n in range(20):
+                assert limiter.try_acquire(f"{number} {round} {n}") is not None
+            round += 1
+    except BaseException as error:
+        errors.append(error)
     with lock:
         admitted_by_all += mine
 
@@ -66,6 +69,7 @@ answers = by_fork() if how == "fork" else by_multiprocessing()
 stop.set()
 for thread in threads:
     thread.join()
+assert not errors, errors
 after = work(LIMIT)
 admitted_by_all += sum(a for _, a in answers) + work(LIMIT, "all")
 print(json.dumps({"before": before, "children": sum(c for c, _ in answers), "after": after, "all": admitted_by_all}))

@@ -2,6 +2,7 @@
 
 import time
 from datetime import datetime, timedelta, timezone
+from inspect import signature
 
 import pytest
 
@@ -212,6 +213,43 @@ def test_a_weight_above_the_capacity_raises(url):
         assert isinstance(caught.value, ValueError)
         assert (caught.value.code, caught.value.number) == ("weight_exceeds_capacity", -2)
     assert limiter.peek("k").remaining == 2
+
+
+def test_every_call_takes_the_key_first_and_the_weight_second():
+    arguments = {
+        "try_acquire": "key=None, weight=1",
+        "decide": "key=None, weight=1",
+        "peek": "key=None, weight=1",
+        "acquire": "key=None, weight=1, timeout=None, *, priority=0, place=None, grace=None",
+        "reserve": "key=None, weight=1, max_wait=None, grace=None",
+        "try_acquire_async": "key=None, weight=1",
+        "decide_async": "key=None, weight=1",
+        "peek_async": "key=None, weight=1",
+        "acquire_async": "key=None, weight=1, timeout=None, *, priority=0, place=None, grace=None",
+        "limit": "key=None, weight=1, timeout=None",
+        "wrap": "function, key=None, weight=1, timeout=None",
+        "present": "place",
+        "permit": "text",
+        "place": "text",
+        "complete": "permit",
+        "stats": "key=None",
+        "clear": "key=None",
+        "can_proceed": "key=None",
+        "record_job_start": "key=None",
+        "record_job_completion": "key=None",
+        "get_next_available_time": "key=None",
+        "set_next_available_time": "when, key=None",
+        "pause": "duration, key=None",
+    }
+    for name, expected in arguments.items():
+        assert str(signature(getattr(NullLimiter(), name))) == f"({expected})"
+    permit = NullLimiter().acquire()
+    of_permit = {"complete": "", "cancel": "", "settle": "actual", "complete_async": "", "cancel_async": "", "settle_async": "actual", "renew": "", "to_text": ""}
+    for name, expected in of_permit.items():
+        assert str(signature(getattr(permit, name))) == f"({expected})"
+    assert NullLimiter().window is None
+    assert str(signature(Store.override)) == "(self, /, name, policy, key=None)"
+    assert str(signature(Store.lift)) == "(self, /, name, key=None)"
 
 
 def test_errors_survive_pickling():

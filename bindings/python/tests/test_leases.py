@@ -63,7 +63,7 @@ def test_a_lease_is_held_while_its_process_lives(tmp_path):
         process.stdin.close()
         process.wait()
         process.stdin = None
-        with limiter.acquire(timeout=20):
+        with limiter.acquire(timeout=60):
             pass
 
 

@@ -1,13 +1,17 @@
 """The installed package: light, typed, and consistent with its stubs."""
 
+import ast
 import importlib.metadata
+import inspect
 import re
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 from conftest import HERE, run
 
 import workglow_limit
+from workglow_limit import _native
 
 
 def test_the_import_is_light():
@@ -73,6 +77,11 @@ def test_the_metadata():
     assert sorted(about.get_all("Requires-Dist")) == sorted(f"{needs} ; extra == '{extra}'" for needs, extra in extras.items())
 
 
+def test_the_metadata_names_no_address():
+    about = importlib.metadata.metadata("workglow-limit")
+    assert not {"Home-page", "Download-URL", "Project-URL"} & set(about.keys())
+
+
 def test_all_public_names_are_listed():
     # Submodules are attributes once they are imported.
     here = {name for name, value in vars(workglow_limit).items() if not isinstance(value, ModuleType)}
@@ -99,3 +108,25 @@ def test_the_stubs_match_the_module(tmp_path, monkeypatch):
     assert "Success" in said
     mypy = "import sys; from mypy.__main__ import console_entry; console_entry()"
     assert "Success" in run(mypy, "--strict", HERE / "typed.py")
+
+
+def documented(body, owner):
+    """Yields the names in a stub, and their doc strings in the stub and in the module, without line breaks."""
+    for node in body:
+        if not isinstance(node, (ast.ClassDef, ast.FunctionDef)) or node.name.startswith("__"):
+            continue
+        is_overload = any(ast.unparse(decorator) == "overload" for decorator in node.decorator_list)
+        if is_overload and not ast.get_docstring(node):
+            continue  # The first overload has the doc string.
+        value = inspect.getattr_static(owner, node.name)
+        value = value.__func__ if isinstance(value, classmethod) else value
+        yield node.name, *(" ".join((text or "").split()) for text in (ast.get_docstring(node), value.__doc__))
+        if isinstance(node, ast.ClassDef):
+            yield from documented(node.body, value)
+
+
+def test_the_stubs_have_the_doc_strings_of_the_module():
+    stub = ast.parse((Path(workglow_limit.__file__).parent / "_native.pyi").read_text())
+    found = list(documented(stub.body, _native))
+    assert len(found) > 150
+    assert [(name, here, there) for name, here, there in found if here != there] == []

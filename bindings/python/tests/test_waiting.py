@@ -24,8 +24,8 @@ def test_ctrl_c_interrupts_acquire(kind, url):
     # Another thread sends it, so the waiter does not hold the GIL.
     said = run(FULL + """
 import os, threading
-threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT]).start()
 try:
+    threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT]).start()
     limiter.acquire()
 except KeyboardInterrupt:
     print("interrupted", limiter.can_proceed())

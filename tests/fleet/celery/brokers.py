@@ -1,10 +1,10 @@
 """The brokers and their Celery settings: Redis, a folder of files, and RabbitMQ with either kind of queue.
 
-Celery's file system transport opens a message in the folder that it reads from, and then writes it, so a worker may find half a
-message. Here a message is written next to that folder and moved in, so that a worker finds all of it or nothing. Taking a message
-is safe: the transport moves it away first, and only one of two workers that move a file succeeds. The transport also creates the
-table of an exchange before it locks it, so a second worker may find an empty table. Here only one worker at a time declares its
-queue.
+Celery's file system transport opens a message in the folder that it reads from, and then writes it, so a worker may
+find half a message. Here a message is written next to that folder and moved in, so that a worker finds all of it or
+nothing. Taking a message is safe: the transport moves it away first, and only one of two workers that move a file
+succeeds. The transport also creates the table of an exchange before it locks it, so a second worker may find an empty
+table. Here only one worker at a time declares its queue.
 """
 
 import fcntl
@@ -18,7 +18,8 @@ from kombu.utils.json import dumps
 
 class Channel(filesystem.Channel):
     def _put(self, queue, payload, **_):
-        # The transport defines the form of the name: it reads messages in order of their names, and finds the queue after the first dot.
+        # The transport defines the form of the name: it reads messages in order of their names, and finds the queue
+        # after the first dot.
         name = f"{round(time.monotonic() * 1000)}_{uuid.uuid4()}.{queue}.msg"
         draft = Path(self.data_folder_out, name)
         draft.write_text(dumps(payload))
@@ -44,7 +45,8 @@ if HAS_RABBITMQ:
 
 
 def settings(url):
-    """Returns Celery's settings for a broker: `redis://…`, `amqp://…?queues=KIND`, or `filesystem:///FOLDER`, whose folders are created."""
+    """Returns Celery's settings for a broker: `redis://…`, `amqp://…?queues=KIND`, or `filesystem:///FOLDER`, whose
+    folders are created."""
     if url.startswith("amqp://"):
         url, _, kind = url.partition("?queues=")
         if kind == "delayed":

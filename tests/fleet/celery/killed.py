@@ -1,7 +1,7 @@
 """A worker is killed with SIGKILL while it holds slots and places. The others do all of its work.
 
-Three workers share "20 starts per 2 s and 5 at the same time". Tasks are acknowledged late, so that the broker redelivers
-the dead worker's messages. No unit of the limit may be lost for ever, and no start may exceed the limit.
+Three workers share "20 starts per 2 s and 5 at the same time". Tasks are acknowledged late, so that the broker
+redelivers the dead worker's messages. No unit of the limit may be lost for ever, and no start may exceed the limit.
 """
 
 import signal

@@ -82,8 +82,9 @@ def empty(folder):
 
 
 def measure(who, kind, out, count=JOBS, plant=False, **options):
-    """One run; its evidence remains in `out`. `plant`: each worker has its own limit, which the checks must detect. `options`:
-    the seconds that a worker holds a task (`hold`), and that Redis waits for its acknowledgement (`visibility`)."""
+    """One run; its evidence remains in `out`. `plant`: each worker has its own limit, which the checks must detect.
+    `options`: the seconds that a worker holds a task (`hold`), and that Redis waits for its acknowledgement
+    (`visibility`)."""
     folder = empty(out / f"{who}-{kind}")
     jobs = [f"job-{number}" for number in range(count)]
     sent = {}

@@ -1,7 +1,7 @@
 """The worker's side: a task under a limit and one without, and a log of what happens to both.
 
-The conductor selects the limiter of the task by the environment: ours, Celery's own `rate_limit`, or the usual recipe of a
-shared counter and `retry`.
+The conductor selects the limiter of the task by the environment: ours, Celery's own `rate_limit`, or the usual recipe
+of a shared counter and `retry`.
 
 Each process appends lines to its own log, with times in nanoseconds on CLOCK_MONOTONIC:
 

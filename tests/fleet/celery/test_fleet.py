@@ -22,20 +22,20 @@ def test_a_backlog_of_two_workers(kind, hold, tmp_path):
     assert wrong == []
 
 
-def test_a_limit_that_each_worker_has_for_itself_shows(tmp_path):
+def test_separate_limits_per_worker_are_detected(tmp_path):
     result = run.measure("ours", "filesystem", tmp_path, COUNT, plant=True)
     assert f"{result.over} over the limit" in run.broken(result)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "filesystem"])  # This broker delivers nothing twice.
-def test_a_killed_worker_takes_nothing_with_it(kind, tmp_path):
+def test_a_killed_worker_loses_nothing(kind, tmp_path):
     survival = killed.measure(tmp_path, kind)
     print(f"\n{survival}")
     assert killed.broken(survival) == []
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_tasks_without_a_limit_pass_all_that_wait_for_one(kind, tmp_path):
+def test_tasks_without_a_limit_overtake_waiting_tasks(kind, tmp_path):
     jobs, others = ([f"{name}-{number}" for number in range(60)] for name in ("job", "free"))
     with broker(kind, tmp_path) as url:
         environments = run.environments("ours", url, tmp_path, hold=360_000)
@@ -50,7 +50,7 @@ def test_tasks_without_a_limit_pass_all_that_wait_for_one(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_worker_that_holds_tasks_leaves_others_to_others(kind, tmp_path):
+def test_a_worker_that_holds_tasks_leaves_other_tasks_to_other_workers(kind, tmp_path):
     jobs, others = [f"job-{number}" for number in range(30)], [f"free-{number}" for number in range(28)]
     go = tmp_path / "go"
     with broker(kind, tmp_path) as url:
@@ -65,7 +65,8 @@ def test_a_worker_that_holds_tasks_leaves_others_to_others(kind, tmp_path):
             for job, other in zip(jobs[run.CHILDREN :], others):
                 fleet.send("job", job)
                 fleet.send("free", other)
-            # The children of both workers are busy. In addition, the first worker has the messages that Celery prefetches per child.
+            # The children of both workers are busy. In addition, the first worker has the messages that Celery
+            # prefetches per child.
             fleet.join([second])
             log = fleet.wait(lambda log: sum(map(log.started, others)) == run.CHILDREN)
             assert sum(map(log.started, others)) == run.CHILDREN
@@ -76,7 +77,7 @@ def test_a_worker_that_holds_tasks_leaves_others_to_others(kind, tmp_path):
 
 
 @pytest.mark.skipif(not HAS_RABBITMQ, reason="apt-get install rabbitmq-server")
-def test_what_rabbitmq_has_delayed_may_go_back(tmp_path):
+def test_a_message_that_rabbitmq_delayed_may_go_back(tmp_path):
     jobs = ["job-0", "job-1"]
     with broker("rabbitmq-delayed", tmp_path) as url:
         (environment, _) = run.environments("ours", url, tmp_path)
@@ -88,13 +89,13 @@ def test_what_rabbitmq_has_delayed_may_go_back(tmp_path):
     assert max(len(log.receipts[job]) for job in jobs) > 1
 
 
-def test_what_waits_for_longer_than_the_broker_does_starts_once(tmp_path):
+def test_a_task_that_waits_beyond_the_visibility_timeout_starts_once(tmp_path):
     result = run.measure("ours", "redis", tmp_path, 120, visibility=5)
     print(f"\n{result}")
     assert (result.over, result.lost, result.twice, result.attempts) == (0, 0, 0, 0)
 
 
-def test_what_the_limit_has_room_for_is_left_to_other_workers(tmp_path):
+def test_admissible_tasks_are_left_to_other_workers(tmp_path):
     jobs = [f"job-{number}" for number in range(40)]
     go = tmp_path / "go"
     with broker("redis", tmp_path) as url:

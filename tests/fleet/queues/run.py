@@ -3,8 +3,8 @@
     target/venv/bin/python tests/fleet/queues/run.py [--queue dramatiq|rq|arq|taskiq] [--broker redis|rabbitmq]
         [--who ours|others] [--out DIR]
 
-Two worker processes get 160 short jobs on 20 starts per 2 s. While these wait, a job without a limit is sent to the same
-queue every 250 ms. The exit code is 1 if ours breaks a promise.
+Two worker processes get 160 short jobs on 20 starts per 2 s. While these wait, a job without a limit is sent to the
+same queue every 250 ms. The exit code is 1 if ours breaks a promise.
 """
 
 import argparse

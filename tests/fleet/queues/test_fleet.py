@@ -22,13 +22,13 @@ def test_a_backlog_of_two_workers(queue, broker, tmp_path):
     assert result.free > 0
 
 
-def test_a_limit_that_each_worker_has_for_itself_shows(tmp_path):
+def test_separate_limits_per_worker_are_detected(tmp_path):
     result = run.measure("taskiq", "ours", "redis", tmp_path, count=40, limit=10, window=1, plant=True)
     assert f"{result.over} over the limit" in result.broken()
 
 
 @pytest.mark.parametrize("queue", COMMANDS)
-def test_a_killed_worker_frees_its_slots_and_takes_no_other_job_with_it(queue, tmp_path):
+def test_a_killed_worker_frees_its_slots_and_loses_no_other_job(queue, tmp_path):
     with fleet(tmp_path / "fleet", queue, "ours", limit=1, window=1, policy="1 concurrent") as workers:
         workers.send("job", "long-0")
         workers.wait(lambda log: "long-0" in log.starts)

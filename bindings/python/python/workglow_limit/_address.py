@@ -52,11 +52,11 @@ class Host(NamedTuple):
 class Addresses:
     """Identifies clients.
 
-    trusted_proxies: the addresses and networks of proxies whose forwarding header is trusted, and "unix" for proxies on a Unix
-        socket. Without any, the peer is the client, whatever the headers say.
-    forwarded_header: the header that these proxies write, X-Forwarded-For or Forwarded. Only one is read, because proxies pass the
-        other on unchanged from the client. It is read from the right. The client is the first address that is not a proxy's. An
-        unreadable entry ends the search: the client is then the address read before it.
+    trusted_proxies: the addresses and networks of proxies whose forwarding header is trusted, and "unix" for proxies on
+        a Unix socket. Without any, the peer is the client, whatever the headers say.
+    forwarded_header: the header that these proxies write, X-Forwarded-For or Forwarded. Only one is read, because
+        proxies pass the other on unchanged from the client. It is read from the right. The client is the first address
+        that is not a proxy's. An unreadable entry ends the search: the client is then the address read before it.
     ipv6_prefix: the number of leading bits that IPv6 addresses of one client have in common.
     """
 

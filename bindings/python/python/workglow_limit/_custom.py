@@ -1,5 +1,5 @@
-"""Limiters written in Python, as children of a CompositeLimiter: their protocols, and the methods that the core calls. Imported at
-the first use, because typing takes long to import."""
+"""Limiters written in Python, as children of a CompositeLimiter: their protocols, and the methods that the core calls.
+Imported at the first use, because typing takes long to import."""
 
 from __future__ import annotations
 
@@ -11,19 +11,21 @@ from typing import Any, Protocol
 
 
 class CustomLimiter(Protocol):
-    """A limiter written in Python. Its methods are called from any thread. key is None for no key, weight is at least 1.
+    """A limiter written in Python. Its methods are called from any thread. key is None for no key; weight is 1 or more.
 
-    Optional attributes: name (default: the name of the class); pause(seconds, key), clear(key), record_job_start(key) and
-    record_job_completion(key), which do nothing by default; settle(token, actual), which calls complete(token) by default.
+    Optional attributes: name (default: the name of the class); pause(seconds, key), clear(key), record_job_start(key)
+    and record_job_completion(key), which do nothing by default; settle(token, actual), which calls complete(token) by
+    default.
     """
 
     def try_acquire(self, key: str | None, weight: int, /) -> object | None:
-        """Decides and records in one atomic step. Returns None or False if denied. Any other value is a token of the start, which
-        complete or cancel gets later."""
+        """Decides and records in one atomic step. Returns None or False if denied. Any other value is a token of the
+        start, which complete or cancel gets later."""
         ...
 
     def retry_after(self, key: str | None, weight: int, /) -> float | timedelta:
-        """Returns the seconds after which a start may be admitted; 0 if try_acquire would admit it now. Records nothing."""
+        """Returns the seconds after which a start may be admitted; 0 if try_acquire would admit it now. Records
+        nothing."""
         ...
 
     def complete(self, token: Any, /) -> object:
@@ -36,8 +38,8 @@ class CustomLimiter(Protocol):
 
 
 class JobLimiter(Protocol):
-    """A limiter with the six methods of job queues. If can_proceed takes a key, all methods get it as their last argument.
-    Otherwise all keys share one limit. It counts jobs: a start counts as one, whatever its weight."""
+    """A limiter with the six methods of job queues. If can_proceed takes a key, all methods get it as their last
+    argument. Otherwise all keys share one limit. It counts jobs: a start counts as one, whatever its weight."""
 
     def can_proceed(self) -> bool:
         """Returns whether a job may start now."""
@@ -76,8 +78,8 @@ RETRY_DELAY = 0.01
 
 
 def calls_of(limiter: Any) -> SimpleNamespace | str:
-    """Returns the name and all methods of a limiter, with defaults for missing optional ones. Returns a text if it is not a limiter:
-    the reason."""
+    """Returns the name and all methods of a limiter, with defaults for missing optional ones. Returns a text if it is
+    not a limiter: the reason."""
     if isinstance(limiter, type):
         return "it is a class, not an instance"
     missing, of_six = ([name for name in names if not callable(getattr(limiter, name, None))] for names in (REQUIRED, SIX))

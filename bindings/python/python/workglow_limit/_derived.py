@@ -1,5 +1,5 @@
-"""Keys and weights derived from the arguments of a call. A text names an argument or is a format of arguments; a function gets all
-arguments. Imported at the first use, because inspect takes long to import."""
+"""Keys and weights derived from the arguments of a call. A text names an argument or is a format of arguments; a
+function gets all arguments. Imported at the first use, because inspect takes long to import."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ class Derivation:
         self._function, self._options = function, options
 
     def key(self, option: str, value: Any) -> Callable[[Arguments], str | None]:
-        """Returns the function that derives the key of a call. None means no key. Other values are converted to text."""
+        """Returns the function that derives the key of a call. None means no key. Other values are converted to text.
+        """
         if value is None:
             return lambda _arguments: None
         derive = self._derive(option, value, "the name of an argument, a format such as '{tenant}:{model}', or a function")

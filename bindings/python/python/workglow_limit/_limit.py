@@ -27,13 +27,13 @@ class Limit:
     """A limit of requests.
 
     limiter: any limiter, or a mapping of plan names to limiters, from which `plan` selects one for each request.
-    key: the requests that share a budget: None (all requests), "address" (of the client), "user" (as authenticated by the
-        framework), "header:NAME", or a function of the request that returns a str or None. A request without the user or header
-        counts by its address.
+    key: the requests that share a budget: None (all requests), "address" (of the client), "user" (as authenticated by
+        the framework), "header:NAME", or a function of the request that returns a str or None. A request without the
+        user or header counts by its address.
     weight: the units that a request takes, at least 1, or a function of the request.
     plan: a function of the request that returns the name of its plan.
-    skip_failed, skip_successful: do not count requests whose response has a status of 400 or more (or that raised), or of less
-        than 400. A request whose client disconnects always counts.
+    skip_failed, skip_successful: do not count requests whose response has a status of 400 or more (or that raised), or
+        of less than 400. A request whose client disconnects always counts.
     shadow: decide and count, but never refuse.
     name: the name of the policy in headers and bodies; by default the limiter's name.
 

@@ -71,7 +71,8 @@ __version__: str
 
 @final
 class ManualClock:
-    """A clock for tests. It moves only when advance is called. Pass it as clock to a Store, or to a limiter that has no store."""
+    """A clock for tests. It moves only when advance is called. Pass it as clock to a Store, or to a limiter that has no
+    store."""
 
     def __new__(cls) -> Self: ...
     def advance(self, by: _Duration) -> None:
@@ -86,20 +87,21 @@ class ManualClock:
 
 @final
 class Store:
-    """The storage of limits: "memory:" (this process), "sqlite:PATH" (this machine), or "redis://HOST", "redis+unix://PATH" and
-    "postgres://HOST/DATABASE" (a server that machines share). A pathlib.Path or other os.PathLike means sqlite: with that
-    path. A path that begins with "~/" is in the home directory.
+    """The storage of limits: "memory:" (this process), "sqlite:PATH" (this machine), or "redis://HOST",
+    "redis+unix://PATH" and "postgres://HOST/DATABASE" (a server that machines share). A pathlib.Path or other
+    os.PathLike means sqlite: with that path. A path that begins with "~/" is in the home directory.
 
-    The constructor opens nothing; the first use or open() does. So a store can be created at import, before workers are forked.
-    timeout is the longest time that a call waits for a rare operation (opening, a new limit), in seconds or as a timedelta. mode
-    is the file mode of new files.
+    The constructor opens nothing; the first use or open() does. So a store can be created at import, before workers are
+    forked. timeout is the longest time that a call waits for a rare operation (opening, a new limit), in seconds or as
+    a timedelta. mode is the file mode of new files.
 
-    on_error is the answer of a decision when the store fails: "raise" (the error), "deny", or "admit" (without counting the
-    start). failures counts such decisions. durability limits what a power cut may erase from the record of starts; erased units
-    count as spent. It is "budget" (up to 5 % of a limit) or "commit" (nothing: each start is written before its call returns).
+    on_error is the answer of a decision when the store fails: "raise" (the error), "deny", or "admit" (without counting
+    the start). failures counts such decisions. durability limits what a power cut may erase from the record of starts;
+    erased units count as spent. It is "budget" (up to 5 % of a limit) or "commit" (nothing: each start is written
+    before its call returns).
 
-    A store that processes share can be pickled, and so can its limiters. The pickle contains the address with its password. A
-    copy is the store itself.
+    A store that processes share can be pickled, and so can its limiters. The pickle contains the address with its
+    password. A copy is the store itself.
     """
 
     def __new__(
@@ -120,28 +122,29 @@ class Store:
 
     def override(self, name: str, policy: str, key: str | None = None) -> None:
         """Overrides the policy that programs declare under this name with an operator's policy, such as "200/1m" or
-        "100/1m + 5/1s". It holds at once, in all processes, until lift. In a limit of several kinds each policy overrides the part
-        of its kind. With a key it holds for that key only, such as a tenant's plan; the key need not have been used yet.
+        "100/1m + 5/1s". It holds at once, in all processes, until lift. In a limit of several kinds each policy
+        overrides the part of its kind. With a key it holds for that key only, such as a tenant's plan; the key need not
+        have been used yet.
         """
 
     def lift(self, name: str, key: str | None = None) -> None:
-        """Removes the operator's policy, so that the policy declared last holds again. With a key it removes that key's own policy,
-        so that the limit's holds for the key again. A no-op if there is none.
+        """Removes the operator's policy, so that the policy declared last holds again. With a key it removes that key's
+        own policy, so that the limit's holds for the key again. A no-op if there is none.
         """
 
     def flush(self) -> None:
         """Writes the admitted starts that are not in the database yet. A no-op for "memory:"."""
 
     def verify(self, *, repair: bool = False) -> list[Problem]:
-        """Checks the store's files and returns their problems; an empty list if there are none. With repair it also repairs what it
-        can: it removes unreadable rows from the database and recreates an inconsistent lane. It reads the whole database, which
-        delays starts that wait for a commit.
+        """Checks the store's files and returns their problems; an empty list if there are none. With repair it also
+        repairs what it can: it removes unreadable rows from the database and recreates an inconsistent lane. It reads
+        the whole database, which delays starts that wait for a commit.
         """
 
     def snapshot(self, *, keys: int = 10, show_keys: bool = False) -> Snapshot:
-        """Returns the current state of the store and of all its limits. A snapshot takes part in no decision and makes none slower.
-        keys is the largest number of keys per limit, the busiest first (0 to 1000). With show_keys keys appear as their texts,
-        which can be secrets; otherwise as ids.
+        """Returns the current state of the store and of all its limits. A snapshot takes part in no decision and makes
+        none slower. keys is the largest number of keys per limit, the busiest first (0 to 1000). With show_keys keys
+        appear as their texts, which can be secrets; otherwise as ids.
 
         In an event loop use await asyncio.to_thread(store.snapshot).
         """
@@ -149,10 +152,10 @@ class Store:
     def metrics(
         self, *, keys: int = 10, show_keys: bool = False, format: Literal["openmetrics", "prometheus"] = "openmetrics"
     ) -> str:
-        """Returns the snapshot as text for Prometheus and compatible readers: "openmetrics" (OpenMetrics 1.0), or "prometheus" (the
-        text format 0.0.4) for older readers. metrics_content_type() returns the Content-Type of each. All processes of a "sqlite:"
-        store report the same values, so scrape one process per machine and do not add them up. On a server, each process reports
-        its own counts.
+        """Returns the snapshot as text for Prometheus and compatible readers: "openmetrics" (OpenMetrics 1.0), or
+        "prometheus" (the text format 0.0.4) for older readers. metrics_content_type() returns the Content-Type of each.
+        All processes of a "sqlite:" store report the same values, so scrape one process per machine and do not add them
+        up. On a server, each process reports its own counts.
 
         In an event loop use await asyncio.to_thread(store.metrics).
         """
@@ -167,9 +170,9 @@ class Store:
 
     @overload
     def limiter(self, name: str, policy: str | None = None) -> Limiter:
-        """Returns a limiter by name. With a policy, such as "100/1m + 5 concurrent", its first use declares the policy under the
-        name. Without a policy it returns a limiter for the declared limit, of any kind; this opens the store, and an unknown name
-        raises UnknownLimit. A FlowControl, whose key is the name, replaces both arguments.
+        """Returns a limiter by name. With a policy, such as "100/1m + 5 concurrent", its first use declares the policy
+        under the name. Without a policy it returns a limiter for the declared limit, of any kind; this opens the store,
+        and an unknown name raises UnknownLimit. A FlowControl, whose key is the name, replaces both arguments.
         """
 
     @overload
@@ -178,8 +181,8 @@ class Store:
         """Declares all limits of a TOML file, or none if one is invalid. Returns their names."""
 
     def on(self, event: _Happening, function: Callable[[LimitEvent], object]) -> Callable[[], None]:
-        """Calls a function with a LimitEvent at each event of any limiter of this object in this process: "throttled" (a start was
-        denied or has to wait), "unknown_limit" or "store_error". Returns a function that removes it.
+        """Calls a function with a LimitEvent at each event of any limiter of this object in this process: "throttled"
+        (a start was denied or has to wait), "unknown_limit" or "store_error". Returns a function that removes it.
 
         An exception of the function goes to sys.unraisablehook and has no effect on the decision.
         """
@@ -190,8 +193,8 @@ class Store:
 
 @final
 class FlowControl:
-    """The flow of the jobs of one key: at most rate starts per period (seconds or a timedelta), and at most parallelism jobs
-    at the same time. Either may be omitted. Store.limiter makes a limiter of it, with the key as its name.
+    """The flow of the jobs of one key: at most rate starts per period (seconds or a timedelta), and at most parallelism
+    jobs at the same time. Either may be omitted. Store.limiter makes a limiter of it, with the key as its name.
     """
 
     def __new__(
@@ -283,22 +286,23 @@ def call_in_thread(of: Limiter | Permit | AsyncCall | Line | int, function: Call
     """Calls a function in one of the threads."""
 
 def doctor(url: str) -> list[Finding]:
-    """Returns the settings of a server that endanger limits there, the worst first; an empty list if there are none. Always empty for
-    "memory:" and "sqlite:PATH", whose files Store.verify() checks. On Redis it briefly writes a key of its own to test its
-    permissions.
+    """Returns the settings of a server that endanger limits there, the worst first; an empty list if there are none.
+    Always empty for "memory:" and "sqlite:PATH", whose files Store.verify() checks. On Redis it briefly writes a key of
+    its own to test its permissions.
     """
 
 def metrics_content_type(format: Literal["openmetrics", "prometheus"] = "openmetrics") -> str:
     """Returns the Content-Type of a format of Store.metrics()."""
 
 def postgres_schema() -> str:
-    """Returns the SQL that creates the schema workglow_limit for limits on Postgres, for your own migrations. It is not needed if the
-    program's role may create schemas, because the first call creates it then. Running it again changes nothing.
+    """Returns the SQL that creates the schema workglow_limit for limits on Postgres, for your own migrations. It is not
+    needed if the program's role may create schemas, because the first call creates it then. Running it again changes
+    nothing.
     """
 
 def run_command(arguments: list[str]) -> int:
-    """Runs the command and returns its exit code. The first argument is the program's name. Ctrl-C ends the process from then on, so
-    nothing else should run in it.
+    """Runs the command and returns its exit code. The first argument is the program's name. Ctrl-C ends the process
+    from then on, so nothing else should run in it.
     """
 
 @final
@@ -379,8 +383,8 @@ class Snapshot:
 
     @property
     def processes(self) -> tuple[ProcessSnapshot, ...]:
-        """A ProcessSnapshot per process of this machine that uses the store. Empty for "memory:" and servers, which do not record
-        processes.
+        """A ProcessSnapshot per process of this machine that uses the store. Empty for "memory:" and servers, which do
+        not record processes.
         """
 
     @property
@@ -405,7 +409,8 @@ class LimitSnapshot:
 
     @property
     def kind(self) -> _Kind:
-        """"rate", "concurrency", "delay", "evenly-spaced", "token-bucket", "leaky-bucket", "fixed-window" or "sliding-window-counter"."""
+        """The kind of the limit: "rate", "concurrency", "delay", "evenly-spaced", "token-bucket", "leaky-bucket",
+        "fixed-window" or "sliding-window-counter"."""
 
     @property
     def policy(self) -> str:
@@ -421,7 +426,8 @@ class LimitSnapshot:
 
     @property
     def usage(self) -> tuple[Usage, ...]:
-        """A Usage per window, for the key that uses most of the limit. There is at least one; the first is the fullest."""
+        """A Usage per window, for the key that uses most of the limit. There is at least one; the first is the fullest.
+        """
 
     @property
     def fullest(self) -> str | None:
@@ -513,7 +519,8 @@ class KeySnapshot:
 
     @property
     def key(self) -> str:
-        """The text of the key with show_keys (a long one is shortened), otherwise "#" and its id, which is stable while the store exists."""
+        """The text of the key with show_keys (a long one is shortened), otherwise "#" and its id, which is stable while
+        the store exists."""
 
     @property
     def override(self) -> str | None:
@@ -573,9 +580,9 @@ class GrantSnapshot:
 
 @final
 class Permit:
-    """The permit of an admitted start. It ends by complete(), cancel() or settle(). A with statement (async with in event loops)
-    completes it at the end of the block, also after an exception. Ending it again is a no-op. In a forked child an inherited
-    permit does nothing, as it belongs to the parent.
+    """The permit of an admitted start. It ends by complete(), cancel() or settle(). A with statement (async with in
+    event loops) completes it at the end of the block, also after an exception. Ending it again is a no-op. In a forked
+    child an inherited permit does nothing, as it belongs to the parent.
 
     Or a place: a start in the future, taken by Limiter.reserve(). It starts when it is presented.
     """
@@ -587,13 +594,13 @@ class Permit:
         """Ends the permit of a job that has not run, or returns a place. Its units are free again at once."""
 
     def settle(self, actual: int) -> None:
-        """Ends the permit of a job that has used actual units instead of its weight. Unused units are free again at once. Additional
-        units are owed, up to one whole capacity, and delay later starts.
+        """Ends the permit of a job that has used actual units instead of its weight. Unused units are free again at
+        once. Additional units are owed, up to one whole capacity, and delay later starts.
         """
 
     def complete_async(self) -> Coroutine[None, None, None]:
-        """As complete, for event loops: await it. Waiting for the store does not block the loop. The call finishes even if the task
-        that awaits it is cancelled.
+        """As complete, for event loops: await it. Waiting for the store does not block the loop. The call finishes even
+        if the task that awaits it is cancelled.
         """
 
     def cancel_async(self) -> Coroutine[None, None, None]:
@@ -603,19 +610,19 @@ class Permit:
         """As settle, for event loops: see complete_async."""
 
     def renew(self) -> None:
-        """Renews a lease: it holds its units for its full duration from now on. A no-op for a permit that is not a lease. Raises
-        LeaseLost if the lease has already ended; another start may hold its units.
+        """Renews a lease: it holds its units for its full duration from now on. A no-op for a permit that is not a
+        lease. Raises LeaseLost if the lease has already ended; another start may hold its units.
         """
 
     @property
     def fence(self) -> int | None:
-        """A number that increases with every lease of a key, so that a protected resource can reject an old holder. None for a permit
-        that is not a lease.
+        """A number that increases with every lease of a key, so that a protected resource can reject an old holder.
+        None for a permit that is not a lease.
         """
 
     def to_text(self) -> str:
-        """Returns the permit or place as a short text, for another process that uses the same limit. Limiter.present reads the text of
-        a place, Limiter.permit that of a started permit.
+        """Returns the permit or place as a short text, for another process that uses the same limit. Limiter.present
+        reads the text of a place, Limiter.permit that of a started permit.
         """
 
     @property
@@ -624,7 +631,8 @@ class Permit:
 
     @property
     def wait(self) -> float:
-        """The seconds until the place should be presented. 0.0 if it has started, or if it is ready and has not been refused."""
+        """The seconds until the place should be presented. 0.0 if it has started, or if it is ready and has not been
+        refused."""
 
     @property
     def ready_at(self) -> datetime | None:
@@ -632,8 +640,8 @@ class Permit:
 
     @property
     def ready_at_monotonic(self) -> float | None:
-        """ready_at on the clock of time.monotonic(), in seconds, for measurements. It is never later than the true time. On a server it
-        may be earlier by the delay of the server's answers.
+        """ready_at on the clock of time.monotonic(), in seconds, for measurements. It is never later than the true
+        time. On a server it may be earlier by the delay of the server's answers.
         """
 
     def __enter__(self) -> Self: ...
@@ -644,8 +652,8 @@ class Permit:
 
 @final
 class Decision:
-    """The answer of a limiter: whether a start was admitted, and if not, when to retry. True if admitted. Durations are in
-    seconds.
+    """The answer of a limiter: whether a start was admitted, and if not, when to retry. True if admitted. Durations are
+    in seconds.
     """
 
     @property
@@ -654,8 +662,8 @@ class Decision:
 
     @property
     def retry_after(self) -> float:
-        """0 if admitted. Otherwise the time after which a retry succeeds, unless another caller takes the units first. A
-        concurrency limit frees units when a job completes, so there it is only a suggestion.
+        """0 if admitted. Otherwise the time after which a retry succeeds, unless another caller takes the units first.
+        A concurrency limit frees units when a job completes, so there it is only a suggestion.
         """
 
     @property
@@ -672,8 +680,8 @@ class Decision:
 
     @property
     def reset_after(self) -> float:
-        """The time after which the limiter is back in its initial state if nothing else starts. 0 for a concurrency limit,
-        which cannot know.
+        """The time after which the limiter is back in its initial state if nothing else starts. 0 for a concurrency
+        limit, which cannot know.
         """
 
     @property
@@ -690,12 +698,12 @@ class Decision:
 class Limiter:
     """The base class of all limiters. A limiter decides whether a job may start now, and if not, when.
 
-    Most methods take a key. All keys have the same policy, and each has its own budget; None means no key. Limiters can be
-    used from any thread, and continue to work in a forked child.
+    Most methods take a key. All keys have the same policy, and each has its own budget; None means no key. Limiters can
+    be used from any thread, and continue to work in a forked child.
 
-    `with limiter:` and `async with limiter:` wait for a start without a key, enter with the permit, and complete it. A limiter
-    whose store is shared by processes can be pickled: unpickling makes a limiter with the same arguments. A copy is the limiter
-    itself.
+    `with limiter:` and `async with limiter:` wait for a start without a key, enter with the permit, and complete it. A
+    limiter whose store is shared by processes can be pickled: unpickling makes a limiter with the same arguments. A
+    copy is the limiter itself.
     """
 
     @property
@@ -704,13 +712,13 @@ class Limiter:
 
     @property
     def window(self) -> float | None:
-        """The shortest time over which starts are counted, in seconds; None if starts are not counted. The cost of a place's grace
-        is a fraction of it.
+        """The shortest time over which starts are counted, in seconds; None if starts are not counted. The cost of a
+        place's grace is a fraction of it.
         """
 
     def try_acquire(self, key: str | None = None, weight: int = 1) -> Permit | None:
-        """Starts a job if the limit admits it now, and returns its permit. Deciding and recording is one atomic step. Returns None if
-        denied, which consumes nothing.
+        """Starts a job if the limit admits it now, and returns its permit. Deciding and recording is one atomic step.
+        Returns None if denied, which consumes nothing.
         """
 
     def decide(self, key: str | None = None, weight: int = 1) -> Decision:
@@ -729,16 +737,18 @@ class Limiter:
         place: Permit | str | None = None,
         grace: _Duration | None = None,
     ) -> Permit:
-        """Waits until the limit admits the start, and returns its permit. It waits at most timeout seconds (None: no limit), without
-        the GIL, and Ctrl-C interrupts it. Waiters of one process start in the order of their priority (lower numbers first), then
-        in the order of their calls. A waiter that is interrupted or times out returns its place.
+        """Waits until the limit admits the start, and returns its permit. It waits at most timeout seconds (None: no
+        limit), without the GIL, and Ctrl-C interrupts it. Waiters of one process start in the order of their priority
+        (lower numbers first), then in the order of their calls. A waiter that is interrupted or times out returns its
+        place.
 
-        place continues the wait of a place from reserve, given as the object or its text, instead of key and weight. The place
-        then belongs to this waiter.
+        place continues the wait of a place from reserve, given as the object or its text, instead of key and weight.
+        The place then belongs to this waiter.
 
-        grace is for a caller that may be late, because of a busy event loop or a garbage collection for example. A waiter at most
-        grace seconds late still starts with its place (None: a fortieth of the window, at most 50 ms). The place blocks that start
-        for all other callers until then, so pass no more than needed. A place from reserve has its own grace.
+        grace is for a caller that may be late, because of a busy event loop or a garbage collection for example. A
+        waiter at most grace seconds late still starts with its place (None: a fortieth of the window, at most 50 ms).
+        The place blocks that start for all other callers until then, so pass no more than needed. A place from reserve
+        has its own grace.
 
         Raises AcquireTimeout if the start cannot be admitted before the timeout: at once, if that is already certain.
         """
@@ -762,8 +772,8 @@ class Limiter:
         place: Permit | str | None = None,
         grace: _Duration | None = None,
     ) -> Acquisition:
-        """As acquire, for event loops: await it for the permit, or use it with `async with`. A cancelled waiter holds no permit and
-        returns its place.
+        """As acquire, for event loops: await it for the permit, or use it with `async with`. A cancelled waiter holds
+        no permit and returns its place.
         """
 
     def reserve(
@@ -773,27 +783,29 @@ class Limiter:
         max_wait: _Duration | None = None,
         grace: _Duration | None = None,
     ) -> Permit | None:
-        """Takes a place: a start in the future, or now, that counts against the limit from this call on. present() starts with it.
-        Returns None and takes nothing if the place would be more than max_wait seconds away (None: any distance).
+        """Takes a place: a start in the future, or now, that counts against the limit from this call on. present()
+        starts with it. Returns None and takes nothing if the place would be more than max_wait seconds away (None: any
+        distance).
 
-        A place is valid for one start, from its ready_at until grace seconds later (None: a fortieth of the window, at most
-        50 ms). Return an unused place with cancel().
+        A place is valid for one start, from its ready_at until grace seconds later (None: a fortieth of the window, at
+        most 50 ms). Return an unused place with cancel().
         """
 
     def present(self, place: Permit | str) -> Permit:
         """Starts with a place, given as the object or its text, if the place is ready.
 
-        If started is True, the result is the permit of the start. Otherwise it is a place to present after its wait: the same
-        place if this call was too early; a fresh one if the place was too late, was used before, or was invalidated by a gate or
-        a policy change.
+        If started is True, the result is the permit of the start. Otherwise it is a place to present after its wait:
+        the same place if this call was too early; a fresh one if the place was too late, was used before, or was
+        invalidated by a gate or a policy change.
         """
 
     def permit(self, text: str) -> Permit:
-        """Returns the permit for a text from to_text, also from another process, to complete, cancel or settle its start."""
+        """Returns the permit for a text from to_text, also from another process, to complete, cancel or settle its
+        start."""
 
     def place(self, text: str) -> Permit:
-        """Returns the place for a text from to_text, to present it or to return it with cancel(). Cancelling does nothing if a job
-        has already started with the place.
+        """Returns the place for a text from to_text, to present it or to return it with cancel(). Cancelling does
+        nothing if a job has already started with the place.
         """
 
     def limit(
@@ -802,9 +814,9 @@ class Limiter:
         weight: int | str | Callable[..., int] = 1,
         timeout: _Duration | None = None,
     ) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-        """Decorates a function or a coroutine function. Each call waits as acquire does, and completes its permit at its end. key is
-        the name of an argument of the call, a format of arguments such as "{tenant}:{model}", or a function that gets the
-        arguments. weight is a number, the name of an argument, or such a function.
+        """Decorates a function or a coroutine function. Each call waits as acquire does, and completes its permit at
+        its end. key is the name of an argument of the call, a format of arguments such as "{tenant}:{model}", or a
+        function that gets the arguments. weight is a number, the name of an argument, or such a function.
         """
 
     def wrap(
@@ -817,45 +829,46 @@ class Limiter:
         """As limit, for a function that you cannot decorate: returns a function that waits and then calls it."""
 
     def complete(self, permit: Permit) -> None:
-        """Completes a permit of this limiter: the job has run. Ending it again is a no-op. A permit of another limiter raises
-        ForeignPermit.
+        """Completes a permit of this limiter: the job has run. Ending it again is a no-op. A permit of another limiter
+        raises ForeignPermit.
         """
 
     def can_proceed(self, key: str | None = None) -> bool:
         """Returns whether a start of weight 1 would be admitted now. Records nothing."""
 
     def record_job_start(self, key: str | None = None) -> None:
-        """Records that a job has started. It is recorded even if the limit is full, because the caller has already decided."""
+        """Records that a job has started. It is recorded even if the limit is full, because the caller has already
+        decided."""
 
     def record_job_completion(self, key: str | None = None) -> None:
         """Records that a job has ended: the oldest one that this process recorded for the key with record_job_start."""
 
     def get_next_available_time(self, key: str | None = None) -> datetime:
-        """Returns the earliest time at which a start of weight 1 would be admitted, as an aware datetime in UTC. Gates count. It is
-        the current time if the start would be admitted now.
+        """Returns the earliest time at which a start of weight 1 would be admitted, as an aware datetime in UTC. Gates
+        count. It is the current time if the start would be admitted now.
         """
 
     def set_next_available_time(self, when: datetime, key: str | None = None) -> None:
-        """Sets a gate: nothing starts before when, an aware datetime. Without a key it binds all keys. A gate only moves later; clear
-        removes it. A time in the past sets no gate.
+        """Sets a gate: nothing starts before when, an aware datetime. Without a key it binds all keys. A gate only
+        moves later; clear removes it. A time in the past sets no gate.
         """
 
     def pause(self, duration: _Duration, key: str | None = None) -> None:
-        """Sets a gate relative to now: nothing starts for duration, which is seconds or a timedelta, up to 366 days. Without a key it
-        binds all keys.
+        """Sets a gate relative to now: nothing starts for duration, which is seconds or a timedelta, up to 366 days.
+        Without a key it binds all keys.
         """
 
     def clear(self, key: str | None = None) -> None:
         """Resets a key to its initial state and removes its gate. Without a key it resets all keys."""
 
     def stats(self, key: str | None = None) -> Stats:
-        """Returns the counts of a key, or of the whole limit without one. They cover all processes that share the limit; the last
-        second of other processes may be missing.
+        """Returns the counts of a key, or of the whole limit without one. They cover all processes that share the
+        limit; the last second of other processes may be missing.
         """
 
     def on(self, event: _Happening, function: Callable[[LimitEvent], object]) -> Callable[[], None]:
-        """Calls a function with a LimitEvent at each event of this limiter in this process: "throttled" (a start was denied or has to
-        wait), "unknown_limit" or "store_error". Returns a function that removes it.
+        """Calls a function with a LimitEvent at each event of this limiter in this process: "throttled" (a start was
+        denied or has to wait), "unknown_limit" or "store_error". Returns a function that removes it.
 
         An exception of the function goes to sys.unraisablehook and has no effect on the decision.
         """
@@ -874,16 +887,18 @@ class NullLimiter(Limiter):
     def __new__(cls) -> Self: ...
 
 class RateLimiter(Limiter):
-    """Admits at most max_executions units in any rolling window, over all programs that use the same name in the same store.
+    """Admits at most max_executions units in any rolling window, over all programs that use the same name in the same
+    store.
 
-    max_executions is 1 to 1,000,000,000 (4,096 with several windows). window_size_in_seconds is a number of seconds or a
-    timedelta, 1 µs to 366 days. For several windows at once pass windows instead: one to four such pairs, as in
+    max_executions is 1 to 1,000,000,000 (4,096 with several windows). window_size_in_seconds is a number of seconds or
+    a timedelta, 1 µs to 366 days. For several windows at once pass windows instead: one to four such pairs, as in
     windows=[(100, 60), (5, 1.0)]; a start must fit into all of them. The first use declares the limit and replaces the
     policy that the name had.
 
-    The other parameters set how Decision.suggested_after grows, for callers that requeue: initial_backoff_delay after the
-    first denial, backoff_multiplier times as long after each further denial, at most max_backoff_delay. An admission resets
-    it. jitter spreads a delay b: "scaled" over b to 2 b, "full" over 0 to b, "equal" over b/2 to b, "none" not at all.
+    The other parameters set how Decision.suggested_after grows, for callers that requeue: initial_backoff_delay after
+    the first denial, backoff_multiplier times as long after each further denial, at most max_backoff_delay. An
+    admission resets it. jitter spreads a delay b: "scaled" over b to 2 b, "full" over 0 to b, "equal" over b/2 to b,
+    "none" not at all.
     """
 
     @overload
@@ -916,16 +931,17 @@ class RateLimiter(Limiter):
     ) -> Self: ...
     @classmethod
     def attach(cls, store: Store, name: str) -> RateLimiter:
-        """Returns a limiter for the limit of this kind that is declared under the name. This does not open the store: an
-        unknown name raises UnknownLimit at the first use.
+        """Returns a limiter for the limit of this kind that is declared under the name. This does not open the store:
+        an unknown name raises UnknownLimit at the first use.
         """
 
 class ConcurrencyLimiter(Limiter):
-    """Admits at most max_concurrent_jobs units at the same time, per key. With store and name, all programs that use the same
-    name in the same store share the limit. Without them it counts in this process, and a forked child counts its own.
+    """Admits at most max_concurrent_jobs units at the same time, per key. With store and name, all programs that use
+    the same name in the same store share the limit. Without them it counts in this process, and a forked child counts
+    its own.
 
-    A permit of a shared limit is a lease. If the process that holds it is killed, the next attempt of any process takes it
-    back. With lease (seconds or a timedelta) it also ends after that time, unless Permit.renew is called before.
+    A permit of a shared limit is a lease. If the process that holds it is killed, the next attempt of any process takes
+    it back. With lease (seconds or a timedelta) it also ends after that time, unless Permit.renew is called before.
 
     max_concurrent_jobs is 1 to 65535. clock is for tests without a store.
     """
@@ -941,13 +957,13 @@ class ConcurrencyLimiter(Limiter):
     ) -> Self: ...
     @classmethod
     def attach(cls, store: Store, name: str) -> ConcurrencyLimiter:
-        """Returns a limiter for the limit of this kind that is declared under the name. This does not open the store: an
-        unknown name raises UnknownLimit at the first use.
+        """Returns a limiter for the limit of this kind that is declared under the name. This does not open the store:
+        an unknown name raises UnknownLimit at the first use.
         """
 
 class DelayLimiter(Limiter):
-    """Keeps at least delay between one start and the next, per key. With store and name, all programs that use the same name
-    in the same store share the limit. Without them it counts in this process. Every start weighs 1.
+    """Keeps at least delay between one start and the next, per key. With store and name, all programs that use the same
+    name in the same store share the limit. Without them it counts in this process. Every start weighs 1.
 
     delay is seconds or a timedelta, 1 µs to 366 days. clock is for tests without a store.
     """
@@ -962,20 +978,20 @@ class DelayLimiter(Limiter):
     ) -> Self: ...
     @classmethod
     def attach(cls, store: Store, name: str) -> DelayLimiter:
-        """Returns a limiter for the limit of this kind that is declared under the name. This does not open the store: an
-        unknown name raises UnknownLimit at the first use.
+        """Returns a limiter for the limit of this kind that is declared under the name. This does not open the store:
+        an unknown name raises UnknownLimit at the first use.
         """
 
 class EvenlySpacedRateLimiter(Limiter):
-    """Spaces max_executions starts evenly over a window, per key. With store and name, all programs that use the same name in
-    the same store share the limit. Without them it counts in this process. Every start weighs 1.
+    """Spaces max_executions starts evenly over a window, per key. With store and name, all programs that use the same
+    name in the same store share the limit. Without them it counts in this process. Every start weighs 1.
 
     An adaptive limit shortens the distance by the average duration of the last max_executions jobs, from their start to
     complete or settle. At most max_executions jobs start in any rolling window. A limit that is not adaptive spaces all
     starts window_size_in_seconds / max_executions apart.
 
-    max_executions is 1 to 4,096, or to 1,000,000,000 if not adaptive. window_size_in_seconds is a number of seconds or a
-    timedelta, 1 µs to 366 days. clock is for tests without a store.
+    max_executions is 1 to 4,096, or to 1,000,000,000 if not adaptive. window_size_in_seconds is a number of seconds or
+    a timedelta, 1 µs to 366 days. clock is for tests without a store.
     """
 
     def __new__(
@@ -990,13 +1006,13 @@ class EvenlySpacedRateLimiter(Limiter):
     ) -> Self: ...
     @classmethod
     def attach(cls, store: Store, name: str) -> EvenlySpacedRateLimiter:
-        """Returns a limiter for the limit of this kind that is declared under the name. This does not open the store: an
-        unknown name raises UnknownLimit at the first use.
+        """Returns a limiter for the limit of this kind that is declared under the name. This does not open the store:
+        an unknown name raises UnknownLimit at the first use.
         """
 
 class TokenBucketLimiter(Limiter):
-    """A bucket that holds at most burst tokens (default: rate) and gains rate tokens per period, evenly. A start takes as many
-    tokens as it weighs. In any window of w seconds at most burst + rate · w / period units start.
+    """A bucket that holds at most burst tokens (default: rate) and gains rate tokens per period, evenly. A start takes
+    as many tokens as it weighs. In any window of w seconds at most burst + rate · w / period units start.
 
     rate and burst are 1 to 1,000,000,000; period is seconds or a timedelta, 1 µs to 366 days.
     """
@@ -1012,13 +1028,13 @@ class TokenBucketLimiter(Limiter):
     ) -> Self: ...
     @classmethod
     def attach(cls, store: Store, name: str) -> TokenBucketLimiter:
-        """Returns a limiter for the limit of this kind that is declared under the name. This does not open the store: an
-        unknown name raises UnknownLimit at the first use.
+        """Returns a limiter for the limit of this kind that is declared under the name. This does not open the store:
+        an unknown name raises UnknownLimit at the first use.
         """
 
 class LeakyBucketLimiter(Limiter):
-    """Admits one unit per period / rate. Up to queue units (default: rate) wait for their turn; a start beyond that gets no
-    place.
+    """Admits one unit per period / rate. Up to queue units (default: rate) wait for their turn; a start beyond that
+    gets no place.
 
     rate and queue are 1 to 1,000,000,000; period is seconds or a timedelta, 1 µs to 366 days.
     """
@@ -1034,13 +1050,13 @@ class LeakyBucketLimiter(Limiter):
     ) -> Self: ...
     @classmethod
     def attach(cls, store: Store, name: str) -> LeakyBucketLimiter:
-        """Returns a limiter for the limit of this kind that is declared under the name. This does not open the store: an
-        unknown name raises UnknownLimit at the first use.
+        """Returns a limiter for the limit of this kind that is declared under the name. This does not open the store:
+        an unknown name raises UnknownLimit at the first use.
         """
 
 class FixedWindowLimiter(Limiter):
-    """Admits at most max_executions units in each window. Windows are aligned to the Unix epoch, so up to twice as many units
-    can start across a boundary.
+    """Admits at most max_executions units in each window. Windows are aligned to the Unix epoch, so up to twice as many
+    units can start across a boundary.
 
     max_executions is 1 to 1,000,000,000. window_size_in_seconds is seconds or a timedelta, 1 µs to 366 days.
     """
@@ -1055,13 +1071,13 @@ class FixedWindowLimiter(Limiter):
     ) -> Self: ...
     @classmethod
     def attach(cls, store: Store, name: str) -> FixedWindowLimiter:
-        """Returns a limiter for the limit of this kind that is declared under the name. This does not open the store: an
-        unknown name raises UnknownLimit at the first use.
+        """Returns a limiter for the limit of this kind that is declared under the name. This does not open the store:
+        an unknown name raises UnknownLimit at the first use.
         """
 
 class SlidingWindowCounterLimiter(Limiter):
-    """Admits about max_executions units in any rolling window, estimated from two counts. Suits large limits that may be
-    approximate.
+    """Admits about max_executions units in any rolling window, estimated from two counts. Suits large limits that may
+    be approximate.
 
     max_executions is 1 to 1,000,000,000. window_size_in_seconds is seconds or a timedelta, 1 µs to 366 days.
     """
@@ -1076,17 +1092,18 @@ class SlidingWindowCounterLimiter(Limiter):
     ) -> Self: ...
     @classmethod
     def attach(cls, store: Store, name: str) -> SlidingWindowCounterLimiter:
-        """Returns a limiter for the limit of this kind that is declared under the name. This does not open the store: an
-        unknown name raises UnknownLimit at the first use.
+        """Returns a limiter for the limit of this kind that is declared under the name. This does not open the store:
+        an unknown name raises UnknownLimit at the first use.
         """
 
 @disjoint_base
 class CompositeLimiter(Limiter):
-    """Admits a start if every child admits it. If one child denies, no child is charged. All children get the same key and
-    weight, and a gate applies to all of them.
+    """Admits a start if every child admits it. If one child denies, no child is charged. All children get the same key
+    and weight, and a gate applies to all of them.
 
-    A child is a limiter or an object written in Python: a CustomLimiter, or a JobLimiter with the six methods of job queues.
-    Such an object is called from any thread, also inside acquire. An exception that it raises reaches the caller unchanged.
+    A child is a limiter or an object written in Python: a CustomLimiter, or a JobLimiter with the six methods of job
+    queues. Such an object is called from any thread, also inside acquire. An exception that it raises reaches the
+    caller unchanged.
     """
 
     def __new__(cls, limiters: Iterable[Limiter | CustomLimiter | JobLimiter], /) -> Self: ...
@@ -1112,8 +1129,8 @@ class Acquisition(Coroutine[Any, Any, Permit]):
 class PermitStacks:
     """A stack of permits for each thread, greenlet, and task of an event loop.
 
-    A thread holds the mutex only while it holds the GIL, and never while Python code runs. So the lock order is always the same, and
-    no fork happens while it is locked.
+    A thread holds the mutex only while it holds the GIL, and never while Python code runs. So the lock order is always
+    the same, and no fork happens while it is locked.
     """
 
     def push(self, permit: Permit) -> None:
@@ -1139,13 +1156,13 @@ class Waiter:
 
 @final
 class Line:
-    """The waiters of one limiter in one event loop. One thread uses it at a time. Hooks may let other greenlets run, so their events are
-    kept until the line's driver calls `call_hooks`.
+    """The waiters of one limiter in one event loop. One thread uses it at a time. Hooks may let other greenlets run, so
+    their events are kept until the line's driver calls `call_hooks`.
     """
 
     def join(self, waiter: Waiter, wait: bool) -> Permit | int | None:
-        """Joins the line. Returns the permit if the start is admitted at once, otherwise the number of the waiter. Returns None and
-        changes nothing if the call would have to wait for the store and `wait` is false.
+        """Joins the line. Returns the permit if the start is admitted at once, otherwise the number of the waiter.
+        Returns None and changes nothing if the call would have to wait for the store and `wait` is false.
         """
 
     def advance(self, wait: bool) -> list[tuple[int, Permit | Exception]]:
@@ -1177,14 +1194,15 @@ class Pool:
     def join(
         self, key: str | None, weight: int, priority: int, hold: _Duration | None, place: str | None
     ) -> int:
-        """Joins the line and returns the waiter's number, which `advance` uses. The waiter is sent away if its start is more than
-        `hold` seconds away. A place of another limit is ignored.
+        """Joins the line and returns the waiter's number, which `advance` uses. The waiter is sent away if its start is
+        more than `hold` seconds away. A place of another limit is ignored.
         """
 
     def advance(
         self, workers: int, free: int
     ) -> tuple[list[tuple[int, Literal["held", "go", "away"], str | None, float]], float | None]:
-        """Does the work that is due. Returns the instructions to waiters, and the seconds until the next call is due or None."""
+        """Does the work that is due. Returns the instructions to waiters, and the seconds until the next call is due or
+        None."""
 
     def arrive(self, number: int) -> None:
         """Notes that a job has arrived in its worker."""
@@ -1196,8 +1214,8 @@ class Pool:
         """Removes a waiter."""
 
     def take_along(self, number: int) -> tuple[str | None, float]:
-        """Removes a waiter that continues to wait in another process. Returns the text of its place and the seconds until that is
-        ready, if it has a place.
+        """Removes a waiter that continues to wait in another process. Returns the text of its place and the seconds
+        until that is ready, if it has a place.
         """
 
     def renew(self) -> None:

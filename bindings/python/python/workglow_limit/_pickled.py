@@ -6,5 +6,6 @@ from typing import Any
 
 
 def rebuild(cls: type[Any], base: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Makes what `base(*args, **kwargs)` makes, as an instance of a subclass whose constructor may take other arguments."""
+    """Makes what `base(*args, **kwargs)` makes, as an instance of a subclass whose constructor may take other
+    arguments."""
     return base.__new__(cls, *args, **kwargs)

@@ -1,7 +1,9 @@
-"""The code that all queues share: a job that cannot start now takes a place and returns to its queue with the place's text.
+"""The code that all queues share: a job that cannot start now takes a place and returns to its queue with the place's
+text.
 
-Nothing here depends on a queue. The module of a queue finds the `Gate` of a job's function (`gate_of`) and calls it. Then it either
-passes the start to the function (`Turn`), or sends the job away with a ticket (`Later`) so that the job returns for its place.
+Nothing here depends on a queue. The module of a queue finds the `Gate` of a job's function (`gate_of`) and calls it.
+Then it either passes the start to the function (`Turn`), or sends the job away with a ticket (`Later`) so that the job
+returns for its place.
 """
 
 from __future__ import annotations
@@ -73,8 +75,8 @@ class Later(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """The timing of a queue in seconds: the default grace of its places, and the lead of a job's return, because the queue itself
-    is late."""
+    """The timing of a queue in seconds: the default grace of its places, and the lead of a job's return, because the
+    queue itself is late."""
 
     grace: float
     early: float
@@ -88,8 +90,8 @@ class _Place(NamedTuple):
 
 
 class _Placeless(NamedTuple):
-    """The answer for a job that must leave without a place. It returns after at least `soonest` seconds; the next job `pace` seconds
-    later."""
+    """The answer for a job that must leave without a place. It returns after at least `soonest` seconds; the next job
+    `pace` seconds later."""
 
     key: str | None
     soonest: float
@@ -99,8 +101,8 @@ class _Placeless(NamedTuple):
 
 
 class _Ticket(NamedTuple):
-    """The data that travel with a job: the Unix time when its place is ready (valid on any machine), how often it was sent away
-    without a place, and the text of its place, "" for none."""
+    """The data that travel with a job: the Unix time when its place is ready (valid on any machine), how often it was
+    sent away without a place, and the text of its place, "" for none."""
 
     ready: float
     times: int
@@ -158,8 +160,8 @@ class Gate:
     # ---- called by the modules of queues ----
 
     def admit(self, arguments: Arguments, ticket: str | None) -> Permit | Later:
-        """Returns a start for a call with these arguments, or the delay after which it should return. Waits at most `hold`.
-        `ticket` is the job's ticket, if it was sent away before."""
+        """Returns a start for a call with these arguments, or the delay after which it should return. Waits at most
+        `hold`. `ticket` is the job's ticket, if it was sent away before."""
         steps = self._steps(self._key(arguments), self._weight(arguments), _Ticket.of(ticket))
         try:
             while True:
@@ -262,7 +264,8 @@ class Gate:
                 permit = self.limiter.present(text)
         if permit is None:
             permit = self.limiter.try_acquire(key, weight)
-        # A job that returns for a place, perhaps slightly early, may take a more distant one, so that it need not leave again.
+        # A job that returns for a place, perhaps slightly early, may take a more distant one, so that it need not leave
+        # again.
         horizon = self._horizon() * (1 if is_new else 2)
         if permit is None and horizon > 0:
             # Jobs that were sent away without a place take theirs first.
@@ -324,8 +327,9 @@ class Gate:
         return max(default, min(1.5 * self.learned[0], window / 4, _MOST_GRACE))
 
     def _horizon(self) -> float:
-        """Returns how far ahead places are taken, in seconds; 0 if the limit has no places. A limit keeps one window of places. More
-        distant places have a time but no turn, so their jobs would all return at the same time and be denied."""
+        """Returns how far ahead places are taken, in seconds; 0 if the limit has no places. A limit keeps one window of
+        places. More distant places have a time but no turn, so their jobs would all return at the same time and be
+        denied."""
         window = self.limiter.window
         return 0.0 if window is None else max(window, 1.0) + self._grace_now()
 
@@ -372,7 +376,8 @@ def _seconds(parameter: str, value: object) -> float:
 
 
 class Turn:
-    """The start for the next call of a queue's worker, or an error that ends the job. Used as a context manager around the call."""
+    """The start for the next call of a queue's worker, or an error that ends the job. Used as a context manager around
+    the call."""
 
     __slots__ = "_outcome", "_taken", "_token", "gate"
 
@@ -414,7 +419,8 @@ _permit: ContextVar[Permit | None] = ContextVar("workglow_limit_permit", default
 
 
 def current_permit() -> Permit | None:
-    """Returns the permit of the running limited function, for settle, renew or fence. None outside a limited function."""
+    """Returns the permit of the running limited function, for settle, renew or fence. None outside a limited function.
+    """
     return _permit.get()
 
 

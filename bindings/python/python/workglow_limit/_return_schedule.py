@@ -1,4 +1,5 @@
-"""The return times of jobs that were sent away without a place. They return one after the other, at the rate of the limit's starts.
+"""The return times of jobs that were sent away without a place. They return one after the other, at the rate of the
+limit's starts.
 
 If all returned when the first could start, the rest would be denied again.
 """
@@ -24,8 +25,8 @@ class ReturnSchedule(Protocol):
     """Schedules of returning jobs, by the name of the limit and key that they wait for."""
 
     def append(self, name: str, soonest: float, pace: float) -> Any | Awaitable[Any]:
-        """Appends a job and returns the seconds after which it should return: at least `soonest`. The next job returns `pace` seconds
-        later. The result of an asynchronous schedule must be awaited."""
+        """Appends a job and returns the seconds after which it should return: at least `soonest`. The next job returns
+        `pace` seconds later. The result of an asynchronous schedule must be awaited."""
 
 
 class LocalSchedule:

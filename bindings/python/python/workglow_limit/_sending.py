@@ -158,7 +158,8 @@ class Sender(Generic[R]):
         self._scarce = 1  # The index of the limiter that denied last. The next request waits there first.
 
     async def send(self, exchange: Exchange[R, S]) -> S:
-        """Sends a request when all of its limiters admit it. After a refusal it sends it again, up to `retries` times."""
+        """Sends a request when all of its limiters admit it. After a refusal it sends it again, up to `retries` times.
+        """
         for attempt in range(self.retries + 1):
             response, wait, is_paused = await self.attempt(exchange)
             if attempt == self.retries or status_and_headers(response)[0] not in _RETRYABLE or not exchange.can_repeat():
@@ -172,7 +173,8 @@ class Sender(Generic[R]):
         raise AssertionError("unreachable")
 
     async def attempt(self, exchange: Exchange[R, S]) -> tuple[S, float, bool]:
-        """Sends a request once. Returns the response, the wait that the server asks for, and whether a limiter was paused."""
+        """Sends a request once. Returns the response, the wait that the server asks for, and whether a limiter was
+        paused."""
         demands = self._demands(exchange)
         permits = await self._start(demands)
         body = Body(self.waiting)
@@ -232,7 +234,8 @@ class Sender(Generic[R]):
     # ---- starting ----
 
     async def _start(self, demands: list[Demand]) -> list[Permit]:
-        """Returns all permits. It never waits for one permit while it holds the other, whose start would be outdated by then."""
+        """Returns all permits. It never waits for one permit while it holds the other, whose start would be outdated by
+        then."""
         if len(demands) < 2:
             return [await self._acquire(demand, self._timeout) for demand in demands]
         end = None if self._timeout is None else time.monotonic() + self._timeout
@@ -299,7 +302,8 @@ class Body:
             await self._waiting.complete(start)
 
     async def finish(self, is_whole: bool) -> None:
-        """Ends all permits, because the body was read to its end or will not be read further. The second call does nothing."""
+        """Ends all permits, because the body was read to its end or will not be read further. The second call does
+        nothing."""
         try:
             await self.release()
         finally:

@@ -1,5 +1,5 @@
-"""Limits on the requests of a server, for all frameworks: the limits and keys of a request, and the headers of its response. The
-modules named after frameworks read requests, write responses and drive this code.
+"""Limits on the requests of a server, for all frameworks: the limits and keys of a request, and the headers of its
+response. The modules named after frameworks read requests, write responses and drive this code.
 
 Operations that may wait are steps of generators: see `_steps.py`.
 """
@@ -52,7 +52,8 @@ class Limited:
     def __init__(self, worst: Charge, violated: list[Charge], headers: list[tuple[str, str]]) -> None:
         decision = worst.decision
         assert decision is not None
-        #: The name of the limit that denied, its key and its wait in seconds. Of several limits, the one with the longest wait.
+        #: The name of the limit that denied, its key and its wait in seconds. Of several limits, the one with the
+        #: longest wait.
         self.name, self.key, self.retry_after = unquoted(worst.name), worst.key, decision.retry_after
         #: The units that this limit allows, and the units that remain for lighter requests.
         self.limit, self.remaining = decision.limit, decision.remaining
@@ -95,8 +96,8 @@ class Entry:
         return fields(shown, shown)
 
     def end(self, failed: bool | None) -> Steps[None]:
-        """Ends the charges after the response. None means that the client has disconnected. Such a request counts, or clients could
-        avoid their limit by not waiting for responses."""
+        """Ends the charges after the response. None means that the client has disconnected. Such a request counts, or
+        clients could avoid their limit by not waiting for responses."""
         if failed is None:
             return self._end(lambda limit: False)
         return self._end(lambda limit: limit.skip_failed if failed else limit.skip_successful)
@@ -130,8 +131,8 @@ class Gate:
 
     exempt: paths that are not limited ("/health", "/static/*"), or a function of the request.
     trusted_proxies, forwarded_header, ipv6_prefix: the identification of clients; see Addresses.
-    on_limited: called with the request and a Limited when a request is refused, or would be without shadow mode. It returns None
-        (the default response), a body (a mapping, str or bytes), or a response of the framework.
+    on_limited: called with the request and a Limited when a request is refused, or would be without shadow mode. It
+        returns None (the default response), a body (a mapping, str or bytes), or a response of the framework.
     headers: False omits RateLimit and RateLimit-Policy.
     """
 
@@ -202,7 +203,8 @@ class Gate:
         return path in self._paths or path.startswith(self._prefixes)
 
     def enter(self, request: Any, limits: tuple[Limit, ...], entry: Entry) -> Steps[Refused | None]:
-        """Takes the charges of a request in addition to those in its entry: all of them, or none and returns a refusal."""
+        """Takes the charges of a request in addition to those in its entry: all of them, or none and returns a refusal.
+        """
         try:
             charges: list[Charge] = []
             for limit in limits:
@@ -237,10 +239,11 @@ class Gate:
 
 
 def take_all(charges: list[Charge], entry: Entry) -> Steps[list[Charge]]:
-    """Adds each charge to an entry. Returns the charges that were denied; if there are any, the caller must undo the entry.
+    """Adds each charge to an entry. Returns the charges that were denied; if there are any, the caller must undo the
+    entry.
 
-    With several charges it peeks at all first. So a refusal does not touch the other limits, unless another request takes the last
-    units in between.
+    With several charges it peeks at all first. So a refusal does not touch the other limits, unless another request
+    takes the last units in between.
     """
     if len(charges) > 1:
         for one in charges:

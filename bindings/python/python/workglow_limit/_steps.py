@@ -1,5 +1,5 @@
-"""Operations that may wait, as steps of a generator. `run` does them in the calling thread, `run_async` on an event loop without
-blocking it. So the logic of both is written once."""
+"""Operations that may wait, as steps of a generator. `run` does them in the calling thread, `run_async` on an event
+loop without blocking it. So the logic of both is written once."""
 
 from __future__ import annotations
 

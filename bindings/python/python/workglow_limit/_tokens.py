@@ -20,7 +20,8 @@ _USAGE_PATHS: tuple[tuple[str, ...], ...] = (), ("response",), ("message",)
 
 
 def estimate(body: bytes | str | None, content_type: str) -> int:
-    """Returns the tokens that a request may use: a quarter of the characters in a JSON body, plus the most tokens of its answer.
+    """Returns the tokens that a request may use: a quarter of the characters in a JSON body, plus the most tokens of
+    its answer.
 
     0 for other bodies and for requests without a body.
     """
@@ -67,8 +68,8 @@ def readable(accepted: str) -> str:
 class Reading:
     """Extracts the usage from a response while the program reads it: JSON, or a stream of server-sent events (SSE).
 
-    usage is a function of one JSON value and the response. It returns the units, or None if the value has none. Without it the usage
-    is read as in the APIs of OpenAI, Anthropic and compatible providers.
+    usage is a function of one JSON value and the response. It returns the units, or None if the value has none. Without
+    it the usage is read as in the APIs of OpenAI, Anthropic and compatible providers.
     """
 
     def __init__(
@@ -106,7 +107,8 @@ class Reading:
                 self._line(bytes(line))
 
     def units(self, is_whole: bool) -> int | None:
-        """Returns the units that were used, or None if the response did not report them. is_whole: whether the body was read to its end.
+        """Returns the units that were used, or None if the response did not report them. is_whole: whether the body was
+        read to its end.
 
         For a stream that ended early it is the last usage plus a quarter of the characters since.
         """

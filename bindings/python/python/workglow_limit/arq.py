@@ -8,7 +8,8 @@
     class WorkerSettings:
         functions = [ask]
 
-A job that cannot start now takes a place and is deferred until then. The worker runs others, and `job_try` does not change.
+A job that cannot start now takes a place and is deferred until then. The worker runs others, and `job_try` does not
+change.
 """
 
 from __future__ import annotations
@@ -54,10 +55,10 @@ def limited(
 ) -> Callable[[_F], _F]:
     """Decorates a coroutine function. Its jobs start when `limiter` admits them.
 
-    `key` and `weight` are the name of an argument, a format of arguments such as `"{tenant}:{model}"` (keys only), or a function
-    of the arguments, `ctx` included. A job waits up to `hold` seconds in the worker, as one of its `max_jobs`; a longer wait defers
-    it. `grace` is how late a job may be at its place, in seconds; by default a 40th of the limit's window, from 0.5 s to 10 s.
-    `on_limited(ctx, limited)` is called after each job that was deferred.
+    `key` and `weight` are the name of an argument, a format of arguments such as `"{tenant}:{model}"` (keys only), or a
+    function of the arguments, `ctx` included. A job waits up to `hold` seconds in the worker, as one of its `max_jobs`;
+    a longer wait defers it. `grace` is how late a job may be at its place, in seconds; by default a 40th of the limit's
+    window, from 0.5 s to 10 s. `on_limited(ctx, limited)` is called after each job that was deferred.
 
     Raises InvalidArgument or TypeError for invalid arguments. A call without a worker waits for its start.
     """

@@ -5,8 +5,8 @@
     app = LimitMiddleware(app, limits=[Limit(limiter, key="address")])
     app.add_middleware(LimitMiddleware, limits=[Limit(limiter, key="address")])  # Starlette, FastAPI, Litestar, …
 
-The program's functions (keys, weights, plans, …) get the connection's scope. For Starlette and FastAPI, workglow_limit.fastapi has the
-same middleware with functions that get a Request, and limits for single routes.
+The program's functions (keys, weights, plans, …) get the connection's scope. For Starlette and FastAPI,
+workglow_limit.fastapi has the same middleware with functions that get a Request, and limits for single routes.
 """
 
 from __future__ import annotations

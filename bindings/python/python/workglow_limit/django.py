@@ -6,8 +6,8 @@
     @limit(Limit(searches, key="user"))
     def search(request): ...
 
-The program's functions (keys, weights, plans, …) get the HttpRequest. A request takes the limits of the middleware and of its view, all
-of them or none. Views can also be limited without the middleware.
+The program's functions (keys, weights, plans, …) get the HttpRequest. A request takes the limits of the middleware and
+of its view, all of them or none. Views can also be limited without the middleware.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ KEY = "_workglow_limit"
 
 
 class LimitMiddleware:
-    """Limits requests. Its options are the dict settings.WORKGLOW_LIMIT: limits, exempt, trusted_proxies, forwarded_header,
-    ipv6_prefix, on_limited, headers."""
+    """Limits requests. Its options are the dict settings.WORKGLOW_LIMIT: limits, exempt, trusted_proxies,
+    forwarded_header, ipv6_prefix, on_limited, headers."""
 
     sync_capable = async_capable = True
 
@@ -108,7 +108,8 @@ changed.connect(forget_settings)
 
 
 def serve(request: Any, limits: tuple[Limit, ...], respond: Callable[[], Any]) -> Any:
-    """Takes limits for a request and responds. The outermost call for a request writes the headers and ends the charges."""
+    """Takes limits for a request and responds. The outermost call for a request writes the headers and ends the
+    charges."""
     ours, entry = gate(False), getattr(request, KEY, None)
     if run(ours.is_exempt(request)):
         return respond()
@@ -154,8 +155,8 @@ async def serve_async(request: Any, limits: tuple[Limit, ...], respond: Callable
 
 
 def leave(response: Any, ours: Gate, entry: Entry) -> bool:
-    """Writes the headers. Returns True if the response is a stream, with which the charges end. Otherwise the body is complete and the
-    caller ends the charges now."""
+    """Writes the headers. Returns True if the response is a stream, with which the charges end. Otherwise the body is
+    complete and the caller ends the charges now."""
     if ours.adds_headers:
         for name, value in entry.headers():
             response.headers[name] = f"{response.headers[name]}, {value}" if name in response.headers else value

@@ -8,7 +8,8 @@
     @limited(openai, key="tenant")
     def ask(tenant, prompt): ...
 
-A message that cannot start now takes a place and is delayed until then. The worker runs others, and `retries` does not change.
+A message that cannot start now takes a place and is delayed until then. The worker runs others, and `retries` does not
+change.
 """
 
 from __future__ import annotations
@@ -55,10 +56,10 @@ def limited(
 ) -> Callable[[_F], _F]:
     """Decorates an actor's function, below `@dramatiq.actor`. Its messages start when `limiter` admits them.
 
-    `key` and `weight` are the name of an argument, a format of arguments such as `"{tenant}:{model}"` (keys only), or a function
-    of the arguments. A message waits up to `hold` seconds in the worker; a longer wait delays it. `grace` is how late a message may
-    be at its place, in seconds; by default a 40th of the limit's window, from 0.25 s to 10 s. `on_limited(message, limited)` is
-    called after each message that was delayed.
+    `key` and `weight` are the name of an argument, a format of arguments such as `"{tenant}:{model}"` (keys only), or a
+    function of the arguments. A message waits up to `hold` seconds in the worker; a longer wait delays it. `grace` is
+    how late a message may be at its place, in seconds; by default a 40th of the limit's window, from 0.25 s to 10 s.
+    `on_limited(message, limited)` is called after each message that was delayed.
 
     Raises InvalidArgument or TypeError for invalid arguments. A call without a worker waits for its start.
     """
@@ -93,8 +94,8 @@ class Limits(Middleware):
             if isinstance(answer, Permit):
                 with Turn(gate, answer):
                     return body(*args, **kwargs)
-            # Send first, acknowledge afterwards: if the worker dies in between, one message too many remains, which waits for a start
-            # of its own.
+            # Send first, acknowledge afterwards: if the worker dies in between, one message too many remains, which
+            # waits for a start of its own.
             cast("Any", broker).enqueue(message.copy(options={OPTION: answer.ticket}), delay=int(answer.delay * 1000) or None)
             # Dramatiq stores the result None for a skipped message. This one has no result yet.
             message.options["store_results"] = False

@@ -10,11 +10,13 @@
     @limit(Limit(searches, key="user"))  # Starlette, or FastAPI if the function takes the request
     async def search(request): ...
 
-The program's functions (keys, weights, plans, …) get a Request. A request takes the limits of the app and of its route, all of them or
-none. Limits of routes need the middleware, which writes the headers and ends the permits; it need not have limits itself.
+The program's functions (keys, weights, plans, …) get a Request. A request takes the limits of the app and of its route,
+all of them or none. Limits of routes need the middleware, which writes the headers and ends the permits; it need not
+have limits itself.
 """
 
-# No `from __future__ import annotations`: FastAPI reads the annotations of functions that it calls, and may not resolve texts.
+# No `from __future__ import annotations`: FastAPI reads the annotations of functions that it calls, and may not resolve
+# texts.
 
 from collections.abc import Callable
 from functools import wraps
@@ -55,7 +57,8 @@ class RouteLimit:
 
 
 def limit(*limits: Limit) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorates an endpoint that takes the request: a function or coroutine function, or a method of an HTTPEndpoint."""
+    """Decorates an endpoint that takes the request: a function or coroutine function, or a method of an HTTPEndpoint.
+    """
     of_route = checked(limits)
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:

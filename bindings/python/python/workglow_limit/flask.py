@@ -8,8 +8,8 @@
     @limit(Limit(searches, key="user"))
     def search(): ...
 
-The program's functions (keys, weights, plans, …) get flask.request. A request takes the limits of the app and of its view, all of them
-or none. "user" is the current_user of Flask-Login, or the user name of HTTP authentication.
+The program's functions (keys, weights, plans, …) get flask.request. A request takes the limits of the app and of its
+view, all of them or none. "user" is the current_user of Flask-Login, or the user name of HTTP authentication.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ def enter(limits: tuple[Limit, ...]) -> Response | None:
 
 
 def leave(response: Response) -> Response:
-    """Writes the headers and ends the charges. The charges of a stream end with its last part, or when the client disconnects."""
+    """Writes the headers and ends the charges. The charges of a stream end with its last part, or when the client
+    disconnects."""
     gate: Gate = current_app.extensions[NAME]
     entry: Entry = g.pop(NAME)
     if gate.adds_headers:
@@ -132,7 +133,7 @@ def refuse(refused: Refused) -> Response:
 
 
 class Reader(EnvironReader):
-    """How requests are read."""
+    """Reads requests."""
 
     def peer(self, request: Any) -> str | None:
         return super().peer(request.environ)

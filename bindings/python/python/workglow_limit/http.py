@@ -64,13 +64,13 @@ def heed(
     default: float | timedelta = 1.0,
     longest: float | timedelta = 3600.0,
 ) -> float:
-    """Pauses a limit, or one of its keys, in all processes that share it, if a response asks for it. Returns the seconds of the pause,
-    0.0 without one.
+    """Pauses a limit, or one of its keys, in all processes that share it, if a response asks for it. Returns the
+    seconds of the pause, 0.0 without one.
 
-    The pause is the Retry-After of a refusal (429, 503; with some servers 403 and 529). Otherwise, with any status, it lasts until the
-    latest reset among the limits with nothing remaining, as given by RateLimit (with RateLimit-Policy), by RateLimit-Remaining and
-    RateLimit-Reset, or by a vendor's pair of headers. A 429 with none of these pauses for default seconds. A pause is at most longest
-    seconds. Unreadable headers are ignored.
+    The pause is the Retry-After of a refusal (429, 503; with some servers 403 and 529). Otherwise, with any status, it
+    lasts until the latest reset among the limits with nothing remaining, as given by RateLimit (with RateLimit-Policy),
+    by RateLimit-Remaining and RateLimit-Reset, or by a vendor's pair of headers. A 429 with none of these pauses for
+    default seconds. A pause is at most longest seconds. Unreadable headers are ignored.
     """
     check_key("is", key, "a str")
     pause = requested_wait(response, in_seconds("default", default), in_seconds("longest", longest))
@@ -143,7 +143,8 @@ def _resets(headers: dict[str, str]) -> Iterable[str | None]:
 
 
 def _members(field: str) -> list[tuple[str, dict[str, str]]]:
-    """Returns the list of a structured field, each item with its parameters. Returns an empty list if it is malformed."""
+    """Returns the list of a structured field, each item with its parameters. Returns an empty list if it is malformed.
+    """
     members: list[tuple[str, dict[str, str]]] = []
     at = 0
     while at < len(field):
@@ -162,8 +163,8 @@ def _is_none(remaining: str | None) -> bool:
 
 
 def _until(text: str | None, now: float) -> float:
-    """Returns the seconds until a reset: a number of seconds, a duration such as 6m0s, or an instant. 0.0 for the past and for other
-    texts."""
+    """Returns the seconds until a reset: a number of seconds, a duration such as 6m0s, or an instant. 0.0 for the past
+    and for other texts."""
     text = (text or "").strip()
     if _NUMBER.fullmatch(text):
         number = float(text)

@@ -60,7 +60,8 @@ class LimitedTransport(httpx.BaseTransport):
 
 
 class AsyncLimitedTransport(httpx.AsyncBaseTransport):
-    """For httpx.AsyncClient(transport=…), in asyncio or trio: each request waits for its limiters, then another transport sends it."""
+    """For httpx.AsyncClient(transport=…), in asyncio or trio: each request waits for its limiters, then another
+    transport sends it."""
 
     def __init__(
         self,

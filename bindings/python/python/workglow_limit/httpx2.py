@@ -60,7 +60,8 @@ class LimitedTransport(httpx2.BaseTransport):
 
 
 class AsyncLimitedTransport(httpx2.AsyncBaseTransport):
-    """For httpx2.AsyncClient(transport=…), in asyncio or trio: each request waits for its limiters, then another transport sends it."""
+    """For httpx2.AsyncClient(transport=…), in asyncio or trio: each request waits for its limiters, then another
+    transport sends it."""
 
     def __init__(
         self,

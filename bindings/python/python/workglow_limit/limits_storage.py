@@ -4,9 +4,9 @@
 
     Limiter(get_remote_address, app=app, storage_uri="workglow+sqlite:limits.db")
 
-The address is "workglow+" and the address of a Store: memory:, sqlite:PATH, redis://…, rediss://…, postgresql://…. All three
-strategies, "fixed-window", "moving-window" and "sliding-window-counter", enforce the same exact limit: at most its amount in any
-rolling window of its length, over all processes. A refused start does not count.
+The address is "workglow+" and the address of a Store: memory:, sqlite:PATH, redis://…, rediss://…, postgresql://…. All
+three strategies, "fixed-window", "moving-window" and "sliding-window-counter", enforce the same exact limit: at most
+its amount in any rolling window of its length, over all processes. A refused start does not count.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ MOST = 1_000_000_000
 class WorkglowStorage(Storage, MovingWindowSupport, SlidingWindowCounterSupport):
     """A Store behind the storage interface of `limits`.
 
-    uri: "workglow+" and the address of a Store. name: the prefix of the names of its limits. The other options are those of a Store:
-    timeout, on_error, durability.
+    uri: "workglow+" and the address of a Store. name: the prefix of the names of its limits. The other options are
+    those of a Store: timeout, on_error, durability.
     """
 
     STORAGE_SCHEME = [
@@ -126,7 +126,8 @@ class WorkglowStorage(Storage, MovingWindowSupport, SlidingWindowCounterSupport)
         return self.acquire_entry(key, limit, expiry, amount)
 
     def get_sliding_window(self, key: str, expiry: int) -> tuple[int, float, int, float]:
-        """Returns the units as those of the current window. They are exact, so no part of the previous window is estimated."""
+        """Returns the units as those of the current window. They are exact, so no part of the previous window is
+        estimated."""
         limit = self._known(key, expiry)[0]
         return 0, 0.0, self._used(key, limit, expiry), self._reset(key, limit, expiry)
 
@@ -137,7 +138,8 @@ class WorkglowStorage(Storage, MovingWindowSupport, SlidingWindowCounterSupport)
     # ---- the limiters behind them ----
 
     def _known(self, key: str, expiry: float = 0) -> tuple[int, float]:
-        """Returns the limit and the window from the end of a key. Other keys have the window of their last use (0: never used)."""
+        """Returns the limit and the window from the end of a key. Other keys have the window of their last use (0:
+        never used)."""
         found = LIMIT.search(key)
         if found:
             return int(found[1]), expiry or int(found[2]) * TIME_TYPES[found[3]].seconds

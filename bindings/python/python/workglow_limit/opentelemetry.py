@@ -4,8 +4,8 @@
 
     instrument(store)
 
-All processes of a "sqlite:" store report the same values, so instrument one process per machine and do not add them up. On a server,
-each process reports its own counts.
+All processes of a "sqlite:" store report the same values, so instrument one process per machine and do not add them up.
+On a server, each process reports its own counts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ __all__ = ["instrument"]
 #: Returns the observations of one instrument from a snapshot.
 Seen: TypeAlias = Callable[[Snapshot], Iterable[Observation]]
 
-#: The longest age of a snapshot in seconds. One snapshot serves all instruments of a collection, which follow each other at once.
+#: The longest age of a snapshot in seconds. One snapshot serves all instruments of a collection, which follow each
+#: other at once.
 AGE = 1.0
 
 
@@ -65,7 +66,8 @@ def check(parameter: str, value: object, expected: type) -> None:
 
 
 class Snapshots:
-    """The snapshots of a store. Each serves every instrument once. It has no lock, because a child may be forked at any time."""
+    """The snapshots of a store. Each serves every instrument once. It has no lock, because a child may be forked at any
+    time."""
 
     def __init__(self, store: Store, keys: int, show_keys: bool) -> None:
         self._store, self._keys, self._show_keys = store, keys, show_keys

@@ -40,7 +40,8 @@ class LimitedAdapter(HTTPAdapter):
         pool_block: bool = False,
         **options: Unpack[RetryingOptions],
     ) -> None:
-        """The pool_ parameters are those of HTTPAdapter. Its max_retries would bypass the limiters; use retries instead."""
+        """The pool_ parameters are those of HTTPAdapter. Its max_retries would bypass the limiters; use retries
+        instead."""
         if "max_retries" in options:
             raise TypeError("max_retries would bypass the limiters: use retries instead")
         own = "pool_connections", "pool_maxsize", "pool_block"

@@ -7,7 +7,8 @@
 
     $ rq worker --worker-class workglow_limit.rq.LimitedWorker
 
-A job that cannot start now takes a place and is scheduled for then. The worker runs others, and the job's retries do not change.
+A job that cannot start now takes a place and is scheduled for then. The worker runs others, and the job's retries do
+not change.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ FIELD = "workglow_limit"
 #: A worker runs one job at a time and forks for each.
 TIMING = Timing(grace=0.25, early=0.05)
 
-#: The interval at which a worker checks for jobs whose time has come, in seconds. RQ's own scheduler checks once a second.
+#: The interval at which a worker checks for jobs whose time has come, in seconds. RQ's own scheduler checks once a
+#: second.
 POLL = 0.05
 
 #: How long the lateness and duration of jobs are remembered, in seconds.
@@ -64,10 +66,10 @@ def limited(
 ) -> Callable[[_F], _F]:
     """Decorates a function. Its jobs start when `limiter` admits them. They need a `LimitedWorker`.
 
-    `key` and `weight` are the name of an argument, a format of arguments such as `"{tenant}:{model}"` (keys only), or a function
-    of the arguments. A job waits up to `hold` seconds in the worker; a longer wait schedules it. `grace` is how late a job may be at
-    its place, in seconds; by default a 40th of the limit's window, from 0.25 s to 10 s. `on_limited(job, limited)` is called after
-    each job that was scheduled.
+    `key` and `weight` are the name of an argument, a format of arguments such as `"{tenant}:{model}"` (keys only), or a
+    function of the arguments. A job waits up to `hold` seconds in the worker; a longer wait schedules it. `grace` is
+    how late a job may be at its place, in seconds; by default a 40th of the limit's window, from 0.25 s to 10 s.
+    `on_limited(job, limited)` is called after each job that was scheduled.
 
     Raises InvalidArgument or TypeError for invalid arguments. A call without a `LimitedWorker` waits for its start.
     """
@@ -174,7 +176,8 @@ class Limits(BaseWorker):
                 self.connection.set(_learned(job, queue), text, ex=KEPT)
 
     def _recall(self, job: Job, queue: Queue, gate: Gate) -> str | None:
-        """Returns the ticket of a job. Also restores what the gate has learned, because a work horse ends with its job."""
+        """Returns the ticket of a job. Also restores what the gate has learned, because a work horse ends with its job.
+        """
         gate.schedule = schedule = RedisSchedule(self.connection, f"{_waiting(queue)}:line:")
         gate.is_waiting = schedule.is_waiting
         with cast("Any", self.connection).pipeline() as pipeline:

@@ -8,7 +8,8 @@
     @limited(openai, key="tenant")
     async def ask(tenant: str, prompt: str) -> None: ...
 
-A task that cannot start now takes a place and leaves the worker until then. The worker runs others, and `_retries` does not change.
+A task that cannot start now takes a place and leaves the worker until then. The worker runs others, and `_retries` does
+not change.
 """
 
 from __future__ import annotations
@@ -63,10 +64,11 @@ def limited(
 ) -> Callable[[_F], _F]:
     """Decorates a task's function, below `@broker.task`. Its messages start when `limiter` admits them.
 
-    `key` and `weight` are the name of an argument, a format of arguments such as `"{tenant}:{model}"` (keys only), or a function
-    of the arguments, in which dependencies are None. A task waits up to `hold` seconds in the worker, as one of its
-    `max_async_tasks`; after a longer wait it leaves the worker. `grace` is how late a task may be at its place, in seconds; by default
-    a 40th of the limit's window, from 0.15 s to 10 s. `on_limited(message, limited)` is called after each task that left.
+    `key` and `weight` are the name of an argument, a format of arguments such as `"{tenant}:{model}"` (keys only), or a
+    function of the arguments, in which dependencies are None. A task waits up to `hold` seconds in the worker, as one
+    of its `max_async_tasks`; after a longer wait it leaves the worker. `grace` is how late a task may be at its place,
+    in seconds; by default a 40th of the limit's window, from 0.15 s to 10 s. `on_limited(message, limited)` is called
+    after each task that left.
 
     Raises InvalidArgument or TypeError for invalid arguments. A call without a worker waits for its start.
     """
@@ -76,8 +78,8 @@ def limited(
 class Limits(TaskiqMiddleware):
     """Limits the `limited` tasks of a broker.
 
-    With the Redis brokers of taskiq-redis, waiting tasks are kept in the same Redis. Other brokers cannot delay a message, so with
-    them tasks wait in the worker.
+    With the Redis brokers of taskiq-redis, waiting tasks are kept in the same Redis. Other brokers cannot delay a
+    message, so with them tasks wait in the worker.
     """
 
     def __init__(self) -> None:

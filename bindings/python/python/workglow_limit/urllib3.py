@@ -5,7 +5,8 @@
 
     http = limited(urllib3.PoolManager(), {"api.example.com": limiter}, timeout=30)
 
-urllib3 retries requests itself, according to its Retry: each attempt waits for its limiters, and so does each redirection.
+urllib3 retries requests itself, according to its Retry: each attempt waits for its limiters, and so does each
+redirection.
 """
 
 from __future__ import annotations

@@ -64,7 +64,8 @@ class LimitMiddleware:
 
 
 class Body:
-    """The body of a response. The request's charges end with it: servers close it, also after the client has disconnected."""
+    """The body of a response. The request's charges end with it: servers close it, also after the client has
+    disconnected."""
 
     def __init__(self, entry: Entry) -> None:
         self._entry = entry
@@ -84,8 +85,8 @@ class Body:
 
 
 def streamed(parts: Iterable[Any], entry: Entry, is_failed: Callable[[], bool]) -> Iterator[Any]:
-    """Yields the parts of a body. The charges end with the last part, or when the generator is dropped by a server that does not close
-    it."""
+    """Yields the parts of a body. The charges end with the last part, or when the generator is dropped by a server that
+    does not close it."""
     outcome: bool | None = None
     try:
         yield from parts

@@ -51,7 +51,7 @@ def test_the_server_sees_no_more_than_the_limit(store, request, tmp_path):
             command = [sys.executable, HERE / "worker.py", url, to, kind, str(COUNT), str(AT_ONCE), *refused]
             workers.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
         try:
-            said = [worker.communicate(timeout=120) for worker in workers]
+            said = [worker.communicate(timeout=600) for worker in workers]
         finally:
             for worker in workers:
                 worker.kill()
@@ -69,5 +69,9 @@ def test_the_server_sees_no_more_than_the_limit(store, request, tmp_path):
 
 def test_streams_use_no_more_tokens_than_the_limit():
     """A short run of the streams' bench. Their use of the limit depends on the machine and is not asserted."""
-    found = streams.measure(None, 5_000, 2.0, 2, 0.01, ["openai", "anthropic"])
-    assert found["failed"] == 0 and found["over"] <= 0 and found["tokens"] > 0
+    for windows in 2, 10, 60:  # (On a busy machine the processes need longer to begin.)
+        found = streams.measure(None, 5_000, 2.0, windows, 0.01, ["openai", "anthropic"])
+        assert found["failed"] == 0 and found["over"] <= 0
+        if found["tokens"]:
+            return
+    pytest.fail("no request arrived")

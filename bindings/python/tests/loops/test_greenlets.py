@@ -35,14 +35,14 @@ def test_a_killed_greenlet_returns_its_place(green, how, url):
 
 
 def test_an_admitted_greenlet_that_is_killed_returns_its_start(green):
-    green("told_and_killed")
+    green("admitted_and_killed")
 
 
 def test_a_completion_in_another_thread_wakes_the_hub(green):
     green("woken_by_threads")
 
 
-@pytest.mark.parametrize("program", ["store_away", "killed_while_away"])
+@pytest.mark.parametrize("program", ["stalled_store", "killed_while_stalled"])
 def test_an_unresponsive_store_does_not_block_the_hub(green, program, away):
     green(program, *away)
 

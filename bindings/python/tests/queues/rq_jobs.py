@@ -6,7 +6,7 @@ from pathlib import Path
 from workglow_limit import Store
 from workglow_limit.rq import current_permit, limited
 
-limiter = Store(os.environ["LIMITS"]).limiter("l", "1/1s")
+limiter = Store(os.environ["LIMITS"]).limiter("l", "1/3s")
 away = []
 
 

@@ -264,7 +264,7 @@ def test_a_failing_store_is_an_error(tmp_path):
 
 def test_a_locked_store_does_not_block_the_loop(tmp_path):
     Store(f"sqlite:{tmp_path}/limits.db").open()
-    mine = gate(Store(f"sqlite:{tmp_path}/limits.db").limiter("l", "1/10s"))
+    mine = gate(Store(f"sqlite:{tmp_path}/limits.db", timeout=100).limiter("l", "1/10s"))
 
     async def main():
         with lane_held(tmp_path / "limits.db"):
@@ -293,4 +293,4 @@ def test_a_held_job_that_is_cancelled_returns_its_place():
         while limiter.peek().reset_after > before + 1:
             await asyncio.sleep(0.005)
 
-    asyncio.run(asyncio.wait_for(main(), 30))
+    asyncio.run(asyncio.wait_for(main(), 120))

@@ -39,7 +39,7 @@ def test_a_job_that_was_sent_away_returns(worker, queue, jobs, tmp_path):
     queue.enqueue("rq_jobs.free", ran)
     worker(queue, connection=queue.connection).work(burst=True)
     # A worker in burst mode ends although a job waits.
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while second.get_status() != JobStatus.FINISHED:
         assert time.monotonic() < deadline and second.get_status() in (JobStatus.SCHEDULED, JobStatus.QUEUED)
         worker(queue, connection=queue.connection).work(burst=True)
@@ -53,7 +53,7 @@ def test_a_job_that_was_sent_away_returns(worker, queue, jobs, tmp_path):
 def test_a_job_that_is_cancelled_while_it_waits_does_not_return(queue, jobs, tmp_path):
     ran = tmp_path / "ran"
     jobs.limiter.acquire()
-    jobs.limiter.pause(1)
+    jobs.limiter.pause(3)
     job, gone = (queue.enqueue("rq_jobs.ask", ran) for _ in range(2))
     worker = SimpleLimitedWorker(queue, connection=queue.connection)
     worker.work(burst=True)
@@ -62,7 +62,7 @@ def test_a_job_that_is_cancelled_while_it_waits_does_not_return(queue, jobs, tmp
     job.cancel()
     gone.delete()
     waiting = f"{queue.key}:workglow-limit"
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while queue.connection.zcard(waiting):
         assert time.monotonic() < deadline
         SimpleLimitedWorker(queue, connection=queue.connection).work(burst=True)

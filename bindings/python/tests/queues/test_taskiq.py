@@ -23,7 +23,7 @@ def run(broker, main):
         await broker.startup()
         receiver = asyncio.create_task(run_receiver_task(broker))
         try:
-            return await asyncio.wait_for(main(), 60)
+            return await asyncio.wait_for(main(), 150)
         finally:
             receiver.cancel()
             await asyncio.gather(receiver, return_exceptions=True)
@@ -39,7 +39,7 @@ def broker(server):
 
 
 def test_a_task_that_left_is_unchanged_and_has_its_result_after_the_run(broker):
-    limiter = Store("memory:").limiter("l", "1/1s")
+    limiter = Store("memory:").limiter("l", "1/3s")
     away, ran = [], []
 
     @broker.task(count=7, share=0.5, is_new=True, raw=b"ab")
@@ -52,7 +52,7 @@ def test_a_task_that_left_is_unchanged_and_has_its_result_after_the_run(broker):
 
     async def main():
         sent = [await ask.kiq("acme"), await ask.kiq("acme")]
-        results = [await task.wait_result(timeout=30) for task in sent]
+        results = [await task.wait_result(timeout=120) for task in sent]
         return [task.task_id for task in sent], results
 
     ids, results = run(broker, main)
@@ -73,7 +73,7 @@ def test_synchronous_tasks(broker):
 
     async def main():
         sent = [await ask.kiq() for _ in range(3)]
-        return [(await task.wait_result(timeout=30)).return_value for task in sent]
+        return [(await task.wait_result(timeout=120)).return_value for task in sent]
 
     assert run(broker, main) == [True, True, True]
 
@@ -87,7 +87,7 @@ def test_an_invalid_task_fails(broker):
         ran.append(units)
 
     async def main():
-        return await (await ask.kiq(0)).wait_result(timeout=30)
+        return await (await ask.kiq(0)).wait_result(timeout=120)
 
     result = run(broker, main)
     assert result.is_err and "weight is 0" in str(result.error)

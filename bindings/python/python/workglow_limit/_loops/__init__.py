@@ -1,6 +1,8 @@
-"""Waiting in event loops (asyncio, trio) and in hubs of greenlets (gevent, eventlet). The native module calls this package.
+"""Waiting in event loops (asyncio, trio) and in hubs of greenlets (gevent, eventlet). The native module calls this
+package.
 
-It is imported at its first use, and imports a loop's library only if that loop runs: then the program has imported it already.
+It is imported at its first use, and imports a loop's library only if that loop runs: then the program has imported it
+already.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ def running() -> Loop:
 
 
 def hub() -> Hub | Literal[False] | None:
-    """Returns the hub of this thread, or None. Returns False in the hub's own greenlet, which blocks all others while it waits."""
+    """Returns the hub of this thread, or None. Returns False in the hub's own greenlet, which blocks all others while
+    it waits."""
     if "gevent" in sys.modules:
         from . import on_gevent
 
@@ -66,8 +69,8 @@ async def run(call: AsyncCall) -> Any:
 
 
 async def in_thread(of: Owner, work: Callable[[], Any], undo: Callable[[Any], object] = cancel_start) -> Any:
-    """Runs work that may wait for a store in another thread, always to its end. If the task is cancelled, `undo` is called with the
-    outcome. `undo` must not block."""
+    """Runs work that may wait for a store in another thread, always to its end. If the task is cancelled, `undo` is
+    called with the outcome. `undo` must not block."""
     loop = running()
     answer = loop.answer()
     answer.undo = undo

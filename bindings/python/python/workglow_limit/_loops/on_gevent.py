@@ -19,7 +19,8 @@ class GeventHub(Hub):
     def __init__(self, native: Any) -> None:
         super().__init__()
         self.native = native
-        # The hub's own run_callback_threadsafe updates a counter that a loop in another thread may update at the same time.
+        # The hub's own run_callback_threadsafe updates a counter that a loop in another thread may update at the same
+        # time.
         self._bell = native.loop.async_(ref=False)
         self._bell.start(self.answer_bell)
 

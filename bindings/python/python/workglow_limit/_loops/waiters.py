@@ -95,8 +95,8 @@ class Loop(ABC):
         function()
 
     def send(self, of: Owner, work: Callable[[], T], back: Callable[[T], object], late: Callable[[T], object]) -> None:
-        """Runs work, which may wait for a store, in another thread. Then it calls `back` in the loop with the outcome. If the loop has
-        ended, it calls `late` instead, in any thread."""
+        """Runs work, which may wait for a store, in another thread. Then it calls `back` in the loop with the outcome.
+        If the loop has ended, it calls `late` instead, in any thread."""
 
         def deliver() -> None:
             delivery = Delivery(work(), back, late)
@@ -181,8 +181,8 @@ class Hub(Loop):
 class Waiters:
     """The waiters of one limiter in one loop.
 
-    Work that would have to wait for the store is sent to another thread together with the line. Callers that arrive during that time
-    join afterwards, in order.
+    Work that would have to wait for the store is sent to another thread together with the line. Callers that arrive
+    during that time join afterwards, in order.
     """
 
     __slots__ = "__weakref__", "_answers", "_joining", "_cancel", "_is_away", "_left", "_line", "_lines", "_loop", "_rings", "_sent", "_woken"

@@ -64,8 +64,8 @@ class LoopAlarm:
 
 
 class ThreadAlarm:
-    """The alarm of workers without an event loop. Celery's own timer thread may be late by a second, because a new entry does not
-    wake it."""
+    """The alarm of workers without an event loop. Celery's own timer thread may be late by a second, because a new
+    entry does not wake it."""
 
     def __init__(self, function: Function) -> None:
         self._function = function

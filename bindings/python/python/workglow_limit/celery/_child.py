@@ -15,7 +15,8 @@ from ._errors import Limited, SentBack
 from ._message import HEADER, Ticket, send_again
 from ._options import SHORT, TaskLimit
 
-#: The average delay of a task that found a concurrency limit full, in seconds. The end of a running job cannot be predicted.
+#: The average delay of a task that found a concurrency limit full, in seconds. The end of a running job cannot be
+#: predicted.
 RETRY = 0.5
 
 #: The most that an ETA is late, in seconds. A task that no worker holds reaches its place by its ETA.
@@ -94,8 +95,8 @@ def _start_or_reserve(limiter: Limiter, of: tuple[str | None, int], ticket: Tick
 def _send_back(
     task: Any, request: Any, limit: TaskLimit, place: Permit | None, wait: float, ticket: Ticket | None
 ) -> NoReturn:
-    """Sends the task back to its queue and ends this run without a trace. It publishes first: if the worker dies in between, one
-    message too many remains, which waits for a start of its own, but no message is lost."""
+    """Sends the task back to its queue and ends this run without a trace. It publishes first: if the worker dies in
+    between, one message too many remains, which waits for a start of its own, but no message is lost."""
     text = None
     if place is not None:
         try:
@@ -110,7 +111,8 @@ def _send_back(
 
 
 def _take_ticket(request: Any) -> Ticket | None:
-    """Removes and returns the ticket. A place starts once, so later messages of the task, such as a retry, must not carry it."""
+    """Removes and returns the ticket. A place starts once, so later messages of the task, such as a retry, must not
+    carry it."""
     header = request.__dict__.pop(HEADER, None)
     if request.headers:
         request.headers.pop(HEADER, None)

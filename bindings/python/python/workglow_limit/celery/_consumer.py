@@ -1,5 +1,5 @@
-"""The waiting room of a worker. It holds tasks that cannot start yet, while the worker runs others. The core's lines decide which
-task is next, and when.
+"""The waiting room of a worker. It holds tasks that cannot start yet, while the worker runs others. The core's lines
+decide which task is next, and when.
 
 Everything runs in the alarm's thread. Other threads only append to `_arrived` and `_news`, and wake the alarm.
 """
@@ -126,7 +126,8 @@ class WaitingRoom:
             self._extra = 0
 
     def add(self, request: Any, limit: TaskLimit) -> None:
-        # A worker without an event loop takes seconds to notice that it may fetch more messages, so raise its count now.
+        # A worker without an event loop takes seconds to notice that it may fetch more messages, so raise its count
+        # now.
         extra = self._consumer.hub is None and self._extra + len(self._arrived) < self._most
         if extra:
             self._consumer.qos.increment_eventually()
@@ -233,8 +234,8 @@ class WaitingRoom:
                 pool.renew()
 
     def _sweep(self) -> float:
-        """Removes revoked and expired tasks, and sends back tasks that the broker would soon redeliver. Returns the seconds until the
-        next sweep."""
+        """Removes revoked and expired tasks, and sends back tasks that the broker would soon redeliver. Returns the
+        seconds until the next sweep."""
         now = time.monotonic()
         if now - self._swept < SWEEP:
             return self._swept + SWEEP - now
@@ -271,8 +272,9 @@ class WaitingRoom:
             self._end(pool, number)
 
     def _wait(self, held: HeldTask, wait: float) -> None:
-        """Notes that a task waits for its limit, and fetches another message for it, up to the most held tasks. A task that only waits
-        for the pool counts against the prefetch count, as always in Celery, so that other workers fetch the next messages."""
+        """Notes that a task waits for its limit, and fetches another message for it, up to the most held tasks. A task
+        that only waits for the pool counts against the prefetch count, as always in Celery, so that other workers fetch
+        the next messages."""
         if not held.extra:
             self._waits.append(held)
             self._fetch_past()
@@ -316,8 +318,8 @@ class WaitingRoom:
             pool.end(number)
 
     def _send_back(self, held: HeldTask, place: str | None, wait: float) -> None:
-        """Sends a task back to its queue with its place. It publishes first and acknowledges afterwards: if the worker dies in between,
-        one message too many remains."""
+        """Sends a task back to its queue with its place. It publishes first and acknowledges afterwards: if the worker
+        dies in between, one message too many remains."""
         request = held.request
         try:
             send_back(self._consumer.app, request, Ticket(place, time.time() + wait, held.times + 1))
@@ -345,11 +347,11 @@ class WaitingRoom:
 def watch(
     request: Any, accepted: Callable[[], None], ended: Callable[[], None], send_event: Callable[[str, float], None]
 ) -> None:
-    """Calls `accepted` when a child takes a request, and `ended` when the pool has finished or will not begin it. If the child sent the
-    task back, monitors get an event: they have already seen that the task started.
+    """Calls `accepted` when a child takes a request, and `ended` when the pool has finished or will not begin it. If
+    the child sent the task back, monitors get an event: they have already seen that the task started.
 
-    The methods of the request itself are replaced, because Celery makes a request class per task whose on_success does not call its
-    base's.
+    The methods of the request itself are replaced, because Celery makes a request class per task whose on_success does
+    not call its base's.
     """
 
     def after(name: str, is_end: Callable[[Any, tuple[Any, ...]], bool]) -> None:

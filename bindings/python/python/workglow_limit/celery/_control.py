@@ -1,4 +1,4 @@
-"""Remote control: commands that change, pause and show limits while workers run, such as `celery -A proj control limit_set …`.
+"""Remote control: commands that change, pause and show limits while workers run, such as limit_set.
 
 Every worker that receives a command executes it. That is harmless, as all write the same to the same store.
 """

@@ -16,7 +16,8 @@ from ._child import limited
 from ._consumer import WaitingRoom
 from ._options import DEFAULTS, TaskLimit
 
-#: The default of worker_limit_held: the most limited tasks that a worker holds while it fetches others. About 4 KB each.
+#: The default of worker_limit_held: the most limited tasks that a worker holds while it fetches others. About 4 KB
+#: each.
 MOST_HELD = 10_000
 
 
@@ -99,7 +100,8 @@ class Limits:
         return partial(self.named, name)
 
     def named(self, name: str) -> Limiter:
-        """Returns the limiter of this name, from whichever program declared it. All tasks share the object, and so one line."""
+        """Returns the limiter of this name, from whichever program declared it. All tasks share the object, and so one
+        line."""
         if name not in self._limiters:
             self._limiters[name] = self.store.limiter(name)
         return self._limiters[name]
@@ -107,7 +109,8 @@ class Limits:
     # ---- workers ----
 
     def room(self, consumer: Any) -> WaitingRoom:
-        """Makes the waiting room of a worker's consumer. Celery starts, fills and stops it like its own token buckets."""
+        """Makes the waiting room of a worker's consumer. Celery starts, fills and stops it like its own token buckets.
+        """
         self.open(consumer.pool)
         room = consumer.limit_waiting_room = WaitingRoom(consumer, self.most_held)
         held = {name: limit for name, limit in self.tasks.items() if limit.on_limit in ("hold", "retry")}
@@ -171,8 +174,8 @@ class _Bucket:
 
 
 def install(app: Any, store: Store | str | None = None) -> None:
-    """Adds limits to the tasks of a Celery app. store is a URL, a Store, or None for the setting `task_limit_store`. May be called
-    before or after the tasks are declared."""
+    """Adds limits to the tasks of a Celery app. store is a URL, a Store, or None for the setting `task_limit_store`.
+    May be called before or after the tasks are declared."""
     if getattr(app, "limits", None) is not None:
         raise ImproperlyConfigured(f"{app!r} already has limits: call install once")
     limits = app.limits = Limits(app, store)

@@ -17,14 +17,15 @@ EARLY = 2.0
 
 _PROPERTIES = ("correlation_id", "reply_to", "priority", "delivery_mode", "message_id", "type", "app_id")
 
-#: The headers in which RabbitMQ records that it has delayed a message. It drops a message that seems to circulate for ever, so a
-#: message that is sent again must not have them.
+#: The headers in which RabbitMQ records that it has delayed a message. It drops a message that seems to circulate for
+#: ever, so a message that is sent again must not have them.
 _HISTORY = ("x-death", "x-first-death-", "x-last-death-")
 
 
 class Ticket:
-    """A future start that travels with its message: the text of the place if there is one, the Unix time when it is ready (valid on
-    any machine), the number of times that the message was sent back, and on the way to a child also the message's formats."""
+    """A future start that travels with its message: the text of the place if there is one, the Unix time when it is
+    ready (valid on any machine), the number of times that the message was sent back, and on the way to a child also the
+    message's formats."""
 
     __slots__ = ("formats", "place", "ready", "times")
 
@@ -44,23 +45,26 @@ class Ticket:
         return None
 
     def eta(self, app: Any) -> datetime | None:
-        """Returns the time at which the message should come back. None means at once, because any worker that gets it holds it."""
+        """Returns the time at which the message should come back. None means at once, because any worker that gets it
+        holds it."""
         now, lead = time.time(), 0.0 if app.conf.worker_disable_rate_limits else EARLY
         early = min(self.ready - lead, now + patience(app))
         return datetime.fromtimestamp(early, timezone.utc) if early > now + lead else None
 
 
 def patience(app: Any) -> float:
-    """Returns how long a worker keeps an unacknowledged message, in seconds: once until its ETA, and once more until its turn.
+    """Returns how long a worker keeps an unacknowledged message, in seconds: once until its ETA, and once more until
+    its turn.
 
-    Both together are shorter than the time after which the broker redelivers a message: half an hour with SQS and RabbitMQ, unless
-    the app sets it.
+    Both together are shorter than the time after which the broker redelivers a message: half an hour with SQS and
+    RabbitMQ, unless the app sets it.
     """
     return float(app.conf.broker_transport_options.get("visibility_timeout", 1800)) / 3
 
 
 def formats(message: Any) -> dict[str, str]:
-    """Returns the formats of a message as options of Celery's calls. The caller may have chosen others than the task."""
+    """Returns the formats of a message as options of Celery's calls. The caller may have chosen others than the task.
+    """
     found = {"serializer": serializers.get(message.content_type), "compression": message.headers.get("compression")}
     return {name: of for name, of in found.items() if of is not None}
 
@@ -71,8 +75,8 @@ def _own(headers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def send_back(app: Any, request: Any, ticket: Ticket) -> None:
-    """Publishes the message of a consumer's request again, with a new ticket and ETA. The caller acknowledges the original
-    afterwards."""
+    """Publishes the message of a consumer's request again, with a new ticket and ETA. The caller acknowledges the
+    original afterwards."""
     message = request.message
     headers = _own(message.headers) | {HEADER: ticket.header()}
     headers.pop("compression", None)

@@ -1,4 +1,5 @@
-"""The prefetch window of RabbitMQ's quorum queues, where a change of Celery's prefetch count has no effect on running consumers."""
+"""The prefetch window of RabbitMQ's quorum queues, where a change of Celery's prefetch count has no effect on running
+consumers."""
 
 from __future__ import annotations
 
@@ -11,12 +12,12 @@ from ._celery import detect_quorum_queues
 class PrefetchWindow:
     """Enforces Celery's prefetch count.
 
-    With quorum queues the count belongs to each consumer, not to the channel, and is fixed from the consumer's start to its end. So a
-    consumer that has used up its count is replaced. The next one may fetch the worker's present count less the messages that it has.
-    Messages of earlier consumers remain here until they are acknowledged.
+    With quorum queues the count belongs to each consumer, not to the channel, and is fixed from the consumer's start to
+    its end. So a consumer that has used up its count is replaced. The next one may fetch the worker's present count
+    less the messages that it has. Messages of earlier consumers remain here until they are acknowledged.
 
-    Only a consumer that has used up its count is replaced. Messages may be on their way to any other, and would return to the end of
-    their queue.
+    Only a consumer that has used up its count is replaced. Messages may be on their way to any other, and would return
+    to the end of their queue.
     """
 
     def __init__(self, consumer: Any) -> None:
