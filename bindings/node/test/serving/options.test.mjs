@@ -81,7 +81,7 @@ for (const [framework, limitRequests] of Object.entries({ express, hono, next })
       refuses(() => (framework === "next" ? gate(() => new Response(), ...limits) : gate.route(...limits)), message);
     }
     const gate = limitRequests({ limits: [{ limiter, name: "a" }] });
-    refuses(() => (framework === "next" ? gate(() => 0, { limiter, name: "a" }) : gate.route({ limiter, name: "a" })), /another name/);
+    refuses(() => (framework === "next" ? gate(() => 0, { limiter, name: "a" }) : gate.route({ limiter, name: "a" })), /a different name/);
   });
 
   test(`${framework}: invalid options are errors`, () => {
