@@ -152,7 +152,7 @@ test("invalid results of methods are errors", () => {
   const failure = (message) => ({ name: "LimitError", code: "custom_failure", number: -15, message });
   for (const answer of [undefined, false]) {
     const limiter = limiterOf({ tryAcquire: () => answer });
-    const message = /^limiter "mine" failed: tryAcquire\(\) gave .*: expected a token, or null$/;
+    const message = /^limiter "mine" failed: tryAcquire\(\) returned .*: expected a token, or null$/;
     assert.throws(() => limiter.tryAcquire(), failure(message));
   }
   for (const answer of [undefined, null, NaN, -1, Infinity, "soon", {}]) {

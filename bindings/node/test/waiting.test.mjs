@@ -45,7 +45,7 @@ test("a timeout says when to retry, and is immediate if that is known", async ()
     assert.ok(error instanceof TimeoutError);
     assert.equal(error.name, "TimeoutError");
     assert.equal(error.retryAfter, 50_000);
-    assert.match(error.message, /"limit" within \d+ ms: retry after 50000 ms/);
+    assert.match(error.message, /"limit" has no free units within \d+ ms: retry after 50000 ms/);
   }
   const busy = new ConcurrencyLimiter(1);
   busy.tryAcquire();

@@ -27,7 +27,7 @@ const LIMITS = [
   [[{ limiter: { free: limiter }, plan: "free" }], /plan is "free": expected a function/],
   [[{ limiter: { free: 7 }, plan }], /limiter\.free is 7: expected a limiter/],
   [[{ limiter, plan }], /plan is a function: expected none with a single limiter/],
-  [[{ limiter, key: "ip" }], /key is "ip": expected "address", "user", "header:"/],
+  [[{ limiter, key: "ip" }], /key is "ip": expected "address", "user", "header:NAME"/],
   [[{ limiter, key: "header:" }], /key is "header:"/],
   [[{ limiter, key: "header:a b" }], /key is "header:a b"/],
   [[{ limiter, key: 7 }], /key is 7/],
@@ -43,8 +43,8 @@ const LIMITS = [
   [[{ limiter, name: "" }], /name is ""/],
   [[{ limiter, name: "a\nb" }], /name is "a\\nb"/],
   [[{ limiter: named("größe") }], /name is "größe": expected printable ASCII/],
-  [[{ limiter, name: "a" }, { limiter, name: "a" }], /name is "a": expected another name/],
-  [[{ limiter: named("a") }, { limiter, name: "a" }], /name is "a": expected another name/],
+  [[{ limiter, name: "a" }, { limiter, name: "a" }], /name is "a": expected a different name/],
+  [[{ limiter: named("a") }, { limiter, name: "a" }], /name is "a": expected a different name/],
   [[{ limiter, windowMs: 7 }], /limits is an object with windowMs: expected only limiter/],
 ];
 
@@ -81,7 +81,7 @@ for (const [framework, limitRequests] of Object.entries({ express, hono, next })
       refuses(() => (framework === "next" ? gate(() => new Response(), ...limits) : gate.route(...limits)), message);
     }
     const gate = limitRequests({ limits: [{ limiter, name: "a" }] });
-    refuses(() => (framework === "next" ? gate(() => 0, { limiter, name: "a" }) : gate.route({ limiter, name: "a" })), /another name/);
+    refuses(() => (framework === "next" ? gate(() => 0, { limiter, name: "a" }) : gate.route({ limiter, name: "a" })), /a different name/);
   });
 
   test(`${framework}: invalid options are errors`, () => {
@@ -121,7 +121,7 @@ test("invalid options of the store for express-rate-limit are errors", () => {
   refuses(() => new LimitStore(store, { name: 7 }), /name is 7/);
   refuses(() => new LimitStore(store, { name: "" }), /name is ""/);
   refuses(() => new LimitStore(store, { max: -1 }), /max is -1/);
-  refuses(() => new LimitStore(store).init({ limit: () => 5, windowMs: 1000 }), /max is undefined: expected the largest number that limit gives/);
+  refuses(() => new LimitStore(store).init({ limit: () => 5, windowMs: 1000 }), /max is undefined: expected the largest result of limit/);
   refuses(() => new LimitStore(store).init({ limit: 2.5, windowMs: 1000 }), /2\.5/);
   refuses(() => new LimitStore(store).init({ limit: 5, windowMs: 0 }), /0/);
 });

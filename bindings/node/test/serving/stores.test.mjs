@@ -131,7 +131,7 @@ test("express-rate-limit: mistakes that the package only logs fail each request"
   const logged = [];
   const logger = { error: (error) => logged.push(error.message), warn: assert.fail };
   const url = await served(t, limited(new Store("memory:"), { limit: () => 5, logger }));
-  assert.match(logged[0], /max is undefined: expected the largest number/);
+  assert.match(logged[0], /max is undefined: expected the largest result of limit/);
   assert.deepEqual(await statuses(2, url), [500, 500]);
   await assert.rejects(new LimitStore(new Store("memory:")).increment("a"), /store is used before init\(\)/);
 });
