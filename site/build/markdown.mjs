@@ -89,14 +89,20 @@ function tabsOfSections(state) {
   state.tokens = result;
 }
 
-/** Points links at the site's pages, and other files at the repository. */
+/** Points links at the site's pages, and other files at the repository. Without an address of the repository those are plain text. */
 function links(state) {
   const page = state.env.relativePath;
-  for (const { children } of state.tokens) {
-    for (const token of children ?? []) {
-      if (token.type === "link_open") token.attrSet("href", target(page, token.attrGet("href")));
-      else if (token.type === "image") token.attrSet("src", target(page, token.attrGet("src")));
-    }
+  for (const block of state.tokens) {
+    let isLink = true;
+    block.children = block.children?.filter((token) => {
+      if (token.type === "image") token.attrSet("src", target(page, token.attrGet("src")));
+      if (token.type === "link_open") {
+        const href = target(page, token.attrGet("href"));
+        isLink = href !== undefined;
+        if (isLink) token.attrSet("href", href);
+      }
+      return isLink || !token.type.startsWith("link_");
+    }) ?? null;
   }
 }
 
