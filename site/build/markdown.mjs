@@ -106,10 +106,12 @@ function links(state) {
   }
 }
 
-/** Makes empty column heads plain cells. */
-function emptyHeads(state) {
+/** Makes empty column heads plain cells, and keeps cells with much text from becoming narrow. */
+function cells(state) {
   for (const [i, token] of state.tokens.entries()) {
-    if (token.type === "th_open" && !state.tokens[i + 1].content) token.tag = state.tokens[i + 2].tag = "td";
+    const { content } = state.tokens[i + 1] ?? {};
+    if (token.type === "th_open" && !content) token.tag = state.tokens[i + 2].tag = "td";
+    if (token.type === "td_open" && content.length > 40) token.attrJoin("class", "long");
   }
 }
 
@@ -118,7 +120,7 @@ export function plugin(md) {
   md.core.ruler.after("block", "comments", withoutComments);
   md.core.ruler.after("inline", "inline-comments", withoutComments);
   md.core.ruler.after("inline-comments", "links", links);
-  md.core.ruler.push("empty-heads", emptyHeads);
+  md.core.ruler.push("cells", cells);
   md.core.ruler.push("code-tabs", tabsOfCode);
   md.core.ruler.push("section-tabs", tabsOfSections);
   // A wide table scrolls in its own box, which the keyboard reaches.
