@@ -150,7 +150,7 @@ function cpp() {
       comment = [];
       const type = code[0].match(/^\s*(?:template <.*> )?(class|struct)\s+(?:\[\[\w+\]\] )?(\w+)/);
       if (/^\s*namespace detail/.test(line)) i = last;
-      else if (/^\s*namespace/.test(line)) {
+      else if (/^\s*(?:inline )?namespace/.test(line)) {
         scope(i + 1, last - 1, add, false);
         i = last;
       } else if (type && /\{/.test(code.join(""))) {

@@ -74,7 +74,7 @@ export default defineConfig({
       "/": guide,
     },
     outline: { level: [2, 3], label: "On this page" },
-    socialLinks: [{ icon: "github", link: repository, ariaLabel: "The sources" }],
+    socialLinks: repository ? [{ icon: "github", link: repository, ariaLabel: "The sources" }] : [],
     search: {
       provider: "local",
       options: {

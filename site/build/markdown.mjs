@@ -89,21 +89,29 @@ function tabsOfSections(state) {
   state.tokens = result;
 }
 
-/** Points links at the site's pages, and other files at the repository. */
+/** Points links at the site's pages, and other files at the repository. Without an address of the repository those are plain text. */
 function links(state) {
   const page = state.env.relativePath;
-  for (const { children } of state.tokens) {
-    for (const token of children ?? []) {
-      if (token.type === "link_open") token.attrSet("href", target(page, token.attrGet("href")));
-      else if (token.type === "image") token.attrSet("src", target(page, token.attrGet("src")));
-    }
+  for (const block of state.tokens) {
+    let isLink = true;
+    block.children = block.children?.filter((token) => {
+      if (token.type === "image") token.attrSet("src", target(page, token.attrGet("src")));
+      if (token.type === "link_open") {
+        const href = target(page, token.attrGet("href"));
+        isLink = href !== undefined;
+        if (isLink) token.attrSet("href", href);
+      }
+      return isLink || !token.type.startsWith("link_");
+    }) ?? null;
   }
 }
 
-/** Makes empty column heads plain cells. */
-function emptyHeads(state) {
+/** Makes empty column heads plain cells, and keeps cells with much text from becoming narrow. */
+function cells(state) {
   for (const [i, token] of state.tokens.entries()) {
-    if (token.type === "th_open" && !state.tokens[i + 1].content) token.tag = state.tokens[i + 2].tag = "td";
+    const { content } = state.tokens[i + 1] ?? {};
+    if (token.type === "th_open" && !content) token.tag = state.tokens[i + 2].tag = "td";
+    if (token.type === "td_open" && content.length > 40) token.attrJoin("class", "long");
   }
 }
 
@@ -112,7 +120,7 @@ export function plugin(md) {
   md.core.ruler.after("block", "comments", withoutComments);
   md.core.ruler.after("inline", "inline-comments", withoutComments);
   md.core.ruler.after("inline-comments", "links", links);
-  md.core.ruler.push("empty-heads", emptyHeads);
+  md.core.ruler.push("cells", cells);
   md.core.ruler.push("code-tabs", tabsOfCode);
   md.core.ruler.push("section-tabs", tabsOfSections);
   // A wide table scrolls in its own box, which the keyboard reaches.

@@ -12,8 +12,8 @@ export const references = folder("SITE_REFERENCES", "target/docs");
 
 const read = (path) => readFileSync(root + path, "utf8");
 
-/** The repository's address. */
-export const repository = JSON.parse(read("bindings/node/package.json")).repository.url.replace(/^git\+|\.git$/g, "");
+/** The repository's address, if there is one. */
+export const repository = read("Cargo.toml").match(/^repository = "(.*)"/m)?.[1];
 export const version = read("Cargo.toml").match(/^version = "(.*)"/m)[1];
 
 /** The project's own pages, next to the guides. */
@@ -33,7 +33,7 @@ const sources = new Map([...pages].map(([path, page]) => [page, path]));
 
 export const address = (page) => `/${page.replace(/(^|\/)index\.md$/, "$1").replace(/\.md$/, ".html")}`;
 
-/** Returns the address on the site for a link, or a picture, of a page. */
+/** Returns the address on the site for a link, or a picture, of a page; nothing for a file that only the repository has. */
 export function target(page, link) {
   const source = sources.get(page);
   if (source === undefined || /^[a-z]+:|^#|^\//i.test(link)) return link;
@@ -42,7 +42,7 @@ export function target(page, link) {
   if (pages.has(found)) return address(pages.get(found)) + (hash ?? "");
   if (/\.(svg|png)$/.test(found)) return `/${found}`;
   if (!existsSync(root + found)) throw new Error(`${source} links to ${link}, and there is no ${found}`);
-  return `${repository}/blob/main/${found}${hash ?? ""}`;
+  return repository && `${repository}/blob/main/${found}${hash ?? ""}`;
 }
 
 const plain = (text) => text.replace(/`/g, "");

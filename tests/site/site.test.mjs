@@ -343,7 +343,9 @@ test("the_playground_shows_every_limiter", { skip }, async () => {
   assert.equal(Number(await clock.inputValue()), record.length);
   await page.getByRole("combobox", { name: "Worker A" }).selectOption({ index: 3 });
   await page.getByRole("radio", { name: "are denied" }).check();
+  const explained = new Set(attributes(all.get("/guide/limiters.html"), "id"));
   for (const kind of record.kinds) {
+    assert.ok(explained.has(kind.name), kind.name);
     await page.getByRole("radio", { name: kind.title, exact: true }).check();
     const { requests } = requestsOf(record, kind.name, "deny", 3, 4);
     assert.equal(await number(page, "started"), tally(requests).started);
