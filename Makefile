@@ -87,21 +87,26 @@ queues: node $(QUEUES:%=%/node_modules/.package-lock.json)
 PREFIX ?= /usr/local
 LIBDIR ?= $(PREFIX)/lib
 SO := libworkglow_limit.so
-# Made anew when what it is made from changes, so that `make c && sudo make install` builds nothing as root.
+# Rebuilt only when its sources change, so that `make c && sudo make install` builds nothing as root.
 C := target/c
 C_LIBRARY := $(C)/libworkglow_limit.a
-# How it is built, and where: `make dist-all` says it otherwise.
+# How it is built, where, and what links it: `make dist-all` passes other values.
 C_BUILD := cargo build --quiet --release
 C_BUILT := target/release
+C_LINK := $(CC)
+C_LIBS := -lutil -lrt -lpthread -lm -ldl
 
-# The static library is one object whose only global names are ours: its SQLite must not meet a program's own.
-$(C_LIBRARY): Cargo.toml Cargo.lock core/Cargo.toml ffi/Cargo.toml ffi/build.rs $(shell find core/src ffi/src -name '*.rs')
+# The static library is one object whose only global names are ours: a program may have an SQLite of its own. The shared library is
+# linked from that object, because rustc exports its symbols with a version script that cannot be combined with one of ours.
+$(C_LIBRARY): Cargo.toml Cargo.lock core/Cargo.toml ffi/Cargo.toml ffi/build.rs ffi/libworkglow_limit.map $(shell find core/src ffi/src -name '*.rs')
 	echo "building the C library"
 	$(C_BUILD) $(C_PACKAGES)
 	mkdir -p $(C)
-	strip --strip-unneeded -o $(C)/$(SO) $(C_BUILT)/$(SO)
 	ld -r -o $(C)/all.o --whole-archive $(C_BUILT)/libworkglow_limit.a
 	objcopy --wildcard --keep-global-symbol='wgl_*' --strip-debug -R .llvmbc -R .llvmcmd $(C)/all.o
+	$(C_LINK) -shared -o $(C)/$(SO) $(C)/all.o -Wl,-soname,$(SO).0 -Wl,--version-script=ffi/libworkglow_limit.map \
+	    -Wl,--gc-sections -Wl,--no-undefined -Wl,-z,relro -Wl,-z,now $(C_LIBS)
+	strip --strip-unneeded $(C)/$(SO)
 	rm -f $@
 	ar rcs $@ $(C)/all.o
 
@@ -113,6 +118,9 @@ MANDIR := $(PREFIX)/share/man/man1
 BASH := $(PREFIX)/share/bash-completion/completions
 ZSH := $(PREFIX)/share/zsh/site-functions
 FISH := $(PREFIX)/share/fish/vendor_completions.d
+# The licences; suppressions for helgrind and ThreadSanitizer.
+DOCDIR := $(PREFIX)/share/doc/workglow_limit
+SUPPRESSIONS := $(PREFIX)/share/workglow_limit
 
 $(C_COMMAND): Cargo.toml Cargo.lock core/Cargo.toml cli/Cargo.toml $(shell find core/src cli/src -type f)
 	echo "building the command"
@@ -123,7 +131,7 @@ $(C_COMMAND): Cargo.toml Cargo.lock core/Cargo.toml cli/Cargo.toml $(shell find 
 	$(C_RUN) man --out $(C)/man >/dev/null
 	for shell in bash zsh fish; do $(C_RUN) completions $$shell > $(C)/completions/$$shell; done
 
-# Files that name each other do so from where they are, so the tree may be moved.
+# Files refer to each other by relative paths, so the tree may be moved.
 install: $(C_LIBRARY) $(C_COMMAND)
 	install -d "$(DESTDIR)$(PREFIX)/bin" "$(DESTDIR)$(MANDIR)" "$(DESTDIR)$(BASH)" "$(DESTDIR)$(ZSH)" "$(DESTDIR)$(FISH)"
 	install -m 755 $(C_COMMAND) "$(DESTDIR)$(PREFIX)/bin"
@@ -131,6 +139,9 @@ install: $(C_LIBRARY) $(C_COMMAND)
 	install -m 644 $(C)/completions/bash "$(DESTDIR)$(BASH)/workglow-limit"
 	install -m 644 $(C)/completions/zsh "$(DESTDIR)$(ZSH)/_workglow-limit"
 	install -m 644 $(C)/completions/fish "$(DESTDIR)$(FISH)/workglow-limit.fish"
+	install -d "$(DESTDIR)$(DOCDIR)" "$(DESTDIR)$(SUPPRESSIONS)"
+	install -m 644 LICENSE-APACHE LICENSE-MIT "$(DESTDIR)$(DOCDIR)"
+	install -m 644 ffi/helgrind.supp ffi/tsan.supp "$(DESTDIR)$(SUPPRESSIONS)"
 	install -d "$(DESTDIR)$(PREFIX)/include" "$(DESTDIR)$(LIBDIR)/pkgconfig" "$(DESTDIR)$(LIBDIR)/cmake/workglow_limit"
 	install -m 644 include/workglow_limit.h include/workglow_limit.hpp "$(DESTDIR)$(PREFIX)/include"
 	install -m 644 $(C_LIBRARY) "$(DESTDIR)$(LIBDIR)"
@@ -146,7 +157,7 @@ install: $(C_LIBRARY) $(C_COMMAND)
 uninstall:
 	rm -f "$(DESTDIR)$(PREFIX)"/include/workglow_limit.{h,hpp} "$(DESTDIR)$(LIBDIR)"/libworkglow_limit.{a,so,so.0,so.$(VERSION)} \
 	    "$(DESTDIR)$(LIBDIR)/pkgconfig/workglow_limit.pc"
-	rm -rf "$(DESTDIR)$(LIBDIR)/cmake/workglow_limit"
+	rm -rf "$(DESTDIR)$(LIBDIR)/cmake/workglow_limit" "$(DESTDIR)$(DOCDIR)" "$(DESTDIR)$(SUPPRESSIONS)"
 	rm -f "$(DESTDIR)$(PREFIX)/bin/workglow-limit" "$(DESTDIR)$(MANDIR)"/workglow-limit{,-*}.1 "$(DESTDIR)$(BASH)/workglow-limit" \
 	    "$(DESTDIR)$(ZSH)/_workglow-limit" "$(DESTDIR)$(FISH)/workglow-limit.fish"
 

@@ -1,4 +1,7 @@
-//! Gives the shared library its SONAME. Its number is the ABI's: it changes when a program must be compiled anew.
+//! Gives the shared library its SONAME. Its number is that of the ABI, which changes when programs must be recompiled.
+//!
+//! The library that is installed also has symbol versions. `make` links it for them: rustc passes an anonymous version
+//! script for a cdylib, which GNU ld combines with no other, and which wins over another in lld.
 
 use std::env;
 

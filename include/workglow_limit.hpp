@@ -1,57 +1,77 @@
-// workglow-limit for C++17: workglow_limit.h with owners instead of frees, exceptions instead of error codes, and
-// std::chrono. A header only; programs link the C library.
+// workglow-limit for C++17: workglow_limit.h with owners instead of _free, exceptions instead of error codes, and
+// std::chrono. It is only a header; programs link the C library.
 //
 //     workglow::Store store("sqlite:limits.db");
 //     workglow::RateLimiter openai(store, "openai", 100, 60s);
 //
 //     if (auto permit = openai.acquire("tenant-7", 1, 30s)) {
 //         // ... call the API ...
-//     } // here the permit completes, whatever happened
+//     } // the permit completes here, whatever happened
 //
-// Answers. "Not now" is no error: it is an empty std::optional, also from a wait whose time is up. Errors are
-// exceptions: workglow::Error, with the code of the C function and its message. No destructor throws.
+// Results. A denial is not an error: it is an empty std::optional, also from a wait that timed out. Errors are exceptions:
+// workglow::Error, with the code of the C function and its message. No destructor throws. Each method fails as the C
+// function of its name, which workglow_limit.h documents.
 //
-// What is passed. Keys are UTF-8 of at most 1,024 bytes, and may hold any of it; the empty key is no key. Weights are
-// units, at least 1. Durations convert from every std::chrono duration in whole numbers that fits into nanoseconds;
-// `forever` is the longest. Limits count in whole microseconds, rounded so that they are never exceeded.
+// Without exceptions (-fno-exceptions) the same calls return instead: an empty std::optional, false, zero, or an object
+// that tests as false. workglow::take_error() then returns the error, once. A call on an object that a failed constructor
+// left empty fails as well; nothing terminates the program.
 //
-// Ownership. Stores and limiters are handles: copies are the same store or limiter, which lives as long as any of them,
-// or a permit of it. A limiter of any kind may be kept as a workglow::Limiter. Permits and places can be moved only.
+//     workglow::Store store("sqlite:limits.db");
+//     auto permit = workglow::RateLimiter(store, "openai", 100, 60s).try_acquire("tenant-7");
+//     if (auto error = workglow::take_error()) // of any of the three calls
+//         std::fprintf(stderr, "%s\n", error->what());
 //
-// Threads. Stores and limiters may be used by any number of threads at once. One at a time may use a permit or a place.
+// Parameters. The order is the same everywhere: key, weight, priority, times, then outputs. Keys are UTF-8 of at most
+// 1,024 bytes, NULs included; the empty key is no key. Weights are units, at least 1. Durations convert from every
+// std::chrono duration in whole numbers that fits into nanoseconds; `forever` is the longest. Limits count in whole
+// microseconds, rounded so that they are never exceeded.
 //
-// Fork. Stores and limiters work in the child. Permits and places stay the parent's: in a child their destructors do
+// Ownership. Stores and limiters are handles: a copy is the same store or limiter, which lives as long as any copy or
+// permit of it. A limiter of any kind may be kept as a workglow::Limiter. Permits and places can only be moved.
+//
+// Threads. Any number of threads may use a store or limiter at once. One thread at a time may use a permit or a place.
+//
+// Fork. Stores and limiters work in the child. Permits and places stay with the parent: in a child their destructors do
 // nothing.
 
 #ifndef WORKGLOW_LIMIT_HPP
 #define WORKGLOW_LIMIT_HPP
 
 #include <chrono>
+#include <climits>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <initializer_list>
 #include <memory>
 #include <optional>
-#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "workglow_limit.h"
 
+// The names of the binary interface; code with and without exceptions may be linked into one program.
+#ifdef __cpp_exceptions
+#define WORKGLOW_LIMIT_NAMESPACE v0
+#else
+#define WORKGLOW_LIMIT_NAMESPACE v0_no_exceptions
+#endif
+
 namespace workglow {
+inline namespace WORKGLOW_LIMIT_NAMESPACE {
 
 using Duration = std::chrono::nanoseconds;
 /// Unix time.
 using Time = std::chrono::time_point<std::chrono::system_clock, Duration>;
 
-/// As long as it takes.
+/// A timeout that never expires.
 inline constexpr Duration forever = Duration::max();
 
-/// What the C library refused or failed to do: what() is its message, code() its status.
+/// An error of the C library: what() is its message, code() its status.
 class Error : public std::runtime_error {
 public:
     Error(int code, const std::string &message) : std::runtime_error(message), code_(code) {}
@@ -65,82 +85,173 @@ private:
     int code_;
 };
 
+/// A key: anything that converts to std::string_view, except nullptr. The empty key is no key. It refers to the
+/// characters only during the call.
+class Key {
+public:
+    constexpr Key() = default;
+    template <class T, class = std::enable_if_t<std::is_convertible_v<const T &, std::string_view>>>
+    constexpr Key(const T &key) : key_(key) {}
+    Key(std::nullptr_t) = delete;
+
+    constexpr const char *data() const noexcept { return key_.data(); }
+    constexpr std::size_t size() const noexcept { return key_.size(); }
+
+private:
+    std::string_view key_;
+};
+
+/// A name, URL, policy or path: anything that converts to std::string or std::string_view, except nullptr.
+class Text {
+public:
+    template <class T, class = std::enable_if_t<std::is_convertible_v<const T &, std::string_view> ||
+                                                std::is_convertible_v<const T &, std::string>>>
+    Text(const T &text) {
+        if constexpr (std::is_convertible_v<const T &, std::string_view>)
+            text_ = std::string_view(text);
+        else
+            text_ = text;
+    }
+    Text(std::nullptr_t) = delete;
+
+    const std::string &string() const noexcept { return text_; }
+
+private:
+    std::string text_;
+};
+
 namespace detail {
+
+/// The status of a call that was refused here, before the C function: its error is known.
+inline constexpr int refused = INT_MIN;
+
+#ifdef __cpp_exceptions
+[[noreturn]] inline void fail(const Error &error) {
+    throw error;
+}
+#else
+inline std::optional<Error> &last_error() {
+    static thread_local std::optional<Error> error;
+    return error;
+}
+inline void fail(const Error &error) {
+    last_error() = error;
+}
+#endif
 
 inline Error invalid(const std::string &parameter, const std::string &value, const std::string &expected) {
     return Error(WGL_INVALID_ARGUMENT, parameter + " is " + value + ", not " + expected);
 }
 
-/// What an exception said that a limiter of the program's own threw in the call that is being made on this thread.
+/// The message of an exception that a custom limiter threw in the current call on this thread.
 inline std::string &thrown() {
     static thread_local std::string what;
     return what;
 }
 
-/// Was it WGL_OK, and not another normal outcome?
+/// Returns whether a status is WGL_OK, rather than another normal outcome. An error is thrown.
 inline bool ok(int status) {
     if (status >= 0)
         return status == WGL_OK;
+    if (status == refused)
+        return false;
     std::string message = wgl_last_error();
     if (status == WGL_CUSTOM_FAILURE && !thrown().empty())
         message += ": " + std::exchange(thrown(), {});
-    throw Error(status, message);
+    fail(Error(status, message));
+    return false;
 }
 
-inline std::uint64_t ns(const char *parameter, Duration duration) {
-    if (duration < Duration::zero())
-        throw invalid(parameter, std::to_string(duration.count()) + " ns", "0 or more");
-    return static_cast<std::uint64_t>(duration.count());
-}
+/// Converts the arguments of one call. Without exceptions, it is false after one that is not valid.
+class Arguments {
+public:
+    explicit operator bool() const noexcept { return is_valid_; }
 
-/// A number of which 0 means to C that nothing was said: so nothing becomes 0, and 0 is refused.
-inline std::uint64_t given(const char *parameter, std::optional<std::uint64_t> value) {
-    if (value == 0u)
-        throw invalid(parameter, "0", "1 or more");
-    return value.value_or(0);
-}
+    void refuse(const Error &error) {
+        is_valid_ = false;
+        fail(error);
+    }
 
-inline std::uint64_t given(const char *parameter, std::optional<Duration> value) {
-    return given(parameter, value ? std::optional(ns(parameter, *value)) : std::nullopt);
-}
+    std::uint64_t ns(const char *parameter, Duration duration) {
+        if (duration < Duration::zero()) {
+            refuse(invalid(parameter, std::to_string(duration.count()) + " ns", "0 or more"));
+            return 0;
+        }
+        return static_cast<std::uint64_t>(duration.count());
+    }
 
-/// Where the longest time has a meaning of its own, it is the largest number.
-inline std::uint64_t span(const char *parameter, Duration duration) {
-    return duration == forever ? WGL_FOREVER : ns(parameter, duration);
-}
+    /// A timeout, which may be `forever`.
+    std::uint64_t timeout(const char *parameter, Duration duration) {
+        return duration == forever ? WGL_FOREVER : ns(parameter, duration);
+    }
+
+    /// An option whose C value 0 is the default: nothing becomes 0, and 0 is refused.
+    std::uint64_t option(const char *parameter, std::optional<std::uint64_t> value) {
+        if (value == 0u)
+            refuse(invalid(parameter, "0", "1 or more"));
+        return value.value_or(0);
+    }
+    std::uint64_t option(const char *parameter, std::optional<Duration> value) {
+        return value ? option(parameter, std::optional(ns(parameter, *value))) : 0;
+    }
+
+    /// A text of C, which ends at its first NUL. NULL if it is not valid.
+    const char *text(const char *parameter, const Text &text) {
+        if (text.string().find('\0') == std::string::npos)
+            return text.string().c_str();
+        refuse(invalid(parameter, "a text with a NUL in it", "a text without"));
+        return nullptr;
+    }
+
+    wgl_waiter_options wait(std::uint64_t weight, std::int32_t priority, Duration timeout, Duration grace) {
+        wgl_waiter_options options = WGL_WAITER_OPTIONS_INIT;
+        if (weight == 0)
+            refuse(invalid("weight", "0", "1 or more"));
+        options.weight = weight;
+        const std::uint64_t timeout_ns = this->timeout("timeout", timeout);
+        options.timeout_ns = timeout_ns == 0 ? WGL_NO_WAIT : timeout_ns;
+        options.priority = priority;
+        options.grace_ns = ns("grace", grace);
+        return options;
+    }
+
+private:
+    bool is_valid_ = true;
+};
 
 inline Duration duration(std::uint64_t ns) {
     return ns > static_cast<std::uint64_t>(forever.count()) ? forever : Duration(static_cast<std::int64_t>(ns));
 }
 
-/// C's texts end with a NUL, so one inside would cut them short.
-inline const char *text(const char *parameter, const std::string &text) {
-    if (text.find('\0') != std::string::npos)
-        throw invalid(parameter, "a text with a NUL in it", "a text without");
-    return text.c_str();
-}
-
-/// The key that is meant; without one, all of a limit, which C says by NULL.
-inline std::pair<const char *, std::size_t> key_or_limit(std::optional<std::string_view> key) {
+/// A key, or the whole limit, which is NULL in C.
+inline std::pair<const char *, std::size_t> key_or_limit(const std::optional<Key> &key) {
     if (!key)
         return {nullptr, 0};
     return {key->data() == nullptr ? "" : key->data(), key->size()};
 }
 
-inline wgl_waiter_options waiter_options(std::uint64_t weight, Duration timeout, std::int32_t priority, Duration grace) {
-    wgl_waiter_options options = WGL_WAITER_OPTIONS_INIT;
-    options.weight = weight;
-    options.timeout_ns = span("timeout", timeout);
-    options.priority = priority;
-    options.grace_ns = ns("grace", grace);
-    return options;
+/// The texts of a list, which is freed.
+inline std::vector<std::string> strings(wgl_strings *owned) {
+    const std::unique_ptr<wgl_strings, decltype(&wgl_strings_free)> list(owned, wgl_strings_free);
+    std::vector<std::string> texts;
+    for (std::size_t i = 0; i < wgl_strings_count(owned); i++)
+        texts.emplace_back(wgl_strings_get(owned, i));
+    return texts;
 }
 
 using Handle = std::shared_ptr<wgl_limiter>;
 
 } // namespace detail
 
-/// A clock for tests: it stands still until it is advanced, and the stores and limiters that were given it live by it.
+#ifndef __cpp_exceptions
+/// Returns the error of the last call that failed on this thread, and forgets it; nothing if none has failed since.
+/// It exists only without exceptions.
+[[nodiscard]] inline std::optional<Error> take_error() {
+    return std::exchange(detail::last_error(), std::nullopt);
+}
+#endif
+
+/// A clock for tests. It stands still until it is advanced; stores and limiters that were made with it follow it.
 class ManualClock {
 public:
     ManualClock() {
@@ -149,84 +260,87 @@ public:
         clock_.reset(clock, wgl_manual_clock_free);
     }
 
-    void advance(Duration by) const { detail::ok(wgl_manual_clock_advance(get(), detail::ns("by", by))); }
-    const wgl_manual_clock *get() const noexcept { return clock_.get(); }
+    void advance(Duration by) const {
+        detail::Arguments checked;
+        const std::uint64_t by_ns = checked.ns("by", by);
+        detail::ok(checked ? wgl_manual_clock_advance(get(), by_ns) : detail::refused);
+    }
+    wgl_manual_clock *get() const noexcept { return clock_.get(); }
 
 private:
     std::shared_ptr<wgl_manual_clock> clock_;
 };
 
-/// What a permit and a place have in common.
-class Held {
+/// The common part of a permit and a place.
+class PermitBase {
 public:
-    Held(Held &&other) noexcept { swap(other); }
+    PermitBase(PermitBase &&other) noexcept { swap(other); }
 
-    /// Is anything held? Not after it was ended or moved from.
+    /// Returns whether it still holds something: not after it was ended or moved from.
     explicit operator bool() const noexcept { return limiter_ != nullptr; }
 
-    /// The text with which another process that has the same limit goes on, through Limiter::permit or Limiter::place.
-    /// From then on it is that one's to end: the destructor here leaves it alone.
-    ///
-    /// Fails with WGL_UNSUPPORTED where permits belong to one process.
+    /// Returns the text with which another process that has the same limit continues, through Limiter::permit or
+    /// Limiter::place. From then on that process ends it; the destructor here leaves it alone.
     std::string text() {
         std::string text(WGL_PERMIT_TEXT_MAX, '\0');
         std::size_t length = 0;
-        auto write = [&] { return wgl_permit_to_text(limiter(), &raw_, text.data(), text.size(), &length); };
-        int status = write();
-        if (status == WGL_INVALID_ARGUMENT) { // a composite's place, which may need more
-            text.resize(65536);
-            status = write();
+        int status = detail::refused;
+        if (wgl_limiter *limiter = this->limiter()) {
+            while ((status = wgl_permit_to_text(limiter, &raw_, text.data(), text.size(), &length)) == WGL_TOO_SMALL)
+                text.resize(length + 1);
         }
-        detail::ok(status);
+        if (!detail::ok(status))
+            return {};
         is_ours_ = false;
         text.resize(length);
         return text;
     }
 
-    /// When the place came that a waiting start had, or comes; nothing if it had none.
+    /// Returns when the place of a start or place is or was ready; nothing if it had no place.
     std::optional<Time> ready_at() const {
         std::int64_t unix_ns = 0;
-        if (!detail::ok(wgl_permit_ready_at(limiter(), &raw_, &unix_ns)))
+        wgl_limiter *limiter = this->limiter();
+        if (!detail::ok(limiter ? wgl_permit_ready_at(limiter, &raw_, &unix_ns) : detail::refused))
             return std::nullopt;
         return Time(Duration(unix_ns));
     }
 
-    /// The same on the system's monotonic clock, never later than it was (on a server: by no more than its answers are late): for measuring.
+    /// Returns the same on the system's monotonic clock, for measurements. It is never later than the place was ready; on a
+    /// server by no more than the delay of its replies.
     std::optional<std::chrono::time_point<std::chrono::steady_clock, Duration>> ready_at_monotonic() const {
         std::uint64_t ns = 0;
-        if (!detail::ok(wgl_permit_ready_at_monotonic(limiter(), &raw_, &ns)))
+        wgl_limiter *limiter = this->limiter();
+        if (!detail::ok(limiter ? wgl_permit_ready_at_monotonic(limiter, &raw_, &ns) : detail::refused))
             return std::nullopt;
         return std::chrono::time_point<std::chrono::steady_clock, Duration>(detail::duration(ns));
     }
 
 protected:
-    Held(detail::Handle limiter, const wgl_permit &raw, bool is_ours)
+    PermitBase(detail::Handle limiter, const wgl_permit &raw, bool is_ours)
         : limiter_(std::move(limiter)), raw_(raw), generation_(wgl_fork_generation()), is_ours_(is_ours) {}
-    ~Held() = default;
+    ~PermitBase() = default;
 
     wgl_limiter *limiter() const {
         if (limiter_ == nullptr)
-            throw detail::invalid("permit", "ended or moved from", "a permit or place that is held");
+            detail::fail(detail::invalid("permit", "ended or moved from", "a permit or place that is not ended"));
         return limiter_.get();
     }
 
-    /// Ends what is held, if anything is. It is held still if that fails.
+    /// Ends it, unless it is ended. After an error it is not.
     template <class End, class... More> void end(End call, More... more) {
-        if (limiter_ == nullptr)
-            return;
-        detail::ok(call(limiter_.get(), &raw_, more...));
-        limiter_.reset();
+        if (limiter_ != nullptr && detail::ok(call(limiter_.get(), &raw_, more...)))
+            limiter_.reset();
     }
 
-    /// The destructor's way. Nobody is left to hear of an error: a lease then ends by itself, and a rate has counted.
-    void drop(int (*call)(const wgl_limiter *, wgl_permit *)) noexcept {
+    /// Ends it in a destructor, which cannot report an error: a lease then expires, and a rate has counted the start.
+    void drop(int (*call)(wgl_limiter *, wgl_permit *)) noexcept {
         if (limiter_ == nullptr || !is_ours_ || generation_ != wgl_fork_generation())
             return;
         if (call(limiter_.get(), &raw_) == WGL_CUSTOM_FAILURE)
             detail::thrown().clear();
     }
 
-    void swap(Held &other) noexcept {
+    void swap(PermitBase &other) noexcept {
         std::swap(limiter_, other.limiter_);
         std::swap(raw_, other.raw_);
         std::swap(generation_, other.generation_);
@@ -240,147 +354,179 @@ protected:
     bool is_ours_ = false;
 };
 
-/// What an admitted start holds. Its destructor completes.
-class [[nodiscard]] Permit : public Held {
+/// Proof of an admitted start. Its destructor completes it.
+class [[nodiscard]] Permit : public PermitBase {
 public:
     Permit(Permit &&) noexcept = default;
     Permit &operator=(Permit &&other) noexcept {
         Permit taken(std::move(other));
-        swap(taken); // what was held until now completes here
+        swap(taken); // the previous permit completes here
         return *this;
     }
     ~Permit() { drop(wgl_complete); }
 
-    /// The job ran. What the destructor does too, but an error is told. A no-op if nothing is held.
+    /// Ends it: the job ran. The destructor does the same, but reports no error. A no-op if it is ended.
     void complete() { end(wgl_complete); }
 
-    /// The job never ran: its units are free again at once. A no-op if nothing is held.
+    /// Ends it: the job never ran, and its units are free again at once. A no-op if it is ended.
     void cancel() { end(wgl_cancel); }
 
-    /// The job ran, and was worth `actual` units instead of its weight: the rest is free again at once, what is beyond
-    /// is owed. A no-op if nothing is held.
-    ///
-    /// Fails with WGL_UNSUPPORTED for concurrency limits, whose units come back when the job ends.
+    /// Ends it: the job ran and used `actual` units instead of its weight. The rest is free again at once, units beyond it
+    /// are owed. A no-op if it is ended.
     void settle(std::uint64_t actual) { end(wgl_settle, actual); }
 
-    /// Lets a lease begin anew. A no-op for permits that need none.
-    ///
-    /// Fails with WGL_LEASE_LOST if it has ended meanwhile.
-    void renew() { detail::ok(wgl_renew(limiter(), &raw_)); }
+    /// Restarts a lease. A no-op for permits without one.
+    void renew() {
+        wgl_limiter *limiter = this->limiter();
+        detail::ok(limiter ? wgl_renew(limiter, &raw_) : detail::refused);
+    }
 
-    /// The number of a lease, larger for every later one of the same key; nothing for permits that are no leases.
+    /// Returns the number of a lease, larger for every later lease of the same key; nothing for permits without one.
     std::optional<std::uint64_t> fence() const {
         std::uint64_t fence = 0;
-        return detail::ok(wgl_fence(limiter(), &raw_, &fence)) ? std::optional(fence) : std::nullopt;
+        wgl_limiter *limiter = this->limiter();
+        return detail::ok(limiter ? wgl_fence(limiter, &raw_, &fence) : detail::refused) ? std::optional(fence)
+                                                                                         : std::nullopt;
     }
 
 private:
     friend class Limiter;
     friend class Waiter;
-    using Held::Held;
+    using PermitBase::PermitBase;
 };
 
-/// A start in the future, which Limiter::present or Limiter::acquire turns into a permit. Its destructor gives it back,
-/// unless it left as a text, or came from one and was not presented here.
-class [[nodiscard]] Place : public Held {
+/// A start in the future, which Limiter::present or Limiter::acquire turns into a permit. Its destructor returns it,
+/// unless it left as a text, or came from a text and was not presented here.
+class [[nodiscard]] Place : public PermitBase {
 public:
     Place(Place &&) noexcept = default;
     Place &operator=(Place &&other) noexcept {
         Place taken(std::move(other));
-        swap(taken); // what was held until now is given back here
+        swap(taken); // the previous place is returned here
         wait_ = taken.wait_;
         return *this;
     }
     ~Place() { drop(wgl_cancel_place); }
 
-    /// Gives the place back, unless somebody has started with it meanwhile, perhaps elsewhere with its text. A no-op if
-    /// nothing is held.
+    /// Returns the place, unless it was used to start, perhaps in another process with its text. A no-op if it is ended.
     void cancel() { end(wgl_cancel_place); }
 
-    /// How long after it was taken, or last presented, it is ready. Zero for one that was made from a text.
+    /// The time from when it was taken, or last presented, until it is ready. Zero for a place from a text.
     Duration wait() const noexcept { return wait_; }
 
 private:
     friend class Limiter;
-    using Held::Held;
+    using PermitBase::PermitBase;
     Duration wait_{};
 };
 
 /// The whole answer to "may this start now, and if not, when?". Numbers are UINT64_MAX where there is no limit.
 struct Decision {
     bool admitted = false;
-    /// Zero if admitted. Else after this long a retry succeeds, if nobody else took the room; one microsecond earlier
-    /// it fails. For a concurrency limit, which frees when somebody completes, a suggestion of when to look again.
+    /// Zero if admitted. Otherwise the time after which a retry succeeds, unless another caller took the capacity; one
+    /// microsecond earlier it fails. For a concurrency limit, whose units come back when a job ends, a suggestion.
     Duration retry_after{};
-    /// `retry_after` for callers that requeue: never less.
+    /// At least `retry_after`: the same for callers that requeue, with the backoff.
     Duration suggested_after{};
     /// The heaviest start that would be admitted after this decision.
     std::uint64_t remaining = 0;
-    /// What the limit allows.
+    /// The units that the limit allows.
     std::uint64_t limit = 0;
-    /// After this long with no further start the limiter is as new. For a concurrency limit, which does not know, zero.
+    /// The time after which the limiter is reset if nothing else starts. Zero for a concurrency limit, which cannot know it.
     Duration reset_after{};
-    /// The name of the limit that said no.
+    /// The name of the limit that denied.
     std::optional<std::string> denied_by;
-    /// What the start holds, if admitted; never in a peek.
+    /// The permit of the start, if admitted; never after peek.
     std::optional<Permit> permit;
 
     explicit operator bool() const noexcept { return admitted; }
 };
 
-/// What was counted.
+/// The counts of a limit or key; see wgl_counts.
 struct Counts {
-    std::uint64_t admitted, denied, units_wanted, units_granted, waited;
-    /// How long those who waited did, together.
-    Duration wait_time;
-    std::uint64_t cancelled, store_errors, policy_changes;
+    std::uint64_t admitted = 0, denied = 0, units_wanted = 0, units_granted = 0, waited = 0;
+    /// How long the starts that waited did, in total.
+    Duration wait_time{};
+    std::uint64_t cancelled = 0, store_errors = 0, policy_changes = 0;
 };
 
 class Waiter;
 
-/// Answers "may this job start now, and if not, when?", whatever its kind.
+/// Decides whether a job may start now, and if not, when: a limiter of any kind.
 class Limiter {
 public:
     /// Takes over a limiter that the C interface made.
     explicit Limiter(wgl_limiter *owned) : limiter_(owned, wgl_limiter_free) {}
 
-    /// The same limiter for the C interface; it stays this one's to free.
+    /// The same limiter for the C interface; this object still frees it.
     wgl_limiter *get() const noexcept { return limiter_.get(); }
 
-    /// Starts if there is room now: decides and records in one act.
-    ///
-    /// Fails with WGL_WEIGHT_EXCEEDS_CAPACITY if it could never start, or with a store error. So do the other calls.
-    [[nodiscard]] std::optional<Permit> try_acquire(std::string_view key = {}, std::uint64_t weight = 1) const {
+    /// False only if the constructor failed, without exceptions.
+    explicit operator bool() const noexcept { return limiter_ != nullptr; }
+
+    /// The name of the limit, as Decision::denied_by has it.
+    [[nodiscard]] std::string name() const {
+        const char *name = wgl_limiter_name(get());
+        return name ? name : "";
+    }
+
+    /// Starts if there is capacity now: decides and records in one act.
+    [[nodiscard]] std::optional<Permit> try_acquire(Key key = {}, std::uint64_t weight = 1) const {
         return permit_if(
             [&](wgl_permit *raw) { return wgl_try_acquire(get(), key.data(), key.size(), weight, raw, nullptr); });
     }
 
-    /// Waits for room. Nothing if there is none before the timeout, which is said at once if it can be known at once: there
-    /// may be some after `retry_after`, if that is asked for, so stay away for so long. Of the waiters in this process
-    /// those with lower priorities start first, and equal ones in the order in which they asked. It may come late for its
-    /// place by `grace` without losing it, if that is more than usual.
-    [[nodiscard]] std::optional<Permit> acquire(std::string_view key = {}, std::uint64_t weight = 1,
-                                                Duration timeout = forever, std::int32_t priority = 0,
-                                                Duration *retry_after = nullptr, Duration grace = {}) const {
-        const wgl_waiter_options options = detail::waiter_options(weight, timeout, priority, grace);
+    /// Waits for capacity. Nothing if there is none before the timeout, which is returned at once if it is certain; there
+    /// may be some after `retry_after`. The waiters of this process for the same key start in the order of their calls.
+    [[nodiscard]] std::optional<Permit> acquire(Key key = {}, std::uint64_t weight = 1, Duration timeout = forever,
+                                                Duration *retry_after = nullptr) const {
+        return acquire(key, weight, 0, timeout, Duration::zero(), retry_after);
+    }
+
+    /// Waits the same with a priority and a grace: lower priorities start first, and a waiter that is late for its place
+    /// by less than `grace` keeps it. A grace that is shorter than the default has no effect.
+    [[nodiscard]] std::optional<Permit> acquire(Key key, std::uint64_t weight, std::int32_t priority,
+                                                Duration timeout = forever, Duration grace = {},
+                                                Duration *retry_after = nullptr) const {
+        detail::Arguments checked;
+        const wgl_waiter_options options = checked.wait(weight, priority, timeout, grace);
         std::uint64_t after_ns = 0;
-        std::optional<Permit> permit = permit_if(
-            [&](wgl_permit *raw) { return wgl_acquire_with(get(), key.data(), key.size(), &options, raw, &after_ns); });
+        std::optional<Permit> permit = permit_if([&](wgl_permit *raw) {
+            return checked ? wgl_acquire_with(get(), key.data(), key.size(), &options, raw, &after_ns) : detail::refused;
+        });
         if (retry_after)
             *retry_after = detail::duration(after_ns);
         return permit;
     }
-    [[nodiscard]] std::optional<Permit> acquire(Duration timeout) const { return acquire({}, 1, timeout); }
 
-    /// The same wait in steps: see Waiter.
-    [[nodiscard]] Waiter waiter(std::string_view key = {}, std::uint64_t weight = 1, Duration timeout = forever,
-                                std::int32_t priority = 0, Duration grace = {}) const;
+    [[nodiscard]] std::optional<Permit> acquire(Duration timeout) const { return acquire(Key(), 1, timeout); }
 
-    /// A wait for a place's time in steps. The place is used up.
+    /// Waits until a place is ready and starts with it. Nothing if it is not ready before the timeout, which is returned
+    /// at once: the place was returned. The place is ended in either case.
+    [[nodiscard]] std::optional<Permit> acquire(Place &place, Duration timeout = forever) const {
+        detail::Arguments checked;
+        const std::uint64_t timeout_ns = checked.timeout("timeout", timeout);
+        wgl_permit *raw = raw_of(place);
+        const int status = checked && raw ? wgl_acquire_place(get(), raw, timeout_ns, nullptr) : detail::refused;
+        if (detail::ok(status))
+            return started(place);
+        if (status == WGL_DENIED)
+            place.limiter_.reset();
+        return std::nullopt;
+    }
+
+    /// Makes a wait in steps: see Waiter.
+    [[nodiscard]] Waiter waiter(Key key = {}, std::uint64_t weight = 1, Duration timeout = forever) const;
+
+    /// Makes the same with a priority and a grace, as acquire has them.
+    [[nodiscard]] Waiter waiter(Key key, std::uint64_t weight, std::int32_t priority, Duration timeout = forever,
+                                Duration grace = {}) const;
+
+    /// Makes a wait in steps for a place. The place is ended.
     [[nodiscard]] Waiter waiter(Place &place, Duration timeout = forever) const;
 
-    /// As try_acquire, answering with the whole decision.
-    [[nodiscard]] Decision decide(std::string_view key = {}, std::uint64_t weight = 1) const {
+    /// Does the same as try_acquire and returns the whole decision.
+    [[nodiscard]] Decision decide(Key key = {}, std::uint64_t weight = 1) const {
         wgl_decision raw = WGL_DECISION_INIT;
         const bool is_admitted = detail::ok(wgl_decide(get(), key.data(), key.size(), weight, &raw));
         std::optional<Permit> permit;
@@ -389,101 +535,113 @@ public:
         return decision(raw, std::move(permit));
     }
 
-    /// What decide would answer. Records nothing; `weight` may be 0.
-    [[nodiscard]] Decision peek(std::string_view key = {}, std::uint64_t weight = 1) const {
+    /// Returns the decision that decide would make. Records nothing; `weight` may be 0.
+    [[nodiscard]] Decision peek(Key key = {}, std::uint64_t weight = 1) const {
         wgl_decision raw = WGL_DECISION_INIT;
         detail::ok(wgl_peek(get(), key.data(), key.size(), weight, &raw));
         return decision(raw, std::nullopt);
     }
 
-    /// Takes a place: a start in the future, or now, good until `grace` after it is ready (nothing: a fortieth of the
+    /// Takes a place: a start in the future, or now, valid until `grace` after it is ready (nothing: a fortieth of the
     /// window, at most 50 ms). Nothing if it would be further away than `max_wait`.
-    ///
-    /// Fails with WGL_UNSUPPORTED for a limiter whose room is not a matter of time.
-    [[nodiscard]] std::optional<Place> reserve(std::string_view key = {}, std::uint64_t weight = 1,
-                                               Duration max_wait = forever,
+    [[nodiscard]] std::optional<Place> reserve(Key key = {}, std::uint64_t weight = 1, Duration max_wait = forever,
                                                std::optional<Duration> grace = std::nullopt) const {
-        const std::uint64_t max_wait_ns = detail::span("max_wait", max_wait);
-        const std::uint64_t wish = grace ? detail::ns("grace", *grace) : WGL_DEFAULT_GRACE;
+        detail::Arguments checked;
+        const std::uint64_t max_wait_ns = checked.timeout("max_wait", max_wait);
+        const std::uint64_t wish = grace ? checked.ns("grace", *grace) : WGL_DEFAULT_GRACE;
         const std::uint64_t grace_ns = grace && wish == 0 ? WGL_NO_GRACE : wish;
         wgl_permit raw{};
         std::uint64_t after_ns = 0;
-        if (!detail::ok(wgl_reserve(get(), key.data(), key.size(), weight, max_wait_ns, grace_ns, &raw, &after_ns)))
+        if (!detail::ok(checked ? wgl_reserve(get(), key.data(), key.size(), weight, max_wait_ns, grace_ns, &raw,
+                                              &after_ns)
+                                : detail::refused))
             return std::nullopt;
         Place place(limiter_, raw, true);
         place.wait_ = detail::duration(after_ns);
         return place;
     }
 
-    /// Starts with a place, if its time has come: it is used up then. Else it is the place to present after `wait()`:
-    /// the same one if it was early, a fresh one if it came too late, was used before, or was overtaken.
+    /// Starts with a place, if it is ready: the place is ended then. Otherwise it is the place to present after `wait()`:
+    /// the same one if this call was early, a new one if it was late, used before, or overtaken.
     [[nodiscard]] std::optional<Permit> present(Place &place) const {
         std::uint64_t after_ns = 0;
-        if (detail::ok(wgl_present(get(), raw_of(place), &after_ns)))
+        wgl_permit *raw = raw_of(place);
+        const int status = raw ? wgl_present(get(), raw, &after_ns) : detail::refused;
+        if (detail::ok(status))
             return started(place);
-        place.is_ours_ = true;
-        place.wait_ = detail::duration(after_ns);
+        if (status == WGL_DENIED) {
+            place.is_ours_ = true;
+            place.wait_ = detail::duration(after_ns);
+        }
         return std::nullopt;
     }
 
-    /// Waits for a place's time and starts with it. Nothing if that does not come before the timeout, which is said at
-    /// once: the place was given back. It is used up in either case.
-    [[nodiscard]] std::optional<Permit> acquire(Place &place, Duration timeout = forever) const {
-        if (detail::ok(wgl_acquire_place(get(), raw_of(place), detail::span("timeout", timeout), nullptr)))
-            return started(place);
-        place.limiter_.reset();
-        return std::nullopt;
+    /// Returns the permit of a text from Permit::text, perhaps of another process. Without exceptions, an error gives an
+    /// ended one.
+    [[nodiscard]] Permit permit(const Text &text) const {
+        wgl_permit raw{};
+        return from_text(text, &raw) ? Permit(limiter_, raw, true) : Permit(nullptr, raw, false);
     }
 
-    /// The permit of a text that a Permit gave, perhaps in another process.
-    [[nodiscard]] Permit permit(std::string_view text) const { return Permit(limiter_, from_text(text), true); }
-
-    /// The place of a text that a Place gave, perhaps in another process: present it.
-    [[nodiscard]] Place place(std::string_view text) const { return Place(limiter_, from_text(text), false); }
-
-    /// Nobody starts for so long, of all who share the limit: what a Retry-After asks for. No key: of all keys.
-    void pause(Duration pause, std::string_view key = {}) const {
-        detail::ok(wgl_pause(get(), key.data(), key.size(), detail::ns("pause", pause)));
+    /// Returns the place of a text from Place::text, perhaps of another process, to present it. Without exceptions, an
+    /// error gives an ended one.
+    [[nodiscard]] Place place(const Text &text) const {
+        wgl_permit raw{};
+        return from_text(text, &raw) ? Place(limiter_, raw, false) : Place(nullptr, raw, false);
     }
 
-    /// What was counted, of a key or without a key of all.
-    [[nodiscard]] Counts stats(std::string_view key = {}) const {
+    /// Sets a gate: no start for `pause`, of all that share the limit, as a Retry-After asks for. The empty key: of all keys.
+    void pause(Key key, Duration pause) const {
+        detail::Arguments checked;
+        const std::uint64_t pause_ns = checked.ns("pause", pause);
+        detail::ok(checked ? wgl_pause(get(), key.data(), key.size(), pause_ns) : detail::refused);
+    }
+    void pause(Duration pause) const { this->pause(Key(), pause); }
+
+    /// Returns the counts of a key; of the limit for the empty key.
+    [[nodiscard]] Counts stats(Key key = {}) const {
         wgl_counts raw = WGL_COUNTS_INIT;
         detail::ok(wgl_stats(get(), key.data(), key.size(), &raw));
         return {raw.admitted, raw.denied, raw.units_wanted, raw.units_granted, raw.waited,
                 detail::duration(raw.wait_time_ns), raw.cancelled, raw.store_errors, raw.policy_changes};
     }
 
-    /// Back to the initial state, gate included. No key: of all keys.
-    void clear(std::string_view key = {}) const { detail::ok(wgl_clear(get(), key.data(), key.size())); }
+    /// Returns the shortest time over which the limit counts the starts of a key; nothing if it counts over no time.
+    [[nodiscard]] std::optional<Duration> window(Key key = {}) const {
+        std::uint64_t ns = 0;
+        return detail::ok(wgl_window(get(), key.data(), key.size(), &ns)) ? std::optional(detail::duration(ns))
+                                                                          : std::nullopt;
+    }
 
-    // For schedulers that look first and record afterwards, and so let others in between; try_acquire does not.
+    /// Resets a key, gate included; all keys for the empty key.
+    void clear(Key key = {}) const { detail::ok(wgl_clear(get(), key.data(), key.size())); }
 
-    /// Would a start of weight 1 be admitted now?
-    [[nodiscard]] bool can_proceed(std::string_view key = {}) const {
+    // For schedulers that check first and record later: another caller may start in between. try_acquire has no such gap.
+
+    /// Returns whether a start of weight 1 would be admitted now.
+    [[nodiscard]] bool can_proceed(Key key = {}) const {
         return detail::ok(wgl_can_proceed(get(), key.data(), key.size()));
     }
-    /// A job has started: recorded even when the limit is full.
-    void record_job_start(std::string_view key = {}) const {
-        detail::ok(wgl_record_job_start(get(), key.data(), key.size()));
-    }
-    /// A job has ended: the oldest start without a permit that this process recorded on that key.
-    void record_job_completion(std::string_view key = {}) const {
+    /// Records that a job has started, even if the limit is full.
+    void record_job_start(Key key = {}) const { detail::ok(wgl_record_job_start(get(), key.data(), key.size())); }
+    /// Records that a job has ended: the oldest start without a permit that this process recorded on that key.
+    void record_job_completion(Key key = {}) const {
         detail::ok(wgl_record_job_completion(get(), key.data(), key.size()));
     }
-    /// When a start of weight 1 would be admitted; now, if now.
-    [[nodiscard]] Time get_next_available_time(std::string_view key = {}) const {
+    /// Returns when a start of weight 1 would be admitted; now, if that is now.
+    [[nodiscard]] Time get_next_available_time(Key key = {}) const {
         std::int64_t unix_ns = 0;
         detail::ok(wgl_get_next_available_time(get(), key.data(), key.size(), &unix_ns));
         return Time(Duration(unix_ns));
     }
-    /// Nobody starts before that instant, of all who share the limit. No key: of all keys.
-    void set_next_available_time(Time time, std::string_view key = {}) const {
+    /// Sets a gate: no start before that instant, of all that share the limit. The empty key: of all keys.
+    void set_next_available_time(Key key, Time time) const {
         detail::ok(wgl_set_next_available_time(get(), key.data(), key.size(), time.time_since_epoch().count()));
     }
+    void set_next_available_time(Time time) const { set_next_available_time(Key(), time); }
 
 protected:
-    /// Makes a limiter with a C function that writes it to where its argument says.
+    /// Makes a limiter with a C function that writes it to its argument.
     template <class Make> static Limiter make(Make call) {
         wgl_limiter *made = nullptr;
         detail::ok(call(&made));
@@ -496,21 +654,15 @@ private:
         return detail::ok(call(&raw)) ? std::optional(Permit(limiter_, raw, true)) : std::nullopt;
     }
 
-    static wgl_permit *raw_of(Place &place) {
-        place.limiter();
-        return &place.raw_;
-    }
+    static wgl_permit *raw_of(Place &place) { return place.limiter() ? &place.raw_ : nullptr; }
 
     Permit started(Place &place) const {
         place.limiter_.reset();
         return Permit(limiter_, place.raw_, true);
     }
 
-    wgl_permit from_text(std::string_view text) const {
-        wgl_permit raw{};
-        // An empty text is refused as one that is no permit's, not as none.
-        detail::ok(wgl_permit_from_text(get(), text.empty() ? "" : text.data(), text.size(), &raw));
-        return raw;
+    bool from_text(const Text &text, wgl_permit *raw) const {
+        return detail::ok(wgl_permit_from_text(get(), text.string().data(), text.string().size(), raw));
     }
 
     static Decision decision(const wgl_decision &raw, std::optional<Permit> permit) {
@@ -525,14 +677,12 @@ private:
     detail::Handle limiter_;
 };
 
-/// One that waits in steps: in an event loop, or where something else may end the wait. Its destructor gives the wait up.
-/// One thread at a time may use it; it waits in one line with all that wait in this process for the same limiter and key.
+/// A wait in steps: for an event loop, or where something else may end the wait. Its destructor ends the wait. One thread
+/// at a time may use it; all that wait in this process for the same limiter and key form one line.
 class [[nodiscard]] Waiter {
 public:
-    /// Takes a step, and does not sleep: a permit, or nothing. Then, if it is waiting() still, the next step is due after
-    /// wait(); else there is no room before the timeout, but perhaps after wait().
-    ///
-    /// Fails as Limiter::acquire does, and with WGL_INVALID_ARGUMENT if the wait is over.
+    /// Takes a step, without sleeping: a permit, or nothing. If it is waiting() then, the next step is due after wait();
+    /// otherwise there is no capacity before the timeout, but there may be after wait().
     [[nodiscard]] std::optional<Permit> step() {
         wgl_permit raw{};
         std::uint64_t nap_ns = 0;
@@ -548,7 +698,8 @@ public:
 
 private:
     friend class Limiter;
-    Waiter(detail::Handle limiter, wgl_waiter *owned) : limiter_(std::move(limiter)), waiter_(owned) {}
+    Waiter(detail::Handle limiter, wgl_waiter *owned)
+        : limiter_(std::move(limiter)), waiter_(owned), is_waiting_(owned != nullptr) {}
 
     struct Free {
         void operator()(wgl_waiter *waiter) const noexcept { wgl_waiter_free(waiter); }
@@ -556,105 +707,147 @@ private:
     detail::Handle limiter_;
     std::unique_ptr<wgl_waiter, Free> waiter_;
     Duration wait_{};
-    bool is_waiting_ = true;
+    bool is_waiting_;
 };
 
-inline Waiter Limiter::waiter(std::string_view key, std::uint64_t weight, Duration timeout,
-                              std::int32_t priority, Duration grace) const {
-    const wgl_waiter_options options = detail::waiter_options(weight, timeout, priority, grace);
+inline Waiter Limiter::waiter(Key key, std::uint64_t weight, Duration timeout) const {
+    return waiter(key, weight, 0, timeout);
+}
+
+inline Waiter Limiter::waiter(Key key, std::uint64_t weight, std::int32_t priority, Duration timeout,
+                              Duration grace) const {
+    detail::Arguments checked;
+    const wgl_waiter_options options = checked.wait(weight, priority, timeout, grace);
     wgl_waiter *made = nullptr;
-    detail::ok(wgl_waiter_new(get(), key.data(), key.size(), &options, &made));
+    detail::ok(checked ? wgl_waiter_new(get(), key.data(), key.size(), &options, &made) : detail::refused);
     return Waiter(limiter_, made);
 }
 
 inline Waiter Limiter::waiter(Place &place, Duration timeout) const {
+    detail::Arguments checked;
+    const std::uint64_t timeout_ns = checked.timeout("timeout", timeout);
+    wgl_permit *raw = raw_of(place);
     wgl_waiter *made = nullptr;
-    detail::ok(wgl_waiter_new_for_place(get(), raw_of(place), detail::span("timeout", timeout), &made));
-    place.limiter_.reset();
+    if (detail::ok(checked && raw ? wgl_waiter_new_for_place(get(), raw, timeout_ns, &made) : detail::refused))
+        place.limiter_.reset();
     return Waiter(limiter_, made);
 }
 
-/// What a decision answers when the store fails it.
+/// What a decision does if the store fails.
 enum class OnError : std::uint32_t { raise = WGL_ON_ERROR_RAISE, deny = WGL_ON_ERROR_DENY, admit = WGL_ON_ERROR_ADMIT };
 
-/// What a power cut may cost: a budget of 5 % of a limit, which then counts as spent, or nothing.
+/// What a power cut may lose: a budget of 5 % of a limit, which then counts as spent, or nothing.
 enum class Durability : std::uint32_t { budget = WGL_DURABILITY_BUDGET, commit = WGL_DURABILITY_COMMIT };
 
 /// How a store behaves; see wgl_store_options.
 struct StoreOptions {
-    OnError on_error = OnError::raise;
     Duration timeout = std::chrono::seconds(5);
-    Durability durability = Durability::budget;
     std::uint32_t mode = 0600;
+    OnError on_error = OnError::raise;
+    Durability durability = Durability::budget;
     std::optional<ManualClock> clock = std::nullopt;
 };
 
-/// Where limits live: "memory:" (this process) or "sqlite:PATH" (this machine).
+/// A place where limits live: "memory:" (this process), "sqlite:PATH" (this machine), or a server; see wgl_store.
 class Store {
 public:
     /// Opens a store, and makes its files if there are none.
-    explicit Store(const std::string &url, const StoreOptions &options = {}) {
-        const wgl_store_options raw = raw_of(options);
+    explicit Store(const Text &url, const StoreOptions &options = {}) {
+        detail::Arguments checked;
+        const wgl_store_options raw = raw_of(options, checked);
+        const char *address = checked.text("url", url);
         wgl_store *store = nullptr;
-        detail::ok(wgl_store_open(detail::text("url", url), &raw, &store));
+        detail::ok(checked ? wgl_store_open(address, &raw, &store) : detail::refused);
         store_.reset(store, wgl_store_free);
     }
 
-    /// What is wrong with the files of a store, which need not open; nothing if all is well. With `repair` it repairs what it
-    /// can, and those lines begin with "repaired: ". See wgl_store_verify.
-    [[nodiscard]] static std::vector<std::string> verify(const std::string &url, bool repair = false,
-                                                         const StoreOptions &options = {}) {
-        const wgl_store_options raw = raw_of(options);
-        std::vector<char> report(std::size_t{1} << 20);
-        std::size_t count = 0;
-        detail::ok(wgl_store_verify(detail::text("url", url), &raw, repair, report.data(), report.size(), &count));
-        std::vector<std::string> problems;
-        std::istringstream lines(report.data());
-        for (std::string line; std::getline(lines, line);)
-            problems.push_back(line);
-        return problems;
+    /// Checks the files of a store, which need not open: a line for each problem, none if all is well. With `repair` it
+    /// repairs what it can, and the lines of those begin with "repaired: ". See wgl_store_verify.
+    [[nodiscard]] static std::vector<std::string> verify(const Text &url, const StoreOptions &options = {},
+                                                         bool repair = false) {
+        detail::Arguments checked;
+        const wgl_store_options raw = raw_of(options, checked);
+        const char *address = checked.text("url", url);
+        wgl_strings *problems = nullptr;
+        detail::ok(checked ? wgl_store_verify(address, &raw, repair, &problems) : detail::refused);
+        return detail::strings(problems);
     }
 
-    /// The same store for the C interface; it stays this one's to free.
-    const wgl_store *get() const noexcept { return store_.get(); }
+    /// The same store for the C interface; this object still frees it.
+    wgl_store *get() const noexcept { return store_.get(); }
 
-    /// Declares the limits of a policy under a name, for all who share the store: `limiter("openai", "100/1m + 5 concurrent")`.
-    [[nodiscard]] Limiter limiter(const std::string &name, const std::string &policy) const {
+    /// False only if the constructor failed, without exceptions.
+    explicit operator bool() const noexcept { return store_ != nullptr; }
+
+    /// The store's address, as it was given but without a password.
+    [[nodiscard]] std::string url() const {
+        const char *url = wgl_store_url(get());
+        return url ? url : "";
+    }
+
+    /// The names of the limits that are declared in the store, in order.
+    [[nodiscard]] std::vector<std::string> names() const {
+        wgl_strings *names = nullptr;
+        detail::ok(wgl_store_names(get(), &names));
+        return detail::strings(names);
+    }
+
+    /// Declares the limits of a policy text under a name, for all that share the store:
+    /// `limiter("openai", "100/1m + 5 concurrent")`.
+    [[nodiscard]] Limiter limiter(const Text &name, const Text &policy) const {
+        detail::Arguments checked;
+        const char *called = checked.text("name", name), *text = checked.text("policy", policy);
         wgl_limiter *made = nullptr;
-        detail::ok(wgl_policy_limiter_new(get(), detail::text("name", name), detail::text("policy", policy), &made));
+        detail::ok(checked ? wgl_policy_limiter_new(get(), called, text, &made) : detail::refused);
         return Limiter(made);
     }
 
-    /// Takes what is declared under a name, of whatever kind.
-    ///
-    /// Fails with WGL_UNKNOWN_LIMIT, naming those that there are.
-    [[nodiscard]] Limiter limiter(const std::string &name) const {
+    /// Makes a limiter of the limit that is declared under a name, of whatever kind. The message of WGL_UNKNOWN_LIMIT lists
+    /// the names.
+    [[nodiscard]] Limiter limiter(const Text &name) const {
+        detail::Arguments checked;
+        const char *called = checked.text("name", name);
         wgl_limiter *made = nullptr;
-        detail::ok(wgl_limiter_attach(get(), detail::text("name", name), &made));
+        detail::ok(checked ? wgl_limiter_attach(get(), called, &made) : detail::refused);
         return Limiter(made);
     }
 
-    /// Declares the limits of a TOML file, all or none.
-    void load(const std::string &path) const { detail::ok(wgl_store_load(get(), detail::text("path", path))); }
-
-    /// Puts an operator's policy above what programs declare, at once, for all who share the store, until it is lifted. With
-    /// a key only for that one, such as a tenant's plan, whether anybody has used it or not.
-    void override(const std::string &name, const std::string &policy,
-                  std::optional<std::string_view> key = std::nullopt) const {
-        const auto [bytes, length] = detail::key_or_limit(key);
-        detail::ok(
-            wgl_store_override(get(), detail::text("name", name), detail::text("policy", policy), bytes, length));
-    }
-    /// Takes it away: what was declared last holds again; with a key, what holds for the limit.
-    void lift(const std::string &name, std::optional<std::string_view> key = std::nullopt) const {
-        const auto [bytes, length] = detail::key_or_limit(key);
-        detail::ok(wgl_store_lift(get(), detail::text("name", name), bytes, length));
+    /// Declares the limits of a TOML file, all or none, and returns their names.
+    std::vector<std::string> load(const Text &path) const {
+        detail::Arguments checked;
+        const char *file = checked.text("path", path);
+        wgl_strings *names = nullptr;
+        detail::ok(checked ? wgl_store_load(get(), file, &names) : detail::refused);
+        return detail::strings(names);
     }
 
-    /// Writes to the database now what it does not have yet of what was admitted.
+    /// Puts an operator's policy above what programs declare, at once, for all that share the store, until it is lifted.
+    /// With a key only for that key, such as a tenant's plan, even before the key is used.
+    void override(const Text &name, const Text &policy, const std::optional<Key> &key = std::nullopt) const {
+        detail::Arguments checked;
+        const char *called = checked.text("name", name), *text = checked.text("policy", policy);
+        const auto [bytes, length] = detail::key_or_limit(key);
+        detail::ok(checked ? wgl_store_override(get(), called, text, bytes, length) : detail::refused);
+    }
+    /// Removes it: the last declared policy applies again; with a key, the limit's.
+    void lift(const Text &name, const std::optional<Key> &key = std::nullopt) const {
+        detail::Arguments checked;
+        const char *called = checked.text("name", name);
+        const auto [bytes, length] = detail::key_or_limit(key);
+        detail::ok(checked ? wgl_store_lift(get(), called, bytes, length) : detail::refused);
+    }
+
+    /// Removes the limit that is declared under a name, with its overrides. See wgl_store_forget.
+    void forget(const Text &name) const {
+        detail::Arguments checked;
+        const char *called = checked.text("name", name);
+        detail::ok(checked ? wgl_store_forget(get(), called) : detail::refused);
+    }
+
+    /// Writes admitted starts that the database lacks to it now.
     void flush() const { detail::ok(wgl_store_flush(get())); }
 
-    /// How often the store failed a decision in this process, whatever was answered instead.
+    /// Returns how often the store failed a decision in this process, whatever `on_error` made of that.
     [[nodiscard]] std::uint64_t failures() const {
         std::uint64_t count = 0;
         detail::ok(wgl_store_failures(get(), &count));
@@ -662,18 +855,32 @@ public:
     }
 
 private:
-    static wgl_store_options raw_of(const StoreOptions &options) {
+    static wgl_store_options raw_of(const StoreOptions &options, detail::Arguments &checked) {
         wgl_store_options raw = WGL_STORE_OPTIONS_INIT;
-        raw.mode = static_cast<std::uint32_t>(detail::given("mode", options.mode));
-        raw.timeout_ns = detail::given("timeout", options.timeout);
-        raw.clock = options.clock ? options.clock->get() : nullptr;
+        raw.mode = static_cast<std::uint32_t>(checked.option("mode", std::optional<std::uint64_t>(options.mode)));
+        raw.timeout_ns = checked.option("timeout", std::optional(options.timeout));
         raw.on_error = static_cast<std::uint32_t>(options.on_error);
         raw.durability = static_cast<std::uint32_t>(options.durability);
+        raw.clock = options.clock ? options.clock->get() : nullptr;
         return raw;
     }
 
     std::shared_ptr<wgl_store> store_;
 };
+
+/// Checks the settings of a server for what endangers limits there: a line for each, the worst first. See wgl_doctor.
+[[nodiscard]] inline std::vector<std::string> doctor(const Text &url) {
+    detail::Arguments checked;
+    const char *address = checked.text("url", url);
+    wgl_strings *findings = nullptr;
+    detail::ok(checked ? wgl_doctor(address, &findings) : detail::refused);
+    return detail::strings(findings);
+}
+
+/// The SQL that makes the schema which limits on Postgres need. See wgl_postgres_schema.
+[[nodiscard]] inline std::string_view postgres_schema() {
+    return wgl_postgres_schema();
+}
 
 /// How retries spread.
 enum class Jitter : std::uint32_t {
@@ -683,7 +890,7 @@ enum class Jitter : std::uint32_t {
     none = WGL_JITTER_NONE
 };
 
-/// What denials of a rate limit add to `suggested_after`; see wgl_rate_limiter_options.
+/// The backoff of a rate limit, which denials add to `suggested_after`; see wgl_rate_limiter_options.
 struct Backoff {
     Duration initial_delay = std::chrono::seconds(1);
     double multiplier = 2;
@@ -697,37 +904,41 @@ struct Window {
     Duration length;
 };
 
-/// At most `max_executions` units in any rolling window, or in each of up to four windows, for all who open the name.
+/// At most `max_executions` units in any rolling window, or in each of up to four windows, for all that share the name.
 class RateLimiter : public Limiter {
 public:
-    RateLimiter(const Store &store, const std::string &name, std::uint64_t max_executions, Duration window,
+    RateLimiter(const Store &store, const Text &name, std::uint64_t max_executions, Duration window,
                 const Backoff &backoff = {})
         : RateLimiter(store, name, std::vector<Window>{{max_executions, window}}, backoff) {}
 
-    RateLimiter(const Store &store, const std::string &name, const std::vector<Window> &windows,
+    RateLimiter(const Store &store, const Text &name, const std::vector<Window> &windows,
                 const Backoff &backoff = {})
         : Limiter(make([&](wgl_limiter **made) {
+              detail::Arguments checked;
               if (windows.empty())
-                  throw detail::invalid("windows", "empty", "1 to 4 windows");
-              std::vector<wgl_window> raw;
+                  checked.refuse(detail::invalid("windows", "empty", "1 to 4 windows"));
+              std::vector<wgl_rate_window> raw;
               for (const Window &window : windows)
-                  raw.push_back({window.max_executions, detail::ns("window", window.length)});
+                  raw.push_back({window.max_executions, checked.ns("window", window.length)});
               wgl_rate_limiter_options options = WGL_RATE_LIMITER_OPTIONS_INIT;
               options.jitter = static_cast<std::uint32_t>(backoff.jitter);
               options.windows = raw.data();
               options.window_count = raw.size();
-              options.initial_backoff_delay_ns = detail::given("initial_delay", backoff.initial_delay);
+              options.initial_backoff_delay_ns = checked.option("initial_delay", std::optional(backoff.initial_delay));
               if (!(backoff.multiplier > 1))
-                  throw detail::invalid("multiplier", std::to_string(backoff.multiplier), "more than 1");
+                  checked.refuse(detail::invalid("multiplier", std::to_string(backoff.multiplier), "more than 1"));
               options.backoff_multiplier = backoff.multiplier;
-              options.max_backoff_delay_ns = detail::given("max_delay", backoff.max_delay);
-              return wgl_rate_limiter_new(store.get(), detail::text("name", name), &options, made);
+              options.max_backoff_delay_ns = checked.option("max_delay", std::optional(backoff.max_delay));
+              const char *called = checked.text("name", name);
+              return checked ? wgl_rate_limiter_new(store.get(), called, &options, made) : detail::refused;
           })) {}
 
-    /// Takes the rate limit that is declared under a name.
-    [[nodiscard]] static RateLimiter attach(const Store &store, const std::string &name) {
+    /// Makes a limiter of the rate limit that is declared under a name.
+    [[nodiscard]] static RateLimiter attach(const Store &store, const Text &name) {
         return RateLimiter(make([&](wgl_limiter **made) {
-            return wgl_rate_limiter_attach(store.get(), detail::text("name", name), made);
+            detail::Arguments checked;
+            const char *called = checked.text("name", name);
+            return checked ? wgl_rate_limiter_attach(store.get(), called, made) : detail::refused;
         }));
     }
 
@@ -735,7 +946,7 @@ private:
     explicit RateLimiter(Limiter &&made) : Limiter(std::move(made)) {}
 };
 
-/// At most so many units at the same time, per key: in this process, or with a store and a name in all.
+/// At most `max_concurrent_jobs` units at the same time, per key: in this process, or with a store and a name in all.
 class ConcurrencyLimiter : public Limiter {
 public:
     explicit ConcurrencyLimiter(std::uint64_t max_concurrent_jobs,
@@ -747,67 +958,77 @@ public:
               return wgl_concurrency_limiter_new(&options, made);
           })) {}
 
-    /// With a lease a start holds its units only for so long, unless it renews; without, as long as its process lives.
-    ConcurrencyLimiter(const Store &store, const std::string &name, std::uint64_t max_concurrent_jobs,
+    /// With a lease a start holds its units until the lease expires, unless it renews it; without, as long as its process
+    /// lives.
+    ConcurrencyLimiter(const Store &store, const Text &name, std::uint64_t max_concurrent_jobs,
                        std::optional<Duration> lease = std::nullopt)
         : Limiter(make([&](wgl_limiter **made) {
+              detail::Arguments checked;
               wgl_concurrency_limiter_options options = WGL_CONCURRENCY_LIMITER_OPTIONS_INIT;
               options.max_concurrent_jobs = max_concurrent_jobs;
-              options.lease_ns = detail::given("lease", lease);
-              return wgl_concurrency_limiter_shared(store.get(), detail::text("name", name), &options, made);
+              options.lease_ns = checked.option("lease", lease);
+              const char *called = checked.text("name", name);
+              return checked ? wgl_concurrency_limiter_shared(store.get(), called, &options, made) : detail::refused;
           })) {}
 };
 
-/// So long between one start and the next: in this process, or with a store and a name in all.
+/// A time between one start and the next: in this process, or with a store and a name in all.
 class DelayLimiter : public Limiter {
 public:
     explicit DelayLimiter(Duration delay = std::chrono::milliseconds(50),
                           const std::optional<ManualClock> &clock = std::nullopt)
         : Limiter(make([&](wgl_limiter **made) {
-              wgl_delay_limiter_options options = options_of(delay);
+              detail::Arguments checked;
+              wgl_delay_limiter_options options = options_of(delay, checked);
               options.clock = clock ? clock->get() : nullptr;
-              return wgl_delay_limiter_new(&options, made);
+              return checked ? wgl_delay_limiter_new(&options, made) : detail::refused;
           })) {}
 
-    DelayLimiter(const Store &store, const std::string &name, Duration delay = std::chrono::milliseconds(50))
+    DelayLimiter(const Store &store, const Text &name, Duration delay = std::chrono::milliseconds(50))
         : Limiter(make([&](wgl_limiter **made) {
-              const wgl_delay_limiter_options options = options_of(delay);
-              return wgl_delay_limiter_shared(store.get(), detail::text("name", name), &options, made);
+              detail::Arguments checked;
+              const wgl_delay_limiter_options options = options_of(delay, checked);
+              const char *called = checked.text("name", name);
+              return checked ? wgl_delay_limiter_shared(store.get(), called, &options, made) : detail::refused;
           })) {}
 
 private:
-    static wgl_delay_limiter_options options_of(Duration delay) {
+    static wgl_delay_limiter_options options_of(Duration delay, detail::Arguments &checked) {
         wgl_delay_limiter_options options = WGL_DELAY_LIMITER_OPTIONS_INIT;
-        options.delay_ns = detail::ns("delay", delay);
+        options.delay_ns = checked.option("delay", std::optional(delay));
         return options;
     }
 };
 
-/// Starts at even distances, if `adaptive` shortened by what jobs take, never more than `max_executions` in any rolling
+/// Starts at even distances, which `adaptive` shortens by the time that jobs take, at most `max_executions` in any rolling
 /// window: in this process, or with a store and a name in all.
 class EvenlySpacedRateLimiter : public Limiter {
 public:
     EvenlySpacedRateLimiter(std::uint64_t max_executions, Duration window, bool adaptive = true,
                             const std::optional<ManualClock> &clock = std::nullopt)
         : Limiter(make([&](wgl_limiter **made) {
-              wgl_evenly_spaced_limiter_options options = options_of(max_executions, window, adaptive);
+              detail::Arguments checked;
+              wgl_evenly_spaced_limiter_options options = options_of(max_executions, window, adaptive, checked);
               options.clock = clock ? clock->get() : nullptr;
-              return wgl_evenly_spaced_limiter_new(&options, made);
+              return checked ? wgl_evenly_spaced_limiter_new(&options, made) : detail::refused;
           })) {}
 
-    EvenlySpacedRateLimiter(const Store &store, const std::string &name, std::uint64_t max_executions, Duration window,
+    EvenlySpacedRateLimiter(const Store &store, const Text &name, std::uint64_t max_executions, Duration window,
                             bool adaptive = true)
         : Limiter(make([&](wgl_limiter **made) {
-              const wgl_evenly_spaced_limiter_options options = options_of(max_executions, window, adaptive);
-              return wgl_evenly_spaced_limiter_shared(store.get(), detail::text("name", name), &options, made);
+              detail::Arguments checked;
+              const wgl_evenly_spaced_limiter_options options = options_of(max_executions, window, adaptive, checked);
+              const char *called = checked.text("name", name);
+              return checked ? wgl_evenly_spaced_limiter_shared(store.get(), called, &options, made) : detail::refused;
           })) {}
 
 private:
-    static wgl_evenly_spaced_limiter_options options_of(std::uint64_t max_executions, Duration window, bool adaptive) {
+    static wgl_evenly_spaced_limiter_options options_of(std::uint64_t max_executions, Duration window, bool adaptive,
+                                                        detail::Arguments &checked) {
         wgl_evenly_spaced_limiter_options options = WGL_EVENLY_SPACED_LIMITER_OPTIONS_INIT;
-        options.adaptive = adaptive ? 1 : 0;
+        options.spacing = adaptive ? WGL_SPACING_ADAPTIVE : WGL_SPACING_FIXED;
         options.max_executions = max_executions;
-        options.window_ns = detail::ns("window", window);
+        options.window_ns = checked.ns("window", window);
         return options;
     }
 };
@@ -815,67 +1036,77 @@ private:
 /// `rate` units per period, saved up to a `burst`, by default `rate`.
 class TokenBucketLimiter : public Limiter {
 public:
-    TokenBucketLimiter(const Store &store, const std::string &name, std::uint64_t rate, Duration period,
+    TokenBucketLimiter(const Store &store, const Text &name, std::uint64_t rate, Duration period,
                        std::optional<std::uint64_t> burst = std::nullopt)
         : Limiter(make([&](wgl_limiter **made) {
+              detail::Arguments checked;
               wgl_token_bucket_limiter_options options = WGL_TOKEN_BUCKET_LIMITER_OPTIONS_INIT;
               options.rate = rate;
-              options.period_ns = detail::ns("period", period);
-              options.burst = detail::given("burst", burst);
-              return wgl_token_bucket_limiter_new(store.get(), detail::text("name", name), &options, made);
+              options.period_ns = checked.ns("period", period);
+              options.burst = checked.option("burst", burst);
+              const char *called = checked.text("name", name);
+              return checked ? wgl_token_bucket_limiter_new(store.get(), called, &options, made) : detail::refused;
           })) {}
 };
 
 /// One start at a time, period / `rate` apart; up to `queue` units wait for their turn, by default `rate`.
 class LeakyBucketLimiter : public Limiter {
 public:
-    LeakyBucketLimiter(const Store &store, const std::string &name, std::uint64_t rate, Duration period,
+    LeakyBucketLimiter(const Store &store, const Text &name, std::uint64_t rate, Duration period,
                        std::optional<std::uint64_t> queue = std::nullopt)
         : Limiter(make([&](wgl_limiter **made) {
+              detail::Arguments checked;
               wgl_leaky_bucket_limiter_options options = WGL_LEAKY_BUCKET_LIMITER_OPTIONS_INIT;
               options.rate = rate;
-              options.period_ns = detail::ns("period", period);
-              options.queue = detail::given("queue", queue);
-              return wgl_leaky_bucket_limiter_new(store.get(), detail::text("name", name), &options, made);
+              options.period_ns = checked.ns("period", period);
+              options.queue = checked.option("queue", queue);
+              const char *called = checked.text("name", name);
+              return checked ? wgl_leaky_bucket_limiter_new(store.get(), called, &options, made) : detail::refused;
           })) {}
 };
 
-/// So many units in each window of the clock; twice as many across a boundary.
+/// At most `max_executions` units in each window of the clock; twice as many across a boundary.
 class FixedWindowLimiter : public Limiter {
 public:
-    FixedWindowLimiter(const Store &store, const std::string &name, std::uint64_t max_executions, Duration window)
+    FixedWindowLimiter(const Store &store, const Text &name, std::uint64_t max_executions, Duration window)
         : Limiter(make([&](wgl_limiter **made) {
+              detail::Arguments checked;
               wgl_fixed_window_limiter_options options = WGL_FIXED_WINDOW_LIMITER_OPTIONS_INIT;
               options.max_executions = max_executions;
-              options.window_ns = detail::ns("window", window);
-              return wgl_fixed_window_limiter_new(store.get(), detail::text("name", name), &options, made);
+              options.window_ns = checked.ns("window", window);
+              const char *called = checked.text("name", name);
+              return checked ? wgl_fixed_window_limiter_new(store.get(), called, &options, made) : detail::refused;
           })) {}
 };
 
 /// An estimate of the rolling window from two counts, for very large limits.
 class SlidingWindowCounterLimiter : public Limiter {
 public:
-    SlidingWindowCounterLimiter(const Store &store, const std::string &name, std::uint64_t max_executions,
+    SlidingWindowCounterLimiter(const Store &store, const Text &name, std::uint64_t max_executions,
                                 Duration window)
         : Limiter(make([&](wgl_limiter **made) {
+              detail::Arguments checked;
               wgl_sliding_window_counter_limiter_options options = WGL_SLIDING_WINDOW_COUNTER_LIMITER_OPTIONS_INIT;
               options.max_executions = max_executions;
-              options.window_ns = detail::ns("window", window);
-              return wgl_sliding_window_counter_limiter_new(store.get(), detail::text("name", name), &options, made);
+              options.window_ns = checked.ns("window", window);
+              const char *called = checked.text("name", name);
+              return checked ? wgl_sliding_window_counter_limiter_new(store.get(), called, &options, made) : detail::refused;
           })) {}
 };
 
-/// So many in any rolling window, so many at the same time, or both.
+/// A rate in any rolling window, a number of units at the same time, or both.
 class FlowControlLimiter : public Limiter {
 public:
-    FlowControlLimiter(const Store &store, const std::string &name, std::optional<Window> rate,
+    FlowControlLimiter(const Store &store, const Text &name, std::optional<Window> rate,
                        std::optional<std::uint64_t> parallelism = std::nullopt)
         : Limiter(make([&](wgl_limiter **made) {
+              detail::Arguments checked;
               wgl_flow_control_limiter_options options = WGL_FLOW_CONTROL_LIMITER_OPTIONS_INIT;
-              options.rate = rate ? detail::given("rate", rate->max_executions) : 0;
-              options.period_ns = rate ? detail::given("period", rate->length) : 0;
-              options.parallelism = detail::given("parallelism", parallelism);
-              return wgl_flow_control_limiter_new(store.get(), detail::text("name", name), &options, made);
+              options.rate = rate ? checked.option("rate", std::optional(rate->max_executions)) : 0;
+              options.period_ns = rate ? checked.option("period", std::optional(rate->length)) : 0;
+              options.parallelism = checked.option("parallelism", parallelism);
+              const char *called = checked.text("name", name);
+              return checked ? wgl_flow_control_limiter_new(store.get(), called, &options, made) : detail::refused;
           })) {}
 };
 
@@ -885,7 +1116,7 @@ public:
     NullLimiter() : Limiter(make(wgl_null_limiter_new)) {}
 };
 
-/// Admits what every one of its children admits: everything, as long as it has none.
+/// Admits what all of its children admit; without children it admits everything.
 class CompositeLimiter : public Limiter {
 public:
     CompositeLimiter(std::initializer_list<Limiter> children = {}) : Limiter(make(wgl_composite_limiter_new)) {
@@ -893,16 +1124,15 @@ public:
             add(child);
     }
 
-    /// Adds a child, at any time. Permits that are out end with the children they were taken from.
+    /// Adds a child, at any time. Permits that are not ended yet end against the children that they came from.
     void add(const Limiter &child) const { detail::ok(wgl_composite_limiter_add(get(), child.get())); }
 };
 
-/// A limiter of the program's own: derive from it, and give it to a CustomLimiter. See wgl_custom_limiter_table. Any
-/// thread may call it, and several may at once. What it throws is a failure: whoever asked gets WGL_CUSTOM_FAILURE with
-/// its what(), and nothing is charged anywhere.
+/// A custom limiter: derive from it, and pass it to a CustomLimiter. See wgl_custom_limiter_table. Any threads may call it,
+/// several at once. An exception is a failure: the caller gets WGL_CUSTOM_FAILURE with its what(), and nothing is charged.
 class Custom {
 public:
-    /// Admitted, with a number for `end`; or denied, and perhaps not after `retry_after`.
+    /// Admitted, with a number for `end`; or denied, for `retry_after`.
     struct Verdict {
         bool admitted;
         std::uint64_t start = 0;
@@ -917,28 +1147,29 @@ public:
     virtual ~Custom() = default;
     /// Decides and records in one act.
     virtual Verdict decide(std::string_view key, std::uint64_t weight) = 0;
-    /// What decide would answer. Records nothing.
+    /// Returns what decide would return. Records nothing.
     virtual Verdict peek(std::string_view key, std::uint64_t weight) = 0;
-    /// A start has ended for which decide gave that number; `actual` is 0 unless it was settled.
+    /// Ends the start for which decide returned that number; `actual` is 0 unless it was settled.
     virtual void end(std::uint64_t, End, std::uint64_t) {}
-    /// Nobody starts for so long; no key: of all keys.
+    /// Sets a gate: no start for that long; of all keys without a key.
     virtual void pause(std::string_view, Duration) {}
     virtual void clear(std::string_view) {}
     virtual void record_job_start(std::string_view) {}
     virtual void record_job_completion(std::string_view) {}
 };
 
-/// Asks a limiter of the program's own, which it shares. Composites take it as a child.
+/// A limiter of a Custom, which it shares. Composites take it as a child.
 class CustomLimiter : public Limiter {
 public:
-    CustomLimiter(std::shared_ptr<Custom> custom, const std::string &name)
+    CustomLimiter(const Text &name, std::shared_ptr<Custom> custom)
         : Limiter(make([&](wgl_limiter **made) {
+              detail::Arguments checked;
               if (custom == nullptr)
-                  throw detail::invalid("custom", "null", "a limiter");
+                  checked.refuse(detail::invalid("custom", "null", "a limiter"));
               auto context = std::make_unique<std::shared_ptr<Custom>>(std::move(custom));
               wgl_custom_limiter_table table = WGL_CUSTOM_LIMITER_TABLE_INIT;
               table.context = context.get();
-              table.name = detail::text("name", name);
+              table.name = checked.text("name", name);
               table.decide = [](void *self, const char *key, std::size_t length, std::uint64_t weight,
                                 std::uint64_t *start, std::uint64_t *retry_after_ns) {
                   return guard([&] {
@@ -967,7 +1198,7 @@ public:
                   return guard([&] { return of(self).record_job_completion({key, length}), WGL_OK; });
               };
               table.free = [](void *self) { delete static_cast<std::shared_ptr<Custom> *>(self); };
-              const int status = wgl_custom_limiter_new(&table, made);
+              const int status = checked ? wgl_custom_limiter_new(&table, made) : detail::refused;
               if (status == WGL_OK)
                   context.release();
               return status;
@@ -979,12 +1210,14 @@ private:
     static int status(const Custom::Verdict &verdict, std::uint64_t *retry_after_ns) {
         if (verdict.admitted)
             return WGL_OK;
-        *retry_after_ns = detail::ns("retry_after", verdict.retry_after);
-        return WGL_DENIED;
+        detail::Arguments checked;
+        *retry_after_ns = checked.ns("retry_after", verdict.retry_after);
+        return checked ? WGL_DENIED : WGL_CUSTOM_FAILURE;
     }
 
-    /// No exception passes through the C library: it stays behind as a text for detail::ok.
+    /// Keeps exceptions out of the C library: detail::ok gets their text.
     template <class Call> static int guard(Call call) noexcept {
+#ifdef __cpp_exceptions
         try {
             return call();
         } catch (const std::exception &exception) {
@@ -993,6 +1226,9 @@ private:
             detail::thrown() = "an exception that is no std::exception";
         }
         return WGL_CUSTOM_FAILURE;
+#else
+        return call();
+#endif
     }
 };
 
@@ -1001,6 +1237,14 @@ inline std::string_view version() noexcept {
     return wgl_version();
 }
 
+/// The version of the library that is loaded, as WGL_VERSION_NUMBER is that of the header.
+inline int version_number() noexcept {
+    return wgl_version_number();
+}
+
+} // namespace WORKGLOW_LIMIT_NAMESPACE
 } // namespace workglow
+
+#undef WORKGLOW_LIMIT_NAMESPACE
 
 #endif // WORKGLOW_LIMIT_HPP

@@ -60,6 +60,8 @@ function native(platform) {
   run("cargo", ["build", "--quiet", "--package", "workglow-limit-cli"]);
   const own = `C_RUN=${join(built, "debug/workglow-limit")}`;
   const library = [`C=${c}`, `C_BUILD=cargo ${release.join(" ")}`, `C_BUILT=${join(built, target, "release")}`, own];
+  const zig = `python3 -m ziglang cc -target ${target.replace("-unknown", "")}${isMusl ? "" : ".2.17"}`;
+  library.push(`C_LINK=${zig}`, "C_LIBS=-lutil -lrt -lpthread -lm -ldl -lunwind");
   rmSync(c, { recursive: true, force: true });
   run("make", ["install", ...library, "PREFIX=/" + name, `DESTDIR=${c}/root`], env);
   for (const file of LICENCES) copyFileSync(join(root, file), join(c, "root", name, file));

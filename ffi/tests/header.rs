@@ -29,7 +29,9 @@ fn made() -> String {
     let bindings = sources.fold(cbindgen::Builder::new().with_config(config), |b, file| b.with_src(file));
     let mut made = Vec::new();
     bindings.generate().unwrap().write(&mut made);
-    String::from_utf8(made).unwrap()
+    // Tags are for the definitions, and for forward declarations in programs.
+    let plain = |line: &str| if line.starts_with("typedef") { line.to_owned() } else { line.replace("struct wgl_", "wgl_") };
+    String::from_utf8(made).unwrap().lines().map(|line| plain(line) + "\n").collect()
 }
 
 /// Each function of the header, with the comment above it.

@@ -80,8 +80,8 @@ static void private_limiters(void) {
     REFUSED(WGL_INVALID_ARGUMENT, "limiter is NULL", wgl_evenly_spaced_limiter_new(&even, NULL));
     REFUSE_NEW("max_concurrent_jobs is 0", concurrency, &jobs);
     REFUSE_NEW("max_executions is 0", evenly_spaced, &even);
-    delay.delay_ns = 0;
-    REFUSE_NEW("delay is 0", delay, &delay);
+    delay.delay_ns = 999;
+    REFUSE_NEW("delay is ", delay, &delay);
     jobs.max_concurrent_jobs = 1;
     jobs.lease_ns = 5000;
     REFUSE_NEW("lease_ns is 5000: expected 0", concurrency, &jobs);
@@ -157,9 +157,9 @@ static void numbers(void) {
 
     uint32_t bad_choices[] = {2, UINT32_MAX};
     for (int i = 0; i < 2; i++) {
-        even.adaptive = bad_choices[i];
-        REFUSE("adaptive is ", evenly_spaced, &even);
-        REFUSE_NEW("adaptive is ", evenly_spaced, &even);
+        even.spacing = bad_choices[i];
+        REFUSE("spacing is ", evenly_spaced, &even);
+        REFUSE_NEW("spacing is ", evenly_spaced, &even);
     }
     jobs.reserved = delay.reserved = tokens.reserved = drips.reserved = fixed.reserved = counter.reserved =
         flow.reserved = 1;
@@ -211,10 +211,10 @@ static void policies_and_files(void) {
     REFUSED(WGL_INVALID_ARGUMENT, "name is NULL", wgl_limiter_attach(store, NULL, &limiter));
     REFUSED(WGL_INVALID_ARGUMENT, "limiter is NULL", wgl_limiter_attach(store, "n", NULL));
 
-    REFUSED(WGL_INVALID_ARGUMENT, "store is NULL", wgl_store_load(NULL, "limits.toml"));
-    REFUSED(WGL_INVALID_ARGUMENT, "path is NULL", wgl_store_load(store, NULL));
-    REFUSED(WGL_INVALID_ARGUMENT, "path is not UTF-8", wgl_store_load(store, "\xff"));
-    CHECK(wgl_store_load(store, "/nowhere/limits.toml") < 0, "a file that is none was loaded");
+    REFUSED(WGL_INVALID_ARGUMENT, "store is NULL", wgl_store_load(NULL, "limits.toml", NULL));
+    REFUSED(WGL_INVALID_ARGUMENT, "path is NULL", wgl_store_load(store, NULL, NULL));
+    REFUSED(WGL_INVALID_ARGUMENT, "path is not UTF-8", wgl_store_load(store, "\xff", NULL));
+    CHECK(wgl_store_load(store, "/nowhere/limits.toml", NULL) < 0, "a missing file was loaded");
     CHECK(strstr(wgl_last_error(), "/nowhere/limits.toml") != NULL, "%s", wgl_last_error());
     make_dir(dir);
     snprintf(path, sizeof path, "%s/limits.toml", dir);
@@ -224,7 +224,7 @@ static void policies_and_files(void) {
         FILE *file = fopen(path, "w");
         fputs(bad_files[i], file);
         fclose(file);
-        CHECK(wgl_store_load(store, path) == WGL_INVALID_ARGUMENT, "file %d was loaded", i);
+        CHECK(wgl_store_load(store, path, NULL) == WGL_INVALID_ARGUMENT, "file %d was loaded", i);
     }
     remove_dir(dir);
     nothing_was_made();

@@ -60,7 +60,7 @@ static int strict(const char *name, wgl_limiter **limiter) {
     wgl_evenly_spaced_limiter_options options = WGL_EVENLY_SPACED_LIMITER_OPTIONS_INIT;
     options.max_executions = 4;
     options.window_ns = 1000 * MS;
-    options.adaptive = 0;
+    options.spacing = WGL_SPACING_FIXED;
     return wgl_evenly_spaced_limiter_shared(store, name, &options, limiter);
 }
 
@@ -222,7 +222,7 @@ static void kept_to_oneself(void) {
     even.max_executions = 4;
     even.window_ns = 1000 * MS;
     for (uint32_t is_adaptive = 0; is_adaptive < 2; is_adaptive++) {
-        even.adaptive = is_adaptive;
+        even.spacing = is_adaptive ? WGL_SPACING_ADAPTIVE : WGL_SPACING_FIXED;
         MUST(wgl_evenly_spaced_limiter_new(&even, &limiter));
         IS(WGL_OK, wgl_try_acquire(limiter, NULL, 0, 1, &permit, NULL));
         advance(100 * MS);
@@ -314,7 +314,10 @@ static void a_file_of_limits(void) {
     FILE *file = fopen(path, "w");
     fputs("[stripe]\nallowed = 100\nperiod = \"1m\"\nburst = 20\n\n[mail]\nallowed = 3\nperiod = \"1s\"\n", file);
     fclose(file);
-    IS(WGL_OK, wgl_store_load(store, path));
+    wgl_strings *names;
+    IS(WGL_OK, wgl_store_load(store, path, &names));
+    CHECK(wgl_strings_count(names) == 2, "%zu names", wgl_strings_count(names));
+    wgl_strings_free(names);
     IS(WGL_OK, wgl_limiter_attach(store, "stripe", &limiter));
     IS(WGL_OK, wgl_try_acquire(limiter, NULL, 0, 20, &permit, NULL));
     IS(WGL_DENIED, wgl_try_acquire(limiter, NULL, 0, 1, &permit, NULL));

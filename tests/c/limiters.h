@@ -84,11 +84,11 @@ static inline wgl_limiter *at_once(uint64_t max) {
 }
 
 // "N US [N US ...] [backoff INITIAL_US THOUSANDTHS MAX_US JITTER]"
-static inline wgl_limiter *rate_of(const wgl_store *store, const char *name, char **words, int count) {
+static inline wgl_limiter *rate_of(wgl_store *store, const char *name, char **words, int count) {
     static const char *const jitters[] = {"scaled", "full", "equal", "none"};
     wgl_limiter *limiter;
     wgl_rate_limiter_options options = WGL_RATE_LIMITER_OPTIONS_INIT;
-    wgl_window windows[4];
+    wgl_rate_window windows[4];
     for (int i = 0; i + 1 < count; i += 2) {
         if (strcmp(words[i], "backoff") == 0) {
             options.initial_backoff_delay_ns = us(words[i + 1]);
@@ -97,7 +97,7 @@ static inline wgl_limiter *rate_of(const wgl_store *store, const char *name, cha
             options.jitter = choice(words[i + 4], jitters, 4);
             break;
         }
-        windows[options.window_count++] = (wgl_window){units(words[i]), us(words[i + 1])};
+        windows[options.window_count++] = (wgl_rate_window){units(words[i]), us(words[i + 1])};
     }
     if (options.window_count > 1) {
         options.windows = windows;
@@ -111,8 +111,8 @@ static inline wgl_limiter *rate_of(const wgl_store *store, const char *name, cha
 }
 
 // The limiter of a kind and of what follows it in its line, which is torn up.
-static inline wgl_limiter *limiter_of(const wgl_store *store, const char *name, const char *kind, char *rest) {
-    static const char *const spacings[] = {"strict", "adaptive"};
+static inline wgl_limiter *limiter_of(wgl_store *store, const char *name, const char *kind, char *rest) {
+    static const char *const spacings[] = {"adaptive", "strict"};
     wgl_limiter *limiter = NULL;
     char *words[16] = {"0", "0", "0"};
     int count = 0;
@@ -141,7 +141,7 @@ static inline wgl_limiter *limiter_of(const wgl_store *store, const char *name, 
         wgl_evenly_spaced_limiter_options options = WGL_EVENLY_SPACED_LIMITER_OPTIONS_INIT;
         options.max_executions = units(words[0]);
         options.window_ns = us(words[1]);
-        options.adaptive = choice(words[2], spacings, 2);
+        options.spacing = choice(words[2], spacings, 2);
         MUST(wgl_evenly_spaced_limiter_shared(store, name, &options, &limiter));
     } else if (strcmp(kind, "token_bucket") == 0) {
         wgl_token_bucket_limiter_options options = WGL_TOKEN_BUCKET_LIMITER_OPTIONS_INIT;

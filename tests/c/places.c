@@ -282,7 +282,7 @@ static void a_place_that_started_elsewhere(const char *scheme) {
 
 static void several_windows(const char *scheme) {
     wgl_limiter *both;
-    wgl_window windows[] = {{3, 1000 * MS}, {2, 100 * MS}};
+    wgl_rate_window windows[] = {{3, 1000 * MS}, {2, 100 * MS}};
     wgl_rate_limiter_options rate = WGL_RATE_LIMITER_OPTIONS_INIT;
     wgl_permit permit;
     uint64_t retry_ns = 7;

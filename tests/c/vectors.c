@@ -244,7 +244,8 @@ static void step(const char *file, int line, char *text) {
     int status;
     if (strcmp(call, "decide") == 0 || strcmp(call, "peek") == 0) {
         int deciding = call[0] == 'd';
-        status = (deciding ? wgl_decide : wgl_peek)(now.limiter, key, length, weight, &decision);
+        status = deciding ? wgl_decide(now.limiter, key, length, weight, &decision)
+                          : wgl_peek(now.limiter, key, length, weight, &decision);
         if (status >= 0) {
             decided = &decision;
             CHECK(decision.admitted == (status == WGL_OK), "%s: status %d", where, status);
@@ -261,9 +262,13 @@ static void step(const char *file, int line, char *text) {
     } else if (strcmp(call, "acquire") == 0) {
         wgl_waiter_options options = WGL_WAITER_OPTIONS_INIT;
         options.weight = weight;
-        options.timeout_ns = span_ns;
+        options.timeout_ns = span_ns == 0 ? WGL_NO_WAIT : span_ns;
         options.grace_ns = grace_text == NULL ? WGL_DEFAULT_GRACE : strtoull(grace_text, NULL, 10) * 1000;
-        status = wgl_acquire_with(now.limiter, key, length, &options, &permit, NULL);
+        // A weight of 0 is the default of options, and an error of wgl_acquire.
+        if (weight == 0)
+            status = wgl_acquire(now.limiter, key, length, weight, span_ns, &permit, NULL);
+        else
+            status = wgl_acquire_with(now.limiter, key, length, &options, &permit, NULL);
         if (status == WGL_OK)
             keep(as, &permit);
         word = status == WGL_OK ? "admitted" : "expired";
@@ -362,27 +367,42 @@ static void run(const char *scheme, const char *path) {
     fclose(file);
 }
 
+static const char *only; // The one store that is tested, or NULL.
+
 static int run_everywhere(const char *path) {
     size_t length = strlen(path);
     if (length > 4 && strcmp(path + length - 4, ".vec") == 0) {
-        for (int s = 0; s < SCHEMES; s++)
-            run(schemes[s], path);
+        for (int s = 0; s < SCHEMES; s++) {
+            if (only == NULL || strcmp(only, schemes[s]) == 0)
+                run(schemes[s], path);
+        }
     }
     return 0;
 }
 
 int main(int count, char **arguments) {
-    if (count != 2) {
-        fprintf(stderr, "usage: vectors DIR\n");
+    if (count != 2 && count != 3) {
+        fprintf(stderr, "usage: vectors DIR [SCHEME]\n");
         return 2;
     }
-    redis_start();
-    postgres_start();
+    only = arguments[2];
+    int has_redis = only == NULL || strncmp(only, "redis", 5) == 0;
+    int has_postgres = only == NULL || strncmp(only, "postgres", 8) == 0;
+    if (has_redis)
+        redis_start();
+    if (has_postgres)
+        postgres_start();
     in_dir(arguments[1], run_everywhere);
-    postgres_end();
-    redis_end();
+    if (has_postgres)
+        postgres_end();
+    if (has_redis)
+        redis_end();
+    CHECK(cases > 0, "no vectors in %s", arguments[1]);
+    if (only != NULL) {
+        printf("vectors: %d cases on %s\n", cases, only);
+        return summary("vectors");
+    }
     write_cells();
     printf("vectors: %d cases on memory:, on sqlite:, on Redis and on Postgres\n", cases / SCHEMES);
-    CHECK(cases > 0, "no vectors in %s", arguments[1]);
     return summary("vectors");
 }

@@ -37,7 +37,7 @@ static wgl_waiter *waits(int32_t priority, uint64_t timeout_ns) {
     wgl_waiter_options options = WGL_WAITER_OPTIONS_INIT;
     wgl_waiter *waiter = NULL;
     options.priority = priority;
-    options.timeout_ns = timeout_ns;
+    options.timeout_ns = timeout_ns == 0 ? WGL_NO_WAIT : timeout_ns;
     MUST(wgl_waiter_new(limiter, NULL, 0, &options, &waiter));
     return waiter;
 }
@@ -175,9 +175,6 @@ static void a_grace(void) {
     IS(WGL_WAITING, starts_late(&options));
     options.grace_ns = 500 * MS;
     IS(WGL_OK, starts_late(&options));
-    // A program that was built before there was one.
-    options.struct_size = offsetof(wgl_waiter_options, grace_ns);
-    IS(WGL_WAITING, starts_late(&options));
 }
 
 static void bad_waiters(void) {
@@ -195,16 +192,30 @@ static void bad_waiters(void) {
     REFUSED(WGL_INVALID_ARGUMENT, "waiter is NULL", wgl_waiter_step(NULL, &permit, NULL));
     REFUSED(WGL_FOREIGN_PERMIT, "not given", wgl_waiter_new_for_place(limiter, &foreign, 0, &waiter));
     CHECK(waiter == NULL, "a waiter was made");
-    options.weight = 0;
     MUST(wgl_waiter_new(limiter, NULL, 0, &options, &waiter));
     REFUSED(WGL_INVALID_ARGUMENT, "permit is NULL", wgl_waiter_step(waiter, NULL, NULL));
-    REFUSED(WGL_INVALID_ARGUMENT, "weight is 0", wgl_waiter_step(waiter, &permit, NULL));
     wgl_waiter_free(waiter);
     options.weight = 2;
     REFUSED(WGL_WEIGHT_EXCEEDS_CAPACITY, "at most 1", wgl_acquire_with(limiter, NULL, 0, &options, &permit, NULL));
     options.weight = 1;
     options.grace_ns = WGL_NO_GRACE;
     REFUSED(WGL_INVALID_ARGUMENT, "at most 366 days", wgl_acquire_with(limiter, NULL, 0, &options, &permit, NULL));
+    end();
+}
+
+// Zeros are the defaults: weight 1, and a wait as long as it takes.
+static void zeroed_options_are_the_defaults(void) {
+    wgl_waiter_options options = {.struct_size = sizeof options};
+    wgl_waiter *waiter = NULL;
+    wgl_permit permit;
+    begin(1);
+    IS(WGL_OK, wgl_acquire_with(limiter, NULL, 0, &options, &permit, NULL));
+    MUST(wgl_waiter_new(limiter, NULL, 0, &options, &waiter));
+    IS(WGL_WAITING, wgl_waiter_step(waiter, &permit, NULL));
+    wgl_waiter_free(waiter);
+    options.timeout_ns = WGL_NO_WAIT;
+    IS(WGL_DENIED, wgl_acquire_with(limiter, NULL, 0, &options, &permit, NULL));
+    IS(WGL_DENIED, wgl_acquire(limiter, NULL, 0, 1, WGL_NO_WAIT, &permit, NULL));
     end();
 }
 
@@ -244,6 +255,7 @@ int main(void) {
     a_wait_ends();
     a_place_in_steps();
     a_grace();
+    zeroed_options_are_the_defaults();
     bad_waiters();
     threads_and_steps();
     return summary("waiters");

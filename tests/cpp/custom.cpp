@@ -47,7 +47,7 @@ static void every_call_arrives(Scripted &script, const Limiter &limiter) {
     CHECK(script.call == "end 0(0, 42)", script.call);
     limiter.try_acquire()->cancel();
     CHECK(script.call == "end 1(0, 42)", script.call);
-    limiter.pause(2ns, "key");
+    limiter.pause("key", 2ns);
     CHECK(script.call == "pause(key, 2)" || script.call == "pause(key, 1000)", script.call);
     limiter.clear("key");
     CHECK(script.call == "clear(key, 0)", script.call);
@@ -87,7 +87,7 @@ int main() {
             const auto script = std::make_shared<Scripted>(freed);
             const CompositeLimiter composite;
             {
-                const CustomLimiter limiter(script, "scripted");
+                const CustomLimiter limiter("scripted", script);
                 every_call_arrives(*script, limiter);
                 exceptions(*script, limiter);
                 composite.add(limiter);
@@ -105,9 +105,9 @@ int main() {
             CHECK(freed == 0, "in use");
         }
         CHECK(freed == 1, "freed once: " + std::to_string(freed));
-        THROWS(WGL_INVALID_ARGUMENT, "custom is null", CustomLimiter(nullptr, "none"));
-        THROWS(WGL_INVALID_ARGUMENT, "name is empty", CustomLimiter(std::make_shared<Scripted>(freed), ""));
-        THROWS(WGL_INVALID_ARGUMENT, "NUL", CustomLimiter(std::make_shared<Scripted>(freed), std::string(1, '\0')));
+        THROWS(WGL_INVALID_ARGUMENT, "custom is null", CustomLimiter("none", nullptr));
+        THROWS(WGL_INVALID_ARGUMENT, "name is empty", CustomLimiter("", std::make_shared<Scripted>(freed)));
+        THROWS(WGL_INVALID_ARGUMENT, "NUL", CustomLimiter(std::string(1, '\0'), std::make_shared<Scripted>(freed)));
         CHECK(freed == 3, "what is refused is freed: " + std::to_string(freed));
     });
 }

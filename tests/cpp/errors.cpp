@@ -27,14 +27,14 @@ static void stores(const Directory &dir) {
     THROWS(WGL_INVALID_ARGUMENT, "durability is 9", Store("memory:", options));
     THROWS(WGL_INVALID_ARGUMENT, "by is -1 ns", ManualClock().advance(-1ns));
     THROWS(WGL_INVALID_URL, "nonsense", Store::verify("nonsense:"));
-    CHECK(Store::verify("memory:", true).empty(), "nothing is wrong in memory");
+    CHECK(Store::verify("memory:", {}, true).empty(), "nothing is wrong in memory");
     const std::string path = dir / "verified.db";
     (void)RateLimiter(Store("sqlite:" + path), "limit", 5, 1h).decide("key");
     CHECK(Store::verify("sqlite:" + path).empty(), "nothing is wrong");
     std::ofstream(path + "-lane") << "no lane, and too short for one";
-    CHECK(Store::verify("sqlite:" + path).at(0).rfind("the lane: ", 0) == 0, "the lane is none");
-    CHECK(Store::verify("sqlite:" + path, true).at(0).rfind("repaired: the lane: ", 0) == 0, "it is made anew");
-    CHECK(Store::verify("sqlite:" + path).empty(), "nothing is wrong any more");
+    CHECK(Store::verify("sqlite:" + path).at(0).rfind("the lane: ", 0) == 0, "a damaged lane");
+    CHECK(Store::verify("sqlite:" + path, {}, true).at(0).rfind("repaired: the lane: ", 0) == 0, "it is repaired");
+    CHECK(Store::verify("sqlite:" + path).empty(), "nothing is wrong after the repair");
 }
 
 static void names(const Store &store) {
@@ -97,9 +97,9 @@ static void calls(const Store &store) {
     THROWS(WGL_INVALID_ARGUMENT, "key is not UTF-8", limiter.decide("\xff"));
     THROWS(WGL_INVALID_ARGUMENT, "1025 bytes", limiter.peek(std::string(1025, 'k')));
     THROWS(WGL_INVALID_ARGUMENT, "timeout is -1 ns", limiter.acquire(-1ns));
-    THROWS(WGL_INVALID_ARGUMENT, "grace is -1 ns", limiter.acquire("", 1, 1s, 0, nullptr, -1ns));
-    THROWS(WGL_INVALID_ARGUMENT, "grace is ", limiter.acquire("", 1, 1s, 0, nullptr, 400h * 24));
-    THROWS(WGL_INVALID_ARGUMENT, "grace is -1 ns", limiter.waiter("", 1, 1s, 0, -1ns));
+    THROWS(WGL_INVALID_ARGUMENT, "grace is -1 ns", limiter.acquire("", 1, 0, 1s, -1ns));
+    THROWS(WGL_INVALID_ARGUMENT, "grace is ", limiter.acquire("", 1, 0, 1s, 400h * 24));
+    THROWS(WGL_INVALID_ARGUMENT, "grace is -1 ns", limiter.waiter("", 1, 0, 1s, -1ns));
     THROWS(WGL_INVALID_ARGUMENT, "max_wait is -1 ns", limiter.reserve("", 1, -1ns));
     THROWS(WGL_INVALID_ARGUMENT, "grace is -1 ns", limiter.reserve("", 1, 1s, -1ns));
     THROWS(WGL_INVALID_ARGUMENT, "pause is -1 ns", limiter.pause(-1ns));
@@ -108,7 +108,7 @@ static void calls(const Store &store) {
     const std::string key("a\0b", 3);
     CHECK(limiter.try_acquire(key).has_value() && limiter.peek(key).remaining == 1 && limiter.peek("a").remaining == 2,
           "a NUL is a character of a key");
-    limiter.set_next_available_time(std::chrono::system_clock::now() + 30s, "gated");
+    limiter.set_next_available_time("gated", std::chrono::system_clock::now() + 30s);
     CHECK(!limiter.can_proceed("gated") && limiter.can_proceed("open"), "a gate of a key");
     try {
         (void)store.limiter("nothing");

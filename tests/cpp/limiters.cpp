@@ -103,6 +103,30 @@ static void composites(const Bench &bench) {
     THROWS(WGL_INVALID_ARGUMENT, "contains this one", both.add(none));
 }
 
+// nullptr is no text.
+static_assert(!std::is_constructible_v<Key, std::nullptr_t> && !std::is_constructible_v<Text, std::nullptr_t>);
+static_assert(!std::is_constructible_v<Store, std::nullptr_t> && std::is_constructible_v<Store, const char *>);
+static_assert(!std::is_constructible_v<RateLimiter, const Store &, std::nullptr_t, int, Duration>);
+static_assert(std::is_constructible_v<RateLimiter, const Store &, const char *, int, std::chrono::seconds>);
+static_assert(!std::is_constructible_v<Key, int> && std::is_constructible_v<Key, std::string_view>);
+
+static void names_and_windows() {
+    const Store store("memory:");
+    CHECK(store.url() == "memory:" && store.names().empty(), store.url());
+    const Limiter mail = store.limiter(std::string_view("mail"), "10/1m"), jobs = store.limiter("jobs", "5 concurrent");
+    CHECK(mail.name() == "mail" && store.names() == (std::vector<std::string>{"jobs", "mail"}), mail.name());
+    CHECK(mail.window() == Duration(1min) && mail.window("a") == Duration(1min) && !jobs.window(), "the windows");
+    CHECK(jobs.peek().limit == 5, "before it is forgotten");
+    store.forget("jobs");
+    CHECK(store.names() == std::vector<std::string>{"mail"}, "a forgotten name");
+    THROWS(WGL_UNKNOWN_LIMIT, "jobs", store.forget("jobs"));
+    const RateLimiter other(store, "jobs", 1, 1min);
+    THROWS(WGL_KIND_MISMATCH, "jobs", jobs.try_acquire());
+    CHECK(doctor("memory:").empty() && postgres_schema().find("CREATE SCHEMA") != std::string_view::npos, "servers");
+    mail.pause("gated", 30s);
+    CHECK(!mail.can_proceed("gated") && mail.can_proceed(), "a gate of one key");
+}
+
 static void operators(const Bench &bench, const Directory &dir) {
     const RateLimiter limiter(bench.store, "overridden", 2, 1s);
     bench.store.override("overridden", "5/1s");
@@ -122,7 +146,8 @@ static void operators(const Bench &bench, const Directory &dir) {
     CHECK(bench.store.limiter("stripe").peek().limit == 20, "of a file");
     bench.store.flush();
     CHECK(bench.store.failures() == 0, "no failures");
-    CHECK(version() == wgl_version(), "the version");
+    CHECK(version() == wgl_version() && version_number() == WGL_VERSION_NUMBER, "the version");
+    names_and_windows();
 }
 
 int main() {

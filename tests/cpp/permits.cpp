@@ -187,13 +187,13 @@ static void waiters(const Bench &bench) {
     const RateLimiter rate(bench.store, "waiters", 1, 1s);
     const auto first = rate.try_acquire();
     Duration retry_after{};
-    CHECK(!rate.acquire({}, 1, 10ms, 0, &retry_after) && retry_after > 10ms, "it is told how long to stay away");
+    CHECK(!rate.acquire({}, 1, 10ms, &retry_after) && retry_after > 10ms, "it returns when to try again");
     {
         Waiter hasty = rate.waiter({}, 1, 10ms);
         CHECK(!hasty.step() && !hasty.waiting() && hasty.wait() > 10ms, "known at once");
         THROWS(WGL_INVALID_ARGUMENT, "over", (void)hasty.step());
     }
-    Waiter late = rate.waiter({}, 1, forever, 1);
+    Waiter late = rate.waiter({}, 1, 1);
     CHECK(!late.step() && late.waiting() && late.wait() > 0ms, "it waits");
     Waiter soon = rate.waiter();
     CHECK(!soon.step() && soon.waiting(), "it waits");
@@ -206,7 +206,7 @@ static void waiters(const Bench &bench) {
 static bool starts_late(const Bench &bench, const char *name, Duration grace) {
     const RateLimiter rate(bench.store, name, 1, 1s);
     const auto first = rate.try_acquire();
-    Waiter waiter = rate.waiter({}, 1, forever, 0, grace);
+    Waiter waiter = rate.waiter({}, 1, 0, forever, grace);
     CHECK(!waiter.step(), "it waits");
     const std::optional<Place> behind = rate.reserve();
     bench.clock.advance(1300ms);
