@@ -75,7 +75,9 @@ pub trait Places: Internal {
         max_wait: Option<Duration>,
         grace: Option<Duration>,
     ) -> Result<Reserved> {
-        reporting(self, key, weight, || self.quiet_reserve(key, weight, When { delay, max_wait, grace, is_waiter: false }))
+        reporting(self, key, weight, || {
+            self.quiet_reserve(key, weight, When { delay, max_wait, grace, is_waiter: false })
+        })
     }
 
     /// Starts with a place, if it is ready. Late, used or overtaken places are exchanged for fresh ones, in one step; a

@@ -441,7 +441,10 @@ pub(super) mod tests {
         std::os::unix::fs::symlink("/nowhere/at/all", &journal).unwrap();
         let error = declare().unwrap_err();
         assert_eq!(error.name(), "store_failure");
-        assert!(error.to_string().contains("cannot be opened, or its journal cannot be created next to it ("), "{error}");
+        assert!(
+            error.to_string().contains("cannot be opened, or its journal cannot be created next to it ("),
+            "{error}"
+        );
         std::fs::remove_file(&journal).unwrap();
         std::fs::create_dir(&journal).unwrap();
         let error = declare().unwrap_err();

@@ -8,7 +8,7 @@
 use super::database::Database;
 use super::layout::{POLICIES, SETTLED};
 use super::locked::Locked;
-use super::policies::{KeySelection, KnownLimit, KnownKey};
+use super::policies::{KeySelection, KnownKey, KnownLimit};
 use super::session::{Rare, Session};
 use super::table::{Hash, Home};
 use super::url::Address;

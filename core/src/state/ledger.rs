@@ -486,7 +486,12 @@ mod tests {
             ("an unsynchronised clock then", unsynced(noon), up(20, at(9_000)), Some(8_980)),
             ("only the boot id suggests a reboot", unsynced(up(15, noon)), up(20, at(9_000)), Some(8_995)),
             ("the same", unsynced(up(15, noon)), up(75, at(9_000)), None),
-            ("a place in the future of an unsynchronised clock", unsynced(up(15, at(-30))), up(20, at(9_000)), Some(8_980)),
+            (
+                "a place in the future of an unsynchronised clock",
+                unsynced(up(15, at(-30))),
+                up(20, at(9_000)),
+                Some(8_980),
+            ),
         ];
         for (case, recorded, looked, expected) in cases {
             let dir = Scratch::new();

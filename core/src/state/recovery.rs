@@ -13,7 +13,7 @@ use super::lane::{self, Creation, WATCH_EVERY};
 use super::layout::table_word;
 use super::locked::Locked;
 use super::os;
-use super::policies::{KeySelection, KnownLimit, KnownKey};
+use super::policies::{KeySelection, KnownKey, KnownLimit};
 use super::table::{BEHIND, Hash, longest_behind};
 use crate::algorithm::Start;
 use crate::algorithm::log::SETTLED;

@@ -326,7 +326,8 @@ impl Session {
             return Ok(());
         }
         self.move_rows(lead, patience)?;
-        let read = |database: &mut Database| Ok((database.limits(Some(after))?, database.keys(KeySelection::Changed(after))?));
+        let read =
+            |database: &mut Database| Ok((database.limits(Some(after))?, database.keys(KeySelection::Changed(after))?));
         let (limits, keys) = self.with_ledger(lead, read)?;
         for KnownLimit { name, declared, .. } in limits.iter().filter(|known| known.missing.is_some()) {
             let found = self.with_lock_for(patience, |locked| {

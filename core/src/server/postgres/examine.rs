@@ -117,7 +117,8 @@ fn role(seen: &mut Facts) {
         let what = "limits cannot be used: this role may not read and write all of the schema workglow_limit";
         seen.add(Danger, "privileges", refused, what, "what the head of postgres_schema() says");
     }
-    let what = "it is unknown which server answers, so no start is admitted for a window after each start of the server";
+    let what =
+        "it is unknown which server answers, so no start is admitted for a window after each start of the server";
     if seen.fact("sees its cluster") == "false" {
         seen.add(Note, "pg_control_system()", "EXECUTE is not granted", what, "grant it to this role");
     }

@@ -205,7 +205,9 @@ impl Connection {
                 }
                 Message::AuthenticationSasl(body) => {
                     if !body.mechanisms().any(|name| Ok(name == sasl::SCRAM_SHA_256))? {
-                        return Err(Failure::Nonsense("the server requires an unsupported authentication method".into()));
+                        return Err(Failure::Nonsense(
+                            "the server requires an unsupported authentication method".into(),
+                        ));
                     }
                     let begun = sasl::ScramSha256::new(password()?, sasl::ChannelBinding::unsupported());
                     let begun = scram.insert(begun);
