@@ -134,7 +134,9 @@ fn a_process_that_stops_under_the_lock() {
         fails_and_recovers(dir, "stopped", on_error, |dir| {
             let stopped = Child::run(|| {
                 let limiter = RateLimiter::attach(&Store::new(&dir.url()).unwrap(), "api").unwrap();
-                let Ok(Attempt::Admitted(permit)) = limiter.attempt("another", 1) else { panic!("the limit has capacity") };
+                let Ok(Attempt::Admitted(permit)) = limiter.attempt("another", 1) else {
+                    panic!("the limit has capacity")
+                };
                 fault::at("key-sealed", || common::raise(libc::SIGSTOP));
                 limiter.cancel(&permit).unwrap();
             });

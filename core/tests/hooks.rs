@@ -17,8 +17,8 @@ struct Ear(Arc<Mutex<Vec<Event>>>);
 
 impl Ear {
     fn hook(&self) -> Hook {
-        let heard = self.0.clone();
-        Arc::new(move |event: &Event| heard.lock().unwrap().push(event.clone()))
+        let events = self.0.clone();
+        Arc::new(move |event: &Event| events.lock().unwrap().push(event.clone()))
     }
 
     fn at(limiter: &dyn Limiter, happening: Happening) -> Ear {
@@ -143,16 +143,16 @@ fn a_composites_denial_is_reported_to_its_hooks_and_the_denying_childs() {
     ];
     for call in calls {
         call(&*both);
-        let told = held("narrow", "", 1, MINUTE);
-        assert_eq!(ears.each_ref().map(Ear::held), [told.clone(), told.clone(), vec![]]);
-        assert_eq!(of_store.held(), told);
+        let denial = held("narrow", "", 1, MINUTE);
+        assert_eq!(ears.each_ref().map(Ear::held), [denial.clone(), denial.clone(), vec![]]);
+        assert_eq!(of_store.held(), denial);
     }
 }
 
 #[test]
 fn unknown_names_are_reported() {
     let store = Store::new("memory:").unwrap();
-    let limiter: Shared = Arc::new(RateLimiter::attach(&store, "nobody").unwrap());
+    let limiter: Shared = Arc::new(RateLimiter::attach(&store, "unknown").unwrap());
     let of_limiter = Ear::at(&*limiter, Happening::UnknownLimit);
     let of_store = Ear::at_store(&store, Happening::UnknownLimit);
     let calls: [fn(&dyn Limiter) -> Result<()>; 7] = [
@@ -168,7 +168,7 @@ fn unknown_names_are_reported() {
         let error = call(&*limiter).unwrap_err();
         for ear in [&of_limiter, &of_store] {
             let [event] = &ear.taken()[..] else { panic!("not reported once") };
-            assert_eq!((&*event.limit, &*event.key, &event.error), ("nobody", "k", &Some(error.clone())));
+            assert_eq!((&*event.limit, &*event.key, &event.error), ("unknown", "k", &Some(error.clone())));
         }
     }
     assert!(Line::new(limiter).join(Waiter::new("k", 1)).is_err());
@@ -215,11 +215,11 @@ fn a_hook_may_use_limiters_and_remove_itself() {
     let (_, store) = clocked();
     let limiter = rate(&store, "mail", 2, MINUTE);
     let ear = Ear::default();
-    let (asks, heard) = (Arc::downgrade(&limiter), ear.hook());
+    let (asks, events) = (Arc::downgrade(&limiter), ear.hook());
     limiter.on(
         Happening::Throttled,
         Arc::new(move |event: &Event| {
-            heard(event);
+            events(event);
             if event.wanted == 2 {
                 asks.upgrade().unwrap().attempt("", 1).unwrap();
             }
@@ -227,7 +227,7 @@ fn a_hook_may_use_limiters_and_remove_itself() {
     );
     limiter.attempt("", 2).unwrap();
     limiter.attempt("", 2).unwrap();
-    assert_eq!(ear.held().iter().map(|told| told.2).collect::<Vec<_>>(), [2, 1]);
+    assert_eq!(ear.held().iter().map(|denial| denial.2).collect::<Vec<_>>(), [2, 1]);
     let (own, of) = (Arc::new(Mutex::new(0)), Arc::downgrade(&limiter));
     let id = own.clone();
     let hook: Hook = Arc::new(move |_: &Event| of.upgrade().unwrap().off(*id.lock().unwrap()));

@@ -104,11 +104,7 @@ fn waiters_start_in_request_order_without_polling() {
             let windows = count as u64 / of_a_window + 1;
             // One call starts a burst, one takes its places, and four per second check whether they can start sooner.
             let most = 2 * bursts * windows + 4 * bench.clock.now().as_secs() + 10;
-            assert!(
-                bench.calls <= most,
-                "{policy}, {count}: {} calls, at most {most} are needed",
-                bench.calls
-            );
+            assert!(bench.calls <= most, "{policy}, {count}: {} calls, at most {most} are needed", bench.calls);
         }
     }
 }

@@ -514,12 +514,7 @@ fn an_invalid_file_is_reported_and_declares_nothing() {
                 "/, per or concurrent (such as 100/1m, \"5 per second\" or 5 concurrent) at character 3, not \"concurent\"",
             ),
             (2, "[api]\npolicy = 5", "[api] policy = 5", "a policy such as \"100/1m\""),
-            (
-                1,
-                "[api]\npolicy = '1/1s'\nconcurrency = 5",
-                "[api] has policy and other keys",
-                "policy alone",
-            ),
+            (1, "[api]\npolicy = '1/1s'\nconcurrency = 5", "[api] has policy and other keys", "policy alone"),
             (
                 1,
                 "api = '5/1s 5'",

@@ -13,7 +13,7 @@ mod tls;
 mod value;
 mod wire;
 
-use super::{Call, EPOCH, Engine, Family, Finding, MOST, RowChange, Row, Terms, version, without_password};
+use super::{Call, EPOCH, Engine, Family, Finding, MOST, Row, RowChange, Terms, version, without_password};
 use crate::error::{Error, Result};
 use crate::fault;
 use crate::fork::PerProcess;

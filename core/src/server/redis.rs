@@ -18,7 +18,7 @@ mod adopt;
 mod examine;
 mod link;
 
-use super::{Call, EPOCH, Engine, Family, Finding, RowChange, Row, Terms, version, without_password};
+use super::{Call, EPOCH, Engine, Family, Finding, Row, RowChange, Terms, version, without_password};
 use crate::error::{Error, Result};
 use crate::fault;
 use crate::policy::Policy;

@@ -133,10 +133,7 @@ impl GrantLane {
                 }
             }
             MAGIC if is_used => {
-                return Err(Error::Damaged {
-                    path: path.to_owned(),
-                    found: "it was truncated while in use".into(),
-                });
+                return Err(Error::Damaged { path: path.to_owned(), found: "it was truncated while in use".into() });
             }
             // The process that was creating it died before it wrote the first word, which it writes last.
             0 if len <= BYTES as u64 => {}

@@ -30,7 +30,7 @@ use crate::time::Tick;
 /// The number of chains of a limit's plans, by policy.
 const CHAINS: u64 = 64;
 
-/// What applies to unused keys: since when they count, and what a ledger missed of each, and when.
+/// The origin of unused keys: since when they count, and what a ledger missed of each, and when.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Origin {
     pub born: Tick,

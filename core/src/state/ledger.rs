@@ -1,7 +1,7 @@
 //! The ledger: the starts that may still count, from which the lane is rebuilt after a reboot. Also per-minute usage,
 //! for observers.
 //!
-//! The age of an execution is measured by uptime (the kernel's boot clock), which nobody can set: an execution counts
+//! The age of an execution is measured by uptime (the kernel's boot clock), which cannot be set: an execution counts
 //! until `uptime + expires_at - started_at`. The wall clock is needed only across a reboot. It is trusted if it was
 //! synchronised at both ends; otherwise an execution is taken to be as old as the time since this boot, which it is at
 //! least. Some containers show a boot id of their own, so another id does not prove another boot. Where the uptime has
@@ -486,7 +486,12 @@ mod tests {
             ("an unsynchronised clock then", unsynced(noon), up(20, at(9_000)), Some(8_980)),
             ("only the boot id suggests a reboot", unsynced(up(15, noon)), up(20, at(9_000)), Some(8_995)),
             ("the same", unsynced(up(15, noon)), up(75, at(9_000)), None),
-            ("a place in the future of an unsynchronised clock", unsynced(up(15, at(-30))), up(20, at(9_000)), Some(8_980)),
+            (
+                "a place in the future of an unsynchronised clock",
+                unsynced(up(15, at(-30))),
+                up(20, at(9_000)),
+                Some(8_980),
+            ),
         ];
         for (case, recorded, looked, expected) in cases {
             let dir = Scratch::new();

@@ -14,7 +14,7 @@ use super::table::{Hash, hasher};
 use crate::algorithm::grants::Lengths;
 use crate::error::{Error, Result};
 use crate::policy::{self, Policy};
-use crate::server::{Engine, MOST, RowChange, Row};
+use crate::server::{Engine, MOST, Row, RowChange};
 use crate::time::{Tick, from_ticks};
 use crate::waiting::MayWait;
 use std::sync::Arc;
@@ -124,7 +124,13 @@ impl Session {
     }
 
     /// Asks for the declarations under these names, under the composites that they are parts of, and under their parts.
-    fn ask(&self, server: &Arc<dyn Engine>, names: &[&str], key: Option<(Hash, &str)>, left: &TimeLeft) -> Result<Rows> {
+    fn ask(
+        &self,
+        server: &Arc<dyn Engine>,
+        names: &[&str],
+        key: Option<(Hash, &str)>,
+        left: &TimeLeft,
+    ) -> Result<Rows> {
         if self.home_number() == 0 {
             let now = server.time(left.now())?;
             let _ = self.server_time.set((Instant::now(), now));

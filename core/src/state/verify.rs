@@ -8,7 +8,7 @@ use super::damage::nonsense;
 use super::database::Database;
 use super::lane;
 use super::locked::Locked;
-use super::policies::{KeySelection, KnownLimit, KnownKey};
+use super::policies::{KeySelection, KnownKey, KnownLimit};
 use super::session::{LET_OTHERS, Session};
 use super::table::Table;
 use crate::error::{Error, Result};
@@ -104,7 +104,8 @@ impl Session {
 
     /// Checks that the lane has the database's policies, except those that change during the check.
     fn has_all_declared(&self) -> Result<()> {
-        let read = |found: &mut Database| Ok((found.generation, found.limits(None)?, found.keys(KeySelection::Changed(0))?));
+        let read =
+            |found: &mut Database| Ok((found.generation, found.limits(None)?, found.keys(KeySelection::Changed(0))?));
         let doing = "reading the policies of";
         let (generation, limits, keys) =
             self.leading(doing, self.options.timeout, |lead, _| self.with_ledger(lead, read))?;

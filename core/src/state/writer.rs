@@ -208,8 +208,11 @@ impl Session {
     /// Continues, for a while, a change of policies in which a process died.
     fn finish_abandoned(&self) {
         let began = Instant::now();
-        let go_on = || self.with_lock_for(TAKEN_BACK_BY, |locked| locked.go_on());
-        while self.home().is_abandoned() && began.elapsed() < FINISHING && go_on().is_ok_and(|is_done| !is_done) {
+        let continue_changes = || self.with_lock_for(TAKEN_BACK_BY, |locked| locked.continue_changes());
+        while self.home().is_abandoned()
+            && began.elapsed() < FINISHING
+            && continue_changes().is_ok_and(|is_done| !is_done)
+        {
             std::thread::sleep(LET_OTHERS);
         }
     }
@@ -326,7 +329,8 @@ impl Session {
             return Ok(());
         }
         self.move_rows(lead, patience)?;
-        let read = |database: &mut Database| Ok((database.limits(Some(after))?, database.keys(KeySelection::Changed(after))?));
+        let read =
+            |database: &mut Database| Ok((database.limits(Some(after))?, database.keys(KeySelection::Changed(after))?));
         let (limits, keys) = self.with_ledger(lead, read)?;
         for KnownLimit { name, declared, .. } in limits.iter().filter(|known| known.missing.is_some()) {
             let found = self.with_lock_for(patience, |locked| {

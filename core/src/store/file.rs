@@ -30,7 +30,7 @@ impl Store {
     ///
     /// ```toml
     /// openai = "100/1m + 5 concurrent"
-    /// 
+    ///
     /// [stripe]
     /// allowed = 100
     /// period = "1m"
@@ -111,7 +111,11 @@ impl Source<'_> {
             for name in parts.chain([name.to_owned()]) {
                 if let Some(name) = taken.replace(name) {
                     let what = format_args!("\"{name}\" is two limits");
-                    return Err(self.wrong(&key.span(), what, "another name, since a part of a composite has this one"));
+                    return Err(self.wrong(
+                        &key.span(),
+                        what,
+                        "another name, since a part of a composite has this one",
+                    ));
                 }
             }
             limits.push((name.to_owned(), policies));

@@ -173,7 +173,7 @@ fn line(action: &Action, before: &World, after: &World, s: &Setting) -> String {
         Action::Arrive(message) => arrival(&before.net[message], after),
         Action::Start { site, .. } => format!("site {site} starts a unit"),
         Action::Look { site, .. } => format!("site {site}: a process sees that it may start, and is stopped"),
-        Action::Go(site) => format!("site {site}: that process goes on, and starts a unit"),
+        Action::Go(site) => format!("site {site}: that process continues, and starts a unit"),
         Action::Die(site) => format!("site {site} dies, and another one takes its place"),
         Action::Lose => "the engine loses its memory".into(),
         Action::Change => format!("the limit is lowered to {}", s.lowered),

@@ -47,7 +47,7 @@ impl Call {
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// A step of true time, and what each site's clock counts meanwhile.
+    /// A step of true time, and the advance of each site's clock during it.
     Step([i16; 3]),
     /// A site, its clock's phase if it was idle, the request, and the grant whose rest it returns.
     Ask {

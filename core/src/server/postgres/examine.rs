@@ -94,8 +94,8 @@ fn standbys(seen: &mut Facts) {
     let what = "limits cannot be used: this server, database or role only reads";
     seen.add_if("on", Danger, "transaction_read_only", what, "default_transaction_read_only = off");
     if seen.number("standbys") > 0 && seen.fact("synchronous_standby_names").is_empty() {
-        let what = "a primary that is cut off goes on deciding while a standby takes its place: both let as much as each limit start, \
-                    unless whoever promotes the standby stops the primary first";
+        let what = "a primary that is cut off keeps deciding while a standby takes its place: each of them admits up to the limit, \
+                    unless the primary is stopped before the standby is promoted";
         seen.add(Warning, "synchronous_standby_names", "", what, "the standby's name");
     }
 }
@@ -117,7 +117,8 @@ fn role(seen: &mut Facts) {
         let what = "limits cannot be used: this role may not read and write all of the schema workglow_limit";
         seen.add(Danger, "privileges", refused, what, "what the head of postgres_schema() says");
     }
-    let what = "it is unknown which server answers, so no start is admitted for a window after each start of the server";
+    let what =
+        "it is unknown which server answers, so no start is admitted for a window after each start of the server";
     if seen.fact("sees its cluster") == "false" {
         seen.add(Note, "pg_control_system()", "EXECUTE is not granted", what, "grant it to this role");
     }

@@ -354,7 +354,7 @@ BEGIN
             p[last] := CASE WHEN r.spacing > 0 THEN r.spacing - 1 ELSE p[2] END;
         END IF;
     END IF;
-    -- What may have been lost counts as a full limit. Machines may start earlier grants for this long.
+    -- Possibly lost starts count as a full limit. Machines may start earlier grants for this long.
     IF r.born > 0 THEN
         gate := greatest(gate, r.born + longest + workglow_limit.log_trust(policy));
     END IF;

@@ -3,7 +3,7 @@
 //! A cluster keeps all of a limit on one node, because its keys share a hash tag. A server that is asked for another
 //! node's keys names that node (`MOVED`). So one address is enough, and a process knows only the nodes of its limits.
 
-use super::address::{HostPort, FirstServer, at_another};
+use super::address::{FirstServer, HostPort, at_another};
 use crate::fork::PerProcess;
 use redis::{
     Client, Cmd, Connection, ConnectionInfo, ConnectionLike, ErrorKind, FromRedisValue, RedisError, RedisResult,
@@ -268,7 +268,9 @@ impl Links {
         let began = Instant::now();
         let left = || timeout.saturating_sub(began.elapsed()).max(LEAST);
         let (info, is_found) = match (&self.first, at) {
-            (FirstServer::HostPort(info), Some(at)) | (FirstServer::Sentinels(_, _, info), Some(at)) => (at_another(info, at)?, false),
+            (FirstServer::HostPort(info), Some(at)) | (FirstServer::Sentinels(_, _, info), Some(at)) => {
+                (at_another(info, at)?, false)
+            }
             (FirstServer::HostPort(info), None) => (info.clone(), false),
             (FirstServer::Sentinels(sentinels, name, info), None) => {
                 let at = primary(sentinels, name, info, left())?;
@@ -308,7 +310,12 @@ pub(super) fn info_of<'i>(info: &'i str, field: &str) -> Option<&'i str> {
 }
 
 /// The address of the primary with that name.
-fn primary(sentinels: &[ConnectionInfo], name: &str, login: &ConnectionInfo, timeout: Duration) -> RedisResult<HostPort> {
+fn primary(
+    sentinels: &[ConnectionInfo],
+    name: &str,
+    login: &ConnectionInfo,
+    timeout: Duration,
+) -> RedisResult<HostPort> {
     let began = Instant::now();
     let mut failed = None;
     for (i, sentinel) in sentinels.iter().enumerate() {

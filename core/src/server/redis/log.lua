@@ -226,7 +226,7 @@ local gate = max(gate, head.gate)
 -- How long a machine trusts an answer: it starts nothing that it was granted unless it has asked since then. (`Terms`
 -- also depends on this.)
 local trust = min(quotient(shortest, 2), 2 * SECOND)
--- What may have been lost counts as a full limit. Machines may start earlier grants for this long.
+-- Possibly lost starts count as a full limit. Machines may start earlier grants for this long.
 if born > 0 then gate = max(gate, born + longest + trust) end
 local weight, ready, stamp, is_place, is_looking
 
@@ -510,7 +510,7 @@ if head.mark ~= mark or not is_deciding then
             local entry, back, units, state = find(ticket, stamp, 0)
             if entry and byte(state) == GRANT then finish(entry, back, units, state, stay, low, high) end
         end
-        local function tell(ticket, ready, ends, stamp, units)
+        local function report(ticket, ready, ends, stamp, units)
             for _, number in ipairs({ ticket, ready, ends, stamp, units }) do granted[#granted + 1] = number end
         end
 
@@ -520,7 +520,7 @@ if head.mark ~= mark or not is_deciding then
             for ticket, ready, ends, stamp in string.gmatch(last, "(%d+):(%d+):(%d+):(%d+)") do
                 ticket, ready, ends, stamp = tonumber(ticket), tonumber(ready), tonumber(ends), tonumber(stamp)
                 local entry, _, units = find(ticket, stamp, 0)
-                if entry and ends > now then tell(ticket, ready, ends, stamp, units) end
+                if entry and ends > now then report(ticket, ready, ends, stamp, units) end
             end
         end
         -- If nothing of it can start any more, it counts as reset.
@@ -528,7 +528,7 @@ if head.mark ~= mark or not is_deciding then
             local function grant(ready, units)
                 local ends = ready + g
                 local ticket = push(ends + 1 + max(slice - 1, 0), units, "G")
-                tell(ticket, ready, ends, head.stamp, units)
+                report(ticket, ready, ends, head.stamp, units)
                 texts[#texts + 1] = format("%d:%d:%d:%d", ticket, ready, ends, head.stamp)
                 if ends > out then out = ends end
             end
@@ -680,7 +680,7 @@ end
 
 if interval > 0 then
     if is_idle() then forget_jobs() end
-    -- From the next start on. What was promised for it still applies.
+    -- From the next start on. A reported time for it still applies.
     head.spacing = 1 + max(interval - head.average, 0)
     lengths[#lengths] = head.spacing - 1
 end

@@ -113,7 +113,7 @@ local function keep(ticket, stamp)
 end
 
 -- The first moment from this tick on with capacity for this weight: the window, and the tick. The second window after
--- the newest has nothing in it and nothing before it. (FAR: never, since no window holds so many units.)
+-- the newest has nothing in it and nothing before it. (FAR: never, since no window has that capacity.)
 local function earliest(weight, from)
     local first = max(window_of(from), newest)
     for window = first, first + 2 do

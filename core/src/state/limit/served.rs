@@ -143,8 +143,8 @@ impl Limit {
         let asked = uptime();
         let (first, granted) = self.ask_all(found.home(), found.table, Some(found.hash), "grant", &arguments)?;
         let now = uptime() + 1;
-        let told = Told::read(first, &granted).ok_or_else(|| self.no_answer("grant", &granted))?;
-        asking.0.accept(&question, &told, (asked, now), lengths);
+        let answer = Told::read(first, &granted).ok_or_else(|| self.no_answer("grant", &granted))?;
+        asking.0.accept(&question, &answer, (asked, now), lengths);
         Ok(true)
     }
 
