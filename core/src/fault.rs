@@ -30,7 +30,7 @@ mod on {
     const FINDING: &[&str] = &["entry-read"];
 
     /// The points of rewriting a key, or all of a limit, under the structure lock.
-    pub const REWRITING: &[&str] = &["key-sealed", "key-written", "table-written", "table-published", "keys-brought"];
+    pub const REWRITING: &[&str] = &["key-sealed", "key-written", "table-written", "table-published", "keys-moved"];
 
     /// The points of writing a segment of an index anew.
     pub const GROWING: &[&str] = &["segment-written"];

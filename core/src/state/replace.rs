@@ -203,7 +203,7 @@ impl Locked<'_> {
                 if !self.move_keys(limit, replaced, began)? {
                     return Ok(false);
                 }
-                fault::point("keys-brought");
+                fault::point("keys-moved");
                 self.arena.word(limit + limit_word::REPLACED).store(0, Release);
             }
         }
@@ -211,12 +211,12 @@ impl Locked<'_> {
 
     /// Moves keys of a limit to its table, for a moment. Returns whether all are there.
     fn move_keys(&self, limit: u64, replaced: Replaced, began: Instant) -> Result<bool> {
-        let (table, brought) = (self.table(limit), self.arena.word(limit + limit_word::LEFT_FROM));
+        let (table, left_from) = (self.table(limit), self.arena.word(limit + limit_word::LEFT_FROM));
         loop {
             if fault::planted("left behind") {
                 return Ok(true);
             }
-            let hash = brought.load(Acquire);
+            let hash = left_from.load(Acquire);
             let root = self.root(&table).expect("a table in use has an index");
             let segment = self.segment_at(root, root.entry_of(hash));
             if self.is_old(&table, segment) {
@@ -226,7 +226,7 @@ impl Locked<'_> {
                 self.renew_segment(&table, hash, false)?;
             }
             match self.next_segment(&table, hash) {
-                Some(next) => brought.store(next, Release),
+                Some(next) => left_from.store(next, Release),
                 None => return Ok(true),
             }
             if began.elapsed() > MOMENT {
