@@ -26,19 +26,15 @@
 -- Why it is right
 --
 -- 1. Stamps never decrease along the list: none is smaller than the one before it. So the units that count in a window
--- are the
---    end of the list, and a start of k units fits into a window of n once the unit n - k + 1 back has left it.
--- 2. A start happens no earlier than `ready` and no later than its stamp, by a time that never runs backwards for a key:
---    `seen` is the time of the last write. So no window ever holds more than its limit.
+--    are the end of the list, and a start of k units fits into a window of n once the unit n - k + 1 back has left it.
+-- 2. A start happens no earlier than `ready` and no later than its stamp, by a time that never runs backwards for a
+--    key: `seen` is the time of the last write. So no window ever holds more than its limit.
 -- 3. Sums grow from entry to entry. So a search finds the entry that holds a unit, at the first attempt if all weights
--- are equal.
---    Sums and numbers wrap at 2^32. A list holds fewer units than that: `trim`.
+--    are equal. Sums and numbers wrap at 2^32. A list holds fewer units than that: `trim`.
 -- 4. Dropped starts count as started at `gone`, their latest stamp. That matters only where a policy changes to a
--- longer
---    window, or where twice the limit was recorded or is owed.
+--    longer window, or where twice the limit was recorded or is owed.
 -- 5. In slices a start counts from up to a slice later than it happened, and starts of the same slice share an entry. A
--- place
---    has its own entry until it starts. So a window has at most 8,192 entries, and the places.
+--    place has its own entry until it starts. So a window has at most 8,192 entries, and the places.
 --
 -- Cost in commands, in addition to HMGET and TIME: a denial reads 2 (1 where the limit is 1; a few more in search of
 -- weights), an admission writes 2 more. LTRIM and PEXPIRE are occasional. Edits of units (`cancel`, `settle`) rewrite
@@ -486,8 +482,8 @@ if head.mark ~= mark or not is_deciding then
     -- stepped    0, or a site has seen that the clock was set forward while the memory was that of `stepped` - 1; a new
     -- one begins
     -- reports    of earlier grants that have ended: ticket, stamp, how many units stay (the others will never start),
-    -- and which of
-    --            the first 64 takings were given back, in two words. A report has the same effect however often it comes.
+    --            and which of the first 64 takings were given back, in two words. A report has the same effect however
+    --            often it comes.
     -- -> {0, now, born, gate, next, remaining, empty, then of each grant: ticket, ready, end, stamp, units}
     --    next: when `least` more become free; remaining, empty: as of `view`.
     --

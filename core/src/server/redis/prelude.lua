@@ -9,9 +9,9 @@
 -- key
 --
 -- ARGV     op, the version of the policy that the caller knows, the run of the server that it calls, the limit's
--- creation time as
---          the caller knows it (0: it does not) and the run from which the limit has come (0: unknown, ?: it may be asked), time
---          ("": the server's), the number of the policy's numbers, these numbers, the op's arguments.
+--          creation time as the caller knows it (0: it does not), the run from which the limit has come (0: unknown,
+--          ?: it may be asked), time ("": the server's), the number of the policy's numbers, these numbers, the op's
+--          arguments.
 --
 -- A state must outlive its counts, under any policy. So a caller that applies another policy has each state rewritten
 -- under it (`adopt`), the first to expire first, and until that is done there is no further change. `waiting` is when
