@@ -480,7 +480,7 @@ if head.mark ~= mark or not is_deciding then
     -- most       the maximum number of grants
     -- g          how long each lasts
     -- stepped    0, or a site has seen that the clock was set forward while the memory was that of `stepped` - 1; a new
-    -- one begins
+    --            one begins
     -- reports    of earlier grants that have ended: ticket, stamp, how many units stay (the others will never start),
     --            and which of the first 64 takings were given back, in two words. A report has the same effect however
     --            often it comes.

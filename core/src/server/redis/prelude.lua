@@ -3,10 +3,10 @@
 -- KEYS[1]  the limit: a hash with `version`, `gate`, `floor`, `birth`, `born`, `out`, `said`, and `k:HASH`, the version of a key's own
 --          policy.
 -- KEYS[2]  the state of one key by its family; its name ends with the key's HASH, 32 hex digits. Absent if the whole
--- limit is meant.
+--          limit is meant.
 -- KEYS[3]  with KEYS[2]: the states of all keys, by their expiry: a sorted set of HASHes
--- KEYS[4]  for `adopt`: those of them that an earlier policy has left; for `grant`: the holders of granted units of the
--- key
+-- KEYS[4]  for `adopt`: those of them that an earlier policy has left; for `grant`: the holders of granted units of
+--          the key
 --
 -- ARGV     op, the version of the policy that the caller knows, the run of the server that it calls, the limit's
 --          creation time as the caller knows it (0: it does not), the run from which the limit has come (0: unknown,
