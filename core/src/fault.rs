@@ -32,7 +32,7 @@ mod on {
     const FINDING: &[&str] = &["entry-read"];
 
     /// The points of rewriting a key, or a whole limit, under the structure lock.
-    pub const REWRITING: &[&str] = &["key-sealed", "key-written", "table-written", "table-published", "keys-brought"];
+    pub const REWRITING: &[&str] = &["key-sealed", "key-written", "table-written", "table-published", "keys-moved"];
 
     /// The points of rewriting a segment of an index.
     pub const GROWING: &[&str] = &["segment-written"];

@@ -1,4 +1,4 @@
-//! What waits for the ledger, and what does not, whatever another program does to the database.
+//! Which calls wait for the ledger and which do not, whatever another program does to the database.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! What must not grow: the lane, with keys that come and go, and the whole store over a year of starts. And the work
+//! Bounds: the lane must not grow, with keys that come and go, nor the whole store over a year of starts. And the work
 //! done at a time while the lock is held must not grow with the number of keys.
 
 mod common;

@@ -43,7 +43,7 @@ fn invalid_stores_are_refused_and_left_unchanged() {
     assert_eq!(open(&dir.file("file/limits.db")).unwrap_err().name(), "store_failure");
     assert_eq!(open(&dir.0).unwrap_err().name(), "not_a_store");
 
-    let text = b"This is not a database, but somebody's notes.".repeat(100);
+    let text = b"This is not a database, but a file of notes.".repeat(100);
     write("notes.txt", &text);
     let error = open(&dir.file("notes.txt")).unwrap_err();
     assert!(error.to_string().ends_with("notes.txt is not a workglow-limit store: not an SQLite database"));

@@ -20,7 +20,7 @@ type Start = (Instant, Instant);
 
 /// The observations of a run.
 #[derive(Debug, Default)]
-struct Seen {
+struct Observed {
     starts: Vec<Start>,
     over: usize,
     used: f64,
@@ -61,7 +61,7 @@ fn run(
     (sites, threads): (usize, usize),
     lasts: Duration,
     drive: impl Fn(&RateLimiter, Instant) -> Vec<Start> + Sync,
-) -> Seen {
+) -> Observed {
     let starts = Mutex::new(Vec::new());
     let before = requests(server);
     let began = Instant::now();
@@ -82,7 +82,7 @@ fn run(
     let intervals: Vec<_> = starts.iter().map(|(begin, end)| (of(*begin), of(*end), 1)).collect();
     let over = most_in_any_window(&intervals, window.as_nanos() as u64).saturating_sub(limit) as usize;
     let most = limit as f64 * lasts.as_secs_f64() / window.as_secs_f64();
-    Seen { over, used: starts.len() as f64 / most, requests: asked as f64 / starts.len() as f64, starts }
+    Observed { over, used: starts.len() as f64 / most, requests: asked as f64 / starts.len() as f64, starts }
 }
 
 fn callers(limiter: &RateLimiter, end: Instant) -> Vec<Start> {
@@ -160,7 +160,7 @@ fn site(url: &str, (limit, window): (u64, Duration), (waits, rate): (bool, i64),
 
 /// The faults that sites suffer.
 #[derive(Clone, Copy)]
-struct Torments {
+struct Faults {
     /// The fault of the server, and how rare it is: one of this many faults.
     server: Option<fn(&mut Server)>,
 }
@@ -170,7 +170,7 @@ type Undo = fn(&Proxy, &Child, usize);
 
 /// Runs eight sites, which are killed, stopped, delayed and cut off. Returns the most units in a window, and the number
 /// of starts.
-fn torment(server: &mut Server, name: &str, (limit, window): (u64, Duration), torments: Torments) -> (u64, usize) {
+fn torment(server: &mut Server, name: &str, (limit, window): (u64, Duration), torments: Faults) -> (u64, usize) {
     const SITES: usize = 8;
     let mut random = Random::new();
     let proxy = Proxy::start(&format!("{name}-proxy"), server, SITES);
@@ -245,7 +245,7 @@ fn torment(server: &mut Server, name: &str, (limit, window): (u64, Duration), to
     (most_in_any_window(&starts, window.as_nanos() as u64), starts.len())
 }
 
-fn check<S: Iterator<Item = Server>>(name: &'static str, servers: impl Fn(&'static str) -> S, torments: Torments) {
+fn check<S: Iterator<Item = Server>>(name: &'static str, servers: impl Fn(&'static str) -> S, torments: Faults) {
     for (limit, window) in [(100, 2_000), (1_000, 1_000), (number("LIMIT", 2_000), number("WINDOW_MS", 1_000))] {
         for mut server in servers(name) {
             let (most, starts) = torment(&mut server, name, (limit, Duration::from_millis(window)), torments);
@@ -257,12 +257,12 @@ fn check<S: Iterator<Item = Server>>(name: &'static str, servers: impl Fn(&'stat
 
 #[test]
 fn sites_that_are_killed_stopped_and_cut_off_start_no_more_than_the_limit() {
-    check("fleet-torments", Server::each, Torments { server: None });
+    check("fleet-torments", Server::each, Faults { server: None });
 }
 
 #[test]
 fn sites_of_a_server_that_forgets_start_no_more_than_the_limit() {
-    check("fleet-forgets", Server::each, Torments { server: Some(|server| server.lose_starts()) });
+    check("fleet-forgets", Server::each, Faults { server: Some(|server| server.lose_starts()) });
 }
 
 /// A Postgres server that loses nothing it has written.
@@ -274,13 +274,13 @@ fn durable(name: &str) -> impl Iterator<Item = Server> {
 #[cfg(feature = "postgres")]
 #[test]
 fn sites_of_a_postgres_that_is_killed_start_no_more_than_the_limit() {
-    check("fleet-killed", durable, Torments { server: Some(|server| server.postgres().crash()) });
+    check("fleet-killed", durable, Faults { server: Some(|server| server.postgres().crash()) });
 }
 
 #[cfg(feature = "postgres")]
 #[test]
 fn sites_of_a_postgres_that_loses_to_a_standby_start_no_more_than_the_limit() {
-    check("fleet-standby", durable, Torments { server: Some(|server| server.postgres().lose_to_standby()) });
+    check("fleet-standby", durable, Faults { server: Some(|server| server.postgres().lose_to_standby()) });
 }
 
 #[cfg(feature = "redis")]

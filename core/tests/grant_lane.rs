@@ -110,7 +110,7 @@ fn child_that_asks(limiter: &RateLimiter, server: i32) -> Child {
     wait_until("it has begun", || asks.load(SeqCst) == 1);
     stop(server, libc::SIGSTOP);
     asks.store(2, SeqCst);
-    wait_until("it has used up what is at hand", || asks.load(SeqCst) == 3);
+    wait_until("it has used up the granted units", || asks.load(SeqCst) == 3);
     std::thread::sleep(Duration::from_millis(50));
     child
 }
@@ -136,7 +136,7 @@ fn a_process_that_dies_during_a_request_blocks_no_other() {
         stop(pid, libc::SIGCONT);
         // A call that does not wait for another's answer fails after the store's timeout.
         warm(&limiter);
-        wait_until("units are at hand again", || {
+        wait_until("units are available again", || {
             warm(&limiter);
             starts_from_a_grant(&limiter)
         });
@@ -153,7 +153,7 @@ fn a_process_stopped_during_a_request_blocks_no_other() {
     stop(pid, libc::SIGCONT);
     warm(&limiter);
     child.signal(libc::SIGCONT);
-    wait_until("units are at hand again", || {
+    wait_until("units are available again", || {
         warm(&limiter);
         starts_from_a_grant(&limiter)
     });
@@ -179,9 +179,9 @@ fn a_file_of_another_boot_is_rebuilt_and_a_foreign_file_is_left_alone() {
     assert!(before.len() == after.len() && before[..64] != after[..64]);
     let opens = |path: &Path| many(&store(&server, path)).attempt("", 1).map(drop);
     let text = dir.file("text");
-    std::fs::write(&text, "somebody's letters").unwrap();
+    std::fs::write(&text, "a letter").unwrap();
     assert!(matches!(opens(&text), Err(Error::NotAStore { .. })));
-    assert_eq!(std::fs::read(&text).unwrap(), b"somebody's letters");
+    assert_eq!(std::fs::read(&text).unwrap(), b"a letter");
     std::os::unix::fs::symlink(&text, dir.file("link")).unwrap();
     assert!(opens(&dir.file("link")).is_err());
     assert!(matches!(opens(&dir.file("none/lane")), Err(Error::Store { .. })));
@@ -207,7 +207,7 @@ fn a_replaced_file_separates_processes_and_nothing_is_granted_twice() {
     // A child of the first process finds another file in its place, and uses its grants alone.
     Child::run(|| {
         assert!(!starts(&before));
-        wait_until("units are at hand", || {
+        wait_until("units are available", || {
             warm(&others);
             starts_from_a_grant(&others)
         });

@@ -120,7 +120,7 @@ mod site;
 #[path = "grants/world.rs"]
 mod world;
 
-use search::{Seen, describe, exhaust, walk};
+use search::{Sightings, describe, exhaust, walk};
 use setting::{Budget, CALM, Fault, PLAIN, Setting};
 use world::Wrong::{self, *};
 
@@ -232,7 +232,7 @@ fn holds(setting: &Setting, sights: &[&str]) {
     assert_seen(&outcome.seen, sights);
 }
 
-fn assert_seen(seen: &Seen, sights: &[&str]) {
+fn assert_seen(seen: &Sightings, sights: &[&str]) {
     sights.iter().for_each(|sight| assert!(seen.get(sight).is_some_and(|n| *n > 0), "no {sight} in {seen:?}"));
 }
 
@@ -324,7 +324,7 @@ const ACTIONS: usize = 500;
 
 #[test]
 fn random_walks_through_larger_worlds_find_no_fault() {
-    let (setting, mut seen) = (everything(), Seen::new());
+    let (setting, mut seen) = (everything(), Sightings::new());
     for seed in 0..WALKS {
         let outcome = walk(&setting, seed, ACTIONS);
         if let Some((wrong, way)) = outcome.wrong {

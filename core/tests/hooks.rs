@@ -13,24 +13,24 @@ const MINUTE: Duration = Duration::from_secs(60);
 
 /// The received events.
 #[derive(Clone, Default)]
-struct Ear(Arc<Mutex<Vec<Event>>>);
+struct Listener(Arc<Mutex<Vec<Event>>>);
 
-impl Ear {
+impl Listener {
     fn hook(&self) -> Hook {
-        let heard = self.0.clone();
-        Arc::new(move |event: &Event| heard.lock().unwrap().push(event.clone()))
+        let events = self.0.clone();
+        Arc::new(move |event: &Event| events.lock().unwrap().push(event.clone()))
     }
 
-    fn at(limiter: &dyn Limiter, happening: Happening) -> Ear {
-        let ear = Ear::default();
-        limiter.on(happening, ear.hook());
-        ear
+    fn at(limiter: &dyn Limiter, happening: Happening) -> Listener {
+        let listener = Listener::default();
+        limiter.on(happening, listener.hook());
+        listener
     }
 
-    fn at_store(store: &Store, happening: Happening) -> Ear {
-        let ear = Ear::default();
-        store.on(happening, ear.hook());
-        ear
+    fn at_store(store: &Store, happening: Happening) -> Listener {
+        let listener = Listener::default();
+        store.on(happening, listener.hook());
+        listener
     }
 
     fn taken(&self) -> Vec<Event> {
@@ -51,8 +51,8 @@ fn held(limit: &str, key: &str, wanted: u64, wait: Duration) -> Vec<(String, Str
 fn each_denial_is_reported_once_to_the_limiters_and_the_stores_hooks() {
     let (_, store) = clocked();
     let limiter = rate(&store, "mail", 2, MINUTE);
-    let (own, all) = (Ear::at(&*limiter, Happening::Throttled), Ear::at_store(&store, Happening::Throttled));
-    let other = Ear::at(&*rate(&store, "mail", 2, MINUTE), Happening::Throttled);
+    let (own, all) = (Listener::at(&*limiter, Happening::Throttled), Listener::at_store(&store, Happening::Throttled));
+    let other = Listener::at(&*rate(&store, "mail", 2, MINUTE), Happening::Throttled);
     limiter.attempt("k", 2).unwrap();
     limiter.peek("k", 1).unwrap();
     assert!(!limiter.can_proceed("k").unwrap());
@@ -73,12 +73,12 @@ fn each_denial_is_reported_once_to_the_limiters_and_the_stores_hooks() {
 fn a_waiter_is_reported_once_with_its_wait() {
     let (clock, store) = clocked();
     let limiter = rate(&store, "mail", 1, MINUTE);
-    let ear = Ear::at(&*limiter, Happening::Throttled);
+    let listener = Listener::at(&*limiter, Happening::Throttled);
     let mut line = Line::new(limiter.clone());
     assert!(matches!(line.join(Waiter::new("k", 1)).unwrap(), Joined::Done(Outcome::Admitted(_))));
-    assert_eq!(ear.held(), vec![]);
+    assert_eq!(listener.held(), vec![]);
     assert!(matches!(line.join(Waiter::new("k", 1)).unwrap(), Joined::Waiting(_)));
-    assert_eq!(ear.held(), held("mail", "k", 1, MINUTE));
+    assert_eq!(listener.held(), held("mail", "k", 1, MINUTE));
     let mut over = Vec::new();
     clock.advance(MINUTE / 2);
     line.advance(&mut over);
@@ -88,11 +88,11 @@ fn a_waiter_is_reported_once_with_its_wait() {
     let mut seat = Seat::new(Waiter::new("k", 1));
     assert!(matches!(seat.step(&*limiter).unwrap(), Step::Sleep(_)));
     assert!(matches!(seat.step(&*limiter).unwrap(), Step::Sleep(_)));
-    assert_eq!(ear.held(), held("mail", "k", 1, MINUTE));
+    assert_eq!(listener.held(), held("mail", "k", 1, MINUTE));
     seat.leave(&*limiter);
     let denied = acquire(&*limiter, Waiter::new("k", 1).timeout(Some(ms(1)))).unwrap();
     assert!(matches!(denied, Attempt::Denied(_)));
-    assert_eq!(ear.held(), held("mail", "k", 1, MINUTE));
+    assert_eq!(listener.held(), held("mail", "k", 1, MINUTE));
 }
 
 #[test]
@@ -100,30 +100,30 @@ fn a_nonblocking_call_is_reported_when_it_may_wait() {
     let dir = Dir::new("hooks-later");
     let store = Store::new(&dir.url()).unwrap();
     let limiter = rate(&store, "mail", 1, MINUTE);
-    let ear = Ear::at(&*limiter, Happening::Throttled);
+    let listener = Listener::at(&*limiter, Happening::Throttled);
     let mut line = Line::new(limiter.clone());
     let joined = MayWait::Never.during(|| line.join(Waiter::new("k", 1)));
     assert_eq!((joined, line.len()), (Err(Error::WouldWait), 0));
     assert!(matches!(line.join(Waiter::new("k", 1)).unwrap(), Joined::Done(Outcome::Admitted(_))));
-    assert_eq!(ear.held(), vec![]);
+    assert_eq!(listener.held(), vec![]);
     assert!(matches!(line.join(Waiter::new("k", 1)).unwrap(), Joined::Waiting(_)));
-    assert_eq!(ear.held().len(), 1);
+    assert_eq!(listener.held().len(), 1);
 }
 
 #[test]
 fn a_waiter_in_a_pool_is_reported_once() {
     let (_, store) = clocked();
     let limiter = rate(&store, "mail", 1, MINUTE);
-    let ear = Ear::at(&*limiter, Happening::Throttled);
+    let listener = Listener::at(&*limiter, Happening::Throttled);
     let mut pool = Pool::new(limiter.clone(), None);
     limiter.attempt("k", 1).unwrap();
     pool.join(Waiter::new("k", 1)).unwrap();
     for _ in 0..2 {
         pool.advance(1, 1, &mut Vec::new());
     }
-    assert_eq!(ear.held(), held("mail", "k", 1, MINUTE));
+    assert_eq!(listener.held(), held("mail", "k", 1, MINUTE));
     assert!(pool.join(Waiter::new("k", 2)).is_err());
-    assert_eq!(ear.held(), vec![]);
+    assert_eq!(listener.held(), vec![]);
 }
 
 #[test]
@@ -132,8 +132,8 @@ fn a_composites_denial_is_reported_to_its_hooks_and_the_denying_childs() {
     let (narrow, slots) = (rate(&store, "narrow", 1, MINUTE), slots(5));
     let inner: Shared = Arc::new(CompositeLimiter::new([narrow.clone()]));
     let both: Shared = Arc::new(CompositeLimiter::new([slots.clone(), inner]));
-    let ears = [&both, &narrow, &slots].map(|limiter| Ear::at(&**limiter, Happening::Throttled));
-    let of_store = Ear::at_store(&store, Happening::Throttled);
+    let listeners = [&both, &narrow, &slots].map(|limiter| Listener::at(&**limiter, Happening::Throttled));
+    let of_store = Listener::at_store(&store, Happening::Throttled);
     both.attempt("", 1).unwrap();
     let calls: [fn(&dyn Limiter); 4] = [
         |limiter| _ = limiter.attempt("", 1).unwrap(),
@@ -143,18 +143,18 @@ fn a_composites_denial_is_reported_to_its_hooks_and_the_denying_childs() {
     ];
     for call in calls {
         call(&*both);
-        let told = held("narrow", "", 1, MINUTE);
-        assert_eq!(ears.each_ref().map(Ear::held), [told.clone(), told.clone(), vec![]]);
-        assert_eq!(of_store.held(), told);
+        let denial = held("narrow", "", 1, MINUTE);
+        assert_eq!(listeners.each_ref().map(Listener::held), [denial.clone(), denial.clone(), vec![]]);
+        assert_eq!(of_store.held(), denial);
     }
 }
 
 #[test]
 fn unknown_names_are_reported() {
     let store = Store::new("memory:").unwrap();
-    let limiter: Shared = Arc::new(RateLimiter::attach(&store, "nobody").unwrap());
-    let of_limiter = Ear::at(&*limiter, Happening::UnknownLimit);
-    let of_store = Ear::at_store(&store, Happening::UnknownLimit);
+    let limiter: Shared = Arc::new(RateLimiter::attach(&store, "unknown").unwrap());
+    let of_limiter = Listener::at(&*limiter, Happening::UnknownLimit);
+    let of_store = Listener::at_store(&store, Happening::UnknownLimit);
     let calls: [fn(&dyn Limiter) -> Result<()>; 7] = [
         |limiter| limiter.attempt("k", 3).map(drop),
         |limiter| limiter.peek("k", 3).map(drop),
@@ -166,9 +166,9 @@ fn unknown_names_are_reported() {
     ];
     for call in calls {
         let error = call(&*limiter).unwrap_err();
-        for ear in [&of_limiter, &of_store] {
-            let [event] = &ear.taken()[..] else { panic!("not reported once") };
-            assert_eq!((&*event.limit, &*event.key, &event.error), ("nobody", "k", &Some(error.clone())));
+        for listener in [&of_limiter, &of_store] {
+            let [event] = &listener.taken()[..] else { panic!("not reported once") };
+            assert_eq!((&*event.limit, &*event.key, &event.error), ("unknown", "k", &Some(error.clone())));
         }
     }
     assert!(Line::new(limiter).join(Waiter::new("k", 1)).is_err());
@@ -193,20 +193,20 @@ fn store_failures_are_reported_whatever_is_answered() {
         let calls = rate(&store, "calls", 1, MINUTE);
         let good = rate(&Store::new("memory:").unwrap(), "good", 9, MINUTE);
         let both: Shared = Arc::new(CompositeLimiter::new([good.clone(), calls.clone()]));
-        let ear = Ear::at_store(&store, Happening::StoreError);
-        let ears = [&calls, &both, &good].map(|limiter| Ear::at(&**limiter, Happening::StoreError));
+        let listener = Listener::at_store(&store, Happening::StoreError);
+        let listeners = [&calls, &both, &good].map(|limiter| Listener::at(&**limiter, Happening::StoreError));
         for (limiter, at) in [(&calls, 0), (&both, 1)] {
             let answer = limiter.decide("k", 1);
             assert_eq!(answer.is_err(), on_error == OnError::Raise);
-            for ear in [&ear, &ears[at]] {
-                let [event] = &ear.taken()[..] else { panic!("not reported once") };
+            for listener in [&listener, &listeners[at]] {
+                let [event] = &listener.taken()[..] else { panic!("not reported once") };
                 assert_eq!((&*event.limit, &*event.key, event.wanted), (limiter.name(), "k", 1));
                 assert_eq!(event.error, answer.as_ref().err().cloned());
             }
-            assert_eq!(ears.each_ref().map(|ear| ear.taken().len()), [0; 3]);
+            assert_eq!(listeners.each_ref().map(|listener| listener.taken().len()), [0; 3]);
         }
         good.decide("k", 1).unwrap();
-        assert!(ear.taken().is_empty());
+        assert!(listener.taken().is_empty());
     }
 }
 
@@ -214,12 +214,12 @@ fn store_failures_are_reported_whatever_is_answered() {
 fn a_hook_may_use_limiters_and_remove_itself() {
     let (_, store) = clocked();
     let limiter = rate(&store, "mail", 2, MINUTE);
-    let ear = Ear::default();
-    let (asks, heard) = (Arc::downgrade(&limiter), ear.hook());
+    let listener = Listener::default();
+    let (asks, events) = (Arc::downgrade(&limiter), listener.hook());
     limiter.on(
         Happening::Throttled,
         Arc::new(move |event: &Event| {
-            heard(event);
+            events(event);
             if event.wanted == 2 {
                 asks.upgrade().unwrap().attempt("", 1).unwrap();
             }
@@ -227,7 +227,7 @@ fn a_hook_may_use_limiters_and_remove_itself() {
     );
     limiter.attempt("", 2).unwrap();
     limiter.attempt("", 2).unwrap();
-    assert_eq!(ear.held().iter().map(|told| told.2).collect::<Vec<_>>(), [2, 1]);
+    assert_eq!(listener.held().iter().map(|denial| denial.2).collect::<Vec<_>>(), [2, 1]);
     let (own, of) = (Arc::new(Mutex::new(0)), Arc::downgrade(&limiter));
     let id = own.clone();
     let hook: Hook = Arc::new(move |_: &Event| of.upgrade().unwrap().off(*id.lock().unwrap()));
@@ -261,10 +261,10 @@ fn a_forked_child_has_the_hooks_even_if_they_were_in_use() {
             });
         }
         for _ in 0..50 {
-            let ear = Ear::at(&*limiter, Happening::Throttled);
+            let listener = Listener::at(&*limiter, Happening::Throttled);
             let child = Child::run(|| {
                 limiter.attempt("", 1).unwrap();
-                assert_eq!(ear.held().len(), 1);
+                assert_eq!(listener.held().len(), 1);
             });
             child.join();
         }

@@ -45,7 +45,7 @@ fn take_in_a_child(dir: &Dir, most: u64) -> u64 {
     taken[0].load(Acquire)
 }
 
-/// What is left when a lost lane no longer counts as full.
+/// The units left when a lost lane no longer counts as full.
 fn left(limiter: &dyn Limiter) -> u64 {
     wait_until("it is open again", || take(limiter, 1) == 1);
     1 + take(limiter, 2 * LIMIT)
@@ -180,13 +180,13 @@ fn a_restored_older_lane_counts_as_lost() {
         match user {
             // It may take a second until this is noticed.
             Some(user) => {
-                let meanwhile = AtomicU64::new(0);
+                let admissions = AtomicU64::new(0);
                 wait_until("it is noticed", || {
                     let admitted = take(&user, 1);
-                    meanwhile.fetch_add(admitted, Relaxed);
+                    admissions.fetch_add(admitted, Relaxed);
                     admitted == 0
                 });
-                taken += meanwhile.load(Relaxed) + left(&user);
+                taken += admissions.load(Relaxed) + left(&user);
             }
             None => taken += left_in_a_child(&dir.file("limits.db")),
         }
@@ -371,7 +371,7 @@ fn a_file_size_limit_kills_no_process() {
 #[test]
 fn a_host_that_opens_and_closes_the_database_releases_no_lock() {
     let dir = Dir::in_memory("host");
-    let (told, steps) = (shared(1), shared(1));
+    let (ready, steps) = (shared(1), shared(1));
     let processes = [0, 1, 2].map(|_| {
         Child::run(|| {
             let mut options = StoreOptions::default();
@@ -387,9 +387,9 @@ fn a_host_that_opens_and_closes_the_database_releases_no_lock() {
                 });
                 for _ in 0..200 {
                     assert!(matches!(limiter.attempt("key", 1), Ok(Attempt::Admitted(_))));
-                    told[0].fetch_add(1, AcqRel);
+                    ready[0].fetch_add(1, AcqRel);
                 }
-                wait_until("all are ready", || told[0].load(Acquire) == 600);
+                wait_until("all are ready", || ready[0].load(Acquire) == 600);
                 steps[0].store(1, Release);
             });
         })
@@ -464,7 +464,7 @@ fn deleting_an_unused_database_forgets_no_start() {
 /// Even without a start in between.
 #[test]
 fn a_new_database_has_the_deleted_ones_starts_before_its_first_use() {
-    let dir = Dir::new("written-anew");
+    let dir = Dir::new("written-again");
     assert_eq!(take_in_a_child(&dir, LIMIT), LIMIT);
     std::fs::remove_file(dir.file("limits.db")).unwrap();
     Child::run(|| assert_eq!(take(&rate(&dir), 1), 0)).join();

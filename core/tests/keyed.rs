@@ -641,7 +641,7 @@ fn a_larger_policy_allows_what_a_smaller_one_denied() {
             for through in [&[smaller][..], &[smaller], &[smaller, text, smaller], &[smaller, text]] {
                 through.iter().for_each(|to| set(to).unwrap());
                 lift().unwrap();
-                assert_eq!(remaining(), room, "{used} of {text}, {through:?} meanwhile, {key:?}");
+                assert_eq!(remaining(), room, "{used} of {text}, {through:?} in between, {key:?}");
             }
             set(smaller).unwrap();
             assert_eq!(remaining(), 0, "{used} of {text}, now {smaller}, {key:?}");

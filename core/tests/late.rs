@@ -56,7 +56,7 @@ impl Waiting {
             Waiting::InLine(line) => matches!(line.join(waiter).unwrap(), Joined::Waiting(_)),
             Waiting::AtSeat(seat) => matches!(seat.step(&**limiter).unwrap(), Step::Sleep(_)),
         };
-        assert!(waits, "there is room");
+        assert!(waits, "the limit has capacity");
         waiting
     }
 
@@ -231,12 +231,12 @@ fn a_waiter_that_starts_elsewhere_may_be_late_there() {
         let (clock, store) = clocked();
         let limiter = of(&store, "1/1m");
         fill(&*limiter, 1);
-        let (mut pool, mut told) = (Pool::new(limiter.clone(), Some(ms(50))), Vec::new());
+        let (mut pool, mut turns) = (Pool::new(limiter.clone(), Some(ms(50))), Vec::new());
         pool.join(Waiter::new("", 1).grace(grace)).unwrap();
-        while !told.iter().any(|(_, turn)| matches!(turn, Turn::Go(_))) {
-            clock.advance(pool.advance(1, 1, &mut told).unwrap_or_default());
+        while !turns.iter().any(|(_, turn)| matches!(turn, Turn::Go(_))) {
+            clock.advance(pool.advance(1, 1, &mut turns).unwrap_or_default());
         }
-        let Some((_, Turn::Go(Some(text)))) = told.pop() else { panic!("{told:?}") };
+        let Some((_, Turn::Go(Some(text)))) = turns.pop() else { panic!("{turns:?}") };
         place(&*limiter, 1);
         clock.advance(LATE + ms(20));
         let presented = limiter.present(&limiter.permit_from_text(&text).unwrap()).unwrap();

@@ -1,4 +1,4 @@
-//! What an observer sees of a store, without disturbing its users.
+//! Observers of a store, which do not disturb its users.
 
 mod common;
 
@@ -250,7 +250,7 @@ fn minutes_contain_denials_waits_and_the_peak() {
     assert_eq!(row("hourly"), [5, 3, 0, 5]);
     assert_eq!(row("quick"), quick_now);
     assert_eq!(history(&store, "hourly"), [5, 3, 0, 5]);
-    assert_eq!(history(&store, "nobody"), [0; 4]);
+    assert_eq!(history(&store, "unused"), [0; 4]);
     // The flushed counts of another process are included after its death.
     let other = Child::run(|| {
         let store = open(&dir.url());

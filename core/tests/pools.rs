@@ -80,9 +80,9 @@ impl Bench<'_> {
 
     /// Advances the pool with this many free workers. Departures are only recorded.
     fn advance(&mut self, free: usize) -> Option<Duration> {
-        let mut told = Vec::new();
-        let nap = self.pool.advance(self.workers, free, &mut told);
-        for (id, turn) in told {
+        let mut turns = Vec::new();
+        let nap = self.pool.advance(self.workers, free, &mut turns);
+        for (id, turn) in turns {
             match turn {
                 Turn::Held(after) => self.held.push((id, after)),
                 Turn::Go(place) => self.went.push((id, self.site.clock.now(), place)),
@@ -193,7 +193,7 @@ fn work_all(site: &Site, benches: &mut [Bench], takes: Duration) -> Vec<Vec<(Wai
         if !waiting {
             return starts;
         }
-        site.clock.advance(*naps.iter().min().expect("somebody waits for something"));
+        site.clock.advance(*naps.iter().min().expect("a waiter remains"));
     }
 }
 
@@ -516,14 +516,14 @@ fn errors_are_reported_and_departures_never_exceed_the_workers() {
         bench.pool.join(Waiter::new("", 5)).unwrap();
     }
     site.store.override_text("api", "2/1s").unwrap();
-    let mut told = Vec::new();
-    bench.pool.advance(2, 2, &mut told);
-    assert!(matches!(told[..], [(_, Turn::Failed(_)), (_, Turn::Failed(_))]), "{told:?}");
-    told.clear();
-    assert!(bench.pool.advance(2, 0, &mut told).is_none_or(|nap| !nap.is_zero()));
-    assert!(told.is_empty());
-    bench.pool.advance(2, 1, &mut told);
-    assert_eq!(told.len(), 1);
+    let mut turns = Vec::new();
+    bench.pool.advance(2, 2, &mut turns);
+    assert!(matches!(turns[..], [(_, Turn::Failed(_)), (_, Turn::Failed(_))]), "{turns:?}");
+    turns.clear();
+    assert!(bench.pool.advance(2, 0, &mut turns).is_none_or(|nap| !nap.is_zero()));
+    assert!(turns.is_empty());
+    bench.pool.advance(2, 1, &mut turns);
+    assert_eq!(turns.len(), 1);
 }
 
 #[test]
@@ -581,10 +581,10 @@ fn every_waiter_learns_its_outcome_once() {
                 }
                 _ => site.clock.advance(ms(random.below(60))),
             }
-            let mut told = Vec::new();
+            let mut turns = Vec::new();
             let free = workers - running.len();
-            let nap = pool.advance(workers, free, &mut told);
-            for (id, turn) in told {
+            let nap = pool.advance(workers, free, &mut turns);
+            for (id, turn) in turns {
                 let at = waiting.iter().position(|other| *other == id).expect("it waits");
                 match turn {
                     Turn::Held(_) => {}

@@ -310,7 +310,7 @@ fn a_role_without_the_right_to_create_is_pointed_to_the_sql() {
     // The schema of a later version is left alone.
     server.command("UPDATE workglow_limit.version SET version = 2; DROP FUNCTION workglow_limit.clock");
     let error = Store::new(&server.url()).unwrap().open().unwrap_err().to_string();
-    assert!(error.contains("is of version 2"), "{error}");
+    assert!(error.contains("has version 2"), "{error}");
 }
 
 #[test]

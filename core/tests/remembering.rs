@@ -1,4 +1,4 @@
-//! What a limit must not forget: when its window gets longer, over many years, under a gate, and after it.
+//! Limits that must not forget: when its window gets longer, over many years, under a gate, and after it.
 
 mod common;
 

@@ -127,25 +127,25 @@ fn a_long_job_keeps_its_units_without_requests() {
 fn a_process_stopped_for_too_long_learns_that_its_lease_was_lost() {
     for server in servers("leases-stopped") {
         let (url, here) = (server.url(), jobs(&server.url(), 1));
-        let (holds, goes_on) = (&shared(2)[0], &shared(2)[1]);
+        let (holds, continues) = (&shared(2)[0], &shared(2)[1]);
         let child = Child::run(|| {
             set(c"WGL_TEST_SITE", "another");
             let store = Store::new(&url).unwrap();
             let jobs = ConcurrencyLimiter::shared(&store, "jobs", 1, None).unwrap();
-            let heard = Arc::new(Mutex::new(Vec::new()));
-            let hears = Arc::clone(&heard);
+            let events = Arc::new(Mutex::new(Vec::new()));
+            let sink = Arc::clone(&events);
             jobs.on(
                 Happening::StoreError,
-                Arc::new(move |event: &Event| hears.lock().unwrap().push(event.error.clone())),
+                Arc::new(move |event: &Event| sink.lock().unwrap().push(event.error.clone())),
             );
             let permit = take(&jobs).unwrap();
             holds.store(1, Release);
-            wait_until("it goes on", || goes_on.load(Acquire) == 1);
+            wait_until("it continues", || continues.load(Acquire) == 1);
             let lost = Some(Error::LeaseLost { limit: "jobs".into() });
             assert_eq!(jobs.renew(&permit).err(), lost);
             jobs.complete(&permit).unwrap();
             jobs.complete(&permit).unwrap();
-            assert_eq!(*heard.lock().unwrap(), [lost]);
+            assert_eq!(*events.lock().unwrap(), [lost]);
             assert!(store.failures() == 0 && jobs.stats("").unwrap().store_errors == 1);
         });
         wait_until("it holds a unit", || holds.load(Acquire) == 1);
@@ -156,7 +156,7 @@ fn a_process_stopped_for_too_long_learns_that_its_lease_was_lost() {
             mine = take(&here);
             mine.is_some()
         });
-        goes_on.store(1, Release);
+        continues.store(1, Release);
         child.signal(libc::SIGCONT);
         child.join();
         // It had no effect on the present holder of the unit.

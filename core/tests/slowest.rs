@@ -16,11 +16,11 @@ fn starts(limiter: &dyn Limiter, weight: u64) -> bool {
     matches!(limiter.attempt("", weight).unwrap(), Attempt::Admitted(_))
 }
 
-/// Presents a place until it starts, calling `meanwhile` before each attempt. Returns how long that took.
-fn started(clock: &ManualClock, limiter: &dyn Limiter, mut place: RawPermit, mut meanwhile: impl FnMut()) -> Duration {
+/// Presents a place until it starts, calling `between` before each attempt. Returns how long that took.
+fn started(clock: &ManualClock, limiter: &dyn Limiter, mut place: RawPermit, mut between: impl FnMut()) -> Duration {
     let began = clock.now();
     for _ in 0..1_000 {
-        meanwhile();
+        between();
         match limiter.present(&place).unwrap() {
             Presented::Started(_) => return clock.now() - began,
             Presented::Wait { place: next, after } => {

@@ -1,4 +1,4 @@
-//! What a store creates, keeps, refuses and survives.
+//! The files of a store: created, kept, refused and surviving.
 
 mod common;
 
@@ -254,7 +254,7 @@ fn another_boot_id_has_no_effect_while_a_member_lives() {
         Child::run(|| seen[0].store(rate(&dir.url(), "api", 3).peek("", 1).unwrap().remaining, Release)).join();
         seen[0].load(Acquire)
     };
-    assert_eq!(remaining(), 2, "the lane is in use, so it is of this boot");
+    assert_eq!(remaining(), 2, "the lane is in use, so it belongs to this boot");
     change_boot(&lane);
     drop(member); // killed; the grandchild lives on
     change_boot(&lane);

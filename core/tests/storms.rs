@@ -25,13 +25,13 @@ const KEYS: [&str; 3] = ["", "tenant", "another"];
 type Work = fn(&Case, &Store, &Evidence) -> !;
 
 /// The permits that a process holds.
-type Held = VecDeque<(usize, RawPermit)>;
+type Permits = VecDeque<(usize, RawPermit)>;
 
 /// The work of one process: starts in every way there is, for ever.
 fn rage(case: &Case, store: &Store, evidence: &Evidence) -> ! {
     let limiter = case.limiter(store);
     let limiter = limiter.as_ref();
-    let (mut random, mut held) = (Random::new(), Held::new());
+    let (mut random, mut held) = (Random::new(), Permits::new());
     loop {
         let number = random.below(KEYS.len() as u64);
         let key = KEYS[number as usize];

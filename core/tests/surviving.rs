@@ -50,7 +50,7 @@ fn many_boots_within_one_window_lose_nothing() {
     }
 }
 
-/// What the processes of the storm use: limits and keys, with the number that each may admit in a window. The last key
+/// The subjects of the storm: limits and keys, with the number that each may admit in a window. The last key
 /// changes every third boot, so that the ledger has never seen it.
 const STORMED: [(&str, &str, u64); 5] =
     [("one", "", 100), ("many", "", 100), ("many", "a", 100), ("ruled", "a", 60), ("many", "new", 100)];
@@ -64,7 +64,7 @@ fn storm(url: &str, boot: u64, behind: Duration, starts: &Record, denials: &Reco
     let limit = |name| RateLimiter::new(&store, name, 100, STORM_WINDOW).unwrap();
     let limits = [limit("one"), limit("many"), limit("many"), limit("ruled"), limit("many")];
     let new_key = format!("new {}", boot / 3);
-    let mut told = [0; STORMED.len()];
+    let mut reported = [0; STORMED.len()];
     loop {
         for (which, (limit, (_, key, _))) in limits.iter().zip(STORMED).enumerate() {
             let key = if key == "new" { &new_key } else { key };
@@ -74,8 +74,8 @@ fn storm(url: &str, boot: u64, behind: Duration, starts: &Record, denials: &Reco
             let b = now_ns();
             match attempt {
                 Attempt::Admitted(_) => starts.add(a, b, of),
-                Attempt::Denied(_) if b > told[which] + 5_000_000 => {
-                    told[which] = b;
+                Attempt::Denied(_) if b > reported[which] + 5_000_000 => {
+                    reported[which] = b;
                     denials.add(a, b, of);
                 }
                 Attempt::Denied(_) => {}
@@ -192,7 +192,7 @@ fn every_reported_start_is_in_the_database() {
     for round in 0..number("COMMITS", 20) {
         let dir = Dir::new(&format!("commit-{round}"));
         let (max, window) = if round % 2 == 0 { (4_000, HOUR) } else { (100, Duration::from_secs(1)) };
-        let told = shared(KEYS);
+        let reported = shared(KEYS);
         let _processes: Vec<_> = (0..3)
             .map(|process| {
                 Child::run(|| {
@@ -207,7 +207,7 @@ fn every_reported_start_is_in_the_database() {
                                 for turn in process + thread.. {
                                     let weight = 1 + random.below(WEIGHTS);
                                     if admitted(limiter, &(turn % KEYS).to_string(), weight) {
-                                        told[turn % KEYS].fetch_add(weight, AcqRel);
+                                        reported[turn % KEYS].fetch_add(weight, AcqRel);
                                     }
                                 }
                             });
@@ -216,17 +216,25 @@ fn every_reported_start_is_in_the_database() {
                 })
             })
             .collect();
-        wait_until("something has started", || told.iter().any(|units| units.load(Acquire) > 0));
+        wait_until("something has started", || reported.iter().any(|units| units.load(Acquire) > 0));
         std::thread::sleep(Duration::from_millis(random.below(300)));
         drop(_processes);
         std::fs::remove_file(dir.file("limits.db-lane")).unwrap();
-        for (key, (there, told)) in in_the_ledger(&dir, KEYS).into_iter().zip(told).enumerate() {
-            let told = told.load(Acquire);
-            assert!(there >= told, "round {round}: {told} units of key {key} were told of, {there} were written");
-            assert!(there <= told + 9 * WEIGHTS, "round {round}: {there} units of key {key} are too many for {told}");
-            total += told;
-            beyond += there - told;
+        for (key, (there, reported)) in in_the_ledger(&dir, KEYS).into_iter().zip(reported).enumerate() {
+            let reported = reported.load(Acquire);
+            assert!(
+                there >= reported,
+                "round {round}: {reported} units of key {key} were reported, {there} were written"
+            );
+            assert!(
+                there <= reported + 9 * WEIGHTS,
+                "round {round}: {there} units of key {key} are too many for {reported}"
+            );
+            total += reported;
+            beyond += there - reported;
         }
     }
-    println!("commits: {total} units told of, all of them written, and {beyond} whose process died before it was told");
+    println!(
+        "commits: {total} units reported, all of them written, and {beyond} whose process died before it was reported"
+    );
 }

@@ -53,7 +53,7 @@ const OWN: &str = "12/1h";
 /// The shared records of all processes of a round.
 struct Notes {
     errors: &'static [AtomicU64],
-    told: RefCell<BTreeSet<String>>,
+    reported: RefCell<BTreeSet<String>>,
     /// For each case the number of starts, and two words for each.
     starts: Vec<&'static [AtomicU64]>,
 }
@@ -64,7 +64,7 @@ impl Notes {
     fn new() -> Notes {
         Notes {
             errors: shared(1),
-            told: RefCell::default(),
+            reported: RefCell::default(),
             starts: CASES.iter().map(|_| shared(1 + 2 * MOST_STARTS as usize)).collect(),
         }
     }
@@ -118,9 +118,9 @@ impl Notes {
         if let Err(error) = &answer {
             assert!(ERRORS_OF_DAMAGE.contains(&error.name()), "{error:?}");
             // Another process may have been busy, and have reported the damage.
-            let is_told = !matches!(error, Error::StoreTimeout { .. });
-            self.errors[0].fetch_add(u64::from(is_told), AcqRel);
-            if is_told && self.told.borrow_mut().insert(error.to_string()) {
+            let is_reported = !matches!(error, Error::StoreTimeout { .. });
+            self.errors[0].fetch_add(u64::from(is_reported), AcqRel);
+            if is_reported && self.reported.borrow_mut().insert(error.to_string()) {
                 println!("  {error}");
             }
         }
@@ -204,7 +204,7 @@ struct Place {
     other: PathBuf,
 }
 
-fn beside(path: &Path, suffix: &str) -> PathBuf {
+fn next_to(path: &Path, suffix: &str) -> PathBuf {
     path.with_file_name(format!("{}.{suffix}", path.file_name().unwrap().to_str().unwrap()))
 }
 
@@ -329,7 +329,7 @@ fn hole(Place { file: path, .. }: &Place, random: &mut Random) {
 
 /// Removes the file, or replaces it by another store's.
 fn other_store(Place { file: path, other }: &Place, random: &mut Random) {
-    let aside = beside(path, "aside");
+    let aside = next_to(path, "aside");
     let is_there = |path: &Path| std::fs::symlink_metadata(path).is_ok();
     match random.below(2) {
         0 if is_there(path) => std::fs::remove_file(path).unwrap(),
@@ -340,7 +340,7 @@ fn other_store(Place { file: path, other }: &Place, random: &mut Random) {
 
 /// Replaces the file by another kind of file.
 fn replace(Place { file: path, .. }: &Place, random: &mut Random) {
-    let aside = beside(path, "aside");
+    let aside = next_to(path, "aside");
     match random.below(5) {
         0 => drop(std::fs::rename(path, &aside).and_then(|()| symlink(&aside, path))),
         1 => drop(std::fs::rename(path, &aside).and_then(|()| symlink("/nowhere/at/all", path))),
@@ -398,7 +398,7 @@ fn hostile_rows(Place { file: path, .. }: &Place, random: &mut Random) {
 
 /// Restores earlier contents, in place or as another file.
 fn older(Place { file: path, .. }: &Place, random: &mut Random) {
-    let old = beside(path, "old");
+    let old = next_to(path, "old");
     if random.below(2) == 0 {
         drop(std::fs::rename(old, path));
     } else if let Some(file) = opened(path) {
@@ -456,7 +456,7 @@ fn damage_never_causes_silent_excess() {
     let only = std::env::var("ONLY").unwrap_or_default();
     let damages: Vec<Damage> =
         DAMAGES.into_iter().filter(|(what, file, _)| format!("{what} {file}").contains(&only)).collect();
-    let (mut silent, mut told) = (0, 0);
+    let (mut silent, mut reported) = (0, 0);
     for round in seed..seed + number("ROUNDS", 12) {
         let mut random = Random::seeded(round);
         let (dir, other) = (Dir::in_memory("torments"), Dir::in_memory("torments-other"));
@@ -492,15 +492,15 @@ fn damage_never_causes_silent_excess() {
         let after: Vec<_> = (0..2).map(|i| run(150, 5 + i)).collect();
         after.into_iter().for_each(|child| join(child, false));
 
-        let is_told = notes.errors[0].load(Acquire) + found[0].load(Acquire) > 0;
+        let is_reported = notes.errors[0].load(Acquire) + found[0].load(Acquire) > 0;
         let over = notes.over();
-        println!("  told {is_told}, over {over:?}");
-        told += u64::from(is_told);
-        if !over.is_empty() && !is_told {
+        println!("  reported {is_reported}, over {over:?}");
+        reported += u64::from(is_reported);
+        if !over.is_empty() && !is_reported {
             silent += 1;
             let could_be = file == LANE && (what.starts_with("overwritten") || is_running && what == "older");
             assert!(could_be, "{over:?} in silence");
         }
     }
-    println!("{told} rounds with errors, {silent} with more than the limit and none");
+    println!("{reported} rounds with errors, {silent} with more than the limit and none");
 }

@@ -71,7 +71,7 @@ fn heavy_and_light_waiters_start_in_request_order() {
     }
 }
 
-/// However many wait, a waiter without a deadline is never told that it cannot be served in time.
+/// However many wait, a waiter without a deadline never expires.
 #[test]
 fn a_waiter_without_a_deadline_never_expires() {
     let clock = ManualClock::new();

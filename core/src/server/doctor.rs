@@ -34,13 +34,13 @@ impl Severity {
 pub struct Finding {
     /// The severity.
     pub severity: Severity,
-    /// What is endangered, and how.
+    /// The danger.
     pub what: String,
     /// The setting, by the server's own name.
     pub setting: String,
     /// The value. Empty if it could not be read.
     pub value: String,
-    /// What to set or do instead. Empty if nothing.
+    /// The recommended setting or action. Empty if there is none.
     pub instead: String,
 }
 

@@ -8,7 +8,6 @@
 //!
 //! A process of another site is never considered dead. (A copy of a running virtual machine is a second machine with
 //! the same site, so do not copy one that holds leases.)
-//! so do not copy one that holds leases.)
 
 use super::MOST;
 use crate::fault;

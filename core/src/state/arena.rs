@@ -216,7 +216,7 @@ impl Arena {
     /// The first words of a block.
     #[inline(always)]
     pub fn array<const N: usize>(&self, at: u64) -> &[AtomicU64; N] {
-        self.words(at, N as u64).first_chunk().expect("so many were asked for")
+        self.words(at, N as u64).first_chunk().expect("`words` returns the requested number")
     }
 
     /// The first words of a block that was accessed before.
@@ -251,7 +251,7 @@ impl Arena {
     /// The part of the store that this process knows.
     #[inline(always)]
     pub fn seen(&self) -> VisibleWords<'_> {
-        // Acquire: so the base that is read next is at least as new.
+        // Acquire: the base that is read next is then at least as new.
         let usable = self.usable.load(Acquire);
         // SAFETY: `base` points to a view, never to 0. Views live as long as `self` and are mapped up to `usable`. The
         // words are only ever used as atomics.

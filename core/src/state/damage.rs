@@ -63,7 +63,7 @@ fn damaged<R>(path: Option<&Path>, payload: Box<dyn Any + Send>) -> Result<R> {
         Ok(nonsense) => nonsense.0,
         Err(panic) => {
             let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref().copied());
-            format!("what it holds makes no sense ({})", text.unwrap_or("no details"))
+            format!("its contents make no sense ({})", text.unwrap_or("no details"))
         }
     };
     Err(Error::Damaged { path: path.to_owned(), found })

@@ -101,7 +101,7 @@ pub(crate) fn check(path: &Path) -> Result<()> {
         Err(e) if e.kind() != std::io::ErrorKind::UnexpectedEof => Err(reading(e)),
         _ if !header.starts_with(b"SQLite format 3\0") => not_a_store("not an SQLite database"),
         // Its writer died before the commit. SQLite will roll it back, and then it is checked again.
-        _ if std::fs::metadata(beside(path, "-journal")).is_ok_and(|journal| journal.len() > 0) => Ok(()),
+        _ if std::fs::metadata(next_to(path, "-journal")).is_ok_and(|journal| journal.len() > 0) => Ok(()),
         _ => check_numbers(path, number(68), number(60)),
     }
 }
@@ -119,7 +119,7 @@ fn check_numbers(path: &Path, application_id: u32, version: u32) -> Result<()> {
 }
 
 /// The path of a file next to a database.
-pub(crate) fn beside(path: &Path, suffix: &str) -> PathBuf {
+pub(crate) fn next_to(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);
     name.into()
@@ -407,7 +407,7 @@ pub(super) mod tests {
         let dir = Scratch::new();
         dir.stranger().execute_batch("CREATE TABLE theirs (x); INSERT INTO theirs VALUES (1)").unwrap();
         let before = std::fs::read(dir.path()).unwrap();
-        std::fs::write(beside(&dir.path(), "-journal"), b"left over").unwrap();
+        std::fs::write(next_to(&dir.path(), "-journal"), b"left over").unwrap();
         let error = open(&dir.path()).unwrap_err();
         assert!(error.to_string().ends_with("an SQLite database of another application"), "{error}");
         assert_eq!(std::fs::read(dir.path()).unwrap(), before);
@@ -420,7 +420,7 @@ pub(super) mod tests {
         dir.stranger().pragma_update(None, "user_version", 2).unwrap();
         let before = std::fs::read(dir.path()).unwrap();
         for journal in [&b""[..], b"left over"] {
-            std::fs::write(beside(&dir.path(), "-journal"), journal).unwrap();
+            std::fs::write(next_to(&dir.path(), "-journal"), journal).unwrap();
             let error = open(&dir.path()).unwrap_err();
             assert!(matches!(error, Error::UnsupportedVersion { found: 2, supported: 1, .. }), "{error}");
             assert_eq!(std::fs::read(dir.path()).unwrap(), before);
@@ -436,7 +436,7 @@ pub(super) mod tests {
         assert_eq!(error.name(), "store_failure");
         assert!(error.to_string().contains("read-only ("), "{error}");
 
-        let journal = beside(&dir.path(), "-journal");
+        let journal = next_to(&dir.path(), "-journal");
         let declare = || declare(&open(&dir.path())?.0, "api", "1/1s");
         std::os::unix::fs::symlink("/nowhere/at/all", &journal).unwrap();
         let error = declare().unwrap_err();

@@ -1,4 +1,4 @@
-//! What a name means: a limit with one policy, or a composite of several limits, `NAME/KIND`, that were declared
+//! The meaning of names: a limit with one policy, or a composite of several limits, `NAME/KIND`, that were declared
 //! together.
 //!
 //! A limit keeps its state when its name comes to mean more or less. In `100/1m` and `100/1m + 5 concurrent`, the rate

@@ -59,7 +59,7 @@ unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: *mut c_void) -> 
         libc::F_SETLK if SCOPES.get() > 0 => libc::F_OFD_SETLK,
         libc::F_SETLKW if SCOPES.get() > 0 => libc::F_OFD_SETLKW,
         libc::F_GETLK if SCOPES.get() > 0 => libc::F_OFD_GETLK,
-        // SAFETY: the same call that SQLite would have made.
+        // SAFETY: the call that SQLite requested.
         _ => return unsafe { libc::fcntl(fd, command, argument) },
     };
     // SAFETY: with these commands SQLite passes a lock that it owns. The kernel refuses a lock that contains a process

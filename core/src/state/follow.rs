@@ -65,7 +65,7 @@ impl Home {
     }
 }
 
-/// What applies after a change.
+/// A policy that applies after a change.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum PolicyChange<'a> {
     /// The policy of a limit, which may be new.
@@ -125,7 +125,7 @@ impl Session {
             |locked| {
                 let changes =
                     |name: &&str| locked.find_limit(name).is_some_and(|limit| locked.replaced(limit).is_some());
-                if names.iter().any(changes) && !locked.go_on()? && names.iter().any(changes) {
+                if names.iter().any(changes) && !locked.continue_changes()? && names.iter().any(changes) {
                     return Err(Error::StoreTimeout { doing: "changing policies".into(), waited_ms: 0 });
                 }
                 Ok(())

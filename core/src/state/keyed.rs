@@ -30,7 +30,7 @@ use crate::time::Tick;
 /// The number of chains of a limit's plans, by policy.
 const CHAINS: u64 = 64;
 
-/// What applies to unused keys: since when they count, and what a ledger missed of each, and when.
+/// The origin of unused keys: since when they count, and what a ledger missed of each, and when.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Origin {
     pub born: Tick,
@@ -299,8 +299,8 @@ impl Locked<'_> {
             // The same amount for which space was made.
             let need = self.key_words(own.policy) + own.ring + 16;
             let new = || {
-                let room = if self.arena.has_space(need) { Ok(()) } else { self.grow_for_keys(2 * need) };
-                room.and_then(|()| self.allocate(self.key_words(own.policy)))
+                let space = if self.arena.has_space(need) { Ok(()) } else { self.grow_for_keys(2 * need) };
+                space.and_then(|()| self.allocate(self.key_words(own.policy)))
             };
             let block = self.used_block(own.policy).map_or_else(new, Ok)?;
             if self.has_lost(own) {

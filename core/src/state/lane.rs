@@ -189,7 +189,7 @@ impl LockedLane {
     pub fn is_that_of(&self, home: &Home) -> bool {
         let Some(watch) = &home.watch else { return false };
         let is_it = self.id().is_ok_and(|id| id == watch.file) && watch.is_whole(&self.file, &home.arena);
-        is_it && watch.is_as_it_was(home) && watch.is_beside_its_database(home)
+        is_it && watch.is_as_it_was(home) && watch.is_next_to_its_database(home)
     }
 
     /// Returns whether a lane attached as `home` shows an earlier state than it did before, as after an old copy was
@@ -477,7 +477,7 @@ impl Watch {
             let is_there = file.metadata().is_ok_and(|found| id_of(&found) == self.file);
             is_there && self.is_whole(&file, &home.arena)
         });
-        if !is_it || !self.is_as_it_was(home) || !self.is_beside_its_database(home) {
+        if !is_it || !self.is_as_it_was(home) || !self.is_next_to_its_database(home) {
             return false;
         }
         let looks = home.arena.word(header::LOOKS).fetch_add(1, AcqRel) + 1;
@@ -515,7 +515,7 @@ impl Watch {
     }
 
     /// A database that is away for a while does no harm.
-    fn is_beside_its_database(&self, home: &Home) -> bool {
+    fn is_next_to_its_database(&self, home: &Home) -> bool {
         self.is_in_doubt.load(Acquire) == 0
             && files::id_at(&self.database).map_or(true, |id| id == home.get(header::DATABASE))
     }

@@ -1,7 +1,7 @@
 //! The ledger: the starts that may still count, from which the lane is rebuilt after a reboot. Also per-minute usage,
 //! for observers.
 //!
-//! The age of an execution is measured by uptime (the kernel's boot clock), which nobody can set: an execution counts
+//! The age of an execution is measured by uptime (the kernel's boot clock), which cannot be set: an execution counts
 //! until `uptime + expires_at - started_at`. The wall clock is needed only across a reboot. It is trusted if it was
 //! synchronised at both ends; otherwise an execution is taken to be as old as the time since this boot, which it is at
 //! least. Some containers show a boot id of their own, so another id does not prove another boot. Where the uptime has

@@ -18,7 +18,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// The words of one minute: the minute's number, and with it whether the database has the minute; units, denials,
 /// waits, peak; and the next limit in the list of limits with unwritten even minutes, or odd ones. The list ends with
 /// 1, and 0 means that the limit is in none.
-const ROOM: u64 = 6;
+const MINUTE_WORDS: u64 = 6;
 const IS_WRITTEN: u64 = 1;
 const NEXT: usize = 5;
 const END: u64 = 1;
@@ -56,15 +56,15 @@ pub(super) fn this_minute() -> u64 {
 }
 
 impl Home {
-    fn rooms(&self, limit: u64) -> [&[AtomicU64]; 2] {
-        [0, 1].map(|i| self.arena.words(limit + limit_word::MINUTES + i * ROOM, ROOM))
+    fn minute_words(&self, limit: u64) -> [&[AtomicU64]; 2] {
+        [0, 1].map(|i| self.arena.words(limit + limit_word::MINUTES + i * MINUTE_WORDS, MINUTE_WORDS))
     }
 
     /// The most units seen in use in this minute and the one before.
     pub fn peak(&self, limit: u64) -> u64 {
         let now = this_minute();
-        let is_recent = |room: &&[AtomicU64]| (room[0].load(Acquire) >> 1).saturating_add(1) >= now;
-        self.rooms(limit).into_iter().filter(is_recent).map(|room| room[4].load(Acquire)).max().unwrap_or(0)
+        let is_recent = |words: &&[AtomicU64]| (words[0].load(Acquire) >> 1).saturating_add(1) >= now;
+        self.minute_words(limit).into_iter().filter(is_recent).map(|words| words[4].load(Acquire)).max().unwrap_or(0)
     }
 
     /// Returns whether a limit is at this place. For places that come from a list of observers.
@@ -79,11 +79,11 @@ impl Home {
 
     /// The stored minutes of a limit, two at most.
     pub fn latest_minutes(&self, limit: u64) -> impl Iterator<Item = Minute> {
-        let read = |room: &[AtomicU64]| {
-            let [at, units, denied, waited, peak] = std::array::from_fn(|i| room[i].load(Acquire));
+        let read = |words: &[AtomicU64]| {
+            let [at, units, denied, waited, peak] = std::array::from_fn(|i| words[i].load(Acquire));
             Minute { at: at >> 1, units, denied, waited, peak }
         };
-        self.rooms(limit).map(read).into_iter().filter(|minute| minute.at != 0)
+        self.minute_words(limit).map(read).into_iter().filter(|minute| minute.at != 0)
     }
 
     /// The units of a key in use, in the window that has the most; of leases, those that are held.
@@ -119,22 +119,22 @@ impl Locked<'_> {
         if new == (Minute { at: new.at, units: 0, denied: 0, waited: 0, peak: 0 }) {
             return;
         }
-        let room = self.rooms(limit)[(new.at % 2) as usize];
-        let was = room[0].load(Acquire);
+        let words = self.minute_words(limit)[(new.at % 2) as usize];
+        let was = words[0].load(Acquire);
         if was >> 1 != new.at && (was & IS_WRITTEN != 0 || was == 0) {
-            room[1..NEXT].iter().for_each(|word| word.store(0, Release));
+            words[1..NEXT].iter().for_each(|word| word.store(0, Release));
         }
-        room[0].store(new.at << 1, Release);
-        for (word, n) in room[1..].iter().zip([new.units, new.denied, new.waited]) {
+        words[0].store(new.at << 1, Release);
+        for (word, n) in words[1..].iter().zip([new.units, new.denied, new.waited]) {
             word.fetch_add(n, AcqRel);
         }
-        room[4].fetch_max(new.peak, AcqRel);
+        words[4].fetch_max(new.peak, AcqRel);
         self.enlist(limit, new.at);
     }
 
     /// Adds a limit to the list of those with unwritten counts of such a minute, if it is not in it.
     fn enlist(&self, limit: u64, at: u64) {
-        let next = &self.rooms(limit)[(at % 2) as usize][NEXT];
+        let next = &self.minute_words(limit)[(at % 2) as usize][NEXT];
         if self.is_lane() && next.load(Acquire) == 0 {
             let first = self.arena.word(NEWS + at % 2);
             next.store(first.load(Acquire).max(END), Release);
@@ -159,9 +159,9 @@ impl Locked<'_> {
                     first.store(END, Release);
                     break;
                 }
-                let room = self.rooms(limit)[(kind % 2) as usize];
-                first.store(room[NEXT].swap(0, AcqRel), Release);
-                let [at, units, denied, waited, peak] = std::array::from_fn(|i| room[i].load(Acquire));
+                let words = self.minute_words(limit)[(kind % 2) as usize];
+                first.store(words[NEXT].swap(0, AcqRel), Release);
+                let [at, units, denied, waited, peak] = std::array::from_fn(|i| words[i].load(Acquire));
                 if at & IS_WRITTEN == 0 {
                     news.push((limit, Minute { at: at >> 1, units, denied, waited, peak }));
                 }
@@ -173,10 +173,10 @@ impl Locked<'_> {
     /// Records that the database has these.
     pub(super) fn mark_news(&self, news: &[News]) {
         for (limit, minute) in news {
-            let room = self.rooms(*limit)[(minute.at % 2) as usize];
-            let now: [u64; 5] = std::array::from_fn(|i| room[i].load(Acquire));
+            let words = self.minute_words(*limit)[(minute.at % 2) as usize];
+            let now: [u64; 5] = std::array::from_fn(|i| words[i].load(Acquire));
             if now == [minute.at << 1, minute.units, minute.denied, minute.waited, minute.peak] {
-                room[0].store(now[0] | IS_WRITTEN, Release);
+                words[0].store(now[0] | IS_WRITTEN, Release);
             } else {
                 self.enlist(*limit, minute.at);
             }

@@ -23,7 +23,7 @@ CREATE TABLE moves (
 ) STRICT;
 ";
 
-/// What happens to the rows of a limit.
+/// A pending change of the rows of a limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Move {
     number: i64,

@@ -42,7 +42,7 @@ pub(super) fn recover(home: &Locked, database: &mut Database, identity: &Identit
     let is_booted = made != Creation::Unknown && database.is_rebooted(moment)?;
     let last = if is_lost { now.ceil + NOTICED_BY } else { now.ceil };
     let last_used = if is_booted && !is_lost { now.ceil.saturating_sub(moment.uptime as u64) } else { last };
-    // What counts for each key under a policy whose starts may be missing in this number.
+    // The units that count for each key under a policy whose starts may be missing in this number.
     let recovered = |policy, missing: Option<u64>| {
         let budget = home.budget(policy).max(missing.unwrap_or(0));
         // Of windows that are written behind, it is only known that nothing started between a boot and now.

@@ -90,7 +90,7 @@ impl Locked<'_> {
         if before == policy.after(before) { Ok(()) } else { self.replace(limit, policy, false) }
     }
 
-    /// Replaces a limit's policy, or keeps it and forgets all keys. [`Locked::go_on`] does the rest.
+    /// Replaces a limit's policy, or keeps it and forgets all keys. [`Locked::continue_changes`] does the rest.
     pub fn replace(&self, limit: u64, policy: Policy, is_forgetting: bool) -> Result<()> {
         self.finish_change(limit)?;
         let old = self.table(limit);
@@ -137,7 +137,7 @@ impl Locked<'_> {
     pub(super) fn take_over(&self) {
         if self.is_abandoned() {
             // The next holder tries again. A caller that needs the change learns why it failed.
-            let _ = self.go_on();
+            let _ = self.continue_changes();
         }
     }
 
@@ -183,14 +183,14 @@ impl Locked<'_> {
     /// Ensures that no change of a limit is in progress. If that takes longer than a moment, it fails; the caller must
     /// release the lock and try again.
     pub(super) fn finish_change(&self, limit: u64) -> Result<()> {
-        if self.replaced(limit).is_none() || self.go_on()? || self.replaced(limit).is_none() {
+        if self.replaced(limit).is_none() || self.continue_changes()? || self.replaced(limit).is_none() {
             return Ok(());
         }
         Err(Error::StoreTimeout { doing: "moving the keys of a limit to its policy".into(), waited_ms: 0 })
     }
 
     /// Continues the changes in progress, for a moment. Returns whether all are complete.
-    pub(super) fn go_on(&self) -> Result<bool> {
+    pub(super) fn continue_changes(&self) -> Result<bool> {
         let began = Instant::now();
         loop {
             self.drop_finished();
@@ -203,7 +203,7 @@ impl Locked<'_> {
                 if !self.move_keys(limit, replaced, began)? {
                     return Ok(false);
                 }
-                fault::point("keys-brought");
+                fault::point("keys-moved");
                 self.arena.word(limit + limit_word::REPLACED).store(0, Release);
             }
         }
@@ -211,12 +211,12 @@ impl Locked<'_> {
 
     /// Moves keys of a limit to its table, for a moment. Returns whether all are there.
     fn move_keys(&self, limit: u64, replaced: Replaced, began: Instant) -> Result<bool> {
-        let (table, brought) = (self.table(limit), self.arena.word(limit + limit_word::LEFT_FROM));
+        let (table, left_from) = (self.table(limit), self.arena.word(limit + limit_word::LEFT_FROM));
         loop {
             if fault::planted("left behind") {
                 return Ok(true);
             }
-            let hash = brought.load(Acquire);
+            let hash = left_from.load(Acquire);
             let root = self.root(&table).expect("a table in use has an index");
             let segment = self.segment_at(root, root.entry_of(hash));
             if self.is_old(&table, segment) {
@@ -226,7 +226,7 @@ impl Locked<'_> {
                 self.renew_segment(&table, hash, false)?;
             }
             match self.next_segment(&table, hash) {
-                Some(next) => brought.store(next, Release),
+                Some(next) => left_from.store(next, Release),
                 None => return Ok(true),
             }
             if began.elapsed() > MOMENT {

@@ -215,7 +215,7 @@ impl Locked<'_> {
                 self.replace(limit, policy, false)?;
                 self.move_key(&self.table(limit), hash).map(drop)
             }
-            None => Err(Error::StoreFull { reason: "more recorded starts than a limit has room for".into() }),
+            None => Err(Error::StoreFull { reason: "more recorded starts than a limit can hold".into() }),
         }
     }
 

@@ -342,7 +342,7 @@ impl Session {
 
     /// The path of the lane, which may not exist yet.
     pub(super) fn lane_path(&self) -> Option<PathBuf> {
-        Some(database::beside(&self.path()?, "-lane"))
+        Some(database::next_to(&self.path()?, "-lane"))
     }
 
     fn try_lock(&self, process: fork::Structure) -> Result<Option<Guard<'_>>> {
@@ -405,7 +405,7 @@ impl Session {
 
     fn try_lock_lane(&self, path: &Path, process: fork::Structure) -> Result<Option<Guard<'_>>> {
         let path = &self.place.get().cloned().unwrap_or_else(|| url::same_name(path));
-        let lane_path = database::beside(path, "-lane");
+        let lane_path = database::next_to(path, "-lane");
         if self.opened().is_none() {
             let dir = path.parent().unwrap_or(Path::new("/"));
             let at = |e| Error::store(format!("opening {}", dir.display()), e);

@@ -35,7 +35,7 @@ const LEFT: Tick = 3_000_000;
 /// How many limits are read before other writers of the ledger get a turn.
 const LIMITS_AT_ONCE: usize = 500;
 
-/// What an observer remembers between two surveys.
+/// An observer's memory between two surveys.
 #[derive(Debug, Default)]
 pub(crate) struct Survey {
     /// The home to which it belongs.
@@ -45,7 +45,7 @@ pub(crate) struct Survey {
     limits: HashMap<String, LimitMemory>,
 }
 
-/// What is remembered of a limit.
+/// The memory of one limit.
 #[derive(Debug, Default)]
 struct LimitMemory {
     /// The hash at which the search through keys that were not used recently continues.

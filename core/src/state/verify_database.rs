@@ -95,7 +95,7 @@ impl Database {
                 "composite" => policy::parse_all(&declared).is_ok(),
                 _ => declared.parse::<Policy>().is_ok(),
             };
-            let (what, text, mend) = if !is_readable {
+            let (what, text, repair_it) = if !is_readable {
                 ("policy", declared, "DELETE FROM limits WHERE name = ?1")
             } else if let Some(text) = overriding.filter(|text| text.parse::<Policy>().is_err()) {
                 ("override", text, "UPDATE limits SET override = NULL WHERE name = ?1")
@@ -103,7 +103,7 @@ impl Database {
                 continue;
             };
             if repair {
-                self.decide(|change| change.execute(mend, [&name]).map(drop))?;
+                self.decide(|change| change.execute(repair_it, [&name]).map(drop))?;
             }
             let found = format!("limit \"{name}\" has the {what} \"{}\"", text.escape_debug());
             problems.push(Problem { found, is_repaired: repair });
@@ -123,9 +123,9 @@ impl Database {
                 continue;
             }
             if repair {
-                let mend = "UPDATE keys SET policy = NULL, generation = (SELECT generation FROM store)
+                let repair_it = "UPDATE keys SET policy = NULL, generation = (SELECT generation FROM store)
                             WHERE name = ?1 AND key = ?2";
-                self.decide(|change| change.execute(mend, [&name, &key]).map(drop))?;
+                self.decide(|change| change.execute(repair_it, [&name, &key]).map(drop))?;
             }
             let (key, text) = (key.escape_debug(), text.escape_debug());
             let found = format!("key \"{key}\" of limit \"{name}\" has the policy \"{text}\"");

@@ -208,8 +208,11 @@ impl Session {
     /// Continues, for a while, a change of policies in which a process died.
     fn finish_abandoned(&self) {
         let began = Instant::now();
-        let go_on = || self.with_lock_for(TAKEN_BACK_BY, |locked| locked.go_on());
-        while self.home().is_abandoned() && began.elapsed() < FINISHING && go_on().is_ok_and(|is_done| !is_done) {
+        let continue_changes = || self.with_lock_for(TAKEN_BACK_BY, |locked| locked.continue_changes());
+        while self.home().is_abandoned()
+            && began.elapsed() < FINISHING
+            && continue_changes().is_ok_and(|is_done| !is_done)
+        {
             std::thread::sleep(LET_OTHERS);
         }
     }

@@ -119,7 +119,7 @@ impl Server {
         }
     }
 
-    /// Makes the server lose its starts, in such a way that callers can tell.
+    /// Makes the server lose its starts, in a way that callers can detect.
     pub fn lose_starts(&self) {
         match *self {
             #[cfg(feature = "redis")]

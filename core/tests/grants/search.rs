@@ -9,16 +9,16 @@ use std::fmt::Write;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// How often a search has seen the events that it is for. A search that saw none proves nothing.
-pub type Seen = BTreeMap<&'static str, u64>;
+pub type Sightings = BTreeMap<&'static str, u64>;
 
 pub struct Outcome {
     pub states: usize,
-    pub seen: Seen,
+    pub seen: Sightings,
     /// The violation, and the shortest path to it.
     pub wrong: Option<(Wrong, Vec<Action>)>,
 }
 
-fn note(seen: &mut Seen, before: &World, action: Action, after: &World, s: &Setting) {
+fn note(seen: &mut Sightings, before: &World, action: Action, after: &World, s: &Setting) {
     let units = |world: &World| world.engine.log.iter().map(|e| e.units).sum::<u8>();
     let mut saw = |what, it: bool| *seen.entry(what).or_default() += it as u64;
     match action {
@@ -60,7 +60,7 @@ pub fn exhaust(s: &Setting, most: usize) -> Outcome {
     // For each state, only the path is kept: the previous state and the action.
     let mut ways: Vec<(u32, Action)> = vec![(0, Action::Lose)];
     let mut front = vec![(0, start)];
-    let mut seen = Seen::new();
+    let mut seen = Sightings::new();
     while !front.is_empty() {
         let mut next = vec![];
         for (from, world) in &front {
@@ -104,7 +104,7 @@ pub fn walk(s: &Setting, seed: u64, steps: usize) -> Outcome {
         random ^= random << 17;
         (random >> 32) as usize % n
     };
-    let (mut world, mut seen, mut way) = (World::new(s), Seen::new(), vec![]);
+    let (mut world, mut seen, mut way) = (World::new(s), Sightings::new(), vec![]);
     for _ in 0..steps {
         // Mostly something starts, if it can, or messages are sent and arrive, so that limits are reached.
         let kinds = [Kind::Start, Kind::Start, Kind::Message, Kind::Message, Kind::Message, Kind::Time];
@@ -173,7 +173,7 @@ fn line(action: &Action, before: &World, after: &World, s: &Setting) -> String {
         Action::Arrive(message) => arrival(&before.net[message], after),
         Action::Start { site, .. } => format!("site {site} starts a unit"),
         Action::Look { site, .. } => format!("site {site}: a process sees that it may start, and is stopped"),
-        Action::Go(site) => format!("site {site}: that process goes on, and starts a unit"),
+        Action::Go(site) => format!("site {site}: that process continues, and starts a unit"),
         Action::Die(site) => format!("site {site} dies, and another one takes its place"),
         Action::Lose => "the engine loses its memory".into(),
         Action::Change => format!("the limit is lowered to {}", s.lowered),

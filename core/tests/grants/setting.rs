@@ -173,7 +173,7 @@ impl Setting {
         self.up(ticks * self.tick * (self.fine + drift))
     }
 
-    /// What a site's clock shows.
+    /// The value that a site's clock shows.
     pub fn down(&self, clock: i16) -> i16 {
         clock.div_euclid(self.grain) * self.grain
     }

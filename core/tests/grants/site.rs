@@ -18,14 +18,14 @@ pub struct Cell {
 
 /// A request without an answer, and the clock before it was first sent.
 #[derive(Clone, PartialEq, Eq, Hash)]
-pub struct Asked {
+pub struct OpenRequest {
     pub at: i16,
     pub request: Request,
 }
 
 /// A process that checked a grant, found that it may start, and has not done so yet.
 #[derive(Clone, PartialEq, Eq, Hash)]
-pub struct Stopped {
+pub struct StoppedProcess {
     pub name: Name,
     pub age: u8,
 }
@@ -35,14 +35,14 @@ pub struct Site {
     pub born: u8,
     /// Less than the grain.
     pub clock: i16,
-    pub asked: Option<Asked>,
+    pub asked: Option<OpenRequest>,
     pub cells: Vec<Cell>,
     pub epoch: u8,
     pub version: u8,
     /// The known rules are valid until then.
     pub trusted: i16,
     pub gate: i16,
-    pub stopped: Option<Stopped>,
+    pub stopped: Option<StoppedProcess>,
 }
 
 impl Site {

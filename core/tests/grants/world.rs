@@ -7,7 +7,7 @@
 use crate::engine::Engine;
 use crate::message::{Content, Message, Name, Request, Return};
 use crate::setting::{Budget, Fault, Setting};
-use crate::site::{Asked, Cell, Site, Stopped};
+use crate::site::{OpenRequest, Cell, Site, StoppedProcess};
 
 /// A start. It lies between these ages, of which the first is the larger one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -47,7 +47,7 @@ impl Call {
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// A step of true time, and what each site's clock counts meanwhile.
+    /// A step of true time, and the advance of each site's clock during it.
     Step([i16; 3]),
     /// A site, its clock's phase if it was idle, the request, and the grant whose rest it returns.
     Ask {
@@ -254,7 +254,7 @@ impl World {
             Action::GiveUp(site) => self.sites[site].asked = None,
             Action::Look { site, cell } => {
                 let name = self.sites[site].cells[cell].name;
-                self.sites[site].stopped = Some(Stopped { name, age: 0 });
+                self.sites[site].stopped = Some(StoppedProcess { name, age: 0 });
             }
             Action::Die(site) => self.die(site, s),
             Action::Lose => self.lose(s),
@@ -326,7 +326,7 @@ impl World {
         let stopped = site.stopped.as_ref().map(|stopped| stopped.name);
         site.cells.retain(|cell| cell.until > 0 || Some(cell.name) == stopped);
         let request = Request { want, waits, back };
-        site.asked = Some(Asked { at: 0, request });
+        site.asked = Some(OpenRequest { at: 0, request });
         self.net.push(Message { name, content: Content::Request(request), life: s.delay });
     }
 

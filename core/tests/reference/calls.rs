@@ -2,7 +2,7 @@
 
 use super::common::wait::Wait;
 use super::frame::{Rules, Tick, Waiter};
-use super::run::{Held, KEYS, Limit, Plain, Run, Waiting, duration, or_endless, real, ticks};
+use super::run::{HeldPermit, KEYS, Limit, Plain, Run, Waiting, duration, or_endless, real, ticks};
 use std::time::SystemTime;
 use workglow_limit::*;
 
@@ -58,7 +58,7 @@ impl<R: Rules> Run<R> {
     fn present(&mut self, at: usize) {
         let Some(i) = self.random.index(self.limits[at].held.len()) else { return };
         let limit = &mut self.limits[at];
-        let Held { raw, by, ref permit, has_started, has_ended } = limit.held[i];
+        let HeldPermit { raw, by, ref permit, has_started, has_ended } = limit.held[i];
         let permit = permit.clone();
         if !limit.has_space(&permit.key, permit.weight) || R::COUNTED && has_started {
             return;
@@ -91,7 +91,7 @@ impl<R: Rules> Run<R> {
                 let for_place = self.random.index(limit.held.len()).filter(|_| self.random.chance(20));
                 let for_place = for_place.filter(|&i| !(R::COUNTED && limit.held[i].has_started));
                 let (wait, by, key, weight, place) = match for_place.map(|i| limit.held.swap_remove(i)) {
-                    Some(Held { raw, by, permit, .. }) => {
+                    Some(HeldPermit { raw, by, permit, .. }) => {
                         (Wait::for_place(raw, timeout.map(duration)), by, String::new(), 1, Some(permit))
                     }
                     None => (Wait::new(&key, weight, timeout.map(duration)), by, key, weight, None),
@@ -133,7 +133,7 @@ impl<R: Rules> Run<R> {
     fn end(&mut self, at: usize) {
         let Some(i) = self.random.index(self.limits[at].held.len()) else { return };
         let limit = &mut self.limits[at];
-        let Held { raw, by, ref permit, has_started, ref mut has_ended } = limit.held[i];
+        let HeldPermit { raw, by, ref permit, has_started, ref mut has_ended } = limit.held[i];
         let permit = permit.clone();
         let capacity = limit.model.rules.capacity();
         let actual = self.random.scaled(2 * permit.weight + capacity + 2);
@@ -214,7 +214,7 @@ impl<R: Rules> Run<R> {
         let name = self.limits[at].name;
         // Where units are only counted, a started permit stays in its process.
         if R::COUNTED && self.limits[at].held[i].has_started {
-            let Held { raw, by, .. } = &self.limits[at].held[i];
+            let HeldPermit { raw, by, .. } = &self.limits[at].held[i];
             assert!(matches!(self.limits[at].handles[*by].to_text(raw), Err(Error::Unsupported { .. })));
             return;
         }

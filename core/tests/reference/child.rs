@@ -1,4 +1,4 @@
-//! What a composite needs of the models of its children, whatever their kind.
+//! The interface of the models of a composite's children, whatever their kind.
 
 use super::frame::{Answer, Model, Now, Permit, Rules, Tick, View};
 

@@ -34,7 +34,7 @@ const KINDS: [fn(&mut Run, &Store); 7] = [
     child::<Windows<true>>,
 ];
 
-struct Held {
+struct HeldPermit {
     raw: RawPermit,
     /// One for each child.
     parts: Vec<Permit>,
@@ -47,7 +47,7 @@ struct Run {
     composite: CompositeLimiter,
     children: Vec<Arc<dyn Limiter>>,
     models: Vec<Box<dyn Child>>,
-    held: Vec<Held>,
+    held: Vec<HeldPermit>,
     scale: Tick,
     is_fine: bool,
     trace: Trace,
@@ -163,14 +163,14 @@ impl Run {
             }
         };
         assert_eq!(raw.is_some(), parts.is_some());
-        self.held.extend(raw.zip(parts).map(|(raw, parts)| Held { raw, parts, has_ended: false }));
+        self.held.extend(raw.zip(parts).map(|(raw, parts)| HeldPermit { raw, parts, has_ended: false }));
     }
 
     /// Ends a permit at each child. A second end has no effect.
     fn end(&mut self) {
         let Some(i) = self.random.index(self.held.len()) else { return };
         let how = self.random.below(4);
-        let Held { raw, parts, has_ended } = &mut self.held[i];
+        let HeldPermit { raw, parts, has_ended } = &mut self.held[i];
         let actual = self.random.below(parts[0].weight + 1);
         match how {
             0 => self.composite.complete(raw),

@@ -79,7 +79,7 @@ impl Model {
     }
 }
 
-struct Held {
+struct HeldPermit {
     raw: RawPermit,
     by: usize,
     key: String,
@@ -95,7 +95,7 @@ struct Run {
     /// The store of each limiter.
     stores_of: Vec<usize>,
     model: Model,
-    held: Vec<Held>,
+    held: Vec<HeldPermit>,
     trace: Trace,
 }
 
@@ -137,13 +137,13 @@ impl Run {
         let fence = |raw| self.handles[by].fence(raw).unwrap();
         let mine = self.held.iter().filter(|held| held.key == key && held.by == by);
         assert!(mine.clone().all(|held| fence(&held.raw) < fence(&raw)), "fences grow");
-        self.held.push(Held { raw, by, key, id });
+        self.held.push(HeldPermit { raw, by, key, id });
     }
 
     fn end(&mut self) {
         let Some(i) = self.random.index(self.held.len()) else { return };
         let again = self.random.chance(20);
-        let Held { raw, by, key, id, .. } = &self.held[i];
+        let HeldPermit { raw, by, key, id, .. } = &self.held[i];
         let (raw, by, key, id) = (*raw, *by, key.clone(), *id);
         match self.random.below(3) {
             0 => self.handles[by].complete(&raw).unwrap(),

@@ -152,7 +152,7 @@ pub trait Rules: Clone + Debug + PartialEq {
         None
     }
     fn remaining(&self, book: &Self::Book, now: Now) -> u64;
-    /// What remains right after a start.
+    /// The units that remain right after a start.
     fn left(&self, book: &Self::Book, _before: u64, _weight: u64, now: Now) -> u64 {
         self.remaining(book, now)
     }

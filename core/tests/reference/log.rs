@@ -279,7 +279,7 @@ impl<const KIND: u8> Rules for Log<KIND> {
         }
     }
 
-    /// What the real limiter forgets counts as later than it was; and an eighth is reserved for exchanged places.
+    /// Units that the real limiter forgets count as later than they were; and an eighth is reserved for exchanged places.
     fn is_full(&self, book: &Book, units: u64, now: Now) -> bool {
         book.live(self.longest(), now) + units + self.slots() / 8 >= self.slots()
     }

@@ -49,7 +49,7 @@ fn plain(answer: &Answer) -> Plain {
 }
 
 /// A permit or place in both representations, and the handle that issued it.
-pub struct Held {
+pub struct HeldPermit {
     pub raw: RawPermit,
     pub by: usize,
     pub permit: Permit,
@@ -68,7 +68,7 @@ pub struct Limit<R: Rules> {
     pub name: &'static str,
     pub model: Model<R>,
     pub handles: Vec<Arc<dyn Limiter>>,
-    pub held: Vec<Held>,
+    pub held: Vec<HeldPermit>,
     pub waiting: Vec<Waiting>,
     /// When the starts without a permit began, for each handle that recorded them.
     pub running: HashMap<(usize, String), VecDeque<Tick>>,
@@ -318,7 +318,7 @@ impl<R: Rules> Run<R> {
         let (Answer::Started(permit) | Answer::Place(permit, _), Some(raw)) = (answer, raw) else { return None };
         let ready_in = permit.ready.map(|ready| duration((ready - limit.model.now.floor).max(0)));
         assert_eq!(limit.handles[by].ready_in(&raw), ready_in, "{call}: ready_in");
-        limit.held.push(Held { raw, by, permit, has_started, has_ended: false });
+        limit.held.push(HeldPermit { raw, by, permit, has_started, has_ended: false });
         Some(limit.held.len() - 1)
     }
 

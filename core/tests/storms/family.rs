@@ -18,7 +18,7 @@ pub const fn ms(n: u64) -> Duration {
 pub const WINDOW: Duration = ms(20);
 const WINDOW_US: u64 = WINDOW.as_micros() as u64;
 
-/// What no start may exceed, for each key.
+/// The bound that no start may exceed, for each key.
 #[derive(Debug, Clone, Copy)]
 pub enum Bound {
     /// At most this many units in any window of this many microseconds.

@@ -56,7 +56,6 @@ END $$;
 --     The returned state is the one after the decision: T, and the later of both gates. From them the caller computes what
 --     remains and when the bucket is empty. decide weight delay patience grace reserves forced again; record (one unit,
 --     forced); view weight (may be 0). The delay: no start before this much later; patience -1: unlimited.
---     how long it may not start from now on; patience -1: endless.
 -- cancel ticket stamp weight ahead only_place, settle ticket stamp weight ahead actual -> {0, now, was_there}
 -- present, pause, clear: see counted.sql.
 -- adopt           -> {0, now}: rewrites the state under the policy that applies, so that it lives as long as that policy needs.

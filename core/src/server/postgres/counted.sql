@@ -44,7 +44,7 @@ CREATE TABLE IF NOT EXISTS workglow_limit.places (
     PRIMARY KEY (id, ticket)
 );
 
--- What is known of a key. Without an answer: `c` is its row; `gate` the later of both gates; `is_stale` says that the
+-- The known facts about a key. Without an answer: `c` is its row; `gate` the later of both gates; `is_stale` says that the
 -- row's contents no longer count and go with the next write; `old` the numbers of the policy under which it was
 -- written, and `changed` when that policy ended (null: it still applies).
 CREATE OR REPLACE FUNCTION workglow_limit.counted_look(

@@ -94,8 +94,8 @@ fn standbys(seen: &mut Facts) {
     let what = "limits cannot be used: this server, database or role only reads";
     seen.add_if("on", Danger, "transaction_read_only", what, "default_transaction_read_only = off");
     if seen.number("standbys") > 0 && seen.fact("synchronous_standby_names").is_empty() {
-        let what = "a primary that is cut off goes on deciding while a standby takes its place: both let as much as each limit start, \
-                    unless whoever promotes the standby stops the primary first";
+        let what = "a primary that is cut off keeps deciding while a standby takes its place: each of them admits up to the limit, \
+                    unless the primary is stopped before the standby is promoted";
         seen.add(Warning, "synchronous_standby_names", "", what, "the standby's name");
     }
 }

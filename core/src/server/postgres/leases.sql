@@ -64,7 +64,7 @@ CREATE TABLE IF NOT EXISTS workglow_limit.leases (
 
 CREATE INDEX IF NOT EXISTS leases_ends ON workglow_limit.leases (id, ends);
 
--- What is known of a key. Without an answer: `c` is its row, whose `live` excludes expired leases; `is_stale` says that
+-- The known facts about a key. Without an answer: `c` is its row, whose `live` excludes expired leases; `is_stale` says that
 -- its leases no longer count; `over` is the number of expired units.
 CREATE OR REPLACE FUNCTION workglow_limit.leases_look(
     lim text, k uuid, v bigint, known bigint, at bigint,
@@ -165,7 +165,7 @@ BEGIN
                 ORDER BY ends LIMIT looks OFFSET CASE WHEN count > looks THEN turn % count ELSE 0 END
             ) looked
             WHERE site = of_site AND owner <> mine LIMIT 8
-        ) others, unnest(ARRAY[owner, process, began]) WITH ORDINALITY AS told (n, i)
+        ) others, unnest(ARRAY[owner, process, began]) WITH ORDINALITY AS numbers (n, i)
     ), '{}');
 END $$;
 
@@ -187,7 +187,7 @@ DECLARE
     o integer := CASE WHEN op = 'start' OR op = 'view' THEN 2 ELSE 3 END;
     fence bigint := a[2];
     is_held boolean;
-    holds_anew boolean := false;
+    holds_again boolean := false;
     expiry bigint;
     back bigint := 0;
     answer bigint[];
@@ -231,8 +231,8 @@ BEGIN
             IF op = 'complete' AND NOT is_held THEN
                 RETURN ARRAY[0, now, 0];
             ELSIF NOT is_held OR l.is_stale THEN
-                holds_anew := op = 'renew' AND a[8] = 1 AND l.born > 0 AND now < l.born + lease AND coalesce(c.birth = l.birth, true);
-                IF op = 'renew' AND NOT holds_anew THEN
+                holds_again := op = 'renew' AND a[8] = 1 AND l.born > 0 AND now < l.born + lease AND coalesce(c.birth = l.birth, true);
+                IF op = 'renew' AND NOT holds_again THEN
                     RETURN ARRAY[0, now, 0, 0];
                 END IF;
             END IF;
@@ -268,7 +268,7 @@ BEGIN
         ELSIF l.over > 0 THEN
             DELETE FROM workglow_limit.leases s WHERE s.id = c.id AND s.ends <= now;
         END IF;
-        IF is_taking OR holds_anew THEN
+        IF is_taking OR holds_again THEN
             IF is_taking THEN
                 fence := nextval('workglow_limit.ids');
             END IF;

@@ -17,21 +17,17 @@
 -- Why it is right:
 --
 -- 1. Stamps never decrease along the log, by `before`: none is smaller than the one before it. So the units that count
--- in a window are
---    the end of the log, and a start of k units fits into a window of n once the unit n - k + 1 back has left it.
+--    in a window are the end of the log, and a start of k units fits into a window of n once the unit n - k + 1 back
+--    has left it.
 -- 2. A start happens no earlier than `ready` and no later than its stamp, by a time that never runs backwards for a
--- key:
---    `seen` is the time of the last write. So no window ever holds more than its limit.
+--    key: `seen` is the time of the last write. So no window ever holds more than its limit.
 -- 3. `before` grows from row to row, by the units of each. So one index lookup finds the row that holds a unit.
 -- 4. Dropped starts count as started at `gone`, their latest stamp. That matters only where a policy changes to a
--- longer
---    window, or where twice the limit was recorded or is owed.
+--    longer window, or where twice the limit was recorded or is owed.
 -- 5. In slices a start counts from up to a slice later than it happened, and starts of the same slice share a row. A
--- place
---    has its own row until it starts. So a window has at most 8,192 rows, and the places.
+--    place has its own row until it starts. So a window has at most 8,192 rows, and the places.
 -- 6. A writer locks the key's row of `logs`, and decides by what it reads after that. A reader reads everything from
--- one
---    snapshot (`log_look` is STABLE, so its statements share the caller's), in which rows and sums are consistent.
+--    one snapshot (`log_look` is STABLE, so its statements share the caller's), in which rows and sums are consistent.
 
 -- fillfactor: an admission rewrites the row in the same page, so that no index has to change.
 CREATE TABLE IF NOT EXISTS workglow_limit.logs (
@@ -354,7 +350,7 @@ BEGIN
             p[last] := CASE WHEN r.spacing > 0 THEN r.spacing - 1 ELSE p[2] END;
         END IF;
     END IF;
-    -- What may have been lost counts as a full limit. Machines may start earlier grants for this long.
+    -- Possibly lost starts count as a full limit. Machines may start earlier grants for this long.
     IF r.born > 0 THEN
         gate := greatest(gate, r.born + longest + workglow_limit.log_trust(policy));
     END IF;

@@ -438,7 +438,7 @@ BEGIN
             IF h.count = 0 OR h.stamp + longest <= now THEN
                 h := workglow_limit.log_forget_jobs(h);
             END IF;
-            -- From the next start on. What was promised for it still applies.
+            -- From the next start on. A reported time for it still applies.
             h.spacing := 1 + greatest(p[2] - h.average, 0);
         END IF;
         IF h.count >= h.due OR h.units > 2 * largest OR p[1] > 0 THEN

@@ -20,7 +20,7 @@ BEGIN
     ELSIF to_regclass('workglow_limit.version') IS NOT NULL THEN
         EXECUTE 'SELECT max(version) FROM workglow_limit.version' INTO found;
         IF found > 1 THEN
-            RAISE EXCEPTION 'the schema workglow_limit is of version %, and this is version 1', found;
+            RAISE EXCEPTION 'the schema workglow_limit has version %, but this program supports version 1', found;
         END IF;
     END IF;
 END $$;

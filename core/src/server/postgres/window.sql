@@ -80,7 +80,7 @@ BEGIN
 END $$;
 
 -- The first moment from this tick on with capacity for this weight: the window, and the tick. The second window after
--- the newest has nothing in it and nothing before it. (2^52: never, since no window holds so many units.)
+-- the newest has nothing in it and nothing before it. (2^52: never, since no window has that capacity.)
 CREATE OR REPLACE FUNCTION workglow_limit.window_earliest(state bigint[], p bigint[], weight bigint, since bigint) RETURNS bigint[]
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE

@@ -422,12 +422,12 @@ fn resolved(name: &str, port: u16, deadline: Deadline) -> WireResult<Vec<SocketA
     if let Ok(ip) = name.parse::<IpAddr>() {
         return Ok(vec![(ip, port).into()]);
     }
-    let (tell, told) = std::sync::mpsc::channel();
+    let (sender, receiver) = std::sync::mpsc::channel();
     let asked = name.to_owned();
     std::thread::Builder::new().name("workglow-limit".into()).spawn(move || {
         let found = (asked.as_str(), port).to_socket_addrs().map(Vec::from_iter);
-        let _ = tell.send(found);
+        let _ = sender.send(found);
     })?;
-    let found = told.recv_timeout(deadline.left().max(LEAST)).map_err(|_| Failure::Timeout)?;
+    let found = receiver.recv_timeout(deadline.left().max(LEAST)).map_err(|_| Failure::Timeout)?;
     found.map_err(|e| Failure::Lost(format!("{name}: {e}")))
 }

@@ -35,7 +35,7 @@ local function share(a, b, c)
     return whole, rest
 end
 
--- What is known of the key. Stale: its contents no longer count and go with the next write. New: a life begins.
+-- The known facts about the key. Stale: its contents no longer count and go with the next write. New: a life begins.
 local era, was_marked, key_gate, till, is_there, is_stale, is_new
 
 -- Reads these fields too, and returns their values (absent: 0).

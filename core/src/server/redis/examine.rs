@@ -108,23 +108,23 @@ fn persistence(seen: &mut Facts) {
     let fsync = seen.setting("appendfsync").unwrap_or_default().to_owned();
     match (aof.as_str(), save.as_deref()) {
         ("0", Some("")) => {
-            let what = "a server that is started again has forgotten all; processes that are new cannot know, and let as much as each \
-                        limit start once more";
+            let what = "a restarted server has forgotten everything; new processes cannot know that, and admit each limit's full \
+                        amount again";
             seen.add(Danger, "appendonly", "no", what, "yes");
         }
         ("0", _) => {
-            let what = "limits that were made since the last snapshot are forgotten when the server ends, and as much as each \
-                        of them may start once more";
+            let what = "limits that were created since the last snapshot are forgotten when the server ends, and each of them \
+                        may start its full amount again";
             seen.add(Warning, "appendonly", "no", what, "yes");
         }
         ("1", _) if fsync == "no" => {
-            let what = "a power cut loses what the system has not written yet; nobody starts for a window after it, but limits that \
-                        were made in that time are forgotten";
+            let what = "a power cut loses what the system has not written yet; no start is admitted for a window after it, but \
+                        limits that were created in that time are forgotten";
             seen.add(Warning, "appendfsync", fsync, what, "everysec, or always");
         }
         ("1", _) if fsync == "everysec" => {
-            let what = "a power cut loses a second; nobody starts for a window after it, but limits that were made in that second are \
-                        forgotten";
+            let what = "a power cut loses a second; no start is admitted for a window after it, but limits that were created in \
+                        that second are forgotten";
             seen.add(Note, "appendfsync", fsync, what, "always, if that matters");
         }
         _ => {}
@@ -143,8 +143,8 @@ fn replicas(seen: &mut Facts) {
     let (count, least) =
         (seen.number("connected_slaves:"), seen.setting("min-replicas-to-write").unwrap_or("1").to_owned());
     if count > 0 && least == "0" {
-        let what = "a primary that is cut off goes on deciding while a replica takes its place: both let as much as each limit \
-                    start";
+        let what = "a primary that is cut off keeps deciding while a replica takes its place: each of them admits up to the \
+                    limit";
         let instead = "1 or more, with min-replicas-max-lag below the failover's time";
         seen.add(Danger, "min-replicas-to-write", least, what, instead);
     }
@@ -194,7 +194,7 @@ fn clock(node: &mut Node, seen: &mut Facts) -> RedisResult<()> {
     let ours = before.duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as u64;
     let differs = (time(theirs) + EPOCH).abs_diff(ours);
     if differs > 5_000_000 {
-        let what = "the server's clock and this machine's differ; limits go by the server's only, so nothing is endangered unless it is \
+        let what = "the server's clock and this machine's differ; limits use only the server's, so there is no danger unless it is \
                     set forward while limits are used";
         seen.add(Note, "TIME", format!("{} s", differs / 1_000_000), what, "let both follow the same time servers");
     }

@@ -49,7 +49,7 @@
 
 local NEVER = 9007199254740991
 -- How many leases a denial examines, and how many owners it returns at most.
-local LOOKS, TELLS = 32, 8
+local LOOKS, MOST_OWNERS = 32, 8
 
 local most = policy[1]
 local live, over, key_gate, till, is_stale = 0, 0, 0, 0, false
@@ -114,7 +114,7 @@ end
 
 local function ends(lease) return lease < 0 and NEVER or now + lease end
 
-local function told(expiry) return expiry < NEVER and expiry or -1 end
+local function reported(expiry) return expiry < NEVER and expiry or -1 end
 
 -- The name of a lease, and the position of the owner's four numbers among the arguments.
 local function name_of(slot, fence, at)
@@ -125,12 +125,12 @@ end
 local function with_others(answer, at)
     local owner, site, turn = format("%d", arguments[at]), format("%d", arguments[at + 1]), arguments[at + 4]
     if is_stale or site == "0" then return answer end
-    local count, from, told = call("ZCARD", state_key), 0, {}
+    local count, from, seen = call("ZCARD", state_key), 0, {}
     if count > LOOKS then from = turn % count end
     for _, name in ipairs(call("ZRANGEBYSCORE", state_key, format("(%d", now), "+inf", "LIMIT", from, LOOKS)) do
         local of, at_site, process, began = string.match(name, "^%d+ %d+ (%d+) (%d+) (%d+) (%d+)$")
-        if at_site == site and of ~= owner and not told[of] and #answer < 9 + 3 * TELLS then
-            told[of] = true
+        if at_site == site and of ~= owner and not seen[of] and #answer < 9 + 3 * MOST_OWNERS then
+            seen[of] = true
             for _, number in ipairs({ of, process, began }) do answer[#answer + 1] = tonumber(number) end
         end
     end
@@ -148,7 +148,7 @@ local function take(weight, lease, at, is_asked)
     local fence, expiry = call("HINCRBY", limit_key, "ids", 1), ends(lease)
     live = live + weight
     save(expiry, expiry, name_of(weight, fence, at))
-    return { 0, now, 1, weight, fence, told(expiry), live, gate, 0 }
+    return { 0, now, 1, weight, fence, reported(expiry), live, gate, 0 }
 end
 
 -- Subtracts these units from `live`. A key without leases is removed, except for its gate.
@@ -187,7 +187,7 @@ elseif op == "renew" then
     end
     expiry = max(expiry, ends(lease))
     save(expiry, expiry, name)
-    return { 0, now, 1, told(expiry) }
+    return { 0, now, 1, reported(expiry) }
 elseif op == "evict" then
     local owner, units = format("%d", arguments[1]), 0
     for _, name in ipairs(call("ZRANGEBYSCORE", state_key, 0, "+inf")) do

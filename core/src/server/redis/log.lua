@@ -26,19 +26,15 @@
 -- Why it is right
 --
 -- 1. Stamps never decrease along the list: none is smaller than the one before it. So the units that count in a window
--- are the
---    end of the list, and a start of k units fits into a window of n once the unit n - k + 1 back has left it.
--- 2. A start happens no earlier than `ready` and no later than its stamp, by a time that never runs backwards for a key:
---    `seen` is the time of the last write. So no window ever holds more than its limit.
+--    are the end of the list, and a start of k units fits into a window of n once the unit n - k + 1 back has left it.
+-- 2. A start happens no earlier than `ready` and no later than its stamp, by a time that never runs backwards for a
+--    key: `seen` is the time of the last write. So no window ever holds more than its limit.
 -- 3. Sums grow from entry to entry. So a search finds the entry that holds a unit, at the first attempt if all weights
--- are equal.
---    Sums and numbers wrap at 2^32. A list holds fewer units than that: `trim`.
+--    are equal. Sums and numbers wrap at 2^32. A list holds fewer units than that: `trim`.
 -- 4. Dropped starts count as started at `gone`, their latest stamp. That matters only where a policy changes to a
--- longer
---    window, or where twice the limit was recorded or is owed.
+--    longer window, or where twice the limit was recorded or is owed.
 -- 5. In slices a start counts from up to a slice later than it happened, and starts of the same slice share an entry. A
--- place
---    has its own entry until it starts. So a window has at most 8,192 entries, and the places.
+--    place has its own entry until it starts. So a window has at most 8,192 entries, and the places.
 --
 -- Cost in commands, in addition to HMGET and TIME: a denial reads 2 (1 where the limit is 1; a few more in search of
 -- weights), an admission writes 2 more. LTRIM and PEXPIRE are occasional. Edits of units (`cancel`, `settle`) rewrite
@@ -226,7 +222,7 @@ local gate = max(gate, head.gate)
 -- How long a machine trusts an answer: it starts nothing that it was granted unless it has asked since then. (`Terms`
 -- also depends on this.)
 local trust = min(quotient(shortest, 2), 2 * SECOND)
--- What may have been lost counts as a full limit. Machines may start earlier grants for this long.
+-- Possibly lost starts count as a full limit. Machines may start earlier grants for this long.
 if born > 0 then gate = max(gate, born + longest + trust) end
 local weight, ready, stamp, is_place, is_looking
 
@@ -484,10 +480,10 @@ if head.mark ~= mark or not is_deciding then
     -- most       the maximum number of grants
     -- g          how long each lasts
     -- stepped    0, or a site has seen that the clock was set forward while the memory was that of `stepped` - 1; a new
-    -- one begins
+    --            one begins
     -- reports    of earlier grants that have ended: ticket, stamp, how many units stay (the others will never start),
-    -- and which of
-    --            the first 64 takings were given back, in two words. A report has the same effect however often it comes.
+    --            and which of the first 64 takings were given back, in two words. A report has the same effect however
+    --            often it comes.
     -- -> {0, now, born, gate, next, remaining, empty, then of each grant: ticket, ready, end, stamp, units}
     --    next: when `least` more become free; remaining, empty: as of `view`.
     --
@@ -510,7 +506,7 @@ if head.mark ~= mark or not is_deciding then
             local entry, back, units, state = find(ticket, stamp, 0)
             if entry and byte(state) == GRANT then finish(entry, back, units, state, stay, low, high) end
         end
-        local function tell(ticket, ready, ends, stamp, units)
+        local function report(ticket, ready, ends, stamp, units)
             for _, number in ipairs({ ticket, ready, ends, stamp, units }) do granted[#granted + 1] = number end
         end
 
@@ -520,7 +516,7 @@ if head.mark ~= mark or not is_deciding then
             for ticket, ready, ends, stamp in string.gmatch(last, "(%d+):(%d+):(%d+):(%d+)") do
                 ticket, ready, ends, stamp = tonumber(ticket), tonumber(ready), tonumber(ends), tonumber(stamp)
                 local entry, _, units = find(ticket, stamp, 0)
-                if entry and ends > now then tell(ticket, ready, ends, stamp, units) end
+                if entry and ends > now then report(ticket, ready, ends, stamp, units) end
             end
         end
         -- If nothing of it can start any more, it counts as reset.
@@ -528,7 +524,7 @@ if head.mark ~= mark or not is_deciding then
             local function grant(ready, units)
                 local ends = ready + g
                 local ticket = push(ends + 1 + max(slice - 1, 0), units, "G")
-                tell(ticket, ready, ends, head.stamp, units)
+                report(ticket, ready, ends, head.stamp, units)
                 texts[#texts + 1] = format("%d:%d:%d:%d", ticket, ready, ends, head.stamp)
                 if ends > out then out = ends end
             end
@@ -680,7 +676,7 @@ end
 
 if interval > 0 then
     if is_idle() then forget_jobs() end
-    -- From the next start on. What was promised for it still applies.
+    -- From the next start on. A reported time for it still applies.
     head.spacing = 1 + max(interval - head.average, 0)
     lengths[#lengths] = head.spacing - 1
 end

@@ -1,14 +1,12 @@
 -- Stores the declarations under a name.
 --
 -- KEYS: the limit, the list of its keys' states, and the list of those that an earlier policy has left (see
--- prelude.lua).
+--       prelude.lua).
 -- ARGV: the run of the server on which the limit is created (0: it does not matter), whether there may have been starts
--- before, the
---       time ("": the server's). Then fields: names and values, `-`, and the names of those to remove. The operator's policy (`o`)
---       applies if there is one, otherwise the declared policy (`p`).
+--       before, the time ("": the server's). Then fields: names and values, `-`, and the names of those to remove. The
+--       operator's policy (`o`) applies if there is one, otherwise the declared policy (`p`).
 -- -> {made, waiting}: when the limit was created, and whether states wait to be written under another policy; {-2}:
--- some do, and must be
---       written first.
+--    some do, and must be written first.
 
 local limit, list, waiting = KEYS[1], KEYS[2], KEYS[3]
 local run, is_wiped, now = ARGV[1], ARGV[2], ARGV[3]

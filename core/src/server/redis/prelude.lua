@@ -3,15 +3,15 @@
 -- KEYS[1]  the limit: a hash with `version`, `gate`, `floor`, `birth`, `born`, `out`, `said`, and `k:HASH`, the version of a key's own
 --          policy.
 -- KEYS[2]  the state of one key by its family; its name ends with the key's HASH, 32 hex digits. Absent if the whole
--- limit is meant.
+--          limit is meant.
 -- KEYS[3]  with KEYS[2]: the states of all keys, by their expiry: a sorted set of HASHes
--- KEYS[4]  for `adopt`: those of them that an earlier policy has left; for `grant`: the holders of granted units of the
--- key
+-- KEYS[4]  for `adopt`: those of them that an earlier policy has left; for `grant`: the holders of granted units of
+--          the key
 --
 -- ARGV     op, the version of the policy that the caller knows, the run of the server that it calls, the limit's
--- creation time as
---          the caller knows it (0: it does not) and the run from which the limit has come (0: unknown, ?: it may be asked), time
---          ("": the server's), the number of the policy's numbers, these numbers, the op's arguments.
+--          creation time as the caller knows it (0: it does not), the run from which the limit has come (0: unknown,
+--          ?: it may be asked), time ("": the server's), the number of the policy's numbers, these numbers, the op's
+--          arguments.
 --
 -- A state must outlive its counts, under any policy. So a caller that applies another policy has each state rewritten
 -- under it (`adopt`), the first to expire first, and until that is done there is no further change. `waiting` is when

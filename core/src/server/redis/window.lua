@@ -23,8 +23,7 @@
 --
 -- decide, record  -> {0, now, ready, taken, ticket, stamp, ahead, is_place, w, n, q, gate}; ahead is 0
 -- view            -> {0, now, ready, w, n, q, gate}
---     The returned state is the one after the decision, with the later of both gates. From them the caller computes, in
--- 128 bits,
+--     The returned state is the one after the decision, with the later of both gates. From them the caller computes, in 128 bits,
 --     remaining = 0 while gate > now or w is later than this window; else limit - units - (before * (length - elapsed) / length
 --     rounded up), at least 0; and empty = max(gate, the start of the latest of w, w + lasts if n > 0, w - 1 + lasts if q > 0),
 --     where lasts is 1, or 2 if it is smooth. (Of an unused key w, n and q are 0.) decide weight delay patience (grace) reserves
@@ -113,7 +112,7 @@ local function keep(ticket, stamp)
 end
 
 -- The first moment from this tick on with capacity for this weight: the window, and the tick. The second window after
--- the newest has nothing in it and nothing before it. (FAR: never, since no window holds so many units.)
+-- the newest has nothing in it and nothing before it. (FAR: never, since no window has that capacity.)
 local function earliest(weight, from)
     local first = max(window_of(from), newest)
     for window = first, first + 2 do

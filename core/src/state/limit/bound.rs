@@ -144,7 +144,7 @@ impl Bound {
     #[inline(always)]
     fn empty_at_once<'b>(&'b self, decoded: &'b Decoded) -> Option<(KeyAt, &'b [AtomicU64])> {
         // Another thread may be writing both. The life is written first and read first, so it is the block's life or an
-        // earlier one, in which no decision succeeds. What is read of the block afterwards belongs to that life or a
+        // earlier one, in which no decision succeeds. Words of the block that are read afterwards belong to that life or a
         // later one.
         let life = decoded.empty_life.load(Acquire);
         let at = decoded.empty_at.load(Acquire);

@@ -679,8 +679,8 @@ impl Limit {
         let rests = monotonic_ns() < self.full_until.load(Relaxed);
         let mut search = Search::default();
         loop {
-            let room = self.with_table(|home, _, table| home.make_space(table, hash, rests))?;
-            let found = search.has_found(room, rests);
+            let space = self.with_table(|home, _, table| home.make_space(table, hash, rests))?;
+            let found = search.has_found(space, rests);
             if found.is_err() && !rests {
                 self.full_until.store(monotonic_ns() + IN_VAIN, Relaxed);
             }
