@@ -141,7 +141,7 @@ fn view_of(home: &Home, table: &Table, (now, ready): (Tick, Tick), state: &[i64]
             time.view(now, [newest, units, before], gate)
         }
         (_, &[remaining, empty]) => (remaining, empty),
-        _ => unreachable!("a request for exactly these numbers"),
+        _ => unreachable!("exactly these numbers were requested"),
     };
     View { now, ready, remaining, empty }
 }
