@@ -82,7 +82,7 @@ fn keys_that_come_and_go_do_not_make_the_lane_grow() {
     for size in &sizes {
         assert!(*size < keys as u64 * 900, "the lane has {size} bytes for {keys} keys");
     }
-    assert!(has_settled(&sizes), "the lane grew on: {sizes:?}");
+    assert!(has_settled(&sizes), "the lane kept growing: {sizes:?}");
 }
 
 /// A process stops during a decision. Its key is forgotten and the block reused: the process must notice.

@@ -61,7 +61,7 @@ fn keys_that_are_used_once_leave_nothing_behind() {
             }
         }
         println!("{kind}: {} KiB after {} keys, {} KiB after {keys}", early >> 10, keys / 3, size() >> 10);
-        assert_eq!(size(), early, "{kind}: the lane grew on");
+        assert_eq!(size(), early, "{kind}: the lane kept growing");
     }
 }
 
@@ -90,7 +90,7 @@ fn keys_of_dead_processes_and_expired_leases_are_forgotten() {
             early = size();
         }
     }
-    assert_eq!(size(), early, "the lane grew on");
+    assert_eq!(size(), early, "the lane kept growing");
 }
 
 /// A store that can hold 2 MiB, filled by one limiter until a new key is refused.

@@ -499,8 +499,8 @@ fn damage_never_causes_silent_excess() {
         if !over.is_empty() && !is_reported {
             silent += 1;
             let could_be = file == LANE && (what.starts_with("overwritten") || is_running && what == "older");
-            assert!(could_be, "{over:?} in silence");
+            assert!(could_be, "{over:?} without an error");
         }
     }
-    println!("{reported} rounds with errors, {silent} with more than the limit and none");
+    println!("{reported} rounds with errors, {silent} with more than the limit and no error");
 }

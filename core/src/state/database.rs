@@ -25,14 +25,14 @@ const VERSION: u32 = 1;
 
 const SCHEMA: &str = "
 CREATE TABLE store (
-  id             TEXT NOT NULL,         -- which lane belongs to this database
+  id             TEXT NOT NULL,         -- identifies the lane of this database
   created_at     TEXT NOT NULL,
-  secret         TEXT NOT NULL,         -- what names and keys are hashed with
-  boot           TEXT NOT NULL,         -- the boot that the last lane was made in; '' before the first
-  lane           TEXT NOT NULL,         -- which making of the lane that was; '' before the first
-  sequence       INTEGER NOT NULL,      -- counts the commits to the ledger; a lane that knows of fewer is an old copy
+  secret         TEXT NOT NULL,         -- the secret for hashing names and keys
+  boot           TEXT NOT NULL,         -- the boot in which the last lane was created; '' before the first
+  lane           TEXT NOT NULL,         -- the number of that creation; '' before the first
+  sequence       INTEGER NOT NULL,      -- counts the commits to the ledger; a lane with a smaller count is an old copy
   pruned_at      INTEGER NOT NULL,      -- the uptime when the ledger was last pruned, in microseconds
-  generation     INTEGER NOT NULL       -- counts the changes of policies; a lane that knows of others is to follow
+  generation     INTEGER NOT NULL       -- counts the changes of policies; a lane with another count must follow
 ) STRICT;
 ";
 

@@ -18,15 +18,15 @@ use std::collections::BTreeMap;
 /// `executions` has no index by key: appending must not touch a page per key, and forgetting a key is rare. `usage` is
 /// ordered by time first, so that minutes are added at one end and removed at the other.
 pub(super) const SCHEMA: &str = "
-CREATE TABLE executions (               -- what was admitted and may still count; 'starts' shows it with readable times
+CREATE TABLE executions (               -- starts that may still count; the view 'starts' shows readable times
   name           TEXT NOT NULL,
-  key            TEXT NOT NULL,         -- for people, possibly cut
-  key_hash       TEXT NOT NULL,         -- which key it is
-  started_at     INTEGER NOT NULL,      -- microseconds since 1970, as are all times here but uptimes
+  key            TEXT NOT NULL,         -- readable, possibly truncated
+  key_hash       TEXT NOT NULL,         -- identifies the key
+  started_at     INTEGER NOT NULL,      -- microseconds since 1970, like all times here except uptimes
   units          INTEGER NOT NULL,
-  expires_at     INTEGER NOT NULL,      -- it counts until then
+  expires_at     INTEGER NOT NULL,      -- until when it counts
   synced         INTEGER NOT NULL,      -- 1: the clock that wrote these times was synchronised
-  uptime         INTEGER NOT NULL,      -- when it started, in microseconds since the boot in 'store'; negative: before it
+  uptime         INTEGER NOT NULL,      -- the start, in microseconds since the boot in 'store'; negative: before that boot
   counts_until   INTEGER AS (uptime + (expires_at - started_at))
 ) STRICT;
 CREATE INDEX executions_by_end ON executions (counts_until);
@@ -34,7 +34,7 @@ CREATE VIEW starts AS
   SELECT name, key, strftime('%Y-%m-%d %H:%M:%f', started_at / 1e6, 'unixepoch') AS started_at, units,
     strftime('%Y-%m-%d %H:%M:%f', expires_at / 1e6, 'unixepoch') AS expires_at
   FROM executions ORDER BY executions.started_at;
-CREATE TABLE usage (                    -- what was counted of each limit in each minute of the last 31 days
+CREATE TABLE usage (                    -- the counts of each limit in each minute of the last 31 days
   minute         TEXT NOT NULL,         -- 'YYYY-MM-DD HH:MM', in UTC
   name           TEXT NOT NULL,
   units          INTEGER NOT NULL,      -- units admitted

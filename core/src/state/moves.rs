@@ -17,9 +17,9 @@ use rusqlite::{Connection, TransactionBehavior, params};
 pub(super) const SCHEMA: &str = "
 CREATE TABLE moves (
   number   INTEGER PRIMARY KEY,
-  name     TEXT NOT NULL,      -- of the limit, as the rows have it
-  becomes  TEXT,               -- as they are to have it; NULL: they are forgotten
-  until    INTEGER NOT NULL    -- those that started until this uptime
+  name     TEXT NOT NULL,      -- the limit's name in the rows
+  becomes  TEXT,               -- the new name; NULL: the rows are deleted
+  until    INTEGER NOT NULL    -- applies to starts up to this uptime
 ) STRICT;
 ";
 

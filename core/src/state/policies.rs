@@ -15,21 +15,21 @@ use std::path::Path;
 pub(super) const SCHEMA: &str = "
 CREATE TABLE limits (
   name           TEXT PRIMARY KEY,
-  kind           TEXT NOT NULL,         -- 'rate', 'concurrency', …; 'composite': of limits that are called NAME/KIND
-  policy         TEXT NOT NULL,         -- what programs declare, as people write it: '100/1m'
+  kind           TEXT NOT NULL,         -- 'rate', 'concurrency', …; 'composite': of the limits NAME/KIND
+  policy         TEXT NOT NULL,         -- the declared policy as text: '100/1m'
   declared_at    TEXT NOT NULL,
-  declared_by    TEXT NOT NULL,         -- the program and process that declared it last
-  override       TEXT,                  -- the operator's policy, which stands above it; NULL without one
+  declared_by    TEXT NOT NULL,         -- the program and process of the last declaration
+  override       TEXT,                  -- the operator's policy above the declared one; NULL: none
   overridden_at  TEXT,
   overridden_by  TEXT,
   generation     INTEGER NOT NULL,      -- the number of the last change
-  missing        INTEGER                -- until the ledger has what was started before that: how many units of a key it may lack
+  missing        INTEGER                -- units of a key that the ledger may lack until it has the starts before that change
 ) STRICT;
 CREATE INDEX limits_by_generation ON limits (generation);
 CREATE TABLE keys (                     -- operators' policies of single keys
   name           TEXT NOT NULL,         -- of the limit
   key            TEXT NOT NULL,
-  policy         TEXT,                  -- it stands above the limit's; NULL: it was lifted, and the row is about to go
+  policy         TEXT,                  -- the policy above the limit's; NULL: lifted, and the row is about to be deleted
   overridden_at  TEXT NOT NULL,
   overridden_by  TEXT NOT NULL,
   generation     INTEGER NOT NULL,      -- as in 'limits'

@@ -7,7 +7,7 @@
 use crate::engine::Engine;
 use crate::message::{Content, Message, Name, Request, Return};
 use crate::setting::{Budget, Fault, Setting};
-use crate::site::{OpenRequest, Cell, Site, StoppedProcess};
+use crate::site::{Cell, OpenRequest, Site, StoppedProcess};
 
 /// A start. It lies between these ages, of which the first is the larger one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -138,7 +138,7 @@ impl Run {
         }
         let start = |model: &mut Box<dyn Child>| match model.attempt(key, weight) {
             Answer::Started(permit) => permit,
-            other => panic!("{other:?} after a look that admitted"),
+            other => panic!("{other:?} after a peek that admitted"),
         };
         Some(self.models.iter_mut().map(start).collect())
     }

@@ -31,7 +31,7 @@ impl Limit {
     }
 
     fn server(&self) -> &dyn Engine {
-        &**self.store.server().expect("the caller has looked")
+        &**self.store.server().expect("the caller has checked")
     }
 
     /// Runs an operation of the server on a key, by the policy that this process knows. The answer begins with the
