@@ -110,7 +110,7 @@ def test_flask_limiter():
     "uri, options, said",
     [
         ("workglow+sqlite:", {}, "sqlite"),
-        ("workglow+memory:", {"name": ""}, "name is '': expected what its limits are called"),
+        ("workglow+memory:", {"name": ""}, "name is '': expected a str, the prefix of its limits' names"),
         ("workglow+memory:", {"timeout": -1}, "timeout is -1"),
         ("workglow+memory:", {"speed": 1}, "speed"),
     ],
