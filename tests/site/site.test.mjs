@@ -256,7 +256,8 @@ test("axe_finds_nothing", { skip, timeout: 120_000 }, async () => {
   await Promise.all(
     ["light", "dark"].map(async (colorScheme) => {
       const page = await open("/404.html", { colorScheme, reducedMotion: "reduce" });
-      for (const path of paths) {
+      // Long pages take seconds each, and have nothing that is special in the dark.
+      for (const path of paths.filter((path) => colorScheme === "light" || !path.includes("limiters"))) {
         await page.goto(server.url + path);
         if (path.includes("playground")) await page.locator(".chart svg").waitFor();
         const all = await violations(page);
