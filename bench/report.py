@@ -1,6 +1,6 @@
 """Reports the measurements: report.py writes target/bench/docs from target/bench/results.json.
 
-`show` prints it, `write` makes benchmarks.md with its pictures, `write_short` the README's two tables.
+`show` prints them, `write` makes benchmarks.md with its pictures, `write_short` the README's two tables.
 """
 
 import json

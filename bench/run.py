@@ -5,11 +5,11 @@ Each program is started as `PROGRAM DIRECTORY`, times its cases for a short whil
     {"case": "rust memory admit", "group": "rust", "peer": "workglow-limit", "ns": 47.1, "p99": 85, "p999": 94, "cpu_ns": 47.9}
 
 `ns` is the time of a decision, the median over batches (of several threads or processes: the mean); `p99` and `p999` are of
-decisions timed one by one; `cpu_ns` is the CPU time of a decision. There may be more: `threads`, `processes`, `keys`,
-`per_second`, `bytes`. `{"version": {"governor": "0.10.4"}}` says which peers there were. Started with `--most`, once, a program
-hammers real limits instead and says `limit` and `most`, the most starts that lie wholly in one window.
+decisions timed one by one; `cpu_ns` is the CPU time of a decision. Optional fields: `threads`, `processes`, `keys`,
+`per_second`, `bytes`. `{"version": {"governor": "0.10.4"}}` names the peers' versions. Started with `--most`, once, a program
+puts load on real limits instead and prints `limit` and `most`, the most starts that lie wholly in one window.
 
-ROUNDS=2 for a quick look; ONLY=rust,python chooses programs; PUBLISH=1 writes docs/benchmarks.md and the README's table, too.
+ROUNDS=2 for a quick run; ONLY=rust,python selects programs; PUBLISH=1 writes docs/benchmarks.md and the README's table, too.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Measures the memory of a key on a Redis server, and checks that unused keys expire: keys.py [KEYS]
 
-Prints a table in Markdown: bytes of the server's memory for each of so many keys (100,000) of one limit, after one start each, and after
-two; and when all has expired by itself. Run it with the bench's Python (`make peers` makes it).
+Prints a table in Markdown: bytes of the server's memory for each of KEYS keys (100,000) of one limit, after one start each, and after
+two; and when all have expired. Run it with the bench's Python (`make peers` makes it).
 """
 
 import re

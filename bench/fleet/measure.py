@@ -4,7 +4,7 @@ Prints a table in Markdown, row by row. Run it with the bench's Python (`make pe
 
     target/bench/venv/bin/python bench/fleet/measure.py
 
-*Used* is starts divided by what the limit allows in that time. A site is a process. The server is on this machine, by TCP.
+*Used* is starts divided by the units that the limit allows in that time. A site is a process. The server is on this machine, over TCP.
 """
 
 import os

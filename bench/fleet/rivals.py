@@ -1,8 +1,8 @@
 """Compares decisions per second on one key through one Redis, ours and others: rivals.py [ROUNDS]
 
-Prints a table in Markdown for four processes and one for one. Run it with the bench's Python (`make peers` makes it, and what Node
-needs). All take turns in each round; medians count. Two limits: *spent* is 100 per 1 s, of which nearly all calls are denied, and
-*open* always has room.
+Prints a table in Markdown for four processes, and one for one process. Run it with the bench's Python (`make peers` makes it, and Node's
+packages). All take turns in each round; medians count. Two limits: *spent* is 100 per 1 s, where nearly all calls are denied, and
+*open* is never full.
 """
 
 import json

@@ -7,8 +7,8 @@ without asking again. README.md in this folder explains the policy and lists the
     simulate.py --scenario NAME [--seed N]   one table
     simulate.py --list                       the names of the tables
 
-One event loop plays everything. True time is a float in microseconds; the engine's clock runs at the rate of true
-time. Clocks read whole ticks of a microsecond, rounded down, as real ones do. No result depends on the machine.
+One event loop simulates everything. True time is a float in microseconds; the engine's clock runs at the rate of true
+time. Clocks read whole ticks of a microsecond, rounded down, like real ones. No result depends on the machine.
 """
 
 import argparse
@@ -377,7 +377,7 @@ class Site:
         self.asking, self.quiet = 0, x + 8 * self.trip
         for part in m.confirm or (None,):  # Units granted by that request are returned.
             self.reports.append((m.seq, part, 0, x))
-        self.tell()
+        self.answer_calls()
 
     def answer(self, m, epoch, now, parts, next_free):
         if self.dead:
@@ -393,7 +393,7 @@ class Site:
             self.epoch, self.before = epoch, None
         if self.before and now - self.before[1] > (b - self.before[0] + 1) * (1 + rho) + 1 and self.world.watch:
             parts, self.stepped = [], epoch  # The server's clock cannot have run so far: it was set.
-            return self.tell()
+            return self.answer_calls()
         self.before = (first, now)
         if "drift" in self.faults:
             rho = 0
@@ -410,9 +410,9 @@ class Site:
         self.world.parts += len(parts)
         if not parts and not m.confirm:
             self.quiet = self.denied = b + ceil(next_free * (1 + rho))
-        self.tell()
+        self.answer_calls()
 
-    def tell(self):
+    def answer_calls(self):
         joined, self.joined = self.joined, []
         for caller in joined:
             self.call(caller)

@@ -1,6 +1,6 @@
 """The Celery member: two prefork children, each with a task that waits for a start.
 
-The limiter is made here, at import, in the worker's main process, and used in the children that it forks.
+The limiter is made at import, in the worker's main process, and used in the children that it forks.
 """
 
 import functools

@@ -1,7 +1,7 @@
 """The demo: Celery, Node and C share one limit, one of them is killed while it runs, and the limit holds.
 
-Run by `make demo`, with `workglow_limit` and `celery` installed for this Python, and in the folder that is given as
-`--out` the Node package (`node_modules/workglow-limit`) and the compiled C member (`c_member`).
+Run by `make demo`, with `workglow_limit` and `celery` installed for this Python, and with the Node
+package (`node_modules/workglow-limit`) and the compiled C member (`c_member`) in the folder `--out`.
 """
 
 import argparse
@@ -228,9 +228,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder with the built members; results go there")
     parser.add_argument(
         "--store", choices=("sqlite", "redis", "postgres"), default="sqlite",
-        help="where the limit is: beside the members (default), or on a server, which two groups of them share as two machines do",
+        help="the store of the limit: a file of all members (default), or a server, shared by two groups of members like two machines",
     )  # fmt: skip
-    parser.add_argument("--kill", choices=picture.NAMES, help="who is killed half-way (default: anyone)")
+    parser.add_argument("--kill", choices=picture.NAMES, help="the member to kill half-way (default: a random one)")
     options = parser.parse_args()
     out, killed = options.out.resolve(), options.kill or random.choice(list(picture.NAMES))
     server = Server(options.store, out) if options.store != "sqlite" else None

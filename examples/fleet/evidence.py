@@ -1,7 +1,7 @@
 """The records that members write about their starts, and the measurement of them.
 
 A start lies somewhere in [a, b]: a is the clock just before the call that admitted it (for a call that had to wait, the
-moment when its place came), b the clock just after that call returned. Both are nanoseconds on CLOCK_MONOTONIC, which
+moment when its place was ready), b the clock just after that call returned. Both are nanoseconds on CLOCK_MONOTONIC, which
 all processes of a machine share. Each start is one line, `a b`, in `<member>-<process id>.log`.
 """
 

@@ -2,11 +2,11 @@
 
     python tests/peers/run.py [--slowapi FOLDER]
 
-It wants an environment with our package and with tests/peers/requirements.txt. Flask-Limiter's tests are in its source
-distribution, which is fetched from PyPI into a temporary folder; slowapi's are not, so FOLDER is a checkout of 0.1.10. Tests that
-want Docker (Redis, Memcached, MongoDB) are left out. What passes on theirs and fails on ours is printed. That is, of slowapi:
+It needs an environment with our package and with tests/peers/requirements.txt. Flask-Limiter's tests are in its source
+distribution, which is downloaded from PyPI into a temporary folder; slowapi's are not, so FOLDER is a checkout of 0.1.10. Tests that
+need Docker (Redis, Memcached, MongoDB) are left out. Tests that pass on their storage and fail on ours are printed. Of slowapi:
 
-test_key_style[…-endpoint]  asserts that a request that was refused is counted nevertheless: 2 of 1. Ours count what was admitted.
+test_key_style[…-endpoint]  asserts that a refused request is counted: 2 of 1. Ours counts admitted requests.
 """
 
 import argparse

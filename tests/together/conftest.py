@@ -1,17 +1,17 @@
 """Members in Python, Node and C, each a process that follows commands, and the checks of their starts.
 
-A member is one process on one limit. It answers each line that it is asked with one line:
+A member is one process on one limit. It answers each line of input with one line:
 
     try | acquire TIMEOUT | acquire-place TEXT    started TEXT, denied, interrupted, or error CODE
     reserve GRACE                                 place TEXT WAIT
-    present TEXT (waits while it is early)        started TEXT, or a fresh place TEXT WAIT
+    present TEXT (waits while it is early)        started TEXT, or another place TEXT WAIT
     queue GRACE                                   place TEXT WAIT, and then started TEXT DECISIONS SLEEPS
     complete TEXT | cancel TEXT                   done
     fetch URL (in Python and Node)                heeded SECONDS
     failures                                      failures COUNT
 
 Durations are seconds, or `-` for none. SIGINT interrupts an acquire: in Python it is a Ctrl-C, in Node it aborts the
-signal. What is started is written down as the demo does it, see evidence.py.
+signal. Starts are recorded as in the demo, see evidence.py.
 
 The Node package and the compiled C members are in `target/demo`: `make members` puts them there.
 """
@@ -71,29 +71,29 @@ class Member:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, bufsize=0
             )
-        self._said = b""
+        self._received = b""
 
     def fileno(self):
         return self._process.stdout.fileno()
 
-    def tell(self, *words):
+    def send(self, *words):
         self._process.stdin.write(" ".join(map(str, words)).encode() + b"\n")
 
-    def hear(self):
+    def receive(self):
         """Returns its next answer, as words."""
-        while b"\n" not in self._said:
+        while b"\n" not in self._received:
             readable, _, _ = select.select([self], [], [], PATIENCE)
-            said = os.read(self.fileno(), 4096) if readable else b""
-            if not said:
-                what = "said nothing" if not readable else f"ended with {self._process.wait()}"
+            answer = os.read(self.fileno(), 4096) if readable else b""
+            if not answer:
+                what = "gave no answer" if not readable else f"ended with {self._process.wait()}"
                 pytest.fail(f"a member in {self.language} {what}\n{self._errors.read_text(errors='replace')[-2000:]}")
-            self._said += said
-        line, self._said = self._said.split(b"\n", 1)
+            self._received += answer
+        line, self._received = self._received.split(b"\n", 1)
         return line.decode().split()
 
     def ask(self, *words):
-        self.tell(*words)
-        return self.hear()
+        self.send(*words)
+        return self.receive()
 
     def interrupt(self):
         self._process.send_signal(signal.SIGINT)
@@ -121,7 +121,7 @@ def gather(programs, tmp_path):
             new.append(Member(language, [*programs[language], *map(str, arguments)], folder))
             members.append(new[-1])
         for member in new:
-            assert member.hear() == ["ready"]
+            assert member.receive() == ["ready"]
         return new
 
     yield gather
@@ -140,8 +140,8 @@ def until(what, condition):
 def most_since(starts, changed, window):
     """Returns the most starts that surely lie in one window, of those windows that hold a start surely after `changed`.
 
-    That is what a limit has to be held against which holds since then: what was admitted before still counts, but may
-    have been more. All of those windows begin less than a window before the first such start has surely happened.
+    A limit that applies since then is compared with this number: earlier starts still count, but there may
+    have been more of them. All of those windows begin less than a window before the first such start has surely happened.
     """
     first = min(start.b for start in starts if start.a >= changed)
     return most_in_any_window([start for start in starts if start.a > first - window], window)

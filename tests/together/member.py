@@ -107,11 +107,11 @@ limiter.peek(weight=0)
 say("ready")
 for line in sys.stdin:
     try:
-        said = answer(*line.split())
+        result = answer(*line.split())
     except AcquireTimeout:
-        said = ("denied",)
+        result = ("denied",)
     except LimitError as error:
-        said = ("error", error.code)
+        result = ("error", error.code)
     except KeyboardInterrupt:
-        said = ("interrupted",)
-    say(*said)
+        result = ("interrupted",)
+    say(*result)

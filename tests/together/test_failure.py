@@ -25,10 +25,10 @@ LIMIT = 1000
 def locked(path):
     """Lets another process lock the database until the block ends."""
     command = [sys.executable, "-c", LOCKER, path]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as stranger:
-        assert stranger.stdout.readline() == b"locked\n"
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as locker:
+        assert locker.stdout.readline() == b"locked\n"
         yield
-    assert stranger.returncode == 0
+    assert locker.returncode == 0
 
 
 def test_a_failing_store_follows_on_error(gather, tmp_path):
@@ -52,9 +52,9 @@ def test_a_failing_store_follows_on_error(gather, tmp_path):
         # No member waits for the lock: it is not released before all have answered.
         for times in 1, 2:
             for _, member in each():
-                member.tell("try")
+                member.send("try")
             for how, member in each():
-                assert " ".join(member.hear()).startswith(ANSWERS[how]), (how, member.language)
+                assert " ".join(member.receive()).startswith(ANSWERS[how]), (how, member.language)
             assert failures() == [times] * len(failures())
     # Raised and denied calls were not counted, and neither were starts that could not be written.
     assert limiter.peek(weight=0).remaining == LIMIT - len(failures())
@@ -63,9 +63,9 @@ def test_a_failing_store_follows_on_error(gather, tmp_path):
     for number, (how, member) in enumerate(each()):
         # The store is tried again within a second; from then on starts are admitted normally, and count.
         def is_well():
-            said, before = member.ask("try"), failed[number]
+            answer, before = member.ask("try"), failed[number]
             failed[number] = int(member.ask("failures")[1])
-            return said[0] == "started" and failed[number] == before
+            return answer[0] == "started" and failed[number] == before
 
         until("the member is well", is_well)
     assert limiter.peek(weight=0).remaining == LIMIT - 2 * len(failed)

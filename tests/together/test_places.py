@@ -51,12 +51,12 @@ class Jobs:
 
     @staticmethod
     def taken(answer):
-        said, text, wait = answer
-        assert said == "place"
+        answer, text, wait = answer
+        assert answer == "place"
         return text, wait
 
     def present(self):
-        """Gives the jobs whose time has come to whoever is idle; those that are presented twice to two at once."""
+        """Gives the jobs that are due to idle members; those that are presented twice to two at once."""
         now = time.monotonic()
         for job in sorted(self.waiting, key=lambda job: job.ready):
             due = job.ready + self.GRACE if job.is_late else job.ready - 0.02
@@ -66,10 +66,10 @@ class Jobs:
                 for _ in range(presenters):
                     member = self.idle.pop(0)
                     self.busy[member] = job
-                    member.tell("present", job.text)
+                    member.send("present", job.text)
 
     def conclude(self, job, member):
-        """Everybody who presented its place has answered."""
+        """Checks the answers of all members that presented a job's place."""
         started = [answer for answer in job.answers if answer[0] == "started"]
         places = [answer for answer in job.answers if answer[0] == "place"]
         assert len(started) + len(places) == len(job.answers) and len(started) <= 1, job.answers
@@ -92,7 +92,7 @@ class Jobs:
             readable, _, _ = select.select(list(self.busy), [], [], 0.005)
             for member in readable:
                 job = self.busy.pop(member)
-                job.answers.append(member.hear())
+                job.answers.append(member.receive())
                 if job not in self.busy.values():
                     self.conclude(job, member)
                 self.idle.append(member)
@@ -140,16 +140,16 @@ def test_a_place_is_taken_presented_and_ended_in_three_languages(how, store, gat
         limiter.clear()
         limiter.try_acquire()
         # The last one has to wait.
-        said, place, wait = one.ask("reserve", 60)
-        assert said == "place" and float(wait) > 0
-        said, start = two.ask("present", place)
-        assert said == "started"
+        answer, place, wait = one.ask("reserve", 60)
+        assert answer == "place" and float(wait) > 0
+        answer, start = two.ask("present", place)
+        assert answer == "started"
         assert three.ask(how, start) == ["done"]
         # It counts from the end of its grace on, unless it was cancelled.
         assert limiter.can_proceed() == (how == "cancel")
         # And it was used up.
-        said, fresh, _ = three.ask("present", place)
-        assert said == "place" and fresh != place
+        answer, fresh, _ = three.ask("present", place)
+        assert answer == "place" and fresh != place
         assert one.ask("cancel", fresh) == ["done"]
 
 
@@ -160,15 +160,15 @@ def test_a_composites_place_travels_between_languages(store, gather):
     for one, two, three in permutations(members.values()):
         limiter.clear()
         held, other = limiter.try_acquire(), limiter.try_acquire()
-        said, place, _ = one.ask("reserve", 60)
-        assert said == "place"
+        answer, place, _ = one.ask("reserve", 60)
+        assert answer == "place"
         other.complete()
         assert two.ask("present", place) == ["started", "-"]
         # It is used up for every process. It is exchanged as soon as another unit is free.
         held.complete()
         for late in one, three:
-            said, fresh, _ = late.ask("present", place)
-            assert said == "place" and fresh != place
+            answer, fresh, _ = late.ask("present", place)
+            assert answer == "place" and fresh != place
             assert late.ask("cancel", fresh) == ["done"]
         # And the start still counts: its job runs.
         assert one.ask("cancel", place) == ["done"]
@@ -199,8 +199,8 @@ def test_a_text_of_an_earlier_lane_is_exchanged(store, gather, tmp_path):
     after = gather(LANGUAGES, store, "jobs")
     for text, member in zip(texts, after):
         # It was ready, but in a lane that no longer exists.
-        said, fresh, _ = member.ask("present", text)
-        assert said == "place" and fresh != text
+        answer, fresh, _ = member.ask("present", text)
+        assert answer == "place" and fresh != text
         assert member.ask("present", fresh)[0] == "started"
         # A caller that waits with it has to wait for another one, too.
         assert member.ask("acquire-place", text)[0] == "started"

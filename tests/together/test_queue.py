@@ -62,8 +62,8 @@ def test_reserved_places_come_in_the_order_in_which_they_were_taken(gather, tmp_
         time.sleep(line.APART)
     for member in line.members:
         # One decision that took the place, one sleep, and one decision that started.
-        said, _, decisions, sleeps = member.hear()
-        assert (said, decisions, sleeps) == ("started", "2", "1"), member.language
+        answer, _, decisions, sleeps = member.receive()
+        assert (answer, decisions, sleeps) == ("started", "2", "1"), member.language
     for place, came in enumerate(line.served()):
         assert line.comes[place] < came <= line.comes[place + 1]
 
@@ -72,11 +72,11 @@ def test_waiters_are_served_in_the_order_in_which_they_asked(gather, tmp_path):
     line = Line(gather, tmp_path)
     for place, member in enumerate(line.members):
         assert not line.is_taken(place)
-        member.tell("acquire", "-")
+        member.send("acquire", "-")
         until("the place is taken", lambda: line.is_taken(place))
         time.sleep(line.APART)
     for member in line.members:
-        assert member.hear()[0] == "started"
+        assert member.receive()[0] == "started"
     for place, came in enumerate(line.served()):
         # Each in its turn, or after it: a waiter that missed its grace, 50 ms, has queued again.
         assert came > line.comes[place]
@@ -93,17 +93,17 @@ def test_an_interrupted_waiter_returns_its_place(language, gather, tmp_path):
         return limiter.peek().retry_after
 
     def wait_and_give_up():
-        waiter.tell("acquire", "-")
+        waiter.send("acquire", "-")
         until("the place is taken", lambda: next_wait() > HOUR)
         waiter.interrupt()
-        assert waiter.hear() == ["interrupted"]
+        assert waiter.receive() == ["interrupted"]
         assert next_wait() <= HOUR
 
     # The next caller has the place, in any language.
     for other in others:
         wait_and_give_up()
-        said, text, wait = other.ask("reserve", "-")
-        assert said == "place" and float(wait) <= HOUR
+        answer, text, wait = other.ask("reserve", "-")
+        assert answer == "place" and float(wait) <= HOUR
         assert other.ask("cancel", text) == ["done"]
     # And once no caller holds a unit, the limit is free.
     wait_and_give_up()
@@ -121,11 +121,11 @@ def test_a_waiter_that_times_out_returns_its_place(gather, tmp_path):
         # Its place is ready within seconds, but by then a gate has closed: it has to queue again, and has no time left.
         limiter.clear()
         limiter.try_acquire()
-        waiter.tell("acquire", 30)
+        waiter.send("acquire", 30)
         until("the place is taken", lambda: limiter.peek().retry_after > 1)
         gate = datetime.now(timezone.utc) + timedelta(seconds=HOUR)
         limiter.set_next_available_time(gate)
-        assert waiter.hear() == ["denied"]
+        assert waiter.receive() == ["denied"]
         # Nothing of it is left: the first caller starts when the gate opens, and not a window later.
         place = limiter.reserve()
         assert abs(place.ready_at - gate) < timedelta(seconds=0.5)

@@ -64,10 +64,10 @@ def test_a_429_in_one_worker_pauses_all(language, server, gather, programs, tmp_
         heeded = time.monotonic_ns()
         # Callers that begin to wait now start when the pause is over, like those that only try.
         for member in waiting:
-            member.tell("acquire", "-")
+            member.send("acquire", "-")
         until("all start again", lambda: all_start(heeded))
         for member in waiting:
-            assert member.hear()[0] == "started"
+            assert member.receive()[0] == "started"
     finally:
         for member in members:
             member.kill()

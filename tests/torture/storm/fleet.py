@@ -1,20 +1,20 @@
 """The storm of a fleet: eight sites in three languages share one limit on a real server under every kind of fault.
 
-A site is a process, with a way to the server of its own (proxy.py). At random it is killed and started again at once, stopped for
-0.2 to 5 s, its messages are delayed by up to 1 s, its connections are cut, or it is partitioned from the server together with
-others. The wall clocks of most are an hour off (clock.c), and two live in time namespaces of their own, where the kernel and our
-rights allow. Half of them wait for their starts, half do not. `--server forget` wipes the server's memory now and then, and
-`--server restart` kills the server and starts one that knows nothing. Then, and where Postgres forgets, no site is killed: one that is
-new cannot know that anything was lost (docs/servers.md).
+A site is a process, with a connection path to the server of its own (proxy.py). At random it is killed and restarted at once, stopped
+for 0.2 to 5 s, its messages are delayed by up to 1 s, its connections are cut, or it is partitioned from the server together with
+others. The wall clocks of most sites are an hour off (clock.c), and two run in time namespaces of their own, if the kernel and our
+rights allow it. Half of the sites wait for their starts, half do not. `--server forget` wipes the server's memory now and then, and
+`--server restart` kills the server and starts an empty one. With these, and where Postgres forgets, no site is killed: a new site
+cannot know that data was lost (docs/servers.md).
 
-When all that is over, everybody must start again. A site that ends by itself is an error at once.
+After the faults, every site must start again. A site that ends on its own is an error at once.
 
-*The evidence.* A start lies between the monotonic clock before its call and after it (evidence.py). Here that holds for waiters, too,
-and they wait for short times: when a waiter's place came would tell more, but a site knows it by the server's clock only, which
-it follows as late as answers come. What is late by a second here may lie after the start. A namespace shifts the monotonic clock by
-seconds that are known, which are taken off. No wall clock is looked at.
+*The evidence.* A start lies between the monotonic clock before its call and after it (evidence.py). Here that includes waiters,
+and they wait only briefly. The time at which a waiter's place is ready would be more exact, but a site knows it only by the server's clock,
+which it follows as late as answers arrive. With answers a second late, that time may be after the start. A namespace shifts the monotonic
+clock by a known number of seconds, which is subtracted. No wall clock is read.
 
-With `--plant` each site has a limit of its own, which is the fault that the storm is there to find: it must then report starts over
+With `--plant` each site has a limit of its own, the fault that the storm exists to find: it must then report starts over
 the limit.
 
 `--out` is the folder with the Node package (`node_modules/workglow-limit`) and the compiled C member (`storm_member`).

@@ -1,10 +1,10 @@
 """The kill storm: two Python processes, Node and C put load on one limit while they are killed one after the other.
 
-Every 50 ms a random one gets SIGKILL and is started again at once: mostly one of those that have got so far that they decide,
-however long that takes here. The limit must hold all the same, hardly any of it may be lost, and every language must get some. Each start holds its member up for 2 ms, so that the room that comes free
-all at once is fought over for a while, and kills fall into that time too.
+Every 50 ms a random process gets SIGKILL and is restarted at once: mostly one that has started up and decides, however long its startup
+takes. The limit must hold all the same, hardly any of it may be lost, and every language must get a part. Each start blocks its member for
+2 ms, so that members compete for a while for units that become free all at once, and kills fall into that time, too.
 
-With `--plant` each process has a limiter of its own, which is the fault that the storm is there to find: it must then
+With `--plant` each process has a limiter of its own, the fault that the storm exists to find: it must then
 report starts over the limit.
 
 `--out` is the folder with the Node package (`node_modules/workglow-limit`) and the compiled C member (`storm_member`).
