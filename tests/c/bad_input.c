@@ -206,10 +206,10 @@ static void windows(void) {
     }
     rate.window_count = 4;
     rate.max_executions = 1;
-    REFUSED(WGL_INVALID_ARGUMENT, "beside max_executions", wgl_rate_limiter_new(store, "n", &rate, &new_limiter));
+    REFUSED(WGL_INVALID_ARGUMENT, "together with max_executions", wgl_rate_limiter_new(store, "n", &rate, &new_limiter));
     rate.max_executions = 0;
     rate.window_ns = 1000;
-    REFUSED(WGL_INVALID_ARGUMENT, "beside max_executions", wgl_rate_limiter_new(store, "n", &rate, &new_limiter));
+    REFUSED(WGL_INVALID_ARGUMENT, "together with max_executions", wgl_rate_limiter_new(store, "n", &rate, &new_limiter));
     rate.window_ns = 0;
     all[3].max_executions = 4097;
     REFUSED(WGL_INVALID_ARGUMENT, "max_executions is 4097", wgl_rate_limiter_new(store, "n", &rate, &new_limiter));

@@ -41,7 +41,8 @@ static void nothing_was_made(void) {
         REFUSED(WGL_INVALID_ARGUMENT, "name is not", wgl_##kind##_limiter_##verb(store, "\xff", &options, &made));   \
         REFUSED(WGL_INVALID_ARGUMENT, "limiter is NULL", wgl_##kind##_limiter_##verb(store, "n", &options, NULL));   \
         REFUSED(WGL_INVALID_ARGUMENT, "options is NULL", kind##_of(NULL, &made));                                    \
-        REFUSED(WGL_INVALID_ARGUMENT, " is ", kind##_of(with_nothing(&options, sizeof options), &made));            \
+        if (strcmp(#kind, "delay") != 0) /* whose only setting has a default */                                      \
+            REFUSED(WGL_INVALID_ARGUMENT, " is ", kind##_of(with_nothing(&options, sizeof options), &made));         \
         for (uint32_t size = 0; size < 8; size += 4) {                                                               \
             options.struct_size = size;                                                                              \
             REFUSED(WGL_INVALID_ARGUMENT, "struct_size is ", kind##_of(&options, &made));                            \
@@ -80,8 +81,6 @@ static void private_limiters(void) {
     REFUSED(WGL_INVALID_ARGUMENT, "limiter is NULL", wgl_evenly_spaced_limiter_new(&even, NULL));
     REFUSE_NEW("max_concurrent_jobs is 0", concurrency, &jobs);
     REFUSE_NEW("max_executions is 0", evenly_spaced, &even);
-    delay.delay_ns = 999;
-    REFUSE_NEW("delay is ", delay, &delay);
     jobs.max_concurrent_jobs = 1;
     jobs.lease_ns = 5000;
     REFUSE_NEW("lease_ns is 5000: expected 0", concurrency, &jobs);

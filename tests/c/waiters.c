@@ -209,6 +209,7 @@ static void zeroed_options_are_the_defaults(void) {
     wgl_waiter *waiter = NULL;
     wgl_permit permit;
     begin(1);
+    advance(1000 * MS);
     IS(WGL_OK, wgl_acquire_with(limiter, NULL, 0, &options, &permit, NULL));
     MUST(wgl_waiter_new(limiter, NULL, 0, &options, &waiter));
     IS(WGL_WAITING, wgl_waiter_step(waiter, &permit, NULL));
