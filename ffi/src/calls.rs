@@ -253,7 +253,9 @@ pub unsafe extern "C" fn wgl_set_next_available_time(
 ) -> c_int {
     let at = from_unix_ns(unix_ns);
     // SAFETY: the caller's promise.
-    unsafe { on_key(shared(limiter), key, key_len, |limiter, key| limiter.set_next_available_time(key, at).map(|()| WGL_OK)) }
+    unsafe {
+        on_key(shared(limiter), key, key_len, |limiter, key| limiter.set_next_available_time(key, at).map(|()| WGL_OK))
+    }
 }
 
 /// Sets a gate: no start for `pause_ns` from now on, as a Retry-After asks for. Otherwise as wgl_set_next_available_time.

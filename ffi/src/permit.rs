@@ -65,10 +65,7 @@ impl wgl_permit {
 ///
 /// Fails with WGL_FOREIGN_PERMIT if another limiter gave it, or with WGL_CUSTOM_FAILURE.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn wgl_complete(
-    limiter: Option<NonNull<wgl_limiter>>,
-    permit: Option<&mut wgl_permit>,
-) -> c_int {
+pub unsafe extern "C" fn wgl_complete(limiter: Option<NonNull<wgl_limiter>>, permit: Option<&mut wgl_permit>) -> c_int {
     // SAFETY: the caller's promise.
     end(unsafe { shared(limiter) }, permit, |limiter, permit| limiter.complete(permit))
 }
@@ -175,7 +172,9 @@ pub extern "C" fn wgl_permit_ready_at(
     permit: Option<&wgl_permit>,
     unix_ns: Option<&mut MaybeUninit<i64>>,
 ) -> c_int {
-    write_if_some(limiter, permit, ("unix_ns", unix_ns), |limiter, permit| limiter.ready_at(permit).map(workglow_limit::unix_ns))
+    write_if_some(limiter, permit, ("unix_ns", unix_ns), |limiter, permit| {
+        limiter.ready_at(permit).map(workglow_limit::unix_ns)
+    })
 }
 
 /// Returns the same on the system's monotonic clock (CLOCK_MONOTONIC), for measurements. It is never later than the place
@@ -188,7 +187,9 @@ pub extern "C" fn wgl_permit_ready_at_monotonic(
     permit: Option<&wgl_permit>,
     monotonic_ns: Option<&mut MaybeUninit<u64>>,
 ) -> c_int {
-    write_if_some(limiter, permit, ("monotonic_ns", monotonic_ns), |limiter, permit| limiter.ready_at_monotonic_ns(permit))
+    write_if_some(limiter, permit, ("monotonic_ns", monotonic_ns), |limiter, permit| {
+        limiter.ready_at_monotonic_ns(permit)
+    })
 }
 
 /// Writes a property of a permit, if it has it.

@@ -115,10 +115,7 @@ pub unsafe extern "C" fn wgl_store_verify(
 ///
 /// Fails with WGL_INVALID_URL, or with a store error if the server does not answer.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn wgl_doctor(
-    url: *const c_char,
-    findings: Option<&mut MaybeUninit<Box<wgl_strings>>>,
-) -> c_int {
+pub unsafe extern "C" fn wgl_doctor(url: *const c_char, findings: Option<&mut MaybeUninit<Box<wgl_strings>>>) -> c_int {
     guard(|| {
         let out = given("findings", findings)?;
         // SAFETY: the caller's promise.

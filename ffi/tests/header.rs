@@ -30,7 +30,8 @@ fn made() -> String {
     let mut made = Vec::new();
     bindings.generate().unwrap().write(&mut made);
     // Tags are for the definitions, and for forward declarations in programs.
-    let plain = |line: &str| if line.starts_with("typedef") { line.to_owned() } else { line.replace("struct wgl_", "wgl_") };
+    let plain =
+        |line: &str| if line.starts_with("typedef") { line.to_owned() } else { line.replace("struct wgl_", "wgl_") };
     String::from_utf8(made).unwrap().lines().map(|line| plain(line) + "\n").collect()
 }
 
@@ -64,7 +65,10 @@ fn the_header_matches_the_sources() {
     if std::env::var_os("UPDATE_HEADER").is_some() {
         std::fs::write(path(), &made).unwrap();
     }
-    assert!(header() == made, "include/workglow_limit.h is out of date: UPDATE_HEADER=1 cargo test -p workglow-limit-ffi");
+    assert!(
+        header() == made,
+        "include/workglow_limit.h is out of date: UPDATE_HEADER=1 cargo test -p workglow-limit-ffi"
+    );
 }
 
 #[test]
@@ -77,16 +81,21 @@ fn every_function_lists_its_errors() {
         let errors = errors.unwrap_or_else(|| panic!("{name} lists no errors"));
         let is_status = header.contains(&format!("\nint {name}("));
         let is_infallible = ["wgl_abi_version", "wgl_version_number"].contains(&name.as_str());
-        assert_eq!(errors.starts_with("Fails "), is_status && !is_infallible, "{name} returns no status, or one: {errors}");
+        assert_eq!(
+            errors.starts_with("Fails "),
+            is_status && !is_infallible,
+            "{name} returns no status, or one: {errors}"
+        );
     }
 }
 
 #[test]
 fn comments_name_what_the_header_has() {
     let header = header();
-    let code: String = header.lines().filter(|line| !line.trim_start().starts_with("//")).fold(String::new(), |all, line| {
-        all + line + "\n"
-    });
+    let code: String = header
+        .lines()
+        .filter(|line| !line.trim_start().starts_with("//"))
+        .fold(String::new(), |all, line| all + line + "\n");
     let known: HashSet<&str> = words(&code, "wgl_").chain(words(&code, "WGL_")).collect();
     for word in words(&header, "wgl_").chain(words(&header, "WGL_")) {
         assert!(known.contains(word) || word == "WGL_0", "a comment names {word}, which the header lacks");

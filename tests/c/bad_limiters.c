@@ -13,7 +13,7 @@ static void nothing_was_made(void) {
     REFUSED(WGL_UNKNOWN_LIMIT, "\"n\"", wgl_limiter_attach(store, "n", &limiter));
 }
 
-// What is the same for all that a store shares: X(KIND, kind, verb).
+// Every kind that a store shares: X(KIND, kind, verb).
 #define OF_A_STORE(X)                                                                                                \
     X(RATE, rate, new)                                                                                               \
     X(CONCURRENCY, concurrency, shared)                                                                              \
@@ -68,7 +68,7 @@ OF_A_STORE(SIZES)
 #define REFUSE_NEW(text, kind, options) REFUSED(WGL_INVALID_ARGUMENT, text, wgl_##kind##_limiter_new(options, &made))
 #define REFUSE(text, kind, options) REFUSED(WGL_INVALID_ARGUMENT, text, kind##_of(options, &made))
 
-// What only this process knows.
+// Limiters of this process alone.
 static void private_limiters(void) {
     wgl_concurrency_limiter_options jobs = WGL_CONCURRENCY_LIMITER_OPTIONS_INIT;
     wgl_delay_limiter_options delay = WGL_DELAY_LIMITER_OPTIONS_INIT;
@@ -85,7 +85,7 @@ static void private_limiters(void) {
     jobs.lease_ns = 5000;
     REFUSE_NEW("lease_ns is 5000: expected 0", concurrency, &jobs);
 
-    // What is shared has its store's clock.
+    // A shared limiter has its store's clock.
     jobs.clock = delay.clock = even.clock = some_clock;
     delay.delay_ns = even.window_ns = 1000;
     even.max_executions = 1;
