@@ -275,7 +275,7 @@ typedef struct wgl_store_options {
     // What a power cut may lose: WGL_DURABILITY_BUDGET or WGL_DURABILITY_COMMIT. Default WGL_DURABILITY_BUDGET.
     uint32_t durability;
     // A clock for tests instead of the system's. Default NULL: the system's.
-    const struct wgl_manual_clock *clock;
+    const wgl_manual_clock *clock;
 } wgl_store_options;
 
 // One window of a rate limit with several.
@@ -302,7 +302,7 @@ typedef struct wgl_rate_limiter_options {
     // The window's length: 1,000 ns (1 µs) to 366 days, rounded up to whole microseconds.
     uint64_t window_ns;
     // Several windows instead: a start needs capacity in all of them. NULL: only the window above.
-    const struct wgl_rate_window *windows;
+    const wgl_rate_window *windows;
     // The number of `windows`: 1 to 4, or 0 if it is NULL.
     size_t window_count;
     // The backoff of the first denial: 1,000 ns to 366 days. Default 0: 1 s.
@@ -324,7 +324,7 @@ typedef struct wgl_concurrency_limiter_options {
     uint64_t max_concurrent_jobs;
     // With _new: a clock for tests instead of the system's; NULL is the system's. With _shared: NULL, because the store has
     // one.
-    const struct wgl_manual_clock *clock;
+    const wgl_manual_clock *clock;
     // With _shared: how long a start holds its units unless wgl_renew extends that, 1,000 ns (1 µs) to 366 days. Default
     // 0: as long as its process lives. With _new: 0.
     uint64_t lease_ns;
@@ -342,7 +342,7 @@ typedef struct wgl_delay_limiter_options {
     uint64_t delay_ns;
     // With _new: a clock for tests instead of the system's; NULL is the system's. With _shared: NULL, because the store has
     // one.
-    const struct wgl_manual_clock *clock;
+    const wgl_manual_clock *clock;
 } wgl_delay_limiter_options;
 
 // What an evenly spaced limit allows. Begin with WGL_EVENLY_SPACED_LIMITER_OPTIONS_INIT. The caller owns it; it is read
@@ -358,7 +358,7 @@ typedef struct wgl_evenly_spaced_limiter_options {
     uint64_t window_ns;
     // With _new: a clock for tests instead of the system's; NULL is the system's. With _shared: NULL, because the store has
     // one.
-    const struct wgl_manual_clock *clock;
+    const wgl_manual_clock *clock;
 } wgl_evenly_spaced_limiter_options;
 
 // What a token bucket allows. Begin with
@@ -510,7 +510,7 @@ typedef struct wgl_decision {
     // The name of the limit that denied, NULL if admitted. It lives as long as the limiter that was called.
     const char *denied_by;
     // The permit of the start. All zero in a denial, and always after wgl_peek.
-    struct wgl_permit permit;
+    wgl_permit permit;
 } wgl_decision;
 
 // How to wait. Begin with WGL_WAITER_OPTIONS_INIT; a field that is 0 has its default. The caller owns it; it is read only
@@ -590,40 +590,40 @@ int wgl_abi_version(void);
 // Returns the number of texts. 0 for NULL.
 //
 // Never fails.
-size_t wgl_strings_count(const struct wgl_strings *strings);
+size_t wgl_strings_count(const wgl_strings *strings);
 
 // Returns the text at an index, from 0 on. It lives as long as the list.
 //
 // Never fails: NULL if there is no such text.
-const char *wgl_strings_get(const struct wgl_strings *strings, size_t index);
+const char *wgl_strings_get(const wgl_strings *strings, size_t index);
 
 // Frees a list. NULL is a no-op.
 //
 // Never fails.
-void wgl_strings_free(struct wgl_strings *strings);
+void wgl_strings_free(wgl_strings *strings);
 
 // Makes a clock that reads 0.
 //
 // Fails only with WGL_INVALID_ARGUMENT, for NULL.
-int wgl_manual_clock_new(struct wgl_manual_clock **clock);
+int wgl_manual_clock_new(wgl_manual_clock **clock);
 
 // Advances a clock.
 //
 // Fails only with WGL_INVALID_ARGUMENT, for NULL.
-int wgl_manual_clock_advance(struct wgl_manual_clock *clock, uint64_t by_ns);
+int wgl_manual_clock_advance(wgl_manual_clock *clock, uint64_t by_ns);
 
 // Frees a clock. NULL is a no-op.
 //
 // Never fails.
-void wgl_manual_clock_free(struct wgl_manual_clock *clock);
+void wgl_manual_clock_free(wgl_manual_clock *clock);
 
 // Opens a store, and makes its files if there are none. `options` may be NULL.
 //
 // Fails with WGL_INVALID_URL, WGL_INVALID_ARGUMENT for options out of range, WGL_NOT_A_STORE, WGL_UNSUPPORTED_VERSION,
 // WGL_UNSUPPORTED_FILE_SYSTEM, WGL_UNSUPPORTED for a server that cannot hold limits, or with a store error.
 int wgl_store_open(const char *url,
-                   const struct wgl_store_options *options,
-                   struct wgl_store **store);
+                   const wgl_store_options *options,
+                   wgl_store **store);
 
 // Checks the files of a store, which need not open. `problems` receives a line for each problem, none if all is well.
 // With `repair` other than 0 it also repairs what it can, and the lines of those begin with "repaired: ". Unreadable
@@ -632,9 +632,9 @@ int wgl_store_open(const char *url,
 //
 // Fails as wgl_store_open does, but not for damage.
 int wgl_store_verify(const char *url,
-                     const struct wgl_store_options *options,
+                     const wgl_store_options *options,
                      int repair,
-                     struct wgl_strings **problems);
+                     wgl_strings **problems);
 
 // Checks the settings of a server for what endangers limits there. `findings` receives a line for each, the worst
 // first, none if all is well: its severity ("danger: ", "warning: " or "note: "), the setting and its value, what that
@@ -643,7 +643,7 @@ int wgl_store_verify(const char *url,
 //
 // Fails with WGL_INVALID_URL, or with a store error if the server does not answer.
 int wgl_doctor(const char *url,
-               struct wgl_strings **findings);
+               wgl_strings **findings);
 
 // Returns the SQL that makes the schema workglow_limit, which limits on Postgres need: for migrations of your own. Where
 // the program's role may create schemas, the first call makes it. Running it again has no effect. The text is static.
@@ -654,21 +654,21 @@ const char *wgl_postgres_schema(void);
 // Returns the address of a store, as it was given but without a password. It lives as long as the store.
 //
 // Never fails: NULL for NULL.
-const char *wgl_store_url(const struct wgl_store *store);
+const char *wgl_store_url(const wgl_store *store);
 
 // Returns the names of the limits that are declared in a store, in order.
 //
 // Fails with a store error.
-int wgl_store_names(const struct wgl_store *store, struct wgl_strings **names);
+int wgl_store_names(const wgl_store *store, wgl_strings **names);
 
 // Declares the limits of a TOML file, all or none, for all that share the store; wgl_limiter_attach makes limiters of
 // them. `names` (which may be NULL) receives their names.
 //
 // Fails with WGL_INVALID_ARGUMENT if the file cannot be read or is wrong, and says where; with WGL_KIND_MISMATCH if a
 // name is declared as another kind of limiter, or with a store error.
-int wgl_store_load(struct wgl_store *store,
+int wgl_store_load(wgl_store *store,
                    const char *path,
-                   struct wgl_strings **names);
+                   wgl_strings **names);
 
 // Puts an operator's policy above what programs declare under this name, at once, for all that share the store, until
 // wgl_store_lift. `policy` is a text such as "200/1m", "100/1m + 5/1s" or "5 concurrent". With `key` (`key_len` bytes) it
@@ -677,7 +677,7 @@ int wgl_store_load(struct wgl_store *store,
 //
 // Fails with WGL_UNKNOWN_LIMIT for a name that is not declared, WGL_KIND_MISMATCH for a policy of another kind,
 // WGL_INVALID_ARGUMENT for a text that is no policy or a key that is not 1 to 1,024 bytes, or with a store error.
-int wgl_store_override(struct wgl_store *store,
+int wgl_store_override(wgl_store *store,
                        const char *name,
                        const char *policy,
                        const char *key,
@@ -688,7 +688,7 @@ int wgl_store_override(struct wgl_store *store,
 //
 // Fails with WGL_UNKNOWN_LIMIT for a name that is not declared, WGL_INVALID_ARGUMENT for a key that is not 1 to 1,024
 // bytes, or with a store error.
-int wgl_store_lift(struct wgl_store *store,
+int wgl_store_lift(wgl_store *store,
                    const char *name,
                    const char *key,
                    size_t key_len);
@@ -699,51 +699,51 @@ int wgl_store_lift(struct wgl_store *store,
 //
 // Fails with WGL_UNKNOWN_LIMIT for a name that is not declared, WGL_UNSUPPORTED for a part of limits that were declared
 // together, or with a store error.
-int wgl_store_forget(struct wgl_store *store,
+int wgl_store_forget(wgl_store *store,
                      const char *name);
 
 // Writes admitted starts that the database lacks to it now, for example before a planned power-off. A no-op for memory:.
 //
 // Fails with a store error.
-int wgl_store_flush(struct wgl_store *store);
+int wgl_store_flush(wgl_store *store);
 
 // Returns how often the store failed a decision in this process since it was opened, whatever `on_error` made of that.
 //
 // Fails only with WGL_INVALID_ARGUMENT, for NULL.
-int wgl_store_failures(const struct wgl_store *store,
+int wgl_store_failures(const wgl_store *store,
                        uint64_t *count);
 
 // Frees a store. NULL is a no-op.
 //
 // Never fails.
-void wgl_store_free(struct wgl_store *store);
+void wgl_store_free(wgl_store *store);
 
 // Makes a limiter of the limit that is declared under a name, of whatever kind; or of the limits that
 // wgl_policy_limiter_new or wgl_flow_control_limiter_new declared together under it.
 //
 // Fails with WGL_UNKNOWN_LIMIT if there is none, WGL_INVALID_ARGUMENT for a name that is not 1 to 1,024 bytes, or with a
 // store error.
-int wgl_limiter_attach(struct wgl_store *store,
+int wgl_limiter_attach(wgl_store *store,
                        const char *name,
-                       struct wgl_limiter **limiter);
+                       wgl_limiter **limiter);
 
 // Makes a limiter of the rate limit that is declared under a name.
 //
 // Fails as wgl_limiter_attach does, and with WGL_KIND_MISMATCH if the name is declared as another kind of limiter.
-int wgl_rate_limiter_attach(struct wgl_store *store,
+int wgl_rate_limiter_attach(wgl_store *store,
                             const char *name,
-                            struct wgl_limiter **limiter);
+                            wgl_limiter **limiter);
 
 // Makes a limiter that admits everything: for where no limit is wanted.
 //
 // Fails only with WGL_INVALID_ARGUMENT, for NULL.
-int wgl_null_limiter_new(struct wgl_limiter **limiter);
+int wgl_null_limiter_new(wgl_limiter **limiter);
 
 // Makes a limiter that admits what all of its children admit; without children it admits everything. All children get the
 // same key and weight, and gates apply to all of them. If a child denies, the others are not charged.
 //
 // Fails only with WGL_INVALID_ARGUMENT, for NULL.
-int wgl_composite_limiter_new(struct wgl_limiter **limiter);
+int wgl_composite_limiter_new(wgl_limiter **limiter);
 
 // Adds a child, at any time. The composite shares it: the caller may keep using it, and frees it at any time. Permits that
 // are not ended yet end against the children that they came from.
@@ -751,19 +751,19 @@ int wgl_composite_limiter_new(struct wgl_limiter **limiter);
 // Fails with WGL_UNSUPPORTED if wgl_composite_limiter_new did not make `composite` (limits that were declared together are
 // a policy, which the store holds), and with WGL_INVALID_ARGUMENT if `child` is `composite` or contains it, or if
 // composites would be nested more than 32 deep.
-int wgl_composite_limiter_add(struct wgl_limiter *composite,
-                              struct wgl_limiter *child);
+int wgl_composite_limiter_add(wgl_limiter *composite,
+                              wgl_limiter *child);
 
 // Returns the name of the limit, as `denied_by` has it; of a limiter without a store, its kind. It lives as long as the
 // limiter.
 //
 // Never fails: NULL for NULL.
-const char *wgl_limiter_name(const struct wgl_limiter *limiter);
+const char *wgl_limiter_name(const wgl_limiter *limiter);
 
 // Frees a limiter. NULL is a no-op. Starts that it admitted stay admitted.
 //
 // Never fails.
-void wgl_limiter_free(struct wgl_limiter *limiter);
+void wgl_limiter_free(wgl_limiter *limiter);
 
 // Declares a rate limit under a name, for all that share the store, and replaces the policy that the name had: at most
 // `max_executions` units in any rolling window. A start at s counts until exactly s + window. An operator's override stays
@@ -771,41 +771,41 @@ void wgl_limiter_free(struct wgl_limiter *limiter);
 //
 // Fails with WGL_INVALID_ARGUMENT for options out of range and for a name that is not 1 to 1,024 bytes, WGL_KIND_MISMATCH
 // if the name is declared as another kind of limiter, or with a store error.
-int wgl_rate_limiter_new(struct wgl_store *store,
+int wgl_rate_limiter_new(wgl_store *store,
                          const char *name,
-                         const struct wgl_rate_limiter_options *options,
-                         struct wgl_limiter **limiter);
+                         const wgl_rate_limiter_options *options,
+                         wgl_limiter **limiter);
 
 // Makes a limit on the units that run at the same time, per key, in this process; a forked child counts its own. Every
 // start must be ended with wgl_complete.
 //
 // Fails with WGL_INVALID_ARGUMENT for options out of range.
-int wgl_concurrency_limiter_new(const struct wgl_concurrency_limiter_options *options,
-                                struct wgl_limiter **limiter);
+int wgl_concurrency_limiter_new(const wgl_concurrency_limiter_options *options,
+                                wgl_limiter **limiter);
 
 // Declares a limit on the units that run at the same time, per key, under a name, for all that share the store. A start
 // holds its units until wgl_complete ends it, at most until its process or its lease ends: see wgl_renew.
 //
 // Fails as wgl_rate_limiter_new does.
-int wgl_concurrency_limiter_shared(struct wgl_store *store,
+int wgl_concurrency_limiter_shared(wgl_store *store,
                                    const char *name,
-                                   const struct wgl_concurrency_limiter_options *options,
-                                   struct wgl_limiter **limiter);
+                                   const wgl_concurrency_limiter_options *options,
+                                   wgl_limiter **limiter);
 
 // Makes a limit on the time from one start to the next, per key, in this process; a forked child has its own. Every start
 // has weight 1.
 //
 // Fails with WGL_INVALID_ARGUMENT for options out of range.
-int wgl_delay_limiter_new(const struct wgl_delay_limiter_options *options,
-                          struct wgl_limiter **limiter);
+int wgl_delay_limiter_new(const wgl_delay_limiter_options *options,
+                          wgl_limiter **limiter);
 
 // Declares a limit on the time from one start to the next under a name, for all that share the store.
 //
 // Fails as wgl_rate_limiter_new does.
-int wgl_delay_limiter_shared(struct wgl_store *store,
+int wgl_delay_limiter_shared(wgl_store *store,
                              const char *name,
-                             const struct wgl_delay_limiter_options *options,
-                             struct wgl_limiter **limiter);
+                             const wgl_delay_limiter_options *options,
+                             wgl_limiter **limiter);
 
 // Makes a limit of `max_executions` starts in a window at even distances, per key, in this process; a forked child has its
 // own. Every start has weight 1. At most `max_executions` start in any rolling window.
@@ -814,79 +814,79 @@ int wgl_delay_limiter_shared(struct wgl_store *store,
 // to wgl_complete or wgl_settle.
 //
 // Fails with WGL_INVALID_ARGUMENT for options out of range.
-int wgl_evenly_spaced_limiter_new(const struct wgl_evenly_spaced_limiter_options *options,
-                                  struct wgl_limiter **limiter);
+int wgl_evenly_spaced_limiter_new(const wgl_evenly_spaced_limiter_options *options,
+                                  wgl_limiter **limiter);
 
 // Declares a limit of `max_executions` starts in a window at even distances under a name, for all that share the store.
 //
 // Fails as wgl_rate_limiter_new does.
-int wgl_evenly_spaced_limiter_shared(struct wgl_store *store,
+int wgl_evenly_spaced_limiter_shared(wgl_store *store,
                                      const char *name,
-                                     const struct wgl_evenly_spaced_limiter_options *options,
-                                     struct wgl_limiter **limiter);
+                                     const wgl_evenly_spaced_limiter_options *options,
+                                     wgl_limiter **limiter);
 
 // Declares a bucket of `burst` tokens under a name, for all that share the store. `rate` tokens are added evenly per period,
 // and a start takes its weight in tokens. In any period at most `burst` + `rate` units start.
 //
 // Fails as wgl_rate_limiter_new does.
-int wgl_token_bucket_limiter_new(struct wgl_store *store,
+int wgl_token_bucket_limiter_new(wgl_store *store,
                                  const char *name,
-                                 const struct wgl_token_bucket_limiter_options *options,
-                                 struct wgl_limiter **limiter);
+                                 const wgl_token_bucket_limiter_options *options,
+                                 wgl_limiter **limiter);
 
 // Declares a leaky bucket under a name, for all that share the store: one unit starts per period / `rate`, and a start of
 // weight w takes the time of w units. In wgl_acquire and wgl_reserve up to `queue` units wait for their turn; more are
 // denied.
 //
 // Fails as wgl_rate_limiter_new does.
-int wgl_leaky_bucket_limiter_new(struct wgl_store *store,
+int wgl_leaky_bucket_limiter_new(wgl_store *store,
                                  const char *name,
-                                 const struct wgl_leaky_bucket_limiter_options *options,
-                                 struct wgl_limiter **limiter);
+                                 const wgl_leaky_bucket_limiter_options *options,
+                                 wgl_limiter **limiter);
 
 // Declares a limit under a name, for all that share the store: at most `max_executions` units in each window. Windows are
 // aligned to 1970 (UTC). Across a boundary up to twice as many start in the length of one window.
 //
 // Fails as wgl_rate_limiter_new does.
-int wgl_fixed_window_limiter_new(struct wgl_store *store,
+int wgl_fixed_window_limiter_new(wgl_store *store,
                                  const char *name,
-                                 const struct wgl_fixed_window_limiter_options *options,
-                                 struct wgl_limiter **limiter);
+                                 const wgl_fixed_window_limiter_options *options,
+                                 wgl_limiter **limiter);
 
 // Declares a limit under a name, for all that share the store: about `max_executions` units in any rolling window. The
 // estimate adds to the count of this window, aligned to 1970 (UTC), the part of the last window's count that the rolling
 // window still covers. For very large limits; fewer than twice as many start in the length of one window.
 //
 // Fails as wgl_rate_limiter_new does.
-int wgl_sliding_window_counter_limiter_new(struct wgl_store *store,
+int wgl_sliding_window_counter_limiter_new(wgl_store *store,
                                            const char *name,
-                                           const struct wgl_sliding_window_counter_limiter_options *options,
-                                           struct wgl_limiter **limiter);
+                                           const wgl_sliding_window_counter_limiter_options *options,
+                                           wgl_limiter **limiter);
 
 // Declares the limits of a policy text under a name, for all that share the store: "100/1m", "10/1s burst 20",
 // "5 concurrent", or several, such as "100/1m + 5/1s + 5 concurrent", which all have to admit a start.
 //
 // Fails as wgl_rate_limiter_new does; the message of WGL_INVALID_ARGUMENT says where the text is wrong.
-int wgl_policy_limiter_new(struct wgl_store *store,
+int wgl_policy_limiter_new(wgl_store *store,
                            const char *name,
                            const char *policy,
-                           struct wgl_limiter **limiter);
+                           wgl_limiter **limiter);
 
 // Declares flow control under a name, for all that share the store: `rate` units per period, `parallelism` units at the
 // same time, or both.
 //
 // Fails as wgl_rate_limiter_new does, and with WGL_INVALID_ARGUMENT if both are 0.
-int wgl_flow_control_limiter_new(struct wgl_store *store,
+int wgl_flow_control_limiter_new(wgl_store *store,
                                  const char *name,
-                                 const struct wgl_flow_control_limiter_options *options,
-                                 struct wgl_limiter **limiter);
+                                 const wgl_flow_control_limiter_options *options,
+                                 wgl_limiter **limiter);
 
 // Makes a custom limiter. Composites take it as a child, and alone it supports every call except those for places and
 // texts.
 //
 // Fails with WGL_INVALID_ARGUMENT if the name, `decide` or `peek` is missing or wrong; `free` is not called then.
-int wgl_custom_limiter_new(const struct wgl_custom_limiter_table *table,
-                           struct wgl_limiter **limiter);
+int wgl_custom_limiter_new(const wgl_custom_limiter_table *table,
+                           wgl_limiter **limiter);
 
 // Starts if there is capacity now: decides and records in one act. WGL_OK: admitted, and `permit` is written. WGL_DENIED:
 // not now, and nothing has changed; after `retry_after_ns` (which may be NULL) a retry succeeds, unless another caller took
@@ -894,30 +894,30 @@ int wgl_custom_limiter_new(const struct wgl_custom_limiter_table *table,
 //
 // Fails with WGL_WEIGHT_EXCEEDS_CAPACITY if it can never start, WGL_INVALID_ARGUMENT for weight 0 or a key of more than
 // 1,024 bytes, WGL_UNSUPPORTED for a weight above 1 where every start has weight 1, or with a store error.
-int wgl_try_acquire(struct wgl_limiter *limiter,
+int wgl_try_acquire(wgl_limiter *limiter,
                     const char *key,
                     size_t key_len,
                     uint64_t weight,
-                    struct wgl_permit *permit,
+                    wgl_permit *permit,
                     uint64_t *retry_after_ns);
 
 // Does the same as wgl_try_acquire and returns the whole decision, which is written for WGL_OK and for WGL_DENIED.
 //
 // Fails as wgl_try_acquire does.
-int wgl_decide(struct wgl_limiter *limiter,
+int wgl_decide(wgl_limiter *limiter,
                const char *key,
                size_t key_len,
                uint64_t weight,
-               struct wgl_decision *decision);
+               wgl_decision *decision);
 
 // Returns the decision that wgl_decide would make, without a permit. Records nothing. `weight` may be 0.
 //
 // Fails as wgl_try_acquire does.
-int wgl_peek(const struct wgl_limiter *limiter,
+int wgl_peek(const wgl_limiter *limiter,
              const char *key,
              size_t key_len,
              uint64_t weight,
-             struct wgl_decision *decision);
+             wgl_decision *decision);
 
 // Returns whether a start of weight 1 would be admitted now: WGL_OK or WGL_DENIED. Changes nothing.
 //
@@ -925,24 +925,24 @@ int wgl_peek(const struct wgl_limiter *limiter,
 // between; wgl_try_acquire decides and records in one act.
 //
 // Fails as wgl_try_acquire does.
-int wgl_can_proceed(const struct wgl_limiter *limiter,
+int wgl_can_proceed(const wgl_limiter *limiter,
                     const char *key,
                     size_t key_len);
 
 // Records that a job has started, even if the limit is full, because the caller has already decided.
 //
 // Fails as wgl_try_acquire does.
-int wgl_record_job_start(struct wgl_limiter *limiter, const char *key, size_t key_len);
+int wgl_record_job_start(wgl_limiter *limiter, const char *key, size_t key_len);
 
 // Records that a job has ended: the oldest start without a permit that this process recorded on that key.
 //
 // Fails as wgl_try_acquire does.
-int wgl_record_job_completion(struct wgl_limiter *limiter, const char *key, size_t key_len);
+int wgl_record_job_completion(wgl_limiter *limiter, const char *key, size_t key_len);
 
 // Returns the earliest instant at which a start of weight 1 would be admitted, gate included; now, if that is now.
 //
 // Fails as wgl_try_acquire does.
-int wgl_get_next_available_time(const struct wgl_limiter *limiter,
+int wgl_get_next_available_time(const wgl_limiter *limiter,
                                 const char *key,
                                 size_t key_len,
                                 int64_t *unix_ns);
@@ -952,7 +952,7 @@ int wgl_get_next_available_time(const struct wgl_limiter *limiter,
 //
 // Fails with WGL_INVALID_ARGUMENT if the instant is more than 366 days away or the key has more than 1,024 bytes, or with a
 // store error.
-int wgl_set_next_available_time(struct wgl_limiter *limiter,
+int wgl_set_next_available_time(wgl_limiter *limiter,
                                 const char *key,
                                 size_t key_len,
                                 int64_t unix_ns);
@@ -960,7 +960,7 @@ int wgl_set_next_available_time(struct wgl_limiter *limiter,
 // Sets a gate: no start for `pause_ns` from now on, as a Retry-After asks for. Otherwise as wgl_set_next_available_time.
 //
 // Fails as wgl_set_next_available_time does.
-int wgl_pause(struct wgl_limiter *limiter,
+int wgl_pause(wgl_limiter *limiter,
               const char *key,
               size_t key_len,
               uint64_t pause_ns);
@@ -968,31 +968,31 @@ int wgl_pause(struct wgl_limiter *limiter,
 // Resets a key, gate included; without a key, all keys.
 //
 // Fails with WGL_INVALID_ARGUMENT for a key of more than 1,024 bytes, or with a store error.
-int wgl_clear(struct wgl_limiter *limiter, const char *key, size_t key_len);
+int wgl_clear(wgl_limiter *limiter, const char *key, size_t key_len);
 
 // Ends a permit: the job ran. Ending it again is a no-op.
 //
 // Fails with WGL_FOREIGN_PERMIT if another limiter gave it, or with WGL_CUSTOM_FAILURE.
-int wgl_complete(struct wgl_limiter *limiter, struct wgl_permit *permit);
+int wgl_complete(wgl_limiter *limiter, wgl_permit *permit);
 
 // Ends a permit, or returns a place: the job never ran, and its units are free again at once. Ending it again is a no-op.
 //
 // Fails as wgl_complete does, or with a store error; the permit is not ended then.
-int wgl_cancel(struct wgl_limiter *limiter,
-               struct wgl_permit *permit);
+int wgl_cancel(wgl_limiter *limiter,
+               wgl_permit *permit);
 
 // Returns a place, unless it was used to start, perhaps in another process with its text. Ending it again is a no-op.
 //
 // Fails as wgl_cancel does.
-int wgl_cancel_place(struct wgl_limiter *limiter,
-                     struct wgl_permit *place);
+int wgl_cancel_place(wgl_limiter *limiter,
+                     wgl_permit *place);
 
 // Ends a permit: the job ran and used `actual` units instead of its weight. Units that it did not use are free again at
 // once; units beyond its weight are owed, up to one whole capacity, and delay later starts. Ending it again is a no-op.
 //
 // Fails as wgl_cancel does, and with WGL_UNSUPPORTED for a concurrency limit, whose units come back when the job ends.
-int wgl_settle(struct wgl_limiter *limiter,
-               struct wgl_permit *permit,
+int wgl_settle(wgl_limiter *limiter,
+               wgl_permit *permit,
                uint64_t actual);
 
 // Restarts a lease: the start holds its units for the whole lease of its limit from now on. A no-op for permits without a
@@ -1000,16 +1000,16 @@ int wgl_settle(struct wgl_limiter *limiter,
 //
 // Fails with WGL_LEASE_LOST if the lease has expired, so another start may hold its units; otherwise as wgl_complete does,
 // or with a store error.
-int wgl_renew(struct wgl_limiter *limiter,
-              const struct wgl_permit *permit);
+int wgl_renew(wgl_limiter *limiter,
+              const wgl_permit *permit);
 
 // Returns the number of a lease, which is larger for every later lease of the same key. A resource that the lease protects
 // remembers the largest number that it saw, and refuses smaller ones. WGL_NONE, and nothing is written, for permits
 // without a lease.
 //
 // Fails with WGL_FOREIGN_PERMIT if another limiter gave the permit.
-int wgl_fence(const struct wgl_limiter *limiter,
-              const struct wgl_permit *permit,
+int wgl_fence(const wgl_limiter *limiter,
+              const wgl_permit *permit,
               uint64_t *fence);
 
 // Returns how often the process has forked since the library was loaded, counted from the first parent on. A child has
@@ -1023,16 +1023,16 @@ uint64_t wgl_fork_generation(void);
 // place: it did not have to wait, or its limit keeps no places.
 //
 // Fails with WGL_FOREIGN_PERMIT if another limiter gave the permit.
-int wgl_permit_ready_at(const struct wgl_limiter *limiter,
-                        const struct wgl_permit *permit,
+int wgl_permit_ready_at(const wgl_limiter *limiter,
+                        const wgl_permit *permit,
                         int64_t *unix_ns);
 
 // Returns the same on the system's monotonic clock (CLOCK_MONOTONIC), for measurements. It is never later than the place
 // was ready; on a server by no more than the delay of its replies.
 //
 // Fails as wgl_permit_ready_at does.
-int wgl_permit_ready_at_monotonic(const struct wgl_limiter *limiter,
-                                  const struct wgl_permit *permit,
+int wgl_permit_ready_at_monotonic(const wgl_limiter *limiter,
+                                  const wgl_permit *permit,
                                   uint64_t *monotonic_ns);
 
 // Takes a place: a start in the future, or now. WGL_OK: it counts from now on, and `place` and `after_ns` (which may be
@@ -1043,13 +1043,13 @@ int wgl_permit_ready_at_monotonic(const struct wgl_limiter *limiter,
 // window from the end of that grace.
 //
 // Fails as wgl_try_acquire does, and with WGL_UNSUPPORTED for a limiter whose capacity does not depend on time.
-int wgl_reserve(struct wgl_limiter *limiter,
+int wgl_reserve(wgl_limiter *limiter,
                 const char *key,
                 size_t key_len,
                 uint64_t weight,
                 uint64_t max_wait_ns,
                 uint64_t grace_ns,
-                struct wgl_permit *place,
+                wgl_permit *place,
                 uint64_t *after_ns);
 
 // Starts with a place, if it is ready. WGL_OK: start; `place` is now the permit of the start. WGL_DENIED: not yet; `place`
@@ -1058,8 +1058,8 @@ int wgl_reserve(struct wgl_limiter *limiter,
 //
 // Fails with WGL_FOREIGN_PERMIT if another limiter gave it, with WGL_UNSUPPORTED as wgl_reserve does, or with a store
 // error; `place` is unchanged then.
-int wgl_present(struct wgl_limiter *limiter,
-                struct wgl_permit *place,
+int wgl_present(wgl_limiter *limiter,
+                wgl_permit *place,
                 uint64_t *after_ns);
 
 // Writes a permit or place as a text, with a NUL, into a buffer of `capacity` bytes. WGL_OK: the text is written.
@@ -1072,8 +1072,8 @@ int wgl_present(struct wgl_limiter *limiter,
 //
 // Fails with WGL_FOREIGN_PERMIT if another limiter gave the permit, and with WGL_UNSUPPORTED where permits belong to one
 // process.
-int wgl_permit_to_text(const struct wgl_limiter *limiter,
-                       const struct wgl_permit *permit,
+int wgl_permit_to_text(const wgl_limiter *limiter,
+                       const wgl_permit *permit,
                        char *buffer,
                        size_t capacity,
                        size_t *length);
@@ -1082,17 +1082,17 @@ int wgl_permit_to_text(const struct wgl_limiter *limiter,
 //
 // Fails with WGL_INVALID_ARGUMENT if it is no permit's text, WGL_FOREIGN_PERMIT if it belongs to another limit, and
 // WGL_UNSUPPORTED where permits belong to one process.
-int wgl_permit_from_text(struct wgl_limiter *limiter,
+int wgl_permit_from_text(wgl_limiter *limiter,
                          const char *text,
                          size_t text_len,
-                         struct wgl_permit *permit);
+                         wgl_permit *permit);
 
 // Returns the shortest time over which the limit counts the starts of a key. The grace of a place costs the limit a part
 // of it: places with a grace of a twentieth leave a limit that callers always wait for about 95 % of its capacity.
 // WGL_NONE, and nothing is written, for a limit that counts over no time.
 //
 // Fails with WGL_INVALID_ARGUMENT for a key of more than 1,024 bytes, or with a store error.
-int wgl_window(const struct wgl_limiter *limiter,
+int wgl_window(const wgl_limiter *limiter,
                const char *key,
                size_t key_len,
                uint64_t *window_ns);
@@ -1104,22 +1104,22 @@ int wgl_window(const struct wgl_limiter *limiter,
 // during the wait but do not end it.
 //
 // Fails as wgl_try_acquire does.
-int wgl_acquire(struct wgl_limiter *limiter,
+int wgl_acquire(wgl_limiter *limiter,
                 const char *key,
                 size_t key_len,
                 uint64_t weight,
                 uint64_t timeout_ns,
-                struct wgl_permit *permit,
+                wgl_permit *permit,
                 uint64_t *retry_after_ns);
 
 // Waits as wgl_acquire does, with a priority and a grace; `options` may be NULL.
 //
 // Fails as wgl_try_acquire does, and with WGL_INVALID_ARGUMENT for options out of range.
-int wgl_acquire_with(struct wgl_limiter *limiter,
+int wgl_acquire_with(wgl_limiter *limiter,
                      const char *key,
                      size_t key_len,
-                     const struct wgl_waiter_options *options,
-                     struct wgl_permit *permit,
+                     const wgl_waiter_options *options,
+                     wgl_permit *permit,
                      uint64_t *retry_after_ns);
 
 // Waits until a place is ready, at most for `timeout_ns` (WGL_FOREVER: as long as it takes), and starts with it; a place
@@ -1128,8 +1128,8 @@ int wgl_acquire_with(struct wgl_limiter *limiter,
 // after `retry_after_ns` (which may be NULL).
 //
 // Fails as wgl_present does.
-int wgl_acquire_place(struct wgl_limiter *limiter,
-                      struct wgl_permit *place,
+int wgl_acquire_place(wgl_limiter *limiter,
+                      wgl_permit *place,
                       uint64_t timeout_ns,
                       uint64_t *retry_after_ns);
 
@@ -1137,19 +1137,19 @@ int wgl_acquire_place(struct wgl_limiter *limiter,
 // process for the same limiter and key, in any way, form one line.
 //
 // Fails with WGL_INVALID_ARGUMENT for options out of range or a key of more than 1,024 bytes.
-int wgl_waiter_new(struct wgl_limiter *limiter,
+int wgl_waiter_new(wgl_limiter *limiter,
                    const char *key,
                    size_t key_len,
-                   const struct wgl_waiter_options *options,
-                   struct wgl_waiter **waiter);
+                   const wgl_waiter_options *options,
+                   wgl_waiter **waiter);
 
 // Makes a waiter for a place, as wgl_acquire_place waits. The waiter takes the place over: `place` is ended.
 //
 // Fails with WGL_FOREIGN_PERMIT if another limiter gave the place.
-int wgl_waiter_new_for_place(struct wgl_limiter *limiter,
-                             struct wgl_permit *place,
+int wgl_waiter_new_for_place(wgl_limiter *limiter,
+                             wgl_permit *place,
                              uint64_t timeout_ns,
-                             struct wgl_waiter **waiter);
+                             wgl_waiter **waiter);
 
 // Takes a step, without sleeping. WGL_OK: start, and `permit` is written. WGL_WAITING: not yet; take another step after
 // `nap_ns`, or earlier. WGL_DENIED: there is no capacity before the timeout, but there may be after `nap_ns` (which may be
@@ -1158,23 +1158,23 @@ int wgl_waiter_new_for_place(struct wgl_limiter *limiter,
 // A step that is late may start late; it blocks no other caller.
 //
 // Fails as wgl_try_acquire does, and with WGL_INVALID_ARGUMENT if the wait is over.
-int wgl_waiter_step(struct wgl_waiter *waiter,
-                    struct wgl_permit *permit,
+int wgl_waiter_step(wgl_waiter *waiter,
+                    wgl_permit *permit,
                     uint64_t *nap_ns);
 
 // Frees a waiter, and ends its wait if that is not over. NULL is a no-op.
 //
 // Never fails.
-void wgl_waiter_free(struct wgl_waiter *waiter);
+void wgl_waiter_free(wgl_waiter *waiter);
 
 // Returns the counts of a key or, without a key, of the limit: by all processes that share it, without the last second of
 // other processes.
 //
 // Fails with WGL_INVALID_ARGUMENT for a key of more than 1,024 bytes, or with a store error.
-int wgl_stats(const struct wgl_limiter *limiter,
+int wgl_stats(const wgl_limiter *limiter,
               const char *key,
               size_t key_len,
-              struct wgl_counts *counts);
+              wgl_counts *counts);
 
 #ifdef __cplusplus
 }  // extern "C"

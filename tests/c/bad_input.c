@@ -206,10 +206,10 @@ static void windows(void) {
     }
     rate.window_count = 4;
     rate.max_executions = 1;
-    REFUSED(WGL_INVALID_ARGUMENT, "beside max_executions", wgl_rate_limiter_new(store, "n", &rate, &new_limiter));
+    REFUSED(WGL_INVALID_ARGUMENT, "together with max_executions", wgl_rate_limiter_new(store, "n", &rate, &new_limiter));
     rate.max_executions = 0;
     rate.window_ns = 1000;
-    REFUSED(WGL_INVALID_ARGUMENT, "beside max_executions", wgl_rate_limiter_new(store, "n", &rate, &new_limiter));
+    REFUSED(WGL_INVALID_ARGUMENT, "together with max_executions", wgl_rate_limiter_new(store, "n", &rate, &new_limiter));
     rate.window_ns = 0;
     all[3].max_executions = 4097;
     REFUSED(WGL_INVALID_ARGUMENT, "max_executions is 4097", wgl_rate_limiter_new(store, "n", &rate, &new_limiter));
@@ -296,7 +296,7 @@ static void permits(void) {
     MUST(wgl_composite_limiter_new(&limiters[3]));
     MUST(wgl_composite_limiter_add(limiters[3], limiters[1]));
     for (int i = 0; i < 4; i++) {
-        // What was forged has taken what it could.
+        // The forged permits may have taken units.
         MUST(wgl_clear(limiters[0], NULL, 0));
         MUST(wgl_try_acquire(limiters[(i + 1) % 4], NULL, 0, 1, &foreign, NULL));
         MUST(wgl_try_acquire(limiters[i], NULL, 0, 1, &own, NULL));
@@ -346,7 +346,7 @@ static void permits(void) {
         REFUSED(WGL_FOREIGN_PERMIT, "not given by limiter", wgl_cancel(limiters[(i + 1) % 4], &own));
         CHECK(wgl_complete(limiters[(i + 1) % 4], &foreign) == WGL_OK, "%s", wgl_last_error());
     }
-    // What is no matter of time has no places, and its permits stay in the process.
+    // A limiter whose capacity does not depend on time has no places, and its permits stay in the process.
     wgl_permit place = {{0}};
     for (int i = 1; i < 4; i += 2) {
         MUST(wgl_try_acquire(limiters[i], NULL, 0, 1, &own, NULL));
@@ -463,7 +463,7 @@ static void urls_and_files(const char *dir) {
     REFUSED(WGL_NOT_A_STORE, dir, wgl_store_open(url, NULL, &new_store));
     CHECK(new_store == NULL, "an answer was written");
 
-    // And the mode is what was asked for, whatever the umask.
+    // The mode is the requested one, whatever the umask.
     struct stat made;
     options.mode = 0660;
     umask(0077);

@@ -1,4 +1,4 @@
-// What the C tests share: counting, and a directory of one's own.
+// Helpers of the C tests: counting, and a temporary directory.
 #ifndef CHECK_H
 #define CHECK_H
 

@@ -4,7 +4,7 @@
 #include <pthread.h>
 #include <sys/wait.h>
 
-// A limiter that answers what it is told to, and writes down what it was given.
+// A limiter with scripted results, which records its arguments.
 struct script {
     int status;
     uint64_t retry_after_ns, start;
@@ -216,7 +216,7 @@ static void denials_and_failures(void) {
 }
 
 // Only what has to be there is there.
-static void the_least_table(void) {
+static void a_table_needs_three_entries(void) {
     struct script script = {.status = WGL_OK};
     wgl_limiter *limiter;
     wgl_permit permit;
@@ -259,7 +259,7 @@ static void as_a_child(void) {
     was_called(&script, "decide", "key", 3);
     IS(WGL_OK, wgl_cancel(composite, &permit));
     CHECK(script.how == WGL_END_CANCELLED && script.number == 3 && script.ends == 1, "end %u", script.how);
-    // Whoever says no or fails, also at the last moment, keeps the others from being charged.
+    // If a child denies or fails, even the last one, the others are not charged.
     script.denies_only_decide = 1;
     int answers[] = {WGL_DENIED, WGL_STORE_FAILURE};
     for (int i = 0; i < 2; i++) {
@@ -288,7 +288,7 @@ static void as_a_child(void) {
     wgl_store_free(store);
 }
 
-// A limit of so many at once, with an atomic counter, as programs would write it.
+// A concurrency limit with an atomic counter, as a program would write it.
 struct at_once {
     atomic_int running;
 };
@@ -393,7 +393,7 @@ static void in_a_child(void) {
 int main(void) {
     every_call_arrives();
     denials_and_failures();
-    the_least_table();
+    a_table_needs_three_entries();
     as_a_child();
     from_many_threads();
     in_a_child();

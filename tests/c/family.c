@@ -125,7 +125,7 @@ static int parallel(const char *name, wgl_limiter **limiter) {
 static const struct kind {
     const char *name;
     int (*make)(const char *name, wgl_limiter **limiter);
-    // How many start at once, and who says no.
+    // The starts that are admitted at once, and the limit that denies.
     int starts;
     const char *denied_by;
 } kinds[] = {
@@ -162,7 +162,7 @@ static void a_kind_is_shared(const struct kind *kind) {
     CHECK(wgl_try_acquire(attached, "k", 1, 1, &permits[starts - 1], NULL) == WGL_OK, "%s: after a cancel", kind->name);
     for (int i = 0; i < starts; i++)
         IS(WGL_OK, wgl_complete(i % 2 == 0 && i != starts - 1 ? declared : attached, &permits[i]));
-    // A gate binds everybody, and a clear opens it.
+    // A gate applies to all callers, and a clear opens it.
     advance(5000 * MS);
     IS(WGL_OK, wgl_can_proceed(declared, "k", 1));
     IS(WGL_OK, wgl_pause(declared, NULL, 0, 1000 * MS));
@@ -173,7 +173,7 @@ static void a_kind_is_shared(const struct kind *kind) {
     wgl_limiter_free(attached);
 }
 
-static void another_kind_under_the_name(void) {
+static void a_name_has_one_kind(void) {
     wgl_limiter *limiter, *other = NULL;
     for (int i = 0; i < 10; i++) {
         char name[16];
@@ -194,7 +194,7 @@ static void another_kind_under_the_name(void) {
 }
 
 // What only this process knows.
-static void kept_to_oneself(void) {
+static void limiters_without_a_store(void) {
     wgl_delay_limiter_options delay_options = WGL_DELAY_LIMITER_OPTIONS_INIT;
     wgl_evenly_spaced_limiter_options even = WGL_EVENLY_SPACED_LIMITER_OPTIONS_INIT;
     wgl_concurrency_limiter_options jobs = WGL_CONCURRENCY_LIMITER_OPTIONS_INIT;
@@ -262,13 +262,13 @@ static void retries_back_off(void) {
     CHECK(decision.suggested_after_ns == 100000 * MS, "never less than retry_after");
     wgl_limiter_free(limiter);
 
-    // A second at first, twice as long each time, as long as nothing else was said; then what was said.
+    // By default a second, doubled each time; then the options.
     options.window_ns = 1000;
     uint64_t wanted_ms[2][3] = {{1000, 2000, 4000}, {10, 15, 20}};
     for (int i = 0; i < 2; i++) {
         MUST(wgl_rate_limiter_new(store, i == 0 ? "defaults" : "said", &options, &limiter));
         for (int level = 0; level < 3; level++) {
-            // Closed for so long that nobody is admitted, and the backoff is the longer one.
+            // Closed for longer than the test, so no call is admitted, and the backoff is the longer time.
             IS(WGL_OK, wgl_pause(limiter, NULL, 0, 1000));
             IS(WGL_DENIED, wgl_decide(limiter, NULL, 0, 1, &decision));
             CHECK(decision.suggested_after_ns == wanted_ms[i][level] * MS, "level %d: %llu ns", level,
@@ -282,7 +282,7 @@ static void retries_back_off(void) {
     }
 }
 
-// What was declared together is a policy of the store, not a list that a program adds to.
+// Limits that were declared together are a policy of the store, not a list that a program adds to.
 static void only_composites_take_children(void) {
     wgl_limiter *declared, *attached;
     MUST(texts("texts", &declared));
@@ -293,7 +293,7 @@ static void only_composites_take_children(void) {
     wgl_limiter_free(attached);
 }
 
-static void policies_by_an_operator(void) {
+static void an_operator_overrides_a_policy(void) {
     wgl_limiter *limiter;
     wgl_permit permit;
     MUST(tokens("overridden", &limiter));
@@ -305,7 +305,7 @@ static void policies_by_an_operator(void) {
     wgl_limiter_free(limiter);
 }
 
-static void a_file_of_limits(void) {
+static void a_file_declares_limits(void) {
     char path[128];
     wgl_limiter *limiter;
     wgl_permit permit;
@@ -329,7 +329,7 @@ static void a_file_of_limits(void) {
     unlink(path);
 }
 
-static void what_is_counted(void) {
+static void starts_and_denials_are_counted(void) {
     wgl_limiter *limiter;
     wgl_permit permit, place;
     wgl_counts counts = WGL_COUNTS_INIT;
@@ -363,17 +363,17 @@ static void what_is_counted(void) {
 int main(void) {
     const char *schemes[] = {"memory:", "sqlite:"};
     make_dir(dir);
-    kept_to_oneself();
+    limiters_without_a_store();
     for (int i = 0; i < 2; i++) {
         begin(schemes[i]);
         for (int k = 0; k < KINDS; k++)
             a_kind_is_shared(&kinds[k]);
-        another_kind_under_the_name();
+        a_name_has_one_kind();
         retries_back_off();
         only_composites_take_children();
-        policies_by_an_operator();
-        a_file_of_limits();
-        what_is_counted();
+        an_operator_overrides_a_policy();
+        a_file_declares_limits();
+        starts_and_denials_are_counted();
         end();
     }
     remove_dir(dir);

@@ -1,5 +1,5 @@
 // One limiter, made before the forks, used by four children and the parent at once, while threads of the parent
-// decide all the time: fifty forks, each unit counted once, and nobody hangs.
+// decide all the time: fifty forks, each unit is counted once, and no process hangs.
 #include "check.h"
 #include <errno.h>
 #include <pthread.h>
@@ -23,7 +23,7 @@ static size_t key_of(char *key, size_t size, const char *kind, int number) {
     return (size_t)snprintf(key, size, "%s-%d", kind, number);
 }
 
-// Takes what is left of a round's budget. Keys of one's own in between, because a new key is what takes locks.
+// Takes the rest of a round's budget. New keys in between, because they take locks.
 static void drain(int round, int who) {
     char key[32], own[32];
     size_t length = key_of(key, sizeof key, "round", round);
@@ -47,7 +47,7 @@ static void drain(int round, int who) {
     }
 }
 
-// Decides on the round's budget and on everything else, until it is told to stop.
+// Decides on the round's budget and on everything else, until it is stopped.
 static void *decide_all_the_while(void *number) {
     wgl_limiter *all[] = {limiter, memory_limiter, composite};
     for (int i = 0; !shared->stop; i++) {
@@ -73,7 +73,7 @@ static int child(int round, int number) {
     if (wgl_fork_generation() == generation)
         return 1;
     drain(round, 1 + number);
-    // Its own count of those who run is empty, whatever runs in the parent.
+    // Its own count of running jobs is empty, whatever runs in the parent.
     int mine = wgl_try_acquire(concurrency, NULL, 0, 1, &permit, NULL);
     if (mine != WGL_OK || wgl_complete(concurrency, &permit) != WGL_OK)
         return 2;
@@ -124,7 +124,7 @@ int main(void) {
         for (int i = 0; i < count; i++, forks++) {
             children[i] = fork();
             if (children[i] == 0) {
-                // Who hangs dies of it, and is counted.
+                // A process that hangs is killed, and counted.
                 alarm(30);
                 _exit(child(round, i));
             }
@@ -147,7 +147,7 @@ int main(void) {
     CHECK(forks == FORKS, "%d forks", forks);
     CHECK(wgl_fork_generation() == generation, "a parent goes on as it was");
     CHECK(shared->errors == 0, "%d errors", shared->errors);
-    // Nobody took anything after a round was over.
+    // No process took anything after a round was over.
     for (int round = 0; round < ROUNDS; round++)
         CHECK(shared->admitted[round] == LIMIT, "round %d: %d admitted in the end", round, shared->admitted[round]);
     // The permit that was held across all the forks is the parent's still.

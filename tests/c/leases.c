@@ -1,5 +1,5 @@
 // How many run at the same time, in all processes: holders that were killed or went away, leases that end and are
-// renewed, and the numbers that tell who came later.
+// renewed, and the numbers that order them.
 #include "check.h"
 #include <signal.h>
 #include <sys/wait.h>
@@ -31,7 +31,7 @@ static wgl_limiter *limit(wgl_store *store, uint64_t most, uint64_t lease_ns) {
 // A child takes all units, says so, and then dies, or goes away without a word, or ends its start first.
 enum way { KILLED, GOES_AWAY, COMPLETES };
 
-static void a_holder_goes(enum way way) {
+static void a_dead_holder_returns_its_slot(enum way way) {
     wgl_store *store;
     wgl_permit permit;
     int told[2], go[2];
@@ -125,7 +125,7 @@ static void a_lease_ends(const char *scheme) {
     wgl_limiter *limiter = limit(store, 1, SECOND), *another = limit(store, 1, SECOND);
     IS(WGL_OK, wgl_try_acquire(limiter, NULL, 0, 1, &first, NULL));
     IS(WGL_OK, wgl_fence(limiter, &first, &fence_1));
-    // Renewed, it begins anew.
+    // A renewal restarts it.
     MUST(wgl_manual_clock_advance(clock, SECOND * 6 / 10));
     IS(WGL_OK, wgl_renew(limiter, &first));
     MUST(wgl_manual_clock_advance(clock, SECOND * 6 / 10));
@@ -134,7 +134,7 @@ static void a_lease_ends(const char *scheme) {
     IS(WGL_OK, wgl_try_acquire(another, NULL, 0, 1, &second, NULL));
     IS(WGL_OK, wgl_fence(another, &second, &fence_2));
     CHECK(fence_2 > fence_1, "%llu after %llu", (unsigned long long)fence_2, (unsigned long long)fence_1);
-    // The first has lost it: whatever it does, the second goes on.
+    // The first has lost it; nothing that it does affects the second.
     REFUSED(WGL_LEASE_LOST, "gpu", wgl_renew(limiter, &first));
     IS(WGL_OK, wgl_complete(limiter, &first));
     IS(WGL_DENIED, wgl_try_acquire(limiter, NULL, 0, 1, &third, NULL));
@@ -174,9 +174,9 @@ static void without_a_lease(const char *scheme) {
 
 int main(void) {
     make_dir(dir);
-    a_holder_goes(COMPLETES);
-    a_holder_goes(GOES_AWAY);
-    a_holder_goes(KILLED);
+    a_dead_holder_returns_its_slot(COMPLETES);
+    a_dead_holder_returns_its_slot(GOES_AWAY);
+    a_dead_holder_returns_its_slot(KILLED);
     numbers_of_two_processes();
     a_lease_ends("memory:");
     a_lease_ends("sqlite:");

@@ -4,7 +4,7 @@
 
 #include "check.h"
 
-// Nobody has more starts or permits in one case.
+// No case has more starts or permits.
 enum { MOST_STARTS = 64 };
 
 static inline uint64_t us(const char *word) {
@@ -24,7 +24,7 @@ static inline uint32_t choice(const char *word, const char *const *words, uint32
     exit(1);
 }
 
-// A limiter of the runner's own: at most so many units at once, per key.
+// A custom limiter: a number of units at the same time, per key.
 struct at_once {
     uint64_t max;
     struct {

@@ -62,7 +62,7 @@ static int reserves(wgl_permit *place, uint64_t *after_ns) {
     return wgl_reserve(limiter, NULL, 0, 1, WGL_FOREVER, WGL_DEFAULT_GRACE, place, after_ns);
 }
 
-// How long until a place is ready is counted on the wall clock, which moves on meanwhile: never early.
+// The time until a place is ready is measured on the wall clock, which advances during the test: never early.
 static void comes_after(uint64_t after_ns, uint64_t wanted_ns) {
     CHECK(after_ns >= wanted_ns && after_ns < wanted_ns + 2000 * MS, "on %s: after %llu ns, not %llu", url,
           (unsigned long long)after_ns, (unsigned long long)wanted_ns);
@@ -110,7 +110,7 @@ static void a_place_travels(const char *scheme) {
 }
 
 // Late or overtaken, a place becomes another one, never a start.
-static void a_place_goes_bad(const char *scheme) {
+static void a_place_expires(const char *scheme) {
     wgl_permit permit = {{0}}, place = {{0}};
     uint64_t after_ns = 7;
     begin(scheme, 1);
@@ -154,7 +154,7 @@ static void a_place_is_waited_for(const char *scheme) {
     IS(WGL_OK, reserves(&place, NULL));
     IS(WGL_DENIED, wgl_acquire_place(limiter, &place, 1000 * MS - 1000, NULL));
     IS(WGL_OK, wgl_cancel(limiter, &place));
-    // It was given back: whoever comes next has it.
+    // It was returned: the next caller gets it.
     IS(WGL_OK, wgl_reserve(limiter, NULL, 0, 1, 1000 * MS, WGL_DEFAULT_GRACE, &mine, NULL));
     advance(1000 * MS);
     IS(WGL_OK, wgl_acquire_place(limiter, &mine, WGL_FOREVER, NULL));
@@ -182,7 +182,7 @@ static void a_place_is_slept_for(void) {
     wgl_store_free(store);
 }
 
-// What was cancelled is free again at once; the first end of a permit is the only one.
+// Cancelled units are free again at once; only the first end of a permit counts.
 static void a_start_is_cancelled(const char *scheme) {
     wgl_permit a = {{0}}, b = {{0}}, place = {{0}};
     begin(scheme, 2);
@@ -302,7 +302,7 @@ static void several_windows(const char *scheme) {
     end();
 }
 
-// A policy of one key, which nobody has used yet, and which is not the key that it is a part of.
+// A policy of one key, which is unused, and is not the longer key that begins with it.
 static void a_tenant_has_a_plan(void) {
     wgl_decision decision = WGL_DECISION_INIT;
     IS(WGL_UNKNOWN_LIMIT, wgl_store_override(store, "nothing", "7/1s", "tenant", 6));
@@ -371,7 +371,7 @@ static void a_store_fails(void) {
             IS(WGL_OK, wgl_complete(limiter, &permit));
         IS(WGL_OK, wgl_store_failures(store, &failures));
         CHECK(failures == 1, "%d failures with on_error %d", (int)failures, i);
-        // It heals by itself. What the lost lane held counts as everything, for a window.
+        // It heals automatically. The lost lane counts as full, for a window.
         CHECK(rmdir(lane) == 0, "%s", lane);
         advance(2000 * MS);
         IS(WGL_DENIED, wgl_try_acquire(limiter, NULL, 0, 1, &permit, NULL));
@@ -405,7 +405,7 @@ static void no_limit(void) {
 }
 
 // What a program drops that need not be ended takes no memory for ever.
-static void a_composite_forgets_what_is_over(void) {
+static void a_composite_forgets_ended_permits(void) {
     wgl_limiter *composite;
     wgl_permit permit;
     begin("memory:", 1000);
@@ -413,7 +413,7 @@ static void a_composite_forgets_what_is_over(void) {
     MUST(wgl_composite_limiter_add(composite, limiter));
     size_t before = 0;
     for (int i = 0; i < 60; i++) {
-        // The first 20,000 fill what is kept.
+        // The first 20,000 fill its memory.
         if (i == 20)
             before = mallinfo2().uordblks;
         for (int j = 0; j < 1000; j++)
@@ -448,7 +448,7 @@ int main(void) {
     no_limit();
     for (int i = 0; i < 2; i++) {
         a_place_travels(schemes[i]);
-        a_place_goes_bad(schemes[i]);
+        a_place_expires(schemes[i]);
         a_place_is_waited_for(schemes[i]);
         a_start_is_cancelled(schemes[i]);
         a_start_is_settled(schemes[i]);
@@ -459,7 +459,7 @@ int main(void) {
     }
     a_place_is_slept_for();
     a_store_fails();
-    a_composite_forgets_what_is_over();
+    a_composite_forgets_ended_permits();
     composites_are_not_too_deep();
     remove_dir(dir);
     return summary("places");

@@ -5,7 +5,7 @@
 #include "check.h"
 
 static struct {
-    // The server ends when nobody has this any more.
+    // The server ends when no process has this open.
     FILE *server;
     char dir[64], url[128];
 } postgres;
@@ -32,7 +32,7 @@ static inline void postgres_start(void) {
     *end = '\0';
 }
 
-// Nobody has used any limit.
+// Forgets all limits.
 static inline void postgres_forget(void) {
     char command[256];
     snprintf(command, sizeof command, "psql -X -q -f tests/fleet/forget.sql '%s'", postgres.url);

@@ -8,13 +8,13 @@
 #include <sys/wait.h>
 
 static struct {
-    // The shell ends the server when nobody has this any more.
+    // The shell ends the server when no process has this open.
     FILE *shell;
     char dir[64], url[128];
     struct sockaddr_un at;
 } redis;
 
-// A connection; -1: nobody listens.
+// A connection; -1 if no server listens.
 static inline int redis_connect(void) {
     int to = socket(AF_UNIX, SOCK_STREAM, 0);
     if (to >= 0 && connect(to, (struct sockaddr *)&redis.at, sizeof redis.at) == 0)

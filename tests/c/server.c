@@ -1,4 +1,4 @@
-// Limits on a server: processes share them, also those that a fork made, and what goes wrong is told.
+// Limits on a server: processes and forked children share them, and failures are reported.
 #include "postgres.h"
 #include "redis.h"
 #include <signal.h>
@@ -25,7 +25,7 @@ static wgl_limiter *rate(wgl_store *store, const char *name, uint64_t max) {
     return limiter;
 }
 
-// How many of so many attempts start.
+// The number of starts among some attempts.
 static int starts(wgl_limiter *limiter, int attempts) {
     int count = 0;
     for (int i = 0; i < attempts; i++) {
@@ -58,7 +58,7 @@ static void processes_share_a_limit(void) {
     wgl_store *store = store_at(redis.url, 0, 0);
     wgl_limiter *limiter = rate(store, "api", LIMIT);
     CHECK(starts(limiter, 1) == 1, "the first");
-    // One goes on with what it inherits, which is connected; the other knows nothing.
+    // One child uses the connected limiter that it inherits; the other opens its own.
     pid_t children[] = {starts_in_child(limiter), starts_in_child(NULL)};
     int count = 1 + starts(limiter, TRIES);
     for (int i = 0; i < 2; i++)
@@ -99,8 +99,8 @@ static void connection_errors_hide_the_password(void) {
     REFUSED(WGL_INVALID_URL, "redis://", wgl_store_open("redis://", &options, &store));
     REFUSED(WGL_INVALID_URL, "redis://host:port", wgl_store_open("redis://host:port", &options, &store));
 
-    const char *nobody = "redis://user:secret@127.0.0.1:1/0";
-    REFUSED(WGL_STORE_FAILURE, "127.0.0.1:1", wgl_store_open(nobody, &options, &store));
+    const char *nowhere = "redis://user:secret@127.0.0.1:1/0";
+    REFUSED(WGL_STORE_FAILURE, "127.0.0.1:1", wgl_store_open(nowhere, &options, &store));
     CHECK(strstr(wgl_last_error(), "secret") == NULL, "says \"%s\"", wgl_last_error());
 
     char url[256];

@@ -65,7 +65,7 @@ static void count_case(void) {
     cells[i].ran[choice(now.scheme, schemes, SCHEMES)]++;
 }
 
-// For those who want to know that no kind was left out: lines of "KIND STORE CASES" in DIR/c, if WGL_CELLS is DIR.
+// Shows that no kind was left out: lines of "KIND STORE CASES" in DIR/c, if WGL_CELLS is DIR.
 static void write_cells(void) {
     const char *dir = getenv("WGL_CELLS");
     char path[512];
@@ -168,7 +168,7 @@ static void compare(const char *where, char *wanted, const char *word, const wgl
     }
     *value++ = '\0';
     if (strcmp(word, "place") == 0 && strcmp(wanted, "after") == 0) {
-        // Counted on the wall clock, which moves on meanwhile: never early.
+        // Measured on the wall clock, which advances during the test: never early.
         int64_t late = (int64_t)(*after_ns / 1000) - atoll(value);
         CHECK(0 <= late && late < 2000000, "%s: ready %lld us after %s", where, (long long)late, value);
         return;

@@ -47,7 +47,7 @@ static void steps_in_order(void) {
     enum { WAITERS = 20 };
     wgl_waiter *waiters[WAITERS];
     int order[WAITERS], started = 0, looks = 0;
-    // One at a time: of two that may start at the same moment either may be told first.
+    // One at a time: of two that may start at the same instant either may learn it first.
     begin(1);
     for (int i = 0; i < WAITERS; i++) {
         wgl_permit permit;
@@ -113,7 +113,7 @@ static void a_wait_ends(void) {
     REFUSED(WGL_INVALID_ARGUMENT, "over", wgl_waiter_step(next, &permit, &nap_ns));
     wgl_waiter_free(next);
 
-    // Of one that never took a step nobody knows.
+    // A waiter without a step is in no line.
     wgl_waiter_free(waits(0, WGL_FOREVER));
     wgl_waiter_free(NULL);
     end();
@@ -148,7 +148,7 @@ static void a_place_in_steps(void) {
     end();
 }
 
-// Behind it somebody else waits, so whoever loses its place waits again.
+// Another caller is behind it, so a waiter that loses its place waits again.
 static int starts_late(const wgl_waiter_options *options) {
     wgl_permit permit = {{0}}, behind = {{0}};
     wgl_waiter *waiter = NULL;
@@ -209,6 +209,7 @@ static void zeroed_options_are_the_defaults(void) {
     wgl_waiter *waiter = NULL;
     wgl_permit permit;
     begin(1);
+    advance(1000 * MS);
     IS(WGL_OK, wgl_acquire_with(limiter, NULL, 0, &options, &permit, NULL));
     MUST(wgl_waiter_new(limiter, NULL, 0, &options, &waiter));
     IS(WGL_WAITING, wgl_waiter_step(waiter, &permit, NULL));

@@ -1,4 +1,4 @@
-// What the C++ tests share: counting, errors that must be thrown, and a directory of one's own.
+// Helpers of the C++ tests: counting, expected errors, and a temporary directory.
 #ifndef CHECK_HPP
 #define CHECK_HPP
 

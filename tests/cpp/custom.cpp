@@ -1,11 +1,11 @@
-// Limiters of the program's own: every call arrives, exceptions are failures of whoever asked, and they are freed once.
+// Custom limiters: every call arrives, an exception fails the call, and they are freed once.
 #include "check.hpp"
 
 using namespace workglow;
 
 namespace {
 
-// Says what it is told to, and writes down what it was asked.
+// Has scripted results, and records its arguments.
 struct Scripted : Custom {
     explicit Scripted(int &freed) : freed_(freed) {}
     ~Scripted() override { ++freed_; }

@@ -1,4 +1,4 @@
-// What is out of range, of another kind or not there: an exception with the code and the message, and nothing created.
+// Arguments out of range, of another kind or missing: an exception with the code and the message, and nothing created.
 #include "check.hpp"
 #include <cmath>
 #include <fstream>

@@ -4,7 +4,7 @@
 
 using namespace workglow;
 
-// How many start at once, and who says no.
+// The starts that are admitted at once, and the limit that denies.
 static void is_a_limit(const Bench &bench, const Limiter &limiter, const Limiter &same, std::uint64_t starts,
                        const std::string &denied_by) {
     std::vector<Permit> permits;

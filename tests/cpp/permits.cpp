@@ -202,7 +202,7 @@ static void waiters(const Bench &bench) {
     CHECK(!placed.step() && placed.waiting(), "it waits for its place");
 }
 
-// Driven 300 ms late, with somebody behind it.
+// A step 300 ms late, with another waiter behind it.
 static bool starts_late(const Bench &bench, const char *name, Duration grace) {
     const RateLimiter rate(bench.store, name, 1, 1s);
     const auto first = rate.try_acquire();
