@@ -19,14 +19,19 @@ mkdirSync(dist);
 const profile = process.argv[2] === "dev" ? [] : ["--release"];
 // Without debug information, which is six times as large as the code.
 const flags = [...profile, "--package", "workglow-limit-node", "--lib", "--message-format=json-render-diagnostics"];
-const messages = run("cargo", ["rustc", ...flags, "--", "-C", "strip=debuginfo"], "pipe").toString().trim().split("\n");
+const messages = run("cargo", ["rustc", ...flags, "--", "-C", "strip=debuginfo"], "pipe")
+  .toString()
+  .trim()
+  .split("\n");
 const isAddon = ({ reason, target }) => reason === "compiler-artifact" && target.name === "workglow_limit_node";
 const [library] = messages.map((line) => JSON.parse(line)).find(isAddon).filenames;
 const musl = process.platform === "linux" && !process.report.getReport().header.glibcVersionRuntime;
 const abi = { linux: musl ? "-musl" : "-gnu", win32: "-msvc" }[process.platform] ?? "";
 copyFileSync(library, join(dist, `workglow-limit.${process.platform}-${process.arch}${abi}.node`));
 
-const tsc = createRequire(import.meta.url).resolve("typescript/package.json").replace(/package\.json$/, "bin/tsc");
+const tsc = createRequire(import.meta.url)
+  .resolve("typescript/package.json")
+  .replace(/package\.json$/, "bin/tsc");
 run(process.execPath, [tsc, "--project", "lib"], "inherit");
 const write = (file, text) => writeFileSync(join(dist, file), text);
 write("cjs/package.json", `${JSON.stringify({ type: "commonjs", sideEffects: false })}\n`);
