@@ -40,7 +40,10 @@ async function oneKey() {
   for (const [name, of, make] of [...IN_MEMORY, ["sqlite", "workglow-limit", (policy) => peers.ours(sqlite, policy)]]) {
     wanted.push([name, of, "admit", () => make(OPEN)], [name, of, "deny", () => make(SHUT)]);
   }
-  for (const [name, url] of [["memory", "memory:"], ["sqlite", sqlite]]) {
+  for (const [name, url] of [
+    ["memory", "memory:"],
+    ["sqlite", sqlite],
+  ]) {
     wanted.push([name, "workglow-limit", "admit, with key", () => peers.oursKeyed(url, OPEN)]);
     wanted.push([name, "workglow-limit", "admit, awaited", () => peers.oursAwaited(url, OPEN)]);
   }

@@ -40,10 +40,7 @@ function serve(url, port, send) {
 
 async function start(kind, url) {
   const file = fileURLToPath(import.meta.url);
-  const child =
-    kind === "thread"
-      ? new Worker(file, { workerData: { url } })
-      : fork(file, ["hammer", url], { serialization: "advanced" });
+  const child = kind === "thread" ? new Worker(file, { workerData: { url } }) : fork(file, ["hammer", url], { serialization: "advanced" });
   const said = async () => {
     const [message] = await once(child, "message");
     return message;

@@ -130,7 +130,11 @@ const workglowLimiter = (storage, name, policy) =>
 /** Workglow's RateLimiter, in memory: a log that it scans from the beginning. */
 export function workglow(policy) {
   const limiter = workglowLimiter(new InMemoryRateLimiterStorage(), "bench", policy);
-  return peer("await limiter.tryAcquire()", { limiter }, emptied(policy, () => limiter.clear(), IS_PERMIT));
+  return peer(
+    "await limiter.tryAcquire()",
+    { limiter },
+    emptied(policy, () => limiter.clear(), IS_PERMIT),
+  );
 }
 
 /** Each of Workglow's queues has one limiter. */

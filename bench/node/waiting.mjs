@@ -16,30 +16,54 @@ const job = async () => true;
 
 /** Each makes the function of one waiter. In those with 5 at the same time, each job ends at once. */
 const CROWDS = [
-  ["memory 10,000 waiters", "workglow-limit", () => {
-    const limiter = new RateLimiter(new Store("memory:"), "crowd", { maxExecutions: LIMIT, windowSizeInSeconds: WINDOW / 1e3 });
-    return () => limiter.acquire();
-  }],
-  ["limiter: 10,000 waiters", "limiter", () => {
-    const limiter = new IntervalLimiter({ tokensPerInterval: LIMIT, interval: WINDOW });
-    return () => limiter.removeTokens(1);
-  }],
-  ["bottleneck: 10,000 waiters", "bottleneck", () => {
-    const limiter = new Bottleneck({ reservoir: LIMIT, reservoirRefreshAmount: LIMIT, reservoirRefreshInterval: WINDOW });
-    return () => limiter.schedule(job);
-  }],
-  ["memory 10,000 waiters, 5 concurrent", "workglow-limit", () => {
-    const limiter = new ConcurrencyLimiter(5);
-    return async () => (await limiter.acquire()).complete();
-  }],
-  ["p-limit: 10,000 waiters, 5 concurrent", "p-limit", () => {
-    const limit = pLimit(5);
-    return () => limit(job);
-  }],
-  ["bottleneck: 10,000 waiters, 5 concurrent", "bottleneck", () => {
-    const limiter = new Bottleneck({ maxConcurrent: 5 });
-    return () => limiter.schedule(job);
-  }],
+  [
+    "memory 10,000 waiters",
+    "workglow-limit",
+    () => {
+      const limiter = new RateLimiter(new Store("memory:"), "crowd", { maxExecutions: LIMIT, windowSizeInSeconds: WINDOW / 1e3 });
+      return () => limiter.acquire();
+    },
+  ],
+  [
+    "limiter: 10,000 waiters",
+    "limiter",
+    () => {
+      const limiter = new IntervalLimiter({ tokensPerInterval: LIMIT, interval: WINDOW });
+      return () => limiter.removeTokens(1);
+    },
+  ],
+  [
+    "bottleneck: 10,000 waiters",
+    "bottleneck",
+    () => {
+      const limiter = new Bottleneck({ reservoir: LIMIT, reservoirRefreshAmount: LIMIT, reservoirRefreshInterval: WINDOW });
+      return () => limiter.schedule(job);
+    },
+  ],
+  [
+    "memory 10,000 waiters, 5 concurrent",
+    "workglow-limit",
+    () => {
+      const limiter = new ConcurrencyLimiter(5);
+      return async () => (await limiter.acquire()).complete();
+    },
+  ],
+  [
+    "p-limit: 10,000 waiters, 5 concurrent",
+    "p-limit",
+    () => {
+      const limit = pLimit(5);
+      return () => limit(job);
+    },
+  ],
+  [
+    "bottleneck: 10,000 waiters, 5 concurrent",
+    "bottleneck",
+    () => {
+      const limiter = new Bottleneck({ maxConcurrent: 5 });
+      return () => limiter.schedule(job);
+    },
+  ],
 ];
 
 async function crowd(wait) {

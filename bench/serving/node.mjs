@@ -112,6 +112,8 @@ else {
   for (const [name, found] of Object.entries(results)) {
     const of = (figure) => [median(found.map((one) => one[figure])), median(found.map((one, i) => one[figure] / theirs[i][figure]))];
     const [[perSecond, share], [p99, times]] = [of("perSecond"), of("p99")];
-    console.log(`${name.padEnd(28)} ${perSecond.toFixed(0).padStart(6)}/s (${share.toFixed(2)} x)  p99 ${p99.toFixed(2)} ms (${times.toFixed(2)} x)`);
+    console.log(
+      `${name.padEnd(28)} ${perSecond.toFixed(0).padStart(6)}/s (${share.toFixed(2)} x)  p99 ${p99.toFixed(2)} ms (${times.toFixed(2)} x)`,
+    );
   }
 }

@@ -198,7 +198,11 @@ describe("next build and next start", { timeout: 240_000 }, () => {
 
   test("failures do not count with skipFailed; a redirect is not a failure", async () => {
     const how = (name) => `${a}/failing?how=${name}`;
-    for (const [name, status] of [["throws", 500], ["missing", 404], ["answers", 503]]) {
+    for (const [name, status] of [
+      ["throws", 500],
+      ["missing", 404],
+      ["answers", 503],
+    ]) {
       assert.equal((await ask(how(name))).status, status);
       await until(async () => (await used("failing")) === 0);
     }

@@ -74,7 +74,10 @@ for (const bundler of Object.keys(bundlers)) {
     mkdirSync(join(elsewhere, "app"));
     cpSync(join(dir, "dist/bundle.js"), join(elsewhere, "app/bundle.js"));
     const said = run(join(elsewhere, "app/bundle.js"));
-    assert.match(said, /workglow-limit is bundled in .*bundle\.js, but its native code is not: install workglow-limit where the bundle runs/);
+    assert.match(
+      said,
+      /workglow-limit is bundled in .*bundle\.js, but its native code is not: install workglow-limit where the bundle runs/,
+    );
     assert.match(said, /--external:workglow-limit for esbuild/);
   });
 }

@@ -5,7 +5,8 @@ const assert = require("node:assert/strict");
 /** `fake` fakes the timers, and `advance` advances them by ms. */
 module.exports = ({ test, fake, real, advance, package_, limitFetch }) => {
   const { ConcurrencyLimiter, ManualClock, RateLimiter, Store, TimeoutError } = package_;
-  const rate = (max, seconds, options) => new RateLimiter(new Store("memory:", options), "api", { maxExecutions: max, windowSizeInSeconds: seconds });
+  const rate = (max, seconds, options) =>
+    new RateLimiter(new Store("memory:", options), "api", { maxExecutions: max, windowSizeInSeconds: seconds });
 
   const faked = (name, body) =>
     test(name, async () => {
@@ -40,7 +41,10 @@ module.exports = ({ test, fake, real, advance, package_, limitFetch }) => {
     for (const limiter of [rate(1, 3600), rate(1, 3600, { clock })]) {
       limiter.tryAcquire();
       let isOver = false;
-      const waiting = limiter.acquire().finally(() => (isOver = true)).catch((error) => error.name);
+      const waiting = limiter
+        .acquire()
+        .finally(() => (isOver = true))
+        .catch((error) => error.name);
       await advance(7_200_000);
       assert.equal(isOver, false);
       clock.advance("2h");

@@ -35,7 +35,10 @@ test("Vitest: waits continue while timers are faked", options, () => {
   assert.match(said, /Tests +8 passed \(8\)/);
 });
 
-test("undici 8 and the SDKs are limited on the Node that they need", { ...options, skip: options.skip ?? (isNew && "the tests of bindings/node do that") }, () => {
+test("undici 8 and the SDKs are limited on the Node that they need", {
+  ...options,
+  skip: options.skip ?? (isNew && "the tests of bindings/node do that"),
+}, () => {
   const node = join(here, "../../bindings/node");
   const files = ["sending", "fetch", "models"].map((name) => `test/clients/${name}.test.mjs`);
   const said = run(newer, ["--test", "--test-reporter=tap", ...files], node);

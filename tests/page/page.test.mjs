@@ -13,12 +13,24 @@ import { chromium } from "playwright-core";
 
 const root = new URL("../..", import.meta.url).pathname;
 const named = (name) => process.env.PATH.split(delimiter).map((directory) => join(directory, name));
-const executablePath = [process.env.CHROMIUM, ...["chromium", "chromium-browser", "google-chrome"].flatMap(named)].find((path) => path && existsSync(path));
+const executablePath = [process.env.CHROMIUM, ...["chromium", "chromium-browser", "google-chrome"].flatMap(named)].find(
+  (path) => path && existsSync(path),
+);
 const target = process.env.CARGO_TARGET_DIR ?? join(root, "target");
-const bin = [process.env.BIN, join(target, "debug/workglow-limit"), join(target, "release/workglow-limit")].find((path) => path && existsSync(path));
+const bin = [process.env.BIN, join(target, "debug/workglow-limit"), join(target, "release/workglow-limit")].find(
+  (path) => path && existsSync(path),
+);
 const skip = !executablePath ? "no Chromium is installed" : !bin ? "the command is not built: cargo build -p workglow-limit-cli" : false;
 
-const ARGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"];
+const ARGS = [
+  "--no-sandbox",
+  "--disable-gpu",
+  "--disable-quic",
+  "--no-first-run",
+  "--disable-background-networking",
+  "--disable-component-update",
+  "--disable-sync",
+];
 const HOSTILE = `<img src=x onerror="document.title='hacked'">`;
 const LIMITS = `[mail]\nallowed = 100\nperiod = "1h"\n["openai"]\nallowed = 20\nperiod = "1m"\n[${JSON.stringify(HOSTILE)}]\nallowed = 7\nperiod = "1m"\n`;
 const PATIENCE = 60_000;
@@ -98,7 +110,10 @@ test("an override made in the browser is obeyed by another process, until it is 
   await page.locator("#confirm").click();
   await page.getByText("declared: 20/1m").waitFor({ state: "hidden" });
   assert.equal(run("peek", "openai").limit, 20);
-  assert.deepEqual(complaints.filter((text) => !text.includes("400")), []);
+  assert.deepEqual(
+    complaints.filter((text) => !text.includes("400")),
+    [],
+  );
 });
 
 test("changes need the token", { skip }, async () => {
@@ -120,9 +135,17 @@ test("changes need the token", { skip }, async () => {
   await other.goto("http://evil.example/");
   const refused = await other.evaluate(
     async ([url, token]) => {
-      const change = { method: "POST", headers: { Authorization: `Bearer ${token}`, "Content-Type": "application/json" }, body: `{"limit":"openai","policy":"1/1h"}` };
+      const change = {
+        method: "POST",
+        headers: { Authorization: `Bearer ${token}`, "Content-Type": "application/json" },
+        body: `{"limit":"openai","policy":"1/1h"}`,
+      };
       const plain = { method: "POST", mode: "no-cors", body: `{"limit":"openai","policy":"1/1h"}` };
-      const asked = [fetch(`${url}api/snapshot`), fetch(`${url}api/override`, change), fetch(`${url}api/override`, plain).then((answer) => answer.type)];
+      const asked = [
+        fetch(`${url}api/snapshot`),
+        fetch(`${url}api/override`, change),
+        fetch(`${url}api/override`, plain).then((answer) => answer.type),
+      ];
       return (await Promise.allSettled(asked)).map((one) => one.value ?? "refused");
     },
     [server.listening, server.token],
@@ -205,13 +228,19 @@ test("a missing store and a stopped server are shown, and the page reconnects", 
 
 test("a narrow screen shows the list or a limit, and nothing overflows", { skip }, async () => {
   server = await serve();
-  for (const [width, height] of [[360, 740], [768, 1024], [1440, 900]]) {
+  for (const [width, height] of [
+    [360, 740],
+    [768, 1024],
+    [1440, 900],
+  ]) {
     await open({ viewport: { width, height }, colorScheme: width === 768 ? "dark" : "light" });
     await page.goto(server.listening);
     await row("mail").click();
     await page.locator(".plot").first().waitFor();
     assert.equal(await page.locator("#limits").isVisible(), width > 999);
-    const wider = await page.evaluate(() => [document.documentElement, document.querySelector("#panel")].map((one) => one.scrollWidth - one.clientWidth));
+    const wider = await page.evaluate(() =>
+      [document.documentElement, document.querySelector("#panel")].map((one) => one.scrollWidth - one.clientWidth),
+    );
     assert.deepEqual(wider, [0, 0], `at ${width}`);
     if (width < 1000) {
       await page.getByRole("button", { name: "All limits" }).click();

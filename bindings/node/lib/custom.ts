@@ -120,7 +120,10 @@ class OwnLimiter extends Limiter {
 
   constructor(name: string, custom: CustomLimiter) {
     const ask = asker(name, custom);
-    super(make(() => native.customLimiter(name, ask)), { holds: true, wrap: passing });
+    super(
+      make(() => native.customLimiter(name, ask)),
+      { holds: true, wrap: passing },
+    );
     this._asker = ask;
     this.#isShared = custom.isShared === true;
   }

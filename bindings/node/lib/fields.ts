@@ -73,7 +73,10 @@ export function fields(policies: readonly PolicyDecision[], states: readonly Pol
 
 function listOf(decisions: readonly PolicyDecision[], itemOf: (one: PolicyDecision) => string): string {
   if (decisions.length === 1) return itemOf(decisions[0]!);
-  return decisions.map(itemOf).filter((item) => item !== "").join(", ");
+  return decisions
+    .map(itemOf)
+    .filter((item) => item !== "")
+    .join(", ");
 }
 
 /** Rounds up to whole seconds, at least one, so that a retry is never too early. */

@@ -36,12 +36,7 @@ const EVENTS: readonly HookEvent[] = ["throttled", "unknown_limit", "store_error
  * Adds a hook, and returns a function that removes it. `begin` makes the core queue events for the hook's number, and returns the
  * argument of `end`.
  */
-export function listen<T>(
-  event: HookEvent,
-  hook: Hook,
-  begin: (hook: number) => T,
-  end: (listening: T) => void,
-): () => void {
+export function listen<T>(event: HookEvent, hook: Hook, begin: (hook: number) => T, end: (listening: T) => void): () => void {
   word("event", event, EVENTS);
   if (typeof hook !== "function") throw invalid("hook", hook, "a function");
   const number = ++shared.lastHook;

@@ -49,12 +49,7 @@ export interface WithLimiterOptions<J> {
 }
 
 /** Limits one job: `run` starts it with the permit, `delay` delays it. */
-type LimitJobs<J> = <R, D>(
-  job: J,
-  place: string | null,
-  run: (permit: Permit) => R | PromiseLike<R>,
-  delay: Delay<D>,
-) => Promise<R | D>;
+type LimitJobs<J> = <R, D>(job: J, place: string | null, run: (permit: Permit) => R | PromiseLike<R>, delay: Delay<D>) => Promise<R | D>;
 
 /** Checks the options of an adapter once, and returns the function that it calls for each job. */
 export function limitJobs<J>(
@@ -197,8 +192,7 @@ async function unless<T>(instead: T, ask: () => Promise<T>): Promise<T> {
 /** The field of a job's data with its place, for queues that store nothing else of a job. */
 const PLACE = "workglow-limit";
 
-const isRecord = (data: unknown): data is Record<string, unknown> =>
-  typeof data === "object" && data !== null && !Array.isArray(data);
+const isRecord = (data: unknown): data is Record<string, unknown> => typeof data === "object" && data !== null && !Array.isArray(data);
 
 /** Adds a place to a job's data. */
 export function putPlace(data: unknown, place: string): Record<string, unknown> {

@@ -513,15 +513,7 @@ export abstract class Limiter {
   }
 
   /** Makes a call, on the thread pool if it has to wait for the store. `read` reads the result in the same turn: see `call`. */
-  #ask<T>(
-    op: Op,
-    key: string,
-    weight: number,
-    read: (status: Status) => T,
-    time = 0,
-    grace = 0,
-    put?: () => void,
-  ): T | Promise<T> {
+  #ask<T>(op: Op, key: string, weight: number, read: (status: Status) => T, time = 0, grace = 0, put?: () => void): T | Promise<T> {
     const ask = (): T | Promise<T> => {
       put?.();
       numbers[Num.time] = time;

@@ -59,7 +59,10 @@ export class FlowControl {
   _in(store: Store): Limiter {
     const { key, rate, period, parallelism } = this;
     const flow = rate === undefined ? undefined : ([rate, period] as const);
-    return new NamedLimiter(make(() => native.flowControl(store._native, key, flow, parallelism)), store);
+    return new NamedLimiter(
+      make(() => native.flowControl(store._native, key, flow, parallelism)),
+      store,
+    );
   }
 }
 
@@ -74,5 +77,9 @@ export function byName(store: Store, name: string, policy: string | undefined): 
     return new NamedLimiter(name, store);
   }
   unicode("policy", policy);
-  return new NamedLimiter(make(() => native.limiterOfText(store._native, name, policy)), store, policy);
+  return new NamedLimiter(
+    make(() => native.limiterOfText(store._native, name, policy)),
+    store,
+    policy,
+  );
 }

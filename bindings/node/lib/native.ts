@@ -51,14 +51,7 @@ type NativeLimitSnapshot = Counted<Omit<LimitSnapshot, "hotKeys">> & { readonly 
 type Counted<T> = Omit<T, "stats"> & { readonly stats: readonly number[] };
 
 interface Native {
-  store(
-    url: string,
-    timeout?: number,
-    mode?: number,
-    onError?: string,
-    durability?: string,
-    clock?: NativeClock,
-  ): NativeStore;
+  store(url: string, timeout?: number, mode?: number, onError?: string, durability?: string, clock?: NativeClock): NativeStore;
   openStore(store: NativeStore): Promise<void>;
   names(store: NativeStore): Promise<string[]>;
   overrideLimit(store: NativeStore, name: string, policy: string, key?: string): Promise<void>;
@@ -89,12 +82,7 @@ interface Native {
   declare(store: NativeStore, name: string | undefined, policy: NativePolicy): NativeLimiter;
   attach(store: NativeStore, name: string, kind: string): NativeLimiter;
   limiterOfText(store: NativeStore, name: string, text: string): NativeLimiter;
-  flowControl(
-    store: NativeStore,
-    name: string,
-    rate?: readonly [rate: number, period: number],
-    parallelism?: number,
-  ): NativeLimiter;
+  flowControl(store: NativeStore, name: string, rate?: readonly [rate: number, period: number], parallelism?: number): NativeLimiter;
   find(store: NativeStore, name: string): NativeLimiter;
   findLater(store: NativeStore, name: string): Promise<NativeLimiter>;
   load(store: NativeStore, path: string): Promise<string[]>;

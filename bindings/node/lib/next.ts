@@ -12,10 +12,7 @@ export type { Limited, OnLimited, Reply, RequestLimit, ServingOptions } from "./
 export type LimitRequestsOptions = ServingOptions<Request, Response | void>;
 
 /** A route handler, as a route file exports it under `GET`, `POST`, … */
-export type RouteHandler<R extends Request, Rest extends unknown[], A extends Response> = (
-  request: R,
-  ...rest: Rest
-) => A | PromiseLike<A>;
+export type RouteHandler<R extends Request, Rest extends unknown[], A extends Response> = (request: R, ...rest: Rest) => A | PromiseLike<A>;
 
 /** Wraps a handler, whose requests also need these limits: a request is admitted by all of them, or refused. */
 export type LimitRequests = <R extends Request, Rest extends unknown[], A extends Response>(

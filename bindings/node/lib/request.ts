@@ -34,7 +34,16 @@ export function priorityOf(priority: unknown): number {
   throw invalid("priority", priority, "a whole number from -2147483648 to 2147483647");
 }
 
-const PLAIN: Request = { key: "", weight: 1, priority: 0, maxWaiting: Infinity, timeout: -1, grace: -1, signal: undefined, place: undefined };
+const PLAIN: Request = {
+  key: "",
+  weight: 1,
+  priority: 0,
+  maxWaiting: Infinity,
+  timeout: -1,
+  grace: -1,
+  signal: undefined,
+  place: undefined,
+};
 
 /** Checks the options of an `acquire`. */
 export function requestOf(options: AcquireOptions | undefined): Request {

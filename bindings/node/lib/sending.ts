@@ -28,10 +28,7 @@ export interface OutgoingRequest {
  * The limiter of requests: one limiter; an object of hosts and their limiters ("api.example.com", or with a port "127.0.0.1:8080",
  * which has precedence; other hosts are not limited); or a function of the request that returns a limiter or nothing.
  */
-export type Limits =
-  | Limiter
-  | { readonly [host: string]: Limiter }
-  | ((request: OutgoingRequest) => Limiter | null | undefined);
+export type Limits = Limiter | { readonly [host: string]: Limiter } | ((request: OutgoingRequest) => Limiter | null | undefined);
 
 /** How the requests of an HTTP client are limited. */
 export interface SendingOptions {
@@ -392,7 +389,8 @@ async function settled(permit: Permit, actual: number): Promise<void> {
 }
 
 /** The codes of errors before a connection was made. */
-const BEFORE = /^(UND_ERR_CONNECT_TIMEOUT|ERR_INVALID_URL|ERR_INVALID_PROTOCOL|ERR_TLS_CERT_|CERT_|DEPTH_ZERO_|SELF_SIGNED_|UNABLE_TO_|ENOTFOUND$|EAI_|ECONNREFUSED$|EHOSTUNREACH$|ENETUNREACH$)/;
+const BEFORE =
+  /^(UND_ERR_CONNECT_TIMEOUT|ERR_INVALID_URL|ERR_INVALID_PROTOCOL|ERR_TLS_CERT_|CERT_|DEPTH_ZERO_|SELF_SIGNED_|UNABLE_TO_|ENOTFOUND$|EAI_|ECONNREFUSED$|EHOSTUNREACH$|ENETUNREACH$)/;
 
 /** @internal Returns whether a request failed before the server could see anything of it; false if in doubt. */
 export function neverArrived(error: unknown): boolean {
@@ -447,4 +445,3 @@ export function followed(body: ReadableStream<Uint8Array>, sent: Sent): Readable
   unread.register(stream, { reader, sent });
   return stream;
 }
-

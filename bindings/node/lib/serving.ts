@@ -52,11 +52,7 @@ export interface ServingOptions<R, Answer> extends AddressOptions {
 }
 
 /** Called when a request is refused. `answer` is the object for the framework's response, if it has one. */
-export type OnLimited<R, Answer> = (
-  request: R,
-  limited: Limited,
-  answer: Answer,
-) => Reply<Answer> | PromiseLike<Reply<Answer>>;
+export type OnLimited<R, Answer> = (request: R, limited: Limited, answer: Answer) => Reply<Answer> | PromiseLike<Reply<Answer>>;
 
 /** The result of `onLimited`. */
 export type Reply<Answer> = void | null | object | string | Uint8Array | Answer;
@@ -375,12 +371,7 @@ export class Gate<R, Answer> {
   }
 
   /** Returns the body of a refusal; or the result of `onLimited`, if `isAnswer` accepts it as a response. */
-  async reply<A extends Answer>(
-    request: R,
-    limited: Limited,
-    answer: Answer,
-    isAnswer: (reply: unknown) => reply is A,
-  ): Promise<Body | A> {
+  async reply<A extends Answer>(request: R, limited: Limited, answer: Answer, isAnswer: (reply: unknown) => reply is A): Promise<Body | A> {
     const reply: unknown = (await this.#onLimited?.(request, limited, answer)) ?? limited.problem;
     if (isAnswer(reply)) return reply;
     if (typeof reply === "string") return new Body(reply, "text/plain; charset=utf-8");

@@ -143,8 +143,7 @@ export interface GrantSnapshot {
 }
 
 /** Returns the `Content-Type` of `Store.metrics` in a format. Default: "openmetrics". */
-export const metricsContentType = (format: MetricsFormat = "openmetrics"): string =>
-  native.metricsContentType(checkFormat(format));
+export const metricsContentType = (format: MetricsFormat = "openmetrics"): string => native.metricsContentType(checkFormat(format));
 
 const checkFormat = (format: unknown): string => word("format", format, ["openmetrics", "prometheus"]);
 

@@ -9,8 +9,7 @@ export type Usage = (data: unknown, response: HttpResponse) => number | null | u
 /** The most characters of a body that are kept to find its usage. */
 const LONGEST = 1 << 24;
 
-const isRecord = (data: unknown): data is Record<string, unknown> =>
-  typeof data === "object" && data !== null && !Array.isArray(data);
+const isRecord = (data: unknown): data is Record<string, unknown> => typeof data === "object" && data !== null && !Array.isArray(data);
 
 /** Parses JSON; `undefined` if it is invalid. */
 function parsed(text: string): unknown {
@@ -109,7 +108,14 @@ export class Meter {
         if (typeof value === "number") this.#fields[name] = value;
       }
     }
-    const { total_tokens, input_tokens, output_tokens = 0, cache_creation_input_tokens = 0, prompt_tokens, completion_tokens = 0 } = this.#fields;
+    const {
+      total_tokens,
+      input_tokens,
+      output_tokens = 0,
+      cache_creation_input_tokens = 0,
+      prompt_tokens,
+      completion_tokens = 0,
+    } = this.#fields;
     if (total_tokens !== undefined) return total_tokens;
     if (input_tokens !== undefined) return input_tokens + output_tokens + cache_creation_input_tokens;
     return prompt_tokens === undefined ? undefined : prompt_tokens + completion_tokens;

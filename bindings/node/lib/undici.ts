@@ -2,7 +2,17 @@
 
 import { Writable } from "node:stream";
 import { createBrotliDecompress, createGunzip, createInflate } from "node:zlib";
-import { type Limits, type OutgoingRequest, Sending, type SendingOptions, type Sent, type Want, isRepeatable, outgoing, textOf } from "./sending.js";
+import {
+  type Limits,
+  type OutgoingRequest,
+  Sending,
+  type SendingOptions,
+  type Sent,
+  type Want,
+  isRepeatable,
+  outgoing,
+  textOf,
+} from "./sending.js";
 
 export type { Limits, OutgoingRequest, SendingOptions } from "./sending.js";
 export type { Usage } from "./tokens.js";

@@ -31,7 +31,9 @@ copyFileSync(built, addon);
 // Debug information is five sixths of the file.
 if (process.platform === "linux") run("strip", ["--strip-debug", addon], "inherit");
 
-const tsc = createRequire(import.meta.url).resolve("typescript/package.json").replace(/package\.json$/, "bin/tsc");
+const tsc = createRequire(import.meta.url)
+  .resolve("typescript/package.json")
+  .replace(/package\.json$/, "bin/tsc");
 run(process.execPath, [tsc, "--project", "lib"], "inherit");
 const write = (file, text) => writeFileSync(join(dist, file), text);
 write("cjs/package.json", `${JSON.stringify({ type: "commonjs", sideEffects: false })}\n`);

@@ -15,9 +15,9 @@ macro_rules! numbers {
             $($(#[doc = $doc])* $variant = $number,)*
         }
 
+        #[allow(dead_code)] // Rust reads only the numbers of operations, and only a test the lists.
         impl $name {
             /// Returns the variant with this number.
-            #[allow(dead_code)] // Only operations are read in Rust.
             pub const fn from_number(number: i32) -> Option<$name> {
                 match number {
                     $($number => Some($name::$variant),)*

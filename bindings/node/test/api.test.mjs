@@ -156,7 +156,12 @@ test("a composite cannot contain itself", () => {
 test("schedule runs a function with a permit, and completes it when the function returns or throws", async () => {
   const limiter = new ConcurrencyLimiter(1);
   assert.equal(await limiter.schedule(async (permit) => (assert.ok(permit instanceof Permit), 42)), 42);
-  await assert.rejects(limiter.schedule(() => { throw new RangeError("mine"); }), RangeError);
+  await assert.rejects(
+    limiter.schedule(() => {
+      throw new RangeError("mine");
+    }),
+    RangeError,
+  );
   await assert.rejects(limiter.schedule("no"), { code: "invalid_argument", message: 'fn is "no": expected a function' });
   let running = 0;
   let most = 0;
@@ -266,7 +271,11 @@ test("a forgotten concurrency permit completes when it is collected", async () =
 
 test("a getter of the options may use a limiter", () => {
   const { limiter } = manual(package_, 1, 1);
-  const options = { get key() { return limiter.tryAcquire({ key: "inner" }) ? "outer" : "inner"; } };
+  const options = {
+    get key() {
+      return limiter.tryAcquire({ key: "inner" }) ? "outer" : "inner";
+    },
+  };
   assert.ok(limiter.tryAcquire(options));
   assert.equal(limiter.tryAcquire({ key: "outer" }), null);
 });

@@ -94,9 +94,19 @@ test("a full key does not delay other keys", async (t) => {
   const { queue, work, add, ended } = await queueFor(t);
   const jobs = await add(...["full", "full", "full", "a", "b", "full", "c"].map((key) => ({ key })));
   const limiter = limit(t, 1, 600);
-  work(withLimiter(limiter, (job) => job.data.key, (job) => job.data.key), { concurrency: 1 });
+  work(
+    withLimiter(
+      limiter,
+      (job) => job.data.key,
+      (job) => job.data.key,
+    ),
+    { concurrency: 1 },
+  );
   const others = await ended(jobs.filter(({ data }) => data.key !== "full"));
-  assert.deepEqual(others.map((job) => job.returnvalue), ["a", "b", "c"]);
+  assert.deepEqual(
+    others.map((job) => job.returnvalue),
+    ["a", "b", "c"],
+  );
   const states = await Promise.all(jobs.filter(({ data }) => data.key === "full").map((job) => job.getState()));
   assert.deepEqual(states.toSorted(), ["completed", "delayed", "delayed", "delayed"]);
   assert.equal(await queue.getFailedCount(), 0);
@@ -106,7 +116,8 @@ test("a place is used once, even if two jobs bring it", async (t) => {
   const { queue, work, add, ended } = await queueFor(t);
   const starts = [];
   const asked = new Map();
-  const processor = (job, token, signal, permit) => starts.push({ a: permit.readyAtHrtime ?? asked.get(job.id), b: process.hrtime.bigint() });
+  const processor = (job, token, signal, permit) =>
+    starts.push({ a: permit.readyAtHrtime ?? asked.get(job.id), b: process.hrtime.bigint() });
   const jobs = await add({}, {});
   let thief;
   const onLimited = async ({ id }) => {
@@ -136,7 +147,10 @@ for (const [kind, urlOf] of Object.entries(stores)) {
     let delayed = 0;
     work(withLimiter(limiter, null, (job) => job.data.i, { onLimited: () => delayed++ }));
     const stored = await ended(await add(...Array.from({ length: 8 }, (_, i) => ({ i }))));
-    assert.deepEqual(stored.map((job) => [job.returnvalue, job.attemptsMade]), stored.map((_, i) => [i, 1]));
+    assert.deepEqual(
+      stored.map((job) => [job.returnvalue, job.attemptsMade]),
+      stored.map((_, i) => [i, 1]),
+    );
     assert.ok(delayed >= 4, `${delayed} were delayed`);
   });
 
@@ -151,10 +165,22 @@ for (const [kind, urlOf] of Object.entries(stores)) {
     victim.kill("SIGKILL");
     await once(victim, "exit");
     const limiter = new Store(url).limiter("limit", policy);
-    work(withLimiter(limiter, null, (job) => job.data.i), { lockDuration: 1000, stalledInterval: 500 });
+    work(
+      withLimiter(limiter, null, (job) => job.data.i),
+      { lockDuration: 1000, stalledInterval: 500 },
+    );
     const stored = await ended(jobs);
-    assert.deepEqual(stored.map((job) => [job.returnvalue, job.attemptsMade]), [[0, 1], [1, 1]]);
-    assert.equal(stored.some((job) => job.stalledCounter === 1), true);
+    assert.deepEqual(
+      stored.map((job) => [job.returnvalue, job.attemptsMade]),
+      [
+        [0, 1],
+        [1, 1],
+      ],
+    );
+    assert.equal(
+      stored.some((job) => job.stalledCounter === 1),
+      true,
+    );
   });
 }
 
@@ -172,7 +198,10 @@ test("a pause delays all jobs", async (t) => {
   const jobs = await add(...Array.from({ length: 6 }, (_, i) => ({ i })));
   work(withLimiter(limiter, null, processor), { concurrency: 1 });
   const stored = await ended(jobs);
-  assert.deepEqual(stored.map((job) => [job.attemptsMade, job.failedReason]), Array(6).fill([1, undefined]));
+  assert.deepEqual(
+    stored.map((job) => [job.attemptsMade, job.failedReason]),
+    Array(6).fill([1, undefined]),
+  );
   assert.equal(starts.length, 6);
   for (const start of starts.slice(1)) assert.ok(start >= paused + 1_500_000_000n, "it started during the pause");
 });
@@ -192,7 +221,10 @@ test("without places, delayed jobs come back one after the other", async (t) => 
     const jobs = await add(...Array(12).fill({ x: 1 }));
     work(withLimiter(limiter, null, processor, { hold: 0 }));
     const stored = await ended(jobs);
-    assert.deepEqual(stored.map((job) => [job.attemptsMade, job.failedReason, job.data]), Array(12).fill([1, undefined, { x: 1 }]));
+    assert.deepEqual(
+      stored.map((job) => [job.attemptsMade, job.failedReason, job.data]),
+      Array(12).fill([1, undefined, { x: 1 }]),
+    );
     if (kind !== "bucket") assert.equal(most, 1);
   }
 });
@@ -227,7 +259,10 @@ test("a job keeps its BullMQ priority while it is limited", { timeout: 60_000 },
     const jobs = await Promise.all(priorities.map((priority) => queue.add("job", { priority }, { priority })));
     worker.resume();
     const stored = await ended(jobs);
-    assert.deepEqual(stored.map((job) => [job.priority, job.attemptsMade]), priorities.map((priority) => [priority, 1]));
+    assert.deepEqual(
+      stored.map((job) => [job.priority, job.attemptsMade]),
+      priorities.map((priority) => [priority, 1]),
+    );
     for (const one of ran) assert.deepEqual(one, Array(3).fill(one[0]));
     const order = ran.map(([priority]) => priority);
     return { kept: placed === 5, check: () => assert.deepEqual(order, priorities.toSorted()) };
@@ -250,7 +285,10 @@ test("a job whose data are replaced while it waits keeps its turn", { timeout: 6
     const jobs = [];
     for (const i of [0, 1, 2, 3]) jobs.push(...(await add({ i })));
     const stored = await ended(jobs);
-    assert.deepEqual(stored.map((job) => job.failedReason), Array(4).fill(undefined));
+    assert.deepEqual(
+      stored.map((job) => job.failedReason),
+      Array(4).fill(undefined),
+    );
     const seen = ran;
     return { kept: placed === 3, check: () => assert.deepEqual(seen, [{ i: 0 }, ...[1, 2, 3].map((i) => ({ i, is: "new" }))]) };
   });
@@ -282,7 +320,10 @@ test("under a global concurrency, workers do not sleep past due jobs", { timeout
   // Without a promotion, a worker that found the queue full would sleep for ten minutes.
   for (let i = 0; i < 2; i++) work(withLimiter(limiter, null, processor), { drainDelay: 600 });
   const stored = await ended(await add(...Array(16).fill({})));
-  assert.deepEqual(stored.map((job) => [job.attemptsMade, job.failedReason]), Array(16).fill([1, undefined]));
+  assert.deepEqual(
+    stored.map((job) => [job.attemptsMade, job.failedReason]),
+    Array(16).fill([1, undefined]),
+  );
 });
 
 test("an old BullMQ version is an error that names the version", async () => {
@@ -298,8 +339,14 @@ test("data that are not an object are unchanged", async (t) => {
   const jobs = await add(...data);
   work(withLimiter(limit(t, 1, 0.2), null, (job) => job.data, { onLimited: (job, { hasPlace }) => delays.push(hasPlace) }));
   const stored = await ended(jobs);
-  assert.deepEqual(stored.map((job) => [job.data, job.returnvalue, job.attemptsMade]), data.map((one) => [one, one, 1]));
-  assert.ok(delays.some((hasPlace) => hasPlace), "jobs with such data have places, too");
+  assert.deepEqual(
+    stored.map((job) => [job.data, job.returnvalue, job.attemptsMade]),
+    data.map((one) => [one, one, 1]),
+  );
+  assert.ok(
+    delays.some((hasPlace) => hasPlace),
+    "jobs with such data have places, too",
+  );
 });
 
 test("weights, the permit and a throwing hook work", async (t) => {
@@ -341,7 +388,12 @@ test("a job whose start cannot be decided fails with the reason", async (t) => {
   const { work, add, ended } = await queueFor(t);
   const keys = { number: 5, long: "k".repeat(2000), heavy: "heavy", half: "half" };
   const weightOf = (job) => ({ heavy: 11, half: 0.5 })[job.data.key] ?? 1;
-  const processor = withLimiter(limit(t, 10, 60), (job) => keys[job.data.key], () => assert.fail("it ran"), { weightOf });
+  const processor = withLimiter(
+    limit(t, 10, 60),
+    (job) => keys[job.data.key],
+    () => assert.fail("it ran"),
+    { weightOf },
+  );
   work(processor);
   const stored = await ended(await add(...Object.keys(keys).map((key) => ({ key }))));
   const reasons = [/^key is 5: expected a string, or nothing$/, /key.*1024/, /10/, /^weight is 0.5: expected a whole number/];
@@ -356,7 +408,10 @@ test("a place of an earlier limit is ignored", async (t) => {
   const jobs = await add(...odd.map((one, i) => ({ i, "workglow-limit": one })));
   work(withLimiter(limit(t, 100, 60), null, (job) => job.data.i));
   const stored = await ended(jobs);
-  assert.deepEqual(stored.map((job) => job.returnvalue), jobs.map((_, i) => i));
+  assert.deepEqual(
+    stored.map((job) => job.returnvalue),
+    jobs.map((_, i) => i),
+  );
   assert.equal(await queue.getFailedCount(), 0);
 });
 
@@ -368,8 +423,14 @@ test("a sandboxed processor is limited", { timeout: 60_000 }, async (t) => {
   const jobs = await add(...data);
   work(join(import.meta.dirname, "bullmq_worker.mjs"), { concurrency: 2 });
   const stored = await ended(jobs);
-  assert.deepEqual(stored.map((job) => [job.failedReason, job.attemptsMade]), Array(6).fill([undefined, 1]));
-  assert.deepEqual(stored.map((job) => job.returnvalue.data), data);
+  assert.deepEqual(
+    stored.map((job) => [job.failedReason, job.attemptsMade]),
+    Array(6).fill([undefined, 1]),
+  );
+  assert.deepEqual(
+    stored.map((job) => job.returnvalue.data),
+    data,
+  );
   for (const job of stored) assert.notEqual(job.returnvalue.pid, process.pid);
 });
 
@@ -393,7 +454,8 @@ test("the package never loads bullmq, and takes the jobs of any copy", (t) => {
   const dir = directory(t);
   const root = join(import.meta.dirname, "..");
   mkdirSync(join(dir, "node_modules/workglow-limit"), { recursive: true });
-  for (const part of ["dist", "package.json"]) cpSync(join(root, part), join(dir, "node_modules/workglow-limit", part), { recursive: true });
+  for (const part of ["dist", "package.json"])
+    cpSync(join(root, part), join(dir, "node_modules/workglow-limit", part), { recursive: true });
   const says = (code) => execFileSync(process.execPath, ["-e", code], { cwd: dir, encoding: "utf8" });
   for (const load of ["import", "(async (x) => require(x))"]) {
     for (const entry of ["", "/bullmq"]) {

@@ -16,4 +16,8 @@ if (TEST_QUEUE !== undefined) {
   new Worker(TEST_QUEUE, stuck, { connection, lockDuration: 1000, stalledInterval: 500 });
 }
 
-export default withLimiter(limiter, (job) => job.data.key, async (job) => ({ pid: process.pid, data: job.data }));
+export default withLimiter(
+  limiter,
+  (job) => job.data.key,
+  async (job) => ({ pid: process.pid, data: job.data }),
+);

@@ -28,7 +28,10 @@ test("the command runs", async (t) => {
   assert.equal(run("--version").stdout, `workglow-limit ${manifest.version}\n`);
   const { status, stdout, stderr } = run("--store", url, "status", "--json");
   assert.equal(status, 0, stderr);
-  assert.deepEqual(JSON.parse(stdout).limits.map(({ name }) => name), ["mail"]);
+  assert.deepEqual(
+    JSON.parse(stdout).limits.map(({ name }) => name),
+    ["mail"],
+  );
   assert.equal(run("--store", url, "peek", "mail", "acme").status, 4);
   assert.equal(run("--store", url, "peek", "mai").status, 3);
   assert.equal(run("wrong").status, 2);

@@ -58,7 +58,10 @@ test("a custom limiter is asked, and learns how each start ended", async () => {
   await limiter.recordJobStart("k");
   await limiter.recordJobCompletion("日本");
   assert.deepEqual(mine.log.splice(0), [
-    ["pause", 1500, "k"], ["clear", ""], ["recordJobStart", "k"], ["recordJobCompletion", "日本"],
+    ["pause", 1500, "k"],
+    ["clear", ""],
+    ["recordJobStart", "k"],
+    ["recordJobCompletion", "日本"],
   ]);
   await limiter.setNextAvailableTime(new Date(Date.now() + 10_000));
   const [[call, ms, key]] = mine.log;
@@ -110,7 +113,9 @@ test("an error that a custom limiter throws reaches the caller unchanged", async
   const thrown = [new RangeError("mine"), "a text", undefined, new Error("-1 invalid_argument not ours"), { code: 5 }];
   for (const what of thrown) {
     const is = (error) => (assert.equal(error, what), true);
-    const angry = () => { throw what; };
+    const angry = () => {
+      throw what;
+    };
     Object.assign(mine, { tryAcquire: angry, retryAfter: () => 0 });
     assert.throws(() => limiter.tryAcquire(), is);
     assert.throws(() => limiter.decide(), is);
@@ -128,16 +133,25 @@ test("an error that a custom limiter throws reaches the caller unchanged", async
   }
   assert.equal(rate.peek().remaining, 5, "it was cleared, and then not charged");
   for (const [i, method] of ["complete", "cancel", "settle"].entries()) {
-    mine[method] = () => { throw thrown[0]; };
-    assert.throws(() => permits[i][method](1), (error) => error === thrown[0]);
+    mine[method] = () => {
+      throw thrown[0];
+    };
+    assert.throws(
+      () => permits[i][method](1),
+      (error) => error === thrown[0],
+    );
   }
 });
 
 test("the first error is thrown, and none is thrown twice", () => {
   const [first, second] = [recorder(), recorder()];
   const limiter = new CompositeLimiter([first, second]);
-  second.tryAcquire = () => { throw new Error("second"); };
-  first.cancel = () => { throw new Error("first, later"); };
+  second.tryAcquire = () => {
+    throw new Error("second");
+  };
+  first.cancel = () => {
+    throw new Error("first, later");
+  };
   assert.throws(() => limiter.tryAcquire(), /^Error: second$/);
   second.tryAcquire = () => null;
   second.retryAfter = () => 0;
@@ -222,12 +236,26 @@ test("a custom limiter may use limiters of this package in the middle of a decis
 test("an error of a limiter within a limiter reaches the caller unchanged", () => {
   const mine = recorder();
   const error = new Error("innermost");
-  mine.tryAcquire = () => { throw error; };
+  mine.tryAcquire = () => {
+    throw error;
+  };
   const inner = new CompositeLimiter([mine]);
   const wrapper = { tryAcquire: () => inner.tryAcquire(), retryAfter: () => 0, cancel() {} };
-  assert.throws(() => new CompositeLimiter([wrapper]).tryAcquire(), (e) => e === error);
+  assert.throws(
+    () => new CompositeLimiter([wrapper]).tryAcquire(),
+    (e) => e === error,
+  );
   // An error that is caught on the way is not reported.
-  const careful = { ...wrapper, tryAcquire() { try { inner.tryAcquire(); } catch { return null; } } };
+  const careful = {
+    ...wrapper,
+    tryAcquire() {
+      try {
+        inner.tryAcquire();
+      } catch {
+        return null;
+      }
+    },
+  };
   assert.equal(new CompositeLimiter([careful]).tryAcquire(), null);
 });
 

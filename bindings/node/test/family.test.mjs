@@ -82,7 +82,10 @@ test("a limiter without a store has its own limit", () => {
 
 test("the default delay is 50 ms", () => {
   const clock = new ManualClock();
-  for (const [limiter, ms] of [[new DelayLimiter(undefined, { clock }), 50], [new DelayLimiter("1.5s", { clock }), 1500]]) {
+  for (const [limiter, ms] of [
+    [new DelayLimiter(undefined, { clock }), 50],
+    [new DelayLimiter("1.5s", { clock }), 1500],
+  ]) {
     assert.ok(limiter.tryAcquire());
     assert.equal(limiter.decide().retryAfter, ms);
     clock.advance(ms - 0.001);
@@ -94,7 +97,11 @@ test("the default delay is 50 ms", () => {
 });
 
 test("evenly spaced starts come closer by the duration of jobs, unless adaptive is false", () => {
-  for (const [adaptive, wait] of [[undefined, 750], [true, 750], [false, 1000]]) {
+  for (const [adaptive, wait] of [
+    [undefined, 750],
+    [true, 750],
+    [false, 1000],
+  ]) {
     const clock = new ManualClock();
     const limiter = new EvenlySpacedRateLimiter({ maxExecutions: 60, windowSizeInSeconds: 60, adaptive }, { clock });
     const permit = limiter.tryAcquire();
@@ -241,9 +248,16 @@ test("stats count starts", () => {
   assert.equal(limiter.tryAcquire({ key: "a", weight: 3 }), null);
   limiter.peek();
   const { admitted, denied, unitsWanted, unitsGranted, cancelled } = limiter.stats();
-  assert.deepEqual({ admitted, denied, unitsWanted, unitsGranted, cancelled }, {
-    admitted: 2, denied: 1, unitsWanted: 6, unitsGranted: 3, cancelled: 1,
-  });
+  assert.deepEqual(
+    { admitted, denied, unitsWanted, unitsGranted, cancelled },
+    {
+      admitted: 2,
+      denied: 1,
+      unitsWanted: 6,
+      unitsGranted: 3,
+      cancelled: 1,
+    },
+  );
   assert.equal(limiter.stats({ key: "a" }).unitsGranted, 2);
   assert.equal(limiter.stats({ key: "b" }).denied, 0);
 });

@@ -52,7 +52,10 @@ test("a job that cannot start is put back, does not fail, and starts once", { ti
   await work(withLimiter(limit(3, 0.7), (job) => job.payload.key, task, { schema, onLimited }));
   await drained();
   const sorted = ran.toSorted(([a], [b]) => a.i - b.i);
-  assert.deepEqual(sorted, sorted.map((_, i) => [{ i, key: "k" }, { i, key: "k" }, 1, i, { f: true }]));
+  assert.deepEqual(
+    sorted,
+    sorted.map((_, i) => [{ i, key: "k" }, { i, key: "k" }, 1, i, { f: true }]),
+  );
   assert.equal(ran.length, 9);
   assert.ok(delays.length >= 6);
   for (const one of delays) assert.deepEqual(one.slice(1, 3), ["k", true]);
@@ -64,10 +67,21 @@ test("a full key does not delay other keys", { timeout: 60_000 }, async (t) => {
   const { schema, add, jobs, work } = await queueFor(t);
   for (const key of ["full", "full", "full", "a", "b", "full", "c"]) await add({ key });
   const ran = [];
-  await work(withLimiter(limit(1, 600), (job) => job.payload.key, ({ key }) => void ran.push(key), { schema }), { concurrency: 1 });
+  await work(
+    withLimiter(
+      limit(1, 600),
+      (job) => job.payload.key,
+      ({ key }) => void ran.push(key),
+      { schema },
+    ),
+    { concurrency: 1 },
+  );
   while (ran.length < 4 || (await jobs()).length > 3) await sleep(20);
   assert.deepEqual(ran, ["full", "a", "b", "c"]);
-  assert.deepEqual((await jobs()).map(({ attempts, last_error: error, locked_at: locked }) => [attempts, error, locked]), Array(3).fill([0, null, null]));
+  assert.deepEqual(
+    (await jobs()).map(({ attempts, last_error: error, locked_at: locked }) => [attempts, error, locked]),
+    Array(3).fill([0, null, null]),
+  );
 });
 
 test("named queues run one job at a time, and are free for others while a limited job waits", { timeout: 60_000 }, async (t) => {

@@ -7,7 +7,18 @@ import { inspect } from "node:util";
 import * as package_ from "workglow-limit";
 import { directory, manual, settle } from "./helpers.mjs";
 
-const { CompositeLimiter, ConcurrencyLimiter, InvalidArgument, LimitError, ManualClock, RateLimiter, Stopped, Store, TimeoutError, TooManyWaiters } = package_;
+const {
+  CompositeLimiter,
+  ConcurrencyLimiter,
+  InvalidArgument,
+  LimitError,
+  ManualClock,
+  RateLimiter,
+  Stopped,
+  Store,
+  TimeoutError,
+  TooManyWaiters,
+} = package_;
 
 /** Limiters of 1 unit, in each kind of store. */
 const ones = {
@@ -39,17 +50,29 @@ for (const [place, make] of Object.entries(ones)) {
     });
     assert.equal(times.name, "times");
     const done = await Promise.allSettled([times.call(self, 1, 2), times.call(self, 13, 1), times.call(self, 3, 4)]);
-    assert.deepEqual(done.map(({ value, reason }) => value ?? reason.message), [6, "mine", 36]);
+    assert.deepEqual(
+      done.map(({ value, reason }) => value ?? reason.message),
+      [6, "mine", 36],
+    );
     assert.equal(await limiter.wrap(() => 5, { timeout: 0 })(), 5);
     const held = await limiter.acquire({ key: "acme" });
-    const byTenant = limiter.wrap((tenant) => tenant, (tenant) => ({ key: tenant, timeout: 0 }));
+    const byTenant = limiter.wrap(
+      (tenant) => tenant,
+      (tenant) => ({ key: tenant, timeout: 0 }),
+    );
     assert.equal(await byTenant("other"), "other");
     await assert.rejects(byTenant("acme"), TimeoutError);
     held.complete();
     for (const bad of [undefined, null, 5]) assert.throws(() => limiter.wrap(bad), /^InvalidArgument: fn is /);
     assert.throws(() => limiter.wrap(() => {}, { tiemout: 1 }), /^InvalidArgument: options is /);
     assert.throws(() => limiter.wrap(() => {}, 5), /^InvalidArgument: options is /);
-    await assert.rejects(limiter.wrap(() => {}, () => 5)(), /InvalidArgument: options is /);
+    await assert.rejects(
+      limiter.wrap(
+        () => {},
+        () => 5,
+      )(),
+      /InvalidArgument: options is /,
+    );
   });
 
   test(`${place}: one waiter more than maxWaiting rejects`, async (t) => {
@@ -112,7 +135,13 @@ for (const [place, make] of Object.entries(ones)) {
       assert.ok(reason instanceof Stopped && reason instanceof LimitError, String(reason));
       assert.equal(reason.code, "stopped");
     }
-    for (const late of [limiter.acquire(), limiter.tryAcquireAsync(), limiter.decideAsync(), limiter.recordJobStart(), limiter.schedule(() => {})]) {
+    for (const late of [
+      limiter.acquire(),
+      limiter.tryAcquireAsync(),
+      limiter.decideAsync(),
+      limiter.recordJobStart(),
+      limiter.schedule(() => {}),
+    ]) {
       await assert.rejects(late, Stopped);
     }
     assert.throws(() => limiter.tryAcquire({ key: "other" }), Stopped);

@@ -63,7 +63,10 @@ test("a composite's denial notifies its hooks, and those of the child that denie
   composite.tryAcquire();
   assert.equal(composite.tryAcquire(), null);
   const payloads = await Promise.all(received.map((each) => each()));
-  assert.deepEqual(payloads.map((all) => all.map(({ limit }) => limit)), [["calls"], ["calls"], ["calls"], []]);
+  assert.deepEqual(
+    payloads.map((all) => all.map(({ limit }) => limit)),
+    [["calls"], ["calls"], ["calls"], []],
+  );
 });
 
 test("an undeclared name notifies hooks", async () => {
@@ -121,8 +124,18 @@ test("a hook that uses limiters does not change the result of the call that noti
 test("a hook may use its limiter, and an error that it throws breaks nothing", async () => {
   const { limiter } = manual(package_, 1, 60, "mail");
   limiter.tryAcquire();
-  const hooks = [() => { throw new RangeError("mine"); }, async () => { throw "a text"; }];
-  for (const [hook, message] of [[hooks[0], /a hook of "throttled" threw: RangeError: mine/], [hooks[1], /threw: a text/]]) {
+  const hooks = [
+    () => {
+      throw new RangeError("mine");
+    },
+    async () => {
+      throw "a text";
+    },
+  ];
+  for (const [hook, message] of [
+    [hooks[0], /a hook of "throttled" threw: RangeError: mine/],
+    [hooks[1], /threw: a text/],
+  ]) {
     const off = limiter.on("throttled", hook);
     const warned = once(process, "warning");
     const { admitted, retryAfter } = limiter.decide();

@@ -24,8 +24,7 @@ after(() => server.close());
 
 const clients = {
   fetch: (url) => fetch(url),
-  "node:http": (url) =>
-    new Promise((resolve, reject) => http.get(url, (response) => resolve(response.resume())).on("error", reject)),
+  "node:http": (url) => new Promise((resolve, reject) => http.get(url, (response) => resolve(response.resume())).on("error", reject)),
   // Other clients: their headers are pairs, or an object with the names as sent and lists of repeated headers.
   pairs: async (url) => {
     const { status, headers } = await fetch(url);

@@ -72,7 +72,10 @@ test("options are checked", async () => {
     assert.throws(() => new Store("memory:", bad), about("options"));
   }
   assert.throws(() => limiter.reserve({ timeout: 5 }), /timeout: expected only key, weight, maxWait, grace/);
-  await assert.rejects(limiter.acquire({ timeOut: 5 }), /timeOut: expected only key, weight, priority, timeout, grace, signal, maxWaiting, place/);
+  await assert.rejects(
+    limiter.acquire({ timeOut: 5 }),
+    /timeOut: expected only key, weight, priority, timeout, grace, signal, maxWaiting, place/,
+  );
   await assert.rejects(limiter.acquire({ signal: {} }), about("signal"));
   for (const priority of [null, "1", 0.5, NaN, 2 ** 31, -(2 ** 31) - 1, 1n]) {
     await assert.rejects(limiter.acquire({ priority }), about("priority"));
@@ -118,7 +121,12 @@ test("places and texts are checked", async () => {
       if (bad !== undefined) await assert.rejects(limiter.acquire({ place: bad }), about("place"));
     }
     assert.throws(() => limiter.permit(limiter.tryAcquire()), about("text"));
-    for (const [name, value] of [["key", "k"], ["key", ""], ["weight", 1], ["grace", 0]]) {
+    for (const [name, value] of [
+      ["key", "k"],
+      ["key", ""],
+      ["weight", 1],
+      ["grace", 0],
+    ]) {
       const expected = new RegExp(`^InvalidArgument: ${name} is .*: expected none with a place, which has its own$`);
       await assert.rejects(limiter.acquire({ place: "x", [name]: value }), expected);
     }
@@ -208,7 +216,11 @@ test("options of rate limiters are checked", async (t) => {
   assert.throws(make({ ...good, window: 1 }, "x"), about("options"));
   for (const bad of [undefined, null, 5]) assert.throws(make(bad, "x"), about("options"));
   const either = /^InvalidArgument: options is an object with (both|neither): expected either maxExecutions .* or windows$/;
-  const both = [{ ...good, windows: [good] }, { maxExecutions: 1, windows: [good] }, { windowSizeInSeconds: 1, windows: [] }];
+  const both = [
+    { ...good, windows: [good] },
+    { maxExecutions: 1, windows: [good] },
+    { windowSizeInSeconds: 1, windows: [] },
+  ];
   for (const bad of [{}, { windows: undefined }, ...both]) assert.throws(make(bad, "x"), either);
   for (const windows of [null, 5, "1/1s", good, new Set([good])]) assert.throws(make({ windows }, "x"), about("windows"));
   for (const windows of [[], Array(5).fill(good), [good, null], [good, [1, 1]], [{ ...good, windows: [] }]]) {
@@ -270,7 +282,10 @@ test("windows, spacing and delays are checked", async (t) => {
 
 test("options of buckets are checked", () => {
   const store = new Store("memory:");
-  for (const [kind, size] of [[TokenBucketLimiter, "burst"], [LeakyBucketLimiter, "queue"]]) {
+  for (const [kind, size] of [
+    [TokenBucketLimiter, "burst"],
+    [LeakyBucketLimiter, "queue"],
+  ]) {
     const make = (options) => () => new kind(store, "x", options);
     for (const count of [0, 1_000_000_001, 2 ** 60, ...NO_COUNTS]) {
       assert.throws(make({ rate: count }), about("rate"));

@@ -46,7 +46,10 @@ test("the result or error of delay is passed on, and a place that could not leav
   const permit = limiter.tryAcquire();
   const error = new Error("the queue is gone");
   const delay = () => Promise.reject(error);
-  await assert.rejects(limitJob(limiter, null, () => assert.fail("it ran"), { delay }), error);
+  await assert.rejects(
+    limitJob(limiter, null, () => assert.fail("it ran"), { delay }),
+    error,
+  );
   permit.cancel();
   assert.ok(limiter.tryAcquire(), "the place was not freed");
 });
@@ -72,7 +75,10 @@ test("jobs beyond all places come back in turn, and each starts once", { timeout
   const limiter = limit(5, 0.4);
   const starts = await Promise.all(Array.from({ length: 60 }, () => work(limiter, "k")));
   assert.ok(starts.every(({ started }) => started));
-  assert.ok(starts.some(({ delays }) => delays.some(({ hasPlace }) => !hasPlace)), "there were places for all");
+  assert.ok(
+    starts.some(({ delays }) => delays.some(({ hasPlace }) => !hasPlace)),
+    "there were places for all",
+  );
 });
 
 test("without places, a delayed job asks again", async () => {
@@ -90,7 +96,10 @@ test("without places, a delayed job asks again", async () => {
 test("an error of the job is thrown, and its start has ended", async () => {
   const limiter = new ConcurrencyLimiter(1);
   const error = new Error("mine");
-  await assert.rejects(limitJob(limiter, null, () => Promise.reject(error), { delay: () => {} }), error);
+  await assert.rejects(
+    limitJob(limiter, null, () => Promise.reject(error), { delay: () => {} }),
+    error,
+  );
   assert.ok(limiter.tryAcquire());
 });
 
@@ -110,6 +119,9 @@ test("invalid input is named, and nothing is asked", async () => {
     [[limiter, "", () => {}, { delay, wait: 1 }], /wait/],
   ];
   for (const [given, message] of bad) await assert.rejects(limitJob(...given), { name: "InvalidArgument", message });
-  await assert.rejects(limitJob(limiter, "", () => {}, { delay, weight: 2 }), { name: "WeightExceedsCapacity" });
+  await assert.rejects(
+    limitJob(limiter, "", () => {}, { delay, weight: 2 }),
+    { name: "WeightExceedsCapacity" },
+  );
   assert.ok(limiter.tryAcquire());
 });

@@ -70,11 +70,14 @@ test("a snapshot of a server is taken on the thread pool only", async () => {
   for (const url of [server.url, postgres.url]) {
     const store = new Store(url, { timeout: "20s" });
     for (const name of ["metrics", "snapshot"]) {
-      assert.throws(() => store[name](), (error) => {
-        assert.ok(error instanceof SyncUnsupported, String(error));
-        assert.match(error.message, new RegExp(`^${name}\\(\\) would have to ask a server, .* await ${name}Async\\(\\)$`));
-        return true;
-      });
+      assert.throws(
+        () => store[name](),
+        (error) => {
+          assert.ok(error instanceof SyncUnsupported, String(error));
+          assert.match(error.message, new RegExp(`^${name}\\(\\) would have to ask a server, .* await ${name}Async\\(\\)$`));
+          return true;
+        },
+      );
     }
     await store.limiter("rate", "10/1m").tryAcquireAsync();
     assert.match(await store.metricsAsync(), /^workglow_limit_admitted_total\{limit="rate"\} 1$/m);
@@ -103,7 +106,8 @@ test("a server that does not reply does not block the event loop", async () => {
 test("options are checked, and nothing is created", async (t) => {
   const dir = directory(t);
   const store = new Store(`sqlite:${join(dir, "limits.db")}`);
-  const about = (parameter) => (error) => error instanceof InvalidArgument && new RegExp(`^${parameter} is .+: expected `).test(error.message);
+  const about = (parameter) => (error) =>
+    error instanceof InvalidArgument && new RegExp(`^${parameter} is .+: expected `).test(error.message);
   const wrong = [
     ["keys", [-1, 1001, 1.5, NaN, Infinity, 2 ** 70, "5", null, true, 5n]],
     ["showKeys", [0, 1, "yes", null]],
@@ -156,11 +160,17 @@ test("OpenTelemetry gets the metrics, with one snapshot per collection", async (
     const seen = await collect();
     assert.deepEqual(seen["units.used"], {
       unit: "{unit}",
-      points: [{ value: 1, limit: "jobs" }, { value: 9, limit: "rate", window: "60" }],
+      points: [
+        { value: 1, limit: "jobs" },
+        { value: 9, limit: "rate", window: "60" },
+      ],
     });
     assert.deepEqual(seen["units.allowed"].points[1], { value: 10, limit: "rate", window: "60" });
     assert.deepEqual(seen["starts.denied"].points[1], { value: 1, limit: "rate" });
-    assert.deepEqual(seen.near.points.map(({ value }) => value), [0, 1]);
+    assert.deepEqual(
+      seen.near.points.map(({ value }) => value),
+      [0, 1],
+    );
     assert.deepEqual(seen.leases.points, [{ value: 1, limit: "jobs" }]);
     assert.deepEqual(seen["ledger.lag"].unit, "s");
     assert.deepEqual(seen["collection.errors"].points, [{ value: 0 }]);

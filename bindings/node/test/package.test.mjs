@@ -37,7 +37,8 @@ test("only entries that are named after a package need its types", () => {
   const cjs = join(root, "dist/cjs");
   for (const file of readdirSync(cjs).filter((file) => file.endsWith(".d.ts"))) {
     const imported = [...readFileSync(join(cjs, file), "utf8").matchAll(/(?:from|import|module) "([^."][^"]*)"/g)].map(([, name]) => name);
-    const allowed = { "fastify-rate-limit.d.ts": "@fastify/rate-limit", "opentelemetry.d.ts": "@opentelemetry/api" }[file] ?? file.replace(".d.ts", "");
+    const allowed =
+      { "fastify-rate-limit.d.ts": "@fastify/rate-limit", "opentelemetry.d.ts": "@opentelemetry/api" }[file] ?? file.replace(".d.ts", "");
     for (const name of imported) assert.ok(!peers.includes(name) || name === allowed, `${file} needs ${name}`);
   }
 });
@@ -46,7 +47,10 @@ test("the edge runtime of Next.js gets an error with advice", () => {
   for (const entry of ["workglow-limit", "workglow-limit/next"]) {
     const program = `try { require("${entry}") } catch (e) { console.log(e.message) }`;
     const said = execFileSync(process.execPath, ["--conditions=edge-light", "-e", program], { cwd: root, encoding: "utf8" });
-    assert.match(said, /^workglow-limit loads native code, which the edge runtime of Next\.js does not support\. Limit requests in route handlers/);
+    assert.match(
+      said,
+      /^workglow-limit loads native code, which the edge runtime of Next\.js does not support\. Limit requests in route handlers/,
+    );
   }
 });
 

@@ -69,8 +69,14 @@ test("a job that cannot start goes back, does not fail, and starts once", { time
   const limited = withLimiter(boss, limit(3, 0.7), (job) => job.data.key, handler, { onLimited });
   await boss.work(queue, { ...QUICK, localConcurrency: 4 }, limited);
   const stored = await ended(ids);
-  assert.deepEqual(stored.map(({ state, output, retryCount }) => [state, output, retryCount]), ids.map((_, i) => ["completed", { i }, 0]));
-  assert.deepEqual(ran.toSorted((a, b) => a.i - b.i), ids.map((_, i) => ({ i, data: { i, key: "k" }, retryCount: 0 })));
+  assert.deepEqual(
+    stored.map(({ state, output, retryCount }) => [state, output, retryCount]),
+    ids.map((_, i) => ["completed", { i }, 0]),
+  );
+  assert.deepEqual(
+    ran.toSorted((a, b) => a.i - b.i),
+    ids.map((_, i) => ({ i, data: { i, key: "k" }, retryCount: 0 })),
+  );
   assert.ok(delays.length >= 6);
   for (const one of delays) assert.deepEqual(one.slice(1, 3), ["k", true]);
   assert.ok(delays.some(([, , , hasPlace]) => hasPlace));
@@ -80,12 +86,27 @@ test("a full key does not delay other keys", { timeout: 60_000 }, async (t) => {
   const { boss, queue, add, ended } = await queueFor(t);
   const keys = ["full", "full", "full", "a", "b", "full", "c"];
   const ids = await add(keys.map((key) => ({ key })));
-  await boss.work(queue, QUICK, withLimiter(boss, limit(1, 600), (job) => job.data.key, (job) => ({ is: job.data.key })));
+  await boss.work(
+    queue,
+    QUICK,
+    withLimiter(
+      boss,
+      limit(1, 600),
+      (job) => job.data.key,
+      (job) => ({ is: job.data.key }),
+    ),
+  );
   const others = await ended(ids.filter((_, i) => keys[i] !== "full"));
-  assert.deepEqual(others.map(({ output }) => output.is), ["a", "b", "c"]);
+  assert.deepEqual(
+    others.map(({ output }) => output.is),
+    ["a", "b", "c"],
+  );
   const full = await boss.findJobs(queue, { data: { key: "full" } });
   assert.deepEqual(full.map(({ state }) => state).toSorted(), ["completed", "retry", "retry", "retry"]);
-  assert.deepEqual(full.map(({ retryCount }) => retryCount), [0, 0, 0, 0]);
+  assert.deepEqual(
+    full.map(({ retryCount }) => retryCount),
+    [0, 0, 0, 0],
+  );
 });
 
 test("each job of a batch is limited and ends separately", { timeout: 60_000 }, async (t) => {
@@ -129,7 +150,10 @@ test("a job whose data are replaced while it waits starts with its place and the
   await boss.work(queue, QUICK, withLimiter(boss, limit(1, 1), null, handler, { onLimited, grace: "5s" }));
   await ended(ids);
   assert.equal((await updated).updated, 1);
-  assert.deepEqual(seen, [[{ is: "old" }, false], [{ is: "new" }, true]]);
+  assert.deepEqual(seen, [
+    [{ is: "old" }, false],
+    [{ is: "new" }, true],
+  ]);
 });
 
 test("an error of the handler is retried as often as the queue allows", { timeout: 60_000 }, async (t) => {
@@ -147,8 +171,15 @@ test("an error of the handler is retried as often as the queue allows", { timeou
 test("a queue that keeps the order of a key keeps it while its jobs are limited", { timeout: 60_000 }, async (t) => {
   const { boss, queue, add, ended } = await queueFor(t, { policy: "key_strict_fifo" });
   const ran = [];
-  const ids = await add([0, 1, 2, 3].map((i) => ({ i })), { singletonKey: "same" });
-  await boss.work(queue, { ...QUICK, localConcurrency: 3 }, withLimiter(boss, limit(1, 0.4), null, (job) => void ran.push(job.data.i)));
+  const ids = await add(
+    [0, 1, 2, 3].map((i) => ({ i })),
+    { singletonKey: "same" },
+  );
+  await boss.work(
+    queue,
+    { ...QUICK, localConcurrency: 3 },
+    withLimiter(boss, limit(1, 0.4), null, (job) => void ran.push(job.data.i)),
+  );
   await ended(ids);
   assert.deepEqual(ran, [0, 1, 2, 3]);
 });
@@ -156,8 +187,18 @@ test("a queue that keeps the order of a key keeps it while its jobs are limited"
 test("a schema with another name works", { timeout: 60_000 }, async (t) => {
   const { boss, queue, add, ended } = await queueFor(t, {}, start({ schema: "other" }));
   const ids = await add([{}, {}]);
-  await boss.work(queue, QUICK, withLimiter(boss, limit(1, 0.5), null, () => ({ ok: true }), { schema: "other" }));
-  assert.deepEqual((await ended(ids)).map(({ state, retryCount }) => [state, retryCount]), [["completed", 0], ["completed", 0]]);
+  await boss.work(
+    queue,
+    QUICK,
+    withLimiter(boss, limit(1, 0.5), null, () => ({ ok: true }), { schema: "other" }),
+  );
+  assert.deepEqual(
+    (await ended(ids)).map(({ state, retryCount }) => [state, retryCount]),
+    [
+      ["completed", 0],
+      ["completed", 0],
+    ],
+  );
 });
 
 test("invalid input is an error when the handler is made, and an old pg-boss is named", async () => {

@@ -157,7 +157,10 @@ test("window is the time of which a grace costs a part", () => {
 });
 
 test("a place is valid until its grace ends, and is then exchanged for a place, never for a start", async () => {
-  for (const [late, started] of [["5s", true], ["5001ms", false]]) {
+  for (const [late, started] of [
+    ["5s", true],
+    ["5001ms", false],
+  ]) {
     const { clock, limiter } = await full();
     const place = limiter.reserve({ grace: "5s" });
     clock.advance("1m");

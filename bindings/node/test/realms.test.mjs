@@ -37,11 +37,13 @@ test("errors belong to the realm, with their classes, codes and messages", async
   assert.notEqual(InnerError, Error);
   const store = new Store("memory:");
   const limiter = new RateLimiter(store, "few", { maxExecutions: 2, windowSizeInSeconds: 60 });
-  const isOne = (code, ...classes) => (error) => {
-    for (const of of [InnerError, LimitError, ...classes]) assert.ok(error instanceof of, `${error} is no ${of.name}`);
-    assert.equal(error.code, code);
-    return true;
-  };
+  const isOne =
+    (code, ...classes) =>
+    (error) => {
+      for (const of of [InnerError, LimitError, ...classes]) assert.ok(error instanceof of, `${error} is no ${of.name}`);
+      assert.equal(error.code, code);
+      return true;
+    };
   assert.throws(() => limiter.tryAcquire({ weight: 3 }), isOne("weight_exceeds_capacity", WeightExceedsCapacity));
   assert.throws(() => new Store("nothing:"), isOne("invalid_url"));
   assert.throws(() => new RateLimiter(store, "", {}), isOne("invalid_argument", InvalidArgument));
@@ -60,7 +62,10 @@ test("an error of a custom limiter passes through unchanged", () => {
     cancel() {},
   })`);
   const composite = new CompositeLimiter([mine]);
-  assert.throws(() => composite.tryAcquire(), (error) => error instanceof run("RangeError") && error.message === "mine");
+  assert.throws(
+    () => composite.tryAcquire(),
+    (error) => error instanceof run("RangeError") && error.message === "mine",
+  );
 });
 
 test("objects of one realm work in another", async () => {
@@ -84,7 +89,10 @@ test("objects of one realm work in another", async () => {
   assert.ok(same.tryAcquire());
   const place = same.reserve();
   assert.equal(place.started, false);
-  assert.throws(() => new other.NullLimiter().complete(place), (error) => error instanceof one.LimitError);
+  assert.throws(
+    () => new other.NullLimiter().complete(place),
+    (error) => error instanceof one.LimitError,
+  );
   const waiting = same.acquire({ place });
   clock.advance("1s");
   assert.equal((await waiting).started, true);
@@ -109,7 +117,13 @@ test("a hook of one realm is notified of a limiter of another", async () => {
 
 test("a limiter of one realm takes a child of another", () => {
   const [one, other] = [realm(), realm()];
-  const failing = { tryAcquire() { throw new TypeError("theirs"); }, retryAfter: () => 0, cancel() {} };
+  const failing = {
+    tryAcquire() {
+      throw new TypeError("theirs");
+    },
+    retryAfter: () => 0,
+    cancel() {},
+  };
   const child = new one.CompositeLimiter([failing]);
   const outer = new other.CompositeLimiter([child]);
   assert.throws(() => outer.tryAcquire(), { name: "TypeError", message: "theirs" });

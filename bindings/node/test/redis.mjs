@@ -14,7 +14,22 @@ export async function startRedis() {
   const socket = join(dir, "s");
   for (;;) {
     const port = await freePort();
-    const options = ["--port", port, "--bind", "127.0.0.1", "--dir", dir, "--save", "", "--appendonly", "no", "--unixsocket", socket, "--databases", 1000];
+    const options = [
+      "--port",
+      port,
+      "--bind",
+      "127.0.0.1",
+      "--dir",
+      dir,
+      "--save",
+      "",
+      "--appendonly",
+      "no",
+      "--unixsocket",
+      socket,
+      "--databases",
+      1000,
+    ];
     const server = spawn("redis-server", options.map(String), { stdio: ["ignore", "pipe", "inherit"] });
     const ended = once(server, "exit").catch((error) => {
       throw new Error(`redis-server cannot be started (apt-get install redis-server): ${error.message}`);

@@ -3,7 +3,16 @@
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
 import { Worker } from "node:worker_threads";
-import { CompositeLimiter, ConcurrencyLimiter, doctor, LimitError, postgresSchema, RateLimiter, Store, SyncUnsupported } from "workglow-limit";
+import {
+  CompositeLimiter,
+  ConcurrencyLimiter,
+  doctor,
+  LimitError,
+  postgresSchema,
+  RateLimiter,
+  Store,
+  SyncUnsupported,
+} from "workglow-limit";
 import { startPostgres } from "./postgres.mjs";
 import { startRedis } from "./redis.mjs";
 
@@ -37,7 +46,13 @@ test("each of many simultaneous calls gets its own reply", async () => {
   const limiters = Array.from({ length: 20 }, (_, i) => store.limiter(`limit-${i}`, `${i + 1}/1h`));
   const asked = limiters.flatMap((limiter) => [limiter.decideAsync(), limiter.peekAsync({ key: "other" })]);
   const seen = (await Promise.all(asked)).map(({ limit, remaining }) => [limit, remaining]);
-  assert.deepEqual(seen, limiters.flatMap((_, i) => [[i + 1, i], [i + 1, i + 1]]));
+  assert.deepEqual(
+    seen,
+    limiters.flatMap((_, i) => [
+      [i + 1, i],
+      [i + 1, i + 1],
+    ]),
+  );
 });
 
 test("synchronous calls name the call to use instead", async () => {
@@ -104,7 +119,10 @@ test("an end is sent without waiting, and can be waited for", async () => {
   const limiter = jobs(newStore());
   const first = await limiter.acquire();
   const second = await limiter.acquire();
-  await late(() => first.complete(), () => second[Symbol.dispose]());
+  await late(
+    () => first.complete(),
+    () => second[Symbol.dispose](),
+  );
   await Promise.all([first.completeAsync(), second[Symbol.asyncDispose]()]);
   assert.equal((await limiter.peekAsync()).remaining, 2);
   // It wakes a waiter of this process.
@@ -131,7 +149,10 @@ test("a start needs no request to end", async () => {
 });
 
 test("granted units are decided without a request", async () => {
-  const limiter = new RateLimiter(new Store(`${server.url}?db=${++database}`), "api", { maxExecutions: 1_000_000, windowSizeInSeconds: 60 });
+  const limiter = new RateLimiter(new Store(`${server.url}?db=${++database}`), "api", {
+    maxExecutions: 1_000_000,
+    windowSizeInSeconds: 60,
+  });
   let permit = null;
   while (!permit) {
     for (let i = 0; i < 200; i++) await limiter.tryAcquireAsync();
@@ -176,7 +197,9 @@ test("threads share a limit", async () => {
     void ask().then((admitted) => parentPort.postMessage(admitted));`;
   const workerData = { url, of: new URL("../dist/cjs/index.js", import.meta.url).pathname };
   const threads = [1, 2].map(() => new Worker(work, { eval: true, workerData }));
-  const counts = await Promise.all(threads.map((thread) => new Promise((resolve, reject) => thread.on("message", resolve).on("error", reject))));
+  const counts = await Promise.all(
+    threads.map((thread) => new Promise((resolve, reject) => thread.on("message", resolve).on("error", reject))),
+  );
   assert.equal(counts[0] + counts[1], 50);
 });
 

@@ -73,7 +73,10 @@ for (const how of ["begin immediate;", "begin; select count(*) from sqlite_maste
     await leaving;
     await end();
     await Promise.all(waiting);
-    assert.deepEqual(order, order.toSorted((a, b) => a - b));
+    assert.deepEqual(
+      order,
+      order.toSorted((a, b) => a - b),
+    );
     assert.equal(limiter.peek().remaining, 50);
   });
 
@@ -82,9 +85,7 @@ for (const how of ["begin immediate;", "begin; select count(*) from sqlite_maste
     const end = await stranger(path, how);
     let started = 0;
     const patient = ["a", "b"].map((key) => limiter.acquire({ key }).then(() => started++));
-    const hasty = ["a", "a", "b", "c"].map((key) =>
-      assert.rejects(limiter.acquire({ key, timeout: 50 }), { name: "TimeoutError" }),
-    );
+    const hasty = ["a", "a", "b", "c"].map((key) => assert.rejects(limiter.acquire({ key, timeout: 50 }), { name: "TimeoutError" }));
     await Promise.all(hasty);
     assert.equal(started, 0);
     await end();

@@ -59,7 +59,10 @@ test("an override of several kinds is all or nothing", async (t) => {
     await store.override("api", "3 concurrent + 7/1h");
     assert.deepEqual(await limits(), [7, 3]);
     for (const [wrong, why] of [
-      ["9/1h + 5 concurent", /^policy is "9\/1h \+ 5 concurent": expected \/, per or concurrent \(such as 100\/1m, "5 per second" or 5 concurrent\) at character 10, not "concurent"$/],
+      [
+        "9/1h + 5 concurent",
+        /^policy is "9\/1h \+ 5 concurent": expected \/, per or concurrent \(such as 100\/1m, "5 per second" or 5 concurrent\) at character 10, not "concurent"$/,
+      ],
       ["9/1h + delay 1s", /^policy is "delay 1s": expected at most one policy for each part of limit "api": rate, concurr/],
     ]) {
       await assert.rejects(store.override("api", wrong), { name: "InvalidArgument", message: why });
@@ -93,7 +96,10 @@ test("every durability counts the same", (t) => {
   for (const durability of ["budget", "commit", undefined]) {
     const store = new Store(`sqlite:${directory(t)}/limits.db`, { durability, clock: new ManualClock() });
     const limiter = new RateLimiter(store, "mail", { maxExecutions: 2, windowSizeInSeconds: 60 });
-    assert.deepEqual([1, 2, 3].map(() => limiter.tryAcquire() !== null), [true, true, false]);
+    assert.deepEqual(
+      [1, 2, 3].map(() => limiter.tryAcquire() !== null),
+      [true, true, false],
+    );
   }
 });
 
@@ -128,7 +134,10 @@ test("decisions follow onError when the store fails, and are counted", async (t)
   assert.throws(() => admit.limiter.tryAcquire({ weight: 0 }), { name: "InvalidArgument" });
   // The store is used again as soon as it works.
   mkdirSync(`${dir}/none`);
-  assert.deepEqual([1, 2, 3].map(() => admit.limiter.tryAcquire() !== null), [true, true, false]);
+  assert.deepEqual(
+    [1, 2, 3].map(() => admit.limiter.tryAcquire() !== null),
+    [true, true, false],
+  );
   assert.ok(new NullLimiter().tryAcquire());
 });
 
@@ -139,10 +148,16 @@ test("a start needs free units in all windows", () => {
     { maxExecutions: 2, windowSizeInSeconds: 1.5 },
   ];
   const limiter = new RateLimiter(new Store("memory:", { clock }), "mail", { windows });
-  assert.deepEqual([1, 2, 3].map(() => limiter.tryAcquire() !== null), [true, true, false]);
+  assert.deepEqual(
+    [1, 2, 3].map(() => limiter.tryAcquire() !== null),
+    [true, true, false],
+  );
   assert.equal(limiter.peek().retryAfter, 1500);
   clock.advance("1500ms");
-  assert.deepEqual([1, 2].map(() => limiter.tryAcquire() !== null), [true, false]);
+  assert.deepEqual(
+    [1, 2].map(() => limiter.tryAcquire() !== null),
+    [true, false],
+  );
   assert.equal(limiter.peek().retryAfter, 58_500);
   assert.throws(() => limiter.tryAcquire({ weight: 3 }), { name: "WeightExceedsCapacity" });
 });

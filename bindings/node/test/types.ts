@@ -265,8 +265,16 @@ const processor: LimitedProcessor<Prompt, number> = (job, _token, signal, permit
   permit.settle(signal?.aborted ? 0 : job.data.tokens);
   return job.data.tokens;
 };
-new Worker<Prompt, number>("q", withLimiter(composite, (job) => job.data.tenant, processor, options), { connection });
-new Worker("q", withLimiter(rate, null, async (job: Job<Prompt>) => job.data.tenant), { connection });
+new Worker<Prompt, number>(
+  "q",
+  withLimiter(composite, (job) => job.data.tenant, processor, options),
+  { connection },
+);
+new Worker(
+  "q",
+  withLimiter(rate, null, async (job: Job<Prompt>) => job.data.tenant),
+  { connection },
+);
 // A processor of BullMQ's own type works.
 export const plain: Promise<string> = withLimiter(rate, undefined, async (job: Job<Prompt, string>) => job.name)({} as Job<Prompt, string>);
 // @ts-expect-error: a key is a string
@@ -303,7 +311,10 @@ limitFetch(rate, { tiemout: 1 });
 limitUndici(rate, { fetch });
 
 // Wrapped functions keep the types of their arguments and results.
-const embed = rate.wrap(async (tenant: string, size: number) => tenant.length * size, (tenant) => ({ key: tenant, maxWaiting: 9 }));
+const embed = rate.wrap(
+  async (tenant: string, size: number) => tenant.length * size,
+  (tenant) => ({ key: tenant, maxWaiting: 9 }),
+);
 export const size: Promise<number> = embed("acme", 3);
 export const ended: Promise<void>[] = [rate.idle(), rate.stop()];
 // @ts-expect-error: a tenant is a string
@@ -328,7 +339,10 @@ app.get("/", requests.route({ limiter: composite, name: "all", shadow: true }), 
 fastify().register(ofFastify, { limits: [{ limiter: rate, key: (request) => request.ip }], hook: "preHandler" });
 fastify().get("/", { config: { limits: [{ limiter: rate, weight: (request) => request.url.length }] } }, () => "ok");
 fastify().get("/", { config: { limits: false } }, () => "ok");
-const ofContext = ofHono({ limits: [{ limiter: rate, key: (context) => context.req.param("tenant") }], onLimited: (context) => context.json({}) });
+const ofContext = ofHono({
+  limits: [{ limiter: rate, key: (context) => context.req.param("tenant") }],
+  onLimited: (context) => context.json({}),
+});
 new Hono().use(ofContext).get("/", ofContext.route({ limiter: composite }), (context) => context.text("ok"));
 const wrap = ofNext({ limits: [{ limiter: rate, key: (request) => request.headers.get("X-API-Key") }] });
 export const GET: (request: Request, context: { params: Promise<{ id: string }> }) => Promise<Response> = wrap(
@@ -361,9 +375,18 @@ export const outcome: Promise<number | "away"> = limitJob(composite, "k", async 
 limitJob(composite, "k", () => 1, { place: "x" });
 
 // Graphile Worker: `withLimiter` returns a task.
-const taskOptions: GraphileOptions = { schema: "other", weightOf: (job: GraphileJob) => job.priority, onLimited: (job, { wait }) => console.log(job.id, wait) };
+const taskOptions: GraphileOptions = {
+  schema: "other",
+  weightOf: (job: GraphileJob) => job.priority,
+  onLimited: (job, { wait }) => console.log(job.id, wait),
+};
 export const tasks: TaskList = {
-  ask: limitTask(rate, (job) => job.key, async (payload: Prompt, helpers, permit) => permit.settle(payload.tokens + helpers.job.attempts), taskOptions),
+  ask: limitTask(
+    rate,
+    (job) => job.key,
+    async (payload: Prompt, helpers, permit) => permit.settle(payload.tokens + helpers.job.attempts),
+    taskOptions,
+  ),
 };
 // @ts-expect-error: an unknown option
 limitTask(rate, null, () => {}, { wait: 1 });

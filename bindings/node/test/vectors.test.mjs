@@ -98,8 +98,7 @@ const KINDS = {
   leaky_bucket: (store, name, [rate, period, queue]) =>
     new LeakyBucketLimiter(store, name, { rate: Number(rate), period: `${period}us`, queue: Number(queue) }),
   fixed_window: (store, name, [max, window]) => new FixedWindowLimiter(store, name, windowOf(max, window)),
-  sliding_window_counter: (store, name, [max, window]) =>
-    new SlidingWindowCounterLimiter(store, name, windowOf(max, window)),
+  sliding_window_counter: (store, name, [max, window]) => new SlidingWindowCounterLimiter(store, name, windowOf(max, window)),
   rate(store, name, given) {
     const [initial, multiplier, max, jitter] = wordsAfter(given, "backoff");
     const numbers = initial === undefined ? given : given.slice(0, given.indexOf("backoff"));
@@ -265,7 +264,13 @@ after(() => {
   const { WGL_CELLS } = process.env;
   if (WGL_CELLS === undefined) return;
   mkdirSync(WGL_CELLS, { recursive: true });
-  writeFileSync(join(WGL_CELLS, "node"), [...cells].map(([cell, cases]) => `${cell} ${cases}\n`).sort().join(""));
+  writeFileSync(
+    join(WGL_CELLS, "node"),
+    [...cells]
+      .map(([cell, cases]) => `${cell} ${cases}\n`)
+      .sort()
+      .join(""),
+  );
 });
 
 for (const file of files) {

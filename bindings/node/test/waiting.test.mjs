@@ -122,7 +122,14 @@ test("waiters start by priority, and then in the order of their calls", async ()
       order.push(who);
       permit.complete();
     };
-    const jobs = [["b1", 0], ["c1", 7], ["a1", -3], ["b2", undefined], ["a2", -3], ["c2", 7]].map(([who, p]) => job(who, p));
+    const jobs = [
+      ["b1", 0],
+      ["c1", 7],
+      ["a1", -3],
+      ["b2", undefined],
+      ["a2", -3],
+      ["c2", 7],
+    ].map(([who, p]) => job(who, p));
     held.complete();
     await Promise.all(jobs);
     // The waiter that the first place was taken for starts with it, unless a waiter with a lower number precedes it.
@@ -173,7 +180,10 @@ test("thousands of waiters of a rate limit start in order and never exceed the l
     assert.ok(order.length <= 100 * (seconds + 1));
   }
   assert.ok(before >= 90 && gone.length >= 480);
-  assert.deepEqual(order, [...order].sort((a, b) => a - b));
+  assert.deepEqual(
+    order,
+    [...order].sort((a, b) => a - b),
+  );
 });
 
 test("a custom limiter may wait, and make others wait, in the middle of a decision", async () => {

@@ -65,7 +65,10 @@ export async function runFleet({ mode, jobs, idleJobs, limit, windowMs, jobMs, c
     const of = (full) => ended.filter((job) => (job.data.key === "full") === full && job.returnvalue !== null);
     const starts = of(true).map((job) => job.returnvalue.started);
     const waits = of(false).map((job) => job.returnvalue.started - job.timestamp);
-    const most = mostInAnyWindow(keys.map((key) => `${folder}/starts/${key}`), windowMs);
+    const most = mostInAnyWindow(
+      keys.map((key) => `${folder}/starts/${key}`),
+      windowMs,
+    );
     return {
       mode,
       total,

@@ -22,7 +22,14 @@ console.log(`
 | --- | --- | --- | --- | --- | --- | --- | --- |`);
 for (const { name, overLimit, span, delaysPerJob, scriptsPerJob, attempts, idleWaits } of results) {
   const [median, longest] = [idleWaits[idleWaits.length >> 1], idleWaits.at(-1)];
-  const cells = [name, Math.max(0, overLimit), `${(span / 1000).toFixed(1)} s`, delaysPerJob.toFixed(2), scriptsPerJob.toFixed(1), attempts];
+  const cells = [
+    name,
+    Math.max(0, overLimit),
+    `${(span / 1000).toFixed(1)} s`,
+    delaysPerJob.toFixed(2),
+    scriptsPerJob.toFixed(1),
+    attempts,
+  ];
   console.log(`| ${[...cells, `${median} ms`, `${longest} ms`].join(" | ")} |`);
 }
 

@@ -30,7 +30,11 @@ const queues = {
     // Of several jobs within a second it keeps one, and drops the others.
     const options = mode === "throttled" ? { singletonSeconds: 1 } : {};
     return {
-      add: (jobs) => boss.insert("fleet", jobs.map((data) => ({ data, ...options, singletonKey: mode === "throttled" ? data.key : undefined }))),
+      add: (jobs) =>
+        boss.insert(
+          "fleet",
+          jobs.map((data) => ({ data, ...options, singletonKey: mode === "throttled" ? data.key : undefined })),
+        ),
       async waiting() {
         const { rows } = await boss.getDb().executeSql("SELECT count(*) FROM pgboss.job WHERE name = 'fleet' AND state < 'completed'", []);
         return Number(rows[0].count);
@@ -96,10 +100,17 @@ export async function runFleet({ queue, mode, jobs, idleJobs, limit, windowMs, j
     const deadline = Date.now() + 5 * ideal + 30_000;
     while ((await end.waiting()) > 0 && Date.now() < deadline) await sleep(100);
 
-    const ran = fs.readFileSync(`${folder}/ran`, "utf8").trim().split("\n").map((line) => JSON.parse(line));
+    const ran = fs
+      .readFileSync(`${folder}/ran`, "utf8")
+      .trim()
+      .split("\n")
+      .map((line) => JSON.parse(line));
     const full = ran.filter(({ key }) => key === "full");
     const others = ran.filter(({ key }) => key !== "full");
-    const most = mostInAnyWindow(keys.map((key) => `${folder}/starts/${key}`), windowMs);
+    const most = mostInAnyWindow(
+      keys.map((key) => `${folder}/starts/${key}`),
+      windowMs,
+    );
     return {
       total: jobs + idle.length,
       left: await end.waiting(),

@@ -7,7 +7,9 @@ import { runFleet } from "./fleet.mjs";
 const work = { mode: "ours", jobs: 50, idleJobs: 6, limit: 10, windowMs: 1000, jobMs: 20 };
 
 for (const queue of ["pg-boss", "graphile"]) {
-  test(`${queue}: two processes keep the limit of each key, each job runs once, and a full key delays no other`, { timeout: 120_000 }, async (t) => {
+  test(`${queue}: two processes keep the limit of each key, each job runs once, and a full key delays no other`, {
+    timeout: 120_000,
+  }, async (t) => {
     const result = await runFleet({ queue, ...work });
     assert.ok(result.overLimit <= 0, `${result.overLimit} over the limit`);
     assert.deepEqual([result.left, result.ran, result.ranOnce], [0, result.total, result.total]);

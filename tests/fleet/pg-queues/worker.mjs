@@ -92,7 +92,14 @@ if (queue === "pg-boss") {
     },
     keyed: (payload, { job }) => run(payload, job.attempts - 1, now()),
   };
-  const runner = await runWorkers({ pgPool: pool, logger: quiet, concurrency, pollInterval: 500, noHandleSignals: true, taskList: { fleet: tasks[mode] } });
+  const runner = await runWorkers({
+    pgPool: pool,
+    logger: quiet,
+    concurrency,
+    pollInterval: 500,
+    noHandleSignals: true,
+    taskList: { fleet: tasks[mode] },
+  });
   stop = () => runner.stop();
 }
 

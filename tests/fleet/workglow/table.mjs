@@ -17,7 +17,7 @@ const LIMITERS = {
   sqlite: "Workglow's RateLimiter on its SQLite storage",
 };
 const COLUMNS = {
-  "limiter": ({ mode }) => LIMITERS[mode],
+  limiter: ({ mode }) => LIMITERS[mode],
   "most in any 2 s": ({ most }) => most,
   "over the limit": ({ most }) => Math.max(0, most - RUN.limit),
   "span, s": ({ spanMs }) => (spanMs / 1e3).toFixed(2),

@@ -15,21 +15,25 @@ try {
 }
 export { undici };
 
-const ofFetch = (fetch) => async (url, { stream, ...init } = {}) => {
-  const response = await fetch(url, { ...init, ...(typeof init.body?.pipe === "function" ? { duplex: "half" } : {}) });
-  return { status: response.status, headers: response.headers, text: () => response.text(), cancel: () => response.body.cancel() };
-};
-
-const ofUndici = ({ Agent, request }) => (limiter, options, t) => {
-  const agent = new Agent();
-  t?.after(() => agent.close());
-  const dispatcher = agent.compose(limitUndici(limiter, options));
-  return async (url, { method = "GET", ...init } = {}) => {
-    const { statusCode, headers, body } = await request(url, { method, ...init, dispatcher });
-    const cancel = () => (body.on("error", () => {}), body.destroy());
-    return { status: statusCode, headers: new Headers(Object.entries(headers)), text: () => body.text(), cancel };
+const ofFetch =
+  (fetch) =>
+  async (url, { stream, ...init } = {}) => {
+    const response = await fetch(url, { ...init, ...(typeof init.body?.pipe === "function" ? { duplex: "half" } : {}) });
+    return { status: response.status, headers: response.headers, text: () => response.text(), cancel: () => response.body.cancel() };
   };
-};
+
+const ofUndici =
+  ({ Agent, request }) =>
+  (limiter, options, t) => {
+    const agent = new Agent();
+    t?.after(() => agent.close());
+    const dispatcher = agent.compose(limitUndici(limiter, options));
+    return async (url, { method = "GET", ...init } = {}) => {
+      const { statusCode, headers, body } = await request(url, { method, ...init, dispatcher });
+      const cancel = () => (body.on("error", () => {}), body.destroy());
+      return { status: statusCode, headers: new Headers(Object.entries(headers)), text: () => body.text(), cancel };
+    };
+  };
 
 const ofAxios = (adapter, responseType) => (limiter, options) => {
   const instance = axios.create({ adapter, responseType, transformResponse: (data) => data, validateStatus: null });

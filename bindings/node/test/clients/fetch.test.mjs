@@ -21,7 +21,12 @@ async function until(holds) {
 test("the response is unchanged, and so is its clone", async (t) => {
   const { url } = await serve(t, (request, response) => {
     if (request.url === "/from") return response.writeHead(302, { location: "/to" }).end();
-    response.writeHead(request.url === "/999" ? 999 : 200, "Right", [["set-cookie", "a=1"], ["set-cookie", "b=2"]]).end('{"a":1}');
+    response
+      .writeHead(request.url === "/999" ? 999 : 200, "Right", [
+        ["set-cookie", "a=1"],
+        ["set-cookie", "b=2"],
+      ])
+      .end('{"a":1}');
   });
   const limiter = new ConcurrencyLimiter(1);
   const send = limitFetch(limiter);
@@ -40,21 +45,29 @@ test("the response is unchanged, and so is its clone", async (t) => {
 });
 
 test("a Request is limited by its contents, and sent once", async (t) => {
-  const { url, arrivals } = await serve(t, (request, response) => response.writeHead(503, { "content-type": "application/json" }).end("{}"));
+  const { url, arrivals } = await serve(t, (request, response) =>
+    response.writeHead(503, { "content-type": "application/json" }).end("{}"),
+  );
   const tokens = new Store("memory:").limiter("tokens", "100/1h");
   const texts = [];
-  const send = limitFetch({ "127.0.0.1": new ConcurrencyLimiter(1) }, {
-    tokens,
-    estimate: ({ method, headers, text }) => texts.push([method, headers.get("x-a"), text]),
-    retries: 3,
-    heed: { default: 1 },
-  });
+  const send = limitFetch(
+    { "127.0.0.1": new ConcurrencyLimiter(1) },
+    {
+      tokens,
+      estimate: ({ method, headers, text }) => texts.push([method, headers.get("x-a"), text]),
+      retries: 3,
+      heed: { default: 1 },
+    },
+  );
   const headers = { "content-type": "application/json", "x-a": "1" };
   const refused = await send(new Request(url, { method: "PUT", headers, body: '{"a":1}' }));
   assert.deepEqual([refused.status, await refused.text()], [503, "{}"]);
   assert.deepEqual(texts, [["PUT", "1", '{"a":1}']]);
-  assert.deepEqual(arrivals.map(({ body }) => body), ['{"a":1}']); // Its body was a stream.
-  assert.equal((await (await send(new Request(url))).text()), "{}");
+  assert.deepEqual(
+    arrivals.map(({ body }) => body),
+    ['{"a":1}'],
+  ); // Its body was a stream.
+  assert.equal(await (await send(new Request(url))).text(), "{}");
   assert.equal(arrivals.length, 5);
   assert.deepEqual(texts[1], ["GET", null, null]);
 });
@@ -100,8 +113,17 @@ for (const [version, { Agent }] of Object.entries(undici)) {
     const limited = agent.compose(limitUndici(limiter));
     const outcome = (options, where) =>
       new Promise((resolve) => {
-        const handler = { onRequestStart() {}, onResponseStart() {}, onResponseData() {}, onResponseEnd: () => resolve("ended"), onResponseError: (_, error) => resolve(error.message) };
-        if (where) handler[where] = () => { throw new Error("mine"); };
+        const handler = {
+          onRequestStart() {},
+          onResponseStart() {},
+          onResponseData() {},
+          onResponseEnd: () => resolve("ended"),
+          onResponseError: (_, error) => resolve(error.message),
+        };
+        if (where)
+          handler[where] = () => {
+            throw new Error("mine");
+          };
         limited.dispatch(options, handler);
       });
     for (const where of ["onResponseStart", "onResponseData", "onResponseEnd"]) {
@@ -158,6 +180,7 @@ test("CommonJS limits, too, with imported limiters", async (t) => {
   const require = createRequire(import.meta.url);
   const { url } = await serve(t);
   const limiter = new ConcurrencyLimiter(1);
-  for (const name of ["axios", "fetch", "undici"]) assert.deepEqual(require(`workglow-limit/${name}`), { ...(await import(`workglow-limit/${name}`)) });
+  for (const name of ["axios", "fetch", "undici"])
+    assert.deepEqual(require(`workglow-limit/${name}`), { ...(await import(`workglow-limit/${name}`)) });
   assert.equal(await (await require("workglow-limit/fetch").limitFetch(limiter)(url)).text(), "fine");
 });

@@ -86,7 +86,9 @@ for (const client of Object.keys(clients)) {
     const free = new Store("memory:").limiter("free", "100/1m");
     const send = clients[client]({ localhost: slow, "127.0.0.1": free }, {}, t);
     let isOver = false;
-    const waiting = send(`http://localhost:${port}/slow`).then((response) => response.text()).finally(() => (isOver = true));
+    const waiting = send(`http://localhost:${port}/slow`)
+      .then((response) => response.text())
+      .finally(() => (isOver = true));
     for (let i = 0; i < 10; i++) await (await send(`http://127.0.0.1:${port}/`)).text();
     assert.equal(arrivals.length, 10);
     assert.ok(!isOver);

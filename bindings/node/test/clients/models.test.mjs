@@ -17,7 +17,8 @@ const sdks = {
     make: (options) => new OpenAI(options),
     path: "/v1",
     whole: async (client) => (await client.chat.completions.create({ model: "m", messages, max_tokens: 100 })).choices[0].message.content,
-    stream: (client) => client.chat.completions.create({ model: "m", messages, max_tokens: 100, stream: true, stream_options: { include_usage: true } }),
+    stream: (client) =>
+      client.chat.completions.create({ model: "m", messages, max_tokens: 100, stream: true, stream_options: { include_usage: true } }),
     wordOf: (event) => event.choices[0]?.delta.content ?? "",
     used: 11,
     known: 111, // Only the last event states it.
@@ -60,7 +61,11 @@ for (const [name, sdk] of Object.entries(sdks)) {
   test(`${name}: a stream holds its permit and its estimate until it ends`, async (t) => {
     let goOn;
     const isRead = new Promise((resolve) => (goOn = resolve));
-    const { client, limiter, tokens } = await set(t, sdk, model(() => isRead));
+    const { client, limiter, tokens } = await set(
+      t,
+      sdk,
+      model(() => isRead),
+    );
     const stream = await sdk.stream(client);
     assert.deepEqual([left(limiter), left(tokens)], [1, 889]);
     let said = "";
@@ -75,7 +80,11 @@ for (const [name, sdk] of Object.entries(sdks)) {
   });
 
   test(`${name}: an aborted stream ends its permit, and settles the known tokens`, async (t) => {
-    const { client, limiter, tokens } = await set(t, sdk, model(() => new Promise(() => {})));
+    const { client, limiter, tokens } = await set(
+      t,
+      sdk,
+      model(() => new Promise(() => {})),
+    );
     for await (const event of await sdk.stream(client)) if (sdk.wordOf(event) !== "") break;
     await until(() => left(limiter) === 2 && left(tokens) === 1000 - sdk.known);
     const aborted = await sdk.stream(client);
@@ -87,13 +96,19 @@ for (const [name, sdk] of Object.entries(sdks)) {
     let open = 0;
     let most = 0;
     let refusals = 3;
-    const { client, arrivals } = await set(t, sdk, async (request, response, body) => {
-      most = Math.max(most, ++open);
-      await settle();
-      open--;
-      if (refusals-- > 0) return response.writeHead(429, { "retry-after": "0", "content-type": "application/json" }).end('{"error":{"message":"no"}}');
-      await model()(request, response, body);
-    }, { heed: { default: 5 } });
+    const { client, arrivals } = await set(
+      t,
+      sdk,
+      async (request, response, body) => {
+        most = Math.max(most, ++open);
+        await settle();
+        open--;
+        if (refusals-- > 0)
+          return response.writeHead(429, { "retry-after": "0", "content-type": "application/json" }).end('{"error":{"message":"no"}}');
+        await model()(request, response, body);
+      },
+      { heed: { default: 5 } },
+    );
     const answers = await Promise.all(Array.from({ length: 6 }, () => sdk.whole(client.withOptions({ maxRetries: 3 }))));
     assert.deepEqual(new Set(answers), new Set([content]));
     assert.equal(arrivals.length, 9);

@@ -132,12 +132,20 @@ for (const [client, make] of Object.entries(clients)) {
     const [one, two] = [await serve(t), await serve(t)];
     const [first, second] = [rate(9), rate(9)];
     const get = async (send, url, init) => (await send(url, init)).text();
-    const byHost = make({ [`127.0.0.1:${one.port}`]: first }, { key: ({ headers }) => headers.get("x-tenant"), weight: ({ url }) => Number(url.searchParams.get("w") ?? 1) }, t);
+    const byHost = make(
+      { [`127.0.0.1:${one.port}`]: first },
+      { key: ({ headers }) => headers.get("x-tenant"), weight: ({ url }) => Number(url.searchParams.get("w") ?? 1) },
+      t,
+    );
     await get(byHost, `${one.url}/?w=4`, { headers: { "X-Tenant": "acme" } });
     await get(byHost, one.url);
     await get(byHost, two.url); // Not limited.
     assert.deepEqual([left(first, "acme"), left(first), left(first, "other")], [5, 8, 9]);
-    const byFunction = make(({ method, url }) => (method === "PUT" && url.port === String(two.port) ? second : null), { key: "k", weight: 2 }, t);
+    const byFunction = make(
+      ({ method, url }) => (method === "PUT" && url.port === String(two.port) ? second : null),
+      { key: "k", weight: 2 },
+      t,
+    );
     await get(byFunction, one.url, { method: "PUT", body: "x" });
     await get(byFunction, two.url, { method: "PUT", body: "x" });
     await get(byFunction, two.url);
@@ -166,7 +174,12 @@ for (const [client, make] of Object.entries(clients)) {
 
   test(`${client}: the server's headers pause the limit, for the key of the request`, async (t) => {
     const { url } = await serve(t, (request, response) => {
-      const answers = { "/429": [429, { "retry-after": "20" }], "/503": [503, { "retry-after": "30" }], "/none": [429, {}], "/empty": [200, { ratelimit: '"x";r=0;t=7' }] };
+      const answers = {
+        "/429": [429, { "retry-after": "20" }],
+        "/503": [503, { "retry-after": "30" }],
+        "/none": [429, {}],
+        "/empty": [200, { ratelimit: '"x";r=0;t=7' }],
+      };
       response.writeHead(...answers[request.url]).end("slow down");
     });
     for (const [path, options, pause] of [
@@ -194,7 +207,12 @@ for (const [client, make] of Object.entries(clients)) {
       else response.end(`got ${body}`);
     });
     const heed = { default: 5 };
-    for (const [retries, status, count] of [[0, 429, 1], [1, 503, 2], [2, 200, 3], [9, 200, 3]]) {
+    for (const [retries, status, count] of [
+      [0, 429, 1],
+      [1, 503, 2],
+      [2, 200, 3],
+      [9, 200, 3],
+    ]) {
       refusals = 2;
       arrivals.length = 0;
       const limiter = new ConcurrencyLimiter(1); // If a refusal kept its permit, the retry would wait forever.
@@ -214,7 +232,10 @@ for (const [client, make] of Object.entries(clients)) {
     refusals = 1;
     const once = await make(rate(9), { retries: 3, heed }, t)(url, { method: "POST", body: Readable.from(["a", "b"]) });
     assert.equal(await once.text(), "refused".repeat(10_000));
-    assert.deepEqual(arrivals.map(({ body }) => body), ["", "ab"]);
+    assert.deepEqual(
+      arrivals.map(({ body }) => body),
+      ["", "ab"],
+    );
   });
 
   test(`${client}: tokens are estimated, and settled by the used tokens of the response`, async (t) => {
@@ -223,7 +244,11 @@ for (const [client, make] of Object.entries(clients)) {
     const send = make(null, { tokens }, t);
     const ask = async (path, body, headers) => {
       const before = left(tokens);
-      const response = await send(url + path, { method: "POST", headers: { "content-type": "application/json", ...headers }, body: JSON.stringify(body) });
+      const response = await send(url + path, {
+        method: "POST",
+        headers: { "content-type": "application/json", ...headers },
+        body: JSON.stringify(body),
+      });
       const held = before - left(tokens);
       await response.text();
       return held;
@@ -252,21 +277,34 @@ for (const [client, make] of Object.entries(clients)) {
 
   test(`${client}: a refusal uses no tokens, and an aborted response those stated so far`, async (t) => {
     const { url } = await serve(t, (request, response) => {
-      if (request.url !== "/stream") return response.writeHead(Number(request.url.slice(1)), { "content-type": "application/json" }).end('{"error":{}}');
+      if (request.url !== "/stream")
+        return response.writeHead(Number(request.url.slice(1)), { "content-type": "application/json" }).end('{"error":{}}');
       response.writeHead(200, { "content-type": "text/event-stream" });
       response.write('data: {"message":{"usage":{"input_tokens":9,"output_tokens":1}}}\n\n');
       setTimeout(() => response.destroy(), 5);
     });
-    for (const [path, cost] of [["/400", 0], ["/429", 0], ["/503", 0], ["/529", 0], ["/500", 50], ["/200", 50], ["/stream", isWhole(client) ? 50 : 10]]) {
+    for (const [path, cost] of [
+      ["/400", 0],
+      ["/429", 0],
+      ["/503", 0],
+      ["/529", 0],
+      ["/500", 50],
+      ["/200", 50],
+      ["/stream", isWhole(client) ? 50 : 10],
+    ]) {
       const tokens = rate(100);
       const send = make(null, { tokens, estimate: () => 49.5, heed: false }, t);
-      await send(url + path).then((response) => response.text()).catch((error) => assert.equal(path, "/stream", error));
+      await send(url + path)
+        .then((response) => response.text())
+        .catch((error) => assert.equal(path, "/stream", error));
       await until(() => left(tokens) === 100 - cost);
     }
   });
 
   test(`${client}: functions of the caller estimate and read usage; their errors are reported`, async (t) => {
-    const { url } = await serve(t, (request, response) => response.writeHead(200, { "content-type": "application/x+json; charset=utf-8", "x-cost": "3" }).end('{"cost":2.5}'));
+    const { url } = await serve(t, (request, response) =>
+      response.writeHead(200, { "content-type": "application/x+json; charset=utf-8", "x-cost": "3" }).end('{"cost":2.5}'),
+    );
     const tokens = rate(100);
     const usage = ({ cost }, { headers }) => cost * Number(typeof headers.get === "function" ? headers.get("x-cost") : headers["x-cost"]);
     await (await make(null, { tokens, estimate: ({ text }) => text.length, usage }, t)(url, { method: "POST", body: "1234567890" })).text();

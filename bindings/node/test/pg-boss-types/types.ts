@@ -16,8 +16,15 @@ export async function work(boss: PgBoss): Promise<void> {
     permit.settle(job.data.tokens);
     return { answer: job.data.tenant };
   };
-  await boss.work<Prompt>("q", withLimiter(boss, limiter, (job) => job.data.tenant, handler, options));
-  await boss.work("q", { batchSize: 5 }, withLimiter(boss, limiter, null, (job: Job<Prompt>) => ({ is: job.data.tenant })));
+  await boss.work<Prompt>(
+    "q",
+    withLimiter(boss, limiter, (job) => job.data.tenant, handler, options),
+  );
+  await boss.work(
+    "q",
+    { batchSize: 5 },
+    withLimiter(boss, limiter, null, (job: Job<Prompt>) => ({ is: job.data.tenant })),
+  );
   const withMetadata = (job: JobWithMetadata<Prompt>) => ({ priority: job.priority });
   await boss.work("q", { includeMetadata: true }, withLimiter<Prompt, object, JobWithMetadata<Prompt>>(boss, limiter, null, withMetadata));
   // @ts-expect-error: a key is a string

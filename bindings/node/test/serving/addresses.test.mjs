@@ -48,26 +48,30 @@ table("without trusted proxies headers are only words", {}, [
 
 table("a peer that is no proxy cannot lie", { trustedProxies: ["10.0.0.0/8"] }, [[{ "X-Forwarded-For": "1.2.3.4" }, "127.0.0.1"]]);
 
-table("X-Forwarded-For is read from the right, to the first that is no proxy", { trustedProxies: ["127.0.0.1", "10.0.0.0/8", "2001:db8::/32"] }, [
-  [{}, "127.0.0.1"],
-  [{ "X-Forwarded-For": "9.9.9.9" }, "9.9.9.9"],
-  [{ "X-Forwarded-For": "1.1.1.1, 9.9.9.9" }, "9.9.9.9"],
-  [{ "X-Forwarded-For": "1.1.1.1, 9.9.9.9, 10.1.2.3" }, "9.9.9.9"],
-  [{ "X-Forwarded-For": ["1.1.1.1", "9.9.9.9", "10.1.2.3"] }, "9.9.9.9"],
-  [{ "X-Forwarded-For": "10.9.9.9, 10.1.2.3" }, "10.9.9.9"],
-  [{ "X-Forwarded-For": "9.9.9.9:4711,10.1.2.3:80" }, "9.9.9.9"],
-  [{ "X-Forwarded-For": "::ffff:9.9.9.9, ::ffff:10.1.2.3" }, "9.9.9.9"],
-  [{ "X-Forwarded-For": "[2a00:1:2:3:4::5]:443, 2001:DB8::1" }, "2a00:1:2:3::/64"],
-  [{ "X-Forwarded-For": "fe80::1%eth0" }, "fe80::/64"],
-  // An invalid entry ends the search.
-  [{ "X-Forwarded-For": "9.9.9.9, unknown" }, "127.0.0.1"],
-  [{ "X-Forwarded-For": "9.9.9.9, unknown, 10.1.2.3" }, "10.1.2.3"],
-  [{ "X-Forwarded-For": "9.9.9.9,, 10.1.2.3" }, "10.1.2.3"],
-  [{ "X-Forwarded-For": "9.9.9" }, "127.0.0.1"],
-  [{ "X-Forwarded-For": "010.9.9.9" }, "127.0.0.1"],
-  [{ "X-Forwarded-For": "1".repeat(8000) }, "127.0.0.1"],
-  [{ Forwarded: "for=9.9.9.9" }, "127.0.0.1"],
-]);
+table(
+  "X-Forwarded-For is read from the right, to the first that is no proxy",
+  { trustedProxies: ["127.0.0.1", "10.0.0.0/8", "2001:db8::/32"] },
+  [
+    [{}, "127.0.0.1"],
+    [{ "X-Forwarded-For": "9.9.9.9" }, "9.9.9.9"],
+    [{ "X-Forwarded-For": "1.1.1.1, 9.9.9.9" }, "9.9.9.9"],
+    [{ "X-Forwarded-For": "1.1.1.1, 9.9.9.9, 10.1.2.3" }, "9.9.9.9"],
+    [{ "X-Forwarded-For": ["1.1.1.1", "9.9.9.9", "10.1.2.3"] }, "9.9.9.9"],
+    [{ "X-Forwarded-For": "10.9.9.9, 10.1.2.3" }, "10.9.9.9"],
+    [{ "X-Forwarded-For": "9.9.9.9:4711,10.1.2.3:80" }, "9.9.9.9"],
+    [{ "X-Forwarded-For": "::ffff:9.9.9.9, ::ffff:10.1.2.3" }, "9.9.9.9"],
+    [{ "X-Forwarded-For": "[2a00:1:2:3:4::5]:443, 2001:DB8::1" }, "2a00:1:2:3::/64"],
+    [{ "X-Forwarded-For": "fe80::1%eth0" }, "fe80::/64"],
+    // An invalid entry ends the search.
+    [{ "X-Forwarded-For": "9.9.9.9, unknown" }, "127.0.0.1"],
+    [{ "X-Forwarded-For": "9.9.9.9, unknown, 10.1.2.3" }, "10.1.2.3"],
+    [{ "X-Forwarded-For": "9.9.9.9,, 10.1.2.3" }, "10.1.2.3"],
+    [{ "X-Forwarded-For": "9.9.9" }, "127.0.0.1"],
+    [{ "X-Forwarded-For": "010.9.9.9" }, "127.0.0.1"],
+    [{ "X-Forwarded-For": "1".repeat(8000) }, "127.0.0.1"],
+    [{ Forwarded: "for=9.9.9.9" }, "127.0.0.1"],
+  ],
+);
 
 table("Forwarded is read likewise", { trustedProxies: ["127.0.0.1", "10.0.0.0/8"], forwardedHeader: "Forwarded" }, [
   [{ Forwarded: "for=9.9.9.9" }, "9.9.9.9"],
@@ -118,7 +122,13 @@ test("headers, users and functions can be keys, and a request without one counts
     assert.ok(/^sha256:[0-9a-f]{64}$/.test(found) && found !== claim, "a client chose the key of another");
   }
   assert.equal(await keyOf(t, {}, {}, { key: "user" }), "address:127.0.0.1");
-  for (const [user, expected] of [["ann", "ann"], [7, "7"], [{ id: 8 }, "8"], [{ sub: "auth0|9" }, "auth0|9"], [null, "address:127.0.0.1"]]) {
+  for (const [user, expected] of [
+    ["ann", "ann"],
+    [7, "7"],
+    [{ id: 8 }, "8"],
+    [{ sub: "auth0|9" }, "auth0|9"],
+    [null, "address:127.0.0.1"],
+  ]) {
     assert.equal(await keyOf(t, {}, {}, { key: "user", user }), expected);
   }
   assert.match(await keyOf(t, {}, {}, { key: "user", user: { name: "ann" } }), /user is an object: expected .*id or sub/);

@@ -94,7 +94,10 @@ test("Fastify: a later hook knows the user, and onLimited may send the reply", a
   const ask = async (user) => app.inject({ url: "/", headers: { user } });
   assert.deepEqual([(await ask("a")).statusCode, (await ask("b")).statusCode], [200, 200]);
   const refused = await ask("a");
-  assert.deepEqual([refused.statusCode, refused.json(), refused.headers["content-type"]], [429, { key: "a" }, "application/json; charset=utf-8"]);
+  assert.deepEqual(
+    [refused.statusCode, refused.json(), refused.headers["content-type"]],
+    [429, { key: "a" }, "application/json; charset=utf-8"],
+  );
 });
 
 test("Hono: responses of the app, without a server, and bodies that are read late", async () => {
@@ -144,7 +147,9 @@ test("Next: handlers get their arguments, and a thrown redirect is not a failure
 
 test("Next: addresses come from the proxy in front of it", async () => {
   const keys = [];
-  const limiter = Object.assign(new NullLimiter(), { decideAsync: ({ key }) => (keys.push(key), NullLimiter.prototype.decideAsync.call(limiter, { key })) });
+  const limiter = Object.assign(new NullLimiter(), {
+    decideAsync: ({ key }) => (keys.push(key), NullLimiter.prototype.decideAsync.call(limiter, { key })),
+  });
   const gate = ofNext({ limits: [{ limiter, key: "address", name: "all" }], trustedProxies: ["unix", "10.0.0.0/8"] });
   const handler = gate(() => new Response("ok"));
   await handler(new Request("http://localhost/", { headers: { "X-Forwarded-For": "1.1.1.1, 9.9.9.9, 10.0.0.1" } }));

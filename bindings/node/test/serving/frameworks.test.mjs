@@ -19,7 +19,15 @@ const listOf = (field) =>
   Object.fromEntries(
     field.split(", ").map((member) => {
       const [, name, parameters] = /^"([^"]*)"((?:;[a-z]+=(?:\d+|"[^"]*"))*)$/.exec(member);
-      return [name, Object.fromEntries(parameters.split(";").slice(1).map((one) => [one.split("=")[0], JSON.parse(one.split("=")[1])]))];
+      return [
+        name,
+        Object.fromEntries(
+          parameters
+            .split(";")
+            .slice(1)
+            .map((one) => [one.split("=")[0], JSON.parse(one.split("=")[1])]),
+        ),
+      ];
     }),
   );
 
@@ -125,10 +133,15 @@ for (const framework of frameworks) {
   it("a route's limits add to the app's, and a refusal by either takes units of none", async (t) => {
     const store = new Store("memory:");
     const [app, route] = [rate(5, "app", store), rate(4, "route", store)];
-    const url = await start(t, framework, { limits: [{ limiter: app }] }, {
-      "/": () => ({}),
-      "/heavy": { limits: [{ limiter: route, weight: 3 }], handler: () => ({}) },
-    });
+    const url = await start(
+      t,
+      framework,
+      { limits: [{ limiter: app }] },
+      {
+        "/": () => ({}),
+        "/heavy": { limits: [{ limiter: route, weight: 3 }], handler: () => ({}) },
+      },
+    );
     const first = await ask(`${url}/heavy`);
     assert.deepEqual(listOf(first.headers.get("ratelimit")), { app: { r: 4, t: 60 }, route: { r: 1, t: 60 } });
     const refused = await ask(`${url}/heavy`);
@@ -179,7 +192,12 @@ for (const framework of frameworks) {
   it("permits are held until the response ends, also of a stream", async (t) => {
     const limiter = new ConcurrencyLimiter(1);
     const { body, end } = pieces();
-    const url = await start(t, framework, { limits: [{ limiter, name: "running" }] }, { "/": () => ({}), "/stream": () => ({ body: body() }) });
+    const url = await start(
+      t,
+      framework,
+      { limits: [{ limiter, name: "running" }] },
+      { "/": () => ({}), "/stream": () => ({ body: body() }) },
+    );
     const response = await fetch(`${url}/stream`);
     assert.deepEqual(listOf(response.headers.get("ratelimit-policy")), { running: { q: 1, qu: "concurrent-requests" } });
     const reader = response.body.getReader();
@@ -196,7 +214,12 @@ for (const framework of frameworks) {
   it("a client that disconnects frees its permit", async (t) => {
     const limiter = new ConcurrencyLimiter(1);
     const { body } = pieces();
-    const url = await start(t, framework, { limits: [{ limiter, name: "running" }] }, { "/": () => ({}), "/stream": () => ({ body: body() }) });
+    const url = await start(
+      t,
+      framework,
+      { limits: [{ limiter, name: "running" }] },
+      { "/": () => ({}), "/stream": () => ({ body: body() }) },
+    );
     await leave(`${url}/stream`);
     await until(() => limiter.peek().admitted);
     assert.equal((await ask(`${url}/`)).status, 200);
@@ -215,7 +238,10 @@ for (const framework of frameworks) {
   it("failures or successes do not count if they are skipped", async (t) => {
     const store = new Store("memory:");
     const [failed, successful] = [rate(3, "failed", store), rate(3, "successful", store)];
-    const limits = [{ limiter: failed, skipFailed: true }, { limiter: successful, skipSuccessful: true }];
+    const limits = [
+      { limiter: failed, skipFailed: true },
+      { limiter: successful, skipSuccessful: true },
+    ];
     const routes = { "/": () => ({}), "/400": () => ({ status: 400 }), "/throws": () => Promise.reject(new Error("planned")) };
     const url = await start(t, framework, { limits }, routes);
     const counted = (a, b) => until(() => used({ limiter: failed }) === a && used({ limiter: successful }) === b);
@@ -293,7 +319,10 @@ for (const framework of frameworks) {
     const url = await start(t, framework, { limits: [{ limiter: rate(1) }], headers: false });
     for (const status of [200, 429]) {
       const response = await ask(url);
-      assert.deepEqual([response.status, response.headers.get("ratelimit"), response.headers.get("ratelimit-policy")], [status, null, null]);
+      assert.deepEqual(
+        [response.status, response.headers.get("ratelimit"), response.headers.get("ratelimit-policy")],
+        [status, null, null],
+      );
       assert.equal(response.headers.has("retry-after"), status === 429);
     }
   });

@@ -43,7 +43,13 @@ const LIMITS = [
   [[{ limiter, name: "" }], /name is ""/],
   [[{ limiter, name: "a\nb" }], /name is "a\\nb"/],
   [[{ limiter: named("größe") }], /name is "größe": expected printable ASCII/],
-  [[{ limiter, name: "a" }, { limiter, name: "a" }], /name is "a": expected a different name/],
+  [
+    [
+      { limiter, name: "a" },
+      { limiter, name: "a" },
+    ],
+    /name is "a": expected a different name/,
+  ],
   [[{ limiter: named("a") }, { limiter, name: "a" }], /name is "a": expected a different name/],
   [[{ limiter, windowMs: 7 }], /limits is an object with windowMs: expected only limiter/],
 ];
@@ -71,7 +77,8 @@ const OPTIONS = [
   ["limit", [], /options is an object with limit: expected only limits, exempt/],
 ];
 
-const refuses = (make, message) => assert.throws(make, (error) => error instanceof InvalidArgument && message.test(error.message) || assert.fail(error));
+const refuses = (make, message) =>
+  assert.throws(make, (error) => (error instanceof InvalidArgument && message.test(error.message)) || assert.fail(error));
 
 for (const [framework, limitRequests] of Object.entries({ express, hono, next })) {
   test(`${framework}: invalid limits of the app and of a route are errors`, () => {

@@ -12,6 +12,13 @@ const [wide, key] = [new RateLimiter(store, "wide", { maxExecutions: 4096, windo
 
 const app = express();
 app.use((request, response, next) => next(void (response.locals.asked = process.hrtime.bigint())));
-app.use(limitRequests({ limits: [{ limiter, key }, { limiter: wide, key }] }));
+app.use(
+  limitRequests({
+    limits: [
+      { limiter, key },
+      { limiter: wide, key },
+    ],
+  }),
+);
 app.get("/", (_request, response) => response.send(`${process.pid} ${response.locals.asked} ${process.hrtime.bigint()}`));
 app.listen(0, "127.0.0.1");

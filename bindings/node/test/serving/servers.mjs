@@ -89,9 +89,7 @@ function withHono(options, routes) {
 /** Next passes the standard `Request` and sends the standard `Response`; the server here is Hono's. */
 function withNext(options, routes) {
   const gate = ofNext.limitRequests({ ...options, trustedProxies: ["unix", ...(options.trustedProxies ?? [])] });
-  const handlers = new Map(
-    routes.map(({ path, limits = [], handle }) => [path, gate(async () => responseOf(await handle()), ...limits)]),
-  );
+  const handlers = new Map(routes.map(({ path, limits = [], handle }) => [path, gate(async () => responseOf(await handle()), ...limits)]));
   const fetch = async (request) => {
     try {
       return await handlers.get(new URL(request.url).pathname)(request);

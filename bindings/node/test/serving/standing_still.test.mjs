@@ -51,10 +51,15 @@ for (const [name, storeOf] of Object.entries(stores)) {
       await limiter.canProceed();
       let handled = 0;
       const limits = [{ limiter }];
-      const app = await start(t, framework, {}, {
-        "/limited": { limits, handler: () => void handled++ },
-        "/other": async () => ({ body: `read ${(await readFile(import.meta.filename)).length > 0}` }),
-      });
+      const app = await start(
+        t,
+        framework,
+        {},
+        {
+          "/limited": { limits, handler: () => void handled++ },
+          "/other": async () => ({ body: `read ${(await readFile(import.meta.filename)).length > 0}` }),
+        },
+      );
       const goOn = await stop();
       const limited = Array.from({ length: 20 }, () => fetch(`${app}/limited`));
       const leaving = get(`${app}/limited`, { agent: false });

@@ -174,11 +174,17 @@ test("@fastify/rate-limit: the limit holds in a rolling window, and a refusal co
 test("@fastify/rate-limit: routes have limits of their own, and processes share them", async (t) => {
   const file = `sqlite:${directory(t)}/limits.db`;
   const routes = { "/a": { max: 1 }, "/b": { max: 2, timeWindow: "1 hour" } };
-  const [one, two] = [await app(t, { store: limitStore(new Store(file)) }, routes), await app(t, { store: limitStore(new Store(file)) }, routes)];
+  const [one, two] = [
+    await app(t, { store: limitStore(new Store(file)) }, routes),
+    await app(t, { store: limitStore(new Store(file)) }, routes),
+  ];
   assert.deepEqual([...(await statuses(1, `${one}/a`)), ...(await statuses(1, `${two}/a`))], [200, 429]);
   assert.deepEqual([...(await statuses(1, `${one}/b`)), ...(await statuses(2, `${two}/b`))], [200, 200, 429]);
   assert.deepEqual([...(await statuses(2, one)), ...(await statuses(2, two))], [200, 200, 200, 429]);
-  assert.deepEqual((await new Store(file).names()).filter((name) => name.includes("GET")), ["fastify-rate-limit/GET /a", "fastify-rate-limit/GET /b"]);
+  assert.deepEqual(
+    (await new Store(file).names()).filter((name) => name.includes("GET")),
+    ["fastify-rate-limit/GET /a", "fastify-rate-limit/GET /b"],
+  );
 });
 
 test("@fastify/rate-limit: the numbers of functions make plans", async (t) => {
