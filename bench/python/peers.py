@@ -88,7 +88,7 @@ def of_limits(strategy: type[limits.strategies.RateLimiter], limit: int, window:
     renew = (lambda: strategy.clear(item, *identifiers)) if window < 1 else None
     call = "hit(item, key)" if key else "hit(item)"
     names = {"hit": strategy.hit, "item": item}
-    return Peer(call, names, renew=renew, room=100 if renew else 1_000, settle=lambda: storage.timer.join())
+    return Peer(call, names, renew=renew, capacity=100 if renew else 1_000, settle=lambda: storage.timer.join())
 
 
 class PerName(pyrate_limiter.BucketFactory):
@@ -118,7 +118,7 @@ def pyrate(limit: int, window: float, key: bool) -> Peer:
     limiter = pyrate_limiter.Limiter(factory)
     renew = factory.flush if window < 1 else None
     call = "f(key, blocking=False)" if key else "f(blocking=False)"
-    return Peer(call, {"f": limiter.try_acquire}, renew=renew, room=100 if renew else 1_000)
+    return Peer(call, {"f": limiter.try_acquire}, renew=renew, capacity=100 if renew else 1_000)
 
 
 def pyrate_sqlite(path: str, limit: int, window: float, is_shared: bool = False) -> Peer:

@@ -46,7 +46,7 @@ class Peer:
     names: dict[str, Any]
     admitted: str = "answer"  # An expression of `answer`, the result of `call`.
     renew: Callable[[], Any] | None = None  # Empties it. Its result, if any, is the next key to use.
-    room: int = 1_000  # The decisions until it is full.
+    capacity: int = 1_000  # The decisions until it is full.
     settle: Callable[[], Any] | None = None  # Waits for its background threads, which would slow other cases.
 
     def decider(self) -> Callable[[], bool]:
@@ -92,7 +92,7 @@ class Case:
 
     def fitting(self) -> int:
         """Returns the size of a batch. A slow peer has smaller batches, so that several fit into a slice."""
-        return max(1, min(self.peer.room, int(SLICE / 10 / self.pace)))
+        return max(1, min(self.peer.capacity, int(SLICE / 10 / self.pace)))
 
     def slice(self) -> None:
         end = time.perf_counter_ns() + SLICE
@@ -108,7 +108,7 @@ class Case:
             self.cpu.append(cpu / count)
             if time.perf_counter_ns() > end:
                 break
-        self.tail += self.run(self._singles, min(SINGLES, self.peer.room))
+        self.tail += self.run(self._singles, min(SINGLES, self.peer.capacity))
         if self.peer.settle:
             self.peer.settle()
 

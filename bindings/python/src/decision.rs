@@ -93,7 +93,7 @@ impl Decision {
     }
 
     fn __repr__(&self) -> String {
-        let room = match self.limit {
+        let capacity = match self.limit {
             u64::MAX => "no limit".to_owned(),
             limit => format!("remaining {} of {limit}, reset after {} s", self.remaining, self.reset_after()),
         };
@@ -101,6 +101,6 @@ impl Decision {
             None => "admitted".to_owned(),
             Some(name) => format!("denied by {name:?}, retry after {} s", self.retry_after()),
         };
-        format!("<Decision: {answer}, {room}>")
+        format!("<Decision: {answer}, {capacity}>")
     }
 }

@@ -17,15 +17,15 @@ def _limits(state: Any) -> Any:
 
 
 def _reply(state: Any, name: str, result: str, call: Any) -> dict[str, str]:
-    limits, room = _limits(state), getattr(state.consumer, "limit_waiting_room", None)
+    limits, waiting_room = _limits(state), getattr(state.consumer, "limit_waiting_room", None)
     if limits is None:
         return {"error": "this worker's app has no limits: install(app, …)"}
     try:
         call(limits)
     except (LimitError, TypeError, ValueError) as error:
         return {"error": str(error)}
-    if room is not None:
-        room.renew(name)
+    if waiting_room is not None:
+        waiting_room.renew(name)
     return {"ok": f"limit {name} {result}"}
 
 
@@ -74,5 +74,5 @@ def limits(state: Any, **_options: Any) -> dict[str, Any]:
     installed = _limits(state)
     if installed is None:
         return {}
-    room = getattr(state.consumer, "limit_waiting_room", None)
-    return dict(installed.report(room.waiting() if room else {}))
+    waiting_room = getattr(state.consumer, "limit_waiting_room", None)
+    return dict(installed.report(waiting_room.waiting() if waiting_room else {}))

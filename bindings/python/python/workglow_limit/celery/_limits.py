@@ -108,13 +108,13 @@ class Limits:
 
     # ---- workers ----
 
-    def room(self, consumer: Any) -> WaitingRoom:
+    def waiting_room(self, consumer: Any) -> WaitingRoom:
         """Makes the waiting room of a worker's consumer. Celery starts, fills and stops it like its own token buckets.
         """
         self.open(consumer.pool)
-        room = consumer.limit_waiting_room = WaitingRoom(consumer, self.most_held)
+        waiting_room = consumer.limit_waiting_room = WaitingRoom(consumer, self.most_held)
         held = {name: limit for name, limit in self.tasks.items() if limit.on_limit in ("hold", "retry")}
-        buckets = {name: _Bucket(room, limit) for name, limit in held.items()}
+        buckets = {name: _Bucket(waiting_room, limit) for name, limit in held.items()}
         bucket_for_task = consumer.bucket_for_task
 
         def bucket(task: Any) -> Any:
@@ -122,7 +122,7 @@ class Limits:
 
         consumer.bucket_for_task = bucket
         consumer.reset_rate_limits()
-        return room
+        return waiting_room
 
     def open(self, pool: Any) -> None:
         """Opens the store and peeks at each limit once, so that errors appear before the first task."""
@@ -160,17 +160,17 @@ def _own(task: Any, name: str) -> Any:
 class _Bucket:
     """Stands in for Celery's token bucket of a task. Celery only ever adds tasks to it."""
 
-    def __init__(self, room: WaitingRoom, limit: TaskLimit) -> None:
-        self._room, self._limit = room, limit
+    def __init__(self, waiting_room: WaitingRoom, limit: TaskLimit) -> None:
+        self._waiting_room, self._limit = waiting_room, limit
 
     def add(self, item: tuple[Any, int]) -> None:
-        self._room.add(item[0], self._limit)
+        self._waiting_room.add(item[0], self._limit)
 
     def pop(self) -> tuple[Any, int]:
         raise IndexError  # Celery finds no task to start.
 
     def clear_pending(self) -> None:
-        self._room.clear()
+        self._waiting_room.clear()
 
 
 def install(app: Any, store: Store | str | None = None) -> None:
@@ -208,6 +208,6 @@ def install(app: Any, store: Store | str | None = None) -> None:
         app.on_after_finalize.connect(prepare_all, weak=False)
     step = {
         "requires": ("celery.worker.consumer.tasks:Tasks",),
-        "create": lambda _step, consumer: limits.room(consumer),
+        "create": lambda _step, consumer: limits.waiting_room(consumer),
     }
     app.steps["consumer"].add(bootsteps.StepType("WaitingRoom", (bootsteps.StartStopStep,), step))
