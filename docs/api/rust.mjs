@@ -11,7 +11,8 @@ const items = [...read("all.html").matchAll(/<a href="((?:[\w]+\/)*(\w+)\.(\w+)\
   const own = page.split(/id="(?:trait-implementations|implementors)"/)[0];
   const members = [...own.matchAll(/ id="((?:ty)?method|variant|structfield|associatedconstant)\.(\w+)"/g)].map(([, kind, name]) => ({ name, href: `${href}#${kind}.${name}` }));
   const doc = plain(page.match(/<meta name="description" content="([^"]*)"/)[1]);
-  return { name, kind, href, doc: doc.startsWith("API documentation for the Rust") ? "" : doc, members };
+  const path = href.split("/").slice(0, -1);
+  return { name: [...path, name].join("::"), kind, href, doc: doc.startsWith("API documentation for the Rust") ? "" : doc, members };
 });
 if (!items.length) throw new Error(`${directory} describes nothing`);
 writeFileSync(file, JSON.stringify({ title: "Rust", fence: "rust", items }, null, 1));

@@ -178,13 +178,14 @@ function rust() {
   const { items } = data.get("rust");
   const page = "reference/rust/index.md";
   const link = (text, href) => `[${text}](./api/workglow_limit/${href}){target="_self"}`;
+  const places = new Places("rust");
   const parts = [front("workglow_limit", "rust"), `The pages of ${link("rustdoc", "index.html")} describe the crate. All names that are public:`];
   for (const [kind, title] of Object.entries(RUST_KINDS)) {
     const found = items.filter((item) => item.kind === kind);
     if (!found.length) continue;
     parts.push(`## ${title}`);
     for (const { name, href, doc, members } of found) {
-      parts.push(`### ${name.replaceAll("_", "\\_")} {#${name}}`);
+      parts.push(`### ${name.replaceAll("_", "\\_")} {#${places.add(page, `${kind} ${name}`, name.replaceAll("::", "-"))}}`);
       if (doc) parts.push(prose(doc, { fence: "rust", places: new Map() }));
       parts.push([link(`${kind} \`${name}\``, href), ...members.map((member) => link(`\`${member.name}\``, member.href))].join(" · "));
     }
