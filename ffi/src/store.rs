@@ -136,7 +136,7 @@ pub unsafe extern "C" fn wgl_doctor(url: *const c_char, findings: Option<&mut Ma
 /// Never fails, and never returns NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn wgl_postgres_schema() -> *const c_char {
-    static SCHEMA: LazyLock<CString> = LazyLock::new(|| c_text(&workglow_limit::postgres_schema()));
+    static SCHEMA: LazyLock<CString> = LazyLock::new(|| c_text(workglow_limit::postgres_schema()));
     SCHEMA.as_ptr()
 }
 

@@ -115,3 +115,19 @@ fn a_reference_to_the_errors_of_another_function_is_not_a_chain() {
         }
     }
 }
+
+#[test]
+fn every_documented_call_exists_in_c_and_cpp() {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let read = |path: &str| std::fs::read_to_string(here.join(path)).unwrap();
+    let (calls, cpp, functions) =
+        (read("../docs/calls.md"), read("../include/workglow_limit.hpp"), functions(&header()));
+    let rows: Vec<Vec<&str>> =
+        calls.lines().filter(|line| line.starts_with("| `")).map(|row| row.split('`').collect()).collect();
+    assert!(rows.len() > 15, "{} rows", rows.len());
+    for row in rows {
+        let method = row[1].rsplit('.').next().unwrap();
+        assert!(cpp.contains(&format!(" {method}(")), "C++ has no {method}");
+        assert!(functions.iter().any(|(name, _)| name == row[5]), "C has no {}", row[5]);
+    }
+}
