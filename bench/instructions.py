@@ -8,6 +8,7 @@ import os
 import pathlib
 import subprocess
 import sys
+
 import tomllib
 
 CALLS = 800  # As in benches/instructions.rs.
@@ -45,9 +46,17 @@ elif known.keys() != counts.keys():
 else:
     # Observers add no instructions to decisions. (Work that is due once a second may fall into one of the two.)
     watched = {name: name.replace("_watched", "") for name in counts if "_watched" in name}
-    costs = [f"{name}: {counts[name]:.1f} instead of {counts[alone]:.1f}" for name, alone in watched.items() if counts[name] > counts[alone] * TOLERANCE]
+    costs = [
+        f"{name}: {counts[name]:.1f} instead of {counts[alone]:.1f}"
+        for name, alone in watched.items()
+        if counts[name] > counts[alone] * TOLERANCE
+    ]
     if costs:
         sys.exit("more instructions with an observer: " + ", ".join(costs))
-    more = [f"{name}: {counts[name]:.0f} instead of {most}" for name, most in known.items() if counts[name] > most * TOLERANCE]
+    more = [
+        f"{name}: {counts[name]:.0f} instead of {most}"
+        for name, most in known.items()
+        if counts[name] > most * TOLERANCE
+    ]
     if more:
         sys.exit("more instructions than before: " + ", ".join(more))

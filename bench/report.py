@@ -5,8 +5,9 @@
 
 import json
 import sys
-import tomllib
 from pathlib import Path
+
+import tomllib
 
 HERE = Path(__file__).resolve().parent
 OURS = "workglow-limit"
@@ -117,7 +118,15 @@ def judged(results: dict) -> list[list[str]]:
         # The worst of several of our cases counts, and the most expensive of those that they are compared with.
         measured = [one / max(theirs) for one in ours]
         is_kept = min(measured) >= bound if is_least else max(measured) <= bound
-        rows.append([target["what"], promised, ", ".join(map(text, measured)), "ok" if is_kept else "MISS", target.get("why", "")])
+        rows.append(
+            [
+                target["what"],
+                promised,
+                ", ".join(map(text, measured)),
+                "ok" if is_kept else "MISS",
+                target.get("why", ""),
+            ]
+        )
     return rows
 
 
@@ -127,7 +136,11 @@ def judged(results: dict) -> list[list[str]]:
 def peer_of(case: dict, pattern: str) -> str:
     """Returns the name of the case that this one is compared with."""
     name = case["case"]
-    rest = name.split(": ", 1)[1] if ": " in name else name.split(" ", 2 if name.split(" ")[1] in ("memory", "sqlite") else 1)[-1]
+    rest = (
+        name.split(": ", 1)[1]
+        if ": " in name
+        else name.split(" ", 2 if name.split(" ")[1] in ("memory", "sqlite") else 1)[-1]
+    )
     threads = ", 2 threads" if name.endswith(", 2 threads") else ""
     found = pattern.format(what="deny" if "deny" in name else "admit", threads=threads, rest=rest)
     return "" if found == name else found
@@ -200,7 +213,9 @@ def page(results: dict) -> str:
         "Nanoseconds depend on the machine; ratios less so."
     )
     parts.append(origin(results) + f". Load before the run: {results['machine']['load before']}.")
-    parts.append("Versions: " + ", ".join(f"{name} {version}" for name, version in sorted(results["versions"].items())) + ".")
+    parts.append(
+        "Versions: " + ", ".join(f"{name} {version}" for name, version in sorted(results["versions"].items())) + "."
+    )
     parts.append("## Targets\n\nThe most expensive of several cases counts.\n")
     targets = judged(results)
     parts[-1] += "\n" + table(["", "target", "measured", ""], [row[:4] for row in targets])
@@ -211,14 +226,15 @@ def page(results: dict) -> str:
         parts.append("![The time of an admission, ours and others, in each language](benchmarks/admissions.svg)")
     for group, (title, pattern, words) in GROUPS.items():
         if group in groups:
-            parts.append(f"## {title}\n\n{words}\n\n" + table(head_of(group, pattern), rows_of(results, group, pattern)))
+            parts.append(
+                f"## {title}\n\n{words}\n\n" + table(head_of(group, pattern), rows_of(results, group, pattern))
+            )
     if rows := most_of(results):
         parts.append(
             "## Limiters that keep the limit\n\nThe most starts in any half-open window, next to the limit. A start lies between "
             "the clock before the call and the clock after it, and counts if that whole interval is in the window. All "
             "limiters get the same load on one key: one start first, none for most of a window, then as many as are admitted, "
-            "across the ends of two windows.\n\n"
-            + table(["", "from", "limit", "most"], rows)
+            "across the ends of two windows.\n\n" + table(["", "from", "limit", "most"], rows)
         )
     curves = [curve for curve in CURVES if any(case.get("curve") == curve for case in results["cases"])]
     if curves:
@@ -283,7 +299,9 @@ def short_speed(results: dict) -> str:
         if name in cases and other in cases:
             ours, theirs = cases[name], cases[other]
             ratio = ratio_of(ours["ns"] / theirs["ns"])
-            rows.append([what, time_of(ours["ns"]), time_of(ours.get("p999")), other_name, time_of(theirs["ns"]), ratio])
+            rows.append(
+                [what, time_of(ours["ns"]), time_of(ours.get("p999")), other_name, time_of(theirs["ns"]), ratio]
+            )
     head = ["an admission", "median", "p99.9", "compared with", "median", "ratio"]
     return f"{origin(results)}.\n\n{table(head, rows)}\n"
 
@@ -320,7 +338,9 @@ def show(results: dict) -> None:
         if case.get("ns") is not None:
             figures = [case["ns"], case.get("least"), case.get("p99"), case.get("p999"), case.get("cpu_ns")]
             cells = ["" if figure is None else f"{figure:,.0f}" for figure in figures]
-            print(f"{case['case']:64}" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, [12, 12, 12, 12, 10])))
+            print(
+                f"{case['case']:64}" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, [12, 12, 12, 12, 10]))
+            )
     print("\nThe most starts in any window:")
     for name, who, limit, most in most_of(results):
         print(f"{name.strip('*'):64}{most:>6} of {limit:6}{who}")

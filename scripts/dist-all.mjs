@@ -63,7 +63,7 @@ function native(platform) {
   const zig = `python3 -m ziglang cc -target ${target.replace("-unknown", "")}${isMusl ? "" : ".2.17"}`;
   library.push(`C_LINK=${zig}`, "C_LIBS=-lutil -lrt -lpthread -lm -ldl -lunwind");
   rmSync(c, { recursive: true, force: true });
-  run("make", ["install", ...library, "PREFIX=/" + name, `DESTDIR=${c}/root`], env);
+  run("make", ["install", ...library, `PREFIX=/${name}`, `DESTDIR=${c}/root`], env);
   for (const file of LICENCES) copyFileSync(join(root, file), join(c, "root", name, file));
   mkdirSync(join(out, "c"), { recursive: true });
   run("tar", ["-czf", join(out, "c", `${name}.tar.gz`), "--owner=0", "--group=0", "-C", join(c, "root"), name]);

@@ -56,7 +56,20 @@ SUITES = {
 
 # The core's unit tests, those of its integration tests that take seconds and no server, and a smoke test of each language, against
 # what `make quick` has built.
-QUICK_TESTS = "bounded composites hooks late lines named places policies pools processes turns waiting".split()
+QUICK_TESTS = [
+    "bounded",
+    "composites",
+    "hooks",
+    "late",
+    "lines",
+    "named",
+    "places",
+    "policies",
+    "pools",
+    "processes",
+    "turns",
+    "waiting",
+]
 QUICK_RUST = ["cargo", "test", "--profile", "quick", "--features", "workglow-limit/fault-points", "--no-fail-fast"]
 QUICK_RUST += [f"--package=workglow-limit{part}" for part in ("", "-cli", "-node", "-python")]
 QUICK_RUST += ["--lib", *(f"--test={name}" for name in QUICK_TESTS)]
@@ -100,7 +113,9 @@ def run(name, patterns, command):
     passed, failed, skipped = (count(pattern, output) for pattern in patterns)
     # A suite that ends badly, or ran nothing, has failed whatever it counted.
     failed = max(failed, int(code != 0 or passed == 0))
-    said = f"{name:16}{passed:6} passed{failed:4} failed{skipped:4} skipped{seconds:7.0f} s ({cpu:.0f} s of a processor)\n"
+    said = (
+        f"{name:16}{passed:6} passed{failed:4} failed{skipped:4} skipped{seconds:7.0f} s ({cpu:.0f} s of a processor)\n"
+    )
     if failed:
         said += "\n".join(output.splitlines()[-80:]) + f"\n(all of it: {log.relative_to(ROOT)})\n"
     print(said, end="", flush=True)
@@ -166,7 +181,9 @@ def main():
     passed, failed, skipped, reasons, times = (sum(column, type(column[0])()) for column in zip(*results))
     if len(times) > 1:
         print("\n| suite | seconds | of a processor |\n| --- | --- | --- |")
-        print(*(f"| {name} | {seconds:.0f} | {cpu:.0f} |" for seconds, cpu, name in sorted(times, reverse=True)), sep="\n")
+        print(
+            *(f"| {name} | {seconds:.0f} | {cpu:.0f} |" for seconds, cpu, name in sorted(times, reverse=True)), sep="\n"
+        )
     if not is_quick and set(LANGUAGES.values()) <= set(chosen):
         failed += table()
     print(f"{passed} passed, {failed} failed, {skipped} skipped", *reasons, sep="\n")

@@ -42,7 +42,9 @@ def build() -> list[tuple[str, list[str], Path]]:
 
 def run(name: str, command: list[str], folder: Path) -> bool:
     began = time.monotonic()
-    done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+    done = subprocess.run(
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
+    )
     print(f"{name}: {time.monotonic() - began:.0f} s\n{done.stdout.decode(errors='replace')}", flush=True)
     return done.returncode == 0
 

@@ -45,7 +45,11 @@ sys.path += [str(TESTS), str(ROOT / "examples/fleet")]
 
 LIMIT, WINDOW = 20, 1  # requests per seconds
 SENDERS = 8  # in each process
-MEASURED, REFUSED, ENDS = 5, 5.2, 9.7  # seconds from the beginning; what waits when one is to be refused may go before it
+MEASURED, REFUSED, ENDS = (
+    5,
+    5.2,
+    9.7,
+)  # seconds from the beginning; what waits when one is to be refused may go before it
 PAUSE = 2  # seconds
 SECOND = 1_000_000_000
 
@@ -80,7 +84,11 @@ def ours(at, kind, store):
     from workglow_limit import Store
 
     stamps.put()
-    limits = {at.host: Store(at.redis if store == "Redis" else f"sqlite:{at.folder}/limits.db").limiter(at.name, f"{LIMIT}/{WINDOW}s")}
+    limits = {
+        at.host: Store(at.redis if store == "Redis" else f"sqlite:{at.folder}/limits.db").limiter(
+            at.name, f"{LIMIT}/{WINDOW}s"
+        )
+    }
     if kind == "requests":
         from workglow_limit.requests import LimitedAdapter
 
@@ -128,7 +136,9 @@ def pyrate(at, _, __):
     from pyrate_limiter.extras.httpx_limiter import AsyncRateLimiterTransport
 
     stamped(SQLiteBucket, httpx.AsyncHTTPTransport, "handle_async_request")
-    bucket = SQLiteBucket.init_from_file([Rate(LIMIT, WINDOW * 1000)], db_path=f"{at.folder}/pyrate.db", use_file_lock=True)
+    bucket = SQLiteBucket.init_from_file(
+        [Rate(LIMIT, WINDOW * 1000)], db_path=f"{at.folder}/pyrate.db", use_file_lock=True
+    )
     get = httpx.AsyncClient(mounts={f"http://{at.host}": AsyncRateLimiterTransport(Limiter(bucket))}).get
     return get, get
 
@@ -146,7 +156,10 @@ def requests_ratelimiter(at, _, store):
     bucket, options = buckets[store]
     stamped(bucket, requests.adapters.HTTPAdapter, "send")
     session = requests.Session()
-    session.mount(f"http://{at.host}", LimiterAdapter(per_second=LIMIT / WINDOW, burst=WINDOW, bucket_class=bucket, bucket_kwargs=options))
+    session.mount(
+        f"http://{at.host}",
+        LimiterAdapter(per_second=LIMIT / WINDOW, burst=WINDOW, bucket_class=bucket, bucket_kwargs=options),
+    )
     return (in_thread(session.get),) * 2
 
 
@@ -202,7 +215,7 @@ async def work(at):
                 path, refuse = f"y?status=429&times=1&retry-after={PAUSE}", end
             try:
                 await send(f"http://{at.host}/{path}")
-            except Exception as error:  # noqa: BLE001
+            except Exception as error:
                 failed.append(repr(error))
 
     tasks = [asyncio.create_task(sender()) for _ in range(SENDERS)]
@@ -257,7 +270,11 @@ def measure(program, who, what, processes, redis):
     used = sum(r < first + MEASURED * SECOND for _, r, _ in came) / (LIMIT * MEASURED / WINDOW)
     late = [(r - refused) / SECOND for _, r, _ in came if refused < r < refused + PAUSE * SECOND]
     after = (
-        "not seen" if not refused or refused + PAUSE * SECOND > now + ENDS * SECOND else f"{len(late)}, {max(late):.2f} s" if late else "0"
+        "not seen"
+        if not refused or refused + PAUSE * SECOND > now + ENDS * SECOND
+        else f"{len(late)}, {max(late):.2f} s"
+        if late
+        else "0"
     )
     return over, f"{used:.0%}", f"{max(took):.0f} ms ({median(took):.1f})", after
 

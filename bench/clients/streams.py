@@ -38,7 +38,6 @@ async def ask(kind, store, url, policy, end):
     import httpx2
     import openai
     import stamps
-
     from workglow_limit import Store
     from workglow_limit.httpx2 import AsyncLimitedTransport
 

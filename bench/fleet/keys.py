@@ -15,7 +15,7 @@ from loads import ROOT
 from workglow_limit import ConcurrencyLimiter, FixedWindowLimiter, RateLimiter, Store, TokenBucketLimiter
 
 sys.path.insert(0, str(ROOT / "tests/torture/storm"))
-from servers import Redis  # noqa: E402
+from servers import Redis
 
 WINDOW = 60
 PATIENCE = 6 * WINDOW  # seconds after which remaining keys count as permanent
@@ -26,7 +26,9 @@ def limiters(store):
         "rolling window, 10/1 min": RateLimiter(store, "rate", max_executions=10, window_size_in_seconds=WINDOW),
         # Slower, because it forgets a start after a tenth of the time, before all keys have started.
         "token bucket, 10/10 min": TokenBucketLimiter(store, "bucket", rate=10, period=10 * WINDOW, burst=10),
-        "window of the clock, 10/1 min": FixedWindowLimiter(store, "fixed", max_executions=10, window_size_in_seconds=WINDOW),
+        "window of the clock, 10/1 min": FixedWindowLimiter(
+            store, "fixed", max_executions=10, window_size_in_seconds=WINDOW
+        ),
         "concurrency, 10": ConcurrencyLimiter(10, store=store, name="leases"),
     }
 
@@ -69,7 +71,9 @@ def measure(name, directory, keys):
 def main():
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000
     keys = [f"tenant-{number}" for number in range(count)]
-    print(f"| {count:,} keys of | bytes each | after two starts | keys of Redis each | these gone after | all gone after | bytes each then |")
+    print(
+        f"| {count:,} keys of | bytes each | after two starts | keys of Redis each | these gone after | all gone after | bytes each then |"
+    )
     print("| --- | --- | --- | --- | --- | --- | --- |", flush=True)
     # A server of its own for each, all at once: most of the time is waiting.
     with tempfile.TemporaryDirectory(prefix="keys-") as directory, ThreadPoolExecutor() as pool:

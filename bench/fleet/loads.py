@@ -10,7 +10,7 @@ from workglow_limit import AcquireTimeout, RateLimiter, Store
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path += [str(ROOT / "bench/python"), str(ROOT / "examples/fleet")]
-from evidence import Recorder  # noqa: E402
+from evidence import Recorder
 
 SITES = 8
 WAITERS = 4  # of a site

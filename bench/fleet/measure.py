@@ -18,10 +18,10 @@ from pathlib import Path
 from loads import ROOT, SITES, serve
 
 sys.path.insert(0, str(ROOT / "tests/torture/storm"))
-from evidence import SECOND, most_in_any_window, read  # noqa: E402
-from many import Processes  # noqa: E402
-from servers import Redis  # noqa: E402
-from workglow_limit import RateLimiter, Store  # noqa: E402
+from evidence import SECOND, most_in_any_window, read
+from many import Processes
+from servers import Redis
+from workglow_limit import RateLimiter, Store
 
 LIMITS = {"1,000/1 s": (1000, 1.0), "20,000/10 s": (20_000, 10.0), "100/2 s": (100, 2.0)}
 WINDOWS = 4  # the length of each run in windows, and its least length in seconds
@@ -126,7 +126,9 @@ def main():
                     row(load, name, text, run(server, folder, load, *limit, dies))
         if part in "direct":
             admitted, calls, wire = on_the_wire(server)
-            print(f"\n`?grants=never`: {calls} decisions, of which {admitted} admitted, are {wire} requests on the wire.")
+            print(
+                f"\n`?grants=never`: {calls} decisions, of which {admitted} admitted, are {wire} requests on the wire."
+            )
 
 
 if __name__ == "__main__":

@@ -17,9 +17,9 @@ from statistics import median
 from loads import ROOT
 
 sys.path.insert(0, str(ROOT / "tests/torture/storm"))
-import peers  # noqa: E402
-from many import Processes  # noqa: E402
-from servers import Redis  # noqa: E402
+import peers
+from many import Processes
+from servers import Redis
 
 PROCESSES = (4, 1)
 SPAN = 2  # seconds
@@ -98,7 +98,9 @@ def once(pipes, job):
 
 
 def show(count, seen):
-    print(f"\n| {count} process{'es' * (count > 1)} | decisions per second | admitted in {SPAN} s | granted, compared | direct, compared |")
+    print(
+        f"\n| {count} process{'es' * (count > 1)} | decisions per second | admitted in {SPAN} s | granted, compared | direct, compared |"
+    )
     print("| --- | --- | --- | --- | --- |", flush=True)
     for (demand, language, name), figures in seen.items():
         per_second, admitted = (median(column) for column in zip(*figures))
@@ -107,7 +109,9 @@ def show(count, seen):
             # From the same round, so that other load of the machine affects both.
             pairs = zip(seen[demand, language, ours], figures)
             ratios.append(f"{median(mine / theirs for (mine, _), (theirs, _) in pairs):.2f} ×")
-        print(f"| {language}, {name}, {demand} | {per_second:,.0f} | {admitted:,.0f} | {' | '.join(ratios)} |", flush=True)
+        print(
+            f"| {language}, {name}, {demand} | {per_second:,.0f} | {admitted:,.0f} | {' | '.join(ratios)} |", flush=True
+        )
 
 
 def main():
@@ -116,7 +120,9 @@ def main():
         server = Redis(Path(directory))
         url = server.url(server.address[1])
         python, node = Processes(max(PROCESSES), serve), [NodeProcess() for _ in range(max(PROCESSES))]
-        cases = [("Python", python.pipes, name) for name, _, _ in peers.ON_SERVER] + [("Node", node, name) for name in NODE]
+        cases = [("Python", python.pipes, name) for name, _, _ in peers.ON_SERVER] + [
+            ("Node", node, name) for name in NODE
+        ]
         for count in PROCESSES:
             seen = defaultdict(list)
             for number in range(rounds):

@@ -280,7 +280,11 @@ class Site:
         if not self.line and self.take(x):
             caller(True, 0)
             held = sum(g.left for g in self.grants)
-            if self.policy.low and held <= self.policy.low * self.share_of_grant(x, self.lately(x, 0)) and x >= self.quiet:
+            if (
+                self.policy.low
+                and held <= self.policy.low * self.share_of_grant(x, self.lately(x, 0))
+                and x >= self.quiet
+            ):
                 self.ask(x)
         elif self.asking:
             self.joined.append(caller)
@@ -341,7 +345,9 @@ class Site:
             return
         starts, denials = self.lately(x, 0), self.lately(x, 1)
         want = max(1, ceil(self.share_of_grant(x, starts) * self.policy.more), len(self.joined), len(self.line))
-        future = self.share_of_grant(x, starts + denials) * self.policy.pace * (1 if self.left_over else self.policy.swift)
+        future = (
+            self.share_of_grant(x, starts + denials) * self.policy.pace * (1 if self.left_over else self.policy.swift)
+        )
         self.left_over = False
         if future < 1 and x >= self.denied + self.length():
             future = 0  # A unit would most likely stay unused.
@@ -468,9 +474,13 @@ class World:
 
     def delay(self, home):
         r = self.random
-        if self.loss and r.random() < self.loss or any(a <= self.now < b and home in h for a, b, h in self.partitions):
+        if (self.loss and r.random() < self.loss) or any(
+            a <= self.now < b and home in h for a, b, h in self.partitions
+        ):
             return None
-        return self.rtt / 2 * r.uniform(0.7, 1.3) + (r.expovariate(1 / self.tail[1]) if r.random() < self.tail[0] else 0)
+        return self.rtt / 2 * r.uniform(0.7, 1.3) + (
+            r.expovariate(1 / self.tail[1]) if r.random() < self.tail[0] else 0
+        )
 
     def lateness(self):
         return self.random.expovariate(1 / 50)
@@ -503,6 +513,7 @@ class World:
 
     def poisson(self, home, rate, begin=0.0):
         """Adds callers that give up when they are denied. `rate` is a share of the limit."""
+
         def arrive():
             self.site[home].call(answered)
             self.at(self.now + self.random.expovariate(mean), arrive)
@@ -516,6 +527,7 @@ class World:
 
     def callers(self, each, where=None, obey=False):
         """Adds callers that retry after a denial: at `retry_after`, or much sooner."""
+
         def loop(home):
             def go():
                 at = where(self.now) if where else home
@@ -534,6 +546,7 @@ class World:
 
     def kill(self, every):
         """Kills a site with all it holds, and replaces it by another with the same load."""
+
         def die():
             home = self.random.randrange(self.sites)
             old = self.site[home]
@@ -548,12 +561,12 @@ class World:
 
         self.at(every, die)
 
-
     def deny(self, denied):
         self.denials += denied
 
     def lose(self, at):
         """Makes the server forget everything, including its clock's past."""
+
         def forget():
             e = self.engine
             e.shift = e.last = 0
@@ -657,7 +670,11 @@ def hot(seed):
     for name in LIMITS:
         for periods in (0.5, 2):
             for what in ("waiters", "callers"):
-                yield f"{name}, moves every {periods:g} W, {what}", play(name, moving(periods, what == "waiters"), seed), ""
+                yield (
+                    f"{name}, moves every {periods:g} W, {what}",
+                    play(name, moving(periods, what == "waiters"), seed),
+                    "",
+                )
 
 
 def failures(seed):
@@ -670,7 +687,11 @@ def failures(seed):
     yield "20% of messages lost", play(name, calling, seed, loss=0.2), ""
     yield "late answers (10%, 60 ms)", play(name, calling, seed, tail=(0.1, 60 * MS)), ""
     yield "partition of 4 sites for 3 s", play(name, waiting, seed, partitions=((3 * S, 6 * S, range(4)),)), ""
-    yield "clocks off by the most", play("20,000/10 s", waiting, seed, rtt=100, tail=(0, 1), drift=1e-3, drift_extreme=True), ""
+    yield (
+        "clocks off by the most",
+        play("20,000/10 s", waiting, seed, rtt=100, tail=(0, 1), drift=1e-3, drift_extreme=True),
+        "",
+    )
     yield "memory lost at 8 s of 20 s", play(name, lambda w: (calling(w), w.lose(8 * S)), seed, 20), ""
     for step, watch in ((300 * MS, True), (300 * MS, False), (3600 * S, True), (-3600 * S, True)):
         r = play(name, lambda w: (calling(w), w.set_clock(8 * S, step)), seed, 20, watch=watch)
@@ -718,11 +739,26 @@ def faults(seed):
 
 def choices(seed):
     changes = [{}]
-    changes += [{"length": 20}, {"length": 80}, {"swift": 1}, {"swift": 4}, {"ahead": 4}, {"ahead": 8}, {"ahead": 16}, {"merge": 32}, {"merge": 2}]
+    changes += [
+        {"length": 20},
+        {"length": 80},
+        {"swift": 1},
+        {"swift": 4},
+        {"ahead": 4},
+        {"ahead": 8},
+        {"ahead": 16},
+        {"merge": 32},
+        {"merge": 2},
+    ]
     changes += [{"more": 1.5}, {"pace": 0}, {"pace": 2}, {"low": 0.25}, {"shorten": False}, {"fair": False}]
     for change in changes:
         policy, label = replace(Policy(), **change), ", ".join(f"{k} = {v}" for k, v in change.items()) or "as chosen"
-        for what, load in (("waiters", waiting), ("callers", calling), ("evenly 80%", even(0.8)), ("evenly 120%", even(1.2))):
+        for what, load in (
+            ("waiters", waiting),
+            ("callers", calling),
+            ("evenly 80%", even(0.8)),
+            ("evenly 120%", even(1.2)),
+        ):
             yield f"{label}: {what}", play("1,000/1 s", load, seed, 6, policy=policy), ""
         yield f"{label}: moves every W/2", play("1,000/1 s", moving(0.5, False), seed, 6, policy=policy), ""
 
@@ -741,7 +777,10 @@ def main():
     for name in [args.scenario] if args.scenario else TABLES:
         print(f"\n{name:44s} over   used  requests/start (worst site)  unused/start")
         for row, r, remark in TABLES[name](args.seed):
-            print(f"{row:44s} {r.over:4d}  {r.used:.3f}  {r.per_start:9.4f} ({r.worst:.4f})  {r.wasted:9.3f}   {remark}", flush=True)
+            print(
+                f"{row:44s} {r.over:4d}  {r.used:.3f}  {r.per_start:9.4f} ({r.worst:.4f})  {r.wasted:9.3f}   {remark}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -34,8 +34,15 @@ def report(name, call, pause=0.0, is_here=False):
         took, used, size = timed(call)
         times.append(took)
         processor_times.append(used)
-    here = f", processor {processor_times[0]:.3f} s, then {statistics.median(processor_times[1:]):.3f} s" if is_here else ""
-    print(f"{name:40} first {times[0]:6.3f} s, then {statistics.median(times[1:]):6.3f} s{here}, {size / 1e6:.2f} MB", flush=True)
+    here = (
+        f", processor {processor_times[0]:.3f} s, then {statistics.median(processor_times[1:]):.3f} s"
+        if is_here
+        else ""
+    )
+    print(
+        f"{name:40} first {times[0]:6.3f} s, then {statistics.median(times[1:]):6.3f} s{here}, {size / 1e6:.2f} MB",
+        flush=True,
+    )
 
 
 def memory(pid, name):
@@ -88,9 +95,14 @@ def main():
             report(f"store.snapshot(keys={keys})", lambda: len(store.snapshot(keys=keys).limits), is_here=True)
             report(f"store.metrics(keys={keys})", lambda: len(store.metrics(keys=keys)), is_here=True)
         command = [asked.bin, "--store", url, "--json"]
-        report("workglow-limit status --json", lambda: len(subprocess.run([*command, "status"], stdout=subprocess.PIPE, check=True).stdout))
+        report(
+            "workglow-limit status --json",
+            lambda: len(subprocess.run([*command, "status"], stdout=subprocess.PIPE, check=True).stdout),
+        )
         for keys in (0, 10):
-            server = subprocess.Popen([*command, "serve", "--listen", "127.0.0.1:0", "--keys", str(keys)], stdout=subprocess.PIPE)
+            server = subprocess.Popen(
+                [*command, "serve", "--listen", "127.0.0.1:0", "--keys", str(keys)], stdout=subprocess.PIPE
+            )
             at = json.loads(server.stdout.readline())["listening"]
             get = lambda path: lambda: len(urllib.request.urlopen(at + path, timeout=60).read())
             print(f"serve --keys {keys}")
@@ -106,8 +118,10 @@ def main():
             stream.readline()
             before = processor(server.pid)
             time.sleep(20)
-            print(f"  processor time: {idle:.1%} of a core idle, {(processor(server.pid) - before) / 20:.1%} with the page open; "
-                  f"memory: {memory(server.pid, 'RssAnon'):.0f} MB of its own")
+            print(
+                f"  processor time: {idle:.1%} of a core idle, {(processor(server.pid) - before) / 20:.1%} with the page open; "
+                f"memory: {memory(server.pid, 'RssAnon'):.0f} MB of its own"
+            )
             stream.close()
             server.terminate()
             server.wait()

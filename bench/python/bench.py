@@ -93,7 +93,7 @@ def main() -> int:
     if not 1 <= len(words) <= 2 or words[0].startswith("-"):
         print("usage: bench.py DIRECTORY [CASE-FILTER] [--most]", file=sys.stderr)
         return 2
-    where, part = (words + [""])[:2]
+    where, part = ([*words, ""])[:2]
 
     def is_wanted(name: str) -> bool:
         return part in f"python {name}"

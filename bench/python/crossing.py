@@ -17,7 +17,7 @@ from many import Processes, path_of
 from timing import Peer, show
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples/fleet"))
-from evidence import most_in_any_window  # noqa: E402
+from evidence import most_in_any_window
 
 SECOND = 1_000_000_000
 LIMIT, WINDOW = 100, SECOND
@@ -44,7 +44,9 @@ def in_threads(decide, count: int) -> list[tuple[int, int]]:
     decide()
     time.sleep(QUIET / SECOND)
     seen: list[tuple[int, int]] = []
-    running = [threading.Thread(target=lambda: seen.extend(starts(decide, start + QUIET + HAMMERED))) for _ in range(count)]
+    running = [
+        threading.Thread(target=lambda: seen.extend(starts(decide, start + QUIET + HAMMERED))) for _ in range(count)
+    ]
     for thread in running:
         thread.start()
     for thread in running:
@@ -80,8 +82,7 @@ def in_processes(where: str, name: str, count: int) -> list[tuple[int, int]]:
 
 
 def of_aiolimiter(limit: int, window: float, key: bool) -> Peer:
-    """aiolimiter has no call that does not wait. So check its capacity, then acquire; no other caller comes in between.
-    """
+    """aiolimiter has no call that does not wait. So check its capacity, then acquire; no other caller comes in between."""
     limiter = aiolimiter.AsyncLimiter(limit, window)
 
     async def f():

@@ -60,7 +60,10 @@ def measure_threads(where: str, is_wanted) -> None:
     """1 and 2 threads. A peer that must be emptied has a limit of 100,000,000 per s here, because no thread can stop to
     empty it."""
     cases = []
-    for name, package, make in [*peers.IN_MEMORY, ("sqlite", "workglow-limit", partial(peers.ours, f"sqlite:{where}/python.db"))]:
+    for name, package, make in [
+        *peers.IN_MEMORY,
+        ("sqlite", "workglow-limit", partial(peers.ours, f"sqlite:{where}/python.db")),
+    ]:
         if name == "limits moving window, memory":
             continue  # It inserts at the beginning of a list. With a limit this high, that would be all of its time.
         for count in (1, 2):

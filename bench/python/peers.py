@@ -182,7 +182,9 @@ def direct(url: str, name: str, limit: int, window: float) -> Peer:
     return served(f"{url}?grants=never", name, limit, window)
 
 
-def limits_on_redis(strategy: type[limits.strategies.RateLimiter], url: str, name: str, limit: int, window: float) -> Peer:
+def limits_on_redis(
+    strategy: type[limits.strategies.RateLimiter], url: str, name: str, limit: int, window: float
+) -> Peer:
     """limits: its exact log, or fixed windows. Both have whole seconds."""
     item = limits.RateLimitItemPerSecond(limit, int(window))
     hit = strategy(limits.storage.RedisStorage(url)).hit
@@ -197,7 +199,9 @@ def throttled_on_redis(kind: str, url: str, name: str, limit: int, window: float
 
 def awaited(limit: int, window: float) -> Peer:
     """Ours, awaited like a call that may wait."""
-    limiter = RateLimiter(store("memory:"), f"limit-{next(numbers)}", max_executions=limit, window_size_in_seconds=window)
+    limiter = RateLimiter(
+        store("memory:"), f"limit-{next(numbers)}", max_executions=limit, window_size_in_seconds=window
+    )
     return Peer("await f()", {"f": limiter.acquire_async})
 
 

@@ -97,7 +97,9 @@ class Case:
     def slice(self) -> None:
         end = time.perf_counter_ns() + SLICE
         if not self.batches:
-            self.pace = self.run(self._batch, 1)[0]  # Estimates its speed. The first decisions are slower and do not count.
+            self.pace = self.run(self._batch, 1)[
+                0
+            ]  # Estimates its speed. The first decisions are slower and do not count.
             count = self.fitting()
             self.pace = self.run(self._batch, count)[0] / count
         count = self.fitting()
@@ -121,7 +123,9 @@ def quantiles(tail: list[int]) -> dict[str, int]:
     """The percentiles of single decisions, including one read of the clock. Omitted with too few decisions."""
     ordered = sorted(tail)
     places = {"p99": (100, 0.99), "p999": (1_000, 0.999)}
-    return {name: ordered[int(len(ordered) * share)] for name, (least, share) in places.items() if len(ordered) >= least}
+    return {
+        name: ordered[int(len(ordered) * share)] for name, (least, share) in places.items() if len(ordered) >= least
+    }
 
 
 def measure(cases: list[Case]) -> None:

@@ -23,7 +23,7 @@ async def crowd(acquire) -> dict[str, Any]:
 
     begin, cpu = time.perf_counter_ns(), time.process_time_ns()
     tasks = [asyncio.create_task(one()) for _ in range(WAITERS)]
-    done, late = await asyncio.wait(tasks, timeout=AT_MOST)
+    _done, late = await asyncio.wait(tasks, timeout=AT_MOST)
     cpu = time.process_time_ns() - cpu
     for task in late:
         task.cancel()
@@ -62,7 +62,11 @@ def no_limit():
     return wait
 
 
-CROWDS = [("memory", "workglow-limit", ours), ("aiolimiter", "aiolimiter", of_aiolimiter), ("no limit", "asyncio", no_limit)]
+CROWDS = [
+    ("memory", "workglow-limit", ours),
+    ("aiolimiter", "aiolimiter", of_aiolimiter),
+    ("no limit", "asyncio", no_limit),
+]
 
 
 def measure(is_wanted) -> None:

@@ -66,9 +66,7 @@ class Client:
         self.address, self.port = address, port
 
     async def connect(self):
-        self.reader, self.writer = await asyncio.open_connection(
-            "127.0.0.1", self.port, local_addr=(self.address, 0)
-        )
+        self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self.port, local_addr=(self.address, 0))
 
     async def ask(self):
         """The status of a response, and how long it took."""
@@ -122,7 +120,16 @@ def turn(kind):
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         os.environ.update(KIND=kind, STORE=f"sqlite:{folder}/limits.db")
         options = ["--port", str(port), "--log-level", "error", "--no-access-log", "--no-proxy-headers"]
-        command = [sys.executable, "-m", "uvicorn", "--factory", "--app-dir", str(Path(__file__).parent), "python:app", *options]
+        command = [
+            sys.executable,
+            "-m",
+            "uvicorn",
+            "--factory",
+            "--app-dir",
+            str(Path(__file__).parent),
+            "python:app",
+            *options,
+        ]
         server = subprocess.Popen(command)
         try:
             while server.poll() is None and socket.socket().connect_ex(("127.0.0.1", port)):
@@ -141,9 +148,15 @@ def main():
         for kind in kinds[number % 3 :] + kinds[: number % 3]:
             seen[kind].append(turn(kind))
     for kind in kinds:
-        print(json.dumps({"server": kind} | {name: round(median(one[name] for one in seen[kind]), 2) for name in seen[kind][0]}))
+        print(
+            json.dumps(
+                {"server": kind} | {name: round(median(one[name] for one in seen[kind]), 2) for name in seen[kind][0]}
+            )
+        )
     ratios = {
-        name: round(median(ours[name] / theirs[name] for ours, theirs in zip(seen["ours"], seen["slowapi"], strict=True)), 3)
+        name: round(
+            median(ours[name] / theirs[name] for ours, theirs in zip(seen["ours"], seen["slowapi"], strict=True)), 3
+        )
         for name in seen["ours"][0]
     }
     print(json.dumps({"ours to slowapi": ratios}))

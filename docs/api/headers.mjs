@@ -61,14 +61,24 @@ function c() {
       const name = line.match(/^#define (\w+)/)[1];
       // Initial values have no comments of their own.
       const isInitial = name.endsWith("_INIT");
-      constants.push({ name, kind: "macro", signature: lines.slice(from, ++i).join("\n"), doc: isInitial ? `The initial value of a \`${name.toLowerCase().replace(/_init$/, isInitial && "")}\`.` : doc });
+      constants.push({
+        name,
+        kind: "macro",
+        signature: lines.slice(from, ++i).join("\n"),
+        doc: isInitial ? `The initial value of a \`${name.toLowerCase().replace(/_init$/, isInitial && "")}\`.` : doc,
+      });
     } else if (/^(typedef|[a-z_].*\()/.test(line)) {
       const from = i;
       i = declaration(lines, i);
       const code = lines.slice(from, i).join("\n");
       const isType = line.startsWith("typedef");
       const name = isType ? (code.match(/(\w+);$/) ?? code.match(/\(\*(\w+)\)/))[1] : code.match(/(\w+)\(/)[1];
-      (isType ? types : functions).push({ name, kind: isType ? "type" : "function", signature: code.replace(/\n +/g, isType ? "$&" : "\n    "), doc });
+      (isType ? types : functions).push({
+        name,
+        kind: isType ? "type" : "function",
+        signature: code.replace(/\n +/g, isType ? "$&" : "\n    "),
+        doc,
+      });
     } else {
       if (line.trim() && !/^#|^extern "C" \{$|^\}/.test(line)) throw new Error(`workglow_limit.h:${i + 1} is not understood: ${line}`);
       i++;
@@ -94,13 +104,13 @@ function c() {
 function signature(lines) {
   const code = undent(lines);
   let round = 0;
-  let angle = 0;
+  let _angle = 0;
   for (let i = 0; i < code.length; i++) {
     const char = code[i];
     if (char === "(") round++;
     if (char === ")") round--;
-    if (char === "<") angle++;
-    if (char === ">") angle--;
+    if (char === "<") _angle++;
+    if (char === ">") _angle--;
     if (round > 0) continue;
     const isInitialiser = char === ":" && code[i + 1] !== ":" && code[i - 1] !== ":" && /\)\s*(noexcept)?\s*$/.test(code.slice(0, i));
     if (char === "{" && /[)\w]\s*$/.test(code.slice(0, i)) && !/=\s*\w*$/.test(code.slice(0, i))) return code.slice(0, i).trimEnd();
@@ -157,10 +167,20 @@ function cpp() {
         if (isOpen) {
           const members = [];
           const opened = code.findIndex((one) => one.trimEnd().endsWith("{"));
-          const head = undent(code.slice(0, opened + 1)).replace(/\s*\{$/, "").replace(/\[\[\w+\]\] /, "");
+          const head = undent(code.slice(0, opened + 1))
+            .replace(/\s*\{$/, "")
+            .replace(/\[\[\w+\]\] /, "");
           if (code.length > 1) scope(i + opened + 1, last - 1, (one) => members.push(one), true, type[1] === "struct");
           const isOwn = ({ name, signature, doc }) => name !== `~${type[2]}` && !(!doc && /&&|= (default|delete)/.test(signature));
-          add({ name: type[2], kind: "class", signature: head, doc, members: members.filter(isOwn), bases: [...head.matchAll(/public (\w+)/g)].map(([, base]) => base), inherited: [] });
+          add({
+            name: type[2],
+            kind: "class",
+            signature: head,
+            doc,
+            members: members.filter(isOwn),
+            bases: [...head.matchAll(/public (\w+)/g)].map(([, base]) => base),
+            inherited: [],
+          });
         }
         i = last;
       } else {
@@ -176,7 +196,13 @@ function cpp() {
     }
   }
   scope(end, lines.length, (one) => items.push(one), false);
-  return { title: "C++", fence: "cpp", include: "#include <workglow_limit.hpp>", doc: text, modules: [{ name: "workglow", doc: "", items }] };
+  return {
+    title: "C++",
+    fence: "cpp",
+    include: "#include <workglow_limit.hpp>",
+    doc: text,
+    modules: [{ name: "workglow", doc: "", items }],
+  };
 }
 
 const directory = process.argv[2];

@@ -21,12 +21,18 @@ function comment(reflection) {
   const found = reflection?.comment;
   if (!found) return "";
   const tags = found.blockTags.filter(({ tag }) => tag !== "@param" && tag !== "@typeParam");
-  const params = (reflection.parameters ?? []).filter(({ comment }) => comment).map((parameter) => `* \`${parameter.name}\`: ${text(parameter.comment.summary)}`);
-  const named = ({ tag, content }) => (tag === "@returns" ? `Returns ${text(content)}` : tag === "@example" ? text(content) : `${tag.slice(1)}: ${text(content)}`);
+  const params = (reflection.parameters ?? [])
+    .filter(({ comment }) => comment)
+    .map((parameter) => `* \`${parameter.name}\`: ${text(parameter.comment.summary)}`);
+  const named = ({ tag, content }) =>
+    tag === "@returns" ? `Returns ${text(content)}` : tag === "@example" ? text(content) : `${tag.slice(1)}: ${text(content)}`;
   return [text(found.summary), params.join("\n"), ...tags.map(named)].filter(Boolean).join("\n\n");
 }
 
-const types = (of) => (of.typeParameters?.length ? `<${of.typeParameters.map((one) => one.name + (one.type ? ` extends ${one.type}` : "") + (one.default ? ` = ${one.default}` : "")).join(", ")}>` : "");
+const types = (of) =>
+  of.typeParameters?.length
+    ? `<${of.typeParameters.map((one) => one.name + (one.type ? ` extends ${one.type}` : "") + (one.default ? ` = ${one.default}` : "")).join(", ")}>`
+    : "";
 
 function parameter(of) {
   const optional = of.flags.isOptional || of.defaultValue !== undefined;
@@ -40,7 +46,11 @@ function call(start, signature, end) {
   return line.length <= 96 || all.length === 0 ? line : `${start}${types(signature)}(\n  ${all.join(",\n  ")},\n)${end}`;
 }
 
-const modifiers = ({ flags }) => ["static", "abstract", "readonly"].filter((name) => flags[`is${name[0].toUpperCase()}${name.slice(1)}`]).map((name) => `${name} `).join("");
+const modifiers = ({ flags }) =>
+  ["static", "abstract", "readonly"]
+    .filter((name) => flags[`is${name[0].toUpperCase()}${name.slice(1)}`])
+    .map((name) => `${name} `)
+    .join("");
 
 function property(of) {
   return `${modifiers(of)}${of.name}${of.flags.isOptional ? "?" : ""}: ${of.type}`;
@@ -54,8 +64,15 @@ function member(of) {
   }
   if (of.signatures) {
     const isNew = of.kind === ReflectionKind.Constructor;
-    const lines = of.signatures.map((signature) => call(isNew ? `new ${of.parent.name}` : modifiers(of) + of.name, signature, isNew ? "" : `: ${signature.type}`));
-    return { ...base, kind: isNew ? "constructor" : "method", signature: lines.join("\n"), doc: comment(of.signatures.find(({ comment }) => comment) ?? of) };
+    const lines = of.signatures.map((signature) =>
+      call(isNew ? `new ${of.parent.name}` : modifiers(of) + of.name, signature, isNew ? "" : `: ${signature.type}`),
+    );
+    return {
+      ...base,
+      kind: isNew ? "constructor" : "method",
+      signature: lines.join("\n"),
+      doc: comment(of.signatures.find(({ comment }) => comment) ?? of),
+    };
   }
   return { ...base, signature: property(of) };
 }
@@ -67,13 +84,16 @@ function item(of) {
   const base = { name: of.name, kind: ReflectionKind.singularString(of.kind).toLowerCase(), doc: comment(of) };
   const children = shaped(of) ?? of.children?.filter(({ kind }) => kind & MEMBERS) ?? [];
   const members = children.filter(({ flags, inheritedFrom }) => !flags.isPrivate && !flags.isProtected && !inheritedFrom).map(member);
-  const inherited = children.filter(({ inheritedFrom, kind }) => inheritedFrom && kind !== ReflectionKind.Constructor).map(({ name }) => name);
+  const inherited = children
+    .filter(({ inheritedFrom, kind }) => inheritedFrom && kind !== ReflectionKind.Constructor)
+    .map(({ name }) => name);
   if (of.kind === ReflectionKind.Function) {
     const lines = of.signatures.map((signature) => call(`function ${of.name}`, signature, `: ${signature.type}`));
     return { ...base, signature: lines.join("\n"), doc: comment(of.signatures.find(({ comment }) => comment)) };
   }
   if (of.kind === ReflectionKind.Variable) return { ...base, signature: `const ${of.name}: ${of.type}` };
-  if (of.kind === ReflectionKind.TypeAlias && !shaped(of)) return { ...base, kind: "type", signature: `type ${of.name}${types(of)} = ${of.type}` };
+  if (of.kind === ReflectionKind.TypeAlias && !shaped(of))
+    return { ...base, kind: "type", signature: `type ${of.name}${types(of)} = ${of.type}` };
   const bases = of.extendedTypes?.map(String) ?? [];
   const kind = of.kind === ReflectionKind.Class ? "class" : "interface";
   const head = `${of.flags.isAbstract ? "abstract " : ""}${kind} ${of.name}${types(of)}${bases.length ? ` extends ${bases.join(", ")}` : ""}`;

@@ -99,7 +99,10 @@ def of_function(name, function, known):
         keyword = "async def" if isinstance(node, ast.AsyncFunctionDef) else keyword
         decorators = [ast.unparse(one) for one in node.decorator_list]
         before = "".join(f"@{one}\n" for one in decorators if one in ("classmethod", "staticmethod"))
-        lines.append(before + call(f"{keyword} {name}", STUBS.parameters(node), returns(node.returns and STUBS.text(node.returns))))
+        lines.append(
+            before
+            + call(f"{keyword} {name}", STUBS.parameters(node), returns(node.returns and STUBS.text(node.returns)))
+        )
     if lines:
         return "\n".join(lines)
     signature = function.signature
@@ -118,14 +121,23 @@ def text(docstring):
 
 def short(signature):
     """Returns a signature without the modules of well-known names."""
-    signature = re.sub(r"\b(?:workglow_limit(?:\.\w+)*\.|builtins\.|collections\.abc\.|typing(?:_extensions)?\.)(?=\w)|~(?=[A-Z])", "", signature)
+    signature = re.sub(
+        r"\b(?:workglow_limit(?:\.\w+)*\.|builtins\.|collections\.abc\.|typing(?:_extensions)?\.)(?=\w)|~(?=[A-Z])",
+        "",
+        signature,
+    )
     return re.sub(r"^class (\w+)\((?:\*args, \*\*kwargs)?\)$", r"class \1", signature.replace("(_cls, ", "("))
 
 
 def member(of, class_name):
     known = f"{class_name}.{of.name}"
     if isinstance(of, pdoc.doc.Function):
-        return {"name": of.name, "kind": "method", "signature": of_function(of.name, of, known), "doc": text(of.docstring)}
+        return {
+            "name": of.name,
+            "kind": "method",
+            "signature": of_function(of.name, of, known),
+            "doc": text(of.docstring),
+        }
     node = STUBS.signatures.get(known, [None])[0]
     annotation = STUBS.text(node.returns) if node is not None and node.returns else of.annotation_str.removeprefix(": ")
     signature = of.name + (f": {annotation}" if annotation else "")
@@ -133,12 +145,19 @@ def member(of, class_name):
 
 
 def is_public(of):
-    return of.name[0] != "_" or (of.name in ("__call__", "__enter__", "__aenter__", "__len__", "__iter__") and bool(of.docstring))
+    return of.name[0] != "_" or (
+        of.name in ("__call__", "__enter__", "__aenter__", "__len__", "__iter__") and bool(of.docstring)
+    )
 
 
 def item(of):
     if isinstance(of, pdoc.doc.Function):
-        return {"name": of.name, "kind": "function", "signature": of_function(of.name, of, of.name), "doc": text(of.docstring)}
+        return {
+            "name": of.name,
+            "kind": "function",
+            "signature": of_function(of.name, of, of.name),
+            "doc": text(of.docstring),
+        }
     if not isinstance(of, pdoc.doc.Class):
         annotation = of.annotation_str
         value = of.default_value_str
@@ -154,7 +173,9 @@ def item(of):
     if constructor:
         signature = "\n".join(call(f"class {of.name}", STUBS.parameters(node), "") for node in constructor)
     elif "__init__" in own:
-        signature = of_function(of.name, of.members["__init__"], "").replace("def ", "class ", 1).removesuffix(" -> None")
+        signature = (
+            of_function(of.name, of.members["__init__"], "").replace("def ", "class ", 1).removesuffix(" -> None")
+        )
     else:
         signature = f"class {of.name}" + (f"({', '.join(bases)})" if bases else "")
     hidden = {"__init__", "__new__"}
@@ -198,4 +219,6 @@ parts = sorted(part.name for part in pkgutil.iter_modules(workglow_limit.__path_
 modules = [module("workglow_limit"), *(module(f"workglow_limit.{name}") for name in parts)]
 for one in [one for of in modules for item in of["items"] for one in (item, *item.get("members", []))]:
     one["signature"] = short(one["signature"])
-Path(sys.argv[1]).write_text(json.dumps({"title": "Python", "fence": "python", "modules": modules}, indent=1, ensure_ascii=False))
+Path(sys.argv[1]).write_text(
+    json.dumps({"title": "Python", "fence": "python", "modules": modules}, indent=1, ensure_ascii=False)
+)

@@ -46,7 +46,11 @@ export default defineConfig({
     ["link", { rel: "icon", href: `${process.env.BASE ?? "/"}icon.svg`, type: "image/svg+xml" }],
     ["meta", { name: "theme-color", content: "#3451b2" }],
     // The language is known before the first paint, so that no page changes it while it loads.
-    ["script", {}, `document.documentElement.dataset.language = (() => { try { return localStorage.getItem("workglow-limit-language") } catch {} })() ?? ${JSON.stringify(Object.keys(LANGUAGES)[0])}`],
+    [
+      "script",
+      {},
+      `document.documentElement.dataset.language = (() => { try { return localStorage.getItem("workglow-limit-language") } catch {} })() ?? ${JSON.stringify(Object.keys(LANGUAGES)[0])}`,
+    ],
   ],
   markdown: {
     theme: { light: "github-light-high-contrast", dark: "github-dark-high-contrast" },
@@ -66,7 +70,9 @@ export default defineConfig({
     version,
     nav: [
       { text: "Guides", link: "/guide/quickstart.html", activeMatch: "^/(guide/|overview|architecture|contributing|changelog)" },
-      ...(references.length ? [{ text: "Reference", activeMatch: "^/reference/", items: references.map(({ title, link }) => ({ text: title, link })) }] : []),
+      ...(references.length
+        ? [{ text: "Reference", activeMatch: "^/reference/", items: references.map(({ title, link }) => ({ text: title, link })) }]
+        : []),
       { text: "Playground", link: "/playground.html" },
     ],
     sidebar: {
@@ -80,7 +86,10 @@ export default defineConfig({
       options: {
         detailedView: false,
         _render: rendered,
-        miniSearch: { options: { tokenize }, searchOptions: { boostDocument, fuzzy: 0.15, prefix: true, boost: { title: 6, titles: 2, text: 1 }, combineWith: "AND" } },
+        miniSearch: {
+          options: { tokenize },
+          searchOptions: { boostDocument, fuzzy: 0.15, prefix: true, boost: { title: 6, titles: 2, text: 1 }, combineWith: "AND" },
+        },
       },
     },
     docFooter: { prev: "Previous", next: "Next" },

@@ -22,7 +22,8 @@ function withoutComments(state) {
   state.tokens = state.tokens.filter((token) => !(token.type === "html_block" && COMMENTS.test(token.content)));
   for (const token of state.tokens) {
     if (token.type === "fence" && UNCOLOURED.has(languageOf(token))) token.info = "text";
-    if (token.children) token.children = token.children.filter((child) => !(child.type === "html_inline" && child.content.startsWith("<!--")));
+    if (token.children)
+      token.children = token.children.filter((child) => !(child.type === "html_inline" && child.content.startsWith("<!--")));
   }
 }
 
@@ -71,7 +72,8 @@ function tabsOfSections(state) {
     const language = titled(tokens[at + 1].content);
     if (language === undefined) return undefined;
     let end = at + 1;
-    while (end < tokens.length && !(tokens[end].type === "heading_open" && tokens[end].level === 0 && tokens[end].tag <= heading.tag)) end++;
+    while (end < tokens.length && !(tokens[end].type === "heading_open" && tokens[end].level === 0 && tokens[end].tag <= heading.tag))
+      end++;
     return { language, tag: heading.tag, end };
   };
   for (let i = 0; i < tokens.length; ) {
@@ -94,15 +96,16 @@ function links(state) {
   const page = state.env.relativePath;
   for (const block of state.tokens) {
     let isLink = true;
-    block.children = block.children?.filter((token) => {
-      if (token.type === "image") token.attrSet("src", target(page, token.attrGet("src")));
-      if (token.type === "link_open") {
-        const href = target(page, token.attrGet("href"));
-        isLink = href !== undefined;
-        if (isLink) token.attrSet("href", href);
-      }
-      return isLink || !token.type.startsWith("link_");
-    }) ?? null;
+    block.children =
+      block.children?.filter((token) => {
+        if (token.type === "image") token.attrSet("src", target(page, token.attrGet("src")));
+        if (token.type === "link_open") {
+          const href = target(page, token.attrGet("href"));
+          isLink = href !== undefined;
+          if (isLink) token.attrSet("href", href);
+        }
+        return isLink || !token.type.startsWith("link_");
+      }) ?? null;
   }
 }
 

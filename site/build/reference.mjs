@@ -5,8 +5,24 @@ import { address, referenced, references } from "./pages.mjs";
 
 /** In a module with more items, each class with methods gets its own page. */
 const LARGE = 25;
-const KINDS = { class: "Classes", interface: "Interfaces", type: "Types", function: "Functions", variable: "Variables", macro: "Constants", property: "Constants" };
-const RUST_KINDS = { struct: "Structs", enum: "Enums", trait: "Traits", fn: "Functions", type: "Type aliases", constant: "Constants", macro: "Macros" };
+const KINDS = {
+  class: "Classes",
+  interface: "Interfaces",
+  type: "Types",
+  function: "Functions",
+  variable: "Variables",
+  macro: "Constants",
+  property: "Constants",
+};
+const RUST_KINDS = {
+  struct: "Structs",
+  enum: "Enums",
+  trait: "Traits",
+  fn: "Functions",
+  type: "Type aliases",
+  constant: "Constants",
+  macro: "Macros",
+};
 const TITLES = { python: "Python", node: "Node", c: "C", cpp: "C++", rust: "Rust" };
 
 const data = new Map(referenced.map((language) => [language, JSON.parse(readFileSync(`${references}${language}.json`, "utf8"))]));
@@ -111,7 +127,10 @@ function draw(language) {
         const id = places.add(own, item.name, isOwn ? "" : item.name);
         const members = (item.members ?? []).map((member) => {
           const name = isOwn ? member.name : `${item.name}.${member.name}`;
-          return { ...member, id: isCall(member) ? places.add(own, `${item.name}.${member.name}`, name.replace(/\W+/g, "-").replace(/-$/, "")) : undefined };
+          return {
+            ...member,
+            id: isCall(member) ? places.add(own, `${item.name}.${member.name}`, name.replace(/\W+/g, "-").replace(/-$/, "")) : undefined,
+          };
         });
         return { ...item, own: isOwn && own, id, members };
       }),
@@ -126,17 +145,39 @@ function draw(language) {
     if (item.doc) parts.push(prose(item.doc, inside));
     const properties = item.members?.filter((member) => !isCall(member)) ?? [];
     if (properties.length) {
-      parts.push(properties.map((one) => `* <code>${one.signature.replace(/\s+/g, " ").replaceAll("&", "&amp;").replaceAll("<", "&lt;").replace(/[*_{}[\]`]/g, (char) => `&#${char.charCodeAt(0)};`)}</code>${one.doc ? `  \n  ${indented(prose(one.doc, inside))}` : ""}`).join("\n"));
+      parts.push(
+        properties
+          .map(
+            (one) =>
+              `* <code>${one.signature
+                .replace(/\s+/g, " ")
+                .replaceAll("&", "&amp;")
+                .replaceAll("<", "&lt;")
+                .replace(
+                  /[*_{}[\]`]/g,
+                  (char) => `&#${char.charCodeAt(0)};`,
+                )}</code>${one.doc ? `  \n  ${indented(prose(one.doc, inside))}` : ""}`,
+          )
+          .join("\n"),
+      );
     }
     const calls = item.members?.filter(isCall) ?? [];
     for (const call of calls) {
-      parts.push(`${"#".repeat(level)} ${(call.name === "constructor" ? `new ${item.name}` : call.name).replaceAll("_", "\\_").replace(/[<>]/g, "\\$&")} {#${call.id}}`, code(fence, call.signature));
+      parts.push(
+        `${"#".repeat(level)} ${(call.name === "constructor" ? `new ${item.name}` : call.name).replaceAll("_", "\\_").replace(/[<>]/g, "\\$&")} {#${call.id}}`,
+        code(fence, call.signature),
+      );
       if (call.doc) parts.push(prose(call.doc, inside));
     }
     const inherited = item.inherited?.length ? item.inherited : [];
     const bases = (item.bases ?? []).map((base) => linked(places, base.replace(/<.*/, ""), "")).filter(Boolean);
     if (bases.length || inherited.length) {
-      const all = inherited.map((name) => (item.bases ?? []).map((base) => linked(places, `${base}.${name}`, "")?.replace(/\[`.*\./, "[`")).find(Boolean) ?? linked(places, `Limiter.${name}`, "")?.replace(/\[`.*\./, "[`") ?? `\`${name}\``);
+      const all = inherited.map(
+        (name) =>
+          (item.bases ?? []).map((base) => linked(places, `${base}.${name}`, "")?.replace(/\[`.*\./, "[`")).find(Boolean) ??
+          linked(places, `Limiter.${name}`, "")?.replace(/\[`.*\./, "[`") ??
+          `\`${name}\``,
+      );
       parts.push(`Inherits${bases.length ? ` from ${bases.join(", ")}` : ""}${all.length ? `: ${all.join(", ")}` : ""}.`);
     }
     return parts.join("\n\n");
@@ -146,11 +187,22 @@ function draw(language) {
     const shown = module.name;
     const parts = [front(shown, language)];
     if (module.doc) parts.push(prose(module.doc, context));
-    const groups = Map.groupBy ? Map.groupBy(module.items, ({ kind }) => KINDS[kind]) : module.items.reduce((all, item) => all.set(KINDS[item.kind], [...(all.get(KINDS[item.kind]) ?? []), item]), new Map());
+    const groups = Map.groupBy
+      ? Map.groupBy(module.items, ({ kind }) => KINDS[kind])
+      : module.items.reduce((all, item) => all.set(KINDS[item.kind], [...(all.get(KINDS[item.kind]) ?? []), item]), new Map());
     if (module.items.length > 3) {
       for (const [title, items] of groups) {
         if (groups.size > 1) parts.push(`**${title}**`);
-        parts.push(["| | |", "| --- | --- |", ...items.map((item) => `| ${linked(places, item.name, "")?.replace(/\(.*\)/, `(${address(item.own || module.page)}${item.own ? "" : `#${item.id}`})`)} | ${first(item.doc, context)} |`)].join("\n"));
+        parts.push(
+          [
+            "| | |",
+            "| --- | --- |",
+            ...items.map(
+              (item) =>
+                `| ${linked(places, item.name, "")?.replace(/\(.*\)/, `(${address(item.own || module.page)}${item.own ? "" : `#${item.id}`})`)} | ${first(item.doc, context)} |`,
+            ),
+          ].join("\n"),
+        );
       }
     }
     for (const item of module.items) {
@@ -164,7 +216,8 @@ function draw(language) {
   }
   if (doc) {
     const page = `${base}index.md`;
-    const list = modules.length > 1 ? `\n\n${plan.map(({ name, page, items }) => `* [${name}](${address(page)}): ${items.length}`).join("\n")}` : "";
+    const list =
+      modules.length > 1 ? `\n\n${plan.map(({ name, page, items }) => `* [${name}](${address(page)}): ${items.length}`).join("\n")}` : "";
     if (!pages.has(page)) {
       pages.set(page, `${front(`${TITLES[language]} reference`, language)}\n${code(fence, include)}\n\n${prose(doc, context)}${list}\n`);
       sidebar.unshift({ text: "Overview", link: address(page) });
@@ -179,7 +232,10 @@ function rust() {
   const page = "reference/rust/index.md";
   const link = (text, href) => `[${text}](./api/workglow_limit/${href}){target="_self"}`;
   const places = new Places("rust");
-  const parts = [front("workglow_limit", "rust"), `The pages of ${link("rustdoc", "index.html")} describe the crate. All names that are public:`];
+  const parts = [
+    front("workglow_limit", "rust"),
+    `The pages of ${link("rustdoc", "index.html")} describe the crate. All names that are public:`,
+  ];
   for (const [kind, title] of Object.entries(RUST_KINDS)) {
     const found = items.filter((item) => item.kind === kind);
     if (!found.length) continue;
@@ -190,12 +246,28 @@ function rust() {
       parts.push([link(`${kind} \`${name}\``, href), ...members.map((member) => link(`\`${member.name}\``, member.href))].join(" · "));
     }
   }
-  return { pages: new Map([[page, `${parts.join("\n\n")}\n`]]), sidebar: [{ text: "Rust reference", items: [{ text: "workglow_limit", link: address(page) }, { text: "rustdoc", link: "/reference/rust/api/workglow_limit/index.html", target: "_self" }] }] };
+  return {
+    pages: new Map([[page, `${parts.join("\n\n")}\n`]]),
+    sidebar: [
+      {
+        text: "Rust reference",
+        items: [
+          { text: "workglow_limit", link: address(page) },
+          { text: "rustdoc", link: "/reference/rust/api/workglow_limit/index.html", target: "_self" },
+        ],
+      },
+    ],
+  };
 }
 
 /** Returns the pages, the sidebar and the first page of each language. */
 export function drawn() {
-  return referenced.map((language) => ({ language, title: TITLES[language], link: `/reference/${language}/`, ...(language === "rust" ? rust() : draw(language)) }));
+  return referenced.map((language) => ({
+    language,
+    title: TITLES[language],
+    link: `/reference/${language}/`,
+    ...(language === "rust" ? rust() : draw(language)),
+  }));
 }
 
 export const rustdoc = `${references}rust`;

@@ -17,7 +17,10 @@ rmSync(staged, { recursive: true, force: true });
 for (const [path, page] of pages) write(page, readFileSync(root + path, "utf8"));
 for (const name of readdirSync(`${root}site/pages`)) {
   const text = readFileSync(`${root}site/pages/${name}`, "utf8");
-  write(name, text.replace(/^<!-- code: (\S+) -->$/gm, (_, file) => code(file)));
+  write(
+    name,
+    text.replace(/^<!-- code: (\S+) -->$/gm, (_, file) => code(file)),
+  );
 }
 for (const reference of drawn()) for (const [page, text] of reference.pages) write(page, text);
 

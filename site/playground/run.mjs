@@ -47,5 +47,12 @@ export function tally(requests, until = Infinity) {
   const over = known.filter(({ at }) => at <= until);
   const starts = over.filter(({ isStart }) => isStart);
   const waits = starts.map(({ arrival, at }) => at - arrival).filter((wait) => wait > 0);
-  return { asked: known.length, started: starts.length, denied: over.length - starts.length, waiting: known.length - over.length, waited: waits.length, longest: Math.max(0, ...waits) };
+  return {
+    asked: known.length,
+    started: starts.length,
+    denied: over.length - starts.length,
+    waiting: known.length - over.length,
+    waited: waits.length,
+    longest: Math.max(0, ...waits),
+  };
 }

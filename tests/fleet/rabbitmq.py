@@ -34,7 +34,12 @@ def serving(command, port, greeting, home, environment):
     with log.open("wb") as file:
         # In its own session: an interrupt at the terminal is for the test, which then closes our input.
         server = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=os.environ | environment, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            env=os.environ | environment,
+            start_new_session=True,
         )
     try:
         deadline = time.monotonic() + PATIENCE

@@ -48,7 +48,9 @@ def test_the_quick_start_runs_as_a_module(empty, package):
 
 def test_the_quick_start_runs_in_common_js(empty, package):
     install(empty, *package)
-    program = re.sub(r"^import (\{.*?\}) from (.*);$", r"const \1 = require(\2);", quick_start("js", STORE, *PAGES), flags=re.M)
+    program = re.sub(
+        r"^import (\{.*?\}) from (.*);$", r"const \1 = require(\2);", quick_start("js", STORE, *PAGES), flags=re.M
+    )
     (empty / "quick.cjs").write_text(f"(async () => {{\n{program}\n}})();\n")
     run("node", "quick.cjs", cwd=empty)
     assert (empty / "limits.db").exists()
@@ -60,7 +62,14 @@ def test_the_quick_start_has_types(module, empty, package):
     (empty / "quick.mts").write_text(quick_start("js", STORE, *PAGES))
     types = ["--typeRoots", NODE / "node_modules/@types", "--types", "node"]
     resolution = ["--module", module] if module == "nodenext" else ["--module", "esnext", "--moduleResolution", module]
-    strict = ["--strict", "--exactOptionalPropertyTypes", "--noUncheckedIndexedAccess", "--noEmit", "--target", "es2022"]
+    strict = [
+        "--strict",
+        "--exactOptionalPropertyTypes",
+        "--noUncheckedIndexedAccess",
+        "--noEmit",
+        "--target",
+        "es2022",
+    ]
     tsc = NODE / "node_modules/typescript/bin/tsc"
     run("node", tsc, *strict, *resolution, *types, "quick.mts", cwd=empty)
     (empty / "wrong.mts").write_text(IMPORT.replace('"memory:"', "5"))
@@ -79,7 +88,9 @@ def test_the_published_packages_work_together(empty, published):
     install(empty, published["main"], published[NAME])
     folder = empty / "node_modules/workglow-limit"
     assert list(folder.rglob("*.node")) == []
-    assert json.loads((folder / "package.json").read_text())["optionalDependencies"].keys() >= {f"@workglow-limit/{NAME}"}
+    assert json.loads((folder / "package.json").read_text())["optionalDependencies"].keys() >= {
+        f"@workglow-limit/{NAME}"
+    }
     (empty / "quick.mjs").write_text(quick_start("js", STORE, *PAGES))
     run("node", "quick.mjs", cwd=empty)
     assert (empty / "limits.db").exists()
@@ -123,5 +134,10 @@ def test_npm_refuses_another_platform_s_package(empty):
 def test_a_platform_without_a_package_gets_the_list(empty, published):
     install(empty, published["main"], published[NAME])
     elsewhere = "Object.defineProperty(process, 'arch', { value: 'sparc' });"
-    output = run("node", "-e", f"{elsewhere} try {{ require('workglow-limit') }} catch (e) {{ console.log(e.message) }}", cwd=empty)
+    output = run(
+        "node",
+        "-e",
+        f"{elsewhere} try {{ require('workglow-limit') }} catch (e) {{ console.log(e.message) }}",
+        cwd=empty,
+    )
     assert "no native code for linux-sparc that loads: there are packages for linux-x64-gnu" in output

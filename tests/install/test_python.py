@@ -53,7 +53,9 @@ def test_the_quick_start_runs(version, empty):
     (empty / "quick.py").write_text(quick_start("python", STORE, *PAGES))
     run(python, "-W", "error", "quick.py", path=path, cwd=empty)
     assert (empty / "limits.db").exists()
-    assert Path(run(python, "-c", "import workglow_limit as w; print(w.__file__)", path=path, cwd=empty).strip()).is_relative_to(empty)
+    assert Path(
+        run(python, "-c", "import workglow_limit as w; print(w.__file__)", path=path, cwd=empty).strip()
+    ).is_relative_to(empty)
 
 
 @pytest.fixture
@@ -73,7 +75,10 @@ def test_celery_runs_its_quick_start(empty, redis):
     (empty / "tasks.py").write_text(quick_start("python", "@app.task", "docs/celery.md"))
     worker = [python, "-m", "celery", "-A", "tasks", "-b", redis, "worker", "-c", "2", "-l", "info"]
     log_file = empty / "worker.log"
-    with log_file.open("w") as log, subprocess.Popen(worker, cwd=empty, env=environment(path), stdout=log, stderr=log) as process:
+    with (
+        log_file.open("w") as log,
+        subprocess.Popen(worker, cwd=empty, env=environment(path), stdout=log, stderr=log) as process,
+    ):
         try:
             run(python, "-c", SEND, redis, path=path, cwd=empty)
             deadline = time.monotonic() + 60

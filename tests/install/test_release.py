@@ -24,7 +24,13 @@ def copy(empty):
     cargo = (empty / "Cargo.toml").read_text()
     (empty / "Cargo.toml").write_text(re.sub(r'^version = ".*"', 'version = "0.1.0"', cargo, count=1, flags=re.M))
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false"]
-    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "a"], ["tag", "v0.1.0"], ["commit", "-qm", "b", "--allow-empty"]):
+    for command in (
+        ["init", "-q"],
+        ["add", "."],
+        ["commit", "-qm", "a"],
+        ["tag", "v0.1.0"],
+        ["commit", "-qm", "b", "--allow-empty"],
+    ):
         subprocess.run([*git, *command], cwd=empty, check=True)
     return empty
 
@@ -60,7 +66,12 @@ def test_a_version_that_differs_is_named_with_its_file(copy, file, pattern, new)
     "file, pattern, new, name",
     [
         ("include/workglow_limit.h", r"^int wgl_cancel\(", "int wgl_cancelled(", "C header: function wgl_cancel\n"),
-        ("bindings/python/python/workglow_limit/_native.pyi", r"^    def settle\(", "    def settled(", "Permit.settle: was"),
+        (
+            "bindings/python/python/workglow_limit/_native.pyi",
+            r"^    def settle\(",
+            "    def settled(",
+            "Permit.settle: was",
+        ),
         ("bindings/python/python/workglow_limit/__init__.py", r'^    "Permit",\n', "", "Permit: was"),
         ("bindings/node/lib/index.ts", r"^export \{ Permit \}.*\n", "", "Permit: was"),
     ],
@@ -76,5 +87,9 @@ def test_a_removed_name_needs_a_new_version(copy, file, pattern, new, name):
 
 def test_a_new_name_needs_no_new_version(copy):
     replace(copy / "include/workglow_limit.h", r"^int wgl_cancel\(", "int wgl_new(void);\nint wgl_cancel(")
-    replace(copy / "bindings/python/python/workglow_limit/_native.pyi", r"^class Permit", "def new() -> None: ...\n\nclass Permit")
+    replace(
+        copy / "bindings/python/python/workglow_limit/_native.pyi",
+        r"^class Permit",
+        "def new() -> None: ...\n\nclass Permit",
+    )
     assert output_of(copy, "scripts/compatible")[0] == 0

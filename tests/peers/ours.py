@@ -2,9 +2,8 @@
 
 import time
 
-from limits._storage_scheme import SCHEMES
-
 import workglow_limit.limits_storage
+from limits._storage_scheme import SCHEMES
 from workglow_limit import ManualClock
 
 

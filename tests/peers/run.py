@@ -24,7 +24,19 @@ OUTCOME = re.compile(r"^(\S+::.+?) (PASSED|FAILED|ERROR|SKIPPED)", re.MULTILINE)
 
 def outcomes(folder, *plugins):
     """Returns the outcome of each test."""
-    command = [sys.executable, "-m", "pytest", "-v", "-rN", "--tb=short", "--color=no", "-o", "addopts=", "-p", "no:cacheprovider"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-v",
+        "-rN",
+        "--tb=short",
+        "--color=no",
+        "-o",
+        "addopts=",
+        "-p",
+        "no:cacheprovider",
+    ]
     names = [name for plugin in plugins for name in ("-p", plugin)]
     done = subprocess.run(
         [*command, *names, "tests"], cwd=folder, env=os.environ | {"PYTHONPATH": f"{HERE}:{folder}"},
@@ -38,7 +50,9 @@ def compare(name, folder):
     theirs, ours = outcomes(folder), outcomes(folder, "ours")
     passed = [test for test, outcome in theirs.items() if outcome == "PASSED"]
     differ = [test for test in passed if ours.get(test) != "PASSED"]
-    print(f"{name}: {len(passed)} of {len(theirs)} pass on its own storage, {len(passed) - len(differ)} of these on ours")
+    print(
+        f"{name}: {len(passed)} of {len(theirs)} pass on its own storage, {len(passed) - len(differ)} of these on ours"
+    )
     print(*(f"  {ours.get(test, 'not run')}: {test}" for test in differ), sep="\n")
     return len(passed), differ
 

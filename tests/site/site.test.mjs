@@ -17,9 +17,23 @@ import { serve } from "./server.mjs";
 
 const root = new URL("../..", import.meta.url).pathname;
 const named = (name) => process.env.PATH.split(delimiter).map((directory) => join(directory, name));
-const executablePath = [process.env.CHROMIUM, ...["chromium", "chromium-browser", "google-chrome"].flatMap(named)].find((path) => path && existsSync(path));
-const skip = !executablePath ? "no Chromium is installed" : !existsSync(`${root}site/node_modules`) ? "no packages: npm ci --prefix site" : false;
-const ARGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"];
+const executablePath = [process.env.CHROMIUM, ...["chromium", "chromium-browser", "google-chrome"].flatMap(named)].find(
+  (path) => path && existsSync(path),
+);
+const skip = !executablePath
+  ? "no Chromium is installed"
+  : !existsSync(`${root}site/node_modules`)
+    ? "no packages: npm ci --prefix site"
+    : false;
+const ARGS = [
+  "--no-sandbox",
+  "--disable-gpu",
+  "--disable-quic",
+  "--no-first-run",
+  "--disable-background-networking",
+  "--disable-component-update",
+  "--disable-sync",
+];
 const PATIENCE = 60_000;
 const work = `${root}target/site-test/`;
 const site = process.env.SITE ?? `${work}site`;
@@ -38,7 +52,11 @@ function build() {
   execFileSync("node", ["docs/api/headers.mjs", `${work}docs`], { cwd: root });
   if (python) execFileSync(python, ["docs/api/python.py", `${work}docs/python.json`], { cwd: root });
   const folders = { SITE_PAGES: `${work}pages`, SITE_OUT: site, SITE_REFERENCES: `${work}docs` };
-  execFileSync("npm", ["--silent", "--prefix", "site", "run", "build"], { cwd: root, env: { ...process.env, ...folders }, stdio: ["ignore", "ignore", "inherit"] });
+  execFileSync("npm", ["--silent", "--prefix", "site", "run", "build"], {
+    cwd: root,
+    env: { ...process.env, ...folders },
+    stdio: ["ignore", "ignore", "inherit"],
+  });
 }
 
 before(async () => {
@@ -62,14 +80,19 @@ async function open(path, options = {}) {
   page.complaints = [];
   page.on("console", (message) => ["error", "warning"].includes(message.type()) && page.complaints.push(message.text()));
   page.on("pageerror", (error) => page.complaints.push(error.message));
-  page.on("request", (request) => /^(?:data:|blob:)/.test(request.url()) || request.url().startsWith(server.url) || page.complaints.push(`loads ${request.url()}`));
+  page.on(
+    "request",
+    (request) =>
+      /^(?:data:|blob:)/.test(request.url()) || request.url().startsWith(server.url) || page.complaints.push(`loads ${request.url()}`),
+  );
   await page.goto(server.url + path);
   if (options.javaScriptEnabled !== false) await page.waitForFunction(() => document.querySelector("#app").__vue_app__);
   return page;
 }
 const close = (page) => page.context().close();
 
-const decoded = (text) => text.replaceAll("&quot;", '"').replaceAll("&#39;", "'").replaceAll("&lt;", "<").replaceAll("&gt;", ">").replaceAll("&amp;", "&");
+const decoded = (text) =>
+  text.replaceAll("&quot;", '"').replaceAll("&#39;", "'").replaceAll("&lt;", "<").replaceAll("&gt;", ">").replaceAll("&amp;", "&");
 const attributes = (html, name) => [...html.matchAll(new RegExp(`<[a-z][^>]*? ${name}="([^"]*)"`, "g"))].map(([, value]) => decoded(value));
 
 test("every_guide_is_a_page_and_in_the_navigation", { skip }, () => {
@@ -89,7 +112,8 @@ test("every_link_and_anchor_leads_somewhere", { skip }, () => {
       if (/^(?:[a-z]+:|$)/i.test(link)) continue;
       const url = new URL(link, `http://site${path}`);
       const file = decodeURIComponent(url.pathname).replace(/\/$/, "/index.html");
-      const isThere = existsSync(join(site, file)) || (file.startsWith("/reference/rust/api/") && !existsSync(join(site, "reference/rust")));
+      const isThere =
+        existsSync(join(site, file)) || (file.startsWith("/reference/rust/api/") && !existsSync(join(site, "reference/rust")));
       const anchor = decodeURIComponent(url.hash.slice(1));
       if (!isThere || (anchor && ids.has(file) && !ids.get(file).has(anchor))) broken.push(`${path}: ${link}`);
     }
@@ -133,7 +157,8 @@ test("every_page_is_sound_and_fits_a_phone", { skip }, async () => {
         title: document.title,
         broken: [...document.images].filter((image) => image.complete && image.naturalWidth === 0 && image.src).map(({ src }) => src),
       }));
-      if (seen.wider > 0 || seen.headings !== 1 || !seen.title.includes("workglow-limit") || seen.broken.length) found.push({ path, ...seen });
+      if (seen.wider > 0 || seen.headings !== 1 || !seen.title.includes("workglow-limit") || seen.broken.length)
+        found.push({ path, ...seen });
       found.push(...page.complaints.splice(0).map((complaint) => `${path}: ${complaint}`));
     }
     await close(page);
@@ -143,7 +168,8 @@ test("every_page_is_sound_and_fits_a_phone", { skip }, async () => {
 });
 
 const tab = (page, name) => page.getByRole("tab", { name, exact: true }).first();
-const chosen = (page) => page.locator(".lang-tabs").evaluateAll((groups) => groups.map((group) => group.querySelector("[aria-selected=true]").dataset.lang));
+const chosen = (page) =>
+  page.locator(".lang-tabs").evaluateAll((groups) => groups.map((group) => group.querySelector("[aria-selected=true]").dataset.lang));
 
 test("a_language_is_chosen_once_for_all_pages", { skip }, async () => {
   const page = await open("/guide/quickstart.html");
@@ -182,7 +208,8 @@ test("the_chosen_language_is_drawn_first", { skip }, async () => {
   assert.equal(await page.locator('[data-panel="python"]').first().isVisible(), false);
   await close(page);
   const plain = await open("/guide/quickstart.html", { javaScriptEnabled: false });
-  for (const language of ["python", "js", "rust"]) assert.equal(await plain.locator(`[data-panel="${language}"]`).first().isVisible(), true);
+  for (const language of ["python", "js", "rust"])
+    assert.equal(await plain.locator(`[data-panel="${language}"]`).first().isVisible(), true);
   await close(plain);
 });
 
@@ -211,7 +238,10 @@ test("the_search_finds_guides_and_calls", { skip }, async () => {
   async function find(text, address) {
     await page.keyboard.press("Control+k");
     await search.fill(text);
-    await page.waitForFunction((part) => [...document.querySelectorAll(".VPLocalSearchBox .result")].slice(0, 5).some(({ href }) => href.includes(part)), address);
+    await page.waitForFunction(
+      (part) => [...document.querySelectorAll(".VPLocalSearchBox .result")].slice(0, 5).some(({ href }) => href.includes(part)),
+      address,
+    );
     await page.keyboard.press("Escape");
     await results.first().waitFor({ state: "detached" });
   }
@@ -246,8 +276,16 @@ test("dark_mode_is_kept", { skip }, async () => {
 
 async function violations(page) {
   await page.evaluate(axe);
-  const { violations } = await page.evaluate(() => globalThis.axe.run(document, { runOnly: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"] }));
-  return violations.map(({ id, nodes }) => `${id}: ${nodes.slice(0, 3).map(({ target, failureSummary }) => `${target} ${failureSummary.split("\n")[1]}`).join("; ")}`);
+  const { violations } = await page.evaluate(() =>
+    globalThis.axe.run(document, { runOnly: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"] }),
+  );
+  return violations.map(
+    ({ id, nodes }) =>
+      `${id}: ${nodes
+        .slice(0, 3)
+        .map(({ target, failureSummary }) => `${target} ${failureSummary.split("\n")[1]}`)
+        .join("; ")}`,
+  );
 }
 
 test("axe_finds_nothing", { skip, timeout: 120_000 }, async () => {
@@ -293,13 +331,19 @@ test("no_recorded_run_exceeds_its_bound", () => {
 });
 
 test("the_record_is_what_the_recorder_writes", (t) => {
-  const recorder = [process.env.CARGO_TARGET_DIR, `${root}target`].map((target) => target && join(target, "debug/examples/playground")).find((path) => path && existsSync(path));
+  const recorder = [process.env.CARGO_TARGET_DIR, `${root}target`]
+    .map((target) => target && join(target, "debug/examples/playground"))
+    .find((path) => path && existsSync(path));
   const sources = readdirSync(`${root}core`, { recursive: true }).filter((path) => path.endsWith(".rs"));
   const newest = Math.max(...sources.map((path) => statSync(`${root}core/${path}`).mtimeMs));
-  if (!recorder || statSync(recorder).mtimeMs < newest) return t.skip("the recorder is not built: cargo build -p workglow-limit --example playground");
+  if (!recorder || statSync(recorder).mtimeMs < newest)
+    return t.skip("the recorder is not built: cargo build -p workglow-limit --example playground");
   const directory = mkdtempSync(join(tmpdir(), "workglow-limit-site-"));
   execFileSync(recorder, [join(directory, "traces.json")]);
-  assert.ok(readFileSync(join(directory, "traces.json"), "utf8") === readFileSync(`${root}site/playground/traces.json`, "utf8"), "make playground records others");
+  assert.ok(
+    readFileSync(join(directory, "traces.json"), "utf8") === readFileSync(`${root}site/playground/traces.json`, "utf8"),
+    "make playground records others",
+  );
   rmSync(directory, { recursive: true });
 });
 

@@ -95,7 +95,9 @@ def chains(page, text):
             name = block.marks.get("continues")
             group = next((group for group in reversed(groups) if not name or name in files(group)), None)
             if group is None:
-                raise BadPage(f"{block.page}:{block.line - 1}: “{' '.join(block.marks)}” has no matching block before it")
+                raise BadPage(
+                    f"{block.page}:{block.line - 1}: “{' '.join(block.marks)}” has no matching block before it"
+                )
             group.append(block)
         elif block.language != "text":
             groups.append([block])

@@ -56,7 +56,7 @@ def run_chain(chain, rust):
         folder = Path(tempfile.mkdtemp(prefix="snippet-"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         redis, postgres = redis_for(chain, folder, stack), postgres_for(chain, stack)
-        swap = lambda text: postgres(redis(text))  # noqa: E731
+        swap = lambda text: postgres(redis(text))
         env = environment(folder)
         if any(block.language in ("js", "ts") for block in chain):
             modules(folder)
@@ -129,7 +129,12 @@ def environment(folder):
     """Returns an environment with the built packages, without a network and the user's files."""
     nowhere = "http://127.0.0.1:9"
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "NODE_"))}
-    env |= {"http_proxy": nowhere, "https_proxy": nowhere, "no_proxy": "localhost,127.0.0.1", "CARGO_NET_OFFLINE": "true"}
+    env |= {
+        "http_proxy": nowhere,
+        "https_proxy": nowhere,
+        "no_proxy": "localhost,127.0.0.1",
+        "CARGO_NET_OFFLINE": "true",
+    }
     env |= {"HOME": str(folder), "NO_COLOR": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONWARNINGS": "error:::__main__"}
     env |= {"PATH": f"{Path(sys.executable).parent}:{env['PATH']}", "C_FORCE_ROOT": "1"}
     env |= {"PKG_CONFIG_PATH": str(PREFIX / "lib/pkgconfig"), "CMAKE_PREFIX_PATH": str(PREFIX)}
@@ -156,7 +161,14 @@ POSTGRES = "postgres://localhost/app"
 def lacks(chain):
     """Returns a program that the blocks of a chain need and this machine lacks, or None."""
     text = "".join(f"{block.language}\n{text}\n" for block in chain for text in block.lines.values())
-    needs = {"redis-server": REDIS, "psql": POSTGRES, "cmake": r"^cmake$", "sqlite3": r"\$ sqlite3 ", "pkg-config": r"^c(pp)?$", "c++": r"^cpp$"}
+    needs = {
+        "redis-server": REDIS,
+        "psql": POSTGRES,
+        "cmake": r"^cmake$",
+        "sqlite3": r"\$ sqlite3 ",
+        "pkg-config": r"^c(pp)?$",
+        "c++": r"^cpp$",
+    }
     found = (name for name, words in needs.items() if re.search(words, text, re.MULTILINE) and not shutil.which(name))
     return next(found, None)
 

@@ -59,7 +59,9 @@ def python_options(root, section):
     stubs = ast.parse((root / "bindings/python/python/workglow_limit/_native.pyi").read_text())
     (cls,) = [node for node in stubs.body if isinstance(node, ast.ClassDef) and node.name == section]
     found = {}
-    for made in (node for node in cls.body if isinstance(node, ast.FunctionDef) and node.name in ("__new__", "__init__")):
+    for made in (
+        node for node in cls.body if isinstance(node, ast.FunctionDef) and node.name in ("__new__", "__init__")
+    ):
         plain = made.args.posonlyargs + made.args.args
         defaults = [None] * (len(plain) - len(made.args.defaults)) + made.args.defaults
         for argument, default in [*zip(plain[1:], defaults[1:]), *zip(made.args.kwonlyargs, made.args.kw_defaults)]:
@@ -170,7 +172,9 @@ def rust_options(root, section):
         return {"url", *re.findall(r"pub (\w+):", struct)}
 
     def arguments(function):
-        listed = [re.match(r"(\w+):\s*(.*)", part, re.DOTALL) for part in parts(in_brackets(function.string, function.end()))]
+        listed = [
+            re.match(r"(\w+):\s*(.*)", part, re.DOTALL) for part in parts(in_brackets(function.string, function.end()))
+        ]
         return {argument[1]: argument[2] for argument in listed if argument}
 
     if name == "flow_control":
@@ -237,7 +241,9 @@ def wrong_defaults(text, root):
         for name in names([row], "Python"):
             stated, taken = default_of(row["default"]), python_options(root, section).get(name, None)
             if stated is not taken and (stated is REQUIRED or taken is REQUIRED or stated != taken):
-                wrong.append(f"{section}: the default of {name} is {taken if taken is not REQUIRED else 'none: it is required'}")
+                wrong.append(
+                    f"{section}: the default of {name} is {taken if taken is not REQUIRED else 'none: it is required'}"
+                )
     return wrong
 
 
@@ -262,7 +268,9 @@ def test_a_missing_option_is_found(language, section):
         row = next(line for line in lines if f"`{name}`" in line.split(" | ")[column])
         cells = row.split(" | ")
         cells[column] = cells[column].replace(f"`{name}`", "`stale`")
-        wrong = differences(page.replace(page[heading:], page[heading:].replace(row, " | ".join(cells), 1)), ROOT, language)
+        wrong = differences(
+            page.replace(page[heading:], page[heading:].replace(row, " | ".join(cells), 1)), ROOT, language
+        )
         assert f"{section}: stale is no option" in wrong
         listed_twice = sum(f"`{name}`" in line.split(" | ")[column] for line in lines) > 1
         assert listed_twice or name in names(tables(page)[COMMON], language) or f"{section}: {name} is missing" in wrong
@@ -273,7 +281,9 @@ def test_a_new_option_is_found(tmp_path):
     stubs.parent.mkdir(parents=True)
     text = (ROOT / stubs.relative_to(tmp_path)).read_text()
     assert "lease: _Duration | None = None," in text
-    stubs.write_text(text.replace("lease: _Duration | None = None,", "lease: _Duration | None = None, strict: bool = False,"))
+    stubs.write_text(
+        text.replace("lease: _Duration | None = None,", "lease: _Duration | None = None, strict: bool = False,")
+    )
     assert differences(PAGE.read_text(), tmp_path, "Python") == ["ConcurrencyLimiter: strict is missing"]
 
 

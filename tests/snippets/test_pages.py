@@ -16,7 +16,11 @@ BLOCKS = [(number, block) for number, chain in enumerate(CHAINS) for block in ch
 @pytest.fixture(scope="module")
 def results(request, tmp_path_factory):
     """Returns the failures of each selected chain. Chains run side by side, slow builds first."""
-    asked = {item.callspec.params["number"] for item in request.session.items if "number" in getattr(item, "fixturenames", ())}
+    asked = {
+        item.callspec.params["number"]
+        for item in request.session.items
+        if "number" in getattr(item, "fixturenames", ())
+    }
     parts = {number: [block for block in CHAINS[number] if block.language == "rust"] for number in asked}
     rust = Rust([block for blocks in parts.values() for block in blocks], tmp_path_factory.mktemp("rust"))
     with ThreadPoolExecutor(4) as pool:

@@ -33,7 +33,7 @@ OUT = Path(os.environ.get("WGL_DEMO", ROOT / "target/demo")).resolve()
 STORM = ROOT / "tests/torture/storm"
 sys.path += [str(ROOT / "examples/fleet"), str(STORM)]
 
-from evidence import SECOND, most_in_any_window, read  # noqa: E402
+from evidence import SECOND, most_in_any_window, read
 
 LANGUAGES = ("python", "node", "c")
 PATIENCE = 60  # seconds until a silent member counts as stuck

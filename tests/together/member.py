@@ -78,7 +78,7 @@ def start(permit, asked):
 def answer(verb, *words):
     asked = time.monotonic_ns()
     match verb, *words:
-        case "try", :
+        case ("try",):
             return start(limiter.try_acquire(), asked)
         case "acquire", timeout:
             return start(limiter.acquire(timeout=seconds(timeout)), asked)
@@ -90,14 +90,14 @@ def answer(verb, *words):
             return queue(grace)
         case "present", given:
             return present(given)
-        case ("complete" | "cancel"), given:
+        case (("complete" | "cancel"), given):
             getattr(limiter.permit(given), verb)()
             return ("done",)
         case "fetch", url:
             import requests  # takes longer than everything else
 
             return "heeded", f"{heed(limiter, requests.get(url)):g}"
-        case "failures", :
+        case ("failures",):
             return ("failures", store.failures)
 
 

@@ -35,9 +35,7 @@ def test_a_failing_store_follows_on_error(gather, tmp_path):
     store = Store(f"sqlite:{tmp_path}/limits.db")
     limiter = RateLimiter(store, "jobs", max_executions=LIMIT, window_size_in_seconds=3600)
     limiter.peek()
-    members = {
-        how: gather(LANGUAGES, store, "jobs", timeout=0.5, on_error=how, durability="commit") for how in ANSWERS
-    }
+    members = {how: gather(LANGUAGES, store, "jobs", timeout=0.5, on_error=how, durability="commit") for how in ANSWERS}
 
     def each():
         return ((how, member) for how, those in members.items() for member in those)

@@ -22,9 +22,7 @@ class Line:
 
     def __init__(self, gather, folder):
         store = Store(f"sqlite:{folder}/limits.db")
-        self.limiter = RateLimiter(
-            store, "queue", max_executions=self.WAITERS, window_size_in_seconds=self.WINDOW
-        )
+        self.limiter = RateLimiter(store, "queue", max_executions=self.WAITERS, window_size_in_seconds=self.WINDOW)
         self.limiter.peek()
         # Two in Python and in C for each in Node, which is the largest.
         languages = islice(cycle(("python", "c", "node", "c", "python")), self.WAITERS)

@@ -39,9 +39,28 @@ class Redis:
     def __init__(self, directory):
         self.socket = directory / "s"
         self.url = f"redis+unix://{self.socket}"
-        options = "--databases", DATABASES, "--port", 0, "--save", "", "--appendonly", "no", "--dir", directory, "--unixsocket", self.socket
+        options = (
+            "--databases",
+            DATABASES,
+            "--port",
+            0,
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+            "--dir",
+            directory,
+            "--unixsocket",
+            self.socket,
+        )
         # The shell ends the server when this process ends, even if it is killed.
-        command = ["sh", "-c", 'redis-server "$@" >&2 & echo $!; cat >&2; kill -9 $! 2>/dev/null', "sh", *map(str, options)]
+        command = [
+            "sh",
+            "-c",
+            'redis-server "$@" >&2 & echo $!; cat >&2; kill -9 $! 2>/dev/null',
+            "sh",
+            *map(str, options),
+        ]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         self.process = subprocess.Popen(command, **pipes, text=True)
         self.pid = int(self.process.stdout.readline())

@@ -5,7 +5,6 @@ from datetime import datetime, timedelta, timezone
 from inspect import signature
 
 import pytest
-
 from workglow_limit import (
     CompositeLimiter,
     ConcurrencyLimiter,
@@ -13,8 +12,8 @@ from workglow_limit import (
     ForeignPermit,
     InvalidArgument,
     KindMismatch,
-    LimitError,
     Limiter,
+    LimitError,
     ManualClock,
     NullLimiter,
     Permit,
@@ -71,7 +70,7 @@ def test_names_are_shared_and_attached(url):
     for attached in store.limiter("jobs"), RateLimiter.attach(store, "jobs"):
         assert attached.name == "jobs"
         assert attached.try_acquire() is None
-    with pytest.raises(UnknownLimit, match="no limit named \"mail\" is declared: this store knows jobs") as caught:
+    with pytest.raises(UnknownLimit, match='no limit named "mail" is declared: this store knows jobs') as caught:
         RateLimiter.attach(store, "mail").try_acquire()
     assert isinstance(caught.value, LookupError)
     assert (caught.value.code, caught.value.number) == ("unknown_limit", -4)
@@ -131,7 +130,7 @@ def test_a_permit_ends_once():
 def test_a_permit_of_another_limiter_is_refused():
     mine, other = ConcurrencyLimiter(1), ConcurrencyLimiter(1)
     with mine.try_acquire() as permit:
-        with pytest.raises(ForeignPermit, match="not given by limiter \"1 concurrent\"") as caught:
+        with pytest.raises(ForeignPermit, match='not given by limiter "1 concurrent"') as caught:
             other.complete(permit)
         assert isinstance(caught.value, LimitError)
         assert not mine.can_proceed()
@@ -208,7 +207,7 @@ def test_a_manual_clock():
 def test_a_weight_above_the_capacity_raises(url):
     limiter = rate(url)
     for call in limiter.try_acquire, limiter.decide, limiter.peek, limiter.acquire:
-        with pytest.raises(WeightExceedsCapacity, match="weight is 3: limit \"jobs\" grants at most 2") as caught:
+        with pytest.raises(WeightExceedsCapacity, match='weight is 3: limit "jobs" grants at most 2') as caught:
             call("k", 3)
         assert isinstance(caught.value, ValueError)
         assert (caught.value.code, caught.value.number) == ("weight_exceeds_capacity", -2)
@@ -244,7 +243,16 @@ def test_every_call_takes_the_key_first_and_the_weight_second():
     for name, expected in arguments.items():
         assert str(signature(getattr(NullLimiter(), name))) == f"({expected})"
     permit = NullLimiter().acquire()
-    of_permit = {"complete": "", "cancel": "", "settle": "actual", "complete_async": "", "cancel_async": "", "settle_async": "actual", "renew": "", "to_text": ""}
+    of_permit = {
+        "complete": "",
+        "cancel": "",
+        "settle": "actual",
+        "complete_async": "",
+        "cancel_async": "",
+        "settle_async": "actual",
+        "renew": "",
+        "to_text": "",
+    }
     for name, expected in of_permit.items():
         assert str(signature(getattr(permit, name))) == f"({expected})"
     assert NullLimiter().window is None

@@ -6,7 +6,6 @@ from datetime import timedelta
 
 import pytest
 from conftest import until
-
 from workglow_limit import (
     AcquireTimeout,
     ConcurrencyLimiter,

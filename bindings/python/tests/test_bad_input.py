@@ -10,7 +10,6 @@ from decimal import Decimal
 
 import pytest
 from conftest import lane_held
-
 from workglow_limit import (
     CompositeLimiter,
     ConcurrencyLimiter,
@@ -52,7 +51,9 @@ def rate(store, n=2, window=60, name="jobs"):
 @pytest.mark.parametrize("n", [0, -1, 1_000_000_001, 2**64, HUGE, -HUGE, pytest.param(10**5000, id="enormous")])
 def test_max_executions_out_of_range(store, n):
     shown = "too large to print" if n > 10**4000 else n
-    with pytest.raises(InvalidArgument, match=f"^max_executions is {shown}: expected a whole number from 1 to 1000000000$"):
+    with pytest.raises(
+        InvalidArgument, match=f"^max_executions is {shown}: expected a whole number from 1 to 1000000000$"
+    ):
         rate(store, n=n)
 
 
@@ -164,8 +165,25 @@ FAMILY = [
 @pytest.mark.parametrize(("make", "name", "most"), FAMILY)
 def test_numbers_out_of_range(store, make, name, most):
     if most is None:
-        for span in 0, 0.0, -1, -1e-9, NAN, INF, -INF, 31622401, HUGE, -HUGE, 10**400, timedelta(0), timedelta(-1), timedelta.max:
-            with pytest.raises(InvalidArgument, match=f"^{name} is .*: expected .*(366 days|at least initial)") as caught:
+        for span in (
+            0,
+            0.0,
+            -1,
+            -1e-9,
+            NAN,
+            INF,
+            -INF,
+            31622401,
+            HUGE,
+            -HUGE,
+            10**400,
+            timedelta(0),
+            timedelta(-1),
+            timedelta.max,
+        ):
+            with pytest.raises(
+                InvalidArgument, match=f"^{name} is .*: expected .*(366 days|at least initial)"
+            ) as caught:
                 make(store, span)
             assert repr(span)[:20] in str(caught.value)
         for span in True, "1", b"1", [1], datetime.now():
@@ -173,7 +191,9 @@ def test_numbers_out_of_range(store, make, name, most):
                 make(store, span)
     else:
         for number in 0, -1, most + 1, 2**64, HUGE, -HUGE:
-            with pytest.raises(InvalidArgument, match=f"^{name} is {number}: expected a whole number from 1 to {most}$"):
+            with pytest.raises(
+                InvalidArgument, match=f"^{name} is {number}: expected a whole number from 1 to {most}$"
+            ):
                 make(store, number)
         for number in True, 1.0, NAN, "1", [1]:
             with pytest.raises(TypeError, match=f"^{name} is .*: expected a whole number, not "):
@@ -216,7 +236,9 @@ def test_jitters(store):
 
 def test_a_bucket_that_would_take_longer_than_a_year(store):
     for kind, size in (TokenBucketLimiter, "burst"), (LeakyBucketLimiter, "queue"):
-        with pytest.raises(InvalidArgument, match=f"^{size} is 367: expected at most 366, the amount that drips in 366 days$"):
+        with pytest.raises(
+            InvalidArgument, match=f"^{size} is 367: expected at most 366, the amount that drips in 366 days$"
+        ):
             kind(store, "jobs", rate=1, period=timedelta(days=1), **{size: 367})
 
 
@@ -234,7 +256,10 @@ def test_store_and_name_belong_together(store, kind):
         ({"store": store}, "store needs a name"),
         ({"store": store, "clock": ManualClock()}, "store needs a name"),
         ({"name": "jobs"}, "name needs a store"),
-        ({"store": store, "name": "jobs", "clock": ManualClock()}, "clock must not be given with a store, which has its own"),
+        (
+            {"store": store, "name": "jobs", "clock": ManualClock()},
+            "clock must not be given with a store, which has its own",
+        ),
         ({"store": 5, "name": "jobs"}, "store"),
         ({"clock": 5}, "clock"),
         ({"store": store, "name": 5}, "name is 5: expected a str, not int"),
@@ -285,7 +310,13 @@ def test_files_of_limits(store, tmp_path):
             store.load(path)
     with pytest.raises((InvalidArgument, StoreError), match="missing.toml"):
         store.load(tmp_path / "missing.toml")
-    for text in "[jobs", "[jobs]\nallowed = 0\nperiod = '1m'\n", "[jobs]\nallowed = 'many'\n", "[jobs]\nfrequency = 5\n", "jobs = 5\n":
+    for text in (
+        "[jobs",
+        "[jobs]\nallowed = 0\nperiod = '1m'\n",
+        "[jobs]\nallowed = 'many'\n",
+        "[jobs]\nfrequency = 5\n",
+        "jobs = 5\n",
+    ):
         (tmp_path / "limits.toml").write_text(text)
         with pytest.raises(InvalidArgument):
             store.load(tmp_path / "limits.toml")
@@ -338,7 +369,7 @@ def calls(limiter):
 
 
 def test_keys_are_text(store):
-    for call in calls(rate(store)) + [rate(store).limit, rate(store).acquire_async]:
+    for call in [*calls(rate(store)), rate(store).limit, rate(store).acquire_async]:
         for key in 5, b"k", ("k",), 1.5:
             with pytest.raises(TypeError, match="^key is .*: expected a str, not "):
                 call(key)
@@ -356,7 +387,14 @@ def test_keys_have_a_maximum_length(store):
 
 
 def test_names(store):
-    kinds = [RateLimiter, TokenBucketLimiter, LeakyBucketLimiter, FixedWindowLimiter, SlidingWindowCounterLimiter, *HOMES]
+    kinds = [
+        RateLimiter,
+        TokenBucketLimiter,
+        LeakyBucketLimiter,
+        FixedWindowLimiter,
+        SlidingWindowCounterLimiter,
+        *HOMES,
+    ]
     attaching = [lambda store, name, kind=kind: kind.attach(store, name) for kind in kinds]
     for make in rate, lambda store, name: store.limiter(name), *attaching:
         for name, shown in ("", "(empty|'')"), ("n" * 1025, "('nnn|1025 bytes long)"):
@@ -387,7 +425,9 @@ def test_timeouts_of_another_type(store, timeout):
             rate(store).acquire(timeout=timeout)
 
 
-@pytest.mark.parametrize(("call", "name"), [("reserve", "max_wait"), ("reserve", "grace"), ("acquire", "grace"), ("acquire_async", "grace")])
+@pytest.mark.parametrize(
+    ("call", "name"), [("reserve", "max_wait"), ("reserve", "grace"), ("acquire", "grace"), ("acquire_async", "grace")]
+)
 def test_durations_of_a_place(store, call, name):
     for limiter in rate(store), NullLimiter():
         call_it = getattr(limiter, call)
@@ -530,7 +570,9 @@ def test_options_of_a_store(name, words):
 
 @pytest.mark.parametrize("policy", ["", "100", "100/", "/1m", "100/1y", "-1/1s", "100/1m +", "100/1m, 5/1s", "many"])
 def test_unreadable_policies(store, policy):
-    with pytest.raises(InvalidArgument, match=f"^policy is {re.escape(repr(policy))}: expected .* at character [0-9]+, not "):
+    with pytest.raises(
+        InvalidArgument, match=f"^policy is {re.escape(repr(policy))}: expected .* at character [0-9]+, not "
+    ):
         store.override("jobs", policy)
 
 

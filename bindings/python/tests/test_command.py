@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 import workglow_limit
 
 INSTALLED = [str(Path(sys.executable).with_name("workglow-limit"))]

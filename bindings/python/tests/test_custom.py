@@ -8,7 +8,6 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 from conftest import run
-
 from workglow_limit import (
     AcquireTimeout,
     CompositeLimiter,
@@ -352,13 +351,19 @@ def without(*names):
         (without("cancel"), "it has no cancel"),
         (without("retry_after", "complete"), "it has no retry_after, complete"),
         (type("Less", (Jobs,), {"clear": None})(1), "it has no clear"),
-        (type("Less", (Jobs,), {"can_proceed": 5, "record_job_start": None})(1), "it has no can_proceed, record_job_start"),
+        (
+            type("Less", (Jobs,), {"can_proceed": 5, "record_job_start": None})(1),
+            "it has no can_proceed, record_job_start",
+        ),
         (AtOnce, "it is a class, not an instance"),
         (Store("memory:"), "it has no try_acquire, retry_after, complete, cancel"),
     ],
 )
 def test_objects_that_are_not_limiters(bad, missing):
-    for parameter, call in ("limiters", lambda: CompositeLimiter([bad])), ("limiter", lambda: CompositeLimiter([]).add(bad)):
+    for parameter, call in (
+        ("limiters", lambda: CompositeLimiter([bad])),
+        ("limiter", lambda: CompositeLimiter([]).add(bad)),
+    ):
         with pytest.raises(TypeError, match=f"^{parameter} is .*: expected a limiter, not .*: {missing}$"):
             call()
 

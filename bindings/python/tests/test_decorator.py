@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
-
 from workglow_limit import AcquireTimeout, ConcurrencyLimiter, InvalidArgument, ManualClock, RateLimiter, Store
 
 
@@ -84,7 +83,11 @@ def test_a_weight_from_the_arguments():
     with pytest.raises(AcquireTimeout):
         call("a", "seven..")
     # The result of such a function is checked like a plain value, and its exceptions are raised.
-    for weigh, error in [(lambda: 0, InvalidArgument), (lambda: "1", InvalidArgument), (lambda: 1 / 0, ZeroDivisionError)]:
+    for weigh, error in [
+        (lambda: 0, InvalidArgument),
+        (lambda: "1", InvalidArgument),
+        (lambda: 1 / 0, ZeroDivisionError),
+    ]:
         with pytest.raises(error):
             limiter.limit(weight=weigh)(pytest.fail)()
     assert limiter.stats().admitted == 2

@@ -1,7 +1,6 @@
 """The three ends of a permit: complete, cancel, settle. The first one counts."""
 
 import pytest
-
 from workglow_limit import (
     CompositeLimiter,
     ConcurrencyLimiter,

@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
-
 from workglow_limit import AcquireTimeout, CompositeLimiter, ConcurrencyLimiter, NullLimiter, Permit, RateLimiter, Store
 
 

@@ -3,7 +3,6 @@
 from datetime import timedelta
 
 import pytest
-
 from workglow_limit import (
     AcquireTimeout,
     ConcurrencyLimiter,
@@ -81,7 +80,11 @@ def test_attaching(kind, url):
 
 
 def test_delays(store, clock):
-    for limiter in DelayLimiter(clock=clock), DelayLimiter(0.05, clock=clock), DelayLimiter(0.05, store=store, name="d"):
+    for limiter in (
+        DelayLimiter(clock=clock),
+        DelayLimiter(0.05, clock=clock),
+        DelayLimiter(0.05, store=store, name="d"),
+    ):
         assert starts(limiter) == 1
         assert limiter.peek().retry_after == 0.05
         clock.advance(0.05)

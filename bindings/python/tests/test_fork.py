@@ -6,7 +6,6 @@ import warnings
 
 import pytest
 from conftest import run
-
 from workglow_limit import CompositeLimiter, ConcurrencyLimiter, RateLimiter, Store
 
 

@@ -7,7 +7,6 @@ import weakref
 
 import pytest
 from conftest import lane_held, run
-
 from workglow_limit import (
     AcquireTimeout,
     CompositeLimiter,
@@ -57,7 +56,9 @@ def test_denials(call, url):
     CALLS[call](limiter)
     assert of_limiter == of_store == []
     CALLS[call](limiter)
-    assert of_limiter.taken() == of_store.taken() == [("throttled", "jobs", "k", 2, 0, pytest.approx(60, abs=0.1), None)]
+    assert (
+        of_limiter.taken() == of_store.taken() == [("throttled", "jobs", "k", 2, 0, pytest.approx(60, abs=0.1), None)]
+    )
     limiter.peek("k", 2)
     limiter.can_proceed("k")
     assert of_limiter == of_store == []
@@ -206,7 +207,11 @@ def test_stores_that_fail(tmp_path):
                 except StoreTimeout as caught:
                     error = caught
                 [(event, name, *_, given)] = events.taken()
-                assert (event, name) == ("store_error", "jobs") and given is error and (error is not None) == (how == "raise")
+                assert (
+                    (event, name) == ("store_error", "jobs")
+                    and given is error
+                    and (error is not None) == (how == "raise")
+                )
             with pytest.raises(StoreTimeout) as caught:
                 store.override("jobs", "5/1m")
             assert [event[-1] for event in events.taken()] == [caught.value]

@@ -16,7 +16,6 @@ import httpx
 import pytest
 import requests
 from conftest import run
-
 from workglow_limit import CompositeLimiter, InvalidArgument, ManualClock, RateLimiter, Store
 from workglow_limit.http import heed
 
@@ -76,7 +75,9 @@ async def of_aiohttp(url):
 
 CLIENTS = {
     "requests": requests.get,
-    "httpx": lambda url: httpx.get(url, verify=False),  # Loading certificates would take most of the time, and none are needed here.
+    "httpx": lambda url: httpx.get(
+        url, verify=False
+    ),  # Loading certificates would take most of the time, and none are needed here.
     "httpx, async": lambda url: asyncio.run(of_httpx_async(url)),
     "aiohttp": lambda url: asyncio.run(of_aiohttp(url)),
     "urllib": of_urllib,
@@ -119,8 +120,17 @@ def test_all_limits_of_a_composite_pause(limiter):
 
 def test_bad_input(limiter):
     fine = SimpleNamespace(status=200, headers={})
-    for response in None, 5, {}, SimpleNamespace(status=429), SimpleNamespace(headers={}), SimpleNamespace(status="429", headers={}):
-        with pytest.raises(TypeError, match="^response is .*: expected a response with a status_code or status, and headers$"):
+    for response in (
+        None,
+        5,
+        {},
+        SimpleNamespace(status=429),
+        SimpleNamespace(headers={}),
+        SimpleNamespace(status="429", headers={}),
+    ):
+        with pytest.raises(
+            TypeError, match="^response is .*: expected a response with a status_code or status, and headers$"
+        ):
             heed(limiter, response)
     for name in "default", "longest":
         for value in -1, float("nan"), float("inf"), 366 * 86_400 + 1, timedelta(days=-1):

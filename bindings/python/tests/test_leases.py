@@ -7,7 +7,6 @@ import sys
 from contextlib import contextmanager
 
 import pytest
-
 from workglow_limit import (
     CompositeLimiter,
     ConcurrencyLimiter,
@@ -119,6 +118,8 @@ def test_a_permit_that_is_not_a_lease_has_no_fence():
 
 def test_a_dropped_lease(url):
     limiter = leased(url, ManualClock())
-    with pytest.warns(ResourceWarning, match='a permit of "gpu" was dropped before it ended: use it in a with statement'):
+    with pytest.warns(
+        ResourceWarning, match='a permit of "gpu" was dropped before it ended: use it in a with statement'
+    ):
         limiter.acquire()
     assert limiter.can_proceed()

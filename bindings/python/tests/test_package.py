@@ -8,9 +8,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from conftest import HERE, run
-
 import workglow_limit
+from conftest import HERE, run
 from workglow_limit import _native
 
 
@@ -74,7 +73,9 @@ def test_the_metadata():
         "taskiq>=0.13": "taskiq",
         "urllib3>=2.0.7": "urllib3",
     }
-    assert sorted(about.get_all("Requires-Dist")) == sorted(f"{needs} ; extra == '{extra}'" for needs, extra in extras.items())
+    assert sorted(about.get_all("Requires-Dist")) == sorted(
+        f"{needs} ; extra == '{extra}'" for needs, extra in extras.items()
+    )
 
 
 def test_the_metadata_names_no_address():

@@ -7,10 +7,9 @@ import pickle
 from pathlib import Path
 
 import pytest
+import workglow_limit
 from conftest import run
 from pool_program import LIMIT, WINDOW, Tenant
-
-import workglow_limit
 from workglow_limit import (
     AcquireTimeout,
     CompositeLimiter,
@@ -144,7 +143,9 @@ def test_a_password_is_pickled_and_not_shown(tmp_path, monkeypatch):
     _, _, (address,), _ = store.__reduce__()[1]
     assert address == f"redis://user:secret@127.0.0.1:1/2?lane={tmp_path}/lane"
     assert "secret" not in repr(again(store)) + repr(again(store.limiter("x", "1/1h")))
-    assert again(Store("postgres://me:secret@127.0.0.1:1/x")).__reduce__()[1][2] == ("postgres://me:secret@127.0.0.1:1/x",)
+    assert again(Store("postgres://me:secret@127.0.0.1:1/x")).__reduce__()[1][2] == (
+        "postgres://me:secret@127.0.0.1:1/x",
+    )
 
 
 def test_a_copy_is_the_object_itself(store):
@@ -170,7 +171,9 @@ def test_a_path_means_sqlite(tmp_path, monkeypatch):
     with pytest.raises(InvalidUrl, match="~root means a home directory to shells only"):
         Store(Path("~root/limits.db"))
     for wrong in b"limits.db", 5, None:
-        with pytest.raises(TypeError, match="^url is .*: expected a str, or the path of a file as an os.PathLike, not "):
+        with pytest.raises(
+            TypeError, match="^url is .*: expected a str, or the path of a file as an os.PathLike, not "
+        ):
             Store(wrong)
     monkeypatch.setenv("HOME", "nowhere")
     with pytest.raises(InvalidUrl, match="HOME does not say where that is"):

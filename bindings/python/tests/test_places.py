@@ -5,7 +5,6 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 from conftest import run
-
 from workglow_limit import (
     AcquireTimeout,
     ForeignPermit,

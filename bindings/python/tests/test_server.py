@@ -9,7 +9,6 @@ import time
 
 import pytest
 from conftest import until
-
 from workglow_limit import (
     CompositeLimiter,
     ConcurrencyLimiter,
@@ -156,7 +155,12 @@ def test_the_event_loop_is_not_blocked(store, server):
         await entered.wait()
         with server.stopped():
             leave.set()
-            asked = limiter.acquire_async(), limiter.acquire_async("key"), limiter.try_acquire_async(), both.acquire_async()
+            asked = (
+                limiter.acquire_async(),
+                limiter.acquire_async("key"),
+                limiter.try_acquire_async(),
+                both.acquire_async(),
+            )
             tasks = [holder, *map(asyncio.ensure_future, asked)]
             # A call that blocked the loop would time out before the server continues.
             done, _ = await asyncio.wait(tasks, timeout=0.2)
@@ -184,7 +188,12 @@ def test_the_event_loop_is_not_blocked_by_a_server(store, server):
         await asyncio.sleep(0)
         with server.stopped():
             leave.set()
-            asked = limiter.decide_async("a"), limiter.peek_async("b"), completed.complete_async(), cancelled.cancel_async()
+            asked = (
+                limiter.decide_async("a"),
+                limiter.peek_async("b"),
+                completed.complete_async(),
+                cancelled.cancel_async(),
+            )
             tasks = [within, *map(asyncio.ensure_future, asked)]
             done, _ = await asyncio.wait(tasks, timeout=0.2)
             assert not done
@@ -278,7 +287,10 @@ def test_the_schema_and_the_doctor_of_postgres(postgres):
     [
         ("redis://user:secret@127.0.0.1:1/2", "redis://…@127.0.0.1:1/2"),
         ("redis+unix:///none?db=1&pass=secret", "redis+unix:///none?db=1"),
-        ("redis+sentinel://:secret@127.0.0.1:1,127.0.0.1:2/main/0", "redis+sentinel://…@127.0.0.1:1,127.0.0.1:2/main/0"),
+        (
+            "redis+sentinel://:secret@127.0.0.1:1,127.0.0.1:2/main/0",
+            "redis+sentinel://…@127.0.0.1:1,127.0.0.1:2/main/0",
+        ),
         ("redis://127.0.0.1:1", "redis://127.0.0.1:1"),
         ("postgres://user:secret@127.0.0.1:1/limits", "postgres://…@127.0.0.1:1/limits"),
     ],

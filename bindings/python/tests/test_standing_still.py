@@ -9,7 +9,6 @@ from contextlib import contextmanager
 
 import pytest
 from conftest import run, until
-
 from workglow_limit import AcquireTimeout, RateLimiter, Store
 
 

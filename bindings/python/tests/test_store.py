@@ -9,8 +9,16 @@ from threading import Event
 
 import pytest
 from conftest import lane_held
-
-from workglow_limit import InvalidArgument, KindMismatch, ManualClock, RateLimiter, Store, StoreError, StoreTimeout, UnknownLimit
+from workglow_limit import (
+    InvalidArgument,
+    KindMismatch,
+    ManualClock,
+    RateLimiter,
+    Store,
+    StoreError,
+    StoreTimeout,
+    UnknownLimit,
+)
 
 
 def rate(store, n=2, window=60):
@@ -56,8 +64,8 @@ def test_an_override_of_several_kinds_is_all_or_nothing(url):
     store.override("api", "3 concurrent + 7/1h")
     assert limits() == [7, 3]
     for wrong, why in {
-        "9/1h + 5 concurent": "expected /, per or concurrent (such as 100/1m, \"5 per second\" or 5 concurrent) at character 10, not \"concurent\"",
-        "9/1h + delay 1s": "expected at most one policy for each part of limit \"api\": rate, concurrency",
+        "9/1h + 5 concurent": 'expected /, per or concurrent (such as 100/1m, "5 per second" or 5 concurrent) at character 10, not "concurent"',
+        "9/1h + delay 1s": 'expected at most one policy for each part of limit "api": rate, concurrency',
     }.items():
         with pytest.raises(InvalidArgument, match=f"^policy is {re.escape(repr(wrong))}: {re.escape(why)}$"):
             store.override("api", wrong)
@@ -85,7 +93,9 @@ def test_a_key_may_have_its_own_policy(url):
     assert limiter.peek("tenant").limit == 2
     for wrong in "", "k" * 1025:
         for call in lambda key: store.override("jobs", "5/1m", key), lambda key: store.lift("jobs", key):
-            with pytest.raises(InvalidArgument, match=f"^key is {re.escape(repr(wrong))[:20]}.*: expected 1 to 1024 bytes|at most"):
+            with pytest.raises(
+                InvalidArgument, match=f"^key is {re.escape(repr(wrong))[:20]}.*: expected 1 to 1024 bytes|at most"
+            ):
                 call(wrong)
     with pytest.raises(TypeError, match="^key is 5: expected a str, not int$"):
         store.override("jobs", "5/1m", key=5)

@@ -7,7 +7,6 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
-
 from workglow_limit import (
     AcquireTimeout,
     CompositeLimiter,
@@ -95,7 +94,7 @@ def limiter_of(case, store):
     def one(number, kind, *words):
         name = f"limit-{number}"
         match kind, *(int(word) if word.isdigit() else word for word in words):
-            case "null", :
+            case ("null",):
                 return NullLimiter()
             case "policy", *_:
                 return store.limiter(name, " ".join(words))
@@ -117,7 +116,9 @@ def limiter_of(case, store):
             case "fixed_window", most, window:
                 return FixedWindowLimiter(store, name, max_executions=most, window_size_in_seconds=span(window))
             case "sliding_window_counter", most, window:
-                return SlidingWindowCounterLimiter(store, name, max_executions=most, window_size_in_seconds=span(window))
+                return SlidingWindowCounterLimiter(
+                    store, name, max_executions=most, window_size_in_seconds=span(window)
+                )
             case "rate", *windows, "backoff", initial, thousandths, longest, jitter:
                 return in_windows(name, windows, initial_backoff_delay=span(initial), backoff_multiplier=thousandths / 1000,
                                   max_backoff_delay=span(longest), jitter=jitter)  # fmt: skip

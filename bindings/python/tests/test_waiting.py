@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from conftest import lane_held, run, until
-
 from workglow_limit import AcquireTimeout, ConcurrencyLimiter, ManualClock, RateLimiter, Store
 
 FULL = """
@@ -114,7 +113,9 @@ def test_a_timeout_has_its_retry_delay(url):
     clock = ManualClock()
     limiter = RateLimiter(Store(url, clock=clock), "jobs", max_executions=1, window_size_in_seconds=60)
     limiter.acquire(timeout=0)
-    with pytest.raises(AcquireTimeout, match='^"jobs" cannot admit this start before the timeout: retry in 60 s$') as caught:
+    with pytest.raises(
+        AcquireTimeout, match='^"jobs" cannot admit this start before the timeout: retry in 60 s$'
+    ) as caught:
         limiter.acquire(timeout=59.999999)
     assert caught.value.retry_after == 60.0
     assert isinstance(caught.value, TimeoutError)

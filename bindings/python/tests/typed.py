@@ -15,8 +15,6 @@ import requests
 import urllib3
 from opentelemetry.metrics import get_meter_provider
 from typing_extensions import assert_never, assert_type
-
-from workglow_limit import arq, dramatiq, rq, taskiq
 from workglow_limit import (
     AcquireTimeout,
     CompositeLimiter,
@@ -38,10 +36,10 @@ from workglow_limit import (
     KindMismatch,
     LeakyBucketLimiter,
     LeaseLost,
+    Limiter,
     LimitError,
     LimitEvent,
     LimitSnapshot,
-    Limiter,
     ManualClock,
     NotAStore,
     NullLimiter,
@@ -58,16 +56,20 @@ from workglow_limit import (
     StoreTimeout,
     TokenBucketLimiter,
     UnknownLimit,
-    Usage,
     Unsupported,
     UnsupportedFileSystem,
     UnsupportedVersion,
+    Usage,
     Waits,
     WeightExceedsCapacity,
     __version__,
+    arq,
     doctor,
+    dramatiq,
     metrics_content_type,
     postgres_schema,
+    rq,
+    taskiq,
 )
 from workglow_limit import asgi as for_asgi
 from workglow_limit import django as for_django
@@ -92,7 +94,9 @@ store = Store("sqlite:limits.db", timeout=MINUTE, mode=0o660, on_error="deny", d
 rate = RateLimiter(store, "x", max_executions=1, window_size_in_seconds=60)
 bucket = TokenBucketLimiter(store, "x", rate=10, period=MINUTE, burst=20)
 limiters: list[Limiter] = [
-    RateLimiter(store, "x", windows=[(100, 60), (5, MINUTE)], initial_backoff_delay=2, backoff_multiplier=3, jitter="full"),
+    RateLimiter(
+        store, "x", windows=[(100, 60), (5, MINUTE)], initial_backoff_delay=2, backoff_multiplier=3, jitter="full"
+    ),
     RateLimiter.attach(store, "x"),
     ConcurrencyLimiter(5, store=store, name="x", lease=MINUTE),
     ConcurrencyLimiter.attach(store, "x"),
@@ -205,7 +209,9 @@ async def of_decorated() -> None:
 
 def stores() -> None:
     store.open()
-    assert_type((store.names(), store.load("limits.toml"), store.load(Path("x"))), tuple[list[str], list[str], list[str]])
+    assert_type(
+        (store.names(), store.load("limits.toml"), store.load(Path("x"))), tuple[list[str], list[str], list[str]]
+    )
     store.override("x", "100/1m + 5/1s")
     store.override("x", "100/1m + 5/1s", key="tenant")
     store.lift("x", key="tenant")
@@ -305,7 +311,9 @@ def errors(error: Exception) -> float | str:
     if isinstance(error, (InvalidArgument, InvalidUrl, WeightExceedsCapacity, ForeignPermit)):
         as_value: ValueError = error
         return str(as_value)
-    if isinstance(error, (StoreError, Damaged, NotAStore, StoreFull, StoreTimeout, UnsupportedFileSystem, UnsupportedVersion)):
+    if isinstance(
+        error, (StoreError, Damaged, NotAStore, StoreFull, StoreTimeout, UnsupportedFileSystem, UnsupportedVersion)
+    ):
         as_os: OSError = error
         return str(as_os)
     if isinstance(error, (KindMismatch, LeaseLost, UnknownLimit, Unsupported)):
@@ -329,10 +337,20 @@ def used(value: Any, response: Any) -> int | None:
 async def clients() -> float:
     hosts = {"api.example.com": rate}
     client = httpx.Client(transport=LimitedTransport(hosts, key=tenant_of_httpx, weight=2, timeout=MINUTE, retries=1))
-    asynchronous = httpx.AsyncClient(transport=AsyncLimitedTransport(rate, transport=httpx.AsyncHTTPTransport(), heed=False))
+    asynchronous = httpx.AsyncClient(
+        transport=AsyncLimitedTransport(rate, transport=httpx.AsyncHTTPTransport(), heed=False)
+    )
     session = requests.Session()
-    session.mount("https://", LimitedAdapter(None, tokens=rate, estimate=lambda request: len(request.url or ""), usage=used, pool_maxsize=5))
-    http = limited(urllib3.PoolManager(), lambda request: rate if request.method == "POST" else None, key=tenant_of_urllib3, priority=1)
+    session.mount(
+        "https://",
+        LimitedAdapter(None, tokens=rate, estimate=lambda request: len(request.url or ""), usage=used, pool_maxsize=5),
+    )
+    http = limited(
+        urllib3.PoolManager(),
+        lambda request: rate if request.method == "POST" else None,
+        key=tenant_of_urllib3,
+        priority=1,
+    )
     assert_type(http, urllib3.PoolManager)
     assert_type(limited(urllib3.ProxyManager("http://localhost"), rate), urllib3.ProxyManager)
     httpx2.Client(transport=httpx2_LimitedTransport(rate, heed={"default": 5, "longest": MINUTE}))
@@ -345,7 +363,9 @@ async def clients() -> float:
     return heed(rate, session.get("http://localhost"))
 
 
-@dramatiq.limited(rate, key="{tenant}", hold=0.1, on_limited=lambda message, limited: print(message.message_id, limited.wait))
+@dramatiq.limited(
+    rate, key="{tenant}", hold=0.1, on_limited=lambda message, limited: print(message.message_id, limited.wait)
+)
 def message(tenant: str) -> int:
     assert_type(dramatiq.current_permit(), Permit | None)
     return len(tenant)
@@ -435,7 +455,9 @@ def serving(limiter: Limiter, app: Any) -> None:
 
     one = for_asgi.Limit(limiter, key="address", weight=lambda request: 2, skip_failed=True, shadow=True, name="one")
     two = for_asgi.Limit({"free": limiter}, plan=plan, key=lambda request: None, skip_successful=True)
-    for_asgi.LimitMiddleware(app, [one, two], websockets=True, exempt=["/health"], trusted_proxies=["unix"], on_limited=replied)
+    for_asgi.LimitMiddleware(
+        app, [one, two], websockets=True, exempt=["/health"], trusted_proxies=["unix"], on_limited=replied
+    )
     for_fastapi.LimitMiddleware(app, limits=[one], exempt=lambda request: True, ipv6_prefix=56, headers=False)
     for_fastapi.RouteLimit(one, two)
     for_fastapi.limit(one)(views)

@@ -9,6 +9,9 @@ export default {
   Layout,
   enhanceApp({ app }) {
     app.component("LangTabs", LangTabs);
-    app.component("Playground", defineAsyncComponent(() => import("./Playground.vue")));
+    app.component(
+      "Playground",
+      defineAsyncComponent(() => import("./Playground.vue")),
+    );
   },
 };

@@ -26,4 +26,5 @@ export function choose(chosen) {
 }
 
 /** Returns the one of these languages to show. */
-export const best = (languages) => [language.value, ...(SIMILAR[language.value] ?? [])].find((one) => languages.includes(one)) ?? languages[0];
+export const best = (languages) =>
+  [language.value, ...(SIMILAR[language.value] ?? [])].find((one) => languages.includes(one)) ?? languages[0];

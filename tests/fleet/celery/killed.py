@@ -8,9 +8,8 @@ import signal
 import time
 from dataclasses import dataclass
 
-from fleet import Fleet, broker
-
 from evidence import SECOND, most_in_any_window
+from fleet import Fleet, broker
 from workglow_limit import Store
 
 LIMIT, WINDOW, AT_ONCE = 20, 2, 5
@@ -125,7 +124,7 @@ def judge(log, before, victim, jobs, killed_at, left):
     runs = [run for job in jobs for run in log.runs[job]]
     # The interrupted jobs ran at least until just before the kill.
     spans = [(run.b, run.ended or max(run.b, killed_at)) for run in runs]
-    after = [count for count in at_the_same_time([span for span in spans if span[0] > killed_at])]
+    after = list(at_the_same_time([span for span in spans if span[0] > killed_at]))
     full = [at for at, count in after if count >= AT_ONCE]
     return Survival(
         over=max(0, most_in_any_window([(run.a, run.b) for run in runs], WINDOW * SECOND) - LIMIT),

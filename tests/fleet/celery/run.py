@@ -17,9 +17,8 @@ from pathlib import Path
 
 import killed
 from brokers import KINDS
-from fleet import ROOT, Fleet, broker
-
 from evidence import SECOND, most_in_any_window
+from fleet import ROOT, Fleet, broker
 
 LIMIT, WINDOW = 20, 2  # starts per seconds
 JOBS = 160
@@ -68,7 +67,9 @@ def environments(who, broker_url, folder, hold=HOLD, visibility=None, plant=Fals
         "FLEET_POLICY": f"{LIMIT}/{WINDOW}s",
         "FLEET_JOB_SECONDS": str(JOB_SECONDS),
         # With Redis as the broker, users of the recipe count in Redis.
-        "FLEET_STORE": broker_url if who == "retry" and broker_url.startswith("redis") else f"sqlite:{folder}/limits.db",
+        "FLEET_STORE": broker_url
+        if who == "retry" and broker_url.startswith("redis")
+        else f"sqlite:{folder}/limits.db",
     }
     if not plant:
         return [shared] * WORKERS
@@ -164,7 +165,8 @@ def broken(result):
 def slow(result):
     """Returns the delays that were too long for an idle machine."""
     goals = {
-        f"{result.span:.1f} s instead of {result.ideal} s": result.broker != "redis" or result.span <= 1.1 * result.ideal,
+        f"{result.span:.1f} s instead of {result.ideal} s": result.broker != "redis"
+        or result.span <= 1.1 * result.ideal,
         f"a task without a limit waited {result.held:.3f} s in a worker": result.held < 0.1,
     }
     return [wrong for wrong, kept in goals.items() if not kept]
@@ -197,7 +199,9 @@ def main():
     parser.add_argument("--out", type=Path, default=ROOT / "target/fleet/celery", help="where the evidence goes")
     parser.add_argument("--broker", choices=KINDS, help="only this one")
     parser.add_argument("--who", choices=WHO, help="only this row")
-    parser.add_argument("--plant", action="store_true", help="give each worker its own limit, which the checks must detect")
+    parser.add_argument(
+        "--plant", action="store_true", help="give each worker its own limit, which the checks must detect"
+    )
     options = parser.parse_args()
     out = options.out.resolve()
 
@@ -212,7 +216,9 @@ def main():
                 wrong += [f"{WHO[who]} on {kind}: {what}" for what in broken(result) + slow(result)]
     if options.who in (None, "ours") and options.broker in (None, "redis"):
         survival = killed.measure(empty(out / "killed"), plant=options.plant)
-        print(f"\none of {killed.WORKERS} workers killed: " + ", ".join(f"{k} {v}" for k, v in asdict(survival).items()))
+        print(
+            f"\none of {killed.WORKERS} workers killed: " + ", ".join(f"{k} {v}" for k, v in asdict(survival).items())
+        )
         wrong += [f"killed: {what}" for what in killed.broken(survival)]
     sys.exit("\n".join(["", *wrong]) if wrong else 0)
 

@@ -27,7 +27,9 @@ def test_separate_limits_per_worker_are_detected(tmp_path):
     assert f"{result.over} over the limit" in run.broken(result)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "filesystem"])  # This broker delivers nothing twice.
+@pytest.mark.parametrize(
+    "kind", [kind for kind in KINDS if kind != "filesystem"]
+)  # This broker delivers nothing twice.
 def test_a_killed_worker_loses_nothing(kind, tmp_path):
     survival = killed.measure(tmp_path, kind)
     print(f"\n{survival}")
@@ -70,7 +72,10 @@ def test_a_worker_that_holds_tasks_leaves_other_tasks_to_other_workers(kind, tmp
             fleet.join([second])
             log = fleet.wait(lambda log: sum(map(log.started, others)) == run.CHILDREN)
             assert sum(map(log.started, others)) == run.CHILDREN
-            assert sum(log.receipts[other][0].worker == "worker1" for other in others if log.receipts[other]) <= 4 * run.CHILDREN
+            assert (
+                sum(log.receipts[other][0].worker == "worker1" for other in others if log.receipts[other])
+                <= 4 * run.CHILDREN
+            )
             go.touch()
             log = fleet.wait(lambda log: all(map(log.started, others)))
             assert all(len(log.runs[other]) == 1 for other in others)
@@ -81,7 +86,9 @@ def test_a_message_that_rabbitmq_delayed_may_go_back(tmp_path):
     jobs = ["job-0", "job-1"]
     with broker("rabbitmq-delayed", tmp_path) as url:
         (environment, _) = run.environments("ours", url, tmp_path)
-        with Fleet(tmp_path, url, [environment | {"FLEET_POLICY": "1/10s", "FLEET_CHILD_ALONE": "1"}], run.CHILDREN) as fleet:
+        with Fleet(
+            tmp_path, url, [environment | {"FLEET_POLICY": "1/10s", "FLEET_CHILD_ALONE": "1"}], run.CHILDREN
+        ) as fleet:
             for job in jobs:
                 fleet.send("job", job, countdown=7)  # One second, two and four: the message passes all these queues.
             log = fleet.wait(lambda log: all(map(log.ended, jobs)))

@@ -78,7 +78,9 @@ def server(kind, folder):
 class Fleet:
     """Two workers of one queue, and a process that sends to them."""
 
-    def __init__(self, folder, queue, who, broker, redis_url, *, limit, window, policy=None, job_seconds=0.02, plant=False):
+    def __init__(
+        self, folder, queue, who, broker, redis_url, *, limit, window, policy=None, job_seconds=0.02, plant=False
+    ):
         self.folder, self._stack = folder, contextlib.ExitStack()
         policy = policy or f"{limit}/{window}s"
         environment = os.environ | {
@@ -98,7 +100,9 @@ class Fleet:
         with contextlib.ExitStack() as stack:
             for number in range(WORKERS):
                 self.workers.append(self._start(COMMANDS[queue](who, broker), f"worker{number}", environment, stack))
-            self._sender = self._start([sys.executable, f"{queue}_jobs.py"], "sender", environment, stack, stdin=subprocess.PIPE)
+            self._sender = self._start(
+                [sys.executable, f"{queue}_jobs.py"], "sender", environment, stack, stdin=subprocess.PIPE
+            )
             self._stack = stack.pop_all()
 
     def _start(self, command, name, environment, stack, stdin=subprocess.DEVNULL):
@@ -145,7 +149,9 @@ class Fleet:
         raise SystemExit(f"the workers ended, or are not ready after {PATIENCE} s: {self.errors()}")
 
     def errors(self):
-        return "\n".join(f"--- {path} ---\n{path.read_text(errors='replace')[-3000:]}" for path in self.folder.glob("*.err"))
+        return "\n".join(
+            f"--- {path} ---\n{path.read_text(errors='replace')[-3000:]}" for path in self.folder.glob("*.err")
+        )
 
     def send(self, kind, name):
         self._sender.stdin.write(f"{kind} {name}\n".encode())

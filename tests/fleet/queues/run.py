@@ -14,9 +14,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleet import COMMANDS, HAS_RABBITMQ, ROOT, fleet
-
 from evidence import SECOND, most_in_any_window
+from fleet import COMMANDS, HAS_RABBITMQ, ROOT, fleet
 
 LIMIT, WINDOW = 20, 2  # starts per seconds
 JOBS = 160
@@ -119,7 +118,15 @@ def row(result):
     name = result.queue + (f", {result.broker}" if result.queue == "dramatiq" else "")
     who = "**ours**" if result.who == "ours" else OTHERS[result.queue]
     over = f"**{result.over}**" if result.who == "ours" else result.over
-    cells = [name, who, over, f"{result.span:.1f}", f"{result.span / result.ideal:.2f}", f"{result.away:.2f}", result.attempts]
+    cells = [
+        name,
+        who,
+        over,
+        f"{result.span:.1f}",
+        f"{result.span / result.ideal:.2f}",
+        f"{result.away:.2f}",
+        result.attempts,
+    ]
     cells += [result.overtaken, f"{result.lost}, {result.twice}", f"{result.waited:.2f} s ({result.waited_median:.2f})"]
     return f"| {' | '.join(map(str, cells))} |"
 

@@ -83,5 +83,7 @@ def moving_window(asynchronous=False):
 
     item = RateLimitItemPerSecond(LIMIT, WINDOW)
     if asynchronous:
-        return aio.strategies.MovingWindowRateLimiter(storage.storage_from_string(f"async+{REDIS}", implementation="redispy")), item
+        return aio.strategies.MovingWindowRateLimiter(
+            storage.storage_from_string(f"async+{REDIS}", implementation="redispy")
+        ), item
     return strategies.MovingWindowRateLimiter(storage.storage_from_string(REDIS)), item

@@ -30,12 +30,11 @@ import time
 from collections import Counter
 from pathlib import Path
 
+# (`storm` has added its path.)
+from evidence import SECOND, most_in_any_window, read
 from proxy import Proxy
 from servers import SERVERS
 from storm import HERE, LANGUAGES, Member, prepare
-
-# (`storm` has added its path.)
-from evidence import SECOND, most_in_any_window, read
 
 SITES = 8
 HOUR = 3600
@@ -104,7 +103,7 @@ def partition(site, others, proxy, window):
 
 def is_new_after_loss(options):
     """Returns whether a new site cannot know that the server has lost data. (Redis counts how often it was wiped.)"""
-    return options.server == "restart" or options.kind == "postgres" and options.server == "forget"
+    return options.server == "restart" or (options.kind == "postgres" and options.server == "forget")
 
 
 def rage(sites, proxy, server, options):
@@ -186,11 +185,17 @@ def report(options, sites, counts, began, ended, requests):
     in_time = sum(began <= start.b < ended for start in starts)
     most = most_in_any_window(starts, window)
     over = max(0, most - options.limit)
-    print(f"{options.limit} per {options.window:g} s for {options.seconds:g} s, {SITES} sites of a {options.kind} server:", end=" ")
+    print(
+        f"{options.limit} per {options.window:g} s for {options.seconds:g} s, {SITES} sites of a {options.kind} server:",
+        end=" ",
+    )
     print(", ".join(f"{name} {admitted[name]}" for name in LANGUAGES), "admitted,", end=" ")
     print(f"most in any window {most}, over the limit {over},", end=" ")
     print(f"utilisation {in_time / options.limit * window / (ended - began):.1%},", end=" ")
-    print(f"{requests / max(1, len(starts)):.3f} requests per start;", ", ".join(f"{what} {n}" for what, n in counts.items()))
+    print(
+        f"{requests / max(1, len(starts)):.3f} requests per start;",
+        ", ".join(f"{what} {n}" for what, n in counts.items()),
+    )
     again = Counter(site.number for site in sites for start in site.read() if start.a >= ended)
     wrong = [f"{over} over the limit"] if over else []
     return wrong + [f"site {site.number} never started again" for site in sites if not again[site.number]]

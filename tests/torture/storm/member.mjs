@@ -32,7 +32,8 @@ for (;;) {
     else Atomics.wait(never, 0, 0, 0.2); // a timer could not be shorter than 1 ms
   } else {
     fs.writeSync(log, `${asked} ${returned}\n`);
-    if (!isSite) Atomics.wait(never, 0, 0, 2); // the job
+    if (!isSite)
+      Atomics.wait(never, 0, 0, 2); // the job
     else if (Math.random() < 0.025) await setTimeout((Math.random() * Number(window) * 1000) / 40);
     permit.complete();
   }

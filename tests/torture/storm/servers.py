@@ -77,7 +77,9 @@ class Postgres:
     """A Postgres that ends with this program."""
 
     def __init__(self, folder):
-        self._process = subprocess.Popen([ROOT / "tests/fleet/postgres"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            [ROOT / "tests/fleet/postgres"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         self._url = self._process.stdout.readline().strip()
         if not self._url:
             raise SystemExit("no Postgres: see above")
@@ -97,7 +99,9 @@ class Postgres:
         return int(self._psql("-At", "-c", calls))
 
     def _psql(self, *arguments):
-        return subprocess.run(["psql", "-X", "-q", *arguments, self._url], check=True, capture_output=True, text=True).stdout
+        return subprocess.run(
+            ["psql", "-X", "-q", *arguments, self._url], check=True, capture_output=True, text=True
+        ).stdout
 
 
 SERVERS = {"redis": Redis, "postgres": Postgres}

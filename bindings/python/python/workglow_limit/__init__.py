@@ -1,12 +1,12 @@
 """Rate and concurrency limits that all processes of a machine share, in any language, and that are never exceeded.
 
-    from workglow_limit import RateLimiter, Store
+from workglow_limit import RateLimiter, Store
 
-    store = Store("sqlite:limits.db")  # or "memory:" for one process
-    limiter = RateLimiter(store, "openai", max_executions=100, window_size_in_seconds=60)
+store = Store("sqlite:limits.db")  # or "memory:" for one process
+limiter = RateLimiter(store, "openai", max_executions=100, window_size_in_seconds=60)
 
-    with limiter.acquire("tenant-7", timeout=30):
-        ...
+with limiter.acquire("tenant-7", timeout=30):
+    ...
 """
 
 from sys import modules as _modules
@@ -42,9 +42,9 @@ from ._native import (
     GrantSnapshot,
     KeySnapshot,
     LeakyBucketLimiter,
+    Limiter,
     LimitEvent,
     LimitSnapshot,
-    Limiter,
     ManualClock,
     NullLimiter,
     Permit,

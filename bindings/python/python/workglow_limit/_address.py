@@ -62,7 +62,9 @@ class Addresses:
 
     def __init__(self, reader: Reader, trusted_proxies: Any, forwarded_header: Any, ipv6_prefix: Any) -> None:
         if type(ipv6_prefix) is not int:
-            raise TypeError(f"ipv6_prefix is {ipv6_prefix!r}: expected a whole number, not {type(ipv6_prefix).__name__}")
+            raise TypeError(
+                f"ipv6_prefix is {ipv6_prefix!r}: expected a whole number, not {type(ipv6_prefix).__name__}"
+            )
         if not 1 <= ipv6_prefix <= 128:
             raise refuse("ipv6_prefix", ipv6_prefix, "1 to 128")
         known = {"x-forwarded-for": split_list, "forwarded": split_forwarded}

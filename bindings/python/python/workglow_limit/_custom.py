@@ -82,7 +82,9 @@ def calls_of(limiter: Any) -> SimpleNamespace | str:
     not a limiter: the reason."""
     if isinstance(limiter, type):
         return "it is a class, not an instance"
-    missing, of_six = ([name for name in names if not callable(getattr(limiter, name, None))] for names in (REQUIRED, SIX))
+    missing, of_six = (
+        [name for name in names if not callable(getattr(limiter, name, None))] for names in (REQUIRED, SIX)
+    )
     # An object with both sets is used by its try_acquire, which decides and records in one step.
     is_six = "try_acquire" in missing and len(of_six) < len(SIX)
     if missing := of_six if is_six else missing:

@@ -34,11 +34,12 @@ class Derivation:
         self._function, self._options = function, options
 
     def key(self, option: str, value: Any) -> Callable[[Arguments], str | None]:
-        """Returns the function that derives the key of a call. None means no key. Other values are converted to text.
-        """
+        """Returns the function that derives the key of a call. None means no key. Other values are converted to text."""
         if value is None:
             return lambda _arguments: None
-        derive = self._derive(option, value, "the name of an argument, a format such as '{tenant}:{model}', or a function")
+        derive = self._derive(
+            option, value, "the name of an argument, a format such as '{tenant}:{model}', or a function"
+        )
 
         def key(arguments: Arguments) -> str | None:
             derived = derive(arguments)

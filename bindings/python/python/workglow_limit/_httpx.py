@@ -17,7 +17,9 @@ def wrapped(transport: _Transport | None, kind: type[_Transport], usual: Callabl
         return usual()
     if not isinstance(transport, kind):
         library = kind.__module__.partition(".")[0]
-        raise TypeError(f"transport is {transport!r}: expected a {library}.{kind.__name__}, not {type(transport).__name__}")
+        raise TypeError(
+            f"transport is {transport!r}: expected a {library}.{kind.__name__}, not {type(transport).__name__}"
+        )
     return transport
 
 
@@ -51,7 +53,9 @@ class Exchange:
 
     def was_never_sent(self, error: BaseException) -> bool:
         of = self._library
-        return isinstance(error, (of.ConnectError, of.ConnectTimeout, of.PoolTimeout, of.ProxyError, of.UnsupportedProtocol))
+        return isinstance(
+            error, (of.ConnectError, of.ConnectTimeout, of.PoolTimeout, of.ProxyError, of.UnsupportedProtocol)
+        )
 
     def watch(self, response: Any, body: Body) -> None:
         response.stream = self._stream(response.stream, body)

@@ -12,7 +12,7 @@ from ._address import Addresses, hashed
 from ._derived import refuse
 from ._errors import LimitError
 from ._native import CompositeLimiter, LeakyBucketLimiter, Limiter, TokenBucketLimiter
-from ._steps import Call, Attribute, Step, Steps, awaited
+from ._steps import Attribute, Call, Step, Steps, awaited
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -44,7 +44,7 @@ class Limit:
         self,
         limiter: Limiter | Mapping[str, Limiter],
         *,
-        key: str | Callable[[Any], str | None | Awaitable[str | None]] | None = None,
+        key: str | Callable[[Any], str | Awaitable[str | None] | None] | None = None,
         weight: int | Callable[[Any], int | Awaitable[int]] = 1,
         plan: Callable[[Any], str | Awaitable[str]] | None = None,
         skip_failed: bool = False,

@@ -426,8 +426,7 @@ class LimitSnapshot:
 
     @property
     def usage(self) -> tuple[Usage, ...]:
-        """A Usage per window, for the key that uses most of the limit. There is at least one; the first is the fullest.
-        """
+        """A Usage per window, for the key that uses most of the limit. There is at least one; the first is the fullest."""
 
     @property
     def fullest(self) -> str | None:
@@ -1191,9 +1190,7 @@ class Pool:
     """The waiters of one limiter in one pool. One thread uses it at a time."""
 
     def __new__(cls, limiter: Limiter, grace: _Duration | None) -> Self: ...
-    def join(
-        self, key: str | None, weight: int, priority: int, hold: _Duration | None, place: str | None
-    ) -> int:
+    def join(self, key: str | None, weight: int, priority: int, hold: _Duration | None, place: str | None) -> int:
         """Joins the line and returns the waiter's number, which `advance` uses. The waiter is sent away if its start is
         more than `hold` seconds away. A place of another limit is ignored.
         """

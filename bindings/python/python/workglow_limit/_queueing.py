@@ -23,11 +23,11 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 from ._decorator import is_awaited
 from ._derived import Arguments, Derivation, refuse
 from ._errors import ForeignPermit, InvalidArgument, Unsupported
-from ._return_schedule import LocalSchedule, ReturnSchedule
 from ._loops import in_thread, sleep
 from ._native import Limiter, Permit, call_in_thread
+from ._return_schedule import LocalSchedule, ReturnSchedule
 
-__all__ = ["Gate", "Later", "Limited", "Turn", "Timing", "current_permit", "gate_of", "limiting"]
+__all__ = ["Gate", "Later", "Limited", "Timing", "Turn", "current_permit", "gate_of", "limiting"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -139,7 +139,9 @@ class Gate:
         timing: Timing,
     ) -> None:
         if not isinstance(limiter, Limiter):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"limiter is {limiter!r}: expected a limiter of workglow_limit, not {type(limiter).__name__}")
+            raise TypeError(
+                f"limiter is {limiter!r}: expected a limiter of workglow_limit, not {type(limiter).__name__}"
+            )
         if on_limited is not None and not callable(on_limited):
             raise TypeError(f"on_limited is {on_limited!r}: expected a function, not {type(on_limited).__name__}")
         self.limiter = limiter
@@ -267,11 +269,10 @@ class Gate:
         # A job that returns for a place, perhaps slightly early, may take a more distant one, so that it need not leave
         # again.
         horizon = self._horizon() * (1 if is_new else 2)
-        if permit is None and horizon > 0:
-            # Jobs that were sent away without a place take theirs first.
-            if not (is_new and self.is_waiting(self._name(key))):
-                with suppress(Unsupported):
-                    permit = self.limiter.reserve(key, weight, horizon, self._grace_now())
+        # Jobs that were sent away without a place take theirs first.
+        if permit is None and horizon > 0 and not (is_new and self.is_waiting(self._name(key))):
+            with suppress(Unsupported):
+                permit = self.limiter.reserve(key, weight, horizon, self._grace_now())
         if permit is not None and not permit.started and permit.wait == 0:
             permit = self.limiter.present(permit)
         if permit is None:
@@ -366,7 +367,9 @@ def _step(steps: _Steps) -> _StepResult:
 def _seconds(parameter: str, value: object) -> float:
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
-        raise TypeError(f"{parameter} is {value!r}: expected seconds as a number, or a timedelta, not {type(value).__name__}")
+        raise TypeError(
+            f"{parameter} is {value!r}: expected seconds as a number, or a timedelta, not {type(value).__name__}"
+        )
     if not 0 <= seconds <= _LONGEST:
         raise refuse(parameter, value, "0 s to 1 day")
     return float(seconds)
@@ -419,8 +422,7 @@ _permit: ContextVar[Permit | None] = ContextVar("workglow_limit_permit", default
 
 
 def current_permit() -> Permit | None:
-    """Returns the permit of the running limited function, for settle, renew or fence. None outside a limited function.
-    """
+    """Returns the permit of the running limited function, for settle, renew or fence. None outside a limited function."""
     return _permit.get()
 
 

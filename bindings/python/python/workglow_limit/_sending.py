@@ -60,7 +60,9 @@ _RETRYABLE = 429, 503, 529
 class Waiting(Protocol):
     """The way to wait: in a thread, or in an event loop."""
 
-    async def acquire(self, limiter: Limiter, key: str | None, weight: int, timeout: float | None, priority: int) -> Permit: ...
+    async def acquire(
+        self, limiter: Limiter, key: str | None, weight: int, timeout: float | None, priority: int
+    ) -> Permit: ...
     async def try_acquire(self, limiter: Limiter, key: str | None, weight: int) -> Permit | None: ...
     async def peek(self, limiter: Limiter, key: str | None) -> Decision: ...
     async def pause(self, limiter: Limiter, seconds: float, key: str | None) -> None: ...
@@ -137,7 +139,9 @@ class Sender(Generic[R]):
         usage: Callable[[Any, Any], int | None] | None = None,
     ) -> None:
         if limiter is None and tokens is None:
-            raise TypeError("limiter is None: expected a limiter, a mapping of hosts to limiters, or a function (None only with tokens)")
+            raise TypeError(
+                "limiter is None: expected a limiter, a mapping of hosts to limiters, or a function (None only with tokens)"
+            )
         self._limiter = None if limiter is None else _chooser("limiter", limiter)
         self._tokens = None if tokens is None else _chooser("tokens", tokens)
         if not callable(key):
@@ -158,11 +162,14 @@ class Sender(Generic[R]):
         self._scarce = 1  # The index of the limiter that denied last. The next request waits there first.
 
     async def send(self, exchange: Exchange[R, S]) -> S:
-        """Sends a request when all of its limiters admit it. After a refusal it sends it again, up to `retries` times.
-        """
+        """Sends a request when all of its limiters admit it. After a refusal it sends it again, up to `retries` times."""
         for attempt in range(self.retries + 1):
             response, wait, is_paused = await self.attempt(exchange)
-            if attempt == self.retries or status_and_headers(response)[0] not in _RETRYABLE or not exchange.can_repeat():
+            if (
+                attempt == self.retries
+                or status_and_headers(response)[0] not in _RETRYABLE
+                or not exchange.can_repeat()
+            ):
                 return response
             delay = wait or self._default * 2**attempt
             if delay > (self._longest if self._timeout is None else self._timeout):
@@ -193,7 +200,9 @@ class Sender(Generic[R]):
             if status in FREE:
                 await body.settle(0)
             elif body.is_metered:
-                body.reading = Reading(self._usage, response, headers.get("content-type", ""), headers.get("content-encoding", ""))
+                body.reading = Reading(
+                    self._usage, response, headers.get("content-type", ""), headers.get("content-encoding", "")
+                )
             exchange.watch(response, body)
         except BaseException:
             await body.finish(False)
@@ -327,7 +336,9 @@ class Body:
 class _InThread:
     """Blocks the thread, without the GIL."""
 
-    async def acquire(self, limiter: Limiter, key: str | None, weight: int, timeout: float | None, priority: int) -> Permit:
+    async def acquire(
+        self, limiter: Limiter, key: str | None, weight: int, timeout: float | None, priority: int
+    ) -> Permit:
         return limiter.acquire(key, weight, timeout, priority=priority)
 
     async def try_acquire(self, limiter: Limiter, key: str | None, weight: int) -> Permit | None:
@@ -355,7 +366,9 @@ class _InThread:
 class _InLoop:
     """Waits in an event loop."""
 
-    async def acquire(self, limiter: Limiter, key: str | None, weight: int, timeout: float | None, priority: int) -> Permit:
+    async def acquire(
+        self, limiter: Limiter, key: str | None, weight: int, timeout: float | None, priority: int
+    ) -> Permit:
         return await limiter.acquire_async(key, weight, timeout, priority=priority)
 
     async def try_acquire(self, limiter: Limiter, key: str | None, weight: int) -> Permit | None:
@@ -429,7 +442,9 @@ def _host(parameter: str, host: object) -> str:
         raise TypeError(f"a host of {parameter} is {host!r}: expected a str, not {type(host).__name__}")
     try:
         parts = urlsplit(f"//{host}")
-        is_host = bool(parts.hostname) and parts.netloc == host and "@" not in host and (parts.port is None or parts.port > 0)
+        is_host = (
+            bool(parts.hostname) and parts.netloc == host and "@" not in host and (parts.port is None or parts.port > 0)
+        )
     except ValueError:
         is_host = False
     if not is_host:
@@ -450,7 +465,9 @@ def _heeding(heed: object) -> tuple[bool, float, float]:
     if isinstance(heed, bool):
         return heed, 1.0, 3600.0
     if not isinstance(heed, Mapping):
-        raise TypeError(f"heed is {heed!r}: expected True, False, or a mapping with default and longest, not {type(heed).__name__}")
+        raise TypeError(
+            f"heed is {heed!r}: expected True, False, or a mapping with default and longest, not {type(heed).__name__}"
+        )
     given = cast("Mapping[object, object]", heed)
     if unknown := [name for name in given if name not in ("default", "longest")]:
         raise refuse("heed", given, f"a mapping with default and longest, without {unknown[0]!r}")
@@ -462,5 +479,9 @@ def _whole(parameter: str, value: object, least: int | None, most: int | None = 
     if type(value) is not int:
         raise TypeError(f"{parameter} is {value!r}: expected a whole number, not {type(value).__name__}")
     if (least is not None and value < least) or (most is not None and value > most):
-        raise refuse(parameter, value, f"a whole number of at least {least}" if most is None else f"a whole number from {least} to {most}")
+        raise refuse(
+            parameter,
+            value,
+            f"a whole number of at least {least}" if most is None else f"a whole number from {least} to {most}",
+        )
     return value

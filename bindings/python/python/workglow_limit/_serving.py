@@ -193,7 +193,9 @@ class Gate:
 
     def _check_function(self, option: str, function: Any) -> None:
         if not self.asynchronous and iscoroutinefunction(function):
-            raise refuse(option, function, "a function, not a coroutine function, because this framework is synchronous")
+            raise refuse(
+                option, function, "a function, not a coroutine function, because this framework is synchronous"
+            )
 
     def is_exempt(self, request: Any) -> Steps[bool]:
         """Returns whether a request is exempt from all limits."""
@@ -203,8 +205,7 @@ class Gate:
         return path in self._paths or path.startswith(self._prefixes)
 
     def enter(self, request: Any, limits: tuple[Limit, ...], entry: Entry) -> Steps[Refused | None]:
-        """Takes the charges of a request in addition to those in its entry: all of them, or none and returns a refusal.
-        """
+        """Takes the charges of a request in addition to those in its entry: all of them, or none and returns a refusal."""
         try:
             charges: list[Charge] = []
             for limit in limits:

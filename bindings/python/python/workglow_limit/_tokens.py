@@ -49,9 +49,8 @@ def _items(value: object) -> list[object]:
 
 def _texts(value: Any, but: tuple[str, ...] = ("data",)) -> Iterator[str]:
     """Yields all texts in a value, except pictures, files, and members with one of these names."""
-    if isinstance(value, str):
-        if not value.startswith("data:"):
-            yield value
+    if isinstance(value, str) and not value.startswith("data:"):
+        yield value
     for name, inner in _members(value).items():
         if name not in but:
             yield from _texts(inner, but)
@@ -61,7 +60,11 @@ def _texts(value: Any, but: tuple[str, ...] = ("data",)) -> Iterator[str]:
 
 def readable(accepted: str) -> str:
     """Returns an Accept-Encoding without the encodings that a Reading cannot decode."""
-    kept = [part.strip() for part in accepted.split(",") if part.partition(";")[0].strip().lower() in ("gzip", "deflate", "identity")]
+    kept = [
+        part.strip()
+        for part in accepted.split(",")
+        if part.partition(";")[0].strip().lower() in ("gzip", "deflate", "identity")
+    ]
     return ", ".join(kept) or "identity"
 
 
@@ -83,7 +86,13 @@ class Reading:
         self._units: int | None = None
         self._is_stream = "text/event-stream" in content_type.lower()
         encoding = encoding.strip().lower()
-        self._reads = (self._is_stream or "json" in content_type.lower()) and encoding in ("", "identity", "gzip", "x-gzip", "deflate")
+        self._reads = (self._is_stream or "json" in content_type.lower()) and encoding in (
+            "",
+            "identity",
+            "gzip",
+            "x-gzip",
+            "deflate",
+        )
         self._decoder = None if encoding in ("", "identity") else zlib.decompressobj(47)  # 47: detects gzip or zlib.
         self._rest = bytearray()
         self._event: list[bytes] = []
@@ -171,7 +180,10 @@ class _Usage:
         of = self._counts.get
         if "total_tokens" in self._counts:
             return of("total_tokens")
-        for parts in ("input_tokens", "output_tokens", "cache_creation_input_tokens"), ("prompt_tokens", "completion_tokens"):
+        for parts in (
+            ("input_tokens", "output_tokens", "cache_creation_input_tokens"),
+            ("prompt_tokens", "completion_tokens"),
+        ):
             if any(part in self._counts for part in parts):
                 return sum(of(part, 0) for part in parts)
         return None

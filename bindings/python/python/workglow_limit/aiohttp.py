@@ -1,11 +1,11 @@
 """A limiter in front of aiohttp (3.12 or newer). All clients have the same options, which docs/clients.md describes.
 
-    import aiohttp
-    from workglow_limit.aiohttp import LimitedMiddleware
+import aiohttp
+from workglow_limit.aiohttp import LimitedMiddleware
 
-    limited = LimitedMiddleware({"api.example.com": limiter}, timeout=30)
-    async with aiohttp.ClientSession(middlewares=[limited]) as session:
-        ...
+limited = LimitedMiddleware({"api.example.com": limiter}, timeout=30)
+async with aiohttp.ClientSession(middlewares=[limited]) as session:
+    ...
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ class LimitedMiddleware:
         check_options("LimitedMiddleware", options, RetryingOptions.__annotations__)
         self._sender: Sender[aiohttp.ClientRequest] = Sender(limiter, IN_LOOP, **options)
 
-    async def __call__(self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+    async def __call__(
+        self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+    ) -> aiohttp.ClientResponse:
         """Waits, sends the request, and heeds the response."""
         return await self._sender.send(_Exchange(request, handler))
 

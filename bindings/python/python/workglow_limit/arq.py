@@ -23,9 +23,9 @@ from arq import ArqRedis, Retry
 from arq.constants import retry_key_prefix
 
 from ._decorator import is_awaited
-from ._return_schedule import RedisSchedule
 from ._native import Limiter
-from ._queueing import Later, Limited, Turn, Timing, current_permit, gate_of, limiting
+from ._queueing import Later, Limited, Timing, Turn, current_permit, gate_of, limiting
+from ._return_schedule import RedisSchedule
 
 __all__ = ["Limited", "current_permit", "limited"]
 

@@ -146,7 +146,9 @@ async def refuse(refused: Refused, scope: Scope, receive: Receive, send: Send) -
         return await send({"type": f"{kind}.body", "body": body})
     reply: Any = refused.reply
     if not callable(refused.reply):
-        raise TypeError(f"on_limited returned {refused.reply!r}: expected None, a mapping, str, bytes or an ASGI response")
+        raise TypeError(
+            f"on_limited returned {refused.reply!r}: expected None, a mapping, str, bytes or an ASGI response"
+        )
 
     async def completed(message: Message) -> None:
         if message["type"] == f"{kind}.start":

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from dramatiq.middleware import Middleware, SkipMessage
 
-from ._return_schedule import RedisSchedule
 from ._native import Limiter, Permit
-from ._queueing import Gate, Limited, Turn, Timing, current_permit, gate_of, limiting
+from ._queueing import Gate, Limited, Timing, Turn, current_permit, gate_of, limiting
+from ._return_schedule import RedisSchedule
 
 if TYPE_CHECKING:
     from dramatiq import Actor, Broker
@@ -96,7 +96,9 @@ class Limits(Middleware):
                     return body(*args, **kwargs)
             # Send first, acknowledge afterwards: if the worker dies in between, one message too many remains, which
             # waits for a start of its own.
-            cast("Any", broker).enqueue(message.copy(options={OPTION: answer.ticket}), delay=int(answer.delay * 1000) or None)
+            cast("Any", broker).enqueue(
+                message.copy(options={OPTION: answer.ticket}), delay=int(answer.delay * 1000) or None
+            )
             # Dramatiq stores the result None for a skipped message. This one has no result yet.
             message.options["store_results"] = False
             gate.notify(message, answer)

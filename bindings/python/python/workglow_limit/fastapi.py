@@ -57,8 +57,7 @@ class RouteLimit:
 
 
 def limit(*limits: Limit) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorates an endpoint that takes the request: a function or coroutine function, or a method of an HTTPEndpoint.
-    """
+    """Decorates an endpoint that takes the request: a function or coroutine function, or a method of an HTTPEndpoint."""
     of_route = checked(limits)
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -71,7 +70,9 @@ def limit(*limits: Limit) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
             given: list[Any] = [*args, *kwargs.values()]
             request = next((one for one in given if issubclass(type(one), HTTPConnection)), None)
             if request is None:
-                raise TypeError(f"{function!r} was called without a request: expected a function that takes the request")
+                raise TypeError(
+                    f"{function!r} was called without a request: expected a function that takes the request"
+                )
             await enter(request, of_route)
             call = function(*args, **kwargs) if is_awaited else run_in_threadpool(function, *args, **kwargs)
             return await call
@@ -90,7 +91,9 @@ def checked(limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
 async def enter(request: HTTPConnection, limits: tuple[Limit, ...]) -> None:
     admission: Admission | None = request.scope.get(KEY)
     if admission is None:
-        raise RuntimeError("the route has a limit, but its app has no middleware: call app.add_middleware(LimitMiddleware)")
+        raise RuntimeError(
+            "the route has a limit, but its app has no middleware: call app.add_middleware(LimitMiddleware)"
+        )
     if admission.entry is None:
         return
     refused = await run_async(admission.gate.enter(request, limits, admission.entry))

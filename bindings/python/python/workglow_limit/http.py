@@ -52,7 +52,9 @@ _HTTP_DATE = re.compile(r"[A-Z][a-z]+, [0-9A-Za-z: -]+ GMT|[A-Z][a-z]{2} [A-Z][a
 
 # One member of a structured field's list: an item, and its parameters.
 _STRING = r'"(?:[^"\\]|\\.)*"'
-_MEMBER = re.compile(rf'\s*({_STRING}|[^\s",;]+)((?:\s*;\s*[a-z*][a-z0-9_.*-]*(?:=(?:{_STRING}|[^\s",;]+))?)*)\s*(?:,|$)')
+_MEMBER = re.compile(
+    rf'\s*({_STRING}|[^\s",;]+)((?:\s*;\s*[a-z*][a-z0-9_.*-]*(?:=(?:{_STRING}|[^\s",;]+))?)*)\s*(?:,|$)'
+)
 _PARAMETER = re.compile(rf";\s*([a-z*][a-z0-9_.*-]*)=({_STRING}|[^\s\",;]+)")
 
 
@@ -95,7 +97,9 @@ def in_seconds(parameter: str, value: object) -> float:
     """Returns a duration in seconds. Raises if it is not one."""
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
-        raise TypeError(f"{parameter} is {value!r}: expected seconds as a number, or a timedelta, not {type(value).__name__}")
+        raise TypeError(
+            f"{parameter} is {value!r}: expected seconds as a number, or a timedelta, not {type(value).__name__}"
+        )
     if not 0 <= seconds <= _LONGEST:
         error = InvalidArgument(f"{parameter} is {value!r}: expected 0 s to 366 days")
         error.code, error.number = "invalid_argument", -1
@@ -143,8 +147,7 @@ def _resets(headers: dict[str, str]) -> Iterable[str | None]:
 
 
 def _members(field: str) -> list[tuple[str, dict[str, str]]]:
-    """Returns the list of a structured field, each item with its parameters. Returns an empty list if it is malformed.
-    """
+    """Returns the list of a structured field, each item with its parameters. Returns an empty list if it is malformed."""
     members: list[tuple[str, dict[str, str]]] = []
     at = 0
     while at < len(field):

@@ -77,7 +77,9 @@ class AsyncLimitedTransport(httpx2.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Waits, sends the request, and heeds the response."""
-        response: httpx2.Response = await self._sender.send(AsyncExchange(httpx2, request, self._transport, _AsyncStream))
+        response: httpx2.Response = await self._sender.send(
+            AsyncExchange(httpx2, request, self._transport, _AsyncStream)
+        )
         return response
 
     async def aclose(self) -> None:

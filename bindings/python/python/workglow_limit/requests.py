@@ -1,10 +1,10 @@
 """A limiter in front of requests. All clients have the same options, which docs/clients.md describes.
 
-    import requests
-    from workglow_limit.requests import LimitedAdapter
+import requests
+from workglow_limit.requests import LimitedAdapter
 
-    session = requests.Session()
-    session.mount("https://api.example.com/", LimitedAdapter(limiter, timeout=30))
+session = requests.Session()
+session.mount("https://api.example.com/", LimitedAdapter(limiter, timeout=30))
 """
 
 from __future__ import annotations

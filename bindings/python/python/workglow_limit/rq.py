@@ -28,9 +28,9 @@ from rq.utils import now, utcformat
 from rq.worker import BaseWorker
 
 from ._derived import Arguments
-from ._return_schedule import RedisSchedule
 from ._native import Limiter, Permit
-from ._queueing import Gate, Later, Limited, Turn, Timing, current_permit, gate_of, limiting
+from ._queueing import Gate, Later, Limited, Timing, Turn, current_permit, gate_of, limiting
+from ._return_schedule import RedisSchedule
 
 if TYPE_CHECKING:
     from rq.executions import Execution
@@ -176,8 +176,7 @@ class Limits(BaseWorker):
                 self.connection.set(_learned(job, queue), text, ex=KEPT)
 
     def _recall(self, job: Job, queue: Queue, gate: Gate) -> str | None:
-        """Returns the ticket of a job. Also restores what the gate has learned, because a work horse ends with its job.
-        """
+        """Returns the ticket of a job. Also restores what the gate has learned, because a work horse ends with its job."""
         gate.schedule = schedule = RedisSchedule(self.connection, f"{_waiting(queue)}:line:")
         gate.is_waiting = schedule.is_waiting
         with cast("Any", self.connection).pipeline() as pipeline:
@@ -189,9 +188,7 @@ class Limits(BaseWorker):
             gate.learned = late, duration
         return None if kept is None else str(kept, "utf-8")
 
-    def _send_away(
-        self, job: Job, queue: Queue, execution: Execution | None, gate: Gate, later: Later
-    ) -> None:
+    def _send_away(self, job: Job, queue: Queue, execution: Execution | None, gate: Gate, later: Later) -> None:
         """Sends a job away and removes this execution without a trace, in one transaction."""
         away = self.connection.register_script(_AWAY)
         with cast("Any", self.connection).pipeline() as pipeline:

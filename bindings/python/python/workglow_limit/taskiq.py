@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from taskiq import NoResultError, TaskiqMessage, TaskiqMiddleware, TaskiqResult
 from taskiq.labels import prepare_label
 
-from ._return_schedule import RedisSchedule
 from ._loops import in_thread
 from ._native import Limiter, Permit
-from ._queueing import Later, Limited, Turn, Timing, current_permit, gate_of, limiting
+from ._queueing import Later, Limited, Timing, Turn, current_permit, gate_of, limiting
+from ._return_schedule import RedisSchedule
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -114,7 +114,9 @@ class Limits(TaskiqMiddleware):
                 outcome = NoResultError()
             else:
                 outcome = answer
-        except Exception as error:  # The task fails with it, as if its body had raised it. Otherwise taskiq would lose the message.
+        except (
+            Exception
+        ) as error:  # The task fails with it, as if its body had raised it. Otherwise taskiq would lose the message.
             outcome = error
         Turn(gate, outcome).begin()
         return message

@@ -108,7 +108,9 @@ def refuse(refused: Refused, environ: Environ, start_response: StartResponse) ->
         return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
     reply: Any = refused.reply
     if not callable(refused.reply):
-        raise TypeError(f"on_limited returned {refused.reply!r}: expected None, a mapping, str, bytes or a WSGI response")
+        raise TypeError(
+            f"on_limited returned {refused.reply!r}: expected None, a mapping, str, bytes or a WSGI response"
+        )
 
     def starting(status: str, headers: list[tuple[str, str]], *exc_info: Any) -> Any:
         known = {name.lower() for name, _ in headers}

@@ -2,7 +2,6 @@
 
 import pytest
 from celery import Celery
-
 from workglow_limit import AcquireTimeout, Store
 from workglow_limit.celery import Limited, current_permit, install
 
@@ -104,7 +103,9 @@ def test_monitors_see_a_task_that_a_child_sent_back(own_site):
 def test_celerys_own_rate_limit_command_is_refused(site):
     answer = site.control("rate_limit", task_name="work.hourly", rate_limit="1/s")
     assert answer["error"].startswith("rate_limit has no effect on work.hourly") and "limit_set" in answer["error"]
-    assert site.control("rate_limit", task_name="work.free", rate_limit="1/s") == {"ok": "new rate limit set successfully"}
+    assert site.control("rate_limit", task_name="work.free", rate_limit="1/s") == {
+        "ok": "new rate limit set successfully"
+    }
     site.control("rate_limit", task_name="work.free", rate_limit="")
 
 

@@ -3,7 +3,6 @@
 import pytest
 from celery import Celery
 from celery.exceptions import ImproperlyConfigured
-
 from workglow_limit import InvalidArgument, RateLimiter, Store, UnknownLimit, WeightExceedsCapacity
 from workglow_limit.celery import install
 

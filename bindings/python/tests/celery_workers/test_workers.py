@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).parents[4] / "examples/fleet"))
-from evidence import Start, most_in_any_window  # noqa: E402
+from evidence import Start, most_in_any_window
 
 pytest_plugins = "workers"
 

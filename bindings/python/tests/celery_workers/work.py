@@ -8,7 +8,6 @@ from pathlib import Path
 
 import kombu_more  # noqa: F401
 from celery import Celery, shared_task
-
 from workglow_limit.celery import Limited, current_permit, install
 
 FOLDER = Path(os.environ["WORK_FOLDER"])

@@ -16,7 +16,6 @@ from pathlib import Path
 import kombu_more  # noqa: F401
 import pytest
 from celery import Celery
-
 from workglow_limit import Store
 
 HERE = Path(__file__).parent
@@ -166,7 +165,20 @@ def redis(tmp_path_factory):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     folder = tmp_path_factory.mktemp("redis")
-    options = ["--databases", "100", "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", str(folder)]
+    options = [
+        "--databases",
+        "100",
+        "--port",
+        str(port),
+        "--bind",
+        "127.0.0.1",
+        "--save",
+        "",
+        "--appendonly",
+        "no",
+        "--dir",
+        str(folder),
+    ]
     server = subprocess.Popen(["redis-server", *options], stdout=subprocess.DEVNULL)
     until(lambda: _answers(port))
     numbers = itertools.count()

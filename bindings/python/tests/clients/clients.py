@@ -8,7 +8,6 @@ import httpx
 import httpx2
 import requests
 import urllib3
-
 import workglow_limit.aiohttp
 import workglow_limit.httpx
 import workglow_limit.httpx2
@@ -129,7 +128,9 @@ class Aiohttp:
         self.session = aiohttp.ClientSession(middlewares=[middleware])
 
     async def open(self, url, method="GET", *, content=None, **body):
-        return await self.session.request(method, url, data=content if content is None or isinstance(content, bytes) else later(content), **body)
+        return await self.session.request(
+            method, url, data=content if content is None or isinstance(content, bytes) else later(content), **body
+        )
 
     async def read(self, response):
         return await response.read()

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
-WORDS = "the moon is far away and the reader has left".split()
+WORDS = ["the", "moon", "is", "far", "away", "and", "the", "reader", "has", "left"]
 
 
 class Server(ThreadingHTTPServer):
@@ -181,7 +181,10 @@ class Chat(Api):
     def events(self):
         head = self.head | {"object": "chat.completion.chunk"}
         for text in self.texts():
-            yield None, head | {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}], "usage": None}
+            yield (
+                None,
+                head | {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}], "usage": None},
+            )
         yield None, head | {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], "usage": None}
         if (self.asked.get("stream_options") or {}).get("include_usage"):
             yield None, head | {"choices": [], "usage": self.usage}
@@ -228,16 +231,33 @@ class Messages(Api):
 
     def __init__(self, asked, inputs, answer):
         self.inputs, self.answer = inputs, answer
-        self.head = {"id": "msg_1", "type": "message", "role": "assistant", "model": asked["model"], "stop_sequence": None}
+        self.head = {
+            "id": "msg_1",
+            "type": "message",
+            "role": "assistant",
+            "model": asked["model"],
+            "stop_sequence": None,
+        }
 
     def whole(self):
         usage = {"input_tokens": self.inputs, "output_tokens": len(self.answer)}
-        return self.head | {"content": [{"type": "text", "text": " ".join(self.answer)}], "stop_reason": "end_turn", "usage": usage}
+        return self.head | {
+            "content": [{"type": "text", "text": " ".join(self.answer)}],
+            "stop_reason": "end_turn",
+            "usage": usage,
+        }
 
     def events(self):
-        begun = self.head | {"content": [], "stop_reason": None, "usage": {"input_tokens": self.inputs, "output_tokens": 1}}
+        begun = self.head | {
+            "content": [],
+            "stop_reason": None,
+            "usage": {"input_tokens": self.inputs, "output_tokens": 1},
+        }
         yield "message_start", {"type": "message_start", "message": begun}
-        yield "content_block_start", {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
+        yield (
+            "content_block_start",
+            {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+        )
         yield "ping", {"type": "ping"}
         for text in self.texts():
             delta = {"type": "text_delta", "text": text}
@@ -266,5 +286,7 @@ if __name__ == "__main__":
     file = os.open(os.path.join(sys.argv[1], "arrivals.log"), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     with Server(log=file, **json.loads(sys.argv[2] if len(sys.argv) > 2 else "{}")) as alone:
         print(alone.url, flush=True)
-        threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()  # It ends with the process that started it.
+        threading.Thread(
+            target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True
+        ).start()  # It ends with the process that started it.
         alone.serve_forever()

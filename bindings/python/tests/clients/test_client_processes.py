@@ -15,8 +15,8 @@ import pytest
 HERE = Path(__file__).parent
 sys.path += [str(HERE.parents[3] / "examples/fleet"), str(HERE.parents[3] / "bench/clients")]
 
-import streams  # noqa: E402
-from evidence import most_in_any_window  # noqa: E402
+import streams
+from evidence import most_in_any_window
 
 LIMIT, WINDOW = 20, 500_000_000
 KINDS = ["Httpx", "AsyncHttpx2", "Requests", "Urllib3", "Aiohttp"]

@@ -16,12 +16,11 @@ import pytest
 import requests
 import trio
 import urllib3
+import workglow_limit.httpx2
+import workglow_limit.urllib3
 from clients import CLIENTS, AsyncHttpx, Requests, Urllib3
 from conftest import until
 from fake import serving
-
-import workglow_limit.httpx2
-import workglow_limit.urllib3
 from workglow_limit import (
     AcquireTimeout,
     CompositeLimiter,
@@ -131,7 +130,12 @@ def test_limiter_key_and_weight_may_be_functions_of_the_request(client, server, 
         for path in "a", "bb", "free":
             await get(client, f"{server.url}/{path}")
 
-    client(limiter, scenario, key=lambda request: str(request.url)[-1], weight=lambda request: len(str(request.url)) - len(server.url))
+    client(
+        limiter,
+        scenario,
+        key=lambda request: str(request.url)[-1],
+        weight=lambda request: len(str(request.url)) - len(server.url),
+    )
     assert used(rate, "a") == 2 and used(rate, "b") == 3 and used(rate, "e") == used(rate) == 0
     assert len(seen) == 3 and {request.method for request in seen} == {"GET"}
 
@@ -233,7 +237,9 @@ def test_a_consumed_body_is_not_sent_again(client, server, rate):
         pytest.skip("urllib3's Retry decides")
 
     async def scenario(client):
-        return await get(client, f"{server.url}/x?status=503&times=9&retry-after=0.001", "POST", content=iter([b"ab", b"c"]))
+        return await get(
+            client, f"{server.url}/x?status=503&times=9&retry-after=0.001", "POST", content=iter([b"ab", b"c"])
+        )
 
     assert client(rate, scenario, retries=9, heed=False) == (503, b"not now")
     assert server.bodies == [b"abc"]
@@ -348,8 +354,12 @@ def test_the_event_loop_is_never_blocked(server, tmp_path):
     limiter.peek(), tokens.peek()
 
     async def main():
-        async with httpx.AsyncClient(transport=AsyncLimitedTransport(limiter, tokens=tokens, estimate=lambda _: 50)) as client:
-            stranger = subprocess.Popen(["sqlite3", tmp_path / "limits.db"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        async with httpx.AsyncClient(
+            transport=AsyncLimitedTransport(limiter, tokens=tokens, estimate=lambda _: 50)
+        ) as client:
+            stranger = subprocess.Popen(
+                ["sqlite3", tmp_path / "limits.db"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
             stranger.stdin.write("begin immediate;\nselect 'ready';\n")
             stranger.stdin.flush()
             assert stranger.stdout.readline() == "ready\n"
@@ -489,8 +499,16 @@ def test_bad_settings_raise_where_they_are_written(client, rate, kind, given, sa
         ({"tokens": lambda _: 5}, TypeError, "the value that tokens returned is 5: expected a limiter, not int"),
         ({"key": lambda _: 5}, TypeError, "key returned 5: expected a str or None, not int"),
         ({"weight": lambda _: 0}, InvalidArgument, "weight is 0: expected a whole number of at least 1"),
-        ({"tokens": "rate", "estimate": lambda _: -1}, InvalidArgument, "estimate is -1: expected a whole number of at least 0"),
-        ({"tokens": "rate", "estimate": lambda _: None}, TypeError, "estimate is None: expected a whole number, not NoneType"),
+        (
+            {"tokens": "rate", "estimate": lambda _: -1},
+            InvalidArgument,
+            "estimate is -1: expected a whole number of at least 0",
+        ),
+        (
+            {"tokens": "rate", "estimate": lambda _: None},
+            TypeError,
+            "estimate is None: expected a whole number, not NoneType",
+        ),
     ],
 )
 def test_results_of_functions_are_checked_before_sending(client, server, rate, given, kind, says):
@@ -512,7 +530,11 @@ ACCEPTED = [
     (workglow_limit.httpx2.AsyncLimitedTransport, "AsyncLimitedTransport", f"transport, {OPTIONS}, retries"),
     (LimitedMiddleware, "LimitedMiddleware", f"{OPTIONS}, retries"),
     (LimitedAdapter, "LimitedAdapter", f"pool_connections, pool_maxsize, pool_block, {OPTIONS}, retries"),
-    (lambda *args, **options: workglow_limit.urllib3.limited(urllib3.PoolManager(), *args, **options), "limited", OPTIONS),
+    (
+        lambda *args, **options: workglow_limit.urllib3.limited(urllib3.PoolManager(), *args, **options),
+        "limited",
+        OPTIONS,
+    ),
 ]
 
 
@@ -535,7 +557,9 @@ def test_bad_input_of_single_clients(rate):
         __import__("pickle").dumps(LimitedAdapter(rate))
     with pytest.raises(TypeError, match="^manager is 5: expected a urllib3.PoolManager, not int$"):
         workglow_limit.urllib3.limited(5, rate)
-    with pytest.raises(TypeError, match="^retries belongs to urllib3: pass a urllib3.Retry to the manager or with a request$"):
+    with pytest.raises(
+        TypeError, match="^retries belongs to urllib3: pass a urllib3.Retry to the manager or with a request$"
+    ):
         workglow_limit.urllib3.limited(urllib3.PoolManager(), rate, retries=3)
 
 
@@ -549,7 +573,9 @@ def test_common_uses_of_urllib3(server, rate):
     response = http.request("POST", f"{server.url}/v1/chat/completions", json=asked)
     assert response.json()["usage"]["total_tokens"] == used(tokens)
     assert used(rate) == 1
-    assert http.request("GET", f"{server.url}/y?status=503&times=1&retry-after=0").status == 200  # urllib3's Retry heeds it.
+    assert (
+        http.request("GET", f"{server.url}/y?status=503&times=1&retry-after=0").status == 200
+    )  # urllib3's Retry heeds it.
     assert http.connection_from_url(server.url).request("GET", "/z").status == 200
     assert used(rate) == 4
     with pytest.raises(urllib3.exceptions.MaxRetryError):
@@ -570,13 +596,22 @@ def test_a_session_of_requests_reads_as_usual(server, rate):
 def test_clients_do_not_import_each_other():
     code = "import sys, workglow_limit.{0}; print(*sys.modules)"
     clients = {"httpx", "httpx2", "requests", "aiohttp", "urllib3", "typing_extensions"}
-    for name, needs in {"http": set(), "httpx": {"httpx", "typing_extensions"}, "urllib3": {"urllib3"}, "_sending": set()}.items():
-        done = subprocess.run([sys.executable, "-c", code.format(name)], capture_output=True, text=True, timeout=60, check=True)
+    for name, needs in {
+        "http": set(),
+        "httpx": {"httpx", "typing_extensions"},
+        "urllib3": {"urllib3"},
+        "_sending": set(),
+    }.items():
+        done = subprocess.run(
+            [sys.executable, "-c", code.format(name)], capture_output=True, text=True, timeout=60, check=True
+        )
         assert clients & set(done.stdout.split()) <= needs, name
 
 
 def test_the_fake_server_uses_our_clock():
     """The tests with other processes rely on one monotonic clock for all processes."""
     before = time.monotonic_ns()
-    done = subprocess.run([sys.executable, "-c", "import time; print(time.monotonic_ns())"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", "import time; print(time.monotonic_ns())"], capture_output=True, text=True, check=True
+    )
     assert before < int(done.stdout) < time.monotonic_ns()

@@ -7,10 +7,9 @@ import httpx
 import httpx2
 import openai
 import pytest
-from fake import WORDS, serving
-
 import workglow_limit.httpx
 import workglow_limit.httpx2
+from fake import WORDS, serving
 from workglow_limit import AcquireTimeout, ManualClock, Store
 
 ASKED = {"model": "m", "messages": [{"role": "user", "content": "how far is the moon?"}]}
@@ -60,7 +59,9 @@ def clients2(limits):
     requests, tokens = limits
     return (
         lambda: httpx2.Client(transport=workglow_limit.httpx2.LimitedTransport(requests, tokens=tokens, timeout=0)),
-        lambda: httpx2.AsyncClient(transport=workglow_limit.httpx2.AsyncLimitedTransport(requests, tokens=tokens, timeout=0)),
+        lambda: httpx2.AsyncClient(
+            transport=workglow_limit.httpx2.AsyncLimitedTransport(requests, tokens=tokens, timeout=0)
+        ),
     )
 
 

@@ -8,7 +8,6 @@ import zlib
 import pytest
 from clients import CLIENTS, AsyncHttpx
 from fake import WORDS, Chat, Messages, Responses, serving
-
 from workglow_limit import AcquireTimeout, ConcurrencyLimiter, ManualClock, Store
 from workglow_limit._tokens import Reading, estimate, readable
 
@@ -83,7 +82,17 @@ def test_the_estimate_of_a_json_body(asked, units):
     assert estimate(json.dumps(asked), JSON) == estimate(json.dumps(asked).encode(), "application/vnd.x+JSON") == units
 
 
-@pytest.mark.parametrize("body, kind", [(b"", JSON), (None, JSON), (b"{", JSON), (b"\xff", JSON), (b'{"input": "1"}', "text/plain"), (b'{"a":' * 5000, JSON)])
+@pytest.mark.parametrize(
+    "body, kind",
+    [
+        (b"", JSON),
+        (None, JSON),
+        (b"{", JSON),
+        (b"\xff", JSON),
+        (b'{"input": "1"}', "text/plain"),
+        (b'{"a":' * 5000, JSON),
+    ],
+)
 def test_other_bodies_have_no_estimate(body, kind):
     assert estimate(body, kind) == 0
 
@@ -129,7 +138,9 @@ def test_the_usage_of_a_stream(api, size):
 
 
 @pytest.mark.parametrize("api", APIS)
-@pytest.mark.parametrize("compress, encoding", [(gzip.compress, "gzip"), (gzip.compress, " X-GZIP"), (zlib.compress, "deflate")])
+@pytest.mark.parametrize(
+    "compress, encoding", [(gzip.compress, "gzip"), (gzip.compress, " X-GZIP"), (zlib.compress, "deflate")]
+)
 def test_the_usage_of_a_compressed_stream(api, compress, encoding):
     body = compress(b"".join(text(of(api).events())))
     reading = Reading(None, None, SSE, encoding)
@@ -187,7 +198,9 @@ def test_an_event_of_several_lines():
 
 def test_tokens_in_a_cache_are_counted_when_they_are_written():
     reading = Reading(None, None, JSON)
-    reading.feed(b'{"usage": {"input_tokens": 5, "cache_creation_input_tokens": 30, "cache_read_input_tokens": 400, "output_tokens": 7}}')
+    reading.feed(
+        b'{"usage": {"input_tokens": 5, "cache_creation_input_tokens": 30, "cache_read_input_tokens": 400, "output_tokens": 7}}'
+    )
     assert reading.units(True) == 42
 
 
@@ -215,7 +228,10 @@ def test_a_usage_function_of_the_user():
 @pytest.mark.parametrize("path", ["chat/completions", "responses", "messages"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_unused_tokens_are_returned(client, server, store, tokens, path, stream):
-    requests, most = store.limiter("requests", "10/1m + 2 concurrent"), {"responses": "max_output_tokens"}.get(path, "max_tokens")
+    requests, most = (
+        store.limiter("requests", "10/1m + 2 concurrent"),
+        {"responses": "max_output_tokens"}.get(path, "max_tokens"),
+    )
     asked = {"model": "m", "stream": stream, "stream_options": {"include_usage": True}, most: 500}
     asked["input" if path == "responses" else "messages"] = [{"role": "user", "content": "how far is the moon?"}]
 

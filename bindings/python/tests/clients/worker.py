@@ -8,7 +8,6 @@ from urllib.parse import urlsplit
 
 import clients
 import stamps
-
 from workglow_limit import Store, _sending
 
 stamps.put()
@@ -47,7 +46,9 @@ def main(store, url, kind, count, at_once, refused):
         return asyncio.run(in_loop(make, url, count, at_once))
     client = make()
     with ThreadPoolExecutor(at_once) as threads:
-        started = [threads.submit(lambda: _sending.run(requests(client, url, count // at_once))) for _ in range(at_once)]
+        started = [
+            threads.submit(lambda: _sending.run(requests(client, url, count // at_once))) for _ in range(at_once)
+        ]
         if refused:
             _sending.run(refuse(kind, client, limiter, url))
         for work in started:

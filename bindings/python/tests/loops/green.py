@@ -47,17 +47,16 @@ else:
 
 spawn, sleep = green.spawn, green.sleep
 
-from workglow_limit import (  # noqa: E402
+from workglow_limit import (
     AcquireTimeout,
     ConcurrencyLimiter,
-    LimitError,
     ManualClock,
     RateLimiter,
     Store,
 )
 
 sys.path.append(str(Path(__file__).parents[4] / "examples/fleet"))
-from evidence import Start, most_in_any_window  # noqa: E402
+from evidence import Start, most_in_any_window
 
 SECOND = 1_000_000_000
 
@@ -292,7 +291,9 @@ def in_the_hub(url):
     answers = []
 
     def call():
-        answers.append(caught(lambda: (limiter.try_acquire(), limiter.decide(), limiter.try_acquire(), limiter.stats())))
+        answers.append(
+            caught(lambda: (limiter.try_acquire(), limiter.decide(), limiter.try_acquire(), limiter.stats()))
+        )
 
     if LIBRARY == "gevent":
         green.get_hub().loop.run_callback(call)

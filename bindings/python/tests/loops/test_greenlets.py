@@ -23,7 +23,18 @@ def away(request, tmp_path):
 
 @pytest.mark.parametrize(
     "program",
-    ["order", "priorities", "no_overtaking", "timeouts", "entered", "hooks", "without_a_hub", "in_the_hub", "threads", "late"],
+    [
+        "order",
+        "priorities",
+        "no_overtaking",
+        "timeouts",
+        "entered",
+        "hooks",
+        "without_a_hub",
+        "in_the_hub",
+        "threads",
+        "late",
+    ],
 )
 def test_waiting(green, program, url):
     green(program, url)

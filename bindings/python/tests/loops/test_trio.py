@@ -5,7 +5,6 @@ import anyio.lowlevel
 import pytest
 import trio
 from test_standing_still import locked
-
 from workglow_limit import AcquireTimeout, ConcurrencyLimiter, LimitError, ManualClock, Permit, RateLimiter, Store
 
 

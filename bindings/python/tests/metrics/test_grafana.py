@@ -58,7 +58,11 @@ def test_the_dashboard_is_complete():
     for panel in DASHBOARD["panels"]:
         place = panel["gridPos"]
         assert place["x"] + place["w"] <= 24
-        covered = {(x, y) for x in range(place["x"], place["x"] + place["w"]) for y in range(place["y"], place["y"] + place["h"])}
+        covered = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
         assert not covered & places, panel["title"]
         places |= covered
         assert panel["datasource"]["uid"] == "${datasource}" and panel["description"]

@@ -13,8 +13,15 @@ import pytest
 from conftest import lane_held, until
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as prometheus
-
-from workglow_limit import InvalidArgument, ManualClock, RateLimiter, Store, StoreError, StoreTimeout, metrics_content_type
+from workglow_limit import (
+    InvalidArgument,
+    ManualClock,
+    RateLimiter,
+    Store,
+    StoreError,
+    StoreTimeout,
+    metrics_content_type,
+)
 
 READERS = {"openmetrics": openmetrics, "prometheus": prometheus}
 ODD = 'a "name"\\ of\nlines\r\t\x00\x85\u2028 日本 {x="y"} #'
@@ -89,7 +96,11 @@ def test_promtool_accepts_the_text(url):
 
 
 def test_each_format_has_its_content_type():
-    assert metrics_content_type() == metrics_content_type("openmetrics") == "application/openmetrics-text; version=1.0.0; charset=utf-8"
+    assert (
+        metrics_content_type()
+        == metrics_content_type("openmetrics")
+        == "application/openmetrics-text; version=1.0.0; charset=utf-8"
+    )
     assert metrics_content_type("prometheus") == "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -106,7 +117,12 @@ def test_a_snapshot_has_all_fields(url):
     assert (seen.store, seen.failures) == (url, 0)
     assert isinstance(seen.processes, tuple) and seen.ledger_lag >= 0 and seen.lane_bytes >= 0
     running, requests = seen.limits
-    assert (running.name, running.kind, running.policy, running.override) == ("jobs", "concurrency", "2 concurrent", None)
+    assert (running.name, running.kind, running.policy, running.override) == (
+        "jobs",
+        "concurrency",
+        "2 concurrent",
+        None,
+    )
     assert [(usage.limit, usage.used, usage.window) for usage in running.usage] == [(2, 1, None)]
     assert (requests.name, requests.kind, requests.declared) == ("rate", "rate", "10/1m")
     assert requests.policy == requests.override == "20/1m"
@@ -142,7 +158,9 @@ def test_arguments_are_checked_before_the_store_opens(tmp_path):
             with pytest.raises(InvalidArgument, match=f"^keys is {keys}: {range_}"):
                 call(keys=keys)
         for keys in None, True, "5", 1.0:
-            with pytest.raises(TypeError, match=f"^keys is {re.escape(repr(keys))}: expected a whole number, not {type(keys).__name__}"):
+            with pytest.raises(
+                TypeError, match=f"^keys is {re.escape(repr(keys))}: expected a whole number, not {type(keys).__name__}"
+            ):
                 call(keys=keys)
         with pytest.raises(TypeError, match="^show_keys is 1: expected a bool, not int"):
             call(show_keys=1)
@@ -233,4 +251,6 @@ def test_a_thread_takes_snapshots_for_an_event_loop(url):
         return await asyncio.to_thread(store.metrics), await asyncio.to_thread(store.snapshot, keys=1)
 
     text, seen = asyncio.run(look())
-    assert samples(text) and [limit.name for limit in seen.limits] == ["rate"] == [limit.name for limit in store.snapshot().limits]
+    assert samples(text) and [limit.name for limit in seen.limits] == ["rate"] == [
+        limit.name for limit in store.snapshot().limits
+    ]

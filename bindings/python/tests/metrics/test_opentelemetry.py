@@ -7,7 +7,6 @@ from conftest import run
 from opentelemetry.metrics import NoOpMeterProvider
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-
 from workglow_limit import InvalidArgument, ManualClock, Store, opentelemetry
 from workglow_limit.opentelemetry import instrument
 
@@ -39,10 +38,17 @@ def reader():
 def collected(reader):
     """Collects now, and returns units and values with their attributes, by name."""
     data = reader.get_metrics_data()
-    metrics = [metric for of in data.resource_metrics for scope in of.scope_metrics for metric in scope.metrics] if data else []
+    metrics = (
+        [metric for of in data.resource_metrics for scope in of.scope_metrics for metric in scope.metrics]
+        if data
+        else []
+    )
     assert len({metric.name for metric in metrics}) == len(metrics)
     return {
-        metric.name.removeprefix("workglow_limit."): (metric.unit, [(point.value, dict(point.attributes)) for point in metric.data.data_points])
+        metric.name.removeprefix("workglow_limit."): (
+            metric.unit,
+            [(point.value, dict(point.attributes)) for point in metric.data.data_points],
+        )
         for metric in metrics
     }
 
@@ -89,7 +95,10 @@ def test_counters_are_monotonic_and_gauges_are_not(url, reader):
     data = reader.get_metrics_data()
     kinds = {}
     for metric in data.resource_metrics[0].scope_metrics[0].metrics:
-        kinds[metric.name.removeprefix("workglow_limit.")] = (type(metric.data).__name__, getattr(metric.data, "is_monotonic", None))
+        kinds[metric.name.removeprefix("workglow_limit.")] = (
+            type(metric.data).__name__,
+            getattr(metric.data, "is_monotonic", None),
+        )
     assert kinds["units.used"] == ("Gauge", None)
     assert kinds["starts.admitted"] == ("Sum", True)
     assert kinds["waiting"] == ("Sum", False)

@@ -17,9 +17,11 @@ import pytest
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
-from served import ODD  # noqa: E402
+from served import ODD
 
-pytestmark = pytest.mark.skipif(not shutil.which("prometheus"), reason="there is no prometheus: apt-get install prometheus")
+pytestmark = pytest.mark.skipif(
+    not shutil.which("prometheus"), reason="there is no prometheus: apt-get install prometheus"
+)
 
 FORMATS = "openmetrics", "prometheus"
 WORKERS, SCRAPES = 3, 12
@@ -28,7 +30,8 @@ CONFIGURATION = """
 global: {scrape_interval: 1s, scrape_timeout: 1s}
 scrape_configs:
 """ + "".join(
-    f"  - {{job_name: {form}, metrics_path: /{form}, static_configs: [{{targets: ['127.0.0.1:PORT']}}]}}\n" for form in FORMATS
+    f"  - {{job_name: {form}, metrics_path: /{form}, static_configs: [{{targets: ['127.0.0.1:PORT']}}]}}\n"
+    for form in FORMATS
 )
 
 
@@ -57,7 +60,11 @@ def prometheus(stack, folder, port):
     """The address of a Prometheus that scrapes an endpoint."""
     (folder / "prometheus.yml").write_text(CONFIGURATION.replace("PORT", port))
     log = folder / "prometheus.log"
-    options = "--web.listen-address=127.0.0.1:0", f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"
+    options = (
+        "--web.listen-address=127.0.0.1:0",
+        f"--config.file={folder}/prometheus.yml",
+        f"--storage.tsdb.path={folder}/data",
+    )
     with log.open("w") as file:
         start(stack, "prometheus", *options, stdout=file, stderr=subprocess.STDOUT)
     listening = re.compile(r"Listening on\S* address=(?!127.0.0.1:0\b)(\S+)")
@@ -114,7 +121,9 @@ def test_no_counter_decreases_when_processes_are_killed(tmp_path):
             workers[worker][0].kill()
             workers[worker] = program(stack, path, "work")
             errors.update(target["lastError"] for target in get(address, "targets")["activeTargets"])
-            answered = {metric["job"]: float(values[-1][1]) for metric, values in ask(address, "sum_over_time(up[10m])")}
+            answered = {
+                metric["job"]: float(values[-1][1]) for metric, values in ask(address, "sum_over_time(up[10m])")
+            }
             return min(answered.get(form, 0) for form in FORMATS) >= SCRAPES
 
         until(has_asked)
@@ -124,7 +133,10 @@ def test_no_counter_decreases_when_processes_are_killed(tmp_path):
         assert names == {"rate", "long", "jobs", ODD}
 
         counters = ask(address, '{__name__=~"workglow_limit_.*_(total|bucket|count|sum)"}[10m]')
-        assert {metric["__name__"] for metric, _ in counters} >= {"workglow_limit_admitted_total", "workglow_limit_wait_seconds_bucket"}
+        assert {metric["__name__"] for metric, _ in counters} >= {
+            "workglow_limit_admitted_total",
+            "workglow_limit_wait_seconds_bucket",
+        }
         back = {json.dumps(metric): gone_back(values) for metric, values in counters if gone_back(values)}
         assert back == {}
         for form in FORMATS:

@@ -39,7 +39,11 @@ def work(settings, functions, *jobs, **options):
 def test_a_deferred_job_is_in_its_first_try(settings):
     away, ran = [], []
 
-    @limited(Store("memory:").limiter("l", "1/3s"), key="tenant", on_limited=lambda ctx, why: away.append((ctx["job_id"], why)))
+    @limited(
+        Store("memory:").limiter("l", "1/3s"),
+        key="tenant",
+        on_limited=lambda ctx, why: away.append((ctx["job_id"], why)),
+    )
     async def ask(ctx, tenant):
         ran.append(ctx["job_id"])
         assert current_permit() is not None

@@ -119,5 +119,3 @@ def test_a_message_that_is_too_old_returns_its_place(broker, worker):
     message = ask.message_with_options(**{OPTION: f"{time.time():.3f} 0 {place.to_text()}"})
     broker.enqueue(message.copy(message_timestamp=message.message_timestamp - 60_000))
     wait(lambda: limiter.peek().reset_after < before + 1)
-
-

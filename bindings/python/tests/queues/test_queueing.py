@@ -168,7 +168,9 @@ def test_late_and_invalidated_places_do_not_exceed_the_limit(store, clock):
     assert all(isinstance(answer, Permit) for answer in answers)
 
 
-@pytest.mark.parametrize("ticket", ["", "x", "1.0", "1.0 x y", "1.0 0 junk", "1.0 0 wgl1.0.0.0.0.0.0.0", "nan 0 a", "9" * 400])
+@pytest.mark.parametrize(
+    "ticket", ["", "x", "1.0", "1.0 x y", "1.0 0 junk", "1.0 0 wgl1.0.0.0.0.0.0.0", "nan 0 a", "9" * 400]
+)
 def test_foreign_data_are_not_a_ticket(store, ticket):
     limiter = store.limiter("l", "1/10s")
     mine = gate(limiter)

@@ -43,7 +43,9 @@ def test_a_task_that_left_is_unchanged_and_has_its_result_after_the_run(broker):
     away, ran = [], []
 
     @broker.task(count=7, share=0.5, is_new=True, raw=b"ab")
-    @limited(limiter, key=lambda tenant, context: tenant, on_limited=lambda message, why: away.append((message.task_id, why)))
+    @limited(
+        limiter, key=lambda tenant, context: tenant, on_limited=lambda message, why: away.append((message.task_id, why))
+    )
     async def ask(tenant: str, context: Annotated[Context, TaskiqDepends()]) -> int:
         labels = dict(context.message.labels)
         ran.append((context.message.task_id, labels))

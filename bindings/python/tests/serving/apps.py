@@ -14,7 +14,6 @@ from django.core.handlers.wsgi import WSGIHandler
 from django.http import HttpResponse
 from django.urls import path
 from fastapi import FastAPI, Request
-
 from workglow_limit import Store
 from workglow_limit.fastapi import Limit, LimitMiddleware
 from workglow_limit.flask import FlaskLimits

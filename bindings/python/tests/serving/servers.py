@@ -32,7 +32,7 @@ def asgi(app, **options):
         thread.start()
         try:
             wait_until(lambda: server.started)
-            yield "http://127.0.0.1:%d" % listening.getsockname()[1]
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
         finally:
             # An unread stream need not end. Tasks that wait for the end of the lifespan do.
             server.should_exit, server.force_exit = True, config.lifespan == "off"
@@ -59,7 +59,7 @@ def asgi_in_trio(app):
         thread = threading.Thread(target=trio.run, args=(main,), daemon=True)
         thread.start()
         try:
-            base = "http://127.0.0.1:%d" % listening.getsockname()[1]
+            base = f"http://127.0.0.1:{listening.getsockname()[1]}"
             wait_until(lambda: is_up(base))
             yield base
         finally:

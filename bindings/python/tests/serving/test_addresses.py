@@ -6,7 +6,6 @@ from servers import asgi
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
-
 from workglow_limit import RateLimiter, Store
 from workglow_limit._address import Addresses
 from workglow_limit.asgi import Limit, LimitMiddleware, Reader
@@ -15,7 +14,10 @@ PROXIES = ["10.0.0.0/8", "127.0.0.1", "2001:db8:ffff::/48", "unix"]
 
 
 def address(peer, *lines, header="X-Forwarded-For", proxies=PROXIES, prefix=64):
-    scope = {"client": peer and (peer, 4711), "headers": [(header.lower().encode(), line.encode("latin-1")) for line in lines]}
+    scope = {
+        "client": peer and (peer, 4711),
+        "headers": [(header.lower().encode(), line.encode("latin-1")) for line in lines],
+    }
     return Addresses(Reader(), proxies, header, prefix).address(scope)
 
 
@@ -69,7 +71,10 @@ def test_forwarded(line, client):
 
 
 def test_only_the_declared_header_is_read():
-    scope = {"client": ("10.1.1.1", 1), "headers": [(b"forwarded", b"for=1.2.3.4"), (b"x-forwarded-for", b"198.51.100.1")]}
+    scope = {
+        "client": ("10.1.1.1", 1),
+        "headers": [(b"forwarded", b"for=1.2.3.4"), (b"x-forwarded-for", b"198.51.100.1")],
+    }
     assert Addresses(Reader(), PROXIES, "X-Forwarded-For", 64).address(scope) == "198.51.100.1"
 
 

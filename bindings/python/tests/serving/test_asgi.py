@@ -17,8 +17,15 @@ from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route, WebSocketRoute
-
-from workglow_limit import CompositeLimiter, ConcurrencyLimiter, ManualClock, NullLimiter, RateLimiter, Store, TokenBucketLimiter
+from workglow_limit import (
+    CompositeLimiter,
+    ConcurrencyLimiter,
+    ManualClock,
+    NullLimiter,
+    RateLimiter,
+    Store,
+    TokenBucketLimiter,
+)
 from workglow_limit.asgi import Limit, LimitMiddleware
 from workglow_limit.fastapi import LimitMiddleware as RequestMiddleware
 
@@ -161,13 +168,29 @@ def test_many_at_once_are_admitted_exactly():
 
 def test_keys():
     with asgi(starlette(Limit(rate(1), key="header:X-API-Key"))) as base:
-        keys = [{"X-API-Key": "a"}, {"x-api-key": "b"}, {"X-API-Key": "a"}, {"X-API-Key": "x" * 5000}, {"X-API-Key": "x" * 5000}]
-        assert [httpx.get(base, headers=headers).status_code for headers in [*keys, {}, {}]] == [200, 200, 429, 200, 429, 200, 429]
+        keys = [
+            {"X-API-Key": "a"},
+            {"x-api-key": "b"},
+            {"X-API-Key": "a"},
+            {"X-API-Key": "x" * 5000},
+            {"X-API-Key": "x" * 5000},
+        ]
+        assert [httpx.get(base, headers=headers).status_code for headers in [*keys, {}, {}]] == [
+            200,
+            200,
+            429,
+            200,
+            429,
+            200,
+            429,
+        ]
 
     one = rate(1)
     with asgi(starlette(Limit(one, key="header:X-API-Key"))) as base:
         claims = [{"X-API-Key": claim} for claim in ("address:127.0.0.1", "sha256:" + "0" * 64)]
-        assert [httpx.get(base, headers=headers).status_code for headers in [*claims, {}]] == [200] * 3, "a client chose another's key"
+        assert [httpx.get(base, headers=headers).status_code for headers in [*claims, {}]] == [200] * 3, (
+            "a client chose another's key"
+        )
         assert one.peek("address:127.0.0.1").remaining == 0 and one.peek("sha256:" + "0" * 64).remaining == 1
 
     async def tenant(scope):
@@ -187,7 +210,10 @@ def test_users():
     limiter = rate(1)
     app = Starlette(
         routes=[Route("/", hello)],
-        middleware=[Middleware(AuthenticationMiddleware, backend=Basic()), Middleware(LimitMiddleware, limits=[Limit(limiter, key="user")])],
+        middleware=[
+            Middleware(AuthenticationMiddleware, backend=Basic()),
+            Middleware(LimitMiddleware, limits=[Limit(limiter, key="user")]),
+        ],
     )
     with asgi(app) as base:
         users = [{"X-User": "ann"}, {"X-User": "bob"}, {"X-User": "ann"}, {}, {}]
@@ -197,7 +223,9 @@ def test_users():
 
 def test_weights():
     limiter = rate(10)
-    with asgi(starlette(Limit(limiter, weight=lambda request: int(request.query_params["n"])), kind=RequestMiddleware)) as base:
+    with asgi(
+        starlette(Limit(limiter, weight=lambda request: int(request.query_params["n"])), kind=RequestMiddleware)
+    ) as base:
         assert [httpx.get(f"{base}/?n={n}").status_code for n in (6, 6, 4, 1)] == [200, 429, 200, 429]
     assert limiter.peek().remaining == 0
 
@@ -215,7 +243,9 @@ def test_plans():
         assert httpx.get(base, headers={"X-Plan": "gold"}).status_code == 500
 
 
-@pytest.mark.parametrize("exempt", [["/health", "/static/*"], lambda scope: scope["path"] in ("/health", "/static/a.js")])
+@pytest.mark.parametrize(
+    "exempt", [["/health", "/static/*"], lambda scope: scope["path"] in ("/health", "/static/a.js")]
+)
 def test_exempt_routes(exempt):
     with asgi(starlette(Limit(rate(1)), exempt=exempt)) as base:
         assert statuses(base, 2, "/health") == [200] * 2 == statuses(base, 2, "/static/a.js")
@@ -227,7 +257,9 @@ def test_shadow_mode(caplog):
     reported = []
     limiter = rate(1, name="strict")
     limits = Limit(rate(4), key="address"), Limit(limiter, shadow=True)
-    with asgi(starlette(*limits, on_limited=lambda scope, limited: reported.append((limited.name, limited.shadow)))) as base:
+    with asgi(
+        starlette(*limits, on_limited=lambda scope, limited: reported.append((limited.name, limited.shadow)))
+    ) as base:
         assert statuses(base, 5) == [200] * 4 + [429]
         assert "strict" not in httpx.get(base).headers["RateLimit-Policy"]
     assert reported == [("strict", True)] * 3 + [("jobs", False)] * 2
@@ -417,7 +449,14 @@ def test_websockets():
             sent.append(message)
 
         def connect(extensions):
-            scope = {"type": "websocket", "path": "/ws", "headers": [], "client": ("::1", 1), "query_string": b"", "extensions": extensions}
+            scope = {
+                "type": "websocket",
+                "path": "/ws",
+                "headers": [],
+                "client": ("::1", 1),
+                "query_string": b"",
+                "extensions": extensions,
+            }
             return app(scope, come.get, send)
 
         come.put_nowait({"type": "websocket.connect"})
@@ -425,7 +464,10 @@ def test_websockets():
         while not sent:
             await asyncio.sleep(0)
         assert sent[0]["type"] == "websocket.accept" and (b"ratelimit", b'"1 concurrent";r=0') in sent[0]["headers"]
-        for extensions, kind in ({}, "websocket.close"), ({"websocket.http.response": {}}, "websocket.http.response.start"):
+        for extensions, kind in (
+            ({}, "websocket.close"),
+            ({"websocket.http.response": {}}, "websocket.http.response.start"),
+        ):
             sent.clear()
             come.put_nowait({"type": "websocket.connect"})
             await connect(extensions)
@@ -441,7 +483,9 @@ def test_websockets():
 def test_nested_middleware_shares_its_requests():
     """For example a mounted app with its own limits: all or nothing, and one list of headers."""
     outer, inner = rate(5, name="outer"), rate(1, name="inner")
-    with asgi(LimitMiddleware(LimitMiddleware(Starlette(routes=[Route("/", hello)]), [Limit(inner)]), [Limit(outer)])) as base:
+    with asgi(
+        LimitMiddleware(LimitMiddleware(Starlette(routes=[Route("/", hello)]), [Limit(inner)]), [Limit(outer)])
+    ) as base:
         assert set(fields(httpx.get(base))[0]) == {"outer", "inner"}
         assert statuses(base, 2) == [429, 429]
     assert outer.peek().remaining == 4

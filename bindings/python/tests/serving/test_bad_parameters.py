@@ -4,7 +4,6 @@ import asyncio
 import re
 
 import pytest
-
 from workglow_limit import InvalidArgument, NullLimiter, RateLimiter, Store
 from workglow_limit.asgi import Limit
 from workglow_limit.asgi import LimitMiddleware as Asgi
@@ -44,7 +43,12 @@ async def asynchronous(request):
         (ONE, {"weight": 1.5}, TypeError, "weight is 1.5: expected a whole number, not float"),
         (ONE, {"skip_failed": 1}, TypeError, "skip_failed is 1: expected a bool, not int"),
         (ONE, {"skip_successful": "no"}, TypeError, "skip_successful is 'no': expected a bool"),
-        (ONE, {"skip_failed": True, "skip_successful": True}, InvalidArgument, "skip_successful is True: expected False with skip_failed"),
+        (
+            ONE,
+            {"skip_failed": True, "skip_successful": True},
+            InvalidArgument,
+            "skip_successful is True: expected False with skip_failed",
+        ),
         (ONE, {"shadow": None}, TypeError, "shadow is None: expected a bool"),
         (ONE, {"name": ""}, InvalidArgument, "name is '': expected printable ASCII"),
         (ONE, {"name": "é"}, InvalidArgument, "name is 'é': expected printable ASCII"),
@@ -58,7 +62,14 @@ def test_a_limit(given, options, error, said):
         Limit(given, **options)
 
 
-@pytest.mark.parametrize("made", [lambda *a, **k: Asgi(None, *a, **k), lambda *a, **k: Wsgi(None, *a, **k), lambda *a, **k: FlaskLimits(None, *a, **k)])
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda *a, **k: Asgi(None, *a, **k),
+        lambda *a, **k: Wsgi(None, *a, **k),
+        lambda *a, **k: FlaskLimits(None, *a, **k),
+    ],
+)
 @pytest.mark.parametrize(
     "limits, options, error, said",
     [
@@ -73,7 +84,12 @@ def test_a_limit(given, options, error, said):
         ([], {"exempt": [1]}, InvalidArgument, "exempt is 1: expected"),
         ([], {"exempt": None}, TypeError, "exempt is None: expected"),
         ([], {"trusted_proxies": "10.0.0.0/8"}, TypeError, "trusted_proxies is '10.0.0.0/8': expected a list"),
-        ([], {"trusted_proxies": ["10.0.0.1/8"]}, InvalidArgument, "trusted_proxies is '10.0.0.1/8': expected addresses and networks"),
+        (
+            [],
+            {"trusted_proxies": ["10.0.0.1/8"]},
+            InvalidArgument,
+            "trusted_proxies is '10.0.0.1/8': expected addresses and networks",
+        ),
         ([], {"trusted_proxies": ["all"]}, InvalidArgument, "trusted_proxies is 'all': expected"),
         ([], {"trusted_proxies": [7]}, InvalidArgument, "trusted_proxies is 7: expected"),
         ([], {"trusted_proxies": 1}, TypeError, "trusted_proxies is 1: expected a list"),
@@ -115,7 +131,9 @@ def test_websockets_is_a_bool():
 @pytest.mark.parametrize("made", [Wsgi, FlaskLimits])
 def test_coroutine_functions_are_refused_by_synchronous_frameworks(made):
     for options in {"key": asynchronous}, {"weight": asynchronous}:
-        with pytest.raises(InvalidArgument, match="expected no coroutine functions, because this framework is synchronous"):
+        with pytest.raises(
+            InvalidArgument, match="expected no coroutine functions, because this framework is synchronous"
+        ):
             made(None, [Limit(ONE, **options)])
     for option in "exempt", "on_limited":
         with pytest.raises(InvalidArgument, match=f"^{option} is .*expected a function, not a coroutine function"):
@@ -153,5 +171,7 @@ def test_results_of_on_limited_are_checked():
     full = RateLimiter(Store("memory:"), "full", max_executions=1, window_size_in_seconds=60)
     full.decide()
     scope = {"type": "http", "path": "/", "headers": [], "client": None}
-    with pytest.raises(TypeError, match="^on_limited returned 7: expected None, a mapping, str, bytes or an ASGI response$"):
+    with pytest.raises(
+        TypeError, match="^on_limited returned 7: expected None, a mapping, str, bytes or an ASGI response$"
+    ):
         asyncio.run(Asgi(None, [Limit(full)], on_limited=lambda scope, limited: 7)(scope, None, None))

@@ -16,13 +16,16 @@ from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
 from servers import asgi, fields, wait_until, wsgi
-
 from workglow_limit import ConcurrencyLimiter, RateLimiter, Store
 from workglow_limit.django import Limit, LimitMiddleware, limit
 
 if not settings.configured:
     settings.configure(
-        ROOT_URLCONF=__name__, ALLOWED_HOSTS=["*"], SECRET_KEY="-", MIDDLEWARE=["workglow_limit.django.LimitMiddleware"], LOGGING_CONFIG=None
+        ROOT_URLCONF=__name__,
+        ALLOWED_HOSTS=["*"],
+        SECRET_KEY="-",
+        MIDDLEWARE=["workglow_limit.django.LimitMiddleware"],
+        LOGGING_CONFIG=None,
     )
     django.setup()
 
@@ -97,7 +100,9 @@ def test_responses_have_the_headers(serve, handler):
     assert (first.status_code, first.text) == (200, "hello")
     assert fields(first) == ({"jobs": {"q": 2, "w": 60}}, {"jobs": {"r": 1, "t": 60}})
     assert refused.status_code == 429 and refused.headers["Retry-After"] == "60"
-    assert refused.headers["Content-Type"] == "application/problem+json" and refused.json()["violated-policies"] == ["jobs"]
+    assert refused.headers["Content-Type"] == "application/problem+json" and refused.json()["violated-policies"] == [
+        "jobs"
+    ]
 
 
 @servers
@@ -165,11 +170,22 @@ def test_a_view_without_the_middleware_and_a_class():
 
 
 def test_custom_bodies():
-    with limited(Limit(rate(1)), on_limited=lambda request, limited: HttpResponse("mine", status=503)), wsgi(WSGIHandler()) as base:
+    with (
+        limited(Limit(rate(1)), on_limited=lambda request, limited: HttpResponse("mine", status=503)),
+        wsgi(WSGIHandler()) as base,
+    ):
         assert statuses(base, 2) == [200, 503]
 
 
-@pytest.mark.parametrize("given, said", [(7, "WORKGLOW_LIMIT is 7"), ({"limits": [7]}, "limits has 7"), ({"ipv6_prefix": 0}, "ipv6_prefix is 0"), ({"x": 1}, "^WORKGLOW_LIMIT has 'x': expected limits, exempt, trusted_proxies, forwarded_header, ")])
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        (7, "WORKGLOW_LIMIT is 7"),
+        ({"limits": [7]}, "limits has 7"),
+        ({"ipv6_prefix": 0}, "ipv6_prefix is 0"),
+        ({"x": 1}, "^WORKGLOW_LIMIT has 'x': expected limits, exempt, trusted_proxies, forwarded_header, "),
+    ],
+)
 def test_invalid_settings(given, said):
     with override_settings(WORKGLOW_LIMIT=given), pytest.raises(ImproperlyConfigured, match=said):
         LimitMiddleware(hello)

@@ -10,7 +10,6 @@ from starlette.applications import Starlette
 from starlette.endpoints import HTTPEndpoint
 from starlette.requests import Request
 from starlette.routing import Route
-
 from workglow_limit import ConcurrencyLimiter, RateLimiter, Store
 from workglow_limit.fastapi import Limit, LimitMiddleware, RouteLimit, limit
 

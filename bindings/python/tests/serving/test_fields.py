@@ -11,7 +11,19 @@ def test_lists():
 
 @pytest.mark.parametrize(
     "field",
-    ["", "a;q=1", '"a";q=1,', '"a";q=1.5', '"a" ;q=1', '"a";Q=1', '"a";q=', '"a";q', '"é";q=1', '"a"q=1', '"a";q=1, "a";q=2'],
+    [
+        "",
+        "a;q=1",
+        '"a";q=1,',
+        '"a";q=1.5',
+        '"a" ;q=1',
+        '"a";Q=1',
+        '"a";q=',
+        '"a";q',
+        '"é";q=1',
+        '"a"q=1',
+        '"a";q=1, "a";q=2',
+    ],
 )
 def test_parts_without_a_limit_are_omitted(field):
     with pytest.raises((AssertionError, IndexError)):

@@ -11,10 +11,8 @@ from servers import asgi, asgi_in_trio, wait_until
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
-
 from workglow_limit import ConcurrencyLimiter, RateLimiter, Store
 from workglow_limit.fastapi import Limit, LimitMiddleware, limit
-
 
 HOLD = """
 import sqlite3, sys
@@ -27,7 +25,9 @@ sys.stdin.read()
 @contextmanager
 def locked(path):
     """Another process locks the whole database. (SQLite's locks in this process would end when any file of it is closed.)"""
-    stranger = subprocess.Popen([sys.executable, "-c", HOLD, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    stranger = subprocess.Popen(
+        [sys.executable, "-c", HOLD, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert stranger.stdout.readline() == "held\n"
     try:
         yield

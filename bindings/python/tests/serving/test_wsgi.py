@@ -8,7 +8,6 @@ import pytest
 from servers import fields, wait_until, wsgi
 from werkzeug.exceptions import NotFound
 from werkzeug.wrappers import Response
-
 from workglow_limit import ConcurrencyLimiter, RateLimiter, Store
 from workglow_limit.flask import FlaskLimits, limit
 from workglow_limit.wsgi import Limit, LimitMiddleware
@@ -70,14 +69,22 @@ def test_responses_have_the_headers(app):
     assert fields(first) == ({"jobs": {"q": 2, "w": 60}}, {"jobs": {"r": 1, "t": 60}})
     assert refused.status_code == 429 == head.status_code and refused.headers["Retry-After"] == "60"
     assert fields(refused)[1] == {"jobs": {"r": 0, "t": 60}} and head.content == b""
-    assert refused.headers["Content-Type"] == "application/problem+json" and refused.json()["violated-policies"] == ["jobs"]
+    assert refused.headers["Content-Type"] == "application/problem+json" and refused.json()["violated-policies"] == [
+        "jobs"
+    ]
 
 
 @both
 def test_keys_and_exempt_paths(app):
     limits = [Limit(rate(1), key="header:X-API-Key")]
     with wsgi(app(limits, exempt=["/free"], trusted_proxies=["127.0.0.1"])) as base:
-        keys = [{"X-API-Key": "a"}, {"X-API-Key": "a"}, {}, {"X-Forwarded-For": "1.1.1.1, 2.2.2.2"}, {"X-Forwarded-For": "2.2.2.2"}]
+        keys = [
+            {"X-API-Key": "a"},
+            {"X-API-Key": "a"},
+            {},
+            {"X-Forwarded-For": "1.1.1.1, 2.2.2.2"},
+            {"X-Forwarded-For": "2.2.2.2"},
+        ]
         assert [httpx.get(base, headers=headers).status_code for headers in keys] == [200, 429, 200, 200, 429]
         assert statuses(base, 3, "/free", headers={"X-API-Key": "a"}) == [200] * 3
 

@@ -31,7 +31,14 @@ export const count = (n) => whole.format(n);
 export const brief = (n) => (n < 10_000 ? whole.format(n) : short.format(n));
 export const pace = (n) => (n < 0.05 ? "0" : n < 10 ? n.toFixed(1) : brief(Math.round(n)));
 export const clock = (at) => new Date(at * 1000).toLocaleTimeString([], { hour12: false });
-const hour = new Intl.DateTimeFormat([], { weekday: "short", day: "numeric", month: "short", hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
+const hour = new Intl.DateTimeFormat([], {
+  weekday: "short",
+  day: "numeric",
+  month: "short",
+  hour: "2-digit",
+  minute: "2-digit",
+  hourCycle: "h23",
+});
 const day = new Intl.DateTimeFormat([], { day: "numeric", month: "short" });
 
 export function bytes(size) {
@@ -73,7 +80,11 @@ export function spark(values) {
     }
   });
   const drawn = svg("svg", { class: "spark", viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", "aria-hidden": "true" });
-  drawn.append(svg("path", { class: "base", d: `M0 ${height}H${width}` }), svg("path", { class: "area", d: area }), svg("path", { d: line }));
+  drawn.append(
+    svg("path", { class: "base", d: `M0 ${height}H${width}` }),
+    svg("path", { class: "area", d: area }),
+    svg("path", { d: line }),
+  );
   return drawn;
 }
 
@@ -122,7 +133,8 @@ function follow(drawn, width, bottom, readout, rest, at) {
   show(null);
 }
 
-const figure = (label, value, mark) => make("span", {}, mark ? make(`i.key${mark === "units" ? "" : `.${mark}`}`) : null, `${label} `, make("b", {}, value));
+const figure = (label, value, mark) =>
+  make("span", {}, mark ? make(`i.key${mark === "units" ? "" : `.${mark}`}`) : null, `${label} `, make("b", {}, value));
 
 const NEAR = 0.8;
 
@@ -141,7 +153,13 @@ function zones(points, step) {
 export function quarter(series, window, span, readout, width) {
   const column = series.windows.find((found) => found.window === window) ?? series.windows[0];
   const [top, base, strip] = [10, 150, 182];
-  const known = column.used.map((used, i) => ({ used, limit: column.limit[i], at: series.at[i], denied: series.denied[i], waiting: series.waiting[i] }));
+  const known = column.used.map((used, i) => ({
+    used,
+    limit: column.limit[i],
+    at: series.at[i],
+    denied: series.denied[i],
+    waiting: series.waiting[i],
+  }));
   const seen = known.filter((point) => point.used != null);
   const limit = seen.at(-1)?.limit ?? 1;
   const peak = Math.max(0, ...seen.map((point) => point.used));
@@ -163,8 +181,11 @@ export function quarter(series, window, span, readout, width) {
     before = point.used == null ? null : point;
   }
   if (before) area += close(before);
-  drawn.append(...zones(seen, series.step).map(([from, to, limit]) =>
-    svg("rect", { class: "zone", x: x(from), width: x(to) - x(from), y: scale(limit), height: scale(limit * NEAR) - scale(limit) })));
+  drawn.append(
+    ...zones(seen, series.step).map(([from, to, limit]) =>
+      svg("rect", { class: "zone", x: x(from), width: x(to) - x(from), y: scale(limit), height: scale(limit * NEAR) - scale(limit) }),
+    ),
+  );
   drawn.append(svg("path", { class: "area", d: area }), svg("path", { d: line }), svg("path", { class: "limit", d: limits }));
   const denied = Math.max(1, ...series.denied);
   for (const point of known.filter((point) => point.denied)) {
@@ -177,11 +198,20 @@ export function quarter(series, window, span, readout, width) {
     const anchor = minutes === 0 ? "end" : minutes === 15 ? "start" : "middle";
     drawn.append(svg("text", { x: x(last - minutes * 60), y: strip + 15, "text-anchor": anchor }, minutes ? `−${minutes} min` : "now"));
   }
-  const rest = [figure("used", `${count(seen.at(-1)?.used ?? 0)} of ${count(limit)}`, "units"), figure("highest", count(peak)), figure("denied", count(series.denied.reduce((a, b) => a + b, 0)), "denied")];
+  const rest = [
+    figure("used", `${count(seen.at(-1)?.used ?? 0)} of ${count(limit)}`, "units"),
+    figure("highest", count(peak)),
+    figure("denied", count(series.denied.reduce((a, b) => a + b, 0)), "denied"),
+  ];
   follow(drawn, width, strip, readout, rest, (at) => {
     if (!seen.length) return null;
     const point = seen.reduce((a, b) => (Math.abs(x(b.at) - at) < Math.abs(x(a.at) - at) ? b : a));
-    const values = [make("b", {}, clock(point.at)), figure("used", `${count(point.used)} of ${count(point.limit)}`, "units"), figure(`denied in ${series.step} s`, count(point.denied), "denied"), figure("waiting", count(point.waiting))];
+    const values = [
+      make("b", {}, clock(point.at)),
+      figure("used", `${count(point.used)} of ${count(point.limit)}`, "units"),
+      figure(`denied in ${series.step} s`, count(point.denied), "denied"),
+      figure("waiting", count(point.waiting)),
+    ];
     return { x: x(point.at), y: scale(point.used), values };
   });
   return drawn;
@@ -201,11 +231,23 @@ export function month(history, days, now, readout, width) {
   const wide = Math.max(1, ((width - LEFT - RIGHT) * step) / (until - since) - (days > 7 ? 0 : 1));
   const denied = Math.max(1, ...steps.map((one) => one.denied));
   for (const one of steps) {
-    if (one.units) drawn.append(svg("rect", { class: "units", x: x(one.at), width: wide, y: Math.min(scale(one.units), base - 1), height: Math.max(1, base - scale(one.units)) }));
+    if (one.units)
+      drawn.append(
+        svg("rect", {
+          class: "units",
+          x: x(one.at),
+          width: wide,
+          y: Math.min(scale(one.units), base - 1),
+          height: Math.max(1, base - scale(one.units)),
+        }),
+      );
     const height = Math.max(2, (one.denied / denied) * 18);
     if (one.denied) drawn.append(svg("rect", { class: "denied", x: x(one.at), width: wide, y: strip - height, height }));
   }
-  drawn.append(svg("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: strip, y2: strip }), svg("text", { x: LEFT - 8, y: strip, "text-anchor": "end" }, "denied"));
+  drawn.append(
+    svg("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: strip, y2: strip }),
+    svg("text", { x: LEFT - 8, y: strip, "text-anchor": "end" }, "denied"),
+  );
   const marks = width < 480 ? 3 : 5;
   for (let i = 0; i < marks; i++) {
     const at = since + ((until - since) * i) / (marks - 1);
@@ -213,10 +255,27 @@ export function month(history, days, now, readout, width) {
     drawn.append(svg("text", { x: x(at), y: strip + 15, "text-anchor": i === 0 ? "start" : i === marks - 1 ? "end" : "middle" }, text));
   }
   const peak = Math.max(0, ...steps.map((one) => one.peak));
-  const rest = [figure("units", count(sum("units")), "units"), figure("denied", count(sum("denied")), "denied"), figure("waited", count(sum("waited"))), figure("peak", count(peak))];
+  const rest = [
+    figure("units", count(sum("units")), "units"),
+    figure("denied", count(sum("denied")), "denied"),
+    figure("waited", count(sum("waited"))),
+    figure("peak", count(peak)),
+  ];
   follow(drawn, width, strip, readout, rest, (at) => {
     const one = steps.find((one) => at >= x(one.at) && at < x(one.at + step));
-    return one && { x: x(one.at) + wide / 2, y: null, values: [make("b", {}, hour.format(one.at * 1000)), figure("units", count(one.units), "units"), figure("denied", count(one.denied), "denied"), figure("waited", count(one.waited)), figure("peak", count(one.peak))] };
+    return (
+      one && {
+        x: x(one.at) + wide / 2,
+        y: null,
+        values: [
+          make("b", {}, hour.format(one.at * 1000)),
+          figure("units", count(one.units), "units"),
+          figure("denied", count(one.denied), "denied"),
+          figure("waited", count(one.waited)),
+          figure("peak", count(one.peak)),
+        ],
+      }
+    );
   });
   return drawn;
 }

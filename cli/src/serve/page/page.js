@@ -115,7 +115,12 @@ function draw() {
   mark();
   $("empty").hidden = seen.limits.length > 0;
   if (!seen.limits.length) {
-    set($("empty"), state.search ? `No limit has “${state.search}” in its name.` : "This store has no limits yet. Programs declare them, and so does the command “workglow-limit load”.");
+    set(
+      $("empty"),
+      state.search
+        ? `No limit has “${state.search}” in its name.`
+        : "This store has no limits yet. Programs declare them, and so does the command “workglow-limit load”.",
+    );
   }
   $("pager").hidden = seen.found <= PAGE;
   set($("range"), `${count(seen.offset + 1)}–${count(seen.offset + seen.limits.length)} of ${count(seen.found)}`);
@@ -164,13 +169,20 @@ function fill(row, limit) {
   row.waiting.className = `waiting number ${limit.waiting ? "busy" : "quiet"}`;
   const line = sparks.get(limit.name);
   if (line && row.line !== line) row.trend.replaceChildren(spark((row.line = line)));
-  row.element.setAttribute("aria-label", [
-    limit.name, limit.policy, limit.is_overridden && "overridden",
-    `used ${usage.used} of ${usage.limit} ${windowed(usage.window)}`,
-    limit.paused_for > 0 && `paused for ${time(limit.paused_for)}`,
-    limit.waiting > 0 && `${limit.waiting} waiting`,
-    limit.pace.denied >= 0.05 && `${pace(limit.pace.denied)} denied per second`,
-  ].filter(Boolean).join(", "));
+  row.element.setAttribute(
+    "aria-label",
+    [
+      limit.name,
+      limit.policy,
+      limit.is_overridden && "overridden",
+      `used ${usage.used} of ${usage.limit} ${windowed(usage.window)}`,
+      limit.paused_for > 0 && `paused for ${time(limit.paused_for)}`,
+      limit.waiting > 0 && `${limit.waiting} waiting`,
+      limit.pace.denied >= 0.05 && `${pace(limit.pace.denied)} denied per second`,
+    ]
+      .filter(Boolean)
+      .join(", "),
+  );
 }
 
 function mark() {
@@ -206,7 +218,10 @@ function choose(name, isPointed = false) {
     list.focus({ preventScroll: true });
   } else {
     rows.get(name)?.element.scrollIntoView({ block: "nearest" });
-    panel.show(name, seen?.limits.find((limit) => limit.name === name));
+    panel.show(
+      name,
+      seen?.limits.find((limit) => limit.name === name),
+    );
     // If the list is hidden, the panel gets the focus.
     if (getComputedStyle($("limits")).display === "none") $("panel").focus();
     else if (isPointed) list.focus({ preventScroll: true });

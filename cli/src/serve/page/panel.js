@@ -8,7 +8,12 @@ const $ = (id) => document.getElementById(id);
 /** A row of radio buttons. */
 function segments(name, label, options, chosen, choose) {
   const option = ([value, text]) =>
-    make("label", {}, make("input", { type: "radio", name, value, checked: value === chosen, onchange: () => choose(value) }), make("span", {}, text));
+    make(
+      "label",
+      {},
+      make("input", { type: "radio", name, value, checked: value === chosen, onchange: () => choose(value) }),
+      make("span", {}, text),
+    );
   return make("fieldset.segments", {}, make("legend.unseen", {}, label), ...options.map(option));
 }
 
@@ -44,10 +49,21 @@ export class Panel {
     this.#abort?.abort();
     this.#abort = new AbortController();
     Object.assign(this, { parts: null });
-    [this.#name, this.#seen, this.#series, this.#history, this.#tick, this.#asked, this.#window] = [name, null, null, null, -1, 0, undefined];
+    [this.#name, this.#seen, this.#series, this.#history, this.#tick, this.#asked, this.#window] = [
+      name,
+      null,
+      null,
+      null,
+      -1,
+      0,
+      undefined,
+    ];
     this.element.hidden = false;
     this.element.scrollTop = 0;
-    this.element.replaceChildren(make("button.back", { type: "button", onclick: this.close }, "‹ All limits"), make("div.head", {}, make("div.titles", {}, make("h2", {}, name))));
+    this.element.replaceChildren(
+      make("button.back", { type: "button", onclick: this.close }, "‹ All limits"),
+      make("div.head", {}, make("div.titles", {}, make("h2", {}, name))),
+    );
   }
 
   /** Takes an event with this limit's details. */
@@ -93,10 +109,20 @@ export class Panel {
     if (this.parts.days.hasChildNodes()) return;
     const age = (Date.now() / 1000 - (this.#history.steps[0]?.at ?? Infinity)) / 86_400;
     const shown = this.#days || [1, 7].find((days) => age < days) || 31;
-    const choices = segments("days", "Days", [["1", "Day"], ["7", "Week"], ["31", "Month"]], String(shown), (value) => {
-      this.#days = this.#shownDays = Number(value);
-      this.#drawCharts();
-    });
+    const choices = segments(
+      "days",
+      "Days",
+      [
+        ["1", "Day"],
+        ["7", "Week"],
+        ["31", "Month"],
+      ],
+      String(shown),
+      (value) => {
+        this.#days = this.#shownDays = Number(value);
+        this.#drawCharts();
+      },
+    );
     this.#shownDays = shown;
     this.parts.days.append(choices);
   }
@@ -126,7 +152,14 @@ export class Panel {
       store: make("dl.counters"),
     });
     parts.actions = make("div.actions", {}, parts.override, parts.lift, parts.pause);
-    const titles = make("div.titles", {}, make("h2", {}, `${this.#name} `), make("p.faint", {}, this.#seen.kind.replaceAll("_", " "), " ", parts.own), parts.policy, parts.declared);
+    const titles = make(
+      "div.titles",
+      {},
+      make("h2", {}, `${this.#name} `),
+      make("p.faint", {}, this.#seen.kind.replaceAll("_", " "), " ", parts.own),
+      parts.policy,
+      parts.declared,
+    );
     const past = block("Units per hour", parts.month, parts.monthSays);
     past.firstChild.append(parts.days);
     parts.recent = block("Last 15 minutes", parts.quarter, parts.quarterSays);
@@ -135,7 +168,8 @@ export class Panel {
       make("button.back", { type: "button", onclick: this.close }, "‹ All limits"),
       make("div.head", {}, titles, parts.actions),
       make("div.now", {}, parts.used, parts.of, parts.level),
-      parts.recent, past,
+      parts.recent,
+      past,
       (parts.gateBlock = block("Gates", parts.gates)),
       block("Waits", parts.waits),
       block("Counters", parts.counters),
@@ -168,7 +202,14 @@ export class Panel {
     set(parts.of, `used ${windowed(usage[0].window)}${of}`);
     parts.level.dataset.level = seen.paused_for > 0 ? "full" : level(share, seen.near);
     const next = seen.retry_after > 0 ? `next start in ${time(seen.retry_after)}` : "";
-    set(parts.level, seen.paused_for > 0 ? `paused for ${time(seen.paused_for)}` : share >= 1 ? `full${next ? `, ${next}` : ""}` : next || (seen.near ? "near its limit" : "available"));
+    set(
+      parts.level,
+      seen.paused_for > 0
+        ? `paused for ${time(seen.paused_for)}`
+        : share >= 1
+          ? `full${next ? `, ${next}` : ""}`
+          : next || (seen.near ? "near its limit" : "available"),
+    );
     this.#fillWindows(usage);
     this.#fillGates(seen);
     const most = Math.max(1, ...seen.waits.counts);
@@ -177,28 +218,64 @@ export class Panel {
     if (parts.waits.dataset.is !== seen.waits.counts.join()) {
       parts.waits.dataset.is = seen.waits.counts.join();
       if (waits.some(([, n]) => n)) {
-        parts.waits.replaceChildren(...waits.flatMap(([name, n]) => [make("span.faint.number", {}, name), this.#bar(n / most), make("span.number", {}, count(n))]));
+        parts.waits.replaceChildren(
+          ...waits.flatMap(([name, n]) => [make("span.faint.number", {}, name), this.#bar(n / most), make("span.number", {}, count(n))]),
+        );
       } else parts.waits.replaceChildren(make("p.faint", {}, "No start had to wait."));
     }
     this.#fillCounters(parts.counters, [
-      ["admitted", count(stats.admitted)], ["denied", count(stats.denied)], ["units granted", count(stats.units_granted)],
-      ["granting", `${pace(seen.pace.granted)}/s`], ["denying", `${pace(seen.pace.denied)}/s`], ["waiting now", count(seen.waiting)],
-      ["peak, last minute", count(seen.peak)], ["had to wait", count(stats.waited)], ["average wait", stats.waited ? time(stats.wait_time / stats.waited) : "–"],
-      ["cancelled", count(stats.cancelled)], ["places lost", count(seen.places_lost)], ["store errors", count(stats.store_errors)],
-      ["policy changes", count(stats.policy_changes)], ["keys", count(seen.keys)],
-      seen.grants && ["grants held", count(seen.grants.held)], seen.grants && ["server requests", count(seen.grants.requests)],
+      ["admitted", count(stats.admitted)],
+      ["denied", count(stats.denied)],
+      ["units granted", count(stats.units_granted)],
+      ["granting", `${pace(seen.pace.granted)}/s`],
+      ["denying", `${pace(seen.pace.denied)}/s`],
+      ["waiting now", count(seen.waiting)],
+      ["peak, last minute", count(seen.peak)],
+      ["had to wait", count(stats.waited)],
+      ["average wait", stats.waited ? time(stats.wait_time / stats.waited) : "–"],
+      ["cancelled", count(stats.cancelled)],
+      ["places lost", count(seen.places_lost)],
+      ["store errors", count(stats.store_errors)],
+      ["policy changes", count(stats.policy_changes)],
+      ["keys", count(seen.keys)],
+      seen.grants && ["grants held", count(seen.grants.held)],
+      seen.grants && ["server requests", count(seen.grants.requests)],
     ]);
     parts.keyBlock.hidden = !seen.hot_keys.length;
-    parts.keys.replaceChildren(this.#table(["Key", "Used", "#Granted", "#Denied"], seen.hot_keys.map((key) => {
-      const use = key.usage[0];
-      const badges = [key.override && make("span.badge.own", { title: key.override }, "override"), key.paused_for > 0 && make("span.badge.paused", {}, `paused ${time(key.paused_for)}`)];
-      return [make("span.name", {}, make("span.cut.mono", { title: key.key }, key.key || "(none)"), ...badges.filter(Boolean)), use ? `${brief(use.used)} / ${brief(use.limit)}` : "–", brief(key.stats.units_granted), brief(key.stats.denied)];
-    })));
+    parts.keys.replaceChildren(
+      this.#table(
+        ["Key", "Used", "#Granted", "#Denied"],
+        seen.hot_keys.map((key) => {
+          const use = key.usage[0];
+          const badges = [
+            key.override && make("span.badge.own", { title: key.override }, "override"),
+            key.paused_for > 0 && make("span.badge.paused", {}, `paused ${time(key.paused_for)}`),
+          ];
+          return [
+            make("span.name", {}, make("span.cut.mono", { title: key.key }, key.key || "(none)"), ...badges.filter(Boolean)),
+            use ? `${brief(use.used)} / ${brief(use.limit)}` : "–",
+            brief(key.stats.units_granted),
+            brief(key.stats.denied),
+          ];
+        }),
+      ),
+    );
     const { summary } = look;
     parts.processBlock.hidden = !summary.processes.length;
-    parts.processes.replaceChildren(this.#table(["Program", "#Pid", "#Since"], summary.processes.map((one) => [make("span.cut", { title: one.program }, one.program || "unknown"), String(one.pid), time(Math.floor(one.since))])));
+    parts.processes.replaceChildren(
+      this.#table(
+        ["Program", "#Pid", "#Since"],
+        summary.processes.map((one) => [
+          make("span.cut", { title: one.program }, one.program || "unknown"),
+          String(one.pid),
+          time(Math.floor(one.since)),
+        ]),
+      ),
+    );
     this.#fillCounters(parts.store, [
-      ["ledger lag", time(summary.ledger_lag)], summary.lane_bytes && ["lane", bytes(summary.lane_bytes)], ["failures of serve", count(summary.failures)],
+      ["ledger lag", time(summary.ledger_lag)],
+      summary.lane_bytes && ["lane", bytes(summary.lane_bytes)],
+      ["failures of serve", count(summary.failures)],
       !summary.counts_all_processes && ["counts of", "this process only"],
     ]);
   }
@@ -211,26 +288,40 @@ export class Panel {
 
   #table(heads, rows) {
     const is = heads.map((head) => head.startsWith("#"));
-    const cell = (tag, content, i) => make(`${tag}${is[i] ? ".number" : i === 0 && tag === "td" ? ".long" : ""}`, tag === "th" ? { scope: "col" } : {}, content);
-    return make("table", {}, make("thead", {}, make("tr", {}, ...heads.map((head, i) => cell("th", head.replace("#", ""), i)))), make("tbody", {}, ...rows.map((row) => make("tr", {}, ...row.map((content, i) => cell("td", content, i))))));
+    const cell = (tag, content, i) =>
+      make(`${tag}${is[i] ? ".number" : i === 0 && tag === "td" ? ".long" : ""}`, tag === "th" ? { scope: "col" } : {}, content);
+    return make(
+      "table",
+      {},
+      make("thead", {}, make("tr", {}, ...heads.map((head, i) => cell("th", head.replace("#", ""), i)))),
+      make("tbody", {}, ...rows.map((row) => make("tr", {}, ...row.map((content, i) => cell("td", content, i))))),
+    );
   }
 
   #fillCounters(list, all) {
     const shown = all.filter(Boolean);
-    if (list.children.length !== shown.length) list.replaceChildren(...shown.map(([name]) => make("div", {}, make("dt", {}, name), make("dd"))));
+    if (list.children.length !== shown.length)
+      list.replaceChildren(...shown.map(([name]) => make("div", {}, make("dt", {}, name), make("dd"))));
     shown.forEach(([, value], i) => set(list.children[i].lastChild, value));
   }
 
   #fillWindows(usage) {
     const windows = usage.map((one) => one.window).sort((a, b) => a - b);
     // By default, the longest window that fits into 15 minutes.
-    if (this.#window === undefined || !windows.includes(this.#window)) this.#window = windows.findLast((window) => window <= 900) ?? windows[0];
+    if (this.#window === undefined || !windows.includes(this.#window))
+      this.#window = windows.findLast((window) => window <= 900) ?? windows[0];
     if (this.parts.windows.dataset.is === windows.join()) return;
     this.parts.windows.dataset.is = windows.join();
-    const choices = segments("window", "Window", windows.map((window) => [String(window), time(window)]), String(this.#window), (value) => {
-      this.#window = windows.find((window) => String(window) === value);
-      this.#drawCharts();
-    });
+    const choices = segments(
+      "window",
+      "Window",
+      windows.map((window) => [String(window), time(window)]),
+      String(this.#window),
+      (value) => {
+        this.#window = windows.find((window) => String(window) === value);
+        this.#drawCharts();
+      },
+    );
     this.parts.windows.replaceChildren(...(windows.length > 1 ? [choices] : []));
   }
 
@@ -238,7 +329,9 @@ export class Panel {
     const until = (seconds) => `until ${clock(Date.now() / 1000 + seconds)}, for ${time(seconds)}`;
     const closed = [
       ...(seen.paused_for > 0 ? [["the whole limit", seen.paused_for]] : []),
-      ...seen.hot_keys.filter((key) => key.paused_for > 0 && key.paused_for > seen.paused_for).map((key) => [`key ${key.key}`, key.paused_for]),
+      ...seen.hot_keys
+        .filter((key) => key.paused_for > 0 && key.paused_for > seen.paused_for)
+        .map((key) => [`key ${key.key}`, key.paused_for]),
     ];
     this.parts.gateBlock.hidden = false;
     const rows = closed.map(([who, seconds]) => make("p", {}, make("span.badge.paused", {}, "closed"), ` ${who} ${until(seconds)}`));
@@ -263,21 +356,36 @@ export class Panel {
     const key = { name: "key", label: "Only for this key (optional)", placeholder: "the whole limit" };
     if (what === "override") {
       this.#dialog({
-        title: `Override ${name}`, text: `Programs declare ${seen.declared}. The override replaces it at once in all processes, until it is lifted.`,
-        confirm: "Override", said: (done) => `${name}: ${done.policy} applies.`, path: "/api/override",
+        title: `Override ${name}`,
+        text: `Programs declare ${seen.declared}. The override replaces it at once in all processes, until it is lifted.`,
+        confirm: "Override",
+        said: (done) => `${name}: ${done.policy} applies.`,
+        path: "/api/override",
         fields: [{ name: "policy", label: "Policy", value: seen.policy, placeholder: "50/1m + 5/1s", mono: true }, key],
       });
     } else if (what === "pause") {
       this.#dialog({
-        title: `Pause ${name}`, text: "No start is admitted during the pause. A pause can be extended here but not shortened; the command “workglow-limit clear” ends it, and forgets past starts.",
-        confirm: "Pause", said: () => `${name} is paused.`, path: "/api/pause",
-        fields: [{ name: "duration", label: "Duration", value: "1m", placeholder: "30s, 5m, 2h", chips: ["30s", "1m", "5m", "15m", "1h"] }, key],
+        title: `Pause ${name}`,
+        text: "No start is admitted during the pause. A pause can be extended here but not shortened; the command “workglow-limit clear” ends it, and forgets past starts.",
+        confirm: "Pause",
+        said: () => `${name} is paused.`,
+        path: "/api/pause",
+        fields: [
+          { name: "duration", label: "Duration", value: "1m", placeholder: "30s, 5m, 2h", chips: ["30s", "1m", "5m", "15m", "1h"] },
+          key,
+        ],
       });
     } else if (!this.parts.lift.disabled) {
       const hasKeys = seen.hot_keys.some((found) => found.override);
-      const text = seen.override ? `The declared policy ${seen.declared} replaces ${seen.override} again.` : "Some keys have an override. Enter the key whose override is lifted.";
+      const text = seen.override
+        ? `The declared policy ${seen.declared} replaces ${seen.override} again.`
+        : "Some keys have an override. Enter the key whose override is lifted.";
       this.#dialog({
-        title: `Lift the override of ${name}`, text, confirm: "Lift", said: () => `${name}: the override is lifted.`, path: "/api/lift",
+        title: `Lift the override of ${name}`,
+        text,
+        confirm: "Lift",
+        said: () => `${name}: the override is lifted.`,
+        path: "/api/lift",
         fields: hasKeys ? [{ ...key, label: seen.override ? key.label : "Key", placeholder: seen.override ? key.placeholder : "" }] : [],
       });
     }
@@ -298,11 +406,26 @@ export class Panel {
     $("token-field").hidden = token.get() != null;
     $("token").value = "";
     const inputs = {};
-    $("fields").replaceChildren(...fields.map((field) => {
-      const input = (inputs[field.name] = make(`input${field.mono ? ".mono" : ""}`, { type: "text", value: field.value ?? "", placeholder: field.placeholder, autocomplete: "off", autocapitalize: "off", spellcheck: "false" }));
-      const chips = field.chips && make("span.chips", {}, ...field.chips.map((chip) => make("button.small", { type: "button", onclick: () => (input.value = chip) }, chip)));
-      return make("div.field", {}, make("label.field-label", {}, make("span", {}, field.label), input), chips);
-    }));
+    $("fields").replaceChildren(
+      ...fields.map((field) => {
+        const input = (inputs[field.name] = make(`input${field.mono ? ".mono" : ""}`, {
+          type: "text",
+          value: field.value ?? "",
+          placeholder: field.placeholder,
+          autocomplete: "off",
+          autocapitalize: "off",
+          spellcheck: "false",
+        }));
+        const chips =
+          field.chips &&
+          make(
+            "span.chips",
+            {},
+            ...field.chips.map((chip) => make("button.small", { type: "button", onclick: () => (input.value = chip) }, chip)),
+          );
+        return make("div.field", {}, make("label.field-label", {}, make("span", {}, field.label), input), chips);
+      }),
+    );
     const send = async () => {
       const body = { limit: name };
       for (const field of fields) if (inputs[field.name].value !== "" || field.name !== "key") body[field.name] = inputs[field.name].value;

@@ -31,8 +31,7 @@ async function ask(path, options = {}) {
   throw new Refused(response.status, body?.error);
 }
 
-export const get = async (path, parameters, signal) =>
-  (await ask(`${path}?${new URLSearchParams(parameters)}`, { signal })).json();
+export const get = async (path, parameters, signal) => (await ask(`${path}?${new URLSearchParams(parameters)}`, { signal })).json();
 
 export const post = async (path, body) =>
   (await ask(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) })).json();

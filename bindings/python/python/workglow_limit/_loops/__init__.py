@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
-from .._native import Acquisition, AsyncCall, PermitStacks, Permit, Waiter
+from .._native import Acquisition, AsyncCall, Permit, PermitStacks, Waiter
 from .waiters import Hub, Loop, Owner, Waiters, cancel_start
 
 

@@ -8,7 +8,9 @@ from typing import Any, Literal
 from weakref import finalize
 
 import eventlet as _eventlet  # type: ignore[import-untyped, unused-ignore]
-from eventlet import event as _event, hubs as _hubs, patcher as _patcher  # type: ignore[import-untyped, unused-ignore]
+from eventlet import event as _event  # type: ignore[import-untyped, unused-ignore]
+from eventlet import hubs as _hubs
+from eventlet import patcher as _patcher
 
 from .waiters import Answer, Hub
 

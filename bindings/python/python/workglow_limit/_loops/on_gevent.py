@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import gevent as _gevent  # type: ignore[import-untyped, unused-ignore]
-from gevent import _hub_local, event as _event  # type: ignore[import-untyped, unused-ignore]
+from gevent import _hub_local  # type: ignore[import-untyped, unused-ignore]
+from gevent import event as _event
 
 from .waiters import FAR, Answer, Hub, Owner, T
 

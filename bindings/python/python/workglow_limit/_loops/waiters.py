@@ -185,7 +185,20 @@ class Waiters:
     during that time join afterwards, in order.
     """
 
-    __slots__ = "__weakref__", "_answers", "_joining", "_cancel", "_is_away", "_left", "_line", "_lines", "_loop", "_rings", "_sent", "_woken"
+    __slots__ = (
+        "__weakref__",
+        "_answers",
+        "_cancel",
+        "_is_away",
+        "_joining",
+        "_left",
+        "_line",
+        "_lines",
+        "_loop",
+        "_rings",
+        "_sent",
+        "_woken",
+    )
 
     def __init__(self, loop: Loop, first: Waiter) -> None:
         self._loop, self._line, self._lines = loop, first.line(), first.lines

@@ -76,7 +76,9 @@ def _admit(task: Any, request: Any, limit: TaskLimit, arguments: tuple[tuple[Any
     return place
 
 
-def _start_or_reserve(limiter: Limiter, of: tuple[str | None, int], ticket: Ticket | None, grace: float | None) -> Permit | None:
+def _start_or_reserve(
+    limiter: Limiter, of: tuple[str | None, int], ticket: Ticket | None, grace: float | None
+) -> Permit | None:
     """Returns a start or a place, or None if there is neither."""
     if ticket is not None and ticket.place is not None:
         with suppress(ForeignPermit, InvalidArgument):  # The limit was redeclared, or is in another store.

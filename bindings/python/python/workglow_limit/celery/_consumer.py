@@ -61,7 +61,7 @@ class HeldTask:
     def is_gone(self) -> bool:
         """Whether it was revoked or has expired. Revocation by a stamp is found when the task goes to the pool."""
         request = self.request
-        return request.id in state.revoked or bool(request.expires) and request.expires.timestamp() < time.time()
+        return request.id in state.revoked or (bool(request.expires) and request.expires.timestamp() < time.time())
 
     def send_event(self, action: str, wait: float) -> None:
         """Sends the event for monitors."""
@@ -88,7 +88,9 @@ class WaitingRoom:
         self._instructions: deque[Instruction] = deque()
         self._stuck: list[HeldTask] = []  # Could not be sent back.
         self._extra = 0
-        self._waits: deque[HeldTask] = deque()  # The worker fetches one more message for each, as soon as it holds fewer tasks.
+        self._waits: deque[HeldTask] = (
+            deque()
+        )  # The worker fetches one more message for each, as soon as it holds fewer tasks.
         self._swept = 0.0
         self._lock = threading.Lock()
         self._alarm: Alarm | None = None

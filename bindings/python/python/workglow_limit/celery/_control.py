@@ -56,7 +56,9 @@ def limit_pause(state: Any, name: str, seconds: float, key: str | None = None, *
 
 
 @control_command(  # type: ignore[untyped-decorator]
-    name="rate_limit", args=[("task_name", str), ("rate_limit", str)], signature="<task_name> <rate_limit (e.g., 5/s | 5/m | 5/h)>"
+    name="rate_limit",
+    args=[("task_name", str), ("rate_limit", str)],
+    signature="<task_name> <rate_limit (e.g., 5/s | 5/m | 5/h)>",
 )
 def rate_limit_of_celery(state: Any, task_name: str, rate_limit: str, **options: Any) -> Any:
     """Tell worker(s) to modify Celery's own rate limit for a task by type."""
@@ -64,7 +66,9 @@ def rate_limit_of_celery(state: Any, task_name: str, rate_limit: str, **options:
     limit = limits and limits.tasks.get(task_name)
     if limit:
         name = limit.limiter.name
-        return nok(f"rate_limit has no effect on {task_name}, which has the limit {name!r}: use limit_set {name} <policy>")
+        return nok(
+            f"rate_limit has no effect on {task_name}, which has the limit {name!r}: use limit_set {name} <policy>"
+        )
     return celerys(state, task_name, rate_limit, **options)
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from .. import Limiter, LimitError, Store
 from .._derived import refuse
-from ._celery import ImproperlyConfigured, bootsteps, signals
 from . import _control as _control  # Registers the commands with Celery.
+from ._celery import ImproperlyConfigured, bootsteps, signals
 from ._child import limited
 from ._consumer import WaitingRoom
 from ._options import DEFAULTS, TaskLimit
@@ -109,8 +109,7 @@ class Limits:
     # ---- workers ----
 
     def waiting_room(self, consumer: Any) -> WaitingRoom:
-        """Makes the waiting room of a worker's consumer. Celery starts, fills and stops it like its own token buckets.
-        """
+        """Makes the waiting room of a worker's consumer. Celery starts, fills and stops it like its own token buckets."""
         self.open(consumer.pool)
         waiting_room = consumer.limit_waiting_room = WaitingRoom(consumer, self.most_held)
         held = {name: limit for name, limit in self.tasks.items() if limit.on_limit in ("hold", "retry")}

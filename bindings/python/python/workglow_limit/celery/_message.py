@@ -63,8 +63,7 @@ def patience(app: Any) -> float:
 
 
 def formats(message: Any) -> dict[str, str]:
-    """Returns the formats of a message as options of Celery's calls. The caller may have chosen others than the task.
-    """
+    """Returns the formats of a message as options of Celery's calls. The caller may have chosen others than the task."""
     found = {"serializer": serializers.get(message.content_type), "compression": message.headers.get("compression")}
     return {name: of for name, of in found.items() if of is not None}
 
