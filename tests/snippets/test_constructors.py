@@ -138,7 +138,7 @@ def c_options(root, section):
     for name in (f"wgl_{kind}_new", f"wgl_{kind}_shared", f"wgl_{kind}_open"):
         for function in re.finditer(rf"^int {name}\b", text, re.MULTILINE):
             found |= {re.search(r"(\w+)$", part)[1] for part in parts(in_brackets(text, function.end()))}
-    (struct,) = re.findall(rf"typedef struct \{{([^}}]*)\}} wgl_{kind}_options;", text)
+    (struct,) = re.findall(rf"typedef struct(?: \w+)? \{{([^}}]*)\}} wgl_{kind}_options;", text)
     # Left out: the options themselves, the result, and fields of the binary interface.
     found = found - {"options", "limiter"} if kind != "store" else found - {"options", "store"}
     return found | set(re.findall(r"(\w+);", struct)) - {"struct_size", "reserved"}
