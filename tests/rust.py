@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ["-p", "workglow-limit", "-p", "workglow-limit-cli", "-p", "workglow-limit-ffi"]
+PACKAGES = ["-p", "workglow-limit", "-p", "workglow-limit-cli", "-p", "workglow-limit-ffi", "-p", "workglow-limit-node"]
 FEATURES = ["--features", "workglow-limit/fault-points"]
 # These take longest, so they begin first.
 FIRST = ["fleet", "space", "reference", "served_leases", "servers", "grants", "postgres", "served_groups", "vectors"]
