@@ -22,7 +22,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .SILENT:
-.PHONY: demo test quick quick-tools lint clippy format check docs site playground bench bench-fleet instructions pictures fleet storm torture dist dist-all wheel node queues c install \
+.PHONY: demo test quick quick-tools lint clippy format check docs site playground bench bench-fleet instructions pictures fleet storm torture dist dist-all wheel node queues packages c install \
     uninstall members peers bench-tools bench-publish tools test-tools clean help
 
 VENV := target/venv
@@ -81,6 +81,9 @@ queues: node $(QUEUES:%=%/node_modules/.package-lock.json)
 	for queue in $(QUEUES); do \
 	    npm install --silent --no-audit --no-fund --no-save --prefix $$queue $(abspath $(DIST))/*.tgz; \
 	done
+
+# Everything that the tests take from PyPI and npm.
+packages: $(VENV)/ready $(addsuffix /node_modules/.package-lock.json,$(QUEUES) bindings/node docs/api site tests/page tests/site)
 
 # ---- C and C++ ----
 
@@ -231,7 +234,7 @@ demo: members
 test-tools:
 	.ci/need test
 
-test: test-tools members queues $(addsuffix /node_modules/.package-lock.json,tests/page tests/site site)
+test: test-tools packages members queues
 	$(PYTHON) tests/run.py
 
 fleet: test-tools members queues
