@@ -22,7 +22,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .SILENT:
-.PHONY: demo test quick quick-tools lint clippy format check docs site playground bench bench-fleet instructions pictures fleet storm torture dist dist-all wheel node queues packages c install \
+.PHONY: demo test quick quick-tools lint clippy format check types docs site playground bench bench-fleet instructions pictures fleet storm torture dist dist-all wheel node queues packages c install \
     uninstall members peers bench-tools bench-publish tools test-tools clean help
 
 VENV := target/venv
@@ -57,7 +57,7 @@ wheel: $(VENV)/ready
 	mkdir -p $(DIST)
 	echo "building the wheel"
 	cp LICENSE-* bindings/python/
-	$(VENV)/bin/maturin build --quiet --release --manifest-path bindings/python/Cargo.toml --out $(DIST)
+	$(VENV)/bin/maturin build --quiet --release --manifest-path bindings/python/Cargo.toml --target-dir target/wheel --out $(DIST)
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --force-reinstall --no-deps $(DIST)/*.whl
 
 # What a package needs, as it is locked.
@@ -250,7 +250,9 @@ pictures:
 	cargo run --quiet -p workglow-limit --example pictures docs/pictures
 
 # What needs no build comes first.
-check: test-tools lint clippy dist docs instructions
+check: test-tools lint clippy types docs instructions
+
+types: dist
 	$(VENV)/bin/mypy --strict bindings/python/python bindings/python/tests/typed.py \
 	    examples/fleet/{celery_member,conductor,evidence,picture}.py
 	$(VENV)/bin/pyright --pythonpath $(PYTHON) --project bindings/python

@@ -37,7 +37,7 @@ SUITES = {
     "python": (PYTEST, [sys.executable, "-m", "pytest", "-q", "bindings/python/tests"]),
     "snippets": (PYTEST, [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "tests/snippets"]),
     "node": (NODE, ["npm", "--prefix", "bindings/node", "test"]),
-    "c": (PLAIN, ["tests/c/run"]),
+    "c": (PLAIN, ["tests/c/run", "target/dist/c/lib"]),
     "fleet-queues": (PYTEST, [sys.executable, "-m", "pytest", "-q", "-s", "tests/fleet/queues"]),
     "cpp": (PLAIN, ["tests/cpp/run"]),
     "fleet-bullmq": (NODE, ["npm", "--prefix", "tests/fleet/bullmq", "test"]),
