@@ -8,8 +8,8 @@ import signal
 import time
 from dataclasses import dataclass
 
-from evidence import SECOND, most_in_any_window
 from fleet import Fleet, broker
+from evidence import SECOND, most_in_any_window
 from workglow_limit import Store
 
 LIMIT, WINDOW, AT_ONCE = 20, 2, 5

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import killed
 from brokers import KINDS
-from evidence import SECOND, most_in_any_window
 from fleet import ROOT, Fleet, broker
+from evidence import SECOND, most_in_any_window
 
 LIMIT, WINDOW = 20, 2  # starts per seconds
 JOBS = 160

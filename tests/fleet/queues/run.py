@@ -14,8 +14,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from evidence import SECOND, most_in_any_window
 from fleet import COMMANDS, HAS_RABBITMQ, ROOT, fleet
+from evidence import SECOND, most_in_any_window
 
 LIMIT, WINDOW = 20, 2  # starts per seconds
 JOBS = 160

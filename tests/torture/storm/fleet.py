@@ -30,11 +30,12 @@ import time
 from collections import Counter
 from pathlib import Path
 
-# (`storm` has added its path.)
-from evidence import SECOND, most_in_any_window, read
 from proxy import Proxy
 from servers import SERVERS
 from storm import HERE, LANGUAGES, Member, prepare
+
+# (`storm` has added its path.)
+from evidence import SECOND, most_in_any_window, read
 
 SITES = 8
 HOUR = 3600
