@@ -30,11 +30,17 @@ STORMS = [r"over the limit 0, (utilisation)", r"over the limit ([1-9]\d*)", r"^(
 # The lines that say which test failed and why, in any runner's output: they are repeated at the very end.
 REASONS = r"^(?:test .* FAILED|thread '.*panicked at .*\n.*|FAILED .*|ERROR .*|✖ .*\n.*|not ok .*|.*: FAILED.*|tests/c\S+:\d+: .*|error: .*failed.*)$"
 
+PYTHON = Path("bindings/python/tests")
+PYTEST_IN = [sys.executable, "-m", "pytest", "-q"]
+
 SUITES = {
     "rust": (CARGO, [sys.executable, "tests/rust.py"]),
     "models": (CARGO, ["tests/torture/models", "quick"]),
     "fleet-celery": (PYTEST, [sys.executable, "-m", "pytest", "-q", "-s", "tests/fleet/celery"]),
-    "python": (PYTEST, [sys.executable, "-m", "pytest", "-q", "bindings/python/tests"]),
+    "python": (PYTEST, [*PYTEST_IN, *sorted(map(str, (ROOT / PYTHON).glob("test_*.py")))]),
+    "python-celery": (PYTEST, [*PYTEST_IN, f"{PYTHON}/celery_workers"]),
+    "python-http": (PYTEST, [*PYTEST_IN, f"{PYTHON}/clients", f"{PYTHON}/serving"]),
+    "python-others": (PYTEST, [*PYTEST_IN, *(f"{PYTHON}/{name}" for name in ("loops", "metrics", "queues"))]),
     "snippets": (PYTEST, [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "tests/snippets"]),
     "node": (NODE, ["npm", "--prefix", "bindings/node", "test"]),
     "c": (PLAIN, ["tests/c/run", "target/dist/c/lib"]),
@@ -82,7 +88,7 @@ QUICK = {
     "node": (NODE, ["node", "--test", *NODE_SMOKE]),
 }
 
-# One after the other, as they wait for cargo's lock. Beside them run the others, of which most wait most of the time.
+# One after the other, as they wait for cargo's lock.
 BUILT = ["rust", "models"]
 # A storm says how much of its limit it got: nothing runs beside it.
 ALONE = ["storm-100-2s", "storm-10-0.5s"]
@@ -174,8 +180,8 @@ def main():
         sys.exit(f"no suite named {', '.join(unknown)}; there are {', '.join(suites)}, and --quick")
     built, alone = ([name for name in chosen if name in names] for names in (BUILT, ALONE))
     others = [name for name in chosen if name not in BUILT + ALONE]
-    # Two at a time, whatever lasts longest; a storm by itself.
-    with ThreadPoolExecutor(2) as pool:
+    # The suites mostly wait, so more run at a time than there are processors.
+    with ThreadPoolExecutor(3) as pool:
         lanes = pool.map(lambda names: run_all(suites, names), [built, *([name] for name in others)])
         results = sum(lanes, []) + run_all(suites, alone)
     passed, failed, skipped, reasons, times = (sum(column, type(column[0])()) for column in zip(*results))
