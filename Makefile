@@ -36,7 +36,7 @@ help:
 
 # ---- what there is to install ----
 
-# What one call of cargo builds. Each other selection of packages has other features, and compiles the core and all that it needs once more.
+# The packages of one cargo call. Another selection of packages has other features, and compiles the core and its dependencies again.
 C_PACKAGES := -p workglow-limit-ffi -p workglow-limit-cli
 NODE_PACKAGES := -p workglow-limit-node
 dist: C_PACKAGES += -p workglow-limit-node
@@ -60,7 +60,7 @@ wheel: $(VENV)/ready
 	$(VENV)/bin/maturin build --quiet --release --manifest-path bindings/python/Cargo.toml --target-dir target/wheel --out $(DIST)
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --force-reinstall --no-deps $(DIST)/*.whl
 
-# What a package needs, as it is locked.
+# The locked dependencies of a package.
 %/node_modules/.package-lock.json: %/package-lock.json | tools
 	npm ci --silent --no-audit --no-fund --prefix $*
 
@@ -93,7 +93,7 @@ SO := libworkglow_limit.so
 # Rebuilt only when its sources change, so that `make c && sudo make install` builds nothing as root.
 C := target/c
 C_LIBRARY := $(C)/libworkglow_limit.a
-# How it is built, where, and what links it: `make dist-all` passes other values.
+# The build command, its directory and the linker: `make dist-all` passes other values.
 C_BUILD := cargo build --quiet --release
 C_BUILT := target/release
 C_LINK := $(CC)
@@ -245,7 +245,7 @@ storm: members
 	$(PYTHON) tests/torture/storm/storm.py --out $(OUT) --limit 100 --window 2 --seconds 20
 	$(PYTHON) tests/torture/storm/storm.py --out $(OUT) --limit 10 --window 0.5 --seconds 20
 
-# What docs/limiters.md shows: by a manual clock, so every run draws the same.
+# The pictures of docs/limiters.md: by a manual clock, so every run draws the same.
 pictures:
 	cargo run --quiet -p workglow-limit --example pictures docs/pictures
 
@@ -292,7 +292,7 @@ $(BENCH)/venv/ready: bench/requirements.txt bench/python/requirements.txt | tool
 	$(BENCH)/venv/bin/python -m pip install --quiet --disable-pip-version-check $(foreach f,$^,-r $(f))
 	touch $@
 
-# Ours beside them, as others install it.
+# This library is installed next to them, as users install it.
 peers: dist $(BENCH)/venv/ready bench/node/node_modules/.package-lock.json
 	$(BENCH)/venv/bin/python -m pip install --quiet --disable-pip-version-check --force-reinstall --no-deps $(DIST)/*.whl
 	npm install --silent --no-audit --no-fund --no-save --prefix bench/node $(abspath $(DIST))/*.tgz

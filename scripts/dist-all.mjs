@@ -1,11 +1,11 @@
-// Everything that is published, as far as this machine can build it, into target/dist/all: `make dist-all`.
+// Builds all published packages that this machine can build, into target/dist/all: `make dist-all`.
 //
 //     node scripts/dist-all.mjs [sources | PLATFORM …]
 //
 // A platform (bindings/node/lib/platforms.cts) gives wheels, an npm package and a C library with the command; "sources" gives Python's source
-// distribution and the main npm package. zig is the linker, so that what is built on a new machine runs on an old one: with
-// glibc from 2.17 on, with musl from 1.2 on. Without arguments, platforms whose Rust target is not installed are left out,
-// and named. `make node` comes first.
+// distribution and the main npm package. zig is the linker, so a build on a new machine runs on an old one: with glibc from
+// 2.17 on, with musl from 1.2 on. Without arguments, platforms whose Rust target is not installed are reported and left out.
+// Run `make node` first.
 
 import { execFileSync } from "node:child_process";
 import { copyFileSync, existsSync, mkdirSync, rmSync } from "node:fs";
@@ -86,7 +86,7 @@ for (const platform of platforms.filter(({ name }) => isWanted(name))) {
   const target = rustTarget(platform);
   if (isInstalled(target)) native(platform);
   else {
-    console.error(`${platform.name} is not built here, for want of: rustup target add ${target}`);
+    console.error(`${platform.name} is not built, because its Rust target is missing: rustup target add ${target}`);
     if (wanted.length > 0) process.exitCode = 1;
   }
 }

@@ -3,7 +3,7 @@
 //!
 //! Each case calls one method [`CALLS`] times, on a limiter that is warm, and through `dyn Limiter`, as the packages do.
 
-// What the macros make has no comments.
+// The items that the macros generate have no comments.
 #![allow(missing_docs)]
 
 use gungraun::prelude::*;
@@ -21,7 +21,7 @@ const SQLITE: &str = "sqlite:";
 // All calls are admitted, except by `SHUT`, which admits the first one only.
 const OPEN: &str = "4096/1m";
 const SHUT: &str = "1/1d";
-/// Its starts are not in the ledger, so nobody writes that meanwhile.
+/// Its starts are not in the ledger, so no thread writes the ledger during the measurement.
 const SHORT: &str = "4096/2s";
 const BUCKET: &str = "1000000000/1s burst 1000000000";
 const COUNTED: &str = "1000000/1m";
@@ -33,7 +33,7 @@ struct Case {
     key: &'static str,
 }
 
-/// A limiter of a new store, which has been used. (Each case is a process of its own, so the next one may use the same place.)
+/// A used limiter of a new store. (Each case is a process of its own, so the next one may use the same path.)
 fn warm(url: &str, policies: &str, key: &'static str) -> Case {
     let directory = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("instructions");
     if url == SQLITE {
@@ -72,12 +72,12 @@ fn attempt(case: Case) -> Case {
     case
 }
 
-/// The same, while another process looks at the store with ten observers, one after the other and without a pause.
+/// The same while another process reads the store with ten observers, in turn and without a pause.
 fn watched(policies: &str, key: &'static str) -> (Case, Watchers) {
     let case = warm(SQLITE, policies, key);
     let place = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("instructions/limits.db");
     let mut ready = [0; 2];
-    // SAFETY: `ready` has room for two descriptors.
+    // SAFETY: `ready` holds two descriptors.
     assert_eq!(unsafe { libc::pipe(ready.as_mut_ptr()) }, 0);
     // SAFETY: this process has one thread, and the child does not return.
     match unsafe { libc::fork() } {
@@ -94,7 +94,7 @@ fn watched(policies: &str, key: &'static str) -> (Case, Watchers) {
         child => {
             // SAFETY: as above.
             assert_eq!(unsafe { libc::read(ready[0], [0u8].as_mut_ptr().cast(), 1) }, 1, "all have looked");
-            // What is due once a second is not counted.
+            // Work done once per second is not counted.
             let _ = case.limiter.attempt(key, 1).unwrap();
             (case, Watchers(child))
         }
@@ -179,12 +179,12 @@ fn cold_key((case, keys): (Case, Vec<String>)) -> (Case, Vec<String>) {
     (case, keys)
 }
 
-// What every decision has: one look at the clock.
+// The part that every decision has: one read of the clock.
 #[library_benchmark]
 fn clock() {
     for _ in 0..CALLS {
         let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: `time` is a valid place for the answer.
+        // SAFETY: `time` is valid for writes.
         unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &mut time) };
         black_box(time);
     }

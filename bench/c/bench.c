@@ -1,6 +1,6 @@
-/* What a decision costs in C, beside what one writes by hand: a mutex and a ring of the last starts.
-   bench DIRECTORY [CASE-FILTER] [--most]: prints a JSON object per line, as bench/run.py says. `--most` has nothing to count
-   here: the ring is exact, and ours is counted by the other programs. */
+/* The cost of a decision in C, next to a handwritten limiter: a mutex and a ring of the last starts.
+   bench DIRECTORY [CASE-FILTER] [--most]: prints a JSON object per line, as bench/run.py documents. `--most` counts nothing
+   here: the ring is exact, and the other programs count this library's starts. */
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -11,7 +11,7 @@
 #include <workglow_limit.h>
 
 enum { BATCH = 200, SLICES = 6, LIMIT = 100, MOST_BATCHES = 20000, BUCKETS = 20000, SINGLES_IN_A_ROW = 64 };
-/* How long a slice lasts, and the part of it that times decisions one by one. Threads need some time to get a core each. */
+/* The duration of a slice, and the part of it that times decisions one by one. Threads need some time to get a core each. */
 static const uint64_t SLICE = 12000000, SLICE_OF_THREADS = 30000000, WARM_UP = 1000000;
 
 static uint64_t read_clock(clockid_t clock) {
@@ -31,7 +31,7 @@ static void check(int32_t status) {
 
 /* ---- what is measured ---- */
 
-/* The log of the last starts, as one writes it by hand. */
+/* The handwritten log of the last starts. */
 struct ring {
     pthread_mutex_t lock;
     uint64_t window, starts[LIMIT];
@@ -59,11 +59,11 @@ struct subject {
     wgl_limiter *limiter; /* or, if there is none, */
     struct ring *ring;
     const char *key;
-    bool admits; /* what every decision has to answer */
+    bool admits; /* the result that every decision must have */
     int threads;
-    /* what was seen */
+    /* the results */
     double *batches;
-    uint32_t *singles; /* how many decisions took so many nanoseconds; the last one counts all that took longer */
+    uint32_t *singles; /* the number of decisions per duration in nanoseconds; the last one counts all longer ones */
     size_t batch_count, decisions, single_count;
     double elapsed, cpu;
 };
@@ -195,7 +195,7 @@ int main(int argc, char **argv) {
     if (argc < 2) return fprintf(stderr, "usage: %s DIRECTORY [CASE-FILTER] [--most]\n", argv[0]), 2;
     if (strcmp(argv[argc - 1], "--most") == 0) return 0;
     const char *const filter = argc > 2 ? argv[2] : "";
-    const uint64_t always = 1000, hour = 3600000000000; /* 100 in a microsecond: always room. 1 in an hour: never. */
+    const uint64_t always = 1000, hour = 3600000000000; /* 100 in a microsecond: never full. 1 in an hour: always. */
 
     static const char *const names[2][3] = {{"c memory admit", "c memory deny", "c memory admit, with a key"},
                                             {"c sqlite admit", "c sqlite deny", "c sqlite admit, with a key"}};
@@ -216,8 +216,8 @@ int main(int argc, char **argv) {
     static struct ring shut = {.lock = PTHREAD_MUTEX_INITIALIZER, .limit = 1};
     open.window = always, shut.window = hour;
     ring_try(&shut);
-    add(filter, (struct subject){.peer = "by hand", .name = "mutex and ring admit", .ring = &open, .admits = true});
-    add(filter, (struct subject){.peer = "by hand", .name = "mutex and ring deny", .ring = &shut});
+    add(filter, (struct subject){.peer = "handwritten", .name = "mutex and ring admit", .ring = &open, .admits = true});
+    add(filter, (struct subject){.peer = "handwritten", .name = "mutex and ring deny", .ring = &shut});
 
     for (int i = 0; i < SLICES; i++)
         for (size_t j = 0; j < subject_count; j++) slice(&subjects[j]);

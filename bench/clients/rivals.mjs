@@ -9,7 +9,7 @@ const [kind, store] = what.split(" ");
 const freeUrl = `http://${host.replace("127.0.0.1", "localhost")}/free`;
 const now = () => Number(process.hrtime.bigint());
 const get = async (url, init) => (await fetch(url, init)).text();
-/** The time before which a request surely had not started, for the server's record: for the others, when their limiter let it go. */
+/** The earliest time at which a request can have started, for the server's record: for the others, when their limiter returned. */
 const asked = (at = now()) => ({ "x-asked": String(at) });
 
 /** An axios instance that stamps its requests. */

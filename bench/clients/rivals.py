@@ -1,4 +1,4 @@
-"""Ours in front of HTTP clients beside what else is used there: a table. It takes some ten minutes.
+"""Prints a table that compares this library, in front of HTTP clients, with the alternatives. It takes some ten minutes.
 
     python3 -m venv target/rivals
     target/rivals/bin/pip install target/dist/*.whl -r bench/clients/requirements.txt
@@ -6,15 +6,15 @@
     target/rivals/bin/python bench/clients/rivals.py [WHO ...] [--language Python|Node]
 
 Five processes (and one alone) send as fast as their limiter lets them to one server, 8 requests at a time each. The limit is 20 per
-second for all of them together (the package `limits` counts in whole seconds). Meanwhile each sends a request to another host, which is
-not limited, every 50 ms. After 5.2 s one request gets a 429 with `Retry-After: 2`. It wants a redis-server.
+second for all of them together (the package `limits` counts in whole seconds). Each also sends a request to another host, which is not
+limited, every 50 ms. After 5.2 s one request gets a 429 with `Retry-After: 2`. It needs a redis-server.
 
 over          the most starts that surely lie in one window, less the limit. A start lies in [a, r]: r is the server's clock when
-              the request was there; a is the clock just before the call that admitted it (ours: or the moment when its place came),
-              or, where the call cannot be seen, when the limiter let it go
-used          the requests that arrived within five seconds of the first start, of those that the limit allows then
-unrelated     how long requests to the other host took, in ms: the longest, and the median
-after a 429   how many requests reached the server in the two seconds after the one that it refused, and when the last of them did
+              the request arrived; a is the clock just before the call that admitted it (ours: or the moment its place was ready),
+              or, where the call cannot be observed, when the limiter returned
+used          the requests that arrived within five seconds of the first start, as a share of those that the limit allows then
+unrelated     the duration of requests to the other host in ms: the longest, and the median
+after a 429   the number of requests that reached the server in the two seconds after the one that it refused, and when the last did
 """
 
 import argparse
@@ -49,11 +49,11 @@ MEASURED, REFUSED, ENDS = (
     5,
     5.2,
     9.7,
-)  # seconds from the beginning; what waits when one is to be refused may go before it
+)  # seconds from the beginning; requests that wait when one is to be refused may be sent before it
 PAUSE = 2  # seconds
 SECOND = 1_000_000_000
 
-# ---- the clients: each gives what sends limited requests, and what sends the others ----
+# ---- the clients: each returns a function for limited requests, and one for the others ----
 
 asked = ContextVar("asked", default=None)
 
@@ -63,7 +63,7 @@ def stamp():
 
 
 def stamped(bucket, client, method):
-    """Lets a bucket of pyrate-limiter note when it was asked, and a client send that along."""
+    """Makes a bucket of pyrate-limiter record when it was called, and a client send that time."""
     put, send = bucket.put, getattr(client, method)
 
     def noting(self, item):
@@ -211,7 +211,7 @@ async def work(at):
         nonlocal refuse
         while (now := time.monotonic_ns()) < end:
             path = "x"
-            if now > refuse:  # The server refuses the first that asks for this, of all processes.
+            if now > refuse:  # The server refuses the first request to this path, of all processes.
                 path, refuse = f"y?status=429&times=1&retry-after={PAUSE}", end
             try:
                 await send(f"http://{at.host}/{path}")
@@ -232,7 +232,7 @@ async def work(at):
 
 @contextmanager
 def started(*command):
-    """A process that says one line when it is ready, and is ended at the end."""
+    """Yields a process and the line that it prints when it is ready, and ends it afterwards."""
     process = subprocess.Popen([*map(str, command)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         yield process, process.stdout.readline().strip()

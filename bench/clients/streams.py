@@ -1,12 +1,12 @@
 """Tokens per minute, used by streams of the real SDKs: streams.py [STORE] [--limit 200000] [--window 60] [--windows 3]
 
-Processes with the SDKs of OpenAI and Anthropic share one limit of tokens, and ask a server of their own for as many streams as
-they get. Each request reserves a quarter of its characters and its max_tokens, and settles what the stream says was used.
+Processes with the SDKs of OpenAI and Anthropic share one limit of tokens, and request as many streams as they can from a server
+of their own. Each request reserves a quarter of its characters and its max_tokens, and settles the usage that the stream reports.
 
-Utilisation: the tokens that were really used by the requests that reached the server in so many windows, from the first on, of
-those that the limit allows. Over the limit: a request started in [a, r], a being the client's clock just before the call that
-admitted it (or the moment when its place came), r the server's when it was there, by the one clock of the machine. Over is the
-most that were used by requests which lie wholly in one window, less the limit.
+Utilisation: the tokens that the requests which reached the server in those windows really used, as a share of the tokens that the
+limit allows. Over the limit: a request started in [a, r]. a is the client's clock just before the call that admitted it (or the
+moment its place was ready); r is the server's when the request arrived. It is one clock, the machine's. "Over" is the most tokens
+that requests wholly in one window used, less the limit.
 
 It needs workglow-limit, openai and anthropic: target/venv of `make test` has them.
 """
@@ -67,7 +67,7 @@ async def ask(kind, store, url, policy, end):
         while time.monotonic_ns() < end:
             await one(random.randint(MOST // 3, MOST))
 
-    with contextlib.suppress(asyncio.TimeoutError):  # Those who still wait then are sent away.
+    with contextlib.suppress(asyncio.TimeoutError):  # Requests that still wait then are abandoned.
         await asyncio.wait_for(asyncio.gather(*(forever() for _ in range(AT_ONCE))), (end - time.monotonic_ns()) / 1e9)
 
 
@@ -80,14 +80,14 @@ def most_in_any_window(came, window):
 
 
 def measure(store, limit, seconds, windows, pace, processes=PROCESSES):
-    """What a run of so many windows showed."""
+    """Returns the results of a run of `windows` windows."""
     window = round(seconds * 1e9)
     with tempfile.TemporaryDirectory(prefix="streams-") as folder:
         options = json.dumps({"pace": pace, "words": 100})
         command = [sys.executable, str(TESTS / "fake.py"), folder, options]
         server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         url = server.stdout.readline().strip()
-        # The processes need a moment to begin, and the one that is first begins the first window.
+        # The processes need a moment to begin, and the first of them begins the first window.
         end = time.monotonic_ns() + round((seconds * windows + 8) * 1e9)
         policy = f"{limit}/{round(seconds * 1000)}ms"
         store = store or f"sqlite:{folder}/limits.db"

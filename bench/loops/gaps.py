@@ -1,9 +1,9 @@
-"""How long a hub of greenlets, or an event loop, stands still at most while a thousand wait for one limit.
+"""Measures the longest stall of a hub of greenlets, or of an event loop, while a thousand tasks wait for one limit.
 
     python bench/loops/gaps.py gevent|eventlet|trio|asyncio [WAITERS]
 
-A task that sleeps for a millisecond, again and again, writes down how long that took. The same is measured first without anybody
-who waits: what the machine and the library take themselves. Prints one line of JSON.
+A task sleeps for a millisecond again and again, and records how long that took. The same is measured first without waiters: that is
+the share of the machine and the library. Prints one line of JSON.
 """
 
 import json
@@ -90,5 +90,5 @@ async def in_tasks() -> dict[str, float]:
     return {"idle_ms": idle * 1e3, "longest_ms": gaps.longest * 1e3, "ticks": gaps.count}
 
 
-told = anyio.run(in_tasks, backend=LIBRARY) if LIBRARY in ("trio", "asyncio") else in_greenlets()
-print(json.dumps({"library": LIBRARY, "waiters": WAITERS} | {name: round(value, 2) for name, value in told.items()}))
+result = anyio.run(in_tasks, backend=LIBRARY) if LIBRARY in ("trio", "asyncio") else in_greenlets()
+print(json.dumps({"library": LIBRARY, "waiters": WAITERS} | {name: round(value, 2) for name, value in result.items()}))

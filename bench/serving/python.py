@@ -1,11 +1,11 @@
-"""What limiting costs a server: Starlette under uvicorn without limits, with ours on sqlite:, and with slowapi's in memory.
+"""Measures what limiting costs a server: Starlette under uvicorn without limits, with ours on sqlite:, and with slowapi's in memory.
 
     python bench/serving/python.py [ROUNDS]
 
-Each server is a process of one worker, started anew for each turn, and warmed up by 200 other addresses; the turns of the three are
+Each server is a process of one worker, started again for each turn, and warmed up by 200 other addresses; the turns of the three are
 interleaved. 200 clients, each with an address of its own (127.0.1.1 to 127.0.1.200, a connection each that stays open), may send 20
-requests per 60 s and send 40, 16 of them at a time: half are admitted, and the other half refused. It wants starlette, uvicorn and
-slowapi. The medians over the rounds are printed as a JSON object per server, and those of each round's ratios to slowapi.
+requests per 60 s and send 40, 16 of them at a time: half are admitted, and the other half refused. It needs starlette, uvicorn and
+slowapi. It prints the medians over the rounds as a JSON object per server, and the medians of each round's ratios to slowapi.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ REQUEST = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 def app():
-    """What uvicorn runs, by the environment."""
+    """Returns the app that uvicorn runs, by the environment."""
     from starlette.applications import Starlette
     from starlette.responses import PlainTextResponse
     from starlette.routing import Route
@@ -69,7 +69,7 @@ class Client:
         self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self.port, local_addr=(self.address, 0))
 
     async def ask(self):
-        """The status of a response, and how long it took."""
+        """Returns the status of a response, and how long it took."""
         began = time.perf_counter()
         self.writer.write(REQUEST)
         head = await self.reader.readuntil(b"\r\n\r\n")
@@ -79,7 +79,7 @@ class Client:
 
 
 async def load(port):
-    """The requests per second of all, and of each half, and their 99th percentile in ms."""
+    """Returns the requests per second of all and of each half, and their 99th percentiles in ms."""
     warm, clients = ([Client(f"127.0.{net}.{number + 1}", port) for number in range(CLIENTS)] for net in (2, 1))
     for client in warm:
         await client.connect()
@@ -113,7 +113,7 @@ def p99(took):
 
 
 def turn(kind):
-    """Starts a server, and loads it."""
+    """Starts a server and loads it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -1,5 +1,5 @@
-//! Records what the site's playground shows: two workers under loads of several sizes meet each kind of limiter. A manual clock and
-//! fixed arrivals make every run record the same.
+//! Records the data of the site's playground: two workers with loads of several sizes use each kind of limiter. A manual clock
+//! and fixed arrivals make every run record the same.
 //!
 //! `cargo run -p workglow-limit --example playground FILE`
 

@@ -1,5 +1,5 @@
-// POSTs a question to an AI provider, in front of which stand two limits that all programs with limits.db share: requests, and
-// tokens. Both are taken before the request is sent; a refusal pauses everyone; the tokens that were not used come back.
+// POSTs a question to an AI provider under two limits, requests and tokens, which all programs with limits.db share. Both are
+// taken before the request is sent; a refusal pauses all programs; unused tokens are returned.
 //
 //     cc client.c -o client $(pkg-config --cflags --libs workglow_limit libcurl)
 //     ./client http://localhost:8080/v1/chat/completions '{"model": "m", "messages": […], "max_tokens": 500}'
@@ -9,8 +9,8 @@
 #include <string.h>
 #include <workglow_limit.h>
 
-enum { TIMES = 3 };                                    /* A refused request is sent so often at most, */
-static const uint64_t WAIT_NS = UINT64_C(60000000000); /* and each time waits so long at most for its limits. */
+enum { TIMES = 3 };                                    /* The most attempts of a refused request, */
+static const uint64_t WAIT_NS = UINT64_C(60000000000); /* and the longest wait of each for its limits. */
 
 struct limits {
     wgl_limiter *requests, *tokens;
@@ -25,8 +25,8 @@ struct body {
     size_t size;
 };
 
-/* Takes both, or nothing. The tokens are tried when the request may start: whoever waited for them with a start in the hand
-   would send it late. Without room for them it waits there first, and tries the other. */
+/* Takes both, or nothing. It waits for one limit and then only tries the other: a wait with a start already taken would send
+   the request late. If the other denies, it waits there first and tries this one. */
 static int start(const struct limits *limits, uint64_t estimate, struct started *started) {
     int tokens_first = 1;
     for (;; tokens_first = !tokens_first) {
@@ -36,7 +36,7 @@ static int start(const struct limits *limits, uint64_t estimate, struct started 
         wgl_permit *of_second = tokens_first ? &started->request : &started->tokens;
         int status = wgl_acquire(first, "", 0, tokens_first ? estimate : 1, WAIT_NS, of_first, NULL);
         if (status != WGL_OK)
-            return status; /* WGL_DENIED: no room in time */
+            return status; /* WGL_DENIED: no capacity in time */
         status = wgl_try_acquire(second, "", 0, tokens_first ? 1 : estimate, of_second, NULL);
         if (status == WGL_OK)
             return WGL_OK;
@@ -64,20 +64,20 @@ static long long number(const struct body *body, const char *name) {
     return found == NULL ? -1 : strtoll(found + strlen(name), NULL, 10);
 }
 
-/* Nothing of it has left this machine. */
+/* Returns whether no part of the request has left this machine. */
 static int was_never_sent(CURLcode code) {
     return code == CURLE_URL_MALFORMAT || code == CURLE_UNSUPPORTED_PROTOCOL || code == CURLE_COULDNT_RESOLVE_HOST
            || code == CURLE_COULDNT_RESOLVE_PROXY || code == CURLE_COULDNT_CONNECT || code == CURLE_SSL_CONNECT_ERROR
            || code == CURLE_PEER_FAILED_VERIFICATION;
 }
 
-/* Sends it once, when the limits say so. */
+/* Sends it once, when the limits admit it. */
 static int send_once(CURL *curl, const struct limits *limits, uint64_t estimate, struct body *answer, long *status) {
     struct started started;
     curl_off_t retry_after = 0;
     int code = start(limits, estimate, &started);
     if (code != WGL_OK) {
-        fprintf(stderr, "%s\n", code == WGL_DENIED ? "no room within a minute" : wgl_last_error());
+        fprintf(stderr, "%s\n", code == WGL_DENIED ? "no capacity within a minute" : wgl_last_error());
         return -1;
     }
     CURLcode sent = curl_easy_perform(curl);
@@ -93,7 +93,7 @@ static int send_once(CURL *curl, const struct limits *limits, uint64_t estimate,
         return -1;
     }
     curl_easy_getinfo(curl, CURLINFO_RESPONSE_CODE, status);
-    if (*status == 429 || *status == 503) { /* One program is told, and all wait, in every language. */
+    if (*status == 429 || *status == 503) { /* One program gets the refusal, and all wait, in every language. */
         curl_easy_getinfo(curl, CURLINFO_RETRY_AFTER, &retry_after); /* seconds, also if the server sent a date */
         wgl_pause(limits->requests, "", 0, (uint64_t)(retry_after > 0 ? retry_after : 1) * UINT64_C(1000000000));
         wgl_settle(limits->tokens, &started.tokens, 0);

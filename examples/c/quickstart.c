@@ -1,4 +1,4 @@
-// Shares the limit "openai", 100 starts in any rolling minute, with everyone who uses limits.db of this directory.
+// Shares the limit "openai", 100 starts in any rolling minute, with all programs that use limits.db of this directory.
 //
 //     cc quickstart.c -o quickstart $(pkg-config --cflags --libs workglow_limit)
 #include <stdio.h>
@@ -24,7 +24,7 @@ int main(void) {
     switch (wgl_acquire(openai, "", 0, 1, 30000000000, &permit, NULL)) { /* no key, weight 1, at most 30 s */
     case WGL_OK: {
         int status = 200; /* ... call the API ... */
-        if (status == 429) /* one program is told, and all wait, in every language */
+        if (status == 429) /* one program gets the 429, and all wait, in every language */
             wgl_pause(openai, "", 0, 20000000000);
         wgl_complete(openai, &permit);
         break;

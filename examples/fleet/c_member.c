@@ -1,4 +1,4 @@
-/* The C member: two threads, each waiting for its turn. */
+/* The C member: two threads, each waiting in line. */
 
 #include "evidence.h"
 #include <pthread.h>

@@ -1,4 +1,4 @@
-/* How a C member writes down its starts: see evidence.py. */
+/* Records the starts of a C member: see evidence.py. */
 
 #ifndef EVIDENCE_H
 #define EVIDENCE_H
@@ -18,7 +18,7 @@ static inline uint64_t now_ns(void) {
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-/* Ends the program unless a call went well. */
+/* Ends the program unless the call succeeded. */
 static inline void must(int status) {
     if (status != WGL_OK) {
         fprintf(stderr, "%s: %s\n", wgl_status_name(status), wgl_last_error());
@@ -26,7 +26,7 @@ static inline void must(int status) {
     }
 }
 
-/* The log of this process. */
+/* Opens the log of this process. */
 static inline int evidence_open(const char *folder) {
     char path[4096];
     snprintf(path, sizeof path, "%s/c-%ld.log", folder, (long)getpid());
@@ -38,8 +38,8 @@ static inline int evidence_open(const char *folder) {
     return log;
 }
 
-/* Call it first thing after the call that admitted; `asked` is the time just before that call. Without a permit the
-   start is as old as that. */
+/* Call it directly after the call that admitted; `asked` is the time just before that call. Without a permit, the start
+   has that time. */
 static inline void evidence_start(int log, uint64_t asked, const wgl_limiter *limiter, const wgl_permit *permit) {
     uint64_t returned = now_ns(), a = asked;
     int waited = permit == NULL ? WGL_NONE : wgl_permit_ready_at_monotonic(limiter, permit, &a);

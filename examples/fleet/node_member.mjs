@@ -1,4 +1,4 @@
-// The Node member: two loops in one process, each waiting for its turn.
+// The Node member: two loops in one process, each waiting in line.
 
 import fs from "node:fs";
 import { setTimeout } from "node:timers/promises";
@@ -10,7 +10,7 @@ const limiter = new RateLimiter(new Store(FLEET_STORE), "fleet", {
   maxExecutions: Number(FLEET_LIMIT),
   windowSizeInSeconds: Number(FLEET_WINDOW),
 });
-// In append mode each write is one line as a whole.
+// In append mode each write is one whole line.
 const log = fs.openSync(`${FLEET_STARTS}/node-${process.pid}.log`, "a");
 
 async function work() {

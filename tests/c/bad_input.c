@@ -1,4 +1,4 @@
-// Everything that can be passed wrongly: a status and a message each time, nothing created, nothing written.
+// Invalid arguments of every call: each gives a status and a message, and creates and writes nothing.
 #include "check.h"
 #include <limits.h>
 #include <sys/stat.h>
@@ -314,7 +314,7 @@ static void permits(void) {
                 wgl_permit_ready_at_monotonic(limiters[i], &foreign, &monotonic_ns));
         CHECK(unix_ns == 7 && monotonic_ns == 7, "something was written");
         CHECK(wgl_permit_ready_at(limiters[i], &own, &unix_ns) == WGL_NONE && unix_ns == 7, "it did not wait");
-        // Permits with anything in them: any answer is good, a crash is not.
+        // Permits with arbitrary content: any status is accepted, a crash is not.
         uint64_t anything[] = {1, 2, 16, 4096, UINT64_MAX / 2, UINT64_MAX - 15, UINT64_MAX};
         for (int word = 1; word < 8; word++) {
             for (int value = 0; value < 7; value++) {
@@ -452,7 +452,7 @@ static void urls_and_files(const char *dir) {
     snprintf(url, sizeof url, "sqlite:%s/limits.db", path);
     REFUSED(WGL_STORE_FAILURE, "file", wgl_store_open(url, NULL, &new_store));
 
-    // A file that is something else stays as it was.
+    // A file of another format is left unchanged.
     snprintf(url, sizeof url, "sqlite:%s", path);
     REFUSED(WGL_NOT_A_STORE, "is not a workglow-limit store", wgl_store_open(url, NULL, &new_store));
     file = fopen(path, "r");
@@ -463,7 +463,7 @@ static void urls_and_files(const char *dir) {
     REFUSED(WGL_NOT_A_STORE, dir, wgl_store_open(url, NULL, &new_store));
     CHECK(new_store == NULL, "an answer was written");
 
-    // The mode is the requested one, whatever the umask.
+    // The mode is the requested one, regardless of the umask.
     struct stat made;
     options.mode = 0660;
     umask(0077);
@@ -487,7 +487,7 @@ int main(void) {
     windows();
     policies();
     sizes();
-    // The limiter keeps what it needs of the store.
+    // The limiter keeps the store alive.
     wgl_store_free(store);
     permits();
     texts();

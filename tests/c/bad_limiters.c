@@ -1,5 +1,4 @@
-// Everything that can be passed wrongly to make a limiter, of every kind: a status and a message each time, nothing
-// declared, nothing written.
+// Invalid arguments for limiters of every kind: each gives a status and a message, and declares and writes nothing.
 #include "check.h"
 #include <math.h>
 
@@ -68,7 +67,7 @@ OF_A_STORE(SIZES)
 #define REFUSE_NEW(text, kind, options) REFUSED(WGL_INVALID_ARGUMENT, text, wgl_##kind##_limiter_new(options, &made))
 #define REFUSE(text, kind, options) REFUSED(WGL_INVALID_ARGUMENT, text, kind##_of(options, &made))
 
-// Limiters of this process alone.
+// Limiters of this process only.
 static void private_limiters(void) {
     wgl_concurrency_limiter_options jobs = WGL_CONCURRENCY_LIMITER_OPTIONS_INIT;
     wgl_delay_limiter_options delay = WGL_DELAY_LIMITER_OPTIONS_INIT;
@@ -318,7 +317,7 @@ static void leases_and_counts(void) {
     CHECK(counts.known.admitted == 0, "an answer was written");
     counts.known.struct_size = sizeof counts;
     CHECK(wgl_stats(limiter, NULL, 0, &counts.known) == WGL_OK, "%s", wgl_last_error());
-    CHECK(counts.known.struct_size == sizeof counts && counts.later == 7, "what is newer was written");
+    CHECK(counts.known.struct_size == sizeof counts && counts.later == 7, "a newer field was written");
 
     // Another kind under the same name.
     wgl_delay_limiter_options delay = WGL_DELAY_LIMITER_OPTIONS_INIT;

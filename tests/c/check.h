@@ -12,7 +12,7 @@
 
 static atomic_int passed, failed;
 
-// Counts a check; one that fails says where, and what the text and its arguments say.
+// Counts a check; a failed one prints its location, the text and its arguments.
 #define CHECK(condition, ...)                                                                                        \
     do {                                                                                                             \
         if (condition) {                                                                                             \
@@ -25,7 +25,7 @@ static atomic_int passed, failed;
         }                                                                                                            \
     } while (0)
 
-// A call that the rest of the test needs.
+// A call that must succeed for the rest of the test.
 #define MUST(call)                                                                                                   \
     do {                                                                                                             \
         if ((call) != WGL_OK) {                                                                                      \
@@ -34,7 +34,7 @@ static atomic_int passed, failed;
         }                                                                                                            \
     } while (0)
 
-// A call must answer with this status.
+// A call must return this status.
 #define IS(status, call)                                                                                             \
     do {                                                                                                             \
         int got = (call);                                                                                            \
@@ -42,7 +42,7 @@ static atomic_int passed, failed;
               got < 0 ? wgl_last_error() : "");                                                                      \
     } while (0)
 
-// A call must fail with this status, and the message must say that.
+// A call must fail with this status, and the message must contain the text.
 #define REFUSED(status, text, call)                                                                                  \
     do {                                                                                                             \
         int got = (call);                                                                                            \
@@ -56,7 +56,7 @@ static inline int summary(const char *name) {
     return failed != 0 || passed == 0;
 }
 
-// Makes a directory and writes its path to `path`, which has room for 64 bytes.
+// Makes a directory and writes its path to `path`, which holds 64 bytes.
 static inline void make_dir(char *path) {
     strcpy(path, "/tmp/workglow-limit-XXXXXX");
     if (mkdtemp(path) == NULL) {
@@ -65,7 +65,7 @@ static inline void make_dir(char *path) {
     }
 }
 
-// Calls `each` with the path of everything in a directory, and says how much that is.
+// Calls `each` with the path of each entry of a directory, and returns their number.
 static inline int in_dir(const char *dir, int (*each)(const char *path)) {
     DIR *open = opendir(dir);
     int count = 0;

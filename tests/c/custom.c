@@ -1,5 +1,4 @@
-// Limiters of the program's own: what their functions are given, what becomes of what they return, when they are called,
-// and when the context is freed.
+// Custom limiters: the arguments of their functions, the use of the results, the calls, and when the context is freed.
 #include "check.h"
 #include <pthread.h>
 #include <sys/wait.h>
@@ -111,7 +110,7 @@ static void every_call_arrives(void) {
     wgl_custom_limiter_table table = table_of(&script);
     table.name = name;
     MUST(wgl_custom_limiter_new(&table, &limiter));
-    // The table was read, and is not looked at again.
+    // The table was copied, and is not read again.
     memset(&table, 0xff, sizeof table);
     memset(name, 'x', sizeof name - 1);
 
@@ -120,7 +119,7 @@ static void every_call_arrives(void) {
     CHECK(script.weight == UINT64_MAX, "weight %llu", (unsigned long long)script.weight);
     IS(WGL_OK, wgl_settle(limiter, &permit, 17));
     CHECK(script.number == UINT64_MAX && script.how == WGL_END_SETTLED && script.actual == 17, "end %u", script.how);
-    // A permit is ended once, whatever is called then.
+    // A permit is ended once; later calls have no effect.
     IS(WGL_OK, wgl_cancel(limiter, &permit));
     IS(WGL_OK, wgl_complete(limiter, &permit));
     IS(WGL_OK, wgl_settle(limiter, &permit, 1));
@@ -154,7 +153,7 @@ static void every_call_arrives(void) {
     was_called(&script, "record_job_completion", "k", 1);
     IS(WGL_OK, wgl_stats(limiter, NULL, 0, &counts));
 
-    // Bad input never gets that far.
+    // Bad input does not reach the custom functions.
     script.call[0] = '\0';
     IS(WGL_INVALID_ARGUMENT, wgl_try_acquire(limiter, NULL, 0, 0, &permit, NULL));
     IS(WGL_INVALID_ARGUMENT, wgl_clear(limiter, "\xff", 1));
@@ -176,7 +175,7 @@ static void denials_and_failures(void) {
     wgl_custom_limiter_table table = table_of(&script);
     MUST(wgl_custom_limiter_new(&table, &limiter));
     IS(WGL_DENIED, wgl_try_acquire(limiter, NULL, 0, 1, &permit, &after_ns));
-    CHECK(after_ns == 10000000, "who says nothing says 10 ms, not %llu ns", (unsigned long long)after_ns);
+    CHECK(after_ns == 10000000, "the default is 10 ms, not %llu ns", (unsigned long long)after_ns);
     script.retry_after_ns = UINT64_MAX;
     IS(WGL_DENIED, wgl_decide(limiter, NULL, 0, 1, &decision));
     CHECK(decision.retry_after_ns == UINT64_MAX, "%llu ns", (unsigned long long)decision.retry_after_ns);
@@ -186,7 +185,7 @@ static void denials_and_failures(void) {
     IS(WGL_DENIED, wgl_acquire(limiter, NULL, 0, 1, 1000, &permit, NULL));
     CHECK(permit.opaque[0] == 0 && script.ends == 0, "a denial has a permit");
 
-    // A denial answers only what may be denied.
+    // Any other status of `decide` is an error.
     int wrong[] = {WGL_NONE, 42, WGL_STORE_FAILURE, WGL_INTERNAL, -12345};
     for (int i = 0; i < 5; i++) {
         script.status = wrong[i];
@@ -203,7 +202,7 @@ static void denials_and_failures(void) {
     REFUSED(WGL_CUSTOM_FAILURE, "record_job_start", wgl_record_job_start(limiter, NULL, 0));
     REFUSED(WGL_CUSTOM_FAILURE, "record_job_completion", wgl_record_job_completion(limiter, NULL, 0));
 
-    // What could not be ended is ended at the next attempt.
+    // A permit whose end failed is ended at the next attempt.
     script.status = WGL_OK;
     IS(WGL_OK, wgl_try_acquire(limiter, NULL, 0, 1, &permit, NULL));
     script.status = WGL_STORE_TIMEOUT;
@@ -215,7 +214,7 @@ static void denials_and_failures(void) {
     wgl_limiter_free(limiter);
 }
 
-// Only what has to be there is there.
+// A table with only the required entries.
 static void a_table_needs_three_entries(void) {
     struct script script = {.status = WGL_OK};
     wgl_limiter *limiter;
@@ -269,7 +268,7 @@ static void as_a_child(void) {
     }
     IS(WGL_DENIED, (script.status = WGL_DENIED, wgl_decide(composite, "key", 3, 1, &decision)));
     CHECK(strcmp(decision.denied_by, "scripted") == 0, "denied by %s", decision.denied_by);
-    // The others' denials cost it nothing either.
+    // The denials of the others charge it nothing either.
     script.denies_only_decide = 0;
     script.status = WGL_OK;
     IS(WGL_OK, wgl_try_acquire(rate, NULL, 0, 2, &permit, NULL));
@@ -279,7 +278,7 @@ static void as_a_child(void) {
     IS(WGL_OK, wgl_pause(composite, "key", 3, 5000));
     was_called(&script, "pause", "key", 3);
 
-    // Freed with the last that needs it, in any order.
+    // Freed with its last user, in any order.
     wgl_limiter_free(own);
     CHECK(script.freed == 0, "freed while a composite has it");
     wgl_limiter_free(composite);
@@ -364,7 +363,7 @@ static void from_many_threads(void) {
     wgl_limiter_free(own);
 }
 
-// A child has a copy of the context, and what runs in it is its own.
+// A child has a copy of the context, and counts its own jobs.
 static void in_a_child(void) {
     struct at_once at_once = {0};
     wgl_custom_limiter_table table = at_once_table(&at_once);

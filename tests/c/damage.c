@@ -1,4 +1,4 @@
-// Files that others overwrote or linked: each call answers with a count or an error that says so, and nothing crashes.
+// Files that were overwritten or linked from outside: each call returns a count or an error about it, without a crash.
 #include "check.h"
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -10,7 +10,7 @@ enum { LIMIT = 100, ROUNDS = 10 };
 
 static char dir[64], url[96], database[96], lane[112];
 
-// In a process of its own: a store that was damaged is not opened again by the same process.
+// Runs `use` in a process of its own, because a process does not open a damaged store again.
 static int in_child(int (*use)(void)) {
     fflush(NULL);
     pid_t child = fork();
@@ -55,7 +55,7 @@ static int take_ten(void) {
     return 0;
 }
 
-// Its exit status is 1 after an answer that damage does not explain, 2 if the whole of it was refused.
+// The exit status is 1 after a result that damage does not explain, 2 if every call was refused.
 static int use_damaged(void) {
     wgl_store *store = NULL;
     wgl_limiter *limiter = NULL;

@@ -1,5 +1,5 @@
-// The limiters that C makes of options, texts and files: each one by two handles of the same store, on memory: and on
-// sqlite:, by a manual clock. What they decide to the microsecond is in the vectors.
+// Limiters made in C from options, texts and files: each through two handles of the same store, on memory: and on
+// sqlite:, by a manual clock. The vectors test decisions to the microsecond.
 #include "check.h"
 
 #define MS UINT64_C(1000000)
@@ -29,7 +29,7 @@ static void advance(uint64_t by_ns) {
     MUST(wgl_manual_clock_advance(clock_of_test, by_ns));
 }
 
-// Each makes a limiter that the store shares, whose window or period is a second.
+// Each makes a limiter in the store, with a window or period of one second.
 
 static int rate(const char *name, wgl_limiter **limiter) {
     wgl_rate_limiter_options options = WGL_RATE_LIMITER_OPTIONS_INIT;
@@ -157,7 +157,7 @@ static void a_kind_is_shared(const struct kind *kind) {
     CHECK(decision.retry_after_ns > 0 && decision.remaining == 0, "%s: retry after %d, remaining %d", kind->name,
           (int)decision.retry_after_ns, (int)decision.remaining);
     CHECK(wgl_can_proceed(attached, "other", 5) == WGL_OK, "%s: another key: %s", kind->name, wgl_last_error());
-    // What never ran makes room again.
+    // A cancelled start frees its units.
     IS(WGL_OK, wgl_cancel(starts % 2 == 0 ? attached : declared, &permits[starts - 1]));
     CHECK(wgl_try_acquire(attached, "k", 1, 1, &permits[starts - 1], NULL) == WGL_OK, "%s: after a cancel", kind->name);
     for (int i = 0; i < starts; i++)
@@ -180,7 +180,7 @@ static void a_name_has_one_kind(void) {
         snprintf(name, sizeof name, "kind-%d", i);
         MUST(kinds[i].make(name, &limiter));
         for (int j = 0; j < 10; j++) {
-            // One that is the same with other settings takes its place.
+            // The same kind with other settings replaces it.
             int same = i == j || (i == 3 && j == 4) || (i == 4 && j == 3) || (i == 5 && j == 6) || (i == 6 && j == 5);
             if (same)
                 continue;
@@ -193,7 +193,7 @@ static void a_name_has_one_kind(void) {
     }
 }
 
-// What only this process knows.
+// Limiters of this process only.
 static void limiters_without_a_store(void) {
     wgl_delay_limiter_options delay_options = WGL_DELAY_LIMITER_OPTIONS_INIT;
     wgl_evenly_spaced_limiter_options even = WGL_EVENLY_SPACED_LIMITER_OPTIONS_INIT;
@@ -226,7 +226,7 @@ static void limiters_without_a_store(void) {
         MUST(wgl_evenly_spaced_limiter_new(&even, &limiter));
         IS(WGL_OK, wgl_try_acquire(limiter, NULL, 0, 1, &permit, NULL));
         advance(100 * MS);
-        // One copy of a permit is ended, however often.
+        // A permit ends once.
         IS(WGL_OK, wgl_complete(limiter, &permit));
         IS(WGL_OK, wgl_complete(limiter, &permit));
         IS(WGL_DENIED, wgl_try_acquire(limiter, NULL, 0, 1, &second, &retry_ns));

@@ -8,7 +8,7 @@
 
 enum { LIMIT = 100, CHILDREN = 4, FORKS = 50, ROUNDS = FORKS / CHILDREN + 1, THREADS = 2 };
 
-// What parent and children share.
+// State shared by the parent and its children.
 struct shared {
     // Admissions, by round.
     atomic_int admitted[ROUNDS];
@@ -23,8 +23,8 @@ static size_t key_of(char *key, size_t size, const char *kind, int number) {
     return (size_t)snprintf(key, size, "%s-%d", kind, number);
 }
 
-// Takes the rest of a round's budget. New keys in between, because they take locks.
-static void drain(int round, int who) {
+// Takes the rest of a round's budget, with new keys in between, because they take locks.
+static void drain(int round, int process) {
     char key[32], own[32];
     size_t length = key_of(key, sizeof key, "round", round);
     int status;
@@ -36,7 +36,7 @@ static void drain(int round, int who) {
             if (wgl_complete(limiter, &permit) != WGL_OK)
                 shared->errors++;
             static int number;
-            size_t own_length = key_of(own, sizeof own, "own", who * 100000 + number++ % 40);
+            size_t own_length = key_of(own, sizeof own, "own", process * 100000 + number++ % 40);
             if (wgl_try_acquire(limiter, own, own_length, 1, &permit, NULL) < 0)
                 shared->errors++;
         }
@@ -47,7 +47,7 @@ static void drain(int round, int who) {
     }
 }
 
-// Decides on the round's budget and on everything else, until it is stopped.
+// Decides on the round's budget and on all other limiters, until it is stopped.
 static void *decide_all_the_while(void *number) {
     wgl_limiter *all[] = {limiter, memory_limiter, composite};
     for (int i = 0; !shared->stop; i++) {
@@ -67,17 +67,17 @@ static void *decide_all_the_while(void *number) {
     return NULL;
 }
 
-// What a child does; its exit status says whether all was well.
+// Runs in a child; the exit status is 0 if all calls succeeded.
 static int child(int round, int number) {
     wgl_permit permit;
     if (wgl_fork_generation() == generation)
         return 1;
     drain(round, 1 + number);
-    // Its own count of running jobs is empty, whatever runs in the parent.
+    // The child's own count of running jobs is empty, regardless of jobs in the parent.
     int mine = wgl_try_acquire(concurrency, NULL, 0, 1, &permit, NULL);
     if (mine != WGL_OK || wgl_complete(concurrency, &permit) != WGL_OK)
         return 2;
-    // The other limiters work here too, whatever the parent's threads were doing with them.
+    // The other limiters work here too, regardless of what the parent's threads did with them at the fork.
     if (wgl_try_acquire(memory_limiter, "child", 5, 1, &permit, NULL) < 0)
         return 3;
     int status = wgl_try_acquire(composite, "child", 5, 1, &permit, NULL);
@@ -124,7 +124,7 @@ int main(void) {
         for (int i = 0; i < count; i++, forks++) {
             children[i] = fork();
             if (children[i] == 0) {
-                // A process that hangs is killed, and counted.
+                // A process that hangs is killed and counted.
                 alarm(30);
                 _exit(child(round, i));
             }
@@ -136,7 +136,7 @@ int main(void) {
             }
             CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "round %d, child %d: status %#x", round, i, status);
         }
-        // A thread that has taken the last unit may still be waiting for the ledger.
+        // The thread that took the last unit may still be waiting for the ledger.
         for (int wait = 0; wait < 10000 && shared->admitted[round] < LIMIT; wait++)
             usleep(1000);
         CHECK(shared->admitted[round] == LIMIT, "round %d: %d admitted", round, shared->admitted[round]);
@@ -145,12 +145,12 @@ int main(void) {
     for (int i = 0; i < THREADS; i++)
         pthread_join(threads[i], NULL);
     CHECK(forks == FORKS, "%d forks", forks);
-    CHECK(wgl_fork_generation() == generation, "a parent goes on as it was");
+    CHECK(wgl_fork_generation() == generation, "the parent's generation is unchanged");
     CHECK(shared->errors == 0, "%d errors", shared->errors);
-    // No process took anything after a round was over.
+    // No process took a unit after a round was over.
     for (int round = 0; round < ROUNDS; round++)
         CHECK(shared->admitted[round] == LIMIT, "round %d: %d admitted in the end", round, shared->admitted[round]);
-    // The permit that was held across all the forks is the parent's still.
+    // The permit that was held across all the forks still belongs to the parent.
     wgl_permit second;
     CHECK(wgl_try_acquire(concurrency, NULL, 0, 1, &second, NULL) == WGL_DENIED, "the parent's job still runs");
     CHECK(wgl_complete(concurrency, &held) == WGL_OK, "%s", wgl_last_error());

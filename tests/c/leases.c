@@ -1,5 +1,5 @@
-// How many run at the same time, in all processes: holders that were killed or went away, leases that end and are
-// renewed, and the numbers that order them.
+// Concurrency limits across processes: holders that were killed or exited, leases that expire and are renewed, and the
+// fencing numbers that order them.
 #include "check.h"
 #include <signal.h>
 #include <sys/wait.h>
@@ -28,46 +28,46 @@ static wgl_limiter *limit(wgl_store *store, uint64_t most, uint64_t lease_ns) {
     return limiter;
 }
 
-// A child takes all units, says so, and then dies, or goes away without a word, or ends its start first.
+// A child takes all units, reports that, and then is killed, or exits without ending its start, or ends it first.
 enum way { KILLED, GOES_AWAY, COMPLETES };
 
 static void a_dead_holder_returns_its_slot(enum way way) {
     wgl_store *store;
     wgl_permit permit;
-    int told[2], go[2];
+    int ready[2], go[2];
     char byte = 0;
     open_store("sqlite:", NULL, &store);
     wgl_limiter *limiter = limit(store, 2, 0);
-    CHECK(pipe(told) == 0 && pipe(go) == 0, "pipes");
+    CHECK(pipe(ready) == 0 && pipe(go) == 0, "pipes");
     pid_t child = fork();
     if (child == 0) {
         alarm(30);
         wgl_permit mine, other;
         int ok = wgl_try_acquire(limiter, "k", 1, 1, &mine, NULL) == WGL_OK;
         ok = ok && wgl_try_acquire(limiter, "k", 1, 1, &other, NULL) == WGL_OK;
-        ok = ok && write(told[1], ok ? "+" : "-", 1) == 1 && read(go[0], &byte, 1) == 1;
+        ok = ok && write(ready[1], ok ? "+" : "-", 1) == 1 && read(go[0], &byte, 1) == 1;
         if (way == COMPLETES)
             ok = ok && wgl_complete(limiter, &mine) == WGL_OK && wgl_complete(limiter, &other) == WGL_OK;
         _exit(ok ? 0 : 1);
     }
-    CHECK(read(told[0], &byte, 1) == 1 && byte == '+', "the child got nothing");
+    CHECK(read(ready[0], &byte, 1) == 1 && byte == '+', "the child was not admitted");
     IS(WGL_DENIED, wgl_try_acquire(limiter, "k", 1, 1, &permit, NULL));
     IS(WGL_OK, wgl_try_acquire(limiter, "other", 5, 2, &permit, NULL));
     if (way == KILLED)
         kill(child, SIGKILL);
     else
-        CHECK(write(go[1], "!", 1) == 1, "the child was not told");
+        CHECK(write(go[1], "!", 1) == 1, "the child was not notified");
     int status = -1;
     waitpid(child, &status, 0);
     CHECK(way == KILLED ? WIFSIGNALED(status) : WIFEXITED(status) && WEXITSTATUS(status) == 0, "status %#x", status);
     IS(WGL_OK, wgl_try_acquire(limiter, "k", 1, 2, &permit, NULL));
     IS(WGL_DENIED, wgl_try_acquire(limiter, "k", 1, 1, &permit, NULL));
-    close(told[0]), close(told[1]), close(go[0]), close(go[1]);
+    close(ready[0]), close(ready[1]), close(go[0]), close(go[1]);
     wgl_limiter_free(limiter);
     wgl_store_free(store);
 }
 
-// Two processes never hold more than there is, and each number that they get is a new one.
+// Two processes never hold more than the limit, and each fencing number that they get is new.
 static void numbers_of_two_processes(void) {
     enum { STARTS = 200 };
     wgl_store *store;
@@ -134,7 +134,7 @@ static void a_lease_ends(const char *scheme) {
     IS(WGL_OK, wgl_try_acquire(another, NULL, 0, 1, &second, NULL));
     IS(WGL_OK, wgl_fence(another, &second, &fence_2));
     CHECK(fence_2 > fence_1, "%llu after %llu", (unsigned long long)fence_2, (unsigned long long)fence_1);
-    // The first has lost it; nothing that it does affects the second.
+    // The first has lost its lease; its later calls do not affect the second.
     REFUSED(WGL_LEASE_LOST, "gpu", wgl_renew(limiter, &first));
     IS(WGL_OK, wgl_complete(limiter, &first));
     IS(WGL_DENIED, wgl_try_acquire(limiter, NULL, 0, 1, &third, NULL));
@@ -152,7 +152,7 @@ static void a_lease_ends(const char *scheme) {
     wgl_manual_clock_free(clock);
 }
 
-// Without a lease a start holds its units as long as its process lives.
+// Without a lease, a start holds its units until its process ends.
 static void without_a_lease(const char *scheme) {
     wgl_store *store;
     wgl_manual_clock *clock;

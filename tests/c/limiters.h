@@ -1,4 +1,4 @@
-// The limiters that vectors name, each made with the constructor of its kind.
+// Makes the limiters that vectors name, each with the constructor of its kind.
 #ifndef LIMITERS_H
 #define LIMITERS_H
 
@@ -15,12 +15,12 @@ static inline uint64_t units(const char *word) {
     return strtoull(word, NULL, 10);
 }
 
-// The place of a word among some.
+// The index of a word in a list.
 static inline uint32_t choice(const char *word, const char *const *words, uint32_t count) {
     for (uint32_t i = 0; i < count; i++)
         if (strcmp(word, words[i]) == 0)
             return i;
-    fprintf(stderr, "what is %s?\n", word);
+    fprintf(stderr, "unknown word: %s\n", word);
     exit(1);
 }
 
@@ -110,7 +110,7 @@ static inline wgl_limiter *rate_of(wgl_store *store, const char *name, char **wo
     return limiter;
 }
 
-// The limiter of a kind and of what follows it in its line, which is torn up.
+// The limiter of a kind and of the rest of its line, which is split in place.
 static inline wgl_limiter *limiter_of(wgl_store *store, const char *name, const char *kind, char *rest) {
     static const char *const spacings[] = {"adaptive", "strict"};
     wgl_limiter *limiter = NULL;

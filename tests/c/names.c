@@ -1,4 +1,4 @@
-// Names, versions and defaults: what a program learns about stores, limiters and the library itself.
+// Names, versions and defaults: the properties of stores, limiters and the library that a program can read.
 #include "check.h"
 
 #if WGL_VERSION_NUMBER < 100 || WGL_VERSION_NUMBER != WGL_VERSION_MAJOR * 10000 + WGL_VERSION_MINOR * 100 + WGL_VERSION_PATCH
@@ -13,7 +13,7 @@ static void versions(void) {
     CHECK(wgl_abi_version() == WGL_ABI_VERSION, "%d", wgl_abi_version());
 }
 
-// Whether a list has exactly these texts, in order.
+// Checks that a list has exactly these texts, in order.
 static void are(const wgl_strings *strings, const char *const *expected, size_t count) {
     CHECK(wgl_strings_count(strings) == count, "%zu texts, not %zu", wgl_strings_count(strings), count);
     for (size_t i = 0; i < count; i++) {

@@ -13,7 +13,7 @@ static wgl_manual_clock *clock_of_test;
 static wgl_store *store;
 static wgl_limiter *limiter;
 
-// Says where, too.
+// Reports the URL, too.
 #undef IS
 #define IS(status, call)                                                                                             \
     do {                                                                                                             \
@@ -93,7 +93,7 @@ static void a_place_travels(const char *scheme) {
     IS(WGL_DENIED, wgl_present(another, &moved, &after_ns));
     CHECK(after_ns == 1000 * MS, "on %s: early by %llu ns", url, (unsigned long long)after_ns);
     IS(WGL_OK, wgl_permit_to_text(another, &moved, again, sizeof again, NULL));
-    CHECK(strcmp(text, again) == 0, "on %s: whoever is early keeps the place: %s, not %s", url, again, text);
+    CHECK(strcmp(text, again) == 0, "on %s: an early caller keeps the place: %s, not %s", url, again, text);
 
     advance(1000 * MS);
     IS(WGL_OK, wgl_permit_from_text(another, text, length, &used));
@@ -109,7 +109,7 @@ static void a_place_travels(const char *scheme) {
     end();
 }
 
-// Late or overtaken, a place becomes another one, never a start.
+// A late or overtaken place becomes another place, never a start.
 static void a_place_expires(const char *scheme) {
     wgl_permit permit = {{0}}, place = {{0}};
     uint64_t after_ns = 7;
@@ -161,7 +161,7 @@ static void a_place_is_waited_for(const char *scheme) {
     end();
 }
 
-// Really asleep, on the system's clock: not before its time.
+// A real sleep on the system's clock does not end before the place is ready.
 static void a_place_is_slept_for(void) {
     wgl_rate_limiter_options rate = WGL_RATE_LIMITER_OPTIONS_INIT;
     wgl_permit permit = {{0}}, place = {{0}};
@@ -190,13 +190,13 @@ static void a_start_is_cancelled(const char *scheme) {
     starts(1, &b);
     CHECK(remaining() == 0, "on %s: %d left", url, (int)remaining());
     IS(WGL_OK, wgl_cancel(limiter, &a));
-    CHECK(remaining() == 1, "on %s: %d left of what was cancelled", url, (int)remaining());
+    CHECK(remaining() == 1, "on %s: %d left, the start was cancelled once", url, (int)remaining());
     IS(WGL_OK, wgl_cancel(limiter, &a));
     IS(WGL_OK, wgl_settle(limiter, &a, 2));
     IS(WGL_OK, wgl_complete(limiter, &b));
     IS(WGL_OK, wgl_cancel(limiter, &b));
     IS(WGL_OK, wgl_settle(limiter, &b, 0));
-    CHECK(remaining() == 1, "on %s: %d left, an end was not the only one", url, (int)remaining());
+    CHECK(remaining() == 1, "on %s: %d left, each permit ends once", url, (int)remaining());
     starts(1, &a);
 
     IS(WGL_OK, reserves(&place, NULL));
@@ -274,7 +274,7 @@ static void a_place_that_started_elsewhere(const char *scheme) {
     CHECK(remaining() == 1, "on %s: %d left, the start was cancelled", url, (int)remaining());
     IS(WGL_OK, reserves(&place, NULL));
     IS(WGL_OK, wgl_cancel_place(limiter, &place));
-    CHECK(remaining() == 1, "on %s: %d left, nobody started", url, (int)remaining());
+    CHECK(remaining() == 1, "on %s: %d left, nothing started", url, (int)remaining());
     IS(WGL_INVALID_ARGUMENT, wgl_cancel_place(limiter, NULL));
     IS(WGL_INVALID_ARGUMENT, wgl_cancel_place(NULL, &place));
     end();
@@ -302,7 +302,7 @@ static void several_windows(const char *scheme) {
     end();
 }
 
-// A policy of one key, which is unused, and is not the longer key that begins with it.
+// A policy of one unused key, and not of the longer key that begins with it.
 static void a_tenant_has_a_plan(void) {
     wgl_decision decision = WGL_DECISION_INIT;
     IS(WGL_UNKNOWN_LIMIT, wgl_store_override(store, "nothing", "7/1s", "tenant", 6));
@@ -331,7 +331,7 @@ static void an_operator_overrides(const char *scheme) {
     IS(WGL_OK, wgl_store_override(store, "api", "3/1s", NULL, 0));
     CHECK(remaining() == 3, "on %s: %d left", url, (int)remaining());
     MUST(wgl_rate_limiter_new(store, "api", &rate, &restarted));
-    CHECK(remaining() == 3, "on %s: %d left, what is declared does not undo it", url, (int)remaining());
+    CHECK(remaining() == 3, "on %s: %d left, a declaration does not undo the override", url, (int)remaining());
     IS(WGL_OK, wgl_store_lift(store, "api", NULL, 0));
     CHECK(remaining() == 1, "on %s: %d left", url, (int)remaining());
     a_tenant_has_a_plan();
@@ -340,7 +340,7 @@ static void an_operator_overrides(const char *scheme) {
     end();
 }
 
-// What a decision answers when its store's files have gone.
+// The result of a decision after its store's files were removed.
 static void a_store_fails(void) {
     int answers[] = {WGL_STORE_FAILURE, WGL_DENIED, WGL_OK};
     uint32_t choices[] = {WGL_ON_ERROR_RAISE, WGL_ON_ERROR_DENY, WGL_ON_ERROR_ADMIT};
@@ -363,7 +363,7 @@ static void a_store_fails(void) {
         IS(WGL_OK, wgl_store_failures(store, &failures));
         CHECK(failures == 0, "%d failures", (int)failures);
         snprintf(lane, sizeof lane, "%s-lane", url + strlen("sqlite:"));
-        // Where the lane was there is something that can be none.
+        // A directory in the lane's path: no lane can be opened there.
         CHECK(unlink(lane) == 0 && mkdir(lane, 0700) == 0, "%s", lane);
         advance(2000 * MS);
         IS(answers[i], wgl_try_acquire(limiter, NULL, 0, 1, &permit, NULL));
@@ -381,7 +381,7 @@ static void a_store_fails(void) {
     }
 }
 
-// Code that is tried without a limit runs as it does with one.
+// With the null limiter, code runs as it does with a limit.
 static void no_limit(void) {
     wgl_permit place = {{0}}, copy = {{0}};
     uint64_t after_ns = 7;
@@ -404,7 +404,7 @@ static void no_limit(void) {
     wgl_limiter_free(limiter);
 }
 
-// What a program drops that need not be ended takes no memory for ever.
+// Permits that need no end do not leak memory when a program drops them.
 static void a_composite_forgets_ended_permits(void) {
     wgl_limiter *composite;
     wgl_permit permit;

@@ -23,7 +23,7 @@ static inline int redis_connect(void) {
     return -1;
 }
 
-// It listens on a socket in a directory of its own.
+// Starts a server on a socket in a directory of its own.
 static inline void redis_start(void) {
     char command[512];
     int to = -1;
@@ -44,7 +44,7 @@ static inline void redis_start(void) {
     close(to);
 }
 
-// The beginning of what a command answers.
+// The beginning of the reply to a command.
 static inline const char *redis_command(const char *command) {
     static char answer[4096];
     ssize_t length = 0;
@@ -56,7 +56,7 @@ static inline const char *redis_command(const char *command) {
     return answer;
 }
 
-// Its process.
+// The server's process.
 static inline pid_t redis_pid(void) {
     const char *found = strstr(redis_command("INFO server"), "process_id:");
     return found == NULL ? 0 : atoi(found + strlen("process_id:"));

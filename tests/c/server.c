@@ -37,7 +37,7 @@ static int starts(wgl_limiter *limiter, int attempts) {
     return count;
 }
 
-// In a process of its own, whose exit status says how many.
+// Runs in a process of its own, whose exit status is that number.
 static pid_t starts_in_child(wgl_limiter *inherited) {
     pid_t child = fork();
     if (child == 0) {
@@ -81,7 +81,7 @@ static void a_lease_counts_for_other_processes(void) {
         wgl_permit own;
         alarm(60);
         IS(WGL_DENIED, wgl_try_acquire(limiter, NULL, 0, 1, &own, NULL));
-        // It is the parent's.
+        // The permit belongs to the parent.
         IS(WGL_OK, wgl_complete(limiter, &permit));
         IS(WGL_DENIED, wgl_try_acquire(limiter, NULL, 0, 1, &own, NULL));
         _exit(failed != 0);
@@ -111,7 +111,7 @@ static void connection_errors_hide_the_password(void) {
     redis_command("AUTH right\r\nCONFIG SET requirepass \"\"");
 }
 
-// One that has stopped answers nothing; one that is gone, neither.
+// Neither a stopped server nor a killed one answers.
 static void decisions_without_a_server_follow_on_error(void) {
     static const int answers[] = {WGL_STORE_TIMEOUT, WGL_DENIED, WGL_OK};
     wgl_limiter *limiters[3];
@@ -129,7 +129,7 @@ static void decisions_without_a_server_follow_on_error(void) {
     kill(server, SIGCONT);
     for (int i = 0; i < 3; i++)
         while (wgl_try_acquire(limiters[i], NULL, 0, 1, &permit, NULL) != WGL_OK)
-            usleep(1000); // It may be busy with what it has missed.
+            usleep(1000); // It may be busy with the requests it missed.
     kill(server, SIGKILL);
     REFUSED(WGL_STORE_FAILURE, redis.url, wgl_try_acquire(limiters[0], NULL, 0, 1, &permit, NULL));
     IS(WGL_DENIED, wgl_try_acquire(limiters[1], NULL, 0, 1, &permit, NULL));

@@ -1,4 +1,4 @@
-// Eight threads on one limiter: what they get together is what the limit says, and messages stay with their thread.
+// Eight threads on one limiter: together they get exactly the limit, and error messages stay with their thread.
 #include "check.h"
 #include <pthread.h>
 

@@ -51,7 +51,7 @@ static void begin(const char *scheme, const char *name) {
 static const char *const schemes[] = {"memory:", "sqlite:", "redis:", "postgres:"};
 enum { SCHEMES = sizeof schemes / sizeof *schemes };
 
-// How many cases ran, by kind of limiter.
+// The number of cases that ran, by kind of limiter.
 static struct {
     char kind[32];
     int ran[SCHEMES];
@@ -65,7 +65,7 @@ static void count_case(void) {
     cells[i].ran[choice(now.scheme, schemes, SCHEMES)]++;
 }
 
-// Shows that no kind was left out: lines of "KIND STORE CASES" in DIR/c, if WGL_CELLS is DIR.
+// Records the coverage of kinds: lines of "KIND STORE CASES" in DIR/c, if WGL_CELLS is DIR.
 static void write_cells(void) {
     const char *dir = getenv("WGL_CELLS");
     char path[512];

@@ -1,4 +1,4 @@
-// Waits in steps, priorities, and how long to stay away. By a manual clock, but for the last one; one start a second.
+// Waits in steps, priorities, and suggested delays. By a manual clock, except the last test; one start a second.
 #include "check.h"
 #include <pthread.h>
 #include <stddef.h>
@@ -42,7 +42,7 @@ static wgl_waiter *waits(int32_t priority, uint64_t timeout_ns) {
     return waiter;
 }
 
-// Every waiter takes a step when its nap is over; they start in the order of their priority, then of asking.
+// Every waiter takes a step when its nap is over; they start in the order of priority, then of arrival.
 static void steps_in_order(void) {
     enum { WAITERS = 20 };
     wgl_waiter *waiters[WAITERS];
@@ -92,7 +92,7 @@ static void a_wait_ends(void) {
     uint64_t nap_ns = 0, after_ns = 0;
     begin(1);
 
-    // Known at once.
+    // The denial is known at once.
     wgl_waiter *waiter = waits(0, 999 * MS);
     IS(WGL_DENIED, wgl_waiter_step(waiter, &permit, &nap_ns));
     CHECK(nap_ns == 1000 * MS, "again after %llu ns", (unsigned long long)nap_ns);
@@ -101,7 +101,7 @@ static void a_wait_ends(void) {
     IS(WGL_DENIED, wgl_acquire(limiter, NULL, 0, 1, 999 * MS, &permit, &after_ns));
     CHECK(after_ns == 1000 * MS, "again after %llu ns", (unsigned long long)after_ns);
 
-    // Given up: the next one has its place.
+    // A waiter that is freed leaves its place to the next one.
     waiter = waits(0, WGL_FOREVER);
     IS(WGL_WAITING, wgl_waiter_step(waiter, &permit, &nap_ns));
     wgl_waiter *next = waits(0, WGL_FOREVER);
@@ -133,7 +133,7 @@ static void a_place_in_steps(void) {
     IS(WGL_OK, wgl_waiter_step(waiter, &permit, &nap_ns));
     wgl_waiter_free(waiter);
 
-    // Given up, its place goes back.
+    // When the waiter is freed, its place is returned.
     IS(WGL_OK, wgl_reserve(limiter, NULL, 0, 1, WGL_FOREVER, WGL_DEFAULT_GRACE, &place, NULL));
     IS(WGL_OK, wgl_waiter_new_for_place(limiter, &place, WGL_FOREVER, &waiter));
     IS(WGL_WAITING, wgl_waiter_step(waiter, &permit, NULL));
@@ -141,7 +141,7 @@ static void a_place_in_steps(void) {
     advance(1025 * MS);
     IS(WGL_OK, wgl_try_acquire(limiter, NULL, 0, 1, &permit, NULL));
 
-    // Its time does not come.
+    // The place is not ready within the timeout.
     IS(WGL_OK, wgl_reserve(limiter, NULL, 0, 1, WGL_FOREVER, WGL_DEFAULT_GRACE, &place, NULL));
     IS(WGL_DENIED, wgl_acquire_place(limiter, &place, 10 * MS, &after_ns));
     CHECK(after_ns == 1000 * MS, "again after %llu ns", (unsigned long long)after_ns);

@@ -1,4 +1,4 @@
-// Takes so many starts of the limit "shared" that a C++ program declared: by_c URL STARTS. How many it got is its status.
+// by_c URL STARTS: takes starts of the limit "shared" that a C++ program declared. The exit status is the number admitted.
 #include <stdio.h>
 #include <stdlib.h>
 #include <workglow_limit.h>

@@ -21,10 +21,10 @@ inline void check(bool condition, const std::string &what, const char *file, int
     }
 }
 
-// Counts a check; one that fails says where, and what it was about.
+// Counts a check; a failed one prints its location and its subject.
 #define CHECK(condition, about) check(static_cast<bool>(condition), std::string(#condition ": ") + (about), __FILE__, __LINE__)
 
-// The call must throw an Error with this code, whose message says that.
+// The call must throw an Error with this code and a message that contains the text.
 #define THROWS(expected, text, call)                                                                                 \
     do {                                                                                                             \
         try {                                                                                                        \
@@ -37,7 +37,7 @@ inline void check(bool condition, const std::string &what, const char *file, int
         }                                                                                                            \
     } while (0)
 
-// A directory that goes when the test ends.
+// A directory that is removed when the test ends.
 class Directory {
 public:
     Directory() {
@@ -54,7 +54,7 @@ private:
     char path_[32] = "/tmp/workglow-limit-XXXXXX";
 };
 
-// A store of that scheme, by a manual clock.
+// A store of this scheme, by a manual clock.
 struct Bench {
     Bench(const std::string &scheme, const Directory &dir)
         : url(scheme == "sqlite:" ? scheme + dir / std::to_string(number++) + ".db" : scheme), store(open()) {}
@@ -71,7 +71,7 @@ struct Bench {
     workglow::Store store;
 };
 
-// Runs a test on both kinds of store, counts what it throws, and ends with the line that is counted.
+// Runs a test on both kinds of store, counts exceptions as failures, and prints the summary line.
 template <class Test> int run(const char *name, Test test) {
     try {
         const Directory dir;

@@ -73,10 +73,10 @@ static void exceptions(Scripted &script, const Limiter &limiter) {
         auto permit = limiter.try_acquire();
         script.throws = "never mind";
         THROWS(WGL_CUSTOM_FAILURE, "never mind", permit->complete());
-        CHECK(*permit, "it is held still");
+        CHECK(*permit, "the permit is still held");
     }
     script.throws.clear();
-    CHECK(limiter.try_acquire().has_value(), "and goes on");
+    CHECK(limiter.try_acquire().has_value(), "the limiter works again");
 }
 
 int main() {
@@ -101,13 +101,13 @@ int main() {
             THROWS(WGL_CUSTOM_FAILURE, "broken", composite.try_acquire());
             CHECK(rate.peek().remaining == 1, "nor for a failure");
             script->throws.clear();
-            CHECK(composite.try_acquire().has_value() && !composite.try_acquire(), "both are asked");
+            CHECK(composite.try_acquire().has_value() && !composite.try_acquire(), "both decide");
             CHECK(freed == 0, "in use");
         }
         CHECK(freed == 1, "freed once: " + std::to_string(freed));
         THROWS(WGL_INVALID_ARGUMENT, "custom is null", CustomLimiter("none", nullptr));
         THROWS(WGL_INVALID_ARGUMENT, "name is empty", CustomLimiter("", std::make_shared<Scripted>(freed)));
         THROWS(WGL_INVALID_ARGUMENT, "NUL", CustomLimiter(std::string(1, '\0'), std::make_shared<Scripted>(freed)));
-        CHECK(freed == 3, "what is refused is freed: " + std::to_string(freed));
+        CHECK(freed == 3, "a refused context is freed: " + std::to_string(freed));
     });
 }

@@ -17,7 +17,7 @@ static void is_a_limit(const Bench &bench, const Limiter &limiter, const Limiter
     CHECK(permits.size() == starts, denied_by + ": " + std::to_string(permits.size()));
     const Decision denial = same.decide("k");
     CHECK(!denial && !denial.admitted && !denial.permit, denied_by);
-    CHECK(denial.denied_by == denied_by, denial.denied_by.value_or("nobody"));
+    CHECK(denial.denied_by == denied_by, denial.denied_by.value_or("no limit"));
     CHECK(denial.retry_after > 0s && denial.suggested_after >= denial.retry_after && denial.remaining == 0, denied_by);
     CHECK(!same.acquire("k", 1, 0s), denied_by);
     CHECK(limiter.can_proceed("other"), denied_by);
@@ -95,7 +95,7 @@ static void composites(const Bench &bench) {
     is_a_limit(bench, both, both, 2, "2 concurrent");
     THROWS(WGL_WEIGHT_EXCEEDS_CAPACITY, "2 concurrent", both.try_acquire("", 3));
     const CompositeLimiter none;
-    CHECK(none.try_acquire().has_value(), "as long as it has none");
+    CHECK(none.try_acquire().has_value(), "an empty composite admits");
     none.add(both);
     none.add(NullLimiter());
     auto first = none.try_acquire("x"), second = none.try_acquire("x"), third = none.try_acquire("x");

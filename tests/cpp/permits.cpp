@@ -1,4 +1,4 @@
-// Permits end with their scope, whatever happened in it; places start once or are given back. On memory: and sqlite:.
+// Permits end with their scope, also after an exception; places start once or are returned. On memory: and sqlite:.
 #include "check.hpp"
 #include <atomic>
 #include <sys/wait.h>
@@ -39,11 +39,11 @@ static void moves(const Limiter &jobs) {
     std::optional<Permit> first = jobs.try_acquire(), second = jobs.try_acquire();
     CHECK(running(jobs) == 2, "two");
     *first = std::move(*second);
-    CHECK(running(jobs) == 1 && *first && !*second, "what was there completes");
+    CHECK(running(jobs) == 1 && *first && !*second, "the overwritten permit completes");
     Permit moved(std::move(*first));
     CHECK(running(jobs) == 1 && moved && !*first, "a move is no end");
 
-    // What holds nothing has nothing to end, and nothing to tell.
+    // An empty permit has no start to end, and no properties to read.
     first->complete();
     first->cancel();
     first->settle(1);
@@ -74,7 +74,7 @@ static void lifetimes(const Bench &bench) {
     permit->complete();
     permit = ConcurrencyLimiter(1).try_acquire();
     permit.reset();
-    CHECK(bench.store.limiter("lifetimes of a name", "2/1s").try_acquire().has_value(), "a limiter that nobody keeps");
+    CHECK(bench.store.limiter("lifetimes of a name", "2/1s").try_acquire().has_value(), "a temporary limiter");
 }
 
 static void ends(const Bench &bench) {
@@ -101,7 +101,7 @@ static void ends(const Bench &bench) {
     CHECK(next && next->fence() > fence, "the next one's is larger");
     THROWS(WGL_LEASE_LOST, "leases", lease->renew());
     lease.reset();
-    CHECK(!leases.try_acquire(), "a lost lease ends nobody else's");
+    CHECK(!leases.try_acquire(), "the end of a lost lease does not affect another");
     THROWS(WGL_UNSUPPORTED, "", leases.try_acquire("settled")->settle(1));
     CHECK(leases.try_acquire("settled").has_value(), "it completed all the same");
 }
@@ -133,23 +133,23 @@ static void places(const Bench &bench) {
         text = leaves->text();
         wait = leaves->wait();
     }
-    CHECK(waiting(), "a place that left is not given back here");
+    CHECK(waiting(), "a place that was written as a text is not returned here");
     const Limiter other = (bench.url == "memory:" ? bench.store : bench.open()).limiter("places");
     { const Place seen = other.place(text); }
-    CHECK(waiting(), "nor by who only reads its text");
+    CHECK(waiting(), "reading its text does not return it either");
     bench.clock.advance(wait);
     Place arrived = other.place(text), again = rate.place(text);
     CHECK(other.present(arrived).has_value() && !arrived, "it starts");
     Place copy = rate.place(text);
     copy.cancel();
-    CHECK(!copy && !rate.can_proceed(), "what started elsewhere is not undone");
+    CHECK(!copy && !rate.can_proceed(), "a start made elsewhere is not undone");
     CHECK(!rate.present(again) && again && again.wait() > 0s, "once");
-    CHECK(!rate.acquire(again, 0s) && !again && !waiting(), "a wait that is too long gives the fresh one back");
+    CHECK(!rate.acquire(again, 0s) && !again && !waiting(), "a wait that is too long returns the new place");
 
     Place third = *rate.reserve();
     CHECK(waiting(), "a third place");
     third = *rate.reserve("another key");
-    CHECK(!waiting() && third.wait() == 0s, "an assignment gives back what was there");
+    CHECK(!waiting() && third.wait() == 0s, "an assignment returns the overwritten place");
     bench.clock.advance(2s);
     Place now = *rate.reserve();
     const auto at_once = rate.acquire(now, 1s);
@@ -234,7 +234,7 @@ static void forks(const Bench &bench) {
     int status = -1;
     waitpid(child, &status, 0);
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, std::to_string(status));
-    CHECK(running(jobs) == 1 && rate.peek().retry_after > 1500ms, "what the child dropped is the parent's");
+    CHECK(running(jobs) == 1 && rate.peek().retry_after > 1500ms, "the parent keeps permits dropped in the child");
     permit.reset();
     place.reset();
     CHECK(running(jobs) == 0 && rate.peek().retry_after < 1500ms, "and ended by it");

@@ -4,7 +4,7 @@
 
 using namespace workglow;
 
-// What the C program's exit status says: how many starts it got of those it asked for; 99 if it failed.
+// Returns the C program's exit status: the number of starts that were admitted, or 99 if it failed.
 static int by_c(const std::string &program, const std::string &url, int starts) {
     const int status = std::system((program + " '" + url + "' " + std::to_string(starts)).c_str());
     return WIFEXITED(status) ? WEXITSTATUS(status) : 99;
@@ -14,7 +14,7 @@ int main(int, char **arguments) {
     const std::string program = arguments[1];
     return run("sharing", [&](const std::string &scheme, const Directory &dir) {
         if (scheme == "memory:")
-            return; // it is this process's own
+            return; // a memory: store is private to the process
         const std::string url = "sqlite:" + dir / "limits.db";
         const RateLimiter limiter(Store(url), "shared", 10, 1h);
         CHECK(by_c(program, url, 3) == 3, "three by C");

@@ -1,4 +1,4 @@
--- Nobody has used any limit of this database.
+-- Deletes all limits of this database.
 DO $$
 DECLARE t text;
 BEGIN

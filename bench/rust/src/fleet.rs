@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use workglow_limit::{Attempt, Store};
 
-/// What shares the limit. Each is named by a word and finds its files in the directory of the bench.
+/// The implementation that shares the limit. A word names each; its files are in the directory of the bench.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Shared {
     /// This library, on `sqlite:`.
@@ -22,12 +22,12 @@ pub enum Shared {
     Transaction,
 }
 
-/// Which limit is hammered.
+/// The limit that is hammered.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Demand {
-    /// One that always has room: 100 in a microsecond.
+    /// One that always has free units: 100 per microsecond.
     Admitted,
-    /// 100 in a second, which is spent at once: nearly all are denials.
+    /// 100 per second, used up at once: nearly all decisions are denials.
     Denied,
     /// The same, as [`most`] hammers it.
     Most,
@@ -39,12 +39,12 @@ impl Demand {
     }
 }
 
-/// What the processes have shown together.
+/// The combined results of the processes.
 #[derive(Default)]
 pub struct Outcome {
-    /// All of their decisions.
+    /// The number of decisions.
     pub figures: Figures,
-    /// Decisions per second of all together.
+    /// Decisions per second, all processes together.
     pub per_second: f64,
     /// The starts, where the demand was [`Demand::Most`].
     pub starts: Vec<Start>,
@@ -55,10 +55,10 @@ fn log_of(directory: &Path, demand: Demand) -> PathBuf {
     directory.join(format!("fleet-{demand:?}.log.db"))
 }
 
-/// Starts so many processes, lets them begin together, and gathers what they saw.
+/// Starts that number of processes, lets them begin together, and gathers their results.
 pub fn hammered(shared: Shared, demand: Demand, processes: usize, span: Duration, directory: &Path) -> Outcome {
     if shared == Shared::Transaction {
-        // SQLite lets nobody wait for whoever makes a database's log: one does, ahead of the others.
+        // SQLite has no wait for the process that creates a database's log, so one creates it before the others start.
         drop(SharedLog::new(&log_of(directory, demand)));
     }
     let start = |index: usize| {
@@ -117,7 +117,7 @@ fn pairs(list: &Value) -> impl Iterator<Item = (u64, u64)> + '_ {
     list.as_array().into_iter().flatten().map(move |pair| (number(pair, 0), number(pair, 1)))
 }
 
-/// Is this one of the processes that [`hammered`] has started? Then it does what it was started for, and this is the end.
+/// If [`hammered`] started this process, does its work and exits.
 pub fn be_a_child() {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let [child, directory, shared, demand, index, span] = words.as_slice() else { return };
@@ -131,7 +131,7 @@ pub fn be_a_child() {
     };
     let (directory, span) = (Path::new(directory), Duration::from_millis(span.parse().expect("it is a number")));
     let (limit, window) = demand.limit();
-    // Each demand has a limit of its own, so that none finds what another has left.
+    // Each demand has a limit of its own, so none meets the starts of another.
     let name = format!("{demand:?}");
     match shared.as_str() {
         "Ours" => {
@@ -155,7 +155,7 @@ pub fn be_a_child() {
 
 fn hammer_as_told(mut decide: impl FnMut() -> bool, demand: Demand, is_first: bool, span: Duration) {
     println!("ready");
-    std::io::stdin().read_line(&mut String::new()).expect("it is told to go");
+    std::io::stdin().read_line(&mut String::new()).expect("the parent sends a line");
     if demand == Demand::Most {
         return println!(
             "{}",

@@ -1,4 +1,4 @@
-//! What the programs of the bench share. Each prints one JSON object per line; `bench/run.py` says what they mean.
+//! Code that the programs of the bench share. Each prints one JSON object per line; `bench/run.py` documents them.
 
 pub mod fleet;
 pub mod measure;
@@ -9,7 +9,7 @@ pub mod shared_log;
 
 use serde_json::{Value, json};
 
-/// Prints one line of what was measured.
+/// Prints one line of results.
 pub fn print(line: &Value) {
     println!("{line}");
 }
@@ -25,13 +25,13 @@ pub fn print_versions(peers: &[&str]) {
     print(&json!({ "version": peers.iter().map(version).collect::<serde_json::Map<_, _>>() }));
 }
 
-/// What a program is started with.
+/// The arguments of a program.
 pub struct Arguments {
-    /// Where its files go.
+    /// The directory of its files.
     pub directory: std::path::PathBuf,
     /// Only cases whose names contain this are run.
     pub filter: String,
-    /// Shall it count the most starts of a window, in place of timing decisions?
+    /// Whether to count the most starts of a window instead of timing decisions.
     pub counts_most: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Times cases in turn, slice after slice, so that all of a program see the same weather.
+//! Times cases in turn, slice after slice, so that all cases of a program run under the same load.
 
 use hdrhistogram::Histogram;
 use serde_json::{Map, Value, json};
@@ -6,24 +6,24 @@ use std::hint::black_box;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-/// Each case gets so many slices in a run.
+/// Slices of each case in a run.
 const SLICES: usize = 6;
-/// How long a slice of a case lasts. Threads need some time to get a core each.
+/// The duration of a slice. Threads need some time to get a core each.
 const SLICE: Duration = Duration::from_millis(12);
 const SLICE_OF_THREADS: Duration = Duration::from_millis(30);
-/// So long the caches are warmed again, after the other cases.
+/// The time to warm the caches again after the other cases.
 const WARM_UP: Duration = Duration::from_millis(1);
-/// A batch is so many decisions at most, and about so long.
+/// The most decisions of a batch, and its approximate duration.
 const BATCH: usize = 200;
 const BATCH_NS: f64 = 10_000.0;
 
-/// So many batches and single decisions there are at least, should something else have the core.
+/// The fewest batches and single decisions, in case something else has the core.
 const FEWEST: usize = 10;
 
-/// Makes so many decisions, and says how many were admitted.
+/// Makes that number of decisions, and returns how many were admitted.
 type Decisions<'a> = Box<dyn Fn(usize) -> usize + Sync + 'a>;
 
-/// What every decision of a case has to answer: another one is not what is measured.
+/// The result that every decision of a case must have. Any other would be a different measurement.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Expect {
     /// An admission.
@@ -32,7 +32,7 @@ pub enum Expect {
     Denied,
 }
 
-/// One thing that is measured.
+/// One case that is measured.
 pub struct Case<'a> {
     name: String,
     group: &'static str,
@@ -45,13 +45,13 @@ pub struct Case<'a> {
 }
 
 impl<'a> Case<'a> {
-    /// A case of one thread, from a closure that decides once and says whether it was admitted.
+    /// A case of one thread, from a closure that decides once and returns whether it was admitted.
     pub fn new(group: &'static str, peer: &'static str, name: &str, decide: impl Fn() -> bool + Sync + 'a) -> Self {
         let run = move |times| (0..times).filter(|_| black_box(decide())).count();
         Self::batched(group, peer, name, run)
     }
 
-    /// A case of one thread, from a closure that decides as often as it is told.
+    /// A case of one thread, from a closure that makes the number of decisions it is given.
     pub fn batched(
         group: &'static str,
         peer: &'static str,
@@ -62,25 +62,25 @@ impl<'a> Case<'a> {
         Case { name: name.into(), group, peer, threads, expect, more, prepare: None, run: Box::new(run) }
     }
 
-    /// The same, in so many threads at once.
+    /// The same in `threads` threads at once.
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = threads;
         self
     }
 
-    /// What all decisions have to answer.
+    /// The result that all decisions must have.
     pub fn all(mut self, expect: Expect) -> Self {
         self.expect = Some(expect);
         self
     }
 
-    /// What is done before each slice.
+    /// Runs before each slice.
     pub fn prepared(mut self, prepare: impl Fn() + Sync + 'a) -> Self {
         self.prepare = Some(Box::new(prepare));
         self
     }
 
-    /// Something more for its line.
+    /// More fields for its line.
     pub fn with(mut self, name: &str, value: impl Into<Value>) -> Self {
         self.more.insert(name.into(), value.into());
         self
@@ -98,13 +98,13 @@ impl<'a> Case<'a> {
     }
 }
 
-/// What one case has shown so far.
+/// The results of one case so far.
 pub struct Figures {
     /// The nanoseconds of a decision, one figure per batch.
     pub batches: Vec<f64>,
     /// The nanoseconds of single decisions.
     pub singles: Histogram<u64>,
-    /// How many decisions the batches had, how long they took, and how much CPU time.
+    /// The decisions of the batches, their duration, and their CPU time.
     pub decisions: usize,
     /// See `decisions`.
     pub elapsed_ns: f64,
@@ -120,7 +120,7 @@ impl Default for Figures {
 }
 
 impl Figures {
-    /// Takes in what another slice, thread or process has shown.
+    /// Adds the results of another slice, thread or process.
     pub fn add(&mut self, other: Figures) {
         self.batches.extend(other.batches);
         self.singles.add(other.singles).expect("a histogram that grows takes all");
@@ -129,8 +129,8 @@ impl Figures {
         self.cpu_ns += other.cpu_ns;
     }
 
-    /// The figures of a line. One thread's time is the median over batches. Several threads meet each other in some batches
-    /// and not in others, and a median would choose one of the two: theirs is the mean.
+    /// The figures of a line. One thread's time is the median over batches. Several threads contend in some batches and
+    /// not in others; a median would pick one of the two, so theirs is the mean.
     pub fn line(self, threads: usize) -> Map<String, Value> {
         let decisions = self.decisions as f64;
         let ns = if threads == 1 { median(self.batches) } else { self.elapsed_ns / decisions };
@@ -180,14 +180,14 @@ fn slice(case: &Case, figures: &mut Figures) {
     });
 }
 
-/// Decides for so long: two thirds of it in batches, and then one by one.
+/// Decides for that duration: two thirds of it in batches, then one by one.
 pub fn hammer(span: Duration, mut decide: impl FnMut(usize)) -> Figures {
     let mut figures = Figures::default();
     let warming = Instant::now();
     while warming.elapsed() < WARM_UP {
         decide(1);
     }
-    // The fastest decision says how many make a batch: any other may have waited for its core, or for a page of memory.
+    // The fastest decision gives the size of a batch: any other may have waited for its core or for a page of memory.
     let one = |_| {
         let before = Instant::now();
         decide(1);
@@ -227,18 +227,18 @@ pub fn cpu_ns() -> u64 {
 /// The nanoseconds of a clock of the kernel.
 pub fn read_clock(clock: libc::clockid_t) -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` is a valid place for the answer.
+    // SAFETY: `time` is valid for writes.
     unsafe { libc::clock_gettime(clock, &mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// The middle one, or nothing where nothing was measured.
+/// The median, or `None` if nothing was measured.
 pub fn median(mut all: Vec<f64>) -> f64 {
     all.sort_by(f64::total_cmp);
     all.get(all.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// One digit after the point.
+/// Rounds to one digit after the point.
 pub fn round(figure: f64) -> f64 {
     (figure * 10.0).round() / 10.0
 }

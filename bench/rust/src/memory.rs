@@ -1,30 +1,30 @@
-//! How much memory something takes.
+//! Measures memory.
 
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use workglow_limit::{Attempt, Store};
 
-/// So many keys are what an index of 128 takes before it grows: there is no room ahead in what they use.
+/// The most keys of an index of 128 before it grows: the measured memory includes no spare capacity.
 const KEYS: u64 = 95;
 
-/// The file in which the processes of a store decide.
+/// The lane: the file in which the processes of a store decide.
 pub struct Lane(std::fs::File);
 
 impl Lane {
-    /// The lane of the store at a path; nothing if there is none.
+    /// Returns the lane of the store at a path, or `None` if there is none.
     pub fn open(database: &Path) -> Option<Self> {
         std::fs::File::open(PathBuf::from(format!("{}-lane", database.display()))).ok().map(Lane)
     }
 
-    /// The bytes that are in use: where its next block will begin, which word 11 of its header has, in words.
+    /// Returns the bytes in use: word 11 of the header is the offset of the next block, in words.
     pub fn used(&self) -> u64 {
         let mut word = [0; 8];
         self.0.read_exact_at(&mut word, 11 * 8).expect("the lane has a header");
         u64::from_le_bytes(word) * 8
     }
 
-    /// How many bytes one key of a limit takes in a new store, with its share of the index. Each has a start of this
-    /// weight: a key that is as good as new is forgotten.
+    /// Returns the bytes of one key of a limit in a new store, with its share of the index. Each key has a start of
+    /// this weight, because a key without state is forgotten.
     pub fn bytes_of_keys(directory: &Path, policy: &str, weight: u64) -> u64 {
         let path = directory.join(format!("{}.db", policy.replace('/', "-")));
         let store = Store::new(&format!("sqlite:{}", path.display())).expect("a store");
@@ -40,7 +40,7 @@ impl Lane {
     }
 }
 
-/// The bytes of the heap that are in use.
+/// Returns the bytes of the heap in use.
 pub fn heap_bytes() -> u64 {
     // SAFETY: the call has no conditions.
     let info = unsafe { libc::mallinfo2() };

@@ -1,13 +1,13 @@
-//! The most starts that any window has seen.
+//! The most starts in any window.
 
 use crate::measure::read_clock;
 use serde_json::json;
 use std::sync::Barrier;
 use std::time::Duration;
 
-/// What is asked for: so many starts in any such window.
+/// The limit: starts in any window.
 pub const LIMIT: u64 = 100;
-/// The window of it.
+/// The length of the window.
 pub const WINDOW: Duration = Duration::from_secs(1);
 
 /// When a start was admitted: the clock just before the call and just after it.
@@ -20,8 +20,8 @@ pub fn most(starts: &[Start], window: Duration) -> usize {
     starts.iter().map(|(a, _)| inside(*a)).max().unwrap_or(0)
 }
 
-/// Asks as one that knows how others count: one start at a whole second, none for most of a window, and then all that
-/// there are, across the ends of this and of the next window.
+/// Calls in the pattern that is worst for a counter of calendar windows: one start at a whole second, none for most of
+/// a window, then all that are admitted, across the ends of this window and of the next.
 pub fn hammer(mut decide: impl FnMut() -> bool, has_first: bool) -> Vec<Start> {
     let mut starts = Vec::new();
     let mut ask = || {
@@ -47,7 +47,7 @@ pub fn wait_for_second() {
     std::thread::sleep(Duration::from_secs(now.as_secs() + 1) - now);
 }
 
-/// Hammers one limit from so many threads, and prints how many starts its fullest window had.
+/// Hammers one limit from several threads, and prints the starts of its fullest window.
 pub fn threads(group: &str, peer: &str, case: &str, threads: usize, decide: impl Fn() -> bool + Sync) {
     let barrier = Barrier::new(threads);
     wait_for_second();

@@ -6,19 +6,19 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// What is wrong where there is no Redis.
+/// The error of a machine without Redis.
 pub const MISSING: &str = "missing: a Redis server. Install it with: apt-get install redis-server";
 
-/// A server that ends with this.
+/// A server that ends when this is dropped.
 pub struct RedisServer {
     child: Child,
     socket: PathBuf,
-    /// What it says of itself.
+    /// The version that it reports.
     pub version: String,
 }
 
 impl RedisServer {
-    /// Starts one that keeps nothing on disk; nothing if the machine has none.
+    /// Starts a server without persistence. Returns `None` if the machine has no Redis.
     pub fn start(directory: &Path) -> Option<Self> {
         // The path of a socket has to be short.
         let socket = directory.join("redis.sock");
@@ -52,7 +52,7 @@ impl RedisServer {
         Some(server)
     }
 
-    /// Where it listens.
+    /// The path of its socket.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
@@ -71,14 +71,14 @@ fn connect(socket: &Path) -> redis::RedisResult<Connection> {
     Ok(connection)
 }
 
-/// The log of one limit, which the server's script keeps: `EVALSHA` on a connection that stays.
+/// The log of one limit, kept by a script on the server: `EVALSHA` on a persistent connection.
 pub struct RedisLog {
     connection: Connection,
     script: Script,
     asked: u64,
 }
 
-/// The server's time in microseconds is the score. Members have to differ, so each client says who it is, and counts.
+/// The server's time in microseconds is the score. Members have to differ, so they hold the client's pid and a counter.
 const SCRIPT: &str = r#"
 local time = redis.call("TIME")
 local now = time[1] * 1000000 + time[2]
@@ -100,7 +100,7 @@ impl RedisLog {
         RedisLog { connection, script, asked: 0 }
     }
 
-    /// Is there room for one more in the window? Then it is written down.
+    /// Records a start if the window has a free unit, and returns whether it did.
     pub fn attempt(&mut self, key: &str, limit: u64, window: Duration) -> bool {
         self.asked += 1;
         let member = format!("{}-{}", std::process::id(), self.asked);

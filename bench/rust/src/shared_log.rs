@@ -7,7 +7,7 @@ use std::time::Duration;
 pub struct SharedLog(rusqlite::Connection);
 
 impl SharedLog {
-    /// Opens the database, and makes what it lacks.
+    /// Opens the database, and creates its missing tables.
     pub fn new(path: &Path) -> Self {
         let open = || -> rusqlite::Result<_> {
             let db = rusqlite::Connection::open(path)?;
@@ -22,7 +22,7 @@ impl SharedLog {
         SharedLog(open().unwrap_or_else(|error| panic!("{}: {error}", path.display())))
     }
 
-    /// Is there room for one more in the window? Then it is written down.
+    /// Records a start if the window has a free unit, and returns whether it did.
     pub fn attempt(&self, limit: i64, window: Duration) -> bool {
         self.try_attempt(limit, window).expect("a transaction has failed")
     }

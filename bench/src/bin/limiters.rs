@@ -1,4 +1,4 @@
-//! What each limiter costs: an admission, a denial, and the memory of a key. Prints the table of `docs/limiters.md`.
+//! The cost of each limiter: an admission, a denial, and the memory of a key. Prints the table of `docs/limiters.md`.
 //!
 //! `cargo run --release -p workglow-limit-bench --bin limiters`
 
@@ -9,20 +9,21 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use workglow_limit::{Attempt, Custom, CustomLimiter, End, Limiter, NullLimiter, Result, Store, Verdict};
 
-/// All cases in turn, so often: others use this machine too.
+/// Rounds over all cases. Several even out the other load of the machine.
 const ROUNDS: usize = 15;
-/// Each case is timed for about this long in a round.
+/// The approximate duration of a case in a round.
 const SPAN: Duration = Duration::from_millis(40);
 
-/// Where there only is room again after a microsecond, so many limiters are asked in turn, which takes longer. What they
-/// are compared with is asked like that, too.
+/// The number of limiters called in turn where one frees its units only after a microsecond: a full turn takes longer.
+/// The limiters that they are compared with are called the same way.
 const IN_TURN: usize = 64;
-/// So many decisions are timed together.
+/// The number of decisions timed together.
 const BATCH: usize = 256;
-/// So many keys are what an index of 128 takes before it grows: there is no room ahead in what they use.
+/// The most keys of an index of 128 before it grows: the measured memory includes no spare capacity.
 const KEYS: usize = 95;
 
-/// A limiter as it always has room, as it never has, and as its keys are counted: with a start that is not over.
+/// A limiter that is never full, one that is always full, and one whose keys are counted: each key has a start that is
+/// not over.
 struct Case {
     name: &'static str,
     open: &'static str,
@@ -34,7 +35,7 @@ const fn case(name: &'static str, open: &'static str, shut: &'static str, counte
     Case { name, open, shut: Some(shut), counted: Some(counted) }
 }
 
-/// Windows are 2 s at most where keys are counted: longer ones are written to the ledger, and take longer for that.
+/// Windows are 2 s at most where keys are counted: longer ones are written to the ledger, which takes longer.
 const CASES: [Case; 15] = [
     case("rate of 100", "100/1us", "1/1h", "100/2s"),
     case("rate, two windows", "100/1us + 200/2us", "1/1h + 2/2h", "100/2s + 10/100ms"),
@@ -60,12 +61,12 @@ const CASES: [Case; 15] = [
 
 const OPEN: &str = "open";
 const SHUT: &str = "shut";
-/// What the others are compared with.
+/// The baseline of the others.
 const BASE: &str = "100/1us";
-/// Where an admission is timed together with its end.
+/// Marks an admission that is timed together with its end.
 const ENDED: &str = "with its `complete`";
 
-/// A limiter of one's own that always says the same.
+/// A custom limiter with a constant answer.
 struct Own(Verdict);
 
 impl Custom for Own {
@@ -86,7 +87,7 @@ impl Custom for Own {
     }
 }
 
-/// So many limiters of a policy, each in a name of its own.
+/// Limiters of one policy, each under a name of its own.
 fn limiters(name: &str, policy: &str, count: usize, store: &Store) -> Vec<Arc<dyn Limiter>> {
     let one = |i: usize| -> Arc<dyn Limiter> {
         match name {
@@ -101,7 +102,7 @@ fn limiters(name: &str, policy: &str, count: usize, store: &Store) -> Vec<Arc<dy
     (0..count).map(one).collect()
 }
 
-/// The nanoseconds of one decision, the median over batches. Each has to be what is measured here.
+/// The nanoseconds of one decision, the median over batches. Each must have the expected result.
 fn time(limiters: &[Arc<dyn Limiter>], has_room: bool, gives_back: bool) -> f64 {
     let (start, mut batches) = (Instant::now(), Vec::new());
     while start.elapsed() < SPAN {
@@ -127,18 +128,18 @@ fn median(mut all: Vec<f64>) -> f64 {
     all[all.len() / 2]
 }
 
-/// Is there room for one start in a microsecond, and no more?
+/// Returns whether the case admits one start per microsecond and no more.
 fn is_spaced(case: &Case) -> bool {
     case.open.contains("spaced") || case.open.contains("delay") || case.open.contains("queue")
 }
 
-/// How many bytes of a store on disk a key takes, with its share of the index.
+/// Returns the bytes of a key in a store on disk, with its share of the index.
 fn key_bytes(policy: &str, dir: &Path) -> u64 {
     let path = dir.join(format!("{}.db", policy.replace('/', "-")));
     let store = Store::new(&format!("sqlite:{}", path.display())).unwrap();
     let limiter = store.limiter("keys", policy).unwrap();
     limiter.open().unwrap();
-    // Where the next block of the lane begins, in words: word 11 of its header.
+    // Word 11 of the lane's header: the offset of its next block, in words.
     let used = || {
         let mut word = [0; 8];
         let lane = std::fs::File::open(path.with_extension("db-lane")).unwrap();

@@ -1,5 +1,5 @@
-/* A wall clock that is off, for programs that load this first (LD_PRELOAD): by CLOCK_OFFSET seconds. Clocks that only measure are
-   as they are. */
+/* Shifts the wall clock of programs that load this first (LD_PRELOAD) by CLOCK_OFFSET seconds. Monotonic clocks are
+   unchanged. */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -4,7 +4,7 @@
 
 #include "../../../examples/fleet/evidence.h"
 
-/* Up to so many seconds. */
+/* A random duration of up to `seconds`. */
 static uint64_t some_ns(double seconds) { return (uint64_t)(seconds * 1e9 * drand48()); }
 
 static void pause_ns(uint64_t ns) {
@@ -27,7 +27,7 @@ int main(int argc, char **argv) {
     }
     wgl_store *store;
     int status;
-    /* Opening is no decision: who comes while the server is away tries again. */
+    /* `on_error` does not apply to opening: a site that starts while the server is down tries again. */
     while ((status = wgl_store_open(argv[1], &store_options, &store)) != WGL_OK && is_site)
         pause_ns(1000000);
     must(status);

@@ -1,5 +1,5 @@
-//! What grows, and with what: a decision and its memory, from small limits, few keys, short windows, few processes and few
-//! limits in a store to many.
+//! Measures how the time of a decision and its memory grow with the size of limits, keys, windows, processes, and limits
+//! in a store.
 
 use governor::{Quota, RateLimiter as Governor};
 use serde_json::json;
@@ -16,13 +16,13 @@ use workglow_limit_bench_peers::{Arguments, arguments, print, print_versions};
 
 const OURS: &str = "workglow-limit";
 const GROUP: &str = "growth";
-/// More than any loop asks for in a second.
+/// More than any loop requests in a second.
 const LOTS: u32 = 1_000_000_000;
 /// A bucket that no case empties.
 const BURST: u32 = 30_000_000;
-/// A limit has room again after some time, so limits are asked in turn where one alone would be full.
+/// A limit frees its units after some time, so limits are called in turn where one alone would be full.
 const IN_TURN: usize = 16;
-/// Keys and limits are asked in a random order, which repeats after so many.
+/// Keys and limits are called in a random order, which repeats after this number.
 const ORDER: usize = 1 << 16;
 
 fn main() {
@@ -54,7 +54,7 @@ fn sqlite(directory: &Path, name: &str) -> Store {
     Store::new(&format!("sqlite:{}", directory.join(name).display())).expect("a store")
 }
 
-/// A limit that is declared in the store: without this, its first decision does it.
+/// Declares a limit in the store. Otherwise its first decision would.
 fn opened(store: &Store, name: &str, policy: &str) -> Arc<dyn Limiter> {
     let limiter = store.limiter(name, policy).expect("a limiter");
     limiter.open().expect("the store opens");
@@ -66,7 +66,7 @@ fn point<'a>(case: Case<'a>, curve: &str, series: &str, x: u64) -> Case<'a> {
     case.with("curve", curve).with("series", series).with("x", x)
 }
 
-/// One that asks these in the order given, over and over.
+/// A case that calls these in the given order, repeatedly.
 fn in_turn<T: Sync>(
     all: Vec<T>,
     order: Vec<usize>,
@@ -84,7 +84,7 @@ fn random_order(count: usize) -> Vec<usize> {
     (0..ORDER).map(|_| random.usize(..count)).collect()
 }
 
-/// Limits of 10 to 1,000,000 units. All allow 2.5 units per microsecond, so a window holds about half of what it may.
+/// Limits of 10 to 1,000,000 units. All allow 2.5 units per microsecond, so a window is about half full.
 fn limits(directory: &Path, filter: &str) {
     let mut cases = Vec::new();
     let (memory, disk) = (Store::new("memory:").expect("a store"), sqlite(directory, "limit.db"));
@@ -109,13 +109,13 @@ fn limits(directory: &Path, filter: &str) {
     run(&cases, filter);
 }
 
-/// 1 to 1,000,000 keys in a random order, beside governor with the same keys. All have been used before, and each has room.
+/// 1 to 1,000,000 keys in a random order, compared with governor. All have been used before, and each has free units.
 fn keys(directory: &Path, filter: &str) {
     for count in [1, 10, 100, 1_000, 10_000, 100_000, 1_000_000] {
         let keys: Vec<String> = (0..count).map(|_| format!("tenant-{:016x}", fastrand::u64(..))).collect();
         let mut cases = Vec::new();
-        // A key is forgotten once it is as good as new, so each is asked again before: some 40 times in a window of its log,
-        // and while its bucket is not full again.
+        // A key without state is forgotten, so each is called again before that: some 40 times in a window of its log, and
+        // while its bucket is not yet full again.
         let per_second = (1_000_000 / count).max(1) as u32;
         let bucket = format!("{per_second}/1s burst {BURST}");
         let rate = format!("100/{}us", 3 * count);
@@ -164,7 +164,7 @@ fn keyed<'a>(directory: &Path, kind: &str, series: &str, policy: &str, keys: &'a
     point(case.all(Expect::Admitted), "keys", &format!("{series}, {kind}"), count as u64)
 }
 
-/// Windows of a millisecond to 30 days: a decision alone, and a limit of 100 that is used up, with what is written for it.
+/// Windows of a millisecond to 30 days: a decision alone, and a limit of 100 that is used up, with its ledger writes.
 fn windows(directory: &Path, filter: &str) {
     const DAY: u64 = 86_400_000_000;
     let mut cases = Vec::new();
@@ -195,7 +195,7 @@ fn windows(directory: &Path, filter: &str) {
     run(&cases, filter);
 }
 
-/// The mean time of a start, where each key takes all of its 100: commits to the ledger included.
+/// The mean time of a start when each key takes all of its 100, commits to the ledger included.
 fn used_up(store: &Store, us: u64) {
     let limiter = opened(store, &format!("used up {us}"), &format!("100/{us}us"));
     // Where starts wait for commits, a few keys take long enough.
@@ -224,13 +224,13 @@ fn processes(directory: &Path, _filter: &str) {
         });
         let all = line.as_object_mut().expect("it is an object");
         all.extend(outcome.figures.line(count));
-        // Of all cores: so many processes share them, and one that waits for its turn decides nothing.
+        // Of all cores: the processes share them, and one that waits for its turn decides nothing.
         all["ns"] = json!(round(1e9 / outcome.per_second));
         print(&line);
     }
 }
 
-/// 1 to 10,000 limits in one store, asked in a random order; on disk 1,000, because to declare one is a commit.
+/// 1 to 10,000 limits in one store, called in a random order; on disk 1,000, because each declaration is a commit.
 fn names(directory: &Path, filter: &str) {
     let mut cases = Vec::new();
     for count in [1, 10, 100, 1_000, 10_000] {

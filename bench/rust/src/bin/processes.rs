@@ -7,7 +7,7 @@ use workglow_limit_bench_peers::most::{LIMIT, WINDOW, most};
 use workglow_limit_bench_peers::redis_server::{MISSING, RedisServer};
 use workglow_limit_bench_peers::{Arguments, arguments, print, print_versions};
 
-/// Long enough for a 99.9th percentile of what takes a tenth of a millisecond.
+/// Long enough for a 99.9th percentile of calls that take a tenth of a millisecond.
 const SPAN: Duration = Duration::from_millis(600);
 
 fn main() {

@@ -1,7 +1,7 @@
-//! What a decision costs in Rust, beside governor, ratelimit, trypema, a read of the clock, and an exact log in one SQLite
-//! transaction: one limit, one and two threads.
+//! The cost of a decision in Rust, next to governor, ratelimit, trypema, a read of the clock, and an exact log in one
+//! SQLite transaction: one limit, one and two threads.
 //!
-//! Ours goes through the concrete types, as the peers do.
+//! This library is called through its concrete types, as the peers are.
 
 use governor::clock::{Clock, DefaultClock, MonotonicClock};
 use governor::{Quota, RateLimiter as Governor};
@@ -21,7 +21,7 @@ const GROUP: &str = "rust";
 const OURS: &str = "workglow-limit";
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3_600);
-/// More than any loop asks for in a second.
+/// More than any loop requests in a second.
 const LOTS: u32 = 1_000_000_000;
 
 fn main() {
@@ -62,16 +62,16 @@ fn is_admitted(limiter: &impl Limiter, key: &str) -> bool {
 }
 
 fn ours(kind: &str, store: &Store, cases: &mut Vec<Case>) {
-    // Limiters live as long as the program, so that closures can be copied.
+    // Limiters live as long as the program, so closures can be copied.
     fn keep<T>(limiter: workglow_limit::Result<T>) -> &'static T {
         Box::leak(Box::new(limiter.expect("a limiter")))
     }
-    // Always room: two threads together take longer than a microsecond for 100 decisions.
+    // Never full: two threads together take longer than a microsecond for 100 decisions.
     let open = keep(RateLimiter::new(store, "open", 100, Duration::from_micros(1)));
     // Above 4,096 units starts are counted. The window is short enough to leave the disk alone.
     let counted = keep(RateLimiter::new(store, "counted", u64::from(LOTS), SECOND));
     let bucket = keep(TokenBucketLimiter::new(store, "bucket", u64::from(LOTS), SECOND, 1_000_000));
-    // Never room, after the first.
+    // Full after the first start.
     let shut = keep(RateLimiter::new(store, "shut", 1, HOUR));
     is_admitted(shut, "");
     both(cases, OURS, &format!("rust {kind} admit"), Expect::Admitted, || is_admitted(open, ""));
@@ -82,7 +82,7 @@ fn ours(kind: &str, store: &Store, cases: &mut Vec<Case>) {
     both(cases, OURS, &format!("rust {kind} admit, token bucket"), Expect::Admitted, || is_admitted(bucket, ""));
     both(cases, OURS, &format!("rust {kind} admit, counted"), Expect::Admitted, || is_admitted(counted, ""));
 
-    // A composite's starts end, so those that it is compared with do, too: all of them through the trait, as packages do.
+    // A composite's starts end, so those that it is compared with end too, all through the trait, as the packages do.
     for (name, policy) in [
         ("a rate, with its end", "100/1us"),
         ("a bucket, with its end", "1000000000/1s burst 1000000"),
@@ -138,7 +138,7 @@ fn trypemas(cases: &mut Vec<Case>) {
     both(cases, "trypema", "trypema admit, with a key", Expect::Admitted, move || {
         is_allowed(provider.absolute().inc("tenant-7", rate, 1))
     });
-    // One in an hour cannot be said. After the first of a second these are denials.
+    // It cannot express one per hour. After the first of a second these are denials.
     let rate: &_ = Box::leak(Box::new(RateLimit::per_second_or_panic(1.0)));
     let deny = move || is_allowed(provider.absolute().inc("tenant-8", rate, 1));
     cases.push(Case::new(GROUP, "trypema", "trypema deny, with a key", deny));
@@ -147,15 +147,15 @@ fn trypemas(cases: &mut Vec<Case>) {
 fn transactions(directory: &Path, cases: &mut Vec<Case>) {
     let log = |name: &str| Mutex::new(SharedLog::new(&directory.join(name)));
     let open = log("transaction.db");
-    let admit = move || open.lock().expect("nobody panics").attempt(100, Duration::from_micros(1));
+    let admit = move || open.lock().expect("no thread panics").attempt(100, Duration::from_micros(1));
     cases.push(Case::new(GROUP, "SQLite", "transaction admit", admit).all(Expect::Admitted));
     let shut = log("transaction-shut.db");
-    shut.lock().expect("nobody panics").attempt(1, HOUR);
-    let deny = move || shut.lock().expect("nobody panics").attempt(1, HOUR);
+    shut.lock().expect("no thread panics").attempt(1, HOUR);
+    let deny = move || shut.lock().expect("no thread panics").attempt(1, HOUR);
     cases.push(Case::new(GROUP, "SQLite", "transaction deny", deny).all(Expect::Denied));
 }
 
-/// A real limit, hammered from four threads: how many starts does its fullest window have?
+/// Hammers a real limit from four threads, and prints the starts of its fullest window.
 fn count_most(directory: &Path) {
     let limit = NonZeroU32::new(LIMIT as u32).expect("it is more than 0");
     let sqlite = format!("sqlite:{}", directory.join("most.db").display());
