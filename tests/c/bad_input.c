@@ -300,17 +300,17 @@ static void permits(void) {
         MUST(wgl_clear(limiters[0], NULL, 0));
         MUST(wgl_try_acquire(limiters[(i + 1) % 4], NULL, 0, 1, &foreign, NULL));
         MUST(wgl_try_acquire(limiters[i], NULL, 0, 1, &own, NULL));
-        REFUSED(WGL_FOREIGN_PERMIT, "not given by limiter", wgl_complete(limiters[i], &nothing));
+        REFUSED(WGL_FOREIGN_PERMIT, "not issued by limiter", wgl_complete(limiters[i], &nothing));
         wgl_permit same = foreign;
-        REFUSED(WGL_FOREIGN_PERMIT, "not given by limiter", wgl_complete(limiters[i], &foreign));
-        REFUSED(WGL_FOREIGN_PERMIT, "not given by limiter", wgl_cancel(limiters[i], &foreign));
+        REFUSED(WGL_FOREIGN_PERMIT, "not issued by limiter", wgl_complete(limiters[i], &foreign));
+        REFUSED(WGL_FOREIGN_PERMIT, "not issued by limiter", wgl_cancel(limiters[i], &foreign));
         CHECK(wgl_settle(limiters[i], &foreign, 1) < 0, "settled a foreign permit");
         CHECK(wgl_present(limiters[i], &foreign, &monotonic_ns) < 0, "started with a foreign permit");
         CHECK(wgl_permit_to_text(limiters[i], &foreign, text, sizeof text, NULL) < 0, "wrote a foreign permit");
         CHECK(memcmp(&same, &foreign, sizeof same) == 0 && monotonic_ns == 7, "a refused call changed the permit");
-        REFUSED(WGL_FOREIGN_PERMIT, "not given by limiter", wgl_permit_ready_at(limiters[i], &foreign, &unix_ns));
-        REFUSED(WGL_FOREIGN_PERMIT, "not given by limiter", wgl_fence(limiters[i], &foreign, &monotonic_ns));
-        REFUSED(WGL_FOREIGN_PERMIT, "not given by limiter",
+        REFUSED(WGL_FOREIGN_PERMIT, "not issued by limiter", wgl_permit_ready_at(limiters[i], &foreign, &unix_ns));
+        REFUSED(WGL_FOREIGN_PERMIT, "not issued by limiter", wgl_fence(limiters[i], &foreign, &monotonic_ns));
+        REFUSED(WGL_FOREIGN_PERMIT, "not issued by limiter",
                 wgl_permit_ready_at_monotonic(limiters[i], &foreign, &monotonic_ns));
         CHECK(unix_ns == 7 && monotonic_ns == 7, "something was written");
         CHECK(wgl_permit_ready_at(limiters[i], &own, &unix_ns) == WGL_NONE && unix_ns == 7, "it did not wait");
@@ -343,7 +343,7 @@ static void permits(void) {
         CHECK(wgl_complete(limiters[i], &own) == WGL_OK, "ending it again: %s", wgl_last_error());
         CHECK(wgl_cancel(limiters[i], &own) == WGL_OK, "ending it again: %s", wgl_last_error());
         CHECK(wgl_settle(limiters[i], &own, 1) == WGL_OK, "ending it again: %s", wgl_last_error());
-        REFUSED(WGL_FOREIGN_PERMIT, "not given by limiter", wgl_cancel(limiters[(i + 1) % 4], &own));
+        REFUSED(WGL_FOREIGN_PERMIT, "not issued by limiter", wgl_cancel(limiters[(i + 1) % 4], &own));
         CHECK(wgl_complete(limiters[(i + 1) % 4], &foreign) == WGL_OK, "%s", wgl_last_error());
     }
     // A limiter whose capacity does not depend on time has no places, and its permits stay in the process.

@@ -298,13 +298,13 @@ static void leases_and_counts(void) {
     MUST(wgl_try_acquire(limiter, NULL, 0, 1, &permit, NULL));
     REFUSED(WGL_INVALID_ARGUMENT, "limiter is NULL", wgl_renew(NULL, &permit));
     REFUSED(WGL_INVALID_ARGUMENT, "permit is NULL", wgl_renew(limiter, NULL));
-    REFUSED(WGL_FOREIGN_PERMIT, "not given by limiter", wgl_renew(other, &permit));
-    REFUSED(WGL_FOREIGN_PERMIT, "not given by limiter", wgl_renew(limiter, &nothing));
+    REFUSED(WGL_FOREIGN_PERMIT, "not issued by limiter", wgl_renew(other, &permit));
+    REFUSED(WGL_FOREIGN_PERMIT, "not issued by limiter", wgl_renew(limiter, &nothing));
     REFUSED(WGL_INVALID_ARGUMENT, "limiter is NULL", wgl_fence(NULL, &permit, &fence));
     REFUSED(WGL_INVALID_ARGUMENT, "permit is NULL", wgl_fence(limiter, NULL, &fence));
     REFUSED(WGL_INVALID_ARGUMENT, "fence is NULL", wgl_fence(limiter, &permit, NULL));
     CHECK(wgl_fence(limiter, &permit, &fence) == WGL_NONE, "a start of a rate limit has a fence");
-    REFUSED(WGL_FOREIGN_PERMIT, "not given by limiter", wgl_fence(other, &permit, &fence));
+    REFUSED(WGL_FOREIGN_PERMIT, "not issued by limiter", wgl_fence(other, &permit, &fence));
     CHECK(fence == 7, "a fence was written");
     CHECK(wgl_renew(limiter, &permit) == WGL_OK, "it needs none: %s", wgl_last_error());
 

@@ -190,7 +190,7 @@ static void bad_waiters(void) {
     REFUSED(WGL_INVALID_ARGUMENT, "struct_size is 4", wgl_acquire_with(limiter, NULL, 0, &small, &permit, NULL));
     REFUSED(WGL_INVALID_ARGUMENT, "permit is NULL", wgl_acquire_with(limiter, NULL, 0, NULL, NULL, NULL));
     REFUSED(WGL_INVALID_ARGUMENT, "waiter is NULL", wgl_waiter_step(NULL, &permit, NULL));
-    REFUSED(WGL_FOREIGN_PERMIT, "not given", wgl_waiter_new_for_place(limiter, &foreign, 0, &waiter));
+    REFUSED(WGL_FOREIGN_PERMIT, "not issued", wgl_waiter_new_for_place(limiter, &foreign, 0, &waiter));
     CHECK(waiter == NULL, "a waiter was made");
     MUST(wgl_waiter_new(limiter, NULL, 0, &options, &waiter));
     REFUSED(WGL_INVALID_ARGUMENT, "permit is NULL", wgl_waiter_step(waiter, NULL, NULL));

@@ -130,7 +130,7 @@ def test_a_permit_ends_once():
 def test_a_permit_of_another_limiter_is_refused():
     mine, other = ConcurrencyLimiter(1), ConcurrencyLimiter(1)
     with mine.try_acquire() as permit:
-        with pytest.raises(ForeignPermit, match='not given by limiter "1 concurrent"') as caught:
+        with pytest.raises(ForeignPermit, match='not issued by limiter "1 concurrent"') as caught:
             other.complete(permit)
         assert isinstance(caught.value, LimitError)
         assert not mine.can_proceed()

@@ -176,7 +176,7 @@ def test_a_path_means_sqlite(tmp_path, monkeypatch):
         ):
             Store(wrong)
     monkeypatch.setenv("HOME", "nowhere")
-    with pytest.raises(InvalidUrl, match="HOME does not say where that is"):
+    with pytest.raises(InvalidUrl, match="HOME is not an absolute path"):
         Store("sqlite:~/limits.db")
 
 

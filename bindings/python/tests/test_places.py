@@ -68,7 +68,7 @@ def test_the_null_limiter_has_places_in_asyncio():
 def test_the_null_limiter_refuses_other_limits_places():
     mine, other = NullLimiter(), NullLimiter()
     place = mine.reserve()
-    with pytest.raises(ForeignPermit, match='not given by limiter "null"'):
+    with pytest.raises(ForeignPermit, match='not issued by limiter "null"'):
         other.present(place)
     assert mine.present(place).started
 
@@ -76,7 +76,7 @@ def test_the_null_limiter_refuses_other_limits_places():
 def test_a_rate_limit_refuses_another_limit_s_place(limiter):
     place = NullLimiter().reserve()
     for call in limiter.present, lambda place: limiter.acquire(place=place):
-        with pytest.raises(ForeignPermit, match='not given by limiter "jobs"'):
+        with pytest.raises(ForeignPermit, match='not issued by limiter "jobs"'):
             call(place)
     # It still belongs to its owner.
     assert "ended" not in repr(place) and limiter.can_proceed()

@@ -47,7 +47,7 @@ fn file(path: &str) -> std::result::Result<PathBuf, String> {
     }
     let home = || std::env::home_dir().filter(|home| home.is_absolute());
     let path = match path.split_once('/') {
-        Some(("~", rest)) => home().ok_or("~ is the home directory, but HOME is not set")?.join(rest),
+        Some(("~", rest)) => home().ok_or("~ is the home directory, but HOME is not an absolute path")?.join(rest),
         Some((other, _)) if other.starts_with('~') => {
             return Err(format!(
                 "{other} means a home directory to shells only: write ~/PATH for your own, or its path"
