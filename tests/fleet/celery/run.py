@@ -125,8 +125,9 @@ def judge(who, kind, log, jobs, sent, exits):
     last = max(run.b for run in runs)
     span = (last - min(run.b for run in runs)) / SECOND
     free = {job: log.runs[job][0].b for job in sent if log.started(job)}
-    held = [(b - log.receipts[job][0].at) / SECOND for job, b in free.items()]
-    waited = [(b - sent[job]) / SECOND for job, b in free.items()]
+    # A backlog that is over at once leaves no time for others.
+    held = [(b - log.receipts[job][0].at) / SECOND for job, b in free.items()] or [0.0]
+    waited = [(b - sent[job]) / SECOND for job, b in free.items()] or [0.0]
     return Result(
         who=who,
         broker=kind,
