@@ -14,6 +14,8 @@ from limits.errors import ConfigurationError, StorageError
 from limits.storage import storage_from_string
 from limits.strategies import STRATEGIES
 from servers import wsgi
+
+import workglow_limit.limits_storage  # noqa: F401 (registers the schemes)
 from workglow_limit import ManualClock, StoreError
 
 sys.path.append(str(Path(__file__).parents[4] / "examples/fleet"))
