@@ -115,7 +115,7 @@ def test_a_package_of_another_version_is_not_used(empty, published):
     install(empty, published["main"], published[NAME])
     manifest = empty / f"node_modules/@workglow-limit/{NAME}/package.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"version": "0.0.1"}))
-    assert f"@workglow-limit/{NAME} (it is version 0.0.1 beside workglow-limit {VERSION})" in error(empty)
+    assert f"@workglow-limit/{NAME} (it has version 0.0.1, and workglow-limit {VERSION})" in error(empty)
 
 
 def test_native_code_that_does_not_load_states_the_reason(empty, published):
@@ -140,4 +140,4 @@ def test_a_platform_without_a_package_gets_the_list(empty, published):
         f"{elsewhere} try {{ require('workglow-limit') }} catch (e) {{ console.log(e.message) }}",
         cwd=empty,
     )
-    assert "no native code for linux-sparc that loads: there are packages for linux-x64-gnu" in output
+    assert "no native code for linux-sparc that loads: there are only packages for linux-x64-gnu" in output
