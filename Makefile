@@ -1,6 +1,6 @@
 # make demo    the main job: Celery, Node and C share one limit; STORE=redis or STORE=postgres simulates two machines
 # make test    all tests of all languages, one summary
-# make quick   the contributor's loop, two minutes: formats, lints, core tests and a smoke test per language
+# make quick   the contributor's loop: formats, lints, core tests and a smoke test per language
 # make lint    formats, lints and spelling; nothing is built. make format writes the formats
 # make check   lint, then clippy, header, stubs, types, references, pictures, instructions
 # make docs    target/docs: the reference of each language, from its doc comments
