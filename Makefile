@@ -36,12 +36,6 @@ help:
 
 # ---- what there is to install ----
 
-# The packages of one cargo call. Another selection of packages has other features, and compiles the core and its dependencies again.
-C_PACKAGES := -p workglow-limit-ffi -p workglow-limit-cli
-NODE_PACKAGES := -p workglow-limit-node
-dist: C_PACKAGES += -p workglow-limit-node
-dist: NODE_PACKAGES += -p workglow-limit-ffi -p workglow-limit-cli
-
 tools:
 	.ci/need build
 
@@ -57,7 +51,7 @@ wheel: $(VENV)/ready
 	mkdir -p $(DIST)
 	echo "building the wheel"
 	cp LICENSE-* bindings/python/
-	$(VENV)/bin/maturin build --quiet --release --manifest-path bindings/python/Cargo.toml --target-dir target/wheel --out $(DIST)
+	$(VENV)/bin/maturin build --quiet --release --manifest-path bindings/python/Cargo.toml --out $(DIST)
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --force-reinstall --no-deps $(DIST)/*.whl
 
 # The locked dependencies of a package.
@@ -69,7 +63,7 @@ node: bindings/node/node_modules/.package-lock.json
 	mkdir -p $(DIST) $(OUT)
 	echo "building the npm package"
 	cp LICENSE-* bindings/node/
-	cargo build --quiet --release $(NODE_PACKAGES)
+	cargo build --quiet --release -p workglow-limit-node
 	cd bindings/node && npm run --silent build -- $(abspath target/release/libworkglow_limit_node.so) && npm pack --silent --pack-destination ../../$(DIST) >/dev/null
 	npm install --silent --no-audit --no-fund --no-save --prefix $(OUT) $(DIST)/*.tgz
 
@@ -93,8 +87,9 @@ SO := libworkglow_limit.so
 # Rebuilt only when its sources change, so that `make c && sudo make install` builds nothing as root.
 C := target/c
 C_LIBRARY := $(C)/libworkglow_limit.a
-# The build command, its directory and the linker: `make dist-all` passes other values.
+# The build command, its packages, its directory and the linker: `make dist-all` passes other values.
 C_BUILD := cargo build --quiet --release
+C_PACKAGES := -p workglow-limit-ffi -p workglow-limit-cli
 C_BUILT := target/release
 C_LINK := $(CC)
 C_LIBS := -lutil -lrt -lpthread -lm -ldl
@@ -313,16 +308,8 @@ bench-fleet: bench-tools test-tools peers
 	$(BENCH)/venv/bin/python bench/fleet/rivals.py
 	$(BENCH)/venv/bin/python bench/fleet/keys.py
 
-# The counting is Valgrind's; the harness has a program of its own, of the same version as the library.
-RUNNER := target/tools/bin/gungraun-runner
-$(RUNNER): bench/Cargo.toml | tools
-	echo "building the harness that counts instructions"
-	cargo install --quiet --locked --debug --force --root target/tools gungraun-runner \
-	    --version $$(sed -n 's/^gungraun = "=\(.*\)"/\1/p' bench/Cargo.toml)
-	touch $@
-
-instructions: $(RUNNER)
-	command -v valgrind >/dev/null || { echo "missing: Valgrind. Install it with: apt-get install valgrind libc6-dbg" >&2; exit 1; }
+instructions: | test-tools
+	cargo build --quiet --release -p workglow-limit-bench --bin instructions
 	python3 bench/instructions.py
 
 # Eight sites of one server; and a server that forgets, or that is killed and knows nothing. SECONDS=10 is quick.

@@ -1,41 +1,56 @@
-"""Counts the instructions of each call, and fails if one takes more than `instructions.toml` allows: instructions.py [--update].
+"""Counts the instructions of each call with Callgrind, so that the figure does not depend on how busy the machine is. Fails if one takes
+more than `instructions.toml` allows: instructions.py [--update].
 
 When a call becomes cheaper, lower its number there. `--update` writes all of them.
 """
 
-import json
 import os
 import pathlib
 import subprocess
 import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
 
 import tomllib
 
-CALLS = 800  # As in benches/instructions.rs.
 # Another compiler, or another processor's memcpy, may need a few more.
 TOLERANCE = 1.05
+# The caches of no machine in particular: a first and a last level, with lines of 64 bytes.
+CALLGRIND = ["valgrind", "--tool=callgrind", "--toggle-collect=measured", "--cache-sim=yes"]
+CALLGRIND += ["--I1=32768,8,64", "--D1=32768,8,64", "--LL=1048576,16,64"]
+PROGRAM = "target/release/instructions"
+
+
+def measure(case):
+    """The instructions and the cache lines from memory that one call takes."""
+    calls, name = case
+    with tempfile.TemporaryDirectory() as directory:
+        result = pathlib.Path(directory) / "callgrind"
+        command = [*CALLGRIND, f"--callgrind-out-file={result}.%p", PROGRAM, name, directory]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as ran:
+            output = ran.stdout.read()
+        if ran.returncode != 0:
+            sys.exit(f"{name}: {output}")
+        rows = pathlib.Path(f"{result}.{ran.pid}").read_text().splitlines()
+        row = {key: rest for key, _, rest in (row.partition(": ") for row in rows)}
+        # Callgrind leaves out the zeros at the end.
+        totals = dict.fromkeys(row["events"].split(), 0) | dict(zip(row["events"].split(), map(int, row["totals"].split())))
+    return name, totals["Ir"] / int(calls), (totals["DLmr"] + totals["DLmw"]) / int(calls)
+
 
 file = pathlib.Path(__file__).with_suffix(".toml")
 known = tomllib.loads(file.read_text())["instructions"] if file.exists() else {}
-command = "cargo bench --quiet -p workglow-limit-bench --bench instructions -- --output-format=json"
-runner = pathlib.Path("target/tools/bin/gungraun-runner").absolute()
-ran = subprocess.run(command.split(), capture_output=True, text=True, env=os.environ | {"GUNGRAUN_RUNNER": str(runner)})
-if ran.returncode != 0:
-    sys.exit(ran.stdout + ran.stderr)
-counts, lines = {}, {}
-for line in ran.stdout.splitlines():
-    one = json.loads(line)
-    metrics = one["profiles"][0]["data"]["total"]["metrics"]
-    value = lambda name: metrics[name]["values"]["new"] / CALLS
-    name = " ".join([one["function_name"], *one.get("id", "").split("_")]).rstrip()
-    counts[name], lines[name] = value("Ir"), value("DLmr") + value("DLmw")
+listed = subprocess.run([PROGRAM], capture_output=True, text=True, check=True).stdout
+with ThreadPoolExecutor(os.cpu_count()) as pool:
+    measured = list(pool.map(measure, (line.split(" ", 1) for line in listed.splitlines())))
+counts = {name: count for name, count, _ in measured}
 
 clock = counts["clock"]
-print(f"{'':30}{'instructions':>14}{'without clock':>15}{'at most':>9}{'lines of a cold key':>21}")
-for name, count in counts.items():
-    cold = f"{lines[name]:.1f}" if name.startswith("cold") else ""
+print(f"{'':40}{'instructions':>14}{'without clock':>15}{'at most':>9}{'lines of a cold key':>21}")
+for name, count, lines in measured:
+    cold = f"{lines:.1f}" if name.startswith("cold") else ""
     rest = "" if name == "clock" else f"{count - clock:.0f}"
-    print(f"{name:30}{count:14.0f}{rest:>15}{known.get(name, ''):>9}{cold:>21}")
+    print(f"{name:40}{count:14.0f}{rest:>15}{known.get(name, ''):>9}{cold:>21}".rstrip())
 
 if "--update" in sys.argv:
     text = ["# The most instructions per call, including its read of the clock: `make instructions`.", "[instructions]"]
