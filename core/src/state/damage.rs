@@ -45,14 +45,14 @@ pub(crate) fn or_damaged<P: AsRef<Path>, R>(
     match catch_unwind(AssertUnwindSafe(|| _ = answer.write(f()))) {
         // SAFETY: the closure completed, so the answer is written.
         Ok(()) => unsafe { answer.assume_init() },
-        Err(payload) => damaged(path().as_ref().map(AsRef::as_ref), payload),
+        Err(payload) => Err(damaged(path().as_ref().map(AsRef::as_ref), payload)),
     }
 }
 
 #[cold]
-fn damaged<R>(path: Option<&Path>, payload: Box<dyn Any + Send>) -> Result<R> {
+fn damaged(path: Option<&Path>, payload: Box<dyn Any + Send>) -> Error {
     let payload = match payload.downcast::<Error>() {
-        Ok(error) => return Err(*error),
+        Ok(error) => return *error,
         Err(payload) => payload,
     };
     let Some(path) = path else {
@@ -66,7 +66,7 @@ fn damaged<R>(path: Option<&Path>, payload: Box<dyn Any + Send>) -> Result<R> {
             format!("its contents make no sense ({})", text.unwrap_or("no details"))
         }
     };
-    Err(Error::Damaged { path: path.to_owned(), found })
+    Error::Damaged { path: path.to_owned(), found }
 }
 
 /// Limits a list to the most members that it can have, so that a cycle ends.

@@ -20,6 +20,7 @@ use crate::policy::Policy;
 use crate::server::{self, Engine, without_password};
 use crate::time::{Clock, Tick};
 use crate::waiting::MayWait;
+use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -292,12 +293,25 @@ impl Session {
         answer: impl Fn() -> Option<R>,
         f: impl Fn(&Locked) -> Result<R>,
     ) -> Result<R> {
+        let result = Cell::new(None);
+        let is_answered = || answer().map(|answer| result.set(Some(answer))).is_some();
+        self.lock_unless(timeout, &is_answered, &|locked| Ok(result.set(Some(f(locked)?))))?;
+        Ok(result.take().expect("one of both has set it"))
+    }
+
+    /// [`Session::with_lock_unless`] without generic types: there are nearly two hundred uses.
+    fn lock_unless(
+        &self,
+        timeout: Duration,
+        is_answered: &dyn Fn() -> bool,
+        f: &dyn Fn(&Locked) -> Result<()>,
+    ) -> Result<()> {
         let timeout = MayWait::part(timeout)?;
         let start = Instant::now();
         let mut nap = Duration::from_micros(20);
         loop {
-            if let Some(answer) = answer() {
-                return Ok(answer);
+            if is_answered() {
+                return Ok(());
             }
             let left = timeout.saturating_sub(start.elapsed());
             let answer = match fork::structure(left) {
@@ -316,7 +330,7 @@ impl Session {
                 ),
             };
             match answer {
-                Ok(Some(answer)) => return Ok(answer),
+                Ok(Some(())) => return Ok(()),
                 Ok(None) if !left.is_zero() => {
                     std::thread::sleep(nap.min(left));
                     nap = (nap * 2).min(fork::LONGEST_NAP);

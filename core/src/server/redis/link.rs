@@ -135,8 +135,8 @@ impl Links {
         &self,
         limit: &str,
         once: &mut Option<HostPort>,
-        left: &impl Fn() -> Duration,
-        ask: &impl Fn(&mut Node) -> RedisResult<R>,
+        left: &dyn Fn() -> Duration,
+        ask: &dyn Fn(&mut Node) -> RedisResult<R>,
     ) -> Attempt<R> {
         let is_sent = once.is_some();
         let at = once.take().or_else(|| self.pools.lock().routes.get(limit).cloned());

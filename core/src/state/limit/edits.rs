@@ -15,6 +15,13 @@ use std::cell::Cell;
 impl Limit {
     /// Runs a rare operation on the limit's table, under the structure lock.
     pub(super) fn with_table<R>(&self, f: impl Fn(&Locked, u64, &Table) -> Result<R>) -> Result<R> {
+        let answer = Cell::new(None);
+        self.lock_table(&|locked, limit, table| Ok(answer.set(Some(f(locked, limit, table)?))))?;
+        Ok(answer.take().expect("the function was called"))
+    }
+
+    /// [`Limit::with_table`] without generic types: there are nearly a hundred uses.
+    fn lock_table(&self, f: &dyn Fn(&Locked, u64, &Table) -> Result<()>) -> Result<()> {
         if self.store.server().is_some() {
             // Finding the limit takes more than the lock.
             self.bound()?;

@@ -543,7 +543,7 @@ impl Limit {
     ) -> Result<R> {
         policy::check_some(weight)?;
         if let Some(stuck) = stuck {
-            self.reading(|| self.unblock(stuck, |home| home.hash(b'k', key)))?;
+            self.reading(|| self.unblock(stuck, &|home| home.hash(b'k', key)))?;
         }
         let answer = self.with_key(key, f);
         self.look_again(key);
@@ -628,7 +628,7 @@ impl Limit {
                 match answer {
                     Ok(answer) => return Ok(answer),
                     Err(blocked) => {
-                        self.unblock(Stuck { bound, blocked, table: table.at }, |home| home.hash(b'k', key))?
+                        self.unblock(Stuck { bound, blocked, table: table.at }, &|home| home.hash(b'k', key))?
                     }
                 }
             }
@@ -642,7 +642,7 @@ impl Limit {
     }
 
     #[cold]
-    fn unblock(&self, Stuck { bound, blocked, table }: Stuck, hash: impl FnOnce(&Home) -> Hash) -> Result<()> {
+    fn unblock(&self, Stuck { bound, blocked, table }: Stuck, hash: &dyn Fn(&Home) -> Hash) -> Result<()> {
         let hash = hash(bound.home());
         if bound.home().is_retired(bound.limit) {
             return self.bind_again().map(drop);
