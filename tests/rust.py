@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -42,11 +43,16 @@ def build() -> list[tuple[str, list[str], Path]]:
 
 def run(name: str, command: list[str], folder: Path) -> bool:
     began = time.monotonic()
-    done = subprocess.run(
-        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
-    )
-    print(f"{name}: {time.monotonic() - began:.0f} s\n{done.stdout.decode(errors='replace')}", flush=True)
-    return done.returncode == 0
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            command, cwd=folder, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
+        )
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        output.seek(0)
+        seconds, cpu = time.monotonic() - began, usage.ru_utime + usage.ru_stime
+        print(f"{name}: {seconds:.0f} s ({cpu:.0f} s of a processor)\n{output.read().decode(errors='replace')}", flush=True)
+    return process.returncode == 0
 
 
 def main() -> int:

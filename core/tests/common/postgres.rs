@@ -213,6 +213,11 @@ impl PostgresServer {
         String::from_utf8(done.stdout).unwrap().trim().to_owned()
     }
 
+    /// What it has logged so far.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.directory.file("log")).unwrap()
+    }
+
     /// Removes all limits.
     pub fn forget_all(&self) {
         self.command(include_str!("../../../tests/fleet/forget.sql"));

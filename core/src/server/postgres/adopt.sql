@@ -5,7 +5,11 @@
 --
 -- States that are behind are not removed (see `kept_until`), so they may be adopted in any order and at any time.
 
-CREATE INDEX IF NOT EXISTS counted_mark ON workglow_limit.counted (limit_id, mark) WHERE mark > 0;
+DO $$ BEGIN
+    IF to_regclass('workglow_limit.counted_mark') IS NULL THEN
+        CREATE INDEX counted_mark ON workglow_limit.counted (limit_id, mark) WHERE mark > 0;
+    END IF;
+END $$;
 
 -- Some keys whose states are behind, by the text of the policy that applies to them. (Even with old planner statistics,
 -- it must read no more of them than it returns.)

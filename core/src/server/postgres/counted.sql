@@ -34,7 +34,11 @@ CREATE TABLE IF NOT EXISTS workglow_limit.counted (
     PRIMARY KEY (limit_id, hash)
 ) WITH (fillfactor = 50);
 
-CREATE INDEX IF NOT EXISTS counted_expires ON workglow_limit.counted (expires) WHERE expires IS NOT NULL;
+DO $$ BEGIN
+    IF to_regclass('workglow_limit.counted_expires') IS NULL THEN
+        CREATE INDEX counted_expires ON workglow_limit.counted (expires) WHERE expires IS NOT NULL;
+    END IF;
+END $$;
 
 CREATE TABLE IF NOT EXISTS workglow_limit.places (
     id bigint NOT NULL,

@@ -47,7 +47,11 @@ CREATE TABLE IF NOT EXISTS workglow_limit.holders (
     PRIMARY KEY (limit_id, hash)
 ) WITH (fillfactor = 50);
 
-CREATE INDEX IF NOT EXISTS holders_expires ON workglow_limit.holders (expires) WHERE expires IS NOT NULL;
+DO $$ BEGIN
+    IF to_regclass('workglow_limit.holders_expires') IS NULL THEN
+        CREATE INDEX holders_expires ON workglow_limit.holders (expires) WHERE expires IS NOT NULL;
+    END IF;
+END $$;
 
 CREATE TABLE IF NOT EXISTS workglow_limit.leases (
     id bigint NOT NULL,
@@ -62,7 +66,11 @@ CREATE TABLE IF NOT EXISTS workglow_limit.leases (
     PRIMARY KEY (id, fence)
 ) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 1000);
 
-CREATE INDEX IF NOT EXISTS leases_ends ON workglow_limit.leases (id, ends);
+DO $$ BEGIN
+    IF to_regclass('workglow_limit.leases_ends') IS NULL THEN
+        CREATE INDEX leases_ends ON workglow_limit.leases (id, ends);
+    END IF;
+END $$;
 
 -- The known facts about a key. Without an answer: `c` is its row, whose `live` excludes expired leases; `is_stale` says that
 -- its leases no longer count; `over` is the number of expired units.

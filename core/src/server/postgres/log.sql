@@ -73,8 +73,14 @@ CREATE TABLE IF NOT EXISTS workglow_limit.logs (
     PRIMARY KEY (limit_id, hash)
 ) WITH (fillfactor = 50);
 
-CREATE INDEX IF NOT EXISTS logs_expires ON workglow_limit.logs (expires) WHERE expires IS NOT NULL;
-CREATE INDEX IF NOT EXISTS logs_said ON workglow_limit.logs (limit_id, said) WHERE said > 0;
+DO $$ BEGIN
+    IF to_regclass('workglow_limit.logs_expires') IS NULL THEN
+        CREATE INDEX logs_expires ON workglow_limit.logs (expires) WHERE expires IS NOT NULL;
+    END IF;
+    IF to_regclass('workglow_limit.logs_said') IS NULL THEN
+        CREATE INDEX logs_said ON workglow_limit.logs (limit_id, said) WHERE said > 0;
+    END IF;
+END $$;
 
 CREATE TABLE IF NOT EXISTS workglow_limit.starts (
     -- The id of the log.
@@ -93,7 +99,11 @@ CREATE TABLE IF NOT EXISTS workglow_limit.starts (
     ended bigint[]
 ) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 1000);
 
-CREATE INDEX IF NOT EXISTS starts_of ON workglow_limit.starts (id, before);
+DO $$ BEGIN
+    IF to_regclass('workglow_limit.starts_of') IS NULL THEN
+        CREATE INDEX starts_of ON workglow_limit.starts (id, before);
+    END IF;
+END $$;
 
 -- The durations of the last jobs.
 CREATE TABLE IF NOT EXISTS workglow_limit.jobs (

@@ -10,6 +10,9 @@
 -- It may be run again, and by several programs at the same time: the first one gets the lock and creates, the others
 -- find it there. A later version of the library adds to it, and raises `version`. A function whose result changes gets
 -- another name, so that earlier programs keep calling theirs.
+--
+-- Running it again locks no table. (CREATE INDEX IF NOT EXISTS would wait for all writers of the table before it looks, and deadlock
+-- with one that uses two tables.)
 DO $$
 DECLARE
     found integer;
