@@ -34,7 +34,9 @@ def measure(case):
         rows = pathlib.Path(f"{result}.{ran.pid}").read_text().splitlines()
         row = {key: rest for key, _, rest in (row.partition(": ") for row in rows)}
         # Callgrind leaves out the zeros at the end.
-        totals = dict.fromkeys(row["events"].split(), 0) | dict(zip(row["events"].split(), map(int, row["totals"].split())))
+        totals = dict.fromkeys(row["events"].split(), 0) | dict(
+            zip(row["events"].split(), map(int, row["totals"].split()))
+        )
     return name, totals["Ir"] / int(calls), (totals["DLmr"] + totals["DLmw"]) / int(calls)
 
 

@@ -21,24 +21,38 @@ FEATURES = ["--features", "workglow-limit/fault-points"]
 FIRST = ["fleet", "space", "reference", "served_leases", "servers", "grants", "postgres", "served_groups", "vectors"]
 
 
-def build() -> list[tuple[str, list[str], Path]]:
-    """The programs to run: name, command, and the folder of their package, where they run."""
+def build() -> list[dict]:
+    """What cargo built: its messages."""
     command = ["cargo", "test", "--no-run", "--message-format=json-render-diagnostics", *PACKAGES, *FEATURES]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     if done.returncode != 0:
         sys.exit(done.returncode)
-    messages = [json.loads(line) for line in done.stdout.splitlines()]
-    built = [one for one in messages if one.get("executable")]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def library() -> Path:
+    """The core as other programs link it, next to what it needs."""
+    files = [
+        one["filenames"]
+        for one in build()
+        if one.get("target", {}).get("name") == "workglow_limit" and not one["profile"]["test"]
+    ]
+    return next(Path(file) for names in files for file in names if file.endswith(".rlib"))
+
+
+def programs() -> list[tuple[str, list[str], Path]]:
+    """The programs to run: name, command, and the folder of their package, where they run."""
+    built = [one for one in build() if one.get("executable")]
     tests = [one for one in built if one["profile"]["test"]]
-    programs = [(one["target"]["name"], [one["executable"]], Path(one["manifest_path"]).parent) for one in tests]
+    found = [(one["target"]["name"], [one["executable"]], Path(one["manifest_path"]).parent) for one in tests]
     # By a manual clock these examples write the same in every run, and what they wrote is committed.
     examples = {one["target"]["name"]: one["executable"] for one in built if one["target"]["kind"] == ["example"]}
     for name, committed in (("pictures", "docs/pictures"), ("playground", "site/playground/traces.json")):
         new = f"target/again-{name}"
         command = f"rm -rf {new} && {examples[name]} {new} && diff -rq {committed} {new}"
         hint = f"make {name} writes something else: look at it and commit it"
-        programs.append((name, ["bash", "-c", f"{command} || {{ echo '{hint}'; exit 1; }}"], ROOT))
-    return programs
+        found.append((name, ["bash", "-c", f"{command} || {{ echo '{hint}'; exit 1; }}"], ROOT))
+    return found
 
 
 def run(name: str, command: list[str], folder: Path) -> bool:
@@ -51,19 +65,21 @@ def run(name: str, command: list[str], folder: Path) -> bool:
         process.returncode = os.waitstatus_to_exitcode(status)
         output.seek(0)
         seconds, cpu = time.monotonic() - began, usage.ru_utime + usage.ru_stime
-        print(f"{name}: {seconds:.0f} s ({cpu:.0f} s of a processor)\n{output.read().decode(errors='replace')}", flush=True)
+        print(
+            f"{name}: {seconds:.0f} s ({cpu:.0f} s of a processor)\n{output.read().decode(errors='replace')}",
+            flush=True,
+        )
     return process.returncode == 0
 
 
 def main() -> int:
-    programs = build()
     order = {name: i for i, name in enumerate(FIRST)}
-    programs.sort(key=lambda program: order.get(program[0], len(order)))
-    programs.append(("documentation", ["cargo", "test", "--doc", *PACKAGES[:2], *FEATURES], ROOT))
+    found = sorted(programs(), key=lambda program: order.get(program[0], len(order)))
+    found.append(("documentation", ["cargo", "test", "--doc", *PACKAGES[:2], *FEATURES], ROOT))
     # A program's own tests run at the same time, too.
     os.environ.setdefault("RUST_TEST_THREADS", "2")
     with ThreadPoolExecutor(2) as pool:
-        return 0 if all(list(pool.map(lambda program: run(*program), programs))) else 1
+        return 0 if all(list(pool.map(lambda program: run(*program), found))) else 1
 
 
 if __name__ == "__main__":

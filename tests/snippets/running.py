@@ -11,12 +11,16 @@ import subprocess
 import sys
 import tempfile
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from pages import program
 
 ROOT = Path(__file__).resolve().parents[2]
-TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve()
+sys.path.append(str(ROOT / "tests"))
+
+import rust
+
 PREFIX = ROOT / "target/dist/c"
 # The folders with our installed package, and with others that the tests of the bindings and queues have installed.
 OURS = ROOT / "target/demo/node_modules"
@@ -264,36 +268,40 @@ def session(text, folder, env):
 
 
 class Rust:
-    """Builds all Rust blocks as programs of one crate, once, in the workspace's profile for development, in which the C
-    tests have built the rest."""
+    """Compiles Rust blocks, each as a program that links the core as the Rust tests have built it."""
 
     def __init__(self, blocks, folder):
         self.blocks, self.folder, self.lock = blocks, Path(folder), threading.Lock()
 
     def __call__(self, block):
         with self.lock:
-            failure = self.build()
-        made = TARGET / "debug" / name_of(block)
-        if failure and not made.exists():
-            raise Failed(f"cargo build: {failure}")
-        return made
+            failures = self.build()
+        name = name_of(block)
+        if failures[name]:
+            raise Failed(f"rustc: {failures[name]}")
+        return self.folder / name
 
     @functools.cache  # noqa: B019, it lives as long as the tests
     def build(self):
-        profile = re.search(r"^\[profile\.dev\]\n(?:\w.*\n)+", (ROOT / "Cargo.toml").read_text(), re.MULTILINE)[0]
-        package = '[package]\nname = "snippets"\nversion = "0.0.0"\nedition = "2024"\n'
-        needs = f'[dependencies]\nworkglow-limit = {{ path = "{ROOT / "core"}" }}\n[workspace]\n'
-        (self.folder / "src/bin").mkdir(parents=True)
-        (self.folder / "Cargo.toml").write_text(package + needs + profile)
-        shutil.copy(ROOT / "Cargo.lock", self.folder)
-        for block in self.blocks:
-            (TARGET / "debug" / name_of(block)).unlink(missing_ok=True)
-            (self.folder / "src/bin" / f"{name_of(block)}.rs").write_text(program([block]))
-        built = subprocess.run(
-            ["cargo", "build", "--quiet", "--keep-going"], cwd=self.folder, capture_output=True, text=True,
-            env=os.environ | {"CARGO_TARGET_DIR": str(TARGET)},
-        )  # fmt: skip
-        return built.stderr if built.returncode else ""
+        library = rust.library()
+        links = [
+            "--extern",
+            f"workglow_limit={library}",
+            "-L",
+            f"dependency={library.parent}",
+            "--out-dir",
+            self.folder,
+        ]
+
+        def compiled(block):
+            source = self.folder / f"{name_of(block)}.rs"
+            source.write_text(program([block]))
+            command = ["rustc", "--edition=2024", "--crate-type=bin", *links, source]
+            built = subprocess.run(command, capture_output=True, text=True)
+            return name_of(block), built.stderr if built.returncode else ""
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            return dict(pool.map(compiled, self.blocks))
 
 
 def name_of(block):

@@ -422,10 +422,10 @@ fn a_claim_that_sleeps_for_two_laps_fails() {
             let ask = Ask { force: true, ..Ask::now(&windows, 1, 0) };
             cells.log().claim(&ask, || Now { floor: now, ceil: now }).unwrap().taken.unwrap()
         };
-        (0..4).for_each(|_| drop(record(&cells)));
+        (0..4).for_each(|_| _ = record(&cells));
         let other = cells.clone();
         let claimant = thread::spawn(move || record(&other));
-        (0..7).for_each(|_| drop(record(&cells)));
+        (0..7).for_each(|_| _ = record(&cells));
         // All tickets differ.
         let last = claimant.join().unwrap().ticket;
         let tail = cells.log().find_tail().ticket;
