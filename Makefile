@@ -193,6 +193,7 @@ lint: $(VENV)/ready $(NODE_TOOLS)
 	cd bindings/node && npm run --silent lint
 	$(VENV)/bin/typos --quiet
 	scripts/versions
+	scripts/features
 	scripts/compatible
 
 clippy:

@@ -56,6 +56,7 @@ interface Native {
   names(store: NativeStore): Promise<string[]>;
   overrideLimit(store: NativeStore, name: string, policy: string, key?: string): Promise<void>;
   lift(store: NativeStore, name: string, key?: string): Promise<void>;
+  forget(store: NativeStore, name: string): Promise<void>;
   flush(store: NativeStore): Promise<void>;
   verify(store: NativeStore, repair: boolean): Promise<string[]>;
   observer(store: NativeStore): NativeObserver;

@@ -176,6 +176,14 @@ export class Store {
     await native.lift(this._native, unicode("name", name), keyIn(options)).catch(rethrow);
   }
 
+  /**
+   * Removes the declaration of a name, including operators' policies, so that another kind of limiter can be declared. Limiters in
+   * use then fail with `KindMismatch`. If the same kind is declared again, it keeps its state.
+   */
+  async forget(name: string): Promise<void> {
+    await native.forget(this._native, unicode("name", name)).catch(rethrow);
+  }
+
   /** Writes admitted starts to the database that it does not have yet. No effect on "memory:". */
   async flush(): Promise<void> {
     await native.flush(this._native).catch(rethrow);

@@ -155,6 +155,13 @@ pub fn names(store: &External<Store>) -> AsyncTask<Pooled<Vec<String>>> {
     AsyncTask::new(Pooled(Box::new(move || store.names())))
 }
 
+/// Removes the declaration of a name.
+#[napi]
+pub fn forget(store: &External<Store>, name: String) -> AsyncTask<Pooled<()>> {
+    let store = Store::clone(store);
+    AsyncTask::new(Pooled(Box::new(move || store.forget(&name))))
+}
+
 /// Sets an operator's override of a limit, or of one key.
 #[napi]
 pub fn override_limit(

@@ -224,6 +224,18 @@ test("using, as TypeScript compiles it, completes a permit at the end of its sco
   assert.equal(run("scopes.mjs"), "true 0\nmine 1\ntrue false 0\n1\n");
 });
 
+test("a forgotten name may be declared as another kind", async (t) => {
+  const store = new Store(`sqlite:${directory(t)}/limits.db`);
+  const limiter = new RateLimiter(store, "mail", { maxExecutions: 1, windowSizeInSeconds: 60 });
+  limiter.tryAcquire();
+  await store.forget("mail");
+  assert.deepEqual(await store.names(), []);
+  await assert.rejects(store.forget("mail"), { name: "UnknownLimit", message: /mail/ });
+  await assert.rejects(store.forget(1), { name: "InvalidArgument", message: /name/ });
+  store.limiter("mail", "2 concurrent").tryAcquire();
+  assert.throws(() => limiter.tryAcquire(), { name: "KindMismatch" });
+});
+
 test("a store attaches to declared limits, lists them, and opens nothing early", async (t) => {
   const path = `${directory(t)}/limits.db`;
   const { existsSync, statSync } = await import("node:fs");

@@ -147,6 +147,14 @@ impl Store {
         deliver_with(py, answer, |e| quoting_given(e, [("name", "name", Some(name)), ("key", "key", key)]))
     }
 
+    /// Removes the declaration of this name, including operators' policies, so that another kind of limiter can be declared.
+    /// Limiters in use then raise KindMismatch. If the same kind is declared again, it keeps its state.
+    fn forget(&self, py: Python<'_>, name: &Bound<'_, PyAny>) -> PyResult<()> {
+        let limit = argument::text("name", name)?.to_owned();
+        let answer = self.wait(py, move |core| core.forget(&limit))?;
+        deliver_with(py, answer, |e| quoting_given(e, [("name", "name", Some(name))]))
+    }
+
     /// Writes the admitted starts that are not in the database yet. A no-op for "memory:".
     fn flush(&self, py: Python<'_>) -> PyResult<()> {
         deliver_with(py, self.wait(py, |core| core.flush())?, raised)

@@ -12,8 +12,8 @@ from workglow_limit import (
     ForeignPermit,
     InvalidArgument,
     KindMismatch,
-    Limiter,
     LimitError,
+    Limiter,
     ManualClock,
     NullLimiter,
     Permit,
@@ -73,6 +73,21 @@ def test_names_are_shared_and_attached(url):
     with pytest.raises(UnknownLimit, match='no limit named "mail" is declared: this store knows jobs') as caught:
         RateLimiter.attach(store, "mail").try_acquire()
     assert isinstance(caught.value, LookupError)
+
+
+def test_a_forgotten_name_may_be_of_another_kind(url):
+    store = Store(url)
+    limiter = RateLimiter(store, "jobs", max_executions=1, window_size_in_seconds=60)
+    limiter.try_acquire()
+    store.forget("jobs")
+    assert store.names() == []
+    with pytest.raises(UnknownLimit, match="jobs"):
+        store.forget("jobs")
+    with pytest.raises(InvalidArgument, match="name"):
+        store.forget(1)
+    store.limiter("jobs", "2 concurrent").try_acquire()
+    with pytest.raises(KindMismatch):
+        limiter.try_acquire()
     assert (caught.value.code, caught.value.number) == ("unknown_limit", -4)
 
 

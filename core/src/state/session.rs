@@ -295,7 +295,7 @@ impl Session {
     ) -> Result<R> {
         let result = Cell::new(None);
         let is_answered = || answer().map(|answer| result.set(Some(answer))).is_some();
-        self.lock_unless(timeout, &is_answered, &|locked| Ok(result.set(Some(f(locked)?))))?;
+        self.lock_unless(timeout, &is_answered, &|locked| f(locked).map(|answer| result.set(Some(answer))))?;
         Ok(result.take().expect("one of both has set it"))
     }
 

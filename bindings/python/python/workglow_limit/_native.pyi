@@ -132,6 +132,11 @@ class Store:
         own policy, so that the limit's holds for the key again. A no-op if there is none.
         """
 
+    def forget(self, name: str) -> None:
+        """Removes the declaration of this name, including operators' policies, so that another kind of limiter can be
+        declared. Limiters in use then raise KindMismatch. If the same kind is declared again, it keeps its state.
+        """
+
     def flush(self) -> None:
         """Writes the admitted starts that are not in the database yet. A no-op for "memory:"."""
 

@@ -16,7 +16,7 @@ impl Limit {
     /// Runs a rare operation on the limit's table, under the structure lock.
     pub(super) fn with_table<R>(&self, f: impl Fn(&Locked, u64, &Table) -> Result<R>) -> Result<R> {
         let answer = Cell::new(None);
-        self.lock_table(&|locked, limit, table| Ok(answer.set(Some(f(locked, limit, table)?))))?;
+        self.lock_table(&|locked, limit, table| f(locked, limit, table).map(|result| answer.set(Some(result))))?;
         Ok(answer.take().expect("the function was called"))
     }
 
