@@ -532,8 +532,8 @@ fn an_invalid_file_is_reported_and_declares_nothing() {
                 "\"api/rate\" is two limits",
                 "another name, since a part of a composite has this one",
             ),
-            (3, "[api]\npolicy = '1/1s'\n[api]", "no TOML", "duplicate key"),
-            (2, "[api]\nallowed 5", "no TOML", ""),
+            (3, "[api]\npolicy = '1/1s'\n[api]", "not TOML", "duplicate key"),
+            (2, "[api]\nallowed 5", "not TOML", ""),
             (
                 4,
                 "[api]\nallowed = 5\nperiod = '1m'\n[api.partitions.tenant-7]\nallowed = 500",

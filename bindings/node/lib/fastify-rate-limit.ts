@@ -6,14 +6,14 @@ import { milliseconds, unicode } from "./input.js";
 import { Store } from "./store.js";
 
 /** The callback of the package: takes the number of hits, and the time in ms until they no longer count. */
-export type Told = (error: Error | null, result?: { current: number; ttl: number }) => void;
+export type IncrCallback = (error: Error | null, result?: { current: number; ttl: number }) => void;
 
 /** A store, as the package uses it. */
 export interface HitStore {
   /** Counts a hit, unless the limit is full: then it reports one more than `max`. */
-  incr(key: string | number, callback: Told, timeWindow: number, max: number): void;
+  incr(key: string | number, callback: IncrCallback, timeWindow: number, max: number): void;
   /** Reports the hits of a key. */
-  read(key: string | number, callback: Told, timeWindow: number, max: number): void;
+  read(key: string | number, callback: IncrCallback, timeWindow: number, max: number): void;
   /** Returns the store of a route with options of its own. */
   child(options: object): HitStore;
 }
@@ -69,7 +69,7 @@ export function limitStore(store: Store, name = "fastify-rate-limit"): new (opti
       return hits;
     }
 
-    #ask(how: "add" | "peek", key: string | number, callback: Told, timeWindow: number, max: number): void {
+    #ask(how: "add" | "peek", key: string | number, callback: IncrCallback, timeWindow: number, max: number): void {
       const answer = async () => {
         const { hits, after } = await this.#limit(max, timeWindow)[how](String(key));
         return { current: hits, ttl: Math.ceil(after) };
@@ -77,11 +77,11 @@ export function limitStore(store: Store, name = "fastify-rate-limit"): new (opti
       answer().then((result) => callback(null, result), callback);
     }
 
-    incr(key: string | number, callback: Told, timeWindow: number, max: number): void {
+    incr(key: string | number, callback: IncrCallback, timeWindow: number, max: number): void {
       this.#ask("add", key, callback, timeWindow, max);
     }
 
-    read(key: string | number, callback: Told, timeWindow: number, max: number): void {
+    read(key: string | number, callback: IncrCallback, timeWindow: number, max: number): void {
       this.#ask("peek", key, callback, timeWindow, max);
     }
 

@@ -91,7 +91,7 @@ impl Source<'_> {
     /// The names of the file's limits, in order, and their policies.
     fn limits(&self) -> Result<Vec<(String, Vec<Policy>)>> {
         let parsed = DeTable::parse(self.text);
-        let parsed = parsed.map_err(|e| self.wrong(&e.span().unwrap_or(0..0), "no TOML", e.message()))?;
+        let parsed = parsed.map_err(|e| self.wrong(&e.span().unwrap_or(0..0), "not TOML", e.message()))?;
         let mut limits = Vec::new();
         let mut taken = BTreeSet::new();
         for (key, value) in parsed.get_ref() {

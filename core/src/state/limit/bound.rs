@@ -28,7 +28,7 @@ pub(crate) struct Bound {
     hasher: SipHasher13,
     /// The gate of all its keys.
     gate: *const AtomicU64,
-    /// The epoch for which this is valid: see [`Session::epoch`].
+    /// The epoch for which this is valid: see `Session::epoch`.
     epoch: u64,
     /// The value of [`fork::validity`] at which the epoch was last checked.
     seen: AtomicU64,

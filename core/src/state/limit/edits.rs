@@ -1,7 +1,7 @@
 //! Rare changes of a limit's keys, under the structure lock: starts are taken back, gates closed, keys forgotten.
 
 use super::Limit;
-use crate::algorithm::log::{SETTLED, StartId as Known};
+use crate::algorithm::log::{SETTLED, StartId};
 use crate::algorithm::{History, Start};
 use crate::atomic::*;
 use crate::error::Result;
@@ -48,7 +48,7 @@ impl Limit {
     }
 
     /// Takes a start back, if it is there and not settled. Returns whether it did.
-    pub fn take_back(&self, hash: Hash, start: Known, ahead: u64) -> Result<bool> {
+    pub fn take_back(&self, hash: Hash, start: StartId, ahead: u64) -> Result<bool> {
         let was_there = Cell::new(false);
         self.rewrite(hash, |_, table, history| was_there.set(take_back(table, history, start, ahead)))?;
         Ok(was_there.get())
@@ -132,13 +132,13 @@ pub(crate) struct RefusedStart {
     pub instance: u64,
     pub limit: u64,
     pub hash: Hash,
-    pub start: Known,
+    pub start: StartId,
     pub ahead: u64,
 }
 
 /// The indices of this start's entries. Where units are only counted, these are all entries of its slice, the unlogged
 /// ones first.
-pub(crate) fn parts(table: &Table, History { starts, era, .. }: &History, start: Known) -> Vec<usize> {
+pub(crate) fn parts(table: &Table, History { starts, era, .. }: &History, start: StartId) -> Vec<usize> {
     let is_part = |s: &Start| match table.policy.is_counted() {
         true => *era == start.ticket && (s.stamp == start.stamp || table.policy.is_bucket()),
         false => s.id == start.ticket && s.stamp == start.stamp && s.units == start.weight && s.state != SETTLED,
@@ -149,8 +149,8 @@ pub(crate) fn parts(table: &Table, History { starts, era, .. }: &History, start:
 }
 
 /// Takes a start out of a history, if it is there and not settled. Returns whether it did. `ahead`: see
-/// [`Taken::ahead`].
-pub(crate) fn take_back(table: &Table, history: &mut History, start: Known, ahead: u64) -> bool {
+/// `Taken::ahead`.
+pub(crate) fn take_back(table: &Table, history: &mut History, start: StartId, ahead: u64) -> bool {
     let parts = parts(table, history, start);
     take_units(table, history, &parts, (start, ahead), start.weight);
     !parts.is_empty()
@@ -161,7 +161,7 @@ pub(crate) fn take_units(
     table: &Table,
     history: &mut History,
     parts: &[usize],
-    (start, ahead): (Known, u64),
+    (start, ahead): (StartId, u64),
     mut units: u64,
 ) {
     if let (Shape::Bucket(bucket), [_, ..]) = (&table.policy.0, parts) {
