@@ -63,7 +63,6 @@ SUITES = {
 # The core's unit tests, those of its integration tests that take seconds and no server, and a smoke test of each language, against
 # what `make quick` has built.
 QUICK_TESTS = [
-    "bounded",
     "composites",
     "hooks",
     "late",

@@ -216,6 +216,7 @@ def stores() -> None:
     store.override("x", "100/1m + 5/1s", key="tenant")
     store.lift("x", key="tenant")
     store.lift("x")
+    store.forget("x")
     store.flush()
     assert_type([(problem.found, problem.repaired) for problem in store.verify(repair=True)], list[tuple[str, bool]])
     assert_type(store.verify(), list[Problem])

@@ -167,6 +167,14 @@ fn log_numbers(policy: &Policy) -> Vec<i64> {
 }
 
 /// A server, as used by a store.
+/// The result of storing changes.
+pub(crate) struct Noted {
+    /// When the limit was created.
+    pub made: Tick,
+    /// Whether another policy has applied before, to the limit or a changed key. Machines may still start under it.
+    pub has_earlier: bool,
+}
+
 pub(crate) trait Engine: std::fmt::Debug + Send + Sync {
     /// Calls a script. `None` if the policy no longer applies; nothing has changed then.
     ///
@@ -187,9 +195,8 @@ pub(crate) trait Engine: std::fmt::Debug + Send + Sync {
     /// The declarations under a name, and of one of its keys.
     fn row(&self, name: &str, key: Option<Hash>, patience: Duration) -> Result<Row>;
 
-    /// Stores changes under a name, and leaves the rest as it is. Returns the limit's creation time. `now`: the time,
-    /// if a test sets it.
-    fn note(&self, name: &str, notes: &[RowChange], now: Option<Tick>, patience: Duration) -> Result<Tick>;
+    /// Stores changes under a name, and leaves the rest as it is. `now`: the time, if a test sets it.
+    fn note(&self, name: &str, notes: &[RowChange], now: Option<Tick>, patience: Duration) -> Result<Noted>;
 
     /// Removes the declarations under a name and of its keys. Earlier starts still count.
     fn forget(&self, name: &str, patience: Duration) -> Result<()>;

@@ -13,7 +13,7 @@ mod tls;
 mod value;
 mod wire;
 
-use super::{Call, EPOCH, Engine, Family, Finding, MOST, Row, RowChange, Terms, version, without_password};
+use super::{Call, EPOCH, Engine, Family, Finding, MOST, Noted, Row, RowChange, Terms, version, without_password};
 use crate::error::{Error, Result};
 use crate::fault;
 use crate::fork::PerProcess;
@@ -257,7 +257,7 @@ impl Engine for Postgres {
         Ok(Row { policy, composite, overriding, made, key })
     }
 
-    fn note(&self, name: &str, notes: &[RowChange], now: Option<Tick>, patience: Duration) -> Result<Tick> {
+    fn note(&self, name: &str, notes: &[RowChange], now: Option<Tick>, patience: Duration) -> Result<Noted> {
         let began = Instant::now();
         let left = || patience.saturating_sub(began.elapsed());
         let (mut kinds, mut texts, mut versions, mut hashes) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
@@ -288,12 +288,12 @@ impl Engine for Postgres {
             let row = self.one("SELECT workglow_limit.note($1, $2, $3, $4, $5, $6, $7)", &values, left())?;
             match row.first().and_then(|cell| ints(cell.as_ref()?)).as_deref() {
                 Some([-1]) => self.adopt_first(name, now, began, patience)?,
-                Some(&[made, are_behind]) if made >= 0 => {
+                Some(&[made, are_behind, earlier]) if made >= 0 => {
                     if are_behind == 1 {
                         // The next change continues with what is left. The caller has further requests.
                         self.adopt(name, now, left() / 2)?;
                     }
-                    return Ok(made as Tick);
+                    return Ok(Noted { made: made as Tick, has_earlier: earlier == 1 });
                 }
                 _ => return Err(self.makes_no_sense(row)),
             }

@@ -18,7 +18,7 @@ mod adopt;
 mod examine;
 mod link;
 
-use super::{Call, EPOCH, Engine, Family, Finding, Row, RowChange, Terms, version, without_password};
+use super::{Call, EPOCH, Engine, Family, Finding, Noted, Row, RowChange, Terms, version, without_password};
 use crate::error::{Error, Result};
 use crate::fault;
 use crate::policy::Policy;
@@ -275,7 +275,7 @@ impl Engine for Redis {
         Ok(row)
     }
 
-    fn note(&self, name: &str, notes: &[RowChange], now: Option<Tick>, patience: Duration) -> Result<Tick> {
+    fn note(&self, name: &str, notes: &[RowChange], now: Option<Tick>, patience: Duration) -> Result<Noted> {
         let (mut set, mut gone) = (Vec::new(), Vec::new());
         let mut put = |field: String, value: Option<String>| match value {
             Some(value) => set.extend([field, value]),
@@ -309,9 +309,9 @@ impl Engine for Redis {
         };
         let (began, keys) = (Instant::now(), [key_of(name), list_of(name), waiting_of(name)]);
         let left = || patience.saturating_sub(began.elapsed());
-        let (made, waits) = loop {
+        let (noted, waits) = loop {
             match self.run::<Vec<i64>>(name, &self.note, &keys, arguments, left())?.as_slice() {
-                [made, waits] => break (*made as Tick, *waits == 1),
+                &[made, waits, earlier] => break (Noted { made: made as Tick, has_earlier: earlier == 1 }, waits == 1),
                 _ => self.adopt_first(name, now, began, patience)?,
             }
         };
@@ -323,7 +323,7 @@ impl Engine for Redis {
                 adopted => drop(adopted?),
             }
         }
-        Ok(made)
+        Ok(noted)
     }
 
     fn forget(&self, name: &str, patience: Duration) -> Result<()> {

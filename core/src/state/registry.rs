@@ -106,11 +106,15 @@ impl Session {
         let now = clock.is_manual().then(|| clock.now().floor);
         let mut out = Duration::ZERO;
         for (name, changes) in outbox {
-            match changes.as_slice() {
-                [] => server.forget(&name, left.now())?,
-                changes => self.was_made(&name, server.note(&name, changes, now, left.now())?),
-            }
-            if now.is_none() {
+            let has_earlier = if changes.is_empty() {
+                server.forget(&name, left.now())?;
+                true
+            } else {
+                let noted = server.note(&name, &changes, now, left.now())?;
+                self.was_made(&name, noted.made);
+                noted.has_earlier
+            };
+            if now.is_none() && has_earlier {
                 out = out.max(server.out(&name, left.now())?[1]);
             }
         }

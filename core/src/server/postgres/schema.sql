@@ -211,8 +211,8 @@ END $$;
 -- composite's text, `o` the operator's policy above it, `k` the operator's policy for a key), text, version and hash;
 -- without a text, the stored one is removed. Another policy does not apply before all states are written under the
 -- present one (`behind`).
--- -> {made, behind}: when the limit was created, and whether states are behind now; {-1}: some are, and nothing was
--- stored.
+-- -> {made, behind, earlier}: when the limit was created, whether states are behind now, and whether another policy has applied
+-- before, under which machines may still start; {-1}: some states are behind, and nothing was stored.
 CREATE OR REPLACE FUNCTION workglow_limit.note(
     lim text, at bigint, kinds text[], texts text[], versions bigint[], hashes uuid[], patience bigint
 ) RETURNS bigint[] LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
@@ -256,12 +256,19 @@ BEGIN
         INSERT INTO workglow_limit.own (limit_id, hash, version, policy, since) VALUES (l.id, hashes[i], versions[i], texts[i], now)
         ON CONFLICT (limit_id, hash) DO UPDATE SET version = excluded.version, policy = excluded.policy, since = excluded.since;
     END LOOP;
+    IF holds IS DISTINCT FROM l.version THEN
+        -- The first policy of a limit applies since its creation.
+        l.since := CASE WHEN l.since IS NULL AND l.made > 0 THEN l.made ELSE now END;
+    END IF;
     UPDATE workglow_limit.limits SET
         is_declared = true, policy = l.policy, composite = l.composite, overriding = l.overriding,
         declared_version = l.declared_version, overriding_version = l.overriding_version, version = holds,
-        since = CASE WHEN holds IS DISTINCT FROM l.version THEN now ELSE l.since END, has_own = l.has_own
+        since = l.since, has_own = l.has_own
     WHERE id = l.id;
-    RETURN ARRAY[l.made, EXISTS (SELECT FROM workglow_limit.behind(l.id))::integer];
+    RETURN ARRAY[
+        l.made, EXISTS (SELECT FROM workglow_limit.behind(l.id))::integer,
+        ('k' = ANY (kinds) OR l.since IS DISTINCT FROM l.made)::integer
+    ];
 END $$;
 
 -- Removes the declarations under a name, and of its keys. Earlier starts still count. -> 0; -1: states are behind (not

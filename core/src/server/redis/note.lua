@@ -5,8 +5,8 @@
 -- ARGV: the run of the server on which the limit is created (0: it does not matter), whether there may have been starts
 --       before, the time ("": the server's). Then fields: names and values, `-`, and the names of those to remove. The
 --       operator's policy (`o`) applies if there is one, otherwise the declared policy (`p`).
--- -> {made, waiting}: when the limit was created, and whether states wait to be written under another policy; {-2}:
---    some do, and must be written first.
+-- -> {made, waiting, earlier}: when the limit was created, whether states wait to be written under another policy, and whether
+--    another policy has applied before, under which machines may still start; {-2}: some do, and must be written first.
 
 local limit, list, waiting = KEYS[1], KEYS[2], KEYS[3]
 local run, is_wiped, now = ARGV[1], ARGV[2], ARGV[3]
@@ -61,4 +61,6 @@ for _, key in ipairs(keys) do
 end
 local first = redis.call("ZRANGE", waiting, 0, 0, "WITHSCORES")[2]
 if first then redis.call("HSET", limit, "waiting", string.format("%d", first)) end
-return { tonumber(redis.call("HGET", limit, "made") or 0), first and 1 or 0 }
+local times = redis.call("HMGET", limit, "made", "since")
+local earlier = #keys > 0 or times[2] ~= times[1]
+return { tonumber(times[1] or 0), first and 1 or 0, earlier and 1 or 0 }
