@@ -178,7 +178,7 @@ export class Store {
 
   /**
    * Removes the declaration of a name, including operators' policies, so that another kind of limiter can be declared. Limiters in
-   * use then fail with `KindMismatch`. If the same kind is declared again, it keeps its state.
+   * use then fail with the code `kind_mismatch`. If the same kind is declared again, it keeps its state.
    */
   async forget(name: string): Promise<void> {
     await native.forget(this._native, unicode("name", name)).catch(rethrow);

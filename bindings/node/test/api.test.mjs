@@ -233,7 +233,7 @@ test("a forgotten name may be declared as another kind", async (t) => {
   await assert.rejects(store.forget("mail"), { name: "UnknownLimit", message: /mail/ });
   await assert.rejects(store.forget(1), { name: "InvalidArgument", message: /name/ });
   store.limiter("mail", "2 concurrent").tryAcquire();
-  assert.throws(() => limiter.tryAcquire(), { name: "KindMismatch" });
+  assert.throws(() => limiter.tryAcquire(), { code: "kind_mismatch" });
 });
 
 test("a store attaches to declared limits, lists them, and opens nothing early", async (t) => {
