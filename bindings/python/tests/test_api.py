@@ -86,7 +86,7 @@ def test_a_forgotten_name_may_be_of_another_kind(url):
         store.forget("jobs")
     with pytest.raises(TypeError, match="name is 1"):
         store.forget(1)
-    store.limiter("jobs", "2 concurrent").try_acquire()
+    store.limiter("jobs", "2 concurrent").try_acquire().complete()
     with pytest.raises(KindMismatch):
         limiter.try_acquire()
 
