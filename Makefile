@@ -42,8 +42,8 @@ tools:
 $(VENV)/ready: bindings/python/requirements-dev.txt examples/fleet/requirements.txt $(wildcard tests/fleet/requirements*.txt) | tools
 	test -x $(PYTHON) || python3 -m venv $(VENV)
 	echo "setting up $(VENV)"
-	$(PYTHON) -m pip install --quiet --disable-pip-version-check $(foreach f,$(filter-out %-alone.txt,$^),-r $(f))
-	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps -r tests/fleet/requirements-alone.txt
+	$(PYTHON) -m pip install --quiet --no-compile --disable-pip-version-check $(foreach f,$(filter-out %-alone.txt,$^),-r $(f))
+	$(PYTHON) -m pip install --quiet --no-compile --disable-pip-version-check --no-deps -r tests/fleet/requirements-alone.txt
 	touch $@
 
 wheel: $(VENV)/ready
@@ -196,8 +196,9 @@ lint: $(VENV)/ready $(NODE_TOOLS)
 	scripts/features
 	scripts/compatible
 
+# In release, so that macros and build scripts are compiled once for the packages, the tests and this.
 clippy:
-	cargo clippy --quiet --workspace --all-targets --features workglow-limit/fault-points -- -D warnings
+	cargo clippy --quiet --release --workspace --all-targets --features workglow-limit/fault-points -- -D warnings
 
 format: $(VENV)/ready $(NODE_TOOLS)
 	cargo fmt --all
@@ -264,7 +265,7 @@ docs: wheel $(addsuffix /node_modules/.package-lock.json,docs/api bindings/node)
 	$(PYTHON) -W error docs/api/python.py target/docs/python.json
 	node docs/api/node.mjs target/docs/node.json
 	node docs/api/headers.mjs target/docs
-	RUSTDOCFLAGS="-D warnings" cargo doc --quiet --no-deps -p workglow-limit
+	RUSTDOCFLAGS="-D warnings" cargo doc --quiet --release --no-deps -p workglow-limit
 	cp -r target/doc target/docs/rust
 	node docs/api/rust.mjs target/docs/rust target/docs/rust.json
 
@@ -327,10 +328,10 @@ torture: test-tools storm
 	$(FLEET_STORM) --kind postgres --limit 1000 --window 1
 	$(FLEET_STORM) --kind postgres --limit 100 --window 2 --server forget
 	tests/torture/models
-	SECONDS=60 cargo test --quiet --release -p workglow-limit --features fault-points --test processes
-	ROUNDS=300 cargo test --quiet --release -p workglow-limit --features fault-points --test torments -- --nocapture
-	SECONDS=60 cargo test --quiet --release -p workglow-limit --features fault-points --test storms -- --skip at_most_five_run
-	SECONDS=600 cargo test --quiet --release -p workglow-limit --features fault-points --test storms -- at_most_five_run
+	SECONDS=60 cargo test --quiet --release -p workglow-limit --features fault-points --test stores processes::
+	ROUNDS=300 cargo test --quiet --release -p workglow-limit --features fault-points --test stores torments:: -- --nocapture
+	SECONDS=60 cargo test --quiet --release -p workglow-limit --features fault-points --test stores storms:: -- --skip at_most_five_run
+	SECONDS=600 cargo test --quiet --release -p workglow-limit --features fault-points --test stores at_most_five_run
 
 clean:
 	rm -rf target bindings/node/node_modules bindings/node/dist tests/fleet/*/node_modules tests/next/{node_modules,.next} tests/{node-tools,page,site}/node_modules {site,docs/api,bench/node}/node_modules

@@ -60,28 +60,11 @@ SUITES = {
     "storm-10-0.5s": (STORMS, [*STORM, "--limit", "10", "--window", "0.5"]),
 }
 
-# The core's unit tests, those of its integration tests that take seconds and no server, and a smoke test of each language, against
-# what `make quick` has built.
-QUICK_TESTS = [
-    "composites",
-    "hooks",
-    "late",
-    "lines",
-    "named",
-    "places",
-    "policies",
-    "pools",
-    "processes",
-    "turns",
-    "waiting",
-]
-QUICK_RUST = ["cargo", "test", "--profile", "quick", "--features", "workglow-limit/fault-points", "--no-fail-fast"]
-QUICK_RUST += [f"--package=workglow-limit{part}" for part in ("", "-cli", "-node", "-python")]
-QUICK_RUST += ["--lib", *(f"--test={name}" for name in QUICK_TESTS)]
+# The core's fast tests and a smoke test of each language, against what `make quick` has built.
 PYTHON_SMOKE = [f"bindings/python/tests/test_{name}.py" for name in ("api", "bad_input", "family", "hooks", "places")]
 NODE_SMOKE = [f"bindings/node/test/{name}.test.mjs" for name in ("api", "family", "hooks", "input", "places")]
 QUICK = {
-    "rust": (CARGO, QUICK_RUST),
+    "rust": (CARGO, [sys.executable, "tests/rust.py", "quick"]),
     "c": (PLAIN, ["target/quick/c"]),
     "python": (PYTEST, [sys.executable, "-m", "pytest", "-q", *PYTHON_SMOKE]),
     "node": (NODE, ["node", "--test", *NODE_SMOKE]),
@@ -179,7 +162,8 @@ def main():
         sys.exit(f"no suite named {', '.join(unknown)}; there are {', '.join(suites)}, and --quick")
     built, alone = ([name for name in chosen if name in names] for names in (BUILT, ALONE))
     others = [name for name in chosen if name not in BUILT + ALONE]
-    with ThreadPoolExecutor(2) as pool:
+    # Most suites wait for most of their time. So three at a time keep two processors busy.
+    with ThreadPoolExecutor(3) as pool:
         lanes = pool.map(lambda names: run_all(suites, names), [built, *([name] for name in others)])
         results = sum(lanes, []) + run_all(suites, alone)
     passed, failed, skipped, reasons, times = (sum(column, type(column[0])()) for column in zip(*results))

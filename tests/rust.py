@@ -1,8 +1,10 @@
-"""Builds the Rust tests once and runs their programs two at a time, as most of them wait most of the time.
+"""Builds the Rust tests once and runs them two programs at a time, as most of them wait most of the time.
 
     python3 tests/rust.py
+    python3 tests/rust.py quick    # with what `make quick` has built: unit tests, and those of the core that are fast and use no server
 
-One build of the core serves all of them, with every feature: another set of features or of packages would be another build.
+One build of the core serves all of them, with every feature: another set of features or of packages would be another build. The modules
+of the core's tests are linked as few programs, and each runs in a process of its own: they fork, fill memory and inject faults.
 """
 
 import json
@@ -12,18 +14,48 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ["-p", "workglow-limit", "-p", "workglow-limit-cli", "-p", "workglow-limit-ffi", "-p", "workglow-limit-node"]
 FEATURES = ["--features", "workglow-limit/fault-points"]
+PROFILE = ["--release", "--config", "tests/rust.toml"]
+# The core's test programs whose modules are run one by one.
+MODULES = ["limits", "servers", "stores"]
 # These take longest, so they begin first.
-FIRST = ["fleet", "space", "reference", "served_leases", "servers", "grants", "postgres", "served_groups", "vectors"]
+FIRST = [
+    "fleet",
+    "leases",
+    "bounded",
+    "postgres",
+    "serve",
+    "grants",
+    "observing",
+    "groups",
+    "changing",
+    "sharing",
+    "vectors",
+]
+QUICK = [
+    "composites",
+    "hooks",
+    "late",
+    "lines",
+    "named",
+    "places",
+    "policies",
+    "pools",
+    "processes",
+    "turns",
+    "waiting",
+]
+QUICK_BUILD = ["--profile", "quick", "-p", "workglow-limit-python", "--lib", "--test", "limits", "--test", "stores"]
 
 
-def build() -> list[dict]:
+def build(options: list[str] = PROFILE) -> list[dict]:
     """What cargo built: its messages."""
-    command = ["cargo", "test", "--no-run", "--message-format=json-render-diagnostics", *PACKAGES, *FEATURES]
+    command = ["cargo", "test", "--no-run", "--message-format=json-render-diagnostics", *PACKAGES, *FEATURES, *options]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     if done.returncode != 0:
         sys.exit(done.returncode)
@@ -40,11 +72,32 @@ def library() -> Path:
     return next(Path(file) for names in files for file in names if file.endswith(".rlib"))
 
 
-def programs() -> list[tuple[str, list[str], Path]]:
-    """The programs to run: name, command, and the folder of their package, where they run."""
+Program = tuple[str, list[str], Path]
+
+
+def tests(built: list[dict]) -> list[Program]:
+    """The tests to run: name, command, and the folder of their package, where they run."""
+    found: list[Program] = []
+    for one in built:
+        name, folder = one["target"]["name"], Path(one["manifest_path"]).parent
+        if not one["profile"]["test"]:
+            continue
+        if folder.name != "core" or name not in MODULES:
+            found.append((name, [one["executable"]], folder))
+            continue
+        listed = subprocess.check_output([one["executable"], "--list", "--format", "terse"], cwd=folder, text=True)
+        names = sorted(line.removesuffix(": test") for line in listed.splitlines())
+        found += [
+            (module, [one["executable"], "--exact", *those], folder)
+            for module, those in groupby(names, key=lambda name: name.split("::")[0])
+        ]
+    return found
+
+
+def programs() -> list[Program]:
+    """Everything to run."""
     built = [one for one in build() if one.get("executable")]
-    tests = [one for one in built if one["profile"]["test"]]
-    found = [(one["target"]["name"], [one["executable"]], Path(one["manifest_path"]).parent) for one in tests]
+    found = tests(built)
     # By a manual clock these examples write the same in every run, and what they wrote is committed.
     examples = {one["target"]["name"]: one["executable"] for one in built if one["target"]["kind"] == ["example"]}
     for name, committed in (("pictures", "docs/pictures"), ("playground", "site/playground/traces.json")):
@@ -73,9 +126,13 @@ def run(name: str, command: list[str], folder: Path) -> bool:
 
 
 def main() -> int:
-    order = {name: i for i, name in enumerate(FIRST)}
-    found = sorted(programs(), key=lambda program: order.get(program[0], len(order)))
-    found.append(("documentation", ["cargo", "test", "--doc", *PACKAGES[:2], *FEATURES], ROOT))
+    if sys.argv[1:] == ["quick"]:
+        built = [one for one in build(QUICK_BUILD) if one.get("executable")]
+        found = [program for program in tests(built) if len(program[1]) == 1 or program[0] in QUICK]
+    else:
+        order = {name: i for i, name in enumerate(FIRST)}
+        found = sorted(programs(), key=lambda program: order.get(program[0], len(order)))
+        found.append(("documentation", ["cargo", "test", "--doc", *PACKAGES, *FEATURES, *PROFILE], ROOT))
     # A program's own tests run at the same time, too.
     os.environ.setdefault("RUST_TEST_THREADS", "2")
     with ThreadPoolExecutor(2) as pool:

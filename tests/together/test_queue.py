@@ -13,10 +13,11 @@ HOUR = 3600
 
 
 class Line:
-    """50 waiters on a limit that the conductor has used up start by start: each start's unit becomes a waiter's place."""
+    """20 waiters on a limit that the conductor has used up start by start: each start's unit becomes a waiter's place."""
 
-    WAITERS = 50
-    WINDOW = 4  # seconds; the last waiter asks before half of it is over
+    WAITERS = 20
+    # In seconds. The last waiter must ask before the first unit comes back: that takes a tenth of it, or more on a busy machine.
+    WINDOW = 8
     APART = 0.02  # seconds between two that start or ask
     TICK = 1_000  # ns
 

@@ -1,6 +1,7 @@
 //! Directories, children and shared memory for the tests.
-#![allow(dead_code, unused_imports, reason = "each test binary uses its part")]
+#![allow(dead_code, unused_imports, reason = "each test program uses its part")]
 
+pub mod family;
 pub mod ground;
 pub mod limits;
 #[cfg(feature = "redis")]

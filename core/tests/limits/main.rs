@@ -1,0 +1,26 @@
+//! What each limit admits, in which order its waiters start, and what its policies, names and observers do.
+//!
+//! One program, so that it is linked once; `tests/rust.py` runs each of its modules in a process of its own.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod composites;
+mod counting;
+mod hooks;
+mod keyed;
+mod late;
+mod lines;
+mod many;
+mod moving;
+mod named;
+mod observing;
+mod places;
+mod policies;
+mod pools;
+mod reference;
+mod remembering;
+mod slowest;
+mod turns;
+mod vectors;
+mod waiting;

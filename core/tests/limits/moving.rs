@@ -1,0 +1,135 @@
+//! Keys and tables that move under their users: rewritten logs, replaced policies, lost lanes. Starts keep counting
+//! wherever they are, once, and only for their own key.
+
+use crate::common::Dir;
+use std::time::Duration;
+use workglow_limit::*;
+
+const HOUR: Duration = Duration::from_secs(3_600);
+
+fn admitted(limiter: &impl Limiter, key: &str, weight: u64) -> bool {
+    limiter.decide(key, weight).unwrap().admitted
+}
+
+/// Cancels a start, which moves its key into another block.
+fn move_key(limiter: &RateLimiter, key: &str) {
+    match limiter.attempt(key, 1).unwrap() {
+        Attempt::Admitted(permit) => limiter.cancel(&permit).unwrap(),
+        denied => panic!("{denied:?}"),
+    }
+}
+
+/// The index of a replaced table belongs to another limit by now.
+#[test]
+fn a_caller_that_missed_a_change_adds_no_key_to_another_limits_index() {
+    let store = Store::new("memory:").unwrap();
+    let late = RateLimiter::new(&store, "api", 1, HOUR).unwrap();
+    assert!(admitted(&late, "old", 1));
+    let changed = RateLimiter::new(&store, "api", 2, HOUR).unwrap();
+    changed.open().unwrap();
+    RateLimiter::new(&store, "other", 5, HOUR).unwrap().open().unwrap();
+    let both = || [&late, &changed].iter().filter(|limiter| admitted(**limiter, "new", 1)).count();
+    assert_eq!((0..5).map(|_| both()).sum::<usize>(), 2, "of a limit of 2");
+}
+
+#[test]
+fn a_start_counts_under_a_limit_smaller_than_its_weight() {
+    let store = Store::new("memory:").unwrap();
+    assert!(admitted(&RateLimiter::new(&store, "api", 100, HOUR).unwrap(), "", 50));
+    let smaller = RateLimiter::new(&store, "api", 8, HOUR).unwrap();
+    assert!(!admitted(&smaller, "", 1), "50 are in the window, and the limit is 8");
+}
+
+#[test]
+fn a_longer_window_counts_starts_that_a_rewritten_log_left_out() {
+    let clock = ManualClock::new();
+    let mut options = StoreOptions::default();
+    options.clock = Some(clock.clone());
+    let store = Store::with_options("memory:", options).unwrap();
+    let shorter = RateLimiter::new(&store, "api", 10, Duration::from_secs(1)).unwrap();
+    for _ in 0..10 {
+        assert!(admitted(&shorter, "", 1));
+    }
+    clock.advance(Duration::from_secs(5));
+    move_key(&shorter, "");
+    let longer = RateLimiter::new(&store, "api", 10, HOUR).unwrap();
+    assert!(!admitted(&longer, "", 1), "10 of 10 have started in this hour");
+}
+
+/// Two units are in use all the time. A caller that gets three of four has taken the key for a new one.
+#[test]
+fn a_key_that_moves_during_a_lookup_is_not_new() {
+    let store = Store::new("memory:").unwrap();
+    let mover = RateLimiter::new(&store, "api", 4, HOUR).unwrap();
+    let taker = RateLimiter::attach(&store, "api").unwrap();
+    assert!(admitted(&mover, "key", 2));
+    std::thread::scope(|scope| {
+        let moving = scope.spawn(|| (0..400_000).for_each(|_| move_key(&mover, "key")));
+        while !moving.is_finished() {
+            assert!(!admitted(&taker, "key", 3), "2 of 4 are in use");
+        }
+    });
+}
+
+#[test]
+fn clearing_a_key_repeatedly_reuses_its_blocks() {
+    let dir = Dir::new("clearing");
+    let limiter = RateLimiter::new(&Store::new(&dir.url()).unwrap(), "api", 4_096, HOUR).unwrap();
+    let use_and_clear = |times: u64| {
+        for _ in 0..times {
+            assert!(admitted(&limiter, "", 1));
+            limiter.clear("").unwrap();
+        }
+        assert!(admitted(&limiter, "", 1));
+        std::fs::metadata(dir.file("limits.db-lane")).unwrap().len()
+    };
+    let (before, after) = (use_and_clear(5), use_and_clear(100));
+    assert!(after < before + (2 << 20), "the lane has grown from {before} to {after} bytes");
+}
+
+/// Lost starts count as full: a denial, not a panic and not an admission.
+#[test]
+fn a_start_that_waits_for_the_ledger_while_its_lane_is_lost_is_denied() {
+    let dir = Dir::new("commit-lost");
+    let mut options = StoreOptions::default();
+    options.durability = Durability::Commit;
+    let store = Store::with_options(&dir.url(), options).unwrap();
+    // Blocks that the next lane does not have.
+    let first = RateLimiter::new(&store, "first", 4_000, HOUR).unwrap();
+    for i in 0..20 {
+        let key = format!("key {i}");
+        first.peek(&key, 1).unwrap();
+        assert!(admitted(&first, &key, 1));
+    }
+    let second = RateLimiter::new(&store, "second", 10, HOUR).unwrap();
+    assert!(admitted(&second, "", 1));
+    std::fs::remove_file(dir.file("limits.db-lane")).unwrap();
+    assert!(!admitted(&second, "", 1));
+}
+
+/// The starts that a new key counts for do not depend on the block that it gets.
+#[test]
+fn a_new_key_in_a_reused_block_counts_as_full_after_a_loss() {
+    let dir = Dir::new("used-blocks");
+    let open = || RateLimiter::new(&Store::new(&dir.url()).unwrap(), "api", 3, HOUR).unwrap();
+    let full = |i: u64| format!("full {i}");
+    let lost = open();
+    for i in 0..64 {
+        for _ in 0..3 {
+            assert!(admitted(&lost, &full(i), 1));
+        }
+    }
+    std::fs::remove_file(dir.file("limits.db-lane")).unwrap();
+    let limiter = open();
+    limiter.peek("other", 1).unwrap();
+    assert!(!admitted(&limiter, "other", 1));
+    // An operator clears some keys twice. Their blocks are available to others.
+    for i in 0..6 {
+        let key = format!("cleared {i}");
+        limiter.decide(&key, 1).unwrap();
+        limiter.clear(&key).unwrap();
+        limiter.clear(&key).unwrap();
+    }
+    let over = (0..64).filter(|i| admitted(&limiter, &full(*i), 1)).count();
+    assert_eq!(over, 0, "keys that were full in the lost lane were admitted");
+}

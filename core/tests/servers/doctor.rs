@@ -1,0 +1,170 @@
+//! The findings of `doctor` about servers with bad settings, one setting at a time.
+#![cfg(all(feature = "redis", feature = "postgres"))]
+
+use crate::common::nodes::Node;
+use crate::common::postgres::PostgresServer;
+use crate::common::wait_until;
+use workglow_limit::*;
+
+fn found(url: &str) -> Vec<(Severity, String)> {
+    let findings = doctor(url).unwrap();
+    assert!(findings.iter().all(|finding| !finding.what.is_empty()), "{findings:?}");
+    assert!(findings.is_sorted_by_key(|finding| std::cmp::Reverse(finding.severity)), "{findings:?}");
+    findings.into_iter().map(|finding| (finding.severity, finding.setting)).collect()
+}
+
+fn url(node: &Node) -> String {
+    format!("redis://127.0.0.1:{}", node.port)
+}
+
+#[test]
+fn a_well_configured_server_has_no_findings_and_each_bad_setting_one() {
+    use Severity::*;
+    let server = Node::start("doctor-well", &[]);
+    let set = |setting: &str, value: &str| assert_eq!(server.cli(&["CONFIG", "SET", setting, value]).trim(), "OK");
+    set("appendonly", "yes");
+    set("appendfsync", "always");
+    wait_until("it is written", || server.cli(&["INFO", "persistence"]).contains("aof_rewrite_in_progress:0"));
+    assert_eq!(found(&url(&server)), []);
+    assert!(!server.cli(&["KEYS", "*"]).contains("wgl"), "nothing stays behind");
+    let bad = [
+        ("maxmemory-policy", "allkeys-lru", Warning),
+        ("maxmemory-policy", "volatile-ttl", Warning),
+        ("appendfsync", "everysec", Note),
+        ("appendfsync", "no", Warning),
+        ("timeout", "5", Note),
+        ("busy-reply-threshold", "10", Warning),
+    ];
+    for (setting, value, severity) in bad {
+        let before = server.cli(&["CONFIG", "GET", setting]).lines().nth(1).unwrap().trim().to_owned();
+        set(setting, value);
+        assert_eq!(found(&url(&server)), [(severity, setting.to_owned())]);
+        assert_eq!(doctor(&url(&server)).unwrap()[0].value, value);
+        set(setting, &before);
+    }
+    assert_eq!(found(&url(&server)), []);
+    set("maxmemory-policy", "allkeys-lru");
+    set("maxmemory", "1gb");
+    assert_eq!(found(&url(&server)), [(Danger, "maxmemory-policy".into())]);
+    set("maxmemory", "0");
+    set("maxmemory-policy", "noeviction");
+    set("appendonly", "no");
+    assert_eq!(found(&url(&server)), [(Danger, "appendonly".into())]);
+    set("save", "3600 1");
+    assert_eq!(found(&url(&server)), [(Warning, "appendonly".into())]);
+}
+
+#[test]
+fn missing_permissions_are_reported_with_their_commands() {
+    let server = Node::start("doctor-acl", &[]);
+    let user = |rules: &str| {
+        let arguments: Vec<&str> = ["ACL", "SETUSER", "some"].into_iter().chain(rules.split(' ')).collect();
+        assert_eq!(server.cli(&arguments).trim(), "OK");
+    };
+    let url = format!("redis://some:secret@127.0.0.1:{}", server.port);
+    let commands =
+        || doctor(&url).unwrap().into_iter().filter(|finding| finding.setting == "commands").collect::<Vec<_>>();
+    user("reset on >secret ~wgl:* +@all");
+    assert_eq!(commands(), []);
+    user("-zadd -rename");
+    let findings = commands();
+    assert!(findings.len() == 1 && findings[0].severity == Severity::Danger, "{findings:?}");
+    assert!(["zadd", "rename"].iter().all(|name| findings[0].value.contains(name)), "{findings:?}");
+    assert!(!findings[0].value.contains("hset"), "{findings:?}");
+    // If settings cannot be read, that is reported, and the rest is checked.
+    user("+zadd +rename -config");
+    let findings = doctor(&url).unwrap();
+    assert!(findings.iter().any(|f| f.setting == "CONFIG" && f.severity == Severity::Note), "{findings:?}");
+    assert!(findings.iter().any(|f| f.setting == "appendonly"), "{findings:?}");
+    user("-evalsha -script");
+    assert!(found(&url).contains(&(Severity::Danger, "scripts".into())));
+    user("-info +evalsha +script");
+    assert!(doctor(&url).map_or_else(|e| e.to_string().contains("permission"), |f| f[0].setting == "acl"));
+    server.cli(&["ACL", "SETUSER", "some", "off"]);
+    assert!(!doctor(&url).unwrap_err().to_string().contains("secret"));
+}
+
+#[test]
+fn replicas_and_primaries_have_their_own_findings() {
+    let primary = Node::start("doctor-primary", &["--appendonly", "yes"]);
+    let port = primary.port.to_string();
+    let replica = Node::start("doctor-replica", &["--replicaof", "127.0.0.1", &port]);
+    wait_until("it follows", || primary.cli(&["INFO", "replication"]).contains("connected_slaves:1"));
+    let of = |node: &Node, setting: &str| found(&url(node)).contains(&(Severity::Danger, setting.to_owned()));
+    assert!(of(&primary, "min-replicas-to-write") && !of(&primary, "role"));
+    primary.cli(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
+    assert!(!of(&primary, "min-replicas-to-write"));
+    wait_until("it may be asked", || of(&replica, "role") && !of(&replica, "replica-read-only"));
+    replica.cli(&["CONFIG", "SET", "replica-read-only", "no"]);
+    assert!(of(&replica, "replica-read-only"));
+}
+
+/// The findings about a database for a role, without the test server's own: it does not wait for its disk.
+fn found_as(server: &PostgresServer, role: &str, database: &str) -> Vec<(Severity, String)> {
+    let mut found = found(&server.url_of(role, database));
+    found.retain(|(_, setting)| setting != "fsync");
+    found
+}
+
+#[test]
+fn each_bad_setting_of_postgres_is_found() {
+    use Severity::*;
+    let server = PostgresServer::start("doctor-postgres");
+    assert_eq!(found(&server.url()), [(Danger, "fsync".to_owned())]);
+    assert_eq!(server.command("SELECT to_regnamespace('workglow_limit') IS NULL"), "t", "it creates nothing");
+    Store::new(&server.url()).unwrap().open().unwrap();
+    for (setting, value, severity) in [
+        ("autovacuum", "off", Warning),
+        ("full_page_writes", "off", Danger),
+        ("statement_timeout", "100ms", Warning),
+        ("default_transaction_isolation", "serializable", Note),
+        ("default_transaction_read_only", "on", Danger),
+    ] {
+        server.command(&format!("ALTER SYSTEM SET {setting} = '{value}'"));
+        server.command("SELECT pg_reload_conf()");
+        let name = if setting.ends_with("read_only") { "transaction_read_only" } else { setting };
+        wait_until("it is found", || found_as(&server, "postgres", "postgres") == [(severity, name.to_owned())]);
+        server.command("SET default_transaction_read_only = off; ALTER SYSTEM RESET ALL");
+        server.command("SELECT pg_reload_conf()");
+        wait_until("all is well", || found_as(&server, "postgres", "postgres").is_empty());
+    }
+    server.command("ALTER TABLE workglow_limit.counted SET UNLOGGED");
+    assert_eq!(found_as(&server, "postgres", "postgres"), [(Danger, "UNLOGGED".to_owned())]);
+}
+
+#[test]
+fn missing_privileges_on_postgres_are_reported() {
+    use Severity::*;
+    let server = PostgresServer::start("doctor-role");
+    server.command("CREATE ROLE app LOGIN");
+    let as_app = || found_as(&server, "app", "postgres");
+    let usable = |url: &str| Store::new(url).unwrap().limiter("api", "1/1h").unwrap().attempt("", 1).is_ok();
+    assert_eq!(as_app(), [(Danger, "schema".to_owned())]);
+    assert!(!usable(&server.url_of("app", "postgres")));
+    server.command(postgres_schema());
+    assert_eq!(as_app(), [(Danger, "schema".to_owned())]);
+    server.command("GRANT USAGE ON SCHEMA workglow_limit TO app");
+    assert_eq!(as_app(), [(Danger, "privileges".to_owned())]);
+    server.command(
+        "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA workglow_limit TO app; \
+         GRANT USAGE ON ALL SEQUENCES IN SCHEMA workglow_limit TO app",
+    );
+    assert_eq!(as_app(), []);
+    assert!(usable(&server.url_of("app", "postgres")));
+    server.command("REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC");
+    assert_eq!(as_app(), [(Note, "pg_control_system()".to_owned())]);
+    server.command("REVOKE DELETE ON workglow_limit.starts FROM app");
+    let findings = doctor(&server.url_of("app", "postgres")).unwrap();
+    assert!(
+        findings.iter().any(|finding| finding.setting == "privileges" && finding.value == "starts"),
+        "{findings:?}"
+    );
+}
+
+#[test]
+fn stores_without_a_server_have_no_findings() {
+    assert_eq!(doctor("memory:").unwrap(), []);
+    assert!(matches!(doctor("nonsense:"), Err(Error::InvalidUrl { .. })));
+    assert!(matches!(doctor("redis://127.0.0.1:1"), Err(Error::Store { .. })));
+    assert!(matches!(doctor("postgres://me@127.0.0.1:1"), Err(Error::Store { .. })));
+}

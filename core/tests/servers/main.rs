@@ -1,0 +1,16 @@
+//! Limits on Redis and Postgres, and the protocol by which they grant units.
+//!
+//! One program, so that it is linked once; `tests/rust.py` runs each of its modules in a process of its own.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod changes;
+mod doctor;
+mod fleet;
+mod grant_lane;
+mod grants;
+mod groups;
+mod leases;
+mod postgres;
+mod sharing;

@@ -1,0 +1,379 @@
+//! Policies that change for many keys: a moment's keys at a time, while other callers continue; and processes that die
+//! during a change.
+
+use crate::common::{self, Child, Dir, Random, number};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+use std::time::Duration;
+use workglow_limit::*;
+
+/// Several segments of an index.
+const KEYS: u64 = 4_000;
+
+fn admitted(limiter: &dyn Limiter, key: u64) -> bool {
+    limiter.decide(&key.to_string(), 1).unwrap().admitted
+}
+
+fn limit(limiter: &dyn Limiter, key: u64) -> u64 {
+    limiter.peek(&key.to_string(), 1).unwrap().limit
+}
+
+/// The units in use.
+fn used(limiter: &dyn Limiter, key: u64) -> u64 {
+    let found = limiter.peek(&key.to_string(), 1).unwrap();
+    found.limit.saturating_sub(found.remaining)
+}
+
+/// Once a change has returned, no start happens while the window holds the new limit or more.
+fn no_start_by_the_previous_policy(url: &str) {
+    let store = Store::new(url).unwrap();
+    let limiter = store.limiter("api", "4/100s").unwrap();
+    for round in 0..number("ROUNDS", 3) {
+        limiter.clear("").unwrap();
+        let new = |_| (AtomicU64::new(0), AtomicBool::new(false));
+        let keys: Vec<(AtomicU64, AtomicBool)> = (0..2 * KEYS).map(new).collect();
+        (0..KEYS).for_each(|key| keys[key as usize].0.store(u64::from(admitted(&*limiter, key)), Release));
+        let (has_returned, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            for thread in 0..3 {
+                let (mine, keys, has_returned, is_over) = (store.find("api").unwrap(), &keys, &has_returned, &is_over);
+                scope.spawn(move || {
+                    let mut random = Random::new();
+                    for _ in 0..thread {
+                        random.below(2);
+                    }
+                    while !is_over.load(Acquire) {
+                        // Half of them are new.
+                        let (key, is_late) = (random.below(2 * KEYS), has_returned.load(Acquire));
+                        if admitted(&*mine, key) {
+                            keys[key as usize].0.fetch_add(1, AcqRel);
+                            keys[key as usize].1.fetch_or(is_late, AcqRel);
+                        }
+                    }
+                });
+            }
+            std::thread::sleep(std::time::Duration::from_millis(5 * round));
+            store.override_text("api", "2/100s").unwrap();
+            has_returned.store(true, Release);
+            std::thread::sleep(std::time::Duration::from_millis(100));
+            is_over.store(true, Release);
+        });
+        for (key, (started, is_late)) in keys.iter().enumerate() {
+            let started = started.load(Acquire);
+            assert!(started <= 2 || !is_late.load(Acquire), "{started} of 2 on {key}, one of them after the change");
+            assert!(started <= 4, "{started} of 4 on {key}");
+            assert_eq!(limit(&*limiter, key as u64), 2, "of {key}");
+        }
+        store.lift("api").unwrap();
+        let over = (0..2 * KEYS).find(|&key| used(&*limiter, key) != keys[key as usize].0.load(Acquire));
+        assert_eq!(over, None, "the starts count, and nothing else");
+    }
+}
+
+#[test]
+fn no_start_by_the_previous_policy_in_memory() {
+    no_start_by_the_previous_policy("memory:");
+}
+
+#[test]
+fn no_start_by_the_previous_policy_in_a_lane() {
+    no_start_by_the_previous_policy(&Dir::in_memory("before").url());
+}
+
+/// Changes of one limit happen one after another, and the last applies to all keys.
+#[test]
+fn concurrent_changes_leave_one_policy() {
+    let dir = Dir::in_memory("same-time");
+    let store = Store::new(&dir.url()).unwrap();
+    let limiter = store.limiter("api", "9/100s").unwrap();
+    (0..KEYS).for_each(|key| assert!(admitted(&*limiter, key)));
+    std::thread::scope(|scope| {
+        for thread in 0..3 {
+            let (store, dir) = (&store, &dir);
+            scope.spawn(move || {
+                let own = Store::new(&dir.url()).unwrap();
+                for round in 0..4u64 {
+                    // In blocks of different sizes.
+                    let policy = format!("{}/100s", [5, 9, 40, 200][((thread + round) % 4) as usize]);
+                    own.override_text("api", &policy).unwrap();
+                    own.override_key("api", &policy, &thread.to_string()).unwrap();
+                    if thread == 2 {
+                        store.lift("api").unwrap();
+                    }
+                }
+            });
+        }
+    });
+    store.override_text("api", "7/100s").unwrap();
+    (3..KEYS).for_each(|key| assert_eq!((limit(&*limiter, key), used(&*limiter, key)), (7, 1), "{key}"));
+    let own = (0..3).map(|key| limit(&*limiter, key)).collect::<Vec<_>>();
+    assert_eq!(own, [200, 5, 9], "keys with policies of their own stay");
+    assert!(limiter.stats("").unwrap().policy_changes >= 12);
+}
+
+/// Other processes complete the interrupted work, whatever it was.
+#[test]
+#[cfg(feature = "fault-points")]
+fn a_death_while_many_keys_change_is_completed_by_others() {
+    let points = fault::REWRITING.iter().chain(fault::GROWING).chain(["decided", "followed"].iter());
+    for point in points {
+        for is_clear in [false, true] {
+            // Cleared keys are not rewritten, and a clear is not a policy.
+            if is_clear && ["key-sealed", "key-written", "decided", "followed"].contains(point) {
+                continue;
+            }
+            let dir = Dir::in_memory("dying");
+            let url = dir.url();
+            let store = Store::new(&url).unwrap();
+            let (limiter, other) = (store.limiter("api", "5/100s").unwrap(), store.limiter("other", "5/1s").unwrap());
+            other.open().unwrap();
+            (0..KEYS).for_each(|key| assert!(admitted(&*limiter, key)));
+            store.override_key("api", "50/100s", "7").unwrap();
+            let child = Child::run(|| {
+                let store = Store::new(&url).unwrap();
+                let limiter = store.find("api").unwrap();
+                fault::at(point, || common::raise(libc::SIGKILL));
+                match is_clear {
+                    true => limiter.clear("").unwrap(),
+                    false => store.override_text("api", "3/100s").unwrap(),
+                }
+            });
+            let what = format!("{point}, clear {is_clear}");
+            assert!(child.was_killed(), "{what}");
+            // Before any other rare operation, and for new keys too.
+            (KEYS - 10..KEYS + 10).for_each(|key| assert!(admitted(&*limiter, key), "{what}"));
+            // On another limit, which takes the lock.
+            common::wait_until("the change is over", || {
+                let Attempt::Admitted(permit) = other.attempt("", 1).unwrap() else { return false };
+                other.cancel(&permit).unwrap();
+                is_clear || *point == "table-written" || limit(&*limiter, KEYS - 1) == 3 && limit(&*limiter, 1) == 3
+            });
+            store.lift_key("api", "7").unwrap();
+            store.override_text("api", "4/100s").unwrap();
+            let is_cleared = is_clear && *point != "table-written";
+            for key in 0..KEYS - 10 {
+                let expected = if is_cleared { 0 } else { 1 };
+                assert_eq!((limit(&*limiter, key), used(&*limiter, key)), (4, expected), "{what}: {key}");
+            }
+            for key in KEYS - 10..KEYS + 10 {
+                let (used, started) = (used(&*limiter, key), if key < KEYS { 2 } else { 1 });
+                assert!(used == started || is_cleared && used < started, "{what}: {used} on {key}");
+            }
+        }
+    }
+}
+
+/// Each start is written once, however many keys there are.
+#[test]
+fn the_starts_of_many_keys_are_written_once() {
+    let dir = Dir::in_memory("written");
+    let store = Store::new(&dir.url()).unwrap();
+    let limiter = store.limiter("api", "100/1h").unwrap();
+    (0..KEYS).for_each(|key| assert!(admitted(&*limiter, key)));
+    store.flush().unwrap();
+    (0..KEYS / 2).for_each(|key| assert!(admitted(&*limiter, key)));
+    store.flush().unwrap();
+    store.override_text("api", "9/1h").unwrap();
+    drop((limiter, store));
+    std::fs::remove_file(dir.file("limits.db-lane")).unwrap();
+    let store = Store::new(&dir.url()).unwrap();
+    let limiter = store.find("api").unwrap();
+    // And a budget of one, which may be lost with the lane.
+    common::wait_until("the lost lane is noticed", || admitted(&*limiter, KEYS));
+    for key in 0..KEYS {
+        assert_eq!(used(&*limiter, key), if key < KEYS / 2 { 3 } else { 2 }, "{key}");
+    }
+    store.override_text("api", "2/1h").unwrap();
+    limiter.clear("").unwrap();
+    assert_eq!((0..KEYS).map(|key| used(&*limiter, key)).sum::<u64>(), 0);
+    drop((limiter, store));
+    std::fs::remove_file(dir.file("limits.db-lane")).unwrap();
+    let limiter = Store::new(&dir.url()).unwrap().find("api").unwrap();
+    common::wait_until("the lost lane is noticed", || admitted(&*limiter, KEYS));
+    assert_eq!((0..KEYS).find(|&key| used(&*limiter, key) > 1), None, "cleared starts do not return");
+}
+
+/// One key that has more leases than slots does not delay the others, which share its new table.
+#[test]
+fn more_slots_for_one_of_many_keys() {
+    for url in ["memory:".to_owned(), Dir::in_memory("slots").url()] {
+        let store = Store::new(&url).unwrap();
+        let limiter = store.limiter("gpu", "2 concurrent").unwrap();
+        (0..KEYS).for_each(|key| assert!(admitted(&*limiter, key)));
+        for key in [5, 6, 5] {
+            (0..50).for_each(|_| limiter.record_job_start(&key.to_string()).unwrap());
+        }
+        let started = |key| {
+            if key == 5 {
+                101
+            } else if key == 6 {
+                51
+            } else {
+                1
+            }
+        };
+        store.override_text("gpu", "200 concurrent").unwrap();
+        (0..KEYS).for_each(|key| assert_eq!(used(&*limiter, key), started(key), "{key}"));
+        for key in [5, 6] {
+            (0..50).for_each(|_| limiter.record_job_completion(&key.to_string()).unwrap());
+            assert_eq!(used(&*limiter, key), started(key) - 50, "{key}");
+        }
+    }
+}
+
+/// The number of rows in the ledger under each name. In a child, since SQLite and forks do not mix.
+#[cfg(feature = "fault-points")]
+fn in_the_ledger(dir: &Dir, names: [&str; 2]) -> [u64; 2] {
+    let found = common::shared(2);
+    Child::run(|| {
+        let db = rusqlite::Connection::open(dir.file("limits.db")).unwrap();
+        let count = "SELECT count(*) FROM executions WHERE name = ?1";
+        for (name, found) in names.iter().zip(found) {
+            found.store(db.query_row(count, [name], |row| row.get::<_, i64>(0)).unwrap() as u64, Release);
+        }
+    })
+    .join();
+    [0, 1].map(|i| found[i].load(Acquire))
+}
+
+/// A store with a limit that has many rows in the ledger: three starts of each key.
+#[cfg(feature = "fault-points")]
+fn of_many_rows(dir: &Dir) -> Store {
+    let store = Store::new(&dir.url()).unwrap();
+    let limiter = store.limiter("api", "60/1h").unwrap();
+    for _ in 0..3 {
+        (0..KEYS).for_each(|key| assert!(admitted(&*limiter, key)));
+        store.flush().unwrap();
+    }
+    store
+}
+
+/// Asserts the units in use of a limit with this name after the loss of the lane: for each key a budget of 3 may be
+/// missing.
+#[cfg(feature = "fault-points")]
+fn used_after_a_loss(dir: &Dir, name: &str, what: &str, expected: u64) {
+    std::fs::remove_file(dir.file("limits.db-lane")).unwrap();
+    let limiter = Store::new(&dir.url()).unwrap().find(name).unwrap();
+    common::wait_until("the lost lane is noticed", || admitted(&*limiter, KEYS));
+    let other = (0..KEYS).map(|key| used(&*limiter, key)).find(|used| *used != expected + 3);
+    assert_eq!(other, None, "{what}");
+}
+
+/// A renamed limit keeps its starts even if a process dies during the rename, and its rows are moved some at a time.
+#[test]
+#[cfg(feature = "fault-points")]
+fn a_death_while_many_rows_are_renamed_is_completed_by_others() {
+    for point in ["decided", "half-named", "followed", "rows-moved"] {
+        let dir = Dir::in_memory("renaming");
+        let store = of_many_rows(&dir);
+        let child = Child::run(|| {
+            let store = Store::new(&dir.url()).unwrap();
+            fault::at(point, || common::raise(libc::SIGKILL));
+            store.limiter("api", "60/1h + 5 concurrent").unwrap().open().unwrap();
+        });
+        assert!(child.was_killed(), "{point}");
+        let [before, after] = in_the_ledger(&dir, ["api", "api/rate"]);
+        assert_eq!((before > 0, after > 0), (true, point == "rows-moved"), "{point}: {before} and {after} rows");
+        if point == "followed" {
+            // Other processes complete it, and the name may change back, before the lane is lost too.
+            store.flush().unwrap();
+            assert_eq!(in_the_ledger(&dir, ["api", "api/rate"]), [0, 3 * KEYS]);
+            store.limiter("api", "60/1h").unwrap().open().unwrap();
+            store.limiter("api", "60/1h + 5 concurrent").unwrap().open().unwrap();
+        }
+        drop(store);
+        used_after_a_loss(&dir, "api/rate", point, 3);
+        assert_eq!(in_the_ledger(&dir, ["api", "api/rate"])[0], 0, "{point}");
+    }
+}
+
+/// Rows that were gathered under the previous name and written later are found under the new one.
+#[test]
+#[cfg(feature = "fault-points")]
+fn rows_written_during_a_rename_are_not_lost() {
+    let dir = Dir::in_memory("overtaken");
+    Child::run(|| {
+        let store = Store::new(&dir.url()).unwrap();
+        let limiter = store.limiter("api", "60/1h").unwrap();
+        (0..KEYS).for_each(|key| assert!(admitted(&*limiter, key)));
+        let url = dir.url();
+        fault::at("gathered", move || {
+            let mut options = StoreOptions::default();
+            // It cannot write the ledger during this.
+            options.timeout = std::time::Duration::from_millis(300);
+            let store = Store::with_options(&url, options).unwrap();
+            store.limiter("api", "60/1h + 5 concurrent").unwrap().open().unwrap();
+        });
+        store.flush().unwrap();
+    })
+    .join();
+    used_after_a_loss(&dir, "api/rate", "overtaken", 1);
+}
+
+/// Rows that are forgotten because their name passes to another kind do not return, even if a process dies during that.
+#[test]
+#[cfg(feature = "fault-points")]
+fn rows_of_a_name_taken_by_another_kind_do_not_return() {
+    for point in ["decided", "followed", "rows-moved"] {
+        let dir = Dir::in_memory("kinds");
+        let store = of_many_rows(&dir);
+        store.forget("api").unwrap();
+        let child = Child::run(|| {
+            let store = Store::new(&dir.url()).unwrap();
+            fault::at(point, || common::raise(libc::SIGKILL));
+            store.limiter("api", "5 concurrent").unwrap().open().unwrap();
+        });
+        assert!(child.was_killed(), "{point}");
+        let [left, _] = in_the_ledger(&dir, ["api", ""]);
+        assert!(left > 0 && (left < 3 * KEYS || point != "rows-moved"), "{point}: {left} rows");
+        store.find("api").unwrap().open().unwrap();
+        store.forget("api").unwrap();
+        let limiter = store.limiter("api", "60/1h").unwrap();
+        assert!(admitted(&*limiter, KEYS), "{point}");
+        drop((limiter, store));
+        used_after_a_loss(&dir, "api", point, 0);
+    }
+}
+
+/// A forgotten limit that is declared again as a part of a composite keeps its state, even after a loss of the lane.
+#[test]
+#[cfg(feature = "fault-points")]
+fn a_limit_that_returns_under_another_name_keeps_its_rows() {
+    let dir = Dir::in_memory("back");
+    let store = of_many_rows(&dir);
+    store.forget("api").unwrap();
+    store.limiter("api", "60/1h + 5 concurrent").unwrap().open().unwrap();
+    assert_eq!(used(&*store.find("api/rate").unwrap(), 0), 3);
+    drop(store);
+    used_after_a_loss(&dir, "api/rate", "back", 3);
+}
+
+#[test]
+fn decisions_during_a_change_of_cell_kind_stay_within_the_larger_limit() {
+    // Starts are stored individually up to 4,096. Above that they are counted, in other cells.
+    const SMALL: u64 = 4_000;
+    const LARGE: u64 = 5_000;
+    let store = Store::new("memory:").unwrap();
+    let declare = |max| RateLimiter::new(&store, "api", max, Duration::from_secs(3_600)).unwrap();
+    let limiter = declare(SMALL);
+    limiter.open().unwrap();
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    let admitted: u64 = std::thread::scope(|scope| {
+        let threads = [(); 3].map(|()| {
+            scope.spawn(|| {
+                let mut admitted = 0;
+                while !is_over.load(Relaxed) {
+                    admitted += u64::from(matches!(limiter.attempt("", 1).unwrap(), Attempt::Admitted(_)));
+                }
+                admitted
+            })
+        });
+        for i in 0..2_000 {
+            declare(if i % 2 == 0 { LARGE } else { SMALL }).open().unwrap();
+            // So that decisions use the new cells, and are in progress when the next change comes.
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        is_over.store(true, Relaxed);
+        threads.map(|thread| thread.join().unwrap()).iter().sum()
+    });
+    assert!(admitted <= LARGE, "{admitted}");
+}

@@ -1,0 +1,22 @@
+//! The files of a store: shared, grown, damaged, full, lost, and used by processes that are killed.
+//!
+//! One program, so that it is linked once; `tests/rust.py` runs each of its modules in a process of its own.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod behind;
+mod bounded;
+mod changing;
+mod damage;
+mod database;
+mod failing;
+mod files;
+mod identity;
+mod processes;
+mod rewriting;
+mod space;
+mod storms;
+mod surviving;
+mod torments;
+mod verify;

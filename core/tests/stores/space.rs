@@ -1,0 +1,320 @@
+//! Space is reclaimed: unused keys of every kind are forgotten, and a store that was full works again.
+
+#[cfg(feature = "fault-points")]
+use crate::common::Child;
+use crate::common::{self, Dir, PATIENCE, number};
+use std::time::{Duration, Instant};
+use workglow_limit::*;
+
+const WINDOW: Duration = Duration::from_secs(60);
+
+/// One limiter of each kind, none of which remembers a start for longer than [`WINDOW`], so that nothing waits for the
+/// ledger.
+const KINDS: [&str; 10] = [
+    "2/1m",
+    "2/1m + 1/1s",
+    "100/1m",
+    "10/1m burst 5",
+    "10/1m queue 5",
+    "10/1m fixed",
+    "10/1m counter",
+    "10/1m spaced",
+    "10/1m spaced strictly",
+    "3 concurrent",
+];
+
+fn store(url: &str, clock: &ManualClock) -> Store {
+    let mut options = StoreOptions::default();
+    options.clock = Some(clock.clone());
+    Store::with_options(url, options).unwrap()
+}
+
+/// A start that is never referred to again.
+fn start(limiter: &dyn Limiter, key: &str) -> Result<()> {
+    match limiter.attempt(key, 1)? {
+        Attempt::Admitted(permit) => limiter.complete(&permit),
+        Attempt::Denied(_) => panic!("a new key was denied"),
+    }
+}
+
+/// `KEYS` sets the number.
+#[test]
+fn keys_that_are_used_once_leave_nothing_behind() {
+    let keys = number("KEYS", 20_000);
+    // And one whose keys take 64 KiB each, so that it has to search for idle ones all the time.
+    for kind in KINDS.into_iter().chain(["5000/1m"]) {
+        let (dir, clock) = (Dir::in_memory("one-shot"), ManualClock::new());
+        let store = store(&dir.url(), &clock);
+        let limiter = store.limiter("api", kind).unwrap();
+        let size = || std::fs::metadata(dir.file("limits.db-lane")).unwrap().len();
+        let mut early = 0;
+        for i in 0..keys {
+            start(&*limiter, &format!("key {i}")).unwrap();
+            // So few at once that one segment can hold them, wherever they are.
+            if i % 400 == 399 {
+                clock.advance(2 * WINDOW);
+            }
+            if i == keys / 3 {
+                early = size();
+            }
+        }
+        println!("{kind}: {} KiB after {} keys, {} KiB after {keys}", early >> 10, keys / 3, size() >> 10);
+        assert_eq!(size(), early, "{kind}: the lane kept growing");
+    }
+}
+
+/// A process that dies with a lease leaves an unused key.
+#[test]
+fn keys_of_dead_processes_and_expired_leases_are_forgotten() {
+    let (dir, clock) = (Dir::in_memory("dead-keys"), ManualClock::new());
+    let url = dir.url();
+    let open = |text| store(&url, &clock).limiter("api", text).unwrap();
+    let size = || std::fs::metadata(dir.file("limits.db-lane")).unwrap().len();
+    let limiter = open("3 concurrent lease 10m");
+    let mut early = 0;
+    for round in 0..30 {
+        common::Child::run(|| {
+            let theirs = open("3 concurrent lease 10m");
+            for i in 0..200 {
+                assert!(matches!(theirs.attempt(&format!("dead {round} {i}"), 1).unwrap(), Attempt::Admitted(_)));
+            }
+        })
+        .join();
+        for i in 0..200 {
+            assert!(matches!(limiter.attempt(&format!("over {round} {i}"), 1).unwrap(), Attempt::Admitted(_)));
+        }
+        clock.advance(Duration::from_secs(700));
+        if round == 15 {
+            early = size();
+        }
+    }
+    assert_eq!(size(), early, "the lane kept growing");
+}
+
+/// A store that can hold 2 MiB, filled by one limiter until a new key is refused.
+#[cfg(feature = "fault-points")]
+fn filled(test: &str, kind: &str, f: impl Fn(&Store, &ManualClock, &dyn Limiter, u64, Vec<RawPermit>)) {
+    let dir = Dir::in_memory(&format!("full-{test}"));
+    Child::run(|| {
+        // SAFETY: this process has one thread.
+        unsafe { std::env::set_var("WGL_TEST_MOST_BYTES", (2 << 20).to_string()) };
+        let clock = ManualClock::new();
+        let store = store(&dir.url(), &clock);
+        let limiter = store.limiter("api", kind).unwrap();
+        let mut permits = Vec::new();
+        let refused = loop {
+            match limiter.attempt(&format!("key {}", permits.len()), 1) {
+                Ok(Attempt::Admitted(permit)) => permits.push(permit),
+                Ok(Attempt::Denied(_)) => panic!("a new key was denied"),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(refused.name(), "store_full", "{kind}: {refused}");
+        let held = permits.len() as u64;
+        assert!(held > 500, "{kind}: only {held} keys fit");
+        f(&store, &clock, &*limiter, held, permits);
+    })
+    .join();
+}
+
+/// Even if the segment without space is that of the key "", which stays although it is unused.
+#[cfg(feature = "fault-points")]
+#[test]
+fn a_full_store_reports_it_wherever_its_last_key_belongs() {
+    Child::run(|| {
+        for size in (1_024..2_560).step_by(16) {
+            // SAFETY: this process has one thread.
+            unsafe { std::env::set_var("WGL_TEST_MOST_BYTES", (size << 10).to_string()) };
+            let mut options = StoreOptions::default();
+            options.clock = Some(ManualClock::new());
+            let limiter = Store::with_options("memory:", options).unwrap().limiter("api", "2/1m").unwrap();
+            let refused = (0..).find_map(|i| limiter.attempt(&format!("key {i}"), 1).err()).unwrap();
+            assert_eq!(refused.name(), "store_full", "{size} KiB: {refused}");
+        }
+    })
+    .join();
+}
+
+#[cfg(feature = "fault-points")]
+#[test]
+fn a_full_store_works_again_when_its_keys_are_idle() {
+    for kind in KINDS {
+        filled("idle", kind, |_, clock, limiter, held, permits| {
+            // Existing keys are still served and denied.
+            limiter.peek("key 0", 1).unwrap();
+            permits.iter().for_each(|permit| limiter.complete(permit).unwrap());
+            clock.advance(2 * WINDOW);
+            // A futile search is not repeated at once.
+            std::thread::sleep(Duration::from_millis(250));
+            for round in 0..3 {
+                for i in 0..held / 4 * 3 {
+                    start(limiter, &format!("key {round} {i}")).unwrap_or_else(|e| panic!("{kind}: {round} {i}: {e}"));
+                }
+                clock.advance(2 * WINDOW);
+            }
+        });
+    }
+}
+
+#[cfg(feature = "fault-points")]
+#[test]
+fn a_full_store_can_be_cleared_changed_and_written() {
+    for kind in KINDS {
+        filled("cleared", kind, |store, _, limiter, _, _| {
+            limiter.clear("key 1").unwrap();
+            limiter.clear("no such key").unwrap();
+            store.flush().unwrap();
+            limiter.clear("").unwrap();
+            start(limiter, "key 1").unwrap();
+            for i in 0..400 {
+                start(limiter, &format!("new {i}")).unwrap_or_else(|e| panic!("{kind}: {i}: {e}"));
+            }
+        });
+    }
+}
+
+/// The blocks of a limit's keys become available to all others that use such blocks.
+#[cfg(feature = "fault-points")]
+#[test]
+fn blocks_of_one_limit_serve_another() {
+    filled("shared", "2/1m", |store, clock, _, held, _| {
+        let other = store.limiter("other", "2/1h").unwrap();
+        assert_eq!(start(&*other, "key").unwrap_err().name(), "store_full");
+        clock.advance(2 * WINDOW);
+        std::thread::sleep(Duration::from_millis(250));
+        for i in 0..held / 2 {
+            start(&*other, &format!("key {i}")).unwrap_or_else(|e| panic!("{i} of {held}: {e}"));
+        }
+    });
+}
+
+/// A process that dies while rewriting a segment leaves the work to the next one.
+#[cfg(feature = "fault-points")]
+#[test]
+fn a_death_while_an_index_grows_loses_no_key() {
+    let dir = Dir::in_memory("growing");
+    let url = dir.url();
+    let open = || RateLimiter::new(&Store::new(&url).unwrap(), "api", 2, Duration::from_secs(3_600)).unwrap();
+    let mine = open();
+    let (mut deaths, mut keys) = (0, 0);
+    while keys < 5_000 {
+        let victim = Child::run(|| {
+            let theirs = open();
+            theirs.open().unwrap();
+            fault::at("segment-written", || common::raise(libc::SIGKILL));
+            for i in keys..keys + 100 {
+                start(&theirs, &format!("key {i}")).unwrap();
+            }
+        });
+        deaths += u64::from(victim.was_killed());
+        for i in keys..keys + 100 {
+            mine.attempt(&format!("key {i}"), 1).unwrap();
+        }
+        keys += 100;
+    }
+    for i in 0..keys {
+        let left = mine.peek(&format!("key {i}"), 1).unwrap().remaining;
+        assert!(left <= 1, "key {i} was forgotten");
+    }
+    assert!(deaths > 5, "only {deaths} died");
+}
+
+/// How much of this process's address space is mapped from files with this name, in bytes.
+fn mapped(name: &str) -> u64 {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let size = |line: &str| {
+        let (from, to) = line.split_once(' ').unwrap().0.split_once('-').unwrap();
+        u64::from_str_radix(to, 16).unwrap() - u64::from_str_radix(from, 16).unwrap()
+    };
+    maps.lines().filter(|line| line.ends_with(name)).map(size).sum()
+}
+
+#[test]
+fn many_stores_fit_into_limited_address_space() {
+    let dir = Dir::in_memory("address-space");
+    common::Child::run(|| {
+        let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+        let used = statm.split(' ').next().unwrap().parse::<u64>().unwrap() * 4_096;
+        let limit = libc::rlimit { rlim_cur: used + (512 << 20), rlim_max: used + (512 << 20) };
+        // SAFETY: `limit` is a valid description.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) }, 0);
+        let url = |i: u64| {
+            if i.is_multiple_of(4) {
+                "memory:".into()
+            } else {
+                format!("sqlite:{}", dir.file(&i.to_string()).display())
+            }
+        };
+        let all: Vec<_> = (0..80).map(|i| Store::new(&url(i)).unwrap().limiter("api", "2/1m").unwrap()).collect();
+        for (i, limiter) in all.iter().enumerate() {
+            for key in 0..20 {
+                limiter.decide(&key.to_string(), 1).unwrap_or_else(|e| panic!("store {i}, key {key}: {e}"));
+            }
+        }
+    })
+    .join();
+}
+
+/// After `mlockall(MCL_FUTURE)`, each mapping counts as locked memory, of which most users may have a few MiB.
+#[test]
+fn many_stores_fit_into_limited_locked_memory() {
+    common::Child::run(|| {
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: plain calls, and `limit` is a valid place and description. Root may lock any amount.
+        unsafe {
+            assert_eq!(libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit), 0);
+            limit.rlim_cur = limit.rlim_max.min(64 << 20);
+            assert_eq!(libc::setrlimit(libc::RLIMIT_MEMLOCK, &limit), 0);
+            assert!(libc::geteuid() != 0 || libc::setuid(65_534) == 0);
+            assert_eq!(libc::mlockall(libc::MCL_FUTURE), 0);
+        }
+        // Five of the usual 8 MiB: a store takes 1 MiB, and other things some.
+        let stores = (limit.rlim_cur >> 20).saturating_sub(3).min(20);
+        let limiters: Vec<_> = (0..stores)
+            .map(|i| {
+                let limiter = Store::new("memory:").unwrap().limiter("api", "2/1m").unwrap();
+                limiter.decide("key", 1).unwrap_or_else(|e| panic!("store {i}: {e}"));
+                limiter
+            })
+            .collect();
+        for key in 0..500 {
+            limiters.iter().for_each(|limiter| drop(limiter.decide(&key.to_string(), 1).unwrap()));
+        }
+    })
+    .join();
+}
+
+/// Another process enlarges the lane while threads read it, and many of them notice at the same moment.
+#[test]
+fn readers_of_a_growing_lane_see_all_of_it() {
+    const KEYS: u64 = 12_000;
+    let dir = Dir::in_memory("views");
+    let url = dir.url();
+    let open = || RateLimiter::new(&Store::new(&url).unwrap(), "api", 100, Duration::from_secs(100)).unwrap();
+    let mine = open();
+    mine.attempt("key 0", 1).unwrap();
+    let grower = common::Child::run(|| {
+        let theirs = open();
+        (1..KEYS).for_each(|i| start(&theirs, &format!("key {i}")).unwrap());
+    });
+    let began = Instant::now();
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let mine = &mine;
+            scope.spawn(move || {
+                let mut i = 0;
+                while i < KEYS {
+                    assert!(began.elapsed() < PATIENCE, "{i} of {KEYS} keys are there");
+                    let left = mine.peek(&format!("key {}", (i + thread) % KEYS), 1).unwrap().remaining;
+                    assert!(left == 99 || left == 100, "{left}");
+                    i += u64::from(left == 99);
+                    std::thread::yield_now();
+                }
+            });
+        }
+    });
+    grower.join();
+    let (size, mapped) = (std::fs::metadata(dir.file("limits.db-lane")).unwrap().len(), mapped("limits.db-lane"));
+    println!("a lane of {} KiB, {} KiB mapped", size >> 10, mapped >> 10);
+    assert!(size > 16 << 20 && mapped < 4 * size);
+}

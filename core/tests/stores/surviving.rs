@@ -1,0 +1,238 @@
+//! Starts survive: a reboot at any moment, the loss of the lane, and processes that die while changing them.
+#![cfg(feature = "fault-points")]
+
+use crate::common::{
+    Child, Dir, Random, Record, most_in_any_window, most_seen_by, now_ns, number, present_boot, shared, wait_until,
+    write_behind_up_to,
+};
+use std::collections::BTreeSet;
+use std::sync::atomic::Ordering::*;
+use std::time::Duration;
+use workglow_limit::*;
+
+const HOUR: Duration = Duration::from_secs(3_600);
+
+fn rate(url: &str, name: &str, max: u64, window: Duration) -> RateLimiter {
+    RateLimiter::new(&Store::new(url).unwrap(), name, max, window).unwrap()
+}
+
+fn admitted(limiter: &impl Limiter, key: &str, weight: u64) -> bool {
+    matches!(limiter.attempt(key, weight).unwrap(), Attempt::Admitted(_))
+}
+
+/// Each boot may lose a budget of a key, which is counted; also those of earlier boots.
+#[test]
+fn many_boots_within_one_window_lose_nothing() {
+    const BOOTS: u64 = 12;
+    const LIMIT: u64 = 200;
+    const BUDGET: u64 = LIMIT / 20;
+    let dir = Dir::new("many-boots");
+    let total = shared(2);
+    for boot in 0..=BOOTS {
+        Child::run(|| {
+            present_boot(boot);
+            let limiter = rate(&dir.url(), "api", LIMIT, HOUR);
+            let take = |key: &str, most: u64| (0..most).take_while(|_| admitted(&limiter, key, 1)).count() as u64;
+            // More than is written, less than there is.
+            let most = if boot == BOOTS { LIMIT } else { BUDGET };
+            total[0].fetch_add(take("", most), Relaxed);
+            total[1].fetch_add(take("key", most), Relaxed);
+        })
+        .join();
+    }
+    for total in total {
+        let total = total.load(Relaxed);
+        println!("{total} of {LIMIT} over {BOOTS} boots");
+        assert!(total <= LIMIT, "{total} of {LIMIT} in one window");
+        assert!(total >= LIMIT - BOOTS * BUDGET, "only {total} of {LIMIT}");
+    }
+}
+
+/// The subjects of the storm: limits and keys, with the number that each may admit in a window. The last key
+/// changes every third boot, so that the ledger has never seen it.
+const STORMED: [(&str, &str, u64); 5] =
+    [("one", "", 100), ("many", "", 100), ("many", "a", 100), ("ruled", "a", 60), ("many", "new", 100)];
+const STORM_WINDOW: Duration = Duration::from_millis(2_100);
+
+/// The work of one process of the storm, until it is killed: attempts and their results.
+fn storm(url: &str, boot: u64, behind: Duration, starts: &Record, denials: &Record) {
+    present_boot(boot);
+    write_behind_up_to(behind);
+    let store = Store::new(url).unwrap();
+    let limit = |name| RateLimiter::new(&store, name, 100, STORM_WINDOW).unwrap();
+    let limits = [limit("one"), limit("many"), limit("many"), limit("ruled"), limit("many")];
+    let new_key = format!("new {}", boot / 3);
+    let mut reported = [0; STORMED.len()];
+    loop {
+        for (which, (limit, (_, key, _))) in limits.iter().zip(STORMED).enumerate() {
+            let key = if key == "new" { &new_key } else { key };
+            let of = if key == new_key { (boot / 3) << 4 } else { 0 } | which as u64;
+            let a = now_ns();
+            let attempt = limit.attempt(key, 1).unwrap();
+            let b = now_ns();
+            match attempt {
+                Attempt::Admitted(_) => starts.add(a, b, of),
+                Attempt::Denied(_) if b > reported[which] + 5_000_000 => {
+                    reported[which] = b;
+                    denials.add(a, b, of);
+                }
+                Attempt::Denied(_) => {}
+            }
+        }
+    }
+}
+
+/// All processes of a machine are killed at a random moment, which loses the lane. Those that start after the boot have
+/// the ledger. Set `BOOTS=200` for a long run.
+#[test]
+fn boots_at_random_moments_never_exceed_the_limit_and_cost_a_budget_each() {
+    boots_at_random_moments("boots", number("BOOTS", 40), Duration::ZERO);
+}
+
+/// The same with limits that are written behind: after a boot they count as full for a window.
+#[test]
+fn boots_at_random_moments_never_exceed_a_limit_written_behind() {
+    boots_at_random_moments("boots-behind", number("BOOTS", 40) / 4, STORM_WINDOW);
+}
+
+fn boots_at_random_moments(name: &str, boots: u64, behind: Duration) {
+    let has_budget = behind.is_zero();
+    let window = STORM_WINDOW.as_nanos() as u64;
+    let mut random = Random::new();
+    let dir = Dir::new(name);
+    Child::run(|| {
+        present_boot(u64::MAX);
+        write_behind_up_to(behind);
+        let store = Store::new(&dir.url()).unwrap();
+        RateLimiter::new(&store, "ruled", 100, STORM_WINDOW).unwrap().open().unwrap();
+        store.override_limit("ruled", Policy::rate(60, STORM_WINDOW).unwrap()).unwrap();
+    })
+    .join();
+    let records: Vec<_> = (0..4).map(|_| (Record::new(200_000), Record::new(200_000))).collect();
+    let mut rounds = Vec::new();
+    for boot in 0..boots {
+        // Every eighth boot, the starts of the others no longer count.
+        if boot % 8 == 7 {
+            std::thread::sleep(STORM_WINDOW);
+        }
+        let began = now_ns();
+        let processes = 2 + random.below(3) as usize;
+        let processes: Vec<_> = records[..processes]
+            .iter()
+            .map(|(starts, denials)| Child::run(|| storm(&dir.url(), boot, behind, starts, denials)))
+            .collect();
+        if boot % 8 == 7 {
+            wait_until("every limit is full", || {
+                let since = records.iter().flat_map(|both| both.1.starts()).filter(|denial| denial.0 > began);
+                since.map(|denial| denial.2 & 0xf).collect::<BTreeSet<_>>().len() == STORMED.len()
+            });
+        } else {
+            std::thread::sleep(Duration::from_millis(20 + random.below(200)));
+        }
+        drop(processes);
+        rounds.push((began, now_ns()));
+    }
+    let of = |record: fn(&(Record, Record)) -> &Record, id: u64| -> Vec<_> {
+        let all = records.iter().flat_map(|both| record(both).starts());
+        all.filter(|s| s.2 == id).map(|(a, b, _)| (a, b, 1)).collect()
+    };
+    let ids = (0..4).chain((0..=boots / 3).map(|turn| turn << 4 | 4));
+    let (mut worst, mut checked) = (0, 0);
+    for id in ids {
+        let (name, key, limit) = STORMED[(id & 0xf) as usize];
+        let starts = of(|both| &both.0, id);
+        let most = most_in_any_window(&starts, window);
+        assert!(most <= limit, "{name} {key:?} {id}: {most} of {limit} in one window");
+        let denials = if has_budget { of(|both| &both.1, id) } else { Vec::new() };
+        for (a, b, _) in denials {
+            let seen = most_seen_by(&starts, (a, b), window);
+            // A budget for each boot that counts, and the unreported starts of processes that died.
+            let boots = rounds.iter().filter(|(began, ended)| ended + window > a && *began <= b).count() as u64;
+            let lost = boots * (limit / 20 + 3);
+            assert!(seen + lost >= limit, "{name} {key:?} {id}: denied after {seen} of {limit}, and {lost} lost");
+            if boots == 1 {
+                checked += 1;
+                worst = worst.max(limit.saturating_sub(seen) * 100 / limit);
+                assert!(worst <= 10, "{name} {key:?} {id}: denied after {seen} of {limit} in a window with one boot");
+            }
+        }
+        println!("{name} {key:?} {id}: {} starts, most in a window {most} of {limit}", starts.len());
+    }
+    assert!(checked >= boots / 8 || !has_budget, "{checked} denials checked");
+    println!(
+        "{boots} boots, {checked} denials with one boot in their window, for which at most {worst} % were withheld"
+    );
+}
+
+/// The units of each key in the database, whenever they started.
+fn in_the_ledger(dir: &Dir, keys: usize) -> Vec<u64> {
+    let found = shared(keys);
+    // In a child, since SQLite and forks do not mix.
+    Child::run(|| {
+        let db = rusqlite::Connection::open(dir.file("limits.db")).unwrap();
+        let mut query = db.prepare("SELECT CAST(key AS INTEGER), sum(units) FROM executions GROUP BY key").unwrap();
+        let mut rows = query.query([]).unwrap();
+        while let Some(row) = rows.next().unwrap() {
+            found[row.get::<_, i64>(0).unwrap() as usize].store(row.get::<_, i64>(1).unwrap() as u64, Relaxed);
+        }
+    })
+    .join();
+    found.iter().map(|units| units.load(Relaxed)).collect()
+}
+
+/// With `Durability::Commit`, a start is reported after it was written, whatever happens next.
+#[test]
+fn every_reported_start_is_in_the_database() {
+    const KEYS: usize = 5;
+    const WEIGHTS: u64 = 3;
+    let mut random = Random::new();
+    let (mut total, mut beyond) = (0, 0);
+    for round in 0..number("COMMITS", 20) {
+        let dir = Dir::new(&format!("commit-{round}"));
+        let (max, window) = if round % 2 == 0 { (4_000, HOUR) } else { (100, Duration::from_secs(1)) };
+        let reported = shared(KEYS);
+        let _processes: Vec<_> = (0..3)
+            .map(|process| {
+                Child::run(|| {
+                    let mut options = StoreOptions::default();
+                    options.durability = Durability::Commit;
+                    let store = Store::with_options(&dir.url(), options).unwrap();
+                    let limiter = RateLimiter::new(&store, "api", max, window).unwrap();
+                    std::thread::scope(|scope| {
+                        for thread in 0..3 {
+                            let (limiter, mut random) = (&limiter, Random::new());
+                            scope.spawn(move || {
+                                for turn in process + thread.. {
+                                    let weight = 1 + random.below(WEIGHTS);
+                                    if admitted(limiter, &(turn % KEYS).to_string(), weight) {
+                                        reported[turn % KEYS].fetch_add(weight, AcqRel);
+                                    }
+                                }
+                            });
+                        }
+                    });
+                })
+            })
+            .collect();
+        wait_until("something has started", || reported.iter().any(|units| units.load(Acquire) > 0));
+        std::thread::sleep(Duration::from_millis(random.below(300)));
+        drop(_processes);
+        std::fs::remove_file(dir.file("limits.db-lane")).unwrap();
+        for (key, (there, reported)) in in_the_ledger(&dir, KEYS).into_iter().zip(reported).enumerate() {
+            let reported = reported.load(Acquire);
+            assert!(
+                there >= reported,
+                "round {round}: {reported} units of key {key} were reported, {there} were written"
+            );
+            assert!(
+                there <= reported + 9 * WEIGHTS,
+                "round {round}: {there} units of key {key} are too many for {reported}"
+            );
+            total += reported;
+            beyond += there - reported;
+        }
+    }
+    println!(
+        "commits: {total} units reported, all of them written, and {beyond} whose process died before it was reported"
+    );
+}
