@@ -34,9 +34,7 @@ PROMPT = "Tell me of the moon, and of who went there. " * 10
 
 async def ask(kind, store, url, policy, end):
     """One process."""
-    import anthropic
     import httpx2
-    import openai
     import stamps
     from workglow_limit import Store
     from workglow_limit.httpx2 import AsyncLimitedTransport
@@ -59,8 +57,12 @@ async def ask(kind, store, url, policy, end):
                 pass
 
     if kind == "openai":
+        import openai
+
         client, one = openai.AsyncOpenAI(api_key="k", base_url=f"{url}/v1", http_client=http), of_openai
     else:
+        import anthropic
+
         client, one = anthropic.AsyncAnthropic(api_key="k", base_url=url, http_client=http), of_anthropic
 
     async def forever():

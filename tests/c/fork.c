@@ -1,17 +1,17 @@
 // One limiter, made before the forks, used by four children and the parent at once, while threads of the parent
-// decide all the time: fifty forks, each unit is counted once, and no process hangs.
+// decide all the time: fifty forks, or as many as the argument says; each unit is counted once, and no process hangs.
 #include "check.h"
 #include <errno.h>
 #include <pthread.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 
-enum { LIMIT = 100, CHILDREN = 4, FORKS = 50, ROUNDS = FORKS / CHILDREN + 1, THREADS = 2 };
+enum { LIMIT = 100, CHILDREN = 4, MOST_FORKS = 50, MOST_ROUNDS = MOST_FORKS / CHILDREN + 1, THREADS = 2 };
 
 // State shared by the parent and its children.
 struct shared {
     // Admissions, by round.
-    atomic_int admitted[ROUNDS];
+    atomic_int admitted[MOST_ROUNDS];
     atomic_int round, stop, errors;
 };
 
@@ -86,7 +86,8 @@ static int child(int round, int number) {
     return 0;
 }
 
-int main(void) {
+int main(int count, char **arguments) {
+    const int wanted = count > 1 ? atoi(arguments[1]) : MOST_FORKS;
     char dir[64], url[128];
     wgl_store *store, *memory;
     wgl_permit held;
@@ -116,12 +117,12 @@ int main(void) {
     pthread_t threads[THREADS];
     for (size_t i = 0; i < THREADS; i++)
         pthread_create(&threads[i], NULL, decide_all_the_while, (void *)(i + 1));
-    int forks = 0;
-    for (int round = 0; round < ROUNDS; round++) {
+    int forks = 0, rounds = 0;
+    for (; forks < wanted; rounds++) {
         pid_t children[CHILDREN];
-        int count = FORKS - forks < CHILDREN ? FORKS - forks : CHILDREN;
+        const int round = rounds, siblings = wanted - forks < CHILDREN ? wanted - forks : CHILDREN;
         shared->round = round;
-        for (int i = 0; i < count; i++, forks++) {
+        for (int i = 0; i < siblings; i++, forks++) {
             children[i] = fork();
             if (children[i] == 0) {
                 // A process that hangs is killed and counted.
@@ -130,7 +131,7 @@ int main(void) {
             }
         }
         drain(round, 0);
-        for (int i = 0; i < count; i++) {
+        for (int i = 0; i < siblings; i++) {
             int status = -1;
             while (waitpid(children[i], &status, 0) < 0 && errno == EINTR) {
             }
@@ -144,11 +145,11 @@ int main(void) {
     shared->stop = 1;
     for (int i = 0; i < THREADS; i++)
         pthread_join(threads[i], NULL);
-    CHECK(forks == FORKS, "%d forks", forks);
+    CHECK(forks == wanted, "%d forks", forks);
     CHECK(wgl_fork_generation() == generation, "the parent's generation is unchanged");
     CHECK(shared->errors == 0, "%d errors", shared->errors);
     // No process took a unit after a round was over.
-    for (int round = 0; round < ROUNDS; round++)
+    for (int round = 0; round < rounds; round++)
         CHECK(shared->admitted[round] == LIMIT, "round %d: %d admitted in the end", round, shared->admitted[round]);
     // The permit that was held across all the forks still belongs to the parent.
     wgl_permit second;

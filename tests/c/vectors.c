@@ -1,4 +1,5 @@
-// Runs tests/vectors/*.vec on every store: vectors DIR. The format is in tests/vectors/README.md.
+// Runs vectors: vectors [SCHEME] PLACE ..., each place a file or a directory of *.vec; on every store, or only on that of
+// the scheme. The format is in tests/vectors/README.md.
 #include "check.h"
 #include "limiters.h"
 #include "postgres.h"
@@ -381,23 +382,28 @@ static int run_everywhere(const char *path) {
 }
 
 int main(int count, char **arguments) {
-    if (count != 2 && count != 3) {
-        fprintf(stderr, "usage: vectors DIR [SCHEME]\n");
+    int first = 1;
+    if (count > 1 && strchr(arguments[1], ':') != NULL)
+        only = arguments[first++];
+    if (count <= first) {
+        fprintf(stderr, "usage: vectors [SCHEME] PLACE ...\n");
         return 2;
     }
-    only = arguments[2];
     int has_redis = only == NULL || strncmp(only, "redis", 5) == 0;
     int has_postgres = only == NULL || strncmp(only, "postgres", 8) == 0;
     if (has_redis)
         redis_start();
     if (has_postgres)
         postgres_start();
-    in_dir(arguments[1], run_everywhere);
+    for (int place = first; place < count; place++) {
+        run_everywhere(arguments[place]);
+        in_dir(arguments[place], run_everywhere);
+    }
     if (has_postgres)
         postgres_end();
     if (has_redis)
         redis_end();
-    CHECK(cases > 0, "no vectors in %s", arguments[1]);
+    CHECK(cases > 0, "no vectors in %s", arguments[first]);
     if (only != NULL) {
         printf("vectors: %d cases on %s\n", cases, only);
         return summary("vectors");

@@ -1,4 +1,5 @@
-// Serves a folder like a plain web server: files as they are, `index.html` for folders, `404.html` for missing files.
+// Serves a folder like a plain web server: files as they are, `index.html` for folders, `404.html` for missing files. Assets, whose names
+// change with their content, may be cached.
 import { readFile, stat } from "node:fs/promises";
 import { createServer } from "node:http";
 import { extname, join, normalize } from "node:path";
@@ -24,7 +25,10 @@ export async function serve(folder) {
     )
       path = join(path, "index.html");
     const found = await readFile(path).catch(() => undefined);
-    response.writeHead(found ? 200 : 404, { "Content-Type": TYPES[found ? extname(path) : ".html"] ?? "application/octet-stream" });
+    response.writeHead(found ? 200 : 404, {
+      "Content-Type": TYPES[found ? extname(path) : ".html"] ?? "application/octet-stream",
+      ...(found && path.startsWith(join(folder, "assets/")) && { "Cache-Control": "max-age=3600" }),
+    });
     response.end(found ?? (await readFile(join(folder, "404.html")).catch(() => "")));
   });
   await new Promise((listening) => server.listen(0, "127.0.0.1", listening));

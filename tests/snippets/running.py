@@ -26,7 +26,7 @@ PREFIX = ROOT / "target/dist/c"
 OURS = ROOT / "target/demo/node_modules"
 OTHERS = [*ROOT.glob("tests/fleet/*/node_modules"), ROOT / "bindings/node/node_modules"]
 LONGEST = 60
-SPAWNING = threading.Lock()
+SPAWNING, INSTALLING = threading.Lock(), threading.Lock()
 
 # The file that a block is written to. Blocks of the first kind that follow each other are one program.
 SCRIPTS = {"python": "snippet.py", "js": "snippet.mjs", "ts": "snippet.mts", "sh": "snippet.sh"}
@@ -146,16 +146,26 @@ def environment(folder):
 
 
 def modules(folder):
-    """Makes the folder that `npm install` of our package and of others would make."""
-    made = folder / "node_modules"
+    """Makes the folder that `npm install` of our package and of others would make: a link to one that all chains share."""
+    with INSTALLING:
+        (folder / "node_modules").symlink_to(f"{installed().name}/node_modules")
+
+
+@functools.cache
+def installed():
+    """Returns a `node_modules` of our package and of others, which is removed at the end."""
+    folder = tempfile.TemporaryDirectory(prefix="snippets-")
+    made = Path(folder.name, "node_modules")
     # A copy, because ours searches for others from its real path, and not from a link.
-    shutil.copytree(OURS, made, copy_function=os.link if OURS.stat().st_dev == folder.stat().st_dev else shutil.copy)
+    copy = os.link if OURS.stat().st_dev == made.parent.stat().st_dev else shutil.copy
+    shutil.copytree(OURS, made, copy_function=copy)
     for package in (path for place in OTHERS if place.exists() for path in place.iterdir() if path.name[0] != "."):
         inside = [made / package.name / path.name for path in package.iterdir()] if package.name[0] == "@" else []
         for name in inside or [made / package.name]:
             name.parent.mkdir(exist_ok=True)
             if not name.exists():
                 name.symlink_to(package / name.name if inside else package)
+    return folder
 
 
 REDIS = r"redis://localhost|\b6379\b"

@@ -55,6 +55,7 @@ def names(rows, language):
 REQUIRED = object()
 
 
+@functools.cache
 def python_options(root, section):
     stubs = ast.parse((root / "bindings/python/python/workglow_limit/_native.pyi").read_text())
     (cls,) = [node for node in stubs.body if isinstance(node, ast.ClassDef) and node.name == section]

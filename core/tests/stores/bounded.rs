@@ -196,7 +196,7 @@ fn keys_that_are_forgotten_in_flight_lose_and_inherit_nothing() {
 fn a_year(url: &str, look: impl Fn() -> u64) {
     const MAX: usize = 2_000;
     const DAY: Duration = Duration::from_secs(86_400);
-    let calls = number("CALLS", 1_000_000);
+    let calls = number("CALLS", 200_000);
     let clock = ManualClock::new();
     let mut options = StoreOptions::default();
     options.clock = Some(clock.clone());
