@@ -30,12 +30,15 @@ const files = readdirSync(vectors).filter((file) => file.endsWith(".vec"));
 const fields = (words) => Object.fromEntries(words.map((w) => (w.includes("=") ? w.split("=") : ["", w])));
 const words = (text) => text.split(/\s+/).filter((word) => word !== "");
 
+/** The number of the last case: no two cases use limits of one name, so that they can share a server's database. */
+let number = 0;
+
 function casesOf(file) {
   const cases = [];
   for (const [i, raw] of readFileSync(join(vectors, file), "utf8").split("\n").entries()) {
     const [first, ...rest] = words(raw.replace(/#.*/, ""));
     if (first === undefined) continue;
-    if (first === "case") cases.push({ name: rest.join(" "), limiters: [], steps: [] });
+    if (first === "case") cases.push({ name: rest.join(" "), number: ++number, limiters: [], steps: [] });
     else if (first === "limiter") cases.at(-1).limiters.push(rest);
     else {
       const arrow = rest.indexOf("=>");
@@ -116,31 +119,35 @@ const KINDS = {
 
 const windowOf = (max, us) => ({ maxExecutions: Number(max), windowSizeInSeconds: us / 1e6 });
 
-function limiterOf(limiters, store) {
+/** The name of a limit of a case, and what a case calls a limit. */
+const nameOf = (limit, number) => `${limit}.${number}`;
+const limitOf = (name, number) => name.replace(`.${number}`, "");
+
+function limiterOf({ limiters, number }, store) {
   const made = limiters.map(([kind, ...given], i) => {
     assert.ok(Object.hasOwn(KINDS, kind), `no kind ${kind}`);
-    return KINDS[kind](store, `limit-${i + 1}`, given);
+    return KINDS[kind](store, nameOf(`limit-${i + 1}`, number), given);
   });
   return made.length === 1 ? made[0] : new CompositeLimiter(made);
 }
 
 const us = (ms) => String(Math.round(ms * 1000));
-const number = (n) => (n === Infinity ? "inf" : String(n));
-const fieldsOf = (d) => ({
+const count = (n) => (n === Infinity ? "inf" : String(n));
+const fieldsOf = (d, number) => ({
   "": d.admitted ? "admitted" : "denied",
   retry: us(d.retryAfter),
   suggested: us(d.suggestedAfter),
   reset: us(d.resetAfter),
-  remaining: number(d.remaining),
-  limit: number(d.limit),
-  by: String(d.deniedBy).replaceAll(" ", "_"),
+  remaining: count(d.remaining),
+  limit: count(d.limit),
+  by: limitOf(String(d.deniedBy), number).replaceAll(" ", "_"),
 });
 
 /** Returns whether a server decides: then promises are used instead of synchronous calls. */
 const isServed = (url) => !/^(memory|sqlite):/.test(url);
 const ask = (store, of, name, ...given) => (isServed(store.url) ? of[`${name}Async`](...given) : of[name](...given));
 
-async function answer(store, limiter, { call, given }, permits) {
+async function answer(store, limiter, number, { call, given }, permits) {
   const { key } = given;
   const weight = given.weight === undefined ? undefined : Number(given.weight);
   const keep = (permit) => void (given.as !== undefined && permit !== null && permits.set(given.as, permit));
@@ -148,10 +155,10 @@ async function answer(store, limiter, { call, given }, permits) {
     case "decide": {
       const decision = await ask(store, limiter, "decide", { key, weight });
       keep(decision.permit);
-      return fieldsOf(decision);
+      return fieldsOf(decision, number);
     }
     case "peek":
-      return fieldsOf(await ask(store, limiter, "peek", { key, weight }));
+      return fieldsOf(await ask(store, limiter, "peek", { key, weight }), number);
     case "try_acquire": {
       const permit = await ask(store, limiter, "tryAcquire", { key, weight });
       keep(permit);
@@ -200,9 +207,9 @@ async function answer(store, limiter, { call, given }, permits) {
       return Object.fromEntries(Object.entries(counts).map(([field, count]) => [field, String(count)]));
     }
     case "override":
-      return store.override(given.of ?? "limit-1", given.policy.replaceAll("_", " "), { key });
+      return store.override(nameOf(given.of ?? "limit-1", number), given.policy.replaceAll("_", " "), { key });
     case "lift":
-      return store.lift(given.of ?? "limit-1", { key });
+      return store.lift(nameOf(given.of ?? "limit-1", number), { key });
     case "pause":
       return limiter.pause(`${given.for}us`, key);
     case "record_job_start":
@@ -216,20 +223,20 @@ async function answer(store, limiter, { call, given }, permits) {
   }
 }
 
-async function run({ limiters, steps }, url) {
+async function run(one, url) {
   const clock = new ManualClock();
   const store = new Store(url, { clock });
-  const limiter = limiterOf(limiters, store);
+  const limiter = limiterOf(one, store);
   if (isServed(url)) await limiter.open();
   const permits = new Map();
   let time = 0;
-  for (const step of steps) {
+  for (const step of one.steps) {
     assert.ok(step.at >= time, "times only grow");
     clock.advance(`${step.at - time}us`);
     time = step.at;
     let got;
     try {
-      got = (await answer(store, limiter, step, permits)) ?? {};
+      got = (await answer(store, limiter, one.number, step, permits)) ?? {};
     } catch (error) {
       if (error.code === undefined || error.code === "ERR_ASSERTION") throw error;
       got = { error: error.code };
@@ -247,7 +254,6 @@ async function run({ limiters, steps }, url) {
 
 assert.ok(files.length >= 3);
 let redis;
-let databases = 0;
 let postgres;
 before(async () => ([redis, postgres] = await Promise.all([startRedis(), startPostgres()])));
 after(() => Promise.all([redis?.stop(), postgres?.stop()]));
@@ -283,8 +289,8 @@ for (const file of files) {
         const urls = {
           memory: "memory:",
           sqlite: `sqlite:${dir}/${i}.db`,
-          redis: `${redis.url}?db=${++databases}`,
-          postgres: postgres.newDatabase(),
+          redis: redis.url,
+          postgres: postgres.url,
         };
         for (const [store, url] of Object.entries(urls)) {
           await run(one, url);

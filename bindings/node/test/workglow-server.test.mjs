@@ -1,7 +1,7 @@
 // Workglow's real JobQueueServer, in its releases with and without `complete`, with limiters of this package.
 
 import assert from "node:assert/strict";
-import { test } from "node:test";
+import { after, before, test } from "node:test";
 import * as current from "@workglow/job-queue";
 import * as older from "workglow-job-queue-0.2.31";
 import * as package_ from "workglow-limit";
@@ -41,6 +41,10 @@ async function until(t, isSo) {
 
 const timeout = 60_000;
 
+const servers = {};
+before(async () => Object.assign(servers, { redis: await startRedis(), postgres: await startPostgres() }));
+after(() => Promise.all(Object.values(servers).map((server) => server.stop())));
+
 const sendAll = (send, count) => Promise.all(Array.from({ length: count }, (_, i) => send({ i })));
 
 for (const [version, workglow] of Object.entries({ "0.2.37": current, "0.2.31": older })) {
@@ -62,12 +66,11 @@ for (const [version, workglow] of Object.entries({ "0.2.37": current, "0.2.31": 
     assert.equal(most, 2);
   });
 
-  for (const start of [startRedis, startPostgres]) {
-    test(`${version}: a limit on ${start.name} holds`, { timeout }, async (t) => {
-      const server = await start();
-      t.after(() => server.stop());
-      const store = new Store(server.url, { timeout: "20s" });
-      const limiter = new CompositeLimiter([new ConcurrencyLimiter(2, { store, name: "slots" }), store.limiter("rate", "5/1h")]);
+  for (const kind of ["redis", "postgres"]) {
+    test(`${version}: a limit on ${kind} holds`, { timeout }, async (t) => {
+      const store = new Store(servers[kind].url, { timeout: "20s" });
+      const slots = new ConcurrencyLimiter(2, { store, name: `slots of ${version}` });
+      const limiter = new CompositeLimiter([slots, store.limiter(`rate of ${version}`, "5/1h")]);
       let running = 0;
       let most = 0;
       let done = 0;
@@ -81,7 +84,7 @@ for (const [version, workglow] of Object.entries({ "0.2.37": current, "0.2.31": 
       await sendAll(send, 8);
       await until(t, () => done === 5 && running === 0);
       assert.equal(most <= 2, true);
-      assert.equal((await limiter.peekAsync()).deniedBy, "rate");
+      assert.equal((await limiter.peekAsync()).deniedBy, `rate of ${version}`);
     });
   }
 

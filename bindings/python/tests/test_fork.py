@@ -11,11 +11,17 @@ from workglow_limit import CompositeLimiter, ConcurrencyLimiter, RateLimiter, St
 
 @pytest.mark.parametrize("how", ["fork", "multiprocessing"])
 @pytest.mark.parametrize("scheme", ["sqlite", "redis", "postgres"])
-def test_master_and_children_share_one_limit(scheme, how, tmp_path, server, postgres):
-    url = {"sqlite": f"sqlite:{tmp_path}/limits.db", "redis": server.url, "postgres": postgres}[scheme]
+def test_master_and_children_share_one_limit(scheme, how, tmp_path, request):
+    match scheme:
+        case "sqlite":
+            url = f"sqlite:{tmp_path}/limits.db"
+        case "redis":
+            url = request.getfixturevalue("server").url
+        case "postgres":
+            url = request.getfixturevalue("postgres")
     got = json.loads(run("fork_program.py", how, url))
-    # The children ask for 3,000 units, and 1,950 remain.
-    assert got == {"before": 50, "children": 1950, "after": 0, "all": 2000}
+    # The children ask for 1,000 units, and 650 remain.
+    assert got == {"before": 50, "children": 650, "after": 0, "all": 700}
 
 
 def in_child(check):

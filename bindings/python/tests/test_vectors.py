@@ -28,12 +28,20 @@ VECTORS = Path(__file__).parents[3] / "tests" / "vectors"
 
 
 class Case:
-    def __init__(self, name):
-        self.name, self.limiters, self.steps = name, [], []
+    def __init__(self, name, number):
+        self.name, self.number, self.limiters, self.steps = name, number, [], []
 
     @property
     def kind(self):
         return self.limiters[0][0] if len(self.limiters) == 1 else "composite"
+
+    def name_of(self, limit):
+        """The name of a limit. No two cases use limits of one name, so that they can share a server's database."""
+        return f"{limit}.{self.number}"
+
+    def limit_of(self, name):
+        """What the case calls the limit of a name."""
+        return name.replace(f".{self.number}", "")
 
 
 class AtOnce:
@@ -77,7 +85,7 @@ def cases():
             line = line.split("#")[0].strip()
             word, _, rest = line.partition(" ")
             if word == "case":
-                found.append(Case(f"{file.stem}: {rest}"))
+                found.append(Case(f"{file.stem}: {rest}", len(found)))
             elif word == "limiter":
                 found[-1].limiters.append(rest.split())
             elif word:
@@ -92,7 +100,7 @@ def span(us):
 def limiter_of(case, store):
 
     def one(number, kind, *words):
-        name = f"limit-{number}"
+        name = case.name_of(f"limit-{number}")
         match kind, *(int(word) if word.isdigit() else word for word in words):
             case ("null",):
                 return NullLimiter()
@@ -145,7 +153,7 @@ def number(n):
     return "inf" if n is None else str(n)
 
 
-def answer_of(decision):
+def answer_of(case, decision):
     assert bool(decision) == decision.admitted
     return {
         "": "admitted" if decision.admitted else "denied",
@@ -154,7 +162,7 @@ def answer_of(decision):
         "reset": us(decision.reset_after),
         "remaining": number(decision.remaining),
         "limit": number(decision.limit),
-        "by": str(decision.denied_by).replace(" ", "_"),
+        "by": case.limit_of(str(decision.denied_by)).replace(" ", "_"),
     }
 
 
@@ -163,7 +171,7 @@ def ready_after(place):
     return us(min(place.wait for _ in range(5)))
 
 
-def do(store, limiter, call, arguments, permits):
+def do(case, store, limiter, call, arguments, permits):
     """Runs one step. Returns its answer, field by field."""
     key, named = arguments.get("key"), arguments.get("permit")
     weight = int(arguments.get("weight", 1))
@@ -176,9 +184,9 @@ def do(store, limiter, call, arguments, permits):
         case "decide":
             decision = limiter.decide(key, weight)
             keep(decision.permit)
-            return answer_of(decision)
+            return answer_of(case, decision)
         case "peek":
-            return answer_of(limiter.peek(key, weight))
+            return answer_of(case, limiter.peek(key, weight))
         case "try_acquire":
             permit = limiter.try_acquire(key=key, weight=weight)
             keep(permit)
@@ -223,9 +231,9 @@ def do(store, limiter, call, arguments, permits):
         case "record_job_start" | "record_job_completion" | "clear":
             getattr(limiter, call)(key)
         case "override":
-            store.override(arguments.get("of", "limit-1"), arguments["policy"].replace("_", " "), key)
+            store.override(case.name_of(arguments.get("of", "limit-1")), arguments["policy"].replace("_", " "), key)
         case "lift":
-            store.lift(arguments.get("of", "limit-1"), key)
+            store.lift(case.name_of(arguments.get("of", "limit-1")), key)
         case "pause":
             limiter.pause(length, key)
         case _:
@@ -236,9 +244,9 @@ def do(store, limiter, call, arguments, permits):
 @pytest.fixture(params=["memory", "sqlite", "redis", "postgres"])
 def url(request, tmp_path):
     if request.param == "redis":
-        return request.getfixturevalue("server").url
+        return request.getfixturevalue("the_server").url
     if request.param == "postgres":
-        return request.getfixturevalue("postgres")
+        return request.getfixturevalue("the_postgres")
     return "memory:" if request.param == "memory" else f"sqlite:{tmp_path}/limits.db"
 
 
@@ -255,7 +263,7 @@ def test_vector(case, url, cells):
         clock.advance(span(int(at) - now))
         now = int(at)
         try:
-            answer = do(store, limiter, call, dict(word.split("=") for word in arguments), permits)
+            answer = do(case, store, limiter, call, dict(word.split("=") for word in arguments), permits)
         except LimitError as error:
             answer = {"error": error.code}
         wanted = dict(word.split("=") if "=" in word else ("", word) for word in wanted.split())

@@ -16,7 +16,7 @@ while (!ends) {
     await (await send(url, { headers: { "x-a": a, "x-process": String(process.pid) } })).text();
   } catch (error) {
     if (!(error instanceof TimeoutError)) throw error;
-    await new Promise((resolve) => setTimeout(resolve, 2));
+    await new Promise((resolve) => setTimeout(resolve, 20));
   }
 }
 process.disconnect();

@@ -37,13 +37,10 @@ def test_all_pools_hold_the_limit(pool, own_site):
     assert len(site.started("pool")) == 1
 
 
-@pytest.mark.parametrize("pool", ["gevent", "eventlet"])
 @pytest.mark.parametrize("task", ["burst", "patient"])
-def test_greenlets_hold_the_limit(pool, task, own_site):
+def test_greenlets_hold_the_limit(task, green_site):
     """The greenlets of two workers keep the limit, and waiting ones let others run."""
-    site = own_site
-    for _ in range(2):
-        site.worker(pool=pool, concurrency=40)
+    site = green_site
     sent = time.monotonic()
     for number in range(50):
         site.send(task, f"{task}-{number}")

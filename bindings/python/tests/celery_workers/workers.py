@@ -214,6 +214,15 @@ def own_site(tmp_path, redis):
         yield site
 
 
+@pytest.fixture(scope="module", params=["gevent", "eventlet"])
+def green_site(request, tmp_path_factory, redis):
+    """A site with two workers whose tasks are greenlets."""
+    with _site(tmp_path_factory.mktemp("green"), redis()) as site:
+        for _ in range(2):
+            site.worker(pool=request.param, concurrency=40)
+        yield site
+
+
 @pytest.fixture(params=["redis", "postgres"])
 def served_site(request, tmp_path, redis):
     """A site without workers, with its limits on a server."""

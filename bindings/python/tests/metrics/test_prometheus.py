@@ -39,7 +39,7 @@ def until(is_so):
     end = time.monotonic() + 240
     while not (answer := is_so()):
         assert time.monotonic() < end, "it has not happened"
-        time.sleep(0.1)
+        time.sleep(0.25)
     return answer
 
 

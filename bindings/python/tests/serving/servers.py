@@ -116,6 +116,13 @@ def wait_until(is_so, why=lambda: "", seconds=60):
         time.sleep(0.005)
 
 
+def ask_in_turn(base, limiter, *requests):
+    """Sends requests, each (path, expected status, the units that remain). A unit may be returned just after the response."""
+    for path, status, remaining in requests:
+        assert httpx.get(base + path).status_code == status, path
+        wait_until(lambda remaining=remaining: limiter.peek().remaining == remaining)
+
+
 # ---- structured fields (RFC 9651): a list of strings with parameters ----
 
 KEY = re.compile(r"[a-z*][a-z0-9_.*-]*")

@@ -58,7 +58,7 @@ def test_a_fixed_window_has_no_boundary(strategy):
 
 HAMMER = """
 import sys
-from time import monotonic_ns
+from time import monotonic_ns, sleep
 import workglow_limit.limits_storage
 from limits import parse
 from limits.storage import storage_from_string
@@ -70,6 +70,8 @@ end = monotonic_ns() + 2_500_000_000
 while (a := monotonic_ns()) < end:
     if limiter.hit(item, "a"):
         print(a, monotonic_ns())
+    else:
+        sleep(0.001)
 """
 
 
