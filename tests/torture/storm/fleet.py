@@ -214,7 +214,9 @@ def main():
     parser.add_argument("--plant", action="store_true", help="break the limit, to show that it is noticed")
     options = parser.parse_args()
     if options.kind == "postgres" and options.server == "restart":
-        parser.error("--server restart: a Postgres that starts again has lost nothing (core/tests/servers/fleet.rs kills it)")
+        parser.error(
+            "--server restart: a Postgres that starts again has lost nothing (core/tests/servers/fleet.rs kills it)"
+        )
     random.seed(options.seed)
     folder = prepare(options.out.resolve(), "fleet-storm")
     # Members never end on their own, so they must not outlive the storm.
