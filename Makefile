@@ -42,8 +42,8 @@ tools:
 $(VENV)/ready: bindings/python/requirements-dev.txt examples/fleet/requirements.txt $(wildcard tests/fleet/requirements*.txt) | tools
 	test -x $(PYTHON) || python3 -m venv $(VENV)
 	echo "setting up $(VENV)"
-	$(PYTHON) -m pip install --quiet --no-compile --disable-pip-version-check $(foreach f,$(filter-out %-alone.txt,$^),-r $(f))
-	$(PYTHON) -m pip install --quiet --no-compile --disable-pip-version-check --no-deps -r tests/fleet/requirements-alone.txt
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check $(foreach f,$(filter-out %-alone.txt,$^),-r $(f))
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps -r tests/fleet/requirements-alone.txt
 	touch $@
 
 wheel: $(VENV)/ready

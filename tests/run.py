@@ -20,6 +20,9 @@ LOGS = ROOT / "target/test-logs"
 CELLS = ROOT / "target/test-cells"
 # Debian's psql on the path is a Perl script that starts the real one.
 PATH = os.pathsep.join([*sorted(map(str, Path("/usr/lib/postgresql").glob("*/bin")), reverse=True), os.environ["PATH"]])
+# A make that is run for a test is not part of the one that runs this.
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+ENVIRONMENT |= {"NO_COLOR": "1", "PATH": PATH, "WGL_CELLS": str(CELLS)}
 STORM = [sys.executable, "tests/torture/storm/storm.py", "--out", "target/demo", "--seconds", "12"]
 
 # How each runner says what it ran: patterns for passed, failed, skipped.
@@ -90,7 +93,7 @@ def run(name, patterns, command):
     with log.open("w") as file:
         process = subprocess.Popen(
             command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-            env=os.environ | {"NO_COLOR": "1", "PATH": PATH, "WGL_CELLS": str(CELLS)},
+            env=ENVIRONMENT,
         )  # fmt: skip
         # What takes this long hangs.
         guard = threading.Timer(1500, process.kill)
@@ -157,7 +160,7 @@ def main():
     CELLS.mkdir(parents=True, exist_ok=True)
     is_quick = sys.argv[1:] == ["--quick"]
     if is_quick:
-        os.environ["PYTHONPATH"] = str(ROOT / "target/quick/python")
+        ENVIRONMENT["PYTHONPATH"] = str(ROOT / "target/quick/python")
     suites = QUICK if is_quick else SUITES
     chosen = suites if is_quick else sys.argv[1:] or SUITES
     if unknown := [name for name in chosen if name not in suites]:

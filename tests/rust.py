@@ -37,6 +37,8 @@ FIRST = [
     "sharing",
     "vectors",
 ]
+# All of these tests wait for leases to end.
+WAITING = ["leases"]
 QUICK = [
     "composites",
     "hooks",
@@ -87,10 +89,9 @@ def tests(built: list[dict]) -> list[Program]:
             continue
         listed = subprocess.check_output([one["executable"], "--list", "--format", "terse"], cwd=folder, text=True)
         names = sorted(line.removesuffix(": test") for line in listed.splitlines())
-        found += [
-            (module, [one["executable"], "--exact", *those], folder)
-            for module, those in groupby(names, key=lambda name: name.split("::")[0])
-        ]
+        for module, those in groupby(names, key=lambda name: name.split("::")[0]):
+            threads = ["--test-threads=8"] if module in WAITING else []
+            found.append((module, [one["executable"], *threads, "--exact", *those], folder))
     return found
 
 
