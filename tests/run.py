@@ -167,8 +167,7 @@ def main():
         sys.exit(f"no suite named {', '.join(unknown)}; there are {', '.join(suites)}, and --quick")
     built, alone = ([name for name in chosen if name in names] for names in (BUILT, ALONE))
     others = [name for name in chosen if name not in BUILT + ALONE]
-    # Most suites wait for most of their time. So three at a time keep two processors busy.
-    with ThreadPoolExecutor(3) as pool:
+    with ThreadPoolExecutor(2) as pool:
         lanes = pool.map(lambda names: run_all(suites, names), [built, *([name] for name in others)])
         results = sum(lanes, []) + run_all(suites, alone)
     passed, failed, skipped, reasons, times = (sum(column, type(column[0])()) for column in zip(*results))

@@ -37,8 +37,6 @@ FIRST = [
     "sharing",
     "vectors",
 ]
-# All of these tests wait for leases to end.
-WAITING = ["leases"]
 QUICK = [
     "composites",
     "hooks",
@@ -90,8 +88,7 @@ def tests(built: list[dict]) -> list[Program]:
         listed = subprocess.check_output([one["executable"], "--list", "--format", "terse"], cwd=folder, text=True)
         names = sorted(line.removesuffix(": test") for line in listed.splitlines())
         for module, those in groupby(names, key=lambda name: name.split("::")[0]):
-            threads = ["--test-threads=8"] if module in WAITING else []
-            found.append((module, [one["executable"], *threads, "--exact", *those], folder))
+            found.append((module, [one["executable"], "--exact", *those], folder))
     return found
 
 
