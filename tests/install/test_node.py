@@ -27,7 +27,7 @@ def package(published):
 
 
 def in_copies(installed):
-    """Returns what gives a folder a copy of an installed one's packages, as each install would be the same."""
+    """Returns a function that copies the installed packages into a folder. Another install would give the same files."""
     return lambda folder: shutil.copytree(installed, folder, symlinks=True, dirs_exist_ok=True)
 
 

@@ -17,8 +17,8 @@ import pytest
 HERE = Path(__file__).parent
 DATABASES = 10_000
 
-# The servers of these tests speak plain HTTP. Clients read the system's certificates nevertheless, which takes most of the time of
-# making one: they find none, here and in the programs that tests start.
+# An HTTP client spends most of its start on reading the system's certificates. The servers of these tests speak plain HTTP, so clients
+# find no certificates, here and in the programs that tests start.
 os.environ.pop("SSL_CERT_FILE", None)
 os.environ["SSL_CERT_DIR"] = os.devnull
 

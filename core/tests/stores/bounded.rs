@@ -194,7 +194,7 @@ fn keys_that_are_forgotten_in_flight_lose_and_inherit_nothing() {
 /// A year of callers that retry, on a limit that is always full. `CALLS` sets the number. `look` is called after the
 /// first weeks and at the end.
 fn a_year(url: &str, look: impl Fn() -> u64) {
-    // Less than the calls of a day.
+    // Fewer than a day's calls, so that the limit is full.
     const MAX: usize = 400;
     const DAY: Duration = Duration::from_secs(86_400);
     let calls = number("CALLS", 200_000);
