@@ -23,7 +23,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .SILENT:
 .PHONY: demo test quick quick-tools lint clippy format check types docs site playground bench bench-fleet instructions pictures fleet storm torture dist dist-all wheel node queues packages c install \
-    uninstall members peers bench-tools bench-publish tools test-tools clean help
+    uninstall members peers bench-tools bench-publish tools test-tools gone clean help
 
 VENV := target/venv
 PYTHON := $(VENV)/bin/python
@@ -46,35 +46,51 @@ $(VENV)/ready: bindings/python/requirements-dev.txt examples/fleet/requirements.
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps -r tests/fleet/requirements-alone.txt
 	touch $@
 
-wheel: $(VENV)/ready
+# What is built for other languages is built again when one of its files has changed, or when the package is gone.
+CORE := Cargo.toml Cargo.lock core/Cargo.toml $(shell find core/src -type f)
+
+wheel: $(VENV)/wheel
+$(VENV)/wheel: $(VENV)/ready $(CORE) bindings/python/Cargo.toml bindings/python/pyproject.toml bindings/python/README.md \
+    $(shell find bindings/python/src bindings/python/python -type f -not -name '*.pyc') $(if $(wildcard $(DIST)/*.whl),,gone)
 	rm -f $(DIST)/*.whl
 	mkdir -p $(DIST)
 	echo "building the wheel"
 	cp LICENSE-* bindings/python/
 	$(VENV)/bin/maturin build --quiet --release --manifest-path bindings/python/Cargo.toml --out $(DIST)
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --force-reinstall --no-deps $(DIST)/*.whl
+	touch $@
+
+gone:
 
 # The locked dependencies of a package.
 %/node_modules/.package-lock.json: %/package-lock.json | tools
 	npm ci --silent --no-audit --no-fund --prefix $*
 
-node: bindings/node/node_modules/.package-lock.json
+NPM := npm install --silent --no-audit --no-fund --no-save --prefix
+TARBALL := $(DIST)/workglow-limit-$(VERSION).tgz
+
+node: $(OUT)/node_modules/workglow-limit/package.json
+$(TARBALL): bindings/node/node_modules/.package-lock.json $(CORE) $(filter-out %/package-lock.json,$(wildcard bindings/node/*.*)) \
+    $(shell find bindings/node/{src,lib,scripts} -type f)
 	rm -f $(DIST)/*.tgz
-	mkdir -p $(DIST) $(OUT)
+	mkdir -p $(DIST)
 	echo "building the npm package"
 	cp LICENSE-* bindings/node/
 	cargo build --quiet --release -p workglow-limit-node
 	cd bindings/node && npm run --silent build -- $(abspath target/release/libworkglow_limit_node.so) && npm pack --silent --pack-destination ../../$(DIST) >/dev/null
-	npm install --silent --no-audit --no-fund --no-save --prefix $(OUT) $(DIST)/*.tgz
+	touch $@
 
 # The fleets of Node's queues, an app of Next's, and the tools that test and bundle Node's programs: each as it is locked, and our
 # package as others install it.
 QUEUES := $(patsubst %/package-lock.json,%,$(wildcard $(addsuffix /package-lock.json,tests/fleet/* tests/next tests/node-tools)))
+INSTALLED := $(QUEUES:%=%/node_modules/workglow-limit/package.json)
 
-queues: node $(QUEUES:%=%/node_modules/.package-lock.json)
-	for queue in $(QUEUES); do \
-	    npm install --silent --no-audit --no-fund --no-save --prefix $$queue $(abspath $(DIST))/*.tgz; \
-	done
+queues: $(INSTALLED)
+$(INSTALLED): %/node_modules/workglow-limit/package.json: %/node_modules/.package-lock.json
+$(OUT)/node_modules/workglow-limit/package.json $(INSTALLED): %/node_modules/workglow-limit/package.json: $(TARBALL)
+	mkdir -p $*
+	$(NPM) $* $(abspath $(TARBALL))
+	touch $@
 
 # Everything that the tests take from PyPI and npm.
 packages: $(VENV)/ready $(addsuffix /node_modules/.package-lock.json,$(QUEUES) bindings/node docs/api site tests/page tests/site)
@@ -96,7 +112,7 @@ C_LIBS := -lutil -lrt -lpthread -lm -ldl
 
 # The static library is one object whose only global names are ours: a program may have an SQLite of its own. The shared library is
 # linked from that object, because rustc exports its symbols with a version script that cannot be combined with one of ours.
-$(C_LIBRARY): Cargo.toml Cargo.lock core/Cargo.toml ffi/Cargo.toml ffi/build.rs ffi/libworkglow_limit.map $(shell find core/src ffi/src -name '*.rs')
+$(C_LIBRARY): $(CORE) ffi/Cargo.toml ffi/build.rs ffi/libworkglow_limit.map $(shell find ffi/src -type f)
 	echo "building the C library"
 	$(C_BUILD) $(C_PACKAGES)
 	mkdir -p $(C)
@@ -120,7 +136,7 @@ FISH := $(PREFIX)/share/fish/vendor_completions.d
 DOCDIR := $(PREFIX)/share/doc/workglow_limit
 SUPPRESSIONS := $(PREFIX)/share/workglow_limit
 
-$(C_COMMAND): Cargo.toml Cargo.lock core/Cargo.toml cli/Cargo.toml $(shell find core/src cli/src -type f)
+$(C_COMMAND): $(CORE) cli/Cargo.toml $(shell find cli/src -type f)
 	echo "building the command"
 	$(C_BUILD) $(C_PACKAGES)
 	rm -rf $(C)/man $(C)/completions
@@ -213,6 +229,7 @@ QUICK := --profile quick --features workglow-limit/fault-points -p workglow-limi
 quick: quick-tools lint
 	cargo clippy --quiet $(QUICK) -p workglow-limit -p workglow-limit-ffi --all-targets -- -D warnings
 	cargo build --quiet $(QUICK) -p workglow-limit-ffi
+	rm -f $(TARBALL) # It is made from the folder that this writes.
 	cd bindings/node && npm run --silent build -- $(abspath target/quick/libworkglow_limit_node.so)
 	ln -sf libworkglow_limit.so target/quick/$(SO).0
 	$(CC) -std=c11 -D_DEFAULT_SOURCE -Wall -Wextra -Werror -Iinclude tests/c/family.c -o target/quick/c target/quick/$(SO) -pthread \
@@ -292,7 +309,7 @@ $(BENCH)/venv/ready: bench/requirements.txt bench/python/requirements.txt | tool
 # This library is installed next to them, as users install it.
 peers: dist $(BENCH)/venv/ready bench/node/node_modules/.package-lock.json
 	$(BENCH)/venv/bin/python -m pip install --quiet --disable-pip-version-check --force-reinstall --no-deps $(DIST)/*.whl
-	npm install --silent --no-audit --no-fund --no-save --prefix bench/node $(abspath $(DIST))/*.tgz
+	$(NPM) bench/node $(abspath $(TARBALL))
 	cargo build --quiet --release --manifest-path bench/rust/Cargo.toml --target-dir target
 	$(CC) -O2 -Wall -Wextra -Werror bench/c/bench.c -o $(BENCH)/c $(LINK)
 

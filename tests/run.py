@@ -12,8 +12,10 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+
+from lanes import side_by_side
 
 ROOT = Path(__file__).resolve().parent.parent
 LOGS = ROOT / "target/test-logs"
@@ -167,9 +169,8 @@ def main():
         sys.exit(f"no suite named {', '.join(unknown)}; there are {', '.join(suites)}, and --quick")
     built, alone = ([name for name in chosen if name in names] for names in (BUILT, ALONE))
     others = [name for name in chosen if name not in BUILT + ALONE]
-    with ThreadPoolExecutor(2) as pool:
-        lanes = pool.map(lambda names: run_all(suites, names), [built, *([name] for name in others)])
-        results = sum(lanes, []) + run_all(suites, alone)
+    lanes = side_by_side(partial(run_all, suites, names) for names in [built, *([name] for name in others)])
+    results = sum(lanes, []) + run_all(suites, alone)
     passed, failed, skipped, reasons, times = (sum(column, type(column[0])()) for column in zip(*results))
     if len(times) > 1:
         print("\n| suite | seconds | of a processor |\n| --- | --- | --- |")

@@ -1,4 +1,4 @@
-"""Builds the Rust tests once and runs them two programs at a time, as most of them wait most of the time.
+"""Builds the Rust tests once and runs their programs side by side.
 
     python3 tests/rust.py
     python3 tests/rust.py quick    # with what `make quick` has built: unit tests, and those of the core that are fast and use no server
@@ -13,9 +13,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import groupby
 from pathlib import Path
+
+from lanes import side_by_side
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ["-p", "workglow-limit", "-p", "workglow-limit-cli", "-p", "workglow-limit-ffi", "-p", "workglow-limit-node"]
@@ -133,8 +135,7 @@ def main() -> int:
         found.append(("documentation", ["cargo", "test", "--doc", *PACKAGES, *FEATURES, *PROFILE], ROOT))
     # A program's own tests run at the same time, too.
     os.environ.setdefault("RUST_TEST_THREADS", "2")
-    with ThreadPoolExecutor(2) as pool:
-        return 0 if all(list(pool.map(lambda program: run(*program), found))) else 1
+    return 0 if all(side_by_side(partial(run, *program) for program in found)) else 1
 
 
 if __name__ == "__main__":
