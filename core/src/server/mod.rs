@@ -166,7 +166,6 @@ fn log_numbers(policy: &Policy) -> Vec<i64> {
     [slice, interval].into_iter().chain(windows).map(number).collect()
 }
 
-/// A server, as used by a store.
 /// The result of storing changes.
 pub(crate) struct Noted {
     /// When the limit was created.
@@ -175,6 +174,7 @@ pub(crate) struct Noted {
     pub has_earlier: bool,
 }
 
+/// A server, as used by a store.
 pub(crate) trait Engine: std::fmt::Debug + Send + Sync {
     /// Calls a script. `None` if the policy no longer applies; nothing has changed then.
     ///

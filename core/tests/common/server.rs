@@ -1,4 +1,5 @@
 //! A server for a single test, of each kind in this build.
+#![cfg_attr(not(any(feature = "redis", feature = "postgres")), allow(unused_variables, reason = "there is no kind"))]
 
 #[cfg(feature = "postgres")]
 use super::postgres::PostgresServer;

@@ -3,6 +3,7 @@
 #[cfg(feature = "fault-points")]
 use crate::common::Child;
 use crate::common::{self, Dir, PATIENCE, number};
+use std::path::Path;
 use std::time::{Duration, Instant};
 use workglow_limit::*;
 
@@ -219,14 +220,14 @@ fn a_death_while_an_index_grows_loses_no_key() {
     assert!(deaths > 5, "only {deaths} died");
 }
 
-/// How much of this process's address space is mapped from files with this name, in bytes.
-fn mapped(name: &str) -> u64 {
+/// How much of this process's address space is mapped from this file, in bytes.
+fn mapped(file: &Path) -> u64 {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let size = |line: &str| {
         let (from, to) = line.split_once(' ').unwrap().0.split_once('-').unwrap();
         u64::from_str_radix(to, 16).unwrap() - u64::from_str_radix(from, 16).unwrap()
     };
-    maps.lines().filter(|line| line.ends_with(name)).map(size).sum()
+    maps.lines().filter(|line| line.ends_with(file.to_str().unwrap())).map(size).sum()
 }
 
 #[test]
@@ -314,7 +315,8 @@ fn readers_of_a_growing_lane_see_all_of_it() {
         }
     });
     grower.join();
-    let (size, mapped) = (std::fs::metadata(dir.file("limits.db-lane")).unwrap().len(), mapped("limits.db-lane"));
+    let lane = dir.file("limits.db-lane");
+    let (size, mapped) = (std::fs::metadata(&lane).unwrap().len(), mapped(&lane));
     println!("a lane of {} KiB, {} KiB mapped", size >> 10, mapped >> 10);
     assert!(size > 16 << 20 && mapped < 4 * size);
 }
