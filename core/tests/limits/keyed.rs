@@ -1,7 +1,6 @@
 //! Keys with their own policies: tenants on plans.
 
-use crate::common::{self, Child, Dir, Random, shared, wait_until};
-use std::sync::Arc;
+use crate::common::{Child, Dir, Random, shared, wait_until};
 use std::sync::atomic::Ordering::*;
 use std::time::Duration;
 use workglow_limit::*;
@@ -413,13 +412,13 @@ fn a_keys_policy_survives_a_boot_and_a_lost_lane() {
     let url = dir.url();
     let all = |boot: u64, f: &dyn Fn(&dyn Limiter)| {
         Child::run(|| {
-            common::present_boot(boot);
+            crate::common::present_boot(boot);
             f(&*Store::new(&url).unwrap().find("api").unwrap());
         })
         .join();
     };
     Child::run(|| {
-        common::present_boot(1);
+        crate::common::present_boot(1);
         let store = Store::new(&url).unwrap();
         let limiter = store.limiter("api", "100/1h").unwrap();
         limiter.open().unwrap();
@@ -462,7 +461,7 @@ fn a_death_during_a_change_of_a_keys_policy_leaves_nothing_half_done() {
             let used = if is_used { 3 } else { 0 };
             (0..used).for_each(|_| assert!(limiter.decide("key", 1).unwrap().admitted));
             let child = Child::run(|| {
-                fault::at(point, || common::raise(libc::SIGKILL));
+                fault::at(point, || crate::common::raise(libc::SIGKILL));
                 match has_own {
                     true => Store::new(&url).unwrap().lift_key("api", "key").unwrap(),
                     false => Store::new(&url).unwrap().override_key("api", "9/1h", "key").unwrap(),
@@ -495,7 +494,7 @@ fn units_missing_when_a_keys_policy_was_lowered_count_after_a_reboot() {
         let (limit, own) = if is_lifted { ("100/1h", "400/1h") } else { ("400/1h", "100/1h") };
         let [started, left] = shared(2) else { unreachable!() };
         Child::run(|| {
-            common::present_boot(1);
+            crate::common::present_boot(1);
             let store = Store::new(&url).unwrap();
             let limiter = store.limiter("api", limit).unwrap();
             limiter.open().unwrap();
@@ -517,8 +516,8 @@ fn units_missing_when_a_keys_policy_was_lowered_count_after_a_reboot() {
         let started = started.load(Acquire);
         assert_eq!(started, 21, "one, and a twentieth of the limit");
         let child = Child::run(|| {
-            common::present_boot(1);
-            fault::at(point, || common::raise(libc::SIGKILL));
+            crate::common::present_boot(1);
+            fault::at(point, || crate::common::raise(libc::SIGKILL));
             match is_lifted {
                 true => Store::new(&url).unwrap().lift_key("api", "key").unwrap(),
                 false => Store::new(&url).unwrap().override_key("api", own, "key").unwrap(),
@@ -526,7 +525,7 @@ fn units_missing_when_a_keys_policy_was_lowered_count_after_a_reboot() {
         });
         assert!(child.was_killed(), "{point}");
         Child::run(|| {
-            common::present_boot(2);
+            crate::common::present_boot(2);
             left.store(drain(&*Store::new(&url).unwrap().find("api").unwrap(), "key"), Release);
         })
         .join();
@@ -654,7 +653,7 @@ fn a_key_that_moves_during_a_lookup_is_not_added_again() {
     // Fault points apply to a whole process.
     Child::run(|| {
         let store = Store::new("memory:").unwrap();
-        let limiter = Arc::new(RateLimiter::new(&store, "api", 7, Duration::from_secs(3_600)).unwrap());
+        let limiter = std::sync::Arc::new(RateLimiter::new(&store, "api", 7, Duration::from_secs(3_600)).unwrap());
         limiter.open().unwrap();
         ["key", "other"].iter().for_each(|key| store.override_key("api", "5/1h", key).unwrap());
         let start = |key: &str| match limiter.attempt(key, 1).unwrap() {

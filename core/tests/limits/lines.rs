@@ -452,6 +452,7 @@ fn a_forked_child_finds_its_line_empty() {
 
 /// Taking a place takes longer than its grace, as with a commit on a slow disk: each claim moves the clock.
 #[test]
+#[cfg(feature = "fault-points")]
 fn a_place_that_is_late_on_arrival_is_not_exchanged_for_ever() {
     fn slow_claims(clock: &ManualClock, left: u32) {
         assert!(left > 0, "it keeps claiming");

@@ -1,6 +1,6 @@
 //! Limits by name, text and file; and names whose meaning changes.
 
-use crate::common::{self, Child, Dir};
+use crate::common::{Child, Dir};
 use std::path::PathBuf;
 use std::time::Duration;
 use workglow_limit::*;
@@ -183,7 +183,7 @@ fn the_ledger_follows_the_name() {
 /// Kills this process at a pass of this point.
 #[cfg(feature = "fault-points")]
 fn die_at(point: &'static str, passes: u32) {
-    fault::at(point, move || if passes > 1 { die_at(point, passes - 1) } else { common::raise(libc::SIGKILL) });
+    fault::at(point, move || if passes > 1 { die_at(point, passes - 1) } else { crate::common::raise(libc::SIGKILL) });
 }
 
 /// A process that dies while a limit is being renamed does not leave a second limit.

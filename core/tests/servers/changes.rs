@@ -2,7 +2,6 @@
 #![cfg(any(feature = "redis", feature = "postgres"))]
 
 #[cfg(feature = "postgres")]
-use crate::common;
 use crate::common::postgres::PostgresServer;
 #[cfg(feature = "redis")]
 use crate::common::redis::RedisServer;
@@ -89,13 +88,13 @@ fn a_change_is_refused_if_an_unfinished_one_cannot_be_completed_in_time() {
     let mut options = StoreOptions::default();
     options.timeout = Duration::from_secs(1);
     let store = Store::with_options(&server.url(), options).unwrap();
-    common::wait_until("it answers", || {
+    crate::common::wait_until("it answers", || {
         store.limiter("limit", short).and_then(|limiter| limiter.attempt("a", 3)).is_ok()
     });
     let lock = "BEGIN; SELECT FROM workglow_limit.counted FOR UPDATE; SELECT pg_sleep(4); COMMIT";
     std::thread::scope(|scope| {
         let locks = scope.spawn(|| server.command(lock));
-        common::wait_until("it is locked", || {
+        crate::common::wait_until("it is locked", || {
             server.command("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'") == "1"
         });
         // The unfinished part is not an error of this change.

@@ -7,7 +7,7 @@ use crate::common::proxy::Proxy;
 #[cfg(feature = "redis")]
 use crate::common::redis::RedisServer;
 use crate::common::server::Server;
-use crate::common::{self, Child, Random, Record, most_in_any_window, now_ns, number, wait_until};
+use crate::common::{Child, Random, Record, most_in_any_window, now_ns, number, wait_until};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
@@ -115,7 +115,7 @@ fn site(url: &str, (limit, window): (u64, Duration), (waits, rate): (bool, i64),
     let _ = rate;
     Child::run(|| {
         #[cfg(feature = "fault-points")]
-        common::present_rate(rate);
+        crate::common::present_rate(rate);
         let mut options = StoreOptions::default();
         // Long enough for a new connection to a server on a busy machine: sites that give up sooner, and connect again, keep it busy.
         options.timeout = Duration::from_secs(1);

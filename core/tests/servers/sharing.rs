@@ -2,7 +2,6 @@
 #![cfg(any(feature = "redis", feature = "postgres"))]
 
 #[cfg(feature = "redis")]
-use crate::common;
 use crate::common::redis::RedisServer;
 use crate::common::server::Server;
 use crate::common::wait_until;
@@ -183,7 +182,7 @@ fn a_nonblocking_call_returns_without_a_request() {
 #[cfg(feature = "redis")]
 #[test]
 fn a_short_wait_is_not_prolonged_by_a_stopped_server() {
-    let server = common::nodes::Node::start("servers-stopped", &[]);
+    let server = crate::common::nodes::Node::start("servers-stopped", &[]);
     let mut options = StoreOptions::default();
     options.timeout = Duration::from_secs(50);
     let store = Store::with_options(&format!("redis://127.0.0.1:{}", server.port), options.clone()).unwrap();

@@ -1,6 +1,6 @@
 //! Which calls wait for the ledger and which do not, whatever another program does to the database.
 
-use crate::common::{self, Child, Dir, shared, wait_until};
+use crate::common::{Child, Dir, shared, wait_until};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::*;
 use std::time::Duration;
@@ -139,7 +139,7 @@ fn a_refused_nonblocking_start_does_not_block_its_retry() {
         let stopped = Child::run(|| {
             let other = rate(&Store::new(&dir.url()).unwrap(), "other", 1, MINUTE);
             let Ok(Attempt::Admitted(permit)) = other.attempt("", 1) else { panic!("the limit has capacity") };
-            fault::at("key-sealed", || common::raise(libc::SIGSTOP));
+            fault::at("key-sealed", || crate::common::raise(libc::SIGSTOP));
             other.cancel(&permit).unwrap();
         });
         stopped.wait_until_stopped();

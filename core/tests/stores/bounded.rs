@@ -1,7 +1,7 @@
 //! Bounds: the lane must not grow, with keys that come and go, nor the whole store over a year of starts. And the work
 //! done at a time while the lock is held must not grow with the number of keys.
 
-use crate::common::{self, Child, Dir, Random, Record, most_in_any_window, most_seen_by, now_ns, number, shared};
+use crate::common::{Child, Dir, Random, Record, most_in_any_window, most_seen_by, now_ns, number, shared};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::Ordering::*;
 use std::time::{Duration, Instant};
@@ -110,7 +110,7 @@ fn a_process_stopped_while_its_key_is_forgotten_finds_its_key_again() {
             theirs.open().unwrap();
             let clock = clock.clone();
             fault::at(point, move || {
-                common::raise(libc::SIGSTOP);
+                crate::common::raise(libc::SIGSTOP);
                 clock.advance(2 * HOUR);
                 shared[0].store(1, Relaxed);
             });

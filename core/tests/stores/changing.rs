@@ -1,7 +1,9 @@
 //! Policies that change for many keys: a moment's keys at a time, while other callers continue; and processes that die
 //! during a change.
 
-use crate::common::{self, Child, Dir, Random, number};
+#[cfg(feature = "fault-points")]
+use crate::common::Child;
+use crate::common::{self, Dir, Random, number};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::time::Duration;
 use workglow_limit::*;

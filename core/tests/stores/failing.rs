@@ -1,6 +1,6 @@
 //! A failing store: its answers during the failure, that no call hangs, and that it recovers.
 
-use crate::common::{self, Child, Dir, Record, most_in_any_window, now_ns, shared, wait_until};
+use crate::common::{Child, Dir, Record, most_in_any_window, now_ns, shared, wait_until};
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::Ordering::*;
@@ -135,7 +135,7 @@ fn a_process_that_stops_under_the_lock() {
                 let Ok(Attempt::Admitted(permit)) = limiter.attempt("another", 1) else {
                     panic!("the limit has capacity")
                 };
-                fault::at("key-sealed", || common::raise(libc::SIGSTOP));
+                fault::at("key-sealed", || crate::common::raise(libc::SIGSTOP));
                 limiter.cancel(&permit).unwrap();
             });
             stopped.wait_until_stopped();
