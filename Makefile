@@ -212,9 +212,11 @@ lint: $(VENV)/ready $(NODE_TOOLS)
 	scripts/features
 	scripts/compatible
 
-# In release, so that macros and build scripts are compiled once for the packages, the tests and this.
+# In release, so that macros and build scripts are compiled once for the packages, the tests and this. The second line: the core as its
+# users have it by default, and the tests that are left then.
 clippy:
 	cargo clippy --quiet --release --workspace --all-targets --features workglow-limit/fault-points -- -D warnings
+	cargo clippy --quiet --release -p workglow-limit --tests -- -D warnings
 
 format: $(VENV)/ready $(NODE_TOOLS)
 	cargo fmt --all

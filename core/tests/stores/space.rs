@@ -230,30 +230,32 @@ fn mapped(file: &Path) -> u64 {
     maps.lines().filter(|line| line.ends_with(file.to_str().unwrap())).map(size).sum()
 }
 
+/// It runs in a process of its own: a store reserves a part of the limit, which the mappings of other tests would raise.
 #[test]
 fn many_stores_fit_into_limited_address_space() {
+    if std::env::var_os("IS_ALONE").is_none() {
+        let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
+        alone
+            .args(["space::many_stores_fit_into_limited_address_space", "--exact", "--nocapture"])
+            .env("IS_ALONE", "1");
+        assert!(alone.status().unwrap().success());
+        return;
+    }
     let dir = Dir::in_memory("address-space");
-    common::Child::run(|| {
-        let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
-        let used = statm.split(' ').next().unwrap().parse::<u64>().unwrap() * 4_096;
-        let limit = libc::rlimit { rlim_cur: used + (512 << 20), rlim_max: used + (512 << 20) };
-        // SAFETY: `limit` is a valid description.
-        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) }, 0);
-        let url = |i: u64| {
-            if i.is_multiple_of(4) {
-                "memory:".into()
-            } else {
-                format!("sqlite:{}", dir.file(&i.to_string()).display())
-            }
-        };
-        let all: Vec<_> = (0..80).map(|i| Store::new(&url(i)).unwrap().limiter("api", "2/1m").unwrap()).collect();
-        for (i, limiter) in all.iter().enumerate() {
-            for key in 0..20 {
-                limiter.decide(&key.to_string(), 1).unwrap_or_else(|e| panic!("store {i}, key {key}: {e}"));
-            }
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let used = statm.split(' ').next().unwrap().parse::<u64>().unwrap() * 4_096;
+    let limit = libc::rlimit { rlim_cur: used + (512 << 20), rlim_max: used + (512 << 20) };
+    // SAFETY: `limit` is a valid description.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) }, 0);
+    let url = |i: u64| {
+        if i.is_multiple_of(4) { "memory:".into() } else { format!("sqlite:{}", dir.file(&i.to_string()).display()) }
+    };
+    let all: Vec<_> = (0..80).map(|i| Store::new(&url(i)).unwrap().limiter("api", "2/1m").unwrap()).collect();
+    for (i, limiter) in all.iter().enumerate() {
+        for key in 0..20 {
+            limiter.decide(&key.to_string(), 1).unwrap_or_else(|e| panic!("store {i}, key {key}: {e}"));
         }
-    })
-    .join();
+    }
 }
 
 /// After `mlockall(MCL_FUTURE)`, each mapping counts as locked memory, of which most users may have a few MiB.
