@@ -6,7 +6,7 @@ openai = store.limiter("openai", "100/1m")
 
 @openai.limit(key="tenant", timeout=30)
 def ask(tenant, prompt):
-    return prompt.upper()  # call the API here
+    return prompt.upper()  # call the API
 
 
 print(ask("acme", "hello"))
