@@ -1,4 +1,4 @@
-"""Runs tasks side by side: two at a time, and more while the processors are idle.
+"""Runs tasks side by side: two at a time, and three while the processors are idle.
 
 Most tests wait most of the time, for windows, servers and other processes. How much of a processor is left for another one depends on
 the machine, so it is measured.
@@ -11,7 +11,7 @@ from typing import TypeVar
 
 Result = TypeVar("Result")
 
-LEAST, MOST = 2, 5
+LEAST, MOST = 2, 3
 # The idle share of all processors for one more task, measured over this many seconds after the last one began.
 IDLE, SECONDS = 0.25, 3.0
 

@@ -14,12 +14,9 @@ COUNT = 60  # jobs: three windows
 def test_a_backlog_of_two_workers(kind, hold, tmp_path):
     result = run.measure("ours", kind, tmp_path, COUNT, hold=hold)
     print(f"\n{result}")
-    wrong = run.broken(result)
     if hold < run.WINDOW:  # The places of the next window are beyond the hold: their tasks go back with them.
         assert result.republished > 0
-        # A machine that stalls for longer than the grace makes it two.
-        wrong = [what for what in wrong if "republished" not in what]
-    assert wrong == []
+    assert run.broken(result) == []
 
 
 def test_separate_limits_per_worker_are_detected(tmp_path):
@@ -46,7 +43,7 @@ def test_tasks_without_a_limit_overtake_waiting_tasks(kind, tmp_path):
                 fleet.send("job", job)
             for other in others:
                 fleet.send("free", other)
-            log = fleet.wait(lambda log: all(map(log.started, others)))
+            log = fleet.wait(lambda log: all(map(log.started, others)) and sum(map(log.started, jobs)) >= 2)
     assert sum(map(log.started, others)) == len(others)
     assert sum(map(log.started, jobs)) == 2
 
