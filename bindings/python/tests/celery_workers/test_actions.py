@@ -57,6 +57,7 @@ def test_an_invalid_call_fails_only_itself(site):
 def test_a_limit_is_changed_while_workers_run(site):
     for number in range(4):
         site.send("shared", f"changed-{number}")
+    site.until(lambda: site.started("changed"))
     site.passed_by("changed")
     assert len(site.started("changed")) == 1
     assert site.control("limit_set", name="work.shared", policy="1/1x")["error"].startswith("policy is '1/1x'")

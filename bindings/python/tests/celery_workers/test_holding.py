@@ -113,6 +113,7 @@ def test_an_eta_comes_before_the_limit(site):
     for number in range(2):
         site.send("hourly", f"eta-{number}", countdown=0.3)
     site.until(lambda: site.control("limits")["work.hourly"]["waiting"].get("eta") == 1)
+    site.until(lambda: site.started("eta"))
     site.passed_by("eta")
     assert len(site.started("eta")) == 1
 
