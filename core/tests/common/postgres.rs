@@ -237,7 +237,8 @@ impl PostgresServer {
         all.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).filter(is_its).collect()
     }
 
-    pub fn signal(&self, signal: i32) {
+    /// Sends a signal to all of its processes, and returns which they are.
+    pub fn signal(&self, signal: i32) -> Vec<i32> {
         let send = |process: &i32, signal| {
             // SAFETY: plain call; these are the server and its children, and the server is our child.
             unsafe { libc::kill(*process, signal) };
@@ -246,13 +247,13 @@ impl PostgresServer {
         let first = self.first();
         send(&first, libc::SIGSTOP);
         super::wait_until("the server is stopped", || state_and_parent(first).is_some_and(|(state, _)| state == 'T'));
-        self.processes().iter().for_each(|process| send(process, signal));
+        let processes = self.processes();
+        processes.iter().for_each(|process| send(process, signal));
+        processes
     }
 
     fn kill(&self) {
-        let processes = self.processes();
-        self.signal(libc::SIGKILL);
-        wait_until_gone(&processes);
+        wait_until_gone(&self.signal(libc::SIGKILL));
     }
 
     /// Ends it like a power cut, except for data that the system has not written, and starts it again.

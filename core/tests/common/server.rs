@@ -116,7 +116,7 @@ impl Server {
                 Box::new(move |signal| assert_eq!(unsafe { libc::kill(pid, signal) }, 0))
             }
             #[cfg(feature = "postgres")]
-            Server::Postgres(ref server) => Box::new(|signal| server.signal(signal)),
+            Server::Postgres(ref server) => Box::new(|signal| drop(server.signal(signal))),
         }
     }
 
