@@ -33,8 +33,8 @@ class Idleness:
     def restart(self) -> None:
         self.began, (self.idle, self.all) = time.monotonic(), ticks()
 
-    def is_measured(self) -> bool:
-        """Whether the processors were idle enough. Each answer is about the time since the last one, and is no until that has passed."""
+    def were_idle(self) -> bool:
+        """Whether the processors were idle enough since the last answer. False until `SECONDS` have passed."""
         if time.monotonic() - self.began < SECONDS:
             return False
         idle, all = self.idle, self.all
@@ -49,7 +49,7 @@ def side_by_side(tasks: Iterable[Callable[[], Result]]) -> list[Result]:
     with ThreadPoolExecutor(MOST) as pool:
         for task in tasks:
             while (running := sum(not one.done() for one in begun)) >= LEAST:
-                if running < MOST and idleness.is_measured():
+                if running < MOST and idleness.were_idle():
                     break
                 time.sleep(0.1)
             begun.append(pool.submit(task))

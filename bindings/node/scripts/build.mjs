@@ -28,7 +28,7 @@ const musl = process.platform === "linux" && !process.report.getReport().header.
 const abi = { linux: musl ? "-musl" : "-gnu", win32: "-msvc" }[process.platform] ?? "";
 const addon = join(dist, `workglow-limit.${process.platform}-${process.arch}${abi}.node`);
 copyFileSync(built, addon);
-// Debug information is five sixths of the file.
+// Debug information is most of the file.
 if (process.platform === "linux") run("strip", ["--strip-debug", addon], "inherit");
 
 const tsc = createRequire(import.meta.url)
