@@ -235,10 +235,9 @@ fn mapped(file: &Path) -> u64 {
 fn many_stores_fit_into_limited_address_space() {
     if std::env::var_os("IS_ALONE").is_none() {
         let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
-        alone
-            .args(["space::many_stores_fit_into_limited_address_space", "--exact", "--nocapture"])
-            .env("IS_ALONE", "1");
-        assert!(alone.status().unwrap().success());
+        alone.args(["space::many_stores_fit_into_limited_address_space", "--exact"]).env("IS_ALONE", "1");
+        let output = alone.output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
         return;
     }
     let dir = Dir::in_memory("address-space");
