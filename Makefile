@@ -212,8 +212,8 @@ lint: $(VENV)/ready $(NODE_TOOLS)
 	scripts/features
 	scripts/compatible
 
-# In release, so that macros and build scripts are compiled once for the packages, the tests and this. The second line: the core as its
-# users have it by default, and the tests that are left then.
+# In release, so that macros and build scripts are compiled once for the packages, the tests and this. The second run is of the core
+# with its default features, as a plain `cargo test` compiles it.
 clippy:
 	cargo clippy --quiet --release --workspace --all-targets --features workglow-limit/fault-points -- -D warnings
 	cargo clippy --quiet --release -p workglow-limit --tests -- -D warnings

@@ -27,6 +27,8 @@ def ticks() -> tuple[int, int]:
 
 
 class Idleness:
+    """How idle the processors were, measured over at least `SECONDS`."""
+
     def __init__(self) -> None:
         self.restart()
 

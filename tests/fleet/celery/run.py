@@ -155,7 +155,7 @@ def broken(result):
         f"{result.over} over the limit": result.over == 0,
         f"{result.lost} jobs lost": result.lost == 0,
         f"{result.twice} jobs started twice": result.twice == 0,
-        # Once for each time that the machine stalls for longer than a place's grace.
+        # Whenever the machine stalls for longer than the grace of a task's place, the task goes back once more.
         f"the average job was republished {result.republished_mean:.2f} times": result.republished_mean <= 1,
         f"attempts went up to {result.attempts}": result.attempts == 0,
         f"{result.late} of {result.free} tasks without a limit started after the backlog": result.late == 0,
