@@ -33,6 +33,7 @@ FIRST = [
     "postgres",
     "serve",
     "grants",
+    "pairs",
     "observing",
     "groups",
     "changing",

@@ -41,7 +41,7 @@ mod on {
     pub const LEASING: &[&str] = &["lease-claimed", "lease-offered", "lease-taken", "lease-ending", "lease-returned"];
 
     /// The points of changing policies and of renaming a limit.
-    const CHANGING: &[&str] = &["deciding", "decided", "half-named", "followed", "gathered", "rows-moved"];
+    const CHANGING: &[&str] = &["deciding", "decided", "half-named", "followed", "gathered", "rows-moved", "lock-left"];
 
     fn is_listed(point: &str) -> bool {
         [DECIDING, FINDING, REWRITING, GROWING, LEASING, CHANGING].iter().any(|points| points.contains(&point))
@@ -63,6 +63,17 @@ mod on {
         if let Some((_, action)) = armed {
             action();
         }
+    }
+
+    static IN_SMALL_STEPS: AtomicBool = AtomicBool::new(false);
+
+    /// Makes this process hold the structure lock for as little of a change of many keys as it can, or as long as usual.
+    pub fn in_small_steps(small: bool) {
+        IN_SMALL_STEPS.store(small, Release);
+    }
+
+    pub(crate) fn takes_small_steps() -> bool {
+        IN_SMALL_STEPS.load(Acquire)
     }
 
     thread_local! {
@@ -87,7 +98,7 @@ mod on {
 }
 
 #[cfg(all(feature = "fault-points", not(model)))]
-pub use on::{DECIDING, GROWING, LEASING, REWRITING, at, most_looked_at};
+pub use on::{DECIDING, GROWING, LEASING, REWRITING, at, in_small_steps, most_looked_at};
 
 /// Returns whether this bug is planted. Only in test builds, to show that the tests find it. `PLANT` names the bug.
 #[cfg(any(model, feature = "fault-points"))]
@@ -117,6 +128,15 @@ pub(crate) fn lease_ms() -> Option<u64> {
     return std::env::var("WGL_TEST_LEASE_MS").ok()?.parse().ok();
     #[cfg(not(feature = "fault-points"))]
     None
+}
+
+/// Returns whether a change of many keys leaves the structure lock as often as it can.
+#[inline(always)]
+pub(crate) fn takes_small_steps() -> bool {
+    #[cfg(all(feature = "fault-points", not(model)))]
+    return on::takes_small_steps();
+    #[cfg(not(all(feature = "fault-points", not(model))))]
+    false
 }
 
 /// Passes a point.

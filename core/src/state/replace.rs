@@ -30,6 +30,11 @@ const TICKETS_OF_A_TABLE: u64 = 1 << 32;
 /// How long the lock is held to move keys, except for the rewrite of the segment at the end.
 const MOMENT: Duration = Duration::from_millis(2);
 
+/// Returns whether a moment that began then is over.
+fn is_over(began: Instant) -> bool {
+    began.elapsed() > MOMENT || fault::takes_small_steps()
+}
+
 /// The table that a limit's table has replaced.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Replaced {
@@ -229,7 +234,7 @@ impl Locked<'_> {
                 Some(next) => left_from.store(next, Release),
                 None => return Ok(true),
             }
-            if began.elapsed() > MOMENT {
+            if is_over(began) {
                 return Ok(false);
             }
         }
@@ -243,24 +248,26 @@ impl Locked<'_> {
                 continue;
             }
             self.rewrite_as(table, self.hash_at(at), table, |_| {})?;
-            if n % 16 == 0 && began.elapsed() > MOMENT {
+            if n % 16 == 0 && is_over(began) {
                 return Ok(false);
             }
         }
         Ok(true)
     }
 
-    /// Moves a key that belongs to an earlier table. Returns whether it did.
+    /// Brings a key to the limit's table, as the change in progress will: moves it there, or forgets it. Returns whether
+    /// it did. An operation that gives the key another table comes after that change, whatever the key's table was.
     pub(super) fn move_key(&self, table: &Table, hash: Hash) -> Result<bool> {
-        let found = self.probe(table, self.segment_of(table, hash), hash).ok();
+        let segment = self.segment_of(table, hash);
+        if self.is_old(table, segment) && self.is_forgetting(table) {
+            // All of the segment's keys are forgotten, those on plans too.
+            return self.renew_segment(table, hash.0[0], false).map(|_| true);
+        }
+        let found = self.probe(table, segment, hash).ok();
         if !found.is_some_and(|(_, found)| self.is_before(table, &self.table_of(table, found))) {
             return Ok(false);
         }
-        match self.replaced(self.limit_of(table)) {
-            Some(Replaced { is_forgetting: true, .. }) => self.renew_segment(table, hash.0[0], false).map(drop)?,
-            _ => self.rewrite_as(table, hash, table, |_| {}).map(drop)?,
-        }
-        Ok(true)
+        self.rewrite_as(table, hash, table, |_| {}).map(|_| true)
     }
 
     /// Makes space for a replacing policy, so that applying it cannot fail, or for a new limit.

@@ -336,7 +336,10 @@ impl Session {
                     nap = (nap * 2).min(fork::LONGEST_NAP);
                 }
                 // It had the lock, and must try again.
-                Err(Error::StoreTimeout { .. }) if !left.is_zero() => std::thread::sleep(LET_OTHERS.min(left)),
+                Err(Error::StoreTimeout { .. }) if !left.is_zero() => {
+                    fault::point("lock-left");
+                    std::thread::sleep(LET_OTHERS.min(left));
+                }
                 Ok(None) | Err(Error::StoreTimeout { .. }) => {
                     let waited_ms = start.elapsed().as_millis() as u64;
                     return Err(Error::StoreTimeout { doing: format!("using {}", self.url), waited_ms });

@@ -290,7 +290,7 @@ impl Locked<'_> {
     }
 
     /// Returns whether the change in progress forgets the keys of old segments.
-    fn is_forgetting(&self, table: &Table) -> bool {
+    pub(super) fn is_forgetting(&self, table: &Table) -> bool {
         self.replaced(self.limit_of(table)).is_some_and(|replaced| replaced.is_forgetting)
     }
 

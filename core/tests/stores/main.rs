@@ -13,6 +13,8 @@ mod database;
 mod failing;
 mod files;
 mod identity;
+#[cfg(feature = "fault-points")]
+mod pairs;
 mod processes;
 mod rewriting;
 mod space;

@@ -199,9 +199,14 @@ impl Bound {
         self.table()
     }
 
-    /// Switches to the limit's current table.
+    /// Switches to the limit's current table. Not to that of a limit that has lost its name: the previous one leads
+    /// nowhere, so the next call finds out.
     pub(super) fn follow(&self) {
         let table = self.home().table(self.limit);
+        // After the table was read: a limit loses its name before it gets its last table.
+        if self.home().is_retired(self.limit) {
+            return;
+        }
         let mut before = self.current.load(Acquire);
         // SAFETY: as above.
         while unsafe { &*before }.table.at != table.at {
