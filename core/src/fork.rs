@@ -15,21 +15,22 @@ use std::cell::UnsafeCell;
 use std::ops::RangeInclusive;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering::*};
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 static GENERATION: AtomicU64 = AtomicU64::new(1);
 /// See [`validity`].
 static VALIDITY: AtomicU64 = AtomicU64::new(1);
 static STRUCTURE: Mutex<()> = Mutex::new(());
-/// Taken before [`STRUCTURE`] by a thread that needs both.
-static LEDGER: Mutex<()> = Mutex::new(());
+/// Shared by the threads that write ledgers, of any stores; taken alone by a fork. Taken before [`STRUCTURE`] by a thread
+/// that needs both.
+static LEDGERS: RwLock<()> = RwLock::new(());
 /// Taken briefly by a thread that uses a list which a child inherits.
 static LISTS: Mutex<()> = Mutex::new(());
 static FORK_GUARDS: ForkGuards = ForkGuards(UnsafeCell::new(None));
 
 /// The guards that a forking thread holds from just before the fork until just after it.
-struct ForkGuards(UnsafeCell<Option<[MutexGuard<'static, ()>; 3]>>);
+struct ForkGuards(UnsafeCell<Option<(RwLockWriteGuard<'static, ()>, [Structure; 2])>>);
 
 // SAFETY: only the thread that holds STRUCTURE touches the cell, and only while it forks.
 unsafe impl Sync for ForkGuards {}
@@ -77,11 +78,14 @@ extern "C" fn register() {
 /// held.
 pub(crate) type Structure = MutexGuard<'static, ()>;
 
-/// Takes the right to write ledgers in this process. No fork happens while it is held, because a connection to SQLite
-/// must not be carried over. `None` if another thread holds it.
-pub(crate) fn ledger() -> Option<Structure> {
+/// The right to write a ledger in this process, which threads share: one store's disk must not stop another's.
+pub(crate) type Ledgers = RwLockReadGuard<'static, ()>;
+
+/// Takes the right to write a ledger. No fork happens while it is held, because a connection to SQLite must not be
+/// carried over. `None` if a thread is forking.
+pub(crate) fn ledgers() -> Option<Ledgers> {
     register();
-    match LEDGER.try_lock() {
+    match LEDGERS.try_read() {
         Ok(guard) => Some(guard),
         // As for the structure.
         Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
@@ -119,9 +123,10 @@ pub(crate) fn structure(timeout: Duration) -> Option<Structure> {
 }
 
 extern "C" fn before() {
-    let guards = [&LEDGER, &STRUCTURE, &LISTS].map(|lock| lock.lock().unwrap_or_else(PoisonError::into_inner));
+    let ledgers = LEDGERS.write().unwrap_or_else(PoisonError::into_inner);
+    let others = [&STRUCTURE, &LISTS].map(|lock| lock.lock().unwrap_or_else(PoisonError::into_inner));
     // SAFETY: this thread holds STRUCTURE.
-    unsafe { *FORK_GUARDS.0.get() = Some(guards) };
+    unsafe { *FORK_GUARDS.0.get() = Some((ledgers, others)) };
 }
 
 extern "C" fn after_in_parent() {
@@ -168,6 +173,20 @@ impl<T> Default for PerProcess<T> {
 
 impl<T: Default> PerProcess<T> {
     pub fn lock(&self) -> MutexGuard<'_, T> {
+        self.own().lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// `None` if another thread has locked it.
+    pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+        match self.own().try_lock() {
+            Ok(guard) => Some(guard),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// This process's value.
+    fn own(&self) -> &Mutex<T> {
         let generation = generation();
         loop {
             let current = self.current.load(Acquire);
@@ -176,7 +195,7 @@ impl<T: Default> PerProcess<T> {
             if let Some(owned) = unsafe { current.as_ref() }
                 && owned.generation == generation
             {
-                return owned.value.lock().unwrap_or_else(PoisonError::into_inner);
+                return &owned.value;
             }
             let new =
                 Box::into_raw(Box::new(Owned { generation, value: Mutex::default(), left: AtomicPtr::default() }));

@@ -8,6 +8,7 @@ use super::minutes::Minute;
 use super::policies::KnownLimit;
 use super::session::Session;
 use super::table::{Hash, Home, Table};
+use super::writer::Lead;
 use crate::algorithm::cells::Cells;
 use crate::algorithm::log::Ask;
 use crate::atomic::*;
@@ -144,7 +145,9 @@ impl Session {
         let (mut all, mut of) = (Vec::<KnownLimit>::new(), None);
         loop {
             let after = all.last().map_or("", |last| last.name.as_str());
-            let read = |lead: &_, _| self.with_ledger(lead, |database| database.limits_after(after, LIMITS_AT_ONCE));
+            let read = |lead: &Lead, _: Duration| {
+                self.with_ledger(lead, |database| database.limits_after(after, LIMITS_AT_ONCE))
+            };
             let (some, generation) = self.leading("reading", self.options.timeout, read)?;
             // If a change came in between, the next survey reads everything again.
             let of = *of.get_or_insert(generation);
@@ -165,7 +168,7 @@ impl Session {
         while from <= to {
             // No other process writes the ledger during this.
             let last = to.min(from + super::ledger::MINUTES_AT_ONCE - 1);
-            let read = |lead: &_, _| self.with_ledger(lead, |database| database.minutes(name, from, last));
+            let read = |lead: &Lead, _: Duration| self.with_ledger(lead, |database| database.minutes(name, from, last));
             all.extend(self.leading("reading", self.options.timeout, read)?);
             from = last + 1;
         }

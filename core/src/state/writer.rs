@@ -1,7 +1,7 @@
 //! Writes the ledger: admitted starts are recorded after the decisions or, where a budget is used up, before them.
 //!
-//! There is no background thread. One caller at a time, of all processes, has the right to write (the process's ledger
-//! mutex and the lane's ledger byte). It gathers changes under the structure lock, releases that lock, commits, and
+//! There is no background thread. One caller at a time, of all processes, has the right to write (the store's mutex in
+//! this process and the lane's ledger byte). It gathers changes under the structure lock, releases that lock, commits, and
 //! takes the structure lock once more to mark what is written. So the disk, or another program that has locked the
 //! database, delays only callers whose own start must be written first. All callers that wait for the same commit share
 //! it.
@@ -34,8 +34,8 @@ use crate::time::{Now, monotonic_ns};
 use crate::waiting::MayWait;
 use std::cell::RefCell;
 use std::fs::File;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// After a failed write, further attempts wait this long, so that not every start runs into the timeout.
@@ -74,6 +74,8 @@ pub(super) struct Writer {
     commits: AtomicU64,
     /// A duty is due that the caller that noticed it must not run.
     is_due: AtomicBool,
+    /// Held by the thread that writes. The lane's byte alone would cost the others system calls.
+    writing: PerProcess<()>,
 }
 
 /// A key for which a caller waits.
@@ -86,10 +88,12 @@ struct Want {
 }
 
 /// The right to write the ledger.
-pub(super) struct Lead {
+pub(super) struct Lead<'s> {
     // In this order: the lane's byte is returned before another thread of this process can ask for it.
     _lane: File,
-    _process: fork::Structure,
+    _process: MutexGuard<'s, ()>,
+    // Last: no fork may come before the mutex is free.
+    _ledgers: fork::Ledgers,
 }
 
 impl Session {
@@ -374,10 +378,11 @@ impl Session {
     }
 
     /// The right to write, if it is free.
-    fn try_lead(&self) -> Result<Option<Lead>> {
-        let Some(_process) = fork::ledger() else { return Ok(None) };
+    fn try_lead(&self) -> Result<Option<Lead<'_>>> {
+        let Some(_ledgers) = fork::ledgers() else { return Ok(None) };
+        let Some(_process) = self.writer.writing.try_lock() else { return Ok(None) };
         let Some(watch) = &self.home().watch else { return Ok(None) };
-        Ok(watch.try_lock_ledger()?.map(|_lane| Lead { _lane, _process }))
+        Ok(watch.try_lock_ledger()?.map(|_lane| Lead { _lane, _process, _ledgers }))
     }
 
     /// Writes listed keys if no other caller is writing. Failures are not returned: callers that wait for the write

@@ -3,7 +3,9 @@
 use crate::common::{Child, Dir, Record, most_in_any_window, now_ns, shared, wait_until};
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
-use std::sync::atomic::Ordering::*;
+#[cfg(feature = "fault-points")]
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::*};
 use std::time::{Duration, Instant};
 use workglow_limit::*;
 
@@ -308,4 +310,21 @@ fn a_disk_filled_by_keys() {
         counts[2].store(1, Release);
         processes.into_iter().for_each(Child::join);
     });
+}
+
+/// One thread that wrote the ledger of its store all the time kept all other stores of its process from writing theirs.
+#[test]
+#[cfg(feature = "fault-points")]
+fn a_store_whose_ledger_is_being_written_stops_no_other_store() {
+    let (here, there) = (Dir::in_memory("writing"), Dir::in_memory("writing-too"));
+    let [limiter, other] = [&here, &there].map(|dir| Store::new(&dir.url()).unwrap().limiter("api", "9/1h").unwrap());
+    let is_done = Arc::new(AtomicBool::new(false));
+    let done = is_done.clone();
+    fault::at("gathered", move || {
+        // The second start exceeds the budget, so it is written before its call returns.
+        (0..2).for_each(|_| assert!(other.decide("", 1).unwrap().admitted));
+        done.store(true, Release);
+    });
+    (0..2).for_each(|_| assert!(limiter.decide("", 1).unwrap().admitted));
+    assert!(is_done.load(Acquire), "the ledger was written");
 }
