@@ -106,6 +106,18 @@ fn found_as(server: &PostgresServer, role: &str, database: &str) -> Vec<(Severit
     found
 }
 
+/// The same for the administrator. `None` if a `statement_timeout` struck the question: on a busy machine, it failed the
+/// test of that setting.
+fn found_in_time(server: &PostgresServer) -> Option<Vec<(Severity, String)>> {
+    match doctor(&server.url()) {
+        Err(error) if error.to_string().contains("57014") => None,
+        findings => {
+            let others = findings.unwrap().into_iter().filter(|finding| finding.setting != "fsync");
+            Some(others.map(|finding| (finding.severity, finding.setting)).collect())
+        }
+    }
+}
+
 #[test]
 fn each_bad_setting_of_postgres_is_found() {
     use Severity::*;
@@ -123,10 +135,10 @@ fn each_bad_setting_of_postgres_is_found() {
         server.command(&format!("ALTER SYSTEM SET {setting} = '{value}'"));
         server.command("SELECT pg_reload_conf()");
         let name = if setting.ends_with("read_only") { "transaction_read_only" } else { setting };
-        wait_until("it is found", || found_as(&server, "postgres", "postgres") == [(severity, name.to_owned())]);
-        server.command("SET default_transaction_read_only = off; ALTER SYSTEM RESET ALL");
-        server.command("SELECT pg_reload_conf()");
-        wait_until("all is well", || found_as(&server, "postgres", "postgres").is_empty());
+        wait_until("it is found", || found_in_time(&server) == Some(vec![(severity, name.to_owned())]));
+        server.command("SET statement_timeout = 0; SET default_transaction_read_only = off; ALTER SYSTEM RESET ALL");
+        server.command("SET statement_timeout = 0; SELECT pg_reload_conf()");
+        wait_until("all is well", || found_in_time(&server) == Some(Vec::new()));
     }
     server.command("ALTER TABLE workglow_limit.counted SET UNLOGGED");
     assert_eq!(found_as(&server, "postgres", "postgres"), [(Danger, "UNLOGGED".to_owned())]);
