@@ -39,8 +39,13 @@ help:
 tools:
 	.ci/need build
 
-$(VENV)/ready: bindings/python/requirements-dev.txt examples/fleet/requirements.txt $(wildcard tests/fleet/requirements*.txt) | tools
+# What lint needs, so that it begins at once.
+$(VENV)/lint: bindings/python/requirements-dev.txt | tools
 	test -x $(PYTHON) || python3 -m venv $(VENV)
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check $$(grep -E '^(ruff|typos)==' $<)
+	touch $@
+
+$(VENV)/ready: bindings/python/requirements-dev.txt examples/fleet/requirements.txt $(wildcard tests/fleet/requirements*.txt) | tools $(VENV)/lint
 	echo "setting up $(VENV)"
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check $(foreach f,$(filter-out %-alone.txt,$^),-r $(f))
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps -r tests/fleet/requirements-alone.txt
@@ -201,7 +206,7 @@ members: dist
 
 NODE_TOOLS := bindings/node/node_modules/.package-lock.json
 
-lint: $(VENV)/ready $(NODE_TOOLS)
+lint: $(VENV)/lint $(NODE_TOOLS)
 	cargo fmt --all --check
 	cargo fmt --check --manifest-path bench/rust/Cargo.toml
 	$(VENV)/bin/ruff format --quiet --check
@@ -218,7 +223,7 @@ clippy:
 	cargo clippy --quiet --release --workspace --all-targets --features workglow-limit/fault-points -- -D warnings
 	cargo clippy --quiet --release -p workglow-limit --tests -- -D warnings
 
-format: $(VENV)/ready $(NODE_TOOLS)
+format: $(VENV)/lint $(NODE_TOOLS)
 	cargo fmt --all
 	cargo fmt --manifest-path bench/rust/Cargo.toml
 	$(VENV)/bin/ruff format --quiet
@@ -268,7 +273,7 @@ pictures:
 # What needs no build comes first.
 check: test-tools lint clippy types docs instructions
 
-types: dist
+types: wheel node
 	$(VENV)/bin/mypy --strict bindings/python/python bindings/python/tests/typed.py \
 	    examples/fleet/{celery_member,conductor,evidence,picture}.py
 	$(VENV)/bin/pyright --pythonpath $(PYTHON) --project bindings/python

@@ -2,12 +2,12 @@
 
     target/venv/bin/python tests/run.py [SUITE …]
     target/venv/bin/python tests/run.py --quick      # what `make quick` runs, after it has built
+    target/venv/bin/python tests/run.py --ci PARTS   # the suites, and the checks beside them; PARTS lists what ran before
 
-Each suite's output goes to `target/test-logs/SUITE.log`, and is shown if the suite fails.
+Each suite's output goes to `target/test-logs/SUITE.log`. At the end there is a block of lines for each failed test.
 """
 
 import os
-import re
 import subprocess
 import sys
 import threading
@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from lanes import side_by_side
+from outcomes import CARGO, CHECK, NODE, PLAIN, PYTEST, STORMS, count, failures
 
 ROOT = Path(__file__).resolve().parent.parent
 LOGS = ROOT / "target/test-logs"
@@ -27,16 +28,6 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in 
 ENVIRONMENT |= {"NO_COLOR": "1", "PATH": PATH, "WGL_CELLS": str(CELLS)}
 STORM = [sys.executable, "tests/torture/storm/storm.py", "--out", "target/demo", "--seconds", "12"]
 
-# How each runner says what it ran: patterns for passed, failed, skipped.
-CARGO = [r"^test result: .*?(\d+) passed", r"^test result: .*?(\d+) failed", r"^test result: .*?(\d+) ignored"]
-PYTEST = [r"^(?:.* )?(\d+) passed.* in [\d.]+s", r"^(?:.* )?(\d+) failed.* in [\d.]+s", r"(\d+) skipped.* in [\d.]+s"]
-NODE = [r"^. pass (\d+)", r"^. fail (\d+)", r"^. skipped (\d+)"]
-PLAIN = [r"^.*: (\d+) passed", r"^.*passed, (\d+) failed", r"^.*failed, (\d+) skipped"]
-STORMS = [r"over the limit 0, (utilisation)", r"over the limit ([1-9]\d*)", r"^(?!)"]
-
-# The lines that say which test failed and why, in any runner's output: they are repeated at the very end.
-REASONS = r"^(?:test .* FAILED|thread '.*panicked at .*\n.*|FAILED .*|ERROR .*|✖ .*\n.*|not ok .*|.*: FAILED.*|tests/c\S+:\d+: .*|error: .*failed.*)$"
-
 PYTHON = Path("bindings/python/tests")
 PYTEST_IN = [sys.executable, "-m", "pytest", "-q"]
 
@@ -44,10 +35,10 @@ SUITES = {
     "rust": (CARGO, [sys.executable, "tests/rust.py"]),
     "models": (CARGO, ["tests/torture/models", "quick"]),
     "fleet-celery": (PYTEST, [sys.executable, "-m", "pytest", "-q", "-s", "tests/fleet/celery"]),
-    "python": (PYTEST, [*PYTEST_IN, *sorted(map(str, (ROOT / PYTHON).glob("test_*.py")))]),
-    "python-celery": (PYTEST, [*PYTEST_IN, f"{PYTHON}/celery_workers"]),
     "python-http": (PYTEST, [*PYTEST_IN, f"{PYTHON}/clients", f"{PYTHON}/serving"]),
+    "python-celery": (PYTEST, [*PYTEST_IN, f"{PYTHON}/celery_workers"]),
     "python-others": (PYTEST, [*PYTEST_IN, *(f"{PYTHON}/{name}" for name in ("loops", "metrics", "queues"))]),
+    "python": (PYTEST, [*PYTEST_IN, *sorted(map(str, (ROOT / PYTHON).glob("test_*.py")))]),
     "snippets": (PYTEST, [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "tests/snippets"]),
     "node": (NODE, ["npm", "--prefix", "bindings/node", "test"]),
     "c": (PLAIN, ["tests/c/run", "target/dist/c/lib"]),
@@ -67,6 +58,9 @@ SUITES = {
     "storm-10-0.5s": (STORMS, [*STORM, "--limit", "10", "--window", "0.5"]),
 }
 
+# What `make check` does after `make lint`. They use what is built, and write nothing that a suite reads.
+CHECKS = {name: (CHECK, ["make", "--silent", name]) for name in ("clippy", "types", "docs", "instructions")}
+
 # The core's fast tests and a smoke test of each language, against what `make quick` has built.
 PYTHON_SMOKE = [f"bindings/python/tests/test_{name}.py" for name in ("api", "bad_input", "family", "hooks", "places")]
 NODE_SMOKE = [f"bindings/node/test/{name}.test.mjs" for name in ("api", "family", "hooks", "input", "places")]
@@ -77,15 +71,10 @@ QUICK = {
     "node": (NODE, ["node", "--test", *NODE_SMOKE]),
 }
 
-# One after the other, as they wait for cargo's lock.
-BUILT = ["rust", "models"]
+# One after the other, as they wait for cargo's lock. The checks do, too, but there is enough to do beside them.
+CHAINS = [["rust", "models"], ["clippy", "instructions", "docs"]]
 # A storm says how much of its limit it got: nothing runs beside it.
 ALONE = ["storm-100-2s", "storm-10-0.5s"]
-
-
-def count(pattern, output):
-    found = re.findall(pattern, output, re.MULTILINE)
-    return sum(int(n) if n.isdigit() else 1 for n in found)
 
 
 def run(name, patterns, command):
@@ -97,25 +86,22 @@ def run(name, patterns, command):
             command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
             env=ENVIRONMENT,
         )  # fmt: skip
-        # What takes this long hangs.
-        guard = threading.Timer(1500, process.kill)
+        # What takes this long hangs, however busy the machine is.
+        guard = threading.Timer(3000, process.kill)
         guard.start()
         _, status, usage = os.wait4(process.pid, 0)
         guard.cancel()
         code = process.returncode = os.waitstatus_to_exitcode(status)
     seconds, cpu = time.monotonic() - began, usage.ru_utime + usage.ru_stime
     output = log.read_text(errors="replace")
-    passed, failed, skipped = (count(pattern, output) for pattern in patterns)
+    passed, failed, skipped = count(patterns, output)
     # A suite that ends badly, or ran nothing, has failed whatever it counted.
     failed = max(failed, int(code != 0 or passed == 0))
-    said = (
-        f"{name:16}{passed:6} passed{failed:4} failed{skipped:4} skipped{seconds:7.0f} s ({cpu:.0f} s of a processor)\n"
+    print(
+        f"{name:16}{passed:6} passed{failed:4} failed{skipped:4} skipped{seconds:7.0f} s ({cpu:.0f} s of a processor)",
+        flush=True,
     )
-    if failed:
-        said += "\n".join(output.splitlines()[-80:]) + f"\n(all of it: {log.relative_to(ROOT)})\n"
-    print(said, end="", flush=True)
-    reasons = re.findall(REASONS, output, re.MULTILINE)[-20:] if failed else []
-    reasons = [f"{name}: {reason}" for reason in reasons or [f"exit code {code}"] * (failed > 0)]
+    reasons = [f"{name}: {reason}" for reason in failures(output, code)] if failed else []
     return passed, failed, skipped, reasons, [(seconds, cpu, name)]
 
 
@@ -157,29 +143,42 @@ def table():
     return holes + len(unknown) + len(different)
 
 
+def parts(file):
+    """What CI did before: a line each, with its seconds, exit code and name. Returns results as `run` does."""
+    for line in Path(file).read_text().splitlines():
+        seconds, code, name = line.split(maxsplit=2)
+        reasons = [f"{name}: exit code {code}; its output is above"] if code != "0" else []
+        yield 0, len(reasons), 0, reasons, [(int(seconds), None, name)]
+
+
+def print_times(times):
+    print("\n| part | seconds | of a processor |\n| --- | --- | --- |")
+    for seconds, cpu, name in sorted(times, key=lambda row: row[0], reverse=True):
+        print(f"| {name} | {seconds:.0f} | {'' if cpu is None else f'{cpu:.0f}'} |")
+
+
 def main():
     LOGS.mkdir(parents=True, exist_ok=True)
     CELLS.mkdir(parents=True, exist_ok=True)
-    is_quick = sys.argv[1:] == ["--quick"]
-    if is_quick:
+    mode, before = (sys.argv[1], sys.argv[2:]) if sys.argv[1:2] in (["--quick"], ["--ci"]) else (None, [])
+    if mode == "--quick":
         ENVIRONMENT["PYTHONPATH"] = str(ROOT / "target/quick/python")
-    suites = QUICK if is_quick else SUITES
-    chosen = suites if is_quick else sys.argv[1:] or SUITES
+    suites = {None: SUITES, "--quick": QUICK, "--ci": SUITES | CHECKS}[mode]
+    chosen = list(suites) if mode else sys.argv[1:] or list(SUITES)
     if unknown := [name for name in chosen if name not in suites]:
-        sys.exit(f"no suite named {', '.join(unknown)}; there are {', '.join(suites)}, and --quick")
-    built, alone = ([name for name in chosen if name in names] for names in (BUILT, ALONE))
-    others = [name for name in chosen if name not in BUILT + ALONE]
-    lanes = side_by_side(partial(run_all, suites, names) for names in [built, *([name] for name in others)])
-    results = sum(lanes, []) + run_all(suites, alone)
+        sys.exit(f"no suite named {', '.join(unknown)}; there are {', '.join(suites)}, --quick and --ci")
+    chains = [[name for name in chain if name in chosen] for chain in CHAINS]
+    others = [[name] for name in chosen if name not in sum(CHAINS, ALONE)]
+    lanes = [lane for lane in (chains[0], *others[:2], chains[1], *others[2:]) if lane]
+    results = [result for file in before for result in parts(file)]
+    results += sum(side_by_side(partial(run_all, suites, lane) for lane in lanes), [])
+    results += run_all(suites, [name for name in ALONE if name in chosen])
     passed, failed, skipped, reasons, times = (sum(column, type(column[0])()) for column in zip(*results))
-    if len(times) > 1:
-        print("\n| suite | seconds | of a processor |\n| --- | --- | --- |")
-        print(
-            *(f"| {name} | {seconds:.0f} | {cpu:.0f} |" for seconds, cpu, name in sorted(times, reverse=True)), sep="\n"
-        )
-    if not is_quick and set(LANGUAGES.values()) <= set(chosen):
+    if mode != "--quick" and set(LANGUAGES.values()) <= set(chosen):
         failed += table()
-    print(f"{passed} passed, {failed} failed, {skipped} skipped", *reasons, sep="\n")
+    if len(times) > 1:
+        print_times(times)
+    print("", *reasons, f"{passed} passed, {failed} failed, {skipped} skipped", sep="\n")
     sys.exit(failed > 0)
 
 
