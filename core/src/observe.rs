@@ -186,17 +186,20 @@ impl Observer {
         Observer { store: store.clone(), keys, survey: Survey::default(), limiters: BTreeMap::new() }
     }
 
-    /// Takes a snapshot.
+    /// Takes a snapshot. Like [`Store::names`], it knows this process's limiters before their first use.
     ///
     /// # Errors
     /// As for [`Store::open`].
     pub fn look(&mut self) -> Result<Snapshot> {
         let session = self.store.session().clone();
         let is_served = session.server().is_some();
-        if is_served {
-            self.find_on_server()?;
-        }
-        let mut seen = session.report("", session.survey(&mut self.survey, self.keys))?;
+        let seen = session.knowing_all(|| {
+            if is_served {
+                self.find_on_server()?;
+            }
+            session.survey(&mut self.survey, self.keys)
+        });
+        let mut seen = session.report("", seen)?;
         if is_served {
             for limit in &mut seen.limits {
                 if let Some(limiter) = self.limiters.get(&limit.name) {

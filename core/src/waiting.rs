@@ -88,6 +88,15 @@ impl MayWait {
         call()
     }
 
+    /// Limits the waiting of all steps of `call` together to a store's timeout.
+    pub(crate) fn as_one<R>(timeout: Duration, call: impl FnOnce() -> R) -> R {
+        // A line's slice is a part of that.
+        match SLICE.try_with(Cell::get).unwrap_or(None) {
+            Some(_) => call(),
+            None => Self::in_slice(Instant::now(), timeout, call),
+        }
+    }
+
     /// Returns how long this thread may wait, given a store's whole timeout.
     pub(crate) fn patience(timeout: Duration) -> Result<Duration> {
         Self::cut(timeout, |slice| slice.length)

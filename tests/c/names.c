@@ -35,6 +35,9 @@ static void names_and_windows(wgl_store *store) {
     MUST(wgl_policy_limiter_new(store, "jobs", "5 concurrent", &jobs));
     MUST(wgl_store_names(store, &names));
     are(names, (const char *const[]){"jobs", "mail"}, 2);
+    // Calls by name need no decision before.
+    MUST(wgl_store_override(store, "mail", "20/1m", NULL, 0));
+    MUST(wgl_store_lift(store, "mail", NULL, 0));
     CHECK(strcmp(wgl_limiter_name(both), "mail") == 0 && wgl_limiter_name(both) == wgl_limiter_name(both), "%s",
           wgl_limiter_name(both));
     IS(WGL_OK, wgl_window(both, "a", 1, &window_ns));

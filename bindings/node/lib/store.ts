@@ -153,7 +153,7 @@ export class Store {
     await native.openStore(this._native).catch(rethrow);
   }
 
-  /** Returns the names that are declared in this store, in order. */
+  /** Returns the names that are declared in this store, in order, including those of limiters made with this object and not used yet. */
   async names(): Promise<string[]> {
     return native.names(this._native).catch(rethrow);
   }

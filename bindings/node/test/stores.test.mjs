@@ -27,6 +27,33 @@ test("an override holds above the declared policy until it is lifted", async (t)
   }
 });
 
+// Such calls once failed until the limiter's first use.
+test("calls by name know a limiter that was not used yet", async (t) => {
+  const dir = directory(t);
+  let files = 0;
+  for (const url of [() => "memory:", () => `sqlite:${dir}/${files++}.db`]) {
+    const made = () => {
+      const { store, limiter } = manual(package_, 5, 60, "mail", url());
+      return { store, limiters: [limiter, store.limiter("api", "5/1m + 2 concurrent")] };
+    };
+    const overridden = made();
+    await overridden.store.override("mail", "9/1m");
+    assert.equal(overridden.limiters[0].peek().limit, 9);
+    const forgotten = made();
+    for (const name of ["mail", "api"]) {
+      await made().store.lift(name);
+      await forgotten.store.forget(name);
+    }
+    assert.deepEqual(await forgotten.store.names(), []);
+    assert.deepEqual(await made().store.names(), ["api", "mail"]);
+    const seen = made().store.snapshot().limits.map((limit) => limit.name);
+    assert.deepEqual(seen, ["api/concurrency", "api/rate", "mail"]);
+    const { store } = made();
+    assert.equal(store.limiter("api/concurrency").peek().limit, 2);
+    assert.equal(RateLimiter.attach(store, "mail").peek().limit, 5);
+  }
+});
+
 test("a key may have a policy of its own", async (t) => {
   for (const url of ["memory:", `sqlite:${directory(t)}/keys.db`]) {
     const { store, limiter } = manual(package_, 2, 60, "mail", url);

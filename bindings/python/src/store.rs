@@ -108,7 +108,8 @@ impl Store {
         deliver_with(py, self.wait(py, |core| core.open())?, raised)
     }
 
-    /// Returns the names that are declared in this store, in order.
+    /// Returns the names that are declared in this store, in order, including those of limiters made with this object and not
+    /// used yet.
     fn names(&self, py: Python<'_>) -> PyResult<Vec<String>> {
         deliver_with(py, self.wait(py, |core| core.names())?, raised)
     }

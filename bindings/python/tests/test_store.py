@@ -5,6 +5,7 @@ import re
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from itertools import count
 from threading import Event
 
 import pytest
@@ -51,6 +52,31 @@ def test_an_override_holds_until_it_is_lifted(url):
     for _ in range(2):
         store.lift("jobs")
         assert (again.peek().limit, limiter.peek().remaining) == (3, 2)
+
+
+def test_calls_by_name_know_a_limiter_that_was_not_used_yet(url, tmp_path):
+    # They once failed until the limiter's first use.
+    databases = (f"sqlite:{tmp_path}/{i}.db" for i in count())
+
+    def made():
+        store = Store(next(databases) if url.startswith("sqlite") else url)
+        return store, rate(store), store.limiter("api", "5/1h + 2 concurrent")
+
+    store, limiter, _both = made()
+    store.override("jobs", "9/1m")
+    assert limiter.peek().limit == 9
+    for call in "lift", "forget":
+        store, *_limiters = made()
+        for name in "jobs", "api":
+            getattr(store, call)(name)
+        assert store.names() == ([] if call == "forget" else ["api", "jobs"])
+    store, *_limiters = made()
+    assert [limit.name for limit in store.snapshot().limits] == ["api/concurrency", "api/rate", "jobs"]
+    store, *_limiters = made()
+    assert store.names() == ["api", "jobs"]
+    store, *_limiters = made()
+    assert store.limiter("api/concurrency").peek().limit == 2
+    assert RateLimiter.attach(store, "jobs").peek().limit == 2
 
 
 def test_an_override_of_several_kinds_is_all_or_nothing(url):

@@ -150,7 +150,7 @@ impl Session {
 
     /// The error for a name that no limit has.
     pub(crate) fn unknown<R>(&self, name: &str) -> Result<R> {
-        Err(Error::UnknownLimit { name: name.to_owned(), known: self.names()? })
+        self.unknown_beside(name, self.names()?)
     }
 
     /// Declares the meaning of these names, in place of the previous one. Either all are declared or none.
@@ -185,7 +185,7 @@ impl Session {
     }
 
     /// The change that gives a name the meaning of these policies.
-    fn change(&self, name: &str, policies: &[Policy]) -> Result<Change> {
+    pub(super) fn change(&self, name: &str, policies: &[Policy]) -> Result<Change> {
         let family = self.family(name)?;
         let before = family.parts(name);
         let kind_of = |policies: &[Policy]| if let [one] = policies { one.kind() } else { "composite" };

@@ -28,6 +28,7 @@ mod layout;
 mod ledger;
 mod limit;
 mod locked;
+mod made;
 mod members;
 mod minutes;
 mod moves;

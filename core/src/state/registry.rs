@@ -83,7 +83,7 @@ impl Session {
         let rows = self.ask(server, names, key.map(|key| (hash_of(key), key)), &left)?;
         match self.with_rows(server, &rows, &left, f) {
             // This process may not know all names.
-            Err(Error::UnknownLimit { name, .. }) => Err(Error::UnknownLimit { name, known: self.all_names()? }),
+            Err(Error::UnknownLimit { name, .. }) => self.unknown_beside(&name, self.all_names()?),
             answer => answer,
         }
     }
@@ -194,7 +194,7 @@ impl Session {
         self.settle(&[name])
     }
 
-    /// All declared names, in order.
+    /// All names that the store knows, in order.
     pub fn all_names(&self) -> Result<Vec<String>> {
         let Some(server) = self.server() else { return self.with_lock(|_| self.names()) };
         let left = TimeLeft::new(self)?;

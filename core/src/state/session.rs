@@ -5,6 +5,7 @@ use super::damage::or_damaged;
 use super::declare::Declared;
 use super::grant_lane::GrantLane;
 use super::locked::Locked;
+use super::made::Undeclared;
 use super::registry::{Outbox, SERVER_SECRET};
 use super::table::{Home, NEVER};
 use super::url::{self, Address};
@@ -64,6 +65,8 @@ pub(crate) struct Session {
     pub(super) owner: fork::PerProcess<Option<u64>>,
     /// This process's writer of the ledger.
     pub(super) writer: Writer,
+    /// What limiters of this process will declare.
+    pub(super) undeclared: Undeclared,
     /// Refused starts that must be taken back.
     pub(super) refused: fork::PerProcess<Vec<super::limit::RefusedStart>>,
     /// Whether there are any. (In a forked child this may be wrongly set.)
@@ -171,6 +174,7 @@ impl Session {
             book: Book::new(),
             member: AtomicU64::new(0),
             writer: Writer::default(),
+            undeclared: Undeclared::default(),
             refused: fork::PerProcess::new(),
             has_refused: AtomicBool::new(false),
         })

@@ -10,12 +10,14 @@ use crate::state::{Limit, Store};
 use std::sync::Arc;
 
 impl Store {
-    /// The declared names of this store, in order.
+    /// The declared names of this store, in order. Declares those of this process's limiters that were not used yet and
+    /// whose names the store does not know.
     ///
     /// # Errors
     /// As for [`Store::open`].
     pub fn names(&self) -> Result<Vec<String>> {
-        self.session().report("", self.session().all_names())
+        let session = self.session();
+        session.report("", session.knowing_all(|| session.all_names()))
     }
 
     /// A limiter for a declared limit of this kind.

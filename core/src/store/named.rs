@@ -32,6 +32,8 @@ impl Store {
     /// `name/rate`, `name/concurrency`, … (`name/rate-2` for a second one of the kind). A denial names the limit that
     /// denied.
     ///
+    /// Calls about the name know it before the first use.
+    ///
     /// Admitted starts keep counting when parts are added or removed. If no part stays, it is another kind of limiter,
     /// which needs a [`Store::forget`] first.
     ///
@@ -54,16 +56,22 @@ impl Store {
     /// The limiter that is declared under a name: of one kind, or a composite as declared by [`Store::limiter`]. Opens
     /// the store.
     ///
+    /// A name that is not declared yet is declared first, if a limiter has been made under it in this process with this
+    /// store (or its clones). All calls by name do so.
+    ///
     /// # Errors
     /// [`Error::UnknownLimit`], which lists the known names; or as for [`Store::open`].
     pub fn find(&self, name: &str) -> Result<Arc<dyn Limiter>> {
         policy::check_name(name)?;
         let session = self.session();
         let attach = |(part, found): (String, Declared)| Limit::attach(self, &part, found.declared.kind());
-        let limits = session.with_names(&[name], |_| match session.family(name)?.parts(name) {
-            parts if parts.is_empty() => session.unknown(name),
-            parts => parts.into_iter().map(attach).collect::<Result<Vec<Limit>>>(),
-        });
+        let find = || {
+            session.with_names(&[name], |_| match session.family(name)?.parts(name) {
+                parts if parts.is_empty() => session.unknown(name),
+                parts => parts.into_iter().map(attach).collect::<Result<Vec<Limit>>>(),
+            })
+        };
+        let limits = session.knowing(name, find);
         let opened =
             limits.and_then(|limits| limits.iter().try_for_each(|limit| limit.table().map(drop)).map(|()| limits));
         session.report(name, opened).map(|limits| limiter_of(name, limits))
@@ -114,7 +122,6 @@ impl Store {
     /// # use workglow_limit::Store;
     /// let store = Store::new("memory:")?;
     /// let limiter = store.limiter("api", "100/1m")?;
-    /// limiter.open()?;
     /// store.override_key("api", "1000/1m", "tenant-7")?;
     /// assert_eq!(limiter.peek("tenant-7", 1)?.limit, 1_000);
     /// assert_eq!(limiter.peek("tenant-8", 1)?.limit, 100);
@@ -152,10 +159,12 @@ impl Store {
     /// [`Error::UnknownLimit`] for a name that is not declared, [`Error::Unsupported`] for a part of a composite, or as
     /// for [`Store::open`].
     pub fn forget(&self, name: &str) -> Result<()> {
-        self.session().report(name, self.session().undeclare(name))
+        let session = self.session();
+        session.report(name, session.knowing(name, || session.undeclare(name)))
     }
 
     fn set_override(&self, name: &str, policies: Option<&[Policy]>, key: Option<&str>) -> Result<()> {
-        self.session().report(name, self.session().set_override(name, policies, key))
+        let session = self.session();
+        session.report(name, session.knowing(name, || session.set_override(name, policies, key)))
     }
 }

@@ -11,6 +11,7 @@ mod hooks;
 mod keyed;
 mod late;
 mod lines;
+mod made;
 mod many;
 mod moving;
 mod named;

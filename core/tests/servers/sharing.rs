@@ -95,6 +95,34 @@ fn a_declaration_or_override_applies_to_all_at_the_next_decision() {
     }
 }
 
+/// Calls by name once answered that no limit had the name of a limiter that was not used yet.
+#[test]
+fn calls_by_name_know_limiters_that_were_made_and_not_used() {
+    for server in Server::each("servers-made") {
+        let (here, there) = (direct(&server), direct(&server));
+        let made = [here.limiter("api", "5/1h").unwrap(), here.limiter("both", "5/1h + 2 concurrent").unwrap()];
+        let unknown = Error::UnknownLimit { name: "api".into(), known: vec![] };
+        assert_eq!(there.lift("api").unwrap_err(), unknown, "another program does not");
+        here.override_text("api", "9/1h").unwrap();
+        assert_eq!(there.find("api").unwrap().peek("", 1).unwrap().limit, 9);
+        assert_eq!(here.names().unwrap(), ["api", "both"]);
+        assert_eq!(there.find("both/concurrency").unwrap().peek("", 1).unwrap().limit, 2);
+        assert_eq!(made[0].peek("", 1).unwrap().limit, 9);
+        here.forget("both").unwrap();
+        assert_eq!(here.names().unwrap(), ["api"]);
+        assert!(admits(&*made[1], ""));
+        assert_eq!(there.names().unwrap(), ["api", "both"]);
+
+        let _made = there.limiter("mail", "4/1h").unwrap();
+        let seen = Observer::new(&there, 5).look().unwrap();
+        let limits: Vec<_> = seen.limits.iter().map(|limit| (&*limit.name, limit.usage[0].limit)).collect();
+        assert!(limits.contains(&("mail", 4)), "{limits:?}");
+        let early = RateLimiter::attach(&there, "text").unwrap();
+        let _made = there.limiter("text", "3/1h").unwrap();
+        assert_eq!(early.peek("", 1).unwrap().limit, 3);
+    }
+}
+
 #[test]
 fn a_start_is_found_behind_many_that_weigh_more() {
     for server in Server::each("servers-heavy") {

@@ -118,7 +118,8 @@ class Store:
         """Opens the store now instead of at the first use. Creates its files if there are none."""
 
     def names(self) -> list[str]:
-        """Returns the names that are declared in this store, in order."""
+        """Returns the names that are declared in this store, in order, including those of limiters made with this object and not
+        used yet."""
 
     def override(self, name: str, policy: str, key: str | None = None) -> None:
         """Overrides the policy that programs declare under this name with an operator's policy, such as "200/1m" or

@@ -8,10 +8,10 @@ use crate::fork;
 use crate::policy;
 use crate::state::block::{gate_in, hash_in};
 use crate::state::counts::Counts;
-use crate::state::declare::part_names;
 use crate::state::index::KeyAt;
 use crate::state::layout::key_word;
 use crate::state::locked::Locked;
+use crate::state::made::Made;
 use crate::state::table::{AtOnce, Blocked, Hash, Home, Table};
 use siphasher::sip128::SipHasher13;
 use std::ptr;
@@ -274,13 +274,15 @@ impl Limit {
     pub(super) fn bind_again(&self) -> Result<&Bound> {
         let names = self.names();
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        let (bound, has_changed) = self.store.with_names(&names, |locked| {
+        let bind = |locked: &Locked| {
             // A change of a policy or a name. Only the process that made it completes the rest.
             let before = (locked.generation(), locked.find_limit(&self.name).map(|limit| locked.table(limit).at));
             let bound = self.bind(locked)?;
             let table = before.1.is_some_and(|before| before != locked.table(bound.limit).at);
             Ok((bound, table || before.0 != locked.generation()))
-        })?;
+        };
+        let (bound, has_changed) = self.store.knowing(&self.name, || self.store.with_names(&names, bind))?;
+        self.made.iter().for_each(|made| self.store.undeclared.remove(&made.name));
         if has_changed {
             self.store.settle(&[&self.name])?;
         }
@@ -289,10 +291,7 @@ impl Limit {
 
     /// The names with which the limit is declared.
     fn names(&self) -> Vec<String> {
-        match &self.part_of {
-            Some(all) => [all.name.clone()].into_iter().chain(part_names(&all.name, &all.policies)).collect(),
-            None => vec![self.name.to_string()],
-        }
+        self.made.as_ref().map_or_else(|| vec![self.name.to_string()], |made| made.names())
     }
 
     /// Finds the limit, or declares it. For the holder of the structure lock.
@@ -326,16 +325,11 @@ impl Limit {
 
     /// With `again`, this limiter has declared it before, so the store's present policy applies.
     fn declare_or_attach(&self, home: &Home, locked: &Locked, again: bool) -> Result<u64> {
-        let again = again || self.part_of.as_ref().is_some_and(|all| all.is_declared.load(Acquire));
-        let theirs = if again || self.declares.is_none() { self.store.declared(&self.name)? } else { None };
-        if let (Some(mine), None) = (&self.declares, theirs) {
-            match &self.part_of {
-                Some(all) => {
-                    self.store.declare_all(&[(&all.name, &all.policies)], locked)?;
-                    all.is_declared.store(true, Release);
-                }
-                None => self.store.declare_all(&[(&self.name, std::slice::from_ref(mine))], locked)?,
-            }
+        let is_declared = |made: &Arc<Made>| again || made.is_declared.load(Acquire);
+        let theirs = if self.made.as_ref().is_none_or(is_declared) { self.store.declared(&self.name)? } else { None };
+        if let (Some(made), None) = (&self.made, theirs) {
+            self.store.declare_all(&[(&made.name, &made.policies)], locked)?;
+            made.is_declared.store(true, Release);
             return Ok(home.find_limit(&self.name).expect("it was declared"));
         }
         let mismatch = |declared| {

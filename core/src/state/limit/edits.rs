@@ -22,8 +22,8 @@ impl Limit {
 
     /// [`Limit::with_table`] without generic types: there are nearly a hundred uses.
     fn lock_table(&self, f: &dyn Fn(&Locked, u64, &Table) -> Result<()>) -> Result<()> {
-        if self.store.server().is_some() {
-            // Finding the limit takes more than the lock.
+        // Finding the limit for the first time takes more than the lock, and so does any finding on a server.
+        if self.store.server().is_some() || self.bound.load(Acquire).is_null() {
             self.bound()?;
         }
         self.store.with_lock(|locked| {

@@ -14,6 +14,7 @@ use super::damage::{nonsense, or_damaged};
 use super::declare::{check_names, part_names};
 use super::index::KeyAt;
 use super::layout::key_word;
+use super::made::Made;
 use super::session::{LET_OTHERS, Session};
 use super::space::Search;
 use super::table::{AtOnce, Blocked, Hash, Home, Table};
@@ -39,7 +40,7 @@ pub(crate) use bound::{Bound, Stuck};
 pub(crate) use edits::{RefusedStart, parts, take_back, take_units};
 use std::ptr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicPtr};
+use std::sync::atomic::AtomicPtr;
 use std::time::{Duration, Instant};
 
 /// When a caller may ask again after the store has failed.
@@ -59,8 +60,8 @@ pub(crate) struct Limit {
     name: Arc<str>,
     /// The policy that this limiter declares. An attached limiter takes the store's, if it has the right kind.
     declares: Option<Policy>,
-    /// The composite with which it is declared.
-    part_of: Option<Arc<Composite>>,
+    /// Its declaration, which may be of several limits. `None` if it is attached.
+    made: Option<Arc<Made>>,
     kind: &'static str,
     /// The failures of the store before the limit was found.
     early_errors: AtomicU64,
@@ -68,14 +69,6 @@ pub(crate) struct Limit {
     full_until: AtomicU64,
     /// Null until the first use.
     bound: AtomicPtr<Bound>,
-}
-
-/// Several limits that are declared together, under a name that means all of them.
-#[derive(Debug)]
-pub(crate) struct Composite {
-    name: String,
-    policies: Vec<Policy>,
-    is_declared: AtomicBool,
 }
 
 // SAFETY: the pointees live as long as the limiter, and may be shared.
@@ -321,34 +314,33 @@ impl<'a> Key<'a> {
 impl Limit {
     pub fn declare(store: &Store, name: &str, policy: Policy) -> Result<Limit> {
         policy::check_name(name)?;
-        Ok(Self::new(store, name, Some(policy), policy.kind()))
+        let made = Made::new(store.session(), name, vec![policy]);
+        Ok(Self::new(store, made.name.clone(), Some((policy, made)), policy.kind()))
     }
 
     pub fn attach(store: &Store, name: &str, kind: &'static str) -> Result<Limit> {
         policy::check_name(name)?;
-        Ok(Self::new(store, name, None, kind))
+        Ok(Self::new(store, name.into(), None, kind))
     }
 
     /// The limits of several policies. A single policy gets the name itself.
     pub fn declare_parts(store: &Store, name: &str, policies: Vec<Policy>) -> Result<Vec<Limit>> {
         check_names(name, &policies)?;
-        let all = Arc::new(Composite { name: name.to_owned(), policies, is_declared: AtomicBool::new(false) });
+        let made = Made::new(store.session(), name, policies);
         let part = |(name, policy): (String, &Policy)| {
-            let mut limit = Self::new(store, &name, Some(*policy), policy.kind());
-            limit.part_of = Some(all.clone());
-            limit
+            Self::new(store, name.into(), Some((*policy, made.clone())), policy.kind())
         };
-        Ok(part_names(name, &all.policies).into_iter().zip(&all.policies).map(part).collect())
+        Ok(part_names(name, &made.policies).into_iter().zip(&made.policies).map(part).collect())
     }
 
-    fn new(store: &Store, name: &str, declares: Option<Policy>, kind: &'static str) -> Limit {
-        let store = store.session().clone();
+    fn new(store: &Store, name: Arc<str>, declares: Option<(Policy, Arc<Made>)>, kind: &'static str) -> Limit {
+        let (store, (declares, made)) = (store.session().clone(), declares.unzip());
         let bound = AtomicPtr::new(ptr::null_mut());
         Limit {
             store,
-            name: name.into(),
+            name,
             declares,
-            part_of: None,
+            made,
             kind,
             early_errors: AtomicU64::new(0),
             full_until: AtomicU64::new(0),
