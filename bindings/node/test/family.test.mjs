@@ -47,12 +47,12 @@ for (const [kind, make] of KINDS) {
     const url = `sqlite:${directory(t)}/limits.db`;
     const clock = new ManualClock();
     const store = new Store(url, { clock });
-    const limiter = make(store, "limit");
-    assert.ok(limiter instanceof kind && limiter instanceof Limiter);
-    assert.equal(limiter.name, "limit");
     const fresh = kind.attach(store, "limit");
     assert.ok(fresh instanceof kind);
     await assert.rejects(fresh.acquire(), { code: "unknown_limit" });
+    const limiter = make(store, "limit");
+    assert.ok(limiter instanceof kind && limiter instanceof Limiter);
+    assert.equal(limiter.name, "limit");
     assert.equal(await limiter.canProceed(), true);
     const attached = kind.attach(store, "limit");
     const most = starts(limiter);

@@ -58,12 +58,12 @@ def test_attaching(kind, url):
     """A limiter from attach shares the declared limit."""
     clock = ManualClock()
     store = Store(url, clock=clock)
-    limiter = KINDS[kind](store, "jobs")
-    assert isinstance(limiter, kind) and repr(limiter).startswith(f'<{kind.__name__} "jobs": ')
     unknown = kind.attach(store, "jobs")
     assert isinstance(unknown, kind)
     with pytest.raises(UnknownLimit):
         unknown.peek()
+    limiter = KINDS[kind](store, "jobs")
+    assert isinstance(limiter, kind) and repr(limiter).startswith(f'<{kind.__name__} "jobs": ')
     taken = []
     while permit := limiter.try_acquire():
         taken.append(permit)

@@ -448,6 +448,10 @@ impl super::session::Rare {
             }
             self.limits.extend(parts.iter().map(|part| (part.name.clone(), part.now())));
             self.composites.extend(composite.clone().map(|policies| (name.clone(), policies)));
+            if parts.is_empty() {
+                // A server lists the name of a composite beside those of its parts.
+                self.forgotten(name);
+            }
         }
     }
 
