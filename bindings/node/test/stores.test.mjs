@@ -46,7 +46,9 @@ test("calls by name know a limiter that was not used yet", async (t) => {
     }
     assert.deepEqual(await forgotten.store.names(), []);
     assert.deepEqual(await made().store.names(), ["api", "mail"]);
-    const seen = made().store.snapshot().limits.map((limit) => limit.name);
+    const seen = made()
+      .store.snapshot()
+      .limits.map((limit) => limit.name);
     assert.deepEqual(seen, ["api/concurrency", "api/rate", "mail"]);
     const { store } = made();
     assert.equal(store.limiter("api/concurrency").peek().limit, 2);
