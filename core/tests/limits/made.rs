@@ -215,3 +215,29 @@ fn a_forked_child_inherits_them() {
     assert_eq!(store.names().unwrap(), ["api", "mail"]);
     assert_eq!(made.map(|limiter| limiter.peek("", 1).unwrap().limit), [9, 5]);
 }
+
+/// Each is declared by a call of another thread, or used, or dropped by its own thread.
+#[test]
+fn threads_make_and_drop_them_while_others_list_them() {
+    on_both("threads", |new| {
+        let store = &new();
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                scope.spawn(move || {
+                    for i in 0..50 {
+                        let name = format!("api-{thread}-{}", i % 5);
+                        let made = store.limiter(&name, "5/1h + 2 concurrent").unwrap();
+                        match i % 3 {
+                            0 => store.lift(&name).unwrap(),
+                            1 => made.open().unwrap(),
+                            _ => drop(made),
+                        }
+                    }
+                });
+            }
+            scope.spawn(|| (0..20).for_each(|_| assert!(store.names().unwrap().len() <= 20)));
+            scope.spawn(|| (0..20).for_each(|_| assert!(shown(store).len() <= 40)));
+        });
+        assert_eq!((store.names().unwrap().len(), shown(store).len()), (20, 40));
+    });
+}
