@@ -143,9 +143,9 @@ const fieldsOf = (d, number) => ({
   by: limitOf(String(d.deniedBy), number).replaceAll(" ", "_"),
 });
 
-/** Returns whether a server decides: then promises are used instead of synchronous calls. */
-const isServed = (url) => !/^(memory|sqlite):/.test(url);
-const ask = (store, of, name, ...given) => (isServed(store.url) ? of[`${name}Async`](...given) : of[name](...given));
+/** Returns whether a call may have to wait. Then a promise is used, because a synchronous call gives up after 40 ms. */
+const mayWait = (url) => url !== "memory:";
+const ask = (store, of, name, ...given) => (mayWait(store.url) ? of[`${name}Async`](...given) : of[name](...given));
 
 async function answer(store, limiter, number, { call, given }, permits) {
   const { key } = given;
@@ -177,9 +177,9 @@ async function answer(store, limiter, number, { call, given }, permits) {
       return { "": (await limiter.canProceed(key)) ? "yes" : "no" };
     case "next_available":
       return { next: (await limiter.getNextAvailableTime(key)) - Date.now() };
-    // biome-ignore lint/suspicious/noFallthroughSwitchClause: on a server it is awaited like the others
+    // biome-ignore lint/suspicious/noFallthroughSwitchClause: where it may have to wait it is awaited like the others
     case "complete":
-      if (!isServed(store.url)) return void limiter.complete(permits.get(given.permit));
+      if (!mayWait(store.url)) return void limiter.complete(permits.get(given.permit));
     case "cancel":
     case "renew":
       return void (await ask(store, permits.get(given.permit), call));
@@ -223,11 +223,30 @@ async function answer(store, limiter, number, { call, given }, permits) {
   }
 }
 
+/** How often a case is run at most. */
+const ATTEMPTS = 100;
+
+/**
+ * Runs a case. With a custom limiter every call waits for the store for at most 40 ms, also a promise, because it runs on the event
+ * loop. On a busy machine a server once took longer. A request may have taken effect then, so the whole case is repeated with new
+ * limits.
+ */
 async function run(one, url) {
+  const isHasty = mayWait(url) && one.limiters.some(([kind]) => kind === "custom");
+  for (let left = isHasty ? ATTEMPTS : 1; ; one.number = ++number) {
+    try {
+      return await runOnce(one, url);
+    } catch (error) {
+      if (--left === 0 || error.code !== "store_timeout") throw error;
+    }
+  }
+}
+
+async function runOnce(one, url) {
   const clock = new ManualClock();
   const store = new Store(url, { clock });
   const limiter = limiterOf(one, store);
-  if (isServed(url)) await limiter.open();
+  if (mayWait(url)) await limiter.open();
   const permits = new Map();
   let time = 0;
   for (const step of one.steps) {
@@ -238,7 +257,8 @@ async function run(one, url) {
     try {
       got = (await answer(store, limiter, one.number, step, permits)) ?? {};
     } catch (error) {
-      if (error.code === undefined || error.code === "ERR_ASSERTION") throw error;
+      // No case is about a store that fails.
+      if (error.code === undefined || ["ERR_ASSERTION", "store_timeout"].includes(error.code)) throw error;
       got = { error: error.code };
     }
     const where = `line ${step.line}, ${url}`;
