@@ -227,19 +227,19 @@ test("using, as TypeScript compiles it, completes a permit at the end of its sco
 test("a forgotten name may be declared as another kind", async (t) => {
   const store = new Store(`sqlite:${directory(t)}/limits.db`);
   const limiter = new RateLimiter(store, "mail", { maxExecutions: 1, windowSizeInSeconds: 60 });
-  limiter.tryAcquire();
+  assert.ok(await limiter.tryAcquireAsync());
   await store.forget("mail");
   assert.deepEqual(await store.names(), []);
   await assert.rejects(store.forget("mail"), { name: "UnknownLimit", message: /mail/ });
   await assert.rejects(store.forget(1), { name: "InvalidArgument", message: /name/ });
-  store.limiter("mail", "2 concurrent").tryAcquire();
-  assert.throws(() => limiter.tryAcquire(), { code: "kind_mismatch" });
+  assert.ok(await store.limiter("mail", "2 concurrent").tryAcquireAsync());
+  await assert.rejects(limiter.tryAcquireAsync(), { code: "kind_mismatch" });
 });
 
 test("a store attaches to declared limits, lists them, and opens nothing early", async (t) => {
   const path = `${directory(t)}/limits.db`;
   const { existsSync, statSync } = await import("node:fs");
-  const store = new Store(`sqlite:${path}`, { mode: 0o660, timeout: "2s" });
+  const store = new Store(`sqlite:${path}`, { mode: 0o660, timeout: "1m" });
   const limiter = new RateLimiter(store, "mail", { maxExecutions: 1, windowSizeInSeconds: 60 });
   assert.equal(limiter.name, "mail");
   assert.equal(existsSync(path), false);
@@ -249,11 +249,11 @@ test("a store attaches to declared limits, lists them, and opens nothing early",
   assert.equal(await limiter.canProceed(), true);
   const attached = RateLimiter.attach(new Store(`sqlite:${path}`), "mail");
   assert.ok(attached instanceof RateLimiter && attached instanceof Limiter);
-  assert.ok(attached.tryAcquire());
+  assert.ok(await attached.tryAcquireAsync());
   assert.equal(limiter.tryAcquire(), null);
   const unknown = RateLimiter.attach(store, "nail");
   const error = { name: "UnknownLimit", code: "unknown_limit", number: -4, message: /"nail".*mail/ };
-  assert.throws(() => unknown.tryAcquire(), error);
+  await assert.rejects(unknown.tryAcquireAsync(), error);
   await assert.rejects(unknown.acquire(), error);
   await assert.rejects(unknown.canProceed(), error);
 });

@@ -17,7 +17,7 @@ const run = (...args) => spawnSync(process.execPath, [program, ...args], { encod
 async function store(t) {
   const url = `sqlite:${directory(t)}/limits.db`;
   const made = new Store(url);
-  assert.ok(made.limiter("mail", "1/1h").tryAcquire({ key: "acme" }));
+  assert.ok(await made.limiter("mail", "1/1h").tryAcquireAsync({ key: "acme" }));
   await made.flush();
   return url;
 }

@@ -55,6 +55,7 @@ for (const [kind, make] of KINDS) {
     assert.equal(limiter.name, "limit");
     assert.equal(await limiter.canProceed(), true);
     const attached = kind.attach(store, "limit");
+    await attached.open();
     const most = starts(limiter);
     assert.ok(most >= 1 && most <= 2, String(most));
     assert.equal(attached.tryAcquire(), null);
@@ -175,8 +176,10 @@ test("a limiter can be made from a text", async (t) => {
   assert.match(limiter.decide().deniedBy, /^openai\/rate/);
   const found = new Store(`sqlite:${path}`).limiter("openai");
   assert.ok(found instanceof Limiter);
-  assert.equal(found.tryAcquire(), null);
-  assert.equal(starts(store.limiter("one", "2/1h")), 2);
+  assert.equal(await found.tryAcquireAsync(), null);
+  const one = store.limiter("one", "2/1m");
+  await one.open();
+  assert.equal(starts(one), 2);
   assert.throws(() => store.limiter("two", "2/1h +"), { code: "invalid_argument", message: /^policy is / });
 });
 
@@ -209,8 +212,9 @@ test("a name alone attaches to any kind at the first use, and an unknown name li
   await new Store(url).limiter("limit", "2/1h").acquire();
   assert.ok(await absent.acquire());
   await assert.rejects(absent.acquire({ timeout: 0 }), { name: "TimeoutError" });
-  const both = new CompositeLimiter([new Store(url).limiter("limit")]);
-  assert.equal(both.tryAcquire(), null);
+  const found = new Store(url).limiter("limit");
+  await found.open();
+  assert.equal(await new CompositeLimiter([found]).tryAcquireAsync(), null);
 });
 
 test("a file declares limits", async (t) => {

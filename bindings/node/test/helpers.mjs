@@ -24,6 +24,24 @@ export function manual({ RateLimiter, Store, ManualClock }, max, seconds, name =
 /** Waits until all tasks that are ready have run. */
 export const settle = () => new Promise((resolve) => setTimeout(resolve, 5));
 
+/** How often `patiently` runs a function at most. */
+const ATTEMPTS = 100;
+
+/**
+ * Runs a function from its beginning until no call of it gave up because the store was busy for 40 ms, which a busy machine may cause.
+ * It is for calls that have no form that waits longer: those of a composite with a custom limiter, and `stats()`. A request to a server
+ * may have taken effect nevertheless, so the function uses other limits each time.
+ */
+export async function patiently(run) {
+  for (let left = ATTEMPTS; ; await settle()) {
+    try {
+      return await run();
+    } catch (error) {
+      if (--left === 0 || error.code !== "store_timeout") throw error;
+    }
+  }
+}
+
 /** Returns the most starts whose whole intervals [a, b] lie in one window, wherever the window begins. */
 export function mostInAnyWindow(starts, window) {
   let most = 0;

@@ -16,7 +16,7 @@ async function holder(t, url, max, options = "") {
     const store = new Store(${JSON.stringify(url)});
     const limiter = new ConcurrencyLimiter(${max}, { store, name: "gpu"${options} });
     const permits = [];
-    for (let permit; (permit = limiter.tryAcquire()); ) permits.push(permit);
+    for (let permit; (permit = await limiter.tryAcquireAsync()); ) permits.push(permit);
     console.log(permits.length);
     setInterval(() => permits.length, 1000);
   `;
@@ -33,14 +33,14 @@ test("a killed process returns its slots", async (t) => {
   const limiter = new ConcurrencyLimiter(3, { store: new Store(url), name: "gpu" });
   assert.equal(await limiter.canProceed(), true);
   const child = await holder(t, url, 3);
-  assert.equal(limiter.tryAcquire(), null);
+  assert.equal(await limiter.tryAcquireAsync(), null);
   await assert.rejects(limiter.acquire({ timeout: 30 }), { name: "TimeoutError" });
   const waiting = limiter.acquire({ timeout: "60s" });
   await settle();
   child.kill("SIGKILL");
   await once(child, "exit");
   const permits = [await waiting, await limiter.acquire({ timeout: "60s" }), await limiter.acquire({ timeout: "60s" })];
-  assert.equal(limiter.tryAcquire(), null);
+  assert.equal(await limiter.tryAcquireAsync(), null);
   for (const permit of permits) permit.complete();
 });
 
@@ -49,29 +49,29 @@ test("a completion in another object or process wakes a waiter", async (t) => {
   const make = () => new ConcurrencyLimiter(1, { store: new Store(url), name: "gpu" });
   const [here, there] = [make(), make()];
   const permit = await here.acquire();
-  assert.equal(there.tryAcquire(), null);
+  assert.equal(await there.tryAcquireAsync(), null);
   const waiting = [there.acquire({ timeout: "60s" }), here.acquire({ timeout: "60s" })];
   await settle();
   permit.complete();
   const first = await Promise.race(waiting);
   first.complete();
   for (const each of await Promise.all(waiting)) each.complete();
-  assert.ok(there.tryAcquire());
+  assert.ok(await there.tryAcquireAsync());
 });
 
-test("a lease ends in time, can be renewed before, and is lost afterwards", (t) => {
+test("a lease ends in time, can be renewed before, and is lost afterwards", async (t) => {
   for (const url of ["memory:", `sqlite:${directory(t)}/limits.db`]) {
     const clock = new ManualClock();
     const store = new Store(url, { clock });
     const limiter = new ConcurrencyLimiter(1, { store, name: "gpu", lease: "10s" });
-    const permit = limiter.tryAcquire();
+    const permit = await limiter.tryAcquireAsync();
     clock.advance("9s");
-    permit.renew();
+    await permit.renewAsync();
     clock.advance("9s");
-    assert.equal(limiter.tryAcquire(), null);
-    permit.renew();
+    assert.equal(await limiter.tryAcquireAsync(), null);
+    await permit.renewAsync();
     clock.advance("10s");
-    const next = limiter.tryAcquire();
+    const next = await limiter.tryAcquireAsync();
     assert.ok(next, "the lease had not ended");
     const lost = (error) => {
       assert.ok(error instanceof LeaseLost && error instanceof LimitError);
@@ -79,13 +79,13 @@ test("a lease ends in time, can be renewed before, and is lost afterwards", (t) 
       assert.match(error.message, /"gpu"/);
       return true;
     };
-    assert.throws(() => permit.renew(), lost);
+    await assert.rejects(permit.renewAsync(), lost);
     permit.complete();
-    assert.equal(limiter.tryAcquire(), null, "a late completion ended the next lease");
+    assert.equal(await limiter.tryAcquireAsync(), null, "a late completion ended the next lease");
     assert.equal(typeof permit.fence, "bigint");
     assert.ok(next.fence > permit.fence);
     next.complete();
-    assert.ok(limiter.tryAcquire());
+    assert.ok(await limiter.tryAcquireAsync());
   }
 });
 

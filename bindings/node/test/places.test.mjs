@@ -195,27 +195,28 @@ test("the text of a place goes to another process, and starts once", async (t) =
   const { clock, limiter: here } = manual(package_, 1, 60, "jobs", url);
   // The other process has its own store and limiter on the same file.
   const there = RateLimiter.attach(new Store(url, { clock }), "jobs");
-  const first = here.tryAcquire();
-  const place = here.reserve();
+  const first = await here.tryAcquireAsync();
+  const place = await here.reserveAsync();
   const text = place.toText();
   assert.match(text, /^[\x21-\x7e]{1,127}$/);
-  assert.equal(there.present(text).started, false);
+  assert.equal((await there.presentAsync(text)).started, false);
   clock.advance("1m");
-  const started = there.present(text);
+  const started = await there.presentAsync(text);
   assert.equal(started.started, true);
-  const again = here.present(text);
+  const again = await here.presentAsync(text);
   assert.equal(again.started, false, "it started twice");
-  again.cancel();
-  assert.equal(there.peek().admitted, false);
+  await again.cancelAsync();
+  assert.equal((await there.peekAsync()).admitted, false);
   const sent = here.permit(started.toText());
   assert.equal(sent.started, true);
-  sent.cancel();
-  sent.cancel();
-  assert.equal(there.peek().admitted, true);
-  started.cancel();
-  there.permit(first.toText()).settle(0); // It has left the window.
-  assert.equal(there.peek().admitted, true);
+  await sent.cancelAsync();
+  await sent.cancelAsync();
+  assert.equal((await there.peekAsync()).admitted, true);
+  await started.cancelAsync();
+  await there.permit(first.toText()).settleAsync(0); // It has left the window.
+  assert.equal((await there.peekAsync()).admitted, true);
   const other = new RateLimiter(new Store(url, { clock }), "others", { maxExecutions: 1, windowSizeInSeconds: 60 });
+  await other.open();
   for (const call of ["permit", "present"]) assert.throws(() => other[call](text), foreign);
   await assert.rejects(other.acquire({ place: text }), foreign);
 });

@@ -43,7 +43,7 @@ test("worker threads share a limit", async (t) => {
   const counts = await Promise.all([count(), count(), count()]);
   assert.equal(sum(counts), LIMIT);
   const here = RateLimiter.attach(new Store(url), "shared");
-  assert.equal(here.tryAcquire({ key: "k" }), null);
+  assert.equal(await here.tryAcquireAsync({ key: "k" }), null);
   assert.equal(here.peek({ key: "k" }).limit, LIMIT);
 });
 
@@ -76,10 +76,13 @@ test("the latest counts are published at exit, however the program ends", async 
   const program = (end) => `
     import { RateLimiter, Store } from ${JSON.stringify(import.meta.resolve("workglow-limit"))};
     const limiter = new RateLimiter(new Store(${JSON.stringify(url)}), "x", { maxExecutions: 9, windowSizeInSeconds: 60 });
+    await limiter.open();
     limiter.tryAcquire();
     ${end}`;
   for (const end of ["process.exit(0)", "throw new Error('on purpose')", ""]) {
     await promisify(execFile)(process.execPath, ["--input-type=module", "-e", program(end)]).catch(() => {});
   }
-  assert.equal(new Store(url).limiter("x").stats().admitted, 3);
+  const limiter = new Store(url).limiter("x");
+  await limiter.open();
+  assert.equal(limiter.stats().admitted, 3);
 });

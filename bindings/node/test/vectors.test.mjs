@@ -19,7 +19,7 @@ import {
   Store,
   TokenBucketLimiter,
 } from "workglow-limit";
-import { directory } from "./helpers.mjs";
+import { directory, patiently } from "./helpers.mjs";
 import { startPostgres } from "./postgres.mjs";
 import { startRedis } from "./redis.mjs";
 
@@ -202,7 +202,8 @@ async function answer(store, limiter, number, { call, given }, permits) {
       return permit.started ? { "": "started" } : { "": "wait", after: us(permit.wait) };
     }
     case "stats": {
-      const { admitted, denied, unitsWanted: wanted, unitsGranted: granted, waited, cancelled } = limiter.stats({ key });
+      const stats = await patiently(() => limiter.stats({ key }));
+      const { admitted, denied, unitsWanted: wanted, unitsGranted: granted, waited, cancelled } = stats;
       const counts = { admitted, denied, wanted, granted, waited, cancelled };
       return Object.fromEntries(Object.entries(counts).map(([field, count]) => [field, String(count)]));
     }
@@ -223,28 +224,18 @@ async function answer(store, limiter, number, { call, given }, permits) {
   }
 }
 
-/** How often a case is run at most. */
-const ATTEMPTS = 100;
-
 /**
- * Runs a case. With a custom limiter every call waits for the store for at most 40 ms, also a promise, because it runs on the event
- * loop. On a busy machine a server once took longer. A request may have taken effect then, so the whole case is repeated with new
- * limits.
+ * Runs a case. With a custom limiter even promises wait for the store for at most 40 ms, because such a limiter runs on the event loop.
+ * A server once took longer, so the case is repeated then, with new limits.
  */
-async function run(one, url) {
-  const isHasty = mayWait(url) && one.limiters.some(([kind]) => kind === "custom");
-  for (let left = isHasty ? ATTEMPTS : 1; ; one.number = ++number) {
-    try {
-      return await runOnce(one, url);
-    } catch (error) {
-      if (--left === 0 || error.code !== "store_timeout") throw error;
-    }
-  }
+function run(one, url) {
+  if (!one.limiters.some(([kind]) => kind === "custom")) return runOnce(one, url);
+  return patiently(() => runOnce({ ...one, number: ++number }, url));
 }
 
 async function runOnce(one, url) {
   const clock = new ManualClock();
-  const store = new Store(url, { clock });
+  const store = new Store(url, { clock, timeout: "1m" });
   const limiter = limiterOf(one, store);
   if (mayWait(url)) await limiter.open();
   const permits = new Map();

@@ -49,7 +49,7 @@ test("many reservations at once, through several objects, never exceed the limit
   const asked = Array.from({ length: 60 }, (_, i) => limiters[i % 3].tryAcquire());
   assert.equal((await Promise.all(asked)).filter((token) => token !== null).length, 10);
   // It is the limit of that name for other limiters, too.
-  assert.equal(RateLimiter.attach(new Store(url), "mail").tryAcquire(), null);
+  assert.equal(await RateLimiter.attach(new Store(url), "mail").tryAcquireAsync(), null);
 });
 
 test("a pause by either side holds for Workglow's limiter, and free units do not end it", async () => {
