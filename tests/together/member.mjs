@@ -1,4 +1,5 @@
-// A Node member: member.mjs STORE NAME FOLDER TIMEOUT_SECONDS ON_ERROR DURABILITY. conftest.py describes its commands.
+// A Node member: member.mjs STORE NAME FOLDER TIMEOUT_SECONDS ON_ERROR DURABILITY. conftest.py describes its commands. It uses promises:
+// a synchronous call on the event loop waits for the others for only 40 ms, which on a busy machine may be too short.
 
 import fs from "node:fs";
 import readline from "node:readline";
@@ -37,26 +38,11 @@ async function sleep(ms) {
   for (let left = ms; left > 0; left = due - performance.now()) await setTimeout(left);
 }
 
-/** A call on the event loop waits for others only briefly, which on a busy machine may be too short: this retries it. */
-async function patiently(call) {
-  for (let left = 100; ; left--) {
-    try {
-      return call();
-    } catch (error) {
-      if (error.code !== "store_timeout" || left === 0) throw error;
-      await setTimeout(5);
-    }
-  }
-}
-
 /** Presents a place until it is not early. Returns a start, or another place. */
 async function present(given) {
   for (;;) {
-    let asked;
-    const permit = await patiently(() => {
-      asked = now();
-      return limiter.present(given);
-    });
+    const asked = now();
+    const permit = await limiter.presentAsync(given);
     if (permit.started) {
       record(asked);
       return ["started", text(permit)];
@@ -68,7 +54,7 @@ async function present(given) {
 
 /** Takes a place, reports it, and starts with it when it is ready. */
 async function queue(grace) {
-  let permit = await patiently(() => limiter.reserve({ grace: duration(grace) }));
+  let permit = await limiter.reserveAsync({ grace: duration(grace) });
   let ready = null;
   let decisions = 1;
   let sleeps = 0;
@@ -80,7 +66,7 @@ async function queue(grace) {
       sleeps += 1;
     }
     ready = permit.readyAtHrtime;
-    permit = await patiently(() => limiter.present(permit));
+    permit = await limiter.presentAsync(permit);
     decisions += 1;
   }
   record(ready);
@@ -97,21 +83,21 @@ async function answer(verb, word) {
   const asked = now();
   switch (verb) {
     case "try":
-      return start(limiter.tryAcquire(), asked);
+      return start(await limiter.tryAcquireAsync(), asked);
     case "acquire":
       waiting = new AbortController();
       return start(await limiter.acquire({ timeout: duration(word), signal: waiting.signal }), asked);
     case "acquire-place":
       return start(await limiter.acquire({ place: word }), asked);
     case "reserve":
-      return place(limiter.reserve({ grace: duration(word) }));
+      return place(await limiter.reserveAsync({ grace: duration(word) }));
     case "queue":
       return queue(word);
     case "present":
       return present(word);
     case "complete":
     case "cancel":
-      limiter.permit(word)[verb]();
+      await limiter.permit(word)[`${verb}Async`]();
       return ["done"];
     case "fetch":
       return ["heeded", (await heed(limiter, await fetch(word))) / 1e3];
@@ -120,7 +106,7 @@ async function answer(verb, word) {
   }
 }
 
-limiter.peek({ weight: 0 });
+await limiter.peekAsync({ weight: 0 });
 say("ready");
 for await (const line of readline.createInterface({ input: process.stdin })) {
   try {

@@ -14,7 +14,8 @@ const log = fs.openSync(`${folder}/node-${process.pid}.log`, "a"); // each write
 const never = new Int32Array(new SharedArrayBuffer(4));
 
 async function attempt() {
-  if (Number(wait) === 0) return limiter.tryAcquireAsync();
+  // A synchronous call gives the others 40 ms to open the store, and to continue from a stop.
+  if (!isSite || Number(wait) === 0) return limiter.tryAcquireAsync();
   try {
     return await limiter.acquire({ timeout: Math.random() * Number(wait) * 1000 });
   } catch (error) {
@@ -25,7 +26,7 @@ async function attempt() {
 
 for (;;) {
   const asked = process.hrtime.bigint();
-  const permit = isSite ? await attempt() : limiter.tryAcquire();
+  const permit = await attempt();
   const returned = process.hrtime.bigint();
   if (permit === null) {
     if (isSite) await setTimeout(1);
