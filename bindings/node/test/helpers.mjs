@@ -32,12 +32,12 @@ const ATTEMPTS = 100;
  * It is for calls that have no form that waits longer: those of a composite with a custom limiter, and `stats()`. A request to a server
  * may have taken effect nevertheless, so the function uses other limits each time.
  */
-export async function patiently(run) {
+export async function patiently(run, isLate = (error) => error.code === "store_timeout") {
   for (let left = ATTEMPTS; ; await settle()) {
     try {
       return await run();
     } catch (error) {
-      if (--left === 0 || error.code !== "store_timeout") throw error;
+      if (--left === 0 || !isLate(error)) throw error;
     }
   }
 }
