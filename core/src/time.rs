@@ -43,7 +43,8 @@ impl Now {
 /// A clock for tests: it stands still until it is advanced. Clones share one time.
 ///
 /// Pass it to a store ([`StoreOptions::clock`](crate::StoreOptions)); every limiter of that store then uses it. A
-/// thread that waits in `acquire` sleeps until the clock is advanced. A store supports at least 34 years of it.
+/// thread that waits in `acquire` sleeps until the clock is advanced. No time passes in a call: by this clock a
+/// [`Line`](crate::Line) or [`Pool`](crate::Pool) does all its due work in one. A store supports at least 34 years of it.
 #[derive(Debug, Clone, Default)]
 pub struct ManualClock(Arc<ManualTime>);
 

@@ -1,6 +1,6 @@
 //! The waiters of one event loop.
 
-use super::key::{KeyLine, Out, Pass, SLICE};
+use super::key::{KeyLine, Out, Pass};
 use super::own_place::OwnPlace;
 use super::{Outcome, Waiter};
 use crate::error::{Error, Result};
@@ -205,7 +205,7 @@ impl Line {
         let (clock, mut began) = (self.clock(), Instant::now());
         let now = clock.now().floor;
         let mut blocked = Vec::new();
-        while self.due.first().is_some_and(|(due, _)| *due <= now) && began.elapsed() < BATCH {
+        while self.due.first().is_some_and(|(due, _)| *due <= now) && !super::is_over(began, BATCH, &clock) {
             let was_stuck = self.is_stuck;
             match self.due.pop_first() {
                 Some((_, Due::Key(key))) => {
@@ -313,7 +313,7 @@ impl Line {
 
     /// Returns how long the next waiter may wait for the store.
     fn slice(&self) -> Duration {
-        if self.is_stuck { Duration::ZERO } else { SLICE }
+        if self.is_stuck { Duration::ZERO } else { super::slice(&*self.limiter) }
     }
 
     fn clock(&self) -> Clock {

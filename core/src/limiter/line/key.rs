@@ -31,9 +31,6 @@ const WORTH_MOVING: Tick = 50_000;
 /// The longest duration of one pass. The next pass, which is due immediately, does the rest.
 const BATCH: Duration = Duration::from_millis(4);
 
-/// The longest wait for the store in one call. A commit to a slow disk takes less.
-pub(super) const SLICE: Duration = Duration::from_millis(100);
-
 /// The time between two such calls in which other callers have the line, in ticks.
 pub(super) const BETWEEN_SLICES: Tick = 1_000;
 
@@ -111,7 +108,7 @@ pub(super) struct Pass<'a> {
 
 impl<'a> Pass<'a> {
     pub fn new(limiter: &'a dyn Limiter, key: &'a str, clock: &'a Clock) -> Pass<'a> {
-        Pass { limiter, key, clock, began: Instant::now(), slice: SLICE }
+        Pass { limiter, key, clock, began: Instant::now(), slice: super::slice(limiter) }
     }
 
     fn now(&self) -> Tick {
@@ -119,7 +116,7 @@ impl<'a> Pass<'a> {
     }
 
     fn is_over(&self) -> bool {
-        self.began.elapsed() > BATCH
+        super::is_over(self.began, BATCH, self.clock)
     }
 
     /// Returns the window of the limit, in ticks. (A limit that cannot be read reports its error when it is asked for a
@@ -522,7 +519,8 @@ impl KeyLine {
         }
         self.look_sooner_at = now + LOOK_SOONER;
         let Ok(seen) = pass.limiter.peek_again(pass.key, first.weight) else { return };
-        if patience_ticks(seen.retry_after).saturating_add(now + WORTH_MOVING) < first.ready {
+        // Counted from now: if this process was stopped since it asked, a start would not be sooner for that.
+        if patience_ticks(seen.retry_after).saturating_add(pass.now() + WORTH_MOVING) < first.ready {
             self.give_back_all(pass.limiter);
             self.ask_at = now;
         }
@@ -545,7 +543,7 @@ impl KeyLine {
     /// Gives a place back, or leaves that to a pass that may wait.
     fn give_back(&mut self, limiter: &dyn Limiter, place: RawPermit) {
         let since = *self.blocked_since.get_or_insert_with(Instant::now);
-        let give_back = || MayWait::in_slice(since, SLICE, || limiter.cancel_place(&place));
+        let give_back = || MayWait::in_slice(since, super::slice(limiter), || limiter.cancel_place(&place));
         // If it fails otherwise, the place expires unused.
         if self.is_blocked || matches!(give_back(), Err(Error::WouldWait)) {
             self.surplus.push(place);

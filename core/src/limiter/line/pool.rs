@@ -146,7 +146,8 @@ impl Pool {
         }
         (self.offer.workers, self.offer.free) = (workers, free);
         let now = clock.now().floor;
-        while began.elapsed() < BATCH
+        let mut blocked = Vec::new();
+        while !super::is_over(began, BATCH, &clock)
             && let Some(key) = self.take_due(now)
         {
             let Some(mut entry) = self.keys.remove(&key) else { continue };
@@ -155,6 +156,15 @@ impl Pool {
             for (rank, turn) in out {
                 self.notify(&key, rank, turn, clock.now().floor, notices);
             }
+            if entry.line.is_blocked() {
+                // Asking again immediately would fail too.
+                self.forget_due(&key, &mut entry);
+                blocked.push((key, entry));
+            } else {
+                self.keep(key, entry);
+            }
+        }
+        for (key, entry) in blocked {
             self.keep(key, entry);
         }
         let turn = self.turns.first().filter(|_| self.offer.free > 0);
@@ -254,9 +264,7 @@ impl Pool {
 
     /// Keeps a key's line, unless it is empty, and its due time.
     fn keep(&mut self, key: Arc<str>, mut entry: Entry) {
-        let forget = |set: &mut BTreeSet<_>, at: Option<Tick>| at.map(|at| set.remove(&(at, key.clone())));
-        forget(&mut self.due, entry.due.take());
-        forget(&mut self.turns, entry.turn.take());
+        self.forget_due(&key, &mut entry);
         if !entry.line.is_empty() {
             entry.due = Some(entry.line.next()).filter(|next| *next != Tick::MAX);
             entry.turn = entry.line.next_turn();
@@ -264,6 +272,12 @@ impl Pool {
             self.turns.extend(entry.turn.map(|at| (at, key.clone())));
             self.keys.insert(key, entry);
         }
+    }
+
+    fn forget_due(&mut self, key: &Arc<str>, entry: &mut Entry) {
+        let forget = |set: &mut BTreeSet<_>, at: Option<Tick>| at.map(|at| set.remove(&(at, key.clone())));
+        forget(&mut self.due, entry.due.take());
+        forget(&mut self.turns, entry.turn.take());
     }
 
     fn clock(&self) -> Clock {

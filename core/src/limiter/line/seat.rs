@@ -5,9 +5,9 @@
 //! that takes steps without sleeping here also advances the line, but never leads: its next step may come late, or
 //! never.
 
-use super::key::{KeyLine, Out, Pass, SLICE};
+use super::key::{KeyLine, Out, Pass};
 use super::own_place::OwnPlace;
-use super::{Claim, Outcome, Rank, Step, Terms, Waiter};
+use super::{Claim, Outcome, Rank, SLICE, Step, Terms, Waiter};
 use crate::error::{Error, Result};
 use crate::fork::{self, PerProcess};
 use crate::limiter::events::{Call, reporting_errors};
@@ -197,7 +197,7 @@ impl Seat {
         match &mut self.place {
             State::OwnPlace(own) if own.due > now => Ok(Err(from_ticks(own.due - now))),
             State::OwnPlace(own) => {
-                let outcome = own.advance(limiter, now, SLICE);
+                let outcome = own.advance(limiter, now, super::slice(limiter));
                 Ok(outcome.ok_or_else(|| from_ticks(own.due - now)))
             }
             State::InLine(rank, handle) => Ok(lock(handle).step(&Pass::new(limiter, &self.key, clock), *rank)),

@@ -70,6 +70,11 @@ impl TurnLine {
         self.line.is_empty() && self.running == 0
     }
 
+    /// Returns whether the last pass left work undone because the store is busy.
+    pub fn is_blocked(&self) -> bool {
+        self.line.is_blocked()
+    }
+
     pub fn len(&self) -> usize {
         self.line.waiters.len()
     }
