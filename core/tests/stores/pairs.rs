@@ -81,7 +81,7 @@ enum Before {
     OwnIdle,
 }
 
-const BEFORES: [Before; 5] = [Before::Unknown, Before::Used, Before::Idle, Before::Own, Before::OwnIdle];
+const STATES: [Before; 5] = [Before::Unknown, Before::Used, Before::Idle, Before::Own, Before::OwnIdle];
 
 struct Site {
     store: Store,
@@ -246,9 +246,9 @@ fn wrong(orders: &[Vec<Outcome>], pairs: &[Pair], found: &[Outcome]) -> Vec<Stri
 }
 
 /// The pairs that are tried at a time. A change of a key's policy completes the change of its limit, so it is alone.
-fn groups(befores: &[Before]) -> Vec<Vec<Pair>> {
-    let pairs = |one: One| BEFORES.map(|before| (one, before));
-    let alone = |one: One| befores.iter().map(move |before| vec![(one, *before)]);
+fn groups(states: &[Before]) -> Vec<Vec<Pair>> {
+    let pairs = |one: One| STATES.map(|before| (one, before));
+    let alone = |one: One| states.iter().map(move |before| vec![(one, *before)]);
     let mut groups: Vec<_> = [One::Clear, One::Override, One::Lift].into_iter().flat_map(alone).collect();
     groups.push(STARTS.into_iter().flat_map(pairs).collect());
     groups
@@ -297,7 +297,7 @@ fn an_operation_beside_a_change_comes_before_or_after_it() {
     behind(|| {
         for policies in &POLICIES {
             for whole in WHOLES {
-                for pairs in groups(&BEFORES) {
+                for pairs in groups(&STATES) {
                     let orders: Vec<_> = HAPPENED.iter().map(|steps| in_turn(policies, whole, &pairs, steps)).collect();
                     let dir = Dir::in_memory("pairs");
                     for url in ["memory:", &dir.url()] {
