@@ -3,9 +3,7 @@
 use crate::common::{Child, Dir, Record, most_in_any_window, now_ns, shared, wait_until};
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
-#[cfg(feature = "fault-points")]
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::*};
+use std::sync::atomic::Ordering::*;
 use std::time::{Duration, Instant};
 use workglow_limit::*;
 
@@ -316,6 +314,7 @@ fn a_disk_filled_by_keys() {
 #[test]
 #[cfg(feature = "fault-points")]
 fn a_store_whose_ledger_is_being_written_stops_no_other_store() {
+    use std::sync::{Arc, atomic::AtomicBool};
     let (here, there) = (Dir::in_memory("writing"), Dir::in_memory("writing-too"));
     let [limiter, other] = [&here, &there].map(|dir| Store::new(&dir.url()).unwrap().limiter("api", "9/1h").unwrap());
     let is_done = Arc::new(AtomicBool::new(false));
