@@ -2,7 +2,7 @@
 
 A member is one process on one limit. It answers each line of input with one line:
 
-    try | acquire TIMEOUT | acquire-place TEXT    started TEXT, denied, interrupted, or error CODE
+    try | acquire TIMEOUT GRACE | acquire-place TEXT    started TEXT, denied, interrupted, or error CODE
     reserve GRACE                                 place TEXT WAIT
     present TEXT (waits while it is early)        started TEXT, or another place TEXT WAIT
     queue GRACE                                   place TEXT WAIT, and then started TEXT DECISIONS SLEEPS
@@ -90,6 +90,9 @@ class Member:
             self._received += answer
         line, self._received = self._received.split(b"\n", 1)
         return line.decode().split()
+
+    def has_answered(self):
+        return b"\n" in self._received or bool(select.select([self], [], [], 0)[0])
 
     def ask(self, *words):
         self.send(*words)

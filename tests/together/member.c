@@ -126,13 +126,23 @@ static void with_text(const char *verb, const char *text) {
     }
 }
 
-static void answer(const char *verb, const char *word) {
+/* Waits for a start, with a grace of the caller's choice. */
+static void acquire(uint64_t timeout_ns, uint64_t grace_ns) {
+    wgl_waiter_options options = WGL_WAITER_OPTIONS_INIT;
+    options.timeout_ns = timeout_ns;
+    options.grace_ns = grace_ns;
+    wgl_permit permit;
+    uint64_t asked = now_ns();
+    say_start(wgl_acquire_with(limiter, NULL, 0, &options, &permit, NULL), asked, &permit);
+}
+
+static void answer(const char *verb, const char *word, const char *grace) {
     wgl_permit permit;
     uint64_t count, asked = now_ns();
     if (strcmp(verb, "try") == 0) {
         say_start(wgl_try_acquire(limiter, NULL, 0, 1, &permit, NULL), asked, &permit);
     } else if (strcmp(verb, "acquire") == 0) {
-        say_start(wgl_acquire(limiter, NULL, 0, 1, ns(word, WGL_FOREVER), &permit, NULL), asked, &permit);
+        acquire(ns(word, WGL_FOREVER), ns(grace, WGL_DEFAULT_GRACE));
     } else if (strcmp(verb, "reserve") == 0) {
         must(wgl_reserve(limiter, NULL, 0, 1, WGL_FOREVER, ns(word, WGL_DEFAULT_GRACE), &permit, &count));
         say_place(&permit, count);
@@ -165,11 +175,11 @@ int main(int argc, char **argv) {
 
     printf("ready\n");
     fflush(stdout);
-    char line[2 * TEXT_MAX], verb[32], word[TEXT_MAX];
+    char line[2 * TEXT_MAX], verb[32], word[TEXT_MAX], grace[32];
     while (fgets(line, sizeof line, stdin) != NULL) {
-        if (sscanf(line, "%31s %1023s", verb, word) < 1)
+        if (sscanf(line, "%31s %1023s %31s", verb, word, grace) < 1)
             return 2;
-        answer(verb, word);
+        answer(verb, word, grace);
         fflush(stdout);
     }
 }

@@ -79,14 +79,17 @@ function start(permit, asked) {
   return ["started", text(permit)];
 }
 
-async function answer(verb, word) {
+async function answer(verb, word, grace) {
   const asked = now();
   switch (verb) {
     case "try":
       return start(await limiter.tryAcquireAsync(), asked);
     case "acquire":
       waiting = new AbortController();
-      return start(await limiter.acquire({ timeout: duration(word), signal: waiting.signal }), asked);
+      return start(
+        await limiter.acquire({ timeout: duration(word), grace: duration(grace), signal: waiting.signal }),
+        asked,
+      );
     case "acquire-place":
       return start(await limiter.acquire({ place: word }), asked);
     case "reserve":

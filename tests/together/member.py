@@ -80,8 +80,8 @@ def answer(verb, *words):
     match verb, *words:
         case ("try",):
             return start(limiter.try_acquire(), asked)
-        case "acquire", timeout:
-            return start(limiter.acquire(timeout=seconds(timeout)), asked)
+        case "acquire", timeout, grace:
+            return start(limiter.acquire(timeout=seconds(timeout), grace=seconds(grace)), asked)
         case "acquire-place", given:
             return start(limiter.acquire(place=given), asked)
         case "reserve", grace:

@@ -64,7 +64,7 @@ def test_a_429_in_one_worker_pauses_all(language, server, gather, programs, tmp_
         heeded = time.monotonic_ns()
         # Callers that begin to wait now start when the pause is over, like those that only try.
         for member in waiting:
-            member.send("acquire", "-")
+            member.send("acquire", "-", "-")
         until("all start again", lambda: all_start(heeded))
         for member in waiting:
             assert member.receive()[0] == "started"
@@ -75,7 +75,7 @@ def test_a_429_in_one_worker_pauses_all(language, server, gather, programs, tmp_
     starts = read(folder)
     waited = [start for member in waiting for start in member.starts()]
     assert [start.member for start in waited] == list(LANGUAGES)
-    # The pause began between these two moments, so a call that began after the second ended after the first one's pause.
-    assert not [start for start in starts if start.a >= heeded and start.b < asked + ns(PAUSE)]
-    assert all(start.a >= asked + ns(PAUSE) for start in waited)
+    # The pause began between these two moments, so a call that began after the second ended after the first one's pause. (A waiter
+    # that wakes up late may start without a place. Then the earliest time of its start is that of its call.)
+    assert not [start for start in starts + waited if start.a >= heeded and start.b < asked + ns(PAUSE)]
     assert most_in_any_window(starts + waited, ns(WINDOW)) <= LIMIT
