@@ -14,8 +14,7 @@ const log = fs.openSync(`${folder}/node-${process.pid}.log`, "a"); // each write
 const never = new Int32Array(new SharedArrayBuffer(4));
 
 async function attempt() {
-  // A synchronous call gives the others 40 ms to open the store, and to continue from a stop.
-  if (!isSite || Number(wait) === 0) return limiter.tryAcquireAsync();
+  if (Number(wait) === 0) return limiter.tryAcquireAsync();
   try {
     return await limiter.acquire({ timeout: Math.random() * Number(wait) * 1000 });
   } catch (error) {
@@ -24,9 +23,19 @@ async function attempt() {
   }
 }
 
+/** Asks synchronously, which is soonest after a restart. If the others kept the store busy for 40 ms, nothing was started. */
+function attemptAtOnce() {
+  try {
+    return limiter.tryAcquire();
+  } catch (error) {
+    if (error.code !== "store_timeout") throw error;
+    return null;
+  }
+}
+
 for (;;) {
   const asked = process.hrtime.bigint();
-  const permit = await attempt();
+  const permit = isSite ? await attempt() : attemptAtOnce();
   const returned = process.hrtime.bigint();
   if (permit === null) {
     if (isSite) await setTimeout(1);
