@@ -86,10 +86,7 @@ async function answer(verb, word, grace) {
       return start(await limiter.tryAcquireAsync(), asked);
     case "acquire":
       waiting = new AbortController();
-      return start(
-        await limiter.acquire({ timeout: duration(word), grace: duration(grace), signal: waiting.signal }),
-        asked,
-      );
+      return start(await limiter.acquire({ timeout: duration(word), grace: duration(grace), signal: waiting.signal }), asked);
     case "acquire-place":
       return start(await limiter.acquire({ place: word }), asked);
     case "reserve":
