@@ -44,6 +44,8 @@ struct Slice {
     /// The limit for a server. A request to a server is not repeated: a caller that stops waiting cannot know whether
     /// it took effect.
     for_server: Duration,
+    /// The least that the call may use, even if the store's timeout is over.
+    least: Duration,
     /// Whether more of the store's timeout was left than the call used.
     is_cut: bool,
 }
@@ -84,7 +86,8 @@ impl MayWait {
 
     /// The same, with a separate limit for a server: `for_server`.
     pub(crate) fn in_slices<R>(since: Instant, length: Duration, for_server: Duration, call: impl FnOnce() -> R) -> R {
-        let _restore = Restore::after(&SLICE, Slice { since, length, for_server, is_cut: false });
+        let _restore =
+            Restore::after(&SLICE, Slice { since, length, for_server, least: Duration::ZERO, is_cut: false });
         call()
     }
 
@@ -95,6 +98,15 @@ impl MayWait {
             Some(_) => call(),
             None => Self::in_slice(Instant::now(), timeout, call),
         }
+    }
+
+    /// Lets a call that has waited for a thread since `asked` wait for what is left of the store's timeout, or briefly
+    /// if nothing is left.
+    pub fn for_the_rest<R>(asked: Instant, call: impl FnOnce() -> R) -> R {
+        let whole = Duration::MAX;
+        let rest = Slice { since: asked, length: whole, for_server: whole, least: BRIEFLY, is_cut: false };
+        let _restore = Restore::after(&SLICE, rest);
+        MayWait::UntilTimeout.during(call)
     }
 
     /// Returns how long this thread may wait, given a store's whole timeout.
@@ -109,7 +121,7 @@ impl MayWait {
         };
         let (left, length) = (timeout.saturating_sub(slice.since.elapsed()), length(&slice));
         SLICE.set(Some(Slice { is_cut: length < left, ..slice }));
-        Ok(left.min(length))
+        Ok(left.min(length).max(slice.least.min(timeout)))
     }
 
     /// Returns how long this thread may wait, given a part of the timeout.
@@ -169,5 +181,18 @@ mod tests {
         });
         let _ = std::panic::catch_unwind(|| MayWait::Never.during(|| std::panic::resume_unwind(Box::new(()))));
         assert_eq!(MayWait::here(), MayWait::UntilTimeout);
+    }
+
+    #[test]
+    fn a_call_that_waited_for_a_thread_has_the_rest_of_the_timeout() {
+        let asked = Instant::now();
+        let patience =
+            |timeout| MayWait::Briefly.during(|| MayWait::for_the_rest(asked, || MayWait::patience(timeout)));
+        let hour = Duration::from_secs(3_600);
+        let rest = patience(hour).unwrap();
+        assert!(rest < hour && rest > BRIEFLY);
+        std::thread::sleep(Duration::from_millis(2));
+        assert_eq!(patience(BRIEFLY + Duration::from_millis(1)), Ok(BRIEFLY));
+        assert_eq!(patience(Duration::from_millis(1)), Ok(Duration::from_millis(1)));
     }
 }

@@ -22,7 +22,7 @@ use workglow_limit::{
     WaiterId, from_unix_ns, unix_ns,
 };
 
-/// A call that has waited this long for a thread of the pool does not wait for the store as well.
+/// A call that has waited this long for a thread of the pool waits for the store only for the rest of its timeout.
 const QUEUED: Duration = Duration::from_secs(1);
 
 impl CallBuffer {
@@ -205,12 +205,15 @@ impl Task for PoolCall {
 
     fn compute(&mut self) -> napi::Result<()> {
         let PoolCall(core, buffer, asked) = self;
-        let may = if asked.elapsed() < QUEUED { MayWait::UntilTimeout } else { MayWait::Briefly };
-        pooled(may, || match core.call(buffer) {
+        let call = || match core.call(buffer) {
             // A line that has waited for a while lets others ask; `due` says when to advance it again.
             Err(Error::WouldWait) if buffer.is_advancing() => Ok(()),
             result => result,
-        })
+        };
+        match asked.elapsed() < QUEUED {
+            true => pooled(MayWait::UntilTimeout, call),
+            false => pooled(MayWait::UntilTimeout, || MayWait::for_the_rest(*asked, call)),
+        }
     }
 
     fn resolve(&mut self, _: Env, (): ()) -> napi::Result<Buffer> {
