@@ -63,6 +63,7 @@ struct Demand {
 struct Shared {
     demand: Mutex<Demand>,
     wake: Condvar,
+    /// Borrowed and modified only after `demand` is locked, by a thread that needs both.
     samples: watch::Sender<Sample>,
     quarter: Mutex<Quarter>,
 }
@@ -178,8 +179,8 @@ impl Sampler {
     pub async fn look(&self) -> Result<Arc<View>, Arc<Trouble>> {
         let mut samples = self.0.samples.subscribe();
         let number = {
-            let last = samples.borrow_and_update();
             let mut demand = self.demand();
+            let last = samples.borrow_and_update();
             if let (Some(view), Some(looked)) = (&last.view, last.looked)
                 && looked.elapsed() < FRESH
                 && !demand.is_old
@@ -472,5 +473,25 @@ mod tests {
         store.forget("idle").unwrap();
         quarter.add(TICKS + 1, &observer.look().unwrap());
         assert!(!quarter.limits.contains_key("idle"));
+    }
+
+    /// A request that came while a snapshot was published stopped the server for good: each waited for the other's lock.
+    #[test]
+    fn requests_while_snapshots_are_published_are_answered() {
+        let (sampler, _ended) = Sampler::start(&Store::new("memory:").unwrap(), "memory:", 0);
+        let (done, all_done) = std::sync::mpsc::channel();
+        for _ in 0..2 {
+            let (sampler, done) = (sampler.clone(), done.clone());
+            std::thread::spawn(move || {
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+                for _ in 0..2_000 {
+                    sampler.expire();
+                    assert!(runtime.block_on(sampler.look()).is_ok());
+                }
+                done.send(()).unwrap();
+            });
+        }
+        (0..2).for_each(|_| all_done.recv_timeout(Duration::from_secs(120)).expect("all requests are answered"));
+        sampler.end();
     }
 }
