@@ -46,6 +46,12 @@ impl Child {
         // SAFETY: the child runs only `f`, and ends with `_exit`.
         match unsafe { libc::fork() } {
             0 => {
+                // What the tests' own hook prints is captured, and lost with this process.
+                std::panic::set_hook(Box::new(|panic| {
+                    let text = format!("a child: {panic}\n");
+                    // SAFETY: the text is valid for its length.
+                    unsafe { libc::write(2, text.as_ptr().cast(), text.len()) };
+                }));
                 let code = std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).map_or(101, |()| 0);
                 // SAFETY: ends the child without running the parent's destructors.
                 unsafe { libc::_exit(code) }

@@ -105,9 +105,16 @@ fn name<R>(answer: Result<R>) -> String {
     answer.map_or_else(|error| error.name().to_owned(), |_| "done".to_owned())
 }
 
+/// A store whose change includes the time of the operations beside it, however slow the machine is.
+fn patient(url: &str) -> Store {
+    let mut options = StoreOptions::default();
+    options.timeout = Duration::from_secs(600);
+    Store::with_options(url, options).unwrap()
+}
+
 impl Site {
     fn new(url: &str, policies: &'static [&'static str; 4], whole: Whole) -> Site {
-        let store = Store::new(url).unwrap();
+        let store = patient(url);
         let limiter = store.limiter("api", policies[0]).unwrap();
         limiter.open().unwrap();
         if whole == Whole::Lift {
@@ -347,7 +354,7 @@ fn after_a_death(
     let site = Site::new(&dir.url(), policies, whole);
     let keys = site.keys(whole.others(), pairs);
     let child = Child::run(|| {
-        let store = Store::new(&dir.url()).unwrap();
+        let store = patient(&dir.url());
         let limiter = store.find("api").unwrap();
         fault::at(point, || common::raise(libc::SIGKILL));
         Site { store, limiter, policies }.change(whole);
