@@ -233,7 +233,7 @@ format: $(VENV)/lint $(NODE_TOOLS)
 # The core with fault points, compiled once for all of it, by a profile that compiles fast.
 QUICK := --profile quick --features workglow-limit/fault-points -p workglow-limit-cli -p workglow-limit-node -p workglow-limit-python
 
-quick: quick-tools lint
+quick: quick-tools lint $(VENV)/ready
 	cargo clippy --quiet $(QUICK) -p workglow-limit -p workglow-limit-ffi --all-targets -- -D warnings
 	cargo build --quiet $(QUICK) -p workglow-limit-ffi
 	rm -f $(TARBALL) # It is made from the folder that this writes.
