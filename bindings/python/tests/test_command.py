@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,10 @@ def test_the_command_runs(command, store):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_end_the_command(number, store):
-    with subprocess.Popen([*INSTALLED, "--store", store, "watch"], stdout=subprocess.PIPE, text=True) as watch:
+    command = [*INSTALLED, "--store", store, "watch"]
+    # A background job inherits that SIGINT is ignored, and the command leaves it so.
+    heed = partial(signal.signal, number, signal.SIG_DFL)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=heed) as watch:
         assert json.loads(watch.stdout.readline())["event"] == "watching"
         watch.send_signal(number)
         assert watch.wait(60) == -number
