@@ -79,8 +79,9 @@ impl Session {
             }
             error => Err(error),
         };
-        let limits = match self.with_lock(|locked| Ok(locked.limits().collect::<Vec<u64>>())) {
-            Ok(limits) => limits,
+        let limits = |locked: &Locked| Ok((locked.instance, locked.limits().collect::<Vec<u64>>()));
+        let (instance, limits) = match self.with_lock(limits) {
+            Ok(found) => found,
             Err(error) => {
                 note(error)?;
                 return Ok(problems);
@@ -88,13 +89,21 @@ impl Session {
         };
         let next = Cell::new((0, 0));
         while next.get().0 < limits.len() {
-            let looked = self.with_lock(|locked| {
-                look(locked, &limits, &next);
-                Ok(())
+            let is_it = self.with_lock(|locked| {
+                let is_it = locked.instance == instance;
+                if is_it {
+                    look(locked, &limits, &next);
+                }
+                Ok(is_it)
             });
-            if let Err(error) = looked {
-                note(error)?;
-                next.set((next.get().0 + 1, 0));
+            match is_it {
+                Ok(true) => {}
+                // It was rebuilt, so what was found before concerns no file any more.
+                Ok(false) => return self.verify_lane(database),
+                Err(error) => {
+                    note(error)?;
+                    next.set((next.get().0 + 1, 0));
+                }
             }
             std::thread::sleep(LET_OTHERS);
         }

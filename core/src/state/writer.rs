@@ -22,7 +22,7 @@ use super::limit::{RefusedStart, take_back};
 use super::locked::Locked;
 use super::policies::{KeySelection, KnownLimit};
 use super::session::{LET_OTHERS, Session};
-use super::table::{Blocked, Hash};
+use super::table::{Blocked, Hash, Home};
 use super::url::Address;
 use super::{Key, lane, os};
 use crate::algorithm::log::Taken;
@@ -34,6 +34,7 @@ use crate::time::{Now, monotonic_ns};
 use crate::waiting::MayWait;
 use std::cell::RefCell;
 use std::fs::File;
+use std::ptr;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
@@ -87,8 +88,9 @@ struct Want {
     is_done: AtomicBool,
 }
 
-/// The right to write the ledger.
+/// The right to write the ledger of a lane.
 pub(super) struct Lead<'s> {
+    home: &'s Home,
     // In this order: the lane's byte is returned before another thread of this process can ask for it.
     _lane: File,
     _process: MutexGuard<'s, ()>,
@@ -234,7 +236,7 @@ impl Session {
     fn write_every_key(&self, lead: &Lead, patience: Duration) -> Result<()> {
         while self.write_batch(lead, patience)? {}
         while !self.write(lead, patience, |locked| locked.gather(std::iter::empty(), true))?.news.is_empty() {}
-        let limits = self.with_lock_for(patience, |locked| Ok(locked.limits().collect::<Vec<_>>()))?;
+        let limits = self.with_lane_of(lead, patience, |locked| Ok(locked.limits().collect::<Vec<_>>()))?;
         self.write_limits(lead, patience, &limits)?;
         self.write_missing(lead, patience)
     }
@@ -328,7 +330,7 @@ impl Session {
     }
 
     fn write_missing(&self, lead: &Lead, patience: Duration) -> Result<()> {
-        let (home, (after, to)) = (self.home(), (self.home().settled(), self.home().generation()));
+        let (home, (after, to)) = (lead.home, (lead.home.settled(), lead.home.generation()));
         if after >= to {
             return Ok(());
         }
@@ -337,7 +339,7 @@ impl Session {
             |database: &mut Database| Ok((database.limits(Some(after))?, database.keys(KeySelection::Changed(after))?));
         let (limits, keys) = self.with_ledger(lead, read)?;
         for KnownLimit { name, declared, .. } in limits.iter().filter(|known| known.missing.is_some()) {
-            let found = self.with_lock_for(patience, |locked| {
+            let found = self.with_lane_of(lead, patience, |locked| {
                 let found = locked.find_limit(name);
                 // No start may happen under an earlier policy any more.
                 found.map_or(Ok(()), |limit| locked.finish_change(limit)).map(|()| found)
@@ -381,8 +383,18 @@ impl Session {
     fn try_lead(&self) -> Result<Option<Lead<'_>>> {
         let Some(_ledgers) = fork::ledgers() else { return Ok(None) };
         let Some(_process) = self.writer.writing.try_lock() else { return Ok(None) };
-        let Some(watch) = &self.home().watch else { return Ok(None) };
-        Ok(watch.try_lock_ledger()?.map(|_lane| Lead { _lane, _process, _ledgers }))
+        let home = self.home();
+        let Some(watch) = &home.watch else { return Ok(None) };
+        Ok(watch.try_lock_ledger()?.map(|_lane| Lead { home, _lane, _process, _ledgers }))
+    }
+
+    /// Runs work under the structure lock, in the lane of the lead. Places that were read there mean nothing in a lane
+    /// that has replaced it since: then this fails like a lock that is busy, and the caller begins again.
+    fn with_lane_of<R>(&self, lead: &Lead, patience: Duration, f: impl Fn(&Locked) -> Result<R>) -> Result<R> {
+        let answer =
+            self.with_lock_for(patience, |locked| ptr::eq(locked.home, lead.home).then(|| f(locked)).transpose())?;
+        let doing = || format!("writing the ledger of {}", self.url());
+        answer.ok_or_else(|| Error::StoreTimeout { doing: doing(), waited_ms: 0 })
     }
 
     /// Writes listed keys if no other caller is writing. Failures are not returned: callers that wait for the write
@@ -409,25 +421,25 @@ impl Session {
         };
         let unnamed = self.write(lead, patience, gather)?.unnamed;
         if !unnamed.is_empty() {
-            self.with_lock_for(patience, |locked| self.name(locked, &unnamed))?;
+            self.with_lane_of(lead, patience, |locked| self.name(locked, &unnamed))?;
         }
         let is_written = |want: &&Arc<Want>| !unnamed.contains(&want.changed.0);
         wants.iter().filter(is_written).for_each(|want| want.is_done.store(true, Release));
         self.writer.commits.fetch_add(1, AcqRel);
         os::wake_all(&self.writer.commits);
-        Ok(self.home().has_listed())
+        Ok(lead.home.has_listed())
     }
 
     /// Gathers, commits, marks.
     fn write(&self, lead: &Lead, patience: Duration, gather: impl Fn(&Locked) -> Batch) -> Result<Batch> {
-        let batch = self.with_lock_for(patience, |locked| Ok(gather(locked)))?;
+        let batch = self.with_lane_of(lead, patience, |locked| Ok(gather(locked)))?;
         fault::point("gathered");
-        let home = self.home();
+        let home = lead.home;
         if !batch.keys.is_empty() || !batch.news.is_empty() {
             let write =
                 |database: &mut Database| record(database, &batch, lane::raise_sequence(home, database.sequence));
             if let Err(error) = self.with_ledger(lead, write) {
-                let _ = self.with_lock_for(TAKEN_BACK_BY, |locked| {
+                let _ = self.with_lane_of(lead, TAKEN_BACK_BY, |locked| {
                     locked.keep_news(&batch.news);
                     Ok(())
                 });
@@ -435,7 +447,8 @@ impl Session {
             }
             // It is written, even if it cannot be marked. At worst it is written twice, and counts twice after a
             // reboot. The lock was free a moment ago, so a longer wait is worthwhile.
-            let _ = self.with_lock(|locked| locked.mark(&batch));
+            let _ = MayWait::patience(self.options.timeout)
+                .and_then(|patience| self.with_lane_of(lead, patience, |locked| locked.mark(&batch)));
         }
         home.have_written(batch.listed_to);
         Ok(batch)

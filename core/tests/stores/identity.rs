@@ -247,6 +247,60 @@ fn a_copy_of_a_store_has_a_lane_of_its_own() {
     assert_eq!(take_in_a_child(&dir, LIMIT), LIMIT - 30);
 }
 
+/// A handle once asked the new lane at the place where its limit was in the old one. That was beyond the end of a new
+/// lane smaller than the old one, so every call of the handle reported damage from then on.
+#[test]
+fn handles_waiters_counts_and_observers_follow_to_a_smaller_lane() {
+    let dir = Dir::new("smaller");
+    let store = Store::new(&dir.url()).unwrap();
+    let limiters: Vec<_> = (0..40).map(|i| store.limiter(&format!("limit-{i}"), "100/1h").unwrap()).collect();
+    for limiter in &limiters {
+        (0..60).for_each(|key| drop(limiter.decide(&format!("key-{key}"), 1).unwrap()));
+    }
+    // The last limit of the lane.
+    let slots = store.limiter("slots", "1 concurrent").unwrap();
+    let _held = slots.decide("", 1).unwrap().permit.unwrap();
+    let mut observer = Observer::new(&store, 8);
+    let misplace = || {
+        let lane = OpenOptions::new().read(true).write(true).open(dir.file("limits.db-lane")).unwrap();
+        let mut bytes = vec![0; lane.metadata().unwrap().len() as usize];
+        lane.read_exact_at(&mut bytes, 0).unwrap();
+        // A key's text follows its length and a flag. Its hash is 16 words before: see `key_word`.
+        let is_key = |at: &usize| bytes[*at..].starts_with(b"\x05\0key-0");
+        for at in (0..bytes.len()).step_by(8).filter(is_key) {
+            lane.write_all_at(&[1; 8], at as u64 - 16 * 8).unwrap();
+        }
+        assert!(store.verify(true).unwrap().iter().all(|problem| problem.is_repaired));
+    };
+    let remove = || std::fs::remove_file(dir.file("limits.db-lane")).unwrap();
+    let lane = || std::fs::metadata(dir.file("limits.db-lane")).map_or(0, |lane| lane.ino());
+    for lose in [&remove as &dyn Fn(), &misplace] {
+        let mut waiting = || {
+            let seen = observer.look().unwrap();
+            seen.limits.iter().find(|limit| limit.name == "slots").unwrap().waiting
+        };
+        let waiter = std::thread::spawn({
+            let slots = slots.clone();
+            move || acquire(&*slots, Waiter::new("", 1)).unwrap()
+        });
+        wait_until("it waits", || waiting() == 1);
+        let before = lane();
+        lose();
+        wait_until("there is another lane", || {
+            limiters[0].peek("key-0", 1).unwrap();
+            ![0, before].contains(&lane())
+        });
+        wait_until("its waiter follows", || waiting() == 1 || waiter.is_finished());
+        // None of them has looked for its limit yet.
+        for limiter in limiters.iter().rev() {
+            wait_until("it is open again", || limiter.decide("key-0", 1).unwrap().admitted);
+            assert_eq!(limiter.stats("key-0").unwrap().admitted, 1);
+        }
+        assert!(matches!(waiter.join().unwrap(), Attempt::Admitted(_)));
+        wait_until("it waits no more", || waiting() == 0);
+    }
+}
+
 /// Losing the lane costs two seconds and a budget, whatever the limit is.
 #[test]
 fn a_deleted_lane_costs_a_budget_on_every_kind_of_limit() {

@@ -84,6 +84,14 @@ impl Bound {
         unsafe { &*self.current.load(Acquire) }
     }
 
+    /// Changes the number of callers of this process that wait.
+    pub(super) fn waits_more(&self, by: i64) {
+        self.counts.waits_more(by);
+        if self.home().is_lane() {
+            self.home().waits_more(self.limit, self.member, by);
+        }
+    }
+
     /// The limit's table, as this limiter knows it. Its words never change and never belong to another table. So what
     /// was read once is still right; the lookup of a key shows whether it is still the limit's table.
     #[inline(always)]
@@ -301,14 +309,13 @@ impl Limit {
         let before = self.bound.load(Acquire);
         let home = self.store.home();
         // SAFETY: as in `bound`.
-        let limit = match unsafe { before.as_ref() } {
-            Some(bound) if home.is_retired(bound.limit) => self.declare_or_attach(home, locked, true)?,
-            // SAFETY: as in `bound`.
-            Some(bound) if bound.epoch == epoch => return Ok(unsafe { &*before }),
+        let last = unsafe { before.as_ref() };
+        // The place of a limit means something only in the home in which it was found.
+        let limit = match last.filter(|bound| ptr::eq(bound.home, home) && !home.is_retired(bound.limit)) {
+            Some(bound) if bound.epoch == epoch => return Ok(bound),
             // A forked child of a process that used the limit has it already, and must not declare it again.
-            Some(bound) if ptr::eq(bound.home, home) => bound.limit,
-            Some(_) => self.declare_or_attach(home, locked, true)?,
-            None => self.declare_or_attach(home, locked, false)?,
+            Some(bound) => bound.limit,
+            None => self.declare_or_attach(home, locked, last.is_some())?,
         };
         let current = AtomicPtr::new(Decoded::new(home, home.table(limit), ptr::null_mut()));
         let (hasher, gate) = (home.hasher(b'k'), home.limit_gate(limit));
@@ -318,9 +325,14 @@ impl Limit {
         let seen = AtomicU64::new(0);
         let bound =
             Box::into_raw(Box::new(Bound { home, limit, hasher, gate, epoch, seen, current, member, counts, before }));
+        // The waiters move with the limit.
+        let waiting = self.waiting.lock();
         self.bound.store(bound, Release);
+        last.into_iter().for_each(|last| last.waits_more(-(*waiting as i64)));
         // SAFETY: as in `bound`.
-        Ok(unsafe { &*bound })
+        let bound = unsafe { &*bound };
+        bound.waits_more(*waiting as i64);
+        Ok(bound)
     }
 
     /// With `again`, this limiter has declared it before, so the store's present policy applies.

@@ -31,6 +31,7 @@ use crate::algorithm::{Algorithm, Sealed};
 use crate::atomic::*;
 use crate::decision::Decision;
 use crate::error::{Error, Result};
+use crate::fork::PerProcess;
 use crate::permit::RawPermit;
 use crate::policy::{self, Policy, Shape};
 use crate::server::without_password;
@@ -67,6 +68,8 @@ pub(crate) struct Limit {
     early_errors: AtomicU64,
     /// Until when a full store is not searched again, by the monotonic clock.
     full_until: AtomicU64,
+    /// The number of callers of this process that wait here.
+    waiting: PerProcess<u64>,
     /// Null until the first use.
     bound: AtomicPtr<Bound>,
 }
@@ -344,6 +347,7 @@ impl Limit {
             kind,
             early_errors: AtomicU64::new(0),
             full_until: AtomicU64::new(0),
+            waiting: PerProcess::new(),
             bound,
         }
     }
@@ -445,12 +449,10 @@ impl Limit {
 
     /// Changes the number of waiting callers of this process.
     pub fn waits_more(&self, by: i64) {
-        if let Some(bound) = self.is_bound() {
-            bound.counts.waits_more(by);
-            if bound.home().is_lane() {
-                bound.home().waits_more(bound.limit, bound.member, by);
-            }
-        }
+        // Not while the limit is found elsewhere: see `bind`.
+        let mut waiting = self.waiting.lock();
+        *waiting = waiting.saturating_add_signed(by);
+        self.is_bound().into_iter().for_each(|bound| bound.waits_more(by));
     }
 
     /// The decision while the store fails: admitted, if there is a permit.
