@@ -384,6 +384,7 @@ impl LockedLane {
             database: database.to_owned(),
             store_id: store.identity.id,
             file: self.id()?,
+            root: files::id_at(Path::new("/")).map_err(|e| self.failed(e))?,
             sequence: AtomicU64::new(sequence(&home)),
             looks: AtomicU64::new(home.arena.word(header::LOOKS).load(Acquire)),
             is_in_doubt: AtomicU64::new(0),
@@ -434,6 +435,8 @@ pub(crate) struct Watch {
     database: PathBuf,
     store_id: [u64; 2],
     file: FileId,
+    /// The directory `/` of the process when it attached: `chroot` gives it another.
+    root: FileId,
     /// The largest values of the header that this process has seen. They only grow.
     sequence: AtomicU64,
     looks: AtomicU64,
@@ -470,14 +473,18 @@ impl Watch {
         asked.unwrap_or(false)
     }
 
-    /// Returns whether the lane is still there, and still the latest.
+    /// Returns whether the lane is still there, and still the latest. It needs no descriptor. A process that may no
+    /// longer look, because it gave up its rights or its root, goes on with the lane that it has.
     #[cold]
     pub fn look(&self, home: &Home, now: Tick) -> bool {
-        let is_it = files::open(&self.path).is_ok_and(|file| {
-            let is_there = file.metadata().is_ok_and(|found| id_of(&found) == self.file);
-            is_there && self.is_whole(&file, &home.arena)
-        });
-        if !is_it || !self.is_as_it_was(home) || !self.is_next_to_its_database(home) {
+        use std::io::ErrorKind::{NotADirectory, NotFound};
+        let has_its_root = files::id_at(Path::new("/")).is_ok_and(|root| root == self.root);
+        let is_there = || match std::fs::symlink_metadata(&self.path) {
+            Ok(found) => id_of(&found) == self.file && found.len() / 8 >= home.arena.usable(),
+            Err(error) => !matches!(error.kind(), NotFound | NotADirectory),
+        };
+        let is_in_place = !has_its_root || is_there() && self.is_next_to_its_database(home);
+        if !is_in_place || !self.is_as_it_was(home) {
             return false;
         }
         let looks = home.arena.word(header::LOOKS).fetch_add(1, AcqRel) + 1;
@@ -498,13 +505,13 @@ impl Watch {
         file.metadata().is_ok_and(|found| found.len() / 8 >= arena.usable())
     }
 
-    /// Returns whether it is the attached lane, in no earlier state.
+    /// Returns whether it is the attached lane, in no earlier state, and without a doubt about its database.
     fn is_as_it_was(&self, home: &Home) -> bool {
         let is_it = home.arena.word(header::INSTANCE).load(Acquire) == home.instance
             && home.get(header::STORE_ID) == self.store_id
             // A lane in creation has no magic number yet.
             && matches!(home.arena.word(header::MAGIC).load(Acquire), MAGIC | 0);
-        is_it && !self.went_back(home)
+        is_it && !self.went_back(home) && self.is_in_doubt.load(Acquire) == 0
     }
 
     fn went_back(&self, home: &Home) -> bool {
@@ -516,7 +523,6 @@ impl Watch {
 
     /// A database that is away for a while does no harm.
     fn is_next_to_its_database(&self, home: &Home) -> bool {
-        self.is_in_doubt.load(Acquire) == 0
-            && files::id_at(&self.database).map_or(true, |id| id == home.get(header::DATABASE))
+        files::id_at(&self.database).map_or(true, |id| id == home.get(header::DATABASE))
     }
 }

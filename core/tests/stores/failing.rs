@@ -147,6 +147,47 @@ fn a_process_that_stops_under_the_lock() {
     });
 }
 
+/// The look at the lane, once a second, once needed a descriptor and the right to open the file. Without them every
+/// decision failed.
+#[test]
+fn decisions_need_no_descriptor_and_no_right_to_look() {
+    let no_descriptor = || {
+        let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: a plain call.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const none) }, 0);
+    };
+    // SAFETY (here and below): plain calls, in a process with one thread.
+    let another_user = || unsafe { assert!(libc::setgid(65_534) == 0 && libc::setuid(65_534) == 0) };
+    let another_root = || unsafe { assert_eq!(libc::chroot(c"/proc/self/fdinfo".as_ptr()), 0) };
+    let cases: [(&str, &dyn Fn(), bool); 3] = [
+        ("no descriptor", &no_descriptor, false),
+        ("another user", &another_user, true),
+        ("another root", &another_root, true),
+    ];
+    // SAFETY: a plain call.
+    let is_root = unsafe { libc::geteuid() } == 0;
+    for (name, lose, _) in cases.into_iter().filter(|(.., needs_root)| is_root || !needs_root) {
+        let dir = Dir::new(&name.replace(' ', "-"));
+        std::fs::set_permissions(dir.file("."), Permissions::from_mode(0o700)).unwrap();
+        Child::run(|| {
+            let limiter = RateLimiter::new(&Store::new(&dir.url()).unwrap(), "api", 20, Duration::from_secs(1)).unwrap();
+            assert!(matches!(limiter.attempt("", 1).unwrap(), Attempt::Admitted(_)));
+            lose();
+            let (began, record) = (Instant::now(), Record::new(1_000));
+            // Some looks are due in this time.
+            while began.elapsed() < Duration::from_secs(4) || record.len() <= 20 {
+                let before = now_ns();
+                if matches!(limiter.attempt("", 1).unwrap(), Attempt::Admitted(_)) {
+                    record.add(before, now_ns(), 1);
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            assert!(most_in_any_window(&record.starts(), 1_000_000_000) <= 20, "{name}");
+        })
+        .join();
+    }
+}
+
 #[test]
 fn a_lost_lane_counts_as_full_for_a_while() {
     const WINDOW: Duration = Duration::from_millis(2_500);
