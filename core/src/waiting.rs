@@ -46,8 +46,18 @@ struct Slice {
     for_server: Duration,
     /// The least that the call may use, even if the store's timeout is over.
     least: Duration,
+    /// Whether the caller waits for a start anyway.
+    outlasts: bool,
     /// Whether more of the store's timeout was left than the call used.
     is_cut: bool,
+}
+
+impl Slice {
+    /// All of a longer wait.
+    fn whole(since: Instant) -> Slice {
+        let [length, for_server] = [Duration::MAX; 2];
+        Slice { since, length, for_server, least: Duration::ZERO, outlasts: false, is_cut: false }
+    }
 }
 
 /// Restores a thread's value when dropped, also after a panic.
@@ -81,13 +91,14 @@ impl MayWait {
     /// call returns [`Error::WouldWait`] after that, unless the whole timeout is over. A line uses this to serve its
     /// other waiters in between.
     pub(crate) fn in_slice<R>(since: Instant, length: Duration, call: impl FnOnce() -> R) -> R {
-        Self::in_slices(since, length, Duration::MAX, call)
+        let _restore = Restore::after(&SLICE, Slice { length, ..Slice::whole(since) });
+        call()
     }
 
-    /// The same, with a separate limit for a server: `for_server`.
+    /// The same for a caller that waits for a start, with a separate limit for a server: `for_server`. It outlasts short
+    /// failures.
     pub(crate) fn in_slices<R>(since: Instant, length: Duration, for_server: Duration, call: impl FnOnce() -> R) -> R {
-        let _restore =
-            Restore::after(&SLICE, Slice { since, length, for_server, least: Duration::ZERO, is_cut: false });
+        let _restore = Restore::after(&SLICE, Slice { length, for_server, outlasts: true, ..Slice::whole(since) });
         call()
     }
 
@@ -103,9 +114,7 @@ impl MayWait {
     /// Lets a call that has waited for a thread since `asked` wait for what is left of the store's timeout, or briefly
     /// if nothing is left.
     pub fn for_the_rest<R>(asked: Instant, call: impl FnOnce() -> R) -> R {
-        let whole = Duration::MAX;
-        let rest = Slice { since: asked, length: whole, for_server: whole, least: BRIEFLY, is_cut: false };
-        let _restore = Restore::after(&SLICE, rest);
+        let _restore = Restore::after(&SLICE, Slice { least: BRIEFLY, ..Slice::whole(asked) });
         MayWait::UntilTimeout.during(call)
     }
 
@@ -144,6 +153,16 @@ impl MayWait {
     /// Returns whether the rest of the store's timeout is left for later calls.
     pub(crate) fn is_cut() -> bool {
         SLICE.try_with(Cell::get).unwrap_or(None).is_some_and(|slice| slice.is_cut)
+    }
+
+    /// Returns when the wait began of which a step began at `step`.
+    pub(crate) fn since(step: Instant) -> Instant {
+        SLICE.try_with(Cell::get).unwrap_or(None).map_or(step, |slice| slice.since.min(step))
+    }
+
+    /// Returns whether the caller waits for a start anyway, so that a failure that may be short is no answer yet.
+    pub(crate) fn outlasts() -> bool {
+        SLICE.try_with(Cell::get).unwrap_or(None).is_some_and(|slice| slice.outlasts)
     }
 
     /// Runs `call`, which undoes the partial work of a call. Undoing is required, so it may always wait briefly.

@@ -345,8 +345,8 @@ impl Session {
                     std::thread::sleep(LET_OTHERS.min(left));
                 }
                 Ok(None) | Err(Error::StoreTimeout { .. }) => {
-                    let waited_ms = start.elapsed().as_millis() as u64;
-                    return Err(Error::StoreTimeout { doing: format!("using {}", self.url), waited_ms });
+                    let doing = format!("using {}", self.url);
+                    return Err(Error::StoreTimeout { doing, waited_ms: 0 }.after(start));
                 }
                 Err(e) => return Err(e),
             }

@@ -67,6 +67,8 @@ const TAKEN_BACK_FIRST_BY: Duration = Duration::from_secs(1);
 pub(super) struct Writer {
     /// Until when no caller tries again, by the monotonic clock.
     rests_until: AtomicU64,
+    /// Why the last write failed.
+    failed: PerProcess<String>,
     /// From when on a caller may again wait to take back refused starts.
     takes_back_from: AtomicU64,
     /// The keys for which callers of this process wait.
@@ -140,12 +142,13 @@ impl Session {
             if home.instance != want.instance || !home.is_still_there(home.clock.now().floor) {
                 return Err(Blocked::Lost);
             }
-            if !has_tried && self.rests() {
-                let cause = "it failed a moment ago, and is tried again within a second";
-                return Err(Error::store(format!("writing the ledger of {}", self.url()), cause).into());
-            }
             let left = patience.saturating_sub(began.elapsed());
-            match self.try_lead()? {
+            let rests = !has_tried && self.rests();
+            let goes_on = MayWait::outlasts() && (MayWait::is_cut() || !left.is_zero());
+            if rests && !goes_on {
+                return Err(self.failed_a_moment_ago().into());
+            }
+            match if rests { None } else { self.try_lead()? } {
                 None => os::sleep_on(&self.writer.commits, commits, LOOK_AGAIN.min(left)),
                 Some(lead) => {
                     has_tried = true;
@@ -160,9 +163,12 @@ impl Session {
                         Err(error) => {
                             // A caller that waits briefly knows too little to stop the others.
                             if patience == self.options.timeout || !matches!(error, Error::StoreTimeout { .. }) {
-                                self.rest();
+                                self.rest_after(&error);
                             }
-                            return Err(error.into());
+                            if !goes_on {
+                                return Err(error.after(began).into());
+                            }
+                            has_tried = false;
                         }
                     }
                     drop(lead);
@@ -170,9 +176,8 @@ impl Session {
                 }
             }
             if left.is_zero() {
-                let waited_ms = began.elapsed().as_millis() as u64;
                 let doing = format!("writing the ledger of {}", self.url());
-                return Err(Error::StoreTimeout { doing, waited_ms }.into());
+                return Err(Error::StoreTimeout { doing, waited_ms: 0 }.after(began).into());
             }
         }
     }
@@ -266,10 +271,10 @@ impl Session {
             let left = timeout.saturating_sub(began.elapsed());
             match self.try_lead()?.map(|lead| f(&lead, left)) {
                 Some(Err(Error::StoreTimeout { .. })) | None if !left.is_zero() => std::thread::sleep(LOOK_AGAIN),
-                Some(answer) => return answer,
+                Some(answer) => return answer.map_err(|error| error.after(began)),
                 None => {
                     let doing = format!("{doing} {}", self.url());
-                    return Err(Error::StoreTimeout { doing, waited_ms: timeout.as_millis() as u64 });
+                    return Err(Error::StoreTimeout { doing, waited_ms: 0 }.after(began));
                 }
             }
         }
@@ -375,8 +380,15 @@ impl Session {
         monotonic_ns() < self.writer.rests_until.load(Relaxed)
     }
 
-    fn rest(&self) {
+    fn rest_after(&self, error: &Error) {
+        *self.writer.failed.lock() = error.to_string();
         self.writer.rests_until.store(monotonic_ns() + REST.as_nanos() as u64, Relaxed);
+    }
+
+    fn failed_a_moment_ago(&self) -> Error {
+        let cause =
+            format!("it failed a moment ago, and is tried again within a second: {}", *self.writer.failed.lock());
+        Error::store(format!("writing the ledger of {}", self.url()), cause)
     }
 
     /// The right to write, if it is free.
@@ -407,7 +419,7 @@ impl Session {
                 Ok(false) => break,
                 // The list keeps it.
                 Err(Error::StoreTimeout { .. }) => break,
-                Err(_) => return self.rest(),
+                Err(error) => return self.rest_after(&error),
             }
         }
     }
@@ -503,7 +515,9 @@ impl Session {
     #[cold]
     fn wait_to_take_back(&self) {
         let from = &self.writer.takes_back_from;
-        if monotonic_ns() >= from.load(Relaxed) && self.with_lock_for(TAKEN_BACK_FIRST_BY, |_| Ok(())).is_err() {
+        // A part of what the whole call may wait.
+        let by = || MayWait::patience(self.options.timeout).map(|patience| patience.min(TAKEN_BACK_FIRST_BY));
+        if monotonic_ns() >= from.load(Relaxed) && by().and_then(|by| self.with_lock_for(by, |_| Ok(()))).is_err() {
             from.store(monotonic_ns() + REST.as_nanos() as u64, Relaxed);
         }
     }

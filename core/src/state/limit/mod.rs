@@ -536,12 +536,14 @@ impl Limit {
         f: impl Fn(&Key) -> Result<R, Blocked>,
     ) -> Result<R> {
         policy::check_some(weight)?;
-        if let Some(stuck) = stuck {
-            self.reading(|| self.unblock(stuck, &|home| home.hash(b'k', key)))?;
-        }
-        let answer = self.with_key(key, f);
-        self.look_again(key);
-        answer
+        MayWait::as_one(self.store.options.timeout, || {
+            if let Some(stuck) = stuck {
+                self.reading(|| self.unblock(stuck, &|home| home.hash(b'k', key)))?;
+            }
+            let answer = self.with_key(key, f);
+            self.look_again(key);
+            answer
+        })
     }
 
     /// Runs a function with a key that is known only by its hash.
@@ -574,15 +576,33 @@ impl Limit {
         hash: impl Fn(&Home) -> Hash,
         f: impl Fn(&Key) -> Result<R, Blocked>,
     ) -> Result<R> {
-        self.reading(|| {
+        self.reading(|| match self.bound()?.try_with(&find, &f) {
+            Ok(answer) => Ok(answer),
+            Err(Stuck { blocked: Blocked::Absent, .. }) => Ok(none()),
+            Err(stuck) => self.with_unblocked(stuck, &find, &none, &hash, &f),
+        })
+    }
+
+    /// The rest of [`Limit::with`], with one deadline for all its waits.
+    #[cold]
+    fn with_unblocked<R>(
+        &self,
+        mut stuck: Stuck,
+        find: &impl Fn(&Home, &Table) -> Result<KeyAt, Blocked>,
+        none: &impl Fn() -> R,
+        hash: &dyn Fn(&Home) -> Hash,
+        f: &impl Fn(&Key) -> Result<R, Blocked>,
+    ) -> Result<R> {
+        MayWait::as_one(self.store.options.timeout, || {
             let mut turns = Retries::new(&self.store);
             loop {
-                match self.bound()?.try_with(&find, &f) {
+                self.unblock(stuck, hash)?;
+                turns.next()?;
+                match self.bound()?.try_with(find, f) {
                     Ok(answer) => return Ok(answer),
                     Err(Stuck { blocked: Blocked::Absent, .. }) => return Ok(none()),
-                    Err(stuck) => self.unblock(stuck, &hash)?,
+                    Err(again) => stuck = again,
                 }
-                turns.next()?;
             }
         })
     }
