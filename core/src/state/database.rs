@@ -184,14 +184,22 @@ impl Database {
         Error::Damaged { path: self.path.clone(), found }
     }
 
-    /// The store's identity. A new store gets one here.
-    pub(super) fn identity(&mut self) -> Result<Identity> {
+    /// Returns whether there is nothing in it yet: its maker may have died before the first commit.
+    pub(super) fn is_empty(&self) -> Result<bool> {
         let look = "SELECT (SELECT application_id FROM pragma_application_id),
                       (SELECT user_version FROM pragma_user_version), (SELECT count(*) FROM sqlite_schema)";
         let looked = self.connection.query_row(look, [], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)));
-        match looked.map_err(|e| self.explain(e))? {
-            (0, 0, 0) => self.make()?,
-            (application_id, version, _) => check_numbers(&self.path, application_id, version)?,
+        let numbers @ (application_id, version, _) = looked.map_err(|e| self.explain(e))?;
+        if numbers == (0, 0, 0) {
+            return Ok(true);
+        }
+        check_numbers(&self.path, application_id, version).map(|()| false)
+    }
+
+    /// The store's identity. A new store gets one here.
+    pub(super) fn identity(&mut self) -> Result<Identity> {
+        if self.is_empty()? {
+            self.make()?;
         }
         self.check_schema()?;
         let query = "SELECT id, secret, boot, lane, sequence, generation FROM store";

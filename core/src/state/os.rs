@@ -168,7 +168,18 @@ fn set_lock(file: &File, mut lock: libc::flock) -> Result<bool> {
     let error = Error::last_os_error();
     match error.raw_os_error() {
         Some(libc::EAGAIN | libc::EACCES) => Ok(false),
-        _ => Err(error),
+        _ => Err(without_locks(error)),
+    }
+}
+
+/// Explains the answer of a system that does not know these locks.
+fn without_locks(error: Error) -> Error {
+    match error.raw_os_error() {
+        Some(libc::EINVAL) => {
+            let cause = "this system has no open-file-description locks (F_OFD_SETLK), which Linux has since 3.15";
+            Error::new(std::io::ErrorKind::Unsupported, cause)
+        }
+        _ => error,
     }
 }
 
@@ -177,7 +188,7 @@ pub(crate) fn is_locked(file: &File, from: u64, len: u64) -> Result<bool> {
     let mut lock = byte_range(libc::F_WRLCK as i16, from, len);
     // SAFETY: `lock` describes a valid range, and the result is written into it.
     if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &mut lock) } != 0 {
-        return Err(Error::last_os_error());
+        return Err(without_locks(Error::last_os_error()));
     }
     Ok(lock.l_type != libc::F_UNLCK as i16)
 }

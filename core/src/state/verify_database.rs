@@ -30,6 +30,10 @@ impl Database {
 
     fn look(&mut self, repair: bool, problems: &mut Vec<Problem>) -> Result<()> {
         let faults = self.faults()?;
+        if faults.is_empty() && self.is_empty()? {
+            // Its first user makes the store.
+            return Ok(());
+        }
         let is_repaired = repair && !faults.is_empty() && {
             // Nothing is left from which tables could be rebuilt. Indexes are rebuilt.
             self.connection.execute_batch("REINDEX").map_err(|e| self.explain(e))?;

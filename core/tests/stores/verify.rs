@@ -113,6 +113,17 @@ fn irreparable_damage_is_reported() {
     }
 }
 
+/// A maker that was killed before its first commit was once reported as damage.
+#[test]
+fn a_database_whose_maker_was_killed_has_no_problem() {
+    let dir = Dir::new("verify-unmade");
+    std::fs::write(dir.file("limits.db"), "").unwrap();
+    let store = Store::new(&dir.url()).unwrap();
+    assert_eq!(verified(&store, false), NOTHING);
+    assert_eq!(verified(&store, true), NOTHING);
+    assert!(RateLimiter::new(&store, "api", 1, HOUR).unwrap().decide("", 1).unwrap().admitted);
+}
+
 #[test]
 fn a_foreign_file_is_refused_and_left_unchanged() {
     let dir = Dir::new("verify-other");
