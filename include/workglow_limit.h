@@ -749,8 +749,8 @@ int wgl_composite_limiter_new(wgl_limiter **limiter);
 // are not ended yet end against the children that they came from.
 //
 // Fails with WGL_UNSUPPORTED if wgl_composite_limiter_new did not make `composite` (limits that were declared together are
-// a policy, which the store holds), and with WGL_INVALID_ARGUMENT if `child` is `composite` or contains it, or if
-// composites would be nested more than 32 deep.
+// a policy, which the store holds), and with WGL_INVALID_ARGUMENT if `child` is `composite` or contains it, if a limit would
+// be a child twice, or if composites would be nested more than 32 deep.
 int wgl_composite_limiter_add(wgl_limiter *composite,
                               wgl_limiter *child);
 

@@ -68,6 +68,12 @@ pub trait Internal: Send + Sync {
         None
     }
 
+    /// Lists the limits behind this limiter and its children, each by its store's address and its name.
+    fn list_limits(&self, all: &mut Vec<(usize, Arc<str>)>) {
+        let limit = self.limit().map(|limit| (Arc::as_ptr(limit.store()).addr(), limit.name().clone()));
+        all.extend(limit);
+    }
+
     // The work of the public calls, without hooks: see `events.rs`.
 
     /// [`Limiter::attempt`](super::Limiter::attempt).

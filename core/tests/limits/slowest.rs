@@ -188,6 +188,25 @@ fn an_error_in_the_middle_leaves_nothing_claimed_and_keeps_the_turn() {
     assert_eq!((fast.peek("", 1).unwrap().remaining, running.peek("", 1).unwrap().remaining), (9, 0));
 }
 
+/// A limit of one unit was once asked for two, and denied them for ever.
+#[test]
+fn a_limit_is_in_a_composite_once() {
+    let (_clock, store) = clocked();
+    let [one, again, other] = ["a", "a", "b"].map(|name| rate(&store, name, 1, MINUTE));
+    let is_clear = |error: Error| {
+        let text = error.to_string();
+        assert!(matches!(error, Error::InvalidArgument { parameter: "limiter", .. }) && text.contains("\"a\" twice"));
+    };
+    is_clear(CompositeLimiter::new([one.clone(), again.clone()]).attempt("", 1).map(drop).unwrap_err());
+    let inner: Shared = Arc::new(CompositeLimiter::new([other, again]));
+    let composite = CompositeLimiter::new([inner]);
+    is_clear(composite.add(one.clone()).unwrap_err());
+    assert!(composite.decide("", 1).unwrap().admitted);
+    // Another store's limit of that name is another limit.
+    let (_clock, store) = clocked();
+    composite.add(rate(&store, "a", 1, MINUTE)).unwrap();
+}
+
 #[test]
 fn composites_are_nested_at_most_32_deep_from_either_end() {
     let is_clear = |error: &Error| {

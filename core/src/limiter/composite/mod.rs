@@ -19,6 +19,7 @@ use crate::time::ManualClock;
 use crate::waiting::MayWait;
 use out::{Out, Part, State, Table, are_over};
 use places::{ROUNDS, end_all};
+use std::collections::HashSet;
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::*};
@@ -73,7 +74,7 @@ unsafe impl Sync for CompositeLimiter {}
 
 impl CompositeLimiter {
     /// Makes a limiter with these children. Without children it admits everything. If composites are nested more than
-    /// 32 deep, every call returns the error that [`CompositeLimiter::add`] would return.
+    /// 32 deep, or a limit is there twice, every call returns the error that [`CompositeLimiter::add`] would return.
     pub fn new(children: impl IntoIterator<Item = Child>) -> Self {
         Self::named("composite", children)
     }
@@ -81,7 +82,7 @@ impl CompositeLimiter {
     /// The same, with a name.
     pub(crate) fn named(name: &str, children: impl IntoIterator<Item = Child>) -> Self {
         let children: Vec<Child> = children.into_iter().collect();
-        let refused = fits(0, &children).err();
+        let refused = fits(0, &[], &children).err();
         let composite = CompositeLimiter {
             base: Base::new(name.into()),
             children: AtomicPtr::new(ptr::null_mut()),
@@ -98,8 +99,8 @@ impl CompositeLimiter {
     /// Adds a child. Permits that were issued before complete against the children they were taken from.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for this limiter itself, for a composite that contains it, and where composites would be
-    /// nested more than 32 deep.
+    /// [`Error::InvalidArgument`] for this limiter itself, for a composite that contains it, for a limit that is a child
+    /// already, and where composites would be nested more than 32 deep.
     pub fn add(&self, child: Child) -> Result<()> {
         // One at a time: two composites that add each other at once must not both check before either has added.
         static ADDING: PerProcess<()> = PerProcess::new();
@@ -107,9 +108,8 @@ impl CompositeLimiter {
         if child.contains(self.base.id) {
             return Err(Error::invalid("limiter", "a composite that contains this one", "one that does not"));
         }
-        self.children()?;
-        let children = vec![child];
-        fits(self.above.load(Relaxed), &children)?;
+        let (before, children) = (self.children()?, vec![child]);
+        fits(self.above.load(Relaxed), before, &children)?;
         self.take_in(children);
         Ok(())
     }
@@ -291,8 +291,14 @@ impl CompositeLimiter {
 /// The deepest nesting of composites: calls use the stack.
 const DEEPEST: usize = 32;
 
-/// Checks that a composite enclosed by this many others may have these children.
-fn fits(above: usize, children: &[Child]) -> Result<()> {
+/// Checks that a composite enclosed by this many others may have these children in addition to those before.
+fn fits(above: usize, before: &[Child], children: &[Child]) -> Result<()> {
+    // A start would have to take its units twice, which a limit that has them once never admits.
+    let (mut limits, mut seen) = (Vec::new(), HashSet::new());
+    before.iter().chain(children).for_each(|child| child.list_limits(&mut limits));
+    if let Some((_, name)) = limits.iter().find(|limit| !seen.insert(*limit)) {
+        return Err(Error::invalid("limiter", format_args!("limit \"{name}\" twice"), "each limit once in a composite"));
+    }
     let depth = above + 1 + children.iter().map(|child| child.depth()).max().unwrap_or(0);
     if depth > DEEPEST {
         let value = format_args!("a composite that is {depth} deep");
@@ -495,6 +501,10 @@ impl Internal for CompositeLimiter {
             child.waited(key, permit, wait);
             Ok(())
         });
+    }
+
+    fn list_limits(&self, all: &mut Vec<(usize, Arc<str>)>) {
+        self.all().iter().for_each(|child| child.list_limits(all));
     }
 
     fn waits_more(&self, by: i64) {
