@@ -391,3 +391,39 @@ fn a_limit_that_lost_its_name_admits_nothing() {
         assert_eq!(name(site.limiter.peek("key", 1)), "kind_mismatch");
     }
 }
+
+/// Waiters of a kind that had lost the name once started all the same, at the places that they held.
+#[test]
+fn waiters_of_a_limit_that_lost_its_name_do_not_start() {
+    for text in ["1/1s", "5000/1s", "10/1s burst 1", "1/1s queue 5", "1/1s fixed", "1/1s counter", "1 concurrent"] {
+        let other = if text.ends_with("concurrent") { "9/1s" } else { "9 concurrent" };
+        for with_key in ["", "key"] {
+            let (clock, dir) = (ManualClock::new(), Dir::in_memory("ghosts"));
+            for url in ["memory:", &dir.url()] {
+                let what = format!("{text}, \"{with_key}\", {url}");
+                let mut options = StoreOptions::default();
+                options.clock = Some(clock.clone());
+                let store = Store::with_options(url, options).unwrap();
+                let old = store.limiter("api", text).unwrap();
+                let _held: Vec<RawPermit> =
+                    std::iter::from_fn(|| old.decide(with_key, 1).unwrap().permit).take(10_000).collect();
+                let mut line = Line::new(old);
+                let waits = || Waiter::new(with_key, 1).timeout(None);
+                for _ in 0..3 {
+                    assert!(matches!(line.join(waits()).unwrap(), Joined::Waiting(_)), "{what}");
+                }
+                store.forget("api").unwrap();
+                assert!(store.limiter("api", other).unwrap().decide(with_key, 1).unwrap().admitted, "{what}");
+                let mut over = Vec::new();
+                for _ in 0..100 {
+                    clock.advance(Duration::from_millis(100));
+                    line.wake(None);
+                    line.advance(&mut over);
+                }
+                let is_refused =
+                    |outcome: &_| matches!(outcome, workglow_limit::Outcome::Failed(Error::KindMismatch { .. }));
+                assert!(over.len() == 3 && over.iter().all(|(_, outcome)| is_refused(outcome)), "{what}: {over:?}");
+            }
+        }
+    }
+}
