@@ -83,7 +83,7 @@ pub(super) struct Writer {
 
 /// A key for which a caller waits.
 #[derive(Debug)]
-struct Want {
+pub(super) struct Want {
     /// The lane of the key.
     instance: u64,
     changed: Changed,
@@ -113,21 +113,34 @@ impl Session {
         (budget, at): (u64, Now),
     ) -> Result<(), Blocked> {
         let patience = MayWait::patience(self.options.timeout)?;
-        let want = Arc::new(Want {
-            instance: key.home().instance,
-            changed: (limit, key.hash),
-            is_done: AtomicBool::new(false),
-        });
-        // For the writers of other processes, too.
-        key.home().list(limit, key.key.at, key.hash, at.floor);
-        self.writer.wanted.lock().push(want.clone());
+        let want = self.want(limit, key, at);
         // In another life the marks are different.
         let is_logged = || {
             want.is_done.load(Acquire) || key.cells().unwritten(taken.end, at) <= budget && key.home().is_alive(key.key)
         };
         let written = self.follow_or_lead(&want, patience, is_logged);
-        self.writer.wanted.lock().retain(|other| !Arc::ptr_eq(other, &want));
+        self.no_longer_wants(&want);
         written
+    }
+
+    /// Has a key written by the next commit, until [`Session::no_longer_wants`].
+    pub(super) fn want(&self, limit: u64, key: &Key, at: Now) -> Arc<Want> {
+        // For the writers of other processes, too.
+        key.home().list(limit, key.key.at, key.hash, at.floor);
+        let (instance, changed) = (key.home().instance, (limit, key.hash));
+        let want = Arc::new(Want { instance, changed, is_done: AtomicBool::new(false) });
+        self.writer.wanted.lock().push(want.clone());
+        want
+    }
+
+    pub(super) fn no_longer_wants(&self, want: &Arc<Want>) {
+        self.writer.wanted.lock().retain(|other| !Arc::ptr_eq(other, want));
+    }
+
+    /// Returns when a wanted key has been written.
+    pub(super) fn write_wanted(&self, want: &Want) -> Result<(), Blocked> {
+        let patience = MayWait::patience(self.options.timeout)?;
+        self.follow_or_lead(want, patience, || want.is_done.load(Acquire))
     }
 
     /// Waits until it is written, by another caller or this one.

@@ -195,6 +195,59 @@ fn a_waiter_outlasts_a_failed_commit() {
     assert!(matches!(waiter.join().unwrap(), Attempt::Admitted(_)));
 }
 
+/// The waiters of an event loop once had a commit each, one after the other.
+#[test]
+fn the_waiters_of_a_loop_share_a_commit() {
+    for keys in [1, 40] {
+        let dir = Dir::new("shared-commit");
+        let mut options = StoreOptions::default();
+        (options.durability, options.timeout) = (Durability::Commit, Duration::from_secs(60));
+        let store = Store::with_options(&dir.url(), options).unwrap();
+        let limiter = store.limiter("api", "100/1h").unwrap();
+        assert!(limiter.decide("", 1).unwrap().admitted);
+        let commits = || {
+            let database = rusqlite::Connection::open(dir.file("limits.db")).unwrap();
+            database.query_row("SELECT sequence FROM store", [], |row| row.get::<_, i64>(0)).unwrap()
+        };
+        let mut line = Line::new(limiter.clone());
+        let key = |i: u64| format!("key {}", i % keys);
+        let join = |line: &mut Line, i| match line.join(Waiter::new(&key(i), 1)).unwrap() {
+            Joined::Waiting(id) => id,
+            joined => panic!("not written yet: {joined:?}"),
+        };
+        let before = commits();
+        let waiting: Vec<WaiterId> = (0..40).map(|i| join(&mut line, i)).collect();
+        line.leave(waiting[0]);
+        let mut over = Vec::new();
+        wait_until("all have started", || {
+            line.advance(&mut over);
+            over.len() == 39
+        });
+        assert!(over.iter().all(|(_, outcome)| matches!(outcome, workglow_limit::Outcome::Admitted(_))));
+        // Another one is due once a second.
+        assert!(commits() < before + 20, "{} commits", commits() - before);
+        assert_eq!(limiter.peek(&key(0), 1).unwrap().remaining, if keys == 1 { 61 } else { 100 });
+        // A commit that fails lets nobody start, and nobody fail before its deadline.
+        std::fs::rename(dir.file("limits.db"), dir.file("elsewhere.db")).unwrap();
+        for i in 0..10 {
+            join(&mut line, i);
+        }
+        over.clear();
+        for _ in 0..5 {
+            line.advance(&mut over);
+        }
+        assert!(over.is_empty(), "{over:?}");
+        std::fs::rename(dir.file("elsewhere.db"), dir.file("limits.db")).unwrap();
+        wait_until("the others have started", || {
+            line.advance(&mut over);
+            over.len() == 10
+        });
+        assert!(over.iter().all(|(_, outcome)| matches!(outcome, workglow_limit::Outcome::Admitted(_))));
+        assert_eq!(limiter.peek(&key(0), 1).unwrap().remaining, if keys == 1 { 51 } else { 99 });
+        assert_eq!(Observer::new(&store, 1).look().unwrap().limits[0].waiting, 0);
+    }
+}
+
 /// The look at the lane, once a second, once needed a descriptor and the right to open the file. Without them every
 /// decision failed.
 #[test]

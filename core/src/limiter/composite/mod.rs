@@ -297,7 +297,11 @@ fn fits(above: usize, before: &[Child], children: &[Child]) -> Result<()> {
     let (mut limits, mut seen) = (Vec::new(), HashSet::new());
     before.iter().chain(children).for_each(|child| child.list_limits(&mut limits));
     if let Some((_, name)) = limits.iter().find(|limit| !seen.insert(*limit)) {
-        return Err(Error::invalid("limiter", format_args!("limit \"{name}\" twice"), "each limit once in a composite"));
+        return Err(Error::invalid(
+            "limiter",
+            format_args!("limit \"{name}\" twice"),
+            "each limit once in a composite",
+        ));
     }
     let depth = above + 1 + children.iter().map(|child| child.depth()).max().unwrap_or(0);
     if depth > DEEPEST {

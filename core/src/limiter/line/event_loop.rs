@@ -70,6 +70,8 @@ pub struct Line {
     over: Vec<(WaiterId, Outcome)>,
     /// The keys with work for a call that may wait.
     blocked: HashSet<Arc<str>>,
+    /// The keys whose starts have to be written to the ledger: together, by a call that may wait.
+    taken: Vec<Arc<str>>,
     /// Whether a waiter with its own place has such work.
     is_own_place_blocked: bool,
     /// Holdings of removed waiters, to be given back by a call that may wait: permits, and whether they are places.
@@ -109,6 +111,7 @@ impl Line {
             last_id: 0,
             over: Vec::new(),
             blocked: HashSet::new(),
+            taken: Vec::new(),
             is_own_place_blocked: false,
             left: Vec::new(),
             is_stuck: false,
@@ -203,6 +206,7 @@ impl Line {
             self.give_back(permit, is_place);
         }
         let (clock, mut began) = (self.clock(), Instant::now());
+        self.write_taken(&clock);
         let now = clock.now().floor;
         let mut blocked = Vec::new();
         while self.due.first().is_some_and(|(due, _)| *due <= now) && !super::is_over(began, BATCH, &clock) {
@@ -228,14 +232,34 @@ impl Line {
             }
         }
         self.due.extend(blocked);
+        self.write_taken(&clock);
+        over.append(&mut self.over);
         self.next()
+    }
+
+    /// Writes what was taken at all keys. The first commit serves all of them.
+    fn write_taken(&mut self, clock: &Clock) {
+        if MayWait::here() != MayWait::UntilTimeout {
+            return;
+        }
+        for key in std::mem::take(&mut self.taken) {
+            let Some(mut entry) = self.keys.remove(&key) else { continue };
+            let mut out = Out::new();
+            let pass = Pass { slice: self.slice(), ..Pass::new(&*self.limiter, &key, clock) };
+            entry.line.write_taken(&pass, &mut out);
+            self.publish(&key, out);
+            self.keep(key, entry);
+        }
     }
 
     /// Returns whether the last calls left work undone because they [must not wait](crate::MayWait). If so, call
     /// [`Line::advance`] from a thread that may wait.
     pub fn would_wait(&self) -> bool {
         let is_due = |clock: Clock| self.due.first().is_some_and(|(due, _)| *due <= clock.now().floor);
-        self.is_own_place_blocked || !self.left.is_empty() || !self.blocked.is_empty() && is_due(self.clock())
+        self.is_own_place_blocked
+            || !self.left.is_empty()
+            || !self.taken.is_empty()
+            || !self.blocked.is_empty() && is_due(self.clock())
     }
 
     /// Returns the time until [`Line::advance`] has to be called; `None`: there are no waiters.
@@ -244,6 +268,9 @@ impl Line {
             return None;
         }
         if !self.over.is_empty() {
+            return Some(Duration::ZERO);
+        }
+        if !self.taken.is_empty() {
             return Some(Duration::ZERO);
         }
         if !self.left.is_empty() {
@@ -377,6 +404,9 @@ impl Line {
         } else {
             self.blocked.remove(&key);
         }
+        if entry.line.has_taken() {
+            self.taken.push(key.clone());
+        }
         if !entry.line.is_empty() {
             let next = entry.line.next();
             entry.due = Some(next);
@@ -397,6 +427,7 @@ impl Line {
             self.waiters.clear();
             self.over.clear();
             self.blocked.clear();
+            self.taken.clear();
             self.left.clear();
             self.is_own_place_blocked = false;
             self.generation = fork::generation();

@@ -1,5 +1,6 @@
 //! The waiters of one key.
 
+mod taken;
 mod turns;
 
 pub use turns::Turn;
@@ -11,10 +12,12 @@ use crate::fork::jitter;
 use crate::limiter::{LOOK_AGAIN, Limiter, Presented};
 use crate::permit::RawPermit;
 use crate::policy::{self, MOST_GRACE};
+use crate::state::Unwritten;
 use crate::time::{Clock, Tick, from_ticks, grace_ticks, patience_ticks};
 use crate::waiting::MayWait;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
+use taken::TakenStart;
 
 /// The most places that a line holds.
 const MOST_PLACES: usize = 256;
@@ -54,6 +57,7 @@ struct HeldPlace {
     place: RawPermit,
     weight: u64,
     ready: Tick,
+    unwritten: Vec<Unwritten>,
 }
 
 /// The waiters that ended, and their outcomes.
@@ -92,6 +96,12 @@ pub(super) struct KeyLine {
     blocked_until: Tick,
     /// Places to be given back by a pass that may wait.
     surplus: Vec<RawPermit>,
+    /// The waiters whose starts have to be written first.
+    taken: Vec<TakenStart>,
+    /// What the last request took unwritten.
+    unwritten: Vec<Unwritten>,
+    /// Whether the last commit failed, and the next request is to meet that failure.
+    meets_failure: bool,
     /// The number of waiters that was reported to the limiter.
     counted: usize,
 }
@@ -119,6 +129,14 @@ impl<'a> Pass<'a> {
         super::is_over(self.began, BATCH, self.clock)
     }
 
+    /// Counts the wait of a waiter that starts.
+    fn count_wait(&self, waiting: &Waiting, permit: &RawPermit) {
+        let waited = self.now().saturating_sub(waiting.since);
+        if waited > 0 {
+            self.limiter.waited(self.key, permit, from_ticks(waited));
+        }
+    }
+
     /// Returns the window of the limit, in ticks. (A limit that cannot be read reports its error when it is asked for a
     /// start.)
     fn window(&self) -> Tick {
@@ -128,7 +146,7 @@ impl<'a> Pass<'a> {
 
 impl KeyLine {
     pub fn is_empty(&self) -> bool {
-        self.waiters.is_empty() && self.surplus.is_empty()
+        self.waiters.is_empty() && self.surplus.is_empty() && self.taken.is_empty()
     }
 
     /// Returns whether there is work for a pass that [may wait](crate::MayWait).
@@ -192,7 +210,8 @@ impl KeyLine {
         let latest = now.saturating_add(after).saturating_add(WORTH_MOVING);
         let at = self.places.partition_point(|held| held.ready <= latest);
         let before = at.checked_sub(1).map_or(0, |before| self.places[before].ready);
-        self.places.insert(at, HeldPlace { place, weight, ready: asked.saturating_add(after).max(before) });
+        let (ready, unwritten) = (asked.saturating_add(after).max(before), std::mem::take(&mut self.unwritten));
+        self.places.insert(at, HeldPlace { place, weight, ready, unwritten });
     }
 
     /// Puts the first place back to the front. The places behind it become ready no sooner.
@@ -203,13 +222,14 @@ impl KeyLine {
 
     /// Removes a waiter that stops waiting.
     pub fn leave(&mut self, limiter: &dyn Limiter, rank: Rank) {
+        self.give_back_taken(limiter, rank);
         self.remove(limiter, rank);
         self.count(limiter);
     }
 
     /// Reports the number of waiters to the limiter, for observers.
     fn count(&mut self, limiter: &dyn Limiter) {
-        let now = self.waiters.len();
+        let now = self.waiters.len() + self.taken.len();
         if now != self.counted {
             limiter.waits_more(now as i64 - self.counted as i64);
             self.counted = now;
@@ -256,8 +276,14 @@ impl KeyLine {
         self.waiters.get(&rank).map_or(0, |waiting| waiting.deadline)
     }
 
-    /// Starts the waiters that can start, removes those that timed out, and takes places for the next ones.
+    /// Starts the waiters that can start, removes those that timed out, and takes places for the next ones. After this,
+    /// or after the last of several lines, [`KeyLine::write_taken`] lets those go whose starts had to be written.
     pub fn advance(&mut self, pass: &Pass, out: &mut Out) {
+        if self.has_taken() {
+            // Only a pass that may wait writes it, before anything else.
+            (self.is_blocked, self.blocked_until) = (true, 0);
+            return;
+        }
         let was_blocked = std::mem::take(&mut self.is_blocked);
         self.is_unfinished = false;
         self.give_back_surplus(pass.limiter);
@@ -277,8 +303,20 @@ impl KeyLine {
     }
 
     /// Asks the limiter. A request that would wait longer than one slice for the store is repeated, so that no deadline
-    /// is missed in the meantime.
+    /// is missed in the meantime. What has to be written first is collected, to be written in one commit.
     fn ask<R>(&mut self, pass: &Pass, ask: impl FnOnce(&dyn Limiter) -> Result<R>) -> Result<R> {
+        self.unwritten.clear();
+        // A user-defined limiter may start jobs of its own.
+        let is_alone = std::mem::take(&mut self.meets_failure) || pass.limiter.has_custom();
+        if is_alone || MayWait::here() != MayWait::UntilTimeout {
+            return self.ask_alone(pass, ask);
+        }
+        let (answer, unwritten) = Unwritten::collect(|| self.ask_alone(pass, ask));
+        self.unwritten = unwritten;
+        answer
+    }
+
+    fn ask_alone<R>(&mut self, pass: &Pass, ask: impl FnOnce(&dyn Limiter) -> Result<R>) -> Result<R> {
         let since = self.blocked_since.unwrap_or(pass.began);
         // A server answers within a slice, or the request waits as long as any waiter here may.
         let until = self.deadlines.first().map_or(Tick::MAX, |(deadline, _)| *deadline);
@@ -398,7 +436,10 @@ impl KeyLine {
             let (grace, as_place) = (self.grace(window), !self.places.is_empty());
             let terms = Terms { most: patience, grace, asked: from_ticks(self.asked()), as_place };
             let claim = match asked.take() {
-                Some(claim) => Ok(claim),
+                Some(claim) => {
+                    self.unwritten.clear();
+                    Ok(claim)
+                }
                 None => self.ask(pass, |limiter| limiter.claim(pass.key, weight, terms)),
             };
             match claim {
@@ -455,7 +496,7 @@ impl KeyLine {
                 self.is_unfinished = true;
                 return;
             }
-            let Some(HeldPlace { place, weight, ready }) = self.places.pop_front() else { break };
+            let Some(HeldPlace { place, weight, ready, .. }) = self.places.pop_front() else { break };
             self.late = (self.late - self.late / 8).max(now - ready);
             match self.ask(pass, |limiter| limiter.start(&place)) {
                 Ok(Presented::Started(permit)) => {
@@ -474,7 +515,8 @@ impl KeyLine {
                 }
                 Ok(Presented::Wait { place: same, after }) if same == place => {
                     // It was early, or another limit has no free units, which concerns the other waiters too.
-                    self.put_back(HeldPlace { place, weight, ready: now.saturating_add(patience_ticks(after)) });
+                    let ready = now.saturating_add(patience_ticks(after));
+                    self.put_back(HeldPlace { place, weight, ready, unwritten: Vec::new() });
                     self.send_away_the_late(pass, now, out);
                     break;
                 }
@@ -483,7 +525,7 @@ impl KeyLine {
                     self.send_away_the_late(pass, now, out);
                 }
                 Err(Error::WouldWait) => {
-                    self.put_back(HeldPlace { place, weight, ready });
+                    self.put_back(HeldPlace { place, weight, ready, unwritten: Vec::new() });
                     return;
                 }
                 Err(error) => {
@@ -530,6 +572,7 @@ impl KeyLine {
     pub fn end(&mut self, limiter: &dyn Limiter) {
         self.give_back_all(limiter);
         self.waiters.clear();
+        self.taken.drain(..).for_each(|taken| taken.give_back(limiter));
         self.count(limiter);
     }
 
@@ -574,12 +617,14 @@ impl KeyLine {
             let _ = pass.limiter.cancel(&permit);
             return;
         };
-        let waited = pass.now().saturating_sub(self.waiters[&rank].since);
-        if waited > 0 {
-            pass.limiter.waited(pass.key, &permit, from_ticks(waited));
+        let Some(waiting) = self.forget(rank) else { return };
+        let unwritten = std::mem::take(&mut self.unwritten);
+        if unwritten.is_empty() {
+            pass.count_wait(&waiting, &permit);
+            out.push((rank, Outcome::Admitted(permit)));
+        } else {
+            self.taken.push(TakenStart { rank, waiting, permit, unwritten });
         }
-        self.forget(rank);
-        out.push((rank, Outcome::Admitted(permit)));
     }
 
     fn send_away(&mut self, pass: &Pass, rank: Rank, after: Duration, out: &mut Out) {
@@ -595,7 +640,7 @@ impl KeyLine {
 
     /// Removes a waiter without a start. A place that no waiter of its weight is left for goes back.
     fn remove(&mut self, limiter: &dyn Limiter, rank: Rank) {
-        let Some(weight) = self.forget(rank) else { return };
+        let Some(Waiting { weight, .. }) = self.forget(rank) else { return };
         let held = self.places.iter().filter(|held| held.weight == weight).count();
         let wanted = self.by_weight.range((weight, (i32::MIN, 0))..=(weight, (i32::MAX, u64::MAX))).take(held).count();
         if held > wanted
@@ -607,14 +652,15 @@ impl KeyLine {
         }
     }
 
-    /// Removes a waiter and returns its weight.
-    fn forget(&mut self, rank: Rank) -> Option<u64> {
-        let Waiting { weight, deadline, grace, .. } = self.waiters.remove(&rank)?;
+    /// Removes a waiter and returns it.
+    fn forget(&mut self, rank: Rank) -> Option<Waiting> {
+        let waiting = self.waiters.remove(&rank)?;
+        let Waiting { weight, deadline, grace, .. } = waiting;
         self.by_weight.remove(&(weight, rank));
         self.deadlines.remove(&(deadline, rank));
         self.graces.remove(&(grace, rank));
         self.units = self.units.saturating_sub(weight);
         self.gone = self.gone.saturating_add(weight);
-        Some(weight)
+        Some(waiting)
     }
 }

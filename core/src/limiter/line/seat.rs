@@ -268,7 +268,9 @@ impl Seat {
             shared.bell = limiter.read_bell(key);
         }
         let mut out = Out::new();
-        let joined = shared.line.join(&Pass::new(limiter, key, clock), (rank, waiter), asked, &mut out);
+        let pass = Pass::new(limiter, key, clock);
+        let joined = shared.line.join(&pass, (rank, waiter), asked, &mut out);
+        shared.line.write_taken(&pass, &mut out);
         shared.publish(out);
         if shared.line.next() < shared.leads_until {
             shared.wake_leader();
@@ -292,6 +294,7 @@ impl SharedLine {
             self.bell = pass.limiter.read_bell(pass.key);
             let mut out = Out::new();
             self.line.advance(pass, &mut out);
+            self.line.write_taken(pass, &mut out);
             self.publish(out);
         }
         self.over.remove(&rank).ok_or_else(|| until(self.line.needs(pass, rank), pass.clock))

@@ -5,6 +5,7 @@ use crate::algorithm::log::{StartId, Taken};
 use crate::error::Result;
 use crate::state::changed::is_unlisted;
 use crate::state::table::{Blocked, Home, Keeping};
+use crate::state::unwritten::Unwritten;
 use crate::time::{Now, Tick};
 use crate::waiting::MayWait;
 
@@ -108,6 +109,9 @@ impl Limit {
     #[cold]
     fn wait_for_ledger(&self, key: &Key, taken: &Taken, weight: u64, budget: (u64, Now)) -> Result<(), Blocked> {
         let limit = key.limit();
+        if Unwritten::add(&self.store, refused(key, taken, weight), || self.store.want(limit, key, budget.1)) {
+            return Ok(());
+        }
         let written = self.store.wait_for_ledger(limit, key, taken, budget);
         if written.is_err() {
             self.refuse(key, taken, weight)?;
@@ -118,9 +122,14 @@ impl Limit {
     /// Takes a start back, now or later.
     #[cold]
     pub fn refuse(&self, key: &Key, taken: &Taken, weight: u64) -> Result<()> {
-        let (instance, limit) = (key.home().instance, key.limit());
-        let start = StartId { ticket: taken.ticket, stamp: taken.stamp, weight };
-        self.store.refuse(RefusedStart { instance, limit, hash: key.hash, start, ahead: taken.ahead });
+        self.store.refuse(refused(key, taken, weight));
         Ok(())
     }
+}
+
+/// The description of a start that has to be taken back.
+fn refused(key: &Key, taken: &Taken, weight: u64) -> RefusedStart {
+    let (instance, limit) = (key.home().instance, key.limit());
+    let start = StartId { ticket: taken.ticket, stamp: taken.stamp, weight };
+    RefusedStart { instance, limit, hash: key.hash, start, ahead: taken.ahead }
 }

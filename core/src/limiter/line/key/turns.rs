@@ -1,6 +1,6 @@
 //! The waiters of one key that start elsewhere: each leaves with its place, or with the notice that units are free.
 
-use super::{HeldPlace, KeyLine, LOOK_SOONER, Pass, Rank, Waiter, jitter};
+use super::{HeldPlace, KeyLine, LOOK_SOONER, Pass, Rank, Waiter, Waiting, jitter};
 use crate::error::{Error, Result};
 use crate::limiter::internal::When;
 use crate::limiter::line::pool::Offer;
@@ -288,7 +288,7 @@ impl TurnLine {
     fn ask(&mut self, pass: &Pass, rank: Rank, (near, far): (Duration, Duration), offer: &Offer) -> Result<Asked> {
         let (weight, hold) = (self.line.waiters[&rank].weight, self.line.waiters[&rank].hold);
         let has_places = pass.limiter.has_places();
-        let seen = self.line.ask(pass, |limiter| limiter.quiet_peek(pass.key, weight))?;
+        let seen = self.line.ask_alone(pass, |limiter| limiter.quiet_peek(pass.key, weight))?;
         self.is_full = !seen.admitted;
         if has_places && self.lacks_slots(pass, weight)? {
             return Ok(Asked::Again(0));
@@ -329,7 +329,7 @@ impl TurnLine {
         let grace = (if is_far { far } else { near }).max(from_ticks(self.line.asked()));
         let when = When { delay: Duration::ZERO, max_wait: None, grace: Some(grace), is_waiter: false };
         let reserve = |limiter: &dyn Limiter| limiter.quiet_reserve(pass.key, weight, when);
-        match self.line.ask(pass, reserve)? {
+        match self.line.ask_alone(pass, reserve)? {
             Reserved::Place { place, after } if is_far => {
                 Ok(Asked::Turn(Turn::Away(Some(self.text_of(pass, place)?), after)))
             }
@@ -361,7 +361,7 @@ impl TurnLine {
 
     /// Lets a waiter leave the line for a worker.
     fn go(&mut self, pass: &Pass, rank: Rank, turn: Turn, offer: &mut Offer, notices: &mut Notices) {
-        if let Some(weight) = self.line.forget(rank) {
+        if let Some(Waiting { weight, .. }) = self.line.forget(rank) {
             if self.line.places.is_empty() {
                 self.wake(pass.now());
             }
@@ -383,7 +383,7 @@ impl TurnLine {
     /// Returns whether too few units are free where only completions free them.
     fn lacks_slots(&mut self, pass: &Pass, weight: u64) -> Result<bool> {
         let taken = self.on_the_way(pass.now());
-        let slots = self.line.ask(pass, |limiter| limiter.slots(pass.key, weight))?;
+        let slots = self.line.ask_alone(pass, |limiter| limiter.slots(pass.key, weight))?;
         Ok(slots.is_some_and(|free| free.saturating_sub(taken) < weight))
     }
 
