@@ -102,12 +102,12 @@ impl MayWait {
         call()
     }
 
-    /// Limits the waiting of all steps of `call` together to a store's timeout.
-    pub(crate) fn as_one<R>(timeout: Duration, call: impl FnOnce() -> R) -> R {
+    /// Limits the waiting of all steps of `call` together to a store's timeout, which is counted from `since`.
+    pub(crate) fn as_one<R>(since: Instant, timeout: Duration, call: impl FnOnce() -> R) -> R {
         // A line's slice is a part of that.
         match SLICE.try_with(Cell::get).unwrap_or(None) {
             Some(_) => call(),
-            None => Self::in_slice(Instant::now(), timeout, call),
+            None => Self::in_slice(since, timeout, call),
         }
     }
 

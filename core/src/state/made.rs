@@ -18,6 +18,7 @@ use std::ops::Bound::{Excluded, Unbounded};
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Instant;
 
 /// How many declarations of limiters are made in one transaction.
 const AT_ONCE: usize = 64;
@@ -127,7 +128,7 @@ impl Session {
         if self.undeclared.is_empty() {
             return call();
         }
-        MayWait::as_one(self.options.timeout, || {
+        MayWait::as_one(Instant::now(), self.options.timeout, || {
             let mut answer = call();
             if let Err(Error::UnknownLimit { .. }) = &answer
                 && let Some(made) = self.undeclared.of(name)
@@ -149,7 +150,7 @@ impl Session {
         if self.undeclared.is_empty() {
             return call();
         }
-        match MayWait::as_one(self.options.timeout, || self.declare_unknown()) {
+        match MayWait::as_one(Instant::now(), self.options.timeout, || self.declare_unknown()) {
             Err(error @ (Error::WouldWait | Error::StoreTimeout { .. })) => Err(error),
             // If the store fails, so does the call. If it only cannot be written, the call need not fail.
             Err(_) | Ok(()) => call(),

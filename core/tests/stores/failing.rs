@@ -257,9 +257,10 @@ fn decisions_need_no_descriptor_and_no_right_to_look() {
         // SAFETY: a plain call.
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const none) }, 0);
     };
-    // SAFETY (here and below): plain calls, in a process with one thread.
-    let another_user = || unsafe { assert!(libc::setgid(65_534) == 0 && libc::setuid(65_534) == 0) };
-    let another_root = || unsafe { assert_eq!(libc::chroot(c"/proc/self/fdinfo".as_ptr()), 0) };
+    // SAFETY: plain calls, in a process with one thread.
+    let another_user = || assert!(unsafe { libc::setgid(65_534) == 0 && libc::setuid(65_534) == 0 });
+    // SAFETY: a plain call with a string that ends in NUL.
+    let another_root = || assert_eq!(unsafe { libc::chroot(c"/proc/self/fdinfo".as_ptr()) }, 0);
     let cases: [(&str, &dyn Fn(), bool); 3] = [
         ("no descriptor", &no_descriptor, false),
         ("another user", &another_user, true),

@@ -536,14 +536,12 @@ impl Limit {
         f: impl Fn(&Key) -> Result<R, Blocked>,
     ) -> Result<R> {
         policy::check_some(weight)?;
-        MayWait::as_one(self.store.options.timeout, || {
-            if let Some(stuck) = stuck {
-                self.reading(|| self.unblock(stuck, &|home| home.hash(b'k', key)))?;
-            }
-            let answer = self.with_key(key, f);
-            self.look_again(key);
-            answer
-        })
+        if let Some(stuck) = stuck {
+            self.reading(|| self.unblock(stuck, &|home| home.hash(b'k', key)))?;
+        }
+        let answer = self.with_key(key, f);
+        self.look_again(key);
+        answer
     }
 
     /// Runs a function with a key that is known only by its hash.
@@ -576,33 +574,15 @@ impl Limit {
         hash: impl Fn(&Home) -> Hash,
         f: impl Fn(&Key) -> Result<R, Blocked>,
     ) -> Result<R> {
-        self.reading(|| match self.bound()?.try_with(&find, &f) {
-            Ok(answer) => Ok(answer),
-            Err(Stuck { blocked: Blocked::Absent, .. }) => Ok(none()),
-            Err(stuck) => self.with_unblocked(stuck, &find, &none, &hash, &f),
-        })
-    }
-
-    /// The rest of [`Limit::with`], with one deadline for all its waits.
-    #[cold]
-    fn with_unblocked<R>(
-        &self,
-        mut stuck: Stuck,
-        find: &impl Fn(&Home, &Table) -> Result<KeyAt, Blocked>,
-        none: &impl Fn() -> R,
-        hash: &dyn Fn(&Home) -> Hash,
-        f: &impl Fn(&Key) -> Result<R, Blocked>,
-    ) -> Result<R> {
-        MayWait::as_one(self.store.options.timeout, || {
+        self.reading(|| {
             let mut turns = Retries::new(&self.store);
             loop {
-                self.unblock(stuck, hash)?;
-                turns.next()?;
-                match self.bound()?.try_with(find, f) {
+                match self.bound()?.try_with(&find, &f) {
                     Ok(answer) => return Ok(answer),
                     Err(Stuck { blocked: Blocked::Absent, .. }) => return Ok(none()),
-                    Err(again) => stuck = again,
+                    Err(stuck) => self.unblock_within(&mut turns, stuck, &hash)?,
                 }
+                turns.next()?;
             }
         })
     }
@@ -653,6 +633,13 @@ impl Limit {
     #[inline(always)]
     fn reading<R>(&self, f: impl FnOnce() -> Result<R>) -> Result<R> {
         or_damaged(|| self.store.lane_path(), f)
+    }
+
+    /// As [`Limit::unblock`], with one deadline for all turns of a call.
+    #[cold]
+    fn unblock_within(&self, turns: &mut Retries, stuck: Stuck, hash: &dyn Fn(&Home) -> Hash) -> Result<()> {
+        let since = *turns.first.get_or_insert_with(Instant::now);
+        MayWait::as_one(since, self.store.options.timeout, || self.unblock(stuck, hash))
     }
 
     #[cold]
