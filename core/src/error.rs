@@ -1,9 +1,7 @@
 //! Errors, each with a stable number that C and the bindings share.
 
-use crate::waiting::MayWait;
 use std::fmt;
 use std::path::PathBuf;
-use std::time::Instant;
 
 /// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -129,17 +127,6 @@ pub enum Error {
 }
 
 impl Error {
-    /// Gives a timeout the whole wait of its call, of which the last step began at `step`.
-    pub(crate) fn after(self, step: Instant) -> Error {
-        match self {
-            Error::StoreTimeout { doing, waited_ms } => {
-                let waited = MayWait::since(step).elapsed().as_millis() as u64;
-                Error::StoreTimeout { doing, waited_ms: waited_ms.max(waited) }
-            }
-            error => error,
-        }
-    }
-
     /// Returns the error's number: negative, stable, never reused. C returns it as the status.
     pub const fn code(&self) -> i32 {
         match self {

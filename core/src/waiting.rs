@@ -156,7 +156,7 @@ impl MayWait {
     }
 
     /// Returns when the wait began of which a step began at `step`.
-    pub(crate) fn since(step: Instant) -> Instant {
+    fn since(step: Instant) -> Instant {
         SLICE.try_with(Cell::get).unwrap_or(None).map_or(step, |slice| slice.since.min(step))
     }
 
@@ -182,6 +182,19 @@ impl MayWait {
             2 => MayWait::Never,
             _ => MayWait::BrieflyHere,
         })
+    }
+}
+
+impl Error {
+    /// Gives a timeout the whole wait of its call, of which the last step began at `step`.
+    pub(crate) fn after(self, step: Instant) -> Error {
+        match self {
+            Error::StoreTimeout { doing, waited_ms } => {
+                let waited = MayWait::since(step).elapsed().as_millis() as u64;
+                Error::StoreTimeout { doing, waited_ms: waited_ms.max(waited) }
+            }
+            error => error,
+        }
     }
 }
 

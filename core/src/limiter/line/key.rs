@@ -307,9 +307,11 @@ impl KeyLine {
     fn ask<R>(&mut self, pass: &Pass, ask: impl FnOnce(&dyn Limiter) -> Result<R>) -> Result<R> {
         self.unwritten.clear();
         // A user-defined limiter may start jobs of its own.
-        let is_alone = std::mem::take(&mut self.meets_failure) || pass.limiter.has_custom();
+        let is_alone = self.meets_failure || pass.limiter.has_custom();
         if is_alone || MayWait::here() != MayWait::UntilTimeout {
-            return self.ask_alone(pass, ask);
+            let answer = self.ask_alone(pass, ask);
+            self.meets_failure &= matches!(answer, Err(Error::WouldWait));
+            return answer;
         }
         let (answer, unwritten) = Unwritten::collect(|| self.ask_alone(pass, ask));
         self.unwritten = unwritten;
