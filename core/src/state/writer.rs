@@ -448,7 +448,8 @@ impl Session {
         if !unnamed.is_empty() {
             self.with_lane_of(lead, patience, |locked| self.name(locked, &unnamed))?;
         }
-        let is_written = |want: &&Arc<Want>| !unnamed.contains(&want.changed.0);
+        // A start in another lane was not gathered.
+        let is_written = |want: &&Arc<Want>| want.instance == lead.home.instance && !unnamed.contains(&want.changed.0);
         wants.iter().filter(is_written).for_each(|want| want.is_done.store(true, Release));
         self.writer.commits.fetch_add(1, AcqRel);
         os::wake_all(&self.writer.commits);

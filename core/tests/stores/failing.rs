@@ -248,6 +248,33 @@ fn the_waiters_of_a_loop_share_a_commit() {
     }
 }
 
+/// The first commit in a new lane once let those go whose starts were in the lane before, and in no ledger.
+#[test]
+fn a_commit_in_a_new_lane_lets_no_start_of_the_lost_one_go() {
+    let dir = Dir::new("commits-of-two-lanes");
+    let mut options = StoreOptions::default();
+    (options.durability, options.timeout) = (Durability::Commit, Duration::from_secs(60));
+    let store = Store::with_options(&dir.url(), options).unwrap();
+    let [limiter, other] = ["api", "other"].map(|name| store.limiter(name, "100/1h").unwrap());
+    assert!(limiter.decide("", 1).unwrap().admitted && other.decide("", 1).unwrap().admitted);
+    let mut line = Line::new(limiter);
+    assert!(matches!(line.join(Waiter::new("", 1)).unwrap(), Joined::Waiting(_)));
+    std::fs::remove_file(dir.file("limits.db-lane")).unwrap();
+    wait_until("it is noticed", || other.peek("", 1).unwrap().remaining == 0);
+    wait_until("another lane has a commit", || other.decide("", 1).unwrap().admitted);
+    let mut over = Vec::new();
+    wait_until("the waiter has started", || {
+        line.advance(&mut over);
+        !over.is_empty()
+    });
+    assert!(matches!(over[..], [(_, workglow_limit::Outcome::Admitted(_))]), "{over:?}");
+    let database = rusqlite::Connection::open(dir.file("limits.db")).unwrap();
+    // And the budget of the lost lane.
+    let count = "SELECT sum(units) FROM executions WHERE name = 'api'";
+    let written: i64 = database.query_row(count, [], |row| row.get(0)).unwrap();
+    assert!(written >= 2, "{written} units are in the ledger");
+}
+
 /// The look at the lane, once a second, once needed a descriptor and the right to open the file. Without them every
 /// decision failed.
 #[test]
