@@ -74,8 +74,12 @@
 //! written into other cells ([`Log::write`]), which then replace it. The old cells are reused, for this key or another,
 //! in another *life*. A caller that stalled in an earlier life must not act on them:
 //!
-//! * Each life of the same cells has larger words than all lives before it, because its stamps are counted from another
-//!   `base`. So no word ever repeats, and a compare-and-swap from an earlier life fails.
+//! * Each life writes larger words into its slots than they ever held, because its stamps are counted from another
+//!   `base`. So no word ever repeats, and a compare-and-swap from an earlier life fails. The slots of copied starts are
+//!   compared one by one ([`Log::best_place`]). A later start has a larger word than any slot, as the base is chosen for
+//!   the moment of the rewrite.
+//! * The burnt and the copied tickets follow one another without a gap, and are written in their order. So a caller that
+//!   fills a claim of an earlier life, and meets a word of this one, finds that the claim is gone.
 //! * Ticket numbers continue. So a counter value from an earlier life never returns. The ticket at which the ring was
 //!   sealed is burnt: its slot changes, and tickets before [`Log::cleared`] are forgotten.
 //! * Each life has its own number. Every caller reads it first, and checks at the end that it is still the same, before
@@ -130,6 +134,9 @@ const LAST: Tick = (1 << (64 - STAMP)) - 1;
 
 /// Not a life's number: the cells are being written.
 pub(crate) const CLOSED: u64 = u64::MAX;
+
+/// How many places in its ring a rewritten log may take, besides the next slots: see [`Log::best_place`].
+const PLACES_TRIED: usize = 16;
 
 /// How far the counter may lag: a cache line of slots. (The model checker's rings are smaller.)
 const LAG: u64 = if cfg!(model) { 2 } else { 8 };
@@ -756,6 +763,34 @@ impl<'a> Log<'a> {
         self.ring.len() as u64 - 1
     }
 
+    /// Returns a stamp, as words store it, that is larger than any that the slot of this ticket ever held.
+    fn unused_field(&self, ticket: u64) -> u64 {
+        (self.slot(ticket).load(Relaxed) >> STAMP).max(self.peak.load(Acquire)) + 1
+    }
+
+    /// Returns the first of the tickets after `burnt` for these starts, and how long before now the base of their life
+    /// has to lie, at `least`. Then each slot gets a larger word than it ever held: now, or at the first start after the others.
+    ///
+    /// A life of the same starts at the same slots costs the block a microsecond of its time range. At others it may
+    /// cost as much as lies between the oldest start and the newest, and some years of that use the block up. So the
+    /// places where an earlier life began are tried, too. The slots in between are burnt.
+    fn best_place(&self, burnt: u64, starts: &[Start], now: Now, least: u64) -> (u64, u64) {
+        let field = |ticket: u64| self.slot(ticket).load(Relaxed) >> STAMP;
+        let with_reach = |first: u64| {
+            let ages = starts.iter().flat_map(|start| (0..start.units).map(|_| now.ceil.saturating_sub(start.stamp)));
+            let reaches = (first..).zip(ages).map(|(ticket, age)| self.unused_field(ticket).saturating_add(age));
+            (first, reaches.fold(least, u64::max))
+        };
+        let next = with_reach(burnt + 1);
+        if next.1 == least {
+            return next;
+        }
+        let units: u64 = starts.iter().map(|start| start.units).sum();
+        let free = burnt + 2..=burnt + self.ring.len() as u64 - units;
+        let began = free.filter(|&ticket| field(ticket) < field(ticket - 1)).take(PLACES_TRIED);
+        began.map(with_reach).fold(next, |best, place| if place.1 < best.1 { place } else { best })
+    }
+
     /// Writes a history, or the newest part that fits, into cells that only the caller uses: zeroed cells, or sealed
     /// cells of an earlier life. They must be [`CLOSED`]. Returns the base with which their next life begins; the
     /// caller publishes it. `None`: these cells had too many lives.
@@ -764,8 +799,6 @@ impl<'a> Log<'a> {
         // The same slots and parities come again every two laps.
         let end = self.end();
         let burnt = end + history.end.saturating_sub(end).div_ceil(2 * size) * 2 * size;
-        let fields = self.ring.iter().map(|slot| slot.load(Relaxed) >> STAMP);
-        let highest = fields.fold(self.peak.load(Acquire), u64::max);
         // A start that was only counted before may be heavier than a single start can be here.
         let split = |start: &Start| {
             let (start, parts) = (*start, start.units.div_ceil(MOST));
@@ -785,22 +818,27 @@ impl<'a> Log<'a> {
             })
             .collect();
         starts.reverse();
-        let oldest = starts.first().map_or(now.ceil, |start| start.stamp);
-        let base = oldest.min(now.ceil).wrapping_sub(highest + 2);
+        let fields = self.ring.iter().map(|slot| slot.load(Relaxed) >> STAMP);
+        let highest = fields.fold(self.peak.load(Acquire), u64::max);
+        let (first, reach) = self.best_place(burnt, &starts, now, highest + 2);
+        let base = now.ceil.wrapping_sub(reach);
         let newest = starts.last().map_or(now.ceil, |start| start.stamp);
-        if now.ceil.wrapping_sub(base) > LAST - 4 * LONGEST || newest.wrapping_sub(base) > LAST - LONGEST {
+        if reach > LAST - 4 * LONGEST || newest.wrapping_sub(base) > LAST - LONGEST {
             return None;
         }
         // Each store releases: a reader of one sees those before it, and that the cells were closed. The sealed ticket
         // comes first: reopened, it would be what it was before.
-        put(self.slot(burnt), self.word(burnt, highest + 1, SETTLED, 1));
+        for ticket in burnt..first {
+            // The last of them is read as the one before the first start: its stamp is at least 0, and before now.
+            let field = self.unused_field(ticket).max(reach.saturating_sub(now.ceil));
+            put(self.slot(ticket), self.word(ticket, field, SETTLED, 1));
+        }
         for slot in self.ring {
             let word = slot.load(Relaxed);
             if word & SEAL != 0 {
                 put(slot, word & !(SEAL | ANY_STATE) | SETTLED << STATE);
             }
         }
-        let first = burnt + 1;
         let mut next = first;
         let mut logged = None;
         for start in starts {
@@ -811,8 +849,9 @@ impl<'a> Log<'a> {
             for (ticket, units) in (next..).zip((1..=start.units).rev()) {
                 let state = if ticket == next { start.state } else { PART };
                 put(self.slot(ticket), self.word(ticket, field, state, units));
-                self.origins[(ticket - first) as usize]
-                    .store(if ticket == next { start.id } else { u64::MAX }, Release);
+                if let Some(origin) = self.origins.get((ticket - first) as usize) {
+                    origin.store(if ticket == next { start.id } else { u64::MAX }, Release);
+                }
             }
             next += start.units;
         }

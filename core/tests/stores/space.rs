@@ -64,6 +64,48 @@ fn keys_that_are_used_once_leave_nothing_behind() {
     }
 }
 
+/// A rewritten log goes to another block, and the earlier one to the next rewrite, with starts as old as the window.
+#[test]
+fn rewrites_of_long_windows_leave_nothing_behind() {
+    for days in [30, 365] {
+        let (dir, clock) = (Dir::in_memory("rewrites"), ManualClock::new());
+        let store = store(&dir.url(), &clock);
+        let limiter = store.limiter("api", &format!("1000/{days}d")).unwrap();
+        let size = || std::fs::metadata(dir.file("limits.db-lane")).unwrap().len();
+        let keys = ["a", "b", "c"];
+        let take = |key| match limiter.attempt(key, 1).unwrap() {
+            Attempt::Admitted(permit) => permit,
+            Attempt::Denied(_) => panic!("{days} days: \"{key}\" is denied"),
+        };
+        let step = Duration::from_secs(days * 86_400) / 1_000;
+        // Full logs, of one start after the other.
+        for _ in 0..800 {
+            clock.advance(step);
+            for key in keys {
+                take(key);
+            }
+        }
+        let mut early = 0;
+        for round in 0..number("ROUNDS", 300) {
+            for key in keys {
+                let permit = take(key);
+                if round % 3 == 0 {
+                    limiter.settle(&permit, 1).unwrap();
+                } else {
+                    limiter.cancel(&permit).unwrap();
+                }
+            }
+            // Some of the starts become too old.
+            clock.advance(step / 2);
+            if round == 30 {
+                early = size();
+            }
+        }
+        println!("{days} days: {} KiB, {} KiB at the end", early >> 10, size() >> 10);
+        assert_eq!(size(), early, "{days} days: the lane kept growing");
+    }
+}
+
 /// A process that dies with a lease leaves an unused key.
 #[test]
 fn keys_of_dead_processes_and_expired_leases_are_forgotten() {
