@@ -276,22 +276,13 @@ impl Home {
         hash: Hash,
         text: &str,
     ) -> Result<KeyAt, Blocked> {
-        let capacity = self.capacity(segment);
-        let count = self.arena.word(segment + index_word::COUNT);
-        // Three quarters is full, so that probe sequences stay short and always end. The count is raised before the
-        // slot is used, and never lowered. A process that dies or comes too late here only makes the segment appear
-        // fuller.
-        if count.fetch_add(1, Relaxed) >= capacity / 4 * 3 {
+        if !self.takes_slot(segment) {
             return Err(Blocked::Full);
         }
         let at = self.block_for_new_key(table, (segment, life))?;
         fault::point("key-allocated");
-        if self.has_lost(table) && !self.has_origins(table, at) {
-            self.hand_back(table, segment, at);
-            return Err(Blocked::Full);
-        }
-        let Some(new) = self.begin(table, at, hash, text) else { return Err(Blocked::Full) };
-        let slots = self.arena.words(segment + index_word::SLOTS, capacity);
+        let Some(new) = self.begin(table, at, hash, text, &[]) else { return Err(Blocked::Full) };
+        let slots = self.arena.words(segment + index_word::SLOTS, self.capacity(segment));
         loop {
             match slots[slot as usize].compare_exchange(empty(life), entry(hash, at), AcqRel, Acquire) {
                 Ok(_) => {
@@ -313,6 +304,14 @@ impl Home {
                 },
             }
         }
+    }
+
+    /// Counts a slot of a segment as used, if it has one for another key. Three quarters is full, so that probe sequences
+    /// stay short and always end. The count is raised before the slot is used, and never lowered. A process that dies or
+    /// comes too late then only makes the segment appear fuller.
+    pub(super) fn takes_slot(&self, segment: u64) -> bool {
+        let count = self.arena.word(segment + index_word::COUNT);
+        count.fetch_add(1, Relaxed) < self.capacity(segment) / 4 * 3
     }
 
     /// An unused block for a key of this table: a reused one if the segment has any.
@@ -343,17 +342,19 @@ impl Home {
         let _ = self.arena.word(segment + index_word::RETURNED).compare_exchange(0, word, AcqRel, Relaxed);
     }
 
-    /// Turns a block that only the caller uses into the block of a new key. `None` if the block has used up its lives
-    /// and is lost.
-    pub(super) fn begin(&self, table: &Table, at: u64, hash: Hash, text: &str) -> Option<KeyAt> {
+    /// Turns a block that only the caller uses into the block of a new key, with these starts that have no holder. `None`
+    /// if the block has used up its lives and is lost.
+    pub(super) fn begin(&self, table: &Table, at: u64, hash: Hash, text: &str, starts: &[Start]) -> Option<KeyAt> {
         let life = self.arena.word(at + key_word::LIFE);
         let is_new = self.arena.word(at + key_word::TABLE).load(Relaxed) == 0;
         let now = self.clock.now();
         let end = self.arena.word(table.at + table_word::FIRST_TICKET).load(Relaxed);
         // So fences only grow, even if the key was forgotten in between: no key gets 64 units per microsecond.
         let end = if table.policy.is_concurrency() { self.unix_time(now.ceil) << 6 } else { end };
-        let mut history = History { starts: self.lost(table, now).into_iter().collect(), end, ..History::default() };
-        if !is_new && table.born + table.policy.longest() > now.floor {
+        let mut starts: Vec<Start> = starts.iter().copied().chain(self.lost(table, now)).collect();
+        starts.sort_by_key(|start| start.stamp);
+        let mut history = History { starts, end, ..History::default() };
+        if !(is_new && history.starts.is_empty()) && table.born + table.policy.longest() > now.floor {
             // Unused cells count from then on without this.
             history.unknown = Some(table.born);
             history.pad(table.policy.largest());
@@ -376,9 +377,6 @@ impl Home {
         for word in others.into_iter().chain(key_word::COUNTS) {
             self.arena.word(at + word).store(0, Release);
         }
-        if !history.starts.is_empty() && !self.has_origins(table, at) {
-            return None;
-        }
         match self.write_history(table, at, (&history, now)) {
             None if is_new => nonsense(format_args!("an invalid new key of the table at {}", table.at)),
             base => base.map(|base| self.publish(table, at, base)),
@@ -397,18 +395,6 @@ impl Home {
     /// Returns whether even an unused key counts as having started something.
     pub fn has_lost(&self, table: &Table) -> bool {
         self.lost(table, self.clock.now()).is_some()
-    }
-
-    /// Ensures that a block has space for the origins of its starts.
-    pub(super) fn has_origins(&self, table: &Table, at: u64) -> bool {
-        let origins = self.arena.word(at + key_word::ORIGINS);
-        if origins.load(Relaxed) == 0 && table.is_log {
-            match self.arena.allocate(table.ring) {
-                Ok(words) => origins.store(words, Release),
-                Err(_) => return false,
-            }
-        }
-        true
     }
 
     /// Each store releases, after the block was closed: see `Log::write`.

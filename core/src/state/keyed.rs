@@ -20,6 +20,7 @@ use super::layout::{STUBS, index_word, key_word, limit_word, table_word};
 use super::locked::Locked;
 use super::space::{MOST_TURNS, Search};
 use super::table::{Hash, Home, Table, sum};
+use crate::algorithm::Start;
 use crate::algorithm::leases::SLOT_WORDS;
 use crate::algorithm::log::CLOSED;
 use crate::atomic::*;
@@ -158,9 +159,7 @@ impl Locked<'_> {
             } else if policy.is_some() {
                 self.arena.word(from.at + key_word::TABLE).store(own.at, Release);
             } else {
-                let into = self.wake(&own, from.at, hash)?;
-                self.set_entry(index, slot, hash, into);
-                self.retire_stub(from.at);
+                self.wake_key(&own, (index, slot), from.at, hash, &[])?;
             }
             // More slots for leases do not make another policy.
             if current.at == table.at || own.at == table.at || own.policy != current.policy.after(own.policy) {
@@ -246,13 +245,11 @@ impl Locked<'_> {
 
     /// Adds an unused key without cells. Returns `false` if there is no space, or if the key exists by now.
     fn add_stub(&self, (index, slot): (u64, u64), plan: &Table, hash: Hash, text: &str) -> Result<bool> {
-        let capacity = self.capacity(index);
-        let count = self.arena.word(index + index_word::COUNT);
-        if count.fetch_add(1, Relaxed) >= capacity / 4 * 3 {
+        if !self.takes_slot(index) {
             return Ok(false);
         }
         let stub = self.new_stub(plan, hash, text)?;
-        let slots = self.arena.words(index + index_word::SLOTS, capacity);
+        let slots = self.arena.words(index + index_word::SLOTS, self.capacity(index));
         let word = slots[slot as usize].load(Acquire);
         // Only an empty slot is replaced, never a key or the mark of a sealed index.
         let is_added = super::index::is_empty(word)
@@ -293,33 +290,36 @@ impl Locked<'_> {
         self.retire_to(STUBS, at);
     }
 
-    /// Gives the key of a stub cells in this table. They are not published yet.
-    fn wake(&self, own: &Table, stub: u64, hash: Hash) -> Result<u64> {
-        let into = loop {
+    /// A block with the cells of a key that had none, with these starts. It is not published yet.
+    pub(super) fn write_key(&self, own: &Table, hash: Hash, text: &str, starts: &[Start]) -> Result<u64> {
+        loop {
             // The same amount for which space was made.
-            let need = self.key_words(own.policy) + own.ring + 16;
+            let need = self.key_words(own.policy) + 16;
             let new = || {
                 let space = if self.arena.has_space(need) { Ok(()) } else { self.grow_for_keys(2 * need) };
                 space.and_then(|()| self.allocate(self.key_words(own.policy)))
             };
             let block = self.used_block(own.policy).map_or_else(new, Ok)?;
-            if self.has_lost(own) {
-                self.give_origins(own, block)?;
-            }
             // A block that has used up its lives is abandoned.
-            if let Some(new) = self.begin(own, block, hash, "") {
-                break new.at;
+            if let Some(new) = self.begin(own, block, hash, text, starts) {
+                return Ok(new.at);
             }
-        };
-        self.copy_identity(stub, into, true);
-        Ok(into)
+        }
     }
 
-    /// Creates the cells of a key on a plan, for a caller that starts on it.
-    pub(super) fn wake_key(&self, table: &Table, (index, slot): (u64, u64), stub: KeyAt, hash: Hash) -> Result<()> {
-        let into = self.wake(&self.table_of(table, stub), stub.at, hash)?;
+    /// Gives the key of a stub cells in this table, with these starts.
+    pub(super) fn wake_key(
+        &self,
+        own: &Table,
+        (index, slot): (u64, u64),
+        stub: u64,
+        hash: Hash,
+        starts: &[Start],
+    ) -> Result<()> {
+        let into = self.write_key(own, hash, "", starts)?;
+        self.copy_identity(stub, into, true);
         self.set_entry(index, slot, hash, into);
-        self.retire_stub(stub.at);
+        self.retire_stub(stub);
         Ok(())
     }
 }

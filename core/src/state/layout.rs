@@ -181,7 +181,7 @@ pub(super) mod key_word {
     /// In a log, its first own ticket; in slices, their era.
     pub const OWN: u64 = 13;
     pub const LOGGED: u64 = 14;
-    /// Where the tickets of copied starts are. 0 where none was needed yet.
+    /// Where the tickets of copied starts are, by which their holders know them. 0 where none was needed yet.
     pub const ORIGINS: u64 = 15;
 
     /// The text of the key: its length, and as many bytes as fit.

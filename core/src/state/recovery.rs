@@ -6,6 +6,7 @@
 //! counts. A limit that is written behind counts as full until one window after the last moment at which it may have
 //! been used.
 
+use super::damage::nonsense;
 use super::database::{Database, Identity};
 use super::gather::{moment, write_limit};
 use super::keyed::Origin;
@@ -14,9 +15,10 @@ use super::layout::table_word;
 use super::locked::Locked;
 use super::os;
 use super::policies::{KeySelection, KnownKey, KnownLimit};
+use super::space::{MOST_TURNS, Search};
 use super::table::{BEHIND, Hash, longest_behind};
-use crate::algorithm::Start;
 use crate::algorithm::log::SETTLED;
+use crate::algorithm::{History, Start};
 use crate::atomic::*;
 use crate::error::{Error, Result};
 use crate::fault;
@@ -95,7 +97,8 @@ pub(super) fn recover(home: &Locked, database: &mut Database, identity: &Identit
         let is_same = group.as_ref().is_some_and(|(name, hash, _)| name == row.name && hash.0 == row.key_hash);
         if !is_same {
             if let Some((name, hash, text)) = group.take() {
-                restore(home, &name, hash, &text, std::mem::take(&mut starts))?;
+                restore(home, &name, (hash, &text), &starts)?;
+                starts.clear();
             }
             group = Some((row.name.to_owned(), Hash(row.key_hash), row.key.to_owned()));
         }
@@ -109,7 +112,7 @@ pub(super) fn recover(home: &Locked, database: &mut Database, identity: &Identit
         Ok(())
     })?;
     if let Some((name, hash, text)) = group {
-        restore(home, &name, hash, &text, starts)?;
+        restore(home, &name, (hash, &text), &starts)?;
     }
     database.set_boot(&boot, moment, (home.instance, lane::raise_sequence(home, database.sequence)))
 }
@@ -139,7 +142,9 @@ pub(super) fn write_all(home: &Locked, database: &mut Database) -> Result<()> {
     database.set_boot(&boot.text(), moment(home).1, (home.instance, sequence))
 }
 
-fn restore(home: &Locked, name: &str, hash: Hash, text: &str, old: Vec<Start>) -> Result<()> {
+/// Adds a key with these starts. It is written once, into a block of its own: there may be a million, and half of the
+/// space for them.
+fn restore(home: &Locked, name: &str, (hash, text): (Hash, &str), old: &[Start]) -> Result<()> {
     let Some(limit) = home.find_limit(name) else { return Ok(()) };
     let table = home.table(limit);
     let own = home.plan_of_idle(&table, hash).unwrap_or(table);
@@ -147,10 +152,27 @@ fn restore(home: &Locked, name: &str, hash: Hash, text: &str, old: Vec<Start>) -
     if own.budget >= BEHIND {
         return Ok(());
     }
-    home.find_or_add_locked(&table, hash, text)?;
-    home.rewrite(&table, hash, |history| {
-        history.starts.splice(0..0, old);
-        history.starts.sort_by_key(|start| start.stamp);
-    })?;
-    Ok(())
+    let mut search = Search::default();
+    for _ in 0..MOST_TURNS {
+        let segment = home.segment_of(&table, hash);
+        match home.probe(&table, segment, hash) {
+            Ok((slot, stub)) if home.is_stub(stub.at) => {
+                return home.wake_key(&own, (segment, slot), stub.at, hash, old);
+            }
+            Ok(_) => {
+                let with_old = |history: &mut History| {
+                    history.starts.splice(0..0, old.iter().copied());
+                    history.starts.sort_by_key(|start| start.stamp);
+                };
+                return home.rewrite(&table, hash, with_old).map(drop);
+            }
+            Err(slot) if home.takes_slot(segment) => {
+                let at = home.write_key(&table, hash, text, old)?;
+                home.set_entry(segment, slot, hash, at);
+                return Ok(());
+            }
+            Err(_) => drop(search.has_found(home.make_space(&table, hash, false)?, false)?),
+        }
+    }
+    nonsense("a repaired key did not stay repaired")
 }

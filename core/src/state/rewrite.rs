@@ -112,7 +112,7 @@ impl Locked<'_> {
         let segment = self.segment_of(table, hash);
         let Ok((slot, found)) = self.probe(table, segment, hash) else { return Ok(()) };
         if self.is_stub(found.at) {
-            return self.wake_key(table, (segment, slot), found, hash);
+            return self.wake_key(&self.table_of(table, found), (segment, slot), found.at, hash, &[]);
         }
         let own = self.table_of(table, found);
         if hash == self.hash(b'k', "") && own.at == table.at {
@@ -125,20 +125,17 @@ impl Locked<'_> {
     }
 
     /// An unused block with space for the origins of its starts.
-    pub(super) fn block_to_write(&self, table: &Table) -> Result<u64> {
-        let new = || self.allocate(self.key_words(table.policy));
-        let at = self.used_block(table.policy).map_or_else(new, Ok)?;
-        self.give_origins(table, at)?;
-        Ok(at)
-    }
-
-    /// Ensures that a block has space for the origins of its starts.
-    pub(super) fn give_origins(&self, table: &Table, at: u64) -> Result<()> {
+    fn block_to_write(&self, table: &Table) -> Result<u64> {
+        let at = self.unused_block(table)?;
         let origins = self.arena.word(at + key_word::ORIGINS);
         if origins.load(Relaxed) == 0 && table.is_log {
             origins.store(self.allocate(table.ring)?, Release);
         }
-        Ok(())
+        Ok(at)
+    }
+
+    pub(super) fn unused_block(&self, table: &Table) -> Result<u64> {
+        self.used_block(table.policy).map_or_else(|| self.allocate(self.key_words(table.policy)), Ok)
     }
 
     /// Writes a history into a block, which gets the name and gate of `from`. Returns the block that was written:

@@ -101,9 +101,8 @@ impl Locked<'_> {
                 Err(full) => return Err(full),
             }
         }
-        // The counters of a new key also need origins, which used blocks may not have.
-        let (block, has_lost) = (self.key_words(table.policy) + table.ring + 16, self.has_lost(table));
-        let restock = || !has_lost && self.restock(table, self.segment_of(table, hash));
+        let block = self.key_words(table.policy) + 16;
+        let restock = || self.restock(table, self.segment_of(table, hash));
         if self.arena.has_space(block) || restock() {
             return Ok(Space::Available);
         }
@@ -124,12 +123,12 @@ impl Locked<'_> {
     fn has_stock(&self, table: &Table, hash: Hash) -> bool {
         let segment = self.segment_of(table, hash);
         let word = |word| self.arena.word(segment + word).load(Acquire);
-        !self.has_lost(table) && !self.is_old(table, segment) && word(index_word::TAKEN) < word(index_word::FREE)
+        !self.is_old(table, segment) && word(index_word::TAKEN) < word(index_word::FREE)
     }
 
     /// Makes space for the cells of a key that has none.
     fn make_space_to_wake(&self, plan: &Table, rests: bool) -> Result<Space> {
-        let (class, block) = (self.block_class(plan.policy), self.key_words(plan.policy) + plan.ring + 16);
+        let (class, block) = (self.block_class(plan.policy), self.key_words(plan.policy) + 16);
         if self.has_used_block(plan.policy) || self.arena.has_space(block) || !rests && self.sweep(class)? > 0 {
             return Ok(Space::Available);
         }

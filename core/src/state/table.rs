@@ -490,9 +490,9 @@ impl Locked<'_> {
     /// The unused key "" of a new table.
     pub(super) fn fresh_empty_key(&self, table: &Table) -> Result<u64> {
         loop {
-            let block = self.block_to_write(table)?;
+            let block = self.unused_block(table)?;
             // A block that has used up its lives is abandoned.
-            if let Some(empty) = self.begin(table, block, self.hash(b'k', ""), "") {
+            if let Some(empty) = self.begin(table, block, self.hash(b'k', ""), "", &[]) {
                 return Ok(empty.at);
             }
         }

@@ -106,6 +106,33 @@ fn rewrites_of_long_windows_leave_nothing_behind() {
     }
 }
 
+/// After a boot a lane needs no more space for the same keys than before.
+#[cfg(feature = "fault-points")]
+#[test]
+fn recovery_writes_each_key_once() {
+    let dir = Dir::in_memory("recovered");
+    let size = || std::fs::metadata(dir.file("limits.db-lane")).unwrap().len();
+    let boot = |number, f: &dyn Fn(&dyn Limiter)| {
+        let run = || {
+            common::present_boot(number);
+            let store = Store::new(&dir.url()).unwrap();
+            f(&*store.limiter("api", "100/1h").unwrap());
+            store.flush().unwrap();
+        };
+        Child::run(run).join();
+    };
+    let keys = 4_000;
+    boot(1, &|limiter| (0..keys).for_each(|key| start(limiter, &key.to_string()).unwrap()));
+    let before = size();
+    boot(2, &|limiter| {
+        // The start, and a budget of 5 that the ledger may have missed.
+        let over = (0..keys).find(|key| limiter.peek(&key.to_string(), 1).unwrap().remaining != 94);
+        assert_eq!(over, None);
+    });
+    println!("{} KiB, {} KiB after the boot", before >> 10, size() >> 10);
+    assert!(size() <= before, "{} KiB became {} KiB", before >> 10, size() >> 10);
+}
+
 /// A process that dies with a lease leaves an unused key.
 #[test]
 fn keys_of_dead_processes_and_expired_leases_are_forgotten() {
