@@ -71,7 +71,7 @@ pub(super) mod limit_word {
     /// forgotten.
     pub const REPLACED: u64 = 5;
     pub const FORGETTING: u64 = 1 << 32;
-    /// The hash from which on such keys may be left.
+    /// The hash from which on such keys may be left. Before a change, the hash from which on idle keys may be left.
     pub const LEFT_FROM: u64 = 6;
     /// The next limit in the list of limits whose policies are changing.
     pub const NEXT_CHANGE: u64 = 7;

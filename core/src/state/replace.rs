@@ -27,6 +27,9 @@ use std::time::{Duration, Instant};
 /// Each table of a limit has other tickets than those before it, so a permit is never mistaken for a later one.
 const TICKETS_OF_A_TABLE: u64 = 1 << 32;
 
+/// The place after the last hash.
+const ALL: u64 = u64::MAX;
+
 /// How long the lock is held to move keys, except for the rewrite of the segment at the end.
 const MOMENT: Duration = Duration::from_millis(2);
 
@@ -209,6 +212,7 @@ impl Locked<'_> {
                     return Ok(false);
                 }
                 fault::point("keys-moved");
+                self.arena.word(limit + limit_word::LEFT_FROM).store(0, Release);
                 self.arena.word(limit + limit_word::REPLACED).store(0, Release);
             }
         }
@@ -280,11 +284,45 @@ impl Locked<'_> {
         let table = self.table(limit);
         let depth = self.root(&table).map_or(0, |root| root.depth());
         let count = |segment| self.arena.word(segment + index_word::COUNT).load(Relaxed);
-        let keys: u64 = self.segments(&table).map(count).sum();
-        // The blocks of moved keys serve the next keys, if they are as large.
-        let is_same = self.block_class(policy) == self.block_class(table.policy);
-        let keys = if is_same { keys.min(index_word::MOST_CAPACITY) } else { keys };
         let index = 2 * segment(index_word::MOST_CAPACITY) + segment(1 << depth);
-        self.grow_some((keys.saturating_sub(self.used_blocks(policy)) + 2) * block + index + table_word::WORDS)
+        let needed = || {
+            let keys: u64 = self.segments(&table).map(count).sum();
+            // The blocks of moved keys serve the next keys, if they are as large.
+            let is_same = self.block_class(policy) == self.block_class(table.policy);
+            let keys = if is_same { keys.min(index_word::MOST_CAPACITY) } else { keys };
+            (keys.saturating_sub(self.used_blocks(policy)) + 2) * block + index + table_word::WORDS
+        };
+        // No change of this limit is in progress.
+        let swept_to = self.arena.word(limit + limit_word::LEFT_FROM);
+        if swept_to.load(Acquire) != ALL && !self.arena.has_space(needed()) {
+            // Idle keys need no space.
+            self.forget_idle_keys(&table, swept_to)?;
+        }
+        let made = self.grow_some(needed());
+        if !matches!(made, Err(Error::StoreTimeout { .. })) {
+            swept_to.store(0, Release);
+        }
+        made
+    }
+
+    /// Forgets the idle keys of a limit from a hash on, a moment's at a time: if some are left, it fails, and the caller
+    /// must release the lock and try again.
+    fn forget_idle_keys(&self, table: &Table, from: &AtomicU64) -> Result<()> {
+        let began = Instant::now();
+        loop {
+            let (hash, root) = (from.load(Acquire), self.root(table).expect("a table in use has an index"));
+            match self.sweep_segment(table, root, hash) {
+                // The keys of this segment stay.
+                Err(Error::StoreFull { .. }) => {}
+                swept => drop(swept?),
+            }
+            from.store(self.next_segment(table, hash).unwrap_or(ALL), Release);
+            if from.load(Acquire) == ALL {
+                return Ok(());
+            }
+            if is_over(began) {
+                return Err(Error::StoreTimeout { doing: "forgetting the idle keys of a limit".into(), waited_ms: 0 });
+            }
+        }
     }
 }

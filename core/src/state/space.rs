@@ -25,9 +25,6 @@ use std::time::{Duration, Instant};
 /// The time limit of one sweep. The segment in progress is always finished.
 const SWEEP: Duration = Duration::from_millis(2);
 
-/// The most used blocks that a segment gets at once.
-const STOCK: u64 = 64;
-
 /// Below this number of used blocks, no search is worthwhile while the store can grow.
 const ENOUGH: u64 = 64;
 
@@ -103,7 +100,8 @@ impl Locked<'_> {
         }
         let block = self.key_words(table.policy) + 16;
         let restock = || self.restock(table, self.segment_of(table, hash));
-        if self.arena.has_space(block) || restock() {
+        // Free blocks come first: space that has not been allocated yet serves blocks of any size.
+        if restock() || self.arena.has_space(block) {
             return Ok(Space::Available);
         }
         // The sweep may rewrite the segment.
@@ -136,17 +134,23 @@ impl Locked<'_> {
         Ok(self.grow_for_keys(2 * block).map_or_else(|full| Space::Searched(rounds(), full), |()| Space::Available))
     }
 
-    /// Gives a segment used blocks for new keys, if there are any.
+    /// Gives a segment used blocks for the keys that it has space for, if there are any.
     fn restock(&self, table: &Table, segment: u64) -> bool {
         let (free, capacity) = (self.arena.word(segment + index_word::FREE), self.capacity(segment));
-        let first = free.load(Acquire);
+        let (first, space) = (free.load(Acquire), self.free_slots(segment));
         let blocks = std::iter::from_fn(|| self.used_block(table.policy));
-        let end = (first..capacity.min(first + STOCK)).zip(blocks).fold(first, |end, (i, at)| {
+        let end = (first..capacity.min(first + space)).zip(blocks).fold(first, |end, (i, at)| {
             self.arena.word(segment + index_word::SLOTS + capacity + i).store(at, Release);
             end + 1
         });
         free.store(end, Release);
         end > first
+    }
+
+    /// The number of keys that a segment has space for.
+    fn free_slots(&self, segment: u64) -> u64 {
+        let used = self.arena.word(segment + index_word::COUNT).load(Relaxed);
+        (self.capacity(segment) / 4 * 3).saturating_sub(used)
     }
 
     // ---- segments ----
@@ -199,7 +203,10 @@ impl Locked<'_> {
         let class = self.block_class(self.table_at(self.arena.word(old + index_word::TABLE).load(Acquire)).policy);
         let (fits, stock) = (class == self.block_class(table.policy), self.take_stock(old).collect::<Vec<_>>());
         let (stock, misfits) = if fits { (stock, Vec::new()) } else { (Vec::new(), stock) };
-        let mut blocks = stock.into_iter().chain(idle);
+        let is_of_other_size = |(class, _): &(u64, u64)| *class != self.block_class(table.policy);
+        let (others, same): (Vec<_>, Vec<_>) =
+            others.into_iter().chain(self.take_returned(old)).partition(is_of_other_size);
+        let mut blocks = stock.into_iter().chain(idle).chain(same.into_iter().map(|(_, at)| at));
         if !is_sweep {
             new.iter().filter(|new| **new != 0).for_each(|new| self.stock(*new, &mut blocks));
         }
@@ -337,10 +344,15 @@ impl Locked<'_> {
         (taken..free).map(move |i| self.arena.word(segment + index_word::SLOTS + capacity + i).load(Acquire))
     }
 
+    /// The block that was handed back to a segment, with its class. A process that dies with it loses it.
+    fn take_returned(&self, segment: u64) -> Option<(u64, u64)> {
+        let word = self.arena.word(segment + index_word::RETURNED).swap(0, AcqRel);
+        (word != 0).then_some((word >> index_word::TAG, word & ((1 << index_word::TAG) - 1)))
+    }
+
     /// Stocks a new segment with blocks for new keys.
     fn stock(&self, segment: u64, blocks: &mut impl Iterator<Item = u64>) {
-        let capacity = self.capacity(segment);
-        let space = (capacity / 4 * 3).saturating_sub(self.arena.word(segment + index_word::COUNT).load(Relaxed));
+        let (capacity, space) = (self.capacity(segment), self.free_slots(segment));
         let stocked = blocks.by_ref().take(space as usize).zip(0..).map(|(at, i)| {
             self.arena.word(segment + index_word::SLOTS + capacity + i).store(at, Release);
         });
@@ -378,7 +390,7 @@ impl Locked<'_> {
         };
         self.arena.word(at + index_word::TABLE).store(table, Release);
         let life = self.arena.word(at + index_word::LIFE).fetch_add(1, AcqRel) + 1;
-        // The block that was handed back stays there.
+        // A block that was handed back too late stays there.
         for word in [index_word::COUNT, index_word::FREE, index_word::TAKEN] {
             self.arena.word(at + word).store(0, Release);
         }
@@ -466,7 +478,7 @@ impl Locked<'_> {
     }
 
     /// Frees the unused blocks of a segment.
-    fn sweep_segment(&self, table: &Table, root: Root, hash: u64) -> Result<u64> {
+    pub(super) fn sweep_segment(&self, table: &Table, root: Root, hash: u64) -> Result<u64> {
         let segment = self.segment_at(root, root.entry_of(hash));
         let word = |word| self.arena.word(segment + word).load(Acquire);
         let (dead, empty_key) = (Dead::default(), self.hash(b'k', ""));
