@@ -356,6 +356,7 @@ torture: test-tools storm
 	ROUNDS=300 cargo test --quiet --release -p workglow-limit --features fault-points --test stores torments:: -- --nocapture
 	SECONDS=60 cargo test --quiet --release -p workglow-limit --features fault-points --test stores storms:: -- --skip at_most_five_run
 	SECONDS=600 cargo test --quiet --release -p workglow-limit --features fault-points --test stores at_most_five_run
+	CHANGES=10000 KEYS=100000 cargo test --quiet --release -p workglow-limit --features fault-points --test stores killed_changes -- --nocapture
 
 clean:
 	rm -rf target bindings/node/node_modules bindings/node/dist tests/fleet/*/node_modules tests/next/{node_modules,.next} tests/{node-tools,page,site}/node_modules {site,docs/api,bench/node}/node_modules

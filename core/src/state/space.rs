@@ -81,6 +81,7 @@ impl Locked<'_> {
         let capacity = self.capacity(segment);
         let word = |word| self.arena.word(segment + word).load(Acquire);
         let rounds = || self.arena.word(SWEPT_ROUNDS).load(Acquire);
+        let restock = || self.restock(table, self.segment_of(table, hash), u64::MAX);
         let slots = self.arena.words(segment + index_word::SLOTS, capacity);
         let is_sealed = slots.iter().any(|slot| slot.load(Acquire) == index_word::SEALED);
         if is_sealed
@@ -89,7 +90,7 @@ impl Locked<'_> {
             || word(index_word::FREE) >= capacity
         {
             match self.renew_segment(table, hash.0[0], false) {
-                Ok(_) if self.has_stock(table, hash) => return Ok(Space::Available),
+                Ok(_) if restock() || self.has_stock(table, hash) => return Ok(Space::Available),
                 // A key that finds no block uses up the segment's remaining slots, once per attempt. So both must be
                 // available.
                 Ok(_) => {}
@@ -99,7 +100,6 @@ impl Locked<'_> {
             }
         }
         let block = self.key_words(table.policy) + 16;
-        let restock = || self.restock(table, self.segment_of(table, hash));
         // Free blocks come first: space that has not been allocated yet serves blocks of any size.
         if restock() || self.arena.has_space(block) {
             return Ok(Space::Available);
@@ -134,17 +134,17 @@ impl Locked<'_> {
         Ok(self.grow_for_keys(2 * block).map_or_else(|full| Space::Searched(rounds(), full), |()| Space::Available))
     }
 
-    /// Gives a segment used blocks for the keys that it has space for, if there are any.
-    fn restock(&self, table: &Table, segment: u64) -> bool {
+    /// Gives a segment used blocks for as many keys as it has space for, but at most so many. Returns whether there were
+    /// any. A process that dies here loses one.
+    fn restock(&self, table: &Table, segment: u64, most: u64) -> bool {
         let (free, capacity) = (self.arena.word(segment + index_word::FREE), self.capacity(segment));
-        let (first, space) = (free.load(Acquire), self.free_slots(segment));
+        let (first, space) = (free.load(Acquire), self.free_slots(segment).min(most));
         let blocks = std::iter::from_fn(|| self.used_block(table.policy));
-        let end = (first..capacity.min(first + space)).zip(blocks).fold(first, |end, (i, at)| {
+        let stocked = (first..capacity.min(first + space)).zip(blocks).map(|(i, at)| {
             self.arena.word(segment + index_word::SLOTS + capacity + i).store(at, Release);
-            end + 1
+            free.store(i + 1, Release);
         });
-        free.store(end, Release);
-        end > first
+        stocked.count() > 0
     }
 
     /// The number of keys that a segment has space for.
@@ -227,6 +227,12 @@ impl Locked<'_> {
         // Only now: a process that restarts this work must find the blocks in their old places.
         let freed = blocks.map(|at| self.retire_block(table.policy, at)).count() as u64;
         misfits.into_iter().for_each(|at| self.retire_to(class, at));
+        if !is_sweep {
+            // The forgotten keys may return, and need blocks of this table's size then.
+            for segment in new.into_iter().filter(|new| *new != 0) {
+                self.restock(table, segment, others.len() as u64);
+            }
+        }
         others.into_iter().for_each(|(class, at)| self.retire_to(class, at));
         if root.depth() > 0 {
             self.set_free(DIRECTORIES + u64::from(root.depth()), root.at());

@@ -4,6 +4,8 @@
 use crate::common::Child;
 use crate::common::{self, Dir, PATIENCE, number};
 use std::path::Path;
+#[cfg(feature = "fault-points")]
+use std::sync::atomic::Ordering::*;
 use std::time::{Duration, Instant};
 use workglow_limit::*;
 
@@ -241,6 +243,105 @@ fn a_full_store_can_be_cleared_changed_and_written() {
             }
         });
     }
+}
+
+#[cfg(feature = "fault-points")]
+#[test]
+fn a_full_store_of_idle_keys_takes_other_policies() {
+    filled("changed", "100/1m", |store, clock, limiter, _, _| {
+        let live = store.override_text("api", "200/1m").unwrap_err();
+        assert_eq!(live.name(), "store_full", "every key needs a larger block");
+        clock.advance(2 * WINDOW);
+        for policy in ["200/1m", "3/1m", "100/1m", "40/1m"] {
+            store.override_text("api", policy).unwrap_or_else(|e| panic!("{policy}: {e}"));
+            limiter.clear("").unwrap_or_else(|e| panic!("{policy}: {e}"));
+        }
+        assert_eq!(limiter.peek("key 1", 1).unwrap().limit, 40);
+    });
+}
+
+/// Changes of policies and clears, of keys that are used in between, need no more space the fortieth time than the
+/// fifteenth.
+#[test]
+fn changes_of_policies_leave_nothing_behind() {
+    for kind in ["override", "clear", "idle", "key"] {
+        let (dir, clock) = (Dir::in_memory("changed"), ManualClock::new());
+        let store = store(&dir.url(), &clock);
+        let limiter = store.limiter("api", "100/1m").unwrap();
+        let size = || std::fs::metadata(dir.file("limits.db-lane")).unwrap().len();
+        let (keys, mut early) = (1_000, 0);
+        for round in 0..number("ROUNDS", 40) {
+            for key in 0..keys {
+                limiter.attempt(&format!("key {key}"), 1).unwrap();
+            }
+            let policy = ["50/1m", "100/1m", "40/1m", "120/1m", "99/1m"][round as usize % 5];
+            match kind {
+                "override" => store.override_text("api", policy).unwrap(),
+                "clear" => limiter.clear("").unwrap(),
+                "idle" => {
+                    clock.advance(2 * WINDOW);
+                    store.override_text("api", policy).unwrap();
+                }
+                _ => {
+                    for key in 0..20 {
+                        store.override_key("api", policy, &format!("key {key}")).unwrap();
+                        store.lift_key("api", &format!("key {}", key / 2)).unwrap();
+                    }
+                }
+            }
+            clock.advance(WINDOW / 40);
+            if round == 15 {
+                early = size();
+            }
+        }
+        println!("{kind}: {} KiB, {} KiB at the end", early >> 10, size() >> 10);
+        assert_eq!(size(), early, "{kind}: the lane kept growing");
+    }
+}
+
+/// Policies of several sizes in turn, and clears, while keys are used, by processes that are killed: what a dead one held
+/// is lost, so the lane may take twice what the same changes take without a death. `CHANGES=10000 KEYS=100000` for a long
+/// run.
+#[cfg(feature = "fault-points")]
+#[test]
+fn killed_changes_of_policies_lose_little_space() {
+    const POLICIES: [&str; 4] = ["100/1h", "50/1h", "120/1h", "30/1h"];
+    let (keys, changes) = (number("KEYS", 1_000), number("CHANGES", 60));
+    let dirs = ["kept", "killed"].map(Dir::in_memory);
+    let size = |dir: &Dir| std::fs::metadata(dir.file("limits.db-lane")).unwrap().len();
+    let work = |dir: &Dir, changes: u64, made: &std::sync::atomic::AtomicU64| {
+        let mut options = StoreOptions::default();
+        options.timeout = PATIENCE;
+        let store = Store::with_options(&dir.url(), options).unwrap();
+        let limiter = store.limiter("api", POLICIES[0]).unwrap();
+        while made.load(Acquire) < changes {
+            for key in 0..keys {
+                limiter.attempt(&key.to_string(), 1).unwrap();
+            }
+            let change = made.fetch_add(1, AcqRel);
+            match change % 5 {
+                4 => limiter.clear("").unwrap(),
+                of => store.override_text("api", POLICIES[of as usize]).unwrap(),
+            }
+        }
+    };
+    let made = common::shared(2);
+    Child::run(|| work(&dirs[0], 10, &made[0])).join();
+    let (mut random, mut kills) = (common::Random::new(), 0);
+    while made[1].load(Acquire) < changes {
+        let begun = made[1].load(Acquire);
+        let child = Child::run(|| work(&dirs[1], changes, &made[1]));
+        // At a random moment of one of the next changes.
+        let after = begun + 1 + random.below(4);
+        common::wait_until("it changes something", || made[1].load(Acquire) >= after.min(changes));
+        std::thread::sleep(Duration::from_micros(random.below(2_000 + 5 * keys)));
+        child.signal(libc::SIGKILL);
+        kills += u64::from(child.was_killed());
+    }
+    Child::run(|| work(&dirs[1], changes + 10, &made[1])).join();
+    let [kept, killed] = dirs.each_ref().map(size);
+    println!("{} KiB; after {changes} changes and {kills} kills {} KiB", kept >> 10, killed >> 10);
+    assert!(kills > 0 && killed <= 2 * kept, "{} KiB became {} KiB", kept >> 10, killed >> 10);
 }
 
 /// The blocks of a limit's keys become available to all others that use such blocks.
