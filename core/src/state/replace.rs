@@ -292,6 +292,13 @@ impl Locked<'_> {
             let keys = if is_same { keys.min(index_word::MOST_CAPACITY) } else { keys };
             (keys.saturating_sub(self.used_blocks(policy)) + 2) * block + index + table_word::WORDS
         };
+        // A longer window counts starts of keys that are idle now. They are kept if the store can hold them.
+        if policy.longest() > table.policy.longest() {
+            match self.grow_some(needed()) {
+                Err(Error::StoreFull { .. }) => {}
+                made => return made,
+            }
+        }
         // No change of this limit is in progress.
         let swept_to = self.arena.word(limit + limit_word::LEFT_FROM);
         if swept_to.load(Acquire) != ALL && !self.arena.has_space(needed()) {
