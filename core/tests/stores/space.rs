@@ -306,7 +306,7 @@ fn changes_of_policies_leave_nothing_behind() {
 #[test]
 fn killed_changes_of_policies_lose_little_space() {
     const POLICIES: [&str; 4] = ["100/1h", "50/1h", "120/1h", "30/1h"];
-    let (keys, changes) = (number("KEYS", 1_000), number("CHANGES", 60));
+    let (keys, changes) = (number("KEYS", 400), number("CHANGES", 30));
     let dirs = ["kept", "killed"].map(Dir::in_memory);
     let size = |dir: &Dir| std::fs::metadata(dir.file("limits.db-lane")).unwrap().len();
     let work = |dir: &Dir, changes: u64, made: &std::sync::atomic::AtomicU64| {
