@@ -10,10 +10,10 @@
 use super::arena::MOST_BYTES;
 use super::block::{hash_in, table_in};
 use super::damage::nonsense;
-use super::layout::{index_word, key_word, table_word};
+use super::layout::{OLDER_WORDS, index_word, key_word, table_word};
 use super::table::{Blocked, Hash, Home, Table};
 use crate::algorithm::log::{CLOSED, SETTLED};
-use crate::algorithm::{History, Start};
+use crate::algorithm::{Forgotten, History, Start};
 use crate::atomic::*;
 use crate::fault;
 use crate::time::Now;
@@ -355,11 +355,13 @@ impl Home {
         let mut history = History { starts: self.lost(table, now).into_iter().collect(), end, ..History::default() };
         if !is_new && table.born + table.policy.longest() > now.floor {
             // Unused cells count from then on without this.
-            history.unknown = Some(table.born);
+            history.forgotten.push(Forgotten::before(table.born));
             history.pad(table.policy.largest());
         }
         if table.policy.is_counted() {
-            self.arena.word(at + key_word::OWN).store(self.new_number(), Release);
+            let era = self.new_number();
+            self.arena.word(at + key_word::OWN).store(era, Release);
+            self.arena.word(at + key_word::FIRST_ERA).store(era, Release);
         }
         let is_fresh =
             history.starts.is_empty() && (end == 0 || table.policy.is_counted() || table.policy.is_concurrency());
@@ -403,7 +405,7 @@ impl Home {
     pub(super) fn has_origins(&self, table: &Table, at: u64) -> bool {
         let origins = self.arena.word(at + key_word::ORIGINS);
         if origins.load(Relaxed) == 0 && table.is_log {
-            match self.arena.allocate(table.ring) {
+            match self.arena.allocate(table.ring + OLDER_WORDS) {
                 Ok(words) => origins.store(words, Release),
                 Err(_) => return false,
             }

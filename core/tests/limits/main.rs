@@ -5,6 +5,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod changes;
 mod composites;
 mod counting;
 mod hooks;
