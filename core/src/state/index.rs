@@ -350,10 +350,11 @@ impl Home {
         let is_new = self.arena.word(at + key_word::TABLE).load(Relaxed) == 0;
         let now = self.clock.now();
         let end = self.arena.word(table.at + table_word::FIRST_TICKET).load(Relaxed);
-        // So fences only grow, even if the key was forgotten in between: no key gets 64 units per microsecond.
-        let end = if table.policy.is_concurrency() { self.unix_time(now.ceil) << 6 } else { end };
+        // So fences only grow, even if the key was forgotten in between: no key gets 64 units per microsecond. (If all keys
+        // are cleared while a manual clock stands still, the tickets of the tables still grow.)
+        let end = end + if table.policy.is_concurrency() { self.unix_time(now.ceil) << 6 } else { 0 };
         let mut history = History { starts: self.lost(table, now).into_iter().collect(), end, ..History::default() };
-        if !is_new && table.born + table.policy.longest() > now.floor {
+        if !is_new && table.born > 0 && table.born + table.policy.longest() > now.floor {
             // Unused cells count from then on without this.
             history.forgotten.push(Forgotten::before(table.born));
             history.pad(table.policy.largest());

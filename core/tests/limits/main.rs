@@ -8,6 +8,7 @@ mod common;
 mod changes;
 mod composites;
 mod counting;
+mod ends;
 mod hooks;
 mod keyed;
 mod late;
