@@ -104,6 +104,51 @@ fn clock_windows_that_are_no_longer_known_count_as_full() {
     assert_eq!(limit.remaining(), 960);
 }
 
+/// Windows of the clock at random: none holds more than its limit. What the first policy knows is withheld, and nothing
+/// else.
+#[test]
+fn no_clock_window_of_a_later_policy_holds_more_than_its_limit() {
+    for seed in 0..400 {
+        let random = &mut Random::seeded(seed);
+        let any = |random: &mut Random| (1 + random.scaled(50), 1_000 * (1 + u128::from(random.scaled(60_000))));
+        let policy =
+            |(limit, length): (u64, u128)| Policy::fixed_window(limit, Duration::from_micros(length as u64)).unwrap();
+        let mut current = any(random);
+        let (limit, mut has_changed) = (Limit::new(policy(current)), false);
+        let mut starts: Vec<True> = Vec::new();
+        let in_window = |starts: &[True], now: u128, length: u128| -> u64 {
+            starts.iter().filter(|start| start.at / length == now / length).map(|start| start.units).sum()
+        };
+        for _ in 0..200 {
+            let now = limit.clock.now().as_micros();
+            match random.below(100) {
+                0..60 => {
+                    let weight = 1 + random.scaled(current.0 - 1);
+                    if let Attempt::Admitted(_) = limit.limiter.attempt("", weight).unwrap() {
+                        starts.push(True { at: now, units: weight });
+                        let held = in_window(&starts, now, current.1);
+                        assert!(held <= current.0, "{seed}: {held} of {current:?} at {now}");
+                    }
+                }
+                60..94 => limit.clock.advance(Duration::from_micros(random.scaled(current.1 as u64))),
+                _ => {
+                    let (most, length) = current;
+                    let is_known = !has_changed && starts.iter().all(|start| start.at / length == now / length);
+                    has_changed = true;
+                    current = any(random);
+                    limit.apply(policy(current));
+                    let left = limit.limiter.peek("", 0).unwrap().remaining;
+                    let held = in_window(&starts, now, current.1);
+                    assert!(left <= current.0.saturating_sub(held), "{seed}: {left} beside {held} of {current:?}");
+                    // All in the present window, which is known: nothing else is withheld.
+                    let all: u64 = starts.iter().map(|start| start.units).sum();
+                    assert!(!is_known || all > most || left + all >= current.0, "{seed}: {left}, {all} of {current:?}");
+                }
+            }
+        }
+    }
+}
+
 /// A policy, another one of its kind, and what is left of that when ten units are used.
 const CHANGED: [(&str, &str, u64); 8] = [
     ("50/1s", "60/1s", 50),
