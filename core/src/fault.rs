@@ -9,12 +9,13 @@
 mod on {
     use std::cell::Cell;
     use std::sync::Mutex;
-    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+    use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*};
 
     type Action = Box<dyn FnOnce() + Send>;
-    static ARMED: Mutex<Option<(String, Action)>> = Mutex::new(None);
-    /// Whether a point is armed. If none is, the mutex is not touched: a child could inherit it locked.
-    static IS_ARMED: AtomicBool = AtomicBool::new(false);
+    static ARMED: Mutex<Option<Action>> = Mutex::new(None);
+    /// The armed point: one more than its place in the list, or 0. Only a thread that is there takes the mutex, since a
+    /// forked child could inherit it locked.
+    static POINT: AtomicUsize = AtomicUsize::new(0);
 
     /// The points, in the order in which a first decision on a new key passes them.
     pub const DECIDING: &[&str] = &[
@@ -43,24 +44,37 @@ mod on {
     /// The points of changing policies and of renaming a limit.
     const CHANGING: &[&str] = &["deciding", "decided", "half-named", "followed", "gathered", "rows-moved", "lock-left"];
 
-    fn is_listed(point: &str) -> bool {
-        [DECIDING, FINDING, REWRITING, GROWING, LEASING, CHANGING].iter().any(|points| points.contains(&point))
+    fn points() -> impl Iterator<Item = &'static str> {
+        [DECIDING, FINDING, REWRITING, GROWING, LEASING, CHANGING].into_iter().flatten().copied()
     }
 
     /// Runs `action` once, when any thread of this process next passes `point`.
     pub fn at(point: &str, action: impl FnOnce() + Send + 'static) {
-        assert!(is_listed(point), "no point named {point}: {DECIDING:?}, {REWRITING:?}, {LEASING:?}, {CHANGING:?}");
-        *ARMED.lock().unwrap() = Some((point.to_owned(), Box::new(action)));
-        IS_ARMED.store(true, Release);
+        let Some(place) = points().position(|listed| listed == point) else {
+            panic!("no point named {point}: {:?}", points().collect::<Vec<_>>());
+        };
+        let mut armed = ARMED.lock().unwrap();
+        *armed = Some(Box::new(action));
+        POINT.store(place + 1, Release);
     }
 
     pub(crate) fn pass(point: &str) {
-        debug_assert!(is_listed(point), "{point} is not listed");
-        if !IS_ARMED.load(Acquire) {
+        debug_assert!(points().any(|listed| listed == point), "{point} is not listed");
+        let is_armed = || match POINT.load(Acquire) {
+            0 => false,
+            place => points().nth(place - 1) == Some(point),
+        };
+        if !is_armed() {
             return;
         }
-        let armed = ARMED.lock().unwrap().take_if(|(name, _)| name == point);
-        if let Some((_, action)) = armed {
+        let mut armed = ARMED.lock().unwrap();
+        // Another thread may have taken it, or armed another point.
+        let action = is_armed().then(|| armed.take()).flatten();
+        if action.is_some() {
+            POINT.store(0, Release);
+        }
+        drop(armed);
+        if let Some(action) = action {
             action();
         }
     }

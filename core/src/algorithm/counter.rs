@@ -64,10 +64,10 @@
 //! millions of domains" (2017).
 
 use super::log::{Answer, Ask, PLACE, SETTLED, STARTED, Stage, StartId, Taken, View, put};
-use super::{Algorithm, History, Sealed, Start, Tries};
+use super::{Algorithm, Forgotten, History, Sealed, Start, Tries};
 use crate::atomic::{AtomicU64, *};
 use crate::fault;
-use crate::time::{Now, Tick};
+use crate::time::{LONGEST, Now, Tick};
 
 const SEAL: u64 = 1;
 const CLOSED: u64 = 2;
@@ -107,17 +107,17 @@ impl Frame {
 
     /// Returns the window of a tick, counted since 1970.
     #[inline(always)]
-    fn window_of(&self, tick: Tick) -> u64 {
+    pub fn window_of(&self, tick: Tick) -> u64 {
         tick.saturating_add_signed(self.phase as i64) / self.length
     }
 
     #[inline(always)]
-    fn start_of(&self, window: u64) -> Tick {
+    pub(super) fn start_of(&self, window: u64) -> Tick {
         window.saturating_mul(self.length).saturating_add_signed((self.phase as i64).wrapping_neg())
     }
 
     /// Returns the last tick of a window. (The first tick may lie before tick 0.)
-    fn end_of(&self, window: u64) -> Tick {
+    pub(super) fn end_of(&self, window: u64) -> Tick {
         self.start_of(window + 1).saturating_sub(1)
     }
 }
@@ -142,7 +142,26 @@ pub(crate) struct Counter<'a> {
     /// count.
     pub born: Tick,
     pub frame: Frame,
+    pub past: Past<'a>,
 }
+
+/// What is no longer in the cells. Only a longer window, of another policy, may need it.
+#[derive(Clone, Copy)]
+pub(crate) struct Past<'a> {
+    /// One more than the newest window with which this life began; 0: it began with its first use.
+    pub begun: &'a AtomicU64,
+    /// Until when the units of `units` were started.
+    pub until: &'a AtomicU64,
+    /// The number of units before this life, and the number of those in the windows with which it began that this
+    /// policy would not have admitted there. See [`EXCESS`].
+    pub units: &'a AtomicU64,
+}
+
+/// `Past::units`: whether an earlier policy admitted any of them; the excess; the others.
+const IS_MIXED: u64 = 1 << 63;
+const EXCESS: u32 = 32;
+/// More than any limit.
+const MANY: u64 = (1 << 31) - 1;
 
 /// The values that were read: both cells at one moment, and a time after it.
 #[derive(Debug, Clone, Copy)]
@@ -300,8 +319,9 @@ impl Counter<'_> {
     /// Returns the windows of an unused key. For reading only.
     #[cfg(not(model))]
     pub fn untouched(born: Tick, frame: Frame) -> Counter<'static> {
-        let [life, base, era, logged] = [&UNTOUCHED[0]; 4];
-        Counter { ring: &UNTOUCHED, life, number: 0, base, era, logged, born, frame }
+        let [life, base, era, logged, begun, until, units] = [&UNTOUCHED[0]; 7];
+        let past = Past { begun, until, units };
+        Counter { ring: &UNTOUCHED, life, number: 0, base, era, logged, born, frame, past }
     }
 
     /// Checks that these cells still have the intended life. Call this last, before anything that was read is trusted.
@@ -484,16 +504,53 @@ impl Counter<'_> {
     }
 
     /// Returns the contents of sealed cells. Starts are stamped with their window's last tick; those of a window that
-    /// has not begun are places. The counts of earlier windows are lost, which is reported as long as it might matter.
+    /// has not begun are places. The counts of earlier windows are lost: any of them may have been full.
     pub fn history(&self, now: Now) -> History {
-        let seen = self.as_is(now);
+        let (seen, frame, Past { begun, until, units }) = (self.as_is(now), self.frame, self.past);
         let state = |number| if seen.start_of(number) > now.floor { PLACE } else { SETTLED };
         let starts = self.starts(&seen, |number| seen.end_of(number), state);
-        // The newer cell may have held this.
-        let lost = seen.window(number_in(newest(seen.cells))).checked_sub(2);
-        let matters = |window: &u64| window + self.frame.lasts() > self.frame.window_of(now.floor);
-        let unknown = lost.filter(matters).map(|window| self.frame.end_of(window));
-        History { starts, unknown, era: self.era.load(Acquire), ..History::default() }
+        let (before, units) = (begun.load(Acquire), units.load(Acquire));
+        let is_mixed = units & IS_MIXED != 0;
+        // The last window before this life.
+        let before = if before == 0 { seen.base.wrapping_add(1) } else { before.wrapping_sub(3) } as i64;
+        let before = before.max(-1);
+        let [older, newest] = {
+            let [a, b] = seen.cells.map(|cell| seen.base.wrapping_add(number_in(cell)) as i64);
+            [a.min(b), a.max(b)]
+        };
+        // Between the two, the newer cell may have held every second one. Before them, every one is lost. While one
+        // may count here, because places were counted after it, any that is not in the cells may.
+        let (here, lasts) = (frame.window_of(now.floor) as i64, frame.lasts() as i64);
+        let end_of = |window: i64| if window < 0 { 0 } else { frame.end_of(window as u64) };
+        let mut until = until.load(Acquire);
+        let mut earlier = older - 1;
+        let all = match newest - 2 + lasts > here && newest >= 2 {
+            _ if seen.cells == [0; 2] => [0; 2],
+            true => {
+                let first = (here - 1).max(0);
+                until = until.min(end_of(first - 1));
+                let is_between = (first..newest - 1).contains(&older);
+                earlier = if is_between { older } else { first } - 1;
+                match is_between {
+                    true => [newest - 2 - older, earlier - before.min(first - 1)],
+                    false => [newest - 1 - first, (earlier - before).max(0)],
+                }
+            }
+            false => [((newest - 2 - older.max(before)).max(-1) + 1) / 2, (earlier - before).max(0)],
+        };
+        let lost = if all[0] > 0 { newest - 2 } else { earlier };
+        let full = |windows: i64| (windows as u64).saturating_mul(frame.limit);
+        // The windows with which the life began are in the cells for a while.
+        let excess = (units & !IS_MIXED) >> EXCESS;
+        let gone = if all == [0; 2] { 0 } else { excess };
+        let mut forgotten = vec![
+            Forgotten { stamp: end_of(lost), units: full(all[0]), is_bounded: true },
+            Forgotten { stamp: end_of(earlier), units: full(all[1]), is_bounded: true },
+            Forgotten { stamp: end_of(lost.min(before + 2)), units: gone, is_bounded: false },
+            Forgotten { stamp: until, units: units & MANY, is_bounded: !is_mixed },
+        ];
+        forgotten.retain(|some| some.units > 0 && some.stamp + LONGEST > now.floor);
+        History { starts, forgotten, era: self.era.load(Acquire), is_mixed, excess, ..History::default() }
     }
 
     /// Begins another life, with the newest two windows of this history. Returns the value for `base`.
@@ -502,10 +559,9 @@ impl Counter<'_> {
     /// read. `None`: they have had too many lives.
     pub fn write(&self, history: &History, now: Now) -> Option<u64> {
         let frame = self.frame;
-        let unknown = history.unknown.map(|tick| frame.window_of(tick));
+        let mut history = history.clone();
+        let newest = history.recall(&frame, &frame, now);
         let counted = || history.starts.iter().filter(|start| start.units > 0);
-        let windows = counted().map(|start| frame.window_of(start.stamp));
-        let newest = windows.chain(unknown).fold(frame.window_of(now.floor), u64::max);
         // Above everything that a caller of an earlier life knows.
         let highest = self.ring.iter().map(|cell| number_in(cell.load(Relaxed))).max().unwrap_or(0);
         let base = base_of(newest, if fault::planted("numbers again") { 2 } else { highest + 2 });
@@ -513,17 +569,26 @@ impl Counter<'_> {
         if number > HALF {
             return None;
         }
-        // The units of a window, and how many of them the ledger has; a window from which any may be missing is full.
+        // The units of a window, and how many of them the ledger has.
         let sum = |window: u64| {
             let mine = counted().filter(|start| frame.window_of(start.stamp) == window);
-            let (units, logged) = mine.fold((0, 0), |(units, logged), start| {
+            mine.fold((0, 0), |(units, logged), start| {
                 (units + start.units, logged + if start.is_logged { start.units } else { 0 })
-            });
-            let missing = if unknown >= Some(window) { frame.limit.saturating_sub(units) } else { 0 };
-            (units + missing, logged + missing)
+            })
         };
         let (units, logged) = sum(newest);
         let (before, before_logged) = newest.checked_sub(1).map_or((0, 0), sum);
+        let older = history.starts.iter().filter(|start| frame.window_of(start.stamp) + 1 < newest);
+        let older = older.map(|start| (start.stamp, start.units));
+        let older = older.chain(history.forgotten.iter().map(|some| (some.stamp, some.units)));
+        let (until, older) =
+            older.fold((0, 0), |(until, units), some| (some.0.max(until), some.1.saturating_add(units)));
+        let excess = units.saturating_sub(frame.limit) + before.saturating_sub(frame.limit);
+        let excess = excess.min(history.excess).min(MANY);
+        let mixed = if history.is_mixed { IS_MIXED | excess << EXCESS } else { 0 };
+        self.past.begun.store(newest + 1, Release);
+        self.past.until.store(until, Release);
+        self.past.units.store(mixed | older.min(MANY), Release);
         // There is one mark: the ledger counts as having units of the newer window only if it has all of the other.
         let is_logged = before_logged == before;
         let mark = if is_logged { word(number, logged) } else { word(number - 1, before_logged) };

@@ -17,6 +17,7 @@ struct Cells {
     base: Cell,
     era: Cell,
     logged: Cell,
+    past: [Cell; 3],
     time: Cell,
     frame: Frame,
 }
@@ -29,12 +30,14 @@ impl Cells {
         let [life, base, era, logged] = std::array::from_fn(|_| Cell::new(0));
         let ring = (0..2).map(|_| Cell::new(0)).collect();
         let frame = Frame { limit, length: W, is_smooth, phase: 0 };
-        Arc::new(Cells { ring, life, base, era, logged, time: Cell::new(BEGIN), frame })
+        let past = std::array::from_fn(|_| Cell::new(0));
+        Arc::new(Cells { ring, life, base, era, logged, past, time: Cell::new(BEGIN), frame })
     }
 
     fn counter(&self) -> Counter<'_> {
-        let Cells { ring, life, base, era, logged, frame, .. } = self;
-        Counter { ring, life, number: life.load(Acquire), base, era, logged, born: 0, frame: *frame }
+        let Cells { ring, life, base, era, logged, past: [begun, until, units], frame, .. } = self;
+        let past = Past { begun, until, units };
+        Counter { ring, life, number: life.load(Acquire), base, era, logged, born: 0, frame: *frame, past }
     }
 
     /// Every reading is a microsecond later than the one before.

@@ -23,6 +23,7 @@ struct Key {
     base: AtomicU64,
     era: AtomicU64,
     logged: AtomicU64,
+    past: [AtomicU64; 3],
     born: Tick,
     frame: Frame,
     now: Cell<Tick>,
@@ -34,8 +35,8 @@ impl Key {
     }
 
     fn of(frame: Frame) -> Key {
-        let (ring, life, base, era, logged) = Default::default();
-        Key { ring, life, base, era, logged, born: 0, frame, now: Cell::new(START) }
+        let (ring, life, base, era, logged, past) = Default::default();
+        Key { ring, life, base, era, logged, past, born: 0, frame, now: Cell::new(START) }
     }
 
     /// A key at the beginning of a window.
@@ -46,8 +47,9 @@ impl Key {
     }
 
     fn counter(&self) -> Counter<'_> {
-        let Key { ring, life, base, era, logged, born, frame, .. } = self;
-        Counter { ring, life, number: life.load(Acquire), base, era, logged, born: *born, frame: *frame }
+        let Key { ring, life, base, era, logged, past: [begun, until, units], born, frame, .. } = self;
+        let past = Past { begun, until, units };
+        Counter { ring, life, number: life.load(Acquire), base, era, logged, born: *born, frame: *frame, past }
     }
 
     fn clock(&self) -> Now {
@@ -96,7 +98,6 @@ impl Key {
         self.counter().seal();
         let mut history = self.counter().history(self.clock());
         change(&mut history);
-        history.pad(frame.limit);
         let next = self.life.swap(NO_LIFE, AcqRel) + 1;
         let written = Counter { frame, ..self.counter() }.write(&history, self.clock()).unwrap_or_else(|| {
             // Stands for other cells.
@@ -386,7 +387,7 @@ fn a_sealed_counter_refuses_calls_and_returns_its_history() {
     assert_eq!(counter.present(StartId { ticket: 0, stamp: first, weight: 1 }), Err(Sealed));
     let start = |stamp, units| Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged: false };
     assert_eq!(counter.history(key.clock()).starts, [start(first, 2), start(first + S, 3)]);
-    assert_eq!(counter.history(key.clock()).unknown, None);
+    assert_eq!(counter.history(key.clock()).forgotten, []);
 }
 
 #[test]
@@ -404,7 +405,7 @@ fn a_counter_can_be_sealed_at_any_frontier() {
     }
     // Also before anything was counted.
     let key = Key::new(10, S, true);
-    key.rebuild(|history| assert!(history.starts.is_empty() && history.unknown.is_none()));
+    key.rebuild(|history| assert!(history.starts.is_empty() && history.forgotten.is_empty()));
     assert!(key.takes(10) && !key.takes(1));
 }
 
@@ -423,7 +424,7 @@ fn cells_have_many_lives() {
             key.rebuild(|history| {
                 let before = history.starts.len();
                 history.starts.last_mut().unwrap().units -= 3; // A refund.
-                assert_eq!((before, history.unknown), (1, None));
+                assert_eq!((before, history.forgotten.len()), (1, 0));
             });
             assert_eq!(key.view(1).remaining, 3);
         }
@@ -542,7 +543,7 @@ fn another_frame_keeps_the_counts() {
         let key = Key { frame, ..key };
         assert_eq!(key.view(1).remaining, left);
     }
-    // Starts that were known one by one are in their windows; windows with unknown starts are full.
+    // Starts that were known one by one are in their windows.
     let key = Key::at_start(10, S, true);
     let now = key.now.get();
     let start = |stamp, units| Start { stamp, units, state: SETTLED, id: 7, is_logged: true };
@@ -550,11 +551,6 @@ fn another_frame_keeps_the_counts() {
         history.starts = vec![start(now - S - 1, 9), start(now - S, 1), start(now - 1, 2), start(now, 3)]
     });
     assert_eq!(key.view(1).remaining, 10 - 3 - 3);
-    key.rebuild(|history| history.unknown = Some(now - 1));
-    assert_eq!(key.view(1).remaining, 0);
-    assert_eq!(key.claim(1).ready, now + 4 * S / 10);
-    key.rebuild(|history| history.unknown = Some(now));
-    assert_eq!(key.claim(1).ready, now + S + S / 10);
 }
 
 // ---- against a plain model ----
@@ -766,7 +762,9 @@ fn threads_never_exceed_a_window() {
         let (frame, time) = (key.frame, AtomicU64::new(START));
         let Key { ring, life, base, era, logged, .. } = &key;
         let number = || life.load(Acquire);
-        let of = |number| Counter { ring, life, number, base, era, logged, born: 0, frame };
+        let [begun, until, units] = &key.past;
+        let past = Past { begun, until, units };
+        let of = |number| Counter { ring, life, number, base, era, logged, born: 0, frame, past };
         let clock = || {
             let tick = time.load(SeqCst);
             Now { floor: tick, ceil: tick }

@@ -3,7 +3,7 @@
 
 use super::bucket::Bucket;
 use super::cells::Cells;
-use super::counter::{Counter, Frame};
+use super::counter::{Counter, Frame, Past};
 use super::leases::{self, Leases, NEVER, SLOT_WORDS};
 use super::log::{Ask, Log, StartId, Window};
 use super::meter::Meter;
@@ -91,7 +91,9 @@ fn every_call_ends_whatever_cells_hold() {
                         let origins = ring;
                         Cells::Log(Log { head, cleared, own, logged, ring, origins, peak, life, number, base, born })
                     }
-                    1 => Cells::Slices(Slices { head, life, base: number, ring, era: own, logged, born }),
+                    1 => {
+                        Cells::Slices(Slices { head, life, base: number, ring, era: own, logged, written: peak, born })
+                    }
                     2 => {
                         let (bucket, last) = (&bucket, &ring[0]);
                         let (base, returned) = (cleared, &ring[1]);
@@ -112,7 +114,9 @@ fn every_call_ends_whatever_cells_hold() {
                     3 => {
                         let frame = Frame { limit, length, is_smooth: round % 2 == 0, phase: NOW };
                         let ring = &ring[..2];
-                        Cells::Counter(Counter { ring, life, number, base: cleared, era: own, logged, born, frame })
+                        let past = Past { begun: head, until: peak, units: peak };
+                        let (base, era) = (cleared, own);
+                        Cells::Counter(Counter { ring, life, number, base, era, logged, born, frame, past })
                     }
                     _ => {
                         let slots = ring;

@@ -104,7 +104,7 @@
 //! helping a dead claimant follows Harris, Fraser and Pratt, "A practical multi-word compare-and-swap operation"
 //! (2002).
 
-use super::{Algorithm, History, Sealed, Start};
+use super::{Algorithm, Forgotten, History, Sealed, Start};
 use crate::atomic::{AtomicU64, *};
 use crate::fault;
 use crate::time::{LONGEST, Now, Tick};
@@ -727,15 +727,19 @@ impl<'a> Log<'a> {
             }
             ticket += units;
         }
-        let unknown = if self.cleared.load(Acquire) == 0 && self.born + longest > now.floor {
-            Some(self.born)
-        } else if oldest > first && oldest < h {
-            let stamp = self.stamp(self.slot(oldest).load(Acquire));
-            (stamp + longest > now.floor).then_some(stamp)
-        } else {
-            None
-        };
-        History { starts, unknown, end: h, ..History::default() }
+        // Of the tickets that the ring has overwritten, the later ones were claimed here, and the others written.
+        let mut forgotten = Vec::new();
+        if oldest > first && oldest < h {
+            let stamp = self.stamp(self.slot(oldest).load(Acquire)).max(self.born);
+            let own = self.own.load(Acquire).clamp(first, oldest);
+            forgotten.push(Forgotten { stamp, units: oldest - own, is_bounded: true });
+            forgotten.push(Forgotten { stamp, units: own - first, is_bounded: false });
+        }
+        if self.cleared.load(Acquire) == 0 {
+            forgotten.push(Forgotten::before(self.born));
+        }
+        forgotten.retain(|some| some.units > 0 && some.stamp + longest > now.floor);
+        History { starts, forgotten, end: h, ..History::default() }
     }
 
     /// Returns the starts that are not in the ledger yet, and the ticket after the last of them. For callers that may

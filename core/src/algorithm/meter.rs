@@ -78,6 +78,11 @@ const YOUNG: i128 = 1 << 61;
 /// forced.
 const DEEPEST: i128 = 1 << 62;
 
+/// In `Taken::ahead`: the bucket had recovered, and this long before the stamp of the place (or before now).
+pub(crate) const IDLE: u64 = 1 << 47;
+/// The most that the total of what was given back can be. From there on it says nothing any more.
+const MOST_RETURNED: u64 = (1 << 46) - 1;
+
 /// One key's bucket, in cells that live elsewhere.
 #[derive(Clone, Copy)]
 pub(crate) struct Meter<'a> {
@@ -330,6 +335,8 @@ impl<'a> Meter<'a> {
             last: self.last.load(Acquire).max(now.ceil),
             returned: self.returned.load(Acquire),
             carried,
+            before: None,
+            recovered: Some(recovered),
         };
         History { starts, era: self.era.load(Acquire), rest, ..History::default() }
     }
@@ -428,12 +435,16 @@ impl Algorithm for Meter<'_> {
             // The time until its units begin to come back, and the total that was given back before it.
             let behind = (seen.recovered - stamped).max(0) as u128;
             let behind = if behind == 0 { 0 } else { divide(behind, bucket.n) };
-            let ahead = behind.saturating_add(self.returned.load(Acquire));
+            let mut ahead = behind.saturating_add(self.returned.load(Acquire));
             let era = self.era.load(Acquire);
             self.is_alive()?;
             if is_place && !fault::planted("untold places") {
                 // Before any caller can find it in the word.
                 self.last.fetch_max(stamp, AcqRel);
+                let idle = stamped - seen.recovered.max(bucket.floor(now.floor));
+                if idle >= 0 {
+                    ahead = IDLE | divide(idle as u128, bucket.n).min(IDLE - 1);
+                }
             }
             let end = moment as u64;
             if self.swap(seen.word, end << 1) {
@@ -463,10 +474,17 @@ impl Bucket {
         history.starts.retain(|start| start.units > 0);
         let units = history.starts.iter().map(|start| start.units).sum();
         history.rest.carried = self.floor(now.floor) + self.cost(units);
+        history.rest.recovered = None;
+    }
+
+    /// Returns whether units come back faster than in another bucket.
+    pub fn is_faster(&self, other: &Bucket) -> bool {
+        u128::from(self.rate) * u128::from(other.period) > u128::from(other.rate) * u128::from(self.period)
     }
 
     /// Takes units of a start back, out of a history that contains it. Units that have come back with time may have
-    /// been used, and are not taken. `ahead` is [`Taken::ahead`], or less.
+    /// been used, and are not taken. `ahead` is [`Taken::ahead`], or less. An earlier bucket may have admitted the start:
+    /// then units have come back as fast as the fastest earlier one gives them until it ended.
     ///
     /// The start cost `c`, at `s`, and those after it were admitted until `l`.
     ///
@@ -476,16 +494,37 @@ impl Bucket {
     /// 2. If it was behind by `b` at `s`, from earlier starts, it recovers another `b` earlier, less what was given
     ///    back of that since.
     /// 3. Hence taking back `c − (l − s − b)` is safe, and is all of the start as long as the bucket is busy.
+    /// 4. If nothing was admitted after a place, and nothing was ahead of it, the bucket is what it was before, also
+    ///    where the place had moved it on to its stamp ([`IDLE`]). All other places were before that.
     pub fn take_back(&self, history: &mut History, start: StartId, ahead: u64, units: u64) {
+        let (before, changed) = match history.rest.before.filter(|_| start.ticket != history.era) {
+            Some(before) => (before, history.changed),
+            None => (*self, history.rest.last),
+        };
+        let moved = self.ceil(start.stamp) + self.cost(start.weight);
+        let is_last = ahead & IDLE != 0 && history.rest.recovered == Some(moved) && units == start.weight;
+        // Where units come back faster than they did, what was given back says less about what was ahead of the start.
+        let says_nothing = ahead & IDLE != 0 || self.is_faster(&before) || history.rest.returned == MOST_RETURNED;
+        let idle = i128::from(ahead & (IDLE - 1)) * i128::from(self.n);
+        let ahead = if says_nothing { 0 } else { ahead };
         let History { starts, rest, .. } = history;
         let held: u64 = starts.iter().map(|start| start.units).sum();
         let (part, whole) = rest.spare;
         let behind =
             self.cost(held) - (i128::from(part) * i128::from(self.p)).checked_div(i128::from(whole)).unwrap_or(0);
-        let lead = i128::from(ahead.saturating_sub(rest.returned)) * i128::from(self.n);
-        let gone = (self.ceil(rest.last) - self.ceil(start.stamp) - lead).max(0);
-        let back = self.cost(units).min(self.cost(start.weight) - gone).clamp(0, behind);
-        rest.returned = rest.returned.saturating_add(divide_up(back as u128, self.n));
+        let lead = i128::from(ahead.saturating_sub(rest.returned)) * i128::from(before.n);
+        let gone = before.ceil(changed) - before.ceil(start.stamp) - lead;
+        let gone = -(-gone * i128::from(self.p)).div_euclid(i128::from(before.p));
+        let gone = (gone + self.ceil(rest.last) - self.ceil(changed)).max(0);
+        let back = match is_last {
+            true => self.cost(units) + idle,
+            false => self.cost(units).min(self.cost(start.weight) - gone),
+        };
+        if is_last {
+            rest.last = rest.last.min(self.tick(moved - back) + 1);
+        }
+        let back = back.clamp(0, behind);
+        rest.returned = rest.returned.saturating_add(divide_up(back as u128, self.n)).min(MOST_RETURNED);
         let kept = self.units(behind - back);
         rest.spare = ((self.cost(kept) - (behind - back)) as u64, self.p);
         let mut go = held - kept;

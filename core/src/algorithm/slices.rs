@@ -70,7 +70,7 @@
 //!   the head is rejected.
 
 use super::log::{Answer, Ask, SETTLED, STARTED, Stage, StartId, Taken, View, Window, put};
-use super::{Algorithm, History, Sealed, Start, Tries};
+use super::{Algorithm, Forgotten, History, Sealed, Start, Tries};
 use crate::atomic::{AtomicU64, *};
 use crate::fault;
 use crate::time::{LONGEST, Now, Tick};
@@ -123,6 +123,8 @@ pub(crate) struct Slices<'a> {
     pub era: &'a AtomicU64,
     /// The number of the head's units that are in the ledger.
     pub logged: &'a AtomicU64,
+    /// The number of the head's units that [`Slices::write`] wrote. Decisions do not need it.
+    pub written: &'a AtomicU64,
     /// Until a window after this the limit counts as full: 0 in a new log, the moment of the loss where an earlier
     /// state was lost.
     pub born: Tick,
@@ -200,8 +202,8 @@ impl<'a> Slices<'a> {
     /// Returns the log of an unused key. For reading only.
     #[cfg(not(model))]
     pub fn untouched(born: Tick) -> Slices<'static> {
-        let [head, life, era, logged] = [&UNTOUCHED[0]; 4];
-        Slices { head, life, base: 0, ring: &UNTOUCHED[1..], era, logged, born }
+        let [head, life, era, logged, written] = [&UNTOUCHED[0]; 5];
+        Slices { head, life, base: 0, ring: &UNTOUCHED[1..], era, logged, written, born }
     }
 
     #[inline(always)]
@@ -414,7 +416,9 @@ impl<'a> Slices<'a> {
     /// For callers that may rewrite the log.
     pub fn unlogged(&self, window: Tick, now: Now) -> (Vec<Start>, u64) {
         let (head, logged) = (self.head.load(Acquire), self.logged.load(Acquire));
-        let mut starts = self.starts(window, head, (logged, logged), now);
+        let (mut starts, (stamp, units)) = self.starts(window, head, (logged, logged), now);
+        let gone = Start { stamp, units, state: STARTED, id: u64::MAX, is_logged: false };
+        starts.splice(0..0, (units > 0).then_some(gone));
         starts.iter_mut().for_each(|start| start.state = STARTED);
         (starts, units_in(head))
     }
@@ -438,17 +442,23 @@ impl<'a> Slices<'a> {
     /// left the window, because a longer one may be declared. `now` is a time after the sealing.
     pub fn history(&self, window: Tick, now: Now) -> History {
         let (head, logged) = (self.head.load(Acquire), self.logged.load(Acquire));
-        let starts = self.starts(window, head, (logged, 0), now);
-        let starts = starts.into_iter().filter(|start| start.stamp + LONGEST > now.floor).collect();
-        History { starts, era: self.era.load(Acquire), ..History::default() }
+        let (mut starts, (stamp, gone)) = self.starts(window, head, (logged, 0), now);
+        starts.retain(|start| start.stamp + LONGEST > now.floor);
+        let written = self.written.load(Acquire).min(gone);
+        let mut forgotten = vec![
+            Forgotten { stamp, units: gone - written, is_bounded: true },
+            Forgotten { stamp, units: written, is_bounded: false },
+        ];
+        forgotten.retain(|some| some.units > 0 && some.stamp + LONGEST > now.floor);
+        History { starts, forgotten, era: self.era.load(Acquire), ..History::default() }
     }
 
     /// Returns what was started after the first `from` units, as one or two starts per slice: those in the ledger, and
-    /// those missing from it.
+    /// those missing from it. In addition, how many units are no longer in the ring, and until when they were started.
     ///
-    /// Anything that is no longer in the ring has left the window. For a slice whose entry belongs to another slice,
-    /// this is statement 3 at the head of this file; for slices older than the life, [`Slices::write`] ensures it.
-    fn starts(&self, window: Tick, head: u64, (logged, from): (u64, u64), now: Now) -> Vec<Start> {
+    /// Those have left the window. For a slice whose entry belongs to another slice, this is statement 3 at the head of
+    /// this file; slices older than the life have none: see [`Slices::write`].
+    fn starts(&self, window: Tick, head: u64, (logged, from): (u64, u64), now: Now) -> (Vec<Start>, (Tick, u64)) {
         let scale = self.scale(window);
         let (newest, mut after) = (slice_in(head), units_in(head));
         let mut starts = Vec::new();
@@ -474,15 +484,13 @@ impl<'a> Slices<'a> {
                 last = last.min(scale.end_of(slice));
             }
         }
-        if after > from {
-            count(last, from, after);
-        }
         starts.reverse();
-        starts
+        (starts, (last, after - from.min(after)))
     }
 
-    /// Begins another life that contains these starts, in ascending order. They count from their stamps, or later by
-    /// less than a slice (exactly, if they were written with the same window). Returns the value for `life`.
+    /// Begins another life that contains those of these starts, in ascending order, that are in the window. They count
+    /// from their stamps, or later by less than a slice (exactly, if they were written with the same window). Returns
+    /// the value for `life`.
     ///
     /// Only for a caller that has these cells alone: they are zeroed, or sealed with `life` closed, before `now` was
     /// read. `None`: they have had too many lives.
@@ -493,27 +501,20 @@ impl<'a> Slices<'a> {
         if life >= LIVES {
             return None;
         }
-        // All starts that count are kept, even if that is more than a smaller limit allows, because a larger one may
-        // follow. Of the others, as many as a limit can need.
-        let counts = |s: &&Start| s.stamp + window.length > now.floor;
-        let newest = |most: u64, which: &dyn Fn(&&Start) -> bool| {
-            let mut free = most;
-            let newest = starts.iter().rev().filter(which).map_while(|s| {
+        // All that count are kept, even if that is more than a smaller limit allows, because a larger one may follow.
+        let mut free = 2 * MOST;
+        let counting = starts.iter().rev().filter(|s| s.units > 0 && s.stamp + window.length > now.floor);
+        let kept: Vec<_> = counting
+            .map_while(|s| {
                 let units = s.units.min(free);
                 free -= units;
                 (units > 0).then_some((s.stamp.min(LATEST), units, s.is_logged))
-            });
-            newest.collect::<Vec<_>>()
-        };
-        let kept = newest(2 * MOST, &|s| s.units > 0 && counts(s));
-        let free = 2 * MOST - kept.iter().map(|s| s.1).sum::<u64>();
-        let others = newest(free.min(MOST), &|s| s.units > 0 && !counts(s));
+            })
+            .collect();
 
         let slice = Scale::new(0, 0, window.length).slice;
-        // Not so far back that the life would soon be over.
-        let last = others.first().map_or(now.floor, |other| other.0.max(now.floor.saturating_sub(LAST / 4 * slice)));
-        let (oldest, newest) = kept.last().zip(kept.first()).map_or((last, last), |(a, b)| (a.0, b.0));
-        // The first slice ends with the oldest start that counts, or the last one that does not.
+        let (oldest, newest) = kept.last().zip(kept.first()).map_or((now.floor, now.floor), |(a, b)| (a.0, b.0));
+        // The first slice ends with the oldest start.
         let mut began = (oldest + 1).saturating_sub(slice);
         // Starts before a place count before it.
         began -= began.saturating_sub(now.floor).div_ceil(slice) * slice;
@@ -523,12 +524,9 @@ impl<'a> Slices<'a> {
         began = (began + length.saturating_sub(SLICES - 1) * slice).min(LATEST);
 
         let scale = Scale::new(life * STRIDE, began, window.length);
-        // Starts that have left the window count as in the ledger, which would not count them either.
-        let old: u64 = others.iter().map(|other| other.1).sum();
-        let (mut at, mut units) = (scale.first, old);
+        let (mut at, mut units, mut logged) = (scale.first, 0, 0);
         let write = |at, units| put(self.entry(at), word(at, units));
         write(at, units);
-        let mut logged = old;
         for (stamp, weight, is_logged) in kept.into_iter().rev() {
             while at < scale.slice_of(stamp) {
                 at += 1;
@@ -538,6 +536,7 @@ impl<'a> Slices<'a> {
             logged += if is_logged && logged + weight == units { weight } else { 0 };
         }
         self.logged.store(logged, Release);
+        self.written.store(units, Release);
         self.head.store(word(at, units), Release);
         Some(life << BEGAN | began)
     }

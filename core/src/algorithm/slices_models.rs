@@ -14,6 +14,7 @@ struct Cells {
     life: Cell,
     era: Cell,
     logged: Cell,
+    written: Cell,
     ring: Vec<Cell>,
     time: Cell,
 }
@@ -24,13 +25,13 @@ impl Cells {
     fn new() -> Arc<Cells> {
         let ring = (0..SLICES).map(|_| Cell::new(0)).collect();
         // Time begins beyond the window, as a store's does.
-        let [head, life, era, logged] = std::array::from_fn(|_| Cell::new(0));
-        Arc::new(Cells { head, life, era, logged, ring, time: Cell::new(2 * W) })
+        let [head, life, era, logged, written] = std::array::from_fn(|_| Cell::new(0));
+        Arc::new(Cells { head, life, era, logged, written, ring, time: Cell::new(2 * W) })
     }
 
     fn log(&self) -> Slices<'_> {
-        let Cells { head, life, era, logged, ring, .. } = self;
-        Slices { head, life, base: life.load(Acquire), ring, era, logged, born: 0 }
+        let Cells { head, life, era, logged, written, ring, .. } = self;
+        Slices { head, life, base: life.load(Acquire), ring, era, logged, written, born: 0 }
     }
 
     /// Every reading is a microsecond later than the one before.

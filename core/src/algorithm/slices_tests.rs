@@ -17,6 +17,7 @@ struct Key {
     life: AtomicU64,
     era: AtomicU64,
     logged: AtomicU64,
+    written: AtomicU64,
     ring: Vec<AtomicU64>,
     born: Tick,
     window: Window,
@@ -26,14 +27,14 @@ struct Key {
 impl Key {
     fn new(limit: u64, length: Tick) -> Key {
         let ring = (0..SLICES).map(|_| AtomicU64::new(0)).collect();
-        let (head, life, era, logged) = Default::default();
-        Key { head, life, era, logged, ring, born: 0, window: Window { limit, length }, now: Cell::new(START) }
+        let (head, life, era, logged, written) = Default::default();
+        Key { head, life, era, logged, written, ring, born: 0, window: Window { limit, length }, now: Cell::new(START) }
     }
 
     fn log(&self) -> Slices<'_> {
         let base = self.life.load(Acquire);
-        let Key { head, life, era, logged, ring, born, .. } = self;
-        Slices { head, life, base, ring, era, logged, born: *born }
+        let Key { head, life, era, logged, written, ring, born, .. } = self;
+        Slices { head, life, base, ring, era, logged, written, born: *born }
     }
 
     fn clock(&self) -> Now {
@@ -395,7 +396,7 @@ fn entries_filled_late_by_a_former_life_are_not_seen() {
     assert!(key.takes(5_000));
     let late = key.log();
     let head = AtomicU64::new(key.head.load(Relaxed));
-    key.rebuild(|starts| starts[1].units = 3_000);
+    key.rebuild(|starts| starts[0].units = 3_000);
     fill_and_die(&Slices { head: &head, ..late }, STRIDE - 1 + SLICES);
     for _ in 0..100 {
         key.advance(key.slice());
@@ -560,8 +561,8 @@ fn threads_never_exceed_a_window() {
     for length in [1, 50, 8 * MS + 200] {
         let key = Key::new(5_000, length);
         let (window, time) = (key.window, AtomicU64::new(START));
-        let Key { head, life, era, logged, ring, .. } = &key;
-        let log = || Slices { head, life, base: life.load(Acquire), ring, era, logged, born: 0 };
+        let Key { head, life, era, logged, written, ring, .. } = &key;
+        let log = || Slices { head, life, base: life.load(Acquire), ring, era, logged, written, born: 0 };
         let at = |tick| Now { floor: tick, ceil: tick };
         let clock = || at(time.load(SeqCst));
         let starts = std::sync::Mutex::new(Vec::new());

@@ -291,6 +291,14 @@ impl Policy {
         self.all_windows().as_slice()
     }
 
+    /// The same, without the spacing that jobs may shorten.
+    pub(crate) fn certain_windows(&self) -> &[Window] {
+        match &self.0 {
+            Shape::EvenlySpaced(spacing) if spacing.is_adaptive => &self.windows()[..1],
+            _ => self.windows(),
+        }
+    }
+
     pub(crate) fn all_windows(&self) -> &Windows {
         match &self.0 {
             Shape::Rate(windows, _) | Shape::Delay(windows) | Shape::EvenlySpaced(Spacing { windows, .. }) => windows,

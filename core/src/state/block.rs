@@ -6,7 +6,7 @@ use super::layout::{PHASE, key_word};
 use super::table::{Hash, Home, Table};
 use crate::algorithm::bucket::Bucket;
 use crate::algorithm::cells::Cells;
-use crate::algorithm::counter::{Counter, Frame};
+use crate::algorithm::counter::{Counter, Frame, Past};
 use crate::algorithm::grants::Grants;
 use crate::algorithm::jobs::Jobs;
 use crate::algorithm::leases::Leases;
@@ -95,7 +95,7 @@ impl Home {
 
     /// How windows aligned to 1970 are divided.
     #[inline(always)]
-    fn frame(&self, window: Window, is_smooth: bool) -> Frame {
+    pub(super) fn frame(&self, window: Window, is_smooth: bool) -> Frame {
         let phase = self.arena.word(PHASE).load(Relaxed);
         Frame { limit: window.limit, length: window.length, is_smooth, phase }
     }
@@ -177,6 +177,7 @@ impl Home {
             logged: word(key_word::LOGGED),
             born: table.born,
             frame: self.frame(window, is_smooth),
+            past: Past { begun: word(key_word::BEGUN), until: word(key_word::UNTIL), units: word(key_word::EARLIER) },
         }
     }
 
@@ -252,6 +253,7 @@ pub(super) fn slices<'h>(table: &Table, (head, ring): Block<'h>, base: u64) -> S
         ring,
         era: word(key_word::OWN),
         logged: word(key_word::LOGGED),
+        written: word(key_word::WRITTEN),
         born: table.born,
     }
 }

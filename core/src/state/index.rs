@@ -13,7 +13,7 @@ use super::damage::nonsense;
 use super::layout::{index_word, key_word, table_word};
 use super::table::{Blocked, Hash, Home, Table};
 use crate::algorithm::log::{CLOSED, SETTLED};
-use crate::algorithm::{History, Start};
+use crate::algorithm::{Forgotten, History, Start};
 use crate::atomic::*;
 use crate::fault;
 use crate::time::Now;
@@ -349,18 +349,26 @@ impl Home {
         let is_new = self.arena.word(at + key_word::TABLE).load(Relaxed) == 0;
         let now = self.clock.now();
         let end = self.arena.word(table.at + table_word::FIRST_TICKET).load(Relaxed);
-        // So fences only grow, even if the key was forgotten in between: no key gets 64 units per microsecond.
-        let end = if table.policy.is_concurrency() { self.unix_time(now.ceil) << 6 } else { end };
+        // So fences only grow, even if the key was forgotten in between: no key gets 64 units per microsecond. (If all keys
+        // are cleared while a manual clock stands still, the tickets of the tables still grow.)
+        let end = end + if table.policy.is_concurrency() { self.unix_time(now.ceil) << 6 } else { 0 };
+        // The ledger does not say by which policy it was.
+        let is_mixed = !starts.is_empty();
         let mut starts: Vec<Start> = starts.iter().copied().chain(self.lost(table, now)).collect();
         starts.sort_by_key(|start| start.stamp);
-        let mut history = History { starts, end, ..History::default() };
-        if !(is_new && history.starts.is_empty()) && table.born + table.policy.longest() > now.floor {
+        let mut history = History { starts, end, is_mixed, ..History::default() };
+        if !(is_new && history.starts.is_empty())
+            && table.born > 0
+            && table.born + table.policy.longest() > now.floor
+        {
             // Unused cells count from then on without this.
-            history.unknown = Some(table.born);
+            history.forgotten.push(Forgotten::before(table.born));
             history.pad(table.policy.largest());
         }
         if table.policy.is_counted() {
-            self.arena.word(at + key_word::OWN).store(self.new_number(), Release);
+            let era = self.new_number();
+            self.arena.word(at + key_word::OWN).store(era, Release);
+            self.arena.word(at + key_word::FIRST_ERA).store(era, Release);
         }
         let is_fresh =
             history.starts.is_empty() && (end == 0 || table.policy.is_counted() || table.policy.is_concurrency());

@@ -61,6 +61,10 @@ pub(super) const WAITERS: u64 = SETTLED + 2;
 /// The limits with minutes that the database does not have, in two lists, for even and odd minutes: see `minutes.rs`.
 pub(super) const NEWS: u64 = SETTLED + 3; // two words
 
+/// Behind the origins of a log: the first and the last era of starts that were only counted before, and further pairs of
+/// words like `LEFT_OUT` and `UNTIL`.
+pub(super) const OLDER_WORDS: u64 = 18;
+
 pub(super) mod limit_word {
     /// The next limit in the list of all limits.
     pub const NEXT: u64 = 0;
@@ -157,6 +161,8 @@ pub(super) mod key_word {
     pub const NEXT: u64 = 2;
     pub const GATE: u64 = 3;
     pub const CLEARED: u64 = 4;
+    /// The same word in windows of the clock: see `counter::Past`.
+    pub const BEGUN: u64 = 4;
     /// A number that no other life of any block has.
     pub const LIFE: u64 = 5;
     /// The base of this life's stamps.
@@ -165,12 +171,18 @@ pub(super) mod key_word {
     pub const BACKOFF: u64 = 7;
 
     pub const HOT: u64 = 8;
-    /// In a log: the number of units that did not fit when the log was written. They count as long as the oldest unit
-    /// that did fit. The next word: until when there may have been others.
+    /// In a log or in slices: how many units had been started before those that were written when the life began, and
+    /// whether an earlier policy has admitted any of either. The next word: until when. (Of logs, this is the newest of
+    /// several such pairs.)
     pub const LEFT_OUT: u64 = 9;
+    pub const IS_MIXED: u64 = 1 << 63;
     pub const UNTIL: u64 = 10;
     /// In a log: the largest stamp ever made before, in the representation of words.
     pub const PEAK: u64 = 11;
+    /// The same word in slices: the number of units that were written when the life began.
+    pub const WRITTEN: u64 = 11;
+    /// The same word in windows of the clock, and `UNTIL`: see `counter::Past`.
+    pub const EARLIER: u64 = 11;
     /// The same words in a bucket: the latest stamp of any place; the amount taken over; the total ever returned.
     pub const LAST: u64 = 9;
     pub const CARRIED: u64 = 10;
@@ -183,6 +195,9 @@ pub(super) mod key_word {
     pub const LOGGED: u64 = 14;
     /// Where the tickets of copied starts are, by which their holders know them. 0 where none was needed yet.
     pub const ORIGINS: u64 = 15;
+    /// The same word where starts are only counted: the first era whose starts may still count. Places of an earlier
+    /// policy are of an earlier era, and are exchanged; starts are not.
+    pub const FIRST_ERA: u64 = 15;
 
     /// The text of the key: its length, and as many bytes as fit.
     pub const TEXT: u64 = 16;
@@ -192,6 +207,10 @@ pub(super) mod key_word {
     /// The spacing of starts and the number of completed jobs, where the spacing adapts.
     pub const SPACING: u64 = 24;
     pub const JOBS: u64 = 25;
+    /// The same words in buckets and windows of the clock: in buckets, the table of the fastest earlier policy; when an
+    /// earlier policy ended: the last one in buckets, else the first. 0: there is none.
+    pub const FORMER: u64 = 24;
+    pub const CHANGED: u64 = 25;
     /// The counters, where there is space: see `counts.rs`.
     pub const COUNTS: [u64; 7] = [22, 26, 27, 28, 29, 30, 31];
     pub const RING: u64 = 32;

@@ -6,13 +6,13 @@
 
 use super::damage::nonsense;
 use super::index::{KeyAt, entry};
-use super::layout::{FREE_KEYS, index_word, key_word, table_word};
+use super::layout::{FREE_KEYS, OLDER_WORDS, index_word, key_word, table_word};
 use super::locked::Locked;
 use super::os::wake_all;
 use super::table::{Hash, Home, Table};
 use crate::algorithm::cells::Cells;
-use crate::algorithm::log::{CLOSED, PLACE, SETTLED};
-use crate::algorithm::{History, Start};
+use crate::algorithm::log::{CLOSED, PLACE};
+use crate::algorithm::{Forgotten, History};
 use crate::atomic::*;
 use crate::error::{Error, Result};
 use crate::fault;
@@ -68,14 +68,25 @@ impl Locked<'_> {
         let now = self.clock.now();
         let mut history = self.history(before, from.at, (&cells, now));
         if own.at != before.at {
-            carry_over(before, own, &mut history, now);
+            self.carry_over(before, own, &mut history, now);
         }
         edit(&mut history);
-        history.pad(own.policy.largest());
+        if !own.policy.windows().is_empty() {
+            history.pad(own.policy.largest());
+        }
         let into = self.write_into(own, into, from.at, (&history, now))?;
-        if own.at == before.at && own.policy.is_counted() && !history.starts.is_empty() {
-            // No taken unit was forgotten.
-            self.arena.word(into + key_word::OWN).store(history.era, Release);
+        if own.policy.is_counted() {
+            let word = |word| self.arena.word(into + word);
+            let new = word(key_word::OWN).load(Relaxed);
+            // If every taken unit was forgotten, no permit means anything any more. Under another policy permits do, and
+            // places do not.
+            let (first, era) = match history.starts.is_empty() && history.forgotten.is_empty() {
+                true => (new, new),
+                false if own.at == before.at => (history.first_era, history.era),
+                false => (history.first_era, new.max(history.end)),
+            };
+            word(key_word::FIRST_ERA).store(first, Release);
+            word(key_word::OWN).store(era, Release);
         }
         Ok(into)
     }
@@ -84,10 +95,11 @@ impl Locked<'_> {
     pub(super) fn is_nothing(&self, own: &Table, at: u64, table: &Table) -> bool {
         let now = self.clock.now();
         let mut history = self.history(own, at, (&self.cells_at(own, at), now));
-        carry_over(own, table, &mut history, now);
+        self.carry_over(own, table, &mut history, now);
         let longest = own.policy.longest().max(table.policy.longest());
         // Forgotten starts may be newer than the known ones.
-        let newest = history.starts.last().map(|start| start.stamp).max(history.unknown);
+        let stamps = history.starts.last().map(|start| start.stamp).into_iter();
+        let newest = stamps.chain(history.forgotten.iter().map(|some| some.stamp)).max();
         let is_over = newest.is_none_or(|stamp| stamp + longest <= now.floor) && history.holds.is_empty();
         is_over && !self.is_gated(own, at, now.floor)
     }
@@ -129,7 +141,7 @@ impl Locked<'_> {
         let at = self.unused_block(table)?;
         let origins = self.arena.word(at + key_word::ORIGINS);
         if origins.load(Relaxed) == 0 && table.is_log {
-            origins.store(self.allocate(table.ring)?, Release);
+            origins.store(self.allocate(table.ring + OLDER_WORDS)?, Release);
         }
         Ok(at)
     }
@@ -258,13 +270,34 @@ impl Home {
     fn history(&self, own: &Table, at: u64, (cells, now): (&Cells, Now)) -> History {
         let mut history = cells.history(own.policy.longest(), now);
         let word = |word| self.arena.word(at + word).load(Acquire);
-        if let Cells::Log(_) = cells {
-            let until = Some(word(key_word::UNTIL)).filter(|&until| until != 0 && until + LONGEST > now.floor);
-            history.unknown = history.unknown.max(until);
-            let units = word(key_word::LEFT_OUT);
-            if let Some(&Start { stamp, .. }) = history.starts.first().filter(|_| units > 0) {
-                let left_out = Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged: true };
-                history.starts.insert(0, left_out);
+        if own.policy.is_counted() {
+            history.first_era = word(key_word::FIRST_ERA);
+            history.end = history.era + 1;
+        }
+        if let Cells::Meter(_) | Cells::Counter(_) = cells {
+            (history.former, history.changed) = (word(key_word::FORMER), word(key_word::CHANGED));
+        }
+        if let (Cells::Meter(_), table @ 1..) = (cells, history.former)
+            && let Shape::Bucket(before) = self.table_at(table).policy.0
+        {
+            history.rest.before = Some(before);
+        }
+        if let Cells::Log(_) | Cells::Slices(_) = cells {
+            let first = word(key_word::LEFT_OUT);
+            history.is_mixed = first & key_word::IS_MIXED != 0;
+            let mut older =
+                self.older_words(own, at).chunks_exact(2).map(|words| [0, 1].map(|i| words[i].load(Acquire)));
+            if let Cells::Log(_) = cells {
+                [history.first_era, history.era] = older.next().unwrap_or_default();
+            }
+            let left_out = [[first & !key_word::IS_MIXED, word(key_word::UNTIL)]].into_iter().chain(older);
+            let left_out = left_out.map(|[units, stamp]| Forgotten { stamp, units, is_bounded: false });
+            let left_out = left_out.filter(|some| some.units > 0 && some.stamp + LONGEST > now.floor);
+            // What is only unknown because the state was lost comes last.
+            let at = history.forgotten.partition_point(|some| some.units < Forgotten::MANY);
+            history.forgotten.splice(at..at, left_out);
+            for some in &mut history.forgotten {
+                some.is_bounded |= !history.is_mixed && some.units < Forgotten::MANY;
             }
         }
         history
@@ -274,12 +307,82 @@ impl Home {
     /// are used up.
     pub(super) fn write_history(&self, own: &Table, at: u64, (history, now): (&History, Now)) -> Option<u64> {
         let cells = self.cells(own, KeyAt { at, life: CLOSED, table: own.at });
-        if let Cells::Log(log) = &cells {
-            let units: u64 = history.starts.iter().map(|start| start.units).sum();
-            self.arena.word(at + key_word::LEFT_OUT).store(units.saturating_sub(log.most_written()), Release);
-            self.arena.word(at + key_word::UNTIL).store(history.unknown.unwrap_or(0), Release);
+        let (most, since) = match &cells {
+            Cells::Log(log) => (log.most_written(), 0),
+            _ => (u64::MAX, now.floor.saturating_sub(own.policy.longest())),
+        };
+        if let Cells::Log(_) | Cells::Slices(_) = cells {
+            let mut older = self.older_words(own, at);
+            if let Some((eras, others)) = older.split_first_chunk::<2>() {
+                eras[0].store(history.first_era, Release);
+                eras[1].store(history.era, Release);
+                older = others;
+            }
+            let mut left_out = history.older_than(most, since, 1 + older.len() / 2).into_iter();
+            let mut next = || left_out.next().map_or((0, 0), |some| (some.units, some.stamp));
+            let mixed = if history.is_mixed { key_word::IS_MIXED } else { 0 };
+            let (units, stamp) = next();
+            self.arena.word(at + key_word::LEFT_OUT).store(units | mixed, Release);
+            self.arena.word(at + key_word::UNTIL).store(stamp, Release);
+            for words in older.chunks_exact(2) {
+                let (units, stamp) = next();
+                words[0].store(units, Release);
+                words[1].store(stamp, Release);
+            }
+        }
+        if let Cells::Meter(_) | Cells::Counter(_) = cells {
+            let is_empty = history.starts.is_empty() && history.forgotten.is_empty();
+            let (former, changed) = if is_empty { (0, 0) } else { (history.former, history.changed) };
+            self.arena.word(at + key_word::FORMER).store(former, Release);
+            self.arena.word(at + key_word::CHANGED).store(changed, Release);
         }
         cells.write(history, own.policy.window(), now)
+    }
+
+    /// Where a log keeps what was left out of it, in addition to two words of the key: behind its origins.
+    fn older_words(&self, own: &Table, at: u64) -> &[AtomicU64] {
+        match self.arena.word(at + key_word::ORIGINS).load(Relaxed) {
+            origins @ 1.. if own.is_log => self.arena.words(origins + own.ring, OLDER_WORDS),
+            _ => &[],
+        }
+    }
+
+    /// Converts a key's starts to another policy. Places are not converted: they were taken under the previous policy,
+    /// and are exchanged when they are presented.
+    fn carry_over(&self, old: &Table, new: &Table, history: &mut History, now: Now) {
+        history.starts.retain(|start| start.state != PLACE);
+        match (&old.policy.0, &new.policy.0) {
+            (Shape::Bucket(bucket), Shape::Bucket(next)) => {
+                next.take_over(bucket, history, now);
+                if history.rest.before.is_none_or(|before| bucket.is_faster(&before)) {
+                    history.former = old.at;
+                }
+                history.changed = now.ceil;
+            }
+            (Shape::Counter { window, is_smooth }, Shape::Counter { window: next, .. }) => {
+                let old = self.frame(*window, *is_smooth);
+                // Starts before the first change have another era, as long as any of them is known.
+                let is_after = |tick| old.window_of(tick) > old.window_of(history.changed);
+                if history.starts.iter().all(|start| is_after(start.stamp)) && history.changed > 0 {
+                    (history.changed, history.first_era) = (0, history.era);
+                }
+                history.changed = if history.changed == 0 { now.ceil } else { history.changed };
+                history.end_windows(&old, now);
+                history.excess = u64::MAX;
+                history.recall(&old, &self.frame(*next, *is_smooth), now);
+            }
+            _ => {
+                let since = now.floor.saturating_sub(new.policy.longest());
+                history.remember(old.policy.certain_windows(), new.policy.largest(), since);
+                if new.policy.is_counted() && !old.policy.is_counted() {
+                    // From here on, the tickets of the log are eras.
+                    let tickets = history.starts.iter().map(|start| start.id).filter(|id| *id != u64::MAX);
+                    let eras = Some(history.first_era).filter(|_| history.era != 0);
+                    history.first_era = tickets.chain(eras).min().unwrap_or(history.end);
+                }
+            }
+        }
+        history.is_mixed = !history.starts.is_empty() || !history.forgotten.is_empty();
     }
 }
 
@@ -287,29 +390,4 @@ impl Home {
 fn free_blocks(head: &AtomicU64) -> (u64, u64) {
     let word = head.load(Acquire);
     (word >> COUNT, word & FIRST)
-}
-
-/// Converts a key's starts to another policy. Places are not converted: they were taken under the previous policy, and
-/// are exchanged when they are presented.
-fn carry_over(old: &Table, new: &Table, history: &mut History, now: Now) {
-    history.starts.retain(|start| start.state != PLACE);
-    if let Shape::Counter { .. } = old.policy.0 {
-        // Starts of a window that has not ended are stamped with its end, which has no meaning in other windows.
-        history.starts.iter_mut().for_each(|start| start.stamp = start.stamp.min(now.ceil));
-        history.unknown = history.unknown.map(|stamp| stamp.min(now.ceil));
-    }
-    match (&old.policy.0, &new.policy.0) {
-        (Shape::Bucket(old), Shape::Bucket(new)) => new.take_over(old, history, now),
-        (_, Shape::Rate(..) | Shape::Delay(_) | Shape::EvenlySpaced(_)) if !new.policy.is_counted() => {
-            // A start that counts under neither policy must not appear newer because it does not fit.
-            let longest = old.policy.longest().max(new.policy.longest());
-            let past = history.starts.partition_point(|start| start.stamp + longest <= now.floor);
-            let units: u64 = history.starts.iter().map(|start| start.units).sum();
-            if past > 0 && units >= new.ring {
-                history.unknown = history.unknown.max(Some(history.starts[past - 1].stamp));
-                history.starts.drain(..past);
-            }
-        }
-        _ => {}
-    }
 }

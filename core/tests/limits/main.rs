@@ -5,8 +5,10 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod changes;
 mod composites;
 mod counting;
+mod ends;
 mod hooks;
 mod keyed;
 mod late;

@@ -441,7 +441,7 @@ impl Timed {
         let mut grace = match () {
             () if is_granted_place(place.ticket) => self.limit.table_of(Hash(place.key))?.policy.grace(place.weight),
             () if is_bucket => place.stamp.saturating_sub(place.ready),
-            () => place.grace,
+            () => place.grace.min(time::LONGEST),
         };
         let hash = known(place).0;
         loop {

@@ -86,7 +86,8 @@ impl Timed {
             let (_, start) = known(&start);
             let mut parts = parts(table, history, start);
             parts.retain(|&i| match table.policy.is_counted() {
-                true => is_counted_place(place.ticket),
+                // A place of an earlier policy is not carried over.
+                true => is_counted_place(place.ticket) && start.ticket == history.era,
                 false => history.starts[i].state == PLACE,
             });
             take_units(table, history, &parts, (start, place.grace), start.weight);
@@ -113,7 +114,8 @@ impl Timed {
         let edited = self.limit.rewrite(hash, |home, table, history| {
             used.set(used.get().or_else(|| Self::use_place(home, permit)));
             let start = known(&used.get().unwrap_or(*permit)).1;
-            let parts = parts(table, history, start);
+            let mut parts = parts(table, history, start);
+            parts.retain(|_| !is_counted_place(permit.ticket) || start.ticket == history.era);
             if parts.is_empty() && !is_over {
                 return; // It has already ended.
             }

@@ -1,6 +1,7 @@
 //! The text of a timed limit's permit or place, for use in another process.
 
 use super::Timed;
+use crate::algorithm::meter::IDLE;
 use crate::error::{Error, Result};
 use crate::limiter::composite::text as composite;
 use crate::limiter::foreign;
@@ -66,7 +67,7 @@ fn parse(text: &str) -> Option<[u64; 8]> {
     };
     let (h0, h1) = key.split_at_checked(16)?;
     let (weight, grace) = (number(weight)?, number(grace)?);
-    let is_possible = weight > 0 && grace <= time::LONGEST;
+    let is_possible = weight > 0 && grace & !IDLE <= time::LONGEST;
     is_possible.then_some([
         number(limit)?,
         number(h0)?,

@@ -57,6 +57,9 @@ end
 
 local function is_before(t, r, other_t, other_r) return t < other_t or t == other_t and r < other_r end
 
+-- `ahead` of a place that took a bucket which had recovered, and so much before its stamp (or before now).
+local IDLE = 140737488355328
+
 local function up(t, r) return r > 0 and t + 1 or t end
 
 -- The cost of this many units, at most 2^32.
@@ -162,6 +165,7 @@ local function decide(weight, delay, patience, grace, reserves, forced, again)
     local is_place = waits or reserves
     local stamp = is_place and max(ready, now) + grace or now
     local ahead = max(t - stamp, 0) + returned
+    if is_place and t <= stamp and (t < stamp or r == 0) then ahead = IDLE + stamp - max(up(t, r), now) end
     local after_t, after_r = t, r
     if t < stamp then after_t, after_r = stamp, 0 end
     after_t, after_r = plus(after_t, after_r, cost(weight))
@@ -185,7 +189,21 @@ end
 -- earlier than now, or sooner. If it was behind by b (`ahead`) at s, because of earlier starts, it has recovered
 -- another b earlier, less the part of that which was returned in between. Hence c - (l - s - b) is safe, and it is
 -- everything while the bucket is busy.
+--
+-- If nothing was admitted after a place, and nothing was ahead of it, the bucket is what it was before, also where the
+-- place had moved it on to its stamp (`IDLE`). All other places were before that.
 local function give_back(stamp, weight, ahead, units)
+    if ahead >= IDLE then
+        local moved_t, moved_r = plus(stamp, 0, cost(weight))
+        if units == weight and t == moved_t and r == moved_r then
+            local before = stamp - (ahead - IDLE)
+            last = max(min(last, before + 1), now)
+            returned = returned + max(up(t, r) - max(before, now), 0)
+            t, r = max(before, now), 0
+            return
+        end
+        ahead = 0
+    end
     local gone = max(last - stamp - max(ahead - returned, 0), 0)
     local back_t, back_r = cost(units)
     local most_t, most_r = cost(weight)

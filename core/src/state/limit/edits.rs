@@ -10,6 +10,7 @@ use crate::state::gather::moment;
 use crate::state::locked::Locked;
 use crate::state::table::{Hash, Home, Keeping, Table};
 use crate::stats::Stats;
+use crate::time::Tick;
 use std::cell::Cell;
 
 impl Limit {
@@ -136,11 +137,27 @@ pub(crate) struct RefusedStart {
     pub ahead: u64,
 }
 
-/// The indices of this start's entries. Where units are only counted, these are all entries of its slice, the unlogged
-/// ones first.
-pub(crate) fn parts(table: &Table, History { starts, era, .. }: &History, start: StartId) -> Vec<usize> {
-    let is_part = |s: &Start| match table.policy.is_counted() {
-        true => *era == start.ticket && (s.stamp == start.stamp || table.policy.is_bucket()),
+/// The indices of this start's entries. Where units are, or were, only counted, these are all entries of its slice, the
+/// unlogged ones first.
+///
+/// Under another policy a start may count from a later time, at which other starts count, too. The first entry that is
+/// no earlier than the start has its units, or such that count no longer than they do. (In windows of the clock, only the
+/// one of the start, or of the change if its former window had not ended then. It may be no longer known.)
+pub(crate) fn parts(table: &Table, history: &History, start: StartId) -> Vec<usize> {
+    let History { starts, era, first_era, changed, .. } = history;
+    let is_of_era = *era != 0 && (*first_era..=*era).contains(&start.ticket);
+    let (from, until) = match &table.policy.0 {
+        Shape::Counter { window, .. } => (start.stamp.min(*changed), start.stamp.min(*changed) + window.length),
+        _ => (start.stamp, Tick::MAX),
+    };
+    let is_counted = |s: &&Start| table.policy.is_counted() || s.id == u64::MAX;
+    let at = match *era == start.ticket && table.policy.is_counted() {
+        true => Some(start.stamp),
+        false => starts.iter().filter(is_counted).map(|s| s.stamp).find(|stamp| (from..until).contains(stamp)),
+    };
+    let is_part = |s: &Start| match is_of_era {
+        true => is_counted(&s) && (Some(s.stamp) == at || table.policy.is_bucket()),
+        false if table.policy.is_counted() => false,
         false => s.id == start.ticket && s.stamp == start.stamp && s.units == start.weight && s.state != SETTLED,
     };
     let mut parts: Vec<usize> = (0..starts.len()).filter(|&i| is_part(&starts[i])).collect();

@@ -38,6 +38,9 @@ pub struct Bucket<const LEAKY: bool> {
     p: Tick,
 }
 
+/// From here down, how long a bucket had been idle.
+const IDLE: Tick = -1;
+
 fn gcd(a: Tick, b: Tick) -> Tick {
     if b == 0 { a } else { gcd(b, a % b) }
 }
@@ -69,6 +72,15 @@ impl<const LEAKY: bool> Bucket<LEAKY> {
     /// Returns units of a start, except those that have returned over time since then and may have been used: counted
     /// from the latest start, how much later everything was than without this start.
     fn give_back(&self, book: &mut Book, permit: &Permit, units: u64, now: Now) {
+        let moved = permit.stamp * self.n + self.cost(permit.weight);
+        if permit.ahead <= IDLE && units == permit.weight && book.recovered == moved {
+            // Nothing was started since: as if it had not been taken.
+            let before = ((permit.stamp + permit.ahead - IDLE) * self.n).max(now.floor * self.n);
+            book.last = book.last.min(divide_up((permit.stamp + permit.ahead - IDLE) * self.n, self.n) + 1);
+            book.returned += divide_up(book.recovered - before, self.n);
+            book.recovered = before;
+            return;
+        }
         let lead = (permit.ahead - book.returned).max(0);
         let gone = ((book.last - permit.stamp - lead) * self.n).max(0);
         let back = self.cost(units).min(self.cost(permit.weight) - gone);
@@ -152,7 +164,12 @@ impl<const LEAKY: bool> Rules for Bucket<LEAKY> {
 
     fn record(&self, book: &mut Book, ask: &Ask, ready: Tick, is_place: bool, now: Now) -> Start {
         let stamp = if is_place { ready.max(now.ceil) + ask.grace } else { now.ceil };
-        let ahead = self.behind(book, stamp) / self.n + book.returned;
+        let behind = book.recovered - stamp * self.n;
+        let ahead = match is_place && behind <= 0 {
+            // It had recovered so much before the place.
+            true => IDLE - (stamp * self.n - book.recovered.max(now.floor * self.n)) / self.n,
+            false => behind.max(0) / self.n + book.returned,
+        };
         book.recovered = book.recovered.max(stamp * self.n) + self.cost(ask.weight);
         if is_place {
             book.last = book.last.max(stamp);

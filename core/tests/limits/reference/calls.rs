@@ -256,6 +256,9 @@ impl<R: Rules> Run<R> {
         let name = self.limits[at].name;
         let limiter = self.declare(name, &rules);
         self.limits[at].model.change(rules);
+        // (`changes.rs` tests what ends where units are only counted, after a change.)
+        let Limit { model, held, .. } = &mut self.limits[at];
+        held.retain(|held| !R::COUNTED || model.has(&held.permit));
         if self.limits[at].handles.len() < 6 {
             self.limits[at].handles.push(limiter);
             if self.random.chance(30) {

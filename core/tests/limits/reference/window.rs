@@ -64,27 +64,21 @@ impl<const SMOOTH: bool> Windows<SMOOTH> {
 
     /// Creates a book from known counts, `(window, units)` each. Unknown ones count as full.
     fn write(&self, mut known: Vec<(Tick, u64)>, unknown: Option<Tick>, era: u64, now: Now) -> Book {
+        let kept = known.first().map(|w| w.0);
         known.retain(|w| w.1 > 0);
-        let sum = |known: &[(Tick, u64)], window: Option<Tick>| -> u64 {
-            known.iter().filter(|w| window.is_none_or(|window| w.0 == window)).map(|w| w.1).sum()
-        };
-        if let Some(lost) = unknown {
-            known.push((lost, self.limit.saturating_sub(sum(&known, None))));
-            known.retain(|w| w.1 > 0);
-        }
+        let sum = |window: Tick| -> u64 { known.iter().filter(|w| w.0 == window).map(|w| w.1).sum() };
         let newest = known.iter().map(|w| w.0).chain(unknown).fold(now.floor / self.length, Tick::max);
         let units = |window: Tick| match unknown {
             // There is no window before the first.
-            Some(lost) if lost >= window && window >= 0 => sum(&known, Some(window)).max(self.limit),
-            _ => sum(&known, Some(window)),
+            Some(lost) if lost >= window && window >= 0 && kept != Some(window) => self.limit,
+            _ => sum(window),
         };
-        let era = if known.is_empty() { next_id() } else { era };
+        let era = if known.is_empty() && unknown.is_none() { next_id() } else { era };
         Book { newest: (newest, units(newest)), other: (newest - 1, units(newest - 1)), era }
     }
 
     fn edit(&self, book: &mut Book, now: Now, f: impl FnOnce(&mut Vec<(Tick, u64)>)) {
         let (mut known, unknown) = (vec![book.other, book.newest], self.unknown(book, now));
-        known.retain(|w| w.1 > 0);
         f(&mut known);
         *book = self.write(known, unknown, book.era, now);
     }
@@ -199,11 +193,12 @@ impl<const SMOOTH: bool> Rules for Windows<SMOOTH> {
     }
 
     /// Starts of a window that has not ended count as of now. Places, and windows that have not begun, are dropped.
+    /// (`changes.rs` tests windows that are no longer known.)
     fn change(&self, to: &Self, book: Book, now: Now) -> Book {
         let moved = |window: Tick| ((window + 1) * self.length - 1).min(now.ceil) / to.length;
         let begun = [book.other, book.newest].into_iter().filter(|w| w.0 * self.length <= now.floor);
         let known = begun.map(|(window, units)| (moved(window), units)).collect();
-        to.write(known, self.unknown(&book, now).map(moved), 0, now).renewed()
+        to.write(known, None, 0, now).renewed()
     }
 
     fn forget(&self, book: &mut Book, now: Now) -> Tick {
@@ -216,8 +211,13 @@ impl<const SMOOTH: bool> Rules for Windows<SMOOTH> {
     }
 
     /// Windows of another length may still count starts that these have forgotten.
-    fn can_become(&self, to: &Self, _: &[&Book], forgotten: Tick, now: Now) -> bool {
-        forgotten.div_euclid(to.length) + Self::LASTS <= now.floor / to.length
+    fn can_become(&self, to: &Self, books: &[&Book], forgotten: Tick, now: Now) -> bool {
+        let is_over = |tick: Tick| tick.div_euclid(to.length) + Self::LASTS <= now.floor / to.length;
+        // All windows up to this one may be unknown. `changes.rs` tests these, and limits that are exceeded by a change.
+        let is_known = |book: &Book| is_over((book.newest.0 - 1) * self.length - 1);
+        let is_here = |book: &Book| book.newest.0 <= now.floor / self.length;
+        let fits = |book: &Book| book.newest.1 + book.other.1 <= to.limit;
+        is_over(forgotten) && books.iter().all(|book| is_known(book) && is_here(book) && fits(book))
     }
 
     fn remembered(&self, stamp: Tick) -> Tick {
