@@ -125,7 +125,11 @@ impl Session {
             |locked| {
                 let changes =
                     |name: &&str| locked.find_limit(name).is_some_and(|limit| locked.replaced(limit).is_some());
-                if names.iter().any(changes) && !locked.continue_changes()? && names.iter().any(changes) {
+                let is_done = || {
+                    locked.see_to_changes(self.member(), true);
+                    locked.continue_changes()
+                };
+                if names.iter().any(changes) && !is_done()? && names.iter().any(changes) {
                     return Err(Error::StoreTimeout { doing: "changing policies".into(), waited_ms: 0 });
                 }
                 Ok(())

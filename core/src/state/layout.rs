@@ -65,6 +65,9 @@ pub(super) const NEWS: u64 = SETTLED + 3; // two words
 /// words like `LEFT_OUT` and `UNTIL`.
 pub(super) const OLDER_WORDS: u64 = 18;
 
+/// When the process that completes the changes of policies last worked on them, by the boot clock; 0 if none does.
+pub(super) const CHANGER_SEEN: u64 = NEWS + 2;
+
 pub(super) mod limit_word {
     /// The next limit in the list of all limits.
     pub const NEXT: u64 = 0;
@@ -217,4 +220,4 @@ pub(super) mod key_word {
 }
 
 const _: () = assert!(key_word::IS_STUB == table_word::OWNER);
-const _: () = assert!(POLICIES < CHANGED && NEWS + 2 <= NAMES && NAMES + NAME_CHAINS <= 480);
+const _: () = assert!(POLICIES < CHANGED && CHANGER_SEEN < NAMES && NAMES + NAME_CHAINS <= 480);

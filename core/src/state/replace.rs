@@ -15,13 +15,14 @@
 
 use super::damage::bounded;
 use super::index::KeyAt;
-use super::layout::{CHANGER, CHANGES, index_word, key_word, limit_word, table_word};
+use super::layout::{CHANGER, CHANGER_SEEN, CHANGES, index_word, key_word, limit_word, table_word};
 use super::locked::Locked;
 use super::table::{Hash, Home, Table};
 use crate::atomic::*;
 use crate::error::{Error, Result};
 use crate::fault;
 use crate::policy::Policy;
+use crate::time::{Tick, uptime};
 use std::time::{Duration, Instant};
 
 /// Each table of a limit has other tickets than those before it, so a permit is never mistaken for a later one.
@@ -32,6 +33,10 @@ const ALL: u64 = u64::MAX;
 
 /// How long the lock is held to move keys, except for the rewrite of the segment at the end.
 const MOMENT: Duration = Duration::from_millis(2);
+
+/// After this time without a moment's work, a change is late: a tenth of a second. The process that makes it works on it
+/// every few milliseconds.
+const LATE: Tick = 100_000;
 
 /// Returns whether a moment that began then is over.
 fn is_over(began: Instant) -> bool {
@@ -62,13 +67,26 @@ impl Home {
     /// Returns whether such a change exists and no process completes it.
     pub(super) fn is_abandoned(&self) -> bool {
         let changer = || self.arena.word(CHANGER).load(Acquire);
-        self.is_changing() && changer().checked_sub(1).is_none_or(|member| self.is_dead(member))
+        self.is_changing() && (self.is_late() || changer().checked_sub(1).is_none_or(|member| self.is_dead(member)))
+    }
+
+    /// Returns whether no process has worked on the changes in progress for a while: it has died or is stopped.
+    fn is_late(&self) -> bool {
+        uptime().saturating_sub(self.arena.word(CHANGER_SEEN).load(Acquire)) > LATE
     }
 
     /// Records that this process completes the changes in progress, or no longer does.
     pub(super) fn see_to_changes(&self, member: u64, sees: bool) {
         let (before, now) = if sees { (self.arena.word(CHANGER).load(Acquire), member + 1) } else { (member + 1, 0) };
-        let _ = self.arena.word(CHANGER).compare_exchange(before, now, AcqRel, Relaxed);
+        if self.arena.word(CHANGER).compare_exchange(before, now, AcqRel, Relaxed).is_ok() {
+            self.arena.word(CHANGER_SEEN).store(if sees { uptime() } else { 0 }, Release);
+        }
+    }
+
+    /// Returns whether a key with this table waits for a process that does not move it. A caller of the key does that
+    /// itself then, so that no start happens by the previous policy any more.
+    pub(super) fn is_left_behind(&self, table: &Table, own: &Table) -> bool {
+        self.is_before(table, own) && self.is_late() && !fault::planted("left to others")
     }
 
     /// Returns whether a segment may have keys of earlier tables.
@@ -120,6 +138,8 @@ impl Locked<'_> {
         let forgetting = if is_forgetting { limit_word::FORGETTING } else { 0 };
         self.arena.word(limit + limit_word::REPLACED).store(old.at | forgetting, Release);
         fault::point("table-written");
+        // The commit may have taken long.
+        self.arena.word(CHANGER_SEEN).store(uptime(), Release);
         self.arena.word(limit + limit_word::TABLE).store(new.at, Release);
         fault::point("table-published");
         if policy != old.policy.after(policy) {
@@ -143,9 +163,10 @@ impl Locked<'_> {
 
     /// Continues a change in which a process died. For every holder of the structure lock.
     pub(super) fn take_over(&self) {
-        if self.is_abandoned() {
-            // The next holder tries again. A caller that needs the change learns why it failed.
-            let _ = self.continue_changes();
+        // If it fails, the next holder tries again. A caller that needs the change learns why.
+        if self.is_abandoned() && !self.continue_changes().is_ok_and(|is_done| is_done) {
+            // Callers need not wait for the rest.
+            self.arena.word(CHANGER_SEEN).store(0, Release);
         }
     }
 

@@ -82,6 +82,8 @@ pub(crate) enum Blocked {
     Moved,
     /// The key is not in use.
     Absent,
+    /// Another policy applies to the key, and no process moves it there: see `replace.rs`.
+    Outdated,
     /// The lane is no longer the store's.
     Lost,
     /// The store or the index must grow first.

@@ -164,6 +164,87 @@ fn a_death_while_many_keys_change_is_completed_by_others() {
     }
 }
 
+/// No other process has to move all of the keys first: each key's next caller moves it.
+#[test]
+#[cfg(feature = "fault-points")]
+fn keys_that_a_dead_or_stopped_process_left_behind_get_the_new_policy_at_their_next_use() {
+    for (point, signal) in [("key-written", libc::SIGKILL), ("lock-left", libc::SIGKILL), ("lock-left", libc::SIGSTOP)]
+    {
+        let what = format!("{point}, signal {signal}");
+        let dir = Dir::in_memory("left-behind");
+        let url = dir.url();
+        let decide = |url: &str| {
+            let store = Store::new(url).unwrap();
+            let limiter = store.limiter("api", "5/100s").unwrap();
+            (0..KEYS).for_each(|key| assert!(admitted(&*limiter, key)));
+            let child = Child::run(|| {
+                let store = Store::new(url).unwrap();
+                // A moment of the change itself: making space takes some, too.
+                fault::at("key-written", move || match point {
+                    "key-written" => common::raise(signal),
+                    _ => fault::at(point, move || common::raise(signal)),
+                });
+                store.override_text("api", "3/100s").unwrap();
+            });
+            if signal == libc::SIGSTOP {
+                child.wait_until_stopped();
+            } else {
+                assert!(child.was_killed(), "{what}");
+            }
+            // From here on the change is late.
+            std::thread::sleep(Duration::from_millis(150));
+            let by_the_previous = (0..KEYS).rev().find(|&key| {
+                let decision = limiter.decide(&key.to_string(), 1).unwrap();
+                decision.limit != 3 || !decision.admitted || decision.remaining != 1
+            });
+            assert_eq!(by_the_previous, None, "{what}");
+            let other = (0..KEYS).find(|&key| limit(&*limiter, key) != 3 || used(&*limiter, key) != 2);
+            assert_eq!(other, None, "{what}");
+        };
+        // In a process where helpers move one key at a time.
+        Child::run(|| {
+            fault::in_small_steps(true);
+            decide(&url);
+        })
+        .join();
+    }
+}
+
+/// A process that is stopped under the lock delays no decision. Keys that were left behind keep their policy until then.
+#[test]
+#[cfg(feature = "fault-points")]
+fn a_process_stopped_under_the_lock_delays_no_key_that_was_left_behind() {
+    let dir = Dir::in_memory("stopped-moving");
+    Child::run(|| {
+        let mut options = StoreOptions::default();
+        // No decision waits that long.
+        options.timeout = Duration::from_secs(3_600);
+        let store = Store::with_options(&dir.url(), options).unwrap();
+        let [limiter, other] = ["api", "other"].map(|name| store.limiter(name, "5/100s").unwrap());
+        other.open().unwrap();
+        (0..100).for_each(|key| assert!(admitted(&*limiter, key)));
+        fault::in_small_steps(true);
+        let dead = Child::run(|| {
+            fault::at("key-written", || fault::at("lock-left", || common::raise(libc::SIGKILL)));
+            store.override_text("api", "3/100s").unwrap();
+        });
+        assert!(dead.was_killed());
+        let stopped = Child::run(|| {
+            // Under the lock, and no key is sealed.
+            fault::at("deciding", || common::raise(libc::SIGSTOP));
+            store.override_text("other", "4/100s").unwrap();
+        });
+        stopped.wait_until_stopped();
+        std::thread::sleep(Duration::from_millis(150));
+        let limits: Vec<u64> = (0..100).map(|key| limiter.decide(&key.to_string(), 1).unwrap().limit).collect();
+        assert!(limits.contains(&3) && limits.contains(&5), "{limits:?}");
+        stopped.signal(libc::SIGCONT);
+        stopped.join();
+        assert_eq!((0..100).find(|&key| limit(&*limiter, key) != 3 || used(&*limiter, key) != 2), None);
+    })
+    .join();
+}
+
 /// Each start is written once, however many keys there are.
 #[test]
 fn the_starts_of_many_keys_are_written_once() {

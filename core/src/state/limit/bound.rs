@@ -99,10 +99,12 @@ impl Bound {
         &self.current().table
     }
 
-    /// Runs a function with a key, if the key is in its usual place and nothing blocks it.
+    /// Runs a function with a key, if the key is in its usual place and nothing blocks it. With `or_before`, the key's
+    /// previous policy may apply.
     #[inline(always)]
     pub(super) fn try_with<R>(
         &self,
+        or_before: bool,
         find: &impl Fn(&Home, &Table) -> Result<KeyAt, Blocked>,
         f: &impl Fn(&Key) -> Result<R, Blocked>,
     ) -> Result<R, Stuck<'_>> {
@@ -110,11 +112,22 @@ impl Bound {
         let tried = || {
             fault::point("resolved");
             let key = find(home, table)?;
-            let own = home.own_table(table, key);
+            let own = self.own_table(table, key, or_before)?;
             let table = own.as_ref().unwrap_or(table);
             f(&self.key(table, key, home.block_words(table, key.at)))
         };
         tried().map_err(|blocked| Stuck { bound: self, blocked, table: table.at })
+    }
+
+    /// The table that applies to a key, where it is not the limit's own: see [`Home::own_table`]. With `or_before`, it may
+    /// be an earlier one.
+    #[inline(always)]
+    pub(super) fn own_table(&self, table: &Table, key: KeyAt, or_before: bool) -> Result<Option<Table>, Blocked> {
+        let own = self.home().own_table(table, key);
+        match own.as_ref().is_some_and(|own| !or_before && self.home().is_left_behind(table, own)) {
+            true => Err(Blocked::Outdated),
+            false => Ok(own),
+        }
     }
 
     /// How a key that is found at once is decided on.

@@ -4,30 +4,48 @@ use super::Limit;
 use crate::algorithm::log::{SETTLED, StartId};
 use crate::algorithm::{History, Start};
 use crate::atomic::*;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::policy::{self, Shape};
 use crate::state::gather::moment;
 use crate::state::locked::Locked;
 use crate::state::table::{Hash, Home, Keeping, Table};
 use crate::stats::Stats;
 use crate::time::Tick;
+use crate::waiting::MayWait;
 use std::cell::Cell;
+use std::time::Duration;
 
 impl Limit {
     /// Runs a rare operation on the limit's table, under the structure lock.
     pub(super) fn with_table<R>(&self, f: impl Fn(&Locked, u64, &Table) -> Result<R>) -> Result<R> {
+        self.with_table_for(self.store.options.timeout, f)
+    }
+
+    /// The same, but waits at most this long.
+    fn with_table_for<R>(&self, timeout: Duration, f: impl Fn(&Locked, u64, &Table) -> Result<R>) -> Result<R> {
         let answer = Cell::new(None);
-        self.lock_table(&|locked, limit, table| f(locked, limit, table).map(|result| answer.set(Some(result))))?;
+        let f = |locked: &Locked, limit, table: &Table| f(locked, limit, table).map(|result| answer.set(Some(result)));
+        self.lock_table(timeout, &f)?;
         Ok(answer.take().expect("the function was called"))
     }
 
+    /// Moves a key to the limit's table, in place of a process that does not. Returns whether it is there: not if the
+    /// lock is busy, since no decision waits for a process that is stopped under it.
+    #[cold]
+    pub(super) fn moves_key(&self, hash: Hash) -> Result<bool> {
+        match self.with_table_for(Duration::ZERO, |locked, _, table| locked.move_key(table, hash)) {
+            Err(Error::WouldWait) => Err(Error::WouldWait),
+            moved => Ok(moved.is_ok()),
+        }
+    }
+
     /// [`Limit::with_table`] without generic types: there are nearly a hundred uses.
-    fn lock_table(&self, f: &dyn Fn(&Locked, u64, &Table) -> Result<()>) -> Result<()> {
+    fn lock_table(&self, timeout: Duration, f: &dyn Fn(&Locked, u64, &Table) -> Result<()>) -> Result<()> {
         // Finding the limit for the first time takes more than the lock, and so does any finding on a server.
         if self.store.server().is_some() || self.bound.load(Acquire).is_null() {
             self.bound()?;
         }
-        self.store.with_lock(|locked| {
+        self.store.with_lock_for(MayWait::patience(timeout)?, |locked| {
             let bound = self.bind(locked)?;
             let limit = bound.limit;
             let table = locked.table(limit);

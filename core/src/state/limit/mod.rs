@@ -575,11 +575,14 @@ impl Limit {
         f: impl Fn(&Key) -> Result<R, Blocked>,
     ) -> Result<R> {
         self.reading(|| {
-            let mut turns = Retries::new(&self.store);
+            let (mut turns, mut or_before) = (Retries::new(&self.store), false);
             loop {
-                match self.bound()?.try_with(&find, &f) {
+                match self.bound()?.try_with(or_before, &find, &f) {
                     Ok(answer) => return Ok(answer),
                     Err(Stuck { blocked: Blocked::Absent, .. }) => return Ok(none()),
+                    Err(Stuck { blocked: Blocked::Outdated, bound, .. }) => {
+                        or_before = !self.moves_key(hash(bound.home()))?;
+                    }
                     Err(stuck) => self.unblock_within(&mut turns, stuck, &hash)?,
                 }
                 turns.next()?;
@@ -591,7 +594,7 @@ impl Limit {
     pub fn look<R>(&self, key: &str, f: impl Fn(&Home, &Table, Option<&Key>, u64) -> Result<R, Blocked>) -> Result<R> {
         policy::check_key(key)?;
         self.reading(|| {
-            let mut turns = Retries::new(&self.store);
+            let (mut turns, mut or_before) = (Retries::new(&self.store), false);
             loop {
                 turns.next()?;
                 let bound = self.bound()?;
@@ -614,13 +617,14 @@ impl Limit {
                     let Some(key) = found else {
                         return f(home, own.as_ref().unwrap_or(table), None, home.limit_gate(limit).load(Acquire));
                     };
-                    own = home.own_table(table, key);
+                    own = bound.own_table(table, key, or_before)?;
                     let table = own.as_ref().unwrap_or(table);
                     let found = bound.key(table, key, home.block_words(table, key.at));
                     f(home, table, Some(&found), found.gate)
                 });
                 match answer {
                     Ok(answer) => return Ok(answer),
+                    Err(Blocked::Outdated) => or_before = !self.moves_key(home.hash(b'k', key))?,
                     Err(blocked) => {
                         self.unblock(Stuck { bound, blocked, table: table.at }, &|home| home.hash(b'k', key))?
                     }
@@ -653,7 +657,7 @@ impl Limit {
             Blocked::Refused(error) if bound.home().current_table(bound.limit) == table => return Err(error),
             Blocked::Refused(_) => {}
             // A cell that moved is found by searching again.
-            Blocked::Moved | Blocked::Absent => {}
+            Blocked::Moved | Blocked::Absent | Blocked::Outdated => {}
             Blocked::Stale => self.store.follow_server(&self.name, hash, self.declares)?,
             // The next holder of the lock attaches to what is there instead.
             Blocked::Lost => return self.store.with_lock(|_| Ok(())),
