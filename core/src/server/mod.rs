@@ -152,6 +152,11 @@ impl Terms {
         };
         Terms { family, version: version(policy), numbers }
     }
+
+    /// The numbers, as a server keeps them.
+    pub fn text(&self) -> String {
+        self.numbers.iter().map(i64::to_string).collect::<Vec<_>>().join(" ")
+    }
 }
 
 /// The numbers of a log's policy.

@@ -260,7 +260,8 @@ impl Engine for Postgres {
     fn note(&self, name: &str, notes: &[RowChange], now: Option<Tick>, patience: Duration) -> Result<Noted> {
         let began = Instant::now();
         let left = || patience.saturating_sub(began.elapsed());
-        let (mut kinds, mut texts, mut versions, mut hashes) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (mut kinds, mut texts, mut hashes) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut versions, mut numbers) = (Vec::new(), Vec::new());
         for note in notes {
             let (kind, policy, hash, text) = match note {
                 RowChange::Policy(policy) => ("p", *policy, None, policy.map(|policy| policy.to_string())),
@@ -272,7 +273,9 @@ impl Engine for Postgres {
             };
             kinds.push(Some(kind));
             texts.push(text);
-            versions.push(policy.map(|policy| version(&policy) as i64));
+            let terms = policy.map(|policy| Terms::of(&policy, 0));
+            versions.push(terms.as_ref().map(|terms| terms.version as i64));
+            numbers.push(terms.map(|terms| terms.text()));
             hashes.push(hash);
         }
         let mut values = [
@@ -281,11 +284,12 @@ impl Engine for Postgres {
             Value::texts(kinds),
             Value::texts(texts.iter().map(Option::as_deref)),
             Value::ints(versions),
+            Value::texts(numbers.iter().map(Option::as_deref)),
             Value::uuids(hashes),
             milliseconds(patience),
         ];
         loop {
-            let row = self.one("SELECT workglow_limit.note($1, $2, $3, $4, $5, $6, $7)", &values, left())?;
+            let row = self.one("SELECT workglow_limit.note($1, $2, $3, $4, $5, $6, $7, $8)", &values, left())?;
             match row.first().and_then(|cell| ints(cell.as_ref()?)).as_deref() {
                 Some([-1]) => self.adopt_first(name, now, began, patience)?,
                 Some(&[made, are_behind, earlier]) if made >= 0 => {
@@ -297,7 +301,7 @@ impl Engine for Postgres {
                 }
                 _ => return Err(self.makes_no_sense(row)),
             }
-            values[6] = milliseconds(left());
+            values[7] = milliseconds(left());
         }
     }
 

@@ -4,7 +4,7 @@
 //! wgl:names          a set: all declared names
 //! wgl:{NAME}         a hash: the declarations under a name (policy, composite, override), its version, and what applies to
 //!                    all keys; for a key with its own policy, by the key's hash, its version (k:HASH), its text (t:HASH)
-//!                    and since when it applies (s:HASH)
+//!                    and since when it applies (s:HASH); of each policy that was ever stored, its numbers (n:VERSION)
 //! wgl:{NAME}:F:HASH  the state of a key by a family of limiters: l, b, w or c (log, bucket, window, leases)
 //! wgl:{NAME}:l:HASH:s  a hash: the last grants of the key's sites
 //! wgl:{NAME}:keys    the keys that have a state, and until when
@@ -294,6 +294,10 @@ impl Engine for Redis {
                 }
             };
             let [version_of, text_of] = fields;
+            if let Some(policy) = policy {
+                let terms = Terms::of(policy, 0);
+                put(format!("n:{}", terms.version), Some(terms.text()));
+            }
             put(version_of, policy.map(|policy| version(&policy).to_string()));
             put(
                 text_of,

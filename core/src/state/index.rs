@@ -86,7 +86,7 @@ const _: () = assert!(MOST_BYTES / 8 <= 1 << Root::DEPTH);
 
 impl Home {
     /// Finds or adds a key.
-    #[inline]
+    #[inline(always)]
     pub fn key(&self, table: &Table, key: &str) -> Result<KeyAt, Blocked> {
         if key.is_empty() { self.empty_key(table) } else { self.find_or_add(table, self.hash(b'k', key), key) }
     }
@@ -357,10 +357,7 @@ impl Home {
         let mut starts: Vec<Start> = starts.iter().copied().chain(self.lost(table, now)).collect();
         starts.sort_by_key(|start| start.stamp);
         let mut history = History { starts, end, is_mixed, ..History::default() };
-        if !(is_new && history.starts.is_empty())
-            && table.born > 0
-            && table.born + table.policy.longest() > now.floor
-        {
+        if !(is_new && history.starts.is_empty()) && table.born > 0 && table.born + table.policy.longest() > now.floor {
             // Unused cells count from then on without this.
             history.forgotten.push(Forgotten::before(table.born));
             history.pad(table.policy.largest());

@@ -85,6 +85,7 @@ impl Home {
 
     /// Returns whether a key with this table waits for a process that does not move it. A caller of the key does that
     /// itself then, so that no start happens by the previous policy any more.
+    #[cold]
     pub(super) fn is_left_behind(&self, table: &Table, own: &Table) -> bool {
         self.is_before(table, own) && self.is_late() && !fault::planted("left to others")
     }

@@ -187,8 +187,9 @@ storms! {
 #[test]
 fn unshared_limits_are_detected() {
     for case in FAMILY {
-        let is_found = || storm(case, rage, "memory:", ms(150), ms(100)).over > 0;
-        assert!((0..5).any(|_| is_found()), "{}: the starts of four limits look like those of one", case.name);
+        // On a busy machine it takes longer until there are enough starts.
+        let is_found = |tries: u32| storm(case, rage, "memory:", ms(150 << tries), ms(100)).over > 0;
+        assert!((0..8).any(is_found), "{}: the starts of four limits look like those of one", case.name);
     }
 }
 

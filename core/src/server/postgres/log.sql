@@ -22,8 +22,9 @@
 -- 2. A start happens no earlier than `ready` and no later than its stamp, by a time that never runs backwards for a
 --    key: `seen` is the time of the last write. So no window ever holds more than its limit.
 -- 3. `before` grows from row to row, by the units of each. So one index lookup finds the row that holds a unit.
--- 4. Dropped starts count as started at `gone`, their latest stamp. That matters only where a policy changes to a
---    longer window, or where twice the limit was recorded or is owed.
+-- 4. Dropped starts count as started at `gone`, their latest stamp. That matters only where twice the limit was recorded
+--    or is owed, and where a policy changes to a longer window: then `log_remember` gives them the latest stamps that
+--    their policy allows.
 -- 5. In slices a start counts from up to a slice later than it happened, and starts of the same slice share a row. A
 --    place has its own row until it starts. So a window has at most 8,192 rows, and the places.
 -- 6. A writer locks the key's row of `logs`, and decides by what it reads after that. A reader reads everything from
@@ -54,8 +55,10 @@ CREATE TABLE IF NOT EXISTS workglow_limit.logs (
     due bigint NOT NULL DEFAULT 16,
     -- No start happens before this.
     gate bigint NOT NULL DEFAULT 0,
-    -- The latest stamp of a dropped start; 0: none was dropped.
+    -- The latest stamp of a dropped start; 0: none was dropped. (They had `total` - `units` units.)
     gone bigint NOT NULL DEFAULT 0,
+    -- Whether an earlier policy has admitted some of them, or of the rows.
+    mixed boolean NOT NULL DEFAULT false,
     -- Where the interval adapts: one more than the distance to the next start (0: the interval); the average duration
     -- of the last jobs, at most the interval; the number of ended jobs, and the sum of the last durations.
     spacing bigint NOT NULL DEFAULT 0,

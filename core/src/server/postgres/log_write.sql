@@ -134,15 +134,141 @@ BEGIN
     RETURN h;
 END $$;
 
+-- Makes dropped starts count that the windows of this policy may contain, as late as the policy of the state, which has
+-- admitted them, allows. (See `History::remember` in history.rs, which does the same.)
+CREATE OR REPLACE FUNCTION workglow_limit.log_remember(h workglow_limit.logs, now bigint, p bigint[]) RETURNS workglow_limit.logs
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    forever bigint := 4503599627370496;
+    largest bigint := p[3];
+    longest bigint := p[4];
+    lost bigint := h.total - h.units;
+    since bigint;
+    -- The windows that have admitted the starts, and of each: how many units more it allows at any time; the unit that is as
+    -- many units later as it allows, as its run and the units of that run before it.
+    limits bigint[] := '{}';
+    lengths bigint[] := '{}';
+    free bigint[];
+    run integer[];
+    at bigint[];
+    -- From the newest unit back.
+    stamps bigint[] := '{}';
+    units bigint[] := '{}';
+    -- The starts that count again.
+    pad_stamps bigint[] := '{}';
+    pad_units bigint[] := '{}';
+    pads integer := 0;
+    s record;
+    numbers bigint[];
+    is_within boolean := true;
+    wanted bigint;
+    remaining bigint;
+    stamp bigint := h.gone;
+    latest bigint;
+    most bigint;
+    used bigint;
+    newest integer;
+    oldest bigint;
+BEGIN
+    FOR i IN 5 .. cardinality(p) BY 2 LOOP
+        largest := greatest(largest, p[i]);
+        longest := greatest(longest, p[i + 1]);
+    END LOOP;
+    since := greatest(now - longest, 0);
+    IF h.gone <= since OR lost <= 0 OR largest <= h.units THEN
+        RETURN h;
+    END IF;
+    IF NOT h.mixed THEN
+        numbers := (SELECT o.numbers FROM workglow_limit.policies o WHERE o.version = h.mark);
+        -- The length of an interval that adapts is not known.
+        FOR i IN 3 .. coalesce(cardinality(numbers) - CASE WHEN numbers[2] > 0 THEN 2 ELSE 0 END, 0) BY 2 LOOP
+            limits := limits || numbers[i];
+            lengths := lengths || numbers[i + 1];
+        END LOOP;
+    END IF;
+    free := limits;
+    run := array_fill(1, ARRAY[cardinality(limits)]);
+    at := array_fill(0::bigint, ARRAY[cardinality(limits)]);
+    wanted := least(largest - h.units, lost);
+    -- The known starts first, then the others.
+    FOR s IN
+        (SELECT e.stamp, e.units, false AS is_lost FROM workglow_limit.starts e WHERE e.id = h.id ORDER BY e.before DESC)
+        UNION ALL
+        SELECT 0, wanted, true
+    LOOP
+        remaining := s.units;
+        IF s.is_lost AND NOT is_within THEN
+            -- There are debts, or starts recorded beyond the limit.
+            free := limits;
+            run := array_fill(cardinality(stamps) + 1, ARRAY[cardinality(limits)]);
+            at := array_fill(0::bigint, ARRAY[cardinality(limits)]);
+        END IF;
+        WHILE remaining > 0 LOOP
+            latest := forever;
+            most := remaining;
+            FOR i IN 1 .. cardinality(limits) LOOP
+                IF free[i] > 0 THEN
+                    most := least(most, free[i]);
+                ELSE
+                    latest := least(latest, stamps[run[i]] - lengths[i]);
+                    most := least(most, units[run[i]] - at[i]);
+                END IF;
+            END LOOP;
+            IF s.is_lost THEN
+                -- With that many rows, the others count as the last one.
+                IF pads < 8192 THEN
+                    stamp := greatest(least(stamp, latest), 0);
+                ELSE
+                    most := remaining;
+                END IF;
+                EXIT WHEN stamp <= since;
+                IF pads > 0 AND pad_stamps[pads] - stamp < greatest(p[1], 1) THEN
+                    pad_units[pads] := pad_units[pads] + most;
+                ELSE
+                    pads := pads + 1;
+                    pad_stamps[pads] := stamp;
+                    pad_units[pads] := most;
+                END IF;
+                lost := lost - most;
+            ELSE
+                is_within := is_within AND s.stamp <= latest;
+                stamp := least(h.gone, s.stamp);
+            END IF;
+            newest := cardinality(stamps) + 1;
+            stamps[newest] := CASE WHEN s.is_lost THEN stamp ELSE s.stamp END;
+            units[newest] := most;
+            FOR i IN 1 .. cardinality(limits) LOOP
+                used := least(free[i], most);
+                free[i] := free[i] - used;
+                at[i] := at[i] + most - used;
+                WHILE run[i] <= cardinality(stamps) AND at[i] >= units[run[i]] LOOP
+                    at[i] := at[i] - units[run[i]];
+                    run[i] := run[i] + 1;
+                END LOOP;
+            END LOOP;
+            remaining := remaining - most;
+        END LOOP;
+    END LOOP;
+    -- No later start has their number. An earlier one with that number is found before them.
+    oldest := coalesce((SELECT e.number FROM workglow_limit.starts e WHERE e.id = h.id ORDER BY e.before LIMIT 1), h.number) - 1;
+    INSERT INTO workglow_limit.starts (id, before, number, stamp, units, state)
+    SELECT h.id, lost + sum(o.units) OVER (ORDER BY o.place DESC) - o.units, oldest, o.stamp, o.units, 'X'
+    FROM unnest(pad_stamps, pad_units) WITH ORDINALITY AS o (stamp, units, place);
+    h.gone := CASE WHEN lost > 0 THEN stamp ELSE 0 END;
+    h.units := h.total - lost;
+    h.count := h.count + pads;
+    RETURN workglow_limit.log_end(h);
+END $$;
+
 -- Converts a state of another policy. Earlier starts still count. Places do not: they are exchanged when they are
 -- presented.
-CREATE OR REPLACE FUNCTION workglow_limit.log_change(h workglow_limit.logs, holds bigint) RETURNS workglow_limit.logs LANGUAGE plpgsql VOLATILE AS $$
+CREATE OR REPLACE FUNCTION workglow_limit.log_change(h workglow_limit.logs, now bigint, holds bigint, p bigint[]) RETURNS workglow_limit.logs
+LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     dropped bigint;
     base bigint := h.total - h.units;
 BEGIN
     h := workglow_limit.log_forget_jobs(h);
-    h.mark := holds;
     h.spacing := 0;
     DELETE FROM workglow_limit.starts WHERE id = h.id AND state = 'P';
     GET DIAGNOSTICS dropped = ROW_COUNT;
@@ -157,6 +283,9 @@ BEGIN
         h.total := base + h.units;
         h := workglow_limit.log_end(h);
     END IF;
+    h := workglow_limit.log_remember(h, now, p);
+    h.mark := holds;
+    h.mixed := h.count > 0 OR h.gone > 0;
     RETURN h;
 END $$;
 
@@ -409,13 +538,13 @@ BEGIN
         IF l[1] = 2 THEN
             PERFORM workglow_limit.loss(l[2], known, l[5]);
         ELSIF l[1] = 3 THEN
-            h := workglow_limit.log_change(h, v);
+            h := workglow_limit.log_change(h, l[5], v, p);
             IF at IS NULL THEN
                 h.expires := workglow_limit.lives_until(h.expires, greatest(greatest(h.stamp, h.gone) + longest, h.gate, h.said), l[5]);
             END IF;
             UPDATE workglow_limit.logs SET
                 mark = h.mark, stamp = h.stamp, total = h.total, units = h.units, count = h.count, seen = l[5],
-                spacing = h.spacing, average = h.average, ended = h.ended, took = h.took, expires = h.expires
+                gone = h.gone, mixed = h.mixed, spacing = h.spacing, average = h.average, ended = h.ended, took = h.took, expires = h.expires
             WHERE limit_id = h.limit_id AND hash = k;
         ELSE
             RETURN l;
@@ -429,7 +558,7 @@ BEGIN
             h := workglow_limit.log_forget_jobs(h);
         END IF;
         h.birth := l[3]; h.mark := v; h.number := now; h.stamp := 0; h.total := 0; h.units := 0; h.count := 0; h.due := 16;
-        h.gate := 0; h.gone := 0; h.spacing := 0;
+        h.gate := 0; h.gone := 0; h.mixed := false; h.spacing := 0;
         h.expires := CASE WHEN at IS NULL THEN 0 END;
     END IF;
 
@@ -485,7 +614,7 @@ BEGIN
     ELSIF op = 'clear' THEN
         DELETE FROM workglow_limit.starts WHERE id = h.id;
         h := workglow_limit.log_forget_jobs(h);
-        h.stamp := 0; h.units := 0; h.count := 0; h.gone := 0; h.spacing := 0;
+        h.stamp := 0; h.total := 0; h.units := 0; h.count := 0; h.gone := 0; h.mixed := false; h.spacing := 0;
         -- Machines may still start what they were granted.
         h.gate := least(h.out, now + workglow_limit.log_trust(p));
         IF h.gate <= now THEN
@@ -594,7 +723,7 @@ BEGIN
 
     UPDATE workglow_limit.logs SET
         birth = h.birth, mark = h.mark, stamp = h.stamp, total = h.total, number = h.number, units = h.units, count = h.count,
-        seen = now, due = h.due, gate = h.gate, gone = h.gone, spacing = h.spacing, average = h.average, ended = h.ended,
+        seen = now, due = h.due, gate = h.gate, gone = h.gone, mixed = h.mixed, spacing = h.spacing, average = h.average, ended = h.ended,
         took = h.took, out = h.out, said = h.said, sites = h.sites, sites_due = h.sites_due,
         expires = CASE WHEN at IS NULL THEN workglow_limit.lives_until(h.expires, greatest(h.stamp + longest, h.gate, h.said), now) END
     WHERE limit_id = h.limit_id AND hash = k;

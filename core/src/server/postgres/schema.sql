@@ -71,6 +71,12 @@ CREATE TABLE IF NOT EXISTS workglow_limit.own (
     PRIMARY KEY (limit_id, hash)
 );
 
+-- Each policy that was ever stored, by its checksum: the numbers that log.sql, bucket.sql and window.sql explain.
+CREATE TABLE IF NOT EXISTS workglow_limit.policies (
+    version bigint PRIMARY KEY,
+    numbers bigint[] NOT NULL
+);
+
 -- Numbers that only grow: of rows, leases, places and lives of keys. They begin with the time, so that a recreated
 -- schema does not assign any of them again.
 CREATE SEQUENCE IF NOT EXISTS workglow_limit.ids;
@@ -208,13 +214,13 @@ BEGIN
 END $$;
 
 -- Stores changes under a name, and leaves the rest as it is: of each change its kind (`p` the declared policy, `c` a
--- composite's text, `o` the operator's policy above it, `k` the operator's policy for a key), text, version and hash;
+-- composite's text, `o` the operator's policy above it, `k` the operator's policy for a key), text, version, numbers and hash;
 -- without a text, the stored one is removed. Another policy does not apply before all states are written under the
 -- present one (`behind`).
 -- -> {made, behind, earlier}: when the limit was created, whether states are behind now, and whether another policy has applied
 -- before, under which machines may still start; {-1}: some states are behind, and nothing was stored.
 CREATE OR REPLACE FUNCTION workglow_limit.note(
-    lim text, at bigint, kinds text[], texts text[], versions bigint[], hashes uuid[], patience bigint
+    lim text, at bigint, kinds text[], texts text[], versions bigint[], numbers text[], hashes uuid[], patience bigint
 ) RETURNS bigint[] LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
 DECLARE
     l workglow_limit.limits;
@@ -251,6 +257,9 @@ BEGIN
     IF (holds IS DISTINCT FROM l.version OR 'k' = ANY (kinds)) AND EXISTS (SELECT FROM workglow_limit.behind(l.id)) THEN
         RETURN '{-1}';
     END IF;
+    INSERT INTO workglow_limit.policies (version, numbers)
+    SELECT DISTINCT n.version, string_to_array(n.numbers, ' ')::bigint[] FROM unnest(versions, numbers) AS n (version, numbers)
+    WHERE n.version IS NOT NULL ORDER BY 1 ON CONFLICT DO NOTHING;
     FOR i IN 1 .. cardinality(kinds) LOOP
         CONTINUE WHEN kinds[i] <> 'k';
         INSERT INTO workglow_limit.own (limit_id, hash, version, policy, since) VALUES (l.id, hashes[i], versions[i], texts[i], now)

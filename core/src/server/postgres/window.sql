@@ -7,6 +7,9 @@
 --   1  the newest window in which anything is counted, a number since 1970
 --   2  its units
 --   3  the units of the window before it
+--   4  the first window in which anything may have been counted
+--   5  the units that were counted earlier, by another policy; or in that window or later, beyond the limit
+--   6  until when
 --
 -- A start of weight w fits into its window if `units + w <= limit`; in the sliding window counter, if `before * (length
 -- - elapsed) + (units + w) * length <= limit * length`, where `before` is the number of units of the window before. It
@@ -17,8 +20,8 @@
 -- start happens no earlier than `ready` and no later than `stamp`, the last tick of the window that counts it; later in
 -- a window there is only more capacity. So a window never holds more than the limit. If a clock is set back, the newest
 -- window is in the future, and starts are counted there. The counts of windows before the last two are no longer known.
--- Where that might matter, because a place in the newest window was given back, such a window counts as full
--- (`window_set`).
+-- Where that might matter, because a place in the newest window was given back, or the policy changes, such a window
+-- counts as full (`window_set`, `window_carry`).
 --
 -- Units are below 2^30, and a length is below 2^45.
 
@@ -62,8 +65,12 @@ LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
     windows bigint[] := '{}';
     units bigint[] := '{}';
-    lost bigint := state[1] - 2;
     phase bigint := p[4];
+    here bigint := (changed + phase) / p[2];
+    last bigint := least(state[1] - 2, (changed + phase) / old[2]);
+    begins bigint;
+    -- What is older than both windows stays known only as a number.
+    lost bigint := 0;
 BEGIN
     FOR i IN 0 .. 1 LOOP
         IF (state[1] - i) * old[2] - phase <= changed THEN
@@ -71,12 +78,28 @@ BEGIN
             units := units || state[2 + i];
         END IF;
     END LOOP;
-    IF lost >= 0 AND lost + 1 + old[3] > (changed + phase) / old[2] THEN
-        lost := (least((lost + 1) * old[2] - 1 - phase, changed) + phase) / p[2];
-    ELSE
-        lost := NULL;
+    -- Any other one may have been full.
+    FOR i IN 0 .. 1 LOOP
+        begins := greatest((here - i) * p[2] / old[2], state[4]);
+        IF last >= begins THEN
+            windows := windows || here - i;
+            units := units || least((last - begins + 1) * old[1], 1073741823);
+            last := begins - 1;
+        END IF;
+    END LOOP;
+    lost := greatest(last - state[4] + 1, 0) * old[1];
+    IF state[5] > 0 THEN
+        windows := windows || (least(state[6], changed) + phase) / p[2];
+        units := units || state[5];
     END IF;
-    RETURN workglow_limit.window_set(windows, units, lost, (changed + phase) / p[2], p[1]);
+    FOR i IN 1 .. cardinality(windows) LOOP
+        IF windows[i] < here - 1 THEN
+            lost := lost + units[i];
+        END IF;
+    END LOOP;
+    state := workglow_limit.window_set(windows, units, NULL, here, p[1]);
+    lost := lost + greatest(state[2] - p[1], 0) + greatest(state[3] - p[1], 0);
+    RETURN state || ARRAY[here - 1, least(lost, 1073741823), changed];
 END $$;
 
 -- The first moment from this tick on with capacity for this weight: the window, and the tick. The second window after
@@ -167,7 +190,8 @@ BEGIN
         END IF;
         c := l.c;
         gate := l.gate;
-        state := coalesce(c.state, '{0,0,0}');
+        here := (now + phase) / length;
+        state := coalesce(c.state, ARRAY[0, 0, 0, here, 0, 0]);
         IF l.old IS NOT NULL THEN
             state := workglow_limit.window_carry(state, l.old, l.changed, p);
         END IF;
@@ -175,7 +199,6 @@ BEGIN
         IF l.born > 0 THEN
             gate := greatest(gate, l.born + lasts * length);
         END IF;
-        here := (now + phase) / length;
 
         IF op = 'decide' OR op = 'record' THEN
             opens := gate;
@@ -224,7 +247,7 @@ BEGIN
             this := greatest(here, state[1]);
         END IF;
         IF this <> state[1] THEN
-            state := ARRAY[this, 0, CASE WHEN this - 1 = state[1] THEN state[2] ELSE 0 END];
+            state := ARRAY[this, 0, CASE WHEN this - 1 = state[1] THEN state[2] ELSE 0 END] || state[4:6];
         END IF;
         state[2] := least(state[2] + weight, 1073741823);
         is_place := waits OR is_reserved;
@@ -262,12 +285,13 @@ BEGIN
         IF lost < 0 OR lost + lasts <= here THEN
             lost := NULL;
         END IF;
-        state := workglow_limit.window_set(windows || here, units || debt, lost, here, p[1]);
+        state := workglow_limit.window_set(windows || here, units || debt, lost, here, p[1]) || state[4:6];
     ELSE
         RETURN workglow_limit.counted_op(op, c, l.is_stale, 'w', l.birth, at, now, l.floor, a);
     END IF;
 
-    IF state[2] + state[3] > 0 THEN
+    -- What was counted in earlier windows may be in a longer one.
+    IF state[2] + state[3] > 0 OR state[5] > 0 OR state[4] < state[1] - 1 THEN
         c := workglow_limit.counted_live(c, l.is_stale, 'w', l.birth, v, p);
         c.state := state;
         PERFORM workglow_limit.counted_save(c, at, now, greatest((state[1] + lasts) * length - phase, c.gate), l.floor);

@@ -31,8 +31,9 @@
 --    key: `seen` is the time of the last write. So no window ever holds more than its limit.
 -- 3. Sums grow from entry to entry. So a search finds the entry that holds a unit, at the first attempt if all weights
 --    are equal. Sums and numbers wrap at 2^32. A list holds fewer units than that: `trim`.
--- 4. Dropped starts count as started at `gone`, their latest stamp. That matters only where a policy changes to a
---    longer window, or where twice the limit was recorded or is owed.
+-- 4. Dropped starts count as started at `gone`, their latest stamp. That matters only where twice the limit was recorded
+--    or is owed, and where a policy changes to a longer window: then `remember` gives them the latest stamps that their
+--    policy allows.
 -- 5. In slices a start counts from up to a slice later than it happened, and starts of the same slice share an entry. A
 --    place has its own entry until it starts. So a window has at most 8,192 entries, and the places.
 --
@@ -43,8 +44,8 @@
 
 local byte, match = string.byte, string.match
 
--- The number of slices of a window.
-local SLICES = 8192
+-- The number of slices of a window. And a number that is later than any time.
+local SLICES, FOREVER = 8192, 4503599627370496
 
 -- How long it is known at least which machines have asked. And the most bytes that record the ended units of a grant.
 local SITES_KEPT, MOST_ENDED = 60 * SECOND, 8000
@@ -75,19 +76,20 @@ end
 -- set             until when the state lives
 -- check           the number of entries at which some are next dropped
 -- gate            no start happens before this
--- gone            the latest stamp of a dropped start; 0: none was dropped
+-- gone            the latest stamp of a dropped start; 0: none was dropped. (They had `total` - `units` units.)
+-- mixed           1: an earlier policy has admitted some of them, or of the entries
 -- and where the interval adapts
 -- spacing         one more than the distance to the next start; 0: the interval
 -- average         the average duration of the last jobs, at most the interval
 -- jobs            1: the list has them
-local FIELDS = "%d %d %d %d %d %d %d %d %d %d %d %d"
-local FOUND = "^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)(.*)"
+local FIELDS = "%d %d %d %d %d %d %d %d %d %d %d %d %d"
+local FOUND = "^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)(.*)"
 
 local head = { spacing = 0, average = 0, jobs = 0 }
 local found = call("LINDEX", state_key, -1)
 if found then
     local h, rest = head, nil
-    h.birth, h.mark, h.stamp, h.total, h.number, h.units, h.count, h.seen, h.set, h.check, h.gate, h.gone, rest =
+    h.birth, h.mark, h.stamp, h.total, h.number, h.units, h.count, h.seen, h.set, h.check, h.gate, h.gone, h.mixed, rest =
         match(found, FOUND)
     for field, value in pairs(h) do h[field] = tonumber(value) end
     if rest ~= "" then
@@ -101,7 +103,7 @@ if is_absent then
     -- Numbers begin with the time, so that no ticket of an earlier life means anything in this one.
     head = {
         birth = birth, mark = mark, stamp = 0, total = 0, number = now, units = 0, count = 0, seen = 0, set = 0, check = 16,
-        gate = 0, gone = 0, spacing = 0, average = 0, jobs = 0,
+        gate = 0, gone = 0, mixed = 0, spacing = 0, average = 0, jobs = 0,
     }
 end
 now = max(now, head.seen)
@@ -281,8 +283,9 @@ local function new_head()
     local h = head
     h.set = live_until(h.set, max(h.stamp + longest, h.gate))
     local rest = interval > 0 and format(" %d %d %d", h.spacing, h.average, h.jobs) or ""
-    return format(FIELDS, h.birth, h.mark, h.stamp, h.total, h.number, h.units, h.count, now, h.set, h.check, h.gate, h.gone)
-        .. rest
+    return format(
+        FIELDS, h.birth, h.mark, h.stamp, h.total, h.number, h.units, h.count, now, h.set, h.check, h.gate, h.gone, h.mixed
+    ) .. rest
 end
 
 -- Writes the newest entry, if there is a new one, and the head.
@@ -381,25 +384,104 @@ if head.mark ~= mark or not is_deciding then
         put()
     end
 
+    -- Makes dropped starts count that the windows of this policy may contain, as late as the policy of the state, which has
+    -- admitted them, allows. (See `History::remember` in history.rs, which does the same.)
+    local function remember(entries)
+        local known, lost, since = 0, head.total - head.units, max(now - longest, 0)
+        for i = 1, #entries do known = known + entries[i].units end
+        if head.gone <= since or lost <= 0 or largest <= known then return end
+
+        -- From the newest unit back. Of the unit that is a window's limit later than the next one: its run, and the units of that
+        -- run before it.
+        local runs, bounds = {}, {}
+        local function bind()
+            local before = {}
+            for n in string.gmatch(head.mixed == 0 and call("HGET", limit_key, format("n:%d", head.mark)) or "", "%d+") do
+                before[#before + 1] = tonumber(n)
+            end
+            -- The length of an interval that adapts is not known.
+            bounds = {}
+            for i = 3, #before - (before[2] and before[2] > 0 and 2 or 0), 2 do
+                bounds[#bounds + 1] = { free = before[i], length = before[i + 1], run = #runs + 1, at = 0 }
+            end
+        end
+        local function next_unit()
+            local latest, most = FOREVER, FOREVER
+            for _, bound in ipairs(bounds) do
+                if bound.free > 0 then
+                    most = min(most, bound.free)
+                else
+                    local run = runs[bound.run]
+                    latest, most = min(latest, run.stamp - bound.length), min(most, run.units - bound.at)
+                end
+            end
+            return latest, most
+        end
+        local function add(stamp, units)
+            runs[#runs + 1] = { stamp = stamp, units = units }
+            for _, bound in ipairs(bounds) do
+                local free = min(bound.free, units)
+                bound.free, bound.at = bound.free - free, bound.at + units - free
+                while runs[bound.run] and bound.at >= runs[bound.run].units do
+                    bound.at, bound.run = bound.at - runs[bound.run].units, bound.run + 1
+                end
+            end
+        end
+
+        bind()
+        local is_within = true
+        for i = #entries, 1, -1 do
+            local left = entries[i].units
+            while left > 0 do
+                local latest, most = next_unit()
+                is_within = is_within and entries[i].stamp <= latest
+                add(entries[i].stamp, min(most, left))
+                left = left - min(most, left)
+            end
+        end
+        -- Otherwise there are debts, or starts recorded beyond the limit.
+        if not is_within then bind() end
+
+        local free, pads, stamp = min(largest - known, lost), {}, head.gone
+        stamp = entries[1] and min(stamp, entries[1].stamp) or stamp
+        while free > 0 do
+            local latest, most = next_unit()
+            -- With that many entries, the others count as the last one.
+            if #pads < SLICES then stamp = max(min(stamp, latest), 0) end
+            if stamp <= since then break end
+            local units, last = min(most, free), pads[#pads]
+            add(stamp, units)
+            if last and last.stamp - stamp < max(slice, 1) then
+                last.units = last.units + units
+            else
+                pads[#pads + 1] = { stamp = stamp, units = units }
+            end
+            free, lost, head.total = free - units, lost - units, head.total - units
+        end
+        head.gone = lost > 0 and stamp or 0
+        local number, more = ((entries[1] and entries[1].number or head.number) - 1) % WRAP, #pads
+        for i = #entries, 1, -1 do entries[i + more] = entries[i] end
+        for i, pad in ipairs(pads) do
+            entries[more + 1 - i] = { stamp = pad.stamp, number = number, units = pad.units, state = "X" }
+        end
+    end
+
     if head.mark ~= mark then
         -- Starts of another policy still count. Places do not: they are exchanged when they are presented.
         forget_jobs()
-        head.mark, head.spacing = mark, 0
-        if head.count == 0 then
-            put()
-        else
-            rewrite(head.count - 1, function(entries)
-                local kept = 0
-                for i = 1, #entries do
-                    local entry = entries[i]
-                    entries[i] = nil
-                    if entry.state ~= "P" then
-                        kept = kept + 1
-                        entries[kept] = entry
-                    end
+        rewrite(head.count - 1, function(entries)
+            local kept = 0
+            for i = 1, #entries do
+                local entry = entries[i]
+                entries[i] = nil
+                if entry.state ~= "P" then
+                    kept = kept + 1
+                    entries[kept] = entry
                 end
-            end)
-        end
+            end
+            remember(entries)
+            head.mark, head.spacing, head.mixed = mark, 0, (#entries > 0 or head.gone > 0) and 1 or 0
+        end)
     end
 
     -- The entry of a ticket, while it exists: the entry, its position, its units and state.
@@ -636,7 +718,8 @@ if head.mark ~= mark or not is_deciding then
         call("DEL", state_key)
         if opens > now then
             is_absent, is_stale, head.gate = true, false, opens
-            head.stamp, head.units, head.count, head.set, head.gone, head.jobs = 0, 0, 0, 0, 0, 0
+            head.stamp, head.total, head.units, head.count, head.set = 0, 0, 0, 0, 0
+            head.gone, head.mixed, head.jobs = 0, 0, 0
             put()
         end
         return { 0, now }

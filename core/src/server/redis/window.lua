@@ -7,6 +7,9 @@
 --   w  the newest window in which anything is counted, a number since 1970
 --   n  its units
 --   q  the units of the window before it
+--   f  the first window in which anything may have been counted
+--   u  the units that were counted earlier, by another policy; or in f or later, beyond the limit (absent: 0)
+--   c  until when
 --
 -- A start of weight w fits into its window if `units + w <= limit`; in the sliding window counter, if `before * (length
 -- - elapsed) + (units + w) * length <= limit * length`, where `before` is the number of units of the window before. It
@@ -17,7 +20,8 @@
 -- start happens no earlier than `ready` and no later than `stamp`, the last tick of the window that counts it; later in
 -- a window there is only more capacity. So a window never holds more than the limit. If a clock is set back, the newest
 -- window is in the future, and starts are counted there. The counts of windows before the last two are no longer known.
--- Where that might matter, because a place in the newest window was given back, such a window counts as full (`edit`).
+-- Where that might matter, because a place in the newest window was given back, or the policy changes, such a window counts as
+-- full (`edit`, and the change).
 --
 -- No product is larger than 2^53: units are below 2^30, and `floor(room * length / before)` is worked out in two pieces.
 --
@@ -52,7 +56,7 @@ local function part_of_length(room, before)
     return whole * PIECE + quotient((high - whole * before) * PIECE + room * (length % PIECE), before)
 end
 
-local newest, units, before = load("w", "n", "q")
+local newest, units, before, first, earlier, earlier_until = load("w", "n", "q", "f", "u", "c")
 
 local function units_of(window)
     return window == newest and units or window == newest - 1 and before or 0
@@ -90,14 +94,33 @@ end
 -- come, at the time of the change. Places are not carried over.
 local old, changed = policy_before()
 if old then
-    local old_length, old_lasts, known = old[2], old[3] == 1 and 2 or 1, {}
-    local function moved(window) return window_of(min((window + 1) * old_length - 1 - phase, changed)) end
-    for window = newest - 1, newest do
-        if window * old_length - phase <= changed then known[#known + 1] = { moved(window), units_of(window) } end
+    local old_limit, old_length = old[1], old[2]
+    local here, known, lost = window_of(changed), {}, 0
+    -- What is older than both windows stays known only as a number.
+    local function add(window, count)
+        if window >= here - 1 then known[#known + 1] = { window, count } else lost = lost + count end
     end
-    local lost = newest - 2
-    lost = lost >= 0 and lost + old_lasts > quotient(changed + phase, old_length) and moved(lost) or nil
-    set(known, lost, window_of(changed))
+    for window = newest - 1, newest do
+        if window * old_length - phase <= changed then
+            add(window_of(min((window + 1) * old_length - 1 - phase, changed)), units_of(window))
+        end
+    end
+    -- Any other one may have been full.
+    local last = min(newest - 2, quotient(changed + phase, old_length))
+    for window = here, here - 1, -1 do
+        local begins = max(quotient(window * length, old_length), first)
+        if last >= begins then
+            add(window, min((last - begins + 1) * old_limit, MOST))
+            last = begins - 1
+        end
+    end
+    if last >= first then lost = lost + (last - first + 1) * old_limit end
+    if earlier > 0 then add(window_of(min(earlier_until, changed)), earlier) end
+    set(known, nil, here)
+    first, earlier_until = here - 1, changed
+    earlier = min(lost + max(units - limit, 0) + max(before - limit, 0), MOST)
+elseif era == 0 then
+    first = window_of(now)
 end
 
 -- Where an earlier state may have been lost, all windows in which it might count are full.
@@ -108,7 +131,22 @@ local function needed() return max(start_of(newest + lasts), key_gate) end
 
 local function keep(ticket, stamp)
     live()
-    save(needed(), { "w", newest, "n", units, "q", before, ticket, stamp })
+    local fields = { "w", newest, "n", units, "q", before, ticket, stamp }
+    local function add(name, value)
+        fields[#fields + 1] = name
+        fields[#fields + 1] = value
+    end
+    if is_new then add("f", first) end
+    if is_new and earlier > 0 then
+        add("u", earlier)
+        add("c", earlier_until)
+    end
+    save(needed(), fields)
+end
+
+-- Keeps a state while anything was counted in it, or may have been: a longer window may contain that.
+local function keep_or_forget()
+    if units + before > 0 or earlier > 0 or first < newest - 1 then keep() else forget() end
 end
 
 -- The first moment from this tick on with capacity for this weight: the window, and the tick. The second window after
@@ -157,7 +195,7 @@ local function edit(window, back, debt)
     end
     known[3] = { here, debt }
     set(known, lost, here)
-    if units + before > 0 then keep() else forget() end
+    keep_or_forget()
 end
 
 -- Ends a start: units are returned, or more are owed.
@@ -188,8 +226,6 @@ elseif op == "cancel" then
 elseif op == "settle" then
     return finish(arguments[5], false)
 elseif op == "adopt" then
-    if is_stale then
-        if units + before > 0 then keep() else forget() end
-    end
+    if is_stale then keep_or_forget() end
     return { 0, now }
 end

@@ -112,21 +112,20 @@ impl Bound {
         let tried = || {
             fault::point("resolved");
             let key = find(home, table)?;
-            let own = self.own_table(table, key, or_before)?;
+            let own = home.own_table(table, key);
+            self.check_own(table, own.as_ref(), or_before)?;
             let table = own.as_ref().unwrap_or(table);
             f(&self.key(table, key, home.block_words(table, key.at)))
         };
         tried().map_err(|blocked| Stuck { bound: self, blocked, table: table.at })
     }
 
-    /// The table that applies to a key, where it is not the limit's own: see [`Home::own_table`]. With `or_before`, it may
-    /// be an earlier one.
+    /// Checks that the table of a key that is not on the limit's own may be used. With `or_before`, it may be an earlier one.
     #[inline(always)]
-    pub(super) fn own_table(&self, table: &Table, key: KeyAt, or_before: bool) -> Result<Option<Table>, Blocked> {
-        let own = self.home().own_table(table, key);
-        match own.as_ref().is_some_and(|own| !or_before && self.home().is_left_behind(table, own)) {
-            true => Err(Blocked::Outdated),
-            false => Ok(own),
+    pub(super) fn check_own(&self, table: &Table, own: Option<&Table>, or_before: bool) -> Result<(), Blocked> {
+        match own {
+            Some(own) if !or_before && self.home().is_left_behind(table, own) => Err(Blocked::Outdated),
+            _ => Ok(()),
         }
     }
 

@@ -617,7 +617,8 @@ impl Limit {
                     let Some(key) = found else {
                         return f(home, own.as_ref().unwrap_or(table), None, home.limit_gate(limit).load(Acquire));
                     };
-                    own = bound.own_table(table, key, or_before)?;
+                    own = home.own_table(table, key);
+                    bound.check_own(table, own.as_ref(), or_before)?;
                     let table = own.as_ref().unwrap_or(table);
                     let found = bound.key(table, key, home.block_words(table, key.at));
                     f(home, table, Some(&found), found.gate)
