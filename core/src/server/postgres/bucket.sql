@@ -95,9 +95,13 @@ DECLARE
     ticket bigint;
     after numeric;
     most numeric;
+    old_unit numeric;
     is_over boolean;
+    is_former boolean;
     was boolean;
     debt bigint;
+    -- `ahead` of a place that took a bucket which had recovered, and so much before its stamp (or before now).
+    idle bigint := 140737488355328;
 BEGIN
     LOOP
         l := workglow_limit.counted_look(lim, k, 'b', v, known, at);
@@ -163,7 +167,10 @@ BEGIN
             END IF;
             is_place := waits OR is_reserved;
             stamp := CASE WHEN is_place THEN greatest(ready, now) + grace ELSE now END;
-            ahead := greatest(div(moment, parts)::bigint - stamp, 0) + state[4];
+            ahead := CASE
+                WHEN is_place AND moment <= stamp * parts THEN idle + stamp - greatest(workglow_limit.up(moment, p[1]), now)
+                ELSE greatest(div(moment, parts)::bigint - stamp, 0) + state[4]
+            END;
             after := greatest(moment, stamp * parts) + weight * unit;
             IF div(after, parts) > far THEN
                 RETURN ARRAY[0, now, ready, 0, 0, 0, 0, 0, div(moment, parts)::bigint, mod(moment, parts)::bigint, opens];
@@ -171,7 +178,7 @@ BEGIN
         ELSIF op = 'cancel' OR op = 'settle' THEN
             weight := a[3];
             is_over := a[2] + workglow_limit.up((size + 1) * unit, p[1]) <= now;
-            IF is_over AND (op = 'cancel' OR a[5] <= weight) OR NOT is_over AND coalesce(c.era, 0) = 0 THEN
+            IF is_over AND (op = 'cancel' OR a[5] <= weight) OR NOT is_over AND coalesce(c.era + c.former_era, 0) = 0 THEN
                 RETURN ARRAY[0, now, 0];
             END IF;
         ELSIF op = 'present' THEN
@@ -207,7 +214,9 @@ BEGIN
 
     -- Ends a start: units are returned, or more are owed.
     ELSIF op = 'cancel' OR op = 'settle' THEN
-        was := NOT l.is_stale AND workglow_limit.counted_knows(c, a[1], op = 'cancel' AND a[5] = 1) AND workglow_limit.up(moment, p[1]) > now;
+        is_former := coalesce(workglow_limit.counted_knew(c, a[1]), false) AND NOT (op = 'cancel' AND a[5] = 1);
+        was := (is_former OR NOT l.is_stale AND workglow_limit.counted_knows(c, a[1], op = 'cancel' AND a[5] = 1))
+            AND workglow_limit.up(moment, p[1]) > now;
         debt := CASE WHEN op = 'settle' AND (was OR is_over) THEN least(greatest(a[5] - weight, 0), size) ELSE 0 END;
         IF NOT was AND debt = 0 THEN
             RETURN ARRAY[0, now, 0];
@@ -220,8 +229,30 @@ BEGIN
         -- recovered from them c - (a - s) earlier than now, or sooner. If it was behind by b (`ahead`) at s, because of
         -- earlier starts, it has recovered another b earlier, less the part of that which was returned in between.
         -- Hence c - (l - s - b) is safe, and it is everything while the bucket is busy.
-        IF was THEN
-            since := greatest(state[3] - a[2] - greatest(a[4] - state[4], 0), 0);
+        --
+        -- If nothing was admitted after a place, and nothing was ahead of it, the bucket is what it was before, also
+        -- where the place had moved it on to its stamp (`idle`). All other places were before that.
+        --
+        -- Where another policy admitted the start, as many units as had come back by its rate until it ended are as many
+        -- that have come back. If the present one gives them back faster, what was returned says less about `ahead`.
+        IF was AND a[4] >= idle AND (op = 'cancel' OR a[5] = 0) AND moment = a[2] * parts + weight * unit THEN
+            since := a[2] - (a[4] - idle);
+            state[3] := greatest(least(state[3], since + 1), now);
+            since := greatest(since, now);
+            state[4] := state[4] + greatest(workglow_limit.up(moment, p[1]) - since, 0);
+            moment := since * parts;
+        ELSIF was THEN
+            ahead := CASE WHEN a[4] >= idle THEN 0 ELSE greatest(a[4] - state[4], 0) END;
+            IF is_former THEN
+                old_unit := c.former[2]::numeric * c.former[1] + c.former[3];
+                IF unit * c.former[1] < old_unit * parts THEN
+                    ahead := 0;
+                END IF;
+                most := div(greatest(c.former_end - a[2] - ahead, 0)::numeric * c.former[1] + old_unit - 1, old_unit);
+                since := least(workglow_limit.up(most * unit, p[1]), far) + greatest(state[3] - c.former_end, 0);
+            ELSE
+                since := greatest(state[3] - a[2] - ahead, 0);
+            END IF;
             most := least(
                 greatest(weight - CASE WHEN op = 'settle' THEN a[5] ELSE 0 END, 0) * unit, weight * unit - since * parts, moment - now * parts);
             IF most >= 0 THEN

@@ -3,7 +3,7 @@
 -- A place is one start. The caller that starts with it or gives it back removes its row first, so it counts once.
 -- Tickets of places and all eras come from one sequence (`ids`), which only grows, so an old ticket never means
 -- anything new. A start made with a place is identified by the era from then on (`present` returns it). A new life of
--- the key begins without places, so none outlives a clear or another policy.
+-- the key begins without places, so none outlives a clear or another policy. Starts outlive one change of policy.
 --
 -- A writer locks the key's row, and decides by what it reads after that.
 
@@ -22,6 +22,10 @@ CREATE TABLE IF NOT EXISTS workglow_limit.counted (
     -- The policy under which the state was written, and its numbers.
     mark bigint NOT NULL DEFAULT 0,
     policy bigint[],
+    -- The era under the policy before, when it ended, and its numbers. 0: there was none.
+    former_era bigint NOT NULL DEFAULT 0,
+    former_end bigint,
+    former bigint[],
     -- No start happens before this.
     gate bigint NOT NULL DEFAULT 0,
     -- See bucket.sql and window.sql.
@@ -84,7 +88,7 @@ BEGIN
         OR at IS NULL AND c.expires <= now AND (c.era = 0 OR c.mark = v)
     THEN
         is_stale := c.id IS NOT NULL;
-        c.era := 0; c.mark := 0; c.gate := 0; c.state := NULL; c.policy := NULL;
+        c.era := 0; c.mark := 0; c.gate := 0; c.state := NULL; c.policy := NULL; c.former_era := 0;
     END IF;
     gate := greatest(r.gate, c.gate);
     IF c.era > 0 AND c.mark <> v THEN
@@ -94,6 +98,9 @@ BEGIN
             WHEN r.own_version IS NOT NULL THEN coalesce(r.own_since, now)
             ELSE greatest(of_limit, coalesce(r.own_since, 0))
         END);
+        c.former_era := c.era;
+        c.former_end := changed;
+        c.former := old;
         c.era := 0;
         is_stale := true;
     END IF;
@@ -190,12 +197,18 @@ BEGIN
     RETURN workglow_limit.counted_close(c, of_ticket);
 END $$;
 
+-- Returns whether this is the ticket of a start that the policy before admitted.
+CREATE OR REPLACE FUNCTION workglow_limit.counted_knew(c workglow_limit.counted, of_ticket bigint) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
+    SELECT c.former_era > 0 AND c.former_era = of_ticket
+$$;
+
 -- Writes a key's row, which is needed until the tick `needed`.
 CREATE OR REPLACE FUNCTION workglow_limit.counted_save(c workglow_limit.counted, at bigint, now bigint, needed bigint, floor bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     UPDATE workglow_limit.counted SET
         family = c.family, birth = c.birth, era = c.era, mark = c.mark, policy = c.policy, gate = c.gate, state = c.state,
+        former_era = c.former_era, former_end = c.former_end, former = c.former,
         opened = c.opened, due = c.due,
         expires = CASE WHEN at IS NULL THEN workglow_limit.lives_until(coalesce(c.expires, 0), needed, now) END
     WHERE limit_id = c.limit_id AND hash = c.hash;
@@ -209,7 +222,7 @@ CREATE OR REPLACE FUNCTION workglow_limit.counted_forget(c workglow_limit.counte
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     DELETE FROM workglow_limit.places WHERE id = c.id;
-    c.opened := 0; c.due := 64; c.era := 0; c.mark := 0; c.policy := NULL; c.state := NULL; c.expires := 0;
+    c.opened := 0; c.due := 64; c.era := 0; c.mark := 0; c.policy := NULL; c.state := NULL; c.former_era := 0; c.expires := 0;
     IF c.gate <= now THEN
         c.gate := 0;
     END IF;

@@ -227,7 +227,7 @@ BEGIN
         ELSIF op = 'cancel' OR op = 'settle' THEN
             weight := a[3];
             is_over := a[2] + lasts * length <= now;
-            IF is_over AND (op = 'cancel' OR a[5] <= weight) OR NOT is_over AND c.era = 0 THEN
+            IF is_over AND (op = 'cancel' OR a[5] <= weight) OR NOT is_over AND coalesce(c.era + c.former_era, 0) = 0 THEN
                 RETURN ARRAY[0, now, 0];
             END IF;
         ELSIF op = 'present' THEN
@@ -268,8 +268,10 @@ BEGIN
 
     -- Ends a start: units are returned, or more are owed.
     ELSIF op = 'cancel' OR op = 'settle' THEN
-        this := (a[2] + phase) / length;
-        was := NOT l.is_stale AND workglow_limit.counted_knows(c, a[1], op = 'cancel' AND a[5] = 1)
+        -- A start of the policy before counts at the end of its window or, if that had not come, at the time of the change.
+        was := workglow_limit.counted_knew(c, a[1]) AND NOT (op = 'cancel' AND a[5] = 1);
+        this := (CASE WHEN was THEN least(a[2], c.former_end) ELSE a[2] END + phase) / length;
+        was := (was OR NOT l.is_stale AND workglow_limit.counted_knows(c, a[1], op = 'cancel' AND a[5] = 1))
             AND CASE this WHEN state[1] THEN state[2] WHEN state[1] - 1 THEN state[3] ELSE 0 END > 0;
         debt := CASE WHEN op = 'settle' AND (was OR is_over) THEN least(greatest(a[5] - weight, 0), p[1]) ELSE 0 END;
         IF NOT was AND debt = 0 THEN

@@ -192,7 +192,10 @@ end
 --
 -- If nothing was admitted after a place, and nothing was ahead of it, the bucket is what it was before, also where the
 -- place had moved it on to its stamp (`IDLE`). All other places were before that.
-local function give_back(stamp, weight, ahead, units)
+--
+-- Where another policy admitted the start, as many units as had come back by its rate until it ended are as many that
+-- have come back. If the present one gives them back faster, what was returned says less about `ahead`.
+local function give_back(stamp, weight, ahead, units, before_change)
     if ahead >= IDLE then
         local moved_t, moved_r = plus(stamp, 0, cost(weight))
         if units == weight and t == moved_t and r == moved_r then
@@ -204,7 +207,17 @@ local function give_back(stamp, weight, ahead, units)
         end
         ahead = 0
     end
-    local gone = max(last - stamp - max(ahead - returned, 0), 0)
+    local gone
+    if before_change then
+        local old_parts, unit = before_change.numbers[1], before_change.numbers[2] * before_change.numbers[1] + before_change.numbers[3]
+        -- (An estimate is enough: where both rates are nearly the same, so are both answers.)
+        local is_faster = ticks + rest / parts < unit / old_parts
+        local elapsed = before_change.ended - stamp - (is_faster and 0 or max(ahead - returned, 0))
+        local whole, left = share(max(elapsed, 0), old_parts, unit)
+        gone = up(cost(left > 0 and whole + 1 or whole)) + max(last - before_change.ended, 0)
+    else
+        gone = max(last - stamp - max(ahead - returned, 0), 0)
+    end
     local back_t, back_r = cost(units)
     local most_t, most_r = cost(weight)
     most_t = most_t - gone
@@ -221,12 +234,13 @@ local function finish(actual, only_place)
     local ticket, stamp, weight, ahead = arguments[1], arguments[2], arguments[3], arguments[4]
     local is_over = stamp + up(cost(size + 1)) <= now
     if is_over and actual <= weight then return { 0, now, 0 } end
-    local known = is_known(ticket, only_place) and up(t, r) > now
+    local before_change = not only_place and former_of(ticket)
+    local known = (before_change or is_known(ticket, only_place)) and up(t, r) > now
     local debt = (known or is_over) and min(max(actual - weight, 0), size) or 0
     if known or debt > 0 then
         if t < now then t, r = now, 0 end
         last = max(last, now)
-        if known then give_back(stamp, weight, ahead, max(weight - actual, 0)) end
+        if known then give_back(stamp, weight, ahead, max(weight - actual, 0), before_change) end
         if debt > 0 then t, r = plus(t, r, cost(debt)) end
         if is_before(t, r, carried_t, carried_r) then carried_t, carried_r = t, r end
         if up(t, r) > now then keep(true) else forget() end

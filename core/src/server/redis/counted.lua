@@ -4,6 +4,7 @@
 --   e  era: the ticket of earlier starts. A key that is forgotten, cleared or put under another policy gets a new one
 --   m  the policy under which the state was written (`mark`)
 --   p  its numbers
+--   y, z, P  the era under the policy before, when it ended, and its numbers (absent: there was none)
 --   b  the birth of the limit that it belongs to (absent: 0)
 --   g  the key's gate (absent: none)
 --   x  until when the key lives (absent: for ever, as by a manual clock)
@@ -13,7 +14,7 @@
 -- A place is one start. The caller that starts with it or gives it back removes its field first, so it counts once. Its
 -- ticket N and all eras come from one counter of the limit (`ids`), which only grows, so an old ticket never means
 -- anything new. A start made with a place is identified by the era from then on (`present` returns it). A new life of
--- the key begins with DEL, so no place outlives a clear or another policy.
+-- the key begins with DEL, so no place outlives a clear or another policy. Starts outlive one change of policy.
 --
 -- pause delay -> {0, now, gate}; clear -> {0, now}; present: below
 
@@ -52,16 +53,34 @@ local function load(...)
     return unpack(raw, 6)
 end
 
+local function numbers_of(text)
+    local numbers = {}
+    for number in string.gmatch(text, "%d+") do numbers[#numbers + 1] = tonumber(number) end
+    return numbers
+end
+
+-- The era, end and numbers of the policy before, if this call finds that it has ended.
+local former
+
 -- The numbers of the policy under which the state was written, and when that policy ended; nil if it is the present
 -- one.
 local function policy_before()
     if era == 0 or was_marked == mark then return nil end
-    local before = {}
-    for number in string.gmatch(call("HGET", state_key, "p"), "%d+") do before[#before + 1] = tonumber(number) end
     local since = call("HMGET", limit_key, "since", "s:" .. hash, "k:" .. hash)
     local of_limit, of_key = tonumber(since[1] or now), tonumber(since[2] or since[3] and now or 0)
+    local ended = min(now, since[3] and of_key or max(of_limit, of_key))
+    former = { era = era, ended = ended, numbers = numbers_of(call("HGET", state_key, "p")) }
     era, is_stale = 0, true
-    return before, min(now, since[3] and of_key or max(of_limit, of_key))
+    return former.numbers, ended
+end
+
+-- The end and the numbers of the policy before, if this is the ticket of a start that it admitted.
+local function former_of(ticket)
+    if not former and not is_stale then
+        local found = call("HMGET", state_key, "y", "z", "P")
+        if found[1] then former = { era = tonumber(found[1]), ended = tonumber(found[2]), numbers = numbers_of(found[3]) } end
+    end
+    return former and former.era == ticket and former or nil
 end
 
 local function next_id() return call("HINCRBY", limit_key, "ids", 1) end
@@ -87,6 +106,11 @@ local function save(needed, fields)
         add("e", era)
         add("m", mark)
         add("p", table.concat(policy, " "))
+    end
+    if is_new and former then
+        add("y", former.era)
+        add("z", former.ended)
+        add("P", table.concat(former.numbers, " "))
     end
     local lives = not is_manual and needed > till
     if lives then

@@ -203,8 +203,10 @@ local function finish(actual, only_place)
     local ticket, stamp, weight = arguments[1], arguments[2], arguments[3]
     local is_over = stamp + lasts * length <= now
     if is_over and actual <= weight then return { 0, now, 0 } end
-    local window = window_of(stamp)
-    local known = is_known(ticket, only_place) and units_of(window) > 0
+    -- A start of the policy before counts at the end of its window or, if that had not come, at the time of the change.
+    local before_change = not only_place and former_of(ticket)
+    local window = window_of(before_change and min(stamp, before_change.ended) or stamp)
+    local known = (before_change or is_known(ticket, only_place)) and units_of(window) > 0
     local debt = (known or is_over) and min(max(actual - weight, 0), limit) or 0
     if known or debt > 0 then edit(window, known and max(weight - actual, 0) or 0, debt) end
     return { 0, now, known and 1 or 0 }
