@@ -63,11 +63,30 @@ fn has_port(host: &str) -> bool {
 /// The connection parameters of an address. With TLS, `ca`, `cert` and `key` name files: the trusted authorities, and
 /// this client's certificate.
 fn info(url: &str) -> Result<ConnectionInfo, String> {
+    check_parameters(url)?;
     #[cfg(feature = "tls")]
     if url.starts_with("rediss://") {
         return through_tls(url);
     }
     url.into_connection_info().map_err(|e| e.to_string())
+}
+
+/// Refuses a parameter that has no meaning, such as a misspelt one: the client ignores it.
+fn check_parameters(url: &str) -> Result<(), String> {
+    let (place, query) = url.split_once('?').unwrap_or((url, ""));
+    let known: &[&str] = match place.split_once(':').map_or("", |(scheme, _)| scheme) {
+        "rediss" => &["protocol", "ca", "cert", "key"],
+        "unix" | "redis+unix" => &["protocol", "db", "user", "pass"],
+        _ => &["protocol"],
+    };
+    let query = query.split('#').next().unwrap_or_default();
+    for field in query.split('&').filter(|field| !field.is_empty()) {
+        let name = field.split_once('=').map_or(field, |(name, _)| name);
+        if !known.contains(&name) {
+            return Err(format!("unknown parameter \"{name}\"; known are {}, lane and grants", known.join(", ")));
+        }
+    }
+    Ok(())
 }
 
 #[cfg(feature = "tls")]
@@ -97,4 +116,26 @@ fn through_tls(url: &str) -> Result<ConnectionInfo, String> {
     }
     let client = redis::Client::build_with_tls(info, certificates).map_err(|e| e.to_string())?;
     Ok(client.get_connection_info().clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_parameter_is_refused() {
+        for (url, name) in [
+            ("redis://host/0?timeout=3", "timeout"),
+            ("redis://host/0?protocol=resp3&pool", "pool"),
+            ("redis+unix:///run/redis.sock?db=1&password=x", "password"),
+            ("rediss://host/?cafile=/a", "cafile"),
+        ] {
+            let reason = FirstServer::of(url).err().expect("it is refused");
+            assert!(reason.contains(&format!("unknown parameter \"{name}\"; known are protocol")), "{url}: {reason}");
+        }
+        for url in ["redis://host/0?protocol=resp3", "redis://host", "redis+unix:///run/redis.sock?db=1&pass=x&user=y"]
+        {
+            assert!(FirstServer::of(url).is_ok(), "{url}");
+        }
+    }
 }
