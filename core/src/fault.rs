@@ -43,8 +43,13 @@ mod on {
     /// The points of changing policies and of renaming a limit.
     const CHANGING: &[&str] = &["deciding", "decided", "half-named", "followed", "gathered", "rows-moved", "lock-left"];
 
+    /// The points of making a lane, and of its first process that does not commit its starts.
+    const RECOVERING: &[&str] = &["lane-claimed", "lane-filled", "record-deleted"];
+
     fn is_listed(point: &str) -> bool {
-        [DECIDING, FINDING, REWRITING, GROWING, LEASING, CHANGING].iter().any(|points| points.contains(&point))
+        [DECIDING, FINDING, REWRITING, GROWING, LEASING, CHANGING, RECOVERING]
+            .iter()
+            .any(|points| points.contains(&point))
     }
 
     /// Runs `action` once, when any thread of this process next passes `point`.

@@ -109,8 +109,14 @@ impl Timed {
             // The key may have been forgotten since.
             self.limit.with_hash(hash, |_| Ok(()))?;
         }
-        let (ahead, used) = (permit.grace, Cell::new(None));
-        let edited = self.limit.rewrite(hash, |home, table, history| {
+        if debt > 0 {
+            let would_wait = self.limit.with_known(hash, |found| self.limit.would_wait(found, debt))?;
+            if would_wait == Some(true) {
+                return Err(Error::WouldWait);
+            }
+        }
+        let (ahead, used, is_added) = (permit.grace, Cell::new(None), Cell::new(false));
+        self.limit.rewrite(hash, |home, table, history| {
             used.set(used.get().or_else(|| Self::use_place(home, permit)));
             let start = known(&used.get().unwrap_or(*permit)).1;
             let parts = parts(table, history, start);
@@ -125,9 +131,11 @@ impl Timed {
             if units > 0 {
                 let debt = Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged: false };
                 history.starts.insert(at, debt);
+                is_added.set(true);
             }
-        });
-        edited.map(drop)
+        })?;
+        let added = is_added.get().then(|| self.limit.with_known(hash, |found| self.limit.keep_added(found)));
+        added.map_or(Ok(()), |kept| kept.map(drop))
     }
 
     /// Completes a start. Only an adaptive limit has to record the job's duration.
