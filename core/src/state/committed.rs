@@ -30,9 +30,13 @@ CREATE TABLE IF NOT EXISTS committed (  -- one row at most: every start in the l
 /// The record of a new store, which has had no starts.
 pub(super) const OF_A_NEW_STORE: &str = "INSERT INTO committed VALUES ('', 0, 1, -9000000000000000)";
 
+fn delete(connection: &Connection) -> rusqlite::Result<()> {
+    connection.execute_batch(&format!("{SCHEMA} DELETE FROM committed;"))
+}
+
 /// Records that the ledger has every start from this moment on, if this lane is the last.
 pub(super) fn note(connection: &Connection, lane: &str, from: Option<Moment>) -> rusqlite::Result<()> {
-    connection.execute("DELETE FROM committed", [])?;
+    delete(connection)?;
     let note = "INSERT INTO committed SELECT lane, ?2, ?3, ?4 FROM store WHERE lane = ?1";
     let noted = |from: Moment| connection.execute(note, params![lane, from.wall, from.synced, from.uptime]);
     from.map_or(Ok(()), |from| noted(from).map(drop))
@@ -61,21 +65,20 @@ impl Database {
     }
 
     /// Deletes the record, because any starts may be missing.
-    pub fn is_incomplete(&self) -> Result<()> {
-        let delete = format!("{SCHEMA} DELETE FROM committed;");
-        self.connection.execute_batch(&delete).map_err(|e| self.explain(e))
+    pub fn delete_record(&self) -> Result<()> {
+        delete(&self.connection).map_err(|e| self.explain(e))
     }
 
     /// Deletes the record of a lane. Returns `false` if another lane has replaced it.
-    fn forget_committed(&mut self, (lane, sequence): (u64, u64)) -> Result<bool> {
-        let mut forget = || -> rusqlite::Result<bool> {
+    fn delete_record_of(&mut self, (lane, sequence): (u64, u64)) -> Result<bool> {
+        let mut delete_it = || -> rusqlite::Result<bool> {
             let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-            transaction.execute("DELETE FROM committed", [])?;
+            delete(&transaction)?;
             let update = "UPDATE store SET sequence = max(sequence, ?1) WHERE lane = ?2";
             let is_last = transaction.execute(update, params![sequence as i64, format!("{lane:016x}")])? == 1;
             if is_last { transaction.commit().map(|()| true) } else { Ok(false) }
         };
-        let is_last = forget().map_err(|e| self.explain(e))?;
+        let is_last = delete_it().map_err(|e| self.explain(e))?;
         self.sequence = self.sequence.max(sequence);
         Ok(is_last)
     }
@@ -91,13 +94,14 @@ impl Session {
         let is_last = self.with_database(|database| {
             // Numbered like a commit to the ledger, so that an older copy of the database, which has the record, is noticed.
             let sequence = lane::raise_sequence(locked, database.sequence);
-            database.forget_committed((locked.instance, sequence))
+            database.delete_record_of((locked.instance, sequence))
         })?;
         fault::point("record-deleted");
-        match is_last {
-            true => Ok(lane::set_may_miss_starts(locked)),
+        if !is_last {
             // The next attempt finds the lane that has replaced this one.
-            false => Err(Error::StoreTimeout { doing: format!("using {}", self.url()), waited_ms: 0 }),
+            return Err(Error::StoreTimeout { doing: format!("using {}", self.url()), waited_ms: 0 });
         }
+        lane::set_may_miss_starts(locked);
+        Ok(())
     }
 }

@@ -134,7 +134,7 @@ pub(super) fn recover(home: &Locked, database: &mut Database, identity: &Identit
 /// is gone. That includes limits that it does not declare, since they will be declared again.
 pub(super) fn write_all(home: &Locked, database: &mut Database) -> Result<()> {
     let boot = os::boot().map_err(|e| Error::store(format!("opening {}", database.path().display()), e))?.text();
-    database.is_incomplete()?;
+    database.delete_record()?;
     database.claim(home.instance, &boot, moment(home).1)?;
     database.move_all()?;
     for limit in home.limits() {

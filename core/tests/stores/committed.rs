@@ -139,6 +139,19 @@ fn what_is_missing_counts_for_one_window() {
     .join();
 }
 
+/// An earlier version of the library knows no such record, and neither deletes it nor writes one.
+#[test]
+fn of_starts_by_an_earlier_version_any_may_be_missing() {
+    for sql in ["DROP TABLE committed", "UPDATE store SET lane = '00000000000000aa'"] {
+        let dir = Dir::in_memory("earlier");
+        start(&dir, (1, Commit), &[("100/1h", "used", 5)]);
+        assert_eq!(left(&dir, 2, "100/1h", ["used", "unused"]), [95, 100]);
+        Child::run(|| rusqlite::Connection::open(dir.file("limits.db")).unwrap().execute_batch(sql).unwrap()).join();
+        assert_eq!(left(&dir, 3, "100/1h", ["used", "unused"]), [90, 95], "{sql}");
+        assert_eq!(left(&dir, 4, "100/1h", ["unused"]), [95], "{sql}");
+    }
+}
+
 /// The machine may stop again while a lane is being made, or while a process records that it does not commit.
 #[test]
 fn a_death_between_two_steps_loses_no_start_and_withholds_no_more() {

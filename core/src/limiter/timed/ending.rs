@@ -110,12 +110,13 @@ impl Timed {
             self.limit.with_hash(hash, |_| Ok(()))?;
         }
         if debt > 0 {
+            // Nothing has changed yet.
             let would_wait = self.limit.with_known(hash, |found| self.limit.would_wait(found, debt))?;
             if would_wait == Some(true) {
                 return Err(Error::WouldWait);
             }
         }
-        let (ahead, used, is_added) = (permit.grace, Cell::new(None), Cell::new(false));
+        let (ahead, used, added_in) = (permit.grace, Cell::new(None), Cell::new(None));
         self.limit.rewrite(hash, |home, table, history| {
             used.set(used.get().or_else(|| Self::use_place(home, permit)));
             let start = known(&used.get().unwrap_or(*permit)).1;
@@ -131,11 +132,19 @@ impl Timed {
             if units > 0 {
                 let debt = Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged: false };
                 history.starts.insert(at, debt);
-                is_added.set(true);
+                added_in.set(Some(home.instance));
             }
         })?;
-        let added = is_added.get().then(|| self.limit.with_known(hash, |found| self.limit.keep_added(found)));
-        added.map_or(Ok(()), |kept| kept.map(drop))
+        let Some(lane) = added_in.get() else { return Ok(()) };
+        self.limit.with_known(hash, |found| match found.home().instance == lane {
+            true => self.limit.keep_added(found),
+            false => Ok(()),
+        })?;
+        match self.limit.home()?.instance == lane {
+            true => Ok(()),
+            // The debt may be lost with its lane.
+            false => self.do_settle(&permit.voided(), actual),
+        }
     }
 
     /// Completes a start. Only an adaptive limit has to record the job's duration.
