@@ -7,7 +7,7 @@ use serde_json::Value;
 use std::cell::RefCell;
 use std::fmt::Display;
 use std::io::{self, BufWriter, IsTerminal, Stdout, Write};
-use workglow_limit::{Observer, Snapshot, Store, StoreOptions};
+use workglow_limit::{Durability, Observer, Snapshot, Store, StoreOptions};
 
 /// The end of a command that did not fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,8 +85,9 @@ impl Context {
     pub fn unopened(&self, create: bool) -> Result<Store, Failure> {
         let mut options = StoreOptions::default();
         options.create = create;
-        // The command starts nothing, so it needs no grants.
+        // The command starts nothing, so it needs no grants, and leaves no start unwritten.
         options.grants = false;
+        options.durability = Durability::Commit;
         let url = self.url()?;
         Store::with_options(url, options).map_err(|error| Failure::of_store(error, url))
     }

@@ -44,8 +44,11 @@ mod on {
     /// The points of changing policies and of renaming a limit.
     const CHANGING: &[&str] = &["deciding", "decided", "half-named", "followed", "gathered", "rows-moved", "lock-left"];
 
+    /// The points of making a lane, and of its first process that does not commit its starts.
+    const RECOVERING: &[&str] = &["lane-claimed", "lane-filled", "record-deleted"];
+
     fn points() -> impl Iterator<Item = &'static str> {
-        [DECIDING, FINDING, REWRITING, GROWING, LEASING, CHANGING].into_iter().flatten().copied()
+        [DECIDING, FINDING, REWRITING, GROWING, LEASING, CHANGING, RECOVERING].into_iter().flatten().copied()
     }
 
     /// Runs `action` once, when any thread of this process next passes `point`.

@@ -11,7 +11,7 @@
 //! The price: a long reader, such as a shell with a pager, delays commits.
 
 use super::fcntl::Scope;
-use super::{files, ledger, moves, os, policies};
+use super::{committed, files, ledger, moves, os, policies};
 use crate::error::{Error, Result};
 use crate::fork::jitter;
 use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior, ffi};
@@ -260,6 +260,8 @@ impl Database {
                 transaction.execute_batch(policies::SCHEMA)?;
                 transaction.execute_batch(ledger::SCHEMA)?;
                 transaction.execute_batch(moves::SCHEMA)?;
+                transaction.execute_batch(committed::SCHEMA)?;
+                transaction.execute(committed::OF_A_NEW_STORE, [])?;
                 transaction.pragma_update(None, "application_id", APPLICATION_ID)?;
                 transaction.pragma_update(None, "user_version", VERSION)?;
                 let store = format!("INSERT INTO store VALUES (?1, {NOW}, ?2, '', '', 0, 0, 0)");

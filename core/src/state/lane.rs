@@ -55,6 +55,8 @@ mod header {
     pub const SEQUENCE: u64 = 484;
     /// Raised by each check of each process.
     pub const LOOKS: u64 = 485;
+    /// 1: starts in the lane may be missing from the ledger, and the database does not say otherwise: see `committed.rs`.
+    pub const MAY_MISS: u64 = 486;
 }
 
 /// Why a lane was created.
@@ -147,6 +149,15 @@ pub(super) fn raise_sequence(home: &Home, last: u64) -> u64 {
     let next = sequence(home).max(last.saturating_add(1)).min(i64::MAX as u64);
     home.arena.word(header::SEQUENCE).fetch_max(next, AcqRel);
     next
+}
+
+/// Returns whether some process that uses the lane does not commit its starts.
+pub(super) fn may_miss_starts(home: &Home) -> bool {
+    home.arena.word(header::MAY_MISS).load(Acquire) != 0
+}
+
+pub(super) fn set_may_miss_starts(home: &Home) {
+    home.arena.word(header::MAY_MISS).store(1, Release);
 }
 
 impl LockedLane {

@@ -6,8 +6,10 @@
 //! synchronised at both ends; otherwise an execution is taken to be as old as the time since this boot, which it is at
 //! least. Some containers show a boot id of their own, so another id does not prove another boot. Where the uptime has
 //! not fallen below the execution's, only the difference counts as its age, since it is at least that old in both
-//! cases.
+//! cases. (One that lies in the future, such as a place, is then no older than now, unless the ledger was written later
+//! than that: then the machine has certainly rebooted.)
 
+use super::committed;
 use super::database::{Database, from_hex, to_hex};
 use super::minutes::Minute;
 use crate::error::{Error, Result};
@@ -62,11 +64,12 @@ pub(super) const MINUTES_AT_ONCE: u64 = 1_440;
 const ROWS: i64 = 4_096;
 
 /// The uptime at which an execution started, relative to this boot: see the module documentation.
-const STARTED: &str = "
+pub(super) const STARTED: &str = "
   CASE WHEN :boot = (SELECT boot FROM store) THEN uptime
        WHEN synced AND :synced THEN min(started_at - :wall + :uptime, :uptime)
        WHEN uptime <= :uptime THEN uptime
-       ELSE 0 END";
+       WHEN :uptime < (SELECT pruned_at FROM store) THEN 0
+       ELSE :uptime END";
 
 /// The units admitted to one key at one time. Times are microseconds since 1970, by the wall clock of the [`Moment`]
 /// that accompanies them.
@@ -183,12 +186,6 @@ impl Database {
         read().map_err(|e| self.explain(e))
     }
 
-    /// Records the lane that writes from now on. Writes of other lanes fail.
-    pub fn claim(&self, lane: u64) -> Result<()> {
-        let claimed = self.connection.execute("UPDATE store SET lane = ?1", [format!("{lane:016x}")]);
-        claimed.map(drop).map_err(|e| self.explain(e))
-    }
-
     /// Returns whether the machine has certainly rebooted since the ledger was last pruned. Another boot id alone does
     /// not prove it.
     pub fn is_rebooted(&self, now: Moment) -> Result<bool> {
@@ -229,8 +226,15 @@ impl Database {
     }
 
     /// Records the boot in which the lane is created, and the number of this creation, before any start is recorded in
-    /// it. If the boot is another one than before, the ledger's entries are dated relative to it.
-    pub fn set_boot(&mut self, boot: &str, now: Moment, (lane, sequence): (u64, u64)) -> Result<()> {
+    /// it. If the boot is another one than before, the ledger's entries are dated relative to it. From `complete_from` on
+    /// every start is in the ledger: see `committed.rs`.
+    pub fn set_boot(
+        &mut self,
+        boot: &str,
+        now: Moment,
+        (lane, sequence): (u64, u64),
+        complete_from: Option<Moment>,
+    ) -> Result<()> {
         let mut set = || -> rusqlite::Result<()> {
             let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
             let clock =
@@ -239,8 +243,10 @@ impl Database {
                 &format!("UPDATE executions SET uptime = {STARTED} WHERE :boot <> (SELECT boot FROM store)"),
                 clock,
             )?;
+            let lane = format!("{lane:016x}");
+            committed::note(&transaction, &lane, complete_from)?;
             let update = "UPDATE store SET boot = ?1, lane = ?2, sequence = ?3";
-            transaction.execute(update, params![boot, format!("{lane:016x}"), sequence as i64])?;
+            transaction.execute(update, params![boot, lane, sequence as i64])?;
             transaction.commit()
         };
         set().map_err(|e| self.explain(e))?;
@@ -355,7 +361,7 @@ mod tests {
     #[test]
     fn executions_are_read_by_limit_key_and_time() {
         let dir = Scratch::new();
-        dir.open().set_boot("b1", at(0), (0, 0)).unwrap();
+        dir.open().set_boot("b1", at(0), (0, 0), None).unwrap();
         let fat = Execution { units: 7, key_hash: [u64::MAX, 1], expires_at: NOON + HOUR + 3, ..start("mail", "a", 2) };
         let rows = [start("openai", "bb", 1), start("openai", "a", 3), fat, start("openai", "a", 1)];
         dir.open().record(&rows, &[], at(3), (0, 0)).unwrap();
@@ -389,7 +395,7 @@ mod tests {
         let keys: Vec<&'static str> = keys.into_iter().map(|key| &*key.leak()).collect();
         let rows: Vec<Execution> = keys.into_iter().enumerate().map(row).collect();
         let mut database = dir.open();
-        database.set_boot("b1", at(0), (0, 0)).unwrap();
+        database.set_boot("b1", at(0), (0, 0), None).unwrap();
         database.record(&rows, &[], at(59), (0, 0)).unwrap();
         database.record(&rows[..10], &[], at(59), (0, 0)).unwrap();
         assert_eq!(counted(&database, "b1", at(59)).len(), 10_010);
@@ -404,7 +410,7 @@ mod tests {
     fn expired_executions_are_not_read() {
         let dir = Scratch::new();
         let mut database = dir.open();
-        database.set_boot("b1", at(0), (0, 0)).unwrap();
+        database.set_boot("b1", at(0), (0, 0), None).unwrap();
         database.record(&[start("api", "old", 0), start("api", "new", 1)], &[], at(1), (0, 0)).unwrap();
         assert_eq!(keys(&database, "b1", Moment { uptime: at(60).uptime - 1, ..at(60) }), ["new", "old"]);
         assert_eq!(keys(&database, "b1", at(60)), ["new"]);
@@ -416,7 +422,7 @@ mod tests {
     fn setting_the_wall_clock_has_no_effect() {
         let dir = Scratch::new();
         let mut database = dir.open();
-        database.set_boot("b1", at(0), (0, 0)).unwrap();
+        database.set_boot("b1", at(0), (0, 0), None).unwrap();
         database.record(&[start("api", "a", 0)], &[], at(0), (0, 0)).unwrap();
         for wall in [NOON - 900 * HOUR, NOON + 900 * HOUR] {
             let then = |seconds| Moment { wall, ..at(seconds) };
@@ -437,7 +443,7 @@ mod tests {
     fn the_ledger_is_pruned_about_once_a_minute() {
         let dir = Scratch::new();
         let mut database = dir.open();
-        database.set_boot("b1", at(0), (0, 0)).unwrap();
+        database.set_boot("b1", at(0), (0, 0), None).unwrap();
         database.record(&[start("api", "a", 0)], &[], at(0), (0, 0)).unwrap();
         database.record(&[start("api", "b", 30)], &[], at(30), (0, 0)).unwrap();
         database.record(&[start("api", "c", 59)], &[], at(59), (0, 0)).unwrap();
@@ -458,7 +464,7 @@ mod tests {
     fn pruning_after_a_long_silence_is_spread_over_calls() {
         let dir = Scratch::new();
         let mut database = dir.open();
-        database.set_boot("b1", at(0), (0, 0)).unwrap();
+        database.set_boot("b1", at(0), (0, 0), None).unwrap();
         let rows = vec![start("api", "a", 0); 2 * MOST_PRUNED + 500];
         database.record(&rows, &[], at(0), (0, 0)).unwrap();
         let mut left = Vec::new();
@@ -490,20 +496,20 @@ mod tests {
                 "a place in the future of an unsynchronised clock",
                 unsynced(up(15, at(-30))),
                 up(20, at(9_000)),
-                Some(8_980),
+                Some(9_000),
             ),
         ];
         for (case, recorded, looked, expected) in cases {
             let dir = Scratch::new();
             let mut database = dir.open();
-            database.set_boot("b1", recorded, (0, 0)).unwrap();
+            database.set_boot("b1", recorded, (0, 0), None).unwrap();
             database.record(&[start("api", "a", 0)], &[], recorded, (0, 0)).unwrap();
             let seen = |database: &Database, now| counted(database, "b2", now).first().map(|found| found.1);
             assert_eq!(seen(&database, looked), expected, "{case}");
-            database.set_boot("b2", looked, (0, 0)).unwrap();
+            database.set_boot("b2", looked, (0, 0), None).unwrap();
             assert_eq!(dir.identity().boot, "b2");
             assert_eq!(seen(&database, looked), expected, "{case}, after it was dated again");
-            database.set_boot("b2", looked, (0, 0)).unwrap();
+            database.set_boot("b2", looked, (0, 0), None).unwrap();
             assert_eq!(seen(&database, looked), expected, "{case}, and recording a boot twice has no effect");
             if let Some(start) = expected {
                 // From here on its age is measured by uptime, until a minute after that start.
@@ -524,7 +530,7 @@ mod tests {
     fn one_key_or_a_whole_limit_can_be_forgotten() {
         let dir = Scratch::new();
         let mut database = dir.open();
-        database.set_boot("b1", at(0), (0, 0)).unwrap();
+        database.set_boot("b1", at(0), (0, 0), None).unwrap();
         let rows = [start("api", "a", 0), start("api", "a", 1), start("api", "b", 0), start("mail", "a", 0)];
         database.record(&rows, &[], at(1), (0, 0)).unwrap();
         let forget = |database: &Database, name, key| assert_eq!(database.forget(name, key, at(9), i64::MIN), Ok(None));
@@ -540,7 +546,7 @@ mod tests {
     fn a_full_disk_leaves_the_ledger_intact_and_usable_later() {
         let dir = Scratch::new();
         let mut database = dir.open();
-        database.set_boot("b1", at(0), (0, 0)).unwrap();
+        database.set_boot("b1", at(0), (0, 0), None).unwrap();
         database.record(&[start("api", "a", 0)], &[], at(0), (0, 0)).unwrap();
         let pages: i64 = database.connection.query_row("PRAGMA page_count", [], |row| row.get(0)).unwrap();
         let limit = |pages: i64| format!("PRAGMA max_page_count = {pages}");
@@ -560,7 +566,7 @@ mod tests {
     #[test]
     fn a_write_blocked_by_another_program_times_out_and_can_be_retried() {
         let dir = Scratch::new();
-        dir.open().set_boot("b1", at(0), (0, 0)).unwrap();
+        dir.open().set_boot("b1", at(0), (0, 0), None).unwrap();
         for (kind, begins) in [("a writer", "BEGIN IMMEDIATE"), ("a reader", "BEGIN; SELECT * FROM store")] {
             let stranger = dir.stranger();
             stranger.execute_batch(begins).unwrap();
@@ -578,7 +584,7 @@ mod tests {
     #[test]
     fn the_ledger_is_readable() {
         let dir = Scratch::new();
-        dir.open().set_boot("b1", at(0), (0, 0)).unwrap();
+        dir.open().set_boot("b1", at(0), (0, 0), None).unwrap();
         let row = Execution { units: 3, started_at: NOON + 250_000, ..start("api", "tenant-7", 0) };
         dir.open().record(&[row], &[], at(1), (0, 0)).unwrap();
         let shell = dir.stranger();
@@ -595,7 +601,7 @@ mod tests {
     fn invalid_rows_of_another_program_are_an_error() {
         let dir = Scratch::new();
         let mut database = dir.open();
-        database.set_boot("b1", at(0), (0, 0)).unwrap();
+        database.set_boot("b1", at(0), (0, 0), None).unwrap();
         database.record(&[start("api", "a", 0)], &[], at(0), (0, 0)).unwrap();
         dir.stranger().execute_batch("UPDATE executions SET key_hash = 'mine'").unwrap();
         let error = database.executions("b1", at(0), 0, |_| Ok(())).unwrap_err();

@@ -3,7 +3,7 @@
 //! The modules, bottom up:
 //! * words: `arena` (memory that grows and never moves), `layout` (the meaning of each word);
 //! * limits and keys in those words: `table`, `index`, `block`, `space`, `rewrite`;
-//! * files: `lane`, `database`, `policies`, `ledger`, `moves`;
+//! * files: `lane`, `database`, `policies`, `ledger`, `moves`, `committed`;
 //! * the lane and the database together: `session`, `changed`, `gather`, `writer`, `recovery`, `declare`, `follow`;
 //! * a limiter's handle on its limit: `limit`.
 //!
@@ -12,6 +12,7 @@
 mod arena;
 mod block;
 mod changed;
+mod committed;
 pub(crate) mod counts;
 pub(crate) mod damage;
 mod database;

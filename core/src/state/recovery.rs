@@ -1,10 +1,10 @@
 //! Recovery: fills a rebuilt lane from the database.
 //!
-//! After a reboot, every key of a limit that is written ahead counts its budget as used at that moment, in addition to
-//! what the ledger has. So there is never a start too many, and at most a budget too few. The counted budget itself is
-//! not in the ledger, and is written before the key's first start, since the next reboot may come while it still
-//! counts. A limit that is written behind counts as full until one window after the last moment at which it may have
-//! been used.
+//! If the ledger has every start (`committed.rs`), that is all. Otherwise, after a reboot, every key of a limit that is
+//! written ahead counts its budget as used at that moment, in addition to what the ledger has. So there is never a start
+//! too many, and at most a budget too few. The counted budget itself is not in the ledger, and is written before the
+//! key's first start, since the next reboot may come while it still counts. A limit that is written behind counts as full
+//! until one window after the last moment at which it may have been used.
 
 use super::damage::nonsense;
 use super::database::{Database, Identity};
@@ -12,6 +12,7 @@ use super::gather::{moment, write_limit};
 use super::keyed::Origin;
 use super::lane::{self, Creation, WATCH_EVERY};
 use super::layout::table_word;
+use super::ledger::Moment;
 use super::locked::Locked;
 use super::os;
 use super::policies::{KeySelection, KnownKey, KnownLimit};
@@ -22,6 +23,7 @@ use crate::algorithm::{History, Start};
 use crate::atomic::*;
 use crate::error::{Error, Result};
 use crate::fault;
+use crate::policy::Policy;
 use crate::time::Tick;
 
 /// A limit whose lane was lost counts as full for this much longer. By then, processes that still use the lost lane
@@ -34,21 +36,28 @@ pub(super) fn recover(home: &Locked, database: &mut Database, identity: &Identit
     let boot = this_boot.text();
     // In the boot of the last lane, processes may still be using that lane.
     let is_lost = made == Creation::Missing && this_boot.may_be(&identity.boot);
+    let (now, moment) = moment(home);
     // From here on, a process with another lane writes nothing that is not read below.
-    database.claim(home.instance)?;
+    let complete_from = database.claim(home.instance, &boot, moment)?.filter(|_| made != Creation::Unknown);
+    fault::point("lane-claimed");
     database.move_all()?;
+    let tick = |uptime: i64| now.ceil.saturating_add_signed(uptime.saturating_sub(moment.uptime));
     // Users of the lost lane no longer write to the ledger, and will have noticed by the end of that time. Until then
     // they start at most a key's budget, since for more they would have to write. So the ledger and a budget that
     // counts from that time on cover everything that they may have started, and never too little.
-    let (now, moment) = moment(home);
+    let noticed = if is_lost { now.ceil + NOTICED_BY } else { now.ceil };
+    let last = complete_from.map_or(noticed, tick);
+    // Nothing that counts is missing.
+    let has_all = |policy: Policy| last.saturating_add(policy.longest()) <= now.floor;
     let is_booted = made != Creation::Unknown && database.is_rebooted(moment)?;
-    let last = if is_lost { now.ceil + NOTICED_BY } else { now.ceil };
-    let last_used = if is_booted && !is_lost { now.ceil.saturating_sub(moment.uptime as u64) } else { last };
+    let booted = if is_booted && !is_lost { tick(0) } else { 0 };
+    let last_used = if complete_from.is_none() && booted > 0 { booted } else { last };
     // The units that count for each key under a policy whose starts may be missing in this number.
-    let recovered = |policy, missing: Option<u64>| {
+    let recovered = |policy: Policy, missing: Option<u64>| {
         let budget = home.budget(policy).max(missing.unwrap_or(0));
         // Of windows that are written behind, it is only known that nothing started between a boot and now.
         match budget < BEHIND && made != Creation::Unknown {
+            _ if has_all(policy) => Origin { born: 0, lost: [0, 0] },
             true => Origin { born: 0, lost: [last, budget] },
             false => Origin { born: last_used, lost: [0, 0] },
         }
@@ -58,7 +67,9 @@ pub(super) fn recover(home: &Locked, database: &mut Database, identity: &Identit
         let origin = recovered(policy, missing);
         let limit = home.add_limit(&name, policy, origin.born)?;
         if is_lost {
-            home.limit_gate(limit).store(last, Release);
+            // Leases are in no ledger.
+            let until = if policy.is_concurrency() { noticed } else { last };
+            home.limit_gate(limit).store(until, Release);
         }
         let lost @ [stamp, units] = origin.lost;
         if units > 0 {
@@ -75,7 +86,7 @@ pub(super) fn recover(home: &Locked, database: &mut Database, identity: &Identit
             match (own, missing) {
                 (Some(own), _) => home.add_key_on_plan(limit, (hash, &key), own, recovered(own, missing))?,
                 // The policy was about to be lifted, and may have allowed more starts than the limit's.
-                (None, Some(missing)) => {
+                (None, Some(missing)) if !has_all(policy) => {
                     let table = home.table(limit);
                     home.find_or_add_locked(&table, hash, &key)?;
                     let units = missing.saturating_sub(units).min(policy.capacity());
@@ -84,7 +95,7 @@ pub(super) fn recover(home: &Locked, database: &mut Database, identity: &Identit
                         history.starts.extend((units > 0).then_some(start));
                     })?;
                 }
-                (None, None) => {}
+                (None, _) => {}
             }
         }
     }
@@ -93,18 +104,19 @@ pub(super) fn recover(home: &Locked, database: &mut Database, identity: &Identit
     let mut starts = Vec::new();
     // Limits that are written behind count as full anyway, for as long as any of their rows would count. That may save
     // a million rows.
-    database.executions(&boot, moment, longest_behind(), |row| {
+    let over = if complete_from.is_some() { 0 } else { longest_behind() };
+    let restore =
+        |name: &str, hash: Hash, text: &str, old: Vec<Start>| restore(home, name, hash, text, old, (over, booted));
+    database.executions(&boot, moment, over, |row| {
         let is_same = group.as_ref().is_some_and(|(name, hash, _)| name == row.name && hash.0 == row.key_hash);
         if !is_same {
             if let Some((name, hash, text)) = group.take() {
-                restore(home, &name, (hash, &text), &starts)?;
-                starts.clear();
+                restore(&name, hash, &text, std::mem::take(&mut starts))?;
             }
             group = Some((row.name.to_owned(), Hash(row.key_hash), row.key.to_owned()));
         }
-        // A place counts from now on, because it is unknown whether it started.
-        let age = (moment.wall - row.started_at).max(0) as u64;
-        let stamp = now.ceil.saturating_sub(age);
+        // A place counts from now on, or from the last moment at which it may be used: it is unknown whether it started.
+        let stamp = now.ceil.saturating_add_signed(row.started_at.saturating_sub(moment.wall)).min(noticed);
         if row.units == 0 {
             return Ok(());
         }
@@ -112,15 +124,20 @@ pub(super) fn recover(home: &Locked, database: &mut Database, identity: &Identit
         Ok(())
     })?;
     if let Some((name, hash, text)) = group {
-        restore(home, &name, (hash, &text), &starts)?;
+        restore(&name, hash, &text, starts)?;
     }
-    database.set_boot(&boot, moment, (home.instance, lane::raise_sequence(home, database.sequence)))
+    // Nothing has started in the new lane.
+    let ahead = last as i64 - now.ceil as i64;
+    let from = Moment { uptime: moment.uptime + ahead, wall: moment.wall + ahead, ..moment };
+    database.set_boot(&boot, moment, (home.instance, lane::raise_sequence(home, database.sequence)), Some(from))
 }
 
 /// Writes everything that the lane knows to a database that is an older copy of the original, or that replaced one that
 /// is gone. That includes limits that it does not declare, since they will be declared again.
 pub(super) fn write_all(home: &Locked, database: &mut Database) -> Result<()> {
-    database.claim(home.instance)?;
+    let boot = os::boot().map_err(|e| Error::store(format!("opening {}", database.path().display()), e))?.text();
+    database.delete_record()?;
+    database.claim(home.instance, &boot, moment(home).1)?;
     database.move_all()?;
     for limit in home.limits() {
         let table = home.table(limit);
@@ -137,27 +154,36 @@ pub(super) fn write_all(home: &Locked, database: &mut Database) -> Result<()> {
     for limit in home.limits() {
         write_limit(home, database, limit)?;
     }
-    let boot = os::boot().map_err(|e| Error::store(format!("opening {}", database.path().display()), e))?;
     let sequence = lane::raise_sequence(home, database.sequence);
-    database.set_boot(&boot.text(), moment(home).1, (home.instance, sequence))
+    database.set_boot(&boot, moment(home).1, (home.instance, sequence), None)
 }
 
 /// Adds a key with these starts. It is written once, into a block of its own: there may be a million, and half of the
-/// space for them.
-fn restore(home: &Locked, name: &str, (hash, text): (Hash, &str), old: &[Start]) -> Result<()> {
+/// space for them. Windows that are not over `over` count as full anyway, for as long as any of these would count. So do
+/// they until the boot at which the machine was `booted`: the wall clock is not trusted to fractions of a minute.
+fn restore(
+    home: &Locked,
+    name: &str,
+    hash: Hash,
+    text: &str,
+    mut old: Vec<Start>,
+    (over, booted): (Tick, Tick),
+) -> Result<()> {
     let Some(limit) = home.find_limit(name) else { return Ok(()) };
     let table = home.table(limit);
     let own = home.plan_of_idle(&table, hash).unwrap_or(table);
-    // Limits that are written behind count as full anyway, for as long as any of this would count.
-    if own.budget >= BEHIND {
+    if own.policy.is_concurrency() || own.budget >= BEHIND && over > 0 {
         return Ok(());
+    }
+    if own.budget >= BEHIND {
+        old.iter_mut().for_each(|start| start.stamp = start.stamp.max(booted));
     }
     let mut search = Search::default();
     for _ in 0..MOST_TURNS {
         let segment = home.segment_of(&table, hash);
         match home.probe(&table, segment, hash) {
             Ok((slot, stub)) if home.is_stub(stub.at) => {
-                return home.wake_key(&own, (segment, slot), stub.at, hash, old);
+                return home.wake_key(&own, (segment, slot), stub.at, hash, &old);
             }
             Ok(_) => {
                 let with_old = |history: &mut History| {
@@ -167,7 +193,7 @@ fn restore(home: &Locked, name: &str, (hash, text): (Hash, &str), old: &[Start])
                 return home.rewrite(&table, hash, with_old).map(drop);
             }
             Err(slot) if home.takes_slot(segment) => {
-                let at = home.write_key(&table, hash, text, old)?;
+                let at = home.write_key(&table, hash, text, &old)?;
                 home.set_entry(segment, slot, hash, at);
                 return Ok(());
             }

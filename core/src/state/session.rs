@@ -519,6 +519,7 @@ impl Session {
             lane::LaneState::Created(made) => {
                 let locked = Locked::new(&home, Some(&lane.file));
                 recovery::recover(&locked, &mut database, &store.identity, made)?;
+                fault::point("lane-filled");
                 lane.finish(&home);
             }
         }

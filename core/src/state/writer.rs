@@ -25,7 +25,6 @@ use super::session::{LET_OTHERS, Session};
 use super::table::{Blocked, Hash, Home};
 use super::url::Address;
 use super::{Key, lane, os};
-use crate::algorithm::log::Taken;
 use crate::atomic::*;
 use crate::error::{Error, Result};
 use crate::fault;
@@ -103,21 +102,14 @@ pub(super) struct Lead<'s> {
 impl Session {
     // ---- what callers ask for ----
 
-    /// Returns when so few of the key's units are missing from the ledger that `taken` may start.
+    /// Returns when no more than the budget of the key's units up to this mark (`Taken::end`) are missing from the ledger.
     #[cold]
-    pub fn wait_for_ledger(
-        &self,
-        limit: u64,
-        key: &Key,
-        taken: &Taken,
-        (budget, at): (u64, Now),
-    ) -> Result<(), Blocked> {
+    pub fn wait_for_ledger(&self, limit: u64, key: &Key, end: u64, (budget, at): (u64, Now)) -> Result<(), Blocked> {
         let patience = MayWait::patience(self.options.timeout)?;
         let want = self.want(limit, key, at);
         // In another life the marks are different.
-        let is_logged = || {
-            want.is_done.load(Acquire) || key.cells().unwritten(taken.end, at) <= budget && key.home().is_alive(key.key)
-        };
+        let is_logged =
+            || want.is_done.load(Acquire) || key.cells().unwritten(end, at) <= budget && key.home().is_alive(key.key);
         let written = self.follow_or_lead(&want, patience, is_logged);
         self.no_longer_wants(&want);
         written

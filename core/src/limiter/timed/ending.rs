@@ -110,8 +110,15 @@ impl Timed {
             // The key may have been forgotten since.
             self.limit.with_hash(hash, |_| Ok(()))?;
         }
-        let (ahead, used) = (permit.grace, Cell::new(None));
-        let edited = self.limit.rewrite(hash, |home, table, history| {
+        if debt > 0 {
+            // Nothing has changed yet.
+            let would_wait = self.limit.with_known(hash, |found| self.limit.would_wait(found, debt))?;
+            if would_wait == Some(true) {
+                return Err(Error::WouldWait);
+            }
+        }
+        let (ahead, used, added_in) = (permit.grace, Cell::new(None), Cell::new(None));
+        self.limit.rewrite(hash, |home, table, history| {
             used.set(used.get().or_else(|| Self::use_place(home, permit)));
             let start = known(&used.get().unwrap_or(*permit)).1;
             let mut parts = parts(table, history, start);
@@ -127,9 +134,19 @@ impl Timed {
             if units > 0 {
                 let debt = Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged: false };
                 history.starts.insert(at, debt);
+                added_in.set(Some(home.instance));
             }
-        });
-        edited.map(drop)
+        })?;
+        let Some(lane) = added_in.get() else { return Ok(()) };
+        self.limit.with_known(hash, |found| match found.home().instance == lane {
+            true => self.limit.keep_added(found),
+            false => Ok(()),
+        })?;
+        match self.limit.home()?.instance == lane {
+            true => Ok(()),
+            // The debt may be lost with its lane.
+            false => self.do_settle(&permit.voided(), actual),
+        }
     }
 
     /// Completes a start. Only an adaptive limit has to record the job's duration.

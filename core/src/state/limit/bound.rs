@@ -329,6 +329,7 @@ impl Limit {
             Some(bound) => bound.limit,
             None => self.declare_or_attach(home, locked, last.is_some())?,
         };
+        self.store.may_miss_starts(locked)?;
         let current = AtomicPtr::new(Decoded::new(home, home.table(limit), ptr::null_mut()));
         let (hasher, gate) = (home.hasher(b'k'), home.limit_gate(limit));
         let counts = self.store.counts(limit);

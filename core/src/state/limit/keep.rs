@@ -2,7 +2,7 @@
 
 use super::{Key, Limit, RefusedStart};
 use crate::algorithm::log::{StartId, Taken};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::state::changed::is_unlisted;
 use crate::state::table::{Blocked, Home, Keeping};
 use crate::state::unwritten::Unwritten;
@@ -112,11 +112,30 @@ impl Limit {
         if Unwritten::add(&self.store, refused(key, taken, weight), || self.store.want(limit, key, budget.1)) {
             return Ok(());
         }
-        let written = self.store.wait_for_ledger(limit, key, taken, budget);
+        let written = self.store.wait_for_ledger(limit, key, taken.end, budget);
         if written.is_err() {
             self.refuse(key, taken, weight)?;
         }
         written
+    }
+
+    /// Ensures that units which an edit has added to a key get into the ledger in time. They are not taken back. A caller
+    /// that must not wait for others leaves them to the next writer.
+    #[cold]
+    pub fn keep_added(&self, key: &Key) -> Result<(), Blocked> {
+        if key.table.keeping != Keeping::Ahead {
+            return Ok(());
+        }
+        let (budget, now) = (self.budget(key), key.now());
+        let (unlogged, end) = key.cells().unlogged(key.table.policy.longest(), now);
+        if unlogged.iter().map(|start| start.units).sum::<u64>() > budget && MayWait::here() != MayWait::Never {
+            match self.store.wait_for_ledger(key.limit(), key, end, (budget, now)) {
+                Err(Blocked::Refused(Error::StoreTimeout { .. })) if MayWait::here() != MayWait::UntilTimeout => {}
+                written => return written,
+            }
+        }
+        self.store.write_ahead(key.limit(), key, now);
+        Ok(())
     }
 
     /// Takes a start back, now or later.
