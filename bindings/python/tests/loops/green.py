@@ -51,6 +51,7 @@ from workglow_limit import (
     AcquireTimeout,
     ConcurrencyLimiter,
     ManualClock,
+    Permit,
     RateLimiter,
     Store,
 )
@@ -419,6 +420,27 @@ def stalled_store(url, whom):
     wait_for(greenlets)
     assert not [answer for answer in answers if isinstance(answer, Exception)], answers
     assert len(answers) == len(calls) and decided[0].admitted
+
+
+def shared_commit(url, path):
+    """Each thread of the pool once had a commit for the call that it ran."""
+
+    def commits():
+        return int(subprocess.check_output(["sqlite3", path, "select sequence from store"]))
+
+    store, others, answers = patient(url), Others(), []
+    limiter = RateLimiter(store, "jobs", max_executions=1000, window_size_in_seconds=3600)
+    limiter.peek()
+    calls = [limiter.try_acquire, lambda: limiter.decide().permit, limiter.reserve]
+    before = commits()
+    with away(url, path):
+        greenlets = [spawn(lambda call=call: answers.append(caught(call))) for call in calls * 100]
+        others.advance()
+        assert answers == []
+    wait_for(greenlets)
+    assert all(isinstance(answer, Permit) for answer in answers), answers
+    # One that was on its way, one for the others, and one is due once a second.
+    assert commits() - before < 12, commits() - before
 
 
 def killed_while_stalled(url, whom):

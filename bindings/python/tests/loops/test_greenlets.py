@@ -58,6 +58,10 @@ def test_an_unresponsive_store_does_not_block_the_hub(green, program, away):
     green(program, *away)
 
 
+def test_calls_that_wait_share_a_commit(green, tmp_path):
+    green("shared_commit", f"sqlite:{tmp_path}/limits.db", tmp_path / "limits.db")
+
+
 def test_a_wait_times_out_while_the_database_is_locked(green, tmp_path):
     green("impatient", f"sqlite:{tmp_path}/limits.db", tmp_path / "limits.db")
 
