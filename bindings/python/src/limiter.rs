@@ -38,7 +38,8 @@ pub struct SharedLimiter {
     is_composite: bool,
     /// Whether its permits may hold something. Permits of a limit that depends on time only do not.
     may_hold: bool,
-    /// The lines of its waiters in event loops, by loop: see `_loops`. A loop without waiters has no entry.
+    /// Weak references to the lines of its waiters in event loops, by the loop's id: see `_loops`. A loop without waiters has no
+    /// entry.
     lines: OnceLock<Py<PyDict>>,
     /// The process (fork generation) of the lines.
     lines_of: AtomicU64,
@@ -92,7 +93,11 @@ impl SharedLimiter {
 
     fn wake(&self, lines: &Bound<'_, PyDict>, key: Option<&str>) {
         for line in lines.values() {
-            if let Err(e) = line.call_method1("wake", (key,)) {
+            let woken = line.call0().and_then(|line| match line.is_none() {
+                true => Ok(line), // It was dropped with its loop.
+                false => line.call_method1("wake", (key,)),
+            });
+            if let Err(e) = woken {
                 e.write_unraisable(lines.py(), Some(&line));
             }
         }

@@ -259,6 +259,29 @@ def woken_by_threads():
     until(lambda: len(done) == 30)  # A thread that Python ends within a call would abort the process.
 
 
+def destroyed():
+    """The next completion finds that a hub was destroyed, and ends its waiters."""
+    store, ended = Store("memory:"), []
+    limiter = ConcurrencyLimiter(1, store=store, name="jobs")
+    held = limiter.acquire()
+
+    def waiting():
+        return store.snapshot().limits[0].waiting
+
+    def hub():
+        for _ in range(3):
+            spawn(limiter.acquire)
+        until(lambda: waiting() == 3)
+        green.get_hub().destroy(destroy_loop=True)
+        ended.append(1)
+
+    native(hub, ())
+    until(lambda: ended)
+    held.complete()
+    until(lambda: waiting() == 0)
+    limiter.acquire().complete()
+
+
 def hooks(url):
     """Hooks may let other greenlets run."""
     limiter = RateLimiter(Store(url), "jobs", max_executions=10, window_size_in_seconds=0.05)

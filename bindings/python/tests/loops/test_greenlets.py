@@ -53,6 +53,11 @@ def test_a_completion_in_another_thread_wakes_the_hub(green):
     green("woken_by_threads")
 
 
+@pytest.mark.parametrize("patched", ["patched", "plain"])
+def test_a_destroyed_hub_has_no_waiters(patched):
+    run("loops/green.py", "gevent", patched, "destroyed")
+
+
 @pytest.mark.parametrize("program", ["stalled_store", "killed_while_stalled"])
 def test_an_unresponsive_store_does_not_block_the_hub(green, program, away):
     green(program, *away)
