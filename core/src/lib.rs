@@ -79,7 +79,7 @@ pub use {
     fork::generation as fork_generation,
     hooks::{Event, Happening, Hook, HookId},
     limiter::{
-        Attempt, Claim, CompositeLimiter, ConcurrencyLimiter, Custom, CustomLimiter, DelayLimiter, End,
+        Attempt, Begun, Claim, CompositeLimiter, ConcurrencyLimiter, Custom, CustomLimiter, DelayLimiter, End,
         EvenlySpacedRateLimiter, FixedWindowLimiter, Joined, LeakyBucketLimiter, Limiter, Line, NullLimiter, Outcome,
         Permit, Places, Pool, Presented, RateLimiter, Reserved, Scheduler, Seat, SlidingWindowCounterLimiter, Step,
         Terms, TokenBucketLimiter, Turn, Verdict, Waiter, WaiterId, acquire,

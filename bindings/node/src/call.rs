@@ -15,11 +15,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 use std::slice;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 use workglow_limit::{
-    Attempt, Decision, Error, Joined, Limiter, Line, MayWait, Outcome, Presented, RawPermit, Reserved, Seat, Waiter,
-    WaiterId, from_unix_ns, unix_ns,
+    Attempt, Begun, Decision, Error, Joined, Limiter, Line, MayWait, Outcome, Presented, RawPermit, Reserved, Seat,
+    Waiter, WaiterId, from_unix_ns, unix_ns,
 };
 
 /// A call that has waited this long for a thread of the pool waits for the store only for the rest of its timeout.
@@ -30,6 +30,12 @@ impl CallBuffer {
     fn is_advancing(&self) -> bool {
         use Operation::{Advance, LeaveWithPlace, Wake, WakeAll};
         matches!(Operation::from_number(self.operation), Some(Advance | LeaveWithPlace | Wake | WakeAll))
+    }
+
+    /// Returns whether the operation takes a start or a place, outside of a line.
+    fn is_taking(&self) -> bool {
+        use Operation::{Attempt, Decide, Reserve};
+        matches!(Operation::from_number(self.operation), Some(Attempt | Decide | Reserve))
     }
 
     fn raw_permit(&self) -> RawPermit {
@@ -181,43 +187,32 @@ pub fn panic_text(panic: &(dyn Any + Send)) -> String {
     format!("workglow-limit has a bug: {}", what.unwrap_or("it panicked"))
 }
 
-/// A call that has to wait for the store.
+/// A call that has to wait for the store. The buffer after it is boxed because results are moved, and moving it would take as long
+/// as a decision.
 pub struct PendingCall {
-    core: Arc<Core>,
-    /// The buffer as it was when the call was made: a call that would have to wait has changed nothing. It is boxed because
-    /// results are moved, and moving it would take as long as a decision.
-    buffer: Box<CallBuffer>,
+    begun: Mutex<Option<Begun<Box<CallBuffer>>>>,
     asked: Instant,
 }
 
-/// Makes a pending call on the thread pool, and returns the buffer after it.
-pub struct PoolCall(Arc<Core>, Box<CallBuffer>, Instant);
-
-impl PoolCall {
-    pub fn new(pending: &PendingCall) -> PoolCall {
-        PoolCall(pending.core.clone(), pending.buffer.clone(), pending.asked)
-    }
-}
+/// Finishes a pending call on the thread pool, once, and returns the buffer after it.
+pub struct PoolCall(pub Arc<PendingCall>);
 
 impl Task for PoolCall {
-    type Output = ();
+    type Output = Box<CallBuffer>;
     type JsValue = Buffer;
 
-    fn compute(&mut self) -> napi::Result<()> {
-        let PoolCall(core, buffer, asked) = self;
-        let call = || match core.call(buffer) {
-            // A line that has waited for a while lets others ask; `due` says when to advance it again.
-            Err(Error::WouldWait) if buffer.is_advancing() => Ok(()),
-            result => result,
-        };
+    fn compute(&mut self) -> napi::Result<Box<CallBuffer>> {
+        let PendingCall { begun, asked } = &*self.0;
+        let begun = begun.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let begun = begun.ok_or_else(|| napi::Error::from_reason("a call that was finished before"))?;
         match asked.elapsed() < QUEUED {
-            true => pooled(MayWait::UntilTimeout, call),
-            false => pooled(MayWait::UntilTimeout, || MayWait::for_the_rest(*asked, call)),
+            true => pooled(MayWait::UntilTimeout, || begun.finish()),
+            false => pooled(MayWait::UntilTimeout, || MayWait::for_the_rest(*asked, || begun.finish())),
         }
     }
 
-    fn resolve(&mut self, _: Env, (): ()) -> napi::Result<Buffer> {
-        let buffer: *const CallBuffer = &*self.1;
+    fn resolve(&mut self, _: Env, after: Box<CallBuffer>) -> napi::Result<Buffer> {
+        let buffer: *const CallBuffer = &*after;
         // SAFETY: as many bytes as it has; a test shows that there is no padding between its fields.
         Ok(unsafe { slice::from_raw_parts(buffer.cast::<u8>(), size_of::<CallBuffer>()) }.to_vec().into())
     }
@@ -248,7 +243,7 @@ impl Task for Maintenance {
 impl Core {
     /// Makes one call, or returns it for the thread pool.
     #[inline(always)]
-    fn enter(self: &Arc<Core>, buffer: &mut CallBuffer) -> Result<Option<PendingCall>, Error> {
+    fn enter(self: &Arc<Core>, buffer: &mut CallBuffer) -> Result<Option<Arc<PendingCall>>, Error> {
         if buffer.operation & (LATER | HERE) == 0 {
             return self.call(buffer).map(|()| None);
         }
@@ -261,9 +256,38 @@ impl Core {
         let must_wait = buffer.operation == Operation::LeaveWithPlace as i32;
         match if must_wait { Err(Error::WouldWait) } else { MayWait::Never.during(|| self.call(buffer)) } {
             Err(Error::WouldWait) => {
-                Ok(Some(PendingCall { core: self.clone(), buffer: Box::new(*buffer), asked: Instant::now() }))
+                let begun = self.begin(Box::new(*buffer));
+                if begun.is_over() {
+                    return begun.finish().map(|after| {
+                        *buffer = *after;
+                        None
+                    });
+                }
+                Ok(Some(Arc::new(PendingCall { begun: Mutex::new(Some(begun)), asked: Instant::now() })))
             }
             result => result.map(|()| None),
+        }
+    }
+
+    /// Begins a call that has to wait, with the buffer as it was: a call that would have to wait has changed nothing.
+    fn begin(self: &Arc<Core>, buffer: Box<CallBuffer>) -> Begun<Box<CallBuffer>> {
+        let (is_taking, core) = (buffer.is_taking(), self.clone());
+        let call = move |_: &dyn Limiter| {
+            let mut after = buffer.clone();
+            match core.call(&mut after) {
+                // A line that has waited for a while lets others ask; `due` says when to advance it again.
+                Err(Error::WouldWait) if buffer.is_advancing() => Ok(after),
+                result => result.map(|()| after),
+            }
+        };
+        let cancel = |limiter: &dyn Limiter, after: Box<CallBuffer>| {
+            if after.status == Status::Yes as i32 {
+                let _ = limiter.cancel(&after.raw_permit());
+            }
+        };
+        match is_taking {
+            true => Begun::new(self.limiter.clone(), call, cancel),
+            false => Begun::later(self.limiter.clone(), call),
         }
     }
 

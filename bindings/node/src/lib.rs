@@ -332,8 +332,8 @@ pub fn open_limiter(limiter: &External<AnyLimiter>) -> AsyncTask<Pooled<()>> {
 
 /// Makes a pending call on the thread pool.
 #[napi]
-pub fn finish(pending: &External<PendingCall>) -> AsyncTask<PoolCall> {
-    AsyncTask::new(PoolCall::new(pending))
+pub fn finish(pending: &External<Arc<PendingCall>>) -> AsyncTask<PoolCall> {
+    AsyncTask::new(PoolCall(Arc::clone(pending)))
 }
 
 /// Makes a clock for tests.

@@ -1,7 +1,7 @@
 // The event loop is never blocked, whatever another program does to the database.
 
 import assert from "node:assert/strict";
-import { spawn } from "node:child_process";
+import { execFileSync, spawn } from "node:child_process";
 import { once } from "node:events";
 import { test } from "node:test";
 import { CompositeLimiter, ConcurrencyLimiter, RateLimiter, Store, StoreError } from "workglow-limit";
@@ -79,6 +79,24 @@ for (const how of ["begin immediate;", "begin; select count(*) from sqlite_maste
     );
     assert.equal(limiter.peek().remaining, 50);
   });
+
+  const starts = { ...calls, reserveAsync: (limiter) => limiter.reserveAsync() };
+  for (const [name, call] of Object.entries(starts).filter(([name]) => !name.includes(" "))) {
+    test(`calls of ${name} share a commit, after another program does: ${how}`, async (t) => {
+      const { path, limiter } = await opened(t);
+      // Another process counts: the locks of SQLite in this process end as soon as any code here closes the file.
+      const commits = () => Number(execFileSync("sqlite3", [path, "select sequence from store"]));
+      const before = commits();
+      const end = await stranger(path, how);
+      const waiting = Array.from({ length: 60 }, () => call(limiter));
+      await turns(20);
+      await end();
+      assert.ok((await Promise.all(waiting)).every((permit) => permit !== null));
+      // One that was on its way, one for the others, and one is due once a second.
+      assert.ok(commits() - before < 15, `${commits() - before} commits`);
+      assert.equal(limiter.peek().remaining, 40);
+    });
+  }
 
   test(`a wait ends with its own timeout, while another program does: ${how}`, async (t) => {
     const { path, limiter } = await opened(t);

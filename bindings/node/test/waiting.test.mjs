@@ -2,7 +2,9 @@
 
 import assert from "node:assert/strict";
 import { execFileSync } from "node:child_process";
+import { once } from "node:events";
 import { test } from "node:test";
+import { Worker } from "node:worker_threads";
 import * as package_ from "workglow-limit";
 import { directory, manual, settle } from "./helpers.mjs";
 
@@ -282,6 +284,31 @@ test("a process stays alive for its waiters, and exits at once when they gave up
   assert.equal(run(`${hour} setTimeout(() => c.abort(), 20);`), "gone\n");
   const short = `const l = new RateLimiter(new Store("memory:"), "x", { maxExecutions: 1, windowSizeInSeconds: 0.2 });`;
   assert.equal(run(`${short} l.acquire(); l.acquire().then(() => console.log("waited"));`), "waited\n");
+});
+
+test("a worker thread that has ended has no waiters", async (t) => {
+  const store = new Store(`sqlite:${directory(t)}/limits.db`);
+  const limiter = store.limiter("jobs", "1 concurrent + 1/1h");
+  await limiter.open();
+  const permit = limiter.tryAcquire();
+  const source = `const { parentPort, workerData } = require("node:worker_threads");
+    import(workerData.file).then(({ Store }) => {
+      const limiter = new Store(workerData.url).limiter("jobs", "1 concurrent + 1/1h");
+      for (let i = 0; i < 18; i++) limiter.acquire();
+    });
+    parentPort.on("message", () => process.exit());`;
+  const workerData = { url: store.url, file: import.meta.resolve("workglow-limit") };
+  const waiting = () => store.snapshot().limits.map((limit) => limit.waiting);
+  for (const end of ["terminate", "exit"]) {
+    const worker = new Worker(source, { eval: true, workerData });
+    while (`${waiting()}` !== "18,18") await settle();
+    const exited = once(worker, "exit");
+    if (end === "terminate") await worker.terminate();
+    else worker.postMessage("exit");
+    await exited;
+    while (`${waiting()}` !== "0,0") await settle();
+  }
+  permit.cancel();
 });
 
 test("no caller passes a waiter, in the same turn or with another key", async () => {

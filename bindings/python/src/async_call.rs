@@ -10,16 +10,31 @@ use crate::waiting::wait_here;
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use std::sync::Arc;
-use workglow_limit::{Attempt, Error, Result};
+use std::sync::{Arc, Mutex, PoisonError};
+use workglow_limit::{Attempt, Begun, Error, Limiter, Result};
 
 /// One call, made again until it has an answer.
 #[pyclass(frozen, module = "workglow_limit._native")]
 pub struct AsyncCall(Call);
 
 enum Call {
-    Decision { shared: Arc<SharedLimiter>, kind: Kind, key: Box<str>, weight: u64 },
+    Decision(Asked),
     End(Py<Permit>, End),
+}
+
+struct Asked {
+    shared: Arc<SharedLimiter>,
+    kind: Kind,
+    key: Arc<str>,
+    weight: u64,
+    /// The call, while it waits for a thread that finishes it.
+    begun: Mutex<Option<Box<Begun<Decided>>>>,
+}
+
+/// The answer of a decision.
+enum Decided {
+    Start(Attempt),
+    Whole(workglow_limit::Decision),
 }
 
 #[derive(Clone, Copy)]
@@ -38,7 +53,7 @@ pub fn decision<'py>(
     weight: u64,
 ) -> PyResult<Bound<'py, PyAny>> {
     let key = key.unwrap_or_default().into();
-    coroutine(py, Call::Decision { shared: shared.clone(), kind, key, weight })
+    coroutine(py, Call::Decision(Asked { shared: shared.clone(), kind, key, weight, begun: Mutex::default() }))
 }
 
 /// Returns the coroutine that ends a permit.
@@ -60,18 +75,18 @@ impl AsyncCall {
                 let ended = go(py, wait, || Permit::of(permit).end_with(*end));
                 done(py, ended, |()| Ok(py.None()))
             }
-            Call::Decision { shared, kind, key, weight } => {
-                let (core, key, weight) = (&*shared.core, &**key, *weight);
-                let decided = |decision| Decision::new(py, shared, key, decision)?.into_py_any(py);
-                let started = |attempt| match attempt {
-                    Attempt::Admitted(raw) => Permit::with_key(shared, raw, key).into_py_any(py),
-                    Attempt::Denied(_) => Ok(py.None()),
+            Call::Decision(asked) => {
+                let begun = asked.begun.lock().unwrap_or_else(PoisonError::into_inner).take();
+                let answer = match begun {
+                    Some(begun) => go(py, wait, || begun.finish()),
+                    None => asked.begin(),
                 };
-                let answer = match kind {
-                    Kind::TryAcquire => done(py, go(py, wait, || core.attempt(key, weight)), started),
-                    Kind::Decide => done(py, go(py, wait, || core.decide(key, weight)), decided),
-                    Kind::Peek => done(py, go(py, wait, || core.peek(key, weight)), decided),
-                };
+                let Asked { shared, key, .. } = asked;
+                let answer = done(py, answer, |decided| match decided {
+                    Decided::Start(Attempt::Admitted(raw)) => Permit::with_key(shared, raw, key).into_py_any(py),
+                    Decided::Start(Attempt::Denied(_)) => Ok(py.None()),
+                    Decided::Whole(decision) => Decision::new(py, shared, key, decision)?.into_py_any(py),
+                });
                 shared.maintain(py);
                 answer
             }
@@ -79,10 +94,49 @@ impl AsyncCall {
     }
 }
 
+impl Asked {
+    /// Makes the decision, or begins it if it has to wait.
+    fn begin(&self) -> Result<Decided> {
+        let (kind, key, weight) = (self.kind, self.key.clone(), self.weight);
+        let ask = move |core: &dyn Limiter| kind.ask(core, &key, weight);
+        match ask(&*self.shared.core) {
+            Err(Error::WouldWait) => {}
+            answer => return answer,
+        }
+        let begun = Begun::new(self.shared.core.clone(), ask, Decided::undo);
+        if begun.is_over() {
+            return begun.finish();
+        }
+        *self.begun.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(begun));
+        Err(Error::WouldWait)
+    }
+}
+
+impl Kind {
+    fn ask(self, core: &dyn Limiter, key: &str, weight: u64) -> Result<Decided> {
+        match self {
+            Kind::TryAcquire => core.attempt(key, weight).map(Decided::Start),
+            Kind::Decide => core.decide(key, weight).map(Decided::Whole),
+            Kind::Peek => core.peek(key, weight).map(Decided::Whole),
+        }
+    }
+}
+
+impl Decided {
+    fn undo(core: &dyn Limiter, decided: Decided) {
+        let permit = match decided {
+            Decided::Start(Attempt::Admitted(permit)) => Some(permit),
+            Decided::Start(Attempt::Denied(_)) => None,
+            Decided::Whole(decision) => decision.permit,
+        };
+        permit.map(|permit| core.cancel(&permit));
+    }
+}
+
 impl AsyncCall {
     pub fn owner(&self) -> OwnerId {
         match &self.0 {
-            Call::Decision { shared, .. } => shared.owner,
+            Call::Decision(asked) => asked.shared.owner,
             Call::End(permit, _) => Permit::of(permit).owner(),
         }
     }

@@ -23,7 +23,7 @@ use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
-use workglow_limit::{Attempt, Error, MayWait, Presented, RawPermit, Reserved, Seat, Step, fork_generation};
+use workglow_limit::{Attempt, Begun, Error, MayWait, Presented, RawPermit, Reserved, Seat, Step, fork_generation};
 
 /// The longest sleep of the main thread in `acquire` between checks for signals (Ctrl-C).
 const SLICE: Duration = Duration::from_millis(100);
@@ -38,7 +38,8 @@ pub struct SharedLimiter {
     is_composite: bool,
     /// Whether its permits may hold something. Permits of a limit that depends on time only do not.
     may_hold: bool,
-    /// The lines of its waiters in event loops, by loop: see `_loops`. A loop without waiters has no entry.
+    /// Weak references to the lines of its waiters in event loops, by the loop's id: see `_loops`. A loop without waiters has no
+    /// entry.
     lines: OnceLock<Py<PyDict>>,
     /// The process (fork generation) of the lines.
     lines_of: AtomicU64,
@@ -92,7 +93,11 @@ impl SharedLimiter {
 
     fn wake(&self, lines: &Bound<'_, PyDict>, key: Option<&str>) {
         for line in lines.values() {
-            if let Err(e) = line.call_method1("wake", (key,)) {
+            let woken = line.call0().and_then(|line| match line.is_none() {
+                true => Ok(line), // It was dropped with its loop.
+                false => line.call_method1("wake", (key,)),
+            });
+            if let Err(e) = woken {
                 e.write_unraisable(lines.py(), Some(&line));
             }
         }
@@ -106,17 +111,24 @@ impl SharedLimiter {
         key: &str,
         decide: impl Fn(&dyn workglow_limit::Limiter, &str) -> workglow_limit::Result<R> + Send + 'static,
     ) -> PyResult<R> {
-        hooks::deliver_with(py, self.ask(py, key, decide, |_, _| ())?, raised)
+        let mut answer = decide(&*self.core, key);
+        if let Err(Error::WouldWait) = answer {
+            let key = Box::<str>::from(key);
+            let begun = Begun::later(self.core.clone(), move |core| decide(core, &key));
+            answer = self.finish(py, begun, |_, _| ())?;
+        }
+        self.maintain(py);
+        hooks::deliver_with(py, answer, raised)
     }
 
-    /// As `decide`, but leaves the hooks to the caller. `undo` takes back an answer whose caller has gone.
+    /// Makes a decision that may take a start, and leaves the hooks to the caller. `undo` cancels that start.
     #[inline(always)]
     pub fn ask<R: Send + 'static>(
         self: &Arc<Self>,
         py: Python<'_>,
         key: &str,
         call: impl Fn(&dyn workglow_limit::Limiter, &str) -> workglow_limit::Result<R> + Send + 'static,
-        undo: impl Fn(&dyn workglow_limit::Limiter, R) + Send + Sync + 'static,
+        undo: impl Fn(&dyn workglow_limit::Limiter, R) + Copy + Send + Sync + 'static,
     ) -> PyResult<workglow_limit::Result<R>> {
         let mut answer = call(&*self.core, key);
         if let Err(Error::WouldWait) = answer {
@@ -142,17 +154,30 @@ impl SharedLimiter {
         self: &Arc<Self>,
         py: Python<'_>,
         key: &str,
-        call: impl FnOnce(&dyn workglow_limit::Limiter, &str) -> workglow_limit::Result<R> + Send + 'static,
+        call: impl Fn(&dyn workglow_limit::Limiter, &str) -> workglow_limit::Result<R> + Send + 'static,
+        undo: impl Fn(&dyn workglow_limit::Limiter, R) + Copy + Send + Sync + 'static,
+    ) -> PyResult<workglow_limit::Result<R>> {
+        let key = Box::<str>::from(key);
+        self.finish(py, Begun::new(self.core.clone(), move |core| call(core, &key), undo), undo)
+    }
+
+    /// Finishes a call. `undo` takes back an answer whose caller has gone.
+    fn finish<R: Send + 'static>(
+        self: &Arc<Self>,
+        py: Python<'_>,
+        begun: Begun<R>,
         undo: impl Fn(&dyn workglow_limit::Limiter, R) + Send + Sync + 'static,
     ) -> PyResult<workglow_limit::Result<R>> {
-        let (shared, owned) = (self.clone(), Box::<str>::from(key));
-        let there = self.clone();
+        if begun.is_over() {
+            return Ok(begun.finish());
+        }
+        let shared = self.clone();
         let undo = move |answer: workglow_limit::Result<R>| {
             if let Ok(answer) = answer {
-                MayWait::UntilTimeout.during(|| undo(&*there.core, answer));
+                MayWait::UntilTimeout.during(|| undo(&*shared.core, answer));
             }
         };
-        wait_or_undo(py, self.owner, move || call(&*shared.core, &owned), undo)
+        wait_or_undo(py, self.owner, move || begun.finish(), undo)
     }
 
     /// Lets its stores do the work that decisions postponed.
@@ -487,8 +512,8 @@ impl Limiter {
     fn present(&self, py: Python<'_>, place: &Bound<'_, PyAny>) -> PyResult<Py<Permit>> {
         let given = Place::given(place)?;
         let raw = given.raw(py, &self.shared)?;
-        let present = move |core: &dyn workglow_limit::Limiter, _: &str| core.present(&raw);
-        let answer = self.shared.wait_or_undo(py, "", present, move |core, answer| match answer {
+        let begun = Begun::later(self.shared.core.clone(), move |core| core.present(&raw));
+        let answer = self.shared.finish(py, begun, move |core, answer| match answer {
             Presented::Started(raw) => drop(core.cancel(&raw)),
             Presented::Wait { place, .. } if place != raw => drop(core.cancel_place(&place)),
             Presented::Wait { .. } => {}

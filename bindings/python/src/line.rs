@@ -53,7 +53,7 @@ impl Waiter {
 
 #[pymethods]
 impl Waiter {
-    /// The lines of the limiter, by their event loops.
+    /// Weak references to the lines of the limiter, by the ids of their event loops.
     #[getter]
     fn lines(&self, py: Python<'_>) -> Py<PyDict> {
         self.shared.lines(py).clone_ref(py)

@@ -1,6 +1,7 @@
 """Waiting in an event loop."""
 
 import asyncio
+import gc
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
@@ -384,6 +385,42 @@ def test_each_loop_has_a_line_only_while_it_has_waiters():
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda _: asyncio.run(main()), range(8)))
     assert all(limiter.can_proceed(key) for key in "abc")
+
+
+@pytest.mark.parametrize("end", ["closed", "collected"])
+@pytest.mark.parametrize("policy", ["1 concurrent", "1/1h"])
+@pytest.mark.filterwarnings("ignore:unclosed")
+def test_an_ended_loop_has_no_waiters(policy, end, url):
+    store = Store(url)
+    limiter = store.limiter("jobs", policy)
+    held = limiter.acquire()
+
+    def waiting():
+        return store.snapshot().limits[0].waiting
+
+    async def join(count):
+        tasks = [asyncio.create_task(limiter.acquire_async()) for _ in range(3)]
+        while waiting() < count:
+            await asyncio.sleep(0.001)
+        return tasks
+
+    loop, other = asyncio.new_event_loop(), asyncio.new_event_loop()
+    tasks, others = loop.run_until_complete(join(3)), other.run_until_complete(join(6))
+    for task in (*tasks, *others):
+        task._log_destroy_pending = False
+    if end == "closed":
+        loop.close()  # The program still has the tasks.
+    else:
+        del loop, tasks, task
+        gc.collect()
+    until(lambda: waiting() == 3)
+    if policy == "1 concurrent":
+        held.complete()
+        other.run_until_complete(others[0]).complete()
+    other.close()
+    until(lambda: waiting() == 0)
+    # They held places.
+    until(lambda: limiter.peek().reset_after < 3700)
 
 
 def test_waiters_of_different_keys_are_independent(url):

@@ -73,6 +73,52 @@ def test_the_event_loop_is_not_blocked(how, call, store, tmp_path):
     asyncio.run(main())
 
 
+def commits(path):
+    """The number of commits of a store, read by another process: see `locked`."""
+    return int(subprocess.check_output(["sqlite3", path, "select sequence from store"]))
+
+
+@pytest.mark.parametrize("policy", ["1000/1h", "1000/1h + 1000/2h"])
+@pytest.mark.parametrize("call", ["acquire_async", "try_acquire_async", "decide_async"])
+def test_calls_that_wait_share_a_commit(call, policy, store, tmp_path):
+    """Each thread of the pool once had a commit for the call that it ran."""
+    limiter = store.limiter("jobs", policy)
+    limiter.peek()
+
+    async def main():
+        before = commits(tmp_path / "limits.db")
+        with locked(tmp_path / "limits.db", "begin immediate"):
+            tasks = [asyncio.create_task(getattr(limiter, call)()) for _ in range(400)]
+            await asyncio.sleep(0.05)
+        assert all(await asyncio.gather(*tasks))
+        # One that was on its way, one for the others, and one is due once a second.
+        assert commits(tmp_path / "limits.db") - before < 15
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("policy", ["10/1h", "10/1h + 10/2h"])
+@pytest.mark.parametrize("call", ["acquire_async", "try_acquire_async", "decide_async"])
+def test_a_call_that_is_cancelled_during_its_commit_holds_nothing(call, policy, store, tmp_path):
+    limiter = store.limiter("jobs", policy)
+    limiter.peek()
+
+    async def main():
+        with locked(tmp_path / "limits.db", "begin immediate"):
+            tasks = [asyncio.create_task(getattr(limiter, call)()) for _ in range(5)]
+            await asyncio.sleep(0.05)
+            for task in tasks[:4]:
+                task.cancel()
+            await asyncio.sleep(0)
+        answers = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(isinstance(answer, asyncio.CancelledError) for answer in answers[:4])
+        assert answers[4]
+        while limiter.peek().remaining != 9 or any(limit.waiting for limit in store.snapshot().limits):
+            await asyncio.sleep(0.005)
+
+    asyncio.run(main())
+
+
 def test_a_stalled_store_does_not_use_up_other_stores_threads(store, tmp_path):
     stuck = Store(f"sqlite:{tmp_path}/stuck.db", timeout=100, durability="commit")
     full = RateLimiter(stuck, "jobs", max_executions=1000, window_size_in_seconds=3600)

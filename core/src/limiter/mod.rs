@@ -1,6 +1,7 @@
 //! The family of limiters: one interface, and one file for each kind.
 #![allow(private_interfaces, reason = "`Internal` is sealed: code outside cannot name the types of its methods")]
 
+mod begun;
 mod composite;
 mod concurrency;
 mod custom;
@@ -15,6 +16,7 @@ mod places;
 mod scheduler;
 mod timed;
 
+pub use begun::Begun;
 pub use composite::CompositeLimiter;
 pub use concurrency::ConcurrencyLimiter;
 pub use custom::{Custom, CustomLimiter, End, Verdict};

@@ -187,6 +187,8 @@ fn restore(
             }
             Ok(_) => {
                 let with_old = |history: &mut History| {
+                    // The ledger does not say by which policy they were admitted.
+                    history.is_mixed = true;
                     history.starts.splice(0..0, old.iter().copied());
                     history.starts.sort_by_key(|start| start.stamp);
                 };

@@ -1,4 +1,4 @@
-//! Starts that a line takes one after the other, and that share one commit to the ledger.
+//! Starts that are taken one after the other, and that share one commit to the ledger.
 
 use super::limit::RefusedStart;
 use super::session::Session;
@@ -7,10 +7,32 @@ use super::writer::Want;
 use crate::error::{Error, Result};
 use crate::waiting::MayWait;
 use std::cell::RefCell;
+use std::mem;
 use std::sync::Arc;
 
+/// What becomes of a start of this thread that must be in the ledger before its call returns.
+#[derive(Debug, Default)]
+enum Mode {
+    /// It is written.
+    #[default]
+    Write,
+    /// It is collected, to be written later.
+    Collect(Vec<Unwritten>),
+    /// In this store it meets a failure that has happened already.
+    Fail(Arc<Session>, Error),
+}
+
 thread_local! {
-    static COLLECTED: RefCell<Option<Vec<Unwritten>>> = const { RefCell::new(None) };
+    static MODE: RefCell<Mode> = const { RefCell::new(Mode::Write) };
+}
+
+/// Restores the mode of this thread, also after a panic.
+struct Restore(Mode);
+
+impl Drop for Restore {
+    fn drop(&mut self) {
+        MODE.set(mem::take(&mut self.0));
+    }
 }
 
 /// A start, or a place, that was taken and is not in the ledger yet, though it must be.
@@ -21,28 +43,35 @@ pub(crate) struct Unwritten {
     start: RefusedStart,
 }
 
-/// Ends a collection, also after a panic. Its value is the collection around it.
-struct Collection(Option<Vec<Unwritten>>);
-
-impl Drop for Collection {
-    fn drop(&mut self) {
-        COLLECTED.set(self.0.take());
-    }
-}
-
 impl Unwritten {
     /// Runs a call that does not wait for the ledger, and returns what it took unwritten.
     pub fn collect<R>(call: impl FnOnce() -> R) -> (R, Vec<Unwritten>) {
-        let _collection = Collection(COLLECTED.replace(Some(Vec::new())));
+        let _restore = Restore(MODE.replace(Mode::Collect(Vec::new())));
         let answer = call();
-        (answer, COLLECTED.take().unwrap_or_default())
+        match MODE.take() {
+            Mode::Collect(all) => (answer, all),
+            _ => (answer, Vec::new()),
+        }
     }
 
-    /// Adds a start to the collection of this thread. Returns `false` if there is none: the start has to be written now.
-    pub(super) fn add(store: &Arc<Session>, start: RefusedStart, want: impl FnOnce() -> Arc<Want>) -> bool {
-        COLLECTED.with_borrow_mut(|collected| {
-            let new = |all: &mut Vec<Unwritten>| all.push(Unwritten { store: store.clone(), want: want(), start });
-            collected.as_mut().map(new).is_some()
+    /// Returns whether this thread collects starts.
+    pub(super) fn is_collecting() -> bool {
+        MODE.with_borrow(|mode| matches!(mode, Mode::Collect(_)))
+    }
+
+    /// Handles a start that is not to be written now: it is collected, or meets a failure. `None`: it has to be written.
+    pub(super) fn instead(
+        store: &Arc<Session>,
+        start: RefusedStart,
+        want: impl FnOnce() -> Arc<Want>,
+    ) -> Option<Result<()>> {
+        MODE.with_borrow_mut(|mode| match mode {
+            Mode::Collect(all) => {
+                all.push(Unwritten { store: store.clone(), want: want(), start });
+                Some(Ok(()))
+            }
+            Mode::Fail(failing, error) if Arc::ptr_eq(failing, store) => Some(Err(error.clone())),
+            Mode::Fail(..) | Mode::Write => None,
         })
     }
 
@@ -55,6 +84,12 @@ impl Unwritten {
             Err(_) => Err(Error::WouldWait),
             Ok(()) => Ok(()),
         }
+    }
+
+    /// Makes the call again whose start this was, after it could not be written. The call meets that failure.
+    pub fn fail<R>(&self, error: Error, call: impl FnOnce() -> R) -> R {
+        let _restore = Restore(MODE.replace(Mode::Fail(self.store.clone(), error)));
+        call()
     }
 
     /// Takes the start back, now or later: it must not happen.

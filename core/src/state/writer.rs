@@ -126,7 +126,10 @@ impl Session {
     }
 
     pub(super) fn no_longer_wants(&self, want: &Arc<Want>) {
-        self.writer.wanted.lock().retain(|other| !Arc::ptr_eq(other, want));
+        // The writer has removed what it has written: all at once, because many callers may wait.
+        if !want.is_done.load(Acquire) {
+            self.writer.wanted.lock().retain(|other| !Arc::ptr_eq(other, want));
+        }
     }
 
     /// Returns when a wanted key has been written.
@@ -443,6 +446,7 @@ impl Session {
         // A start in another lane was not gathered.
         let is_written = |want: &&Arc<Want>| want.instance == lead.home.instance && !unnamed.contains(&want.changed.0);
         wants.iter().filter(is_written).for_each(|want| want.is_done.store(true, Release));
+        self.writer.wanted.lock().retain(|want| !want.is_done.load(Relaxed));
         self.writer.commits.fetch_add(1, AcqRel);
         os::wake_all(&self.writer.commits);
         Ok(lead.home.has_listed())

@@ -8,6 +8,7 @@ mod common;
 mod behind;
 mod bounded;
 mod changing;
+mod commits;
 mod committed;
 mod damage;
 mod database;

@@ -194,6 +194,25 @@ fn a_childs_leases_are_its_own() {
 }
 
 #[test]
+fn a_begun_call_belongs_to_the_process_that_began_it() {
+    let dir = Dir::new("begun-fork");
+    let mut options = StoreOptions::default();
+    options.durability = Durability::Commit;
+    let limiter = Store::with_options(&dir.url(), options).unwrap().limiter("api", "100/1h").unwrap();
+    assert!(limiter.decide("", 1).unwrap().admitted);
+    let begin = || Begun::new(limiter.clone(), |limiter| limiter.attempt("", 1), |_, _| panic!("it is the parent's"));
+    let (mut dropped, mut finished) = (Some(begin()), Some(begin()));
+    Child::run(|| drop(dropped.take())).join();
+    // A child starts for itself.
+    Child::run(|| assert!(matches!(finished.take().unwrap().finish(), Ok(Attempt::Admitted(_))))).join();
+    assert_eq!(limiter.peek("", 1).unwrap().remaining, 96);
+    for begun in [dropped, finished].into_iter().flatten() {
+        assert!(matches!(begun.finish(), Ok(Attempt::Admitted(_))));
+    }
+    assert_eq!(limiter.peek("", 1).unwrap().remaining, 96);
+}
+
+#[test]
 fn keys_added_concurrently_exist_once() {
     const KEYS: u64 = 30_000;
     let dir = Dir::new("keys");

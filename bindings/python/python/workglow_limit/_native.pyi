@@ -1,7 +1,8 @@
-from collections.abc import Callable, Coroutine, Generator, Hashable, Iterable
+from collections.abc import Callable, Coroutine, Generator, Iterable
 from datetime import datetime, timedelta
 from os import PathLike
 from typing import Any, Literal, NoReturn, ParamSpec, TypeAlias, TypeVar, final, overload
+from weakref import ref
 
 from typing_extensions import Self, disjoint_base
 
@@ -1153,8 +1154,8 @@ class Waiter:
     """The request of one waiter, and its number once it is in a line."""
 
     @property
-    def lines(self) -> dict[Hashable, Waiters]:
-        """The lines of the limiter, by their event loops."""
+    def lines(self) -> dict[int, ref[Waiters]]:
+        """Weak references to the lines of the limiter, by the ids of their event loops."""
 
     def line(self) -> Line:
         """Makes a new line for the limiter."""

@@ -51,6 +51,7 @@ from workglow_limit import (
     AcquireTimeout,
     ConcurrencyLimiter,
     ManualClock,
+    Permit,
     RateLimiter,
     Store,
 )
@@ -258,6 +259,29 @@ def woken_by_threads():
     until(lambda: len(done) == 30)  # A thread that Python ends within a call would abort the process.
 
 
+def destroyed():
+    """The next completion finds that a hub was destroyed, and ends its waiters."""
+    store, ended = Store("memory:"), []
+    limiter = ConcurrencyLimiter(1, store=store, name="jobs")
+    held = limiter.acquire()
+
+    def waiting():
+        return store.snapshot().limits[0].waiting
+
+    def hub():
+        for _ in range(3):
+            spawn(limiter.acquire)
+        until(lambda: waiting() == 3)
+        green.get_hub().destroy(destroy_loop=True)
+        ended.append(1)
+
+    native(hub, ())
+    until(lambda: ended)
+    held.complete()
+    until(lambda: waiting() == 0)
+    limiter.acquire().complete()
+
+
 def hooks(url):
     """Hooks may let other greenlets run."""
     limiter = RateLimiter(Store(url), "jobs", max_executions=10, window_size_in_seconds=0.05)
@@ -419,6 +443,27 @@ def stalled_store(url, whom):
     wait_for(greenlets)
     assert not [answer for answer in answers if isinstance(answer, Exception)], answers
     assert len(answers) == len(calls) and decided[0].admitted
+
+
+def shared_commit(url, path):
+    """Each thread of the pool once had a commit for the call that it ran."""
+
+    def commits():
+        return int(subprocess.check_output(["sqlite3", path, "select sequence from store"]))
+
+    store, others, answers = patient(url), Others(), []
+    limiter = RateLimiter(store, "jobs", max_executions=1000, window_size_in_seconds=3600)
+    limiter.peek()
+    calls = [limiter.try_acquire, lambda: limiter.decide().permit, limiter.reserve]
+    before = commits()
+    with away(url, path):
+        greenlets = [spawn(lambda call=call: answers.append(caught(call))) for call in calls * 100]
+        others.advance()
+        assert answers == []
+    wait_for(greenlets)
+    assert all(isinstance(answer, Permit) for answer in answers), answers
+    # One that was on its way, one for the others, and one is due once a second.
+    assert commits() - before < 12, commits() - before
 
 
 def killed_while_stalled(url, whom):

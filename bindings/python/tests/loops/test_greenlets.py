@@ -53,9 +53,18 @@ def test_a_completion_in_another_thread_wakes_the_hub(green):
     green("woken_by_threads")
 
 
+@pytest.mark.parametrize("patched", ["patched", "plain"])
+def test_a_destroyed_hub_has_no_waiters(patched):
+    run("loops/green.py", "gevent", patched, "destroyed")
+
+
 @pytest.mark.parametrize("program", ["stalled_store", "killed_while_stalled"])
 def test_an_unresponsive_store_does_not_block_the_hub(green, program, away):
     green(program, *away)
+
+
+def test_calls_that_wait_share_a_commit(green, tmp_path):
+    green("shared_commit", f"sqlite:{tmp_path}/limits.db", tmp_path / "limits.db")
 
 
 def test_a_wait_times_out_while_the_database_is_locked(green, tmp_path):

@@ -81,6 +81,9 @@ impl Limit {
             self.store.take_back_first();
             return Ok(false);
         }
+        if Unwritten::is_collecting() {
+            return Ok(self.store.has_refused());
+        }
         key.home().behind_door(|| {
             let (unlogged, _) = key.cells().unlogged(key.table.policy.longest(), key.home().clock.now());
             Ok(unlogged.iter().map(|start| start.units).sum::<u64>().saturating_add(weight) > self.budget(&key))
@@ -108,11 +111,11 @@ impl Limit {
     /// The job has not started yet. If the ledger cannot be written, it must not start, and no unit counts as taken.
     #[cold]
     fn wait_for_ledger(&self, key: &Key, taken: &Taken, weight: u64, budget: (u64, Now)) -> Result<(), Blocked> {
-        let limit = key.limit();
-        if Unwritten::add(&self.store, refused(key, taken, weight), || self.store.want(limit, key, budget.1)) {
-            return Ok(());
-        }
-        let written = self.store.wait_for_ledger(limit, key, taken.end, budget);
+        let (limit, start) = (key.limit(), refused(key, taken, weight));
+        let written = match Unwritten::instead(&self.store, start, || self.store.want(limit, key, budget.1)) {
+            Some(answer) => answer.map_err(Blocked::from),
+            None => self.store.wait_for_ledger(limit, key, taken.end, budget),
+        };
         if written.is_err() {
             self.refuse(key, taken, weight)?;
         }

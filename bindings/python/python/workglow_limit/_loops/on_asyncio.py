@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from asyncio import AbstractEventLoop, Future, get_running_loop
 from collections.abc import Callable
+from weakref import ref
 
 from .waiters import Answer, Loop
 
@@ -24,7 +25,15 @@ class AsyncioLoop(Loop):
         return Answer(self, wake, lambda: future)
 
     def call_later(self, seconds: float, function: Callable[[], object]) -> Callable[[], object]:
-        return self.native.call_later(seconds, function).cancel
+        # Only the loop keeps the timer, so that it drops the function when it is closed.
+        timer = ref(self.native.call_later(seconds, function))
+
+        def cancel() -> None:
+            found = timer()
+            if found is not None:
+                found.cancel()
+
+        return cancel
 
     def call_soon_threadsafe(self, function: Callable[..., object], *arguments: object) -> object:
         return self.native.call_soon_threadsafe(function, *arguments)

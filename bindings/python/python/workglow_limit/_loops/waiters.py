@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import partial
 from time import monotonic
 from typing import Any, Generic, TypeAlias, TypeVar
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 from .._errors import LimitError
 from .._native import AsyncCall, Decision, Limiter, Line, Permit, Waiter, call_in_thread
@@ -84,7 +84,7 @@ class Loop(ABC):
 
     @abstractmethod
     def call_later(self, seconds: float, function: Callable[[], object]) -> Callable[[], object]:
-        """Calls a function once, in the loop. Returns a function that cancels the call."""
+        """Calls a function once, in the loop, or drops it when the loop ends. Returns a function that cancels the call."""
 
     @abstractmethod
     def call_soon_threadsafe(self, function: Callable[..., object], *arguments: object) -> object:
@@ -178,8 +178,23 @@ class Hub(Loop):
         answer.wait()
 
 
+class Timer:
+    """The call of a timer, which a loop either makes or drops when it ends."""
+
+    __slots__ = ("_waiters",)
+
+    def __init__(self, waiters: Waiters) -> None:
+        self._waiters = waiters
+
+    def __call__(self) -> None:
+        self._waiters.ring()
+
+    def __del__(self) -> None:
+        self._waiters.lose(self)
+
+
 class Waiters:
-    """The waiters of one limiter in one loop.
+    """The waiters of one limiter in one loop, which alone keeps them alive: an ended loop has no waiters.
 
     Work that would have to wait for the store is sent to another thread together with the line. Callers that arrive
     during that time join afterwards, in order.
@@ -190,6 +205,7 @@ class Waiters:
         "_answers",
         "_cancel",
         "_is_away",
+        "_itself",
         "_joining",
         "_left",
         "_line",
@@ -197,13 +213,16 @@ class Waiters:
         "_loop",
         "_rings",
         "_sent",
+        "_timer",
         "_woken",
     )
 
     def __init__(self, loop: Loop, first: Waiter) -> None:
         self._loop, self._line, self._lines = loop, first.line(), first.lines
-        self._cancel: Callable[[], object] | None = None  # The timer.
+        self._timer = 0  # The id of the timer that the loop has to call.
+        self._cancel: Callable[[], object] | None = None
         self._rings = 0.0
+        self._itself = ref(self, partial(forget, self._lines, id(loop.native)))
         self._answers: dict[int, tuple[Waiter, Answer]] = {}
         self._joining: deque[tuple[Waiter, Answer]] = deque()  # Not joined yet.
         self._sent: deque[tuple[Waiter, Answer]] = deque()  # Joining in another thread.
@@ -215,7 +234,8 @@ class Waiters:
     @staticmethod
     def of(loop: Loop, waiter: Waiter) -> Waiters:
         """Returns the waiters of that waiter's limiter in this loop."""
-        return waiter.lines.get(loop.native) or Waiters(loop, waiter)
+        found = waiter.lines.get(id(loop.native))
+        return (found and found()) or Waiters(loop, waiter)
 
     def join(self, waiter: Waiter) -> Permit | Answer:
         try:
@@ -251,8 +271,8 @@ class Waiters:
         if is_first:
             try:
                 self._loop.call_soon_threadsafe(self._advance)
-            except RuntimeError:  # The loop has ended and has no waiters.
-                self._lines.pop(self._loop.native, None)
+            except RuntimeError:  # The loop has ended.
+                self._end()
 
     def _advance(self) -> None:
         """Does the work that is due and need not wait."""
@@ -291,32 +311,44 @@ class Waiters:
     def _set_timer(self) -> None:
         wait = self._line.next()
         if wait is None:
-            if self._cancel is not None:
-                self._cancel()
-                self._cancel = None
+            self._stop_timer()
             if not self._joining:
-                self._lines.pop(self._loop.native, None)
+                self._leave_lines()
             return
-        self._lines[self._loop.native] = self
+        self._lines[id(self._loop.native)] = self._itself
         wait = min(wait, FAR)
         rings = monotonic() + wait
         if self._cancel is not None:
             # A timer that rings too early costs one pass. Resetting it for each waiter would cost more.
             if self._rings <= rings:
                 return
-            self._cancel()
-        self._rings = rings
-        self._cancel = self._loop.call_later(wait, self._ring)
+            self._stop_timer()
+        self._rings, timer = rings, Timer(self)
+        self._timer = id(timer)
+        self._cancel = self._loop.call_later(wait, timer)
 
-    def _ring(self) -> None:
-        self._cancel = None
+    def _stop_timer(self) -> None:
+        cancel, self._cancel, self._timer = self._cancel, None, 0
+        if cancel is not None:
+            cancel()
+
+    def ring(self) -> None:
+        self._cancel, self._timer = None, 0
         self._advance()
+
+    def lose(self, timer: Timer) -> None:
+        """Handles a timer that the loop has dropped."""
+        if id(timer) == self._timer:
+            self._end()
+
+    def _leave_lines(self) -> None:
+        self._lines.pop(id(self._loop.native), None)
 
     def _send(self) -> None:
         if not self._is_away:
             self._sent, self._joining = self._joining, deque()
             self._is_away = True
-            self._lines[self._loop.native] = self
+            self._lines[id(self._loop.native)] = self._itself
             self._loop.send(self._line, partial(self._work, self._sent), self._back, self._late)
 
     # ---- in another thread ----
@@ -331,12 +363,18 @@ class Waiters:
         except BaseException as error:
             return error
 
+    def _end(self) -> None:
+        """Ends the waiters of a loop that has ended: they will not leave."""
+        if not self._is_away:
+            self._is_away = True
+            self._late(((), ()))
+
     def _late(self, done: Any) -> None:
-        """Handles an outcome after the end of the loop, which has no waiters left."""
+        """Handles an outcome after the end of the loop."""
         call_in_thread(self._line, partial(self._abandon, *done))
 
     def _abandon(self, joined: Any, over: Any) -> None:
-        self._lines.pop(self._loop.native, None)
+        self._leave_lines()
         for *_, outcome in (*joined, *over):
             cancel_start(outcome)
         for waiter in (*self._left, *(waiter for waiter, *_ in (*joined, *self._answers.values()))):
@@ -371,6 +409,12 @@ class Waiters:
             self._left, self._woken, self._is_away = [], [], False
             with suppress(RuntimeError):  # The child has no such loop.
                 self._loop.call_soon_threadsafe(self._send)
+
+
+def forget(lines: dict[int, ref[Waiters]], loop: int, waiters: ref[Waiters]) -> None:
+    """Removes waiters that were dropped with their loop."""
+    if lines.get(loop) is waiters:
+        del lines[loop]
 
 
 all_waiters: WeakSet[Waiters] = WeakSet()

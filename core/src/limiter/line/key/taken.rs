@@ -2,6 +2,7 @@
 
 use super::{KeyLine, Out, Outcome, Pass, Rank, Waiting};
 use crate::limiter::Limiter;
+use crate::limiter::begun::take_back;
 use crate::permit::RawPermit;
 use crate::state::Unwritten;
 
@@ -67,10 +68,6 @@ impl KeyLine {
 
 impl TakenStart {
     pub(super) fn give_back(&self, limiter: &dyn Limiter) {
-        self.unwritten.iter().for_each(Unwritten::refuse);
-        if limiter.limit().is_none() {
-            // Its other parts.
-            let _ = limiter.cancel(&self.permit);
-        }
+        take_back(&self.unwritten, || _ = limiter.cancel(&self.permit));
     }
 }
