@@ -53,7 +53,8 @@ pub enum Durability {
     /// At any time, at most 5 % of a limit, but at least one unit, is not in the database yet.
     #[default]
     Budget,
-    /// Every start is in the database before the call that admits it returns.
+    /// Every start is in the database before the call that admits it returns. If all processes of the store choose this,
+    /// nothing is forgotten, and nothing else counts as used.
     Commit,
 }
 
