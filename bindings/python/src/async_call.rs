@@ -20,6 +20,15 @@ pub struct AsyncCall(Call);
 enum Call {
     Decision(Asked),
     End(Py<Permit>, End),
+    Rare(Rare),
+}
+
+/// A rare operation. While it would have to wait, it has changed nothing, so it can be made again.
+struct Rare {
+    owner: OwnerId,
+    make: Box<dyn Fn() -> Result<()> + Send + Sync>,
+    /// What follows it.
+    after: Box<dyn Fn() + Send + Sync>,
 }
 
 struct Asked {
@@ -61,6 +70,16 @@ pub fn end(py: Python<'_>, permit: Py<Permit>, end: End) -> PyResult<Bound<'_, P
     coroutine(py, Call::End(permit, end))
 }
 
+/// Returns the coroutine of a rare operation. `after` follows it.
+pub fn rare(
+    py: Python<'_>,
+    owner: OwnerId,
+    make: impl Fn() -> Result<()> + Send + Sync + 'static,
+    after: impl Fn() + Send + Sync + 'static,
+) -> PyResult<Bound<'_, PyAny>> {
+    coroutine(py, Call::Rare(Rare { owner, make: Box::new(make), after: Box::new(after) }))
+}
+
 fn coroutine(py: Python<'_>, call: Call) -> PyResult<Bound<'_, PyAny>> {
     static RUN: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     RUN.import(py, "workglow_limit._loops", "run")?.call1((AsyncCall(call),))
@@ -75,6 +94,10 @@ impl AsyncCall {
                 let ended = go(py, wait, || Permit::of(permit).end_with(*end));
                 done(py, ended, |()| Ok(py.None()))
             }
+            Call::Rare(Rare { make, after, .. }) => done(py, go(py, wait, make), |()| {
+                after();
+                Ok(py.None())
+            }),
             Call::Decision(asked) => {
                 let begun = asked.begun.lock().unwrap_or_else(PoisonError::into_inner).take();
                 let answer = match begun {
@@ -138,6 +161,7 @@ impl AsyncCall {
         match &self.0 {
             Call::Decision(asked) => asked.shared.owner,
             Call::End(permit, _) => Permit::of(permit).owner(),
+            Call::Rare(rare) => rare.owner,
         }
     }
 }

@@ -669,6 +669,19 @@ impl Limiter {
         hooks::deliver_with(py, paused, |e| quoting(e, &[("pause", "duration", duration)]))
     }
 
+    /// As pause, for event loops.
+    #[pyo3(signature = (duration, key=None))]
+    fn pause_async<'py>(
+        &self,
+        py: Python<'py>,
+        duration: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = argument::key)] key: Option<&str>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let (shared, pause) = (self.shared.clone(), seconds("duration", duration)?);
+        let key = key.unwrap_or_default().to_owned();
+        async_call::rare(py, self.shared.owner, move || shared.core.pause(&key, pause), || ())
+    }
+
     /// Resets a key to its initial state and removes its gate. Without a key it resets all keys.
     #[pyo3(signature = (key=None))]
     fn clear(&self, py: Python<'_>, #[pyo3(from_py_with = argument::key)] key: Option<&str>) -> PyResult<()> {
@@ -677,6 +690,19 @@ impl Limiter {
         hooks::deliver_with(py, cleared, raised)?;
         self.shared.wake_waiters(Some(key).filter(|key| !key.is_empty()));
         Ok(())
+    }
+
+    /// As clear, for event loops.
+    #[pyo3(signature = (key=None))]
+    fn clear_async<'py>(
+        &self,
+        py: Python<'py>,
+        #[pyo3(from_py_with = argument::key)] key: Option<&str>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let (shared, key) = (self.shared.clone(), Arc::<str>::from(key.unwrap_or_default()));
+        let (there, cleared) = (shared.clone(), key.clone());
+        let wake = move || there.wake_waiters(Some(&*cleared).filter(|key| !key.is_empty()));
+        async_call::rare(py, self.shared.owner, move || shared.core.clear(&key), wake)
     }
 
     /// Returns the counts of a key, or of the whole limit without one. They cover all processes that share the limit; the last

@@ -1,6 +1,7 @@
 //! Stores.
 
 use crate::argument::{self, Whole, quoting_given};
+use crate::async_call;
 use crate::clock::ManualClock;
 use crate::error::raised;
 use crate::flow::FlowControl;
@@ -135,6 +136,25 @@ impl Store {
         deliver_with(py, answer, |e| quoting_given(e, given))
     }
 
+    /// As override, for event loops.
+    #[pyo3(signature = (name, policy, key=None))]
+    fn override_async<'py>(
+        &self,
+        py: Python<'py>,
+        name: &Bound<'_, PyAny>,
+        policy: &Bound<'_, PyAny>,
+        key: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let (limit, above) = (argument::text("name", name)?.to_owned(), argument::text("policy", policy)?.to_owned());
+        let own = key.map_or(Ok(None), argument::key)?.map(str::to_owned);
+        let core = self.core.clone();
+        let make = move || match &own {
+            None => core.override_text(&limit, &above),
+            Some(own) => core.override_key(&limit, &above, own),
+        };
+        async_call::rare(py, OwnerId::of(self), make, || ())
+    }
+
     /// Removes the operator's policy, so that the policy declared last holds again. With a key it removes that key's own policy,
     /// so that the limit's holds for the key again. A no-op if there is none.
     #[pyo3(signature = (name, key=None))]
@@ -146,6 +166,24 @@ impl Store {
             Some(own) => core.lift_key(&limit, &own),
         })?;
         deliver_with(py, answer, |e| quoting_given(e, [("name", "name", Some(name)), ("key", "key", key)]))
+    }
+
+    /// As lift, for event loops.
+    #[pyo3(signature = (name, key=None))]
+    fn lift_async<'py>(
+        &self,
+        py: Python<'py>,
+        name: &Bound<'_, PyAny>,
+        key: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let limit = argument::text("name", name)?.to_owned();
+        let own = key.map_or(Ok(None), argument::key)?.map(str::to_owned);
+        let core = self.core.clone();
+        let make = move || match &own {
+            None => core.lift(&limit),
+            Some(own) => core.lift_key(&limit, own),
+        };
+        async_call::rare(py, OwnerId::of(self), make, || ())
     }
 
     /// Removes the declaration of this name, including operators' policies, so that another kind of limiter can be declared.

@@ -17,7 +17,7 @@ import pytest
 import requests
 from conftest import run
 from workglow_limit import CompositeLimiter, InvalidArgument, ManualClock, RateLimiter, Store
-from workglow_limit.http import heed
+from workglow_limit.http import heed, heed_async
 
 CASES = json.loads((Path(__file__).parents[3] / "tests/http/heed.json").read_text())
 
@@ -110,6 +110,12 @@ def test_without_a_key_all_keys_pause(limiter):
     refused.headers["Retry-After"] = "5"
     assert heed(limiter, refused) == 5
     assert limiter.peek("k").retry_after == 20
+
+
+def test_in_an_event_loop(limiter):
+    refused = SimpleNamespace(status_code=429, headers={"Retry-After": "20"})
+    assert asyncio.run(heed_async(limiter, refused, "k")) == 20
+    assert (limiter.peek("k").retry_after, limiter.peek().retry_after) == (20, 0)
 
 
 def test_all_limits_of_a_composite_pause(limiter):

@@ -134,6 +134,12 @@ class Store:
         own policy, so that the limit's holds for the key again. A no-op if there is none.
         """
 
+    def override_async(self, name: str, policy: str, key: str | None = None) -> Coroutine[None, None, None]:
+        """As override, for event loops."""
+
+    def lift_async(self, name: str, key: str | None = None) -> Coroutine[None, None, None]:
+        """As lift, for event loops."""
+
     def forget(self, name: str) -> None:
         """Removes the declaration of this name, including operators' policies, so that another kind of limiter can be
         declared. Limiters in use then raise KindMismatch. If the same kind is declared again, it keeps its state.
@@ -866,6 +872,12 @@ class Limiter:
 
     def clear(self, key: str | None = None) -> None:
         """Resets a key to its initial state and removes its gate. Without a key it resets all keys."""
+
+    def pause_async(self, duration: _Duration, key: str | None = None) -> Coroutine[None, None, None]:
+        """As pause, for event loops."""
+
+    def clear_async(self, key: str | None = None) -> Coroutine[None, None, None]:
+        """As clear, for event loops."""
 
     def stats(self, key: str | None = None) -> Stats:
         """Returns the counts of a key, or of the whole limit without one. They cover all processes that share the

@@ -8,13 +8,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from datetime import timedelta
-from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypedDict, TypeVar, cast
 from urllib.parse import urlsplit
 
 from ._derived import refuse
 from ._errors import WeightExceedsCapacity
-from ._loops import in_thread, sleep
+from ._loops import sleep
 from ._native import Decision, Limiter, Permit
 from ._tokens import FREE, Reading, estimate
 from .http import check_key, in_seconds, requested_wait, status_and_headers
@@ -378,7 +377,7 @@ class _InLoop:
         return await limiter.peek_async(key, 0)
 
     async def pause(self, limiter: Limiter, seconds: float, key: str | None) -> None:
-        await in_thread(limiter, partial(limiter.pause, seconds, key))
+        await limiter.pause_async(seconds, key)
 
     async def complete(self, permit: Permit) -> None:
         await permit.complete_async()

@@ -3,6 +3,7 @@
     from workglow_limit.http import heed
 
     heed(limiter, response)  # of requests, httpx, aiohttp, urllib, …: returns the seconds of the pause, 0.0 without one
+    await heed_async(limiter, response)  # in an event loop
 
 The limiters in front of clients heed each response: workglow_limit.httpx, .requests, .aiohttp, .urllib3.
 """
@@ -74,11 +75,30 @@ def heed(
     by RateLimit-Remaining and RateLimit-Reset, or by a vendor's pair of headers. A 429 with none of these pauses for
     default seconds. A pause is at most longest seconds. Unreadable headers are ignored.
     """
-    check_key("is", key, "a str")
-    pause = requested_wait(response, in_seconds("default", default), in_seconds("longest", longest))
+    pause = _pause_for(response, key, default, longest)
     if pause > 0:
         limiter.pause(pause, key)
     return pause
+
+
+async def heed_async(
+    limiter: Limiter,
+    response: _HasStatusCode | _HasStatus,
+    key: str | None = None,
+    *,
+    default: float | timedelta = 1.0,
+    longest: float | timedelta = 3600.0,
+) -> float:
+    """As heed, for event loops: the loop runs whatever the store does."""
+    pause = _pause_for(response, key, default, longest)
+    if pause > 0:
+        await limiter.pause_async(pause, key)
+    return pause
+
+
+def _pause_for(response: object, key: str | None, default: float | timedelta, longest: float | timedelta) -> float:
+    check_key("is", key, "a str")
+    return requested_wait(response, in_seconds("default", default), in_seconds("longest", longest))
 
 
 def check_key(verb: str, key: object, expected: str) -> None:
