@@ -1,4 +1,4 @@
-//! Limiters with a manual clock, and helpers to use them.
+//! Stores and limiters, and helpers to use them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,6 +15,13 @@ pub fn clocked() -> (ManualClock, Store) {
     let mut options = StoreOptions::default();
     options.clock = Some(clock.clone());
     (clock, Store::with_options("memory:", options).unwrap())
+}
+
+/// A store whose timeout ends no test, however slow the machine is.
+pub fn patient(url: &str) -> Store {
+    let mut options = StoreOptions::default();
+    options.timeout = Duration::from_secs(600);
+    Store::with_options(url, options).unwrap()
 }
 
 pub fn rate(store: &Store, name: &str, max: u64, window: Duration) -> Shared {

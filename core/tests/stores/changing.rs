@@ -3,6 +3,7 @@
 
 #[cfg(feature = "fault-points")]
 use crate::common::Child;
+use crate::common::limits::patient;
 use crate::common::{self, Dir, Random, number};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::time::Duration;
@@ -27,7 +28,7 @@ fn used(limiter: &dyn Limiter, key: u64) -> u64 {
 
 /// Once a change has returned, no start happens while the window holds the new limit or more.
 fn no_start_by_the_previous_policy(url: &str) {
-    let store = Store::new(url).unwrap();
+    let store = patient(url);
     let limiter = store.limiter("api", "4/100s").unwrap();
     for round in 0..number("ROUNDS", 3) {
         limiter.clear("").unwrap();
@@ -85,14 +86,14 @@ fn no_start_by_the_previous_policy_in_a_lane() {
 #[test]
 fn concurrent_changes_leave_one_policy() {
     let dir = Dir::in_memory("same-time");
-    let store = Store::new(&dir.url()).unwrap();
+    let store = patient(&dir.url());
     let limiter = store.limiter("api", "9/100s").unwrap();
     (0..KEYS).for_each(|key| assert!(admitted(&*limiter, key)));
     std::thread::scope(|scope| {
         for thread in 0..3 {
             let (store, dir) = (&store, &dir);
             scope.spawn(move || {
-                let own = Store::new(&dir.url()).unwrap();
+                let own = patient(&dir.url());
                 for round in 0..4u64 {
                     // In blocks of different sizes.
                     let policy = format!("{}/100s", [5, 9, 40, 200][((thread + round) % 4) as usize]);
@@ -125,13 +126,13 @@ fn a_death_while_many_keys_change_is_completed_by_others() {
             }
             let dir = Dir::in_memory("dying");
             let url = dir.url();
-            let store = Store::new(&url).unwrap();
+            let store = patient(&url);
             let (limiter, other) = (store.limiter("api", "5/100s").unwrap(), store.limiter("other", "5/1s").unwrap());
             other.open().unwrap();
             (0..KEYS).for_each(|key| assert!(admitted(&*limiter, key)));
             store.override_key("api", "50/100s", "7").unwrap();
             let child = Child::run(|| {
-                let store = Store::new(&url).unwrap();
+                let store = patient(&url);
                 let limiter = store.find("api").unwrap();
                 fault::at(point, || common::raise(libc::SIGKILL));
                 match is_clear {
@@ -174,11 +175,11 @@ fn keys_that_a_dead_or_stopped_process_left_behind_get_the_new_policy_at_their_n
         let dir = Dir::in_memory("left-behind");
         let url = dir.url();
         let decide = |url: &str| {
-            let store = Store::new(url).unwrap();
+            let store = patient(url);
             let limiter = store.limiter("api", "5/100s").unwrap();
             (0..KEYS).for_each(|key| assert!(admitted(&*limiter, key)));
             let child = Child::run(|| {
-                let store = Store::new(url).unwrap();
+                let store = patient(url);
                 // A moment of the change itself: making space takes some, too.
                 fault::at("key-written", move || match point {
                     "key-written" => common::raise(signal),
@@ -249,7 +250,7 @@ fn a_process_stopped_under_the_lock_delays_no_key_that_was_left_behind() {
 #[test]
 fn the_starts_of_many_keys_are_written_once() {
     let dir = Dir::in_memory("written");
-    let store = Store::new(&dir.url()).unwrap();
+    let store = patient(&dir.url());
     let limiter = store.limiter("api", "100/1h").unwrap();
     (0..KEYS).for_each(|key| assert!(admitted(&*limiter, key)));
     store.flush().unwrap();
@@ -258,7 +259,7 @@ fn the_starts_of_many_keys_are_written_once() {
     store.override_text("api", "9/1h").unwrap();
     drop((limiter, store));
     std::fs::remove_file(dir.file("limits.db-lane")).unwrap();
-    let store = Store::new(&dir.url()).unwrap();
+    let store = patient(&dir.url());
     let limiter = store.find("api").unwrap();
     // And a budget of one, which may be lost with the lane.
     common::wait_until("the lost lane is noticed", || admitted(&*limiter, KEYS));
@@ -270,7 +271,7 @@ fn the_starts_of_many_keys_are_written_once() {
     assert_eq!((0..KEYS).map(|key| used(&*limiter, key)).sum::<u64>(), 0);
     drop((limiter, store));
     std::fs::remove_file(dir.file("limits.db-lane")).unwrap();
-    let limiter = Store::new(&dir.url()).unwrap().find("api").unwrap();
+    let limiter = patient(&dir.url()).find("api").unwrap();
     common::wait_until("the lost lane is noticed", || admitted(&*limiter, KEYS));
     assert_eq!((0..KEYS).find(|&key| used(&*limiter, key) > 1), None, "cleared starts do not return");
 }
@@ -279,7 +280,7 @@ fn the_starts_of_many_keys_are_written_once() {
 #[test]
 fn more_slots_for_one_of_many_keys() {
     for url in ["memory:".to_owned(), Dir::in_memory("slots").url()] {
-        let store = Store::new(&url).unwrap();
+        let store = patient(&url);
         let limiter = store.limiter("gpu", "2 concurrent").unwrap();
         (0..KEYS).for_each(|key| assert!(admitted(&*limiter, key)));
         for key in [5, 6, 5] {
@@ -321,7 +322,7 @@ fn in_the_ledger(dir: &Dir, names: [&str; 2]) -> [u64; 2] {
 /// A store with a limit that has many rows in the ledger: three starts of each key.
 #[cfg(feature = "fault-points")]
 fn of_many_rows(dir: &Dir) -> Store {
-    let store = Store::new(&dir.url()).unwrap();
+    let store = patient(&dir.url());
     let limiter = store.limiter("api", "60/1h").unwrap();
     for _ in 0..3 {
         (0..KEYS).for_each(|key| assert!(admitted(&*limiter, key)));
@@ -335,7 +336,7 @@ fn of_many_rows(dir: &Dir) -> Store {
 #[cfg(feature = "fault-points")]
 fn used_after_a_loss(dir: &Dir, name: &str, what: &str, expected: u64) {
     std::fs::remove_file(dir.file("limits.db-lane")).unwrap();
-    let limiter = Store::new(&dir.url()).unwrap().find(name).unwrap();
+    let limiter = patient(&dir.url()).find(name).unwrap();
     common::wait_until("the lost lane is noticed", || admitted(&*limiter, KEYS));
     let other = (0..KEYS).map(|key| used(&*limiter, key)).find(|used| *used != expected + 3);
     assert_eq!(other, None, "{what}");
@@ -349,7 +350,7 @@ fn a_death_while_many_rows_are_renamed_is_completed_by_others() {
         let dir = Dir::in_memory("renaming");
         let store = of_many_rows(&dir);
         let child = Child::run(|| {
-            let store = Store::new(&dir.url()).unwrap();
+            let store = patient(&dir.url());
             fault::at(point, || common::raise(libc::SIGKILL));
             store.limiter("api", "60/1h + 5 concurrent").unwrap().open().unwrap();
         });
@@ -375,7 +376,7 @@ fn a_death_while_many_rows_are_renamed_is_completed_by_others() {
 fn rows_written_during_a_rename_are_not_lost() {
     let dir = Dir::in_memory("overtaken");
     Child::run(|| {
-        let store = Store::new(&dir.url()).unwrap();
+        let store = patient(&dir.url());
         let limiter = store.limiter("api", "60/1h").unwrap();
         (0..KEYS).for_each(|key| assert!(admitted(&*limiter, key)));
         let url = dir.url();
@@ -401,7 +402,7 @@ fn rows_of_a_name_taken_by_another_kind_do_not_return() {
         let store = of_many_rows(&dir);
         store.forget("api").unwrap();
         let child = Child::run(|| {
-            let store = Store::new(&dir.url()).unwrap();
+            let store = patient(&dir.url());
             fault::at(point, || common::raise(libc::SIGKILL));
             store.limiter("api", "5 concurrent").unwrap().open().unwrap();
         });
@@ -435,7 +436,7 @@ fn decisions_during_a_change_of_cell_kind_stay_within_the_larger_limit() {
     // Starts are stored individually up to 4,096. Above that they are counted, in other cells.
     const SMALL: u64 = 4_000;
     const LARGE: u64 = 5_000;
-    let store = Store::new("memory:").unwrap();
+    let store = patient("memory:");
     let declare = |max| RateLimiter::new(&store, "api", max, Duration::from_secs(3_600)).unwrap();
     let limiter = declare(SMALL);
     limiter.open().unwrap();

@@ -3,6 +3,7 @@
 //! Whichever counts as first, the outcome is that of one order or the other. Both orders are tried on another store, one
 //! step after the other, and the pair must end like one of them.
 
+use crate::common::limits::patient;
 use crate::common::{self, Child, Dir};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -103,13 +104,6 @@ type Outcome = (u64, u64, bool, String);
 
 fn name<R>(answer: Result<R>) -> String {
     answer.map_or_else(|error| error.name().to_owned(), |_| "done".to_owned())
-}
-
-/// A store whose change includes the time of the operations beside it, however slow the machine is.
-fn patient(url: &str) -> Store {
-    let mut options = StoreOptions::default();
-    options.timeout = Duration::from_secs(600);
-    Store::with_options(url, options).unwrap()
 }
 
 impl Site {
