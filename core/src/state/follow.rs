@@ -43,10 +43,11 @@ impl Home {
         self.arena.word(POLICIES).fetch_or(IS_BEHIND, AcqRel);
     }
 
-    /// Records that the lane has this generation. For the process that fills it.
-    pub(super) fn set_generation(&self, generation: u64) {
+    /// Records that the lane has this generation, and whether the ledger may lack starts under earlier policies. For the
+    /// process that fills the lane.
+    pub(super) fn set_generation(&self, generation: u64, is_missing: bool) {
         self.arena.word(POLICIES).store(generation << 1, Release);
-        self.arena.word(SETTLED).store(generation, Release);
+        self.arena.word(SETTLED).store(if is_missing { 0 } else { generation }, Release);
     }
 
     /// The generation up to which the ledger has all starts made under earlier policies.

@@ -120,6 +120,15 @@ impl Locked<'_> {
         self.batch(all, 0)
     }
 
+    /// The same as [`Home::has_lost_more`], by the policy of a key.
+    pub fn has_lost_more_of(&self, KnownKey { limit, key, .. }: &KnownKey) -> bool {
+        self.find_limit(limit).is_some_and(|limit| {
+            let (table, hash) = (self.table(limit), self.hash(b'k', key));
+            let own = self.table_in_use(limit, hash).or_else(|| self.plan_of_idle(&table, hash));
+            own.is_some_and(|own| self.has_lost_more(&own))
+        })
+    }
+
     fn batch(&self, keys: Vec<Unlogged>, listed_to: u64) -> Batch {
         let (now, moment) = moment(self);
         let (mut names, mut unnamed) = (BTreeMap::new(), Vec::new());

@@ -11,7 +11,7 @@ use super::arena::MOST_BYTES;
 use super::block::{hash_in, table_in};
 use super::damage::nonsense;
 use super::layout::{index_word, key_word, table_word};
-use super::table::{Blocked, Hash, Home, Table};
+use super::table::{BEHIND, Blocked, Hash, Home, Table};
 use crate::algorithm::log::{CLOSED, SETTLED};
 use crate::algorithm::{Forgotten, History, Start};
 use crate::atomic::*;
@@ -395,6 +395,13 @@ impl Home {
         // The next boot may come while it still counts, so it must be written before the key's first start.
         let is_logged = fault::planted("lost once");
         counts.then_some(Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged })
+    }
+
+    /// Returns whether unused keys count more starts than another boot would take as lost under this policy: they may
+    /// be in no ledger.
+    pub(super) fn has_lost_more(&self, table: &Table) -> bool {
+        let budget = self.budget(table.policy);
+        budget < BEHIND && self.lost(table, self.clock.now()).is_some_and(|lost| lost.units > budget)
     }
 
     /// Returns whether even an unused key counts as having started something.

@@ -62,7 +62,9 @@ pub(super) fn recover(home: &Locked, database: &mut Database, identity: &Identit
             false => Origin { born: last_used, lost: [0, 0] },
         }
     };
+    let mut is_missing = false;
     for KnownLimit { name, declared, missing } in database.limits(None)? {
+        is_missing |= missing.is_some();
         let policy = declared.current();
         let origin = recovered(policy, missing);
         let limit = home.add_limit(&name, policy, origin.born)?;
@@ -82,6 +84,7 @@ pub(super) fn recover(home: &Locked, database: &mut Database, identity: &Identit
             })?;
         }
         for KnownKey { key, policy: own, missing, .. } in database.keys(KeySelection::Of(&name))? {
+            is_missing |= missing.is_some();
             let hash = home.hash(b'k', &key);
             match (own, missing) {
                 (Some(own), _) => home.add_key_on_plan(limit, (hash, &key), own, recovered(own, missing))?,
@@ -99,7 +102,7 @@ pub(super) fn recover(home: &Locked, database: &mut Database, identity: &Identit
             }
         }
     }
-    home.set_generation(identity.generation);
+    home.set_generation(identity.generation, is_missing);
     let mut group: Option<(String, Hash, String)> = None;
     let mut starts = Vec::new();
     // Limits that are written behind count as full anyway, for as long as any of their rows would count. That may save

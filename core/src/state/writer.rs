@@ -351,29 +351,42 @@ impl Session {
         let read =
             |database: &mut Database| Ok((database.limits(Some(after))?, database.keys(KeySelection::Changed(after))?));
         let (limits, keys) = self.with_ledger(lead, read)?;
+        let mut is_settled = true;
         for KnownLimit { name, declared, .. } in limits.iter().filter(|known| known.missing.is_some()) {
-            let found = self.with_lane_of(lead, patience, |locked| {
-                let found = locked.find_limit(name);
+            let (found, has_lost) = self.with_lane_of(lead, patience, |locked| {
+                let Some(limit) = locked.find_limit(name) else { return Ok((None, false)) };
                 // No start may happen under an earlier policy any more.
-                found.map_or(Ok(()), |limit| locked.finish_change(limit)).map(|()| found)
+                locked.finish_change(limit)?;
+                Ok((Some(limit), locked.has_lost_more(&locked.table(limit))))
             })?;
             self.write_limits(lead, patience, found.as_slice())?;
             let longest = declared.current().longest();
             self.in_steps(lead, patience, |database, first| database.keep(name, None, longest, first))?;
-            self.with_ledger(lead, |database| database.has_all(name, to))?;
+            is_settled &= !has_lost;
+            if !has_lost {
+                self.with_ledger(lead, |database| database.has_all(name, to))?;
+            }
         }
         for keys in keys.chunks(KEYS as usize) {
             let longest = RefCell::default();
             self.write(lead, patience, |locked| locked.gather_keys(keys, &mut longest.borrow_mut()))?;
-            for (known, counts) in keys.iter().zip(longest.take()) {
+            let have_lost = self.with_lane_of(lead, patience, |locked| {
+                Ok(keys.iter().map(|known| locked.has_lost_more_of(known)).collect::<Vec<_>>())
+            })?;
+            for ((known, counts), has_lost) in keys.iter().zip(longest.take()).zip(have_lost) {
                 if let Some((hash, longest)) = counts {
                     let keep = |database: &mut Database, first| database.keep(&known.limit, Some(hash), longest, first);
                     self.in_steps(lead, patience, keep)?;
                 }
-                self.with_ledger(lead, |database| database.has_all_of(known, to))?;
+                is_settled &= !has_lost;
+                if !has_lost {
+                    self.with_ledger(lead, |database| database.has_all_of(known, to))?;
+                }
             }
         }
-        home.set_settled(after, to);
+        if is_settled {
+            home.set_settled(after, to);
+        }
         Ok(())
     }
 

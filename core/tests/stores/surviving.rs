@@ -2,8 +2,8 @@
 #![cfg(feature = "fault-points")]
 
 use crate::common::{
-    Child, Dir, Random, Record, most_in_any_window, most_seen_by, now_ns, number, present_boot, shared, wait_until,
-    write_behind_up_to,
+    Child, Dir, Random, Record, most_in_any_window, most_seen_by, now_ns, number, present_boot, raise, shared,
+    wait_until, write_behind_up_to,
 };
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::*;
@@ -45,6 +45,47 @@ fn many_boots_within_one_window_lose_nothing() {
         println!("{total} of {LIMIT} over {BOOTS} boots");
         assert!(total <= LIMIT, "{total} of {LIMIT} in one window");
         assert!(total >= LIMIT - BOOTS * BUDGET, "only {total} of {LIMIT}");
+    }
+}
+
+/// A key that was not used since the boot may have lost a budget of the policy before, which is larger.
+#[test]
+fn a_lowered_limit_counts_what_an_earlier_boot_may_have_lost() {
+    for of_key in [false, true] {
+        let (dir, counts) = (Dir::new("lowered"), shared(2));
+        let boot = |boot, work: &dyn Fn(&Store, &RateLimiter)| {
+            let child = Child::run(|| {
+                present_boot(boot);
+                let store = Store::new(&dir.url()).unwrap();
+                work(&store, &RateLimiter::new(&store, "api", 1_000, HOUR).unwrap());
+                raise(libc::SIGKILL);
+            });
+            assert!(child.was_killed());
+        };
+        boot(1, &|store, limiter| {
+            if of_key {
+                limiter.open().unwrap();
+                store.override_text("api", "10/1h").unwrap();
+                store.override_key("api", "1000/1h", "key").unwrap();
+            }
+            // The ledger does not need these yet.
+            assert!(admitted(limiter, "key", 24));
+            counts[0].fetch_add(24, Relaxed);
+        });
+        boot(2, &|store, limiter| {
+            limiter.open().unwrap();
+            match of_key {
+                true => store.override_key("api", "100/1h", "key").unwrap(),
+                false => store.override_text("api", "100/1h").unwrap(),
+            }
+        });
+        boot(3, &|_, limiter| {
+            let more = (0..100).take_while(|_| admitted(limiter, "key", 1)).count() as u64;
+            counts[1].fetch_add(more, Relaxed);
+        });
+        let [before, after] = [0, 1].map(|i: usize| counts[i].load(Relaxed));
+        assert!(before + after <= 100, "{before} and {after} of 100, of a key: {of_key}");
+        assert!(after >= 40, "{after}: at most both budgets are withheld, of a key: {of_key}");
     }
 }
 
