@@ -69,11 +69,13 @@ def main() -> None:
                 return int((built / "count").read_text()), perf_counter() - began
 
         print("| language | call | at a time | fsyncs | seconds |\n| --- | --- | --- | --- | --- |")
-        for language, call, at_once in CASES:
-            # What opening, the first start and the end take does not count.
-            (before, idle), (after, took) = (run(language, call, starts, at_once) for starts in (0, given.starts))
-            print(f"| {language} | `{call}` | {at_once} | {after - before} | {took - idle:.2f} |", flush=True)
-        (given.node / "start.mjs").unlink()
+        try:
+            for language, call, at_once in CASES:
+                # What opening, the first start and the end take does not count.
+                (before, idle), (after, took) = (run(language, call, starts, at_once) for starts in (0, given.starts))
+                print(f"| {language} | `{call}` | {at_once} | {after - before} | {took - idle:.2f} |", flush=True)
+        finally:
+            (given.node / "start.mjs").unlink()
 
 
 if __name__ == "__main__":

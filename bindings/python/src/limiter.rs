@@ -109,7 +109,7 @@ impl SharedLimiter {
         self: &Arc<Self>,
         py: Python<'_>,
         key: &str,
-        decide: impl Fn(&dyn workglow_limit::Limiter, &str) -> workglow_limit::Result<R> + Send + 'static,
+        decide: impl Fn(&dyn workglow_limit::Limiter, &str) -> workglow_limit::Result<R> + Send + Sync + 'static,
     ) -> PyResult<R> {
         let mut answer = decide(&*self.core, key);
         if let Err(Error::WouldWait) = answer {
@@ -127,7 +127,7 @@ impl SharedLimiter {
         self: &Arc<Self>,
         py: Python<'_>,
         key: &str,
-        call: impl Fn(&dyn workglow_limit::Limiter, &str) -> workglow_limit::Result<R> + Send + 'static,
+        call: impl Fn(&dyn workglow_limit::Limiter, &str) -> workglow_limit::Result<R> + Send + Sync + 'static,
         undo: impl Fn(&dyn workglow_limit::Limiter, R) + Copy + Send + Sync + 'static,
     ) -> PyResult<workglow_limit::Result<R>> {
         let mut answer = call(&*self.core, key);
@@ -154,7 +154,7 @@ impl SharedLimiter {
         self: &Arc<Self>,
         py: Python<'_>,
         key: &str,
-        call: impl Fn(&dyn workglow_limit::Limiter, &str) -> workglow_limit::Result<R> + Send + 'static,
+        call: impl Fn(&dyn workglow_limit::Limiter, &str) -> workglow_limit::Result<R> + Send + Sync + 'static,
         undo: impl Fn(&dyn workglow_limit::Limiter, R) + Copy + Send + Sync + 'static,
     ) -> PyResult<workglow_limit::Result<R>> {
         let key = Box::<str>::from(key);

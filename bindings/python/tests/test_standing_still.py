@@ -80,7 +80,8 @@ def commits(path):
 
 @pytest.mark.parametrize("policy", ["1000/1h", "1000/1h + 1000/2h"])
 @pytest.mark.parametrize("call", ["acquire_async", "try_acquire_async", "decide_async"])
-def test_calls_that_wait_share_a_commit(call, policy, store, tmp_path):
+@pytest.mark.parametrize("keys", [1, 400])
+def test_calls_that_wait_share_a_commit(call, policy, keys, store, tmp_path):
     """Each thread of the pool once had a commit for the call that it ran."""
     limiter = store.limiter("jobs", policy)
     limiter.peek()
@@ -88,7 +89,7 @@ def test_calls_that_wait_share_a_commit(call, policy, store, tmp_path):
     async def main():
         before = commits(tmp_path / "limits.db")
         with locked(tmp_path / "limits.db", "begin immediate"):
-            tasks = [asyncio.create_task(getattr(limiter, call)()) for _ in range(400)]
+            tasks = [asyncio.create_task(getattr(limiter, call)(f"key {i % keys}")) for i in range(400)]
             await asyncio.sleep(0.05)
         assert all(await asyncio.gather(*tasks))
         # One that was on its way, one for the others, and one is due once a second.

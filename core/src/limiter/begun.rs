@@ -1,96 +1,193 @@
 //! Calls that one thread begins and another finishes.
 
 use super::Limiter;
+use super::line::slice;
 use crate::error::{Error, Result};
 use crate::fork;
 use crate::state::Unwritten;
 use crate::waiting::MayWait;
+use std::collections::VecDeque;
 use std::mem;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
-type CallOf<R> = Box<dyn Fn(&dyn Limiter) -> Result<R> + Send>;
-type UndoOf<R> = Box<dyn Fn(&dyn Limiter, R) + Send>;
+type Ask<R> = Box<dyn Fn(&dyn Limiter) -> Result<R> + Send + Sync>;
+type Undo<R> = Box<dyn Fn(&dyn Limiter, R) + Send>;
 
 /// A call that has to wait for the store: begun by a thread that must not wait, finished by one that may.
 ///
 /// A start that only has to be written first is taken at the beginning. So the next commit has the starts of all calls
 /// that began before it, however few threads wait for it. Dropping the call takes its start back.
 pub struct Begun<R> {
-    limiter: Arc<dyn Limiter>,
-    call: CallOf<R>,
-    undo: UndoOf<R>,
-    /// [`Error::WouldWait`] if the call has to be made again, and after its end.
-    answer: Result<R>,
-    unwritten: Vec<Unwritten>,
+    call: Arc<Call<R>>,
+    undo: Undo<R>,
     generation: u64,
 }
 
-impl<R> Begun<R> {
+struct Call<R> {
+    limiter: Arc<dyn Limiter>,
+    ask: Ask<R>,
+    /// Whether it takes a start, which may be written later.
+    takes: bool,
+    state: Mutex<State<R>>,
+}
+
+enum State<R> {
+    /// It has to be made where it may wait.
+    Waits,
+    /// What it took has to be written, if anything.
+    Made(Result<R>, Vec<Unwritten>),
+    /// It is being finished, or is not wanted any more.
+    Over,
+}
+
+/// A call of any kind that waits for a thread.
+pub(super) trait Waits: Send + Sync {
+    /// Makes the call, unless it is being finished. Returns whether it would have to wait longer.
+    fn begin(&self) -> bool;
+}
+
+impl<R: Send + 'static> Begun<R> {
     /// Begins a call without waiting. `undo` cancels the start of its answer; the call may be made again after that.
     pub fn new(
         limiter: Arc<dyn Limiter>,
-        call: impl Fn(&dyn Limiter) -> Result<R> + Send + 'static,
+        call: impl Fn(&dyn Limiter) -> Result<R> + Send + Sync + 'static,
         undo: impl Fn(&dyn Limiter, R) + Send + 'static,
     ) -> Begun<R> {
-        let mut begun = Self::later(limiter, call);
-        begun.undo = Box::new(undo);
         // A user-defined limiter may start jobs of its own.
-        if !begun.limiter.has_custom() {
-            let call = || MayWait::Never.during(|| (begun.call)(&*begun.limiter));
-            (begun.answer, begun.unwritten) = Unwritten::collect(call);
+        let takes = !limiter.has_custom();
+        let begun = Self::of(limiter, takes, call, undo);
+        if takes && MayWait::Never.during(|| begun.call.begin()) && begun.call.is_on_this_machine() {
+            let call: Arc<dyn Waits> = begun.call.clone();
+            begun.call.limiter.base().begun.lock().push_back(Arc::downgrade(&call));
         }
         begun
     }
 
     /// Leaves a whole call to the thread that may wait.
-    pub fn later(limiter: Arc<dyn Limiter>, call: impl Fn(&dyn Limiter) -> Result<R> + Send + 'static) -> Begun<R> {
-        let (answer, unwritten, generation) = (Err(Error::WouldWait), Vec::new(), fork::generation());
-        Begun { limiter, call: Box::new(call), undo: Box::new(|_, _| ()), answer, unwritten, generation }
+    pub fn later(
+        limiter: Arc<dyn Limiter>,
+        call: impl Fn(&dyn Limiter) -> Result<R> + Send + Sync + 'static,
+    ) -> Begun<R> {
+        Self::of(limiter, false, call, |_, _| ())
+    }
+
+    fn of(
+        limiter: Arc<dyn Limiter>,
+        takes: bool,
+        ask: impl Fn(&dyn Limiter) -> Result<R> + Send + Sync + 'static,
+        undo: impl Fn(&dyn Limiter, R) + Send + 'static,
+    ) -> Begun<R> {
+        let call = Call { limiter, ask: Box::new(ask), takes, state: Mutex::new(State::Waits) };
+        Begun { call: Arc::new(call), undo: Box::new(undo), generation: fork::generation() }
     }
 
     /// Returns whether the answer is known, so that [`Begun::finish`] does not wait.
     pub fn is_over(&self) -> bool {
-        self.unwritten.is_empty() && !matches!(self.answer, Err(Error::WouldWait))
+        // Another thread may be making it.
+        let state = self.call.state.try_lock();
+        state.is_ok_and(|state| matches!(&*state, State::Made(_, unwritten) if unwritten.is_empty()))
     }
 
     /// Waits for the answer.
     ///
     /// # Errors
     /// Those of the call.
-    pub fn finish(mut self) -> Result<R> {
-        let began = Instant::now();
-        let answer = mem::replace(&mut self.answer, Err(Error::WouldWait));
-        let unwritten = mem::take(&mut self.unwritten);
-        let call = || (self.call)(&*self.limiter);
-        // The start of a forked child's copy is the parent's.
-        if matches!(answer, Err(Error::WouldWait)) || self.generation != fork::generation() {
-            return call();
-        }
+    pub fn finish(self) -> Result<R> {
+        let (began, call) = (Instant::now(), &*self.call);
+        let (answer, unwritten) = match self.take() {
+            State::Made(answer, unwritten) => (answer, unwritten),
+            _ if !call.takes => return call.ask(),
+            _ => {
+                let made = Unwritten::collect(|| call.ask());
+                if MayWait::here() == MayWait::UntilTimeout {
+                    call.begin_others();
+                }
+                made
+            }
+        };
         let failed = unwritten.iter().find_map(|one| Some((one, one.write().err()?)));
         let Some((one, error)) = failed else { return answer };
-        take_back(&unwritten, || self.undo(answer));
+        self.take_back(answer, &unwritten);
         match error {
-            Error::WouldWait => MayWait::for_the_rest(began, call),
-            error => one.fail(error, call),
+            Error::WouldWait => MayWait::for_the_rest(began, || call.ask()),
+            error => one.fail(error, || call.ask()),
+        }
+    }
+}
+
+impl<R> Begun<R> {
+    /// Ends the call in this state. In a forked child the state is its parent's, perhaps with a lock that stays locked.
+    fn take(&self) -> State<R> {
+        match self.generation == fork::generation() {
+            true => mem::replace(&mut *self.call.state(), State::Over),
+            false => State::Waits,
         }
     }
 
-    fn undo(&self, answer: Result<R>) {
+    fn take_back(&self, answer: Result<R>, unwritten: &[Unwritten]) {
         if let Ok(answer) = answer {
-            (self.undo)(&*self.limiter, answer);
+            take_back(unwritten, || (self.undo)(&*self.call.limiter, answer));
         }
     }
 }
 
 impl<R> Drop for Begun<R> {
     fn drop(&mut self) {
-        let answer = mem::replace(&mut self.answer, Err(Error::WouldWait));
-        if answer.is_ok() && self.generation == fork::generation() {
-            take_back(&self.unwritten, || self.undo(answer));
+        if let State::Made(answer, unwritten) = self.take() {
+            self.take_back(answer, &unwritten);
         }
     }
 }
+
+impl<R> Call<R> {
+    fn state(&self) -> MutexGuard<'_, State<R>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ask(&self) -> Result<R> {
+        (self.ask)(&*self.limiter)
+    }
+
+    /// Returns whether none of its limits is on a server. (Asking a server makes no space for others.)
+    fn is_on_this_machine(&self) -> bool {
+        let mut stores = Vec::new();
+        self.limiter.stores(&mut stores);
+        stores.iter().all(|store| store.server().is_none())
+    }
+
+    /// Makes the other calls of this limiter that wait for a thread, so that they share the next commit. Most of them wait
+    /// because space has to be made for their keys. One that has to wait for longer than a moment is left to its thread.
+    fn begin_others(&self) {
+        let waiting = &self.limiter.base().begun;
+        let next = || waiting.lock().pop_front();
+        let most = waiting.lock().len();
+        for _ in 0..most {
+            let begin =
+                |call: Arc<dyn Waits>| MayWait::in_slice(Instant::now(), slice(&*self.limiter), || call.begin());
+            let Some(call) = next() else { return };
+            if call.upgrade().is_some_and(begin) {
+                return waiting.lock().push_front(call);
+            }
+        }
+    }
+}
+
+impl<R: Send> Waits for Call<R> {
+    fn begin(&self) -> bool {
+        let mut state = self.state();
+        if let State::Waits = *state {
+            match Unwritten::collect(|| self.ask()) {
+                (Err(Error::WouldWait), _) => return true,
+                (answer, unwritten) => *state = State::Made(answer, unwritten),
+            }
+        }
+        false
+    }
+}
+
+/// The calls of one limiter that wait for a thread.
+pub(super) type Waiting = VecDeque<Weak<dyn Waits>>;
 
 /// Takes a start back. `cancel` cancels its permit; what that leaves because the store is busy is taken back later.
 pub(super) fn take_back(unwritten: &[Unwritten], cancel: impl FnOnce()) {
@@ -100,6 +197,6 @@ pub(super) fn take_back(unwritten: &[Unwritten], cancel: impl FnOnce()) {
 
 impl<R> std::fmt::Debug for Begun<R> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Begun call of \"{}\"", self.limiter.name())
+        write!(f, "Begun call of \"{}\"", self.call.limiter.name())
     }
 }

@@ -1,9 +1,11 @@
 //! The interface between limiters, lines and bindings. No other code uses it.
 
+use super::begun::Waiting;
 use super::line::{Claim, Seats, Terms};
 use super::{Attempt, Presented, Reserved, foreign, unsupported};
 use crate::decision::Decision;
 use crate::error::Result;
+use crate::fork::PerProcess;
 use crate::hooks::{Event, Hooks};
 use crate::permit::RawPermit;
 use crate::policy;
@@ -25,12 +27,20 @@ pub struct Base {
     pub hooks: Hooks,
     /// The lines of this process's threads.
     pub seats: Seats,
+    /// The calls of this process that wait for a thread.
+    pub(super) begun: PerProcess<Waiting>,
 }
 
 impl Base {
     pub fn new(name: Arc<str>) -> Base {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        Base { id: NEXT.fetch_add(1, Relaxed), name, hooks: Hooks::default(), seats: Seats::new() }
+        Base {
+            id: NEXT.fetch_add(1, Relaxed),
+            name,
+            hooks: Hooks::default(),
+            seats: Seats::new(),
+            begun: PerProcess::new(),
+        }
     }
 
     /// Checks that this limiter issued the permit.

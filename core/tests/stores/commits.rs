@@ -32,13 +32,14 @@ fn is_admitted(answer: &Result<Attempt>) -> bool {
 /// Few threads wait for many calls: they once had a commit for as many calls as there were threads.
 #[test]
 fn calls_that_were_begun_share_a_commit() {
-    for (policy, keys) in [("100/1h", 1), ("100/1h", 40), ("100/1h + 200/2h", 1), ("100/1h + 50 concurrent", 40)] {
+    let cases = [("100/1h", 1, true), ("100/1h", 40, true), ("100/1h", 40, false), ("100/1h + 200/2h", 1, true)];
+    for (policy, keys, are_known) in [&cases[..], &[("100/1h + 50 concurrent", 40, true)]].concat() {
         let dir = Dir::new("begun");
         let store = patient(&dir);
         let limiter = store.limiter("api", policy).unwrap();
         let key = |i: usize| format!("key {}", i % keys);
-        // Making a key may have to wait.
-        assert!((0..keys).all(|i| limiter.decide(&key(i), 1).unwrap().admitted));
+        // Making a key may have to wait: the thread that finishes a call makes space for the others, too.
+        assert!((0..if are_known { keys } else { 1 }).all(|i| limiter.decide(&key(i), 1).unwrap().admitted));
         let commits = || {
             let database = rusqlite::Connection::open(dir.file("limits.db")).unwrap();
             database.query_row("SELECT sequence FROM store", [], |row| row.get::<_, i64>(0)).unwrap()

@@ -275,6 +275,7 @@ def destroyed():
         green.get_hub().destroy(destroy_loop=True)
         ended.append(1)
 
+    sleep(0)  # The main greenlet has its hub before the thread has one.
     native(hub, ())
     until(lambda: ended)
     held.complete()

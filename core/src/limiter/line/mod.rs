@@ -113,7 +113,7 @@ fn is_over(began: Instant, most: Duration, clock: &Clock) -> bool {
 }
 
 /// Returns the longest wait for the store in one call. By a manual clock no deadline comes while the store answers.
-fn slice(limiter: &dyn Limiter) -> Duration {
+pub(super) fn slice(limiter: &dyn Limiter) -> Duration {
     if limiter.manual_clock().is_some() { Duration::MAX } else { SLICE }
 }
 
