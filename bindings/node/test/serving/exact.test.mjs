@@ -12,7 +12,7 @@ import { startRedis } from "../redis.mjs";
 const PROCESSES = 3;
 const CLIENTS = 12;
 const LIMIT = 40;
-const WINDOW = 0.5; // s
+const WINDOW = 1; // s
 
 const stores = {
   sqlite: (t) => `sqlite:${directory(t)}/limits.db`,
@@ -37,8 +37,10 @@ for (const [name, urlOf] of Object.entries(stores)) {
     const starts = [];
     const pids = new Set();
     let refused = 0;
+    // On a busy machine it takes longer until all processes have had a part, and one had to refuse.
+    const isEnough = () => starts.length >= 4 * LIMIT && pids.size === PROCESSES && refused > 0;
     const hammer = async () => {
-      while (starts.length < 4 * LIMIT) {
+      while (!isEnough()) {
         const response = await fetch(`http://127.0.0.1:${port}/`);
         const [pid, a, b] = (await response.text()).split(" ");
         if (response.status === 200) starts.push([BigInt(a), BigInt(b)]) && pids.add(pid);
@@ -51,8 +53,6 @@ for (const [name, urlOf] of Object.entries(stores)) {
     };
     await Promise.all(Array.from({ length: CLIENTS }, hammer));
 
-    assert.equal(pids.size, PROCESSES, "a process took no part");
-    assert.ok(refused > 0);
     assert.ok(mostInAnyWindow(starts, BigInt(WINDOW * 1e9)) <= LIMIT);
     const wide = RateLimiter.attach(new Store(url), "wide");
     const { remaining } = await wide.peekAsync({ key: "k" });
