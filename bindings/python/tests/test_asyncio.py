@@ -2,9 +2,7 @@
 
 import asyncio
 import gc
-import sqlite3
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from datetime import timedelta
 
 import pytest
@@ -18,7 +16,6 @@ from workglow_limit import (
     Permit,
     RateLimiter,
     Store,
-    UnknownLimit,
     Unsupported,
 )
 
@@ -432,40 +429,3 @@ def test_waiters_of_different_keys_are_independent(url):
     order = in_order_of(limiter, asks)
     for key in "abcd":
         assert [n for of, n in order if of == key] == list(range(6))
-
-
-def test_rare_calls_leave_the_loop_running(tmp_path):
-    """Overrides and the like wait for the database, and the loop does not."""
-    store = Store(f"sqlite:{tmp_path}/limits.db", timeout=60)
-    limiter = RateLimiter(store, "api", max_executions=5, window_size_in_seconds=60)
-    limiter.open()
-
-    async def main():
-        with closing(sqlite3.connect(tmp_path / "limits.db", isolation_level=None)) as other:
-            other.execute("BEGIN IMMEDIATE")
-            change = asyncio.create_task(store.override_async("api", "9/1m"))
-            for _ in range(20):
-                await asyncio.sleep(0.005)
-            assert not change.done()
-            other.execute("ROLLBACK")
-        await change
-        assert limiter.peek("k").limit == 9
-        await store.override_async("api", "3/1m", key="k")
-        assert (limiter.peek("k").limit, limiter.peek().limit) == (3, 9)
-        await store.lift_async("api", "k")
-        await store.lift_async("api")
-        assert limiter.peek("k").limit == 5
-        await limiter.pause_async(timedelta(hours=1), "k")
-        assert not limiter.peek("k").admitted
-        waiting = asyncio.create_task(limiter.acquire_async("k", timeout=7200))
-        await asyncio.sleep(0)
-        await limiter.clear_async("k")
-        (await waiting).cancel()
-        with pytest.raises(InvalidArgument, match="policy"):
-            await store.override_async("api", "nonsense")
-        with pytest.raises(UnknownLimit, match="nobody"):
-            await store.override_async("nobody", "1/1s")
-        with pytest.raises(TypeError, match="duration"):
-            limiter.pause_async("x")
-
-    asyncio.run(main())

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 from conftest import run, until
-from workglow_limit import AcquireTimeout, RateLimiter, Store
+from workglow_limit import AcquireTimeout, InvalidArgument, RateLimiter, Store, UnknownLimit
 
 
 @contextmanager
@@ -205,3 +205,36 @@ except KeyboardInterrupt:
 stranger.rollback()
 """, tmp_path)  # fmt: skip
     assert said == "interrupted\n"
+
+
+def test_rare_calls_leave_the_loop_running(store, tmp_path):
+    limiter = RateLimiter(store, "api", max_executions=5, window_size_in_seconds=60)
+    assert limiter.peek("k").limit == 5
+
+    async def main():
+        with locked(tmp_path / "limits.db", "begin immediate"):
+            change = asyncio.create_task(store.override_async("api", "9/1m"))
+            for _ in range(20):
+                await asyncio.sleep(0.001)
+            assert not change.done()
+        await change
+        assert limiter.peek("k").limit == 9
+        await store.override_async("api", "3/1m", key="k")
+        assert (limiter.peek("k").limit, limiter.peek().limit) == (3, 9)
+        await store.lift_async("api", "k")
+        await store.lift_async("api")
+        assert limiter.peek("k").limit == 5
+        await limiter.pause_async(3600, "k")
+        assert not limiter.peek("k").admitted
+        waiting = asyncio.create_task(limiter.acquire_async("k", timeout=7200))
+        await asyncio.sleep(0)
+        await limiter.clear_async("k")
+        await (await waiting).cancel_async()
+        with pytest.raises(InvalidArgument, match="policy"):
+            await store.override_async("api", "nonsense")
+        with pytest.raises(UnknownLimit, match="nobody"):
+            await store.override_async("nobody", "1/1s")
+        with pytest.raises(TypeError, match="duration"):
+            limiter.pause_async("x")
+
+    asyncio.run(main())

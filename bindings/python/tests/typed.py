@@ -205,6 +205,10 @@ async def of_decorated() -> None:
             await permit.settle_async(1)
         await permit.cancel_async()
         await permit.complete_async()
+    await rate.pause_async(MINUTE, "k")
+    await rate.clear_async("k")
+    await store.override_async("x", "100/1m", key="tenant")
+    await store.lift_async("x", key="tenant")
 
 
 def stores() -> None:

@@ -25,6 +25,9 @@ use std::time::{Duration, Instant};
 /// The time limit of one sweep. The segment in progress is always finished.
 const SWEEP: Duration = Duration::from_millis(2);
 
+/// The most used blocks that a segment gets at once from a store that cannot grow: others may need them more.
+const STOCK: u64 = 64;
+
 /// Below this number of used blocks, no search is worthwhile while the store can grow.
 const ENOUGH: u64 = 64;
 
@@ -81,7 +84,9 @@ impl Locked<'_> {
         let capacity = self.capacity(segment);
         let word = |word| self.arena.word(segment + word).load(Acquire);
         let rounds = || self.arena.word(SWEPT_ROUNDS).load(Acquire);
-        let restock = || self.restock(table, self.segment_of(table, hash), u64::MAX);
+        let block = self.key_words(table.policy) + 16;
+        let most = if self.arena.has_space(block) { u64::MAX } else { STOCK };
+        let restock = || self.restock(table, self.segment_of(table, hash), most);
         let slots = self.arena.words(segment + index_word::SLOTS, capacity);
         let is_sealed = slots.iter().any(|slot| slot.load(Acquire) == index_word::SEALED);
         if is_sealed
@@ -99,7 +104,6 @@ impl Locked<'_> {
                 Err(full) => return Err(full),
             }
         }
-        let block = self.key_words(table.policy) + 16;
         // Free blocks come first: space that has not been allocated yet serves blocks of any size.
         if restock() || self.arena.has_space(block) {
             return Ok(Space::Available);
@@ -458,7 +462,11 @@ impl Locked<'_> {
             loop {
                 let hash = position.load(Acquire);
                 let Some(root) = self.root(&table) else { break };
-                let freed = self.sweep_segment(&table, root, hash)?;
+                let freed = match self.sweep_segment(&table, root, hash) {
+                    // There is no space to rewrite this one.
+                    Err(Error::StoreFull { .. }) => 0,
+                    swept => swept?,
+                };
                 found += if self.block_class(table.policy) == class { freed } else { 0 };
                 let next = self.next_segment(&table, hash);
                 position.store(next.unwrap_or(0), Release);
