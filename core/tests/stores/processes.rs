@@ -1,5 +1,6 @@
 //! One limit, many processes: they start, exit, die, stop and fork.
 
+use crate::common::limits::patient;
 use crate::common::wait::Wait;
 use crate::common::{Child, Dir, PATIENCE, Record, most_in_any_window, now_ns, shared, wait_until};
 use std::collections::BTreeSet;
@@ -166,7 +167,7 @@ fn a_limiter_works_in_the_master_and_in_its_forked_children() {
 #[test]
 fn a_limiter_made_before_a_fork_can_be_first_used_after_it() {
     let dir = Dir::new("lazy-fork");
-    let limiter = rate(&dir.url(), "api", 100, HOUR);
+    let limiter = RateLimiter::new(&patient(&dir.url()), "api", 100, HOUR).unwrap();
     assert!(dir.names().is_empty(), "creating a limiter opens nothing");
     let total = &shared(1)[0];
     let children: Vec<_> =
