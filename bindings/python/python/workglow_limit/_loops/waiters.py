@@ -222,7 +222,7 @@ class Waiters:
         self._timer = 0  # The id of the timer that the loop has to call.
         self._cancel: Callable[[], object] | None = None
         self._rings = 0.0
-        self._itself = ref(self, partial(forget, self._lines, id(loop.native)))
+        self._itself = ref[Waiters](self, partial(forget, self._lines, id(loop.native)))
         self._answers: dict[int, tuple[Waiter, Answer]] = {}
         self._joining: deque[tuple[Waiter, Answer]] = deque()  # Not joined yet.
         self._sent: deque[tuple[Waiter, Answer]] = deque()  # Joining in another thread.
