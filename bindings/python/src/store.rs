@@ -71,6 +71,33 @@ impl Store {
     }
 }
 
+/// Checks the arguments of an override, and returns the call.
+fn overriding(
+    name: &Bound<'_, PyAny>,
+    policy: &Bound<'_, PyAny>,
+    key: Option<&Bound<'_, PyAny>>,
+) -> PyResult<impl Fn(&workglow_limit::Store) -> workglow_limit::Result<()> + Send + Sync + 'static> {
+    let (name, policy) = (argument::text("name", name)?.to_owned(), argument::text("policy", policy)?.to_owned());
+    let key = key.map_or(Ok(None), argument::key)?.map(str::to_owned);
+    Ok(move |core: &workglow_limit::Store| match &key {
+        None => core.override_text(&name, &policy),
+        Some(key) => core.override_key(&name, &policy, key),
+    })
+}
+
+/// The same for a lift.
+fn lifting(
+    name: &Bound<'_, PyAny>,
+    key: Option<&Bound<'_, PyAny>>,
+) -> PyResult<impl Fn(&workglow_limit::Store) -> workglow_limit::Result<()> + Send + Sync + 'static> {
+    let name = argument::text("name", name)?.to_owned();
+    let key = key.map_or(Ok(None), argument::key)?.map(str::to_owned);
+    Ok(move |core: &workglow_limit::Store| match &key {
+        None => core.lift(&name),
+        Some(key) => core.lift_key(&name, key),
+    })
+}
+
 #[pymethods]
 impl Store {
     #[new]
@@ -126,12 +153,8 @@ impl Store {
         policy: &Bound<'_, PyAny>,
         key: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        let (limit, above) = (argument::text("name", name)?.to_owned(), argument::text("policy", policy)?.to_owned());
-        let own = key.map_or(Ok(None), argument::key)?.map(str::to_owned);
-        let answer = self.wait(py, move |core| match own {
-            None => core.override_text(&limit, &above),
-            Some(own) => core.override_key(&limit, &above, &own),
-        })?;
+        let make = overriding(name, policy, key)?;
+        let answer = self.wait(py, move |core| make(core))?;
         let given = [("name", "name", Some(name)), ("policy", "policy", Some(policy)), ("key", "key", key)];
         deliver_with(py, answer, |e| quoting_given(e, given))
     }
@@ -145,26 +168,16 @@ impl Store {
         policy: &Bound<'_, PyAny>,
         key: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let (limit, above) = (argument::text("name", name)?.to_owned(), argument::text("policy", policy)?.to_owned());
-        let own = key.map_or(Ok(None), argument::key)?.map(str::to_owned);
-        let core = self.core.clone();
-        let make = move || match &own {
-            None => core.override_text(&limit, &above),
-            Some(own) => core.override_key(&limit, &above, own),
-        };
-        async_call::rare(py, OwnerId::of(self), make, || ())
+        let (core, make) = (self.core.clone(), overriding(name, policy, key)?);
+        async_call::rare(py, OwnerId::of(self), move || make(&core), || ())
     }
 
     /// Removes the operator's policy, so that the policy declared last holds again. With a key it removes that key's own policy,
     /// so that the limit's holds for the key again. A no-op if there is none.
     #[pyo3(signature = (name, key=None))]
     fn lift(&self, py: Python<'_>, name: &Bound<'_, PyAny>, key: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
-        let limit = argument::text("name", name)?.to_owned();
-        let own = key.map_or(Ok(None), argument::key)?.map(str::to_owned);
-        let answer = self.wait(py, move |core| match own {
-            None => core.lift(&limit),
-            Some(own) => core.lift_key(&limit, &own),
-        })?;
+        let make = lifting(name, key)?;
+        let answer = self.wait(py, move |core| make(core))?;
         deliver_with(py, answer, |e| quoting_given(e, [("name", "name", Some(name)), ("key", "key", key)]))
     }
 
@@ -176,14 +189,8 @@ impl Store {
         name: &Bound<'_, PyAny>,
         key: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let limit = argument::text("name", name)?.to_owned();
-        let own = key.map_or(Ok(None), argument::key)?.map(str::to_owned);
-        let core = self.core.clone();
-        let make = move || match &own {
-            None => core.lift(&limit),
-            Some(own) => core.lift_key(&limit, own),
-        };
-        async_call::rare(py, OwnerId::of(self), make, || ())
+        let (core, make) = (self.core.clone(), lifting(name, key)?);
+        async_call::rare(py, OwnerId::of(self), move || make(&core), || ())
     }
 
     /// Removes the declaration of this name, including operators' policies, so that another kind of limiter can be declared.

@@ -294,11 +294,11 @@ impl Engine for Redis {
                 }
             };
             let [version_of, text_of] = fields;
-            if let Some(policy) = policy {
-                let terms = Terms::of(policy, 0);
+            let terms = policy.map(|policy| Terms::of(&policy, 0));
+            if let Some(terms) = &terms {
                 put(format!("n:{}", terms.version), Some(terms.text()));
             }
-            put(version_of, policy.map(|policy| version(&policy).to_string()));
+            put(version_of, terms.map(|terms| terms.version.to_string()));
             put(
                 text_of,
                 policy.map(|policy| text.map_or_else(|| policy.to_string(), |key| format!("{policy}\n{key}"))),
