@@ -188,8 +188,6 @@ pub(crate) struct Question {
     pub future: u64,
     /// The number of grants that fit.
     pub most: u64,
-    /// See [`Grants::STEPPED`].
-    pub stepped: u64,
     /// For earlier grants: ticket, stamp, the units that stay used, and which of the first 64 have ended otherwise, in
     /// two halves.
     pub reports: Vec<[u64; 5]>,
@@ -290,18 +288,15 @@ impl<'a> Grants<'a> {
     const NEXT: usize = 16;
     /// `QUIET` applies to this many units and more.
     const QUIET_LEAST: usize = 17;
-    /// When the last replied request was sent, and the server's clock in its reply.
+    /// When the last replied request was sent.
     const LAST_ASKED: usize = 18;
-    const LAST_NOW: usize = 19;
-    /// The server memory whose clock was set forward, plus one; 0: none.
-    const STEPPED: usize = 20;
     /// The asker's identity for the server: a number that no other site has. 0: drawn with the next request.
-    const OWNER: usize = 21;
+    const OWNER: usize = 19;
     /// The turn of `ASKING` that took so long that no caller waits for it any more.
-    const STALLED: usize = 22;
+    const STALLED: usize = 20;
     /// Where processes of this machine share the grants of this key: see [`Grants::shared`].
-    const SHARED: usize = 23;
-    const FIRST: usize = 24;
+    const SHARED: usize = 21;
+    const FIRST: usize = 22;
 
     fn word(&self, at: usize) -> &'a AtomicU64 {
         &self.words[at]
@@ -595,8 +590,7 @@ impl<'a> Grants<'a> {
             (self.word(Grants::SEQ).load(Relaxed) / 2, self.word(Grants::SEQ).load(Relaxed) % 2 == 1);
         let seq = if is_pending { seq } else { now.max(seq + 1) };
         self.word(Grants::SEQ).store(2 * seq + 1, Relaxed);
-        let stepped = self.word(Grants::STEPPED).load(Relaxed);
-        Question { seq, least, want, future, most, stepped, reports }
+        Question { seq, least, want, future, most, reports }
     }
 
     /// Returns how many units to ask for, now and later.
@@ -682,9 +676,10 @@ impl<'a> Grants<'a> {
         if passed == 1 { last } else { (here.0 / passed, here.1 / passed) }
     }
 
-    /// Accepts the reply to a request that was sent after `asked` and whose reply came before `now`.
-    pub fn accept(&self, question: &Question, reply: &Reply, asked: (Tick, Tick), lengths: Lengths) {
-        self.guarded(|| self.write(question, reply, asked, lengths));
+    /// Accepts the reply to a request that was sent after `asked` and whose reply came before `now`. `was_set`: the
+    /// server's clock was set forward since the previous reply, or this machine stood still.
+    pub fn accept(&self, question: &Question, reply: &Reply, asked: (Tick, Tick), lengths: Lengths, was_set: bool) {
+        self.guarded(|| self.write(question, reply, asked, lengths, was_set));
     }
 
     /// Writes something that belongs to this life of the words. In another life, or if this one has been copied
@@ -700,7 +695,7 @@ impl<'a> Grants<'a> {
         self.word(Grants::ACCEPTING).store(0, Release);
     }
 
-    fn write(&self, question: &Question, reply: &Reply, (asked, now): (Tick, Tick), lengths: Lengths) {
+    fn write(&self, question: &Question, reply: &Reply, (asked, now): (Tick, Tick), lengths: Lengths, was_set: bool) {
         let is_asked_again = fault::planted("granted twice");
         self.word(Grants::SEQ).store(2 * question.seq + u64::from(is_asked_again), Relaxed);
         for cell in self.cells() {
@@ -711,13 +706,12 @@ impl<'a> Grants<'a> {
         }
         let (before, trip) = (self.trip(), now - asked);
         self.word(Grants::TRIP).store(trip.max(before - before.saturating_sub(trip) / 2), Relaxed);
-        if self.was_set_forward(reply, (asked, now)) {
+        self.word(Grants::LAST_ASKED).store(asked, Relaxed);
+        if was_set {
             // All windows are shorter by that until the server knows, so nothing of this reply can be used.
-            self.word(Grants::STEPPED).store(reply.epoch + 1, Relaxed);
             self.word(Grants::QUIET).store(0, Release);
             return self.void();
         }
-        self.word(Grants::STEPPED).store(0, Relaxed);
         let at = |tick: Tick| now + 1 + tick.saturating_sub(reply.now);
         // Not before that, at any rate of the clocks.
         let surely_at = |tick: Tick| now + 1 + longer(tick.saturating_sub(reply.now));
@@ -756,14 +750,6 @@ impl<'a> Grants<'a> {
         // Waiting callers may be promised something, if no caller has asked for that.
         let is_for_all = question.future > 0 || question.most == 0 || reply.gate > reply.now;
         self.word(Grants::QUIET).store(2 * quiet + u64::from(is_for_all), Release);
-    }
-
-    /// Returns whether the server's clock has advanced by more than the elapsed time since the previous reply. (Less
-    /// than two round trips cannot be distinguished from a slow reply.)
-    fn was_set_forward(&self, reply: &Reply, (asked, now): (Tick, Tick)) -> bool {
-        let then = self.word(Grants::LAST_ASKED).swap(asked, Relaxed);
-        let was = self.word(Grants::LAST_NOW).swap(reply.now, Relaxed);
-        was != 0 && reply.now.saturating_sub(was) > longer(now - then + 1) + 1 && !fault::planted("any clock")
     }
 
     /// Ends all grants, and returns none of their units: the server does not know them, or they no longer allow starts.

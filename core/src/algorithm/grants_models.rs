@@ -28,7 +28,7 @@ impl Key {
     fn refill(&self, number: u64, grants: &[Grant], now: Tick) -> u64 {
         let question = self.grants(number).question(Wish::Start(1), LENGTHS, now);
         let reply = Reply { now, epoch: 0, gate: 0, next: now + 1, remaining: 0, empty: now, grants: grants.to_vec() };
-        self.grants(number).accept(&question, &reply, (now, now), LENGTHS);
+        self.grants(number).accept(&question, &reply, (now, now), LENGTHS, false);
         question.reports.iter().map(|report| report[2]).sum()
     }
 }
@@ -83,7 +83,7 @@ fn a_late_reply_does_not_reach_another_key() {
         let late = thread::spawn(move || {
             let reply =
                 Reply { now: NOW, epoch: 0, gate: 0, next: NOW, remaining: 0, empty: NOW, grants: vec![grant(7, 5)] };
-            other.grants(1).accept(&question, &reply, (NOW, NOW), LENGTHS);
+            other.grants(1).accept(&question, &reply, (NOW, NOW), LENGTHS, false);
         });
         key.life.store(CLOSED, Release);
         key.grants(CLOSED).begin_next_life();

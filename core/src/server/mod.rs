@@ -10,6 +10,7 @@ mod postgres;
 #[cfg(feature = "redis")]
 mod redis;
 pub(crate) mod site;
+pub(crate) mod witness;
 
 pub use doctor::{Finding, Severity, doctor};
 
@@ -22,6 +23,7 @@ use crate::state::Hash;
 use crate::time::Tick;
 use std::sync::Arc;
 use std::time::Duration;
+use witness::Word;
 
 /// The server at an address. No request is sent yet.
 pub(crate) fn at(url: &str) -> Result<Arc<dyn Engine>> {
@@ -63,6 +65,8 @@ pub(crate) struct Call<'a> {
     pub made: Tick,
     /// The policy that the caller knows.
     pub policy: &'a Policy,
+    /// What this process's clock says about the server's.
+    pub word: Option<Word>,
     /// The time, if a test sets it.
     pub now: Option<Tick>,
     /// The Unix time of tick 0, in microseconds.
@@ -181,11 +185,11 @@ pub(crate) struct Noted {
 
 /// A server, as used by a store.
 pub(crate) trait Engine: std::fmt::Debug + Send + Sync {
-    /// Calls a script. `None` if the policy no longer applies; nothing has changed then.
+    /// Calls a script. Returns the server's clock, and the answer. `None` if the policy no longer applies; nothing has changed then.
     ///
     /// # Errors
     /// A store error. It is then unknown whether anything has changed, but no more has started than allowed.
-    fn call(&self, call: &Call, patience: Duration) -> Result<Option<Vec<i64>>>;
+    fn call(&self, call: &Call, patience: Duration) -> Result<Option<(Tick, Vec<i64>)>>;
 
     /// Returns whether this policy applies, to a key or to the limit.
     fn is_held(&self, limit: &str, key: Option<Hash>, policy: &Policy, patience: Duration) -> Result<bool>;

@@ -13,6 +13,7 @@ mod tls;
 mod value;
 mod wire;
 
+use super::witness::Word;
 use super::{Call, EPOCH, Engine, Family, Finding, MOST, Noted, Row, RowChange, Terms, version, without_password};
 use crate::error::{Error, Result};
 use crate::fault;
@@ -186,14 +187,19 @@ fn tick(now: Option<Tick>) -> Value {
 }
 
 impl Engine for Postgres {
-    fn call(&self, call: &Call, patience: Duration) -> Result<Option<Vec<i64>>> {
+    fn call(&self, call: &Call, patience: Duration) -> Result<Option<(Tick, Vec<i64>)>> {
         let Terms { family, version, numbers } = Terms::of(call.policy, call.phase);
+        let known = match call.word {
+            Some(Word::Report { from, to, by }) => vec![call.made, 1, from, to, by],
+            Some(Word::Vouch { from, to }) => vec![call.made, 2, from, to],
+            None => vec![call.made],
+        };
         let mut values = vec![
             Value::text(call.op),
             Value::text(call.limit),
             Value::uuid(call.key.map(uuid)),
             Value::int(Some(version as i64)),
-            Value::int(Some(call.made as i64)),
+            Value::ints(known.into_iter().map(|n| Some(n as i64))),
             tick(call.now),
             milliseconds(patience),
             Value::ints(numbers.into_iter().map(Some)),
@@ -203,19 +209,20 @@ impl Engine for Postgres {
             _ if call.key.is_none() => {
                 values.remove(7);
                 values.remove(2);
-                "SELECT workglow_limit.of_all($1, $2, $3, $4, $5, $6, $7)"
+                "SELECT workglow_limit.of_all($1, $2, $3, $4, $5, $6, $7), workglow_limit.clock()"
             }
-            Family::Log => "SELECT workglow_limit.decide_log($1, $2, $3, $4, $5, $6, $7, $8, $9)",
-            Family::Bucket => "SELECT workglow_limit.decide_bucket($1, $2, $3, $4, $5, $6, $7, $8, $9)",
-            Family::Window => "SELECT workglow_limit.decide_window($1, $2, $3, $4, $5, $6, $7, $8, $9)",
-            Family::Leases => "SELECT workglow_limit.decide_leases($1, $2, $3, $4, $5, $6, $7, $8, $9)",
+            Family::Log => "SELECT workglow_limit.decide_log($1, $2, $3, $4, $5, $6, $7, $8, $9), workglow_limit.clock()",
+            Family::Bucket => "SELECT workglow_limit.decide_bucket($1, $2, $3, $4, $5, $6, $7, $8, $9), workglow_limit.clock()",
+            Family::Window => "SELECT workglow_limit.decide_window($1, $2, $3, $4, $5, $6, $7, $8, $9), workglow_limit.clock()",
+            Family::Leases => "SELECT workglow_limit.decide_leases($1, $2, $3, $4, $5, $6, $7, $8, $9), workglow_limit.clock()",
         };
         let row = self.one(statement, &values, patience)?;
         let answer = row.first().and_then(|cell| ints(cell.as_ref()?));
+        let clock = row.get(1).and_then(|cell| int(cell.as_ref()?));
         // Writes of other programs to the tables must not make us compute with impossible numbers.
         let answer = answer.filter(|answer| answer.iter().all(|n| n.unsigned_abs() <= MOST));
         match answer.as_deref().and_then(<[i64]>::split_first) {
-            Some((0, answer)) => Ok(Some(answer.to_vec())),
+            Some((0, answer)) => Ok(clock.map(|clock| (clock as Tick, answer.to_vec()))),
             Some((-1, _)) => Ok(None),
             _ => Err(self.makes_no_sense(row)),
         }

@@ -18,6 +18,7 @@ mod adopt;
 mod examine;
 mod link;
 
+use super::witness::Word;
 use super::{Call, EPOCH, Engine, Family, Finding, Noted, Row, RowChange, Terms, version, without_password};
 use crate::error::{Error, Result};
 use crate::fault;
@@ -130,6 +131,11 @@ impl Redis {
         };
         let states = format!("{}:{letter}:", key_of(call.limit));
         let (op, made, now) = (call.op, call.made, call.now);
+        let word = match call.word {
+            Some(Word::Report { from, to, by }) => format!(" r {from} {to} {by}"),
+            Some(Word::Vouch { from, to }) => format!(" v {from} {to}"),
+            None => String::new(),
+        };
         let numbers: Vec<String> =
             [numbers.len() as i64].iter().chain(&numbers).chain(call.arguments).map(i64::to_string).collect();
         let arguments = move |node: &Node, from: Origin| {
@@ -138,7 +144,7 @@ impl Redis {
                 None if node.is_cluster => "?".into(),
                 None => "0".into(),
             };
-            let run = if now.is_some() { String::new() } else { format!("{} {made} {from}", node.run) };
+            let run = if now.is_some() { String::new() } else { format!("{} {made} {from}{word}", node.run) };
             let time = now.map_or_else(String::new, |now| now.to_string());
             let first = [op.to_owned(), version.to_string(), run, time];
             first.into_iter().chain(numbers.iter().cloned()).collect()
@@ -220,7 +226,7 @@ fn hex(Hash([a, b]): Hash) -> String {
 }
 
 impl Engine for Redis {
-    fn call(&self, call: &Call, patience: Duration) -> Result<Option<Vec<i64>>> {
+    fn call(&self, call: &Call, patience: Duration) -> Result<Option<(Tick, Vec<i64>)>> {
         let began = Instant::now();
         let (script, states, arguments) = self.script_of(call);
         let mut keys = vec![key_of(call.limit)];
@@ -233,7 +239,7 @@ impl Engine for Redis {
             let left = patience.saturating_sub(began.elapsed());
             let answer: Vec<i64> = self.run(call.limit, script, &keys, |node| Ok(arguments(node, from)), left)?;
             match answer.split_first() {
-                Some((0, answer)) => return Ok(Some(answer.to_vec())),
+                Some((clock @ 0.., answer)) => return Ok(Some((*clock as Tick, answer.to_vec()))),
                 Some((-1, _)) => return Ok(None),
                 Some((-2, _)) => self.adopt_first(call.limit, call.now, began, patience)?,
                 Some((-3, [run])) if from.is_none() => from = self.came_from(call.limit, *run as u64, left)?,

@@ -28,7 +28,7 @@ use std::slice;
 use std::time::Duration;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"wglgrant");
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 
 /// Words of the header, which fills a page.
 mod header {

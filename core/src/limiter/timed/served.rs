@@ -86,7 +86,8 @@ impl Timed {
                     found.decided(ADMITTED, weight);
                     Started::Yes(TimedPermit { stamp: unsigned(stamp), ticket: unsigned(ticket), ..*place })
                 }
-                2 => Started::TooEarly(from_ticks(ready.saturating_sub(unsigned(now)))),
+                // The server may have moved it.
+                2 => Started::TooEarly(from_ticks(unsigned(stamp).max(ready).saturating_sub(unsigned(now)))),
                 _ => Started::No,
             })
         })

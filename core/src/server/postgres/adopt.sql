@@ -47,14 +47,14 @@ DECLARE
 BEGIN
     FOREACH k IN ARRAY hashes LOOP
         IF of_family = 'b' THEN
-            PERFORM workglow_limit.decide_bucket('adopt', lim, k, v, 0, at, patience, p, '{}');
+            PERFORM workglow_limit.decide_bucket('adopt', lim, k, v, '{0}', at, patience, p, '{}');
         ELSIF of_family = 'w' THEN
-            PERFORM workglow_limit.decide_window('adopt', lim, k, v, 0, at, patience, p, '{}');
+            PERFORM workglow_limit.decide_window('adopt', lim, k, v, '{0}', at, patience, p, '{}');
         ELSE
-            l := workglow_limit.counted_look(lim, k, '-', v, 0, at);
+            l := workglow_limit.counted_look(lim, k, '-', v, '{0}', at);
             CONTINUE WHEN l.answer IS NOT NULL;
             PERFORM workglow_limit.counted_lock(l.limit_id, k, '-', l.birth, at, l.now, patience);
-            l := workglow_limit.counted_look(lim, k, '-', v, 0, at);
+            l := workglow_limit.counted_look(lim, k, '-', v, '{0}', at);
             CONTINUE WHEN l.answer IS NOT NULL;
             PERFORM workglow_limit.counted_forget(l.c, at, l.now, l.floor);
         END IF;

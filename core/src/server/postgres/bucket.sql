@@ -60,7 +60,7 @@ END $$;
 -- present, pause, clear: see counted.sql.
 -- adopt           -> {0, now}: rewrites the state under the policy that applies, so that it lives as long as that policy needs.
 CREATE OR REPLACE FUNCTION workglow_limit.decide_bucket(
-    op text, lim text, k uuid, v bigint, known bigint, at bigint, patience bigint, p bigint[], a bigint[]
+    op text, lim text, k uuid, v bigint, known bigint[], at bigint, patience bigint, p bigint[], a bigint[]
 ) RETURNS bigint[] LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
 #variable_conflict use_variable
 DECLARE
@@ -75,6 +75,7 @@ DECLARE
     pushed record;
     c workglow_limit.counted;
     is_locked boolean := false;
+    i integer;
     now bigint;
     moment numeric;
     carried numeric;
@@ -109,10 +110,23 @@ BEGIN
             RETURN l.answer;
         END IF;
         now := l.now;
-        IF l.is_lost THEN
+        IF l.is_due THEN
             PERFORM workglow_limit.counted_lock(l.limit_id, k, 'b', l.birth, at, now, patience);
-            PERFORM workglow_limit.loss(l.limit_id, known, now);
+            PERFORM workglow_limit.attend(l.limit_id, known);
+            known := known[1:1];
             is_locked := true;
+            CONTINUE;
+        END IF;
+        IF l.moves <> 0 AND NOT is_locked THEN
+            PERFORM workglow_limit.counted_lock(l.limit_id, k, 'b', l.birth, at, now, patience);
+            is_locked := true;
+            CONTINUE;
+        ELSIF l.moves <> 0 THEN
+            state := l.c.state;
+            FOREACH i IN ARRAY '{1,3,5}'::integer[] LOOP
+                state[i] := CASE WHEN state[i] > 0 THEN greatest(state[i] + l.moves, 1) ELSE 0 END;
+            END LOOP;
+            PERFORM workglow_limit.counted_move(l.c, state, l.moves, now);
             CONTINUE;
         END IF;
         c := l.c;
@@ -127,7 +141,7 @@ BEGIN
         END IF;
 
         IF op = 'decide' OR op = 'record' OR op = 'view' THEN
-            opens := l.gate;
+            opens := greatest(l.gate, l.hold);
             IF op <> 'record' THEN
                 weight := a[1];
             END IF;
@@ -183,7 +197,7 @@ BEGIN
             END IF;
         ELSIF op = 'present' THEN
             IF now < a[5] OR l.gate > now OR now > a[2] OR c.mark IS DISTINCT FROM v THEN
-                RETURN ARRAY[0, now, CASE WHEN now < a[5] THEN 2 ELSE 0 END, a[2], a[1]];
+                RETURN ARRAY[0, now, CASE WHEN now < a[5] THEN 2 ELSE 0 END, a[5], a[1]];
             END IF;
         ELSIF (op = 'clear' OR op = 'adopt') AND c.id IS NULL OR op = 'adopt' AND NOT l.is_stale THEN
             RETURN ARRAY[0, now];

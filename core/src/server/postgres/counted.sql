@@ -33,6 +33,10 @@ CREATE TABLE IF NOT EXISTS workglow_limit.counted (
     -- An upper bound of the number of places, and the number at which expired ones are next removed.
     opened bigint NOT NULL DEFAULT 0,
     due bigint NOT NULL DEFAULT 64,
+    -- When the state was last written (0: by a test's clock), and the sum of the corrections by which it has been moved:
+    -- see `moved_by`.
+    seen bigint NOT NULL DEFAULT 0,
+    ahead bigint NOT NULL DEFAULT 0,
     -- Until when the row lives; null: for ever, as by a test's clock.
     expires bigint,
     PRIMARY KEY (limit_id, hash)
@@ -54,18 +58,19 @@ CREATE TABLE IF NOT EXISTS workglow_limit.places (
 
 -- The known facts about a key. Without an answer: `c` is its row; `gate` the later of both gates; `is_stale` says that the
 -- row's contents no longer count and go with the next write; `old` the numbers of the policy under which it was
--- written, and `changed` when that policy ended (null: it still applies).
+-- written, and `changed` when that policy ended (null: it still applies); `is_due`: see `attend`; nothing starts before
+-- `hold`; `moves`: by how much the state's moments have to be moved first.
 CREATE OR REPLACE FUNCTION workglow_limit.counted_look(
-    lim text, k uuid, of_family "char", v bigint, known bigint, at bigint,
-    OUT answer bigint[], OUT limit_id bigint, OUT birth bigint, OUT born bigint, OUT is_lost boolean, OUT now bigint, OUT floor bigint,
-    OUT gate bigint, OUT c workglow_limit.counted, OUT is_stale boolean, OUT old bigint[], OUT changed bigint
+    lim text, k uuid, of_family "char", v bigint, known bigint[], at bigint,
+    OUT answer bigint[], OUT limit_id bigint, OUT birth bigint, OUT born bigint, OUT is_due boolean, OUT now bigint, OUT floor bigint,
+    OUT gate bigint, OUT hold bigint, OUT moves bigint, OUT c workglow_limit.counted, OUT is_stale boolean, OUT old bigint[], OUT changed bigint
 ) LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
 DECLARE
     r record;
     of_limit bigint;
 BEGIN
-    SELECT l.id, coalesce(o.version, l.version) AS holds, l.since, l.gate, l.floor, l.birth, l.born, l.made, l.booted,
+    SELECT l.id, coalesce(o.version, l.version) AS holds, l.since, l.gate, l.floor, l.birth, l.born, l.made, l.booted, l.clock,
         o.version AS own_version, o.since AS own_since, s AS c INTO r
     FROM workglow_limit.limits l
     LEFT JOIN workglow_limit.own o ON o.limit_id = l.id AND o.hash = k
@@ -81,8 +86,10 @@ BEGIN
     birth := r.birth;
     born := r.born;
     floor := r.floor;
-    now := greatest(coalesce(at, workglow_limit.clock()), r.floor);
-    is_lost := at IS NULL AND (r.booted IS DISTINCT FROM pg_postmaster_start_time() OR known > 0 AND known <> r.made AND r.made > r.born);
+    now := coalesce(at, workglow_limit.clock());
+    is_due := at IS NULL AND workglow_limit.is_due(r.booted, r.made, r.born, r.floor, r.clock, known, now);
+    now := greatest(now, r.floor);
+    hold := coalesce(r.clock[2], 0);
     is_stale := false;
     IF c.id IS NULL OR c.birth <> r.birth OR c.family <> of_family
         OR at IS NULL AND c.expires <= now AND (c.era = 0 OR c.mark = v)
@@ -90,6 +97,8 @@ BEGIN
         is_stale := c.id IS NOT NULL;
         c.era := 0; c.mark := 0; c.gate := 0; c.state := NULL; c.policy := NULL; c.former_era := 0;
     END IF;
+    moves := CASE WHEN at IS NULL AND c.state IS NOT NULL THEN workglow_limit.moved_by(c.seen, c.ahead, r.clock, now) ELSE 0 END;
+    c.ahead := coalesce(r.clock[1], 0);
     gate := greatest(r.gate, c.gate);
     IF c.era > 0 AND c.mark <> v THEN
         old := c.policy;
@@ -209,13 +218,22 @@ BEGIN
     UPDATE workglow_limit.counted SET
         family = c.family, birth = c.birth, era = c.era, mark = c.mark, policy = c.policy, gate = c.gate, state = c.state,
         former_era = c.former_era, former_end = c.former_end, former = c.former,
-        opened = c.opened, due = c.due,
+        opened = c.opened, due = c.due, seen = CASE WHEN at IS NULL THEN now ELSE 0 END, ahead = c.ahead,
         expires = CASE WHEN at IS NULL THEN workglow_limit.lives_until(coalesce(c.expires, 0), needed, now) END
     WHERE limit_id = c.limit_id AND hash = c.hash;
     IF now - floor > 1000000 THEN
         PERFORM workglow_limit.note_time(c.limit_id, now);
     END IF;
 END $$;
+
+-- Writes a state that was moved.
+CREATE OR REPLACE FUNCTION workglow_limit.counted_move(c workglow_limit.counted, moved bigint[], moves bigint, now bigint) RETURNS void
+LANGUAGE sql VOLATILE AS $$
+    UPDATE workglow_limit.counted SET
+        state = moved, gate = CASE WHEN gate > seen THEN greatest(gate + moves, 0) ELSE gate END, seen = now, ahead = c.ahead,
+        expires = greatest(expires + moves, now + 1000000)
+    WHERE limit_id = c.limit_id AND hash = c.hash
+$$;
 
 -- Forgets everything except the key's gate. (The row may have had to live longer than that.)
 CREATE OR REPLACE FUNCTION workglow_limit.counted_forget(c workglow_limit.counted, at bigint, now bigint, floor bigint) RETURNS void

@@ -75,16 +75,16 @@ END $$;
 -- The known facts about a key. Without an answer: `c` is its row, whose `live` excludes expired leases; `is_stale` says that
 -- its leases no longer count; `over` is the number of expired units.
 CREATE OR REPLACE FUNCTION workglow_limit.leases_look(
-    lim text, k uuid, v bigint, known bigint, at bigint,
-    OUT answer bigint[], OUT limit_id bigint, OUT birth bigint, OUT born bigint, OUT is_lost boolean, OUT now bigint, OUT floor bigint,
-    OUT gate bigint, OUT c workglow_limit.holders, OUT is_stale boolean, OUT over bigint, OUT soonest bigint
+    lim text, k uuid, v bigint, known bigint[], at bigint,
+    OUT answer bigint[], OUT limit_id bigint, OUT birth bigint, OUT born bigint, OUT is_due boolean, OUT now bigint, OUT floor bigint,
+    OUT gate bigint, OUT hold bigint, OUT c workglow_limit.holders, OUT is_stale boolean, OUT over bigint, OUT soonest bigint
 ) LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
 DECLARE
     r record;
     first record;
 BEGIN
-    SELECT l.id, coalesce(o.version, l.version) AS holds, l.gate, l.floor, l.birth, l.born, l.made, l.booted, s AS c INTO r
+    SELECT l.id, coalesce(o.version, l.version) AS holds, l.gate, l.floor, l.birth, l.born, l.made, l.booted, l.clock, s AS c INTO r
     FROM workglow_limit.limits l
     LEFT JOIN workglow_limit.own o ON o.limit_id = l.id AND o.hash = k
     LEFT JOIN workglow_limit.holders s ON s.limit_id = l.id AND s.hash = k
@@ -99,8 +99,10 @@ BEGIN
     birth := r.birth;
     born := r.born;
     floor := r.floor;
-    now := greatest(coalesce(at, workglow_limit.clock()), r.floor);
-    is_lost := at IS NULL AND (r.booted IS DISTINCT FROM pg_postmaster_start_time() OR known > 0 AND known <> r.made AND r.made > r.born);
+    now := coalesce(at, workglow_limit.clock());
+    is_due := at IS NULL AND workglow_limit.is_due(r.booted, r.made, r.born, r.floor, r.clock, known, now);
+    now := greatest(now, r.floor);
+    hold := coalesce(r.clock[2], 0);
     is_stale := c.id IS NOT NULL AND (c.birth <> r.birth OR at IS NULL AND coalesce(c.expires <= now, false));
     over := 0;
     soonest := 0;
@@ -178,7 +180,7 @@ BEGIN
 END $$;
 
 CREATE OR REPLACE FUNCTION workglow_limit.decide_leases(
-    op text, lim text, k uuid, v bigint, known bigint, at bigint, patience bigint, p bigint[], a bigint[]
+    op text, lim text, k uuid, v bigint, known bigint[], at bigint, patience bigint, p bigint[], a bigint[]
 ) RETURNS bigint[] LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
 #variable_conflict use_variable
 DECLARE
@@ -206,9 +208,10 @@ BEGIN
             RETURN l.answer;
         END IF;
         now := l.now;
-        IF l.is_lost THEN
+        IF l.is_due THEN
             PERFORM workglow_limit.leases_lock(l.limit_id, k, l.birth, at, now, patience);
-            PERFORM workglow_limit.loss(l.limit_id, known, now);
+            PERFORM workglow_limit.attend(l.limit_id, known);
+            known := known[1:1];
             is_locked := true;
             CONTINUE;
         END IF;
@@ -225,6 +228,7 @@ BEGIN
             IF l.born > 0 THEN
                 gate := greatest(gate, l.born + greatest(lease, 0));
             END IF;
+            gate := greatest(gate, l.hold);
             IF op = 'acquire' AND (gate > now OR c.live + weight > p[1]) THEN
                 answer := ARRAY[0, now, 0, 0, 0, 0, c.live, gate, l.soonest];
                 IF c.live > 0 AND c.live + weight > p[1] THEN

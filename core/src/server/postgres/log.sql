@@ -59,6 +59,10 @@ CREATE TABLE IF NOT EXISTS workglow_limit.logs (
     gone bigint NOT NULL DEFAULT 0,
     -- Whether an earlier policy has admitted some of them, or of the rows.
     mixed boolean NOT NULL DEFAULT false,
+    -- The sum of the corrections by which it has been moved (see `moved_by`). And whether it ever was: then stamps that
+    -- callers know may differ from those here.
+    ahead bigint NOT NULL DEFAULT 0,
+    is_moved boolean NOT NULL DEFAULT false,
     -- Where the interval adapts: one more than the distance to the next start (0: the interval); the average duration
     -- of the last jobs, at most the interval; the number of ended jobs, and the sum of the last durations.
     spacing bigint NOT NULL DEFAULT 0,
@@ -278,14 +282,15 @@ BEGIN
 END $$;
 
 -- The answer of a call that does not write. For a call that writes: {1, limit, birth, floor, now, gate, ready (born,
--- for operations other than starts), stamp, weight, is_place, is_absent}; the same beginning with 2 if the server may
--- have forgotten something (see `loss`), and with 3 if the state was written under another policy.
+-- for operations other than starts), stamp, weight, is_place, is_absent, hold, ahead}; the same beginning with 2 if `attend`
+-- has something to do, with 3 if the state was written under another policy, and with 4 if it has to be moved by the next
+-- number. `hold` and `ahead`: see `limits`.
 --
 -- In PL/pgSQL, an expression of its own costs more than one within a statement, since each transaction prepares each of
 -- them again. So the statement computes as much as possible, including when the unit that has to leave the first window
 -- counts from.
 CREATE OR REPLACE FUNCTION workglow_limit.log_look(
-    op text, lim text, k uuid, v bigint, known bigint, at bigint, p bigint[], a bigint[]
+    op text, lim text, k uuid, v bigint, known bigint[], at bigint, p bigint[], a bigint[]
 ) RETURNS bigint[] LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
 DECLARE
@@ -305,13 +310,16 @@ DECLARE
     is_place boolean := false;
     back bigint;
     since bigint;
+    moves bigint := 0;
+    hold bigint := 0;
+    ahead bigint := 0;
     room bigint[] := '{0,0}';
 BEGIN
     IF op = 'decide' OR op = 'view' THEN
         weight := a[1];
     END IF;
-    SELECT l.id, l.birth, l.floor, l.gate, l.born, l.made, l.booted, l.version, l.has_own, s.id AS log, s.birth AS of_birth, s.mark, s.stamp,
-        s.total, s.units, s.count, s.gone, s.spacing, s.expires, s.seen, s.gate AS key_gate,
+    SELECT l.id, l.birth, l.floor, l.gate, l.born, l.made, l.booted, l.clock, l.version, l.has_own, s.id AS log, s.birth AS of_birth, s.mark, s.stamp,
+        s.total, s.units, s.count, s.gone, s.spacing, s.expires, s.seen, s.ahead, s.gate AS key_gate,
         CASE
             WHEN p[3] - weight >= s.units THEN s.gone
             WHEN p[3] > weight THEN (
@@ -335,11 +343,16 @@ BEGIN
     now := at;
     IF at IS NULL THEN
         now := workglow_limit.clock();
-        IF r.booted IS DISTINCT FROM pg_postmaster_start_time() OR known > 0 AND known <> r.made AND r.made > r.born THEN
+        IF workglow_limit.is_due(r.booted, r.made, r.born, r.floor, r.clock, known, now) THEN
             RETURN ARRAY[2, r.id, r.birth, r.floor, greatest(now, r.floor, r.seen)];
         END IF;
+        IF r.clock IS NOT NULL OR r.seen - now > 1000000 THEN
+            moves := workglow_limit.moved_by(r.seen, r.ahead, r.clock, greatest(now, r.floor));
+            hold := coalesce(r.clock[2], 0);
+            ahead := coalesce(r.clock[1], 0);
+        END IF;
         -- A state of another policy may count for longer under this one.
-        is_absent := r.expires <= now AND r.mark = v;
+        is_absent := r.expires + greatest(moves, 0) <= now AND r.mark = v;
     END IF;
     IF is_absent OR r.of_birth IS DISTINCT FROM r.birth THEN
         -- Its own time is forgotten with it: by then nothing counts by it.
@@ -347,6 +360,8 @@ BEGIN
         r.seen := 0; r.key_gate := 0;
         r.stamp := 0; r.total := 0; r.units := 0; r.count := 0; r.gone := 0; r.spacing := 0;
         since := 0;
+    ELSIF moves <> 0 THEN
+        RETURN ARRAY[4, r.id, r.birth, r.floor, greatest(now, r.floor), moves, ahead];
     ELSIF r.mark <> v THEN
         RETURN ARRAY[3, r.id, r.birth, r.floor, greatest(now, r.floor, r.seen)];
     END IF;
@@ -376,14 +391,15 @@ BEGIN
         -- A missing log has nothing to end.
         IF is_absent AND op <> 'pause' AND op <> 'grant' AND NOT (op = 'settle' AND a[5] > a[3] AND a[2] + longest <= now) THEN
             RETURN CASE op
-                WHEN 'present' THEN ARRAY[0, now, CASE WHEN now < a[5] THEN 2 ELSE 0 END, 0, 0]
+                WHEN 'present' THEN ARRAY[0, now, CASE WHEN now < a[5] THEN 2 ELSE 0 END, CASE WHEN now < a[5] THEN a[5] ELSE 0 END, 0]
                 WHEN 'cancel' THEN ARRAY[0, now, 0]
                 WHEN 'settle' THEN ARRAY[0, now, 0]
                 ELSE ARRAY[0, now]
             END;
         END IF;
-        RETURN ARRAY[1, r.id, r.birth, r.floor, now, gate, r.born, 0, 0, 0, is_absent::integer];
+        RETURN ARRAY[1, r.id, r.birth, r.floor, now, gate, r.born, 0, 0, 0, is_absent::integer, hold, ahead];
     END IF;
+    gate := greatest(gate, hold);
 
     -- The earliest moment for the start, unless the caller does not want one.
     IF op = 'record' OR a[6] = 1 THEN
@@ -426,7 +442,7 @@ BEGIN
         IF NOT is_place OR NOT workglow_limit.log_is_crowded(
             r.log, r.total, r.units, r.count, now, p[1], workglow_limit.log_holds(p[1], largest, capacity), stamp, weight, a[7] = 1)
         THEN
-            RETURN ARRAY[1, r.id, r.birth, r.floor, now, gate, ready, stamp, weight, is_place::integer, is_absent::integer];
+            RETURN ARRAY[1, r.id, r.birth, r.floor, now, gate, ready, stamp, weight, is_place::integer, is_absent::integer, hold, ahead];
         END IF;
     END IF;
     IF op = 'view' OR a[8] = 1 THEN

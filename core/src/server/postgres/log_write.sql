@@ -331,7 +331,7 @@ BEGIN
         -- It counts at least this long.
         CONTINUE WHEN reports[i + 1] + longest <= now OR h.count = 0 OR h.number < reports[i];
         s := workglow_limit.log_since(h, reports[i], true);
-        CONTINUE WHEN s.number IS DISTINCT FROM reports[i] OR s.state <> 'G' OR s.stamp > reports[i + 1];
+        CONTINUE WHEN s.number IS DISTINCT FROM reports[i] OR s.state <> 'G' OR s.stamp > reports[i + 1] AND NOT h.is_moved;
         stay := reports[i + 2];
         IF reports[i + 3] > 0 OR reports[i + 4] > 0 THEN
             FOR bit IN 0 .. 63 LOOP
@@ -367,9 +367,9 @@ END $$;
 -- later than now are promises.
 --
 -- The caller holds the limit (see `hold`). So a caller that has changed a policy or closed a gate finds all earlier
--- grants in `said` and `out`. `born`: of the limit, at the moment for which `gate` is known.
+-- grants in `said` and `out`. `born`: of the limit, at the moment for which `gate` is known; nothing is granted before `hold`.
 CREATE OR REPLACE FUNCTION workglow_limit.log_grant(
-    INOUT h workglow_limit.logs, of_limit bigint, now bigint, gate bigint, born bigint, p bigint[], a bigint[], OUT answer bigint[]
+    INOUT h workglow_limit.logs, now bigint, gate bigint, hold bigint, born bigint, p bigint[], a bigint[], OUT answer bigint[]
 ) LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_variable
 DECLARE
@@ -383,6 +383,7 @@ DECLARE
     most bigint := a[6];
     g bigint := a[7];
     trust bigint := workglow_limit.log_trust(p);
+    opens bigint := greatest(gate, hold);
     capacity bigint := p[3];
     largest bigint := p[3];
     longest bigint := p[4];
@@ -409,15 +410,11 @@ BEGIN
         largest := greatest(largest, p[i]);
         longest := greatest(longest, p[i + 1]);
     END LOOP;
-    IF a[8] = born + 1 THEN
-        -- The site has seen that the clock was set forward.
-        born := now;
+    IF hold > now THEN
         most := 0;
-        UPDATE workglow_limit.limits l SET born = now WHERE l.id = of_limit;
-        gate := greatest(gate, born + longest + trust);
     END IF;
-    IF cardinality(a) > 8 THEN
-        h := workglow_limit.log_finish(h, now, p, longest, a[9:]);
+    IF cardinality(a) > 7 THEN
+        h := workglow_limit.log_finish(h, now, p, longest, a[8:]);
     END IF;
 
     SELECT * INTO last_one FROM workglow_limit.sites t WHERE t.id = h.id AND t.site = of_site;
@@ -425,7 +422,7 @@ BEGIN
         FOR i IN 1 .. cardinality(last_one.granted) BY 4 LOOP
             CONTINUE WHEN last_one.granted[i + 2] <= now OR h.count = 0 OR h.number < last_one.granted[i];
             s := workglow_limit.log_since(h, last_one.granted[i], true);
-            IF s.number = last_one.granted[i] AND s.state = 'G' AND s.stamp <= last_one.granted[i + 3] THEN
+            IF s.number = last_one.granted[i] AND s.state = 'G' AND (s.stamp <= last_one.granted[i + 3] OR h.is_moved) THEN
                 granted := granted || last_one.granted[i : i + 3] || s.units;
             END IF;
         END LOOP;
@@ -433,7 +430,7 @@ BEGIN
     -- If nothing of it can start any more, it counts as reset.
     IF coalesce(last_one.seq, 0) <= of_seq AND granted = '{}' THEN
         share := greatest((capacity - 1) / (6 * greatest(8, h.sites)) + 1, least_units);
-        room := workglow_limit.log_room(h, now, gate, p, largest);
+        room := workglow_limit.log_room(h, now, opens, p, largest);
         free := room[1];
         given := least(want, free, greatest(share, free / 2));
         IF given < least_units OR most <= 0 THEN
@@ -453,20 +450,20 @@ BEGIN
             END IF;
             EXIT WHEN given <> free OR rest < least_units OR most <= 0 OR h.units >= workglow_limit.log_holds(p[1], largest, capacity);
             -- As many as are ready at about that time.
-            ready := workglow_limit.log_ready(h, gate, least_units, p);
+            ready := workglow_limit.log_ready(h, opens, least_units, p);
             EXIT WHEN ready - now > far * g;
             latest := ready + g / 8;
             units := least_units;
             fails := rest + 1;
             WHILE fails - units > 1 LOOP
                 middle := (units + fails) / 2;
-                IF workglow_limit.log_ready(h, gate, middle, p) <= latest THEN
+                IF workglow_limit.log_ready(h, opens, middle, p) <= latest THEN
                     units := middle;
                 ELSE
                     fails := middle;
                 END IF;
             END LOOP;
-            ready := greatest(workglow_limit.log_ready(h, gate, units, p), now);
+            ready := greatest(workglow_limit.log_ready(h, opens, units, p), now);
             rest := rest - units;
         END LOOP;
         -- Sites that have not asked for long are forgotten whenever their number has doubled. At least for this long it
@@ -485,14 +482,26 @@ BEGIN
         END IF;
     END IF;
     h.said := greatest(h.said, now + trust);
-    room := workglow_limit.log_room(h, now, gate, p, largest);
-    ready := greatest(workglow_limit.log_ready(h, gate, least_units, p), now + 1);
+    room := workglow_limit.log_room(h, now, opens, p, largest);
+    ready := greatest(workglow_limit.log_ready(h, opens, least_units, p), now + 1);
     answer := ARRAY[0, now, born, gate, ready, room[1], room[2]] || granted;
+END $$;
+
+-- Moves a log by this much, because the server's clock was set.
+CREATE OR REPLACE FUNCTION workglow_limit.log_move(h workglow_limit.logs, moves bigint) RETURNS workglow_limit.logs
+LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    UPDATE workglow_limit.starts SET stamp = greatest(stamp + moves, 1) WHERE id = h.id AND before >= h.total - h.units;
+    h.stamp := CASE WHEN h.stamp > 0 THEN greatest(h.stamp + moves, 1) ELSE 0 END;
+    h.gone := CASE WHEN h.gone > 0 THEN greatest(h.gone + moves, 1) ELSE 0 END;
+    h.gate := CASE WHEN h.gate > h.seen THEN greatest(h.gate + moves, 0) ELSE h.gate END;
+    h.is_moved := true;
+    RETURN h;
 END $$;
 
 -- Locks the key's row, looks again at what is there, and writes.
 CREATE OR REPLACE FUNCTION workglow_limit.log_write(
-    op text, lim text, k uuid, v bigint, known bigint, at bigint, patience bigint, p bigint[], a bigint[], looked bigint[]
+    op text, lim text, k uuid, v bigint, known bigint[], at bigint, patience bigint, p bigint[], a bigint[], looked bigint[]
 ) RETURNS bigint[] LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_variable
 DECLARE
@@ -520,8 +529,7 @@ BEGIN
     END IF;
     PERFORM workglow_limit.begin_writing(patience);
     IF op = 'grant' THEN
-        -- Exclusively, if the site reports that the clock was set forward.
-        PERFORM workglow_limit.hold(l[2], a[8] > 0);
+        PERFORM workglow_limit.hold(l[2], false);
     END IF;
     LOOP
         SELECT * INTO h FROM workglow_limit.logs WHERE limit_id = l[2] AND hash = k FOR UPDATE;
@@ -536,15 +544,22 @@ BEGIN
         l := workglow_limit.log_look(op, lim, k, v, known, at, p, a);
         EXIT WHEN l[1] = 1;
         IF l[1] = 2 THEN
-            PERFORM workglow_limit.loss(l[2], known, l[5]);
-        ELSIF l[1] = 3 THEN
-            h := workglow_limit.log_change(h, l[5], v, p);
+            PERFORM workglow_limit.attend(l[2], known);
+            known := known[1:1];
+        ELSIF l[1] >= 3 THEN
+            IF l[1] = 3 THEN
+                h := workglow_limit.log_change(h, l[5], v, p);
+            ELSE
+                h := workglow_limit.log_move(h, l[6]);
+                h.ahead := l[7];
+            END IF;
             IF at IS NULL THEN
                 h.expires := workglow_limit.lives_until(h.expires, greatest(greatest(h.stamp, h.gone) + longest, h.gate, h.said), l[5]);
             END IF;
             UPDATE workglow_limit.logs SET
                 mark = h.mark, stamp = h.stamp, total = h.total, units = h.units, count = h.count, seen = l[5],
-                gone = h.gone, mixed = h.mixed, spacing = h.spacing, average = h.average, ended = h.ended, took = h.took, expires = h.expires
+                gone = h.gone, mixed = h.mixed, spacing = h.spacing, average = h.average, ended = h.ended, took = h.took, gate = h.gate,
+                ahead = h.ahead, is_moved = h.is_moved, expires = h.expires
             WHERE limit_id = h.limit_id AND hash = k;
         ELSE
             RETURN l;
@@ -558,7 +573,7 @@ BEGIN
             h := workglow_limit.log_forget_jobs(h);
         END IF;
         h.birth := l[3]; h.mark := v; h.number := now; h.stamp := 0; h.total := 0; h.units := 0; h.count := 0; h.due := 16;
-        h.gate := 0; h.gone := 0; h.mixed := false; h.spacing := 0;
+        h.gate := 0; h.gone := 0; h.mixed := false; h.spacing := 0; h.ahead := l[13]; h.is_moved := false;
         h.expires := CASE WHEN at IS NULL THEN 0 END;
     END IF;
 
@@ -601,7 +616,7 @@ BEGIN
         IF value < now THEN
             RETURN ARRAY[0, now, l[7], l[6], 2 * now - value, 0, now];
         END IF;
-        granted := workglow_limit.log_grant(h, l[2], now, l[6], l[7], p, a);
+        granted := workglow_limit.log_grant(h, now, l[6], l[12], l[7], p, a);
         h := granted.h;
         answer := granted.answer;
 
@@ -642,8 +657,8 @@ BEGIN
         IF a[2] + longest > now AND h.count > 0 AND value >= 0 THEN
             s := workglow_limit.log_since(h, a[1], true);
             -- A grant may have ended sooner than the caller that started from it knows.
-            IF s.number IS DISTINCT FROM a[1] OR s.state = 'X' OR s.stamp > a[2]
-                OR s.state <> 'G' AND (s.stamp <> a[2] OR s.units <> a[3] AND s.state <> 'M')
+            IF s.number IS DISTINCT FROM a[1] OR s.state = 'X' OR s.state <> 'G' AND s.units <> a[3] AND s.state <> 'M'
+                OR NOT h.is_moved AND (s.stamp > a[2] OR s.state <> 'G' AND s.stamp <> a[2])
             THEN
                 s := NULL;
             END IF;
@@ -652,8 +667,13 @@ BEGIN
 
         -- The rest of its grace is returned, except for what the row before still needs, and at most a window.
         IF op = 'present' THEN
+            -- It has been moved with the others.
+            IF was THEN
+                a[5] := a[5] + s.stamp - a[2];
+                a[2] := s.stamp;
+            END IF;
             IF now < a[5] THEN
-                RETURN ARRAY[0, now, 2, 0, 0];
+                RETURN ARRAY[0, now, 2, a[5], 0];
             ELSIF NOT was OR s.state <> 'P' OR now > a[2] OR l[6] > now THEN
                 RETURN ARRAY[0, now, 0, 0, 0];
             END IF;
@@ -723,7 +743,7 @@ BEGIN
 
     UPDATE workglow_limit.logs SET
         birth = h.birth, mark = h.mark, stamp = h.stamp, total = h.total, number = h.number, units = h.units, count = h.count,
-        seen = now, due = h.due, gate = h.gate, gone = h.gone, mixed = h.mixed, spacing = h.spacing, average = h.average, ended = h.ended,
+        seen = now, due = h.due, gate = h.gate, gone = h.gone, mixed = h.mixed, ahead = h.ahead, is_moved = h.is_moved, spacing = h.spacing, average = h.average, ended = h.ended,
         took = h.took, out = h.out, said = h.said, sites = h.sites, sites_due = h.sites_due,
         expires = CASE WHEN at IS NULL THEN workglow_limit.lives_until(h.expires, greatest(h.stamp + longest, h.gate, h.said), now) END
     WHERE limit_id = h.limit_id AND hash = k;
@@ -738,11 +758,10 @@ END $$;
 --     The delay: no start before this much later; patience -1: unlimited.
 -- record  -> the same: one unit, whether there is capacity or not
 -- view weight -> {0, now, ready, remaining, empty}
--- grant site seq want least future most g stepped reports… -> {0, now, born, gate, next, remaining, empty, then of each grant: ticket,
+-- grant site seq want least future most g reports… -> {0, now, born, gate, next, remaining, empty, then of each grant: ticket,
 --     ready, end, stamp, units}
 --     want: how many now; least: the minimum of a grant; future: how many later, if there are none now; most: the maximum number of
---     grants; g: how long each lasts; stepped: 0, or a site has seen that the clock was set forward while the memory was that of
---     `stepped` - 1, and a new one begins; reports: of earlier grants that have ended: ticket, stamp, how many units stay (the others
+--     grants; g: how long each lasts; reports: of earlier grants that have ended: ticket, stamp, how many units stay (the others
 --     will never start), and which of the first 64 takings were given back, in two words. A report has the same effect however often
 --     it comes. next: when `least` more become free; remaining, empty: as of `view`. The requests of a site are numbered, in growing
 --     order. If its last request is repeated, the answer is the same grants.
@@ -752,7 +771,7 @@ END $$;
 -- complete began -> {0, now}; pause delay -> {0, now, gate}; clear -> {0, now}
 -- {-1}: another policy applies
 CREATE OR REPLACE FUNCTION workglow_limit.decide_log(
-    op text, lim text, k uuid, v bigint, known bigint, at bigint, patience bigint, p bigint[], a bigint[]
+    op text, lim text, k uuid, v bigint, known bigint[], at bigint, patience bigint, p bigint[], a bigint[]
 ) RETURNS bigint[] LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
 DECLARE
     looked bigint[] := workglow_limit.log_look(op, lim, k, v, known, at, p, a);

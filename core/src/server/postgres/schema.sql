@@ -58,7 +58,10 @@ CREATE TABLE IF NOT EXISTS workglow_limit.limits (
     -- No start happens before this.
     gate bigint NOT NULL DEFAULT 0,
     -- The latest time that was recorded.
-    floor bigint NOT NULL DEFAULT 0
+    floor bigint NOT NULL DEFAULT 0,
+    -- What was corrected because the server's clock was set forward (null: nothing): the sum; until when nothing starts, 0
+    -- if there is no doubt; the doubt, then the last corrections: from, to and amount of each. See `attend`.
+    clock bigint[]
 ) WITH (fillfactor = 50);
 
 -- Keys that have, or had, their own policy: its checksum; its text, a line feed and the key; since when.
@@ -138,19 +141,120 @@ BEGIN
     RETURN run;
 END $$;
 
--- Called when this run of the server is not the one by which the limit was used before, or the caller knew the limit
--- before it was recreated. If this is another server, or the limit was recreated, starts may have been lost.
-CREATE OR REPLACE FUNCTION workglow_limit.loss(of_limit bigint, known bigint, now bigint) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+-- Called before a decision (see `is_due`) when
+--
+-- * this run of the server is not the one by which the limit was used before, or the caller knew the limit before it was
+--   recreated: if this is another server, or the limit was recreated, starts may have been lost.
+-- * the server's clock was set. A state is then moved by the difference, when it is next used (see `moved_by`).
+--
+-- *Back.* Time never runs backwards by more than a second: until then, the latest recorded time applies. If the clock is
+-- behind by more, that time is given up. The states that were written later than the clock shows go back with it, as if
+-- no time had passed since.
+--
+-- *Forward.* Only a caller can tell, by its own clock: two readings of the server's clock lie further apart than the
+-- time from before the first request to after the second answer. It *reports* both, and by how much. But it may be its own
+-- clock that stood still, as when its machine was paused. Any other caller whose readings agree with its clock *vouches*
+-- for the time between them. So a report begins a doubt. Nothing starts, and others cut off what they vouch for. What is
+-- left after the amount itself, or two seconds, is a correction: all states that were written before it are moved on by
+-- it. (Never by more than the time since they were written.) A report of a step that is corrected already finds nothing
+-- left: corrections of overlapping times are subtracted.
+--
+-- `known`: the limit's creation time as the caller knows it (0: it does not); and what its clock says: 1, from, to and
+-- amount of a report; 2, from and to for which it vouches; or nothing.
+CREATE OR REPLACE FUNCTION workglow_limit.attend(of_limit bigint, known bigint[]) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
+    most_doubt bigint := 2000000;
+    corrections integer := 8;
     l workglow_limit.limits;
-    this_run text := workglow_limit.run();
+    this_run text;
+    shown bigint;
+    now bigint;
+    was_set_back boolean;
+    ahead bigint;
+    hold bigint;
+    fixes bigint[];
+    doubt bigint[];
+    amount bigint;
 BEGIN
     SELECT * INTO l FROM workglow_limit.limits WHERE id = of_limit FOR NO KEY UPDATE;
+    shown := workglow_limit.clock();
+    was_set_back := l.floor - shown > 1000000;
+    now := CASE WHEN was_set_back THEN shown ELSE greatest(shown, l.floor) END;
+    IF l.booted IS DISTINCT FROM pg_postmaster_start_time() OR known[1] > 0 AND known[1] <> l.made THEN
+        this_run := workglow_limit.run();
+        l.born := greatest(l.born, CASE WHEN l.run IS DISTINCT FROM this_run THEN now WHEN known[1] > 0 AND known[1] <> l.made THEN l.made ELSE 0 END);
+        l.run := this_run;
+        l.booted := pg_postmaster_start_time();
+    END IF;
+
+    ahead := coalesce(l.clock[1], 0);
+    hold := coalesce(l.clock[2], 0);
+    fixes := coalesce(l.clock[3:], '{}');
+    IF hold > 0 THEN
+        doubt := fixes[1:3];
+        fixes := fixes[4:];
+    END IF;
+    IF was_set_back THEN
+        l.floor := shown;
+        l.born := least(l.born, shown);
+    ELSIF known[2] = 1 AND known[4] <= shown THEN
+        amount := known[5] - (
+            SELECT coalesce(sum(f[i + 2]), 0) FROM (SELECT coalesce(doubt, '{}') || fixes AS f) all_fixes, generate_series(1, cardinality(f), 3) i
+            WHERE f[i] < known[4] AND known[3] < f[i + 1]);
+        IF amount > 0 THEN
+            hold := greatest(hold, shown + least(amount, most_doubt));
+            doubt := ARRAY[least(known[3], doubt[1]), greatest(known[4], doubt[2]), amount + coalesce(doubt[3], 0)];
+        END IF;
+    ELSIF known[2] = 2 AND known[4] <= shown AND doubt IS NOT NULL THEN
+        IF known[3] <= doubt[1] THEN
+            doubt[1] := greatest(doubt[1], least(known[4], doubt[2]));
+        END IF;
+        IF known[4] >= doubt[2] THEN
+            doubt[2] := least(doubt[2], greatest(known[3], doubt[1]));
+        END IF;
+        amount := least(doubt[3], doubt[2] - doubt[1]);
+        hold := hold - (least(doubt[3], most_doubt) - least(amount, most_doubt));
+        doubt[3] := amount;
+        IF amount = 0 THEN
+            doubt := NULL;
+            hold := 0;
+        END IF;
+    END IF;
+    IF doubt IS NOT NULL AND (shown >= hold OR was_set_back) THEN
+        ahead := ahead + doubt[3];
+        fixes := fixes || doubt;
+        fixes := fixes[cardinality(fixes) - 3 * corrections + 1 :];
+        l.gate := l.gate + CASE WHEN l.gate > shown THEN doubt[3] ELSE 0 END;
+        l.born := CASE WHEN l.born > 0 THEN least(l.born + doubt[3], greatest(l.born, shown)) ELSE 0 END;
+        doubt := NULL;
+        hold := 0;
+    END IF;
+    IF was_set_back THEN
+        -- Earlier readings say nothing about this time.
+        fixes := '{}';
+    END IF;
     UPDATE workglow_limit.limits SET
-        run = this_run, booted = pg_postmaster_start_time(),
-        born = greatest(born, CASE WHEN l.run IS DISTINCT FROM this_run THEN now WHEN known > 0 AND known <> made THEN made ELSE 0 END)
+        run = l.run, booted = l.booted, born = l.born, gate = l.gate, floor = l.floor,
+        clock = CASE WHEN ahead > 0 OR hold > 0 THEN ARRAY[ahead, hold] || coalesce(doubt, '{}') || fixes END
     WHERE id = of_limit;
 END $$;
+
+-- Returns whether `attend` has something to do first, by a server's clock that shows this.
+CREATE OR REPLACE FUNCTION workglow_limit.is_due(
+    booted timestamptz, made bigint, born bigint, floor bigint, clock bigint[], known bigint[], shown bigint
+) RETURNS boolean LANGUAGE sql STABLE AS $$
+    SELECT booted IS DISTINCT FROM pg_postmaster_start_time() OR known[1] > 0 AND known[1] <> made AND made > born
+        OR known[2] = 1 OR floor - shown > 1000000 OR clock[2] > 0 AND (known[2] = 2 OR shown >= clock[2])
+$$;
+
+-- By how much a state has to be moved that was last written at `seen` (0: never), with this sum of corrections.
+CREATE OR REPLACE FUNCTION workglow_limit.moved_by(seen bigint, ahead bigint, clock bigint[], now bigint) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE
+        WHEN coalesce(seen, 0) = 0 THEN 0
+        WHEN seen > now + 1000000 THEN now - seen
+        ELSE least(coalesce(clock[1], 0) - ahead, greatest(now - seen, 0))
+    END
+$$;
 
 -- Records the time, which never runs backwards by more than a second, whatever the server's clock does. Where even that
 -- would admit one start too many, a family also records the time in its state. Writers call it if it has not been
@@ -181,7 +285,7 @@ $$;
 
 -- Closes a gate of the whole limit, or resets all of its keys: what was written before this counts as absent.
 CREATE OR REPLACE FUNCTION workglow_limit.of_all(
-    op text, lim text, v bigint, known bigint, at bigint, patience bigint, a bigint[]
+    op text, lim text, v bigint, known bigint[], at bigint, patience bigint, a bigint[]
 ) RETURNS bigint[] LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
 DECLARE
     l workglow_limit.limits;
@@ -193,10 +297,11 @@ BEGIN
     IF l.version IS DISTINCT FROM v THEN
         RETURN '{-1}';
     END IF;
-    now := greatest(coalesce(at, workglow_limit.clock()), l.floor);
-    IF at IS NULL AND l.booted IS DISTINCT FROM pg_postmaster_start_time() THEN
-        PERFORM workglow_limit.loss(l.id, known, now);
+    IF at IS NULL AND workglow_limit.is_due(l.booted, l.made, l.born, l.floor, l.clock, known, workglow_limit.clock()) THEN
+        PERFORM workglow_limit.attend(l.id, known);
+        SELECT * INTO l FROM workglow_limit.limits WHERE id = l.id;
     END IF;
+    now := greatest(coalesce(at, workglow_limit.clock()), l.floor);
     IF op = 'pause' THEN
         UPDATE workglow_limit.limits SET gate = greatest(gate, now + a[1]), floor = now WHERE id = l.id;
         RETURN ARRAY[0, now, greatest(l.gate, now + a[1])];

@@ -141,7 +141,7 @@ END $$;
 -- present, pause, clear: see counted.sql.
 -- adopt           -> {0, now}: rewrites the state under the policy that applies, so that it lives as long as that policy needs.
 CREATE OR REPLACE FUNCTION workglow_limit.decide_window(
-    op text, lim text, k uuid, v bigint, known bigint, at bigint, patience bigint, p bigint[], a bigint[]
+    op text, lim text, k uuid, v bigint, known bigint[], at bigint, patience bigint, p bigint[], a bigint[]
 ) RETURNS bigint[] LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
 #variable_conflict use_variable
 DECLARE
@@ -156,6 +156,7 @@ DECLARE
     gate bigint;
     state bigint[];
     found bigint[];
+    old bigint[];
     weight bigint := 1;
     is_forced boolean := true;
     is_reserved boolean := false;
@@ -182,10 +183,25 @@ BEGIN
             RETURN l.answer;
         END IF;
         now := l.now;
-        IF l.is_lost THEN
+        IF l.is_due THEN
             PERFORM workglow_limit.counted_lock(l.limit_id, k, 'w', l.birth, at, now, patience);
-            PERFORM workglow_limit.loss(l.limit_id, known, now);
+            PERFORM workglow_limit.attend(l.limit_id, known);
+            known := known[1:1];
             is_locked := true;
+            CONTINUE;
+        END IF;
+        -- The clock was set back by more than the windows that count. How much was used in the one that it shows now is not
+        -- known. (A clock that is set forward only begins the next window sooner.)
+        old := coalesce(l.old, p);
+        IF l.moves < -(1 + old[3]) * old[2] AND NOT is_locked THEN
+            PERFORM workglow_limit.counted_lock(l.limit_id, k, 'w', l.birth, at, now, patience);
+            is_locked := true;
+            CONTINUE;
+        ELSIF l.moves < -(1 + old[3]) * old[2] THEN
+            here := (now + phase) / old[2];
+            state := l.c.state;
+            PERFORM workglow_limit.counted_move(
+                l.c, ARRAY[here, greatest(state[2], old[1]), old[1], here - 1, state[5], least(state[6], now)], l.moves, now);
             CONTINUE;
         END IF;
         c := l.c;
@@ -201,7 +217,7 @@ BEGIN
         END IF;
 
         IF op = 'decide' OR op = 'record' THEN
-            opens := gate;
+            opens := greatest(gate, l.hold);
             IF op = 'decide' THEN
                 weight := a[1];
                 IF a[2] > 0 THEN
@@ -219,11 +235,12 @@ BEGIN
                 RETURN ARRAY[0, now, ready, 0, 0, 0, 0, 0, state[1], state[2], state[3], opens];
             END IF;
         ELSIF op = 'view' THEN
-            ready := gate;
+            opens := greatest(gate, l.hold);
+            ready := opens;
             IF a[1] > 0 THEN
-                ready := (workglow_limit.window_earliest(state, p, least(a[1], p[1]), greatest(gate, now)))[2];
+                ready := (workglow_limit.window_earliest(state, p, least(a[1], p[1]), greatest(opens, now)))[2];
             END IF;
-            RETURN ARRAY[0, now, ready, state[1], state[2], state[3], gate];
+            RETURN ARRAY[0, now, ready, state[1], state[2], state[3], opens];
         ELSIF op = 'cancel' OR op = 'settle' THEN
             weight := a[3];
             is_over := a[2] + lasts * length <= now;
@@ -232,7 +249,7 @@ BEGIN
             END IF;
         ELSIF op = 'present' THEN
             IF now < a[5] OR gate > now OR now > a[2] OR c.mark IS DISTINCT FROM v THEN
-                RETURN ARRAY[0, now, CASE WHEN now < a[5] THEN 2 ELSE 0 END, a[2], a[1]];
+                RETURN ARRAY[0, now, CASE WHEN now < a[5] THEN 2 ELSE 0 END, a[5], a[1]];
             END IF;
         ELSIF (op = 'clear' OR op = 'adopt') AND c.id IS NULL OR op = 'adopt' AND NOT l.is_stale THEN
             RETURN ARRAY[0, now];

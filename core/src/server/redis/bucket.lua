@@ -24,16 +24,16 @@
 --
 -- No product is larger than 2^53: a weight is at most 2^30, parts are at most 10^9, and `cost` multiplies them in two pieces.
 --
--- decide, record  -> {0, now, ready, taken, ticket, stamp, ahead, is_place, t, r, gate}
--- view            -> {0, now, ready, t, r, gate}
+-- decide, record  -> {clock, now, ready, taken, ticket, stamp, ahead, is_place, t, r, gate}
+-- view            -> {clock, now, ready, t, r, gate}
 --     The returned state is the one after the decision: T, and the later of both gates. From them the caller computes, in 128 bits,
 --     remaining = 0 while gate > now; else of a leaky bucket 0 while T > now, else the size; of a token bucket
 --     (cost(size) - max(T - now, 0)) / cost(1), at least 0; and empty = max(T rounded up, gate).
 --     decide weight delay patience grace reserves forced again; record (one unit, forced); view weight (may be 0). The delay: no
 --     start before this much later; patience -1: unlimited.
--- cancel ticket stamp weight ahead only_place, settle ticket stamp weight ahead actual -> {0, now, was_there}
+-- cancel ticket stamp weight ahead only_place, settle ticket stamp weight ahead actual -> {clock, now, was_there}
 -- present, pause, clear: see counted.lua.
--- adopt           -> {0, now}: rewrites the state under the policy that applies, so that it lives as long as that policy needs. No
+-- adopt           -> {clock, now}: rewrites the state under the policy that applies, so that it lives as long as that policy needs. No
 --     state is ever two policies behind: see prelude.lua.
 --
 -- Commands: HMGET, TIME, HMGET. In addition, an admission needs one HSET (in a new life HINCRBY, HSET, PEXPIRE and
@@ -74,6 +74,9 @@ end
 
 -- T, and the rest of the state.
 local t, r, last, returned, carried_t, carried_r = load("t", "r", "l", "u", "c", "d")
+
+local function move(moment) return moment > 0 and max(moment + by, 1) or 0 end
+if by ~= 0 then t, last, carried_t = move(t), move(last), move(carried_t) end
 
 -- The state was written under another policy. The bucket is behind by as many units, and as large a part of one, as at
 -- the time of the change. Places further away, such as those behind a gate, are not carried over.
@@ -128,6 +131,8 @@ local function keep(is_all, ticket, stamp)
     save(max(up(t, r), key_gate), fields)
 end
 
+if by ~= 0 and is_there then keep(true) end
+
 local function ready_for(weight, opens)
     if weight == 0 then return opens end
     local turn_t, turn_r = t, r
@@ -149,9 +154,9 @@ local function when_it_may_wait(weight, grace, opens)
 end
 
 local function decide(weight, delay, patience, grace, reserves, forced, again)
-    local opens = delay > 0 and max(gate, now + delay) or gate
+    local opens = max(gate, hold, delay > 0 and now + delay or 0)
     local ready = ready_for(weight, opens)
-    local function denied() return { 0, now, ready, 0, 0, 0, 0, 0, t, r, opens } end
+    local function denied() return { clock, now, ready, 0, 0, 0, 0, 0, t, r, opens } end
     local waits = ready > now and not forced
     if waits then
         patience = patience < 0 and LONGEST or min(patience, LONGEST)
@@ -180,7 +185,7 @@ local function decide(weight, delay, patience, grace, reserves, forced, again)
         keep()
         ticket = era
     end
-    return { 0, now, ready, 1, ticket, stamp, ahead, is_place and 1 or 0, t, r, opens }
+    return { clock, now, ready, 1, ticket, stamp, ahead, is_place and 1 or 0, t, r, opens }
 end
 
 -- Takes back units of a start, except those that have returned over time since then, since they may have been used. Say
@@ -233,7 +238,7 @@ end
 local function finish(actual, only_place)
     local ticket, stamp, weight, ahead = arguments[1], arguments[2], arguments[3], arguments[4]
     local is_over = stamp + up(cost(size + 1)) <= now
-    if is_over and actual <= weight then return { 0, now, 0 } end
+    if is_over and actual <= weight then return { clock, now, 0 } end
     local before_change = not only_place and former_of(ticket)
     local known = (before_change or is_known(ticket, only_place)) and up(t, r) > now
     local debt = (known or is_over) and min(max(actual - weight, 0), size) or 0
@@ -245,7 +250,7 @@ local function finish(actual, only_place)
         if is_before(t, r, carried_t, carried_r) then carried_t, carried_r = t, r end
         if up(t, r) > now then keep(true) else forget() end
     end
-    return { 0, now, known and 1 or 0 }
+    return { clock, now, known and 1 or 0 }
 end
 
 if op == "decide" then
@@ -254,7 +259,7 @@ if op == "decide" then
 elseif op == "record" then
     return decide(1, 0, 0, 0, false, true, false)
 elseif op == "view" then
-    return { 0, now, ready_for(arguments[1], gate), t, r, gate }
+    return { clock, now, ready_for(arguments[1], max(gate, hold)), t, r, max(gate, hold) }
 elseif op == "present" then
     return present()
 elseif op == "cancel" then
@@ -265,5 +270,5 @@ elseif op == "adopt" then
     if is_stale then
         if up(t, r) > now then keep(true) else forget() end
     end
-    return { 0, now }
+    return { clock, now }
 end

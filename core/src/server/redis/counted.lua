@@ -9,6 +9,8 @@
 --   g  the key's gate (absent: none)
 --   x  until when the key lives (absent: for ever, as by a manual clock)
 --   o  the number of fields at which expired places are removed (absent: PLACES)
+--   v  when it was last written (absent, as by a manual clock: it does not matter)
+--   a  the sum of the corrections by which it has been moved (absent: 0; see the prelude)
 --   N  a number: an open place, valid until the tick that it holds
 --
 -- A place is one start. The caller that starts with it or gives it back removes its field first, so it counts once. Its
@@ -16,7 +18,7 @@
 -- anything new. A start made with a place is identified by the era from then on (`present` returns it). A new life of
 -- the key begins with DEL, so no place outlives a clear or another policy. Starts outlive one change of policy.
 --
--- pause delay -> {0, now, gate}; clear -> {0, now}; present: below
+-- pause delay -> {clock, now, gate}; clear -> {0, now}; present: below
 
 -- The longest wait of any caller: 366 days. And a number that is later than any time.
 local LONGEST, FAR = 31622400000000, 4503599627370496
@@ -39,18 +41,22 @@ end
 -- The known facts about the key. Stale: its contents no longer count and go with the next write. New: a life begins.
 local era, was_marked, key_gate, till, is_there, is_stale, is_new
 
+-- By how much its moments have to be moved.
+local by = 0
+
 -- Reads these fields too, and returns their values (absent: 0).
 local function load(...)
-    local raw = call("HMGET", state_key, "e", "m", "b", "g", "x", ...)
+    local raw = call("HMGET", state_key, "e", "m", "b", "g", "x", "v", "a", ...)
     for i = 1, #raw do raw[i] = tonumber(raw[i] or 0) end
     is_there = raw[1] > 0 or raw[4] > 0
     if raw[3] ~= birth then
         is_stale = is_there
         for i = 1, #raw do raw[i] = 0 end
     end
-    era, was_marked, key_gate, till = raw[1], raw[2], raw[4], raw[5]
+    era, was_marked, key_gate, till, by = raw[1], raw[2], raw[4], raw[5], moved_by(raw[6], raw[7])
+    if key_gate > raw[6] then key_gate = key_gate + by end
     gate = max(gate, key_gate)
-    return unpack(raw, 6)
+    return unpack(raw, 8)
 end
 
 local function numbers_of(text)
@@ -102,6 +108,9 @@ local function save(needed, fields)
         if key_gate > now then add("g", key_gate) end
     end
     if birth > 0 and not is_there then add("b", birth) end
+    if not is_manual then add("v", now) end
+    if ahead > 0 then add("a", ahead) end
+    if by ~= 0 and key_gate > 0 then add("g", key_gate) end
     if is_new then
         add("e", era)
         add("m", mark)
@@ -162,20 +171,20 @@ if op == "pause" then
     local closed = key_gate
     key_gate = max(key_gate, now + arguments[1])
     if key_gate > closed then save(key_gate, { "g", key_gate }) end
-    return { 0, now, key_gate }
+    return { clock, now, key_gate }
 end
 
 if op == "clear" then
     call("DEL", state_key)
-    return { 0, now }
+    return { clock, now }
 end
 
 -- A place starts once: from `ready` on, if it is not late, not behind a gate, and belongs to this life.
--- present ticket stamp weight longest ready -> {0, now, started, stamp, ticket}: started 1, and it is identified by `ticket` from
+-- present ticket stamp weight longest ready -> {clock, now, started, stamp, ticket}: started 1, and it is identified by `ticket` from
 --     now on; 0: it is late, used, or overtaken by a gate or another policy; 2: too early, nothing has happened.
 local function present()
     local ticket, stamp, ready = arguments[1], arguments[2], arguments[5]
-    if now < ready then return { 0, now, 2, stamp, ticket } end
-    if gate > now or now > stamp or was_marked ~= mark or not close_place(ticket) then return { 0, now, 0, stamp, ticket } end
-    return { 0, now, 1, stamp, era }
+    if now < ready then return { clock, now, 2, ready, ticket } end
+    if gate > now or now > stamp or was_marked ~= mark or not close_place(ticket) then return { clock, now, 0, stamp, ticket } end
+    return { clock, now, 1, stamp, era }
 end

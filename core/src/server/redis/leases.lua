@@ -32,16 +32,16 @@
 --
 -- acquire weight lease OWNER turn     lease: ticks, or -1: without an end
 -- start lease OWNER                   the same for one unit, whether there is capacity or not
---     -> {0, now, taken, slot, fence, expiry, live, gate, soonest, others…}; slot is the weight; expiry as below; live and
+--     -> {clock, now, taken, slot, fence, expiry, live, gate, soonest, others…}; slot is the weight; expiry as below; live and
 --        gate are after it; soonest: when the first lease ends, 0: none does (given after a denial, else 0); others: after a
 --        denial for lack of capacity, some other owners of the site that hold leases: number, process and when it began
--- view weight OWNER turn              -> {0, now, live, gate, soonest, others…}; writes nothing
--- complete slot fence OWNER           -> {0, now, was_held}; also for cancel, and for leases recorded by `start`
--- renew slot fence OWNER lease again  -> {0, now, is_held, expiry}; an end never becomes earlier; expiry -1: never.
+-- view weight OWNER turn              -> {clock, now, live, gate, soonest, others…}; writes nothing
+-- complete slot fence OWNER           -> {clock, now, was_held}; also for cancel, and for leases recorded by `start`
+-- renew slot fence OWNER lease again  -> {clock, now, is_held, expiry}; an end never becomes earlier; expiry -1: never.
 --                                        again 1: if leases may have been lost, it is held again, as long as no other
 --                                        start is admitted for that reason
--- evict number                        -> {0, now, units}: ends all leases of an owner
--- pause delay -> {0, now, gate}; clear -> {0, now}
+-- evict number                        -> {clock, now, units}: ends all leases of an owner
+-- pause delay -> {clock, now, gate}; clear -> {0, now}
 --
 -- Commands: HMGET, TIME, ZRANGEBYSCORE. In addition, an admission needs HINCRBY and ZADD (sometimes PEXPIRE, and
 -- ZREMRANGEBYSCORE if leases have expired), and a denial two ZRANGEBYSCORE. An end: HMGET, TIME, ZREM, ZINCRBY (for the
@@ -141,14 +141,15 @@ local function take(weight, lease, at, is_asked)
     load()
     -- Leases that may have been lost have expired by then.
     if born > 0 then gate = max(gate, born + max(lease, 0)) end
+    gate = max(gate, hold)
     if is_asked and (gate > now or live + weight > most) then
-        local answer = { 0, now, 0, 0, 0, 0, live, gate, soonest() }
+        local answer = { clock, now, 0, 0, 0, 0, live, gate, soonest() }
         return live + weight > most and with_others(answer, at) or answer
     end
     local fence, expiry = call("HINCRBY", limit_key, "ids", 1), ends(lease)
     live = live + weight
     save(expiry, expiry, name_of(weight, fence, at))
-    return { 0, now, 1, weight, fence, reported(expiry), live, gate, 0 }
+    return { clock, now, 1, weight, fence, reported(expiry), live, gate, 0 }
 end
 
 -- Subtracts these units from `live`. A key without leases is removed, except for its gate.
@@ -168,13 +169,13 @@ elseif op == "start" then
     return take(1, arguments[1], 2, false)
 elseif op == "view" then
     load()
-    local answer = { 0, now, live, gate, soonest() }
+    local answer = { clock, now, live, gate, soonest() }
     return live + arguments[1] > most and with_others(answer, 2) or answer
 elseif op == "complete" then
     local slot, fence = arguments[1], arguments[2]
     local was_held = call("ZREM", state_key, name_of(slot, fence, 3))
     if was_held == 1 then give_back(slot) end
-    return { 0, now, was_held }
+    return { clock, now, was_held }
 elseif op == "renew" then
     local slot, fence, lease, again = arguments[1], arguments[2], arguments[7], arguments[8]
     local name = name_of(slot, fence, 3)
@@ -182,12 +183,12 @@ elseif op == "renew" then
     load()
     if is_stale or expiry <= now then
         local may_be_lost = born > 0 and now < born + lease
-        if is_stale or again == 0 or not may_be_lost then return { 0, now, 0, 0 } end
+        if is_stale or again == 0 or not may_be_lost then return { clock, now, 0, 0 } end
         live = live + slot
     end
     expiry = max(expiry, ends(lease))
     save(expiry, expiry, name)
-    return { 0, now, 1, reported(expiry) }
+    return { clock, now, 1, reported(expiry) }
 elseif op == "evict" then
     local owner, units = format("%d", arguments[1]), 0
     for _, name in ipairs(call("ZRANGEBYSCORE", state_key, 0, "+inf")) do
@@ -195,13 +196,13 @@ elseif op == "evict" then
         if of == owner then units = units + tonumber(weight) * call("ZREM", state_key, name) end
     end
     if units > 0 then give_back(units) end
-    return { 0, now, units }
+    return { clock, now, units }
 elseif op == "pause" then
     load()
     key_gate = max(key_gate, now + arguments[1])
     save(key_gate)
-    return { 0, now, key_gate }
+    return { clock, now, key_gate }
 elseif op == "clear" then
     call("DEL", state_key)
-    return { 0, now }
+    return { clock, now }
 end

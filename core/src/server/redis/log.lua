@@ -82,10 +82,13 @@ end
 -- spacing         one more than the distance to the next start; 0: the interval
 -- average         the average duration of the last jobs, at most the interval
 -- jobs            1: the list has them
+-- and once the server's clock was corrected
+-- ahead           the sum of the corrections by which it has been moved (see the prelude). Then stamps that callers know
+--                 may differ from those here.
 local FIELDS = "%d %d %d %d %d %d %d %d %d %d %d %d %d"
 local FOUND = "^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)(.*)"
 
-local head = { spacing = 0, average = 0, jobs = 0 }
+local head = { spacing = 0, average = 0, jobs = 0, ahead = 0 }
 local found = call("LINDEX", state_key, -1)
 if found then
     local h, rest = head, nil
@@ -93,8 +96,10 @@ if found then
         match(found, FOUND)
     for field, value in pairs(h) do h[field] = tonumber(value) end
     if rest ~= "" then
-        local spacing, average, jobs = match(rest, "(%d+) (%d+) (%d+)")
-        h.spacing, h.average, h.jobs = tonumber(spacing), tonumber(average), tonumber(jobs)
+        local spacing, average, jobs = match(rest, "^ (%d+) (%d+) (%d+)")
+        if spacing then h.spacing, h.average, h.jobs = tonumber(spacing), tonumber(average), tonumber(jobs) end
+        h.ahead = tonumber(match(rest, "@(%d+)") or 0)
+        h.is_moved = match(rest, "@") ~= nil
     end
 end
 local is_absent = not found or head.birth ~= birth
@@ -103,10 +108,11 @@ if is_absent then
     -- Numbers begin with the time, so that no ticket of an earlier life means anything in this one.
     head = {
         birth = birth, mark = mark, stamp = 0, total = 0, number = now, units = 0, count = 0, seen = 0, set = 0, check = 16,
-        gate = 0, gone = 0, mixed = 0, spacing = 0, average = 0, jobs = 0,
+        gate = 0, gone = 0, mixed = 0, spacing = 0, average = 0, jobs = 0, ahead = ahead,
     }
 end
-now = max(now, head.seen)
+local by = moved_by(head.seen, head.ahead)
+if by >= 0 then now = max(now, head.seen) end
 
 --------------------------------------------------------------------------------------------------------------- reading
 
@@ -226,14 +232,15 @@ local gate = max(gate, head.gate)
 local trust = min(quotient(shortest, 2), 2 * SECOND)
 -- Possibly lost starts count as a full limit. Machines may start earlier grants for this long.
 if born > 0 then gate = max(gate, born + longest + trust) end
+local opens = max(gate, hold)
 local weight, ready, stamp, is_place, is_looking
 
 -- The answer of a call that does not write; nil if it does.
 local function answer_at_once()
     if interval > 0 then lengths[#lengths] = head.spacing > 0 and head.spacing - 1 or interval end
     if op == "view" then
-        local remaining, empty = look(gate)
-        return { 0, now, ready_from(gate, arguments[1]), remaining, empty }
+        local remaining, empty = look(opens)
+        return { clock, now, ready_from(opens, arguments[1]), remaining, empty }
     end
     weight, ready, is_place, is_looking = 1, now, false, false
     local patience, grace, is_again = 0, 0, false
@@ -242,7 +249,7 @@ local function answer_at_once()
         weight, patience, grace = arguments[1], arguments[3], arguments[4]
         is_again, is_looking = arguments[7] == 1, arguments[8] == 1
         if weight < 1 or weight > capacity then return redis.error_reply("ERR a weight has to be 1 to the capacity") end
-        if not is_forced then ready = ready_from(delay > 0 and max(gate, now + delay) or gate, weight) end
+        if not is_forced then ready = ready_from(delay > 0 and max(opens, now + delay) or opens, weight) end
         is_place = ready > now or is_reserved
     end
     if is_place then ready = max(ready, now) end
@@ -250,13 +257,13 @@ local function answer_at_once()
     local is_late = patience >= 0 and ready - now > patience
     if is_late or is_place and is_crowded(stamp, weight, is_again) then
         local remaining, empty = 0, 0
-        if is_looking then remaining, empty = look(gate) end
-        return { 0, now, ready, 0, 0, 0, 0, 0, remaining, empty }
+        if is_looking then remaining, empty = look(opens) end
+        return { clock, now, ready, 0, 0, 0, 0, 0, remaining, empty }
     end
 end
 
 local is_deciding = op == "decide" or op == "record" or op == "view"
-if is_deciding and head.mark == mark then
+if is_deciding and head.mark == mark and by == 0 then
     local answer = answer_at_once()
     if answer then return answer end
 end
@@ -283,6 +290,7 @@ local function new_head()
     local h = head
     h.set = live_until(h.set, max(h.stamp + longest, h.gate))
     local rest = interval > 0 and format(" %d %d %d", h.spacing, h.average, h.jobs) or ""
+    if h.ahead > 0 or h.is_moved then rest = format("%s @%d", rest, h.ahead) end
     return format(
         FIELDS, h.birth, h.mark, h.stamp, h.total, h.number, h.units, h.count, now, h.set, h.check, h.gate, h.gone, h.mixed
     ) .. rest
@@ -355,7 +363,7 @@ end
 -- Returns whether no start is in any window.
 local function is_idle() return head.count == 0 or head.stamp + longest <= now end
 
-if head.mark ~= mark or not is_deciding then
+if head.mark ~= mark or not is_deciding or by ~= 0 then
     -- The rare operations.
 
     -- Applies `edit` to the newest entries, of which the oldest is `back` from the end, and rewrites them.
@@ -466,6 +474,18 @@ if head.mark ~= mark or not is_deciding then
         end
     end
 
+    if by ~= 0 then
+        -- The server's clock was set.
+        local function move(stamp) return stamp > 0 and max(stamp + by, 1) or 0 end
+        head.gone, head.ahead, head.is_moved = move(head.gone), ahead, true
+        if head.gate > head.seen then head.gate = move(head.gate) end
+        gate = max(gate, head.gate)
+        opens = max(gate, hold)
+        rewrite(head.count - 1, function(entries)
+            for i = 1, #entries do entries[i].stamp = move(entries[i].stamp) end
+        end)
+    end
+
     if head.mark ~= mark then
         -- Starts of another policy still count. Places do not: they are exchanged when they are presented.
         forget_jobs()
@@ -493,8 +513,8 @@ if head.mark ~= mark or not is_deciding then
         if behind(entry, NUMBER) ~= age or state == "X" then return nil end
         local from = long_at(entry, STAMP)
         -- A grant may have ended sooner than the caller that started from it knows.
-        local is_it = from == stamp and (units == weight or state == "M") or byte(state) == GRANT and from <= stamp
-        if is_it then return entry, back, units, state end
+        local is_stamp = from == stamp or head.is_moved or byte(state) == GRANT and from < stamp
+        if is_stamp and (units == weight or state == "M" or byte(state) == GRANT) then return entry, back, units, state end
     end
 
     -- Records the end of a unit of a grant, which happens once. nil: it had ended, or there is no space to record it.
@@ -561,12 +581,10 @@ if head.mark ~= mark or not is_deciding then
     -- future     how many later, if there are none now
     -- most       the maximum number of grants
     -- g          how long each lasts
-    -- stepped    0, or a site has seen that the clock was set forward while the memory was that of `stepped` - 1; a new
-    --            one begins
     -- reports    of earlier grants that have ended: ticket, stamp, how many units stay (the others will never start),
     --            and which of the first 64 takings were given back, in two words. A report has the same effect however
     --            often it comes.
-    -- -> {0, now, born, gate, next, remaining, empty, then of each grant: ticket, ready, end, stamp, units}
+    -- -> {clock, now, born, gate, next, remaining, empty, then of each grant: ticket, ready, end, stamp, units}
     --    next: when `least` more become free; remaining, empty: as of `view`.
     --
     -- The requests of a site are numbered, in growing order. If its last request is repeated, the answer is the same
@@ -574,14 +592,10 @@ if head.mark ~= mark or not is_deciding then
     --
     -- While the server's clock is behind a time that it has shown before, nothing is granted and nothing changes. The
     -- clock may be set right again, and starts that were granted or ended in between would count from too early.
-    function ops.grant(site, seq, want, least, future, most, g, stepped, ...)
+    function ops.grant(site, seq, want, least, future, most, g, ...)
         local sites, name, granted = KEYS[4], format("%d", site), {}
-        if clock < now then return { 0, now, born, gate, 2 * now - clock, 0, now } end
-        if stepped == born + 1 then
-            born, most = now, 0
-            call("HSET", limit_key, "born", format("%d", born))
-            gate = max(gate, born + longest + trust)
-        end
+        if clock < now then return { clock, now, born, gate, 2 * now - clock, 0, now } end
+        if hold > now then most = 0 end
         local reports = { ... }
         for i = 1, #reports, 5 do
             local ticket, stamp, stay, low, high = unpack(reports, i, i + 4)
@@ -612,7 +626,7 @@ if head.mark ~= mark or not is_deciding then
             end
             local known = call("HLEN", sites)
             local share = max(quotient(capacity - 1, 6 * max(8, known)) + 1, least)
-            local free = look(gate)
+            local free = look(opens)
             local given = min(want, free, max(share, quotient(free, 2)))
             if given >= least and most > 0 then
                 grant(now, given)
@@ -624,14 +638,14 @@ if head.mark ~= mark or not is_deciding then
             while given == free and left >= least and most > 0 and head.units < room() do
                 -- As many as are ready at about that time.
                 local units, fails = least, left + 1
-                local first = ready_from(gate, least)
+                local first = ready_from(opens, least)
                 if first - now > FAR * g then break end
                 local latest = first + quotient(g, 8)
                 while fails - units > 1 do
                     local middle = quotient(units + fails, 2)
-                    if ready_from(gate, middle) <= latest then units = middle else fails = middle end
+                    if ready_from(opens, middle) <= latest then units = middle else fails = middle end
                 end
-                grant(max(ready_from(gate, units), now), units)
+                grant(max(ready_from(opens, units), now), units)
                 left, most = left - units, most - 1
             end
             -- Sites that have not asked for long are forgotten whenever their number has doubled.
@@ -648,16 +662,19 @@ if head.mark ~= mark or not is_deciding then
             if not is_manual then call("PEXPIRE", sites, format("%d", quotient(keeps, 1000) + 1000)) end
         end
         call("HSET", limit_key, "out", format("%d", out), "said", format("%d", now + trust))
-        local remaining, empty = look(gate)
-        local next = max(ready_from(gate, least), now + 1)
-        return { 0, now, born, gate, next, remaining, empty, unpack(granted) }
+        local remaining, empty = look(opens)
+        local next = max(ready_from(opens, least), now + 1)
+        return { clock, now, born, gate, next, remaining, empty, unpack(granted) }
     end
 
     -- The rest of its grace is returned, except for what the entry before still needs, and at most a window.
     function ops.present(ticket, stamp, weight, _, ready)
         local entry, back, _, state = find(ticket, stamp, weight)
-        if now < ready then return { 0, now, 2, 0, 0 } end
-        if state ~= "P" or now > stamp or gate > now then return { 0, now, 0, 0, 0 } end
+        -- It has been moved with the others.
+        local since = entry and long_at(entry, STAMP) - stamp or 0
+        ready, stamp = ready + since, stamp + since
+        if now < ready then return { clock, now, 2, ready, 0 } end
+        if state ~= "P" or now > stamp or gate > now then return { clock, now, 0, 0, 0 } end
         local before = back + 1 < head.count and entry_at(back + 1)
         local from, sum = max(now + max(slice - 1, 0), stamp + 1 - longest), word_at(entry, SUM)
         local others, other_state = 0, nil
@@ -675,25 +692,25 @@ if head.mark ~= mark or not is_deciding then
         call("LSET", state_key, -2 - back, entry_of(from, sum, ticket, weight, slice > 0 and "M" or "S"))
         if back == 0 then head.stamp = from end
         put()
-        return { 0, now, 1, from, ticket }
+        return { clock, now, 1, from, ticket }
     end
 
     function ops.cancel(ticket, stamp, weight, unit, is_only_place)
         local entry, back, units, state = find(ticket, stamp, weight)
-        if not entry or is_only_place == 1 and state ~= "P" then return { 0, now, 0 } end
+        if not entry or is_only_place == 1 and state ~= "P" then return { clock, now, 0 } end
         if byte(state) == GRANT then state = ended(state, unit) end
-        if not state then return { 0, now, 0 } end
+        if not state then return { clock, now, 0 } end
         shrink(back, max(units - weight, 0), state)
-        return { 0, now, 1 }
+        return { clock, now, 1 }
     end
 
     function ops.settle(ticket, stamp, weight, unit, actual)
         local entry, back, units, state = find(ticket, stamp, weight)
-        if not entry and stamp + longest > now then return { 0, now, 0 } end
+        if not entry and stamp + longest > now then return { clock, now, 0 } end
         if entry then
             local settled = state == "M" and state or "X"
             if byte(state) == GRANT then settled = ended(state, unit) end
-            if not settled then return { 0, now, 0 } end
+            if not settled then return { clock, now, 0 } end
             if actual < weight then
                 shrink(back, max(units - weight + actual, 0), settled)
             elseif settled ~= state then
@@ -701,7 +718,7 @@ if head.mark ~= mark or not is_deciding then
             end
         end
         if actual > weight then owe(min(actual - weight, capacity)) end
-        return { 0, now, entry and 1 or 0 }
+        return { clock, now, entry and 1 or 0 }
     end
 
     function ops.pause(delay)
@@ -709,7 +726,7 @@ if head.mark ~= mark or not is_deciding then
             head.gate = now + delay
             put()
         end
-        return { 0, now, head.gate }
+        return { clock, now, head.gate }
     end
 
     function ops.clear()
@@ -722,12 +739,12 @@ if head.mark ~= mark or not is_deciding then
             head.gone, head.mixed, head.jobs = 0, 0, 0
             put()
         end
-        return { 0, now }
+        return { clock, now }
     end
 
     -- A job has ended. (If no start is in a window, the next start forgets the durations of jobs.)
     function ops.complete(began)
-        if interval == 0 or is_idle() then return { 0, now } end
+        if interval == 0 or is_idle() then return { clock, now } end
         -- Their sum, which may be 2^57, in parts of 2^20 ticks and the remainder.
         local PART = 0x100000
         local text = head.jobs == 1 and call("LINDEX", state_key, 0) or "0 0 0 "
@@ -746,11 +763,11 @@ if head.mark ~= mark or not is_deciding then
         local average = high < WRAP and quotient(high * PART + low, #packed / 7) or interval
         head.jobs, head.average = 1, min(average, interval)
         put()
-        return { 0, now }
+        return { clock, now }
     end
 
     -- The state was written above, if another policy applies by now.
-    function ops.adopt() return { 0, now } end
+    function ops.adopt() return { clock, now } end
 
     if not is_deciding then return ops[op](unpack(arguments)) end
     local answer = answer_at_once()
@@ -765,5 +782,5 @@ if interval > 0 then
 end
 local ticket = push(stamp, weight, is_place and "P" or slice > 0 and "M" or "S")
 local remaining, empty = 0, 0
-if is_looking then remaining, empty = look(gate) end
-return { 0, now, ready, 1, ticket, head.stamp, 0, is_place and 1 or 0, remaining, empty }
+if is_looking then remaining, empty = look(opens) end
+return { clock, now, ready, 1, ticket, head.stamp, 0, is_place and 1 or 0, remaining, empty }

@@ -25,17 +25,17 @@
 --
 -- No product is larger than 2^53: units are below 2^30, and `floor(room * length / before)` is worked out in two pieces.
 --
--- decide, record  -> {0, now, ready, taken, ticket, stamp, ahead, is_place, w, n, q, gate}; ahead is 0
--- view            -> {0, now, ready, w, n, q, gate}
+-- decide, record  -> {clock, now, ready, taken, ticket, stamp, ahead, is_place, w, n, q, gate}; ahead is 0
+-- view            -> {clock, now, ready, w, n, q, gate}
 --     The returned state is the one after the decision, with the later of both gates. From them the caller computes, in 128 bits,
 --     remaining = 0 while gate > now or w is later than this window; else limit - units - (before * (length - elapsed) / length
 --     rounded up), at least 0; and empty = max(gate, the start of the latest of w, w + lasts if n > 0, w - 1 + lasts if q > 0),
 --     where lasts is 1, or 2 if it is smooth. (Of an unused key w, n and q are 0.) decide weight delay patience (grace) reserves
 --     forced again; record (one unit, forced); view weight (may be 0). The delay: no start before this much later; patience -1:
 --     unlimited.
--- cancel ticket stamp weight ahead only_place, settle ticket stamp weight ahead actual -> {0, now, was_there}
+-- cancel ticket stamp weight ahead only_place, settle ticket stamp weight ahead actual -> {clock, now, was_there}
 -- present, pause, clear: see counted.lua.
--- adopt           -> {0, now}: rewrites the state under the policy that applies, so that it lives as long as that policy needs. No
+-- adopt           -> {clock, now}: rewrites the state under the policy that applies, so that it lives as long as that policy needs. No
 --     state is ever two policies behind: see prelude.lua.
 --
 -- Commands: HMGET, TIME, HMGET. In addition, an admission needs one HSET (in a new life HINCRBY, HSET, PEXPIRE and
@@ -123,6 +123,14 @@ elseif era == 0 then
     first = window_of(now)
 end
 
+-- The clock was set back by more than the windows that count. How much was used in the one that it shows now is not
+-- known. (A clock that is set forward only begins the next window sooner.)
+local is_far_back = by < -lasts * length
+if is_far_back then
+    newest, units, before = window_of(now), max(units, limit), limit
+    first = newest - 1
+end
+
 -- Where an earlier state may have been lost, all windows in which it might count are full.
 if born > 0 then gate = max(gate, born + lasts * length) end
 
@@ -136,13 +144,15 @@ local function keep(ticket, stamp)
         fields[#fields + 1] = name
         fields[#fields + 1] = value
     end
-    if is_new then add("f", first) end
+    if is_new or is_far_back then add("f", first) end
     if is_new and earlier > 0 then
         add("u", earlier)
         add("c", earlier_until)
     end
     save(needed(), fields)
 end
+
+if is_far_back and is_there then keep() end
 
 -- Keeps a state while anything was counted in it, or may have been: a longer window may contain that.
 local function keep_or_forget()
@@ -166,11 +176,11 @@ local function earliest(weight, from)
 end
 
 local function decide(weight, delay, patience, reserves, forced)
-    local opens = delay > 0 and max(gate, now + delay) or gate
+    local opens = max(gate, hold, delay > 0 and now + delay or 0)
     local window, ready = earliest(weight, max(opens, now))
     local waits = ready > now and not forced
     if waits and (ready == FAR or patience >= 0 and ready - now > patience) then
-        return { 0, now, ready, 0, 0, 0, 0, 0, newest, units, before, opens }
+        return { clock, now, ready, 0, 0, 0, 0, 0, newest, units, before, opens }
     end
     if forced then window = max(window_of(now), newest) end
     if window ~= newest then newest, units, before = window, 0, units_of(window - 1) end
@@ -183,7 +193,7 @@ local function decide(weight, delay, patience, reserves, forced)
         keep()
         ticket = era
     end
-    return { 0, now, ready, 1, ticket, stamp, 0, is_place and 1 or 0, newest, units, before, opens }
+    return { clock, now, ready, 1, ticket, stamp, 0, is_place and 1 or 0, newest, units, before, opens }
 end
 
 -- Changes the counts: takes back units of a start, and adds a debt.
@@ -202,14 +212,14 @@ end
 local function finish(actual, only_place)
     local ticket, stamp, weight = arguments[1], arguments[2], arguments[3]
     local is_over = stamp + lasts * length <= now
-    if is_over and actual <= weight then return { 0, now, 0 } end
+    if is_over and actual <= weight then return { clock, now, 0 } end
     -- A start of the policy before counts at the end of its window or, if that had not come, at the time of the change.
     local before_change = not only_place and former_of(ticket)
     local window = window_of(before_change and min(stamp, before_change.ended) or stamp)
     local known = (before_change or is_known(ticket, only_place)) and units_of(window) > 0
     local debt = (known or is_over) and min(max(actual - weight, 0), limit) or 0
     if known or debt > 0 then edit(window, known and max(weight - actual, 0) or 0, debt) end
-    return { 0, now, known and 1 or 0 }
+    return { clock, now, known and 1 or 0 }
 end
 
 if op == "decide" then
@@ -218,9 +228,10 @@ if op == "decide" then
 elseif op == "record" then
     return decide(1, 0, 0, false, true)
 elseif op == "view" then
-    local weight, _, ready = arguments[1], nil, gate
-    if weight > 0 then _, ready = earliest(min(weight, limit), max(gate, now)) end
-    return { 0, now, ready, newest, units, before, gate }
+    local weight, _, opens = arguments[1], nil, max(gate, hold)
+    local ready = opens
+    if weight > 0 then _, ready = earliest(min(weight, limit), max(opens, now)) end
+    return { clock, now, ready, newest, units, before, opens }
 elseif op == "present" then
     return present()
 elseif op == "cancel" then
@@ -229,5 +240,5 @@ elseif op == "settle" then
     return finish(arguments[5], false)
 elseif op == "adopt" then
     if is_stale then keep_or_forget() end
-    return { 0, now }
+    return { clock, now }
 end

@@ -35,6 +35,7 @@ use crate::fork::PerProcess;
 use crate::permit::RawPermit;
 use crate::policy::{self, Policy, Shape};
 use crate::server::without_password;
+use crate::server::witness::Witness;
 use crate::time::{Now, monotonic_ns};
 use crate::waiting::MayWait;
 pub(crate) use bound::{Bound, Stuck};
@@ -70,6 +71,8 @@ pub(crate) struct Limit {
     full_until: AtomicU64,
     /// The number of callers of this process that wait here.
     waiting: PerProcess<u64>,
+    /// What this process knows of the server's clock.
+    witness: PerProcess<Witness>,
     /// Null until the first use.
     bound: AtomicPtr<Bound>,
 }
@@ -348,6 +351,7 @@ impl Limit {
             early_errors: AtomicU64::new(0),
             full_until: AtomicU64::new(0),
             waiting: PerProcess::new(),
+            witness: PerProcess::new(),
             bound,
         }
     }

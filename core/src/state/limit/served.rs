@@ -5,6 +5,7 @@ use crate::algorithm::grants::{Grants, Lengths, Reply, Wish};
 use crate::error::{Error, Result};
 use crate::fault;
 use crate::policy;
+use crate::server::witness::Word;
 use crate::server::{Call, Engine, number, version};
 use crate::state::grant_lane::GrantLane;
 use crate::state::registry::{SERVER_SECRET, new_owner};
@@ -69,18 +70,33 @@ impl Limit {
         op: &'static str,
         arguments: &[i64],
     ) -> Result<([i64; N], Vec<i64>), Blocked> {
+        self.ask_with(home, table, key, op, arguments).map(|(answer, _)| answer)
+    }
+
+    /// The same. Returns also whether the server's clock was set forward since the previous answer.
+    fn ask_with<const N: usize>(
+        &self,
+        home: &Home,
+        table: &Table,
+        key: Option<Hash>,
+        op: &'static str,
+        arguments: &[i64],
+    ) -> Result<(([i64; N], Vec<i64>), bool), Blocked> {
         let now = home.clock.is_manual().then(|| home.clock.now().floor);
         let phase = home.phase_on_server();
         let made = if fault::planted("epoch ignored") { 0 } else { self.store.made(&self.name) };
-        let call = Call { op, limit: &self.name, key, made, policy: &table.policy, now, phase, arguments };
+        let word: Option<Word> = if now.is_some() { None } else { self.witness.lock().word() };
+        let call = Call { op, limit: &self.name, key, made, policy: &table.policy, word, now, phase, arguments };
         let patience = MayWait::part_for_server(self.store.options.timeout)?;
         self.counts()?.asked();
-        let answer = self.server().call(&call, patience)?.ok_or(Blocked::Stale)?;
+        let asked = uptime();
+        let (clock, answer) = self.server().call(&call, patience)?.ok_or(Blocked::Stale)?;
+        let is_set = now.is_none() && self.witness.lock().saw(clock, (asked, uptime() + 1), word);
         let Some((first, others)) = answer.split_first_chunk::<N>() else {
             return Err(self.no_answer(op, &answer));
         };
         home.clock.follow(first.first().map_or(0, |now| *now as Tick));
-        Ok((*first, others.to_vec()))
+        Ok(((*first, others.to_vec()), is_set))
     }
 
     /// The grants of a key, in the shared lane if there is one.
@@ -137,14 +153,14 @@ impl Limit {
             question.future,
             question.most,
             length,
-            question.stepped,
         ];
         let arguments: Vec<i64> = numbers.iter().chain(question.reports.as_flattened()).map(|n| number(*n)).collect();
         let asked = uptime();
-        let (first, granted) = self.ask_all(found.home(), found.table, Some(found.hash), "grant", &arguments)?;
+        let ((first, granted), is_set) =
+            self.ask_with(found.home(), found.table, Some(found.hash), "grant", &arguments)?;
         let now = uptime() + 1;
         let reply = Reply::read(first, &granted).ok_or_else(|| self.no_answer("grant", &granted))?;
-        asking.0.accept(&question, &reply, (asked, now), lengths);
+        asking.0.accept(&question, &reply, (asked, now), lengths, is_set);
         Ok(true)
     }
 
