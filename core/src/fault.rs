@@ -139,6 +139,12 @@ pub(crate) fn site() -> String {
     String::new()
 }
 
+/// Makes the clocks of this process stand still for this long, as if its machine had been paused.
+#[cfg(all(feature = "fault-points", not(model)))]
+pub fn stand_still(length: std::time::Duration) {
+    crate::time::STOOD_STILL_NS.fetch_add(length.as_nanos() as u64, std::sync::atomic::Ordering::Relaxed);
+}
+
 /// The duration of a lease on a server that has no end of its own, in milliseconds, if a test sets it.
 pub(crate) fn lease_ms() -> Option<u64> {
     #[cfg(feature = "fault-points")]

@@ -232,9 +232,15 @@ pub(crate) fn uptime() -> Tick {
     boot_ns() / 1_000
 }
 
-/// Returns the boot clock's reading with the drift that a test sets, in parts per million.
+/// For how long a test has made this process's clock stand still.
+#[cfg(feature = "fault-points")]
+pub(crate) static STOOD_STILL_NS: AtomicU64 = AtomicU64::new(0);
+
+/// Returns the boot clock's reading with the drift that a test sets, in parts per million, and without the time for which
+/// it made the clock stand still.
 #[cfg(feature = "fault-points")]
 fn off(ns: u64) -> u64 {
+    let ns = ns - STOOD_STILL_NS.load(Relaxed);
     static RATE: std::sync::OnceLock<i64> = std::sync::OnceLock::new();
     let rate = *RATE.get_or_init(|| std::env::var("WGL_TEST_RATE").map_or(0, |text| text.parse().unwrap_or(0)));
     ns.wrapping_add((ns as i128 * i128::from(rate) / 1_000_000) as u64)

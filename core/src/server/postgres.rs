@@ -211,10 +211,18 @@ impl Engine for Postgres {
                 values.remove(2);
                 "SELECT workglow_limit.of_all($1, $2, $3, $4, $5, $6, $7), workglow_limit.clock()"
             }
-            Family::Log => "SELECT workglow_limit.decide_log($1, $2, $3, $4, $5, $6, $7, $8, $9), workglow_limit.clock()",
-            Family::Bucket => "SELECT workglow_limit.decide_bucket($1, $2, $3, $4, $5, $6, $7, $8, $9), workglow_limit.clock()",
-            Family::Window => "SELECT workglow_limit.decide_window($1, $2, $3, $4, $5, $6, $7, $8, $9), workglow_limit.clock()",
-            Family::Leases => "SELECT workglow_limit.decide_leases($1, $2, $3, $4, $5, $6, $7, $8, $9), workglow_limit.clock()",
+            Family::Log => {
+                "SELECT workglow_limit.decide_log($1, $2, $3, $4, $5, $6, $7, $8, $9), workglow_limit.clock()"
+            }
+            Family::Bucket => {
+                "SELECT workglow_limit.decide_bucket($1, $2, $3, $4, $5, $6, $7, $8, $9), workglow_limit.clock()"
+            }
+            Family::Window => {
+                "SELECT workglow_limit.decide_window($1, $2, $3, $4, $5, $6, $7, $8, $9), workglow_limit.clock()"
+            }
+            Family::Leases => {
+                "SELECT workglow_limit.decide_leases($1, $2, $3, $4, $5, $6, $7, $8, $9), workglow_limit.clock()"
+            }
         };
         let row = self.one(statement, &values, patience)?;
         let answer = row.first().and_then(|cell| ints(cell.as_ref()?));

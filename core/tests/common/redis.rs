@@ -5,28 +5,81 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 const DATABASES: u64 = 10_000;
+
+/// Sets the clock of a program into which it is loaded: `WGL_CLOCK` names a file with a number of microseconds.
+const CLOCK: &str = r#"
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/time.h>
+#include <time.h>
+static volatile int64_t *by;
+static int64_t added(void) {
+    if (!by) by = mmap(0, 8, PROT_READ, MAP_SHARED, open(getenv("WGL_CLOCK"), O_RDONLY), 0);
+    return *by;
+}
+int gettimeofday(struct timeval *tv, void *zone) {
+    static int (*next)(struct timeval *, void *);
+    if (!next) next = dlsym(RTLD_NEXT, "gettimeofday");
+    int error = next(tv, zone);
+    int64_t us = tv->tv_sec * 1000000LL + tv->tv_usec + added();
+    tv->tv_sec = us / 1000000;
+    tv->tv_usec = us % 1000000;
+    return error;
+}
+"#;
 
 /// It listens on a socket in its own directory, and ends with this value.
 pub struct RedisServer {
     process: Child,
     directory: Dir,
+    /// What was added to its clock, in microseconds, if it can be set.
+    clock: Option<&'static AtomicI64>,
 }
 
 impl RedisServer {
     pub fn start(name: &str) -> RedisServer {
         let directory = Dir::in_memory(name);
-        RedisServer { process: Self::run(&directory), directory }
+        RedisServer { process: Self::run(&directory, false), directory, clock: None }
+    }
+
+    /// The same with a clock that can be set.
+    pub fn with_clock(name: &str) -> RedisServer {
+        let directory = Dir::in_memory(name);
+        std::fs::write(directory.file("clock.c"), CLOCK).unwrap();
+        let (library, source) = (directory.file("clock.so"), directory.file("clock.c"));
+        let built =
+            Command::new("cc").args(["-shared", "-fPIC", "-o"]).args([&library, &source]).args(["-ldl"]).status();
+        assert!(built.expect("a C compiler is installed").success());
+        std::fs::write(directory.file("clock"), [0; 8]).unwrap();
+        let file = std::fs::OpenOptions::new().read(true).write(true).open(directory.file("clock")).unwrap();
+        // SAFETY: a new mapping of eight bytes of a file of that length, never unmapped.
+        let clock = unsafe {
+            let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
+            let base = libc::mmap(std::ptr::null_mut(), 8, prot, flags, std::os::fd::AsRawFd::as_raw_fd(&file), 0);
+            assert_ne!(base, libc::MAP_FAILED);
+            &*base.cast::<AtomicI64>()
+        };
+        RedisServer { process: Self::run(&directory, true), directory, clock: Some(clock) }
+    }
+
+    /// Makes its clock show this much more, or less, than the time.
+    pub fn set_clock(&self, by_us: i64) {
+        self.clock.expect("its clock can be set").store(by_us, Relaxed);
     }
 
     /// Kills it, which loses its data, and starts it again.
     pub fn start_again(&mut self) {
         self.end();
         std::fs::create_dir_all(&self.directory.0).unwrap();
-        self.process = Self::run(&self.directory);
+        self.process = Self::run(&self.directory, self.clock.is_some());
     }
 
     fn end(&mut self) {
@@ -34,12 +87,14 @@ impl RedisServer {
         let _ = self.process.wait();
     }
 
-    fn run(directory: &Dir) -> Child {
+    fn run(directory: &Dir, has_clock: bool) -> Child {
         let socket = directory.file("s");
         let _ = std::fs::remove_file(&socket);
+        let clock = if has_clock { r#"WGL_CLOCK="$0/clock" LD_PRELOAD="$0/clock.so""# } else { "" };
         // The shell ends the server when this process ends, in whatever way.
         let process = Command::new("sh")
-            .args(["-c", r#"redis-server "$@" & cat; kill -9 $!; rm -rf "$0""#])
+            .arg("-c")
+            .arg(clock.to_owned() + r#" redis-server "$@" & cat; kill -9 $!; rm -rf "$0""#)
             .arg(&directory.0)
             .args(["--databases", &DATABASES.to_string()])
             .args(["--port", "0", "--save", "", "--appendonly", "no", "--unixsocket"])

@@ -24,6 +24,34 @@ impl Server {
         KINDS[kind](&format!("{name}-{kind}"))
     }
 
+    /// The same, with clocks that can be set.
+    pub fn each_with_clock(name: &str) -> impl Iterator<Item = Server> {
+        let kinds: &[fn(&str) -> Server] = &[
+            #[cfg(feature = "redis")]
+            |name| Server::Redis(RedisServer::with_clock(name)),
+            #[cfg(feature = "postgres")]
+            |name| Server::Postgres(PostgresServer::start(name)),
+        ];
+        kinds.iter().enumerate().map(move |(kind, start)| start(&format!("{name}-{kind}")))
+    }
+
+    /// Makes its clock show this much more, or less, than the time. (On Postgres, the library's schema must be there.)
+    pub fn set_clock(&self, by_us: i64) {
+        match *self {
+            #[cfg(feature = "redis")]
+            Server::Redis(ref server) => server.set_clock(by_us),
+            #[cfg(feature = "postgres")]
+            Server::Postgres(ref server) => {
+                let time = "date_part('epoch', clock_timestamp() - '2024-01-01T00:00:00Z'::timestamptz) * 1000000";
+                drop(server.command(&format!(
+                    "CREATE OR REPLACE FUNCTION workglow_limit.clock() RETURNS bigint LANGUAGE sql VOLATILE AS \
+                     'SELECT ({})::bigint + {by_us}'",
+                    time.replace('\'', "''")
+                )));
+            }
+        }
+    }
+
     /// The scheme in its addresses.
     pub fn kind(&self) -> &'static str {
         match *self {

@@ -6,6 +6,8 @@
 mod common;
 
 mod changes;
+#[cfg(feature = "fault-points")]
+mod clocks;
 mod doctor;
 mod fleet;
 mod grant_lane;

@@ -122,7 +122,7 @@ BEGIN
             is_locked := true;
             CONTINUE;
         ELSIF l.moves <> 0 THEN
-            state := l.c.state;
+            state := (l.c).state;
             FOREACH i IN ARRAY '{1,3,5}'::integer[] LOOP
                 state[i] := CASE WHEN state[i] > 0 THEN greatest(state[i] + l.moves, 1) ELSE 0 END;
             END LOOP;

@@ -230,9 +230,9 @@ END $$;
 CREATE OR REPLACE FUNCTION workglow_limit.counted_move(c workglow_limit.counted, moved bigint[], moves bigint, now bigint) RETURNS void
 LANGUAGE sql VOLATILE AS $$
     UPDATE workglow_limit.counted SET
-        state = moved, gate = CASE WHEN gate > seen THEN greatest(gate + moves, 0) ELSE gate END, seen = now, ahead = c.ahead,
+        state = moved, gate = CASE WHEN gate > seen THEN greatest(gate + moves, 0) ELSE gate END, seen = now, ahead = (c).ahead,
         expires = greatest(expires + moves, now + 1000000)
-    WHERE limit_id = c.limit_id AND hash = c.hash
+    WHERE limit_id = (c).limit_id AND hash = (c).hash
 $$;
 
 -- Forgets everything except the key's gate. (The row may have had to live longer than that.)

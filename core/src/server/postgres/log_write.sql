@@ -422,7 +422,7 @@ BEGIN
         FOR i IN 1 .. cardinality(last_one.granted) BY 4 LOOP
             CONTINUE WHEN last_one.granted[i + 2] <= now OR h.count = 0 OR h.number < last_one.granted[i];
             s := workglow_limit.log_since(h, last_one.granted[i], true);
-            IF s.number = last_one.granted[i] AND s.state = 'G' AND (s.stamp <= last_one.granted[i + 3] OR h.is_moved) THEN
+            IF s.number = last_one.granted[i] AND s.state = 'G' AND s.stamp <= last_one.granted[i + 3] AND NOT h.is_moved THEN
                 granted := granted || last_one.granted[i : i + 3] || s.units;
             END IF;
         END LOOP;

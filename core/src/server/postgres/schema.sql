@@ -195,6 +195,7 @@ BEGIN
         fixes := fixes[4:];
     END IF;
     IF was_set_back THEN
+        l.gate := l.gate - CASE WHEN l.gate > l.floor THEN l.floor - shown ELSE 0 END;
         l.floor := shown;
         l.born := least(l.born, shown);
     ELSIF known[2] = 1 AND known[4] <= shown THEN
@@ -312,7 +313,7 @@ BEGIN
         gate = CASE
             WHEN at IS NOT NULL THEN 0
             WHEN current_setting('transaction_isolation') <> 'read committed' THEN now + 2000000
-            ELSE coalesce((SELECT max(least(g.out, g.said)) FROM workglow_limit.logs g WHERE g.limit_id = l.id AND g.said > now), 0)
+            ELSE coalesce((SELECT max(least(g.out, g.said, now + 2000000)) FROM workglow_limit.logs g WHERE g.limit_id = l.id AND g.said > now), 0)
         END
     WHERE id = l.id;
     RETURN ARRAY[0, now];

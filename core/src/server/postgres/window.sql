@@ -199,7 +199,7 @@ BEGIN
             CONTINUE;
         ELSIF l.moves < -(1 + old[3]) * old[2] THEN
             here := (now + phase) / old[2];
-            state := l.c.state;
+            state := (l.c).state;
             PERFORM workglow_limit.counted_move(
                 l.c, ARRAY[here, greatest(state[2], old[1]), old[1], here - 1, state[5], least(state[6], now)], l.moves, now);
             CONTINUE;

@@ -65,7 +65,8 @@ impl Redis {
     ) -> Result<Vec<Hash>> {
         let limit = key_of(name);
         let phase = if now.is_some() { -(EPOCH_LEAD as i64) } else { EPOCH as i64 };
-        let call = Call { op: "adopt", limit: name, key: None, made: 0, policy, word: None, now, phase, arguments: &[] };
+        let call =
+            Call { op: "adopt", limit: name, key: None, made: 0, policy, word: None, now, phase, arguments: &[] };
         let (script, states, arguments) = self.script_of(&call);
         let mut from = None;
         let answers = loop {

@@ -612,7 +612,7 @@ if head.mark ~= mark or not is_deciding or by ~= 0 then
             for ticket, ready, ends, stamp in string.gmatch(last, "(%d+):(%d+):(%d+):(%d+)") do
                 ticket, ready, ends, stamp = tonumber(ticket), tonumber(ready), tonumber(ends), tonumber(stamp)
                 local entry, _, units = find(ticket, stamp, 0)
-                if entry and ends > now then report(ticket, ready, ends, stamp, units) end
+                if entry and ends > now and not head.is_moved then report(ticket, ready, ends, stamp, units) end
             end
         end
         -- If nothing of it can start any more, it counts as reset.

@@ -126,9 +126,15 @@ if not is_manual and (corrections or is_report or floor_seen - clock > FLOOR_LAG
     from, to, amount = tonumber(from), tonumber(to), tonumber(amount)
     if floor_seen - clock > FLOOR_LAG then
         if doubt then settle() end
+        if gate > floor_seen then
+            gate = gate - (floor_seen - clock)
+            call("HSET", limit_key, "gate", format("%d", gate))
+        end
         -- Earlier readings say nothing about this time.
         fixes, from, now, floor_seen = {}, nil, clock, clock
-        call("HSET", limit_key, "floor", format("%d", clock))
+        -- No machine relies on an answer for longer than this.
+        out = min(out, clock + 2 * SECOND)
+        call("HSET", limit_key, "floor", format("%d", clock), "out", format("%d", out))
         if born > clock then
             born = clock
             call("HSET", limit_key, "born", format("%d", born))
