@@ -617,10 +617,13 @@ impl<'a> Grants<'a> {
         let word = |at: usize| cell[at].load(Acquire);
         let is_used_up = word(cell::STATE) & LEFT == 0 && word(cell::PLACES) == 0;
         let is_here = word(cell::TICKET) != 0 && word(cell::UNITS) >> STAYS == 0;
-        if !is_here || !is_used_up && now < word(cell::UNTIL) {
-            return;
+        if is_here && (is_used_up || now >= word(cell::UNTIL)) {
+            self.end_grant(cell);
         }
-        let units = word(cell::UNITS);
+    }
+
+    fn end_grant(&self, cell: &[AtomicU64]) {
+        let units = cell[cell::UNITS].load(Acquire);
         let left = Self::close(cell).min(units);
         self.word(Grants::STARTED).fetch_add(units - left, Relaxed);
         if left > 0 {
@@ -708,9 +711,18 @@ impl<'a> Grants<'a> {
         self.word(Grants::TRIP).store(trip.max(before - before.saturating_sub(trip) / 2), Relaxed);
         self.word(Grants::LAST_ASKED).store(asked, Relaxed);
         if was_set {
-            // All windows are shorter by that until the server knows, so nothing of this reply can be used.
+            // All windows are shorter by that until the server knows, so nothing of this reply can be used. Whatever has
+            // not started is returned.
+            self.cells().filter(|cell| is_open(cell[cell::STATE].load(Acquire))).for_each(|cell| self.end_grant(cell));
+            for grant in &reply.grants {
+                let Some(cell) = self.cells().find(|cell| cell[cell::TICKET].load(Relaxed) == 0) else { break };
+                cell[cell::STAMP].store(grant.stamp, Relaxed);
+                cell[cell::ENDED].store(0, Relaxed);
+                cell[cell::UNITS].store(1 << STAYS | grant.units.min(LEFT), Relaxed);
+                cell[cell::TICKET].store(grant.ticket, Release);
+            }
             self.word(Grants::QUIET).store(0, Release);
-            return self.void();
+            return;
         }
         let at = |tick: Tick| now + 1 + tick.saturating_sub(reply.now);
         // Not before that, at any rate of the clocks.

@@ -174,6 +174,8 @@ fn nothing_starts_by_a_reply_after_the_clock_was_set_nor_by_those_before() {
     key.grants().accept(&question, &late, (1_000_100, 1_000_100), LENGTHS, true);
     assert_eq!(key.grants().take(1, 1_000_101), None);
     assert_eq!(key.grants().soonest(1, 1_000_101, false), None, "the server has to be asked");
+    let reports = key.grants().question(Wish::Start(1), LENGTHS, 1_000_200).reports;
+    assert_eq!(reports.iter().map(|[ticket, _, stays, ..]| [*ticket, *stays]).collect::<Vec<_>>(), [[1, 0], [3, 0]]);
 }
 
 #[test]

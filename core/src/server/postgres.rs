@@ -190,7 +190,7 @@ impl Engine for Postgres {
     fn call(&self, call: &Call, patience: Duration) -> Result<Option<(Tick, Vec<i64>)>> {
         let Terms { family, version, numbers } = Terms::of(call.policy, call.phase);
         let known = match call.word {
-            Some(Word::Report { from, to, by }) => vec![call.made, 1, from, to, by],
+            Some(Word::Report { since, from, to, by }) => vec![call.made, 1, from, to, by, since],
             Some(Word::Vouch { from, to }) => vec![call.made, 2, from, to],
             None => vec![call.made],
         };

@@ -132,7 +132,7 @@ impl Redis {
         let states = format!("{}:{letter}:", key_of(call.limit));
         let (op, made, now) = (call.op, call.made, call.now);
         let word = match call.word {
-            Some(Word::Report { from, to, by }) => format!(" r {from} {to} {by}"),
+            Some(Word::Report { since, from, to, by }) => format!(" r {from} {to} {by} {since}"),
             Some(Word::Vouch { from, to }) => format!(" v {from} {to}"),
             None => String::new(),
         };

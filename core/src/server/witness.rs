@@ -12,8 +12,8 @@ use crate::time::Tick;
 /// What is said with a request, by the server's clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Word {
-    /// Between these readings, the clock was set forward by this much.
-    Report { from: Tick, to: Tick, by: Tick },
+    /// Between these readings, the clock was set forward by this much; and before, since this one, it was not.
+    Report { since: Tick, from: Tick, to: Tick, by: Tick },
     /// Between these, it was not.
     Vouch { from: Tick, to: Tick },
 }
@@ -60,11 +60,11 @@ impl Witness {
         let by = (clock - self.seen).saturating_sub(longer(elapsed) + 1);
         let is_set = by > 0 && !fault::planted("any clock");
         if is_set {
-            let (from, before) = match self.report {
-                Some(Word::Report { from, by, .. }) => (from, by),
-                _ => (self.seen, 0),
+            let (since, from, before) = match self.report {
+                Some(Word::Report { since, from, by, .. }) => (since, from, by),
+                _ => (self.since, self.seen, 0),
             };
-            self.report = Some(Word::Report { from, to: clock, by: before + by });
+            self.report = Some(Word::Report { since, from, to: clock, by: before + by });
         }
         if is_set || elapsed > Witness::MOST_VOUCHED {
             self.since = clock;
@@ -95,8 +95,8 @@ mod tests {
         let vouched = Some(Word::Vouch { from: SECOND, to: 2 * SECOND });
         assert_eq!(witness.word(), vouched);
         assert!(witness.saw(3 * SECOND + 5_000, (3 * SECOND, 3 * SECOND + 100), vouched));
-        let Some(report @ Word::Report { from, to, by }) = witness.word() else { panic!("{witness:?}") };
-        assert_eq!((from, to), (2 * SECOND, 3 * SECOND + 5_000));
+        let Some(report @ Word::Report { since, from, to, by }) = witness.word() else { panic!("{witness:?}") };
+        assert_eq!((since, from, to), (SECOND, 2 * SECOND, 3 * SECOND + 5_000));
         // The rest may have been a slow reply, or the rates of both clocks.
         assert!((3_800..5_000).contains(&by), "{by}");
         assert!(!witness.saw(3 * SECOND + 5_500, (3 * SECOND + 500, 3 * SECOND + 600), Some(report)));

@@ -73,7 +73,7 @@ fn a_machine_that_stood_still_alone_waits_no_longer_than_it_stood() {
 fn family(store: &Store, turn: usize) -> Vec<Arc<dyn Limiter>> {
     let policies = [
         "10/1s",
-        "10/1h",
+        "100/1h",
         "5000/1h",
         "10/1s burst 10",
         "10/1s queue 5",

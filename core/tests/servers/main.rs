@@ -8,6 +8,7 @@ mod common;
 mod changes;
 #[cfg(feature = "fault-points")]
 mod clocks;
+mod corrections;
 mod doctor;
 mod fleet;
 mod grant_lane;

@@ -117,14 +117,15 @@ BEGIN
             is_locked := true;
             CONTINUE;
         END IF;
-        IF l.moves <> 0 AND NOT is_locked THEN
+        IF l.moves IS NOT NULL AND NOT is_locked THEN
             PERFORM workglow_limit.counted_lock(l.limit_id, k, 'b', l.birth, at, now, patience);
             is_locked := true;
             CONTINUE;
-        ELSIF l.moves <> 0 THEN
+        ELSIF l.moves IS NOT NULL THEN
+            -- Unless the bucket is behind by more, it is behind by its size at most.
             state := (l.c).state;
             FOREACH i IN ARRAY '{1,3,5}'::integer[] LOOP
-                state[i] := CASE WHEN state[i] > 0 THEN greatest(state[i] + l.moves, 1) ELSE 0 END;
+                state[i] := workglow_limit.moved(state[i], l.moves, now + CASE i WHEN 3 THEN 0 ELSE workglow_limit.up(size * unit, p[1]) + 1 END);
             END LOOP;
             PERFORM workglow_limit.counted_move(l.c, state, l.moves, now);
             CONTINUE;

@@ -34,7 +34,7 @@ CREATE TABLE IF NOT EXISTS workglow_limit.counted (
     opened bigint NOT NULL DEFAULT 0,
     due bigint NOT NULL DEFAULT 64,
     -- When the state was last written (0: by a test's clock), and the sum of the corrections by which it has been moved:
-    -- see `moved_by`.
+    -- see `moves_of`.
     seen bigint NOT NULL DEFAULT 0,
     ahead bigint NOT NULL DEFAULT 0,
     -- Until when the row lives; null: for ever, as by a test's clock.
@@ -59,11 +59,11 @@ CREATE TABLE IF NOT EXISTS workglow_limit.places (
 -- The known facts about a key. Without an answer: `c` is its row; `gate` the later of both gates; `is_stale` says that the
 -- row's contents no longer count and go with the next write; `old` the numbers of the policy under which it was
 -- written, and `changed` when that policy ended (null: it still applies); `is_due`: see `attend`; nothing starts before
--- `hold`; `moves`: by how much the state's moments have to be moved first.
+-- `hold`; `moves`: how the state has to be moved first.
 CREATE OR REPLACE FUNCTION workglow_limit.counted_look(
     lim text, k uuid, of_family "char", v bigint, known bigint[], at bigint,
     OUT answer bigint[], OUT limit_id bigint, OUT birth bigint, OUT born bigint, OUT is_due boolean, OUT now bigint, OUT floor bigint,
-    OUT gate bigint, OUT hold bigint, OUT moves bigint, OUT c workglow_limit.counted, OUT is_stale boolean, OUT old bigint[], OUT changed bigint
+    OUT gate bigint, OUT hold bigint, OUT moves bigint[], OUT c workglow_limit.counted, OUT is_stale boolean, OUT old bigint[], OUT changed bigint
 ) LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
 DECLARE
@@ -89,7 +89,7 @@ BEGIN
     now := coalesce(at, workglow_limit.clock());
     is_due := at IS NULL AND workglow_limit.is_due(r.booted, r.made, r.born, r.floor, r.clock, known, now);
     now := greatest(now, r.floor);
-    hold := coalesce(r.clock[2], 0);
+    hold := CASE WHEN r.clock IS NULL THEN 0 ELSE workglow_limit.held_until(r.clock) END;
     is_stale := false;
     IF c.id IS NULL OR c.birth <> r.birth OR c.family <> of_family
         OR at IS NULL AND c.expires <= now AND (c.era = 0 OR c.mark = v)
@@ -97,7 +97,7 @@ BEGIN
         is_stale := c.id IS NOT NULL;
         c.era := 0; c.mark := 0; c.gate := 0; c.state := NULL; c.policy := NULL; c.former_era := 0;
     END IF;
-    moves := CASE WHEN at IS NULL AND c.state IS NOT NULL THEN workglow_limit.moved_by(c.seen, c.ahead, r.clock, now) ELSE 0 END;
+    moves := CASE WHEN at IS NULL AND c.state IS NOT NULL THEN workglow_limit.moves_of(c.seen, c.ahead, r.clock, now) END;
     c.ahead := coalesce(r.clock[1], 0);
     gate := greatest(r.gate, c.gate);
     IF c.era > 0 AND c.mark <> v THEN
@@ -227,11 +227,11 @@ BEGIN
 END $$;
 
 -- Writes a state that was moved.
-CREATE OR REPLACE FUNCTION workglow_limit.counted_move(c workglow_limit.counted, moved bigint[], moves bigint, now bigint) RETURNS void
+CREATE OR REPLACE FUNCTION workglow_limit.counted_move(c workglow_limit.counted, moved bigint[], moves bigint[], now bigint) RETURNS void
 LANGUAGE sql VOLATILE AS $$
     UPDATE workglow_limit.counted SET
-        state = moved, gate = CASE WHEN gate > seen THEN greatest(gate + moves, 0) ELSE gate END, seen = now, ahead = (c).ahead,
-        expires = greatest(expires + moves, now + 1000000)
+        state = moved, gate = CASE WHEN gate > seen THEN workglow_limit.moved(gate, moves, now) ELSE gate END, seen = now, ahead = (c).ahead,
+        expires = greatest(expires + moves[1] + moves[2], now + 1000000)
     WHERE limit_id = (c).limit_id AND hash = (c).hash
 $$;
 

@@ -59,7 +59,7 @@ CREATE TABLE IF NOT EXISTS workglow_limit.logs (
     gone bigint NOT NULL DEFAULT 0,
     -- Whether an earlier policy has admitted some of them, or of the rows.
     mixed boolean NOT NULL DEFAULT false,
-    -- The sum of the corrections by which it has been moved (see `moved_by`). And whether it ever was: then stamps that
+    -- The sum of the corrections by which it has been moved (see `moves_of`). And whether it ever was: then stamps that
     -- callers know may differ from those here.
     ahead bigint NOT NULL DEFAULT 0,
     is_moved boolean NOT NULL DEFAULT false,
@@ -283,8 +283,8 @@ END $$;
 
 -- The answer of a call that does not write. For a call that writes: {1, limit, birth, floor, now, gate, ready (born,
 -- for operations other than starts), stamp, weight, is_place, is_absent, hold, ahead}; the same beginning with 2 if `attend`
--- has something to do, with 3 if the state was written under another policy, and with 4 if it has to be moved by the next
--- number. `hold` and `ahead`: see `limits`.
+-- has something to do, with 3 if the state was written under another policy, and with 4 if it has to be moved, by the next
+-- two numbers, to the sum of corrections after them. `hold` and `ahead`: see `limits`.
 --
 -- In PL/pgSQL, an expression of its own costs more than one within a statement, since each transaction prepares each of
 -- them again. So the statement computes as much as possible, including when the unit that has to leave the first window
@@ -310,7 +310,7 @@ DECLARE
     is_place boolean := false;
     back bigint;
     since bigint;
-    moves bigint := 0;
+    moves bigint[];
     hold bigint := 0;
     ahead bigint := 0;
     room bigint[] := '{0,0}';
@@ -347,12 +347,12 @@ BEGIN
             RETURN ARRAY[2, r.id, r.birth, r.floor, greatest(now, r.floor, r.seen)];
         END IF;
         IF r.clock IS NOT NULL OR r.seen - now > 1000000 THEN
-            moves := workglow_limit.moved_by(r.seen, r.ahead, r.clock, greatest(now, r.floor));
-            hold := coalesce(r.clock[2], 0);
+            moves := workglow_limit.moves_of(r.seen, r.ahead, r.clock, greatest(now, r.floor));
+            hold := CASE WHEN r.clock IS NULL THEN 0 ELSE workglow_limit.held_until(r.clock) END;
             ahead := coalesce(r.clock[1], 0);
         END IF;
         -- A state of another policy may count for longer under this one.
-        is_absent := r.expires + greatest(moves, 0) <= now AND r.mark = v;
+        is_absent := r.expires + coalesce(moves[2], 0) <= now AND r.mark = v;
     END IF;
     IF is_absent OR r.of_birth IS DISTINCT FROM r.birth THEN
         -- Its own time is forgotten with it: by then nothing counts by it.
@@ -360,8 +360,8 @@ BEGIN
         r.seen := 0; r.key_gate := 0;
         r.stamp := 0; r.total := 0; r.units := 0; r.count := 0; r.gone := 0; r.spacing := 0;
         since := 0;
-    ELSIF moves <> 0 THEN
-        RETURN ARRAY[4, r.id, r.birth, r.floor, greatest(now, r.floor), moves, ahead];
+    ELSIF moves IS NOT NULL THEN
+        RETURN ARRAY[4, r.id, r.birth, r.floor, greatest(now, r.floor)] || moves || ahead;
     ELSIF r.mark <> v THEN
         RETURN ARRAY[3, r.id, r.birth, r.floor, greatest(now, r.floor, r.seen)];
     END IF;

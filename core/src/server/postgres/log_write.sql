@@ -487,14 +487,16 @@ BEGIN
     answer := ARRAY[0, now, born, gate, ready, room[1], room[2]] || granted;
 END $$;
 
--- Moves a log by this much, because the server's clock was set.
-CREATE OR REPLACE FUNCTION workglow_limit.log_move(h workglow_limit.logs, moves bigint) RETURNS workglow_limit.logs
+-- Moves a log, because the server's clock was set.
+CREATE OR REPLACE FUNCTION workglow_limit.log_move(h workglow_limit.logs, moves bigint[], now bigint) RETURNS workglow_limit.logs
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
-    UPDATE workglow_limit.starts SET stamp = greatest(stamp + moves, 1) WHERE id = h.id AND before >= h.total - h.units;
-    h.stamp := CASE WHEN h.stamp > 0 THEN greatest(h.stamp + moves, 1) ELSE 0 END;
-    h.gone := CASE WHEN h.gone > 0 THEN greatest(h.gone + moves, 1) ELSE 0 END;
-    h.gate := CASE WHEN h.gate > h.seen THEN greatest(h.gate + moves, 0) ELSE h.gate END;
+    UPDATE workglow_limit.starts SET stamp = workglow_limit.moved(stamp, moves, now) WHERE id = h.id AND before >= h.total - h.units;
+    h.stamp := workglow_limit.moved(h.stamp, moves, now);
+    h.gone := workglow_limit.moved(h.gone, moves, now);
+    IF h.gate > h.seen THEN
+        h.gate := workglow_limit.moved(h.gate, moves, now);
+    END IF;
     h.is_moved := true;
     RETURN h;
 END $$;
@@ -550,8 +552,8 @@ BEGIN
             IF l[1] = 3 THEN
                 h := workglow_limit.log_change(h, l[5], v, p);
             ELSE
-                h := workglow_limit.log_move(h, l[6]);
-                h.ahead := l[7];
+                h := workglow_limit.log_move(h, l[6:7], l[5]);
+                h.ahead := l[8];
             END IF;
             IF at IS NULL THEN
                 h.expires := workglow_limit.lives_until(h.expires, greatest(greatest(h.stamp, h.gone) + longest, h.gate, h.said), l[5]);

@@ -59,8 +59,9 @@ CREATE TABLE IF NOT EXISTS workglow_limit.limits (
     gate bigint NOT NULL DEFAULT 0,
     -- The latest time that was recorded.
     floor bigint NOT NULL DEFAULT 0,
-    -- What was corrected because the server's clock was set forward (null: nothing): the sum; until when nothing starts, 0
-    -- if there is no doubt; the doubt, then the last corrections: from, to and amount of each. See `attend`.
+    -- The steps of the server's clock (null: there was none): the sum of all corrections; then of each doubt, and of the
+    -- last corrections, in the order in which they were reported: from, to, amount, since when its caller vouches for the
+    -- time before `from`, and until when nothing starts (0: it is a correction). See `attend`.
     clock bigint[]
 ) WITH (fillfactor = 50);
 
@@ -145,7 +146,7 @@ END $$;
 --
 -- * this run of the server is not the one by which the limit was used before, or the caller knew the limit before it was
 --   recreated: if this is another server, or the limit was recreated, starts may have been lost.
--- * the server's clock was set. A state is then moved by the difference, when it is next used (see `moved_by`).
+-- * the server's clock was set. A state is then moved by the difference, when it is next used (see `moves_of`).
 --
 -- *Back.* Time never runs backwards by more than a second: until then, the latest recorded time applies. If the clock is
 -- behind by more, that time is given up. The states that were written later than the clock shows go back with it, as if
@@ -156,25 +157,49 @@ END $$;
 -- clock that stood still, as when its machine was paused. Any other caller whose readings agree with its clock *vouches*
 -- for the time between them. So a report begins a doubt. Nothing starts, and others cut off what they vouch for. What is
 -- left after the amount itself, or two seconds, is a correction: all states that were written before it are moved on by
--- it. (Never by more than the time since they were written.) A report of a step that is corrected already finds nothing
--- left: corrections of overlapping times are subtracted.
+-- it, but what has started did so by now. Several callers may see the same step. So earlier
+-- corrections are subtracted, but only if they and what their callers vouched for leave no time in which there may have
+-- been another step. (See corrections.rs for a model.)
 --
--- `known`: the limit's creation time as the caller knows it (0: it does not); and what its clock says: 1, from, to and
--- amount of a report; 2, from and to for which it vouches; or nothing.
+-- `known`: the limit's creation time as the caller knows it (0: it does not); and what its clock says: 1, from, to, amount
+-- and since of a report; 2, from and to for which it vouches; or nothing.
+--
+-- What is left of a doubt, the step number `i`.
+CREATE OR REPLACE FUNCTION workglow_limit.doubted(steps bigint[], i integer) RETURNS bigint LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    amount bigint := least(steps[i + 2], steps[i + 1] - steps[i]);
+    reached bigint := steps[i];
+BEGIN
+    FOR j IN 1 .. cardinality(steps) BY 5 LOOP
+        IF steps[j + 4] = 0 AND steps[j + 1] > steps[i] AND steps[j + 3] <= reached THEN
+            amount := amount - steps[j + 2];
+            reached := greatest(reached, steps[j + 1]);
+            IF reached >= steps[i + 1] THEN
+                RETURN amount;
+            END IF;
+        END IF;
+    END LOOP;
+    RETURN least(steps[i + 2], steps[i + 1] - steps[i]);
+END $$;
+
+-- Until when nothing starts because of doubts; 0: there is none.
+CREATE OR REPLACE FUNCTION workglow_limit.held_until(clock bigint[]) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
+    SELECT coalesce(max(clock[i]), 0) FROM generate_series(6, cardinality(clock), 5) i
+$$;
+
 CREATE OR REPLACE FUNCTION workglow_limit.attend(of_limit bigint, known bigint[]) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     most_doubt bigint := 2000000;
-    corrections integer := 8;
+    most_steps integer := 8;
     l workglow_limit.limits;
     this_run text;
     shown bigint;
     now bigint;
     was_set_back boolean;
-    ahead bigint;
-    hold bigint;
-    fixes bigint[];
-    doubt bigint[];
+    steps bigint[];
+    kept bigint[] := '{}';
     amount bigint;
+    moved bigint := 0;
 BEGIN
     SELECT * INTO l FROM workglow_limit.limits WHERE id = of_limit FOR NO KEY UPDATE;
     shown := workglow_limit.clock();
@@ -187,56 +212,54 @@ BEGIN
         l.booted := pg_postmaster_start_time();
     END IF;
 
-    ahead := coalesce(l.clock[1], 0);
-    hold := coalesce(l.clock[2], 0);
-    fixes := coalesce(l.clock[3:], '{}');
-    IF hold > 0 THEN
-        doubt := fixes[1:3];
-        fixes := fixes[4:];
+    steps := coalesce(l.clock[2:], '{}');
+    IF known[2] = 2 AND known[4] <= shown AND NOT was_set_back THEN
+        FOR i IN 1 .. cardinality(steps) BY 5 LOOP
+            CONTINUE WHEN steps[i + 4] = 0;
+            amount := workglow_limit.doubted(steps, i);
+            IF known[3] <= steps[i] THEN
+                steps[i] := greatest(steps[i], least(known[4], steps[i + 1]));
+            END IF;
+            IF known[4] >= steps[i + 1] THEN
+                steps[i + 1] := least(steps[i + 1], greatest(known[3], steps[i]));
+            END IF;
+            amount := least(amount, most_doubt) - least(workglow_limit.doubted(steps, i), most_doubt);
+            steps[i + 4] := greatest(steps[i + 4] - amount, 1);
+        END LOOP;
+    ELSIF known[2] = 1 AND known[4] <= shown AND NOT was_set_back AND cardinality(steps) < 10 * most_steps THEN
+        steps := steps || ARRAY[known[3], known[4], known[5], known[6], shown + least(known[5], most_doubt)];
+    END IF;
+    FOR i IN 1 .. cardinality(steps) BY 5 LOOP
+        IF steps[i + 4] > 0 THEN
+            amount := workglow_limit.doubted(steps, i);
+            CONTINUE WHEN amount <= 0;
+            IF was_set_back OR steps[i + 4] <= shown THEN
+                steps[i + 2] := amount;
+                steps[i + 4] := 0;
+                moved := moved + amount;
+            END IF;
+        END IF;
+        kept := kept || steps[i : i + 4];
+    END LOOP;
+    -- Of the corrections, the last ones are enough.
+    WHILE cardinality(kept) > 5 * most_steps AND kept[5] = 0 LOOP
+        kept := kept[6:];
+    END LOOP;
+    IF moved > 0 THEN
+        l.gate := l.gate + CASE WHEN l.gate > shown THEN moved ELSE 0 END;
+        l.born := CASE WHEN l.born > 0 THEN least(l.born + moved, greatest(l.born, shown)) ELSE 0 END;
     END IF;
     IF was_set_back THEN
         l.gate := l.gate - CASE WHEN l.gate > l.floor THEN l.floor - shown ELSE 0 END;
         l.floor := shown;
         l.born := least(l.born, shown);
-    ELSIF known[2] = 1 AND known[4] <= shown THEN
-        amount := known[5] - (
-            SELECT coalesce(sum(f[i + 2]), 0) FROM (SELECT coalesce(doubt, '{}') || fixes AS f) all_fixes, generate_series(1, cardinality(f), 3) i
-            WHERE f[i] < known[4] AND known[3] < f[i + 1]);
-        IF amount > 0 THEN
-            hold := greatest(hold, shown + least(amount, most_doubt));
-            doubt := ARRAY[least(known[3], doubt[1]), greatest(known[4], doubt[2]), amount + coalesce(doubt[3], 0)];
-        END IF;
-    ELSIF known[2] = 2 AND known[4] <= shown AND doubt IS NOT NULL THEN
-        IF known[3] <= doubt[1] THEN
-            doubt[1] := greatest(doubt[1], least(known[4], doubt[2]));
-        END IF;
-        IF known[4] >= doubt[2] THEN
-            doubt[2] := least(doubt[2], greatest(known[3], doubt[1]));
-        END IF;
-        amount := least(doubt[3], doubt[2] - doubt[1]);
-        hold := hold - (least(doubt[3], most_doubt) - least(amount, most_doubt));
-        doubt[3] := amount;
-        IF amount = 0 THEN
-            doubt := NULL;
-            hold := 0;
-        END IF;
-    END IF;
-    IF doubt IS NOT NULL AND (shown >= hold OR was_set_back) THEN
-        ahead := ahead + doubt[3];
-        fixes := fixes || doubt;
-        fixes := fixes[cardinality(fixes) - 3 * corrections + 1 :];
-        l.gate := l.gate + CASE WHEN l.gate > shown THEN doubt[3] ELSE 0 END;
-        l.born := CASE WHEN l.born > 0 THEN least(l.born + doubt[3], greatest(l.born, shown)) ELSE 0 END;
-        doubt := NULL;
-        hold := 0;
-    END IF;
-    IF was_set_back THEN
         -- Earlier readings say nothing about this time.
-        fixes := '{}';
+        kept := '{}';
     END IF;
+    moved := moved + coalesce(l.clock[1], 0);
     UPDATE workglow_limit.limits SET
         run = l.run, booted = l.booted, born = l.born, gate = l.gate, floor = l.floor,
-        clock = CASE WHEN ahead > 0 OR hold > 0 THEN ARRAY[ahead, hold] || coalesce(doubt, '{}') || fixes END
+        clock = CASE WHEN moved > 0 OR kept <> '{}' THEN moved || kept END
     WHERE id = of_limit;
 END $$;
 
@@ -245,15 +268,23 @@ CREATE OR REPLACE FUNCTION workglow_limit.is_due(
     booted timestamptz, made bigint, born bigint, floor bigint, clock bigint[], known bigint[], shown bigint
 ) RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT booted IS DISTINCT FROM pg_postmaster_start_time() OR known[1] > 0 AND known[1] <> made AND made > born
-        OR known[2] = 1 OR floor - shown > 1000000 OR clock[2] > 0 AND (known[2] = 2 OR shown >= clock[2])
+        OR known[2] = 1 OR floor - shown > 1000000
+        OR clock IS NOT NULL AND workglow_limit.held_until(clock) > 0 AND (known[2] = 2 OR shown >= workglow_limit.held_until(clock))
 $$;
 
--- By how much a state has to be moved that was last written at `seen` (0: never), with this sum of corrections.
-CREATE OR REPLACE FUNCTION workglow_limit.moved_by(seen bigint, ahead bigint, clock bigint[], now bigint) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
+-- By how much a state has to be moved that was last written at `seen` (0: never), with this sum of corrections: back, and
+-- then on; null: it stays.
+CREATE OR REPLACE FUNCTION workglow_limit.moves_of(seen bigint, ahead bigint, clock bigint[], now bigint) RETURNS bigint[] LANGUAGE sql IMMUTABLE AS $$
+    SELECT nullif(ARRAY[CASE WHEN seen > now + 1000000 THEN now - seen ELSE 0 END, coalesce(clock[1], 0) - ahead], '{0,0}')
+    WHERE seen > 0
+$$;
+
+-- The moment after that, which is at most `latest` unless it is later anyway: what has started did so by now.
+CREATE OR REPLACE FUNCTION workglow_limit.moved(moment bigint, moves bigint[], latest bigint) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE
-        WHEN coalesce(seen, 0) = 0 THEN 0
-        WHEN seen > now + 1000000 THEN now - seen
-        ELSE least(coalesce(clock[1], 0) - ahead, greatest(now - seen, 0))
+        WHEN moment = 0 THEN 0
+        WHEN moment + moves[1] > latest THEN greatest(moment + moves[1], 1) + moves[2]
+        ELSE least(greatest(moment + moves[1], 1) + moves[2], latest)
     END
 $$;
 

@@ -193,11 +193,11 @@ BEGIN
         -- The clock was set back by more than the windows that count. How much was used in the one that it shows now is not
         -- known. (A clock that is set forward only begins the next window sooner.)
         old := coalesce(l.old, p);
-        IF l.moves < -(1 + old[3]) * old[2] AND NOT is_locked THEN
+        IF l.moves[1] < -(1 + old[3]) * old[2] AND NOT is_locked THEN
             PERFORM workglow_limit.counted_lock(l.limit_id, k, 'w', l.birth, at, now, patience);
             is_locked := true;
             CONTINUE;
-        ELSIF l.moves < -(1 + old[3]) * old[2] THEN
+        ELSIF l.moves[1] < -(1 + old[3]) * old[2] THEN
             here := (now + phase) / old[2];
             state := (l.c).state;
             PERFORM workglow_limit.counted_move(

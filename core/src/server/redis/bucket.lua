@@ -75,8 +75,11 @@ end
 -- T, and the rest of the state.
 local t, r, last, returned, carried_t, carried_r = load("t", "r", "l", "u", "c", "d")
 
-local function move(moment) return moment > 0 and max(moment + by, 1) or 0 end
-if by ~= 0 then t, last, carried_t = move(t), move(last), move(carried_t) end
+-- The server's clock was set. Unless the bucket is behind by more, it is behind by its size at most.
+if is_moving then
+    local full = now + cost(size) + 1
+    t, last, carried_t = moved(t, back, on, full), moved(last, back, on, now), moved(carried_t, back, on, full)
+end
 
 -- The state was written under another policy. The bucket is behind by as many units, and as large a part of one, as at
 -- the time of the change. Places further away, such as those behind a gate, are not carried over.
@@ -131,7 +134,7 @@ local function keep(is_all, ticket, stamp)
     save(max(up(t, r), key_gate), fields)
 end
 
-if by ~= 0 and is_there then keep(true) end
+if is_moving then keep(true) end
 
 local function ready_for(weight, opens)
     if weight == 0 then return opens end

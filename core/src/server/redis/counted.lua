@@ -41,8 +41,8 @@ end
 -- The known facts about the key. Stale: its contents no longer count and go with the next write. New: a life begins.
 local era, was_marked, key_gate, till, is_there, is_stale, is_new
 
--- By how much its moments have to be moved.
-local by = 0
+-- By how much its moments have to be moved: see the prelude.
+local back, on, is_moving = 0, 0, false
 
 -- Reads these fields too, and returns their values (absent: 0).
 local function load(...)
@@ -53,8 +53,10 @@ local function load(...)
         is_stale = is_there
         for i = 1, #raw do raw[i] = 0 end
     end
-    era, was_marked, key_gate, till, by = raw[1], raw[2], raw[4], raw[5], moved_by(raw[6], raw[7])
-    if key_gate > raw[6] then key_gate = key_gate + by end
+    era, was_marked, key_gate, till = raw[1], raw[2], raw[4], raw[5]
+    back, on = moves_of(raw[6], raw[7])
+    is_moving = is_there and (back < 0 or on > 0)
+    if key_gate > raw[6] then key_gate = moved(key_gate, back, on, now) end
     gate = max(gate, key_gate)
     return unpack(raw, 8)
 end
@@ -110,7 +112,7 @@ local function save(needed, fields)
     if birth > 0 and not is_there then add("b", birth) end
     if not is_manual then add("v", now) end
     if ahead > 0 then add("a", ahead) end
-    if by ~= 0 and key_gate > 0 then add("g", key_gate) end
+    if is_moving and key_gate > 0 then add("g", key_gate) end
     if is_new then
         add("e", era)
         add("m", mark)

@@ -111,8 +111,9 @@ if is_absent then
         gate = 0, gone = 0, mixed = 0, spacing = 0, average = 0, jobs = 0, ahead = ahead,
     }
 end
-local by = moved_by(head.seen, head.ahead)
-if by >= 0 then now = max(now, head.seen) end
+local back, on = moves_of(head.seen, head.ahead)
+local is_moving = back < 0 or on > 0
+if back == 0 then now = max(now, head.seen) end
 
 --------------------------------------------------------------------------------------------------------------- reading
 
@@ -263,7 +264,7 @@ local function answer_at_once()
 end
 
 local is_deciding = op == "decide" or op == "record" or op == "view"
-if is_deciding and head.mark == mark and by == 0 then
+if is_deciding and head.mark == mark and not is_moving then
     local answer = answer_at_once()
     if answer then return answer end
 end
@@ -363,7 +364,7 @@ end
 -- Returns whether no start is in any window.
 local function is_idle() return head.count == 0 or head.stamp + longest <= now end
 
-if head.mark ~= mark or not is_deciding or by ~= 0 then
+if head.mark ~= mark or not is_deciding or is_moving then
     -- The rare operations.
 
     -- Applies `edit` to the newest entries, of which the oldest is `back` from the end, and rewrites them.
@@ -474,15 +475,14 @@ if head.mark ~= mark or not is_deciding or by ~= 0 then
         end
     end
 
-    if by ~= 0 then
+    if is_moving then
         -- The server's clock was set.
-        local function move(stamp) return stamp > 0 and max(stamp + by, 1) or 0 end
-        head.gone, head.ahead, head.is_moved = move(head.gone), ahead, true
-        if head.gate > head.seen then head.gate = move(head.gate) end
+        head.gone, head.ahead, head.is_moved = moved(head.gone, back, on, now), ahead, true
+        if head.gate > head.seen then head.gate = moved(head.gate, back, on, now) end
         gate = max(gate, head.gate)
         opens = max(gate, hold)
         rewrite(head.count - 1, function(entries)
-            for i = 1, #entries do entries[i].stamp = move(entries[i].stamp) end
+            for i = 1, #entries do entries[i].stamp = moved(entries[i].stamp, back, on, now) end
         end)
     end
 

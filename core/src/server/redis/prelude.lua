@@ -84,93 +84,106 @@ end
 -- own clock that stood still, as when its machine was paused. Any other caller whose readings agree with its clock
 -- *vouches* for the time between them. So a report begins a doubt. Nothing starts, and others cut off what they vouch
 -- for. What is left after the amount itself, or MOST_DOUBT, is a correction: all states that were written before it
--- are moved on by it. (Never by more than the time since they were written.) A report of a step that is corrected already
--- finds nothing left: corrections of overlapping times are subtracted.
+-- are moved on by it, but what has started did so by now. Several callers may see the same step. So
+-- earlier corrections are subtracted, but only if they and what their callers vouched for leave no time in which there
+-- may have been another step.
 --
--- `clock`: the sum of all corrections; until when nothing starts, 0 if there is no doubt; the doubt, then the last
--- corrections: from, to and amount of each.
+-- `clock`: the sum of all corrections; then of each doubt, and of the last corrections, in the order in which they were
+-- reported: from, to, amount, since when its caller vouches for the time before `from`, and until when nothing starts
+-- (0: it is a correction). See corrections.rs for a model.
 --
--- What a caller says: "r FROM TO AMOUNT", a report; "v FROM TO", it vouches; or nothing.
-local FLOOR_LAG, MOST_DOUBT, CORRECTIONS = SECOND, 2 * SECOND, 8
+-- What a caller says: "r FROM TO AMOUNT SINCE", a report; "v FROM TO", it vouches; or nothing.
+local FLOOR_LAG, MOST_DOUBT, MOST_STEPS = SECOND, 2 * SECOND, 8
 local now = max(clock, floor_seen)
 local ahead, hold = 0, 0
 local run, known_made, come_from, word = string.match(ARGV[3], "^(%d+) (%d+) (%S+) ?(.*)$")
 local is_report = word and string.sub(word, 1, 1) == "r"
 if not is_manual and (corrections or is_report or floor_seen - clock > FLOOR_LAG) then
-    local fixes, doubt, was = {}, nil, corrections
-    if corrections then
-        local n = {}
-        for number in string.gmatch(corrections, "%d+") do n[#n + 1] = tonumber(number) end
-        ahead, hold = n[1], n[2]
-        for i = 3, #n, 3 do fixes[#fixes + 1] = { n[i], n[i + 1], n[i + 2] } end
-        if hold > 0 then doubt = table.remove(fixes, 1) end
+    local steps, numbers = {}, {}
+    for number in string.gmatch(corrections or "0", "%d+") do numbers[#numbers + 1] = tonumber(number) end
+    ahead = numbers[1]
+    for i = 2, #numbers, 5 do
+        local from, to, amount, since, till = unpack(numbers, i, i + 4)
+        steps[#steps + 1] = { from = from, to = to, amount = amount, since = since, till = till }
     end
-    local function settle()
-        local amount = doubt[3]
-        ahead, fixes[#fixes + 1] = ahead + amount, doubt
-        if #fixes > CORRECTIONS then table.remove(fixes, 1) end
-        if gate > clock then
-            gate = gate + amount
-            call("HSET", limit_key, "gate", format("%d", gate))
+    -- What is left of a doubt.
+    local function left(doubt)
+        local amount, at = min(doubt.amount, doubt.to - doubt.from), doubt.from
+        for _, fix in ipairs(steps) do
+            if fix.till == 0 and fix.to > doubt.from and fix.since <= at then
+                amount, at = amount - fix.amount, max(at, fix.to)
+                if at >= doubt.to then return amount end
+            end
         end
-        if born > 0 then
-            born = min(born + amount, max(born, clock))
-            call("HSET", limit_key, "born", format("%d", born))
+        return min(doubt.amount, doubt.to - doubt.from)
+    end
+    local was_set_back = floor_seen - clock > FLOOR_LAG
+    local said = {}
+    for number in string.gmatch(word, "%d+") do said[#said + 1] = tonumber(number) end
+    if not was_set_back and said[2] and said[2] <= clock then
+        for _, doubt in ipairs(steps) do
+            if not is_report and doubt.till > 0 then
+                local before = left(doubt)
+                if said[1] <= doubt.from then doubt.from = max(doubt.from, min(said[2], doubt.to)) end
+                if said[2] >= doubt.to then doubt.to = min(doubt.to, max(said[1], doubt.from)) end
+                doubt.till = max(doubt.till - (min(before, MOST_DOUBT) - min(left(doubt), MOST_DOUBT)), 1)
+            end
         end
-        doubt, hold = nil, 0
+        if is_report and #steps < 2 * MOST_STEPS then
+            steps[#steps + 1] = { from = said[1], to = said[2], amount = said[3], since = said[4], till = clock + min(said[3], MOST_DOUBT) }
+        end
     end
-    local function doubts(from, to, amount)
-        doubt, hold = { from, to, amount }, max(hold, clock + min(amount, MOST_DOUBT))
+    local kept, moved = {}, 0
+    for _, step in ipairs(steps) do
+        local amount = step.till > 0 and left(step) or 0
+        if step.till > 0 and amount > 0 and (was_set_back or step.till <= clock) then
+            step.amount, step.till, moved = amount, 0, moved + amount
+        end
+        if step.till == 0 or amount > 0 then kept[#kept + 1] = step end
+        hold = max(hold, amount > 0 and step.till or 0)
     end
-    local from, to, amount = string.match(word, "^%a (%d+) (%d+) ?(%d*)$")
-    from, to, amount = tonumber(from), tonumber(to), tonumber(amount)
-    if floor_seen - clock > FLOOR_LAG then
-        if doubt then settle() end
+    ahead = ahead + moved
+    if moved > 0 and gate > clock then
+        gate = gate + moved
+        call("HSET", limit_key, "gate", format("%d", gate))
+    end
+    if moved > 0 and born > 0 then born = min(born + moved, max(born, clock)) end
+    if was_set_back then
         if gate > floor_seen then
             gate = gate - (floor_seen - clock)
             call("HSET", limit_key, "gate", format("%d", gate))
         end
-        -- Earlier readings say nothing about this time.
-        fixes, from, now, floor_seen = {}, nil, clock, clock
+        born = min(born, clock)
         -- No machine relies on an answer for longer than this.
         out = min(out, clock + 2 * SECOND)
+        -- Earlier readings say nothing about this time.
+        kept, now, floor_seen = {}, clock, clock
         call("HSET", limit_key, "floor", format("%d", clock), "out", format("%d", out))
-        if born > clock then
-            born = clock
-            call("HSET", limit_key, "born", format("%d", born))
+    end
+    if born > 0 and (moved > 0 or was_set_back) then call("HSET", limit_key, "born", format("%d", born)) end
+    local texts = { format("%d", ahead) }
+    for i = max(1, #kept - 2 * MOST_STEPS + 1), #kept do
+        local step = kept[i]
+        if step.till > 0 or i > #kept - MOST_STEPS then
+            texts[#texts + 1] = format("%d %d %d %d %d", step.from, step.to, step.amount, step.since, step.till)
         end
     end
-    if from and to <= clock and is_report then
-        for _, fix in ipairs(fixes) do
-            if fix[1] < to and from < fix[2] then amount = amount - fix[3] end
-        end
-        if doubt and doubt[1] < to and from < doubt[2] then amount = amount - doubt[3] end
-        if amount > 0 and doubt then
-            doubts(min(from, doubt[1]), max(to, doubt[2]), amount + doubt[3])
-        elseif amount > 0 then
-            doubts(from, to, amount)
-        end
-    elseif from and to <= clock and doubt then
-        if from <= doubt[1] then doubt[1] = max(doubt[1], min(to, doubt[2])) end
-        if to >= doubt[2] then doubt[2] = min(doubt[2], max(from, doubt[1])) end
-        local left = min(doubt[3], doubt[2] - doubt[1])
-        hold = hold - (min(doubt[3], MOST_DOUBT) - min(left, MOST_DOUBT))
-        doubt[3] = left
-        if left == 0 then doubt, hold = nil, 0 end
-    end
-    if doubt and clock >= hold then settle() end
-    if doubt then table.insert(fixes, 1, doubt) end
-    local texts = { format("%d %d", ahead, hold) }
-    for i, fix in ipairs(fixes) do texts[i + 1] = format("%d %d %d", unpack(fix)) end
-    corrections = table.concat(texts, " ")
-    if corrections ~= was and corrections ~= "0 0" then call("HSET", limit_key, "clock", corrections) end
+    local text = table.concat(texts, " ")
+    if text ~= (corrections or "0") then call("HSET", limit_key, "clock", text) end
 end
 
--- By how much a state has to be moved that was last written at `seen` (0: never), with this sum of corrections.
-local function moved_by(seen, of)
-    if is_manual or seen == 0 then return 0 end
-    if seen > now + FLOOR_LAG then return now - seen end
-    return min(ahead - of, max(now - seen, 0))
+-- By how much a state has to be moved that was last written at `seen` (0: never), with this sum of corrections: back, and
+-- then on.
+local function moves_of(seen, of)
+    if is_manual or seen == 0 then return 0, 0 end
+    return seen > now + FLOOR_LAG and now - seen or 0, ahead - of
+end
+
+-- The moment after that, which is at most `latest` unless it is later anyway: what has started did so by now.
+local function moved(moment, back, on, latest)
+    if moment == 0 then return 0 end
+    moment = max(moment + back, 1)
+    return min(moment + on, max(moment, latest)) + (moment > latest and on or 0)
 end
 
 -- Another run of the server, or another server, has this by now: the last starts may be missing. Or the caller knew the

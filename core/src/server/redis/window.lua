@@ -125,7 +125,7 @@ end
 
 -- The clock was set back by more than the windows that count. How much was used in the one that it shows now is not
 -- known. (A clock that is set forward only begins the next window sooner.)
-local is_far_back = by < -lasts * length
+local is_far_back = is_moving and back < -lasts * length
 if is_far_back then
     newest, units, before = window_of(now), max(units, limit), limit
     first = newest - 1
@@ -152,7 +152,7 @@ local function keep(ticket, stamp)
     save(needed(), fields)
 end
 
-if is_far_back and is_there then keep() end
+if is_far_back then keep() end
 
 -- Keeps a state while anything was counted in it, or may have been: a longer window may contain that.
 local function keep_or_forget()
