@@ -181,6 +181,9 @@ pub(crate) struct Noted {
 
 /// A server, as used by a store.
 pub(crate) trait Engine: std::fmt::Debug + Send + Sync {
+    /// Where its limits are, without the login: two addresses that may lead to different limits never share this.
+    fn place(&self) -> String;
+
     /// Calls a script. `None` if the policy no longer applies; nothing has changed then.
     ///
     /// # Errors

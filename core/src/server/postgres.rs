@@ -186,6 +186,10 @@ fn tick(now: Option<Tick>) -> Value {
 }
 
 impl Engine for Postgres {
+    fn place(&self) -> String {
+        self.address.place()
+    }
+
     fn call(&self, call: &Call, patience: Duration) -> Result<Option<Vec<i64>>> {
         let Terms { family, version, numbers } = Terms::of(call.policy, call.phase);
         let mut values = vec![

@@ -220,6 +220,10 @@ fn hex(Hash([a, b]): Hash) -> String {
 }
 
 impl Engine for Redis {
+    fn place(&self) -> String {
+        self.links.first.place()
+    }
+
     fn call(&self, call: &Call, patience: Duration) -> Result<Option<Vec<i64>>> {
         let began = Instant::now();
         let (script, states, arguments) = self.script_of(call);

@@ -21,6 +21,17 @@ impl FirstServer {
             None => Ok(FirstServer::HostPort(info(url)?)),
         }
     }
+
+    /// The servers and the database.
+    pub fn place(&self) -> String {
+        match self {
+            FirstServer::HostPort(info) => format!("{}/{}", info.addr(), info.redis_settings().db()),
+            FirstServer::Sentinels(sentinels, name, info) => {
+                let hosts: Vec<String> = sentinels.iter().map(|sentinel| sentinel.addr().to_string()).collect();
+                format!("{}/{name}/{}", hosts.join(","), info.redis_settings().db())
+            }
+        }
+    }
 }
 
 /// The same credentials at another address. (A node that does not know its own host reports none.)
@@ -121,6 +132,23 @@ fn through_tls(url: &str) -> Result<ConnectionInfo, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_login_is_no_part_of_the_place_and_the_database_is() {
+        let place = |url: &str| FirstServer::of(url).unwrap_or_else(|reason| panic!("{url}: {reason}")).place();
+        for (one, same, others) in [
+            ("redis://a:x@host", "redis://b:y@host:6379/0", ["redis://a:x@host/1", "redis://a:x@other"]),
+            ("unix:///s@a?pass=x", "redis+unix:///s@a?db=0&user=b&pass=y", ["unix:///s@a?db=2", "unix:///t@a"]),
+            (
+                "redis+sentinel://a:x@h,i/main",
+                "redis+sentinel://h:26379,i/main/0",
+                ["redis+sentinel://h,i/main/1", "redis+sentinel://h,i/second"],
+            ),
+        ] {
+            assert_eq!(place(one), place(same));
+            others.iter().for_each(|other| assert_ne!(place(one), place(other), "{one} {other}"));
+        }
+    }
 
     #[test]
     fn an_unknown_parameter_is_refused() {

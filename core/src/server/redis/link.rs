@@ -81,7 +81,7 @@ impl Node {
 }
 
 pub(super) struct Links {
-    first: FirstServer,
+    pub first: FirstServer,
     pools: PerProcess<Pools>,
 }
 

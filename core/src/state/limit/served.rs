@@ -88,8 +88,10 @@ impl Limit {
         let Some(lane) = &found.home().grant_lane else { return found.grants() };
         let hash = || {
             let Hash([a, b]) = found.hash;
-            let version = version(&found.table.policy);
-            Hash::of(&hasher(SERVER_SECRET, b'g'), &format!("{}\n{}\n{version}\n{a}\n{b}", self.store.url(), self.name))
+            let (place, version) = (self.server().place(), version(&found.table.policy));
+            // One address may lead to several servers, as `localhost` does in containers. Each made the limit at another time.
+            let made = self.store.made(&self.name);
+            Hash::of(&hasher(SERVER_SECRET, b'g'), &format!("{place}\n{made}\n{}\n{version}\n{a}\n{b}", self.name))
         };
         lane.find(found.own_grants(), hash)
     }
