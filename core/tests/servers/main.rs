@@ -6,6 +6,7 @@
 mod common;
 
 mod changes;
+mod connections;
 mod doctor;
 mod fleet;
 mod grant_lane;

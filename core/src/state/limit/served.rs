@@ -102,8 +102,8 @@ impl Limit {
         let timeout = self.store.options.timeout;
         let patience = MayWait::part_for_server(timeout.saturating_sub(began.elapsed()))?;
         if patience.is_zero() {
-            let (doing, waited_ms) = ("waiting for a server's grants".into(), timeout.as_millis() as u64);
-            return Err(Error::StoreTimeout { doing, waited_ms }.into());
+            let (doing, waited_ms) = (format!("asking {}", self.store.url()), timeout.as_millis() as u64);
+            return Err(Error::StoreTimeout { doing, reason: "the server did not answer".into(), waited_ms }.into());
         }
         let (grants, lane) = (self.grants_of(found), &found.home().grant_lane);
         let process = lane.as_ref().and_then(|lane| lane.process().ok()).unwrap_or(0);
