@@ -8,6 +8,7 @@ mod common;
 mod changes;
 mod connections;
 mod doctor;
+mod evicted;
 mod fleet;
 mod grant_lane;
 mod grants;

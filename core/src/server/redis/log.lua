@@ -107,6 +107,8 @@ if is_absent then
     }
 end
 now = max(now, head.seen)
+-- Machines may still start what they were granted.
+if not found then head.gate = lost_until(longest + slice + 2 * SECOND) end
 
 --------------------------------------------------------------------------------------------------------------- reading
 
@@ -719,7 +721,7 @@ if head.mark ~= mark or not is_deciding then
     function ops.clear()
         -- Machines may still start what they were granted.
         local opens = min(out, said())
-        call("DEL", state_key)
+        drop()
         if opens > now then
             is_absent, is_stale, head.gate = true, false, opens
             head.stamp, head.total, head.units, head.count, head.set = 0, 0, 0, 0, 0
