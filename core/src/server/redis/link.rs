@@ -94,8 +94,8 @@ impl Links {
     }
 
     /// Runs a function with a connection to the server of a limit ("": any server). The function runs again if it
-    /// certainly had no effect, because the limit is elsewhere, or because an idle connection had been closed at the
-    /// other end.
+    /// certainly had no effect, because the limit is elsewhere; or if an idle connection had been closed at the other
+    /// end, or was silent while there may be another server.
     pub fn with<R>(
         &self,
         limit: &str,
@@ -136,7 +136,10 @@ impl Links {
             Err(error) => return self.unreached(limit, at, error, left()),
         };
         node.asking = is_sent;
-        node.connection.until(Deadline::after(left()));
+        // A server that is silent may have a successor, which needs time, too.
+        let may_have_successor = at.is_some() || self.may_find_another();
+        let deadline = Deadline::after(left());
+        node.connection.until(if was_idle && may_have_successor { deadline.shared_by(2) } else { deadline });
         let answer = ask(&mut node);
         let Err(error) = answer else {
             self.keep(at, node);
@@ -145,8 +148,8 @@ impl Links {
         let ErrorKind::Server(kind) = error.kind() else {
             // A connection is not reused after a failure, nor are the node's other idle connections.
             self.pools.lock().idle.remove(&at);
-            let was_closed = was_idle && error.is_unrecoverable_error() && !error.is_timeout();
-            return if was_closed { Attempt::Again } else { Attempt::Failed(error) };
+            let may_be_elsewhere = if error.is_timeout() { may_have_successor } else { error.is_unrecoverable_error() };
+            return if was_idle && may_be_elsewhere { Attempt::Again } else { Attempt::Failed(error) };
         };
         match (kind, error.redirect_node()) {
             (ServerErrorKind::Moved, Some((to, _))) => {
@@ -266,7 +269,8 @@ impl Links {
                 (server.at_another(&at)?, true)
             }
         };
-        let connection = Connection::open(&server, deadline)?;
+        let may_have_successor = is_found || at.is_some();
+        let connection = Connection::open(&server, if may_have_successor { deadline.shared_by(2) } else { deadline })?;
         let mut node = Node { connection, run: 1, is_cluster: false, asking: false };
         let server: String = redis::cmd("INFO").arg("server").query(&mut node.connection)?;
         // The run changes when a server is restarted or replaced; its data may be older then.
