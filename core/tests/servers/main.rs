@@ -6,7 +6,9 @@
 mod common;
 
 mod changes;
+mod connections;
 mod doctor;
+mod evicted;
 mod fleet;
 mod grant_lane;
 mod grants;

@@ -73,7 +73,7 @@ local function cost(units)
 end
 
 -- T, and the rest of the state.
-local t, r, last, returned, carried_t, carried_r = load("t", "r", "l", "u", "c", "d")
+local t, r, last, returned, carried_t, carried_r = load(up(cost(size + 1)), "t", "r", "l", "u", "c", "d")
 
 -- The state was written under another policy. The bucket is behind by as many units, and as large a part of one, as at
 -- the time of the change. Places further away, such as those behind a gate, are not carried over.

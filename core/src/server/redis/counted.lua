@@ -39,8 +39,8 @@ end
 -- The known facts about the key. Stale: its contents no longer count and go with the next write. New: a life begins.
 local era, was_marked, key_gate, till, is_there, is_stale, is_new
 
--- Reads these fields too, and returns their values (absent: 0).
-local function load(...)
+-- Reads these fields too, and returns their values (absent: 0). A lost state counts for `memory` at most.
+local function load(memory, ...)
     local raw = call("HMGET", state_key, "e", "m", "b", "g", "x", ...)
     for i = 1, #raw do raw[i] = tonumber(raw[i] or 0) end
     is_there = raw[1] > 0 or raw[4] > 0
@@ -49,6 +49,10 @@ local function load(...)
         for i = 1, #raw do raw[i] = 0 end
     end
     era, was_marked, key_gate, till = raw[1], raw[2], raw[4], raw[5]
+    if not is_there then
+        key_gate = lost_until(memory)
+        is_stale = key_gate > 0
+    end
     gate = max(gate, key_gate)
     return unpack(raw, 6)
 end
@@ -128,7 +132,7 @@ end
 
 -- Forgets everything except the key's gate.
 local function forget()
-    call("DEL", state_key)
+    drop()
     till, is_there, is_stale, is_new = 0, false, false, false
     if key_gate > now then save(key_gate, { "g", key_gate }) end
 end
@@ -158,7 +162,7 @@ local function is_known(ticket, only_place)
 end
 
 if op == "pause" then
-    load()
+    load(LONGEST)
     local closed = key_gate
     key_gate = max(key_gate, now + arguments[1])
     if key_gate > closed then save(key_gate, { "g", key_gate }) end
@@ -166,7 +170,7 @@ if op == "pause" then
 end
 
 if op == "clear" then
-    call("DEL", state_key)
+    drop()
     return { 0, now }
 end
 

@@ -107,6 +107,8 @@ if is_absent then
     }
 end
 now = max(now, head.seen)
+-- Machines may still start what they were granted.
+if not found then head.gate = lost_until(longest + slice + 2 * SECOND) end
 
 --------------------------------------------------------------------------------------------------------------- reading
 
@@ -226,6 +228,10 @@ local gate = max(gate, head.gate)
 local trust = min(quotient(shortest, 2), 2 * SECOND)
 -- Possibly lost starts count as a full limit. Machines may start earlier grants for this long.
 if born > 0 then gate = max(gate, born + longest + trust) end
+
+-- Until when machines trust an answer about any key of the limit. Keys may differ in `trust`.
+local function said() return tonumber(call("HGET", limit_key, "said") or 0) end
+
 local weight, ready, stamp, is_place, is_looking
 
 -- The answer of a call that does not write; nil if it does.
@@ -647,7 +653,7 @@ if head.mark ~= mark or not is_deciding then
             call("HSET", sites, name, format("%d %d ", now, seq) .. table.concat(texts, " "))
             if not is_manual then call("PEXPIRE", sites, format("%d", quotient(keeps, 1000) + 1000)) end
         end
-        call("HSET", limit_key, "out", format("%d", out), "said", format("%d", now + trust))
+        call("HSET", limit_key, "out", format("%d", out), "said", format("%d", max(said(), now + trust)))
         local remaining, empty = look(gate)
         local next = max(ready_from(gate, least), now + 1)
         return { 0, now, born, gate, next, remaining, empty, unpack(granted) }
@@ -714,8 +720,8 @@ if head.mark ~= mark or not is_deciding then
 
     function ops.clear()
         -- Machines may still start what they were granted.
-        local opens = min(out, now + trust)
-        call("DEL", state_key)
+        local opens = min(out, said())
+        drop()
         if opens > now then
             is_absent, is_stale, head.gate = true, false, opens
             head.stamp, head.total, head.units, head.count, head.set = 0, 0, 0, 0, 0

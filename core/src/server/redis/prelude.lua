@@ -136,6 +136,24 @@ local function list(till)
     if call("PTTL", KEYS[3]) < left then call("PEXPIRE", KEYS[3], format("%d", 2 * left)) end
 end
 
+-- The state is absent: until when it lives by the list, at most for `most` from now on; 0: there was none. If there was, the
+-- server has lost it, as by eviction, and no start happens until then.
+local function lost_until(most)
+    local till = not is_manual and tonumber(call("ZSCORE", KEYS[3], hash) or 0) or 0
+    if till <= now then return 0 end
+    if till > now + most then
+        till = now + most
+        call("ZADD", KEYS[3], format("%d", till), hash)
+    end
+    return till
+end
+
+-- Removes the state, which is not lost then.
+local function drop()
+    call("DEL", state_key)
+    call("ZREM", KEYS[3], hash)
+end
+
 -- Extends the life of the state to the tick `needed` at least. `set` is the previous return value (0: none), and is
 -- stored in the state. It calls PEXPIRE only when the life is too short, and then doubles it and adds a second.
 local function live_until(set, needed)
