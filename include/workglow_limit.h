@@ -140,7 +140,7 @@
 // The store could not be reached, read or written.
 #define WGL_STORE_FAILURE -9
 
-// The store was busy for longer than its timeout.
+// The store was busy for longer than its timeout, or its server did not answer in time.
 #define WGL_STORE_TIMEOUT -10
 
 // The store has no capacity for another key or limit.

@@ -81,10 +81,12 @@ pub enum Error {
         /// The system's error.
         cause: String,
     },
-    /// The store was busy for longer than its timeout.
+    /// The store was busy for longer than its timeout, or its server did not answer in time.
     StoreTimeout {
         /// The operation that timed out.
         doing: String,
+        /// What it waited for: who did not answer, or held a lock.
+        reason: String,
         /// The time spent trying, in milliseconds.
         waited_ms: u64,
     },
@@ -193,6 +195,11 @@ impl Error {
         Error::InvalidArgument { parameter, value, expected: expected.into() }
     }
 
+    /// The locks of a store were held by others for too long.
+    pub(crate) fn busy(doing: impl Into<String>) -> Self {
+        Error::StoreTimeout { doing: doing.into(), reason: "the store was busy".into(), waited_ms: 0 }
+    }
+
     pub(crate) fn store(doing: impl Into<String>, cause: impl fmt::Display) -> Self {
         Error::Store { doing: doing.into(), cause: cause.to_string() }
     }
@@ -231,9 +238,7 @@ impl fmt::Display for Error {
                 path.display()
             ),
             Error::Store { doing, cause } => write!(f, "{doing}: {cause}"),
-            Error::StoreTimeout { doing, waited_ms } => {
-                write!(f, "{doing}: the store was busy for {waited_ms} ms")
-            }
+            Error::StoreTimeout { doing, reason, waited_ms } => write!(f, "{doing}: {reason} for {waited_ms} ms"),
             Error::Damaged { path, found } => write!(f, "{} is damaged: {found}", path.display()),
             Error::StoreFull { reason } => f.write_str(reason),
             Error::ForeignPermit { limit } => {

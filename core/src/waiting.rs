@@ -189,9 +189,9 @@ impl Error {
     /// Gives a timeout the whole wait of its call, of which the last step began at `step`.
     pub(crate) fn after(self, step: Instant) -> Error {
         match self {
-            Error::StoreTimeout { doing, waited_ms } => {
+            Error::StoreTimeout { doing, reason, waited_ms } => {
                 let waited = MayWait::since(step).elapsed().as_millis() as u64;
-                Error::StoreTimeout { doing, waited_ms: waited_ms.max(waited) }
+                Error::StoreTimeout { doing, reason, waited_ms: waited_ms.max(waited) }
             }
             error => error,
         }

@@ -35,7 +35,7 @@ pub const WGL_UNSUPPORTED_VERSION: c_int = -7;
 pub const WGL_UNSUPPORTED_FILE_SYSTEM: c_int = -8;
 /// The store could not be reached, read or written.
 pub const WGL_STORE_FAILURE: c_int = -9;
-/// The store was busy for longer than its timeout.
+/// The store was busy for longer than its timeout, or its server did not answer in time.
 pub const WGL_STORE_TIMEOUT: c_int = -10;
 /// The store has no capacity for another key or limit.
 pub const WGL_STORE_FULL: c_int = -11;
@@ -196,7 +196,7 @@ mod tests {
             Error::UnsupportedVersion { path: path(), found: 0, supported: 0 },
             Error::UnsupportedFileSystem { path: path(), kind: "" },
             Error::Store { doing: text1(), cause: text2() },
-            Error::StoreTimeout { doing: text1(), waited_ms: 0 },
+            Error::StoreTimeout { doing: text1(), reason: text1(), waited_ms: 0 },
             Error::StoreFull { reason: text1() },
             Error::ForeignPermit { limit: text1() },
             Error::Unsupported { reason: text1() },

@@ -21,6 +21,8 @@ sys.path.append(str(ROOT / "tests"))
 
 import rust
 
+# Read once: pytest writes to it while threads start programs.
+ENVIRONMENT = dict(os.environ)
 PREFIX = ROOT / "target/dist/c"
 # The folders with our installed package, and with others that the tests of the bindings and queues have installed.
 OURS = ROOT / "target/demo/node_modules"
@@ -132,7 +134,7 @@ def command(block, path, env, rust):
 def environment(folder):
     """Returns an environment with the built packages, without a network and the user's files."""
     nowhere = "http://127.0.0.1:9"
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "NODE_"))}
+    env = {name: value for name, value in ENVIRONMENT.items() if not name.startswith(("PYTHON", "NODE_"))}
     env |= {
         "http_proxy": nowhere,
         "https_proxy": nowhere,

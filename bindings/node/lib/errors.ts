@@ -23,7 +23,7 @@ export class InvalidArgument extends LimitError {}
 export class WeightExceedsCapacity extends LimitError {}
 /** No limit is declared under this name; the message lists those that are. */
 export class UnknownLimit extends LimitError {}
-/** The store could not be used: it is not a store, it failed, or it is damaged, full, or busy for too long. */
+/** The store could not be used: it is not a store, it failed, or it is damaged, full, or busy or silent for too long. */
 export class StoreError extends LimitError {}
 /** The lease has ended: another start may hold its units. */
 export class LeaseLost extends LimitError {}

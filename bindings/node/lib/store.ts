@@ -63,7 +63,7 @@ export interface StoreOptions {
   /** The mode of new files, whatever the umask. Default: 0o600. Use 0o660 for services of several users. */
   mode?: number | undefined;
   /**
-   * The result of a decision when the store fails (gone, full, read-only, or busy for longer than the timeout): "raise" (the
+   * The result of a decision when the store fails (gone, full, read-only, or busy or silent for longer than the timeout): "raise" (the
    * default) throws the error, "deny" denies the start, "admit" admits it without counting it. `Store.failures` counts these
    * decisions.
    */

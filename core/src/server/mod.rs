@@ -10,6 +10,8 @@ mod postgres;
 #[cfg(feature = "redis")]
 mod redis;
 pub(crate) mod site;
+#[cfg(any(feature = "postgres", feature = "redis"))]
+mod stream;
 pub(crate) mod witness;
 
 pub use doctor::{Finding, Severity, doctor};
@@ -134,6 +136,14 @@ pub(crate) fn number(n: u64) -> i64 {
 /// The number of slices of a window whose starts are too many to be stored individually.
 const SLICES: u64 = 8_192;
 
+/// The error of a caller whose time is over before all states are written under another policy.
+#[cfg(any(feature = "postgres", feature = "redis"))]
+fn is_moving_keys(name: &str, url: &str, began: std::time::Instant) -> Error {
+    let doing = format!("moving the keys of \"{name}\" to another policy on {url}");
+    let (reason, waited_ms) = ("the server was busy with that".into(), began.elapsed().as_millis() as u64);
+    Error::StoreTimeout { doing, reason, waited_ms }
+}
+
 /// A checksum of a policy, by which a server recognises the policy that a caller means.
 pub(crate) fn version(policy: &Policy) -> u64 {
     crate::state::policy_sum(policy.to_words()) >> 12
@@ -185,6 +195,9 @@ pub(crate) struct Noted {
 
 /// A server, as used by a store.
 pub(crate) trait Engine: std::fmt::Debug + Send + Sync {
+    /// Where its limits are, without the login: two addresses that may lead to different limits never share this.
+    fn place(&self) -> String;
+
     /// Calls a script. Returns the server's clock, and the answer. `None` if the policy no longer applies; nothing has changed then.
     ///
     /// # Errors

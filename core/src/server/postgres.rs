@@ -13,6 +13,7 @@ mod tls;
 mod value;
 mod wire;
 
+use super::stream::Deadline;
 use super::witness::Word;
 use super::{Call, EPOCH, Engine, Family, Finding, MOST, Noted, Row, RowChange, Terms, version, without_password};
 use crate::error::{Error, Result};
@@ -26,7 +27,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::time::{Duration, Instant};
 use value::{Value, int, ints, text};
-use wire::{Cells, Connection, Deadline, Failure};
+use wire::{Cells, Connection, Failure};
 
 /// How many idle connections a process keeps.
 const MOST_IDLE: usize = 8;
@@ -79,8 +80,8 @@ mod code {
     pub const AGAIN: [&str; 2] = ["40001", "40P01"];
     /// Another session had the row locked for too long.
     pub const LOCKED: &str = "55P03";
-    /// An administrator ended the connection.
-    pub const ENDED: &str = "57P01";
+    /// The server, the database or the role only reads.
+    pub const READ_ONLY: &str = "25006";
 }
 
 impl Postgres {
@@ -94,7 +95,7 @@ impl Postgres {
         let (began, deadline) = (Instant::now(), Deadline::after(patience));
         let mut has_created = false;
         loop {
-            match self.with(deadline, |connection| connection.ask(statement, values, deadline)) {
+            match self.with(deadline, |connection, deadline| connection.ask(statement, values, deadline)) {
                 Ok(rows) => return Ok(rows),
                 Err(Failure::Refused { code, .. }) if code::AGAIN.contains(&code.as_str()) => {}
                 Err(Failure::Refused { code, .. }) if code::MISSING.contains(&code.as_str()) && !has_created => {
@@ -114,7 +115,7 @@ impl Postgres {
     fn create(&self, deadline: Deadline) -> Result<(), Failure> {
         let forgetful = || SCHEMA.replace("IS DISTINCT FROM this_run THEN now", "IS DISTINCT FROM this_run THEN 0");
         let schema = if fault::planted("epoch ignored") { forgetful().into() } else { Cow::Borrowed(SCHEMA) };
-        match self.with(deadline, |connection| connection.run(&schema, deadline)) {
+        match self.with(deadline, |connection, deadline| connection.run(&schema, deadline)) {
             Err(Failure::Refused { code, message, .. }) if code == code::NOT_ALLOWED => {
                 let message = format!(
                     "what the limits need on the server is missing, and this role may not create it ({message}): run the SQL of \
@@ -126,36 +127,59 @@ impl Postgres {
         }
     }
 
-    /// Runs a function with a connection. An idle connection may have been closed at the other end. In that case, the
-    /// function runs once more on a new connection.
-    fn with<R>(&self, deadline: Deadline, ask: impl Fn(&mut Connection) -> Result<R, Failure>) -> Result<R, Failure> {
-        loop {
-            let kept = self.idle.lock().pop();
-            let was_idle = kept.is_some();
-            let mut connection = kept.map_or_else(|| Connection::open(&self.address, deadline), Ok)?;
-            let answer = ask(&mut connection);
-            match &answer {
-                Err(Failure::Lost(_)) if was_idle => continue,
-                Err(Failure::Refused { code, is_fatal: true, .. }) if was_idle && code == code::ENDED => continue,
-                // A connection is not reused after any failure other than a refusal of the statement.
-                Ok(_) | Err(Failure::Refused { is_fatal: false, .. }) => {
-                    let mut idle = self.idle.lock();
-                    if idle.len() < MOST_IDLE {
-                        idle.push(connection);
-                    }
-                }
-                Err(_) => {}
+    /// Runs a function with a connection. An idle one may have ended, or its server may not be the right one any more. In
+    /// that case the function runs once more, on a new connection to the first suitable host.
+    fn with<R>(
+        &self,
+        deadline: Deadline,
+        ask: impl Fn(&mut Connection, Deadline) -> Result<R, Failure>,
+    ) -> Result<R, Failure> {
+        let kept = self.idle.lock().pop();
+        if let Some(mut connection) = kept {
+            // If there are other hosts, a silent one leaves time for them.
+            let others = self.address.hosts.len() - 1;
+            let this = if others == 0 { deadline } else { deadline.shared_by(others + 2) };
+            let answer = ask(&mut connection, this);
+            if !answer.as_ref().is_err_and(|failure| self.may_be_elsewhere(failure)) {
+                return self.kept(connection, answer);
             }
-            return answer;
+            self.idle.lock().clear();
         }
+        let mut connection = Connection::open(&self.address, deadline)?;
+        let answer = ask(&mut connection, deadline);
+        self.kept(connection, answer)
+    }
+
+    /// Returns whether a new connection may succeed where a kept one has failed.
+    fn may_be_elsewhere(&self, failure: &Failure) -> bool {
+        match failure {
+            // As after a restart, or `idle_session_timeout`.
+            Failure::Lost(_) | Failure::Refused { is_fatal: true, .. } => true,
+            Failure::Refused { code, .. } => self.address.has_to_write && code == code::READ_ONLY,
+            Failure::Timeout(_) => self.address.hosts.len() > 1,
+            Failure::Nonsense(_) => false,
+        }
+    }
+
+    /// Keeps a connection for later, unless it failed otherwise than by refusing the statement.
+    fn kept<R>(&self, connection: Connection, answer: Result<R, Failure>) -> Result<R, Failure> {
+        if matches!(answer, Ok(_) | Err(Failure::Refused { is_fatal: false, .. })) {
+            let mut idle = self.idle.lock();
+            if idle.len() < MOST_IDLE {
+                idle.push(connection);
+            }
+        }
+        answer
     }
 
     fn explain(&self, failure: Failure, began: Instant) -> Error {
         let doing = format!("asking {}", self.url);
         let waited_ms = began.elapsed().as_millis() as u64;
         match failure {
-            Failure::Timeout => Error::StoreTimeout { doing, waited_ms },
-            Failure::Refused { code, .. } if code == code::LOCKED => Error::StoreTimeout { doing, waited_ms },
+            Failure::Timeout(reason) => Error::StoreTimeout { doing, reason, waited_ms },
+            Failure::Refused { code, .. } if code == code::LOCKED => {
+                Error::StoreTimeout { doing, reason: "another session held a lock".into(), waited_ms }
+            }
             Failure::Refused { code, message, .. } => Error::store(doing, format_args!("{message} ({code})")),
             Failure::Lost(cause) | Failure::Nonsense(cause) => Error::store(doing, cause),
         }
@@ -187,6 +211,10 @@ fn tick(now: Option<Tick>) -> Value {
 }
 
 impl Engine for Postgres {
+    fn place(&self) -> String {
+        self.address.place()
+    }
+
     fn call(&self, call: &Call, patience: Duration) -> Result<Option<(Tick, Vec<i64>)>> {
         let Terms { family, version, numbers } = Terms::of(call.policy, call.phase);
         let known = match call.word {

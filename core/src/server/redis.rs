@@ -17,6 +17,7 @@ mod address;
 mod adopt;
 mod examine;
 mod link;
+mod wire;
 
 use super::witness::Word;
 use super::{Call, EPOCH, Engine, Family, Finding, Noted, Row, RowChange, Terms, version, without_password};
@@ -81,7 +82,7 @@ impl Redis {
     fn explain(&self, error: &RedisError, waited: Duration) -> Error {
         let doing = format!("asking {}", self.url);
         match error.is_timeout() {
-            true => Error::StoreTimeout { doing, waited_ms: waited.as_millis() as u64 },
+            true => Error::StoreTimeout { doing, reason: error.to_string(), waited_ms: waited.as_millis() as u64 },
             false => Error::store(doing, error),
         }
     }
@@ -166,8 +167,7 @@ impl Redis {
         if left > Duration::ZERO && self.adopt(name, now, left)? {
             return Ok(());
         }
-        let doing = format!("moving the keys of \"{name}\" to another policy on {}", self.url);
-        Err(Error::StoreTimeout { doing, waited_ms: began.elapsed().as_millis() as u64 })
+        Err(super::is_moving_keys(name, &self.url, began))
     }
 
     /// The declarations, and whether states wait to be rewritten.
@@ -226,6 +226,10 @@ fn hex(Hash([a, b]): Hash) -> String {
 }
 
 impl Engine for Redis {
+    fn place(&self) -> String {
+        self.links.first.place()
+    }
+
     fn call(&self, call: &Call, patience: Duration) -> Result<Option<(Tick, Vec<i64>)>> {
         let began = Instant::now();
         let (script, states, arguments) = self.script_of(call);

@@ -99,7 +99,7 @@ impl Session {
         fault::point("record-deleted");
         if !is_last {
             // The next attempt finds the lane that has replaced this one.
-            return Err(Error::StoreTimeout { doing: format!("using {}", self.url()), waited_ms: 0 });
+            return Err(Error::busy(format!("using {}", self.url())));
         }
         lane::set_may_miss_starts(locked);
         Ok(())

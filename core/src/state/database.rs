@@ -287,7 +287,7 @@ fn explain(path: &Path, error: rusqlite::Error) -> Error {
     let doing = format!("using {}", path.display());
     let plainly = match error.sqlite_error_code() {
         Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => {
-            return Error::StoreTimeout { doing, waited_ms: 0 };
+            return Error::busy(doing);
         }
         Some(ErrorCode::DiskFull) => "the disk is full",
         Some(ErrorCode::ReadOnly) => "the database, its directory or its file system is read-only",

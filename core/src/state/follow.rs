@@ -131,7 +131,7 @@ impl Session {
                     locked.continue_changes()
                 };
                 if names.iter().any(changes) && !is_done()? && names.iter().any(changes) {
-                    return Err(Error::StoreTimeout { doing: "changing policies".into(), waited_ms: 0 });
+                    return Err(Error::busy("changing policies"));
                 }
                 Ok(())
             },

@@ -42,7 +42,7 @@ impl<'a> Locked<'a> {
     /// the lock and try again.
     pub(super) fn grow_some(&self, count: u64) -> Result<()> {
         match self.arena.grow_some(count, self.file) {
-            Ok(false) => Err(Error::StoreTimeout { doing: "making space for another policy".into(), waited_ms: 0 }),
+            Ok(false) => Err(Error::busy("making space for another policy")),
             Ok(true) => Ok(()),
             Err(_) => self.grow(count),
         }

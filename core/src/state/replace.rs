@@ -216,7 +216,7 @@ impl Locked<'_> {
         if self.replaced(limit).is_none() || self.continue_changes()? || self.replaced(limit).is_none() {
             return Ok(());
         }
-        Err(Error::StoreTimeout { doing: "moving the keys of a limit to its policy".into(), waited_ms: 0 })
+        Err(Error::busy("moving the keys of a limit to its policy"))
     }
 
     /// Continues the changes in progress, for a moment. Returns whether all are complete.
@@ -350,7 +350,7 @@ impl Locked<'_> {
                 return Ok(());
             }
             if is_over(began) {
-                return Err(Error::StoreTimeout { doing: "forgetting the idle keys of a limit".into(), waited_ms: 0 });
+                return Err(Error::busy("forgetting the idle keys of a limit"));
             }
         }
     }

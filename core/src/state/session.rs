@@ -345,8 +345,7 @@ impl Session {
                     std::thread::sleep(LET_OTHERS.min(left));
                 }
                 Ok(None) | Err(Error::StoreTimeout { .. }) => {
-                    let doing = format!("using {}", self.url);
-                    return Err(Error::StoreTimeout { doing, waited_ms: 0 }.after(start));
+                    return Err(Error::busy(format!("using {}", self.url)).after(start));
                 }
                 Err(e) => return Err(e),
             }

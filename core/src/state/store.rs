@@ -32,8 +32,8 @@ pub struct StoreOptions {
     pub grants: bool,
 }
 
-/// The answer of a decision when the store fails: when it is gone, full, read-only, or busy for longer than its
-/// timeout.
+/// The answer of a decision when the store fails: when it is gone, full, read-only, or busy or silent for longer than
+/// its timeout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum OnError {

@@ -59,10 +59,7 @@ impl Session {
         loop {
             match Database::verify(path, repair) {
                 Err(Error::StoreTimeout { .. }) if began.elapsed() < timeout => std::thread::sleep(NAP),
-                Err(Error::StoreTimeout { doing, .. }) => {
-                    return Err(Error::StoreTimeout { doing, waited_ms: began.elapsed().as_millis() as u64 });
-                }
-                answer => return answer,
+                answer => return answer.map_err(|error| error.after(began)),
             }
         }
     }
@@ -146,8 +143,7 @@ impl Session {
                 return lane.remove();
             }
             if left.is_zero() {
-                let doing = format!("repairing {}", path.display());
-                return Err(Error::StoreTimeout { doing, waited_ms: began.elapsed().as_millis() as u64 });
+                return Err(Error::busy(format!("repairing {}", path.display())).after(began));
             }
             drop(process);
             std::thread::sleep(NAP);

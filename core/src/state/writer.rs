@@ -184,8 +184,7 @@ impl Session {
                 }
             }
             if left.is_zero() {
-                let doing = format!("writing the ledger of {}", self.url());
-                return Err(Error::StoreTimeout { doing, waited_ms: 0 }.after(began).into());
+                return Err(Error::busy(format!("writing the ledger of {}", self.url())).after(began).into());
             }
         }
     }
@@ -281,8 +280,7 @@ impl Session {
                 Some(Err(Error::StoreTimeout { .. })) | None if !left.is_zero() => std::thread::sleep(LOOK_AGAIN),
                 Some(answer) => return answer.map_err(|error| error.after(began)),
                 None => {
-                    let doing = format!("{doing} {}", self.url());
-                    return Err(Error::StoreTimeout { doing, waited_ms: 0 }.after(began));
+                    return Err(Error::busy(format!("{doing} {}", self.url())).after(began));
                 }
             }
         }
@@ -426,8 +424,7 @@ impl Session {
     fn with_lane_of<R>(&self, lead: &Lead, patience: Duration, f: impl Fn(&Locked) -> Result<R>) -> Result<R> {
         let answer =
             self.with_lock_for(patience, |locked| ptr::eq(locked.home, lead.home).then(|| f(locked)).transpose())?;
-        let doing = || format!("writing the ledger of {}", self.url());
-        answer.ok_or_else(|| Error::StoreTimeout { doing: doing(), waited_ms: 0 })
+        answer.ok_or_else(|| Error::busy(format!("writing the ledger of {}", self.url())))
     }
 
     /// Writes listed keys if no other caller is writing. Failures are not returned: callers that wait for the write

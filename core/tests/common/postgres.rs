@@ -193,6 +193,11 @@ impl PostgresServer {
         format!("postgres:///{database}?host={}&user={role}", self.directory.0.display())
     }
 
+    /// The address of a login, with nothing else in it: its database has its name.
+    pub fn url_of_login(&self, login: &str) -> String {
+        format!("postgres://{login}@{}", self.directory.0.display().to_string().replace('/', "%2F"))
+    }
+
     /// The output of statements: rows in lines, columns separated by `|`.
     pub fn command(&self, statements: &str) -> String {
         self.command_in(&self.url(), statements)

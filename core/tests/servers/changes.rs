@@ -109,6 +109,26 @@ fn a_change_is_refused_if_an_unfinished_one_cannot_be_completed_in_time() {
     assert_eq!(started(&*limiter, "a"), 0);
 }
 
+/// The last answer of the limit was about a key whose machines trust it for a shorter time.
+#[test]
+fn a_change_of_a_key_returns_when_nothing_granted_before_can_start() {
+    for server in Server::each("served-changes-granted") {
+        let [here, there] = [(); 2].map(|()| Store::new(&server.url()).unwrap());
+        let limiter = here.limiter("api", "10/100ms").unwrap();
+        for key in ["one", "two"] {
+            here.override_key("api", "4000/10s", key).unwrap();
+            let starts_from_a_grant =
+                || MayWait::Never.during(|| matches!(limiter.attempt(key, 1), Ok(Attempt::Admitted(_))));
+            // So often that more is granted than is used at once.
+            let is_busy = || (0..100).all(|_| admits(&*limiter, key)) && (0..10).all(|_| starts_from_a_grant());
+            crate::common::wait_until("it has granted units", is_busy);
+            assert!(admits(&*limiter, &format!("beside {key}")));
+            there.override_key("api", "3/10s", key).unwrap();
+            assert_eq!((0..4_000).filter(|_| starts_from_a_grant()).count(), 0, "{}: {key}", server.kind());
+        }
+    }
+}
+
 /// Starts with a short policy and applies another one, on a machine so busy that the first may end before. Returns the
 /// limiter and its address.
 fn start_and_change(server: &Server, kind: usize, change: impl Fn(&Store, &str, &str)) -> (Arc<dyn Limiter>, String) {

@@ -4,6 +4,8 @@
 use crate::common::nodes::Node;
 use crate::common::postgres::PostgresServer;
 use crate::common::wait_until;
+use std::collections::BTreeSet;
+use std::time::Duration;
 use workglow_limit::*;
 
 fn found(url: &str) -> Vec<(Severity, String)> {
@@ -79,9 +81,87 @@ fn missing_permissions_are_reported_with_their_commands() {
     user("-evalsha -script");
     assert!(found(&url).contains(&(Severity::Danger, "scripts".into())));
     user("-info +evalsha +script");
-    assert!(doctor(&url).map_or_else(|e| e.to_string().contains("permission"), |f| f[0].setting == "acl"));
+    assert_eq!(found(&url), [(Severity::Danger, "acl".into())]);
+    user("+info resetkeys ~wgl:{*}");
+    let findings = commands();
+    assert!(findings.len() == 1 && findings[0].value.contains("key"), "{findings:?}");
     server.cli(&["ACL", "SETUSER", "some", "off"]);
     assert!(!doctor(&url).unwrap_err().to_string().contains("secret"));
+}
+
+/// The commands that a script of the library calls.
+fn called(script: &str, by: &str) -> BTreeSet<String> {
+    let calls = script.split(by).skip(1).filter_map(|rest| rest.split_once('"'));
+    calls.map(|(command, _)| command.to_lowercase()).collect()
+}
+
+#[test]
+fn the_documented_rights_suffice_and_doctor_checks_them() {
+    let page = include_str!("../../../docs/servers.md");
+    let line = page.lines().find(|line| line.starts_with("ACL SETUSER ")).unwrap();
+    let scripts = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/server/redis");
+    let texts = std::fs::read_dir(scripts).unwrap().filter_map(|entry| {
+        let path = entry.unwrap().path();
+        path.extension().is_some_and(|ending| ending == "lua").then(|| std::fs::read_to_string(path).unwrap())
+    });
+    let needed: BTreeSet<String> = texts.flat_map(|text| called(&text, "call(\"")).collect();
+    let checked = called(include_str!("../../src/server/redis/examine.lua"), "try(\"");
+    assert_eq!(needed.difference(&checked).next(), None, "examine.lua tries all that the scripts call");
+    let allowed = |command: &String| line.split(' ').any(|right| right.strip_prefix('+') == Some(command));
+    assert_eq!(checked.iter().find(|command| !allowed(command)), None);
+
+    let server = Node::start("doctor-rights", &[]);
+    for (setting, value) in [("appendonly", "yes"), ("appendfsync", "always")] {
+        assert_eq!(server.cli(&["CONFIG", "SET", setting, value]).trim(), "OK");
+    }
+    wait_until("it is written", || server.cli(&["INFO", "persistence"]).contains("aof_rewrite_in_progress:0"));
+    assert_eq!(server.cli(&line.split(' ').collect::<Vec<_>>()).trim(), "OK");
+    let url = format!("redis://limits:secret@127.0.0.1:{}/1", server.port);
+    for url in [url.clone(), format!("{url}?grants=never")] {
+        use_everything(&Store::new(&url).unwrap());
+    }
+    assert_eq!(found(&url), []);
+    assert_eq!(server.cli(&["ACL", "LOG"]).trim(), "", "nothing was refused");
+}
+
+/// Calls what a store and its limits can do.
+fn use_everything(store: &Store) {
+    let texts = [
+        "9/200ms",
+        "5000/200ms",
+        "9/200ms + 7/100ms",
+        "9/200ms burst 3",
+        "9/200ms queue 3",
+        "9/200ms fixed",
+        "9/200ms counter",
+        "9/200ms spaced",
+        "9 concurrent",
+    ];
+    for (i, text) in texts.into_iter().enumerate() {
+        let name = format!("limit-{i}");
+        let limiter = store.limiter(&name, text).unwrap_or_else(|error| panic!("{text}: {error}"));
+        for key in ["", "a"] {
+            for turn in 0..20 {
+                limiter.peek(key, 1).unwrap();
+                let Attempt::Admitted(permit) = limiter.attempt(key, 1).unwrap() else { continue };
+                match turn % 3 {
+                    0 => limiter.cancel(&permit).unwrap(),
+                    1 if i < 8 => limiter.settle(&permit, 2).unwrap(),
+                    _ => limiter.complete(&permit).unwrap(),
+                }
+            }
+            limiter.pause(key, Duration::from_millis(1)).unwrap();
+            limiter.clear(key).unwrap();
+        }
+        store.override_text(&name, &text.replace('9', "8")).unwrap();
+        store.override_key(&name, &text.replace('9', "7"), "a").unwrap();
+        limiter.attempt("a", 1).unwrap();
+        store.lift_key(&name, "a").unwrap();
+        store.lift(&name).unwrap();
+        limiter.attempt("a", 1).unwrap();
+        assert!(store.names().unwrap().contains(&name));
+        store.forget(&name).unwrap();
+    }
 }
 
 #[test]

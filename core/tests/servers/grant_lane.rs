@@ -2,6 +2,8 @@
 //! process, unless real processes are used.
 #![cfg(all(feature = "redis", feature = "fault-points"))]
 
+#[cfg(feature = "postgres")]
+use crate::common::postgres::PostgresServer;
 use crate::common::redis::RedisServer;
 use crate::common::server::Server;
 use crate::common::{Child, Dir, Random, Record, most_in_any_window, now_ns, number, present_boot, shared, wait_until};
@@ -88,6 +90,51 @@ fn keys_limits_and_policies_are_kept_apart() {
     let limiters = stores.each_ref().map(|store| of(store, "a", 5));
     let admitted = (0..18).filter(|i| matches!(limiters[i % 3].attempt("x", 1).unwrap(), Attempt::Admitted(_)));
     assert_eq!(admitted.count(), 3, "three more by the override");
+}
+
+/// The database of an address that names none is that of its login.
+#[cfg(feature = "postgres")]
+#[test]
+fn databases_are_kept_apart_and_logins_of_one_database_are_not() {
+    let (server, dir) = (PostgresServer::start("lane-logins"), Dir::in_memory("files-of-lane-logins"));
+    for login in ["alice", "bob"] {
+        server.command(&format!("CREATE ROLE {login} LOGIN; CREATE DATABASE {login} OWNER {login}"));
+    }
+    server.command("ALTER ROLE bob SUPERUSER");
+    let of = |server: &str| many(&Store::new(&url(server, &dir.file("lane"))).unwrap());
+    let [alice, bob] = ["alice", "bob"].map(|login| of(&server.url_of_login(login)));
+    let bob_at_alice = of(&(server.url_of_login("bob") + "/alice"));
+    [&alice, &bob, &bob_at_alice].into_iter().for_each(|limiter| assert!(starts(limiter)));
+    wait_until("another login of the database starts by the grants", || {
+        warm(&alice);
+        starts_from_a_grant(&bob_at_alice)
+    });
+    warm(&alice);
+    assert!(!starts_from_a_grant(&bob), "another database does not");
+}
+
+/// In another container, the same address may lead to another server.
+#[test]
+fn servers_with_the_same_address_are_kept_apart() {
+    let servers = ["lane-address-1", "lane-address-2"].map(RedisServer::start);
+    let dir = Dir::in_memory("files-of-lane-address");
+    let socket = dir.file("socket");
+    let of = |server: &RedisServer| {
+        let _ = std::fs::remove_file(&socket);
+        std::os::unix::fs::symlink(server.socket(), &socket).unwrap();
+        let address = format!("redis+unix://{}", socket.display());
+        let limiter = many(&Store::new(&url(&address, &dir.file("lane"))).unwrap());
+        assert!(starts(&limiter));
+        limiter
+    };
+    let [one, again] = [(); 2].map(|()| of(&servers[0]));
+    let other = of(&servers[1]);
+    wait_until("units are shared", || {
+        warm(&one);
+        starts_from_a_grant(&again)
+    });
+    warm(&one);
+    assert!(!starts_from_a_grant(&other));
 }
 
 /// A child that sends a request while the server is stopped, so that it is killed or stopped while other processes of

@@ -18,15 +18,13 @@ fn is_of_the_store(error: &Error) -> bool {
     matches!(error, Error::Store { .. } | Error::StoreTimeout { .. })
 }
 
-#[test]
-fn sentinels_replace_a_primary_without_excess_starts() {
-    const MOST: u64 = 20;
-    const WINDOW: Duration = Duration::from_secs(12);
-    let primary = Node::start("group-primary", &[]);
+/// A primary, its replica, the Sentinels that watch them, and their address.
+fn group(name: &str) -> (Node, Node, Vec<Node>, String) {
+    let primary = Node::start(&format!("{name}-primary"), &[]);
     let port = primary.port.to_string();
-    let replica = Node::start("group-replica", &["--replicaof", "127.0.0.1", &port]);
+    let replica = Node::start(&format!("{name}-replica"), &["--replicaof", "127.0.0.1", &port]);
     let sentinels: Vec<Node> =
-        (0..3).map(|i| Node::start_sentinel(&format!("group-sentinel-{i}"), primary.port, 2)).collect();
+        (0..3).map(|i| Node::start_sentinel(&format!("{name}-sentinel-{i}"), primary.port, 2)).collect();
     for sentinel in &sentinels {
         wait_until("the group is complete", || {
             let info = sentinel.cli(&["INFO", "sentinel"]);
@@ -36,6 +34,25 @@ fn sentinels_replace_a_primary_without_excess_starts() {
     wait_until("the replica follows", || replica.cli(&["INFO", "replication"]).contains("master_link_status:up"));
     let hosts: Vec<String> = sentinels.iter().map(|sentinel| format!("127.0.0.1:{}", sentinel.port)).collect();
     let url = format!("redis+sentinel://{}/main/0", hosts.join(","));
+    (primary, replica, sentinels, url)
+}
+
+#[test]
+fn a_silent_primary_is_left_within_the_call() {
+    let (primary, _replica, _sentinels, url) = group("group-silent");
+    let store = store(&format!("{url}?grants=never"), Duration::from_secs(20));
+    let limiter = RateLimiter::new(&store, "api", 20, Duration::from_millis(100)).unwrap();
+    assert!(matches!(limiter.attempt("", 1), Ok(Attempt::Admitted(_))));
+    primary.signal(libc::SIGSTOP);
+    let answer = limiter.attempt("", 1);
+    assert!(answer.is_ok(), "{answer:?}");
+}
+
+#[test]
+fn sentinels_replace_a_primary_without_excess_starts() {
+    const MOST: u64 = 20;
+    const WINDOW: Duration = Duration::from_secs(12);
+    let (primary, replica, _sentinels, url) = group("group");
     let (starts, is_over, errors) = (Mutex::new(Vec::new()), AtomicBool::new(false), AtomicUsize::new(0));
     let admitted = || starts.lock().unwrap().len();
     std::thread::scope(|scope| {

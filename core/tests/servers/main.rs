@@ -8,8 +8,10 @@ mod common;
 mod changes;
 #[cfg(feature = "fault-points")]
 mod clocks;
+mod connections;
 mod corrections;
 mod doctor;
+mod evicted;
 mod fleet;
 mod grant_lane;
 mod grants;

@@ -156,7 +156,7 @@ fn boots_at_random_moments_never_exceed_a_limit_written_behind() {
     boots_at_random_moments("boots-behind", number("BOOTS", 40) / 4, STORM_WINDOW, &[Durability::Budget]);
 }
 
-/// Each process has one of these durabilities; in every third boot all have the first.
+/// Each process has one of these durabilities; in every third boot all have the first, unless one has to fill the limits.
 fn boots_at_random_moments(name: &str, boots: u64, behind: Duration, all: &[Durability]) {
     let has_budget = behind.is_zero();
     // Where all commit, a disk may be too slow to fill the limits.
@@ -183,14 +183,21 @@ fn boots_at_random_moments(name: &str, boots: u64, behind: Duration, all: &[Dura
         }
         let began = now_ns();
         let processes = 2 + random.below(3) as usize;
+        let fills = boot % 8 == 7 && !all_commit;
         let processes: Vec<_> = records[..processes]
             .iter()
-            .map(|(starts, denials)| {
-                let durability = all[if boot % 3 == 0 { 0 } else { random.below(all.len() as u64) as usize }];
+            .enumerate()
+            .map(|(i, (starts, denials))| {
+                let durability = match () {
+                    // One that does not wait for the disk fills the limits.
+                    () if fills && i == 0 => *all.last().unwrap(),
+                    () if boot % 3 == 0 => all[0],
+                    () => all[random.below(all.len() as u64) as usize],
+                };
                 Child::run(|| storm(&dir.url(), boot, (behind, durability), starts, denials))
             })
             .collect();
-        if boot % 8 == 7 && !all_commit {
+        if fills {
             wait_until("every limit is full", || {
                 let since = records.iter().flat_map(|both| both.1.starts()).filter(|denial| denial.0 > began);
                 since.map(|denial| denial.2 & 0xf).collect::<BTreeSet<_>>().len() == STORMED.len()

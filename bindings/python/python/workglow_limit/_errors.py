@@ -59,7 +59,7 @@ class UnsupportedFileSystem(StoreError):
 
 
 class StoreTimeout(StoreError):
-    """The store was busy for longer than its timeout."""
+    """The store was busy for longer than its timeout, or its server did not answer in time."""
 
 
 class StoreFull(StoreError):

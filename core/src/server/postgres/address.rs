@@ -1,6 +1,7 @@
 //! Addresses: `postgres://USER:PASSWORD@HOST:PORT,HOST:PORT/DATABASE?NAME=VALUE&…`, with the meaning that Postgres
 //! gives them.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -10,6 +11,15 @@ pub(super) enum Host {
     Tcp(String, u16),
     /// A socket.
     Unix(PathBuf),
+}
+
+impl fmt::Display for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Host::Tcp(name, port) => write!(f, "{name}:{port}"),
+            Host::Unix(path) => path.display().fmt(f),
+        }
+    }
 }
 
 /// The required protection of a connection.
@@ -134,6 +144,12 @@ impl Address {
         let tls = tls.unwrap_or(Tls::Prefer);
         Ok(Address { hosts, user, password, database, tls, roots, has_to_write, connect_timeout, application, options })
     }
+
+    /// The servers and the database. (The schema is always the same.)
+    pub fn place(&self) -> String {
+        let hosts: Vec<String> = self.hosts.iter().map(Host::to_string).collect();
+        format!("{}/{}", hosts.join(","), self.database)
+    }
 }
 
 /// The place where a server listens: a port, or the socket in a directory.
@@ -183,6 +199,16 @@ mod tests {
         let socket = Address::parse("postgres:///limits?host=/run/postgresql&user=me&port=5433").unwrap();
         assert_eq!(socket.hosts, [Host::Unix("/run/postgresql/.s.PGSQL.5433".into())]);
         assert_eq!(Address::parse("postgres://me@one").unwrap().database, "me");
+    }
+
+    #[test]
+    fn the_login_is_no_part_of_the_place_and_the_database_is() {
+        let place = |url: &str| Address::parse(url).unwrap().place();
+        for same in ["postgres://alice:x@h", "postgres://bob@h/alice", "postgresql://h:5432?dbname=alice&user=carol"] {
+            assert_eq!(place(same), "h:5432/alice");
+        }
+        assert_eq!(place("postgres://bob@h"), "h:5432/bob");
+        assert_eq!(place("postgres:///d?host=/a,b&port=1,2&user=bob"), "/a/.s.PGSQL.1,b:2/d");
     }
 
     #[test]

@@ -28,8 +28,7 @@ impl Postgres {
         if self.adopt(name, now, patience.saturating_sub(began.elapsed()))? {
             return Ok(());
         }
-        let doing = format!("moving the keys of \"{name}\" to another policy on {}", self.url);
-        Err(Error::StoreTimeout { doing, waited_ms: began.elapsed().as_millis() as u64 })
+        Err(crate::server::is_moving_keys(name, &self.url, began))
     }
 
     /// Returns whether there were any.

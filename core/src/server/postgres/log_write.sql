@@ -633,7 +633,7 @@ BEGIN
         h := workglow_limit.log_forget_jobs(h);
         h.stamp := 0; h.total := 0; h.units := 0; h.count := 0; h.gone := 0; h.mixed := false; h.spacing := 0;
         -- Machines may still start what they were granted.
-        h.gate := least(h.out, now + workglow_limit.log_trust(p));
+        h.gate := least(h.out, h.said);
         IF h.gate <= now THEN
             -- As a row of an earlier birth it counts as absent.
             h.birth := -1;

@@ -2,23 +2,17 @@
 
 use super::address::{Address, Tls};
 use super::wire::Failure;
+use crate::server::stream::roots;
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
-use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::{
-    CertificateError, ClientConfig, ClientConnection, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
-    StreamOwned,
-};
+use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error, SignatureScheme};
 use std::fmt;
-use std::net::TcpStream;
 use std::sync::Arc;
 
-pub(super) type Protected = StreamOwned<ClientConnection, TcpStream>;
-
-/// Wraps a connection in TLS. The handshake happens with the first bytes that are written.
-pub(super) fn protect(stream: TcpStream, address: &Address, name: &str) -> Result<Protected, Failure> {
+/// The settings of TLS with a host.
+pub(super) fn config(address: &Address, name: &str) -> Result<Arc<ClientConfig>, Failure> {
     let refuse = |cause: &dyn fmt::Display| Failure::Nonsense(format!("no TLS with {name}: {cause}"));
     let provider = Arc::new(ring::default_provider());
     // As Postgres does: an explicit root certificate implies verification.
@@ -28,7 +22,7 @@ pub(super) fn protect(stream: TcpStream, address: &Address, name: &str) -> Resul
     };
     let signer = match level {
         Tls::VerifyCa | Tls::VerifyFull => {
-            let roots = Arc::new(roots(address).map_err(|e| refuse(&e))?);
+            let roots = Arc::new(roots(address.roots.as_deref()).map_err(|e| refuse(&e))?);
             let verifier = WebPkiServerVerifier::builder_with_provider(roots, provider.clone()).build();
             Some(verifier.map_err(|e| refuse(&e))?)
         }
@@ -41,26 +35,7 @@ pub(super) fn protect(stream: TcpStream, address: &Address, name: &str) -> Resul
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(verifier))
         .with_no_client_auth();
-    let server = ServerName::try_from(name.to_owned()).map_err(|e| refuse(&e))?;
-    let connection = ClientConnection::new(Arc::new(config), server).map_err(|e| refuse(&e))?;
-    Ok(StreamOwned::new(connection, stream))
-}
-
-/// The trusted certificate authorities.
-fn roots(address: &Address) -> Result<RootCertStore, String> {
-    let mut roots = RootCertStore::empty();
-    match &address.roots {
-        Some(file) => {
-            let all = CertificateDer::pem_file_iter(file).map_err(|e| format!("{file}: {e}"))?;
-            for certificate in all {
-                let added = certificate.map_err(|e| e.to_string()).map(|certificate| roots.add(certificate));
-                added.and_then(|added| added.map_err(|e| e.to_string())).map_err(|e| format!("{file}: {e}"))?;
-            }
-        }
-        // Some certificates of a system may be unreadable; the others suffice.
-        None => drop(roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs)),
-    }
-    if roots.is_empty() { Err("no trusted certificates were found".into()) } else { Ok(roots) }
+    Ok(Arc::new(config))
 }
 
 /// Verifies a server's certificate as far as the address requires it.

@@ -1,12 +1,11 @@
 //! A connection that speaks the Postgres protocol (version 3) over a blocking socket.
 //!
 //! `postgres-protocol` writes and parses the messages. The rest, which is here, is small: a call is one write and
-//! usually one read. In return, every call has a deadline, even in the middle of an answer. There is no runtime, no
-//! thread and no descriptor in addition to the socket, so a process may fork at any time. Dropping a connection sends
-//! nothing, so a forked child may drop its parent's.
+//! usually one read.
 
 use super::address::{Address, Host, Tls};
 use super::value::Value;
+use crate::server::stream::{Deadline, Stream};
 use bytes::{Bytes, BytesMut};
 use fallible_iterator::FallibleIterator;
 use postgres_protocol::IsNull;
@@ -14,23 +13,15 @@ use postgres_protocol::authentication::{md5_hash, sasl};
 use postgres_protocol::message::backend::{ErrorFields, Message};
 use postgres_protocol::message::frontend;
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
-use std::os::fd::FromRawFd;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::net::UnixStream;
-use std::path::Path;
-use std::time::{Duration, Instant};
 
 /// The longest accepted message of a server.
 const LONGEST: usize = 16 << 20;
 
-/// The shortest timeout of a call. Zero would mean no timeout.
-const LEAST: Duration = Duration::from_millis(1);
-
 /// The reason why there is no answer.
 #[derive(Debug)]
 pub(super) enum Failure {
-    Timeout,
+    /// The server did not answer in time.
+    Timeout(String),
     /// The connection was lost, or could not be established.
     Lost(String),
     /// An error reported by the server: a five-character code, and a message.
@@ -47,7 +38,7 @@ pub(super) enum Failure {
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Failure {
         match error.kind() {
-            ErrorKind::WouldBlock | ErrorKind::TimedOut => Failure::Timeout,
+            ErrorKind::WouldBlock | ErrorKind::TimedOut => Failure::Timeout(error.to_string()),
             ErrorKind::InvalidData | ErrorKind::InvalidInput => Failure::Nonsense(error.to_string()),
             _ => Failure::Lost(error.to_string()),
         }
@@ -59,59 +50,11 @@ type WireResult<T> = Result<T, Failure>;
 /// A row of an answer: bytes, or null.
 pub(super) type Cells = Vec<Option<Bytes>>;
 
-enum Stream {
-    Tcp(TcpStream),
-    Unix(UnixStream),
-    Tls(Box<super::tls::Protected>),
-}
-
-impl Stream {
-    /// Sets the timeout of reads and writes.
-    fn wait_for(&self, timeout: Duration) -> io::Result<()> {
-        let timeout = Some(timeout.max(LEAST));
-        match self {
-            Stream::Unix(stream) => stream.set_read_timeout(timeout).and_then(|()| stream.set_write_timeout(timeout)),
-            Stream::Tcp(stream) => stream.set_read_timeout(timeout).and_then(|()| stream.set_write_timeout(timeout)),
-            Stream::Tls(stream) => {
-                stream.sock.set_read_timeout(timeout).and_then(|()| stream.sock.set_write_timeout(timeout))
-            }
-        }
-    }
-
-    fn io<R>(&mut self, reads: impl FnOnce(&mut dyn ReadWrite) -> io::Result<R>) -> io::Result<R> {
-        match self {
-            Stream::Tcp(stream) => reads(stream),
-            Stream::Unix(stream) => reads(stream),
-            Stream::Tls(stream) => reads(&mut **stream),
-        }
-    }
-}
-
-trait ReadWrite: Read + Write {}
-impl<T: Read + Write> ReadWrite for T {}
-
 pub(super) struct Connection {
     stream: Stream,
-    /// The present timeout of its reads and writes.
-    timeout: Duration,
     /// Received bytes that have not been parsed.
     came: BytesMut,
     out: BytesMut,
-}
-
-/// The end of a call's time.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Deadline(Instant);
-
-impl Deadline {
-    pub fn after(patience: Duration) -> Deadline {
-        // Some timeouts are longer than any clock.
-        Deadline(Instant::now() + patience.min(Duration::from_secs(86_400 * 366)))
-    }
-
-    pub fn left(self) -> Duration {
-        self.0.saturating_duration_since(Instant::now())
-    }
 }
 
 impl Connection {
@@ -119,8 +62,7 @@ impl Connection {
     pub fn open(address: &Address, deadline: Deadline) -> WireResult<Connection> {
         let mut last = Failure::Nonsense("no host is named".into());
         for (i, host) in address.hosts.iter().enumerate() {
-            // Each remaining host gets a share of the time, so that a silent one does not use all of it.
-            let part = deadline.left() / (address.hosts.len() - i) as u32;
+            let part = deadline.shared_by(address.hosts.len() - i).left();
             let this = Deadline::after(address.connect_timeout.map_or(part, |most| most.min(part)));
             match Self::open_host(address, host, this) {
                 Ok(connection) => return Ok(connection),
@@ -131,14 +73,12 @@ impl Connection {
     }
 
     fn open_host(address: &Address, host: &Host, deadline: Deadline) -> WireResult<Connection> {
-        let timeout = deadline.left().max(LEAST);
         let stream = match host {
-            Host::Tcp(name, port) => Stream::Tcp(tcp(name, *port, deadline)?),
-            Host::Unix(path) => Stream::Unix(unix(path, timeout)?),
+            Host::Tcp(name, port) => Stream::tcp(name, *port, deadline)?,
+            Host::Unix(path) => Stream::unix(path, deadline)?,
         };
-        stream.wait_for(timeout)?;
         let (came, out) = (BytesMut::with_capacity(1024), BytesMut::with_capacity(1024));
-        let mut connection = Connection { stream, timeout, came, out };
+        let mut connection = Connection { stream, came, out };
         if let Host::Tcp(name, _) = host {
             connection = connection.protected(address, name, deadline)?;
         }
@@ -164,11 +104,10 @@ impl Connection {
         frontend::ssl_request(&mut self.out);
         self.send(deadline)?;
         let mut answer = [0];
-        in_time(&mut self.stream, &mut self.timeout, deadline, |stream| stream.read(&mut answer))?;
+        self.stream.read_exact(&mut answer)?;
         match answer[0] {
             b'S' => {
-                let Stream::Tcp(stream) = self.stream else { unreachable!("only TCP connections use TLS") };
-                self.stream = Stream::Tls(Box::new(super::tls::protect(stream, address, name)?));
+                self.stream = self.stream.protected(super::tls::config(address, name)?, name)?;
                 Ok(self)
             }
             b'N' if address.tls == Tls::Prefer => Ok(self),
@@ -287,14 +226,10 @@ impl Connection {
     }
 
     fn send(&mut self, deadline: Deadline) -> WireResult<()> {
-        let Connection { stream, timeout, out, .. } = self;
-        while !out.is_empty() {
-            match in_time(stream, timeout, deadline, |stream| stream.write(out))? {
-                0 => return Err(Failure::Lost("the connection was closed".into())),
-                written => drop(out.split_to(written)),
-            }
-        }
-        in_time(stream, timeout, deadline, |stream| stream.flush())
+        self.stream.until(deadline);
+        self.stream.write_all(&self.out)?;
+        self.out.clear();
+        Ok(self.stream.flush()?)
     }
 
     fn next(&mut self, deadline: Deadline) -> WireResult<Message> {
@@ -308,34 +243,11 @@ impl Connection {
                 return Ok(message);
             }
             let mut piece = [0; 4096];
-            match in_time(&mut self.stream, &mut self.timeout, deadline, |stream| stream.read(&mut piece))? {
+            self.stream.until(deadline);
+            match self.stream.read(&mut piece)? {
                 0 => return Err(Failure::Lost("the server closed the connection".into())),
                 length => self.came.extend_from_slice(&piece[..length]),
             }
-        }
-    }
-}
-
-/// Reads or writes until the deadline. Setting the system's timeout costs two system calls, so it stays as it is while
-/// it is about right.
-fn in_time<R>(
-    stream: &mut Stream,
-    timeout: &mut Duration,
-    deadline: Deadline,
-    mut call: impl FnMut(&mut dyn ReadWrite) -> io::Result<R>,
-) -> WireResult<R> {
-    loop {
-        let left = deadline.left();
-        if left == Duration::ZERO {
-            return Err(Failure::Timeout);
-        }
-        if *timeout > left + LEAST || *timeout < left / 2 {
-            stream.wait_for(left)?;
-            *timeout = left;
-        }
-        match stream.io(&mut call) {
-            Err(e) if matches!(e.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
-            answer => return Ok(answer?),
         }
     }
 }
@@ -356,78 +268,4 @@ fn refused(mut fields: ErrorFields<'_>) -> WireResult<Failure> {
         }
     }
     Ok(Failure::Refused { code, message, is_fatal })
-}
-
-/// Connects to the first address of a host that answers.
-fn tcp(name: &str, port: u16, deadline: Deadline) -> WireResult<TcpStream> {
-    let mut last = Failure::Lost(format!("{name} has no address"));
-    for address in resolved(name, port, deadline)? {
-        match TcpStream::connect_timeout(&address, deadline.left().max(LEAST)) {
-            Ok(stream) => {
-                stream.set_nodelay(true)?;
-                return Ok(stream);
-            }
-            Err(error) => last = error.into(),
-        }
-    }
-    Err(last)
-}
-
-/// Connects to a socket in the file system. This blocks only if the server's queue is full, but then for ever, unless a
-/// write timeout is set before.
-fn unix(path: &Path, timeout: Duration) -> WireResult<UnixStream> {
-    // SAFETY: an all-zero address is valid.
-    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
-    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
-    let name = path.as_os_str().as_bytes();
-    // The last byte stays 0.
-    if name.len() >= address.sun_path.len() {
-        return Err(Failure::Nonsense(format!("{} is too long for a socket", path.display())));
-    }
-    address.sun_path.iter_mut().zip(name).for_each(|(to, byte)| *to = *byte as libc::c_char);
-    // SAFETY: plain call.
-    let socket = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
-    if socket < 0 {
-        return Err(io::Error::last_os_error().into());
-    }
-    // SAFETY: it is a new socket with no other owner.
-    let stream = unsafe { UnixStream::from_raw_fd(socket) };
-    stream.set_write_timeout(Some(timeout))?;
-    let length = size_of::<libc::sockaddr_un>() as libc::socklen_t;
-    // SAFETY: the address outlives the call, and has the given length.
-    again(|| match unsafe { libc::connect(socket, (&raw const address).cast(), length) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    })
-    .map_err(|e| match Failure::from(e) {
-        Failure::Lost(cause) => Failure::Lost(format!("{}: {cause}", path.display())),
-        failure => failure,
-    })?;
-    Ok(stream)
-}
-
-/// Repeats a call that was interrupted by a signal.
-fn again(mut call: impl FnMut() -> io::Result<()>) -> io::Result<()> {
-    loop {
-        match call() {
-            Err(e) if e.kind() == ErrorKind::Interrupted => {}
-            answer => return answer,
-        }
-    }
-}
-
-/// The addresses of a name. The system's lookup has no timeout, so a thread does it, and is abandoned if it takes too
-/// long.
-fn resolved(name: &str, port: u16, deadline: Deadline) -> WireResult<Vec<SocketAddr>> {
-    if let Ok(ip) = name.parse::<IpAddr>() {
-        return Ok(vec![(ip, port).into()]);
-    }
-    let (sender, receiver) = std::sync::mpsc::channel();
-    let asked = name.to_owned();
-    std::thread::Builder::new().name("workglow-limit".into()).spawn(move || {
-        let found = (asked.as_str(), port).to_socket_addrs().map(Vec::from_iter);
-        let _ = sender.send(found);
-    })?;
-    let found = receiver.recv_timeout(deadline.left().max(LEAST)).map_err(|_| Failure::Timeout)?;
-    found.map_err(|e| Failure::Lost(format!("{name}: {e}")))
 }

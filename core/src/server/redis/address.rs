@@ -5,12 +5,24 @@ use redis::{ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo, Redis
 /// `host:port`
 pub(super) type HostPort = String;
 
+#[cfg(feature = "tls")]
+pub(super) type Tls = std::sync::Arc<rustls::ClientConfig>;
+#[cfg(not(feature = "tls"))]
+pub(super) type Tls = std::convert::Infallible;
+
+/// A server: its address, the login, and the protection of connections.
+#[derive(Clone)]
+pub(super) struct Server {
+    pub info: ConnectionInfo,
+    pub tls: Option<Tls>,
+}
+
 /// How the first server is found.
 pub(super) enum FirstServer {
     /// At this address.
-    HostPort(ConnectionInfo),
+    HostPort(Server),
     /// By asking one of these Sentinels for this name; with the credentials of the server.
-    Sentinels(Vec<ConnectionInfo>, String, ConnectionInfo),
+    Sentinels(Vec<Server>, String, Server),
 }
 
 impl FirstServer {
@@ -18,25 +30,57 @@ impl FirstServer {
     pub fn of(url: &str) -> Result<FirstServer, String> {
         match url.strip_prefix("redis+sentinel://") {
             Some(rest) => sentinels(rest),
-            None => Ok(FirstServer::HostPort(info(url)?)),
+            None => Ok(FirstServer::HostPort(Server::of(url)?)),
+        }
+    }
+
+    /// The servers and the database.
+    pub fn place(&self) -> String {
+        match self {
+            FirstServer::HostPort(server) => format!("{}/{}", server.info.addr(), server.info.redis_settings().db()),
+            FirstServer::Sentinels(sentinels, name, server) => {
+                let hosts: Vec<String> = sentinels.iter().map(|sentinel| sentinel.info.addr().to_string()).collect();
+                format!("{}/{name}/{}", hosts.join(","), server.info.redis_settings().db())
+            }
         }
     }
 }
 
-/// The same credentials at another address. (A node that does not know its own host reports none.)
-pub(super) fn at_another(info: &ConnectionInfo, at: &str) -> RedisResult<ConnectionInfo> {
-    let wrong = || RedisError::from((ErrorKind::Parse, "no address", at.to_owned()));
-    let (host, port) = at.rsplit_once(':').ok_or_else(wrong)?;
-    let port = port.parse().map_err(|_| wrong())?;
-    let host = host.trim_matches(['[', ']']).to_owned();
-    let addr = match info.addr().clone() {
-        ConnectionAddr::TcpTls { host: first, insecure, tls_params, .. } => {
-            ConnectionAddr::TcpTls { host: if host.is_empty() { first } else { host }, port, insecure, tls_params }
+impl Server {
+    /// Parses an address. With TLS, `ca`, `cert` and `key` name files: the trusted authorities, and this client's
+    /// certificate.
+    fn of(url: &str) -> Result<Server, String> {
+        check_parameters(url)?;
+        let plain = |url: &str| url.into_connection_info().map_err(|e| e.to_string());
+        match url.strip_prefix("rediss://") {
+            #[cfg(feature = "tls")]
+            Some(rest) => {
+                let (place, tls) = tls(rest)?;
+                Ok(Server { info: plain(&format!("redis://{place}"))?, tls: Some(tls) })
+            }
+            #[cfg(not(feature = "tls"))]
+            Some(_) => Err("this build does not support TLS".into()),
+            None => Ok(Server { info: plain(url)?, tls: None }),
         }
-        ConnectionAddr::Tcp(first, _) => ConnectionAddr::Tcp(if host.is_empty() { first } else { host }, port),
-        _ => ConnectionAddr::Tcp(host, port),
-    };
-    Ok(info.clone().set_addr(addr))
+    }
+
+    /// The same at another address. (A node that does not know its own host reports none.)
+    pub fn at_another(&self, at: &str) -> RedisResult<Server> {
+        let wrong = || RedisError::from((ErrorKind::Parse, "no address", at.to_owned()));
+        let (host, port) = at.rsplit_once(':').ok_or_else(wrong)?;
+        let port = port.parse().map_err(|_| wrong())?;
+        let host = match (host.trim_matches(['[', ']']), self.info.addr()) {
+            ("", ConnectionAddr::Tcp(first, _)) => first.clone(),
+            (host, _) => host.to_owned(),
+        };
+        Ok(Server { info: self.info.clone().set_addr(ConnectionAddr::Tcp(host, port)), tls: self.tls.clone() })
+    }
+
+    /// The same with another's login. (Only servers with limits have databases.)
+    pub fn with_login_of(&self, other: &Server) -> Server {
+        let login = other.info.redis_settings().clone().set_db(0);
+        Server { info: self.info.clone().set_redis_settings(login), tls: self.tls.clone() }
+    }
 }
 
 /// `[user:password@]host[:port],host[:port]…/NAME[/db]`
@@ -51,24 +95,13 @@ fn sentinels(rest: &str) -> Result<FirstServer, String> {
     let at = if login.is_empty() { String::new() } else { format!("{login}@") };
     let hosts: Vec<String> =
         hosts.split(',').map(|host| if has_port(host) { host.to_owned() } else { format!("{host}:26379") }).collect();
-    let servers = info(&format!("redis://{at}{}/{db}", hosts[0]))?;
-    let found = hosts.iter().map(|host| info(&format!("redis://{host}/"))).collect::<Result<_, String>>()?;
+    let servers = Server::of(&format!("redis://{at}{}/{db}", hosts[0]))?;
+    let found = hosts.iter().map(|host| Server::of(&format!("redis://{host}/"))).collect::<Result<_, String>>()?;
     Ok(FirstServer::Sentinels(found, name.to_owned(), servers))
 }
 
 fn has_port(host: &str) -> bool {
     host.rsplit_once(':').is_some_and(|(_, port)| !port.is_empty() && port.bytes().all(|b| b.is_ascii_digit()))
-}
-
-/// The connection parameters of an address. With TLS, `ca`, `cert` and `key` name files: the trusted authorities, and
-/// this client's certificate.
-fn info(url: &str) -> Result<ConnectionInfo, String> {
-    check_parameters(url)?;
-    #[cfg(feature = "tls")]
-    if url.starts_with("rediss://") {
-        return through_tls(url);
-    }
-    url.into_connection_info().map_err(|e| e.to_string())
 }
 
 /// Refuses a parameter that has no meaning, such as a misspelt one: the client ignores it.
@@ -89,38 +122,64 @@ fn check_parameters(url: &str) -> Result<(), String> {
     Ok(())
 }
 
+/// An address without its files, and the settings of TLS.
 #[cfg(feature = "tls")]
-fn through_tls(url: &str) -> Result<ConnectionInfo, String> {
-    // Another part of the program may have installed a provider; then that one is used.
-    let _ = rustls::crypto::ring::default_provider().install_default();
+fn tls(url: &str) -> Result<(String, Tls), String> {
+    use crate::server::stream::roots;
+    use rustls::crypto::{CryptoProvider, ring};
+    use rustls::pki_types::pem::PemObject;
+    use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+
     let (place, query) = url.split_once('?').unwrap_or((url, ""));
-    let file = |name: &str| {
-        let field = query.split('&').find_map(|field| field.strip_prefix(name)?.strip_prefix('='));
-        field.map(|path| std::fs::read(path).map_err(|e| format!("{path}: {e}"))).transpose()
-    };
+    let file = |name: &str| query.split('&').find_map(|field| field.strip_prefix(name)?.strip_prefix('='));
     let ours = ["ca=", "cert=", "key="];
     let others: Vec<&str> = query
         .split('&')
         .filter(|field| !field.is_empty() && !ours.iter().any(|name| field.starts_with(name)))
         .collect();
     let place = if others.is_empty() { place.to_owned() } else { format!("{place}?{}", others.join("&")) };
-    let client_tls = match (file("cert")?, file("key")?) {
-        (Some(client_cert), Some(client_key)) => Some(redis::ClientTlsConfig { client_cert, client_key }),
-        (None, None) => None,
+
+    let certificates = |path: &str| {
+        let all = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+        all.map_err(|e| format!("{path}: {e}"))
+    };
+    // Another part of the program may have installed a provider.
+    let provider = CryptoProvider::get_default().cloned().unwrap_or_else(|| ring::default_provider().into());
+    let config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|e| e.to_string())?
+        .with_root_certificates(roots(file("ca"))?);
+    let config = match (file("cert"), file("key")) {
+        (Some(cert), Some(key)) => {
+            let secret = PrivateKeyDer::from_pem_file(key).map_err(|e| format!("{key}: {e}"))?;
+            config.with_client_auth_cert(certificates(cert)?, secret).map_err(|e| format!("{cert}: {e}"))?
+        }
+        (None, None) => config.with_no_client_auth(),
         _ => return Err("cert and key belong together".into()),
     };
-    let certificates = redis::TlsCertificates { client_tls, root_cert: file("ca")? };
-    let info = place.into_connection_info().map_err(|e| e.to_string())?;
-    if certificates.client_tls.is_none() && certificates.root_cert.is_none() {
-        return Ok(info);
-    }
-    let client = redis::Client::build_with_tls(info, certificates).map_err(|e| e.to_string())?;
-    Ok(client.get_connection_info().clone())
+    Ok((place, config.into()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_login_is_no_part_of_the_place_and_the_database_is() {
+        let place = |url: &str| FirstServer::of(url).unwrap_or_else(|reason| panic!("{url}: {reason}")).place();
+        for (one, same, others) in [
+            ("redis://a:x@host", "redis://b:y@host:6379/0", ["redis://a:x@host/1", "redis://a:x@other"]),
+            ("unix:///s@a?pass=x", "redis+unix:///s@a?db=0&user=b&pass=y", ["unix:///s@a?db=2", "unix:///t@a"]),
+            (
+                "redis+sentinel://a:x@h,i/main",
+                "redis+sentinel://h:26379,i/main/0",
+                ["redis+sentinel://h,i/main/1", "redis+sentinel://h,i/second"],
+            ),
+        ] {
+            assert_eq!(place(one), place(same));
+            others.iter().for_each(|other| assert_ne!(place(one), place(other), "{one} {other}"));
+        }
+    }
 
     #[test]
     fn an_unknown_parameter_is_refused() {

@@ -73,7 +73,7 @@ local function cost(units)
 end
 
 -- T, and the rest of the state.
-local t, r, last, returned, carried_t, carried_r = load("t", "r", "l", "u", "c", "d")
+local t, r, last, returned, carried_t, carried_r = load(up(cost(size + 1)), "t", "r", "l", "u", "c", "d")
 
 -- The server's clock was set. Unless the bucket is behind by more, it is behind by its size at most.
 if is_moving then

@@ -44,8 +44,8 @@ local era, was_marked, key_gate, till, is_there, is_stale, is_new
 -- By how much its moments have to be moved: see the prelude.
 local back, on, is_moving = 0, 0, false
 
--- Reads these fields too, and returns their values (absent: 0).
-local function load(...)
+-- Reads these fields too, and returns their values (absent: 0). A lost state counts for `memory` at most.
+local function load(memory, ...)
     local raw = call("HMGET", state_key, "e", "m", "b", "g", "x", "v", "a", ...)
     for i = 1, #raw do raw[i] = tonumber(raw[i] or 0) end
     is_there = raw[1] > 0 or raw[4] > 0
@@ -57,6 +57,10 @@ local function load(...)
     back, on = moves_of(raw[6], raw[7])
     is_moving = is_there and (back < 0 or on > 0)
     if key_gate > raw[6] then key_gate = moved(key_gate, back, on, now) end
+    if not is_there then
+        key_gate = lost_until(memory)
+        is_stale = key_gate > 0
+    end
     gate = max(gate, key_gate)
     return unpack(raw, 8)
 end
@@ -139,7 +143,7 @@ end
 
 -- Forgets everything except the key's gate.
 local function forget()
-    call("DEL", state_key)
+    drop()
     till, is_there, is_stale, is_new = 0, false, false, false
     if key_gate > now then save(key_gate, { "g", key_gate }) end
 end
@@ -169,7 +173,7 @@ local function is_known(ticket, only_place)
 end
 
 if op == "pause" then
-    load()
+    load(LONGEST)
     local closed = key_gate
     key_gate = max(key_gate, now + arguments[1])
     if key_gate > closed then save(key_gate, { "g", key_gate }) end
@@ -177,7 +181,7 @@ if op == "pause" then
 end
 
 if op == "clear" then
-    call("DEL", state_key)
+    drop()
     return { clock, now }
 end
 

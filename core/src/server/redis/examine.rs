@@ -1,12 +1,12 @@
 //! Finds settings of a Redis server that endanger limits.
 
 use super::link::{Node, info_of};
-use super::{EPOCH, Redis, time};
+use super::{EPOCH, MARK, NAMES, Redis, time};
 use crate::error::Result;
 use crate::server::doctor::{Finding, Severity, Severity::*};
-use redis::{RedisResult, Script, ServerErrorKind};
+use redis::{RedisError, RedisResult, Script, ServerErrorKind, Value};
 use std::collections::HashMap;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// A key of no limit: in the names of limits, `%` is written as `%25`.
 const KEY: &str = "wgl:{%}";
@@ -25,7 +25,16 @@ const SETTINGS: [&str; 8] = [
 
 impl Redis {
     pub(super) fn look(&self, patience: Duration) -> Result<Vec<Finding>> {
-        self.with("", patience, look)
+        let began = Instant::now();
+        match self.links.with("", patience, look) {
+            // A new connection asks for it, too.
+            Err(error) if is_missing(&error) => {
+                let what =
+                    "limits cannot be used: it is unknown which run of the server answers, and so what it has lost";
+                Ok(vec![Finding::new(Danger, "acl", &error, what, "allow INFO to this user")])
+            }
+            findings => findings.map_err(|error| self.explain(&error, began.elapsed())),
+        }
     }
 }
 
@@ -55,15 +64,7 @@ impl Facts {
 }
 
 fn look(node: &mut Node) -> RedisResult<Vec<Finding>> {
-    let mut findings = Vec::new();
-    let info = match node.query::<String>(redis::cmd("INFO").arg("all")) {
-        Err(e) if e.kind() == ServerErrorKind::NoPerm.into() => {
-            let what = "limits cannot be used: it is unknown which run of the server answers, and so what it has lost";
-            findings.push(Finding::new(Danger, "acl", &e, what, "allow INFO to this user"));
-            String::new()
-        }
-        answer => answer?,
-    };
+    let info = node.query(redis::cmd("INFO").arg("all"))?;
     // Managed services have no CONFIG. Read one at a time, since some services support only some settings.
     let mut settings = HashMap::new();
     let mut is_permitted = true;
@@ -74,6 +75,7 @@ fn look(node: &mut Node) -> RedisResult<Vec<Finding>> {
             Err(e) => return Err(e),
         }
     }
+    let mut findings = Vec::new();
     if !is_permitted {
         let what = "settings could not be read, because CONFIG is not permitted here";
         findings.push(Finding::new(Note, "CONFIG", "", what, "check them where the server is managed"));
@@ -201,17 +203,29 @@ fn clock(node: &mut Node, seen: &mut Facts) -> RedisResult<()> {
     Ok(())
 }
 
+/// Returns whether this user lacks a right.
+fn is_missing(error: &RedisError) -> bool {
+    error.kind() == ServerErrorKind::NoPerm.into()
+}
+
 fn commands(node: &mut Node, seen: &mut Facts) -> RedisResult<()> {
     let script = Script::new(include_str!("examine.lua"));
     let mut eval = redis::cmd("EVALSHA");
     eval.arg(script.get_hash()).arg(1).arg(KEY);
     let loaded = script.load(&mut node.connection);
     let answer = loaded.and_then(|_| node.query::<Vec<String>>(&eval));
+    let mut others = [MARK, NAMES].map(|key| redis::cmd("EXISTS").arg(key).to_owned()).to_vec();
+    if node.is_cluster {
+        others.extend([redis::cmd("CLUSTER").arg("NODES").to_owned(), redis::cmd("ASKING")]);
+    }
+    let others = others.iter().filter_map(|command| node.query::<Value>(command).err());
+    let others: Vec<String> = others.filter(is_missing).map(|error| error.to_string()).collect();
+    let answer = answer.map(|refused| refused.into_iter().chain(others).collect::<Vec<String>>());
     match answer {
         Ok(refused) if refused.is_empty() => {}
         Ok(refused) => {
             let what = "limits cannot be used: the server refuses commands that they need";
-            seen.add(Danger, "commands", refused.join("; "), what, "allow +@all on ~wgl:* to this user");
+            seen.add(Danger, "commands", refused.join("; "), what, "the rights of docs/servers.md for this user");
         }
         // In a cluster, another node may own this key, which belongs to no limit.
         Err(e) if e.redirect_node().is_some() => {}

@@ -3,12 +3,11 @@
 //! A cluster keeps all of a limit on one node, because its keys share a hash tag. A server that is asked for another
 //! node's keys names that node (`MOVED`). So one address is enough, and a process knows only the nodes of its limits.
 
-use super::address::{FirstServer, HostPort, at_another};
+use super::address::{FirstServer, HostPort, Server};
+use super::wire::Connection;
 use crate::fork::PerProcess;
-use redis::{
-    Client, Cmd, Connection, ConnectionInfo, ConnectionLike, ErrorKind, FromRedisValue, RedisError, RedisResult,
-    ServerErrorKind, Value,
-};
+use crate::server::stream::Deadline;
+use redis::{Cmd, ConnectionLike, ErrorKind, FromRedisValue, RedisError, RedisResult, ServerErrorKind, Value};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
@@ -26,8 +25,6 @@ pub(super) struct Node {
     pub connection: Connection,
     pub run: u64,
     pub is_cluster: bool,
-    /// The present timeout of its reads and writes.
-    timeout: Duration,
     /// The keys of the next request are migrating to this node, which accepts it only after ASKING.
     asking: bool,
 }
@@ -68,20 +65,10 @@ impl Node {
             None => Ok(answers),
         }
     }
-
-    fn wait_for(&mut self, timeout: Duration) -> RedisResult<()> {
-        // Setting it costs two system calls.
-        if timeout != self.timeout {
-            self.connection.set_read_timeout(Some(timeout))?;
-            self.connection.set_write_timeout(Some(timeout))?;
-            self.timeout = timeout;
-        }
-        Ok(())
-    }
 }
 
 pub(super) struct Links {
-    first: FirstServer,
+    pub first: FirstServer,
     pools: PerProcess<Pools>,
 }
 
@@ -107,8 +94,8 @@ impl Links {
     }
 
     /// Runs a function with a connection to the server of a limit ("": any server). The function runs again if it
-    /// certainly had no effect, because the limit is elsewhere, or because an idle connection had been closed at the
-    /// other end.
+    /// certainly had no effect, because the limit is elsewhere; or if an idle connection had been closed at the other
+    /// end, or was silent while there may be another server.
     pub fn with<R>(
         &self,
         limit: &str,
@@ -126,7 +113,9 @@ impl Links {
                 Attempt::Failed(error) => return Err(error),
                 // A cycle of redirections ends after some turns.
                 Attempt::Again if turns < 64 && left() > LEAST => turns += 1,
-                Attempt::Again => return Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into()),
+                Attempt::Again => {
+                    return Err(std::io::Error::new(std::io::ErrorKind::TimedOut, "no server took the request").into());
+                }
             }
         }
     }
@@ -147,7 +136,11 @@ impl Links {
             Err(error) => return self.unreached(limit, at, error, left()),
         };
         node.asking = is_sent;
-        let answer = node.wait_for(left()).and_then(|()| ask(&mut node));
+        // A server that is silent may have a successor, which needs time, too.
+        let may_have_successor = at.is_some() || self.may_find_another();
+        let deadline = Deadline::after(left());
+        node.connection.until(if was_idle && may_have_successor { deadline.shared_by(2) } else { deadline });
+        let answer = ask(&mut node);
         let Err(error) = answer else {
             self.keep(at, node);
             return answer.map_or_else(Attempt::Failed, Attempt::Answer);
@@ -155,8 +148,8 @@ impl Links {
         let ErrorKind::Server(kind) = error.kind() else {
             // A connection is not reused after a failure, nor are the node's other idle connections.
             self.pools.lock().idle.remove(&at);
-            let was_closed = was_idle && error.is_unrecoverable_error() && !error.is_timeout();
-            return if was_closed { Attempt::Again } else { Attempt::Failed(error) };
+            let may_be_elsewhere = if error.is_timeout() { may_have_successor } else { error.is_unrecoverable_error() };
+            return if was_idle && may_be_elsewhere { Attempt::Again } else { Attempt::Failed(error) };
         };
         match (kind, error.redirect_node()) {
             (ServerErrorKind::Moved, Some((to, _))) => {
@@ -265,21 +258,20 @@ impl Links {
 
     /// Connects to the first server or to a node.
     fn connect(&self, at: Option<&HostPort>, timeout: Duration) -> RedisResult<Node> {
-        let began = Instant::now();
-        let left = || timeout.saturating_sub(began.elapsed()).max(LEAST);
-        let (info, is_found) = match (&self.first, at) {
-            (FirstServer::HostPort(info), Some(at)) | (FirstServer::Sentinels(_, _, info), Some(at)) => {
-                (at_another(info, at)?, false)
+        let deadline = Deadline::after(timeout);
+        let (server, is_found) = match (&self.first, at) {
+            (FirstServer::HostPort(server), Some(at)) | (FirstServer::Sentinels(_, _, server), Some(at)) => {
+                (server.at_another(at)?, false)
             }
-            (FirstServer::HostPort(info), None) => (info.clone(), false),
-            (FirstServer::Sentinels(sentinels, name, info), None) => {
-                let at = primary(sentinels, name, info, left())?;
-                (at_another(info, &at)?, true)
+            (FirstServer::HostPort(server), None) => (server.clone(), false),
+            (FirstServer::Sentinels(sentinels, name, server), None) => {
+                let at = primary(sentinels, name, server, deadline)?;
+                (server.at_another(&at)?, true)
             }
         };
-        let connection = Client::open(info)?.get_connection_with_timeout(left())?;
-        let mut node = Node { connection, run: 1, is_cluster: false, timeout: Duration::ZERO, asking: false };
-        node.wait_for(left())?;
+        let may_have_successor = is_found || at.is_some();
+        let connection = Connection::open(&server, if may_have_successor { deadline.shared_by(2) } else { deadline })?;
+        let mut node = Node { connection, run: 1, is_cluster: false, asking: false };
         let server: String = redis::cmd("INFO").arg("server").query(&mut node.connection)?;
         // The run changes when a server is restarted or replaced; its data may be older then.
         let run = info_of(&server, "run_id:").and_then(|id| u64::from_str_radix(id.get(..13)?, 16).ok());
@@ -310,18 +302,10 @@ pub(super) fn info_of<'i>(info: &'i str, field: &str) -> Option<&'i str> {
 }
 
 /// The address of the primary with that name.
-fn primary(
-    sentinels: &[ConnectionInfo],
-    name: &str,
-    login: &ConnectionInfo,
-    timeout: Duration,
-) -> RedisResult<HostPort> {
-    let began = Instant::now();
+fn primary(sentinels: &[Server], name: &str, login: &Server, deadline: Deadline) -> RedisResult<HostPort> {
     let mut failed = None;
     for (i, sentinel) in sentinels.iter().enumerate() {
-        // A Sentinel that does not answer leaves time for the others.
-        let left = timeout.saturating_sub(began.elapsed()) / (sentinels.len() - i) as u32;
-        match ask_sentinel(sentinel, name, login, left.max(LEAST)) {
+        match ask_sentinel(sentinel, name, login, deadline.shared_by(sentinels.len() - i)) {
             Ok(Some((host, port))) => return Ok(format!("{host}:{port}")),
             Ok(None) => {
                 let unknown = (ErrorKind::MasterNameNotFoundBySentinel, "no Sentinel knows the name", name.to_owned());
@@ -334,22 +318,18 @@ fn primary(
 }
 
 fn ask_sentinel(
-    sentinel: &ConnectionInfo,
+    sentinel: &Server,
     name: &str,
-    login: &ConnectionInfo,
-    timeout: Duration,
+    login: &Server,
+    deadline: Deadline,
 ) -> RedisResult<Option<(String, u16)>> {
-    let ask = |info: ConnectionInfo| {
-        let mut connection = Client::open(info)?.get_connection_with_timeout(timeout)?;
-        connection.set_read_timeout(Some(timeout))?;
-        connection.set_write_timeout(Some(timeout))?;
+    let ask = |server: &Server| {
+        let mut connection = Connection::open(server, deadline)?;
         redis::cmd("SENTINEL").arg("get-master-addr-by-name").arg(name).query(&mut connection)
     };
-    match ask(sentinel.clone()) {
+    match ask(sentinel) {
         // The Sentinel requires a login; it gets the same one as the servers.
-        Err(e) if e.code() == Some("NOAUTH") => {
-            ask(sentinel.clone().set_redis_settings(login.redis_settings().clone().set_db(0)))
-        }
+        Err(e) if e.code() == Some("NOAUTH") => ask(&sentinel.with_login_of(login)),
         answer => answer,
     }
 }

@@ -114,6 +114,8 @@ end
 local back, on = moves_of(head.seen, head.ahead)
 local is_moving = back < 0 or on > 0
 if back == 0 then now = max(now, head.seen) end
+-- Machines may still start what they were granted.
+if not found then head.gate = lost_until(longest + slice + 2 * SECOND) end
 
 --------------------------------------------------------------------------------------------------------------- reading
 
@@ -234,6 +236,10 @@ local trust = min(quotient(shortest, 2), 2 * SECOND)
 -- Possibly lost starts count as a full limit. Machines may start earlier grants for this long.
 if born > 0 then gate = max(gate, born + longest + trust) end
 local opens = max(gate, hold)
+
+-- Until when machines trust an answer about any key of the limit. Keys may differ in `trust`.
+local function said() return tonumber(call("HGET", limit_key, "said") or 0) end
+
 local weight, ready, stamp, is_place, is_looking
 
 -- The answer of a call that does not write; nil if it does.
@@ -661,7 +667,7 @@ if head.mark ~= mark or not is_deciding or is_moving then
             call("HSET", sites, name, format("%d %d ", now, seq) .. table.concat(texts, " "))
             if not is_manual then call("PEXPIRE", sites, format("%d", quotient(keeps, 1000) + 1000)) end
         end
-        call("HSET", limit_key, "out", format("%d", out), "said", format("%d", now + trust))
+        call("HSET", limit_key, "out", format("%d", out), "said", format("%d", max(said(), now + trust)))
         local remaining, empty = look(opens)
         local next = max(ready_from(opens, least), now + 1)
         return { clock, now, born, gate, next, remaining, empty, unpack(granted) }
@@ -731,8 +737,8 @@ if head.mark ~= mark or not is_deciding or is_moving then
 
     function ops.clear()
         -- Machines may still start what they were granted.
-        local opens = min(out, now + trust)
-        call("DEL", state_key)
+        local opens = min(out, said())
+        drop()
         if opens > now then
             is_absent, is_stale, head.gate = true, false, opens
             head.stamp, head.total, head.units, head.count, head.set = 0, 0, 0, 0, 0

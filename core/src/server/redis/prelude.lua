@@ -156,9 +156,10 @@ if not is_manual and (corrections or is_report or floor_seen - clock > FLOOR_LAG
         born = min(born, clock)
         -- No machine relies on an answer for longer than this.
         out = min(out, clock + 2 * SECOND)
+        local said = min(tonumber(call("HGET", limit_key, "said") or 0), clock + 2 * SECOND)
         -- Earlier readings say nothing about this time.
         kept, now, floor_seen = {}, clock, clock
-        call("HSET", limit_key, "floor", format("%d", clock), "out", format("%d", out))
+        call("HSET", limit_key, "floor", format("%d", clock), "out", format("%d", out), "said", format("%d", said))
     end
     if born > 0 and (moved > 0 or was_set_back) then call("HSET", limit_key, "born", format("%d", born)) end
     local texts = { format("%d", ahead) }
@@ -244,6 +245,24 @@ local function list(till)
     if #over > 0 then call("ZREM", KEYS[3], unpack(over)) end
     local left = quotient(till - now, 1000) + 1
     if call("PTTL", KEYS[3]) < left then call("PEXPIRE", KEYS[3], format("%d", 2 * left)) end
+end
+
+-- The state is absent: until when it lives by the list, at most for `most` from now on; 0: there was none. If there was, the
+-- server has lost it, as by eviction, and no start happens until then.
+local function lost_until(most)
+    local till = not is_manual and tonumber(call("ZSCORE", KEYS[3], hash) or 0) or 0
+    if till <= now then return 0 end
+    if till > now + most then
+        till = now + most
+        call("ZADD", KEYS[3], format("%d", till), hash)
+    end
+    return till
+end
+
+-- Removes the state, which is not lost then.
+local function drop()
+    call("DEL", state_key)
+    call("ZREM", KEYS[3], hash)
 end
 
 -- Extends the life of the state to the tick `needed` at least. `set` is the previous return value (0: none), and is

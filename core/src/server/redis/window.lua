@@ -56,7 +56,7 @@ local function part_of_length(room, before)
     return whole * PIECE + quotient((high - whole * before) * PIECE + room * (length % PIECE), before)
 end
 
-local newest, units, before, first, earlier, earlier_until = load("w", "n", "q", "f", "u", "c")
+local newest, units, before, first, earlier, earlier_until = load(lasts * length, "w", "n", "q", "f", "u", "c")
 
 local function units_of(window)
     return window == newest and units or window == newest - 1 and before or 0

@@ -698,8 +698,7 @@ impl Limit {
                 return Ok(());
             }
             if began.elapsed() > patience {
-                let (doing, waited_ms) = ("searching a full store for idle keys".into(), patience.as_millis() as u64);
-                return Err(Error::StoreTimeout { doing, waited_ms });
+                return Err(Error::busy("searching a full store for idle keys").after(began));
             }
             std::thread::sleep(LET_OTHERS);
         }

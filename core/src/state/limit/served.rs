@@ -104,8 +104,10 @@ impl Limit {
         let Some(lane) = &found.home().grant_lane else { return found.grants() };
         let hash = || {
             let Hash([a, b]) = found.hash;
-            let version = version(&found.table.policy);
-            Hash::of(&hasher(SERVER_SECRET, b'g'), &format!("{}\n{}\n{version}\n{a}\n{b}", self.store.url(), self.name))
+            let (place, version) = (self.server().place(), version(&found.table.policy));
+            // One address may lead to several servers, as `localhost` does in containers. Each made the limit at another time.
+            let made = self.store.made(&self.name);
+            Hash::of(&hasher(SERVER_SECRET, b'g'), &format!("{place}\n{made}\n{}\n{version}\n{a}\n{b}", self.name))
         };
         lane.find(found.own_grants(), hash)
     }
@@ -116,8 +118,8 @@ impl Limit {
         let timeout = self.store.options.timeout;
         let patience = MayWait::part_for_server(timeout.saturating_sub(began.elapsed()))?;
         if patience.is_zero() {
-            let (doing, waited_ms) = ("waiting for a server's grants".into(), timeout.as_millis() as u64);
-            return Err(Error::StoreTimeout { doing, waited_ms }.into());
+            let (doing, waited_ms) = (format!("asking {}", self.store.url()), timeout.as_millis() as u64);
+            return Err(Error::StoreTimeout { doing, reason: "the server did not answer".into(), waited_ms }.into());
         }
         let (grants, lane) = (self.grants_of(found), &found.home().grant_lane);
         let process = lane.as_ref().and_then(|lane| lane.process().ok()).unwrap_or(0);
