@@ -86,11 +86,13 @@
 //!     kept elsewhere, or reported again by the sites before the silence ends. The model assumes that they are kept.
 //! 18. The engine keeps the latest time that it has seen, with the state that depends on it. While its clock shows
 //!     less, it grants nothing, answers nothing and changes nothing. Continuing with the kept time would not suffice:
-//!     the clock may be set right again, and what was granted in between would end too early by that difference.
+//!     the clock may be set right again, and what was granted in between would end too early by that difference. (If it
+//!     is behind by more than a second, it moves its state back, and what is set right again is a step forward.)
 //! 19. A clock that is set forward shortens all windows by the same amount. Only sites can detect it: two answers to
 //!     one site cannot be farther apart than the time from the first one's `a` to the second one's `b`, and `ρ`. A site
-//!     that detects it refuses the answer, and the engine begins an epoch. A step that no site can detect (less than
-//!     two round trips, or no site that asked before) is not safe.
+//!     that detects it refuses the answer, and the engine moves its state on, unless other sites know better (see
+//!     corrections.rs). A step that no site can detect (less than two round trips, or no site that asked before) is not
+//!     safe.
 //!
 //! # The model
 //!
@@ -100,7 +102,7 @@
 //! each with the full time between its check and its end. Each protection is removed in turn ([`Fault`]), and the same
 //! search must find the consequence.
 //!
-//! Not in the model: rule 19; an `r` that is reported again; an engine that continues next to its successor; a window
+//! Not in the model: rule 19, which has a model of its own; an `r` that is reported again; an engine that continues next to its successor; a window
 //! that changes; `clear`; a cell in the place of another (rule 6); a site's machine that is restored to an earlier
 //! state, or whose clock stops; units that several keys or limits share; starts of several units; whether waiters are
 //! served in turn, or at all; and wrong rates of the engine's clock, since it defines `W`. Operators' calls and losses
