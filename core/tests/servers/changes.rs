@@ -211,3 +211,35 @@ fn states_that_expired_before_an_unfinished_change_count_as_lost() {
         store.forget(name).unwrap();
     }
 }
+
+/// A process that is often denied is promised units that become free later. After a clear, they are not its own any more.
+#[test]
+fn promised_units_do_not_outlive_a_clear() {
+    for server in Server::each("changes-promised") {
+        for key in ["", "a"] {
+            let machine = || Store::new(&server.url()).unwrap().limiter(&format!("api{key}"), "5/2s").unwrap();
+            let (here, there) = (machine(), machine());
+            let window = Duration::from_secs(2);
+            assert_eq!((0..5).filter(|_| admits(&*here, "a")).count(), 5);
+            let denied_until = Instant::now() + window / 4;
+            while Instant::now() < denied_until {
+                let _ = admits(&*here, "a");
+            }
+            there.clear(key).unwrap();
+            let cleared = Instant::now();
+            let mut starts = Vec::new();
+            while cleared.elapsed() < window {
+                for limiter in [&there, &here] {
+                    let before = Instant::now();
+                    if admits(&**limiter, "a") {
+                        starts.push((before, Instant::now()));
+                    }
+                }
+            }
+            let most = starts.iter().map(|(first, _)| {
+                starts.iter().filter(|(before, after)| before >= first && *after < *first + window).count()
+            });
+            assert!(most.max().unwrap_or(0) <= 5, "{starts:?} on {} with {key:?}", server.kind());
+        }
+    }
+}

@@ -281,8 +281,8 @@ BEGIN
     RETURN s.stamp >= now + CASE WHEN s.state = 'P' THEN 0 ELSE 1 END;
 END $$;
 
--- The answer of a call that does not write. For a call that writes: {1, limit, birth, floor, now, gate, ready (born,
--- for operations other than starts), stamp, weight, is_place, is_absent, hold, ahead}; the same beginning with 2 if `attend`
+-- The answer of a call that does not write. For a call that writes: {1, limit, birth, floor, now, gate, ready (`born` or
+-- `cleared`, for operations other than starts), stamp, weight, is_place, is_absent, hold, ahead}; the same beginning with 2 if `attend`
 -- has something to do, with 3 if the state was written under another policy, and with 4 if it has to be moved, by the next
 -- two numbers, to the sum of corrections after them. `hold` and `ahead`: see `limits`.
 --
@@ -318,7 +318,7 @@ BEGIN
     IF op = 'decide' OR op = 'view' THEN
         weight := a[1];
     END IF;
-    SELECT l.id, l.birth, l.floor, l.gate, l.born, l.made, l.booted, l.clock, l.version, l.has_own, s.id AS log, s.birth AS of_birth, s.mark, s.stamp,
+    SELECT l.id, l.birth, l.floor, l.gate, l.born, l.cleared, l.made, l.booted, l.clock, l.version, l.has_own, s.id AS log, s.birth AS of_birth, s.mark, s.stamp,
         s.total, s.units, s.count, s.gone, s.spacing, s.expires, s.seen, s.ahead, s.gate AS key_gate,
         CASE
             WHEN p[3] - weight >= s.units THEN s.gone
@@ -397,7 +397,7 @@ BEGIN
                 ELSE ARRAY[0, now]
             END;
         END IF;
-        RETURN ARRAY[1, r.id, r.birth, r.floor, now, gate, r.born, 0, 0, 0, is_absent::integer, hold, ahead];
+        RETURN ARRAY[1, r.id, r.birth, r.floor, now, gate, greatest(r.born, r.cleared), 0, 0, 0, is_absent::integer, hold, ahead];
     END IF;
     gate := greatest(gate, hold);
 

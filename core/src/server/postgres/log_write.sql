@@ -634,6 +634,7 @@ BEGIN
         h.stamp := 0; h.total := 0; h.units := 0; h.count := 0; h.gone := 0; h.mixed := false; h.spacing := 0;
         -- Machines may still start what they were granted.
         h.gate := least(h.out, h.said);
+        UPDATE workglow_limit.limits SET cleared = now WHERE id = l[2];
         IF h.gate <= now THEN
             -- As a row of an earlier birth it counts as absent.
             h.birth := -1;

@@ -53,6 +53,8 @@ CREATE TABLE IF NOT EXISTS workglow_limit.limits (
     booted timestamptz,
     -- Up to when starts may have been lost. A key counts as full of starts at that time. 0: none were lost.
     born bigint NOT NULL DEFAULT 0,
+    -- When it or a key was last reset.
+    cleared bigint NOT NULL DEFAULT 0,
     -- Grows when the whole limit is cleared. A state that was written before that counts as absent.
     birth bigint NOT NULL DEFAULT 0,
     -- No start happens before this.
@@ -340,7 +342,7 @@ BEGIN
     END IF;
     -- No start happens while machines may start what they were granted. An older snapshot would not show until when.
     UPDATE workglow_limit.limits SET
-        birth = birth + 1, born = 0, floor = 0,
+        birth = birth + 1, born = 0, floor = 0, cleared = now,
         gate = CASE
             WHEN at IS NOT NULL THEN 0
             WHEN current_setting('transaction_isolation') <> 'read committed' THEN now + 2000000

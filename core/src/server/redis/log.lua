@@ -591,7 +591,7 @@ if head.mark ~= mark or not is_deciding or is_moving then
     --            and which of the first 64 takings were given back, in two words. A report has the same effect however
     --            often it comes.
     -- -> {clock, now, born, gate, next, remaining, empty, then of each grant: ticket, ready, end, stamp, units}
-    --    next: when `least` more become free; remaining, empty: as of `view`.
+    --    born: since when earlier grants are not known any more (or `cleared`); next: when `least` more become free; remaining, empty: as of `view`.
     --
     -- The requests of a site are numbered, in growing order. If its last request is repeated, the answer is the same
     -- grants.
@@ -600,7 +600,7 @@ if head.mark ~= mark or not is_deciding or is_moving then
     -- clock may be set right again, and starts that were granted or ended in between would count from too early.
     function ops.grant(site, seq, want, least, future, most, g, ...)
         local sites, name, granted = KEYS[4], format("%d", site), {}
-        if clock < now then return { clock, now, born, gate, 2 * now - clock, 0, now } end
+        if clock < now then return { clock, now, max(born, cleared), gate, 2 * now - clock, 0, now } end
         if hold > now then most = 0 end
         local reports = { ... }
         for i = 1, #reports, 5 do
@@ -670,7 +670,7 @@ if head.mark ~= mark or not is_deciding or is_moving then
         call("HSET", limit_key, "out", format("%d", out), "said", format("%d", max(said(), now + trust)))
         local remaining, empty = look(opens)
         local next = max(ready_from(opens, least), now + 1)
-        return { clock, now, born, gate, next, remaining, empty, unpack(granted) }
+        return { clock, now, max(born, cleared), gate, next, remaining, empty, unpack(granted) }
     end
 
     -- The rest of its grace is returned, except for what the entry before still needs, and at most a window.
@@ -739,6 +739,7 @@ if head.mark ~= mark or not is_deciding or is_moving then
         -- Machines may still start what they were granted.
         local opens = min(out, said())
         drop()
+        call("HSET", limit_key, "cleared", format("%d", now))
         if opens > now then
             is_absent, is_stale, head.gate = true, false, opens
             head.stamp, head.total, head.units, head.count, head.set = 0, 0, 0, 0, 0

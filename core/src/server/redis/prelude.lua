@@ -47,15 +47,15 @@ end
 
 -- The fields of the limit: `gate`, before which no start happens; `birth`, which grows when the whole limit is cleared
 -- (a state that was written before that counts as absent); `born`, up to when starts may have been lost (an absent key
--- counts as full of starts at that time); `floor_seen`, the latest time that was recorded; `out`, until when machines
+-- counts as full of starts at that time); `cleared`, when it or a key was last reset; `floor_seen`, the latest time that was recorded; `out`, until when machines
 -- may start what they were granted of any key.
-local version, own_version, gate, floor_seen, birth, born, run_seen, made, waiting, out, corrections
+local version, own_version, gate, floor_seen, birth, born, run_seen, made, waiting, out, cleared, corrections
 local hash = string.sub(state_key or "", -32)
 do
-    local known = call("HMGET", limit_key, "version", "k:" .. hash, "gate", "floor", "birth", "born", "run", "made", "waiting", "out", "clock")
-    corrections = known[11]
-    for i = 1, 10 do known[i] = tonumber(known[i] or 0) end
-    version, own_version, gate, floor_seen, birth, born, run_seen, made, waiting, out = unpack(known, 1, 10)
+    local known = call("HMGET", limit_key, "version", "k:" .. hash, "gate", "floor", "birth", "born", "run", "made", "waiting", "out", "cleared", "clock")
+    corrections = known[12]
+    for i = 1, 11 do known[i] = tonumber(known[i] or 0) end
+    version, own_version, gate, floor_seen, birth, born, run_seen, made, waiting, out, cleared = unpack(known, 1, 11)
 end
 
 -- The caller knows a policy that does not apply. It must read the present one first.
@@ -289,6 +289,7 @@ end
 if op == "clear" and not state_key then
     call("HINCRBY", limit_key, "birth", 1)
     call("HDEL", limit_key, "gate", "born", "floor")
+    call("HSET", limit_key, "cleared", format("%d", now))
     if out > now then call("HSET", limit_key, "gate", format("%d", out)) end
     return { clock, now }
 end
