@@ -236,6 +236,18 @@ impl Links {
         }
     }
 
+    /// The node to which requests of a limit are sent; `None`: the first server.
+    pub fn node_of(&self, limit: &str) -> Option<HostPort> {
+        self.pools.lock().routes.get(limit).cloned()
+    }
+
+    /// Sends requests of a limit to another node from now on, if this answer says so.
+    pub fn follow(&self, limit: &str, answer: &RedisError) -> bool {
+        let is_moved = answer.kind() == ServerErrorKind::Moved.into();
+        let to = answer.redirect_node().filter(|_| is_moved).map(|(to, _)| to.to_owned());
+        to.is_some_and(|to| self.pools.lock().routes.insert(limit.to_owned(), to.clone()) != Some(to))
+    }
+
     /// Returns whether that run of a server is a primary of the cluster, has been one since its start, and has the
     /// limit. If so, everything that was there has come here.
     pub fn is_there(&self, limit: &str, run: u64, patience: Duration) -> RedisResult<bool> {

@@ -1,0 +1,255 @@
+//! The snapshot of the limits on a server: what is in use, as the server reports it, and the counts of this process.
+
+use super::{KeyReading, LimitMemory, Survey, WALKED, WALKED_OF_ONE, fullness, id_of, shown};
+use crate::algorithm::cells::Cells;
+use crate::atomic::*;
+use crate::error::{Error, Result};
+use crate::limiter::LOOK_AGAIN;
+use crate::observe::{GrantSnapshot, KeySnapshot, LimitSnapshot, Snapshot, WAIT_BOUNDS};
+use crate::policy::Policy;
+use crate::server::Family;
+use crate::server::survey::{Found, KeyUse, Question};
+use crate::state::declare::Declared;
+use crate::state::layout::limit_word;
+use crate::state::minutes::this_minute;
+use crate::state::registry::{TimeLeft, of_key_in, policy_in};
+use crate::state::session::Session;
+use crate::state::table::Hash;
+use crate::stats::Stats;
+use crate::time::{Tick, from_ticks};
+use std::collections::{HashMap, HashSet};
+use std::time::{Duration, SystemTime};
+
+/// How many of the fullest keys are examined again by the next survey, at least.
+const LEAST_FULLEST: usize = 8;
+
+/// An observer's memory of a limit on a server.
+#[derive(Debug, Default)]
+pub(super) struct ServedMemory {
+    /// The family of its policy, once that is known.
+    family: Option<Family>,
+    /// Where the server continues to examine keys.
+    place: String,
+    /// The fullest keys.
+    fullest: Vec<Hash>,
+    /// The most units of a key in use, in this minute and the one before: the minute, and the units.
+    peaks: [(u64, u64); 2],
+}
+
+impl ServedMemory {
+    /// Notes the units of a key in use, and returns the most in this minute and the one before.
+    fn peak(&mut self, used: u64) -> u64 {
+        let now = this_minute();
+        if self.peaks[0].0 != now {
+            self.peaks = [(now, 0), self.peaks[0]];
+        }
+        self.peaks[0].1 = self.peaks[0].1.max(used);
+        let recent = self.peaks.iter().filter(|(minute, _)| minute + 1 >= now);
+        recent.map(|(_, used)| *used).max().unwrap_or(0)
+    }
+}
+
+/// A limit as this process knows it, and its keys here, busiest first.
+struct Here {
+    at: u64,
+    keys: Vec<KeyReading>,
+}
+
+/// What a snapshot shows of a key.
+struct Seen {
+    hash: Hash,
+    text: Option<String>,
+    own: Option<Policy>,
+    policy: Policy,
+    in_use: KeyUse,
+    gate: Tick,
+    stats: Stats,
+    rank: (u64, u64),
+}
+
+impl Seen {
+    fn fullness(&self) -> f64 {
+        fullness(&self.in_use.units)
+    }
+
+    /// When the key can start with weight 1, behind the gate of its limit.
+    fn retry_after(&self, gate: Tick, now: Tick) -> Duration {
+        let is_full = self.policy.is_concurrency() && self.in_use.units.iter().any(|(limit, used)| used >= limit);
+        let after = from_ticks(self.in_use.ready.max(self.gate).max(gate).saturating_sub(now));
+        if is_full { after.max(LOOK_AGAIN) } else { after }
+    }
+
+    fn show(&self, gate: Tick, now: Tick) -> KeySnapshot {
+        KeySnapshot {
+            // The server knows only the hashes of most keys.
+            key: self.text.clone().unwrap_or_else(|| id_of(self.hash)),
+            id: id_of(self.hash),
+            overriding: self.own,
+            usage: shown(&self.policy, &self.in_use.units),
+            retry_after: self.retry_after(gate, now),
+            paused_for: from_ticks(self.gate.saturating_sub(now)),
+            stats: self.stats,
+        }
+    }
+}
+
+impl Session {
+    /// Takes a survey of the server's limits, with this many keys of each.
+    pub(crate) fn survey_server(&self, survey: &mut Survey, keys: usize) -> Result<Snapshot> {
+        // This opens the store.
+        self.with_names(&[], |locked| self.flush_counts(locked))?;
+        let (server, left, home) = (self.server().expect("the caller has checked"), TimeLeft::new(self)?, self.home());
+        let mut names = server.names(left.now())?;
+        names.sort_unstable();
+        let known: HashSet<&str> = names.iter().map(String::as_str).collect();
+        survey.limits.retain(|name, _| known.contains(name.as_str()));
+
+        let mut lately: HashMap<u64, Vec<Hash>> = HashMap::new();
+        home.listed_lately().into_iter().for_each(|(limit, hash)| lately.entry(limit).or_default().push(hash));
+        let most = (WALKED / names.len().max(1)).max(WALKED_OF_ONE);
+        let mut all: Vec<(&str, Option<Here>, LimitMemory)> = Vec::with_capacity(names.len());
+        for name in &names {
+            let mut watched = survey.limits.remove(name).unwrap_or_default();
+            let here = home.find_limit(name).map(|at| {
+                let lately = lately.remove(&at).unwrap_or_default();
+                let mut keys = home.read_keys(&home.table(at), &mut watched, lately, most);
+                keys.sort_by_key(|seen| std::cmp::Reverse(seen.rank()));
+                Here { at, keys }
+            });
+            all.push((name, here, watched));
+        }
+
+        let now = home.clock.is_manual().then(|| home.clock.now().floor);
+        let mut found: Vec<Option<(Declared, Found)>> = all.iter().map(|_| None).collect();
+        let mut waiting: Vec<usize> = (0..all.len()).collect();
+        while !waiting.is_empty() {
+            if left.now().is_zero() {
+                let (doing, waited_ms) = (format!("asking {}", self.url()), self.options.timeout.as_millis() as u64);
+                return Err(Error::StoreTimeout { doing, waited_ms });
+            }
+            let question = |at: &usize| {
+                let (name, here, LimitMemory { served, .. }) = &all[*at];
+                let used = here.iter().flat_map(|here| &here.keys).filter(|seen| seen.total() > 0).take(keys);
+                let used = used.map(|seen| seen.hash).filter(|hash| !served.fullest.contains(hash));
+                let keys = std::iter::once(home.hash(b'k', "")).chain(served.fullest.iter().copied()).chain(used);
+                let family = served.family.unwrap_or(Family::Log);
+                Question { limit: name, family, keys: keys.collect(), place: &served.place }
+            };
+            let questions: Vec<Question> = waiting.iter().map(question).collect();
+            let answers = server.survey(&questions, now, left.now())?;
+            let families: Vec<Family> = questions.iter().map(|question| question.family).collect();
+            for ((at, family), answer) in std::mem::take(&mut waiting).into_iter().zip(families).zip(answers) {
+                let (name, _, LimitMemory { served, .. }) = &mut all[at];
+                // Otherwise it is a composite, or was forgotten.
+                let Some(declared) = &answer.policy else { continue };
+                let declared = Declared {
+                    declared: policy_in(name, declared)?,
+                    overriding: answer.overriding.as_deref().map(|text| policy_in(name, text)).transpose()?,
+                };
+                let is = Family::of(&declared.current());
+                served.family = Some(is);
+                if family == is {
+                    served.place.clone_from(&answer.place);
+                    found[at] = Some((declared, answer));
+                } else {
+                    waiting.push(at);
+                }
+            }
+        }
+
+        let mut limits = Vec::with_capacity(all.len());
+        for ((name, here, mut watched), found) in all.into_iter().zip(found) {
+            if let Some((declared, found)) = found {
+                limits.push(self.show_served(name, declared, &found, here, &mut watched, keys)?);
+            }
+            survey.limits.insert(name.to_owned(), watched);
+        }
+        Ok(Snapshot {
+            at: SystemTime::now(),
+            url: self.url().to_owned(),
+            limits,
+            counts_all_processes: false,
+            processes: Vec::new(),
+            ledger_lag: Duration::ZERO,
+            lane_bytes: 0,
+            failures: self.failures(),
+        })
+    }
+
+    fn show_served(
+        &self,
+        name: &str,
+        declared: Declared,
+        found: &Found,
+        here: Option<Here>,
+        watched: &mut LimitMemory,
+        most_shown: usize,
+    ) -> Result<LimitSnapshot> {
+        let (home, policy) = (self.home(), declared.current());
+        let empty = home.hash(b'k', "");
+        let at = here.as_ref().map(|here| here.at);
+        let keys = here.map_or_else(Vec::new, |here| here.keys);
+        watched.remember(&keys, most_shown);
+        let unused = |hash, policy| {
+            let in_use = KeyUse::of(&policy, &[], found, home.phase_on_server());
+            Seen { hash, text: None, own: None, policy, in_use, gate: 0, stats: Stats::default(), rank: (0, 0) }
+        };
+        let mut all: HashMap<Hash, Seen> = HashMap::from([(empty, unused(empty, policy))]);
+        for state in &found.states {
+            let (own, text) = state.own.as_deref().map_or(Ok((None, "")), |text| of_key_in(name, text))?;
+            let policy = own.unwrap_or(policy);
+            let in_use = KeyUse::of(&policy, &state.numbers, found, home.phase_on_server());
+            let text = (!text.is_empty()).then(|| text.to_owned());
+            all.insert(state.hash, Seen { text, own, in_use, gate: state.gate, ..unused(state.hash, policy) });
+        }
+        let mut held = 0;
+        for key in &keys {
+            if key.total() > 0 {
+                all.entry(key.hash).or_insert_with(|| unused(key.hash, policy));
+            }
+            let Some(seen) = all.get_mut(&key.hash) else { continue };
+            (seen.text, seen.stats, seen.rank) = (Some(home.text_of(key.at.at)), key.stats, key.rank());
+            if let Cells::Grants(grants) = home.cells(&key.table, key.at) {
+                // What was granted to this process and has not started is not in use.
+                let free = grants.held();
+                held += free;
+                seen.in_use.give_back(free);
+            }
+        }
+        let fuller = |a: &&Seen, b: &&Seen| {
+            a.fullness().total_cmp(&b.fullness()).then((a.hash == empty).cmp(&(b.hash == empty)))
+        };
+        let fullest = all.values().max_by(fuller).expect("the key \"\" is there");
+        let (gate, now) = (found.gate, found.now);
+        let counts = at.and_then(|at| self.counts_of(at));
+        let mut snapshot = LimitSnapshot {
+            name: name.to_owned(),
+            kind: policy.kind(),
+            declared: declared.declared,
+            overriding: declared.overriding,
+            usage: shown(&fullest.policy, &fullest.in_use.units),
+            fullest: (fullest.hash != empty).then(|| (fullest.show(gate, now).key, id_of(fullest.hash))),
+            peak: watched.served.peak(fullest.in_use.units.iter().map(|(_, used)| *used).max().unwrap_or(0)),
+            retry_after: fullest.retry_after(gate, now),
+            paused_for: from_ticks(gate.saturating_sub(now)),
+            waiting: counts.as_ref().map_or(0, |counts| counts.waiting()),
+            waits: at.map_or([0; WAIT_BOUNDS.len() + 1], |at| home.get(at + limit_word::WAITS)),
+            places_lost: at.map_or(0, |at| home.arena.word(at + limit_word::PLACES_LOST).load(Acquire)),
+            stats: at.map_or_else(Stats::default, |at| home.counts(at)),
+            keys: found.keys,
+            hot_keys: Vec::new(),
+            grants: home
+                .is_granted(policy)
+                .then(|| GrantSnapshot { held, requests: counts.map_or(0, |counts| counts.requests()) }),
+        };
+        all.remove(&empty);
+        let mut all: Vec<Seen> = all.into_values().collect();
+        all.retain(|seen| seen.rank.1 > 0 || seen.fullness() > 0.0 || seen.gate > now || seen.own.is_some());
+        all.sort_by(|a, b| b.fullness().total_cmp(&a.fullness()).then(a.hash.cmp(&b.hash)));
+        watched.served.fullest = all.iter().map(|seen| seen.hash).take(most_shown.max(LEAST_FULLEST)).collect();
+        // The busiest first, as far as that is known here.
+        all.sort_by_key(|seen| std::cmp::Reverse(seen.rank));
+        snapshot.hot_keys = all.iter().take(most_shown).map(|seen| seen.show(gate, now)).collect();
+        Ok(snapshot)
+    }
+}
