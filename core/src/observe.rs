@@ -76,7 +76,7 @@ pub struct LimitSnapshot {
     pub stats: Stats,
     /// The approximate number of keys, without the empty key.
     pub keys: u64,
-    /// The busiest keys in the snapshot, busiest first.
+    /// The busiest keys in the snapshot, busiest first. On a server, first those that this process has used, then the fullest.
     pub hot_keys: Vec<KeySnapshot>,
     /// The server's grants to this process. `None` if no server grants units.
     pub grants: Option<GrantSnapshot>,
@@ -110,7 +110,8 @@ pub struct Usage {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct KeySnapshot {
-    /// The key's text. Of a long key, the beginning.
+    /// The key's text. Of a long key, the beginning. On a server, which stores only hashes of keys, `#` and the id, unless this process
+    /// has used the key or it has its own policy.
     pub key: String,
     /// A name for the key when its text must not be shown, because keys may be secrets: 16 hexadecimal digits, stable for the lifetime of
     /// the store.
@@ -179,6 +180,12 @@ impl Observer {
     /// Creates an observer whose snapshots have at most `keys` keys of each limit.
     pub fn new(store: &Store, keys: usize) -> Observer {
         Observer { store: store.clone(), keys, survey: Survey::default() }
+    }
+
+    /// Shows this key in each snapshot if it is in use, even if `keys` others are busier.
+    pub fn seek(mut self, key: &str) -> Observer {
+        self.survey.sought = Some(key.to_owned());
+        self
     }
 
     /// Takes a snapshot. Like [`Store::names`], it knows this process's limiters before their first use.

@@ -47,6 +47,8 @@ pub(crate) struct Survey {
     generation: u64,
     policies: Vec<KnownLimit>,
     limits: HashMap<String, LimitMemory>,
+    /// A key that is examined in any case.
+    pub sought: Option<String>,
 }
 
 /// The memory of one limit.
@@ -115,11 +117,12 @@ impl Session {
                 home.listed_lately().into_iter().for_each(|(limit, hash)| lately.entry(limit).or_default().push(hash));
                 let waiting = home.all_waiting();
                 let most = (WALKED / survey.policies.len().max(1)).max(WALKED_OF_ONE);
+                let sought = survey.sought.as_deref().map(|key| home.hash(b'k', key));
                 let limits = survey.policies.iter().filter_map(|known| {
                     let at = home.find_limit(&known.name)?;
                     let watched = survey.limits.entry(known.name.clone()).or_default();
                     let lately = lately.remove(&at).unwrap_or_default();
-                    let mut seen = home.survey_limit(at, known, watched, (lately, most, keys));
+                    let mut seen = home.survey_limit(at, known, watched, (lately, sought, most, keys));
                     seen.waiting = match home.is_lane() {
                         true => waiting.get(&at).copied().unwrap_or(0),
                         false => self.counts_of(at).map_or(0, |counts| counts.waiting()),
@@ -199,10 +202,10 @@ impl Home {
         at: u64,
         known: &KnownLimit,
         watched: &mut LimitMemory,
-        (lately, most, most_shown): (Vec<Hash>, usize, usize),
+        (lately, sought, most, most_shown): (Vec<Hash>, Option<Hash>, usize, usize),
     ) -> LimitSnapshot {
         let (table, empty) = (self.table(at), self.hash(b'k', ""));
-        let mut all = self.read_keys(&table, watched, lately, most);
+        let mut all = self.read_keys(&table, watched, lately.into_iter().chain(sought), most);
         let fullest = all.iter().max_by(|a, b| fullness(&a.usage).total_cmp(&fullness(&b.usage)));
         let gate = self.limit_gate(at).load(Acquire);
         let declared = &known.declared;
@@ -221,7 +224,8 @@ impl Home {
         watched.remember(&all, most_shown);
         let is_closed = |seen: &KeyReading| !self.until(self.key_gate(seen.at.at).load(Acquire)).is_zero();
         let is_hot = |seen: &&KeyReading| seen.total() > 0 || seen.table.at != table.at || is_closed(seen);
-        let hot = all.iter().take(most_shown).filter(is_hot);
+        let is_sought = |seen: &&KeyReading| Some(seen.hash) == sought;
+        let hot = all.iter().take(most_shown).filter(is_hot).chain(all.iter().skip(most_shown).filter(is_sought));
         LimitSnapshot {
             name: known.name.clone(),
             kind: declared.current().kind(),
@@ -243,7 +247,13 @@ impl Home {
     }
 
     /// Reads the keys that were busy, those that were used lately, about `most` others, and the key "".
-    fn read_keys(&self, table: &Table, watched: &mut LimitMemory, lately: Vec<Hash>, most: usize) -> Vec<KeyReading> {
+    fn read_keys(
+        &self,
+        table: &Table,
+        watched: &mut LimitMemory,
+        lately: impl IntoIterator<Item = Hash>,
+        most: usize,
+    ) -> Vec<KeyReading> {
         let is_first = watched.totals.is_empty();
         let mut hashes: Vec<Hash> = watched.totals.keys().copied().chain(lately).collect();
         hashes.extend(self.next_keys(table, &mut watched.next, most));

@@ -14,3 +14,4 @@ mod groups;
 mod leases;
 mod postgres;
 mod sharing;
+mod watching;

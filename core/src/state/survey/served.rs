@@ -82,7 +82,7 @@ impl Seen {
     fn show(&self, gate: Tick, now: Tick) -> KeySnapshot {
         KeySnapshot {
             // The server knows only the hashes of most keys.
-            key: self.text.clone().unwrap_or_else(|| id_of(self.hash)),
+            key: self.text.clone().unwrap_or_else(|| format!("#{}", id_of(self.hash))),
             id: id_of(self.hash),
             overriding: self.own,
             usage: shown(&self.policy, &self.in_use.units),
@@ -119,6 +119,7 @@ impl Session {
             all.push((name, here, watched));
         }
 
+        let sought = survey.sought.as_deref().map(|key| (home.hash(b'k', key), key));
         let now = home.clock.is_manual().then(|| home.clock.now().floor);
         let mut found: Vec<Option<(Declared, Found)>> = all.iter().map(|_| None).collect();
         let mut waiting: Vec<usize> = (0..all.len()).collect();
@@ -132,6 +133,7 @@ impl Session {
                 let used = here.iter().flat_map(|here| &here.keys).filter(|seen| seen.total() > 0).take(keys);
                 let used = used.map(|seen| seen.hash).filter(|hash| !served.fullest.contains(hash));
                 let keys = std::iter::once(home.hash(b'k', "")).chain(served.fullest.iter().copied()).chain(used);
+                let keys = keys.chain(sought.map(|(hash, _)| hash));
                 let family = served.family.unwrap_or(Family::Log);
                 Question { limit: name, family, keys: keys.collect(), place: &served.place }
             };
@@ -160,7 +162,7 @@ impl Session {
         let mut limits = Vec::with_capacity(all.len());
         for ((name, here, mut watched), found) in all.into_iter().zip(found) {
             if let Some((declared, found)) = found {
-                limits.push(self.show_served(name, declared, &found, here, &mut watched, keys)?);
+                limits.push(self.show_served(name, declared, &found, here, &mut watched, (sought, keys))?);
             }
             survey.limits.insert(name.to_owned(), watched);
         }
@@ -183,7 +185,7 @@ impl Session {
         found: &Found,
         here: Option<Here>,
         watched: &mut LimitMemory,
-        most_shown: usize,
+        (sought, most_shown): (Option<(Hash, &str)>, usize),
     ) -> Result<LimitSnapshot> {
         let (home, policy) = (self.home(), declared.current());
         let empty = home.hash(b'k', "");
@@ -215,6 +217,11 @@ impl Session {
                 held += free;
                 seen.in_use.give_back(free);
             }
+        }
+        if let Some((hash, text)) = sought
+            && let Some(seen) = all.get_mut(&hash)
+        {
+            seen.text = Some(text.to_owned());
         }
         let fuller = |a: &&Seen, b: &&Seen| {
             a.fullness().total_cmp(&b.fullness()).then((a.hash == empty).cmp(&(b.hash == empty)))
@@ -249,7 +256,9 @@ impl Session {
         watched.served.fullest = all.iter().map(|seen| seen.hash).take(most_shown.max(LEAST_FULLEST)).collect();
         // The busiest first, as far as that is known here.
         all.sort_by_key(|seen| std::cmp::Reverse(seen.rank));
-        snapshot.hot_keys = all.iter().take(most_shown).map(|seen| seen.show(gate, now)).collect();
+        let is_sought = |seen: &&Seen| sought.is_some_and(|(hash, _)| hash == seen.hash);
+        let hot = all.iter().take(most_shown).chain(all.iter().skip(most_shown).filter(is_sought));
+        snapshot.hot_keys = hot.map(|seen| seen.show(gate, now)).collect();
         Ok(snapshot)
     }
 }
