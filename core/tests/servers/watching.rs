@@ -5,6 +5,7 @@ use crate::common::Dir;
 use crate::common::server::Server;
 use crate::common::{number, wait_until};
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::Duration;
 use workglow_limit::*;
 
@@ -16,9 +17,14 @@ fn open(url: &str, clock: Option<&ManualClock>) -> Store {
 
 /// Limits of all kinds, each with a key in use.
 fn many(store: &Store, count: usize) {
-    let policies = ["10/1h", "10/1h burst 10", "10/1h fixed", "5 concurrent", "10/1h + 5/1m"];
+    let policies = ["10/1h", "10/1h burst 10", "10/300d fixed", "10/1d + 5/1h", ""];
     for (i, policy) in (0..count).zip(policies.iter().cycle()) {
-        store.limiter(&format!("limit-{i}"), policy).unwrap().attempt("ann", 2).unwrap();
+        let name = format!("limit-{i}");
+        let limiter: Arc<dyn Limiter> = match *policy {
+            "" => Arc::new(ConcurrencyLimiter::shared(store, &name, 5, Some(Duration::from_secs(3_600))).unwrap()),
+            policy => store.limiter(&name, policy).unwrap(),
+        };
+        assert!(matches!(limiter.attempt("ann", 2).unwrap(), Attempt::Admitted(_)), "{name}");
     }
 }
 
@@ -68,8 +74,7 @@ fn redis_is_asked_twice_about_any_number_of_limits() {
     /// The number of limits, once the requests are counted.
     static LIMITS: AtomicU64 = AtomicU64::new(0);
     let limits = number("LIMITS", 100);
-    let (server, dir) =
-        (crate::common::redis::RedisServer::start("watching-requests"), Dir::in_memory("watching-proxy"));
+    let (server, dir) = (crate::common::redis::RedisServer::start("watching-redis"), Dir::in_memory("watching-proxy"));
     many(&open(&format!("{}?grants=never", server.url()), None), limits as usize);
     let listener = UnixListener::bind(dir.file("s")).unwrap();
     let socket = server.socket();
@@ -113,7 +118,7 @@ fn redis_is_asked_twice_about_any_number_of_limits() {
 #[test]
 fn postgres_is_asked_twice_about_any_number_of_limits() {
     let limits = number("LIMITS", 100) as usize;
-    let server = crate::common::postgres::PostgresServer::start("watching-requests");
+    let server = crate::common::postgres::PostgresServer::start("watching-postgres");
     many(&open(&format!("{}&grants=never", server.url()), None), limits);
     let mut observer = Observer::new(&open(&server.url(), None), 5);
     is_whole(&observer.look().unwrap(), limits);
@@ -136,14 +141,14 @@ fn all_keys_are_examined_in_turn_and_the_fullest_stays() {
             let clock = ManualClock::new();
             let store = open(&server.new_database(), Some(&clock));
             let limiter = store.limiter("api", policy).unwrap();
-            for i in 0..600 {
+            for i in 0..320 {
                 limiter.attempt(&format!("key-{i}"), if i == 300 { 7 } else { 1 }).unwrap();
             }
             let mut observer = Observer::new(&open(store.url(), Some(&clock)), 3);
             let mut looks = 0;
             let mut fullest = || {
                 let api = observer.look().unwrap().limits.remove(0);
-                assert_eq!(api.keys, 600, "{policy} on {}", server.kind());
+                assert_eq!(api.keys, 320, "{policy} on {}", server.kind());
                 (api.usage[0].used, api.fullest.map(|(key, _)| key), api.hot_keys)
             };
             while fullest().0 < 7 {

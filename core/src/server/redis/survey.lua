@@ -30,7 +30,7 @@ local last_ones, some, place = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(AR
 local states = limit_key .. ":" .. family .. ":"
 
 local known = call("HMGET", limit_key, "policy", "override", "version", "gate", "floor", "birth", "born", "waiting")
-local gate, birth, born = tonumber(known[4] or 0), tonumber(known[6] or 0), tonumber(known[7] or 0)
+local birth = known[6] or "0"
 
 local now
 if is_manual then
@@ -52,7 +52,7 @@ end
 -- See log.lua.
 local function log(state, policy)
     local head = numbers_of(call("LINDEX", state, -1))
-    if head[1] ~= birth then return nil end
+    if format("%d", head[1] or -1) ~= birth then return nil end
     local stamp, total, units, count, key_gate, gone = head[3], head[4], head[6], head[7], head[11], head[12]
     local now = max(now, head[8])
 
@@ -78,7 +78,7 @@ local function log(state, policy)
         end
     end
 
-    local numbers = { key_gate }
+    local numbers = format("%d", key_gate)
     for i = 3, #policy, 2 do
         local limit, length, used, free = policy[i], policy[i + 1], 0, 0
         -- The interval, which jobs may have shortened.
@@ -96,21 +96,18 @@ local function log(state, policy)
             if units >= limit then from = stamp_of(oldest(function(entry) return units_after(entry) < limit end)) end
             free = from + length
         end
-        numbers[#numbers + 1] = used
-        numbers[#numbers + 1] = free
+        numbers = numbers .. format(" %d %d", used, free)
     end
     return numbers
 end
 
--- See counted.lua, bucket.lua and window.lua.
+-- See counted.lua, bucket.lua and window.lua. The numbers are texts already.
 local function counted(state, ...)
     local found = call("HMGET", state, "b", "g", "e", "p", ...)
-    local numbers = { tonumber(found[2] or 0) }
-    if tonumber(found[1] or 0) ~= birth then return nil end
-    if not found[3] then return numbers[1] > 0 and numbers or nil end
-    for i = 5, 4 + select("#", ...) do numbers[#numbers + 1] = tonumber(found[i] or 0) end
-    for _, number in ipairs(numbers_of(found[4])) do numbers[#numbers + 1] = number end
-    return numbers
+    if (found[1] or "0") ~= birth then return nil end
+    if not found[3] then return found[2] or nil end
+    for i = 5, 4 + select("#", ...) do found[i] = found[i] or "0" end
+    return (found[2] or "0") .. " " .. table.concat(found, " ", 5) .. " " .. (found[4] or "")
 end
 
 -- See leases.lua.
@@ -120,8 +117,8 @@ local function leases(state)
         local weight = match(found[i], "^%d+ (%d+) ")
         if weight then over = over + tonumber(weight) else values[found[i]] = -1 - floor(tonumber(found[i + 1])) end
     end
-    if not values.live or (values.birth or 0) ~= birth then return nil end
-    return { values.gate or 0, max(values.live - over, 0) }
+    if not values.live or format("%d", values.birth or 0) ~= birth then return nil end
+    return format("%d %d", values.gate or 0, max(values.live - over, 0))
 end
 
 local function read(state, policy)
@@ -158,7 +155,7 @@ local fields = {}
 for i, hash in ipairs(hashes) do fields[i] = "k:" .. hash end
 local own = call("HMGET", limit_key, unpack(fields))
 
-local answer = { known[1], known[2], format("%d", now), format("%d", gate), format("%d", born), count, place }
+local answer = { known[1], known[2], format("%d", now), known[4] or "0", known[7] or "0", count, place }
 local policies = {}
 for i, hash in ipairs(hashes) do
     local version = own[i] or known[3]
@@ -166,10 +163,9 @@ for i, hash in ipairs(hashes) do
     policies[version] = policies[version] or numbers_of(call("HGET", limit_key, "n:" .. version))
     local numbers = read(states .. hash, policies[version])
     if numbers then
-        for at = 1, #numbers do numbers[at] = format("%d", numbers[at]) end
         answer[#answer + 1] = hash
         answer[#answer + 1] = own[i] and call("HGET", limit_key, "t:" .. hash) or ""
-        answer[#answer + 1] = table.concat(numbers, " ")
+        answer[#answer + 1] = numbers
     end
 end
 return answer
