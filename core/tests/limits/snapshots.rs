@@ -20,12 +20,7 @@ fn shown(seen: &Snapshot, texts: &HashMap<String, String>) -> Vec<String> {
     let seconds = |time: Duration| format!("{}s", time.as_secs_f64());
     let usage = |all: &[Usage]| {
         let one = |of: &Usage| {
-            format!(
-                "{}/{} {}",
-                of.used,
-                of.limit,
-                of.window.map_or_else(|| "at once".to_owned(), |window| seconds(window))
-            )
+            format!("{}/{} {}", of.used, of.limit, of.window.map_or_else(|| "at once".to_owned(), seconds))
         };
         all.iter().map(one).collect::<Vec<_>>().join(", ")
     };

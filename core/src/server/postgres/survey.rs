@@ -76,8 +76,10 @@ impl Postgres {
 
 /// Estimates a number of keys, of which this many are after `from`, up to `to`. Hashes are evenly distributed.
 fn count(Hash([from, _]): Hash, Hash([to, _]): Hash, walked: u64, is_all: bool) -> u64 {
-    let part = to.wrapping_sub(from).max(1);
-    if is_all { walked } else { (u128::from(walked) * (1 << 64) / u128::from(part)) as u64 }
+    match to.wrapping_sub(from) {
+        part @ 1.. if !is_all => (u128::from(walked) * (1 << 64) / u128::from(part)) as u64,
+        _ => walked,
+    }
 }
 
 #[cfg(test)]
@@ -89,6 +91,7 @@ mod tests {
         let hash = |part: u64| Hash([part * (u64::MAX / 100), 7]);
         assert_eq!(count(hash(0), hash(50), 3, true), 3);
         assert_eq!(count(hash(0), hash(50), 1_000, false), 2_000);
+        assert_eq!(count(hash(50), hash(50), 1_000, false), 1_000, "all around");
         let around = count(hash(95), hash(5), 1_000, false);
         assert!((9_999..10_002).contains(&around), "{around}");
     }

@@ -14,9 +14,10 @@ use crate::state::layout::limit_word;
 use crate::state::minutes::this_minute;
 use crate::state::registry::{TimeLeft, of_key_in, policy_in};
 use crate::state::session::Session;
-use crate::state::table::Hash;
+use crate::state::table::{Hash, Table};
 use crate::stats::Stats;
 use crate::time::{Tick, from_ticks};
+use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, SystemTime};
 
@@ -52,6 +53,7 @@ impl ServedMemory {
 /// A limit as this process knows it, and its keys here, busiest first.
 struct Here {
     at: u64,
+    table: Table,
     keys: Vec<KeyReading>,
 }
 
@@ -98,73 +100,21 @@ impl Session {
     pub(crate) fn survey_server(&self, survey: &mut Survey, keys: usize) -> Result<Snapshot> {
         // This opens the store.
         self.with_names(&[], |locked| self.flush_counts(locked))?;
-        let (server, left, home) = (self.server().expect("the caller has checked"), TimeLeft::new(self)?, self.home());
-        let mut names = server.names(left.now())?;
+        let left = TimeLeft::new(self)?;
+        let mut names = self.server().expect("the caller has checked").names(left.now())?;
         names.sort_unstable();
         let known: HashSet<&str> = names.iter().map(String::as_str).collect();
         survey.limits.retain(|name, _| known.contains(name.as_str()));
-
-        let mut lately: HashMap<u64, Vec<Hash>> = HashMap::new();
-        home.listed_lately().into_iter().for_each(|(limit, hash)| lately.entry(limit).or_default().push(hash));
-        let most = (WALKED / names.len().max(1)).max(WALKED_OF_ONE);
-        let mut all: Vec<(&str, Option<Here>, LimitMemory)> = Vec::with_capacity(names.len());
-        for name in &names {
-            let mut watched = survey.limits.remove(name).unwrap_or_default();
-            let here = home.find_limit(name).map(|at| {
-                let lately = lately.remove(&at).unwrap_or_default();
-                let mut keys = home.read_keys(&home.table(at), &mut watched, lately, most);
-                keys.sort_by_key(|seen| std::cmp::Reverse(seen.rank()));
-                Here { at, keys }
-            });
-            all.push((name, here, watched));
-        }
-
-        let sought = survey.sought.as_deref().map(|key| (home.hash(b'k', key), key));
-        let now = home.clock.is_manual().then(|| home.clock.now().floor);
-        let mut found: Vec<Option<(Declared, Found)>> = all.iter().map(|_| None).collect();
-        let mut waiting: Vec<usize> = (0..all.len()).collect();
-        while !waiting.is_empty() {
-            if left.now().is_zero() {
-                let (doing, waited_ms) = (format!("asking {}", self.url()), self.options.timeout.as_millis() as u64);
-                return Err(Error::StoreTimeout { doing, waited_ms });
-            }
-            let question = |at: &usize| {
-                let (name, here, LimitMemory { served, .. }) = &all[*at];
-                let used = here.iter().flat_map(|here| &here.keys).filter(|seen| seen.total() > 0).take(keys);
-                let used = used.map(|seen| seen.hash).filter(|hash| !served.fullest.contains(hash));
-                let keys = std::iter::once(home.hash(b'k', "")).chain(served.fullest.iter().copied()).chain(used);
-                let keys = keys.chain(sought.map(|(hash, _)| hash));
-                let family = served.family.unwrap_or(Family::Log);
-                Question { limit: name, family, keys: keys.collect(), place: &served.place }
-            };
-            let questions: Vec<Question> = waiting.iter().map(question).collect();
-            let answers = server.survey(&questions, now, left.now())?;
-            let families: Vec<Family> = questions.iter().map(|question| question.family).collect();
-            for ((at, family), answer) in std::mem::take(&mut waiting).into_iter().zip(families).zip(answers) {
-                let (name, _, LimitMemory { served, .. }) = &mut all[at];
-                // Otherwise it is a composite, or was forgotten.
-                let Some(declared) = &answer.policy else { continue };
-                let declared = Declared {
-                    declared: policy_in(name, declared)?,
-                    overriding: answer.overriding.as_deref().map(|text| policy_in(name, text)).transpose()?,
-                };
-                let is = Family::of(&declared.current());
-                served.family = Some(is);
-                if family == is {
-                    served.place.clone_from(&answer.place);
-                    found[at] = Some((declared, answer));
-                } else {
-                    waiting.push(at);
-                }
-            }
-        }
-
-        let mut limits = Vec::with_capacity(all.len());
-        for ((name, here, mut watched), found) in all.into_iter().zip(found) {
+        let here = self.find_here(&names, survey);
+        let sought = survey.sought.clone();
+        let sought = sought.as_deref().map(|key| (self.home().hash(b'k', key), key));
+        let found = self.ask_about(&names, &here, survey, (sought, keys), &left)?;
+        let mut limits = Vec::with_capacity(names.len());
+        for ((name, here), found) in names.into_iter().zip(here).zip(found) {
+            let watched = survey.limits.entry(name.clone()).or_default();
             if let Some((declared, found)) = found {
-                limits.push(self.show_served(name, declared, &found, here, &mut watched, (sought, keys))?);
+                limits.push(self.show_served(name, declared, &found, here, watched, (sought, keys))?);
             }
-            survey.limits.insert(name.to_owned(), watched);
         }
         Ok(Snapshot {
             at: SystemTime::now(),
@@ -178,9 +128,76 @@ impl Session {
         })
     }
 
+    /// The limits that this process has used.
+    fn find_here(&self, names: &[String], survey: &mut Survey) -> Vec<Option<Here>> {
+        let home = self.home();
+        let mut lately: HashMap<u64, Vec<Hash>> = HashMap::new();
+        home.listed_lately().into_iter().for_each(|(limit, hash)| lately.entry(limit).or_default().push(hash));
+        let most = (WALKED / names.len().max(1)).max(WALKED_OF_ONE);
+        let find = |name: &String| {
+            let at = home.find_limit(name)?;
+            let (table, watched) = (home.table(at), survey.limits.entry(name.clone()).or_default());
+            let mut keys = home.read_keys(&table, watched, lately.remove(&at).unwrap_or_default(), most);
+            keys.sort_by_key(|seen| Reverse(seen.rank()));
+            Some(Here { at, table, keys })
+        };
+        names.iter().map(find).collect()
+    }
+
+    /// Asks the server about these names. `None`: no limit has that name.
+    fn ask_about(
+        &self,
+        names: &[String],
+        here: &[Option<Here>],
+        survey: &mut Survey,
+        (sought, most_shown): (Option<(Hash, &str)>, usize),
+        left: &TimeLeft,
+    ) -> Result<Vec<Option<(Declared, Found)>>> {
+        let (home, server) = (self.home(), self.server().expect("the caller has checked"));
+        let now = home.clock.is_manual().then(|| home.clock.now().floor);
+        let mut all: Vec<_> = names.iter().map(|_| None).collect();
+        let mut waiting: Vec<usize> = (0..names.len()).collect();
+        while !waiting.is_empty() {
+            if left.now().is_zero() {
+                let (doing, waited_ms) = (format!("asking {}", self.url()), self.options.timeout.as_millis() as u64);
+                return Err(Error::StoreTimeout { doing, waited_ms });
+            }
+            let unknown = ServedMemory::default();
+            let question = |at: &usize| {
+                let served = survey.limits.get(&names[*at]).map_or(&unknown, |watched| &watched.served);
+                let used = here[*at].iter().flat_map(|here| &here.keys).filter(|seen| seen.total() > 0);
+                let used = used.map(|seen| seen.hash).take(most_shown).chain(sought.map(|(hash, _)| hash));
+                let keys = std::iter::once(home.hash(b'k', "")).chain(served.fullest.iter().copied()).chain(used);
+                let family = served.family.unwrap_or(Family::Log);
+                Question { limit: &names[*at], family, keys: keys.collect(), place: &served.place }
+            };
+            let questions: Vec<Question> = waiting.iter().map(question).collect();
+            let answers = server.survey(&questions, now, left.now())?;
+            let families: Vec<Family> = questions.iter().map(|question| question.family).collect();
+            for ((at, family), answer) in std::mem::take(&mut waiting).into_iter().zip(families).zip(answers) {
+                let name = &names[at];
+                // Otherwise it is a composite, or was forgotten.
+                let Some(declared) = &answer.policy else { continue };
+                let declared = Declared {
+                    declared: policy_in(name, declared)?,
+                    overriding: answer.overriding.as_deref().map(|text| policy_in(name, text)).transpose()?,
+                };
+                let served = &mut survey.limits.entry(name.clone()).or_default().served;
+                served.family = Some(Family::of(&declared.current()));
+                if served.family == Some(family) {
+                    served.place.clone_from(&answer.place);
+                    all[at] = Some((declared, answer));
+                } else {
+                    waiting.push(at);
+                }
+            }
+        }
+        Ok(all)
+    }
+
     fn show_served(
         &self,
-        name: &str,
+        name: String,
         declared: Declared,
         found: &Found,
         here: Option<Here>,
@@ -190,24 +207,25 @@ impl Session {
         let (home, policy) = (self.home(), declared.current());
         let empty = home.hash(b'k', "");
         let at = here.as_ref().map(|here| here.at);
-        let keys = here.map_or_else(Vec::new, |here| here.keys);
-        watched.remember(&keys, most_shown);
+        watched.remember(here.as_ref().map_or(&[], |here| &here.keys), most_shown);
         let unused = |hash, policy| {
             let in_use = KeyUse::of(&policy, &[], found, home.phase_on_server());
             Seen { hash, text: None, own: None, policy, in_use, gate: 0, stats: Stats::default(), rank: (0, 0) }
         };
         let mut all: HashMap<Hash, Seen> = HashMap::from([(empty, unused(empty, policy))]);
         for state in &found.states {
-            let (own, text) = state.own.as_deref().map_or(Ok((None, "")), |text| of_key_in(name, text))?;
+            let (own, text) = state.own.as_deref().map_or(Ok((None, "")), |text| of_key_in(&name, text))?;
             let policy = own.unwrap_or(policy);
             let in_use = KeyUse::of(&policy, &state.numbers, found, home.phase_on_server());
             let text = (!text.is_empty()).then(|| text.to_owned());
             all.insert(state.hash, Seen { text, own, in_use, gate: state.gate, ..unused(state.hash, policy) });
         }
         let mut held = 0;
-        for key in &keys {
+        for (table, key) in here.iter().flat_map(|here| here.keys.iter().map(|key| (&here.table, key))) {
             if key.total() > 0 {
-                all.entry(key.hash).or_insert_with(|| unused(key.hash, policy));
+                let is_own = key.table.at != table.at && home.is_plan_of(table, key.table.at);
+                let own = is_own.then_some(key.table.policy);
+                all.entry(key.hash).or_insert_with(|| Seen { own, ..unused(key.hash, own.unwrap_or(policy)) });
             }
             let Some(seen) = all.get_mut(&key.hash) else { continue };
             (seen.text, seen.stats, seen.rank) = (Some(home.text_of(key.at.at)), key.stats, key.rank());
@@ -230,7 +248,7 @@ impl Session {
         let (gate, now) = (found.gate, found.now);
         let counts = at.and_then(|at| self.counts_of(at));
         let mut snapshot = LimitSnapshot {
-            name: name.to_owned(),
+            name,
             kind: policy.kind(),
             declared: declared.declared,
             overriding: declared.overriding,
@@ -255,7 +273,7 @@ impl Session {
         all.sort_by(|a, b| b.fullness().total_cmp(&a.fullness()).then(a.hash.cmp(&b.hash)));
         watched.served.fullest = all.iter().map(|seen| seen.hash).take(most_shown.max(LEAST_FULLEST)).collect();
         // The busiest first, as far as that is known here.
-        all.sort_by_key(|seen| std::cmp::Reverse(seen.rank));
+        all.sort_by_key(|seen| Reverse(seen.rank));
         let is_sought = |seen: &&Seen| sought.is_some_and(|(hash, _)| hash == seen.hash);
         let hot = all.iter().take(most_shown).chain(all.iter().skip(most_shown).filter(is_sought));
         snapshot.hot_keys = hot.map(|seen| seen.show(gate, now)).collect();
