@@ -1,9 +1,10 @@
 //! Snapshots of servers: what they cost, and what they find.
+#![cfg(any(feature = "redis", feature = "postgres"))]
 
 #[cfg(feature = "redis")]
 use crate::common::Dir;
+use crate::common::number;
 use crate::common::server::Server;
-use crate::common::{number, wait_until};
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -126,7 +127,7 @@ fn postgres_is_asked_twice_about_any_number_of_limits() {
     server.command("SELECT pg_reload_conf()");
     let asked = || server.log().lines().filter(|line| line.contains("execute")).count();
     // Its connection may not have the setting yet.
-    wait_until("the server logs", || observer.look().is_ok() && asked() > 0);
+    crate::common::wait_until("the server logs", || observer.look().is_ok() && asked() > 0);
     let before = asked();
     for _ in 0..5 {
         is_whole(&observer.look().unwrap(), limits);

@@ -19,7 +19,7 @@ const MOST_IDLE: usize = 8;
 const LEAST: Duration = Duration::from_millis(1);
 
 /// The delay before a request is repeated when a server reports that it will be ready soon.
-const SOON: Duration = Duration::from_millis(20);
+pub(super) const SOON: Duration = Duration::from_millis(20);
 
 /// A connection in use, and the run of the server at its other end.
 pub(super) struct Node {

@@ -1,11 +1,12 @@
 //! What is in use of many limits: a script for each of them (`survey.lua`), in one pipeline to each node.
 
+use super::link::SOON;
 use super::{Node, Redis, key_of, letter, list_of_states, text_of};
 use crate::error::{Error, Result};
 use crate::server::survey::{Found, FoundKey, Question};
 use crate::state::Hash;
 use crate::time::Tick;
-use redis::{Cmd, ConnectionLike, FromRedisValue, RedisError, RedisResult, Value};
+use redis::{Cmd, ConnectionLike, FromRedisValue, RedisError, RedisResult, ServerError, Value};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -43,12 +44,20 @@ impl Redis {
                             waiting.push(at);
                             continue;
                         }
-                        // It may be moving from node to node at this moment.
+                        // A single request is redirected as any other.
                         let again = std::slice::from_ref(&commands[at]);
                         value = self.with(limit, left(), |node| node.query_all(again))?.remove(0);
                     }
-                    let found = read(value).map_err(|error| self.explain(&error, began.elapsed()))?;
-                    answers[at] = Some(found);
+                    match value {
+                        Value::ServerError(error) if is_elsewhere(&error) => {
+                            std::thread::sleep(SOON.min(left()));
+                            waiting.push(at);
+                        }
+                        value => {
+                            let found = read(value).map_err(|error| self.explain(&error, began.elapsed()))?;
+                            answers[at] = Some(found);
+                        }
+                    }
                 }
             }
         }
@@ -84,6 +93,11 @@ impl Redis {
         self.survey.load(&mut node.connection)?;
         node.connection.req_packed_commands(&bytes, 0, count)
     }
+}
+
+/// Returns whether the script found no key that should be there: its slot is moving to another node, which takes a moment.
+fn is_elsewhere(error: &ServerError) -> bool {
+    error.details().is_some_and(|what| what.contains("non local key"))
 }
 
 /// An answer of the script.
