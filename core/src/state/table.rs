@@ -69,6 +69,7 @@ impl Hash {
     }
 
     /// A hash that was written as 32 hexadecimal digits.
+    #[cfg(any(feature = "redis", feature = "postgres"))]
     pub fn parse(text: &str) -> Option<Hash> {
         let half = |part: Option<&str>| u64::from_str_radix(part?, 16).ok();
         Some(Hash([half(text.get(..16))?, half(text.get(16..))?]))
