@@ -16,3 +16,4 @@ mod groups;
 mod leases;
 mod postgres;
 mod sharing;
+mod watching;
