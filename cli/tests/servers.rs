@@ -12,8 +12,14 @@ fn all_commands_work(url: &str) {
     let names: Vec<&str> = seen["limits"].as_array().unwrap().iter().map(|l| l["name"].as_str().unwrap()).collect();
     assert_eq!(names, ["mail", "openai/concurrency", "openai/rate", "stripe"]);
     run(url, &["status"]).with(0).says(&["4 limits", "3/1h", "5 concurrent"]);
+    // Of a key that this command does not name, only the hash is known.
+    let (mail, key) = (&seen["limits"][0], seen["limits"][0]["fullest"].as_str().unwrap());
+    assert_eq!((&mail["usage"][0]["used"], key.len(), &key[..1]), (&json!(3), 17, "#"), "{mail}");
     run(url, &["show", "openai"]).with(0).says(&["openai/rate  (rate)", "0 of 100 in 1m"]);
+    run(url, &["show", "mail"]).with(0).says(&["3 of 3", key]);
     run(url, &["show", "mail", "acme"]).with(0).says(&["3 of 3"]);
+    run(url, &["pause", "mail", "1h", "--key", "acme"]).with(0);
+    run(url, &["show", "mail", "acme"]).with(0).says(&["paused for"]);
     run(url, &["peek", "mail", "acme"]).with(4);
     run(url, &["peek", "mail", "carol"]).with(0);
     let limit = |key| store.find("mail").unwrap().peek(key, 1).unwrap().limit;
@@ -25,6 +31,7 @@ fn all_commands_work(url: &str) {
     assert_eq!((limit("acme"), limit("bob")), (3, 3));
     run(url, &["pause", "mail", "1h"]).with(0);
     run(url, &["peek", "mail", "carol"]).with(4);
+    run(url, &["show", "mail"]).with(0).says(&["paused for"]);
     run(url, &["clear", "mail", "--yes"]).with(0);
     run(url, &["peek", "mail", "acme"]).with(0);
     run(url, &["forget", "stripe", "--yes"]).with(0);

@@ -1,12 +1,9 @@
 //! Snapshots of a store without taking part in its decisions: for command lines, metrics and pages.
 
 use crate::error::Result;
-use crate::limiter::Limiter;
 use crate::policy::Policy;
 use crate::state::{Store, Survey};
 use crate::stats::Stats;
-use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// The upper bounds of the classes of [`LimitSnapshot::waits`]. The last class has all longer waits.
@@ -79,7 +76,7 @@ pub struct LimitSnapshot {
     pub stats: Stats,
     /// The approximate number of keys, without the empty key.
     pub keys: u64,
-    /// The busiest keys in the snapshot, busiest first.
+    /// The busiest keys in the snapshot, busiest first. On a server, first those that this process has used, then the fullest.
     pub hot_keys: Vec<KeySnapshot>,
     /// The server's grants to this process. `None` if no server grants units.
     pub grants: Option<GrantSnapshot>,
@@ -113,7 +110,8 @@ pub struct Usage {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct KeySnapshot {
-    /// The key's text. Of a long key, the beginning.
+    /// The key's text. Of a long key, the beginning. On a server, which stores only hashes of keys, `#` and the id, unless this process
+    /// has used the key or it has its own policy.
     pub key: String,
     /// A name for the key when its text must not be shown, because keys may be secrets: 16 hexadecimal digits, stable for the lifetime of
     /// the store.
@@ -171,19 +169,23 @@ pub struct Minute {
 /// Takes [`Snapshot`]s of a store. An observer makes no decisions, and adds no cost to those of others.
 ///
 /// The cost of a snapshot is bounded for any number of keys: it reads the recently used keys and some thousand others, each time the
-/// next ones. On a server, a snapshot takes one request per limit.
+/// next ones. On a server, a snapshot takes two requests for all limits together (in a cluster, one to each node and one more).
 pub struct Observer {
     store: Store,
     keys: usize,
     survey: Survey,
-    /// The limiters of a server's limits. Only the server knows their usage.
-    limiters: BTreeMap<String, Arc<dyn Limiter>>,
 }
 
 impl Observer {
     /// Creates an observer whose snapshots have at most `keys` keys of each limit.
     pub fn new(store: &Store, keys: usize) -> Observer {
-        Observer { store: store.clone(), keys, survey: Survey::default(), limiters: BTreeMap::new() }
+        Observer { store: store.clone(), keys, survey: Survey::default() }
+    }
+
+    /// Shows this key in each snapshot if it is in use, even if `keys` others are busier.
+    pub fn seek(mut self, key: &str) -> Observer {
+        self.survey.sought = Some(key.to_owned());
+        self
     }
 
     /// Takes a snapshot. Like [`Store::names`], it knows this process's limiters before their first use.
@@ -191,49 +193,12 @@ impl Observer {
     /// # Errors
     /// As for [`Store::open`].
     pub fn look(&mut self) -> Result<Snapshot> {
-        let session = self.store.session().clone();
-        let is_served = session.server().is_some();
-        let seen = session.knowing_all(|| {
-            if is_served {
-                self.find_on_server()?;
-            }
-            session.survey(&mut self.survey, self.keys)
-        });
-        let mut seen = session.report("", seen)?;
-        if is_served {
-            for limit in &mut seen.limits {
-                if let Some(limiter) = self.limiters.get(&limit.name) {
-                    let decision = limiter.peek("", 1)?;
-                    let used = decision.limit.saturating_sub(decision.remaining);
-                    let window = limit.usage.first().and_then(|usage| usage.window);
-                    limit.usage = vec![Usage { limit: decision.limit, used, window }];
-                    limit.retry_after = decision.retry_after;
-                }
-            }
-        }
-        Ok(seen)
-    }
-
-    /// Attaches to the server's limits that this process has not used yet.
-    fn find_on_server(&mut self) -> Result<()> {
         let session = self.store.session();
-        let mut known = BTreeMap::new();
-        for name in session.all_names()? {
-            let parts = session.with_names(&[&name], |_| Ok(session.family(&name)?.parts(&name)))?;
-            for (part, declared) in parts {
-                let found = match self.limiters.remove(&part) {
-                    Some(limiter) => limiter,
-                    None => {
-                        let limiter = self.store.attach(&part, declared.declared)?;
-                        limiter.open()?;
-                        limiter
-                    }
-                };
-                known.insert(part, found);
-            }
-        }
-        self.limiters = known;
-        Ok(())
+        let seen = session.knowing_all(|| match session.server() {
+            Some(_) => session.survey_server(&mut self.survey, self.keys),
+            None => session.survey(&mut self.survey, self.keys),
+        });
+        session.report("", seen)
     }
 
     /// Returns the counts of a limit for each minute since then that has any, oldest first, at most 31 days back. Without a database,

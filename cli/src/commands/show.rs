@@ -27,7 +27,11 @@ const SHOWN: usize = 10;
 pub fn run(args: Args, context: &Context) -> Result<Outcome, Failure> {
     let store = context.store()?;
     let names = names::check(&args.name, &store)?;
-    let seen = look(&mut Observer::new(&store, KEYS))?;
+    let observer = Observer::new(&store, KEYS);
+    let seen = look(&mut match &args.key {
+        Some(key) => observer.seek(key),
+        None => observer,
+    })?;
     let limits = names::parts(&args.name, &seen, &names);
     match &args.key {
         None if context.json => context.print_json(&json::limits(&args.name, &seen, &limits, context.keys))?,

@@ -10,8 +10,10 @@ mod postgres;
 #[cfg(feature = "redis")]
 mod redis;
 pub(crate) mod site;
+pub(crate) mod states;
 #[cfg(any(feature = "postgres", feature = "redis"))]
 mod stream;
+pub(crate) mod survey;
 pub(crate) mod witness;
 
 pub use doctor::{Finding, Severity, doctor};
@@ -25,6 +27,7 @@ use crate::state::Hash;
 use crate::time::Tick;
 use std::sync::Arc;
 use std::time::Duration;
+use survey::{Found, Question};
 use witness::Word;
 
 /// The server at an address. No request is sent yet.
@@ -149,22 +152,31 @@ pub(crate) fn version(policy: &Policy) -> u64 {
     crate::state::policy_sum(policy.to_words()) >> 12
 }
 
+impl Family {
+    pub fn of(policy: &Policy) -> Family {
+        match &policy.0 {
+            Shape::Bucket(_) => Family::Bucket,
+            Shape::Counter { .. } => Family::Window,
+            Shape::Concurrency { .. } => Family::Leases,
+            _ => Family::Log,
+        }
+    }
+}
+
 impl Terms {
     pub fn of(policy: &Policy, phase: i64) -> Terms {
-        let (family, numbers) = match &policy.0 {
+        let numbers = match &policy.0 {
             Shape::Bucket(bucket) => {
                 let (n, p) = bucket.in_lowest_terms();
-                let numbers = [n, p / n, p % n, bucket.size, u64::from(bucket.is_leaky)];
-                (Family::Bucket, numbers.map(number).to_vec())
+                [n, p / n, p % n, bucket.size, u64::from(bucket.is_leaky)].map(number).to_vec()
             }
             Shape::Counter { window, is_smooth } => {
-                let numbers = [number(window.limit), number(window.length), i64::from(*is_smooth), phase];
-                (Family::Window, numbers.to_vec())
+                vec![number(window.limit), number(window.length), i64::from(*is_smooth), phase]
             }
-            Shape::Concurrency { max, .. } => (Family::Leases, vec![number(*max)]),
-            _ => (Family::Log, log_numbers(policy)),
+            Shape::Concurrency { max, .. } => vec![number(*max)],
+            _ => log_numbers(policy),
         };
-        Terms { family, version: version(policy), numbers }
+        Terms { family: Family::of(policy), version: version(policy), numbers }
     }
 
     /// The numbers, as a server keeps them.
@@ -225,6 +237,10 @@ pub(crate) trait Engine: std::fmt::Debug + Send + Sync {
 
     /// All declared names.
     fn names(&self, patience: Duration) -> Result<Vec<String>>;
+
+    /// What is in use of many limits, in the order of the questions. `now`: the time, if a test sets it. The work for each
+    /// limit is bounded, and all of them are one request to each server.
+    fn survey(&self, questions: &[Question], now: Option<Tick>, patience: Duration) -> Result<Vec<Found>>;
 
     /// Checks the server's settings.
     fn examine(&self, patience: Duration) -> Result<Vec<Finding>>;

@@ -9,11 +9,13 @@
 mod address;
 mod adopt;
 mod examine;
+mod survey;
 mod tls;
 mod value;
 mod wire;
 
 use super::stream::Deadline;
+use super::survey::{Found, Question};
 use super::witness::Word;
 use super::{Call, EPOCH, Engine, Family, Finding, MOST, Noted, Row, RowChange, Terms, version, without_password};
 use crate::error::{Error, Result};
@@ -49,6 +51,8 @@ const SCHEMA: &str = concat!(
     include_str!("postgres/adopt.sql"),
     "\n",
     include_str!("postgres/leases.sql"),
+    "\n",
+    include_str!("postgres/survey.sql"),
 );
 
 /// The SQL that creates the library's schema on a Postgres server, for your own migrations. A program whose role may
@@ -365,6 +369,10 @@ impl Engine for Postgres {
     fn names(&self, patience: Duration) -> Result<Vec<String>> {
         let rows = self.ask("SELECT name FROM workglow_limit.limits WHERE is_declared", &[], patience)?;
         Ok(rows.iter().filter_map(|row| text(row.first()?.as_ref()?)).collect())
+    }
+
+    fn survey(&self, questions: &[Question], now: Option<Tick>, patience: Duration) -> Result<Vec<Found>> {
+        self.survey_all(questions, now, patience)
     }
 
     fn examine(&self, patience: Duration) -> Result<Vec<Finding>> {

@@ -7,8 +7,9 @@
 //!                    and since when it applies (s:HASH); of each policy that was ever stored, its numbers (n:VERSION)
 //! wgl:{NAME}:F:HASH  the state of a key by a family of limiters: l, b, w or c (log, bucket, window, leases)
 //! wgl:{NAME}:l:HASH:s  a hash: the last grants of the key's sites
-//! wgl:{NAME}:keys    the keys that have a state, and until when
+//! wgl:{NAME}:keys    the keys that have a state (except of leases), and until when
 //! wgl:{NAME}:waiting those of them whose states an earlier policy has left
+//! wgl:{NAME}:holders the keys that have leases, and until when
 //! ```
 //!
 //! Braces in a name are written as `%7B` and `%7D`, so that a cluster keeps all of a limit in one place.
@@ -17,8 +18,10 @@ mod address;
 mod adopt;
 mod examine;
 mod link;
+mod survey;
 mod wire;
 
+use super::survey::{Found, Question};
 use super::witness::Word;
 use super::{Call, EPOCH, Engine, Family, Finding, Noted, Row, RowChange, Terms, version, without_password};
 use crate::error::{Error, Result};
@@ -47,6 +50,7 @@ pub(crate) struct Redis {
     note: Script,
     forget: Script,
     lost: Script,
+    survey: Script,
 }
 
 impl fmt::Debug for Redis {
@@ -70,7 +74,8 @@ impl Redis {
         let note = Script::new(include_str!("redis/note.lua"));
         let forget = Script::new(include_str!("redis/forget.lua"));
         let lost = Script::new(include_str!("redis/lost.lua"));
-        Ok(Redis { links, url: without_password(url), scripts, note, forget, lost })
+        let survey = Script::new(include_str!("redis/survey.lua"));
+        Ok(Redis { links, url: without_password(url), scripts, note, forget, lost, survey })
     }
 
     /// Runs a function with a connection to the server of a limit.
@@ -124,13 +129,13 @@ impl Redis {
     /// The script of a call, the name of its family's states, and its arguments on a run of the server.
     fn script_of(&self, call: &Call) -> (&Script, String, impl Fn(&Node, Origin) -> Vec<String> + use<>) {
         let Terms { family, version, numbers } = Terms::of(call.policy, call.phase);
-        let (script, letter) = match family {
-            Family::Log => (&self.scripts[0], 'l'),
-            Family::Bucket => (&self.scripts[1], 'b'),
-            Family::Window => (&self.scripts[2], 'w'),
-            Family::Leases => (&self.scripts[3], 'c'),
+        let script = match family {
+            Family::Log => &self.scripts[0],
+            Family::Bucket => &self.scripts[1],
+            Family::Window => &self.scripts[2],
+            Family::Leases => &self.scripts[3],
         };
-        let states = format!("{}:{letter}:", key_of(call.limit));
+        let states = format!("{}:{}:", key_of(call.limit), letter(family));
         let (op, made, now) = (call.op, call.made, call.now);
         let word = match call.word {
             Some(Word::Report { since, from, to, by }) => format!(" r {from} {to} {by} {since}"),
@@ -146,7 +151,7 @@ impl Redis {
                 None => "0".into(),
             };
             let run = if now.is_some() { String::new() } else { format!("{} {made} {from}{word}", node.run) };
-            let time = now.map_or_else(String::new, |now| now.to_string());
+            let time = text_of(now);
             let first = [op.to_owned(), version.to_string(), run, time];
             first.into_iter().chain(numbers.iter().cloned()).collect()
         };
@@ -173,7 +178,7 @@ impl Redis {
     /// The declarations, and whether states wait to be rewritten.
     fn read_row(&self, name: &str, key: Option<Hash>, patience: Duration) -> Result<(Row, bool)> {
         let mut fields = ["policy", "composite", "override", "made", "waiting"].map(str::to_owned).to_vec();
-        fields.extend(key.map(|hash| format!("t:{}", hex(hash))));
+        fields.extend(key.map(|hash| format!("t:{hash}")));
         let command = redis::cmd("HMGET").arg(key_of(name)).arg(&fields).to_owned();
         let mut values: Vec<Option<String>> = self.query(name, &command, patience)?;
         let mut value = |at: usize| values.get_mut(at).and_then(Option::take);
@@ -217,12 +222,29 @@ fn list_of(name: &str) -> String {
     key_of(name) + ":keys"
 }
 
-fn waiting_of(name: &str) -> String {
-    key_of(name) + ":waiting"
+/// The list of the keys that have a state of a family. (Leases are complete under any policy, so they never wait to be
+/// rewritten.)
+fn list_of_states(name: &str, family: Family) -> String {
+    if family == Family::Leases { key_of(name) + ":holders" } else { list_of(name) }
 }
 
-fn hex(Hash([a, b]): Hash) -> String {
-    format!("{a:016x}{b:016x}")
+/// The name of a family in the names of its states.
+fn letter(family: Family) -> &'static str {
+    match family {
+        Family::Log => "l",
+        Family::Bucket => "b",
+        Family::Window => "w",
+        Family::Leases => "c",
+    }
+}
+
+/// A time that a test sets.
+fn text_of(now: Option<Tick>) -> String {
+    now.map_or_else(String::new, |now| now.to_string())
+}
+
+fn waiting_of(name: &str) -> String {
+    key_of(name) + ":waiting"
 }
 
 impl Engine for Redis {
@@ -235,7 +257,7 @@ impl Engine for Redis {
         let (script, states, arguments) = self.script_of(call);
         let mut keys = vec![key_of(call.limit)];
         if let Some(hash) = call.key {
-            keys.extend([states + &hex(hash), list_of(call.limit)]);
+            keys.extend([format!("{states}{hash}"), list_of_states(call.limit, Family::of(call.policy))]);
             keys.extend((call.op == "grant").then(|| format!("{}:s", keys[1])));
         }
         let mut from = None;
@@ -259,7 +281,7 @@ impl Engine for Redis {
 
     fn is_held(&self, limit: &str, key: Option<Hash>, policy: &Policy, patience: Duration) -> Result<bool> {
         let mut fields = vec!["version".to_owned()];
-        fields.extend(key.map(|hash| format!("k:{}", hex(hash))));
+        fields.extend(key.map(|hash| format!("k:{hash}")));
         let command = redis::cmd("HMGET").arg(key_of(limit)).arg(&fields).to_owned();
         let found: Vec<Option<u64>> = self.query(limit, &command, patience)?;
         Ok(found.into_iter().flatten().next_back() == Some(version(policy)))
@@ -295,9 +317,7 @@ impl Engine for Redis {
             let (policy, fields, text) = match note {
                 RowChange::Policy(policy) => (policy, ["p".to_owned(), "policy".into()], None),
                 RowChange::Override(policy) => (policy, ["o".to_owned(), "override".into()], None),
-                RowChange::Key(hash, key, policy) => {
-                    (policy, [format!("k:{}", hex(*hash)), format!("t:{}", hex(*hash))], Some(key))
-                }
+                RowChange::Key(hash, key, policy) => (policy, [format!("k:{hash}"), format!("t:{hash}")], Some(key)),
                 RowChange::Composite(text) => {
                     put("composite".into(), text.clone());
                     continue;
@@ -315,7 +335,7 @@ impl Engine for Redis {
             );
         }
         let fields: Vec<String> = set.into_iter().chain(["-".to_owned()]).chain(gone).collect();
-        let time = now.map_or_else(String::new, |now| now.to_string());
+        let time = text_of(now);
         let arguments = |node: &mut Node| {
             let (run, is_wiped) = if now.is_some() { (0, false) } else { (node.run, may_be_wiped(node)?) };
             let first = [run.to_string(), u8::from(is_wiped).to_string(), time.clone()];
@@ -351,6 +371,10 @@ impl Engine for Redis {
 
     fn names(&self, patience: Duration) -> Result<Vec<String>> {
         self.query(NAMES, redis::cmd("SMEMBERS").arg(NAMES), patience)
+    }
+
+    fn survey(&self, questions: &[Question], now: Option<Tick>, patience: Duration) -> Result<Vec<Found>> {
+        self.survey_all(questions, now, patience)
     }
 
     fn examine(&self, patience: Duration) -> Result<Vec<Finding>> {

@@ -37,14 +37,14 @@ pub(super) fn new_owner() -> Result<u64> {
 pub(super) const SERVER_SECRET: [u64; 2] = [0x776f_726b_676c_6f77, 0x6c69_6d69_7473_2031];
 
 /// The rest of a timeout that is running.
-struct TimeLeft(Instant, Duration);
+pub(super) struct TimeLeft(Instant, Duration);
 
 impl TimeLeft {
-    fn new(session: &Session) -> Result<TimeLeft> {
+    pub fn new(session: &Session) -> Result<TimeLeft> {
         Ok(TimeLeft(Instant::now(), MayWait::part_for_server(session.options.timeout)?))
     }
 
-    fn now(&self) -> Duration {
+    pub fn now(&self) -> Duration {
         self.1.saturating_sub(self.0.elapsed())
     }
 }
@@ -217,8 +217,8 @@ impl Rare {
         for (name, row) in rows {
             let declared = match &row.policy {
                 Some(text) => {
-                    let overriding = row.overriding.as_deref().map(|text| policy(name, text)).transpose()?;
-                    Some(Declared { declared: policy(name, text)?, overriding })
+                    let overriding = row.overriding.as_deref().map(|text| policy_in(name, text)).transpose()?;
+                    Some(Declared { declared: policy_in(name, text)?, overriding })
                 }
                 None => None,
             };
@@ -256,7 +256,7 @@ impl Rare {
 }
 
 /// A policy that a server has stored.
-fn policy(name: &str, text: &str) -> Result<Policy> {
+pub(super) fn policy_in(name: &str, text: &str) -> Result<Policy> {
     text.parse().or_else(|e| damaged(name, text, &e))
 }
 
@@ -265,9 +265,9 @@ fn policies(name: &str, text: &str) -> Result<Vec<Policy>> {
 }
 
 /// The policy and the key of a server's row for a key.
-fn of_key_in<'t>(name: &str, text: &'t str) -> Result<(Option<Policy>, &'t str)> {
+pub(super) fn of_key_in<'t>(name: &str, text: &'t str) -> Result<(Option<Policy>, &'t str)> {
     let (text, key) = text.split_once('\n').unwrap_or((text, ""));
-    Ok(((!text.is_empty()).then(|| policy(name, text)).transpose()?, key))
+    Ok(((!text.is_empty()).then(|| policy_in(name, text)).transpose()?, key))
 }
 
 fn damaged<R>(name: &str, text: &str, why: &Error) -> Result<R> {

@@ -1,6 +1,8 @@
 //! The snapshot of a home for observers, read as decisions read it, without a lock. (Names and policies come from the
 //! database: `observe.rs`.)
 
+mod served;
+
 use super::arena::ALLOCATED;
 use super::index::KeyAt;
 use super::layout::{index_word, key_word, limit_word};
@@ -14,10 +16,11 @@ use crate::algorithm::log::Ask;
 use crate::atomic::*;
 use crate::error::Result;
 use crate::limiter::LOOK_AGAIN;
-use crate::observe::{GrantSnapshot, KeySnapshot, LimitSnapshot, Snapshot, Usage, WAIT_BOUNDS};
+use crate::observe::{KeySnapshot, LimitSnapshot, Snapshot, Usage, WAIT_BOUNDS};
 use crate::policy::{Policy, Shape};
 use crate::stats::Stats;
 use crate::time::{Tick, from_ticks};
+use served::ServedMemory;
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, SystemTime};
 
@@ -44,6 +47,8 @@ pub(crate) struct Survey {
     generation: u64,
     policies: Vec<KnownLimit>,
     limits: HashMap<String, LimitMemory>,
+    /// A key that is examined in any case.
+    pub sought: Option<String>,
 }
 
 /// The memory of one limit.
@@ -53,6 +58,8 @@ struct LimitMemory {
     next: u64,
     /// The total usage of the busiest keys.
     totals: HashMap<Hash, u64>,
+    /// Of a limit on a server.
+    served: ServedMemory,
 }
 
 /// A key that was read.
@@ -71,9 +78,15 @@ impl KeyReading {
         self.stats.admitted + self.stats.denied
     }
 
-    fn fullness(&self) -> f64 {
-        self.usage.iter().map(|&(limit, used)| used as f64 / limit.max(1) as f64).fold(0.0, f64::max)
+    /// By which keys are busier than others.
+    fn rank(&self) -> (u64, u64) {
+        (self.news, self.total())
     }
+}
+
+/// The largest share of a window that is in use.
+fn fullness(usage: &[(u64, u64)]) -> f64 {
+    usage.iter().map(|&(limit, used)| used as f64 / limit.max(1) as f64).fold(0.0, f64::max)
 }
 
 impl Session {
@@ -104,19 +117,16 @@ impl Session {
                 home.listed_lately().into_iter().for_each(|(limit, hash)| lately.entry(limit).or_default().push(hash));
                 let waiting = home.all_waiting();
                 let most = (WALKED / survey.policies.len().max(1)).max(WALKED_OF_ONE);
+                let sought = survey.sought.as_deref().map(|key| home.hash(b'k', key));
                 let limits = survey.policies.iter().filter_map(|known| {
                     let at = home.find_limit(&known.name)?;
                     let watched = survey.limits.entry(known.name.clone()).or_default();
                     let lately = lately.remove(&at).unwrap_or_default();
-                    let mut seen = home.survey_limit(at, known, watched, (lately, most, keys));
-                    let own = self.counts_of(at);
+                    let mut seen = home.survey_limit(at, known, watched, (lately, sought, most, keys));
                     seen.waiting = match home.is_lane() {
                         true => waiting.get(&at).copied().unwrap_or(0),
-                        false => own.as_ref().map_or(0, |counts| counts.waiting()),
+                        false => self.counts_of(at).map_or(0, |counts| counts.waiting()),
                     };
-                    if let (Some(grants), Some(counts)) = (&mut seen.grants, own) {
-                        grants.requests = counts.requests();
-                    }
                     Some(seen)
                 });
                 let now = home.clock.now().floor;
@@ -124,7 +134,7 @@ impl Session {
                     at: SystemTime::now(),
                     url: self.url().to_owned(),
                     limits: limits.collect(),
-                    counts_all_processes: !home.is_served,
+                    counts_all_processes: true,
                     processes: home.processes(),
                     ledger_lag: home.listed_since().map_or(Duration::ZERO, |at| from_ticks(now.saturating_sub(at))),
                     lane_bytes: if home.is_lane() { home.arena.usable() * 8 } else { 0 },
@@ -192,47 +202,30 @@ impl Home {
         at: u64,
         known: &KnownLimit,
         watched: &mut LimitMemory,
-        (lately, most, shown): (Vec<Hash>, usize, usize),
+        (lately, sought, most, most_shown): (Vec<Hash>, Option<Hash>, usize, usize),
     ) -> LimitSnapshot {
-        let table = self.table(at);
-        let is_first = watched.totals.is_empty();
-        let mut hashes: Vec<Hash> = watched.totals.keys().copied().chain(lately).collect();
-        hashes.extend(self.next_keys(&table, &mut watched.next, most));
-        let empty = self.hash(b'k', "");
-        hashes.push(empty);
-        hashes.sort_unstable();
-        hashes.dedup();
-        let mut all: Vec<KeyReading> = hashes.into_iter().filter_map(|hash| self.survey_key(&table, hash)).collect();
-        for seen in &mut all {
-            // The usage before the first survey is not recent, but nothing else is known at that time.
-            let before = watched.totals.get(&seen.hash).copied();
-            seen.news = seen.total() - before.unwrap_or(if is_first { 0 } else { seen.total() }).min(seen.total());
-        }
-        let fullest = all.iter().max_by(|a, b| a.fullness().total_cmp(&b.fullness()));
+        let (table, empty) = (self.table(at), self.hash(b'k', ""));
+        let mut all = self.read_keys(&table, watched, lately.into_iter().chain(sought), most);
+        let fullest = all.iter().max_by(|a, b| fullness(&a.usage).total_cmp(&fullness(&b.usage)));
         let gate = self.limit_gate(at).load(Acquire);
         let declared = &known.declared;
         let (usage, retry_after) = match fullest {
-            Some(seen) => (self.shown(&seen.table, &seen.usage), self.retry_after(seen, gate)),
+            Some(seen) => (shown(&seen.table.policy, &seen.usage), self.retry_after(seen, gate)),
             // The key is being rewritten at this moment.
-            None => (self.shown(&table, &[(table.capacity, 0)]), Duration::ZERO),
+            None => (shown(&table.policy, &[(table.capacity, 0)]), Duration::ZERO),
         };
         let fullest =
             fullest.filter(|seen| seen.hash != empty).map(|seen| (self.text_of(seen.at.at), id_of(seen.hash)));
-        let grants = self.is_granted(table.policy).then(|| {
-            let held = all.iter().map(|seen| match self.cells(&seen.table, seen.at) {
-                Cells::Grants(grants) => grants.held(),
-                _ => 0,
-            });
-            GrantSnapshot { held: held.sum(), requests: 0 }
-        });
         all.retain(|seen| seen.hash != empty);
         all.sort_by(|a, b| {
-            let rank = |seen: &KeyReading| (seen.news, seen.total());
-            rank(b).cmp(&rank(a)).then(b.fullness().total_cmp(&a.fullness())).then(a.hash.cmp(&b.hash))
+            let fuller = fullness(&b.usage).total_cmp(&fullness(&a.usage));
+            b.rank().cmp(&a.rank()).then(fuller).then(a.hash.cmp(&b.hash))
         });
-        let remembered = (shown * REMEMBERED).max(LEAST_REMEMBERED);
-        watched.totals = all.iter().take(remembered).map(|seen| (seen.hash, seen.total())).collect();
-        let hot = all.iter().take(shown).filter(|seen| seen.total() > 0 || seen.table.at != table.at);
+        watched.remember(&all, most_shown);
+        let is_closed = |seen: &KeyReading| !self.until(self.key_gate(seen.at.at).load(Acquire)).is_zero();
+        let is_hot = |seen: &&KeyReading| seen.total() > 0 || seen.table.at != table.at || is_closed(seen);
+        let is_sought = |seen: &&KeyReading| Some(seen.hash) == sought;
+        let hot = all.iter().take(most_shown).filter(is_hot).chain(all.iter().skip(most_shown).filter(is_sought));
         LimitSnapshot {
             name: known.name.clone(),
             kind: declared.current().kind(),
@@ -249,8 +242,31 @@ impl Home {
             stats: self.counts(at),
             keys: self.key_count(&table),
             hot_keys: hot.map(|seen| self.show_key(&table, seen, gate)).collect(),
-            grants,
+            grants: None,
         }
+    }
+
+    /// Reads the keys that were busy, those that were used lately, about `most` others, and the key "".
+    fn read_keys(
+        &self,
+        table: &Table,
+        watched: &mut LimitMemory,
+        lately: impl IntoIterator<Item = Hash>,
+        most: usize,
+    ) -> Vec<KeyReading> {
+        let is_first = watched.totals.is_empty();
+        let mut hashes: Vec<Hash> = watched.totals.keys().copied().chain(lately).collect();
+        hashes.extend(self.next_keys(table, &mut watched.next, most));
+        hashes.push(self.hash(b'k', ""));
+        hashes.sort_unstable();
+        hashes.dedup();
+        let mut all: Vec<KeyReading> = hashes.into_iter().filter_map(|hash| self.survey_key(table, hash)).collect();
+        for seen in &mut all {
+            // The usage before the first survey is not recent, but nothing else is known at that time.
+            let before = watched.totals.get(&seen.hash).copied();
+            seen.news = seen.total() - before.unwrap_or(if is_first { 0 } else { seen.total() }).min(seen.total());
+        }
+        all
     }
 
     fn until(&self, gate: Tick) -> Duration {
@@ -273,21 +289,11 @@ impl Home {
             key: self.text_of(seen.at.at),
             id: id_of(seen.hash),
             overriding: is_own.then_some(seen.table.policy),
-            usage: self.shown(&seen.table, &seen.usage),
+            usage: shown(&seen.table.policy, &seen.usage),
             retry_after: self.retry_after(seen, gate),
             paused_for: self.until(own_gate),
             stats: seen.stats,
         }
-    }
-
-    /// Fullest first.
-    fn shown(&self, table: &Table, usage: &[(u64, u64)]) -> Vec<Usage> {
-        let windows = windows_of(&table.policy, usage.len());
-        let one = |(&(limit, used), window)| Usage { limit, used, window };
-        let mut all: Vec<Usage> = usage.iter().zip(windows).map(one).collect();
-        let fullness = |usage: &Usage| usage.used as f64 / usage.limit.max(1) as f64;
-        all.sort_by(|a, b| fullness(b).total_cmp(&fullness(a)));
-        all
     }
 
     fn retry_after(&self, seen: &KeyReading, gate: Tick) -> Duration {
@@ -339,6 +345,24 @@ impl Home {
         let is_inside = at.saturating_add(key_word::RING) <= self.arena.word(ALLOCATED).load(Acquire);
         is_inside.then(|| Hash(self.get(at + key_word::HASH)))
     }
+}
+
+impl LimitMemory {
+    /// Remembers the usage of the busiest keys, which come first.
+    fn remember(&mut self, all: &[KeyReading], most_shown: usize) {
+        let most = (most_shown * REMEMBERED).max(LEAST_REMEMBERED);
+        self.totals = all.iter().take(most).map(|seen| (seen.hash, seen.total())).collect();
+    }
+}
+
+/// The usage of each window of a policy, the fullest first.
+fn shown(policy: &Policy, usage: &[(u64, u64)]) -> Vec<Usage> {
+    let windows = windows_of(policy, usage.len());
+    let one = |(&(limit, used), window)| Usage { limit, used, window };
+    let mut all: Vec<Usage> = usage.iter().zip(windows).map(one).collect();
+    let fullness = |usage: &Usage| usage.used as f64 / usage.limit.max(1) as f64;
+    all.sort_by(|a, b| fullness(b).total_cmp(&fullness(a)));
+    all
 }
 
 /// An identifier for a key whose text is not shown.

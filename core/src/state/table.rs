@@ -27,6 +27,7 @@ use crate::policy::{POLICY_WORDS, Policy, Windows};
 use crate::server::EPOCH;
 use crate::time::{Clock, Tick};
 use siphasher::sip128::SipHasher13;
+use std::fmt;
 
 /// How often the ledger is written if no caller has to wait for it, in ticks: once a second.
 const CHECKPOINT_EVERY: Tick = 1_000_000;
@@ -65,6 +66,20 @@ impl Hash {
     pub fn of(hasher: &SipHasher13, text: &str) -> Hash {
         let hash = hasher.hash(text.as_bytes());
         Hash([hash.h1, hash.h2])
+    }
+
+    /// A hash that was written as 32 hexadecimal digits.
+    #[cfg(any(feature = "redis", feature = "postgres"))]
+    pub fn parse(text: &str) -> Option<Hash> {
+        let half = |part: Option<&str>| u64::from_str_radix(part?, 16).ok();
+        Some(Hash([half(text.get(..16))?, half(text.get(16..))?]))
+    }
+}
+
+impl fmt::Display for Hash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b] = self.0;
+        write!(f, "{a:016x}{b:016x}")
     }
 }
 

@@ -6,7 +6,7 @@ mod named;
 use crate::error::Result;
 use crate::limiter::{ConcurrencyLimiter, Limiter, Timed};
 use crate::policy::Policy;
-use crate::state::{Limit, Store};
+use crate::state::Store;
 use std::sync::Arc;
 
 impl Store {
@@ -18,15 +18,6 @@ impl Store {
     pub fn names(&self) -> Result<Vec<String>> {
         let session = self.session();
         session.report("", session.knowing_all(|| session.all_names()))
-    }
-
-    /// A limiter for a declared limit of this kind.
-    pub(crate) fn attach(&self, name: &str, policy: Policy) -> Result<Arc<dyn Limiter>> {
-        let limit = Limit::attach(self, name, policy.kind())?;
-        Ok(match policy.is_concurrency() {
-            true => Arc::new(ConcurrencyLimiter::of(limit)),
-            false => Arc::new(Timed::of(limit)),
-        })
     }
 
     /// A limiter of the policy's kind, declared under a name at its first use.

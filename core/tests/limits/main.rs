@@ -24,6 +24,7 @@ mod pools;
 mod reference;
 mod remembering;
 mod slowest;
+mod snapshots;
 mod turns;
 mod vectors;
 mod waiting;

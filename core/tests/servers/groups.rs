@@ -133,6 +133,14 @@ fn limits_of_a_cluster_are_found_from_one_address_and_while_they_move() {
     let mut names = stores[0].names().unwrap();
     names.sort();
     assert_eq!(names.len(), NAMES);
+    // A watcher asks each node about its limits.
+    let mut observer = Observer::new(&store(&url, Duration::from_secs(60)), 3);
+    let mut are_seen = |when: &str| {
+        let seen = observer.look().unwrap();
+        let used: Vec<_> = seen.limits.iter().map(|limit| (&limit.name, limit.usage[0].used)).collect();
+        assert!(used.len() == NAMES && used.iter().all(|(_, used)| *used == MOST as u64), "{when}: {used:?}");
+    };
+    are_seen("before");
     // Everything on the second node moves to the first, while limits are used.
     let id = |node: &Node| node.cli(&["CLUSTER", "MYID"]).trim().to_owned();
     let (from, to, first) = (id(&nodes[1]), id(&nodes[0]), format!("127.0.0.1:{}", nodes[0].port));
@@ -147,6 +155,7 @@ fn limits_of_a_cluster_are_found_from_one_address_and_while_they_move() {
         });
         while !is_over.load(Acquire) {
             let round = count.fetch_add(1, Relaxed);
+            are_seen("while they move");
             for (i, limiters) in all.iter().enumerate() {
                 assert_eq!(admitted(&format!("during {round}"), limiters), MOST, "limit-{i}");
                 assert_eq!(admitted("before", limiters), 0, "limit-{i}");
@@ -160,6 +169,7 @@ fn limits_of_a_cluster_are_found_from_one_address_and_while_they_move() {
         assert_eq!(admitted("before", limiters), 0, "limit-{i}");
         assert_eq!(admitted("after", limiters), MOST, "limit-{i}");
     }
+    are_seen("after");
     eprintln!("{} rounds while slots moved", count.load(Relaxed));
 }
 

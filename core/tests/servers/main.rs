@@ -19,3 +19,4 @@ mod groups;
 mod leases;
 mod postgres;
 mod sharing;
+mod watching;

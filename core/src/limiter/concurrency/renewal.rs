@@ -32,7 +32,7 @@ const HOLDS: Duration = Duration::from_secs(30);
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// Returns how long such a lease holds.
-pub(super) fn holds() -> Duration {
+pub(crate) fn holds() -> Duration {
     fault::lease_ms().map_or(HOLDS, Duration::from_millis)
 }
 

@@ -1,12 +1,12 @@
 //! Limits that a server decides.
 
 use super::{Timed, known};
-use crate::algorithm::bucket::Bucket;
-use crate::algorithm::log::{Answer, Ask, Stage, Taken, View, Window};
+use crate::algorithm::log::{Answer, Ask, Stage, Taken, View};
 use crate::error::Result;
 use crate::permit::TimedPermit;
 use crate::policy::Shape;
 use crate::server::number;
+use crate::server::states::{BucketState, WindowState};
 use crate::state::counts::ADMITTED;
 use crate::state::{Blocked, Hash, Home, Key, Table, as_counted_place, is_granted_place, without_mark};
 use crate::time::{Now, Tick, from_ticks};
@@ -135,75 +135,19 @@ fn parts<const N: usize, const M: usize>(answer: [i64; N]) -> ([i64; M], Vec<i64
 /// Returns the state of a key from a script's reply.
 fn view_of(home: &Home, table: &Table, (now, ready): (Tick, Tick), state: &[i64]) -> View {
     let state: Vec<u64> = state.iter().map(|n| unsigned(*n)).collect();
-    let (remaining, empty) = match (&table.policy.0, state.as_slice()) {
-        (Shape::Bucket(bucket), &[tick, parts, gate]) => bucket_view(bucket, now, (tick, parts), gate),
-        (Shape::Counter { window, is_smooth }, &[newest, units, before, gate]) => {
-            let time = Aligned { window: *window, is_smooth: *is_smooth, phase: home.phase_on_server() };
-            time.view(now, [newest, units, before], gate)
+    let (remaining, empty, gate) = match (&table.policy.0, state.as_slice()) {
+        (Shape::Bucket(bucket), &[tick, part, gate]) => {
+            let state = BucketState::of(bucket, [tick, part]);
+            (state.remaining(now), state.empty(), gate)
         }
-        (_, &[remaining, empty]) => (remaining, empty),
+        (Shape::Counter { window, is_smooth }, &[newest, units, before, gate]) => {
+            let numbers = [window.limit, window.length, u64::from(*is_smooth)];
+            let state = WindowState::by(numbers, [newest, units, before], home.phase_on_server());
+            (state.remaining(now), state.empty(now), gate)
+        }
+        (_, &[remaining, empty]) => (remaining, empty, 0),
         _ => unreachable!("exactly these numbers were requested"),
     };
+    let (remaining, empty) = (if gate > now { 0 } else { remaining }, empty.max(gate));
     View { now, ready, remaining, empty }
-}
-
-/// Returns what remains of a bucket that has recovered at a tick plus a fraction, and when it is back in its initial
-/// state.
-fn bucket_view(bucket: &Bucket, now: Tick, (tick, part): (Tick, u64), gate: Tick) -> (u64, Tick) {
-    let (n, p) = bucket.in_lowest_terms();
-    let is_behind = tick > now || tick == now && part > 0;
-    let remaining = match () {
-        () if gate > now => 0,
-        () if bucket.is_leaky => {
-            if is_behind {
-                0
-            } else {
-                bucket.size
-            }
-        }
-        () if is_behind => {
-            // In fractions of a tick, of which a unit costs `p`.
-            let behind = u128::from(tick - now) * u128::from(n) + u128::from(part);
-            let whole = u128::from(bucket.size) * u128::from(p);
-            (whole.saturating_sub(behind) / u128::from(p)) as u64
-        }
-        () => bucket.size,
-    };
-    (remaining, gate.max(tick + u64::from(part > 0)))
-}
-
-/// Windows of the clock.
-struct Aligned {
-    window: Window,
-    is_smooth: bool,
-    phase: i64,
-}
-
-impl Aligned {
-    fn number(&self, tick: Tick) -> i64 {
-        (tick as i64 + self.phase).div_euclid(self.window.length as i64)
-    }
-
-    fn start(&self, number: i64) -> i64 {
-        number * self.window.length as i64 - self.phase
-    }
-
-    /// Returns what remains, and when nothing counts any more, from the newest window, its units and those of the
-    /// window before.
-    fn view(&self, now: Tick, [newest, units, before]: [u64; 3], gate: Tick) -> (u64, Tick) {
-        let (here, newest) = (self.number(now), newest as i64);
-        let of = |number: i64| match newest - number {
-            0 => units,
-            1 => before,
-            _ => 0,
-        };
-        let (length, elapsed) = (self.window.length, (now as i64 - self.start(here)) as u64);
-        let estimate = if self.is_smooth { u128::from(of(here - 1)) * u128::from(length - elapsed) } else { 0 };
-        let used = of(here) + estimate.div_ceil(u128::from(length)) as u64;
-        let remaining = if gate > now || newest > here { 0 } else { self.window.limit.saturating_sub(used) };
-        let lasts = if self.is_smooth { 2 } else { 1 };
-        let until = |number: i64, units: u64| if units > 0 { self.start(number + lasts) as Tick } else { 0 };
-        let placed = if newest > here { self.start(newest) as Tick } else { 0 };
-        (remaining, gate.max(placed).max(until(newest, units)).max(until(newest - 1, before)))
-    }
 }

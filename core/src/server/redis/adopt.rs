@@ -1,6 +1,6 @@
 //! Rewrites the states that an earlier policy has left, under the one that applies: see `prelude.lua`.
 
-use super::{Redis, hex, key_of, list_of, waiting_of};
+use super::{Redis, key_of, list_of, waiting_of};
 use crate::error::{Error, Result};
 use crate::policy::Policy;
 use crate::server::{Call, EPOCH};
@@ -25,7 +25,7 @@ impl Redis {
                 let keys = [key_of(name), waiting_of(name)];
                 return self.run::<Vec<i64>>(name, &self.lost, &keys, |_| Ok(Vec::new()), left()).map(|_| true);
             };
-            let hashes: Vec<Hash> = hashes.iter().filter_map(|hash| unhex(hash)).collect();
+            let hashes: Vec<Hash> = hashes.iter().filter_map(|hash| Hash::parse(hash)).collect();
             let others = self.adopt_batch(name, &hashes, &policy, now, left())?;
             for hash in others {
                 // It has its own policy. (Or another one applies by now; then it still waits.)
@@ -74,7 +74,7 @@ impl Redis {
                 script.load(&mut node.connection)?;
                 let command = |hash: &Hash| {
                     let mut command = redis::cmd("EVALSHA");
-                    command.arg(script.get_hash()).arg(4).arg(&limit).arg(format!("{states}{}", hex(*hash)));
+                    command.arg(script.get_hash()).arg(4).arg(&limit).arg(format!("{states}{hash}"));
                     command.arg(list_of(name)).arg(waiting_of(name)).arg(arguments(node, from)).to_owned()
                 };
                 let commands: Vec<Cmd> = hashes.iter().map(command).collect();
@@ -104,9 +104,4 @@ impl Redis {
         }
         Ok(others)
     }
-}
-
-fn unhex(text: &str) -> Option<Hash> {
-    let half = |part: Option<&str>| u64::from_str_radix(part?, 16).ok();
-    Some(Hash([half(text.get(..16))?, half(text.get(16..))?]))
 }

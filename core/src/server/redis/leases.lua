@@ -43,9 +43,9 @@
 -- evict number                        -> {clock, now, units}: ends all leases of an owner
 -- pause delay -> {clock, now, gate}; clear -> {0, now}
 --
--- Commands: HMGET, TIME, ZRANGEBYSCORE. In addition, an admission needs HINCRBY and ZADD (sometimes PEXPIRE, and
+-- Commands: HMGET, TIME, ZRANGEBYSCORE. In addition, an admission needs HINCRBY and ZADD (sometimes PEXPIRE and `list`, and
 -- ZREMRANGEBYSCORE if leases have expired), and a denial two ZRANGEBYSCORE. An end: HMGET, TIME, ZREM, ZINCRBY (for the
--- last lease, one DEL). All O(log n), except `evict`: O(n).
+-- last lease, one DEL and ZREM). All O(log n), except `evict`: O(n).
 
 local NEVER = 9007199254740991
 -- How many leases a denial examines, and how many owners it returns at most.
@@ -109,7 +109,14 @@ local function save(needed, ...)
     elseif lives then
         call("PEXPIRE", state_key, format("%d", quotient(till - now, 1000) + 1))
     end
+    if lives or is_manual then list(till) end
     note_time()
+end
+
+-- Removes the key, which is not in the list of keys with leases any more.
+local function remove()
+    call("DEL", state_key)
+    call("ZREM", KEYS[3], hash)
 end
 
 local function ends(lease) return lease < 0 and NEVER or now + lease end
@@ -156,7 +163,7 @@ end
 local function give_back(units)
     if tonumber(call("ZINCRBY", state_key, format("%d", units), "live")) < -1 then return end
     load()
-    call("DEL", state_key)
+    remove()
     if key_gate > now then
         live, over, till = 0, 0, 0
         save(key_gate)
@@ -203,6 +210,6 @@ elseif op == "pause" then
     save(key_gate)
     return { clock, now, key_gate }
 elseif op == "clear" then
-    call("DEL", state_key)
+    remove()
     return { clock, now }
 end

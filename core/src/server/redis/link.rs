@@ -18,7 +18,7 @@ const MOST_IDLE: usize = 8;
 const LEAST: Duration = Duration::from_millis(1);
 
 /// The delay before a request is repeated when a server reports that it will be ready soon.
-const SOON: Duration = Duration::from_millis(20);
+pub(super) const SOON: Duration = Duration::from_millis(20);
 
 /// A connection in use, and the run of the server at its other end.
 pub(super) struct Node {
@@ -227,6 +227,18 @@ impl Links {
                 None => Attempt::Failed(error),
             },
         }
+    }
+
+    /// The node to which requests of a limit are sent; `None`: the first server.
+    pub fn node_of(&self, limit: &str) -> Option<HostPort> {
+        self.pools.lock().routes.get(limit).cloned()
+    }
+
+    /// Sends requests of a limit to another node from now on, if this answer says so.
+    pub fn follow(&self, limit: &str, answer: &RedisError) -> bool {
+        let is_moved = answer.kind() == ServerErrorKind::Moved.into();
+        let to = answer.redirect_node().filter(|_| is_moved).map(|(to, _)| to.to_owned());
+        to.is_some_and(|to| self.pools.lock().routes.insert(limit.to_owned(), to.clone()) != Some(to))
     }
 
     /// Returns whether that run of a server is a primary of the cluster, has been one since its start, and has the

@@ -4,7 +4,7 @@
 --          key's own policy.
 -- KEYS[2]  the state of one key by its family; its name ends with the key's HASH, 32 hex digits. Absent if the whole
 --          limit is meant.
--- KEYS[3]  with KEYS[2]: the states of all keys, by their expiry: a sorted set of HASHes
+-- KEYS[3]  with KEYS[2]: the states of all keys (of leases: of all keys with leases), by their expiry: a sorted set of HASHes
 -- KEYS[4]  for `adopt`: those of them that an earlier policy has left; for `grant`: the holders of granted units of
 --          the key
 --
@@ -224,7 +224,7 @@ if op == "adopt" then
         end
         return { clock, now }
     end
-    if till > 0 and not call("ZSCORE", KEYS[3], hash) then call("ZADD", KEYS[3], format("%d", till), hash) end
+    if (till > 0 or is_manual) and not call("ZSCORE", KEYS[3], hash) then call("ZADD", KEYS[3], format("%d", till), hash) end
 elseif waiting > 0 and waiting <= now and state_key and not is_manual and call("EXISTS", state_key) == 0 then
     return { -2 }
 end
@@ -268,6 +268,7 @@ end
 -- Extends the life of the state to the tick `needed` at least. `set` is the previous return value (0: none), and is
 -- stored in the state. It calls PEXPIRE only when the life is too short, and then doubles it and adds a second.
 local function live_until(set, needed)
+    if is_manual then list(set) end
     if is_manual or needed <= set then return set end
     -- Never in the past: that would delete it.
     local till = max(needed, now) + max(needed - now, 0) + SECOND
