@@ -114,11 +114,8 @@ const WINDOW: Duration = Duration::from_millis(500);
 /// Sets the clock of a server by this much, each time this number of milliseconds has passed. Returns the starts
 /// of a machine with grants, and of one without, by the true time.
 fn starts_with_steps(server: &Server, turn: usize, by_us: i64, every_ms: u64) -> [Vec<(u64, u64, u64)>; 2] {
-    let limiters = urls(server).map(|url| {
-        let limiter =
-            RateLimiter::new(&Store::new(&url).unwrap(), &format!("api-{turn}-{url}"), LIMIT, WINDOW).unwrap();
-        limiter
-    });
+    let limiters = urls(server)
+        .map(|url| RateLimiter::new(&Store::new(&url).unwrap(), &format!("api-{turn}-{url}"), LIMIT, WINDOW).unwrap());
     // The first call prepares the server.
     limiters.iter().for_each(|limiter| limiter.open().unwrap());
     server.set_clock(0);

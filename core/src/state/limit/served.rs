@@ -15,6 +15,14 @@ use crate::time::{Tick, from_ticks, uptime};
 use crate::waiting::MayWait;
 use std::time::Instant;
 
+/// An answer: its first numbers, and the others.
+struct Told<const N: usize> {
+    first: [i64; N],
+    others: Vec<i64>,
+    /// Whether the server's clock was set forward since the previous answer, as far as this process can tell.
+    was_set: bool,
+}
+
 /// The right to ask for grants of a key. When it is dropped, other callers may ask.
 struct AskGuard<'a>(Grants<'a>);
 
@@ -70,10 +78,9 @@ impl Limit {
         op: &'static str,
         arguments: &[i64],
     ) -> Result<([i64; N], Vec<i64>), Blocked> {
-        self.ask_with(home, table, key, op, arguments).map(|(answer, _)| answer)
+        self.ask_with(home, table, key, op, arguments).map(|told| (told.first, told.others))
     }
 
-    /// The same. Returns also whether the server's clock was set forward since the previous answer.
     fn ask_with<const N: usize>(
         &self,
         home: &Home,
@@ -81,7 +88,7 @@ impl Limit {
         key: Option<Hash>,
         op: &'static str,
         arguments: &[i64],
-    ) -> Result<(([i64; N], Vec<i64>), bool), Blocked> {
+    ) -> Result<Told<N>, Blocked> {
         let now = home.clock.is_manual().then(|| home.clock.now().floor);
         let phase = home.phase_on_server();
         let made = if fault::planted("epoch ignored") { 0 } else { self.store.made(&self.name) };
@@ -91,12 +98,12 @@ impl Limit {
         self.counts()?.asked();
         let asked = uptime();
         let (clock, answer) = self.server().call(&call, patience)?.ok_or(Blocked::Stale)?;
-        let is_set = now.is_none() && self.witness.lock().saw(clock, (asked, uptime() + 1), word);
+        let was_set = now.is_none() && self.witness.lock().saw(clock, (asked, uptime() + 1), word);
         let Some((first, others)) = answer.split_first_chunk::<N>() else {
             return Err(self.no_answer(op, &answer));
         };
         home.clock.follow(first.first().map_or(0, |now| *now as Tick));
-        Ok(((*first, others.to_vec()), is_set))
+        Ok(Told { first: *first, others: others.to_vec(), was_set })
     }
 
     /// The grants of a key, in the shared lane if there is one.
@@ -158,11 +165,11 @@ impl Limit {
         ];
         let arguments: Vec<i64> = numbers.iter().chain(question.reports.as_flattened()).map(|n| number(*n)).collect();
         let asked = uptime();
-        let ((first, granted), is_set) =
+        let Told { first, others: granted, was_set } =
             self.ask_with(found.home(), found.table, Some(found.hash), "grant", &arguments)?;
         let now = uptime() + 1;
         let reply = Reply::read(first, &granted).ok_or_else(|| self.no_answer("grant", &granted))?;
-        asking.0.accept(&question, &reply, (asked, now), lengths, is_set);
+        asking.0.accept(&question, &reply, (asked, now), lengths, was_set);
         Ok(true)
     }
 
