@@ -160,6 +160,7 @@ fn use_everything(store: &Store) {
         store.lift(&name).unwrap();
         limiter.attempt("a", 1).unwrap();
         assert!(store.names().unwrap().contains(&name));
+        Observer::new(store, 5).look().unwrap();
         store.forget(&name).unwrap();
     }
 }
