@@ -89,7 +89,7 @@ BEGIN
     now := coalesce(at, workglow_limit.clock());
     is_due := at IS NULL AND workglow_limit.is_due(r.booted, r.made, r.born, r.floor, r.clock, known, now);
     now := greatest(now, r.floor);
-    hold := CASE WHEN r.clock IS NULL THEN 0 ELSE workglow_limit.held_until(r.clock) END;
+    hold := coalesce(r.clock[2], 0);
     is_stale := false;
     IF c.id IS NULL OR c.birth <> r.birth OR c.family <> of_family
         OR at IS NULL AND c.expires <= now AND (c.era = 0 OR c.mark = v)

@@ -102,7 +102,7 @@ BEGIN
     now := coalesce(at, workglow_limit.clock());
     is_due := at IS NULL AND workglow_limit.is_due(r.booted, r.made, r.born, r.floor, r.clock, known, now);
     now := greatest(now, r.floor);
-    hold := CASE WHEN r.clock IS NULL THEN 0 ELSE workglow_limit.held_until(r.clock) END;
+    hold := coalesce(r.clock[2], 0);
     is_stale := c.id IS NOT NULL AND (c.birth <> r.birth OR at IS NULL AND coalesce(c.expires <= now, false));
     over := 0;
     soonest := 0;

@@ -348,7 +348,7 @@ BEGIN
         END IF;
         IF r.clock IS NOT NULL OR r.seen - now > 1000000 THEN
             moves := workglow_limit.moves_of(r.seen, r.ahead, r.clock, greatest(now, r.floor));
-            hold := CASE WHEN r.clock IS NULL THEN 0 ELSE workglow_limit.held_until(r.clock) END;
+            hold := coalesce(r.clock[2], 0);
             ahead := coalesce(r.clock[1], 0);
         END IF;
         -- A state of another policy may count for longer under this one.

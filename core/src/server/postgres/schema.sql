@@ -61,9 +61,10 @@ CREATE TABLE IF NOT EXISTS workglow_limit.limits (
     gate bigint NOT NULL DEFAULT 0,
     -- The latest time that was recorded.
     floor bigint NOT NULL DEFAULT 0,
-    -- The steps of the server's clock (null: there was none): the sum of all corrections; then of each doubt, and of the
-    -- last corrections, in the order in which they were reported: from, to, amount, since when its caller vouches for the
-    -- time before `from`, and until when nothing starts (0: it is a correction). See `attend`.
+    -- The steps of the server's clock (null: there was none): the sum of all corrections; until when nothing starts (0:
+    -- there is no doubt); then of each doubt, and of the last corrections, in the order in which they were reported: from,
+    -- to, amount, since when its caller vouches for the time before `from`, and until when nothing starts because of it (0:
+    -- it is a correction). See `attend`.
     clock bigint[]
 ) WITH (fillfactor = 50);
 
@@ -184,11 +185,6 @@ BEGIN
     RETURN least(steps[i + 2], steps[i + 1] - steps[i]);
 END $$;
 
--- Until when nothing starts because of doubts; 0: there is none.
-CREATE OR REPLACE FUNCTION workglow_limit.held_until(clock bigint[]) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
-    SELECT coalesce(max(clock[i]), 0) FROM generate_series(6, cardinality(clock), 5) i
-$$;
-
 CREATE OR REPLACE FUNCTION workglow_limit.attend(of_limit bigint, known bigint[]) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     most_doubt bigint := 2000000;
@@ -202,6 +198,7 @@ DECLARE
     kept bigint[] := '{}';
     amount bigint;
     moved bigint := 0;
+    hold bigint := 0;
 BEGIN
     SELECT * INTO l FROM workglow_limit.limits WHERE id = of_limit FOR NO KEY UPDATE;
     shown := workglow_limit.clock();
@@ -214,7 +211,7 @@ BEGIN
         l.booted := pg_postmaster_start_time();
     END IF;
 
-    steps := coalesce(l.clock[2:], '{}');
+    steps := coalesce(l.clock[3:], '{}');
     IF known[2] = 2 AND known[4] <= shown AND NOT was_set_back THEN
         FOR i IN 1 .. cardinality(steps) BY 5 LOOP
             CONTINUE WHEN steps[i + 4] = 0;
@@ -241,6 +238,7 @@ BEGIN
                 moved := moved + amount;
             END IF;
         END IF;
+        hold := greatest(hold, steps[i + 4]);
         kept := kept || steps[i : i + 4];
     END LOOP;
     -- Of the corrections, the last ones are enough.
@@ -257,11 +255,12 @@ BEGIN
         l.born := least(l.born, shown);
         -- Earlier readings say nothing about this time.
         kept := '{}';
+        hold := 0;
     END IF;
     moved := moved + coalesce(l.clock[1], 0);
     UPDATE workglow_limit.limits SET
         run = l.run, booted = l.booted, born = l.born, gate = l.gate, floor = l.floor,
-        clock = CASE WHEN moved > 0 OR kept <> '{}' THEN moved || kept END
+        clock = CASE WHEN moved > 0 OR kept <> '{}' THEN ARRAY[moved, hold] || kept END
     WHERE id = of_limit;
 END $$;
 
@@ -271,13 +270,13 @@ CREATE OR REPLACE FUNCTION workglow_limit.is_due(
 ) RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT booted IS DISTINCT FROM pg_postmaster_start_time() OR known[1] > 0 AND known[1] <> made AND made > born
         OR known[2] = 1 OR floor - shown > 1000000
-        OR clock IS NOT NULL AND workglow_limit.held_until(clock) > 0 AND (known[2] = 2 OR shown >= workglow_limit.held_until(clock))
+        OR clock[2] > 0 AND (known[2] = 2 OR shown >= clock[2])
 $$;
 
 -- By how much a state has to be moved that was last written at `seen` (0: never), with this sum of corrections: back, and
 -- then on; null: it stays.
 CREATE OR REPLACE FUNCTION workglow_limit.moves_of(seen bigint, ahead bigint, clock bigint[], now bigint) RETURNS bigint[] LANGUAGE sql IMMUTABLE AS $$
-    SELECT nullif(ARRAY[CASE WHEN seen > now + 1000000 THEN now - seen ELSE 0 END, coalesce(clock[1], 0) - ahead], '{0,0}')
+    SELECT nullif(ARRAY[CASE WHEN seen > now + 1000000 THEN now - seen ELSE 0 END, greatest(coalesce(clock[1], 0) - ahead, 0)], '{0,0}')
     WHERE seen > 0
 $$;
 

@@ -47,8 +47,8 @@ end
 
 -- The fields of the limit: `gate`, before which no start happens; `birth`, which grows when the whole limit is cleared
 -- (a state that was written before that counts as absent); `born`, up to when starts may have been lost (an absent key
--- counts as full of starts at that time); `cleared`, when it or a key was last reset; `floor_seen`, the latest time that was recorded; `out`, until when machines
--- may start what they were granted of any key.
+-- counts as full of starts at that time); `cleared`, when it or a key was last reset; `floor_seen`, the latest time that
+-- was recorded; `out`, until when machines may start what they were granted of any key.
 local version, own_version, gate, floor_seen, birth, born, run_seen, made, waiting, out, cleared, corrections
 local hash = string.sub(state_key or "", -32)
 do
@@ -84,13 +84,13 @@ end
 -- own clock that stood still, as when its machine was paused. Any other caller whose readings agree with its clock
 -- *vouches* for the time between them. So a report begins a doubt. Nothing starts, and others cut off what they vouch
 -- for. What is left after the amount itself, or MOST_DOUBT, is a correction: all states that were written before it
--- are moved on by it, but what has started did so by now. Several callers may see the same step. So
--- earlier corrections are subtracted, but only if they and what their callers vouched for leave no time in which there
--- may have been another step.
+-- are moved on by it, but what has started did so by now. Several callers may see the same step. So earlier
+-- corrections are subtracted, but only if they and what their callers vouched for leave no time in which there may have
+-- been another step. See corrections.rs for a model.
 --
--- `clock`: the sum of all corrections; then of each doubt, and of the last corrections, in the order in which they were
--- reported: from, to, amount, since when its caller vouches for the time before `from`, and until when nothing starts
--- (0: it is a correction). See corrections.rs for a model.
+-- `clock`: the sum of all corrections; until when nothing starts (0: there is no doubt); then of each doubt, and of the
+-- last corrections, in the order in which they were reported: from, to, amount, since when its caller vouches for the
+-- time before `from`, and until when nothing starts because of it (0: it is a correction).
 --
 -- What a caller says: "r FROM TO AMOUNT SINCE", a report; "v FROM TO", it vouches; or nothing.
 local FLOOR_LAG, MOST_DOUBT, MOST_STEPS = SECOND, 2 * SECOND, 8
@@ -98,11 +98,14 @@ local now = max(clock, floor_seen)
 local ahead, hold = 0, 0
 local run, known_made, come_from, word = string.match(ARGV[3], "^(%d+) (%d+) (%S+) ?(.*)$")
 local is_report = word and string.sub(word, 1, 1) == "r"
-if not is_manual and (corrections or is_report or floor_seen - clock > FLOOR_LAG) then
+if corrections then
+    local sum, till = string.match(corrections, "^(%d+) (%d+)")
+    ahead, hold = tonumber(sum), tonumber(till)
+end
+if not is_manual and (hold > 0 or is_report or floor_seen - clock > FLOOR_LAG) then
     local steps, numbers = {}, {}
-    for number in string.gmatch(corrections or "0", "%d+") do numbers[#numbers + 1] = tonumber(number) end
-    ahead = numbers[1]
-    for i = 2, #numbers, 5 do
+    for number in string.gmatch(corrections or "0 0", "%d+") do numbers[#numbers + 1] = tonumber(number) end
+    for i = 3, #numbers, 5 do
         local from, to, amount, since, till = unpack(numbers, i, i + 4)
         steps[#steps + 1] = { from = from, to = to, amount = amount, since = since, till = till }
     end
@@ -134,6 +137,7 @@ if not is_manual and (corrections or is_report or floor_seen - clock > FLOOR_LAG
         end
     end
     local kept, moved = {}, 0
+    hold = 0
     for _, step in ipairs(steps) do
         local amount = step.till > 0 and left(step) or 0
         if step.till > 0 and amount > 0 and (was_set_back or step.till <= clock) then
@@ -162,7 +166,7 @@ if not is_manual and (corrections or is_report or floor_seen - clock > FLOOR_LAG
         call("HSET", limit_key, "floor", format("%d", clock), "out", format("%d", out), "said", format("%d", said))
     end
     if born > 0 and (moved > 0 or was_set_back) then call("HSET", limit_key, "born", format("%d", born)) end
-    local texts = { format("%d", ahead) }
+    local texts = { format("%d %d", ahead, hold) }
     for i = max(1, #kept - 2 * MOST_STEPS + 1), #kept do
         local step = kept[i]
         if step.till > 0 or i > #kept - MOST_STEPS then
@@ -170,14 +174,14 @@ if not is_manual and (corrections or is_report or floor_seen - clock > FLOOR_LAG
         end
     end
     local text = table.concat(texts, " ")
-    if text ~= (corrections or "0") then call("HSET", limit_key, "clock", text) end
+    if text ~= (corrections or "0 0") then call("HSET", limit_key, "clock", text) end
 end
 
 -- By how much a state has to be moved that was last written at `seen` (0: never), with this sum of corrections: back, and
 -- then on.
 local function moves_of(seen, of)
     if is_manual or seen == 0 then return 0, 0 end
-    return seen > now + FLOOR_LAG and now - seen or 0, ahead - of
+    return seen > now + FLOOR_LAG and now - seen or 0, max(ahead - of, 0)
 end
 
 -- The moment after that, which is at most `latest` unless it is later anyway: what has started did so by now.
