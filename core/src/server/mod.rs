@@ -128,6 +128,18 @@ pub(crate) enum Family {
     Leases,
 }
 
+impl Family {
+    /// Its name in the names of states and in calls of a survey.
+    pub fn letter(self) -> &'static str {
+        match self {
+            Family::Log => "l",
+            Family::Bucket => "b",
+            Family::Window => "w",
+            Family::Leases => "c",
+        }
+    }
+}
+
 /// The largest number of a script, whose numbers are doubles.
 pub(crate) const MOST: u64 = (1 << 53) - 1;
 

@@ -135,7 +135,7 @@ impl Redis {
             Family::Window => &self.scripts[2],
             Family::Leases => &self.scripts[3],
         };
-        let states = format!("{}:{}:", key_of(call.limit), letter(family));
+        let states = format!("{}:{}:", key_of(call.limit), family.letter());
         let (op, made, now) = (call.op, call.made, call.now);
         let word = match call.word {
             Some(Word::Report { since, from, to, by }) => format!(" r {from} {to} {by} {since}"),
@@ -226,16 +226,6 @@ fn list_of(name: &str) -> String {
 /// rewritten.)
 fn list_of_states(name: &str, family: Family) -> String {
     if family == Family::Leases { key_of(name) + ":holders" } else { list_of(name) }
-}
-
-/// The name of a family in the names of its states.
-fn letter(family: Family) -> &'static str {
-    match family {
-        Family::Log => "l",
-        Family::Bucket => "b",
-        Family::Window => "w",
-        Family::Leases => "c",
-    }
 }
 
 /// A time that a test sets.

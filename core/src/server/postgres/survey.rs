@@ -3,7 +3,6 @@
 use super::value::{Value, int, ints, text};
 use super::{Postgres, tick, uuid};
 use crate::error::Result;
-use crate::server::Family;
 use crate::server::survey::{Found, FoundKey, Question};
 use crate::state::Hash;
 use crate::time::Tick;
@@ -22,17 +21,11 @@ impl Postgres {
     ) -> Result<Vec<Found>> {
         let (least, most) = EXAMINED_OF_ONE;
         let examined = (EXAMINED / questions.len().max(1)).clamp(least, most);
-        let letter = |question: &Question| match question.family {
-            Family::Log => "l",
-            Family::Bucket => "b",
-            Family::Window => "w",
-            Family::Leases => "c",
-        };
         let places: Vec<Hash> = questions.iter().map(|of| Hash::parse(of.place).unwrap_or(Hash([0, 0]))).collect();
         let keys = || questions.iter().zip(1..).flat_map(|(of, i)| of.keys.iter().map(move |hash| (i, *hash)));
         let values = [
             Value::texts(questions.iter().map(|of| Some(of.limit))),
-            Value::texts(questions.iter().map(|of| Some(letter(of)))),
+            Value::texts(questions.iter().map(|of| Some(of.family.letter()))),
             Value::uuids(places.iter().map(|place| Some(uuid(*place)))),
             Value::uuids(keys().map(|(_, hash)| Some(uuid(hash)))),
             Value::ints(keys().map(|(i, _)| Some(i))),

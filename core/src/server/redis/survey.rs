@@ -1,7 +1,7 @@
 //! What is in use of many limits: a script for each of them (`survey.lua`), in one pipeline to each node.
 
 use super::link::SOON;
-use super::{Node, Redis, key_of, letter, list_of_states, text_of};
+use super::{Node, Redis, key_of, list_of_states, text_of};
 use crate::error::{Error, Result};
 use crate::server::survey::{Found, FoundKey, Question};
 use crate::state::Hash;
@@ -72,7 +72,7 @@ impl Redis {
         let (limit, place) = (question.limit, if question.place.is_empty() { "0" } else { question.place });
         let mut command = redis::cmd("EVALSHA");
         command.arg(self.survey.get_hash()).arg(2).arg(key_of(limit)).arg(list_of_states(limit, question.family));
-        command.arg(text_of(now)).arg(letter(question.family)).arg(examined).arg(examined).arg(place);
+        command.arg(text_of(now)).arg(question.family.letter()).arg(examined).arg(examined).arg(place);
         for hash in &question.keys {
             command.arg(hash.to_string());
         }
