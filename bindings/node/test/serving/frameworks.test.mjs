@@ -6,8 +6,9 @@ import { test } from "node:test";
 import { CompositeLimiter, ConcurrencyLimiter, ManualClock, NullLimiter, RateLimiter, Store } from "workglow-limit";
 import { frameworks, start, until } from "./servers.mjs";
 
-const rate = (max, name = "api", store = new Store("memory:")) =>
-  new RateLimiter(store, name, { maxExecutions: max, windowSizeInSeconds: 60 });
+// Its clock stands still unless a test moves it, so a slow machine does not change what headers say.
+const memory = () => new Store("memory:", { clock: new ManualClock() });
+const rate = (max, name = "api", store = memory()) => new RateLimiter(store, name, { maxExecutions: max, windowSizeInSeconds: 60 });
 
 const used = ({ limiter }, key) => {
   const { limit, remaining } = limiter.peek({ key });
@@ -106,7 +107,7 @@ for (const framework of frameworks) {
   });
 
   it("a request needs all of several limits, and a refusal takes units of none", async (t) => {
-    const store = new Store("memory:");
+    const store = memory();
     const [wide, narrow] = [rate(10, "wide", store), rate(1, "narrow", store)];
     const url = await start(t, framework, { limits: [{ limiter: wide }, { limiter: narrow }] });
     const [first, second] = [await ask(url), await ask(url)];
@@ -120,7 +121,7 @@ for (const framework of frameworks) {
   });
 
   it("all policies that denied are named, and the longest wait counts", async (t) => {
-    const store = new Store("memory:", { clock: new ManualClock() });
+    const store = memory();
     const limits = [{ limiter: store.limiter("hour", "1/1h") }, { limiter: store.limiter("minute", "1/1m") }];
     const url = await start(t, framework, { limits });
     await ask(url);
@@ -131,7 +132,7 @@ for (const framework of frameworks) {
   });
 
   it("a route's limits add to the app's, and a refusal by either takes units of none", async (t) => {
-    const store = new Store("memory:");
+    const store = memory();
     const [app, route] = [rate(5, "app", store), rate(4, "route", store)];
     const url = await start(
       t,
@@ -155,7 +156,7 @@ for (const framework of frameworks) {
   });
 
   it("each plan has its limiter; keys and weights may be functions, sync and async", async (t) => {
-    const store = new Store("memory:");
+    const store = memory();
     const read = (request, name) => request.headers?.get?.(name) ?? request.headers?.[name] ?? request.req?.header(name);
     const limits = [
       {
@@ -236,7 +237,7 @@ for (const framework of frameworks) {
   });
 
   it("failures or successes do not count if they are skipped", async (t) => {
-    const store = new Store("memory:");
+    const store = memory();
     const [failed, successful] = [rate(3, "failed", store), rate(3, "successful", store)];
     const limits = [
       { limiter: failed, skipFailed: true },
@@ -328,7 +329,7 @@ for (const framework of frameworks) {
   });
 
   it("a limit without a window states none, no limit states nothing, and names are quoted", async (t) => {
-    const store = new Store("memory:");
+    const store = memory();
     const limits = [
       { limiter: store.limiter("bucket", "10/10s burst 5") },
       { limiter: store.limiter("both", "100/1m + 5 concurrent") },

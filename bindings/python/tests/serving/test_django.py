@@ -16,7 +16,7 @@ from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
 from servers import ask_in_turn, asgi, fields, wait_until, wsgi
-from workglow_limit import ConcurrencyLimiter, RateLimiter, Store
+from workglow_limit import ConcurrencyLimiter, ManualClock, RateLimiter, Store
 from workglow_limit.django import Limit, LimitMiddleware, limit
 
 if not settings.configured:
@@ -34,7 +34,7 @@ views = {}
 
 
 def rate(n=2, name="jobs"):
-    return RateLimiter(Store("memory:"), name, max_executions=n, window_size_in_seconds=60)
+    return RateLimiter(Store("memory:", clock=ManualClock()), name, max_executions=n, window_size_in_seconds=60)
 
 
 def dispatch(name):

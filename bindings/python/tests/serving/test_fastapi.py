@@ -10,12 +10,12 @@ from starlette.applications import Starlette
 from starlette.endpoints import HTTPEndpoint
 from starlette.requests import Request
 from starlette.routing import Route
-from workglow_limit import ConcurrencyLimiter, RateLimiter, Store
+from workglow_limit import ConcurrencyLimiter, ManualClock, RateLimiter, Store
 from workglow_limit.fastapi import Limit, LimitMiddleware, RouteLimit, limit
 
 
 def rate(n, name):
-    return RateLimiter(Store("memory:"), name, max_executions=n, window_size_in_seconds=60)
+    return RateLimiter(Store("memory:", clock=ManualClock()), name, max_executions=n, window_size_in_seconds=60)
 
 
 def statuses(base, path, n):

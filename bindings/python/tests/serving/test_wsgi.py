@@ -8,7 +8,7 @@ import pytest
 from servers import ask_in_turn, fields, wait_until, wsgi
 from werkzeug.exceptions import NotFound
 from werkzeug.wrappers import Response
-from workglow_limit import ConcurrencyLimiter, RateLimiter, Store
+from workglow_limit import ConcurrencyLimiter, ManualClock, RateLimiter, Store
 from workglow_limit.flask import FlaskLimits, limit
 from workglow_limit.wsgi import Limit, LimitMiddleware
 
@@ -16,7 +16,7 @@ release = threading.Event()
 
 
 def rate(n=2, name="jobs"):
-    return RateLimiter(Store("memory:"), name, max_executions=n, window_size_in_seconds=60)
+    return RateLimiter(Store("memory:", clock=ManualClock()), name, max_executions=n, window_size_in_seconds=60)
 
 
 def parts():
