@@ -1,13 +1,13 @@
-//! A blocking connection to a server. Its reads and writes end at a deadline, even in the middle of an answer, and a
-//! signal does not end them earlier. There is no runtime, no thread and no descriptor in addition to the socket, so a
-//! process may fork at any time. Dropping it sends nothing, so a forked child may drop its parent's.
+//! A connection to a server. Its reads and writes end at a deadline, even in the middle of an answer, and a signal does not
+//! end them earlier; once it is shared (`pipe.rs`) they do not wait at all. There is no runtime and no descriptor in addition
+//! to the socket, so a process may fork at any time. Dropping it sends nothing, so a forked child may drop its parent's.
 
+use crate::fork::without_signals;
 #[cfg(any(feature = "postgres", feature = "tls"))]
 use rustls::{
     ClientConfig, ClientConnection, RootCertStore, StreamOwned,
     pki_types::{CertificateDer, ServerName, pem::PemObject},
 };
-use crate::fork::without_signals;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsRawFd, FromRawFd, RawFd};
@@ -201,6 +201,7 @@ impl Stream {
     }
 
     /// Sets the deadline of the following reads and writes.
+    #[cfg(feature = "postgres")]
     pub fn until(&mut self, deadline: Deadline) {
         self.socket().deadline = Some(deadline);
     }

@@ -311,7 +311,9 @@ fn connect(first: &FirstServer, at: Option<&HostPort>, deadline: Deadline) -> Re
     if is_found {
         let replication: String = redis::cmd("INFO").arg("replication").query(&mut connection)?;
         if info_of(&replication, "role:") != Some("master") {
-            return Err((ServerErrorKind::ReadOnly.into(), "the server that the Sentinels name is not a primary").into());
+            return Err(
+                (ServerErrorKind::ReadOnly.into(), "the server that the Sentinels name is not a primary").into()
+            );
         }
     }
     let is_cluster = info_of(&server, "redis_mode:") == Some("cluster");
