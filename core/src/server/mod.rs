@@ -5,9 +5,9 @@
 #![cfg_attr(not(any(feature = "redis", feature = "postgres")), allow(dead_code, reason = "there is no server to ask"))]
 
 mod doctor;
-#[cfg(any(feature = "postgres", feature = "redis"))]
+#[cfg(feature = "redis")]
 mod link;
-#[cfg(any(feature = "postgres", feature = "redis"))]
+#[cfg(feature = "redis")]
 mod pipe;
 #[cfg(feature = "postgres")]
 mod postgres;

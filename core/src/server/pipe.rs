@@ -150,12 +150,6 @@ impl<W: Wire> Pipe<W> {
         self.lock().broken.is_none()
     }
 
-    /// Returns whether the server has left a request unanswered for this long.
-    #[cfg(feature = "postgres")]
-    pub fn is_stalled(&self, after: Duration) -> bool {
-        self.lock().asked.front().is_some_and(|oldest| oldest.since.elapsed() > after)
-    }
-
     /// Ends its use: its callers fail as if the server had closed it.
     pub fn end(&self, why: &str) {
         self.lock().fail(ErrorKind::ConnectionAborted, why);

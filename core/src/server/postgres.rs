@@ -14,8 +14,7 @@ mod tls;
 mod value;
 mod wire;
 
-use super::link::{Link, Unopened};
-use super::stream::{Deadline, silent};
+use super::stream::Deadline;
 use super::survey::{Found, Question};
 use super::witness::Word;
 use super::{Call, EPOCH, Engine, Family, Finding, MOST, Noted, Row, RowChange, Terms, version, without_password};
@@ -25,25 +24,15 @@ use crate::fork::PerProcess;
 use crate::policy::Policy;
 use crate::state::Hash;
 use crate::time::{Tick, from_ticks};
-use crate::waiting::MayWait;
 use address::Address;
 use std::borrow::Cow;
 use std::fmt;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 use value::{Value, int, ints, text};
 use wire::{Cells, Connection, Failure};
 
-/// A connection whose server has not answered for this long is left to those that wait there.
-const STALLED: Duration = Duration::from_millis(20);
-
-/// The longest wait of a statement for another session's lock.
-const HOLDS_UP: Duration = Duration::from_millis(100);
-
-/// The delay before a waiter asks a server again that failed.
-const SOON: Duration = Duration::from_millis(20);
-
-type PostgresLink = Arc<Link<Connection, Failure>>;
+/// How many idle connections a process keeps.
+const MOST_IDLE: usize = 8;
 
 /// The complete SQL for a server.
 const SCHEMA: &str = concat!(
@@ -74,11 +63,10 @@ pub fn postgres_schema() -> &'static str {
 
 /// A Postgres server.
 pub(crate) struct Postgres {
-    address: Arc<Address>,
+    address: Address,
     /// Without the password.
     url: String,
-    /// The second one is opened when a statement holds up the first.
-    links: PerProcess<[PostgresLink; 2]>,
+    idle: PerProcess<Vec<Connection>>,
 }
 
 impl fmt::Debug for Postgres {
@@ -96,8 +84,6 @@ mod code {
     pub const AGAIN: [&str; 2] = ["40001", "40P01"];
     /// Another session had the row locked for too long.
     pub const LOCKED: &str = "55P03";
-    /// The server starts or ends, or has too many sessions.
-    pub const STARTING: [&str; 4] = ["57P01", "57P02", "57P03", "53300"];
     /// The server, the database or the role only reads.
     pub const READ_ONLY: &str = "25006";
 }
@@ -105,7 +91,7 @@ mod code {
 impl Postgres {
     /// A server at an address. It does not connect yet. `Err`: what is wrong with the address.
     pub fn new(url: &str) -> Result<Postgres, String> {
-        Ok(Postgres { address: Arc::new(Address::parse(url)?), url: without_password(url), links: PerProcess::new() })
+        Ok(Postgres { address: Address::parse(url)?, url: without_password(url), idle: PerProcess::new() })
     }
 
     /// Runs one statement. Creates the schema if it is missing.
@@ -116,7 +102,6 @@ impl Postgres {
             match self.with(deadline, |connection, deadline| connection.ask(statement, values, deadline)) {
                 Ok(rows) => return Ok(rows),
                 Err(Failure::Refused { code, .. }) if code::AGAIN.contains(&code.as_str()) => {}
-                Err(Failure::Refused { code, .. }) if code == code::LOCKED && !deadline.left().is_zero() => {}
                 Err(Failure::Refused { code, .. }) if code::MISSING.contains(&code.as_str()) && !has_created => {
                     match self.create(deadline) {
                         Err(Failure::Refused { code, .. }) if code::AGAIN.contains(&code.as_str()) => {}
@@ -146,76 +131,30 @@ impl Postgres {
         }
     }
 
-    /// Runs a function with a connection. One that was open before may have been lost, or its server may not be the right
-    /// one any more. In that case the function runs once more, on a new connection to the first suitable host. For a
-    /// caller that waits for a start it runs until there is a server.
+    /// Runs a function with a connection. An idle one may have ended, or its server may not be the right one any more. In
+    /// that case the function runs once more, on a new connection to the first suitable host.
     fn with<R>(
         &self,
         deadline: Deadline,
-        ask: impl Fn(&Connection, Deadline) -> Result<R, Failure>,
+        ask: impl Fn(&mut Connection, Deadline) -> Result<R, Failure>,
     ) -> Result<R, Failure> {
-        loop {
-            let (link, connection, was_open) = match self.connection(deadline) {
-                Ok(found) => found,
-                Err(failure) if self.may_outlast(&failure, deadline) => continue,
-                Err(failure) => return Err(failure),
-            };
+        let kept = self.idle.lock().pop();
+        if let Some(mut connection) = kept {
             // If there are other hosts, a silent one leaves time for them.
             let others = self.address.hosts.len() - 1;
-            let this = if !was_open || others == 0 { deadline } else { deadline.shared_by(others + 2) };
-            let failure = match ask(&connection, this) {
-                Ok(answer) => return Ok(answer),
-                Err(failure) => failure,
-            };
-            if self.may_be_elsewhere(&failure) {
-                connection.end("another server is asked");
+            let this = if others == 0 { deadline } else { deadline.shared_by(others + 2) };
+            let answer = ask(&mut connection, this);
+            if !answer.as_ref().is_err_and(|failure| self.may_be_elsewhere(failure)) {
+                return self.kept(connection, answer);
             }
-            if connection.is_whole() {
-                return Err(failure);
-            }
-            link.give_up(&connection);
-            if deadline.left().is_zero() || !was_open && !self.may_outlast(&failure, deadline) {
-                return Err(failure);
-            }
+            self.idle.lock().clear();
         }
+        let mut connection = Connection::open(&self.address, deadline)?;
+        let answer = ask(&mut connection, deadline);
+        self.kept(connection, answer)
     }
 
-    /// Returns a connection on which the server answers, and whether it was open before.
-    fn connection(&self, deadline: Deadline) -> Result<(PostgresLink, Arc<Connection>, bool), Failure> {
-        let open = || {
-            let address = self.address.clone();
-            move |deadline| Connection::open(&address, deadline)
-        };
-        let [first, second] = self.links.lock().clone();
-        match first.get(deadline, open()) {
-            // A statement that waits for another session's lock holds up those behind it, for a moment at most.
-            Ok((connection, true)) if connection.is_stalled(STALLED) => {
-                Ok(match second.get(Deadline::after(Duration::ZERO), open()) {
-                    Ok((other, was_open)) if !other.is_stalled(STALLED) => (second, other, was_open),
-                    _ => (first, connection, true),
-                })
-            }
-            Ok((connection, was_open)) => Ok((first, connection, was_open)),
-            Err(Unopened::Failed(failure)) => Err(failure),
-            Err(Unopened::TimedOut) => Err(Failure::Timeout(silent(self.address.host()).to_string())),
-        }
-    }
-
-    /// Returns, after a moment, whether a caller that waits for a start asks again: the failure may be short.
-    fn may_outlast(&self, failure: &Failure, deadline: Deadline) -> bool {
-        let may_be_short = match failure {
-            Failure::Lost(_) | Failure::Timeout(_) => true,
-            Failure::Refused { code, .. } => code::STARTING.contains(&code.as_str()),
-            Failure::Nonsense(_) => false,
-        };
-        let outlasts = may_be_short && MayWait::outlasts() && deadline.left() > SOON;
-        if outlasts {
-            std::thread::sleep(SOON);
-        }
-        outlasts
-    }
-
-    /// Returns whether a new connection may succeed where an open one has failed.
+    /// Returns whether a new connection may succeed where a kept one has failed.
     fn may_be_elsewhere(&self, failure: &Failure) -> bool {
         match failure {
             // As after a restart, or `idle_session_timeout`.
@@ -224,6 +163,17 @@ impl Postgres {
             Failure::Timeout(_) => self.address.hosts.len() > 1,
             Failure::Nonsense(_) => false,
         }
+    }
+
+    /// Keeps a connection for later, unless it failed otherwise than by refusing the statement.
+    fn kept<R>(&self, connection: Connection, answer: Result<R, Failure>) -> Result<R, Failure> {
+        if matches!(answer, Ok(_) | Err(Failure::Refused { is_fatal: false, .. })) {
+            let mut idle = self.idle.lock();
+            if idle.len() < MOST_IDLE {
+                idle.push(connection);
+            }
+        }
+        answer
     }
 
     fn explain(&self, failure: Failure, began: Instant) -> Error {
@@ -251,10 +201,9 @@ impl Postgres {
     }
 }
 
-/// How long the server may wait for locks, in milliseconds: no longer than the caller, and no longer than a moment, because
-/// the statement holds up those behind it. It is repeated then.
+/// How long the server may wait for locks, in milliseconds: no longer than the caller.
 fn milliseconds(patience: Duration) -> Value {
-    Value::int(Some(patience.min(HOLDS_UP).as_millis().max(1) as i64))
+    Value::int(Some(patience.as_millis().clamp(1, i32::MAX as u128) as i64))
 }
 
 fn uuid(Hash([a, b]): Hash) -> [u8; 16] {

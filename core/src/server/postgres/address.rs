@@ -145,14 +145,10 @@ impl Address {
         Ok(Address { hosts, user, password, database, tls, roots, has_to_write, connect_timeout, application, options })
     }
 
-    /// The hosts, for display.
-    pub fn host(&self) -> String {
-        self.hosts.iter().map(Host::to_string).collect::<Vec<_>>().join(",")
-    }
-
     /// The servers and the database. (The schema is always the same.)
     pub fn place(&self) -> String {
-        format!("{}/{}", self.host(), self.database)
+        let hosts: Vec<String> = self.hosts.iter().map(Host::to_string).collect();
+        format!("{}/{}", hosts.join(","), self.database)
     }
 }
 

@@ -1,11 +1,10 @@
-//! The Postgres protocol (version 3) on a shared connection.
+//! A connection that speaks the Postgres protocol (version 3) over a blocking socket.
 //!
-//! `postgres-protocol` writes and parses the messages. The rest, which is here, is small. A request is a statement of its
-//! own transaction, and its answer ends when the server is ready for the next one.
+//! `postgres-protocol` writes and parses the messages. The rest, which is here, is small: a call is one write and
+//! usually one read.
 
 use super::address::{Address, Host, Tls};
 use super::value::Value;
-use crate::server::pipe::{Pipe, Wire};
 use crate::server::stream::{Deadline, Stream};
 use bytes::{Bytes, BytesMut};
 use fallible_iterator::FallibleIterator;
@@ -14,13 +13,12 @@ use postgres_protocol::authentication::{md5_hash, sasl};
 use postgres_protocol::message::backend::{ErrorFields, Message};
 use postgres_protocol::message::frontend;
 use std::io::{self, ErrorKind, Read, Write};
-use std::time::Duration;
 
 /// The longest accepted message of a server.
 const LONGEST: usize = 16 << 20;
 
 /// The reason why there is no answer.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(super) enum Failure {
     /// The server did not answer in time.
     Timeout(String),
@@ -52,76 +50,9 @@ type WireResult<T> = Result<T, Failure>;
 /// A row of an answer: bytes, or null.
 pub(super) type Cells = Vec<Option<Bytes>>;
 
-/// The answer to a statement: its rows, or why there are none.
-type Answer = WireResult<Vec<Cells>>;
-
-/// What has come of an answer.
-#[derive(Default)]
-pub(super) struct Answers {
-    /// Bytes that have not been parsed.
-    came: BytesMut,
-    rows: Vec<Cells>,
-    failure: Option<Failure>,
-}
-
-impl Wire for Answers {
-    type Answer = Answer;
-
-    fn feed(&mut self, bytes: &[u8]) {
-        self.came.extend_from_slice(bytes);
-    }
-
-    fn next(&mut self) -> io::Result<Option<Answer>> {
-        let senseless = || io::Error::new(ErrorKind::InvalidData, "the server does not speak the Postgres protocol");
-        while let Some(message) = next_in(&mut self.came)? {
-            match message {
-                Message::DataRow(body) => {
-                    let bytes = body.buffer_bytes();
-                    let cells = body.ranges().map(|range| Ok(range.map(|range| bytes.slice(range))));
-                    self.rows.push(cells.collect()?);
-                }
-                Message::ErrorResponse(body) => {
-                    let refused = refused(body.fields()).map_err(|_| senseless())?;
-                    if matches!(refused, Failure::Refused { is_fatal: true, .. }) {
-                        return Ok(Some(Err(refused)));
-                    }
-                    self.failure = Some(refused);
-                }
-                Message::ReadyForQuery(body) if body.status() == b'I' => {
-                    let rows = std::mem::take(&mut self.rows);
-                    return Ok(Some(self.failure.take().map_or(Ok(rows), Err)));
-                }
-                Message::ParseComplete
-                | Message::BindComplete
-                | Message::CommandComplete(_)
-                | Message::EmptyQueryResponse
-                | Message::RowDescription(_)
-                | Message::NoticeResponse(_)
-                | Message::NotificationResponse(_)
-                | Message::ParameterStatus(_) => {}
-                _ => return Err(senseless()),
-            }
-        }
-        Ok(None)
-    }
-}
-
-/// The next message, if all of it has come.
-fn next_in(came: &mut BytesMut) -> io::Result<Option<Message>> {
-    if let [_, a, b, c, d, ..] = came[..]
-        && u32::from_be_bytes([a, b, c, d]) as usize > LONGEST
-    {
-        return Err(io::Error::new(ErrorKind::InvalidData, "the server does not speak the Postgres protocol"));
-    }
-    Message::parse(came)
-}
-
-/// A shared connection.
-pub(super) struct Connection(Pipe<Answers>);
-
-/// A connection that is being opened.
-struct Opening {
+pub(super) struct Connection {
     stream: Stream,
+    /// Received bytes that have not been parsed.
     came: BytesMut,
     out: BytesMut,
 }
@@ -147,13 +78,11 @@ impl Connection {
             Host::Unix(path) => Stream::unix(path, deadline)?,
         };
         let (came, out) = (BytesMut::with_capacity(1024), BytesMut::with_capacity(1024));
-        let mut opening = Opening { stream, came, out };
+        let mut connection = Connection { stream, came, out };
         if let Host::Tcp(name, _) = host {
-            opening = opening.protected(address, name, deadline)?;
+            connection = connection.protected(address, name, deadline)?;
         }
-        opening.log_in(address, deadline)?;
-        let answers = Answers { came: opening.came, ..Answers::default() };
-        let connection = Connection(Pipe::new(opening.stream, answers)?);
+        connection.log_in(address, deadline)?;
         if address.has_to_write {
             let rows = connection.ask(
                 "SELECT pg_is_in_recovery() OR current_setting('default_transaction_read_only') = 'on'",
@@ -167,52 +96,8 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Runs one unnamed statement in a single packet, so that any session behind a pooler can serve it.
-    pub fn ask(&self, statement: &str, values: &[Value], deadline: Deadline) -> Answer {
-        let mut out = BytesMut::with_capacity(1024);
-        frontend::parse("", statement, values.iter().map(|value| value.kind), &mut out)?;
-        let write = |value: &Value, out: &mut BytesMut| match &value.bytes {
-            Some(bytes) => {
-                out.extend_from_slice(bytes);
-                Ok(IsNull::No)
-            }
-            None => Ok(IsNull::Yes),
-        };
-        // Everything in binary format.
-        if frontend::bind("", "", [1], values, write, [1], &mut out).is_err() {
-            return Err(Failure::Nonsense("the statement is too long".into()));
-        }
-        frontend::execute("", 0, &mut out)?;
-        frontend::sync(&mut out);
-        self.0.ask(&out, 1, deadline)?.remove(0)
-    }
-
-    /// Runs a script, in one transaction.
-    pub fn run(&self, script: &str, deadline: Deadline) -> WireResult<()> {
-        let mut out = BytesMut::with_capacity(script.len() + 16);
-        frontend::query(script, &mut out)?;
-        self.0.ask(&out, 1, deadline)?.remove(0).map(drop)
-    }
-
-    /// Returns whether it can be used.
-    pub fn is_whole(&self) -> bool {
-        self.0.is_whole()
-    }
-
-    /// Returns whether the server has left a statement unanswered for this long.
-    pub fn is_stalled(&self, after: Duration) -> bool {
-        self.0.is_stalled(after)
-    }
-
-    /// Ends its use.
-    pub fn end(&self, why: &str) {
-        self.0.end(why);
-    }
-}
-
-impl Opening {
     /// Adds TLS, if it is required or possible.
-    fn protected(mut self, address: &Address, name: &str, deadline: Deadline) -> WireResult<Opening> {
+    fn protected(mut self, address: &Address, name: &str, deadline: Deadline) -> WireResult<Connection> {
         if address.tls == Tls::Disable {
             return Ok(self);
         }
@@ -284,6 +169,62 @@ impl Opening {
         }
     }
 
+    /// Runs one unnamed statement in a single packet, so that any session behind a pooler can serve it.
+    pub fn ask(&mut self, statement: &str, values: &[Value], deadline: Deadline) -> WireResult<Vec<Cells>> {
+        frontend::parse("", statement, values.iter().map(|value| value.kind), &mut self.out)?;
+        let write = |value: &Value, out: &mut BytesMut| match &value.bytes {
+            Some(bytes) => {
+                out.extend_from_slice(bytes);
+                Ok(IsNull::No)
+            }
+            None => Ok(IsNull::Yes),
+        };
+        // Everything in binary format.
+        if frontend::bind("", "", [1], values, write, [1], &mut self.out).is_err() {
+            return Err(Failure::Nonsense("the statement is too long".into()));
+        }
+        frontend::execute("", 0, &mut self.out)?;
+        frontend::sync(&mut self.out);
+        self.answer(deadline)
+    }
+
+    /// Runs a script, in one transaction.
+    pub fn run(&mut self, script: &str, deadline: Deadline) -> WireResult<()> {
+        frontend::query(script, &mut self.out)?;
+        self.answer(deadline).map(drop)
+    }
+
+    fn answer(&mut self, deadline: Deadline) -> WireResult<Vec<Cells>> {
+        self.send(deadline)?;
+        let (mut rows, mut failure) = (Vec::new(), None);
+        loop {
+            match self.next(deadline)? {
+                Message::DataRow(body) => {
+                    let bytes = body.buffer_bytes();
+                    let cells = body.ranges().map(|range| Ok(range.map(|range| bytes.slice(range))));
+                    rows.push(cells.collect()?);
+                }
+                Message::ErrorResponse(body) => {
+                    let refused = refused(body.fields())?;
+                    if matches!(refused, Failure::Refused { is_fatal: true, .. }) {
+                        return Err(refused);
+                    }
+                    failure = Some(refused);
+                }
+                Message::ReadyForQuery(body) if body.status() == b'I' => return failure.map_or(Ok(rows), Err),
+                Message::ParseComplete
+                | Message::BindComplete
+                | Message::CommandComplete(_)
+                | Message::EmptyQueryResponse
+                | Message::RowDescription(_)
+                | Message::NoticeResponse(_)
+                | Message::NotificationResponse(_)
+                | Message::ParameterStatus(_) => {}
+                _ => return Err(nonsense()),
+            }
+        }
+    }
+
     fn send(&mut self, deadline: Deadline) -> WireResult<()> {
         self.stream.until(deadline);
         self.stream.write_all(&self.out)?;
@@ -293,7 +234,12 @@ impl Opening {
 
     fn next(&mut self, deadline: Deadline) -> WireResult<Message> {
         loop {
-            if let Some(message) = next_in(&mut self.came)? {
+            if let [_, a, b, c, d, ..] = self.came[..]
+                && u32::from_be_bytes([a, b, c, d]) as usize > LONGEST
+            {
+                return Err(nonsense());
+            }
+            if let Some(message) = Message::parse(&mut self.came)? {
                 return Ok(message);
             }
             let mut piece = [0; 4096];
