@@ -122,6 +122,21 @@ pub(crate) fn structure(timeout: Duration) -> Option<Structure> {
     }
 }
 
+/// Runs `start`; a thread that it starts gets none of the process's signals.
+pub(crate) fn without_signals<R>(start: impl FnOnce() -> R) -> R {
+    // SAFETY: both sets are valid for all of the calls, and zeroed ones are valid to be written.
+    let before = unsafe {
+        let (mut all, mut before) = (std::mem::zeroed::<libc::sigset_t>(), std::mem::zeroed());
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
+        before
+    };
+    let started = start();
+    // SAFETY: as above; the set is the one that this thread had.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut()) };
+    started
+}
+
 extern "C" fn before() {
     let ledgers = LEDGERS.write().unwrap_or_else(PoisonError::into_inner);
     let others = [&STRUCTURE, &LISTS].map(|lock| lock.lock().unwrap_or_else(PoisonError::into_inner));

@@ -5,6 +5,10 @@
 #![cfg_attr(not(any(feature = "redis", feature = "postgres")), allow(dead_code, reason = "there is no server to ask"))]
 
 mod doctor;
+#[cfg(feature = "redis")]
+mod link;
+#[cfg(feature = "redis")]
+mod pipe;
 #[cfg(feature = "postgres")]
 mod postgres;
 #[cfg(feature = "redis")]

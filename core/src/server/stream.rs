@@ -1,7 +1,8 @@
-//! A blocking connection to a server. Its reads and writes end at a deadline, even in the middle of an answer, and a
-//! signal does not end them earlier. There is no runtime, no thread and no descriptor in addition to the socket, so a
-//! process may fork at any time. Dropping it sends nothing, so a forked child may drop its parent's.
+//! A connection to a server. Its reads and writes end at a deadline, even in the middle of an answer, and a signal does not
+//! end them earlier; once it is shared (`pipe.rs`) they do not wait at all. There is no runtime and no descriptor in addition
+//! to the socket, so a process may fork at any time. Dropping it sends nothing, so a forked child may drop its parent's.
 
+use crate::fork::without_signals;
 #[cfg(any(feature = "postgres", feature = "tls"))]
 use rustls::{
     ClientConfig, ClientConnection, RootCertStore, StreamOwned,
@@ -10,6 +11,8 @@ use rustls::{
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::FromRawFd;
+#[cfg(feature = "redis")]
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -41,7 +44,7 @@ impl Deadline {
 }
 
 /// The error of a server that does not answer in time.
-fn silent(server: impl std::fmt::Display) -> io::Error {
+pub(super) fn silent(server: impl std::fmt::Display) -> io::Error {
     io::Error::new(ErrorKind::TimedOut, format!("{server} did not answer"))
 }
 
@@ -51,6 +54,15 @@ enum Socket {
 }
 
 impl Socket {
+    /// Ends all waiting: reads and writes fail if they would block. Returns the socket's number.
+    #[cfg(feature = "redis")]
+    fn never_wait(&self) -> io::Result<RawFd> {
+        match self {
+            Socket::Tcp(socket) => socket.set_nonblocking(true).map(|()| socket.as_raw_fd()),
+            Socket::Unix(socket) => socket.set_nonblocking(true).map(|()| socket.as_raw_fd()),
+        }
+    }
+
     /// Sets the timeout of reads and writes.
     fn wait_for(&self, timeout: Duration) -> io::Result<()> {
         let timeout = Some(timeout.max(LEAST));
@@ -61,26 +73,28 @@ impl Socket {
     }
 }
 
-/// A socket until a deadline.
+/// A socket whose reads and writes wait until a deadline.
 pub(super) struct Timed {
     socket: Socket,
     /// The server's address.
     peer: String,
-    deadline: Deadline,
+    /// `None`: they do not wait.
+    deadline: Option<Deadline>,
     /// The present timeout of its reads and writes.
     timeout: Duration,
 }
 
 impl Timed {
     fn new(socket: Socket, peer: String, deadline: Deadline) -> Timed {
-        Timed { socket, peer, deadline, timeout: Duration::MAX }
+        Timed { socket, peer, deadline: Some(deadline), timeout: Duration::MAX }
     }
 
     /// Reads or writes. Setting the system's timeout costs two system calls, so it stays as it is while it is about
     /// right.
     fn in_time<R>(&mut self, mut call: impl FnMut(&mut Socket) -> io::Result<R>) -> io::Result<R> {
+        let Some(deadline) = self.deadline else { return call(&mut self.socket) };
         loop {
-            let left = self.deadline.left();
+            let left = deadline.left();
             if left == Duration::ZERO {
                 return Err(silent(&self.peer));
             }
@@ -190,11 +204,30 @@ impl Stream {
     }
 
     /// Sets the deadline of the following reads and writes.
+    #[cfg(feature = "postgres")]
     pub fn until(&mut self, deadline: Deadline) {
-        self.socket().deadline = deadline;
+        self.socket().deadline = Some(deadline);
     }
 
-    /// Wraps it in TLS. The handshake happens with the first bytes that are written.
+    /// The server's address.
+    #[cfg(feature = "redis")]
+    pub fn peer(&self) -> &str {
+        match self {
+            Stream::Plain(socket) => &socket.peer,
+            #[cfg(any(feature = "postgres", feature = "tls"))]
+            Stream::Tls(stream) => &stream.sock.peer,
+        }
+    }
+
+    /// Lets reads and writes wait no longer, and returns the socket to wait for.
+    #[cfg(feature = "redis")]
+    pub fn share(&mut self) -> io::Result<RawFd> {
+        let socket = self.socket();
+        socket.deadline = None;
+        socket.socket.never_wait()
+    }
+
+    /// Wraps it in TLS.
     #[cfg(any(feature = "postgres", feature = "tls"))]
     pub fn protected(self, config: Arc<ClientConfig>, name: &str) -> io::Result<Stream> {
         let Stream::Plain(socket) = self else { return Ok(self) };
@@ -203,7 +236,11 @@ impl Stream {
         };
         let server = ServerName::try_from(name.to_owned()).map_err(|e| refuse(&e))?;
         let connection = ClientConnection::new(config, server).map_err(|e| refuse(&e))?;
-        Ok(Stream::Tls(Box::new(StreamOwned::new(connection, socket))))
+        let mut stream = StreamOwned::new(connection, socket);
+        while stream.conn.is_handshaking() {
+            stream.conn.complete_io(&mut stream.sock)?;
+        }
+        Ok(Stream::Tls(Box::new(stream)))
     }
 }
 
@@ -259,9 +296,12 @@ fn resolved(name: &str, port: u16, deadline: Deadline) -> io::Result<Vec<SocketA
     }
     let (sender, receiver) = std::sync::mpsc::channel();
     let asked = name.to_owned();
-    std::thread::Builder::new().name("workglow-limit".into()).spawn(move || {
-        let found = (asked.as_str(), port).to_socket_addrs().map(Vec::from_iter);
-        let _ = sender.send(found);
+    let thread = std::thread::Builder::new().name("workglow-limit".into());
+    without_signals(|| {
+        thread.spawn(move || {
+            let found = (asked.as_str(), port).to_socket_addrs().map(Vec::from_iter);
+            let _ = sender.send(found);
+        })
     })?;
     let found = receiver.recv_timeout(deadline.left().max(LEAST));
     let found = found.map_err(|_| silent(format_args!("the name server for {name}")))?;

@@ -82,7 +82,8 @@ impl RedisServer {
         self.process = Self::run(&self.directory, self.clock.is_some());
     }
 
-    fn end(&mut self) {
+    /// Kills it.
+    pub fn end(&mut self) {
         drop(self.process.stdin.take());
         let _ = self.process.wait();
     }

@@ -3,6 +3,8 @@
 
 #[cfg(feature = "postgres")]
 use crate::common::postgres::PostgresServer;
+#[cfg(feature = "redis")]
+use crate::common::redis::RedisServer;
 use crate::common::server::Server;
 use crate::common::wait_until;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -92,7 +94,6 @@ fn a_silent_server_is_named() {
     }
 }
 
-#[cfg(feature = "postgres")]
 const WINDOW: Duration = Duration::from_millis(200);
 
 /// Two servers at one address, and a limiter there that has started at the first one, with this timeout.
@@ -150,4 +151,52 @@ fn a_session_that_ended_while_idle_is_replaced() {
             server.command_in(&url, sessions) == "0"
         });
     }
+}
+
+#[cfg(feature = "redis")]
+#[test]
+fn all_threads_share_one_connection_to_redis() {
+    const THREADS: u64 = 16;
+    let mut server = RedisServer::start("connections-shared");
+    let limiter = rate(&within(&(server.url() + "?grants=never"), Duration::from_secs(60)), 1_000_000, WINDOW);
+    limiter.open().unwrap();
+    let received = |server: &RedisServer| -> u64 {
+        let stats = server.info("stats");
+        let line = stats.lines().find_map(|line| line.strip_prefix("total_connections_received:")).unwrap();
+        line.trim().parse().unwrap()
+    };
+    let hammer = |calls: u64| {
+        std::thread::scope(|scope| {
+            for thread in 0..THREADS {
+                let limiter = &limiter;
+                scope.spawn(move || {
+                    (0..calls).for_each(|i| assert!(limiter.attempt(&format!("{thread}-{i}"), 1).is_ok()))
+                });
+            }
+        });
+    };
+    let before = received(&server);
+    hammer(200);
+    assert_eq!(received(&server) - before, 1, "only the one that asks this");
+    // A restart loses it once for all of them; a waiter outlasts the time without a server.
+    server.start_again();
+    let before = received(&server);
+    hammer(20);
+    assert_eq!(received(&server) - before, 2, "a new one, and the one that asks this");
+}
+
+#[cfg(feature = "redis")]
+#[test]
+fn a_waiter_outlasts_a_time_without_a_server() {
+    let mut server = RedisServer::start("connections-outlasted");
+    let limiter = rate(&within(&server.url(), Duration::from_secs(60)), 5, WINDOW);
+    assert!(admits(&limiter));
+    server.end();
+    assert!(limiter.attempt("other", 1).is_err(), "a call that waits for no start fails");
+    let waits = std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| acquire(&limiter, Waiter::new("", 1)));
+        server.start_again();
+        waiter.join().unwrap()
+    });
+    assert!(matches!(waits, Ok(Attempt::Admitted(_))), "{waits:?}");
 }

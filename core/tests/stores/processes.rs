@@ -11,7 +11,7 @@ use workglow_limit::*;
 const HOUR: Duration = Duration::from_secs(3_600);
 
 fn rate(url: &str, name: &str, max: u64, window: Duration) -> RateLimiter {
-    RateLimiter::new(&Store::new(url).unwrap(), name, max, window).unwrap()
+    RateLimiter::new(&patient(url), name, max, window).unwrap()
 }
 
 fn admitted(limiter: &impl Limiter, key: &str) -> bool {
@@ -244,7 +244,7 @@ fn a_changed_limit_applies_to_all_processes_once_the_change_has_returned() {
         .iter()
         .map(|record| {
             Child::run(|| {
-                let limiter = RateLimiter::attach(&Store::new(&url).unwrap(), "api").unwrap();
+                let limiter = RateLimiter::attach(&patient(&url), "api").unwrap();
                 loop {
                     let a = now_ns();
                     if admitted(&limiter, "key") {

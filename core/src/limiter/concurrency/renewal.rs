@@ -14,7 +14,7 @@ use super::served::owner_of;
 use crate::algorithm::leases::Lease;
 use crate::error::{Error, Result};
 use crate::fault;
-use crate::fork::PerProcess;
+use crate::fork::{PerProcess, without_signals};
 use crate::server::number;
 use crate::state::{Hash, Limit};
 use crate::waiting::MayWait;
@@ -72,21 +72,6 @@ pub(super) fn begin() -> Result<()> {
         renewer.thread = Some(thread.thread().clone());
     }
     Ok(())
-}
-
-/// Runs `start`; a thread that it starts gets none of the process's signals.
-fn without_signals<R>(start: impl FnOnce() -> R) -> R {
-    // SAFETY: both sets are valid for all of the calls, and zeroed ones are valid to be written.
-    let before = unsafe {
-        let (mut all, mut before) = (std::mem::zeroed::<libc::sigset_t>(), std::mem::zeroed());
-        libc::sigfillset(&raw mut all);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
-        before
-    };
-    let started = start();
-    // SAFETY: as above; the set is the one that this thread had.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut()) };
-    started
 }
 
 /// Starts renewing a lease that was requested at `asked`.

@@ -34,6 +34,14 @@ impl FirstServer {
         }
     }
 
+    /// The host, for display.
+    pub fn host(&self) -> String {
+        match self {
+            FirstServer::HostPort(server) => server.info.addr().to_string(),
+            FirstServer::Sentinels(_, name, _) => format!("the primary of \"{name}\""),
+        }
+    }
+
     /// The servers and the database.
     pub fn place(&self) -> String {
         match self {

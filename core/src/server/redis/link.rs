@@ -6,13 +6,13 @@
 use super::address::{FirstServer, HostPort, Server};
 use super::wire::Connection;
 use crate::fork::PerProcess;
-use crate::server::stream::Deadline;
+use crate::server::link::{Link, Unopened};
+use crate::server::stream::{Deadline, silent};
+use crate::waiting::MayWait;
 use redis::{Cmd, ConnectionLike, ErrorKind, FromRedisValue, RedisError, RedisResult, ServerErrorKind, Value};
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// How many idle connections to a node a process keeps.
-const MOST_IDLE: usize = 8;
 
 /// The shortest timeout of a call. Zero would mean no timeout.
 const LEAST: Duration = Duration::from_millis(1);
@@ -20,7 +20,14 @@ const LEAST: Duration = Duration::from_millis(1);
 /// The delay before a request is repeated when a server reports that it will be ready soon.
 pub(super) const SOON: Duration = Duration::from_millis(20);
 
-/// A connection in use, and the run of the server at its other end.
+/// The connection to a node, and the run of the server at its other end.
+pub(super) struct Opened {
+    connection: Connection,
+    run: u64,
+    is_cluster: bool,
+}
+
+/// A node for one call.
 pub(super) struct Node {
     pub connection: Connection,
     pub run: u64,
@@ -30,11 +37,17 @@ pub(super) struct Node {
 }
 
 impl Node {
+    fn of(opened: &Opened, deadline: Deadline) -> Node {
+        let connection = Connection { deadline, ..opened.connection.clone() };
+        Node { connection, run: opened.run, is_cluster: opened.is_cluster, asking: false }
+    }
+
     pub fn query<T: FromRedisValue>(&mut self, command: &Cmd) -> RedisResult<T> {
-        if self.asking {
-            redis::cmd("ASKING").exec(&mut self.connection)?;
+        if !self.asking {
+            return command.query(&mut self.connection);
         }
-        command.query(&mut self.connection)
+        let [answer] = self.query_all(std::slice::from_ref(command))?.try_into().expect("one answer for each command");
+        Ok(T::from_redis_value(answer.extract_error()?)?)
     }
 
     /// The answer of each command, which may be an error.
@@ -67,15 +80,17 @@ impl Node {
     }
 }
 
+type NodeLink = Arc<Link<Opened, RedisError>>;
+
 pub(super) struct Links {
-    pub first: FirstServer,
-    pools: PerProcess<Pools>,
+    pub first: Arc<FirstServer>,
+    nodes: PerProcess<Nodes>,
 }
 
 #[derive(Default)]
-struct Pools {
-    /// The idle connections. `None`: to the first server.
-    idle: HashMap<Option<HostPort>, Vec<Node>>,
+struct Nodes {
+    /// `None`: the first server.
+    links: HashMap<Option<HostPort>, NodeLink>,
     /// The node of a limit, if it is not the first one.
     routes: HashMap<String, HostPort>,
 }
@@ -84,18 +99,20 @@ struct Pools {
 enum Attempt<R> {
     Answer(R),
     Again,
+    /// The same, after a moment.
+    Later(RedisError),
     Failed(RedisError),
 }
 
 impl Links {
     /// Links to the server at an address. Does not connect yet. `Err`: what is wrong with the address.
     pub fn new(url: &str) -> Result<Links, String> {
-        Ok(Links { first: FirstServer::of(url)?, pools: PerProcess::new() })
+        Ok(Links { first: Arc::new(FirstServer::of(url)?), nodes: PerProcess::new() })
     }
 
-    /// Runs a function with a connection to the server of a limit ("": any server). The function runs again if it
-    /// certainly had no effect, because the limit is elsewhere; or if an idle connection had been closed at the other
-    /// end, or was silent while there may be another server.
+    /// Runs a function with the server of a limit ("": any server). The function runs again if it certainly had no effect,
+    /// because the limit is elsewhere; or if a connection that was open before has been lost, or was silent while there
+    /// may be another server. For a caller that waits for a start it runs until there is a server.
     pub fn with<R>(
         &self,
         limit: &str,
@@ -111,6 +128,8 @@ impl Links {
             match self.ask(limit, &mut once, &left, &ask) {
                 Attempt::Answer(answer) => return Ok(answer),
                 Attempt::Failed(error) => return Err(error),
+                Attempt::Later(error) if left() <= SOON => return Err(error),
+                Attempt::Later(_) => std::thread::sleep(SOON),
                 // A cycle of redirections ends after some turns.
                 Attempt::Again if turns < 64 && left() > LEAST => turns += 1,
                 Attempt::Again => {
@@ -128,117 +147,115 @@ impl Links {
         ask: &dyn Fn(&mut Node) -> RedisResult<R>,
     ) -> Attempt<R> {
         let is_sent = once.is_some();
-        let at = once.take().or_else(|| self.pools.lock().routes.get(limit).cloned());
-        let kept = self.pools.lock().idle.get_mut(&at).and_then(Vec::pop);
-        let was_idle = kept.is_some();
-        let mut node = match kept.map_or_else(|| self.connect(at.as_ref(), left()), Ok) {
-            Ok(node) => node,
-            Err(error) => return self.unreached(limit, at, error, left()),
+        let at = once.take().or_else(|| self.node_of(limit));
+        let link = self.link(&at);
+        let (opened, was_open) = match self.open(&link, at.as_ref(), Deadline::after(left())) {
+            Ok(opened) => opened,
+            Err(error) => return self.unreached(limit, at, error),
         };
-        node.asking = is_sent;
         // A server that is silent may have a successor, which needs time, too.
         let may_have_successor = at.is_some() || self.may_find_another();
         let deadline = Deadline::after(left());
-        node.connection.until(if was_idle && may_have_successor { deadline.shared_by(2) } else { deadline });
-        let answer = ask(&mut node);
-        let Err(error) = answer else {
-            self.keep(at, node);
-            return answer.map_or_else(Attempt::Failed, Attempt::Answer);
+        let this = if was_open && may_have_successor { deadline.shared_by(2) } else { deadline };
+        let mut node = Node { asking: is_sent, ..Node::of(&opened, this) };
+        let error = match ask(&mut node) {
+            Ok(answer) => return Attempt::Answer(answer),
+            Err(error) => error,
         };
+        let pipe = &opened.connection.pipe;
         let ErrorKind::Server(kind) = error.kind() else {
-            // A connection is not reused after a failure, nor are the node's other idle connections.
-            self.pools.lock().idle.remove(&at);
-            let may_be_elsewhere = if error.is_timeout() { may_have_successor } else { error.is_unrecoverable_error() };
-            return if was_idle && may_be_elsewhere { Attempt::Again } else { Attempt::Failed(error) };
+            if !error.is_io_error() {
+                return Attempt::Failed(error);
+            }
+            if may_have_successor {
+                pipe.end("the server was silent");
+            }
+            if !pipe.is_whole() {
+                link.give_up(&opened);
+            }
+            return match () {
+                () if left() <= LEAST => Attempt::Failed(error),
+                () if was_open => Attempt::Again,
+                () => outlasting(error),
+            };
         };
         match (kind, error.redirect_node()) {
             (ServerErrorKind::Moved, Some((to, _))) => {
-                self.pools.lock().routes.insert(limit.to_owned(), to.to_owned());
-                self.keep(at, node);
+                self.nodes.lock().routes.insert(limit.to_owned(), to.to_owned());
                 Attempt::Again
             }
             (ServerErrorKind::Ask, Some((to, _))) => {
                 *once = Some(to.to_owned());
-                self.keep(at, node);
                 Attempt::Again
             }
             // Some of its keys are migrating to another node.
-            (ServerErrorKind::TryAgain, _) => {
-                self.keep(at, node);
-                std::thread::sleep(SOON.min(left()));
-                Attempt::Again
-            }
+            (ServerErrorKind::TryAgain, _) => Attempt::Later(error),
             // It is no longer the primary; the present one must be found.
             (ServerErrorKind::ReadOnly | ServerErrorKind::MasterDown, _) => {
-                self.leave(limit, &at);
-                if self.may_find_another() { self.later(error, left()) } else { Attempt::Failed(error) }
+                link.give_up(&opened);
+                self.nodes.lock().routes.remove(limit);
+                if self.may_find_another() { Attempt::Later(error) } else { Attempt::Failed(error) }
             }
-            _ => {
-                self.keep(at, node);
-                Attempt::Failed(error)
-            }
+            // It was restarted, and reads its data.
+            (ServerErrorKind::BusyLoading, _) => outlasting(error),
+            _ => Attempt::Failed(error),
         }
     }
 
-    fn keep(&self, at: Option<HostPort>, mut node: Node) {
-        node.asking = false;
-        let mut pools = self.pools.lock();
-        let idle = pools.idle.entry(at).or_default();
-        if idle.len() < MOST_IDLE {
-            idle.push(node);
+    fn link(&self, at: &Option<HostPort>) -> NodeLink {
+        let mut nodes = self.nodes.lock();
+        match nodes.links.get(at) {
+            Some(link) => link.clone(),
+            None => nodes.links.entry(at.clone()).or_default().clone(),
         }
     }
 
-    /// Sends no further requests for a limit to this node, until a redirection names it again.
-    fn leave(&self, limit: &str, at: &Option<HostPort>) {
-        let mut pools = self.pools.lock();
-        pools.idle.remove(at);
-        pools.routes.remove(limit);
+    /// Returns the connection to the first server or to a node, and whether it was open before.
+    fn open(&self, link: &NodeLink, at: Option<&HostPort>, deadline: Deadline) -> RedisResult<(Arc<Opened>, bool)> {
+        let (first, to) = (self.first.clone(), at.cloned());
+        link.get(deadline, move |deadline| connect(&first, to.as_ref(), deadline)).map_err(|failed| match failed {
+            Unopened::Failed(error) => error,
+            Unopened::TimedOut => silent(at.cloned().unwrap_or_else(|| self.first.host())).into(),
+        })
     }
 
     /// Returns whether another primary can be found through Sentinels or other nodes.
     fn may_find_another(&self) -> bool {
-        matches!(self.first, FirstServer::Sentinels(..))
-    }
-
-    /// The request may succeed in a moment.
-    fn later<R>(&self, error: RedisError, left: Duration) -> Attempt<R> {
-        if left <= SOON {
-            return Attempt::Failed(error);
-        }
-        std::thread::sleep(SOON);
-        Attempt::Again
+        matches!(*self.first, FirstServer::Sentinels(..))
     }
 
     /// A node of a cluster that does not answer may have a successor that the other nodes know.
-    fn unreached<R>(&self, limit: &str, at: Option<HostPort>, error: RedisError, left: Duration) -> Attempt<R> {
-        self.leave(limit, &at);
+    fn unreached<R>(&self, limit: &str, at: Option<HostPort>, error: RedisError) -> Attempt<R> {
+        self.nodes.lock().routes.remove(limit);
         let is_password_wrong = matches!(error.kind(), ErrorKind::AuthenticationFailed);
         match at {
             _ if is_password_wrong => Attempt::Failed(error),
-            Some(_) => self.later(error, left),
-            None if self.may_find_another() => self.later(error, left),
-            None => match self.pools.lock().routes.values().next().cloned() {
-                // That node answers, or is forgotten.
-                Some(other) => {
-                    drop(self.pools.lock().routes.insert(limit.to_owned(), other));
-                    Attempt::Again
+            Some(_) => Attempt::Later(error),
+            None if self.may_find_another() => Attempt::Later(error),
+            None => {
+                let other = self.nodes.lock().routes.values().next().cloned();
+                match other {
+                    // That node answers, or is forgotten.
+                    Some(other) => {
+                        drop(self.nodes.lock().routes.insert(limit.to_owned(), other));
+                        Attempt::Again
+                    }
+                    None => outlasting(error),
                 }
-                None => Attempt::Failed(error),
-            },
+            }
         }
     }
 
     /// The node to which requests of a limit are sent; `None`: the first server.
     pub fn node_of(&self, limit: &str) -> Option<HostPort> {
-        self.pools.lock().routes.get(limit).cloned()
+        self.nodes.lock().routes.get(limit).cloned()
     }
 
     /// Sends requests of a limit to another node from now on, if this answer says so.
     pub fn follow(&self, limit: &str, answer: &RedisError) -> bool {
         let is_moved = answer.kind() == ServerErrorKind::Moved.into();
         let to = answer.redirect_node().filter(|_| is_moved).map(|(to, _)| to.to_owned());
-        to.is_some_and(|to| self.pools.lock().routes.insert(limit.to_owned(), to.clone()) != Some(to))
+        to.is_some_and(|to| self.nodes.lock().routes.insert(limit.to_owned(), to.clone()) != Some(to))
     }
 
     /// Returns whether that run of a server is a primary of the cluster, has been one since its start, and has the
@@ -258,47 +275,49 @@ impl Links {
         });
         for at in primaries.filter(|_| is_here) {
             // A node that does not answer is not asked twice.
-            let Ok(mut node) = self.connect(Some(&at), left()) else { continue };
-            let found = node.run == run && has_always_been_primary(&mut node)?;
-            self.keep(Some(at), node);
-            if found {
+            let (deadline, at) = (Deadline::after(left()), Some(at));
+            let Ok((opened, _)) = self.open(&self.link(&at), at.as_ref(), deadline) else { continue };
+            if opened.run == run && has_always_been_primary(&mut Node::of(&opened, deadline))? {
                 return Ok(true);
             }
         }
         Ok(false)
     }
+}
 
-    /// Connects to the first server or to a node.
-    fn connect(&self, at: Option<&HostPort>, timeout: Duration) -> RedisResult<Node> {
-        let deadline = Deadline::after(timeout);
-        let (server, is_found) = match (&self.first, at) {
-            (FirstServer::HostPort(server), Some(at)) | (FirstServer::Sentinels(_, _, server), Some(at)) => {
-                (server.at_another(at)?, false)
-            }
-            (FirstServer::HostPort(server), None) => (server.clone(), false),
-            (FirstServer::Sentinels(sentinels, name, server), None) => {
-                let at = primary(sentinels, name, server, deadline)?;
-                (server.at_another(&at)?, true)
-            }
-        };
-        let may_have_successor = is_found || at.is_some();
-        let connection = Connection::open(&server, if may_have_successor { deadline.shared_by(2) } else { deadline })?;
-        let mut node = Node { connection, run: 1, is_cluster: false, asking: false };
-        let server: String = redis::cmd("INFO").arg("server").query(&mut node.connection)?;
-        // The run changes when a server is restarted or replaced; its data may be older then.
-        let run = info_of(&server, "run_id:").and_then(|id| u64::from_str_radix(id.get(..13)?, 16).ok());
-        node.run = run.unwrap_or(1).max(1);
-        node.is_cluster = info_of(&server, "redis_mode:") == Some("cluster");
-        if is_found {
-            let replication: String = redis::cmd("INFO").arg("replication").query(&mut node.connection)?;
-            if info_of(&replication, "role:") != Some("master") {
-                return Err(
-                    (ServerErrorKind::ReadOnly.into(), "the server that the Sentinels name is not a primary").into()
-                );
-            }
+/// A failure that may be short is no answer yet for a caller that waits for a start.
+fn outlasting<R>(error: RedisError) -> Attempt<R> {
+    if MayWait::outlasts() { Attempt::Later(error) } else { Attempt::Failed(error) }
+}
+
+/// Connects to the first server or to a node.
+fn connect(first: &FirstServer, at: Option<&HostPort>, deadline: Deadline) -> RedisResult<Opened> {
+    let (server, is_found) = match (first, at) {
+        (FirstServer::HostPort(server), Some(at)) | (FirstServer::Sentinels(_, _, server), Some(at)) => {
+            (server.at_another(at)?, false)
         }
-        Ok(node)
+        (FirstServer::HostPort(server), None) => (server.clone(), false),
+        (FirstServer::Sentinels(sentinels, name, server), None) => {
+            let at = primary(sentinels, name, server, deadline)?;
+            (server.at_another(&at)?, true)
+        }
+    };
+    let may_have_successor = is_found || at.is_some();
+    let deadline = if may_have_successor { deadline.shared_by(2) } else { deadline };
+    let mut connection = Connection::open(&server, deadline)?;
+    let server: String = redis::cmd("INFO").arg("server").query(&mut connection)?;
+    // The run changes when a server is restarted or replaced; its data may be older then.
+    let run = info_of(&server, "run_id:").and_then(|id| u64::from_str_radix(id.get(..13)?, 16).ok());
+    if is_found {
+        let replication: String = redis::cmd("INFO").arg("replication").query(&mut connection)?;
+        if info_of(&replication, "role:") != Some("master") {
+            return Err(
+                (ServerErrorKind::ReadOnly.into(), "the server that the Sentinels name is not a primary").into()
+            );
+        }
     }
+    let is_cluster = info_of(&server, "redis_mode:") == Some("cluster");
+    Ok(Opened { connection, run: run.unwrap_or(1).max(1), is_cluster })
 }
 
 /// Returns whether a server has been the primary since its start.

@@ -1,17 +1,69 @@
-//! A connection that speaks the Redis protocol over a blocking socket. `redis` writes and parses the messages. (Its own
-//! connections report a signal as a failure, and know no deadline of a whole call.)
+//! The Redis protocol on a shared connection. `redis` writes and parses the messages. (Its own connections report a signal
+//! as a failure, and know no deadline of a whole call.)
 
 use super::address::Server;
+use crate::server::pipe::{Pipe, Wire};
 use crate::server::stream::{Deadline, Stream};
 use redis::{
     ConnectionAddr, ConnectionLike, ErrorKind, Parser, ProtocolVersion, RedisConnectionInfo, RedisError, RedisResult,
     Value,
 };
-use std::io::Write;
+use std::io::{self, Read};
+use std::sync::Arc;
 
-pub(super) struct Connection {
-    stream: Stream,
+/// What has come, and what was parsed of it.
+pub(super) struct Resp {
     parser: Parser,
+    came: Vec<u8>,
+}
+
+/// Reads what has come.
+struct Came<'a> {
+    bytes: &'a mut Vec<u8>,
+    /// Whether more was wanted.
+    ran_out: bool,
+}
+
+impl Read for Came<'_> {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        if self.bytes.is_empty() {
+            self.ran_out = true;
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let length = to.len().min(self.bytes.len());
+        to[..length].copy_from_slice(&self.bytes[..length]);
+        self.bytes.drain(..length);
+        Ok(length)
+    }
+}
+
+impl Wire for Resp {
+    type Answer = Value;
+
+    fn feed(&mut self, bytes: &[u8]) {
+        self.came.extend_from_slice(bytes);
+    }
+
+    fn next(&mut self) -> io::Result<Option<Value>> {
+        loop {
+            let mut came = Came { bytes: &mut self.came, ran_out: false };
+            match self.parser.parse_value(&mut came) {
+                // Not an answer to a request.
+                Ok(Value::Push { .. }) => {}
+                Ok(answer) => return Ok(Some(answer)),
+                // The parser keeps what it has read.
+                Err(_) if came.ran_out => return Ok(None),
+                Err(error) => return Err(io::Error::new(io::ErrorKind::InvalidData, error.to_string())),
+            }
+        }
+    }
+}
+
+/// A shared connection for one call.
+#[derive(Clone)]
+pub(super) struct Connection {
+    pub pipe: Arc<Pipe<Resp>>,
+    pub deadline: Deadline,
 }
 
 impl Connection {
@@ -29,14 +81,10 @@ impl Connection {
             ConnectionAddr::Unix(path) => Stream::unix(path, deadline)?,
             other => return Err((ErrorKind::InvalidClientConfig, "no such connection", other.to_string()).into()),
         };
-        let mut connection = Connection { stream, parser: Parser::new() };
+        let pipe = Arc::new(Pipe::new(stream, Resp { parser: Parser::new(), came: Vec::new() })?);
+        let mut connection = Connection { pipe, deadline };
         connection.log_in(server.info.redis_settings())?;
         Ok(connection)
-    }
-
-    /// Sets the deadline of the following requests.
-    pub fn until(&mut self, deadline: Deadline) {
-        self.stream.until(deadline);
     }
 
     fn log_in(&mut self, login: &RedisConnectionInfo) -> RedisResult<()> {
@@ -68,30 +116,15 @@ impl Connection {
         }
         Ok(())
     }
-
-    fn answer(&mut self) -> RedisResult<Value> {
-        loop {
-            match self.parser.parse_value(&mut self.stream)? {
-                // Not an answer to a request.
-                Value::Push { .. } => {}
-                answer => return Ok(answer),
-            }
-        }
-    }
 }
 
 impl ConnectionLike for Connection {
     fn req_packed_command(&mut self, command: &[u8]) -> RedisResult<Value> {
-        self.stream.write_all(command)?;
-        self.stream.flush()?;
-        self.answer()
+        Ok(self.pipe.ask(command, 1, self.deadline)?.remove(0))
     }
 
     fn req_packed_commands(&mut self, commands: &[u8], offset: usize, count: usize) -> RedisResult<Vec<Value>> {
-        self.stream.write_all(commands)?;
-        self.stream.flush()?;
-        let mut answers = (0..offset + count).map(|_| self.answer()).collect::<RedisResult<Vec<Value>>>()?;
-        Ok(answers.split_off(offset))
+        Ok(self.pipe.ask(commands, offset + count, self.deadline)?.split_off(offset))
     }
 
     fn get_db(&self) -> i64 {
@@ -104,5 +137,33 @@ impl ConnectionLike for Connection {
 
     fn is_open(&self) -> bool {
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_are_found_however_they_arrive() {
+        let bytes = b"*3\r\n:1\r\n$5\r\nab\r\nc\r\n*1\r\n:-2\r\n>2\r\n+invalidate\r\n_\r\n-NOSCRIPT no\r\n+OK\r\n%1\r\n+k\r\n#t\r\n";
+        let read = |pieces: usize| {
+            let (mut resp, mut answers) = (Resp { parser: Parser::new(), came: Vec::new() }, Vec::new());
+            for piece in bytes.chunks(pieces) {
+                resp.feed(piece);
+                while let Some(answer) = resp.next().unwrap() {
+                    answers.push(answer);
+                }
+            }
+            answers
+        };
+        let whole = read(bytes.len());
+        assert_eq!(whole.len(), 4, "{whole:?}");
+        for pieces in 1..bytes.len() {
+            assert_eq!(read(pieces), whole, "in pieces of {pieces}");
+        }
+        let mut resp = Resp { parser: Parser::new(), came: Vec::new() };
+        resp.feed(b"HTTP/1.1 400 Bad Request\r\n");
+        assert_eq!(resp.next().unwrap_err().kind(), io::ErrorKind::InvalidData);
     }
 }

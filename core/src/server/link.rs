@@ -1,0 +1,138 @@
+//! The connection of a process to a server: opened at its first use, and again when it is lost.
+//!
+//! One attempt to open it is made at a time, by a thread of its own, because no caller's time need suffice for it. All
+//! callers wait for that, each until its own deadline. After a failed attempt there is a pause, which grows. Calls in
+//! the pause fail at once, with the same error.
+
+use super::stream::Deadline;
+use crate::fork::without_signals;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// The least time for an attempt, however short its caller's.
+const LEAST: Duration = Duration::from_millis(500);
+
+/// The first pause after a failed attempt, and the longest.
+const PAUSES: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(250)];
+
+/// A connection `C`, whose opening fails with an `E`.
+pub(super) struct Link<C, E> {
+    state: Mutex<State<C, E>>,
+    changed: Condvar,
+}
+
+struct State<C, E> {
+    open: Option<Arc<C>>,
+    is_opening: bool,
+    failed: Option<Failed<E>>,
+}
+
+struct Failed<E> {
+    error: E,
+    pause: Duration,
+    until: Instant,
+}
+
+impl<C, E> Default for Link<C, E> {
+    fn default() -> Self {
+        let state = State { open: None, is_opening: false, failed: None };
+        Link { state: Mutex::new(state), changed: Condvar::new() }
+    }
+}
+
+/// Why there is no connection.
+pub(super) enum Unopened<E> {
+    /// The attempt failed.
+    Failed(E),
+    /// It takes longer than the caller may wait.
+    TimedOut,
+}
+
+impl<C: Send + Sync + 'static, E: Clone + Send + 'static> Link<C, E> {
+    fn lock(&self) -> MutexGuard<'_, State<C, E>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the connection, and whether it was open before.
+    pub fn get(
+        self: &Arc<Self>,
+        deadline: Deadline,
+        open: impl FnOnce(Deadline) -> Result<C, E> + Send + 'static,
+    ) -> Result<(Arc<C>, bool), Unopened<E>> {
+        let mut state = self.lock();
+        if let Some(open) = &state.open {
+            return Ok((open.clone(), true));
+        }
+        if !state.is_opening {
+            if let Some(failed) = state.failed.as_ref().filter(|failed| failed.until > Instant::now()) {
+                return Err(Unopened::Failed(failed.error.clone()));
+            }
+            state.is_opening = true;
+            drop(state);
+            self.begin(deadline, open);
+            state = self.lock();
+        }
+        while state.is_opening {
+            let left = deadline.left();
+            if left.is_zero() {
+                return Err(Unopened::TimedOut);
+            }
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        match (&state.open, &state.failed) {
+            (Some(open), _) => Ok((open.clone(), false)),
+            (None, Some(failed)) => Err(Unopened::Failed(failed.error.clone())),
+            // It was opened, and has been given up since.
+            (None, None) => Err(Unopened::TimedOut),
+        }
+    }
+
+    fn begin(self: &Arc<Self>, deadline: Deadline, open: impl FnOnce(Deadline) -> Result<C, E> + Send + 'static) {
+        // The thread takes it, or else this one.
+        let (open, link) = (Arc::new(Mutex::new(Some(open))), self.clone());
+        let there = open.clone();
+        let attempt = move |deadline: Deadline| {
+            let taken = there.lock().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some(open) = taken {
+                let _ends = Attempt(&link);
+                let opened = open(deadline);
+                link.opened(opened);
+            }
+        };
+        let (here, least) = (attempt.clone(), Deadline::after(deadline.left().max(LEAST)));
+        let thread = std::thread::Builder::new().name("workglow-limit".into());
+        if without_signals(|| thread.spawn(move || attempt(least))).is_err() {
+            here(deadline);
+        }
+    }
+
+    fn opened(&self, opened: Result<C, E>) {
+        let mut state = self.lock();
+        match opened {
+            Ok(open) => (state.open, state.failed) = (Some(Arc::new(open)), None),
+            Err(error) => {
+                let [first, longest] = PAUSES;
+                let pause = state.failed.as_ref().map_or(first, |before| (before.pause * 2).min(longest));
+                state.failed = Some(Failed { error, pause, until: Instant::now() + pause });
+            }
+        }
+    }
+
+    /// Gives up a connection, unless another one has taken its place.
+    pub fn give_up(&self, given_up: &Arc<C>) {
+        let mut state = self.lock();
+        if state.open.as_ref().is_some_and(|open| Arc::ptr_eq(open, given_up)) {
+            state.open = None;
+        }
+    }
+}
+
+/// An attempt that ends when this is dropped, also by a panic.
+struct Attempt<'a, C: Send + Sync + 'static, E: Clone + Send + 'static>(&'a Link<C, E>);
+
+impl<C: Send + Sync + 'static, E: Clone + Send + 'static> Drop for Attempt<'_, C, E> {
+    fn drop(&mut self) {
+        self.0.lock().is_opening = false;
+        self.0.changed.notify_all();
+    }
+}

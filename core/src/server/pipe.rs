@@ -1,0 +1,259 @@
+//! A connection that the callers of a process share. Requests are sent one after the other, and their answers come in
+//! that order, so many are on the way at the same time.
+//!
+//! It has no thread. One of the callers that wait, the *reader*, sleeps until something comes, and hands the others
+//! their answers.
+//!
+//! 1. The state has a lock. Nobody blocks while holding it: the socket never blocks.
+//! 2. There is at most one reader. It sleeps in `poll`, without the lock. The others sleep until they are unparked.
+//! 3. A reader that leaves, with its answer or without, unparks another caller that waits, which becomes the reader.
+//! 4. A caller that leaves without its answer leaves its place in the queue behind, so that the answer is recognised
+//!    when it comes, and dropped.
+//! 5. A server that has been silent for a while although it was asked is given up, with its connection: that answer may
+//!    never come.
+
+use super::stream::{Deadline, Stream, silent};
+use std::collections::{HashMap, VecDeque};
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::RawFd;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
+
+/// How long a server may be silent before a caller whose time is over gives its connection up.
+const SILENCE: Duration = Duration::from_secs(1);
+
+/// A protocol: it finds the answers in what has come.
+pub(super) trait Wire: Send {
+    type Answer: Send;
+
+    /// Adds bytes that have come.
+    fn feed(&mut self, bytes: &[u8]);
+
+    /// Returns the next answer, if all of it has come.
+    ///
+    /// # Errors
+    /// If the server does not speak this protocol.
+    fn next(&mut self) -> io::Result<Option<Self::Answer>>;
+}
+
+/// An open connection.
+pub(super) struct Pipe<W: Wire> {
+    /// The server's address.
+    peer: String,
+    /// The socket. It belongs to the stream.
+    socket: RawFd,
+    state: Mutex<State<W>>,
+}
+
+struct State<W: Wire> {
+    stream: Stream,
+    wire: W,
+    /// What is to be sent.
+    out: Vec<u8>,
+    /// The requests that lack answers, oldest first, and the number of the first of them.
+    asked: VecDeque<Asked<W::Answer>>,
+    first: u64,
+    /// Complete answers that their callers have not collected, by number.
+    answered: HashMap<u64, Vec<W::Answer>>,
+    has_reader: bool,
+    /// When something came last.
+    heard: Instant,
+    /// Why it can no longer be used.
+    broken: Option<(ErrorKind, String)>,
+}
+
+struct Asked<A> {
+    since: Instant,
+    wanted: usize,
+    answers: Vec<A>,
+    /// `None`: the caller has left.
+    caller: Option<Thread>,
+}
+
+impl<W: Wire> Pipe<W> {
+    /// Shares a connection on which nothing is on the way.
+    pub fn new(mut stream: Stream, wire: W) -> io::Result<Pipe<W>> {
+        let (peer, socket) = (stream.peer().to_owned(), stream.share()?);
+        let state = State {
+            stream,
+            wire,
+            out: Vec::new(),
+            asked: VecDeque::new(),
+            first: 0,
+            answered: HashMap::new(),
+            has_reader: false,
+            heard: Instant::now(),
+            broken: None,
+        };
+        Ok(Pipe { peer, socket, state: Mutex::new(state) })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<W>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends a request and waits for its answers.
+    ///
+    /// # Errors
+    /// `TimedOut`: they did not come in time. Anything else: the connection is lost, or makes no sense. In both cases the
+    /// server may have received the request.
+    pub fn ask(&self, request: &[u8], wanted: usize, deadline: Deadline) -> io::Result<Vec<W::Answer>> {
+        let mut state = self.lock();
+        let number = state.enqueue(request, wanted);
+        loop {
+            state.send();
+            if let Some(answers) = state.answered.remove(&number) {
+                state.pass_on();
+                return Ok(answers);
+            }
+            if let Some((kind, why)) = &state.broken {
+                return Err(io::Error::new(*kind, why.clone()));
+            }
+            let left = deadline.left();
+            if left.is_zero() {
+                state.leave(number, &self.peer);
+                state.pass_on();
+                return Err(silent(&self.peer));
+            }
+            if state.has_reader {
+                drop(state);
+                thread::park_timeout(left);
+                state = self.lock();
+            } else {
+                state.has_reader = true;
+                let is_all_sent = state.out.is_empty();
+                drop(state);
+                self.sleep(is_all_sent, left);
+                state = self.lock();
+                state.has_reader = false;
+                state.receive();
+            }
+        }
+    }
+
+    /// Sleeps until something has come or, if not all is sent, more can be sent.
+    fn sleep(&self, is_all_sent: bool, most: Duration) {
+        let events = libc::POLLIN | if is_all_sent { 0 } else { libc::POLLOUT };
+        let mut on = libc::pollfd { fd: self.socket, events, revents: 0 };
+        let most = libc::timespec {
+            tv_sec: most.as_secs() as libc::time_t,
+            tv_nsec: libc::c_long::from(most.subsec_nanos() as i32),
+        };
+        // SAFETY: both live for the call; the socket is open as long as this connection. A signal or an error only ends
+        // the sleep: what happened to the socket shows when it is read.
+        unsafe { libc::ppoll(&raw mut on, 1, &raw const most, std::ptr::null()) };
+    }
+
+    /// Returns whether it can be used.
+    pub fn is_whole(&self) -> bool {
+        self.lock().broken.is_none()
+    }
+
+    /// Ends its use: its callers fail as if the server had closed it.
+    pub fn end(&self, why: &str) {
+        self.lock().fail(ErrorKind::ConnectionAborted, why);
+    }
+}
+
+impl<W: Wire> State<W> {
+    fn enqueue(&mut self, request: &[u8], wanted: usize) -> u64 {
+        let number = self.first + self.asked.len() as u64;
+        if self.broken.is_none() {
+            self.out.extend_from_slice(request);
+            let (since, answers, caller) = (Instant::now(), Vec::with_capacity(wanted), Some(thread::current()));
+            self.asked.push_back(Asked { since, wanted, answers, caller });
+        }
+        number
+    }
+
+    /// Sends what the system takes.
+    fn send(&mut self) {
+        let mut sent = 0;
+        while self.broken.is_none() && sent < self.out.len() {
+            match self.stream.write(&self.out[sent..]) {
+                Ok(0) => self.fail(ErrorKind::WriteZero, "the connection takes no bytes"),
+                Ok(length) => sent += length,
+                Err(e) if e.kind() == ErrorKind::WouldBlock => break,
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                // What has come before the end may say why.
+                Err(error) => {
+                    self.receive();
+                    self.fail(error.kind(), &error.to_string());
+                }
+            }
+        }
+        self.out.drain(..sent.min(self.out.len()));
+        // TLS keeps what the socket did not take.
+        let _ = self.stream.flush();
+    }
+
+    /// Reads what has come, and hands out the answers.
+    fn receive(&mut self) {
+        let mut piece = [0; 1 << 14];
+        while self.broken.is_none() {
+            match self.stream.read(&mut piece) {
+                Ok(0) => self.fail(ErrorKind::UnexpectedEof, "the server closed the connection"),
+                Ok(length) => {
+                    self.heard = Instant::now();
+                    self.wire.feed(&piece[..length]);
+                    self.hand_out();
+                    if length < piece.len() {
+                        break;
+                    }
+                }
+                Err(e) if e.kind() == ErrorKind::WouldBlock => break,
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(error) => self.fail(error.kind(), &error.to_string()),
+            }
+        }
+    }
+
+    fn hand_out(&mut self) {
+        while let Some(oldest) = self.asked.front_mut() {
+            match self.wire.next() {
+                Ok(Some(answer)) => oldest.answers.push(answer),
+                Ok(None) => return,
+                Err(error) => return self.fail(ErrorKind::InvalidData, &error.to_string()),
+            }
+            if oldest.answers.len() == oldest.wanted
+                && let Some(Asked { answers, caller, .. }) = self.asked.pop_front()
+            {
+                if let Some(caller) = caller {
+                    self.answered.insert(self.first, answers);
+                    caller.unpark();
+                }
+                self.first += 1;
+            }
+        }
+    }
+
+    /// Leaves a request without waiting longer for its answer.
+    fn leave(&mut self, number: u64, peer: &str) {
+        let oldest = self.asked.front().map(|oldest| oldest.since.max(self.heard));
+        if let Some(asked) = self.asked.get_mut((number - self.first) as usize) {
+            asked.caller = None;
+        }
+        if oldest.is_some_and(|since| since.elapsed() >= SILENCE) {
+            let error = silent(peer);
+            self.fail(error.kind(), &error.to_string());
+        }
+    }
+
+    /// Leaves reading to another caller that waits, if there is one.
+    fn pass_on(&self) {
+        if !self.has_reader
+            && let Some(next) = self.asked.iter().find_map(|asked| asked.caller.as_ref())
+        {
+            next.unpark();
+        }
+    }
+
+    fn fail(&mut self, kind: ErrorKind, why: &str) {
+        if self.broken.is_none() {
+            self.broken = Some((kind, why.to_owned()));
+            self.out.clear();
+            self.asked.drain(..).filter_map(|asked| asked.caller).for_each(|caller| caller.unpark());
+        }
+    }
+}
