@@ -59,31 +59,32 @@ impl<C: Send + Sync + 'static, E: Clone + Send + 'static> Link<C, E> {
         deadline: Deadline,
         open: impl FnOnce(Deadline) -> Result<C, E> + Send + 'static,
     ) -> Result<(Arc<C>, bool), Unopened<E>> {
-        let mut state = self.lock();
-        if let Some(open) = &state.open {
-            return Ok((open.clone(), true));
-        }
-        if !state.is_opening {
-            if let Some(failed) = state.failed.as_ref().filter(|failed| failed.until > Instant::now()) {
-                return Err(Unopened::Failed(failed.error.clone()));
+        let (mut state, mut open, mut was_open) = (self.lock(), Some(open), true);
+        loop {
+            if let Some(open) = &state.open {
+                return Ok((open.clone(), was_open));
             }
-            state.is_opening = true;
-            drop(state);
-            self.begin(deadline, open);
-            state = self.lock();
-        }
-        while state.is_opening {
-            let left = deadline.left();
-            if left.is_zero() {
-                return Err(Unopened::TimedOut);
+            if !state.is_opening {
+                // The attempt that this caller has waited for, or an earlier one.
+                let failed = state.failed.as_ref().filter(|failed| !was_open || failed.until > Instant::now());
+                if let Some(failed) = failed {
+                    return Err(Unopened::Failed(failed.error.clone()));
+                }
+                // Without an attempt left, its connection was given up since.
+                let Some(open) = open.take() else { return Err(Unopened::TimedOut) };
+                state.is_opening = true;
+                drop(state);
+                self.begin(deadline, open);
+                state = self.lock();
             }
-            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
-        }
-        match (&state.open, &state.failed) {
-            (Some(open), _) => Ok((open.clone(), false)),
-            (None, Some(failed)) => Err(Unopened::Failed(failed.error.clone())),
-            // It was opened, and has been given up since.
-            (None, None) => Err(Unopened::TimedOut),
+            was_open = false;
+            while state.is_opening {
+                let left = deadline.left();
+                if left.is_zero() {
+                    return Err(Unopened::TimedOut);
+                }
+                state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            }
         }
     }
 

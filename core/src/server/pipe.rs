@@ -21,7 +21,7 @@ use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 /// How long a server may be silent before a caller whose time is over gives its connection up.
-const SILENCE: Duration = Duration::from_secs(1);
+pub(super) const SILENCE: Duration = Duration::from_secs(1);
 
 /// A protocol: it finds the answers in what has come.
 pub(super) trait Wire: Send {

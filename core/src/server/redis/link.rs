@@ -7,6 +7,7 @@ use super::address::{FirstServer, HostPort, Server};
 use super::wire::Connection;
 use crate::fork::PerProcess;
 use crate::server::link::{Link, Unopened};
+use crate::server::pipe::SILENCE;
 use crate::server::stream::{Deadline, silent};
 use crate::waiting::MayWait;
 use redis::{Cmd, ConnectionLike, ErrorKind, FromRedisValue, RedisError, RedisResult, ServerErrorKind, Value};
@@ -153,11 +154,12 @@ impl Links {
             Ok(opened) => opened,
             Err(error) => return self.unreached(limit, at, error),
         };
-        // A server that is silent may have a successor, which needs time, too.
-        let may_have_successor = at.is_some() || self.may_find_another();
+        // A server that is silent may have a successor, which needs time, too. (A caller with little time has no reason to
+        // take the connection from the others.)
         let deadline = Deadline::after(left());
-        let this = if was_open && may_have_successor { deadline.shared_by(2) } else { deadline };
-        let mut node = Node { asking: is_sent, ..Node::of(&opened, this) };
+        let first_part = Some(deadline.shared_by(2))
+            .filter(|part| was_open && (at.is_some() || self.may_find_another()) && part.left() >= SILENCE);
+        let mut node = Node { asking: is_sent, ..Node::of(&opened, first_part.unwrap_or(deadline)) };
         let error = match ask(&mut node) {
             Ok(answer) => return Attempt::Answer(answer),
             Err(error) => error,
@@ -167,7 +169,7 @@ impl Links {
             if !error.is_io_error() {
                 return Attempt::Failed(error);
             }
-            if may_have_successor {
+            if first_part.is_some() {
                 pipe.end("the server was silent");
             }
             if !pipe.is_whole() {
