@@ -137,3 +137,43 @@ impl<C: Send + Sync + 'static, E: Clone + Send + 'static> Drop for Attempt<'_, C
         self.0.changed.notify_all();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+    /// A refused connection once cost an attempt per call: 2,470 in 4 s.
+    #[test]
+    fn attempts_are_made_one_at_a_time_and_ever_less_often() {
+        let (link, attempts, now) =
+            (Arc::new(Link::<(), u64>::default()), Arc::new(AtomicU64::new(0)), AtomicU64::new(0));
+        let began = Instant::now();
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..1_000 {
+                        let attempts = attempts.clone();
+                        let got = link.get(Deadline::after(Duration::from_secs(600)), move |_| {
+                            Err(attempts.fetch_add(1, Relaxed) + 1)
+                        });
+                        assert!(matches!(got, Err(Unopened::Failed(1..))));
+                        now.fetch_add(1, Relaxed);
+                        std::thread::sleep(Duration::from_micros(200));
+                    }
+                });
+            }
+        });
+        assert_eq!(now.into_inner(), 4_000);
+        let [first, longest] = PAUSES;
+        let growing = (longest.as_millis() / first.as_millis()).ilog2() as u64 + 2;
+        let most = growing + (began.elapsed().as_millis() / longest.as_millis()) as u64;
+        let made = attempts.load(Relaxed);
+        assert!(made > 1 && made <= most, "{made} attempts, of at most {most}");
+        // Once it is there, it serves all.
+        std::thread::sleep(longest);
+        let open = |_| Ok(());
+        assert!(link.get(Deadline::after(Duration::from_secs(600)), open).is_ok_and(|(_, was_open)| !was_open));
+        assert!(link.get(Deadline::after(Duration::ZERO), open).is_ok_and(|(_, was_open)| was_open));
+    }
+}

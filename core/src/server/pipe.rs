@@ -257,3 +257,92 @@ impl<W: Wire> State<W> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{BufRead, BufReader};
+    use std::os::unix::net::{UnixListener, UnixStream};
+
+    /// Lines.
+    struct Lines(Vec<u8>);
+
+    impl Wire for Lines {
+        type Answer = String;
+
+        fn feed(&mut self, bytes: &[u8]) {
+            self.0.extend_from_slice(bytes);
+        }
+
+        fn next(&mut self) -> io::Result<Option<String>> {
+            let end = self.0.iter().position(|byte| *byte == b'\n');
+            Ok(end.map(|end| String::from_utf8(self.0.drain(..=end).collect()).unwrap()))
+        }
+    }
+
+    /// A connection, and its other end.
+    fn pair() -> (Pipe<Lines>, UnixStream) {
+        let name = format!("wgl-pipe-{}-{:?}", std::process::id(), thread::current().id());
+        let path = std::env::temp_dir().join(name);
+        let _ = std::fs::remove_file(&path);
+        let listener = UnixListener::bind(&path).unwrap();
+        let stream = Stream::unix(&path, Deadline::after(Duration::from_secs(60))).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        (Pipe::new(stream, Lines(Vec::new())).unwrap(), listener.accept().unwrap().0)
+    }
+
+    fn patient() -> Deadline {
+        Deadline::after(Duration::from_secs(600))
+    }
+
+    /// Were the place of a caller that left forgotten, the next one would take its answer, which may be a start.
+    #[test]
+    fn an_answer_that_is_late_goes_to_nobody_else() {
+        let (pipe, mut server) = loop {
+            let (pipe, server) = pair();
+            let left = pipe.ask(b"first\n", 1, Deadline::after(Duration::from_millis(1)));
+            assert_eq!(left.unwrap_err().kind(), ErrorKind::TimedOut);
+            // A caller that was stopped for a second has given it up.
+            if pipe.is_whole() {
+                break (pipe, server);
+            }
+        };
+        thread::scope(|scope| {
+            let second = scope.spawn(|| pipe.ask(b"second\n", 2, patient()).unwrap());
+            let mut asked = BufReader::new(server.try_clone().unwrap()).lines();
+            assert_eq!([asked.next(), asked.next()].map(|line| line.unwrap().unwrap()), ["first", "second"]);
+            server.write_all(b"late\none\ntwo\n").unwrap();
+            assert_eq!(second.join().unwrap(), ["one\n", "two\n"]);
+        });
+    }
+
+    #[test]
+    fn each_caller_gets_its_own_answer() {
+        let (pipe, server) = pair();
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                let mut to = server.try_clone().unwrap();
+                for line in BufReader::new(server).lines() {
+                    let _ = to.write_all((line.unwrap() + "\n").as_bytes());
+                }
+            });
+            let pipe = &pipe;
+            let callers: Vec<_> = (0..8)
+                .map(|caller| {
+                    scope.spawn(move || {
+                        for i in 0..500 {
+                            let line = format!("{caller} {i}\n");
+                            assert_eq!(pipe.ask(line.as_bytes(), 1, patient()).unwrap(), [line]);
+                        }
+                    })
+                })
+                .collect();
+            callers.into_iter().for_each(|caller| caller.join().unwrap());
+            // SAFETY: plain call on a socket that is open. It ends the other side.
+            unsafe { libc::shutdown(pipe.socket, libc::SHUT_RDWR) };
+            let kind = pipe.ask(b"more\n", 1, patient()).unwrap_err().kind();
+            assert!([ErrorKind::UnexpectedEof, ErrorKind::BrokenPipe].contains(&kind), "{kind}");
+            assert!(!pipe.is_whole());
+        });
+    }
+}
