@@ -51,6 +51,7 @@ struct State<W: Wire> {
     wire: W,
     /// What is to be sent.
     out: Vec<u8>,
+    is_all_sent: bool,
     /// The requests that lack answers, oldest first, and the number of the first of them.
     asked: VecDeque<Asked<W::Answer>>,
     first: u64,
@@ -79,6 +80,7 @@ impl<W: Wire> Pipe<W> {
             stream,
             wire,
             out: Vec::new(),
+            is_all_sent: true,
             asked: VecDeque::new(),
             first: 0,
             answered: HashMap::new(),
@@ -122,7 +124,7 @@ impl<W: Wire> Pipe<W> {
                 state = self.lock();
             } else {
                 state.has_reader = true;
-                let is_all_sent = state.out.is_empty();
+                let is_all_sent = state.is_all_sent;
                 drop(state);
                 self.sleep(is_all_sent, left);
                 state = self.lock();
@@ -185,7 +187,7 @@ impl<W: Wire> State<W> {
         }
         self.out.drain(..sent.min(self.out.len()));
         // TLS keeps what the socket did not take.
-        let _ = self.stream.flush();
+        self.is_all_sent = self.stream.flush().is_ok() && self.out.is_empty();
     }
 
     /// Reads what has come, and hands out the answers.

@@ -186,7 +186,7 @@ fn limits(seen: &mut Facts) {
         && clients * 10 >= most * 8u64
     {
         let what = "few connections are left; a process without one cannot decide";
-        seen.add(Warning, "maxclients", most, what, "more than all processes need: up to 8 each");
+        seen.add(Warning, "maxclients", most, what, "more than all processes need: one each");
     }
 }
 
