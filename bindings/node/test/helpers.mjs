@@ -24,6 +24,13 @@ export function manual({ RateLimiter, Store, ManualClock }, max, seconds, name =
 /** Waits until all tasks that are ready have run. */
 export const settle = () => new Promise((resolve) => setTimeout(resolve, 5));
 
+/** Returns a function that waits until it was called `count` times: a slow machine may delay each of the calls. */
+export function together(count) {
+  let open;
+  const reached = new Promise((resolve) => (open = resolve));
+  return () => (--count === 0 && open(), reached);
+}
+
 /** How often `patiently` runs a function at most. */
 const ATTEMPTS = 100;
 

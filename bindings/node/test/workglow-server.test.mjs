@@ -6,7 +6,7 @@ import * as current from "@workglow/job-queue";
 import * as older from "workglow-job-queue-0.2.31";
 import * as package_ from "workglow-limit";
 import { WorkglowRateLimiterStorage } from "workglow-limit/workglow";
-import { manual, settle } from "./helpers.mjs";
+import { manual, settle, together } from "./helpers.mjs";
 import { startPostgres } from "./postgres.mjs";
 import { startRedis } from "./redis.mjs";
 
@@ -53,8 +53,10 @@ for (const [version, workglow] of Object.entries({ "0.2.37": current, "0.2.31": 
     let running = 0;
     let most = 0;
     let done = 0;
+    const meet = together(2);
     const { send } = await serve(t, workglow, toWorkglow(slots), async ({ i }) => {
       most = Math.max(most, ++running);
+      await meet();
       await settle();
       running--;
       done++;

@@ -10,7 +10,7 @@ import { limitAxios } from "workglow-limit/axios";
 import { limitFetch } from "workglow-limit/fetch";
 import { limitUndici } from "workglow-limit/undici";
 import axios from "axios";
-import { manual, settle } from "../helpers.mjs";
+import { manual, settle, together } from "../helpers.mjs";
 import { clients, isEager, isWhole } from "./clients.mjs";
 import { deadPort, model, mostInAnyWindow, serve } from "./server.mjs";
 
@@ -77,9 +77,11 @@ for (const [client, make] of Object.entries(clients)) {
   test(`${client}: a concurrency limit counts open responses exactly`, async (t) => {
     let open = 0;
     let most = 0;
+    const meet = together(3);
     const { url } = await serve(t, async (request, response) => {
       most = Math.max(most, ++open);
       response.write("be");
+      await meet();
       await settle();
       open--;
       response.end("gin");
