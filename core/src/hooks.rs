@@ -4,6 +4,7 @@
 
 use crate::error::Error;
 use crate::fork;
+use std::cell::RefCell;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -56,6 +57,25 @@ pub type Hook = Arc<dyn Fn(&Event) + Send + Sync>;
 /// The number of a hook: see [`Limiter::off`](crate::Limiter::off). Numbers are never reused.
 pub type HookId = u64;
 
+/// Calls of hooks that are still to be made.
+pub(crate) type Calls = Vec<(Hook, Event)>;
+
+thread_local! {
+    static LATER: RefCell<Option<Calls>> = const { RefCell::new(None) };
+}
+
+/// Makes calls on behalf of another thread, which has to call the hooks: see [`make`].
+pub(crate) fn for_another_thread<R>(call: impl FnOnce() -> R) -> (R, Calls) {
+    LATER.set(Some(Vec::new()));
+    let answer = call();
+    (answer, LATER.take().unwrap_or_default())
+}
+
+/// Calls hooks with the events of a call that another thread made.
+pub(crate) fn make(calls: Calls) {
+    calls.into_iter().for_each(|(hook, event)| hook(&event));
+}
+
 /// The hooks of a limiter or a store. A forked child inherits them.
 #[derive(Default)]
 pub(crate) struct Hooks {
@@ -87,7 +107,12 @@ impl Hooks {
         if self.are_any() {
             let wanted = |(_, of, hook): &(HookId, Happening, Hook)| (*of == event.happening).then(|| hook.clone());
             let hooks: Vec<Hook> = self.with(|all| all.iter().filter_map(wanted).collect());
-            hooks.iter().for_each(|hook| hook(event));
+            let is_later = |hook: &Hook| {
+                LATER.with_borrow_mut(|later| {
+                    later.as_mut().map(|later| later.push((hook.clone(), event.clone()))).is_some()
+                })
+            };
+            hooks.iter().filter(|hook| !is_later(hook)).for_each(|hook| hook(event));
         }
     }
 

@@ -9,6 +9,7 @@ use crate::fork::PerProcess;
 use crate::hooks::{Event, Hooks};
 use crate::permit::RawPermit;
 use crate::policy;
+use crate::server::crew::Crew;
 use crate::state::counts::DENIED;
 use crate::state::{Limit, Session};
 use crate::stats::Stats;
@@ -271,6 +272,15 @@ pub trait Internal: Send + Sync {
     /// Returns whether it is a user-defined limiter, or contains one.
     fn has_custom(&self) -> bool {
         false
+    }
+
+    /// Returns the threads that wait for its server, if it has one: they can make its calls. (A user-defined limiter may
+    /// have to be asked in the thread of its own run time.)
+    fn crew(&self) -> Option<Arc<Crew>> {
+        let mut stores = Vec::new();
+        self.stores(&mut stores);
+        let crew = stores.iter().find_map(|store| store.server()).map(|server| server.crew().clone());
+        crew.filter(|_| !self.has_custom())
     }
 
     /// Returns how many composites are nested here, this one included.

@@ -4,6 +4,7 @@
 //! a call under one that no longer applies.
 #![cfg_attr(not(any(feature = "redis", feature = "postgres")), allow(dead_code, reason = "there is no server to ask"))]
 
+pub(crate) mod crew;
 mod doctor;
 #[cfg(feature = "redis")]
 mod link;
@@ -29,6 +30,7 @@ use crate::error::{Error, Result};
 use crate::policy::{Policy, Shape};
 use crate::state::Hash;
 use crate::time::Tick;
+use crew::Crew;
 use std::sync::Arc;
 use std::time::Duration;
 use survey::{Found, Question};
@@ -225,6 +227,9 @@ pub(crate) struct Noted {
 pub(crate) trait Engine: std::fmt::Debug + Send + Sync {
     /// Where its limits are, without the login: two addresses that may lead to different limits never share this.
     fn place(&self) -> String;
+
+    /// The threads that wait for it where callers must not.
+    fn crew(&self) -> &Arc<Crew>;
 
     /// Calls a script. Returns the server's clock, and the answer. `None` if the policy no longer applies; nothing has changed then.
     ///

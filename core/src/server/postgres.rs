@@ -14,6 +14,7 @@ mod tls;
 mod value;
 mod wire;
 
+use super::crew::Crew;
 use super::stream::Deadline;
 use super::survey::{Found, Question};
 use super::witness::Word;
@@ -27,11 +28,12 @@ use crate::time::{Tick, from_ticks};
 use address::Address;
 use std::borrow::Cow;
 use std::fmt;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use value::{Value, int, ints, text};
 use wire::{Cells, Connection, Failure};
 
-/// How many idle connections a process keeps.
+/// How many idle connections a process keeps, and how many calls of its event loops are made at a time.
 const MOST_IDLE: usize = 8;
 
 /// The complete SQL for a server.
@@ -67,6 +69,7 @@ pub(crate) struct Postgres {
     /// Without the password.
     url: String,
     idle: PerProcess<Vec<Connection>>,
+    crew: Arc<Crew>,
 }
 
 impl fmt::Debug for Postgres {
@@ -91,7 +94,12 @@ mod code {
 impl Postgres {
     /// A server at an address. It does not connect yet. `Err`: what is wrong with the address.
     pub fn new(url: &str) -> Result<Postgres, String> {
-        Ok(Postgres { address: Address::parse(url)?, url: without_password(url), idle: PerProcess::new() })
+        Ok(Postgres {
+            address: Address::parse(url)?,
+            url: without_password(url),
+            idle: PerProcess::new(),
+            crew: Crew::new(MOST_IDLE),
+        })
     }
 
     /// Runs one statement. Creates the schema if it is missing.
@@ -217,6 +225,10 @@ fn tick(now: Option<Tick>) -> Value {
 impl Engine for Postgres {
     fn place(&self) -> String {
         self.address.place()
+    }
+
+    fn crew(&self) -> &Arc<Crew> {
+        &self.crew
     }
 
     fn call(&self, call: &Call, patience: Duration) -> Result<Option<(Tick, Vec<i64>)>> {

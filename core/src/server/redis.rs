@@ -21,6 +21,7 @@ mod link;
 mod survey;
 mod wire;
 
+use super::crew::Crew;
 use super::survey::{Found, Question};
 use super::witness::Word;
 use super::{Call, EPOCH, Engine, Family, Finding, Noted, Row, RowChange, Terms, version, without_password};
@@ -32,6 +33,7 @@ use crate::time::{Tick, from_ticks};
 use link::{Links, Node, info_of};
 use redis::{Cmd, FromRedisValue, RedisError, RedisResult, Script, ServerErrorKind};
 use std::fmt;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The set of all declared names. (In a cluster it is on the node where a limit of such a name would be; no limit has
@@ -40,6 +42,9 @@ const NAMES: &str = "wgl:names";
 
 /// A key that exists as long as the server has not been wiped: see [`may_be_wiped`].
 const MARK: &str = "wgl:mark";
+
+/// The most requests of event loops on the way at a time. They share one connection.
+const SIDE_BY_SIDE: usize = 256;
 
 /// A server that speaks the Redis protocol.
 pub(crate) struct Redis {
@@ -51,6 +56,7 @@ pub(crate) struct Redis {
     forget: Script,
     lost: Script,
     survey: Script,
+    crew: Arc<Crew>,
 }
 
 impl fmt::Debug for Redis {
@@ -75,7 +81,16 @@ impl Redis {
         let forget = Script::new(include_str!("redis/forget.lua"));
         let lost = Script::new(include_str!("redis/lost.lua"));
         let survey = Script::new(include_str!("redis/survey.lua"));
-        Ok(Redis { links, url: without_password(url), scripts, note, forget, lost, survey })
+        Ok(Redis {
+            links,
+            url: without_password(url),
+            scripts,
+            note,
+            forget,
+            lost,
+            survey,
+            crew: Crew::new(SIDE_BY_SIDE),
+        })
     }
 
     /// Runs a function with a connection to the server of a limit.
@@ -240,6 +255,10 @@ fn waiting_of(name: &str) -> String {
 impl Engine for Redis {
     fn place(&self) -> String {
         self.links.first.place()
+    }
+
+    fn crew(&self) -> &Arc<Crew> {
+        &self.crew
     }
 
     fn call(&self, call: &Call, patience: Duration) -> Result<Option<(Tick, Vec<i64>)>> {

@@ -1,12 +1,13 @@
 //! The waiters of one event loop.
 
+use super::errands::{Back, COMING_BACK, Errands, Joining};
 use super::key::{KeyLine, Out, Pass};
 use super::own_place::OwnPlace;
-use super::{Outcome, Waiter};
+use super::{Outcome, Rank, Waiter};
 use crate::error::{Error, Result};
 use crate::fork;
-use crate::limiter::Limiter;
 use crate::limiter::events::Call;
+use crate::limiter::{LOOK_AGAIN, Limiter};
 use crate::permit::RawPermit;
 use crate::time::{Clock, Tick, from_ticks};
 use crate::waiting::MayWait;
@@ -16,6 +17,9 @@ use std::time::{Duration, Instant};
 
 /// The longest duration of one call. The rest is due immediately.
 const BATCH: Duration = Duration::from_millis(8);
+
+/// How often to look whether a line is back, if nobody wakes the driver, in ticks.
+const LOOK_BACK: Tick = 1_000_000;
 
 /// The delay before another attempt to give something back.
 const GIVE_BACK_AGAIN: Duration = Duration::from_millis(1);
@@ -78,6 +82,10 @@ pub struct Line {
     left: Vec<(RawPermit, bool)>,
     /// Whether the last call waited for the store in vain: later waiters then only try.
     is_stuck: bool,
+    /// With a server: what threads do.
+    errands: Option<Errands>,
+    /// The deadlines of waiters whose lines may be in a thread.
+    deadlines: BTreeSet<(Tick, WaiterId)>,
     generation: u64,
 }
 
@@ -96,13 +104,25 @@ enum Due {
 
 #[derive(Debug)]
 enum Seated {
-    At(Arc<str>, i32),
+    At { key: Arc<str>, rank: Rank, weight: u64, deadline: Tick },
     OwnPlace(OwnPlace),
 }
 
 impl Line {
     /// Makes an empty line for a limiter. Opens nothing.
     pub fn new(limiter: Arc<dyn Limiter>) -> Line {
+        Self::of(limiter, None)
+    }
+
+    /// Makes a line whose calls [never wait](crate::MayWait::Never), even if its limit is on a server. Threads of the
+    /// library ask for each of its keys then, and call `wake` when [`Line::advance`] has something to return before its
+    /// time. If the limit is on no server, this is [`Line::new`].
+    pub fn with_wake(limiter: Arc<dyn Limiter>, wake: impl Fn() + Send + Sync + 'static) -> Line {
+        let errands = Errands::of(&*limiter, Arc::new(wake));
+        Self::of(limiter, errands)
+    }
+
+    fn of(limiter: Arc<dyn Limiter>, errands: Option<Errands>) -> Line {
         Line {
             limiter,
             keys: HashMap::new(),
@@ -115,6 +135,8 @@ impl Line {
             is_own_place_blocked: false,
             left: Vec::new(),
             is_stuck: false,
+            errands,
+            deadlines: BTreeSet::new(),
             generation: fork::generation(),
         }
     }
@@ -139,6 +161,9 @@ impl Line {
         let Some(call) = Call::of(&*limiter, waiter.key, waiter.weight) else { return self.quiet_join(waiter) };
         let held = call.forecast(waiter.place.as_ref());
         let mut joined = self.quiet_join(waiter);
+        if joined.is_ok() && self.is_away(waiter.key) {
+            return joined; // Its thread reports what becomes of it.
+        }
         if let Ok(Joined::Waiting(id)) = joined
             && MayWait::here() == MayWait::Never
             && self.blocked.contains(waiter.key)
@@ -156,7 +181,7 @@ impl Line {
 
     fn quiet_join(&mut self, waiter: Waiter<'_>) -> Result<Joined> {
         self.forget_parents_waiters();
-        let clock = self.clock();
+        let (clock, since) = (self.clock(), Instant::now());
         let now = clock.now().floor;
         self.last_id += 1;
         let id = self.last_id;
@@ -172,7 +197,15 @@ impl Line {
                 }
             };
         }
-        let rank = (waiter.priority, id);
+        let (rank, deadline) = ((waiter.priority, id), super::deadline(now, waiter.timeout));
+        let joining = Joining { rank, weight: waiter.weight, grace: waiter.grace, deadline, since };
+        if self.is_away(waiter.key) {
+            self.seat(waiter.key.into(), &joining);
+            if let Some(errands) = &mut self.errands {
+                errands.join_later(waiter.key, joining);
+            }
+            return Ok(Joined::Waiting(id));
+        }
         let (key, mut entry) = match self.keys.remove_entry(waiter.key) {
             Some(known) => known,
             None => (waiter.key.into(), Entry::default()),
@@ -183,8 +216,18 @@ impl Line {
         // Outcomes of other waiters, and all outcomes after those, are returned by the next `advance`.
         let is_own = self.over.is_empty() && matches!(&out[..], [(other, _)] if *other == rank);
         let own = if is_own { out.pop().map(|(_, outcome)| outcome) } else { None };
+        let would_wait = joined == Err(Error::WouldWait) || entry.line.is_blocked();
+        let is_over = own.is_some() || out.iter().any(|(other, _)| *other == rank);
+        if would_wait && !is_over && self.has_errands() {
+            // It joins in the thread, which can ask for it.
+            entry.line.leave(&*self.limiter, rank);
+            self.publish(&key, out);
+            self.seat(key.clone(), &joining);
+            self.send(key, entry, vec![joining]);
+            return Ok(Joined::Waiting(id));
+        }
         if joined.is_ok() && own.is_none() {
-            self.waiters.insert(id, Seated::At(key.clone(), waiter.priority));
+            self.seat(key.clone(), &joining);
         }
         self.publish(&key, out);
         self.keep(key, entry);
@@ -196,10 +239,83 @@ impl Line {
         }
     }
 
+    fn seat(&mut self, key: Arc<str>, &Joining { rank, weight, deadline, .. }: &Joining) {
+        let (_, id) = rank;
+        if self.errands.is_some() && deadline != Tick::MAX {
+            self.deadlines.insert((deadline, id));
+        }
+        self.waiters.insert(id, Seated::At { key, rank, weight, deadline });
+    }
+
+    /// Removes a waiter and returns where it was.
+    fn unseat(&mut self, id: WaiterId) -> Option<Seated> {
+        let seated = self.waiters.remove(&id)?;
+        if let Seated::At { deadline, .. } = seated {
+            self.deadlines.remove(&(deadline, id));
+        }
+        Some(seated)
+    }
+
+    /// Returns whether a call that would have to wait is left to a thread.
+    fn has_errands(&self) -> bool {
+        self.errands.is_some() && MayWait::here() == MayWait::Never
+    }
+
+    fn is_away(&self, key: &str) -> bool {
+        self.errands.as_ref().is_some_and(|errands| errands.has(key))
+    }
+
+    /// Lets a thread ask for a key.
+    fn send(&mut self, key: Arc<str>, entry: Entry, joining: Vec<Joining>) {
+        if let Some(due) = entry.due {
+            self.due.remove(&(due, Due::Key(key.clone())));
+        }
+        if let Some(errands) = &mut self.errands {
+            errands.send(&self.limiter, key, entry.line, joining);
+        }
+    }
+
+    /// Takes back the lines that threads have finished with.
+    fn take_back(&mut self) {
+        let all = self.errands.as_mut().map(Errands::take).unwrap_or_default();
+        for Back { key, mut line, out, joining, left, is_woken } in all {
+            let (gone, out): (Out, Out) = out.into_iter().partition(|(rank, _)| left.contains(rank));
+            self.publish(&key, out);
+            for (_, outcome) in gone {
+                if let Outcome::Admitted(permit) = outcome {
+                    self.give_back(permit, false);
+                }
+            }
+            left.into_iter().for_each(|rank| line.leave(&*self.limiter, rank));
+            if is_woken {
+                line.wake(self.clock().now().floor);
+            }
+            let entry = Entry { line, due: None };
+            if joining.is_empty() { self.keep(key, entry) } else { self.send(key, entry, joining) }
+        }
+    }
+
+    /// Ends the waits of those whose lines do not come back in time.
+    fn expire_away(&mut self, now: Tick) {
+        while let Some(&(deadline, id)) = self.deadlines.first()
+            && deadline.saturating_add(COMING_BACK) <= now
+        {
+            self.deadlines.pop_first();
+            let Some(Seated::At { key, rank, weight, .. }) = self.waiters.get(&id) else { continue };
+            if self.errands.as_mut().is_some_and(|errands| errands.leave(key, *rank)) {
+                self.limiter.sent_away(key, *weight);
+                self.waiters.remove(&id);
+                self.over.push((id, Outcome::Expired(LOOK_AGAIN)));
+            }
+        }
+    }
+
     /// Does all work that is due, and appends the waits that ended. Returns the time until it has to be called again;
     /// `None`: there are no waiters. Call it after that time, and at any other time; a call with nothing due is cheap.
     pub fn advance(&mut self, over: &mut Vec<(WaiterId, Outcome)>) -> Option<Duration> {
         self.forget_parents_waiters();
+        self.take_back();
+        self.expire_away(self.clock().now().floor);
         over.append(&mut self.over);
         (self.is_own_place_blocked, self.is_stuck) = (false, false);
         for (permit, is_place) in std::mem::take(&mut self.left) {
@@ -276,17 +392,27 @@ impl Line {
         if !self.left.is_empty() {
             return Some(GIVE_BACK_AGAIN);
         }
-        let (due, _) = self.due.first()?;
-        Some(from_ticks(due.saturating_sub(self.clock().now().floor)))
+        let due = self.due.first().map(|(due, _)| *due);
+        let now = self.clock().now().floor;
+        let due = match self.errands.as_ref().filter(|errands| errands.are_any()) {
+            None => due?,
+            Some(errands) if errands.has_returned() => now,
+            Some(_) => {
+                let deadline = self.deadlines.first().map(|(deadline, _)| deadline.saturating_add(COMING_BACK));
+                due.into_iter().chain(deadline).fold(now.saturating_add(LOOK_BACK), Tick::min)
+            }
+        };
+        Some(from_ticks(due.saturating_sub(now)))
     }
 
     /// Reports that a start of this key was completed, cancelled or cleared in this process (`None`: the key is
     /// unknown). The next [`Line::advance`], which is then due immediately, checks for free units. Without this call a
     /// waiter for a concurrency limit notices up to 16 ms later, and others when their place is ready.
     pub fn wake(&mut self, key: Option<&str>) {
-        if self.is_the_parent_s() || self.keys.is_empty() {
+        if self.is_the_parent_s() {
             return;
         }
+        self.errands.iter_mut().for_each(|errands| errands.wake(key));
         let now = self.clock().now().floor;
         let keys: Vec<Arc<str>> = match key {
             Some(key) => self.keys.get_key_value(key).map(|(key, _)| key.clone()).into_iter().collect(),
@@ -304,10 +430,13 @@ impl Line {
     /// start that was admitted, but not returned yet, is cancelled.
     pub fn leave(&mut self, id: WaiterId) {
         self.forget_parents_waiters();
-        match self.waiters.remove(&id) {
-            Some(Seated::At(key, priority)) => {
+        match self.unseat(id) {
+            Some(Seated::At { key, rank, .. }) => {
+                if self.errands.as_mut().is_some_and(|errands| errands.leave(&key, rank)) {
+                    return;
+                }
                 if let Some(mut entry) = self.keys.remove(&key) {
-                    entry.line.leave(&*self.limiter, (priority, id));
+                    entry.line.leave(&*self.limiter, rank);
                     self.keep(key, entry);
                 }
             }
@@ -334,7 +463,12 @@ impl Line {
             false => limiter.cancel(&permit),
         });
         if let Err(Error::WouldWait) = given {
-            self.left.push((permit, is_place));
+            match self.errands.as_ref().filter(|_| MayWait::here() == MayWait::Never) {
+                Some(errands) => errands.call(&self.limiter, move |limiter| {
+                    let _ = if is_place { limiter.cancel_place(&permit) } else { limiter.cancel(&permit) };
+                }),
+                None => self.left.push((permit, is_place)),
+            }
         }
     }
 
@@ -378,7 +512,7 @@ impl Line {
 
     fn publish(&mut self, key: &str, out: Out) {
         for ((_, id), outcome) in out {
-            self.waiters.remove(&id);
+            self.unseat(id);
             if let Outcome::Failed(error) = &outcome {
                 self.report_error(key, error);
             }
@@ -395,6 +529,9 @@ impl Line {
 
     /// Keeps a key's line, unless it is empty, and its due time.
     fn keep(&mut self, key: Arc<str>, mut entry: Entry) {
+        if entry.line.is_blocked() && !entry.line.is_empty() && self.has_errands() {
+            return self.send(key, entry, Vec::new());
+        }
         if let Some(due) = entry.due.take() {
             self.due.remove(&(due, Due::Key(key.clone())));
         }
@@ -429,6 +566,8 @@ impl Line {
             self.blocked.clear();
             self.taken.clear();
             self.left.clear();
+            self.deadlines.clear();
+            self.errands.iter_mut().for_each(Errands::forget);
             self.is_own_place_blocked = false;
             self.generation = fork::generation();
         }
@@ -443,6 +582,7 @@ impl Drop for Line {
         for entry in self.keys.values_mut() {
             entry.line.end(&*self.limiter);
         }
+        self.errands.iter_mut().for_each(|errands| errands.end(&*self.limiter));
         for waiter in self.waiters.values() {
             if let Seated::OwnPlace(own) = waiter {
                 let _ = self.limiter.cancel_place(&own.place);

@@ -10,6 +10,7 @@
 //! late or overtakes moves no place.
 
 mod asks;
+mod errands;
 mod event_loop;
 mod key;
 mod own_place;

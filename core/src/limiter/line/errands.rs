@@ -1,0 +1,240 @@
+//! The lines of an event loop whose limits are on a server. While one asks it, a thread has it (see [`Crew`]): each key's
+//! line on its own, so none waits for another's answer.
+
+use super::key::{KeyLine, Out, Pass};
+use super::{Outcome, Rank, Waiter};
+use crate::hooks;
+use crate::limiter::Limiter;
+use crate::limiter::events::Call;
+use crate::server::crew::Crew;
+use crate::time::{Clock, Tick, from_ticks};
+use std::collections::{HashMap, HashSet};
+use std::mem;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Wakes the driver of a [`Line`](super::Line): it is called from any thread.
+pub(super) type Wake = Arc<dyn Fn() + Send + Sync>;
+
+/// How long after a waiter's deadline its line may still come back with a better answer, in ticks.
+pub(super) const COMING_BACK: Tick = 20_000;
+
+/// The errands of one event loop's lines.
+pub(super) struct Errands {
+    crew: Arc<Crew>,
+    away: HashMap<Arc<str>, Away>,
+    home: Arc<Home>,
+}
+
+/// What happens to a key's line while a thread has it.
+#[derive(Default)]
+struct Away {
+    joining: Vec<Joining>,
+    /// The waiters that have left.
+    left: HashSet<Rank>,
+    is_woken: bool,
+}
+
+/// A waiter that has to ask the server to join.
+pub(super) struct Joining {
+    pub rank: Rank,
+    pub weight: u64,
+    pub grace: Duration,
+    /// [`Tick::MAX`]: none.
+    pub deadline: Tick,
+    pub since: Instant,
+}
+
+/// Where the lines come back.
+struct Home {
+    back: Mutex<Lines>,
+    wake: Wake,
+}
+
+enum Lines {
+    Back(Vec<Returned>),
+    /// The loop has dropped them.
+    Unwanted,
+}
+
+/// A line that has asked.
+struct Returned {
+    key: Arc<str>,
+    line: KeyLine,
+    out: Out,
+    calls: hooks::Calls,
+}
+
+/// A line that is back, and what happened in the meantime.
+pub(super) struct Back {
+    pub key: Arc<str>,
+    pub line: KeyLine,
+    pub out: Out,
+    pub joining: Vec<Joining>,
+    pub left: HashSet<Rank>,
+    pub is_woken: bool,
+}
+
+impl Errands {
+    /// `None`: the limiter is not on a server.
+    pub fn of(limiter: &dyn Limiter, wake: Wake) -> Option<Errands> {
+        Some(Errands { crew: limiter.crew()?, away: HashMap::new(), home: Home::new(wake) })
+    }
+
+    /// Returns whether a thread has any line.
+    pub fn are_any(&self) -> bool {
+        !self.away.is_empty()
+    }
+
+    /// Returns whether a thread has this key's line.
+    pub fn has(&self, key: &str) -> bool {
+        self.away.contains_key(key)
+    }
+
+    /// Returns whether a line is back.
+    pub fn has_returned(&self) -> bool {
+        matches!(&*self.home.lock(), Lines::Back(lines) if !lines.is_empty())
+    }
+
+    /// Sends a key's line to the server.
+    pub fn send(&mut self, limiter: &Arc<dyn Limiter>, key: Arc<str>, line: KeyLine, joining: Vec<Joining>) {
+        self.away.insert(key.clone(), Away::default());
+        let (limiter, home) = (limiter.clone(), self.home.clone());
+        self.crew.send(Box::new(move || home.run(&*limiter, key, line, joining)));
+    }
+
+    /// Makes a call of the limiter, whose answer nobody needs.
+    pub fn call(&self, limiter: &Arc<dyn Limiter>, call: impl FnOnce(&dyn Limiter) + Send + 'static) {
+        let limiter = limiter.clone();
+        self.crew.send(Box::new(move || call(&*limiter)));
+    }
+
+    /// Lets a waiter join when its key's line is back.
+    pub fn join_later(&mut self, key: &str, waiter: Joining) {
+        if let Some(away) = self.away.get_mut(key) {
+            away.joining.push(waiter);
+        }
+    }
+
+    /// Removes a waiter when its key's line is back. Returns whether a thread has the line.
+    pub fn leave(&mut self, key: &str, rank: Rank) -> bool {
+        let Some(away) = self.away.get_mut(key) else { return false };
+        match away.joining.iter().position(|joining| joining.rank == rank) {
+            Some(at) => drop(away.joining.remove(at)),
+            None => drop(away.left.insert(rank)),
+        }
+        true
+    }
+
+    /// Wakes a key's line when it is back (`None`: of all keys).
+    pub fn wake(&mut self, key: Option<&str>) {
+        match key {
+            Some(key) => self.away.get_mut(key).into_iter().for_each(|away| away.is_woken = true),
+            None => self.away.values_mut().for_each(|away| away.is_woken = true),
+        }
+    }
+
+    /// Takes the lines that are back, and calls the hooks.
+    pub fn take(&mut self) -> Vec<Back> {
+        let returned = match &mut *self.home.lock() {
+            Lines::Back(lines) => mem::take(lines),
+            Lines::Unwanted => Vec::new(),
+        };
+        let back = returned.into_iter().filter_map(|Returned { key, line, out, calls }| {
+            hooks::make(calls);
+            let Away { joining, left, is_woken } = self.away.remove(&key)?;
+            Some(Back { key, line, out, joining, left, is_woken })
+        });
+        back.collect()
+    }
+
+    /// Forgets the lines of the parent in a forked child, which has none of its threads.
+    pub fn forget(&mut self) {
+        self.away.clear();
+        self.home = Home::new(self.home.wake.clone());
+    }
+
+    /// Ends all lines, here and away.
+    pub fn end(&mut self, limiter: &dyn Limiter) {
+        let back = mem::replace(&mut *self.home.lock(), Lines::Unwanted);
+        if let Lines::Back(lines) = back {
+            lines.into_iter().for_each(|returned| returned.end(limiter));
+        }
+    }
+}
+
+impl Home {
+    fn new(wake: Wake) -> Arc<Home> {
+        Arc::new(Home { back: Mutex::new(Lines::Back(Vec::new())), wake })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Lines> {
+        self.back.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks for a key's line, in a thread that may wait, and brings the line back.
+    fn run(&self, limiter: &dyn Limiter, key: Arc<str>, mut line: KeyLine, joining: Vec<Joining>) {
+        let clock = Clock::new(0, limiter.manual_clock());
+        let (out, calls) = hooks::for_another_thread(|| {
+            let mut out = Out::new();
+            for waiter in joining {
+                waiter.join(limiter, (&key, &clock), &mut line, &mut out);
+            }
+            let pass = Pass::new(limiter, &key, &clock);
+            line.advance(&pass, &mut out);
+            line.write_taken(&pass, &mut out);
+            out
+        });
+        let returned = Returned { key, line, out, calls };
+        let mut back = self.lock();
+        match &mut *back {
+            Lines::Back(lines) => {
+                lines.push(returned);
+                let is_first = lines.len() == 1;
+                drop(back);
+                if is_first {
+                    (self.wake)();
+                }
+            }
+            Lines::Unwanted => {
+                drop(back);
+                returned.end(limiter);
+            }
+        }
+    }
+}
+
+impl Joining {
+    fn join(self, limiter: &dyn Limiter, (key, clock): (&str, &Clock), line: &mut KeyLine, out: &mut Out) {
+        let call = Call::of(limiter, key, self.weight);
+        let held = call.as_ref().map(|call| call.forecast(None));
+        let left = self.deadline.saturating_sub(clock.now().floor);
+        let timeout = (self.deadline != Tick::MAX).then(|| from_ticks(left));
+        let waiter = Waiter { grace: self.grace, priority: self.rank.0, timeout, ..Waiter::new("", self.weight) };
+        let pass = Pass { began: self.since, ..Pass::new(limiter, key, clock) };
+        // Whoever gets the outcome reports a failure.
+        if let Err(error) = line.join(&pass, (self.rank, waiter), None, out) {
+            return out.push((self.rank, Outcome::Failed(error)));
+        }
+        let outcome = out.iter().find(|(rank, _)| *rank == self.rank).map(|(_, outcome)| outcome);
+        let Some((call, held)) = call.zip(held) else { return };
+        if !matches!(outcome, Some(Outcome::Failed(_))) {
+            call.report_error(None);
+        }
+        if matches!(outcome, None | Some(Outcome::Expired(_))) {
+            call.report_throttling(held);
+        }
+    }
+}
+
+impl Returned {
+    /// Gives back what it holds.
+    fn end(mut self, limiter: &dyn Limiter) {
+        self.line.end(limiter);
+        for (_, outcome) in self.out {
+            if let Outcome::Admitted(permit) = outcome {
+                let _ = limiter.cancel(&permit);
+            }
+        }
+    }
+}
