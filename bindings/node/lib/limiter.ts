@@ -87,11 +87,14 @@ export abstract class Limiter {
     }
   }
 
+  /** @internal The number of its line of waiters in this thread. */
+  readonly _lineNumber = ++shared.lastLine;
+
   /** @internal Sets the native half. */
   _bind(made: NativeLimiter): void {
     const { holds, wrap = (closure: Closure) => closure } = this.#setup;
     this.#native = made;
-    this._call = wrap(bind(made));
+    this._call = wrap(bind(made, this._lineNumber));
     if (this.#isStopped) this.#close();
     this._holds = holds ?? !native.hasPlaces(made);
     for (const { begin } of this.#early.splice(0)) begin();

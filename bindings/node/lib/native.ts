@@ -17,6 +17,7 @@ export type NativePolicy = Opaque<"policy">;
 export type NativeLimiter = Opaque<"limiter">;
 /** The events of this thread for which its hooks have not been called yet. */
 export type NativeEventQueue = Opaque<"event queue">;
+export type NativeWakeQueue = Opaque<"wake queue">;
 /** A call that has to wait for the store. */
 type PendingCall = Opaque<"pending call">;
 /** The closure of a limiter. It returns a value only for a call with `Flag.later` that would have to wait. */
@@ -95,9 +96,11 @@ interface Native {
   nameOf(limiter: NativeLimiter): string;
   hasPlaces(limiter: NativeLimiter): boolean;
   stats(limiter: NativeLimiter, key: string): number[];
-  bind(limiter: NativeLimiter, buffer: ArrayBuffer, events: NativeEventQueue): Closure;
+  bind(limiter: NativeLimiter, buffer: ArrayBuffer, events: NativeEventQueue, wakes: NativeWakeQueue, line: number): Closure;
   eventQueue(): NativeEventQueue;
   takeEvents(queue: NativeEventQueue): QueuedEvent[];
+  wakeQueue(ring: () => void): NativeWakeQueue;
+  takeWakes(queue: NativeWakeQueue): number[];
   listen(limiter: NativeLimiter, event: string, queue: NativeEventQueue, hook: number): number;
   unlisten(limiter: NativeLimiter, listening: number): void;
   listenToStore(store: NativeStore, event: string, queue: NativeEventQueue, hook: number): number;
@@ -134,6 +137,10 @@ interface ThreadState {
   /** The hooks, by their numbers. */
   readonly hooks: Map<number, (event: QueuedEvent) => void>;
   lastHook: number;
+  readonly wakes: NativeWakeQueue;
+  /** Advances a line that has waiters, by its number. */
+  readonly lines: Map<number, () => void>;
+  lastLine: number;
   /** The first error that a limiter written in JavaScript threw in the innermost call that may call such limiters. */
   failure: unknown;
 }
@@ -144,6 +151,9 @@ export const shared: ThreadState = (holder.shared ??= {
   events: native.eventQueue(),
   hooks: new Map(),
   lastHook: 0,
+  wakes: native.wakeQueue(wakeLines),
+  lines: new Map(),
+  lastLine: 0,
   failure: undefined,
 });
 const { buffer } = shared;
@@ -153,8 +163,14 @@ const large = new BigUint64Array(buffer, Offset.large, 1);
 const text = Buffer.from(buffer, Offset.text, Size.text);
 const bytes = new Uint8Array(buffer);
 
-/** Makes the closure of a limiter. */
-export const bind = (limiter: NativeLimiter): Closure => native.bind(limiter, buffer, shared.events);
+/** Makes the closure of a limiter, whose waiters are in the line with this number. */
+export const bind = (limiter: NativeLimiter, line: number): Closure =>
+  native.bind(limiter, buffer, shared.events, shared.wakes, line);
+
+/** Advances the lines for which a server has answered. */
+function wakeLines(): void {
+  for (const line of native.takeWakes(shared.wakes)) shared.lines.get(line)?.();
+}
 
 /** Calls a limiter. No code of the caller's, such as a getter of its options, may run between this and reading the result. */
 export function call(closure: Closure, op: number, key: string, weight: number): Status {

@@ -3,7 +3,7 @@
 import { SyncUnsupported, TimeoutError, thrown } from "./errors.js";
 import type { Limiter } from "./limiter.js";
 import { Int, Num, Op, Status } from "./layout.js";
-import { type Answer, call, ints, numbers } from "./native.js";
+import { type Answer, call, ints, numbers, shared } from "./native.js";
 import { Permit } from "./permit.js";
 import type { Request } from "./request.js";
 import { clearImmediate, clearTimeout, now, setImmediate, setTimeout } from "./timers.js";
@@ -255,12 +255,14 @@ export class Line {
   /** The first waiter has joined. */
   #begin(): void {
     for (const bell of this.#limiter._bells()) bell.add(this);
+    shared.lines.set(this.#limiter._lineNumber, () => this.#soon(() => this.#advance(Op.advance)));
     this.#isPrecise = this.#limiter._countsWithin(SHORT_WINDOW);
   }
 
   /** The last waiter has left. */
   #end(): void {
     for (const bell of this.#limiter._bells()) bell.delete(this);
+    shared.lines.delete(this.#limiter._lineNumber);
     this.#cancelSleep();
   }
 

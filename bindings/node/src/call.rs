@@ -94,6 +94,7 @@ pub fn bind<'env>(
     may_call_back: bool,
     array: &ArrayBuffer<'env>,
     events: &Arc<EventQueue>,
+    wake: impl Fn() + Send + Sync + 'static,
 ) -> napi::Result<Function<'env, (), ()>> {
     let buffer = array.as_ptr() as *mut CallBuffer;
     if array.len() < size_of::<CallBuffer>() || !buffer.is_aligned() {
@@ -102,7 +103,7 @@ pub fn bind<'env>(
     let mut reference = ptr::null_mut();
     // SAFETY: the environment and the value are alive for the duration of this call, as in all that follow.
     check(unsafe { sys::napi_create_reference(env.raw(), array.raw(), 1, &mut reference) })?;
-    let line = Mutex::new(WaitingLine { line: Line::new(limiter.clone()), ended: VecDeque::new() });
+    let line = Mutex::new(WaitingLine { line: Line::with_wake(limiter.clone(), wake), ended: VecDeque::new() });
     let core = Arc::new(Core { limiter, line, is_maintained: AtomicBool::new(false) });
     let data = ClosureData { core, may_call_back, buffer, events: events.clone(), reference };
     let data = Box::into_raw(Box::new(data));

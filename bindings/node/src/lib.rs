@@ -9,6 +9,7 @@ pub mod hooks;
 mod layout;
 pub mod policies;
 pub mod snapshot;
+pub mod wakes;
 
 use call::{PendingCall, PoolCall};
 use custom::Script;
@@ -18,12 +19,13 @@ use napi::{Env, Task, ValueType, sys};
 use napi_derive::napi;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use wakes::WakeQueue;
 use workglow_limit::{
-    CompositeLimiter, ConcurrencyLimiter, CustomLimiter, DelayLimiter, Durability, Error, EvenlySpacedRateLimiter,
-    FixedWindowLimiter, LeakyBucketLimiter, Limiter, ManualClock, MayWait, NullLimiter, OnError, Policy, Problem,
-    RateLimiter, SlidingWindowCounterLimiter, Stats, Store, StoreOptions, TokenBucketLimiter,
+    Begun, CompositeLimiter, ConcurrencyLimiter, CustomLimiter, DelayLimiter, Durability, Error,
+    EvenlySpacedRateLimiter, FixedWindowLimiter, LeakyBucketLimiter, Limiter, ManualClock, MayWait, NullLimiter,
+    OnError, Policy, Problem, RateLimiter, SlidingWindowCounterLimiter, Stats, Store, StoreOptions, TokenBucketLimiter,
 };
 
 /// A limiter of any kind.
@@ -326,8 +328,10 @@ pub fn open_limiter(limiter: &External<AnyLimiter>) -> AsyncTask<Pooled<()>> {
     let AnyLimiter::Other(limiter) = &**limiter else {
         return AsyncTask::new(Pooled(Box::new(|| Ok(()))));
     };
-    let limiter = limiter.clone();
-    AsyncTask::new(Pooled(Box::new(move || limiter.open())))
+    // Begun here: with a server, all that are opened at the same time are on the way together.
+    let begun = Mutex::new(Some(Begun::later(limiter.clone(), |limiter| limiter.open())));
+    let finish = move || begun.lock().unwrap_or_else(PoisonError::into_inner).take().map_or(Ok(()), Begun::finish);
+    AsyncTask::new(Pooled(Box::new(finish)))
 }
 
 /// Makes a pending call on the thread pool.
@@ -468,14 +472,18 @@ fn counts(stats: &Stats) -> Vec<f64> {
     vec![admitted, denied, wanted, granted, waited, wait_time, cancelled, store_errors, policy_changes]
 }
 
-/// Makes the closure through which a limiter is called. Arguments and results are in `buffer`.
+/// Makes the closure through which a limiter is called. Arguments and results are in `buffer`. `line` is the number of its line of
+/// waiters.
 #[napi(ts_return_type = "() => void")]
 pub fn bind<'env>(
     env: &'env Env,
     limiter: &External<AnyLimiter>,
     buffer: ArrayBuffer<'env>,
     events: &External<Arc<EventQueue>>,
+    wakes: &External<Arc<WakeQueue>>,
+    line: f64,
 ) -> napi::Result<Function<'env, (), ()>> {
     let may_call_back = !matches!(**limiter, AnyLimiter::Other(_));
-    call::bind(env, limiter.get(), may_call_back, &buffer, events)
+    let wakes = Arc::clone(wakes);
+    call::bind(env, limiter.get(), may_call_back, &buffer, events, move || wakes.add(line))
 }

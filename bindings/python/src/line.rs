@@ -59,9 +59,17 @@ impl Waiter {
         self.shared.lines(py).clone_ref(py)
     }
 
-    /// Makes a new line for the limiter.
-    fn line(&self) -> Line {
-        let core = Mutex::new(workglow_limit::Line::new(self.shared.core.clone()));
+    /// Makes a new line for the limiter. `wake` is called from any thread when `advance` has something to return before its time.
+    fn line(&self, wake: Py<PyAny>) -> Line {
+        let wake = move || {
+            // It fails only where the interpreter is ending.
+            Python::try_attach(|py| {
+                if let Err(error) = wake.call0(py) {
+                    error.write_unraisable(py, Some(wake.bind(py)));
+                }
+            });
+        };
+        let core = Mutex::new(workglow_limit::Line::with_wake(self.shared.core.clone(), wake));
         Line { shared: self.shared.clone(), core, pending: Mutex::default() }
     }
 }

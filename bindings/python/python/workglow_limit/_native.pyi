@@ -1169,8 +1169,8 @@ class Waiter:
     def lines(self) -> dict[int, ref[Waiters]]:
         """Weak references to the lines of the limiter, by the ids of their event loops."""
 
-    def line(self) -> Line:
-        """Makes a new line for the limiter."""
+    def line(self, wake: Callable[[], object]) -> Line:
+        """Makes a new line for the limiter. `wake` is called from any thread when `advance` has something to return before its time."""
 
 @final
 class Line:

@@ -1,6 +1,6 @@
 //! The waiters of one event loop.
 
-use super::errands::{Back, COMING_BACK, Errands, Joining};
+use super::errands::{Back, COMING_BACK, Errands, Joining, Wake};
 use super::key::{KeyLine, Out, Pass};
 use super::own_place::OwnPlace;
 use super::{Outcome, Rank, Waiter};
@@ -82,6 +82,8 @@ pub struct Line {
     left: Vec<(RawPermit, bool)>,
     /// Whether the last call waited for the store in vain: later waiters then only try.
     is_stuck: bool,
+    /// Taken by the first waiter, when a composite has its limiters.
+    wake: Option<Wake>,
     /// With a server: what threads do.
     errands: Option<Errands>,
     /// The deadlines of waiters whose lines may be in a thread.
@@ -118,11 +120,10 @@ impl Line {
     /// library ask for each of its keys then, and call `wake` when [`Line::advance`] has something to return before its
     /// time. If the limit is on no server, this is [`Line::new`].
     pub fn with_wake(limiter: Arc<dyn Limiter>, wake: impl Fn() + Send + Sync + 'static) -> Line {
-        let errands = Errands::of(&*limiter, Arc::new(wake));
-        Self::of(limiter, errands)
+        Self::of(limiter, Some(Arc::new(wake)))
     }
 
-    fn of(limiter: Arc<dyn Limiter>, errands: Option<Errands>) -> Line {
+    fn of(limiter: Arc<dyn Limiter>, wake: Option<Wake>) -> Line {
         Line {
             limiter,
             keys: HashMap::new(),
@@ -135,7 +136,8 @@ impl Line {
             is_own_place_blocked: false,
             left: Vec::new(),
             is_stuck: false,
-            errands,
+            wake,
+            errands: None,
             deadlines: BTreeSet::new(),
             generation: fork::generation(),
         }
@@ -181,6 +183,9 @@ impl Line {
 
     fn quiet_join(&mut self, waiter: Waiter<'_>) -> Result<Joined> {
         self.forget_parents_waiters();
+        if let Some(wake) = self.wake.take() {
+            self.errands = Errands::of(&*self.limiter, wake);
+        }
         let (clock, since) = (self.clock(), Instant::now());
         let now = clock.now().floor;
         self.last_id += 1;
@@ -256,9 +261,9 @@ impl Line {
         Some(seated)
     }
 
-    /// Returns whether a call that would have to wait is left to a thread.
+    /// Returns whether a call that would have to wait for the server is left to a thread.
     fn has_errands(&self) -> bool {
-        self.errands.is_some() && MayWait::here() == MayWait::Never
+        self.errands.is_some() && matches!(MayWait::here(), MayWait::Never | MayWait::BrieflyHere)
     }
 
     fn is_away(&self, key: &str) -> bool {
@@ -463,7 +468,7 @@ impl Line {
             false => limiter.cancel(&permit),
         });
         if let Err(Error::WouldWait) = given {
-            match self.errands.as_ref().filter(|_| MayWait::here() == MayWait::Never) {
+            match self.errands.as_ref().filter(|_| self.has_errands()) {
                 Some(errands) => errands.call(&self.limiter, move |limiter| {
                     let _ = if is_place { limiter.cancel_place(&permit) } else { limiter.cancel(&permit) };
                 }),

@@ -218,7 +218,7 @@ class Waiters:
     )
 
     def __init__(self, loop: Loop, first: Waiter) -> None:
-        self._loop, self._line, self._lines = loop, first.line(), first.lines
+        self._loop, self._line, self._lines = loop, self._line_of(first), first.lines
         self._timer = 0  # The id of the timer that the loop has to call.
         self._cancel: Callable[[], object] | None = None
         self._rings = 0.0
@@ -230,6 +230,17 @@ class Waiters:
         self._woken: list[str | None] = []
         self._is_away = False  # Whether another thread has the line.
         all_waiters.add(self)
+
+    def _line_of(self, first: Waiter) -> Line:
+        """Makes a line. If its limit is on a server, threads of the library ask it, and wake these waiters with the answers."""
+        waiters = ref(self)
+
+        def wake() -> None:
+            found = waiters()
+            if found is not None:
+                found.come_back()
+
+        return first.line(wake)
 
     @staticmethod
     def of(loop: Loop, waiter: Waiter) -> Waiters:
@@ -273,6 +284,13 @@ class Waiters:
                 self._loop.call_soon_threadsafe(self._advance)
             except RuntimeError:  # The loop has ended.
                 self._end()
+
+    def come_back(self) -> None:
+        """Notes that a server has answered. From any thread."""
+        try:
+            self._loop.call_soon_threadsafe(self._advance)
+        except RuntimeError:  # The loop has ended.
+            self._end()
 
     def _advance(self) -> None:
         """Does the work that is due and need not wait."""
@@ -404,7 +422,7 @@ class Waiters:
         joining = [*self._answers.values(), *self._sent, *self._joining]
         if joining:
             first = joining[0][0]
-            self._line, self._lines = first.line(), first.lines
+            self._line, self._lines = self._line_of(first), first.lines
             self._answers, self._sent, self._joining = {}, deque(), deque(joining)
             self._left, self._woken, self._is_away = [], [], False
             with suppress(RuntimeError):  # The child has no such loop.
