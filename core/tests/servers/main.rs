@@ -17,6 +17,7 @@ mod grant_lane;
 mod grants;
 mod groups;
 mod leases;
+mod loops;
 mod postgres;
 mod sharing;
 mod watching;

@@ -1,0 +1,194 @@
+//! Waiters of event loops, and calls that they begin: none waits for another's answer. Each store here represents one machine.
+#![cfg(any(feature = "redis", feature = "postgres"))]
+
+use crate::common::server::Server;
+use crate::common::{Child, wait_until};
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+use workglow_limit::*;
+
+const HOUR: Duration = Duration::from_secs(3_600);
+const MOMENT: Option<Duration> = Some(Duration::from_millis(1));
+
+/// More than any server is asked at a time.
+const MANY: usize = 300;
+
+/// A limit of one start per hour and key, decided by the server, which has answered before. No call of the test waits for
+/// the server shorter than the test may last.
+fn one_per_hour(server: &Server, name: &str) -> Arc<RateLimiter> {
+    let mut options = StoreOptions::default();
+    options.timeout = Duration::from_secs(600);
+    let store = Store::with_options(&server.direct_url(), options).unwrap();
+    let limiter = Arc::new(RateLimiter::new(&store, name, 1, HOUR).unwrap());
+    assert!(admits(&*limiter, "first"));
+    limiter
+}
+
+fn admits(limiter: &dyn Limiter, key: &str) -> bool {
+    matches!(limiter.attempt(key, 1).unwrap(), Attempt::Admitted(_))
+}
+
+/// The line of an event loop, whose calls never wait.
+struct Loop {
+    line: Line,
+    wakes: Arc<AtomicU64>,
+    over: Vec<(WaiterId, Outcome)>,
+}
+
+impl Loop {
+    fn new(limiter: &Arc<RateLimiter>) -> Loop {
+        let wakes = Arc::new(AtomicU64::new(0));
+        let bell = wakes.clone();
+        let wake = move || _ = bell.fetch_add(1, SeqCst);
+        Loop { line: Line::with_wake(limiter.clone(), wake), wakes, over: Vec::new() }
+    }
+
+    fn join(&mut self, waiter: Waiter) -> WaiterId {
+        match MayWait::Never.during(|| self.line.join(waiter)).unwrap() {
+            Joined::Waiting(id) => id,
+            Joined::Done(outcome) => panic!("it knew without the server: {outcome:?}"),
+        }
+    }
+
+    /// Advances the line until a wait is over, and returns how.
+    fn outcome_of(&mut self, id: WaiterId) -> Outcome {
+        wait_until("its wait is over", || {
+            MayWait::Never.during(|| self.line.advance(&mut self.over));
+            assert!(!self.line.would_wait());
+            self.over.iter().any(|(other, _)| *other == id)
+        });
+        let at = self.over.iter().position(|(other, _)| *other == id).unwrap();
+        self.over.swap_remove(at).1
+    }
+
+    fn is_admitted(&mut self, id: WaiterId) -> bool {
+        matches!(self.outcome_of(id), Outcome::Admitted(_))
+    }
+}
+
+/// Sixteen waiters once got their errors after 61 s, one after the other, though each had a second.
+#[test]
+fn a_silent_server_delays_no_waiter_beyond_its_own_timeout() {
+    for server in Server::each("loops-silent") {
+        let limiter = one_per_hour(&server, "api");
+        let mut here = Loop::new(&limiter);
+        let signals = server.signals();
+        signals(libc::SIGSTOP);
+        let patient: Vec<_> = (0..MANY).map(|i| here.join(Waiter::new(&format!("{i}"), 1))).collect();
+        // On a key of its own, and on one for which the server has been asked.
+        let short = ["short", "0"].map(|key| here.join(Waiter::new(key, 1).timeout(MOMENT)));
+        short.into_iter().for_each(|id| assert!(matches!(here.outcome_of(id), Outcome::Expired(_))));
+        assert_eq!((here.line.len(), here.over.len()), (MANY, 0));
+        signals(libc::SIGCONT);
+        patient.into_iter().for_each(|id| assert!(here.is_admitted(id)));
+        assert!(here.line.is_empty() && here.line.next().is_none());
+        assert!(here.wakes.load(SeqCst) > 0, "a loop that sleeps learns of the answers");
+    }
+}
+
+/// A hundred free keys were once asked for one after the other: the last one started after a hundred round trips.
+#[test]
+fn keys_are_asked_for_together() {
+    for server in Server::each("loops-together") {
+        let limiter = one_per_hour(&server, "api");
+        let mut here = Loop::new(&limiter);
+        let signals = server.signals();
+        signals(libc::SIGSTOP);
+        let ids = ["a", "b", "c"].map(|key| here.join(Waiter::new(key, 1)));
+        // A request that is not sent while another is unanswered would never get here.
+        let threads = || std::fs::read_dir("/proc/self/task").unwrap();
+        let name = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
+        let asking = || threads().filter_map(Result::ok).map(name).filter(|name| name == "workglow-limit\n");
+        wait_until("all are on the way", || asking().count() >= ids.len());
+        signals(libc::SIGCONT);
+        ids.into_iter().for_each(|id| assert!(here.is_admitted(id)));
+    }
+}
+
+#[test]
+fn a_waiter_that_leaves_while_the_server_is_asked_holds_nothing() {
+    for server in Server::each("loops-leave") {
+        let limiter = one_per_hour(&server, "api");
+        let signals = server.signals();
+        let (mut here, mut there) = (Loop::new(&limiter), Loop::new(&limiter));
+        signals(libc::SIGSTOP);
+        let [gone, next] = ["left", "left"].map(|key| here.join(Waiter::new(key, 1)));
+        let dropped = there.join(Waiter::new("dropped", 1));
+        MayWait::Never.during(|| here.line.leave(gone));
+        drop(there);
+        signals(libc::SIGCONT);
+        // The start that the first one asked for is the second one's, and what a dropped line asked for is free again.
+        assert!(here.is_admitted(next));
+        wait_until("the start is returned", || admits(&*limiter, "dropped"));
+        assert!(here.over.is_empty(), "{gone} and {dropped} have no outcome: {:?}", here.over);
+    }
+}
+
+#[test]
+fn hooks_are_called_in_the_thread_of_the_loop() {
+    for server in Server::each("loops-hooks") {
+        let limiter = one_per_hour(&server, "api");
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        let there = heard.clone();
+        let hear = move |event: &Event| there.lock().unwrap().push((event.key.clone(), thread::current().id()));
+        limiter.on(Happening::Throttled, Arc::new(hear));
+        let mut here = Loop::new(&limiter);
+        let id = here.join(Waiter::new("first", 1));
+        assert!(heard.lock().unwrap().is_empty());
+        wait_until("it is throttled", || {
+            MayWait::Never.during(|| here.line.advance(&mut here.over));
+            !heard.lock().unwrap().is_empty()
+        });
+        MayWait::Never.during(|| here.line.leave(id));
+        assert_eq!(*heard.lock().unwrap(), [("first".to_owned(), thread::current().id())]);
+    }
+}
+
+#[test]
+fn a_forked_child_has_no_waiters_and_asks_for_itself() {
+    for server in Server::each("loops-fork") {
+        let limiter = one_per_hour(&server, "api");
+        let mut here = Loop::new(&limiter);
+        let signals = server.signals();
+        signals(libc::SIGSTOP);
+        let parents = here.join(Waiter::new("parent", 1));
+        let child = Child::run(|| {
+            assert!(here.line.is_empty() && here.line.next().is_none());
+            let own = here.join(Waiter::new("child", 1));
+            assert!(here.is_admitted(own));
+        });
+        signals(libc::SIGCONT);
+        assert!(here.is_admitted(parents));
+        child.join();
+    }
+}
+
+/// One thread that finishes calls once let each of them wait for the one before it.
+#[test]
+fn calls_that_are_begun_are_made_together_and_a_dropped_one_holds_nothing() {
+    for server in Server::each("loops-begun") {
+        let limiter = one_per_hour(&server, "api");
+        let begin = |key: &'static str| {
+            let undo = |limiter: &dyn Limiter, attempt| {
+                if let Attempt::Admitted(permit) = attempt {
+                    limiter.cancel(&permit).unwrap();
+                }
+            };
+            Begun::new(limiter.clone(), move |limiter| limiter.attempt(key, 1), undo)
+        };
+        let signals = server.signals();
+        signals(libc::SIGSTOP);
+        let [a, b, dropped] = ["a", "b", "dropped"].map(begin);
+        let opened = Begun::later(limiter.clone(), |limiter| limiter.decide("c", 1));
+        assert!(![&a, &b, &dropped].into_iter().any(Begun::is_over));
+        drop(dropped);
+        signals(libc::SIGCONT);
+        // Nobody finishes them yet.
+        wait_until("all are made", || a.is_over() && b.is_over() && opened.is_over());
+        assert!([a, b].map(Begun::finish).into_iter().all(|answer| matches!(answer, Ok(Attempt::Admitted(_)))));
+        assert!(opened.finish().unwrap().admitted);
+        wait_until("the start is returned", || admits(&*limiter, "dropped"));
+    }
+}
