@@ -2,8 +2,10 @@
 #![cfg(any(feature = "redis", feature = "postgres"))]
 
 use crate::common::server::Server;
-use crate::common::{Child, wait_until};
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use crate::common::{Child, Dir, wait_until};
+use std::io::{Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
@@ -17,11 +19,13 @@ const MANY: usize = 300;
 
 /// A limit of one start per hour and key, decided by the server, which has answered before. No call of the test waits for
 /// the server shorter than the test may last.
-fn one_per_hour(server: &Server, name: &str) -> Arc<RateLimiter> {
+fn one_per_hour(url: &str) -> Arc<RateLimiter> {
     let mut options = StoreOptions::default();
     options.timeout = Duration::from_secs(600);
-    let store = Store::with_options(&server.direct_url(), options).unwrap();
-    let limiter = Arc::new(RateLimiter::new(&store, name, 1, HOUR).unwrap());
+    let store =
+        Store::with_options(&format!("{url}{}grants=never", if url.contains('?') { '&' } else { '?' }), options)
+            .unwrap();
+    let limiter = Arc::new(RateLimiter::new(&store, "api", 1, HOUR).unwrap());
     assert!(admits(&*limiter, "first"));
     limiter
 }
@@ -52,13 +56,17 @@ impl Loop {
         }
     }
 
-    /// Advances the line until a wait is over, and returns how.
-    fn outcome_of(&mut self, id: WaiterId) -> Outcome {
-        wait_until("its wait is over", || {
+    fn advance_until(&mut self, what: &str, is_so: impl Fn(&Loop) -> bool) {
+        wait_until(what, || {
             MayWait::Never.during(|| self.line.advance(&mut self.over));
             assert!(!self.line.would_wait());
-            self.over.iter().any(|(other, _)| *other == id)
+            is_so(self)
         });
+    }
+
+    /// Advances the line until a wait is over, and returns how.
+    fn outcome_of(&mut self, id: WaiterId) -> Outcome {
+        self.advance_until("its wait is over", |here| here.over.iter().any(|(other, _)| *other == id));
         let at = self.over.iter().position(|(other, _)| *other == id).unwrap();
         self.over.swap_remove(at).1
     }
@@ -72,7 +80,7 @@ impl Loop {
 #[test]
 fn a_silent_server_delays_no_waiter_beyond_its_own_timeout() {
     for server in Server::each("loops-silent") {
-        let limiter = one_per_hour(&server, "api");
+        let limiter = one_per_hour(&server.url());
         let mut here = Loop::new(&limiter);
         let signals = server.signals();
         signals(libc::SIGSTOP);
@@ -83,8 +91,47 @@ fn a_silent_server_delays_no_waiter_beyond_its_own_timeout() {
         assert_eq!((here.line.len(), here.over.len()), (MANY, 0));
         signals(libc::SIGCONT);
         patient.into_iter().for_each(|id| assert!(here.is_admitted(id)));
-        assert!(here.line.is_empty() && here.line.next().is_none());
+        // The line of the one that gave up comes back, too.
+        here.advance_until("nothing is due", |here| here.line.next().is_none());
+        assert!(here.line.is_empty() && here.over.is_empty());
         assert!(here.wakes.load(SeqCst) > 0, "a loop that sleeps learns of the answers");
+    }
+}
+
+/// A way to a server that holds answers back, once it is told to, until this many decisions have been asked for.
+fn hold_back(server: &Server, directory: &Dir, decisions: usize) -> (String, Arc<AtomicBool>) {
+    let (socket, url) = server.by_way_of(&directory.0, 0);
+    let (listener, server) = (UnixListener::bind(socket).unwrap(), server.socket());
+    let (holds, asked) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+    let is_holding = holds.clone();
+    thread::spawn(move || {
+        for client in listener.incoming() {
+            let (client, server) = (client.unwrap(), UnixStream::connect(&server).unwrap());
+            let back = (server.try_clone().unwrap(), client.try_clone().unwrap());
+            // The answers by which a connection is opened are not held back.
+            let (is_deciding, asked) = (Arc::new(AtomicBool::new(false)), asked.clone());
+            let (holds, decides, asked_here) = (is_holding.clone(), is_deciding.clone(), asked.clone());
+            thread::spawn(move || {
+                forward(client, server, |piece| {
+                    let decisions = piece.windows(6).filter(|word| *word == b"decide").count();
+                    if decisions > 0 && holds.load(SeqCst) {
+                        decides.store(true, SeqCst);
+                        asked_here.fetch_add(decisions, SeqCst);
+                    }
+                });
+            });
+            let holds = move || is_deciding.load(SeqCst) && asked.load(SeqCst) < decisions;
+            thread::spawn(move || forward(back.0, back.1, |_| wait_until("all have asked", || !holds())));
+        }
+    });
+    (url, holds)
+}
+
+fn forward(mut from: UnixStream, mut to: UnixStream, see: impl Fn(&[u8])) {
+    let mut piece = [0; 1 << 16];
+    while let Ok(length @ 1..) = from.read(&mut piece) {
+        see(&piece[..length]);
+        let _ = to.write_all(&piece[..length]);
     }
 }
 
@@ -92,17 +139,12 @@ fn a_silent_server_delays_no_waiter_beyond_its_own_timeout() {
 #[test]
 fn keys_are_asked_for_together() {
     for server in Server::each("loops-together") {
-        let limiter = one_per_hour(&server, "api");
+        let (directory, keys) = (Dir::in_memory("loops-together-way"), ["a", "b", "c", "d"]);
+        let (url, holds) = hold_back(&server, &directory, keys.len());
+        let limiter = one_per_hour(&url);
         let mut here = Loop::new(&limiter);
-        let signals = server.signals();
-        signals(libc::SIGSTOP);
-        let ids = ["a", "b", "c"].map(|key| here.join(Waiter::new(key, 1)));
-        // A request that is not sent while another is unanswered would never get here.
-        let threads = || std::fs::read_dir("/proc/self/task").unwrap();
-        let name = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
-        let asking = || threads().filter_map(Result::ok).map(name).filter(|name| name == "workglow-limit\n");
-        wait_until("all are on the way", || asking().count() >= ids.len());
-        signals(libc::SIGCONT);
+        holds.store(true, SeqCst);
+        let ids = keys.map(|key| here.join(Waiter::new(key, 1)));
         ids.into_iter().for_each(|id| assert!(here.is_admitted(id)));
     }
 }
@@ -110,7 +152,7 @@ fn keys_are_asked_for_together() {
 #[test]
 fn a_waiter_that_leaves_while_the_server_is_asked_holds_nothing() {
     for server in Server::each("loops-leave") {
-        let limiter = one_per_hour(&server, "api");
+        let limiter = one_per_hour(&server.url());
         let signals = server.signals();
         let (mut here, mut there) = (Loop::new(&limiter), Loop::new(&limiter));
         signals(libc::SIGSTOP);
@@ -129,7 +171,7 @@ fn a_waiter_that_leaves_while_the_server_is_asked_holds_nothing() {
 #[test]
 fn hooks_are_called_in_the_thread_of_the_loop() {
     for server in Server::each("loops-hooks") {
-        let limiter = one_per_hour(&server, "api");
+        let limiter = one_per_hour(&server.url());
         let heard = Arc::new(Mutex::new(Vec::new()));
         let there = heard.clone();
         let hear = move |event: &Event| there.lock().unwrap().push((event.key.clone(), thread::current().id()));
@@ -137,10 +179,7 @@ fn hooks_are_called_in_the_thread_of_the_loop() {
         let mut here = Loop::new(&limiter);
         let id = here.join(Waiter::new("first", 1));
         assert!(heard.lock().unwrap().is_empty());
-        wait_until("it is throttled", || {
-            MayWait::Never.during(|| here.line.advance(&mut here.over));
-            !heard.lock().unwrap().is_empty()
-        });
+        here.advance_until("it is throttled", |_| !heard.lock().unwrap().is_empty());
         MayWait::Never.during(|| here.line.leave(id));
         assert_eq!(*heard.lock().unwrap(), [("first".to_owned(), thread::current().id())]);
     }
@@ -149,7 +188,7 @@ fn hooks_are_called_in_the_thread_of_the_loop() {
 #[test]
 fn a_forked_child_has_no_waiters_and_asks_for_itself() {
     for server in Server::each("loops-fork") {
-        let limiter = one_per_hour(&server, "api");
+        let limiter = one_per_hour(&server.url());
         let mut here = Loop::new(&limiter);
         let signals = server.signals();
         signals(libc::SIGSTOP);
@@ -169,7 +208,7 @@ fn a_forked_child_has_no_waiters_and_asks_for_itself() {
 #[test]
 fn calls_that_are_begun_are_made_together_and_a_dropped_one_holds_nothing() {
     for server in Server::each("loops-begun") {
-        let limiter = one_per_hour(&server, "api");
+        let limiter = one_per_hour(&server.url());
         let begin = |key: &'static str| {
             let undo = |limiter: &dyn Limiter, attempt| {
                 if let Attempt::Admitted(permit) = attempt {

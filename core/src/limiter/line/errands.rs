@@ -6,6 +6,7 @@ use super::{Outcome, Rank, Waiter};
 use crate::hooks;
 use crate::limiter::Limiter;
 use crate::limiter::events::Call;
+use crate::permit::RawPermit;
 use crate::server::crew::Crew;
 use crate::time::{Clock, Tick, from_ticks};
 use std::collections::{HashMap, HashSet};
@@ -43,6 +44,15 @@ pub(super) struct Joining {
     /// [`Tick::MAX`]: none.
     pub deadline: Tick,
     pub since: Instant,
+}
+
+/// What a thread does for a key.
+#[derive(Default)]
+pub(super) struct Errand {
+    pub line: KeyLine,
+    /// Starts that nobody wants any more. They are given back first.
+    pub unwanted: Vec<RawPermit>,
+    pub joining: Vec<Joining>,
 }
 
 /// Where the lines come back.
@@ -97,10 +107,10 @@ impl Errands {
     }
 
     /// Sends a key's line to the server.
-    pub fn send(&mut self, limiter: &Arc<dyn Limiter>, key: Arc<str>, line: KeyLine, joining: Vec<Joining>) {
+    pub fn send(&mut self, limiter: &Arc<dyn Limiter>, key: Arc<str>, errand: Errand) {
         self.away.insert(key.clone(), Away::default());
         let (limiter, home) = (limiter.clone(), self.home.clone());
-        self.crew.send(Box::new(move || home.run(&*limiter, key, line, joining)));
+        self.crew.send(Box::new(move || home.run(&*limiter, key, errand)));
     }
 
     /// Makes a call of the limiter, whose answer nobody needs.
@@ -173,10 +183,15 @@ impl Home {
     }
 
     /// Asks for a key's line, in a thread that may wait, and brings the line back.
-    fn run(&self, limiter: &dyn Limiter, key: Arc<str>, mut line: KeyLine, joining: Vec<Joining>) {
+    fn run(&self, limiter: &dyn Limiter, key: Arc<str>, errand: Errand) {
+        let Errand { mut line, unwanted, joining } = errand;
         let clock = Clock::new(0, limiter.manual_clock());
         let (out, calls) = hooks::for_another_thread(|| {
             let mut out = Out::new();
+            for permit in unwanted {
+                let _ = limiter.cancel(&permit);
+                line.wake(clock.now().floor);
+            }
             for waiter in joining {
                 waiter.join(limiter, (&key, &clock), &mut line, &mut out);
             }

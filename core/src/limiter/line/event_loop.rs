@@ -1,6 +1,6 @@
 //! The waiters of one event loop.
 
-use super::errands::{Back, COMING_BACK, Errands, Joining, Wake};
+use super::errands::{Back, COMING_BACK, Errand, Errands, Joining, Wake};
 use super::key::{KeyLine, Out, Pass};
 use super::own_place::OwnPlace;
 use super::{Outcome, Rank, Waiter};
@@ -228,7 +228,7 @@ impl Line {
             entry.line.leave(&*self.limiter, rank);
             self.publish(&key, out);
             self.seat(key.clone(), &joining);
-            self.send(key, entry, vec![joining]);
+            self.send(key, entry, Errand { joining: vec![joining], ..Errand::default() });
             return Ok(Joined::Waiting(id));
         }
         if joined.is_ok() && own.is_none() {
@@ -271,12 +271,12 @@ impl Line {
     }
 
     /// Lets a thread ask for a key.
-    fn send(&mut self, key: Arc<str>, entry: Entry, joining: Vec<Joining>) {
+    fn send(&mut self, key: Arc<str>, entry: Entry, errand: Errand) {
         if let Some(due) = entry.due {
             self.due.remove(&(due, Due::Key(key.clone())));
         }
         if let Some(errands) = &mut self.errands {
-            errands.send(&self.limiter, key, entry.line, joining);
+            errands.send(&self.limiter, key, Errand { line: entry.line, ..errand });
         }
     }
 
@@ -286,17 +286,17 @@ impl Line {
         for Back { key, mut line, out, joining, left, is_woken } in all {
             let (gone, out): (Out, Out) = out.into_iter().partition(|(rank, _)| left.contains(rank));
             self.publish(&key, out);
-            for (_, outcome) in gone {
-                if let Outcome::Admitted(permit) = outcome {
-                    self.give_back(permit, false);
-                }
-            }
+            let permit = |(_, outcome)| if let Outcome::Admitted(permit) = outcome { Some(permit) } else { None };
+            let unwanted: Vec<RawPermit> = gone.into_iter().filter_map(permit).collect();
             left.into_iter().for_each(|rank| line.leave(&*self.limiter, rank));
             if is_woken {
                 line.wake(self.clock().now().floor);
             }
             let entry = Entry { line, due: None };
-            if joining.is_empty() { self.keep(key, entry) } else { self.send(key, entry, joining) }
+            match joining.is_empty() && unwanted.is_empty() {
+                true => self.keep(key, entry),
+                false => self.send(key, entry, Errand { unwanted, joining, ..Errand::default() }),
+            }
         }
     }
 
@@ -535,7 +535,7 @@ impl Line {
     /// Keeps a key's line, unless it is empty, and its due time.
     fn keep(&mut self, key: Arc<str>, mut entry: Entry) {
         if entry.line.is_blocked() && !entry.line.is_empty() && self.has_errands() {
-            return self.send(key, entry, Vec::new());
+            return self.send(key, entry, Errand::default());
         }
         if let Some(due) = entry.due.take() {
             self.due.remove(&(due, Due::Key(key.clone())));

@@ -28,6 +28,9 @@ const HORIZON: Tick = 100_000;
 /// The interval at which a line checks whether its first place could be sooner, after a raised limit or a `clear`.
 const LOOK_SOONER: Tick = 250_000;
 
+/// The longest such interval where a server has to be asked.
+const LOOK_SOONER_ON_A_SERVER: Tick = 4_000_000;
+
 /// A waiter whose place would be sooner by less than this keeps its place.
 const WORTH_MOVING: Tick = 50_000;
 
@@ -561,8 +564,15 @@ impl KeyLine {
         if now < self.look_sooner_at {
             return;
         }
-        self.look_sooner_at = now + LOOK_SOONER;
-        let Ok(seen) = pass.limiter.peek_again(pass.key, first.weight) else { return };
+        let seen = match pass.limiter.peek_again(pass.key, first.weight) {
+            Ok(seen) => seen,
+            Err(Error::WouldWait) => return (self.is_blocked, self.blocked_until) = (true, 0),
+            Err(_) => return self.look_sooner_at = now + LOOK_SOONER,
+        };
+        // Where a server has to be asked, a long wait is worth a request every few seconds.
+        let rest = first.ready.saturating_sub(now) / 8;
+        let most = if pass.limiter.crew().is_some() { LOOK_SOONER_ON_A_SERVER } else { LOOK_SOONER };
+        self.look_sooner_at = now + rest.clamp(LOOK_SOONER, most);
         // Counted from now: if this process was stopped since it asked, a start would not be sooner for that.
         if patience_ticks(seen.retry_after).saturating_add(pass.now() + WORTH_MOVING) < first.ready {
             self.give_back_all(pass.limiter);
