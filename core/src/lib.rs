@@ -92,7 +92,7 @@ pub use {
     onlooker::Onlooker,
     permit::RawPermit,
     policy::{Backoff, Jitter, LONGEST_NAME, MOST_WINDOWS, Policy, parse_all as parse_policies, parse_time},
-    server::{Finding, Severity, doctor},
+    server::{Finding, Severity, doctor, finish_calls},
     state::{Durability, OnError, Problem, Store, StoreOptions},
     stats::Stats,
     waiting::MayWait,

@@ -248,7 +248,8 @@ export class Line {
   }
 
   #continue(due: number): void {
-    if (this.#waiters.size === 0) this.#end();
+    // A line that is still at a server has to come back, though nobody waits any more.
+    if (this.#waiters.size === 0 && due < 0) this.#end();
     else this.#sleep(due);
   }
 
@@ -268,7 +269,7 @@ export class Line {
 
   /** Advances the line in `ms` at the latest. */
   #sleep(ms: number): void {
-    if (this.#waiters.size === 0 || ms < 0) return;
+    if (ms < 0) return;
     const due = now() + ms;
     if (due >= this.#due) return;
     this.#cancelSleep();

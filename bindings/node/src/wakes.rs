@@ -19,6 +19,7 @@ impl WakeQueue {
         self.lines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Adds a line, from any thread.
     pub fn add(&self, line: f64) {
         let mut lines = self.lock();
         lines.push(line);

@@ -207,6 +207,68 @@ test("threads share a limit", async () => {
   assert.equal(counts[0] + counts[1], 50);
 });
 
+test("a silent server delays no waiter beyond its own timeout", async () => {
+  const limiter = rate(newStore());
+  await limiter.acquire({ key: "known" });
+  process.kill(server.pid, "SIGSTOP");
+  let patient;
+  try {
+    patient = Array.from({ length: 100 }, (_, i) => limiter.acquire({ key: `patient ${i}` }));
+    // On keys of their own, and on one that the server has been asked for. If they waited for the others, the patient ones would meet
+    // the store's timeout first.
+    const short = ["patient 0", ...Array(20).keys()].map((key) => limiter.acquire({ key: String(key), timeout: 1 }));
+    for (const { reason } of await Promise.allSettled(short)) assert.equal(reason?.name, "TimeoutError", String(reason));
+  } finally {
+    process.kill(server.pid, "SIGCONT");
+  }
+  await Promise.all(patient);
+});
+
+test("a waiter that gives up while the server is asked holds no units", async () => {
+  const limiter = rate(newStore(), 1);
+  await limiter.acquire({ key: "known" });
+  process.kill(server.pid, "SIGSTOP");
+  try {
+    const mine = new AbortController();
+    const left = limiter.acquire({ key: "left", signal: mine.signal });
+    await sleep(0);
+    mine.abort();
+    await assert.rejects(left, { name: "AbortError" });
+  } finally {
+    process.kill(server.pid, "SIGCONT");
+  }
+  while ((await limiter.tryAcquireAsync({ key: "left" })) === null) await sleep(5);
+});
+
+test("a worker that ends while a server is asked leaves nothing behind", async () => {
+  const { url } = newStore();
+  const own = rate(new Store(url, { timeout: "20s" }), 1);
+  await own.acquire({ key: "known" });
+  const work = `
+    const { parentPort, workerData } = require("node:worker_threads");
+    const { RateLimiter, Store } = require(workerData.of);
+    const store = new Store(workerData.url, { timeout: "20s" });
+    const limiter = new RateLimiter(store, "api", { maxExecutions: 1, windowSizeInSeconds: 3600 });
+    parentPort.once("message", () => {
+      void limiter.acquire({ key: "left" });
+      parentPort.postMessage("asks");
+    });
+    void limiter.open().then(() => parentPort.postMessage("ready"));`;
+  const workerData = { url, of: new URL("../dist/cjs/index.js", import.meta.url).pathname };
+  const worker = new Worker(work, { eval: true, workerData });
+  const answer = () => new Promise((resolve, reject) => worker.once("message", resolve).once("error", reject));
+  await answer();
+  process.kill(server.pid, "SIGSTOP");
+  try {
+    worker.postMessage("ask");
+    await answer();
+    await worker.terminate();
+  } finally {
+    process.kill(server.pid, "SIGCONT");
+  }
+  while ((await own.tryAcquireAsync({ key: "left" })) === null) await sleep(5);
+});
+
 test("errors are reported without the password", async () => {
   for (const bad of ["redis://", "redis://host:port"]) assert.throws(() => new Store(bad), { code: "invalid_url" });
   const isReported = (host) => (error) => {

@@ -4,12 +4,15 @@ import asyncio
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 
 import pytest
 from conftest import until
 from workglow_limit import (
+    AcquireTimeout,
     CompositeLimiter,
     ConcurrencyLimiter,
     Finding,
@@ -223,6 +226,73 @@ def test_a_cancelled_wait_in_an_event_loop_leaves_nothing_behind(store):
 
     asyncio.run(main())
     until(lambda: limiter.peek().retry_after <= HOUR)
+
+
+def test_a_silent_server_delays_no_waiter_beyond_its_own_timeout(store, server):
+    limiter = rate(store)
+
+    async def main():
+        await limiter.acquire_async("known")
+        with server.stopped():
+            patient = [asyncio.ensure_future(limiter.acquire_async(f"patient {i}")) for i in range(100)]
+            # On keys of their own, and on one that the server has been asked for. If they waited for the others, the patient ones would
+            # meet the store's timeout first.
+            short = [limiter.acquire_async(key, timeout=0.001) for key in ("patient 0", *map(str, range(20)))]
+            outcomes = await asyncio.gather(*short, return_exceptions=True)
+            assert {type(outcome) for outcome in outcomes} == {AcquireTimeout}, outcomes
+        assert all(await asyncio.gather(*patient))
+
+    asyncio.run(main())
+
+
+def test_a_loop_that_ends_while_a_server_is_asked_leaves_nothing_behind(store, server):
+    limiter = rate(store, most=1)
+
+    async def gives_up(key):
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(limiter.acquire_async(key), 0.01)
+
+    async def leaves(key):
+        asyncio.ensure_future(limiter.acquire_async(key))
+        await asyncio.sleep(0)
+
+    assert limiter.try_acquire("known")
+    with server.stopped():
+        asyncio.run(gives_up("given up"))
+        asyncio.run(leaves("left"))
+    for key in "given up", "left":
+        until(lambda key=key: limiter.try_acquire(key))
+
+
+GIVES_UP = """
+import asyncio, sys
+from workglow_limit import RateLimiter, Store
+
+limiter = RateLimiter(Store(sys.argv[1], timeout=20), "api", max_executions=1, window_size_in_seconds=3600)
+
+async def main():
+    await limiter.acquire_async("known")
+    print("ready", flush=True)
+    sys.stdin.readline()
+    try:
+        await asyncio.wait_for(limiter.acquire_async("left"), 0.01)
+    except asyncio.TimeoutError:
+        print("gives up", flush=True)
+
+asyncio.run(main())
+"""
+
+
+def test_a_process_that_ends_while_a_server_is_asked_leaves_nothing_behind(store, server):
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", GIVES_UP, store.url], **pipes) as process:
+        assert process.stdout.readline() == "ready\n"
+        with server.stopped():
+            process.stdin.write("\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == "gives up\n"
+    # A process that does not wait for the answer has a start that nobody returns.
+    assert rate(store, most=1).try_acquire("left")
 
 
 def test_errors_of_a_server(server):

@@ -20,6 +20,9 @@ const STACK: usize = 1 << 20;
 
 pub(crate) type Job = Box<dyn FnOnce() + Send>;
 
+/// The jobs of this process that have not ended.
+static UNFINISHED: PerProcess<usize> = PerProcess::new();
+
 /// The threads of one process that wait for one server.
 #[derive(Debug)]
 pub(crate) struct Crew {
@@ -41,6 +44,16 @@ impl std::fmt::Debug for Jobs {
     }
 }
 
+/// A job that has ended when this is dropped, also by a panic.
+struct Unfinished;
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        let mut unfinished = UNFINISHED.lock();
+        *unfinished = unfinished.saturating_sub(1);
+    }
+}
+
 impl Crew {
     pub fn new(most: usize) -> Arc<Crew> {
         Arc::new(Crew { most, jobs: PerProcess::new() })
@@ -48,6 +61,11 @@ impl Crew {
 
     /// Runs a job in one of the threads, which may wait until the store's timeout.
     pub fn send(self: &Arc<Crew>, job: Job) {
+        *UNFINISHED.lock() += 1;
+        let job = Box::new(move || {
+            let _ends = Unfinished;
+            job();
+        });
         let mut jobs = self.jobs.lock();
         jobs.waiting.push_back(job);
         if let Some(idle) = jobs.idle.pop() {
@@ -93,6 +111,15 @@ impl Crew {
             // It is there if nobody has called.
             jobs.idle.retain(|idle| idle.id() != me.id());
         }
+    }
+}
+
+/// Waits for the calls to servers that no caller waits for, such as the return of a start, at most for this long. A
+/// language's binding does this at the end of the process.
+pub fn finish_calls(most: Duration) {
+    let began = Instant::now();
+    while *UNFINISHED.lock() > 0 && began.elapsed() < most {
+        thread::sleep(Duration::from_millis(1));
     }
 }
 

@@ -21,6 +21,7 @@ mod stream;
 pub(crate) mod survey;
 pub(crate) mod witness;
 
+pub use crew::finish_calls;
 pub use doctor::{Finding, Severity, doctor};
 
 #[cfg(feature = "postgres")]

@@ -164,11 +164,16 @@ impl Errands {
         self.home = Home::new(self.home.wake.clone());
     }
 
-    /// Ends all lines, here and away.
-    pub fn end(&mut self, limiter: &dyn Limiter) {
+    /// Ends all lines: those of threads when they are back, and these, in which nobody waits any more.
+    pub fn end(&mut self, limiter: &Arc<dyn Limiter>, lines: Vec<KeyLine>, unwanted: Vec<RawPermit>) {
         let back = mem::replace(&mut *self.home.lock(), Lines::Unwanted);
-        if let Lines::Back(lines) = back {
-            lines.into_iter().for_each(|returned| returned.end(limiter));
+        let returned = if let Lines::Back(returned) = back { returned } else { Vec::new() };
+        if !(lines.is_empty() && unwanted.is_empty() && returned.is_empty()) {
+            self.call(limiter, move |limiter| {
+                lines.into_iter().for_each(|mut line| line.end(limiter));
+                unwanted.iter().for_each(|permit| drop(limiter.cancel(permit)));
+                returned.into_iter().for_each(|returned| returned.end(limiter));
+            });
         }
     }
 }
@@ -246,10 +251,7 @@ impl Returned {
     /// Gives back what it holds.
     fn end(mut self, limiter: &dyn Limiter) {
         self.line.end(limiter);
-        for (_, outcome) in self.out {
-            if let Outcome::Admitted(permit) = outcome {
-                let _ = limiter.cancel(&permit);
-            }
-        }
+        let unwanted = self.out.into_iter().filter_map(|(_, outcome)| outcome.permit());
+        unwanted.for_each(|permit| drop(limiter.cancel(&permit)));
     }
 }

@@ -286,8 +286,7 @@ impl Line {
         for Back { key, mut line, out, joining, left, is_woken } in all {
             let (gone, out): (Out, Out) = out.into_iter().partition(|(rank, _)| left.contains(rank));
             self.publish(&key, out);
-            let permit = |(_, outcome)| if let Outcome::Admitted(permit) = outcome { Some(permit) } else { None };
-            let unwanted: Vec<RawPermit> = gone.into_iter().filter_map(permit).collect();
+            let unwanted: Vec<RawPermit> = gone.into_iter().filter_map(|(_, outcome)| outcome.permit()).collect();
             left.into_iter().for_each(|rank| line.leave(&*self.limiter, rank));
             if is_woken {
                 line.wake(self.clock().now().floor);
@@ -584,10 +583,16 @@ impl Drop for Line {
         if self.is_the_parent_s() {
             return;
         }
-        for entry in self.keys.values_mut() {
-            entry.line.end(&*self.limiter);
+        let mut lines: Vec<KeyLine> = self.keys.drain().map(|(_, entry)| entry.line).collect();
+        let over = self.over.drain(..).map(|(_, outcome)| outcome);
+        let unwanted: Vec<RawPermit> = over.filter_map(Outcome::permit).collect();
+        match &mut self.errands {
+            Some(errands) => errands.end(&self.limiter, lines, unwanted),
+            None => {
+                lines.iter_mut().for_each(|line| line.end(&*self.limiter));
+                unwanted.iter().for_each(|permit| drop(self.limiter.cancel(permit)));
+            }
         }
-        self.errands.iter_mut().for_each(|errands| errands.end(&*self.limiter));
         for waiter in self.waiters.values() {
             if let Seated::OwnPlace(own) = waiter {
                 let _ = self.limiter.cancel_place(&own.place);
@@ -595,11 +600,6 @@ impl Drop for Line {
         }
         for (permit, is_place) in std::mem::take(&mut self.left) {
             self.give_back(permit, is_place);
-        }
-        for (_, outcome) in &self.over {
-            if let Outcome::Admitted(permit) = outcome {
-                let _ = self.limiter.cancel(permit);
-            }
         }
     }
 }

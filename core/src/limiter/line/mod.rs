@@ -90,6 +90,13 @@ pub enum Outcome {
     Failed(Error),
 }
 
+impl Outcome {
+    /// Returns the permit of the start, if it is admitted.
+    fn permit(self) -> Option<RawPermit> {
+        if let Outcome::Admitted(permit) = self { Some(permit) } else { None }
+    }
+}
+
 /// The next action of a waiter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
