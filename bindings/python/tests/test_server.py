@@ -253,8 +253,9 @@ def test_a_loop_that_ends_while_a_server_is_asked_leaves_nothing_behind(store, s
             await asyncio.wait_for(limiter.acquire_async(key), 0.01)
 
     async def leaves(key):
-        asyncio.ensure_future(limiter.acquire_async(key))
+        waits = asyncio.ensure_future(limiter.acquire_async(key))
         await asyncio.sleep(0)
+        assert not waits.done()
 
     assert limiter.try_acquire("known")
     with server.stopped():

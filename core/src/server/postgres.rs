@@ -25,6 +25,7 @@ use crate::fork::PerProcess;
 use crate::policy::Policy;
 use crate::state::Hash;
 use crate::time::{Tick, from_ticks};
+use crate::waiting::MayWait;
 use address::Address;
 use std::borrow::Cow;
 use std::fmt;
@@ -35,6 +36,10 @@ use wire::{Cells, Connection, Failure};
 
 /// How many idle connections a process keeps, and how many calls of its event loops are made at a time.
 const MOST_IDLE: usize = 8;
+
+/// How long such a caller pauses after a failure: at first, and at most.
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
+const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
 /// The complete SQL for a server.
 const SCHEMA: &str = concat!(
@@ -87,8 +92,21 @@ mod code {
     pub const AGAIN: [&str; 2] = ["40001", "40P01"];
     /// Another session had the row locked for too long.
     pub const LOCKED: &str = "55P03";
+    /// It is being shut down, has crashed, or is being started.
+    pub const RESTARTED: [&str; 3] = ["57P01", "57P02", "57P03"];
     /// The server, the database or the role only reads.
     pub const READ_ONLY: &str = "25006";
+}
+
+impl Failure {
+    /// Returns whether it may be over in a moment, as while the server is restarted.
+    fn may_be_short(&self) -> bool {
+        match self {
+            Failure::Lost(_) => true,
+            Failure::Refused { code, .. } => code::RESTARTED.contains(&code.as_str()),
+            Failure::Timeout(_) | Failure::Nonsense(_) => false,
+        }
+    }
 }
 
 impl Postgres {
@@ -102,10 +120,11 @@ impl Postgres {
         })
     }
 
-    /// Runs one statement. Creates the schema if it is missing.
+    /// Runs one statement. Creates the schema if it is missing. For a caller that waits for a start it runs until there is a
+    /// server.
     fn ask(&self, statement: &str, values: &[Value], patience: Duration) -> Result<Vec<Cells>> {
         let (began, deadline) = (Instant::now(), Deadline::after(patience));
-        let mut has_created = false;
+        let (mut has_created, mut pause) = (false, FIRST_PAUSE);
         loop {
             match self.with(deadline, |connection, deadline| connection.ask(statement, values, deadline)) {
                 Ok(rows) => return Ok(rows),
@@ -118,6 +137,11 @@ impl Postgres {
                             created.map_err(|failure| self.explain(failure, began))?;
                         }
                     }
+                }
+                // A failure that may be short is no answer yet for a caller that waits for a start.
+                Err(failure) if MayWait::outlasts() && failure.may_be_short() && deadline.left() > pause => {
+                    std::thread::sleep(pause);
+                    pause = (pause * 2).min(LONGEST_PAUSE);
                 }
                 Err(failure) => return Err(self.explain(failure, began)),
             }

@@ -257,19 +257,20 @@ impl PostgresServer {
         processes
     }
 
-    fn kill(&self) {
+    /// Kills it.
+    pub fn end(&self) {
         wait_until_gone(&self.signal(libc::SIGKILL));
     }
 
     /// Ends it like a power cut, except for data that the system has not written, and starts it again.
     pub fn crash(&mut self) {
-        self.kill();
+        self.end();
         self.start_again();
     }
 
     /// Crashes, and starts as a server that takes over, on another timeline.
     pub fn crash_and_take_over(&mut self) {
-        self.kill();
+        self.end();
         self.take_over();
     }
 
@@ -284,7 +285,7 @@ impl PostgresServer {
     /// Loses the server to a standby that has received nothing since the last call of this. (At first there is none.)
     pub fn lose_to_standby(&mut self) {
         if let Some(standby) = self.standby.take() {
-            self.kill();
+            self.end();
             std::fs::remove_dir_all(self.directory.file("data")).unwrap();
             std::fs::rename(standby.file("data"), self.directory.file("data")).unwrap();
             self.take_over();
@@ -310,7 +311,8 @@ impl PostgresServer {
     }
 
     /// Starts it again, after it ended.
-    fn start_again(&mut self) {
+    /// Starts it again.
+    pub fn start_again(&mut self) {
         self.end_shell();
         let _ = std::fs::remove_file(self.directory.file("data").join("postmaster.pid"));
         own(&self.directory.0);

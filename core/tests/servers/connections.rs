@@ -7,6 +7,7 @@ use crate::common::postgres::PostgresServer;
 use crate::common::redis::RedisServer;
 use crate::common::server::Server;
 use crate::common::wait_until;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 use workglow_limit::*;
@@ -187,18 +188,38 @@ fn all_threads_share_one_connection_to_redis() {
     assert_eq!(received(&server) - before, 2, "a new one, and the one that asks this");
 }
 
-#[cfg(feature = "redis")]
 #[test]
 fn a_waiter_outlasts_a_time_without_a_server() {
-    let mut server = RedisServer::start("connections-outlasted");
-    let limiter = rate(&within(&server.url(), Duration::from_secs(60)), 5, WINDOW);
+    #[cfg(feature = "redis")]
+    {
+        let server = RedisServer::start("connections-outlasted");
+        outlasts(&server.url(), server, RedisServer::end, RedisServer::start_again);
+    }
+    #[cfg(feature = "postgres")]
+    {
+        let server = PostgresServer::start("connections-outlasted-pg");
+        outlasts(&server.url(), server, |server| server.end(), PostgresServer::start_again);
+    }
+}
+
+fn outlasts<S>(url: &str, mut server: S, end: impl FnOnce(&mut S), start_again: impl FnOnce(&mut S)) {
+    let limiter = Arc::new(rate(&within(url, Duration::from_secs(60)), 5, WINDOW));
     assert!(admits(&limiter));
-    server.end();
+    end(&mut server);
     assert!(limiter.attempt("other", 1).is_err(), "a call that waits for no start fails");
-    let waits = std::thread::scope(|scope| {
-        let waiter = scope.spawn(|| acquire(&limiter, Waiter::new("", 1)));
-        server.start_again();
-        waiter.join().unwrap()
+    let mut line = Line::with_wake(limiter.clone(), || ());
+    let (waits, mut over) = std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| acquire(&*limiter, Waiter::new("", 1)));
+        let in_a_loop = MayWait::Never.during(|| line.join(Waiter::new("loop", 1)));
+        assert!(matches!(in_a_loop, Ok(Joined::Waiting(_))), "{in_a_loop:?}");
+        start_again(&mut server);
+        let mut over = Vec::new();
+        wait_until("the loop has an answer", || {
+            MayWait::Never.during(|| line.advance(&mut over));
+            !over.is_empty()
+        });
+        (waiter.join().unwrap(), over)
     });
     assert!(matches!(waits, Ok(Attempt::Admitted(_))), "{waits:?}");
+    assert!(matches!(over.pop(), Some((_, Outcome::Admitted(_)))));
 }
