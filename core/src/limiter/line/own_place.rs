@@ -28,7 +28,9 @@ impl OwnPlace {
     /// Presents the place once. `None`: it has to be presented again at `due`.
     pub fn advance(&mut self, limiter: &dyn Limiter, now: Tick, slice: Duration) -> Option<Outcome> {
         let since = self.blocked_since.take().unwrap_or_else(Instant::now);
-        match MayWait::in_slice(since, slice, || limiter.quiet_present(&self.place)) {
+        // A server answers within a slice, or until it has timed out.
+        let for_server = from_ticks(self.deadline.saturating_sub(now)).max(slice);
+        match MayWait::in_slices(since, slice, for_server, || limiter.quiet_present(&self.place)) {
             Err(Error::WouldWait) => {
                 self.blocked_since = Some(since);
                 if MayWait::here() != MayWait::UntilTimeout {
