@@ -164,8 +164,7 @@ const text = Buffer.from(buffer, Offset.text, Size.text);
 const bytes = new Uint8Array(buffer);
 
 /** Makes the closure of a limiter, whose waiters are in the line with this number. */
-export const bind = (limiter: NativeLimiter, line: number): Closure =>
-  native.bind(limiter, buffer, shared.events, shared.wakes, line);
+export const bind = (limiter: NativeLimiter, line: number): Closure => native.bind(limiter, buffer, shared.events, shared.wakes, line);
 
 /** Advances the lines for which a server has answered. */
 function wakeLines(): void {
