@@ -53,6 +53,8 @@ pub(super) struct Errand {
     /// Starts that nobody wants any more. They are given back first.
     pub unwanted: Vec<RawPermit>,
     pub joining: Vec<Joining>,
+    /// [`Pass::keys`].
+    pub keys: usize,
 }
 
 /// Where the lines come back.
@@ -91,9 +93,9 @@ impl Errands {
         Some(Errands { crew: limiter.crew()?, away: HashMap::new(), home: Home::new(wake) })
     }
 
-    /// Returns whether a thread has any line.
-    pub fn are_any(&self) -> bool {
-        !self.away.is_empty()
+    /// Returns how many lines threads have.
+    pub fn len(&self) -> usize {
+        self.away.len()
     }
 
     /// Returns whether a thread has this key's line.
@@ -189,7 +191,7 @@ impl Home {
 
     /// Asks for a key's line, in a thread that may wait, and brings the line back.
     fn run(&self, limiter: &dyn Limiter, key: Arc<str>, errand: Errand) {
-        let Errand { mut line, unwanted, joining } = errand;
+        let Errand { mut line, unwanted, joining, keys } = errand;
         let clock = Clock::new(0, limiter.manual_clock());
         let (out, calls) = hooks::for_another_thread(|| {
             let mut out = Out::new();
@@ -198,9 +200,9 @@ impl Home {
                 line.wake(clock.now().floor);
             }
             for waiter in joining {
-                waiter.join(limiter, (&key, &clock), &mut line, &mut out);
+                waiter.join(limiter, (&key, &clock, keys), &mut line, &mut out);
             }
-            let pass = Pass::new(limiter, &key, &clock);
+            let pass = Pass { keys, ..Pass::new(limiter, &key, &clock) };
             line.advance(&pass, &mut out);
             line.write_taken(&pass, &mut out);
             out
@@ -225,13 +227,13 @@ impl Home {
 }
 
 impl Joining {
-    fn join(self, limiter: &dyn Limiter, (key, clock): (&str, &Clock), line: &mut KeyLine, out: &mut Out) {
+    fn join(self, limiter: &dyn Limiter, (key, clock, keys): (&str, &Clock, usize), line: &mut KeyLine, out: &mut Out) {
         let call = Call::of(limiter, key, self.weight);
         let held = call.as_ref().map(|call| call.forecast(None));
         let left = self.deadline.saturating_sub(clock.now().floor);
         let timeout = (self.deadline != Tick::MAX).then(|| from_ticks(left));
         let waiter = Waiter { grace: self.grace, priority: self.rank.0, timeout, ..Waiter::new("", self.weight) };
-        let pass = Pass { began: self.since, ..Pass::new(limiter, key, clock) };
+        let pass = Pass { began: self.since, keys, ..Pass::new(limiter, key, clock) };
         // Whoever gets the outcome reports a failure.
         if let Err(error) = line.join(&pass, (self.rank, waiter), None, out) {
             return out.push((self.rank, Outcome::Failed(error)));

@@ -163,7 +163,7 @@ impl Line {
         let Some(call) = Call::of(&*limiter, waiter.key, waiter.weight) else { return self.quiet_join(waiter) };
         let held = call.forecast(waiter.place.as_ref());
         let mut joined = self.quiet_join(waiter);
-        if joined.is_ok() && self.is_away(waiter.key) {
+        if joined.is_ok() && waiter.place.is_none() && self.is_away(waiter.key) {
             return joined; // Its thread reports what becomes of it.
         }
         if let Ok(Joined::Waiting(id)) = joined
@@ -276,7 +276,8 @@ impl Line {
             self.due.remove(&(due, Due::Key(key.clone())));
         }
         if let Some(errands) = &mut self.errands {
-            errands.send(&self.limiter, key, Errand { line: entry.line, ..errand });
+            let keys = self.keys.len() + errands.len() + 1;
+            errands.send(&self.limiter, key, Errand { line: entry.line, keys, ..errand });
         }
     }
 
@@ -398,7 +399,7 @@ impl Line {
         }
         let due = self.due.first().map(|(due, _)| *due);
         let now = self.clock().now().floor;
-        let due = match self.errands.as_ref().filter(|errands| errands.are_any()) {
+        let due = match self.errands.as_ref().filter(|errands| errands.len() > 0) {
             None => due?,
             Some(errands) if errands.has_returned() => now,
             Some(_) => {

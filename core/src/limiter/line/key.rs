@@ -31,6 +31,9 @@ const LOOK_SOONER: Tick = 250_000;
 /// The longest such interval where a server has to be asked.
 const LOOK_SOONER_ON_A_SERVER: Tick = 4_000_000;
 
+/// For how many keys at a server a driver checks as often as for one.
+const KEYS_AT_FULL_RATE: usize = 16;
+
 /// A waiter whose place would be sooner by less than this keeps its place.
 const WORTH_MOVING: Tick = 50_000;
 
@@ -117,11 +120,13 @@ pub(super) struct Pass<'a> {
     pub began: Instant,
     /// The longest wait for the store in one call.
     pub slice: Duration,
+    /// How many keys this driver waits for at a server.
+    pub keys: usize,
 }
 
 impl<'a> Pass<'a> {
     pub fn new(limiter: &'a dyn Limiter, key: &'a str, clock: &'a Clock) -> Pass<'a> {
-        Pass { limiter, key, clock, began: Instant::now(), slice: super::slice(limiter) }
+        Pass { limiter, key, clock, began: Instant::now(), slice: super::slice(limiter), keys: 1 }
     }
 
     fn now(&self) -> Tick {
@@ -464,7 +469,7 @@ impl KeyLine {
                         self.send_away(pass, rank, after, out);
                         continue;
                     }
-                    self.ask_at = now + self.pause(after_ticks, is_certain, window);
+                    self.ask_at = now + self.pause(after_ticks, is_certain, (window, pass.keys));
                     return;
                 }
                 Ok(Claim::Full { after }) => self.send_away(pass, rank, after, out),
@@ -475,7 +480,7 @@ impl KeyLine {
     }
 
     /// Returns how long not to ask after a denial.
-    fn pause(&mut self, after: Tick, is_certain: bool, window: Tick) -> Tick {
+    fn pause(&mut self, after: Tick, is_certain: bool, (window, keys): (Tick, usize)) -> Tick {
         if !self.places.is_empty() {
             let after = if is_certain { after.saturating_sub(self.horizon(window)) } else { after };
             return after.clamp(1, if is_certain { Tick::MAX } else { LOOK_AGAIN.as_micros() as Tick });
@@ -484,9 +489,9 @@ impl KeyLine {
             return after.max(1);
         }
         // A completion may come at any time: check soon at first, then less often, and never in step with other
-        // processes.
+        // processes. With many keys, each is checked less often, so that all of them are some 1,500 requests a second.
         self.looks = (self.looks + 1).min(6);
-        let most = 500 << (self.looks - 1).min(5);
+        let most = (500 << (self.looks - 1).min(5)) * (keys / KEYS_AT_FULL_RATE).max(1) as Tick;
         jitter(most / 2, most)
     }
 
