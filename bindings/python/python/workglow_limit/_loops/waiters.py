@@ -289,8 +289,9 @@ class Waiters:
         """Notes that a server has answered. From any thread."""
         try:
             self._loop.call_soon_threadsafe(self._advance)
-        except RuntimeError:  # The loop has ended.
-            self._end()
+        except RuntimeError:  # The loop has ended, and what the server has granted is given back.
+            self._is_away = True
+            self._late(((), ()))
 
     def _advance(self) -> None:
         """Does the work that is due and need not wait."""
