@@ -21,7 +21,7 @@ type Undo<R> = Box<dyn Fn(&dyn Limiter, R) + Send + Sync>;
 /// A start that only has to be written first is taken at the beginning. So the next commit has the starts of all calls
 /// that began before it, however few threads wait for it. Dropping the call takes its start back.
 ///
-/// A call that needs a server is made at once, by a thread of the library (see [`Crew`]): however few threads finish
+/// A call that needs a server is made at once, by a thread of the library: however few threads finish
 /// such calls, all are on the way together.
 pub struct Begun<R: Send + 'static> {
     call: Arc<Call<R>>,

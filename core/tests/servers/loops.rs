@@ -104,6 +104,32 @@ fn a_silent_server_delays_no_waiter_beyond_its_own_timeout() {
     }
 }
 
+/// A thread that joined others at a silent server once waited for the store's timeout, or for theirs.
+#[test]
+fn a_silent_server_delays_no_thread_beyond_its_own_timeout() {
+    for server in Server::each("loops-threads") {
+        let limiter = one_per_hour(&server.url());
+        let mut first = Seat::new(Waiter::new("first", 1));
+        assert!(matches!(first.step(&*limiter), Ok(Step::Sleep(_))));
+        let short = || acquire(&*limiter, Waiter::new("first", 1).timeout(MOMENT));
+        let signals = server.signals();
+        signals(libc::SIGSTOP);
+        thread::scope(|scope| {
+            assert!(matches!(short(), Ok(Attempt::Denied(_))));
+            // Also while another thread has the line, and asks.
+            let patient = scope.spawn(|| acquire(&*limiter, Waiter::new("first", 1).timeout(Some(HOUR * 3))));
+            for _ in 0..20 {
+                assert!(matches!(short(), Ok(Attempt::Denied(_))));
+            }
+            assert!(!patient.is_finished());
+            signals(libc::SIGCONT);
+            first.leave(&*limiter);
+            limiter.clear("first").unwrap();
+            assert!(matches!(patient.join().unwrap(), Ok(Attempt::Admitted(_))));
+        });
+    }
+}
+
 /// A way to a server that holds answers back, once it is told to, until this many decisions have been asked for.
 fn hold_back(server: &Server, directory: &Dir, decisions: usize) -> (String, Arc<AtomicBool>) {
     let (socket, url) = server.by_way_of(&directory.0, 0);

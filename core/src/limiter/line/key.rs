@@ -182,7 +182,16 @@ impl KeyLine {
             (self.ask_at, self.looks) = (now, 0);
         } else {
             // An invalid key, or a weight that can never start, is an error before the caller waits.
-            pass.limiter.peek_again(pass.key, weight)?;
+            let left = from_ticks(deadline.saturating_sub(now)).max(pass.slice);
+            let peek = || pass.limiter.peek_again(pass.key, weight);
+            match MayWait::in_slices(pass.began, Duration::MAX, left, peek) {
+                Err(Error::WouldWait) if MayWait::here() == MayWait::UntilTimeout => {
+                    pass.limiter.sent_away(pass.key, weight);
+                    out.push((rank, Outcome::Expired(LOOK_AGAIN)));
+                    return Ok(());
+                }
+                seen => drop(seen?),
+            }
             let soonest = self.soonest(pass, self.units.saturating_add(weight), now);
             if is_last && soonest > deadline {
                 pass.limiter.sent_away(pass.key, weight);

@@ -9,14 +9,14 @@ use super::key::{KeyLine, Out, Pass};
 use super::own_place::OwnPlace;
 use super::{Claim, Outcome, Rank, SLICE, Step, Terms, Waiter};
 use crate::error::{Error, Result};
-use crate::fork::{self, PerProcess};
+use crate::fork::{self, LONGEST_NAP, PerProcess};
 use crate::limiter::events::{Call, reporting_errors};
 use crate::limiter::{Attempt, LOOK_AGAIN, Limiter};
 use crate::permit::RawPermit;
 use crate::time::{Clock, Tick, from_ticks};
 use crate::waiting::MayWait;
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
@@ -81,6 +81,23 @@ impl Seats {
 
 fn lock(handle: &Handle) -> MutexGuard<'_, SharedLine> {
     handle.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The same, at most for this long: its holder may be asking a silent server.
+fn lock_within(handle: &Handle, most: Option<Duration>) -> Option<MutexGuard<'_, SharedLine>> {
+    let Some(most) = most else { return Some(lock(handle)) };
+    let (began, mut nap) = (Instant::now(), Duration::from_micros(20));
+    loop {
+        match handle.try_lock() {
+            Ok(shared) => return Some(shared),
+            Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) if began.elapsed() >= most => return None,
+            Err(TryLockError::WouldBlock) => {
+                thread::sleep(nap);
+                nap = (nap * 2).min(LONGEST_NAP);
+            }
+        }
+    }
 }
 
 /// One waiter of this process, in the line that all its threads share.
@@ -261,7 +278,12 @@ impl Seat {
         // Where there are places, only a line asks for them.
         let asked = asked.filter(|_| !limiter.has_places());
         let handle = limiter.base().seats.line_of(key);
-        let mut shared = lock(&handle);
+        let most = self.timeout.filter(|_| !clock.is_manual()).map(|timeout| timeout.max(SLICE));
+        let Some(mut shared) = lock_within(&handle, most) else {
+            limiter.sent_away(key, self.weight);
+            limiter.base().seats.tidy(key, handle);
+            return Ok(Some(Outcome::Expired(LOOK_AGAIN)));
+        };
         shared.last += 1;
         let rank = (self.priority, shared.last);
         if shared.line.is_empty() {
