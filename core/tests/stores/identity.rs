@@ -278,13 +278,16 @@ fn handles_waiters_counts_and_observers_follow_to_a_smaller_lane() {
         lane.read_exact_at(&mut bytes, 0).unwrap();
         // A key's text follows its length and a flag. Its hash is 16 words before: see `key_word`.
         let is_key = |at: &usize| bytes[*at..].starts_with(b"\x05\0key-0");
-        for at in (0..bytes.len()).step_by(8).filter(is_key) {
-            lane.write_all_at(&[1; 8], at as u64 - 16 * 8).unwrap();
+        let all: Vec<usize> = (0..bytes.len()).step_by(8).filter(is_key).collect();
+        for at in &all {
+            lane.write_all_at(&[1; 8], *at as u64 - 16 * 8).unwrap();
         }
-        assert!(store.verify(true).unwrap().iter().all(|problem| problem.is_repaired));
+        let problems = store.verify(true).unwrap();
+        let is_repaired = !problems.is_empty() && problems.iter().all(|problem| problem.is_repaired);
+        assert!(is_repaired, "{} keys of {} bytes: {problems:?}", all.len(), bytes.len());
     };
     let remove = || std::fs::remove_file(dir.file("limits.db-lane")).unwrap();
-    for lose in [&remove as &dyn Fn(), &misplace] {
+    for (how, lose) in [("removed", &remove as &dyn Fn()), ("misplaced", &misplace)] {
         let mut waiting = || {
             let seen = observer.look().unwrap();
             seen.limits.iter().find(|limit| limit.name == "slots").unwrap().waiting
@@ -296,7 +299,7 @@ fn handles_waiters_counts_and_observers_follow_to_a_smaller_lane() {
         wait_until("it waits", || waiting() == 1);
         let before = lane(&dir).unwrap();
         lose();
-        wait_until("there is another lane", || {
+        wait_until(&format!("there is another lane: {how}"), || {
             limiters[0].peek("key-0", 1).unwrap();
             is_replaced(&before, &dir)
         });
