@@ -276,11 +276,14 @@ fn handles_waiters_counts_and_observers_follow_to_a_smaller_lane() {
         let lane = OpenOptions::new().read(true).write(true).open(dir.file("limits.db-lane")).unwrap();
         let mut bytes = vec![0; lane.metadata().unwrap().len() as usize];
         lane.read_exact_at(&mut bytes, 0).unwrap();
-        // A key's text follows its length and a flag. Its hash is 16 words before: see `key_word`.
+        // A key's text follows its length and a flag. Its hash, two words, is 16 words before: see `key_word`. No bit of it
+        // stays: the key might belong where it is, by chance.
         let is_key = |at: &usize| bytes[*at..].starts_with(b"\x05\0key-0");
         let all: Vec<usize> = (0..bytes.len()).step_by(8).filter(is_key).collect();
         for at in &all {
-            lane.write_all_at(&[1; 8], *at as u64 - 16 * 8).unwrap();
+            let hash = at - 16 * 8;
+            let misplaced: Vec<u8> = bytes[hash..hash + 16].iter().map(|byte| !byte).collect();
+            lane.write_all_at(&misplaced, hash as u64).unwrap();
         }
         let problems = store.verify(true).unwrap();
         let is_repaired = !problems.is_empty() && problems.iter().all(|problem| problem.is_repaired);
