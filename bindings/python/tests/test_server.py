@@ -281,6 +281,7 @@ async def main():
         print("gives up", flush=True)
 
 asyncio.run(main())
+print("ends", flush=True)
 """
 
 
@@ -293,7 +294,9 @@ def test_a_process_that_ends_while_a_server_is_asked_leaves_nothing_behind(store
                 process.stdin.write("\n")
                 process.stdin.flush()
                 assert process.stdout.readline() == "gives up\n"
-        # If it does not wait for the answer, it has a start that nobody returns.
+                assert process.stdout.readline() == "ends\n"
+                # If it does not wait for the answer, it is gone by then, and nobody returns what it gets.
+                time.sleep(0.3)
         return rate(store, most=1).try_acquire(key)
 
     # It waits five seconds at most, which a busy machine may exceed.
