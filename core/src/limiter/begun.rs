@@ -21,8 +21,8 @@ type Undo<R> = Box<dyn Fn(&dyn Limiter, R) + Send + Sync>;
 /// A start that only has to be written first is taken at the beginning. So the next commit has the starts of all calls
 /// that began before it, however few threads wait for it. Dropping the call takes its start back.
 ///
-/// A call that needs a server is made at once, by a thread of the library: however few threads finish
-/// such calls, all are on the way together.
+/// A call that needs a server is made at once, by a thread of the library. So all are on the way together, however few
+/// threads finish them.
 pub struct Begun<R: Send + 'static> {
     call: Arc<Call<R>>,
     generation: u64,

@@ -1,8 +1,8 @@
 //! Threads that wait for a server, where the caller must not.
 //!
-//! A decision is one synchronous call, however many are on the way. An event loop may have hundreds of them, for as many keys, and each has its
-//! own deadline. So each waits in a thread of its own: their requests are on the way together, and none waits for another's answer. A
-//! thread costs some 20 µs to start and 20 KiB while it waits. It ends when there has been nothing to do for a moment.
+//! A decision is a synchronous call. An event loop may make hundreds of them at a time, each for another key and with its
+//! own deadline. So each waits in a thread of its own: their requests are on the way together, and none waits for another's
+//! answer. A thread ends when there has been nothing to do for two seconds.
 
 use crate::fork::{PerProcess, without_signals};
 use crate::waiting::MayWait;

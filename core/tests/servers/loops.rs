@@ -200,6 +200,24 @@ fn a_waiter_that_leaves_while_the_server_is_asked_holds_nothing() {
     }
 }
 
+/// While a thread had their line, waiters joined in the order of their calls, whatever their priority.
+#[test]
+fn waiters_of_a_key_start_in_the_order_in_which_they_asked() {
+    for server in Server::each("loops-order") {
+        let limiter = per_hour(&server.url(), 4);
+        let mut here = Loop::new(&limiter);
+        let signals = server.signals();
+        signals(libc::SIGSTOP);
+        let mut joined: Vec<_> = (0..7).map(|_| here.join(Waiter::new("key", 1))).collect();
+        // The first one has asked already; the last one is urgent.
+        joined.insert(1, here.join(Waiter::new("key", 1).priority(-1)));
+        signals(libc::SIGCONT);
+        here.advance_until("all units are used", |here| here.over.len() == 4);
+        assert_eq!(here.over.iter().map(|(id, _)| *id).collect::<Vec<_>>(), joined[..4]);
+        joined[4..].iter().for_each(|id| MayWait::Never.during(|| here.line.leave(*id)));
+    }
+}
+
 #[test]
 fn hooks_are_called_in_the_thread_of_the_loop() {
     for server in Server::each("loops-hooks") {

@@ -191,7 +191,9 @@ impl Home {
 
     /// Asks for a key's line, in a thread that may wait, and brings the line back.
     fn run(&self, limiter: &dyn Limiter, key: Arc<str>, errand: Errand) {
-        let Errand { mut line, unwanted, joining, keys } = errand;
+        let Errand { mut line, unwanted, mut joining, keys } = errand;
+        // Units may be free, and the first one to join gets them.
+        joining.sort_by_key(|waiter| waiter.rank);
         let clock = Clock::new(0, limiter.manual_clock());
         let (out, calls) = hooks::for_another_thread(|| {
             let mut out = Out::new();

@@ -36,8 +36,8 @@ pub enum Joined {
     Waiting(WaiterId),
 }
 
-/// The waiters of one limiter in one event loop: one line per key. It never sleeps or blocks, starts no threads and
-/// makes no callbacks. The loop keeps one timer for it.
+/// The waiters of one limiter in one event loop: one line per key. It never sleeps, and the loop keeps one timer for it.
+/// It starts no threads and makes no callbacks, except as [`Line::with_wake`] says.
 ///
 /// Within a key, waiters start in the order of their priority and then of their requests. Dropping the line gives back
 /// what its waiters hold. A forked child finds it empty: the waiters belong to the parent.
@@ -116,9 +116,9 @@ impl Line {
         Self::of(limiter, None)
     }
 
-    /// Makes a line whose calls [never wait](crate::MayWait::Never), even if its limit is on a server. Threads of the
-    /// library ask for each of its keys then, and call `wake` when [`Line::advance`] has something to return before its
-    /// time. If the limit is on no server, this is [`Line::new`].
+    /// Makes a line for a loop that must [never wait](crate::MayWait::Never). If its limit is on a server, threads of the
+    /// library ask for its keys, each on its own. They call `wake` when an answer is there, so that the loop calls
+    /// [`Line::advance`] before its time. Otherwise this is [`Line::new`].
     pub fn with_wake(limiter: Arc<dyn Limiter>, wake: impl Fn() + Send + Sync + 'static) -> Line {
         Self::of(limiter, Some(Arc::new(wake)))
     }
