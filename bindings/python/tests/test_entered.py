@@ -83,16 +83,21 @@ def test_each_task_exits_with_its_own_permit(url):
 def test_many_waiters_that_enter_do_not_exceed_the_limit():
     limiter, running, most = ConcurrencyLimiter(3), 0, 0
 
-    async def work():
+    async def work(all_run):
         nonlocal running, most
         async with limiter:
             running += 1
             most = max(most, running)
+            if running == 3:
+                all_run.set()
+            # Which of them enter in the same turn of the loop depends on the machine; that three run at last does not.
+            await all_run.wait()
             await asyncio.sleep(0)
             running -= 1
 
     async def main():
-        await asyncio.gather(*(work() for _ in range(60)))
+        all_run = asyncio.Event()
+        await asyncio.wait_for(asyncio.gather(*(work(all_run) for _ in range(60))), 60)
 
     asyncio.run(main())
     assert (most, limiter.peek().remaining) == (3, 3)

@@ -19,7 +19,7 @@ pub mod wait;
 pub use ground::{Dir, wait_until};
 pub use random::Random;
 
-use std::sync::atomic::{AtomicU64, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::time::{Duration, Instant};
 
 /// The errors that damage to a store may cause.
@@ -37,21 +37,36 @@ pub const ERRORS_OF_DAMAGE: [&str; 10] = [
     "weight_exceeds_capacity",
 ];
 
+static IS_CHILD: AtomicBool = AtomicBool::new(false);
+
+/// What the tests' own hook prints is captured, and lost with a child. The hook is set in the parent: a child that sets
+/// one waits for ever if another thread panicked during the fork.
+fn print_panics_of_children() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| {
+        let of_tests = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            if !IS_CHILD.load(Relaxed) {
+                return of_tests(panic);
+            }
+            let text = format!("a child: {panic}\n");
+            // SAFETY: the text is valid for its length.
+            unsafe { libc::write(2, text.as_ptr().cast(), text.len()) };
+        }));
+    });
+}
+
 /// A forked child. It is killed when this is dropped, if it is still running.
 pub struct Child(pub i32);
 
 impl Child {
     /// Runs `f` in a child and ends it: 0 if `f` returned, 101 if it panicked.
     pub fn run(f: impl FnOnce()) -> Child {
+        print_panics_of_children();
         // SAFETY: the child runs only `f`, and ends with `_exit`.
         match unsafe { libc::fork() } {
             0 => {
-                // What the tests' own hook prints is captured, and lost with this process.
-                std::panic::set_hook(Box::new(|panic| {
-                    let text = format!("a child: {panic}\n");
-                    // SAFETY: the text is valid for its length.
-                    unsafe { libc::write(2, text.as_ptr().cast(), text.len()) };
-                }));
+                IS_CHILD.store(true, Relaxed);
                 let code = std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).map_or(101, |()| 0);
                 // SAFETY: ends the child without running the parent's destructors.
                 unsafe { libc::_exit(code) }

@@ -194,12 +194,17 @@ fn counts_are_flushed_once_a_second() {
     attempt(&mine, "a", 1);
     attempt(&mine, "a", 1);
     assert_eq!(counted(&theirs, "a"), [0; 4]);
-    clock.advance(Duration::from_secs(2));
-    attempt(&mine, "a", 1);
+    // A decision flushes only if nobody else in this process is flushing at that moment, as another test may be.
+    let mut denied = 1;
+    while counted(&theirs, "a") == [0; 4] {
+        clock.advance(Duration::from_secs(2));
+        attempt(&mine, "a", 1);
+        denied += 1;
+    }
     // Not the decision that flushed: it was made after that.
-    let [admitted, denied, ..] = counted(&theirs, "a");
-    assert_eq!((admitted, denied), (1, 1));
-    assert_eq!(counted(&mine, "a"), [1, 2, 3, 1]);
+    let [flushed_admitted, flushed_denied, ..] = counted(&theirs, "a");
+    assert_eq!((flushed_admitted, flushed_denied), (1, denied - 1));
+    assert_eq!(counted(&mine, "a"), [1, denied, denied + 1, 1]);
 }
 
 #[test]
