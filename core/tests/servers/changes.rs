@@ -2,6 +2,7 @@
 #![cfg(any(feature = "redis", feature = "postgres"))]
 
 #[cfg(feature = "postgres")]
+use crate::common::limits::patient;
 use crate::common::postgres::PostgresServer;
 #[cfg(feature = "redis")]
 use crate::common::redis::RedisServer;
@@ -113,7 +114,7 @@ fn a_change_is_refused_if_an_unfinished_one_cannot_be_completed_in_time() {
 #[test]
 fn a_change_of_a_key_returns_when_nothing_granted_before_can_start() {
     for server in Server::each("served-changes-granted") {
-        let [here, there] = [(); 2].map(|()| Store::new(&server.url()).unwrap());
+        let [here, there] = [(); 2].map(|()| patient(&server.url()));
         let limiter = here.limiter("api", "10/100ms").unwrap();
         for key in ["one", "two"] {
             here.override_key("api", "4000/10s", key).unwrap();
@@ -136,7 +137,7 @@ fn start_and_change(server: &Server, kind: usize, change: impl Fn(&Store, &str, 
         let (name, [short, long, _], most) = KINDS[kind];
         let database = server.new_database();
         let parameter = if database.contains('?') { "&grants=never" } else { "?grants=never" };
-        let store = Store::new(&format!("{database}{parameter}")).unwrap();
+        let store = patient(&format!("{database}{parameter}"));
         let short = short.replace("1s", &format!("{seconds}s"));
         let limiter = store.limiter(name, &short).unwrap();
         let window = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs() / seconds;
@@ -194,7 +195,7 @@ fn states_that_expired_before_an_unfinished_change_count_as_lost() {
     let server = RedisServer::start("served-changes-lost");
     for (name, [_, long, other], _) in KINDS {
         let database = server.new_database();
-        let store = Store::new(&database).unwrap();
+        let store = patient(&database);
         let limiter = store.limiter(name, long).unwrap();
         assert!(admits(&*limiter, "a") && admits(&*limiter, "b"));
         store.limiter(name, other).unwrap().open().unwrap();
@@ -217,7 +218,7 @@ fn states_that_expired_before_an_unfinished_change_count_as_lost() {
 fn promised_units_do_not_outlive_a_clear() {
     for server in Server::each("changes-promised") {
         for key in ["", "a"] {
-            let machine = || Store::new(&server.url()).unwrap().limiter(&format!("api{key}"), "5/2s").unwrap();
+            let machine = || patient(&server.url()).limiter(&format!("api{key}"), "5/2s").unwrap();
             let (here, there) = (machine(), machine());
             let window = Duration::from_secs(2);
             assert_eq!((0..5).filter(|_| admits(&*here, "a")).count(), 5);

@@ -1,6 +1,7 @@
 //! Clocks that are set, or stand still: of the server, and of the machines that ask it.
 #![cfg(any(feature = "redis", feature = "postgres"))]
 
+use crate::common::limits::patient;
 use crate::common::server::Server;
 use crate::common::{Child, Record, most_in_any_window, now_ns, shared, wait_until};
 use std::sync::Arc;
@@ -24,8 +25,7 @@ fn a_machine_that_stood_still_stops_no_other() {
     for server in Server::each_with_clock("clocks-still") {
         for (i, url) in urls(&server).iter().enumerate() {
             let (name, word) = (format!("api-{i}"), &shared(1)[0]);
-            let machine =
-                || RateLimiter::new(&Store::new(url).unwrap(), &name, 1_000, Duration::from_hours(1)).unwrap();
+            let machine = || RateLimiter::new(&patient(url), &name, 1_000, Duration::from_hours(1)).unwrap();
             let here = machine();
             assert!(admits(&here));
             let _there = Child::run(|| {
@@ -53,7 +53,7 @@ fn a_machine_that_stood_still_alone_waits_no_longer_than_it_stood() {
     for server in Server::each_with_clock("clocks-alone") {
         for (i, url) in urls(&server).into_iter().enumerate() {
             Child::run(|| {
-                let store = Store::new(&url).unwrap();
+                let store = patient(&url);
                 let week =
                     RateLimiter::new(&store, &format!("api-{i}"), 100_000, Duration::from_hours(7 * 24)).unwrap();
                 assert!(admits(&week));
@@ -87,7 +87,7 @@ fn family(store: &Store, turn: usize) -> Vec<Arc<dyn Limiter>> {
 #[test]
 fn an_hour_ahead_for_a_while_costs_no_hour() {
     for server in Server::each_with_clock("clocks-hour") {
-        let stores = urls(&server).map(|url| Store::new(&url).unwrap());
+        let stores = urls(&server).map(|url| patient(&url));
         let all: Vec<_> = stores.iter().enumerate().flat_map(|(turn, store)| family(store, turn)).collect();
         let start_all = |when: &str| {
             let mut left = all.clone();
@@ -114,8 +114,8 @@ const WINDOW: Duration = Duration::from_millis(500);
 /// Sets the clock of a server by this much, each time this number of milliseconds has passed. Returns the starts
 /// of a machine with grants, and of one without, by the true time.
 fn starts_with_steps(server: &Server, turn: usize, by_us: i64, every_ms: u64) -> [Vec<(u64, u64, u64)>; 2] {
-    let limiters = urls(server)
-        .map(|url| RateLimiter::new(&Store::new(&url).unwrap(), &format!("api-{turn}-{url}"), LIMIT, WINDOW).unwrap());
+    let limiters =
+        urls(server).map(|url| RateLimiter::new(&patient(&url), &format!("api-{turn}-{url}"), LIMIT, WINDOW).unwrap());
     // The first call prepares the server.
     limiters.iter().for_each(|limiter| limiter.open().unwrap());
     server.set_clock(0);
@@ -183,7 +183,7 @@ fn a_step_forward_that_is_seen_admits_no_more_than_the_limit() {
     let window = Duration::from_secs(20);
     for server in Server::each_with_clock("clocks-seen") {
         for (i, url) in urls(&server).iter().enumerate() {
-            let limiter = RateLimiter::new(&Store::new(url).unwrap(), &format!("api-{i}"), LIMIT, window).unwrap();
+            let limiter = RateLimiter::new(&patient(url), &format!("api-{i}"), LIMIT, window).unwrap();
             let began = Instant::now();
             let mut started = 0;
             wait_until("it is full", || {

@@ -2,6 +2,7 @@
 #![cfg(any(feature = "redis", feature = "postgres"))]
 
 #[cfg(feature = "postgres")]
+use crate::common::limits::patient;
 use crate::common::postgres::PostgresServer;
 use crate::common::proxy::Proxy;
 #[cfg(feature = "redis")]
@@ -66,7 +67,7 @@ fn run(
     let end = began + lasts;
     std::thread::scope(|scope| {
         for _ in 0..sites {
-            let store = Store::new(&server.url()).unwrap();
+            let store = patient(&server.url());
             let limiter = Arc::new(RateLimiter::new(&store, "api", limit, window).unwrap());
             for _ in 0..threads {
                 let (limiter, starts, drive) = (limiter.clone(), &starts, &drive);
@@ -317,7 +318,7 @@ fn waiters_in_turn(server: &RedisServer, name: &str, (waiters, apart_ms): (usize
     let window = Duration::from_millis(400);
     let (order, is_in_time) = (Mutex::new(Vec::new()), AtomicBool::new(true));
     let limiters: Vec<RateLimiter> =
-        (0..4).map(|_| RateLimiter::new(&Store::new(&server.url()).unwrap(), name, 1, window).unwrap()).collect();
+        (0..4).map(|_| RateLimiter::new(&patient(&server.url()), name, 1, window).unwrap()).collect();
     limiters.iter().for_each(|limiter| drop(limiter.peek("", 1).unwrap()));
     assert!(limiters[0].acquire("", 1, None).unwrap().is_some());
     let (before, began) = (redis_requests(server), Instant::now());
@@ -344,7 +345,7 @@ fn waiters_in_turn(server: &RedisServer, name: &str, (waiters, apart_ms): (usize
 fn starts_of_any_weight_are_granted_or_decided() {
     for server in Server::each("fleet-weights") {
         for (i, weight) in [1, 1_000, (1 << 20) - 1, 1 << 20, 2_000_000].into_iter().enumerate() {
-            let store = Store::new(&server.url()).unwrap();
+            let store = patient(&server.url());
             let limiter = RateLimiter::new(&store, &format!("api-{i}"), 2 * weight, Duration::from_secs(3600)).unwrap();
             let admits = || matches!(limiter.attempt("", weight).unwrap(), Attempt::Admitted(_));
             assert_eq!([admits(), admits(), admits()], [true, true, false], "{weight} on {}", server.kind());
@@ -388,7 +389,7 @@ fn a_server_that_is_away_for_less_than_a_grant_goes_unnoticed() {
 #[test]
 fn a_change_applies_everywhere_when_its_call_returns() {
     for server in Server::each("fleet-changes") {
-        let stores: Vec<Store> = (0..3).map(|_| Store::new(&server.url()).unwrap()).collect();
+        let stores: Vec<Store> = (0..3).map(|_| patient(&server.url())).collect();
         let limiters: Vec<RateLimiter> =
             stores.iter().map(|store| RateLimiter::new(store, "api", 1_000, Duration::from_secs(1)).unwrap()).collect();
         let (is_over, started) = (AtomicBool::new(false), AtomicUsize::new(0));
@@ -451,7 +452,7 @@ fn figures() {
                     Server::Redis(_) => {}
                 }
                 // So that the server is prepared.
-                Store::new(&server.url()).unwrap().open().unwrap();
+                patient(&server.url()).open().unwrap();
                 let seen = run(&server, (limit, window), (8, threads), window * 4, drive);
                 println!(
                     "{} {limit}/{window:?} {name}: over {} used {:.3} requests {:.3} starts {}",

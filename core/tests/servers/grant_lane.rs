@@ -3,6 +3,7 @@
 #![cfg(all(feature = "redis", feature = "fault-points"))]
 
 #[cfg(feature = "postgres")]
+use crate::common::limits::patient;
 use crate::common::postgres::PostgresServer;
 use crate::common::redis::RedisServer;
 use crate::common::server::Server;
@@ -20,7 +21,7 @@ fn url(server: &str, lane: &Path) -> String {
 }
 
 fn store(server: &RedisServer, lane: &Path) -> Store {
-    Store::new(&url(&server.url(), lane)).unwrap()
+    patient(&url(&server.url(), lane))
 }
 
 fn many(store: &Store) -> RateLimiter {
@@ -48,8 +49,8 @@ fn one_process_starts_from_anothers_grants() {
 
 fn one_process_starts_from_anothers_grants_on(server: &Server) {
     let dir = Dir::in_memory("files-of-lane-shared");
-    let [one, other] = [(); 2].map(|()| many(&Store::new(&url(&server.url(), &dir.file("lane"))).unwrap()));
-    let alone = many(&Store::new(&server.url()).unwrap());
+    let [one, other] = [(); 2].map(|()| many(&patient(&url(&server.url(), &dir.file("lane")))));
+    let alone = many(&patient(&server.url()));
     for limiter in [&other, &alone] {
         assert!(starts(limiter));
     }
@@ -101,7 +102,7 @@ fn databases_are_kept_apart_and_logins_of_one_database_are_not() {
         server.command(&format!("CREATE ROLE {login} LOGIN; CREATE DATABASE {login} OWNER {login}"));
     }
     server.command("ALTER ROLE bob SUPERUSER");
-    let of = |server: &str| many(&Store::new(&url(server, &dir.file("lane"))).unwrap());
+    let of = |server: &str| many(&patient(&url(server, &dir.file("lane"))));
     let [alice, bob] = ["alice", "bob"].map(|login| of(&server.url_of_login(login)));
     let bob_at_alice = of(&(server.url_of_login("bob") + "/alice"));
     [&alice, &bob, &bob_at_alice].into_iter().for_each(|limiter| assert!(starts(limiter)));
@@ -123,7 +124,7 @@ fn servers_with_the_same_address_are_kept_apart() {
         let _ = std::fs::remove_file(&socket);
         std::os::unix::fs::symlink(server.socket(), &socket).unwrap();
         let address = format!("redis+unix://{}", socket.display());
-        let limiter = many(&Store::new(&url(&address, &dir.file("lane"))).unwrap());
+        let limiter = many(&patient(&url(&address, &dir.file("lane"))));
         assert!(starts(&limiter));
         limiter
     };

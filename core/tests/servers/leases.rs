@@ -1,6 +1,7 @@
 //! Leases on a server: a living holder keeps its lease, and a dead one returns it.
 #![cfg(all(any(feature = "redis", feature = "postgres"), feature = "fault-points"))]
 
+use crate::common::limits::patient;
 use crate::common::server::Server;
 use crate::common::{self, Child, shared, wait_until};
 use std::sync::atomic::{AtomicU64, Ordering::*};
@@ -29,7 +30,7 @@ fn jobs(url: &str, max: u64) -> ConcurrencyLimiter {
 }
 
 fn jobs_named(name: &str, url: &str, max: u64) -> ConcurrencyLimiter {
-    ConcurrencyLimiter::shared(&Store::new(url).unwrap(), name, max, None).unwrap()
+    ConcurrencyLimiter::shared(&patient(url), name, max, None).unwrap()
 }
 
 fn take(jobs: &ConcurrencyLimiter) -> Option<RawPermit> {
@@ -157,7 +158,7 @@ fn a_process_stopped_for_too_long_learns_that_its_lease_was_lost() {
         let (holds, continues) = (&shared(2)[0], &shared(2)[1]);
         let child = Child::run(|| {
             set(c"WGL_TEST_SITE", "another");
-            let store = Store::new(&url).unwrap();
+            let store = patient(&url);
             let jobs = ConcurrencyLimiter::shared(&store, "jobs", 1, None).unwrap();
             let events = Arc::new(Mutex::new(Vec::new()));
             let sink = Arc::clone(&events);

@@ -1,6 +1,7 @@
 //! The particulars of limits on Postgres. (For what all servers have in common, see `sharing.rs`.)
 #![cfg(feature = "postgres")]
 
+use crate::common::limits::patient;
 use crate::common::postgres::{Pooler, PostgresServer};
 use crate::common::{Child, Dir, Record, most_in_any_window, now_ns, number, shared, wait_until};
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use workglow_limit::*;
 const HOUR: Duration = Duration::from_secs(3600);
 
 fn rate(url: &str, name: &str, max: u64, window: Duration) -> RateLimiter {
-    RateLimiter::new(&Store::new(url).unwrap(), name, max, window).unwrap()
+    RateLimiter::new(&patient(url), name, max, window).unwrap()
 }
 
 fn admits(limiter: &dyn Limiter, key: &str) -> bool {
@@ -49,7 +50,7 @@ fn direct(server: &PostgresServer) -> String {
 #[test]
 fn a_denial_writes_nothing() {
     let server = PostgresServer::start("postgres-denial");
-    let store = Store::new(&server.url()).unwrap();
+    let store = patient(&server.url());
     for limiter in full(&store) {
         // The server itself writes now and then, and the first reader of a written page may clean it up.
         let is_quiet = (0..20).any(|_| {
@@ -78,9 +79,9 @@ fn a_transaction_pooler_may_be_in_between() {
     let pooler = Pooler::start(&server, 2);
     storm(&(pooler.url() + "&grants=never"), "direct");
     storm(&pooler.url(), "granted");
-    let limiters = full(&Store::new(&pooler.url()).unwrap());
+    let limiters = full(&patient(&pooler.url()));
     // A client without the pooler finds them full, too.
-    let direct = Store::new(&server.url()).unwrap();
+    let direct = patient(&server.url());
     for (limiter, text) in limiters.iter().zip(TEXTS) {
         assert!(!admits(&**limiter, "a") && !admits(&*direct.limiter(limiter.name(), text).unwrap(), "a"), "{text}");
     }
@@ -133,7 +134,7 @@ fn concurrent_leases_and_buckets_stay_within_the_limit() {
     let children: Vec<Child> = (0..4)
         .map(|_| {
             Child::run(|| {
-                let store = Store::new(&url).unwrap();
+                let store = patient(&url);
                 let jobs = ConcurrencyLimiter::shared(&store, "jobs", 3, None).unwrap();
                 for _ in 0..100 {
                     if let Attempt::Admitted(permit) = jobs.attempt("", 1).unwrap() {
@@ -153,7 +154,7 @@ fn concurrent_leases_and_buckets_stay_within_the_limit() {
         let children: Vec<Child> = (0..4)
             .map(|_| {
                 Child::run(|| {
-                    let limiter = Store::new(&url).unwrap().limiter(name, text).unwrap();
+                    let limiter = patient(&url).limiter(name, text).unwrap();
                     let weight = if name == "slices" { 250 } else { 1 };
                     for _ in 0..20 {
                         if let Attempt::Admitted(_) = limiter.attempt("", weight).unwrap() {
@@ -387,7 +388,7 @@ fn a_forked_child_has_connections_of_its_own() {
 #[test]
 fn unused_keys_are_removed() {
     let server = PostgresServer::start("postgres-idle");
-    let store = Store::new(&direct(&server)).unwrap();
+    let store = patient(&direct(&server));
     for (table, text) in [("logs", "2/10ms"), ("counted", "2/10ms burst 2"), ("holders", "2 concurrent lease 10ms")] {
         let limiter = store.limiter(table, text).unwrap();
         let use_key = |i: u64| assert!(admits(&*limiter, &i.to_string()));
@@ -408,7 +409,7 @@ fn unused_keys_are_removed() {
 #[test]
 fn starts_expired_under_the_previous_policy_count_under_the_present_one() {
     let server = PostgresServer::start("postgres-changed");
-    let store = Store::new(&direct(&server)).unwrap();
+    let store = patient(&direct(&server));
     for (text, most) in [("", 3), (" burst 3", 3), (" queue 3", 1), (" fixed", 3), (" counter", 3)] {
         let name = format!("limit{text}");
         let limiter = store.limiter(&name, &format!("3/10m{text}")).unwrap();
@@ -433,7 +434,7 @@ fn garbage_in_the_tables_is_an_error_or_a_denial() {
     let server = PostgresServer::start("postgres-garbage");
     let columns = "SELECT table_name || ' ' || column_name FROM information_schema.columns c JOIN information_schema.tables t \
                    USING (table_schema, table_name) WHERE table_schema = 'workglow_limit' AND data_type = 'bigint' ORDER BY 1";
-    drop(full(&Store::new(&server.url()).unwrap()));
+    drop(full(&patient(&server.url())));
     // The declarations may be garbage too, in which case the request is repeated until the timeout.
     let store = impatient(&server.url(), Duration::from_millis(100));
     let limiters: Vec<_> = (0..TEXTS.len())

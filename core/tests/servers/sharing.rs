@@ -2,6 +2,7 @@
 #![cfg(any(feature = "redis", feature = "postgres"))]
 
 #[cfg(feature = "redis")]
+use crate::common::limits::patient;
 use crate::common::redis::RedisServer;
 use crate::common::server::Server;
 use crate::common::wait_until;
@@ -15,7 +16,7 @@ fn rate(store: &Store, name: &str, max: u64, window: Duration) -> RateLimiter {
 
 /// A store whose starts are all decided by the server.
 fn direct(server: &Server) -> Store {
-    Store::new(&server.direct_url()).unwrap()
+    patient(&server.direct_url())
 }
 
 fn admits(limiter: &dyn Limiter, key: &str) -> bool {
@@ -29,7 +30,7 @@ fn machines_share_a_limit_without_exceeding_it() {
         let admitted: usize = std::thread::scope(|scope| {
             let machine = |_| {
                 scope.spawn(|| {
-                    let store = Store::new(&server.url()).unwrap();
+                    let store = patient(&server.url());
                     let limiter = rate(&store, "api", 50, Duration::from_secs(600));
                     all.wait();
                     (0..40).filter(|_| admits(&limiter, "tenant")).count()
@@ -67,7 +68,7 @@ fn a_denial_reports_its_wait_and_other_keys_are_free() {
 #[test]
 fn a_declaration_or_override_applies_to_all_at_the_next_decision() {
     for server in Server::each("servers-policies") {
-        let (here, there) = (Store::new(&server.url()).unwrap(), Store::new(&server.url()).unwrap());
+        let (here, there) = (patient(&server.url()), patient(&server.url()));
         let hour = Duration::from_secs(3600);
         let limiter = rate(&here, "api", 5, hour);
         assert!(admits(&limiter, "a"));
@@ -142,7 +143,7 @@ fn a_start_is_found_behind_many_that_weigh_more() {
 #[test]
 fn places_are_served_in_request_order_across_machines() {
     for server in Server::each("servers-places") {
-        let stores: Vec<Store> = (0..3).map(|_| Store::new(&server.url()).unwrap()).collect();
+        let stores: Vec<Store> = (0..3).map(|_| patient(&server.url())).collect();
         let limiters: Vec<RateLimiter> =
             stores.iter().map(|store| rate(store, "api", 1, Duration::from_secs(600))).collect();
         assert!(admits(&limiters[0], ""));
@@ -162,7 +163,7 @@ fn places_are_served_in_request_order_across_machines() {
 fn a_closed_connection_is_reopened() {
     for server in Server::each("servers-closed") {
         // The server decides each start: a grant could end before a busy machine uses it.
-        let store = Store::new(&server.direct_url()).unwrap();
+        let store = patient(&server.direct_url());
         let limiter = rate(&store, "api", 3, Duration::from_secs(3600));
         assert!(admits(&limiter, ""));
         for _ in 0..2 {
@@ -197,7 +198,7 @@ fn a_missing_server_is_an_error_that_names_it_within_the_timeout() {
 #[test]
 fn a_nonblocking_call_returns_without_a_request() {
     for server in Server::each("servers-never") {
-        let store = Store::new(&server.url()).unwrap();
+        let store = patient(&server.url());
         let limiter = rate(&store, "api", 3, Duration::from_secs(3600));
         assert!(admits(&limiter, ""));
         for may in [MayWait::Never, MayWait::BrieflyHere] {
@@ -234,7 +235,7 @@ fn a_short_wait_is_not_prolonged_by_a_stopped_server() {
 #[test]
 fn a_nonblocking_leave_passes_the_place_to_a_caller_that_may_wait() {
     for server in Server::each("servers-leaves") {
-        let store = Store::new(&server.url()).unwrap();
+        let store = patient(&server.url());
         let limiter = Arc::new(rate(&store, "api", 1, Duration::from_secs(3_600)));
         assert!(admits(&*limiter, ""));
         let after = || match limiter.reserve("", 1, None, None).unwrap() {
@@ -260,7 +261,7 @@ fn a_late_waiter_with_grace_keeps_its_place() {
         // From grants, which last a twentieth of a second here; and where the server decides each start.
         for url in [server.url(), server.direct_url()] {
             let window = Duration::from_secs(1);
-            let machines = [0, 1].map(|_| Store::new(&url).unwrap());
+            let machines = [0, 1].map(|_| patient(&url));
             let [limiter, other] = machines.each_ref().map(|store| rate(store, &url, 1, window));
             wait_until("it starts", || admits(&limiter, ""));
             let mut waits = Seat::new(Waiter::new("", 1).grace(Duration::from_secs(60)));
@@ -284,7 +285,7 @@ fn a_late_waiter_with_grace_keeps_its_place() {
 #[test]
 fn a_composite_retries_an_end_that_had_to_wait() {
     for server in Server::each("servers-composite") {
-        let store = Store::new(&server.url()).unwrap();
+        let store = patient(&server.url());
         let rates = rate(&store, "api", 3, Duration::from_secs(3600));
         let jobs = ConcurrencyLimiter::shared(&store, "jobs", 1, None).unwrap();
         let both = CompositeLimiter::new([Arc::new(rates) as Arc<dyn Limiter>, Arc::new(jobs)]);
@@ -302,7 +303,7 @@ fn a_composite_retries_an_end_that_had_to_wait() {
 #[test]
 fn the_end_of_a_recorded_job_can_be_retried() {
     for server in Server::each("servers-recorded") {
-        let store = Store::new(&server.url()).unwrap();
+        let store = patient(&server.url());
         let jobs = ConcurrencyLimiter::shared(&store, "jobs", 1, None).unwrap();
         jobs.record_job_start("").unwrap();
         assert_eq!(MayWait::Never.during(|| jobs.record_job_completion("")), Err(Error::WouldWait));
@@ -351,7 +352,7 @@ fn starts(limiters: &[&RateLimiter], attempts: usize) -> usize {
 fn a_server_that_lost_everything_admits_nothing_until_its_starts_would_be_over() {
     let mut server = RedisServer::start("servers-lost");
     let url = format!("{}?grants=never", server.url());
-    let direct = || Store::new(&url).unwrap();
+    let direct = || patient(&url);
     let window = Duration::from_secs(1);
     let limiter = |store: &Store| rate(store, "api", 5, window);
     let (old, new) = (direct(), direct());
@@ -400,7 +401,7 @@ fn family(store: &Store) -> Vec<std::sync::Arc<dyn Limiter>> {
 #[test]
 fn expired_keys_are_reset() {
     for server in Server::each("servers-ends") {
-        let store = Store::new(&server.url()).unwrap();
+        let store = patient(&server.url());
         for limiter in family(&store) {
             let name = limiter.name().to_owned();
             // A busy machine may cancel some starts after their grants, so late that they count for their window.
@@ -443,7 +444,7 @@ fn a_name_that_changes_its_kind_starts_empty() {
         let texts = ["3/1h", "3/1h burst 3", "3/1h fixed", "3 concurrent"];
         for (before, after) in texts.iter().flat_map(|before| texts.map(|after| (*before, after))) {
             let name = format!("{before} {after}");
-            let store = || Store::new(&server.url()).unwrap();
+            let store = || patient(&server.url());
             let old = store().limiter(&name, before).unwrap();
             assert!(matches!(old.attempt("a", 2).unwrap(), Attempt::Admitted(_)));
             store().forget(&name).unwrap();
