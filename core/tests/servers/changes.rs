@@ -1,8 +1,8 @@
 //! Policies of limits on a server that change while keys are unused: starts count under each of them in turn.
 #![cfg(any(feature = "redis", feature = "postgres"))]
 
-#[cfg(feature = "postgres")]
 use crate::common::limits::patient;
+#[cfg(feature = "postgres")]
 use crate::common::postgres::PostgresServer;
 #[cfg(feature = "redis")]
 use crate::common::redis::RedisServer;

@@ -1,8 +1,8 @@
 //! Limits with grants from a server: sites that share one, and the faults that can hit them. Each store here is a site.
 #![cfg(any(feature = "redis", feature = "postgres"))]
 
-#[cfg(feature = "postgres")]
 use crate::common::limits::patient;
+#[cfg(feature = "postgres")]
 use crate::common::postgres::PostgresServer;
 use crate::common::proxy::Proxy;
 #[cfg(feature = "redis")]

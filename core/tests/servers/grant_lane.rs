@@ -2,8 +2,8 @@
 //! process, unless real processes are used.
 #![cfg(all(feature = "redis", feature = "fault-points"))]
 
-#[cfg(feature = "postgres")]
 use crate::common::limits::patient;
+#[cfg(feature = "postgres")]
 use crate::common::postgres::PostgresServer;
 use crate::common::redis::RedisServer;
 use crate::common::server::Server;

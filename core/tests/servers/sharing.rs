@@ -1,8 +1,8 @@
 //! Limits on a server that machines share. Each store here represents one machine.
 #![cfg(any(feature = "redis", feature = "postgres"))]
 
-#[cfg(feature = "redis")]
 use crate::common::limits::patient;
+#[cfg(feature = "redis")]
 use crate::common::redis::RedisServer;
 use crate::common::server::Server;
 use crate::common::wait_until;
