@@ -156,17 +156,21 @@ def test_many_waiters_do_not_exceed_the_limit():
     limiter = ConcurrencyLimiter(3)
     running = most = done = 0
 
-    async def job():
+    async def job(all_run):
         nonlocal running, most, done
         with await limiter.acquire_async():
             running += 1
             most = max(most, running)
-            await asyncio.sleep(0.001)
+            if running == 3:
+                all_run.set()
+            await all_run.wait()
+            await asyncio.sleep(0)
             running -= 1
             done += 1
 
     async def main():
-        await asyncio.gather(*(job() for _ in range(30)))
+        all_run = asyncio.Event()
+        await asyncio.wait_for(asyncio.gather(*(job(all_run) for _ in range(30))), 60)
 
     asyncio.run(main())
     assert (most, done) == (3, 30)

@@ -121,7 +121,8 @@ def order(url):
 
 
 def priorities(url):
-    limiter = ConcurrencyLimiter(1, store=Store(url), name="jobs")
+    store = Store(url)
+    limiter = ConcurrencyLimiter(1, store=store, name="jobs")
     held, started = limiter.try_acquire(), []
 
     def job(number, priority):
@@ -129,7 +130,7 @@ def priorities(url):
             started.append(number)
 
     jobs = [spawn(job, number, -number // 3) for number in range(9)]
-    sleep(0.01)
+    until(lambda: store.snapshot().limits[0].waiting == 9)
     held.complete()
     wait_for(jobs)
     assert started == sorted(range(9), key=lambda number: (-number // 3, number)), started
@@ -159,9 +160,8 @@ def entered(url):
     def job(number):
         with limiter as outer:
             with green.Timeout(0.1 * number, False), limiter as inner:
-                assert outer.fence != inner.fence
-                sleep(0.001)
                 order.append(number)
+                assert outer.fence != inner.fence
                 sleep(DEADLINE)
             outer.renew()
 
