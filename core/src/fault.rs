@@ -45,7 +45,8 @@ mod on {
     const CHANGING: &[&str] = &["deciding", "decided", "half-named", "followed", "gathered", "rows-moved", "lock-left"];
 
     /// The points of making a lane, and of its first process that does not commit its starts.
-    const RECOVERING: &[&str] = &["lane-claimed", "lane-filled", "record-deleted"];
+    const RECOVERING: &[&str] =
+        &["lane-claimed", "lane-indexed", "lane-filled", "record-deleted", "key-read", "rows-read", "rows-restored"];
 
     fn points() -> impl Iterator<Item = &'static str> {
         [DECIDING, FINDING, REWRITING, GROWING, LEASING, CHANGING, RECOVERING].into_iter().flatten().copied()
@@ -93,6 +94,24 @@ mod on {
         IN_SMALL_STEPS.load(Acquire)
     }
 
+    static RESTORED_AT_ONCE: AtomicU64 = AtomicU64::new(super::RESTORED_AT_ONCE);
+    static LEAVES_KEYS: AtomicBool = AtomicBool::new(false);
+
+    /// Makes this process restore at most so many starts at once when it rebuilds a lane, and leave the other keys to
+    /// their first use, or not.
+    pub fn restore_at_once(most: u64, leaves_others: bool) {
+        RESTORED_AT_ONCE.store(most, Release);
+        LEAVES_KEYS.store(leaves_others, Release);
+    }
+
+    pub(crate) fn most_restored_at_once() -> u64 {
+        RESTORED_AT_ONCE.load(Acquire)
+    }
+
+    pub(crate) fn leaves_keys() -> bool {
+        LEAVES_KEYS.load(Acquire)
+    }
+
     thread_local! {
         static LOOKS: Cell<u64> = const { Cell::new(0) };
     }
@@ -115,7 +134,26 @@ mod on {
 }
 
 #[cfg(all(feature = "fault-points", not(model)))]
-pub use on::{DECIDING, GROWING, LEASING, REWRITING, at, in_small_steps, most_looked_at};
+pub use on::{DECIDING, GROWING, LEASING, REWRITING, at, in_small_steps, most_looked_at, restore_at_once};
+
+/// A lane that is rebuilt from more starts than these is used before all of them are restored.
+const RESTORED_AT_ONCE: u64 = 10_000;
+
+/// Returns how many starts are restored at once when a lane is rebuilt.
+pub(crate) fn most_restored_at_once() -> u64 {
+    #[cfg(all(feature = "fault-points", not(model)))]
+    return on::most_restored_at_once();
+    #[cfg(not(all(feature = "fault-points", not(model))))]
+    RESTORED_AT_ONCE
+}
+
+/// Returns whether the ledger's writer leaves keys to their first use.
+pub(crate) fn leaves_keys() -> bool {
+    #[cfg(all(feature = "fault-points", not(model)))]
+    return on::leaves_keys();
+    #[cfg(not(all(feature = "fault-points", not(model))))]
+    false
+}
 
 /// Returns whether this bug is planted. Only in test builds, to show that the tests find it. `PLANT` names the bug.
 #[cfg(any(model, feature = "fault-points"))]

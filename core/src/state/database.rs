@@ -64,6 +64,8 @@ pub(crate) struct Database {
     pub sequence: u64,
     /// The number of the last change of policies.
     pub generation: u64,
+    /// Rows of the ledger up to this one are kept, even if they have expired: see `restoring.rs`.
+    pub keeps_to: i64,
     // Last, because the connection must be closed within it.
     _scope: Scope,
 }
@@ -164,9 +166,14 @@ impl Database {
             Ok(c)
         });
         match opened {
-            Ok(connection) => {
-                Ok(Database { connection, path: path.to_owned(), sequence: 0, generation: 0, _scope: scope })
-            }
+            Ok(connection) => Ok(Database {
+                connection,
+                path: path.to_owned(),
+                sequence: 0,
+                generation: 0,
+                keeps_to: 0,
+                _scope: scope,
+            }),
             Err(e) => Err(explain(path, e)),
         }
     }

@@ -193,7 +193,11 @@ impl Session {
             PolicyChange::Limit(name, policy) => self.apply(name, policy, locked),
             // The limit may no longer be declared, and unused since.
             PolicyChange::Key(name, key, policy) => match locked.find_limit(name) {
-                Some(limit) => locked.set_plan(limit, (locked.hash(b'k', key), key), policy),
+                Some(limit) => {
+                    let key = (locked.hash(b'k', key), key);
+                    self.restore_locked(locked, limit, key)?;
+                    locked.set_plan(limit, key, policy)
+                }
                 None => Ok(()),
             },
         }

@@ -53,6 +53,8 @@ pub(crate) struct Batch {
     pub listed_to: u64,
     /// Where a pass through limits continues: the limit and the hash.
     pub next: Option<(usize, u64)>,
+    /// See [`Database::keeps_to`].
+    keeps_to: i64,
 }
 
 /// The current time by the clock of decisions and by those of the ledger.
@@ -141,7 +143,8 @@ impl Locked<'_> {
             }
         }
         let keys = keys.into_iter().filter(|key| names.contains_key(&key.limit)).collect();
-        Batch { instance: self.instance, keys, names, news: Vec::new(), unnamed, now, moment, listed_to, next: None }
+        let (instance, keeps_to) = (self.instance, self.last_unrestored());
+        Batch { instance, keys, names, news: Vec::new(), unnamed, now, moment, listed_to, next: None, keeps_to }
     }
 
     fn unlogged(&self, limit: u64, table: Table, key: KeyAt) -> Option<Unlogged> {
@@ -210,6 +213,7 @@ pub(super) fn record(database: &mut Database, batch: &Batch, sequence: u64) -> R
     }
     let minutes: Vec<_> =
         batch.news.iter().filter_map(|(limit, minute)| Some((batch.names.get(limit)?.as_str(), *minute))).collect();
+    database.keeps_to = batch.keeps_to;
     if !fault::planted("unwritten ledger") {
         database.record(&rows, &minutes, batch.moment, (batch.instance, sequence))?;
     }

@@ -27,6 +27,9 @@ pub(crate) struct KeyAt {
     pub table: u64,
 }
 
+/// Turns a block that only the caller uses into that of a new key. `None`: see [`Home::begin`].
+pub(super) type Begin<'b> = &'b dyn Fn(u64) -> Option<KeyAt>;
+
 fn tag(hash: Hash) -> u64 {
     (hash.0[1] >> index_word::TAG).min(index_word::NO_KEY - 1)
 }
@@ -174,11 +177,19 @@ impl Home {
         if let Some((found, _)) = self.glance(table, self.index_of(table), hash) {
             return Ok(found);
         }
+        match self.may_restore(table) {
+            false => self.find_or_begin(table, hash, &|at| self.begin(table, at, hash, text, &[])),
+            true => self.find(table, hash)?.ok_or(Blocked::Unrestored),
+        }
+    }
+
+    /// Finds a key, or adds it with a block that `begin` makes its own: see [`Home::begin`].
+    pub(super) fn find_or_begin(&self, table: &Table, hash: Hash, begin: Begin) -> Result<KeyAt, Blocked> {
         let (segment, life) = self.segment(table, hash)?;
         match self.probe(table, segment, hash) {
             Ok((_, found)) if found.life == CLOSED => Err(Blocked::Sealed),
             Ok((_, found)) => Ok(found),
-            Err(slot) => self.add_key(table, (segment, life), slot, hash, text),
+            Err(slot) => self.add_key(table, (segment, life), slot, hash, begin),
         }
     }
 
@@ -274,14 +285,14 @@ impl Home {
         (segment, life): (u64, u64),
         mut slot: u64,
         hash: Hash,
-        text: &str,
+        begin: Begin,
     ) -> Result<KeyAt, Blocked> {
         if !self.takes_slot(segment) {
             return Err(Blocked::Full);
         }
         let at = self.block_for_new_key(table, (segment, life))?;
         fault::point("key-allocated");
-        let Some(new) = self.begin(table, at, hash, text, &[]) else { return Err(Blocked::Full) };
+        let Some(new) = begin(at) else { return Err(Blocked::Full) };
         let slots = self.arena.words(segment + index_word::SLOTS, self.capacity(segment));
         loop {
             match slots[slot as usize].compare_exchange(empty(life), entry(hash, at), AcqRel, Acquire) {
@@ -345,7 +356,6 @@ impl Home {
     /// Turns a block that only the caller uses into the block of a new key, with these starts that have no holder. `None`
     /// if the block has used up its lives and is lost.
     pub(super) fn begin(&self, table: &Table, at: u64, hash: Hash, text: &str, starts: &[Start]) -> Option<KeyAt> {
-        let life = self.arena.word(at + key_word::LIFE);
         let is_new = self.arena.word(at + key_word::TABLE).load(Relaxed) == 0;
         let now = self.clock.now();
         let end = self.arena.word(table.at + table_word::FIRST_TICKET).load(Relaxed);
@@ -362,13 +372,26 @@ impl Home {
             history.forgotten.push(Forgotten::before(table.born));
             history.pad(table.policy.largest());
         }
+        self.begin_with(table, at, (hash, text), (&history, now))
+    }
+
+    /// The same, with a history.
+    pub(super) fn begin_with(
+        &self,
+        table: &Table,
+        at: u64,
+        (hash, text): (Hash, &str),
+        (history, now): (&History, Now),
+    ) -> Option<KeyAt> {
+        let life = self.arena.word(at + key_word::LIFE);
+        let is_new = self.arena.word(at + key_word::TABLE).load(Relaxed) == 0;
         if table.policy.is_counted() {
             let era = self.new_number();
             self.arena.word(at + key_word::OWN).store(era, Release);
             self.arena.word(at + key_word::FIRST_ERA).store(era, Release);
         }
-        let is_fresh =
-            history.starts.is_empty() && (end == 0 || table.policy.is_counted() || table.policy.is_concurrency());
+        let is_fresh = history.starts.is_empty()
+            && (history.end == 0 || table.policy.is_counted() || table.policy.is_concurrency());
         if is_new && table.policy.is_concurrency() {
             self.arena.word(at + key_word::BASE).store(history.end, Release);
         }
@@ -382,7 +405,7 @@ impl Home {
         for word in others.into_iter().chain(key_word::COUNTS) {
             self.arena.word(at + word).store(0, Release);
         }
-        match self.write_history(table, at, (&history, now)) {
+        match self.write_history(table, at, (history, now)) {
             None if is_new => nonsense(format_args!("an invalid new key of the table at {}", table.at)),
             base => base.map(|base| self.publish(table, at, base)),
         }

@@ -34,7 +34,7 @@ const MEMBERS: u64 = STRUCTURE + 1;
 const MOST_MEMBERS: u64 = 1 << 40;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"wgl-lane");
-const VERSION: u64 = 9;
+const VERSION: u64 = 10;
 
 /// Words of the header. Words 10 to 15 belong to the arena and the tables, as do those up to 480.
 mod header {

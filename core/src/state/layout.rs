@@ -68,6 +68,9 @@ pub(super) const OLDER_WORDS: u64 = 18;
 /// When the process that completes the changes of policies last worked on them, by the boot clock; 0 if none does.
 pub(super) const CHANGER_SEEN: u64 = NEWS + 2;
 
+/// What is known of the keys that are only in the ledger: see `restoring.rs`.
+pub(super) const RESTORING: u64 = CHANGER_SEEN + 1; // seven words
+
 pub(super) mod limit_word {
     /// The next limit in the list of all limits.
     pub const NEXT: u64 = 0;
@@ -97,6 +100,8 @@ pub(super) mod limit_word {
     pub const PLACES_LOST: u64 = 42;
     /// The counts of two minutes: see `minutes.rs`.
     pub const MINUTES: u64 = 43; // twice six words
+    /// 1: keys of the limit may be only in the ledger.
+    pub const UNRESTORED: u64 = 55;
     pub const WORDS: u64 = 64;
 }
 
@@ -117,6 +122,8 @@ pub(super) mod table_word {
     pub const LOST: u64 = 16; // two words
     /// The first ticket of new keys. No earlier key of this name had a ticket from here on.
     pub const FIRST_TICKET: u64 = 18;
+    /// When all keys of the limit were forgotten last. Starts of the ledger up to then do not count.
+    pub const CLEARED: u64 = 19;
     /// The limit of a table or plan. No key block has a limit's address in this word.
     pub const OWNER: u64 = 23;
     /// The limit of a limit's table; 0 in a plan.
@@ -220,4 +227,4 @@ pub(super) mod key_word {
 }
 
 const _: () = assert!(key_word::IS_STUB == table_word::OWNER);
-const _: () = assert!(POLICIES < CHANGED && CHANGER_SEEN < NAMES && NAMES + NAME_CHAINS <= 480);
+const _: () = assert!(POLICIES < CHANGED && RESTORING + 7 <= NAMES && NAMES + NAME_CHAINS <= 480);

@@ -112,7 +112,7 @@ impl Database {
             let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
             append(&transaction, rows, now)?;
             append_minutes(&transaction, minutes)?;
-            prune(&transaction, rows.len(), now)?;
+            prune(&transaction, rows.len(), now, self.keeps_to)?;
             let update = "UPDATE store SET sequence = max(sequence, ?1) WHERE lane = ?2";
             if transaction.execute(update, params![sequence as i64, format!("{lane:016x}")])? == 0 {
                 return Ok(false);
@@ -298,7 +298,8 @@ fn append_minutes(transaction: &Transaction, minutes: &[(&str, Minute)]) -> rusq
     Ok(())
 }
 
-fn prune(transaction: &Transaction, added: usize, now: Moment) -> rusqlite::Result<()> {
+/// Removes expired executions, after this row.
+fn prune(transaction: &Transaction, added: usize, now: Moment, after: i64) -> rusqlite::Result<()> {
     let pruned_at: i64 = transaction.query_row("SELECT pruned_at FROM store", [], |row| row.get(0))?;
     // A later time than now is from another boot.
     if (pruned_at..pruned_at.saturating_add(MINUTE)).contains(&now.uptime) || fault::planted("no pruning") {
@@ -306,8 +307,9 @@ fn prune(transaction: &Transaction, added: usize, now: Moment) -> rusqlite::Resu
     }
     let most = MOST_PRUNED + added;
     let pruned = transaction.execute(
-        "DELETE FROM executions WHERE rowid IN (SELECT rowid FROM executions WHERE counts_until <= ?1 LIMIT ?2)",
-        params![now.uptime, most as i64],
+        "DELETE FROM executions WHERE rowid IN
+           (SELECT rowid FROM executions WHERE counts_until <= ?1 AND rowid > ?3 LIMIT ?2)",
+        params![now.uptime, most as i64, after],
     )?;
     transaction.execute(
         "DELETE FROM usage WHERE minute < strftime('%Y-%m-%d %H:%M', ?1, 'unixepoch')",
@@ -458,6 +460,20 @@ mod tests {
         assert_eq!(count(&database, "usage"), 2, "31 days have not passed");
         database.record(&[], &[], at(month + 60), (0, 0)).unwrap();
         assert_eq!(count(&database, "usage"), 1);
+    }
+
+    #[test]
+    fn rows_that_may_have_to_be_restored_are_kept() {
+        let dir = Scratch::new();
+        let mut database = dir.open();
+        database.set_boot("b1", at(0), (0, 0), None).unwrap();
+        database.record(&[start("api", "a", 0), start("api", "b", 0)], &[], at(0), (0, 0)).unwrap();
+        database.keeps_to = 1;
+        database.record(&[start("api", "c", 0)], &[], at(61), (0, 0)).unwrap();
+        assert_eq!(count(&database, "executions"), 1, "the later ones have expired, too");
+        database.keeps_to = 0;
+        database.record(&[], &[], at(122), (0, 0)).unwrap();
+        assert_eq!(count(&database, "executions"), 0);
     }
 
     #[test]

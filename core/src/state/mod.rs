@@ -4,7 +4,7 @@
 //! * words: `arena` (memory that grows and never moves), `layout` (the meaning of each word);
 //! * limits and keys in those words: `table`, `index`, `block`, `space`, `rewrite`;
 //! * files: `lane`, `database`, `policies`, `ledger`, `moves`, `committed`;
-//! * the lane and the database together: `session`, `changed`, `gather`, `writer`, `recovery`, `declare`, `follow`;
+//! * the lane and the database together: `session`, `changed`, `gather`, `writer`, `recovery`, `restoring`, `declare`, `follow`;
 //! * a limiter's handle on its limit: `limit`.
 //!
 //! Nothing here depends on the limiters.
@@ -40,6 +40,7 @@ mod presence;
 mod recovery;
 mod registry;
 mod replace;
+mod restoring;
 mod rewrite;
 mod session;
 mod space;

@@ -2,8 +2,8 @@
 //!
 //! A limit that is renamed, or whose name passes to another kind, may have a million rows. Changing all of them in the
 //! deciding transaction would block everyone who needs the structure lock. So that transaction only records a *move*,
-//! and the ledger's writer carries it out, some rows at a time. The rows are not read before the next recovery, which
-//! first completes all moves. A process that changes rows by their limit's name also completes them first.
+//! and the ledger's writer carries it out, some rows at a time. A recovery first completes all moves, and so does a process
+//! that changes rows by their limit's name. Whoever reads the rows of one key counts with the moves that are to come.
 //!
 //! Moves are carried out in order, so a name may be given away and return. Rows that were gathered under the previous
 //! name and written after the change are moved too, since rows are never moved while another process writes. A limit
@@ -13,6 +13,8 @@ use super::database::Database;
 use crate::error::Result;
 use crate::fault;
 use rusqlite::{Connection, TransactionBehavior, params};
+use std::collections::BTreeSet;
+use std::iter;
 
 pub(super) const SCHEMA: &str = "
 CREATE TABLE moves (
@@ -55,7 +57,7 @@ impl Move {
 }
 
 /// All moves, in order.
-fn all(connection: &Connection) -> rusqlite::Result<Vec<Move>> {
+pub(super) fn all(connection: &Connection) -> rusqlite::Result<Vec<Move>> {
     let mut query = connection.prepare("SELECT number, name, becomes, until FROM moves ORDER BY number")?;
     let read = |row: &rusqlite::Row| {
         Ok(Move { number: row.get(0)?, name: row.get(1)?, becomes: row.get(2)?, until: row.get(3)? })
@@ -76,6 +78,18 @@ pub(super) fn make_way(connection: &Connection, name: &str) -> rusqlite::Result<
         true => finish(connection, &moves),
         false => Ok(()),
     }
+}
+
+/// The name that the pending moves give to a row; `None` if they delete it.
+pub(super) fn name_after<'a>(moves: &'a [Move], name: &'a str, uptime: i64) -> Option<&'a str> {
+    let applies = |name: &str, one: &Move| one.name == name && uptime <= one.until;
+    moves.iter().try_fold(name, |name, one| if applies(name, one) { one.becomes.as_deref() } else { Some(name) })
+}
+
+/// The names that rows of a limit may still have.
+pub(super) fn names_before<'a>(moves: &'a [Move], name: &'a str) -> impl Iterator<Item = &'a str> {
+    let others = moves.iter().filter(move |one| one.becomes.is_some() && one.name != name).map(|one| &*one.name);
+    iter::once(name).chain(others.collect::<BTreeSet<&str>>())
 }
 
 fn finish(connection: &Connection, moves: &[Move]) -> rusqlite::Result<()> {
@@ -132,5 +146,31 @@ impl Database {
             transaction.commit()
         };
         moved().map_err(|e| self.explain(e))
+    }
+}
+
+#[cfg(all(test, not(model)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_found_under_the_names_that_they_have_before_their_moves() {
+        let one = |number, name: &str, becomes: Option<&str>, until| Move {
+            number,
+            name: name.into(),
+            becomes: becomes.map(str::to_owned),
+            until,
+        };
+        // Two limits exchange their names, and a third one loses its rows.
+        let moves =
+            [one(1, "a", Some("x"), 9), one(2, "b", Some("a"), 9), one(3, "x", Some("b"), 9), one(4, "c", None, 5)];
+        let after = |name, uptime| name_after(&moves, name, uptime);
+        assert_eq!([after("a", 9), after("b", 9), after("x", 9)], [Some("b"), Some("a"), Some("b")]);
+        assert_eq!([after("c", 5), after("c", 6), after("other", 5)], [None, Some("c"), Some("other")]);
+        assert_eq!(after("a", 10), Some("a"), "a start of the next limit of that name");
+        // The second move is under way.
+        assert_eq!(["a", "b", "x"].map(|name| name_after(&moves[1..], name, 9)), [Some("a"), Some("a"), Some("b")]);
+        assert_eq!(names_before(&moves, "b").collect::<Vec<_>>(), ["b", "a", "x"]);
+        assert_eq!(names_before(&[], "b").collect::<Vec<_>>(), ["b"]);
     }
 }

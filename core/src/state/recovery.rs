@@ -6,7 +6,6 @@
 //! key's first start, since the next reboot may come while it still counts. A limit that is written behind counts as full
 //! until one window after the last moment at which it may have been used.
 
-use super::damage::nonsense;
 use super::database::{Database, Identity};
 use super::gather::{moment, write_limit};
 use super::keyed::Origin;
@@ -16,7 +15,7 @@ use super::ledger::Moment;
 use super::locked::Locked;
 use super::os;
 use super::policies::{KeySelection, KnownKey, KnownLimit};
-use super::space::{MOST_TURNS, Search};
+use super::restoring::Past;
 use super::table::{BEHIND, Hash, longest_behind};
 use crate::algorithm::log::SETTLED;
 use crate::algorithm::{History, Start};
@@ -62,7 +61,7 @@ pub(super) fn recover(home: &Locked, database: &mut Database, identity: &Identit
             false => Origin { born: last_used, lost: [0, 0] },
         }
     };
-    let mut is_missing = false;
+    let (mut is_missing, mut limits, mut at_once) = (false, Vec::new(), Vec::new());
     for KnownLimit { name, declared, missing } in database.limits(None)? {
         is_missing |= missing.is_some();
         let policy = declared.current();
@@ -91,7 +90,7 @@ pub(super) fn recover(home: &Locked, database: &mut Database, identity: &Identit
                 // The policy was about to be lifted, and may have allowed more starts than the limit's.
                 (None, Some(missing)) if !has_all(policy) => {
                     let table = home.table(limit);
-                    home.find_or_add_locked(&table, hash, &key)?;
+                    home.find_or_add_locked(&table, hash, &key, &[])?;
                     let units = missing.saturating_sub(units).min(policy.capacity());
                     home.rewrite(&table, hash, |history| {
                         let start = Start { stamp: last, units, state: SETTLED, id: u64::MAX, is_logged: false };
@@ -100,16 +99,43 @@ pub(super) fn recover(home: &Locked, database: &mut Database, identity: &Identit
                 }
                 (None, _) => {}
             }
+            at_once.push((limit, name.clone(), key));
         }
+        at_once.push((limit, name.clone(), String::new()));
+        limits.push((limit, name));
     }
     home.set_generation(identity.generation, is_missing);
-    let mut group: Option<(String, Hash, String)> = None;
-    let mut starts = Vec::new();
     // Limits that are written behind count as full anyway, for as long as any of their rows would count. That may save
     // a million rows.
     let over = if complete_from.is_some() { 0 } else { longest_behind() };
+    // Nothing has started in the new lane.
+    let ahead = last as i64 - now.ceil as i64;
+    let from = Moment { uptime: moment.uptime + ahead, wall: moment.wall + ahead, ..moment };
+    let has_boot = |database: &mut Database| {
+        let sequence = lane::raise_sequence(home, database.sequence);
+        database.set_boot(&boot, moment, (home.instance, sequence), Some(from))
+    };
     let restore =
         |name: &str, hash: Hash, text: &str, old: Vec<Start>| restore(home, name, hash, text, old, (over, booted));
+    if database.has_more_than(fault::most_restored_at_once(), &boot, moment, over)? {
+        has_boot(database)?;
+        let (until, last_row) = database.index_keys()?;
+        fault::point("lane-indexed");
+        let past = Past { until, last_row, over, booted, noticed };
+        home.restore_later(database, past, &limits)?;
+        for (limit, name, key) in at_once {
+            let (table, hash) = (home.table(limit), home.hash(b'k', &key));
+            let longest = home.plan_of_idle(&table, hash).unwrap_or(table).policy.longest();
+            let rows = database.rows_of_key((&name, hash, longest), moment.uptime, past)?;
+            if !rows.is_empty() {
+                restore(&name, hash, &key, home.starts_of(&table, &rows))?;
+            }
+        }
+        return Ok(());
+    }
+    database.end_index_of_keys()?;
+    let mut group: Option<(String, Hash, String)> = None;
+    let mut starts = Vec::new();
     database.executions(&boot, moment, over, |row| {
         let is_same = group.as_ref().is_some_and(|(name, hash, _)| name == row.name && hash.0 == row.key_hash);
         if !is_same {
@@ -129,10 +155,7 @@ pub(super) fn recover(home: &Locked, database: &mut Database, identity: &Identit
     if let Some((name, hash, text)) = group {
         restore(&name, hash, &text, starts)?;
     }
-    // Nothing has started in the new lane.
-    let ahead = last as i64 - now.ceil as i64;
-    let from = Moment { uptime: moment.uptime + ahead, wall: moment.wall + ahead, ..moment };
-    database.set_boot(&boot, moment, (home.instance, lane::raise_sequence(home, database.sequence)), Some(from))
+    has_boot(database)
 }
 
 /// Writes everything that the lane knows to a database that is an older copy of the original, or that replaced one that
@@ -142,6 +165,8 @@ pub(super) fn write_all(home: &Locked, database: &mut Database) -> Result<()> {
     database.delete_record()?;
     database.claim(home.instance, &boot, moment(home).1)?;
     database.move_all()?;
+    // The starts of keys that were only in the ledger are not known any more.
+    home.close_unrestored();
     for limit in home.limits() {
         let table = home.table(limit);
         if table.policy.is_concurrency() {
@@ -161,8 +186,7 @@ pub(super) fn write_all(home: &Locked, database: &mut Database) -> Result<()> {
     database.set_boot(&boot, moment(home).1, (home.instance, sequence), None)
 }
 
-/// Adds a key with these starts. It is written once, into a block of its own: there may be a million, and half of the
-/// space for them. Windows that are not over `over` count as full anyway, for as long as any of these would count. So do
+/// Adds a key with these starts. Windows that are not over `over` count as full anyway, for as long as any of these would count. So do
 /// they until the boot at which the machine was `booted`: the wall clock is not trusted to fractions of a minute.
 fn restore(
     home: &Locked,
@@ -181,29 +205,19 @@ fn restore(
     if own.budget >= BEHIND {
         old.iter_mut().for_each(|start| start.stamp = start.stamp.max(booted));
     }
-    let mut search = Search::default();
-    for _ in 0..MOST_TURNS {
-        let segment = home.segment_of(&table, hash);
-        match home.probe(&table, segment, hash) {
-            Ok((slot, stub)) if home.is_stub(stub.at) => {
-                return home.wake_key(&own, (segment, slot), stub.at, hash, &old);
-            }
-            Ok(_) => {
-                let with_old = |history: &mut History| {
-                    // The ledger does not say by which policy they were admitted.
-                    history.is_mixed = true;
-                    history.starts.splice(0..0, old.iter().copied());
-                    history.starts.sort_by_key(|start| start.stamp);
-                };
-                return home.rewrite(&table, hash, with_old).map(drop);
-            }
-            Err(slot) if home.takes_slot(segment) => {
-                let at = home.write_key(&table, hash, text, &old)?;
-                home.set_entry(segment, slot, hash, at);
-                return Ok(());
-            }
-            Err(_) => drop(search.has_found(home.make_space(&table, hash, false)?, false)?),
+    let segment = home.segment_of(&table, hash);
+    match home.probe(&table, segment, hash) {
+        Ok((slot, stub)) if home.is_stub(stub.at) => home.wake_key(&own, (segment, slot), stub.at, hash, &old),
+        Ok(_) => {
+            let with_old = |history: &mut History| {
+                // The ledger does not say by which policy they were admitted.
+                history.is_mixed = true;
+                history.starts.splice(0..0, old.iter().copied());
+                history.starts.sort_by_key(|start| start.stamp);
+            };
+            home.rewrite(&table, hash, with_old).map(drop)
         }
+        // Written once: there may be many.
+        Err(_) => home.find_or_add_locked(&table, hash, text, &old).map(drop),
     }
-    nonsense("a repaired key did not stay repaired")
 }

@@ -123,9 +123,13 @@ impl Locked<'_> {
         let old = self.table(limit);
         let policy = policy.after(old.policy);
         let first = self.arena.word(old.at + table_word::FIRST_TICKET).load(Relaxed) + TICKETS_OF_A_TABLE;
-        let (born, lost) = if is_forgetting { (0, [0, 0]) } else { (old.born, self.get(old.at + table_word::LOST)) };
+        let (born, lost, cleared) = match is_forgetting {
+            true => (0, [0, 0], [self.clock.now().ceil]),
+            false => (old.born, self.get(old.at + table_word::LOST), self.get(old.at + table_word::CLEARED)),
+        };
         let new = self.write_table(limit, policy, (born, first))?;
         self.set(new.at + table_word::LOST, lost);
+        self.set(new.at + table_word::CLEARED, cleared);
         let root = self.root(&old).expect("a table in use has an index");
         self.arena.word(new.at + table_word::INDEX).store(root.next(root.at(), root.depth()).0, Release);
         let empty = self.write_empty_key(&old, &new, is_forgetting)?;

@@ -63,13 +63,7 @@ impl Locked<'_> {
     ) -> Result<u64> {
         // Get the space first: sealed cells must be replaced.
         let into = self.block_to_write(own)?;
-        let cells = self.seal_cells(self.cells(before, from));
-        fault::point("key-sealed");
-        let now = self.clock.now();
-        let mut history = self.history(before, from.at, (&cells, now));
-        if own.at != before.at {
-            self.carry_over(before, own, &mut history, now);
-        }
+        let (mut history, now) = self.take_history(before, from, own);
         edit(&mut history);
         if !own.policy.windows().is_empty() {
             history.pad(own.policy.largest());
@@ -89,6 +83,18 @@ impl Locked<'_> {
             word(key_word::OWN).store(era, Release);
         }
         Ok(into)
+    }
+
+    /// Seals a key's cells. Returns their history, as it is by the policy of `own`.
+    pub(super) fn take_history(&self, before: &Table, from: KeyAt, own: &Table) -> (History, Now) {
+        let cells = self.seal_cells(self.cells(before, from));
+        fault::point("key-sealed");
+        let now = self.clock.now();
+        let mut history = self.history(before, from.at, (&cells, now));
+        if own.at != before.at {
+            self.carry_over(before, own, &mut history, now);
+        }
+        (history, now)
     }
 
     /// Returns whether a key of an earlier table has no effect under the new policy. Its cells are sealed.

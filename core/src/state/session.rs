@@ -538,11 +538,13 @@ impl Session {
         Ok(answer)
     }
 
-    /// Only for the holder of the structure lock, or of the right to write the ledger.
+    /// Only for the holder of the structure lock or of [`fork::ledgers`].
     pub(super) fn connect(&self) -> Result<database::Database> {
         let (home, path) = (self.home(), self.path().expect("a store with a lane has a database"));
+        // Read before: others may commit at any time.
+        let sequence = lane::sequence(home);
         let database = database::Database::reopen(&path, lane::store_id(home))?;
-        if lane::sequence(home) > database.sequence.saturating_add(1) {
+        if sequence > database.sequence.saturating_add(1) {
             home.watch.iter().for_each(|watch| watch.doubt(home));
             let found = "an older copy was put in its place; what it lacks is written to it at the next call".into();
             return Err(Error::Damaged { path, found });

@@ -14,6 +14,7 @@ use super::index::{KeyAt, Root, block, empty};
 use super::layout::{FREE_SEGMENTS, STUBS, SWEPT_HASH, SWEPT_LIMIT, SWEPT_ROUNDS, index_word, table_word};
 use super::locked::Locked;
 use super::table::{Blocked, Hash, Table};
+use crate::algorithm::Start;
 use crate::algorithm::cells::Cells;
 use crate::atomic::*;
 use crate::error::{Error, Result};
@@ -58,12 +59,13 @@ type Partition = (Vec<u64>, std::vec::IntoIter<u64>, Vec<(u64, u64)>);
 struct Dead(RefCell<BTreeMap<u64, bool>>);
 
 impl Locked<'_> {
-    /// Finds or adds a key. Only for the holder of the structure lock, which makes space if there is none.
-    pub fn find_or_add_locked(&self, table: &Table, hash: Hash, text: &str) -> Result<KeyAt> {
+    /// Finds or adds a key, which has these starts if it is new. Only for the holder of the structure lock, which makes
+    /// space if there is none.
+    pub fn find_or_add_locked(&self, table: &Table, hash: Hash, text: &str, starts: &[Start]) -> Result<KeyAt> {
         let mut search = Search::default();
         // No other process repairs the key or makes space during this, but others may take the space that was made.
         for _ in 0..MOST_TURNS {
-            match self.find_or_add(table, hash, text) {
+            match self.find_or_begin(table, hash, &|at| self.begin(table, at, hash, text, starts)) {
                 Ok(found) => return Ok(found),
                 Err(Blocked::Refused(error)) => return Err(error),
                 Err(Blocked::Full) => drop(search.has_found(self.make_space(table, hash, false)?, false)?),

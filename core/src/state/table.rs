@@ -97,6 +97,8 @@ pub(crate) enum Blocked {
     Moved,
     /// The key is not in use.
     Absent,
+    /// The key is not in the lane, but may be in the ledger: see `restoring.rs`.
+    Unrestored,
     /// Another policy applies to the key, and no process moves it there: see `replace.rs`.
     Outdated,
     /// The lane is no longer the store's.

@@ -55,7 +55,7 @@ const FINISHING: Duration = Duration::from_millis(100);
 
 /// How long a refused caller waits until its start is taken back. If the lock is busy for longer, the next holder of
 /// the structure lock does it.
-const TAKEN_BACK_BY: Duration = Duration::from_millis(10);
+pub(super) const TAKEN_BACK_BY: Duration = Duration::from_millis(10);
 
 /// How long a caller that may wait does so for the lock, to take back refused starts of this process: its own unit may
 /// block it. After a failure no caller tries this for [`REST`].
@@ -91,7 +91,7 @@ pub(super) struct Want {
 
 /// The right to write the ledger of a lane.
 pub(super) struct Lead<'s> {
-    home: &'s Home,
+    pub(super) home: &'s Home,
     // In this order: the lane's byte is returned before another thread of this process can ask for it.
     _lane: File,
     _process: MutexGuard<'s, ()>,
@@ -217,6 +217,7 @@ impl Session {
         let is_turn = home.takes_checkpoint(home.clock.now().floor) || was_due || home.is_list_long();
         if is_turn && !self.rests() {
             self.write_listed(COMMITS);
+            self.restore_some();
         }
         self.take_back_if_free();
         self.flush_counts_if_free();
@@ -411,7 +412,7 @@ impl Session {
     }
 
     /// The right to write, if it is free.
-    fn try_lead(&self) -> Result<Option<Lead<'_>>> {
+    pub(super) fn try_lead(&self) -> Result<Option<Lead<'_>>> {
         let Some(_ledgers) = fork::ledgers() else { return Ok(None) };
         let Some(_process) = self.writer.writing.try_lock() else { return Ok(None) };
         let home = self.home();
@@ -421,7 +422,12 @@ impl Session {
 
     /// Runs work under the structure lock, in the lane of the lead. Places that were read there mean nothing in a lane
     /// that has replaced it since: then this fails like a lock that is busy, and the caller begins again.
-    fn with_lane_of<R>(&self, lead: &Lead, patience: Duration, f: impl Fn(&Locked) -> Result<R>) -> Result<R> {
+    pub(super) fn with_lane_of<R>(
+        &self,
+        lead: &Lead,
+        patience: Duration,
+        f: impl Fn(&Locked) -> Result<R>,
+    ) -> Result<R> {
         let answer =
             self.with_lock_for(patience, |locked| ptr::eq(locked.home, lead.home).then(|| f(locked)).transpose())?;
         answer.ok_or_else(|| Error::busy(format!("writing the ledger of {}", self.url())))
@@ -487,7 +493,7 @@ impl Session {
     }
 
     /// Gives limits the names that the database has for them, after a process died while renaming.
-    fn name(&self, locked: &Locked, unnamed: &[u64]) -> Result<()> {
+    pub(super) fn name(&self, locked: &Locked, unnamed: &[u64]) -> Result<()> {
         for name in self.with_database(|database| database.names())? {
             if let Some(limit) = locked.find_limit(&name).filter(|limit| unnamed.contains(limit)) {
                 locked.set_name_text(limit, &name)?;

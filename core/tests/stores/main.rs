@@ -18,6 +18,8 @@ mod identity;
 #[cfg(feature = "fault-points")]
 mod pairs;
 mod processes;
+#[cfg(feature = "fault-points")]
+mod restoring;
 mod rewriting;
 mod space;
 mod storms;

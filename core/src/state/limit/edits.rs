@@ -90,11 +90,11 @@ impl Limit {
                 Ok(())
             });
         }
-        // Make space before the lock is held for the change itself.
+        // Make space before the lock is held for the change itself, and restore the key.
         self.with_key(key, |_| Ok(()))?;
         // Without the lock, the block could pass to another key before its gate is written.
         self.with_table(|home, _, table| {
-            let found = home.find_or_add_locked(table, home.hash(b'k', key), key)?;
+            let found = home.find_or_add_locked(table, home.hash(b'k', key), key, &[])?;
             home.key_gate(found.at).fetch_max(until, AcqRel);
             Ok(())
         })
@@ -105,6 +105,10 @@ impl Limit {
         policy::check_key(key)?;
         if self.store.server().is_some() {
             return self.forget_on_server(key);
+        }
+        if !key.is_empty() {
+            // Nobody may restore it in between.
+            self.reading(|| self.restore(self.home()?.hash(b'k', key), key, false))?;
         }
         let (hash, is_logged, until) = self.with_table(|home, limit, table| {
             let (hash, until) = ((!key.is_empty()).then(|| home.hash(b'k', key)), moment(home).1);

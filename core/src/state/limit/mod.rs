@@ -1,11 +1,12 @@
 //! A limiter's handle on its limit: it finds keys, and searches again when they have moved.
 //!
 //! `bound` holds where the limit was found, `keep` the steps before a decision is returned, `edits` the rare changes of
-//! keys.
+//! keys, `restored` the keys that are only in the ledger.
 
 mod bound;
 mod edits;
 mod keep;
+mod restored;
 mod served;
 
 use super::block::{Block, Head, grants, meter, slices};
@@ -81,6 +82,9 @@ pub(crate) struct Limit {
 unsafe impl Send for Limit {}
 // SAFETY: as above.
 unsafe impl Sync for Limit {}
+
+/// The text of a key that is known only by its hash.
+const NO_TEXT: &str = "?";
 
 /// The result for a missing key, which cannot occur where keys are added.
 fn added<R>() -> R {
@@ -519,7 +523,7 @@ impl Limit {
     #[inline(always)]
     pub fn with_key<R>(&self, key: &str, f: impl Fn(&Key) -> Result<R, Blocked>) -> Result<R> {
         policy::check_key(key)?;
-        self.with(|home, table| home.key(table, key), added, |home| home.hash(b'k', key), f)
+        self.with(|home, table| home.key(table, key), added, (|home: &Home| home.hash(b'k', key), key), f)
     }
 
     /// Called after a key was not found at once, or was stuck.
@@ -550,7 +554,7 @@ impl Limit {
 
     /// Runs a function with a key that is known only by its hash.
     pub fn with_hash<R>(&self, hash: Hash, f: impl Fn(&Key) -> Result<R, Blocked>) -> Result<R> {
-        self.with(|home, table| home.find_or_add(table, hash, "?"), added, |_| hash, f)
+        self.with(|home, table| home.find_or_add(table, hash, NO_TEXT), added, (|_: &Home| hash, NO_TEXT), f)
     }
 
     /// The text of a key that is known by its hash, if it is here in full. Long texts are truncated.
@@ -566,7 +570,7 @@ impl Limit {
     /// Runs a function with a key that may be forgotten. Returns `None` if it is.
     pub fn with_known<R>(&self, hash: Hash, f: impl Fn(&Key) -> Result<R, Blocked>) -> Result<Option<R>> {
         let find = |home: &Home, table: &Table| home.find(table, hash)?.ok_or(Blocked::Absent);
-        self.with(find, || None, |_| hash, |key| f(key).map(Some))
+        self.with(find, || None, (|_: &Home| hash, NO_TEXT), |key| f(key).map(Some))
     }
 
     /// `none` makes the result if `find` does not find the key.
@@ -575,7 +579,7 @@ impl Limit {
         &self,
         find: impl Fn(&Home, &Table) -> Result<KeyAt, Blocked>,
         none: impl Fn() -> R,
-        hash: impl Fn(&Home) -> Hash,
+        (hash, text): (impl Fn(&Home) -> Hash, &str),
         f: impl Fn(&Key) -> Result<R, Blocked>,
     ) -> Result<R> {
         self.reading(|| {
@@ -586,6 +590,9 @@ impl Limit {
                     Err(Stuck { blocked: Blocked::Absent, .. }) => return Ok(none()),
                     Err(Stuck { blocked: Blocked::Outdated, bound, .. }) => {
                         or_before = !self.moves_key(hash(bound.home()))?;
+                    }
+                    Err(Stuck { blocked: Blocked::Unrestored, bound, .. }) => {
+                        self.restore_within(&mut turns, hash(bound.home()), text)?;
                     }
                     Err(stuck) => self.unblock_within(&mut turns, stuck, &hash)?,
                 }
@@ -598,7 +605,7 @@ impl Limit {
     pub fn look<R>(&self, key: &str, f: impl Fn(&Home, &Table, Option<&Key>, u64) -> Result<R, Blocked>) -> Result<R> {
         policy::check_key(key)?;
         self.reading(|| {
-            let (mut turns, mut or_before) = (Retries::new(&self.store), false);
+            let (mut turns, mut or_before, mut is_new) = (Retries::new(&self.store), false, false);
             loop {
                 turns.next()?;
                 let bound = self.bound()?;
@@ -610,6 +617,7 @@ impl Limit {
                 let found = match home.peek_key(table, key) {
                     // The key may be in the table that has replaced this one.
                     Ok(None) if home.current_table(limit) != table.at => Err(Blocked::Moved),
+                    Ok(None) if !is_new && home.may_restore(table) => Err(Blocked::Unrestored),
                     Ok(None) => new(table),
                     Err(Blocked::Sealed) => match home.plan_of_idle(table, home.hash(b'k', key)) {
                         Some(plan) => new(own.insert(plan)),
@@ -630,6 +638,9 @@ impl Limit {
                 match answer {
                     Ok(answer) => return Ok(answer),
                     Err(Blocked::Outdated) => or_before = !self.moves_key(home.hash(b'k', key))?,
+                    Err(Blocked::Unrestored) => {
+                        is_new = !self.restore(home.hash(b'k', key), key, home.has_lost(table))?;
+                    }
                     Err(blocked) => {
                         self.unblock(Stuck { bound, blocked, table: table.at }, &|home| home.hash(b'k', key))?
                     }
@@ -651,6 +662,13 @@ impl Limit {
         MayWait::as_one(since, self.store.options.timeout, || self.unblock(stuck, hash))
     }
 
+    /// The same for a key that may be only in the ledger.
+    #[cold]
+    fn restore_within(&self, turns: &mut Retries, hash: Hash, text: &str) -> Result<()> {
+        let since = *turns.first.get_or_insert_with(Instant::now);
+        MayWait::as_one(since, self.store.options.timeout, || self.restore(hash, text, true).map(drop))
+    }
+
     #[cold]
     fn unblock(&self, Stuck { bound, blocked, table }: Stuck, hash: &dyn Fn(&Home) -> Hash) -> Result<()> {
         let hash = hash(bound.home());
@@ -662,7 +680,7 @@ impl Limit {
             Blocked::Refused(error) if bound.home().current_table(bound.limit) == table => return Err(error),
             Blocked::Refused(_) => {}
             // A cell that moved is found by searching again.
-            Blocked::Moved | Blocked::Absent | Blocked::Outdated => {}
+            Blocked::Moved | Blocked::Absent | Blocked::Outdated | Blocked::Unrestored => {}
             Blocked::Stale => self.store.follow_server(&self.name, hash, self.declares)?,
             // The next holder of the lock attaches to what is there instead.
             Blocked::Lost => return self.store.with_lock(|_| Ok(())),

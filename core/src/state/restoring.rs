@@ -1,0 +1,400 @@
+//! Keys that are only in the ledger.
+//!
+//! The process that rebuilds a lane restores a few thousand starts at once. It does not restore a million: all callers
+//! would wait for it. Then a key is restored at its first use, and the ledger's writer restores the others, some each
+//! second, until none is left.
+//!
+//! A key that is not in the lane may be in the ledger then. Its first caller reads the key's rows, without the structure
+//! lock, and adds the key with their starts under it. The rows of rebuilding time are in an index of the ledger for as
+//! long as that lasts. Rows that were written later are of keys that have been in the new lane, and are not read: what
+//! counts of them is there. Until all keys are restored, no row is removed because it has expired: it may count again by
+//! a longer window, as it would in the lane.
+//!
+//! The key "", and keys with policies of their own, are restored at once, so nothing else has to look for their rows.
+//! Leases are in no ledger.
+
+use super::damage::or_damaged;
+use super::database::{Database, from_hex, to_hex};
+use super::gather::moment;
+use super::layout::{RESTORING, limit_word, table_word};
+use super::ledger::{MOST_UNITS, Moment, STARTED};
+use super::locked::Locked;
+use super::moves;
+use super::session::Session;
+use super::space::Search;
+use super::table::{BEHIND, Blocked, Hash, Home, Table};
+use crate::algorithm::log::SETTLED;
+use crate::algorithm::{History, Start};
+use crate::atomic::*;
+use crate::error::{Error, Result};
+use crate::fault;
+use crate::time::{Now, Tick};
+use rusqlite::{OptionalExtension, named_params, params};
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+/// How long the ledger's writer restores keys each second.
+const EACH_SECOND: Duration = Duration::from_millis(20);
+
+/// How many rows it looks at before others may have the structure lock.
+const ROWS: usize = 64;
+
+/// The rows that may have to be restored, and how they count. Words of the lane, after the one that says that there are
+/// any.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Past {
+    /// The latest start, as an uptime, and the last row.
+    pub until: i64,
+    pub last_row: i64,
+    /// Rows that count for at most this long in total do not matter.
+    pub over: Tick,
+    /// Starts of limits that are written behind count as no earlier than this.
+    pub booted: Tick,
+    /// No start counts as later than this.
+    pub noticed: Tick,
+}
+
+/// A key of the ledger: its limit and its hash.
+type LedgerKey = (String, Hash);
+
+/// The starts of a key in the ledger: when, as an uptime, and how many units.
+#[derive(Debug, Default)]
+pub(super) struct Rows {
+    starts: Vec<(i64, u64)>,
+    /// The key's text, which may be truncated.
+    pub text: String,
+}
+
+impl Rows {
+    pub fn is_empty(&self) -> bool {
+        self.starts.is_empty()
+    }
+}
+
+impl Past {
+    const WORDS: u64 = 5;
+
+    fn to_words(self) -> [u64; Past::WORDS as usize] {
+        [self.until as u64, self.last_row as u64, self.over, self.booted, self.noticed]
+    }
+
+    fn from_words([until, last_row, over, booted, noticed]: [u64; Past::WORDS as usize]) -> Past {
+        Past { until: until as i64, last_row: last_row as i64, over, booted, noticed }
+    }
+}
+
+impl Home {
+    /// The table that a limit got when the lane was rebuilt, while keys of it may be only in the ledger; else 0.
+    fn unrestored(&self, table: &Table) -> u64 {
+        self.arena.word(self.limit_of(table) + limit_word::UNRESTORED).load(Acquire)
+    }
+
+    /// Returns whether a key that is not in this table may be in the ledger.
+    pub(super) fn may_restore(&self, table: &Table) -> bool {
+        self.unrestored(table) != 0
+    }
+
+    /// Returns whether keys of any limit may be only in the ledger.
+    pub(super) fn is_restoring(&self) -> bool {
+        self.arena.word(RESTORING).load(Acquire) != 0
+    }
+
+    /// The last row of the ledger that may have to be restored; 0 if there is none.
+    pub(super) fn last_unrestored(&self) -> i64 {
+        if self.is_restoring() { self.past().last_row } else { 0 }
+    }
+
+    fn past(&self) -> Past {
+        Past::from_words(self.get(RESTORING + 1))
+    }
+
+    /// The starts in these rows that were not forgotten since, as they would be in the lane.
+    pub(super) fn starts_of(&self, table: &Table, rows: &Rows) -> Vec<Start> {
+        let ((now, moment), past) = (moment(self), self.past());
+        let [cleared] = self.get(table.at + table_word::CLEARED);
+        let earliest = if self.former(table).budget >= BEHIND { past.booted } else { 0 };
+        let start = |&(uptime, units): &(i64, u64)| {
+            let stamp = now.ceil.saturating_add_signed(uptime.saturating_sub(moment.uptime));
+            let stamp = stamp.min(past.noticed).max(earliest);
+            Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged: true }
+        };
+        rows.starts.iter().map(start).filter(|start| start.units > 0 && start.stamp > cleared).collect()
+    }
+
+    fn former(&self, table: &Table) -> Table {
+        match self.unrestored(table) {
+            0 => *table,
+            at => self.table_at(at),
+        }
+    }
+}
+
+impl Locked<'_> {
+    /// Leaves the keys of these limits to their first use. The lane is not published yet.
+    pub(super) fn restore_later(&self, database: &Database, past: Past, limits: &[(u64, String)]) -> Result<()> {
+        self.set(RESTORING + 1, past.to_words());
+        self.set(RESTORING + 1 + Past::WORDS, [0]);
+        for (limit, name) in limits {
+            let has_some = database.has_rows_to_restore(name, past)?;
+            let table = if has_some { self.table(*limit).at } else { 0 };
+            self.set(limit + limit_word::UNRESTORED, [table]);
+        }
+        self.arena.word(RESTORING).store(1, Release);
+        Ok(())
+    }
+
+    /// Adds a key with its starts in the ledger, unless it is in the lane by now. If the policy has changed since the lane
+    /// was rebuilt, the key is as if the change had found it in the lane.
+    pub(super) fn restore_key(&self, table: &Table, hash: Hash, text: &str, rows: &Rows) -> Result<(), Blocked> {
+        if self.block_of(table, hash).is_some() {
+            return Ok(());
+        }
+        let (starts, former) = (self.starts_of(table, rows), self.former(table));
+        let added = match former.at == table.at || starts.is_empty() {
+            true => self.find_or_begin(table, hash, &|at| self.begin(table, at, hash, text, &starts)),
+            false => {
+                let (history, now) = self.history_before(&former, table, (hash, text), &starts)?;
+                self.find_or_begin(table, hash, &|at| self.begin_with(table, at, (hash, text), (&history, now)))
+            }
+        };
+        added.map(drop)
+    }
+
+    /// The history that a key with these starts would have after a change of its limit's policy.
+    fn history_before(
+        &self,
+        former: &Table,
+        table: &Table,
+        (hash, text): (Hash, &str),
+        starts: &[Start],
+    ) -> Result<(History, Now)> {
+        loop {
+            let at = self.unused_block(former)?;
+            // A block that has used up its lives is abandoned.
+            if let Some(from) = self.begin(former, at, hash, text, starts) {
+                let (mut history, now) = self.take_history(former, from, table);
+                self.retire_block(former.policy, at);
+                if !table.policy.windows().is_empty() {
+                    history.pad(table.policy.largest());
+                }
+                return Ok((history, now));
+            }
+        }
+    }
+
+    /// Blocks these limits for as long as starts may count, because the ledger that has the keys is gone.
+    pub(super) fn close_unrestored(&self) {
+        let now = self.clock.now().ceil;
+        for limit in self.limits() {
+            let table = self.table(limit);
+            let plans = self.keys_on_plans(&table).map(|(plan, _)| plan.policy.longest());
+            let longest = plans.max().unwrap_or(0).max(table.policy.longest());
+            if self.may_restore(&table) {
+                self.limit_gate(limit).fetch_max(now.saturating_add(longest), AcqRel);
+            }
+        }
+        self.all_restored();
+    }
+
+    fn all_restored(&self) {
+        self.limits().for_each(|limit| self.arena.word(limit + limit_word::UNRESTORED).store(0, Release));
+        self.arena.word(RESTORING).store(0, Release);
+    }
+}
+
+impl Database {
+    /// Returns whether more than so many rows still count that count for longer than `over` in total.
+    pub(super) fn has_more_than(&self, most: u64, boot: &str, now: Moment, over: Tick) -> Result<bool> {
+        let count = format!(
+            "SELECT count(*) FROM (SELECT {STARTED} AS started, expires_at - started_at AS counts_for FROM executions
+             WHERE started + counts_for > :uptime AND counts_for > :over LIMIT :most)"
+        );
+        let most = most as i64;
+        let clock = named_params! { ":boot": boot, ":uptime": now.uptime, ":wall": now.wall, ":synced": now.synced,
+        ":over": over as i64, ":most": most + 1 };
+        let counted = self.connection.query_row(&count, clock, |row| row.get::<_, i64>(0));
+        counted.map(|count| count > most).map_err(|e| self.explain(e))
+    }
+
+    /// Makes the index by which single keys are read: of all rows that there are. Returns the uptime of the latest start,
+    /// and the last row.
+    pub(super) fn index_keys(&self) -> Result<(i64, i64)> {
+        let index = || -> rusqlite::Result<(i64, i64)> {
+            let last = "SELECT ifnull(max(uptime), 0), ifnull(max(rowid), 0) FROM executions";
+            let (until, last_row) = self.connection.query_row(last, [], |row| Ok((row.get(0)?, row.get(1)?)))?;
+            // A later row is not in it, and costs nothing.
+            self.connection.execute_batch(&format!(
+                "DROP INDEX IF EXISTS executions_by_key;
+                 CREATE INDEX executions_by_key ON executions (name, key_hash) WHERE uptime <= {until}"
+            ))?;
+            Ok((until, last_row))
+        };
+        index().map_err(|e| self.explain(e))
+    }
+
+    /// Removes the index, if there is one. Expired rows may go from here on.
+    pub(super) fn end_index_of_keys(&self) -> Result<()> {
+        self.connection.execute_batch("DROP INDEX IF EXISTS executions_by_key").map_err(|e| self.explain(e))
+    }
+
+    fn has_rows_to_restore(&self, name: &str, Past { until, over, .. }: Past) -> Result<bool> {
+        let look = format!(
+            "SELECT 1 FROM executions WHERE name = ?1 AND uptime <= {until} AND expires_at - started_at > ?2 LIMIT 1"
+        );
+        let found = self.connection.query_row(&look, params![name, over as i64], |_| Ok(())).optional();
+        found.map(|found| found.is_some()).map_err(|e| self.explain(e))
+    }
+
+    /// The rows of some keys that may have to be restored: see [`Rows`]. A row counts for as long as it says, and at least
+    /// for the duration given with its key.
+    pub(super) fn rows_to_restore(&self, keys: &[(&str, Hash, Tick)], now: i64, past: Past) -> Result<Vec<Rows>> {
+        let Past { until, last_row, over, .. } = past;
+        let query = format!(
+            "SELECT uptime, units, key FROM executions
+             WHERE name = ?1 AND key_hash = ?2 AND uptime <= {until} AND rowid <= ?3
+               AND expires_at - started_at > ?4 AND uptime + max(expires_at - started_at, ?5) > ?6
+             ORDER BY uptime, rowid"
+        );
+        let read = || -> rusqlite::Result<Vec<Rows>> {
+            // Of one moment, with the moves that are to come.
+            let transaction = self.connection.unchecked_transaction()?;
+            let (moves, mut query) = (moves::all(&transaction)?, transaction.prepare(&query)?);
+            let mut read = |&(name, hash, longest): &(&str, Hash, Tick)| {
+                let (mut rows, longest) = (Rows::default(), i64::try_from(longest).unwrap_or(i64::MAX / 2));
+                for before in moves::names_before(&moves, name) {
+                    let mut found =
+                        query.query(params![before, to_hex(hash.0), last_row, over as i64, longest, now])?;
+                    while let Some(row) = found.next()? {
+                        let uptime = row.get(0)?;
+                        if moves::name_after(&moves, before, uptime) == Some(name) {
+                            rows.starts.push((uptime, row.get::<_, i64>(1)?.clamp(0, MOST_UNITS) as u64));
+                            rows.text = row.get(2)?;
+                        }
+                    }
+                }
+                rows.starts.sort_by_key(|(uptime, _)| *uptime);
+                Ok(rows)
+            };
+            keys.iter().map(&mut read).collect()
+        };
+        read().map_err(|e| self.explain(e))
+    }
+
+    /// The rows of one key.
+    pub(super) fn rows_of_key(&self, key: (&str, Hash, Tick), now: i64, past: Past) -> Result<Rows> {
+        self.rows_to_restore(&[key], now, past).map(|mut all| all.pop().unwrap_or_default())
+    }
+
+    /// The keys of some rows from `first` on, and the row at which to continue.
+    fn keys_to_restore(&self, first: i64, Past { until, last_row, .. }: Past) -> Result<(BTreeSet<LedgerKey>, i64)> {
+        let query = format!(
+            "SELECT rowid, name, key_hash, uptime FROM executions
+             WHERE rowid BETWEEN ?1 AND ?2 AND uptime <= {until} ORDER BY rowid LIMIT {ROWS}"
+        );
+        let read = || -> rusqlite::Result<(BTreeSet<(String, String)>, i64)> {
+            let transaction = self.connection.unchecked_transaction()?;
+            let (moves, mut query) = (moves::all(&transaction)?, transaction.prepare(&query)?);
+            let (mut keys, mut next, mut count) = (BTreeSet::new(), i64::MAX, 0);
+            let mut found = query.query(params![first, last_row])?;
+            while let Some(row) = found.next()? {
+                count += 1;
+                next = row.get::<_, i64>(0)? + 1;
+                let (name, uptime): (String, i64) = (row.get(1)?, row.get(3)?);
+                if let Some(name) = moves::name_after(&moves, &name, uptime) {
+                    keys.insert((name.to_owned(), row.get(2)?));
+                }
+            }
+            Ok((keys, if count < ROWS { i64::MAX } else { next }))
+        };
+        let (keys, next) = read().map_err(|e| self.explain(e))?;
+        let hash = |text: &str| from_hex(text).ok_or_else(|| self.damaged(format!("a key hash \"{text}\"")));
+        let keys = keys.into_iter().map(|(name, text)| Ok((name, Hash(hash(&text)?))));
+        Ok((keys.collect::<Result<_>>()?, next))
+    }
+}
+
+impl Session {
+    /// Reads the rows of a key that is not in the lane. Not under the structure lock: another program may have locked the
+    /// database.
+    pub(super) fn rows_of(&self, home: &Home, key: (&str, Hash, Tick)) -> Result<Rows> {
+        let _no_fork = crate::fork::ledgers().ok_or_else(|| Error::busy(format!("reading {}", self.url())))?;
+        let now = moment(home).1.uptime;
+        self.connect()?.rows_of_key(key, now, home.past())
+    }
+
+    /// Restores a key that gets a policy of its own, or another one. For the holder of the structure lock.
+    pub(super) fn restore_locked(&self, locked: &Locked, limit: u64, (hash, text): (Hash, &str)) -> Result<()> {
+        let table = locked.table(limit);
+        let name = locked.name_of(limit).filter(|_| locked.may_restore(&table));
+        if let (Some(name), None) = (name, locked.block_of(&table, hash)) {
+            let (now, longest) = (moment(locked).1.uptime, table.policy.longest());
+            let read = |database: &mut Database| database.rows_of_key((&name, hash, longest), now, locked.past());
+            let rows = self.with_database(read)?;
+            let mut search = Search::default();
+            while !rows.is_empty() {
+                match locked.restore_key(&table, hash, text, &rows) {
+                    Ok(()) => break,
+                    Err(Blocked::Refused(error)) => return Err(error),
+                    Err(_) => drop(search.has_found(locked.make_space(&table, hash, false)?, false)?),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Restores keys for a moment, if there are any left and no other caller is writing. What fails is tried again in a
+    /// second.
+    pub(super) fn restore_some(&self) {
+        let began = Instant::now();
+        while self.home().is_restoring() && began.elapsed() < EACH_SECOND && !fault::leaves_keys() {
+            // Other programs may have written to the lane.
+            if or_damaged(|| self.lane_path(), || self.restore_next()).is_err() {
+                return;
+            }
+        }
+    }
+
+    fn restore_next(&self) -> Result<()> {
+        let Some(lead) = self.try_lead()? else { return Err(Error::busy(format!("restoring {}", self.url()))) };
+        let (home, next) = (lead.home, RESTORING + 1 + Past::WORDS);
+        let first = home.get::<1>(next)[0] as i64;
+        let (past, now) = (home.past(), moment(home).1.uptime);
+        let (found, then) = self.with_ledger(&lead, |database| {
+            let (keys, then) = database.keys_to_restore(first, past)?;
+            let limits = keys.iter().map(|(name, ..)| home.find_limit(name).map(|limit| (limit, home.table(limit))));
+            let here = keys.iter().zip(limits.collect::<Vec<_>>());
+            let here =
+                here.filter_map(|(key, limit)| limit.filter(|(_, table)| home.may_restore(table)).zip(Some(key)));
+            let here: Vec<_> = here.collect();
+            let wanted: Vec<_> =
+                here.iter().map(|((_, table), (name, hash))| (&**name, *hash, table.policy.longest())).collect();
+            let rows = database.rows_to_restore(&wanted, now, past)?;
+            let found = here.iter().zip(rows).map(|(((limit, _), (_, hash)), rows)| (*limit, *hash, rows));
+            let found: Vec<_> = found.filter(|(.., rows)| !rows.is_empty()).collect();
+            if found.is_empty() && then == i64::MAX {
+                database.end_index_of_keys()?;
+            }
+            Ok((found, then))
+        })?;
+        fault::point("rows-read");
+        self.with_lane_of(&lead, super::writer::TAKEN_BACK_BY, |locked| {
+            for (limit, hash, rows) in &found {
+                match locked.restore_key(&locked.table(*limit), *hash, &rows.text, rows) {
+                    Err(Blocked::Refused(error)) => return Err(error),
+                    // The rest waits for the next second.
+                    Err(_) => {
+                        locked.make_space(&locked.table(*limit), *hash, false)?;
+                        return Err(Error::busy(format!("restoring {}", self.url())));
+                    }
+                    Ok(()) => {}
+                }
+            }
+            fault::point("rows-restored");
+            match found.is_empty() && then == i64::MAX {
+                true => locked.all_restored(),
+                false => locked.set(next, [then as u64]),
+            }
+            Ok(())
+        })
+    }
+}
