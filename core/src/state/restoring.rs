@@ -118,6 +118,7 @@ impl Home {
             let stamp = stamp.min(past.noticed).max(earliest);
             Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged: true }
         };
+        let rows = if fault::planted("restored without starts") { &Rows::default() } else { rows };
         rows.starts.iter().map(start).filter(|start| start.units > 0 && start.stamp > cleared).collect()
     }
 
