@@ -10,7 +10,7 @@
 //!                63        33 32     1     0
 //! head           [ slice p  ][ units ][ seal ]
 //! ring[y mod N]  [ slice y  ][ units started before y ]
-//! life           [ 0 ][ life, 13 bits ][ tick at which the life's first slice begins, 50 bits ]
+//! life           [ 0 ][ life, 13 bits ][ tick at which the life's first slice begins, in steps, 50 bits ]
 //! ```
 //!
 //! # Deciding
@@ -101,13 +101,17 @@ const _: () = assert!(2 * MOST < MANY && MANY + MOST <= MOST_COUNT);
 const LAST: u64 = (1 << (64 - SLICE)) - 1;
 
 const BEGAN: u32 = 50;
-/// The latest tick at which a life can begin: 50 bits of µs are 35 years.
-const LATEST: Tick = (1 << BEGAN) - 1;
+const STEPS: u64 = (1 << BEGAN) - 1;
+/// Lives begin at multiples of this. So the 50 bits reach further than a clock of nanoseconds, which ends after 584 years.
+const STEP: Tick = if cfg!(model) { 2 } else { 32 };
+/// The latest tick at which a life can begin.
+const LATEST: Tick = STEPS * STEP;
+const _: () = assert!(cfg!(model) || LATEST > u64::MAX / 1_000 + LONGEST);
 /// A life's first slice is its number times this. It is more than a ring, so that slice numbers only grow.
 const STRIDE: u64 = 1 << 17;
 /// Lives begin in the lower half of the slices, so that each has at least the other half.
 const LIVES: u64 = CLOSED >> BEGAN;
-const _: () = assert!(STRIDE > 2 * SLICES && 2 * LIVES * STRIDE == LAST + 1);
+const _: () = assert!(STRIDE > 2 * SLICES + STEP && 2 * LIVES * STRIDE == LAST + 1);
 
 /// One key's sliced log, in cells that live elsewhere.
 #[derive(Clone, Copy)]
@@ -216,7 +220,7 @@ impl<'a> Slices<'a> {
     #[inline(always)]
     fn scale(&self, window: Tick) -> Scale {
         let life = (self.base & !CLOSED) >> BEGAN;
-        Scale::new(life * STRIDE, self.base & LATEST, window)
+        Scale::new(life * STRIDE, (self.base & STEPS) * STEP, window)
     }
 
     /// The same, in a life that has begun: the first life begins at the first use.
@@ -229,7 +233,7 @@ impl<'a> Slices<'a> {
         match self.life.compare_exchange(0, base, AcqRel, Acquire) {
             Ok(_) => Ok(Slices { base, ..*self }),
             // Another caller has begun it.
-            Err(base) if base <= LATEST => Ok(Slices { base, ..*self }),
+            Err(base) if base <= STEPS => Ok(Slices { base, ..*self }),
             Err(_) => Err(Sealed),
         }
     }
@@ -518,10 +522,16 @@ impl<'a> Slices<'a> {
         let mut began = (oldest + 1).saturating_sub(slice);
         // Starts before a place count before it.
         began -= began.saturating_sub(now.floor).div_ceil(slice) * slice;
+        // Some slices earlier, so that the slices stay where they are. (Those of another window may be elsewhere.)
+        let aligned = (0..STEP).find_map(|slices| began.checked_sub(slices * slice).filter(|tick| tick % STEP == 0));
+        began = aligned.unwrap_or(began / STEP * STEP);
         // Where the ring is too short for a place in the far future, the other starts count as started later than they
         // were.
-        let length = newest.saturating_sub(began) / slice;
-        began = (began + length.saturating_sub(SLICES - 1) * slice).min(LATEST);
+        let scale = Scale::new(0, began, window.length);
+        let (oldest, newest) = (scale.oldest(now), scale.slice_of(newest));
+        if newest - oldest >= SLICES {
+            began = (began + (newest - (SLICES - 1)).next_multiple_of(STEP) * slice).min(LATEST);
+        }
 
         let scale = Scale::new(life * STRIDE, began, window.length);
         let (mut at, mut units, mut logged) = (scale.first, 0, 0);
@@ -538,6 +548,7 @@ impl<'a> Slices<'a> {
         self.logged.store(logged, Release);
         self.written.store(units, Release);
         self.head.store(word(at, units), Release);
+        let began = began / STEP;
         Some(life << BEGAN | began)
     }
 }
@@ -601,7 +612,7 @@ impl Algorithm for Slices<'_> {
 
 /// Returns the first life of unused cells, from now on.
 fn first_life(now: Now) -> u64 {
-    now.floor.clamp(1, LATEST)
+    now.floor.clamp(STEP, LATEST) / STEP
 }
 
 fn one(ask: &Ask) -> Window {

@@ -358,6 +358,58 @@ fn cells_have_many_lives() {
 }
 
 #[test]
+fn lives_begin_centuries_after_the_clock() {
+    for length in LENGTHS {
+        for years in [35, 36, 71, 150, 500, 580] {
+            for (is_new, ahead) in (0..STEP).flat_map(|ahead| [(true, ahead), (false, ahead)]) {
+                let key = Key::new(5_000, length);
+                assert!(is_new || key.takes(5_000));
+                // At any place in a step.
+                key.advance(years * LONGEST + ahead);
+                let kept = key.claim(2_000).taken.unwrap().stamp;
+                assert!((key.now.get()..key.now.get() + key.slice()).contains(&kept));
+                for _ in 0..3 {
+                    key.advance(length / 5);
+                    assert!(key.takes(3_000), "{length}, {years} years");
+                    assert_eq!(key.view(1).ready, kept + length);
+                    key.rebuild(|starts| starts.last_mut().unwrap().units -= 3_000);
+                    assert_eq!(key.view(5_000).ready, kept + length, "stamps stay: {length}, {years} years");
+                }
+                key.assert_exact(5_000);
+            }
+        }
+    }
+}
+
+#[test]
+fn places_at_the_end_of_the_ring_stay_where_they_are() {
+    for length in LENGTHS {
+        let key = Key::new(5_000, length);
+        for round in 0..STEP {
+            // A life begins here, so that all slices of its ring lie ahead.
+            key.rebuild(Vec::clear);
+            key.advance(3 * length + round);
+            key.rebuild(|_| {});
+            let first = key.claim(2_000).taken.unwrap().stamp;
+            key.advance(round * key.slice() % length);
+            let second = key.claim(1_000).taken.unwrap().stamp;
+            let last = (SLICES - 2) * key.slice();
+            let place = |grace| key.claim_with(|ask| (ask.reserve, ask.grace) = (true, grace), 2_000).taken;
+            let place = (0..3 * STEP).find_map(|early| place(last.saturating_sub(early * key.slice()))).unwrap().stamp;
+            for _ in 0..3 {
+                key.rebuild(|_| {});
+                let held = |weight| key.view(weight).ready;
+                assert_eq!((held(1), held(2_000)), (first + length, first + length), "{length} {round}");
+                assert_eq!((held(2_001), held(3_000)), (second + length, second + length), "{length} {round}");
+                assert_eq!(held(3_001), place + length, "{length} {round}");
+            }
+            key.now.set(place + length);
+            assert_eq!(key.view(1).remaining, 5_000);
+        }
+    }
+}
+
+#[test]
 fn forced_starts_can_be_taken_back_after_a_rebuild() {
     let key = Key::new(5_000, S);
     let first = key.claim(5_000).taken.unwrap().stamp;
@@ -442,16 +494,22 @@ fn starts_of_another_window_count_no_earlier_and_hardly_later() {
 
 #[test]
 fn a_place_too_far_for_a_shorter_ring_delays_the_others() {
-    let key = Key::new(5_000, S);
-    let starts = [(START, 1_000), (START + 3_600 * S, 2_000)];
-    let starts = starts.map(|(stamp, units)| Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged: false });
-    key.life.store(key.log().write(&starts, key.window, key.clock()).unwrap(), Release);
-    assert_eq!(key.view(1).remaining, 2_000);
-    key.advance(1_800 * S);
-    assert_eq!(key.view(1).remaining, 2_000);
-    let last = key.claim(5_000).ready;
-    assert!((0..key.slice()).contains(&(last - (START + 3_601 * S))));
-    key.assert_exact(5_000);
+    // Wherever it is in its slice.
+    for late in 0..128 {
+        let (from, far) = (START + late, START + 3_600 * S + 2 * late);
+        let key = Key::new(5_000, S);
+        key.now.set(from);
+        let starts = [(from, 1_000), (far, 2_000)];
+        let starts =
+            starts.map(|(stamp, units)| Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged: false });
+        key.life.store(key.log().write(&starts, key.window, key.clock()).unwrap(), Release);
+        assert_eq!(key.view(1).remaining, 2_000);
+        key.advance(1_800 * S);
+        assert_eq!(key.view(1).remaining, 2_000);
+        let last = key.claim(5_000).ready;
+        assert!((0..key.slice()).contains(&(last - (far + S))));
+        key.assert_exact(5_000);
+    }
 }
 
 /// A log that keeps every start: stamp and units, ordered by stamp.
