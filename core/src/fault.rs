@@ -38,6 +38,9 @@ mod on {
     /// The points of rewriting a segment of an index.
     pub const GROWING: &[&str] = &["segment-written"];
 
+    /// The point of each step of a search for idle keys.
+    const SEARCHING: &[&str] = &["sweeping"];
+
     /// The points in the life of a lease.
     pub const LEASING: &[&str] = &["lease-claimed", "lease-offered", "lease-taken", "lease-ending", "lease-returned"];
 
@@ -49,7 +52,7 @@ mod on {
         &["lane-claimed", "lane-indexed", "lane-filled", "record-deleted", "key-read", "rows-read", "rows-restored"];
 
     fn points() -> impl Iterator<Item = &'static str> {
-        [DECIDING, FINDING, REWRITING, GROWING, LEASING, CHANGING, RECOVERING].into_iter().flatten().copied()
+        [DECIDING, FINDING, REWRITING, GROWING, SEARCHING, LEASING, CHANGING, RECOVERING].into_iter().flatten().copied()
     }
 
     /// Runs `action` once, when any thread of this process next passes `point`.

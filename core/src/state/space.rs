@@ -87,7 +87,8 @@ impl Locked<'_> {
         let word = |word| self.arena.word(segment + word).load(Acquire);
         let rounds = || self.arena.word(SWEPT_ROUNDS).load(Acquire);
         let block = self.key_words(table.policy) + 16;
-        let most = if self.arena.has_space(block) { u64::MAX } else { STOCK };
+        let hoards = self.arena.has_space(block) || fault::planted("hoarded blocks");
+        let most = if hoards { u64::MAX } else { STOCK };
         let restock = || self.restock(table, self.segment_of(table, hash), most);
         let slots = self.arena.words(segment + index_word::SLOTS, capacity);
         let is_sealed = slots.iter().any(|slot| slot.load(Acquire) == index_word::SEALED);
@@ -454,6 +455,7 @@ impl Locked<'_> {
     /// Forgets idle keys of all limits for a moment, starting where the last sweep stopped. Returns how many blocks of
     /// this class became free.
     fn sweep(&self, class: u64) -> Result<u64> {
+        fault::point("sweeping");
         let (began, mut found) = (Instant::now(), 0);
         let [limit, position, rounds] = [SWEPT_LIMIT, SWEPT_HASH, SWEPT_ROUNDS].map(|word| self.arena.word(word));
         // Limits added since then are part of the next round.

@@ -5,7 +5,7 @@ use crate::common::Child;
 use crate::common::{self, Dir, PATIENCE, number};
 use std::path::Path;
 #[cfg(feature = "fault-points")]
-use std::sync::atomic::Ordering::*;
+use std::sync::atomic::{AtomicU64, Ordering::*};
 use std::time::{Duration, Instant};
 use workglow_limit::*;
 
@@ -359,6 +359,33 @@ fn blocks_of_one_limit_serve_another() {
         for i in 0..held / 2 {
             start(&*other, &format!("key {i}")).unwrap_or_else(|e| panic!("{i} of {held}: {e}"));
         }
+    });
+}
+
+/// One segment of keys once took all free blocks of a full store. The others then searched for idle keys again and again,
+/// and found those blocks.
+#[cfg(feature = "fault-points")]
+#[test]
+fn the_segments_of_a_full_store_share_its_free_blocks() {
+    static SEARCHES: AtomicU64 = AtomicU64::new(0);
+    fn count() {
+        SEARCHES.fetch_add(1, Relaxed);
+        fault::at("sweeping", count);
+    }
+    filled("shared-out", "2/1m", |_, clock, limiter, held, _| {
+        // A futile search is not repeated at once.
+        std::thread::sleep(Duration::from_millis(250));
+        fault::at("sweeping", count);
+        let (rounds, keys) = (4, held / 4 * 3);
+        for round in 0..rounds {
+            clock.advance(2 * WINDOW);
+            for i in 0..keys {
+                start(limiter, &format!("key {round} {i}")).unwrap_or_else(|e| panic!("{round} {i}: {e}"));
+            }
+        }
+        // Its index has about eight segments, and a step of a search frees the keys of one or more.
+        let searches = SEARCHES.load(Relaxed);
+        assert!(searches <= rounds * 16, "{searches} searches for {rounds} times {keys} keys");
     });
 }
 
