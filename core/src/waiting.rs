@@ -38,8 +38,8 @@ thread_local! {
 /// The part of a longer wait that one call may use.
 #[derive(Clone, Copy)]
 struct Slice {
-    /// The start of the longer wait.
-    since: Instant,
+    /// The start of the longer wait; `None` until something waits.
+    since: Option<Instant>,
     length: Duration,
     /// The limit for a server. A request to a server is not repeated: a caller that stops waiting cannot know whether
     /// it took effect.
@@ -54,10 +54,15 @@ struct Slice {
 
 impl Slice {
     /// All of a longer wait.
-    fn whole(since: Instant) -> Slice {
+    fn whole(since: Option<Instant>) -> Slice {
         let [length, for_server] = [Duration::MAX; 2];
         Slice { since, length, for_server, least: Duration::ZERO, outlasts: false, is_cut: false }
     }
+}
+
+/// As long as it lives, the steps of a call share one deadline.
+pub(crate) struct AsOne {
+    _restore: Option<Restore<Slice>>,
 }
 
 /// Restores a thread's value when dropped, also after a panic.
@@ -91,30 +96,35 @@ impl MayWait {
     /// call returns [`Error::WouldWait`] after that, unless the whole timeout is over. A line uses this to serve its
     /// other waiters in between.
     pub(crate) fn in_slice<R>(since: Instant, length: Duration, call: impl FnOnce() -> R) -> R {
-        let _restore = Restore::after(&SLICE, Slice { length, ..Slice::whole(since) });
+        let _restore = Restore::after(&SLICE, Slice { length, ..Slice::whole(Some(since)) });
         call()
     }
 
     /// The same for a caller that waits for a start, with a separate limit for a server: `for_server`. It outlasts short
     /// failures.
     pub(crate) fn in_slices<R>(since: Instant, length: Duration, for_server: Duration, call: impl FnOnce() -> R) -> R {
-        let _restore = Restore::after(&SLICE, Slice { length, for_server, outlasts: true, ..Slice::whole(since) });
+        let _restore =
+            Restore::after(&SLICE, Slice { length, for_server, outlasts: true, ..Slice::whole(Some(since)) });
         call()
     }
 
-    /// Limits the waiting of all steps of `call` together to a store's timeout, which is counted from `since`.
-    pub(crate) fn as_one<R>(since: Instant, timeout: Duration, call: impl FnOnce() -> R) -> R {
+    /// Until the result is dropped, limits the waiting of all steps of a call together to what one step may wait, which
+    /// is counted from the first wait.
+    pub(crate) fn as_one() -> AsOne {
         // A line's slice is a part of that.
-        match SLICE.try_with(Cell::get).unwrap_or(None) {
-            Some(_) => call(),
-            None => Self::in_slice(since, timeout, call),
-        }
+        let call = || Restore::after(&SLICE, Slice::whole(None));
+        AsOne { _restore: (!Self::is_one()).then(call) }
+    }
+
+    /// Returns whether all steps of this thread's call share one deadline.
+    pub(crate) fn is_one() -> bool {
+        SLICE.try_with(Cell::get).unwrap_or(None).is_some()
     }
 
     /// Lets a call that has waited for a thread since `asked` wait for what is left of the store's timeout, or briefly
     /// if nothing is left.
     pub fn for_the_rest<R>(asked: Instant, call: impl FnOnce() -> R) -> R {
-        let _restore = Restore::after(&SLICE, Slice { least: BRIEFLY, ..Slice::whole(asked) });
+        let _restore = Restore::after(&SLICE, Slice { least: BRIEFLY, ..Slice::whole(Some(asked)) });
         MayWait::UntilTimeout.during(call)
     }
 
@@ -128,8 +138,10 @@ impl MayWait {
         let Some(slice) = slice.filter(|_| MayWait::here() == MayWait::UntilTimeout) else {
             return Self::part(timeout);
         };
-        let (left, length) = (timeout.saturating_sub(slice.since.elapsed()), length(&slice));
-        SLICE.set(Some(Slice { is_cut: length < left, ..slice }));
+        let waited = slice.since.map_or(Duration::ZERO, |since| since.elapsed());
+        let (left, length) = (timeout.saturating_sub(waited), length(&slice));
+        let since = slice.since.or_else(|| Some(Instant::now()));
+        SLICE.set(Some(Slice { since, is_cut: length < left, ..slice }));
         Ok(left.min(length).max(slice.least.min(timeout)))
     }
 
@@ -157,7 +169,7 @@ impl MayWait {
 
     /// Returns when the wait began of which a step began at `step`.
     fn since(step: Instant) -> Instant {
-        SLICE.try_with(Cell::get).unwrap_or(None).map_or(step, |slice| slice.since.min(step))
+        SLICE.try_with(Cell::get).unwrap_or(None).and_then(|slice| slice.since).map_or(step, |since| since.min(step))
     }
 
     /// Returns whether the caller waits for a start anyway, so that a failure that may be short is no answer yet.
@@ -213,6 +225,25 @@ mod tests {
         });
         let _ = std::panic::catch_unwind(|| MayWait::Never.during(|| std::panic::resume_unwind(Box::new(()))));
         assert_eq!(MayWait::here(), MayWait::UntilTimeout);
+    }
+
+    #[test]
+    fn the_steps_of_a_call_share_what_one_may_wait() {
+        let hour = Duration::from_secs(3_600);
+        let pass = || std::thread::sleep(Duration::from_millis(2));
+        {
+            let _one = MayWait::as_one();
+            pass();
+            assert_eq!(MayWait::patience(hour), Ok(hour), "nothing has waited yet");
+            pass();
+            let rest = MayWait::patience(hour).unwrap();
+            assert!(rest < hour && !MayWait::is_cut());
+            // The steps of a step are steps of the call.
+            let _step = MayWait::as_one();
+            assert!(MayWait::patience(hour).unwrap() <= rest);
+            assert_eq!(MayWait::patience(Duration::from_millis(1)), Ok(Duration::ZERO));
+        }
+        assert_eq!(MayWait::patience(hour), Ok(hour), "of the next call");
     }
 
     #[test]

@@ -18,7 +18,6 @@ use std::ops::Bound::{Excluded, Unbounded};
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::Instant;
 
 /// How many declarations of limiters are made in one transaction.
 const AT_ONCE: usize = 64;
@@ -128,20 +127,19 @@ impl Session {
         if self.undeclared.is_empty() {
             return call();
         }
-        MayWait::as_one(Instant::now(), self.options.timeout, || {
-            let mut answer = call();
-            if let Err(Error::UnknownLimit { .. }) = &answer
-                && let Some(made) = self.undeclared.of(name)
-            {
-                self.declare_now(&[(&made.name, &made.policies)])?;
-                self.undeclared.remove(&made.name);
-                answer = call();
-            }
-            if answer.is_ok() {
-                self.undeclared.remove(name);
-            }
-            answer
-        })
+        let _one = MayWait::as_one();
+        let mut answer = call();
+        if let Err(Error::UnknownLimit { .. }) = &answer
+            && let Some(made) = self.undeclared.of(name)
+        {
+            self.declare_now(&[(&made.name, &made.policies)])?;
+            self.undeclared.remove(&made.name);
+            answer = call();
+        }
+        if answer.is_ok() {
+            self.undeclared.remove(name);
+        }
+        answer
     }
 
     /// Makes a call about all names, after the declarations of this process's limiters under names that the store does
@@ -150,7 +148,8 @@ impl Session {
         if self.undeclared.is_empty() {
             return call();
         }
-        match MayWait::as_one(Instant::now(), self.options.timeout, || self.declare_unknown()) {
+        let _one = MayWait::as_one();
+        match self.declare_unknown() {
             Err(error @ (Error::WouldWait | Error::StoreTimeout { .. })) => Err(error),
             // If the store fails, so does the call. If it only cannot be written, the call need not fail.
             Err(_) | Ok(()) => call(),

@@ -101,6 +101,8 @@ pub(crate) enum Blocked {
     Unrestored,
     /// Another policy applies to the key, and no process moves it there: see `replace.rs`.
     Outdated,
+    /// Refused starts have to be taken back first. That may wait, and so may the ledger: they have to share a deadline.
+    Refusals,
     /// The lane is no longer the store's.
     Lost,
     /// The store or the index must grow first.

@@ -525,10 +525,13 @@ impl Session {
 
     /// Takes back refused starts for a caller that may wait. It may be retrying after a refusal, and would be denied by
     /// its own unit.
-    #[inline(always)]
+    #[cold]
     pub fn take_back_first(&self) {
-        if self.has_refused() {
-            self.wait_to_take_back();
+        let from = &self.writer.takes_back_from;
+        // A part of what the whole call may wait.
+        let by = || MayWait::patience(self.options.timeout).map(|patience| patience.min(TAKEN_BACK_FIRST_BY));
+        if monotonic_ns() >= from.load(Relaxed) && by().and_then(|by| self.with_lock_for(by, |_| Ok(()))).is_err() {
+            from.store(monotonic_ns() + REST.as_nanos() as u64, Relaxed);
         }
     }
 
@@ -536,16 +539,6 @@ impl Session {
     #[inline(always)]
     pub fn has_refused(&self) -> bool {
         self.has_refused.load(Relaxed)
-    }
-
-    #[cold]
-    fn wait_to_take_back(&self) {
-        let from = &self.writer.takes_back_from;
-        // A part of what the whole call may wait.
-        let by = || MayWait::patience(self.options.timeout).map(|patience| patience.min(TAKEN_BACK_FIRST_BY));
-        if monotonic_ns() >= from.load(Relaxed) && by().and_then(|by| self.with_lock_for(by, |_| Ok(()))).is_err() {
-            from.store(monotonic_ns() + REST.as_nanos() as u64, Relaxed);
-        }
     }
 
     /// Takes back refused starts. For every holder of the structure lock.

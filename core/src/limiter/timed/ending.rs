@@ -10,6 +10,7 @@ use crate::server::number;
 use crate::state::counts::{ADMITTED, CANCELLED};
 use crate::state::{Hash, Home, is_counted_place, parts, take_units};
 use crate::time::Tick;
+use crate::waiting::MayWait;
 use std::cell::Cell;
 use std::collections::VecDeque;
 
@@ -97,6 +98,7 @@ impl Timed {
     }
 
     pub(super) fn do_settle(&self, permit: &TimedPermit, actual: u64) -> Result<()> {
+        let _one = MayWait::as_one();
         self.do_complete(permit)?;
         if self.limit.is_served() {
             return self.settle_on_server(permit, actual);

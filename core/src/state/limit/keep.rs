@@ -78,7 +78,12 @@ impl Limit {
     #[inline(never)]
     fn has_spent_budget(&self, key: Key, weight: u64) -> Result<bool, Blocked> {
         if MayWait::here() != MayWait::Never {
-            self.store.take_back_first();
+            if self.store.has_refused() {
+                if !MayWait::is_one() {
+                    return Err(Blocked::Refusals);
+                }
+                self.store.take_back_first();
+            }
             return Ok(false);
         }
         if Unwritten::is_collecting() {

@@ -38,7 +38,7 @@ use crate::policy::{self, Policy, Shape};
 use crate::server::without_password;
 use crate::server::witness::Witness;
 use crate::time::{Now, monotonic_ns};
-use crate::waiting::MayWait;
+use crate::waiting::{AsOne, MayWait};
 pub(crate) use bound::{Bound, Stuck};
 pub(crate) use edits::{RefusedStart, parts, take_back, take_units};
 use std::ptr;
@@ -96,11 +96,19 @@ struct Retries<'s> {
     count: u64,
     store: &'s Session,
     first: Option<Instant>,
+    /// From the first time on that it starts over, its waits share one deadline.
+    one: Option<AsOne>,
 }
 
 impl<'s> Retries<'s> {
     fn new(store: &'s Session) -> Retries<'s> {
-        Retries { count: 0, store, first: None }
+        Retries { count: 0, store, first: None, one: None }
+    }
+
+    /// Lets all waits from here on share one deadline.
+    fn wait_as_one(&mut self) {
+        self.first.get_or_insert_with(Instant::now);
+        self.one.get_or_insert_with(MayWait::as_one);
     }
 
     fn next(&mut self) -> Result<()> {
@@ -523,7 +531,12 @@ impl Limit {
     #[inline(always)]
     pub fn with_key<R>(&self, key: &str, f: impl Fn(&Key) -> Result<R, Blocked>) -> Result<R> {
         policy::check_key(key)?;
-        self.with(|home, table| home.key(table, key), added, (|home: &Home| home.hash(b'k', key), key), f)
+        self.with_key_after(&mut Retries::new(&self.store), key, f)
+    }
+
+    #[inline(always)]
+    fn with_key_after<R>(&self, turns: &mut Retries, key: &str, f: impl Fn(&Key) -> Result<R, Blocked>) -> Result<R> {
+        self.with(turns, |home, table| home.key(table, key), added, (|home: &Home| home.hash(b'k', key), key), f)
     }
 
     /// Called after a key was not found at once, or was stuck.
@@ -544,17 +557,20 @@ impl Limit {
         f: impl Fn(&Key) -> Result<R, Blocked>,
     ) -> Result<R> {
         policy::check_some(weight)?;
+        policy::check_key(key)?;
+        let mut turns = Retries::new(&self.store);
         if let Some(stuck) = stuck {
-            self.reading(|| self.unblock(stuck, &|home| home.hash(b'k', key)))?;
+            self.reading(|| self.unblock_within(&mut turns, stuck, &|home| home.hash(b'k', key)))?;
         }
-        let answer = self.with_key(key, f);
+        let answer = self.with_key_after(&mut turns, key, f);
         self.look_again(key);
         answer
     }
 
     /// Runs a function with a key that is known only by its hash.
     pub fn with_hash<R>(&self, hash: Hash, f: impl Fn(&Key) -> Result<R, Blocked>) -> Result<R> {
-        self.with(|home, table| home.find_or_add(table, hash, NO_TEXT), added, (|_: &Home| hash, NO_TEXT), f)
+        let find = |home: &Home, table: &Table| home.find_or_add(table, hash, NO_TEXT);
+        self.with(&mut Retries::new(&self.store), find, added, (|_: &Home| hash, NO_TEXT), f)
     }
 
     /// The text of a key that is known by its hash, if it is here in full. Long texts are truncated.
@@ -570,20 +586,22 @@ impl Limit {
     /// Runs a function with a key that may be forgotten. Returns `None` if it is.
     pub fn with_known<R>(&self, hash: Hash, f: impl Fn(&Key) -> Result<R, Blocked>) -> Result<Option<R>> {
         let find = |home: &Home, table: &Table| home.find(table, hash)?.ok_or(Blocked::Absent);
-        self.with(find, || None, (|_: &Home| hash, NO_TEXT), |key| f(key).map(Some))
+        let name = (|_: &Home| hash, NO_TEXT);
+        self.with(&mut Retries::new(&self.store), find, || None, name, |key| f(key).map(Some))
     }
 
     /// `none` makes the result if `find` does not find the key.
     #[inline(always)]
     fn with<R>(
         &self,
+        turns: &mut Retries,
         find: impl Fn(&Home, &Table) -> Result<KeyAt, Blocked>,
         none: impl Fn() -> R,
         (hash, text): (impl Fn(&Home) -> Hash, &str),
         f: impl Fn(&Key) -> Result<R, Blocked>,
     ) -> Result<R> {
         self.reading(|| {
-            let (mut turns, mut or_before) = (Retries::new(&self.store), false);
+            let mut or_before = false;
             loop {
                 match self.bound()?.try_with(or_before, &find, &f) {
                     Ok(answer) => return Ok(answer),
@@ -592,9 +610,9 @@ impl Limit {
                         or_before = !self.moves_key(hash(bound.home()))?;
                     }
                     Err(Stuck { blocked: Blocked::Unrestored, bound, .. }) => {
-                        self.restore_within(&mut turns, hash(bound.home()), text)?;
+                        self.restore_within(turns, hash(bound.home()), text)?;
                     }
-                    Err(stuck) => self.unblock_within(&mut turns, stuck, &hash)?,
+                    Err(stuck) => self.unblock_within(turns, stuck, &hash)?,
                 }
                 turns.next()?;
             }
@@ -658,15 +676,15 @@ impl Limit {
     /// As [`Limit::unblock`], with one deadline for all turns of a call.
     #[cold]
     fn unblock_within(&self, turns: &mut Retries, stuck: Stuck, hash: &dyn Fn(&Home) -> Hash) -> Result<()> {
-        let since = *turns.first.get_or_insert_with(Instant::now);
-        MayWait::as_one(since, self.store.options.timeout, || self.unblock(stuck, hash))
+        turns.wait_as_one();
+        self.unblock(stuck, hash)
     }
 
     /// The same for a key that may be only in the ledger.
     #[cold]
     fn restore_within(&self, turns: &mut Retries, hash: Hash, text: &str) -> Result<()> {
-        let since = *turns.first.get_or_insert_with(Instant::now);
-        MayWait::as_one(since, self.store.options.timeout, || self.restore(hash, text, true).map(drop))
+        turns.wait_as_one();
+        self.restore(hash, text, true).map(drop)
     }
 
     #[cold]
@@ -680,7 +698,7 @@ impl Limit {
             Blocked::Refused(error) if bound.home().current_table(bound.limit) == table => return Err(error),
             Blocked::Refused(_) => {}
             // A cell that moved is found by searching again.
-            Blocked::Moved | Blocked::Absent | Blocked::Outdated | Blocked::Unrestored => {}
+            Blocked::Moved | Blocked::Absent | Blocked::Outdated | Blocked::Unrestored | Blocked::Refusals => {}
             Blocked::Stale => self.store.follow_server(&self.name, hash, self.declares)?,
             // The next holder of the lock attaches to what is there instead.
             Blocked::Lost => return self.store.with_lock(|_| Ok(())),
