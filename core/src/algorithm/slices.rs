@@ -522,7 +522,8 @@ impl<'a> Slices<'a> {
         let mut began = (oldest + 1).saturating_sub(slice);
         // Starts before a place count before it.
         began -= began.saturating_sub(now.floor).div_ceil(slice) * slice;
-        // Some slices earlier, so that the slices stay where they are. (Those of another window may be elsewhere.)
+        // Some slices earlier, so that the slices stay where they are; those of another window, up to some ticks later.
+        began = began.next_multiple_of(STEP.min(1 << slice.trailing_zeros()));
         let aligned = (0..STEP).find_map(|slices| began.checked_sub(slices * slice).filter(|tick| tick % STEP == 0));
         began = aligned.unwrap_or(began / STEP * STEP);
         // Where the ring is too short for a place in the far future, the other starts count as started later than they
