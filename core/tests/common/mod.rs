@@ -20,6 +20,7 @@ pub use ground::{Dir, wait_until};
 pub use random::Random;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+use std::sync::{PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 /// The errors that damage to a store may cause.
@@ -56,6 +57,16 @@ fn print_panics_of_children() {
     });
 }
 
+/// Shared by tests that use SQLite themselves, taken alone by a fork: the child would inherit a lock inside SQLite that
+/// another thread holds. (The library's own uses wait for a fork by themselves.)
+static OWN_SQLITE: RwLock<()> = RwLock::new(());
+
+/// Uses the database of a store as another program would.
+pub fn with_database<R>(dir: &Dir, f: impl FnOnce(&rusqlite::Connection) -> R) -> R {
+    let _no_fork = OWN_SQLITE.read().unwrap_or_else(PoisonError::into_inner);
+    f(&rusqlite::Connection::open(dir.file("limits.db")).unwrap())
+}
+
 /// A forked child. It is killed when this is dropped, if it is still running.
 pub struct Child(pub i32);
 
@@ -63,8 +74,11 @@ impl Child {
     /// Runs `f` in a child and ends it: 0 if `f` returned, 101 if it panicked.
     pub fn run(f: impl FnOnce()) -> Child {
         print_panics_of_children();
+        let alone = OWN_SQLITE.write().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the child runs only `f`, and ends with `_exit`.
-        match unsafe { libc::fork() } {
+        let pid = unsafe { libc::fork() };
+        drop(alone);
+        match pid {
             0 => {
                 IS_CHILD.store(true, Relaxed);
                 let code = std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).map_or(101, |()| 0);

@@ -1,6 +1,6 @@
 //! Which calls wait for the ledger and which do not, whatever another program does to the database.
 
-use crate::common::{Child, Dir, shared, wait_until};
+use crate::common::{Child, Dir, shared, wait_until, with_database};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::*;
 use std::time::Duration;
@@ -169,9 +169,8 @@ fn starts_written_behind_are_in_the_database_after_the_next_duty() {
             assert!(admitted(&limiter, &format!("key {i}")));
         }
         let rows = || -> (i64, f64) {
-            let db = rusqlite::Connection::open(dir.file("limits.db")).unwrap();
-            db.query_row("SELECT count(*), total(units) FROM executions", [], |row| Ok((row.get(0)?, row.get(1)?)))
-                .unwrap()
+            let count = "SELECT count(*), total(units) FROM executions";
+            with_database(&dir, |db| db.query_row(count, [], |row| Ok((row.get(0)?, row.get(1)?))).unwrap())
         };
         wait_until("all is written", || {
             store.look_after();
@@ -205,8 +204,8 @@ fn a_key_that_moves_while_it_is_written_is_written_once() {
             }
         });
         store.flush().unwrap();
-        let db = rusqlite::Connection::open(dir.file("limits.db")).unwrap();
-        let rows: i64 = db.query_row("SELECT count(*) FROM executions", [], |row| row.get(0)).unwrap();
+        let count = "SELECT count(*) FROM executions";
+        let rows: i64 = with_database(&dir, |db| db.query_row(count, [], |row| row.get(0)).unwrap());
         assert_eq!(rows, 200);
     });
 }

@@ -1,6 +1,6 @@
 //! A failing store: its answers during the failure, that no call hangs, and that it recovers.
 
-use crate::common::{Child, Dir, Record, most_in_any_window, now_ns, shared, wait_until};
+use crate::common::{Child, Dir, Record, most_in_any_window, now_ns, shared, wait_until, with_database};
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::Ordering::*;
@@ -216,10 +216,9 @@ fn the_waiters_of_a_loop_share_a_commit() {
         let store = Store::with_options(&dir.url(), options).unwrap();
         let limiter = store.limiter("api", "100/1h").unwrap();
         assert!(limiter.decide("", 1).unwrap().admitted);
-        let commits = || {
-            let database = rusqlite::Connection::open(dir.file("limits.db")).unwrap();
-            database.query_row("SELECT sequence FROM store", [], |row| row.get::<_, i64>(0)).unwrap()
-        };
+        let sequence = "SELECT sequence FROM store";
+        let commits =
+            || with_database(&dir, |database| database.query_row(sequence, [], |row| row.get::<_, i64>(0)).unwrap());
         let mut line = Line::new(limiter.clone());
         let key = |i: u64| format!("key {}", i % keys);
         let join = |line: &mut Line, i| match line.join(Waiter::new(&key(i), 1)).unwrap() {
@@ -279,9 +278,8 @@ fn a_commit_in_a_new_lane_lets_no_start_of_the_lost_one_go() {
         !over.is_empty()
     });
     assert!(matches!(over[..], [(_, workglow_limit::Outcome::Admitted(_))]), "{over:?}");
-    let database = rusqlite::Connection::open(dir.file("limits.db")).unwrap();
     let count = "SELECT sum(units) FROM executions WHERE name = 'api'";
-    let written: i64 = database.query_row(count, [], |row| row.get(0)).unwrap();
+    let written: i64 = with_database(&dir, |database| database.query_row(count, [], |row| row.get(0)).unwrap());
     assert!(written >= 2, "{written} units are in the ledger");
 }
 

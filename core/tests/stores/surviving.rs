@@ -106,7 +106,7 @@ fn storm(url: &str, boot: u64, (behind, durability): (Duration, Durability), sta
     present_boot(boot);
     write_behind_up_to(behind);
     // All keys are restored at once, or at their first use, or also by the ledger's writer.
-    fault::restore_at_once(if boot % 3 == 0 { 10_000 } else { 0 }, boot % 3 == 1);
+    fault::restore_at_once(if boot.is_multiple_of(3) { 10_000 } else { 0 }, boot % 3 == 1);
     let store = store(url, durability);
     let limit = |name| RateLimiter::new(&store, name, 100, STORM_WINDOW).unwrap();
     let limits = [limit("one"), limit("many"), limit("many"), limit("ruled"), limit("many")];

@@ -1,6 +1,6 @@
 //! `Store::verify` reports what is wrong with a store, repairs what it can, and leaves the rest unchanged.
 
-use crate::common::{Child, Dir};
+use crate::common::{Child, Dir, with_database};
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
@@ -82,8 +82,7 @@ fn nonsensical_rows_are_reported_and_removed() {
     for (i, (sql, found)) in REPAIRED.into_iter().enumerate() {
         let dir = Dir::new(&format!("verify-rows-{i}"));
         drop(used(&dir));
-        let stranger = rusqlite::Connection::open(dir.file("limits.db")).unwrap();
-        stranger.execute_batch(sql).unwrap();
+        with_database(&dir, |stranger| stranger.execute_batch(sql).unwrap());
         let store = Store::new(&dir.url()).unwrap();
         let (problems, repaired) = verified(&store, false);
         assert!(problems[0].starts_with(found) && repaired == 0, "{sql}: {problems:?}");
@@ -105,7 +104,7 @@ fn irreparable_damage_is_reported() {
     for (i, sql) in statements.into_iter().enumerate() {
         let dir = Dir::new(&format!("verify-lost-{i}"));
         drop(used(&dir));
-        rusqlite::Connection::open(dir.file("limits.db")).unwrap().execute_batch(sql).unwrap();
+        with_database(&dir, |stranger| stranger.execute_batch(sql).unwrap());
         let store = Store::new(&dir.url()).unwrap();
         let (problems, repaired) = verified(&store, true);
         assert!(problems.len() == 1 && repaired == 0, "{sql}: {problems:?}");
