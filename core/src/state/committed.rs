@@ -94,7 +94,11 @@ impl Session {
         let is_last = self.with_database(|database| {
             // Numbered like a commit to the ledger, so that an older copy of the database, which has the record, is noticed.
             let sequence = lane::raise_sequence(locked, database.sequence);
-            database.delete_record_of((locked.instance, sequence))
+            let is_last = database.delete_record_of((locked.instance, sequence))?;
+            if is_last {
+                lane::have_committed(locked, sequence);
+            }
+            Ok(is_last)
         })?;
         fault::point("record-deleted");
         if !is_last {

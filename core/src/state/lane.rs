@@ -57,6 +57,8 @@ mod header {
     pub const LOOKS: u64 = 485;
     /// 1: starts in the lane may be missing from the ledger, and the database does not say otherwise: see `committed.rs`.
     pub const MAY_MISS: u64 = 486;
+    /// The number of the last commit to the ledger that is known to have succeeded.
+    pub const COMMITTED: u64 = 487;
 }
 
 /// Why a lane was created.
@@ -149,6 +151,17 @@ pub(super) fn raise_sequence(home: &Home, last: u64) -> u64 {
     let next = sequence(home).max(last.saturating_add(1)).min(i64::MAX as u64);
     home.arena.word(header::SEQUENCE).fetch_max(next, AcqRel);
     next
+}
+
+/// Records that the commit of this number has succeeded. A database with a smaller number is an older copy, even if it lacks
+/// only this commit.
+pub(super) fn have_committed(home: &Home, number: u64) {
+    home.arena.word(header::COMMITTED).fetch_max(number, AcqRel);
+}
+
+/// The number of the last commit that is known to have succeeded.
+pub(super) fn committed(home: &Home) -> u64 {
+    home.arena.word(header::COMMITTED).load(Acquire)
 }
 
 /// Returns whether some process that uses the lane does not commit its starts.
@@ -263,7 +276,7 @@ impl LockedLane {
         }
         let sequence = word(header::SEQUENCE);
         // The lane is finished, but the database knows no lane: the database has taken over the lane's identity.
-        let is_ahead = sequence > identity.sequence.saturating_add(1) || identity.lane.is_none();
+        let is_ahead = word(header::COMMITTED) > identity.sequence || identity.lane.is_none();
         let or_unknown = |made| if is_ahead { Creation::Unknown } else { made };
         let (allocated, cursor) = (word(arena::ALLOCATED), word(arena::CURSOR));
         if version == VERSION && !arena::is_size(allocated, cursor) {

@@ -113,7 +113,9 @@ pub(super) fn recover(home: &Locked, database: &mut Database, identity: &Identit
     let from = Moment { uptime: moment.uptime + ahead, wall: moment.wall + ahead, ..moment };
     let has_boot = |database: &mut Database| {
         let sequence = lane::raise_sequence(home, database.sequence);
-        database.set_boot(&boot, moment, (home.instance, sequence), Some(from))
+        database.set_boot(&boot, moment, (home.instance, sequence), Some(from))?;
+        lane::have_committed(home, sequence);
+        Ok(())
     };
     let restore =
         |name: &str, hash: Hash, text: &str, old: Vec<Start>| restore(home, name, hash, text, old, (over, booted));
@@ -183,7 +185,9 @@ pub(super) fn write_all(home: &Locked, database: &mut Database) -> Result<()> {
         write_limit(home, database, limit)?;
     }
     let sequence = lane::raise_sequence(home, database.sequence);
-    database.set_boot(&boot, moment(home).1, (home.instance, sequence), None)
+    database.set_boot(&boot, moment(home).1, (home.instance, sequence), None)?;
+    lane::have_committed(home, sequence);
+    Ok(())
 }
 
 /// Adds a key with these starts. Windows that are not over `over` count as full anyway, for as long as any of these would count. So do

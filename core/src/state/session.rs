@@ -542,9 +542,9 @@ impl Session {
     pub(super) fn connect(&self) -> Result<database::Database> {
         let (home, path) = (self.home(), self.path().expect("a store with a lane has a database"));
         // Read before: others may commit at any time.
-        let sequence = lane::sequence(home);
+        let committed = lane::committed(home);
         let database = database::Database::reopen(&path, lane::store_id(home))?;
-        if sequence > database.sequence.saturating_add(1) {
+        if committed > database.sequence {
             home.watch.iter().for_each(|watch| watch.doubt(home));
             let found = "an older copy was put in its place; what it lacks is written to it at the next call".into();
             return Err(Error::Damaged { path, found });

@@ -474,8 +474,12 @@ impl Session {
         fault::point("gathered");
         let home = lead.home;
         if !batch.keys.is_empty() || !batch.news.is_empty() {
-            let write =
-                |database: &mut Database| record(database, &batch, lane::raise_sequence(home, database.sequence));
+            let write = |database: &mut Database| {
+                let sequence = lane::raise_sequence(home, database.sequence);
+                record(database, &batch, sequence)?;
+                lane::have_committed(home, sequence);
+                Ok(())
+            };
             if let Err(error) = self.with_ledger(lead, write) {
                 let _ = self.with_lane_of(lead, TAKEN_BACK_BY, |locked| {
                     locked.keep_news(&batch.news);

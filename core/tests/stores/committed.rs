@@ -197,3 +197,42 @@ fn what_a_settlement_adds_is_committed() {
         assert!(after == before || after + 1 == before && policy == "10000/1h", "{policy}: {after} after {before}");
     }
 }
+
+/// A copy that lacks a single commit once passed as the database itself: the one that deletes the record of a lane, or the
+/// last one with starts.
+#[test]
+fn a_copy_that_lacks_one_commit_is_noticed() {
+    for renames in [true, false] {
+        for has_record in [true, false] {
+            let dir = Dir::in_memory("one-commit");
+            let copy = dir.file("copy.db");
+            // A call that must not wait leaves all duties.
+            let boot = |boot: u64, durability, units: u64, ends: &dyn Fn(&Store)| {
+                Child::run(|| {
+                    present_boot(boot);
+                    let store = store(&dir, durability);
+                    let limiter = store.limiter("100/1h", "100/1h").unwrap();
+                    assert_eq!(MayWait::Briefly.during(|| take(&*limiter, "used", units)), units);
+                    ends(&store);
+                })
+                .join();
+            };
+            let flush = |store: &Store| store.flush().unwrap();
+            // With the record: there is nothing but a lane. Without it, both have it no more.
+            boot(1, if has_record { Commit } else { Budget }, if has_record { 0 } else { 2 }, &flush);
+            std::fs::copy(dir.file("limits.db"), &copy).unwrap();
+            boot(1, Budget, 4, if has_record { &|_| {} } else { &Store::look_after });
+            match renames {
+                true => std::fs::rename(&copy, dir.file("limits.db")).unwrap(),
+                false => std::fs::write(dir.file("limits.db"), std::fs::read(&copy).unwrap()).unwrap(),
+            }
+            let used = if has_record { 4 } else { 6 };
+            let what = format!("renames {renames}, has the record {has_record}");
+            assert_eq!(left(&dir, 1, "100/1h", ["used"]), [100 - used], "{what}");
+            // And at most a budget is missing after the next boot.
+            boot(1, Budget, 0, &flush);
+            let left = left(&dir, 2, "100/1h", ["used"])[0];
+            assert!(left <= 100 - used, "{left} after a boot, {what}");
+        }
+    }
+}
