@@ -12,7 +12,7 @@
 use super::bucket::Bucket;
 use super::counter::Frame;
 use super::leases;
-use super::log::{SETTLED, Window};
+use super::log::{PLACE, SETTLED, Window};
 use crate::time::{Now, Tick};
 
 /// A start, while it moves from one life of its cells to the next.
@@ -106,6 +106,25 @@ const MOST_STAMPS: usize = 1 << 14;
 const PARTS: u64 = 1 << 13;
 
 impl History {
+    /// Adds units that the ledger lacks. What it lacks has to be newer than what it has, or that would be written again: so
+    /// they count from the latest start that it has, if that is later. (A place may lie far ahead, and is written again.)
+    pub fn add_unlogged(&mut self, mut start: Start) {
+        let latest =
+            self.starts.iter().filter(|known| known.is_logged && known.state != PLACE).map(|known| known.stamp).max();
+        start.stamp = start.stamp.max(latest.unwrap_or(0));
+        let at = self.starts.partition_point(|known| known.stamp <= start.stamp);
+        self.starts.insert(at, start);
+    }
+
+    /// Adds starts of the ledger.
+    pub fn add_logged(&mut self, starts: &[Start]) {
+        let (logged, unlogged): (Vec<Start>, _) =
+            std::mem::take(&mut self.starts).into_iter().partition(|start| start.is_logged);
+        self.starts = logged.into_iter().chain(starts.iter().copied()).collect();
+        self.starts.sort_by_key(|start| start.stamp);
+        unlogged.into_iter().for_each(|start| self.add_unlogged(start));
+    }
+
     /// Returns the number of known units.
     fn known(&self) -> u64 {
         self.starts.iter().map(|start| start.units).sum()

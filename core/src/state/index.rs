@@ -364,9 +364,11 @@ impl Home {
         let end = end + if table.policy.is_concurrency() { self.unix_time(now.ceil) << 6 } else { 0 };
         // The ledger does not say by which policy it was.
         let is_mixed = !starts.is_empty();
-        let mut starts: Vec<Start> = starts.iter().copied().chain(self.lost(table, now)).collect();
-        starts.sort_by_key(|start| start.stamp);
-        let mut history = History { starts, end, is_mixed, ..History::default() };
+        let mut history = History { end, is_mixed, ..History::default() };
+        if !starts.is_empty() {
+            history.add_logged(starts);
+        }
+        self.lost(table, now).into_iter().for_each(|lost| history.add_unlogged(lost));
         if !(is_new && history.starts.is_empty()) && table.born > 0 && table.born + table.policy.longest() > now.floor {
             // Unused cells count from then on without this.
             history.forgotten.push(Forgotten::before(table.born));

@@ -79,7 +79,7 @@ pub(super) fn recover(home: &Locked, database: &mut Database, identity: &Identit
             // The key existed before the loss was known.
             let is_logged = fault::planted("lost once");
             home.rewrite(&table, home.hash(b'k', ""), |history| {
-                history.starts.push(Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged });
+                history.add_unlogged(Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged });
             })?;
         }
         for KnownKey { key, policy: own, missing, .. } in database.keys(KeySelection::Of(&name))? {
@@ -94,7 +94,7 @@ pub(super) fn recover(home: &Locked, database: &mut Database, identity: &Identit
                     let units = missing.saturating_sub(units).min(policy.capacity());
                     home.rewrite(&table, hash, |history| {
                         let start = Start { stamp: last, units, state: SETTLED, id: u64::MAX, is_logged: false };
-                        history.starts.extend((units > 0).then_some(start));
+                        (units > 0).then_some(start).into_iter().for_each(|start| history.add_unlogged(start));
                     })?;
                 }
                 (None, _) => {}
@@ -216,8 +216,7 @@ fn restore(
             let with_old = |history: &mut History| {
                 // The ledger does not say by which policy they were admitted.
                 history.is_mixed = true;
-                history.starts.splice(0..0, old.iter().copied());
-                history.starts.sort_by_key(|start| start.stamp);
+                history.add_logged(&old);
             };
             home.rewrite(&table, hash, with_old).map(drop)
         }

@@ -236,3 +236,39 @@ fn a_copy_that_lacks_one_commit_is_noticed() {
         }
     }
 }
+
+/// What the ledger lacked once had to be its newest: everything behind it was written again, and counted twice after the
+/// next boot.
+#[test]
+fn starts_are_written_once() {
+    const POLICY: &str = "100/1h";
+    let dir = Dir::in_memory("written-once");
+    start(&dir, (1, Budget), &[(POLICY, "", 4), (POLICY, "key", 4)]);
+    start(&dir, (2, Commit), &[(POLICY, "", 20), (POLICY, "key", 20)]);
+    // The budget that the first boot may have lost counts from then on, before those.
+    start(&dir, (3, Commit), &[(POLICY, "", 1), (POLICY, "key", 1)]);
+    let withheld = 4 + 2 * 5 + 5;
+    for key in ["", "key"] {
+        let [left] = left(&dir, 4, POLICY, [key]);
+        assert!(left >= 100 - 21 - withheld, "{left} of {key:?}");
+    }
+}
+
+/// So were the starts after one to which a settlement added units.
+#[test]
+fn starts_are_written_once_after_a_settlement() {
+    for policy in ["100/1h", "10000/1h", "100/365d burst 100", "100/365d fixed"] {
+        let dir = Dir::in_memory("settled-once");
+        Child::run(|| {
+            present_boot(1);
+            let limiter = store(&dir, Commit).limiter(policy, policy).unwrap();
+            let Attempt::Admitted(permit) = limiter.attempt("key", 10).unwrap() else { panic!("{policy}") };
+            assert_eq!(take(&*limiter, "key", 20), 20);
+            limiter.settle(&permit, 15).unwrap();
+            assert_eq!(take(&*limiter, "key", 1), 1);
+        })
+        .join();
+        let limit = if policy.starts_with("10000") { 10_000 } else { 100 };
+        assert_eq!(left(&dir, 2, policy, ["key"]), [limit - 36], "{policy}");
+    }
+}

@@ -132,10 +132,8 @@ impl Timed {
             take_units(table, history, &parts, (start, ahead), start.weight.saturating_sub(actual));
             // A debt counts from now, however long ago the start was.
             let (stamp, units) = (home.clock.now().ceil, debt.min(table.policy.capacity()));
-            let at = history.starts.partition_point(|start| start.stamp <= stamp);
             if units > 0 {
-                let debt = Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged: false };
-                history.starts.insert(at, debt);
+                history.add_unlogged(Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged: false });
                 added_in.set(Some(home.instance));
             }
         })?;
