@@ -33,6 +33,9 @@ const MEMBERS: u64 = STRUCTURE + 1;
 /// Member numbers are never reused, so they could run out only after this many.
 const MOST_MEMBERS: u64 = 1 << 40;
 
+/// The largest number of a commit. (What another program writes over a number is healed by commits that are numbered higher.)
+const MOST_COMMITS: u64 = i64::MAX as u64;
+
 const MAGIC: u64 = u64::from_le_bytes(*b"wgl-lane");
 const VERSION: u64 = 10;
 
@@ -148,7 +151,7 @@ pub(super) fn sequence(home: &Home) -> u64 {
 /// must get. So the lane's number is never smaller, and larger by one at most, even if a process dies between the two
 /// writes.
 pub(super) fn raise_sequence(home: &Home, last: u64) -> u64 {
-    let next = sequence(home).max(last.saturating_add(1)).min(i64::MAX as u64);
+    let next = sequence(home).max(committed(home)).max(last.saturating_add(1)).min(MOST_COMMITS);
     home.arena.word(header::SEQUENCE).fetch_max(next, AcqRel);
     next
 }
@@ -161,7 +164,7 @@ pub(super) fn have_committed(home: &Home, number: u64) {
 
 /// The number of the last commit that is known to have succeeded.
 pub(super) fn committed(home: &Home) -> u64 {
-    home.arena.word(header::COMMITTED).load(Acquire)
+    home.arena.word(header::COMMITTED).load(Acquire).min(MOST_COMMITS)
 }
 
 /// Returns whether some process that uses the lane does not commit its starts.
@@ -276,7 +279,7 @@ impl LockedLane {
         }
         let sequence = word(header::SEQUENCE);
         // The lane is finished, but the database knows no lane: the database has taken over the lane's identity.
-        let is_ahead = word(header::COMMITTED) > identity.sequence || identity.lane.is_none();
+        let is_ahead = word(header::COMMITTED).min(MOST_COMMITS) > identity.sequence || identity.lane.is_none();
         let or_unknown = |made| if is_ahead { Creation::Unknown } else { made };
         let (allocated, cursor) = (word(arena::ALLOCATED), word(arena::CURSOR));
         if version == VERSION && !arena::is_size(allocated, cursor) {

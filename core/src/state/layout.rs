@@ -100,7 +100,7 @@ pub(super) mod limit_word {
     pub const PLACES_LOST: u64 = 42;
     /// The counts of two minutes: see `minutes.rs`.
     pub const MINUTES: u64 = 43; // twice six words
-    /// 1: keys of the limit may be only in the ledger.
+    /// The table that the limit got when the lane was rebuilt, while keys of it may be only in the ledger; else 0.
     pub const UNRESTORED: u64 = 55;
     pub const WORDS: u64 = 64;
 }

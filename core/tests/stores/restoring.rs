@@ -119,10 +119,20 @@ struct Mode {
 
 /// A key that is cleared, and then makes space for another, counts a lost budget again, so what is left depends on the
 /// order of keys. And if units are only counted, the ledger keeps those of the slice in which a key is cleared.
-const MODES: [Mode; 3] = [
+const MODES: [Mode; 5] = [
     Mode { durability: Durability::Commit, policies: &["20/1h", "100/1h", "40/30m", "30/2h + 60/1d"], clears: true },
     Mode { durability: Durability::Commit, policies: &["20/1h", "5000/6h", "9000/2h", "40/30m"], clears: false },
     Mode { durability: Durability::Budget, policies: &["20/1h", "100/1h", "9000/2h", "30/2h + 60/1d"], clears: false },
+    Mode {
+        durability: Durability::Commit,
+        policies: &["60/365d burst 60", "100/365d burst 40", "20/200d burst 30"],
+        clears: true,
+    },
+    Mode {
+        durability: Durability::Commit,
+        policies: &["60/365d fixed", "100/365d fixed", "20/30d fixed", "40/7d fixed"],
+        clears: true,
+    },
 ];
 
 /// One step of such a sequence. Returns what the call answered.
@@ -157,13 +167,13 @@ fn step((store, mode): (&Store, Mode), limiter: &dyn Limiter, random: &mut Rando
 fn a_restored_key_is_as_if_it_had_been_restored_at_once() {
     const STEPS: usize = 60;
     for round in 0..number("ROUNDS", 25) {
-        let (seed, mode) = (seed(), MODES[round as usize % 3]);
+        let (seed, mode) = (seed(), MODES[round as usize % MODES.len()]);
         let dirs = [0, 1].map(|i| Dir::in_memory(&format!("same-{i}")));
         Child::run(|| {
             present_boot(1);
             let (store, mut random, mut held) =
                 (store_with(&dirs[0], mode.durability), Random::seeded(seed), Vec::new());
-            let limiter = store.limiter("api", "60/1h").unwrap();
+            let limiter = store.limiter("api", mode.policies[0]).unwrap();
             (0..STEPS).for_each(|_| assert!(step((&store, mode), &*limiter, &mut random, &mut held) < 10_000));
             store.flush().unwrap();
         })
@@ -177,7 +187,7 @@ fn a_restored_key_is_as_if_it_had_been_restored_at_once() {
                     fault::restore_at_once(at_once, true);
                     let (store, mut random, mut held) =
                         (store_with(&dirs[i], mode.durability), Random::seeded(seed + 1), Vec::new());
-                    let limiter = store.limiter("api", "60/1h").unwrap();
+                    let limiter = store.limiter("api", mode.policies[0]).unwrap();
                     let first = if steps > 0 { 0 } else { STEPS + 12 };
                     for (n, answer) in answers[first..].iter().enumerate().take(steps + 12) {
                         let said = match n.checked_sub(steps) {
