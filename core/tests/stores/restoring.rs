@@ -115,23 +115,52 @@ struct Mode {
     durability: Durability,
     policies: &'static [&'static str],
     clears: bool,
+    /// How long ago the earlier boot was: a change of policy must be able to tell when something was started.
+    minutes: i64,
+}
+
+/// Makes all starts older, in a child.
+fn age(dir: &Dir, Mode { minutes, .. }: Mode) {
+    let older = "UPDATE executions SET started_at = started_at - ?1, expires_at = expires_at - ?1, uptime = uptime - ?1";
+    Child::run(|| {
+        let database = rusqlite::Connection::open(dir.file("limits.db")).unwrap();
+        database.execute(older, [minutes * 60_000_000]).unwrap();
+    })
+    .join();
 }
 
 /// A key that is cleared, and then makes space for another, counts a lost budget again, so what is left depends on the
 /// order of keys. And if units are only counted, the ledger keeps those of the slice in which a key is cleared.
 const MODES: [Mode; 5] = [
-    Mode { durability: Durability::Commit, policies: &["20/1h", "100/1h", "40/30m", "30/2h + 60/1d"], clears: true },
-    Mode { durability: Durability::Commit, policies: &["20/1h", "5000/6h", "9000/2h", "40/30m"], clears: false },
-    Mode { durability: Durability::Budget, policies: &["20/1h", "100/1h", "9000/2h", "30/2h + 60/1d"], clears: false },
+    Mode {
+        durability: Durability::Commit,
+        policies: &["20/1h", "100/1h", "40/30m", "30/2h + 60/1d"],
+        clears: true,
+        minutes: 25,
+    },
+    Mode {
+        durability: Durability::Commit,
+        policies: &["20/1h", "5000/6h", "9000/2h", "40/30m"],
+        clears: false,
+        minutes: 25,
+    },
+    Mode {
+        durability: Durability::Budget,
+        policies: &["20/1h", "100/1h", "9000/2h", "30/2h + 60/1d"],
+        clears: false,
+        minutes: 25,
+    },
     Mode {
         durability: Durability::Commit,
         policies: &["60/365d burst 60", "100/365d burst 40", "20/200d burst 30"],
         clears: true,
+        minutes: 10 * 24 * 60,
     },
     Mode {
         durability: Durability::Commit,
         policies: &["60/365d fixed", "100/365d fixed", "20/30d fixed", "40/7d fixed"],
         clears: true,
+        minutes: 1,
     },
 ];
 
@@ -178,6 +207,7 @@ fn a_restored_key_is_as_if_it_had_been_restored_at_once() {
             store.flush().unwrap();
         })
         .join();
+        age(&dirs[0], mode);
         std::fs::copy(dirs[0].file("limits.db"), dirs[1].file("limits.db")).unwrap();
         let answers = [0, 1].map(|i| {
             let answers = shared(STEPS + 24);
@@ -337,6 +367,21 @@ fn keys_are_restored_into_a_lane_that_idle_keys_have_filled() {
                 left => left.unwrap() == left_of(i),
             });
         }
+    })
+    .join();
+}
+
+#[test]
+fn a_key_whose_rows_were_read_before_a_clear_is_clear() {
+    let dir = Dir::in_memory("cleared");
+    filled(&dir, 10);
+    after(&dir, |store| {
+        let other = store.clone();
+        let clear = move || other.limiter("api", "100/1h").unwrap().clear("").unwrap();
+        fault::at("key-read", move || std::thread::spawn(clear).join().unwrap());
+        assert_eq!(left(&*store.limiter("api", "100/1h").unwrap(), "key 9"), 100);
+        // The others were cleared with it, though nothing has read them.
+        assert_eq!(left(&*store.limiter("api", "100/1h").unwrap(), "key 8"), 100);
     })
     .join();
 }
