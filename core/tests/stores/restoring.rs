@@ -121,7 +121,8 @@ struct Mode {
 
 /// Makes all starts older, in a child.
 fn age(dir: &Dir, Mode { minutes, .. }: Mode) {
-    let older = "UPDATE executions SET started_at = started_at - ?1, expires_at = expires_at - ?1, uptime = uptime - ?1";
+    let older =
+        "UPDATE executions SET started_at = started_at - ?1, expires_at = expires_at - ?1, uptime = uptime - ?1";
     Child::run(|| {
         let database = rusqlite::Connection::open(dir.file("limits.db")).unwrap();
         database.execute(older, [minutes * 60_000_000]).unwrap();
