@@ -12,6 +12,9 @@ use std::sync::Arc;
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
+/// The most requests of event loops on the way at a time, where they share one connection.
+pub(super) const SIDE_BY_SIDE: usize = 256;
+
 /// The time after which an idle thread ends.
 const IDLE: Duration = Duration::from_secs(2);
 

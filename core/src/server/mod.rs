@@ -6,9 +6,9 @@
 
 pub(crate) mod crew;
 mod doctor;
-#[cfg(feature = "redis")]
+#[cfg(any(feature = "postgres", feature = "redis"))]
 mod link;
-#[cfg(feature = "redis")]
+#[cfg(any(feature = "postgres", feature = "redis"))]
 mod pipe;
 #[cfg(feature = "postgres")]
 mod postgres;

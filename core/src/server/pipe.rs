@@ -1,5 +1,4 @@
-//! A connection that the callers of a process share. Requests are sent one after the other, and their answers come in
-//! that order, so many are on the way at the same time.
+//! A connection that the callers of a process share. Many requests are on the way at the same time.
 //!
 //! It has no thread. One of the callers that wait, the *reader*, sleeps until something comes, and hands the others
 //! their answers.
@@ -7,13 +6,13 @@
 //! 1. The state has a lock. Nobody blocks while holding it: the socket never blocks.
 //! 2. There is at most one reader. It sleeps in `poll`, without the lock. The others sleep until they are unparked.
 //! 3. A reader that leaves, with its answer or without, unparks another caller that waits, which becomes the reader.
-//! 4. A caller that leaves without its answer leaves its place in the queue behind, so that the answer is recognised
-//!    when it comes, and dropped.
+//! 4. A caller that leaves without its answer leaves its number behind, so that the answer is recognised when it comes,
+//!    and dropped.
 //! 5. A server that has been silent for a while although it was asked is given up, with its connection: that answer may
 //!    never come.
 
 use super::stream::{Deadline, Stream, silent};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::RawFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -23,18 +22,25 @@ use std::time::{Duration, Instant};
 /// How long a server may be silent before a caller whose time is over gives its connection up.
 pub(super) const SILENCE: Duration = Duration::from_secs(1);
 
-/// A protocol: it finds the answers in what has come.
+/// A protocol: it writes the requests, and finds their answers in what has come.
 pub(super) trait Wire: Send {
+    type Request<'r>;
     type Answer: Send;
+
+    /// Adds a request, and writes what is to be sent now.
+    fn ask(&mut self, number: u64, request: Self::Request<'_>, out: &mut Vec<u8>);
+
+    /// Forgets a request, if it has not been written yet. Returns whether that was so.
+    fn withdraw(&mut self, number: u64) -> bool;
 
     /// Adds bytes that have come.
     fn feed(&mut self, bytes: &[u8]);
 
-    /// Returns the next answer, if all of it has come.
+    /// Returns the next answer, if all of it has come, and the number of its request. Writes what is to be sent after it.
     ///
     /// # Errors
-    /// If the server does not speak this protocol.
-    fn next(&mut self) -> io::Result<Option<Self::Answer>>;
+    /// If the server does not speak this protocol, or ends the connection.
+    fn next(&mut self, out: &mut Vec<u8>) -> io::Result<Option<(u64, Self::Answer)>>;
 }
 
 /// An open connection.
@@ -52,11 +58,11 @@ struct State<W: Wire> {
     /// What is to be sent.
     out: Vec<u8>,
     is_all_sent: bool,
-    /// The requests that lack answers, oldest first, and the number of the first of them.
-    asked: VecDeque<Asked<W::Answer>>,
-    first: u64,
-    /// Complete answers that their callers have not collected, by number.
-    answered: HashMap<u64, Vec<W::Answer>>,
+    /// The requests that lack answers, by number; and the number of the next one.
+    asked: BTreeMap<u64, Asked>,
+    next: u64,
+    /// Answers that their callers have not collected, by number.
+    answered: HashMap<u64, W::Answer>,
     has_reader: bool,
     /// When something came last.
     heard: Instant,
@@ -64,10 +70,8 @@ struct State<W: Wire> {
     broken: Option<(ErrorKind, String)>,
 }
 
-struct Asked<A> {
+struct Asked {
     since: Instant,
-    wanted: usize,
-    answers: Vec<A>,
     /// `None`: the caller has left.
     caller: Option<Thread>,
 }
@@ -81,8 +85,8 @@ impl<W: Wire> Pipe<W> {
             wire,
             out: Vec::new(),
             is_all_sent: true,
-            asked: VecDeque::new(),
-            first: 0,
+            asked: BTreeMap::new(),
+            next: 0,
             answered: HashMap::new(),
             has_reader: false,
             heard: Instant::now(),
@@ -95,19 +99,19 @@ impl<W: Wire> Pipe<W> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends a request and waits for its answers.
+    /// Sends a request and waits for its answer.
     ///
     /// # Errors
-    /// `TimedOut`: they did not come in time. Anything else: the connection is lost, or makes no sense. In both cases the
+    /// `TimedOut`: it did not come in time. Anything else: the connection is lost, or makes no sense. In both cases the
     /// server may have received the request.
-    pub fn ask(&self, request: &[u8], wanted: usize, deadline: Deadline) -> io::Result<Vec<W::Answer>> {
+    pub fn ask(&self, request: W::Request<'_>, deadline: Deadline) -> io::Result<W::Answer> {
         let mut state = self.lock();
-        let number = state.enqueue(request, wanted);
+        let number = state.enqueue(request);
         loop {
             state.send();
-            if let Some(answers) = state.answered.remove(&number) {
+            if let Some(answer) = state.answered.remove(&number) {
                 state.pass_on();
-                return Ok(answers);
+                return Ok(answer);
             }
             if let Some((kind, why)) = &state.broken {
                 return Err(io::Error::new(*kind, why.clone()));
@@ -159,12 +163,12 @@ impl<W: Wire> Pipe<W> {
 }
 
 impl<W: Wire> State<W> {
-    fn enqueue(&mut self, request: &[u8], wanted: usize) -> u64 {
-        let number = self.first + self.asked.len() as u64;
+    fn enqueue(&mut self, request: W::Request<'_>) -> u64 {
+        let number = self.next;
         if self.broken.is_none() {
-            self.out.extend_from_slice(request);
-            let (since, answers, caller) = (Instant::now(), Vec::with_capacity(wanted), Some(thread::current()));
-            self.asked.push_back(Asked { since, wanted, answers, caller });
+            self.next += 1;
+            self.wire.ask(number, request, &mut self.out);
+            self.asked.insert(number, Asked { since: Instant::now(), caller: Some(thread::current()) });
         }
         number
     }
@@ -212,28 +216,26 @@ impl<W: Wire> State<W> {
     }
 
     fn hand_out(&mut self) {
-        while let Some(oldest) = self.asked.front_mut() {
-            match self.wire.next() {
-                Ok(Some(answer)) => oldest.answers.push(answer),
-                Ok(None) => return,
-                Err(error) => return self.fail(ErrorKind::InvalidData, &error.to_string()),
-            }
-            if oldest.answers.len() == oldest.wanted
-                && let Some(Asked { answers, caller, .. }) = self.asked.pop_front()
-            {
-                if let Some(caller) = caller {
-                    self.answered.insert(self.first, answers);
-                    caller.unpark();
+        loop {
+            match self.wire.next(&mut self.out) {
+                Ok(Some((number, answer))) => {
+                    if let Some(caller) = self.asked.remove(&number).and_then(|asked| asked.caller) {
+                        self.answered.insert(number, answer);
+                        caller.unpark();
+                    }
                 }
-                self.first += 1;
+                Ok(None) => return,
+                Err(error) => return self.fail(error.kind(), &error.to_string()),
             }
         }
     }
 
     /// Leaves a request without waiting longer for its answer.
     fn leave(&mut self, number: u64, peer: &str) {
-        let oldest = self.asked.front().map(|oldest| oldest.since.max(self.heard));
-        if let Some(asked) = self.asked.get_mut((number - self.first) as usize) {
+        let oldest = self.asked.values().next().map(|oldest| oldest.since.max(self.heard));
+        if self.wire.withdraw(number) {
+            self.asked.remove(&number);
+        } else if let Some(asked) = self.asked.get_mut(&number) {
             asked.caller = None;
         }
         if oldest.is_some_and(|since| since.elapsed() >= SILENCE) {
@@ -245,7 +247,7 @@ impl<W: Wire> State<W> {
     /// Leaves reading to another caller that waits, if there is one.
     fn pass_on(&self) {
         if !self.has_reader
-            && let Some(next) = self.asked.iter().find_map(|asked| asked.caller.as_ref())
+            && let Some(next) = self.asked.values().find_map(|asked| asked.caller.as_ref())
         {
             next.unpark();
         }
@@ -255,7 +257,8 @@ impl<W: Wire> State<W> {
         if self.broken.is_none() {
             self.broken = Some((kind, why.to_owned()));
             self.out.clear();
-            self.asked.drain(..).filter_map(|asked| asked.caller).for_each(|caller| caller.unpark());
+            let asked = std::mem::take(&mut self.asked);
+            asked.into_values().filter_map(|asked| asked.caller).for_each(|caller| caller.unpark());
         }
     }
 }
@@ -263,22 +266,40 @@ impl<W: Wire> State<W> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::VecDeque;
     use std::io::{BufRead, BufReader};
     use std::os::unix::net::{UnixListener, UnixStream};
 
-    /// Lines.
-    struct Lines(Vec<u8>);
+    /// Lines, and how many are to come for each request.
+    #[derive(Default)]
+    struct Lines {
+        came: Vec<u8>,
+        wanted: VecDeque<(u64, usize)>,
+    }
 
     impl Wire for Lines {
+        type Request<'r> = (&'r str, usize);
         type Answer = String;
 
-        fn feed(&mut self, bytes: &[u8]) {
-            self.0.extend_from_slice(bytes);
+        fn ask(&mut self, number: u64, (line, wanted): (&str, usize), out: &mut Vec<u8>) {
+            out.extend_from_slice(line.as_bytes());
+            self.wanted.push_back((number, wanted));
         }
 
-        fn next(&mut self) -> io::Result<Option<String>> {
-            let end = self.0.iter().position(|byte| *byte == b'\n');
-            Ok(end.map(|end| String::from_utf8(self.0.drain(..=end).collect()).unwrap()))
+        fn withdraw(&mut self, _: u64) -> bool {
+            false
+        }
+
+        fn feed(&mut self, bytes: &[u8]) {
+            self.came.extend_from_slice(bytes);
+        }
+
+        fn next(&mut self, _: &mut Vec<u8>) -> io::Result<Option<(u64, String)>> {
+            let ends = || self.came.iter().enumerate().filter(|(_, byte)| **byte == b'\n').map(|(at, _)| at);
+            let Some(&(number, wanted)) = self.wanted.front() else { return Ok(None) };
+            let Some(end) = ends().nth(wanted - 1) else { return Ok(None) };
+            self.wanted.pop_front();
+            Ok(Some((number, String::from_utf8(self.came.drain(..=end).collect()).unwrap())))
         }
     }
 
@@ -290,7 +311,7 @@ mod tests {
         let listener = UnixListener::bind(&path).unwrap();
         let stream = Stream::unix(&path, Deadline::after(Duration::from_secs(60))).unwrap();
         std::fs::remove_file(&path).unwrap();
-        (Pipe::new(stream, Lines(Vec::new())).unwrap(), listener.accept().unwrap().0)
+        (Pipe::new(stream, Lines::default()).unwrap(), listener.accept().unwrap().0)
     }
 
     fn patient() -> Deadline {
@@ -302,7 +323,7 @@ mod tests {
     fn an_answer_that_is_late_goes_to_nobody_else() {
         let (pipe, mut server) = loop {
             let (pipe, server) = pair();
-            let left = pipe.ask(b"first\n", 1, Deadline::after(Duration::from_millis(1)));
+            let left = pipe.ask(("first\n", 1), Deadline::after(Duration::from_millis(1)));
             assert_eq!(left.unwrap_err().kind(), ErrorKind::TimedOut);
             // A caller that was stopped for a second has given it up.
             if pipe.is_whole() {
@@ -310,11 +331,11 @@ mod tests {
             }
         };
         thread::scope(|scope| {
-            let second = scope.spawn(|| pipe.ask(b"second\n", 2, patient()).unwrap());
+            let second = scope.spawn(|| pipe.ask(("second\n", 2), patient()).unwrap());
             let mut asked = BufReader::new(server.try_clone().unwrap()).lines();
             assert_eq!([asked.next(), asked.next()].map(|line| line.unwrap().unwrap()), ["first", "second"]);
             server.write_all(b"late\none\ntwo\n").unwrap();
-            assert_eq!(second.join().unwrap(), ["one\n", "two\n"]);
+            assert_eq!(second.join().unwrap(), "one\ntwo\n");
         });
     }
 
@@ -334,7 +355,7 @@ mod tests {
                     scope.spawn(move || {
                         for i in 0..500 {
                             let line = format!("{caller} {i}\n");
-                            assert_eq!(pipe.ask(line.as_bytes(), 1, patient()).unwrap(), [line]);
+                            assert_eq!(pipe.ask((&line, 1), patient()).unwrap(), line);
                         }
                     })
                 })
@@ -342,7 +363,7 @@ mod tests {
             callers.into_iter().for_each(|caller| caller.join().unwrap());
             // SAFETY: plain call on a socket that is open. It ends the other side.
             unsafe { libc::shutdown(pipe.socket, libc::SHUT_RDWR) };
-            let kind = pipe.ask(b"more\n", 1, patient()).unwrap_err().kind();
+            let kind = pipe.ask(("more\n", 1), patient()).unwrap_err().kind();
             assert!([ErrorKind::UnexpectedEof, ErrorKind::BrokenPipe].contains(&kind), "{kind}");
             assert!(!pipe.is_whole());
         });

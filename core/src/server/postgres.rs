@@ -3,19 +3,25 @@
 //! A decision is one `SELECT` of one function. It needs no extension, no session and no named statement, so a pooler
 //! may be in between. The schema is created when it is found missing: see `schema.sql`.
 //!
+//! A process has two connections. The first is for decisions and for what only reads: nothing on it waits long. The second is
+//! opened when something has to wait: for a lock that other sessions hold, or for a change of all states.
+//!
 //! In PL/pgSQL, a call costs microseconds, a statement in it two or three, and a writing statement ten. For the cost of
 //! a row per start compared with an array in the key's row, see `log.sql`.
 
 mod address;
 mod adopt;
 mod examine;
+mod login;
 mod survey;
 mod tls;
 mod value;
 mod wire;
 
-use super::crew::Crew;
-use super::stream::Deadline;
+use super::crew::{Crew, SIDE_BY_SIDE};
+use super::link::{Link, Unopened};
+use super::pipe::{Pipe, SILENCE};
+use super::stream::{Deadline, silent};
 use super::survey::{Found, Question};
 use super::witness::Word;
 use super::{Call, EPOCH, Engine, Family, Finding, MOST, Noted, Row, RowChange, Terms, version, without_password};
@@ -28,16 +34,20 @@ use crate::time::{Tick, from_ticks};
 use crate::waiting::MayWait;
 use address::Address;
 use std::borrow::Cow;
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use value::{Value, int, ints, text};
-use wire::{Cells, Connection, Failure};
+use wire::{Cells, Failure, Messages, Request};
 
-/// How many idle connections a process keeps, and how many calls of its event loops are made at a time.
-const MOST_IDLE: usize = 8;
+/// How long a decision waits for a lock before others have a turn on its connection.
+const MOST_LOCKED: Duration = Duration::from_millis(500);
 
-/// How long such a caller pauses after a failure: at first, and at most.
+/// For how long decisions of a limit then take the second connection.
+const STAYS_ASIDE: Duration = Duration::from_secs(5);
+
+/// How long a caller that waits for a start pauses after a failure: at first, and at most.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
@@ -70,11 +80,27 @@ pub fn postgres_schema() -> &'static str {
 
 /// A Postgres server.
 pub(crate) struct Postgres {
-    address: Address,
+    address: Arc<Address>,
     /// Without the password.
     url: String,
-    idle: PerProcess<Vec<Connection>>,
+    links: PerProcess<Links>,
     crew: Arc<Crew>,
+}
+
+/// The connections of a process.
+#[derive(Default)]
+struct Links {
+    quick: Arc<Link<Pipe<Messages>, Failure>>,
+    slow: Arc<Link<Pipe<Messages>, Failure>>,
+    /// The limits with locks that others hold, and since when.
+    locked: HashMap<String, Instant>,
+}
+
+/// Which connection a request takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Line {
+    Quick,
+    Slow,
 }
 
 impl fmt::Debug for Postgres {
@@ -99,13 +125,17 @@ mod code {
 }
 
 impl Failure {
-    /// Returns whether it may be over in a moment, as while the server is restarted.
+    /// Returns whether it may be over in a moment, as while the server is restarted. (A timeout may be that of another caller.)
     fn may_be_short(&self) -> bool {
         match self {
-            Failure::Lost(_) => true,
+            Failure::Lost(_) | Failure::Timeout(_) => true,
             Failure::Refused { code, .. } => code::RESTARTED.contains(&code.as_str()),
-            Failure::Timeout(_) | Failure::Nonsense(_) => false,
+            Failure::Nonsense(_) => false,
         }
+    }
+
+    fn has_code(&self, codes: &[&str]) -> bool {
+        matches!(self, Failure::Refused { code, .. } if codes.contains(&code.as_str()))
     }
 }
 
@@ -113,37 +143,82 @@ impl Postgres {
     /// A server at an address. It does not connect yet. `Err`: what is wrong with the address.
     pub fn new(url: &str) -> Result<Postgres, String> {
         Ok(Postgres {
-            address: Address::parse(url)?,
+            address: Arc::new(Address::parse(url)?),
             url: without_password(url),
-            idle: PerProcess::new(),
-            crew: Crew::new(MOST_IDLE),
+            links: PerProcess::new(),
+            crew: Crew::new(SIDE_BY_SIDE),
         })
     }
 
-    /// Runs one statement. Creates the schema if it is missing. For a caller that waits for a start it runs until there is a
-    /// server.
-    fn ask(&self, statement: &str, values: &[Value], patience: Duration) -> Result<Vec<Cells>> {
+    /// Runs one statement that only reads.
+    fn read(&self, statement: &'static str, values: Vec<Value>, patience: Duration) -> Result<Vec<Cells>> {
+        self.run(Line::Quick, Request::Statement(statement.into(), values), patience)
+    }
+
+    /// Runs one statement that may take long.
+    fn ask(&self, statement: &'static str, values: Vec<Value>, patience: Duration) -> Result<Vec<Cells>> {
+        self.run(Line::Slow, Request::Statement(statement.into(), values), patience)
+    }
+
+    fn run(&self, line: Line, request: Request, patience: Duration) -> Result<Vec<Cells>> {
         let (began, deadline) = (Instant::now(), Deadline::after(patience));
+        self.answer(line, &Arc::new(request), deadline).map_err(|failure| self.explain(failure, began))
+    }
+
+    /// Makes a decision. It waits for locks on the second connection, and not for longer than its caller.
+    fn decide(
+        &self,
+        function: &'static str,
+        limit: &str,
+        key: Option<Hash>,
+        values: impl Fn(Value) -> Vec<Value>,
+        patience: Duration,
+    ) -> Result<Vec<Cells>> {
+        let (began, deadline) = (Instant::now(), Deadline::after(patience));
+        loop {
+            let line = if self.is_locked(limit) { Line::Slow } else { Line::Quick };
+            let values = values(milliseconds(deadline.left().min(MOST_LOCKED)));
+            let request = Request::Decision { function, values, place: (limit.to_owned(), key.map(uuid)) };
+            match self.answer(line, &Arc::new(request), deadline) {
+                Err(failure) if failure.has_code(&[code::LOCKED]) && !deadline.left().is_zero() => {
+                    self.links.lock().locked.insert(limit.to_owned(), Instant::now());
+                }
+                answer => return answer.map_err(|failure| self.explain(failure, began)),
+            }
+        }
+    }
+
+    /// Returns whether others have held a lock of this limit for long.
+    fn is_locked(&self, limit: &str) -> bool {
+        let mut links = self.links.lock();
+        let is_over = links.locked.get(limit).map(|since| since.elapsed() >= STAYS_ASIDE);
+        if is_over == Some(true) {
+            links.locked.remove(limit);
+        }
+        is_over == Some(false)
+    }
+
+    /// Asks for something. Creates the schema if it is missing. For a caller that waits for a start it runs until there is a
+    /// server.
+    fn answer(&self, line: Line, request: &Arc<Request>, deadline: Deadline) -> Result<Vec<Cells>, Failure> {
         let (mut has_created, mut pause) = (false, FIRST_PAUSE);
         loop {
-            match self.with(deadline, |connection, deadline| connection.ask(statement, values, deadline)) {
+            match self.send(line, request, deadline) {
                 Ok(rows) => return Ok(rows),
-                Err(Failure::Refused { code, .. }) if code::AGAIN.contains(&code.as_str()) => {}
-                Err(Failure::Refused { code, .. }) if code::MISSING.contains(&code.as_str()) && !has_created => {
-                    match self.create(deadline) {
-                        Err(Failure::Refused { code, .. }) if code::AGAIN.contains(&code.as_str()) => {}
-                        created => {
-                            has_created = true;
-                            created.map_err(|failure| self.explain(failure, began))?;
-                        }
+                Err(failure) if failure.has_code(&code::AGAIN) => {}
+                Err(failure) if failure.has_code(&code::MISSING) && !has_created => match self.create(deadline) {
+                    Err(failure) if failure.has_code(&code::AGAIN) => {}
+                    created => {
+                        has_created = true;
+                        created?;
                     }
-                }
+                },
                 // A failure that may be short is no answer yet for a caller that waits for a start.
                 Err(failure) if MayWait::outlasts() && failure.may_be_short() && deadline.left() > pause => {
                     std::thread::sleep(pause);
                     pause = (pause * 2).min(LONGEST_PAUSE);
                 }
-                Err(failure) => return Err(self.explain(failure, began)),
+                Err(failure) => return Err(failure),
             }
         }
     }
@@ -151,61 +226,57 @@ impl Postgres {
     fn create(&self, deadline: Deadline) -> Result<(), Failure> {
         let forgetful = || SCHEMA.replace("IS DISTINCT FROM this_run THEN now", "IS DISTINCT FROM this_run THEN 0");
         let schema = if fault::planted("epoch ignored") { forgetful().into() } else { Cow::Borrowed(SCHEMA) };
-        match self.with(deadline, |connection, deadline| connection.run(&schema, deadline)) {
-            Err(Failure::Refused { code, message, .. }) if code == code::NOT_ALLOWED => {
+        match self.send(Line::Slow, &Arc::new(Request::Script(schema)), deadline) {
+            Err(Failure::Refused { code, message }) if code == code::NOT_ALLOWED => {
                 let message = format!(
                     "what the limits need on the server is missing, and this role may not create it ({message}): run the SQL of \
                      workglow_limit::postgres_schema() as a role that may; its head says what to grant"
                 );
-                Err(Failure::Refused { code, message, is_fatal: false })
+                Err(Failure::Refused { code, message })
             }
-            answer => answer,
+            answer => answer.map(drop),
         }
     }
 
-    /// Runs a function with a connection. An idle one may have ended, or its server may not be the right one any more. In
-    /// that case the function runs once more, on a new connection to the first suitable host.
-    fn with<R>(
-        &self,
-        deadline: Deadline,
-        ask: impl Fn(&mut Connection, Deadline) -> Result<R, Failure>,
-    ) -> Result<R, Failure> {
-        let kept = self.idle.lock().pop();
-        if let Some(mut connection) = kept {
-            // If there are other hosts, a silent one leaves time for them.
+    /// Sends a request, and waits for its answer. A connection that was open before may have ended, or its server may not
+    /// be the right one any more. In that case it is sent once more, on a new connection to the first suitable host.
+    fn send(&self, line: Line, request: &Arc<Request>, deadline: Deadline) -> Result<Vec<Cells>, Failure> {
+        let link = {
+            let links = self.links.lock();
+            if line == Line::Quick { links.quick.clone() } else { links.slow.clone() }
+        };
+        loop {
+            let address = self.address.clone();
+            let opened = link.get(deadline, move |deadline| login::open(&address, deadline));
+            let (pipe, was_open) = opened.map_err(|failed| match failed {
+                Unopened::Failed(failure) => failure,
+                Unopened::TimedOut => silent(self.address.servers()).into(),
+            })?;
+            // If there are other hosts, a silent one leaves time for them. (A caller with little time has no reason to take
+            // the connection from the others.)
             let others = self.address.hosts.len() - 1;
-            let this = if others == 0 { deadline } else { deadline.shared_by(others + 2) };
-            let answer = ask(&mut connection, this);
-            if !answer.as_ref().is_err_and(|failure| self.may_be_elsewhere(failure)) {
-                return self.kept(connection, answer);
+            let part =
+                Some(deadline.shared_by(others + 2)).filter(|part| was_open && others > 0 && part.left() >= SILENCE);
+            let failure = match pipe.ask(request, part.unwrap_or(deadline)) {
+                Ok(Err(failure)) if self.address.has_to_write && failure.has_code(&[code::READ_ONLY]) => {
+                    pipe.end("the server only reads");
+                    failure
+                }
+                Ok(answer) => return answer,
+                Err(error) => {
+                    if part.is_some() {
+                        pipe.end("the server was silent");
+                    }
+                    error.into()
+                }
+            };
+            if !pipe.is_whole() {
+                link.give_up(&pipe);
             }
-            self.idle.lock().clear();
-        }
-        let mut connection = Connection::open(&self.address, deadline)?;
-        let answer = ask(&mut connection, deadline);
-        self.kept(connection, answer)
-    }
-
-    /// Returns whether a new connection may succeed where a kept one has failed.
-    fn may_be_elsewhere(&self, failure: &Failure) -> bool {
-        match failure {
-            // As after a restart, or `idle_session_timeout`.
-            Failure::Lost(_) | Failure::Refused { is_fatal: true, .. } => true,
-            Failure::Refused { code, .. } => self.address.has_to_write && code == code::READ_ONLY,
-            Failure::Timeout(_) => self.address.hosts.len() > 1,
-            Failure::Nonsense(_) => false,
-        }
-    }
-
-    /// Keeps a connection for later, unless it failed otherwise than by refusing the statement.
-    fn kept<R>(&self, connection: Connection, answer: Result<R, Failure>) -> Result<R, Failure> {
-        if matches!(answer, Ok(_) | Err(Failure::Refused { is_fatal: false, .. })) {
-            let mut idle = self.idle.lock();
-            if idle.len() < MOST_IDLE {
-                idle.push(connection);
+            if !was_open || deadline.left().is_zero() {
+                return Err(failure);
             }
         }
-        answer
     }
 
     fn explain(&self, failure: Failure, began: Instant) -> Error {
@@ -216,14 +287,12 @@ impl Postgres {
             Failure::Refused { code, .. } if code == code::LOCKED => {
                 Error::StoreTimeout { doing, reason: "another session held a lock".into(), waited_ms }
             }
-            Failure::Refused { code, message, .. } => Error::store(doing, format_args!("{message} ({code})")),
-            Failure::Lost(cause) | Failure::Nonsense(cause) => Error::store(doing, cause),
+            failure => Error::store(doing, failure),
         }
     }
 
     /// The only row of an answer.
-    fn one(&self, statement: &str, values: &[Value], patience: Duration) -> Result<Cells> {
-        let mut rows = self.ask(statement, values, patience)?;
+    fn one(&self, mut rows: Vec<Cells>) -> Result<Cells> {
         let row = rows.pop().filter(|_| rows.is_empty());
         row.ok_or_else(|| self.makes_no_sense("not one row"))
     }
@@ -262,37 +331,27 @@ impl Engine for Postgres {
             Some(Word::Vouch { from, to }) => vec![call.made, 2, from, to],
             None => vec![call.made],
         };
-        let mut values = vec![
-            Value::text(call.op),
-            Value::text(call.limit),
-            Value::uuid(call.key.map(uuid)),
-            Value::int(Some(version as i64)),
-            Value::ints(known.into_iter().map(|n| Some(n as i64))),
-            tick(call.now),
-            milliseconds(patience),
-            Value::ints(numbers.into_iter().map(Some)),
-            Value::ints(call.arguments.iter().copied().map(Some)),
-        ];
-        let statement = match family {
-            _ if call.key.is_none() => {
-                values.remove(7);
-                values.remove(2);
-                "SELECT workglow_limit.of_all($1, $2, $3, $4, $5, $6, $7), workglow_limit.clock()"
-            }
-            Family::Log => {
-                "SELECT workglow_limit.decide_log($1, $2, $3, $4, $5, $6, $7, $8, $9), workglow_limit.clock()"
-            }
-            Family::Bucket => {
-                "SELECT workglow_limit.decide_bucket($1, $2, $3, $4, $5, $6, $7, $8, $9), workglow_limit.clock()"
-            }
-            Family::Window => {
-                "SELECT workglow_limit.decide_window($1, $2, $3, $4, $5, $6, $7, $8, $9), workglow_limit.clock()"
-            }
-            Family::Leases => {
-                "SELECT workglow_limit.decide_leases($1, $2, $3, $4, $5, $6, $7, $8, $9), workglow_limit.clock()"
-            }
+        let values = |patience: Value| {
+            let key = call.key.map(|key| Value::uuid(Some(uuid(key))));
+            let numbers = call.key.map(|_| Value::ints(numbers.iter().copied().map(Some)));
+            let first = [Value::text(call.op), Value::text(call.limit)].into_iter().chain(key);
+            let then = [
+                Value::int(Some(version as i64)),
+                Value::ints(known.iter().map(|n| Some(*n as i64))),
+                tick(call.now),
+                patience,
+            ];
+            let last = numbers.into_iter().chain([Value::ints(call.arguments.iter().copied().map(Some))]);
+            first.chain(then).chain(last).collect()
         };
-        let row = self.one(statement, &values, patience)?;
+        let function = match family {
+            _ if call.key.is_none() => "of_all",
+            Family::Log => "decide_log",
+            Family::Bucket => "decide_bucket",
+            Family::Window => "decide_window",
+            Family::Leases => "decide_leases",
+        };
+        let row = self.one(self.decide(function, call.limit, call.key, values, patience)?)?;
         let answer = row.first().and_then(|cell| ints(cell.as_ref()?));
         let clock = row.get(1).and_then(|cell| int(cell.as_ref()?));
         // Writes of other programs to the tables must not make us compute with impossible numbers.
@@ -307,13 +366,13 @@ impl Engine for Postgres {
     fn is_held(&self, limit: &str, key: Option<Hash>, policy: &Policy, patience: Duration) -> Result<bool> {
         let statement = "SELECT coalesce(o.version, l.version) FROM workglow_limit.limits l \
                          LEFT JOIN workglow_limit.own o ON o.limit_id = l.id AND o.hash = $2 WHERE l.name = $1";
-        let rows = self.ask(statement, &[Value::text(limit), Value::uuid(key.map(uuid))], patience)?;
+        let rows = self.read(statement, vec![Value::text(limit), Value::uuid(key.map(uuid))], patience)?;
         let found = rows.first().and_then(|row| int(row.first()?.as_ref()?));
         Ok(found == Some(version(policy) as i64))
     }
 
     fn time(&self, patience: Duration) -> Result<Tick> {
-        let row = self.one("SELECT workglow_limit.clock()", &[], patience)?;
+        let row = self.one(self.read("SELECT workglow_limit.clock()", Vec::new(), patience)?)?;
         let now = row.first().and_then(|cell| int(cell.as_ref()?));
         now.and_then(|now| Tick::try_from(now).ok()).ok_or_else(|| self.makes_no_sense(row))
     }
@@ -321,7 +380,7 @@ impl Engine for Postgres {
     fn out(&self, limit: &str, patience: Duration) -> Result<[Duration; 2]> {
         let statement = "SELECT coalesce(max(g.out), 0), coalesce(max(g.said), 0), workglow_limit.clock() FROM workglow_limit.logs g \
                          WHERE g.limit_id = (SELECT id FROM workglow_limit.limits WHERE name = $1) AND g.said > workglow_limit.clock()";
-        let row = self.one(statement, &[Value::text(limit)], patience)?;
+        let row = self.one(self.read(statement, vec![Value::text(limit)], patience)?)?;
         let number = |at: usize| row.get(at).and_then(Option::as_ref).and_then(int);
         let (Some(out), Some(said), Some(now)) = (number(0), number(1), number(2)) else {
             return Err(self.makes_no_sense(row));
@@ -332,7 +391,7 @@ impl Engine for Postgres {
     fn row(&self, name: &str, key: Option<Hash>, patience: Duration) -> Result<Row> {
         let statement = "SELECT l.policy, l.composite, l.overriding, o.policy, nullif(l.made, 0) FROM workglow_limit.limits l \
                          LEFT JOIN workglow_limit.own o ON o.limit_id = l.id AND o.hash = $2 WHERE l.name = $1";
-        let rows = self.ask(statement, &[Value::text(name), Value::uuid(key.map(uuid))], patience)?;
+        let rows = self.read(statement, vec![Value::text(name), Value::uuid(key.map(uuid))], patience)?;
         let Some(row) = rows.first() else { return Ok(Row::default()) };
         let cell = |at: usize| row.get(at).and_then(Option::as_ref);
         let [policy, composite, overriding, key] = [0, 1, 2, 3].map(|at| cell(at).and_then(text));
@@ -361,18 +420,19 @@ impl Engine for Postgres {
             numbers.push(terms.map(|terms| terms.text()));
             hashes.push(hash);
         }
-        let mut values = [
-            Value::text(name),
-            tick(now),
-            Value::texts(kinds),
-            Value::texts(texts.iter().map(Option::as_deref)),
-            Value::ints(versions),
-            Value::texts(numbers.iter().map(Option::as_deref)),
-            Value::uuids(hashes),
-            milliseconds(patience),
-        ];
         loop {
-            let row = self.one("SELECT workglow_limit.note($1, $2, $3, $4, $5, $6, $7, $8)", &values, left())?;
+            let values = vec![
+                Value::text(name),
+                tick(now),
+                Value::texts(kinds.iter().copied()),
+                Value::texts(texts.iter().map(Option::as_deref)),
+                Value::ints(versions.iter().copied()),
+                Value::texts(numbers.iter().map(Option::as_deref)),
+                Value::uuids(hashes.iter().copied()),
+                milliseconds(left()),
+            ];
+            let rows = self.ask("SELECT workglow_limit.note($1, $2, $3, $4, $5, $6, $7, $8)", values, left())?;
+            let row = self.one(rows)?;
             match row.first().and_then(|cell| ints(cell.as_ref()?)).as_deref() {
                 Some([-1]) => self.adopt_first(name, now, began, patience)?,
                 Some(&[made, are_behind, earlier]) if made >= 0 => {
@@ -384,7 +444,6 @@ impl Engine for Postgres {
                 }
                 _ => return Err(self.makes_no_sense(row)),
             }
-            values[7] = milliseconds(left());
         }
     }
 
@@ -392,8 +451,8 @@ impl Engine for Postgres {
         let began = Instant::now();
         let left = || patience.saturating_sub(began.elapsed());
         loop {
-            let values = [Value::text(name), milliseconds(left())];
-            let row = self.one("SELECT workglow_limit.forget($1, $2)", &values, left())?;
+            let values = vec![Value::text(name), milliseconds(left())];
+            let row = self.one(self.ask("SELECT workglow_limit.forget($1, $2)", values, left())?)?;
             match row.first().and_then(|cell| int(cell.as_ref()?)) {
                 Some(0) => return Ok(()),
                 Some(-1) => self.adopt_first(name, None, began, patience)?,
@@ -403,7 +462,7 @@ impl Engine for Postgres {
     }
 
     fn names(&self, patience: Duration) -> Result<Vec<String>> {
-        let rows = self.ask("SELECT name FROM workglow_limit.limits WHERE is_declared", &[], patience)?;
+        let rows = self.read("SELECT name FROM workglow_limit.limits WHERE is_declared", Vec::new(), patience)?;
         Ok(rows.iter().filter_map(|row| text(row.first()?.as_ref()?)).collect())
     }
 

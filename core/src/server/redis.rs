@@ -21,7 +21,7 @@ mod link;
 mod survey;
 mod wire;
 
-use super::crew::Crew;
+use super::crew::{Crew, SIDE_BY_SIDE};
 use super::survey::{Found, Question};
 use super::witness::Word;
 use super::{Call, EPOCH, Engine, Family, Finding, Noted, Row, RowChange, Terms, version, without_password};
@@ -42,9 +42,6 @@ const NAMES: &str = "wgl:names";
 
 /// A key that exists as long as the server has not been wiped: see [`may_be_wiped`].
 const MARK: &str = "wgl:mark";
-
-/// The most requests of event loops on the way at a time. They share one connection.
-const SIDE_BY_SIDE: usize = 256;
 
 /// A server that speaks the Redis protocol.
 pub(crate) struct Redis {

@@ -10,9 +10,7 @@ use rustls::{
 };
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
-use std::os::fd::FromRawFd;
-#[cfg(feature = "redis")]
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -55,7 +53,6 @@ enum Socket {
 
 impl Socket {
     /// Ends all waiting: reads and writes fail if they would block. Returns the socket's number.
-    #[cfg(feature = "redis")]
     fn never_wait(&self) -> io::Result<RawFd> {
         match self {
             Socket::Tcp(socket) => socket.set_nonblocking(true).map(|()| socket.as_raw_fd()),
@@ -210,7 +207,6 @@ impl Stream {
     }
 
     /// The server's address.
-    #[cfg(feature = "redis")]
     pub fn peer(&self) -> &str {
         match self {
             Stream::Plain(socket) => &socket.peer,
@@ -220,7 +216,6 @@ impl Stream {
     }
 
     /// Lets reads and writes wait no longer, and returns the socket to wait for.
-    #[cfg(feature = "redis")]
     pub fn share(&mut self) -> io::Result<RawFd> {
         let socket = self.socket();
         socket.deadline = None;

@@ -7,12 +7,13 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicU64, Ordering::*};
 use std::time::{Duration, Instant};
 
-/// The words of a site's connection: the delay of each message in microseconds, whether it is blocked, and how often
-/// all connections were broken.
+/// The words of a site's connection: the delay of each message in microseconds, whether it is blocked, how often all
+/// connections were broken, and how many there were.
 const LATE: usize = 0;
 const CLOSED: usize = 1;
 const BROKEN: usize = 2;
-const WORDS: usize = 3;
+const OPENED: usize = 3;
+const WORDS: usize = 4;
 
 pub struct Proxy {
     _process: Child,
@@ -38,6 +39,7 @@ impl Proxy {
                     scope.spawn(move || {
                         for client in listener.incoming() {
                             let (Ok(client), Ok(server)) = (client, UnixStream::connect(server)) else { continue };
+                            words[OPENED].fetch_add(1, AcqRel);
                             let back = (server.try_clone().unwrap(), client.try_clone().unwrap());
                             std::thread::spawn(move || forward(client, server, words));
                             std::thread::spawn(move || forward(back.0, back.1, words));
@@ -64,6 +66,11 @@ impl Proxy {
     /// Blocks or unblocks a site. Data that is sent while it is blocked arrives afterwards.
     pub fn close(&self, site: usize, is_closed: bool) {
         self.word(site, CLOSED).store(u64::from(is_closed), Release);
+    }
+
+    /// How many connections there were.
+    pub fn opened(&self, site: usize) -> u64 {
+        self.word(site, OPENED).load(Acquire)
     }
 
     /// Breaks all connections. Data in transit is lost.

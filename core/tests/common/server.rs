@@ -86,6 +86,17 @@ impl Server {
         format!("{url}{}grants=never", if url.contains('?') { '&' } else { '?' })
     }
 
+    /// How many connections a process has that has declared a limit.
+    pub fn connections(&self) -> u64 {
+        match *self {
+            #[cfg(feature = "redis")]
+            Server::Redis(_) => 1,
+            // One for decisions, and one for what may have to wait.
+            #[cfg(feature = "postgres")]
+            Server::Postgres(_) => 2,
+        }
+    }
+
     /// An unused part of the server; there are many.
     pub fn new_database(&self) -> String {
         match *self {

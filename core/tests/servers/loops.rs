@@ -1,6 +1,8 @@
 //! Waiters of event loops, and calls that they begin: none waits for another's answer. Each store here represents one machine.
 #![cfg(any(feature = "redis", feature = "postgres"))]
 
+#[cfg(feature = "redis")]
+use crate::common::redis::RedisServer;
 use crate::common::server::Server;
 use crate::common::{Child, Dir, wait_until};
 use std::io::{Read, Write};
@@ -124,13 +126,15 @@ fn a_silent_server_delays_no_thread_beyond_its_own_timeout() {
             assert!(!patient.is_finished());
             signals(libc::SIGCONT);
             first.leave(&*limiter);
-            limiter.clear("first").unwrap();
+            // After a second of silence there is no connection, and a short pause after each failed attempt to open one.
+            wait_until("it is cleared", || limiter.clear("first").is_ok());
             assert!(matches!(patient.join().unwrap(), Ok(Attempt::Admitted(_))));
         });
     }
 }
 
 /// A way to a server that holds answers back, once it is told to, until this many decisions have been asked for.
+#[cfg(feature = "redis")]
 fn hold_back(server: &Server, directory: &Dir, decisions: usize) -> (String, Arc<AtomicBool>) {
     let (socket, url) = server.by_way_of(&directory.0, 0);
     let (listener, server) = (UnixListener::bind(socket).unwrap(), server.socket());
@@ -159,6 +163,7 @@ fn hold_back(server: &Server, directory: &Dir, decisions: usize) -> (String, Arc
     (url, holds)
 }
 
+#[cfg(feature = "redis")]
 fn forward(mut from: UnixStream, mut to: UnixStream, see: impl Fn(&[u8])) {
     let mut piece = [0; 1 << 16];
     while let Ok(length @ 1..) = from.read(&mut piece) {
@@ -167,18 +172,19 @@ fn forward(mut from: UnixStream, mut to: UnixStream, see: impl Fn(&[u8])) {
     }
 }
 
-/// A hundred free keys were once asked for one after the other: the last one started after a hundred round trips.
+/// A hundred free keys were once asked for one after the other: the last one started after a hundred round trips. (On Postgres
+/// all but the first are asked for after its answer, in one group: see `postgres/wire.rs`.)
+#[cfg(feature = "redis")]
 #[test]
 fn keys_are_asked_for_together() {
-    for server in Server::each("loops-together") {
-        let (directory, keys) = (Dir::in_memory("loops-together-way"), ["a", "b", "c", "d"]);
-        let (url, holds) = hold_back(&server, &directory, keys.len());
-        let limiter = one_per_hour(&url);
-        let mut here = Loop::new(&limiter);
-        holds.store(true, SeqCst);
-        let ids = keys.map(|key| here.join(Waiter::new(key, 1)));
-        ids.into_iter().for_each(|id| assert!(here.is_admitted(id)));
-    }
+    let server = Server::Redis(RedisServer::start("loops-together"));
+    let (directory, keys) = (Dir::in_memory("loops-together-way"), ["a", "b", "c", "d"]);
+    let (url, holds) = hold_back(&server, &directory, keys.len());
+    let limiter = one_per_hour(&url);
+    let mut here = Loop::new(&limiter);
+    holds.store(true, SeqCst);
+    let ids = keys.map(|key| here.join(Waiter::new(key, 1)));
+    ids.into_iter().for_each(|id| assert!(here.is_admitted(id)));
 }
 
 #[test]

@@ -145,10 +145,15 @@ impl Address {
         Ok(Address { hosts, user, password, database, tls, roots, has_to_write, connect_timeout, application, options })
     }
 
+    /// The hosts, as a text.
+    pub fn servers(&self) -> String {
+        let hosts: Vec<String> = self.hosts.iter().map(Host::to_string).collect();
+        hosts.join(",")
+    }
+
     /// The servers and the database. (The schema is always the same.)
     pub fn place(&self) -> String {
-        let hosts: Vec<String> = self.hosts.iter().map(Host::to_string).collect();
-        format!("{}/{}", hosts.join(","), self.database)
+        format!("{}/{}", self.servers(), self.database)
     }
 }
 

@@ -35,7 +35,7 @@ impl Postgres {
     fn adopt_some(&self, name: &str, now: Option<Tick>, left: impl Fn() -> Duration) -> Result<bool> {
         let phase = if now.is_some() { -(EPOCH_LEAD as i64) } else { EPOCH as i64 };
         let statement = "SELECT b.* FROM workglow_limit.limits l, workglow_limit.behind(l.id) b WHERE l.name = $1";
-        let batches = self.ask(statement, &[Value::text(name)], left())?;
+        let batches = self.ask(statement, vec![Value::text(name)], left())?;
         for batch in &batches {
             let [Some(policy), Some(hashes)] = batch.as_slice() else { return Err(self.makes_no_sense(batch)) };
             let policy: Policy = text(policy).unwrap_or_default().parse()?;
@@ -45,7 +45,7 @@ impl Postgres {
                 Family::Window => "w",
                 Family::Log | Family::Leases => "-",
             };
-            let values = [
+            let values = vec![
                 Value::text(family),
                 Value::text(name),
                 Value::uuids_of(hashes),
@@ -54,7 +54,7 @@ impl Postgres {
                 milliseconds(left()),
                 Value::ints(numbers.into_iter().map(Some)),
             ];
-            self.ask("SELECT workglow_limit.adopt($1, $2, $3, $4, $5, $6, $7)::text", &values, left())?;
+            self.ask("SELECT workglow_limit.adopt($1, $2, $3, $4, $5, $6, $7)::text", values, left())?;
         }
         Ok(!batches.is_empty())
     }

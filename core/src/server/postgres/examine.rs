@@ -59,7 +59,7 @@ impl Postgres {
     pub(super) fn look(&self, patience: Duration) -> Result<Vec<Finding>> {
         let before = SystemTime::now();
         // Without creating a missing schema.
-        let rows = self.ask(FACTS, &[], patience)?;
+        let rows = self.ask(FACTS, Vec::new(), patience)?;
         let facts = rows.iter().filter_map(|row| Some((text(row.first()?.as_ref()?)?, text(row.get(1)?.as_ref()?)?)));
         let mut seen = Facts { facts: facts.collect(), findings: Vec::new() };
         disk(&mut seen);
@@ -143,7 +143,7 @@ fn limits(seen: &mut Facts) {
     let (connections, most) = (seen.number("connections"), seen.number("max_connections"));
     if connections * 10 >= most * 8 {
         let what = "few connections are left; a process without one cannot decide";
-        seen.add(Warning, "max_connections", most, what, "more than all processes need (up to 8 each), or a pooler");
+        seen.add(Warning, "max_connections", most, what, "more than all processes need (2 each), or a pooler");
     }
 }
 

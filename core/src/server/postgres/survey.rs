@@ -23,7 +23,7 @@ impl Postgres {
         let examined = (EXAMINED / questions.len().max(1)).clamp(least, most);
         let places: Vec<Hash> = questions.iter().map(|of| Hash::parse(of.place).unwrap_or(Hash([0, 0]))).collect();
         let keys = || questions.iter().zip(1..).flat_map(|(of, i)| of.keys.iter().map(move |hash| (i, *hash)));
-        let values = [
+        let values = vec![
             Value::texts(questions.iter().map(|of| Some(of.limit))),
             Value::texts(questions.iter().map(|of| Some(of.family.letter()))),
             Value::uuids(places.iter().map(|place| Some(uuid(*place)))),
@@ -34,7 +34,7 @@ impl Postgres {
             Value::uuid(questions.first().and_then(|of| of.keys.first()).map(|no_key| uuid(*no_key))),
         ];
         let statement = "SELECT * FROM workglow_limit.survey($1, $2, $3, $4, $5, $6, $7, $8)";
-        let rows = self.ask(statement, &values, patience)?;
+        let rows = self.ask(statement, values, patience)?;
         let mut all: Vec<Found> = Vec::with_capacity(questions.len());
         for row in rows {
             let cell = |at: usize| row.get(at).and_then(Option::as_ref);

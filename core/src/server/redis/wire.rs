@@ -8,6 +8,7 @@ use redis::{
     ConnectionAddr, ConnectionLike, ErrorKind, Parser, ProtocolVersion, RedisConnectionInfo, RedisError, RedisResult,
     Value,
 };
+use std::collections::VecDeque;
 use std::io::{self, Read};
 use std::sync::Arc;
 
@@ -15,6 +16,15 @@ use std::sync::Arc;
 pub(super) struct Resp {
     parser: Parser,
     came: Vec<u8>,
+    /// The requests whose answers are to come, in that order.
+    asked: VecDeque<Asked>,
+}
+
+/// A request: some commands, each of which has an answer.
+struct Asked {
+    number: u64,
+    commands: usize,
+    answers: Vec<Value>,
 }
 
 /// Reads what has come.
@@ -37,14 +47,12 @@ impl Read for Came<'_> {
     }
 }
 
-impl Wire for Resp {
-    type Answer = Value;
-
-    fn feed(&mut self, bytes: &[u8]) {
-        self.came.extend_from_slice(bytes);
+impl Resp {
+    fn new() -> Resp {
+        Resp { parser: Parser::new(), came: Vec::new(), asked: VecDeque::new() }
     }
 
-    fn next(&mut self) -> io::Result<Option<Value>> {
+    fn next_value(&mut self) -> io::Result<Option<Value>> {
         loop {
             let mut came = Came { bytes: &mut self.came, ran_out: false };
             match self.parser.parse_value(&mut came) {
@@ -56,6 +64,38 @@ impl Wire for Resp {
                 Err(error) => return Err(io::Error::new(io::ErrorKind::InvalidData, error.to_string())),
             }
         }
+    }
+}
+
+impl Wire for Resp {
+    /// The bytes of some commands, and their number.
+    type Request<'r> = (&'r [u8], usize);
+    type Answer = Vec<Value>;
+
+    fn ask(&mut self, number: u64, (bytes, commands): (&[u8], usize), out: &mut Vec<u8>) {
+        out.extend_from_slice(bytes);
+        self.asked.push_back(Asked { number, commands, answers: Vec::with_capacity(commands) });
+    }
+
+    fn withdraw(&mut self, _: u64) -> bool {
+        false
+    }
+
+    fn feed(&mut self, bytes: &[u8]) {
+        self.came.extend_from_slice(bytes);
+    }
+
+    fn next(&mut self, _: &mut Vec<u8>) -> io::Result<Option<(u64, Vec<Value>)>> {
+        while let Some(answer) = self.next_value()? {
+            let Some(oldest) = self.asked.front_mut() else {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "an answer that nobody has asked for"));
+            };
+            oldest.answers.push(answer);
+            if oldest.answers.len() == oldest.commands {
+                return Ok(self.asked.pop_front().map(|Asked { number, answers, .. }| (number, answers)));
+            }
+        }
+        Ok(None)
     }
 }
 
@@ -81,7 +121,7 @@ impl Connection {
             ConnectionAddr::Unix(path) => Stream::unix(path, deadline)?,
             other => return Err((ErrorKind::InvalidClientConfig, "no such connection", other.to_string()).into()),
         };
-        let pipe = Arc::new(Pipe::new(stream, Resp { parser: Parser::new(), came: Vec::new() })?);
+        let pipe = Arc::new(Pipe::new(stream, Resp::new())?);
         let mut connection = Connection { pipe, deadline };
         connection.log_in(server.info.redis_settings())?;
         Ok(connection)
@@ -120,11 +160,11 @@ impl Connection {
 
 impl ConnectionLike for Connection {
     fn req_packed_command(&mut self, command: &[u8]) -> RedisResult<Value> {
-        Ok(self.pipe.ask(command, 1, self.deadline)?.remove(0))
+        Ok(self.pipe.ask((command, 1), self.deadline)?.remove(0))
     }
 
     fn req_packed_commands(&mut self, commands: &[u8], offset: usize, count: usize) -> RedisResult<Vec<Value>> {
-        Ok(self.pipe.ask(commands, offset + count, self.deadline)?.split_off(offset))
+        Ok(self.pipe.ask((commands, offset + count), self.deadline)?.split_off(offset))
     }
 
     fn get_db(&self) -> i64 {
@@ -148,10 +188,10 @@ mod tests {
     fn answers_are_found_however_they_arrive() {
         let bytes = b"*3\r\n:1\r\n$5\r\nab\r\nc\r\n*1\r\n:-2\r\n>2\r\n+invalidate\r\n_\r\n-NOSCRIPT no\r\n+OK\r\n%1\r\n+k\r\n#t\r\n";
         let read = |pieces: usize| {
-            let (mut resp, mut answers) = (Resp { parser: Parser::new(), came: Vec::new() }, Vec::new());
+            let (mut resp, mut answers) = (Resp::new(), Vec::new());
             for piece in bytes.chunks(pieces) {
                 resp.feed(piece);
-                while let Some(answer) = resp.next().unwrap() {
+                while let Some(answer) = resp.next_value().unwrap() {
                     answers.push(answer);
                 }
             }
@@ -162,8 +202,8 @@ mod tests {
         for pieces in 1..bytes.len() {
             assert_eq!(read(pieces), whole, "in pieces of {pieces}");
         }
-        let mut resp = Resp { parser: Parser::new(), came: Vec::new() };
+        let mut resp = Resp::new();
         resp.feed(b"HTTP/1.1 400 Bad Request\r\n");
-        assert_eq!(resp.next().unwrap_err().kind(), io::ErrorKind::InvalidData);
+        assert_eq!(resp.next_value().unwrap_err().kind(), io::ErrorKind::InvalidData);
     }
 }
