@@ -1,8 +1,11 @@
 //! Finds settings of a server that endanger limits.
 
 use super::Engine;
+use crate::algorithm::grants::longer;
 use crate::error::Result;
 use crate::state::{Store, StoreOptions};
+use crate::time::{Tick, uptime};
+use std::time::Duration;
 
 /// The severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -51,10 +54,72 @@ impl Finding {
     }
 }
 
+/// How long the server's clock is compared with this machine's, and how many readings each time. The quickest of them
+/// counts.
+const COMPARED: Duration = Duration::from_millis(500);
+const READINGS: u64 = 4;
+
+/// A reading of a server's clock, and this machine's uptimes before and after it.
+struct Reading {
+    before: Tick,
+    theirs: Tick,
+    after: Tick,
+}
+
+impl Reading {
+    fn take(read: &mut impl FnMut() -> Result<Tick>) -> Result<Reading> {
+        let before = uptime();
+        let theirs = read()?;
+        Ok(Reading { before, theirs, after: uptime() + 1 })
+    }
+
+    fn quickest(read: &mut impl FnMut() -> Result<Tick>) -> Result<Reading> {
+        let mut best = Self::take(read)?;
+        for _ in 1..READINGS {
+            let next = Self::take(read)?;
+            best = if next.after - next.before < best.after - best.before { next } else { best };
+        }
+        Ok(best)
+    }
+
+    /// By how much the server's clock went further than this machine's since an earlier reading, or less far, beyond
+    /// what clocks may differ.
+    fn gained_since(&self, earlier: &Reading) -> i64 {
+        let theirs = self.theirs as i64 - earlier.theirs as i64;
+        let (most, least) = (self.after - earlier.before, self.before.saturating_sub(earlier.after));
+        match () {
+            () if theirs > longer(most) as i64 => theirs - most as i64,
+            () if longer(theirs.max(0) as Tick) < least => theirs - least as i64,
+            () => 0,
+        }
+    }
+}
+
+/// Compares a server's clock, in microseconds, with this machine's for half a second.
+pub(super) fn compare_clocks(setting: &str, mut read: impl FnMut() -> Result<Tick>) -> Result<Option<Finding>> {
+    let earlier = Reading::quickest(&mut read)?;
+    std::thread::sleep(COMPARED);
+    let gained = Reading::quickest(&mut read)?.gained_since(&earlier);
+    let what = "the server's clock and this machine's do not run alike, or one of them was set: limits correct the difference, and \
+                withhold starts for as long as it amounts to";
+    let value = format!("{:+.1} ms in {} ms", gained as f64 / 1e3, COMPARED.as_millis());
+    let finding = || {
+        Finding::new(
+            Severity::Warning,
+            setting,
+            value,
+            what,
+            "let both follow the same time servers, by slewing slowly",
+        )
+    };
+    Ok((gained != 0).then(finding))
+}
+
 /// Checks the settings of a store's server and returns those that endanger limits, worst first. Empty if all is well.
 /// Always empty for `memory:` and `sqlite:`, whose files [`Store::verify`] checks.
 ///
-/// On Redis it writes a key of its own for a moment, to check that it may.
+/// On Redis it writes a key of its own for a moment, to check that it may. It takes half a second, in which it compares the
+/// server's clock with this machine's.
 ///
 /// # Errors
 /// [`Error::InvalidUrl`](crate::Error::InvalidUrl) as for [`Store::new`]; a store error if the server does not answer.
@@ -64,4 +129,22 @@ pub fn doctor(url: &str) -> Result<Vec<Finding>> {
     let mut findings = Engine::examine(&**server, options.timeout)?;
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     Ok(findings)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_gains_only_what_no_delay_explains() {
+        let earlier = Reading { before: 1_000, theirs: 50_000, after: 3_000 };
+        let gained = |[before, theirs, after]: [Tick; 3]| Reading { before, theirs, after }.gained_since(&earlier);
+        // Between 498 and 502 ms have passed, and clocks may differ by half a millisecond.
+        for theirs in [547_510, 548_000, 552_000, 552_500] {
+            assert_eq!(gained([501_000, theirs, 503_000]), 0, "{theirs}");
+        }
+        assert_eq!(gained([501_000, 552_503, 503_000]), 503);
+        assert_eq!(gained([501_000, 547_501, 503_000]), -499);
+        assert_eq!(gained([501_000, 40_000, 503_000]), -508_000, "it was set back");
+    }
 }

@@ -56,6 +56,29 @@ fn a_well_configured_server_has_no_findings_and_each_bad_setting_one() {
     assert_eq!(found(&url(&server)), [(Warning, "appendonly".into())]);
 }
 
+/// As while a machine's clock is slewed, or set in small steps.
+#[cfg(feature = "fault-points")]
+#[test]
+fn a_clock_that_runs_otherwise_than_this_machines_is_named() {
+    let server = crate::common::redis::RedisServer::with_clock("doctor-slewed");
+    let is_named = || doctor(&server.url()).unwrap().iter().any(|finding| finding.setting == "TIME");
+    assert!(!is_named());
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for step in 1.. {
+                server.set_clock(step * 2_000);
+                std::thread::sleep(Duration::from_millis(5));
+                if is_over.load(std::sync::atomic::Ordering::Acquire) {
+                    return;
+                }
+            }
+        });
+        wait_until("it is found", is_named);
+        is_over.store(true, std::sync::atomic::Ordering::Release);
+    });
+}
+
 #[test]
 fn missing_permissions_are_reported_with_their_commands() {
     let server = Node::start("doctor-acl", &[]);

@@ -1,9 +1,10 @@
 //! Finds settings of a Postgres server that endanger limits.
 
-use super::value::text;
+use super::value::{int, text};
 use super::{EPOCH, Postgres};
 use crate::error::Result;
-use crate::server::doctor::{Finding, Severity, Severity::*};
+use crate::server::doctor::{Finding, Severity, Severity::*, compare_clocks};
+use crate::time::Tick;
 use std::collections::HashMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -67,6 +68,16 @@ impl Postgres {
         role(&mut seen);
         limits(&mut seen);
         clock(&mut seen, before);
+        // (The library's own function of the time may be missing.)
+        let now = "SELECT (date_part('epoch', clock_timestamp()) * 1000000)::bigint";
+        let read = || {
+            let row = self.one(self.read(now, Vec::new(), patience)?)?;
+            row.first()
+                .and_then(|cell| int(cell.as_ref()?))
+                .map(|now| now as Tick)
+                .ok_or_else(|| self.makes_no_sense(row))
+        };
+        seen.findings.extend(compare_clocks("clock_timestamp()", read)?);
         Ok(seen.findings)
     }
 }

@@ -3,7 +3,7 @@
 use super::link::{Node, info_of};
 use super::{EPOCH, MARK, NAMES, Redis, time};
 use crate::error::Result;
-use crate::server::doctor::{Finding, Severity, Severity::*};
+use crate::server::doctor::{Finding, Severity, Severity::*, compare_clocks};
 use redis::{RedisError, RedisResult, Script, ServerErrorKind, Value};
 use std::collections::HashMap;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -26,6 +26,14 @@ const SETTINGS: [&str; 8] = [
 impl Redis {
     pub(super) fn look(&self, patience: Duration) -> Result<Vec<Finding>> {
         let began = Instant::now();
+        let mut findings = self.look_at_settings(began, patience)?;
+        // Without the right to read it, that has been found.
+        let read = || self.query("", &redis::cmd("TIME"), patience).map(time);
+        findings.extend(compare_clocks("TIME", read).unwrap_or_default());
+        Ok(findings)
+    }
+
+    fn look_at_settings(&self, began: Instant, patience: Duration) -> Result<Vec<Finding>> {
         match self.links.with("", patience, look) {
             // A new connection asks for it, too.
             Err(error) if is_missing(&error) => {
