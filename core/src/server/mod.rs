@@ -5,6 +5,7 @@
 #![cfg_attr(not(any(feature = "redis", feature = "postgres")), allow(dead_code, reason = "there is no server to ask"))]
 
 pub(crate) mod crew;
+pub(crate) mod denials;
 mod doctor;
 #[cfg(any(feature = "postgres", feature = "redis"))]
 mod link;

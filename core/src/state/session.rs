@@ -18,6 +18,7 @@ use crate::fault;
 use crate::fork;
 use crate::hooks::{Event, Happening, Hooks};
 use crate::policy::Policy;
+use crate::server::denials::Denials;
 use crate::server::{self, Engine, without_password};
 use crate::time::{Clock, Tick};
 use crate::waiting::MayWait;
@@ -61,6 +62,8 @@ pub(crate) struct Session {
     grant_lane: Option<PathBuf>,
     /// The creation times, on the server, of the limits that this process uses.
     pub(super) made: fork::PerProcess<HashMap<String, Tick>>,
+    /// What it denied.
+    pub(super) denials: Denials,
     /// The owner of this process's leases there.
     pub(super) owner: fork::PerProcess<Option<u64>>,
     /// This process's writer of the ledger.
@@ -167,6 +170,7 @@ impl Session {
             grant_lane,
             server_time: OnceLock::new(),
             made: fork::PerProcess::new(),
+            denials: Denials::default(),
             owner: fork::PerProcess::new(),
             failures: AtomicU64::new(0),
             hooks: Hooks::default(),

@@ -8,12 +8,13 @@ use std::sync::atomic::{AtomicU64, Ordering::*};
 use std::time::{Duration, Instant};
 
 /// The words of a site's connection: the delay of each message in microseconds, whether it is blocked, how often all
-/// connections were broken, and how many there were.
+/// connections were broken, how many there were, and how many times something was sent to the server.
 const LATE: usize = 0;
 const CLOSED: usize = 1;
 const BROKEN: usize = 2;
 const OPENED: usize = 3;
-const WORDS: usize = 4;
+const SENT: usize = 4;
+const WORDS: usize = 5;
 
 pub struct Proxy {
     _process: Child,
@@ -41,8 +42,8 @@ impl Proxy {
                             let (Ok(client), Ok(server)) = (client, UnixStream::connect(server)) else { continue };
                             words[OPENED].fetch_add(1, AcqRel);
                             let back = (server.try_clone().unwrap(), client.try_clone().unwrap());
-                            std::thread::spawn(move || forward(client, server, words));
-                            std::thread::spawn(move || forward(back.0, back.1, words));
+                            std::thread::spawn(move || forward(client, server, words, 1));
+                            std::thread::spawn(move || forward(back.0, back.1, words, 0));
                         }
                     });
                 }
@@ -73,13 +74,18 @@ impl Proxy {
         self.word(site, OPENED).load(Acquire)
     }
 
+    /// How many times something was sent to the server.
+    pub fn sent(&self, site: usize) -> u64 {
+        self.word(site, SENT).load(Acquire)
+    }
+
     /// Breaks all connections. Data in transit is lost.
     pub fn cut(&self, site: usize) {
         self.word(site, BROKEN).fetch_add(1, AcqRel);
     }
 }
 
-fn forward(mut from: UnixStream, mut to: UnixStream, words: &'static [AtomicU64]) {
+fn forward(mut from: UnixStream, mut to: UnixStream, words: &'static [AtomicU64], sent: u64) {
     let broken = words[BROKEN].load(Acquire);
     let is_broken = || words[BROKEN].load(Acquire) != broken;
     from.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
@@ -91,6 +97,7 @@ fn forward(mut from: UnixStream, mut to: UnixStream, words: &'static [AtomicU64]
             Err(_) if !is_broken() => continue,
             Err(_) => break,
         };
+        words[SENT].fetch_add(sent, AcqRel);
         let due = Instant::now() + Duration::from_micros(words[LATE].load(Acquire));
         while Instant::now() < due || words[CLOSED].load(Acquire) != 0 {
             if is_broken() {

@@ -10,6 +10,7 @@ mod changes;
 mod clocks;
 mod connections;
 mod corrections;
+mod denials;
 mod doctor;
 mod evicted;
 mod fleet;

@@ -35,6 +35,14 @@ impl Timed {
     ) -> Result<Answer, Blocked> {
         let now = found.home().clock.now().floor;
         let delay = if ask.gate > now { number(ask.gate - now) } else { 0 };
+        // A plain question whether a start is possible now. (The time of a test belongs to its server.)
+        let is_plain = delay == 0 && ask.patience == 0 && !(ask.reserve || ask.force || ask.again);
+        let is_plain = is_plain && !found.home().clock.is_manual();
+        if is_plain && let Some(known) = self.limit.known_denial(found, ask.weight, LOOK) {
+            *view = known;
+            return Ok(Answer { now: Now { floor: known.now, ceil: known.now }, ready: known.ready, taken: None });
+        }
+        let before = self.limit.before_denial();
         let flags = [ask.reserve, ask.force, ask.again, LOOK].map(i64::from);
         let arguments = [number(ask.weight), delay, number(ask.patience), number(ask.grace)];
         let arguments = [arguments, flags].concat();
@@ -49,6 +57,8 @@ impl Timed {
         self.limit.look_after(found.home(), found.home().clock.now().floor)?;
         if is_taken == 1 {
             self.reset_backoff(found);
+        } else if is_plain {
+            self.limit.remember_denial(found, ask.weight, before, view, LOOK);
         }
         let stage = Stage::of(is_place == 1);
         // A limit that only counts units identifies a place by its own number, until it is started with.

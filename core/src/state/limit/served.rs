@@ -2,9 +2,11 @@
 
 use super::{Key, Limit};
 use crate::algorithm::grants::{Grants, Lengths, Reply, Wish};
+use crate::algorithm::log::View;
 use crate::error::{Error, Result};
 use crate::fault;
 use crate::policy;
+use crate::server::denials::Denial;
 use crate::server::witness::Word;
 use crate::server::{Call, Engine, number, version};
 use crate::state::grant_lane::GrantLane;
@@ -97,13 +99,42 @@ impl Limit {
         let patience = MayWait::part_for_server(self.store.options.timeout)?;
         self.counts()?.asked();
         let asked = uptime();
-        let (clock, answer) = self.server().call(&call, patience)?.ok_or(Blocked::Stale)?;
+        let answer = self.server().call(&call, patience);
+        // Whatever else is done with a key may have freed units.
+        if !["decide", "view", "grant"].contains(&op) {
+            self.store.denials.forget(&self.name, key);
+        }
+        let (clock, answer) = answer?.ok_or(Blocked::Stale)?;
         let was_set = now.is_none() && self.witness.lock().saw(clock, (asked, uptime() + 1), word);
         let Some((first, others)) = answer.split_first_chunk::<N>() else {
             return Err(self.no_answer(op, &answer));
         };
         home.clock.follow(first.first().map_or(0, |now| *now as Tick));
         Ok(Told { first: *first, others: others.to_vec(), was_set })
+    }
+
+    /// When the server is asked for a start, for [`Limit::remember_denial`].
+    pub fn before_denial(&self) -> (u64, Tick) {
+        (self.store.denials.before(&self.name), uptime())
+    }
+
+    /// Remembers that the server denied a start of this weight.
+    pub fn remember_denial(&self, found: &Key, weight: u64, (before, asked): (u64, Tick), view: &View, is_seen: bool) {
+        let at = |tick: Tick| asked + tick.saturating_sub(view.now);
+        let empty = (is_seen && view.remaining == 0).then(|| at(view.empty));
+        let denial = Denial { table: found.table.at, weight, asked, ready: at(view.ready), empty };
+        self.store.denials.remember(&self.name, found.hash, denial, before);
+    }
+
+    /// The view of a key of which it is known that the server would deny a start of this weight now. With `is_seen`, only if
+    /// all of it is known.
+    pub fn known_denial(&self, found: &Key, weight: u64, is_seen: bool) -> Option<View> {
+        let (now, uptime) = found.home().clock.now_and_uptime();
+        let (now, uptime) = (now.floor, uptime as Tick);
+        let known = self.store.denials.find(&self.name, found.hash, (found.table.at, weight), uptime)?;
+        let at = |tick: Tick| now + tick.saturating_sub(uptime);
+        let empty = if is_seen { known.empty? } else { known.ready };
+        Some(View { now, ready: at(known.ready), remaining: 0, empty: at(empty) })
     }
 
     /// The grants of a key, in the shared lane if there is one.
