@@ -3,8 +3,8 @@
 //! A decision is one `SELECT` of one function. It needs no extension, no session and no named statement, so a pooler
 //! may be in between. The schema is created when it is found missing: see `schema.sql`.
 //!
-//! A process has two connections. The first is for decisions and for what only reads: nothing on it waits long. The second is
-//! opened when something has to wait: for a lock that other sessions hold, or for a change of all states.
+//! A store has one connection, or two. The first is for decisions, declarations and what only reads: nothing on it waits long. The
+//! second is opened when something has to wait: for a lock that other sessions hold, or for a change of all states.
 //!
 //! In PL/pgSQL, a call costs microseconds, a statement in it two or three, and a writing statement ten. For the cost of
 //! a row per start compared with an array in the key's row, see `log.sql`.
@@ -165,20 +165,13 @@ impl Postgres {
         self.answer(line, &Arc::new(request), deadline).map_err(|failure| self.explain(failure, began))
     }
 
-    /// Makes a decision. It waits for locks on the second connection, and not for longer than its caller.
-    fn decide(
-        &self,
-        function: &'static str,
-        limit: &str,
-        key: Option<Hash>,
-        values: impl Fn(Value) -> Vec<Value>,
-        patience: Duration,
-    ) -> Result<Vec<Cells>> {
+    /// Runs what may have to wait for a lock of a limit: on the second connection, and not for longer than its caller. `request`
+    /// gets the time for which the server may wait.
+    fn ask_locking(&self, limit: &str, request: impl Fn(Value) -> Request, patience: Duration) -> Result<Vec<Cells>> {
         let (began, deadline) = (Instant::now(), Deadline::after(patience));
         loop {
             let line = if self.is_locked(limit) { Line::Slow } else { Line::Quick };
-            let values = values(milliseconds(deadline.left().min(MOST_LOCKED)));
-            let request = Request::Decision { function, values, place: (limit.to_owned(), key.map(uuid)) };
+            let request = request(milliseconds(deadline.left().min(MOST_LOCKED)));
             match self.answer(line, &Arc::new(request), deadline) {
                 Err(failure) if failure.has_code(&[code::LOCKED]) && !deadline.left().is_zero() => {
                     self.links.lock().locked.insert(limit.to_owned(), Instant::now());
@@ -331,7 +324,7 @@ impl Engine for Postgres {
             Some(Word::Vouch { from, to }) => vec![call.made, 2, from, to],
             None => vec![call.made],
         };
-        let values = |patience: Value| {
+        let values = |patience: Value| -> Vec<Value> {
             let key = call.key.map(|key| Value::uuid(Some(uuid(key))));
             let numbers = call.key.map(|_| Value::ints(numbers.iter().copied().map(Some)));
             let first = [Value::text(call.op), Value::text(call.limit)].into_iter().chain(key);
@@ -351,7 +344,9 @@ impl Engine for Postgres {
             Family::Window => "decide_window",
             Family::Leases => "decide_leases",
         };
-        let row = self.one(self.decide(function, call.limit, call.key, values, patience)?)?;
+        let place = || (call.limit.to_owned(), call.key.map(uuid));
+        let request = |patience: Value| Request::Decision { function, values: values(patience), place: place() };
+        let row = self.one(self.ask_locking(call.limit, request, patience)?)?;
         let answer = row.first().and_then(|cell| ints(cell.as_ref()?));
         let clock = row.get(1).and_then(|cell| int(cell.as_ref()?));
         // Writes of other programs to the tables must not make us compute with impossible numbers.
@@ -421,17 +416,21 @@ impl Engine for Postgres {
             hashes.push(hash);
         }
         loop {
-            let values = vec![
-                Value::text(name),
-                tick(now),
-                Value::texts(kinds.iter().copied()),
-                Value::texts(texts.iter().map(Option::as_deref)),
-                Value::ints(versions.iter().copied()),
-                Value::texts(numbers.iter().map(Option::as_deref)),
-                Value::uuids(hashes.iter().copied()),
-                milliseconds(left()),
-            ];
-            let rows = self.ask("SELECT workglow_limit.note($1, $2, $3, $4, $5, $6, $7, $8)", values, left())?;
+            let values = |patience| {
+                vec![
+                    Value::text(name),
+                    tick(now),
+                    Value::texts(kinds.iter().copied()),
+                    Value::texts(texts.iter().map(Option::as_deref)),
+                    Value::ints(versions.iter().copied()),
+                    Value::texts(numbers.iter().map(Option::as_deref)),
+                    Value::uuids(hashes.iter().copied()),
+                    patience,
+                ]
+            };
+            let statement = "SELECT workglow_limit.note($1, $2, $3, $4, $5, $6, $7, $8)";
+            let request = |patience| Request::Statement(statement.into(), values(patience));
+            let rows = self.ask_locking(name, request, left())?;
             let row = self.one(rows)?;
             match row.first().and_then(|cell| ints(cell.as_ref()?)).as_deref() {
                 Some([-1]) => self.adopt_first(name, now, began, patience)?,

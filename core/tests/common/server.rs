@@ -86,12 +86,12 @@ impl Server {
         format!("{url}{}grants=never", if url.contains('?') { '&' } else { '?' })
     }
 
-    /// How many connections a process has that has declared a limit.
+    /// How many connections the first process opens that uses it.
     pub fn connections(&self) -> u64 {
         match *self {
             #[cfg(feature = "redis")]
             Server::Redis(_) => 1,
-            // One for decisions, and one for what may have to wait.
+            // One for decisions, and one on which the schema is created.
             #[cfg(feature = "postgres")]
             Server::Postgres(_) => 2,
         }
