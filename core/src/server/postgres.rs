@@ -117,7 +117,7 @@ mod code {
     /// Others wrote at the same time (under a stricter isolation than READ COMMITTED), or there was a deadlock.
     pub const AGAIN: [&str; 2] = ["40001", "40P01"];
     /// Another session had the row locked for too long.
-    pub const LOCKED: &str = "55P03";
+    pub(super) use super::wire::LOCKED;
     /// It is being shut down, has crashed, or is being started.
     pub const RESTARTED: [&str; 3] = ["57P01", "57P02", "57P03"];
     /// The server, the database or the role only reads.
@@ -132,10 +132,6 @@ impl Failure {
             Failure::Refused { code, .. } => code::RESTARTED.contains(&code.as_str()),
             Failure::Nonsense(_) => false,
         }
-    }
-
-    fn has_code(&self, codes: &[&str]) -> bool {
-        matches!(self, Failure::Refused { code, .. } if codes.contains(&code.as_str()))
     }
 }
 

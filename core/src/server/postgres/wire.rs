@@ -5,7 +5,8 @@
 //! of limits and keys, like all groups, so groups do not deadlock. It is one statement, not several in one transaction,
 //! because a machine that was paused between two of them would hold the locks for as long.
 //!
-//! If a group fails, nothing of it has happened. Then each decision is made on its own, and one that fails is the only one.
+//! If a group fails, nothing of it has happened. Then each decision is made on its own, and one that fails is the only one. If it
+//! waited too long for a lock, it is made limit by limit: each of its decisions alone could wait as long again.
 
 use super::value::{Value, int};
 use crate::server::pipe::Wire;
@@ -26,6 +27,9 @@ const LONGEST: usize = 16 << 20;
 /// The most decisions of a group: it holds its locks for some ms. A group of that many does not wait for an earlier one.
 const MOST_TOGETHER: usize = 64;
 
+/// The code of a wait for a lock that was too long.
+pub(super) const LOCKED: &str = "55P03";
+
 /// The reason why there is no answer.
 #[derive(Debug, Clone)]
 pub(super) enum Failure {
@@ -37,6 +41,12 @@ pub(super) enum Failure {
     Refused { code: String, message: String },
     /// The answer makes no sense, or requires something unsupported.
     Nonsense(String),
+}
+
+impl Failure {
+    pub fn has_code(&self, codes: &[&str]) -> bool {
+        matches!(self, Failure::Refused { code, .. } if codes.contains(&code.as_str()))
+    }
 }
 
 impl fmt::Display for Failure {
@@ -209,12 +219,22 @@ impl Messages {
                 self.answered.extend(numbers.zip(of_members.into_iter().map(Ok)));
             }
             (Some(failure), _) => {
+                let (mut wanted, mut refused) = (Vec::new(), Vec::new());
                 for (number, request) in members {
                     match request {
-                        Some(request) => self.send(vec![(number, request)], false, out),
-                        None => self.answered.push_back((number, Err(failure.clone()))),
+                        Some(request) => wanted.push((number, request)),
+                        None => refused.push(number),
                     }
                 }
+                let is_locked = failure.has_code(&[LOCKED]);
+                type Member = (u64, Arc<Request>);
+                let belong = |(_, a): &Member, (_, b): &Member| is_locked && a.limit() == b.limit();
+                let parts: Vec<_> = wanted.chunk_by(belong).map(<[_]>::to_vec).collect();
+                match parts.as_slice() {
+                    [part] if is_locked => refused.extend(part.iter().map(|(number, _)| number)),
+                    _ => parts.into_iter().for_each(|part| self.send(part, false, out)),
+                }
+                self.answered.extend(refused.into_iter().map(|number| (number, Err(failure.clone()))));
             }
         }
         self.send_groups(out);
@@ -227,6 +247,10 @@ impl Request {
             Request::Decision { place, .. } => Some(place),
             _ => None,
         }
+    }
+
+    fn limit(&self) -> Option<&str> {
+        self.place().map(|(limit, _)| limit.as_str())
     }
 
     fn values(&self) -> &[Value] {
@@ -386,8 +410,8 @@ mod tests {
         assert_eq!(written(&mut out).len(), 2, "the first one, and the group");
         assert!(!messages.withdraw(2), "it is on the way");
         // Some rows had come when it failed. They were of a transaction that never was.
-        let failed = [row(&[9, 1, 0]), error("ERROR", "55P03"), ready()];
-        assert_eq!(answers(&mut messages, &failed, &mut out), [(2, Err("55P03".into()))]);
+        let failed = [row(&[9, 1, 0]), error("ERROR", "40P01"), ready()];
+        assert_eq!(answers(&mut messages, &failed, &mut out), [(2, Err("40P01".into()))]);
         assert_eq!(written(&mut out), [ONE; 3]);
         messages.ask(6, &decision("b", None), &mut out);
         assert_eq!(written(&mut out), [ONE], "the next group follows them");
@@ -395,6 +419,24 @@ mod tests {
             [row(&[1, 1]), ready(), error("ERROR", "XX001"), ready(), row(&[4, 1]), ready(), row(&[6, 1]), ready()];
         let expected = [(1, Ok(vec![1])), (3, Err("XX001".into())), (4, Ok(vec![4])), (6, Ok(vec![6]))];
         assert_eq!(answers(&mut messages, &alone, &mut out), expected);
+    }
+
+    /// Each caller of a locked key once waited for it after the others, and all other limits with them.
+    #[test]
+    fn a_group_that_waited_for_a_lock_is_made_limit_by_limit() {
+        let (mut messages, mut out) = (Messages::default(), Vec::new());
+        messages.ask(0, &decision("a", None), &mut out);
+        (1..9).for_each(|number| messages.ask(number, &decision("locked", Some(number as u8)), &mut out));
+        messages.ask(9, &decision("free", Some(1)), &mut out);
+        answers(&mut messages, &[row(&[9, 1]), ready()], &mut out);
+        written(&mut out);
+        let locked = || [error("ERROR", LOCKED), ready()].concat();
+        assert_eq!(answers(&mut messages, &[locked()], &mut out), []);
+        assert_eq!(written(&mut out).len(), 2, "a statement for each limit");
+        let mut both = answers(&mut messages, &[row(&[7, 1]), ready(), locked()], &mut out);
+        assert_eq!(both.remove(0), (9, Ok(vec![7])));
+        assert_eq!(both, (1..9).map(|number| (number, Err(LOCKED.to_owned()))).collect::<Vec<_>>());
+        assert_eq!(written(&mut out), [""; 0], "their callers ask where nobody else waits");
     }
 
     #[test]
