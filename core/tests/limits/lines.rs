@@ -150,6 +150,31 @@ fn keys_have_lines_of_their_own() {
     assert_eq!((bench.started.len(), bench.line.len()), (2_000, 0));
 }
 
+/// The number of calls of [`Line::advance`] in a second in which waiters of this many keys wait for a completion.
+fn checks_per_second(keys: usize) -> u64 {
+    let mut bench = Bench::new("1 concurrent");
+    for key in 0..keys {
+        let key = format!("{key}");
+        assert!(bench.join(Waiter::new(&key, 1)).is_none());
+        bench.join(Waiter::new(&key, 1)).unwrap();
+    }
+    // Joining asks more often.
+    bench.run(bench.clock.now() + 2 * ms(1_000));
+    let before = bench.calls;
+    bench.run(bench.clock.now() + ms(1_000));
+    assert_eq!(bench.line.len(), keys);
+    bench.calls - before
+}
+
+/// Each key was checked every 16 ms once: with 10,000 keys, that took most of a processor.
+#[test]
+fn a_line_checks_many_keys_no_more_often_than_some() {
+    let checks = checks_per_second(1);
+    assert!((50..=125).contains(&checks), "one key: {checks}");
+    let checks = checks_per_second(3_200);
+    assert!((10_000..=40_000).contains(&checks), "3,200 keys: {checks}");
+}
+
 #[test]
 fn a_permanently_contended_limit_delivers_its_capacity() {
     let limits =

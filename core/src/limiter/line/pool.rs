@@ -152,7 +152,8 @@ impl Pool {
         {
             let Some(mut entry) = self.keys.remove(&key) else { continue };
             let mut out = Notices::new();
-            entry.line.advance(&Pass::new(&*self.limiter, &key, &clock), &mut self.offer, &mut out);
+            let pass = Pass { keys: self.keys.len() + 1, ..Pass::new(&*self.limiter, &key, &clock) };
+            entry.line.advance(&pass, &mut self.offer, &mut out);
             for (rank, turn) in out {
                 self.notify(&key, rank, turn, clock.now().floor, notices);
             }

@@ -220,7 +220,7 @@ impl TurnLine {
             }
             let weight = first.weight;
             if self.lacks_slots(pass, weight).unwrap_or(false) {
-                self.parked_until = pass.now().saturating_add(self.pause());
+                self.parked_until = pass.now().saturating_add(self.pause(pass));
                 return;
             }
             let Some(HeldPlace { place, .. }) = self.line.places.pop_front() else { return };
@@ -271,7 +271,7 @@ impl TurnLine {
                 }
                 Ok(Asked::Again(after)) => {
                     self.is_full = true;
-                    self.line.ask_at = pass.now().saturating_add(self.pause().max(after));
+                    self.line.ask_at = pass.now().saturating_add(self.pause(pass).max(after));
                     return;
                 }
                 Err(Error::WouldWait) => return,
@@ -389,9 +389,9 @@ impl TurnLine {
 
     /// Returns how long not to check for completions: short at first, then longer, and never in step with other
     /// processes.
-    fn pause(&mut self) -> Tick {
+    fn pause(&mut self, pass: &Pass) -> Tick {
         let (most, doublings) = LOOK;
-        let most = most << self.line.looks.min(doublings);
+        let most = pass.among_keys(most << self.line.looks.min(doublings));
         self.line.looks = self.line.looks.saturating_add(1);
         jitter(most / 2, most)
     }
