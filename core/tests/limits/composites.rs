@@ -218,6 +218,20 @@ fn a_denial_after_an_admitting_peek_names_the_child() {
     assert_eq!(rate.peek("", 1).unwrap().remaining, 5, "the claimed units are returned");
 }
 
+/// The least of what was admitted was combined with the most of what was cancelled: starts seemed to be missing.
+#[test]
+fn the_counts_of_a_composite_are_those_of_one_child() {
+    let store = Store::new("memory:").unwrap();
+    let rate = Arc::new(RateLimiter::new(&store, "rate", 9, HOUR).unwrap());
+    let slots = Arc::new(ConcurrencyLimiter::new(9).unwrap());
+    let both = CompositeLimiter::new([rate.clone() as Shared, slots]);
+    rate.cancel(&taken(&*rate)).unwrap();
+    let permits = [taken(&both), taken(&both), taken(&both)];
+    both.cancel(&permits[0]).unwrap();
+    let stats = both.stats("").unwrap();
+    assert_eq!((stats.admitted, stats.units_granted, stats.cancelled), (3, 3, 1));
+}
+
 /// Real threads on small windows: no child's bound is ever exceeded, and every thread is served.
 #[test]
 fn threads_that_wait_stay_within_every_child() {

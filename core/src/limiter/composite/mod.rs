@@ -483,18 +483,19 @@ impl Internal for CompositeLimiter {
         let all = self.children()?.iter().map(|child| child.quiet_stats(key)).collect::<Result<Vec<_>>>()?;
         // Some count nothing.
         let all: Vec<_> = all.into_iter().filter(|stats| *stats != Stats::default()).collect();
-        let least = |f: fn(&Stats) -> u64| all.iter().map(f).min().unwrap_or(0);
+        // A child also counts what was given back because another one denied, and what is not this composite's.
+        let fewest = all.iter().min_by_key(|stats| (stats.admitted, stats.cancelled)).copied().unwrap_or_default();
         let most = |f: fn(&Stats) -> u64| all.iter().map(f).max().unwrap_or(0);
         let sum = |f: fn(&Stats) -> u64| all.iter().map(f).sum::<u64>();
-        let units_granted = least(|stats| stats.units_granted);
+        let units_granted = fewest.units_granted;
         Ok(Stats {
-            admitted: least(|stats| stats.admitted),
+            admitted: fewest.admitted,
             denied: sum(|stats| stats.denied),
             units_wanted: units_granted + sum(|stats| stats.units_wanted.saturating_sub(stats.units_granted)),
             units_granted,
             waited: most(|stats| stats.waited),
             wait_time: all.iter().map(|stats| stats.wait_time).max().unwrap_or_default(),
-            cancelled: most(|stats| stats.cancelled),
+            cancelled: fewest.cancelled,
             store_errors: sum(|stats| stats.store_errors),
             policy_changes: sum(|stats| stats.policy_changes),
         })

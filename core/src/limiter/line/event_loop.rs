@@ -216,7 +216,9 @@ impl Line {
             None => (waiter.key.into(), Entry::default()),
         };
         let mut out = Out::new();
-        let pass = Pass { slice: self.slice(), ..Pass::new(&*self.limiter, &key, &clock) };
+        // One outcome, like `advance_one`.
+        let most = usize::from(self.over.is_empty());
+        let pass = Pass { slice: self.slice(), most, ..Pass::new(&*self.limiter, &key, &clock) };
         let joined = entry.line.join(&pass, (rank, waiter), None, &mut out);
         // Outcomes of other waiters, and all outcomes after those, are returned by the next `advance`.
         let is_own = self.over.is_empty() && matches!(&out[..], [(other, _)] if *other == rank);

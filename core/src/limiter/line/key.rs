@@ -460,7 +460,7 @@ impl KeyLine {
             if now < self.ask_at && !is_bounded {
                 return;
             }
-            if pass.is_over() && !is_first || pass.is_full(out) {
+            if pass.is_over() && !is_first || pass.is_full(out) && !is_bounded {
                 self.is_unfinished = true;
                 return;
             }
