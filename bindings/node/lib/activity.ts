@@ -8,30 +8,37 @@ export class Activity {
   #running = 0;
   #onIdle: (() => void)[] = [];
 
-  /** Runs `acquire` as a waiter of this key, of which there may be `most`. */
-  async wait<T>(limit: string, key: string, most: number, acquire: () => Promise<T>): Promise<T> {
+  /** Counts one more waiter of this key, of which there may be `most`. */
+  join(limit: string, key: string, most: number): void {
     const before = this.#waiters.get(key) ?? 0;
     if (before >= most) {
       const of = key === "" ? "" : ` with key ${JSON.stringify(key)}`;
       throw new TooManyWaiters(`${before} wait for limit "${limit}"${of} already: maxWaiting is ${most}`);
     }
     this.#waiters.set(key, before + 1);
-    try {
-      return await this.run(acquire);
-    } finally {
-      const left = this.#waiters.get(key)! - 1;
-      if (left > 0) this.#waiters.set(key, left);
-      else this.#waiters.delete(key);
-    }
+  }
+
+  leave(key: string): void {
+    const left = this.#waiters.get(key)! - 1;
+    if (left > 0) this.#waiters.set(key, left);
+    else this.#waiters.delete(key);
+  }
+
+  begin(): void {
+    this.#running++;
+  }
+
+  end(): void {
+    if (--this.#running === 0) for (const resolve of this.#onIdle.splice(0)) resolve();
   }
 
   /** Runs a function, and counts it until it is done. */
-  async run<T>(fn: () => T | PromiseLike<T>): Promise<T> {
-    this.#running++;
+  async run<T>(fn: () => Promise<T>): Promise<T> {
+    this.begin();
     try {
       return await fn();
     } finally {
-      if (--this.#running === 0) for (const resolve of this.#onIdle.splice(0)) resolve();
+      this.end();
     }
   }
 

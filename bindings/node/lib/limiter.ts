@@ -26,11 +26,12 @@ import {
   shared,
   status,
 } from "./native.js";
+import { oneByOne } from "./one-by-one.js";
 import { Permit } from "./permit.js";
 import { type Request, requestOf } from "./request.js";
 import { shown } from "./shown.js";
 import type { Store } from "./store.js";
-import { Bell, Line } from "./waiting.js";
+import { Bell, type Caller, Line } from "./waiting.js";
 
 /** @internal How a limiter is set up. */
 export interface LimiterSetup {
@@ -59,6 +60,8 @@ export abstract class Limiter {
   readonly #store: Store | undefined;
   #native: NativeLimiter | undefined;
   #line: Line | undefined;
+  /** Those who have asked for a start and have not been decided, in order. */
+  readonly #asked = new Set<() => void>();
   readonly #activity = new Activity();
   #isStopped = false;
   readonly #bells: readonly Bell[];
@@ -228,6 +231,7 @@ export abstract class Limiter {
       key = keyOf(options.key);
       weight = weightOf(options.weight);
     }
+    if (this.#asked.size > 0) this.#startAsked();
     return call(this._call, Op.attempt, key, weight) === Status.yes ? new Permit(this, key) : null;
   }
 
@@ -236,6 +240,7 @@ export abstract class Limiter {
     checkOptions(options, START);
     const key = keyOf(options.key);
     const weight = weightOf(options.weight);
+    this.#startAsked();
     return this.#ask(Op.attempt, key, weight, (status) => (status === Status.yes ? new Permit(this, key) : null));
   }
 
@@ -243,7 +248,9 @@ export abstract class Limiter {
   decide(options: StartOptions = {}): Decision {
     checkOptions(options, START);
     const key = keyOf(options.key);
-    return this.#answer(Op.decide, key, this._do(Op.decide, key, weightOf(options.weight)));
+    const weight = weightOf(options.weight);
+    this.#startAsked();
+    return this.#answer(Op.decide, key, this._do(Op.decide, key, weight));
   }
 
   /** Does the same as `decide`, which waits for the store for at most 40 ms, without blocking the event loop. */
@@ -251,6 +258,7 @@ export abstract class Limiter {
     checkOptions(options, START);
     const key = keyOf(options.key);
     const weight = weightOf(options.weight);
+    this.#startAsked();
     return this.#ask(Op.decide, key, weight, (status) => this.#answer(Op.decide, key, status));
   }
 
@@ -288,12 +296,54 @@ export abstract class Limiter {
    * immediately. A rate limit serves its waiters in the order of their calls. A waiter that gives up or times out holds no
    * units.
    */
-  async acquire(options?: AcquireOptions): Promise<Permit> {
-    const request = requestOf(options);
-    const permit = this.#startAtOnce(request);
-    if (permit !== null) return permit;
-    const line = (this.#line ??= new Line(this));
-    return this.#activity.wait(this.name, request.key, request.maxWaiting, () => line.acquire(request));
+  acquire(options?: AcquireOptions): Promise<Permit> {
+    // Not an async function, whose caller would go on some microtasks later.
+    return new Promise((resolve, reject) => {
+      const request = requestOf(options);
+      this.#activity.begin();
+      const caller: Caller = {
+        resolve: (permit) => {
+          this.#activity.end();
+          resolve(permit);
+        },
+        reject: (reason) => {
+          this.#activity.end();
+          reject(reason);
+        },
+      };
+      const start = (): void => {
+        if (this.#asked.delete(start)) this.#start(request, caller);
+      };
+      this.#asked.add(start);
+      if (request.place === undefined) oneByOne(start);
+      else this.#startAsked(); // It is known when it may start.
+    });
+  }
+
+  /** Lets those who have asked already start, or wait, before a later caller takes units. */
+  #startAsked(): void {
+    for (const start of this.#asked) start();
+  }
+
+  #start(request: Request, caller: Caller): void {
+    try {
+      const permit = this.#startAtOnce(request);
+      if (permit !== null) return caller.resolve(permit);
+      const line = (this.#line ??= new Line(this));
+      this.#activity.join(this.name, request.key, request.maxWaiting);
+      line.acquire(request, {
+        resolve: (permit) => {
+          this.#activity.leave(request.key);
+          caller.resolve(permit);
+        },
+        reject: (reason) => {
+          this.#activity.leave(request.key);
+          caller.reject(reason);
+        },
+      });
+    } catch (error) {
+      caller.reject(error);
+    }
   }
 
   /** Returns a permit if units are free and the line is empty. */
@@ -376,6 +426,7 @@ export abstract class Limiter {
    */
   reserve(options: ReserveOptions = {}): Permit | null {
     const { key, weight, maxWait, grace } = placeOf(options);
+    this.#startAsked();
     numbers[Num.time] = maxWait;
     numbers[Num.grace] = grace;
     return this.#reserved(this._do(Op.reserve, key, weight), key);
@@ -384,6 +435,7 @@ export abstract class Limiter {
   /** Does the same as `reserve`, which waits for the store for at most 40 ms, without blocking the event loop. */
   async reserveAsync(options: ReserveOptions = {}): Promise<Permit | null> {
     const { key, weight, maxWait, grace } = placeOf(options);
+    this.#startAsked();
     return this.#ask(Op.reserve, key, weight, (status) => this.#reserved(status, key), maxWait, grace);
   }
 

@@ -1,9 +1,11 @@
-// Waiting: the core keeps the line of waiters; this file keeps the line's one timer. Freed units wake the line.
+// Waiting: the core keeps the line of waiters; this file keeps the line's one timer. Freed units wake the line. Each waiter goes on
+// before the next one is decided.
 
 import { SyncUnsupported, TimeoutError, thrown } from "./errors.js";
 import type { Limiter } from "./limiter.js";
 import { Int, Num, Op, Status } from "./layout.js";
 import { type Answer, call, ints, numbers, shared } from "./native.js";
+import { oneByOne } from "./one-by-one.js";
 import { Permit } from "./permit.js";
 import type { Request } from "./request.js";
 import { clearImmediate, clearTimeout, now, setImmediate, setTimeout } from "./timers.js";
@@ -35,6 +37,12 @@ export class Bell {
   }
 }
 
+/** Who waits. */
+export interface Caller {
+  resolve(permit: Permit): void;
+  reject(reason: unknown): void;
+}
+
 /** One `acquire`. */
 class Waiter {
   /** The core's number for it, once it is in the line. */
@@ -44,8 +52,7 @@ class Waiter {
 
   constructor(
     readonly request: Request,
-    readonly resolve: (permit: Permit) => void,
-    readonly reject: (reason: unknown) => void,
+    readonly caller: Caller,
   ) {}
 }
 
@@ -61,10 +68,14 @@ export class Line {
   #isPrecise = false;
   /** Whether the core works on the line, perhaps on the thread pool, or while it asks limiters written in JavaScript. */
   #isBusy = false;
-  /** The actions that follow then. */
+  /** The actions that follow then, from the one at `#next` on. */
   #after: (() => void)[] = [];
+  #next = 0;
+  #isContinuing = false;
   /** The number of waiters that have not joined yet because the store is being opened. */
   #coming = 0;
+  /** The number of waiters that have started. */
+  #started = 0;
 
   constructor(limiter: Limiter) {
     this.#limiter = limiter;
@@ -72,25 +83,27 @@ export class Line {
 
   /** Whether the line is empty. */
   get isIdle(): boolean {
-    return this.#waiters.size === 0 && !this.#isBusy && this.#coming === 0;
+    return this.#waiters.size === 0 && !this.#isBusy && this.#coming === 0 && this.#after.length === 0;
   }
 
-  /** Waits for a permit. */
-  acquire(request: Request): Promise<Permit> {
-    return new Promise((resolve, reject) => {
-      const { signal } = request;
-      if (signal?.aborted) return reject(signal.reason);
-      const waiter = new Waiter(request, resolve, reject);
-      if (signal !== undefined) signal.addEventListener("abort", (waiter.onAbort = () => this.#abort(waiter)));
-      const opening = this.#limiter._opening();
-      if (opening === null) return this.#join(waiter);
-      this.#coming++;
-      const joined = opening.then(
-        () => this.#join(waiter),
-        (error) => this.#reject(waiter, error),
-      );
-      void joined.finally(() => this.#coming--);
-    });
+  /** Lets a caller wait for a permit. */
+  acquire(request: Request, caller: Caller): void {
+    const { signal } = request;
+    if (signal?.aborted) return caller.reject(signal.reason);
+    const waiter = new Waiter(request, caller);
+    if (signal !== undefined) signal.addEventListener("abort", (waiter.onAbort = () => this.#abort(waiter)));
+    const opening = this.#limiter._opening();
+    if (opening === null && this.#coming === 0) return this.#join(waiter);
+    this.#coming++;
+    const afterwards = (then: () => void) =>
+      oneByOne(() => {
+        this.#coming--;
+        then();
+      });
+    Promise.resolve(opening).then(
+      () => afterwards(() => this.#join(waiter)),
+      (error) => afterwards(() => this.#reject(waiter, error)),
+    );
   }
 
   /** Rejects all waiters. */
@@ -165,13 +178,24 @@ export class Line {
     });
   }
 
-  /** Lets the core do the work that is due, and settles the waiters whose wait has ended. */
+  #advanceSoon(): void {
+    const started = this.#started;
+    oneByOne(() => {
+      // The waiter that has started in the meantime has not gone on yet.
+      if (started !== this.#started) return this.#advanceSoon();
+      this.#soon(() => this.#advance(Op.advance));
+    });
+  }
+
+  /** Lets the core do the work that is due, for one waiter, and settles the waiters whose wait has ended. */
   #advance(how: Op, key = ""): void {
     this.#do(how, key, 1, (answer) => {
       answer();
       const due = numbers[Num.due]!;
-      while (this.#take());
-      this.#continue(due);
+      let hasEnded = false;
+      while (this.#take()) hasEnded = true;
+      if (hasEnded && due === 0) this.#advanceSoon();
+      else this.#continue(due);
     });
   }
 
@@ -204,7 +228,8 @@ export class Line {
       const permit = new Permit(this.#limiter, key);
       if (waiter.isOver) return permit.cancel(); // It left while the core worked.
       this.#settle(waiter);
-      return waiter.resolve(permit);
+      this.#started++;
+      return waiter.caller.resolve(permit);
     }
     const after = numbers[Num.retryAfter]! / 1e3;
     const why = `limit "${this.#limiter.name}" has no free units within ${timeout} ms: retry after ${after} ms`;
@@ -213,7 +238,7 @@ export class Line {
 
   #reject(waiter: Waiter, reason: unknown): void {
     this.#settle(waiter);
-    waiter.reject(reason);
+    waiter.caller.reject(reason);
   }
 
   #settle(waiter: Waiter): void {
@@ -223,8 +248,25 @@ export class Line {
 
   /** Runs an action as soon as the core does not work on the line. */
   #soon(action: () => void): void {
-    if (this.#isBusy) this.#after.push(action);
+    if (this.#isBusy || this.#after.length > 0) this.#after.push(action);
     else action();
+  }
+
+  /** Runs the next action, and then the others, unless the core works on the line again. */
+  #continueSoon(): void {
+    if (this.#after.length === 0 || this.#isContinuing) return;
+    this.#isContinuing = true;
+    oneByOne(() => {
+      this.#isContinuing = false;
+      if (this.#isBusy) return;
+      const action = this.#after[this.#next++]!;
+      if (this.#next === this.#after.length) {
+        this.#after = [];
+        this.#next = 0;
+      }
+      action();
+      this.#continueSoon();
+    });
   }
 
   /** Lets the core work on the line. `done` reads the result. */
@@ -240,9 +282,7 @@ export class Line {
           }
         });
       } finally {
-        const after = this.#after;
-        this.#after = [];
-        for (const action of after) this.#soon(action);
+        this.#continueSoon();
       }
     });
   }
@@ -256,7 +296,7 @@ export class Line {
   /** The first waiter has joined. */
   #begin(): void {
     for (const bell of this.#limiter._bells()) bell.add(this);
-    shared.lines.set(this.#limiter._lineNumber, () => this.#soon(() => this.#advance(Op.advance)));
+    shared.lines.set(this.#limiter._lineNumber, () => this.#advanceSoon());
     this.#isPrecise = this.#limiter._countsWithin(SHORT_WINDOW);
   }
 
@@ -276,7 +316,7 @@ export class Line {
     this.#due = due;
     const advance = (): void => {
       this.#due = Infinity;
-      this.#soon(() => this.#advance(Op.advance));
+      this.#advanceSoon();
     };
     if (ms === 0 || (this.#isPrecise && ms <= SLACK)) this.#immediate = setImmediate(advance);
     else this.#timer = setTimeout(advance, Math.min(this.#isPrecise ? ms - SLACK : Math.ceil(ms), LONGEST_TIMER));

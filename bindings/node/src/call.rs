@@ -478,12 +478,13 @@ impl Core {
     }
 }
 
-/// Does the line's work that is due.
+/// Does the line's work that is due for one waiter, which starts before the next one is decided.
 fn advance(waiting: &mut WaitingLine, buffer: &mut CallBuffer) -> Result<(), Error> {
     let mut ended = Vec::new();
-    buffer.due = due(waiting.line.advance(&mut ended));
+    buffer.due = due(waiting.line.advance_one(&mut ended));
     waiting.ended.extend(ended);
-    if waiting.line.would_wait() { Err(Error::WouldWait) } else { Ok(()) }
+    let would_wait = waiting.ended.is_empty() && waiting.line.would_wait();
+    if would_wait { Err(Error::WouldWait) } else { Ok(()) }
 }
 
 /// Writes how a wait ended.

@@ -289,6 +289,7 @@ test("a waiter that gives up returns its place, and only that", async () => {
   for (const options of [() => ({}), () => ({ place: limiter.reserve() }), () => ({ place: limiter.reserve().toText() })]) {
     const controller = new AbortController();
     const waiting = limiter.acquire({ ...options(), signal: controller.signal });
+    await settle();
     assert.ok(limiter.peek().retryAfter > 60_000);
     controller.abort(reason);
     assert.equal(limiter.peek().retryAfter, 60_000, "the place was not returned at once");
@@ -306,6 +307,7 @@ test("no listener is left on a signal after the wait", async () => {
   const { signal } = new AbortController();
   const listeners = () => getEventListeners(signal, "abort").length;
   const waiting = limiter.acquire({ signal });
+  await settle();
   assert.equal(listeners(), 1);
   clock.advance("1m");
   await waiting;

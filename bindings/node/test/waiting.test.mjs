@@ -132,6 +132,7 @@ test("waiters start by priority, and then in the order of their calls", async ()
       ["a2", -3],
       ["c2", 7],
     ].map(([who, p]) => job(who, p));
+    await settle();
     held.complete();
     await Promise.all(jobs);
     // The waiter that the first place was taken for starts with it, unless a waiter with a lower number precedes it.
@@ -148,7 +149,7 @@ test("20,000 waiters of a concurrency limit start one after the other, in order"
     const permit = await limiter.acquire();
     most = Math.max(most, ++running);
     order.push(i);
-    await null;
+    await new Promise(setImmediate);
     running--;
     permit.complete();
   };
@@ -171,6 +172,7 @@ test("thousands of waiters of a rate limit start in order and never exceed the l
       () => gone.push(i),
     );
   }
+  while (order.length < 100) await settle();
   await settle();
   assert.equal(order.length, 100);
   for (const aborter of aborters) aborter.abort();
@@ -326,4 +328,41 @@ test("no caller passes a waiter, in the same turn or with another key", async ()
   held.complete();
   await Promise.all([first, start("second"), start("third")]);
   assert.deepEqual(started, ["other key", "first", "second", "third"]);
+});
+
+/** Ways to start: each runs `work` once, as soon as it may start. */
+const WAYS = {
+  acquire: async (limiter, work) => {
+    await limiter.acquire();
+    work();
+  },
+  schedule: (limiter, work) => limiter.schedule(work),
+  wrap: (limiter, work) => limiter.wrap(work)(),
+};
+
+// A start counts from its decision. Once all of them were decided first and the work of all of them followed, later than the limit knew:
+// with the next ones, twice the limit started within a window.
+test("each start is decided when its work begins, however many ask at once", async () => {
+  for (const [name, start] of Object.entries(WAYS)) {
+    for (const isWaiting of [false, true]) {
+      const { clock, limiter } = manual(package_, 3, 1);
+      let begun = 0;
+      const work = () => {
+        begun++;
+        clock.advance("5ms");
+      };
+      if (isWaiting) for (let n = 0; n < 3; n++) limiter.tryAcquire();
+      const all = Promise.all([1, 2, 3].map(() => start(limiter, work)));
+      await settle();
+      if (isWaiting) {
+        assert.equal(begun, 0);
+        clock.advance("1s");
+      }
+      await all;
+      assert.equal(begun, 3);
+      // The first two began at least a second ago, the third one less than that.
+      clock.advance("994ms");
+      assert.equal(limiter.peek().remaining, 2, `${name}, ${isWaiting ? "after a wait" : "at once"}`);
+    }
+  }
 });

@@ -132,11 +132,12 @@ impl Line {
         }
     }
 
-    /// Does the work that is due. Returns the waits that ended, by number, each with a permit or an exception.
+    /// Does the work that is due for one waiter, which starts before the next one is decided. Returns the waits that ended, by
+    /// number, each with a permit or an exception.
     fn advance(&self, py: Python<'_>, wait: bool) -> PyResult<Vec<(WaiterId, Py<PyAny>)>> {
         let over = self.call(py, wait, |core| {
             let mut over = Vec::new();
-            core.advance(&mut over);
+            core.advance_one(&mut over);
             over
         });
         self.keep(None);

@@ -219,6 +219,32 @@ def test_a_cancelled_waiter_holds_nothing():
     asyncio.run(main())
 
 
+def test_each_start_is_decided_when_its_work_begins():
+    """Once all waiters were decided first, and the work of all of them followed, later than the limit knew."""
+    clock = ManualClock()
+    limiter = RateLimiter(Store("memory:", clock=clock), "jobs", max_executions=3, window_size_in_seconds=1)
+    begun = []
+
+    async def job():
+        async with limiter.acquire_async():
+            begun.append(clock.now())
+            clock.advance(0.005)
+
+    async def main():
+        for _ in range(3):
+            assert limiter.try_acquire()
+        jobs = [asyncio.create_task(job()) for _ in range(3)]
+        await asyncio.sleep(0.001)
+        assert not begun
+        clock.advance(1)
+        await asyncio.gather(*jobs)
+
+    asyncio.run(main())
+    # The first two began at least a second ago, the third one less than that.
+    clock.advance(0.994)
+    assert limiter.peek().remaining == 2
+
+
 @pytest.mark.parametrize("how", ["cancelled", "timed out", "thrown away"])
 def test_a_cancelled_waiter_returns_its_place(how, url):
     limiter = RateLimiter(Store(url, clock=ManualClock()), "jobs", max_executions=1, window_size_in_seconds=60)
