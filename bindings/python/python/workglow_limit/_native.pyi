@@ -1184,7 +1184,9 @@ class Line:
         """
 
     def advance(self, wait: bool) -> list[tuple[int, Permit | Exception]]:
-        """Does the work that is due. Returns the waits that ended, by number, each with a permit or an exception."""
+        """Does the work that is due for one waiter, which starts before the next one is decided. Returns the waits that
+        ended, by number, each with a permit or an exception.
+        """
 
     def has_hook_calls(self) -> bool:
         """Returns whether hooks must be called."""
