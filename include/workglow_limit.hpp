@@ -375,6 +375,13 @@ public:
     /// are owed. A no-op if it is ended.
     void settle(std::uint64_t actual) { end(wgl_settle, actual); }
 
+    /// Says that the job has reached the server that counts it, as when the head of its response is here. A limit with a
+    /// cooldown counts it from now on instead of from its end. The permit remains. A no-op for other limits.
+    void arrived() {
+        wgl_limiter *limiter = this->limiter();
+        detail::ok(limiter ? wgl_arrived(limiter, &raw_) : detail::refused);
+    }
+
     /// Restarts a lease. A no-op for permits without one.
     void renew() {
         wgl_limiter *limiter = this->limiter();
@@ -959,14 +966,15 @@ public:
           })) {}
 
     /// With a lease a start holds its units until the lease expires, unless it renews it; without, as long as its process
-    /// lives.
+    /// lives. With a cooldown its units are free only that long after its end.
     ConcurrencyLimiter(const Store &store, const Text &name, std::uint64_t max_concurrent_jobs,
-                       std::optional<Duration> lease = std::nullopt)
+                       std::optional<Duration> lease = std::nullopt, std::optional<Duration> cooldown = std::nullopt)
         : Limiter(make([&](wgl_limiter **made) {
               detail::Arguments checked;
               wgl_concurrency_limiter_options options = WGL_CONCURRENCY_LIMITER_OPTIONS_INIT;
               options.max_concurrent_jobs = max_concurrent_jobs;
               options.lease_ns = checked.option("lease", lease);
+              options.cooldown_ns = checked.option("cooldown", cooldown);
               const char *called = checked.text("name", name);
               return checked ? wgl_concurrency_limiter_shared(store.get(), called, &options, made) : detail::refused;
           })) {}

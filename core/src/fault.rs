@@ -42,7 +42,8 @@ mod on {
     const SEARCHING: &[&str] = &["sweeping"];
 
     /// The points in the life of a lease.
-    pub const LEASING: &[&str] = &["lease-claimed", "lease-offered", "lease-taken", "lease-ending", "lease-returned"];
+    pub const LEASING: &[&str] =
+        &["lease-claimed", "lease-offered", "lease-taken", "lease-cooling", "lease-ending", "lease-returned"];
 
     /// The points of changing policies and of renaming a limit.
     const CHANGING: &[&str] = &["deciding", "decided", "half-named", "followed", "gathered", "rows-moved", "lock-left"];

@@ -54,6 +54,23 @@ pub struct wgl_concurrency_limiter_options {
     /// With _shared: how long a start holds its units unless wgl_renew extends that, 1,000 ns (1 µs) to 366 days. Default
     /// 0: as long as its process lives. With _new: 0.
     pub lease_ns: u64,
+    /// For how long units stay taken after their start has ended, 1,000 ns (1 µs) to 366 days. So at most max_concurrent_jobs
+    /// units are counted in any rolling window of that length, also as the server counts that the jobs call: see
+    /// wgl_arrived. Default 0: they are free at once.
+    pub cooldown_ns: u64,
+}
+
+impl wgl_concurrency_limiter_options {
+    fn policy(&self) -> workglow_limit::Result<Policy> {
+        let mut policy = Policy::concurrency(self.max_concurrent_jobs)?;
+        if self.lease_ns != 0 {
+            policy = policy.with_lease(Duration::from_nanos(self.lease_ns))?;
+        }
+        if self.cooldown_ns != 0 {
+            policy = policy.with_cooldown(Duration::from_nanos(self.cooldown_ns))?;
+        }
+        Ok(policy)
+    }
 }
 
 // SAFETY: it begins with its size; the pointer is looked at only as what the caller gives.
@@ -78,10 +95,7 @@ pub unsafe extern "C" fn wgl_concurrency_limiter_new(
             return Err(invalid("lease_ns", options.lease_ns, "0: leases are for wgl_concurrency_limiter_shared"));
         }
         // SAFETY: as above.
-        Ok(match unsafe { own_clock(options.clock) } {
-            None => Arc::new(ConcurrencyLimiter::new(options.max_concurrent_jobs)?),
-            Some(clock) => Arc::new(ConcurrencyLimiter::with_clock(options.max_concurrent_jobs, clock)?),
-        })
+        Ok(Arc::new(ConcurrencyLimiter::by_policy(options.policy()?, unsafe { own_clock(options.clock) })?))
     })
 }
 
@@ -99,11 +113,7 @@ pub unsafe extern "C" fn wgl_concurrency_limiter_shared(
     let policy = |options: wgl_concurrency_limiter_options| {
         reserved(options.reserved)?;
         no_clock(options.clock)?;
-        let policy = Policy::concurrency(options.max_concurrent_jobs)?;
-        match options.lease_ns {
-            0 => Ok(policy),
-            lease => policy.with_lease(Duration::from_nanos(lease)),
-        }
+        options.policy()
     };
     // SAFETY: the caller's promise.
     unsafe { declared(store, name, options, limiter, policy) }

@@ -105,6 +105,22 @@ pub unsafe extern "C" fn wgl_settle(
     end(unsafe { shared(limiter) }, permit, |limiter, permit| limiter.settle(permit, actual))
 }
 
+/// Says that the job has reached the server that counts it, as when the head of its response is here. A limit with a
+/// cooldown counts it from now on instead of from its end. The permit remains, for wgl_complete and the others. A no-op for
+/// other limits.
+///
+/// Fails as wgl_cancel does.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wgl_arrived(limiter: Option<NonNull<wgl_limiter>>, permit: Option<&wgl_permit>) -> c_int {
+    guard(|| {
+        // SAFETY: the caller's promise.
+        let limiter = unsafe { shared(limiter) };
+        let (limiter, permit) = (given("limiter", limiter)?, given("permit", permit)?);
+        limiter.limiter.arrived(&permit.raw())?;
+        Ok(WGL_OK)
+    })
+}
+
 /// Restarts a lease: the start holds its units for the whole lease of its limit from now on. A no-op for permits without a
 /// lease.
 ///

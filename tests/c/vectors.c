@@ -286,6 +286,8 @@ static void step(const char *file, int line, char *text) {
         status = wgl_complete(now.limiter, kept(permit_name));
     } else if (strcmp(call, "cancel") == 0) {
         status = wgl_cancel(now.limiter, kept(permit_name));
+    } else if (strcmp(call, "arrived") == 0) {
+        status = wgl_arrived(now.limiter, kept(permit_name));
     } else if (strcmp(call, "renew") == 0) {
         status = wgl_renew(now.limiter, kept(permit_name));
     } else if (strcmp(call, "stats") == 0) {

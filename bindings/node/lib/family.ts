@@ -81,6 +81,11 @@ export interface HomeOptions {
 export interface ConcurrencyLimiterOptions extends HomeOptions {
   /** The longest time that a start in a store holds its units without `renew`. Default: until its process ends. */
   lease?: Duration | undefined;
+  /**
+   * How long units stay taken after their start has ended. So at most `maxConcurrentJobs` units are counted in any rolling window
+   * of that length, also as the server counts that the jobs call: see `Permit.arrived`. Default: they are free at once.
+   */
+  cooldown?: Duration | undefined;
 }
 
 /** The options of an `EvenlySpacedRateLimiter`. */
@@ -169,12 +174,12 @@ export class ConcurrencyLimiter extends Limiter {
   /** @internal */
   constructor(maxConcurrentJobs: number | Attached, options?: ConcurrencyLimiterOptions);
   constructor(maxConcurrentJobs: number | Attached, options: ConcurrencyLimiterOptions = {}) {
-    checkOptions(options, ["store", "name", "clock", "lease"]);
+    checkOptions(options, ["store", "name", "clock", "lease", "cooldown"]);
     const policy = () => {
       const max = whole("maxConcurrentJobs", maxConcurrentJobs);
       const lease = maybeMilliseconds("lease", options.lease);
       if (lease !== undefined && options.store === undefined) throw invalid("lease", options.lease, "none without a store");
-      return native.concurrencyPolicy(max, lease);
+      return native.concurrencyPolicy(max, lease, maybeMilliseconds("cooldown", options.cooldown));
     };
     const [made, setup] = anywhere(options, "concurrency", maxConcurrentJobs === attached ? attached : policy);
     super(made, { ...setup, holds: true });

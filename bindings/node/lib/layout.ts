@@ -64,6 +64,8 @@ export const enum Op {
   start = 29,
   /** Removes a waiter that brought a place, then advances the line, which returns the place. */
   leaveWithPlace = 30,
+  /** Says that the permit's job has reached the server that counts it. */
+  arrived = 31,
 }
 
 /** The result of an operation. */

@@ -76,7 +76,7 @@ interface Native {
   advance(clock: NativeClock, ms: number): void;
   now(clock: NativeClock): number;
   ratePolicy(windows: Windows, backoff: Backoff): NativePolicy;
-  concurrencyPolicy(max: number, lease?: number): NativePolicy;
+  concurrencyPolicy(max: number, lease?: number, cooldown?: number): NativePolicy;
   delayPolicy(delay: number): NativePolicy;
   evenlySpacedPolicy(max: number, seconds: number, isAdaptive: boolean): NativePolicy;
   bucketPolicy(rate: number, period: number, size: number, isLeaky: boolean): NativePolicy;

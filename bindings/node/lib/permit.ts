@@ -78,7 +78,7 @@ function end(how: Op, limiter: Limiter, key: string, words: readonly number[], a
 }
 
 function ended(how: Op, limiter: Limiter, key: string): void {
-  if (how === Op.renew || (how === Op.complete && !limiter._holds)) return; // It freed no units.
+  if (how === Op.renew || how === Op.arrived || (how === Op.complete && !limiter._holds)) return; // It freed no units.
   for (const bell of limiter._bells()) bell.ring(key);
 }
 
@@ -166,6 +166,20 @@ export class Permit {
   /** Does the same as `completeAsync()`, for `await using permit = …`. */
   async [Symbol.asyncDispose](): Promise<void> {
     await this.#endAsync(Op.complete);
+  }
+
+  /**
+   * Says that the job has reached the server that counts it, as when the head of its response is here. A limit with a cooldown
+   * counts it from now on instead of from its end. The permit remains. No effect on other limits.
+   */
+  arrived(): void {
+    if (this.#ended || endAtOnce(Op.arrived, this.#limiter, this.#key, this.#words, 1)) return;
+    this.arrivedAsync().catch((error: unknown) => warn("the arrival of a job could not be recorded", error));
+  }
+
+  /** Does the same as `arrived()`, and waits for the store without blocking the event loop. */
+  async arrivedAsync(): Promise<void> {
+    if (!this.#ended) await end(Op.arrived, this.#limiter, this.#key, this.#words, 1);
   }
 
   /**

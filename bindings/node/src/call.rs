@@ -412,6 +412,7 @@ impl Core {
                 let permit = limiter.permit_from_text(key)?;
                 buffer.put_permit(permit);
             }
+            Operation::Arrived => limiter.arrived(&buffer.raw_permit())?,
             Operation::Renew => limiter.renew(&buffer.raw_permit())?,
             Operation::Fence => {
                 let fence = limiter.fence(&buffer.raw_permit());

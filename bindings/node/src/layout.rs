@@ -102,6 +102,8 @@ numbers! {
         Start = 29,
         /// Removes a waiter that brought a place, then advances the line, which returns the place.
         LeaveWithPlace = 30,
+        /// Says that the permit's job has reached the server that counts it.
+        Arrived = 31,
     }
 }
 

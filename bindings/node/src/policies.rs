@@ -28,14 +28,12 @@ pub fn rate_policy(windows: Vec<(f64, f64)>, backoff: (f64, f64, f64, String)) -
     }))
 }
 
-/// Makes a policy of concurrent units. The lease is in ms.
+/// Makes a policy of concurrent units. The lease and the cooldown are in ms.
 #[napi]
-pub fn concurrency_policy(max: f64, lease: Option<f64>) -> napi::Result<External<Policy>> {
+pub fn concurrency_policy(max: f64, lease: Option<f64>, cooldown: Option<f64>) -> napi::Result<External<Policy>> {
     let policy = Policy::concurrency(max as u64);
-    made(match lease {
-        Some(lease) => policy.and_then(|policy| policy.with_lease(milliseconds(lease))),
-        None => policy,
-    })
+    let policy = policy.and_then(|policy| lease.map_or(Ok(policy), |lease| policy.with_lease(milliseconds(lease))));
+    made(policy.and_then(|policy| cooldown.map_or(Ok(policy), |cooldown| policy.with_cooldown(milliseconds(cooldown)))))
 }
 
 /// Makes a policy of the delay between two starts, in ms.

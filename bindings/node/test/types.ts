@@ -165,6 +165,8 @@ export async function looks(): Promise<string> {
 export async function onServer(): Promise<number> {
   await attached.open();
   await using permit = await attached.acquire();
+  permit.arrived();
+  await permit.arrivedAsync();
   await permit.renewAsync();
   const place: Permit | null = await rate.reserveAsync();
   if (place !== null) await (await rate.presentAsync(place)).settleAsync(2);

@@ -182,6 +182,7 @@ async function answer(store, limiter, number, { call, given }, permits) {
     case "complete":
       if (!mayWait(store.url)) return void limiter.complete(permits.get(given.permit));
     case "cancel":
+    case "arrived":
     case "renew":
       return void (await ask(store, permits.get(given.permit), call));
     case "settle":

@@ -113,15 +113,20 @@ limiter! {
     /// A permit of a shared limit is a lease. If the process that holds it is killed, the next attempt of any process takes it
     /// back. With lease (seconds or a timedelta) it also ends after that time, unless Permit.renew is called before.
     ///
+    /// With cooldown (seconds or a timedelta) the units of a start become free only that long after it has ended. So at most
+    /// max_concurrent_jobs units are counted in any rolling window of that length, also as the server counts that the jobs
+    /// call: see Permit.arrived.
+    ///
     /// max_concurrent_jobs is 1 to 65535. clock is for tests without a store.
     ConcurrencyLimiter {
         #[new]
-        #[pyo3(signature = (max_concurrent_jobs, *, store=None, name=None, lease=None, clock=None))]
+        #[pyo3(signature = (max_concurrent_jobs, *, store=None, name=None, lease=None, cooldown=None, clock=None))]
         fn new(
             max_concurrent_jobs: &Bound<'_, PyAny>,
             store: Option<&Bound<'_, Store>>,
             name: Option<&Bound<'_, PyAny>>,
             lease: Option<&Bound<'_, PyAny>>,
+            cooldown: Option<&Bound<'_, PyAny>>,
             clock: Option<&Bound<'_, ManualClock>>,
         ) -> New<Self> {
             let max = whole("max_concurrent_jobs", max_concurrent_jobs)?.clamped();
@@ -131,20 +136,23 @@ limiter! {
                 let length = seconds("lease", lease)?;
                 policy = policy.with_lease(length).map_err(|e| quoting(e, &[("lease", "lease", lease)]))?;
             }
+            if let Some(cooldown) = cooldown {
+                let length = seconds("cooldown", cooldown)?;
+                policy = policy.with_cooldown(length).map_err(|e| quoting(e, &[("cooldown", "cooldown", cooldown)]))?;
+            }
             let limiter = match store_and_name(store, name, clock)? {
                 Some((store, name)) => {
-                    let others = [("max_concurrent_jobs", Some(max_concurrent_jobs)), ("lease", lease)];
+                    let given = [("max_concurrent_jobs", Some(max_concurrent_jobs)), ("lease", lease)];
+                    let others = given.into_iter().chain([("cooldown", cooldown)]);
                     declared::<ConcurrencyLimiter>(store, name, policy, others)?
                 }
                 None if lease.is_some() => {
                     return Err(PyTypeError::new_err("lease needs a store and a name"));
                 }
                 None => {
-                    let core = match clock {
-                        None => workglow_limit::ConcurrencyLimiter::new(max),
-                        Some(clock) => workglow_limit::ConcurrencyLimiter::with_clock(max, clock.get().core.clone()),
-                    };
-                    local::<ConcurrencyLimiter>(max_concurrent_jobs.py(), core.map_err(wrong)?, policy)?
+                    let clock = clock.map(|clock| clock.get().core.clone());
+                    let core = workglow_limit::ConcurrencyLimiter::by_policy(policy, clock).map_err(wrong)?;
+                    local::<ConcurrencyLimiter>(max_concurrent_jobs.py(), core, policy)?
                 }
             };
             Ok(limiter.add_subclass(ConcurrencyLimiter))

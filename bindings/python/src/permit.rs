@@ -27,6 +27,8 @@ pub enum End {
     Complete,
     Cancel,
     Settle(u64),
+    /// Only where its units cool down; the permit remains.
+    Arrived,
 }
 
 impl End {
@@ -37,6 +39,7 @@ impl End {
             // Another process may have started with its text.
             End::Cancel => core.cancel_place(raw),
             End::Settle(actual) => core.settle(raw, actual),
+            End::Arrived => core.arrived(raw),
         }
     }
 }
@@ -98,7 +101,7 @@ impl Permit {
 
     /// Ends it and wakes waiters.
     pub fn end_with(&self, end: End) -> Result<()> {
-        if !self.begin_to_end() {
+        if !self.begin_to_end(end) {
             return Ok(());
         }
         self.ended_with(end, end.of(&*self.shared.core, &self.raw, self.started))
@@ -106,7 +109,7 @@ impl Permit {
 
     /// As `end_with`, where the call may wait. A greenlet that is killed during the wait has ended it too.
     fn end(&self, py: Python<'_>, end: End) -> PyResult<()> {
-        if !self.begin_to_end() {
+        if !self.begin_to_end(end) {
             return Ok(());
         }
         let (raw, started) = (self.raw, self.started);
@@ -119,11 +122,14 @@ impl Permit {
     }
 
     /// Returns whether this call ends it. Only the first end counts, whichever kind it is.
-    fn begin_to_end(&self) -> bool {
-        !self.is_over() && !self.ended.swap(true, Relaxed)
+    fn begin_to_end(&self, end: End) -> bool {
+        !self.is_over() && (end == End::Arrived || !self.ended.swap(true, Relaxed))
     }
 
     fn ended_with(&self, end: End, ended: Result<()>) -> Result<()> {
+        if end == End::Arrived {
+            return ended;
+        }
         if ended.is_err() {
             self.ended.store(false, Relaxed);
             return ended;
@@ -186,8 +192,13 @@ impl Permit {
 // The methods of the Python class.
 impl Permit {
     pub fn complete(&self, py: Python<'_>) -> PyResult<()> {
-        match self.end_with(End::Complete) {
-            Err(Error::WouldWait) => self.end(py, End::Complete),
+        self.end_at_once(py, End::Complete)
+    }
+
+    /// As `end`, but waits only if it has to.
+    fn end_at_once(&self, py: Python<'_>, end: End) -> PyResult<()> {
+        match self.end_with(end) {
+            Err(Error::WouldWait) => self.end(py, end),
             ended => ended.map_err(raised),
         }
     }
@@ -198,6 +209,10 @@ impl Permit {
 
     fn settle(&self, py: Python<'_>, actual: u64) -> PyResult<()> {
         self.end(py, End::Settle(actual))
+    }
+
+    fn arrived(&self, py: Python<'_>) -> PyResult<()> {
+        self.end_at_once(py, End::Arrived)
     }
 
     fn renew(&self, py: Python<'_>) -> PyResult<()> {
@@ -518,6 +533,11 @@ unsafe extern "C" fn complete_async(this: *mut ffi::PyObject, _: *mut ffi::PyObj
     unsafe { call(this, |py, _| async_call::end(py, itself(py, this), End::Complete).map(Bound::unbind)) }
 }
 
+unsafe extern "C" fn arrived_async(this: *mut ffi::PyObject, _: *mut ffi::PyObject) -> *mut ffi::PyObject {
+    // SAFETY: called by Python.
+    unsafe { call(this, |py, _| async_call::end(py, itself(py, this), End::Arrived).map(Bound::unbind)) }
+}
+
 unsafe extern "C" fn cancel_async(this: *mut ffi::PyObject, _: *mut ffi::PyObject) -> *mut ffi::PyObject {
     // SAFETY: called by Python.
     unsafe { call(this, |py, _| async_call::end(py, itself(py, this), End::Cancel).map(Bound::unbind)) }
@@ -564,6 +584,12 @@ that awaits it is cancelled.";
 const CANCEL_ASYNC: &CStr = c"cancel_async($self)\n--\n\nAs cancel, for event loops: see complete_async.";
 
 const SETTLE_ASYNC: &CStr = c"settle_async($self, actual)\n--\n\nAs settle, for event loops: see complete_async.";
+
+const ARRIVED: &CStr = c"arrived($self)\n--\n\n\
+Says that the job has reached the server that counts it, as when the head of its response is here. A limit with a cooldown\n\
+counts it from now on instead of from its end. The permit remains. A no-op for other limits.";
+
+const ARRIVED_ASYNC: &CStr = c"arrived_async($self)\n--\n\nAs arrived, for event loops: see complete_async.";
 
 const RENEW: &CStr = c"renew($self)\n--\n\n\
 Renews a lease: it holds its units for its full duration from now on. A no-op for a permit that is not a lease. Raises\n\
@@ -620,6 +646,8 @@ fn class(py: Python<'_>) -> PyResult<Py<PyType>> {
             Pointer { PyCFunctionFastWithKeywords: settle_async },
             SETTLE_ASYNC,
         ),
+        plain(c"arrived", method!(None, |py, permit| permit.arrived(py).map(|()| py.None())), ARRIVED),
+        plain(c"arrived_async", arrived_async, ARRIVED_ASYNC),
         plain(c"renew", method!(None, |py, permit| permit.renew(py).map(|()| py.None())), RENEW),
         plain(c"to_text", method!(None, |py, permit| permit.to_text(py)), TO_TEXT),
         plain(

@@ -207,6 +207,8 @@ def do(case, store, limiter, call, arguments, permits):
             limiter.complete(permits[named])
         case "cancel":
             permits[named].cancel()
+        case "arrived":
+            permits[named].arrived()
         case "renew":
             permits[named].renew()
         case "stats":

@@ -152,6 +152,7 @@ def places(limiter: Limiter) -> str:
     limiter.place(presented.to_text()).cancel()
     assert_type(limiter.window, float | None)
     permit = limiter.acquire(grace=0.5)
+    permit.arrived()
     permit.renew()
     assert_type(permit.fence, int | None)
     return presented.to_text()
@@ -203,6 +204,7 @@ async def of_decorated() -> None:
         async with decision.permit as permit:
             assert_type(permit, Permit)
             await permit.settle_async(1)
+        await permit.arrived_async()
         await permit.cancel_async()
         await permit.complete_async()
     await rate.pause_async(MINUTE, "k")

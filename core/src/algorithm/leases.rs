@@ -28,6 +28,9 @@
 //! 4. A lease ends when its slot becomes ENDING, once. One compare-and-swap on `returned` gives its units back and
 //!    names the slot, which any caller then makes FREE.
 //! 5. [`Leases::reclaim`] finishes what a dead process leaves half done.
+//! 6. Where units cool down, the caller that ends a lease first takes its units once more, for nobody (COOLING) and until
+//!    a deadline, whether the limit is full or not. If it dies in between, or another caller was faster, both count, the
+//!    lease until its owner is found dead, and then it cools down. So at no moment does neither count.
 //!
 //! # Correctness
 //!
@@ -88,6 +91,9 @@ pub(crate) const NEVER: Tick = u64::MAX;
 
 /// The owner of a lease that is not bound to a living process.
 pub(crate) const NO_OWNER: u64 = 0;
+
+/// The owner of units that cool down: their start has ended, and they become free at the lease's deadline.
+const COOLING: u64 = u64::MAX;
 
 /// The number of words of a slot.
 pub(crate) const SLOT_WORDS: u64 = 4;
@@ -453,19 +459,20 @@ impl<'a> Leases<'a> {
         Ok(self.find(lease)?.is_some())
     }
 
-    /// Ends a lease. `false`: it is no longer held.
+    /// Ends a lease, whose units are free from `until` on (0: now). `false`: it is no longer held.
     #[inline]
-    pub fn give_back(&self, lease: Lease) -> Result<bool, Sealed> {
+    pub fn give_back(&self, lease: Lease, until: Tick) -> Result<bool, Sealed> {
         while let Some(at) = self.find(lease)? {
-            if self.end(at) {
+            if self.end(at, until)? {
                 return Ok(true);
             }
         }
         Ok(false)
     }
 
-    /// Ends the oldest start that this owner recorded without a permit, if there is one.
-    pub fn complete(&self, owner: u64) -> Result<bool, Sealed> {
+    /// Ends the oldest start that this owner recorded without a permit, if there is one. Its units are free from `until`
+    /// on.
+    pub fn complete(&self, owner: u64, until: Tick) -> Result<bool, Sealed> {
         loop {
             let oldest = self
                 .all()
@@ -476,21 +483,38 @@ impl<'a> Leases<'a> {
             match oldest {
                 None => return Ok(false),
                 Some(at) if phase_of(at.word) == SEALED => return Err(Sealed),
-                Some(at) if self.end(at) => return Ok(true),
+                Some(at) if self.end(at, until)? => return Ok(true),
                 Some(_) => {}
             }
         }
     }
 
-    /// Ends what a slot held when it was read, and ensures that its units are returned.
-    fn end(&self, at: SlotWord) -> bool {
+    /// Ends what a slot held when it was read, and ensures that its units are returned, from `until` on (0: now).
+    fn end(&self, at: SlotWord, until: Tick) -> Result<bool, Sealed> {
+        let is_late = fault::planted("late cooling");
+        let cooling = if until > 0 && !is_late { self.cool(at, until)? } else { None };
         let ending = SlotWord { word: with_phase(at.word, ENDING), ..at };
         let is_mine = self.change(at, ending.word);
         if is_mine {
             fault::point("lease-ending");
             self.finish(ending);
+            if until > 0 && is_late {
+                self.cool(at, until)?;
+            }
+        } else if let Some(cooling) = cooling {
+            self.give_back(cooling, 0)?;
         }
-        is_mine
+        Ok(is_mine)
+    }
+
+    /// Takes the units of a lease once more, for nobody.
+    #[cold]
+    fn cool(&self, at: SlotWord, until: Tick) -> Result<Option<Lease>, Sealed> {
+        let weight = weight_of(at.word);
+        let cooling =
+            self.admit(Request { weight, max: u64::MAX, owner: COOLING, deadline: until, is_recorded: false })?;
+        fault::point("lease-cooling");
+        Ok(cooling)
     }
 
     /// Returns the units of an ENDING slot. `false`: another caller did.
@@ -531,13 +555,14 @@ impl<'a> Leases<'a> {
     }
 
     /// Ends leases that are past their deadline or whose owner is dead, finishes what dead processes left half done,
-    /// and returns the number of units that became free. Checks each owner at most once.
+    /// and returns the number of units that became free. Checks each owner at most once. Units cool down for `cooldown`
+    /// after the deadline, or after their owner was found dead.
     ///
     /// A dead owner must stay dead: no other process may ever have its number.
-    pub fn reclaim(&self, now: Tick, is_dead: impl Fn(u64) -> bool) -> Result<u64, Sealed> {
+    pub fn reclaim(&self, now: Tick, cooldown: Tick, is_dead: impl Fn(u64) -> bool) -> Result<u64, Sealed> {
         let mut known: Vec<(u64, bool)> = Vec::new();
         let mut is_dead = |owner: u64| match known.iter().find(|(of, _)| *of == owner) {
-            _ if owner == NO_OWNER => false,
+            _ if [NO_OWNER, COOLING].contains(&owner) => false,
             Some((_, dead)) => *dead,
             None => {
                 let dead = is_dead(owner);
@@ -552,11 +577,15 @@ impl<'a> Leases<'a> {
                 let (owner, deadline) = (self.owner_of(index).load(Acquire), self.deadline_of(index).load(Acquire));
                 self.is_alive()?;
                 let came_back = match phase_of(at.word) {
-                    // Perhaps it was renewed in between.
-                    HELD if deadline <= now || is_dead(owner) => match self.end(at) {
-                        true => true,
-                        false => continue,
-                    },
+                    HELD if deadline <= now || is_dead(owner) => {
+                        let until = if owner == COOLING { 0 } else { deadline.min(now) + cooldown };
+                        let cools = cooldown > 0 && until > now;
+                        // Perhaps it was renewed in between.
+                        match self.end(at, if cools { until } else { 0 })? {
+                            true => !cools,
+                            false => continue,
+                        }
+                    }
                     ENDING => self.finish(at),
                     TENTATIVE if is_dead(owner) => {
                         // No other caller counts it any more. If it has been counted, this makes it HELD.
@@ -580,7 +609,7 @@ impl<'a> Leases<'a> {
     pub fn holds_of_others(&self, me: u64) -> bool {
         self.all().any(|at| match phase_of(at.word) {
             ENDING => true,
-            TENTATIVE | HELD => ![me, NO_OWNER].contains(&self.owner_of(at.index).load(Acquire)),
+            TENTATIVE | HELD => ![me, NO_OWNER, COOLING].contains(&self.owner_of(at.index).load(Acquire)),
             _ => false,
         })
     }
@@ -593,10 +622,29 @@ impl<'a> Leases<'a> {
         Ok(earliest.filter(|deadline| *deadline != NEVER))
     }
 
+    /// Returns when this many units will be free, if no lease ends before its deadline. `None`: that is not known.
+    pub fn free_at(&self, units: u64, cooldown: Tick) -> Result<Option<Tick>, Sealed> {
+        let held = self.all().filter(|at| phase_of(at.word) == HELD);
+        let free_at = |at: SlotWord| {
+            let is_cooling = self.owner_of(at.index).load(Acquire) == COOLING;
+            let deadline = self.deadline_of(at.index).load(Acquire);
+            (deadline.saturating_add(if is_cooling { 0 } else { cooldown }), weight_of(at.word))
+        };
+        let mut ends: Vec<(Tick, u64)> = held.map(free_at).collect();
+        self.is_alive()?;
+        ends.sort_unstable();
+        let mut free = 0;
+        let last = ends.into_iter().find(|(_, weight)| {
+            free += weight;
+            free >= units
+        });
+        Ok(last.map(|(at, _)| at).filter(|at| *at != NEVER))
+    }
+
     /// Ends all leases that are held.
     #[cfg(test)]
     pub fn clear(&self) -> Result<(), Sealed> {
-        self.reclaim(NEVER, |_| false).map(drop)
+        self.reclaim(NEVER, 0, |_| false).map(drop)
     }
 
     /// Empties the copy that a forked child inherited: the holders of its leases belong to the parent. No other thread

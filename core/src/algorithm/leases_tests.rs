@@ -32,7 +32,7 @@ impl Key {
     }
 
     fn gives_back(&self, lease: Lease) -> bool {
-        self.leases().give_back(lease).unwrap()
+        self.leases().give_back(lease, 0).unwrap()
     }
 
     fn live(&self) -> u64 {
@@ -40,7 +40,7 @@ impl Key {
     }
 
     fn reclaim(&self, now: Tick, dead: &[u64]) -> u64 {
-        self.leases().reclaim(now, |owner| dead.contains(&owner)).unwrap()
+        self.leases().reclaim(now, 0, |owner| dead.contains(&owner)).unwrap()
     }
 
     fn write(&self, holds: &[Hold], fence: u64) {
@@ -137,15 +137,15 @@ fn a_denial_writes_nothing() {
 #[test]
 fn starts_beyond_the_limit_are_recorded_and_completed_oldest_first() {
     let key = Key::new(2);
-    assert_eq!(key.leases().complete(ME), Ok(false), "completions without a start have no effect");
+    assert_eq!(key.leases().complete(ME, 0), Ok(false), "completions without a start have no effect");
     let permit = key.take(1, 2).unwrap();
     let starts: Vec<Lease> = (0..3).map(|_| key.leases().start(ME).unwrap().unwrap()).collect();
     key.leases().start(8).unwrap().unwrap();
     assert_eq!((key.live(), key.take(1, 2)), (5, None));
-    assert_eq!(key.leases().complete(ME), Ok(true));
+    assert_eq!(key.leases().complete(ME, 0), Ok(true));
     assert!(!key.gives_back(starts[0]) && key.gives_back(starts[1]));
-    assert_eq!(key.leases().complete(ME), Ok(true));
-    assert_eq!(key.leases().complete(ME), Ok(false), "what is left has a permit, or is another's");
+    assert_eq!(key.leases().complete(ME, 0), Ok(true));
+    assert_eq!(key.leases().complete(ME, 0), Ok(false), "what is left has a permit, or is another's");
     assert_eq!(key.live(), 2);
     assert!(key.gives_back(permit));
 }
@@ -180,7 +180,7 @@ fn ending_a_cleared_permit_is_a_no_op() {
     key.leases().clear().unwrap();
     assert!(key.leases().is_idle());
     assert!(!key.gives_back(a));
-    assert_eq!(key.leases().complete(ME), Ok(false));
+    assert_eq!(key.leases().complete(ME, 0), Ok(false));
     assert_eq!(key.live(), 0);
 }
 
@@ -230,7 +230,7 @@ fn each_dead_owner_is_checked_once() {
         asked.borrow_mut().push(owner);
         owner != 4
     };
-    assert_eq!(key.leases().reclaim(0, is_dead), Ok(8));
+    assert_eq!(key.leases().reclaim(0, 0, is_dead), Ok(8));
     assert_eq!(asked.into_inner(), [3, 4, 5]);
     assert!(key.leases().holds_of_others(3) && !key.leases().holds_of_others(4));
     assert_eq!(key.live(), 6);
@@ -331,9 +331,9 @@ fn sealed_cells_refuse_all_calls() {
         assert_eq!(leases.live(), Err(Sealed));
         assert_eq!(leases.take(1, 4, ME, NEVER), Err(Sealed));
         assert_eq!(leases.start(ME), Err(Sealed));
-        assert_eq!(leases.give_back(a), Err(Sealed));
+        assert_eq!(leases.give_back(a, 0), Err(Sealed));
         assert_eq!(leases.renew(a, 9), Err(Sealed));
-        assert_eq!(leases.reclaim(9, |_| true), Err(Sealed));
+        assert_eq!(leases.reclaim(9, 0, |_| true), Err(Sealed));
     };
     refused(&leases);
     let (holds, fence) = leases.history();
@@ -342,7 +342,7 @@ fn sealed_cells_refuse_all_calls() {
     // A caller of the former life is refused, and changes nothing.
     refused(&leases);
     assert_eq!(
-        (leases.clear(), leases.complete(ME), leases.earliest_deadline()),
+        (leases.clear(), leases.complete(ME, 0), leases.earliest_deadline()),
         (Err(Sealed), Err(Sealed), Err(Sealed))
     );
     leases.seal();
@@ -458,12 +458,12 @@ fn compare(seed: u64, mut max: u64, calls: u64) {
             15 | 16 => {
                 let is_its = |hold: &&Hold| hold.is_recorded && hold.owner == owner;
                 let oldest = model.held.values().find(is_its).map(|hold| hold.fence);
-                assert_eq!(key.leases().complete(owner), Ok(oldest.is_some()));
+                assert_eq!(key.leases().complete(owner, 0), Ok(oldest.is_some()));
                 oldest.map(|fence| model.held.remove(&fence));
             }
             17 | 18 => {
                 now += random.below(20);
-                let freed = key.leases().reclaim(now, |owner| dead.contains(&owner)).unwrap();
+                let freed = key.leases().reclaim(now, 0, |owner| dead.contains(&owner)).unwrap();
                 assert_eq!(freed, model.end(|hold| hold.deadline <= now || dead.contains(&hold.owner)));
             }
             19 if random.below(8) == 0 => {
@@ -540,12 +540,12 @@ fn hammer(threads: u64, max: u64, rounds: u64, rewrites: u64) {
                         match i % 4 {
                             0 => assert!(on(key, |leases| leases.renew(lease, 10 + i))),
                             // This frees only what others are ending.
-                            1 => drop(on(key, |leases| leases.reclaim(9, |_| false))),
+                            1 => drop(on(key, |leases| leases.reclaim(9, 0, |_| false))),
                             _ => {}
                         }
                         running.fetch_sub(weight, SeqCst);
-                        assert!(on(key, |leases| leases.give_back(lease)));
-                        assert!(!on(key, |leases| leases.give_back(lease)));
+                        assert!(on(key, |leases| leases.give_back(lease, 0)));
+                        assert!(!on(key, |leases| leases.give_back(lease, 0)));
                     }
                     let all = mine.len();
                     let mut fences = fences.lock().unwrap();

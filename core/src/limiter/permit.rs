@@ -39,6 +39,11 @@ impl<'l> Permit<'l> {
         limiter.settle(&raw, actual)
     }
 
+    /// Says that the job has reached the server that counts it: see [`Limiter::arrived`]. The permit remains.
+    pub fn arrived(&self) -> Result<()> {
+        self.limiter.arrived(&self.raw)
+    }
+
     /// Returns when the start's place became ready, if it had to wait for one.
     pub fn ready_at(&self) -> Option<SystemTime> {
         self.limiter.ready_at(&self.raw)

@@ -32,9 +32,9 @@ pub(crate) enum Shape {
     /// At most `limit` units in each of these rolling windows.
     Rate(Windows, Backoff),
     /// At most `max` units at the same time, each start for `lease` ticks unless it is renewed (`Tick::MAX`: without
-    /// end). There are `slots` slots for leases. The number never shrinks, so that leases of a formerly larger limit
-    /// keep their slots.
-    Concurrency { max: u64, lease: Tick, slots: u64 },
+    /// end), and for `cooldown` ticks after its end. There are `slots` slots for leases. The number never shrinks, so that
+    /// leases of a formerly larger limit keep their slots.
+    Concurrency { max: u64, lease: Tick, cooldown: Tick, slots: u64 },
     /// A minimum delay between two starts: one unit in a rolling window.
     Delay(Windows),
     /// Starts at even distances.
@@ -159,7 +159,7 @@ impl Policy {
     /// [`Error::InvalidArgument`] unless `max` is 1 to 65,535.
     pub fn concurrency(max: u64) -> Result<Policy> {
         in_range("max_concurrent_jobs", max, leases::MOST)?;
-        Ok(Policy(Shape::Concurrency { max, lease: leases::NEVER, slots: leases::slots(max) }))
+        Ok(Policy(Shape::Concurrency { max, lease: leases::NEVER, cooldown: 0, slots: leases::slots(max) }))
     }
 
     /// Returns the same policy with a lease: each start holds its units only for this long, unless it is renewed.
@@ -168,11 +168,36 @@ impl Policy {
     /// [`Error::InvalidArgument`] unless `lease` is 1 µs to 366 days; [`Error::Unsupported`] for another kind of policy.
     pub fn with_lease(self, lease: Duration) -> Result<Policy> {
         match self.0 {
-            Shape::Concurrency { max, slots, .. } => {
-                Ok(Policy(Shape::Concurrency { max, lease: time::window_ticks("lease", lease)?, slots }))
+            Shape::Concurrency { max, cooldown, slots, .. } => {
+                let lease = time::window_ticks("lease", lease)?;
+                Ok(Policy(Shape::Concurrency { max, lease, cooldown, slots }))
             }
             _ => Err(Error::Unsupported { reason: format!("a lease is not supported by \"{self}\"") }),
         }
+    }
+
+    /// Returns the same policy with a cooldown: the units of a start become free this long after it has ended. So at most
+    /// `max` units are counted in any rolling window of this length, whichever moment between its beginning and its end
+    /// a start is counted at: also as the server counts that a job calls.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] unless `cooldown` is 1 µs to 366 days; [`Error::Unsupported`] for another kind of policy.
+    pub fn with_cooldown(self, cooldown: Duration) -> Result<Policy> {
+        match self.0 {
+            Shape::Concurrency { max, lease, .. } => {
+                let cooldown = time::window_ticks("cooldown", cooldown)?;
+                // A start that ends takes its units once more before it gives them back.
+                let slots = leases::slots(2 * max).min(leases::MOST_SLOTS);
+                Ok(Policy(Shape::Concurrency { max, lease, cooldown, slots }))
+            }
+            _ => Err(Error::Unsupported { reason: format!("a cooldown is not supported by \"{self}\"") }),
+        }
+    }
+
+    /// Returns how long units are taken after the end of their start, in ticks.
+    #[inline(always)]
+    pub(crate) fn cooldown(&self) -> Tick {
+        if let Shape::Concurrency { cooldown, .. } = self.0 { cooldown } else { 0 }
     }
 
     /// Requires at least `delay` between one start and the next.
@@ -268,8 +293,8 @@ impl Policy {
     /// Returns the same policy, with at least as many lease slots as `before`.
     pub(crate) fn after(self, before: Policy) -> Policy {
         match (self.0, before.0) {
-            (Shape::Concurrency { max, lease, slots }, Shape::Concurrency { slots: had, .. }) => {
-                Policy(Shape::Concurrency { max, lease, slots: slots.max(had) })
+            (Shape::Concurrency { max, lease, cooldown, slots }, Shape::Concurrency { slots: had, .. }) => {
+                Policy(Shape::Concurrency { max, lease, cooldown, slots: slots.max(had) })
             }
             _ => self,
         }
@@ -278,8 +303,8 @@ impl Policy {
     /// Returns the same policy with twice as many lease slots, for starts that are recorded beyond the limit.
     pub(crate) fn with_more_slots(self) -> Option<Policy> {
         match self.0 {
-            Shape::Concurrency { max, lease, slots } if slots < leases::MOST_SLOTS => {
-                Some(Policy(Shape::Concurrency { max, lease, slots: 2 * slots }))
+            Shape::Concurrency { max, lease, cooldown, slots } if slots < leases::MOST_SLOTS => {
+                Some(Policy(Shape::Concurrency { max, lease, cooldown, slots: 2 * slots }))
             }
             _ => None,
         }
@@ -474,7 +499,9 @@ impl Policy {
                 }
                 words[9..].copy_from_slice(&backoff.to_words());
             }
-            Shape::Concurrency { max, lease, slots } => words[..4].copy_from_slice(&[2, max, lease, slots]),
+            Shape::Concurrency { max, lease, cooldown, slots } => {
+                words[..5].copy_from_slice(&[2, max, lease, slots, cooldown]);
+            }
             Shape::Delay(windows) => words[..2].copy_from_slice(&[3, windows.longest()]),
             Shape::EvenlySpaced(Spacing { max, window, interval, is_adaptive, .. }) => {
                 words[..5].copy_from_slice(&[4, max, window, interval, is_adaptive.into()]);
@@ -511,7 +538,7 @@ impl Policy {
                 }
                 Shape::Rate(windows, Backoff::from_words([word(9), word(10), word(11)]))
             }
-            2 => Shape::Concurrency { max: word(1), lease: word(2), slots: word(3) },
+            2 => Shape::Concurrency { max: word(1), lease: word(2), slots: word(3), cooldown: word(4) },
             3 => Shape::Delay(Windows::one(1, word(1))),
             4 => Shape::EvenlySpaced(Spacing::new(word(1), word(2), word(3), word(4) != 0)),
             5 => Shape::Bucket(Bucket::from_words(std::array::from_fn(|i| word(1 + i)))),
@@ -582,6 +609,8 @@ mod tests {
             Policy::rate(50, 60 * SECOND).unwrap().with_backoff(backoff),
             Policy::concurrency(3),
             Policy::concurrency(3).unwrap().with_lease(60 * SECOND),
+            Policy::concurrency(65_535).unwrap().with_cooldown(SECOND),
+            Policy::concurrency(3).unwrap().with_cooldown(SECOND).and_then(|policy| policy.with_lease(2 * SECOND)),
             Policy::delay(SECOND / 20),
             Policy::evenly_spaced(60, 60 * SECOND, true),
             Policy::evenly_spaced(7, SECOND, false),
@@ -611,6 +640,8 @@ mod tests {
             Policy::concurrency(70_000),
             Policy::concurrency(1).unwrap().with_lease(Duration::ZERO),
             Policy::rate(1, SECOND).unwrap().with_lease(SECOND),
+            Policy::concurrency(1).unwrap().with_cooldown(Duration::ZERO),
+            Policy::rate(1, SECOND).unwrap().with_cooldown(SECOND),
             Policy::delay(Duration::ZERO),
             Policy::evenly_spaced(5_000, SECOND, true),
             Policy::leaky_bucket(0, SECOND, 1),

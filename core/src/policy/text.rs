@@ -3,7 +3,7 @@
 //! ```text
 //! policies  = policy { "+" policy }
 //! policy    = windows [ backoff ] | rate ( "burst" count | "queue" count | "fixed" | "counter" | "spaced" [ "strictly" ] )
-//!           | count "concurrent" [ what ] [ "lease" time ] | "delay" time
+//!           | count "concurrent" [ what ] [ "lease" time ] [ "cooldown" time ] | "delay" time
 //! windows   = rate { "+" rate }
 //! rate      = count [ what ] ( "/" | "per" ) time
 //! backoff   = "backoff" time "x" number "max" time [ "scaled" | "full" | "equal" | "none" ]
@@ -69,8 +69,13 @@ impl fmt::Display for Policy {
                 let multiplier = multiplier as f64 / 1e3;
                 write!(f, " backoff {} x{multiplier} max {} {name}", Time(initial), Time(max))
             }
-            Shape::Concurrency { max, lease: Tick::MAX, .. } => write!(f, "{max} concurrent"),
-            Shape::Concurrency { max, lease, .. } => write!(f, "{max} concurrent lease {}", Time(*lease)),
+            Shape::Concurrency { max, lease, cooldown, .. } => {
+                write!(f, "{max} concurrent")?;
+                if *lease != Tick::MAX {
+                    write!(f, " lease {}", Time(*lease))?;
+                }
+                if *cooldown != 0 { write!(f, " cooldown {}", Time(*cooldown)) } else { Ok(()) }
+            }
             Shape::Delay(windows) => write!(f, "delay {}", Time(windows.longest())),
             Shape::EvenlySpaced(Spacing { max, window, is_adaptive, .. }) => {
                 write!(f, "{max}/{} spaced{}", Time(*window), if *is_adaptive { "" } else { " strictly" })
@@ -275,12 +280,16 @@ impl<'t> Reader<'t> {
         self.what();
         if self.is_next("concurrent") {
             self.what();
-            let policy = self.checked(began, Policy::concurrency(count))?;
-            if !self.is_next("lease") {
-                return Ok(Read::Policy(policy));
+            let mut policy = self.checked(began, Policy::concurrency(count))?;
+            if self.is_next("lease") {
+                let (at, lease) = (self.begin(), self.time()?);
+                policy = self.checked(at, policy.with_lease(lease))?;
             }
-            let (at, lease) = (self.begin(), self.time()?);
-            return self.checked(at, policy.with_lease(lease)).map(Read::Policy);
+            if self.is_next("cooldown") {
+                let (at, cooldown) = (self.begin(), self.time()?);
+                policy = self.checked(at, policy.with_cooldown(cooldown))?;
+            }
+            return Ok(Read::Policy(policy));
         }
         if !self.is_next("/") && !self.is_next("per") {
             return Err(self.wrong("/, per or concurrent (such as 100/1m, \"5 per second\" or 5 concurrent)"));

@@ -193,7 +193,8 @@ impl Terms {
             Shape::Counter { window, is_smooth } => {
                 vec![number(window.limit), number(window.length), i64::from(*is_smooth), phase]
             }
-            Shape::Concurrency { max, .. } => vec![number(*max)],
+            Shape::Concurrency { max, cooldown: 0, .. } => vec![number(*max)],
+            Shape::Concurrency { max, cooldown, .. } => vec![number(*max), number(*cooldown)],
             _ => log_numbers(policy),
         };
         Terms { family: Family::of(policy), version: version(policy), numbers }

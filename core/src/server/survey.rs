@@ -86,10 +86,10 @@ impl KeyUse {
                 let found = KeyUse { units: vec![(limit, used)], ready: state.ready(now) };
                 found.unless_lost(born, policy.longest(), now)
             }
-            Shape::Concurrency { max, lease, .. } => {
+            Shape::Concurrency { max, lease, cooldown, .. } => {
                 let lease = if *lease == NEVER { renewed_lease().as_micros() as Tick } else { *lease };
                 // Until then, holders of lost leases register them again.
-                let ready = if born > 0 { born.saturating_add(lease) } else { 0 };
+                let ready = if born > 0 { born.saturating_add(lease).saturating_add(*cooldown) } else { 0 };
                 KeyUse { units: vec![(*max, number(0).min(*max))], ready }
             }
             _ => {

@@ -72,6 +72,13 @@ pub(super) fn recover(home: &Locked, database: &mut Database, identity: &Identit
             let until = if policy.is_concurrency() { noticed } else { last };
             home.limit_gate(limit).store(until, Release);
         }
+        let keys = database.keys(KeySelection::Of(&name))?;
+        // Nor are units that cool down. Their starts ended before the boot at the latest, or now.
+        let cooldown = keys.iter().filter_map(|key| key.policy).chain([policy]).map(|policy| policy.cooldown()).max();
+        if let Some(cooldown @ 1..) = cooldown {
+            let ended = if is_lost { noticed } else { if booted > 0 { booted } else { now.ceil } };
+            home.limit_gate(limit).fetch_max(ended.saturating_add(cooldown), AcqRel);
+        }
         let lost @ [stamp, units] = origin.lost;
         if units > 0 {
             let table = home.table(limit);
@@ -82,7 +89,7 @@ pub(super) fn recover(home: &Locked, database: &mut Database, identity: &Identit
                 history.add_unlogged(Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged });
             })?;
         }
-        for KnownKey { key, policy: own, missing, .. } in database.keys(KeySelection::Of(&name))? {
+        for KnownKey { key, policy: own, missing, .. } in keys {
             is_missing |= missing.is_some();
             let hash = home.hash(b'k', &key);
             match (own, missing) {

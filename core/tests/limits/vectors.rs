@@ -243,6 +243,7 @@ fn run(case: &Case, url: &str) -> usize {
                     limiter.settle(&permits[arguments["permit"]], actual).map(|()| Answer::new())?
                 }
                 "renew" => limiter.renew(&permits[arguments["permit"]]).map(|()| Answer::new())?,
+                "arrived" => limiter.arrived(&permits[arguments["permit"]]).map(|()| Answer::new())?,
                 "stats" => {
                     let stats = limiter.stats(key)?;
                     Answer::from([

@@ -10,6 +10,7 @@ mod bounded;
 mod changing;
 mod commits;
 mod committed;
+mod cooling;
 mod damage;
 mod database;
 mod failing;

@@ -621,6 +621,14 @@ class Permit:
     def settle_async(self, actual: int) -> Coroutine[None, None, None]:
         """As settle, for event loops: see complete_async."""
 
+    def arrived(self) -> None:
+        """Says that the job has reached the server that counts it, as when the head of its response is here. A limit with
+        a cooldown counts it from now on instead of from its end. The permit remains. A no-op for other limits.
+        """
+
+    def arrived_async(self) -> Coroutine[None, None, None]:
+        """As arrived, for event loops: see complete_async."""
+
     def renew(self) -> None:
         """Renews a lease: it holds its units for its full duration from now on. A no-op for a permit that is not a
         lease. Raises LeaseLost if the lease has already ended; another start may hold its units.
@@ -961,6 +969,10 @@ class ConcurrencyLimiter(Limiter):
     A permit of a shared limit is a lease. If the process that holds it is killed, the next attempt of any process takes
     it back. With lease (seconds or a timedelta) it also ends after that time, unless Permit.renew is called before.
 
+    With cooldown (seconds or a timedelta) the units of a start become free only that long after it has ended. So at
+    most max_concurrent_jobs units are counted in any rolling window of that length, also as the server counts that the
+    jobs call: see Permit.arrived.
+
     max_concurrent_jobs is 1 to 65535. clock is for tests without a store.
     """
 
@@ -971,6 +983,7 @@ class ConcurrencyLimiter(Limiter):
         store: Store | None = None,
         name: str | None = None,
         lease: _Duration | None = None,
+        cooldown: _Duration | None = None,
         clock: ManualClock | None = None,
     ) -> Self: ...
     @classmethod

@@ -380,6 +380,11 @@ impl Limiter for CompositeLimiter {
         self.parts(permit, |child, part| Some(child.renew(part))).collect()
     }
 
+    fn arrived(&self, permit: &RawPermit) -> Result<()> {
+        self.own(permit)?;
+        self.parts(permit, |child, part| Some(child.arrived(part))).collect()
+    }
+
     /// Returns the fence of the first child whose permits have one.
     fn fence(&self, permit: &RawPermit) -> Option<u64> {
         self.parts(permit, |child, part| child.fence(part)).next()

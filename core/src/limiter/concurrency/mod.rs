@@ -22,7 +22,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Allows at most `max` units running at the same time, per key. A start holds a *lease* until it completes. The lease
-/// of a process that died is freed by the next attempt of any process.
+/// of a process that died is freed by the next attempt of any process. With a *cooldown* the units become free that long
+/// after the start has ended.
 ///
 /// ```
 /// # use workglow_limit::{ConcurrencyLimiter, Limiter};
@@ -41,13 +42,23 @@ pub struct ConcurrencyLimiter {
     running: PerProcess<HashMap<Hash, VecDeque<Lease>>>,
 }
 
+/// Why the units of a start become free.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Completed,
+    /// The job never ran, so they do not cool down.
+    Cancelled,
+    /// The job runs on, but is only counted by its cooldown; without one, it keeps its units.
+    Arrived,
+}
+
 impl ConcurrencyLimiter {
     /// Allows at most `max` units at the same time, in this process. A forked child counts its own.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] unless `max` is 1 to 65,535.
     pub fn new(max: u64) -> Result<Self> {
-        Self::in_store(max, StoreOptions::default())
+        Self::by_policy(Policy::concurrency(max)?, None)
     }
 
     /// The same, with a manual clock for gates.
@@ -55,7 +66,19 @@ impl ConcurrencyLimiter {
     /// # Errors
     /// As for [`ConcurrencyLimiter::new`].
     pub fn with_clock(max: u64, clock: ManualClock) -> Result<Self> {
-        Self::in_store(max, StoreOptions { clock: Some(clock), ..StoreOptions::default() })
+        Self::by_policy(Policy::concurrency(max)?, Some(clock))
+    }
+
+    /// Makes a limit of this process by a policy of this kind, such as one with a [cooldown](Policy::with_cooldown).
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for another kind of policy.
+    pub fn by_policy(policy: Policy, clock: Option<ManualClock>) -> Result<Self> {
+        if !policy.is_concurrency() {
+            return unsupported("ConcurrencyLimiter", "this policy: it does not limit concurrent starts");
+        }
+        let store = Store::with_options("memory:", StoreOptions { clock, ..StoreOptions::default() })?;
+        Self::declare(&store, &policy.to_string(), policy)
     }
 
     /// Makes a limit that all openers of this name in this store share. Each start holds its units for at most `lease`,
@@ -84,12 +107,6 @@ impl ConcurrencyLimiter {
     /// [`Error::InvalidArgument`] unless `name` is 1 to 1,024 bytes.
     pub fn attach(store: &Store, name: &str) -> Result<Self> {
         Ok(Self::of(Limit::attach(store, name, "concurrency")?))
-    }
-
-    fn in_store(max: u64, options: StoreOptions) -> Result<Self> {
-        let policy = Policy::concurrency(max)?;
-        let store = Store::with_options("memory:", options)?;
-        Self::declare(&store, &policy.to_string(), policy)
     }
 
     /// Returns until when a start that begins now may hold its units.
@@ -135,7 +152,8 @@ impl ConcurrencyLimiter {
             return Ok(0);
         }
         let now = found.home().clock.now().floor;
-        let units = leases.reclaim(now, |member| others && member != me && found.home().is_dead(member))?;
+        let is_dead = |member| others && member != me && found.home().is_dead(member);
+        let units = leases.reclaim(now, found.table.policy.cooldown(), is_dead)?;
         if units > 0 {
             Self::ring(leases);
         }
@@ -145,20 +163,29 @@ impl ConcurrencyLimiter {
     /// Frees the units of expired leases, before the remaining units are reported.
     fn expire(found: &Key, leases: &Leases) -> Result<(), Blocked> {
         let now = found.home().clock.now().floor;
-        let ends = !matches!(found.table.policy.0, Shape::Concurrency { lease: NEVER, .. });
+        let cooldown = found.table.policy.cooldown();
+        let ends = cooldown > 0 || !matches!(found.table.policy.0, Shape::Concurrency { lease: NEVER, .. });
         if ends && leases.earliest_deadline()?.is_some_and(|deadline| deadline <= now) {
-            leases.reclaim(now, |_| false)?;
+            leases.reclaim(now, cooldown, |_| false)?;
             Self::ring(leases);
         }
         Ok(())
     }
 
     /// Returns when a retry may succeed after a denial: exactly, if that is known.
-    fn retry_after(found: &Key, leases: &Leases) -> Result<Duration, Blocked> {
+    fn retry_after(found: &Key, leases: &Leases, weight: u64) -> Result<Duration, Blocked> {
         let now = found.home().clock.now().floor;
-        Ok(match leases.earliest_deadline()? {
+        let free_at = match found.table.policy.cooldown() {
+            0 => leases.earliest_deadline()?,
+            cooldown => {
+                let units = (leases.live()? + weight).saturating_sub(found.table.capacity);
+                // No start that ends from now on frees its units before that.
+                Some(leases.free_at(units, cooldown)?.unwrap_or(NEVER).min(found.home().clock.now().ceil + cooldown))
+            }
+        };
+        Ok(match free_at {
             _ if found.gate > now => from_ticks(found.gate - now),
-            Some(deadline) => from_ticks(deadline.saturating_sub(now)),
+            Some(at) => from_ticks(at.saturating_sub(now)),
             None => LOOK_AGAIN,
         })
     }
@@ -226,15 +253,27 @@ impl ConcurrencyLimiter {
         self.limit.undecided(is_admitted.then(|| self.uncounted()))
     }
 
-    fn end(&self, permit: &RawPermit, is_cancelled: bool) -> Result<()> {
+    /// Returns from when on the units of a start are free that ends now; 0: at once.
+    fn cools_until(found: &Key) -> Tick {
+        match found.table.policy.cooldown() {
+            0 => 0,
+            cooldown => found.home().clock.now().ceil + cooldown,
+        }
+    }
+
+    fn end(&self, permit: &RawPermit, end: End) -> Result<()> {
         let ended = || {
             if self.limit.is_served() {
-                return self.end_on_server(permit, is_cancelled).map(Some);
+                return self.end_on_server(permit, end).map(Some);
             }
             self.with_lease(permit, |found, leases, lease| {
-                if leases.give_back(lease)? {
+                let until = Self::cools_until(found);
+                if end == End::Arrived && until == 0 {
+                    return Ok(());
+                }
+                if leases.give_back(lease, if end == End::Cancelled { 0 } else { until })? {
                     Self::ring(leases);
-                    if is_cancelled {
+                    if end == End::Cancelled {
                         found.add(CANCELLED, 1);
                     }
                 }
@@ -247,11 +286,15 @@ impl ConcurrencyLimiter {
 
 impl Limiter for ConcurrencyLimiter {
     fn complete(&self, permit: &RawPermit) -> Result<()> {
-        self.end(permit, false)
+        self.end(permit, End::Completed)
     }
 
     fn cancel(&self, permit: &RawPermit) -> Result<()> {
-        self.end(permit, true)
+        self.end(permit, End::Cancelled)
+    }
+
+    fn arrived(&self, permit: &RawPermit) -> Result<()> {
+        self.end(permit, End::Arrived)
     }
 
     fn settle(&self, _: &RawPermit, _: u64) -> Result<()> {
@@ -269,7 +312,7 @@ impl Limiter for ConcurrencyLimiter {
             self.with_lease(permit, |found, leases, lease| {
                 // An expired lease is not revived, whether or not its end was noticed.
                 if !matches!(Self::deadline(found.home(), found.table), NEVER) {
-                    leases.reclaim(found.home().clock.now().floor, |_| false)?;
+                    leases.reclaim(found.home().clock.now().floor, found.table.policy.cooldown(), |_| false)?;
                 }
                 Ok(leases.renew(lease, Self::deadline(found.home(), found.table))?)
             })
@@ -314,7 +357,7 @@ impl Internal for ConcurrencyLimiter {
                         Attempt::Admitted(self.permit(found, lease))
                     }
                     None => {
-                        let after = Self::retry_after(found, leases)?;
+                        let after = Self::retry_after(found, leases, weight)?;
                         found.decided(DENIED, weight);
                         Attempt::Denied(after)
                     }
@@ -336,7 +379,7 @@ impl Internal for ConcurrencyLimiter {
                 }
                 Self::expire(found, leases)?;
                 let lease = self.take(found, leases, weight)?;
-                let retry_after = if lease.is_some() { None } else { Some(Self::retry_after(found, leases)?) };
+                let retry_after = if lease.is_some() { None } else { Some(Self::retry_after(found, leases, weight)?) };
                 let now = found.home().clock.now().floor;
                 let permit = lease.map(|lease| self.permit(found, lease));
                 found.decided(if permit.is_some() { ADMITTED } else { DENIED }, weight);
@@ -369,7 +412,7 @@ impl Internal for ConcurrencyLimiter {
                     live = leases.live()?;
                 }
                 let is_denied = gate > now || live + weight > max;
-                let retry_after = if is_denied { Some(Self::retry_after(found, &leases)?) } else { None };
+                let retry_after = if is_denied { Some(Self::retry_after(found, &leases, weight)?) } else { None };
                 Ok(self.decision(table, gate, now, live, retry_after))
             })
         };
@@ -396,7 +439,7 @@ impl Internal for ConcurrencyLimiter {
                 return self.record_end_on_server(key);
             }
             self.with_leases(key, |found, leases| {
-                if leases.complete(found.member())? {
+                if leases.complete(found.member(), Self::cools_until(found))? {
                     Self::ring(leases);
                 }
                 Ok(())
@@ -416,16 +459,17 @@ impl Internal for ConcurrencyLimiter {
             self.with_leases(key, |found, leases| {
                 if self.limit.is_served() {
                     let (permit, seen) = self.take_on_server(found, weight)?;
-                    let denied = || Claim::Denied { after: seen.retry_after(), is_certain: seen.is_closed() };
+                    let is_certain = seen.is_closed() || found.table.policy.cooldown() > 0;
+                    let denied = || Claim::Denied { after: seen.retry_after(), is_certain };
                     return Ok(permit.map_or_else(denied, Claim::Started));
                 }
                 if let Some(lease) = self.take(found, leases, weight)? {
                     found.decided(ADMITTED, weight);
                     return Ok(Claim::Started(self.permit(found, lease)));
                 }
-                // A gate opens at a known time, whatever completes.
-                let is_certain = found.gate > found.home().clock.now().floor;
-                Ok(Claim::Denied { after: Self::retry_after(found, leases)?, is_certain })
+                // A gate opens at a known time, whatever completes. And units that cool down are not free before.
+                let is_certain = found.gate > found.home().clock.now().floor || found.table.policy.cooldown() > 0;
+                Ok(Claim::Denied { after: Self::retry_after(found, leases, weight)?, is_certain })
             })
         };
         self.limit.or_instead(claimed, |is_admitted| match is_admitted {

@@ -1,6 +1,6 @@
 //! Leases issued by a server.
 
-use super::{ConcurrencyLimiter, renewal};
+use super::{ConcurrencyLimiter, End, renewal};
 use crate::algorithm::leases::{Lease, NEVER};
 use crate::decision::Decision;
 use crate::error::{Error, Result};
@@ -46,22 +46,27 @@ pub(super) struct Seen {
     gate: Tick,
     /// When the first lease ends; 0: none does.
     soonest: Tick,
+    cooldown: Tick,
 }
 
 impl Seen {
-    fn of(now: i64, [live, gate, soonest]: [i64; 3], time: Time) -> Seen {
+    fn of(now: i64, [live, gate, soonest]: [i64; 3], time: Time, cooldown: Tick) -> Seen {
         let unsigned = |n: i64| u64::try_from(n).unwrap_or(0);
         // A renewed lease does not end then.
-        let soonest = if time.1 { 0 } else { soonest };
-        Seen { now: unsigned(now), live: unsigned(live), gate: unsigned(gate), soonest: unsigned(soonest) }
+        let soonest = if time.1 && cooldown == 0 { 0 } else { soonest };
+        Seen { now: unsigned(now), live: unsigned(live), gate: unsigned(gate), soonest: unsigned(soonest), cooldown }
     }
 
     /// Returns when a retry may succeed after a denial: exactly, if that is known.
     pub fn retry_after(&self) -> Duration {
-        match self.soonest.max(self.gate) {
-            _ if self.is_closed() => from_ticks(self.gate - self.now),
+        let left = |at: Tick| from_ticks(at.saturating_sub(self.now));
+        match self.soonest {
+            _ if self.is_closed() => left(self.gate),
+            // No start that ends from now on frees its units before that.
+            0 if self.cooldown > 0 => from_ticks(self.cooldown),
+            soonest if self.cooldown > 0 => left(soonest).min(from_ticks(self.cooldown)),
             0 => LOOK_AGAIN,
-            _ => from_ticks(self.soonest.saturating_sub(self.now)),
+            soonest => left(soonest),
         }
     }
 
@@ -84,7 +89,7 @@ impl ConcurrencyLimiter {
             let (answer, others) =
                 self.limit.ask_all(found.home(), found.table, Some(found.hash), "acquire", &arguments)?;
             let [now, taken, slot, fence, _, live, gate, soonest] = answer;
-            let seen = Seen::of(now, [live, gate, soonest], time);
+            let seen = Seen::of(now, [live, gate, soonest], time, found.table.policy.cooldown());
             if taken == 1 {
                 let lease = Lease { index: slot as u64, fence: fence as u64 };
                 found.decided(ADMITTED, weight);
@@ -142,7 +147,7 @@ impl ConcurrencyLimiter {
             let ([now, live, gate, soonest], others) =
                 self.limit.ask_all(home, table, Some(key), "view", &arguments)?;
             if self.evict(home, table, key, &others)? == 0 {
-                break Seen::of(now, [live, gate, soonest], time);
+                break Seen::of(now, [live, gate, soonest], time, table.policy.cooldown());
             }
         };
         let is_denied = seen.is_closed() || seen.live + weight > table.capacity;
@@ -165,12 +170,16 @@ impl ConcurrencyLimiter {
         self.limit.with_hash(Hash(key), |found| is_held(found, lease, &arguments)).map(Some)
     }
 
-    pub(super) fn end_on_server(&self, permit: &RawPermit, is_cancelled: bool) -> Result<()> {
+    pub(super) fn end_on_server(&self, permit: &RawPermit, end: End) -> Result<()> {
         let ended = self.with_lease_on_server(permit, |found, lease, arguments| {
+            if end == End::Arrived && found.table.policy.cooldown() == 0 {
+                return Ok(false);
+            }
             // If the server cannot be reached, the lease expires.
             let may_be_lost = renewal::let_go(&self.limit, lease);
-            let [_, was_held] = self.limit.ask(found, "complete", arguments)?;
-            if was_held == 1 && is_cancelled {
+            let arguments = [arguments, &[i64::from(end != End::Cancelled)]].concat();
+            let [_, was_held] = self.limit.ask(found, "complete", &arguments)?;
+            if was_held == 1 && end == End::Cancelled {
                 found.add(CANCELLED, 1);
             }
             Self::call_waiters(found);
@@ -234,7 +243,7 @@ impl ConcurrencyLimiter {
         let Some(lease) = self.running.lock().get_mut(&hash).and_then(VecDeque::pop_front) else {
             return Ok(());
         };
-        let ended = self.end_on_server(&self.permit_on_server(owner, lease, hash), false);
+        let ended = self.end_on_server(&self.permit_on_server(owner, lease, hash), End::Completed);
         if let Err(Error::WouldWait) = ended {
             // For the repeated call.
             self.running.lock().entry(hash).or_default().push_front(lease);

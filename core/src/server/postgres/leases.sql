@@ -1,6 +1,6 @@
 -- Concurrency: a limited number of units at the same time, each held by a lease.
 --
--- Policy: max.
+-- Policy: max, and the cooldown if there is one: the units of a start are taken for so long after its end.
 --
 -- State: a row of `holders` for each key, and a row of `leases` for each lease.
 --
@@ -24,7 +24,8 @@
 --        gate are after it; soonest: when the first lease ends, 0: none does (given after a denial, else 0); others: after a
 --        denial for lack of capacity, some other owners of the site that hold leases: number, process and when it began
 -- view weight OWNER turn              -> {0, now, live, gate, soonest, others…}; writes nothing
--- complete slot fence OWNER           -> {0, now, was_held}; also for cancel, and for leases recorded by `start`
+-- complete slot fence OWNER ran       -> {0, now, was_held}; also for leases recorded by `start`; ran 0: for cancel, so the
+--                                        units are free at once
 -- renew slot fence OWNER lease again  -> {0, now, is_held, expiry}; an end never becomes earlier; expiry -1: never.
 --                                        again 1: if leases may have been lost, it is held again, as long as no other
 --                                        start is admitted for that reason
@@ -61,7 +62,8 @@ CREATE TABLE IF NOT EXISTS workglow_limit.leases (
     site bigint NOT NULL,
     process bigint NOT NULL,
     began bigint NOT NULL,
-    -- The tick at which it ends; 9007199254740991: never.
+    -- The tick at which its units are free: when it ends (9007199254740991: never), and the cooldown is over. Once its start
+    -- has ended, `owner`, `site`, `process` and `began` are 0.
     ends bigint NOT NULL,
     PRIMARY KEY (id, fence)
 ) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 1000);
@@ -179,12 +181,27 @@ BEGIN
     ), '{}');
 END $$;
 
+-- When so many units are free; 0: that is not known. Without a cooldown, when the first lease ends.
+CREATE OR REPLACE FUNCTION workglow_limit.leases_free(soonest bigint, of_key bigint, now bigint, units bigint, cooldown bigint)
+RETURNS bigint LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    IF cooldown = 0 OR units <= 1 THEN
+        RETURN soonest;
+    END IF;
+    RETURN coalesce((
+        SELECT min(ends)
+        FROM (SELECT ends, sum(weight) OVER (ORDER BY ends, fence) AS free FROM workglow_limit.leases WHERE id = of_key AND ends > now) s
+        WHERE free >= units AND ends < 9007199254740991
+    ), 0);
+END $$;
+
 CREATE OR REPLACE FUNCTION workglow_limit.decide_leases(
     op text, lim text, k uuid, v bigint, known bigint[], at bigint, patience bigint, p bigint[], a bigint[]
 ) RETURNS bigint[] LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
 #variable_conflict use_variable
 DECLARE
     never bigint := 9007199254740991;
+    cooldown bigint := coalesce(p[2], 0);
     l record;
     c workglow_limit.holders;
     now bigint;
@@ -198,6 +215,7 @@ DECLARE
     fence bigint := a[2];
     is_held boolean;
     holds_again boolean := false;
+    cools boolean;
     expiry bigint;
     back bigint := 0;
     answer bigint[];
@@ -218,7 +236,7 @@ BEGIN
         c := l.c;
         gate := l.gate;
         IF op = 'view' THEN
-            answer := ARRAY[0, now, c.live, gate, l.soonest];
+            answer := ARRAY[0, now, c.live, gate, workglow_limit.leases_free(l.soonest, c.id, now, c.live + weight - p[1], cooldown)];
             IF c.live > 0 AND c.live + weight > p[1] THEN
                 answer := answer || workglow_limit.leases_others(c.id, now, a[o], a[o + 1], a[o + 4]);
             END IF;
@@ -226,11 +244,12 @@ BEGIN
         ELSIF is_taking THEN
             -- Leases that may have been lost have expired by then.
             IF l.born > 0 THEN
-                gate := greatest(gate, l.born + greatest(lease, 0));
+                gate := greatest(gate, l.born + greatest(lease, 0) + cooldown);
             END IF;
             gate := greatest(gate, l.hold);
             IF op = 'acquire' AND (gate > now OR c.live + weight > p[1]) THEN
-                answer := ARRAY[0, now, 0, 0, 0, 0, c.live, gate, l.soonest];
+                answer := ARRAY[0, now, 0, 0, 0, 0, c.live, gate,
+                    workglow_limit.leases_free(l.soonest, c.id, now, c.live + weight - p[1], cooldown)];
                 IF c.live > 0 AND c.live + weight > p[1] THEN
                     answer := answer || workglow_limit.leases_others(c.id, now, a[o], a[o + 1], a[o + 4]);
                 END IF;
@@ -239,7 +258,8 @@ BEGIN
         ELSIF op = 'complete' OR op = 'renew' THEN
             is_held := EXISTS (
                 SELECT FROM workglow_limit.leases s
-                WHERE s.id = c.id AND s.fence = a[2] AND s.weight = a[1] AND s.owner = a[3] AND (op = 'complete' OR s.ends > now));
+                WHERE s.id = c.id AND s.fence = a[2] AND s.weight = a[1] AND s.owner = a[3]
+                    AND (op = 'complete' OR s.ends > now + CASE WHEN s.ends < never THEN cooldown ELSE 0 END));
             IF op = 'complete' AND NOT is_held THEN
                 RETURN ARRAY[0, now, 0];
             ELSIF NOT is_held OR l.is_stale THEN
@@ -247,6 +267,10 @@ BEGIN
                 IF op = 'renew' AND NOT holds_again THEN
                     RETURN ARRAY[0, now, 0, 0];
                 END IF;
+                -- Its units may still be taken.
+                holds_again := holds_again AND (l.is_stale OR NOT EXISTS (
+                    SELECT FROM workglow_limit.leases s
+                    WHERE s.id = c.id AND s.fence = a[2] AND s.weight = a[1] AND s.owner = a[3] AND s.ends > now));
             END IF;
         ELSIF c.id IS NULL AND op <> 'pause' THEN
             RETURN CASE op WHEN 'clear' THEN ARRAY[0, now] ELSE ARRAY[0, now, 0] END;
@@ -255,10 +279,16 @@ BEGIN
         PERFORM workglow_limit.leases_lock(l.limit_id, k, l.birth, at, now, patience);
         is_locked := true;
     END LOOP;
-    expiry := CASE WHEN lease < 0 THEN never ELSE now + lease END;
+    expiry := CASE WHEN lease < 0 THEN never ELSE now + lease + cooldown END;
+    cools := cooldown > 0 AND NOT l.is_stale AND (op = 'evict' OR op = 'complete' AND a[7] = 1);
 
     -- An expired lease is still held until another caller needs its units.
-    IF op = 'complete' THEN
+    IF cools THEN
+        UPDATE workglow_limit.leases s SET owner = 0, site = 0, process = 0, began = 0, ends = now + cooldown
+        WHERE s.id = c.id AND CASE op WHEN 'evict' THEN s.owner = a[1] ELSE s.fence = a[2] END;
+        c.live := c.live + l.over;
+        answer := ARRAY[0, now, CASE op WHEN 'evict' THEN 0 ELSE 1 END];
+    ELSIF op = 'complete' THEN
         DELETE FROM workglow_limit.leases s WHERE s.id = c.id AND s.fence = a[2];
         back := CASE WHEN l.is_stale THEN 0 ELSE a[1] END;
         -- The row's `live` includes expired leases.
@@ -289,13 +319,13 @@ BEGIN
             VALUES (c.id, fence, weight, a[o], a[o + 1], a[o + 2], a[o + 3], expiry);
             answer := CASE
                 WHEN is_taking
-                THEN ARRAY[0, now, 1, weight, fence, CASE WHEN expiry = never THEN -1 ELSE expiry END, c.live, gate, 0]
-                ELSE ARRAY[0, now, 1, CASE WHEN expiry = never THEN -1 ELSE expiry END]
+                THEN ARRAY[0, now, 1, weight, fence, CASE WHEN expiry = never THEN -1 ELSE expiry - cooldown END, c.live, gate, 0]
+                ELSE ARRAY[0, now, 1, CASE WHEN expiry = never THEN -1 ELSE expiry - cooldown END]
             END;
         ELSIF op = 'renew' THEN
             UPDATE workglow_limit.leases s SET ends = greatest(ends, expiry) WHERE s.id = c.id AND s.fence = a[2]
             RETURNING ends INTO STRICT expiry;
-            answer := ARRAY[0, now, 1, CASE WHEN expiry = never THEN -1 ELSE expiry END];
+            answer := ARRAY[0, now, 1, CASE WHEN expiry = never THEN -1 ELSE expiry - cooldown END];
         ELSIF op = 'pause' THEN
             expiry := greatest(c.gate, now + a[1]);
             c.gate := expiry;
@@ -313,7 +343,7 @@ BEGIN
     IF at IS NULL THEN
         c.expires := CASE
             WHEN c.live > 0 AND (expiry = never OR c.expires IS NULL) THEN NULL
-            WHEN is_taking OR op = 'renew' OR op = 'pause' THEN workglow_limit.lives_until(coalesce(c.expires, 0), greatest(expiry, c.gate), now)
+            WHEN is_taking OR op = 'renew' OR op = 'pause' OR cools THEN workglow_limit.lives_until(coalesce(c.expires, 0), greatest(expiry, c.gate), now)
             -- An empty row need not live, except for its gate; but it may be needed again soon.
             ELSE coalesce(c.expires, greatest(c.gate, now) + 60000000)
         END;

@@ -1,10 +1,11 @@
 -- Concurrency: a limited number of units at the same time, each held by a lease. (prelude.lua, then this.)
 --
--- Policy: max.
+-- Policy: max, and the cooldown if there is one: the units of a start are taken for so long after its end.
 --
 -- State: one sorted set.
 --
---   "FENCE WEIGHT OWNER SITE PROCESS BEGAN"  a lease; its score is the tick at which it ends (NEVER: never)
+--   "FENCE WEIGHT OWNER SITE PROCESS BEGAN"  a lease; its score is the tick at which its units are free: when it ends (NEVER:
+--                         never), and the cooldown is over. Once its start has ended, its owner's four numbers are 0
 --   live                  the units of all leases here, including those that have expired since: -1 - units
 --   gate                  the key's gate (absent: none): -1 - gate
 --   birth                 the birth of the limit that this belongs to (absent: 0): -1 - birth
@@ -36,7 +37,8 @@
 --        gate are after it; soonest: when the first lease ends, 0: none does (given after a denial, else 0); others: after a
 --        denial for lack of capacity, some other owners of the site that hold leases: number, process and when it began
 -- view weight OWNER turn              -> {clock, now, live, gate, soonest, others…}; writes nothing
--- complete slot fence OWNER           -> {clock, now, was_held}; also for cancel, and for leases recorded by `start`
+-- complete slot fence OWNER ran       -> {clock, now, was_held}; also for leases recorded by `start`; ran 0: for cancel, so the
+--                                        units are free at once
 -- renew slot fence OWNER lease again  -> {clock, now, is_held, expiry}; an end never becomes earlier; expiry -1: never.
 --                                        again 1: if leases may have been lost, it is held again, as long as no other
 --                                        start is admitted for that reason
@@ -51,7 +53,7 @@ local NEVER = 9007199254740991
 -- How many leases a denial examines, and how many owners it returns at most.
 local LOOKS, MOST_OWNERS = 32, 8
 
-local most = policy[1]
+local most, cooldown = policy[1], policy[2] or 0
 local live, over, key_gate, till, is_stale = 0, 0, 0, 0, false
 
 -- Reads the state described above.
@@ -74,12 +76,17 @@ local function load()
     gate = max(gate, key_gate)
 end
 
--- When the first unexpired lease ends; 0: none does.
-local function soonest()
+-- When the first unexpired lease ends, or with a cooldown, when so many units are free; 0: that is not known.
+local function soonest(weight)
     if is_stale then return 0 end
-    local first = call("ZRANGEBYSCORE", state_key, "(" .. format("%d", now), "+inf", "WITHSCORES", "LIMIT", 0, 1)[2]
-    first = first and floor(tonumber(first)) or NEVER
-    return first < NEVER and first or 0
+    local units = cooldown > 0 and max(live + weight - most, 1) or 1
+    local found = call("ZRANGEBYSCORE", state_key, "(" .. format("%d", now), "+inf", "WITHSCORES", "LIMIT", 0, units)
+    for i = 1, #found, 2 do
+        units = units - (cooldown > 0 and tonumber(string.match(found[i], " (%d+) ")) or 1)
+        local at = floor(tonumber(found[i + 1]))
+        if units <= 0 then return at < NEVER and at or 0 end
+    end
+    return 0
 end
 
 -- Writes these scores and members. The key is needed until the tick `needed`.
@@ -119,9 +126,9 @@ local function remove()
     call("ZREM", KEYS[3], hash)
 end
 
-local function ends(lease) return lease < 0 and NEVER or now + lease end
+local function ends(lease) return lease < 0 and NEVER or now + lease + cooldown end
 
-local function reported(expiry) return expiry < NEVER and expiry or -1 end
+local function reported(expiry) return expiry < NEVER and expiry - cooldown or -1 end
 
 -- The name of a lease, and the position of the owner's four numbers among the arguments.
 local function name_of(slot, fence, at)
@@ -147,16 +154,25 @@ end
 local function take(weight, lease, at, is_asked)
     load()
     -- Leases that may have been lost have expired by then.
-    if born > 0 then gate = max(gate, born + max(lease, 0)) end
+    if born > 0 then gate = max(gate, born + max(lease, 0) + cooldown) end
     gate = max(gate, hold)
     if is_asked and (gate > now or live + weight > most) then
-        local answer = { clock, now, 0, 0, 0, 0, live, gate, soonest() }
+        local answer = { clock, now, 0, 0, 0, 0, live, gate, soonest(weight) }
         return live + weight > most and with_others(answer, at) or answer
     end
     local fence, expiry = call("HINCRBY", limit_key, "ids", 1), ends(lease)
     live = live + weight
     save(expiry, expiry, name_of(weight, fence, at))
     return { clock, now, 1, weight, fence, reported(expiry), live, gate, 0 }
+end
+
+-- The start of a lease that was just removed has ended, or its owner died: its units cool down, if they count. Returns
+-- whether they do.
+local function cool(fence, weight)
+    if cooldown == 0 then return false end
+    load()
+    if not is_stale then save(now + cooldown, now + cooldown, format("%d %d 0 0 0 0", tonumber(fence), tonumber(weight))) end
+    return not is_stale
 end
 
 -- Subtracts these units from `live`. A key without leases is removed, except for its gate.
@@ -176,22 +192,22 @@ elseif op == "start" then
     return take(1, arguments[1], 2, false)
 elseif op == "view" then
     load()
-    local answer = { clock, now, live, gate, soonest() }
+    local answer = { clock, now, live, gate, soonest(arguments[1]) }
     return live + arguments[1] > most and with_others(answer, 2) or answer
 elseif op == "complete" then
     local slot, fence = arguments[1], arguments[2]
     local was_held = call("ZREM", state_key, name_of(slot, fence, 3))
-    if was_held == 1 then give_back(slot) end
+    if was_held == 1 and not (arguments[7] == 1 and cool(fence, slot)) then give_back(slot) end
     return { clock, now, was_held }
 elseif op == "renew" then
     local slot, fence, lease, again = arguments[1], arguments[2], arguments[7], arguments[8]
     local name = name_of(slot, fence, 3)
     local expiry = floor(tonumber(call("ZSCORE", state_key, name) or 0))
     load()
-    if is_stale or expiry <= now then
+    if is_stale or expiry <= now + (expiry < NEVER and cooldown or 0) then
         local may_be_lost = born > 0 and now < born + lease
         if is_stale or again == 0 or not may_be_lost then return { clock, now, 0, 0 } end
-        live = live + slot
+        if expiry <= now then live = live + slot end
     end
     expiry = max(expiry, ends(lease))
     save(expiry, expiry, name)
@@ -199,8 +215,11 @@ elseif op == "renew" then
 elseif op == "evict" then
     local owner, units = format("%d", arguments[1]), 0
     for _, name in ipairs(call("ZRANGEBYSCORE", state_key, 0, "+inf")) do
-        local weight, of = string.match(name, "^%d+ (%d+) (%d+) ")
-        if of == owner then units = units + tonumber(weight) * call("ZREM", state_key, name) end
+        local fence, weight, of = string.match(name, "^(%d+) (%d+) (%d+) ")
+        if of == owner then
+            call("ZREM", state_key, name)
+            if not cool(fence, weight) then units = units + tonumber(weight) end
+        end
     end
     if units > 0 then give_back(units) end
     return { clock, now, units }
