@@ -328,6 +328,10 @@ typedef struct wgl_concurrency_limiter_options {
     // With _shared: how long a start holds its units unless wgl_renew extends that, 1,000 ns (1 µs) to 366 days. Default
     // 0: as long as its process lives. With _new: 0.
     uint64_t lease_ns;
+    // For how long units stay taken after their start has ended, 1,000 ns (1 µs) to 366 days. So at most max_concurrent_jobs
+    // units are counted in any rolling window of that length, also as the server counts that the jobs call: see
+    // wgl_arrived. Default 0: they are free at once.
+    uint64_t cooldown_ns;
 } wgl_concurrency_limiter_options;
 
 // What a limit on the time between starts allows. Begin with WGL_DELAY_LIMITER_OPTIONS_INIT. The caller owns it; it is
@@ -994,6 +998,14 @@ int wgl_cancel_place(wgl_limiter *limiter,
 int wgl_settle(wgl_limiter *limiter,
                wgl_permit *permit,
                uint64_t actual);
+
+// Says that the job has reached the server that counts it, as when the head of its response is here. A limit with a
+// cooldown counts it from now on instead of from its end. The permit remains, for wgl_complete and the others. A no-op for
+// other limits.
+//
+// Fails as wgl_cancel does.
+int wgl_arrived(wgl_limiter *limiter,
+                const wgl_permit *permit);
 
 // Restarts a lease: the start holds its units for the whole lease of its limit from now on. A no-op for permits without a
 // lease.

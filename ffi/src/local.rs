@@ -76,6 +76,7 @@ impl wgl_concurrency_limiter_options {
 // SAFETY: it begins with its size; the pointer is looked at only as what the caller gives.
 unsafe impl Sized32 for wgl_concurrency_limiter_options {
     const NAME: &'static str = "concurrency limiter options";
+    const FIRST: usize = std::mem::offset_of!(wgl_concurrency_limiter_options, cooldown_ns);
 }
 
 /// Makes a limit on the units that run at the same time, per key, in this process; a forked child counts its own. Every

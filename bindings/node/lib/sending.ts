@@ -188,6 +188,7 @@ export class Sending {
         else sent.end();
         throw error;
       }
+      sent.arrived();
       try {
         const response = attempts.answerOf(result);
         const pause = pauseOf(response, this.#pauses);
@@ -287,6 +288,17 @@ export class Sent {
     this.#wants = wants;
     this.#permits = permits;
     this.#usage = usage;
+  }
+
+  /** Notes that the server has the request. */
+  arrived(): void {
+    for (const permit of this.#permits) {
+      try {
+        permit.arrived();
+      } catch (error) {
+        warn("the arrival of a request could not be recorded", error); // Its end says so again.
+      }
+    }
   }
 
   /** Notes the head of the response. */

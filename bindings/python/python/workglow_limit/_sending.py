@@ -12,7 +12,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypedDict, Typ
 from urllib.parse import urlsplit
 
 from ._derived import refuse
-from ._errors import WeightExceedsCapacity
+from ._errors import LimitError, WeightExceedsCapacity
 from ._loops import sleep
 from ._native import Decision, Limiter, Permit
 from ._tokens import FREE, Reading, estimate
@@ -65,6 +65,7 @@ class Waiting(Protocol):
     async def try_acquire(self, limiter: Limiter, key: str | None, weight: int) -> Permit | None: ...
     async def peek(self, limiter: Limiter, key: str | None) -> Decision: ...
     async def pause(self, limiter: Limiter, seconds: float, key: str | None) -> None: ...
+    async def arrived(self, permit: Permit) -> None: ...
     async def complete(self, permit: Permit) -> None: ...
     async def cancel(self, permit: Permit) -> None: ...
     async def settle(self, permit: Permit, units: int) -> None: ...
@@ -194,6 +195,7 @@ class Sender(Generic[R]):
             await body.fail(exchange.was_never_sent(error))
             raise
         try:
+            await body.arrived()
             wait = await self._heed(demands, response)
             status, headers = status_and_headers(response)
             if status in FREE:
@@ -303,6 +305,15 @@ class Body:
         if self.reading is not None:
             self.reading.feed(data)
 
+    async def arrived(self) -> None:
+        """Says that the server has the request. A failure must not cost the response, and the end says so again."""
+        for permit in self._start, self._tokens:
+            if permit is not None:
+                try:
+                    await self._waiting.arrived(permit)
+                except LimitError:
+                    pass
+
     async def release(self) -> None:
         """Completes the start of the request: the server has finished, so other requests may start."""
         start, self._start = self._start, None
@@ -349,6 +360,9 @@ class _InThread:
     async def pause(self, limiter: Limiter, seconds: float, key: str | None) -> None:
         limiter.pause(seconds, key)
 
+    async def arrived(self, permit: Permit) -> None:
+        permit.arrived()
+
     async def complete(self, permit: Permit) -> None:
         permit.complete()
 
@@ -378,6 +392,9 @@ class _InLoop:
 
     async def pause(self, limiter: Limiter, seconds: float, key: str | None) -> None:
         await limiter.pause_async(seconds, key)
+
+    async def arrived(self, permit: Permit) -> None:
+        await permit.arrived_async()
 
     async def complete(self, permit: Permit) -> None:
         await permit.complete_async()
