@@ -11,6 +11,7 @@ POST /v1/messages                                     Anthropic's
 import gzip
 import json
 import os
+import random
 import sys
 import threading
 import time
@@ -23,7 +24,8 @@ WORDS = ["the", "moon", "is", "far", "away", "and", "the", "reader", "has", "lef
 
 
 class Server(ThreadingHTTPServer):
-    """options: seconds before each event of a stream (pace), words in one event (words)."""
+    """options: seconds before each event of a stream (pace), words in one event (words), the longest way of a request in
+    seconds (jitter)."""
 
     daemon_threads = True
     request_queue_size = 512
@@ -37,6 +39,7 @@ class Server(ThreadingHTTPServer):
 
     def arrived(self, path, headers, body):
         """The time, and the number of earlier requests of this path."""
+        time.sleep(random.uniform(0, self.options.get("jitter", 0)))
         now = time.monotonic_ns()
         with self.lock:
             self.paths[path] += 1

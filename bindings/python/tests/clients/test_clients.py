@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import aiohttp
@@ -18,7 +19,7 @@ import trio
 import urllib3
 import workglow_limit.httpx2
 import workglow_limit.urllib3
-from clients import CLIENTS, AsyncHttpx, Requests, Urllib3
+from clients import CLIENTS, AsyncHttpx, Httpx, Httpx2, Requests, Urllib3
 from conftest import until
 from fake import serving
 from workglow_limit import (
@@ -264,6 +265,54 @@ def test_a_permit_is_held_until_the_body_has_been_read(client, server):
 
     client(one, scenario)
     assert one.peek().remaining == 1
+
+
+@pytest.mark.parametrize("policy", ["1 concurrent cooldown 1ms", "1 concurrent cooldown 1ms + 5 concurrent"])
+def test_a_response_that_is_still_being_read_has_arrived(client, server, policy):
+    limiter = Store("memory:").limiter("api", policy)
+
+    async def two_at_once(client):
+        first, second = await client.open(server.url + "/hold"), await client.open(server.url + "/hold")
+        server.go.set()
+        return await client.read(first), await client.read(second)
+
+    assert client(limiter, two_at_once) == (b"first last",) * 2
+
+
+@pytest.mark.parametrize("where", ["memory", "redis"])
+@pytest.mark.parametrize("kind", CLIENTS, ids=lambda kind: kind.__name__)
+def test_no_window_has_more_requests_as_the_server_counts_them(kind, where, request):
+    """However late they arrive there: their way takes up to 30 ms, and the loop or threads are busy half of the time."""
+    limit, window, count, at_once = 12, 0.1, 60, 15
+    url = "memory:" if where == "memory" else f"redis+unix://{request.getfixturevalue('the_server').socket}"
+    limiter = Store(url, timeout=30).limiter(f"{kind.__name__}", f"{limit} concurrent cooldown 100ms")
+    limiter.peek()  # Opens the store.
+    is_blocking = kind in (Httpx, Httpx2, Requests, Urllib3)
+
+    async def send(server, many):
+        async def one():
+            await client.read(await client.open(server.url + "/any"))
+
+        async def busy():
+            while True:
+                time.sleep(0.005)
+                await asyncio.sleep(0.005)
+
+        client = kind(limiter)
+        blocks = asyncio.ensure_future(busy())
+        await asyncio.gather(*(one() for _ in range(many)))
+        blocks.cancel()
+        await client.end()
+
+    with serving(jitter=0.03) as server:
+        parts = at_once if is_blocking else 1
+        with ThreadPoolExecutor(parts) as threads:
+            for sent in [threads.submit(asyncio.run, send(server, count // parts)) for _ in range(parts)]:
+                sent.result(60)
+        arrivals = sorted(server.arrivals)
+    assert len(arrivals) == count
+    most = max(sum(at - window * 1e9 < other <= at for other in arrivals) for at in arrivals)
+    assert most <= limit
 
 
 async def ended(limiter):
