@@ -179,7 +179,9 @@ export class Sending {
     const signals = [this.#signal, attempts.signal].filter((signal) => signal != null);
     const signal = signals.length === 2 ? AbortSignal.any(signals) : signals[0];
     for (let attempt = 0; ; attempt++) {
-      const sent = new Sent(wants, await this.#acquire(wants, signal), this.#usage);
+      // A start is decided in the microtask before `await` returns, and the request follows at once.
+      const permits = this.#isOne(wants) ? [await this.#wait(wants[0]!, signal)] : await this.#acquire(wants, signal);
+      const sent = new Sent(wants, permits, this.#usage);
       let result: R;
       try {
         result = await attempts.send();
@@ -225,6 +227,14 @@ export class Sending {
     }
     if (tokens != null && estimate > 0) wants.push({ limiter: tokens, key, weight: Math.ceil(estimate), areTokens: true });
     return wants;
+  }
+
+  #isOne(wants: readonly Want[]): boolean {
+    return wants.length === 1 && !wants[0]!.areTokens;
+  }
+
+  #wait({ limiter, key, weight }: Want, signal: AbortSignal | undefined): Promise<Permit> {
+    return limiter.acquire({ key, weight, priority: this.#priority, timeout: this.#timeout, signal });
   }
 
   /**

@@ -49,7 +49,7 @@ impl Guarantee {
         let mut words = text.split(' ');
         let first = words.next()?;
         let Some((limit, window)) = first.split_once('/') else {
-            let lease = text.split_once(" lease ").and_then(|(_, lease)| time(lease));
+            let lease = text.split_once(" lease ").and_then(|(_, lease)| time(lease.split(" cooldown ").next()?));
             return Some(Guarantee { kind: Kind::AtOnce { lease }, limit: first.parse().ok()?, window: 0 });
         };
         let kind = match (words.next(), words.next()) {
@@ -142,6 +142,7 @@ mod tests {
         assert_eq!(shown("10/1m fixed"), [(Kind::Aligned, 10, minute)]);
         let both = [(Kind::Smooth, 10, minute), (Kind::AtOnce { lease: Some(30 * SECOND) }, 5, 0)];
         assert_eq!(shown("10/1m counter + 5 concurrent lease 30s"), both);
+        assert_eq!(shown("10/1m counter + 5 concurrent lease 30s cooldown 1s"), both);
     }
 
     #[test]

@@ -1,16 +1,18 @@
-// A server in its own process that counts the requests of each path as a provider does: by their arrival, somewhere on their way.
+// A server in its own process that counts the requests of each path as a provider does: by their arrival. Each part of a request's
+// and a response's way takes up to this many ms, or 30:
+//
+//     node counting.mjs [JITTER]        (its parent gets the port as a message, or as a line)
 
 import http from "node:http";
 
 /** The moments of the requests of a path, in ns. */
 const arrivals = new Map();
-/** The longest way of a request, in ms. */
-const JITTER = 30;
+const jitter = Number(process.argv[2] ?? 30);
 
 const server = http.createServer(async (request, response) => {
   const { pathname, searchParams } = new URL(request.url, "http://any");
   if (pathname === "/arrivals") return response.end(JSON.stringify((arrivals.get(searchParams.get("of")) ?? []).map(String)));
-  const wait = () => new Promise((resolve) => setTimeout(resolve, Math.random() * JITTER));
+  const wait = () => new Promise((resolve) => setTimeout(resolve, Math.random() * jitter));
   await wait();
   if (!arrivals.has(pathname)) arrivals.set(pathname, []);
   arrivals.get(pathname).push(process.hrtime.bigint());
@@ -19,5 +21,9 @@ const server = http.createServer(async (request, response) => {
   await wait();
   response.end("body");
 });
-server.listen(0, "127.0.0.1", () => process.send(server.address().port));
+server.listen(0, "127.0.0.1", () => {
+  const { port } = server.address();
+  if (process.send) process.send(port);
+  else console.log(port);
+});
 process.on("disconnect", () => process.exit(0));
