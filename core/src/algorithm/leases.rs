@@ -463,7 +463,7 @@ impl<'a> Leases<'a> {
     #[inline]
     pub fn give_back(&self, lease: Lease, until: Tick) -> Result<bool, Sealed> {
         while let Some(at) = self.find(lease)? {
-            if self.end(at, until)? {
+            if self.end_until(at, until)? {
                 return Ok(true);
             }
         }
@@ -483,32 +483,42 @@ impl<'a> Leases<'a> {
             match oldest {
                 None => return Ok(false),
                 Some(at) if phase_of(at.word) == SEALED => return Err(Sealed),
-                Some(at) if self.end(at, until)? => return Ok(true),
+                Some(at) if self.end_until(at, until)? => return Ok(true),
                 Some(_) => {}
             }
         }
     }
 
-    /// Ends what a slot held when it was read, and ensures that its units are returned, from `until` on (0: now).
-    fn end(&self, at: SlotWord, until: Tick) -> Result<bool, Sealed> {
-        let is_late = fault::planted("late cooling");
-        let cooling = if until > 0 && !is_late { self.cool(at, until)? } else { None };
+    /// Ends what a slot held when it was read, and ensures that its units are returned.
+    fn end(&self, at: SlotWord) -> bool {
         let ending = SlotWord { word: with_phase(at.word, ENDING), ..at };
         let is_mine = self.change(at, ending.word);
         if is_mine {
             fault::point("lease-ending");
             self.finish(ending);
-            if until > 0 && is_late {
-                self.cool(at, until)?;
-            }
-        } else if let Some(cooling) = cooling {
+        }
+        is_mine
+    }
+
+    /// The same, but its units are free from `until` on (0: now).
+    #[inline(always)]
+    fn end_until(&self, at: SlotWord, until: Tick) -> Result<bool, Sealed> {
+        if until == 0 { Ok(self.end(at)) } else { self.end_cooling(at, until) }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn end_cooling(&self, at: SlotWord, until: Tick) -> Result<bool, Sealed> {
+        let is_late = fault::planted("late cooling") && self.end(at);
+        let cooling = self.cool(at, until)?;
+        let is_mine = is_late || self.end(at);
+        if let Some(cooling) = cooling.filter(|_| !is_mine) {
             self.give_back(cooling, 0)?;
         }
         Ok(is_mine)
     }
 
     /// Takes the units of a lease once more, for nobody.
-    #[cold]
     fn cool(&self, at: SlotWord, until: Tick) -> Result<Option<Lease>, Sealed> {
         let weight = weight_of(at.word);
         let cooling =
@@ -578,11 +588,11 @@ impl<'a> Leases<'a> {
                 self.is_alive()?;
                 let came_back = match phase_of(at.word) {
                     HELD if deadline <= now || is_dead(owner) => {
-                        let until = if owner == COOLING { 0 } else { deadline.min(now) + cooldown };
-                        let cools = cooldown > 0 && until > now;
+                        let ended = if owner == COOLING { 0 } else { deadline.min(now) + cooldown };
+                        let until = if cooldown > 0 && ended > now { ended } else { 0 };
                         // Perhaps it was renewed in between.
-                        match self.end(at, if cools { until } else { 0 })? {
-                            true => !cools,
+                        match self.end_until(at, until)? {
+                            true => until == 0,
                             false => continue,
                         }
                     }

@@ -7,6 +7,7 @@ mod common;
 
 mod changes;
 mod composites;
+mod cooling;
 mod counting;
 mod ends;
 mod hooks;

@@ -9,6 +9,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use workglow_limit::*;
 
+const SECOND: Duration = Duration::from_secs(1);
+
 /// How long unrenewed leases last here.
 const HOLDS: Duration = Duration::from_secs(6);
 
@@ -101,6 +103,34 @@ fn a_killed_process_returns_its_unit_at_the_next_request_on_its_machine() {
             match by {
                 "attempt" => here.complete(&take(&here).expect("it is dead")).unwrap(),
                 _ => assert!(here.can_proceed("").unwrap(), "it is dead"),
+            }
+        }
+    }
+}
+
+/// Its job has used the unit, up to its death at the latest.
+#[test]
+fn the_unit_of_a_killed_process_cools_down() {
+    for server in servers("leases-cooling") {
+        for (name, cooldown, is_free) in [("soon", Duration::from_micros(1), true), ("late", 3_600 * SECOND, false)] {
+            let policy = Policy::concurrency(1).unwrap().with_cooldown(cooldown).unwrap().to_string();
+            let limiter = |url: &str| patient(url).limiter(name, &policy).unwrap();
+            let (here, holds) = (limiter(&server.url()), &shared(1)[0]);
+            let child = Child::run(|| {
+                let jobs = limiter(&server.url());
+                let permit = jobs.decide("", 1).unwrap().permit.unwrap();
+                holds.store(1, Release);
+                sleep_for_ever();
+                jobs.complete(&permit).unwrap();
+            });
+            wait_until("it holds a unit", || holds.load(Acquire) == 1);
+            child.signal(libc::SIGKILL);
+            assert!(child.was_killed());
+            let is_admitted = || here.peek("", 1).unwrap().admitted;
+            match is_free {
+                true => wait_until("it has cooled down", is_admitted),
+                // (It is found dead once.)
+                false => assert!((0..3).all(|_| !is_admitted())),
             }
         }
     }

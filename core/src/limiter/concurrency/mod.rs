@@ -42,16 +42,6 @@ pub struct ConcurrencyLimiter {
     running: PerProcess<HashMap<Hash, VecDeque<Lease>>>,
 }
 
-/// Why the units of a start become free.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
-    Completed,
-    /// The job never ran, so they do not cool down.
-    Cancelled,
-    /// The job runs on, but is only counted by its cooldown; without one, it keeps its units.
-    Arrived,
-}
-
 impl ConcurrencyLimiter {
     /// Allows at most `max` units at the same time, in this process. A forked child counts its own.
     ///
@@ -261,19 +251,16 @@ impl ConcurrencyLimiter {
         }
     }
 
-    fn end(&self, permit: &RawPermit, end: End) -> Result<()> {
+    fn end(&self, permit: &RawPermit, is_cancelled: bool) -> Result<()> {
         let ended = || {
             if self.limit.is_served() {
-                return self.end_on_server(permit, end).map(Some);
+                return self.end_on_server(permit, is_cancelled).map(Some);
             }
             self.with_lease(permit, |found, leases, lease| {
-                let until = Self::cools_until(found);
-                if end == End::Arrived && until == 0 {
-                    return Ok(());
-                }
-                if leases.give_back(lease, if end == End::Cancelled { 0 } else { until })? {
+                let until = if is_cancelled { 0 } else { Self::cools_until(found) };
+                if leases.give_back(lease, until)? {
                     Self::ring(leases);
-                    if end == End::Cancelled {
+                    if is_cancelled {
                         found.add(CANCELLED, 1);
                     }
                 }
@@ -286,15 +273,18 @@ impl ConcurrencyLimiter {
 
 impl Limiter for ConcurrencyLimiter {
     fn complete(&self, permit: &RawPermit) -> Result<()> {
-        self.end(permit, End::Completed)
+        self.end(permit, false)
     }
 
     fn cancel(&self, permit: &RawPermit) -> Result<()> {
-        self.end(permit, End::Cancelled)
+        self.end(permit, true)
     }
 
     fn arrived(&self, permit: &RawPermit) -> Result<()> {
-        self.end(permit, End::Arrived)
+        let key = Hash(self.own(permit)?.key);
+        let cools = || self.limit.by_table_of(key, |table| table.policy.cooldown() > 0);
+        // Without a cooldown the job keeps its units.
+        if self.limit.or_instead(cools, |_| false)? { self.end(permit, false) } else { Ok(()) }
     }
 
     fn settle(&self, _: &RawPermit, _: u64) -> Result<()> {

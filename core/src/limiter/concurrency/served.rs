@@ -1,6 +1,6 @@
 //! Leases issued by a server.
 
-use super::{ConcurrencyLimiter, End, renewal};
+use super::{ConcurrencyLimiter, renewal};
 use crate::algorithm::leases::{Lease, NEVER};
 use crate::decision::Decision;
 use crate::error::{Error, Result};
@@ -170,16 +170,13 @@ impl ConcurrencyLimiter {
         self.limit.with_hash(Hash(key), |found| is_held(found, lease, &arguments)).map(Some)
     }
 
-    pub(super) fn end_on_server(&self, permit: &RawPermit, end: End) -> Result<()> {
+    pub(super) fn end_on_server(&self, permit: &RawPermit, is_cancelled: bool) -> Result<()> {
         let ended = self.with_lease_on_server(permit, |found, lease, arguments| {
-            if end == End::Arrived && found.table.policy.cooldown() == 0 {
-                return Ok(false);
-            }
             // If the server cannot be reached, the lease expires.
             let may_be_lost = renewal::let_go(&self.limit, lease);
-            let arguments = [arguments, &[i64::from(end != End::Cancelled)]].concat();
+            let arguments = [arguments, &[i64::from(!is_cancelled)]].concat();
             let [_, was_held] = self.limit.ask(found, "complete", &arguments)?;
-            if was_held == 1 && end == End::Cancelled {
+            if was_held == 1 && is_cancelled {
                 found.add(CANCELLED, 1);
             }
             Self::call_waiters(found);
@@ -243,7 +240,7 @@ impl ConcurrencyLimiter {
         let Some(lease) = self.running.lock().get_mut(&hash).and_then(VecDeque::pop_front) else {
             return Ok(());
         };
-        let ended = self.end_on_server(&self.permit_on_server(owner, lease, hash), End::Completed);
+        let ended = self.end_on_server(&self.permit_on_server(owner, lease, hash), false);
         if let Err(Error::WouldWait) = ended {
             // For the repeated call.
             self.running.lock().entry(hash).or_default().push_front(lease);
