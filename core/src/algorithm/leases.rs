@@ -632,15 +632,18 @@ impl<'a> Leases<'a> {
         Ok(earliest.filter(|deadline| *deadline != NEVER))
     }
 
-    /// Returns when this many units will be free, if no lease ends before its deadline. `None`: that is not known.
-    pub fn free_at(&self, units: u64, cooldown: Tick) -> Result<Option<Tick>, Sealed> {
-        let held = self.all().filter(|at| phase_of(at.word) == HELD);
-        let free_at = |at: SlotWord| {
+    /// The leases that are held: when their units are free, if none ends before its deadline, and their weights.
+    fn ends(&self, cooldown: Tick) -> impl Iterator<Item = (Tick, u64)> {
+        self.all().filter(|at| phase_of(at.word) == HELD).map(move |at| {
             let is_cooling = self.owner_of(at.index).load(Acquire) == COOLING;
             let deadline = self.deadline_of(at.index).load(Acquire);
             (deadline.saturating_add(if is_cooling { 0 } else { cooldown }), weight_of(at.word))
-        };
-        let mut ends: Vec<(Tick, u64)> = held.map(free_at).collect();
+        })
+    }
+
+    /// Returns when this many units will be free, if no lease ends before its deadline. `None`: that is not known.
+    pub fn free_at(&self, units: u64, cooldown: Tick) -> Result<Option<Tick>, Sealed> {
+        let mut ends: Vec<(Tick, u64)> = self.ends(cooldown).collect();
         self.is_alive()?;
         ends.sort_unstable();
         let mut free = 0;
@@ -649,6 +652,15 @@ impl<'a> Leases<'a> {
             free >= units
         });
         Ok(last.map(|(at, _)| at).filter(|at| *at != NEVER))
+    }
+
+    /// Returns the number of live units, without those that nobody has reclaimed yet though their time is over.
+    pub fn live_at(&self, now: Tick, cooldown: Tick) -> Result<u64, Sealed> {
+        let live = self.live()?;
+        let over =
+            if live > 0 { self.ends(cooldown).filter(|(at, _)| *at <= now).map(|(_, units)| units).sum() } else { 0 };
+        self.is_alive()?;
+        Ok(live.saturating_sub(over))
     }
 
     /// Ends all leases that are held.

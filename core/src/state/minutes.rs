@@ -98,7 +98,8 @@ impl Home {
     /// The capacity and use of each window of a key. Cells that are being rewritten yield nothing.
     pub fn usage(&self, table: &Table, cells: Cells) -> Vec<(u64, u64)> {
         if let Cells::Leases(leases) = &cells {
-            return vec![(table.capacity, leases.live().unwrap_or(0))];
+            let live = leases.live_at(self.clock.now().floor, table.policy.cooldown());
+            return vec![(table.capacity, live.unwrap_or(0))];
         }
         let windows = table.windows.as_slice();
         let each: Vec<_> = match windows.len() {

@@ -300,10 +300,18 @@ impl Home {
         let gate = gate.max(self.key_gate(seen.at.at).load(Acquire));
         let closed = self.until(gate);
         match self.cells(&seen.table, seen.at) {
-            Cells::Leases(leases) => match leases.live() {
-                Ok(live) if live < seen.table.capacity => closed,
-                _ => closed.max(LOOK_AGAIN),
-            },
+            Cells::Leases(leases) => {
+                let (now, cooldown) = (self.clock.now().floor, seen.table.policy.cooldown());
+                match leases.live_at(now, cooldown) {
+                    Ok(live) if live < seen.table.capacity => closed,
+                    Ok(live) if cooldown > 0 => {
+                        let units = live + 1 - seen.table.capacity;
+                        let at = leases.free_at(units, cooldown).ok().flatten().unwrap_or(u64::MAX);
+                        closed.max(from_ticks(at.saturating_sub(now).min(cooldown)))
+                    }
+                    _ => closed.max(LOOK_AGAIN),
+                }
+            }
             cells => {
                 let ask = Ask::now(seen.table.windows.as_slice(), 1, gate);
                 cells

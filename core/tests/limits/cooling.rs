@@ -65,3 +65,28 @@ fn threads_wait_for_units_to_cool_down_and_leave_at_once_if_that_is_too_late() {
     let waiter = Waiter::new("", 1).timeout(Some(Duration::from_secs(3_600)));
     assert!(matches!(acquire(&*slow, waiter).unwrap(), Attempt::Denied(after) if after > Duration::from_secs(3_600)));
 }
+
+/// Nobody has asked for the units since. Observers see all the same that they are free.
+#[test]
+fn units_that_have_cooled_down_are_not_in_use() {
+    let clock = ManualClock::new();
+    let mut options = StoreOptions::default();
+    options.clock = Some(clock.clone());
+    let store = Store::with_options("memory:", options).unwrap();
+    for policy in ["2 concurrent cooldown 1m", "2 concurrent lease 1m"] {
+        let limiter = store.limiter(policy, policy).unwrap();
+        for _ in 0..2 {
+            let permit = limiter.decide("", 1).unwrap().permit.unwrap();
+            limiter.arrived(&permit).unwrap();
+        }
+        let seen = || {
+            let snapshot = Observer::new(&store, 3).look().unwrap();
+            let limit = snapshot.limits.into_iter().find(|limit| *limit.name == *policy).unwrap();
+            (limit.usage[0].used, limit.retry_after)
+        };
+        let retry_after = if policy.contains("cooldown") { ms(60_000) } else { ms(10) };
+        assert_eq!(seen(), (2, retry_after), "{policy}");
+        clock.advance(ms(60_000));
+        assert_eq!(seen(), (0, ms(0)), "{policy}");
+    }
+}
