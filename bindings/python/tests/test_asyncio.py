@@ -245,6 +245,24 @@ def test_each_start_is_decided_when_its_work_begins():
     assert limiter.peek().remaining == 2
 
 
+def test_starts_that_were_asked_for_before_the_store_was_open_are_decided_one_by_one(url):
+    """Once they were all decided in the thread that opened it, and the work of all of them followed later."""
+    clock = ManualClock()
+    limiter = RateLimiter(Store(url, clock=clock), "jobs", max_executions=4, window_size_in_seconds=1)
+
+    async def job():
+        async with limiter.acquire_async():
+            clock.advance(0.005)
+
+    async def main():
+        await asyncio.gather(*(job() for _ in range(4)))
+
+    asyncio.run(main())
+    # They began 20, 15, 10 and 5 ms ago.
+    clock.advance(0.987)
+    assert limiter.peek().remaining == 2
+
+
 @pytest.mark.parametrize("how", ["cancelled", "timed out", "thrown away"])
 def test_a_cancelled_waiter_returns_its_place(how, url):
     limiter = RateLimiter(Store(url, clock=ManualClock()), "jobs", max_executions=1, window_size_in_seconds=60)

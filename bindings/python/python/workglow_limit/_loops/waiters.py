@@ -249,8 +249,9 @@ class Waiters:
         return (found and found()) or Waiters(loop, waiter)
 
     def join(self, waiter: Waiter) -> Permit | Answer:
+        is_behind = self._is_away or bool(self._joining)
         try:
-            joined = None if self._is_away else self._line.join(waiter, False)
+            joined = None if is_behind else self._line.join(waiter, False)
         except Exception:
             self._line.call_hooks()
             raise
@@ -260,12 +261,40 @@ class Waiters:
         answer = self._loop.answer()
         if joined is None:
             self._joining.append((waiter, answer))
-            self._send()
+            if not is_behind:
+                self._send()
         else:
             self._answers[joined] = waiter, answer
             self._proceed()
             self._line.call_hooks()
         return answer
+
+    def _join_next(self) -> None:
+        """Joins the callers that arrived while the line was away. A start is decided when its task is about to go on, so
+        after each start the others wait for the next turn of the loop."""
+        if self._is_away:
+            return
+        while self._joining:
+            waiter, answer = self._joining.popleft()
+            if answer.is_left:
+                continue
+            try:
+                joined = self._line.join(waiter, False)
+            except Exception as error:
+                joined = error
+            if joined is None:
+                self._joining.appendleft((waiter, answer))
+                self._send()
+                break
+            if isinstance(joined, int):
+                self._answers[joined] = waiter, answer
+                continue
+            answer.set(joined)
+            self._loop.call_soon_threadsafe(self._join_next)
+            break
+        else:
+            self._proceed()
+        self._call_hooks()
 
     def leave(self, waiter: Waiter, answer: Answer) -> None:
         """Ends the wait of a waiter that was cancelled or interrupted."""
@@ -413,7 +442,7 @@ class Waiters:
         self._deliver(over)
         self._remove_left()
         if self._joining:
-            self._send()
+            self._loop.call_soon_threadsafe(self._join_next)
         else:
             self._advance()
         self._call_hooks()
