@@ -41,7 +41,7 @@ fn ask_all(cells: Cells, windows: &[Window], gate: u64) {
         });
         end(&|| leases.live().is_ok());
         end(&|| leases.earliest_deadline().is_ok());
-        end(&|| leases.reclaim(NOW, 0, |_| true).is_ok());
+        end(&|| leases.reclaim(NOW, 0, || 0, |_| true).is_ok());
         return;
     }
     // Decisions and views have no error for this: they must not unwind.

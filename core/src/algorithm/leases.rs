@@ -29,8 +29,8 @@
 //!    names the slot, which any caller then makes FREE.
 //! 5. [`Leases::reclaim`] finishes what a dead process leaves half done.
 //! 6. Where units cool down, the caller that ends a lease first takes its units once more, for nobody (COOLING) and until
-//!    a deadline, whether the limit is full or not. If it dies in between, or another caller was faster, both count, the
-//!    lease until its owner is found dead, and then it cools down. So at no moment does neither count.
+//!    a given tick, whether the limit is full or not. If it dies in between, both count, the lease until its deadline or until its
+//!    owner is found dead, and then it cools down, too. So at no moment does neither count.
 //!
 //! # Correctness
 //!
@@ -38,7 +38,8 @@
 //!    up. So no word ever comes back, and a delayed compare-and-swap fails, or is still right.
 //! 2. *Never too many.* `taken` is read before `returned`, and is unchanged when the admission's compare-and-swap
 //!    succeeds; `returned` can only have grown. So the live units are no more than was computed.
-//! 3. *A denial is exact.* When `returned` was read, at least the units that were read before had been taken.
+//! 3. *A denial is exact.* When `returned` was read, at least the units that were read before had been taken. (While a lease
+//!    becomes one that cools down, both count.)
 //! 4. *It is known whether a slot was counted.* `taken` names the slot it counted last, and its parity: the lowest bit
 //!    of the slot's count, which changes with each lease that the slot holds to its end, and with nothing else. A
 //!    caller that moves `taken` on has helped first. So a TENTATIVE slot was counted if and only if `taken` names it
@@ -92,8 +93,9 @@ pub(crate) const NEVER: Tick = u64::MAX;
 /// The owner of a lease that is not bound to a living process.
 pub(crate) const NO_OWNER: u64 = 0;
 
-/// The owner of units that cool down: their start has ended, and they become free at the lease's deadline.
-const COOLING: u64 = u64::MAX;
+/// The owner of units that cool down has this bit. Their start has ended, and they become free at the tick in the bits below.
+/// (Not in the deadline, which a late renewal of the slot's previous lease may still raise.)
+const COOLING: u64 = 1 << 63;
 
 /// The number of words of a slot.
 pub(crate) const SLOT_WORDS: u64 = 4;
@@ -175,6 +177,20 @@ pub(crate) struct Hold {
     pub deadline: Tick,
     /// Whether it was recorded without a permit.
     pub is_recorded: bool,
+}
+
+/// Why a lease was not ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NotEnded {
+    Sealed,
+    /// Its units would cool down, but there is no slot for them: the leases have to be written into cells with more slots.
+    Crowded,
+}
+
+impl From<Sealed> for NotEnded {
+    fn from(_: Sealed) -> NotEnded {
+        NotEnded::Sealed
+    }
 }
 
 /// A request for units.
@@ -359,7 +375,7 @@ impl<'a> Leases<'a> {
                         return Ok(Some(lease));
                     }
                 }
-                None if want.is_recorded => break Ok(None),
+                None if want.is_recorded || backoff.is_completed() && want.owner & COOLING != 0 => break Ok(None),
                 // Many race, or many died. There is a slot for each caller that can be admitted, but a stopped process
                 // keeps its slot.
                 None if backoff.is_completed() => break self.close(seen.taken),
@@ -461,7 +477,7 @@ impl<'a> Leases<'a> {
 
     /// Ends a lease, whose units are free from `until` on (0: now). `false`: it is no longer held.
     #[inline]
-    pub fn give_back(&self, lease: Lease, until: Tick) -> Result<bool, Sealed> {
+    pub fn give_back(&self, lease: Lease, until: Tick) -> Result<bool, NotEnded> {
         while let Some(at) = self.find(lease)? {
             if self.end_until(at, until)? {
                 return Ok(true);
@@ -472,7 +488,7 @@ impl<'a> Leases<'a> {
 
     /// Ends the oldest start that this owner recorded without a permit, if there is one. Its units are free from `until`
     /// on.
-    pub fn complete(&self, owner: u64, until: Tick) -> Result<bool, Sealed> {
+    pub fn complete(&self, owner: u64, until: Tick) -> Result<bool, NotEnded> {
         loop {
             let oldest = self
                 .all()
@@ -482,7 +498,7 @@ impl<'a> Leases<'a> {
             self.is_alive()?;
             match oldest {
                 None => return Ok(false),
-                Some(at) if phase_of(at.word) == SEALED => return Err(Sealed),
+                Some(at) if phase_of(at.word) == SEALED => return Err(NotEnded::Sealed),
                 Some(at) if self.end_until(at, until)? => return Ok(true),
                 Some(_) => {}
             }
@@ -502,29 +518,24 @@ impl<'a> Leases<'a> {
 
     /// The same, but its units are free from `until` on (0: now).
     #[inline(always)]
-    fn end_until(&self, at: SlotWord, until: Tick) -> Result<bool, Sealed> {
+    fn end_until(&self, at: SlotWord, until: Tick) -> Result<bool, NotEnded> {
         if until == 0 { Ok(self.end(at)) } else { self.end_cooling(at, until) }
     }
 
     #[cold]
     #[inline(never)]
-    fn end_cooling(&self, at: SlotWord, until: Tick) -> Result<bool, Sealed> {
+    fn end_cooling(&self, at: SlotWord, until: Tick) -> Result<bool, NotEnded> {
         let is_late = fault::planted("late cooling") && self.end(at);
-        let cooling = self.cool(at, until)?;
+        let weight = weight_of(at.word);
+        let (owner, deadline) = (COOLING | until, NEVER);
+        let cooling = self.admit(Request { weight, max: u64::MAX, owner, deadline, is_recorded: false })?;
+        let Some(cooling) = cooling else { return Err(NotEnded::Crowded) };
+        fault::point("lease-cooling");
         let is_mine = is_late || self.end(at);
-        if let Some(cooling) = cooling.filter(|_| !is_mine) {
+        if !is_mine {
             self.give_back(cooling, 0)?;
         }
         Ok(is_mine)
-    }
-
-    /// Takes the units of a lease once more, for nobody.
-    fn cool(&self, at: SlotWord, until: Tick) -> Result<Option<Lease>, Sealed> {
-        let weight = weight_of(at.word);
-        let cooling =
-            self.admit(Request { weight, max: u64::MAX, owner: COOLING, deadline: until, is_recorded: false })?;
-        fault::point("lease-cooling");
-        Ok(cooling)
     }
 
     /// Returns the units of an ENDING slot. `false`: another caller did.
@@ -566,13 +577,21 @@ impl<'a> Leases<'a> {
 
     /// Ends leases that are past their deadline or whose owner is dead, finishes what dead processes left half done,
     /// and returns the number of units that became free. Checks each owner at most once. Units cool down for `cooldown`
-    /// after the deadline, or after their owner was found dead.
+    /// after the deadline, or after their owner was found dead, as `clock` then says.
     ///
     /// A dead owner must stay dead: no other process may ever have its number.
-    pub fn reclaim(&self, now: Tick, cooldown: Tick, is_dead: impl Fn(u64) -> bool) -> Result<u64, Sealed> {
+    pub fn reclaim(
+        &self,
+        now: Tick,
+        cooldown: Tick,
+        clock: impl Fn() -> Tick,
+        is_dead: impl Fn(u64) -> bool,
+    ) -> Result<u64, NotEnded> {
+        // Of a process that died when it ended a lease, nobody else would complete this.
+        self.help_take(self.taken.load(Acquire));
         let mut known: Vec<(u64, bool)> = Vec::new();
         let mut is_dead = |owner: u64| match known.iter().find(|(of, _)| *of == owner) {
-            _ if [NO_OWNER, COOLING].contains(&owner) => false,
+            _ if owner == NO_OWNER || owner & COOLING != 0 => false,
             Some((_, dead)) => *dead,
             None => {
                 let dead = is_dead(owner);
@@ -587,9 +606,14 @@ impl<'a> Leases<'a> {
                 let (owner, deadline) = (self.owner_of(index).load(Acquire), self.deadline_of(index).load(Acquire));
                 self.is_alive()?;
                 let came_back = match phase_of(at.word) {
-                    HELD if deadline <= now || is_dead(owner) => {
-                        let ended = if owner == COOLING { 0 } else { deadline.min(now) + cooldown };
-                        let until = if cooldown > 0 && ended > now { ended } else { 0 };
+                    HELD if owner & COOLING != 0 && owner ^ COOLING > now => false,
+                    HELD if owner & COOLING != 0 || deadline <= now || is_dead(owner) => {
+                        let ended = match deadline <= now {
+                            true => deadline + cooldown,
+                            false if cooldown > 0 => clock() + cooldown,
+                            false => 0,
+                        };
+                        let until = if owner & COOLING == 0 && cooldown > 0 && ended > now { ended } else { 0 };
                         // Perhaps it was renewed in between.
                         match self.end_until(at, until)? {
                             true => until == 0,
@@ -605,7 +629,7 @@ impl<'a> Leases<'a> {
                             false => continue,
                         }
                     }
-                    SEALED => return Err(Sealed),
+                    SEALED => return Err(NotEnded::Sealed),
                     _ => false,
                 };
                 units += if came_back { weight_of(at.word) } else { 0 };
@@ -619,15 +643,17 @@ impl<'a> Leases<'a> {
     pub fn holds_of_others(&self, me: u64) -> bool {
         self.all().any(|at| match phase_of(at.word) {
             ENDING => true,
-            TENTATIVE | HELD => ![me, NO_OWNER, COOLING].contains(&self.owner_of(at.index).load(Acquire)),
+            TENTATIVE | HELD => match self.owner_of(at.index).load(Acquire) {
+                owner if owner & COOLING != 0 => phase_of(at.word) == TENTATIVE,
+                owner => ![me, NO_OWNER].contains(&owner),
+            },
             _ => false,
         })
     }
 
     /// Returns the earliest deadline of a lease.
     pub fn earliest_deadline(&self) -> Result<Option<Tick>, Sealed> {
-        let held = self.all().filter(|at| phase_of(at.word) == HELD);
-        let earliest = held.map(|at| self.deadline_of(at.index).load(Acquire)).min();
+        let earliest = self.ends(0).map(|(at, _)| at).min();
         self.is_alive()?;
         Ok(earliest.filter(|deadline| *deadline != NEVER))
     }
@@ -635,9 +661,11 @@ impl<'a> Leases<'a> {
     /// The leases that are held: when their units are free, if none ends before its deadline, and their weights.
     fn ends(&self, cooldown: Tick) -> impl Iterator<Item = (Tick, u64)> {
         self.all().filter(|at| phase_of(at.word) == HELD).map(move |at| {
-            let is_cooling = self.owner_of(at.index).load(Acquire) == COOLING;
-            let deadline = self.deadline_of(at.index).load(Acquire);
-            (deadline.saturating_add(if is_cooling { 0 } else { cooldown }), weight_of(at.word))
+            let end = match self.owner_of(at.index).load(Acquire) {
+                owner if owner & COOLING != 0 => owner ^ COOLING,
+                _ => self.deadline_of(at.index).load(Acquire).saturating_add(cooldown),
+            };
+            (end, weight_of(at.word))
         })
     }
 
@@ -666,7 +694,7 @@ impl<'a> Leases<'a> {
     /// Ends all leases that are held.
     #[cfg(test)]
     pub fn clear(&self) -> Result<(), Sealed> {
-        self.reclaim(NEVER, 0, |_| false).map(drop)
+        self.reclaim(NEVER, 0, || NEVER, |_| false).map_err(|_| Sealed).map(drop)
     }
 
     /// Empties the copy that a forked child inherited: the holders of its leases belong to the parent. No other thread

@@ -40,7 +40,7 @@ impl Key {
     }
 
     fn reclaim(&self, now: Tick, dead: &[u64]) -> u64 {
-        self.leases().reclaim(now, 0, |owner| dead.contains(&owner)).unwrap()
+        self.leases().reclaim(now, 0, || 0, |owner| dead.contains(&owner)).unwrap()
     }
 
     fn write(&self, holds: &[Hold], fence: u64) {
@@ -230,7 +230,7 @@ fn each_dead_owner_is_checked_once() {
         asked.borrow_mut().push(owner);
         owner != 4
     };
-    assert_eq!(key.leases().reclaim(0, 0, is_dead), Ok(8));
+    assert_eq!(key.leases().reclaim(0, 0, || 0, is_dead), Ok(8));
     assert_eq!(asked.into_inner(), [3, 4, 5]);
     assert!(key.leases().holds_of_others(3) && !key.leases().holds_of_others(4));
     assert_eq!(key.live(), 6);
@@ -331,9 +331,9 @@ fn sealed_cells_refuse_all_calls() {
         assert_eq!(leases.live(), Err(Sealed));
         assert_eq!(leases.take(1, 4, ME, NEVER), Err(Sealed));
         assert_eq!(leases.start(ME), Err(Sealed));
-        assert_eq!(leases.give_back(a, 0), Err(Sealed));
+        assert_eq!(leases.give_back(a, 0), Err(NotEnded::Sealed));
         assert_eq!(leases.renew(a, 9), Err(Sealed));
-        assert_eq!(leases.reclaim(9, 0, |_| true), Err(Sealed));
+        assert_eq!(leases.reclaim(9, 0, || 0, |_| true), Err(NotEnded::Sealed));
     };
     refused(&leases);
     let (holds, fence) = leases.history();
@@ -343,7 +343,7 @@ fn sealed_cells_refuse_all_calls() {
     refused(&leases);
     assert_eq!(
         (leases.clear(), leases.complete(ME, 0), leases.earliest_deadline()),
-        (Err(Sealed), Err(Sealed), Err(Sealed))
+        (Err(Sealed), Err(NotEnded::Sealed), Err(Sealed))
     );
     leases.seal();
     assert!(!key.leases().is_sealed());
@@ -463,7 +463,7 @@ fn compare(seed: u64, mut max: u64, calls: u64) {
             }
             17 | 18 => {
                 now += random.below(20);
-                let freed = key.leases().reclaim(now, 0, |owner| dead.contains(&owner)).unwrap();
+                let freed = key.leases().reclaim(now, 0, || 0, |owner| dead.contains(&owner)).unwrap();
                 assert_eq!(freed, model.end(|hold| hold.deadline <= now || dead.contains(&hold.owner)));
             }
             19 if random.below(8) == 0 => {
@@ -540,12 +540,12 @@ fn hammer(threads: u64, max: u64, rounds: u64, rewrites: u64) {
                         match i % 4 {
                             0 => assert!(on(key, |leases| leases.renew(lease, 10 + i))),
                             // This frees only what others are ending.
-                            1 => drop(on(key, |leases| leases.reclaim(9, 0, |_| false))),
+                            1 => drop(on(key, |leases| leases.reclaim(9, 0, || 0, |_| false).map_err(|_| Sealed))),
                             _ => {}
                         }
                         running.fetch_sub(weight, SeqCst);
-                        assert!(on(key, |leases| leases.give_back(lease, 0)));
-                        assert!(!on(key, |leases| leases.give_back(lease, 0)));
+                        assert!(on(key, |leases| leases.give_back(lease, 0).map_err(|_| Sealed)));
+                        assert!(!on(key, |leases| leases.give_back(lease, 0).map_err(|_| Sealed)));
                     }
                     let all = mine.len();
                     let mut fences = fences.lock().unwrap();
@@ -609,4 +609,42 @@ fn reclaiming_renewing_and_ending_race_for_each_lease() {
     let returned = units_in(key.leases().returned.load(Relaxed));
     assert!(key.leases().is_idle());
     assert_eq!(returned, taken.into_inner());
+}
+
+/// Late renewals, deaths, and ends for which there is no slot: see the fields of `Leases`.
+#[test]
+fn units_cool_down_whatever_else_happens_to_their_slot() {
+    let key = Key::new(2);
+    let take = || key.leases().take(1, 2, ME, NEVER).unwrap().unwrap();
+    let first = take();
+    assert_eq!(key.leases().give_back(first, 50), Ok(true));
+    // A renewal that found the slot before, and is late, raises its deadline. It may be any slot.
+    for index in 0..slots(2) {
+        key.leases().deadline_of(index).fetch_max(NEVER - 1, AcqRel);
+    }
+    assert_eq!(key.leases().earliest_deadline(), Ok(Some(50)));
+    assert_eq!((key.leases().live_at(49, 0), key.leases().live_at(50, 0)), (Ok(1), Ok(0)));
+    assert_eq!((key.reclaim(49, &[]), key.reclaim(50, &[]), key.live()), (0, 1, 0));
+
+    // An owner is found dead later than the call began, and has used its unit until then.
+    let _held = key.leases().take(1, 2, 3, NEVER).unwrap().unwrap();
+    assert_eq!(key.leases().reclaim(60, 100, || 75, |owner| owner == 3), Ok(0));
+    assert_eq!(key.leases().free_at(1, 100), Ok(Some(175)));
+    assert_eq!((key.reclaim(174, &[]), key.reclaim(175, &[]), key.live()), (0, 1, 0));
+
+    // The call of a dead process that counted its cooling lease, and no more, is completed.
+    let leases = key.leases();
+    let want = Request { weight: 1, max: u64::MAX, owner: COOLING | 300, deadline: NEVER, is_recorded: false };
+    let seen = leases.look().unwrap();
+    let offered = leases.offer(leases.claim(&seen).unwrap(), &want);
+    assert!(leases.try_take(&seen, offered).is_some());
+    assert!(leases.holds_of_others(ME));
+    assert_eq!((key.reclaim(299, &[]), key.reclaim(300, &[]), key.live()), (0, 1, 0));
+    assert!(!leases.holds_of_others(ME));
+
+    // Recorded starts fill all slots.
+    while key.leases().start(ME).unwrap().is_some() {}
+    assert_eq!(key.leases().complete(ME, 400), Err(NotEnded::Crowded));
+    assert_eq!(key.leases().complete(ME, 0), Ok(true));
+    assert_eq!(key.leases().complete(ME, 400), Ok(true));
 }

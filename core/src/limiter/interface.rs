@@ -111,13 +111,13 @@ pub trait Limiter: Places + Scheduler {
     fn settle(&self, permit: &RawPermit, actual: u64) -> Result<()>;
 
     /// Says that the job has reached the server that counts it, as when the head of its response is here. Where units
-    /// [cool down](crate::Policy::with_cooldown), they do from now on, instead of from the job's end. The permit remains, for
-    /// the other limits of a composite. A no-op for limits without a cooldown.
+    /// [cool down](crate::Policy::with_cooldown), they do from now on, instead of from the job's end, and their lease has
+    /// ended. The permit remains, for the other limits of a composite. A no-op for limits without a cooldown.
     ///
     /// # Errors
     /// As for [`Limiter::cancel`].
     fn arrived(&self, permit: &RawPermit) -> Result<()> {
-        self.check_permit(permit)
+        self.arrive(permit).map(drop)
     }
 
     /// Restarts a lease: the start holds its units for the policy's whole lease from now. A no-op for permits without a

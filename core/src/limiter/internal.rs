@@ -143,6 +143,11 @@ pub trait Internal: Send + Sync {
         self.limit().map_or(Ok(()), close)
     }
 
+    /// [`Limiter::arrived`](super::Limiter::arrived). Returns whether the permit has thereby ended.
+    fn arrive(&self, permit: &RawPermit) -> Result<bool> {
+        self.base().own(permit).map(|()| false)
+    }
+
     // For hooks.
 
     /// Returns whether it, a limit that it consists of, or one of its stores has hooks.

@@ -331,7 +331,7 @@ impl Locked<'_> {
         {
             let is_dead = |owner| *dead.0.borrow_mut().entry(owner).or_insert_with(|| self.is_dead(owner));
             let (now, cooldown) = (self.clock.now().floor, self.table_of_block(table, at).policy.cooldown());
-            if leases.reclaim(now, cooldown, is_dead).is_ok_and(|units| units > 0) {
+            if leases.reclaim(now, cooldown, || self.clock.now().ceil, is_dead).is_ok_and(|units| units > 0) {
                 leases.bell.fetch_add(1, SeqCst);
                 super::os::wake_all(leases.bell);
             }

@@ -19,6 +19,7 @@ use super::layout::{
 };
 use super::locked::Locked;
 use crate::algorithm::cells::Cells;
+use crate::algorithm::leases::NotEnded;
 use crate::algorithm::{Sealed, grants};
 use crate::atomic::*;
 use crate::error::{Error, Result};
@@ -124,6 +125,15 @@ impl From<Error> for Blocked {
 impl From<Sealed> for Blocked {
     fn from(_: Sealed) -> Self {
         Blocked::Sealed
+    }
+}
+
+impl From<NotEnded> for Blocked {
+    fn from(not: NotEnded) -> Self {
+        match not {
+            NotEnded::Sealed => Blocked::Sealed,
+            NotEnded::Crowded => Blocked::Crowded,
+        }
     }
 }
 

@@ -8,7 +8,8 @@ const fn ms(n: u64) -> Duration {
     Duration::from_millis(n)
 }
 
-/// It is known when units that cool down are free, so nobody asks before.
+/// It is known when units that cool down are free. Until then a line asks only now and then, because another process may cancel
+/// a start.
 #[test]
 fn a_waiter_sleeps_until_units_have_cooled_down() {
     let clock = ManualClock::new();
@@ -24,8 +25,10 @@ fn a_waiter_sleeps_until_units_have_cooled_down() {
     limiter.complete(&permit).unwrap();
     line.wake(None);
     let mut over = Vec::new();
-    assert_eq!(line.advance(&mut over), Some(ms(60_000)));
-    clock.advance(ms(60_000));
+    assert_eq!(line.advance(&mut over), Some(ms(250)));
+    clock.advance(ms(59_900));
+    assert_eq!(line.advance(&mut over), Some(ms(100)));
+    clock.advance(ms(100));
     line.advance(&mut over);
     let [(_, Outcome::Admitted(next))] = over.as_slice() else { panic!("{over:?}") };
     // It never ran, so the other one starts at once.

@@ -377,12 +377,9 @@ impl Limiter for CompositeLimiter {
 
     fn renew(&self, permit: &RawPermit) -> Result<()> {
         self.own(permit)?;
-        self.parts(permit, |child, part| Some(child.renew(part))).collect()
-    }
-
-    fn arrived(&self, permit: &RawPermit) -> Result<()> {
-        self.own(permit)?;
-        self.parts(permit, |child, part| Some(child.arrived(part))).collect()
+        // One that is lost must not cost the others.
+        let renewed: Vec<Result<()>> = self.parts(permit, |child, part| Some(child.renew(part))).collect();
+        renewed.into_iter().collect()
     }
 
     /// Returns the fence of the first child whose permits have one.
@@ -445,6 +442,17 @@ impl Internal for CompositeLimiter {
     fn quiet_attempt(&self, key: &str, weight: u64) -> Result<Attempt> {
         super::null::check(key, weight)?;
         self.try_claim(key, weight)
+    }
+
+    fn arrive(&self, permit: &RawPermit) -> Result<bool> {
+        let number = self.own(permit)?;
+        let arrived: Vec<Result<Option<RawPermit>>> =
+            self.parts(permit, |child, part| Some(child.arrive(part).map(|has| has.then_some(*part)))).collect();
+        // What has ended need not be renewed.
+        if let Some(out) = self.out.lock().get_mut(number) {
+            out.parts.retain(|part| !arrived.contains(&Ok(Some(part.permit))));
+        }
+        arrived.into_iter().collect::<Result<Vec<_>>>().map(|_| false)
     }
 
     fn quiet_decide(&self, key: &str, weight: u64) -> Result<Decision> {

@@ -143,7 +143,7 @@ impl ConcurrencyLimiter {
         }
         let now = found.home().clock.now().floor;
         let is_dead = |member| others && member != me && found.home().is_dead(member);
-        let units = leases.reclaim(now, found.table.policy.cooldown(), is_dead)?;
+        let units = leases.reclaim(now, found.table.policy.cooldown(), || found.home().clock.now().ceil, is_dead)?;
         if units > 0 {
             Self::ring(leases);
         }
@@ -156,7 +156,7 @@ impl ConcurrencyLimiter {
         let cooldown = found.table.policy.cooldown();
         let ends = cooldown > 0 || !matches!(found.table.policy.0, Shape::Concurrency { lease: NEVER, .. });
         if ends && leases.earliest_deadline()?.is_some_and(|deadline| deadline <= now) {
-            leases.reclaim(now, cooldown, |_| false)?;
+            leases.reclaim(now, cooldown, || now, |_| false)?;
             Self::ring(leases);
         }
         Ok(())
@@ -167,17 +167,25 @@ impl ConcurrencyLimiter {
         let now = found.home().clock.now().floor;
         let free_at = match found.table.policy.cooldown() {
             0 => leases.earliest_deadline()?,
-            cooldown => {
-                let units = (leases.live()? + weight).saturating_sub(found.table.capacity);
-                // No start that ends from now on frees its units before that.
-                Some(leases.free_at(units, cooldown)?.unwrap_or(NEVER).min(found.home().clock.now().ceil + cooldown))
-            }
+            cooldown => match (leases.live()? + weight).saturating_sub(found.table.capacity) {
+                0 => Some(now),
+                // No start that completes from now on frees its units before that.
+                units => {
+                    let latest = found.home().clock.now().ceil + cooldown;
+                    Some(leases.free_at(units, cooldown)?.unwrap_or(NEVER).min(latest))
+                }
+            },
         };
         Ok(match free_at {
             _ if found.gate > now => from_ticks(found.gate - now),
             Some(at) => from_ticks(at.saturating_sub(now)),
             None => LOOK_AGAIN,
         })
+    }
+
+    /// Returns whether no unit is free after a denial until then, unless a start is cancelled.
+    fn is_certain(found: &Key, after: Duration) -> bool {
+        found.table.policy.cooldown() > 0 && !after.is_zero()
     }
 
     /// Wakes the waiters for freed units.
@@ -280,13 +288,6 @@ impl Limiter for ConcurrencyLimiter {
         self.end(permit, true)
     }
 
-    fn arrived(&self, permit: &RawPermit) -> Result<()> {
-        let key = Hash(self.own(permit)?.key);
-        let cools = || self.limit.by_table_of(key, |table| table.policy.cooldown() > 0);
-        // Without a cooldown the job keeps its units.
-        if self.limit.or_instead(cools, |_| false)? { self.end(permit, false) } else { Ok(()) }
-    }
-
     fn settle(&self, _: &RawPermit, _: u64) -> Result<()> {
         unsupported("settle", "a concurrency limit: its units become free when the job ends")
     }
@@ -302,7 +303,8 @@ impl Limiter for ConcurrencyLimiter {
             self.with_lease(permit, |found, leases, lease| {
                 // An expired lease is not revived, whether or not its end was noticed.
                 if !matches!(Self::deadline(found.home(), found.table), NEVER) {
-                    leases.reclaim(found.home().clock.now().floor, found.table.policy.cooldown(), |_| false)?;
+                    let now = found.home().clock.now().floor;
+                    leases.reclaim(now, found.table.policy.cooldown(), || now, |_| false)?;
                 }
                 Ok(leases.renew(lease, Self::deadline(found.home(), found.table))?)
             })
@@ -409,6 +411,20 @@ impl Internal for ConcurrencyLimiter {
         self.limit.or_instead(answer, |is_admitted| Decision { permit: None, ..self.undecided(is_admitted) })
     }
 
+    fn arrive(&self, permit: &RawPermit) -> Result<bool> {
+        let arrived = || {
+            if self.limit.is_served() {
+                return self.arrive_on_server(permit).map(Some);
+            }
+            self.with_lease(permit, |found, leases, lease| match Self::cools_until(found) {
+                // The job keeps its units.
+                0 => Ok(false),
+                until => Ok(leases.give_back(lease, until)?),
+            })
+        };
+        self.limit.or_instead(|| Ok(arrived()? == Some(true)), |_| false)
+    }
+
     fn quiet_record_start(&self, key: &str) -> Result<()> {
         let started = || {
             self.with_leases(key, |found, leases| {
@@ -449,17 +465,19 @@ impl Internal for ConcurrencyLimiter {
             self.with_leases(key, |found, leases| {
                 if self.limit.is_served() {
                     let (permit, seen) = self.take_on_server(found, weight)?;
-                    let is_certain = seen.is_closed() || found.table.policy.cooldown() > 0;
-                    let denied = || Claim::Denied { after: seen.retry_after(), is_certain };
+                    let after = seen.retry_after();
+                    let is_certain = seen.is_closed() || Self::is_certain(found, after);
+                    let denied = || Claim::Denied { after, is_certain };
                     return Ok(permit.map_or_else(denied, Claim::Started));
                 }
                 if let Some(lease) = self.take(found, leases, weight)? {
                     found.decided(ADMITTED, weight);
                     return Ok(Claim::Started(self.permit(found, lease)));
                 }
-                // A gate opens at a known time, whatever completes. And units that cool down are not free before.
-                let is_certain = found.gate > found.home().clock.now().floor || found.table.policy.cooldown() > 0;
-                Ok(Claim::Denied { after: Self::retry_after(found, leases, weight)?, is_certain })
+                // A gate opens at a known time, whatever completes.
+                let after = Self::retry_after(found, leases, weight)?;
+                let is_certain = found.gate > found.home().clock.now().floor || Self::is_certain(found, after);
+                Ok(Claim::Denied { after, is_certain })
             })
         };
         self.limit.or_instead(claimed, |is_admitted| match is_admitted {

@@ -44,7 +44,7 @@ pub(super) struct Seen {
     now: Tick,
     live: u64,
     gate: Tick,
-    /// When the first lease ends; 0: none does.
+    /// When the first lease ends, or with a cooldown, when enough units are free; 0: that is not known.
     soonest: Tick,
     cooldown: Tick,
 }
@@ -186,6 +186,20 @@ impl ConcurrencyLimiter {
             self.tell_of_loss();
         }
         Ok(())
+    }
+
+    /// Begins the cooldown of a lease, if there is one. Returns whether it did.
+    pub(super) fn arrive_on_server(&self, permit: &RawPermit) -> Result<bool> {
+        let ended = self.with_lease_on_server(permit, |found, lease, arguments| {
+            if found.table.policy.cooldown() == 0 {
+                return Ok(false);
+            }
+            let arguments = [arguments, &[1]].concat();
+            let [_, was_held] = self.limit.ask(found, "complete", &arguments)?;
+            renewal::let_go(&self.limit, lease);
+            Ok(was_held == 1)
+        })?;
+        Ok(ended == Some(true))
     }
 
     /// Reports that units of a job that has ended only now may have belonged to another start.

@@ -512,7 +512,9 @@ impl KeyLine {
             return after.clamp(1, if is_certain { Tick::MAX } else { LOOK_AGAIN.as_micros() as Tick });
         }
         if is_certain {
-            return after.max(1);
+            // Another process may cancel a start, or open a gate.
+            let most = if pass.limiter.has_places() { Tick::MAX } else { pass.among_keys(LOOK_SOONER) };
+            return after.clamp(1, most);
         }
         // Another process may complete a start at any time: check soon at first, then less often, and never in step
         // with other processes. (A completion in this process wakes the key.)

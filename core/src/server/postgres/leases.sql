@@ -29,7 +29,7 @@
 -- renew slot fence OWNER lease again  -> {0, now, is_held, expiry}; an end never becomes earlier; expiry -1: never.
 --                                        again 1: if leases may have been lost, it is held again, as long as no other
 --                                        start is admitted for that reason
--- evict number                        -> {0, now, units}: ends all leases of an owner
+-- evict number                        -> {0, now, units}: ends all leases of an owner; units: those that are free at once
 -- pause delay -> {0, now, gate}; clear -> {0, now}
 
 CREATE TABLE IF NOT EXISTS workglow_limit.holders (
@@ -259,7 +259,8 @@ BEGIN
             is_held := EXISTS (
                 SELECT FROM workglow_limit.leases s
                 WHERE s.id = c.id AND s.fence = a[2] AND s.weight = a[1] AND s.owner = a[3]
-                    AND (op = 'complete' OR s.ends > now + CASE WHEN s.ends < never THEN cooldown ELSE 0 END));
+                    -- (An automatic renewal may be of a time when there was another cooldown. Its units are still taken.)
+                    AND (op = 'complete' OR s.ends > now + CASE WHEN s.ends < never AND a[8] = 0 THEN cooldown ELSE 0 END));
             IF op = 'complete' AND NOT is_held THEN
                 RETURN ARRAY[0, now, 0];
             ELSIF NOT is_held OR l.is_stale THEN
@@ -267,10 +268,11 @@ BEGIN
                 IF op = 'renew' AND NOT holds_again THEN
                     RETURN ARRAY[0, now, 0, 0];
                 END IF;
-                -- Its units may still be taken.
-                holds_again := holds_again AND (l.is_stale OR NOT EXISTS (
-                    SELECT FROM workglow_limit.leases s
-                    WHERE s.id = c.id AND s.fence = a[2] AND s.weight = a[1] AND s.owner = a[3] AND s.ends > now));
+                -- Its start may have ended meanwhile.
+                IF NOT l.is_stale AND EXISTS (SELECT FROM workglow_limit.leases s WHERE s.id = c.id AND s.fence = a[2] AND s.owner = 0)
+                THEN
+                    RETURN ARRAY[0, now, 0, 0];
+                END IF;
             END IF;
         ELSIF c.id IS NULL AND op <> 'pause' THEN
             RETURN CASE op WHEN 'clear' THEN ARRAY[0, now] ELSE ARRAY[0, now, 0] END;
@@ -285,7 +287,7 @@ BEGIN
     -- An expired lease is still held until another caller needs its units.
     IF cools THEN
         UPDATE workglow_limit.leases s SET owner = 0, site = 0, process = 0, began = 0, ends = now + cooldown
-        WHERE s.id = c.id AND CASE op WHEN 'evict' THEN s.owner = a[1] ELSE s.fence = a[2] END;
+        WHERE s.id = c.id AND CASE op WHEN 'evict' THEN s.owner = a[1] AND s.ends > now ELSE s.fence = a[2] END;
         c.live := c.live + l.over;
         answer := ARRAY[0, now, CASE op WHEN 'evict' THEN 0 ELSE 1 END];
     ELSIF op = 'complete' THEN

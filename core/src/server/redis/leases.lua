@@ -42,12 +42,12 @@
 -- renew slot fence OWNER lease again  -> {clock, now, is_held, expiry}; an end never becomes earlier; expiry -1: never.
 --                                        again 1: if leases may have been lost, it is held again, as long as no other
 --                                        start is admitted for that reason
--- evict number                        -> {clock, now, units}: ends all leases of an owner
+-- evict number                        -> {clock, now, units}: ends all leases of an owner; units: those that are free at once
 -- pause delay -> {clock, now, gate}; clear -> {0, now}
 --
 -- Commands: HMGET, TIME, ZRANGEBYSCORE. In addition, an admission needs HINCRBY and ZADD (sometimes PEXPIRE and `list`, and
 -- ZREMRANGEBYSCORE if leases have expired), and a denial two ZRANGEBYSCORE. An end: HMGET, TIME, ZREM, ZINCRBY (for the
--- last lease, one DEL and ZREM). All O(log n), except `evict`: O(n).
+-- last lease, one DEL and ZREM; with a cooldown, ZRANGEBYSCORE and ZADD). All O(log n), except `evict`: O(n).
 
 local NEVER = 9007199254740991
 -- How many leases a denial examines, and how many owners it returns at most.
@@ -204,7 +204,8 @@ elseif op == "renew" then
     local name = name_of(slot, fence, 3)
     local expiry = floor(tonumber(call("ZSCORE", state_key, name) or 0))
     load()
-    if is_stale or expiry <= now + (expiry < NEVER and cooldown or 0) then
+    -- (An automatic renewal may be of a time when there was another cooldown. Its units are still taken.)
+    if is_stale or expiry <= now + (expiry < NEVER and again == 0 and cooldown or 0) then
         local may_be_lost = born > 0 and now < born + lease
         if is_stale or again == 0 or not may_be_lost then return { clock, now, 0, 0 } end
         if expiry <= now then live = live + slot end
@@ -214,7 +215,7 @@ elseif op == "renew" then
     return { clock, now, 1, reported(expiry) }
 elseif op == "evict" then
     local owner, units = format("%d", arguments[1]), 0
-    for _, name in ipairs(call("ZRANGEBYSCORE", state_key, 0, "+inf")) do
+    for _, name in ipairs(call("ZRANGEBYSCORE", state_key, cooldown > 0 and format("(%d", now) or 0, "+inf")) do
         local fence, weight, of = string.match(name, "^(%d+) (%d+) (%d+) ")
         if of == owner then
             call("ZREM", state_key, name)

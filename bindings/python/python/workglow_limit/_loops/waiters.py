@@ -269,33 +269,6 @@ class Waiters:
             self._line.call_hooks()
         return answer
 
-    def _join_next(self) -> None:
-        """Joins the callers that arrived while the line was away. A start is decided when its task is about to go on, so
-        after each start the others wait for the next turn of the loop."""
-        if self._is_away:
-            return
-        while self._joining:
-            waiter, answer = self._joining.popleft()
-            if answer.is_left:
-                continue
-            try:
-                joined = self._line.join(waiter, False)
-            except Exception as error:
-                joined = error
-            if joined is None:
-                self._joining.appendleft((waiter, answer))
-                self._send()
-                break
-            if isinstance(joined, int):
-                self._answers[joined] = waiter, answer
-                continue
-            answer.set(joined)
-            self._loop.call_soon_threadsafe(self._join_next)
-            break
-        else:
-            self._proceed()
-        self._call_hooks()
-
     def leave(self, waiter: Waiter, answer: Answer) -> None:
         """Ends the wait of a waiter that was cancelled or interrupted."""
         if answer.leave():
@@ -329,11 +302,36 @@ class Waiters:
         woken, self._woken = self._woken, []
         for key in woken:
             self._line.wake(key)
-        self._deliver(self._line.advance(False))
+        over = self._line.advance(False)
+        self._deliver(over)
+        if not over:
+            self._join_next()
         self._proceed()
         self._call_hooks()
 
+    def _join_next(self) -> None:
+        """Joins the callers that arrived while the line was away. A start is decided when its task is about to go on, so
+        after a start the others wait for the next turn of the loop."""
+        while self._joining:
+            waiter, answer = self._joining.popleft()
+            if answer.is_left:
+                continue
+            try:
+                joined = self._line.join(waiter, False)
+            except Exception as error:
+                answer.set(error)
+                continue
+            if joined is None:
+                self._joining.appendleft((waiter, answer))
+                return self._send()
+            if isinstance(joined, Permit):
+                return answer.set(joined)
+            self._answers[joined] = waiter, answer
+        return None
+
     def _proceed(self) -> None:
+        if self._is_away:
+            return
         if self._line.would_wait():
             self._send()
         else:
@@ -357,11 +355,10 @@ class Waiters:
         self._left.clear()
 
     def _set_timer(self) -> None:
-        wait = self._line.next()
+        wait = 0.0 if self._joining else self._line.next()
         if wait is None:
             self._stop_timer()
-            if not self._joining:
-                self._leave_lines()
+            self._leave_lines()
             return
         self._lines[id(self._loop.native)] = self._itself
         wait = min(wait, FAR)
@@ -442,7 +439,7 @@ class Waiters:
         self._deliver(over)
         self._remove_left()
         if self._joining:
-            self._loop.call_soon_threadsafe(self._join_next)
+            self._proceed()
         else:
             self._advance()
         self._call_hooks()
