@@ -37,7 +37,7 @@ fn ask_all(cells: Cells, windows: &[Window], gate: u64) {
     let end = |call: &dyn Fn() -> bool| drop(catch_unwind(AssertUnwindSafe(call)));
     if let Cells::Leases(leases) = cells {
         end(&|| {
-            leases.take(2, 5, 7, NEVER).is_ok_and(|taken| taken.is_some_and(|lease| leases.give_back(lease, 0).is_ok()))
+            leases.take(2, 5, 7, NEVER).is_ok_and(|taken| taken.is_some_and(|lease| leases.give_back(lease).is_ok()))
         });
         end(&|| leases.live().is_ok());
         end(&|| leases.earliest_deadline().is_ok());

@@ -475,11 +475,22 @@ impl<'a> Leases<'a> {
         Ok(self.find(lease)?.is_some())
     }
 
-    /// Ends a lease, whose units are free from `until` on (0: now). `false`: it is no longer held.
+    /// Ends a lease. `false`: it is no longer held.
     #[inline]
-    pub fn give_back(&self, lease: Lease, until: Tick) -> Result<bool, NotEnded> {
+    pub fn give_back(&self, lease: Lease) -> Result<bool, Sealed> {
         while let Some(at) = self.find(lease)? {
-            if self.end_until(at, until)? {
+            if self.end(at) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// The same, but its units are free from `until` on.
+    #[cold]
+    pub fn cool_down(&self, lease: Lease, until: Tick) -> Result<bool, NotEnded> {
+        while let Some(at) = self.find(lease)? {
+            if self.end_cooling(at, until)? {
                 return Ok(true);
             }
         }
@@ -517,7 +528,6 @@ impl<'a> Leases<'a> {
     }
 
     /// The same, but its units are free from `until` on (0: now).
-    #[inline(always)]
     fn end_until(&self, at: SlotWord, until: Tick) -> Result<bool, NotEnded> {
         if until == 0 { Ok(self.end(at)) } else { self.end_cooling(at, until) }
     }
@@ -533,7 +543,7 @@ impl<'a> Leases<'a> {
         fault::point("lease-cooling");
         let is_mine = is_late || self.end(at);
         if !is_mine {
-            self.give_back(cooling, 0)?;
+            self.give_back(cooling)?;
         }
         Ok(is_mine)
     }

@@ -87,8 +87,8 @@ impl Cells {
         assert!(weight <= max, "{held:?}");
         assert_eq!(self.leases().live(), Ok(weight));
         for (lease, _) in held {
-            assert_eq!(self.leases().give_back(*lease, 0), Ok(true));
-            assert_eq!(self.leases().give_back(*lease, 0), Ok(false));
+            assert_eq!(self.leases().give_back(*lease), Ok(true));
+            assert_eq!(self.leases().give_back(*lease), Ok(false));
         }
         assert_eq!(self.leases().live(), Ok(0));
         assert!(self.take(max, max).unwrap().is_some());
@@ -104,7 +104,7 @@ fn two_takers_and_an_end(weights: [u64; 2], max: u64) {
             let cells = cells.clone();
             thread::spawn(move || cells.take(weight, max).unwrap())
         });
-        assert_eq!(cells.leases().give_back(first, 0), Ok(true));
+        assert_eq!(cells.leases().give_back(first), Ok(true));
         let held: Vec<_> = others.into_iter().filter_map(|other| other.join().unwrap()).collect();
         assert!(!held.is_empty() || weights.iter().all(|weight| weight + 1 > max), "one of them fits");
         cells.assert_holds(&held, max);
@@ -131,7 +131,7 @@ fn leases_are_taken_and_ended_by_two() {
                 if let Some((lease, _)) = cells.take(1, 1).unwrap() {
                     assert_eq!(cells.is_dead.fetch_add(1, Relaxed), 0, "both hold it");
                     cells.is_dead.fetch_sub(1, Relaxed);
-                    assert_eq!(cells.leases().give_back(lease, 0), Ok(true));
+                    assert_eq!(cells.leases().give_back(lease), Ok(true));
                 }
             }
         };
@@ -151,10 +151,10 @@ fn a_lease_is_ended_by_two() {
         let (lease, _) = cells.take(1, 1).unwrap().unwrap();
         let other = cells.clone();
         let other = thread::spawn(move || {
-            let is_mine = other.leases().give_back(lease, 0).unwrap();
+            let is_mine = other.leases().give_back(lease).unwrap();
             (is_mine, other.take(1, 1).unwrap())
         });
-        let is_mine = cells.leases().give_back(lease, 0).unwrap();
+        let is_mine = cells.leases().give_back(lease).unwrap();
         let (is_others, taken) = other.join().unwrap();
         assert!(is_mine != is_others);
         assert!(taken.is_some() || is_mine);
@@ -170,10 +170,10 @@ fn a_unit_cools_down_at_no_moment_free() {
         let (lease, _) = cells.take(1, 1).unwrap().unwrap();
         let other = cells.clone();
         let other = thread::spawn(move || {
-            let is_mine = other.leases().give_back(lease, 20).unwrap();
+            let is_mine = other.leases().cool_down(lease, 20).unwrap();
             (is_mine, other.take(1, 1).unwrap())
         });
-        let is_mine = cells.leases().give_back(lease, 20).unwrap();
+        let is_mine = cells.leases().cool_down(lease, 20).unwrap();
         assert_eq!(cells.take(1, 1), Ok(None));
         let (is_others, taken) = other.join().unwrap();
         assert!(is_mine != is_others);
@@ -241,7 +241,7 @@ fn an_ender_dies(steps: u32) {
         let (theirs, _) = cells.take(1, 2).unwrap().unwrap();
         let other = cells.clone();
         let other = thread::spawn(move || other.die_giving_back(steps, theirs));
-        assert_eq!(cells.leases().give_back(mine, 0), Ok(true));
+        assert_eq!(cells.leases().give_back(mine), Ok(true));
         let again = cells.take(1, 2).unwrap();
         assert!(again.is_some());
         cells.reclaim(0).unwrap();
@@ -313,14 +313,14 @@ fn leases_rewritten_while_one_ends() {
         let cells = Cells::new();
         let mine = cells.take(1, 2).unwrap().unwrap();
         let other = cells.clone();
-        let other = thread::spawn(move || other.leases().give_back(mine.0, 0));
+        let other = thread::spawn(move || other.leases().give_back(mine.0));
         cells.rewrite();
         let kept = match other.join().unwrap() {
             Ok(is_ended) => {
                 assert!(is_ended);
                 None
             }
-            Err(_) => Some(mine),
+            Err(Sealed) => Some(mine),
         };
         cells.assert_holds(kept.as_slice(), 2);
     });
@@ -351,7 +351,7 @@ fn a_free_slot_is_never_denied() {
         let run = |cells: &Cells| {
             for _ in 0..2 {
                 let (lease, _) = cells.take(1, 2).unwrap().expect("a unit is free");
-                assert_eq!(cells.leases().give_back(lease, 0), Ok(true));
+                assert_eq!(cells.leases().give_back(lease), Ok(true));
             }
         };
         let other = cells.clone();

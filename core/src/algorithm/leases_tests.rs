@@ -32,7 +32,7 @@ impl Key {
     }
 
     fn gives_back(&self, lease: Lease) -> bool {
-        self.leases().give_back(lease, 0).unwrap()
+        self.leases().give_back(lease).unwrap()
     }
 
     fn live(&self) -> u64 {
@@ -331,7 +331,7 @@ fn sealed_cells_refuse_all_calls() {
         assert_eq!(leases.live(), Err(Sealed));
         assert_eq!(leases.take(1, 4, ME, NEVER), Err(Sealed));
         assert_eq!(leases.start(ME), Err(Sealed));
-        assert_eq!(leases.give_back(a, 0), Err(NotEnded::Sealed));
+        assert_eq!(leases.give_back(a), Err(Sealed));
         assert_eq!(leases.renew(a, 9), Err(Sealed));
         assert_eq!(leases.reclaim(9, 0, || 0, |_| true), Err(NotEnded::Sealed));
     };
@@ -544,8 +544,8 @@ fn hammer(threads: u64, max: u64, rounds: u64, rewrites: u64) {
                             _ => {}
                         }
                         running.fetch_sub(weight, SeqCst);
-                        assert!(on(key, |leases| leases.give_back(lease, 0).map_err(|_| Sealed)));
-                        assert!(!on(key, |leases| leases.give_back(lease, 0).map_err(|_| Sealed)));
+                        assert!(on(key, |leases| leases.give_back(lease)));
+                        assert!(!on(key, |leases| leases.give_back(lease)));
                     }
                     let all = mine.len();
                     let mut fences = fences.lock().unwrap();
@@ -617,7 +617,7 @@ fn units_cool_down_whatever_else_happens_to_their_slot() {
     let key = Key::new(2);
     let take = || key.leases().take(1, 2, ME, NEVER).unwrap().unwrap();
     let first = take();
-    assert_eq!(key.leases().give_back(first, 50), Ok(true));
+    assert_eq!(key.leases().cool_down(first, 50), Ok(true));
     // A renewal that found the slot before, and is late, raises its deadline. It may be any slot.
     for index in 0..slots(2) {
         key.leases().deadline_of(index).fetch_max(NEVER - 1, AcqRel);

@@ -265,8 +265,11 @@ impl ConcurrencyLimiter {
                 return self.end_on_server(permit, is_cancelled).map(Some);
             }
             self.with_lease(permit, |found, leases, lease| {
-                let until = if is_cancelled { 0 } else { Self::cools_until(found) };
-                if leases.give_back(lease, until)? {
+                let ended = match if is_cancelled { 0 } else { Self::cools_until(found) } {
+                    0 => leases.give_back(lease)?,
+                    until => leases.cool_down(lease, until)?,
+                };
+                if ended {
                     Self::ring(leases);
                     if is_cancelled {
                         found.add(CANCELLED, 1);
@@ -419,7 +422,7 @@ impl Internal for ConcurrencyLimiter {
             self.with_lease(permit, |found, leases, lease| match Self::cools_until(found) {
                 // The job keeps its units.
                 0 => Ok(false),
-                until => Ok(leases.give_back(lease, until)?),
+                until => Ok(leases.cool_down(lease, until)?),
             })
         };
         self.limit.or_instead(|| Ok(arrived()? == Some(true)), |_| false)
