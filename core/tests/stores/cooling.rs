@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering::*;
 use std::time::{Duration, Instant};
 use workglow_limit::*;
 
+#[cfg(feature = "fault-points")]
 const LONG: Duration = Duration::from_secs(300 * 86_400);
 
 fn cooling(url: &str, max: u64, cooldown: Duration) -> Arc<dyn Limiter> {
@@ -23,6 +24,7 @@ fn take(limiter: &dyn Limiter) -> Option<RawPermit> {
     }
 }
 
+#[cfg(feature = "fault-points")]
 fn free(limiter: &dyn Limiter) -> usize {
     (0..9).filter(|_| take(limiter).is_some()).count()
 }
