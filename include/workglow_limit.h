@@ -81,7 +81,7 @@
 // The initial values of the structures below.
 #define WGL_STORE_OPTIONS_INIT { sizeof(wgl_store_options), 0, 0, 0, 0, NULL }
 #define WGL_RATE_LIMITER_OPTIONS_INIT { sizeof(wgl_rate_limiter_options), 0, 0, 0, NULL, 0, 0, 0, 0 }
-#define WGL_CONCURRENCY_LIMITER_OPTIONS_INIT { sizeof(wgl_concurrency_limiter_options), 0, 0, NULL, 0 }
+#define WGL_CONCURRENCY_LIMITER_OPTIONS_INIT { sizeof(wgl_concurrency_limiter_options), 0, 0, NULL, 0, 0 }
 #define WGL_DELAY_LIMITER_OPTIONS_INIT { sizeof(wgl_delay_limiter_options), 0, 0, NULL }
 #define WGL_EVENLY_SPACED_LIMITER_OPTIONS_INIT { sizeof(wgl_evenly_spaced_limiter_options), 0, 0, 0, NULL }
 #define WGL_TOKEN_BUCKET_LIMITER_OPTIONS_INIT { sizeof(wgl_token_bucket_limiter_options), 0, 0, 0, 0 }
