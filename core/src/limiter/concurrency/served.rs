@@ -62,7 +62,7 @@ impl Seen {
         let left = |at: Tick| from_ticks(at.saturating_sub(self.now));
         match self.soonest {
             _ if self.is_closed() => left(self.gate),
-            // No start that ends from now on frees its units before that.
+            // No start that completes from now on frees its units before that.
             0 if self.cooldown > 0 => from_ticks(self.cooldown),
             soonest if self.cooldown > 0 => left(soonest).min(from_ticks(self.cooldown)),
             0 => LOOK_AGAIN,

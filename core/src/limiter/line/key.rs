@@ -512,9 +512,10 @@ impl KeyLine {
             return after.clamp(1, if is_certain { Tick::MAX } else { LOOK_AGAIN.as_micros() as Tick });
         }
         if is_certain {
-            // Another process may cancel a start, or open a gate.
-            let most = if pass.limiter.has_places() { Tick::MAX } else { pass.among_keys(LOOK_SOONER) };
-            return after.clamp(1, most);
+            // Another process may cancel a start of a concurrency limit, or open its gate. (A limiter of the program's own is asked
+            // only when it said.)
+            let may_change = pass.limiter.limit().is_some() && !pass.limiter.has_places();
+            return after.clamp(1, if may_change { pass.among_keys(LOOK_SOONER) } else { Tick::MAX });
         }
         // Another process may complete a start at any time: check soon at first, then less often, and never in step
         // with other processes. (A completion in this process wakes the key.)
