@@ -4,7 +4,7 @@
 //! inherited as they are:
 //!
 //! 1. A structural operation that is half done by a thread which does not exist in the child. None is under way during
-//!    a fork, because the fork takes [`structure`] first.
+//!    a fork, because the fork waits for all of them, and none begins meanwhile: see [`structure`].
 //! 2. SQLite connections. None is ever kept open.
 //! 3. State that identifies the parent: its membership and its running starts. A child has another [`generation`],
 //!    notices at its first call, and creates its own.
@@ -15,24 +15,27 @@ use std::cell::UnsafeCell;
 use std::ops::RangeInclusive;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering::*};
-use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
+use std::sync::{
+    Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError, TryLockResult,
+};
 use std::time::{Duration, Instant};
 
 static GENERATION: AtomicU64 = AtomicU64::new(1);
 /// See [`validity`].
 static VALIDITY: AtomicU64 = AtomicU64::new(1);
-static STRUCTURE: Mutex<()> = Mutex::new(());
-/// Shared by the threads that write ledgers, of any stores; taken alone by a fork. Taken before [`STRUCTURE`] by a thread
-/// that needs both.
+/// Shared by the threads that make structural changes, one for each store; taken alone by a fork.
+static STRUCTURES: RwLock<()> = RwLock::new(());
+/// Shared by the threads that write ledgers, of any stores; taken alone by a fork. Taken before [`STRUCTURES`] by a
+/// thread that needs both.
 static LEDGERS: RwLock<()> = RwLock::new(());
 /// Taken briefly by a thread that uses a list which a child inherits.
 static LISTS: Mutex<()> = Mutex::new(());
 static FORK_GUARDS: ForkGuards = ForkGuards(UnsafeCell::new(None));
 
 /// The guards that a forking thread holds from just before the fork until just after it.
-struct ForkGuards(UnsafeCell<Option<(RwLockWriteGuard<'static, ()>, [Structure; 2])>>);
+struct ForkGuards(UnsafeCell<Option<([RwLockWriteGuard<'static, ()>; 2], Lists)>>);
 
-// SAFETY: only the thread that holds STRUCTURE touches the cell, and only while it forks.
+// SAFETY: only the thread that holds STRUCTURES alone touches the cell, and only while it forks.
 unsafe impl Sync for ForkGuards {}
 
 /// Returns a number that differs between a process and the children that it forks after its first use of a store. It
@@ -74,9 +77,16 @@ extern "C" fn register() {
     }
 }
 
-/// The right to make a structural change in this process: held by one thread at a time, and no fork happens while it is
-/// held.
-pub(crate) type Structure = MutexGuard<'static, ()>;
+/// The right to make a structural change of one store in this process: held by one thread at a time, and no fork
+/// happens while it is held.
+#[derive(Debug)]
+pub(crate) struct Structure<'s> {
+    _store: MutexGuard<'s, ()>,
+    _no_fork: RwLockReadGuard<'static, ()>,
+}
+
+/// The right to use a list that a child inherits.
+pub(crate) type Lists = MutexGuard<'static, ()>;
 
 /// The right to write a ledger in this process, which threads share: one store's disk must not stop another's.
 pub(crate) type Ledgers = RwLockReadGuard<'static, ()>;
@@ -85,9 +95,14 @@ pub(crate) type Ledgers = RwLockReadGuard<'static, ()>;
 /// carried over. `None` if a thread is forking.
 pub(crate) fn ledgers() -> Option<Ledgers> {
     register();
-    match LEDGERS.try_read() {
+    free(LEDGERS.try_read())
+}
+
+/// The guard, unless another thread has it. These locks guard no data of their own: a panic under one leaves nothing
+/// half done in memory.
+fn free<G>(tried: TryLockResult<G>) -> Option<G> {
+    match tried {
         Ok(guard) => Some(guard),
-        // As for the structure.
         Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
         Err(TryLockError::WouldBlock) => None,
     }
@@ -95,7 +110,7 @@ pub(crate) fn ledgers() -> Option<Ledgers> {
 
 /// Takes the right to use a list that a child inherits. A fork waits for it, so the child does not find the list
 /// locked.
-pub(crate) fn lists() -> Structure {
+pub(crate) fn lists() -> Lists {
     register();
     LISTS.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -103,22 +118,23 @@ pub(crate) fn lists() -> Structure {
 /// The longest sleep of a thread that polls for a lock.
 pub(crate) const LONGEST_NAP: Duration = Duration::from_millis(2);
 
-/// Waits for the right to make a structural change, at most for `timeout`.
-pub(crate) fn structure(timeout: Duration) -> Option<Structure> {
+/// Waits for the right to make a structural change of the store whose lock this is, at most for `timeout`.
+pub(crate) fn structure(store: &Mutex<()>, timeout: Duration) -> Option<Structure<'_>> {
     register();
     let start = Instant::now();
     let mut nap = Duration::from_micros(20);
     loop {
-        match STRUCTURE.try_lock() {
-            Ok(guard) => return Some(guard),
-            // The mutex guards no data of its own: a panic under it leaves nothing half done in memory.
-            Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) if start.elapsed() >= timeout => return None,
-            Err(TryLockError::WouldBlock) => {
-                std::thread::sleep(nap);
-                nap = (nap * 2).min(LONGEST_NAP);
-            }
+        // The right to be in no fork comes first: in a child, nobody has the store's lock then.
+        if let Some(_no_fork) = free(STRUCTURES.try_read())
+            && let Some(_store) = free(store.try_lock())
+        {
+            return Some(Structure { _store, _no_fork });
         }
+        if start.elapsed() >= timeout {
+            return None;
+        }
+        std::thread::sleep(nap);
+        nap = (nap * 2).min(LONGEST_NAP);
     }
 }
 
@@ -138,21 +154,21 @@ pub(crate) fn without_signals<R>(start: impl FnOnce() -> R) -> R {
 }
 
 extern "C" fn before() {
-    let ledgers = LEDGERS.write().unwrap_or_else(PoisonError::into_inner);
-    let others = [&STRUCTURE, &LISTS].map(|lock| lock.lock().unwrap_or_else(PoisonError::into_inner));
-    // SAFETY: this thread holds STRUCTURE.
-    unsafe { *FORK_GUARDS.0.get() = Some((ledgers, others)) };
+    let alone = [&LEDGERS, &STRUCTURES].map(|lock| lock.write().unwrap_or_else(PoisonError::into_inner));
+    let lists = LISTS.lock().unwrap_or_else(PoisonError::into_inner);
+    // SAFETY: this thread holds STRUCTURES alone.
+    unsafe { *FORK_GUARDS.0.get() = Some((alone, lists)) };
 }
 
 extern "C" fn after_in_parent() {
-    // SAFETY: this thread holds STRUCTURE, and releases it here.
+    // SAFETY: this thread holds STRUCTURES alone, and releases it here.
     drop(unsafe { (*FORK_GUARDS.0.get()).take() });
 }
 
 extern "C" fn after_in_child() {
     GENERATION.fetch_add(1, Relaxed);
     invalidate();
-    // SAFETY: the child's only thread is a copy of the one that holds STRUCTURE.
+    // SAFETY: the child's only thread is a copy of the one that holds STRUCTURES alone.
     drop(unsafe { (*FORK_GUARDS.0.get()).take() });
 }
 

@@ -46,6 +46,8 @@ pub(crate) struct Session {
     /// The path of the database at the opening of the store, without symbolic links.
     place: OnceLock<PathBuf>,
     current: AtomicPtr<Opened>,
+    /// Held by the thread of this process that does rare work: see [`fork::structure`].
+    pub(super) structure: Mutex<()>,
     rare: Mutex<Rare>,
     failures: AtomicU64,
     pub hooks: Hooks,
@@ -116,7 +118,7 @@ struct Guard<'s> {
     _database: Connection<'s>,
     lane: Option<lane::LockedLane>,
     // Last: the lane's lock is returned before another thread of this process can ask for it.
-    _process: fork::Structure,
+    _process: fork::Structure<'s>,
 }
 
 /// Closes the connection that was opened in between.
@@ -165,6 +167,7 @@ impl Session {
             options,
             place: OnceLock::new(),
             current: AtomicPtr::new(ptr::null_mut()),
+            structure: Mutex::default(),
             rare: rare.into(),
             server,
             grant_lane,
@@ -283,7 +286,7 @@ impl Session {
     /// Runs rare work under the structure lock, in this process and, for a lane, on this machine. Opens the store first
     /// if it is not open, and makes a forked child a user of its own.
     ///
-    /// While another process is busy, this one holds nothing, so that neither other stores nor a fork have to wait.
+    /// While another process is busy, this one holds nothing, so that no fork has to wait.
     pub fn with_lock<R>(&self, f: impl Fn(&Locked) -> Result<R>) -> Result<R> {
         self.with_lock_for(MayWait::patience(self.options.timeout)?, f)
     }
@@ -322,7 +325,7 @@ impl Session {
                 return Ok(());
             }
             let left = timeout.saturating_sub(start.elapsed());
-            let answer = match fork::structure(left) {
+            let answer = match fork::structure(&self.structure, left) {
                 None => Ok(None),
                 Some(process) => or_damaged(
                     || self.lane_path(),
@@ -369,11 +372,11 @@ impl Session {
         Some(database::next_to(&self.path()?, "-lane"))
     }
 
-    fn try_lock(&self, process: fork::Structure) -> Result<Option<Guard<'_>>> {
+    fn try_lock<'s>(&'s self, process: fork::Structure<'s>) -> Result<Option<Guard<'s>>> {
         match &self.address {
             Address::Memory | Address::Server(_) => {
                 if self.opened().is_none() {
-                    // Do not wait here: while the lock is held, all stores of this process, and forks, wait.
+                    // Do not wait here: while the lock is held, all rare work of this store, and forks, wait.
                     let Some(home) = self.memory_home()? else { return Ok(None) };
                     self.push(home);
                 } else if self.rare().generation != fork::generation() {
@@ -427,7 +430,7 @@ impl Session {
         Ok(Some(home))
     }
 
-    fn try_lock_lane(&self, path: &Path, process: fork::Structure) -> Result<Option<Guard<'_>>> {
+    fn try_lock_lane<'s>(&'s self, path: &Path, process: fork::Structure<'s>) -> Result<Option<Guard<'s>>> {
         let path = &self.place.get().cloned().unwrap_or_else(|| url::same_name(path));
         let lane_path = database::next_to(path, "-lane");
         if self.opened().is_none() {

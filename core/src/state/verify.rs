@@ -136,7 +136,7 @@ impl Session {
         let timeout = MayWait::patience(self.options.timeout)?;
         loop {
             let left = timeout.saturating_sub(began.elapsed());
-            let process = fork::structure(left);
+            let process = fork::structure(&self.structure, left);
             if process.is_some()
                 && let Some(lane) = lane::LockedLane::try_open(&path, self.options.mode)?
             {

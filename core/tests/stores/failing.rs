@@ -492,20 +492,39 @@ fn a_disk_filled_by_keys() {
     });
 }
 
+/// Makes a store pass a point of its rare work, and uses another store of the same process there.
+#[cfg(feature = "fault-points")]
+fn stops_no_other_store(point: &str) {
+    use std::sync::{Arc, atomic::AtomicBool};
+    let (here, there) = (Dir::in_memory(point), Dir::in_memory(&format!("{point}-too")));
+    // A process has one armed point, so it is one of its own.
+    Child::run(|| {
+        let [limiter, other] =
+            [&here, &there].map(|dir| Store::new(&dir.url()).unwrap().limiter("api", "9/1h").unwrap());
+        let is_done = Arc::new(AtomicBool::new(false));
+        let done = is_done.clone();
+        fault::at(point, move || {
+            // The second start exceeds the budget, so it is written before its call returns.
+            (0..2).for_each(|_| assert!(other.decide("", 1).unwrap().admitted));
+            done.store(true, Release);
+        });
+        (0..2).for_each(|_| assert!(limiter.decide("", 1).unwrap().admitted));
+        assert!(is_done.load(Acquire), "{point} was passed");
+    })
+    .join();
+}
+
 /// One thread that wrote the ledger of its store all the time kept all other stores of its process from writing theirs.
 #[test]
 #[cfg(feature = "fault-points")]
 fn a_store_whose_ledger_is_being_written_stops_no_other_store() {
-    use std::sync::{Arc, atomic::AtomicBool};
-    let (here, there) = (Dir::in_memory("writing"), Dir::in_memory("writing-too"));
-    let [limiter, other] = [&here, &there].map(|dir| Store::new(&dir.url()).unwrap().limiter("api", "9/1h").unwrap());
-    let is_done = Arc::new(AtomicBool::new(false));
-    let done = is_done.clone();
-    fault::at("gathered", move || {
-        // The second start exceeds the budget, so it is written before its call returns.
-        (0..2).for_each(|_| assert!(other.decide("", 1).unwrap().admitted));
-        done.store(true, Release);
-    });
-    (0..2).for_each(|_| assert!(limiter.decide("", 1).unwrap().admitted));
-    assert!(is_done.load(Acquire), "the ledger was written");
+    stops_no_other_store("gathered");
+}
+
+/// A store that was opened on a slow disk stopped the rare work of all other stores of its process for some twenty
+/// commits.
+#[test]
+#[cfg(feature = "fault-points")]
+fn a_store_that_is_being_opened_stops_no_other_store() {
+    stops_no_other_store("lane-filled");
 }
