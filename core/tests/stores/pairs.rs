@@ -264,21 +264,20 @@ fn beside(site: Site, whole: Whole, pairs: &[Pair]) -> Vec<Outcome> {
     let operate = {
         let (site, keys, pairs, answers) = (site.clone(), keys.clone(), pairs.to_vec(), answers.clone());
         move || {
-            answers.lock().unwrap().extend(site.operate(&pairs, &keys));
-            fault::in_small_steps(false);
+            let mut answers = answers.lock().unwrap();
+            if answers.is_empty() {
+                answers.extend(site.operate(&pairs, &keys));
+                fault::in_small_steps(false);
+            }
         }
     };
-    match whole {
-        // The keys of the forgotten limit are left to the next holders of the lock.
-        Whole::Forget => {
-            site.change(whole);
-            operate();
-        }
-        _ => {
-            fault::at("lock-left", operate);
-            site.change(whole);
-        }
+    if whole != Whole::Forget {
+        fault::at("lock-left", operate.clone());
     }
+    site.change(whole);
+    // The keys of a forgotten limit are left to the next holders of the lock. And a thread that comes late to its second
+    // step completes a change without leaving the lock once more.
+    operate();
     let answers = answers.lock().unwrap();
     site.outcomes(&keys, &answers)
 }
