@@ -29,6 +29,8 @@ fn use_for(dir: &Dir, time: Duration, admitted: &AtomicU64) {
     let others = OTHERS.iter().enumerate();
     let others: Vec<_> = others.filter_map(|(i, text)| expected(store.limiter(&format!("other {i}"), text))).collect();
     let mut random = Random::new();
+    // On a slow disk this takes longer than the use.
+    expected(api.open());
     let began = now_ns();
     while now_ns() - began < time.as_nanos() as u64 {
         if let Some(Attempt::Admitted(_)) = expected(api.attempt("key", 1)) {
