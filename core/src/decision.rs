@@ -4,6 +4,9 @@ use crate::permit::RawPermit;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// The retry delay that a denial suggests where the next completion cannot be predicted.
+pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(10);
+
 /// The full reply to an attempt to start: admitted or denied, and when to retry.
 #[derive(Debug, Clone)]
 pub struct Decision {

@@ -40,9 +40,15 @@ pub mod fault;
 mod time;
 
 #[cfg(not(model))]
+mod address;
+#[cfg(not(model))]
+mod damage;
+#[cfg(not(model))]
 mod decision;
 #[cfg(not(model))]
 mod fork;
+#[cfg(not(model))]
+mod hash;
 #[cfg(not(model))]
 mod hooks;
 #[cfg(not(model))]
@@ -54,11 +60,15 @@ mod observe;
 #[cfg(not(model))]
 mod onlooker;
 #[cfg(not(model))]
+mod os;
+#[cfg(not(model))]
 mod permit;
 #[cfg(not(model))]
 mod policy;
 #[cfg(not(model))]
 mod server;
+#[cfg(not(model))]
+mod snapshot;
 #[cfg(not(model))]
 mod state;
 #[cfg(not(model))]
@@ -85,15 +95,15 @@ pub use {
         Terms, TokenBucketLimiter, Turn, Verdict, Waiter, WaiterId, acquire,
     },
     metrics::{MetricsFormat, MetricsOptions},
-    observe::{
-        GrantSnapshot, KeySnapshot, LimitSnapshot, Minute, NEAR, Observer, ProcessSnapshot, Snapshot, Usage,
-        WAIT_BOUNDS,
-    },
+    observe::Observer,
     onlooker::Onlooker,
     permit::RawPermit,
     policy::{Backoff, Jitter, LONGEST_NAME, MOST_WINDOWS, Policy, parse_all as parse_policies, parse_time},
-    server::{Finding, Severity, doctor, finish_calls},
-    state::{Durability, OnError, Problem, Store, StoreOptions},
+    server::{Finding, Severity, finish_calls},
+    snapshot::{
+        GrantSnapshot, KeySnapshot, LimitSnapshot, Minute, NEAR, ProcessSnapshot, Snapshot, Usage, WAIT_BOUNDS,
+    },
+    state::{Durability, OnError, Problem, Store, StoreOptions, doctor},
     stats::Stats,
     waiting::MayWait,
 };

@@ -1,6 +1,6 @@
 //! A [`Snapshot`] as text for Prometheus and for other readers of its formats.
 
-use crate::observe::{GrantSnapshot, KeySnapshot, LimitSnapshot, Snapshot, Usage, WAIT_BOUNDS};
+use crate::snapshot::{GrantSnapshot, KeySnapshot, LimitSnapshot, Snapshot, Usage, WAIT_BOUNDS};
 use crate::stats::Stats;
 use std::collections::HashSet;
 use std::fmt::{Display, Write};

@@ -1,8 +1,8 @@
 //! The whole text of one snapshot, and the metric names in the documentation.
 
 use super::{MetricsFormat, MetricsOptions};
-use crate::observe::{GrantSnapshot, KeySnapshot, LimitSnapshot, ProcessSnapshot, Snapshot, Usage, WAIT_BOUNDS};
 use crate::policy::Policy;
+use crate::snapshot::{GrantSnapshot, KeySnapshot, LimitSnapshot, ProcessSnapshot, Snapshot, Usage, WAIT_BOUNDS};
 use crate::stats::Stats;
 use std::collections::BTreeSet;
 use std::fs;

@@ -2,7 +2,8 @@
 
 use crate::error::{Error, Result};
 use crate::fork;
-use crate::observe::{Observer, Snapshot};
+use crate::observe::Observer;
+use crate::snapshot::Snapshot;
 use crate::state::Store;
 use std::fmt;
 use std::sync::Mutex;

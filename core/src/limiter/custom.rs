@@ -2,8 +2,8 @@
 
 use super::internal::Base;
 use super::line::{Claim, Terms};
-use super::{Attempt, Internal, LOOK_AGAIN, Limiter, Places, Presented, foreign};
-use crate::decision::Decision;
+use super::{Attempt, Internal, Limiter, Places, Presented, foreign};
+use crate::decision::{Decision, LOOK_AGAIN};
 use crate::error::Result;
 use crate::fork::PerProcess;
 use crate::permit::{CustomPermit, Kind, RawPermit};

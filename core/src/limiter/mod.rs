@@ -35,10 +35,6 @@ pub use scheduler::Scheduler;
 pub(crate) use timed::Timed;
 
 use crate::error::{Error, Result};
-use std::time::Duration;
-
-/// The retry delay that a denial suggests where the next completion cannot be predicted.
-pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 fn foreign<R>(name: &str) -> Result<R> {
     Err(Error::ForeignPermit { limit: name.to_owned() })

@@ -4,7 +4,7 @@
 //! process does that, it forgets the denial; what others do it notices [`TRUSTED`] later.
 
 use crate::fork::PerProcess;
-use crate::state::Hash;
+use crate::hash::Hash;
 use crate::time::Tick;
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,9 +1,7 @@
-//! Finds settings of a server that endanger limits.
+//! Settings of a server that endanger limits. The servers' own parts find them: `redis/examine.rs`, `postgres/examine.rs`.
 
-use super::Engine;
 use crate::algorithm::grants::longer;
 use crate::error::Result;
-use crate::state::{Store, StoreOptions};
 use crate::time::{Tick, uptime};
 use std::time::Duration;
 
@@ -31,7 +29,7 @@ impl Severity {
     }
 }
 
-/// A finding about a server's settings, as returned by [`doctor`].
+/// A finding about a server's settings, as returned by [`doctor`](crate::doctor).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Finding {
@@ -113,22 +111,6 @@ pub(super) fn compare_clocks(setting: &str, mut read: impl FnMut() -> Result<Tic
         )
     };
     Ok((gained != 0).then(finding))
-}
-
-/// Checks the settings of a store's server and returns those that endanger limits, worst first. Empty if all is well.
-/// Always empty for `memory:` and `sqlite:`, whose files [`Store::verify`] checks.
-///
-/// On Redis it writes a key of its own for a moment, to check that it may. It takes half a second, in which it compares the
-/// server's clock with this machine's.
-///
-/// # Errors
-/// [`Error::InvalidUrl`](crate::Error::InvalidUrl) as for [`Store::new`]; a store error if the server does not answer.
-pub fn doctor(url: &str) -> Result<Vec<Finding>> {
-    let (store, options) = (Store::new(url)?, StoreOptions::default());
-    let Some(server) = store.session().server() else { return Ok(Vec::new()) };
-    let mut findings = Engine::examine(&**server, options.timeout)?;
-    findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
-    Ok(findings)
 }
 
 #[cfg(test)]

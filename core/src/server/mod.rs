@@ -23,14 +23,15 @@ pub(crate) mod survey;
 pub(crate) mod witness;
 
 pub use crew::finish_calls;
-pub use doctor::{Finding, Severity, doctor};
+pub use doctor::{Finding, Severity};
 
 #[cfg(feature = "postgres")]
 pub use postgres::postgres_schema;
 
+use crate::address::without_password;
 use crate::error::{Error, Result};
+use crate::hash::{Hash, sum};
 use crate::policy::{Policy, Shape};
-use crate::state::Hash;
 use crate::time::Tick;
 use crew::Crew;
 use std::sync::Arc;
@@ -48,20 +49,6 @@ pub(crate) fn at(url: &str) -> Result<Arc<dyn Engine>> {
         _ => Err("this build does not support such servers".into()),
     };
     server.map_err(|reason| Error::InvalidUrl { url: without_password(url), reason })
-}
-
-/// An address without its password, for display. The password is before the host, or in the query of a socket's
-/// address.
-pub(crate) fn without_password(url: &str) -> String {
-    let (place, query) = url.split_once('?').unwrap_or((url, ""));
-    let is_secret = |field: &&str| field.starts_with("pass=") || field.starts_with("password=");
-    let fields = query.split('&').filter(|field| !field.is_empty() && !is_secret(field));
-    let shown =
-        fields.enumerate().fold(place.to_owned(), |url, (i, field)| url + if i == 0 { "?" } else { "&" } + field);
-    match (shown.split_once("://"), shown.rsplit_once('@')) {
-        (Some((scheme, _)), Some((_, host))) => format!("{scheme}://…@{host}"),
-        _ => shown,
-    }
 }
 
 /// The Unix time of tick 0 of a server's clock, in microseconds: the beginning of 2024.
@@ -169,7 +156,7 @@ fn is_moving_keys(name: &str, url: &str, began: std::time::Instant) -> Error {
 
 /// A checksum of a policy, by which a server recognises the policy that a caller means.
 pub(crate) fn version(policy: &Policy) -> u64 {
-    crate::state::policy_sum(policy.to_words()) >> 12
+    sum(policy.to_words()) >> 12
 }
 
 impl Family {

@@ -12,7 +12,7 @@
 use super::MOST;
 use crate::fault;
 use crate::fork::PerProcess;
-use crate::state::time_namespace;
+use crate::os::time_namespace;
 use siphasher::sip::SipHasher13;
 use std::fs;
 use std::hash::Hasher;

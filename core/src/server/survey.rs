@@ -4,9 +4,9 @@ use super::Family;
 use super::states::{BucketState, WindowState};
 use crate::algorithm::grants::Lengths;
 use crate::algorithm::leases::NEVER;
+use crate::hash::Hash;
 use crate::limiter::renewed_lease;
 use crate::policy::{Policy, Shape};
-use crate::state::Hash;
 use crate::time::Tick;
 
 /// What is asked about a limit.

@@ -6,10 +6,10 @@
 //! in addition. The earlier view stays, because another thread may be reading there. On the heap, two views would be
 //! two memories, so all address space is reserved at the start.
 
-use super::damage::{fail, nonsense};
-use super::os;
 use crate::atomic::*;
+use crate::damage::{fail, nonsense};
 use crate::error::{Error, Result};
+use crate::os;
 use std::fs::File;
 use std::ptr;
 use std::sync::atomic::AtomicPtr;

@@ -1,9 +1,8 @@
 //! A key's block: its cells, and the other facts about its key.
 
-use super::damage::nonsense;
 use super::index::KeyAt;
 use super::layout::{PHASE, key_word};
-use super::table::{Hash, Home, Table};
+use super::table::{Home, Table};
 use crate::algorithm::bucket::Bucket;
 use crate::algorithm::cells::Cells;
 use crate::algorithm::counter::{Counter, Frame, Past};
@@ -14,6 +13,8 @@ use crate::algorithm::log::{Log, Window};
 use crate::algorithm::meter::Meter;
 use crate::algorithm::slices::Slices;
 use crate::atomic::*;
+use crate::damage::nonsense;
+use crate::hash::Hash;
 use crate::policy::Shape;
 use crate::time::Tick;
 

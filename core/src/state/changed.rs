@@ -9,12 +9,13 @@
 
 use super::arena::HEADER_WORDS;
 use super::block::Head;
-use super::damage::nonsense;
 use super::layout::{CHANGED, CHANGED_DONE, CHANGED_TAIL, key_word, limit_word};
 use super::locked::Locked;
-use super::table::{Hash, Home};
+use super::table::Home;
 use crate::atomic::*;
+use crate::damage::nonsense;
 use crate::error::Result;
+use crate::hash::Hash;
 use crate::time::Tick;
 
 /// The number of entries.

@@ -11,9 +11,10 @@
 //! The price: a long reader, such as a shell with a pager, delays commits.
 
 use super::fcntl::Scope;
-use super::{committed, files, ledger, moves, os, policies};
+use super::{committed, files, ledger, moves, policies};
 use crate::error::{Error, Result};
 use crate::fork::jitter;
+use crate::os;
 use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior, ffi};
 use std::io::Read;
 use std::path::{Path, PathBuf};

@@ -5,12 +5,12 @@
 //! is the same limit, called `NAME` before and `NAME/rate` after. The database decides, in one transaction, and the
 //! lane follows (`follow.rs`).
 
-use super::damage::nonsense;
 use super::follow::PolicyChange;
 use super::gather::moment;
 use super::locked::Locked;
 use super::session::Session;
-use super::url::Address;
+use crate::address::Address;
+use crate::damage::nonsense;
 use crate::error::{Error, Result};
 use crate::policy::{self, Policy};
 use crate::server::RowChange;

@@ -1,6 +1,6 @@
 //! Opens the files of a store. No file is trusted for its name: links, devices and other users' files are refused.
 
-use super::os;
+use crate::os;
 use std::fs::{File, Metadata, OpenOptions, Permissions};
 use std::io::{Error, ErrorKind, Result};
 use std::os::fd::{AsRawFd, FromRawFd};

@@ -8,14 +8,14 @@ use super::layout::key_word;
 use super::ledger::{Execution, Moment};
 use super::locked::Locked;
 use super::minutes::News;
-use super::os;
 use super::policies::KnownKey;
-use super::table::{Hash, Home, Table, UNKEPT};
+use super::table::{Home, Table, UNKEPT};
 use crate::algorithm::Start;
 use crate::atomic::*;
 use crate::error::Result;
-use crate::fault;
+use crate::hash::Hash;
 use crate::time::Now;
+use crate::{fault, os};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 

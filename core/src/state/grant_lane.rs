@@ -14,12 +14,12 @@
 
 use super::files::{self, FileId, id_of};
 use super::lane::KeptLock;
-use super::table::Hash;
-use super::{os, wake_all};
 use crate::algorithm::grants::{self, Asker, Grants};
 use crate::atomic::*;
 use crate::error::{Error, Result};
 use crate::fork::PerProcess;
+use crate::hash::Hash;
+use crate::os::{self, wake_all};
 use crate::time::uptime;
 use std::fs::File;
 use std::os::unix::fs::FileExt;

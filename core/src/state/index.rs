@@ -9,13 +9,14 @@
 
 use super::arena::MOST_BYTES;
 use super::block::{hash_in, table_in};
-use super::damage::nonsense;
 use super::layout::{index_word, key_word, table_word};
-use super::table::{BEHIND, Blocked, Hash, Home, Table};
+use super::table::{BEHIND, Blocked, Home, Table};
 use crate::algorithm::log::{CLOSED, SETTLED};
 use crate::algorithm::{Forgotten, History, Start};
 use crate::atomic::*;
+use crate::damage::nonsense;
 use crate::fault;
+use crate::hash::Hash;
 use crate::time::Now;
 
 /// The place where a key was found, and the life of its block. Operations on it must be of that life.

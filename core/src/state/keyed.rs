@@ -14,17 +14,18 @@
 //! from the start.
 
 use super::arena::{ALLOCATED, HEADER_WORDS};
-use super::damage::{bounded, nonsense};
 use super::index::{KeyAt, Root, entry};
 use super::layout::{STUBS, index_word, key_word, limit_word, table_word};
 use super::locked::Locked;
 use super::space::{MOST_TURNS, Search};
-use super::table::{Hash, Home, Table, sum};
+use super::table::{Home, Table};
 use crate::algorithm::Start;
 use crate::algorithm::leases::SLOT_WORDS;
 use crate::algorithm::log::CLOSED;
 use crate::atomic::*;
+use crate::damage::{bounded, nonsense};
 use crate::error::Result;
+use crate::hash::{Hash, sum};
 use crate::policy::Policy;
 use crate::time::Tick;
 

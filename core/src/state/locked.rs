@@ -1,8 +1,9 @@
 //! The token of the holder of the structure lock.
 
 use super::index::KeyAt;
-use super::table::{Hash, Home, Table};
+use super::table::{Home, Table};
 use crate::error::{Error, Result};
+use crate::hash::Hash;
 use std::fs::File;
 use std::ops::Deref;
 

@@ -8,7 +8,7 @@ use super::arena::HEADER_WORDS;
 use super::layout::{MEMBERS, WAITERS};
 use super::table::Home;
 use crate::atomic::*;
-use crate::observe::ProcessSnapshot;
+use crate::snapshot::ProcessSnapshot;
 use crate::time::from_ticks;
 
 /// The number of processes that are listed.

@@ -9,10 +9,11 @@
 use super::arena::{ALLOCATED, HEADER_WORDS};
 use super::layout::{NEWS, limit_word, table_word};
 use super::locked::Locked;
-use super::table::{Hash, Home, Table};
+use super::table::{Home, Table};
 use crate::algorithm::cells::Cells;
 use crate::algorithm::log::Ask;
 use crate::atomic::*;
+use crate::hash::Hash;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The words of one minute: the minute's number, and with it whether the database has the minute; units, denials,

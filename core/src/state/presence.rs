@@ -8,8 +8,8 @@
 
 use super::files::{FileId, id_at, id_of};
 use super::lane::KeptLock;
-use super::os;
 use crate::error::{Error, Result};
+use crate::os;
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;

@@ -13,17 +13,17 @@ use super::lane::{self, Creation, WATCH_EVERY};
 use super::layout::table_word;
 use super::ledger::Moment;
 use super::locked::Locked;
-use super::os;
 use super::policies::{KeySelection, KnownKey, KnownLimit};
 use super::restoring::Past;
-use super::table::{BEHIND, Hash, longest_behind};
+use super::table::{BEHIND, longest_behind};
 use crate::algorithm::log::SETTLED;
 use crate::algorithm::{History, Start};
 use crate::atomic::*;
 use crate::error::{Error, Result};
-use crate::fault;
+use crate::hash::Hash;
 use crate::policy::Policy;
 use crate::time::Tick;
+use crate::{fault, os};
 
 /// A limit whose lane was lost counts as full for this much longer. By then, processes that still use the lost lane
 /// have noticed.

@@ -8,11 +8,11 @@
 
 use super::declare::{Declared, part_names};
 use super::locked::Locked;
-use super::random;
 use super::session::{Rare, Session};
-use super::table::{Hash, hasher};
 use crate::algorithm::grants::Lengths;
 use crate::error::{Error, Result};
+use crate::hash::{Hash, SERVER_SECRET, hasher};
+use crate::os::random;
 use crate::policy::{self, Policy};
 use crate::server::{Engine, MOST, Row, RowChange};
 use crate::time::{Tick, from_ticks};
@@ -31,10 +31,6 @@ pub(super) fn new_owner() -> Result<u64> {
     let [number, _] = random().map_err(|e| Error::store("asking the system for random numbers", e))?;
     Ok(number & MOST)
 }
-
-/// The secret with which names and keys on a server are hashed. (A caller that chooses keys can make some that share
-/// slots of a process's index, but no two with the same hash.)
-pub(super) const SERVER_SECRET: [u64; 2] = [0x776f_726b_676c_6f77, 0x6c69_6d69_7473_2031];
 
 /// The rest of a timeout that is running.
 pub(super) struct TimeLeft(Instant, Duration);

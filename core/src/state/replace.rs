@@ -13,14 +13,15 @@
 //! Changes of one limit come one after another. Changes of several limits form a list, of which only the first may be
 //! half published.
 
-use super::damage::bounded;
 use super::index::KeyAt;
 use super::layout::{CHANGER, CHANGER_SEEN, CHANGES, index_word, key_word, limit_word, table_word};
 use super::locked::Locked;
-use super::table::{Hash, Home, Table};
+use super::table::{Home, Table};
 use crate::atomic::*;
+use crate::damage::bounded;
 use crate::error::{Error, Result};
 use crate::fault;
+use crate::hash::Hash;
 use crate::policy::Policy;
 use crate::time::{Tick, uptime};
 use std::time::{Duration, Instant};

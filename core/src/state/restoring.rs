@@ -13,7 +13,6 @@
 //! The key "", and keys with policies of their own, are restored at once, so nothing else has to look for their rows.
 //! Leases are in no ledger.
 
-use super::damage::or_damaged;
 use super::database::{Database, from_hex, to_hex};
 use super::gather::moment;
 use super::layout::{RESTORING, limit_word, table_word};
@@ -22,12 +21,14 @@ use super::locked::Locked;
 use super::moves;
 use super::session::Session;
 use super::space::Search;
-use super::table::{BEHIND, Blocked, Hash, Home, Table};
+use super::table::{BEHIND, Blocked, Home, Table};
 use crate::algorithm::log::SETTLED;
 use crate::algorithm::{History, Start};
 use crate::atomic::*;
+use crate::damage::or_damaged;
 use crate::error::{Error, Result};
 use crate::fault;
+use crate::hash::Hash;
 use crate::time::{Now, Tick};
 use rusqlite::{OptionalExtension, named_params, params};
 use std::collections::BTreeSet;

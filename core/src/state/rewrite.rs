@@ -4,18 +4,19 @@
 //! cleared, or its policy changes. All of this happens under the structure lock, in an order that lets the next holder
 //! repeat it from the start if this process dies. The replaced block is reused, with another life for its cells.
 
-use super::damage::nonsense;
 use super::index::{KeyAt, entry};
 use super::layout::{FREE_KEYS, OLDER_WORDS, index_word, key_word, table_word};
 use super::locked::Locked;
-use super::os::wake_all;
-use super::table::{Hash, Home, Table};
+use super::table::{Home, Table};
 use crate::algorithm::cells::Cells;
 use crate::algorithm::log::{CLOSED, PLACE};
 use crate::algorithm::{Forgotten, History};
 use crate::atomic::*;
+use crate::damage::nonsense;
 use crate::error::{Error, Result};
 use crate::fault;
+use crate::hash::Hash;
+use crate::os::wake_all;
 use crate::policy::{Policy, Shape};
 use crate::time::{LONGEST, Now};
 

@@ -1,35 +1,34 @@
 //! An open store: its cells, and the lock for all rare work.
 
 use super::counts::Book;
-use super::damage::or_damaged;
 use super::declare::Declared;
 use super::grant_lane::GrantLane;
 use super::locked::Locked;
 use super::made::Undeclared;
-use super::registry::{Outbox, SERVER_SECRET};
+use super::registry::Outbox;
 use super::table::{Home, NEVER};
-use super::url::{self, Address};
 use super::writer::Writer;
-use super::{Durability, OnError, StoreOptions, arena, random};
-use super::{database, files, lane, os, presence, recovery};
+use super::{Durability, OnError, StoreOptions, arena, database, files, lane, presence, recovery};
+use crate::address::{self, Address, without_password};
 use crate::atomic::*;
+use crate::damage::or_damaged;
 use crate::error::{Error, Result};
-use crate::fault;
-use crate::fork;
+use crate::hash::SERVER_SECRET;
 use crate::hooks::{Event, Happening, Hooks};
+use crate::os::{self, random};
 use crate::policy::Policy;
 use crate::server::denials::Denials;
-use crate::server::{self, Engine, without_password};
+use crate::server::{self, Engine};
 use crate::time::{Clock, Tick};
 use crate::waiting::MayWait;
+use crate::{fault, fork};
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::ptr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long rare work of many steps leaves the lock free between two steps. Waiters check the lock more often than
@@ -146,9 +145,9 @@ impl Session {
         let mut grant_lane = None;
         let server = match &address {
             Address::Server(url) => {
-                let (url, lane) = url::take_parameter(url, "lane");
-                let (url, grants) = url::take_parameter(&url, "grants");
-                grant_lane = lane.map(|path| url::lane(&path)).transpose()?;
+                let (url, lane) = address::take_parameter(url, "lane");
+                let (url, grants) = address::take_parameter(&url, "grants");
+                grant_lane = lane.map(|path| address::lane(&path)).transpose()?;
                 match grants.as_deref() {
                     None | Some("auto") => {}
                     Some("never") => options.grants = false,
@@ -208,7 +207,7 @@ impl Session {
             },
             (Address::Server(url), None) => Ok(url.clone()),
             (Address::Server(url), Some(lane)) => {
-                let (url, _) = url::take_parameter(url, "lane");
+                let (url, _) = address::take_parameter(url, "lane");
                 match text(lane.clone()).filter(|lane| !lane.contains('&')) {
                     Some(lane) => Ok(format!("{url}{}lane={lane}", if url.contains('?') { '&' } else { '?' })),
                     None => unsupported("has a lane whose path cannot be written in an address"),
@@ -363,7 +362,7 @@ impl Session {
     pub(super) fn path(&self) -> Option<PathBuf> {
         match &self.address {
             Address::Memory | Address::Server(_) => None,
-            Address::Sqlite(path) => Some(self.place.get().cloned().unwrap_or_else(|| url::same_name(path))),
+            Address::Sqlite(path) => Some(self.place.get().cloned().unwrap_or_else(|| address::same_name(path))),
         }
     }
 
@@ -431,7 +430,7 @@ impl Session {
     }
 
     fn try_lock_lane<'s>(&'s self, path: &Path, process: fork::Structure<'s>) -> Result<Option<Guard<'s>>> {
-        let path = &self.place.get().cloned().unwrap_or_else(|| url::same_name(path));
+        let path = &self.place.get().cloned().unwrap_or_else(|| address::same_name(path));
         let lane_path = database::next_to(path, "-lane");
         if self.opened().is_none() {
             let dir = path.parent().unwrap_or(Path::new("/"));

@@ -9,16 +9,17 @@
 //! is needed. When no space is left for a new key, a *sweep* searches the segments of all limits for idle keys, a few
 //! segments at a time.
 
-use super::damage::nonsense;
 use super::index::{KeyAt, Root, block, empty};
 use super::layout::{FREE_SEGMENTS, STUBS, SWEPT_HASH, SWEPT_LIMIT, SWEPT_ROUNDS, index_word, table_word};
 use super::locked::Locked;
-use super::table::{Blocked, Hash, Table};
+use super::table::{Blocked, Table};
 use crate::algorithm::Start;
 use crate::algorithm::cells::Cells;
 use crate::atomic::*;
+use crate::damage::nonsense;
 use crate::error::{Error, Result};
 use crate::fault;
+use crate::hash::Hash;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -333,7 +334,7 @@ impl Locked<'_> {
             let (now, cooldown) = (self.clock.now().floor, self.table_of_block(table, at).policy.cooldown());
             if leases.reclaim(now, cooldown, || self.clock.now().ceil, is_dead).is_ok_and(|units| units > 0) {
                 leases.bell.fetch_add(1, SeqCst);
-                super::os::wake_all(leases.bell);
+                crate::os::wake_all(leases.bell);
             }
         }
         self.is_idle(table, at)

@@ -1,12 +1,12 @@
 //! A store as programs use it: its address and options. For the declarations in it by name, see the `store` module.
 
 use super::session::Session;
-use super::url;
 use super::verify::Problem;
 use crate::error::{Error, Result};
-use crate::fork;
 use crate::hooks::{Happening, Hook, HookId};
+use crate::server::{Engine, Finding};
 use crate::time::ManualClock;
+use crate::{address, fork};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
@@ -106,7 +106,7 @@ impl Store {
             let given = format!("0o{:o}", options.mode);
             return Err(Error::invalid("mode", given, "0o600 to 0o777, with reading and writing for the owner"));
         }
-        let session = Arc::new(Session::new(url, url::parse(url)?, options)?);
+        let session = Arc::new(Session::new(url, address::parse(url)?, options)?);
         with_stores(|stores| {
             stores.retain(|store| store.strong_count() > 0);
             stores.push(Arc::downgrade(&session));
@@ -193,4 +193,20 @@ impl Store {
     pub(crate) fn session(&self) -> &Arc<Session> {
         &self.0
     }
+}
+
+/// Checks the settings of a store's server and returns those that endanger limits, worst first. Empty if all is well.
+/// Always empty for `memory:` and `sqlite:`, whose files [`Store::verify`] checks.
+///
+/// On Redis it writes a key of its own for a moment, to check that it may. It takes half a second, in which it compares the
+/// server's clock with this machine's.
+///
+/// # Errors
+/// [`Error::InvalidUrl`](crate::Error::InvalidUrl) as for [`Store::new`]; a store error if the server does not answer.
+pub fn doctor(url: &str) -> Result<Vec<Finding>> {
+    let (store, options) = (Store::new(url)?, StoreOptions::default());
+    let Some(server) = store.session().server() else { return Ok(Vec::new()) };
+    let mut findings = Engine::examine(&**server, options.timeout)?;
+    findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+    Ok(findings)
 }

@@ -9,15 +9,16 @@ use super::layout::{index_word, key_word, limit_word};
 use super::minutes::Minute;
 use super::policies::KnownLimit;
 use super::session::Session;
-use super::table::{Hash, Home, Table};
+use super::table::{Home, Table};
 use super::writer::Lead;
 use crate::algorithm::cells::Cells;
 use crate::algorithm::log::Ask;
 use crate::atomic::*;
+use crate::decision::LOOK_AGAIN;
 use crate::error::Result;
-use crate::limiter::LOOK_AGAIN;
-use crate::observe::{KeySnapshot, LimitSnapshot, Snapshot, Usage, WAIT_BOUNDS};
+use crate::hash::Hash;
 use crate::policy::{Policy, Shape};
+use crate::snapshot::{KeySnapshot, LimitSnapshot, Snapshot, Usage, WAIT_BOUNDS};
 use crate::stats::Stats;
 use crate::time::{Tick, from_ticks};
 use served::ServedMemory;
@@ -110,7 +111,7 @@ impl Session {
             // The processes that would write it have ended.
             self.look_after();
         }
-        super::damage::or_damaged(
+        crate::damage::or_damaged(
             || self.lane_path(),
             || {
                 let mut lately: HashMap<u64, Vec<Hash>> = HashMap::new();
@@ -184,7 +185,7 @@ impl Session {
         }
         let lane = || self.lane_path();
         let latest =
-            super::damage::or_damaged(lane, || Ok(home.find_limit(name).map(|limit| home.latest_minutes(limit))))?;
+            crate::damage::or_damaged(lane, || Ok(home.find_limit(name).map(|limit| home.latest_minutes(limit))))?;
         for new in latest.into_iter().flatten().filter(|minute| (began..=to).contains(&minute.at)) {
             match all.iter_mut().find(|minute: &&mut Minute| minute.at == new.at) {
                 Some(minute) => minute.merge(&new),

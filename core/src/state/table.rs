@@ -9,7 +9,6 @@
 //! A table is replaced when its policy changes: see `rewrite.rs`.
 
 use super::arena::{Arena, NoSpace};
-use super::damage::{bounded, nonsense, or_damaged};
 use super::grant_lane::GrantLane;
 use super::index::Root;
 use super::lane::Watch;
@@ -22,13 +21,14 @@ use crate::algorithm::cells::Cells;
 use crate::algorithm::leases::NotEnded;
 use crate::algorithm::{Sealed, grants};
 use crate::atomic::*;
+use crate::damage::{bounded, nonsense, or_damaged};
 use crate::error::{Error, Result};
 use crate::fault;
-use crate::policy::{POLICY_WORDS, Policy, Windows};
+use crate::hash::{self, Hash, sum};
+use crate::policy::{Policy, Windows};
 use crate::server::EPOCH;
 use crate::time::{Clock, Tick};
 use siphasher::sip128::SipHasher13;
-use std::fmt;
 
 /// How often the ledger is written if no caller has to wait for it, in ticks: once a second.
 const CHECKPOINT_EVERY: Tick = 1_000_000;
@@ -57,37 +57,6 @@ pub(super) const UNKEPT: u64 = u64::MAX;
 
 /// The name of a limit that can no longer be found.
 const NO_NAME: [u64; 2] = [0, 0];
-
-/// The hash of a key or name: 128 bits, keyed with the store's secret.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Hash(pub [u64; 2]);
-
-impl Hash {
-    #[inline(always)]
-    pub fn of(hasher: &SipHasher13, text: &str) -> Hash {
-        let hash = hasher.hash(text.as_bytes());
-        Hash([hash.h1, hash.h2])
-    }
-
-    /// A hash that was written as 32 hexadecimal digits.
-    #[cfg(any(feature = "redis", feature = "postgres"))]
-    pub fn parse(text: &str) -> Option<Hash> {
-        let half = |part: Option<&str>| u64::from_str_radix(part?, 16).ok();
-        Some(Hash([half(text.get(..16))?, half(text.get(16..))?]))
-    }
-}
-
-impl fmt::Display for Hash {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [a, b] = self.0;
-        write!(f, "{a:016x}{b:016x}")
-    }
-}
-
-/// The hasher of keys (`b'k'`) or names (`b'n'`) for a secret.
-pub(super) fn hasher([k0, k1]: [u64; 2], kind: u8) -> SipHasher13 {
-    SipHasher13::new_with_keys(k0 ^ u64::from(kind), k1)
-}
 
 /// The reason why a lock-free call could not finish.
 #[derive(Debug)]
@@ -215,15 +184,6 @@ pub(crate) enum AtOnce {
     Grants,
 }
 
-/// A checksum of a policy's words.
-pub(crate) fn sum(policy: [u64; POLICY_WORDS]) -> u64 {
-    // The products do not depend on each other, since each decision on a key with its own policy reads a table.
-    let products = (0..)
-        .zip(policy)
-        .map(|(i, word)| (word ^ u64::from(i)).wrapping_mul(0x9e37_79b9_7f4a_7c15_u64.rotate_left(5 * i) | 1));
-    products.fold(0, u64::wrapping_add)
-}
-
 impl Home {
     /// Returns whether some periodic duty is due. Called after each decision, with its time.
     #[inline(always)]
@@ -266,7 +226,7 @@ impl Home {
 
     /// The hasher of keys (`b'k'`) or names (`b'n'`).
     pub fn hasher(&self, kind: u8) -> SipHasher13 {
-        hasher(self.get(HASH_KEY), kind)
+        hash::hasher(self.get(HASH_KEY), kind)
     }
 
     // ---- limits ----

@@ -4,13 +4,13 @@
 //! contents, in batches under the structure lock. Faulty rows of the database are removed if they are certainly
 //! unreadable. A lane is not repaired but rebuilt from the ledger, as if it had been lost.
 
-use super::damage::nonsense;
 use super::database::Database;
 use super::lane;
 use super::locked::Locked;
 use super::policies::{KeySelection, KnownKey, KnownLimit};
 use super::session::{LET_OTHERS, Session};
 use super::table::Table;
+use crate::damage::nonsense;
 use crate::error::{Error, Result};
 use crate::fork;
 use crate::policy::Policy;

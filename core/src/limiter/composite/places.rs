@@ -16,10 +16,11 @@
 
 use super::out::{Out, Part, State, Wish};
 use super::{Child, CompositeLimiter};
+use crate::decision::LOOK_AGAIN;
 use crate::error::{Error, Result};
 use crate::limiter::internal::When;
 use crate::limiter::line::{Claim, Terms, claim_by_calls};
-use crate::limiter::{Attempt, LOOK_AGAIN, Presented, Reserved, null, unsupported};
+use crate::limiter::{Attempt, Presented, Reserved, null, unsupported};
 use crate::permit::RawPermit;
 use crate::waiting::MayWait;
 use std::sync::Arc;

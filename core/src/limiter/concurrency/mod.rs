@@ -5,16 +5,18 @@ mod served;
 
 use super::internal::Base;
 use super::line::{Claim, Terms};
-use super::{Attempt, Internal, LOOK_AGAIN, Limiter, Places, Presented, foreign, unsupported};
+use super::{Attempt, Internal, Limiter, Places, Presented, foreign, unsupported};
 use crate::algorithm::leases::{Lease, Leases, NEVER};
 use crate::atomic::*;
-use crate::decision::Decision;
+use crate::decision::{Decision, LOOK_AGAIN};
 use crate::error::{Error, Result};
 use crate::fork::PerProcess;
+use crate::hash::Hash;
+use crate::os;
 use crate::permit::{Kind, LeasePermit, RawPermit};
 use crate::policy::{self, Policy, Shape};
 use crate::state::counts::{ADMITTED, CANCELLED, DENIED};
-use crate::state::{self, Blocked, Hash, Home, Key, Limit, STORE_AGAIN, Store, StoreOptions, Table};
+use crate::state::{Blocked, Home, Key, Limit, STORE_AGAIN, Store, StoreOptions, Table};
 use crate::time::{ManualClock, Tick, from_ticks};
 pub(crate) use renewal::holds as renewed_lease;
 use std::collections::{HashMap, VecDeque};
@@ -191,7 +193,7 @@ impl ConcurrencyLimiter {
     /// Wakes the waiters for freed units.
     fn ring(leases: &Leases) {
         if leases.sleepers.load(SeqCst) > 0 {
-            state::wake_all(leases.bell);
+            os::wake_all(leases.bell);
         }
     }
 
@@ -508,7 +510,7 @@ impl Internal for ConcurrencyLimiter {
     fn sleep_on_bell(&self, key: &str, seen: u64, nap: Duration) {
         let _ = self.with_leases(key, |_, leases| {
             leases.sleepers.fetch_add(1, SeqCst);
-            state::sleep_on(leases.bell, seen, nap);
+            os::sleep_on(leases.bell, seen, nap);
             leases.sleepers.fetch_sub(1, SeqCst);
             Ok(())
         });

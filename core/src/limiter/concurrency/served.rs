@@ -2,17 +2,17 @@
 
 use super::{ConcurrencyLimiter, renewal};
 use crate::algorithm::leases::{Lease, NEVER};
-use crate::decision::Decision;
+use crate::decision::{Decision, LOOK_AGAIN};
 use crate::error::{Error, Result};
 use crate::fork::jitter;
+use crate::hash::Hash;
 use crate::hooks::{Event, Happening};
-use crate::limiter::LOOK_AGAIN;
 use crate::permit::{LeasePermit, RawPermit};
 use crate::policy::{self, Shape};
 use crate::server::number;
 use crate::server::site::Process;
 use crate::state::counts::{ADMITTED, CANCELLED, DENIED};
-use crate::state::{Blocked, Hash, Home, Key, Limit, Table};
+use crate::state::{Blocked, Home, Key, Limit, Table};
 use crate::time::{Tick, from_ticks};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};

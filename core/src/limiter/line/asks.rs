@@ -1,8 +1,9 @@
 //! The requests of a line to its limiter.
 
+use crate::decision::LOOK_AGAIN;
 use crate::error::Result;
 use crate::limiter::internal::When;
-use crate::limiter::{Attempt, LOOK_AGAIN, Limiter, Reserved};
+use crate::limiter::{Attempt, Limiter, Reserved};
 use crate::permit::RawPermit;
 use crate::policy::MOST_GRACE;
 use crate::time::{from_ticks, grace_ticks};

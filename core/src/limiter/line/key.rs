@@ -7,9 +7,10 @@ pub use turns::Turn;
 pub(super) use turns::{Notices, TurnLine};
 
 use super::{Claim, Outcome, Rank, Terms, Waiter};
+use crate::decision::LOOK_AGAIN;
 use crate::error::{Error, Result};
 use crate::fork::jitter;
-use crate::limiter::{LOOK_AGAIN, Limiter, Presented};
+use crate::limiter::{Limiter, Presented};
 use crate::permit::RawPermit;
 use crate::policy::{self, MOST_GRACE};
 use crate::state::Unwritten;

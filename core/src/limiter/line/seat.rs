@@ -8,10 +8,11 @@
 use super::key::{KeyLine, Out, Pass};
 use super::own_place::OwnPlace;
 use super::{Claim, Outcome, Rank, SLICE, Step, Terms, Waiter};
+use crate::decision::LOOK_AGAIN;
 use crate::error::{Error, Result};
 use crate::fork::{self, LONGEST_NAP, PerProcess};
 use crate::limiter::events::{Call, reporting_errors};
-use crate::limiter::{Attempt, LOOK_AGAIN, Limiter};
+use crate::limiter::{Attempt, Limiter};
 use crate::permit::RawPermit;
 use crate::time::{Clock, Tick, from_ticks};
 use crate::waiting::MayWait;

@@ -3,12 +3,13 @@
 use super::{InStore, Timed};
 use crate::decision::Decision;
 use crate::error::{Error, Result};
+use crate::hash::Hash;
 use crate::limiter::internal::{Base, When};
 use crate::limiter::line::{Claim, Terms};
 use crate::limiter::{Attempt, Internal, Limiter, Places, Presented, Reserved};
 use crate::permit::RawPermit;
 use crate::state::counts::WAIT_TIME;
-use crate::state::{Hash, Limit, STORE_AGAIN};
+use crate::state::{Limit, STORE_AGAIN};
 use crate::time::{Tick, from_ticks};
 use std::time::{Duration, SystemTime};
 

@@ -9,17 +9,16 @@ use super::{Late, Seen, Timed, known};
 use crate::algorithm::Sealed;
 use crate::algorithm::log::{Answer, Ask, StartId, View};
 use crate::atomic::*;
-use crate::decision::Decision;
+use crate::decision::{Decision, LOOK_AGAIN};
 use crate::error::Result;
+use crate::hash::Hash;
 use crate::limiter::internal::When;
 use crate::limiter::line::{Claim, Terms};
-use crate::limiter::{Attempt, LOOK_AGAIN, Presented, Reserved};
+use crate::limiter::{Attempt, Presented, Reserved};
 use crate::permit::{MOST_GRACE, RawPermit, TimedPermit};
 use crate::policy::{self, Shape};
 use crate::state::counts::{ADMITTED, DENIED};
-use crate::state::{
-    AtOnce, Blocked, Bound, Hash, Home, Key, STORE_AGAIN, Stuck, Table, is_counted_place, is_granted_place,
-};
+use crate::state::{AtOnce, Blocked, Bound, Home, Key, STORE_AGAIN, Stuck, Table, is_counted_place, is_granted_place};
 use crate::time::{self, Tick, from_ticks};
 use crate::waiting::MayWait;
 use std::cell::Cell;

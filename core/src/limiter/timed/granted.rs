@@ -5,9 +5,10 @@ use crate::algorithm::grants::{self, Grants, Lengths, Wish};
 use crate::algorithm::log::{Answer, Ask, Stage, Taken, View};
 use crate::decision::Decision;
 use crate::error::Result;
+use crate::hash::Hash;
 use crate::permit::TimedPermit;
 use crate::state::counts::ADMITTED;
-use crate::state::{AtOnce, Blocked, Hash, Key, Table, as_granted_place, without_grant};
+use crate::state::{AtOnce, Blocked, Key, Table, as_granted_place, without_grant};
 use crate::time::{Now, Tick, from_ticks, uptime};
 use std::time::Instant;
 

@@ -3,12 +3,13 @@
 use super::{Timed, known};
 use crate::algorithm::log::{Answer, Ask, Stage, Taken, View};
 use crate::error::Result;
+use crate::hash::Hash;
 use crate::permit::TimedPermit;
 use crate::policy::Shape;
 use crate::server::number;
 use crate::server::states::{BucketState, WindowState};
 use crate::state::counts::ADMITTED;
-use crate::state::{Blocked, Hash, Home, Key, Table, as_counted_place, is_granted_place, without_mark};
+use crate::state::{Blocked, Home, Key, Table, as_counted_place, is_granted_place, without_mark};
 use crate::time::{Now, Tick, from_ticks};
 use std::time::Duration;
 

@@ -3,10 +3,11 @@
 use super::Timed;
 use crate::algorithm::meter::IDLE;
 use crate::error::{Error, Result};
+use crate::hash::Hash;
 use crate::limiter::composite::text as composite;
 use crate::limiter::foreign;
 use crate::permit::{RawPermit, TimedPermit, unreadable};
-use crate::state::{Hash, is_counted_place};
+use crate::state::is_counted_place;
 use crate::time;
 
 impl Timed {

@@ -3,8 +3,8 @@
 use super::value::{Value, int, ints, text};
 use super::{Postgres, tick, uuid};
 use crate::error::Result;
+use crate::hash::Hash;
 use crate::server::survey::{Found, FoundKey, Question};
-use crate::state::Hash;
 use crate::time::Tick;
 use std::time::Duration;
 

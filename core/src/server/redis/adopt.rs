@@ -2,9 +2,9 @@
 
 use super::{Redis, key_of, list_of, waiting_of};
 use crate::error::{Error, Result};
+use crate::hash::Hash;
 use crate::policy::Policy;
 use crate::server::{Call, EPOCH};
-use crate::state::Hash;
 use crate::time::{EPOCH_LEAD, Tick};
 use redis::{Cmd, Value};
 use std::time::{Duration, Instant};

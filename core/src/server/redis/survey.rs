@@ -3,8 +3,8 @@
 use super::link::SOON;
 use super::{Node, Redis, key_of, list_of_states, text_of};
 use crate::error::{Error, Result};
+use crate::hash::Hash;
 use crate::server::survey::{Found, FoundKey, Question};
-use crate::state::Hash;
 use crate::time::Tick;
 use redis::{Cmd, ConnectionLike, FromRedisValue, RedisError, RedisResult, ServerError, Value};
 use std::collections::BTreeMap;

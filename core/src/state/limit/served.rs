@@ -4,17 +4,17 @@ use super::{Key, Limit};
 use crate::algorithm::grants::{Grants, Lengths, Reply, Wish};
 use crate::algorithm::log::View;
 use crate::error::{Error, Result};
-use crate::fault;
-use crate::policy;
+use crate::hash::{Hash, SERVER_SECRET, hasher};
+use crate::os::{sleep_on, wake_all};
 use crate::server::denials::Denial;
 use crate::server::witness::Word;
 use crate::server::{Call, Engine, number, version};
 use crate::state::grant_lane::GrantLane;
-use crate::state::registry::{SERVER_SECRET, new_owner};
-use crate::state::table::{Blocked, Hash, Home, Table, hasher};
-use crate::state::{sleep_on, wake_all};
+use crate::state::registry::new_owner;
+use crate::state::table::{Blocked, Home, Table};
 use crate::time::{Tick, from_ticks, uptime};
 use crate::waiting::MayWait;
+use crate::{fault, policy};
 use std::time::Instant;
 
 /// An answer: its first numbers, and the others.

@@ -1,7 +1,6 @@
 //! Store addresses.
 
 use crate::error::{Error, Result};
-use crate::server::without_password;
 use std::path::{Path, PathBuf};
 
 /// The kinds of stores in this build.
@@ -28,6 +27,20 @@ pub(crate) enum Address {
     Sqlite(PathBuf),
     /// A server's address, which its client parses.
     Server(String),
+}
+
+/// An address without its password, for display. The password is before the host, or in the query of a socket's
+/// address.
+pub(crate) fn without_password(url: &str) -> String {
+    let (place, query) = url.split_once('?').unwrap_or((url, ""));
+    let is_secret = |field: &&str| field.starts_with("pass=") || field.starts_with("password=");
+    let fields = query.split('&').filter(|field| !field.is_empty() && !is_secret(field));
+    let shown =
+        fields.enumerate().fold(place.to_owned(), |url, (i, field)| url + if i == 0 { "?" } else { "&" } + field);
+    match (shown.split_once("://"), shown.rsplit_once('@')) {
+        (Some((scheme, _)), Some((_, host))) => format!("{scheme}://…@{host}"),
+        _ => shown,
+    }
 }
 
 /// Removes one of our parameters from a server's address.
@@ -99,7 +112,7 @@ pub(crate) fn parse(url: &str) -> Result<Address> {
 }
 
 /// The path without symbolic links, as far as it exists. A database has one lane, by whatever path it is reached.
-pub(super) fn same_name(path: &Path) -> PathBuf {
+pub(crate) fn same_name(path: &Path) -> PathBuf {
     if let Ok(found) = path.canonicalize() {
         return found;
     }
