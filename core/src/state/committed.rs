@@ -88,15 +88,19 @@ impl Session {
     /// Called before the first start of this process in a lane. Deletes the lane's record if starts of the process may
     /// happen before they are written.
     pub(super) fn may_miss_starts(&self, locked: &Locked) -> Result<()> {
-        if !locked.is_lane() || locked.commits || lane::may_miss_starts(locked) || fault::planted("never missing") {
+        if !locked.is_lane()
+            || locked.commits
+            || lane::may_miss_starts(&locked.arena)
+            || fault::planted("never missing")
+        {
             return Ok(());
         }
         let is_last = self.with_database(|database| {
             // Numbered like a commit to the ledger, so that an older copy of the database, which has the record, is noticed.
-            let sequence = lane::raise_sequence(locked, database.sequence);
+            let sequence = lane::raise_sequence(&locked.arena, database.sequence);
             let is_last = database.delete_record_of((locked.instance, sequence))?;
             if is_last {
-                lane::have_committed(locked, sequence);
+                lane::have_committed(&locked.arena, sequence);
             }
             Ok(is_last)
         })?;
@@ -105,7 +109,7 @@ impl Session {
             // The next attempt finds the lane that has replaced this one.
             return Err(Error::busy(format!("using {}", self.url())));
         }
-        lane::set_may_miss_starts(locked);
+        lane::set_may_miss_starts(&locked.arena);
         Ok(())
     }
 }

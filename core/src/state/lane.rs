@@ -1,4 +1,4 @@
-//! The lane: the mapped file next to the database in which decisions are made, and the processes that use it.
+//! The lane: the mapped file next to the database in which decisions are made, its locks and the words of its header.
 //!
 //! The lane has three kinds of open-file-description locks, on bytes far beyond the end of the file:
 //! * the *ledger* byte, held while a process writes the ledger. It is taken before the structure byte, so that the
@@ -13,13 +13,10 @@
 //! mapping, so the lock ends with the process that took it.
 
 use super::arena::{self, Arena};
-use super::database::Identity;
 use super::files::{self, FileId, id_of};
-use super::layout::{HASH_KEY, NEXT_MEMBER};
-use super::table::{Home, NEVER};
 use crate::atomic::*;
 use crate::error::{Error, Result};
-use crate::time::{Clock, ManualClock, Tick};
+use crate::time::Tick;
 use crate::{fork, os};
 use std::fs::File;
 use std::mem::ManuallyDrop;
@@ -28,18 +25,18 @@ use std::path::{Path, PathBuf};
 /// The offset of the lock bytes, beyond any offset that is ever written.
 const STRUCTURE: u64 = 1 << 40;
 const LEDGER: u64 = STRUCTURE - 1;
-const MEMBERS: u64 = STRUCTURE + 1;
+pub(super) const MEMBERS: u64 = STRUCTURE + 1;
 /// Member numbers are never reused, so they could run out only after this many.
-const MOST_MEMBERS: u64 = 1 << 40;
+pub(super) const MOST_MEMBERS: u64 = 1 << 40;
 
 /// The largest number of a commit. (What another program writes over a number is healed by commits that are numbered higher.)
-const MOST_COMMITS: u64 = i64::MAX as u64;
+pub(super) const MOST_COMMITS: u64 = i64::MAX as u64;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"wgl-lane");
-const VERSION: u64 = 10;
+pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"wgl-lane");
+pub(super) const VERSION: u64 = 10;
 
 /// Words of the header. Words 10 to 15 belong to the arena and the tables, as do those up to 480.
-mod header {
+pub(super) mod header {
     pub const MAGIC: u64 = 0;
     pub const VERSION: u64 = 1;
     pub const STORE_ID: u64 = 2;
@@ -120,59 +117,43 @@ impl Drop for KeptLock {
     }
 }
 
-/// The membership of a process. It ends when this is dropped, or with the process.
-#[derive(Debug)]
-pub(crate) struct Member {
-    /// The number by which leases name their owner.
-    pub number: u64,
-    _lock: KeptLock,
-}
-
-/// The database next to a lane.
-#[derive(Debug)]
-pub(crate) struct Store {
-    pub path: PathBuf,
-    pub id: FileId,
-    pub identity: Identity,
-}
-
-/// The identity of the store that a lane belongs to.
-pub(super) fn store_id(home: &Home) -> [u64; 2] {
-    home.watch.as_ref().map_or([0, 0], |watch| watch.store_id)
+/// Two words of a header.
+pub(super) fn pair(arena: &Arena, at: u64) -> [u64; 2] {
+    [at, at + 1].map(|at| arena.word(at).load(Acquire))
 }
 
 /// The number of the last commit to the ledger that the lane knows.
-pub(super) fn sequence(home: &Home) -> u64 {
-    home.arena.word(header::SEQUENCE).load(Acquire)
+pub(super) fn sequence(arena: &Arena) -> u64 {
+    arena.word(header::SEQUENCE).load(Acquire)
 }
 
 /// Raises the lane's number before a commit to a database whose number is `last`. Returns the number that the database
 /// must get. So the lane's number is never smaller, and larger by one at most, even if a process dies between the two
 /// writes.
-pub(super) fn raise_sequence(home: &Home, last: u64) -> u64 {
-    let next = sequence(home).max(committed(home)).max(last.saturating_add(1)).min(MOST_COMMITS);
-    home.arena.word(header::SEQUENCE).fetch_max(next, AcqRel);
+pub(super) fn raise_sequence(arena: &Arena, last: u64) -> u64 {
+    let next = sequence(arena).max(committed(arena)).max(last.saturating_add(1)).min(MOST_COMMITS);
+    arena.word(header::SEQUENCE).fetch_max(next, AcqRel);
     next
 }
 
 /// Records that the commit of this number has succeeded. A database with a smaller number is an older copy, even if it lacks
 /// only this commit.
-pub(super) fn have_committed(home: &Home, number: u64) {
-    home.arena.word(header::COMMITTED).fetch_max(number, AcqRel);
+pub(super) fn have_committed(arena: &Arena, number: u64) {
+    arena.word(header::COMMITTED).fetch_max(number, AcqRel);
 }
 
 /// The number of the last commit that is known to have succeeded.
-pub(super) fn committed(home: &Home) -> u64 {
-    home.arena.word(header::COMMITTED).load(Acquire).min(MOST_COMMITS)
+pub(super) fn committed(arena: &Arena) -> u64 {
+    arena.word(header::COMMITTED).load(Acquire).min(MOST_COMMITS)
 }
 
 /// Returns whether some process that uses the lane does not commit its starts.
-pub(super) fn may_miss_starts(home: &Home) -> bool {
-    home.arena.word(header::MAY_MISS).load(Acquire) != 0
+pub(super) fn may_miss_starts(arena: &Arena) -> bool {
+    arena.word(header::MAY_MISS).load(Acquire) != 0
 }
 
-pub(super) fn set_may_miss_starts(home: &Home) {
-    home.arena.word(header::MAY_MISS).store(1, Release);
+pub(super) fn set_may_miss_starts(arena: &Arena) {
+    arena.word(header::MAY_MISS).store(1, Release);
 }
 
 impl LockedLane {
@@ -199,31 +180,31 @@ impl LockedLane {
         &self.path
     }
 
-    fn doing(&self) -> String {
+    pub(super) fn doing(&self) -> String {
         format!("opening {}", self.path.display())
     }
 
-    fn failed(&self, error: std::io::Error) -> Error {
+    pub(super) fn failed(&self, error: std::io::Error) -> Error {
         Error::store(self.doing(), error)
     }
 
-    fn id(&self) -> Result<FileId> {
+    pub(super) fn id(&self) -> Result<FileId> {
         Ok(id_of(&self.file.metadata().map_err(|e| self.failed(e))?))
     }
 
-    /// Returns whether this is the lane that was attached as `home`, next to the same database.
-    pub fn is_that_of(&self, home: &Home) -> bool {
-        let Some(watch) = &home.watch else { return false };
-        let is_it = self.id().is_ok_and(|id| id == watch.file) && watch.is_whole(&self.file, &home.arena);
-        is_it && watch.is_as_it_was(home) && watch.is_next_to_its_database(home)
+    /// Returns whether this is the watched lane, whose words are `arena`, next to the same database.
+    pub fn is_watched_by(&self, watch: &Watch, arena: &Arena) -> bool {
+        self.is_whole_as(watch, arena) && watch.is_as_it_was(arena) && watch.is_next_to_its_database(arena)
     }
 
-    /// Returns whether a lane attached as `home` shows an earlier state than it did before, as after an old copy was
-    /// restored.
-    pub fn went_back(&self, home: &Home) -> bool {
-        let Some(watch) = &home.watch else { return false };
-        let is_it = self.id().is_ok_and(|id| id == watch.file) && watch.is_whole(&self.file, &home.arena);
-        is_it && home.get(header::STORE_ID) == watch.store_id && watch.went_back(home)
+    /// Returns whether the watched lane shows an earlier state than it did before, as after an old copy was restored.
+    pub fn went_back(&self, watch: &Watch, arena: &Arena) -> bool {
+        let is_it = self.is_whole_as(watch, arena) && pair(arena, header::STORE_ID) == watch.store_id;
+        is_it && watch.went_back(arena)
+    }
+
+    fn is_whole_as(&self, watch: &Watch, arena: &Arena) -> bool {
+        self.id().is_ok_and(|id| id == watch.file) && watch.is_whole(&self.file, arena)
     }
 
     /// Removes an invalid lane, so that the next caller creates another. Its users notice within a second.
@@ -231,214 +212,50 @@ impl LockedLane {
         std::fs::remove_file(&self.path).map_err(|e| Error::store(format!("removing {}", self.path.display()), e))
     }
 
-    /// Maps the lane, and first rebuilds it if it is not the latest of this database. Returns `None` if a new lane must
-    /// replace one that is still in use: see [`LockedLane::remove`].
-    pub fn attach(&self, store: &Store, manual: Option<&ManualClock>) -> Result<Option<(Home, LaneState)>> {
-        let Store { identity, path, id } = store;
-        let len = self.file.metadata().map_err(|e| self.failed(e))?.len();
-        let in_use = os::is_locked(&self.file, MEMBERS, MOST_MEMBERS).map_err(|e| self.failed(e))?;
-        let make = |made| match in_use {
-            true => Ok(None),
-            false => Ok(Some((self.initialise(store, manual)?, LaneState::Created(made)))),
-        };
-        if len == 0 {
-            return make(Creation::Missing);
-        }
-        // The store's last lane was created on this file, so the file is not a stranger's.
-        let is_strange = |found: String| match identity.lane {
-            Some(_) => Err(Error::Damaged { path: self.path.clone(), found }),
-            None => Err(Error::NotAStore { path: self.path.clone(), found }),
-        };
-        if len < arena::HEADER_WORDS * 8 {
-            return is_strange(format!("a file of {len} bytes"));
-        }
-        // Only the header is read until the rest is known to exist.
-        let header = self.header()?;
-        let word = |at: u64| header.word(at).load(Acquire);
-        let words = |at: u64| [word(at), word(at + 1)];
-        let version = word(header::VERSION);
-        match word(header::MAGIC) {
-            MAGIC if version > VERSION || in_use && version != VERSION => {
-                return Err(Error::UnsupportedVersion { path: self.path.clone(), found: version, supported: VERSION });
-            }
-            MAGIC => {}
-            // The process that was creating it died before the last word.
-            0 if !in_use => return make(Creation::Missing),
-            _ => return is_strange("another kind of file".into()),
-        }
-        if words(header::STORE_ID) != identity.id {
-            let cause = match in_use {
-                true => "processes still use it for a database that is no longer there: stop them first",
-                false if self.may_count(&header)? => {
-                    "it belongs to another database: put that one back, or delete this file to forget the starts that it counts"
-                }
-                false => return make(Creation::Missing),
-            };
-            return Err(Error::store(self.doing(), cause));
-        }
-        let sequence = word(header::SEQUENCE);
-        // The lane is finished, but the database knows no lane: the database has taken over the lane's identity.
-        let is_ahead = word(header::COMMITTED).min(MOST_COMMITS) > identity.sequence || identity.lane.is_none();
-        let or_unknown = |made| if is_ahead { Creation::Unknown } else { made };
-        let (allocated, cursor) = (word(arena::ALLOCATED), word(arena::CURSOR));
-        if version == VERSION && !arena::is_size(allocated, cursor) {
-            return is_strange(format!("a lane of {allocated} words, {cursor} of them used"));
-        }
-        // If the file was truncated, the missing part must not be touched.
-        let is_whole = len / 8 >= allocated;
-        let is_now = in_use || words(header::BOOT_ID) == self.boot()?.id;
-        if version != VERSION || !is_whole || !is_now {
-            return make(or_unknown(Creation::Unused));
-        }
-        let is_last = Some(word(header::INSTANCE)) == identity.lane;
-        let is_older = sequence < identity.sequence || !is_last && sequence <= identity.sequence;
-        if is_older || words(header::FILE) != self.id()? || !is_ahead && words(header::DATABASE) != *id {
-            return make(or_unknown(Creation::Missing));
-        }
-        let (theirs, ours) = (word(header::TIME_NAMESPACE), os::time_namespace());
-        if theirs != 0 && ours != 0 && theirs != ours {
-            let cause = "it is used from another time namespace, whose clock differs from this process's";
-            return Err(Error::store(self.doing(), cause));
-        }
-        if word(header::CLOCK_KIND) != u64::from(manual.is_some()) {
-            let cause = "it lives by a manual clock and this store does not, or the other way round";
-            return Err(Error::store(self.doing(), cause));
-        }
-        // A copy has holes instead of zeros. Allocate them now.
-        os::allocate(&self.file, 0, allocated * 8).map_err(|e| self.failed(e))?;
-        let arena = Arena::in_file(&self.reopen()?, allocated)?;
-        let clock = Clock::new(word(header::CLOCK_BASE), manual.cloned());
-        let home = Home {
-            arena,
-            clock,
-            instance: word(header::INSTANCE),
-            commits: false,
-            next_look: AtomicU64::new(NEVER),
-            watch: None,
-            is_served: false,
-            has_grants: false,
-            grant_lane: None,
-        };
-        home.set(header::DATABASE, *id);
-        let found = if is_ahead { LaneState::Ahead } else { LaneState::Current };
-        Ok(Some((self.watched(home, store, path)?, found)))
-    }
-
-    /// Returns the store identity and secret of this lane, if the lane belongs to this boot and no process uses it. A
-    /// new database that replaces a deleted one continues with the state of this lane.
-    pub fn left_by(&self) -> Result<Option<([u64; 2], [u64; 2])>> {
-        let len = self.file.metadata().map_err(|e| self.failed(e))?.len();
-        let in_use = os::is_locked(&self.file, MEMBERS, MOST_MEMBERS).map_err(|e| self.failed(e))?;
-        if in_use || len < arena::HEADER_WORDS * 8 {
-            return Ok(None);
-        }
-        let header = self.header()?;
-        let words = |at: u64| [0, 1].map(|i| header.word(at + i).load(Acquire));
-        let is_left = header.word(header::MAGIC).load(Acquire) == MAGIC && self.may_count(&header)?;
-        Ok(is_left.then(|| (words(header::STORE_ID), words(HASH_KEY))))
-    }
-
     /// Returns whether the state in this header's lane can still be valid: same boot, same version, not a copy.
-    fn may_count(&self, header: &Arena) -> Result<bool> {
-        let word = |at: u64| header.word(at).load(Acquire);
-        let words = |at: u64| [word(at), word(at + 1)];
-        let is_now = word(header::VERSION) == VERSION && words(header::BOOT_ID) == self.boot()?.id;
-        Ok(is_now && words(header::FILE) == self.id()?)
+    pub(super) fn may_count(&self, header: &Arena) -> Result<bool> {
+        let is_of_version = header.word(header::VERSION).load(Acquire) == VERSION;
+        let is_now = is_of_version && pair(header, header::BOOT_ID) == self.boot()?.id;
+        Ok(is_now && pair(header, header::FILE) == self.id()?)
     }
 
-    fn header(&self) -> Result<Arena> {
+    pub(super) fn header(&self) -> Result<Arena> {
         let header = os::Mapping::reserve_file(&self.reopen()?, arena::HEADER_WORDS as usize * 8)
             .and_then(|map| map.commit(0, map.len()).map(|()| map))
             .map_err(|e| self.failed(e))?;
         Ok(Arena::header(header))
     }
 
-    fn boot(&self) -> Result<os::Boot> {
+    pub(super) fn boot(&self) -> Result<os::Boot> {
         os::boot().map_err(|e| self.failed(e))
     }
 
-    /// Rebuilds the lane in place. No process uses it.
-    fn initialise(&self, store: &Store, manual: Option<&ManualClock>) -> Result<Home> {
-        let Store { identity, path, id } = store;
-        let doing = || format!("making {}", self.path.display());
-        self.file.set_len(0).map_err(|e| Error::store(doing(), e))?;
-        Arena::allocate_first(&self.file).map_err(|e| Error::store(doing(), e))?;
-        let arena = Arena::in_file(&self.reopen()?, arena::FIRST_BYTES / 8)?;
-        arena.start();
-        let base = Clock::fresh_base(manual);
-        let [instance] = os::random::<1>().map_err(|e| Error::store(doing(), e))?;
-        let clock = Clock::new(base, manual.cloned());
-        let home = Home {
-            arena,
-            clock,
-            instance,
-            commits: false,
-            next_look: AtomicU64::new(NEVER),
-            watch: None,
-            is_served: false,
-            has_grants: false,
-            grant_lane: None,
-        };
-        home.set(header::STORE_ID, identity.id);
-        home.set(header::BOOT_ID, self.boot()?.id);
-        home.set(header::DATABASE, *id);
-        home.set(header::FILE, self.id()?);
-        for (at, word) in [
-            (header::INSTANCE, instance),
-            (header::VERSION, VERSION),
-            (header::TIME_NAMESPACE, os::time_namespace()),
-            (header::CLOCK_BASE, base),
-            (header::CLOCK_KIND, u64::from(manual.is_some())),
-        ] {
-            home.set(at, [word]);
-        }
-        let home = self.watched(home, store, path)?;
-        home.start(identity.secret);
-        home.start_list();
-        home.start_members();
-        Ok(home)
+    /// Watches this lane of a store, next to its database.
+    pub fn watch(&self, arena: &Arena, store_id: [u64; 2], database: &Path) -> Result<Watch> {
+        Ok(Watch {
+            path: self.path.clone(),
+            database: database.to_owned(),
+            store_id,
+            instance: arena.word(header::INSTANCE).load(Acquire),
+            file: self.id()?,
+            root: files::id_at(Path::new("/")).map_err(|e| self.failed(e))?,
+            sequence: AtomicU64::new(sequence(arena)),
+            looks: AtomicU64::new(arena.word(header::LOOKS).load(Acquire)),
+            is_in_doubt: AtomicU64::new(0),
+        })
     }
 
     /// Marks a new lane as complete. Without this mark, the next process starts over.
-    pub fn finish(&self, home: &Home) {
-        home.arena.word(header::MAGIC).store(MAGIC, Release);
-    }
-
-    fn watched(&self, home: Home, store: &Store, database: &Path) -> Result<Home> {
-        let watch = Watch {
-            path: self.path.clone(),
-            database: database.to_owned(),
-            store_id: store.identity.id,
-            file: self.id()?,
-            root: files::id_at(Path::new("/")).map_err(|e| self.failed(e))?,
-            sequence: AtomicU64::new(sequence(&home)),
-            looks: AtomicU64::new(home.arena.word(header::LOOKS).load(Acquire)),
-            is_in_doubt: AtomicU64::new(0),
-        };
-        Ok(Home { next_look: AtomicU64::new(0), watch: Some(watch), ..home })
+    pub fn finish(&self, arena: &Arena) {
+        arena.word(header::MAGIC).store(MAGIC, Release);
     }
 
     /// Opens the lane's file a second time. A mapping of the locked descriptor would keep its lock.
-    fn reopen(&self) -> Result<File> {
+    pub(super) fn reopen(&self) -> Result<File> {
         let file = files::open(&self.path).map_err(|e| self.failed(e))?;
         match file.metadata() {
             Ok(found) if id_of(&found) == self.id()? => Ok(file),
             _ => Err(Error::store(self.doing(), "it was replaced at this moment")),
-        }
-    }
-
-    /// Makes this process a member.
-    pub fn join(&self, home: &Home) -> Result<Member> {
-        let failed = |e| Error::store(format!("joining {}", self.path.display()), e);
-        let file = self.reopen()?;
-        loop {
-            let number = home.arena.word(NEXT_MEMBER).fetch_add(1, AcqRel) % (MOST_MEMBERS - 1) + 1;
-            if os::try_lock(&file, MEMBERS + number, 1).map_err(failed)? {
-                let lock = KeptLock::new(&file).map_err(failed)?;
-                let is_gone = |other| !os::is_locked(&file, MEMBERS + other, 1).unwrap_or(true);
-                home.enter_member(number, is_gone);
-                return Ok(Member { number, _lock: lock });
-            }
         }
     }
 
@@ -459,7 +276,10 @@ pub(super) const WATCH_EVERY: Tick = 1_000_000;
 pub(crate) struct Watch {
     path: PathBuf,
     database: PathBuf,
-    store_id: [u64; 2],
+    /// The identity of the store that the lane belongs to.
+    pub store_id: [u64; 2],
+    /// The number of the lane's creation.
+    instance: u64,
     file: FileId,
     /// The directory `/` of the process when it attached: `chroot` gives it another.
     root: FileId,
@@ -502,28 +322,26 @@ impl Watch {
     /// Returns whether the lane is still there, and still the latest. It needs no descriptor. A process that may no
     /// longer look, because it gave up its rights or its root, goes on with the lane that it has.
     #[cold]
-    pub fn look(&self, home: &Home, now: Tick) -> bool {
+    pub fn look(&self, arena: &Arena) -> bool {
         use std::io::ErrorKind::{NotADirectory, NotFound};
         let has_its_root = files::id_at(Path::new("/")).is_ok_and(|root| root == self.root);
         let is_there = || match std::fs::symlink_metadata(&self.path) {
-            Ok(found) => id_of(&found) == self.file && found.len() / 8 >= home.arena.usable(),
+            Ok(found) => id_of(&found) == self.file && found.len() / 8 >= arena.usable(),
             Err(error) => !matches!(error.kind(), NotFound | NotADirectory),
         };
-        let is_in_place = !has_its_root || is_there() && self.is_next_to_its_database(home);
-        if !is_in_place || !self.is_as_it_was(home) {
+        let is_in_place = !has_its_root || is_there() && self.is_next_to_its_database(arena);
+        if !is_in_place || !self.is_as_it_was(arena) {
             return false;
         }
-        let looks = home.arena.word(header::LOOKS).fetch_add(1, AcqRel) + 1;
+        let looks = arena.word(header::LOOKS).fetch_add(1, AcqRel) + 1;
         self.looks.fetch_max(looks, AcqRel);
-        self.sequence.fetch_max(sequence(home), AcqRel);
-        home.next_look.store(now + WATCH_EVERY, Relaxed);
+        self.sequence.fetch_max(sequence(arena), AcqRel);
         true
     }
 
     /// Records that the database has changed underneath. The next holder of the lock attaches again.
-    pub fn doubt(&self, home: &Home) {
+    pub fn doubt(&self) {
         self.is_in_doubt.store(1, Release);
-        home.next_look.store(0, Release);
     }
 
     /// Returns whether the file contains all words that this process uses.
@@ -532,23 +350,23 @@ impl Watch {
     }
 
     /// Returns whether it is the attached lane, in no earlier state, and without a doubt about its database.
-    fn is_as_it_was(&self, home: &Home) -> bool {
-        let is_it = home.arena.word(header::INSTANCE).load(Acquire) == home.instance
-            && home.get(header::STORE_ID) == self.store_id
+    fn is_as_it_was(&self, arena: &Arena) -> bool {
+        let is_it = arena.word(header::INSTANCE).load(Acquire) == self.instance
+            && pair(arena, header::STORE_ID) == self.store_id
             // A lane in creation has no magic number yet.
-            && matches!(home.arena.word(header::MAGIC).load(Acquire), MAGIC | 0);
-        is_it && !self.went_back(home) && self.is_in_doubt.load(Acquire) == 0
+            && matches!(arena.word(header::MAGIC).load(Acquire), MAGIC | 0);
+        is_it && !self.went_back(arena) && self.is_in_doubt.load(Acquire) == 0
     }
 
-    fn went_back(&self, home: &Home) -> bool {
+    fn went_back(&self, arena: &Arena) -> bool {
         // Read the seen values first: other processes raise both counters at the same time, the lane's before their own
         // copy.
         let (seen, looks) = (self.sequence.load(Acquire), self.looks.load(Acquire));
-        sequence(home) < seen || home.arena.word(header::LOOKS).load(Acquire) < looks
+        sequence(arena) < seen || arena.word(header::LOOKS).load(Acquire) < looks
     }
 
     /// A database that is away for a while does no harm.
-    fn is_next_to_its_database(&self, home: &Home) -> bool {
-        files::id_at(&self.database).map_or(true, |id| id == home.get(header::DATABASE))
+    fn is_next_to_its_database(&self, arena: &Arena) -> bool {
+        files::id_at(&self.database).map_or(true, |id| id == pair(arena, header::DATABASE))
     }
 }

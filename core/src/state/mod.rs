@@ -10,6 +10,7 @@
 //! Nothing here depends on the limiters.
 
 mod arena;
+mod attach;
 mod block;
 mod changed;
 mod committed;

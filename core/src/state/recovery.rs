@@ -119,9 +119,9 @@ pub(super) fn recover(home: &Locked, database: &mut Database, identity: &Identit
     let ahead = last as i64 - now.ceil as i64;
     let from = Moment { uptime: moment.uptime + ahead, wall: moment.wall + ahead, ..moment };
     let has_boot = |database: &mut Database| {
-        let sequence = lane::raise_sequence(home, database.sequence);
+        let sequence = lane::raise_sequence(&home.arena, database.sequence);
         database.set_boot(&boot, moment, (home.instance, sequence), Some(from))?;
-        lane::have_committed(home, sequence);
+        lane::have_committed(&home.arena, sequence);
         Ok(())
     };
     let restore =
@@ -191,9 +191,9 @@ pub(super) fn write_all(home: &Locked, database: &mut Database) -> Result<()> {
     for limit in home.limits() {
         write_limit(home, database, limit)?;
     }
-    let sequence = lane::raise_sequence(home, database.sequence);
+    let sequence = lane::raise_sequence(&home.arena, database.sequence);
     database.set_boot(&boot, moment(home).1, (home.instance, sequence), None)?;
-    lane::have_committed(home, sequence);
+    lane::have_committed(&home.arena, sequence);
     Ok(())
 }
 

@@ -8,7 +8,7 @@ use super::made::Undeclared;
 use super::registry::Outbox;
 use super::table::{Home, NEVER};
 use super::writer::Writer;
-use super::{Durability, OnError, StoreOptions, arena, database, files, lane, presence, recovery};
+use super::{Durability, OnError, StoreOptions, arena, attach, database, files, lane, presence, recovery};
 use crate::address::{self, Address, without_password};
 use crate::atomic::*;
 use crate::damage::or_damaged;
@@ -107,7 +107,7 @@ pub(super) struct Rare {
 /// Shows other processes that this one uses the store, until it is dropped.
 #[derive(Debug)]
 struct User {
-    member: lane::Member,
+    member: attach::Member,
     _presence: lane::KeptLock,
 }
 
@@ -444,13 +444,13 @@ impl Session {
             }
         }
         let Some(lane) = lane::LockedLane::try_open(&lane_path, self.options.mode)? else { return Ok(None) };
-        if self.opened().is_some_and(|opened| lane.went_back(&opened.home)) {
+        if self.opened().is_some_and(|opened| opened.home.is_ahead_of(&lane)) {
             lane.remove()?;
             return Ok(None);
         }
         match self.opened() {
             // It is new to this process, or was deleted or replaced since. Two lanes would each grant the whole limit.
-            opened if opened.is_none_or(|opened| !lane.is_that_of(&opened.home)) => {
+            opened if opened.is_none_or(|opened| !opened.home.is_in(&lane)) => {
                 let was_there = path.exists();
                 match self.open_lane(path, &lane) {
                     Ok(Some((home, user))) => {
@@ -511,12 +511,12 @@ impl Session {
         {
             identity = database.continue_as(left)?;
         }
-        if self.opened().is_some_and(|opened| lane::store_id(&opened.home) != identity.id) {
+        if self.opened().is_some_and(|opened| opened.home.store_id() != identity.id) {
             let cause = "another store is in its place: restore this one, or stop all processes that use it";
             return Err(Error::store(format!("using {}", path.display()), cause));
         }
         let identity_generation = identity.generation;
-        let store = lane::Store { path: path.to_owned(), id, identity };
+        let store = attach::Store { path: path.to_owned(), id, identity };
         let Some((home, found)) = lane.attach(&store, self.options.clock.as_ref())? else { return Ok(None) };
         match found {
             lane::LaneState::Current => {}
@@ -525,7 +525,7 @@ impl Session {
                 let locked = Locked::new(&home, Some(&lane.file));
                 recovery::recover(&locked, &mut database, &store.identity, made)?;
                 fault::point("lane-filled");
-                lane.finish(&home);
+                lane.finish(&home.arena);
             }
         }
         if home.generation() != identity_generation {
@@ -548,10 +548,10 @@ impl Session {
     pub(super) fn connect(&self) -> Result<database::Database> {
         let (home, path) = (self.home(), self.path().expect("a store with a lane has a database"));
         // Read before: others may commit at any time.
-        let committed = lane::committed(home);
-        let database = database::Database::reopen(&path, lane::store_id(home))?;
+        let committed = lane::committed(&home.arena);
+        let database = database::Database::reopen(&path, home.store_id())?;
         if committed > database.sequence {
-            home.watch.iter().for_each(|watch| watch.doubt(home));
+            home.doubt_lane();
             let found = "an older copy was put in its place; what it lacks is written to it at the next call".into();
             return Err(Error::Damaged { path, found });
         }

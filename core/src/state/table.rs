@@ -11,7 +11,7 @@
 use super::arena::{Arena, NoSpace};
 use super::grant_lane::GrantLane;
 use super::index::Root;
-use super::lane::Watch;
+use super::lane::{WATCH_EVERY, Watch};
 use super::layout::{
     FIRST_LIMIT, HASH_KEY, NAME_CHAINS, NAMES, NEXT_CHECKPOINT, NEXT_NUMBER, PHASE, index_word, key_word, limit_word,
     link_word, table_word,
@@ -130,7 +130,7 @@ pub(crate) struct Home {
     /// When the once-a-second duties are due: see [`Limit::look_after`](super::limit::Limit::look_after).
     pub next_look: AtomicU64,
     /// Checks whether the lane is still there. `None` on the heap.
-    pub watch: Option<super::lane::Watch>,
+    pub watch: Option<Watch>,
     /// Whether a server decides. If so, the keys here hold only their counters and the units that they were granted.
     pub is_served: bool,
     /// Whether the server grants units where it can.
@@ -193,7 +193,18 @@ impl Home {
 
     /// Checks whether the lane on which decisions were made is still the valid one.
     pub fn is_still_there(&self, now: Tick) -> bool {
-        self.watch.as_ref().is_none_or(|watch| watch.look(self, now))
+        let Some(watch) = &self.watch else { return true };
+        let is_there = watch.look(&self.arena);
+        if is_there {
+            self.next_look.store(now + WATCH_EVERY, Relaxed);
+        }
+        is_there
+    }
+
+    /// Records that the database has changed underneath. The next holder of the lock attaches again.
+    pub fn doubt_lane(&self) {
+        self.watch.iter().for_each(Watch::doubt);
+        self.next_look.store(0, Release);
     }
 
     /// Returns whether it is this caller's turn to write the ledger. If so, it is no other caller's for a second.

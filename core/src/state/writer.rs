@@ -476,9 +476,9 @@ impl Session {
         let home = lead.home;
         if !batch.keys.is_empty() || !batch.news.is_empty() {
             let write = |database: &mut Database| {
-                let sequence = lane::raise_sequence(home, database.sequence);
+                let sequence = lane::raise_sequence(&home.arena, database.sequence);
                 record(database, &batch, sequence)?;
-                lane::have_committed(home, sequence);
+                lane::have_committed(&home.arena, sequence);
                 Ok(())
             };
             if let Err(error) = self.with_ledger(lead, write) {
