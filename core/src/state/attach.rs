@@ -3,11 +3,11 @@
 use super::arena::{self, Arena};
 use super::database::Identity;
 use super::files::FileId;
+use super::home::{Home, NEVER};
 use super::lane::{
     Creation, KeptLock, LaneState, LockedLane, MAGIC, MEMBERS, MOST_COMMITS, MOST_MEMBERS, VERSION, header, pair,
 };
 use super::layout::{HASH_KEY, NEXT_MEMBER};
-use super::table::{Home, NEVER};
 use crate::atomic::*;
 use crate::error::{Error, Result};
 use crate::os;

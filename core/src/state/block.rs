@@ -1,8 +1,7 @@
 //! A key's block: its cells, and the other facts about its key.
 
-use super::index::KeyAt;
+use super::home::{Home, KeyAt, Table};
 use super::layout::{PHASE, key_word};
-use super::table::{Home, Table};
 use crate::algorithm::bucket::Bucket;
 use crate::algorithm::cells::Cells;
 use crate::algorithm::counter::{Counter, Frame, Past};

@@ -9,9 +9,9 @@
 
 use super::arena::HEADER_WORDS;
 use super::block::Head;
+use super::home::Home;
 use super::layout::{CHANGED, CHANGED_DONE, CHANGED_TAIL, key_word, limit_word};
 use super::locked::Locked;
-use super::table::Home;
 use crate::atomic::*;
 use crate::damage::nonsense;
 use crate::error::Result;

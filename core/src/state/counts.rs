@@ -5,13 +5,12 @@
 //! its counts: it adds what is new to the sums in the blocks of the limit and of the key. So a denial writes nothing
 //! that another process reads.
 
-use super::index::KeyAt;
+use super::home::{Home, KeyAt, Table, UNKEPT};
 use super::layout::{key_word, limit_word};
 use super::limit::Key;
 use super::locked::Locked;
 use super::minutes::{Minute, this_minute};
 use super::session::Session;
-use super::table::{Home, Table, UNKEPT};
 use crate::atomic::*;
 use crate::error::Result;
 use crate::fork::PerProcess;

@@ -6,11 +6,11 @@
 //! from the start. So a committed change takes effect soon, and an uncommitted one leaves no trace.
 
 use super::database::Database;
+use super::home::Home;
 use super::layout::{POLICIES, SETTLED};
 use super::locked::Locked;
 use super::policies::{KeySelection, KnownKey, KnownLimit};
 use super::session::{Rare, Session};
-use super::table::Home;
 use crate::address::Address;
 use crate::atomic::*;
 use crate::error::{Error, Result};

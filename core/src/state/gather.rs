@@ -3,13 +3,12 @@
 
 use super::changed::Changed;
 use super::database::Database;
-use super::index::KeyAt;
+use super::home::{Home, KeyAt, Table, UNKEPT};
 use super::layout::key_word;
 use super::ledger::{Execution, Moment};
 use super::locked::Locked;
 use super::minutes::News;
 use super::policies::KnownKey;
-use super::table::{Home, Table, UNKEPT};
 use crate::algorithm::Start;
 use crate::atomic::*;
 use crate::error::Result;

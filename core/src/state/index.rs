@@ -9,8 +9,8 @@
 
 use super::arena::MOST_BYTES;
 use super::block::{hash_in, table_in};
+use super::home::{BEHIND, Blocked, Home, KeyAt, Table};
 use super::layout::{index_word, key_word, table_word};
-use super::table::{BEHIND, Blocked, Home, Table};
 use crate::algorithm::log::{CLOSED, SETTLED};
 use crate::algorithm::{Forgotten, History, Start};
 use crate::atomic::*;
@@ -18,15 +18,6 @@ use crate::damage::nonsense;
 use crate::fault;
 use crate::hash::Hash;
 use crate::time::Now;
-
-/// The place where a key was found, and the life of its block. Operations on it must be of that life.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct KeyAt {
-    pub at: u64,
-    pub life: u64,
-    /// The table that applies to the key: the one in which it was searched, or a plan.
-    pub table: u64,
-}
 
 /// Turns a block that only the caller uses into that of a new key. `None`: see [`Home::begin`].
 pub(super) type Begin<'b> = &'b dyn Fn(u64) -> Option<KeyAt>;

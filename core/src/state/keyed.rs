@@ -14,11 +14,11 @@
 //! from the start.
 
 use super::arena::{ALLOCATED, HEADER_WORDS};
-use super::index::{KeyAt, Root, entry};
+use super::home::{Home, KeyAt, Table};
+use super::index::{Root, entry};
 use super::layout::{STUBS, index_word, key_word, limit_word, table_word};
 use super::locked::Locked;
 use super::space::{MOST_TURNS, Search};
-use super::table::{Home, Table};
 use crate::algorithm::Start;
 use crate::algorithm::leases::SLOT_WORDS;
 use crate::algorithm::log::CLOSED;

@@ -1,7 +1,6 @@
 //! The token of the holder of the structure lock.
 
-use super::index::KeyAt;
-use super::table::{Home, Table};
+use super::home::{Home, KeyAt, Table};
 use crate::error::{Error, Result};
 use crate::hash::Hash;
 use std::fs::File;

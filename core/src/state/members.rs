@@ -5,8 +5,8 @@
 //! that has ended is ignored, and freed when the next process arrives.
 
 use super::arena::HEADER_WORDS;
+use super::home::Home;
 use super::layout::{MEMBERS, WAITERS};
-use super::table::Home;
 use crate::atomic::*;
 use crate::snapshot::ProcessSnapshot;
 use crate::time::from_ticks;

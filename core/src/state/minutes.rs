@@ -7,9 +7,9 @@
 //! A minute may be written more than once. The sums of the later write are no smaller, and replace the earlier ones.
 
 use super::arena::{ALLOCATED, HEADER_WORDS};
+use super::home::{Home, Table};
 use super::layout::{NEWS, limit_word, table_word};
 use super::locked::Locked;
-use super::table::{Home, Table};
 use crate::algorithm::cells::Cells;
 use crate::algorithm::log::Ask;
 use crate::atomic::*;

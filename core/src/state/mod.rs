@@ -22,12 +22,14 @@ mod files;
 mod follow;
 mod gather;
 mod grant_lane;
+mod home;
 mod index;
 mod keyed;
 mod lane;
 mod layout;
 mod ledger;
 mod limit;
+mod limits;
 mod locked;
 mod made;
 mod members;
@@ -52,6 +54,7 @@ mod verify_database;
 mod writer;
 
 pub(crate) use declare::{Declared, check_names, part_names, text_of};
+pub(crate) use home::{AtOnce, Blocked, Home, Table};
 pub(crate) use limit::{Bound, Key, Limit, STORE_AGAIN, Stuck, parts, take_units};
 pub(crate) use minutes::Minute;
 pub(crate) use places::{
@@ -60,6 +63,5 @@ pub(crate) use places::{
 pub(crate) use session::Session;
 pub use store::{Durability, OnError, Store, StoreOptions, doctor};
 pub(crate) use survey::Survey;
-pub(crate) use table::{AtOnce, Blocked, Home, Table};
 pub(crate) use unwritten::Unwritten;
 pub use verify::Problem;

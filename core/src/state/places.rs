@@ -1,8 +1,8 @@
 //! The open places of all limits that only count units. Each place starts once, however many copies of it exist.
 
+use super::home::Home;
 use super::layout::{FIRST_PLACES, PLACE_TABLES, PLACES};
 use super::locked::Locked;
-use super::table::Home;
 use crate::algorithm::log::Taken;
 use crate::algorithm::places::{Place, Places, SLOT_WORDS};
 use crate::atomic::*;

@@ -8,6 +8,7 @@
 
 use super::database::{Database, Identity};
 use super::gather::{moment, write_limit};
+use super::home::BEHIND;
 use super::keyed::Origin;
 use super::lane::{self, Creation, WATCH_EVERY};
 use super::layout::table_word;
@@ -15,7 +16,7 @@ use super::ledger::Moment;
 use super::locked::Locked;
 use super::policies::{KeySelection, KnownKey, KnownLimit};
 use super::restoring::Past;
-use super::table::{BEHIND, longest_behind};
+use super::table::longest_behind;
 use crate::algorithm::log::SETTLED;
 use crate::algorithm::{History, Start};
 use crate::atomic::*;

@@ -13,10 +13,9 @@
 //! Changes of one limit come one after another. Changes of several limits form a list, of which only the first may be
 //! half published.
 
-use super::index::KeyAt;
+use super::home::{Home, KeyAt, Table};
 use super::layout::{CHANGER, CHANGER_SEEN, CHANGES, index_word, key_word, limit_word, table_word};
 use super::locked::Locked;
-use super::table::{Home, Table};
 use crate::atomic::*;
 use crate::damage::bounded;
 use crate::error::{Error, Result};

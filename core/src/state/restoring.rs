@@ -15,13 +15,13 @@
 
 use super::database::{Database, from_hex, to_hex};
 use super::gather::moment;
+use super::home::{BEHIND, Blocked, Home, Table};
 use super::layout::{RESTORING, limit_word, table_word};
 use super::ledger::{MOST_UNITS, Moment, STARTED};
 use super::locked::Locked;
 use super::moves;
 use super::session::Session;
 use super::space::Search;
-use super::table::{BEHIND, Blocked, Home, Table};
 use crate::algorithm::log::SETTLED;
 use crate::algorithm::{History, Start};
 use crate::atomic::*;

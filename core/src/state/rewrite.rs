@@ -4,10 +4,10 @@
 //! cleared, or its policy changes. All of this happens under the structure lock, in an order that lets the next holder
 //! repeat it from the start if this process dies. The replaced block is reused, with another life for its cells.
 
-use super::index::{KeyAt, entry};
+use super::home::{Home, KeyAt, Table};
+use super::index::entry;
 use super::layout::{FREE_KEYS, OLDER_WORDS, index_word, key_word, table_word};
 use super::locked::Locked;
-use super::table::{Home, Table};
 use crate::algorithm::cells::Cells;
 use crate::algorithm::log::{CLOSED, PLACE};
 use crate::algorithm::{Forgotten, History};

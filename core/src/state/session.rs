@@ -3,10 +3,10 @@
 use super::counts::Book;
 use super::declare::Declared;
 use super::grant_lane::GrantLane;
+use super::home::{Home, NEVER};
 use super::locked::Locked;
 use super::made::Undeclared;
 use super::registry::Outbox;
-use super::table::{Home, NEVER};
 use super::writer::Writer;
 use super::{Durability, OnError, StoreOptions, arena, attach, database, files, lane, presence, recovery};
 use crate::address::{self, Address, without_password};

@@ -9,10 +9,10 @@
 //! is needed. When no space is left for a new key, a *sweep* searches the segments of all limits for idle keys, a few
 //! segments at a time.
 
-use super::index::{KeyAt, Root, block, empty};
+use super::home::{Blocked, KeyAt, Table};
+use super::index::{Root, block, empty};
 use super::layout::{FREE_SEGMENTS, STUBS, SWEPT_HASH, SWEPT_LIMIT, SWEPT_ROUNDS, index_word, table_word};
 use super::locked::Locked;
-use super::table::{Blocked, Table};
 use crate::algorithm::Start;
 use crate::algorithm::cells::Cells;
 use crate::atomic::*;

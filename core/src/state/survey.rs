@@ -4,12 +4,11 @@
 mod served;
 
 use super::arena::ALLOCATED;
-use super::index::KeyAt;
+use super::home::{Home, KeyAt, Table};
 use super::layout::{index_word, key_word, limit_word};
 use super::minutes::Minute;
 use super::policies::KnownLimit;
 use super::session::Session;
-use super::table::{Home, Table};
 use super::writer::Lead;
 use crate::algorithm::cells::Cells;
 use crate::algorithm::log::Ask;

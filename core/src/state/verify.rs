@@ -5,11 +5,11 @@
 //! unreadable. A lane is not repaired but rebuilt from the ledger, as if it had been lost.
 
 use super::database::Database;
+use super::home::Table;
 use super::lane;
 use super::locked::Locked;
 use super::policies::{KeySelection, KnownKey, KnownLimit};
 use super::session::{LET_OTHERS, Session};
-use super::table::Table;
 use crate::damage::nonsense;
 use crate::error::{Error, Result};
 use crate::fork;

@@ -17,12 +17,12 @@
 use super::changed::Changed;
 use super::database::Database;
 use super::gather::{Batch, KEYS, record};
+use super::home::{Blocked, Home};
 use super::ledger::Moment;
 use super::limit::{RefusedStart, take_back};
 use super::locked::Locked;
 use super::policies::{KeySelection, KnownLimit};
 use super::session::{LET_OTHERS, Session};
-use super::table::{Blocked, Home};
 use super::{Key, lane};
 use crate::address::Address;
 use crate::atomic::*;

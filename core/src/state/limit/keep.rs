@@ -4,7 +4,7 @@ use super::{Key, Limit, RefusedStart};
 use crate::algorithm::log::{StartId, Taken};
 use crate::error::{Error, Result};
 use crate::state::changed::is_unlisted;
-use crate::state::table::{Blocked, Home, Keeping};
+use crate::state::home::{Blocked, Home, Keeping};
 use crate::state::unwritten::Unwritten;
 use crate::time::{Now, Tick};
 use crate::waiting::MayWait;
