@@ -10,12 +10,8 @@
 //! missing.
 
 use super::database::Database;
-use super::lane;
 use super::ledger::{Moment, STARTED};
-use super::locked::Locked;
-use super::session::Session;
-use crate::error::{Error, Result};
-use crate::fault;
+use crate::error::Result;
 use rusqlite::{Connection, TransactionBehavior, named_params, params};
 
 pub(super) const SCHEMA: &str = "
@@ -70,7 +66,7 @@ impl Database {
     }
 
     /// Deletes the record of a lane. Returns `false` if another lane has replaced it.
-    fn delete_record_of(&mut self, (lane, sequence): (u64, u64)) -> Result<bool> {
+    pub(super) fn delete_record_of(&mut self, (lane, sequence): (u64, u64)) -> Result<bool> {
         let mut delete_it = || -> rusqlite::Result<bool> {
             let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
             delete(&transaction)?;
@@ -81,35 +77,5 @@ impl Database {
         let is_last = delete_it().map_err(|e| self.explain(e))?;
         self.sequence = self.sequence.max(sequence);
         Ok(is_last)
-    }
-}
-
-impl Session {
-    /// Called before the first start of this process in a lane. Deletes the lane's record if starts of the process may
-    /// happen before they are written.
-    pub(super) fn may_miss_starts(&self, locked: &Locked) -> Result<()> {
-        if !locked.is_lane()
-            || locked.commits
-            || lane::may_miss_starts(&locked.arena)
-            || fault::planted("never missing")
-        {
-            return Ok(());
-        }
-        let is_last = self.with_database(|database| {
-            // Numbered like a commit to the ledger, so that an older copy of the database, which has the record, is noticed.
-            let sequence = lane::raise_sequence(&locked.arena, database.sequence);
-            let is_last = database.delete_record_of((locked.instance, sequence))?;
-            if is_last {
-                lane::have_committed(&locked.arena, sequence);
-            }
-            Ok(is_last)
-        })?;
-        fault::point("record-deleted");
-        if !is_last {
-            // The next attempt finds the lane that has replaced this one.
-            return Err(Error::busy(format!("using {}", self.url())));
-        }
-        lane::set_may_miss_starts(&locked.arena);
-        Ok(())
     }
 }

@@ -7,10 +7,8 @@
 
 use super::home::{Home, KeyAt, Table, UNKEPT};
 use super::layout::{key_word, limit_word};
-use super::limit::Key;
 use super::locked::Locked;
 use super::minutes::{Minute, this_minute};
-use super::session::Session;
 use crate::atomic::*;
 use crate::error::Result;
 use crate::fork::PerProcess;
@@ -57,9 +55,6 @@ const PROBES: usize = 8;
 /// How long an entry must be idle before another key takes it. No thread takes this long between finding an entry and
 /// counting in it.
 const IDLE: Duration = Duration::from_secs(1);
-
-/// How long the end of a store waits for the lock, to flush the last counts.
-const LAST_WORDS: Duration = Duration::from_millis(10);
 
 /// Padded, so that threads do not share cache lines.
 type Stripe = CachePadded<[AtomicU64; OF_A_PROCESS]>;
@@ -109,10 +104,10 @@ pub(crate) struct Counts {
 }
 
 /// The counts of each limit that this process has used. A forked child starts with none.
-pub(super) type Book = PerProcess<Limits>;
+pub(crate) type Book = PerProcess<Limits>;
 
 #[derive(Debug, Default)]
-pub(super) struct Limits {
+pub(crate) struct Limits {
     /// The home to which they belong.
     home: u64,
     all: HashMap<Id, Arc<Counts>>,
@@ -121,8 +116,36 @@ pub(super) struct Limits {
 }
 
 impl Limits {
-    fn take_changed(&self) -> Vec<Id> {
-        std::mem::take(&mut *self.changed.lock().unwrap_or_else(PoisonError::into_inner))
+    /// The counts of a limit of this home. `no_key` is the hash of the key "".
+    pub fn of(&mut self, id: Id, no_key: impl FnOnce() -> Hash) -> Arc<Counts> {
+        if self.home != id.0 {
+            self.home = id.0;
+            self.all.retain(|other, _| other.0 == id.0);
+        }
+        let changed = &self.changed;
+        self.all.entry(id).or_insert_with(|| Arc::new(Counts::new(id, no_key(), changed.clone()))).clone()
+    }
+
+    /// The counts of a limit, if this process has used it.
+    pub fn find(&self, id: Id) -> Option<Arc<Counts>> {
+        self.all.get(&id).cloned()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    /// Flushes the counts of all limits of a home.
+    pub fn flush(&self, home: u64, locked: &Locked) -> Result<()> {
+        let changed = std::mem::take(&mut *self.changed.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut outcome = Ok(());
+        for id in changed {
+            // The counts of a lane that is gone are lost with it.
+            let Some(counts) = self.all.get(&id).filter(|_| id.0 == home) else { continue };
+            counts.is_changed.store(false, Release);
+            outcome = outcome.and(counts.flush(locked, id.1));
+        }
+        outcome
     }
 }
 
@@ -256,7 +279,7 @@ impl Counts {
     }
 
     /// Adds the counts since the last flush to the sums. Only for the holder of the structure lock.
-    fn flush(&self, home: &Locked, limit: u64) -> Result<()> {
+    pub(super) fn flush(&self, home: &Locked, limit: u64) -> Result<()> {
         let table = home.table(limit);
         let mut flushed = self.flushed.lock().unwrap_or_else(PoisonError::into_inner);
         let now: [u64; OF_A_PROCESS] = std::array::from_fn(|what| {
@@ -408,23 +431,6 @@ fn take_stripe() -> usize {
 
 // ---- sums ----
 
-impl Key<'_> {
-    /// Counts a start or a denial of this weight.
-    #[inline(always)]
-    pub fn decided(&self, what: usize, weight: u64) {
-        self.counts().decided((!self.is_empty).then_some(self.hash), what, weight);
-    }
-
-    pub fn add(&self, what: usize, n: u64) {
-        self.counts().add((!self.is_empty).then_some(self.hash), what, n);
-    }
-
-    /// Counts a place that is not ready at once.
-    pub fn waited(&self, wait: Duration) {
-        self.counts().waited((!self.is_empty).then_some(self.hash), wait);
-    }
-}
-
 impl Home {
     pub fn policy_changed(&self, limit: u64) {
         self.arena.word(limit + limit_word::COUNTS + POLICY_CHANGES as u64).fetch_add(1, Relaxed);
@@ -465,58 +471,5 @@ fn stats(counts: [u64; OF_A_LIMIT]) -> Stats {
         cancelled: counts[CANCELLED],
         store_errors: counts[STORE_ERRORS],
         policy_changes: counts[POLICY_CHANGES],
-    }
-}
-
-impl Session {
-    /// The counts of a limit of the current home in this process. Only for the holder of the structure lock.
-    pub(super) fn counts(&self, limit: u64) -> Arc<Counts> {
-        let id = (self.home_number(), limit);
-        let mut book = self.book.lock();
-        if book.home != id.0 {
-            book.home = id.0;
-            book.all.retain(|other, _| other.0 == id.0);
-        }
-        let changed = book.changed.clone();
-        book.all.entry(id).or_insert_with(|| Arc::new(Counts::new(id, self.home().hash(b'k', ""), changed))).clone()
-    }
-
-    /// The counts of a limit of the current home, if this process has used the limit.
-    pub(super) fn counts_of(&self, limit: u64) -> Option<Arc<Counts>> {
-        self.book.lock().all.get(&(self.home_number(), limit)).cloned()
-    }
-
-    /// Flushes the counts of this process. Only for the holder of the structure lock.
-    pub(super) fn flush_counts(&self, locked: &Locked) -> Result<()> {
-        let (number, book) = (self.home_number(), self.book.lock());
-        let mut outcome = Ok(());
-        for id in book.take_changed() {
-            // The counts of a lane that is gone are lost with it.
-            let Some(counts) = book.all.get(&id).filter(|_| id.0 == number) else { continue };
-            counts.is_changed.store(false, Release);
-            outcome = outcome.and(counts.flush(locked, id.1));
-        }
-        outcome
-    }
-
-    /// Flushes the counts of one limit.
-    pub(super) fn flush_counts_of(&self, limit: u64, locked: &Locked) -> Result<()> {
-        self.counts_of(limit).map_or(Ok(()), |counts| counts.flush(locked, limit))
-    }
-
-    /// Flushes the counts if the lock is free. Otherwise the next flush includes them.
-    pub fn flush_counts_if_free(&self) {
-        let _ = self.with_lock_for(Duration::ZERO, |locked| self.flush_counts(locked));
-    }
-
-    /// Flushes the last counts at the end of the store, if the lane is still there.
-    pub(super) fn flush_last_counts(&self) {
-        if self.book.lock().all.is_empty() || !self.home().is_lane() {
-            return;
-        }
-        // A deleted lane must not be rebuilt for this.
-        if self.home().is_still_there(self.home().clock.now().floor) {
-            let _ = self.with_lock_for(LAST_WORDS, |locked| self.flush_counts(locked));
-        }
     }
 }

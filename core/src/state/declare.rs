@@ -1,10 +1,7 @@
-//! The meaning of names: a limit with one policy, or a composite of several limits, `NAME/KIND`, that were declared
-//! together.
-//!
-//! A limit keeps its state when its name comes to mean more or less. In `100/1m` and `100/1m + 5 concurrent`, the rate
-//! is the same limit, called `NAME` before and `NAME/rate` after. The database decides, in one transaction, and the
-//! lane follows (`follow.rs`).
+//! Names get their meaning: a limit with one policy, or a composite of several limits, `NAME/KIND`, that are declared
+//! together. The database decides, in one transaction, and the lane follows (`follow.rs`).
 
+use super::declared::{Change, Declared, Family, Overridden, Part, part_names, text_of};
 use super::follow::PolicyChange;
 use super::gather::moment;
 use super::locked::Locked;
@@ -14,98 +11,6 @@ use crate::damage::nonsense;
 use crate::error::{Error, Result};
 use crate::policy::{self, Policy};
 use crate::server::RowChange;
-use std::collections::BTreeMap;
-
-/// The policies of a limit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Declared {
-    /// The policy that programs declared last.
-    pub declared: Policy,
-    /// The policy that an operator put above it.
-    pub overriding: Option<Policy>,
-}
-
-impl Declared {
-    /// The policy that applies.
-    pub fn current(&self) -> Policy {
-        self.overriding.unwrap_or(self.declared)
-    }
-}
-
-/// The declarations under a name, and under all names that begin with it and a slash.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Family {
-    /// The policies, if the name means a composite.
-    pub composite: Option<Vec<Policy>>,
-    pub limits: BTreeMap<String, Declared>,
-}
-
-impl Family {
-    /// The limits that the name means: the one with that name, or a composite's parts in order.
-    pub fn parts(&self, name: &str) -> Vec<(String, Declared)> {
-        let names = self.composite.as_ref().map_or(vec![name.to_owned()], |policies| part_names(name, policies));
-        names.into_iter().filter_map(|part| self.limits.get(&part).map(|found| (part, *found))).collect()
-    }
-}
-
-/// The names of the limits with these policies.
-pub(crate) fn part_names(name: &str, policies: &[Policy]) -> Vec<String> {
-    if policies.len() == 1 {
-        return vec![name.to_owned()];
-    }
-    let part = |(i, policy): (usize, &Policy)| {
-        let kind = policy.kind();
-        match policies[..i].iter().filter(|before| before.kind() == kind).count() {
-            0 => format!("{name}/{kind}"),
-            before => format!("{name}/{kind}-{}", before + 1),
-        }
-    };
-    policies.iter().enumerate().map(part).collect()
-}
-
-/// Several policies as one text.
-pub(crate) fn text_of(policies: &[Policy]) -> String {
-    policies.iter().map(Policy::to_string).collect::<Vec<_>>().join(" + ")
-}
-
-/// The new meaning of a name.
-#[derive(Debug)]
-pub(crate) struct Change {
-    pub name: String,
-    /// The policies, if it is a composite.
-    pub composite: Option<Vec<Policy>>,
-    pub was_composite: Option<Vec<Policy>>,
-    pub parts: Vec<Part>,
-    /// The names of the limits that are no longer parts.
-    pub dropped: Vec<String>,
-}
-
-/// One limit of a change.
-#[derive(Debug)]
-pub(crate) struct Part {
-    pub name: String,
-    /// Its previous name.
-    pub from: String,
-    pub before: Option<Declared>,
-    pub policy: Policy,
-}
-
-impl Part {
-    pub fn now(&self) -> Declared {
-        Declared { declared: self.policy, overriding: self.before.and_then(|before| before.overriding) }
-    }
-
-    pub fn is_new(&self) -> bool {
-        self.before != Some(self.now())
-    }
-}
-
-impl Change {
-    pub fn changes_nothing(&self) -> bool {
-        let same = |part: &Part| part.from == part.name && !part.is_new();
-        self.composite == self.was_composite && self.dropped.is_empty() && self.parts.iter().all(same)
-    }
-}
 
 /// // All of these are for the holder of the structure lock.
 impl Session {
@@ -371,23 +276,7 @@ fn check_own_key(key: Option<&str>) -> Result<()> {
     }
 }
 
-/// An override that an operator sets or removes.
-#[derive(Debug)]
-pub(crate) struct Overridden {
-    pub name: String,
-    pub before: Declared,
-    /// The key, if it applies only to one.
-    pub key: Option<String>,
-    pub policy: Option<Policy>,
-    /// The number of a key's units that may be missing from the ledger under the previous policy.
-    pub missing: u64,
-}
-
 impl Overridden {
-    fn now(&self) -> Declared {
-        Declared { overriding: self.policy, ..self.before }
-    }
-
     fn follows(&self) -> PolicyChange<'_> {
         match &self.key {
             None => PolicyChange::Limit(&self.name, self.now().current()),
@@ -416,12 +305,6 @@ fn overridden(name: &str, mut parts: Vec<(String, Declared)>, policies: &[Policy
         }
     };
     policies.iter().map(over).collect()
-}
-
-/// Checks the names of all limits with these policies.
-pub(crate) fn check_names(name: &str, policies: &[Policy]) -> Result<()> {
-    policy::check_name(name)?;
-    part_names(name, policies).iter().try_for_each(|part| policy::check_name(part))
 }
 
 /// The declarations of a memory store.

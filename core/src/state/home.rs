@@ -5,6 +5,7 @@ use super::grant_lane::GrantLane;
 use super::lane::{WATCH_EVERY, Watch};
 use super::layout::{HASH_KEY, NEXT_CHECKPOINT, NEXT_NUMBER, PHASE};
 use crate::algorithm::Sealed;
+use crate::algorithm::cells::Cells;
 use crate::algorithm::leases::NotEnded;
 use crate::atomic::*;
 use crate::damage::or_damaged;
@@ -12,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::hash::{self, Hash};
 use crate::policy::{Policy, Windows};
 use crate::server::EPOCH;
-use crate::time::{Clock, Tick};
+use crate::time::{Clock, Now, Tick};
 use siphasher::sip128::SipHasher13;
 
 /// How often the ledger is written if no caller has to wait for it, in ticks: once a second.
@@ -90,7 +91,7 @@ pub(crate) struct Home {
     pub instance: u64,
     /// Whether every start must be in the ledger before it happens.
     pub commits: bool,
-    /// When the once-a-second duties are due: see [`Limit::look_after`](super::limit::Limit::look_after).
+    /// When the once-a-second duties are due: see `Limit::look_after`.
     pub next_look: AtomicU64,
     /// Checks whether the lane is still there. `None` on the heap.
     pub watch: Option<Watch>,
@@ -154,6 +155,28 @@ pub(crate) struct KeyAt {
     pub life: u64,
     /// The table that applies to the key: the one in which it was searched, or a plan.
     pub table: u64,
+}
+
+/// A key that a call has found: its home and limit, and the table that applies to it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Found<'a> {
+    pub home: &'a Home,
+    pub limit: u64,
+    pub table: &'a Table,
+    pub key: KeyAt,
+    /// The hash that identifies the key, independent of its place.
+    pub hash: Hash,
+}
+
+impl<'a> Found<'a> {
+    pub fn cells(&self) -> Cells<'a> {
+        self.home.cells(self.table, self.key)
+    }
+
+    /// Lists the key for the ledger's writers, of all processes.
+    pub fn list(&self, now: Now) {
+        self.home.list(self.limit, self.key.at, self.hash, now.floor);
+    }
 }
 
 impl Home {

@@ -5,7 +5,7 @@
 //! before. A process that finds a lane of an earlier generation can therefore ask for the changes since then.
 
 use super::database::{Database, NOW};
-use super::declare::{Change, Declared, Family, Overridden, Part, text_of};
+use super::declared::{Change, Declared, Family, Overridden, Part, text_of};
 use super::moves;
 use crate::error::Result;
 use crate::policy::{self, Policy};

@@ -6,7 +6,7 @@
 //! change that arrived last, and a process that decides by another one learns of it with the next decision: see
 //! [`Session::follow_server`].
 
-use super::declare::{Declared, part_names};
+use super::declared::{Declared, part_names};
 use super::locked::Locked;
 use super::session::{Rare, Session};
 use crate::algorithm::grants::Lengths;
@@ -22,9 +22,6 @@ use std::time::{Duration, Instant};
 
 /// The server's rows for a name.
 type Rows = Vec<(String, Row)>;
-
-/// The changes to send to a server, by name. An empty list removes the declarations under the name.
-pub(super) type Outbox = Vec<(String, Vec<RowChange>)>;
 
 /// A number that no other process has on a server.
 pub(super) fn new_owner() -> Result<u64> {

@@ -20,22 +20,15 @@ use super::layout::{RESTORING, limit_word, table_word};
 use super::ledger::{MOST_UNITS, Moment, STARTED};
 use super::locked::Locked;
 use super::moves;
-use super::session::Session;
-use super::space::Search;
 use crate::algorithm::log::SETTLED;
 use crate::algorithm::{History, Start};
 use crate::atomic::*;
-use crate::damage::or_damaged;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::fault;
 use crate::hash::Hash;
 use crate::time::{Now, Tick};
 use rusqlite::{OptionalExtension, named_params, params};
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
-
-/// How long the ledger's writer restores keys each second.
-const EACH_SECOND: Duration = Duration::from_millis(20);
 
 /// How many rows it looks at before others may have the structure lock.
 const ROWS: usize = 64;
@@ -73,7 +66,7 @@ impl Rows {
 }
 
 impl Past {
-    const WORDS: u64 = 5;
+    pub(super) const WORDS: u64 = 5;
 
     fn to_words(self) -> [u64; Past::WORDS as usize] {
         [self.until as u64, self.last_row as u64, self.over, self.booted, self.noticed]
@@ -105,7 +98,7 @@ impl Home {
         if self.is_restoring() { self.past().last_row } else { 0 }
     }
 
-    fn past(&self) -> Past {
+    pub(super) fn past(&self) -> Past {
         Past::from_words(self.get(RESTORING + 1))
     }
 
@@ -198,7 +191,7 @@ impl Locked<'_> {
         self.all_restored();
     }
 
-    fn all_restored(&self) {
+    pub(super) fn all_restored(&self) {
         self.limits().for_each(|limit| self.arena.word(limit + limit_word::UNRESTORED).store(0, Release));
         self.arena.word(RESTORING).store(0, Release);
     }
@@ -288,7 +281,11 @@ impl Database {
     }
 
     /// The keys of some rows from `first` on, and the row at which to continue.
-    fn keys_to_restore(&self, first: i64, Past { until, last_row, .. }: Past) -> Result<(BTreeSet<LedgerKey>, i64)> {
+    pub(super) fn keys_to_restore(
+        &self,
+        first: i64,
+        Past { until, last_row, .. }: Past,
+    ) -> Result<(BTreeSet<LedgerKey>, i64)> {
         let query = format!(
             "SELECT rowid, name, key_hash, uptime FROM executions
              WHERE rowid BETWEEN ?1 AND ?2 AND uptime <= {until} ORDER BY rowid LIMIT {ROWS}"
@@ -312,91 +309,5 @@ impl Database {
         let hash = |text: &str| from_hex(text).ok_or_else(|| self.damaged(format!("a key hash \"{text}\"")));
         let keys = keys.into_iter().map(|(name, text)| Ok((name, Hash(hash(&text)?))));
         Ok((keys.collect::<Result<_>>()?, next))
-    }
-}
-
-impl Session {
-    /// Reads the rows of a key that is not in the lane. Not under the structure lock: another program may have locked the
-    /// database.
-    pub(super) fn rows_of(&self, home: &Home, key: (&str, Hash, Tick)) -> Result<Rows> {
-        let _no_fork = crate::fork::ledgers().ok_or_else(|| Error::busy(format!("reading {}", self.url())))?;
-        let now = moment(home).1.uptime;
-        self.connect()?.rows_of_key(key, now, home.past())
-    }
-
-    /// Restores a key that gets a policy of its own, or another one. For the holder of the structure lock.
-    pub(super) fn restore_locked(&self, locked: &Locked, limit: u64, (hash, text): (Hash, &str)) -> Result<()> {
-        let table = locked.table(limit);
-        let name = locked.name_of(limit).filter(|_| locked.may_restore(&table));
-        if let (Some(name), None) = (name, locked.block_of(&table, hash)) {
-            let (now, longest) = (moment(locked).1.uptime, table.policy.longest());
-            let read = |database: &mut Database| database.rows_of_key((&name, hash, longest), now, locked.past());
-            let rows = self.with_database(read)?;
-            let mut search = Search::default();
-            while !rows.is_empty() {
-                match locked.restore_key(&table, hash, text, &rows) {
-                    Ok(()) => break,
-                    Err(Blocked::Refused(error)) => return Err(error),
-                    Err(_) => drop(search.has_found(locked.make_space(&table, hash, false)?, false)?),
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Restores keys for a moment, if there are any left and no other caller is writing. What fails is tried again in a
-    /// second.
-    pub(super) fn restore_some(&self) {
-        let began = Instant::now();
-        while self.home().is_restoring() && began.elapsed() < EACH_SECOND && !fault::leaves_keys() {
-            // Other programs may have written to the lane.
-            if or_damaged(|| self.lane_path(), || self.restore_next()).is_err() {
-                return;
-            }
-        }
-    }
-
-    fn restore_next(&self) -> Result<()> {
-        let Some(lead) = self.try_lead()? else { return Err(Error::busy(format!("restoring {}", self.url()))) };
-        let (home, next) = (lead.home, RESTORING + 1 + Past::WORDS);
-        let first = home.get::<1>(next)[0] as i64;
-        let (past, now) = (home.past(), moment(home).1.uptime);
-        let (found, then) = self.with_ledger(&lead, |database| {
-            let (keys, then) = database.keys_to_restore(first, past)?;
-            let limits = keys.iter().map(|(name, ..)| home.find_limit(name).map(|limit| (limit, home.table(limit))));
-            let here = keys.iter().zip(limits.collect::<Vec<_>>());
-            let here =
-                here.filter_map(|(key, limit)| limit.filter(|(_, table)| home.may_restore(table)).zip(Some(key)));
-            let here: Vec<_> = here.collect();
-            let wanted: Vec<_> =
-                here.iter().map(|((_, table), (name, hash))| (&**name, *hash, table.policy.longest())).collect();
-            let rows = database.rows_to_restore(&wanted, now, past)?;
-            let found = here.iter().zip(rows).map(|(((limit, _), (_, hash)), rows)| (*limit, *hash, rows));
-            let found: Vec<_> = found.filter(|(.., rows)| !rows.is_empty()).collect();
-            if found.is_empty() && then == i64::MAX {
-                database.end_index_of_keys()?;
-            }
-            Ok((found, then))
-        })?;
-        fault::point("rows-read");
-        self.with_lane_of(&lead, super::writer::TAKEN_BACK_BY, |locked| {
-            for (limit, hash, rows) in &found {
-                match locked.restore_key(&locked.table(*limit), *hash, &rows.text, rows) {
-                    Err(Blocked::Refused(error)) => return Err(error),
-                    // The rest waits for the next second.
-                    Err(_) => {
-                        locked.make_space(&locked.table(*limit), *hash, false)?;
-                        return Err(Error::busy(format!("restoring {}", self.url())));
-                    }
-                    Ok(()) => {}
-                }
-            }
-            fault::point("rows-restored");
-            match found.is_empty() && then == i64::MAX {
-                true => locked.all_restored(),
-                false => locked.set(next, [then as u64]),
-            }
-            Ok(())
-        })
     }
 }

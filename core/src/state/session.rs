@@ -1,14 +1,14 @@
 //! An open store: its cells, and the lock for all rare work.
 
 use super::counts::Book;
-use super::declare::Declared;
+use super::declared::Declared;
 use super::grant_lane::GrantLane;
 use super::home::{Home, NEVER};
 use super::locked::Locked;
 use super::made::Undeclared;
-use super::registry::Outbox;
-use super::writer::Writer;
-use super::{Durability, OnError, StoreOptions, arena, attach, database, files, lane, presence, recovery};
+use super::options::{Durability, OnError, StoreOptions};
+use super::wanted::{RefusedStart, Writer};
+use super::{arena, attach, database, files, lane, presence, recovery};
 use crate::address::{self, Address, without_password};
 use crate::atomic::*;
 use crate::damage::or_damaged;
@@ -18,7 +18,7 @@ use crate::hooks::{Event, Happening, Hooks};
 use crate::os::{self, random};
 use crate::policy::Policy;
 use crate::server::denials::Denials;
-use crate::server::{self, Engine};
+use crate::server::{self, Engine, RowChange};
 use crate::time::{Clock, Tick};
 use crate::waiting::MayWait;
 use crate::{fault, fork};
@@ -70,9 +70,9 @@ pub(crate) struct Session {
     /// This process's writer of the ledger.
     pub(super) writer: Writer,
     /// What limiters of this process will declare.
-    pub(super) undeclared: Undeclared,
+    pub(super) undeclared: Arc<Undeclared>,
     /// Refused starts that must be taken back.
-    pub(super) refused: fork::PerProcess<Vec<super::limit::RefusedStart>>,
+    pub(super) refused: fork::PerProcess<Vec<RefusedStart>>,
     /// Whether there are any. (In a forked child this may be wrongly set.)
     pub(super) has_refused: AtomicBool,
 }
@@ -85,6 +85,9 @@ struct Opened {
     number: u64,
     before: *mut Opened,
 }
+
+/// The changes to send to a server, by name. An empty list removes the declarations under the name.
+pub(super) type Outbox = Vec<(String, Vec<RowChange>)>;
 
 /// State that only the holder of the structure lock uses.
 #[derive(Debug, Default)]
@@ -180,7 +183,7 @@ impl Session {
             book: Book::new(),
             member: AtomicU64::new(0),
             writer: Writer::default(),
-            undeclared: Undeclared::default(),
+            undeclared: Arc::default(),
             refused: fork::PerProcess::new(),
             has_refused: AtomicBool::new(false),
         })

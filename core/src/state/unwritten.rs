@@ -1,9 +1,8 @@
 //! Starts that are taken one after the other, and that share one commit to the ledger.
 
 use super::home::Blocked;
-use super::limit::RefusedStart;
 use super::session::Session;
-use super::writer::Want;
+use super::wanted::{RefusedStart, Want};
 use crate::error::{Error, Result};
 use crate::waiting::MayWait;
 use std::cell::RefCell;

@@ -10,6 +10,7 @@ use super::lane;
 use super::locked::Locked;
 use super::policies::{KeySelection, KnownKey, KnownLimit};
 use super::session::{LET_OTHERS, Session};
+use super::verify_database::Problem;
 use crate::damage::nonsense;
 use crate::error::{Error, Result};
 use crate::fork;
@@ -30,16 +31,6 @@ const MOST_UNITS: u64 = 1 << 40;
 
 /// How long to wait before retrying a database that another process uses.
 const NAP: Duration = Duration::from_millis(2);
-
-/// A fault of a store.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Problem {
-    /// A description of the fault.
-    pub found: String,
-    /// Whether it has been repaired.
-    pub is_repaired: bool,
-}
 
 impl Session {
     pub fn verify(&self, repair: bool) -> Result<Vec<Problem>> {

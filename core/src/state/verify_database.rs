@@ -2,7 +2,6 @@
 
 use super::database::{Database, check};
 use super::ledger::MOST_UNITS;
-use super::verify::Problem;
 use crate::error::{Error, Result};
 use crate::policy::{self, Policy};
 use rusqlite::{Transaction, TransactionBehavior};
@@ -14,6 +13,16 @@ const MOST_REPORTED: u32 = 20;
 /// Rows of the ledger that cannot be read.
 const UNREADABLE: &str = "length(key_hash) <> 32 OR key_hash GLOB '*[^0-9a-f]*' OR expires_at < started_at
    OR units NOT BETWEEN 0 AND :most";
+
+/// A fault of a store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Problem {
+    /// A description of the fault.
+    pub found: String,
+    /// Whether it has been repaired.
+    pub is_repaired: bool,
+}
 
 impl Database {
     /// Checks the whole database, and repairs what it can if `repair` is set. A long read delays commits.

@@ -14,20 +14,20 @@
 //!   returns. From half of the budget on, a caller that may wait writes ahead if no other caller is writing.
 //! * [`Durability::Commit`](super::Durability): before the call returns, whatever the window.
 
-use super::changed::Changed;
 use super::database::Database;
 use super::gather::{Batch, KEYS, record};
-use super::home::{Blocked, Home};
+use super::home::{Blocked, Found, Home};
+use super::lane;
 use super::ledger::Moment;
-use super::limit::{RefusedStart, take_back};
 use super::locked::Locked;
 use super::policies::{KeySelection, KnownLimit};
 use super::session::{LET_OTHERS, Session};
-use super::{Key, lane};
+use super::take_back::take_back;
+use super::wanted::{RefusedStart, Want};
 use crate::address::Address;
 use crate::atomic::*;
 use crate::error::{Error, Result};
-use crate::fork::{self, PerProcess, jitter};
+use crate::fork::{self, jitter};
 use crate::hash::Hash;
 use crate::time::{Now, monotonic_ns};
 use crate::waiting::MayWait;
@@ -62,34 +62,6 @@ pub(super) const TAKEN_BACK_BY: Duration = Duration::from_millis(10);
 /// block it. After a failure no caller tries this for [`REST`].
 const TAKEN_BACK_FIRST_BY: Duration = Duration::from_secs(1);
 
-/// This process's writer of the ledger.
-#[derive(Debug, Default)]
-pub(super) struct Writer {
-    /// Until when no caller tries again, by the monotonic clock.
-    rests_until: AtomicU64,
-    /// Why the last write failed.
-    failed: PerProcess<String>,
-    /// From when on a caller may again wait to take back refused starts.
-    takes_back_from: AtomicU64,
-    /// The keys for which callers of this process wait.
-    wanted: PerProcess<Vec<Arc<Want>>>,
-    /// Counts the commits of this process. Followers sleep on it.
-    commits: AtomicU64,
-    /// A duty is due that the caller that noticed it must not run.
-    is_due: AtomicBool,
-    /// Held by the thread that writes. The lane's byte alone would cost the others system calls.
-    writing: PerProcess<()>,
-}
-
-/// A key for which a caller waits.
-#[derive(Debug)]
-pub(super) struct Want {
-    /// The lane of the key.
-    instance: u64,
-    changed: Changed,
-    is_done: AtomicBool,
-}
-
 /// The right to write the ledger of a lane.
 pub(super) struct Lead<'s> {
     pub(super) home: &'s Home,
@@ -105,22 +77,23 @@ impl Session {
 
     /// Returns when no more than the budget of the key's units up to this mark (`Taken::end`) are missing from the ledger.
     #[cold]
-    pub fn wait_for_ledger(&self, limit: u64, key: &Key, end: u64, (budget, at): (u64, Now)) -> Result<(), Blocked> {
+    pub fn wait_for_ledger(&self, found: &Found, end: u64, (budget, at): (u64, Now)) -> Result<(), Blocked> {
         let patience = MayWait::patience(self.options.timeout)?;
-        let want = self.want(limit, key, at);
+        let want = self.want(found, at);
         // In another life the marks are different.
-        let is_logged =
-            || want.is_done.load(Acquire) || key.cells().unwritten(end, at) <= budget && key.home().is_alive(key.key);
+        let is_logged = || {
+            want.is_done.load(Acquire) || found.cells().unwritten(end, at) <= budget && found.home.is_alive(found.key)
+        };
         let written = self.follow_or_lead(&want, patience, is_logged);
         self.no_longer_wants(&want);
         written
     }
 
     /// Has a key written by the next commit, until [`Session::no_longer_wants`].
-    pub(super) fn want(&self, limit: u64, key: &Key, at: Now) -> Arc<Want> {
+    pub(super) fn want(&self, found: &Found, at: Now) -> Arc<Want> {
         // For the writers of other processes, too.
-        key.home().list(limit, key.key.at, key.hash, at.floor);
-        let (instance, changed) = (key.home().instance, (limit, key.hash));
+        found.list(at);
+        let (instance, changed) = (found.home.instance, (found.limit, found.hash));
         let want = Arc::new(Want { instance, changed, is_done: AtomicBool::new(false) });
         self.writer.wanted.lock().push(want.clone());
         want
@@ -192,8 +165,8 @@ impl Session {
 
     /// Called when a key has used half of its budget. Writes it now if this caller may wait and no other is writing.
     #[cold]
-    pub fn write_ahead(&self, limit: u64, key: &Key, now: Now) {
-        key.home().list(limit, key.key.at, key.hash, now.floor);
+    pub fn write_ahead(&self, found: &Found, now: Now) {
+        found.list(now);
         if MayWait::here() != MayWait::UntilTimeout {
             self.writer.is_due.store(true, Release);
         } else if !self.rests() {

@@ -50,7 +50,7 @@ impl Store {
     /// # Errors
     /// [`Error::InvalidArgument`] with the place at which the text is wrong, or unless the names are 1 to 1,024 bytes.
     pub fn limiter(&self, name: &str, policies: &str) -> Result<Arc<dyn Limiter>> {
-        Ok(limiter_of(name, Limit::declare_parts(self, name, policies_of(policies)?)?))
+        Ok(limiter_of(name, Limit::declare_parts(self.session(), name, policies_of(policies)?)?))
     }
 
     /// The limiter that is declared under a name: of one kind, or a composite as declared by [`Store::limiter`]. Opens
@@ -64,7 +64,7 @@ impl Store {
     pub fn find(&self, name: &str) -> Result<Arc<dyn Limiter>> {
         policy::check_name(name)?;
         let session = self.session();
-        let attach = |(part, found): (String, Declared)| Limit::attach(self, &part, found.declared.kind());
+        let attach = |(part, found): (String, Declared)| Limit::attach(self.session(), &part, found.declared.kind());
         let find = || {
             session.with_names(&[name], |_| match session.family(name)?.parts(name) {
                 parts if parts.is_empty() => session.unknown(name),
@@ -93,7 +93,7 @@ impl Store {
         if policies.is_empty() {
             return Err(Error::invalid("rate", "missing, and so is parallelism", "at least one of the two"));
         }
-        Ok(limiter_of(name, Limit::declare_parts(self, name, policies)?))
+        Ok(limiter_of(name, Limit::declare_parts(self.session(), name, policies)?))
     }
 
     /// Puts an operator's policy above the declared one, effective at once and until it is lifted. In a composite,

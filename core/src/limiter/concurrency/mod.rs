@@ -86,7 +86,7 @@ impl ConcurrencyLimiter {
     }
 
     pub(crate) fn declare(store: &Store, name: &str, policy: Policy) -> Result<Self> {
-        Ok(Self::of(Limit::declare(store, name, policy)?))
+        Ok(Self::of(Limit::declare(store.session(), name, policy)?))
     }
 
     pub(crate) fn of(limit: Limit) -> Self {
@@ -98,7 +98,7 @@ impl ConcurrencyLimiter {
     /// # Errors
     /// [`Error::InvalidArgument`] unless `name` is 1 to 1,024 bytes.
     pub fn attach(store: &Store, name: &str) -> Result<Self> {
-        Ok(Self::of(Limit::attach(store, name, "concurrency")?))
+        Ok(Self::of(Limit::attach(store.session(), name, "concurrency")?))
     }
 
     /// Returns until when a start that begins now may hold its units.

@@ -67,12 +67,12 @@ struct Seen {
 impl Timed {
     /// Declares a limit under a name, at the first use. It replaces the policy that the name had.
     pub(crate) fn declare(store: &Store, name: &str, policy: Policy) -> Result<Timed> {
-        Ok(Self::of(Limit::declare(store, name, policy)?))
+        Ok(Self::of(Limit::declare(store.session(), name, policy)?))
     }
 
     /// Attaches the limit of that kind that is declared under a name. It must be declared at the first use.
     pub(crate) fn attach(store: &Store, name: &str, kind: &'static str) -> Result<Timed> {
-        Ok(Self::of(Limit::attach(store, name, kind)?))
+        Ok(Self::of(Limit::attach(store.session(), name, kind)?))
     }
 
     pub(crate) fn of(limit: Limit) -> Timed {

@@ -1,11 +1,12 @@
 //! The steps before a decision is returned: no start exceeds what may be missing from the ledger.
 
-use super::{Key, Limit, RefusedStart};
+use super::{Key, Limit};
 use crate::algorithm::log::{StartId, Taken};
 use crate::error::{Error, Result};
 use crate::state::changed::is_unlisted;
 use crate::state::home::{Blocked, Home, Keeping};
 use crate::state::unwritten::Unwritten;
+use crate::state::wanted::RefusedStart;
 use crate::time::{Now, Tick};
 use crate::waiting::MayWait;
 
@@ -40,9 +41,9 @@ impl Limit {
                 return self.wait_for_ledger(&key, &taken, weight, (budget, now));
             }
             if 2 * unwritten > budget {
-                self.store.write_ahead(key.limit(), &key, now);
+                self.store.write_ahead(&key.found(), now);
             } else if is_unlisted(key.head(), now.floor) {
-                key.home().list(key.limit(), key.key.at, key.hash, now.floor);
+                key.found().list(now);
             }
             Ok(())
         })
@@ -52,7 +53,7 @@ impl Limit {
     #[inline(never)]
     fn list(&self, key: Key, now: Now) -> Result<(), Blocked> {
         key.home().behind_door(|| {
-            key.home().list(key.limit(), key.key.at, key.hash, now.floor);
+            key.found().list(now);
             Ok(())
         })
     }
@@ -116,10 +117,10 @@ impl Limit {
     /// The job has not started yet. If the ledger cannot be written, it must not start, and no unit counts as taken.
     #[cold]
     fn wait_for_ledger(&self, key: &Key, taken: &Taken, weight: u64, budget: (u64, Now)) -> Result<(), Blocked> {
-        let (limit, start) = (key.limit(), refused(key, taken, weight));
-        let written = match Unwritten::instead(&self.store, start, || self.store.want(limit, key, budget.1)) {
+        let (found, start) = (key.found(), refused(key, taken, weight));
+        let written = match Unwritten::instead(&self.store, start, || self.store.want(&found, budget.1)) {
             Some(answer) => answer.map_err(Blocked::from),
-            None => self.store.wait_for_ledger(limit, key, taken.end, budget),
+            None => self.store.wait_for_ledger(&found, taken.end, budget),
         };
         if written.is_err() {
             self.refuse(key, taken, weight)?;
@@ -137,12 +138,12 @@ impl Limit {
         let (budget, now) = (self.budget(key), key.now());
         let (unlogged, end) = key.cells().unlogged(key.table.policy.longest(), now);
         if unlogged.iter().map(|start| start.units).sum::<u64>() > budget && MayWait::here() != MayWait::Never {
-            match self.store.wait_for_ledger(key.limit(), key, end, (budget, now)) {
+            match self.store.wait_for_ledger(&key.found(), end, (budget, now)) {
                 Err(Blocked::Refused(Error::StoreTimeout { .. })) if MayWait::here() != MayWait::UntilTimeout => {}
                 written => return written,
             }
         }
-        self.store.write_ahead(key.limit(), key, now);
+        self.store.write_ahead(&key.found(), now);
         Ok(())
     }
 

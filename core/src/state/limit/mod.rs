@@ -6,28 +6,18 @@
 mod bound;
 mod edits;
 mod keep;
+mod key;
 mod restored;
 mod served;
 
-use super::block::{Block, Head, grants, meter, slices};
 use super::counts::{Counts, STORE_ERRORS};
-use super::declare::{check_names, part_names};
-use super::home::{AtOnce, Blocked, Home, KeyAt, Table};
-use super::layout::key_word;
+use super::declared::{check_names, part_names};
+use super::home::{Blocked, Home, KeyAt, Table};
 use super::made::Made;
+use super::options::OnError;
 use super::session::{LET_OTHERS, Session};
 use super::space::Search;
-use super::{OnError, Store};
 use crate::address::without_password;
-use crate::algorithm::bucket::Bucket;
-use crate::algorithm::cells::Cells;
-use crate::algorithm::counter::Counter;
-use crate::algorithm::grants::Grants;
-use crate::algorithm::jobs::Jobs;
-use crate::algorithm::log::{Answer, Ask, Log, View, Window};
-use crate::algorithm::meter::Meter;
-use crate::algorithm::slices::Slices;
-use crate::algorithm::{Algorithm, Sealed};
 use crate::atomic::*;
 use crate::damage::{nonsense, or_damaged};
 use crate::decision::Decision;
@@ -35,12 +25,12 @@ use crate::error::{Error, Result};
 use crate::fork::PerProcess;
 use crate::hash::Hash;
 use crate::permit::RawPermit;
-use crate::policy::{self, Policy, Shape};
+use crate::policy::{self, Policy};
 use crate::server::witness::Witness;
-use crate::time::{Now, monotonic_ns};
+use crate::time::monotonic_ns;
 use crate::waiting::{AsOne, MayWait};
 pub(crate) use bound::{Bound, Stuck};
-pub(crate) use edits::{RefusedStart, parts, take_back, take_units};
+pub(crate) use key::Key;
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicPtr;
@@ -48,9 +38,6 @@ use std::time::{Duration, Instant};
 
 /// When a caller may ask again after the store has failed.
 pub(crate) const STORE_AGAIN: Duration = Duration::from_secs(1);
-
-/// How often a processor pauses, after losing a race, before it tries again: for about a microsecond.
-const PAUSES: u32 = 32;
 
 /// For this many nanoseconds, a limiter does not search a full store again after it found no idle keys. Otherwise each
 /// new key would cause a search.
@@ -129,230 +116,30 @@ impl<'s> Retries<'s> {
     }
 }
 
-/// A key of a limit, found.
-#[derive(Clone, Copy)]
-pub(crate) struct Key<'a> {
-    bound: &'a Bound,
-    pub table: &'a Table,
-    pub key: KeyAt,
-    /// Its block: head and ring.
-    words: &'a [AtomicU64],
-    /// The hash that identifies the key, independent of its place.
-    pub hash: Hash,
-    /// Whether it is the key "".
-    pub is_empty: bool,
-    /// No start happens before this time: the later of the key's own gate and the gate of all keys.
-    pub gate: u64,
-}
-
-impl<'a> Key<'a> {
-    #[inline(always)]
-    pub fn home(&self) -> &'a Home {
-        self.bound.home()
-    }
-
-    /// The limit of the key.
-    pub fn limit(&self) -> u64 {
-        self.bound.limit
-    }
-
-    /// The number of this process there, for leases: see [`crate::algorithm::leases`].
-    pub fn member(&self) -> u64 {
-        self.bound.member
-    }
-
-    #[inline(always)]
-    pub fn counts(&self) -> &'a Counts {
-        &self.bound.counts
-    }
-
-    /// Pairs the key with the reason why it is stuck.
-    #[cold]
-    pub fn stuck(self, blocked: Blocked) -> Stuck<'a> {
-        Stuck { bound: self.bound, blocked, table: self.table.at }
-    }
-
-    #[inline(always)]
-    pub fn cells(&self) -> Cells<'_> {
-        self.home().cells(self.table, self.key)
-    }
-
-    /// The head of its block.
-    #[inline(always)]
-    pub fn head(&self) -> &'a Head {
-        // SAFETY: no block is smaller: see `Bound::key`.
-        unsafe { &*self.words.as_ptr().cast() }
-    }
-
-    #[inline(always)]
-    fn block(&self) -> Block<'a> {
-        // SAFETY: as above.
-        (self.head(), unsafe { self.words.get_unchecked(key_word::RING as usize..) })
-    }
-
-    /// Decides: see [`Algorithm::decide`]. Neither this nor the steps after it unwind, whatever the cells hold. (It
-    /// does not go through [`Cells`], so that only the needed words of each algorithm are read.)
-    #[inline(always)]
-    pub fn decide<const LOOK: bool>(&self, ask: &Ask, view: &mut View) -> Result<Answer, Sealed> {
-        match &self.table.policy.0 {
-            Shape::Bucket(bucket) => self.bucket(bucket).decide::<LOOK>(ask, || self.now(), view),
-            // The kind was checked when the limit was opened, so this is nonsense.
-            Shape::Concurrency { .. } => Err(Sealed),
-            _ if self.table.is_log => self.log().decide::<LOOK>(ask, || self.now(), view),
-            _ => self.decide_in_windows::<LOOK>(ask, view),
-        }
-    }
-
-    #[inline(always)]
-    fn decide_in_windows<const LOOK: bool>(&self, ask: &Ask, view: &mut View) -> Result<Answer, Sealed> {
-        match &self.table.policy.0 {
-            Shape::Counter { window, is_smooth } => {
-                self.counter(*window, *is_smooth).decide::<LOOK>(ask, || self.now(), view)
-            }
-            _ => self.slices().decide::<LOOK>(ask, || self.now(), view),
-        }
-    }
-
-    /// Decides on a start now from a log, if no other thread is faster: see [`AtOnce`](super::table::AtOnce).
-    #[inline(always)]
-    pub fn try_log<const LOOK: bool>(&self, weight: u64, view: &mut View) -> Option<Result<Answer, Sealed>> {
-        self.log().try_decide::<LOOK>(&self.ask(weight), || self.now(), view)
-    }
-
-    /// Decides from a log after another thread was faster and has the cells in its processor's cache. Pausing for a
-    /// moment costs all threads less than competing for the cells at each start.
-    #[inline(always)]
-    pub fn by_log<const LOOK: bool>(&self, weight: u64, view: &mut View) -> Result<Answer, Sealed> {
-        loop {
-            for _ in 0..PAUSES {
-                std::hint::spin_loop();
-            }
-            if let Some(answer) = self.try_log::<LOOK>(weight, view) {
-                return answer;
-            }
-        }
-    }
-
-    /// Decides from a bucket.
-    #[inline(always)]
-    pub fn by_bucket<const LOOK: bool>(&self, weight: u64, view: &mut View) -> Result<Answer, Sealed> {
-        let Shape::Bucket(bucket) = &self.table.policy.0 else { return Err(Sealed) };
-        self.bucket(bucket).decide::<LOOK>(&self.ask(weight), || self.now(), view)
-    }
-
-    /// Decides from windows in which units are counted.
-    #[inline(always)]
-    pub fn by_windows<const LOOK: bool>(&self, weight: u64, view: &mut View) -> Result<Answer, Sealed> {
-        self.decide_in_windows::<LOOK>(&self.ask(weight), view)
-    }
-
-    /// The key's state. Nothing changes.
-    #[inline(always)]
-    pub fn view_at_once(&self, ask: &Ask) -> Result<View, Sealed> {
-        match &self.table.policy.0 {
-            Shape::Bucket(bucket) => self.bucket(bucket).view(ask, || self.now()),
-            Shape::Counter { window, is_smooth } => self.counter(*window, *is_smooth).view(ask, || self.now()),
-            Shape::Concurrency { .. } => Err(Sealed),
-            _ if self.table.at_once == AtOnce::Grants => Err(Sealed),
-            _ if self.table.is_log => self.log().view(ask, || self.now()),
-            _ => self.slices().view(ask, || self.now()),
-        }
-    }
-
-    /// Returns whether a start by a log or bucket would be ready at a past time; false if that cannot be seen. See
-    /// [`Clock::early`](crate::time::Clock::early).
-    #[inline(always)]
-    pub fn is_ready_early(&self, weight: u64) -> bool {
-        let (ask, early) = (self.ask(weight), || self.home().clock.early());
-        let ready = match &self.table.policy.0 {
-            Shape::Bucket(bucket) => self.bucket(bucket).ready_at(&ask, early),
-            _ if self.table.is_log => self.log().ready_at(&ask, early),
-            _ => return false,
-        };
-        ready.is_ok_and(|(ready, now)| ready <= now)
-    }
-
-    #[inline(always)]
-    fn ask(&self, weight: u64) -> Ask<'a> {
-        Ask::now(self.table.windows.as_slice(), weight, self.gate)
-    }
-
-    #[inline(always)]
-    fn now(&self) -> Now {
-        self.home().clock.now()
-    }
-
-    #[inline(always)]
-    fn log(&self) -> Log<'a> {
-        self.home().log(self.table, self.block(), self.key.life, &[])
-    }
-
-    /// The units of it that a server has granted to this process, or to the processes that share them.
-    #[inline(always)]
-    pub fn grants(&self) -> Grants<'a> {
-        let own = self.own_grants();
-        match &self.home().grant_lane {
-            None => own,
-            Some(lane) => lane.of(own),
-        }
-    }
-
-    #[inline(always)]
-    fn own_grants(&self) -> Grants<'a> {
-        grants(self.block(), self.key.life)
-    }
-
-    #[inline(always)]
-    fn bucket(&self, bucket: &'a Bucket) -> Meter<'a> {
-        meter(self.table, self.block(), self.key.life, bucket)
-    }
-
-    #[inline(always)]
-    fn counter(&self, window: Window, is_smooth: bool) -> Counter<'a> {
-        self.home().counter(self.table, self.block(), self.key.life, window, is_smooth)
-    }
-
-    #[inline(always)]
-    fn slices(&self) -> Slices<'a> {
-        slices(self.table, self.block(), self.key.life)
-    }
-
-    /// The level of its backoff.
-    #[inline(always)]
-    pub fn backoff(&self) -> &AtomicU64 {
-        &self.head()[key_word::BACKOFF as usize]
-    }
-
-    #[inline(always)]
-    pub fn jobs(&self) -> Option<Jobs<'_>> {
-        self.home().jobs(self.table, self.key.at)
-    }
-}
-
 impl Limit {
-    pub fn declare(store: &Store, name: &str, policy: Policy) -> Result<Limit> {
+    pub fn declare(store: &Arc<Session>, name: &str, policy: Policy) -> Result<Limit> {
         policy::check_name(name)?;
-        let made = Made::new(store.session(), name, vec![policy]);
+        let made = Made::new(&store.undeclared, name, vec![policy]);
         Ok(Self::new(store, made.name.clone(), Some((policy, made)), policy.kind()))
     }
 
-    pub fn attach(store: &Store, name: &str, kind: &'static str) -> Result<Limit> {
+    pub fn attach(store: &Arc<Session>, name: &str, kind: &'static str) -> Result<Limit> {
         policy::check_name(name)?;
         Ok(Self::new(store, name.into(), None, kind))
     }
 
     /// The limits of several policies. A single policy gets the name itself.
-    pub fn declare_parts(store: &Store, name: &str, policies: Vec<Policy>) -> Result<Vec<Limit>> {
+    pub fn declare_parts(store: &Arc<Session>, name: &str, policies: Vec<Policy>) -> Result<Vec<Limit>> {
         check_names(name, &policies)?;
-        let made = Made::new(store.session(), name, policies);
+        let made = Made::new(&store.undeclared, name, policies);
         let part = |(name, policy): (String, &Policy)| {
             Self::new(store, name.into(), Some((*policy, made.clone())), policy.kind())
         };
         Ok(part_names(name, &made.policies).into_iter().zip(&made.policies).map(part).collect())
     }
 
-    fn new(store: &Store, name: Arc<str>, declares: Option<(Policy, Arc<Made>)>, kind: &'static str) -> Limit {
-        let (store, (declares, made)) = (store.session().clone(), declares.unzip());
+    fn new(store: &Arc<Session>, name: Arc<str>, declares: Option<(Policy, Arc<Made>)>, kind: &'static str) -> Limit {
+        let (store, (declares, made)) = (store.clone(), declares.unzip());
         let bound = AtomicPtr::new(ptr::null_mut());
         Limit {
             store,

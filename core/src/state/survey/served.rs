@@ -10,7 +10,7 @@ use crate::policy::Policy;
 use crate::server::Family;
 use crate::server::survey::{Found, KeyUse, Question};
 use crate::snapshot::{GrantSnapshot, KeySnapshot, LimitSnapshot, Snapshot, WAIT_BOUNDS};
-use crate::state::declare::Declared;
+use crate::state::declared::Declared;
 use crate::state::home::Table;
 use crate::state::layout::limit_word;
 use crate::state::minutes::this_minute;
