@@ -19,7 +19,6 @@ mod timed;
 pub use begun::Begun;
 pub use composite::CompositeLimiter;
 pub use concurrency::ConcurrencyLimiter;
-pub(crate) use concurrency::renewed_lease;
 pub use custom::{Custom, CustomLimiter, End, Verdict};
 pub use family::{
     DelayLimiter, EvenlySpacedRateLimiter, FixedWindowLimiter, LeakyBucketLimiter, RateLimiter,

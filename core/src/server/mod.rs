@@ -30,6 +30,7 @@ pub use postgres::postgres_schema;
 
 use crate::address::without_password;
 use crate::error::{Error, Result};
+use crate::fault;
 use crate::hash::{Hash, sum};
 use crate::policy::{Policy, Shape};
 use crate::time::Tick;
@@ -53,6 +54,15 @@ pub(crate) fn at(url: &str) -> Result<Arc<dyn Engine>> {
 
 /// The Unix time of tick 0 of a server's clock, in microseconds: the beginning of 2024.
 pub(crate) const EPOCH: u64 = 1_704_067_200_000_000;
+
+/// How long a lease without an end of its own holds without a renewal. A process that dies on another machine keeps its units for this long. A
+/// process that is cut off from the server for longer has lost them.
+const HOLDS: Duration = Duration::from_secs(30);
+
+/// Returns how long such a lease holds.
+pub(crate) fn renewed_lease() -> Duration {
+    fault::lease_ms().map_or(HOLDS, Duration::from_millis)
+}
 
 /// A call to a server.
 #[derive(Debug)]

@@ -1,11 +1,10 @@
 //! What is in use of the limits on a server, for observers. The server answers for many limits at once.
 
-use super::Family;
 use super::states::{BucketState, WindowState};
+use super::{Family, renewed_lease};
 use crate::algorithm::grants::Lengths;
 use crate::algorithm::leases::NEVER;
 use crate::hash::Hash;
-use crate::limiter::renewed_lease;
 use crate::policy::{Policy, Shape};
 use crate::time::Tick;
 

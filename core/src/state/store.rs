@@ -1,11 +1,11 @@
 //! A store as programs use it: its address and options. For the declarations in it by name, see the `store` module.
 
-use super::options::StoreOptions;
-use super::session::Session;
-use super::verify_database::Problem;
 use crate::error::{Error, Result};
 use crate::hooks::{Happening, Hook, HookId};
 use crate::server::{Engine, Finding};
+use crate::state::ledger::verify_database::Problem;
+use crate::state::session::Session;
+use crate::state::session::options::StoreOptions;
 use crate::{address, fork};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 

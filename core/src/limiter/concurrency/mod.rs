@@ -18,7 +18,6 @@ use crate::policy::{self, Policy, Shape};
 use crate::state::counts::{ADMITTED, CANCELLED, DENIED};
 use crate::state::{Blocked, Home, Key, Limit, STORE_AGAIN, Store, StoreOptions, Table};
 use crate::time::{ManualClock, Tick, from_ticks};
-pub(crate) use renewal::holds as renewed_lease;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;

@@ -13,10 +13,9 @@
 use super::served::owner_of;
 use crate::algorithm::leases::Lease;
 use crate::error::{Error, Result};
-use crate::fault;
 use crate::fork::{PerProcess, without_signals};
 use crate::hash::Hash;
-use crate::server::number;
+use crate::server::{number, renewed_lease};
 use crate::state::Limit;
 use crate::waiting::MayWait;
 use std::collections::HashMap;
@@ -25,17 +24,8 @@ use std::sync::{Arc, Weak};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-/// How long a lease holds without a renewal. A process that dies on another machine keeps its units for this long. A
-/// process that is cut off from the server for longer has lost them.
-const HOLDS: Duration = Duration::from_secs(30);
-
 /// The delay before the next attempt after a failed renewal.
 const AGAIN: Duration = Duration::from_secs(1);
-
-/// Returns how long such a lease holds.
-pub(crate) fn holds() -> Duration {
-    fault::lease_ms().map_or(HOLDS, Duration::from_millis)
-}
 
 /// A limit, by its address, which is unique as long as it is listed, and one of its leases.
 type Which = (usize, u64);
@@ -81,8 +71,8 @@ pub(super) fn hold(limit: &Arc<Limit>, key: Hash, lease: Lease, asked: Instant) 
         limit: Arc::downgrade(limit),
         key,
         lease,
-        due: asked + holds() / 3,
-        until: asked + holds(),
+        due: asked + renewed_lease() / 3,
+        until: asked + renewed_lease(),
         is_lost: false,
     };
     let mut renewer = RENEWER.lock();
@@ -142,10 +132,10 @@ fn renew_all(due: Vec<(Which, RenewedLease)>) {
         let mut renewer = RENEWER.lock();
         let Some(held) = renewer.held.get_mut(&which) else { continue };
         match answer {
-            Some(Ok(true)) => (held.due, held.until) = (asked + holds() / 3, asked + holds()),
+            Some(Ok(true)) => (held.due, held.until) = (asked + renewed_lease() / 3, asked + renewed_lease()),
             Some(Ok(false)) => held.is_lost = true,
             // Unknown: it may hold for longer, if the server itself was down.
-            Some(Err(_)) | None => held.due = Instant::now() + AGAIN.min(holds() / 3),
+            Some(Err(_)) | None => held.due = Instant::now() + AGAIN.min(renewed_lease() / 3),
         }
     }
 }
@@ -154,7 +144,7 @@ fn renew_all(due: Vec<(Which, RenewedLease)>) {
 fn renew(limit: &Arc<Limit>, held: &RenewedLease) -> Result<bool> {
     let owner = owner_of(limit)?;
     let arguments = [number(held.lease.index), number(held.lease.fence)];
-    let arguments = [&arguments[..], &owner, &[number(holds().as_micros() as u64), 1]].concat();
+    let arguments = [&arguments[..], &owner, &[number(renewed_lease().as_micros() as u64), 1]].concat();
     let renewed = || limit.with_hash(held.key, |found| limit.ask(found, "renew", &arguments));
     let failed = |_| Err(Error::store("renewing a lease", "it ended in a panic"));
     let [_, is_held, _]: [i64; 3] = catch_unwind(AssertUnwindSafe(renewed)).unwrap_or_else(failed)?;

@@ -9,8 +9,8 @@ use crate::hash::Hash;
 use crate::hooks::{Event, Happening};
 use crate::permit::{LeasePermit, RawPermit};
 use crate::policy::{self, Shape};
-use crate::server::number;
 use crate::server::site::Process;
+use crate::server::{number, renewed_lease};
 use crate::state::counts::{ADMITTED, CANCELLED, DENIED};
 use crate::state::{Blocked, Home, Key, Limit, Table};
 use crate::time::{Tick, from_ticks};
@@ -33,7 +33,7 @@ impl Time {
             Shape::Concurrency { lease, .. } if lease != NEVER => Time(number(lease), false),
             // With a clock that stands still no lease expires.
             _ if home.clock.is_manual() => Time(-1, false),
-            _ => Time(number(renewal::holds().as_micros() as u64), true),
+            _ => Time(number(renewed_lease().as_micros() as u64), true),
         }
     }
 }

@@ -3,10 +3,10 @@
 use super::{Key, Limit};
 use crate::algorithm::log::{StartId, Taken};
 use crate::error::{Error, Result};
-use crate::state::changed::is_unlisted;
-use crate::state::home::{Blocked, Home, Keeping};
-use crate::state::unwritten::Unwritten;
-use crate::state::wanted::RefusedStart;
+use crate::state::cells::home::{Blocked, Home, Keeping};
+use crate::state::ledger::changed::is_unlisted;
+use crate::state::session::wanted::RefusedStart;
+use crate::state::writer::unwritten::Unwritten;
 use crate::time::{Now, Tick};
 use crate::waiting::MayWait;
 

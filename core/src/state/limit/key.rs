@@ -13,10 +13,10 @@ use crate::algorithm::{Algorithm, Sealed};
 use crate::atomic::*;
 use crate::hash::Hash;
 use crate::policy::Shape;
-use crate::state::block::{Block, Head, grants, meter, slices};
+use crate::state::cells::block::{Block, Head, grants, meter, slices};
+use crate::state::cells::home::{AtOnce, Blocked, Found, Home, KeyAt, Table};
+use crate::state::cells::layout::key_word;
 use crate::state::counts::Counts;
-use crate::state::home::{AtOnce, Blocked, Found, Home, KeyAt, Table};
-use crate::state::layout::key_word;
 use crate::time::Now;
 use std::time::Duration;
 
@@ -107,7 +107,7 @@ impl<'a> Key<'a> {
         }
     }
 
-    /// Decides on a start now from a log, if no other thread is faster: see [`AtOnce`](super::table::AtOnce).
+    /// Decides on a start now from a log, if no other thread is faster: see [`AtOnce`].
     #[inline(always)]
     pub fn try_log<const LOOK: bool>(&self, weight: u64, view: &mut View) -> Option<Result<Answer, Sealed>> {
         self.log().try_decide::<LOOK>(&self.ask(weight), || self.now(), view)

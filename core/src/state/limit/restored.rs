@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::fault;
 use crate::fork::jitter;
 use crate::hash::Hash;
-use crate::state::home::Blocked;
+use crate::state::cells::home::Blocked;
 use crate::waiting::MayWait;
 use std::ptr;
 use std::time::{Duration, Instant};

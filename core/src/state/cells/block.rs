@@ -1,0 +1,300 @@
+//! A key's block: its cells, and the other facts about its key.
+
+use super::home::{Home, KeyAt, Table};
+use super::layout::{PHASE, key_word};
+use crate::algorithm::bucket::Bucket;
+use crate::algorithm::cells::Cells;
+use crate::algorithm::counter::{Counter, Frame, Past};
+use crate::algorithm::grants::Grants;
+use crate::algorithm::jobs::Jobs;
+use crate::algorithm::leases::Leases;
+use crate::algorithm::log::{Log, Window};
+use crate::algorithm::meter::Meter;
+use crate::algorithm::slices::Slices;
+use crate::atomic::*;
+use crate::damage::nonsense;
+use crate::hash::Hash;
+use crate::policy::Shape;
+use crate::time::Tick;
+
+/// A key's head and its ring.
+pub(crate) type Block<'a> = (&'a Head, &'a [AtomicU64]);
+
+/// The head of a key's block.
+pub(crate) type Head = [AtomicU64; 32];
+
+const _: () = assert!(key_word::RING == 32);
+
+impl Home {
+    /// The head of a key's block.
+    #[inline(always)]
+    pub fn head(&self, key: u64) -> &Head {
+        self.arena.array(key)
+    }
+
+    /// The hash of a block's key.
+    #[inline(always)]
+    pub fn hash_at(&self, key: u64) -> Hash {
+        hash_in(self.head(key))
+    }
+
+    /// The gate of one key.
+    #[inline(always)]
+    pub fn key_gate(&self, key: u64) -> &AtomicU64 {
+        self.arena.word(key + key_word::GATE)
+    }
+
+    /// The level of a key's backoff.
+    #[inline(always)]
+    pub fn backoff(&self, key: u64) -> &AtomicU64 {
+        self.arena.word(key + key_word::BACKOFF)
+    }
+
+    /// The job durations of a key whose starts are spaced by them.
+    #[inline(always)]
+    pub fn jobs(&self, table: &Table, key: u64) -> Option<Jobs<'_>> {
+        if !table.is_adaptive {
+            return None;
+        }
+        let Shape::EvenlySpaced(spacing) = &table.policy.0 else { return None };
+        let ring = spacing.is_adaptive.then(|| self.arena.words(key + key_word::RING + table.ring, spacing.jobs()))?;
+        let (ended, spacing) = (self.arena.word(key + key_word::JOBS), self.arena.word(key + key_word::SPACING));
+        Some(Jobs { ended, spacing, ring })
+    }
+
+    /// The table that applies to one key, where it is not the limit's own: a plan, or a spacing closer than the
+    /// policy's.
+    #[inline(always)]
+    pub fn own_table(&self, table: &Table, key: KeyAt) -> Option<Table> {
+        (table.is_adaptive || key.table != table.at).then(|| self.adapted(table, key))
+    }
+
+    #[cold]
+    fn adapted(&self, table: &Table, key: KeyAt) -> Table {
+        let mut own = self.table_of(table, key);
+        self.adapt(&mut own, key.at);
+        own
+    }
+
+    /// See [`Home::own_table`].
+    pub fn adapt(&self, table: &mut Table, key: u64) {
+        if let Shape::EvenlySpaced(spacing) = &mut table.policy.0
+            && spacing.is_adaptive
+            && let apart @ 1.. = self.arena.word(key + key_word::SPACING).load(Acquire)
+        {
+            *spacing = spacing.apart(apart - 1);
+            table.windows = *table.policy.all_windows();
+        }
+    }
+
+    /// Returns whether a block still has the life in which it was found.
+    #[inline(always)]
+    pub fn is_alive(&self, key: KeyAt) -> bool {
+        self.arena.word(key.at + key_word::LIFE).load(Acquire) == key.life
+    }
+
+    /// How windows aligned to 1970 are divided.
+    #[inline(always)]
+    pub(in crate::state) fn frame(&self, window: Window, is_smooth: bool) -> Frame {
+        let phase = self.arena.word(PHASE).load(Relaxed);
+        Frame { limit: window.limit, length: window.length, is_smooth, phase }
+    }
+
+    /// A key's block: its head, and its ring.
+    #[inline(always)]
+    pub fn block(&self, table: &Table, at: u64) -> Block<'_> {
+        self.block_words(table, at).split_first_chunk().unwrap_or_else(|| nonsense(format_args!("no ring at {at}")))
+    }
+
+    /// The block as one slice.
+    pub fn block_words(&self, table: &Table, at: u64) -> &[AtomicU64] {
+        self.arena.words(at, key_word::RING + table.ring)
+    }
+
+    /// The block as one slice, without unwinding. `None` beyond the part of the store that this process knows.
+    #[inline(always)]
+    pub fn try_block(&self, table: &Table, at: u64) -> Option<&[AtomicU64]> {
+        self.arena.get(at, key_word::RING + table.ring)
+    }
+
+    /// The cells of a key, whatever its algorithm.
+    pub fn cells<'h>(&'h self, table: &'h Table, key: KeyAt) -> Cells<'h> {
+        let block = self.block(table, key.at);
+        match &table.policy.0 {
+            Shape::Bucket(bucket) => Cells::Meter(meter(table, block, key.life, bucket)),
+            Shape::Counter { window, is_smooth } => {
+                Cells::Counter(self.counter(table, block, key.life, *window, *is_smooth))
+            }
+            Shape::Concurrency { .. } => Cells::Leases(self.leases(table, key)),
+            _ if self.is_granted(table.policy) => Cells::Grants(grants(block, key.life)),
+            _ if table.is_log => Cells::Log(self.log(table, block, key.life, self.origins(table, block.0))),
+            _ => Cells::Slices(slices(table, block, key.life)),
+        }
+    }
+
+    /// The tickets of the starts that a log took over. Decisions do not need them.
+    fn origins(&self, table: &Table, head: &Head) -> &[AtomicU64] {
+        match head[key_word::ORIGINS as usize].load(Relaxed) {
+            0 => &[],
+            at => self.arena.words(at, table.ring),
+        }
+    }
+
+    #[inline(always)]
+    pub fn log<'h>(&self, table: &Table, (head, ring): Block<'h>, number: u64, origins: &'h [AtomicU64]) -> Log<'h> {
+        let word = |at: u64| &head[at as usize];
+        Log {
+            head: word(key_word::HOT),
+            cleared: word(key_word::CLEARED),
+            own: word(key_word::OWN),
+            logged: word(key_word::LOGGED),
+            ring,
+            origins,
+            peak: word(key_word::PEAK),
+            life: word(key_word::LIFE),
+            number,
+            base: word(key_word::BASE).load(Acquire),
+            born: table.born,
+        }
+    }
+
+    #[inline(always)]
+    pub fn counter<'h>(
+        &self,
+        table: &Table,
+        (head, _): Block<'h>,
+        number: u64,
+        window: Window,
+        is_smooth: bool,
+    ) -> Counter<'h> {
+        let word = |at: u64| &head[at as usize];
+        Counter {
+            ring: &head[key_word::HOT as usize..][..2],
+            life: word(key_word::LIFE),
+            number,
+            base: word(key_word::BASE),
+            era: word(key_word::OWN),
+            logged: word(key_word::LOGGED),
+            born: table.born,
+            frame: self.frame(window, is_smooth),
+            past: Past { begun: word(key_word::BEGUN), until: word(key_word::UNTIL), units: word(key_word::EARLIER) },
+        }
+    }
+
+    /// The cells in a block, whatever their life. For the holder of the structure lock.
+    pub fn cells_at<'h>(&'h self, table: &'h Table, at: u64) -> Cells<'h> {
+        self.cells(table, KeyAt { at, life: self.arena.word(at + key_word::LIFE).load(Acquire), table: table.at })
+    }
+
+    /// The cells of an unused key. Only to be read.
+    pub fn untouched<'t>(&self, table: &'t Table) -> Cells<'t> {
+        match &table.policy.0 {
+            Shape::Bucket(bucket) => Cells::Meter(Meter::untouched(bucket, table.born)),
+            Shape::Counter { window, is_smooth } => {
+                Cells::Counter(Counter::untouched(table.born, self.frame(*window, *is_smooth)))
+            }
+            Shape::Concurrency { .. } => Cells::Leases(Leases::untouched()),
+            _ if table.policy.is_counted() => Cells::Slices(Slices::untouched(table.born)),
+            _ => Cells::Log(Log::untouched(table.born)),
+        }
+    }
+
+    /// Publishes a block that was closed and rewritten, with the result of [`Cells::write`].
+    pub(in crate::state) fn publish(&self, table: &Table, at: u64, base: u64) -> KeyAt {
+        let life = if table.is_sliced {
+            base
+        } else {
+            self.arena.word(at + key_word::BASE).store(base, Release);
+            self.new_number()
+        };
+        self.arena.word(at + key_word::LIFE).store(life, Release);
+        KeyAt { at, life, table: table.at }
+    }
+
+    /// Returns whether the key can be forgotten without any effect.
+    pub(in crate::state) fn is_idle(&self, table: &Table, at: u64) -> bool {
+        let now = self.clock.now();
+        self.cells_at(table, at).is_idle(table.policy.longest(), now) && !self.is_gated(table, at, now.floor)
+    }
+
+    /// Returns whether starts of the key are blocked: by its own gate; or by the limit's gate, if forgetting the key
+    /// would lose its backoff, which only the next start resets.
+    pub(in crate::state) fn is_gated(&self, table: &Table, at: u64, now: Tick) -> bool {
+        let has_level = matches!(table.policy.0, Shape::Rate(..)) && self.backoff(at).load(Acquire) != 0;
+        let limit = || self.limit_of(table);
+        self.key_gate(at).load(Acquire) > now || has_level && self.limit_gate(limit()).load(Acquire) > now
+    }
+
+    /// The leases of a key of a concurrency limit.
+    #[inline(always)]
+    pub fn leases(&self, table: &Table, key: KeyAt) -> Leases<'_> {
+        let (words, slots) = self.block(table, key.at);
+        let word = |at: u64| &words[at as usize];
+        Leases {
+            taken: word(key_word::HOT),
+            returned: word(key_word::HOT + 1),
+            bell: word(key_word::HOT + 2),
+            sleepers: word(key_word::HOT + 3),
+            base: word(key_word::BASE),
+            slots,
+            life: word(key_word::LIFE),
+            number: key.life,
+        }
+    }
+}
+
+#[inline(always)]
+pub(in crate::state) fn slices<'h>(table: &Table, (head, ring): Block<'h>, base: u64) -> Slices<'h> {
+    let word = |at: u64| &head[at as usize];
+    Slices {
+        head: word(key_word::HOT),
+        life: word(key_word::LIFE),
+        base,
+        ring,
+        era: word(key_word::OWN),
+        logged: word(key_word::LOGGED),
+        written: word(key_word::WRITTEN),
+        born: table.born,
+    }
+}
+
+#[inline(always)]
+pub(in crate::state) fn grants<'h>((head, words): Block<'h>, number: u64) -> Grants<'h> {
+    Grants { words, life: &head[key_word::LIFE as usize], number }
+}
+
+#[inline(always)]
+pub(in crate::state) fn meter<'h>(table: &Table, (head, _): Block<'h>, number: u64, bucket: &'h Bucket) -> Meter<'h> {
+    let word = |at: u64| &head[at as usize];
+    Meter {
+        word: word(key_word::HOT),
+        base: word(key_word::BASE),
+        life: word(key_word::LIFE),
+        number,
+        era: word(key_word::OWN),
+        logged: word(key_word::LOGGED),
+        last: word(key_word::LAST),
+        returned: word(key_word::GIVEN_BACK),
+        carried: word(key_word::CARRIED),
+        born: table.born,
+        bucket,
+    }
+}
+
+/// The table that applies to a key.
+#[inline(always)]
+pub(in crate::state) fn table_in(head: &Head) -> u64 {
+    head[key_word::TABLE as usize].load(Acquire)
+}
+
+/// The gate of a key.
+#[inline(always)]
+pub(in crate::state) fn gate_in(head: &Head) -> Tick {
+    head[key_word::GATE as usize].load(Acquire)
+}
+
+/// The hash of a block's key.
+#[inline(always)]
+pub(in crate::state) fn hash_in(head: &Head) -> Hash {
+    Hash([0, 1].map(|i| head[(key_word::HASH + i) as usize].load(Acquire)))
+}

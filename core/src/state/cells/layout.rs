@@ -1,0 +1,230 @@
+//! The meaning of each word of a block.
+
+/// When the next checkpoint of the ledger is due.
+pub(in crate::state) const NEXT_CHECKPOINT: u64 = 10;
+/// Words of the header that belong to the tables. The lane has the words before them, the arena those in between.
+pub(in crate::state) const FIRST_LIMIT: u64 = 13;
+pub(in crate::state) const HASH_KEY: u64 = 14;
+/// Lists of key blocks to be reused, by the binary logarithm of their ring.
+pub(in crate::state) const FREE_KEYS: u64 = 16;
+/// The list, among these, of blocks without cells: see `keyed.rs`. (No block with cells has this class.)
+pub(in crate::state) const STUBS: u64 = 63;
+/// The lists of index segments to be reused, by the logarithm of their capacity; from the 32nd on, those of
+/// directories.
+pub(in crate::state) const FREE_SEGMENTS: u64 = FREE_KEYS + 64;
+
+/// Counts lives and eras.
+pub(in crate::state) const NEXT_NUMBER: u64 = FREE_SEGMENTS + 64;
+
+/// Counts the processes that have ever used the lane.
+pub(in crate::state) const NEXT_MEMBER: u64 = NEXT_NUMBER + 1;
+
+/// The generation of the policies in the lane: see `follow.rs`.
+pub(in crate::state) const POLICIES: u64 = PHASE + 1;
+
+/// The list of changed keys: the place of its ring, the number of entries ever made, and the number of entries read.
+pub(in crate::state) const CHANGED: u64 = 160;
+pub(in crate::state) const CHANGED_TAIL: u64 = 161;
+pub(in crate::state) const CHANGED_DONE: u64 = 162;
+
+/// The Unix time of tick 0 in µs, wrapping, as it was when the store was created.
+pub(in crate::state) const PHASE: u64 = NEXT_NUMBER + 2;
+
+/// Chains of names, by a name's hash.
+pub(in crate::state) const NAMES: u64 = 256;
+/// The lane has the words from 480 on.
+pub(in crate::state) const NAME_CHAINS: u64 = 224;
+
+/// Tables of open places, each twice as large as the one before. 0 where none was needed yet.
+pub(in crate::state) const PLACES: u64 = CHANGED_DONE + 1;
+pub(in crate::state) const PLACE_TABLES: u64 = 16;
+/// The number of slots of the first table.
+pub(in crate::state) const FIRST_PLACES: u64 = 256;
+
+/// Where the last sweep for idle keys stopped: the limit and the hash.
+pub(in crate::state) const SWEPT_LIMIT: u64 = PLACES + PLACE_TABLES;
+pub(in crate::state) const SWEPT_HASH: u64 = SWEPT_LIMIT + 1;
+/// The number of completed rounds of sweeps.
+pub(in crate::state) const SWEPT_ROUNDS: u64 = SWEPT_LIMIT + 2;
+
+/// The list of limits whose policies are changing, the latest first. The next word is the process that completes the
+/// changes, as its member number + 1.
+pub(in crate::state) const CHANGES: u64 = SWEPT_ROUNDS + 1;
+pub(in crate::state) const CHANGER: u64 = SWEPT_ROUNDS + 2;
+/// The newest generation of policies whose predecessors' starts are all in the ledger.
+pub(in crate::state) const SETTLED: u64 = SWEPT_ROUNDS + 3;
+
+/// For observers: the processes that use the lane, and how many callers wait. See `members.rs`.
+pub(in crate::state) const MEMBERS: u64 = SETTLED + 1;
+pub(in crate::state) const WAITERS: u64 = SETTLED + 2;
+
+/// The limits with minutes that the database does not have, in two lists, for even and odd minutes: see `minutes.rs`.
+pub(in crate::state) const NEWS: u64 = SETTLED + 3; // two words
+
+/// Behind the origins of a log: the first and the last era of starts that were only counted before, and further pairs of
+/// words like `LEFT_OUT` and `UNTIL`.
+pub(in crate::state) const OLDER_WORDS: u64 = 18;
+
+/// When the process that completes the changes of policies last worked on them, by the boot clock; 0 if none does.
+pub(in crate::state) const CHANGER_SEEN: u64 = NEWS + 2;
+
+/// What is known of the keys that are only in the ledger: see `restoring.rs`.
+pub(in crate::state) const RESTORING: u64 = CHANGER_SEEN + 1; // seven words
+
+pub(in crate::state) mod limit_word {
+    /// The next limit in the list of all limits.
+    pub const NEXT: u64 = 0;
+    pub const NAME: u64 = 1;
+    pub const TABLE: u64 = 3;
+    pub const GATE: u64 = 4;
+    /// The table that the current one has replaced, while keys of it may be left. A flag says whether they are
+    /// forgotten.
+    pub const REPLACED: u64 = 5;
+    pub const FORGETTING: u64 = 1 << 32;
+    /// The hash from which on such keys may be left. Before a change, the hash from which on idle keys may be left.
+    pub const LEFT_FROM: u64 = 6;
+    /// The next limit in the list of limits whose policies are changing.
+    pub const NEXT_CHANGE: u64 = 7;
+    /// The name that the limit is about to get.
+    pub const NEXT_NAME: u64 = 18; // two words
+    /// The counters: see `counts.rs`.
+    pub const COUNTS: u64 = 20; // nine words
+    /// The link in the chain of the name with which the limit was added.
+    pub const LINK: u64 = 29; // two words
+    /// Where the text of the name is: the number of words allocated, its length in bytes, the bytes.
+    pub const TEXT: u64 = 31;
+    /// Where the chains of the limit's plans begin. 0 where none was needed yet.
+    pub const PLANS: u64 = 32;
+    /// The number of starts that waited, by duration, and the number of lost places.
+    pub const WAITS: u64 = 33; // nine words
+    pub const PLACES_LOST: u64 = 42;
+    /// The counts of two minutes: see `minutes.rs`.
+    pub const MINUTES: u64 = 43; // twice six words
+    /// The table that the limit got when the lane was rebuilt, while keys of it may be only in the ledger; else 0.
+    pub const UNRESTORED: u64 = 55;
+    pub const WORDS: u64 = 64;
+}
+
+/// A link in a chain of names. It leads to a limit that may have one of these names. Links are never removed.
+pub(in crate::state) mod link_word {
+    pub const NEXT: u64 = 0;
+    pub const LIMIT: u64 = 1;
+    pub const WORDS: u64 = 2;
+}
+
+pub(in crate::state) mod table_word {
+    pub const POLICY: u64 = 0;
+    pub const BORN: u64 = 12;
+    /// See `index.rs`.
+    pub const INDEX: u64 = 13;
+    pub const EMPTY_KEY: u64 = 14;
+    /// When a ledger was read that may lack units of each key, and how many.
+    pub const LOST: u64 = 16; // two words
+    /// The first ticket of new keys. No earlier key of this name had a ticket from here on.
+    pub const FIRST_TICKET: u64 = 18;
+    /// When all keys of the limit were forgotten last. Starts of the ledger up to then do not count.
+    pub const CLEARED: u64 = 19;
+    /// The limit of a table or plan. No key block has a limit's address in this word.
+    pub const OWNER: u64 = 23;
+    /// The limit of a limit's table; 0 in a plan.
+    pub const LIMIT: u64 = 24;
+    /// In a plan, the next plan of its chain.
+    pub const NEXT: u64 = 25;
+    /// A checksum of the policy's words, which never change.
+    pub const SUM: u64 = 26;
+    pub const WORDS: u64 = 32;
+}
+
+/// A segment of an index. A directory of segments has only `NEXT`, and its entries from `SLOTS` on.
+pub(in crate::state) mod index_word {
+    pub const CAPACITY: u64 = 0;
+    pub const COUNT: u64 = 1;
+    /// Changes each time the same words become another index.
+    pub const LIFE: u64 = 2;
+    /// Blocks for new keys: how many there are, how many were taken, and one that was handed back.
+    pub const FREE: u64 = 3;
+    pub const TAKEN: u64 = 4;
+    pub const RETURNED: u64 = 5;
+    /// The next in a list of free ones.
+    pub const NEXT: u64 = 6;
+    /// The table for which the segment was made. It contains no keys of earlier tables, and its blocks for new keys
+    /// belong to this table.
+    pub const TABLE: u64 = 7;
+    /// Set in `TAKEN` when no further block may be taken.
+    pub const CLOSED: u64 = 1 << 63;
+    pub const SLOTS: u64 = 16;
+    /// An entry is `tag << TAG | offset`. No key has this tag.
+    pub const TAG: u32 = 48;
+    pub const NO_KEY: u64 = 0xffff;
+    /// Marks a slot to which no key may be added any more. Another segment exists, or will.
+    pub const SEALED: u64 = u64::MAX;
+    pub const FIRST_CAPACITY: u64 = 16;
+    /// More keys than these are spread over several segments, so that rewriting one takes about a millisecond.
+    pub const MOST_CAPACITY: u64 = 1_024;
+}
+
+pub(in crate::state) mod key_word {
+    // The first cache line holds words that decisions read and rarely write, the second those that they write.
+    pub const HASH: u64 = 0;
+    /// The table of the key. In a list of free blocks, the next block.
+    pub const TABLE: u64 = 2;
+    pub const NEXT: u64 = 2;
+    pub const GATE: u64 = 3;
+    pub const CLEARED: u64 = 4;
+    /// The same word in windows of the clock: see `counter::Past`.
+    pub const BEGUN: u64 = 4;
+    /// A number that no other life of any block has.
+    pub const LIFE: u64 = 5;
+    /// The base of this life's stamps.
+    pub const BASE: u64 = 6;
+    /// The level of the backoff and its duration.
+    pub const BACKOFF: u64 = 7;
+
+    pub const HOT: u64 = 8;
+    /// In a log or in slices: how many units had been started before those that were written when the life began, and
+    /// whether an earlier policy has admitted any of either. The next word: until when. (Of logs, this is the newest of
+    /// several such pairs.)
+    pub const LEFT_OUT: u64 = 9;
+    pub const IS_MIXED: u64 = 1 << 63;
+    pub const UNTIL: u64 = 10;
+    /// In a log: the largest stamp ever made before, in the representation of words.
+    pub const PEAK: u64 = 11;
+    /// The same word in slices: the number of units that were written when the life began.
+    pub const WRITTEN: u64 = 11;
+    /// The same word in windows of the clock, and `UNTIL`: see `counter::Past`.
+    pub const EARLIER: u64 = 11;
+    /// The same words in a bucket: the latest stamp of any place; the amount taken over; the total ever returned.
+    pub const LAST: u64 = 9;
+    pub const CARRIED: u64 = 10;
+    pub const GIVEN_BACK: u64 = 11;
+    /// Until when the key is in the list of changed keys: see `changed.rs`. (Leases use the words from `HOT` up to
+    /// here, clock windows the first two.)
+    pub const LISTED: u64 = 12;
+    /// In a log, its first own ticket; in slices, their era.
+    pub const OWN: u64 = 13;
+    pub const LOGGED: u64 = 14;
+    /// Where the tickets of copied starts are, by which their holders know them. 0 where none was needed yet.
+    pub const ORIGINS: u64 = 15;
+    /// The same word where starts are only counted: the first era whose starts may still count. Places of an earlier
+    /// policy are of an earlier era, and are exchanged; starts are not.
+    pub const FIRST_ERA: u64 = 15;
+
+    /// The text of the key: its length, and as many bytes as fit.
+    pub const TEXT: u64 = 16;
+    pub const TEXT_WORDS: u64 = 6;
+    /// 1 if the block has no cells. It then stays 1 for as long as the block exists.
+    pub const IS_STUB: u64 = 23;
+    /// The spacing of starts and the number of completed jobs, where the spacing adapts.
+    pub const SPACING: u64 = 24;
+    pub const JOBS: u64 = 25;
+    /// The same words in buckets and windows of the clock: in buckets, the table of the fastest earlier policy; when an
+    /// earlier policy ended: the last one in buckets, else the first. 0: there is none.
+    pub const FORMER: u64 = 24;
+    pub const CHANGED: u64 = 25;
+    /// The counters, where there is space: see `counts.rs`.
+    pub const COUNTS: [u64; 7] = [22, 26, 27, 28, 29, 30, 31];
+    pub const RING: u64 = 32;
+}
+
+const _: () = assert!(key_word::IS_STUB == table_word::OWNER);
+const _: () = assert!(POLICIES < CHANGED && RESTORING + 7 <= NAMES && NAMES + NAME_CHAINS <= 480);

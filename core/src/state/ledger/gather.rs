@@ -1,0 +1,220 @@
+//! Gathers what the ledger lacks of the lane, under the structure lock. It is written without the lock, and marked
+//! afterwards.
+
+use super::changed::Changed;
+use super::database::Database;
+use super::executions::{Execution, Moment};
+use super::policies::KnownKey;
+use crate::algorithm::Start;
+use crate::atomic::*;
+use crate::error::Result;
+use crate::hash::Hash;
+use crate::state::cells::home::{Home, KeyAt, Table, UNKEPT};
+use crate::state::cells::layout::key_word;
+use crate::state::cells::locked::Locked;
+use crate::state::counts::minutes::News;
+use crate::time::Now;
+use crate::{fault, os};
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// How many keys one commit writes, in addition to those for which callers wait. The structure lock is held for a few
+/// milliseconds.
+pub(in crate::state) const KEYS: u64 = 256;
+
+/// How long the structure lock is held to look for work.
+const MOMENT: Duration = Duration::from_millis(2);
+
+/// The starts of a key that are missing from the ledger.
+pub(crate) struct Unlogged {
+    limit: u64,
+    table: Table,
+    key: KeyAt,
+    hash: Hash,
+    text: String,
+    starts: Vec<Start>,
+    end: u64,
+}
+
+/// The content of one commit.
+pub(crate) struct Batch {
+    /// The lane that it belongs to.
+    instance: u64,
+    pub keys: Vec<Unlogged>,
+    names: BTreeMap<u64, String>,
+    now: Now,
+    moment: Moment,
+    /// The counts of minutes.
+    pub news: Vec<News>,
+    /// Limits without a name at this moment. Their keys are left out.
+    pub unnamed: Vec<u64>,
+    /// How far the batch covers the list of changed keys.
+    pub listed_to: u64,
+    /// Where a pass through limits continues: the limit and the hash.
+    pub next: Option<(usize, u64)>,
+    /// See [`Database::keeps_to`].
+    keeps_to: i64,
+}
+
+/// The current time by the clock of decisions and by those of the ledger.
+pub(in crate::state) fn moment(home: &Home) -> (Now, Moment) {
+    let (now, uptime) = home.clock.now_and_uptime();
+    let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as i64;
+    (now, Moment { uptime, wall, synced: os::clock_is_synchronised() })
+}
+
+impl Locked<'_> {
+    /// Gathers the wanted keys and the oldest listed ones, and the counts of completed minutes, or of all.
+    pub fn gather(&self, wanted: impl Iterator<Item = Changed>, all_minutes: bool) -> Batch {
+        let (listed, listed_to) = self.listed(KEYS);
+        let mut all: Vec<Changed> = wanted.chain(listed).collect();
+        all.sort_unstable();
+        all.dedup();
+        let keys = all.into_iter().filter_map(|(limit, hash)| {
+            let table = self.table(limit);
+            let key = self.find_or_repair(&table, hash)?;
+            self.unlogged(limit, self.table_of(&table, key), key)
+        });
+        let mut batch = self.batch(keys.collect(), listed_to);
+        batch.news = self.take_news(all_minutes);
+        let name = |limit: u64| Some((limit, self.name_of(limit)?));
+        batch.names.extend(batch.news.iter().filter_map(|(limit, _)| name(*limit)));
+        batch
+    }
+
+    /// Gathers the keys of limits for a moment, starting at a limit and a hash.
+    pub fn gather_from(&self, limits: &[u64], (mut n, mut hash): (usize, u64)) -> Batch {
+        let (began, mut all) = (Instant::now(), Vec::new());
+        let next = loop {
+            let Some(&limit) = limits.get(n) else { break None };
+            if all.len() as u64 >= 8 * KEYS || began.elapsed() > MOMENT {
+                break Some((n, hash));
+            }
+            let table = self.table(limit);
+            let root = self.root(&table).expect("a table in use has an index");
+            for at in self.entries(self.segment_at(root, root.entry_of(hash))).filter(|&at| !self.is_stub(at)) {
+                let own = self.table_of_block(&table, at);
+                let life = self.arena.word(at + key_word::LIFE).load(Acquire);
+                if own.budget != UNKEPT {
+                    all.extend(self.unlogged(limit, own, KeyAt { at, life, table: own.at }));
+                }
+            }
+            (n, hash) = self.next_segment(&table, hash).map_or((n + 1, 0), |next| (n, next));
+        };
+        Batch { next, ..self.batch(all, 0) }
+    }
+
+    /// Gathers keys whose policies have changed, and how long their starts count now, if they have cells.
+    pub fn gather_keys(&self, keys: &[KnownKey], longest: &mut Vec<Option<([u64; 2], u64)>>) -> Batch {
+        let mut all = Vec::new();
+        longest.clear();
+        for KnownKey { limit, key, .. } in keys {
+            let (found, hash) = (self.find_limit(limit), self.hash(b'k', key));
+            let own = found.and_then(|limit| Some((limit, self.table_in_use(limit, hash)?)));
+            longest.push(own.map(|(_, own)| (hash.0, own.policy.longest())));
+            if let Some((limit, _)) = own {
+                let table = self.table(limit);
+                let found = self.find_or_repair(&table, hash);
+                all.extend(found.and_then(|key| self.unlogged(limit, self.table_of(&table, key), key)));
+            }
+        }
+        self.batch(all, 0)
+    }
+
+    /// The same as [`Home::has_lost_more`], by the policy of a key.
+    pub fn has_lost_more_of(&self, KnownKey { limit, key, .. }: &KnownKey) -> bool {
+        self.find_limit(limit).is_some_and(|limit| {
+            let (table, hash) = (self.table(limit), self.hash(b'k', key));
+            let own = self.table_in_use(limit, hash).or_else(|| self.plan_of_idle(&table, hash));
+            own.is_some_and(|own| self.has_lost_more(&own))
+        })
+    }
+
+    fn batch(&self, keys: Vec<Unlogged>, listed_to: u64) -> Batch {
+        let (now, moment) = moment(self);
+        let (mut names, mut unnamed) = (BTreeMap::new(), Vec::new());
+        for limit in keys.iter().map(|key| key.limit) {
+            if let std::collections::btree_map::Entry::Vacant(entry) = names.entry(limit) {
+                match self.name_of(limit) {
+                    Some(name) => drop(entry.insert(name)),
+                    None => unnamed.push(limit),
+                }
+            }
+        }
+        let keys = keys.into_iter().filter(|key| names.contains_key(&key.limit)).collect();
+        let (instance, keeps_to) = (self.instance, self.last_unrestored());
+        Batch { instance, keys, names, news: Vec::new(), unnamed, now, moment, listed_to, next: None, keeps_to }
+    }
+
+    fn unlogged(&self, limit: u64, table: Table, key: KeyAt) -> Option<Unlogged> {
+        // A start from here on lists the key again. (Memory that is only read need not be written to disk.)
+        let listed = self.arena.word(key.at + key_word::LISTED);
+        if listed.load(Acquire) != 0 {
+            listed.store(0, Release);
+        }
+        let (starts, end) = self.cells(&table, key).unlogged(table.policy.longest(), self.clock.now());
+        let (hash, text) = (self.hash_at(key.at), || self.text_of(key.at));
+        (!starts.is_empty()).then(|| Unlogged { limit, table, key, hash, text: text(), starts, end })
+    }
+
+    /// Marks the written starts.
+    pub fn mark(&self, batch: &Batch) -> Result<()> {
+        self.mark_news(&batch.news);
+        for Unlogged { limit, key, hash, starts, end, .. } in &batch.keys {
+            let table = self.table(*limit);
+            match self.find_or_repair(&table, *hash) {
+                Some(now) if now == *key => self.arena.word(key.at + key_word::LOGGED).store(*end, Release),
+                // The key has been rewritten in between.
+                Some(_) => {
+                    let is_written =
+                        |start: &Start| start.id != u64::MAX && starts.iter().any(|written| written.id == start.id);
+                    self.rewrite(&table, *hash, |history| {
+                        history.starts.iter_mut().for_each(|start| start.is_logged |= is_written(start));
+                    })?;
+                }
+                None => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Writes everything that a limit has to an older copy. For the holder of the structure lock.
+pub(in crate::state) fn write_limit(locked: &Locked, database: &mut Database, limit: u64) -> Result<()> {
+    let mut from = Some((0, 0));
+    while let Some(place) = from {
+        let batch = locked.gather_from(&[limit], place);
+        if !batch.keys.is_empty() {
+            // With its present number: until all is written, it still counts as an older copy.
+            record(database, &batch, database.sequence)?;
+            locked.mark(&batch)?;
+        }
+        from = batch.next;
+    }
+    Ok(())
+}
+
+/// Writes a batch. The commit gets this number.
+pub(in crate::state) fn record(database: &mut Database, batch: &Batch, sequence: u64) -> Result<()> {
+    let mut rows = Vec::new();
+    for unlogged in &batch.keys {
+        for start in &unlogged.starts {
+            let started_at = batch.moment.wall - (batch.now.floor as i64 - start.stamp as i64);
+            rows.push(Execution {
+                name: &batch.names[&unlogged.limit],
+                key: &unlogged.text,
+                key_hash: unlogged.hash.0,
+                started_at,
+                units: start.units,
+                expires_at: started_at + unlogged.table.policy.longest() as i64,
+            });
+        }
+    }
+    let minutes: Vec<_> =
+        batch.news.iter().filter_map(|(limit, minute)| Some((batch.names.get(limit)?.as_str(), *minute))).collect();
+    database.keeps_to = batch.keeps_to;
+    if !fault::planted("unwritten ledger") {
+        database.record(&rows, &minutes, batch.moment, (batch.instance, sequence))?;
+    }
+    Ok(())
+}

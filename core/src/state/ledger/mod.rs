@@ -1,0 +1,17 @@
+//! What is durable: the database with the policies and the ledger, what is gathered for it, and how a lane is filled
+//! from it.
+//!
+//! A function here has a database and a home, and knows neither a store nor who may write. Called by `session`,
+//! `writer` and `names`.
+
+pub(super) mod changed;
+pub(super) mod committed;
+pub(super) mod database;
+pub(super) mod declared;
+pub(super) mod executions;
+pub(super) mod gather;
+pub(super) mod moves;
+pub(super) mod policies;
+pub(super) mod recovery;
+pub(super) mod restoring;
+pub(super) mod verify_database;

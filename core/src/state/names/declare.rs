@@ -1,0 +1,354 @@
+//! Names get their meaning: a limit with one policy, or a composite of several limits, `NAME/KIND`, that are declared
+//! together. The database decides, in one transaction, and the lane follows (`follow.rs`).
+
+use super::follow::PolicyChange;
+use crate::address::Address;
+use crate::damage::nonsense;
+use crate::error::{Error, Result};
+use crate::policy::{self, Policy};
+use crate::server::RowChange;
+use crate::state::cells::locked::Locked;
+use crate::state::ledger::declared::{Change, Declared, Family, Overridden, Part, part_names, text_of};
+use crate::state::ledger::gather::moment;
+use crate::state::session::{Rare, Session};
+
+/// // All of these are for the holder of the structure lock.
+impl Session {
+    /// The declared names, in order. A composite appears under its own name.
+    pub(crate) fn names(&self) -> Result<Vec<String>> {
+        let (mut names, composites) = match &self.address {
+            Address::Memory | Address::Server(_) => {
+                let rare = self.rare();
+                (rare.limits.keys().cloned().collect::<Vec<_>>(), rare.composites.clone().into_iter().collect())
+            }
+            Address::Sqlite(_) => self.with_database(|database| Ok((database.names()?, database.composites()?)))?,
+        };
+        for (name, policies) in composites {
+            let parts = part_names(&name, &policies);
+            names.retain(|name| !parts.contains(name));
+            names.push(name);
+        }
+        names.sort();
+        Ok(names)
+    }
+
+    /// The policies of one limit.
+    pub(in crate::state) fn declared(&self, name: &str) -> Result<Option<Declared>> {
+        match &self.address {
+            Address::Memory | Address::Server(_) => Ok(self.rare().limits.get(name).copied()),
+            Address::Sqlite(_) => self.with_database(|database| database.policy(name)),
+        }
+    }
+
+    pub(crate) fn family(&self, name: &str) -> Result<Family> {
+        match &self.address {
+            Address::Memory | Address::Server(_) => {
+                let (rare, below) = (self.rare(), format!("{name}/"));
+                let parts = rare.limits.range(below.clone()..).take_while(|(other, _)| other.starts_with(&below));
+                let limits = rare.limits.get_key_value(name).into_iter().chain(parts);
+                let limits = limits.map(|(name, found)| (name.clone(), *found)).collect();
+                Ok(Family { composite: rare.composites.get(name).cloned(), limits })
+            }
+            Address::Sqlite(_) => self.with_database(|database| database.family(name)),
+        }
+    }
+
+    /// The error for a name that no limit has.
+    pub(crate) fn unknown<R>(&self, name: &str) -> Result<R> {
+        self.unknown_beside(name, self.names()?)
+    }
+
+    /// Declares the meaning of these names, in place of the previous one. Either all are declared or none.
+    pub(crate) fn declare_all(&self, all: &[(&str, &[Policy])], locked: &Locked) -> Result<()> {
+        let changes = all.iter().map(|(name, policies)| self.change(name, policies));
+        let changes = changes.collect::<Result<Vec<Change>>>()?;
+        let parts = || changes.iter().flat_map(|change| &change.parts);
+        if changes.iter().all(Change::changes_nothing) {
+            return parts()
+                .try_for_each(|part| self.apply_declared(&part.name, part.now().current(), locked).map(drop));
+        }
+        // A forgotten limit that had this name is another limit than the one that has it from now on.
+        for part in parts().filter(|part| part.from != part.name) {
+            locked.find_limit(&part.name).map_or(Ok(()), |stale| locked.retire(stale))?;
+        }
+        let limits = parts().map(|part| PolicyChange::Limit(&part.name, part.now().current()));
+        let dropped = changes.iter().flat_map(|change| &change.dropped);
+        let lifted = dropped.map(|name| self.keys_of(name)).collect::<Result<Vec<_>>>()?.concat();
+        let lifted = lifted.iter().map(|(name, key)| PolicyChange::Key(name, key, None));
+        let all: Vec<PolicyChange> = limits.chain(lifted).collect();
+        let budget = |policy| locked.budget(policy);
+        self.decide(locked, &all, |rare| rare.note(&changes), |database| database.note(&changes, budget))
+    }
+
+    /// Declares names for a caller that does not hold the structure lock. Returns when the policies apply to all keys.
+    pub(crate) fn declare_now(&self, all: &[(&str, &[Policy])]) -> Result<()> {
+        let parts: Vec<String> = all.iter().flat_map(|(name, policies)| part_names(name, policies)).collect();
+        let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
+        let names: Vec<&str> = all.iter().map(|(name, _)| *name).chain(parts.iter().copied()).collect();
+        self.with_names(&names, |locked| self.declare_all(all, locked))?;
+        self.settle(&parts)
+    }
+
+    /// The change that gives a name the meaning of these policies.
+    pub(in crate::state) fn change(&self, name: &str, policies: &[Policy]) -> Result<Change> {
+        let family = self.family(name)?;
+        let before = family.parts(name);
+        let kind_of = |policies: &[Policy]| if let [one] = policies { one.kind() } else { "composite" };
+        let mismatch = |name: &str, declared: &'static str, requested: &'static str| {
+            Err(Error::KindMismatch { name: name.to_owned(), declared, requested })
+        };
+        // Parts may come and go, but if none stays, it is another limiter.
+        let stays = |(_, found): &(String, Declared)| policies.iter().any(|p| p.kind() == found.declared.kind());
+        if !before.is_empty() && !before.iter().any(stays) {
+            let declared: Vec<Policy> = before.iter().map(|(_, found)| found.declared).collect();
+            return mismatch(name, kind_of(&declared), kind_of(policies));
+        }
+        if let (Some(_), [(_, found)], 2..) = (self.whole(name)?, before.as_slice(), policies.len()) {
+            return mismatch(name, found.declared.kind(), "composite");
+        }
+        let mut parts: Vec<Part> = Vec::new();
+        for (part, policy) in part_names(name, policies).into_iter().zip(policies) {
+            if part != name && self.family(&part)?.composite.is_some() {
+                return mismatch(&part, "composite", policy.kind());
+            }
+            // One of the parts has the name of the whole if the whole was or is a single limit.
+            let is_it = |(other, found): &&(String, Declared)| {
+                (*other == name || part == name)
+                    && found.declared.kind() == policy.kind()
+                    && !parts.iter().any(|taken| taken.from == *other)
+            };
+            let found = family.limits.get(&part).map(|found| (part.clone(), *found));
+            let found = found.or_else(|| before.iter().find(is_it).cloned());
+            if let Some((_, found)) = &found
+                && found.declared.kind() != policy.kind()
+            {
+                return mismatch(&part, found.declared.kind(), policy.kind());
+            }
+            let (from, before) = found.map_or((part.clone(), None), |(from, found)| (from, Some(found)));
+            parts.push(Part { name: part, from, before, policy: *policy });
+        }
+        let dropped = before.into_iter().map(|(other, _)| other);
+        let dropped = dropped.filter(|other| parts.iter().all(|part| part.from != *other)).collect();
+        let composite = (policies.len() > 1).then(|| policies.to_vec());
+        Ok(Change { name: name.to_owned(), composite, was_composite: family.composite, parts, dropped })
+    }
+
+    /// The composite of which a limit is a part.
+    fn whole<'n>(&self, name: &'n str) -> Result<Option<&'n str>> {
+        let Some((whole, _)) = name.rsplit_once('/') else { return Ok(None) };
+        let composite = self.family(whole)?.composite;
+        Ok(composite.is_some_and(|all| part_names(whole, &all).iter().any(|part| part == name)).then_some(whole))
+    }
+
+    /// Applies the previously declared policy of a limit. A lane that has followed the database has the limit; if it
+    /// does not, the limit must not silently start again.
+    pub(in crate::state) fn apply_declared(&self, name: &str, policy: Policy, locked: &Locked) -> Result<u64> {
+        let is_its = |limit: &u64| locked.table(*limit).policy.kind() == policy.kind();
+        let has_followed = locked.is_lane() && !locked.is_behind();
+        if has_followed && locked.find_limit(name).filter(is_its).is_none() {
+            nonsense(format_args!("no {} limit \"{name}\", which is declared", policy.kind()));
+        }
+        let limit = self.block(name, policy, locked)?;
+        locked.apply_policy(limit, policy)?;
+        Ok(limit)
+    }
+
+    /// The place of the limit with this name, which is added if necessary.
+    pub(in crate::state) fn block(&self, name: &str, policy: Policy, locked: &Locked) -> Result<u64> {
+        let (home, kind) = (locked, policy.kind());
+        let is_of_kind = |limit: &u64| home.table(*limit).policy.kind() == kind;
+        match home.find_limit(name) {
+            Some(limit) if is_of_kind(&limit) => {
+                // A process may have died while giving it this name.
+                if home.name_of(limit).is_none() {
+                    home.set_name_text(limit, name)?;
+                }
+                return Ok(limit);
+            }
+            // The name was forgotten, and now belongs to another kind.
+            Some(limit) => {
+                if home.is_lane() {
+                    let until = moment(home).1;
+                    self.with_database(|database| database.note_move(name, None, until.uptime))?;
+                }
+                home.retire(limit)?;
+            }
+            None => {}
+        }
+        // The limit keeps its state from its previous name, unless that name is declared.
+        let whole = name.strip_suffix(kind).and_then(|whole| whole.strip_suffix('/'));
+        let other = whole.map_or_else(|| format!("{name}/{kind}"), str::to_owned);
+        match home.find_limit(&other).filter(is_of_kind) {
+            Some(limit) if self.declared(&other)?.is_none() => {
+                // It may have been forgotten. Then the process that decided did not know it.
+                if home.is_lane() {
+                    self.with_database(|database| database.note_name(&other, name))?;
+                }
+                home.rename(limit, name)?;
+                Ok(limit)
+            }
+            _ => home.add_limit(name, policy, 0),
+        }
+    }
+
+    /// Removes the declaration of a name. Its limits keep working for their current users, and keep their state if the
+    /// name is declared again, unless it is declared as another kind.
+    pub(crate) fn undeclare(&self, name: &str) -> Result<()> {
+        self.with_names(&[name], |locked| {
+            let family = self.family(name)?;
+            let parts = family.parts(name);
+            if parts.is_empty() {
+                return self.unknown(name);
+            }
+            if let Some(whole) = self.whole(name)? {
+                let reason = format!("limit \"{name}\" is a part of \"{whole}\": forget \"{whole}\" instead");
+                return Err(Error::Unsupported { reason });
+            }
+            let dropped = parts.into_iter().map(|(name, _)| name).collect();
+            let (name, parts) = (name.to_owned(), vec![]);
+            let changes = [Change { name, composite: None, was_composite: family.composite, parts, dropped }];
+            let lifted = changes[0].dropped.iter().map(|name| self.keys_of(name));
+            let lifted = lifted.collect::<Result<Vec<_>>>()?.concat();
+            let all: Vec<PolicyChange> = lifted.iter().map(|(name, key)| PolicyChange::Key(name, key, None)).collect();
+            self.decide(locked, &all, |rare| rare.note(&changes), |database| database.note(&changes, |_| 0))
+        })?;
+        self.settle(&[])
+    }
+
+    /// Puts an operator's policies above the declared ones, each above the one of its kind, or removes all overrides.
+    /// Either all change or none. With `key`, only that key's override changes.
+    pub(crate) fn set_override(&self, name: &str, policies: Option<&[Policy]>, key: Option<&str>) -> Result<()> {
+        check_own_key(key)?;
+        let changed: Vec<String> = self.with_key_of_names(&[name], key, |locked| {
+            let parts = self.family(name)?.parts(name);
+            if parts.is_empty() {
+                return self.unknown(name);
+            }
+            let put = |policy| move |(name, before)| Overridden { name, before, key: None, policy, missing: 0 };
+            let mut all: Vec<Overridden> = match policies {
+                None => parts.into_iter().map(put(None)).collect(),
+                Some(policies) => overridden(name, parts, policies)?,
+            };
+            let mut changes_something = key.is_none();
+            for part in &mut all {
+                part.key = key.map(str::to_owned);
+                let before = key.map_or(Ok(None), |key| self.key_policy(&part.name, key))?;
+                part.missing = locked.budget(before.unwrap_or(part.before.current()));
+                changes_something |= before != part.policy;
+            }
+            if !changes_something {
+                return Ok(Vec::new());
+            }
+            let changes: Vec<PolicyChange> = all.iter().map(Overridden::follows).collect();
+            self.decide(locked, &changes, |rare| rare.set_overrides(&all), |database| database.set_overrides(&all))?;
+            Ok(all.into_iter().map(|part| part.name).collect())
+        })?;
+        self.settle(&changed.iter().map(String::as_str).collect::<Vec<_>>())
+    }
+
+    /// The keys of a limit with their own policies, as far as only this process knows them.
+    fn keys_of(&self, limit: &str) -> Result<Vec<(String, String)>> {
+        match &self.address {
+            Address::Memory | Address::Server(_) => {
+                Ok(self.rare().keys.keys().filter(|(name, _)| name == limit).cloned().collect())
+            }
+            // A process that follows the database finds them there.
+            Address::Sqlite(_) => Ok(Vec::new()),
+        }
+    }
+
+    /// An operator's policy for one key.
+    fn key_policy(&self, limit: &str, key: &str) -> Result<Option<Policy>> {
+        match &self.address {
+            Address::Memory | Address::Server(_) => {
+                Ok(self.rare().keys.get(&(limit.to_owned(), key.to_owned())).copied())
+            }
+            Address::Sqlite(_) => self.with_database(|database| database.key_policy(limit, key)),
+        }
+    }
+}
+
+/// Checks a key that is to have its own policy.
+fn check_own_key(key: Option<&str>) -> Result<()> {
+    match key {
+        Some("") => Err(Error::invalid("key", "empty", "1 to 1024 bytes of UTF-8, or no key for the limit itself")),
+        key => key.map_or(Ok(()), policy::check_key),
+    }
+}
+
+impl Overridden {
+    fn follows(&self) -> PolicyChange<'_> {
+        match &self.key {
+            None => PolicyChange::Limit(&self.name, self.now().current()),
+            Some(key) => PolicyChange::Key(&self.name, key, self.policy),
+        }
+    }
+}
+
+/// The overrides that result from putting these policies above these limits, each above the one of its kind.
+fn overridden(name: &str, mut parts: Vec<(String, Declared)>, policies: &[Policy]) -> Result<Vec<Overridden>> {
+    let kinds: Vec<&'static str> = parts.iter().map(|(_, before)| before.declared.kind()).collect();
+    let over = |policy: &Policy| {
+        let found = parts.iter().position(|(_, before)| before.declared.kind() == policy.kind());
+        match (found, kinds.as_slice(), policies) {
+            (Some(at), ..) => {
+                let (name, before) = parts.remove(at);
+                Ok(Overridden { name, before, key: None, policy: Some(*policy), missing: 0 })
+            }
+            (None, [declared], [_]) => {
+                Err(Error::KindMismatch { name: name.to_owned(), declared, requested: policy.kind() })
+            }
+            (None, ..) => {
+                let expected = format!("at most one policy for each part of limit \"{name}\": {}", kinds.join(", "));
+                Err(Error::invalid("policy", format_args!("\"{policy}\""), expected))
+            }
+        }
+    };
+    policies.iter().map(over).collect()
+}
+
+/// The declarations of a memory store.
+impl Rare {
+    fn note(&mut self, changes: &[Change]) {
+        for Change { name, composite, was_composite, parts, dropped } in changes {
+            if composite != was_composite {
+                self.enqueue(name, RowChange::Composite(composite.as_ref().map(|policies| text_of(policies))));
+            }
+            parts
+                .iter()
+                .filter(|part| part.is_new())
+                .for_each(|part| self.enqueue(&part.name, RowChange::Policy(Some(part.policy))));
+            dropped.iter().for_each(|name| self.forgotten(name));
+            self.composites.remove(name);
+            for gone in dropped.iter().chain(parts.iter().map(|part| &part.from)) {
+                self.limits.remove(gone);
+            }
+            self.keys.retain(|(limit, _), _| !dropped.contains(limit));
+            for Part { name, from, .. } in parts.iter().filter(|part| part.from != part.name) {
+                let now = |limit| if limit == *from { name.clone() } else { limit };
+                let keys = std::mem::take(&mut self.keys).into_iter();
+                self.keys = keys.map(|((limit, key), policy)| ((now(limit), key), policy)).collect();
+            }
+            self.limits.extend(parts.iter().map(|part| (part.name.clone(), part.now())));
+            self.composites.extend(composite.clone().map(|policies| (name.clone(), policies)));
+            if parts.is_empty() {
+                // A server lists the name of a composite beside those of its parts.
+                self.forgotten(name);
+            }
+        }
+    }
+
+    fn set_overrides(&mut self, all: &[Overridden]) {
+        for part in all {
+            match &part.key {
+                None => self.enqueue(&part.name, RowChange::Override(part.policy)),
+                Some(key) => self.enqueue_key(&part.name, key, part.policy),
+            }
+            match (&part.key, part.policy) {
+                (None, _) => drop(self.limits.insert(part.name.clone(), part.now())),
+                (Some(key), Some(policy)) => drop(self.keys.insert((part.name.clone(), key.clone()), policy)),
+                (Some(key), None) => drop(self.keys.remove(&(part.name.clone(), key.clone()))),
+            }
+        }
+    }
+}

@@ -1,0 +1,326 @@
+//! Keys with their own policies.
+//!
+//! Such a key is found in its limit's index like any other, but its block names another table: a *plan*, which has a
+//! policy and no index of its own. A decision on the key uses the plan's policy. Other keys cost what they did, and no
+//! lookup is needed to know that a key has no plan. Keys with equal policies share a plan.
+//!
+//! While such a key is idle, it has no cells. A *stub* keeps its slot in the index and names its plan. A start on the
+//! key finds the stub closed, as if it were being rewritten, and creates cells for it under the structure lock.
+//!
+//! While a limit's policy changes, keys that have not been moved to its new table use the previous one in the same way:
+//! see `replace.rs`.
+//!
+//! The database decides which key is on which plan (`policies.rs`). The lane follows, in steps that can be repeated
+//! from the start.
+
+use super::space::{MOST_TURNS, Search};
+use crate::algorithm::Start;
+use crate::algorithm::leases::SLOT_WORDS;
+use crate::algorithm::log::CLOSED;
+use crate::atomic::*;
+use crate::damage::{bounded, nonsense};
+use crate::error::Result;
+use crate::hash::{Hash, sum};
+use crate::policy::Policy;
+use crate::state::cells::home::{Home, KeyAt, Table};
+use crate::state::cells::index::{Root, entry, is_empty};
+use crate::state::cells::layout::{STUBS, index_word, key_word, limit_word, table_word};
+use crate::state::cells::locked::Locked;
+use crate::state::files::arena::{ALLOCATED, HEADER_WORDS};
+use crate::time::Tick;
+
+/// The number of chains of a limit's plans, by policy.
+const CHAINS: u64 = 64;
+
+/// The origin of unused keys: since when they count, and what a ledger missed of each, and when.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::state) struct Origin {
+    pub born: Tick,
+    pub lost: [u64; 2],
+}
+
+impl Home {
+    /// Returns whether this is a plan of the table's limit. Called when a block names another table, because that word
+    /// may be the next block in a list of free ones.
+    #[cold]
+    pub(in crate::state) fn is_plan_of(&self, table: &Table, at: u64) -> bool {
+        let is_inside =
+            at >= HEADER_WORDS && at.saturating_add(table_word::WORDS) <= self.arena.word(ALLOCATED).load(Acquire);
+        // No block of a key has the address of a limit in this word.
+        is_inside
+            && self.arena.word(at + table_word::OWNER).load(Acquire)
+                == self.arena.word(table.at + table_word::LIMIT).load(Relaxed)
+    }
+
+    /// The table that applies to a key of this table.
+    pub(in crate::state) fn table_of(&self, table: &Table, key: KeyAt) -> Table {
+        if key.table == table.at { *table } else { self.table_at(key.table) }
+    }
+
+    /// The table that applies to a block in the index. For the holder of the structure lock.
+    pub(in crate::state) fn table_of_block(&self, table: &Table, at: u64) -> Table {
+        let words = self.arena.word(at + key_word::TABLE).load(Acquire);
+        if words == table.at { *table } else { self.table_at(words) }
+    }
+
+    /// Returns whether a limit has, or had, keys with their own policies.
+    #[inline(always)]
+    pub fn has_plans(&self, limit: u64) -> bool {
+        self.arena.word(limit + limit_word::PLANS).load(Acquire) != 0
+    }
+
+    pub(in crate::state) fn is_stub(&self, at: u64) -> bool {
+        self.arena.word(at + key_word::IS_STUB).load(Acquire) != 0
+    }
+
+    /// The block or stub of a key. For the holder of the structure lock.
+    pub(in crate::state) fn block_of(&self, table: &Table, hash: Hash) -> Option<u64> {
+        self.probe(table, self.segment_of(table, hash), hash).ok().map(|(_, found)| found.at)
+    }
+
+    /// The plan of a key that is on one and has no cells.
+    pub(in crate::state) fn plan_of_idle(&self, table: &Table, hash: Hash) -> Option<Table> {
+        let root = self.root(table)?;
+        let (_, found) = self.probe(table, self.segment_at(root, root.entry_of(hash.0[0])), hash).ok()?;
+        // The block may belong to another index by now.
+        (self.root(table) == Some(root) && self.is_stub(found.at) && found.table != table.at)
+            .then(|| self.table_at(found.table))
+    }
+
+    /// The table that applies to a key with cells. For the holder of the structure lock.
+    pub(in crate::state) fn table_in_use(&self, limit: u64, hash: Hash) -> Option<Table> {
+        let table = self.table(limit);
+        let (_, found) = self.probe(&table, self.segment_of(&table, hash), hash).ok()?;
+        (!self.is_stub(found.at)).then(|| self.table_of(&table, found))
+    }
+
+    pub(in crate::state) fn origin(&self, table: &Table) -> Origin {
+        Origin { born: table.born, lost: self.get(table.at + table_word::LOST) }
+    }
+
+    /// The keys of a table that are on plans, with their plans.
+    pub(in crate::state) fn keys_on_plans(&self, table: &Table) -> impl Iterator<Item = (Table, u64)> {
+        let all = self.blocks(table).map(|at| (self.table_of_block(table, at), at));
+        all.filter(|(own, _)| own.at != table.at && !self.is_before(table, own))
+    }
+}
+
+impl Locked<'_> {
+    /// Makes space for moving a key to another plan, so that the move cannot fail.
+    pub fn make_space_for_key(&self, limit: Option<u64>, policy: Option<Policy>) -> Result<()> {
+        let Some(table) = limit.map(|limit| self.table(limit)) else { return Ok(()) };
+        let policy = policy.unwrap_or(table.policy);
+        let plan = CHAINS + table_word::WORDS + key_word::RING;
+        // Its segment may have to be rewritten in two parts, together with a directory.
+        let depth = self.root(&table).map_or(0, Root::depth);
+        let segments = 2 * (index_word::SLOTS + 2 * index_word::MOST_CAPACITY) + index_word::SLOTS + (2 << depth);
+        self.grow(plan + 2 * (self.key_words(policy) + self.ring(policy)) + segments)
+    }
+
+    /// Applies a policy of its own, or the limit's, to a key. Its starts keep counting; places are exchanged.
+    pub fn set_plan(&self, limit: u64, (hash, text): (Hash, &str), policy: Option<Policy>) -> Result<()> {
+        let mut search = Search::default();
+        for _ in 0..MOST_TURNS {
+            let table = self.table(limit);
+            self.move_key(&table, hash)?;
+            let index = self.segment_of(&table, hash);
+            let (slot, from) = match (self.probe(&table, index, hash), policy) {
+                (Ok(found), _) => found,
+                (Err(_), None) => return Ok(()),
+                (Err(slot), Some(policy)) => {
+                    let plan = self.plan(limit, policy, self.origin(&table))?;
+                    if self.add_stub((index, slot), &plan, hash, text)? {
+                        self.policy_changed(limit);
+                        return Ok(());
+                    }
+                    // Another caller has added it, or space is needed.
+                    search.has_found(self.make_space(&table, hash, false)?, false)?;
+                    continue;
+                }
+            };
+            let current = self.table_of(&table, from);
+            let own = match policy {
+                Some(policy) => {
+                    let policy = policy.after(current.policy);
+                    if current.at != table.at && current.policy == policy {
+                        return Ok(());
+                    }
+                    self.plan(limit, policy, self.origin(&current))?
+                }
+                None if current.at == table.at => return Ok(()),
+                None => table,
+            };
+            if !self.is_stub(from.at) {
+                if !self.has_space_for_leases(&table, &current, &own, from) {
+                    // As if the limit had been larger before.
+                    self.replace(limit, table.policy.after(current.policy), false)?;
+                    continue;
+                }
+                self.rewrite_as(&table, hash, &own, |_| {})?;
+            } else if policy.is_some() {
+                self.arena.word(from.at + key_word::TABLE).store(own.at, Release);
+            } else {
+                self.wake_key(&own, (index, slot), from.at, hash, &[])?;
+            }
+            // More slots for leases do not make another policy.
+            if current.at == table.at || own.at == table.at || own.policy != current.policy.after(own.policy) {
+                self.policy_changed(limit);
+            }
+            return Ok(());
+        }
+        nonsense("a repaired key did not stay repaired")
+    }
+
+    /// Adds a key on a plan, in a lane that is being rebuilt.
+    pub(in crate::state) fn add_key_on_plan(
+        &self,
+        limit: u64,
+        (hash, text): (Hash, &str),
+        policy: Policy,
+        origin: Origin,
+    ) -> Result<()> {
+        let (plan, mut search) = (self.plan(limit, policy, origin)?, Search::default());
+        for _ in 0..MOST_TURNS {
+            let table = self.table(limit);
+            let index = self.segment_of(&table, hash);
+            match self.probe(&table, index, hash) {
+                Err(slot) if !self.add_stub((index, slot), &plan, hash, text)? => {
+                    search.has_found(self.make_space(&table, hash, false)?, false)?;
+                }
+                _ => return Ok(()),
+            }
+        }
+        nonsense("a repaired key did not stay repaired")
+    }
+
+    /// The plan of a key, if half of its lease slots are taken. Another caller may have enlarged it since they were
+    /// found full.
+    pub(in crate::state) fn crowded_plan(&self, table: &Table, hash: Hash) -> Option<Option<Table>> {
+        let (_, found) =
+            self.probe(table, self.segment_of(table, hash), hash).ok().filter(|(_, found)| found.table != table.at)?;
+        let plan = self.table_at(found.table);
+        let held = || self.cells(&plan, found).history(0, self.clock.now()).holds.len() as u64;
+        let is_crowded = !self.is_stub(found.at) && 2 * held() * SLOT_WORDS > plan.policy.ring();
+        Some(is_crowded.then_some(plan))
+    }
+
+    /// Returns whether all leases of a key fit into its new table. More may run than the policy there allows.
+    fn has_space_for_leases(&self, table: &Table, current: &Table, own: &Table, from: KeyAt) -> bool {
+        let is_back = own.at == table.at && own.policy.is_concurrency() && own.policy.ring() < current.policy.ring();
+        !is_back || self.cells(current, from).history(0, self.clock.now()).holds.len() as u64 <= own.policy.capacity()
+    }
+
+    /// The plan of a limit with this policy.
+    pub(in crate::state) fn plan(&self, limit: u64, policy: Policy, origin: Origin) -> Result<Table> {
+        let word = self.arena.word(limit + limit_word::PLANS);
+        if word.load(Acquire) == 0 {
+            word.store(self.allocate(CHAINS)?, Release);
+        }
+        let chain = word.load(Acquire) + (sum(policy.to_words()) >> 32) % CHAINS;
+        let next = |at: u64| Some(self.arena.word(at).load(Acquire)).filter(|at| *at != 0);
+        let plans = std::iter::successors(next(chain), |at| next(at + table_word::NEXT));
+        for at in bounded(plans, self.arena.most()) {
+            let plan = self.table_at(at);
+            if plan.policy == policy && self.origin(&plan) == origin {
+                return Ok(plan);
+            }
+        }
+        let at = self.allocate(table_word::WORDS)?;
+        self.set_policy(at, policy);
+        self.set(at + table_word::BORN, [origin.born]);
+        self.set(at + table_word::LOST, origin.lost);
+        let first = self.get::<1>(self.table(limit).at + table_word::FIRST_TICKET);
+        self.set(at + table_word::FIRST_TICKET, first);
+        self.set(at + table_word::NEXT, [self.arena.word(chain).load(Acquire)]);
+        self.set(at + table_word::OWNER, [limit]);
+        self.arena.word(chain).store(at, Release);
+        Ok(self.table_at(at))
+    }
+
+    /// Resets a plan because all keys of its limit are forgotten. Its keys start with the first tickets of that table.
+    pub(in crate::state) fn reset_plan(&self, plan: &Table, table: &Table) {
+        self.set(plan.at + table_word::BORN, [0]);
+        self.set(plan.at + table_word::LOST, [0, 0]);
+        self.set(plan.at + table_word::FIRST_TICKET, self.get::<1>(table.at + table_word::FIRST_TICKET));
+    }
+
+    /// Adds an unused key without cells. Returns `false` if there is no space, or if the key exists by now.
+    fn add_stub(&self, (index, slot): (u64, u64), plan: &Table, hash: Hash, text: &str) -> Result<bool> {
+        if !self.takes_slot(index) {
+            return Ok(false);
+        }
+        let stub = self.new_stub(plan, hash, text)?;
+        let slots = self.arena.words(index + index_word::SLOTS, self.capacity(index));
+        let word = slots[slot as usize].load(Acquire);
+        // Only an empty slot is replaced, never a key or the mark of a sealed index.
+        let is_added =
+            is_empty(word) && slots[slot as usize].compare_exchange(word, entry(hash, stub), AcqRel, Acquire).is_ok();
+        if !is_added {
+            self.retire_stub(stub);
+        }
+        Ok(is_added)
+    }
+
+    fn new_stub(&self, plan: &Table, hash: Hash, text: &str) -> Result<u64> {
+        let at = self.used_in(STUBS).map_or_else(|| self.allocate(key_word::RING), Ok)?;
+        self.arena.word(at + key_word::LIFE).store(CLOSED, Release);
+        self.arena.word(at + key_word::IS_STUB).store(1, Release);
+        for word in [key_word::GATE, key_word::LISTED].into_iter().chain(key_word::COUNTS) {
+            self.arena.word(at + word).store(0, Release);
+        }
+        self.name_block(plan, at, hash, text);
+        Ok(at)
+    }
+
+    /// The stub of a key whose cells go to another key. Its counts are kept or forgotten.
+    pub(in crate::state) fn stub_of(&self, plan: &Table, from: u64, keeps_counts: bool) -> Result<u64> {
+        let at = self.new_stub(plan, self.hash_at(from), "")?;
+        self.copy_identity(from, at, keeps_counts);
+        Ok(at)
+    }
+
+    /// Copies the text and counts of a key.
+    fn copy_identity(&self, from: u64, into: u64, with_counts: bool) {
+        let text = key_word::TEXT..key_word::TEXT + key_word::TEXT_WORDS;
+        for word in text.chain(key_word::COUNTS.into_iter().filter(|_| with_counts)) {
+            self.arena.word(into + word).store(self.arena.word(from + word).load(Acquire), Release);
+        }
+    }
+
+    pub(in crate::state) fn retire_stub(&self, at: u64) {
+        self.retire_to(STUBS, at);
+    }
+
+    /// A block with the cells of a key that had none, with these starts. It is not published yet.
+    pub(in crate::state) fn write_key(&self, own: &Table, hash: Hash, text: &str, starts: &[Start]) -> Result<u64> {
+        loop {
+            // The same amount for which space was made.
+            let need = self.key_words(own.policy) + 16;
+            let new = || {
+                let space = if self.arena.has_space(need) { Ok(()) } else { self.grow_for_keys(2 * need) };
+                space.and_then(|()| self.allocate(self.key_words(own.policy)))
+            };
+            let block = self.used_block(own.policy).map_or_else(new, Ok)?;
+            // A block that has used up its lives is abandoned.
+            if let Some(new) = self.begin(own, block, hash, text, starts) {
+                return Ok(new.at);
+            }
+        }
+    }
+
+    /// Gives the key of a stub cells in this table, with these starts.
+    pub(in crate::state) fn wake_key(
+        &self,
+        own: &Table,
+        (index, slot): (u64, u64),
+        stub: u64,
+        hash: Hash,
+        starts: &[Start],
+    ) -> Result<()> {
+        let into = self.write_key(own, hash, "", starts)?;
+        self.copy_identity(stub, into, true);
+        self.set_entry(index, slot, hash, into);
+        self.retire_stub(stub);
+        Ok(())
+    }
+}

@@ -1,0 +1,361 @@
+//! Applies another policy to a limit, however many keys it has.
+//!
+//! The change is published with one word. From then on the limit has another table, with the index of the one before.
+//! New keys belong to the new table. The others use the table that they belong to, as keys on plans do, until they are
+//! *moved* to the new one: key by key, and then their segment of the index is rewritten for the new table. The process
+//! that makes the change does this for a moment at a time, with the structure lock free in between, and returns when no
+//! segment is left. If it dies, other callers of the lock continue the work. So no caller waits longer than one such
+//! moment, and decisions do not wait at all. Once the change has returned, no start happens under the previous policy:
+//! the cells of every key were sealed, and so was every segment to which a user of the old table could add another key.
+//!
+//! Forgetting all keys of a limit is also a change: to the same policy, without moving any key.
+//!
+//! Changes of one limit come one after another. Changes of several limits form a list, of which only the first may be
+//! half published.
+
+use crate::atomic::*;
+use crate::damage::bounded;
+use crate::error::{Error, Result};
+use crate::fault;
+use crate::hash::Hash;
+use crate::policy::Policy;
+use crate::state::cells::home::{Home, KeyAt, Table};
+use crate::state::cells::layout::{CHANGER, CHANGER_SEEN, CHANGES, index_word, key_word, limit_word, table_word};
+use crate::state::cells::locked::Locked;
+use crate::time::{Tick, uptime};
+use std::time::{Duration, Instant};
+
+/// Each table of a limit has other tickets than those before it, so a permit is never mistaken for a later one.
+const TICKETS_OF_A_TABLE: u64 = 1 << 32;
+
+/// The place after the last hash.
+const ALL: u64 = u64::MAX;
+
+/// How long the lock is held to move keys, except for the rewrite of the segment at the end.
+const MOMENT: Duration = Duration::from_millis(2);
+
+/// After this time without a moment's work, a change is late: a tenth of a second. The process that makes it works on it
+/// every few milliseconds.
+const LATE: Tick = 100_000;
+
+/// Returns whether a moment that began then is over.
+fn is_over(began: Instant) -> bool {
+    began.elapsed() > MOMENT || fault::takes_small_steps()
+}
+
+/// The table that a limit's table has replaced.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::state) struct Replaced {
+    table: u64,
+    /// Whether its keys are forgotten.
+    pub is_forgetting: bool,
+}
+
+impl Home {
+    /// The change of a limit that is in progress.
+    pub(in crate::state) fn replaced(&self, limit: u64) -> Option<Replaced> {
+        let word = self.arena.word(limit + limit_word::REPLACED).load(Acquire);
+        let is_forgetting = word & limit_word::FORGETTING != 0;
+        (word != 0).then_some(Replaced { table: word & !limit_word::FORGETTING, is_forgetting })
+    }
+
+    /// Returns whether keys of any limit are still to be moved to its table.
+    pub(in crate::state) fn is_changing(&self) -> bool {
+        self.arena.word(CHANGES).load(Acquire) != 0
+    }
+
+    /// Returns whether such a change exists and no process completes it.
+    pub(in crate::state) fn is_abandoned(&self) -> bool {
+        let changer = || self.arena.word(CHANGER).load(Acquire);
+        self.is_changing() && (self.is_late() || changer().checked_sub(1).is_none_or(|member| self.is_dead(member)))
+    }
+
+    /// Returns whether no process has worked on the changes in progress for a while: it has died or is stopped.
+    fn is_late(&self) -> bool {
+        uptime().saturating_sub(self.arena.word(CHANGER_SEEN).load(Acquire)) > LATE
+    }
+
+    /// Records that this process completes the changes in progress, or no longer does.
+    pub(in crate::state) fn see_to_changes(&self, member: u64, sees: bool) {
+        let (before, now) = if sees { (self.arena.word(CHANGER).load(Acquire), member + 1) } else { (member + 1, 0) };
+        if self.arena.word(CHANGER).compare_exchange(before, now, AcqRel, Relaxed).is_ok() {
+            self.arena.word(CHANGER_SEEN).store(if sees { uptime() } else { 0 }, Release);
+        }
+    }
+
+    /// Returns whether a key with this table waits for a process that does not move it. A caller of the key does that
+    /// itself then, so that no start happens by the previous policy any more.
+    #[cold]
+    pub(in crate::state) fn is_left_behind(&self, table: &Table, own: &Table) -> bool {
+        self.is_before(table, own) && self.is_late() && !fault::planted("left to others")
+    }
+
+    /// Returns whether a segment may have keys of earlier tables.
+    pub(in crate::state) fn is_old(&self, table: &Table, segment: u64) -> bool {
+        self.arena.word(segment + index_word::TABLE).load(Acquire) != table.at
+    }
+
+    /// Returns whether `own` is an earlier table of the limit, and not a plan.
+    pub(in crate::state) fn is_before(&self, table: &Table, own: &Table) -> bool {
+        own.at != table.at && self.arena.word(own.at + table_word::LIMIT).load(Acquire) != 0
+    }
+
+    /// The first hash of the segment after this hash's segment.
+    pub(in crate::state) fn next_segment(&self, table: &Table, hash: u64) -> Option<u64> {
+        let root = self.root(table)?;
+        let segment = self.segment_at(root, root.entry_of(hash));
+        let same = |i: &u64| *i < 1 << root.depth() && self.segment_at(root, *i) == segment;
+        let next = (root.entry_of(hash)..).take_while(same).last().map_or(0, |last| last + 1);
+        (next >> root.depth() == 0).then(|| next << (64 - root.depth()))
+    }
+}
+
+impl Locked<'_> {
+    /// Applies a policy, if another one applies now.
+    pub fn apply_policy(&self, limit: u64, policy: Policy) -> Result<()> {
+        let before = self.table(limit).policy;
+        if before == policy.after(before) { Ok(()) } else { self.replace(limit, policy, false) }
+    }
+
+    /// Replaces a limit's policy, or keeps it and forgets all keys. [`Locked::continue_changes`] does the rest.
+    pub fn replace(&self, limit: u64, policy: Policy, is_forgetting: bool) -> Result<()> {
+        self.finish_change(limit)?;
+        let old = self.table(limit);
+        let policy = policy.after(old.policy);
+        let first = self.arena.word(old.at + table_word::FIRST_TICKET).load(Relaxed) + TICKETS_OF_A_TABLE;
+        let (born, lost, cleared) = match is_forgetting {
+            true => (0, [0, 0], [self.clock.now().ceil]),
+            false => (old.born, self.get(old.at + table_word::LOST), self.get(old.at + table_word::CLEARED)),
+        };
+        let new = self.write_table(limit, policy, (born, first))?;
+        self.set(new.at + table_word::LOST, lost);
+        self.set(new.at + table_word::CLEARED, cleared);
+        let root = self.root(&old).expect("a table in use has an index");
+        self.arena.word(new.at + table_word::INDEX).store(root.next(root.at(), root.depth()).0, Release);
+        let empty = self.write_empty_key(&old, &new, is_forgetting)?;
+        self.arena.word(new.at + table_word::EMPTY_KEY).store(empty, Release);
+        // In this order, so that a process that dies leaves a change that is either not published or in the list.
+        self.drop_finished();
+        let first = self.arena.word(CHANGES);
+        self.set(limit + limit_word::NEXT_CHANGE, [first.load(Acquire)]);
+        self.set(limit + limit_word::LEFT_FROM, [0]);
+        first.store(limit, Release);
+        let forgetting = if is_forgetting { limit_word::FORGETTING } else { 0 };
+        self.arena.word(limit + limit_word::REPLACED).store(old.at | forgetting, Release);
+        fault::point("table-written");
+        // The commit may have taken long.
+        self.arena.word(CHANGER_SEEN).store(uptime(), Release);
+        self.arena.word(limit + limit_word::TABLE).store(new.at, Release);
+        fault::point("table-published");
+        if policy != old.policy.after(policy) {
+            self.policy_changed(limit);
+        }
+        self.complete();
+        Ok(())
+    }
+
+    /// Writes the key "" for a table that is not published yet.
+    fn write_empty_key(&self, old: &Table, new: &Table, is_forgetting: bool) -> Result<u64> {
+        if is_forgetting {
+            let empty = self.fresh_empty_key(new)?;
+            self.seal_cells(self.cells_at(old, self.empty_key_of(old).load(Acquire)));
+            return Ok(empty);
+        }
+        let from = self.empty_key_of(old).load(Acquire);
+        let life = self.arena.word(from + key_word::LIFE).load(Acquire);
+        self.write_elsewhere(old, KeyAt { at: from, life, table: old.at }, new, |_| {})
+    }
+
+    /// Continues a change in which a process died. For every holder of the structure lock.
+    pub(in crate::state) fn take_over(&self) {
+        // If it fails, the next holder tries again. A caller that needs the change learns why.
+        if self.is_abandoned() && !self.continue_changes().is_ok_and(|is_done| is_done) {
+            // Callers need not wait for the rest.
+            self.arena.word(CHANGER_SEEN).store(0, Release);
+        }
+    }
+
+    /// Completes the publication of the first change in the list, so that nothing leads to the previous table any more.
+    /// Every holder of the structure lock does this before anything else.
+    pub(in crate::state) fn complete(&self) {
+        let limit = self.arena.word(CHANGES).load(Acquire);
+        let Some(replaced) = (limit != 0).then(|| self.replaced(limit)).flatten() else { return };
+        let table = self.table(limit);
+        if table.at == replaced.table {
+            // It was not published: nothing has changed.
+            self.arena.word(limit + limit_word::REPLACED).store(0, Release);
+            return;
+        }
+        // Users of that table look for another one from here on.
+        self.arena.word(replaced.table + table_word::INDEX).store(0, Release);
+        self.arena.word(replaced.table + table_word::EMPTY_KEY).store(0, Release);
+        let hash = self.hash(b'k', "");
+        let segment = self.segment_of(&table, hash);
+        if let Ok((slot, found)) = self.probe(&table, segment, hash)
+            && found.table != table.at
+        {
+            self.set_entry(segment, slot, hash, self.empty_key_of(&table).load(Acquire));
+            self.retire_block(self.table_at(found.table).policy, found.at);
+        }
+    }
+
+    /// Removes completed changes from the list.
+    fn drop_finished(&self) {
+        let first = self.arena.word(CHANGES);
+        let next = |_: &u64| {
+            let limit = first.load(Acquire);
+            let is_done = limit != 0 && self.replaced(limit).is_none();
+            is_done.then(|| self.get::<1>(limit + limit_word::NEXT_CHANGE)[0])
+        };
+        let done = std::iter::successors(next(&0), |after| {
+            first.store(*after, Release);
+            next(after)
+        });
+        bounded(done, self.arena.most()).for_each(drop);
+    }
+
+    /// Ensures that no change of a limit is in progress. If that takes longer than a moment, it fails; the caller must
+    /// release the lock and try again.
+    pub(in crate::state) fn finish_change(&self, limit: u64) -> Result<()> {
+        if self.replaced(limit).is_none() || self.continue_changes()? || self.replaced(limit).is_none() {
+            return Ok(());
+        }
+        Err(Error::busy("moving the keys of a limit to its policy"))
+    }
+
+    /// Continues the changes in progress, for a moment. Returns whether all are complete.
+    pub(in crate::state) fn continue_changes(&self) -> Result<bool> {
+        let began = Instant::now();
+        loop {
+            self.drop_finished();
+            let limit = self.arena.word(CHANGES).load(Acquire);
+            if limit == 0 {
+                return Ok(true);
+            }
+            self.complete();
+            if let Some(replaced) = self.replaced(limit) {
+                if !self.move_keys(limit, replaced, began)? {
+                    return Ok(false);
+                }
+                fault::point("keys-moved");
+                self.arena.word(limit + limit_word::LEFT_FROM).store(0, Release);
+                self.arena.word(limit + limit_word::REPLACED).store(0, Release);
+            }
+        }
+    }
+
+    /// Moves keys of a limit to its table, for a moment. Returns whether all are there.
+    fn move_keys(&self, limit: u64, replaced: Replaced, began: Instant) -> Result<bool> {
+        let (table, left_from) = (self.table(limit), self.arena.word(limit + limit_word::LEFT_FROM));
+        loop {
+            if fault::planted("left behind") {
+                return Ok(true);
+            }
+            let hash = left_from.load(Acquire);
+            let root = self.root(&table).expect("a table in use has an index");
+            let segment = self.segment_at(root, root.entry_of(hash));
+            if self.is_old(&table, segment) {
+                if !replaced.is_forgetting && !self.move_keys_of(&table, segment, began)? {
+                    return Ok(false);
+                }
+                self.renew_segment(&table, hash, false)?;
+            }
+            match self.next_segment(&table, hash) {
+                Some(next) => left_from.store(next, Release),
+                None => return Ok(true),
+            }
+            if is_over(began) {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// Moves the used keys of a segment, for a moment. Returns whether all are there.
+    fn move_keys_of(&self, table: &Table, segment: u64, began: Instant) -> Result<bool> {
+        for (n, at) in self.entries(segment).enumerate() {
+            let own = self.table_of_block(table, at);
+            if !self.is_before(table, &own) || self.is_idle(&own, at) {
+                continue;
+            }
+            self.rewrite_as(table, self.hash_at(at), table, |_| {})?;
+            if (n % 16 == 0 || fault::takes_small_steps()) && is_over(began) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Brings a key to the limit's table, as the change in progress will: moves it there, or forgets it. Returns whether
+    /// it did. An operation that gives the key another table comes after that change, whatever the key's table was.
+    pub(in crate::state) fn move_key(&self, table: &Table, hash: Hash) -> Result<bool> {
+        let segment = self.segment_of(table, hash);
+        if self.is_old(table, segment) && self.is_forgetting(table) {
+            // All of the segment's keys are forgotten, those on plans too.
+            return self.renew_segment(table, hash.0[0], false).map(|_| true);
+        }
+        let found = self.probe(table, segment, hash).ok();
+        if !found.is_some_and(|(_, found)| self.is_before(table, &self.table_of(table, found))) {
+            return Ok(false);
+        }
+        self.rewrite_as(table, hash, table, |_| {}).map(|_| true)
+    }
+
+    /// Makes space for a replacing policy, so that applying it cannot fail, or for a new limit.
+    pub fn make_space_for(&self, limit: Option<u64>, policy: Policy) -> Result<()> {
+        let block = self.key_words(policy) + self.ring(policy) + 16;
+        let segment = |slots| index_word::SLOTS + 2 * slots + 16;
+        let Some(limit) = limit else {
+            return self.grow(limit_word::WORDS + table_word::WORDS + 2 * block + segment(index_word::FIRST_CAPACITY));
+        };
+        let table = self.table(limit);
+        let depth = self.root(&table).map_or(0, |root| root.depth());
+        let count = |segment| self.arena.word(segment + index_word::COUNT).load(Relaxed);
+        let index = 2 * segment(index_word::MOST_CAPACITY) + segment(1 << depth);
+        let needed = || {
+            let keys: u64 = self.segments(&table).map(count).sum();
+            // The blocks of moved keys serve the next keys, if they are as large.
+            let is_same = self.block_class(policy) == self.block_class(table.policy);
+            let keys = if is_same { keys.min(index_word::MOST_CAPACITY) } else { keys };
+            (keys.saturating_sub(self.used_blocks(policy)) + 2) * block + index + table_word::WORDS
+        };
+        // A longer window counts starts of keys that are idle now. They are kept if the store can hold them.
+        if policy.longest() > table.policy.longest() {
+            match self.grow_some(needed()) {
+                Err(Error::StoreFull { .. }) => {}
+                made => return made,
+            }
+        }
+        // No change of this limit is in progress.
+        let swept_to = self.arena.word(limit + limit_word::LEFT_FROM);
+        if swept_to.load(Acquire) != ALL && !self.arena.has_space(needed()) {
+            // Idle keys need no space.
+            self.forget_idle_keys(&table, swept_to)?;
+        }
+        let made = self.grow_some(needed());
+        if !matches!(made, Err(Error::StoreTimeout { .. })) {
+            swept_to.store(0, Release);
+        }
+        made
+    }
+
+    /// Forgets the idle keys of a limit from a hash on, a moment's at a time: if some are left, it fails, and the caller
+    /// must release the lock and try again.
+    fn forget_idle_keys(&self, table: &Table, from: &AtomicU64) -> Result<()> {
+        let began = Instant::now();
+        loop {
+            let (hash, root) = (from.load(Acquire), self.root(table).expect("a table in use has an index"));
+            match self.sweep_segment(table, root, hash) {
+                // The keys of this segment stay.
+                Err(Error::StoreFull { .. }) => {}
+                swept => drop(swept?),
+            }
+            from.store(self.next_segment(table, hash).unwrap_or(ALL), Release);
+            if from.load(Acquire) == ALL {
+                return Ok(());
+            }
+            if is_over(began) {
+                return Err(Error::busy("forgetting the idle keys of a limit"));
+            }
+        }
+    }
+}

@@ -1,0 +1,537 @@
+//! Space for new keys. Full segments are rewritten, idle keys are forgotten and their blocks reused; only then does the
+//! store grow.
+//!
+//! All of this runs under the structure lock, for a millisecond or two at a time. Before a segment is rewritten, its
+//! empty slots are sealed, so that no process can add a key that would not be copied. If the process dies during a
+//! rewrite, the next holder of the lock starts it again from the beginning.
+//!
+//! The keys of a segment are therefore examined about once per segment's worth of new keys; without new keys, no space
+//! is needed. When no space is left for a new key, a *sweep* searches the segments of all limits for idle keys, a few
+//! segments at a time.
+
+use crate::algorithm::Start;
+use crate::algorithm::cells::Cells;
+use crate::atomic::*;
+use crate::damage::nonsense;
+use crate::error::{Error, Result};
+use crate::fault;
+use crate::hash::Hash;
+use crate::state::cells::home::{Blocked, KeyAt, Table};
+use crate::state::cells::index::{Root, block, empty, entry};
+use crate::state::cells::layout::{
+    FREE_SEGMENTS, STUBS, SWEPT_HASH, SWEPT_LIMIT, SWEPT_ROUNDS, index_word, table_word,
+};
+use crate::state::cells::locked::Locked;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// The time limit of one sweep. The segment in progress is always finished.
+const SWEEP: Duration = Duration::from_millis(2);
+
+/// The most used blocks that a segment gets at once from a store that cannot grow: others may need them more.
+const STOCK: u64 = 64;
+
+/// Below this number of used blocks, no search is worthwhile while the store can grow.
+const ENOUGH: u64 = 64;
+
+/// The number of the first free list for directories; the lists for segments come before it.
+const DIRECTORIES: u64 = 32;
+
+/// How often the holder of the structure lock retries.
+pub(in crate::state) const MOST_TURNS: u32 = 10_000;
+
+/// The largest depth of a directory. A deeper one would be larger than a store.
+const MOST_DEPTH: u32 = 26;
+
+/// The result of a search for space.
+#[derive(Debug)]
+pub(crate) enum Space {
+    Available,
+    /// None found so far, and the store cannot grow. The next call continues the search. The number counts the
+    /// completed rounds of the search over all limits.
+    Searched(u64, Error),
+}
+
+/// The keys of a segment that stay, the blocks of those that go, and the blocks of keys of other tables, with their
+/// classes.
+type Partition = (Vec<u64>, std::vec::IntoIter<u64>, Vec<(u64, u64)>);
+
+/// Which lease owners are dead. Each owner is checked once.
+#[derive(Default)]
+struct Dead(RefCell<BTreeMap<u64, bool>>);
+
+impl Locked<'_> {
+    /// Finds or adds a key, which has these starts if it is new. Only for the holder of the structure lock, which makes
+    /// space if there is none.
+    pub fn find_or_add_locked(&self, table: &Table, hash: Hash, text: &str, starts: &[Start]) -> Result<KeyAt> {
+        let mut search = Search::default();
+        // No other process repairs the key or makes space during this, but others may take the space that was made.
+        for _ in 0..MOST_TURNS {
+            match self.find_or_begin(table, hash, &|at| self.begin(table, at, hash, text, starts)) {
+                Ok(found) => return Ok(found),
+                Err(Blocked::Refused(error)) => return Err(error),
+                Err(Blocked::Full) => drop(search.has_found(self.make_space(table, hash, false)?, false)?),
+                Err(_) => self.repair_key(table, hash)?,
+            }
+        }
+        nonsense("a repaired key did not stay repaired")
+    }
+
+    /// Makes the space that [`Blocked::Full`] asked for, for a key with this hash. With `rests`, idle keys are not
+    /// searched for.
+    pub fn make_space(&self, table: &Table, hash: Hash, rests: bool) -> Result<Space> {
+        let Some(root) = self.root(table) else { return Ok(Space::Available) };
+        if let Some(plan) = self.plan_of_idle(table, hash) {
+            return self.make_space_to_wake(&plan, rests);
+        }
+        let segment = self.segment_at(root, root.entry_of(hash.0[0]));
+        let capacity = self.capacity(segment);
+        let word = |word| self.arena.word(segment + word).load(Acquire);
+        let rounds = || self.arena.word(SWEPT_ROUNDS).load(Acquire);
+        let block = self.key_words(table.policy) + 16;
+        let hoards = self.arena.has_space(block) || fault::planted("hoarded blocks");
+        let most = if hoards { u64::MAX } else { STOCK };
+        let restock = || self.restock(table, self.segment_of(table, hash), most);
+        let slots = self.arena.words(segment + index_word::SLOTS, capacity);
+        let is_sealed = slots.iter().any(|slot| slot.load(Acquire) == index_word::SEALED);
+        if is_sealed
+            || self.is_old(table, segment)
+            || word(index_word::COUNT) >= capacity / 4 * 3
+            || word(index_word::FREE) >= capacity
+        {
+            match self.renew_segment(table, hash.0[0], false) {
+                Ok(_) if restock() || self.has_stock(table, hash) => return Ok(Space::Available),
+                // A key that finds no block uses up the segment's remaining slots, once per attempt. So both must be
+                // available.
+                Ok(_) => {}
+                // Other limits may have segments that they do not need.
+                Err(full) if !rests => return self.sweep(0).map(|_| Space::Searched(rounds(), full)),
+                Err(full) => return Err(full),
+            }
+        }
+        // Free blocks come first: space that has not been allocated yet serves blocks of any size.
+        if restock() || self.arena.has_space(block) {
+            return Ok(Space::Available);
+        }
+        // The sweep may rewrite the segment.
+        let found = if rests { 0 } else { self.sweep(self.block_class(table.policy))? };
+        if found >= ENOUGH && restock() {
+            return Ok(Space::Available);
+        }
+        // Twice what the next key needs, so that one short allocation does not lead straight to the next.
+        match self.grow_for_keys(2 * block) {
+            Ok(()) => Ok(Space::Available),
+            Err(_) if restock() => Ok(Space::Available),
+            Err(full) => Ok(Space::Searched(rounds(), full)),
+        }
+    }
+
+    /// Returns whether the segment for a hash has blocks for new keys.
+    fn has_stock(&self, table: &Table, hash: Hash) -> bool {
+        let segment = self.segment_of(table, hash);
+        let word = |word| self.arena.word(segment + word).load(Acquire);
+        !self.is_old(table, segment) && word(index_word::TAKEN) < word(index_word::FREE)
+    }
+
+    /// Makes space for the cells of a key that has none.
+    fn make_space_to_wake(&self, plan: &Table, rests: bool) -> Result<Space> {
+        let (class, block) = (self.block_class(plan.policy), self.key_words(plan.policy) + 16);
+        if self.has_used_block(plan.policy) || self.arena.has_space(block) || !rests && self.sweep(class)? > 0 {
+            return Ok(Space::Available);
+        }
+        let rounds = || self.arena.word(SWEPT_ROUNDS).load(Acquire);
+        Ok(self.grow_for_keys(2 * block).map_or_else(|full| Space::Searched(rounds(), full), |()| Space::Available))
+    }
+
+    /// Gives a segment used blocks for as many keys as it has space for, but at most so many. Returns whether there were
+    /// any. A process that dies here loses one.
+    fn restock(&self, table: &Table, segment: u64, most: u64) -> bool {
+        let (free, capacity) = (self.arena.word(segment + index_word::FREE), self.capacity(segment));
+        let (first, space) = (free.load(Acquire), self.free_slots(segment).min(most));
+        let blocks = std::iter::from_fn(|| self.used_block(table.policy));
+        let stocked = (first..capacity.min(first + space)).zip(blocks).map(|(i, at)| {
+            self.arena.word(segment + index_word::SLOTS + capacity + i).store(at, Release);
+            free.store(i + 1, Release);
+        });
+        stocked.count() > 0
+    }
+
+    /// The number of keys that a segment has space for.
+    fn free_slots(&self, segment: u64) -> u64 {
+        let used = self.arena.word(segment + index_word::COUNT).load(Relaxed);
+        (self.capacity(segment) / 4 * 3).saturating_sub(used)
+    }
+
+    // ---- segments ----
+
+    /// Rewrites the segment for a hash without its idle keys: larger, or in two parts, if many keys remain. A sweep
+    /// leaves no space for new keys. Returns how many blocks became free for all limits.
+    pub(in crate::state) fn renew_segment(&self, table: &Table, hash: u64, is_sweep: bool) -> Result<u64> {
+        let root = self.root(table).expect("a table in use has an index");
+        let old = self.segment_at(root, root.entry_of(hash));
+        let before = self.capacity(old);
+        // Get the space first: a sealed segment must be replaced.
+        let (dead, most, is_old) = (Dead::default(), before / 4 * 3, self.is_old(table, old));
+        let empty_key = self.hash(b'k', "");
+        let stays = |at: &u64| self.hash_at(*at) == empty_key || self.stays(table, *at, is_old, &dead);
+        let used = self.entries(old).filter(stays).count() as u64;
+        let is_split = used > before / 2 && before == index_word::MOST_CAPACITY;
+        let directory = index_word::SLOTS + (2 << root.depth());
+        let wanted = match used {
+            _ if is_split => before,
+            _ if used > before / 2 => 2 * before,
+            0..=2 if is_sweep => index_word::FIRST_CAPACITY,
+            _ => before,
+        };
+        let space = self.space_for_segments(wanted, 1 + u64::from(is_split), directory, used <= before / 2);
+        let same = if used < most { self.space_for_segments(before, 1, directory, true) } else { space.clone() };
+        // If the store cannot grow, the present size still has space.
+        let (wanted, is_split) = space.map(|wanted| (wanted, is_split)).or(same.map(|same| (same, false)))?;
+        if !fault::planted("open index") {
+            self.seal_segment(old);
+        }
+        let (kept, idle, others) = self.part(table, old, is_old)?;
+        // More keys may be in use by now.
+        let capacity = if kept.len() as u64 > wanted / 2 { wanted.max(before) } else { wanted };
+        let entries = 1 << root.depth();
+        let same = (0..entries).filter(|i| self.segment_at(root, *i) == old).count() as u64;
+        let depth = root.depth() + u32::from(is_split && same == 1);
+        if depth > MOST_DEPTH || same == 0 {
+            nonsense(format_args!("an index of depth {depth} at {}", table.at));
+        }
+        // The bit that separates the two parts: the first one after the bits that all keys of the old segment share.
+        let bit = 63 - (root.depth() - same.trailing_zeros());
+        let parts = |hash: u64| if is_split { (hash >> bit & 1) as usize } else { 0 };
+        let new_segment = || self.new_segment(capacity, table.at);
+        let new = [new_segment()?, if is_split { new_segment()? } else { 0 }];
+        for at in kept {
+            let hash = self.hash_at(at);
+            self.insert(table, new[parts(hash.0[0])], hash, at);
+        }
+        // Stocked blocks are not available to others: take no more than fit, and none at the end of a search.
+        let class = self.block_class(self.table_at(self.arena.word(old + index_word::TABLE).load(Acquire)).policy);
+        let (fits, stock) = (class == self.block_class(table.policy), self.take_stock(old).collect::<Vec<_>>());
+        let (stock, misfits) = if fits { (stock, Vec::new()) } else { (Vec::new(), stock) };
+        let is_of_other_size = |(class, _): &(u64, u64)| *class != self.block_class(table.policy);
+        let (others, same): (Vec<_>, Vec<_>) =
+            others.into_iter().chain(self.take_returned(old)).partition(is_of_other_size);
+        let mut blocks = stock.into_iter().chain(idle).chain(same.into_iter().map(|(_, at)| at));
+        if !is_sweep {
+            new.iter().filter(|new| **new != 0).for_each(|new| self.stock(*new, &mut blocks));
+        }
+        let at = match depth {
+            0 => new[0],
+            _ => {
+                let directory = self.new_directory(depth)?;
+                for i in 0..1u64 << depth {
+                    let was = self.segment_at(root, i >> (depth - root.depth()));
+                    let is = if was == old { new[parts(i << (64 - depth))] } else { was };
+                    self.arena.word(directory + index_word::SLOTS + i).store(is, Release);
+                }
+                directory
+            }
+        };
+        fault::point("segment-written");
+        self.arena.word(table.at + table_word::INDEX).store(root.next(at, depth).0, Release);
+        // Only now: a process that restarts this work must find the blocks in their old places.
+        let freed = blocks.map(|at| self.retire_block(table.policy, at)).count() as u64;
+        misfits.into_iter().for_each(|at| self.retire_to(class, at));
+        if !is_sweep {
+            // The forgotten keys may return, and need blocks of this table's size then.
+            for segment in new.into_iter().filter(|new| *new != 0) {
+                self.restock(table, segment, others.len() as u64);
+            }
+        }
+        others.into_iter().for_each(|(class, at)| self.retire_to(class, at));
+        if root.depth() > 0 {
+            self.set_free(DIRECTORIES + u64::from(root.depth()), root.at());
+        }
+        self.retire_segment(old);
+        Ok(freed)
+    }
+
+    /// Divides the keys of a sealed segment. It returns the keys in use; the closed blocks of idle keys of this table;
+    /// and the closed blocks of plans and of previous tables. Stubs replace the plans' keys. Keys of previous tables
+    /// are moved to this one or forgotten.
+    fn part(&self, table: &Table, segment: u64, is_old: bool) -> Result<Partition> {
+        let (mut kept, mut idle, mut others, dead) = (Vec::new(), Vec::new(), Vec::new(), Dead::default());
+        let (empty_key, forgets) = (self.hash(b'k', ""), is_old && self.is_forgetting(table));
+        let is_retired = self.is_retired(self.limit_of(table));
+        for at in self.entries(segment) {
+            let is_empty_key = self.hash_at(at) == empty_key;
+            if is_empty_key {
+                // The process that moved it may have died before this store.
+                self.arena.word(table.at + table_word::EMPTY_KEY).store(at, Release);
+            }
+            let (own, is_stub) = (&self.table_of_block(table, at), self.is_stub(at));
+            let (is_before, class) = (self.is_before(table, own), self.block_class(own.policy));
+            if own.at != table.at && forgets {
+                if !is_stub {
+                    self.seal_cells(self.cells_at(own, at));
+                }
+                if !is_before && !is_retired {
+                    // The key keeps its plan and loses only its state.
+                    self.reset_plan(own, table);
+                    kept.push(if is_stub { at } else { self.stub_of(own, at, false)? });
+                }
+                if !is_stub || is_retired {
+                    others.push((if is_stub { STUBS } else { class }, at));
+                }
+                continue;
+            }
+            if is_before {
+                let is_nothing = self.is_over(own, at, &dead) && {
+                    self.seal_cells(self.cells_at(own, at));
+                    self.is_nothing(own, at, table)
+                };
+                match is_nothing {
+                    true => others.push((class, at)),
+                    false => kept.push(self.rewrite_as(table, self.hash_at(at), table, |_| {})?),
+                }
+                continue;
+            }
+            if is_empty_key || is_stub || !self.is_over(own, at, &dead) {
+                kept.push(at);
+                continue;
+            }
+            if !fault::planted("reused in flight") {
+                self.seal_cells(self.cells_at(own, at));
+            }
+            // A decision may have come before the seal.
+            if self.is_idle(own, at) && own.at == table.at {
+                idle.push(at);
+            } else if self.is_idle(own, at) {
+                kept.push(self.stub_of(own, at, true)?);
+                others.push((class, at));
+            } else {
+                kept.push(self.rewrite(table, self.hash_at(at), |_| {})?);
+            }
+        }
+        Ok((kept, idle.into_iter(), others))
+    }
+
+    /// Returns whether the change in progress forgets the keys of old segments.
+    pub(in crate::state) fn is_forgetting(&self, table: &Table) -> bool {
+        self.replaced(self.limit_of(table)).is_some_and(|replaced| replaced.is_forgetting)
+    }
+
+    /// Returns whether this key, or its stub, still needs a slot.
+    fn stays(&self, table: &Table, at: u64, is_old: bool, dead: &Dead) -> bool {
+        let own = self.table_of_block(table, at);
+        if own.at == table.at {
+            return !self.is_over(table, at, dead);
+        }
+        // A limit that has lost its name keeps no stubs.
+        let goes = is_old && self.is_forgetting(table);
+        !goes || !self.is_before(table, &own) && !self.is_retired(self.limit_of(table))
+    }
+
+    /// Returns whether a key is idle, after reclaiming the leases of dead owners.
+    fn is_over(&self, table: &Table, at: u64, dead: &Dead) -> bool {
+        if let Cells::Leases(leases) = self.cells_at(table, at)
+            && !leases.is_idle()
+        {
+            let is_dead = |owner| *dead.0.borrow_mut().entry(owner).or_insert_with(|| self.is_dead(owner));
+            let (now, cooldown) = (self.clock.now().floor, self.table_of_block(table, at).policy.cooldown());
+            if leases.reclaim(now, cooldown, || self.clock.now().ceil, is_dead).is_ok_and(|units| units > 0) {
+                leases.bell.fetch_add(1, SeqCst);
+                crate::os::wake_all(leases.bell);
+            }
+        }
+        self.is_idle(table, at)
+    }
+
+    /// Inserts a key into a segment that is not published yet.
+    pub(in crate::state) fn insert(&self, table: &Table, segment: u64, hash: Hash, at: u64) {
+        let capacity = self.capacity(segment);
+        if let Err(slot) = self.probe(table, segment, hash) {
+            let entry = entry(hash, at);
+            self.arena.words(segment + index_word::SLOTS, capacity)[slot as usize].store(entry, Relaxed);
+            self.arena.word(segment + index_word::COUNT).fetch_add(1, Relaxed);
+        }
+    }
+
+    /// The blocks of a sealed segment that no key has taken. From now on none can.
+    pub(in crate::state) fn take_stock(&self, segment: u64) -> impl Iterator<Item = u64> {
+        let capacity = self.capacity(segment);
+        let free = self.arena.word(segment + index_word::FREE).load(Acquire);
+        let taken =
+            self.arena.word(segment + index_word::TAKEN).fetch_or(index_word::CLOSED, AcqRel) & !index_word::CLOSED;
+        (taken..free).map(move |i| self.arena.word(segment + index_word::SLOTS + capacity + i).load(Acquire))
+    }
+
+    /// The block that was handed back to a segment, with its class. A process that dies with it loses it.
+    fn take_returned(&self, segment: u64) -> Option<(u64, u64)> {
+        let word = self.arena.word(segment + index_word::RETURNED).swap(0, AcqRel);
+        (word != 0).then_some((word >> index_word::TAG, word & ((1 << index_word::TAG) - 1)))
+    }
+
+    /// Stocks a new segment with blocks for new keys.
+    fn stock(&self, segment: u64, blocks: &mut impl Iterator<Item = u64>) {
+        let (capacity, space) = (self.capacity(segment), self.free_slots(segment));
+        let stocked = blocks.by_ref().take(space as usize).zip(0..).map(|(at, i)| {
+            self.arena.word(segment + index_word::SLOTS + capacity + i).store(at, Release);
+        });
+        self.arena.word(segment + index_word::FREE).store(stocked.count() as u64, Release);
+    }
+
+    /// Gets space for `count` segments of `capacity` slots and for a directory. Returns the number of slots, which is
+    /// larger if the store cannot grow and larger segments are free. Segments that are needed to forget idle keys may
+    /// use the reserve.
+    fn space_for_segments(&self, capacity: u64, count: u64, directory: u64, is_reserved: bool) -> Result<u64> {
+        let of = |capacity: u64| count * (index_word::SLOTS + 2 * capacity + 16);
+        let is_there = |capacity: &u64| {
+            let list = self.arena.word(FREE_SEGMENTS + u64::from(capacity.trailing_zeros())).load(Acquire);
+            list != 0 && (count == 1 || self.arena.word(list + index_word::NEXT).load(Acquire) != 0)
+        };
+        if is_there(&capacity) {
+            return self.grow(directory).map(|()| capacity);
+        }
+        let grown = match is_reserved {
+            true => self.grow(of(capacity) + directory),
+            false => self.grow_for_keys(of(capacity) + directory),
+        };
+        let larger = || (0..).map(|i| capacity << i).take_while(|c| *c <= index_word::MOST_CAPACITY).find(is_there);
+        grown.map(|()| capacity).or_else(|full| larger().ok_or(full))
+    }
+
+    /// An empty segment for a table.
+    pub(in crate::state) fn new_segment(&self, capacity: u64, table: u64) -> Result<u64> {
+        let Some(at) = self.take_free(u64::from(capacity.trailing_zeros())) else {
+            // The slots, and the same number of blocks for new keys.
+            let at = self.allocate(index_word::SLOTS + 2 * capacity)?;
+            self.arena.word(at + index_word::CAPACITY).store(capacity, Release);
+            self.arena.word(at + index_word::TABLE).store(table, Release);
+            return Ok(at);
+        };
+        self.arena.word(at + index_word::TABLE).store(table, Release);
+        let life = self.arena.word(at + index_word::LIFE).fetch_add(1, AcqRel) + 1;
+        // A block that was handed back too late stays there.
+        for word in [index_word::COUNT, index_word::FREE, index_word::TAKEN] {
+            self.arena.word(at + word).store(0, Release);
+        }
+        for slot in self.arena.words(at + index_word::SLOTS, capacity) {
+            slot.store(empty(life), Release);
+        }
+        Ok(at)
+    }
+
+    fn new_directory(&self, depth: u32) -> Result<u64> {
+        match self.take_free(DIRECTORIES + u64::from(depth)) {
+            Some(at) => Ok(at),
+            None => self.allocate(index_word::SLOTS + (1 << depth)),
+        }
+    }
+
+    pub(in crate::state) fn seal_segment(&self, segment: u64) {
+        let capacity = self.capacity(segment);
+        for slot in self.arena.words(segment + index_word::SLOTS, capacity) {
+            let word = slot.load(Acquire);
+            if block(word).is_none() {
+                let _ = slot.compare_exchange(word, index_word::SEALED, AcqRel, Acquire);
+            }
+        }
+    }
+
+    fn retire_segment(&self, at: u64) {
+        self.set_free(u64::from(self.capacity(at).trailing_zeros()), at);
+    }
+
+    /// Puts a segment or directory into a list of free ones.
+    fn set_free(&self, list: u64, at: u64) {
+        let first = self.arena.word(FREE_SEGMENTS + list);
+        self.arena.word(at + index_word::NEXT).store(first.load(Acquire), Release);
+        first.store(at, Release);
+    }
+
+    fn take_free(&self, list: u64) -> Option<u64> {
+        let first = self.arena.word(FREE_SEGMENTS + list);
+        let at = first.load(Acquire);
+        (at != 0).then(|| {
+            first.store(self.arena.word(at + index_word::NEXT).load(Acquire), Release);
+            at
+        })
+    }
+
+    // ---- sweeps ----
+
+    /// Forgets idle keys of all limits for a moment, starting where the last sweep stopped. Returns how many blocks of
+    /// this class became free.
+    fn sweep(&self, class: u64) -> Result<u64> {
+        fault::point("sweeping");
+        let (began, mut found) = (Instant::now(), 0);
+        let [limit, position, rounds] = [SWEPT_LIMIT, SWEPT_HASH, SWEPT_ROUNDS].map(|word| self.arena.word(word));
+        // Limits added since then are part of the next round.
+        let mut limits = self.limits().skip_while(|at| ![0, *at].contains(&limit.load(Acquire)));
+        for at in limits.by_ref() {
+            limit.store(at, Release);
+            let table = self.table(at);
+            loop {
+                let hash = position.load(Acquire);
+                let Some(root) = self.root(&table) else { break };
+                let freed = match self.sweep_segment(&table, root, hash) {
+                    // There is no space to rewrite this one.
+                    Err(Error::StoreFull { .. }) => 0,
+                    swept => swept?,
+                };
+                found += if self.block_class(table.policy) == class { freed } else { 0 };
+                let next = self.next_segment(&table, hash);
+                position.store(next.unwrap_or(0), Release);
+                if next.is_none() {
+                    break;
+                }
+                if began.elapsed() > SWEEP {
+                    return Ok(found);
+                }
+            }
+            if began.elapsed() > SWEEP {
+                break;
+            }
+        }
+        match limits.next() {
+            Some(next) => limit.store(next, Release),
+            None => {
+                limit.store(0, Release);
+                rounds.fetch_add(1, AcqRel);
+            }
+        }
+        Ok(found)
+    }
+
+    /// Frees the unused blocks of a segment.
+    pub(in crate::state) fn sweep_segment(&self, table: &Table, root: Root, hash: u64) -> Result<u64> {
+        let segment = self.segment_at(root, root.entry_of(hash));
+        let word = |word| self.arena.word(segment + word).load(Acquire);
+        let (dead, empty_key) = (Dead::default(), self.hash(b'k', ""));
+        let is_idle = |at: &u64| {
+            let is_over = || self.is_over(&self.table_of_block(table, *at), *at, &dead);
+            self.hash_at(*at) != empty_key && !self.is_stub(*at) && is_over()
+        };
+        let has_stock = word(index_word::FREE) > word(index_word::TAKEN);
+        if has_stock || self.entries(segment).any(|at| is_idle(&at)) {
+            return self.renew_segment(table, hash, true);
+        }
+        Ok(0)
+    }
+}
+
+/// A search for space. It ends after a full round over all limits.
+#[derive(Debug, Default)]
+pub(crate) struct Search {
+    first: Option<u64>,
+}
+
+impl Search {
+    /// Returns whether there is space. If not, the search continues, unless it has completed a full round or `rests` is
+    /// set.
+    pub fn has_found(&mut self, space: Space, rests: bool) -> Result<bool> {
+        match space {
+            Space::Available => Ok(true),
+            Space::Searched(_, full) if rests => Err(full),
+            // The search began in the middle of its first round.
+            Space::Searched(round, full) if round > *self.first.get_or_insert(round) + 1 => Err(full),
+            Space::Searched(..) => Ok(false),
+        }
+    }
+}

@@ -1,0 +1,394 @@
+//! The snapshot of a home for observers, read as decisions read it, without a lock. (Names and policies come from the
+//! database: `observe.rs`.)
+
+mod served;
+
+use crate::algorithm::cells::Cells;
+use crate::algorithm::log::Ask;
+use crate::atomic::*;
+use crate::decision::LOOK_AGAIN;
+use crate::error::Result;
+use crate::hash::Hash;
+use crate::policy::{Policy, Shape};
+use crate::snapshot::{KeySnapshot, LimitSnapshot, Snapshot, Usage, WAIT_BOUNDS};
+use crate::state::cells::home::{Home, KeyAt, Table};
+use crate::state::cells::layout::{index_word, key_word, limit_word};
+use crate::state::counts::minutes::Minute;
+use crate::state::files::arena::ALLOCATED;
+use crate::state::ledger::executions::MINUTES_AT_ONCE;
+use crate::state::ledger::policies::KnownLimit;
+use crate::state::session::Session;
+use crate::state::writer::Lead;
+use crate::stats::Stats;
+use crate::time::{Tick, from_ticks};
+use served::ServedMemory;
+use std::collections::{HashMap, HashSet};
+use std::time::{Duration, SystemTime};
+
+/// How many keys one survey reads of all limits together, in addition to recently used ones; and the minimum per limit.
+const WALKED: usize = 8_192;
+const WALKED_OF_ONE: usize = 16;
+
+/// For each shown key, the usage of this many keys is remembered.
+const REMEMBERED: usize = 8;
+const LEAST_REMEMBERED: usize = 64;
+
+/// Counts that have not been written for this long, in ticks, were left by processes that have ended, or cannot be
+/// written.
+const LEFT: Tick = 3_000_000;
+
+/// How many limits are read before other writers of the ledger get a turn.
+const LIMITS_AT_ONCE: usize = 500;
+
+/// An observer's memory between two surveys.
+#[derive(Debug, Default)]
+pub(crate) struct Survey {
+    /// The home to which it belongs.
+    epoch: u64,
+    generation: u64,
+    policies: Vec<KnownLimit>,
+    limits: HashMap<String, LimitMemory>,
+    /// A key that is examined in any case.
+    pub sought: Option<String>,
+}
+
+/// The memory of one limit.
+#[derive(Debug, Default)]
+struct LimitMemory {
+    /// The hash at which the search through keys that were not used recently continues.
+    next: u64,
+    /// The total usage of the busiest keys.
+    totals: HashMap<Hash, u64>,
+    /// Of a limit on a server.
+    served: ServedMemory,
+}
+
+/// A key that was read.
+struct KeyReading {
+    at: KeyAt,
+    table: Table,
+    hash: Hash,
+    stats: Stats,
+    usage: Vec<(u64, u64)>,
+    /// Its usage since the last survey.
+    news: u64,
+}
+
+impl KeyReading {
+    fn total(&self) -> u64 {
+        self.stats.admitted + self.stats.denied
+    }
+
+    /// By which keys are busier than others.
+    fn rank(&self) -> (u64, u64) {
+        (self.news, self.total())
+    }
+}
+
+/// The largest share of a window that is in use.
+fn fullness(usage: &[(u64, u64)]) -> f64 {
+    usage.iter().map(|&(limit, used)| used as f64 / limit.max(1) as f64).fold(0.0, f64::max)
+}
+
+impl Session {
+    /// Takes a survey of the store, with this many keys of each limit.
+    pub(crate) fn survey(&self, survey: &mut Survey, keys: usize) -> Result<Snapshot> {
+        let now = self.with_lock(|locked| {
+            self.flush_counts(locked)?;
+            Ok((self.epoch(), locked.generation()))
+        })?;
+        // Without a database, changes are not counted.
+        if (survey.epoch, survey.generation) != now || !self.home().is_lane() {
+            let known = self.all_known()?;
+            (survey.epoch, survey.generation) = (now.0, known.1);
+            let names: HashSet<&str> = known.0.iter().map(|known| known.name.as_str()).collect();
+            survey.limits.retain(|name, _| names.contains(name.as_str()));
+            survey.policies = known.0;
+        }
+        let home = self.home();
+        let left = home.listed_since().filter(|at| *at + LEFT < home.clock.now().floor);
+        if home.is_lane() && left.is_some() {
+            // The processes that would write it have ended.
+            self.look_after();
+        }
+        crate::damage::or_damaged(
+            || self.lane_path(),
+            || {
+                let mut lately: HashMap<u64, Vec<Hash>> = HashMap::new();
+                home.listed_lately().into_iter().for_each(|(limit, hash)| lately.entry(limit).or_default().push(hash));
+                let waiting = home.all_waiting();
+                let most = (WALKED / survey.policies.len().max(1)).max(WALKED_OF_ONE);
+                let sought = survey.sought.as_deref().map(|key| home.hash(b'k', key));
+                let limits = survey.policies.iter().filter_map(|known| {
+                    let at = home.find_limit(&known.name)?;
+                    let watched = survey.limits.entry(known.name.clone()).or_default();
+                    let lately = lately.remove(&at).unwrap_or_default();
+                    let mut seen = home.survey_limit(at, known, watched, (lately, sought, most, keys));
+                    seen.waiting = match home.is_lane() {
+                        true => waiting.get(&at).copied().unwrap_or(0),
+                        false => self.counts_of(at).map_or(0, |counts| counts.waiting()),
+                    };
+                    Some(seen)
+                });
+                let now = home.clock.now().floor;
+                Ok(Snapshot {
+                    at: SystemTime::now(),
+                    url: self.url().to_owned(),
+                    limits: limits.collect(),
+                    counts_all_processes: true,
+                    processes: home.processes(),
+                    ledger_lag: home.listed_since().map_or(Duration::ZERO, |at| from_ticks(now.saturating_sub(at))),
+                    lane_bytes: if home.is_lane() { home.arena.usable() * 8 } else { 0 },
+                    failures: self.failures(),
+                })
+            },
+        )
+    }
+
+    /// All limits, by name, and the generation of their policies. A composite is represented by its parts. No writer is
+    /// blocked for long.
+    fn all_known(&self) -> Result<(Vec<KnownLimit>, u64)> {
+        if !self.home().is_lane() {
+            let known =
+                |(name, declared): (&String, &_)| KnownLimit { name: name.clone(), declared: *declared, missing: None };
+            return self.with_lock(|_| Ok((self.rare().limits.iter().map(known).collect(), 0)));
+        }
+        let (mut all, mut of) = (Vec::<KnownLimit>::new(), None);
+        loop {
+            let after = all.last().map_or("", |last| last.name.as_str());
+            let read = |lead: &Lead, _: Duration| {
+                self.with_ledger(lead, |database| database.limits_after(after, LIMITS_AT_ONCE))
+            };
+            let (some, generation) = self.leading("reading", self.options.timeout, read)?;
+            // If a change came in between, the next survey reads everything again.
+            let of = *of.get_or_insert(generation);
+            let is_last = some.len() < LIMITS_AT_ONCE;
+            all.extend(some);
+            if is_last {
+                return Ok((all, of));
+            }
+        }
+    }
+
+    /// The minutes of a limit between two minutes: those in the database, and the last ones of the home.
+    pub(crate) fn minutes(&self, name: &str, began: u64, to: u64) -> Result<Vec<Minute>> {
+        // This opens the store.
+        self.with_lock(|locked| self.flush_counts(locked))?;
+        let home = self.home();
+        let (mut all, mut from) = (Vec::new(), if home.is_lane() { began } else { to + 1 });
+        while from <= to {
+            // No other process writes the ledger during this.
+            let last = to.min(from + MINUTES_AT_ONCE - 1);
+            let read = |lead: &Lead, _: Duration| self.with_ledger(lead, |database| database.minutes(name, from, last));
+            all.extend(self.leading("reading", self.options.timeout, read)?);
+            from = last + 1;
+        }
+        let lane = || self.lane_path();
+        let latest =
+            crate::damage::or_damaged(lane, || Ok(home.find_limit(name).map(|limit| home.latest_minutes(limit))))?;
+        for new in latest.into_iter().flatten().filter(|minute| (began..=to).contains(&minute.at)) {
+            match all.iter_mut().find(|minute: &&mut Minute| minute.at == new.at) {
+                Some(minute) => minute.merge(&new),
+                None => all.push(new),
+            }
+        }
+        all.sort_by_key(|minute| minute.at);
+        Ok(all)
+    }
+}
+
+impl Home {
+    fn survey_limit(
+        &self,
+        at: u64,
+        known: &KnownLimit,
+        watched: &mut LimitMemory,
+        (lately, sought, most, most_shown): (Vec<Hash>, Option<Hash>, usize, usize),
+    ) -> LimitSnapshot {
+        let (table, empty) = (self.table(at), self.hash(b'k', ""));
+        let mut all = self.read_keys(&table, watched, lately.into_iter().chain(sought), most);
+        let fullest = all.iter().max_by(|a, b| fullness(&a.usage).total_cmp(&fullness(&b.usage)));
+        let gate = self.limit_gate(at).load(Acquire);
+        let declared = &known.declared;
+        let (usage, retry_after) = match fullest {
+            Some(seen) => (shown(&seen.table.policy, &seen.usage), self.retry_after(seen, gate)),
+            // The key is being rewritten at this moment.
+            None => (shown(&table.policy, &[(table.capacity, 0)]), Duration::ZERO),
+        };
+        let fullest =
+            fullest.filter(|seen| seen.hash != empty).map(|seen| (self.text_of(seen.at.at), id_of(seen.hash)));
+        all.retain(|seen| seen.hash != empty);
+        all.sort_by(|a, b| {
+            let fuller = fullness(&b.usage).total_cmp(&fullness(&a.usage));
+            b.rank().cmp(&a.rank()).then(fuller).then(a.hash.cmp(&b.hash))
+        });
+        watched.remember(&all, most_shown);
+        let is_closed = |seen: &KeyReading| !self.until(self.key_gate(seen.at.at).load(Acquire)).is_zero();
+        let is_hot = |seen: &&KeyReading| seen.total() > 0 || seen.table.at != table.at || is_closed(seen);
+        let is_sought = |seen: &&KeyReading| Some(seen.hash) == sought;
+        let hot = all.iter().take(most_shown).filter(is_hot).chain(all.iter().skip(most_shown).filter(is_sought));
+        LimitSnapshot {
+            name: known.name.clone(),
+            kind: declared.current().kind(),
+            declared: declared.declared,
+            overriding: declared.overriding,
+            usage,
+            fullest,
+            peak: self.peak(at),
+            retry_after,
+            paused_for: self.until(gate),
+            waiting: 0,
+            waits: self.get::<{ WAIT_BOUNDS.len() + 1 }>(at + limit_word::WAITS),
+            places_lost: self.arena.word(at + limit_word::PLACES_LOST).load(Acquire),
+            stats: self.counts(at),
+            keys: self.key_count(&table),
+            hot_keys: hot.map(|seen| self.show_key(&table, seen, gate)).collect(),
+            grants: None,
+        }
+    }
+
+    /// Reads the keys that were busy, those that were used lately, about `most` others, and the key "".
+    fn read_keys(
+        &self,
+        table: &Table,
+        watched: &mut LimitMemory,
+        lately: impl IntoIterator<Item = Hash>,
+        most: usize,
+    ) -> Vec<KeyReading> {
+        let is_first = watched.totals.is_empty();
+        let mut hashes: Vec<Hash> = watched.totals.keys().copied().chain(lately).collect();
+        hashes.extend(self.next_keys(table, &mut watched.next, most));
+        hashes.push(self.hash(b'k', ""));
+        hashes.sort_unstable();
+        hashes.dedup();
+        let mut all: Vec<KeyReading> = hashes.into_iter().filter_map(|hash| self.survey_key(table, hash)).collect();
+        for seen in &mut all {
+            // The usage before the first survey is not recent, but nothing else is known at that time.
+            let before = watched.totals.get(&seen.hash).copied();
+            seen.news = seen.total() - before.unwrap_or(if is_first { 0 } else { seen.total() }).min(seen.total());
+        }
+        all
+    }
+
+    fn until(&self, gate: Tick) -> Duration {
+        from_ticks(gate.saturating_sub(self.clock.now().floor))
+    }
+
+    fn survey_key(&self, table: &Table, hash: Hash) -> Option<KeyReading> {
+        let at = self.find(table, hash).ok()??;
+        let own = self.table_of(table, at);
+        let stats = self.stats_at(at.at);
+        let usage = self.usage(&own, self.cells(&own, at));
+        // Otherwise it has moved, and the words may have belonged to another key.
+        (self.find(table, hash).ok()?? == at).then_some(KeyReading { at, table: own, hash, stats, usage, news: 0 })
+    }
+
+    fn show_key(&self, table: &Table, seen: &KeyReading, gate: Tick) -> KeySnapshot {
+        let own_gate = self.key_gate(seen.at.at).load(Acquire);
+        let is_own = seen.table.at != table.at && self.is_plan_of(table, seen.table.at);
+        KeySnapshot {
+            key: self.text_of(seen.at.at),
+            id: id_of(seen.hash),
+            overriding: is_own.then_some(seen.table.policy),
+            usage: shown(&seen.table.policy, &seen.usage),
+            retry_after: self.retry_after(seen, gate),
+            paused_for: self.until(own_gate),
+            stats: seen.stats,
+        }
+    }
+
+    fn retry_after(&self, seen: &KeyReading, gate: Tick) -> Duration {
+        let gate = gate.max(self.key_gate(seen.at.at).load(Acquire));
+        let closed = self.until(gate);
+        match self.cells(&seen.table, seen.at) {
+            Cells::Leases(leases) => {
+                let (now, cooldown) = (self.clock.now().floor, seen.table.policy.cooldown());
+                match leases.live_at(now, cooldown) {
+                    Ok(live) if live < seen.table.capacity => closed,
+                    Ok(live) if cooldown > 0 => {
+                        let units = live + 1 - seen.table.capacity;
+                        let at = leases.free_at(units, cooldown).ok().flatten().unwrap_or(u64::MAX);
+                        closed.max(from_ticks(at.saturating_sub(now).min(cooldown)))
+                    }
+                    _ => closed.max(LOOK_AGAIN),
+                }
+            }
+            cells => {
+                let ask = Ask::now(seen.table.windows.as_slice(), 1, gate);
+                cells
+                    .view(&ask, || self.clock.now())
+                    .map_or(closed, |view| from_ticks(view.ready.saturating_sub(view.now)))
+            }
+        }
+    }
+
+    /// The approximate number of keys in a table's index, without the empty one.
+    fn key_count(&self, table: &Table) -> u64 {
+        let count = |segment| self.arena.word(segment + index_word::COUNT).load(Acquire);
+        self.segments(table).map(count).sum::<u64>().saturating_sub(1)
+    }
+
+    /// The keys of the next segments, about `most` of them.
+    fn next_keys(&self, table: &Table, next: &mut u64, most: usize) -> Vec<Hash> {
+        let mut all = Vec::new();
+        let mut segments = HashSet::new();
+        while all.len() < most {
+            let Some(root) = self.root(table) else { break };
+            let segment = self.segment_at(root, root.entry_of(*next));
+            // A full round.
+            if !segments.insert(segment) {
+                break;
+            }
+            let hashes: Vec<Hash> = self.entries(segment).filter_map(|at| self.hash_of_block(at)).collect();
+            // Otherwise the words may belong to another index by now.
+            if self.root(table) == Some(root) {
+                all.extend(hashes);
+            }
+            *next = self.next_segment(table, *next).unwrap_or(0);
+        }
+        all.truncate(most.max(index_word::MOST_CAPACITY as usize));
+        all
+    }
+
+    fn hash_of_block(&self, at: u64) -> Option<Hash> {
+        let is_inside = at.saturating_add(key_word::RING) <= self.arena.word(ALLOCATED).load(Acquire);
+        is_inside.then(|| Hash(self.get(at + key_word::HASH)))
+    }
+}
+
+impl LimitMemory {
+    /// Remembers the usage of the busiest keys, which come first.
+    fn remember(&mut self, all: &[KeyReading], most_shown: usize) {
+        let most = (most_shown * REMEMBERED).max(LEAST_REMEMBERED);
+        self.totals = all.iter().take(most).map(|seen| (seen.hash, seen.total())).collect();
+    }
+}
+
+/// The usage of each window of a policy, the fullest first.
+fn shown(policy: &Policy, usage: &[(u64, u64)]) -> Vec<Usage> {
+    let windows = windows_of(policy, usage.len());
+    let one = |(&(limit, used), window)| Usage { limit, used, window };
+    let mut all: Vec<Usage> = usage.iter().zip(windows).map(one).collect();
+    let fullness = |usage: &Usage| usage.used as f64 / usage.limit.max(1) as f64;
+    all.sort_by(|a, b| fullness(b).total_cmp(&fullness(a)));
+    all
+}
+
+/// An identifier for a key whose text is not shown.
+fn id_of(Hash([id, _]): Hash) -> String {
+    format!("{id:016x}")
+}
+
+/// The windows of the units that [`Home::usage`] returns.
+fn windows_of(policy: &Policy, count: usize) -> Vec<Option<Duration>> {
+    match policy.windows() {
+        windows if windows.len() == count => windows.iter().map(|window| Some(from_ticks(window.length))).collect(),
+        _ => {
+            let length = match &policy.0 {
+                Shape::Counter { window, .. } => window.length,
+                _ => policy.longest(),
+            };
+            vec![(!policy.is_concurrency()).then(|| from_ticks(length)); count]
+        }
+    }
+}

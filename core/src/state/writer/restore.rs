@@ -1,0 +1,111 @@
+//! Keys that are only in the ledger are restored: each at its first use, and the others by the ledger's writer.
+
+use super::TAKEN_BACK_BY;
+use crate::damage::or_damaged;
+use crate::error::{Error, Result};
+use crate::hash::Hash;
+use crate::state::cells::home::{Blocked, Home};
+use crate::state::cells::layout::RESTORING;
+use crate::state::cells::locked::Locked;
+use crate::state::ledger::database::Database;
+use crate::state::ledger::gather::moment;
+use crate::state::ledger::restoring::{Past, Rows};
+use crate::state::rare::space::Search;
+use crate::state::session::Session;
+use crate::time::Tick;
+use crate::{fault, fork};
+use std::time::{Duration, Instant};
+
+/// How long the ledger's writer restores keys each second.
+const EACH_SECOND: Duration = Duration::from_millis(20);
+
+impl Session {
+    /// Reads the rows of a key that is not in the lane. Not under the structure lock: another program may have locked the
+    /// database.
+    pub(in crate::state) fn rows_of(&self, home: &Home, key: (&str, Hash, Tick)) -> Result<Rows> {
+        let _no_fork = fork::ledgers().ok_or_else(|| Error::busy(format!("reading {}", self.url())))?;
+        let now = moment(home).1.uptime;
+        self.connect()?.rows_of_key(key, now, home.past())
+    }
+
+    /// Restores a key that gets a policy of its own, or another one. For the holder of the structure lock.
+    pub(in crate::state) fn restore_locked(
+        &self,
+        locked: &Locked,
+        limit: u64,
+        (hash, text): (Hash, &str),
+    ) -> Result<()> {
+        let table = locked.table(limit);
+        let name = locked.name_of(limit).filter(|_| locked.may_restore(&table));
+        if let (Some(name), None) = (name, locked.block_of(&table, hash)) {
+            let (now, longest) = (moment(locked).1.uptime, table.policy.longest());
+            let read = |database: &mut Database| database.rows_of_key((&name, hash, longest), now, locked.past());
+            let rows = self.with_database(read)?;
+            let mut search = Search::default();
+            while !rows.is_empty() {
+                match locked.restore_key(&table, hash, text, &rows) {
+                    Ok(()) => break,
+                    Err(Blocked::Refused(error)) => return Err(error),
+                    Err(_) => drop(search.has_found(locked.make_space(&table, hash, false)?, false)?),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Restores keys for a moment, if there are any left and no other caller is writing. What fails is tried again in a
+    /// second.
+    pub(in crate::state) fn restore_some(&self) {
+        let began = Instant::now();
+        while self.home().is_restoring() && began.elapsed() < EACH_SECOND && !fault::leaves_keys() {
+            // Other programs may have written to the lane.
+            if or_damaged(|| self.lane_path(), || self.restore_next()).is_err() {
+                return;
+            }
+        }
+    }
+
+    fn restore_next(&self) -> Result<()> {
+        let Some(lead) = self.try_lead()? else { return Err(Error::busy(format!("restoring {}", self.url()))) };
+        let (home, next) = (lead.home, RESTORING + 1 + Past::WORDS);
+        let first = home.get::<1>(next)[0] as i64;
+        let (past, now) = (home.past(), moment(home).1.uptime);
+        let (found, then) = self.with_ledger(&lead, |database| {
+            let (keys, then) = database.keys_to_restore(first, past)?;
+            let limits = keys.iter().map(|(name, ..)| home.find_limit(name).map(|limit| (limit, home.table(limit))));
+            let here = keys.iter().zip(limits.collect::<Vec<_>>());
+            let here =
+                here.filter_map(|(key, limit)| limit.filter(|(_, table)| home.may_restore(table)).zip(Some(key)));
+            let here: Vec<_> = here.collect();
+            let wanted: Vec<_> =
+                here.iter().map(|((_, table), (name, hash))| (&**name, *hash, table.policy.longest())).collect();
+            let rows = database.rows_to_restore(&wanted, now, past)?;
+            let found = here.iter().zip(rows).map(|(((limit, _), (_, hash)), rows)| (*limit, *hash, rows));
+            let found: Vec<_> = found.filter(|(.., rows)| !rows.is_empty()).collect();
+            if found.is_empty() && then == i64::MAX {
+                database.end_index_of_keys()?;
+            }
+            Ok((found, then))
+        })?;
+        fault::point("rows-read");
+        self.with_lane_of(&lead, TAKEN_BACK_BY, |locked| {
+            for (limit, hash, rows) in &found {
+                match locked.restore_key(&locked.table(*limit), *hash, &rows.text, rows) {
+                    Err(Blocked::Refused(error)) => return Err(error),
+                    // The rest waits for the next second.
+                    Err(_) => {
+                        locked.make_space(&locked.table(*limit), *hash, false)?;
+                        return Err(Error::busy(format!("restoring {}", self.url())));
+                    }
+                    Ok(()) => {}
+                }
+            }
+            fault::point("rows-restored");
+            match found.is_empty() && then == i64::MAX {
+                true => locked.all_restored(),
+                false => locked.set(next, [then as u64]),
+            }
+            Ok(())
+        })
+    }
+}
