@@ -283,7 +283,7 @@ pub(in crate::state) fn meter<'h>(table: &Table, (head, _): Block<'h>, number: u
 
 /// The table that applies to a key.
 #[inline(always)]
-pub(in crate::state) fn table_in(head: &Head) -> u64 {
+pub(super) fn table_in(head: &Head) -> u64 {
     head[key_word::TABLE as usize].load(Acquire)
 }
 

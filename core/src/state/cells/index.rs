@@ -20,7 +20,7 @@ use crate::state::files::arena::MOST_BYTES;
 use crate::time::Now;
 
 /// Turns a block that only the caller uses into that of a new key. `None`: see [`Home::begin`].
-pub(in crate::state) type Begin<'b> = &'b dyn Fn(u64) -> Option<KeyAt>;
+pub(super) type Begin<'b> = &'b dyn Fn(u64) -> Option<KeyAt>;
 
 fn tag(hash: Hash) -> u64 {
     (hash.0[1] >> index_word::TAG).min(index_word::NO_KEY - 1)

@@ -1,7 +1,7 @@
 //! The meaning of each word of a block.
 
 /// When the next checkpoint of the ledger is due.
-pub(in crate::state) const NEXT_CHECKPOINT: u64 = 10;
+pub(super) const NEXT_CHECKPOINT: u64 = 10;
 /// Words of the header that belong to the tables. The lane has the words before them, the arena those in between.
 pub(in crate::state) const FIRST_LIMIT: u64 = 13;
 pub(in crate::state) const HASH_KEY: u64 = 14;
@@ -14,7 +14,7 @@ pub(in crate::state) const STUBS: u64 = 63;
 pub(in crate::state) const FREE_SEGMENTS: u64 = FREE_KEYS + 64;
 
 /// Counts lives and eras.
-pub(in crate::state) const NEXT_NUMBER: u64 = FREE_SEGMENTS + 64;
+pub(super) const NEXT_NUMBER: u64 = FREE_SEGMENTS + 64;
 
 /// Counts the processes that have ever used the lane.
 pub(in crate::state) const NEXT_MEMBER: u64 = NEXT_NUMBER + 1;
@@ -28,18 +28,18 @@ pub(in crate::state) const CHANGED_TAIL: u64 = 161;
 pub(in crate::state) const CHANGED_DONE: u64 = 162;
 
 /// The Unix time of tick 0 in µs, wrapping, as it was when the store was created.
-pub(in crate::state) const PHASE: u64 = NEXT_NUMBER + 2;
+pub(super) const PHASE: u64 = NEXT_NUMBER + 2;
 
 /// Chains of names, by a name's hash.
-pub(in crate::state) const NAMES: u64 = 256;
+pub(super) const NAMES: u64 = 256;
 /// The lane has the words from 480 on.
-pub(in crate::state) const NAME_CHAINS: u64 = 224;
+pub(super) const NAME_CHAINS: u64 = 224;
 
 /// Tables of open places, each twice as large as the one before. 0 where none was needed yet.
 pub(in crate::state) const PLACES: u64 = CHANGED_DONE + 1;
-pub(in crate::state) const PLACE_TABLES: u64 = 16;
+pub(super) const PLACE_TABLES: u64 = 16;
 /// The number of slots of the first table.
-pub(in crate::state) const FIRST_PLACES: u64 = 256;
+pub(super) const FIRST_PLACES: u64 = 256;
 
 /// Where the last sweep for idle keys stopped: the limit and the hash.
 pub(in crate::state) const SWEPT_LIMIT: u64 = PLACES + PLACE_TABLES;

@@ -117,7 +117,7 @@ impl Home {
 
 impl Locked<'_> {
     /// Adds counts to a minute of a limit.
-    pub(in crate::state) fn note_minute(&self, limit: u64, new: Minute) {
+    pub(super) fn note_minute(&self, limit: u64, new: Minute) {
         if new == (Minute { at: new.at, units: 0, denied: 0, waited: 0, peak: 0 }) {
             return;
         }

@@ -14,7 +14,7 @@ use super::executions::{Moment, STARTED};
 use crate::error::Result;
 use rusqlite::{Connection, TransactionBehavior, named_params, params};
 
-pub(in crate::state) const SCHEMA: &str = "
+pub(super) const SCHEMA: &str = "
 CREATE TABLE IF NOT EXISTS committed (  -- one row at most: every start in the last lane is in 'executions'
   lane           TEXT NOT NULL,         -- as in 'store'; another lane's row means nothing
   started_at     INTEGER NOT NULL,      -- starts up to this time may be missing, from the lanes before
@@ -24,7 +24,7 @@ CREATE TABLE IF NOT EXISTS committed (  -- one row at most: every start in the l
 ";
 
 /// The record of a new store, which has had no starts.
-pub(in crate::state) const OF_A_NEW_STORE: &str = "INSERT INTO committed VALUES ('', 0, 1, -9000000000000000)";
+pub(super) const OF_A_NEW_STORE: &str = "INSERT INTO committed VALUES ('', 0, 1, -9000000000000000)";
 
 fn delete(connection: &Connection) -> rusqlite::Result<()> {
     connection.execute_batch(&format!("{SCHEMA} DELETE FROM committed;"))

@@ -39,7 +39,7 @@ CREATE TABLE store (
 ";
 
 /// The current time in readable form.
-pub(in crate::state) const NOW: &str = "strftime('%Y-%m-%dT%H:%M:%fZ', 'now')";
+pub(super) const NOW: &str = "strftime('%Y-%m-%dT%H:%M:%fZ', 'now')";
 
 /// The permanent identity of a store, and when its lane was created.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -246,7 +246,7 @@ impl Database {
         }
     }
 
-    pub(in crate::state) fn check_tables(&self) -> Result<()> {
+    pub(super) fn check_tables(&self) -> Result<()> {
         let look = "SELECT count(*) FROM sqlite_schema WHERE type = 'table'
                     AND name IN ('store', 'limits', 'keys', 'executions', 'usage', 'moves')";
         match self.count(look)? {
@@ -283,11 +283,11 @@ impl Database {
 }
 
 /// Two words as 32 hex digits.
-pub(in crate::state) fn to_hex([a, b]: [u64; 2]) -> String {
+pub(super) fn to_hex([a, b]: [u64; 2]) -> String {
     format!("{a:016x}{b:016x}")
 }
 
-pub(in crate::state) fn from_hex(text: &str) -> Option<[u64; 2]> {
+pub(super) fn from_hex(text: &str) -> Option<[u64; 2]> {
     let half = |range| text.get(range).and_then(|half| u64::from_str_radix(half, 16).ok());
     half(0..16).zip(half(16..32)).map(|(a, b)| [a, b]).filter(|_| text.len() == 32)
 }

@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 
 /// `executions` has no index by key: appending must not touch a page per key, and forgetting a key is rare. `usage` is
 /// ordered by time first, so that minutes are added at one end and removed at the other.
-pub(in crate::state) const SCHEMA: &str = "
+pub(super) const SCHEMA: &str = "
 CREATE TABLE executions (               -- starts that may still count; the view 'starts' shows readable times
   name           TEXT NOT NULL,
   key            TEXT NOT NULL,         -- readable, possibly truncated
@@ -64,7 +64,7 @@ pub(in crate::state) const MINUTES_AT_ONCE: u64 = 1_440;
 const ROWS: i64 = 4_096;
 
 /// The uptime at which an execution started, relative to this boot: see the module documentation.
-pub(in crate::state) const STARTED: &str = "
+pub(super) const STARTED: &str = "
   CASE WHEN :boot = (SELECT boot FROM store) THEN uptime
        WHEN synced AND :synced THEN min(started_at - :wall + :uptime, :uptime)
        WHEN uptime <= :uptime THEN uptime
@@ -256,7 +256,7 @@ impl Database {
 }
 
 /// The first row that is left for the next transaction, if this one starts at `first`.
-pub(in crate::state) fn next_rows(connection: &Connection, first: i64) -> rusqlite::Result<Option<i64>> {
+pub(super) fn next_rows(connection: &Connection, first: i64) -> rusqlite::Result<Option<i64>> {
     let next = "SELECT rowid FROM executions WHERE rowid >= ?1 ORDER BY rowid LIMIT 1 OFFSET ?2";
     connection.query_row(next, [first, ROWS], |row| row.get(0)).optional()
 }

@@ -180,7 +180,7 @@ impl Locked<'_> {
 }
 
 /// Writes everything that a limit has to an older copy. For the holder of the structure lock.
-pub(in crate::state) fn write_limit(locked: &Locked, database: &mut Database, limit: u64) -> Result<()> {
+pub(super) fn write_limit(locked: &Locked, database: &mut Database, limit: u64) -> Result<()> {
     let mut from = Some((0, 0));
     while let Some(place) = from {
         let batch = locked.gather_from(&[limit], place);

@@ -16,7 +16,7 @@ use rusqlite::{Connection, TransactionBehavior, params};
 use std::collections::BTreeSet;
 use std::iter;
 
-pub(in crate::state) const SCHEMA: &str = "
+pub(super) const SCHEMA: &str = "
 CREATE TABLE moves (
   number   INTEGER PRIMARY KEY,
   name     TEXT NOT NULL,      -- the limit's name in the rows
@@ -77,7 +77,7 @@ pub(in crate::state) fn note(
 }
 
 /// Completes the moves of this name's previous rows, because a limit is about to get the name.
-pub(in crate::state) fn make_way(connection: &Connection, name: &str) -> rusqlite::Result<()> {
+pub(super) fn make_way(connection: &Connection, name: &str) -> rusqlite::Result<()> {
     let moves = all(connection)?;
     match moves.iter().any(|other| other.name == name && other.becomes.is_some()) {
         true => finish(connection, &moves),
@@ -86,13 +86,13 @@ pub(in crate::state) fn make_way(connection: &Connection, name: &str) -> rusqlit
 }
 
 /// The name that the pending moves give to a row; `None` if they delete it.
-pub(in crate::state) fn name_after<'a>(moves: &'a [Move], name: &'a str, uptime: i64) -> Option<&'a str> {
+pub(super) fn name_after<'a>(moves: &'a [Move], name: &'a str, uptime: i64) -> Option<&'a str> {
     let applies = |name: &str, one: &Move| one.name == name && uptime <= one.until;
     moves.iter().try_fold(name, |name, one| if applies(name, one) { one.becomes.as_deref() } else { Some(name) })
 }
 
 /// The names that rows of a limit may still have.
-pub(in crate::state) fn names_before<'a>(moves: &'a [Move], name: &'a str) -> impl Iterator<Item = &'a str> {
+pub(super) fn names_before<'a>(moves: &'a [Move], name: &'a str) -> impl Iterator<Item = &'a str> {
     let others = moves.iter().filter(move |one| one.becomes.is_some() && one.name != name).map(|one| &*one.name);
     iter::once(name).chain(others.collect::<BTreeSet<&str>>())
 }

@@ -12,7 +12,7 @@ use crate::policy::{self, Policy};
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehavior, params};
 use std::path::Path;
 
-pub(in crate::state) const SCHEMA: &str = "
+pub(super) const SCHEMA: &str = "
 CREATE TABLE limits (
   name           TEXT PRIMARY KEY,
   kind           TEXT NOT NULL,         -- 'rate', 'concurrency', …; 'composite': of the limits NAME/KIND

@@ -94,7 +94,7 @@ impl Home {
     }
 
     /// The last row of the ledger that may have to be restored; 0 if there is none.
-    pub(in crate::state) fn last_unrestored(&self) -> i64 {
+    pub(super) fn last_unrestored(&self) -> i64 {
         if self.is_restoring() { self.past().last_row } else { 0 }
     }
 
@@ -103,7 +103,7 @@ impl Home {
     }
 
     /// The starts in these rows that were not forgotten since, as they would be in the lane.
-    pub(in crate::state) fn starts_of(&self, table: &Table, rows: &Rows) -> Vec<Start> {
+    pub(super) fn starts_of(&self, table: &Table, rows: &Rows) -> Vec<Start> {
         let ((now, moment), past) = (moment(self), self.past());
         let [cleared] = self.get(table.at + table_word::CLEARED);
         let earliest = if self.former(table).budget >= BEHIND { past.booted } else { 0 };
@@ -126,12 +126,7 @@ impl Home {
 
 impl Locked<'_> {
     /// Leaves the keys of these limits to their first use. The lane is not published yet.
-    pub(in crate::state) fn restore_later(
-        &self,
-        database: &Database,
-        past: Past,
-        limits: &[(u64, String)],
-    ) -> Result<()> {
+    pub(super) fn restore_later(&self, database: &Database, past: Past, limits: &[(u64, String)]) -> Result<()> {
         self.set(RESTORING + 1, past.to_words());
         self.set(RESTORING + 1 + Past::WORDS, [0]);
         for (limit, name) in limits {
@@ -189,7 +184,7 @@ impl Locked<'_> {
     }
 
     /// Blocks these limits for as long as starts may count, because the ledger that has the keys is gone.
-    pub(in crate::state) fn close_unrestored(&self) {
+    pub(super) fn close_unrestored(&self) {
         let now = self.clock.now().ceil;
         for limit in self.limits() {
             let table = self.table(limit);
@@ -210,7 +205,7 @@ impl Locked<'_> {
 
 impl Database {
     /// Returns whether more than so many rows still count that count for longer than `over` in total.
-    pub(in crate::state) fn has_more_than(&self, most: u64, boot: &str, now: Moment, over: Tick) -> Result<bool> {
+    pub(super) fn has_more_than(&self, most: u64, boot: &str, now: Moment, over: Tick) -> Result<bool> {
         let count = format!(
             "SELECT count(*) FROM (SELECT {STARTED} AS started, expires_at - started_at AS counts_for FROM executions
              WHERE started + counts_for > :uptime AND counts_for > :over LIMIT :most)"
@@ -224,7 +219,7 @@ impl Database {
 
     /// Makes the index by which single keys are read: of all rows that there are. Returns the uptime of the latest start,
     /// and the last row.
-    pub(in crate::state) fn index_keys(&self) -> Result<(i64, i64)> {
+    pub(super) fn index_keys(&self) -> Result<(i64, i64)> {
         let index = || -> rusqlite::Result<(i64, i64)> {
             let last = "SELECT ifnull(max(uptime), 0), ifnull(max(rowid), 0) FROM executions";
             let (until, last_row) = self.connection.query_row(last, [], |row| Ok((row.get(0)?, row.get(1)?)))?;

@@ -69,7 +69,7 @@ impl Home {
 
 /// A policy that applies after a change.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::state) enum PolicyChange<'a> {
+pub(super) enum PolicyChange<'a> {
     /// The policy of a limit, which may be new.
     Limit(&'a str, Policy),
     /// The policy of a key, or `None` for the limit's.
@@ -81,7 +81,7 @@ impl Session {
     /// Changes policies: first in the database, then in the lane. If it fails before the commit, nothing has changed.
     /// After the commit it fails only if something is broken, since the space is already allocated; the change then
     /// applies as soon as the fault is repaired. A removal applies when it is committed.
-    pub(in crate::state) fn decide(
+    pub(super) fn decide(
         &self,
         locked: &Locked,
         changes: &[PolicyChange],

@@ -95,7 +95,7 @@ impl Session {
     }
 
     /// The error for a name that no limit has. `known` are the names that the store knows.
-    pub(in crate::state) fn unknown_beside<R>(&self, name: &str, mut known: Vec<String>) -> Result<R> {
+    pub(super) fn unknown_beside<R>(&self, name: &str, mut known: Vec<String>) -> Result<R> {
         known.extend(self.undeclared.names().map(|name| name.to_string()));
         known.sort();
         known.dedup();

@@ -65,7 +65,7 @@ impl Session {
     }
 
     /// Runs a function with the declarations of these names and the own policy of a key, if it has one.
-    pub(in crate::state) fn with_key_of_names<R>(
+    pub(super) fn with_key_of_names<R>(
         &self,
         names: &[&str],
         key: Option<&str>,
@@ -237,7 +237,7 @@ impl Rare {
     }
 
     /// Adds a change to be sent to the server.
-    pub(in crate::state) fn enqueue(&mut self, name: &str, change: RowChange) {
+    pub(super) fn enqueue(&mut self, name: &str, change: RowChange) {
         if !self.has_outbox {
             return;
         }
@@ -271,7 +271,7 @@ fn damaged<R>(name: &str, text: &str, why: &Error) -> Result<R> {
 }
 
 impl Rare {
-    pub(in crate::state) fn enqueue_key(&mut self, name: &str, key: &str, policy: Option<Policy>) {
+    pub(super) fn enqueue_key(&mut self, name: &str, key: &str, policy: Option<Policy>) {
         self.enqueue(name, RowChange::Key(hash_of(key), key.to_owned(), policy));
     }
 

@@ -195,7 +195,7 @@ impl Locked<'_> {
 
     /// The plan of a key, if half of its lease slots are taken. Another caller may have enlarged it since they were
     /// found full.
-    pub(in crate::state) fn crowded_plan(&self, table: &Table, hash: Hash) -> Option<Option<Table>> {
+    pub(super) fn crowded_plan(&self, table: &Table, hash: Hash) -> Option<Option<Table>> {
         let (_, found) =
             self.probe(table, self.segment_of(table, hash), hash).ok().filter(|(_, found)| found.table != table.at)?;
         let plan = self.table_at(found.table);
@@ -238,7 +238,7 @@ impl Locked<'_> {
     }
 
     /// Resets a plan because all keys of its limit are forgotten. Its keys start with the first tickets of that table.
-    pub(in crate::state) fn reset_plan(&self, plan: &Table, table: &Table) {
+    pub(super) fn reset_plan(&self, plan: &Table, table: &Table) {
         self.set(plan.at + table_word::BORN, [0]);
         self.set(plan.at + table_word::LOST, [0, 0]);
         self.set(plan.at + table_word::FIRST_TICKET, self.get::<1>(table.at + table_word::FIRST_TICKET));
@@ -273,7 +273,7 @@ impl Locked<'_> {
     }
 
     /// The stub of a key whose cells go to another key. Its counts are kept or forgotten.
-    pub(in crate::state) fn stub_of(&self, plan: &Table, from: u64, keeps_counts: bool) -> Result<u64> {
+    pub(super) fn stub_of(&self, plan: &Table, from: u64, keeps_counts: bool) -> Result<u64> {
         let at = self.new_stub(plan, self.hash_at(from), "")?;
         self.copy_identity(from, at, keeps_counts);
         Ok(at)
@@ -287,12 +287,12 @@ impl Locked<'_> {
         }
     }
 
-    pub(in crate::state) fn retire_stub(&self, at: u64) {
+    pub(super) fn retire_stub(&self, at: u64) {
         self.retire_to(STUBS, at);
     }
 
     /// A block with the cells of a key that had none, with these starts. It is not published yet.
-    pub(in crate::state) fn write_key(&self, own: &Table, hash: Hash, text: &str, starts: &[Start]) -> Result<u64> {
+    pub(super) fn write_key(&self, own: &Table, hash: Hash, text: &str, starts: &[Start]) -> Result<u64> {
         loop {
             // The same amount for which space was made.
             let need = self.key_words(own.policy) + 16;

@@ -76,12 +76,7 @@ impl Locked<'_> {
 
     /// Writes a table whose unused keys count as started at `born`, and whose new keys have tickets from `first` on. It
     /// has no index yet.
-    pub(in crate::state) fn write_table(
-        &self,
-        limit: u64,
-        policy: Policy,
-        (born, first): (Tick, u64),
-    ) -> Result<Table> {
+    pub(super) fn write_table(&self, limit: u64, policy: Policy, (born, first): (Tick, u64)) -> Result<Table> {
         let at = self.allocate(table_word::WORDS)?;
         self.set(at + table_word::LIMIT, [limit]);
         self.set(at + table_word::OWNER, [limit]);
@@ -92,7 +87,7 @@ impl Locked<'_> {
     }
 
     /// The unused key "" of a new table.
-    pub(in crate::state) fn fresh_empty_key(&self, table: &Table) -> Result<u64> {
+    pub(super) fn fresh_empty_key(&self, table: &Table) -> Result<u64> {
         loop {
             let block = self.unused_block(table)?;
             // A block that has used up its lives is abandoned.

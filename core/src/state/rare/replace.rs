@@ -96,7 +96,7 @@ impl Home {
     }
 
     /// Returns whether `own` is an earlier table of the limit, and not a plan.
-    pub(in crate::state) fn is_before(&self, table: &Table, own: &Table) -> bool {
+    pub(super) fn is_before(&self, table: &Table, own: &Table) -> bool {
         own.at != table.at && self.arena.word(own.at + table_word::LIMIT).load(Acquire) != 0
     }
 

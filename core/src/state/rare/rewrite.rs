@@ -32,7 +32,7 @@ impl Locked<'_> {
     }
 
     /// Rewrites a key into a block of `own`, which applies to the key from then on.
-    pub(in crate::state) fn rewrite_as(
+    pub(super) fn rewrite_as(
         &self,
         table: &Table,
         hash: Hash,
@@ -55,7 +55,7 @@ impl Locked<'_> {
 
     /// Seals a key's cells and writes their history, with this edit, into a block of `own`. The block is not published
     /// yet.
-    pub(in crate::state) fn write_elsewhere(
+    pub(super) fn write_elsewhere(
         &self,
         before: &Table,
         from: KeyAt,
@@ -99,7 +99,7 @@ impl Locked<'_> {
     }
 
     /// Returns whether a key of an earlier table has no effect under the new policy. Its cells are sealed.
-    pub(in crate::state) fn is_nothing(&self, own: &Table, at: u64, table: &Table) -> bool {
+    pub(super) fn is_nothing(&self, own: &Table, at: u64, table: &Table) -> bool {
         let now = self.clock.now();
         let mut history = self.history(own, at, (&self.cells_at(own, at), now));
         self.carry_over(own, table, &mut history, now);
@@ -112,13 +112,13 @@ impl Locked<'_> {
     }
 
     /// Publishes another block as a key's.
-    pub(in crate::state) fn set_entry(&self, segment: u64, slot: u64, hash: Hash, block: u64) {
+    pub(super) fn set_entry(&self, segment: u64, slot: u64, hash: Hash, block: u64) {
         let slots = self.arena.words(segment + index_word::SLOTS, slot + 1);
         slots[slot as usize].store(entry(hash, block), Release);
     }
 
     /// Wakes callers that wait for a completion, since they must now look elsewhere.
-    pub(in crate::state) fn seal_cells<'a>(&self, cells: Cells<'a>) -> Cells<'a> {
+    pub(super) fn seal_cells<'a>(&self, cells: Cells<'a>) -> Cells<'a> {
         let cells = cells.seal();
         if let Cells::Leases(leases) = &cells {
             wake_all(leases.bell);
@@ -239,27 +239,27 @@ impl Locked<'_> {
         self.retire_to(self.block_class(policy), at);
     }
 
-    pub(in crate::state) fn retire_to(&self, class: u64, at: u64) {
+    pub(super) fn retire_to(&self, class: u64, at: u64) {
         let head = self.arena.word(FREE_KEYS + class);
         let (count, first) = free_blocks(head);
         self.arena.word(at + key_word::NEXT).store(first, Release);
         head.store((count + 1) << COUNT | at, Release);
     }
 
-    pub(in crate::state) fn has_used_block(&self, policy: Policy) -> bool {
+    pub(super) fn has_used_block(&self, policy: Policy) -> bool {
         self.used_blocks(policy) > 0
     }
 
     /// The number of free blocks.
-    pub(in crate::state) fn used_blocks(&self, policy: Policy) -> u64 {
+    pub(super) fn used_blocks(&self, policy: Policy) -> u64 {
         free_blocks(self.arena.word(FREE_KEYS + self.block_class(policy))).0
     }
 
-    pub(in crate::state) fn used_block(&self, policy: Policy) -> Option<u64> {
+    pub(super) fn used_block(&self, policy: Policy) -> Option<u64> {
         self.used_in(self.block_class(policy))
     }
 
-    pub(in crate::state) fn used_in(&self, class: u64) -> Option<u64> {
+    pub(super) fn used_in(&self, class: u64) -> Option<u64> {
         let head = self.arena.word(FREE_KEYS + class);
         let (count, at) = free_blocks(head);
         (at != 0).then(|| {

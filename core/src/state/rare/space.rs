@@ -39,7 +39,7 @@ const ENOUGH: u64 = 64;
 const DIRECTORIES: u64 = 32;
 
 /// How often the holder of the structure lock retries.
-pub(in crate::state) const MOST_TURNS: u32 = 10_000;
+pub(super) const MOST_TURNS: u32 = 10_000;
 
 /// The largest depth of a directory. A deeper one would be larger than a store.
 const MOST_DEPTH: u32 = 26;
@@ -167,7 +167,7 @@ impl Locked<'_> {
 
     /// Rewrites the segment for a hash without its idle keys: larger, or in two parts, if many keys remain. A sweep
     /// leaves no space for new keys. Returns how many blocks became free for all limits.
-    pub(in crate::state) fn renew_segment(&self, table: &Table, hash: u64, is_sweep: bool) -> Result<u64> {
+    pub(super) fn renew_segment(&self, table: &Table, hash: u64, is_sweep: bool) -> Result<u64> {
         let root = self.root(table).expect("a table in use has an index");
         let old = self.segment_at(root, root.entry_of(hash));
         let before = self.capacity(old);
@@ -312,7 +312,7 @@ impl Locked<'_> {
     }
 
     /// Returns whether the change in progress forgets the keys of old segments.
-    pub(in crate::state) fn is_forgetting(&self, table: &Table) -> bool {
+    pub(super) fn is_forgetting(&self, table: &Table) -> bool {
         self.replaced(self.limit_of(table)).is_some_and(|replaced| replaced.is_forgetting)
     }
 
@@ -353,7 +353,7 @@ impl Locked<'_> {
     }
 
     /// The blocks of a sealed segment that no key has taken. From now on none can.
-    pub(in crate::state) fn take_stock(&self, segment: u64) -> impl Iterator<Item = u64> {
+    pub(super) fn take_stock(&self, segment: u64) -> impl Iterator<Item = u64> {
         let capacity = self.capacity(segment);
         let free = self.arena.word(segment + index_word::FREE).load(Acquire);
         let taken =
@@ -397,7 +397,7 @@ impl Locked<'_> {
     }
 
     /// An empty segment for a table.
-    pub(in crate::state) fn new_segment(&self, capacity: u64, table: u64) -> Result<u64> {
+    pub(super) fn new_segment(&self, capacity: u64, table: u64) -> Result<u64> {
         let Some(at) = self.take_free(u64::from(capacity.trailing_zeros())) else {
             // The slots, and the same number of blocks for new keys.
             let at = self.allocate(index_word::SLOTS + 2 * capacity)?;
@@ -424,7 +424,7 @@ impl Locked<'_> {
         }
     }
 
-    pub(in crate::state) fn seal_segment(&self, segment: u64) {
+    pub(super) fn seal_segment(&self, segment: u64) {
         let capacity = self.capacity(segment);
         for slot in self.arena.words(segment + index_word::SLOTS, capacity) {
             let word = slot.load(Acquire);
@@ -500,7 +500,7 @@ impl Locked<'_> {
     }
 
     /// Frees the unused blocks of a segment.
-    pub(in crate::state) fn sweep_segment(&self, table: &Table, root: Root, hash: u64) -> Result<u64> {
+    pub(super) fn sweep_segment(&self, table: &Table, root: Root, hash: u64) -> Result<u64> {
         let segment = self.segment_at(root, root.entry_of(hash));
         let word = |word| self.arena.word(segment + word).load(Acquire);
         let (dead, empty_key) = (Dead::default(), self.hash(b'k', ""));

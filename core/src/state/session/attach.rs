@@ -206,12 +206,12 @@ impl LockedLane {
 
 impl Home {
     /// Returns whether this is the lane that it was attached to, next to the same database.
-    pub(in crate::state) fn is_in(&self, lane: &LockedLane) -> bool {
+    pub(super) fn is_in(&self, lane: &LockedLane) -> bool {
         self.watch.as_ref().is_some_and(|watch| lane.is_watched_by(watch, &self.arena))
     }
 
     /// Returns whether its lane shows an earlier state than it did before.
-    pub(in crate::state) fn is_ahead_of(&self, lane: &LockedLane) -> bool {
+    pub(super) fn is_ahead_of(&self, lane: &LockedLane) -> bool {
         self.watch.as_ref().is_some_and(|watch| lane.went_back(watch, &self.arena))
     }
 

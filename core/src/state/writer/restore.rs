@@ -55,7 +55,7 @@ impl Session {
 
     /// Restores keys for a moment, if there are any left and no other caller is writing. What fails is tried again in a
     /// second.
-    pub(in crate::state) fn restore_some(&self) {
+    pub(super) fn restore_some(&self) {
         let began = Instant::now();
         while self.home().is_restoring() && began.elapsed() < EACH_SECOND && !fault::leaves_keys() {
             // Other programs may have written to the lane.
