@@ -87,7 +87,7 @@ pub(in crate::state) mod limit_word {
     pub const NEXT_CHANGE: u64 = 7;
     /// The name that the limit is about to get.
     pub const NEXT_NAME: u64 = 18; // two words
-    /// The counters: see `counts.rs`.
+    /// The counters: see `counts`.
     pub const COUNTS: u64 = 20; // nine words
     /// The link in the chain of the name with which the limit was added.
     pub const LINK: u64 = 29; // two words
@@ -221,7 +221,7 @@ pub(in crate::state) mod key_word {
     /// earlier policy ended: the last one in buckets, else the first. 0: there is none.
     pub const FORMER: u64 = 24;
     pub const CHANGED: u64 = 25;
-    /// The counters, where there is space: see `counts.rs`.
+    /// The counters, where there is space: see `counts`.
     pub const COUNTS: [u64; 7] = [22, 26, 27, 28, 29, 30, 31];
     pub const RING: u64 = 32;
 }

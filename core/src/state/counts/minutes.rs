@@ -1,6 +1,6 @@
 //! Per-minute counts of each limit, for observers: in the lane during the minute, then in the database.
 //!
-//! The reports of processes (`counts.rs`) are added to the current minute of their limit. A limit has cells for two
+//! The reports of processes (`counts`) are added to the current minute of their limit. A limit has cells for two
 //! minutes, so the earlier one can wait for the ledger's writer, which runs once a second and takes minutes that are
 //! over. If a minute has not been taken before its cell is needed, its counts go to the later minute.
 //!

@@ -1,4 +1,4 @@
-//! The durable database: a store's identity, its policies and the ledger (`ledger.rs`), readable with any SQLite shell.
+//! The durable database: a store's identity, its policies and the ledger (`executions.rs`), readable with any SQLite shell.
 //!
 //! Decisions never come here. A connection lives for one structural operation under the lane's structure lock. So no
 //! connection crosses a fork, and writers never queue inside SQLite.

@@ -1,4 +1,4 @@
-//! Checks and repairs a store's database. For the lane, see `verify.rs`.
+//! Checks and repairs a store's database. For the lane, see `writer/verify.rs`.
 
 use super::database::{Database, check};
 use super::executions::MOST_UNITS;
