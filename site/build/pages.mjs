@@ -26,7 +26,7 @@ const PROJECT = {
 
 /** Maps a file's path in the repository to its page. */
 export const pages = new Map(Object.entries(PROJECT).map(([path, [page]]) => [path, page]));
-for (const name of readdirSync(`${root}docs`).sort()) {
+for (const name of [...readdirSync(`${root}docs`), ...readdirSync(`${root}docs/design`).map((name) => `design/${name}`)].sort()) {
   if (name.endsWith(".md")) pages.set(`docs/${name}`, name === "README.md" ? "guide/index.md" : `guide/${name}`);
 }
 const sources = new Map([...pages].map(([path, page]) => [page, path]));

@@ -28,6 +28,9 @@ for (const reference of drawn()) for (const [page, text] of reference.pages) wri
 symlinkSync(`${root}site/node_modules`, `${staged}node_modules`);
 
 const isPicture = (path) => !/\.[a-z]+$/.test(path) || /\.(svg|png)$/.test(path);
-cpSync(`${root}docs`, `${staged}public/docs`, { recursive: true, filter: (path) => isPicture(path) && !/\/(api|grafana)$/.test(path) });
+cpSync(`${root}docs`, `${staged}public/docs`, {
+  recursive: true,
+  filter: (path) => isPicture(path) && !/\/(api|design|grafana)$/.test(path),
+});
 cpSync(`${root}site/public`, `${staged}public`, { recursive: true });
 if (existsSync(rustdoc)) cpSync(rustdoc, `${staged}public/reference/rust/api`, { recursive: true });

@@ -32,5 +32,19 @@ def test_links_have_a_target(page):
 
 def test_every_guide_is_in_the_index():
     index = (ROOT / "docs/README.md").read_text()
-    guides = {page.name for page in PAGES if page.parent == ROOT / "docs"}
+    guides = {str(page.relative_to(ROOT / "docs")) for page in PAGES if page.is_relative_to(ROOT / "docs")}
     assert {name for name in guides if f"({name})" not in index} == {"README.md"}
+
+
+def test_files_that_the_design_names_exist():
+    files = [
+        f"/{path.relative_to(ROOT)}"
+        for place in ("bench", "cli", "core", "tests")
+        for path in ROOT.glob(f"{place}/**/*.*")
+    ]
+    missing = []
+    for page in (ROOT / "ARCHITECTURE.md", *ROOT.glob("docs/design/*.md")):
+        for name in re.findall(r"`([\w/-]+\.(?:rs|lua|sql|py))`", page.read_text()):
+            if not any(file.endswith(f"/{name}") for file in files):
+                missing.append(f"{page.name}: {name}")
+    assert missing == []
