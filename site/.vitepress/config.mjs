@@ -69,7 +69,7 @@ export default defineConfig({
   themeConfig: {
     version,
     nav: [
-      { text: "Guides", link: "/guide/quickstart.html", activeMatch: "^/(guide/|overview|architecture|contributing|changelog)" },
+      { text: "Guides", link: "/guide/quickstart.html", activeMatch: "^/(guide/|overview|architecture|contributing|changelog|security)" },
       ...(references.length
         ? [{ text: "Reference", activeMatch: "^/reference/", items: references.map(({ title, link }) => ({ text: title, link })) }]
         : []),

@@ -22,6 +22,7 @@ const PROJECT = {
   "ARCHITECTURE.md": ["architecture.md", "Architecture"],
   "CONTRIBUTING.md": ["contributing.md", "Contributing"],
   "CHANGELOG.md": ["changelog.md", "Changelog"],
+  "SECURITY.md": ["security.md", "Security"],
 };
 
 /** Maps a file's path in the repository to its page. */
