@@ -92,9 +92,8 @@ impl MayWait {
         call()
     }
 
-    /// Limits the waiting in `call` to `length`, as a part of the store's timeout, which is counted from `since`. The
-    /// call returns [`Error::WouldWait`] after that, unless the whole timeout is over. A line uses this to serve its
-    /// other waiters in between.
+    /// Limits the waiting in `call` to `length`. The call returns [`Error::WouldWait`] after that, unless the store's
+    /// whole timeout is over, which is counted from `since`. A line can thus serve its other waiters in between.
     pub(crate) fn in_slice<R>(since: Instant, length: Duration, call: impl FnOnce() -> R) -> R {
         let _restore = Restore::after(&SLICE, Slice { length, ..Slice::whole(Some(since)) });
         call()

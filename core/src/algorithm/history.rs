@@ -5,9 +5,9 @@
 //! change of policy computes how late each of them may count ([`History::remember`]).
 //!
 //! In a rolling window of length `w`, a unit was admitted only once the unit `n` before it had left the window. So if a
-//! unit counts from `s` on, the unit `n` before it counts from `s − w` at the latest. Applied from the newest known unit
-//! back, this is the latest history that the policy could have admitted. It is no earlier than the true one, unit by
-//! unit, and no unit of it is later than it could be.
+//! unit counts from `s` on, the unit `n` before it counts from `s − w` at the latest. This rule is applied from the
+//! newest known unit back. It gives the latest history that the policy could have admitted. No unit of it is earlier
+//! than the true one, and none is later than it could have been.
 
 use super::bucket::Bucket;
 use super::counter::Frame;

@@ -28,9 +28,9 @@
 //! 4. A lease ends when its slot becomes ENDING, once. One compare-and-swap on `returned` gives its units back and
 //!    names the slot, which any caller then makes FREE.
 //! 5. [`Leases::reclaim`] finishes what a dead process leaves half done.
-//! 6. Where units cool down, the caller that ends a lease first takes its units once more, for nobody (COOLING) and until
-//!    a given tick, whether the limit is full or not. If it dies in between, both count, the lease until its deadline or until its
-//!    owner is found dead, and then it cools down, too. So at no moment does neither count.
+//! 6. Where units cool down, the caller that ends a lease first takes its units once more: for nobody (COOLING), until a
+//!    given tick, and even if the limit is full. So at every moment at least one of the two counts. If the caller dies in
+//!    between, both count. The lease then ends at its deadline, or when its owner is found dead, and cools down as well.
 //!
 //! # Correctness
 //!

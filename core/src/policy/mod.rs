@@ -176,9 +176,9 @@ impl Policy {
         }
     }
 
-    /// Returns the same policy with a cooldown: the units of a start become free this long after it has ended. So at most
-    /// `max` units are counted in any rolling window of this length, whichever moment between its beginning and its end
-    /// a start is counted at: also as the server counts that a job calls.
+    /// Returns the same policy with a cooldown: the units of a start become free this long after it has ended. A server
+    /// that a job calls counts a start at some moment between the start's beginning and its end. So it counts at most
+    /// `max` units in any rolling window of this length.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] unless `cooldown` is 1 µs to 366 days; [`Error::Unsupported`] for another kind of policy.

@@ -1,6 +1,10 @@
-//! A connection to a server. Its reads and writes end at a deadline, even in the middle of an answer, and a signal does not
-//! end them earlier; once it is shared (`pipe.rs`) they do not wait at all. There is no runtime and no descriptor in addition
-//! to the socket, so a process may fork at any time. Dropping it sends nothing, so a forked child may drop its parent's.
+//! A connection to a server.
+//!
+//! Its reads and writes end at a deadline, even in the middle of an answer. A signal does not end them earlier. Once the
+//! connection is shared (`pipe.rs`), they do not wait at all.
+//!
+//! A process may fork at any time, because there is no runtime, and no descriptor in addition to the socket. A forked
+//! child may drop its parent's connection, because dropping it sends nothing.
 
 use crate::fork::without_signals;
 #[cfg(any(feature = "postgres", feature = "tls"))]

@@ -1,9 +1,9 @@
 //! What this process's clock says about a server's.
 //!
-//! Two readings of the server's clock lie no further apart than the time from before the first request to after the
-//! second reply, by any clock whose rate is right. If they do, the server's clock was set forward in between, or this
-//! machine stood still. Which of both it was, the server finds out: see `prelude.lua`. So a process *reports* it, and
-//! otherwise *vouches* for the time between its readings.
+//! Two readings of the server's clock can lie no further apart than the two requests: from before the first one to after
+//! the second reply, by any clock whose rate is right. If they do, the server's clock was set forward in between, or
+//! this machine stood still. This process *reports* that, and the server finds out which of the two it was: see
+//! `prelude.lua`. If they do not, this process *vouches* for the time between its readings.
 
 use crate::algorithm::grants::longer;
 use crate::fault;

@@ -72,9 +72,10 @@ impl ConcurrencyLimiter {
         Self::declare(&store, &policy.to_string(), policy)
     }
 
-    /// Makes a limit that all openers of this name in this store share. Each start holds its units for at most `lease`,
-    /// unless it is renewed (`None`: as long as its process lives; on a server as long as the process also reaches it,
-    /// see [`Limiter::renew`]).
+    /// Makes a limit that all openers of this name in this store share.
+    ///
+    /// A start holds its units for at most `lease`, unless it is renewed ([`Limiter::renew`]). With `None` it holds them
+    /// as long as its process lives; on a server, as long as the process also reaches the server.
     ///
     /// # Errors
     /// As for [`ConcurrencyLimiter::new`]; `lease` has to be 1 µs to 366 days, `name` 1 to 1,024 bytes.

@@ -430,9 +430,10 @@ impl Line {
     }
 
     /// Reports that a start of this key was completed, cancelled or cleared in this process (`None`: the key is
-    /// unknown). The next [`Line::advance`], which is then due immediately, checks for free units. Without this call a
-    /// waiter for a concurrency limit notices up to 16 ms later (with more than 640 keys in the line, up to 50 ms for
-    /// each 1,000 of them), and others when their place is ready.
+    /// unknown). [`Line::advance`] is then due immediately, and checks for free units.
+    ///
+    /// Without this call a waiter for a concurrency limit notices up to 16 ms later. With more than 640 keys in the line
+    /// it takes up to 50 ms for each 1,000 of them. A waiter that has a place notices when the place is ready.
     pub fn wake(&mut self, key: Option<&str>) {
         if self.is_the_parent_s() {
             return;

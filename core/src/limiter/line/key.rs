@@ -237,9 +237,9 @@ impl KeyLine {
         self.units = self.units.saturating_add(weight);
     }
 
-    /// Holds a place that is ready after `after`, counted from a moment between `asked` and `now`. It is ordered behind
-    /// the places that were taken before it, unless it is certainly sooner: a start gives back the unused part of its
-    /// grace only if those before it have started.
+    /// Holds a place that is ready after `after`, counted from a moment between `asked` and `now`. It comes after the
+    /// places that were taken before it, unless it is certainly ready sooner. The order matters: a start gives back the
+    /// unused part of its grace only if those before it have started.
     pub fn hold(&mut self, place: RawPermit, weight: u64, after: Duration, (asked, now): (Tick, Tick)) {
         let after = patience_ticks(after);
         let latest = now.saturating_add(after).saturating_add(WORTH_MOVING);

@@ -111,9 +111,12 @@ impl Links {
         Ok(Links { first: Arc::new(FirstServer::of(url)?), nodes: PerProcess::new() })
     }
 
-    /// Runs a function with the server of a limit ("": any server). The function runs again if it certainly had no effect,
-    /// because the limit is elsewhere; or if a connection that was open before has been lost, or was silent while there
-    /// may be another server. For a caller that waits for a start it runs until there is a server.
+    /// Runs a function with the server of a limit ("": any server). The function runs again
+    ///
+    /// * if it certainly had no effect, because the limit is elsewhere;
+    /// * if a connection that was open before has been lost, or was silent while there may be another server.
+    ///
+    /// For a caller that waits for a start, it runs until there is a server.
     pub fn with<R>(
         &self,
         limit: &str,
