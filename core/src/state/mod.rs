@@ -41,3 +41,37 @@ pub use session::options::{Durability, OnError, StoreOptions};
 pub use store::{Store, doctor};
 pub(crate) use survey::Survey;
 pub(crate) use writer::unwritten::Unwritten;
+
+#[cfg(all(test, not(model)))]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    /// The wings are in the order of the list at the head of this file.
+    #[test]
+    fn no_file_takes_a_name_from_a_wing_above_its_own() {
+        let state = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/state");
+        let list = fs::read_to_string(state.join("mod.rs")).unwrap();
+        let wings: Vec<&str> = list
+            .lines()
+            .filter_map(|line| line.strip_prefix("//! * [`")?.split_once('`'))
+            .map(|(wing, _)| wing)
+            .collect();
+        assert!(wings.len() > 8, "{wings:?}");
+        for (floor, wing) in wings.iter().enumerate() {
+            let files = match fs::read_dir(state.join(wing)) {
+                Ok(all) => all.map(|file| file.unwrap().path()).collect(),
+                Err(_) => vec![state.join(wing).with_extension("rs")],
+            };
+            for file in files {
+                let text = fs::read_to_string(&file).unwrap();
+                let code = text.split("\nmod tests {").next().unwrap();
+                for from in code.split("crate::state::").skip(1) {
+                    let from = from.split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap();
+                    let at = wings.iter().position(|wing| *wing == from);
+                    assert!(at.is_some_and(|at| at <= floor), "{} takes from \"{from}\"", file.display());
+                }
+            }
+        }
+    }
+}

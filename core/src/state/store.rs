@@ -139,7 +139,7 @@ impl Store {
 /// server's clock with this machine's.
 ///
 /// # Errors
-/// [`Error::InvalidUrl`](crate::Error::InvalidUrl) as for [`Store::new`]; a store error if the server does not answer.
+/// [`Error::InvalidUrl`] as for [`Store::new`]; a store error if the server does not answer.
 pub fn doctor(url: &str) -> Result<Vec<Finding>> {
     let (store, options) = (Store::new(url)?, StoreOptions::default());
     let Some(server) = store.session().server() else { return Ok(Vec::new()) };

@@ -136,7 +136,7 @@ impl Seat {
     }
 
     /// Starts if no other caller waits and enough units are free. For callers that must not wait for other waiters (see
-    /// [`MayWait`](crate::MayWait)). Returns `None` otherwise, also where it would have to wait for the store: take
+    /// [`MayWait`]). Returns `None` otherwise, also where it would have to wait for the store: take
     /// steps then.
     ///
     /// # Errors

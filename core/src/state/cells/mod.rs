@@ -1,7 +1,7 @@
 //! What the words mean: a home, its limits, their tables, the index of their keys, and the cells of each key.
 //!
-//! Decisions are made here, without a lock. Called by everything above. The work that needs the structure lock is in
-//! `rare`; this wing only has its token, `locked`.
+//! Decisions find their words here, without a lock. All wings above may call it, and so may the limiters. The work that
+//! needs the structure lock is in `rare`; here is only its token, `locked`.
 
 pub(super) mod block;
 pub(super) mod home;

@@ -4,6 +4,9 @@
 //! thread, counts with a key to an entry of that key. Once a second, and when an observer asks, the process *flushes*
 //! its counts: it adds what is new to the sums in the blocks of the limit and of the key. So a denial writes nothing
 //! that another process reads.
+//!
+//! The wing also has the counts per minute and the processes of a lane. Nothing that decides may depend on it; all wings
+//! above may call it, and limiters count here.
 
 pub(super) mod members;
 pub(super) mod minutes;

@@ -1,8 +1,8 @@
 //! Memory that processes share, and the files that hold it: words that grow and never move, the lane next to a
 //! database, the lane of a server's grants, and the locks on them.
 //!
-//! Nothing here knows what the words mean. Called by `cells` above, and by whoever opens files: `ledger`, `session` and
-//! `writer`. No file is trusted for its name: links, devices and other users' files are refused.
+//! Nothing here knows what the words mean. All wings above may call it. No file is trusted for its name: links, devices
+//! and other users' files are refused.
 
 pub(super) mod arena;
 pub(super) mod fcntl;

@@ -1,8 +1,8 @@
 //! What is durable: the database with the policies and the ledger, what is gathered for it, and how a lane is filled
 //! from it.
 //!
-//! A function here has a database and a home, and knows neither a store nor who may write. Called by `session`,
-//! `writer` and `names`.
+//! A function here has a database and a home, and knows neither a session nor who may write. All wings above may call
+//! it: under the structure lock, or with the right to write.
 
 pub(super) mod changed;
 pub(super) mod committed;

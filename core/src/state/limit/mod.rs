@@ -1,7 +1,7 @@
 //! A limiter's handle on its limit: it finds keys, and searches again when they have moved.
 //!
 //! `bound` holds where the limit was found, `keep` the steps before a decision is returned, `edits` the rare changes of
-//! keys, `restored` the keys that are only in the ledger.
+//! keys, `restored` the keys that are only in the ledger, `served` the requests to a server. Only limiters call it.
 
 mod bound;
 mod edits;

@@ -1,7 +1,8 @@
 //! What names mean, and how that changes: declarations, overrides, those on a server, and those that limiters of this
 //! process will make.
 //!
-//! Everything here is a session's. Called by `survey`, `limit`, the store and the declarations by name above it.
+//! All of it is methods of a session. `survey`, `limit` and the store may call it, and so may the declarations by name
+//! above the limiters.
 
 pub(super) mod declare;
 pub(super) mod follow;

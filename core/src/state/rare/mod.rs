@@ -1,7 +1,7 @@
 //! Rare work on cells, for the holder of the structure lock: limits come and go, keys are rewritten, moved to another
 //! table or forgotten, and space is made.
 //!
-//! Knows no database. Called by `counts`, `ledger`, `names`, `writer` and `limit`.
+//! It knows no database. All wings above may call it, with the token of that lock.
 
 pub(super) mod keyed;
 pub(super) mod limits;

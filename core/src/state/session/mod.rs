@@ -1,8 +1,8 @@
 //! An open store: its cells, and the lock for all rare work.
 //!
 //! The wing has what a session consists of: its options, what its limiters have made, what it wants of the writer, how
-//! it counts, and how it attaches a lane. It knows neither names nor who writes the ledger. Called by all above; in turn it
-//! calls three of their methods when it has the lock or ends: `catch_up`, `take_back_refused` and `flush_last_counts`.
+//! it counts, and how it attaches a lane. All above may call it. With the lock it calls two of their methods first:
+//! `catch_up` of `names`, and `take_back_refused` of `writer`.
 
 pub(super) mod attach;
 pub(super) mod counting;

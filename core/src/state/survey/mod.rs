@@ -1,5 +1,5 @@
 //! The snapshot of a home for observers, read as decisions read it, without a lock. (Names and policies come from the
-//! database.)
+//! database.) Only observers call it.
 
 mod served;
 

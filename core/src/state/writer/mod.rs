@@ -4,7 +4,7 @@
 //! this process and the lane's ledger byte). It gathers changes under the structure lock, releases that lock, commits, and
 //! takes the structure lock once more to mark what is written. So the disk, or another program that has locked the
 //! database, delays only callers whose own start must be written first. All callers that wait for the same commit share
-//! it.
+//! it. The wing also has other work that needs this right. `names`, `survey`, `limit` and the store may call it.
 //!
 //! When a start is written:
 //!
