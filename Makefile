@@ -220,7 +220,7 @@ lint: $(VENV)/lint $(NODE_TOOLS)
 # In release, so that macros and build scripts are compiled once for the packages, the tests and this. The second run is of the core
 # with its default features, as a plain `cargo test` compiles it.
 clippy:
-	cargo clippy --quiet --release --workspace --all-targets --features workglow-limit/fault-points -- -D warnings
+	cargo clippy --quiet --release --workspace --all-targets --features workglow-limit/fault-points,workglow-limit/tower -- -D warnings
 	cargo clippy --quiet --release -p workglow-limit --tests -- -D warnings
 
 format: $(VENV)/lint $(NODE_TOOLS)
@@ -231,10 +231,11 @@ format: $(VENV)/lint $(NODE_TOOLS)
 	cd bindings/node && npm run --silent format
 
 # The core with fault points, compiled once for all of it, by a profile that compiles fast.
-QUICK := --profile quick --features workglow-limit/fault-points -p workglow-limit-cli -p workglow-limit-node -p workglow-limit-python
+QUICK := --profile quick --features workglow-limit/fault-points,workglow-limit/tower -p workglow-limit-cli -p workglow-limit-node -p workglow-limit-python
 
 quick: quick-tools lint $(VENV)/ready
 	cargo clippy --quiet $(QUICK) -p workglow-limit -p workglow-limit-ffi --all-targets -- -D warnings
+	cargo clippy --quiet --profile quick -p workglow-limit --tests -- -D warnings
 	cargo build --quiet $(QUICK) -p workglow-limit-ffi
 	rm -f $(TARBALL) # It is made from the folder that this writes.
 	cd bindings/node && npm run --silent build -- $(abspath target/quick/libworkglow_limit_node.so)
@@ -289,7 +290,7 @@ docs: wheel $(addsuffix /node_modules/.package-lock.json,docs/api bindings/node)
 	$(PYTHON) -W error docs/api/python.py target/docs/python.json
 	node docs/api/node.mjs target/docs/node.json
 	node docs/api/headers.mjs target/docs
-	RUSTDOCFLAGS="-D warnings" cargo doc --quiet --release --no-deps -p workglow-limit
+	RUSTDOCFLAGS="-D warnings" cargo doc --quiet --release --no-deps -p workglow-limit --features tower
 	cp -r target/doc target/docs/rust
 	node docs/api/rust.mjs target/docs/rust target/docs/rust.json
 

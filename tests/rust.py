@@ -21,7 +21,7 @@ from lanes import side_by_side
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ["-p", "workglow-limit", "-p", "workglow-limit-cli", "-p", "workglow-limit-ffi", "-p", "workglow-limit-node"]
-FEATURES = ["--features", "workglow-limit/fault-points"]
+FEATURES = ["--features", "workglow-limit/fault-points,workglow-limit/tower"]
 PROFILE = ["--release", "--config", "tests/rust.toml"]
 # The core's test programs whose modules are run one by one.
 MODULES = ["limits", "servers", "stores"]
@@ -42,6 +42,7 @@ FIRST = [
 ]
 QUICK = [
     "composites",
+    "futures",
     "hooks",
     "late",
     "lines",
@@ -65,14 +66,14 @@ def build(options: list[str] = PROFILE) -> list[dict]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def library() -> Path:
-    """The core as other programs link it, next to what it needs."""
-    files = [
-        one["filenames"]
-        for one in build()
-        if one.get("target", {}).get("name") == "workglow_limit" and not one["profile"]["test"]
-    ]
-    return next(Path(file) for names in files for file in names if file.endswith(".rlib"))
+def libraries(names: list[str]) -> dict[str, Path]:
+    """Crates as other programs link them, the core next to what it needs."""
+    found = {}
+    for one in build():
+        name = one.get("target", {}).get("name", "").replace("-", "_")
+        if name in names and not one["profile"]["test"]:
+            found[name] = next(Path(file) for file in one["filenames"] if file.endswith(".rlib"))
+    return found
 
 
 Program = tuple[str, list[str], Path]

@@ -75,6 +75,8 @@ mod state;
 mod stats;
 #[cfg(not(model))]
 mod store;
+#[cfg(all(not(model), feature = "tower"))]
+pub mod tower;
 #[cfg(not(model))]
 mod waiting;
 
@@ -89,10 +91,10 @@ pub use {
     fork::generation as fork_generation,
     hooks::{Event, Happening, Hook, HookId},
     limiter::{
-        Attempt, Begun, Claim, CompositeLimiter, ConcurrencyLimiter, Custom, CustomLimiter, DelayLimiter, End,
-        EvenlySpacedRateLimiter, FixedWindowLimiter, Joined, LeakyBucketLimiter, Limiter, Line, NullLimiter, Outcome,
-        Permit, Places, Pool, Presented, RateLimiter, Reserved, Scheduler, Seat, SlidingWindowCounterLimiter, Step,
-        Terms, TokenBucketLimiter, Turn, Verdict, Waiter, WaiterId, acquire,
+        Acquiring, Attempt, Begun, Claim, CompositeLimiter, ConcurrencyLimiter, Custom, CustomLimiter, DelayLimiter,
+        End, EvenlySpacedRateLimiter, FixedWindowLimiter, Joined, LeakyBucketLimiter, Limiter, Line, NullLimiter,
+        Outcome, Permit, Places, Pool, Presented, RateLimiter, Reserved, Scheduler, Seat, SlidingWindowCounterLimiter,
+        Step, Terms, TokenBucketLimiter, Turn, Verdict, Waiter, WaiterId, acquire,
     },
     metrics::{MetricsFormat, MetricsOptions},
     observe::Observer,

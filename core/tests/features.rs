@@ -16,6 +16,11 @@ fn tests_on_redis() {}
 fn tests_on_postgres() {}
 
 #[test]
+#[cfg(not(feature = "tower"))]
+#[ignore = "feature tower is off: tests of its layer are left out"]
+fn tests_of_the_layer() {}
+
+#[test]
 #[ignore = "models run under loom and shuttle: tests/torture/models quick"]
 fn models_of_lock_free_code() {}
 

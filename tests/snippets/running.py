@@ -295,15 +295,10 @@ class Rust:
 
     @functools.cache  # noqa: B019, it lives as long as the tests
     def build(self):
-        library = rust.library()
-        links = [
-            "--extern",
-            f"workglow_limit={library}",
-            "-L",
-            f"dependency={library.parent}",
-            "--out-dir",
-            self.folder,
-        ]
+        found = rust.libraries(["workglow_limit", "tokio", "tower_layer", "tower_service"])
+        links = ["-L", f"dependency={found['workglow_limit'].parent}", "--out-dir", self.folder]
+        for name, library in found.items():
+            links += ["--extern", f"{name}={library}"]
 
         def compiled(block):
             source = self.folder / f"{name_of(block)}.rs"

@@ -1,6 +1,7 @@
 //! The family of limiters: one interface, and one file for each kind.
 #![allow(private_interfaces, reason = "`Internal` is sealed: code outside cannot name the types of its methods")]
 
+mod acquiring;
 mod begun;
 mod composite;
 mod concurrency;
@@ -15,7 +16,9 @@ mod permit;
 mod places;
 mod scheduler;
 mod timed;
+mod waking;
 
+pub use acquiring::Acquiring;
 pub use begun::Begun;
 pub use composite::CompositeLimiter;
 pub use concurrency::ConcurrencyLimiter;

@@ -1,76 +1,122 @@
 //! A permit that ends automatically.
 
-use super::Limiter;
-use crate::error::Result;
+use super::{Limiter, waking};
+use crate::error::{Error, Result};
 use crate::permit::RawPermit;
-use std::mem;
+use crate::waiting::MayWait;
+use std::sync::Arc;
 use std::time::SystemTime;
 
 /// A permit that completes when it is dropped, also during a panic.
+///
+/// A limiter's own permits borrow it. Those of an `Arc<dyn Limiter>` keep it alive: they are `'static`.
 #[must_use = "the start completes when the permit is dropped"]
 pub struct Permit<'l> {
-    limiter: &'l dyn Limiter,
-    raw: RawPermit,
+    limiter: Holder<'l>,
+    /// `None`: the permit has ended.
+    raw: Option<RawPermit>,
+}
+
+enum Holder<'l> {
+    Borrowed(&'l dyn Limiter),
+    /// With the key, whose waiting futures learn of the permit's end.
+    Shared {
+        limiter: Arc<dyn Limiter>,
+        key: Box<str>,
+        in_task: bool,
+    },
+}
+
+impl Holder<'_> {
+    fn limiter(&self) -> &dyn Limiter {
+        match self {
+            Holder::Borrowed(limiter) => *limiter,
+            Holder::Shared { limiter, .. } => &**limiter,
+        }
+    }
 }
 
 impl<'l> Permit<'l> {
-    pub(crate) fn new(limiter: &'l dyn Limiter, raw: RawPermit) -> Self {
-        Permit { limiter, raw }
+    pub(super) fn new(limiter: &'l dyn Limiter, raw: RawPermit) -> Self {
+        Permit { limiter: Holder::Borrowed(limiter), raw: Some(raw) }
+    }
+
+    /// Makes a permit that keeps its limiter. In a task, dropping it must not wait.
+    pub(super) fn shared(limiter: Arc<dyn Limiter>, key: Box<str>, raw: RawPermit, in_task: bool) -> Permit<'static> {
+        Permit { limiter: Holder::Shared { limiter, key, in_task }, raw: Some(raw) }
     }
 
     /// Ends the permit: the job ran. As dropping the permit, but returns errors.
     pub fn complete(self) -> Result<()> {
-        let Permit { limiter, raw } = self;
-        mem::forget(self);
-        limiter.complete(&raw)
+        self.end(|limiter, raw| limiter.complete(raw))
     }
 
     /// Ends the permit: the job never ran, and its units are free again immediately.
     pub fn cancel(self) -> Result<()> {
-        let Permit { limiter, raw } = self;
-        mem::forget(self);
-        limiter.cancel(&raw)
+        self.end(|limiter, raw| limiter.cancel(raw))
     }
 
     /// Ends the permit: the job ran, and used `actual` units instead of the weight that it started with.
     pub fn settle(self, actual: u64) -> Result<()> {
-        let Permit { limiter, raw } = self;
-        mem::forget(self);
-        limiter.settle(&raw, actual)
+        self.end(|limiter, raw| limiter.settle(raw, actual))
+    }
+
+    fn end(mut self, end: impl FnOnce(&dyn Limiter, &RawPermit) -> Result<()>) -> Result<()> {
+        let ended = self.raw.take().map_or(Ok(()), |raw| end(self.limiter.limiter(), &raw));
+        self.tell_waiters();
+        ended
+    }
+
+    fn tell_waiters(&self) {
+        if let Holder::Shared { limiter, key, .. } = &self.limiter {
+            waking::freed(&**limiter, key);
+        }
     }
 
     /// Says that the job has reached the server that counts it: see [`Limiter::arrived`]. The permit remains.
     pub fn arrived(&self) -> Result<()> {
-        self.limiter.arrived(&self.raw)
+        self.raw.as_ref().map_or(Ok(()), |raw| self.limiter.limiter().arrived(raw))
     }
 
     /// Returns when the start's place became ready, if it had to wait for one.
     pub fn ready_at(&self) -> Option<SystemTime> {
-        self.limiter.ready_at(&self.raw)
+        self.limiter.limiter().ready_at(self.raw.as_ref()?)
     }
 
     /// The same on the system's monotonic clock, in ns, for measurements.
     pub fn ready_at_monotonic_ns(&self) -> Option<u64> {
-        self.limiter.ready_at_monotonic_ns(&self.raw)
+        self.limiter.limiter().ready_at_monotonic_ns(self.raw.as_ref()?)
     }
 
     /// Returns the permit as plain words; it no longer ends automatically.
-    pub fn into_raw(self) -> RawPermit {
-        let raw = self.raw;
-        mem::forget(self);
-        raw
+    pub fn into_raw(mut self) -> RawPermit {
+        self.raw.take().expect("only what takes the permit itself ends it")
     }
 }
 
 impl Drop for Permit<'_> {
     fn drop(&mut self) {
+        let Some(raw) = self.raw.take() else { return };
         // No caller is left to receive an error. The limiter bounds the permit's lifetime in any case.
-        let _ = self.limiter.complete(&self.raw);
+        match &self.limiter {
+            Holder::Shared { limiter, key, in_task: true } => {
+                let ended = MayWait::Never.during(|| limiter.complete(&raw));
+                if ended == Err(Error::WouldWait) {
+                    let key = key.clone();
+                    return waking::make_elsewhere(limiter, move |limiter| {
+                        let _ = limiter.complete(&raw);
+                        waking::freed(limiter, &key);
+                    });
+                }
+            }
+            holder => drop(holder.limiter().complete(&raw)),
+        }
+        self.tell_waiters();
     }
 }
 
 impl std::fmt::Debug for Permit<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Permit of \"{}\"", self.limiter.name())
+        write!(f, "Permit of \"{}\"", self.limiter.limiter().name())
     }
 }

@@ -10,6 +10,7 @@ mod composites;
 mod cooling;
 mod counting;
 mod ends;
+mod futures;
 mod hooks;
 mod keyed;
 mod late;

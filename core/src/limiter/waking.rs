@@ -1,0 +1,314 @@
+//! The thread that drives the lines of all futures of this process.
+//!
+//! Tasks never touch a line: they leave messages, under a lock that is held for moments, and so never wait for a store
+//! or for one another. The thread is started by the first future that has to wait. It alone decides waits and wakes
+//! tasks, so tasks are woken in the order of their starts.
+
+use super::{Joined, Limiter, Line, Outcome, Waiter, WaiterId};
+use crate::error::{Error, Result};
+use crate::fork::{PerProcess, generation, without_signals};
+use crate::permit::RawPermit;
+use crate::waiting::MayWait;
+use std::collections::HashMap;
+use std::mem;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Poll, Waker};
+use std::thread::{self, Thread};
+use std::time::Duration;
+
+/// The longest sleep with a manual clock, which does not wake the thread when it is advanced.
+const MANUAL_SLICE: Duration = Duration::from_millis(5);
+
+static INBOX: PerProcess<Inbox> = PerProcess::new();
+
+#[derive(Default)]
+struct Inbox {
+    messages: Vec<Message>,
+    thread: Option<Thread>,
+    /// How many futures wait, by limiter and key.
+    waiting: HashMap<u64, HashMap<Box<str>, usize>>,
+}
+
+enum Message {
+    Join(Arc<Wait>),
+    Leave(Arc<Wait>),
+    /// Units of a key became free.
+    Freed(u64, Box<str>),
+    /// A call that its caller must not wait for.
+    Do(Arc<dyn Limiter>, Job),
+}
+
+type Job = Box<dyn FnOnce(&dyn Limiter) + Send>;
+
+/// The wait of one future.
+pub(super) struct Wait {
+    limiter: Arc<dyn Limiter>,
+    key: Box<str>,
+    weight: u64,
+    timeout: Option<Duration>,
+    generation: u64,
+    /// The thread's number for it, once it is in a line; 0 before.
+    number: AtomicU64,
+    state: Mutex<State>,
+}
+
+enum State {
+    Waits(Waker),
+    Over(Outcome),
+    /// The future has the outcome, or was dropped.
+    Left,
+}
+
+impl Wait {
+    /// Joins the line.
+    ///
+    /// # Errors
+    /// [`Error::Store`] if the thread cannot be started.
+    pub fn begin(
+        limiter: &Arc<dyn Limiter>,
+        key: &str,
+        weight: u64,
+        timeout: Option<Duration>,
+        waker: &Waker,
+    ) -> Result<Arc<Wait>> {
+        let wait = Arc::new(Wait {
+            limiter: limiter.clone(),
+            key: key.into(),
+            weight,
+            timeout,
+            generation: generation(),
+            number: AtomicU64::new(0),
+            state: Mutex::new(State::Waits(waker.clone())),
+        });
+        let mut inbox = INBOX.lock();
+        inbox.send(Message::Join(wait.clone()))?;
+        *inbox.waiting.entry(limiter.base().id).or_default().entry(key.into()).or_default() += 1;
+        Ok(wait)
+    }
+
+    /// Returns whether this process began it. (A forked child has no thread that ends its parent's waits.)
+    pub fn is_own(&self) -> bool {
+        self.generation == generation()
+    }
+
+    pub fn poll(&self, waker: &Waker) -> Poll<Outcome> {
+        let mut state = self.state();
+        match &mut *state {
+            State::Waits(known) => {
+                known.clone_from(waker);
+                Poll::Pending
+            }
+            _ => match mem::replace(&mut *state, State::Left) {
+                State::Over(outcome) => Poll::Ready(outcome),
+                _ => Poll::Pending,
+            },
+        }
+    }
+
+    /// Ends the wait: its place goes to the next waiter, or back.
+    pub fn leave(self: Arc<Wait>) {
+        if !self.is_own() {
+            return;
+        }
+        let left = mem::replace(&mut *self.state(), State::Left);
+        match left {
+            State::Waits(_) => drop(INBOX.lock().send(Message::Leave(self))),
+            State::Over(Outcome::Admitted(permit)) => cancel(&self.limiter, permit, &self.key),
+            _ => {}
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the wait with an outcome, and wakes its task.
+    fn deliver(&self, outcome: Outcome) {
+        let mut state = self.state();
+        match (&*state, outcome) {
+            (State::Waits(_), outcome) => {
+                let before = mem::replace(&mut *state, State::Over(outcome));
+                drop(state);
+                if let State::Waits(waker) = before {
+                    // A waker is code of the runtime. Its panic has been reported, and other tasks still have to run.
+                    let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
+                }
+            }
+            (_, Outcome::Admitted(permit)) => cancel(&self.limiter, permit, &self.key),
+            _ => {}
+        }
+    }
+
+    /// Notes that it is over.
+    fn count_out(&self) {
+        let (mut inbox, id) = (INBOX.lock(), self.limiter.base().id);
+        let Some(keys) = inbox.waiting.get_mut(&id) else { return };
+        if let Some(count) = keys.get_mut(&self.key) {
+            *count -= 1;
+            if *count == 0 {
+                keys.remove(&self.key);
+            }
+        }
+        if keys.is_empty() {
+            inbox.waiting.remove(&id);
+        }
+    }
+}
+
+impl Inbox {
+    fn send(&mut self, message: Message) -> Result<()> {
+        if self.thread.is_none() {
+            let thread = thread::Builder::new().name("workglow-wakes".into());
+            let started = without_signals(|| thread.spawn(drive));
+            let failed = |cause: std::io::Error| Error::Store {
+                doing: "starting the thread that wakes futures".into(),
+                cause: cause.to_string(),
+            };
+            self.thread = Some(started.map_err(failed)?.thread().clone());
+        }
+        self.messages.push(message);
+        if let Some(thread) = &self.thread {
+            thread.unpark();
+        }
+        Ok(())
+    }
+}
+
+/// Returns whether futures wait for this limiter and key.
+pub(super) fn is_awaited(limiter: &dyn Limiter, key: &str) -> bool {
+    INBOX.lock().waiting.get(&limiter.base().id).is_some_and(|keys| keys.contains_key(key))
+}
+
+/// Reports that a start of this key has ended in this process, to the futures that wait for it.
+pub(super) fn freed(limiter: &dyn Limiter, key: &str) {
+    let (mut inbox, id) = (INBOX.lock(), limiter.base().id);
+    if inbox.waiting.get(&id).is_some_and(|keys| keys.contains_key(key)) {
+        let _ = inbox.send(Message::Freed(id, key.into()));
+    }
+}
+
+/// Makes a call of a limiter in a thread that may wait. Without one, the caller waits briefly.
+pub(super) fn make_elsewhere(limiter: &Arc<dyn Limiter>, call: impl FnOnce(&dyn Limiter) + Send + 'static) {
+    if let Some(crew) = limiter.crew() {
+        let limiter = limiter.clone();
+        return crew.send(Box::new(move || call(&*limiter)));
+    }
+    let _ = INBOX.lock().send(Message::Do(limiter.clone(), Box::new(call)));
+}
+
+/// Gives back a start that nobody wants any more.
+fn cancel(limiter: &Arc<dyn Limiter>, permit: RawPermit, key: &str) {
+    let key: Box<str> = key.into();
+    make_elsewhere(limiter, move |limiter| {
+        let _ = limiter.cancel(&permit);
+        freed(limiter, &key);
+    });
+}
+
+/// The line of one limiter, and its waiters.
+struct Driven {
+    line: Line,
+    waits: HashMap<WaiterId, Arc<Wait>>,
+    is_manual: bool,
+}
+
+/// The work of the thread, which never ends.
+fn drive() {
+    let mut lines: HashMap<u64, Driven> = HashMap::new();
+    loop {
+        let messages = mem::take(&mut INBOX.lock().messages);
+        for message in messages {
+            // Hooks are code of users. Their panics have been reported.
+            let _ = catch_unwind(AssertUnwindSafe(|| heed(&mut lines, message)));
+        }
+        let mut nap = Duration::MAX;
+        lines.retain(|_, driven| {
+            let next = catch_unwind(AssertUnwindSafe(|| driven.advance()));
+            let next = next.unwrap_or_else(|_| driven.line.next());
+            nap = nap.min(next.unwrap_or(Duration::MAX));
+            next.is_some() || !driven.line.is_empty()
+        });
+        match nap {
+            Duration::ZERO => {}
+            Duration::MAX => thread::park(),
+            nap => thread::park_timeout(nap),
+        }
+    }
+}
+
+fn heed(lines: &mut HashMap<u64, Driven>, message: Message) {
+    match message {
+        Message::Join(wait) => {
+            let driven = lines.entry(wait.limiter.base().id).or_insert_with(|| Driven::new(&wait.limiter));
+            driven.join(&wait);
+        }
+        Message::Leave(wait) => {
+            if let Some(driven) = lines.get_mut(&wait.limiter.base().id) {
+                driven.leave(&wait);
+            }
+        }
+        Message::Freed(limiter, key) => {
+            if let Some(driven) = lines.get_mut(&limiter) {
+                driven.line.wake(Some(&key));
+            }
+        }
+        Message::Do(limiter, job) => job(&*limiter),
+    }
+}
+
+impl Driven {
+    fn new(limiter: &Arc<dyn Limiter>) -> Driven {
+        let thread = thread::current();
+        let line = Line::with_wake(limiter.clone(), move || thread.unpark());
+        Driven { line, waits: HashMap::new(), is_manual: limiter.manual_clock().is_some() }
+    }
+
+    fn join(&mut self, wait: &Arc<Wait>) {
+        let ask = Waiter::new(&wait.key, wait.weight).timeout(wait.timeout);
+        let joined = match MayWait::BrieflyHere.during(|| self.line.join(ask)) {
+            Err(Error::WouldWait) => self.line.join(ask),
+            joined => joined,
+        };
+        match joined {
+            Ok(Joined::Waiting(number)) => {
+                wait.number.store(number, Relaxed);
+                self.waits.insert(number, wait.clone());
+            }
+            Ok(Joined::Done(outcome)) => end(wait, outcome),
+            Err(error) => end(wait, Outcome::Failed(error)),
+        }
+    }
+
+    fn leave(&mut self, wait: &Wait) {
+        let number = wait.number.load(Relaxed);
+        if self.waits.remove(&number).is_some() {
+            self.line.leave(number);
+            wait.count_out();
+        }
+    }
+
+    /// Does the work that is due for one waiter. Returns when there is more.
+    fn advance(&mut self) -> Option<Duration> {
+        let mut over = Vec::new();
+        // Other threads ask servers, so that no limiter waits for another's.
+        MayWait::BrieflyHere.during(|| self.line.advance_one(&mut over));
+        if over.is_empty() && self.line.would_wait() {
+            self.line.advance_one(&mut over);
+        }
+        for (number, outcome) in over {
+            if let Some(wait) = self.waits.remove(&number) {
+                end(&wait, outcome);
+            }
+        }
+        let next = self.line.next()?;
+        Some(if self.is_manual { next.min(MANUAL_SLICE) } else { next })
+    }
+}
+
+fn end(wait: &Wait, outcome: Outcome) {
+    // Counted out first: a task that was woken may ask again at once.
+    wait.count_out();
+    wait.deliver(outcome);
+}

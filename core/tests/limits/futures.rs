@@ -1,0 +1,290 @@
+//! Starts of shared limiters: permits that move into threads and tasks, and futures that need no runtime.
+
+use crate::common::{Child, Dir, wait_until};
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+use std::time::Duration;
+use workglow_limit::*;
+
+const HOUR: Option<Duration> = Some(Duration::from_secs(3_600));
+
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+fn block_on<F: Future>(future: F) -> F::Output {
+    let (mut future, waker) = (pin!(future), Waker::from(Arc::new(Unpark(thread::current()))));
+    loop {
+        if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            return output;
+        }
+        thread::park();
+    }
+}
+
+/// Futures that are polled by hand, and the numbers of those that were woken, in order.
+#[derive(Default)]
+struct Tasks {
+    futures: Vec<Option<Acquiring>>,
+    woken: Arc<Mutex<Vec<usize>>>,
+}
+
+struct Number(usize, Arc<Mutex<Vec<usize>>>);
+
+impl Wake for Number {
+    fn wake(self: Arc<Self>) {
+        self.1.lock().unwrap().push(self.0);
+    }
+}
+
+impl Tasks {
+    /// Adds a future that has to wait.
+    fn wait(&mut self, future: Acquiring) {
+        self.futures.push(Some(future));
+        assert!(self.poll(self.futures.len() - 1).is_pending());
+    }
+
+    fn poll(&mut self, number: usize) -> Poll<Result<Option<Permit<'static>>>> {
+        let waker = Waker::from(Arc::new(Number(number, self.woken.clone())));
+        Pin::new(self.futures[number].as_mut().unwrap()).poll(&mut Context::from_waker(&waker))
+    }
+
+    fn wait_until_woken(&self, count: usize) -> Vec<usize> {
+        wait_until("tasks are woken", || self.woken.lock().unwrap().len() >= count);
+        self.woken.lock().unwrap().clone()
+    }
+}
+
+/// The outcome of a poll that ends a future with a start.
+fn permit(polled: Poll<Result<Option<Permit<'static>>>>) -> Permit<'static> {
+    match polled {
+        Poll::Ready(Ok(Some(permit))) => permit,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn limiter(policy: &str) -> Arc<dyn Limiter> {
+    Store::new("memory:").unwrap().limiter("api", policy).unwrap()
+}
+
+#[test]
+fn a_permit_of_a_shared_limiter_moves_into_a_thread() {
+    let limiter = limiter("1 concurrent");
+    let permit = limiter.try_acquire("tenant", 1).unwrap().unwrap();
+    assert!(limiter.try_acquire("tenant", 1).unwrap().is_none());
+    assert!(limiter.acquire("tenant", 1, Some(Duration::ZERO)).unwrap().is_none());
+    thread::spawn(move || permit.complete()).join().unwrap().unwrap();
+    let permit = limiter.acquire("tenant", 1, None).unwrap().unwrap();
+    drop(limiter); // The permit keeps it.
+    permit.complete().unwrap();
+}
+
+#[test]
+fn futures_start_in_the_order_of_their_first_polls() {
+    for policy in ["1 concurrent", "1/1s", "1 concurrent + 1/1s"] {
+        let clock = ManualClock::new();
+        let mut options = StoreOptions::default();
+        options.clock = Some(clock.clone());
+        let limiter = Store::with_options("memory:", options).unwrap().limiter("api", policy).unwrap();
+        let first = limiter.try_acquire("", 1).unwrap().unwrap();
+        let mut tasks = Tasks::default();
+        (0..40).for_each(|_| tasks.wait(limiter.acquire_async("", 1, None)));
+        drop(first);
+        for number in 0..40 {
+            clock.advance(Duration::from_secs(1));
+            tasks.wait_until_woken(number + 1);
+            permit(tasks.poll(number)).complete().unwrap();
+        }
+        assert!(tasks.wait_until_woken(40).into_iter().eq(0..40), "{policy}");
+    }
+}
+
+#[test]
+fn a_dropped_future_gives_its_place_to_the_next() {
+    let limiter = limiter("1 concurrent");
+    let first = limiter.try_acquire("", 1).unwrap().unwrap();
+    let mut tasks = Tasks::default();
+    (0..3).for_each(|_| tasks.wait(limiter.acquire_async("", 1, None)));
+    tasks.futures[0] = None;
+    drop(first);
+    assert_eq!(tasks.wait_until_woken(1), [1]);
+    // It has started, and nobody has asked for its permit.
+    tasks.futures[1] = None;
+    assert_eq!(tasks.wait_until_woken(2), [1, 2]);
+    drop(permit(tasks.poll(2)));
+    wait_until("the slot is free", || limiter.peek("", 1).unwrap().admitted);
+}
+
+#[test]
+fn a_future_that_cannot_start_in_time_ends_without_a_permit() {
+    for policy in ["1/1h", "1 concurrent"] {
+        let limiter = limiter(policy);
+        let held = block_on(limiter.acquire_async("", 1, None)).unwrap().unwrap();
+        for timeout in [Duration::ZERO, Duration::from_millis(20)] {
+            assert!(block_on(limiter.acquire_async("", 1, Some(timeout))).unwrap().is_none(), "{policy}");
+        }
+        assert!(block_on(limiter.acquire_async("other", 1, HOUR)).unwrap().is_some());
+        drop(held);
+    }
+}
+
+#[test]
+fn a_future_returns_the_errors_of_an_attempt() {
+    for policy in ["2/1h", "2/1h + 5 concurrent"] {
+        let limiter = limiter(policy);
+        let failed = |key: &str, weight| block_on(limiter.acquire_async(key, weight, HOUR)).unwrap_err();
+        assert_eq!(failed("", 3), limiter.attempt("", 3).unwrap_err());
+        assert_eq!(failed("", 0), limiter.attempt("", 0).unwrap_err());
+        let long = "k".repeat(1_025);
+        assert_eq!(failed(&long, 1), limiter.attempt(&long, 1).unwrap_err());
+    }
+}
+
+#[test]
+fn one_thread_wakes_the_tasks_of_all_limiters() {
+    let limiters: Vec<_> = (0..20).map(|_| limiter("1 concurrent")).collect();
+    let held: Vec<_> = limiters.iter().map(|limiter| limiter.try_acquire("", 1).unwrap().unwrap()).collect();
+    let mut tasks = Tasks::default();
+    limiters.iter().for_each(|limiter| tasks.wait(limiter.acquire_async("", 1, HOUR)));
+    let name = |task: std::io::Result<std::fs::DirEntry>| std::fs::read_to_string(task.unwrap().path().join("comm"));
+    let names = || std::fs::read_dir("/proc/self/task").unwrap().filter_map(|task| name(task).ok());
+    // A thread names itself when it runs.
+    wait_until("one is named", || names().filter(|name| name == "workglow-wakes\n").count() == 1);
+    drop(held);
+    tasks.wait_until_woken(20);
+    (0..20).for_each(|number| drop(permit(tasks.poll(number))));
+}
+
+#[test]
+fn threads_of_a_runtime_never_exceed_the_limit() {
+    let limiter = limiter("3 concurrent");
+    let running = Arc::new(Mutex::new(0));
+    let threads = (0..8).map(|_| {
+        let (limiter, running) = (limiter.clone(), running.clone());
+        thread::spawn(move || {
+            for _ in 0..50 {
+                let permit = block_on(limiter.acquire_async("", 1, HOUR)).unwrap().unwrap();
+                let count = |by: i32| {
+                    let mut running = running.lock().unwrap();
+                    *running += by;
+                    *running
+                };
+                assert!(count(1) <= 3);
+                thread::yield_now();
+                count(-1);
+                drop(permit);
+            }
+        })
+    });
+    let threads: Vec<_> = threads.collect();
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+}
+
+#[test]
+fn a_forked_child_has_a_thread_of_its_own() {
+    let dir = Dir::in_memory("futures-fork");
+    let limiter = Store::new(&dir.url()).unwrap().limiter("api", "1 concurrent").unwrap();
+    let held = limiter.try_acquire("", 1).unwrap().unwrap();
+    let mut tasks = Tasks::default();
+    tasks.wait(limiter.acquire_async("", 1, None));
+    Child::run(|| {
+        let other = limiter.try_acquire("other", 1).unwrap().unwrap();
+        // The parent's future waits for itself here, and gives nothing of the parent's back.
+        assert!(tasks.poll(0).is_pending());
+        tasks.futures[0] = None;
+        let mut tasks = Tasks::default();
+        tasks.wait(limiter.acquire_async("other", 1, None));
+        drop(other);
+        tasks.wait_until_woken(1);
+        drop(permit(tasks.poll(0)));
+    })
+    .join();
+    drop(held);
+    tasks.wait_until_woken(1);
+    drop(permit(tasks.poll(0)));
+}
+
+#[test]
+fn a_task_whose_waker_panics_stops_no_other() {
+    struct Broken;
+    impl Wake for Broken {
+        fn wake(self: Arc<Self>) {
+            std::panic::resume_unwind(Box::new("a broken runtime"));
+        }
+    }
+    let limiter = limiter("1 concurrent");
+    let held = limiter.try_acquire("", 1).unwrap().unwrap();
+    let mut broken = limiter.acquire_async("", 1, None);
+    assert!(Pin::new(&mut broken).poll(&mut Context::from_waker(&Waker::from(Arc::new(Broken)))).is_pending());
+    let mut tasks = Tasks::default();
+    tasks.wait(limiter.acquire_async("", 1, None));
+    drop(held);
+    wait_until("the first one has started", || limiter.stats("").unwrap().admitted >= 2);
+    drop(broken);
+    tasks.wait_until_woken(1);
+    drop(permit(tasks.poll(0)));
+}
+
+/// Requests of a service behind a layer.
+#[cfg(feature = "tower")]
+mod layer {
+    use super::*;
+    use std::convert::Infallible;
+    use std::future::{Ready, ready};
+    use tower::{Denied, LimitLayer};
+    use tower_layer::Layer;
+    use tower_service::Service;
+
+    /// Answers with the request.
+    #[derive(Clone)]
+    struct Echo;
+
+    impl Service<&'static str> for Echo {
+        type Response = &'static str;
+        type Error = Infallible;
+        type Future = Ready<Result<&'static str, Infallible>>;
+
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn call(&mut self, request: &'static str) -> Self::Future {
+            ready(Ok(request))
+        }
+    }
+
+    #[test]
+    fn a_request_starts_as_the_limiter_allows_and_ends_its_start() {
+        let limiter = limiter("1 concurrent");
+        let mut service = LimitLayer::new(limiter.clone()).layer(Echo);
+        assert_eq!(block_on(service.call("one")).unwrap(), "one");
+        let held = limiter.try_acquire("", 1).unwrap().unwrap();
+        let waiting = service.call("two");
+        let answer = thread::spawn(|| block_on(waiting).unwrap());
+        wait_until("it waits", || limiter.stats("").unwrap().admitted == 2 && !limiter.peek("", 1).unwrap().admitted);
+        drop(held);
+        assert_eq!(answer.join().unwrap(), "two");
+        drop(service.call("never polled"));
+        assert!(limiter.try_acquire("", 1).unwrap().is_some());
+    }
+
+    #[test]
+    fn a_request_that_cannot_start_in_time_is_denied_under_its_key() {
+        let limiter = limiter("1/1h");
+        let layer = LimitLayer::new(limiter).timeout(Some(Duration::from_secs(1)));
+        let mut service = layer.key(|request: &&str| (*request).to_owned()).layer(Echo);
+        assert_eq!(block_on(service.call("a")).unwrap(), "a");
+        assert_eq!(block_on(service.call("b")).unwrap(), "b");
+        let error = block_on(service.call("a")).unwrap_err();
+        let denied = error.downcast_ref::<Denied>().unwrap();
+        assert_eq!(denied.limit, "api");
+        assert!(denied.retry_after > Duration::from_secs(3_000), "{denied}");
+    }
+}
