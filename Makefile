@@ -61,6 +61,7 @@ $(VENV)/wheel: $(VENV)/ready $(CORE) bindings/python/Cargo.toml bindings/python/
 	mkdir -p $(DIST)
 	echo "building the wheel"
 	cp LICENSE-* bindings/python/
+	scripts/notices workglow-limit-python >bindings/python/LICENSE-THIRD-PARTY
 	$(VENV)/bin/maturin build --quiet --release --manifest-path bindings/python/Cargo.toml --out $(DIST)
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --force-reinstall --no-deps $(DIST)/*.whl
 	touch $@
@@ -81,6 +82,7 @@ $(TARBALL): bindings/node/node_modules/.package-lock.json $(CORE) $(filter-out %
 	mkdir -p $(DIST)
 	echo "building the npm package"
 	cp LICENSE-* bindings/node/
+	scripts/notices workglow-limit-node >bindings/node/LICENSE-THIRD-PARTY
 	cargo build --quiet --release -p workglow-limit-node
 	cd bindings/node && npm run --silent build -- $(abspath target/release/libworkglow_limit_node.so) && npm pack --silent --pack-destination ../../$(DIST) >/dev/null
 	touch $@
@@ -126,6 +128,7 @@ $(C_LIBRARY): $(CORE) ffi/Cargo.toml ffi/build.rs ffi/libworkglow_limit.map $(sh
 	$(C_LINK) -shared -o $(C)/$(SO) $(C)/all.o -Wl,-soname,$(SO).0 -Wl,--version-script=ffi/libworkglow_limit.map \
 	    -Wl,--gc-sections -Wl,--no-undefined -Wl,-z,relro -Wl,-z,now $(C_LIBS)
 	strip --strip-unneeded $(C)/$(SO)
+	scripts/notices workglow-limit-ffi workglow-limit-cli >$(C)/LICENSE-THIRD-PARTY
 	rm -f $@
 	ar rcs $@ $(C)/all.o
 
@@ -159,7 +162,7 @@ install: $(C_LIBRARY) $(C_COMMAND)
 	install -m 644 $(C)/completions/zsh "$(DESTDIR)$(ZSH)/_workglow-limit"
 	install -m 644 $(C)/completions/fish "$(DESTDIR)$(FISH)/workglow-limit.fish"
 	install -d "$(DESTDIR)$(DOCDIR)" "$(DESTDIR)$(SUPPRESSIONS)"
-	install -m 644 LICENSE-APACHE LICENSE-MIT "$(DESTDIR)$(DOCDIR)"
+	install -m 644 LICENSE-APACHE LICENSE-MIT $(C)/LICENSE-THIRD-PARTY "$(DESTDIR)$(DOCDIR)"
 	install -m 644 ffi/helgrind.supp ffi/tsan.supp "$(DESTDIR)$(SUPPRESSIONS)"
 	install -d "$(DESTDIR)$(PREFIX)/include" "$(DESTDIR)$(LIBDIR)/pkgconfig" "$(DESTDIR)$(LIBDIR)/cmake/workglow_limit"
 	install -m 644 include/workglow_limit.h include/workglow_limit.hpp "$(DESTDIR)$(PREFIX)/include"

@@ -8,7 +8,7 @@
 // Run `make node` first.
 
 import { execFileSync } from "node:child_process";
-import { copyFileSync, existsSync, mkdirSync, rmSync } from "node:fs";
+import { copyFileSync, existsSync, mkdirSync, rmSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { join } from "node:path";
 
@@ -81,6 +81,7 @@ const isWanted = (name) => wanted.length === 0 || wanted.includes(name);
 rmSync(out, { recursive: true, force: true });
 mkdirSync(out, { recursive: true });
 for (const file of LICENCES) copyFileSync(join(root, file), join(python, file));
+writeFileSync(join(python, "LICENSE-THIRD-PARTY"), execFileSync(join(root, "scripts/notices"), ["workglow-limit-python"]));
 if (isWanted("sources")) sources();
 for (const platform of platforms.filter(({ name }) => isWanted(name))) {
   const target = rustTarget(platform);

@@ -3,9 +3,11 @@
 import re
 import shutil
 import subprocess
+import tarfile
+import zipfile
 
 import pytest
-from conftest import ROOT
+from conftest import DIST, ROOT
 
 FILES = [
     "Cargo.toml", "Cargo.lock", "CHANGELOG.md", "README.md", "Makefile", "ffi/build.rs", "include/workglow_limit.h", "tests/c/abi", "tests/c/abi.txt",
@@ -93,3 +95,34 @@ def test_a_new_name_needs_no_new_version(copy):
         "def new() -> None: ...\n\nclass Permit",
     )
     assert output_of(copy, "scripts/compatible")[0] == 0
+
+
+def licences():
+    """Yields the third-party licences of each package that was built, with the package's name."""
+    for wheel in [*DIST.glob("*.whl"), *DIST.glob("python/*.whl")]:
+        with zipfile.ZipFile(wheel) as archive:
+            (name,) = (name for name in archive.namelist() if name.endswith("/LICENSE-THIRD-PARTY"))
+            yield wheel.name, archive.read(name).decode()
+    for package in [*DIST.glob("*.tgz"), *DIST.glob("npm/workglow-limit-[a-z]*.tgz")]:
+        with tarfile.open(package) as archive:
+            yield package.name, archive.extractfile("package/LICENSE-THIRD-PARTY").read().decode()
+    for prefix in DIST.glob("c/share/doc/workglow_limit"):
+        yield "c", (prefix / "LICENSE-THIRD-PARTY").read_text()
+
+
+def test_packages_have_the_licences_of_what_they_contain():
+    found = dict(licences())
+    assert len(found) >= 3, found.keys()
+    for name, text in found.items():
+        for crate in ("subtle", "rustls-webpki", "icu_properties", "libsqlite3-sys"):
+            assert re.search(rf"^{crate} \d", text, re.M), f"{name} names no {crate}"
+        for words in ("Redistribution and use in source and binary", "UNICODE LICENSE", "AND THE AUTHOR DISCLAIMS ALL"):
+            assert words in text, f"{name}: {words}"
+
+
+def test_a_crate_has_what_it_needs_and_no_tests():
+    for package in ("workglow-limit", "workglow-limit-cli"):
+        command = ["cargo", "package", "--list", "--allow-dirty", "--locked", "--package", package]
+        files = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+        assert {"README.md", "LICENSE-MIT", "LICENSE-APACHE", "src/lib.rs"} <= set(files)
+        assert not [file for file in files if file.startswith("tests/")]

@@ -46,6 +46,8 @@ const folder = mkdtempSync(join(tmpdir(), "workglow-limit-"));
 try {
   const about = chosen ? platform(folder, chosen, addon) : main(folder);
   for (const file of ["LICENSE-APACHE", "LICENSE-MIT"]) copyFileSync(join(here, "../..", file), join(folder, file));
+  // `make node` writes it; the main package has only code of its own.
+  if (chosen) copyFileSync(join(here, "LICENSE-THIRD-PARTY"), join(folder, "LICENSE-THIRD-PARTY"));
   writeFileSync(join(folder, "package.json"), `${JSON.stringify(about, null, 2)}\n`);
   // Prints the file's name.
   execFileSync("npm", ["pack", "--silent", "--pack-destination", resolve(out)], { cwd: folder, stdio: "inherit" });
