@@ -57,8 +57,9 @@
 // any order. Texts and structures that are passed in are read only during the call. Returned texts must not be freed.
 //
 // Threads. Any thread may call any function at any time, on the same handles too, except that _free needs its handle to
-// itself, and that one thread at a time uses a permit or a waiter. The library starts no threads, installs no signal
-// handlers, and prints nothing except after a bug of its own (WGL_INTERNAL). Signal handlers must not call it.
+// itself, and that one thread at a time uses a permit, a waiter or a line. The library installs no signal handlers,
+// starts no threads, except for lines (wgl_line) of limits on a server, and prints nothing except after a bug of its own
+// (WGL_INTERNAL). Signal handlers must not call it.
 //
 // Fork. Handles that were made before a fork work in the child, whatever the parent's threads were doing. A limit in a
 // sqlite: store is then shared with the parent and the other children. A limit in a memory: store, or without a store,
@@ -231,6 +232,14 @@
 // The caller owns it and frees it with wgl_limiter_free, when no thread is in a call on it. It keeps its store and its
 // children alive. Any number of threads may use it at once. Forked children inherit it: see "Fork" above.
 typedef struct wgl_limiter wgl_limiter;
+
+// The waiters of an event loop for one limiter, of any number of keys. The loop watches one descriptor and calls
+// wgl_line_advance when it is readable.
+//
+// The caller owns it and frees it with wgl_line_free, at any time; what its waiters hold is given back then. It keeps its
+// limiter alive. One thread at a time may use it, but any thread may call wgl_line_wake. A forked child makes lines of its
+// own: in its parent's it can only free, which changes nothing for the parent.
+typedef struct wgl_line wgl_line;
 
 // A clock for tests. It stands still until it is advanced; stores and limiters that were made with it follow it. A thread
 // that waits in wgl_acquire sleeps until another thread advances it.
@@ -1178,6 +1187,67 @@ int wgl_waiter_step(wgl_waiter *waiter,
 //
 // Never fails.
 void wgl_waiter_free(wgl_waiter *waiter);
+
+// Makes an empty line, and its descriptor.
+//
+// Fails with WGL_STORE_FAILURE if the process has no descriptor left.
+int wgl_line_new(wgl_limiter *limiter, wgl_line **line);
+
+// Returns the line's descriptor, for epoll, poll or select. It is readable when wgl_line_advance has work, and stays so
+// until that was called. The line closes it; do not read it.
+//
+// Returns -1 if `line` is NULL.
+int wgl_line_fd(const wgl_line *line);
+
+// Joins the line; the timeout starts now. WGL_OK: admitted at once, and `permit` is written. WGL_WAITING: `number` is
+// written, by which wgl_line_advance returns the outcome later; numbers begin with 1 and are not used again. WGL_DENIED:
+// there is no capacity before the timeout, but there may be after `retry_after_ns`. `options` may be NULL. Within a key,
+// waiters start in the order of their priority and then of their requests.
+//
+// Fails as wgl_try_acquire does, and with WGL_INVALID_ARGUMENT for options out of range; the waiter has not joined then.
+int wgl_line_join(wgl_line *line,
+                  const char *key,
+                  size_t key_len,
+                  const wgl_waiter_options *options,
+                  uint64_t *number,
+                  wgl_permit *permit,
+                  uint64_t *retry_after_ns);
+
+// Does the work that is due, and returns the next wait that is over. Call it until it returns WGL_WAITING: nothing is over,
+// `number` is 0, and the descriptor is readable after `nap_ns` (WGL_FOREVER: nobody waits), or earlier. Before that
+// `number` is the waiter, and its outcome WGL_OK: `permit` is written, and the start counts from now, so begin its work
+// before the next call; WGL_DENIED: it timed out, and there may be capacity after `nap_ns`; or an error of its own. All
+// outputs but `nap_ns` must be given.
+//
+// The call sleeps only where the store is busy: at most 0.1 s at a time. For a limit on a server, threads of the library
+// ask it.
+//
+// Fails with `number` 0 for a parameter, and otherwise as wgl_try_acquire does, for that waiter.
+int wgl_line_advance(wgl_line *line,
+                     uint64_t *number,
+                     wgl_permit *permit,
+                     uint64_t *nap_ns);
+
+// Removes a waiter that stops waiting: its place goes to the next one, or back. A no-op for one whose outcome was returned;
+// an outcome that was not is given back.
+//
+// Fails with WGL_INVALID_ARGUMENT in a forked child.
+int wgl_line_leave(wgl_line *line,
+                   uint64_t number);
+
+// Says that a start of this key has ended, so that a waiter for a concurrency limit starts at once. Otherwise it starts up
+// to 16 ms later, as it does when another process has ended one. With `key` NULL it may have been any key; "" is no key.
+// Any thread may call it.
+//
+// Fails with WGL_INVALID_ARGUMENT for a key of more than 1,024 bytes.
+int wgl_line_wake(wgl_line *line,
+                  const char *key,
+                  size_t key_len);
+
+// Frees a line, and closes its descriptor. What its waiters hold is given back. NULL is a no-op.
+//
+// Never fails.
+void wgl_line_free(wgl_line *line);
 
 // Returns the counts of a key or, without a key, of the limit: by all processes that share it, without the last second of
 // other processes.

@@ -14,6 +14,7 @@ mod clock;
 mod custom;
 mod input;
 mod limiter;
+mod line;
 mod local;
 mod permit;
 mod rate;

@@ -35,9 +35,11 @@ unsafe impl Sized32 for wgl_waiter_options {
     const NAME: &'static str = "waiter options";
 }
 
+/// The waiter of these options.
+///
 /// # Safety
 /// `theirs` is NULL, or points to options of their `struct_size`.
-unsafe fn waiter(key: &str, theirs: *const wgl_waiter_options) -> Result<Waiter<'_>> {
+pub(crate) unsafe fn waiter(key: &str, theirs: *const wgl_waiter_options) -> Result<Waiter<'_>> {
     if theirs.is_null() {
         return Ok(Waiter::new(key, 1));
     }
