@@ -126,7 +126,7 @@ $(C_LIBRARY): $(CORE) ffi/Cargo.toml ffi/build.rs ffi/libworkglow_limit.map $(sh
 	ld -r -o $(C)/all.o --whole-archive $(C_BUILT)/libworkglow_limit.a
 	objcopy --wildcard --keep-global-symbol='wgl_*' --strip-debug -R .llvmbc -R .llvmcmd $(C)/all.o
 	$(C_LINK) -shared -o $(C)/$(SO) $(C)/all.o -Wl,-soname,$(SO).0 -Wl,--version-script=ffi/libworkglow_limit.map \
-	    -Wl,--gc-sections -Wl,--no-undefined -Wl,-z,relro -Wl,-z,now $(C_LIBS)
+	    -Wl,--gc-sections -Wl,--no-undefined -Wl,-z,relro -Wl,-z,now -Wl,-z,nodelete $(C_LIBS)
 	strip --strip-unneeded $(C)/$(SO)
 	scripts/notices workglow-limit-ffi workglow-limit-cli >$(C)/LICENSE-THIRD-PARTY
 	rm -f $@

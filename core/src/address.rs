@@ -30,16 +30,39 @@ pub(crate) enum Address {
 }
 
 /// An address without its password, for display. The password is before the host, or in the query of a socket's
-/// address.
+/// address. A malformed address may have it elsewhere: what stands before the last `@`, or as a port, is not shown.
 pub(crate) fn without_password(url: &str) -> String {
     let (place, query) = url.split_once('?').unwrap_or((url, ""));
     let is_secret = |field: &&str| field.starts_with("pass=") || field.starts_with("password=");
     let fields = query.split('&').filter(|field| !field.is_empty() && !is_secret(field));
     let shown =
         fields.enumerate().fold(place.to_owned(), |url, (i, field)| url + if i == 0 { "?" } else { "&" } + field);
-    match (shown.split_once("://"), shown.rsplit_once('@')) {
-        (Some((scheme, _)), Some((_, host))) => format!("{scheme}://…@{host}"),
-        _ => shown,
+    let start = scheme_end(&shown);
+    match shown.rfind('@') {
+        Some(at) if at >= start => format!("{}…{}", &shown[..start], &shown[at..]),
+        Some(at) => format!("…{}", &shown[at..]),
+        None => without_wrong_port(&shown, start),
+    }
+}
+
+/// Returns where the scheme and its slashes end; 0 without a scheme.
+fn scheme_end(url: &str) -> usize {
+    let is_in_scheme = |c: char| c.is_ascii_alphanumeric() || c == '+';
+    match url.split_once(':') {
+        Some((scheme, rest)) if scheme.chars().all(is_in_scheme) => url.len() - rest.trim_start_matches('/').len(),
+        _ => 0,
+    }
+}
+
+/// `redis://user:secret` lacks its host, so that the password stands where a port would.
+fn without_wrong_port(url: &str, start: usize) -> String {
+    let (host, path) = url[start..].split_at(url[start..].find(['/', '?']).unwrap_or(url.len() - start));
+    let is_port = |port: &str| port.bytes().all(|byte| byte.is_ascii_digit());
+    match host.split_once(':') {
+        Some((host, port)) if !host.starts_with('[') && !host.contains(',') && !is_port(port) => {
+            format!("{}{host}:…{path}", &url[..start])
+        }
+        _ => url.to_owned(),
     }
 }
 

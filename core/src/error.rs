@@ -1,5 +1,6 @@
 //! Errors, each with a stable number that C and the bindings share.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::path::PathBuf;
 
@@ -186,12 +187,8 @@ impl Error {
     }
 
     pub(crate) fn invalid(parameter: &'static str, value: impl fmt::Display, expected: impl Into<String>) -> Self {
-        let mut value = value.to_string();
         // A message quotes the given value, but truncates a 2 KB key.
-        if let Some((end, _)) = value.char_indices().nth(64) {
-            value.truncate(end);
-            value.push('…');
-        }
+        let value = shortened(&value.to_string(), 64).into_owned();
         Error::InvalidArgument { parameter, value, expected: expected.into() }
     }
 
@@ -205,6 +202,25 @@ impl Error {
     }
 }
 
+/// The longest name or address that a message quotes in full, in characters, and the most names that it lists.
+const LONGEST_QUOTE: usize = 256;
+const MOST_NAMES: usize = 20;
+
+/// A text, cut after this many characters.
+fn shortened(text: &str, most: usize) -> Cow<'_, str> {
+    match text.char_indices().nth(most) {
+        Some((end, _)) => format!("{}…", &text[..end]).into(),
+        None => text.into(),
+    }
+}
+
+/// The names that a store knows, for a message.
+fn list(names: &[String]) -> String {
+    let shown: Vec<_> = names.iter().take(MOST_NAMES).map(|name| shortened(name, LONGEST_QUOTE)).collect();
+    let more = names.len() - shown.len();
+    shown.join(", ") + &if more > 0 { format!(" and {more} more") } else { String::new() }
+}
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -215,12 +231,19 @@ impl fmt::Display for Error {
                 f,
                 "weight is {weight}: limit \"{limit}\" grants at most {capacity} units at once, so this start can never be admitted"
             ),
-            Error::InvalidUrl { url, reason } => write!(f, "store url \"{url}\": {reason}"),
+            Error::InvalidUrl { url, reason } => {
+                write!(f, "store url \"{}\": {}", shortened(url, LONGEST_QUOTE), shortened(reason, 2 * LONGEST_QUOTE))
+            }
             Error::UnknownLimit { name, known } if known.is_empty() => {
-                write!(f, "no limit named \"{name}\" is declared: this store knows none yet")
+                write!(
+                    f,
+                    "no limit named \"{}\" is declared: this store knows none yet",
+                    shortened(name, LONGEST_QUOTE)
+                )
             }
             Error::UnknownLimit { name, known } => {
-                write!(f, "no limit named \"{name}\" is declared: this store knows {}", known.join(", "))
+                let name = shortened(name, LONGEST_QUOTE);
+                write!(f, "no limit named \"{name}\" is declared: this store knows {}", list(known))
             }
             Error::KindMismatch { name, declared, requested } => write!(
                 f,

@@ -1,6 +1,7 @@
 //! Snapshots of a store without taking part in its decisions: for command lines, metrics and pages.
 
 use crate::error::Result;
+use crate::policy;
 use crate::snapshot::{Minute, Snapshot};
 use crate::state::{Store, Survey};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -44,8 +45,9 @@ impl Observer {
     /// there are at most the current and the previous minute. The current minute may lack the last second of other processes.
     ///
     /// # Errors
-    /// As for [`Store::open`].
+    /// As for [`Store::find`].
     pub fn history(&self, name: &str, since: SystemTime) -> Result<Vec<Minute>> {
+        policy::check_name(name)?;
         let minute = |at: SystemTime| at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs() / 60;
         let now = minute(SystemTime::now());
         let from = minute(since).max(now.saturating_sub(31 * 24 * 60));

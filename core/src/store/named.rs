@@ -159,11 +159,13 @@ impl Store {
     /// [`Error::UnknownLimit`] for a name that is not declared, [`Error::Unsupported`] for a part of a composite, or as
     /// for [`Store::open`].
     pub fn forget(&self, name: &str) -> Result<()> {
+        policy::check_name(name)?;
         let session = self.session();
         session.report(name, session.knowing(name, || session.undeclare(name)))
     }
 
     fn set_override(&self, name: &str, policies: Option<&[Policy]>, key: Option<&str>) -> Result<()> {
+        policy::check_name(name)?;
         let session = self.session();
         session.report(name, session.knowing(name, || session.set_override(name, policies, key)))
     }

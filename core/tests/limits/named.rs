@@ -550,3 +550,55 @@ fn an_invalid_file_is_reported_and_declares_nothing() {
         assert_eq!(store().names().unwrap(), [""; 0]);
     });
 }
+
+#[test]
+fn a_name_that_is_too_long_is_refused_by_its_length() {
+    let (store, long) = (Store::new("memory:").unwrap(), "n".repeat(1 << 20));
+    let policy = Policy::rate(1, Duration::from_secs(1)).unwrap();
+    let refusals = [
+        store.limiter(&long, "1/1s").map(drop),
+        store.find(&long).map(drop),
+        store.forget(&long),
+        store.lift(&long),
+        store.lift_key(&long, "key"),
+        store.override_limit(&long, policy),
+        store.override_text(&long, "1/1s"),
+        store.override_key(&long, "1/1s", "key"),
+        Observer::new(&store, 0).history(&long, std::time::SystemTime::now()).map(drop),
+    ];
+    for refusal in refusals {
+        let error = refusal.unwrap_err().to_string();
+        assert_eq!(error, "name is 1048576 bytes long: expected 1 to 1024 bytes of UTF-8");
+    }
+}
+
+#[test]
+fn messages_quote_long_names_and_addresses_in_part() {
+    let store = Store::new("memory:").unwrap();
+    let limiters: Vec<_> = (0..1_000).map(|i| store.limiter(&format!("limit-{i}"), "1/1s").unwrap()).collect();
+    let error = store.find(&"n".repeat(1_024)).map(drop).unwrap_err().to_string();
+    assert!(error.len() < 1_000 && error.ends_with("limit-114, limit-115 and 980 more"), "{error}");
+    drop(limiters);
+    for url in ["memory:", "sqlite://", "redis:", "unknown:", ""] {
+        let error = Store::new(&(url.to_owned() + &"x".repeat(1 << 20) + "\0")).and_then(|store| store.open());
+        let error = error.unwrap_err().to_string();
+        assert!(error.len() < 2_000, "{url}: {} bytes", error.len());
+    }
+}
+
+#[test]
+fn a_malformed_address_shows_no_password() {
+    for (url, shown) in [
+        ("redis:/user:secret@h", "redis:/…@h"),
+        ("redis:user:secret@h:1", "redis:…@h:1"),
+        ("redis://user:secret", "redis://user:…"),
+        ("redis://user:secret/0", "redis://user:…/0"),
+        ("user:secret@h", "user:…@h"),
+        ("//secret@h", "…@h"),
+        ("postgres:/secret@h@h2/db?password=secret&x=1", "postgres:/…@h2/db?x=1"),
+        ("rediss//user:secret@h", "…@h"),
+    ] {
+        let error = Store::new(url).and_then(|store| store.open()).unwrap_err().to_string();
+        assert!(error.contains(&format!("\"{shown}\"")) && !error.contains("secret"), "{url}: {error}");
+    }
+}
