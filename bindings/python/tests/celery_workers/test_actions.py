@@ -11,6 +11,7 @@ HOUR = 3600
 
 
 def test_on_limit_raise(site):
+    site.expect(r"Task work.raising\[.*Limited")
     for number in range(2):
         site.send("raising", f"raising-{number}", kwargs={"tenant": "a"}).get(timeout=site.patience)
     with pytest.raises(Limited) as caught:
@@ -22,6 +23,7 @@ def test_on_limit_raise(site):
 
 
 def test_on_limit_raise_with_autoretry(site):
+    site.expect(r"Task work.retrying\[.*Limited")
     site.send("retrying", "retrying-0").get(timeout=site.patience)
     second = site.send("retrying", "retrying-1")
     with pytest.raises(Limited):
@@ -30,12 +32,14 @@ def test_on_limit_raise_with_autoretry(site):
 
 
 def test_on_limit_wait_times_out(site):
+    site.expect(r"Task work.waiting\[.*AcquireTimeout")
     site.send("waiting", "waiting-0").get(timeout=site.patience)
     with pytest.raises(AcquireTimeout):
         site.send("waiting", "waiting-1").get(timeout=site.patience)
 
 
 def test_an_invalid_call_fails_only_itself(site):
+    site.expect(r"Task work.weighted\[.*(weight is 11|weighted is 0)", r"Task work.keyed\[.*TypeError")
     heavy = site.send("weighted", "wrong-heavy", "wrong", kwargs={"tokens": 11})
     none = site.send("weighted", "wrong-none", "wrong", kwargs={"tokens": 0})
     many = site.send("keyed", "wrong-many", "a", "b", "c")
@@ -81,7 +85,7 @@ def test_a_limit_is_changed_while_workers_run(site):
 def test_monitors_see_waiting_tasks(own_site):
     site = own_site
     site.worker("-E")
-    with site.events("task-limited") as events:
+    with site.events("limited-task") as events:
         for number in range(2):
             site.send("hourly", f"event-{number}", task_id=f"held-{number}")
             site.send("returning", f"event-{number}", task_id=f"returned-{number}")
@@ -94,11 +98,30 @@ def test_monitors_see_waiting_tasks(own_site):
 def test_monitors_see_a_task_that_a_child_sent_back(own_site):
     site = own_site
     site.worker("-E", concurrency=1)
-    with site.events("task-limited") as events:
+    with site.events("limited-task") as events:
         site.send_behind_a_pause("returning", "sent")
         site.until(lambda: events)
     (event,) = events
     assert (event["action"], event["limit"]) == ("republished", "work.returning") and event["wait"] > 3000
+
+
+def test_a_held_task_has_celerys_own_states(own_site):
+    site = own_site
+    site.worker("-E")
+    kinds = "task-received", "task-started", "task-succeeded", "task-revoked", "limited-task"
+    with site.events(*kinds) as events:
+        sent = {site.send("hourly", f"states-{number}").id for number in range(2)}
+        site.until(lambda: {event["type"] for event in list(events)} >= {"task-succeeded", "limited-task"})
+        # What Flower does with them.
+        states = site.app.events.State()
+        for event in list(events):
+            states.event(event)
+        assert {states.tasks[id].state for id in sent} == {"SUCCESS", "RECEIVED"}
+        (held,) = (id for id in sent if states.tasks[id].state == "RECEIVED")
+        site.app.control.revoke(held)
+        site.until(lambda: events[-1]["type"] == "task-revoked")
+        states.event(events[-1])
+        assert states.tasks[held].state == "REVOKED"
 
 
 def test_celerys_own_rate_limit_command_is_refused(site):

@@ -40,6 +40,11 @@ def app(tmp_path):
         ({"limit": "1/1s", "limit_weight": 0}, r"limit_weight of task options.task is 0: expected a whole number"),
         ({"limit": "1/1s", "limit_weight": "cost"}, r"limit_weight of task options.task is 'cost': expected an argument"),
         ({"limit_key": "tenant"}, r"limit of task options.task is None: expected a policy or a limiter, because limit_key is given"),
+        ({"limt": "1/1s"}, r"an option of task options.task is 'limt': expected one of limit, limit_name, limit_key"),
+        ({"limit": "1/1s", "limit_keys": "tenant"}, r"an option of task options.task is 'limit_keys': expected one of"),
+        ({"limit": "1/1s", "limitkey": body}, r"an option of task options.task is 'limitkey': expected one of"),
+        ({"limit": "1/1s", "on_limits": "drop"}, r"an option of task options.task is 'on_limits': expected one of"),
+        ({"limit": "1/1s", "LIMIT_HOLD": 5}, r"an option of task options.task is 'LIMIT_HOLD': expected one of"),
         ({"limit": "1/1s", "rate_limit": "1/s"}, r"rate_limit of task options.task is '1/s': expected none with limit"),
     ],
 )  # fmt: skip
@@ -53,6 +58,68 @@ def test_a_declaration_before_the_app_is_finalized(app):
     app.task(name="options.task", shared=False, limit="100/1x")(body)
     with pytest.raises(InvalidArgument, match="policy is '100/1x'"):
         app.finalize()
+
+
+def test_a_declaration_before_the_limits_are_installed(tmp_path):
+    app = Celery("options", broker="memory://", set_as_current=False)
+    app.register_task(type("Own", (app.Task,), {"name": "options.own", "limit": "100/1x"})())
+    with pytest.raises(InvalidArgument, match="policy is '100/1x'"):
+        install(app, f"sqlite:{tmp_path}/limits.db")
+
+
+def test_a_misspelled_option_of_an_annotation(app):
+    app.conf.task_annotations = {"options.task": {"limit": "1/1s", "limit_wieght": "one"}}
+    app.task(name="options.task", shared=False)(body)
+    with pytest.raises(
+        InvalidArgument, match="an option of task options.task is 'limit_wieght': expected one of limit"
+    ):
+        app.finalize()
+
+
+def test_a_misspelled_option_of_a_class(app):
+    class Own(app.Task):
+        name = "options.own"
+        limit_weights = 5
+
+    with pytest.raises(
+        InvalidArgument, match="an option of task options.own is 'limit_weights': expected one of limit"
+    ):
+        app.register_task(Own())
+
+
+def test_names_that_are_not_meant_for_limits(app):
+    class Base(app.Task):
+        abstract = True
+        _limit = 5
+        no_limit = True
+
+        def limit_of(self, tenant): ...
+
+        @property
+        def limiter(self): ...
+
+    options = {"time_limit": 5, "soft_time_limit": 4, "rate_limit": None, "on_commit": body}
+    app.task(name="options.task", base=Base, shared=False, limit="1/1s", **options)(body)
+    app.finalize()
+    assert list(app.limits.tasks) == ["options.task"]
+
+
+@pytest.mark.parametrize("namespace", [None, "CELERY"])
+@pytest.mark.parametrize(
+    "name", ["task_limit_storage", "task_default_limits", "task_defaultlimit_key", "worker_limits_held"]
+)
+def test_a_misspelled_setting(name, namespace, app):
+    name_there = f"{namespace}_{name.upper()}" if namespace else name
+    settings = type("settings", (), {name_there: 5, "TASK_LIMITED": 5} if namespace else {name_there: 5})
+    app.config_from_object(settings, namespace=namespace)
+    for _ in range(2):  # Whoever ignores the error gets it again.
+        with pytest.raises(InvalidArgument, match=f"a setting is '{name}': expected one of task_limit_store, worker_"):
+            app.finalize()
+
+
+def test_settings_that_are_not_meant_for_limits(app):
+    app.conf.update(task_default_rate_limit="1/s", task_time_limit=5, worker_eta_task_limit=5, task_default_timeout=5)
+    app.finalize()
 
 
 def test_one_limit_has_one_policy(app):

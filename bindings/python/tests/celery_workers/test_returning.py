@@ -2,8 +2,11 @@
 
 import json
 import signal
+from unittest.mock import Mock
 
 import pytest
+from celery.exceptions import SoftTimeLimitExceeded
+from workglow_limit.celery._consumer import watch
 
 pytest_plugins = "workers"
 
@@ -45,8 +48,10 @@ def test_a_message_that_goes_back_is_unchanged(by, own_site, monkeypatch):
     assert args == ["second"] and embed["callbacks"][0]["task"] == "work.free"
 
 
-@pytest.mark.parametrize("by", ["the consumer", "the child"])
-def test_a_message_keeps_the_format_of_its_call(by, own_site):
+@pytest.mark.parametrize("by", ["the consumer", "the child", "the child, without the waiting room"])
+def test_a_message_keeps_the_format_of_its_call(by, own_site, monkeypatch):
+    if "without" in by:
+        monkeypatch.setenv("WORK_DISABLE_RATE_LIMITS", "1")
     site = own_site
     worker = site.worker(concurrency=1)
     format = {"serializer": "other", "compression": "zlib"}
@@ -103,7 +108,30 @@ def test_a_cold_shutdown_returns_places(own_site):
     assert limiter.peek("cold").retry_after <= HOUR
 
 
+def test_a_soft_time_limit_ends_no_task(site):
+    # (It may strike before the body has begun.)
+    site.expect(r"Task work.struck\[.*SoftTimeLimitExceeded")
+    result = site.send("struck", "struck")
+    site.until(result.ready)
+    assert isinstance(result.result, SoftTimeLimitExceeded)
+    assert f"Soft time limit (1s) exceeded for work.struck[{result.id}]" in site.workers[0].log.read_text()
+    site.until(lambda: site.limiter("work.struck").peek().remaining == 1)
+
+
+def test_a_request_ends_at_the_hard_time_limit_only():
+    # The pool of processes says by name which limit it is, the pool of greenlets by position.
+    request, ended = Mock(), Mock()
+    watch(request, Mock(), ended, Mock())
+    request.on_timeout(soft=True, timeout=1)
+    request.on_timeout(True, 1)
+    assert not ended.called
+    request.on_timeout(soft=False, timeout=1)
+    request.on_timeout(False, 1)
+    assert ended.call_count == 2
+
+
 def test_a_killed_child_returns_its_task_and_its_slot(site):
+    site.expect("signal 9 ")
     site.send("slotted", "slotted-1", "child")
     site.send("killed", "killed-1", "child")
     for tag in "slotted", "killed":

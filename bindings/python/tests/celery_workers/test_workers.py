@@ -58,6 +58,15 @@ def test_greenlets_hold_the_limit(task, green_site):
     assert len(set(site.tags(task))) == 50
 
 
+def test_greenlets_run_side_by_side(green_site):
+    """A limit that never binds leaves each greenlet of a pool its task. (One worker may fetch all of them.)"""
+    site = green_site
+    for number in range(40):
+        site.send("together", f"together-{number}", "together is over")
+    site.until(lambda: len(site.started("together")) == 40)
+    (site.folder / "together is over").touch()
+
+
 def test_a_folder_as_the_broker(file_site):
     site = file_site
     site.worker()
@@ -104,6 +113,7 @@ def test_limits_on_a_server(served_site):
     assert {line["retries"] for line in site.started("often")} == {0}
     assert site.limiter("work.hourly").peek(key="served").remaining == 0
     # A killed child returns its task and its slot.
+    site.expect("signal 9 ")
     site.send("slotted", "slotted-1", "child")
     site.until(lambda: len(site.started("slotted")) == 2)
     site.until(lambda: site.limiter("slot").peek().remaining == 1)

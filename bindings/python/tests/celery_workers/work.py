@@ -139,6 +139,17 @@ def spaced(tag):
     started(tag)
 
 
+@app.task(limit="1000/1h")
+def together(tag, until):
+    started(tag)
+    wait_for(until)
+
+
+@app.task(limit="1 concurrent", soft_time_limit=1)
+def struck(tag):
+    wait_for("never")
+
+
 @app.task(limit="20/1s")
 def burst(tag):
     started(tag)

@@ -4,6 +4,7 @@ import base64
 import itertools
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -41,6 +42,7 @@ class Site:
         self.folder, self.broker = folder, broker
         self.url = store or f"sqlite:{folder}/limits.db"
         self.workers = []
+        self._expected = []
         for name in "queue", "done", "control":
             (folder / name).mkdir()
         backend = broker if broker.startswith("redis") else None
@@ -88,6 +90,22 @@ class Site:
     def stop(self, worker, sign=signal.SIGTERM):
         worker.send_signal(sign)
         return worker.wait(PATIENCE)
+
+    def expect(self, *errors):
+        """Accepts errors in the workers' logs that match one of these patterns."""
+        self._expected += errors
+
+    def unexpected(self):
+        """Returns the errors in the workers' logs that no test expects and that were not returned before."""
+        records = [
+            of for worker in self.workers for of in re.split(r"^(?=\[\d{4}-)", worker.log.read_text(), flags=re.M)
+        ]
+        errors = [
+            of for of in records if re.match(r"\[.*: (ERROR|CRITICAL)/|(?!.*: WARNING/)(.|\n)*^Traceback", of, re.M)
+        ]
+        found = [of for of in errors if not any(re.search(pattern, of) for pattern in self._expected)]
+        self.expect(*map(re.escape, found))
+        return found
 
     until, patience = staticmethod(until), PATIENCE
 
@@ -141,11 +159,11 @@ class Site:
         return reply
 
     @contextmanager
-    def events(self, kind):
-        """Collects the workers' events of a kind during the block, in another thread that ends with the block."""
+    def events(self, *kinds):
+        """Collects the workers' events of these kinds during the block, in another thread that ends with the block."""
         found, ready = [], threading.Event()
         # The first heartbeat shows that the receiver listens.
-        handlers = {kind: found.append, "worker-heartbeat": lambda _event: ready.set()}
+        handlers = dict.fromkeys(kinds, found.append) | {"worker-heartbeat": lambda _event: ready.set()}
         with self.app.connection_for_read() as connection:
             receiver = self.app.events.Receiver(connection, handlers=handlers)
             listener = threading.Thread(target=receiver.capture)
@@ -197,14 +215,21 @@ def _site(folder, broker, store=None):
     site = Site(folder, broker, store)
     yield site
     site.close()
+    assert not site.unexpected()
 
 
 @pytest.fixture(scope="session")
-def site(tmp_path_factory, redis):
-    """A site with a worker, shared by all tests that do not stop it. Each test uses its own tasks and tags."""
+def shared_site(tmp_path_factory, redis):
     with _site(tmp_path_factory.mktemp("shared"), redis()) as site:
         site.worker("-E")
         yield site
+
+
+@pytest.fixture
+def site(shared_site):
+    """A site with a worker, shared by all tests that do not stop it. Each test uses its own tasks and tags."""
+    yield shared_site
+    assert not shared_site.unexpected()
 
 
 @pytest.fixture

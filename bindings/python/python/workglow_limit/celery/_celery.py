@@ -1,6 +1,7 @@
 """All imports from Celery, which has no types, in one place."""
 
-from celery import bootsteps, signals  # type: ignore[import-untyped]
+from celery import Task, bootsteps, signals  # type: ignore[import-untyped]
+from celery.app.defaults import SETTING_KEYS  # type: ignore[import-untyped]
 from celery.exceptions import Ignore, ImproperlyConfigured  # type: ignore[import-untyped]
 from celery.utils.log import get_logger  # type: ignore[import-untyped]
 from celery.worker import state  # type: ignore[import-untyped]
@@ -19,8 +20,10 @@ except ImportError:  # Celery before 5.5 cannot consume from quorum queues.
 serializers = registry.type_to_name
 
 __all__ = [
+    "SETTING_KEYS",
     "Ignore",
     "ImproperlyConfigured",
+    "Task",
     "bootsteps",
     "control_command",
     "detect_quorum_queues",

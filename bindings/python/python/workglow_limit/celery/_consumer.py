@@ -19,7 +19,7 @@ from .._native import Pool
 from ._alarm import Alarm, LoopAlarm, ThreadAlarm
 from ._celery import get_logger, state
 from ._errors import SentBack
-from ._message import HEADER, Ticket, formats, patience, send_back
+from ._message import HEADER, Ticket, hand_over, patience, send_back
 from ._options import TaskLimit
 from ._prefetch import PrefetchWindow
 
@@ -64,9 +64,9 @@ class HeldTask:
         return request.id in state.revoked or (bool(request.expires) and request.expires.timestamp() < time.time())
 
     def send_event(self, action: str, wait: float) -> None:
-        """Sends the event for monitors."""
+        """Sends the event for monitors. Events named task-… would become the task's state there, above STARTED."""
         limit = self.limit.limiter.name
-        self.request.send_event("task-limited", limit=limit, key=self.key, wait=wait or None, action=action)
+        self.request.send_event("limited-task", limit=limit, key=self.key, wait=wait or None, action=action)
 
 
 #: A pool, the number of a waiter in it, and its instruction: see `Pool.advance`.
@@ -167,8 +167,9 @@ class WaitingRoom:
 
     def _tick(self) -> float | None:
         with self._lock:
-            if self._alarm is None:
-                return None  # The alarm rang just before it was stopped.
+            workers = pool_size(self._consumer.pool)
+            if self._alarm is None or not workers:
+                return None  # The alarm rang just before it was stopped, or a cold shutdown ended the pool first.
             end = time.monotonic() + TURN
             while self._news:
                 self._news.popleft()()
@@ -176,7 +177,6 @@ class WaitingRoom:
                 self._seat(*self._arrived.popleft())
             wait = self._sweep()
             for of, pool in list(self._pools.items()):
-                workers = max(1, int(self._consumer.pool.num_processes or 1))
                 instructions, again = pool.advance(workers, max(0, workers - len(self._running)))
                 for number, turn, place, after in instructions:
                     if turn == "go":
@@ -212,6 +212,7 @@ class WaitingRoom:
             logger.debug("limit of %s", request, exc_info=True)
             if extra:
                 self._consumer.qos.decrement_eventually()
+            hand_over(request, None)
             self._consumer._limit_move_to_pool(request)
 
     def _join(self, held: HeldTask, place: str | None) -> None:
@@ -310,7 +311,7 @@ class WaitingRoom:
             self._return_place(held, place)
             self._end(pool, number)
             return
-        request.request_dict[HEADER] = Ticket(place, time.time(), held.times, formats(request.message)).header()
+        hand_over(request, Ticket(place, time.time(), held.times))
         arrived, ended = partial(pool.arrive, number), partial(self._end, pool, number)
         watch(request, partial(self._news.append, arrived), partial(self._post, ended), held.send_event)
         self._consumer._limit_move_to_pool(request)
@@ -346,6 +347,14 @@ class WaitingRoom:
                 logger.debug("place %r of %s could not be returned", place, held.request, exc_info=True)
 
 
+def pool_size(pool: Any) -> int:
+    """Returns how many tasks a pool runs at the same time: none if it is closed."""
+    if pool._state in (pool.CLOSE, pool.TERMINATE):
+        return 0
+    # The num_processes of a gevent pool were its running greenlets before Celery 5.7.
+    return max(1, int((pool.limit if pool.is_green else pool.num_processes) or 1))
+
+
 def watch(
     request: Any, accepted: Callable[[], None], ended: Callable[[], None], send_event: Callable[[str, float], None]
 ) -> None:
@@ -356,14 +365,14 @@ def watch(
     not call its base's.
     """
 
-    def after(name: str, is_end: Callable[[Any, tuple[Any, ...]], bool]) -> None:
+    def after(name: str, is_end: Callable[..., bool]) -> None:
         method = getattr(request, name)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             end = True
             try:
                 result = method(*args, **kwargs)
-                end = is_end(result, args)
+                end = is_end(result, *args, **kwargs)
                 return result
             finally:
                 if end:
@@ -371,10 +380,21 @@ def watch(
 
         setattr(request, name, call)
 
-    def failed(_result: Any, args: tuple[Any, ...]) -> bool:
-        if args and isinstance(back := args[0].exception, SentBack):
+    # Celery passes the arguments of these methods by position or by name.
+
+    def succeeded(_result: Any, *_args: Any, **_options: Any) -> bool:
+        return True
+
+    def failed(_result: Any, exc_info: Any, *_args: Any, **_options: Any) -> bool:
+        if isinstance(back := exc_info.exception, SentBack):
             send_event("republished", back.wait)
         return True
+
+    def timed_out(_result: Any, soft: bool, timeout: float) -> bool:
+        return not soft  # The task continues after a soft timeout.
+
+    def revoked(result: bool) -> bool:
+        return bool(result)
 
     on_accepted = request.on_accepted
 
@@ -383,7 +403,7 @@ def watch(
         return on_accepted(*args, **kwargs)
 
     request.on_accepted = call_accepted
-    after("on_success", lambda _result, _args: True)
+    after("on_success", succeeded)
     after("on_failure", failed)
-    after("on_timeout", lambda _result, args: not args[0])  # The task continues after a soft timeout.
-    after("revoked", lambda result, _args: bool(result))
+    after("on_timeout", timed_out)
+    after("revoked", revoked)

@@ -11,10 +11,11 @@ from typing import Any
 from .. import Limiter, LimitError, Store
 from .._derived import refuse
 from . import _control as _control  # Registers the commands with Celery.
-from ._celery import ImproperlyConfigured, bootsteps, signals
+from ._celery import SETTING_KEYS, ImproperlyConfigured, bootsteps, signals
 from ._child import limited
 from ._consumer import WaitingRoom
-from ._options import DEFAULTS, TaskLimit
+from ._message import hand_over
+from ._options import DEFAULTS, SETTINGS, TaskLimit, option_names, refuse_misspelled
 
 #: The default of worker_limit_held: the most limited tasks that a worker holds while it fetches others. About 4 KB
 #: each.
@@ -30,6 +31,7 @@ class Limits:
         self._store = Store(store) if isinstance(store, str) else store
         self._policies: dict[str, str | None] = {}
         self._limiters: dict[str, Limiter] = {}
+        self._is_prepared = False
 
     @property
     def store(self) -> Store:
@@ -55,6 +57,7 @@ class Limits:
         """Reads the options of a task and wraps its body with its limit. Once per task."""
         if self.tasks.get(task.name) is not None or task.name.startswith("celery."):
             return
+        refuse_misspelled(f"an option of task {task.name}", option_names(task), DEFAULTS, ("limit", "on_limit"))
         options = {name: self._option(task, name) for name in DEFAULTS}
         if options["limit"] is None and options["limit_name"] is None:
             given = [name for name in DEFAULTS if _own(task, name) is not None]
@@ -72,6 +75,26 @@ class Limits:
         limit = TaskLimit(task.name, options, limiter, body)
         self.tasks[task.name] = limit
         limited(task, limit)
+
+    def prepare_all(self) -> None:
+        """Checks the settings and prepares all tasks, once. If it raises an error, every later use of the tasks does."""
+        if self._is_prepared:
+            return
+        self._is_prepared = True  # The tasks of an app finalize it, and so come back here.
+        try:
+            self._check_settings()
+            for task in list(self.app.tasks.values()):
+                self.prepare(task)
+        except BaseException:
+            self._is_prepared = False
+            raise
+
+    def _check_settings(self) -> None:
+        conf = self.app.conf.finalize()
+        # A namespace, such as CELERY in Django, is a prefix of each name.
+        names = (name.lower().removeprefix((conf.prefix or "").lower()) for name in conf.without_defaults())
+        begin = ("task_limit", "task_default_limit", "task_default_on_limit", "worker_limit")
+        refuse_misspelled("a setting", (name for name in names if name not in SETTING_KEYS), SETTINGS, begin)
 
     def _option(self, task: Any, name: str) -> Any:
         value = _own(task, name)
@@ -121,6 +144,16 @@ class Limits:
 
         consumer.bucket_for_task = bucket
         consumer.reset_rate_limits()
+        if consumer.disable_rate_limits:
+            # Tasks go to the pool at once. A child that sends one back needs its message's formats.
+            on_task_request = consumer.on_task_request
+
+            def with_formats(request: Any) -> None:
+                if request.name in held:
+                    hand_over(request, None)
+                on_task_request(request)
+
+            consumer.on_task_request = with_formats
         return waiting_room
 
     def open(self, pool: Any) -> None:
@@ -179,7 +212,7 @@ def install(app: Any, store: Store | str | None = None) -> None:
         raise ImproperlyConfigured(f"{app!r} already has limits: call install once")
     limits = app.limits = Limits(app, store)
 
-    task_from_fun, register_task = app._task_from_fun, app.register_task
+    task_from_fun, register_task, finalize_app = app._task_from_fun, app.register_task, app.finalize
 
     def from_function(function: FunctionType, *args: Any, **options: Any) -> Any:
         task = task_from_fun(function, *args, **options)
@@ -191,20 +224,19 @@ def install(app: Any, store: Store | str | None = None) -> None:
         limits.prepare(task)
         return task
 
-    def prepare_all(**_signal: Any) -> None:
-        for task in list(app.tasks.values()):
-            limits.prepare(task)
+    # (Celery logs what a handler of its signal on_after_finalize raises, and goes on.)
+    def finalize(auto: bool = False) -> None:
+        finalize_app(auto=auto)
+        limits.prepare_all()
 
     def leave(**_signal: Any) -> None:
         limits.flush()
 
     # Children of prefork end without Python's atexit functions.
     signals.worker_process_shutdown.connect(leave, weak=False)
-    app._task_from_fun, app.register_task = from_function, register
+    app._task_from_fun, app.register_task, app.finalize = from_function, register, finalize
     if app.finalized:
-        prepare_all()
-    else:
-        app.on_after_finalize.connect(prepare_all, weak=False)
+        limits.prepare_all()
     step = {
         "requires": ("celery.worker.consumer.tasks:Tasks",),
         "create": lambda _step, consumer: limits.waiting_room(consumer),

@@ -62,7 +62,15 @@ def patience(app: Any) -> float:
     return float(app.conf.broker_transport_options.get("visibility_timeout", 1800)) / 3
 
 
-def formats(message: Any) -> dict[str, str]:
+def hand_over(request: Any, ticket: Ticket | None) -> None:
+    """Gives a child the ticket of a consumer's request, or the one that its message carries, with the message's
+    formats."""
+    ticket = ticket or Ticket.of(request.request_dict.get(HEADER)) or Ticket(None, time.time(), 0)
+    ticket.formats = _formats(request.message)
+    request.request_dict[HEADER] = ticket.header()
+
+
+def _formats(message: Any) -> dict[str, str]:
     """Returns the formats of a message as options of Celery's calls. The caller may have chosen others than the task."""
     found = {"serializer": serializers.get(message.content_type), "compression": message.headers.get("compression")}
     return {name: of for name, of in found.items() if of is not None}

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
+from difflib import get_close_matches
+from types import FunctionType
 from typing import Any, cast
 
 from .. import Limiter
 from .._derived import Derivation, refuse
+from ._celery import Task
 
 #: The longest wait that a child sleeps instead of sending its task back, in seconds.
 SHORT = 0.05
@@ -26,6 +29,34 @@ DEFAULTS: dict[str, Any] = {
     "limit_grace": None,
     "limit_timeout": None,
 }
+
+
+#: The settings of an app.
+SETTINGS = ("task_limit_store", "worker_limit_held", *(f"task_default_{name}" for name in DEFAULTS))
+
+#: How similar a name must be to one of ours to be a mistake in it: "limt" is similar to "limit".
+SIMILAR = 0.88
+
+
+def refuse_misspelled(what: str, names: Iterable[str], known: Iterable[str], begin: tuple[str, ...]) -> None:
+    """Raises an error for a name that is meant to be one of the known names. Celery accepts any name."""
+    known = tuple(known)
+    for name in names:
+        lower = name.lower()
+        if name not in known and (lower.startswith(begin) or get_close_matches(lower, known, 1, SIMILAR)):
+            raise refuse(what, name, f"one of {', '.join(known)}")
+
+
+def option_names(task: Any) -> Iterator[str]:
+    """Returns the names of the options that a task or its base classes add to Celery's. Methods of a class are not
+    options, but functions that a decorator was given are."""
+    celerys = dir(Task)
+    for base in type(task).__mro__[: type(task).__mro__.index(Task)]:
+        is_decorated = "_decorated" in vars(base)
+        for name, value in vars(base).items():
+            is_option = is_decorated or not isinstance(value, FunctionType | classmethod | property)
+            if is_option and not name.startswith("_") and name not in celerys:
+                yield name
 
 
 class TaskLimit:

@@ -33,7 +33,8 @@ class PrefetchWindow:
 
     @staticmethod
     def is_needed(consumer: Any) -> bool:
-        if not consumer.app.conf.worker_detect_quorum_queues or not consumer.qos.value:  # Zero means no bound.
+        # Celery before 5.5 has no such setting. A count of zero means no bound.
+        if not consumer.app.conf.get("worker_detect_quorum_queues") or not consumer.qos.value:
             return False
         return bool(detect_quorum_queues(consumer.app, consumer.connection.transport.driver_type)[0])
 
