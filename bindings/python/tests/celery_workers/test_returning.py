@@ -184,3 +184,21 @@ def test_a_lost_connection_returns_places(own_site):
     site.until(lambda: site.control("limits")["work.hourly"]["waiting"] == {"lost": 2})
     site.until(lambda: HOUR + 60 < limiter.peek("lost").retry_after < 2 * HOUR + 60)
     site.until(lambda: site.tags("lost") == ["lost-0"])
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_broker_that_restarts_returns_held_tasks(pool, fragile_site, redis_of_its_own):
+    site = fragile_site
+    site.expect("Cannot connect to redis", "Error on stopping")
+    worker = site.worker(pool=pool)
+    # (A client that waits for results would be disturbed, too.)
+    sent = [site.send("hourly", f"restart-{number}", ignore_result=True).id for number in range(5)]
+    with site.app.connection_for_read() as connection:
+        client = connection.default_channel.client
+        site.until(lambda: worker.log.read_text().count("), waits") == client.hlen("unacked") == 4)
+    redis_of_its_own.stop()
+    site.until(lambda: "Connection to broker lost" in worker.log.read_text() or worker.poll() is not None)
+    redis_of_its_own.start()
+    site.until(lambda: [site.received(id) for id in sent].count(2) == 4 or worker.poll() is not None)
+    assert worker.poll() is None
+    assert len(site.started("restart")) == 1

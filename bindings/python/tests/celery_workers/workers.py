@@ -176,33 +176,55 @@ class Site:
                 listener.join()
 
 
+class Redis:
+    """A server that may be restarted. It keeps what it has in its folder."""
+
+    def __init__(self, folder):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self._folder = folder
+        self._numbers = itertools.count()
+        self.start()
+
+    def start(self):
+        options = {
+            "databases": 100,
+            "port": self.port,
+            "bind": "127.0.0.1",
+            "save": "",
+            "appendonly": "yes",
+            "appendfsync": "no",
+            "dir": self._folder,
+        }
+        arguments = [str(of) for name, value in options.items() for of in (f"--{name}", value)]
+        self._server = subprocess.Popen(["redis-server", *arguments], stdout=subprocess.DEVNULL)
+        until(lambda: _answers(self.port))
+
+    def stop(self):
+        self._server.kill()
+        self._server.wait()
+
+    def __call__(self):
+        """Returns the URL of a new database."""
+        return f"redis://127.0.0.1:{self.port}/{next(self._numbers)}"
+
+
 @pytest.fixture(scope="session")
 def redis(tmp_path_factory):
     """A server for these tests. Each site has its own database."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    folder = tmp_path_factory.mktemp("redis")
-    options = [
-        "--databases",
-        "100",
-        "--port",
-        str(port),
-        "--bind",
-        "127.0.0.1",
-        "--save",
-        "",
-        "--appendonly",
-        "no",
-        "--dir",
-        str(folder),
-    ]
-    server = subprocess.Popen(["redis-server", *options], stdout=subprocess.DEVNULL)
-    until(lambda: _answers(port))
-    numbers = itertools.count()
-    yield lambda: f"redis://127.0.0.1:{port}/{next(numbers)}"
-    server.kill()
-    server.wait()
+    server = Redis(tmp_path_factory.mktemp("redis"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def redis_of_its_own(tmp_path):
+    """A server that the test may stop."""
+    (tmp_path / "redis").mkdir()
+    server = Redis(tmp_path / "redis")
+    yield server
+    server.stop()
 
 
 def _answers(port):
@@ -236,6 +258,13 @@ def site(shared_site):
 def own_site(tmp_path, redis):
     """A site for one test, without workers."""
     with _site(tmp_path, redis()) as site:
+        yield site
+
+
+@pytest.fixture
+def fragile_site(tmp_path, redis_of_its_own):
+    """A site without workers, whose broker the test may stop."""
+    with _site(tmp_path, redis_of_its_own()) as site:
         yield site
 
 

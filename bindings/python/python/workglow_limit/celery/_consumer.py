@@ -22,6 +22,7 @@ from ._errors import SentBack
 from ._message import HEADER, Ticket, hand_over, patience, send_back
 from ._options import TaskLimit
 from ._prefetch import PrefetchWindow
+from ._unacknowledged import Unacknowledged
 
 logger: Any = get_logger(__name__)
 
@@ -92,6 +93,7 @@ class WaitingRoom:
             deque()
         )  # The worker fetches one more message for each, as soon as it holds fewer tasks.
         self._swept = 0.0
+        self._unacknowledged = Unacknowledged()
         self._lock = threading.Lock()
         self._alarm: Alarm | None = None
 
@@ -100,6 +102,7 @@ class WaitingRoom:
     def start(self) -> None:
         hub = self._consumer.hub
         self._is_smallest_first = self._consumer.connection.transport.driver_type in SMALLEST_FIRST
+        self._unacknowledged.follow(self._consumer.task_consumer.channel)
         if PrefetchWindow.is_needed(self._consumer):
             PrefetchWindow(self._consumer)
         self._alarm = LoopAlarm(hub, self._tick_in_loop) if hub else ThreadAlarm(self._tick)
@@ -120,6 +123,8 @@ class WaitingRoom:
                 self._return_place(self._held[pool, number], place)
             for pool, number in [of for of, request in self._running.items() if request not in state.active_requests]:
                 self._end(pool, number)  # The pool may not report their end any more.
+            held = [*self._held.values(), *self._stuck]
+            self._unacknowledged.leave([*(of.request for of in held), *(request for request, *_ in self._arrived)])
             self._arrived.clear()
             self._held.clear()
             self._instructions.clear()
