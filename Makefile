@@ -22,7 +22,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .SILENT:
-.PHONY: demo test quick quick-tools lint clippy format check types docs site playground bench bench-fleet instructions pictures fleet storm torture dist dist-all wheel node queues packages c install \
+.PHONY: demo test quick quick-tools lint clippy format check types docs site playground bench bench-fleet instructions pictures fleet storm torture dist dist-all wheel lowest node queues packages c install \
     uninstall members peers bench-tools bench-publish tools test-tools gone clean help
 
 VENV := target/venv
@@ -101,6 +101,17 @@ $(OUT)/node_modules/workglow-limit/package.json $(INSTALLED): %/node_modules/wor
 
 # Everything that the tests take from PyPI and npm.
 packages: $(VENV)/ready $(addsuffix /node_modules/.package-lock.json,$(QUEUES) bindings/node docs/api site tests/page tests/site)
+
+# Celery at the lowest version that our extra promises, and our package as others install it.
+packages: target/lowest/celery/ready
+lowest: target/lowest/celery/wheel
+target/lowest/celery/ready: tests/lowest/celery.txt | tools
+	python3 -m venv --clear $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	touch $@
+target/lowest/celery/wheel: target/lowest/celery/ready $(VENV)/wheel
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --force-reinstall --no-deps $(DIST)/*.whl
+	touch $@
 
 # ---- C and C++ ----
 
@@ -259,7 +270,7 @@ demo: members
 test-tools:
 	.ci/need test
 
-test: test-tools packages members queues
+test: test-tools packages members queues lowest
 	$(PYTHON) tests/run.py
 
 fleet: test-tools members queues

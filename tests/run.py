@@ -37,6 +37,7 @@ SUITES = {
     "fleet-celery": (PYTEST, [sys.executable, "-m", "pytest", "-q", "-s", "tests/fleet/celery"]),
     "python-http": (PYTEST, [*PYTEST_IN, f"{PYTHON}/clients", f"{PYTHON}/serving"]),
     "python-celery": (PYTEST, [*PYTEST_IN, f"{PYTHON}/celery_workers"]),
+    "celery-lowest": (PYTEST, ["target/lowest/celery/bin/python", "-m", "pytest", "-q", f"{PYTHON}/celery_workers"]),
     "python-others": (PYTEST, [*PYTEST_IN, *(f"{PYTHON}/{name}" for name in ("loops", "metrics", "queues"))]),
     "python": (PYTEST, [*PYTEST_IN, *sorted(map(str, (ROOT / PYTHON).glob("test_*.py")))]),
     "snippets": (PYTEST, [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "tests/snippets"]),
@@ -71,8 +72,8 @@ QUICK = {
     "node": (NODE, ["node", "--test", *NODE_SMOKE]),
 }
 
-# One after the other, as they wait for cargo's lock. The checks do, too, but there is enough to do beside them.
-CHAINS = [["rust", "models"], ["clippy", "instructions", "docs"]]
+# One after the other, as they wait for cargo's lock, or measure the same waits. The checks do, too, but there is enough to do beside them.
+CHAINS = [["rust", "models"], ["clippy", "instructions", "docs"], ["python-celery", "celery-lowest"]]
 # A storm says how much of its limit it got: nothing runs beside it.
 ALONE = ["storm-100-2s", "storm-10-0.5s"]
 
@@ -169,7 +170,7 @@ def main():
         sys.exit(f"no suite named {', '.join(unknown)}; there are {', '.join(suites)}, --quick and --ci")
     chains = [[name for name in chain if name in chosen] for chain in CHAINS]
     others = [[name] for name in chosen if name not in sum(CHAINS, ALONE)]
-    lanes = [lane for lane in (chains[0], *others[:2], chains[1], *others[2:]) if lane]
+    lanes = [lane for lane in (chains[0], *others[:2], *chains[1:], *others[2:]) if lane]
     results = [result for file in before for result in parts(file)]
     results += sum(side_by_side(partial(run_all, suites, lane) for lane in lanes), [])
     results += run_all(suites, [name for name in ALONE if name in chosen])
