@@ -445,6 +445,9 @@ def serving(limiter: Limiter, app: Any) -> None:
     async def plan(request: Any) -> str:
         return "free"
 
+    async def skipped(status: int) -> bool:
+        return status < 300
+
     def replied(request: Any, limited: for_asgi.Limited) -> dict[str, Any]:
         assert_type(limited.name, str)
         assert_type(limited.key, str | None)
@@ -462,6 +465,7 @@ def serving(limiter: Limiter, app: Any) -> None:
 
     one = for_asgi.Limit(limiter, key="address", weight=lambda request: 2, skip_failed=True, shadow=True, name="one")
     two = for_asgi.Limit({"free": limiter}, plan=plan, key=lambda request: None, skip_successful=True)
+    for_asgi.Limit(limiter, skip_failed=lambda status: status == 404, skip_successful=skipped)
     for_asgi.LimitMiddleware(
         app, [one, two], websockets=True, exempt=["/health"], trusted_proxies=["unix"], on_limited=replied
     )
@@ -478,6 +482,7 @@ def serving(limiter: Limiter, app: Any) -> None:
     for_asgi.Limit()  # type: ignore[call-arg]
     for_asgi.Limit(limiter, "address")  # type: ignore[call-arg]
     for_asgi.Limit(limiter, weight="1")  # type: ignore[arg-type]
+    for_asgi.Limit(limiter, skip_failed=lambda status: "no")  # type: ignore[arg-type,return-value]
     for_wsgi.LimitMiddleware(app, [limiter])  # type: ignore[list-item]
     for_wsgi.LimitMiddleware(app, websockets=True)  # type: ignore[call-arg]
     for_fastapi.RouteLimit(limiter)  # type: ignore[arg-type]

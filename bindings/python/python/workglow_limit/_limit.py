@@ -32,8 +32,10 @@ class Limit:
         user or header counts by its address.
     weight: the units that a request takes, at least 1, or a function of the request.
     plan: a function of the request that returns the name of its plan.
-    skip_failed, skip_successful: do not count requests whose response has a status of 400 or more (or that raised), or
-        of less than 400. A request whose client disconnects always counts.
+    skip_failed, skip_successful: do not count requests whose response has a status of 400 or more, or of less than 400.
+        True skips all of them; a function gets the status and returns whether to skip the request. An exception counts as
+        the status that the framework answers for it, 500 where it knows none. If the function raises, the request counts.
+        A request whose client disconnects always counts.
     shadow: decide and count, but never refuse.
     name: the name of the policy in headers and bodies; by default the limiter's name.
 
@@ -47,8 +49,8 @@ class Limit:
         key: str | Callable[[Any], str | Awaitable[str | None] | None] | None = None,
         weight: int | Callable[[Any], int | Awaitable[int]] = 1,
         plan: Callable[[Any], str | Awaitable[str]] | None = None,
-        skip_failed: bool = False,
-        skip_successful: bool = False,
+        skip_failed: bool | Callable[[int], bool | Awaitable[bool]] = False,
+        skip_successful: bool | Callable[[int], bool | Awaitable[bool]] = False,
         shadow: bool = False,
         name: str | None = None,
     ) -> None:
@@ -73,9 +75,11 @@ class Limit:
             check_callable("key", key)
         if not callable(weight):
             check_weight(weight)
-        for option, value in ("skip_failed", skip_failed), ("skip_successful", skip_successful), ("shadow", shadow):
-            check_bool(option, value)
-        if skip_failed and skip_successful:
+        for option, value in ("skip_failed", skip_failed), ("skip_successful", skip_successful):
+            if not callable(value):
+                check_bool(option, value, "a bool, or a function of the status")
+        check_bool("shadow", shadow)
+        if skip_failed is True and skip_successful is True:
             raise refuse("skip_successful", True, "False with skip_failed, or nothing would be counted")
         self.limiter, self.key, self.weight, self.plan = limiter, key, weight, plan
         self.skip_failed, self.skip_successful, self.shadow = skip_failed, skip_successful, shadow
@@ -87,7 +91,16 @@ class Limit:
 
     def is_asynchronous(self) -> bool:
         """Returns whether one of its functions is a coroutine function."""
-        return any(map(iscoroutinefunction, (self.key, self.weight, self.plan)))
+        functions = self.key, self.weight, self.plan, self.skip_failed, self.skip_successful
+        return any(map(iscoroutinefunction, functions))
+
+    def skips(self, status: int) -> Steps[bool]:
+        """Returns whether a response with this status does not count."""
+        option = "skip_failed" if status >= 400 else "skip_successful"
+        skip = getattr(self, option)
+        if not callable(skip):
+            return bool(skip)
+        return check_bool(f"{option}({status})", (yield from awaited(skip(status))))
 
     def charge(self, request: Any, addresses: Addresses) -> Steps[Charge]:
         """Returns the charge of a request."""
@@ -208,9 +221,9 @@ def check_callable(option: str, value: Any) -> None:
         raise TypeError(f"{option} is {value!r}: expected a function, not {type(value).__name__}")
 
 
-def check_bool(option: str, value: Any) -> bool:
+def check_bool(option: str, value: Any, expected: str = "a bool") -> bool:
     if not isinstance(value, bool):
-        raise TypeError(f"{option} is {value!r}: expected a bool, not {type(value).__name__}")
+        raise TypeError(f"{option} is {value!r}: expected {expected}, not {type(value).__name__}")
     return value
 
 

@@ -36,12 +36,15 @@ if TYPE_CHECKING:
         headers: bool
 
 
-__all__ = ["Entry", "Gate", "Limit", "Limited", "Reader", "Refused", "answer_of"]
+__all__ = ["BROKEN", "Entry", "Gate", "Limit", "Limited", "Reader", "Refused", "answer_of"]
 
 #: The options of every middleware.
 OPTIONS = "exempt", "trusted_proxies", "forwarded_header", "ipv6_prefix", "on_limited", "headers"
 
 QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
+
+#: The status of a response that broke, and of an exception that no framework turns into another one.
+BROKEN = 500
 
 logger = logging.getLogger("workglow_limit.serving")
 
@@ -95,28 +98,37 @@ class Entry:
         shown = [charge for charge in self.taken if not charge.limit.shadow]
         return fields(shown, shown)
 
-    def end(self, failed: bool | None) -> Steps[None]:
-        """Ends the charges after the response. None means that the client has disconnected. Such a request counts, or
-        clients could avoid their limit by not waiting for responses."""
-        if failed is None:
-            return self._end(lambda limit: False)
-        return self._end(lambda limit: limit.skip_failed if failed else limit.skip_successful)
+    def end(self, status: int | None) -> Steps[None]:
+        """Ends the charges after a response with this status. None means that the client has disconnected. Such a request
+        counts, or clients could avoid their limit by not waiting for responses."""
+        return self._end("complete", status)
 
     def undo(self) -> Steps[None]:
         """Cancels all charges of a request that gets no response from the app."""
-        return self._end(lambda limit: True)
+        return self._end("cancel", None)
 
-    def _end(self, is_undone: Callable[[Limit], bool]) -> Steps[None]:
+    def _end(self, method: str, status: int | None) -> Steps[None]:
         taken, self.taken = self.taken, []
         cancelled: BaseException | None = None
         for charge in taken:
             permit = None if charge.decision is None else charge.decision.permit
             if permit is None:
                 continue
+            end = method
             try:
-                yield Call(permit, "cancel" if is_undone(charge.limit) else "complete")
+                if status is not None and (yield from charge.limit.skips(status)):
+                    end = "cancel"
             except Exception:
-                # The response is already on its way. The permit ends with its lease or with this process.
+                # The response is already on its way.
+                logger.exception("whether a request counts could not be asked, so it counts at %r", charge.limiter.name)
+            except GeneratorExit:
+                raise
+            except BaseException as error:
+                cancelled = error  # The permits must end nevertheless.
+            try:
+                yield Call(permit, end)
+            except Exception:
+                # The permit ends with its lease or with this process.
                 logger.exception("a permit of %r could not be ended", charge.limiter.name)
             except GeneratorExit:
                 raise

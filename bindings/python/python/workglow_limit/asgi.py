@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ._derived import check_options
 from ._limit import Limit, check_bool
-from ._serving import OPTIONS, Entry, Gate, Limited, Refused, answer_of
+from ._serving import BROKEN, OPTIONS, Entry, Gate, Limited, Refused, answer_of
 from ._steps import run_async
 
 if TYPE_CHECKING:
@@ -63,6 +63,10 @@ class LimitMiddleware:
         """Returns the request for the program's functions."""
         return scope
 
+    def _status(self, error: Exception) -> int:
+        """Returns the status that the framework will answer for an exception of the app."""
+        return BROKEN
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in self._types:
             if scope["type"] == "lifespan":
@@ -81,8 +85,8 @@ class LimitMiddleware:
             await self._app({**scope, KEY: Admission(gate, entry)}, receive, response.send)
         except Refused as by_route:
             await refuse(by_route, scope, receive, send)
-        except Exception:
-            await response.end(None if response.is_left else True)
+        except Exception as error:
+            await response.end(None if response.is_left else self._status(error))
             raise
         finally:
             # A response that has not ended has lost its client.
@@ -101,18 +105,18 @@ class Admission:
 class Response:
     """A response that is being sent. It adds the headers, and ends the request's charges."""
 
-    __slots__ = "_ends", "_entry", "_failed", "_gate", "_send", "is_left"
+    __slots__ = "_ends", "_entry", "_gate", "_send", "_status", "is_left"
 
     def __init__(self, gate: Gate, entry: Entry, send: Send, *, ends: bool) -> None:
         self._gate, self._entry, self._send, self._ends = gate, entry, send, ends
-        self._failed: bool | None = None
+        self._status: int | None = None
         #: Whether the server reported that the client has disconnected.
         self.is_left = False
 
     async def send(self, message: Message) -> None:
         kind = message["type"]
         if kind == "http.response.start" or kind == "websocket.accept":
-            self._failed = message.get("status", 200) >= 400
+            self._status = message.get("status", 200)
             if self._ends and self._gate.adds_headers and self._entry.taken:
                 message = {**message, "headers": [*message.get("headers", ()), *encoded(self._entry.headers())]}
         try:
@@ -122,11 +126,11 @@ class Response:
             raise
         # Work after the response, such as background tasks, must not hold permits.
         if kind in LAST and not message.get("more_body", False):
-            await self.end(self._failed)
+            await self.end(self._status)
 
-    async def end(self, failed: bool | None) -> None:
+    async def end(self, status: int | None) -> None:
         if self._ends and self._entry.taken:
-            await run_async(self._entry.end(failed))
+            await run_async(self._entry.end(status))
 
 
 async def refuse(refused: Refused, scope: Scope, receive: Receive, send: Send) -> None:

@@ -20,12 +20,18 @@ from typing import Any, TypeVar
 
 from asgiref.sync import markcoroutinefunction
 from django.conf import settings  # type: ignore[import-untyped]
-from django.core.exceptions import ImproperlyConfigured  # type: ignore[import-untyped]
+from django.core.exceptions import (  # type: ignore[import-untyped]
+    BadRequest,
+    ImproperlyConfigured,
+    PermissionDenied,
+    SuspiciousOperation,
+)
 from django.core.signals import setting_changed  # type: ignore[import-untyped]
-from django.http import HttpResponse  # type: ignore[import-untyped]
+from django.http import Http404, HttpResponse  # type: ignore[import-untyped]
+from django.http.multipartparser import MultiPartParserError  # type: ignore[import-untyped]
 
 from ._limit import Limit
-from ._serving import OPTIONS, Entry, Gate, Limited, Refused, answer_of
+from ._serving import BROKEN, OPTIONS, Entry, Gate, Limited, Refused, answer_of
 from ._steps import run, run_async
 from .wsgi import Reader as EnvironReader
 from .wsgi import streamed
@@ -35,6 +41,12 @@ __all__ = ["Limit", "LimitMiddleware", "Limited", "limit"]
 View = TypeVar("View", bound=Callable[..., Any])
 #: The attribute of a request that holds its entry.
 KEY = "_workglow_limit"
+#: Exceptions that Django itself turns into responses, with their statuses.
+STATUSES: dict[Any, int] = {
+    Http404: 404,
+    PermissionDenied: 403,
+    (BadRequest, MultiPartParserError, SuspiciousOperation): 400,
+}
 
 
 class LimitMiddleware:
@@ -81,6 +93,11 @@ def limit(*limits: Limit) -> Callable[[View], View]:
     return decorate
 
 
+def status_of(error: BaseException) -> int:
+    """Returns the status that Django answers for an exception of a view."""
+    return next((status for classes, status in STATUSES.items() if isinstance(error, classes)), BROKEN)
+
+
 @lru_cache(2)
 def gate(asynchronous: bool) -> Gate:
     """Returns the gate that the settings define."""
@@ -122,12 +139,12 @@ def serve(request: Any, limits: tuple[Limit, ...], respond: Callable[[], Any]) -
         return refuse(refused)
     try:
         response = respond()
-    except BaseException:
+    except BaseException as error:
         if is_outermost:
-            run(entry.end(True))
+            run(entry.end(status_of(error)))
         raise
     if is_outermost and not leave(response, ours, entry):
-        run(entry.end(response.status_code >= 400))
+        run(entry.end(response.status_code))
     return response
 
 
@@ -147,10 +164,10 @@ async def serve_async(request: Any, limits: tuple[Limit, ...], respond: Callable
         response = await respond()
     except BaseException as error:
         if is_outermost:
-            await run_async(entry.end(None if isinstance(error, CancelledError) else True))
+            await run_async(entry.end(None if isinstance(error, CancelledError) else status_of(error)))
         raise
     if is_outermost and not leave(response, ours, entry):
-        await run_async(entry.end(response.status_code >= 400))
+        await run_async(entry.end(response.status_code))
     return response
 
 
@@ -162,11 +179,11 @@ def leave(response: Any, ours: Gate, entry: Entry) -> bool:
             response.headers[name] = f"{response.headers[name]}, {value}" if name in response.headers else value
     if not response.streaming:
         return False
-    failed, content = response.status_code >= 400, response.streaming_content
+    status, content = response.status_code, response.streaming_content
     if response.is_async:
-        response.streaming_content = streamed_async(content, entry, failed)
+        response.streaming_content = streamed_async(content, entry, status)
     else:
-        response.streaming_content = streamed(content, entry, lambda: failed)
+        response.streaming_content = streamed(content, entry, lambda: status)
     # The generator of a stream that never begins does not end. Django then closes the response, in a thread.
     close = response.close
 
@@ -180,14 +197,14 @@ def leave(response: Any, ours: Gate, entry: Entry) -> bool:
     return True
 
 
-async def streamed_async(content: Any, entry: Entry, failed: bool) -> Any:
-    outcome: bool | None = None
+async def streamed_async(content: Any, entry: Entry, status: int) -> Any:
+    outcome: int | None = None
     try:
         async for part in content:
             yield part
-        outcome = failed
+        outcome = status
     except Exception:
-        outcome = True
+        outcome = BROKEN
         raise
     finally:
         await run_async(entry.end(outcome))

@@ -24,6 +24,7 @@ from inspect import iscoroutinefunction
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
 
 from ._limit import Limit
@@ -44,6 +45,10 @@ class LimitMiddleware(ScopeMiddleware):
 
     def _request(self, scope: Scope) -> Any:
         return Request(scope) if scope["type"] == "http" else HTTPConnection(scope)
+
+    def _status(self, error: Exception) -> int:
+        # The middleware of a router is inside Starlette's own, which answers these.
+        return error.status_code if isinstance(error, HTTPException) else super()._status(error)
 
 
 class RouteLimit:

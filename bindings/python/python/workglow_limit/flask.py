@@ -23,7 +23,7 @@ from flask import Flask, Response, after_this_request, current_app, g, make_resp
 
 from ._derived import check_options
 from ._limit import Limit
-from ._serving import OPTIONS, Entry, Gate, Limited, Refused, answer_of
+from ._serving import BROKEN, OPTIONS, Entry, Gate, Limited, Refused, answer_of
 from ._steps import run
 from .wsgi import Reader as EnvironReader
 from .wsgi import streamed
@@ -103,13 +103,13 @@ def leave(response: Response) -> Response:
     if gate.adds_headers:
         for name, value in entry.headers():
             response.headers.add(name, value)
-    failed = response.status_code >= 400
+    status = response.status_code
     if not response.is_streamed:
-        run(entry.end(failed))  # The body is complete.
+        run(entry.end(status))  # The body is complete.
         return response
     if not response.direct_passthrough:  # Otherwise it is a file, which the server may send without iterating over it.
-        response.response = streamed(response.response, entry, lambda: failed)
-    response.call_on_close(lambda: run(entry.end(failed if response.direct_passthrough else None)))
+        response.response = streamed(response.response, entry, lambda: status)
+    response.call_on_close(lambda: run(entry.end(status if response.direct_passthrough else None)))
     return response
 
 
@@ -117,7 +117,7 @@ def left(_: BaseException | None) -> None:
     """Ends the charges of a request without a response."""
     entry: Entry | None = g.pop(NAME, None)
     if entry is not None:
-        run(entry.end(True))
+        run(entry.end(BROKEN))
 
 
 def refuse(refused: Refused) -> Response:

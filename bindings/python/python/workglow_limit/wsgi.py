@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ._derived import check_options
 from ._limit import Limit
-from ._serving import OPTIONS, Entry, Gate, Limited, Refused, answer_of
+from ._serving import BROKEN, OPTIONS, Entry, Gate, Limited, Refused, answer_of
 from ._steps import run
 
 if TYPE_CHECKING:
@@ -52,14 +52,14 @@ class LimitMiddleware:
         body = Body(entry)
 
         def starting(status: str, headers: list[tuple[str, str]], *exc_info: Any) -> Any:
-            body.failed = int(status[:3]) >= 400
+            body.status = int(status[:3])
             return start_response(status, headers + entry.headers() if gate.adds_headers else headers, *exc_info)
 
         try:
             body.parts = self._app(environ, starting)
             return body
         except BaseException:
-            run(entry.end(True))
+            run(entry.end(BROKEN))
             raise
 
 
@@ -70,10 +70,10 @@ class Body:
     def __init__(self, entry: Entry) -> None:
         self._entry = entry
         self.parts: Iterable[bytes] = ()
-        self.failed = False
+        self.status = BROKEN  # Until the app has begun its response.
 
     def __iter__(self) -> Iterator[bytes]:
-        return streamed(self.parts, self._entry, lambda: self.failed)
+        return streamed(self.parts, self._entry, lambda: self.status)
 
     def close(self) -> None:
         try:
@@ -84,15 +84,15 @@ class Body:
             run(self._entry.end(None))
 
 
-def streamed(parts: Iterable[Any], entry: Entry, is_failed: Callable[[], bool]) -> Iterator[Any]:
+def streamed(parts: Iterable[Any], entry: Entry, status: Callable[[], int]) -> Iterator[Any]:
     """Yields the parts of a body. The charges end with the last part, or when the generator is dropped by a server that
     does not close it."""
-    outcome: bool | None = None
+    outcome: int | None = None
     try:
         yield from parts
-        outcome = is_failed()
+        outcome = status()
     except Exception:
-        outcome = True
+        outcome = BROKEN
         raise
     finally:
         run(entry.end(outcome))

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -309,6 +310,77 @@ def test_failed_and_successful_requests_need_not_count():
     with asgi(starlette(Limit(limiter, skip_successful=True), routes=[route])) as base:
         found = [(200, 200, 2), (401, 401, 1), (302, 302, 1), (200, 200, 1), (401, 401, 0), (200, 429, 0)]
         ask_in_turn(base, limiter, *((f"/status/{n}", *answer) for n, *answer in found))
+
+
+def of_status(request):
+    return PlainTextResponse("", request.path_params["status"])
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["function", "coroutine function"])
+def test_functions_of_the_status_say_what_counts(is_async):
+    def made(test):
+        async def later(status):
+            return test(status)
+
+        return later if is_async else test
+
+    limiter = rate(5)
+    limit = Limit(
+        limiter, skip_failed=made(lambda status: status < 500), skip_successful=made(lambda status: status == 304)
+    )
+    with asgi(starlette(limit, routes=[Route("/{status:int}", of_status)])) as base:
+        found = [(404, 5), (304, 5), (500, 4), (302, 3), (200, 2), (499, 2), (503, 1)]
+        ask_in_turn(base, limiter, *((f"/{status}", status, left) for status, left in found))
+
+
+def failing(status):
+    raise ValueError("not now")
+
+
+@pytest.mark.parametrize(
+    "function, said", [(failing, "not now"), (str, r"skip_failed\(404\) is '404': expected a bool, not str")]
+)
+def test_a_request_counts_where_its_function_fails(function, said, caplog):
+    """The response has been sent, so nobody is left to get the exception. Other limits are not affected."""
+    limiter, other, held = rate(2), rate(2, name="other"), ConcurrencyLimiter(1)
+    limits = Limit(limiter, skip_failed=function), Limit(other, skip_failed=True), Limit(held, skip_failed=function)
+
+    def logged():
+        return [record for record in caplog.records if record.name == "workglow_limit.serving"]
+
+    with asgi(starlette(*limits, routes=[Route("/{status:int}", of_status)])) as base:
+        ask_in_turn(base, held, ("/404", 404, 1))
+        wait_until(lambda: len(logged()) == 2)
+    assert (limiter.peek().remaining, other.peek().remaining) == (1, 2)
+    for record, name in zip(logged(), ("jobs", held.name), strict=True):
+        assert re.search(said, str(record.exc_info[1])) and repr(name) in record.getMessage()
+
+
+def test_a_task_that_is_cancelled_while_its_function_is_asked_holds_nothing():
+    async def main():
+        asked, held, counted = asyncio.Event(), ConcurrencyLimiter(1), rate(1)
+
+        async def skip(status):
+            asked.set()
+            await asyncio.Event().wait()
+
+        async def app(scope, receive, send):
+            await send({"type": "http.response.start", "status": 404})
+            await send({"type": "http.response.body"})
+
+        async def send(message):
+            pass
+
+        limited = LimitMiddleware(app, [Limit(held, skip_failed=skip), Limit(counted, skip_failed=True)])
+        scope = {"type": "http", "path": "/", "headers": [], "client": ("127.0.0.1", 1)}
+        task = asyncio.create_task(limited(scope, None, send))
+        await asked.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert held.peek().remaining == 1 and counted.peek().remaining == 1
+
+    asyncio.run(main())
 
 
 def streaming(release, began=None, after=None):

@@ -41,7 +41,7 @@ async def asynchronous(request):
         (ONE, {"weight": -1}, InvalidArgument, "weight is -1: expected"),
         (ONE, {"weight": True}, TypeError, "weight is True: expected a whole number, not bool"),
         (ONE, {"weight": 1.5}, TypeError, "weight is 1.5: expected a whole number, not float"),
-        (ONE, {"skip_failed": 1}, TypeError, "skip_failed is 1: expected a bool, not int"),
+        (ONE, {"skip_failed": 1}, TypeError, "skip_failed is 1: expected a bool, or a function of the status, not int"),
         (ONE, {"skip_successful": "no"}, TypeError, "skip_successful is 'no': expected a bool"),
         (
             ONE,
@@ -130,11 +130,11 @@ def test_websockets_is_a_bool():
 
 @pytest.mark.parametrize("made", [Wsgi, FlaskLimits])
 def test_coroutine_functions_are_refused_by_synchronous_frameworks(made):
-    for options in {"key": asynchronous}, {"weight": asynchronous}:
+    for option in "key", "weight", "skip_failed", "skip_successful":
         with pytest.raises(
             InvalidArgument, match="expected no coroutine functions, because this framework is synchronous"
         ):
-            made(None, [Limit(ONE, **options)])
+            made(None, [Limit(ONE, **{option: asynchronous})])
     for option in "exempt", "on_limited":
         with pytest.raises(InvalidArgument, match=f"^{option} is .*expected a function, not a coroutine function"):
             made(None, [], **{option: asynchronous})

@@ -7,10 +7,10 @@ import django
 import httpx
 import pytest
 from django.conf import settings
-from django.core.exceptions import ImproperlyConfigured
+from django.core.exceptions import BadRequest, ImproperlyConfigured, PermissionDenied, SuspiciousOperation
 from django.core.handlers.asgi import ASGIHandler
 from django.core.handlers.wsgi import WSGIHandler
-from django.http import HttpResponse, StreamingHttpResponse
+from django.http import Http404, HttpResponse, StreamingHttpResponse
 from django.test import override_settings
 from django.urls import path
 from django.utils.decorators import method_decorator
@@ -110,6 +110,42 @@ def test_failed_requests_need_not_count(serve, handler):
     limiter = rate(1)
     with limited(Limit(limiter, skip_failed=True)), serve(handler()) as base:
         ask_in_turn(base, limiter, ("/missing", 404, 1), ("/raises", 500, 1), ("/", 200, 0), ("/", 429, 0))
+
+
+@servers
+def test_exceptions_of_a_view_count_as_the_status_that_django_answers(serve, handler):
+    """Without the middleware the decorator sees the exception of the view, and no response."""
+    raised = {
+        "missing": Http404,
+        "forbidden": PermissionDenied,
+        "bad": BadRequest,
+        "odd": SuspiciousOperation,
+        "wrong": ValueError,
+    }
+    limiter, seen = rate(5), []
+
+    def skip(status):
+        seen.append(status)
+        return status == 404
+
+    async def skip_async(status):
+        return skip(status)
+
+    def view(request):
+        raise raised[request.GET["raise"]]("it failed")
+
+    async def view_async(request):
+        view(request)
+
+    views["sync"] = limit(Limit(limiter, skip_failed=skip))(view)
+    views["async"] = limit(Limit(limiter, skip_failed=skip_async))(view_async)
+    for path in ["/view"] if serve is wsgi else ["/view", "/view-async"]:
+        limiter.clear()
+        seen.clear()
+        with override_settings(MIDDLEWARE=[]), serve(handler()) as base:
+            asked = ("missing", 404, 5), ("forbidden", 403, 4), ("bad", 400, 3), ("odd", 400, 2), ("wrong", 500, 1)
+            ask_in_turn(base, limiter, *((f"{path}?raise={name}", *answer) for name, *answer in asked))
+        assert seen == [404, 403, 400, 400, 500]
 
 
 @pytest.mark.parametrize("serve, handler, path", [(wsgi, WSGIHandler, "/stream"), (asgi, ASGIHandler, "/stream-async")])

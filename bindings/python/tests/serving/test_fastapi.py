@@ -9,7 +9,8 @@ from servers import ask_in_turn, asgi, fields, wait_until
 from starlette.applications import Starlette
 from starlette.endpoints import HTTPEndpoint
 from starlette.requests import Request
-from starlette.routing import Route
+from starlette.middleware import Middleware
+from starlette.routing import Mount, Route, Router
 from workglow_limit import ConcurrencyLimiter, ManualClock, RateLimiter, Store
 from workglow_limit.fastapi import Limit, LimitMiddleware, RouteLimit, limit
 
@@ -116,6 +117,24 @@ def test_routes_that_fail_need_not_count():
 
     with asgi(app) as base:
         ask_in_turn(base, limiter, ("/404", 404, 1), ("/500", 500, 1), ("/200", 200, 0), ("/200", 429, 0))
+
+
+def test_exceptions_that_the_app_answers_count_as_their_status():
+    """The middleware of a router sees the exception of a route that does not exist, and no response."""
+    limiter, seen = rate(2, "a"), []
+
+    async def raises(request):
+        raise ValueError("it failed")
+
+    def skip(status):
+        seen.append(status)
+        return status == 404
+
+    middleware = Middleware(LimitMiddleware, limits=[Limit(limiter, skip_failed=skip)])
+    router = Router([Route("/raises", raises)], middleware=[middleware])
+    with asgi(Starlette(routes=[Mount("/in", router)])) as base:
+        ask_in_turn(base, limiter, ("/in/missing", 404, 2), ("/in/raises", 500, 1))
+    assert seen == [404, 500]
 
 
 def test_starlette_endpoints():

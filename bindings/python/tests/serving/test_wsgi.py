@@ -100,6 +100,20 @@ def test_failed_and_successful_requests_need_not_count(app):
 
 
 @both
+def test_functions_of_the_status_say_what_counts(app):
+    limiter, seen = rate(3), []
+
+    def is_missing(status):
+        seen.append(status)
+        return status == 404
+
+    limits = [Limit(limiter, skip_failed=is_missing, skip_successful=True)]
+    with wsgi(app(limits)) as base:
+        ask_in_turn(base, limiter, ("/missing", 404, 3), ("/raises", 500, 2), ("/", 200, 2))
+    assert seen == [404, 500]
+
+
+@both
 def test_concurrency_lasts_until_the_last_byte(app):
     release.clear()
     limiter = ConcurrencyLimiter(1)
