@@ -79,8 +79,8 @@ pub enum Error {
     Store {
         /// The operation that failed.
         doing: String,
-        /// The system's error.
-        cause: String,
+        /// The error of the system, the database or the server.
+        cause: Cause,
     },
     /// The store was busy for longer than its timeout, or its server did not answer in time.
     StoreTimeout {
@@ -125,7 +125,7 @@ pub enum Error {
         /// The limiter's name.
         limit: String,
         /// The error that it reported.
-        cause: String,
+        cause: Cause,
     },
 }
 
@@ -198,7 +198,7 @@ impl Error {
     }
 
     pub(crate) fn store(doing: impl Into<String>, cause: impl fmt::Display) -> Self {
-        Error::Store { doing: doing.into(), cause: cause.to_string() }
+        Error::Store { doing: doing.into(), cause: Cause(cause.to_string()) }
     }
 }
 
@@ -277,4 +277,58 @@ impl fmt::Display for Error {
     }
 }
 
-impl std::error::Error for Error {}
+impl std::error::Error for Error {
+    /// Returns the [`Cause`], if there is one.
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Error::Store { cause, .. } | Error::Custom { cause, .. } => Some(cause),
+            _ => None,
+        }
+    }
+}
+
+/// The error behind an [`Error`], as its text: an [`Error`] can be cloned, compared and sent to other threads, and the errors of
+/// systems, databases and servers cannot.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cause(String);
+
+impl Cause {
+    /// Returns the text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl From<String> for Cause {
+    fn from(text: String) -> Cause {
+        Cause(text)
+    }
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Cause {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::error::Error as _;
+
+    #[test]
+    fn the_source_of_an_error_is_its_cause() {
+        let store = Error::store("writing limits.db", std::io::Error::from_raw_os_error(28));
+        let custom = Error::Custom { limit: "mine".into(), cause: "it failed".to_owned().into() };
+        for (error, cause) in [(store, "No space left on device (os error 28)"), (custom, "it failed")] {
+            let source = error.source().unwrap();
+            assert_eq!(source.to_string(), cause);
+            assert_eq!(source.downcast_ref::<Cause>().unwrap().as_str(), cause);
+            assert!(error.to_string().ends_with(&format!(": {cause}")), "{error}");
+            assert!(source.source().is_none());
+        }
+        assert!(Error::WouldWait.source().is_none());
+    }
+}

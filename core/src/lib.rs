@@ -80,7 +80,7 @@ pub mod tower;
 #[cfg(not(model))]
 mod waiting;
 
-pub use error::{Error, Result};
+pub use error::{Cause, Error, Result};
 pub use time::{ManualClock, duration_from_secs, from_unix_ns, unix_ns};
 
 #[cfg(all(not(model), feature = "postgres"))]

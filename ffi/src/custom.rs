@@ -146,7 +146,7 @@ impl Table {
     fn failed(&self, call: &str, status: c_int) -> Error {
         // SAFETY: the name is a static NUL-terminated text.
         let name = unsafe { CStr::from_ptr(wgl_status_name(status)) }.to_string_lossy();
-        Error::Custom { limit: self.name.clone(), cause: format!("its {call} returned {status} ({name})") }
+        Error::Custom { limit: self.name.clone(), cause: format!("its {call} returned {status} ({name})").into() }
     }
 }
 

@@ -195,13 +195,13 @@ mod tests {
             Error::NotAStore { path: path(), found: text1() },
             Error::UnsupportedVersion { path: path(), found: 0, supported: 0 },
             Error::UnsupportedFileSystem { path: path(), kind: "" },
-            Error::Store { doing: text1(), cause: text2() },
+            Error::Store { doing: text1(), cause: text2().into() },
             Error::StoreTimeout { doing: text1(), reason: text1(), waited_ms: 0 },
             Error::StoreFull { reason: text1() },
             Error::ForeignPermit { limit: text1() },
             Error::Unsupported { reason: text1() },
             Error::LeaseLost { limit: text1() },
-            Error::Custom { limit: text1(), cause: text2() },
+            Error::Custom { limit: text1(), cause: text2().into() },
         ];
         for (number, error) in (1..).zip(&all) {
             assert_eq!(error.code(), -number);

@@ -81,7 +81,7 @@ impl Script {
 
     #[cold]
     fn failed(&self, cause: &str) -> Error {
-        Error::Custom { limit: self.name.clone(), cause: cause.into() }
+        Error::Custom { limit: self.name.clone(), cause: cause.to_owned().into() }
     }
 }
 

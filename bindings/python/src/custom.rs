@@ -37,7 +37,7 @@ pub fn limiter(parameter: &'static str, object: &Bound<'_, PyAny>) -> PyResult<C
 impl Custom {
     /// Calls Python. An exception is kept for the code that receives the core's error: see `exception_of`.
     fn call<R>(&self, f: impl FnOnce(Python<'_>, &Bound<'_, PyAny>) -> PyResult<R>) -> Result<R> {
-        let failure = |cause| Error::Custom { limit: self.name.clone(), cause };
+        let failure = |cause: String| Error::Custom { limit: self.name.clone(), cause: cause.into() };
         let answer = Python::try_attach(|py| {
             f(py, self.calls.bind(py)).map_err(|exception| {
                 let cause = exception.to_string();
@@ -139,5 +139,5 @@ pub fn put(raised: Raised) {
 pub fn exception_of(error: &Error) -> Option<PyErr> {
     let Error::Custom { cause, .. } = error else { return None };
     let raised = RAISED.take();
-    raised.into_iter().find(|(of, _)| of == cause).map(|(_, exception)| exception)
+    raised.into_iter().find(|(of, _)| of == cause.as_str()).map(|(_, exception)| exception)
 }
