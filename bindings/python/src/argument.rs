@@ -1,7 +1,10 @@
 //! Arguments from Python. A value of the wrong type is a `TypeError`, a value out of range an `InvalidArgument`. Both name
 //! the parameter, the value and the expectation.
 
+use crate::clock::ManualClock;
 use crate::error::raised;
+use crate::permit::Permit;
+use crate::store::Store;
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDateTime, PyDelta, PyDeltaAccess, PyFloat, PyInt, PyString};
@@ -137,7 +140,44 @@ pub fn keys(value: Given<'_, '_>) -> PyResult<usize> {
 
 /// Whether keys are reported by their texts.
 pub fn show_keys(value: Given<'_, '_>) -> PyResult<bool> {
-    value.extract().map_err(|_| wrong_type("show_keys", value, "a bool"))
+    flag("show_keys", value)
+}
+
+/// Whether a limit adapts to the durations of its jobs.
+pub fn adaptive(value: Given<'_, '_>) -> PyResult<bool> {
+    flag("adaptive", value)
+}
+
+/// Whether problems are repaired.
+pub fn repair(value: Given<'_, '_>) -> PyResult<bool> {
+    flag("repair", value)
+}
+
+fn flag(parameter: &'static str, value: Given<'_, '_>) -> PyResult<bool> {
+    value.extract().map_err(|_| wrong_type(parameter, value, "a bool"))
+}
+
+/// A store.
+pub fn store<'a, 'py>(value: Given<'a, 'py>) -> PyResult<&'a Bound<'py, Store>> {
+    value.cast().map_err(|_| wrong_type("store", value, "a Store"))
+}
+
+/// A store. `None` means a limit of this process.
+pub fn store_or_none<'a, 'py>(value: Given<'a, 'py>) -> PyResult<Option<&'a Bound<'py, Store>>> {
+    if value.is_none() { Ok(None) } else { store(value).map(Some) }
+}
+
+/// A clock for tests. `None` means the system's.
+pub fn clock<'a, 'py>(value: Given<'a, 'py>) -> PyResult<Option<&'a Bound<'py, ManualClock>>> {
+    if value.is_none() {
+        return Ok(None);
+    }
+    value.cast().map(Some).map_err(|_| wrong_type("clock", value, "a ManualClock"))
+}
+
+/// The permit of a start.
+pub fn permit<'a, 'py>(value: Given<'a, 'py>) -> PyResult<&'a Bound<'py, Permit>> {
+    value.cast().map_err(|_| wrong_type("permit", value, "a Permit"))
 }
 
 /// A metrics format.
@@ -247,7 +287,11 @@ pub fn wrong_type(parameter: &str, value: Given<'_, '_>, expected: &str) -> PyEr
 /// The value's `repr`, shortened.
 fn quote(value: Given<'_, '_>) -> String {
     // An int of thousands of digits has no repr.
-    let mut text = value.repr().map_or_else(|_| "too large to print".to_owned(), |repr| repr.to_string_lossy().into());
+    shortened(value.repr().map_or_else(|_| "too large to print".to_owned(), |repr| repr.to_string_lossy().into()))
+}
+
+/// A text for a message: no longer than 64 characters.
+pub fn shortened(mut text: String) -> String {
     if let Some((end, _)) = text.char_indices().nth(64) {
         text.truncate(end);
         text.push('…');

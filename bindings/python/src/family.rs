@@ -33,7 +33,7 @@ macro_rules! limiter {
             #[classmethod]
             fn attach<'py>(
                 cls: &Bound<'py, PyType>,
-                store: &Bound<'py, Store>,
+                #[pyo3(from_py_with = argument::store)] store: &Bound<'py, Store>,
                 name: &Bound<'py, PyAny>,
             ) -> PyResult<Bound<'py, Self>> {
                 let core = workglow_limit::$name::attach(&store.get().core, text("name", name)?)
@@ -70,7 +70,7 @@ limiter! {
         )]
         #[allow(clippy::too_many_arguments)] // All but two are keywords.
         fn new(
-            store: &Bound<'_, Store>,
+            #[pyo3(from_py_with = argument::store)] store: &Bound<'_, Store>,
             name: &Bound<'_, PyAny>,
             max_executions: Option<&Bound<'_, PyAny>>,
             window_size_in_seconds: Option<&Bound<'_, PyAny>>,
@@ -123,11 +123,11 @@ limiter! {
         #[pyo3(signature = (max_concurrent_jobs, *, store=None, name=None, lease=None, cooldown=None, clock=None))]
         fn new(
             max_concurrent_jobs: &Bound<'_, PyAny>,
-            store: Option<&Bound<'_, Store>>,
+            #[pyo3(from_py_with = argument::store_or_none)] store: Option<&Bound<'_, Store>>,
             name: Option<&Bound<'_, PyAny>>,
             lease: Option<&Bound<'_, PyAny>>,
             cooldown: Option<&Bound<'_, PyAny>>,
-            clock: Option<&Bound<'_, ManualClock>>,
+            #[pyo3(from_py_with = argument::clock)] clock: Option<&Bound<'_, ManualClock>>,
         ) -> New<Self> {
             let max = whole("max_concurrent_jobs", max_concurrent_jobs)?.clamped();
             let wrong = |e| quoting(e, &[("max_concurrent_jobs", "max_concurrent_jobs", max_concurrent_jobs)]);
@@ -174,9 +174,9 @@ limiter! {
         fn new(
             py: Python<'_>,
             delay: Option<&Bound<'_, PyAny>>,
-            store: Option<&Bound<'_, Store>>,
+            #[pyo3(from_py_with = argument::store_or_none)] store: Option<&Bound<'_, Store>>,
             name: Option<&Bound<'_, PyAny>>,
-            clock: Option<&Bound<'_, ManualClock>>,
+            #[pyo3(from_py_with = argument::clock)] clock: Option<&Bound<'_, ManualClock>>,
         ) -> New<Self> {
             let length = delay.map_or(Ok(Duration::from_millis(50)), |delay| seconds("delay", delay))?;
             let wrong = |e| quoting_given(e, [("delay", "delay", delay)]);
@@ -211,10 +211,10 @@ limiter! {
         fn new(
             max_executions: &Bound<'_, PyAny>,
             window_size_in_seconds: &Bound<'_, PyAny>,
-            adaptive: bool,
-            store: Option<&Bound<'_, Store>>,
+            #[pyo3(from_py_with = argument::adaptive)] adaptive: bool,
+            #[pyo3(from_py_with = argument::store_or_none)] store: Option<&Bound<'_, Store>>,
             name: Option<&Bound<'_, PyAny>>,
-            clock: Option<&Bound<'_, ManualClock>>,
+            #[pyo3(from_py_with = argument::clock)] clock: Option<&Bound<'_, ManualClock>>,
         ) -> New<Self> {
             let (max, window) = numbers(max_executions, window_size_in_seconds)?;
             let wrong = |e| quoting_window(e, max_executions, window_size_in_seconds);
@@ -252,7 +252,7 @@ limiter! {
             text_signature = "(store, name, *, rate, period=1.0, burst=None)"
         )]
         fn new(
-            store: &Bound<'_, Store>,
+            #[pyo3(from_py_with = argument::store)] store: &Bound<'_, Store>,
             name: &Bound<'_, PyAny>,
             rate: &Bound<'_, PyAny>,
             period: Option<&Bound<'_, PyAny>>,
@@ -277,7 +277,7 @@ limiter! {
             text_signature = "(store, name, *, rate, period=1.0, queue=None)"
         )]
         fn new(
-            store: &Bound<'_, Store>,
+            #[pyo3(from_py_with = argument::store)] store: &Bound<'_, Store>,
             name: &Bound<'_, PyAny>,
             rate: &Bound<'_, PyAny>,
             period: Option<&Bound<'_, PyAny>>,
@@ -299,7 +299,7 @@ limiter! {
         #[new]
         #[pyo3(signature = (store, name, *, max_executions, window_size_in_seconds))]
         fn new(
-            store: &Bound<'_, Store>,
+            #[pyo3(from_py_with = argument::store)] store: &Bound<'_, Store>,
             name: &Bound<'_, PyAny>,
             max_executions: &Bound<'_, PyAny>,
             window_size_in_seconds: &Bound<'_, PyAny>,
@@ -321,7 +321,7 @@ limiter! {
         #[new]
         #[pyo3(signature = (store, name, *, max_executions, window_size_in_seconds))]
         fn new(
-            store: &Bound<'_, Store>,
+            #[pyo3(from_py_with = argument::store)] store: &Bound<'_, Store>,
             name: &Bound<'_, PyAny>,
             max_executions: &Bound<'_, PyAny>,
             window_size_in_seconds: &Bound<'_, PyAny>,

@@ -585,12 +585,16 @@ impl Limiter {
         weight: Option<&Bound<'py, PyAny>>,
         timeout: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
+        // A classmethod or staticmethod has a function, and cannot be called itself.
+        if !function.is_callable() && !function.hasattr("__func__")? {
+            return Err(argument::wrong_type("function", function, "a function"));
+        }
         Self::limit(this, key, weight, timeout)?.call1((function,))
     }
 
     /// Completes a permit of this limiter: the job has run. Ending it again is a no-op. A permit of another limiter raises
     /// ForeignPermit.
-    fn complete(&self, permit: &Bound<'_, Permit>) -> PyResult<()> {
+    fn complete(&self, #[pyo3(from_py_with = argument::permit)] permit: &Bound<'_, Permit>) -> PyResult<()> {
         Permit::of(permit.as_unbound()).complete_at(permit.py(), &self.shared)
     }
 

@@ -114,7 +114,7 @@ impl Store {
         mode: Option<&Bound<'_, PyAny>>,
         #[pyo3(from_py_with = argument::on_error)] on_error: OnError,
         #[pyo3(from_py_with = argument::durability)] durability: Durability,
-        clock: Option<&Bound<'_, ManualClock>>,
+        #[pyo3(from_py_with = argument::clock)] clock: Option<&Bound<'_, ManualClock>>,
     ) -> PyResult<Self> {
         let mut options = StoreOptions::default();
         options.timeout = timeout;
@@ -210,7 +210,7 @@ impl Store {
     /// can: it removes unreadable rows from the database and recreates an inconsistent lane. It reads the whole database, which
     /// delays starts that wait for a commit.
     #[pyo3(signature = (*, repair=false))]
-    fn verify(&self, py: Python<'_>, repair: bool) -> PyResult<Vec<Problem>> {
+    fn verify(&self, py: Python<'_>, #[pyo3(from_py_with = argument::repair)] repair: bool) -> PyResult<Vec<Problem>> {
         let problems = deliver_with(py, self.wait(py, move |core| core.verify(repair))?, raised)?;
         let convert =
             |problem: workglow_limit::Problem| Problem { found: problem.found, repaired: problem.is_repaired };
