@@ -1,5 +1,6 @@
 //! Core errors as Python exceptions. The classes are defined in `_errors.py`; this file selects one of them.
 
+use crate::argument::shortened;
 use crate::custom::exception_of;
 use pyo3::prelude::*;
 use std::time::Duration;
@@ -21,13 +22,16 @@ pub fn raised(error: Error) -> PyErr {
     })
 }
 
-/// The exception of a waiter whose timeout has passed.
-pub fn expired(py: Python<'_>, limiter: &str, after: Duration) -> PyErr {
+/// The exception of a waiter whose timeout has passed. The empty key means no key.
+pub fn expired(py: Python<'_>, limiter: &str, key: &str, after: Duration) -> PyErr {
     let exception = || {
-        let text =
-            format!("{limiter:?} cannot admit this start before the timeout: retry in {} s", after.as_secs_f64());
+        let key = Some(key).filter(|key| !key.is_empty());
+        let for_key = key.map_or_else(String::new, |key| format!(" for key {}", shortened(format!("{key:?}"))));
+        let seconds = after.as_secs_f64();
+        let text = format!("{limiter:?} cannot admit this start{for_key} before the timeout: retry in {seconds} s");
         let value = class(py, "AcquireTimeout")?.call1((text,))?;
-        value.setattr("retry_after", after.as_secs_f64())?;
+        value.setattr("key", key)?;
+        value.setattr("retry_after", seconds)?;
         Ok(PyErr::from_value(value))
     };
     exception().unwrap_or_else(|e| e)

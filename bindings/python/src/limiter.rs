@@ -250,7 +250,7 @@ impl Limiter {
             });
             match hooks::deliver_with(py, step, raised)? {
                 Step::Admitted(raw) => return Ok(Permit::with_key(&self.shared, raw, key)),
-                Step::Expired(after) => return Err(expired(py, core.name(), after)),
+                Step::Expired(after) => return Err(expired(py, core.name(), key, after)),
                 Step::Sleep(_) => {}
             }
         }
@@ -413,7 +413,7 @@ impl Limiter {
         given.inspect(Place::use_up);
         match first {
             Step::Admitted(raw) => return object(Permit::with_key(&self.shared, raw, key)),
-            Step::Expired(after) => return Err(expired(py, core.name(), after)),
+            Step::Expired(after) => return Err(expired(py, core.name(), key, after)),
             Step::Sleep(_) => {}
         }
         let permit = self.wait_in_line(py, key, &mut seat);

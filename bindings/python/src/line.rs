@@ -9,6 +9,7 @@ use crate::waiting::wait_here;
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+use std::collections::HashMap;
 use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -70,7 +71,7 @@ impl Waiter {
             });
         };
         let core = Mutex::new(workglow_limit::Line::with_wake(self.shared.core.clone(), wake));
-        Line { shared: self.shared.clone(), core, pending: Mutex::default() }
+        Line { shared: self.shared.clone(), core, keys: Mutex::default(), pending: Mutex::default() }
     }
 }
 
@@ -80,6 +81,8 @@ impl Waiter {
 pub struct Line {
     shared: Arc<SharedLimiter>,
     core: Mutex<workglow_limit::Line>,
+    /// The keys of its waiters, but the empty one.
+    keys: Mutex<HashMap<WaiterId, Box<str>>>,
     /// Events whose hooks have not been called yet, and the exceptions of their calls.
     pending: Mutex<Vec<(hooks::Pending, Option<PyErr>)>>,
 }
@@ -124,9 +127,12 @@ impl Line {
         // The place now belongs to the waiter.
         waiter.joined_with_place = waiter.place.take().inspect(Place::use_up).is_some();
         match joined {
-            Joined::Done(outcome) => outcome_of(py, &self.shared, outcome)?.map(Some),
+            Joined::Done(outcome) => outcome_of(py, &self.shared, &key, outcome)?.map(Some),
             Joined::Waiting(number) => {
                 waiter.number = Some(number);
+                if !key.is_empty() {
+                    lock(&self.keys).insert(number, key);
+                }
                 number.into_py_any(py).map(Some)
             }
         }
@@ -143,7 +149,8 @@ impl Line {
         self.keep(None);
         self.shared.maintain(py);
         let ended = over.into_iter().map(|(number, outcome)| {
-            let outcome = match outcome_of(py, &self.shared, outcome)? {
+            let key = lock(&self.keys).remove(&number).unwrap_or_default();
+            let outcome = match outcome_of(py, &self.shared, &key, outcome)? {
                 Ok(permit) => permit,
                 Err(error) => error.into_value(py).into_any(),
             };
@@ -186,6 +193,7 @@ impl Line {
     /// Removes a waiter. Returns its number, if it had one.
     fn leave(&self, py: Python<'_>, waiter: &Waiter) -> Option<WaiterId> {
         let number = waiter.number?;
+        lock(&self.keys).remove(&number);
         if waiter.joined_with_place {
             wait_here(py, || lock(&self.core).leave(number));
         } else {
@@ -223,10 +231,15 @@ fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Converts the outcome of a wait for Python.
-fn outcome_of(py: Python<'_>, shared: &Arc<SharedLimiter>, outcome: Outcome) -> PyResult<PyResult<Py<PyAny>>> {
+fn outcome_of(
+    py: Python<'_>,
+    shared: &Arc<SharedLimiter>,
+    key: &str,
+    outcome: Outcome,
+) -> PyResult<PyResult<Py<PyAny>>> {
     Ok(match outcome {
         Outcome::Admitted(raw) => Ok(Permit::new(shared, raw).into_py_any(py)?),
-        Outcome::Expired(after) => Err(expired(py, shared.core.name(), after)),
+        Outcome::Expired(after) => Err(expired(py, shared.core.name(), key, after)),
         Outcome::Failed(error) => Err(raised(error)),
     })
 }

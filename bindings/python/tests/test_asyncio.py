@@ -199,6 +199,23 @@ def test_a_timeout_is_raised_by_await(url):
     assert asyncio.run(main()) == 60.0
 
 
+def test_timeouts_of_one_line_name_their_keys(url):
+    limiter = ConcurrencyLimiter(1, store=Store(url), name="jobs")
+    keys = ["a", "b", None, "a"]
+
+    async def main():
+        held = [await limiter.acquire_async(key) for key in keys[:3]]
+        for timeout in 0, 0.01:  # Without a wait, and after one.
+            waits = [limiter.acquire_async(key, timeout=timeout) for key in keys]
+            errors = await asyncio.gather(*waits, return_exceptions=True)
+            assert [type(error) for error in errors] == [AcquireTimeout] * 4
+            assert [error.key for error in errors] == keys
+        for permit in held:
+            permit.complete()
+
+    asyncio.run(main())
+
+
 def test_a_cancelled_waiter_holds_nothing():
     limiter = ConcurrencyLimiter(1)
 

@@ -190,8 +190,9 @@ ERRORS = [
 @pytest.mark.parametrize("copied", [again, copy.copy, copy.deepcopy])
 def test_an_error_keeps_its_attributes(copied, store):
     with pytest.raises(AcquireTimeout) as caught:
-        store.limiter("x", "1/1h").acquire(timeout=0), store.limiter("x").acquire(timeout=0)
+        store.limiter("x", "1/1h").acquire("acme", timeout=0), store.limiter("x").acquire("acme", timeout=0)
     error = copied(caught.value)
+    assert error.key == "acme" and type(error) is AcquireTimeout
     assert isinstance(error, LimitError) and isinstance(error, TimeoutError) and not isinstance(error, StoreError)
     assert (error.code, error.number) == ("acquire_timeout", -18)
     assert 3500 < error.retry_after <= 3600 and error.retry_after == caught.value.retry_after
@@ -202,7 +203,7 @@ def test_an_error_keeps_its_attributes(copied, store):
     error = copied(caught.value)
     assert (type(error), str(error), error.code, error.number) == (InvalidUrl, str(caught.value), "invalid_url", -3)
 
-    assert len(ERRORS) >= 15
+    assert len(ERRORS) >= 15 and {kind.__module__ for kind in ERRORS} == {"workglow_limit"}
     for kind in ERRORS:
         made = kind("why")
         made.code, made.number = "code", -1

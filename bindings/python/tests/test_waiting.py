@@ -120,8 +120,20 @@ def test_a_timeout_has_its_retry_delay(url):
     assert caught.value.retry_after == 60.0
     assert isinstance(caught.value, TimeoutError)
     running = ConcurrencyLimiter(1, clock=clock)
-    with running.acquire(timeout=0), pytest.raises(AcquireTimeout, match="retry in 0.01 s$"):
+    with running.acquire(timeout=0), pytest.raises(AcquireTimeout, match="retry in 0.01 s$") as caught:
         running.acquire(timeout=0)
+    assert caught.value.key is None
+
+
+def test_a_timeout_names_its_key(url):
+    limiter = ConcurrencyLimiter(1, store=Store(url), name="jobs")
+    for key, shown in ("acme", '"acme"'), ("tenant" * 20, '"' + ("tenant" * 20)[:63] + "…"):
+        for timeout in 0, 0.01:  # Without a wait, and after one.
+            with limiter.acquire(key), pytest.raises(AcquireTimeout) as caught:
+                limiter.acquire(key, timeout=timeout)
+            assert caught.value.key == key
+            assert f"cannot admit this start for key {shown} before the timeout" in str(caught.value)
+            assert repr(type(caught.value)) == "<class 'workglow_limit.AcquireTimeout'>"
 
 
 def test_the_first_use_releases_the_gil(tmp_path):

@@ -314,6 +314,7 @@ def composites(six: JobLimiter) -> None:
 
 def errors(error: Exception) -> float | str:
     if isinstance(error, AcquireTimeout):
+        assert_type(error.key, str | None)
         return error.retry_after
     if isinstance(error, (InvalidArgument, InvalidUrl, WeightExceedsCapacity, ForeignPermit)):
         as_value: ValueError = error

@@ -75,5 +75,13 @@ class AcquireTimeout(LimitError, TimeoutError):
 
     code: str = "acquire_timeout"
     number: int = -18
+    #: The key of the start; None if it had none.
+    key: str | None
     #: The seconds after which a retry may succeed.
     retry_after: float
+
+
+# Tracebacks and pickles have the names that programs import.
+for _value in list(globals().values()):
+    if isinstance(_value, type):
+        _value.__module__ = "workglow_limit"

@@ -186,6 +186,7 @@ def timeouts(url):
         answers = []
         wait_for([spawn(lambda: answers.append(caught(lambda: limiter.acquire(timeout=0.01)))) for _ in range(5)])
         assert [type(answer) for answer in answers] == [AcquireTimeout] * 5, answers
+        assert {answer.key for answer in answers} == {None}
         with green.Timeout(0.02, False):
             limiter.acquire()
             raise AssertionError("the start was admitted")
