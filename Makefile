@@ -68,6 +68,22 @@ $(VENV)/wheel: $(VENV)/ready $(CORE) bindings/python/Cargo.toml bindings/python/
 
 gone:
 
+# The libraries of the extras at the lowest versions that these promise, and our package as others install it.
+LOWEST := target/lowest/python
+$(LOWEST)/ready: bindings/python/pyproject.toml tests/lowest/python.txt | tools
+	echo "setting up $(LOWEST)"
+	python3 -m venv --clear $(LOWEST)
+	sed -n '/^\[project.optional-dependencies\]/,/^$$/p' $< | grep -o '[a-z0-9-]*>=[0-9.]*' | sed 's/>=/==/' >$(LOWEST)/extras.txt
+	grep -v '^arq==' $(LOWEST)/extras.txt | $(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check -r /dev/stdin -r tests/lowest/python.txt
+	# arq asks for a redis older than 6, and the others for a newer one. It works with both.
+	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $$(grep '^arq==' $(LOWEST)/extras.txt)
+	touch $@
+
+lowest: $(LOWEST)/wheel
+$(LOWEST)/wheel: $(LOWEST)/ready $(VENV)/wheel
+	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check --force-reinstall --no-deps $(DIST)/*.whl
+	touch $@
+
 # The locked dependencies of a package.
 %/node_modules/.package-lock.json: %/package-lock.json | tools
 	npm ci --silent --no-audit --no-fund --prefix $*
@@ -100,7 +116,7 @@ $(OUT)/node_modules/workglow-limit/package.json $(INSTALLED): %/node_modules/wor
 	touch $@
 
 # Everything that the tests take from PyPI and npm.
-packages: $(VENV)/ready $(addsuffix /node_modules/.package-lock.json,$(QUEUES) bindings/node docs/api site tests/page tests/site)
+packages: $(VENV)/ready $(LOWEST)/ready $(addsuffix /node_modules/.package-lock.json,$(QUEUES) bindings/node docs/api site tests/page tests/site)
 
 # Celery at the lowest version that our extra promises, and our package as others install it.
 packages: target/lowest/celery/ready

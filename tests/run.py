@@ -30,6 +30,7 @@ STORM = [sys.executable, "tests/torture/storm/storm.py", "--out", "target/demo",
 
 PYTHON = Path("bindings/python/tests")
 PYTEST_IN = [sys.executable, "-m", "pytest", "-q"]
+LOWEST_IN = [str(ROOT / "target/lowest/python/bin/python"), *PYTEST_IN[1:]]
 
 SUITES = {
     "rust": (CARGO, [sys.executable, "tests/rust.py"]),
@@ -38,6 +39,7 @@ SUITES = {
     "python-http": (PYTEST, [*PYTEST_IN, f"{PYTHON}/clients", f"{PYTHON}/serving"]),
     "python-celery": (PYTEST, [*PYTEST_IN, f"{PYTHON}/celery_workers"]),
     "celery-lowest": (PYTEST, ["target/lowest/celery/bin/python", "-m", "pytest", "-q", f"{PYTHON}/celery_workers"]),
+    "python-lowest": (PYTEST, [*LOWEST_IN, *(f"{PYTHON}/{name}" for name in ("clients", "serving", "queues"))]),
     "python-others": (PYTEST, [*PYTEST_IN, *(f"{PYTHON}/{name}" for name in ("loops", "metrics", "queues"))]),
     "python": (PYTEST, [*PYTEST_IN, *sorted(map(str, (ROOT / PYTHON).glob("test_*.py")))]),
     "snippets": (PYTEST, [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "tests/snippets"]),
