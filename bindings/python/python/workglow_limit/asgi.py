@@ -71,6 +71,8 @@ class LimitMiddleware:
         if scope["type"] not in self._types:
             if scope["type"] == "lifespan":
                 self._gate.open()
+            elif scope["type"] == "websocket":  # The limits of its route do not apply either.
+                scope = {**scope, KEY: Admission(self._gate, None)}
             return await self._app(scope, receive, send)
         request, gate = self._request(scope), self._gate
         if gate.exempts and await run_async(gate.is_exempt(request)):
@@ -180,8 +182,10 @@ class Reader:
         return [value.decode("latin-1") for key, value in request["headers"] if key.lower() == wanted]
 
     def path(self, request: Any) -> str:
+        """Returns the path inside the app. A scope's path begins with the root_path, unless a proxy has removed it."""
         path: str = request["path"]
-        return path
+        inside = path.removeprefix(request.get("root_path", "").rstrip("/"))
+        return inside if inside.startswith("/") else path if inside else "/"
 
     def user(self, request: Any) -> str | None:
         """Returns the user that Starlette's AuthenticationMiddleware, or a compatible one, has set."""

@@ -233,7 +233,7 @@ class Reader(EnvironReader):
         return super().header(request.META, name)
 
     def path(self, request: Any) -> str:
-        path: str = request.path
+        path: str = request.path_info  # Without SCRIPT_NAME.
         return path
 
     def user(self, request: Any) -> str | None:

@@ -12,14 +12,14 @@
 
 The program's functions (keys, weights, plans, …) get a Request. A request takes the limits of the app and of its route,
 all of them or none. Limits of routes need the middleware, which writes the headers and ends the permits; it need not
-have limits itself.
+have limits itself. A route's refusal is an HTTPException, so it passes inner apps and other code as the framework's own.
 """
 
 # No `from __future__ import annotations`: FastAPI reads the annotations of functions that it calls, and may not resolve
 # texts.
 
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from inspect import iscoroutinefunction
 from typing import Any
 
@@ -28,9 +28,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
 
 from ._limit import Limit
-from ._serving import Gate, Limited
+from ._serving import Gate, Limited, Refused
 from ._steps import run_async
-from .asgi import KEY, Admission, Scope
+from .asgi import KEY, Admission, Scope, refuse
 from .asgi import LimitMiddleware as ScopeMiddleware
 from .asgi import Reader as ScopeReader
 
@@ -52,13 +52,14 @@ class LimitMiddleware(ScopeMiddleware):
 
 
 class RouteLimit:
-    """A dependency that limits a route, a router or an app of FastAPI: Depends(RouteLimit(Limit(…), …))."""
+    """A dependency that limits a route, a router or an app of FastAPI: Depends(RouteLimit(Limit(…), …)). WebSockets take
+    its limits if the middleware has websockets=True."""
 
     def __init__(self, *limits: Limit) -> None:
         self._limits = checked(limits)
 
-    async def __call__(self, request: Request) -> None:
-        await enter(request, self._limits)
+    async def __call__(self, connection: HTTPConnection) -> None:
+        await enter(connection, self._limits)
 
 
 def limit(*limits: Limit) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -103,7 +104,27 @@ async def enter(request: HTTPConnection, limits: tuple[Limit, ...]) -> None:
         return
     refused = await run_async(admission.gate.enter(request, limits, admission.entry))
     if refused is not None:
-        raise refused
+        # The innermost app handles HTTPExceptions within its own middleware (CORS, …). It would write only their detail, so
+        # tell it to write the whole refusal. The program's own handler of 429 precedes.
+        handlers, _ = request.scope.get("starlette.exception_handlers", ({}, {}))
+        handlers.setdefault(RouteRefused, respond)
+        raise RouteRefused(refused)
+
+
+class RouteRefused(HTTPException, Refused):
+    """Raised when a route's limit refuses a request."""
+
+    def __init__(self, refused: Refused) -> None:
+        limited = refused.limited
+        super().__init__(limited.status, limited.problem["title"], dict(limited.headers))
+        self.limited, self.reply = limited, refused.reply
+
+
+async def respond(connection: Any, refused: Any) -> Any:
+    """Handles RouteRefused: returns the response to a request, or refuses a WebSocket itself."""
+    if connection.scope["type"] == "http":
+        return partial(refuse, refused)
+    return await refuse(refused, connection.scope, connection.receive, connection.send)
 
 
 class Reader(ScopeReader):

@@ -17,7 +17,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, StreamingResponse
-from starlette.routing import Route, WebSocketRoute
+from starlette.routing import Mount, Route, WebSocketRoute
 from workglow_limit import (
     CompositeLimiter,
     ConcurrencyLimiter,
@@ -27,7 +27,7 @@ from workglow_limit import (
     Store,
     TokenBucketLimiter,
 )
-from workglow_limit.asgi import Limit, LimitMiddleware
+from workglow_limit.asgi import Limit, LimitMiddleware, Reader
 from workglow_limit.fastapi import LimitMiddleware as RequestMiddleware
 
 
@@ -204,6 +204,11 @@ def test_keys():
     with asgi(starlette(Limit(rate(1), key=tenant))) as base:
         assert [statuses(base, 2, path) for path in ("/a", "/b")] == [[200, 429]] * 2
 
+    numbers = rate(1)
+    with asgi(starlette(Limit(numbers, key=lambda scope: len(scope["path"])))) as base:
+        assert [statuses(base, 2, path) for path in ("/", "/a")] == [[200, 429]] * 2
+    assert numbers.peek("2").remaining == 0
+
 
 def test_users():
     class Basic(AuthenticationBackend):
@@ -255,6 +260,30 @@ def test_exempt_routes(exempt):
         assert statuses(base, 2, "/health") == [200] * 2 == statuses(base, 2, "/static/a.js")
         assert not [name for name in httpx.get(f"{base}/health").headers if "ratelimit" in name]
         assert statuses(base, 1, "/healthy") + statuses(base, 1, "/static") == [200, 429]
+
+
+@pytest.mark.parametrize(
+    "root, path, inside",
+    [
+        ("/api", "/api/health", "/health"),
+        ("/api/", "/api/health", "/health"),
+        ("/api", "/health", "/health"),  # A proxy has removed the root.
+        ("/api", "/apiary", "/apiary"),
+        ("/api", "/api", "/"),
+        ("", "/health", "/health"),
+        ("", "", "/"),
+    ],
+)
+def test_paths_are_those_inside_the_app(root, path, inside):
+    assert Reader().path({"path": path, "root_path": root}) == inside
+
+
+def test_exempt_routes_under_a_root():
+    with asgi(starlette(Limit(rate(1)), exempt=["/health"]), root_path="/api") as base:
+        assert statuses(base, 3, "/health") == [200] * 3 and statuses(base, 2) == [200, 429]
+    inner = starlette(Limit(rate(1)), exempt=["/health"])
+    with asgi(Starlette(routes=[Mount("/v1", inner)])) as base:
+        assert statuses(base, 3, "/v1/health") == [200] * 3 and statuses(base, 2, "/v1/x") == [200, 429]
 
 
 def test_shadow_mode(caplog):
@@ -487,7 +516,7 @@ def test_other_scopes_pass_unchanged():
     async def app(scope, receive, send):
         seen.append((scope, receive, send))
 
-    scopes = [{"type": "lifespan"}, {"type": "websocket"}, {"type": "else"}]
+    scopes = [{"type": "lifespan"}, {"type": "else"}]
     for scope in scopes:
         asyncio.run(LimitMiddleware(app, [Limit(rate(1))])(scope, 1, 2))
     assert all(was[0] is scope and was[1:] == (1, 2) for was, scope in zip(seen, scopes, strict=True))

@@ -106,6 +106,15 @@ def test_responses_have_the_headers(serve, handler):
 
 
 @servers
+def test_exempt_paths_are_those_inside_the_app(serve, handler):
+    """The server's part of a path, SCRIPT_NAME, is not."""
+    with limited(Limit(rate(1)), exempt=["/missing"]), override_settings(FORCE_SCRIPT_NAME="/api"):
+        with serve(handler()) as base:
+            assert statuses(base, 3, "/missing") == [404] * 3
+            assert statuses(base, 2) == [200, 429]
+
+
+@servers
 def test_failed_requests_need_not_count(serve, handler):
     limiter = rate(1)
     with limited(Limit(limiter, skip_failed=True)), serve(handler()) as base:

@@ -3,14 +3,19 @@
 import threading
 
 import httpx
-from fastapi import APIRouter, Depends, FastAPI, HTTPException
-from fastapi.responses import PlainTextResponse, StreamingResponse
+import pytest
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, WebSocket
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from fastapi.testclient import TestClient
 from servers import ask_in_turn, asgi, fields, wait_until
 from starlette.applications import Starlette
 from starlette.endpoints import HTTPEndpoint
 from starlette.requests import Request
 from starlette.middleware import Middleware
 from starlette.routing import Mount, Route, Router
+from starlette.testclient import WebSocketDenialResponse
+from starlette.websockets import WebSocketDisconnect
 from workglow_limit import ConcurrencyLimiter, ManualClock, RateLimiter, Store
 from workglow_limit.fastapi import Limit, LimitMiddleware, RouteLimit, limit
 
@@ -64,6 +69,133 @@ def test_dependencies():
         assert statuses(base, "/free?user=ann", 9) == [200] * 9
         assert statuses(base, "/routed", 2) == [200, 429]
         assert statuses(base, "/search?user=bob", 2) == [200, 429]  # Now the app's limit denies.
+
+
+def limited_once(app, name="route"):
+    """Adds a route that is limited to one request."""
+
+    @app.get("/once", dependencies=[Depends(RouteLimit(Limit(rate(1, name))))])
+    def once():
+        return "once"
+
+
+def mounted(app):
+    inner = FastAPI()
+    limited_once(inner)
+    app.mount("/v1", inner)
+
+
+def with_a_catch_all(app):
+    inner = FastAPI()
+    limited_once(inner)
+
+    @inner.exception_handler(Exception)
+    async def everything(request, error):
+        return PlainTextResponse("caught", 500)
+
+    app.mount("/v1", inner)
+
+
+def within_a_middleware_that_catches(app):
+    @app.middleware("http")
+    async def caught(request, call_next):
+        try:
+            return await call_next(request)
+        except Exception:
+            return PlainTextResponse("caught", 500)
+
+    limited_once(router := APIRouter(prefix="/v1"))
+    app.include_router(router)
+
+
+@pytest.mark.parametrize("build", [mounted, with_a_catch_all, within_a_middleware_that_catches])
+def test_the_refusal_of_a_route_passes_inner_apps(build):
+    app = FastAPI()
+    build(app)
+    app.add_middleware(LimitMiddleware)
+    with asgi(app) as base:
+        assert statuses(base, "/v1/once", 1) == [200]
+        refused = httpx.get(f"{base}/v1/once")
+    assert refused.status_code == 429 and refused.headers["Retry-After"] == "60"
+    assert refused.json()["violated-policies"] == ["route"] and fields(refused)[1] == {"route": {"r": 0, "t": 60}}
+
+
+def test_the_refusal_of_a_route_has_the_headers_of_inner_middleware():
+    app = FastAPI()
+    limited_once(app)
+    app.add_middleware(CORSMiddleware, allow_origins=["https://example.com"])
+    app.add_middleware(LimitMiddleware, on_limited=lambda request, limited: f"slow down, {request.url.path}")
+    with asgi(app) as base:
+        for status in 200, 429:
+            response = httpx.get(f"{base}/once", headers={"Origin": "https://example.com"})
+            assert response.status_code == status
+            assert response.headers["Access-Control-Allow-Origin"] == "https://example.com"
+        assert response.text == "slow down, /once" and response.headers["Retry-After"] == "60"
+
+
+def test_the_refusal_of_a_route_can_be_handled():
+    app = FastAPI()
+    limited_once(app)
+    app.add_middleware(LimitMiddleware)
+
+    @app.exception_handler(429)
+    async def too_many(request, error):
+        return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+
+    with asgi(app) as base:
+        assert statuses(base, "/once", 1) == [200]
+        refused = httpx.get(f"{base}/once")
+    assert refused.json() == {"error": "Request cannot be satisfied as assigned quota has been exceeded"}
+    assert refused.status_code == 429 and fields(refused)[1] == {"route": {"r": 0, "t": 60}}
+
+
+def sockets(limiter, **options):
+    app = FastAPI()
+    app.add_middleware(LimitMiddleware, **options)
+    router = APIRouter(dependencies=[Depends(RouteLimit(Limit(limiter)))])
+
+    @router.websocket("/ws")
+    async def socket(websocket: WebSocket):
+        await websocket.accept()
+        await websocket.send_text("hello")
+        await websocket.receive_text()
+
+    app.include_router(router)
+    return TestClient(app)
+
+
+def test_websockets_of_a_limited_route():
+    limiter = ConcurrencyLimiter(1)
+    client = sockets(limiter, websockets=True)
+    with client.websocket_connect("/ws") as first:
+        assert first.receive_text() == "hello" and limiter.peek().remaining == 0
+        with pytest.raises(WebSocketDenialResponse) as denied, client.websocket_connect("/ws"):
+            pass
+        assert denied.value.status_code == 429 and denied.value.headers["Retry-After"] == "1"
+        first.send_text("bye")
+    wait_until(lambda: limiter.peek().remaining == 1)
+
+
+def test_a_server_that_cannot_answer_closes_the_websocket():
+    limiter = ConcurrencyLimiter(1)
+    client = sockets(limiter, websockets=True)
+    limited = client.app
+
+    async def without_responses(scope, receive, send):
+        await limited({**scope, "extensions": {}}, receive, send)
+
+    client = TestClient(without_responses)
+    with limiter.acquire(), pytest.raises(WebSocketDisconnect) as closed, client.websocket_connect("/ws"):
+        pass
+    assert (closed.value.code, closed.value.reason) == (1008, "too many requests")
+
+
+def test_websockets_do_not_count_without_the_option():
+    limiter = ConcurrencyLimiter(1)
+    client = sockets(limiter)
+    with limiter.acquire(), client.websocket_connect("/ws") as socket:
+        assert socket.receive_text() == "hello"
+        socket.send_text("bye")
 
 
 def test_a_dependency_without_the_middleware_raises():
