@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from functools import lru_cache
-from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Any, NamedTuple, Protocol
 
 from ._derived import refuse
 
 #: The name of a peer without an address, which is on a Unix socket.
 UNIX = "unix"
+
+#: The prefix of IPv4 clients behind a NAT64. Their own address is the last 32 bits (RFC 6052).
+NAT64 = IPv6Network("64:ff9b::/96")
 
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 _ELEMENTS = re.compile(r'(?:[^",]|"(?:[^"\\]|\\.)*")+')
@@ -117,7 +120,7 @@ class Addresses:
         except ValueError:
             return None
         if isinstance(address, IPv6Address):
-            address = address.ipv4_mapped or address
+            address = IPv4Address(address.packed[12:]) if address in NAT64 else address.ipv4_mapped or address
         is_proxy = any(address in network for network in self._proxies)
         if isinstance(address, IPv6Address) and self._prefix < 128:
             return Host(str(ip_network((address, self._prefix), strict=False)), is_proxy)

@@ -46,7 +46,7 @@ class Limit:
         self,
         limiter: Limiter | Mapping[str, Limiter],
         *,
-        key: str | Callable[[Any], str | Awaitable[str | None] | None] | None = None,
+        key: str | Callable[[Any], object] | None = None,
         weight: int | Callable[[Any], int | Awaitable[int]] = 1,
         plan: Callable[[Any], str | Awaitable[str]] | None = None,
         skip_failed: bool | Callable[[int], bool | Awaitable[bool]] = False,
@@ -114,8 +114,7 @@ class Limit:
             key = addresses.key(key, request)
         else:
             key = yield from awaited(key(request))
-            if not (key is None or isinstance(key, str)):
-                raise TypeError(f"key is {key!r}: expected a str or None, not {type(key).__name__}")
+            key = key if key is None else str(key)
         if callable(weight):
             weight = check_weight((yield from awaited(weight(request))))
         return Charge(self, limiter, None if key is None else shortened(key), weight)

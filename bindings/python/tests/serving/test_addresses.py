@@ -38,6 +38,8 @@ def address(peer, *lines, header="X-Forwarded-For", proxies=PROXIES, prefix=64):
         ("10.1.1.1", ["1.2.3.4,"], "10.1.1.1"),
         ("10.1.1.1", ["\xff\xfe"], "10.1.1.1"),
         ("::ffff:10.1.1.1", ["::ffff:198.51.100.1"], "198.51.100.1"),
+        ("64:ff9b::10.1.1.1", ["64:ff9b::198.51.100.1"], "198.51.100.1"),  # Behind a NAT64.
+        ("64:ff9c::1", [], "64:ff9c::/64"),
         (None, ["198.51.100.1"], "198.51.100.1"),
         (None, [], "unix"),
         ("testclient", ["198.51.100.1"], "198.51.100.1"),  # A peer without an address is on a Unix socket.

@@ -153,7 +153,6 @@ def test_routes():
 @pytest.mark.parametrize(
     "options, error, said",
     [
-        ({"key": lambda scope: 7}, TypeError, "key is 7: expected a str or None, not int"),
         ({"weight": lambda scope: 0}, InvalidArgument, "weight is 0: expected a whole number of at least 1"),
         ({"weight": lambda scope: "1"}, TypeError, "weight is '1': expected a whole number, not str"),
     ],
