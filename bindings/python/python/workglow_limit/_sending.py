@@ -36,7 +36,7 @@ class HeedOptions(TypedDict, total=False):
 class Options(TypedDict, total=False):
     """The options of all clients. Functions get the client's request; usage gets a JSON value and the response."""
 
-    key: str | Callable[[Any], str | None] | None
+    key: str | Callable[[Any], object] | None
     weight: int | Callable[[Any], int]
     priority: int
     timeout: float | timedelta | None
@@ -128,7 +128,7 @@ class Sender(Generic[R]):
         limiter: Limiters | None,
         waiting: Waiting,
         *,
-        key: str | Callable[[R], str | None] | None = None,
+        key: str | Callable[[R], object] | None = None,
         weight: int | Callable[[R], int] = 1,
         priority: int = 0,
         timeout: float | timedelta | None = None,
@@ -171,7 +171,7 @@ class Sender(Generic[R]):
                 or not exchange.can_repeat()
             ):
                 return response
-            delay = wait or self._default * 2**attempt
+            delay = self._default * 2**attempt if wait is None else wait
             if delay > (self._longest if self._timeout is None else self._timeout):
                 return response
             await exchange.close(response)
@@ -179,9 +179,9 @@ class Sender(Generic[R]):
                 await self.waiting.sleep(delay)
         raise AssertionError("unreachable")
 
-    async def attempt(self, exchange: Exchange[R, S]) -> tuple[S, float, bool]:
-        """Sends a request once. Returns the response, the wait that the server asks for, and whether a limiter was
-        paused."""
+    async def attempt(self, exchange: Exchange[R, S]) -> tuple[S, float | None, bool]:
+        """Sends a request once. Returns the response, the wait that the server asks for, if it asks for one, and whether
+        limiters were paused for it."""
         demands = self._demands(exchange)
         permits = await self._start(demands)
         body = Body(self.waiting)
@@ -211,9 +211,9 @@ class Sender(Generic[R]):
             raise
         return response, wait, self._heeds and bool(demands)
 
-    async def _heed(self, demands: list[Demand], response: Any) -> float:
+    async def _heed(self, demands: list[Demand], response: Any) -> float | None:
         wait = requested_wait(response, self._default, self._longest)
-        if wait > 0 and self._heeds:
+        if wait and self._heeds:
             for demand in demands:
                 await self.waiting.pause(demand.limiter, wait, demand.key)
         return wait
@@ -227,7 +227,7 @@ class Sender(Generic[R]):
         if not (limiter or tokens):
             return []
         key = self._key(request) if callable(self._key) else self._key
-        check_key("returned", key, "a str or None")
+        key = key if key is None else str(key)
         demands: list[Demand] = []
         if limiter:
             weight = self._weight(request) if callable(self._weight) else self._weight

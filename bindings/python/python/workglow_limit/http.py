@@ -70,10 +70,11 @@ def heed(
     """Pauses a limit, or one of its keys, in all processes that share it, if a response asks for it. Returns the
     seconds of the pause, 0.0 without one.
 
-    The pause is the Retry-After of a refusal (429, 503; with some servers 403 and 529). Otherwise, with any status, it
-    lasts until the latest reset among the limits with nothing remaining, as given by RateLimit (with RateLimit-Policy),
-    by RateLimit-Remaining and RateLimit-Reset, or by a vendor's pair of headers. A 429 with none of these pauses for
-    default seconds. A pause is at most longest seconds. Unreadable headers are ignored.
+    The pause is the Retry-After of a refusal (429, 503; with some servers 403 and 529), or its retry-after-ms. Otherwise,
+    with any status, it lasts until the latest reset among the limits with nothing remaining, as given by RateLimit (with
+    RateLimit-Policy), by RateLimit-Remaining and RateLimit-Reset, or by a vendor's pair of headers. A 429 need not say
+    what remains. A 429 with none of these pauses for default seconds. A pause is at most longest seconds. Unreadable
+    headers are ignored.
     """
     pause = _pause_for(response, key, default, longest)
     if pause > 0:
@@ -98,7 +99,7 @@ async def heed_async(
 
 def _pause_for(response: object, key: str | None, default: float | timedelta, longest: float | timedelta) -> float:
     check_key("is", key, "a str")
-    return requested_wait(response, in_seconds("default", default), in_seconds("longest", longest))
+    return requested_wait(response, in_seconds("default", default), in_seconds("longest", longest)) or 0.0
 
 
 def check_key(verb: str, key: object, expected: str) -> None:
@@ -107,10 +108,13 @@ def check_key(verb: str, key: object, expected: str) -> None:
         raise TypeError(f"key {verb} {key!r}: expected {expected}, not {type(key).__name__}")
 
 
-def requested_wait(response: object, default: float, longest: float) -> float:
-    """Returns the seconds that heed pauses for a response."""
+def requested_wait(response: object, default: float, longest: float) -> float | None:
+    """Returns the seconds that heed pauses for a response; None if nothing asks for a pause."""
     status, headers = status_and_headers(response)
-    return min(_wait(status, headers) or (default if status == 429 else 0.0), longest)
+    wait = _wait(status, headers)
+    if wait is None and status == 429:
+        wait = default
+    return None if wait is None else min(wait, longest)
 
 
 def in_seconds(parameter: str, value: object) -> float:
@@ -140,15 +144,20 @@ def status_and_headers(response: Any) -> tuple[int, dict[str, str]]:
     return status, headers
 
 
-def _wait(status: int, headers: dict[str, str]) -> float:
-    """Returns the seconds of the wait that the headers ask for; 0.0 if they ask for none, or if it is over."""
+def _wait(status: int, headers: dict[str, str]) -> float | None:
+    """Returns the seconds of the wait that the headers ask for; None if they ask for none, or if it is over."""
     date = _instant(headers.get("date", ""))
     now = time.time() if date is None else date
-    after = _until(headers.get("retry-after"), now) if status in _REFUSALS else 0.0
-    return after or max((_until(reset, now) for reset in _resets(headers)), default=0.0)
+    if status in _REFUSALS:
+        in_ms = headers.get("retry-after-ms", "").strip()
+        after = float(in_ms) / 1e3 if _NUMBER.fullmatch(in_ms) else _until(headers.get("retry-after"), now)
+        if after is not None:
+            return after
+    waits = [wait for reset in _resets(status, headers) if (wait := _until(reset, now)) is not None]
+    return max(waits, default=None)
 
 
-def _resets(headers: dict[str, str]) -> Iterable[str | None]:
+def _resets(status: int, headers: dict[str, str]) -> Iterable[str | None]:
     """Yields the resets of limits with nothing remaining, as the texts of the headers."""
     policies = dict(_members(headers.get("ratelimit-policy", "")))
     members = _members(headers.get("ratelimit", ""))
@@ -162,8 +171,12 @@ def _resets(headers: dict[str, str]) -> Iterable[str | None]:
         yield pairs.get("reset")
     # The oldest draft and all vendors use pairs: X-RateLimit-Remaining and -Reset, x-ratelimit-remaining-tokens, …
     for name, value in headers.items():
-        if re.search("rate-?limit", name) and "remaining" in name and _is_none(value):
+        if not re.search("rate-?limit", name):
+            continue
+        if "remaining" in name and _is_none(value):
             yield headers.get(name.replace("remaining", "reset"))
+        elif status == 429 and "reset" in name and name.replace("reset", "remaining") not in headers:
+            yield value
 
 
 def _members(field: str) -> list[tuple[str, dict[str, str]]]:
@@ -185,20 +198,18 @@ def _is_none(remaining: str | None) -> bool:
     return bool(_NUMBER.fullmatch(text.removeprefix("-"))) and float(text) <= 0
 
 
-def _until(text: str | None, now: float) -> float:
-    """Returns the seconds until a reset: a number of seconds, a duration such as 6m0s, or an instant. 0.0 for the past
+def _until(text: str | None, now: float) -> float | None:
+    """Returns the seconds until a reset: a number of seconds, a duration such as 6m0s, or an instant. None for the past
     and for other texts."""
     text = (text or "").strip()
-    if _NUMBER.fullmatch(text):
-        number = float(text)
-        # Numbers from 1e9 (30 years) are seconds since the epoch; from 1e12, milliseconds.
-        wait = number / 1e3 - now if number >= 1e12 else number - now if number >= 1e9 else number
-    elif _SPANS.fullmatch(text):
-        wait = sum(float(number) * _UNITS[unit] for number, unit in _SPAN.findall(text))
-    else:
-        at = _instant(text)
-        wait = 0.0 if at is None else at - now
-    return max(wait, 0.0)
+    if _SPANS.fullmatch(text):
+        return sum(float(number) * _UNITS[unit] for number, unit in _SPAN.findall(text))
+    at = float(text) if _NUMBER.fullmatch(text) else None
+    if at is not None and at < 1e9:
+        return at
+    # Numbers from 1e9 (30 years) are seconds since the epoch; from 1e12, milliseconds.
+    at = _instant(text) if at is None else at / 1e3 if at >= 1e12 else at
+    return at - now if at is not None and at > now else None
 
 
 def _instant(text: str) -> float | None:

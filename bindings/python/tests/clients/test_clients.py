@@ -138,6 +138,8 @@ def test_limiter_key_and_weight_may_be_functions_of_the_request(client, server, 
         weight=lambda request: len(str(request.url)) - len(server.url),
     )
     assert used(rate, "a") == 2 and used(rate, "b") == 3 and used(rate, "e") == used(rate) == 0
+    client(rate, lambda client: get(client, f"{server.url}/a"), key=lambda _: 7)
+    assert used(rate, "7") == 1
     assert len(seen) == 3 and {request.method for request in seen} == {"GET"}
 
 
@@ -562,7 +564,6 @@ def test_bad_settings_raise_where_they_are_written(client, rate, kind, given, sa
     [
         ({"limiter": lambda _: 5}, TypeError, "the value that limiter returned is 5: expected a limiter, not int"),
         ({"tokens": lambda _: 5}, TypeError, "the value that tokens returned is 5: expected a limiter, not int"),
-        ({"key": lambda _: 5}, TypeError, "key returned 5: expected a str or None, not int"),
         ({"weight": lambda _: 0}, InvalidArgument, "weight is 0: expected a whole number of at least 1"),
         (
             {"tokens": "rate", "estimate": lambda _: -1},
