@@ -80,6 +80,7 @@ from workglow_limit import wsgi as for_wsgi
 from workglow_limit.aiohttp import LimitedMiddleware
 from workglow_limit.http import heed
 from workglow_limit.httpx import AsyncLimitedTransport, LimitedTransport
+from workglow_limit.httpx import limited as limited_httpx
 from workglow_limit.httpx2 import LimitedTransport as httpx2_LimitedTransport
 from workglow_limit.opentelemetry import instrument
 from workglow_limit.requests import LimitedAdapter
@@ -344,6 +345,7 @@ def used(value: Any, response: Any) -> int | None:
 
 async def clients() -> float:
     hosts = {"api.example.com": rate}
+    assert_type(limited_httpx(httpx.AsyncClient(), hosts, timeout=MINUTE, retries=1), httpx.AsyncClient)
     client = httpx.Client(transport=LimitedTransport(hosts, key=tenant_of_httpx, weight=2, timeout=MINUTE, retries=1))
     asynchronous = httpx.AsyncClient(
         transport=AsyncLimitedTransport(rate, transport=httpx.AsyncHTTPTransport(), heed=False)
@@ -438,6 +440,7 @@ async def wrong(client: httpx.AsyncClient) -> None:
     LimitedTransport(rate, heed={"deflaut": 5})  # type: ignore[arg-type]
     LimitedTransport(rate, wieght=5)  # type: ignore[call-arg]
     LimitedTransport(5)  # type: ignore[arg-type]
+    limited_httpx(5, rate)  # type: ignore[type-var]
     AsyncLimitedTransport(rate, transport=httpx.HTTPTransport())  # type: ignore[arg-type]
     limited(urllib3.PoolManager(), rate, retries=5)  # type: ignore[call-arg]
 

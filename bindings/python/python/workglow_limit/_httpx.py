@@ -23,8 +23,24 @@ def wrapped(transport: _Transport | None, kind: type[_Transport], usual: Callabl
     return transport
 
 
+def surround(client: Any, library: Any, limited: Callable[..., Any], limited_async: Callable[..., Any]) -> None:
+    """Puts a limited transport around each transport of a client: the usual one, and those of its proxies and mounts."""
+    if not isinstance(client, (library.Client, library.AsyncClient)):
+        name, kind = library.__name__, type(client).__name__
+        raise TypeError(f"client is {client!r}: expected a {name}.Client or {name}.AsyncClient, not {kind}")
+    of_client = limited if isinstance(client, library.Client) else limited_async
+    # There are no public names for them. None in a mount means the usual transport.
+    transports = {
+        one: of_client(transport=one) for one in {client._transport, *client._mounts.values()} if one is not None
+    }
+    client._transport = transports[client._transport]
+    client._mounts = {pattern: transports.get(one) for pattern, one in client._mounts.items()}
+
+
 class Exchange:
     """One request of a transport."""
+
+    decodes = False
 
     def __init__(self, library: Any, request: Any, transport: Any, stream: Callable[[Any, Body], Any]) -> None:
         self.request, self.url = request, str(request.url)
@@ -56,6 +72,13 @@ class Exchange:
         return isinstance(
             error, (of.ConnectError, of.ConnectTimeout, of.PoolTimeout, of.ProxyError, of.UnsupportedProtocol)
         )
+
+    def content(self, response: Any) -> bytes | None:
+        try:
+            content: bytes = response.content
+        except self._library.ResponseNotRead:
+            return b"" if response.is_closed else None
+        return content
 
     def watch(self, response: Any, body: Body) -> None:
         response.stream = self._stream(response.stream, body)

@@ -77,6 +77,7 @@ class Exchange(Protocol[R, S]):
 
     request: R  # As the user's functions get it.
     url: str
+    decodes: bool  # Whether the client decodes a body before `watch` sees it.
 
     def body(self) -> bytes | str | None:
         """Returns the body of the request. None if there is none, or if it cannot be read here."""
@@ -100,6 +101,11 @@ class Exchange(Protocol[R, S]):
 
     def was_never_sent(self, error: BaseException) -> bool:
         """Returns whether it is certain that no part of the request reached the server."""
+        ...
+
+    def content(self, response: S) -> bytes | None:
+        """Returns the decoded body of a response that has been read already, as by a mock. None if it is still to be
+        read."""
         ...
 
     def watch(self, response: S, body: Body) -> None:
@@ -198,13 +204,17 @@ class Sender(Generic[R]):
             await body.arrived()
             wait = await self._heed(demands, response)
             status, headers = status_and_headers(response)
+            content = exchange.content(response)
             if status in FREE:
                 await body.settle(0)
             elif body.is_metered:
-                body.reading = Reading(
-                    self._usage, response, headers.get("content-type", ""), headers.get("content-encoding", "")
-                )
-            exchange.watch(response, body)
+                encoding = headers.get("content-encoding", "") if content is None and not exchange.decodes else ""
+                body.reading = Reading(self._usage, response, headers.get("content-type", ""), encoding)
+            if content is None:
+                exchange.watch(response, body)
+            else:
+                body.feed(content)
+                await body.finish(True)
         except BaseException:
             await body.finish(False)
             await exchange.close(response)

@@ -1,21 +1,22 @@
 """A limiter in front of httpx2. All clients have the same options, which docs/clients.md describes.
 
     import httpx2
-    from workglow_limit.httpx2 import LimitedTransport
+    from workglow_limit.httpx2 import limited
 
-    client = httpx2.Client(transport=LimitedTransport({"api.example.com": limiter}, timeout=30))
+    client = limited(httpx2.Client(), {"api.example.com": limiter}, timeout=30)
 
 The SDKs of OpenAI and Anthropic use httpx2; workglow_limit.httpx does the same for httpx.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 import httpx2
 
 from ._derived import check_options
-from ._httpx import AsyncExchange, AsyncStream, Exchange, Stream, wrapped
+from ._httpx import AsyncExchange, AsyncStream, Exchange, Stream, surround, wrapped
 from ._sending import IN_LOOP, IN_THREAD, RetryingOptions, Sender, run
 
 if TYPE_CHECKING:
@@ -23,7 +24,20 @@ if TYPE_CHECKING:
 
     from ._sending import Limiters
 
-__all__ = ["AsyncLimitedTransport", "LimitedTransport"]
+__all__ = ["AsyncLimitedTransport", "LimitedTransport", "limited"]
+
+_Client = TypeVar("_Client", bound=httpx2.Client | httpx2.AsyncClient)
+
+
+def limited(client: _Client, limiter: Limiters | None, **options: Unpack[RetryingOptions]) -> _Client:
+    """Changes a client so that its requests wait for their limiters, and returns it.
+
+    Its own transports send them, so its proxies (also those of the environment), its mounts and its TLS options stay.
+    """
+    check_options("limited", options, RetryingOptions.__annotations__)
+    kinds = LimitedTransport, AsyncLimitedTransport
+    surround(client, httpx2, *(partial(kind, limiter, **options) for kind in kinds))
+    return client
 
 
 class _Stream(Stream, httpx2.SyncByteStream):

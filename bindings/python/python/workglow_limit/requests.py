@@ -18,7 +18,7 @@ from requests.exceptions import ConnectTimeout, InvalidHeader, InvalidURL, Proxy
 
 from ._derived import check_options
 from ._sending import IN_THREAD, Body, RetryingOptions, Sender, run
-from .urllib3 import was_never_sent, watch
+from .urllib3 import content, was_never_sent, watch
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -60,6 +60,8 @@ class LimitedAdapter(HTTPAdapter):
 class _Exchange:
     """One request of the adapter."""
 
+    decodes = True
+
     def __init__(self, request: requests.PreparedRequest, send: partial[requests.Response]) -> None:
         self.request, self.url, self._send = request, request.url or "", send
 
@@ -83,6 +85,10 @@ class _Exchange:
         if isinstance(error, (ConnectTimeout, InvalidHeader, InvalidURL, ProxyError)):
             return True
         return any(was_never_sent(reason) for reason in error.args)
+
+    def content(self, response: requests.Response) -> bytes | None:
+        inside: Any = response  # There is no public name for whether `content` has been read.
+        return inside._content or b"" if inside._content_consumed else content(response.raw)
 
     def watch(self, response: requests.Response, body: Body) -> None:
         watch(response.raw, body)

@@ -98,7 +98,7 @@ class _Limited(urllib3.HTTPConnectionPool):
         headers = self.headers if headers is None else headers
         where = f"{self.scheme}://{self.host}:{self.port}{url}" if url.startswith("/") else url
         send = partial(super().urlopen, method, url, body, headers, False, False, **rest)
-        exchange = _Exchange(Request(method, where, headers, body), send, rest.get("preload_content", True))
+        exchange = _Exchange(Request(method, where, headers, body), send)
         position = rest.get("body_pos")
         while True:
             position = set_file_position(body, position)
@@ -125,9 +125,10 @@ class _Limited(urllib3.HTTPConnectionPool):
 class _Exchange:
     """One attempt of a pool."""
 
-    def __init__(self, request: Request, send: partial[urllib3.BaseHTTPResponse], is_preloaded: bool) -> None:
-        self.request, self.url = request, request.url
-        self._send, self._is_preloaded = send, is_preloaded
+    decodes = True
+
+    def __init__(self, request: Request, send: partial[urllib3.BaseHTTPResponse]) -> None:
+        self.request, self.url, self._send = request, request.url, send
 
     def body(self) -> bytes | str | None:
         body = self.request.body
@@ -148,12 +149,11 @@ class _Exchange:
     def was_never_sent(self, error: BaseException) -> bool:
         return was_never_sent(error)
 
+    def content(self, response: urllib3.BaseHTTPResponse) -> bytes | None:
+        return content(response)
+
     def watch(self, response: urllib3.BaseHTTPResponse, body: Body) -> None:
-        if self._is_preloaded:
-            body.feed(response.data or b"")
-            run(body.finish(True))
-        else:
-            watch(response, body)
+        watch(response, body)
 
     async def close(self, response: urllib3.BaseHTTPResponse) -> None:
         response.close()
@@ -166,6 +166,12 @@ def was_never_sent(error: object) -> bool:
     if isinstance(error, SSLError):
         return any(isinstance(reason, ssl.SSLCertVerificationError) for reason in error.args)
     return isinstance(error, (ConnectTimeoutError, EmptyPoolError, ProxyError))
+
+
+def content(response: urllib3.BaseHTTPResponse | None) -> bytes | None:
+    """Returns the body of a response that has been read already."""
+    read = getattr(response, "_body", None)  # What `data` returns, which would read the rest.
+    return read.encode() if isinstance(read, str) else read if isinstance(read, bytes) else None
 
 
 def watch(response: urllib3.BaseHTTPResponse, body: Body) -> None:

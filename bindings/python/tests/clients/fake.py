@@ -69,7 +69,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self):
         parts = urlsplit(self.path)
-        query = {name: values[0] for name, values in parse_qs(parts.query).items()}
+        query = {name: values[0] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
         body = self.read_body()
         now, before = self.server.arrived(parts.path, self.headers, body)
         if parts.path.startswith("/v1/"):

@@ -17,9 +17,10 @@ import pytest
 import requests
 import trio
 import urllib3
+import workglow_limit.httpx
 import workglow_limit.httpx2
 import workglow_limit.urllib3
-from clients import CLIENTS, AsyncHttpx, Httpx, Httpx2, Requests, Urllib3
+from clients import CLIENTS, AsyncHttpx, AsyncHttpx2, Httpx, Httpx2, Requests, Urllib3
 from conftest import until
 from fake import serving
 from workglow_limit import (
@@ -159,6 +160,37 @@ def test_a_redirection_does_not_wait_for_its_own_request(client, server):
 
     assert client(one, scenario) == (200, b"fine")
     assert one.peek().remaining == 1
+
+
+@pytest.mark.parametrize("kind", [Httpx, AsyncHttpx, Httpx2, AsyncHttpx2])
+@pytest.mark.parametrize("way", ["proxy", "environment", "mount", "no proxy"])
+def test_a_client_limited_in_place_keeps_its_ways(kind, way, server, rate, monkeypatch):
+    """The server is the proxy, which gets the requests of a host that does not exist."""
+    for name in "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY":
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+    library, is_async, options = kind.library, issubclass(kind, AsyncHttpx), {}
+    url = "http://example.invalid/x"
+    if way == "proxy":
+        options["proxy"] = server.url
+    elif way == "mount":
+        transport = library.AsyncHTTPTransport if is_async else library.HTTPTransport
+        options["mounts"] = {"http://example.invalid": transport(proxy=server.url)}
+    else:
+        monkeypatch.setenv("HTTP_PROXY", server.url if way == "environment" else "http://127.0.0.1:9")
+        if way == "no proxy":
+            monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+            url = f"{server.url}/x"
+
+    async def main():
+        client = (library.AsyncClient if is_async else library.Client)(**options)
+        assert kind.ours.limited(client, rate, timeout=0) is client
+        answer = client.get(url)
+        assert (await answer if is_async else answer).text == "fine"
+        await client.aclose() if is_async else client.close()
+
+    asyncio.run(main())
+    assert used(rate) == 1 == len(server.arrivals)
 
 
 # ---- refusals of the server ----
@@ -594,6 +626,11 @@ ACCEPTED = [
     (AsyncLimitedTransport, "AsyncLimitedTransport", f"transport, {OPTIONS}, retries"),
     (workglow_limit.httpx2.LimitedTransport, "LimitedTransport", f"transport, {OPTIONS}, retries"),
     (workglow_limit.httpx2.AsyncLimitedTransport, "AsyncLimitedTransport", f"transport, {OPTIONS}, retries"),
+    (
+        lambda *args, **options: workglow_limit.httpx.limited(httpx.Client(), *args, **options),
+        "limited",
+        f"{OPTIONS}, retries",
+    ),
     (LimitedMiddleware, "LimitedMiddleware", f"{OPTIONS}, retries"),
     (LimitedAdapter, "LimitedAdapter", f"pool_connections, pool_maxsize, pool_block, {OPTIONS}, retries"),
     (
@@ -615,6 +652,9 @@ def test_bad_input_of_single_clients(rate):
     for transport in LimitedTransport, AsyncLimitedTransport:
         with pytest.raises(TypeError, match="^transport is 5: expected a httpx.*BaseTransport, not int$"):
             transport(rate, transport=5)
+    for ours, name in (workglow_limit.httpx, "httpx"), (workglow_limit.httpx2, "httpx2"):
+        with pytest.raises(TypeError, match=f"^client is 5: expected a {name}.Client or {name}.AsyncClient, not int$"):
+            ours.limited(5, rate)
     with pytest.raises(TypeError, match="^transport is <.*>: expected a httpx.AsyncBaseTransport, not HTTPTransport$"):
         AsyncLimitedTransport(rate, transport=httpx.HTTPTransport())
     with pytest.raises(TypeError, match="^max_retries would bypass the limiters: use retries instead$"):

@@ -6,10 +6,13 @@ import json
 import zlib
 
 import pytest
-from clients import CLIENTS, AsyncHttpx
+import requests
+import urllib3
+from clients import CLIENTS, Aiohttp, AsyncHttpx, Httpx
 from fake import WORDS, Chat, Messages, Responses, serving
 from workglow_limit import AcquireTimeout, ConcurrencyLimiter, ManualClock, Store
 from workglow_limit._tokens import Reading, estimate, readable
+from workglow_limit.urllib3 import limited
 
 JSON, SSE = "application/json", "text/event-stream; charset=utf-8"
 ASKED = {"model": "m", "messages": [{"role": "user", "content": "how far is the moon?"}], "max_tokens": 500}
@@ -46,6 +49,7 @@ def client(request):
 
         return asyncio.run(main())
 
+    use.kind = request.param
     return use
 
 
@@ -246,6 +250,71 @@ def test_unused_tokens_are_returned(client, server, store, tokens, path, stream)
     client(requests, scenario, tokens=tokens)
     assert spent == [COST, 2 * COST, 3 * COST]
     assert requests.peek().remaining == 2
+
+
+USAGE, ZIPPED = b'{"usage": {"total_tokens": 5}}', {"Content-Type": JSON, "Content-Encoding": "gzip"}
+
+
+def read_by_httpx(library):
+    """A transport whose responses have their bodies, as they are in most tests of programs."""
+    return {
+        "transport": library.MockTransport(
+            lambda _: library.Response(200, content=gzip.compress(USAGE), headers=ZIPPED)
+        )
+    }
+
+
+def read_by_requests(monkeypatch):
+    def send(adapter, request, **options):
+        response = requests.Response()
+        response.status_code, response.url, response.headers = (
+            200,
+            request.url,
+            requests.structures.CaseInsensitiveDict(ZIPPED),
+        )
+        response.request, response.raw = request, urllib3.HTTPResponse(b"")
+        response._content, response._content_consumed = USAGE, True
+        return response
+
+    monkeypatch.setattr(requests.adapters.HTTPAdapter, "send", send)
+
+
+def read_by_urllib3(monkeypatch):
+    def urlopen(pool, *arguments, **options):
+        return urllib3.HTTPResponse(USAGE, ZIPPED, 200)
+
+    monkeypatch.setattr(urllib3.HTTPConnectionPool, "urlopen", urlopen)
+
+
+def test_a_body_that_has_been_read_ends_at_once(client, server, store, tokens, monkeypatch):
+    """By a mock, or by code between the limiter and the network."""
+    slots = store.limiter("slots", "2 concurrent")
+    read_by_requests(monkeypatch), read_by_urllib3(monkeypatch)
+    options = read_by_httpx(client.kind.library) if issubclass(client.kind, Httpx) else {}
+
+    async def read(request, handler):
+        response = await handler(request)
+        await response.read()
+        return response
+
+    async def scenario(client):
+        if isinstance(client, Aiohttp):
+            client.session._middlewares += (read,)
+        for count in 1, 2, 3:
+            response, _ = await post(client, f"{server.url}/v1/messages?gzip")
+            assert used(tokens) == count * (COST if isinstance(client, Aiohttp) else 5)
+            assert slots.peek().remaining == 2
+        return response
+
+    client(slots, scenario, tokens=tokens, **options)
+
+
+def test_a_body_that_urllib3_reads_ends_at_once(server, store, tokens):
+    slots = store.limiter("slots", "2 concurrent")
+    manager = limited(urllib3.PoolManager(), slots, tokens=tokens)
+    for count in 1, 2, 3:
+        manager.request("POST", f"{server.url}/v1/messages?gzip", json=ASKED, headers={"Accept-Encoding": "gzip"})
+        assert used(tokens) == count * COST and slots.peek().remaining == 2
 
 
 def test_the_estimate_is_reserved_until_the_body_ends(client, server, store, tokens):
