@@ -247,7 +247,7 @@ impl fmt::Display for Error {
             }
             Error::KindMismatch { name, declared, requested } => write!(
                 f,
-                "limit \"{name}\" is declared as a {declared} limiter and cannot be opened as a {requested} limiter"
+                "limit \"{name}\" is declared as a {declared} limiter and cannot be opened as a {requested} limiter: use another name, or forget this one first"
             ),
             Error::NotAStore { path, found } => {
                 write!(f, "{} is not a workglow-limit store: {found}", path.display())

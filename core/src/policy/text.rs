@@ -212,9 +212,14 @@ impl<'t> Reader<'t> {
 
     /// Maps an error of a number that was read at `began` to its position.
     fn checked<T>(&self, began: usize, made: Result<T>) -> Result<T> {
+        self.checked_each(|_| began, made)
+    }
+
+    /// The same, where each parameter has its own position.
+    fn checked_each<T>(&self, began: impl Fn(&str) -> usize, made: Result<T>) -> Result<T> {
         made.map_err(|error| match error {
             Error::InvalidArgument { parameter, value, expected } => {
-                let at = self.text[..began].chars().count() + 1;
+                let at = self.text[..began(&parameter)].chars().count() + 1;
                 let expected = format!("{parameter} at character {at} to be {expected}, not {value}");
                 Error::invalid("policy", format_args!("\"{}\"", self.text), expected)
             }
@@ -294,15 +299,19 @@ impl<'t> Reader<'t> {
         if !self.is_next("/") && !self.is_next("per") {
             return Err(self.wrong("/, per or concurrent (such as 100/1m, \"5 per second\" or 5 concurrent)"));
         }
+        let timed = self.begin();
         let time = self.time()?;
         let at = self.begin();
+        let mut sized = began;
         let policy = match &*self.peek().to_ascii_lowercase() {
             "burst" => {
                 self.next();
+                sized = self.begin();
                 Policy::token_bucket(count, time, self.count()?)
             }
             "queue" => {
                 self.next();
+                sized = self.begin();
                 Policy::leaky_bucket(count, time, self.count()?)
             }
             "fixed" => {
@@ -324,12 +333,17 @@ impl<'t> Reader<'t> {
             }
             "" | "+" => {
                 // Reports a number out of range here, not where all windows are combined.
-                self.checked(began, Policy::rate(count, time))?;
+                self.checked_each(|of| if of == "max_executions" { began } else { timed }, Policy::rate(count, time))?;
                 return Ok(Read::Window(count, time, None));
             }
             _ => return Err(self.wrong("burst, queue, fixed, counter, spaced, backoff, + or the end")),
         };
-        self.checked(began, policy).map(Read::Policy)
+        let position = |parameter: &str| match parameter {
+            "max_executions" | "rate" => began,
+            "burst" | "queue" => sized,
+            _ => timed,
+        };
+        self.checked_each(position, policy).map(Read::Policy)
     }
 
     fn backoff(&mut self) -> Result<Result<Backoff>> {
@@ -455,11 +469,15 @@ mod tests {
             ("-5/1s", "{POLICY} at character 1, not \"-\""),
             ("1.5/1s", "a whole number at character 1, not \"1.5\""),
             ("0/1s", "max_executions at character 1 to be a whole number from 1 to 1000000000, not 0"),
-            ("9/1s + 5/0s", "window at character 8 to be 1 µs to 366 days, not 0ns"),
+            ("9/1s + 5/0s", "window at character 10 to be 1 µs to 366 days, not 0ns"),
             ("9/1s +", "{POLICY} at character 7, not the end"),
             ("9/1s 5", "burst, queue, fixed, counter, spaced, backoff, + or the end at character 6, not \"5\""),
             ("10/1s burst NaN", "a whole number at character 13, not \"NaN\""),
-            ("10/1s burst 0", "burst at character 1 to be a whole number from 1 to 1000000000, not 0"),
+            ("10/0s spaced", "window at character 4 to be 1 µs to 366 days, not 0ns"),
+            ("0/1s burst 5", "rate at character 1 to be a whole number from 1 to 1000000000, not 0"),
+            ("10/0s burst 5", "period at character 4 to be 1 µs to 366 days, not 0ns"),
+            ("10/1s queue 0", "queue at character 13 to be a whole number from 1 to 1000000000, not 0"),
+            ("10/1s burst 0", "burst at character 13 to be a whole number from 1 to 1000000000, not 0"),
             ("5/99999999999999999999s", "a whole number at character 3, not \"99999999999999999999\""),
             ("é/1s", "{POLICY} at character 1, not \"é\""),
             ("1/1s backoff 2s", "x and a multiplier at character 16, not the end"),

@@ -151,7 +151,7 @@ fn a_declaration_that_is_refused_is_reported_where_it_is_asked_for() {
         let _other = store.limiter("c", "1/1h").unwrap();
         assert_eq!(store.names().unwrap(), ["b/rate", "c"]);
         assert_eq!(shown(&store), ["b/rate/concurrency", "b/rate/rate", "c"]);
-        let reason = "limit \"b/rate\" is declared as a composite limiter and cannot be opened as a rate limiter";
+        let reason = "limit \"b/rate\" is declared as a composite limiter and cannot be opened as a rate limiter: use another name, or forget this one first";
         for answer in [store.lift("b"), store.find("b").map(drop), refused.open()] {
             assert_eq!(answer.unwrap_err().to_string(), reason);
         }

@@ -236,7 +236,10 @@ fn another_kind_requires_forgetting_the_name_first() {
             assert_eq!(name_of(there.limiter("api", other).unwrap().open()), "kind_mismatch", "{other}");
         }
         let error = text(there.limiter("api", "2 concurrent + delay 1s").unwrap().open());
-        assert_eq!(error, "limit \"api\" is declared as a rate limiter and cannot be opened as a composite limiter");
+        assert_eq!(
+            error,
+            "limit \"api\" is declared as a rate limiter and cannot be opened as a composite limiter: use another name, or forget this one first"
+        );
         there.forget("api").unwrap();
         assert_eq!(name_of(there.forget("api")), "unknown_limit");
         assert_eq!(name_of(there.find("api")), "unknown_limit");
@@ -248,7 +251,7 @@ fn another_kind_requires_forgetting_the_name_first() {
         assert_eq!(drain(&*slow), (1, "api".into()));
         for _ in 0..2 {
             for error in [rate.decide("", 1).err(), rate.peek("new", 1).err(), rate.pause("", HOUR).err()] {
-                let expected = "limit \"api\" is declared as a delay limiter and cannot be opened as a rate limiter";
+                let expected = "limit \"api\" is declared as a delay limiter and cannot be opened as a rate limiter: use another name, or forget this one first";
                 assert_eq!(error.unwrap().to_string(), expected);
             }
         }
@@ -296,11 +299,14 @@ fn names_with_slashes_are_ordinary_names() {
         assert_eq!(drain(&*both), (1, "api/rate".into()));
         store().limiter("b/rate", "1/1h + 1 concurrent").unwrap().open().unwrap();
         let error = text(store().limiter("b", "1/1h + 1 concurrent").unwrap().open());
-        assert_eq!(error, "limit \"b/rate\" is declared as a composite limiter and cannot be opened as a rate limiter");
+        assert_eq!(
+            error,
+            "limit \"b/rate\" is declared as a composite limiter and cannot be opened as a rate limiter: use another name, or forget this one first"
+        );
         let error = text(store().limiter("api/rate", "4/1h + 1 concurrent").unwrap().open());
         assert_eq!(
             error,
-            "limit \"api/rate\" is declared as a rate limiter and cannot be opened as a composite limiter"
+            "limit \"api/rate\" is declared as a rate limiter and cannot be opened as a composite limiter: use another name, or forget this one first"
         );
         assert_eq!(store().names().unwrap(), ["api", "b/rate"]);
     });
