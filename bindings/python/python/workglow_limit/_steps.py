@@ -9,7 +9,7 @@ from inspect import isawaitable
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from ._loops import in_thread
-from ._native import Limiter, Permit
+from ._native import Limiter, Permit, Store
 
 T = TypeVar("T")
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 class Call(NamedTuple):
     """A call that may wait and has an asynchronous version."""
 
-    target: Limiter | Permit
+    target: Limiter | Permit | Store
     method: str
     arguments: tuple[Any, ...] = ()
 

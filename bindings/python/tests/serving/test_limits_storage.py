@@ -1,5 +1,6 @@
 """The storage for `limits`: exact under each of its strategies, and under Flask-Limiter and slowapi."""
 
+import asyncio
 import sys
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from conftest import run
 from flask_limiter import Limiter
 from flask_limiter.util import get_remote_address
-from limits import parse
+from limits import aio, parse
 from limits.errors import ConfigurationError, StorageError
 from limits.storage import storage_from_string
 from limits.strategies import STRATEGIES
@@ -40,6 +41,47 @@ def test_strategies_agree(strategy):
     assert limiter.get_window_stats(item, "a").remaining == 3
     assert limiter.storage.reset() == 1 and limiter.get_window_stats(item, "b").remaining == 3
     assert limiter.storage.check()
+
+
+@pytest.mark.parametrize("strategy", aio.strategies.STRATEGIES.values(), ids=aio.strategies.STRATEGIES)
+def test_strategies_agree_in_an_event_loop(strategy):
+    async def main():
+        clock = ManualClock()
+        limiter, item = strategy(storage_from_string("async+workglow+memory:", clock=clock)), parse("3/10second")
+        assert [await limiter.hit(item, "a") for _ in range(4)] == [True] * 3 + [False]
+        assert not await limiter.test(item, "a") and await limiter.test(item, "b")
+        assert (await limiter.get_window_stats(item, "a")).remaining == 0
+        clock.advance(10)
+        assert await limiter.hit(item, "a", cost=3) and not await limiter.hit(item, "a", cost=1)
+        await limiter.clear(item, "a")
+        assert (await limiter.get_window_stats(item, "a")).remaining == 3
+        assert await limiter.hit(item, "b") and await limiter.storage.reset() == 1
+        assert (await limiter.get_window_stats(item, "b")).remaining == 3
+        assert await limiter.storage.check()
+
+    asyncio.run(main())
+
+
+def test_both_storages_share_a_store(tmp_path):
+    async def hit():
+        limiter = aio.strategies.MovingWindowRateLimiter(storage_from_string(f"async+workglow+sqlite:{tmp_path}/a.db"))
+        return await limiter.hit(item, "a")
+
+    item, strategy = parse("2/hour"), STRATEGIES["moving-window"]
+    here = strategy(storage_from_string(f"workglow+sqlite:{tmp_path}/a.db"))
+    assert asyncio.run(hit()) and here.hit(item, "a") and not asyncio.run(hit()) and not here.hit(item, "a")
+
+
+def test_errors_in_an_event_loop(tmp_path):
+    async def main():
+        storage = storage_from_string(f"async+workglow+sqlite:{tmp_path}/none/a.db", wrap_exceptions=True)
+        assert not await storage.check()
+        with pytest.raises(StorageError):
+            await storage.get("a/1/1/second")
+
+    asyncio.run(main())
+    with pytest.raises(ConfigurationError, match="name is 5: expected a str"):
+        storage_from_string("async+workglow+memory:", name=5)
 
 
 @strategies
