@@ -14,7 +14,8 @@ use crate::permit_stacks::PermitStacks;
 use crate::stats::Stats;
 use crate::store::Store;
 use crate::threads::{self, OwnerId};
-use crate::waiting::{CallSite, wait, wait_here, wait_or_undo};
+use crate::waiting::{CallSite, is_in_coroutine, wait, wait_here, wait_or_undo};
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -365,7 +366,8 @@ impl Limiter {
     /// grace seconds late still starts with its place (None: a fortieth of the window, at most 50 ms). The place blocks that start
     /// for all other callers until then, so pass no more than needed. A place from reserve has its own grace.
     ///
-    /// Raises AcquireTimeout if the start cannot be admitted before the timeout: at once, if that is already certain.
+    /// Raises AcquireTimeout if the start cannot be admitted before the timeout: at once, if that is already certain. Raises
+    /// RuntimeError instead of waiting in a coroutine of a running event loop, which it would stop: use acquire_async there.
     #[pyo3(signature = (key=None, weight=1, timeout=None, *, priority=0, place=None, grace=None))]
     #[allow(clippy::too_many_arguments)] // All but three are keywords.
     fn acquire(
@@ -416,7 +418,13 @@ impl Limiter {
             Step::Expired(after) => return Err(expired(py, core.name(), key, after)),
             Step::Sleep(_) => {}
         }
-        let permit = self.wait_in_line(py, key, &mut seat);
+        let permit = match here {
+            // The task that will end a permit may be of the same loop, so the wait need not end.
+            CallSite::Loop if is_in_coroutine(py)? => Err(PyRuntimeError::new_err(
+                "acquire would stop the event loop while it waits: use acquire_async, or async with the limiter",
+            )),
+            _ => self.wait_in_line(py, key, &mut seat),
+        };
         if permit.is_err() {
             wait_here(py, || seat.leave(core));
         }

@@ -136,6 +136,13 @@ impl Store {
         deliver_with(py, self.wait(py, |core| core.open())?, raised)
     }
 
+    /// As open, for event loops: the loop runs meanwhile. A program's synchronous calls wait only briefly in a loop, so await this
+    /// before the first of them.
+    fn open_async<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let core = self.core.clone();
+        async_call::rare(py, OwnerId::of(self), move || core.open(), || ())
+    }
+
     /// Returns the names that are declared in this store, in order, including those of limiters made with this object and not
     /// used yet.
     fn names(&self, py: Python<'_>) -> PyResult<Vec<String>> {

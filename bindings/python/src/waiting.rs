@@ -86,6 +86,15 @@ fn modules(py: Python<'_>) -> PyResult<&Bound<'_, PyDict>> {
     MODULES.import(py, "sys", "modules")
 }
 
+/// Returns whether the Python function that makes this call is a coroutine function.
+pub fn is_in_coroutine(py: Python<'_>) -> PyResult<bool> {
+    const COROUTINE: u32 = 0x80;
+    const ASYNC_GENERATOR: u32 = 0x200;
+    let frame = py.import(intern!(py, "sys"))?.call_method0(intern!(py, "_getframe"))?;
+    let flags: u32 = frame.getattr(intern!(py, "f_code"))?.getattr(intern!(py, "co_flags"))?.extract()?;
+    Ok(flags & (COROUTINE | ASYNC_GENERATOR) != 0)
+}
+
 /// Runs a call that may have to wait, without the GIL. In an event loop the call waits only briefly. In a greenlet it runs in another
 /// thread, so that other greenlets continue.
 pub fn wait<R: Send + 'static>(py: Python<'_>, of: OwnerId, call: impl FnOnce() -> R + Send + 'static) -> PyResult<R> {

@@ -11,6 +11,7 @@ from workglow_limit import (
     AcquireTimeout,
     ConcurrencyLimiter,
     InvalidArgument,
+    LimitError,
     ManualClock,
     NullLimiter,
     Permit,
@@ -334,6 +335,45 @@ def test_a_late_waiter_keeps_its_place_within_its_grace(url, grace):
             assert (await waiter).ready_at is not None
 
     asyncio.run(asyncio.wait_for(main(), 100))
+
+
+def test_a_store_opens_while_the_loop_runs(tmp_path):
+    store = Store(f"sqlite:{tmp_path}/limits.db")
+
+    async def main():
+        assert await store.open_async() is None
+        assert store.names() == []
+        with pytest.raises(LimitError):
+            await Store(f"sqlite:{tmp_path}/none/limits.db").open_async()
+
+    asyncio.run(main())
+    assert (tmp_path / "limits.db").exists()
+
+
+def test_acquire_refuses_to_stop_its_loop():
+    """The task that would end the permit may be of this loop."""
+    limiter = ConcurrencyLimiter(1)
+    says = "^acquire would stop the event loop while it waits: use acquire_async, or async with the limiter$"
+
+    def in_a_function(timeout):
+        return limiter.acquire(timeout=timeout)
+
+    async def main():
+        async with limiter.acquire():  # It need not wait.
+            with pytest.raises(RuntimeError, match=says):
+                async with limiter.acquire():
+                    pass
+            with pytest.raises(RuntimeError, match=says), limiter:
+                pass
+            with pytest.raises(AcquireTimeout):
+                limiter.acquire(timeout=0)
+            with pytest.raises(AcquireTimeout):
+                in_a_function(0.001)  # Blocking code that a loop runs may block it.
+        assert limiter.peek().remaining == 1
+        async with limiter.acquire_async():
+            pass
+
+    asyncio.run(main())
 
 
 def test_an_unusable_store_raises(tmp_path):

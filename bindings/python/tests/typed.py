@@ -212,6 +212,7 @@ async def of_decorated() -> None:
     await rate.clear_async("k")
     await store.override_async("x", "100/1m", key="tenant")
     await store.lift_async("x", key="tenant")
+    await store.open_async()
 
 
 def stores() -> None:
@@ -482,6 +483,7 @@ def serving(limiter: Limiter, app: Any) -> None:
     assert_type(for_django.limit(one)(views)(1), str)
     for_django.LimitMiddleware(views)
     for_limits.WorkglowStorage("workglow+memory:", name="limits", timeout=1)
+    for_limits.AsyncWorkglowStorage("async+workglow+memory:", name="limits", timeout=1)
 
     for_asgi.Limit()  # type: ignore[call-arg]
     for_asgi.Limit(limiter, "address")  # type: ignore[call-arg]

@@ -118,6 +118,10 @@ class Store:
     def open(self) -> None:
         """Opens the store now instead of at the first use. Creates its files if there are none."""
 
+    def open_async(self) -> Coroutine[None, None, None]:
+        """As open, for event loops: the loop runs meanwhile. A program's synchronous calls wait only briefly in a loop, so
+        await this before the first of them."""
+
     def names(self) -> list[str]:
         """Returns the names that are declared in this store, in order, including those of limiters made with this object and not
         used yet."""
@@ -771,6 +775,8 @@ class Limiter:
         has its own grace.
 
         Raises AcquireTimeout if the start cannot be admitted before the timeout: at once, if that is already certain.
+        Raises RuntimeError instead of waiting in a coroutine of a running event loop, which it would stop: use
+        acquire_async there.
         """
 
     def try_acquire_async(self, key: str | None = None, weight: int = 1) -> Coroutine[None, None, Permit | None]:

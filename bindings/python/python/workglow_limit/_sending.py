@@ -353,13 +353,18 @@ class Body:
             await (self._waiting.cancel(permit) if was_never_sent else self._waiting.complete(permit))
 
 
+def acquire_here(limiter: Limiter, key: str | None, weight: int, timeout: float | None, priority: int) -> Permit:
+    """Acquires, outside a coroutine: there acquire refuses to block a loop, as a program has chosen with its client."""
+    return limiter.acquire(key, weight, timeout, priority=priority)
+
+
 class _InThread:
     """Blocks the thread, without the GIL."""
 
     async def acquire(
         self, limiter: Limiter, key: str | None, weight: int, timeout: float | None, priority: int
     ) -> Permit:
-        return limiter.acquire(key, weight, timeout, priority=priority)
+        return acquire_here(limiter, key, weight, timeout, priority)
 
     async def try_acquire(self, limiter: Limiter, key: str | None, weight: int) -> Permit | None:
         return limiter.try_acquire(key, weight)

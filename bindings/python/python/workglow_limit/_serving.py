@@ -181,10 +181,15 @@ class Gate:
             self._check_function("on_limited", on_limited)
         self.on_limited, self.adds_headers = on_limited, check_bool("headers", headers)
 
-    def open(self) -> None:
-        """Opens the limits' stores in other threads, so that the first requests need not wait for them."""
-        for limiter in {limiter: None for limit in self.limits for limiter in limit.names}:
+    def open(self) -> Steps[None]:
+        """Opens the limits' stores, all at once, so that no request and no synchronous call of the program finds one that is
+        being opened. It ends when all are open, or one could not be opened within its timeout."""
+        limiters = {limiter: None for limit in self.limits for limiter in limit.names}
+        for limiter in limiters:
             call_in_thread(limiter, partial(_open, limiter))
+        with suppress(LimitError):
+            for limiter in limiters:
+                yield Call(limiter, "peek")
 
     def checked(self, limits: Iterable[Limit]) -> tuple[Limit, ...]:
         """Checks limits that are used together, and returns them."""

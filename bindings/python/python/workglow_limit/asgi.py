@@ -3,7 +3,8 @@
     from workglow_limit.asgi import Limit, LimitMiddleware
 
     app = LimitMiddleware(app, limits=[Limit(limiter, key="address")])
-    app.add_middleware(LimitMiddleware, limits=[Limit(limiter, key="address")])  # Starlette, FastAPI, Litestar, …
+    app.add_middleware(LimitMiddleware, limits=[Limit(limiter, key="address")])  # Starlette and others
+    Litestar(middleware=[DefineMiddleware(LimitMiddleware, limits=[Limit(limiter, key="address")])])
 
 The program's functions (keys, weights, plans, …) get the connection's scope. For Starlette and FastAPI,
 workglow_limit.fastapi has the same middleware with functions that get a Request, and limits for single routes.
@@ -41,7 +42,8 @@ LAST = "http.response.body", "http.response.pathsend"
 
 
 class LimitMiddleware:
-    """Limits the requests of an app. Other scopes pass unchanged. A lifespan opens the stores of `limits` at its start.
+    """Limits the requests of an app. Other scopes pass unchanged. A lifespan begins when the stores of `limits` are open, or
+    have not answered within their timeouts.
 
     limits: the limits of all requests. A request takes all of them or none; routes may add more.
     websockets: whether a WebSocket counts as a request. Then its handshake can be refused, and its permits end with it.
@@ -70,7 +72,7 @@ class LimitMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in self._types:
             if scope["type"] == "lifespan":
-                self._gate.open()
+                await run_async(self._gate.open())
             elif scope["type"] == "websocket":  # The limits of its route do not apply either.
                 scope = {**scope, KEY: Admission(self._gate, None)}
             return await self._app(scope, receive, send)

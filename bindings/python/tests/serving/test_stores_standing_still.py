@@ -1,9 +1,10 @@
 """A store that does not answer blocks only the requests that need it."""
 
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 
 import httpx
 import pytest
@@ -88,15 +89,32 @@ def test_other_routes_are_not_blocked(kind, served, request, tmp_path):
 
 
 def test_a_store_opens_when_its_app_begins(served, tmp_path):
-    """The app starts without waiting for it."""
-    free, stuck = Store(f"sqlite:{tmp_path}/free.db"), Store(f"sqlite:{tmp_path}/stuck.db", timeout=100)
+    """The app starts without one that does not answer within its timeout."""
+    free, stuck = Store(f"sqlite:{tmp_path}/free.db"), Store(f"sqlite:{tmp_path}/stuck.db", timeout=0.1)
     RateLimiter(stuck, "other", max_executions=1, window_size_in_seconds=3600).peek()
-    limits = [Limit(store.limiter(name, "5/1m")) for name, store in (("free", free), ("stuck", stuck))]
+    limits = [Limit(store.limiter(name, "5/1m")) for name, store in (("stuck", stuck), ("free", free))]
     app = Starlette(routes=[Route("/up", lambda request: PlainTextResponse("up"))])
     app.add_middleware(LimitMiddleware, limits=limits, exempt=["/up"])
     with locked(tmp_path / "stuck.db"), served(app, **({"lifespan": "on"} if served is asgi else {})) as base:
         assert httpx.get(f"{base}/up", timeout=60).status_code == 200
         wait_until((tmp_path / "free.db").exists)
+
+
+def test_an_app_finds_its_store_open(served, tmp_path):
+    """A synchronous call on its loop, also in its own lifespan, would wait for a store that is being opened."""
+    store = Store(f"sqlite:{tmp_path}/limits.db")
+    found = []
+
+    @asynccontextmanager
+    async def lifespan(app):
+        found.append(os.path.exists(tmp_path / "limits.db") and store.names())
+        yield
+
+    app = Starlette(routes=[Route("/up", lambda request: PlainTextResponse("up"))], lifespan=lifespan)
+    app.add_middleware(LimitMiddleware, limits=[Limit(store.limiter("jobs", "5/1m"))], exempt=["/up"])
+    with served(app, **({"lifespan": "on"} if served is asgi else {})) as base:
+        assert httpx.get(f"{base}/up", timeout=60).status_code == 200
+    assert found == [["jobs"]]
 
 
 def test_a_request_that_gives_up_holds_nothing(served, server_of_its_own):
