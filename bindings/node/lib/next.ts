@@ -64,9 +64,10 @@ export function limitRequests(options: LimitRequestsOptions = {}): LimitRequests
       try {
         return whenOver(withHeaders(await handler(request, ...rest), headers), entry);
       } catch (error) {
-        // Next's redirect() throws; its response is a success.
+        // Next's redirect() and notFound() throw, with their status: "NEXT_REDIRECT;replace;/url;307;", "NEXT_HTTP_ERROR_FALLBACK;404".
         const { digest } = (error ?? {}) as { digest?: unknown };
-        await entry.end(String(digest).startsWith("NEXT_REDIRECT") ? "successful" : "failed");
+        const [, kind, status] = /^(NEXT_\w+)(?:.*;(\d{3});?$)?/s.exec(String(digest)) ?? [];
+        await entry.end(Number(status ?? (kind === "NEXT_REDIRECT" ? 307 : 500)));
         throw error;
       }
     };

@@ -26,10 +26,13 @@ export interface RequestLimit<R> {
   weight?: number | ((request: R) => number | PromiseLike<number>) | undefined;
   /** Returns the name of a request's plan. */
   plan?: ((request: R) => string | PromiseLike<string>) | undefined;
-  /** Whether requests with a status of 400 or more do not count. A request whose client disconnected counts. Default: false. */
-  skipFailed?: boolean | undefined;
-  /** Whether requests with a lower status do not count. A request whose client disconnected counts. Default: false. */
-  skipSuccessful?: boolean | undefined;
+  /**
+   * Whether requests with a status of 400 or more do not count; or a function of such a status, if only some do not. A request whose
+   * client disconnected counts, and so does one whose function throws or returns something else. Default: false.
+   */
+  skipFailed?: boolean | ((status: number) => boolean) | undefined;
+  /** The same for requests with a lower status. Default: false. */
+  skipSuccessful?: boolean | ((status: number) => boolean) | undefined;
   /** Whether the limit decides and counts but never refuses, and does not appear in headers. Default: false. */
   shadow?: boolean | undefined;
   /** The name of the policy in headers and bodies, in printable ASCII. Default: the limiter's name. */
@@ -89,8 +92,8 @@ export class Body {
   ) {}
 }
 
-/** How a response ended: with a status below 400, with a higher one, or because the client disconnected. */
-export type Outcome = "successful" | "failed" | "left";
+/** How a response ended: with a status, or because the client disconnected. */
+export type Outcome = number | "left";
 
 /** The start of a request under one limit, and the decision about it. */
 interface RequestStart extends PolicyDecision {
@@ -127,8 +130,11 @@ class CheckedLimit<R> {
       if (!isKnown) throw invalid("key", key, '"address", "user", "header:NAME", or a function of the request');
     } else maybeFunction("key", key);
     if (typeof weight !== "function") weightIn(weight);
-    for (const option of ["skipFailed", "skipSuccessful", "shadow"] as const) maybeBoolean(option, options[option]);
-    if (options.skipFailed && options.skipSuccessful) {
+    for (const option of ["skipFailed", "skipSuccessful"] as const) {
+      if (typeof options[option] !== "function") maybeBoolean(option, options[option], "true, false, or a function of the status");
+    }
+    maybeBoolean("shadow", options.shadow);
+    if (options.skipFailed === true && options.skipSuccessful === true) {
       throw invalid("skipSuccessful", true, "not both this and skipFailed: nothing would be counted");
     }
     for (const one of name === undefined ? [...limiters.values()].map((limiter) => limiter.name) : [name]) {
@@ -212,14 +218,33 @@ function maybeFunction(parameter: string, value: unknown): void {
   if (value !== undefined && typeof value !== "function") throw invalid(parameter, value, "a function of the request");
 }
 
-function maybeBoolean(parameter: string, value: unknown): void {
-  if (value !== undefined && typeof value !== "boolean") throw invalid(parameter, value, "true or false");
+function maybeBoolean(parameter: string, value: unknown, expected = "true or false"): void {
+  if (value !== undefined && typeof value !== "boolean") throw invalid(parameter, value, expected);
+}
+
+/** Returns whether a request with this status does not count. Its response is on its way, so errors are only warnings. */
+function isSkipped(limit: RequestLimit<any>, status: number): boolean {
+  const option = status < 400 ? "skipSuccessful" : "skipFailed";
+  const skip = limit[option];
+  if (typeof skip !== "function") return skip ?? false;
+  try {
+    const answer: unknown = skip(status);
+    if (typeof answer === "boolean") return answer;
+    // If it is a promise, nobody else handles its rejection, which would end the process.
+    Promise.resolve(answer).catch(() => {});
+    throw invalid(option, answer, "true or false from its function");
+  } catch (error) {
+    warn(`${option} failed, so a request with the status ${status} counts`, error);
+    return false;
+  }
 }
 
 /** The permits of one request, until its response has ended. */
 export class Entry {
   /** The admitted starts, in the order of the headers. */
   readonly taken: RequestStart[] = [];
+  /** The limits that have admitted the request: a middleware that is used twice counts it once. */
+  readonly passed = new Set<CheckedLimit<any>>();
   #isOver = false;
 
   /** Whether the response has ended or the client has disconnected. */
@@ -230,7 +255,7 @@ export class Entry {
   /** Ends all permits: the response has ended, or the client has disconnected. No more are taken from now on. */
   async end(outcome: Outcome): Promise<void> {
     this.#isOver = true;
-    await this.#end((limit) => (outcome === "failed" && limit.skipFailed) || (outcome === "successful" && limit.skipSuccessful));
+    await this.#end((limit) => outcome !== "left" && isSkipped(limit, outcome));
   }
 
   /** Cancels all permits. */
@@ -238,7 +263,7 @@ export class Entry {
     await this.#end(() => true);
   }
 
-  async #end(isUndone: (limit: RequestLimit<any>) => boolean | undefined): Promise<void> {
+  async #end(isUndone: (limit: RequestLimit<any>) => boolean): Promise<void> {
     if (this.taken.length === 0) return;
     const taken = this.taken.splice(0);
     await Promise.all(
@@ -257,10 +282,7 @@ export class Entry {
 
 /** Ends a request's permits when its node:http response has sent its last byte, or the client has disconnected. */
 export function endWith(response: ServerResponse, entry: Entry): void {
-  response.once("close", () => {
-    const outcome = response.statusCode < 400 ? "successful" : "failed";
-    void entry.end(response.writableEnded ? outcome : "left");
-  });
+  response.once("close", () => void entry.end(response.writableEnded ? response.statusCode : "left"));
 }
 
 /** The limits of an app, and how its requests are read. */
@@ -306,7 +328,8 @@ export class Gate<R, Answer> {
    * Takes permits of these limits, in addition to those that the request has: all, or none; then it returns why. It also takes none
    * after an error, or if the response has ended.
    */
-  async enter(request: R, limits: readonly CheckedLimit<R>[], entry: Entry, answer: Answer): Promise<Limited | null> {
+  async enter(request: R, wanted: readonly CheckedLimit<R>[], entry: Entry, answer: Answer): Promise<Limited | null> {
+    const limits = wanted.filter((limit) => !entry.passed.has(limit));
     try {
       const starts: RequestStart[] = [];
       for (const limit of limits) {
@@ -324,6 +347,7 @@ export class Gate<R, Answer> {
       await entry.undo();
       throw error;
     }
+    for (const limit of limits) entry.passed.add(limit);
     if (entry.isOver) await entry.undo();
     return null;
   }

@@ -31,7 +31,7 @@ export function endWithSignal({ signal }: Request, entry: Entry): void {
 
 /** Returns a response that ends its request's permits when its last byte is read. */
 export function whenOver(response: Response, entry: Entry): Response {
-  const over = () => void entry.end(response.status < 400 ? "successful" : "failed");
+  const over = () => void entry.end(response.status);
   const left = () => void entry.end("left");
   if (response.body === null) {
     over();

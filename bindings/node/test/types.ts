@@ -1,6 +1,6 @@
 // Code that must compile, and code that must not. Checked by `tsc --noEmit`, never run.
 
-import type { IncomingMessage } from "node:http";
+import { type IncomingMessage, Server } from "node:http";
 import axios from "axios";
 import { Agent, interceptors } from "undici";
 import { Agent as Agent8 } from "undici-8";
@@ -59,6 +59,7 @@ import { limitRequests as ofFastify } from "workglow-limit/fastify";
 import { limitStore } from "workglow-limit/fastify-rate-limit";
 import { limitRequests as ofHono } from "workglow-limit/hono";
 import { limitRequests as ofNext } from "workglow-limit/next";
+import { limitUpgrades } from "workglow-limit/upgrade";
 
 const clock = new ManualClock();
 const store = new Store("memory:", { timeout: "5s", mode: 0o660, onError: "deny", durability: "commit", clock });
@@ -327,6 +328,7 @@ const app = express();
 const requests = limitRequests({
   limits: [
     { limiter: rate, key: "address", weight: (request) => Number(request.query.n), skipFailed: true },
+    { limiter: rate, skipFailed: (status) => status === 404, skipSuccessful: (status) => status.toFixed() === "202" },
     { limiter: { free: rate, pro: composite }, plan: async (request) => request.get("X-Plan") ?? "free", key: async () => null },
   ],
   exempt: ["/health", "/static/*"],
@@ -353,6 +355,13 @@ export const GET: (request: Request, context: { params: Promise<{ id: string }> 
 );
 app.use(rateLimit({ limit: 5, windowMs: 60_000, store: new LimitStore(store, { name: "api", max: 5 }) }));
 fastify().register(fastifyRateLimit, { max: 5, store: limitStore(store, "api") } as FastifyRateLimitOptions);
+// @ts-expect-error: a promise is not a boolean
+limitRequests({ limits: [{ limiter: rate, skipFailed: async () => true }] });
+const upgrades = limitUpgrades({ limits: [{ limiter: rate, key: ({ url }) => url }], onLimited: (request, { name }) => name });
+new Server().on(
+  "upgrade",
+  upgrades((request, socket, head) => socket.end(head), { limiter: rate, name: "own" }),
+);
 // @ts-expect-error: an unknown option
 limitRequests({ limit: [] });
 // @ts-expect-error: a policy is a limiter

@@ -56,6 +56,21 @@ test("Express: exempt paths are those of the whole app, wherever the middleware 
   assert.deepEqual(statuses, [200, 200, 200, 429, 200]);
 });
 
+test("Express and Hono: a middleware that a request passes twice counts it once", async (t) => {
+  const [ofOne, ofOther] = [rate(2), rate(2)];
+  const limit = ofExpress({ limits: [{ limiter: ofOne }] });
+  const app = express().use(limit, limit);
+  app.get("/", limit, (request, response) => response.send("ok"));
+  const url = await listening(t, app);
+  const again = ofHono({ limits: [{ limiter: ofOther }] });
+  const hono = new Hono().use(again, again).get("/", again, (context) => context.text("ok"));
+  for (const ask of [() => fetch(url), () => hono.request("/")]) {
+    const [first, second, third] = [await ask(), await ask(), await ask()];
+    assert.deepEqual([first.status, second.status, third.status], [200, 200, 429]);
+    assert.match(first.headers.get("ratelimit"), /^"api";r=1;t=\d+$/);
+  }
+});
+
 test("Express: permits of two middlewares are held together, and freed together", async (t) => {
   const running = new ConcurrencyLimiter(1);
   const app = express();
@@ -138,11 +153,24 @@ test("Next: handlers get their arguments, and a thrown redirect is not a failure
   const throwing = (digest) => gate(() => Promise.reject(Object.assign(new Error("planned"), { digest })));
   await assert.rejects(throwing("NEXT_REDIRECT;replace;/login;307;")(request()), /planned/);
   await until(() => limiter.peek().remaining === 7);
-  for (const digest of ["NEXT_HTTP_ERROR_FALLBACK;404", undefined]) await assert.rejects(throwing(digest)(request()), /planned/);
+  for (const digest of ["NEXT_HTTP_ERROR_FALLBACK;404", "NEXT_NOT_FOUND", undefined])
+    await assert.rejects(throwing(digest)(request()), /planned/);
   assert.equal(limiter.peek().remaining, 7);
   signal.abort();
   assert.equal((await handler(request(), { params: {} })).status, 408, "the client had disconnected");
   assert.equal(limiter.peek().remaining, 7);
+});
+
+test("Next: what a handler throws has a status, for functions of it", async () => {
+  const seen = [];
+  const noteIt = (status) => seen.push(status) < 0;
+  const gate = ofNext({ limits: [{ limiter: rate(9), skipFailed: noteIt, skipSuccessful: noteIt }] });
+  const digests = ["NEXT_REDIRECT;push;/a;b;308;", "NEXT_REDIRECT;replace;/a", "NEXT_HTTP_ERROR_FALLBACK;403", "NEXT_NOT_FOUND", undefined];
+  for (const digest of digests) {
+    const handler = gate(() => Promise.reject(Object.assign(new Error("planned"), { digest })));
+    await assert.rejects(handler(new Request("http://localhost/")), /planned/);
+  }
+  assert.deepEqual(seen, [308, 307, 403, 500, 500]);
 });
 
 test("Next: addresses come from the proxy in front of it", async () => {

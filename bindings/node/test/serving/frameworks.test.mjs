@@ -257,6 +257,44 @@ for (const framework of frameworks) {
     assert.equal(failed.stats().cancelled, 2);
   });
 
+  it("functions of the status choose the failures and successes that do not count", async (t) => {
+    const [limiter, running] = [rate(9), new ConcurrencyLimiter(1)];
+    const skip = { skipFailed: (status) => status === 404, skipSuccessful: (status) => status === 202 };
+    const limits = [
+      { limiter, ...skip },
+      { limiter: running, name: "running" },
+    ];
+    const routes = Object.fromEntries([200, 202, 400, 404].map((status) => [`/${status}`, () => ({ status })]));
+    const url = await start(t, framework, { limits }, { ...routes, "/throws": () => Promise.reject(new Error("planned")) });
+    const counts = { "/404": 0, "/200": 1, "/202": 1, "/400": 2, "/throws": 3 };
+    for (const [path, count] of Object.entries(counts)) {
+      await ask(url + path);
+      await until(() => running.peek().admitted && used({ limiter }) === count);
+    }
+  });
+
+  it("a function of the status that throws, or returns a promise, is reported, and the request counts", async (t) => {
+    const warned = [];
+    const warn = (warning) => warned.push(warning.message);
+    process.on("warning", warn);
+    t.after(() => process.off("warning", warn));
+    const planned = () => {
+      throw new Error("planned");
+    };
+    const functions = [planned, async () => true, async () => planned(), () => 1, () => undefined];
+    const limiter = rate(9);
+    const limits = [{ limiter, skipSuccessful: (status) => functions.shift()(status) }];
+    const url = await start(t, framework, { limits });
+    const reports = [/Error: planned/, /is an object: expected/, /is an object: expected/, /is 1: expected/, /is undefined: expected/];
+    for (const [i, report] of reports.entries()) {
+      assert.equal((await ask(url)).status, 200);
+      await until(() => warned.length === i + 1);
+      assert.match(warned[i], /^skipSuccessful failed, so a request with the status 200 counts: /);
+      assert.match(warned[i], report);
+    }
+    assert.deepEqual([used({ limiter }), limiter.stats().cancelled], [reports.length, 0]);
+  });
+
   it("a client that disconnects early counts, so this does not evade a limit", async (t) => {
     const limiter = rate(2);
     const { body } = pieces();

@@ -35,7 +35,7 @@ const LIMITS = [
   [[{ limiter, weight: 1.5 }], /weight is 1.5/],
   [[{ limiter, weight: NaN }], /weight is NaN/],
   [[{ limiter, weight: "2" }], /weight is "2"/],
-  [[{ limiter, skipFailed: 1 }], /skipFailed is 1: expected true or false/],
+  [[{ limiter, skipFailed: 1 }], /skipFailed is 1: expected true, false, or a function of the status/],
   [[{ limiter, skipSuccessful: "yes" }], /skipSuccessful is "yes"/],
   [[{ limiter, shadow: null }], /shadow is null/],
   [[{ limiter, skipFailed: true, skipSuccessful: true }], /skipSuccessful is true: expected not both/],
