@@ -12,6 +12,9 @@ const MOST_UNITS = 4_096;
 /** Once more units than this multiple of the limit were granted, they count for half. */
 const REMEMBERED = 8;
 
+/** A job that is due within this time, in ms, may be on its way. */
+const ALMOST = 1_000;
+
 /** The denial of a start: see `Decision`. */
 interface Denial {
   readonly retryAfter: number;
@@ -34,7 +37,13 @@ export class Backlog {
   #latest = 0;
   #next = 0;
   /** When the jobs that wait for a place come back, unit by unit, in order. */
-  readonly #due: number[] = [];
+  #due: number[] = [];
+  /** The jobs that have not come back to this process, by the names that their queue knows; and these names, in order. */
+  readonly #away = new Map<string, Away>();
+  #names: string[] = [];
+  #sweepAt = 64;
+  /** Until the places of forgotten jobs are given back. */
+  givingBack: Promise<unknown> = Promise.resolve();
 
   /** Returns whether all jobs have come back, and all granted starts have begun. */
   isEmpty(now: number): boolean {
@@ -45,6 +54,60 @@ export class Backlog {
   grant(units: number, at: number): void {
     this.#granted += units;
     this.#latest = Math.max(this.#latest, at);
+  }
+
+  /** Notes that a job was sent away, under the name that its queue knows. */
+  sendAway(name: string, away: Away, now: number): void {
+    if (this.#names.length >= this.#sweepAt) {
+      for (const [other, { at }] of this.#away) if (at <= now) this.#away.delete(other); // Other processes got them.
+      this.#names = [...this.#away.keys()];
+      this.#sweepAt = Math.max(64, 2 * this.#names.length);
+    }
+    if (!this.#away.has(name)) this.#names.push(name);
+    this.#away.set(name, away);
+  }
+
+  /** Notes that a job came back. */
+  comeBack(name: string): void {
+    this.#away.delete(name);
+  }
+
+  /** Returns the names of `most` jobs that are certainly away, evenly spread over all of them. */
+  someAway(now: number, most: number): string[] {
+    const step = Math.max(1, (this.#names.length - 1) / (most - 1));
+    const found: string[] = [];
+    for (let i = 0; i < most && Math.round(i * step) < this.#names.length; i++) {
+      const name = this.#names[Math.round(i * step)]!;
+      if (this.#isAway(name, now)) found.push(name);
+    }
+    return found;
+  }
+
+  /** Returns the names of all jobs that are certainly away. */
+  allAway(now: number): string[] {
+    return [...this.#away.keys()].filter((name) => this.#isAway(name, now));
+  }
+
+  /** Returns whether a job is not due yet: later, another process may have it, or have ended it. */
+  #isAway(name: string, now: number): boolean {
+    return (this.#away.get(name)?.at ?? 0) > now + ALMOST;
+  }
+
+  /** Forgets jobs that are gone, as if they had never asked. Returns their places. */
+  forget(names: readonly string[], now: number): string[] {
+    const gone = names.map((name) => this.#away.get(name)).filter((away) => away !== undefined);
+    if (gone.length === 0) return [];
+    for (const name of names) this.#away.delete(name);
+    this.#names = [...this.#away.keys()];
+    const left = [...this.#away.values()].sort((a, b) => a.at - b.at);
+    this.#since = this.#latest = this.#next = now;
+    this.#granted = 0;
+    this.#due = [];
+    for (const { units, at, place } of left) {
+      if (place !== null) this.grant(units, at);
+      else for (let i = 0; i < units && i < MOST_UNITS; i++) this.#due.push((this.#next = at));
+    }
+    return gone.map(({ place }) => place).filter((place) => place !== null);
   }
 
   /** Adds a job at the end, and returns when it comes back. */
@@ -78,6 +141,15 @@ export class Backlog {
   }
 }
 
+/** A job that was sent away. */
+export interface Away {
+  readonly units: number;
+  /** When it may start, or asks again. */
+  readonly at: number;
+  /** The text of its place, if it has one. */
+  readonly place: string | null;
+}
+
 /** The backlogs of all keys. */
 export class Backlogs {
   readonly #backlogs = new Map<string, Backlog>();
@@ -95,14 +167,20 @@ export class Backlogs {
 
   /** Notes a place. */
   place(key: string, units: number, now: number, at: number): void {
-    this.#of(key, now).grant(units, at);
+    this.of(key, now).grant(units, at);
   }
 
   append(key: string, units: number, now: number, denial: Denial): number {
-    return this.#of(key, now).append(units, now, denial);
+    return this.of(key, now).append(units, now, denial);
   }
 
-  #of(key: string, now: number): Backlog {
+  /** Returns the backlog of a key, if it is remembered. */
+  find(key: string): Backlog | undefined {
+    return this.#backlogs.get(key);
+  }
+
+  /** Returns the backlog of a key. */
+  of(key: string, now: number): Backlog {
     let backlog = this.#backlogs.get(key);
     if (backlog === undefined) {
       this.#sweep(now);

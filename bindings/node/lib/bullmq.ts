@@ -2,7 +2,7 @@
 
 import type { Job } from "bullmq";
 import { LimitError, invalid } from "./errors.js";
-import { LATEST, type Limited, type WithLimiterOptions as Options, limitJobs, putPlace, takePlace, wakeIn } from "./limited.js";
+import { type Kept, LATEST, type Limited, type WithLimiterOptions as Options, limitJobs, putPlace, takePlace, wakeIn } from "./limited.js";
 import type { Limiter } from "./limiter.js";
 import type { Permit } from "./permit.js";
 
@@ -37,12 +37,10 @@ export function withLimiter<T = any, R = any, N extends string = string>(
     throw invalid("processor", processor, "a function; in the file of a sandboxed processor, wrap what it exports");
   }
   let latest = 0;
-  /** Promotes a delayed job that is due, if the workers of this process sleep. */
-  const wake = (job: Job, wait: number): void => {
-    if (typeof job.promote !== "function") return; // In a sandbox.
+  /** Wakes a worker when a delayed job is due, if those of this process sleep. It keeps no job in memory until then. */
+  const wake = (store: PlaceStore, wait: number): void => {
     const due = Date.now() + wait;
-    // It rejects if another worker has fetched the job, which is fine.
-    wakeIn(wait + OVERSLEPT, () => void (latest < due && job.promote().catch(() => {})));
+    wakeIn(wait + OVERSLEPT, () => void (latest < due && store.wakeWorker().catch(() => {})));
   };
   return async (job, token, signal) => {
     latest = Date.now();
@@ -58,9 +56,10 @@ export function withLimiter<T = any, R = any, N extends string = string>(
       async (wait, place) => {
         if (place !== null) await (store ? store.keep(place, wait) : job.updateData(putPlace(data, place) as T));
         await job.moveToDelayed(Date.now() + wait, token);
-        wake(job, wait);
-        return new DelayedError("bullmq:movedToDelayed");
+        if (store !== null) wake(store, wait);
+        return new DelayedError("DelayedError");
       },
+      store?.kept,
     );
     if (result instanceof DelayedError) throw result;
     return result;
@@ -68,7 +67,7 @@ export function withLimiter<T = any, R = any, N extends string = string>(
 }
 
 /**
- * How late a delayed job may be before it is promoted, in ms. A worker that finds the queue at its global concurrency is not
+ * How late a delayed job may be before a worker is woken for it, in ms. A worker that finds the queue at its global concurrency is not
  * notified of delayed jobs, and sleeps for its `drainDelay`, 5 s.
  */
 const OVERSLEPT = 60;
@@ -77,6 +76,8 @@ const OVERSLEPT = 60;
 interface Redis {
   get(key: string): Promise<string | null>;
   set(key: string, value: string, ...options: unknown[]): Promise<unknown>;
+  exists(...keys: string[]): Promise<number>;
+  zadd(key: string, score: number, member: string): Promise<unknown>;
 }
 
 /**
@@ -90,6 +91,10 @@ class PlaceStore {
     readonly isAdapted: boolean,
     readonly key: string,
     readonly mayBeThere: boolean,
+    /** The key on which idle workers wait. */
+    readonly marker: string,
+    /** Where the job is while it is delayed; `null` if another job may replace it and get its place. */
+    readonly kept: Kept | null,
   ) {}
 
   /** Returns `null` in sandboxed processors and on other backends, where the job's data carry the place. */
@@ -98,8 +103,15 @@ class PlaceStore {
     const redis = (await (backend === undefined ? queue?.client : backend.client)) as Redis | undefined;
     if (typeof redis?.get !== "function" || typeof redis.set !== "function") return null;
     const { id, replace } = job.opts.deduplication ?? {};
-    const key = queue.toKey(`workglow-limit:${id !== undefined && replace ? `de:${id}` : job.id}`);
-    return new PlaceStore(redis, backend !== undefined, key, Boolean(replace) || job.attemptsStarted > 1);
+    const isReplaced = id !== undefined && Boolean(replace);
+    const key = queue.toKey(`workglow-limit:${isReplaced ? `de:${id}` : job.id}`);
+    const kept = isReplaced ? null : { name: queue.toKey(job.id), count: (names: readonly string[]) => redis.exists(...names) };
+    return new PlaceStore(redis, backend !== undefined, key, isReplaced || job.attemptsStarted > 1, queue.toKey("marker"), kept);
+  }
+
+  /** Wakes a worker, as BullMQ does for a new job: it then takes the delayed jobs that are due. */
+  async wakeWorker(): Promise<void> {
+    await this.redis.zadd(this.marker, 0, "0");
   }
 
   find(): Promise<string | null> | null {
@@ -113,8 +125,8 @@ class PlaceStore {
 }
 
 /**
- * Reports to BullMQ that the job is delayed. BullMQ checks the name, so its own class is not needed, which may be loaded twice: as an
- * ES module and as CommonJS.
+ * Reports to BullMQ that the job is delayed. BullMQ checks the name, and BullMQ 5.0 the message, so its own class is not needed, which may
+ * be loaded twice: as an ES module and as CommonJS.
  */
 class DelayedError extends Error {
   override readonly name = "DelayedError"; // An own property, which a sandbox passes on.

@@ -48,8 +48,22 @@ export interface WithLimiterOptions<J> {
   onLimited?: ((job: J, limited: Limited) => void) | undefined;
 }
 
-/** Limits one job: `run` starts it with the permit, `delay` delays it. */
-type LimitJobs<J> = <R, D>(job: J, place: string | null, run: (permit: Permit) => R | PromiseLike<R>, delay: Delay<D>) => Promise<R | D>;
+/** Where a queue keeps a job while it is delayed. */
+export interface Kept {
+  /** The name of the job. */
+  readonly name: string;
+  /** Returns how many jobs of these names are still there. */
+  count(names: readonly string[]): Promise<number>;
+}
+
+/** Limits one job: `run` starts it with the permit, `delay` delays it. `kept`, if the queue knows which delayed jobs are gone. */
+type LimitJobs<J> = <R, D>(
+  job: J,
+  place: string | null,
+  run: (permit: Permit) => R | PromiseLike<R>,
+  delay: Delay<D>,
+  kept?: Kept | null,
+) => Promise<R | D>;
 
 /** Checks the options of an adapter once, and returns the function that it calls for each job. */
 export function limitJobs<J>(
@@ -66,15 +80,24 @@ export function limitJobs<J>(
   const hold = maybeMilliseconds("hold", options.hold) ?? 150;
   const grace = maybeMilliseconds("grace", options.grace) ?? 100;
 
-  return async (job, brought, run, delay) => {
+  return async (job, brought, run, delay, kept = null) => {
     const key = keyOf?.(job) ?? "";
     if (typeof key !== "string") throw invalid("key", key, "a string, or nothing");
     const weight = weightOf === undefined ? 1 : whole("weight", weightOf(job));
     await limiter._opening();
-    const answer = await start(limiter, { key, weight, hold, grace }, brought);
+    const request = { key, weight, hold, grace };
+    if (kept !== null) await forgetGone(limiter, key, kept, brought === null);
+    const answer = await start(limiter, request, brought);
     if (!(answer instanceof Permit)) {
       const { wait, place } = answer;
+      const asked = Date.now();
       const gone = await sendAway(delay, answer, hold);
+      if (kept !== null) {
+        const at = place?.readyAt?.getTime() ?? asked + wait;
+        stateOf(limiter)
+          .backlogs.of(key, asked)
+          .sendAway(kept.name, { units: weight, at, place: place?.toText() ?? null }, asked);
+      }
       notify(onLimited, job, { key, wait, hasPlace: place !== null });
       return gone;
     }
@@ -116,6 +139,50 @@ interface Request {
   readonly grace: number;
 }
 
+function stateOf(limiter: Limiter): JobState {
+  let state = states.get(limiter);
+  if (state === undefined) states.set(limiter, (state = { backlogs: new Backlogs(), hasPlaces: true }));
+  return state;
+}
+
+/** How many of the jobs ahead are looked for each time: if a part of them is gone, one of these is, too. */
+const SAMPLE = 8;
+
+/** How many jobs one command looks for. */
+const AT_ONCE = 256;
+
+/** Forgets the jobs of a key that were removed from their queue while they were delayed, so that a new job is not behind them. */
+async function forgetGone(limiter: Limiter, key: string, kept: Kept, isNew: boolean): Promise<void> {
+  const backlog = states.get(limiter)?.backlogs.find(key);
+  if (backlog === undefined) return;
+  backlog.comeBack(kept.name);
+  if (!isNew) return;
+  const sample = backlog.someAway(Date.now(), SAMPLE);
+  if (sample.length > 0 && (await kept.count(sample)) < sample.length) {
+    const gone: string[] = [];
+    const names = backlog.allAway(Date.now());
+    for (let i = 0; i < names.length; i += AT_ONCE) {
+      const some = names.slice(i, i + AT_ONCE);
+      if ((await kept.count(some)) === some.length) continue;
+      const counts = await Promise.all(some.map((name) => kept.count([name])));
+      gone.push(...some.filter((_, j) => counts[j] === 0));
+    }
+    const places = backlog.forget(gone, Date.now());
+    backlog.givingBack = Promise.all([backlog.givingBack, ...places.map((text) => giveBack(limiter, text))]);
+  }
+  // Another new job may have found the same.
+  await backlog.givingBack;
+}
+
+/** Gives the place of a job back that is gone. If that fails, the place expires. */
+async function giveBack(limiter: Limiter, text: string): Promise<void> {
+  try {
+    await limiter.place(text).cancelAsync();
+  } catch (error) {
+    warn("the place of a job that was removed could not be given back", error);
+  }
+}
+
 /** Returns a start, after a short wait at most; or when to come back. */
 async function start(limiter: Limiter, request: Request, brought: string | null): Promise<Permit | Later> {
   const answer = (brought !== null && (await use(limiter, request, brought))) || (await ask(limiter, request));
@@ -127,8 +194,7 @@ async function start(limiter: Limiter, request: Request, brought: string | null)
 /** Returns a start; or when to come back, with or without a place. */
 async function ask(limiter: Limiter, request: Request): Promise<Permit | Later> {
   const { key, weight } = request;
-  let state = states.get(limiter);
-  if (state === undefined) states.set(limiter, (state = { backlogs: new Backlogs(), hasPlaces: true }));
+  const state = stateOf(limiter);
   const permit = await limiter.tryAcquireAsync({ key, weight });
   const now = Date.now();
   if (permit !== null) {

@@ -71,3 +71,34 @@ test("each key has its own backlog, and idle keys are forgotten", () => {
   backlogs.grant("nobody", 1, 0);
   assert.equal(backlogs.append("a", 1, 0, denial(100)), 100, "it was forgotten");
 });
+
+test("jobs that are gone are forgotten, as if they had never asked", () => {
+  const backlog = new Backlog();
+  const all = [];
+  for (let i = 0; i < 100; i++) {
+    const at = backlog.append(1, 0, { ...denial(60_000), period: 60_000 });
+    backlog.sendAway(`${i}`, { units: 1, at, place: i < 3 ? `place ${i}` : null }, 0);
+    all.push(`${i}`);
+  }
+  assert.equal(backlog.someAway(0, 8).length, 8);
+  assert.deepEqual([backlog.someAway(0, 8)[0], backlog.someAway(0, 8)[7]], ["0", "99"]);
+  assert.deepEqual(backlog.forget(["nobody"], 0), []);
+  assert.deepEqual(backlog.forget(all.slice(1, 99), 0), ["place 1", "place 2"]);
+  assert.deepEqual(backlog.allAway(0), ["0", "99"]);
+  backlog.comeBack("99");
+  assert.deepEqual([backlog.someAway(0, 8), backlog.forget(["0"], 0)], [["0"], ["place 0"]]);
+  assert.ok(backlog.isEmpty(0));
+  assert.equal(backlog.append(1, 0, denial(500)), 500);
+});
+
+test("jobs that are due may be on their way, so they are not looked for", () => {
+  const backlog = new Backlog();
+  for (let i = 0; i < 10_000; i++) backlog.sendAway(`${i}`, { units: 1, at: i + 1, place: null }, i);
+  assert.deepEqual([backlog.someAway(10_000, 8), backlog.allAway(10_000)], [[], []]);
+  assert.ok(
+    backlog.forget(
+      Array.from({ length: 10_000 }, (_, i) => `${i}`),
+      10_000,
+    ).length === 0,
+  );
+});
