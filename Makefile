@@ -116,7 +116,7 @@ $(OUT)/node_modules/workglow-limit/package.json $(INSTALLED): %/node_modules/wor
 	touch $@
 
 # Everything that the tests take from PyPI and npm.
-packages: $(VENV)/ready $(LOWEST)/ready $(addsuffix /node_modules/.package-lock.json,$(QUEUES) bindings/node docs/api site tests/page tests/site)
+packages: $(VENV)/ready $(LOWEST)/ready $(addsuffix /node_modules/.package-lock.json,$(QUEUES) bindings/node docs/api site tests/lowest tests/page tests/site)
 
 # Celery at the lowest version that our extra promises, and our package as others install it.
 packages: target/lowest/celery/ready
@@ -390,4 +390,4 @@ torture: test-tools storm
 	CHANGES=10000 KEYS=100000 cargo test --quiet --release -p workglow-limit --features fault-points --test stores killed_changes -- --nocapture
 
 clean:
-	rm -rf target bindings/node/node_modules bindings/node/dist tests/fleet/*/node_modules tests/next/{node_modules,.next} tests/{node-tools,page,site}/node_modules {site,docs/api,bench/node}/node_modules
+	rm -rf target bindings/node/node_modules bindings/node/dist tests/fleet/*/node_modules tests/next/{node_modules,.next} tests/{lowest,node-tools,page,site}/node_modules {site,docs/api,bench/node}/node_modules

@@ -44,6 +44,7 @@ SUITES = {
     "python": (PYTEST, [*PYTEST_IN, *sorted(map(str, (ROOT / PYTHON).glob("test_*.py")))]),
     "snippets": (PYTEST, [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "tests/snippets"]),
     "node": (NODE, ["npm", "--prefix", "bindings/node", "test"]),
+    "node-lowest": (NODE, ["npm", "--prefix", "tests/lowest", "test"]),
     "c": (PLAIN, ["tests/c/run", "target/dist/c/lib"]),
     "fleet-queues": (PYTEST, [sys.executable, "-m", "pytest", "-q", "-s", "tests/fleet/queues"]),
     "cpp": (PLAIN, ["tests/cpp/run"]),
@@ -74,8 +75,15 @@ QUICK = {
     "node": (NODE, ["node", "--test", *NODE_SMOKE]),
 }
 
-# One after the other, as they wait for cargo's lock, or measure the same waits. The checks do, too, but there is enough to do beside them.
-CHAINS = [["rust", "models"], ["clippy", "instructions", "docs"], ["python-celery", "celery-lowest"]]
+# One after the other, as they wait for cargo's lock. The checks do, too, but there is enough to do beside them. A suite and its twin
+# with the lowest versions are mostly the same tests, which would wait for a processor at the same moments.
+CHAINS = [
+    ["rust", "models"],
+    ["clippy", "instructions", "docs"],
+    ["python-celery", "celery-lowest"],
+    ["python-http", "python-lowest"],
+    ["node", "node-lowest"],
+]
 # A storm says how much of its limit it got: nothing runs beside it.
 ALONE = ["storm-100-2s", "storm-10-0.5s"]
 

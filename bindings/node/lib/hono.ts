@@ -65,7 +65,10 @@ export function limitRequests(options: LimitRequestsOptions = {}): LimitRequests
       await next();
       let response = withHeaders(context.res, headers); // The headers of a route's limits are set already.
       if (isFirst && outgoing === undefined) response = whenOver(response, entry);
-      if (response !== context.res) context.res = response;
+      if (response === context.res) return;
+      // Hono 4.0 changes the headers of the response that it replaces, which a redirect forbids.
+      context.res = undefined;
+      context.res = response;
     };
   };
   return Object.assign(middleware(gate.limits), {

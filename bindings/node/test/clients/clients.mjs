@@ -8,11 +8,8 @@ import { limitUndici } from "workglow-limit/undici";
 
 /** Returns undici by its major version. Version 8 needs Node 22.19. */
 const undici = { 7: await import("undici") };
-try {
-  undici[8] = await import("undici-8");
-} catch (error) {
-  if (Number(process.versions.node.split(".")[0]) >= 23) throw error;
-}
+const [major, minor] = process.versions.node.split(".").map(Number);
+if (major > 22 || (major === 22 && minor >= 19)) undici[8] = await import("undici-8");
 export { undici };
 
 const ofFetch =

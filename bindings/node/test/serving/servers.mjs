@@ -104,8 +104,8 @@ const FRAMEWORKS = {
   "Express 5": withExpress(express),
   "Express 4": withExpress(express4),
   Fastify: withFastify,
-  Hono: withHono,
   Next: withNext,
+  Hono: withHono, // Last: its server of version 1 replaces the global `Response`.
 };
 
 export const frameworks = Object.keys(FRAMEWORKS);

@@ -130,7 +130,13 @@ test("express-rate-limit: the limit may be a function, or 0", async (t) => {
 test("express-rate-limit: mistakes that the package only logs fail each request", async (t) => {
   const logged = [];
   const logger = { error: (error) => logged.push(error.message), warn: assert.fail };
-  const url = await served(t, limited(new Store("memory:"), { limit: () => 5, logger }));
+  let middleware;
+  try {
+    middleware = limited(new Store("memory:"), { limit: () => 5, logger });
+  } catch (error) {
+    return assert.match(error.message, /^max is undefined: expected the largest/); // Version 8.0 throws it.
+  }
+  const url = await served(t, middleware);
   assert.match(logged[0], /max is undefined: expected the largest result of limit/);
   assert.deepEqual(await statuses(2, url), [500, 500]);
   await assert.rejects(new LimitStore(new Store("memory:")).increment("a"), /store is used before init\(\)/);
