@@ -219,7 +219,7 @@ impl<'t> Reader<'t> {
     fn checked_each<T>(&self, began: impl Fn(&str) -> usize, made: Result<T>) -> Result<T> {
         made.map_err(|error| match error {
             Error::InvalidArgument { parameter, value, expected } => {
-                let at = self.text[..began(&parameter)].chars().count() + 1;
+                let at = self.text[..began(parameter)].chars().count() + 1;
                 let expected = format!("{parameter} at character {at} to be {expected}, not {value}");
                 Error::invalid("policy", format_args!("\"{}\"", self.text), expected)
             }

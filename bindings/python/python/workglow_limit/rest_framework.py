@@ -55,6 +55,6 @@ class LimitThrottle(BaseThrottle):  # type: ignore[misc]
         self._retry_after = None if refused is None else refused.limited.retry_after
         return refused is None
 
-    def wait(self) -> float | None:
+    def wait(self) -> Any:
         """Returns the seconds until a retry may succeed, for the Retry-After of the refusal."""
         return self._retry_after
