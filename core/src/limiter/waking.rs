@@ -164,7 +164,7 @@ impl Inbox {
             let started = without_signals(|| thread.spawn(drive));
             let failed = |cause: std::io::Error| Error::Store {
                 doing: "starting the thread that wakes futures".into(),
-                cause: cause.to_string(),
+                cause: cause.to_string().into(),
             };
             self.thread = Some(started.map_err(failed)?.thread().clone());
         }
