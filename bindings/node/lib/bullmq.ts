@@ -2,6 +2,7 @@
 
 import type { Job } from "bullmq";
 import { LimitError, invalid } from "./errors.js";
+import { HeldQueue } from "./held.js";
 import { type Kept, LATEST, type Limited, type WithLimiterOptions as Options, limitJobs, putPlace, takePlace, wakeIn } from "./limited.js";
 import type { Limiter } from "./limiter.js";
 import type { Permit } from "./permit.js";
@@ -42,10 +43,13 @@ export function withLimiter<T = any, R = any, N extends string = string>(
     const due = Date.now() + wait;
     wakeIn(wait + OVERSLEPT, () => void (latest < due && store.wakeWorker().catch(() => {})));
   };
-  return async (job, token, signal) => {
+  const limited = async (job: Job<T, R, N>, token?: string, signal?: AbortSignal): Promise<R> => {
     latest = Date.now();
     if (typeof job.moveToDelayed !== "function" || typeof job.attemptsStarted !== "number") throw tooOld();
-    const store = await PlaceStore.of(job);
+    const redis = await redisOf(job);
+    const queue = keyOf == null ? await HeldQueue.of(job, limited, limiter, redis) : null;
+    if (queue !== null) return processHeld(queue, job, token, signal);
+    const store = PlaceStore.of(job, redis);
     const { data, place } = takePlace(job.data);
     job.data = data;
     const result = await limit(
@@ -64,6 +68,23 @@ export function withLimiter<T = any, R = any, N extends string = string>(
     if (result instanceof DelayedError) throw result;
     return result;
   };
+
+  /** Processes a job of a queue that is held while the limit is full. */
+  async function processHeld(queue: HeldQueue, job: Job<T, R, N>, token?: string, signal?: AbortSignal): Promise<R> {
+    const number = queue.number();
+    const result = await limit(
+      job,
+      queue,
+      (permit) => processor(job, token, signal, permit),
+      async () => {
+        await queue.hold(number);
+        return new HeldError("bullmq:rateLimitExceeded");
+      },
+    );
+    if (result instanceof HeldError) throw result;
+    return result;
+  }
+  return limited;
 }
 
 /**
@@ -72,12 +93,33 @@ export function withLimiter<T = any, R = any, N extends string = string>(
  */
 const OVERSLEPT = 60;
 
-/** The Redis client of BullMQ. */
-interface Redis {
+/** The commands of BullMQ's Redis client. */
+export interface Redis {
   get(key: string): Promise<string | null>;
-  set(key: string, value: string, ...options: unknown[]): Promise<unknown>;
+  /** Writes a value for so many ms. */
+  keep(key: string, value: string, time: number): Promise<unknown>;
   exists(...keys: string[]): Promise<number>;
   zadd(key: string, score: number, member: string): Promise<unknown>;
+  hgetall(key: string): Promise<Record<string, string>>;
+  hset(key: string, fields: Record<string, number>): Promise<unknown>;
+  /** Returns how many fields there were. */
+  hdel(key: string, field: string): Promise<number>;
+}
+
+/** Returns the client of a job's queue; `null` in sandboxed processors, and on other backends. */
+async function redisOf(job: Job): Promise<Redis | null> {
+  const { queue, backend } = job as unknown as { queue?: any; backend?: any }; // BullMQ 6 has a backend, 5 has none.
+  const client = await (backend === undefined ? queue?.client : backend.client);
+  if (typeof client?.get !== "function" || typeof client.set !== "function") return null;
+  return {
+    get: (key) => client.get(key),
+    keep: (key, value, time) => (backend === undefined ? client.set(key, value, "PX", time) : client.set(key, value, { PX: time })),
+    exists: (...keys) => client.exists(...keys),
+    zadd: (key, score, member) => client.zadd(key, score, member),
+    hgetall: (key) => client.hgetall(key),
+    hset: (key, fields) => client.hset(key, fields),
+    hdel: (key, field) => client.hdel(key, field),
+  };
 }
 
 /**
@@ -88,7 +130,6 @@ interface Redis {
 class PlaceStore {
   private constructor(
     readonly redis: Redis,
-    readonly isAdapted: boolean,
     readonly key: string,
     readonly mayBeThere: boolean,
     /** The key on which idle workers wait. */
@@ -97,16 +138,15 @@ class PlaceStore {
     readonly kept: Kept | null,
   ) {}
 
-  /** Returns `null` in sandboxed processors and on other backends, where the job's data carry the place. */
-  static async of(job: Job): Promise<PlaceStore | null> {
-    const { queue, backend } = job as unknown as { queue?: any; backend?: any }; // BullMQ 6 has a backend, 5 has none.
-    const redis = (await (backend === undefined ? queue?.client : backend.client)) as Redis | undefined;
-    if (typeof redis?.get !== "function" || typeof redis.set !== "function") return null;
+  /** Returns `null` without Redis, where the job's data carry the place. */
+  static of(job: Job, redis: Redis | null): PlaceStore | null {
+    if (redis === null) return null;
     const { id, replace } = job.opts.deduplication ?? {};
+    const { queue } = job as unknown as { queue: { toKey(name: string): string } };
     const isReplaced = id !== undefined && Boolean(replace);
     const key = queue.toKey(`workglow-limit:${isReplaced ? `de:${id}` : job.id}`);
-    const kept = isReplaced ? null : { name: queue.toKey(job.id), count: (names: readonly string[]) => redis.exists(...names) };
-    return new PlaceStore(redis, backend !== undefined, key, isReplaced || job.attemptsStarted > 1, queue.toKey("marker"), kept);
+    const kept = isReplaced ? null : { name: queue.toKey(job.id!), count: (names: readonly string[]) => redis.exists(...names) };
+    return new PlaceStore(redis, key, isReplaced || job.attemptsStarted > 1, queue.toKey("marker"), kept);
   }
 
   /** Wakes a worker, as BullMQ does for a new job: it then takes the delayed jobs that are due. */
@@ -119,8 +159,7 @@ class PlaceStore {
   }
 
   async keep(place: string, wait: number): Promise<void> {
-    const time = Math.ceil(wait) + LATEST;
-    await (this.isAdapted ? this.redis.set(this.key, place, { PX: time }) : this.redis.set(this.key, place, "PX", time));
+    await this.redis.keep(this.key, place, Math.ceil(wait) + LATEST);
   }
 }
 
@@ -130,6 +169,11 @@ class PlaceStore {
  */
 class DelayedError extends Error {
   override readonly name = "DelayedError"; // An own property, which a sandbox passes on.
+}
+
+/** Reports to BullMQ that the queue is held, and the job goes back to it. BullMQ checks the message. */
+class HeldError extends Error {
+  override readonly name = "RateLimitError";
 }
 
 function tooOld(): LimitError {

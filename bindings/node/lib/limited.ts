@@ -21,8 +21,8 @@ export interface Limited {
 /** Delays a job: see `limitJob`. */
 export type Delay<D> = (wait: number, place: string | null) => D | PromiseLike<D>;
 
-/** How long a job is delayed, and its place, if it has one. */
-interface Later {
+/** @internal How long a job is delayed, and its place, if it has one. */
+export interface Later {
   readonly wait: number;
   readonly place: Permit | null;
 }
@@ -48,6 +48,11 @@ export interface WithLimiterOptions<J> {
   onLimited?: ((job: J, limited: Limited) => void) | undefined;
 }
 
+/** Decides about one job: see `HeldQueue`. */
+export interface Decider {
+  start(limiter: Limiter, request: Request): Promise<Permit | Later>;
+}
+
 /** Where a queue keeps a job while it is delayed. */
 export interface Kept {
   /** The name of the job. */
@@ -59,7 +64,7 @@ export interface Kept {
 /** Limits one job: `run` starts it with the permit, `delay` delays it. `kept`, if the queue knows which delayed jobs are gone. */
 type LimitJobs<J> = <R, D>(
   job: J,
-  place: string | null,
+  place: string | Decider | null,
   run: (permit: Permit) => R | PromiseLike<R>,
   delay: Delay<D>,
   kept?: Kept | null,
@@ -87,11 +92,12 @@ export function limitJobs<J>(
     await limiter._opening();
     const request = { key, weight, hold, grace };
     if (kept !== null) await forgetGone(limiter, key, kept, brought === null);
-    const answer = await start(limiter, request, brought);
+    const isDecider = typeof brought === "object" && brought !== null;
+    const answer = await (isDecider ? brought.start(limiter, request) : start(limiter, request, brought));
     if (!(answer instanceof Permit)) {
       const { wait, place } = answer;
       const asked = Date.now();
-      const gone = await sendAway(delay, answer, hold);
+      const gone = await sendAway(delay, answer, isDecider ? 0 : hold);
       if (kept !== null) {
         const at = place?.readyAt?.getTime() ?? asked + wait;
         stateOf(limiter)
@@ -114,10 +120,10 @@ function maybeFunction(parameter: string, value: unknown): void {
 }
 
 /** Delays a job, to come back a little before its place is ready, or at its turn. */
-async function sendAway<D>(delay: Delay<D>, { wait, place }: Later, hold: number): Promise<D> {
+async function sendAway<D>(delay: Delay<D>, { wait, place }: Later, early: number): Promise<D> {
   if (place === null) return delay(Math.ceil(wait), null);
   try {
-    return await delay(Math.max(0, Math.ceil(wait - hold)), place.toText());
+    return await delay(Math.max(0, Math.ceil(wait - early)), place.toText());
   } catch (error) {
     await place.cancelAsync();
     throw error;
@@ -132,7 +138,8 @@ function notify<J>(onLimited: ((job: J, limited: Limited) => void) | undefined, 
   }
 }
 
-interface Request {
+/** @internal The start that a job asks for. Times are in ms. */
+export interface Request {
   readonly key: string;
   readonly weight: number;
   readonly hold: number;
@@ -191,8 +198,8 @@ async function start(limiter: Limiter, request: Request, brought: string | null)
   return (answer.place !== null && (await use(limiter, request, answer.place.toText()))) || ask(limiter, request);
 }
 
-/** Returns a start; or when to come back, with or without a place. */
-async function ask(limiter: Limiter, request: Request): Promise<Permit | Later> {
+/** @internal Returns a start; or when to come back, with or without a place. */
+export async function ask(limiter: Limiter, request: Request): Promise<Permit | Later> {
   const { key, weight } = request;
   const state = stateOf(limiter);
   const permit = await limiter.tryAcquireAsync({ key, weight });
@@ -227,8 +234,8 @@ async function reserve(limiter: Limiter, { key, weight, grace }: Request, state:
 /** The ticket of a place without a turn: the limit has places for some windows, and they are all taken. */
 const NO_TURN = ".ffffffffffffffff.";
 
-/** Uses a place. Returns `null` if it is late, was overtaken, or belongs to an earlier limit of that name. */
-async function use(limiter: Limiter, { hold, grace }: Request, text: string): Promise<Permit | Later | null> {
+/** @internal Uses a place. Returns `null` if it is late, was overtaken, or belongs to an earlier limit of that name. */
+export async function use(limiter: Limiter, { hold, grace }: Request, text: string): Promise<Permit | Later | null> {
   try {
     const place = limiter.place(text);
     const readyAt = place.readyAt?.getTime();

@@ -69,6 +69,9 @@ const storeFor = (t) => new Store(`sqlite:${directory(t)}/limits.db`);
 const limit = (t, max, seconds, store = storeFor(t)) =>
   new RateLimiter(store, "limit", { maxExecutions: max, windowSizeInSeconds: seconds });
 
+/** A function that returns keys: jobs are delayed, as others may be able to start. */
+const oneKey = () => "k";
+
 test("a job that cannot start is delayed, does not fail, and starts once with its place", async (t) => {
   const { work, add, ended } = await queueFor(t);
   const delays = [];
@@ -191,6 +194,74 @@ for (const [kind, urlOf] of Object.entries(stores)) {
   });
 }
 
+test("without keys, jobs stay in the queue, and start in its order", { timeout: 60_000 }, async (t) => {
+  const { queue, work, add, ended } = await queueFor(t);
+  const ran = [];
+  const newcomers = [];
+  const processor = async (job) => {
+    ran.push(job.data.i);
+    if (job.data.i < 10) newcomers.push(...(await add({ i: 20 + job.data.i })));
+  };
+  const limited = [];
+  const onLimited = (job, { key, wait, hasPlace }) => limited.push([key, wait > 0, hasPlace]);
+  const jobs = await add(...Array.from({ length: 20 }, (_, i) => ({ i })));
+  work(withLimiter(limit(t, 3, 0.5), null, processor, { onLimited, hold: 0 }), { concurrency: 1 });
+  await ended(jobs);
+  const stored = await ended([...jobs, ...newcomers]);
+  assert.deepEqual(
+    ran,
+    Array.from({ length: 30 }, (_, i) => i),
+  );
+  for (const job of stored) assert.deepEqual([job.attemptsMade, job.failedReason, job.stalledCounter], [1, undefined, 0]);
+  assert.ok(limited.length > 0, "none was limited");
+  for (const one of limited) assert.deepEqual(one, ["", true, false]);
+  assert.equal(await queue.getDelayedCount(), 0);
+});
+
+test("without keys, the job with the first priority starts first", { timeout: 60_000 }, async (t) => {
+  const { queue, work, ended } = await queueFor(t);
+  const ran = [];
+  let urgent;
+  const processor = async (job) => {
+    ran.push(job.opts.priority);
+    urgent ??= await queue.add("job", {}, { priority: 1 });
+  };
+  const jobs = await Promise.all(Array.from({ length: 12 }, () => queue.add("job", {}, { priority: 10 })));
+  work(withLimiter(limit(t, 1, 0.2), null, processor, { hold: 0 }), { concurrency: 1 });
+  await ended(jobs);
+  await ended([urgent]);
+  assert.deepEqual(ran, [10, 1, ...Array(11).fill(10)]);
+});
+
+test("without keys, a processor that another one calls holds no queue, whose other jobs may not be limited", async (t) => {
+  const { queue, work, ended } = await queueFor(t);
+  const limiter = limit(t, 1, 600);
+  const limited = withLimiter(limiter, null, () => "limited");
+  const [, waits, free] = [await queue.add("limited", {}), await queue.add("limited", {}), await queue.add("free", {})];
+  work((job, ...rest) => (job.name === "free" ? "free" : limited(job, ...rest)), { concurrency: 1 });
+  const [stored] = await ended([free]);
+  assert.equal(stored.returnvalue, "free");
+  assert.equal(await waits.getState(), "delayed");
+});
+
+test("without keys, several workers start jobs of all weights", { timeout: 60_000 }, async (t) => {
+  const { work, add, ended } = await queueFor(t);
+  const store = storeFor(t);
+  const weights = [1, 3, 1, 2, 3, 1, 1, 2, 3, 1];
+  for (let i = 0; i < 3; i++) {
+    const limiter = store.limiter("limit", "3/300ms");
+    work(
+      withLimiter(limiter, null, () => {}, { weightOf: (job) => job.data.weight, hold: 0 }),
+      { concurrency: 2 },
+    );
+  }
+  const stored = await ended(await add(...weights.map((weight) => ({ weight }))));
+  assert.deepEqual(
+    stored.map((job) => [job.attemptsMade, job.failedReason]),
+    weights.map(() => [1, undefined]),
+  );
+});
+
 test("a pause delays all jobs", async (t) => {
   const { work, add, ended } = await queueFor(t);
   const limiter = limit(t, 2, 0.5);
@@ -245,7 +316,7 @@ test("a job keeps its BullMQ priority while it is limited", { timeout: 60_000 },
   const ran = [];
   const processor = (job) => void ran.push([job.data.priority, priorityOf(job), job.opts.priority]);
   // A worker that is later than this loses the place of a job, and so its turn.
-  const worker = work(withLimiter(limit(t, 1, 0.3), null, processor, { grace: 2_000 }), { concurrency: 1, autorun: false });
+  const worker = work(withLimiter(limit(t, 1, 0.3), oneKey, processor, { grace: 2_000 }), { concurrency: 1, autorun: false });
   const jobs = await Promise.all(priorities.map((priority) => queue.add("job", { priority }, { priority })));
   void worker.run();
   const stored = await ended(jobs);
@@ -264,7 +335,7 @@ test("a job whose data are replaced while it waits keeps its turn", { timeout: 6
   const onLimited = async (job) => (await queue.getJob(job.id)).updateData({ ...job.data, is: "new" });
   const ran = [];
   work(
-    withLimiter(limit(t, 1, 0.7), null, (job) => void ran.push(job.data), { onLimited, grace: 2_000 }),
+    withLimiter(limit(t, 1, 0.7), oneKey, (job) => void ran.push(job.data), { onLimited, grace: 2_000 }),
     { concurrency: 1 },
   );
   const jobs = [];
@@ -281,11 +352,11 @@ test("a job that replaces a delayed one gets its place, so a job that is replace
   if (version.startsWith("5.0.")) return t.skip("BullMQ 5.0 replaces no jobs");
   const { queue, work } = await queueFor(t);
   const limiter = limit(t, 1, 1);
-  assert.ok(await limiter.acquire());
+  assert.ok(await limiter.acquire({ key: "k" }));
   let ran = null;
   const places = new Set();
   const onLimited = async (job) => places.add(await placeOf(queue, "de:same"));
-  work(withLimiter(limiter, null, (job) => void (ran ??= job.data.i), { onLimited, hold: 50 }));
+  work(withLimiter(limiter, oneKey, (job) => void (ran ??= job.data.i), { onLimited, hold: 50 }));
   let i = 0;
   for (; ran === null; i++) {
     // Faster than the limit: with a new place, each job would wait longer than the one before.
@@ -394,7 +465,7 @@ test("data that are not an object are unchanged", async (t) => {
   const data = ["text", ["list"], 5, null, "more"];
   const delays = [];
   const jobs = await add(...data);
-  work(withLimiter(limit(t, 1, 0.2), null, (job) => job.data, { onLimited: (job, { hasPlace }) => delays.push(hasPlace) }));
+  work(withLimiter(limit(t, 1, 0.2), oneKey, (job) => job.data, { onLimited: (job, { hasPlace }) => delays.push(hasPlace) }));
   const stored = await ended(jobs);
   assert.deepEqual(
     stored.map((job) => [job.data, job.returnvalue, job.attemptsMade]),
