@@ -1,6 +1,7 @@
 // Limits the requests of any HTTP client: takes permits before a request is sent, and ends them.
 
 import { types } from "node:util";
+import { sleepUnless } from "./aborting.js";
 import { WeightExceedsCapacity, invalid } from "./errors.js";
 import { warn } from "./hooks.js";
 import { type HeedOptions, heed } from "./http.js";
@@ -9,7 +10,7 @@ import { Limiter } from "./limiter.js";
 import type { Permit } from "./permit.js";
 import { isSignal, priorityOf } from "./request.js";
 import { type HttpResponse, headersOf, pauseOf, statusOf } from "./response.js";
-import { now, sleep } from "./timers.js";
+import { now } from "./timers.js";
 import { Meter, type Usage, estimateOf } from "./tokens.js";
 
 /** A request that is about to be sent, as the option functions get it. */
@@ -202,7 +203,7 @@ export class Sending {
         await attempts.discard(result);
         sent.end();
         // Otherwise the paused limit delays the retry.
-        if (!this.#heeds || pause === 0) await sleep(Math.min(wait, this.#pauses.longest), undefined, { signal });
+        if (!this.#heeds || pause === 0) await sleepUnless(signal, Math.min(wait, this.#pauses.longest));
       } catch (error) {
         sent.end();
         throw (error as Error | null)?.name === "AbortError" && signal?.aborted ? signal.reason : error;

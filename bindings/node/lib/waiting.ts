@@ -1,6 +1,7 @@
 // Waiting: the core keeps the line of waiters; this file keeps the line's one timer. Freed units wake the line. Each waiter goes on
 // before the next one is decided.
 
+import { onAbort } from "./aborting.js";
 import { SyncUnsupported, TimeoutError, thrown } from "./errors.js";
 import type { Limiter } from "./limiter.js";
 import { Int, Num, Op, Status } from "./layout.js";
@@ -48,7 +49,8 @@ class Waiter {
   /** The core's number for it, once it is in the line. */
   id = 0;
   isOver = false;
-  onAbort: (() => void) | undefined;
+  /** Ends listening to its signal. */
+  unlisten: (() => void) | undefined;
 
   constructor(
     readonly request: Request,
@@ -91,7 +93,7 @@ export class Line {
     const { signal } = request;
     if (signal?.aborted) return caller.reject(signal.reason);
     const waiter = new Waiter(request, caller);
-    if (signal !== undefined) signal.addEventListener("abort", (waiter.onAbort = () => this.#abort(waiter)));
+    if (signal !== undefined) waiter.unlisten = onAbort(signal, () => this.#abort(waiter));
     const opening = this.#limiter._opening();
     if (opening === null && this.#coming === 0) return this.#join(waiter);
     this.#coming++;
@@ -243,7 +245,7 @@ export class Line {
 
   #settle(waiter: Waiter): void {
     waiter.isOver = true;
-    if (waiter.onAbort !== undefined) waiter.request.signal!.removeEventListener("abort", waiter.onAbort);
+    waiter.unlisten?.();
   }
 
   /** Runs an action as soon as the core does not work on the line. */

@@ -318,6 +318,23 @@ test("no listener is left on a signal after the wait", async () => {
   assert.equal(listeners(), 0);
 });
 
+test("all waits with one signal have one listener", async () => {
+  const { clock, limiter } = await full();
+  const controller = new AbortController();
+  const { signal } = controller;
+  const listeners = () => getEventListeners(signal, "abort").length;
+  const waits = Array.from({ length: 20 }, () => limiter.acquire({ signal }));
+  await settle();
+  assert.equal(listeners(), 1);
+  clock.advance("1m");
+  await waits[0];
+  assert.equal(listeners(), 1);
+  const reason = new Error("mine");
+  controller.abort(reason);
+  for (const wait of waits.slice(1)) await assert.rejects(wait, reason);
+  assert.equal(listeners(), 0);
+});
+
 test("schedule waits with a place", async () => {
   const { clock, limiter } = await full();
   const result = limiter.schedule((permit) => permit.started, { place: limiter.reserve(), timeout: "1m" });
