@@ -67,6 +67,8 @@ export abstract class Limiter {
   readonly #bells: readonly Bell[];
   #opening: Promise<void> | null = null;
   #isOpen = false;
+  /** Whether its first synchronous call may wait up to the store's timeout: not for a server. */
+  #isPatient: boolean;
   /** The hooks that were added before the native half was found. */
   #early: { readonly event: HookEvent; readonly hook: number; readonly begin: () => void }[] = [];
 
@@ -78,6 +80,7 @@ export abstract class Limiter {
     const clock = store?._clock;
     this.#bells = clock === undefined ? [new Bell()] : [new Bell(), clock._bell];
     this.#isOpen = store === undefined || !store._isShared;
+    this.#isPatient = store?.url.startsWith("sqlite:") ?? false;
     if (typeof made === "string") {
       this.name = made;
       this._call = () => {
@@ -97,16 +100,35 @@ export abstract class Limiter {
   _bind(made: NativeLimiter): void {
     const { holds, wrap = (closure: Closure) => closure } = this.#setup;
     this.#native = made;
-    this._call = wrap(bind(made, this._lineNumber));
+    const call = wrap(bind(made, this._lineNumber));
+    const first: Closure = () => {
+      if (this._call === first) this._call = call;
+      this._openHere();
+      return call();
+    };
+    this._call = first;
     if (this.#isStopped) this.#close();
     this._holds = holds ?? !native.hasPlaces(made);
     for (const { begin } of this.#early.splice(0)) begin();
   }
 
+  /**
+   * @internal Opens it before its first synchronous call, which waits up to the store's timeout: processes that start together wait
+   * for each other. Later calls wait briefly. If this fails, the call fails too, and returns what `onError` says.
+   */
+  _openHere(): void {
+    if (this.#isOpen || !this.#isPatient || this.#native === undefined) return;
+    this.#isPatient = false;
+    try {
+      native.openHere(this.#native);
+      this.#isOpen = true;
+    } catch {}
+  }
+
   /** Finds the native half. If there is none, the core notifies the store's hooks. */
   #find(): void {
     try {
-      this._bind(native.find(this.#store!._native, this.name));
+      this._bind(native.find(this.#store!._native, this.name, this.#isPatient));
     } catch (error) {
       throw this.#notFound(error);
     }

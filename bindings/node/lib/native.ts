@@ -85,13 +85,14 @@ interface Native {
   attach(store: NativeStore, name: string, kind: string): NativeLimiter;
   limiterOfText(store: NativeStore, name: string, text: string): NativeLimiter;
   flowControl(store: NativeStore, name: string, rate?: readonly [rate: number, period: number], parallelism?: number): NativeLimiter;
-  find(store: NativeStore, name: string): NativeLimiter;
+  find(store: NativeStore, name: string, patiently: boolean): NativeLimiter;
   findLater(store: NativeStore, name: string): Promise<NativeLimiter>;
   load(store: NativeStore, path: string): Promise<string[]>;
   customLimiter(name: string, ask: Ask): NativeLimiter;
   nullLimiter(): NativeLimiter;
   compositeLimiter(): NativeLimiter;
   addLimiter(composite: NativeLimiter, child: NativeLimiter): void;
+  openHere(limiter: NativeLimiter): void;
   openLimiter(limiter: NativeLimiter): Promise<void>;
   nameOf(limiter: NativeLimiter): string;
   hasPlaces(limiter: NativeLimiter): boolean;

@@ -309,16 +309,26 @@ impl Task for Finding {
     }
 }
 
-/// Returns the limiter that is declared under a name, of any kind. Opens the store.
+/// Returns the limiter that is declared under a name, of any kind. Opens the store, and waits up to its timeout if
+/// `patiently`.
 #[napi]
-pub fn find(store: &External<Store>, name: String) -> napi::Result<External<AnyLimiter>> {
-    made(store.find(&name))
+pub fn find(store: &External<Store>, name: String, patiently: bool) -> napi::Result<External<AnyLimiter>> {
+    made(if patiently { MayWait::UntilTimeout.during(|| store.find(&name)) } else { store.find(&name) })
 }
 
 /// Does the same on the thread pool.
 #[napi]
 pub fn find_later(store: &External<Store>, name: String) -> AsyncTask<Finding> {
     AsyncTask::new(Finding { store: Store::clone(store), name })
+}
+
+/// Does the same as `open_limiter` here, and waits up to the store's timeout.
+#[napi]
+pub fn open_here(limiter: &External<AnyLimiter>) -> napi::Result<()> {
+    match &**limiter {
+        AnyLimiter::Other(limiter) => MayWait::UntilTimeout.during(|| limiter.open()).map_err(thrown),
+        _ => Ok(()),
+    }
 }
 
 /// Opens the limiter's store and declares or attaches its limits there, so that no later call has to. JavaScript opens the

@@ -1,7 +1,8 @@
 // Many threads and processes share one limit: exactly as many starts as it allows.
 
 import assert from "node:assert/strict";
-import { execFile } from "node:child_process";
+import { execFile, spawn } from "node:child_process";
+import { once } from "node:events";
 import { join } from "node:path";
 import { test } from "node:test";
 import { promisify } from "node:util";
@@ -85,4 +86,29 @@ test("the latest counts are published at exit, however the program ends", async 
   const limiter = new Store(url).limiter("x");
   await limiter.open();
   assert.equal(limiter.stats().admitted, 3);
+});
+
+test("the first synchronous calls of processes that start together wait for each other", async (t) => {
+  const url = `sqlite:${directory(t)}/limits.db`;
+  const code = `
+    import { Store } from "workglow-limit";
+    process.send("ready");
+    process.once("message", () => {
+      const limiter = new Store(${JSON.stringify(url)}, { timeout: "1m" }).limiter("shared", "100/1h");
+      process.send(limiter.tryAcquire() !== null);
+      process.disconnect();
+    });`;
+  const processes = Array.from({ length: 8 }, () =>
+    spawn(process.execPath, ["--input-type=module", "--eval", code], {
+      cwd: import.meta.dirname,
+      stdio: ["ignore", "inherit", "pipe", "ipc"],
+    }),
+  );
+  await Promise.all(processes.map((one) => once(one, "message")));
+  const ended = processes.map(async (one) => {
+    const [admitted, errors] = await Promise.all([Promise.race([once(one, "message"), once(one, "exit")]), one.stderr.toArray()]);
+    return errors.join("") || admitted[0];
+  });
+  for (const one of processes) one.send("go");
+  assert.deepEqual(await Promise.all(ended), Array(8).fill(true));
 });
