@@ -20,9 +20,9 @@ export interface HeedOptions {
 /**
  * Pauses a limit, or one key, for all processes that share it, if a response says so. Returns the pause in ms; 0 for none.
  *
- * In a refusal (429, 503; also 403 and 529, which some servers use) the pause is its Retry-After. Otherwise, with any status, the
- * pause lasts until the latest reset of a limit with nothing remaining: in RateLimit (with RateLimit-Policy), RateLimit-Remaining and
- * RateLimit-Reset, or a vendor's similar pair. A 429 without any of these pauses for the default. No pause exceeds `longest`. Values
+ * In a refusal (429, 503; also 403 and 529, which some servers use) the pause is its Retry-After, or retry-after-ms. Otherwise, with any
+ * status, the pause lasts until the latest reset of a limit with nothing remaining: in RateLimit (with RateLimit-Policy),
+ * RateLimit-Remaining and RateLimit-Reset, or a vendor's similar pair; a 429 need not say what remains. A 429 without any of these pauses for the default. No pause exceeds `longest`. Values
  * that cannot be parsed are ignored.
  */
 export async function heed(limiter: Limiter, response: HttpResponse, options: HeedOptions = {}): Promise<number> {
@@ -31,7 +31,7 @@ export async function heed(limiter: Limiter, response: HttpResponse, options: He
   const key = options.key === undefined ? undefined : unicode("key", options.key);
   const usual = milliseconds("default", options.default ?? 1e3);
   const longest = milliseconds("longest", options.longest ?? 36e5);
-  const pause = pauseOf(response, { default: usual, longest });
+  const pause = pauseOf(response, { default: usual, longest }) ?? 0;
   if (pause > 0) await limiter.pause(pause, key);
   return pause;
 }

@@ -37,10 +37,14 @@ const NAME = "[a-z*][a-z0-9_.*-]*";
 const MEMBER = new RegExp(String.raw`\s*(${VALUE})((?:\s*;\s*${NAME}(?:=(?:${VALUE}))?)*)\s*(?:,|$)`, "y");
 const PARAMETER = new RegExp(String.raw`;\s*(${NAME})=(${VALUE})`, "g");
 
-/** Returns the pause that a response asks for, in ms, up to `longest`; the default for a 429 that states none. */
-export function pauseOf(response: HttpResponse, { default: usual, longest }: { default: number; longest: number }): number {
+/**
+ * Returns the pause that a response asks for, in ms, up to `longest`; the default for a 429 that states none; otherwise `null`. A
+ * `Retry-After: 0` asks for a pause of 0.
+ */
+export function pauseOf(response: HttpResponse, { default: usual, longest }: { default: number; longest: number }): number | null {
   const status = statusOf(response);
-  return Math.min(waitOf(status, headersOf(response)) || (status === 429 ? usual : 0), longest);
+  const wait = waitOf(status, headersOf(response)) ?? (status === 429 ? usual : null);
+  return wait === null ? null : Math.min(wait, longest);
 }
 
 /** Returns a response's status, as `fetch` or as `node:http` names it. */
@@ -64,16 +68,21 @@ export function headersOf(response: HttpResponse): Map<string, string> {
   return headers;
 }
 
-/** Returns the wait that the headers ask for, in ms; 0 if they state none, or a time in the past. */
-function waitOf(status: number, headers: Map<string, string>): number {
+/** Returns the wait that the headers ask for, in ms; `null` if they state none, or a time in the past. */
+function waitOf(status: number, headers: Map<string, string>): number | null {
   const date = instant(headers.get("date") ?? "");
   const now = Number.isNaN(date) ? Date.now() : date;
-  const after = REFUSALS.includes(status) ? until(headers.get("retry-after"), now) : 0;
-  return after || Math.max(0, ...resets(headers).map((reset) => until(reset, now)));
+  if (REFUSALS.includes(status)) {
+    const ms = (headers.get("retry-after-ms") ?? "").trim();
+    const after = NUMBER.test(ms) ? Number(ms) : until(headers.get("retry-after"), now);
+    if (after !== null) return after;
+  }
+  const waits = resets(status, headers).map((reset) => until(reset, now));
+  return waits.reduce((longest, wait) => (wait === null || (longest ?? -1) > wait ? longest : wait), null);
 }
 
-/** Returns the resets of all limits with nothing remaining, as they were sent. */
-function resets(headers: Map<string, string>): (string | undefined)[] {
+/** Returns the resets of all limits with nothing remaining, as they were sent. A 429 need not say what remains. */
+function resets(status: number, headers: Map<string, string>): (string | undefined)[] {
   const found: (string | undefined)[] = [];
   const policies = new Map(membersOf(headers.get("ratelimit-policy") ?? ""));
   const members = membersOf(headers.get("ratelimit") ?? "");
@@ -86,9 +95,10 @@ function resets(headers: Map<string, string>): (string | undefined)[] {
   if (isNone(pairs.get("remaining"))) found.push(pairs.get("reset"));
   // The oldest draft and all vendors have pairs: X-RateLimit-Remaining and -Reset, x-ratelimit-remaining-tokens, …
   for (const [name, value] of headers) {
-    if (/rate-?limit/.test(name) && name.includes("remaining") && isNone(value)) {
-      found.push(headers.get(name.replaceAll("remaining", "reset")));
-    }
+    if (!/rate-?limit/.test(name)) continue;
+    if (name.includes("remaining")) {
+      if (isNone(value)) found.push(headers.get(name.replaceAll("remaining", "reset")));
+    } else if (status === 429 && name.includes("reset") && !headers.has(name.replaceAll("reset", "remaining"))) found.push(value);
   }
   return found;
 }
@@ -112,18 +122,18 @@ function isNone(remaining: string | undefined): boolean {
   return NUMBER.test(text.replace(/^-/, "")) && Number(text) <= 0;
 }
 
-/** Returns the time until a reset in ms. It may be seconds, a duration such as 6m0s, or an instant. 0 for the past or other text. */
-function until(given: string | undefined, now: number): number {
+/**
+ * Returns the time until a reset in ms. It may be seconds, a duration such as 6m0s, or an instant. `null` for the past and for other
+ * text.
+ */
+function until(given: string | undefined, now: number): number | null {
   const text = (given ?? "").trim();
-  let ms = instant(text) - now;
-  if (NUMBER.test(text)) {
-    const number = Number(text);
-    // A number of 30 years or more is an instant, in seconds or ms since the epoch.
-    ms = number >= 1e12 ? number - now : number >= 1e9 ? number * 1e3 - now : number * 1e3;
-  } else if (SPANS.test(text)) {
-    ms = [...text.matchAll(SPAN)].reduce((sum, [, number, unit]) => sum + Number(number) * UNITS[unit!]!, 0);
-  }
-  return ms > 0 ? ms : 0;
+  if (SPANS.test(text)) return [...text.matchAll(SPAN)].reduce((sum, [, number, unit]) => sum + Number(number) * UNITS[unit!]!, 0);
+  const number = NUMBER.test(text) ? Number(text) : NaN;
+  if (number < 1e9) return number * 1e3;
+  // A number of 30 years or more is an instant, in seconds or ms since the epoch.
+  const at = Number.isNaN(number) ? instant(text) : number >= 1e12 ? number : number * 1e3;
+  return at > now ? at - now : null;
 }
 
 /** Parses an HTTP date or an RFC 3339 date to ms since the epoch; `NaN` for other text. */

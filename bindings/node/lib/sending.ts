@@ -195,15 +195,15 @@ export class Sending {
       try {
         const response = attempts.answerOf(result);
         const pause = pauseOf(response, this.#pauses);
-        if (this.#heeds && pause > 0) await this.#pause(wants, response);
+        if (this.#heeds && pause) await this.#pause(wants, response);
         sent.answered(response);
         if (attempt >= this.#retries || !attempts.canRepeat || !REFUSALS.includes(statusOf(response))) return [result, sent];
-        const wait = pause || this.#pauses.default * 2 ** attempt;
+        const wait = pause ?? this.#pauses.default * 2 ** attempt;
         if (wait > (this.#timeout ?? Infinity)) return [result, sent];
         await attempts.discard(result);
         sent.end();
         // Otherwise the paused limit delays the retry.
-        if (!this.#heeds || pause === 0) await sleepUnless(signal, Math.min(wait, this.#pauses.longest));
+        if (!this.#heeds || !pause) await sleepUnless(signal, Math.min(wait, this.#pauses.longest));
       } catch (error) {
         sent.end();
         throw (error as Error | null)?.name === "AbortError" && signal?.aborted ? signal.reason : error;
