@@ -15,6 +15,9 @@ export interface Reader<R> {
   user(request: R): unknown;
 }
 
+/** The headers in which proxies report the address of a client. */
+export type ForwardedHeader = "X-Forwarded-For" | "Forwarded" | "CF-Connecting-IP" | "Fly-Client-IP" | "True-Client-IP" | "X-Real-IP";
+
 /** How the address of a client is found. */
 export interface AddressOptions {
   /**
@@ -26,8 +29,11 @@ export interface AddressOptions {
    * The header that these proxies write: "X-Forwarded-For" (the default) or "Forwarded". Only one is read, because proxies pass the
    * other one on as the client sent it. It is read from the right, and the client is the first address that is not a proxy's. An
    * invalid entry ends the search, and the client is the last valid address.
+   *
+   * "CF-Connecting-IP", "Fly-Client-IP", "True-Client-IP" and "X-Real-IP" have one address, the client's. If there are several, the
+   * peer's address counts.
    */
-  forwardedHeader?: "X-Forwarded-For" | "Forwarded" | undefined;
+  forwardedHeader?: ForwardedHeader | undefined;
   /** The bits that the IPv6 addresses of one client have in common, 1 to 128. Default: 64. */
   ipv6Prefix?: number | undefined;
 }
@@ -48,6 +54,7 @@ type Parts = readonly number[];
 /** The most addresses that are remembered, and the longest one with its port: clients can send anything. */
 const MOST_KNOWN = 4_096;
 const LONGEST = 128;
+const HEADERS = '"X-Forwarded-For", "Forwarded", "CF-Connecting-IP", "Fly-Client-IP", "True-Client-IP" or "X-Real-IP"';
 const PROXIES = 'a list of addresses and networks such as "10.0.0.0/8", or "unix"';
 
 /** Finds the addresses of clients. */
@@ -64,7 +71,7 @@ export class Addresses<R> {
     if (!Array.isArray(trustedProxies)) throw invalid("trustedProxies", trustedProxies, PROXIES);
     for (const proxy of trustedProxies) this.#trust(proxy);
     const split = typeof forwardedHeader === "string" ? SPLITS[forwardedHeader.toLowerCase()] : undefined;
-    if (split === undefined) throw invalid("forwardedHeader", forwardedHeader, '"X-Forwarded-For" or "Forwarded"');
+    if (split === undefined) throw invalid("forwardedHeader", forwardedHeader, HEADERS);
     if (!Number.isInteger(ipv6Prefix) || ipv6Prefix < 1 || ipv6Prefix > 128) {
       throw invalid("ipv6Prefix", ipv6Prefix, "a whole number from 1 to 128");
     }
@@ -167,9 +174,16 @@ const ELEMENTS = /^(?:[^",]|"(?:[^"\\]|\\.)*")*(?:,(?:[^",]|"(?:[^"\\]|\\.)*")*)
 const ELEMENT = /(?:[^",]|"(?:[^"\\]|\\.)*")+/g;
 const FOR = /(?:^|;)\s*for\s*=\s*(?:"([^"\\]*)"|([^\s;"]+))\s*(?=;|$)/gi;
 
+/** A header with one address. Several, joined with commas, are no address. */
+const single = (line: string): (string | null)[] => (line === "" ? [] : [line]);
+
 /** Splits a header into its addresses, from left to right; `null` for an invalid entry. */
 const SPLITS: Record<string, (line: string) => (string | null)[]> = {
   "x-forwarded-for": (line) => line.split(","),
+  "cf-connecting-ip": single,
+  "fly-client-ip": single,
+  "true-client-ip": single,
+  "x-real-ip": single,
   forwarded(line) {
     // A quoted string does not end, so the rest cannot be attributed to a proxy.
     if (!ELEMENTS.test(line)) return [null];

@@ -42,10 +42,8 @@ export interface ReserveOptions extends StartOptions {
   grace?: Duration | undefined;
 }
 
-/** The whole decision about a start. */
-export interface Decision {
-  /** Whether the start is admitted. */
-  readonly admitted: boolean;
+/** The numbers of a decision about a start. */
+export interface DecisionNumbers {
   /**
    * The time in ms after which a retry succeeds if no other start took the units; a retry one microsecond earlier fails. 0 if
    * admitted. For a concurrency limit, a suggestion of when to retry.
@@ -59,11 +57,29 @@ export interface Decision {
   readonly remaining: number;
   /** The units that the limit allows; Infinity without a limit. */
   readonly limit: number;
-  /** The name of the limit that denied; `null` if admitted. */
-  readonly deniedBy: string | null;
-  /** The permit of the start, if it was admitted; always `null` in a `peek`. */
-  readonly permit: Permit | null;
 }
+
+/** The decision that a start is admitted. */
+export interface Admission extends DecisionNumbers {
+  readonly admitted: true;
+  readonly deniedBy: null;
+  /** The permit of the start. */
+  readonly permit: Permit;
+}
+
+/** The decision that a start is denied. */
+export interface Denial extends DecisionNumbers {
+  readonly admitted: false;
+  /** The name of the limit that denied. */
+  readonly deniedBy: string;
+  readonly permit: null;
+}
+
+/** The whole decision about a start: `admitted` says which. */
+export type Decision = Admission | Denial;
+
+/** What a decision would be. Nothing was recorded, so there is no permit. */
+export type Forecast = (Omit<Admission, "permit"> & { readonly permit: null }) | Denial;
 
 /** The counts of all processes that share the limit. The last second of other processes may be missing. */
 export interface Stats {

@@ -5,7 +5,7 @@ import type { Request, RequestHandler, Response } from "express";
 import type { Reader } from "./address.js";
 import { Body, Entry, Gate, type RequestLimit, type ServingOptions, endWith } from "./serving.js";
 
-export type { AddressOptions } from "./address.js";
+export type { AddressOptions, ForwardedHeader } from "./address.js";
 export type { Limited, OnLimited, Reply, RequestLimit, ServingOptions } from "./serving.js";
 
 /** The options of `limitRequests`. `onLimited` may answer through its third argument, the response, which it then returns. */

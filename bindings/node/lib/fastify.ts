@@ -1,12 +1,13 @@
 // Limits the requests of Fastify 5.
 
+import type { ServerResponse } from "node:http";
 import type { FastifyPluginAsync, FastifyReply, FastifyRequest, RouteOptions } from "fastify";
 import type { Reader } from "./address.js";
 import { invalid } from "./errors.js";
 import { word } from "./input.js";
 import { Body, Entry, Gate, type RequestLimit, type ServingOptions, endWith } from "./serving.js";
 
-export type { AddressOptions } from "./address.js";
+export type { AddressOptions, ForwardedHeader } from "./address.js";
 export type { Limited, OnLimited, Reply, RequestLimit, ServingOptions } from "./serving.js";
 
 declare module "fastify" {
@@ -21,6 +22,8 @@ export interface LimitRequestsOptions extends ServingOptions<FastifyRequest, Fas
   /** The hook that decides. Default: "onRequest". Later hooks know the user or the body. */
   hook?: "onRequest" | "preParsing" | "preValidation" | "preHandler" | undefined;
 }
+
+const entries = new WeakMap<ServerResponse, Entry>();
 
 const HOOKS = ["onRequest", "preParsing", "preValidation", "preHandler"];
 
@@ -60,8 +63,12 @@ export const limitRequests: FastifyPluginAsync<LimitRequestsOptions> = async (ap
     if (limits.length === 0 || (await gate.isExempt(request))) return;
     // A client that has disconnected has no address any more.
     if (reply.raw.destroyed || request.socket.destroyed) return reply.hijack();
-    const entry = new Entry();
-    endWith(reply.raw, entry);
+    let entry = entries.get(reply.raw);
+    if (entry === undefined) {
+      entry = new Entry();
+      entries.set(reply.raw, entry);
+      endWith(reply.raw, entry);
+    }
     const limited = await gate.enter(request, limits, entry, reply);
     if (entry.isOver) return reply.hijack();
     if (limited === null) return void reply.headers(gate.headersOf(entry));

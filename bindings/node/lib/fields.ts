@@ -1,6 +1,6 @@
 // The fields of draft-ietf-httpapi-ratelimit-headers-10: RateLimit-Policy and RateLimit.
 
-import type { Decision } from "./calls.js";
+import type { Decision, Forecast } from "./calls.js";
 import {
   ConcurrencyLimiter,
   DelayLimiter,
@@ -35,7 +35,7 @@ export class Policy {
   }
 
   /** Returns its item of RateLimit-Policy; empty without a limit. */
-  quota({ limit }: Decision, window: number | null): string {
+  quota({ limit }: Decision | Forecast, window: number | null): string {
     if (!Number.isFinite(limit)) return "";
     const item = `${this.#quoted};q=${limit}`;
     if (this.#isOfConcurrency) return `${item};qu="concurrent-requests"`;
@@ -44,7 +44,7 @@ export class Policy {
   }
 
   /** Returns its item of RateLimit; empty without a limit. */
-  state({ admitted, limit, remaining, resetAfter, retryAfter }: Decision): string {
+  state({ admitted, limit, remaining, resetAfter, retryAfter }: Decision | Forecast): string {
     if (!Number.isFinite(limit)) return "";
     const item = `${this.#quoted};r=${remaining}`;
     // The rest of a window is rounded up to a microsecond, which must not add a second.
@@ -56,7 +56,7 @@ export class Policy {
 /** A policy and its decision. */
 export interface PolicyDecision {
   readonly policy: Policy;
-  readonly decision: Decision;
+  readonly decision: Decision | Forecast;
   /** The window in ms, if it is known. */
   readonly window: number | null;
 }

@@ -1,6 +1,5 @@
 // Holds a BullMQ queue while its limit is full, by the means of BullMQ's own limiter: jobs stay in the queue, in the queue's order.
 
-import type { Job } from "bullmq";
 import type { Redis } from "./bullmq.js";
 import { type Decider, type Later, type Request, ask, use } from "./limited.js";
 import type { Limiter } from "./limiter.js";
@@ -58,8 +57,8 @@ export class HeldQueue implements Decider {
    * Returns the queue of a job, if `processor` processes all jobs of its worker: otherwise some may need another limit. A concurrency
    * limit does not know when it is free, so no queue is held for it.
    */
-  static async of(job: Job, processor: unknown, limiter: Limiter, redis: Redis | null): Promise<HeldQueue | null> {
-    const worker = (job as unknown as { queue?: HeldWorker }).queue;
+  static async of(job: object, processor: unknown, limiter: Limiter, redis: Redis | null): Promise<HeldQueue | null> {
+    const worker = (job as { queue?: HeldWorker }).queue;
     if (redis === null || worker === undefined || worker.processFn !== processor || typeof worker.rateLimit !== "function") return null;
     await limiter._opening();
     if (limiter._holds) return null;

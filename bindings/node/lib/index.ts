@@ -1,4 +1,14 @@
-export type { AcquireOptions, Decision, ReserveOptions, StartOptions, Stats } from "./calls.js";
+export type {
+  AcquireOptions,
+  Admission,
+  Decision,
+  DecisionNumbers,
+  Denial,
+  Forecast,
+  ReserveOptions,
+  StartOptions,
+  Stats,
+} from "./calls.js";
 export { type Child, CompositeLimiter, NullLimiter } from "./composite.js";
 export type { CustomLimiter, SixMethods } from "./custom.js";
 export {

@@ -16,13 +16,17 @@ export function milliseconds(parameter: string, value: unknown): number {
     ms = unit === undefined ? NaN : Number(number) * UNITS[unit]!;
   }
   if (typeof ms === "number" && ms >= 0 && ms <= LONGEST) return ms;
-  throw invalid(parameter, value, 'milliseconds, or a text such as "250ms", "1.5s" or "1m", up to 366 days');
+  throw invalid(parameter, value, 'milliseconds, or a text such as "250ms", "1.5s" or "1m" (us, ms, s, m, h, d), up to 366 days');
 }
 
 /** Checks that a value is a whole number of at least 0. The core checks its range. */
 export function whole(parameter: string, value: unknown): number {
   if (Number.isInteger(value) && (value as number) >= 0) return value as number;
-  throw invalid(parameter, value, "a whole number, not negative");
+  throw invalid(
+    parameter,
+    value,
+    typeof value === "string" ? "a number, not a text: a whole one, not negative" : "a whole number, not negative",
+  );
 }
 
 /** Checks a weight. Default: 1. */
@@ -62,7 +66,12 @@ export function word(parameter: string, value: unknown, words: readonly string[]
 /** Checks that options are an object, and that all of them are known. */
 export function options(given: unknown, known: readonly string[], parameter = "options"): void {
   if (typeof given !== "object" || given === null || Array.isArray(given)) {
-    throw invalid(parameter, given, `an object with ${known.join(", ")}`);
+    const isKey = typeof given === "string" && known.includes("key");
+    throw invalid(
+      parameter,
+      given,
+      isKey ? `an object, such as { key: ${JSON.stringify(given.slice(0, 64))} }` : `an object with ${known.join(", ")}`,
+    );
   }
   for (const name in given) {
     if (!known.includes(name)) throw invalid(parameter, `an object with ${name}`, `only ${known.join(", ")}`, true);

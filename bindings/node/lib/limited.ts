@@ -21,7 +21,7 @@ export interface Limited {
 /** Delays a job: see `limitJob`. */
 export type Delay<D> = (wait: number, place: string | null) => D | PromiseLike<D>;
 
-/** @internal How long a job is delayed, and its place, if it has one. */
+/** How long a job is delayed, and its place, if it has one. */
 export interface Later {
   readonly wait: number;
   readonly place: Permit | null;
@@ -138,7 +138,7 @@ function notify<J>(onLimited: ((job: J, limited: Limited) => void) | undefined, 
   }
 }
 
-/** @internal The start that a job asks for. Times are in ms. */
+/** The start that a job asks for. Times are in ms. */
 export interface Request {
   readonly key: string;
   readonly weight: number;
@@ -198,7 +198,7 @@ async function start(limiter: Limiter, request: Request, brought: string | null)
   return (answer.place !== null && (await use(limiter, request, answer.place.toText()))) || ask(limiter, request);
 }
 
-/** @internal Returns a start; or when to come back, with or without a place. */
+/** Returns a start; or when to come back, with or without a place. */
 export async function ask(limiter: Limiter, request: Request): Promise<Permit | Later> {
   const { key, weight } = request;
   const state = stateOf(limiter);
@@ -234,7 +234,7 @@ async function reserve(limiter: Limiter, { key, weight, grace }: Request, state:
 /** The ticket of a place without a turn: the limit has places for some windows, and they are all taken. */
 const NO_TURN = ".ffffffffffffffff.";
 
-/** @internal Uses a place. Returns `null` if it is late, was overtaken, or belongs to an earlier limit of that name. */
+/** Uses a place. Returns `null` if it is late, was overtaken, or belongs to an earlier limit of that name. */
 export async function use(limiter: Limiter, { hold, grace }: Request, text: string): Promise<Permit | Later | null> {
   try {
     const place = limiter.place(text);

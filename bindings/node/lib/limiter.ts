@@ -3,7 +3,7 @@
 import { types } from "node:util";
 import { Activity } from "./activity.js";
 import { brand } from "./brand.js";
-import { type AcquireOptions, type Decision, type ReserveOptions, type StartOptions, type Stats, statsOf } from "./calls.js";
+import { type AcquireOptions, type Decision, type Forecast, type ReserveOptions, type StartOptions, type Stats, statsOf } from "./calls.js";
 
 import { InvalidArgument, Stopped, StoreError, UnknownLimit, invalid, make, messageOf, refused, thrown } from "./errors.js";
 import { type Hook, type HookEvent, listen } from "./hooks.js";
@@ -272,7 +272,7 @@ export abstract class Limiter {
     const key = keyOf(options.key);
     const weight = weightOf(options.weight);
     this.#startAsked();
-    return this.#answer(Op.decide, key, this._do(Op.decide, key, weight));
+    return this.#decision(key, this._do(Op.decide, key, weight));
   }
 
   /** Does the same as `decide`, which waits for the store for at most 40 ms, without blocking the event loop. */
@@ -281,36 +281,40 @@ export abstract class Limiter {
     const key = keyOf(options.key);
     const weight = weightOf(options.weight);
     this.#startAsked();
-    return this.#ask(Op.decide, key, weight, (status) => this.#answer(Op.decide, key, status));
+    return this.#ask(Op.decide, key, weight, (status) => this.#decision(key, status));
   }
 
   /** Returns the decision that `decide` would return, and records nothing. `weight` may be 0. */
-  peek(options: StartOptions = {}): Decision {
+  peek(options: StartOptions = {}): Forecast {
     checkOptions(options, START);
     const key = keyOf(options.key);
-    return this.#answer(Op.peek, key, this._do(Op.peek, key, weightOf(options.weight)));
+    return this.#forecast(this._do(Op.peek, key, weightOf(options.weight)));
   }
 
   /** Does the same as `peek` without blocking the event loop. */
-  async peekAsync(options: StartOptions = {}): Promise<Decision> {
+  async peekAsync(options: StartOptions = {}): Promise<Forecast> {
     checkOptions(options, START);
     const key = keyOf(options.key);
     const weight = weightOf(options.weight);
-    return this.#ask(Op.peek, key, weight, (status) => this.#answer(Op.peek, key, status));
+    return this.#ask(Op.peek, key, weight, (status) => this.#forecast(status));
   }
 
-  #answer(op: Op, key: string, status: Status): Decision {
-    const admitted = status === Status.yes;
-    return {
-      admitted,
+  #decision(key: string, status: Status): Decision {
+    const forecast = this.#forecast(status);
+    return forecast.admitted ? { ...forecast, permit: new Permit(this, key) } : forecast;
+  }
+
+  #forecast(status: Status): Forecast {
+    const decided = {
       retryAfter: numbers[Num.retryAfter]! / 1e3,
       suggestedAfter: numbers[Num.suggestedAfter]! / 1e3,
       resetAfter: numbers[Num.resetAfter]! / 1e3,
       remaining: numbers[Num.remaining]!,
       limit: numbers[Num.limit]!,
-      deniedBy: admitted ? null : deniedBy(this.name),
-      permit: admitted && op === Op.decide ? new Permit(this, key) : null,
+      permit: null,
     };
+    if (status === Status.yes) return { admitted: true, deniedBy: null, ...decided };
+    return { admitted: false, deniedBy: deniedBy(this.name), ...decided };
   }
 
   /**

@@ -5,7 +5,7 @@ import { invalid } from "./errors.js";
 import { Entry, Gate, type RequestLimit, type ServingOptions } from "./serving.js";
 import { endWithSignal, forNobody, isResponse, refusal, whenOver, withHeaders } from "./web.js";
 
-export type { AddressOptions } from "./address.js";
+export type { AddressOptions, ForwardedHeader } from "./address.js";
 export type { Limited, OnLimited, Reply, RequestLimit, ServingOptions } from "./serving.js";
 
 /** The options of `limitRequests`. `onLimited` may return a `Response`. */

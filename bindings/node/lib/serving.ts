@@ -4,7 +4,7 @@
 import { createHash } from "node:crypto";
 import type { ServerResponse } from "node:http";
 import { type AddressOptions, Addresses, type Reader } from "./address.js";
-import type { Decision } from "./calls.js";
+import type { Decision, Forecast } from "./calls.js";
 import { invalid } from "./errors.js";
 import { type PolicyDecision, Policy, fields, wholeSeconds } from "./fields.js";
 import { warn } from "./hooks.js";
@@ -99,7 +99,7 @@ export type Outcome = number | "left";
 interface RequestStart extends PolicyDecision {
   readonly options: RequestLimit<any>;
   readonly start: { readonly key: string; readonly weight: number };
-  decision: Decision;
+  decision: Decision | Forecast;
   window: number | null;
 }
 
@@ -116,13 +116,17 @@ const LONGEST_KEY = 1_024;
 /** A limit with checked options. */
 class CheckedLimit<R> {
   readonly options: RequestLimit<R>;
+  /** The program's own object, which tells it from others. */
+  readonly given: RequestLimit<R>;
   /** The policies by the names of plans; by "" without plans. */
   readonly #policies: ReadonlyMap<string, Policy>;
 
   constructor(options: RequestLimit<R>) {
+    if (options instanceof Limiter) throw invalid("limits", "an array with a limiter", "objects with limits: [{ limiter }]", true);
     checkOptions(options, LIMIT, "limits");
     const { limiter, key, weight = 1, plan, name } = options;
     this.options = { ...options };
+    this.given = options;
     const limiters = limitersOf(limiter, plan);
     if (typeof key === "string") {
       const header = /^header:(.*)$/s.exec(key)?.[1];
@@ -244,7 +248,7 @@ export class Entry {
   /** The admitted starts, in the order of the headers. */
   readonly taken: RequestStart[] = [];
   /** The limits that have admitted the request: a middleware that is used twice counts it once. */
-  readonly passed = new Set<CheckedLimit<any>>();
+  readonly passed = new Set<RequestLimit<any>>();
   #isOver = false;
 
   /** Whether the response has ended or the client has disconnected. */
@@ -325,11 +329,11 @@ export class Gate<R, Answer> {
   }
 
   /**
-   * Takes permits of these limits, in addition to those that the request has: all, or none; then it returns why. It also takes none
+   * Takes permits of these limits, once each, in addition to those that the request has: all, or none; then it returns why. It also takes none
    * after an error, or if the response has ended.
    */
   async enter(request: R, wanted: readonly CheckedLimit<R>[], entry: Entry, answer: Answer): Promise<Limited | null> {
-    const limits = wanted.filter((limit) => !entry.passed.has(limit));
+    const limits = wanted.filter(({ given }) => !entry.passed.has(given));
     try {
       const starts: RequestStart[] = [];
       for (const limit of limits) {
@@ -347,7 +351,7 @@ export class Gate<R, Answer> {
       await entry.undo();
       throw error;
     }
-    for (const limit of limits) entry.passed.add(limit);
+    for (const limit of limits) entry.passed.add(limit.given);
     if (entry.isOver) await entry.undo();
     return null;
   }

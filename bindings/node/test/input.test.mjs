@@ -390,3 +390,14 @@ test("other invalid arguments are errors", () => {
   for (const bad of [undefined, null, {}, []]) assert.throws(() => new NullLimiter().complete(bad), about("permit"));
   assert.throws(() => new package_.Permit(), TypeError);
 });
+
+test("messages say what is meant instead", async () => {
+  const limiter = new NullLimiter();
+  await assert.rejects(limiter.acquire("acme"), /^InvalidArgument: options is "acme": expected an object, such as \{ key: "acme" \}$/);
+  assert.throws(() => limiter.tryAcquire("acme"), /such as \{ key: "acme" \}/);
+  assert.throws(
+    () => new RateLimiter(new Store("memory:"), "a", { maxExecutions: "100", windowSizeInSeconds: 1 }),
+    /^InvalidArgument: maxExecutions is "100": expected a number, not a text: a whole one, not negative$/,
+  );
+  await assert.rejects(limiter.acquire({ timeout: "30 seconds" }), /timeout is "30 seconds": .*"1m" \(us, ms, s, m, h, d\)/);
+});

@@ -14,6 +14,7 @@ import {
   EvenlySpacedRateLimiter,
   FixedWindowLimiter,
   FlowControl,
+  type Forecast,
   type HookPayload,
   LeakyBucketLimiter,
   LeaseLost,
@@ -58,6 +59,7 @@ import { LimitStore } from "workglow-limit/express-rate-limit";
 import { limitRequests as ofFastify } from "workglow-limit/fastify";
 import { limitStore } from "workglow-limit/fastify-rate-limit";
 import { limitRequests as ofHono } from "workglow-limit/hono";
+import { LimitStorage } from "workglow-limit/nestjs-throttler";
 import { limitRequests as ofNext } from "workglow-limit/next";
 import { limitUpgrades } from "workglow-limit/upgrade";
 
@@ -73,8 +75,12 @@ composite.addLimiter(store.limiter("x", "100/1m + 5 concurrent"));
 export async function calls(signal: AbortSignal, within: Duration): Promise<Date> {
   const permit: Permit | null = composite.tryAcquire({ key: "k", weight: 2 });
   permit?.complete();
-  const { admitted, retryAfter, deniedBy, permit: held }: Decision = rate.decide({ key: undefined });
-  if (!admitted) console.log(retryAfter.toFixed(), deniedBy?.length, held?.readyAt?.getTime(), held?.readyAtHrtime);
+  const decision: Decision = rate.decide({ key: undefined });
+  const { admitted, retryAfter, deniedBy, permit: held } = decision;
+  if (decision.admitted) decision.permit.complete();
+  else decision.deniedBy.toUpperCase();
+  if (!admitted) console.log(retryAfter.toFixed(), deniedBy.length);
+  else console.log(held.readyAt?.getTime(), held.readyAtHrtime);
   {
     using scoped = await rate.acquire({ timeout: within, signal });
     rate.complete(scoped);
@@ -173,7 +179,7 @@ export async function onServer(): Promise<number> {
   if (place !== null) await (await rate.presentAsync(place)).settleAsync(2);
   await (await rate.tryAcquireAsync())?.cancelAsync();
   await permit.completeAsync();
-  const { remaining }: Decision = await rate.peekAsync({ key: "k", weight: 0 });
+  const { remaining }: Forecast = await rate.peekAsync({ key: "k", weight: 0 });
   return remaining;
 }
 
@@ -401,3 +407,7 @@ export const tasks: TaskList = {
 };
 // @ts-expect-error: an unknown option
 limitTask(rate, null, () => {}, { wait: 1 });
+
+new LimitStorage(new Store("memory:"), { name: "api" }).increment("k", 1_000, 5, 1_000, "default") satisfies Promise<{
+  isBlocked: boolean;
+}>;

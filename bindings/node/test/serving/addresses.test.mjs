@@ -46,6 +46,21 @@ table("without trusted proxies headers are only words", {}, [
   [{ Forwarded: "for=1.2.3.4" }, "127.0.0.1"],
 ]);
 
+for (const header of ["CF-Connecting-IP", "Fly-Client-IP", "True-Client-IP", "X-Real-IP"]) {
+  table(`${header} has one address, the client's`, { trustedProxies: ["127.0.0.1"], forwardedHeader: header }, [
+    [{}, "127.0.0.1"],
+    [{ [header]: "9.9.9.9" }, "9.9.9.9"],
+    [{ [header]: "2001:db8:1:2:3::4" }, "2001:db8:1:2::/64"],
+    [{ [header]: "1.1.1.1, 9.9.9.9" }, "127.0.0.1"],
+    [{ [header]: ["1.1.1.1", "9.9.9.9"] }, "127.0.0.1"],
+    [{ [header]: "unknown" }, "127.0.0.1"],
+    [{ "X-Forwarded-For": "9.9.9.9" }, "127.0.0.1"],
+  ]);
+  table(`a peer that is no proxy writes no ${header}`, { trustedProxies: ["10.0.0.0/8"], forwardedHeader: header }, [
+    [{ [header]: "9.9.9.9" }, "127.0.0.1"],
+  ]);
+}
+
 table("a peer that is no proxy cannot lie", { trustedProxies: ["10.0.0.0/8"] }, [[{ "X-Forwarded-For": "1.2.3.4" }, "127.0.0.1"]]);
 
 table(

@@ -142,6 +142,37 @@ test("Hono: responses of the app, without a server, and bodies that are read lat
   await until(() => running.peek({ key: "ann" }).admitted);
 });
 
+test("Hono: the address of the peer is that of Bun and of Deno, and its absence is an error", async () => {
+  const [keys, errors] = [[], []];
+  const limiter = new NullLimiter();
+  limiter.decideAsync = (start) => {
+    keys.push(start.key);
+    return NullLimiter.prototype.decideAsync.call(limiter, start);
+  };
+  const appOf = (options) => {
+    const app = new Hono();
+    app.onError((error, context) => context.text(String(errors.push(error.message)), 500));
+    app.use(ofHono({ limits: [{ limiter, name: "all", key: "address" }], ...options }));
+    return app.get("/", (context) => context.text("ok"));
+  };
+  class Server {
+    requestIP() {
+      return this.peer; // A method that needs its object, as Bun's does.
+    }
+    peer = { address: "192.0.2.1", family: "IPv4", port: 7 };
+  }
+  const bun = new Server();
+  const deno = { remoteAddr: { transport: "tcp", hostname: "192.0.2.2", port: 7 } };
+  const app = appOf({});
+  for (const env of [bun, { server: bun }, deno]) assert.equal((await app.request("/", {}, env)).status, 200);
+  assert.deepEqual(keys.splice(0), ["192.0.2.1", "192.0.2.1", "192.0.2.2"]);
+  for (const env of [undefined, {}, { KV: {} }]) assert.equal((await app.request("/", {}, env)).status, 500);
+  for (const error of errors) assert.match(error, /^trustedProxies is undefined: expected a list with "unix", or a function as key/);
+  const proxied = appOf({ trustedProxies: ["unix"] });
+  assert.equal((await proxied.request("/", { headers: { "X-Forwarded-For": "192.0.2.3" } })).status, 200);
+  assert.deepEqual(keys, ["192.0.2.3"]);
+});
+
 test("Next: handlers get their arguments, and a thrown redirect is not a failure", async () => {
   const [store, signal] = [new Store("memory:"), new AbortController()];
   const limiter = rate(9, "api", store);

@@ -157,7 +157,7 @@ for (const framework of frameworks) {
 
   it("each plan has its limiter; keys and weights may be functions, sync and async", async (t) => {
     const store = memory();
-    const read = (request, name) => request.headers?.get?.(name) ?? request.headers?.[name] ?? request.req?.header(name);
+    const read = (request, name) => request.headers?.get?.(name) ?? request.headers?.[name] ?? request.req?.header?.(name);
     const limits = [
       {
         limiter: { free: rate(2, "free", store), pro: rate(6, "pro", store) },
@@ -175,6 +175,18 @@ for (const framework of frameworks) {
     assert.deepEqual(await statuses(1, url, { "x-plan": "pro", "x-user": "b", "x-weight": "0.5" }), [500], "no weight");
     assert.equal(limits[0].limiter.pro.peek({ key: "b" }).remaining, 5, "a failed request counts nothing");
   });
+
+  if (framework !== "Next") {
+    it("the same middleware twice on a request counts once", async (t) => {
+      const limiter = rate(4);
+      const url = await start(t, framework, { limits: [{ limiter, skipFailed: true }], twice: true });
+      const { status, headers } = await ask(url);
+      assert.equal(status, 200);
+      assert.deepEqual(listOf(headers.get("ratelimit-policy")), { api: { q: 4, w: 60 } });
+      assert.equal(headers.get("ratelimit-policy").split(",").length, 1);
+      assert.deepEqual(await statuses(4, url), [200, 200, 200, 429]);
+    });
+  }
 
   it("exempt paths are not limited, and similar paths are", async (t) => {
     const limiter = rate(1);

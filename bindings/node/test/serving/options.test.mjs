@@ -9,6 +9,8 @@ import { LimitStore } from "workglow-limit/express-rate-limit";
 import { limitRequests as ofFastify } from "workglow-limit/fastify";
 import { limitStore } from "workglow-limit/fastify-rate-limit";
 import { limitRequests as hono } from "workglow-limit/hono";
+import { limitRequests as koa } from "workglow-limit/koa";
+import { LimitStorage } from "workglow-limit/nestjs-throttler";
 import { limitRequests as next } from "workglow-limit/next";
 
 const limiter = new NullLimiter();
@@ -18,6 +20,7 @@ const plan = () => "free";
 const LIMITS = [
   [7, /limits is 7: expected an array/],
   [[7], /limits is 7: expected an object with limiter, key/],
+  [[limiter], /limits is an array with a limiter: expected objects with limits: \[\{ limiter \}\]/],
   [{ limiter }, /limits is an object: expected an array/],
   [[{}], /limiter is undefined: expected a limiter of this package, or an object/],
   [[{ limiter: "100/1m" }], /limiter is "100\/1m": expected a limiter/],
@@ -67,7 +70,7 @@ const OPTIONS = [
   ["trustedProxies", ["2001:db8::1/64"], /without bits beyond the prefix/],
   ["trustedProxies", ["loopback"], /trustedProxies is "loopback"/],
   ["trustedProxies", [true], /trustedProxies is true/],
-  ["forwardedHeader", "X-Real-IP", /forwardedHeader is "X-Real-IP": expected "X-Forwarded-For" or "Forwarded"/],
+  ["forwardedHeader", "X-Client-IP", /forwardedHeader is "X-Client-IP": expected "X-Forwarded-For", "Forwarded", .* or "X-Real-IP"/],
   ["forwardedHeader", 7, /forwardedHeader is 7/],
   ["ipv6Prefix", 0, /ipv6Prefix is 0: expected a whole number from 1 to 128/],
   ["ipv6Prefix", 129, /ipv6Prefix is 129/],
@@ -80,7 +83,7 @@ const OPTIONS = [
 const refuses = (make, message) =>
   assert.throws(make, (error) => (error instanceof InvalidArgument && message.test(error.message)) || assert.fail(error));
 
-for (const [framework, limitRequests] of Object.entries({ express, hono, next })) {
+for (const [framework, limitRequests] of Object.entries({ express, hono, koa, next })) {
   test(`${framework}: invalid limits of the app and of a route are errors`, () => {
     for (const [limits, message] of LIMITS) refuses(() => limitRequests({ limits }), message);
     for (const [limits, message] of LIMITS.filter(([limits]) => Array.isArray(limits))) {
@@ -105,7 +108,7 @@ test("fastify: invalid limits and options fail the start of the app", async () =
     return assert.rejects(async () => app.ready(), message);
   };
   for (const [limits, message] of LIMITS) await rejects({ limits }, message);
-  for (const [limits, message] of LIMITS.slice(4)) await rejects({}, message, limits);
+  for (const [limits, message] of LIMITS.slice(5)) await rejects({}, message, limits);
   for (const [option, value, message] of OPTIONS) await rejects({ [option]: value }, message);
   await rejects({ hook: "onSend" }, /hook is "onSend": expected "onRequest", "preParsing", "preValidation" or "preHandler"/);
   await rejects({}, /config\.limits is 7: expected an array of limits, or false/, 7);
@@ -144,4 +147,15 @@ test("invalid options of the store for @fastify/rate-limit are errors", () => {
   refuses(() => make({ exponentialBackoff: true }), /exponentialBackoff is true: expected false/);
   refuses(() => make({ timeWindow: 0 }), /timeWindow is 0: expected more than 0 ms/);
   refuses(() => make().child({ max: 5, timeWindow: 1000, ban: 3 }), /ban is 3/);
+});
+
+test("invalid options of the storage for @nestjs/throttler are errors", async () => {
+  const store = new Store("memory:");
+  refuses(() => new LimitStorage("memory:"), /store is "memory:": expected a Store/);
+  refuses(() => new LimitStorage(store, { prefix: "a" }), /options is an object with prefix: expected only name/);
+  refuses(() => new LimitStorage(store, { name: "" }), /name is ""/);
+  const storage = new LimitStorage(store);
+  await assert.rejects(storage.increment("k", 1000, 5, 3000, "default"), /blockDuration is 3000: expected none, or the ttl, 1000/);
+  await assert.rejects(storage.increment("k", 0, 5, 0, "default"), /ttl is 0: expected more than 0 ms/);
+  await assert.rejects(storage.increment("k", 1000, 2.5, 1000, "default"), /2\.5/);
 });

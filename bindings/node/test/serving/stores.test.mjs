@@ -3,6 +3,10 @@
 import assert from "node:assert/strict";
 import { once } from "node:events";
 import { test } from "node:test";
+import "reflect-metadata"; // Before Nest's decorators.
+import { Controller, Get, Module } from "@nestjs/common";
+import { APP_GUARD, NestFactory } from "@nestjs/core";
+import { ThrottlerGuard, ThrottlerModule } from "@nestjs/throttler";
 import fastifyRateLimit from "@fastify/rate-limit";
 import express from "express";
 import { rateLimit } from "express-rate-limit";
@@ -10,6 +14,7 @@ import fastify from "fastify";
 import { ManualClock, RateLimiter, Store } from "workglow-limit";
 import { LimitStore } from "workglow-limit/express-rate-limit";
 import { limitStore } from "workglow-limit/fastify-rate-limit";
+import { LimitStorage } from "workglow-limit/nestjs-throttler";
 import { directory } from "../helpers.mjs";
 import { until } from "./servers.mjs";
 
@@ -215,4 +220,55 @@ test("@fastify/rate-limit: options that count refusals are errors when the app s
   for (const options of [{ ban: 2 }, { continueExceeding: true }, { exponentialBackoff: true }]) {
     await assert.rejects(app(t, { store: limitStore(new Store("memory:")), ...options }), /: expected (none|false)/);
   }
+});
+
+/** Starts a Nest app whose requests are counted by our storage. Decorators are called, as JavaScript has none. */
+async function nest(t, storage, throttlers) {
+  class Api {
+    get() {
+      return "ok";
+    }
+  }
+  Controller()(Api);
+  Get()(Api.prototype, "get", Object.getOwnPropertyDescriptor(Api.prototype, "get"));
+  class App {}
+  Module({
+    imports: [ThrottlerModule.forRoot({ throttlers, storage })],
+    controllers: [Api],
+    providers: [{ provide: APP_GUARD, useClass: ThrottlerGuard }],
+  })(App);
+  const app = await NestFactory.create(App, { logger: false });
+  t.after(() => app.close());
+  await app.listen(0, "127.0.0.1");
+  return `http://127.0.0.1:${app.getHttpServer().address().port}`;
+}
+
+test("@nestjs/throttler: the limit holds in a rolling window, and a refusal consumes nothing", async (t) => {
+  const { clock, store } = byClock();
+  const url = await nest(t, new LimitStorage(store), [{ ttl: WINDOW, limit: 3 }]);
+  assert.deepEqual(await statuses(1, url), [200]);
+  clock.advance(WINDOW - 2_500);
+  const { headers } = await fetch(url);
+  assert.deepEqual([headers.get("x-ratelimit-limit"), headers.get("x-ratelimit-remaining")], ["3", "1"]);
+  assert.deepEqual(await statuses(2, url), [200, 429]);
+  const refused = await fetch(url);
+  assert.deepEqual([refused.status, refused.headers.get("retry-after")], [429, "3"]);
+  clock.advance(2_500);
+  assert.deepEqual(await statuses(2, url), [200, 429], "only the first hit has left the window");
+});
+
+test("@nestjs/throttler: throttlers have limits of their own, which apps with one file share", async (t) => {
+  const throttlers = [
+    { name: "burst", ttl: 1_000_000, limit: 4 },
+    { name: "day", ttl: 86_400_000, limit: 3 },
+  ];
+  const url = `sqlite:${directory(t)}/limits.db`;
+  const [one, other] = [
+    await nest(t, new LimitStorage(new Store(url)), throttlers),
+    await nest(t, new LimitStorage(new Store(url)), throttlers),
+  ];
+  assert.deepEqual(await statuses(2, one), [200, 200]);
+  assert.deepEqual(await statuses(2, other), [200, 429]);
+  const names = await new Store(url).names();
+  assert.deepEqual(names, ["nestjs-throttler/burst/4 per 1000000 ms", "nestjs-throttler/day/3 per 86400000 ms"]);
 });
