@@ -59,7 +59,7 @@ impl Bell {
         let timer = unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, libc::TFD_CLOEXEC | libc::TFD_NONBLOCK) };
         if timer < 0 {
             let cause = std::io::Error::last_os_error().to_string();
-            return Err(Error::Store { doing: "making the descriptor of a line".into(), cause });
+            return Err(Error::Store { doing: "making the descriptor of a line".into(), cause: cause.into() });
         }
         // SAFETY: a new descriptor, which nothing else owns.
         Ok(Bell { timer: unsafe { OwnedFd::from_raw_fd(timer) }, news: Mutex::default() })
