@@ -385,11 +385,11 @@ test("under a global concurrency, workers do not sleep past due jobs", { timeout
 test("a job that another worker has delayed again stays delayed", { timeout: 60_000 }, async (t) => {
   const { queue, work, add, ended } = await queueFor(t);
   const limiter = limit(t, 1, 1);
-  await limiter.acquire();
+  await limiter.acquire({ key: "k" });
   let isSent;
   const sent = new Promise((resolve) => (isSent = resolve));
   const first = work(
-    withLimiter(limiter, null, () => assert.fail("it started"), { hold: 0, onLimited: isSent }),
+    withLimiter(limiter, oneKey, () => assert.fail("it started"), { hold: 0, onLimited: isSent }),
     { autorun: false, concurrency: 1 },
   );
   void first.run();
