@@ -130,7 +130,7 @@ pub(crate) fn parse(url: &str) -> Result<Address> {
             Ok(Address::Server(url.to_owned()))
         }
         "postgres" | "postgresql" if cfg!(feature = "postgres") => Ok(Address::Server(url.to_owned())),
-        _ => refuse(format!("unknown scheme \"{scheme}\"; {SCHEMES}")),
+        _ => refuse(format!("unknown scheme \"{}\"; {SCHEMES}", without_password(scheme))),
     }
 }
 
@@ -189,5 +189,6 @@ mod tests {
         }
         assert!(parse("mysql://x").unwrap_err().to_string().contains("sqlite:PATH"));
         assert!(parse("sqlite::memory:").unwrap_err().to_string().contains("memory:"));
+        assert!(!parse("secret@host:6379").unwrap_err().to_string().contains("secret"));
     }
 }
