@@ -24,7 +24,7 @@ class Unacknowledged:
 
     def follow(self, channel: Any) -> None:
         """Returns what the previous channel has left, by the channel that replaces it."""
-        qos = channel.qos
+        qos = getattr(channel, "qos", None)  # RabbitMQ's channels have none.
         if not hasattr(qos, "restore_by_tag"):
             self._tags.clear()  # Other brokers than Redis return them themselves.
             return
