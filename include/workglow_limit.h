@@ -58,8 +58,8 @@
 //
 // Threads. Any thread may call any function at any time, on the same handles too, except that _free needs its handle to
 // itself, and that one thread at a time uses a permit, a waiter or a line. The library installs no signal handlers,
-// starts no threads, except for lines (wgl_line) of limits on a server, and prints nothing except after a bug of its own
-// (WGL_INTERNAL). Signal handlers must not call it.
+// starts threads only for limits on a server, and prints nothing except after a bug of its own (WGL_INTERNAL). Signal
+// handlers must not call it.
 //
 // Fork. Handles that were made before a fork work in the child, whatever the parent's threads were doing. A limit in a
 // sqlite: store is then shared with the parent and the other children. A limit in a memory: store, or without a store,
@@ -1200,7 +1200,7 @@ int wgl_line_new(wgl_limiter *limiter, wgl_line **line);
 int wgl_line_fd(const wgl_line *line);
 
 // Joins the line; the timeout starts now. WGL_OK: admitted at once, and `permit` is written. WGL_WAITING: `number` is
-// written, by which wgl_line_advance returns the outcome later; numbers begin with 1 and are not used again. WGL_DENIED:
+// written, by which wgl_line_advance returns the outcome later; numbers begin with 1 and grow, with gaps. WGL_DENIED:
 // there is no capacity before the timeout, but there may be after `retry_after_ns`. `options` may be NULL. Within a key,
 // waiters start in the order of their priority and then of their requests.
 //

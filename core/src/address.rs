@@ -57,7 +57,7 @@ fn scheme_end(url: &str) -> usize {
 /// `redis://user:secret` lacks its host, so that the password stands where a port would.
 fn without_wrong_port(url: &str, start: usize) -> String {
     let (host, path) = url[start..].split_at(url[start..].find(['/', '?']).unwrap_or(url.len() - start));
-    let is_port = |port: &str| port.bytes().all(|byte| byte.is_ascii_digit());
+    let is_port = |port: &str| port.is_empty() || port.parse::<u16>().is_ok();
     match host.split_once(':') {
         Some((host, port)) if !host.starts_with('[') && !host.contains(',') && !is_port(port) => {
             format!("{}{host}:…{path}", &url[..start])
@@ -190,5 +190,7 @@ mod tests {
         assert!(parse("mysql://x").unwrap_err().to_string().contains("sqlite:PATH"));
         assert!(parse("sqlite::memory:").unwrap_err().to_string().contains("memory:"));
         assert!(!parse("secret@host:6379").unwrap_err().to_string().contains("secret"));
+        assert_eq!(without_password("redis://user:12345678"), "redis://user:…");
+        assert_eq!(without_password("redis://host:6379/1"), "redis://host:6379/1");
     }
 }

@@ -6,6 +6,7 @@ use crate::error::Error;
 use crate::fork;
 use std::cell::RefCell;
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -73,7 +74,13 @@ pub(crate) fn for_another_thread<R>(call: impl FnOnce() -> R) -> (R, Calls) {
 
 /// Calls hooks with the events of a call that another thread made.
 pub(crate) fn make(calls: Calls) {
-    calls.into_iter().for_each(|(hook, event)| hook(&event));
+    calls.into_iter().for_each(|(hook, event)| call_one(&hook, &event));
+}
+
+/// Calls a hook. It takes no part in decisions, so a panic, which has been reported, ends nothing but its call: its
+/// caller may hold a start that nobody else knows of.
+fn call_one(hook: &Hook, event: &Event) {
+    let _ = catch_unwind(AssertUnwindSafe(|| hook(event)));
 }
 
 /// The hooks of a limiter or a store. A forked child inherits them.
@@ -112,7 +119,7 @@ impl Hooks {
                     later.as_mut().map(|later| later.push((hook.clone(), event.clone()))).is_some()
                 })
             };
-            hooks.iter().filter(|hook| !is_later(hook)).for_each(|hook| hook(event));
+            hooks.iter().filter(|hook| !is_later(hook)).for_each(|hook| call_one(hook, event));
         }
     }
 

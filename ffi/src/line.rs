@@ -13,7 +13,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use workglow_limit::{Error, Joined, Limiter, Line, MayWait, Outcome, Result, WaiterId, fork_generation};
+use workglow_limit::{Error, Joined, Line, MayWait, Outcome, Result, WaiterId, fork_generation};
 
 /// The longest sleep with a manual clock, which sets no descriptor off.
 const MANUAL_SLICE: Duration = Duration::from_millis(5);
@@ -25,7 +25,6 @@ const MANUAL_SLICE: Duration = Duration::from_millis(5);
 /// limiter alive. One thread at a time may use it, but any thread may call wgl_line_wake. A forked child makes lines of its
 /// own: in its parent's it can only free, which changes nothing for the parent.
 pub struct wgl_line {
-    limiter: Arc<dyn Limiter>,
     waiters: Mutex<Waiters>,
     bell: Arc<Bell>,
     is_manual: bool,
@@ -36,6 +35,15 @@ struct Waiters {
     line: Line,
     /// Outcomes that were not collected.
     over: VecDeque<(WaiterId, Outcome)>,
+}
+
+impl Waiters {
+    /// Gives back what was not collected.
+    fn give_up(&mut self, outcome: Outcome) {
+        if let Outcome::Admitted(permit) = outcome {
+            MayWait::BrieflyHere.during(|| self.line.give_up(permit));
+        }
+    }
 }
 
 /// The descriptor: a timer, which other threads set off.
@@ -106,13 +114,6 @@ impl wgl_line {
         Ok(self.waiters.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Gives back what was not collected.
-    fn give_back(&self, outcome: Outcome) {
-        if let Outcome::Admitted(permit) = outcome {
-            let _ = self.limiter.cancel(&permit);
-        }
-    }
-
     /// Sets the descriptor, and returns the time until then.
     fn set_next(&self, waiters: &Waiters) -> Option<Duration> {
         let next = match waiters.over.is_empty() {
@@ -138,9 +139,9 @@ pub unsafe extern "C" fn wgl_line_new(
         let limiter = limiter.limiter.clone();
         let bell = Arc::new(Bell::new()?);
         let (is_manual, ringing) = (limiter.manual_clock().is_some(), bell.clone());
-        let line = Line::with_wake(limiter.clone(), move || ringing.ring(|news| news.has_answer = true));
+        let line = Line::with_wake(limiter, move || ringing.ring(|news| news.has_answer = true));
         let waiters = Mutex::new(Waiters { line, over: VecDeque::new() });
-        hand_out(out, wgl_line { limiter, waiters, bell, is_manual, generation: fork_generation() });
+        hand_out(out, wgl_line { waiters, bell, is_manual, generation: fork_generation() });
         Ok(WGL_OK)
     })
 }
@@ -155,7 +156,7 @@ pub extern "C" fn wgl_line_fd(line: Option<&wgl_line>) -> c_int {
 }
 
 /// Joins the line; the timeout starts now. WGL_OK: admitted at once, and `permit` is written. WGL_WAITING: `number` is
-/// written, by which wgl_line_advance returns the outcome later; numbers begin with 1 and are not used again. WGL_DENIED:
+/// written, by which wgl_line_advance returns the outcome later; numbers begin with 1 and grow, with gaps. WGL_DENIED:
 /// there is no capacity before the timeout, but there may be after `retry_after_ns`. `options` may be NULL. Within a key,
 /// waiters start in the order of their priority and then of their requests.
 ///
@@ -273,7 +274,7 @@ pub unsafe extern "C" fn wgl_line_leave(line: Option<NonNull<wgl_line>>, number:
         let waiters = &mut *waiters;
         let at = waiters.over.iter().position(|(id, _)| *id == number);
         match at.and_then(|at| waiters.over.remove(at)) {
-            Some((_, outcome)) => line.give_back(outcome),
+            Some((_, outcome)) => waiters.give_up(outcome),
             None => MayWait::BrieflyHere.during(|| waiters.line.leave(number)),
         }
         line.set_next(waiters);
@@ -313,7 +314,7 @@ pub extern "C" fn wgl_line_free(line: Option<Box<wgl_line>>) {
         if let Some(line) = line
             && let Ok(mut waiters) = line.waiters()
         {
-            std::mem::take(&mut waiters.over).into_iter().for_each(|(_, outcome)| line.give_back(outcome));
+            std::mem::take(&mut waiters.over).into_iter().for_each(|(_, outcome)| waiters.give_up(outcome));
         }
         Ok(WGL_OK)
     });

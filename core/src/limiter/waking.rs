@@ -8,15 +8,16 @@ use super::{Joined, Limiter, Line, Outcome, Waiter, WaiterId};
 use crate::error::{Error, Result};
 use crate::fork::{PerProcess, generation, without_signals};
 use crate::permit::RawPermit;
+use crate::server::crew::Crew;
 use crate::waiting::MayWait;
 use std::collections::HashMap;
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 use std::thread::{self, Thread};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The longest sleep with a manual clock, which does not wake the thread when it is advanced.
 const MANUAL_SLICE: Duration = Duration::from_millis(5);
@@ -36,11 +37,10 @@ enum Message {
     Leave(Arc<Wait>),
     /// Units of a key became free.
     Freed(u64, Box<str>),
-    /// A call that its caller must not wait for.
-    Do(Arc<dyn Limiter>, Job),
 }
 
-type Job = Box<dyn FnOnce(&dyn Limiter) + Send>;
+/// Threads for calls that nobody waits for, of limiters that are on no server. A store that hangs must not stop another's.
+static CHORES: LazyLock<Arc<Crew>> = LazyLock::new(|| Crew::new(4));
 
 /// The wait of one future.
 pub(super) struct Wait {
@@ -48,6 +48,7 @@ pub(super) struct Wait {
     key: Box<str>,
     weight: u64,
     timeout: Option<Duration>,
+    asked: Instant,
     generation: u64,
     /// The thread's number for it, once it is in a line; 0 before.
     number: AtomicU64,
@@ -78,6 +79,7 @@ impl Wait {
             key: key.into(),
             weight,
             timeout,
+            asked: Instant::now(),
             generation: generation(),
             number: AtomicU64::new(0),
             state: Mutex::new(State::Waits(waker.clone())),
@@ -189,13 +191,10 @@ pub(super) fn freed(limiter: &dyn Limiter, key: &str) {
     }
 }
 
-/// Makes a call of a limiter in a thread that may wait. Without one, the caller waits briefly.
+/// Makes a call of a limiter in a thread that may wait. If none can be started, the caller makes it, and waits briefly.
 pub(super) fn make_elsewhere(limiter: &Arc<dyn Limiter>, call: impl FnOnce(&dyn Limiter) + Send + 'static) {
-    if let Some(crew) = limiter.crew() {
-        let limiter = limiter.clone();
-        return crew.send(Box::new(move || call(&*limiter)));
-    }
-    let _ = INBOX.lock().send(Message::Do(limiter.clone(), Box::new(call)));
+    let (crew, limiter) = (limiter.crew().unwrap_or_else(|| CHORES.clone()), limiter.clone());
+    crew.send(Box::new(move || call(&*limiter)));
 }
 
 /// Gives back a start that nobody wants any more.
@@ -254,7 +253,6 @@ fn heed(lines: &mut HashMap<u64, Driven>, message: Message) {
                 driven.line.wake(Some(&key));
             }
         }
-        Message::Do(limiter, job) => job(&*limiter),
     }
 }
 
@@ -266,7 +264,11 @@ impl Driven {
     }
 
     fn join(&mut self, wait: &Arc<Wait>) {
-        let ask = Waiter::new(&wait.key, wait.weight).timeout(wait.timeout);
+        let left = wait.timeout.map(|timeout| match self.is_manual {
+            true => timeout,
+            false => timeout.saturating_sub(wait.asked.elapsed()),
+        });
+        let ask = Waiter::new(&wait.key, wait.weight).timeout(left);
         let joined = match MayWait::BrieflyHere.during(|| self.line.join(ask)) {
             Err(Error::WouldWait) => self.line.join(ask),
             joined => joined,
@@ -284,7 +286,7 @@ impl Driven {
     fn leave(&mut self, wait: &Wait) {
         let number = wait.number.load(Relaxed);
         if self.waits.remove(&number).is_some() {
-            self.line.leave(number);
+            MayWait::BrieflyHere.during(|| self.line.leave(number));
             wait.count_out();
         }
     }

@@ -480,6 +480,11 @@ impl Line {
         }
     }
 
+    /// Gives back a start that [`Line::advance`] has returned and that nobody wants any more, without waiting for a server.
+    pub fn give_up(&mut self, permit: RawPermit) {
+        self.give_back(permit, false);
+    }
+
     /// Gives back what a removed waiter held, or leaves that to a call that may wait. If it fails otherwise, the place
     /// expires unused.
     fn give_back(&mut self, permit: RawPermit, is_place: bool) {
