@@ -1196,7 +1196,7 @@ int wgl_line_new(wgl_limiter *limiter, wgl_line **line);
 // Returns the line's descriptor, for epoll, poll or select. It is readable when wgl_line_advance has work, and stays so
 // until that was called. The line closes it; do not read it.
 //
-// Returns -1 if `line` is NULL.
+// Never fails: it returns -1 if `line` is NULL.
 int wgl_line_fd(const wgl_line *line);
 
 // Joins the line; the timeout starts now. WGL_OK: admitted at once, and `permit` is written. WGL_WAITING: `number` is

@@ -11,12 +11,19 @@ import re
 import sys
 from pathlib import Path
 
+import django.conf
 import pdoc.doc
 import workglow_limit
+from workglow_limit import _errors
 
 SOURCES = Path(workglow_limit.__file__).parent
 # Names that are resolved at their first use become names of the module here: pdoc looks no further.
 vars(workglow_limit).update({name: getattr(workglow_limit, name) for name in workglow_limit.__all__})
+# Django's REST framework reads its settings when it is imported.
+django.conf.settings.configure()
+# pdoc reads a class in the file that its module names; errors name the module that programs import.
+for _name, _error in inspect.getmembers(_errors, inspect.isclass):
+    _error.__module__ = _errors.__name__
 
 
 class Stubs:

@@ -149,7 +149,7 @@ pub unsafe extern "C" fn wgl_line_new(
 /// Returns the line's descriptor, for epoll, poll or select. It is readable when wgl_line_advance has work, and stays so
 /// until that was called. The line closes it; do not read it.
 ///
-/// Returns -1 if `line` is NULL.
+/// Never fails: it returns -1 if `line` is NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn wgl_line_fd(line: Option<&wgl_line>) -> c_int {
     line.map_or(-1, |line| line.bell.timer.as_raw_fd())
