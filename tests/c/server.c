@@ -97,7 +97,7 @@ static void connection_errors_hide_the_password(void) {
     wgl_store *store;
     wgl_store_options options = WGL_STORE_OPTIONS_INIT;
     REFUSED(WGL_INVALID_URL, "redis://", wgl_store_open("redis://", &options, &store));
-    REFUSED(WGL_INVALID_URL, "redis://host:port", wgl_store_open("redis://host:port", &options, &store));
+    REFUSED(WGL_INVALID_URL, "redis://host:…", wgl_store_open("redis://host:port", &options, &store));
 
     const char *nowhere = "redis://user:secret@127.0.0.1:1/0";
     REFUSED(WGL_STORE_FAILURE, "127.0.0.1:1", wgl_store_open(nowhere, &options, &store));

@@ -51,11 +51,6 @@ export class CompositeLimiter extends Limiter {
   }
 
   /** @internal */
-  override _openHere(): void {
-    for (const child of this.#children) child._openHere();
-  }
-
-  /** @internal */
   override _opening(): Promise<unknown> | null {
     const opening = this.#children.map((child) => child._opening()).filter((promise) => promise !== null);
     return opening.length === 0 ? null : Promise.all(opening);

@@ -67,8 +67,6 @@ export abstract class Limiter {
   readonly #bells: readonly Bell[];
   #opening: Promise<void> | null = null;
   #isOpen = false;
-  /** Whether its first synchronous call may wait up to the store's timeout: not for a server. */
-  #isPatient: boolean;
   /** The hooks that were added before the native half was found. */
   #early: { readonly event: HookEvent; readonly hook: number; readonly begin: () => void }[] = [];
 
@@ -80,7 +78,6 @@ export abstract class Limiter {
     const clock = store?._clock;
     this.#bells = clock === undefined ? [new Bell()] : [new Bell(), clock._bell];
     this.#isOpen = store === undefined || !store._isShared;
-    this.#isPatient = store?.url.startsWith("sqlite:") ?? false;
     if (typeof made === "string") {
       this.name = made;
       this._call = () => {
@@ -103,8 +100,9 @@ export abstract class Limiter {
     const call = wrap(bind(made, this._lineNumber));
     const first: Closure = () => {
       if (this._call === first) this._call = call;
-      this._openHere();
-      return call();
+      const patient = this._stores().filter((store) => store._isPatient);
+      for (const store of patient) store._isPatient = false;
+      return patient.length > 0 ? native.patiently(call) : call();
     };
     this._call = first;
     if (this.#isStopped) this.#close();
@@ -112,23 +110,10 @@ export abstract class Limiter {
     for (const { begin } of this.#early.splice(0)) begin();
   }
 
-  /**
-   * @internal Opens it before its first synchronous call, which waits up to the store's timeout: processes that start together wait
-   * for each other. Later calls wait briefly. If this fails, the call fails too, and returns what `onError` says.
-   */
-  _openHere(): void {
-    if (this.#isOpen || !this.#isPatient || this.#native === undefined) return;
-    this.#isPatient = false;
-    try {
-      native.openHere(this.#native);
-      this.#isOpen = true;
-    } catch {}
-  }
-
   /** Finds the native half. If there is none, the core notifies the store's hooks. */
   #find(): void {
     try {
-      this._bind(native.find(this.#store!._native, this.name, this.#isPatient));
+      this._bind(native.find(this.#store!._native, this.name, this.#store!._isPatient));
     } catch (error) {
       throw this.#notFound(error);
     }
@@ -181,6 +166,7 @@ export abstract class Limiter {
   /** @internal Opens the store before the first call, so that the call does not block; `null` if it is open. */
   _opening(): Promise<unknown> | null {
     if (this.#isOpen) return null;
+    if (this.#store !== undefined) this.#store._isPatient = false;
     this.#opening ??= this.#open().then(
       () => void (this.#isOpen = true),
       (error) => {

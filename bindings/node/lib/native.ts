@@ -92,7 +92,7 @@ interface Native {
   nullLimiter(): NativeLimiter;
   compositeLimiter(): NativeLimiter;
   addLimiter(composite: NativeLimiter, child: NativeLimiter): void;
-  openHere(limiter: NativeLimiter): void;
+  patiently(call: Closure): PendingCall | undefined;
   openLimiter(limiter: NativeLimiter): Promise<void>;
   nameOf(limiter: NativeLimiter): string;
   hasPlaces(limiter: NativeLimiter): boolean;

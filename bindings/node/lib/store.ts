@@ -128,6 +128,11 @@ export class Store {
   readonly _alwaysAnswers: boolean;
   /** @internal Whether it is a file or a server, which other processes may use too. */
   readonly _isShared: boolean;
+  /**
+   * @internal Whether its next synchronous call may wait up to its timeout: the first of a process on a file, because processes that
+   * start together wait for each other. Later calls wait briefly.
+   */
+  _isPatient: boolean;
   readonly #observer: NativeObserver;
 
   constructor(url: string, options: StoreOptions = {}) {
@@ -145,11 +150,13 @@ export class Store {
     this._clock = clock;
     this._alwaysAnswers = onError !== "raise";
     this._isShared = !url.startsWith("memory:");
+    this._isPatient = url.startsWith("sqlite:");
     if (this._isShared) publishAtExit();
   }
 
   /** Opens the store, and creates its files if there are none, now instead of at the first decision. */
   async open(): Promise<void> {
+    this._isPatient = false;
     await native.openStore(this._native).catch(rethrow);
   }
 

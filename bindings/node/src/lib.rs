@@ -14,7 +14,7 @@ pub mod wakes;
 use call::{PendingCall, PoolCall};
 use custom::Script;
 use hooks::EventQueue;
-use napi::bindgen_prelude::{ArrayBuffer, AsyncTask, External, Function, ToNapiValue, TypeName};
+use napi::bindgen_prelude::{ArrayBuffer, AsyncTask, External, Function, ToNapiValue, TypeName, Unknown};
 use napi::{Env, Task, ValueType, sys};
 use napi_derive::napi;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -322,13 +322,10 @@ pub fn find_later(store: &External<Store>, name: String) -> AsyncTask<Finding> {
     AsyncTask::new(Finding { store: Store::clone(store), name })
 }
 
-/// Does the same as `open_limiter` here, and waits up to the store's timeout.
+/// Makes a limiter's call, which may wait up to the store's timeout.
 #[napi]
-pub fn open_here(limiter: &External<AnyLimiter>) -> napi::Result<()> {
-    match &**limiter {
-        AnyLimiter::Other(limiter) => MayWait::UntilTimeout.during(|| limiter.open()).map_err(thrown),
-        _ => Ok(()),
-    }
+pub fn patiently<'env>(call: Function<'env, (), Unknown<'env>>) -> napi::Result<Unknown<'env>> {
+    MayWait::UntilTimeout.during(|| call.call(()))
 }
 
 /// Opens the limiter's store and declares or attaches its limits there, so that no later call has to. JavaScript opens the

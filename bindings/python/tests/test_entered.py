@@ -190,7 +190,7 @@ def test_wrap_decorates_an_existing_function():
         asked(tenant="b")
     with pytest.raises(ValueError, match="^key is 'model': expected an argument of the function: tenant, tokens$"):
         limiter.wrap(ask, key="model")
-    with pytest.raises(TypeError, match="^5 is not a function"):
+    with pytest.raises(TypeError, match="^function is 5: expected a function, not int$"):
         limiter.wrap(5)
 
     async def later(tenant):

@@ -69,7 +69,7 @@ def test_the_metadata():
         "requests>=2.31": "requests",
         "rq>=3": "rq",
         "starlette>=0.40": "fastapi",
-        "taskiq-redis>=1.2": "taskiq",
+        "taskiq-redis>=1.2.4": "taskiq",
         "taskiq>=0.13": "taskiq",
         "urllib3>=2.0.7": "urllib3",
     }

@@ -219,13 +219,14 @@ fn drive() {
     loop {
         let messages = mem::take(&mut INBOX.lock().messages);
         for message in messages {
-            // Hooks are code of users. Their panics have been reported.
-            let _ = catch_unwind(AssertUnwindSafe(|| heed(&mut lines, message)));
+            heed(&mut lines, message);
         }
         let mut nap = Duration::MAX;
         lines.retain(|_, driven| {
-            let next = catch_unwind(AssertUnwindSafe(|| driven.advance()));
-            let next = next.unwrap_or_else(|_| driven.line.next());
+            let Ok(next) = catch_unwind(AssertUnwindSafe(|| driven.advance())) else {
+                driven.fail();
+                return false;
+            };
             nap = nap.min(next.unwrap_or(Duration::MAX));
             next.is_some() || !driven.line.is_empty()
         });
@@ -240,8 +241,13 @@ fn drive() {
 fn heed(lines: &mut HashMap<u64, Driven>, message: Message) {
     match message {
         Message::Join(wait) => {
-            let driven = lines.entry(wait.limiter.base().id).or_insert_with(|| Driven::new(&wait.limiter));
-            driven.join(&wait);
+            let id = wait.limiter.base().id;
+            let driven = lines.entry(id).or_insert_with(|| Driven::new(&wait.limiter));
+            if catch_unwind(AssertUnwindSafe(|| driven.join(&wait))).is_err() {
+                end(&wait, panicked(&*wait.limiter));
+                driven.fail();
+                lines.remove(&id);
+            }
         }
         Message::Leave(wait) => {
             if let Some(driven) = lines.get_mut(&wait.limiter.base().id) {
@@ -283,6 +289,13 @@ impl Driven {
         }
     }
 
+    /// Ends all waits after a panic.
+    fn fail(&mut self) {
+        for (_, wait) in self.waits.drain() {
+            end(&wait, panicked(&*wait.limiter));
+        }
+    }
+
     fn leave(&mut self, wait: &Wait) {
         let number = wait.number.load(Relaxed);
         if self.waits.remove(&number).is_some() {
@@ -307,6 +320,11 @@ impl Driven {
         let next = self.line.next()?;
         Some(if self.is_manual { next.min(MANUAL_SLICE) } else { next })
     }
+}
+
+/// The outcome of the waits for a limiter of users that panics, which has been reported. Nobody knows what its line holds.
+fn panicked(limiter: &dyn Limiter) -> Outcome {
+    Outcome::Failed(Error::Custom { limit: limiter.name().to_owned(), cause: "it panicked".to_owned().into() })
 }
 
 fn end(wait: &Wait, outcome: Outcome) {

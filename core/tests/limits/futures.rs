@@ -3,6 +3,7 @@
 use crate::common::{Child, Dir, wait_until};
 use std::future::Future;
 use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
@@ -27,6 +28,51 @@ fn block_on<F: Future>(future: F) -> F::Output {
         }
         thread::park();
     }
+}
+
+/// Denies once, and panics then.
+#[derive(Default)]
+struct Panicking(AtomicBool);
+
+impl Custom for Panicking {
+    fn name(&self) -> &str {
+        "mine"
+    }
+
+    fn decide(&self, _: &str, _: u64) -> Result<Verdict> {
+        assert!(!self.0.swap(true, Relaxed), "a bug of its own");
+        Ok(Verdict::Denied(Duration::from_millis(1)))
+    }
+
+    fn peek(&self, key: &str, weight: u64) -> Result<Verdict> {
+        self.decide(key, weight)
+    }
+
+    fn end(&self, _: u64, _: End) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// The future never ended.
+#[test]
+fn a_limiter_that_panics_ends_its_waits() {
+    let limiter: Arc<dyn Limiter> = Arc::new(CustomLimiter::new(Panicking::default()).unwrap());
+    let error = block_on(limiter.acquire_async("", 1, None)).unwrap_err();
+    assert!(matches!(&error, Error::Custom { limit, .. } if limit == "mine"), "{error}");
+}
+
+/// The waiter was lost, and with it the slot that it got later.
+#[test]
+fn a_hook_that_panics_ends_no_wait() {
+    let store = Store::new("memory:").unwrap();
+    store.on(Happening::Throttled, Arc::new(|_| panic!("a bug of its own")));
+    let limiter = store.limiter("api", "1 concurrent").unwrap();
+    let held = limiter.try_acquire("", 1).unwrap().unwrap();
+    let mut tasks = Tasks::default();
+    tasks.wait(limiter.acquire_async("", 1, HOUR));
+    held.complete().unwrap();
+    tasks.wait_until_woken(1);
+    assert!(matches!(tasks.poll(0), Poll::Ready(Ok(Some(_)))));
 }
 
 /// Futures that are polled by hand, and the numbers of those that were woken, in order.
