@@ -72,8 +72,10 @@ def libraries(names: list[str]) -> dict[str, Path]:
     for one in build():
         name = one.get("target", {}).get("name", "").replace("-", "_")
         if name in names and not one["profile"]["test"]:
-            # (The C library has the core's name, and is none that Rust links.)
-            found |= {name: Path(file) for file in one["filenames"] if file.endswith(".rlib")}
+            # The C library has the core's name, and is none that Rust links.
+            for file in one["filenames"]:
+                if file.endswith(".rlib"):
+                    found[name] = Path(file)
     return found
 
 

@@ -579,7 +579,9 @@ def test_unreadable_policies(store, policy):
 def test_policies_out_of_range(store):
     for name, at, policies in ("max_executions", 1, ["0/1m", "1000000001/1m"]), ("window", 3, ["5/367d", "5/0s"]):
         for policy in policies:
-            with pytest.raises(InvalidArgument, match=f"^policy is '{policy}': expected {name} at character {at} to be "):
+            with pytest.raises(
+                InvalidArgument, match=f"^policy is '{policy}': expected {name} at character {at} to be "
+            ):
                 store.override("jobs", policy)
     for policy in None, 5, b"100/1m":
         with pytest.raises(TypeError, match="^policy is .*: expected a str, not "):
