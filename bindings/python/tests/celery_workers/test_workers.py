@@ -3,11 +3,13 @@
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 sys.path.append(str(Path(__file__).parents[4] / "examples/fleet"))
 from evidence import Start, most_in_any_window
+from workglow_limit.celery._consumer import pool_size
 
 pytest_plugins = "workers"
 
@@ -65,6 +67,15 @@ def test_greenlets_run_side_by_side(green_site):
         site.send("together", f"together-{number}", "together is over")
     site.until(lambda: len(site.started("together")) == 40)
     (site.folder / "together is over").touch()
+
+
+def test_a_pool_of_greenlets_that_grew():
+    """Before Celery 5.7, only the inner pool of gevent's knew."""
+    inner = SimpleNamespace(size=4)
+    pool = SimpleNamespace(is_green=True, limit=4, _pool=inner, _state=1, CLOSE=2, TERMINATE=3)
+    assert pool_size(pool) == 4
+    inner.size += 3
+    assert pool_size(pool) == 7
 
 
 def test_a_folder_as_the_broker(file_site):

@@ -45,10 +45,13 @@ SOON = 0.001
 class HeldTask:
     """A task in the waiting room."""
 
-    __slots__ = "extra", "is_announced", "key", "limit", "request", "since", "times", "weight"
+    __slots__ = "extra", "had_at", "is_announced", "key", "limit", "request", "since", "times", "weight"
 
-    def __init__(self, request: Any, limit: TaskLimit, key: str | None, weight: int, extra: bool) -> None:
+    def __init__(
+        self, request: Any, limit: TaskLimit, key: str | None, weight: int, extra: bool, had_at: float
+    ) -> None:
         self.request, self.limit, self.key, self.weight = request, limit, key, weight
+        self.had_at = had_at  # The Unix time, after the broker noted that this worker has the message.
         self.since = time.monotonic()
         self.extra = extra  # Whether the worker fetches one more message because this one waits here.
         self.times = 0  # How often its message was sent back.
@@ -81,7 +84,7 @@ class WaitingRoom:
         self._consumer, self._most = consumer, most
         self._patience = patience(consumer.app)
         self._is_smallest_first = False
-        self._arrived: deque[tuple[Any, TaskLimit, bool]] = deque()
+        self._arrived: deque[tuple[Any, TaskLimit, bool, float]] = deque()
         self._news: deque[Callable[[], None]] = deque()
         self._pools: dict[tuple[Limiter, float | None], Pool] = {}
         self._held: dict[tuple[Pool, int], HeldTask] = {}
@@ -124,7 +127,8 @@ class WaitingRoom:
             for pool, number in [of for of, request in self._running.items() if request not in state.active_requests]:
                 self._end(pool, number)  # The pool may not report their end any more.
             held = [*self._held.values(), *self._stuck]
-            self._unacknowledged.leave([*(of.request for of in held), *(request for request, *_ in self._arrived)])
+            arrived = ((request, had_at) for request, *_, had_at in self._arrived)
+            self._unacknowledged.leave([*((of.request, of.had_at) for of in held), *arrived])
             self._arrived.clear()
             self._held.clear()
             self._instructions.clear()
@@ -138,7 +142,7 @@ class WaitingRoom:
         extra = self._consumer.hub is None and self._extra + len(self._arrived) < self._most
         if extra:
             self._consumer.qos.increment_eventually()
-        self._arrived.append((request, limit, extra))
+        self._arrived.append((request, limit, extra, time.time()))
         self._wake()
 
     def renew(self, name: str) -> None:
@@ -197,10 +201,10 @@ class WaitingRoom:
                 self._do(*self._instructions.popleft())
             return max(wait, SOON) if self._held or self._stuck else None
 
-    def _seat(self, request: Any, limit: TaskLimit, extra: bool) -> None:
+    def _seat(self, request: Any, limit: TaskLimit, extra: bool, had_at: float) -> None:
         try:
             arguments = request.args, request.kwargs
-            held = HeldTask(request, limit, limit.key(arguments), limit.weight(arguments), extra)
+            held = HeldTask(request, limit, limit.key(arguments), limit.weight(arguments), extra, had_at)
             ticket = Ticket.of(request.request_dict.get(HEADER))
             place = None
             if ticket is not None:
@@ -356,8 +360,12 @@ def pool_size(pool: Any) -> int:
     """Returns how many tasks a pool runs at the same time: none if it is closed."""
     if pool._state in (pool.CLOSE, pool.TERMINATE):
         return 0
-    # The num_processes of a gevent pool were its running greenlets before Celery 5.7.
-    return max(1, int((pool.limit if pool.is_green else pool.num_processes) or 1))
+    if not pool.is_green:
+        return max(1, int(pool.num_processes or 1))
+    # Before Celery 5.7 the num_processes of a gevent pool were its running greenlets, and its limit did not change when
+    # it grew or shrank.
+    size = getattr(pool._pool, "size", None)
+    return max(1, int(size or pool.limit or 1))
 
 
 def watch(

@@ -16,21 +16,27 @@ class Unacknowledged:
     """
 
     def __init__(self) -> None:
-        self._tags: list[str] = []  # Oldest first.
+        self._left: list[tuple[str, float]] = []  # Delivery tags, and when the worker had them. Oldest first.
 
-    def leave(self, requests: Iterable[Any]) -> None:
-        """Notes requests that the worker holds no longer, because their connection is lost."""
-        self._tags += [request.message.delivery_tag for request in requests]
+    def leave(self, requests: Iterable[tuple[Any, float]]) -> None:
+        """Notes requests that the worker holds no longer, because their connection is lost, each with the Unix time at
+        which the worker had it."""
+        self._left += [(request.message.delivery_tag, had_at) for request, had_at in requests]
 
     def follow(self, channel: Any) -> None:
         """Returns what the previous channel has left, by the channel that replaces it."""
-        qos = getattr(channel, "qos", None)  # RabbitMQ's channels have none.
+        qos: Any = getattr(channel, "qos", None)  # RabbitMQ's channels have none.
         if not hasattr(qos, "restore_by_tag"):
-            self._tags.clear()  # Other brokers than Redis return them themselves.
+            self._left.clear()  # Other brokers than Redis return them themselves.
             return
-        while self._tags:  # The last one returned is the first one fetched.
-            qos.restore_by_tag(self._tags[-1])  # Does nothing if the message has returned already.
-            self._tags.pop()
+        while self._left:  # The last one returned is the first one fetched.
+            tag, had_at = self._left[-1]
+            with channel.conn_or_acquire() as client:
+                fetched_at = client.zscore(qos.unacked_index_key, tag)
+            # Otherwise it has returned already, and perhaps another worker has fetched it since.
+            if fetched_at is not None and fetched_at <= had_at:
+                qos.restore_by_tag(tag)
+            self._left.pop()
         restore_unacked_once = qos.restore_unacked_once
 
         def restore(*args: Any, **options: Any) -> None:
