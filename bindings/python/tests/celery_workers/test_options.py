@@ -110,7 +110,7 @@ def test_names_that_are_not_meant_for_limits(app):
 )
 def test_a_misspelled_setting(name, namespace, app):
     name_there = f"{namespace}_{name.upper()}" if namespace else name
-    settings = type("settings", (), {name_there: 5, "TASK_LIMITED": 5} if namespace else {name_there: 5})
+    settings = type("settings", (), {name_there: 5})
     app.config_from_object(settings, namespace=namespace)
     for _ in range(2):  # Whoever ignores the error gets it again.
         with pytest.raises(InvalidArgument, match=f"a setting is '{name}': expected one of task_limit_store, worker_"):
@@ -120,6 +120,12 @@ def test_a_misspelled_setting(name, namespace, app):
 def test_settings_that_are_not_meant_for_limits(app):
     app.conf.update(task_default_rate_limit="1/s", task_time_limit=5, worker_eta_task_limit=5, task_default_timeout=5)
     app.finalize()
+
+
+def test_settings_without_the_prefix_are_not_celerys(app):
+    app.config_from_object(type("settings", (), {"TASK_LIMITED": 5, "CELERY_TIMEZONE": "UTC"}), namespace="CELERY")
+    app.finalize()
+    assert app.conf.timezone == "UTC"
 
 
 def test_one_limit_has_one_policy(app):

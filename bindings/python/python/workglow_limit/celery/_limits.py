@@ -91,8 +91,10 @@ class Limits:
 
     def _check_settings(self) -> None:
         conf = self.app.conf.finalize()
-        # A namespace, such as CELERY in Django, is a prefix of each name.
-        names = (name.lower().removeprefix((conf.prefix or "").lower()) for name in conf.without_defaults())
+        # With a namespace, such as CELERY in Django, the names without its prefix are not Celery's.
+        prefix = (conf.prefix or "").lower()
+        given = (name.lower() for name in conf.without_defaults())
+        names = (name.removeprefix(prefix) for name in given if name.startswith(prefix))
         begin = ("task_limit", "task_default_limit", "task_default_on_limit", "worker_limit")
         refuse_misspelled("a setting", (name for name in names if name not in SETTING_KEYS), SETTINGS, begin)
 
