@@ -250,6 +250,16 @@ def test_arguments_by_name():
     assert limiter.peek().remaining == 9
 
 
+def test_a_key_without_a_text_of_its_own_is_refused():
+    async def later(tenant): ...
+
+    for key in "tenant", later:
+        limiter = rate()
+        with pytest.raises(TypeError, match="^key is <.*>: expected a str or None, or a value with a text, not "):
+            limiter.limit(key=key)(lambda tenant: None)(object())
+        assert limiter.peek().remaining == 1
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

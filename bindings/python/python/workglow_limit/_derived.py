@@ -27,6 +27,19 @@ def check_options(owner: str, options: Mapping[str, object], accepted: Iterable[
             raise TypeError(f"{owner}() got an unexpected keyword argument {name!r}: expected {', '.join(accepted)}")
 
 
+def key_text(parameter: str, key: object) -> str | None:
+    """Returns the text of a key that a function has returned. Raises TypeError if the value has none of its own: each
+    call would have a budget of its own."""
+    if key is None or isinstance(key, str):
+        return key
+    kind: Any = type(key)
+    if inspect.isawaitable(key) or (kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__):
+        if inspect.iscoroutine(key):
+            key.close()  # It will not run, so Python need not warn that it has not.
+        raise TypeError(f"{parameter} is {key!r}: expected a str or None, or a value with a text, not {kind.__name__}")
+    return str(key)
+
+
 class Derivation:
     """Derives the keys and weights of calls of one function. `options` is the format of parameter names in errors."""
 
@@ -37,13 +50,13 @@ class Derivation:
         """Returns the function that derives the key of a call. None means no key. Other values are converted to text."""
         if value is None:
             return lambda _arguments: None
+        name = self._options.format(option)
         derive = self._derive(
             option, value, "the name of an argument, a format such as '{tenant}:{model}', or a function"
         )
 
         def key(arguments: Arguments) -> str | None:
-            derived = derive(arguments)
-            return None if derived is None else str(derived)
+            return key_text(name, derive(arguments))
 
         return key
 

@@ -29,12 +29,11 @@ def surround(client: Any, library: Any, limited: Callable[..., Any], limited_asy
         name, kind = library.__name__, type(client).__name__
         raise TypeError(f"client is {client!r}: expected a {name}.Client or {name}.AsyncClient, not {kind}")
     of_client = limited if isinstance(client, library.Client) else limited_async
-    # There are no public names for them. None in a mount means the usual transport.
-    transports = {
-        one: of_client(transport=one) for one in {client._transport, *client._mounts.values()} if one is not None
-    }
-    client._transport = transports[client._transport]
-    client._mounts = {pattern: transports.get(one) for pattern, one in client._mounts.items()}
+    # There are no public names for them. None in a mount means the usual transport. Transports need not be hashable.
+    theirs = {id(one): one for one in (client._transport, *client._mounts.values()) if one is not None}
+    transports = {of: of_client(transport=one) for of, one in theirs.items()}
+    client._transport = transports[id(client._transport)]
+    client._mounts = {pattern: transports.get(id(one)) for pattern, one in client._mounts.items()}
 
 
 class Exchange:

@@ -9,7 +9,7 @@ from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from ._address import Addresses, hashed
-from ._derived import refuse
+from ._derived import key_text, refuse
 from ._errors import LimitError
 from ._native import CompositeLimiter, LeakyBucketLimiter, Limiter, TokenBucketLimiter
 from ._steps import Attribute, Call, Step, Steps, awaited
@@ -113,8 +113,7 @@ class Limit:
         if key is None or isinstance(key, str):
             key = addresses.key(key, request)
         else:
-            key = yield from awaited(key(request))
-            key = key if key is None else str(key)
+            key = key_text("key", (yield from awaited(key(request))))
         if callable(weight):
             weight = check_weight((yield from awaited(weight(request))))
         return Charge(self, limiter, None if key is None else shortened(key), weight)

@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypedDict, TypeVar, cast
 from urllib.parse import urlsplit
 
-from ._derived import refuse
+from ._derived import key_text, refuse
 from ._errors import LimitError, WeightExceedsCapacity
 from ._loops import sleep
 from ._native import Decision, Limiter, Permit
@@ -236,8 +236,7 @@ class Sender(Generic[R]):
         tokens = self._tokens and self._tokens(request, exchange.url)
         if not (limiter or tokens):
             return []
-        key = self._key(request) if callable(self._key) else self._key
-        key = key if key is None else str(key)
+        key = key_text("key", self._key(request) if callable(self._key) else self._key)
         demands: list[Demand] = []
         if limiter:
             weight = self._weight(request) if callable(self._weight) else self._weight

@@ -11,7 +11,7 @@ The SDKs of OpenAI and Anthropic use httpx2; workglow_limit.httpx does the same 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx2
 
@@ -20,7 +20,7 @@ from ._httpx import AsyncExchange, AsyncStream, Exchange, Stream, surround, wrap
 from ._sending import IN_LOOP, IN_THREAD, RetryingOptions, Sender, run
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing_extensions import Self, Unpack
 
     from ._sending import Limiters
 
@@ -68,6 +68,13 @@ class LimitedTransport(httpx2.BaseTransport):
         response: httpx2.Response = run(self._sender.send(Exchange(httpx2, request, self._transport, _Stream)))
         return response
 
+    def __enter__(self) -> Self:
+        self._transport.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._transport.__exit__(*error)
+
     def close(self) -> None:
         """Closes the other transport."""
         self._transport.close()
@@ -95,6 +102,13 @@ class AsyncLimitedTransport(httpx2.AsyncBaseTransport):
             AsyncExchange(httpx2, request, self._transport, _AsyncStream)
         )
         return response
+
+    async def __aenter__(self) -> Self:
+        await self._transport.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self._transport.__aexit__(*error)
 
     async def aclose(self) -> None:
         """Closes the other transport."""

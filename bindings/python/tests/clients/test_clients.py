@@ -193,6 +193,42 @@ def test_a_client_limited_in_place_keeps_its_ways(kind, way, server, rate, monke
     assert used(rate) == 1 == len(server.arrivals)
 
 
+@pytest.mark.parametrize("kind", [Httpx, AsyncHttpx, Httpx2, AsyncHttpx2])
+def test_a_transport_that_needs_to_be_entered_and_cannot_be_hashed(kind, rate):
+    library, is_async = kind.library, issubclass(kind, AsyncHttpx)
+    seen = []
+
+    class Theirs(library.MockTransport):
+        __hash__ = None
+
+        def __enter__(self):
+            seen.append("entered")
+            return self
+
+        def __exit__(self, *error):
+            seen.append("left")
+
+        async def __aenter__(self):
+            return self.__enter__()
+
+        async def __aexit__(self, *error):
+            self.__exit__()
+
+    theirs = Theirs(lambda _: library.Response(200, text="fine"))
+
+    async def main():
+        client = (library.AsyncClient if is_async else library.Client)(transport=theirs, trust_env=False)
+        kind.ours.limited(client, rate, timeout=0)
+        if is_async:
+            async with client:
+                return (await client.get("http://example.invalid")).text
+        with client:
+            return client.get("http://example.invalid").text
+
+    assert (asyncio.run(main()), seen) == ("fine", ["entered", "left"])
+    assert used(rate) == 1
+
+
 # ---- refusals of the server ----
 
 
@@ -537,6 +573,9 @@ def test_in_trio(module, server, rate):
 # ---- bad input ----
 
 
+async def asynchronous(_request): ...
+
+
 class Nothing:
     def __repr__(self):
         return "nothing"
@@ -596,6 +635,16 @@ def test_bad_settings_raise_where_they_are_written(client, rate, kind, given, sa
     [
         ({"limiter": lambda _: 5}, TypeError, "the value that limiter returned is 5: expected a limiter, not int"),
         ({"tokens": lambda _: 5}, TypeError, "the value that tokens returned is 5: expected a limiter, not int"),
+        (
+            {"key": lambda _: object()},
+            TypeError,
+            "key is <object .*>: expected a str or None, or a value with a text, not object",
+        ),
+        (
+            {"key": asynchronous},
+            TypeError,
+            "key is <coroutine .*>: expected a str or None, or a value with a text, not coroutine",
+        ),
         ({"weight": lambda _: 0}, InvalidArgument, "weight is 0: expected a whole number of at least 1"),
         (
             {"tokens": "rate", "estimate": lambda _: -1},

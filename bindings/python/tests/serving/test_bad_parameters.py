@@ -155,6 +155,7 @@ def test_routes():
     [
         ({"weight": lambda scope: 0}, InvalidArgument, "weight is 0: expected a whole number of at least 1"),
         ({"weight": lambda scope: "1"}, TypeError, "weight is '1': expected a whole number, not str"),
+        ({"key": lambda scope: object()}, TypeError, "key is <object object at "),
     ],
 )
 def test_results_of_functions_are_checked(options, error, said):
