@@ -85,10 +85,12 @@ class LimitMiddleware:
         if refused is not None:
             return await refuse(refused, scope, receive, send)
         response = Response(gate, entry, send, ends=outer is None or outer.entry is None)
+        handshake = Handshake(receive, response) if scope["type"] == "websocket" else None
+        admission = Admission(gate, entry, handshake)
         try:
-            await self._app({**scope, KEY: Admission(gate, entry)}, receive, response.send)
+            await self._app({**scope, KEY: admission}, handshake.receive if handshake else receive, response.send)
         except Refused as by_route:
-            await refuse(by_route, scope, receive, send)
+            await refuse(by_route, scope, receive, send, handshake)
         except Exception as error:
             await response.end(None if response.is_left else self._status(error))
             raise
@@ -98,12 +100,12 @@ class LimitMiddleware:
 
 
 class Admission:
-    """The middleware's data for the limits of routes. An exempt request has no entry."""
+    """The middleware's data for the limits of routes. An exempt request has no entry; only a WebSocket has a handshake."""
 
-    __slots__ = "entry", "gate"
+    __slots__ = "entry", "gate", "handshake"
 
-    def __init__(self, gate: Gate, entry: Entry | None) -> None:
-        self.gate, self.entry = gate, entry
+    def __init__(self, gate: Gate, entry: Entry | None, handshake: Handshake | None = None) -> None:
+        self.gate, self.entry, self.handshake = gate, entry, handshake
 
 
 class Response:
@@ -116,6 +118,11 @@ class Response:
         self._status: int | None = None
         #: Whether the server reported that the client has disconnected.
         self.is_left = False
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the app has begun the response, or accepted the WebSocket."""
+        return self._status is not None
 
     async def send(self, message: Message) -> None:
         kind = message["type"]
@@ -137,12 +144,36 @@ class Response:
             await run_async(self._entry.end(status))
 
 
-async def refuse(refused: Refused, scope: Scope, receive: Receive, send: Send) -> None:
-    """Writes the response of a refusal."""
+class Handshake:
+    """What the app has done with the handshake of a WebSocket."""
+
+    __slots__ = "_receive", "_response", "is_received"
+
+    def __init__(self, receive: Receive, response: Response) -> None:
+        self._receive, self._response = receive, response
+        #: Whether the app has received the request to connect.
+        self.is_received = False
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        self.is_received = True
+        return message
+
+    @property
+    def is_accepted(self) -> bool:
+        return self._response.has_begun
+
+
+async def refuse(
+    refused: Refused, scope: Scope, receive: Receive, send: Send, handshake: Handshake | None = None
+) -> None:
+    """Writes the response of a refusal. handshake: what the app has done with a WebSocket, if it got it."""
     limited, is_socket = refused.limited, scope["type"] == "websocket"
     if is_socket:
-        await receive()  # The request to connect.
-        if "websocket.http.response" not in (scope.get("extensions") or {}):
+        if handshake is None or not handshake.is_received:
+            await receive()  # The request to connect.
+        is_accepted = handshake is not None and handshake.is_accepted
+        if is_accepted or "websocket.http.response" not in (scope.get("extensions") or {}):
             return await send({"type": "websocket.close", "code": 1008, "reason": "too many requests"})
     kind = "websocket.http.response" if is_socket else "http.response"
     ours = encoded(limited.headers)

@@ -124,7 +124,8 @@ async def respond(connection: Any, refused: Any) -> Any:
     """Handles RouteRefused: returns the response to a request, or refuses a WebSocket itself."""
     if connection.scope["type"] == "http":
         return partial(refuse, refused)
-    return await refuse(refused, connection.scope, connection.receive, connection.send)
+    admission: Admission = connection.scope[KEY]
+    return await refuse(refused, connection.scope, connection.receive, connection.send, admission.handshake)
 
 
 class Reader(ScopeReader):

@@ -190,6 +190,25 @@ def test_a_server_that_cannot_answer_closes_the_websocket():
     assert (closed.value.code, closed.value.reason) == (1008, "too many requests")
 
 
+def test_a_websocket_that_was_accepted_already_is_closed():
+    """The refusal does not wait for a message of the client, which need not send one."""
+    limiter = ConcurrencyLimiter(1)
+
+    async def accept(websocket: WebSocket):
+        await websocket.accept()
+
+    app = FastAPI()
+    app.add_middleware(LimitMiddleware, websockets=True)
+
+    @app.websocket("/ws", dependencies=[Depends(accept), Depends(RouteLimit(Limit(limiter)))])
+    async def socket(websocket: WebSocket): ...
+
+    with limiter.acquire(), TestClient(app).websocket_connect("/ws") as client:
+        with pytest.raises(WebSocketDisconnect) as closed:
+            client.receive_text()
+        assert (closed.value.code, closed.value.reason) == (1008, "too many requests")
+
+
 def test_websockets_do_not_count_without_the_option():
     limiter = ConcurrencyLimiter(1)
     client = sockets(limiter)
