@@ -28,6 +28,9 @@ from .django import KEY, Reader, gate
 
 __all__ = ["Limit", "LimitThrottle"]
 
+#: The attribute of a view's request after one of its throttles has refused it.
+REFUSED = "_workglow_limit_refused"
+
 
 class LimitThrottle(BaseThrottle):  # type: ignore[misc]
     """The base class of throttles. A subclass sets limits, of which a request takes all or none."""
@@ -44,7 +47,8 @@ class LimitThrottle(BaseThrottle):  # type: ignore[misc]
     def allow_request(self, request: Any, view: Any) -> bool:
         """Takes the limits for a request."""
         ours, inner = gate(False), request._request
-        if run(ours.is_exempt(inner)):
+        # The framework asks the other throttles of a view after a refusal, too. Then they must take nothing.
+        if getattr(request, REFUSED, False) or run(ours.is_exempt(inner)):
             return True
         entry: Entry | None = getattr(inner, KEY, None)
         if entry is None:
@@ -52,8 +56,11 @@ class LimitThrottle(BaseThrottle):  # type: ignore[misc]
                 'the view has a LimitThrottle, but MIDDLEWARE lacks "workglow_limit.django.LimitMiddleware"'
             )
         refused = run(ours.enter(inner, tuple(self.limits), entry))
-        self._retry_after = None if refused is None else refused.limited.retry_after
-        return refused is None
+        if refused is None:
+            return True
+        self._retry_after = refused.limited.retry_after
+        setattr(request, REFUSED, True)
+        return False
 
     def wait(self) -> Any:
         """Returns the seconds until a retry may succeed, for the Retry-After of the refusal."""

@@ -20,6 +20,7 @@ from workglow_limit.rest_framework import Limit, LimitThrottle
 clock = ManualClock()
 of_users = RateLimiter(Store("memory:", clock=clock), "users", max_executions=2, window_size_in_seconds=60)
 running = ConcurrencyLimiter(1)
+all_of_them = RateLimiter(Store("memory:", clock=clock), "all", max_executions=9, window_size_in_seconds=60)
 
 
 class Tokens(BaseAuthentication):
@@ -39,7 +40,15 @@ class View(APIView):
         return Response({"running": running.peek().remaining})
 
 
-urlpatterns = [path("", View.as_view()), path("free", View.as_view())]
+class All(LimitThrottle):
+    limits = (Limit(all_of_them),)
+
+
+class Both(View):
+    throttle_classes = Users, All
+
+
+urlpatterns = [path("", View.as_view()), path("free", View.as_view()), path("both", Both.as_view())]
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +58,7 @@ def django_settings():
     options = {"exempt": ["/free"]}
     with override_settings(ROOT_URLCONF=__name__, MIDDLEWARE=middleware, REST_FRAMEWORK=rest, WORKGLOW_LIMIT=options):
         of_users.clear()
+        all_of_them.clear()
         yield
 
 
@@ -68,6 +78,13 @@ def test_users_of_tokens_have_their_own_budget(serve, handler):
         assert answers[1].headers["Retry-After"] == "60" and "throttled" in answers[1].json()["detail"]
         assert [get().status_code for _ in range(3)] == [200, 200, 429]  # By address.
         assert [get("/free").status_code for _ in range(3)] == [200] * 3
+
+
+def test_after_a_refusal_the_next_throttles_take_nothing():
+    with wsgi(WSGIHandler()) as base:
+        answers = [httpx.get(f"{base}/both", headers={"X-Token": "ann"}, timeout=60) for _ in range(4)]
+    assert [answer.status_code for answer in answers] == [200, 200, 429, 429]
+    assert all_of_them.peek().remaining == 7
 
 
 def test_without_the_middleware_it_raises():
