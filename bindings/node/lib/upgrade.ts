@@ -61,7 +61,10 @@ export function limitUpgrades(options: LimitUpgradesOptions = {}): LimitUpgrades
       socket.on("error", ignore);
       let entry = entries.get(socket);
       try {
-        if (!(await gate.isExempt(request))) {
+        const isExempt = await gate.isExempt(request);
+        // A socket that has closed meanwhile would end no entry.
+        if (socket.destroyed) return;
+        if (!isExempt) {
           if (entry === undefined) entries.set(socket, (entry = entryOf(socket)));
           if (!(await isAdmitted(all, request, socket, entry))) return;
         }

@@ -127,29 +127,32 @@ test("an upgrade whose listener throws or rejects releases its slot, and its soc
   }
 });
 
-test("a client that leaves while its upgrade is decided holds nothing, and the listener is not called", async (t) => {
-  const limiter = new ConcurrencyLimiter(1);
-  let decide;
-  let asked;
-  const isAsked = new Promise((resolve) => (asked = resolve));
-  const key = () => new Promise((resolve) => (asked(), (decide = resolve)));
-  const limit = limitUpgrades({ limits: [{ limiter, name: "open", key }] });
-  let upgraded;
-  const { port, server } = await start(t, () => {
-    const listener = limit(() => assert.fail("it was called"));
-    return (...all) => (upgraded = listener(...all));
+for (const moment of ["decided", "found exempt or not"]) {
+  test(`a client that leaves while its upgrade is ${moment} holds nothing, and the listener is not called`, async (t) => {
+    const limiter = new ConcurrencyLimiter(1);
+    let decide;
+    let asked;
+    const isAsked = new Promise((resolve) => (asked = resolve));
+    const later = () => new Promise((resolve) => (asked(), (decide = resolve)));
+    const [key, exempt] = moment === "decided" ? [later, []] : [() => "a", later];
+    const limit = limitUpgrades({ limits: [{ limiter, name: "open", key }], exempt });
+    let upgraded;
+    const { port, server } = await start(t, () => {
+      const listener = limit(() => assert.fail("it was called"));
+      return (...all) => (upgraded = listener(...all));
+    });
+    const connected = once(server, "connection");
+    const raw = connect(port, "127.0.0.1");
+    raw.write("GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n");
+    const [[socket]] = await Promise.all([connected, isAsked]);
+    const gone = new Promise((resolve) => socket.once("close", resolve));
+    raw.resetAndDestroy();
+    await gone;
+    decide(moment === "decided" && "a");
+    await upgraded;
+    assert.equal(limiter.peek({ key: "a" }).remaining, 1);
   });
-  const connected = once(server, "connection");
-  const raw = connect(port, "127.0.0.1");
-  raw.write("GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n");
-  const [[socket]] = await Promise.all([connected, isAsked]);
-  const gone = new Promise((resolve) => socket.once("close", resolve));
-  raw.resetAndDestroy();
-  await gone;
-  decide("a");
-  await upgraded;
-  assert.equal(limiter.peek({ key: "a" }).remaining, 1);
-});
+}
 
 test("exempt paths are not limited, and an error refuses the upgrade", async (t) => {
   const limiter = rate(1);
