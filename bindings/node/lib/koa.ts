@@ -51,10 +51,10 @@ export function limitRequests(options: LimitRequestsOptions = {}): LimitRequests
         context.set(gate.headersOf(entry));
         return next();
       }
+      context.status = limited.status;
       const reply = await gate.reply(context, limited, context, (given): given is Context => given === context);
       context.set(limited.headers);
       if (!(reply instanceof Body)) return;
-      context.status = limited.status;
       context.body = typeof reply.content === "string" ? reply.content : Buffer.from(reply.content);
       context.type = reply.type;
     };

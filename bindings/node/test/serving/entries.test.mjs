@@ -6,10 +6,12 @@ import { test } from "node:test";
 import express from "express";
 import fastify from "fastify";
 import { Hono } from "hono";
+import Koa from "koa";
 import { ConcurrencyLimiter, NullLimiter, RateLimiter, Store } from "workglow-limit";
 import { limitRequests as ofExpress } from "workglow-limit/express";
 import { limitRequests as ofFastify } from "workglow-limit/fastify";
 import { limitRequests as ofHono } from "workglow-limit/hono";
+import { limitRequests as ofKoa } from "workglow-limit/koa";
 import { limitRequests as ofNext } from "workglow-limit/next";
 import { until } from "./servers.mjs";
 
@@ -44,6 +46,21 @@ test("Express: onLimited may send the response, at once or later", async (t) => 
   assert.deepEqual(await answers(url), [200, false, "ok"]);
   assert.deepEqual(await answers(url), [429, true, '{"seconds":true}']);
   assert.deepEqual(await answers(`${url}/later`), [503, true, "later"]);
+});
+
+test("Koa: onLimited may send the response, with the status of a refusal or another", async (t) => {
+  const app = new Koa();
+  const onLimited = (request, { retryAfter }, context) => {
+    if (context.path !== "/") context.status = 503;
+    context.body = { seconds: Math.ceil(retryAfter / 1e3) > 0 };
+    return context;
+  };
+  app.use(ofKoa({ limits: [{ limiter: rate(1) }], onLimited }));
+  app.use((context) => void (context.body = "ok"));
+  const url = await listening(t, app);
+  assert.deepEqual(await answers(url), [200, false, "ok"]);
+  assert.deepEqual(await answers(url), [429, true, '{"seconds":true}']);
+  assert.deepEqual(await answers(`${url}/other`), [503, true, '{"seconds":true}']);
 });
 
 test("Express: exempt paths are those of the whole app, wherever the middleware is mounted", async (t) => {
