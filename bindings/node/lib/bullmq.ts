@@ -101,10 +101,19 @@ export interface Redis {
   exists(...keys: string[]): Promise<number>;
   zadd(key: string, score: number, member: string): Promise<unknown>;
   hgetall(key: string): Promise<Record<string, string>>;
-  hset(key: string, fields: Record<string, number>): Promise<unknown>;
+  hget(key: string, field: string): Promise<string | null | undefined>;
+  /** Writes a field of a hash, which then lives for so many ms at least. */
+  keepField(key: string, field: string, value: number, time: number): Promise<unknown>;
   /** Returns how many fields there were. */
   hdel(key: string, field: string): Promise<number>;
 }
+
+/** BullMQ's clients have no command that lets a hash expire, but run scripts. */
+const KEEP_FIELD = "workglowLimitKeepField";
+const KEEP_FIELD_SCRIPT = `
+redis.call("HSET", KEYS[1], ARGV[1], ARGV[2])
+if redis.call("PTTL", KEYS[1]) < tonumber(ARGV[3]) then redis.call("PEXPIRE", KEYS[1], ARGV[3]) end
+`;
 
 /** Returns the client of a job's queue; `null` in sandboxed processors, and on other backends. */
 async function redisOf(job: Job): Promise<Redis | null> {
@@ -117,7 +126,12 @@ async function redisOf(job: Job): Promise<Redis | null> {
     exists: (...keys) => client.exists(...keys),
     zadd: (key, score, member) => client.zadd(key, score, member),
     hgetall: (key) => client.hgetall(key),
-    hset: (key, fields) => client.hset(key, fields),
+    hget: (key, field) => client.hget(key, field),
+    keepField: (key, field, value, time) => {
+      client.defineCommand(KEEP_FIELD, { numberOfKeys: 1, lua: KEEP_FIELD_SCRIPT });
+      const values = [key, field, value, Math.ceil(time)];
+      return backend === undefined ? client[KEEP_FIELD](values) : client.runCommand(KEEP_FIELD, values);
+    },
     hdel: (key, field) => client.hdel(key, field),
   };
 }

@@ -1,8 +1,10 @@
 // Holds a BullMQ queue while its limit is full, by the means of BullMQ's own limiter: jobs stay in the queue, in the queue's order.
 
 import type { Redis } from "./bullmq.js";
-import { type Decider, type Later, type Request, ask, use } from "./limited.js";
+import { WeightExceedsCapacity } from "./errors.js";
+import { type Decider, LATEST, type Later, type Request, ask, use } from "./limited.js";
 import type { Limiter } from "./limiter.js";
+import { NamedLimiter } from "./named.js";
 import { Permit } from "./permit.js";
 import { setImmediate, sleep } from "./timers.js";
 
@@ -14,6 +16,9 @@ const BRIEF = 5;
 
 /** The time, in ms, in which no more jobs are handed out than the limit has units. */
 const BURST = 20;
+
+/** How long it is remembered, in ms, whether the queue has a global rate limit of BullMQ. */
+const REMEMBERED = 1_000;
 
 /** The worker of a job. BullMQ heeds a hold only if the worker has a limiter. */
 interface HeldWorker {
@@ -31,6 +36,9 @@ interface Returning {
 
 const held = new WeakMap<HeldWorker, HeldQueue>();
 
+/** The limiters that were found to have a concurrency limit among others. */
+const concurrent = new WeakSet<Limiter>();
+
 /**
  * A queue whose jobs all need the same limit, so that none can start before the first one. It has a few places in the
  * limit, one for each worker process at most, for the jobs that come first when they are ready.
@@ -43,6 +51,11 @@ export class HeldQueue implements Decider {
   #until = 0;
   /** The limiter that was given to the worker. */
   #limiter: { max: number; duration: number } | undefined;
+  /** The limit at the last admission. */
+  #limit = 0;
+  /** Whether the queue has a global rate limit, and when that was asked. */
+  #global: Promise<boolean> = Promise.resolve(false);
+  #asked = -Infinity;
   #count = 0;
   #last: Promise<unknown> = Promise.resolve();
   #returning: Returning[] = [];
@@ -55,16 +68,30 @@ export class HeldQueue implements Decider {
 
   /**
    * Returns the queue of a job, if `processor` processes all jobs of its worker: otherwise some may need another limit. A concurrency
-   * limit does not know when it is free, so no queue is held for it.
+   * limit does not know when it is free, so no queue is held for it. Nor is one that BullMQ limits for the program: a hold overwrites
+   * the counter of that limit. BullMQ before `Job.moveToWait` loses jobs that go back when a hold has just ended.
    */
   static async of(job: object, processor: unknown, limiter: Limiter, redis: Redis | null): Promise<HeldQueue | null> {
-    const worker = (job as { queue?: HeldWorker }).queue;
-    if (redis === null || worker === undefined || worker.processFn !== processor || typeof worker.rateLimit !== "function") return null;
+    const { queue: worker, moveToWait } = job as { queue?: HeldWorker; moveToWait?: unknown };
+    if (redis === null || worker === undefined || worker.processFn !== processor) return null;
+    if (typeof worker.rateLimit !== "function" || typeof moveToWait !== "function") return null;
     await limiter._opening();
-    if (limiter._holds) return null;
+    if (limiter._holds || concurrent.has(limiter)) return null;
+    if (limiter instanceof NamedLimiter && limiter.policy?.includes("concurrent")) return null;
     let queue = held.get(worker);
     if (queue === undefined) held.set(worker, (queue = new HeldQueue(worker, redis)));
-    return queue;
+    return worker.opts.limiter !== queue.#limiter || (await queue.#hasGlobal()) ? null : queue;
+  }
+
+  /** Returns whether the queue has a global rate limit. Jobs that ask together get the same promise, so they stay in order. */
+  #hasGlobal(): Promise<boolean> {
+    const now = performance.now();
+    if (now - this.#asked >= REMEMBERED) {
+      this.#asked = now;
+      this.#global = this.#redis.hget(this.#worker.toKey("meta"), "max").then((max) => typeof max === "string");
+      this.#global.catch(() => (this.#asked = -Infinity));
+    }
+    return this.#global;
   }
 
   /** The next job's number. */
@@ -81,8 +108,15 @@ export class HeldQueue implements Decider {
 
   async #start(limiter: Limiter, asked: Request): Promise<Permit | Later> {
     const { key, weight, hold } = asked;
-    const { permit, limit } = await limiter.decideAsync({ key, weight });
-    if (permit !== null) return permit;
+    const { permit, limit, deniedBy } = await limiter.decideAsync({ key, weight });
+    if (permit !== null) {
+      // It was raised. The limit of a denial may be a smaller one of several.
+      if (limit > this.#limit && this.#limiter !== undefined) this.#setLimiter(limit, (await limiter._windowAsync()) ?? Infinity);
+      this.#limit = limit;
+      return permit;
+    }
+    // The limit of an attached limiter, or one that was changed since.
+    if (deniedBy?.endsWith("/concurrency")) concurrent.add(limiter);
     const left = this.#until - Date.now();
     if (left > 0) return { wait: left, place: null };
     const window = (await limiter._windowAsync()) ?? Infinity;
@@ -109,13 +143,13 @@ export class HeldQueue implements Decider {
   }
 
   /** Returns the queue's first place, if this job can use it; or how long it takes until it is ready; `null` if there is none. */
-  async #take(limiter: Limiter, { weight, hold, grace }: Request, kept: Record<string, string>): Promise<Later | null> {
+  async #take(limiter: Limiter, { key, weight, hold, grace }: Request, kept: Record<string, string>): Promise<Later | null> {
     const places = Object.entries(kept).map(([text, units]) => ({ units: Number(units), ...parse(limiter, text) }));
     for (const { text, units, place, readyAt } of places.sort((a, b) => a.readyAt - b.readyAt)) {
       const wait = readyAt - Date.now();
-      if (wait > hold) return { wait, place: null };
+      if (wait > hold && !(await isVoid(limiter, key, units, wait))) return { wait, place: null };
       if ((await this.#redis.hdel(this.#key, text)) === 0) continue; // Another worker took it.
-      if (units === weight && wait + grace > 0) return { wait, place };
+      if (units === weight && wait <= hold && wait + grace > 0) return { wait, place };
       await place?.cancelAsync();
     }
     return null;
@@ -124,7 +158,7 @@ export class HeldQueue implements Decider {
   async #keep(place: Permit | null, weight: number): Promise<void> {
     if (place === null) return;
     try {
-      await this.#redis.hset(this.#key, { [place.toText()]: weight });
+      await this.#redis.keepField(this.#key, place.toText(), weight, place.wait + LATEST);
     } catch (error) {
       await place.cancelAsync();
       throw error;
@@ -172,5 +206,16 @@ function parse(limiter: Limiter, text: string): { text: string; place: Permit | 
     return { text, place, readyAt: place.readyAt?.getTime() ?? -Infinity };
   } catch {
     return { text, place: null, readyAt: -Infinity };
+  }
+}
+
+/** Returns whether a place that is ready in so many ms is void, because of another policy or a `clear`: the units are free far sooner. */
+async function isVoid(limiter: Limiter, key: string, units: number, wait: number): Promise<boolean> {
+  try {
+    const { retryAfter } = await limiter.peekAsync({ key, weight: units });
+    return 2 * retryAfter < wait;
+  } catch (error) {
+    if (error instanceof WeightExceedsCapacity) return true;
+    throw error;
   }
 }

@@ -9,7 +9,7 @@ import { join } from "node:path";
 import { after, before, test } from "node:test";
 import { setFlagsFromString } from "node:v8";
 import { runInNewContext } from "node:vm";
-import { Queue, QueueEvents, UnrecoverableError, Worker } from "bullmq";
+import { Job, Queue, QueueEvents, UnrecoverableError, Worker } from "bullmq";
 import { ConcurrencyLimiter, InvalidArgument, NullLimiter, RateLimiter, Store } from "workglow-limit";
 import { withLimiter } from "workglow-limit/bullmq";
 import { directory } from "./helpers.mjs";
@@ -68,6 +68,9 @@ const storeFor = (t) => new Store(`sqlite:${directory(t)}/limits.db`);
 
 const limit = (t, max, seconds, store = storeFor(t)) =>
   new RateLimiter(store, "limit", { maxExecutions: max, windowSizeInSeconds: seconds });
+
+/** Whether no queue is held: this BullMQ loses jobs that go back to their queue when a hold has just ended. */
+const holdsNone = typeof Job.prototype.moveToWait !== "function" && "this BullMQ holds no queue";
 
 /** A function that returns keys: jobs are delayed, as others may be able to start. */
 const oneKey = () => "k";
@@ -194,7 +197,7 @@ for (const [kind, urlOf] of Object.entries(stores)) {
   });
 }
 
-test("without keys, jobs stay in the queue, and start in its order", { timeout: 60_000 }, async (t) => {
+test("without keys, jobs stay in the queue, and start in its order", { timeout: 60_000, skip: holdsNone }, async (t) => {
   const { queue, work, add, ended } = await queueFor(t);
   const ran = [];
   const newcomers = [];
@@ -212,13 +215,13 @@ test("without keys, jobs stay in the queue, and start in its order", { timeout: 
     ran,
     Array.from({ length: 30 }, (_, i) => i),
   );
-  for (const job of stored) assert.deepEqual([job.attemptsMade, job.failedReason, job.stalledCounter], [1, undefined, 0]);
+  for (const job of stored) assert.deepEqual([job.attemptsMade, job.failedReason, job.stalledCounter ?? 0], [1, undefined, 0]);
   assert.ok(limited.length > 0, "none was limited");
   for (const one of limited) assert.deepEqual(one, ["", true, false]);
   assert.equal(await queue.getDelayedCount(), 0);
 });
 
-test("without keys, the job with the first priority starts first", { timeout: 60_000 }, async (t) => {
+test("without keys, the job with the first priority starts first", { timeout: 60_000, skip: holdsNone }, async (t) => {
   const { queue, work, ended } = await queueFor(t);
   const ran = [];
   let urgent;
@@ -242,6 +245,77 @@ test("without keys, a processor that another one calls holds no queue, whose oth
   const [stored] = await ended([free]);
   assert.equal(stored.returnvalue, "free");
   assert.equal(await waits.getState(), "delayed");
+});
+
+test("without keys, a queue that BullMQ limits for the program is not held, which would reset BullMQ's count", async (t) => {
+  const kinds = {
+    worker: { options: { limiter: { max: 1000, duration: 600_000 } } },
+    queue: { limitQueue: (queue) => queue.setGlobalRateLimit(1000, 600_000) },
+  };
+  if (typeof Queue.prototype.setGlobalRateLimit !== "function") delete kinds.queue;
+  for (const [kind, { options, limitQueue }] of Object.entries(kinds)) {
+    const { queue, work, add } = await queueFor({ name: `${t.name} ${kind}`, after: t.after.bind(t) });
+    await limitQueue?.(queue);
+    let isLimited;
+    const wasLimited = new Promise((resolve) => (isLimited = resolve));
+    const limiter = limit(t, 1, 600);
+    await limiter.acquire();
+    const worker = work(
+      withLimiter(limiter, null, () => assert.fail("it started"), { onLimited: isLimited }),
+      options,
+    );
+    const [job] = await add({});
+    await wasLimited;
+    assert.equal(await job.getState(), "delayed");
+    assert.deepEqual(worker.opts.limiter, options?.limiter);
+  }
+});
+
+test("without keys, a queue whose limit also has a concurrency is not held", { timeout: 60_000 }, async (t) => {
+  const store = storeFor(t);
+  const declared = store.limiter("limit", "100/10m + 1 concurrent");
+  await declared.acquire();
+  for (const [kind, limiter] of Object.entries({ declared, attached: store.limiter("limit") })) {
+    const { work, add } = await queueFor({ name: `${t.name} ${kind}`, after: t.after.bind(t) });
+    work(withLimiter(limiter, null, () => assert.fail("it started"), { hold: 0 }));
+    const [job] = await add({});
+    // It is delayed again and again. An attached limiter is known after the first denial.
+    while ((await job.getState()) !== "delayed") await new Promise((resolve) => setTimeout(resolve, 1));
+  }
+});
+
+test("without keys, a place of an earlier policy holds no queue", { timeout: 60_000, skip: holdsNone }, async (t) => {
+  const { queue, work, add, ended } = await queueFor(t);
+  const store = storeFor(t);
+  const earlier = store.limiter("limit", "1/1h");
+  await earlier.acquire();
+  let limited = 0;
+  const first = work(withLimiter(earlier, null, () => assert.fail("it started"), { onLimited: () => limited++ }));
+  const jobs = await add({}, {}, {});
+  // A job that is not back in the queue when its worker closes stays with it until it is found stalled.
+  while (limited === 0 || (await queue.getWaitingCount()) < 3) await new Promise((resolve) => setTimeout(resolve, 5));
+  await first.close();
+  const left = Number(/-?\d+/.exec(await redis.command(`PTTL ${queue.toKey("workglow-limit:next")}`))[0]);
+  assert.ok(left > 3_600_000, `the place is kept for ${left} ms`);
+  await store.limiter("limit", "1/500ms").peekAsync();
+  await queue.removeRateLimitKey();
+  work(
+    withLimiter(store.limiter("limit"), null, () => {}, { hold: 0 }),
+    { concurrency: 1 },
+  );
+  for (const job of await ended(jobs)) assert.deepEqual([job.attemptsMade, job.failedReason], [1, undefined]);
+});
+
+test("without keys, a worker is handed more jobs when the limit was raised", { timeout: 60_000, skip: holdsNone }, async (t) => {
+  const { work, add, ended } = await queueFor(t);
+  const store = storeFor(t);
+  const limiter = store.limiter("limit", "2/200ms");
+  const worker = work(withLimiter(limiter, null, () => {}, { hold: 0 }));
+  await ended(await add({}, {}, {}, {}, {}));
+  assert.equal(worker.opts.limiter.max, 2);
+  await store.override("limit", "50/200ms");
+  await ended(await add({}));
+  assert.equal(worker.opts.limiter.max, 50);
 });
 
 test("without keys, several workers start jobs of all weights", { timeout: 60_000 }, async (t) => {
@@ -396,6 +470,8 @@ test("a job that another worker has delayed again stays delayed", { timeout: 60_
   const [job] = await add({ again: true });
   await sent;
   await first.pause(true);
+  // Before the second worker starts, which would otherwise take the job when it is due.
+  await (await queue.getJob(job.id)).promote();
   const handed = [];
   work(async (job, token) => {
     handed.push(job.id);
@@ -403,7 +479,6 @@ test("a job that another worker has delayed again stays delayed", { timeout: 60_
     await job.moveToDelayed(Date.now() + 600_000, token);
     throw Object.assign(new Error("DelayedError"), { name: "DelayedError" });
   });
-  await (await queue.getJob(job.id)).promote();
   // Due after the moment at which the first worker wakes one.
   const last = await queue.add("job", {}, { delay: 2_000 });
   await ended([last]);
@@ -416,10 +491,10 @@ test("a job is not kept in memory while it is delayed", { timeout: 60_000 }, asy
   const collect = runInNewContext("gc");
   const { work, add } = await queueFor(t);
   const limiter = limit(t, 1, 600);
-  await limiter.acquire();
+  await limiter.acquire({ key: "k" });
   const jobs = [];
   const onLimited = (job) => void jobs.push(new WeakRef(job));
-  work(withLimiter(limiter, null, () => assert.fail("it started"), { onLimited }));
+  work(withLimiter(limiter, oneKey, () => assert.fail("it started"), { onLimited }));
   await add({}, {}, {});
   while (jobs.length < 3 || jobs.some((job) => job.deref() !== undefined)) {
     await new Promise((resolve) => setTimeout(resolve, 5));
