@@ -60,6 +60,7 @@ def test_the_metadata():
         "arq>=0.28": "arq",
         "celery>=5.4": "celery",
         "django>=5.0": "django",
+        "djangorestframework>=3.15": "djangorestframework",
         "dramatiq>=2.2": "dramatiq",
         "flask>=2.3": "flask",
         "httpx2>=2.12": "httpx2",
