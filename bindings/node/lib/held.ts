@@ -108,15 +108,21 @@ export class HeldQueue implements Decider {
 
   async #start(limiter: Limiter, asked: Request): Promise<Permit | Later> {
     const { key, weight, hold } = asked;
-    const { permit, limit, deniedBy } = await limiter.decideAsync({ key, weight });
+    const { permit, limit, deniedBy, retryAfter } = await limiter.decideAsync({ key, weight });
     if (permit !== null) {
       // It was raised. The limit of a denial may be a smaller one of several.
-      if (limit > this.#limit && this.#limiter !== undefined) this.#setLimiter(limit, (await limiter._windowAsync()) ?? Infinity);
+      if (limit > this.#limit && this.#limiter !== undefined) this.#setLimiter(limit, this.#limiter.duration);
       this.#limit = limit;
       return permit;
     }
     // The limit of an attached limiter, or one that was changed since.
     if (deniedBy?.endsWith("/concurrency")) concurrent.add(limiter);
+    if (concurrent.has(limiter)) {
+      // The job goes back, and is delayed when it comes again.
+      const { opts } = this.#worker;
+      if (opts.limiter === this.#limiter) opts.limiter = this.#limiter = undefined;
+      return { wait: retryAfter, place: null };
+    }
     const left = this.#until - Date.now();
     if (left > 0) return { wait: left, place: null };
     const window = (await limiter._windowAsync()) ?? Infinity;

@@ -277,10 +277,11 @@ test("without keys, a queue whose limit also has a concurrency is not held", { t
   await declared.acquire();
   for (const [kind, limiter] of Object.entries({ declared, attached: store.limiter("limit") })) {
     const { work, add } = await queueFor({ name: `${t.name} ${kind}`, after: t.after.bind(t) });
-    work(withLimiter(limiter, null, () => assert.fail("it started"), { hold: 0 }));
+    const worker = work(withLimiter(limiter, null, () => assert.fail("it started"), { hold: 0 }));
     const [job] = await add({});
     // It is delayed again and again. An attached limiter is known after the first denial.
     while ((await job.getState()) !== "delayed") await new Promise((resolve) => setTimeout(resolve, 1));
+    assert.equal(worker.opts.limiter, undefined);
   }
 });
 
