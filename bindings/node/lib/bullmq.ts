@@ -93,7 +93,7 @@ export function withLimiter<T = any, R = any, N extends string = string>(
  */
 const OVERSLEPT = 60;
 
-/** The commands of BullMQ's Redis client. */
+/** @internal The commands of BullMQ's Redis client. */
 export interface Redis {
   get(key: string): Promise<string | null>;
   /** Writes a value for so many ms. */

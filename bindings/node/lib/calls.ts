@@ -61,7 +61,9 @@ export interface DecisionNumbers {
 
 /** The decision that a start is admitted. */
 export interface Admission extends DecisionNumbers {
+  /** It was admitted. */
   readonly admitted: true;
+  /** No limit denied. */
   readonly deniedBy: null;
   /** The permit of the start. */
   readonly permit: Permit;
@@ -69,9 +71,11 @@ export interface Admission extends DecisionNumbers {
 
 /** The decision that a start is denied. */
 export interface Denial extends DecisionNumbers {
+  /** It was not admitted. */
   readonly admitted: false;
   /** The name of the limit that denied. */
   readonly deniedBy: string;
+  /** There is no start. */
   readonly permit: null;
 }
 
@@ -79,7 +83,7 @@ export interface Denial extends DecisionNumbers {
 export type Decision = Admission | Denial;
 
 /** What a decision would be. Nothing was recorded, so there is no permit. */
-export type Forecast = (Omit<Admission, "permit"> & { readonly permit: null }) | Denial;
+export type Forecast = (Omit<Admission, "permit"> & Pick<Denial, "permit">) | Denial;
 
 /** The counts of all processes that share the limit. The last second of other processes may be missing. */
 export interface Stats {
