@@ -65,11 +65,18 @@ fn a_limiter_that_panics_ends_its_waits() {
 #[test]
 fn a_hook_that_panics_ends_no_wait() {
     let store = Store::new("memory:").unwrap();
-    store.on(Happening::Throttled, Arc::new(|_| panic!("a bug of its own")));
+    let is_called = Arc::new(AtomicBool::new(false));
+    let called = is_called.clone();
+    let hook = move |_: &Event| {
+        called.store(true, Relaxed);
+        panic!("a bug of its own")
+    };
+    store.on(Happening::Throttled, Arc::new(hook));
     let limiter = store.limiter("api", "1 concurrent").unwrap();
     let held = limiter.try_acquire("", 1).unwrap().unwrap();
     let mut tasks = Tasks::default();
     tasks.wait(limiter.acquire_async("", 1, HOUR));
+    wait_until("the waiter is reported", || is_called.load(Relaxed));
     held.complete().unwrap();
     tasks.wait_until_woken(1);
     assert!(matches!(tasks.poll(0), Poll::Ready(Ok(Some(_)))));
