@@ -77,11 +77,11 @@ impl<T: InStore> Internal for T {
 
     #[inline]
     fn quiet_attempt(&self, key: &str, weight: u64) -> Result<Attempt> {
-        self.timed().try_attempt(key, weight)
+        self.timed().start(key, weight)
     }
 
     fn quiet_decide(&self, key: &str, weight: u64) -> Result<Decision> {
-        self.timed().try_decide(key, weight)
+        self.timed().start(key, weight)
     }
 
     fn quiet_peek(&self, key: &str, weight: u64) -> Result<Decision> {
