@@ -3,9 +3,9 @@
 mod renewal;
 mod served;
 
-use super::internal::Base;
+use super::internal::{Awaited, Base, Behind, Nested, Quiet};
 use super::line::{Claim, Terms};
-use super::{Attempt, Internal, Limiter, Places, Presented, foreign, unsupported};
+use super::{Attempt, Limiter, Places, Presented, foreign, unsupported};
 use crate::algorithm::leases::{Lease, Leases, NEVER};
 use crate::atomic::*;
 use crate::decision::{Decision, LOOK_AGAIN};
@@ -331,12 +331,19 @@ impl Places for ConcurrencyLimiter {
     }
 }
 
-impl Internal for ConcurrencyLimiter {
+impl Behind for ConcurrencyLimiter {
     #[inline(always)]
     fn base(&self) -> &Base {
         &self.base
     }
 
+    #[inline(always)]
+    fn limit(&self) -> Option<&Limit> {
+        Some(&self.limit)
+    }
+}
+
+impl Quiet for ConcurrencyLimiter {
     fn quiet_attempt(&self, key: &str, weight: u64) -> Result<Attempt> {
         policy::check_some(weight)?;
         let answer = || {
@@ -458,12 +465,9 @@ impl Internal for ConcurrencyLimiter {
         };
         self.limit.or_instead(ended, |_| ())
     }
+}
 
-    #[inline(always)]
-    fn limit(&self) -> Option<&Limit> {
-        Some(&self.limit)
-    }
-
+impl Awaited for ConcurrencyLimiter {
     fn claim(&self, key: &str, weight: u64, _terms: Terms) -> Result<Claim> {
         policy::check_some(weight)?;
         let claimed = || {
@@ -515,7 +519,9 @@ impl Internal for ConcurrencyLimiter {
             Ok(())
         });
     }
+}
 
+impl Nested for ConcurrencyLimiter {
     fn is_over(&self, permit: &RawPermit) -> bool {
         if self.limit.is_served() {
             // Checking costs a round trip, and ending the permit reports it anyway.
