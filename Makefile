@@ -167,7 +167,7 @@ MANDIR := $(PREFIX)/share/man/man1
 BASH := $(PREFIX)/share/bash-completion/completions
 ZSH := $(PREFIX)/share/zsh/site-functions
 FISH := $(PREFIX)/share/fish/vendor_completions.d
-# The licences; suppressions for helgrind and ThreadSanitizer.
+# What the library is, and the licences; suppressions for helgrind and ThreadSanitizer.
 DOCDIR := $(PREFIX)/share/doc/workglow_limit
 SUPPRESSIONS := $(PREFIX)/share/workglow_limit
 
@@ -189,7 +189,7 @@ install: $(C_LIBRARY) $(C_COMMAND)
 	install -m 644 $(C)/completions/zsh "$(DESTDIR)$(ZSH)/_workglow-limit"
 	install -m 644 $(C)/completions/fish "$(DESTDIR)$(FISH)/workglow-limit.fish"
 	install -d "$(DESTDIR)$(DOCDIR)" "$(DESTDIR)$(SUPPRESSIONS)"
-	install -m 644 LICENSE-APACHE LICENSE-MIT $(C)/LICENSE-THIRD-PARTY "$(DESTDIR)$(DOCDIR)"
+	install -m 644 ffi/README.md LICENSE-APACHE LICENSE-MIT $(C)/LICENSE-THIRD-PARTY "$(DESTDIR)$(DOCDIR)"
 	install -m 644 ffi/helgrind.supp ffi/tsan.supp "$(DESTDIR)$(SUPPRESSIONS)"
 	install -d "$(DESTDIR)$(PREFIX)/include" "$(DESTDIR)$(LIBDIR)/pkgconfig" "$(DESTDIR)$(LIBDIR)/cmake/workglow_limit"
 	install -m 644 include/workglow_limit.h include/workglow_limit.hpp "$(DESTDIR)$(PREFIX)/include"
