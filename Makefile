@@ -303,7 +303,7 @@ storm: members
 
 # The pictures of docs/limiters.md: by a manual clock, so every run draws the same.
 pictures:
-	cargo run --quiet -p workglow-limit --example pictures docs/pictures
+	cargo run --quiet -p workglow-limit-bench --bin pictures docs/pictures
 
 # What needs no build comes first.
 check: test-tools lint clippy types docs instructions
@@ -336,7 +336,7 @@ site: docs site/node_modules/.package-lock.json
 
 # By a manual clock, so every run records the same.
 playground:
-	cargo run --quiet -p workglow-limit --example playground site/playground/traces.json
+	cargo run --quiet -p workglow-limit-bench --bin playground site/playground/traces.json
 
 # ---- the bench, and its peers, which stay out of every other build and environment ----
 

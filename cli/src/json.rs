@@ -6,7 +6,9 @@ use crate::commands::doctor::Finding;
 use crate::serve::{Pace, Row, View, fullness};
 use serde_json::{Value, json};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use workglow_limit::{Decision, KeySnapshot, LimitSnapshot, Minute, Problem, Snapshot, Stats, Usage, WAIT_BOUNDS};
+use workglow_limit::Decision;
+use workglow_limit::admin::Problem;
+use workglow_limit::observe::{KeySnapshot, LimitSnapshot, Minute, Snapshot, Stats, Usage, WAIT_BOUNDS};
 
 /// The form in which keys are shown. Keys can be secrets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -276,7 +278,7 @@ fn detail((seen, at): Row, keys: Keys) -> Value {
 }
 
 fn processes(seen: &Snapshot) -> Vec<Value> {
-    let one = |process: &workglow_limit::ProcessSnapshot| json!({ "pid": process.pid, "program": process.program, "since": seconds(process.since) });
+    let one = |process: &workglow_limit::observe::ProcessSnapshot| json!({ "pid": process.pid, "program": process.program, "since": seconds(process.since) });
     seen.processes.iter().map(one).collect()
 }
 

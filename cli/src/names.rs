@@ -1,7 +1,8 @@
 //! The limits that a name refers to.
 
 use crate::failure::{Failure, unknown};
-use workglow_limit::{LimitSnapshot, Snapshot, Store};
+use workglow_limit::Store;
+use workglow_limit::observe::{LimitSnapshot, Snapshot};
 
 /// The name under which a limit was declared: its own, or its composite's.
 pub fn whole<'n>(limit: &'n str, names: &'n [String]) -> &'n str {

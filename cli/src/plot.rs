@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
-use workglow_limit::{LimitSnapshot, Minute, Observer, Usage};
+use workglow_limit::observe::{LimitSnapshot, Minute, Observer, Usage};
 
 /// Draw the usage of a limit over time, in the terminal and as SVG
 ///

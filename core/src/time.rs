@@ -44,7 +44,7 @@ impl Now {
 ///
 /// Pass it to a store ([`StoreOptions::clock`](crate::StoreOptions)); every limiter of that store then uses it. A
 /// thread that waits in `acquire` sleeps until the clock is advanced. No time passes in a call: by this clock a
-/// [`Line`](crate::Line) or [`Pool`](crate::Pool) does all its due work in one. A store supports at least 500 years of it.
+/// [`Line`](crate::embed::Line) or [`Pool`](crate::embed::Pool) does all its due work in one. A store supports at least 500 years of it.
 #[derive(Debug, Clone, Default)]
 pub struct ManualClock(Arc<ManualTime>);
 

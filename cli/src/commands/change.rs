@@ -7,7 +7,8 @@ use clap::builder::NonEmptyStringValueParser;
 use serde_json::{Value, json};
 use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
-use workglow_limit::{Error, Store, parse_policies, parse_time};
+use workglow_limit::admin::{parse_policies, parse_time};
+use workglow_limit::{Error, Store};
 
 /// Replace the declared policy of a limit until the override is lifted
 ///

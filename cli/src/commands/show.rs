@@ -7,7 +7,8 @@ use crate::text::{self, Column, Look, Row};
 use crate::{json::Part, names};
 use clap::builder::NonEmptyStringValueParser;
 use std::time::Duration;
-use workglow_limit::{KeySnapshot, LimitSnapshot, Observer, Stats, Store, Usage, WAIT_BOUNDS};
+use workglow_limit::Store;
+use workglow_limit::observe::{KeySnapshot, LimitSnapshot, Observer, Stats, Usage, WAIT_BOUNDS};
 
 /// Show the details of a limit, or of one key
 #[derive(Debug, clap::Args)]

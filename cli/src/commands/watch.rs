@@ -9,7 +9,7 @@ use clap::builder::NonEmptyStringValueParser;
 use serde_json::json;
 use std::io;
 use std::time::Duration;
-use workglow_limit::{Observer, Snapshot};
+use workglow_limit::observe::{Observer, Snapshot};
 
 /// Print events as lines of JSON until Ctrl-C
 ///

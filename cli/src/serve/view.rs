@@ -4,7 +4,7 @@ use bytes::Bytes;
 use std::cmp::Reverse;
 use std::ops::Range;
 use std::sync::OnceLock;
-use workglow_limit::{LimitSnapshot, MetricsFormat, MetricsOptions, Snapshot};
+use workglow_limit::observe::{LimitSnapshot, MetricsFormat, MetricsOptions, Snapshot};
 
 /// Rates per second over the last 5 to 10 s.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]

@@ -11,7 +11,7 @@ use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, Ke
 use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
 use terminal::Screen;
-use workglow_limit::Observer;
+use workglow_limit::observe::Observer;
 
 /// Show limits, busy keys, denials and waiters live in the terminal
 ///

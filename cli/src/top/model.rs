@@ -3,7 +3,8 @@
 use crate::json::Keys;
 use std::cmp::Reverse;
 use std::collections::HashMap;
-use workglow_limit::{KeySnapshot, LimitSnapshot, Result, Snapshot, Stats};
+use workglow_limit::Result;
+use workglow_limit::observe::{KeySnapshot, LimitSnapshot, Snapshot, Stats};
 
 /// The order of the limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -135,7 +136,8 @@ impl Model {
 
 /// The share of the fullest window in use, in millionths.
 pub fn fullness(limit: &LimitSnapshot) -> u64 {
-    let of =
-        |usage: &workglow_limit::Usage| (u128::from(usage.used) * 1_000_000 / u128::from(usage.limit.max(1))) as u64;
+    let of = |usage: &workglow_limit::observe::Usage| {
+        (u128::from(usage.used) * 1_000_000 / u128::from(usage.limit.max(1))) as u64
+    };
     limit.usage.iter().map(of).max().unwrap_or(0)
 }

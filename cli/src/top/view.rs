@@ -8,7 +8,7 @@ use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Modifier, Style, Stylize};
 use ratatui::text::{Line, Span, Text};
 use ratatui::widgets::{Cell, Paragraph, Row, Table};
-use workglow_limit::{LimitSnapshot, NEAR};
+use workglow_limit::observe::{LimitSnapshot, NEAR};
 
 /// Smaller terminals do not show keys or processes.
 const ROWS_FOR_KEYS: u16 = 16;
@@ -230,7 +230,8 @@ mod tests {
     use crate::json::Keys;
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
-    use workglow_limit::{Observer, Store};
+    use workglow_limit::Store;
+    use workglow_limit::observe::Observer;
 
     /// `top` refuses a store in memory, but it is enough for drawing.
     fn store() -> Store {

@@ -129,7 +129,7 @@ pub trait Behind: Send + Sync {
         crew.filter(|_| !self.has_custom())
     }
 
-    /// Returns whether there is maintenance which decisions left because they [must not wait](crate::MayWait).
+    /// Returns whether there is maintenance which decisions left because they [must not wait](crate::embed::MayWait).
     #[inline]
     fn is_due(&self) -> bool {
         self.limit().is_some_and(|limit| limit.store().is_due())
@@ -312,7 +312,7 @@ pub trait Nested: Quiet {
 }
 
 /// The crate-private part of every limiter. It seals the public traits: no type outside the crate can implement it. (A
-/// user-defined limiter implements [`Custom`](crate::Custom).)
+/// user-defined limiter implements [`Custom`](crate::custom::Custom).)
 #[doc(hidden)]
 pub trait Internal: Awaited + Nested {}
 

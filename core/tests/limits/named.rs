@@ -3,6 +3,8 @@
 use crate::common::{Child, Dir};
 use std::path::PathBuf;
 use std::time::Duration;
+use workglow_limit::embed::LONGEST_NAME;
+use workglow_limit::observe::Observer;
 use workglow_limit::*;
 
 const HOUR: Duration = Duration::from_secs(3_600);

@@ -5,6 +5,8 @@ use crate::common::server::Server;
 use crate::common::{Child, Dir, shared, wait_until};
 use std::sync::atomic::Ordering::*;
 use std::time::{Duration, SystemTime};
+use workglow_limit::embed::{MayWait, Waiter, acquire};
+use workglow_limit::observe::{LimitSnapshot, Minute, Observer, Snapshot, Usage, WAIT_BOUNDS};
 use workglow_limit::*;
 
 const HOUR: Duration = Duration::from_secs(3_600);

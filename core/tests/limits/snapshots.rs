@@ -5,6 +5,7 @@ use crate::common::server::Server;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
+use workglow_limit::observe::{Observer, Snapshot, Usage};
 use workglow_limit::*;
 
 /// A store whose time a test sets.

@@ -8,6 +8,7 @@ use crate::common::server::Server;
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
+use workglow_limit::observe::{Observer, Snapshot};
 use workglow_limit::*;
 
 fn open(url: &str, clock: Option<&ManualClock>) -> Store {
