@@ -5,7 +5,7 @@ use crate::json;
 use crate::text::{self, Look};
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
-use ratatui::style::{Modifier, Style, Stylize};
+use ratatui::style::{Modifier, Style};
 use ratatui::text::{Line, Span, Text};
 use ratatui::widgets::{Cell, Paragraph, Row, Table};
 use workglow_limit::observe::{LimitSnapshot, NEAR};
