@@ -78,7 +78,7 @@ pub fn run(args: Args, context: &Context) -> Result<Outcome, Failure> {
     }
     let store = context.store()?;
     let all = names::check(&args.name, &store)?;
-    let mut observer = Observer::new(&store, 0);
+    let mut observer = Observer::new(&store, 0).only(&args.name);
     let plot = match watch {
         Some(watch) => live(&args.name, &all, &mut observer, watch)?,
         None => past(&args.name, &all, &mut observer, since)?,

@@ -28,7 +28,7 @@ const SHOWN: usize = 10;
 pub fn run(args: Args, context: &Context) -> Result<Outcome, Failure> {
     let store = context.store()?;
     let names = names::check(&args.name, &store)?;
-    let observer = Observer::new(&store, KEYS);
+    let observer = Observer::new(&store, KEYS).only(&args.name);
     let seen = look(&mut match &args.key {
         Some(key) => observer.seek(key),
         None => observer,

@@ -94,13 +94,20 @@ impl Database {
         read().map_err(|e| self.explain(e))?.into_iter().map(|row| self.read(row)).collect()
     }
 
-    /// At most `most` limits whose names come after this one, by name, and their generation.
-    pub fn limits_after(&self, name: &str, most: usize) -> Result<(Vec<KnownLimit>, u64)> {
+    /// At most `most` limits whose names come after this one, by name, and their generation. `only`: of that limit, or of
+    /// the parts of that composite.
+    pub fn limits_after(&self, name: &str, only: Option<&str>, most: usize) -> Result<(Vec<KnownLimit>, u64)> {
         let read = || -> rusqlite::Result<Vec<_>> {
-            let query = "SELECT name, policy, override, missing FROM limits
-                         WHERE name > ?1 AND kind <> ?2 ORDER BY name LIMIT ?3";
-            let mut query = self.connection.prepare(query)?;
-            let rows = query.query_map(params![name, COMPOSITE, most as i64], known)?;
+            // Each of them reads only what it returns: the plus sign keeps an index from the name before. '0' follows '/'.
+            let these = match only {
+                None => "name > ?1 AND ?4 IS NULL",
+                Some(_) => "+name > ?1 AND (name = ?4 OR name > ?4 || '/' AND name < ?4 || '0')",
+            };
+            let query = format!(
+                "SELECT name, policy, override, missing FROM limits WHERE {these} AND kind <> ?2 ORDER BY name LIMIT ?3"
+            );
+            let mut query = self.connection.prepare(&query)?;
+            let rows = query.query_map(params![name, COMPOSITE, most as i64, only], known)?;
             rows.collect()
         };
         let rows = read().map_err(|e| self.explain(e))?;

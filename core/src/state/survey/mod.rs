@@ -50,6 +50,16 @@ pub(crate) struct Survey {
     limits: HashMap<String, LimitMemory>,
     /// A key that is examined in any case.
     pub sought: Option<String>,
+    /// The only limit that is shown, or a composite of which only the parts are.
+    pub only: Option<String>,
+}
+
+impl Survey {
+    /// Whether a limit of this name is shown.
+    fn shows(&self, name: &str) -> bool {
+        let rest = self.only.as_deref().map(|only| name.strip_prefix(only));
+        rest.is_none_or(|rest| rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/')))
+    }
 }
 
 /// The memory of one limit.
@@ -99,7 +109,7 @@ impl Session {
         })?;
         // Without a database, changes are not counted.
         if (survey.epoch, survey.generation) != now || !self.home().is_lane() {
-            let known = self.all_known()?;
+            let known = self.all_known(survey)?;
             (survey.epoch, survey.generation) = (now.0, known.1);
             let names: HashSet<&str> = known.0.iter().map(|known| known.name.as_str()).collect();
             survey.limits.retain(|name, _| names.contains(name.as_str()));
@@ -145,19 +155,20 @@ impl Session {
         )
     }
 
-    /// All limits, by name, and the generation of their policies. A composite is represented by its parts. No writer is
-    /// blocked for long.
-    fn all_known(&self) -> Result<(Vec<KnownLimit>, u64)> {
+    /// All limits that are shown, by name, and the generation of their policies. A composite is represented by its parts. No
+    /// writer is blocked for long.
+    fn all_known(&self, survey: &Survey) -> Result<(Vec<KnownLimit>, u64)> {
         if !self.home().is_lane() {
             let known =
                 |(name, declared): (&String, &_)| KnownLimit { name: name.clone(), declared: *declared, missing: None };
-            return self.with_lock(|_| Ok((self.rare().limits.iter().map(known).collect(), 0)));
+            let is_shown = |(name, _): &(&String, &_)| survey.shows(name);
+            return self.with_lock(|_| Ok((self.rare().limits.iter().filter(is_shown).map(known).collect(), 0)));
         }
         let (mut all, mut of) = (Vec::<KnownLimit>::new(), None);
         loop {
             let after = all.last().map_or("", |last| last.name.as_str());
             let read = |lead: &Lead, _: Duration| {
-                self.with_ledger(lead, |database| database.limits_after(after, LIMITS_AT_ONCE))
+                self.with_ledger(lead, |database| database.limits_after(after, survey.only.as_deref(), LIMITS_AT_ONCE))
             };
             let (some, generation) = self.leading("reading", self.options.timeout, read)?;
             // If a change came in between, the next survey reads everything again.
@@ -299,25 +310,13 @@ impl Home {
 
     fn retry_after(&self, seen: &KeyReading, gate: Tick) -> Duration {
         let gate = gate.max(self.key_gate(seen.at.at).load(Acquire));
-        let closed = self.until(gate);
         match self.cells(&seen.table, seen.at) {
-            Cells::Leases(leases) => {
-                let (now, cooldown) = (self.clock.now().floor, seen.table.policy.cooldown());
-                match leases.live_at(now, cooldown) {
-                    Ok(live) if live < seen.table.capacity => closed,
-                    Ok(live) if cooldown > 0 => {
-                        let units = live + 1 - seen.table.capacity;
-                        let at = leases.free_at(units, cooldown).ok().flatten().unwrap_or(u64::MAX);
-                        closed.max(from_ticks(at.saturating_sub(now).min(cooldown)))
-                    }
-                    _ => closed.max(LOOK_AGAIN),
-                }
-            }
+            Cells::Leases(leases) => self.wait_for_units(&seen.table, &leases, 1, gate).unwrap_or(LOOK_AGAIN),
             cells => {
                 let ask = Ask::now(seen.table.windows.as_slice(), 1, gate);
                 cells
                     .view(&ask, || self.clock.now())
-                    .map_or(closed, |view| from_ticks(view.ready.saturating_sub(view.now)))
+                    .map_or(self.until(gate), |view| from_ticks(view.ready.saturating_sub(view.now)))
             }
         }
     }
