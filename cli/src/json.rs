@@ -254,8 +254,12 @@ pub fn error(code: &str, message: &str, hint: Option<&str>) -> Value {
     json!({ "error": { "code": code, "message": message, "hint": hint } })
 }
 
+/// A rate per second.
+fn milli(rate: f64) -> f64 {
+    (rate * 1e3).round() / 1e3
+}
+
 fn pace(pace: Pace) -> Value {
-    let milli = |count: f64| (count * 1e3).round() / 1e3;
     json!({ "granted": milli(pace.granted), "denied": milli(pace.denied) })
 }
 
@@ -292,7 +296,8 @@ fn summary(view: &View) -> Value {
         "paused": view.totals.paused,
         "overridden": view.totals.overridden,
         "waiting": view.totals.waiting,
-        "pace": pace(view.totals.pace),
+        // Units of different limits have no sum.
+        "pace": { "denied": milli(view.totals.denied) },
         "counts_all_processes": view.seen.counts_all_processes,
         "processes": processes(&view.seen),
         "ledger_lag": seconds(view.seen.ledger_lag),

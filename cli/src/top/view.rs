@@ -66,11 +66,11 @@ fn heading(model: &Model, width: u16) -> Text<'static> {
         (Some(error), _) => Line::styled(text::cut(&text::clean(error), usize::from(width)), style(Look::Bad, model)),
         (None, true) => Line::styled("paused: press space to continue", style(Look::Near, model)),
         (None, false) => {
-            let total = |of: fn(super::model::Pace) -> f64| seen.limits.iter().map(|l| of(model.pace(l))).sum::<f64>();
+            let total = model.total();
             Line::raw(format!(
-                "{} units/s started, {} starts/s denied, {} waiting",
-                pace(total(|pace| pace.started)),
-                pace(total(|pace| pace.denied)),
+                "{} starts/s admitted, {} starts/s denied, {} waiting",
+                pace(total.started),
+                pace(total.denied),
                 text::count(waiting)
             ))
         }
@@ -255,7 +255,7 @@ mod tests {
 
     fn model(store: &Store, keys: Keys) -> (Observer, Model) {
         let mut observer = Observer::new(store, 10);
-        let model = Model::new(observer.look().unwrap(), keys, true);
+        let model = Model::new((observer.look().unwrap(), store.names().unwrap()), keys, true);
         (observer, model)
     }
 
@@ -304,10 +304,31 @@ mod tests {
         let lines = drawn(&mut model, 80, 5);
         assert!(lines[3].starts_with("mail") && lines[4].contains("1-1 of 3"), "{lines:#?}");
         model.scroll(1);
-        model.take(observer.look());
+        model.take(observer.look().map(|seen| (seen, Vec::new())));
         assert!(drawn(&mut model, 80, 5)[4].contains("2-2 of 3"));
         model.scroll(isize::MAX);
         assert!(drawn(&mut model, 80, 5)[3].starts_with("idle"));
+    }
+
+    #[test]
+    fn a_start_of_a_composite_is_counted_once() {
+        let store = store();
+        let openai = store.limiter("openai", "100/1m + 5 concurrent").unwrap();
+        openai.open().unwrap();
+        let (mut observer, mut model) = model(&store, Keys::Hidden);
+        let mut started = || {
+            let mut seen = observer.look().unwrap();
+            // A second later, whatever the time is.
+            seen.at = model.now.at + std::time::Duration::from_secs(1);
+            model.take(Ok((seen, store.names().unwrap())));
+            model.total().started
+        };
+        assert_eq!(started(), 0.0);
+        let held: Vec<_> = (0..3).map(|_| openai.try_acquire("", 1).unwrap().unwrap()).collect();
+        assert_eq!(started(), 3.0);
+        assert!(store.find("mail").unwrap().try_acquire("carol", 2).unwrap().is_some());
+        assert_eq!(started(), 1.0);
+        drop(held);
     }
 
     #[test]
