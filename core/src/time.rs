@@ -196,7 +196,7 @@ impl Clock {
         match ticks_up(ahead) {
             Some(0) => Ok(0),
             Some(ticks) if ticks <= LONGEST => Ok(self.now().ceil + ticks),
-            _ => Err(Error::invalid(parameter, format_args!("{ahead:?}"), "at most 366 days from now")),
+            _ => Err(Error::invalid(parameter, shown(ahead), "at most 366 days from now")),
         }
     }
 
@@ -275,11 +275,17 @@ pub(crate) fn patience_ticks(duration: Duration) -> Tick {
     ticks_up(duration).unwrap_or(u64::MAX)
 }
 
+/// A time as errors show it: whole days as a policy writes them.
+fn shown(time: Duration) -> String {
+    let days = time.as_secs() / 86_400;
+    if days > 0 && time == Duration::from_secs(days * 86_400) { format!("{days}d") } else { format!("{time:?}") }
+}
+
 /// Converts a grace to ticks: up to 366 days.
 pub(crate) fn grace_ticks(parameter: &'static str, grace: Duration) -> Result<Tick> {
     match ticks_up(grace) {
         Some(ticks) if ticks <= LONGEST => Ok(ticks),
-        _ => Err(Error::invalid(parameter, format_args!("{grace:?}"), "at most 366 days")),
+        _ => Err(Error::invalid(parameter, shown(grace), "at most 366 days")),
     }
 }
 
@@ -287,7 +293,7 @@ pub(crate) fn grace_ticks(parameter: &'static str, grace: Duration) -> Result<Ti
 pub(crate) fn window_ticks(parameter: &'static str, window: Duration) -> Result<Tick> {
     match ticks_up(window) {
         Some(ticks) if (1..=LONGEST).contains(&ticks) => Ok(ticks),
-        _ => Err(Error::invalid(parameter, format_args!("{window:?}"), "1 µs to 366 days")),
+        _ => Err(Error::invalid(parameter, shown(window), "1 µs to 366 days")),
     }
 }
 
