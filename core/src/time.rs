@@ -275,8 +275,11 @@ pub(crate) fn patience_ticks(duration: Duration) -> Tick {
     ticks_up(duration).unwrap_or(u64::MAX)
 }
 
-/// A time as errors show it: whole days as a policy writes them.
+/// A time as errors show it: whole days, and none at all, as a policy writes them.
 fn shown(time: Duration) -> String {
+    if time.is_zero() {
+        return "0s".into();
+    }
     let days = time.as_secs() / 86_400;
     if days > 0 && time == Duration::from_secs(days * 86_400) { format!("{days}d") } else { format!("{time:?}") }
 }

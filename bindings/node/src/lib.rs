@@ -22,7 +22,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use wakes::WakeQueue;
-use workglow_limit::admin::Problem;
+use workglow_limit::admin::{Problem, parse_time};
 use workglow_limit::custom::CustomLimiter;
 use workglow_limit::embed::{Begun, MayWait};
 use workglow_limit::observe::Stats;
@@ -267,6 +267,12 @@ pub fn failures(store: &External<Store>) -> f64 {
     store.failures() as f64
 }
 
+/// Counts a decision that could not be made because its limiter could not be opened.
+#[napi]
+pub fn count_failure(store: &External<Store>) {
+    store.count_failure();
+}
+
 /// Declares the limits of a file, and returns their names.
 #[napi]
 pub fn load(store: &External<Store>, path: String) -> AsyncTask<Pooled<Vec<String>>> {
@@ -349,6 +355,12 @@ pub fn open_limiter(limiter: &External<AnyLimiter>) -> AsyncTask<Pooled<()>> {
 #[napi]
 pub fn finish(pending: &External<Arc<PendingCall>>) -> AsyncTask<PoolCall> {
     AsyncTask::new(PoolCall(Arc::clone(pending)))
+}
+
+/// Returns a unit of time in milliseconds, if policies have it.
+#[napi]
+pub fn unit_of_time(unit: String) -> Option<f64> {
+    parse_time(&unit).ok().map(|time| time.as_nanos() as f64 / 1e6)
 }
 
 /// Makes a clock for tests.

@@ -127,6 +127,12 @@ impl Store {
         self.0.failures()
     }
 
+    /// Counts a decision that a binding could not ask for, because the store failed when its limiter was opened.
+    #[doc(hidden)]
+    pub fn count_failure(&self) {
+        self.0.count_failure();
+    }
+
     pub(crate) fn session(&self) -> &Arc<Session> {
         &self.0
     }

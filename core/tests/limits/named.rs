@@ -377,9 +377,11 @@ fn flow_control_is_a_rate_and_a_parallelism() {
         let error = text(store().flow_control("none", None, None));
         assert_eq!(error, "rate is missing, and so is parallelism: expected at least one of the two");
         let error = text(store().flow_control("none", Some((0, HOUR)), Some(3)));
-        assert_eq!(error, "max_executions is 0: expected a whole number from 1 to 1000000000");
+        assert_eq!(error, "rate is 0: expected a whole number from 1 to 1000000000");
+        let error = text(store().flow_control("none", Some((1, Duration::ZERO)), None));
+        assert_eq!(error, "period is 0s: expected 1 µs to 366 days");
         let error = text(store().flow_control("none", Some((1, HOUR)), Some(0)));
-        assert!(error.starts_with("max_concurrent_jobs is 0: expected a whole number from 1 to "), "{error}");
+        assert!(error.starts_with("parallelism is 0: expected a whole number from 1 to "), "{error}");
         assert_eq!(store().names().unwrap(), ["both", "parallel", "rate"]);
     });
 }

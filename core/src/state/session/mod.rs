@@ -273,8 +273,12 @@ impl Session {
         if !error.is_store_failure() {
             return OnError::Raise;
         }
-        self.failures.fetch_add(1, Relaxed);
+        self.count_failure();
         self.options.on_error
+    }
+
+    pub fn count_failure(&self) {
+        self.failures.fetch_add(1, Relaxed);
     }
 
     /// The number of this process, for leases: see [`crate::algorithm::leases`].
