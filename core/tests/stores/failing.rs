@@ -280,7 +280,7 @@ fn a_commit_in_a_new_lane_lets_no_start_of_the_lost_one_go() {
         !over.is_empty()
     });
     assert!(matches!(over[..], [(_, workglow_limit::embed::Outcome::Admitted(_))]), "{over:?}");
-    let count = "SELECT sum(units) FROM executions WHERE name = 'api'";
+    let count = "SELECT sum(units) FROM starts WHERE name = 'api'";
     let written: i64 = with_database(&dir, |database| database.query_row(count, [], |row| row.get(0)).unwrap());
     assert!(written >= 2, "{written} units are in the ledger");
 }

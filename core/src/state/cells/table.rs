@@ -14,7 +14,7 @@ use crate::algorithm::grants;
 use crate::atomic::*;
 use crate::damage::{bounded, nonsense};
 use crate::hash::{Hash, sum};
-use crate::policy::Policy;
+use crate::policy::{LONGEST_NAME, Policy};
 use crate::time::Tick;
 
 /// The shortest time that a machine needs to boot, in ticks.
@@ -33,26 +33,45 @@ pub(in crate::state) fn longest_behind() -> Tick {
     LONGEST_BEHIND
 }
 
-/// The name of a limit that can no longer be found.
-pub(in crate::state) const NO_NAME: [u64; 2] = [0, 0];
-
 /// The class that [`Home::block_class`] returns for keys to which a server grants units. No policy has it.
 const GRANTS_CLASS: u64 = 62;
 
 impl Home {
     /// Finds the limit with this name.
     pub fn find_limit(&self, name: &str) -> Option<u64> {
-        let Hash(name) = self.hash(b'n', name);
-        let is_its =
-            |limit: &u64| self.get(limit + limit_word::NAME) == name || self.get(limit + limit_word::NEXT_NAME) == name;
-        self.linked(name).find(is_its)
+        let has_it = |(link, limit): &(u64, u64)| self.get(limit + limit_word::NAME) == [*link];
+        self.links(self.hash(b'n', name)).find(has_it).map(|(_, limit)| limit)
     }
 
-    /// The limits that have, had or are about to get this name, or another name of the same chain.
-    pub(in crate::state) fn linked(&self, name: [u64; 2]) -> impl Iterator<Item = u64> {
+    /// The links of this name, each with the limit that has or had it.
+    pub(in crate::state) fn links(&self, Hash(name): Hash) -> impl Iterator<Item = (u64, u64)> {
         let next = |at: u64| Some(self.arena.word(at).load(Acquire)).filter(|at| *at != 0);
         let links = std::iter::successors(next(chain(name)), move |link| next(link + link_word::NEXT));
-        bounded(links, self.arena.most()).map(|link| self.arena.word(link + link_word::LIMIT).load(Relaxed))
+        let links = bounded(links, self.arena.most()).filter(move |link| self.get(link + link_word::HASH) == name);
+        links.map(|link| (link, self.get::<1>(link + link_word::LIMIT)[0]))
+    }
+
+    /// The name of a limit. `None` if it has lost it.
+    pub(in crate::state) fn name_of(&self, limit: u64) -> Option<String> {
+        let [link] = self.get(limit + limit_word::NAME);
+        let len = if link == 0 {
+            return None;
+        } else {
+            self.get::<1>(link + link_word::LEN)[0].min(LONGEST_NAME as u64) as usize
+        };
+        let words = self.arena.words(link + link_word::TEXT, (len as u64).div_ceil(8));
+        let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.load(Acquire).to_le_bytes()).collect();
+        bytes.truncate(len);
+        String::from_utf8(bytes).ok()
+    }
+
+    /// The number of a limit in the database.
+    pub(in crate::state) fn id_of(&self, limit: u64) -> i64 {
+        self.get::<1>(limit + limit_word::ID)[0] as i64
+    }
+
+    pub(in crate::state) fn set_id(&self, limit: u64, id: i64) {
+        self.set(limit + limit_word::ID, [id as u64]);
     }
 
     /// All limits, including those without a name.
@@ -66,7 +85,7 @@ impl Home {
 
     /// Returns whether the limit has lost its name.
     pub fn is_retired(&self, limit: u64) -> bool {
-        self.get(limit + limit_word::NAME) == NO_NAME
+        self.get(limit + limit_word::NAME) == [0]
     }
 
     /// The gate that binds all keys of a limit.

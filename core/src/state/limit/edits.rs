@@ -111,7 +111,7 @@ impl Limit {
             // Nobody may restore it in between.
             self.reading(|| self.restore(self.home()?.hash(b'k', key), key, false))?;
         }
-        let (hash, is_logged, until) = self.with_table(|home, limit, table| {
+        let (id, hash, is_logged, until) = self.with_table(|home, limit, table| {
             let (hash, until) = ((!key.is_empty()).then(|| home.hash(b'k', key)), moment(home).1);
             match hash.map(|hash| (hash, home.find(table, hash))) {
                 None => {
@@ -126,13 +126,13 @@ impl Limit {
                 }
                 Some(_) => {}
             }
-            Ok((hash, table.keeping != Keeping::No || home.has_plans(limit), until))
+            Ok((home.id_of(limit), hash, table.keeping != Keeping::No || home.has_plans(limit), until))
         })?;
         if hash.is_none() {
             self.store.settle(&[&self.name])?;
         }
         // If this fails, the forgotten starts return after a reboot.
-        if is_logged { self.store.forget_logged(&self.name, hash, until) } else { Ok(()) }
+        if is_logged { self.store.forget_logged(id, hash, until) } else { Ok(()) }
     }
 
     /// Makes space for more open places.

@@ -524,6 +524,7 @@ impl Session {
             Some(_) => files::open(path).map_err(opening)?,
         };
         let (presence, id) = presence::announce(path, &file, lane.path())?;
+        lane.refuse_other_versions()?;
         let (mut database, mut identity) = database::Database::open(path)?;
         if identity.lane.is_none()
             && let Some(left) = lane.left_by()?

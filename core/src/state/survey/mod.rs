@@ -159,8 +159,12 @@ impl Session {
     /// writer is blocked for long.
     fn all_known(&self, survey: &Survey) -> Result<(Vec<KnownLimit>, u64)> {
         if !self.home().is_lane() {
-            let known =
-                |(name, declared): (&String, &_)| KnownLimit { name: name.clone(), declared: *declared, missing: None };
+            let known = |(name, declared): (&String, &_)| KnownLimit {
+                id: 0,
+                name: name.clone(),
+                declared: *declared,
+                missing: None,
+            };
             let is_shown = |(name, _): &(&String, &_)| survey.shows(name);
             return self.with_lock(|_| Ok((self.rare().limits.iter().filter(is_shown).map(known).collect(), 0)));
         }
