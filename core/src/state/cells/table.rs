@@ -54,15 +54,14 @@ impl Home {
     /// The name of a limit. `None` if it has lost it.
     pub(in crate::state) fn name_of(&self, limit: u64) -> Option<String> {
         let [link] = self.get(limit + limit_word::NAME);
-        let len = if link == 0 {
+        if link == 0 {
             return None;
-        } else {
-            self.get::<1>(link + link_word::LEN)[0].min(LONGEST_NAME as u64) as usize
-        };
+        }
+        let len = self.get::<1>(link + link_word::LEN)[0].min(LONGEST_NAME as u64) as usize;
         let words = self.arena.words(link + link_word::TEXT, (len as u64).div_ceil(8));
         let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.load(Acquire).to_le_bytes()).collect();
         bytes.truncate(len);
-        String::from_utf8(bytes).ok()
+        String::from_utf8(bytes).ok().filter(|name| self.hash(b'n', name).0 == self.get(link + link_word::HASH))
     }
 
     /// The number of a limit in the database.
