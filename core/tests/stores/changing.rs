@@ -430,6 +430,37 @@ fn a_limit_that_returns_under_another_name_keeps_its_rows() {
     used_after_a_loss(&dir, "api/rate", "back", 3);
 }
 
+/// So does one whose name was a composite of other kinds in between.
+#[test]
+#[cfg(feature = "fault-points")]
+fn a_limit_that_returns_after_a_composite_of_its_name_keeps_its_rows() {
+    let dir = Dir::in_memory("in-between");
+    Child::run(|| {
+        let store = patient(&dir.url());
+        let declare = |text| {
+            let limiter = store.limiter("api", text).unwrap();
+            limiter.open().unwrap();
+            limiter
+        };
+        let limiter = declare("60/1h");
+        (0..4).for_each(|_| assert!(admitted(&*limiter, 7)));
+        store.flush().unwrap();
+        for text in ["5 concurrent + delay 1us", "60/1h"] {
+            store.forget("api").unwrap();
+            assert_eq!(used(&*declare(text), 7), if text == "60/1h" { 4 } else { 0 });
+        }
+        store.flush().unwrap();
+    })
+    .join();
+    std::fs::remove_file(dir.file("limits.db-lane")).unwrap();
+    Child::run(|| {
+        let limiter = patient(&dir.url()).find("api").unwrap();
+        common::wait_until("the lost lane is noticed", || admitted(&*limiter, KEYS));
+        assert_eq!(used(&*limiter, 7), 4 + 3);
+    })
+    .join();
+}
+
 /// An older copy may lack a limit, know it by its former name, or by the number of a former limit of that name. In each
 /// case the starts in the lane are written to it, and are found after a loss of the lane.
 #[test]

@@ -181,16 +181,26 @@ pub(in crate::state) fn write_all(home: &Locked, database: &mut Database) -> Res
     let boot = os::boot().map_err(|e| Error::store(format!("opening {}", database.path().display()), e))?.text();
     database.delete_record()?;
     database.claim(home.instance, &boot, moment(home).1)?;
-    // The starts of keys that were only in the ledger are not known any more.
-    home.close_unrestored();
     for limit in home.limits() {
-        let table = home.table(limit);
-        if let Some(name) = home.name_of(limit) {
-            home.set_id(limit, database.adopt(&name, table.policy.kind(), home.id_of(limit))?);
-        }
-        if table.policy.is_concurrency() {
-            continue;
-        }
+        let id = home.id_of(limit);
+        let id = match home.name_of(limit) {
+            Some(name) => database.adopt(&name, home.table(limit).policy.kind(), id)?,
+            None => id,
+        };
+        write_as(home, database, limit, id)?;
+    }
+    let sequence = lane::raise_sequence(&home.arena, database.sequence);
+    database.set_boot(&boot, moment(home).1, (home.instance, sequence), None)?;
+    lane::have_committed(&home.arena, sequence);
+    Ok(())
+}
+
+/// Gives a limit this number, and writes everything that the lane knows of it, whether or not it was written before.
+pub(in crate::state) fn write_as(home: &Locked, database: &mut Database, limit: u64, id: i64) -> Result<()> {
+    // Keys that were only in the ledger had its former number.
+    home.close_unrestored();
+    let table = home.table(limit);
+    if !table.policy.is_concurrency() {
         let keys: Vec<Hash> = home.keys(&table).map(|(_, at)| home.hash_at(at)).collect();
         for hash in keys {
             home.rewrite(&table, hash, |history| {
@@ -198,13 +208,8 @@ pub(in crate::state) fn write_all(home: &Locked, database: &mut Database) -> Res
             })?;
         }
     }
-    for limit in home.limits() {
-        write_limit(home, database, limit)?;
-    }
-    let sequence = lane::raise_sequence(&home.arena, database.sequence);
-    database.set_boot(&boot, moment(home).1, (home.instance, sequence), None)?;
-    lane::have_committed(&home.arena, sequence);
-    Ok(())
+    home.set_id(limit, id);
+    write_limit(home, database, limit)
 }
 
 /// Adds a key with these starts. Windows that are not over `over` count as full anyway, for as long as any of these would count. So do

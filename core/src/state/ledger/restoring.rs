@@ -187,8 +187,11 @@ impl Locked<'_> {
         }
     }
 
-    /// Blocks these limits for as long as starts may count, because the ledger that has the keys is gone.
+    /// Blocks limits of which not all keys are restored, for as long as starts may count: they are not known any more.
     pub(super) fn close_unrestored(&self) {
+        if !self.is_restoring() {
+            return;
+        }
         let now = self.clock.now().ceil;
         for limit in self.limits() {
             let table = self.table(limit);

@@ -16,6 +16,7 @@ use crate::state::cells::layout::{POLICIES, SETTLED};
 use crate::state::cells::locked::Locked;
 use crate::state::ledger::database::Database;
 use crate::state::ledger::policies::{KeySelection, KnownKey, KnownLimit};
+use crate::state::ledger::recovery::write_as;
 use crate::state::session::{Rare, Session};
 use crate::time::monotonic_ns;
 use std::collections::BTreeSet;
@@ -167,8 +168,10 @@ impl Session {
         })?;
         for KnownLimit { id, name, declared, .. } in &limits {
             self.apply_change(PolicyChange::Limit(name, declared.current()), locked)?;
-            // An older copy of the database may have another one.
-            locked.find_limit(name).into_iter().for_each(|limit| locked.set_id(limit, *id));
+            // The database may have lost the number that it had: if an older copy replaced it, or the name was another's.
+            if let Some(limit) = locked.find_limit(name).filter(|limit| locked.id_of(*limit) != *id) {
+                self.with_database(|database| write_as(locked, database, limit, *id))?;
+            }
         }
         if locked.generation() > generation {
             let names: Vec<String> = locked.limits().filter_map(|limit| locked.name_of(limit)).collect();
