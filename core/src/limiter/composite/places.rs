@@ -98,6 +98,7 @@ impl<'a> Presentation<'a> {
             match child.quiet_attempt(&self.wish.key, self.wish.weight) {
                 Ok(Attempt::Admitted(permit)) => claimed.push(Part { child: i, permit }),
                 denied => {
+                    // (1)
                     let given_back =
                         MayWait::to_undo(|| end_all(self.children, &claimed, |child, permit| child.cancel(permit)));
                     let Attempt::Denied(after) = denied? else { unreachable!("handled above") };
@@ -117,7 +118,7 @@ impl<'a> Presentation<'a> {
             let seen = child.quiet_peek(key, *weight)?;
             return Ok(after.min(seen.retry_after.min(seen.reset_after).max(LOOK_AGAIN)));
         }
-        // The start waits for a second child: its wait was counted, or will be when it ends.
+        // (1): this child is the slowest now. Its wait was counted, or will be when it ends.
         let when = When { delay: Duration::ZERO, max_wait: None, grace: *grace, is_waiter: true };
         Ok(match child.quiet_reserve(key, *weight, when)? {
             Reserved::Place { place, after } => {
@@ -143,7 +144,7 @@ impl<'a> Presentation<'a> {
         for i in 0..self.held.len() {
             let started = self.present_one(i);
             if !matches!(started, Ok(true)) {
-                // These are starts now.
+                // (2): these are starts now.
                 let mut back: Vec<Part> = self.held.drain(..i).collect();
                 back.extend(claimed);
                 let given_back =

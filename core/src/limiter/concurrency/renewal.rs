@@ -48,6 +48,7 @@ struct Renewer {
     thread: Option<Thread>,
 }
 
+// (3)
 static RENEWER: PerProcess<Renewer> = PerProcess::new();
 
 fn which(limit: &Arc<Limit>, lease: Lease) -> Which {
@@ -58,6 +59,7 @@ fn which(limit: &Arc<Limit>, lease: Lease) -> Which {
 pub(super) fn begin() -> Result<()> {
     let mut renewer = RENEWER.lock();
     if renewer.thread.is_none() {
+        // (3)
         let thread = without_signals(|| std::thread::Builder::new().name("workglow-limit".into()).spawn(run));
         let thread = thread.map_err(|e| Error::store("starting the thread that renews leases", e))?;
         renewer.thread = Some(thread.thread().clone());
@@ -72,6 +74,7 @@ pub(super) fn hold(limit: &Arc<Limit>, key: Hash, lease: Lease, asked: Instant) 
         key,
         lease,
         due: asked + renewed_lease() / 3,
+        // (1): the server counts from a later moment.
         until: asked + renewed_lease(),
         is_lost: false,
     };
@@ -132,7 +135,9 @@ fn renew_all(due: Vec<(Which, RenewedLease)>) {
         let mut renewer = RENEWER.lock();
         let Some(held) = renewer.held.get_mut(&which) else { continue };
         match answer {
+            // (2)
             Some(Ok(true)) => (held.due, held.until) = (asked + renewed_lease() / 3, asked + renewed_lease()),
+            // (4)
             Some(Ok(false)) => held.is_lost = true,
             // Unknown: it may hold for longer, if the server itself was down.
             Some(Err(_)) | None => held.due = Instant::now() + AGAIN.min(renewed_lease() / 3),

@@ -63,7 +63,7 @@ impl Terms {
     }
 }
 
-/// [`Internal::claim`](super::super::Internal::claim) for a limiter that has only the public calls.
+/// [`Awaited::claim`](super::super::internal::Awaited::claim) for a limiter that has only the public calls.
 pub(crate) fn claim_by_calls(
     limiter: &dyn Limiter,
     (key, weight): (&str, u64),

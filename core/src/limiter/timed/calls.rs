@@ -84,11 +84,11 @@ impl<T: InStore> Behind for T {
 impl<T: InStore> Quiet for T {
     #[inline]
     fn quiet_attempt(&self, key: &str, weight: u64) -> Result<Attempt> {
-        self.timed().start(key, weight)
+        self.timed().start_now(key, weight)
     }
 
     fn quiet_decide(&self, key: &str, weight: u64) -> Result<Decision> {
-        self.timed().start(key, weight)
+        self.timed().start_now(key, weight)
     }
 
     fn quiet_peek(&self, key: &str, weight: u64) -> Result<Decision> {

@@ -1,6 +1,8 @@
 //! Limits with units granted by a server: starts, places and denials without a request.
 
-use super::{PlaceOutcome, Seen, Timed};
+use super::Timed;
+use super::deciding::Seen;
+use super::places::PlaceOutcome;
 use crate::algorithm::grants::{self, Grants, Lengths, Wish};
 use crate::algorithm::log::{Answer, Ask, Stage, Taken, View};
 use crate::decision::Decision;

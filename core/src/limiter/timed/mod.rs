@@ -5,25 +5,21 @@ mod calls;
 mod deciding;
 mod ending;
 mod granted;
+mod places;
 mod served;
 mod text;
 
 use super::internal::Base;
-use super::{Presented, Reserved, foreign};
-use crate::algorithm::log::{Answer, Ask, StartId, Taken, View};
-use crate::atomic::*;
-use crate::decision::Decision;
+use super::{Presented, foreign};
+use crate::algorithm::log::{Answer, Ask, StartId, View};
 use crate::error::{Error, Result};
-use crate::fork::{PerProcess, jitter};
+use crate::fork::PerProcess;
 use crate::hash::Hash;
-use crate::permit::{Kind, MOST_GRACE, RawPermit, TimedPermit};
+use crate::permit::{Kind, RawPermit, TimedPermit};
 use crate::policy::{self, Policy, Shape};
-use crate::state::{AtOnce, Blocked, Home, Key, Limit, STORE_AGAIN, Store, Table};
-use crate::time::{Tick, from_ticks};
-use backoff::Level;
-use deciding::PlaceOutcome;
+use crate::state::{Blocked, Home, Key, Limit, STORE_AGAIN, Store, Table};
+use crate::time::Tick;
 use std::collections::{HashMap, VecDeque};
-use std::time::Duration;
 
 /// A timed limit in a store.
 #[derive(Debug)]
@@ -46,14 +42,6 @@ impl InStore for Timed {
     }
 }
 
-/// The parts of a decision.
-struct Seen {
-    view: View,
-    capacity: u64,
-    admitted: bool,
-    backoff: Tick,
-}
-
 impl Timed {
     /// Declares a limit under a name, at the first use. It replaces the policy that the name had.
     pub(crate) fn declare(store: &Store, name: &str, policy: Policy) -> Result<Timed> {
@@ -67,38 +55,6 @@ impl Timed {
 
     pub(crate) fn of(limit: Limit) -> Timed {
         Timed { base: Base::new(limit.name().clone()), limit, running: PerProcess::new() }
-    }
-
-    /// Makes the permit of a taken start; `ready` is when its place is ready, 0 if it has none.
-    #[inline(always)]
-    fn permit(&self, found: &Key, taken: Taken, weight: u64, ready: Tick, grace: Tick) -> RawPermit {
-        // A bucket's place counts from the end of its grace, so that is known anyway; a granted unit has none.
-        let is_ahead = found.table.policy.is_bucket() || found.table.at_once == AtOnce::Grants && taken.ahead > 0;
-        let grace = if is_ahead { taken.ahead.min(MOST_GRACE) } else { grace };
-        self.raw(TimedPermit {
-            weight,
-            ticket: taken.ticket,
-            stamp: taken.stamp,
-            ready,
-            key: found.hash.0,
-            grace,
-            lane: found.home().instance as u16,
-        })
-    }
-
-    fn decision(&self, &Seen { view, capacity, admitted, backoff }: &Seen) -> Decision {
-        let after = |tick: Tick| from_ticks(tick.saturating_sub(view.now));
-        let retry_after = if admitted { Duration::ZERO } else { after(view.ready) };
-        Decision {
-            permit: None,
-            admitted,
-            retry_after,
-            suggested_after: retry_after.max(from_ticks(backoff)),
-            remaining: view.remaining,
-            limit: capacity,
-            reset_after: after(view.empty),
-            denied_by: (!admitted).then(|| self.limit.name().clone()),
-        }
     }
 
     /// Returns when a place is ready.
@@ -161,21 +117,6 @@ impl Timed {
         Ok(answer)
     }
 
-    /// Gives a place its own number where units are only counted.
-    #[cold]
-    fn name_place(&self, found: Key, taken: Taken, weight: u64, now: Tick) -> Result<u64, Blocked> {
-        loop {
-            if let Some(number) = found.home().open_place(&taken, now) {
-                return Ok(number);
-            }
-            // It keeps its turn: a repeated request would get a later one.
-            if let Err(error) = self.limit.add_places() {
-                self.limit.refuse(&found, &taken, weight)?;
-                return Err(error.into());
-            }
-        }
-    }
-
     /// After a whole window without a start, job durations are forgotten and the key is reset.
     #[inline(always)]
     fn before_asking(&self, found: &Key) {
@@ -192,67 +133,6 @@ impl Timed {
         self.reset_backoff(found);
         if let (Some(jobs), Shape::EvenlySpaced(spacing)) = (found.jobs(), &found.table.policy.0) {
             jobs.space(spacing.interval);
-        }
-    }
-
-    #[inline(always)]
-    fn reset_backoff(&self, found: &Key) {
-        let level = found.backoff();
-        if level.load(Relaxed) != 0 {
-            level.store(0, Relaxed);
-        }
-    }
-
-    /// Takes a place for a found key, no sooner than after `delay`; or one to replace another, `again`.
-    fn take_place(
-        &self,
-        found: &Key,
-        weight: u64,
-        delay: Duration,
-        patience: Tick,
-        grace: Option<Tick>,
-        again: bool,
-    ) -> Result<Reserved, Blocked> {
-        let policy = &found.table.policy;
-        let grace = grace.unwrap_or_else(|| policy.grace(weight));
-        let gate =
-            if delay.is_zero() { found.gate } else { found.home().clock.tick_in("delay", delay)?.max(found.gate) };
-        let ask =
-            Ask { patience, grace, reserve: true, again, ..Ask::now(found.table.windows.as_slice(), weight, gate) };
-        let answer = self.take(found, &ask)?;
-        Ok(match answer.taken {
-            Some(taken) => {
-                let place = self.permit(found, taken, weight, answer.ready, grace);
-                // Recording it may have taken a while.
-                let now = found.home().clock.now().floor;
-                Reserved::Place { place, after: from_ticks(answer.ready.saturating_sub(now)) }
-            }
-            None => Reserved::Denied(from_ticks(answer.ready.saturating_sub(answer.now.floor))),
-        })
-    }
-
-    /// Returns the backoff of a denial, after raising its level if the previous one has ended; 0 without a backoff.
-    #[inline(always)]
-    fn denied(&self, found: &Key, now: Tick) -> Tick {
-        let Shape::Rate(_, backoff) = &found.table.policy.0 else { return 0 };
-        let cell = found.backoff();
-        let seen = Level::of(cell.load(Relaxed));
-        let level = seen.after_denial(backoff, now);
-        if level != seen {
-            // Another thread that raises it at this moment has written the same.
-            let _ = cell.compare_exchange(seen.word(), level.word(), Relaxed, Relaxed);
-        }
-        level.number
-    }
-
-    /// Returns the backoff of a level for one caller, with jitter.
-    fn spread(table: &Table, level: u64) -> Tick {
-        match &table.policy.0 {
-            Shape::Rate(_, backoff) if level > 0 => {
-                let (least, most) = backoff.spread(level);
-                jitter(least, most)
-            }
-            _ => 0,
         }
     }
 

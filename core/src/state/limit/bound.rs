@@ -1,4 +1,14 @@
 //! Where a limiter found its limit. It is declared or attached at the first use, and one load away from then on.
+//!
+//! 1. *What was published stays.* Another thread may still use a finding or a table that was replaced. So each is
+//!    published whole (`Release`, read with `Acquire`) and freed only with its limiter.
+//! 2. *A table's words never change*, and never belong to another table. So what was read once is still right; the lookup
+//!    of a key shows whether it is still the limit's table.
+//! 3. *The life of the key "" is written first and read first.* So it is the block's life or an earlier one, in which no
+//!    decision succeeds, and words of the block that are read afterwards belong to that life or a later one.
+//! 4. *What belongs to a key is read before the decision.* If the life is still the same then, all of it was the key's.
+//! 5. *A finding is valid for one epoch.* `fork::validity` changes after the epoch did. It is read before the epoch is
+//!    checked, so a later change shows at the next call.
 
 use super::{Key, Limit, STORE_ERRORS};
 use crate::atomic::*;
@@ -16,8 +26,7 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr};
 
-/// Where a limit was found, and the finding that this one replaced. Another thread may still be using that, so findings
-/// live as long as their limiter.
+/// Where a limit was found, and the finding that this one replaced (1).
 #[derive(Debug)]
 pub(crate) struct Bound {
     home: *const Home,
@@ -38,8 +47,7 @@ pub(crate) struct Bound {
     before: *mut Bound,
 }
 
-/// A table as it was read, and the one that it replaced. Another thread may still be using that, so they live as long
-/// as their limiter. (A table in the store is larger, and is not reused either.)
+/// A table as it was read, and the one that it replaced (1). (A table in the store is larger, and is not reused either.)
 #[derive(Debug)]
 struct Decoded {
     table: Table,
@@ -78,7 +86,7 @@ impl Bound {
 
     #[inline(always)]
     fn current(&self) -> &Decoded {
-        // SAFETY: never null, and freed only by `drop`.
+        // SAFETY: never null, and freed only by `drop` (1).
         unsafe { &*self.current.load(Acquire) }
     }
 
@@ -90,10 +98,9 @@ impl Bound {
         }
     }
 
-    /// The limit's table, as this limiter knows it. Its words never change and never belong to another table. So what
-    /// was read once is still right; the lookup of a key shows whether it is still the limit's table.
+    /// The limit's table, as this limiter knows it (2).
     #[inline(always)]
-    pub(super) fn table(&self) -> &Table {
+    pub fn table(&self) -> &Table {
         &self.current().table
     }
 
@@ -135,10 +142,10 @@ impl Bound {
         self.find_if(|at_once| !matches!(at_once, AtOnce::Nothing), key, weight)
     }
 
-    /// The same, if its cells are a log.
+    /// The same, if it is decided on in this way. (Another table may have replaced the one that the caller read.)
     #[inline(always)]
-    pub fn find_log(&self, key: &str, weight: u64) -> Option<Key<'_>> {
-        self.find_if(|at_once| matches!(at_once, AtOnce::Logs), key, weight)
+    pub fn find_as(&self, kind: AtOnce, key: &str, weight: u64) -> Option<Key<'_>> {
+        self.find_if(|at_once| at_once as u8 == kind as u8, key, weight)
     }
 
     #[inline(always)]
@@ -166,9 +173,7 @@ impl Bound {
     /// it must be [looked up again](Bound::look_again).
     #[inline(always)]
     fn empty_at_once<'b>(&'b self, decoded: &'b Decoded) -> Option<(KeyAt, &'b [AtomicU64])> {
-        // Another thread may be writing both. The life is written first and read first, so it is the block's life or an
-        // earlier one, in which no decision succeeds. Words of the block that are read afterwards belong to that life or a
-        // later one.
+        // (3): another thread may be writing both.
         let life = decoded.empty_life.load(Acquire);
         let at = decoded.empty_at.load(Acquire);
         if at == 0 {
@@ -194,6 +199,7 @@ impl Bound {
         // Slices begin their first life at their first start, and must be found with that life.
         let has_begun = |life| life != 0 || !decoded.table.is_sliced;
         if let Some((KeyAt { at, life, .. }, _)) = found.filter(|found| has_begun(found.0.life)) {
+            // (3)
             decoded.empty_life.store(life, Release);
             decoded.empty_at.store(at, Release);
         }
@@ -204,10 +210,10 @@ impl Bound {
     #[inline(always)]
     pub(super) fn key<'b>(&'b self, table: &'b Table, key: KeyAt, words: &'b [AtomicU64]) -> Key<'b> {
         debug_assert_eq!(words.len() as u64, key_word::RING + table.ring);
+        // (4)
         let mut key = Key { bound: self, table, key, words, hash: Hash([0; 2]), is_empty: false, gate: 0 };
         // SAFETY: the words of a store stay in place for as long as the home lives.
         key.gate = unsafe { &*self.gate }.load(Acquire).max(gate_in(key.head()));
-        // Read before the decision: if the life is still the same then, all of this belonged to the key.
         key.hash = hash_in(key.head());
         key.is_empty = self.counts.is_of_no_key(key.hash);
         key
@@ -234,6 +240,7 @@ impl Bound {
         // SAFETY: as above.
         while unsafe { &*before }.table.at != table.at {
             let new = Decoded::new(self.home(), table, before);
+            // (1)
             match self.current.compare_exchange(before, new, AcqRel, Acquire) {
                 Ok(_) => return,
                 Err(now) => {
@@ -276,14 +283,14 @@ impl Limit {
     /// Returns where the limit is, if that is already known.
     #[inline(always)]
     pub fn is_bound(&self) -> Option<&Bound> {
-        // SAFETY: null, or published by `bind` and freed only by `drop`.
+        // SAFETY: null, or published by `bind` and freed only by `drop` (1).
         let bound = unsafe { self.bound.load(Acquire).as_ref() }?;
         (bound.seen.load(Relaxed) == fork::validity() || self.is_current(bound)).then_some(bound)
     }
 
     #[cold]
     fn is_current(&self, bound: &Bound) -> bool {
-        // Read before the check: a later change shows at the next call.
+        // (5)
         let now = fork::validity_acquired();
         let is_it = bound.epoch == self.store.epoch();
         if is_it {
@@ -343,6 +350,7 @@ impl Limit {
             Box::into_raw(Box::new(Bound { home, limit, hasher, gate, epoch, seen, current, member, counts, before }));
         // The waiters move with the limit.
         let waiting = self.waiting.lock();
+        // (1)
         self.bound.store(bound, Release);
         last.into_iter().for_each(|last| last.waits_more(-(*waiting as i64)));
         // SAFETY: as in `bound`.

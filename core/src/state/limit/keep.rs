@@ -17,7 +17,7 @@ impl Limit {
     pub fn confirm(&self, key: &Key, now: Now, taken: Option<&Taken>, weight: u64) -> Result<(), Blocked> {
         self.look_after(key.home(), now.floor)?;
         match taken {
-            Some(taken) if key.table.keeping != Keeping::No => self.keep(key, now, taken, weight),
+            Some(taken) if !matches!(key.table.keeping, Keeping::No) => self.keep(key, now, taken, weight),
             _ => Ok(()),
         }
     }
@@ -25,7 +25,7 @@ impl Limit {
     /// Ensures that a start gets into the ledger in time.
     #[inline(always)]
     fn keep(&self, key: &Key, now: Now, taken: &Taken, weight: u64) -> Result<(), Blocked> {
-        if key.table.keeping == Keeping::Ahead {
+        if matches!(key.table.keeping, Keeping::Ahead) {
             return self.keep_ahead(*key, now, *taken, weight);
         }
         if is_unlisted(key.head(), now.floor) { self.list(*key, now) } else { Ok(()) }
@@ -67,7 +67,7 @@ impl Limit {
     /// Returns whether a start may be decided without checking the ledger.
     #[inline(always)]
     pub fn may_start_at_once(&self, key: &Key) -> bool {
-        key.table.keeping != Keeping::Ahead || MayWait::here() != MayWait::Never && !self.store.has_refused()
+        !matches!(key.table.keeping, Keeping::Ahead) || MayWait::here() != MayWait::Never && !self.store.has_refused()
     }
 
     /// Returns whether a start now would have to wait for the ledger. For callers that must not wait.

@@ -1,0 +1,266 @@
+//! Places, and starts with them: taken, waited for, presented.
+
+use super::served::Started;
+use super::{Timed, known};
+use crate::algorithm::log::{Ask, StartId, Taken, View};
+use crate::decision::LOOK_AGAIN;
+use crate::error::Result;
+use crate::hash::Hash;
+use crate::limiter::internal::When;
+use crate::limiter::line::{Claim, Terms};
+use crate::limiter::{Presented, Reserved};
+use crate::permit::{MOST_GRACE, RawPermit, TimedPermit};
+use crate::policy::{self, Shape};
+use crate::state::counts::{ADMITTED, DENIED};
+use crate::state::{Blocked, Key, is_counted_place, is_granted_place};
+use crate::time::{self, Tick, from_ticks};
+use crate::waiting::MayWait;
+use std::cell::Cell;
+use std::time::Duration;
+
+impl Timed {
+    /// Starts now, or takes a place if there is one soon enough.
+    pub(super) fn do_claim(&self, (key, weight): (&str, u64), terms: Terms) -> Result<Claim> {
+        let Terms { most, grace, asked, as_place } = terms;
+        policy::check_some(weight)?;
+        let patience = most.map_or(u64::MAX, time::patience_ticks);
+        self.limit.with_key(key, |found| {
+            let policy = &found.table.policy;
+            let (usual, asked) = (policy.grace(weight), time::patience_ticks(asked));
+            let grace = usual.max(time::patience_ticks(grace)).max(asked);
+            let ask = Ask {
+                patience,
+                grace,
+                reserve: as_place,
+                ..Ask::now(found.table.windows.as_slice(), weight, found.gate)
+            };
+            let answer = match asked > usual {
+                true => self.take_for_long(found, &ask)?,
+                false => self.take_shared::<false>(found, &ask, true, &mut View::default())?,
+            };
+            let now = answer.now.floor;
+            let after = answer.ready.saturating_sub(now);
+            Ok(match answer.taken {
+                Some(taken) if !taken.is_place() => {
+                    found.decided(ADMITTED, weight);
+                    Claim::Started(self.permit(found, taken, weight, 0, 0))
+                }
+                Some(taken) => {
+                    let place = self.permit(found, taken, weight, answer.ready, grace);
+                    // Recording the place may have taken a while.
+                    let now = found.home().clock.now().floor;
+                    Claim::Place { place, after: from_ticks(answer.ready.saturating_sub(now)) }
+                }
+                None if after <= patience && policy.has_queue() => Claim::Full { after: from_ticks(after) },
+                // The log or its slices hold no more waiters: there is a time but no place.
+                None => Claim::Denied { after: from_ticks(after), is_certain: after > patience },
+            })
+        })
+    }
+
+    pub(super) fn do_reserve(&self, key: &str, weight: u64, when: When) -> Result<Reserved> {
+        let When { delay, max_wait, grace, is_waiter } = when;
+        policy::check_some(weight)?;
+        let patience = max_wait.map_or(u64::MAX, time::patience_ticks);
+        let grace = grace.map(|grace| time::grace_ticks("grace", grace)).transpose()?;
+        self.limit.with_key(key, |found| {
+            let mut reserved = self.take_place(found, weight, delay, patience, grace, false)?;
+            if let Reserved::Denied(after) = reserved
+                && time::patience_ticks(after) <= patience
+                && !found.table.policy.has_queue()
+            {
+                // The log keeps no more places. This place gets a time, and is exchanged then.
+                reserved = Reserved::Place { place: self.later(found, weight, after, grace), after };
+            }
+            match reserved {
+                _ if is_waiter => {}
+                Reserved::Place { after, .. } if !after.is_zero() => {
+                    found.waited(after);
+                }
+                Reserved::Place { .. } => {}
+                Reserved::Denied(_) => found.decided(DENIED, weight),
+            }
+            Ok(reserved)
+        })
+    }
+
+    /// Takes a place for a found key, no sooner than after `delay`; or one to replace another, `again`.
+    fn take_place(
+        &self,
+        found: &Key,
+        weight: u64,
+        delay: Duration,
+        patience: Tick,
+        grace: Option<Tick>,
+        again: bool,
+    ) -> Result<Reserved, Blocked> {
+        let policy = &found.table.policy;
+        let grace = grace.unwrap_or_else(|| policy.grace(weight));
+        let gate =
+            if delay.is_zero() { found.gate } else { found.home().clock.tick_in("delay", delay)?.max(found.gate) };
+        let ask =
+            Ask { patience, grace, reserve: true, again, ..Ask::now(found.table.windows.as_slice(), weight, gate) };
+        let answer = self.take(found, &ask)?;
+        Ok(match answer.taken {
+            Some(taken) => {
+                let place = self.permit(found, taken, weight, answer.ready, grace);
+                // Recording it may have taken a while.
+                let now = found.home().clock.now().floor;
+                Reserved::Place { place, after: from_ticks(answer.ready.saturating_sub(now)) }
+            }
+            None => Reserved::Denied(from_ticks(answer.ready.saturating_sub(answer.now.floor))),
+        })
+    }
+
+    /// Gives a place its own number where units are only counted.
+    #[cold]
+    pub(super) fn name_place(&self, found: Key, taken: Taken, weight: u64, now: Tick) -> Result<u64, Blocked> {
+        loop {
+            if let Some(number) = found.home().open_place(&taken, now) {
+                return Ok(number);
+            }
+            // It keeps its turn: a repeated request would get a later one.
+            if let Err(error) = self.limit.add_places() {
+                self.limit.refuse(&found, &taken, weight)?;
+                return Err(error.into());
+            }
+        }
+    }
+
+    /// Makes a place that is not in the log. Its only use is to be exchanged when its time comes.
+    fn later(&self, found: &Key, weight: u64, after: Duration, grace: Option<Tick>) -> RawPermit {
+        let ready = found.home().clock.now().ceil.saturating_add(time::patience_ticks(after));
+        let grace = grace.unwrap_or_else(|| found.table.policy.grace(weight)).min(MOST_GRACE);
+        let stamp = ready.saturating_add(grace);
+        let lane = found.home().instance as u16;
+        self.raw(TimedPermit { weight, ticket: u64::MAX, stamp, ready, key: found.hash.0, grace, lane })
+    }
+
+    /// Starts with a place, if it is ready and valid.
+    fn try_start(&self, place: &TimedPermit) -> Result<PlaceOutcome> {
+        policy::check_some(place.weight)?;
+        let early = place.ready.saturating_sub(self.limit.home()?.clock.now().floor);
+        if early > 0 {
+            return Ok(PlaceOutcome::Early(from_ticks(early)));
+        }
+        if is_granted_place(place.ticket) {
+            return self.start_granted(place);
+        }
+        if self.limit.is_served() {
+            return match self.start_on_server(place)? {
+                Started::Yes(start) => Ok(PlaceOutcome::Started(start)),
+                Started::TooEarly(after) => Ok(PlaceOutcome::Early(after)),
+                Started::No => self.do_cancel_place(place).map(|_| PlaceOutcome::Gone),
+            };
+        }
+        let (hash, start) = known(place);
+        let era = Cell::new(None);
+        let started = self.limit.with_hash(hash, |found| {
+            let now = found.home().clock.now();
+            self.limit.confirm(found, now, None, 0)?;
+            // A window ends with the end of its last tick.
+            let is_aligned = matches!(found.table.policy.0, Shape::Counter { .. });
+            let latest = if is_aligned { now.floor } else { now.ceil };
+            if found.gate > now.floor || latest > start.stamp {
+                return Ok(None);
+            }
+            let is_counted = found.table.policy.is_counted();
+            if is_counted != is_counted_place(start.ticket) {
+                return Ok(None); // It belongs to another policy, or was started with.
+            }
+            if is_counted && era.get().is_none() {
+                // Only then check whether it still counts: if it does at that moment, it has started.
+                era.set(found.home().close_place(start.ticket, start.stamp));
+                if era.get().is_none() {
+                    return Ok(None);
+                }
+            }
+            let start = StartId { ticket: era.get().unwrap_or(start.ticket), ..start };
+            let started = found.cells().present(start, found.table.policy.longest(), now)?;
+            if started.is_some() {
+                found.decided(ADMITTED, start.weight);
+            }
+            Ok(started)
+        });
+        let used = era.get().map(|ticket| TimedPermit { ticket, ..*place });
+        if let (Err(_), Some(used)) = (&started, used) {
+            // It can no longer start, and must not count in vain.
+            let _ = MayWait::to_undo(|| self.give_place_back(place, Some(used)));
+        }
+        if let Some(stamp) = started? {
+            return Ok(PlaceOutcome::Started(TimedPermit { stamp, ..used.unwrap_or(*place) }));
+        }
+        // It is late, used before, or overtaken by a gate, a clear or another policy. If it was not used it no longer
+        // counts.
+        match used {
+            Some(_) => MayWait::to_undo(|| self.give_place_back(place, used))?,
+            None => self.do_cancel_place(place)?,
+        };
+        Ok(PlaceOutcome::Gone)
+    }
+
+    /// The same for a line, which requests a start or place itself to replace a lost one.
+    pub(super) fn do_start(&self, place: &TimedPermit) -> Result<Presented> {
+        Ok(match self.try_start(place)? {
+            PlaceOutcome::Started(start) => Presented::Started(self.raw(start)),
+            PlaceOutcome::Early(after) => Presented::Wait { place: self.raw(*place), after },
+            PlaceOutcome::Gone => {
+                self.count_lost(place);
+                Presented::Wait { place: self.raw(place.voided()), after: Duration::ZERO }
+            }
+        })
+    }
+
+    /// Counts a lost place, if it was one in the log.
+    fn count_lost(&self, place: &TimedPermit) {
+        if place.ticket != u64::MAX {
+            self.limit.count_lost_place();
+        }
+    }
+
+    pub(super) fn do_present(&self, place: &TimedPermit) -> Result<Presented> {
+        match self.try_start(place)? {
+            PlaceOutcome::Started(start) => return Ok(Presented::Started(self.raw(start))),
+            PlaceOutcome::Early(after) => return Ok(Presented::Wait { place: self.raw(*place), after }),
+            PlaceOutcome::Gone => self.count_lost(place),
+        }
+        let is_bucket = self.limit.table()?.policy.is_bucket();
+        let mut grace = match () {
+            () if is_granted_place(place.ticket) => self.limit.table_of(Hash(place.key))?.policy.grace(place.weight),
+            () if is_bucket => place.stamp.saturating_sub(place.ready),
+            () => place.grace.min(time::LONGEST),
+        };
+        let hash = known(place).0;
+        loop {
+            let asked = self.limit.home()?.clock.now().floor;
+            let fresh = self.limit.with_hash(hash, |found| {
+                self.take_place(found, place.weight, Duration::ZERO, u64::MAX, Some(grace), true)
+            });
+            match fresh? {
+                Reserved::Place { place: fresh, after } => {
+                    let taken = self.own(&fresh)?;
+                    let now = self.limit.home()?.clock.now().floor;
+                    if now <= taken.stamp || grace >= time::LONGEST {
+                        return Ok(Presented::Wait { place: fresh, after });
+                    }
+                    // Taking it took longer than its grace, as with a slow commit, so it was late from the beginning.
+                    self.do_cancel_place(&taken)?;
+                    grace = (2 * (now - asked)).min(time::LONGEST);
+                }
+                // A place will be free when others have started.
+                Reserved::Denied(after) => {
+                    return Ok(Presented::Wait { place: self.raw(place.voided()), after: after.min(LOOK_AGAIN) });
+                }
+            }
+        }
+    }
+}
+
+/// The result of presenting a place.
+pub(super) enum PlaceOutcome {
+    Started(TimedPermit),
+    /// Not ready for this long.
+    Early(Duration),
+    /// It no longer counts.
+    Gone,
+}
