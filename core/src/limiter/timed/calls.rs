@@ -1,15 +1,13 @@
 //! The limiter interface, with the store's failure policy applied.
 
 use super::{InStore, Timed};
-use crate::decision::Decision;
 use crate::error::{Error, Result};
 use crate::hash::Hash;
-use crate::limiter::internal::{Awaited, Base, Behind, Nested, Quiet, When};
+use crate::limiter::internal::{Awaited, Nested, Quiet};
 use crate::limiter::line::{Claim, Terms};
-use crate::limiter::{Attempt, Limiter, Places, Presented, Reserved};
+use crate::limiter::{Limiter, Places, Presented};
 use crate::permit::RawPermit;
-use crate::state::counts::WAIT_TIME;
-use crate::state::{Limit, STORE_AGAIN};
+use crate::state::STORE_AGAIN;
 use crate::time::{Tick, from_ticks};
 use std::time::{Duration, SystemTime};
 
@@ -66,74 +64,6 @@ impl<T: InStore> Places for T {
 
     fn permit_from_text(&self, text: &str) -> Result<RawPermit> {
         self.timed().do_permit_from_text(text)
-    }
-}
-
-impl<T: InStore> Behind for T {
-    #[inline(always)]
-    fn base(&self) -> &Base {
-        &self.timed().base
-    }
-
-    #[inline(always)]
-    fn limit(&self) -> Option<&Limit> {
-        Some(&self.timed().limit)
-    }
-}
-
-impl<T: InStore> Quiet for T {
-    #[inline]
-    fn quiet_attempt(&self, key: &str, weight: u64) -> Result<Attempt> {
-        self.timed().start_now(key, weight)
-    }
-
-    fn quiet_decide(&self, key: &str, weight: u64) -> Result<Decision> {
-        self.timed().start_now(key, weight)
-    }
-
-    fn quiet_peek(&self, key: &str, weight: u64) -> Result<Decision> {
-        self.timed().limit.or_instead(
-            || self.timed().do_peek(key, weight),
-            |is_admitted| {
-                let permit = is_admitted.then(|| self.timed().uncounted(weight));
-                Decision { permit: None, ..self.timed().limit.undecided(permit) }
-            },
-        )
-    }
-
-    fn peek_again(&self, key: &str, weight: u64) -> Result<Decision> {
-        match self.timed().local_decision(key, weight) {
-            Some(decision) => Ok(decision),
-            None => self.quiet_peek(key, weight),
-        }
-    }
-
-    fn quiet_reserve(&self, key: &str, weight: u64, when: When) -> Result<Reserved> {
-        let reserved = || self.timed().do_reserve(key, weight, when);
-        self.timed().limit.or_instead(reserved, |is_admitted| match is_admitted {
-            true => Reserved::Place { place: self.timed().uncounted(weight), after: Duration::ZERO },
-            false => Reserved::Denied(STORE_AGAIN),
-        })
-    }
-
-    fn quiet_present(&self, place: &RawPermit) -> Result<Presented> {
-        let presented = self.timed().own(place).and_then(|place| self.timed().do_present(&place));
-        if let Ok(Presented::Wait { place: fresh, after }) = presented
-            && let (Some(fresh), Some(place)) = (fresh.timed(), place.timed())
-            && fresh.ticket != place.ticket
-        {
-            // The start has to wait once more.
-            self.timed().limit.count(Hash(place.key), WAIT_TIME, after.as_micros() as u64);
-        }
-        self.timed().limit.or_instead(|| presented, |is_admitted| self.timed().instead_of_a_place(place, is_admitted))
-    }
-
-    fn quiet_record_start(&self, key: &str) -> Result<()> {
-        self.timed().limit.or_instead(|| self.timed().do_record_start(key), |_| ())
-    }
-
-    fn quiet_record_end(&self, key: &str) -> Result<()> {
-        self.timed().limit.or_instead(|| self.timed().do_record_end(key), |_| ())
     }
 }
 

@@ -1,21 +1,23 @@
-//! Decisions on a start now, and on what one would be.
+//! The public calls without their hooks; and decisions on a start now, and on what one would be.
 //!
-//! The calls here, in `places.rs` and in `ending.rs` return a failing store's errors; the store's
-//! [`OnError`](crate::OnError) is applied by their callers.
+//! What the calls of the other files return is a failing store's errors: the store's [`OnError`](crate::OnError) is
+//! applied here and in `calls.rs`.
 
-use super::Timed;
 use super::backoff::Level;
+use super::{InStore, Timed};
 use crate::algorithm::Sealed;
 use crate::algorithm::log::{Answer, Ask, Taken, View};
 use crate::atomic::*;
 use crate::decision::Decision;
 use crate::error::Result;
 use crate::fork::jitter;
-use crate::limiter::Attempt;
+use crate::hash::Hash;
+use crate::limiter::internal::{Base, Behind, Quiet, When};
+use crate::limiter::{Attempt, Presented, Reserved};
 use crate::permit::{MOST_GRACE, RawPermit, TimedPermit};
 use crate::policy::{self, Shape};
-use crate::state::counts::{ADMITTED, DENIED};
-use crate::state::{AtOnce, Blocked, Bound, Home, Key, STORE_AGAIN, Stuck, Table};
+use crate::state::counts::{ADMITTED, DENIED, WAIT_TIME};
+use crate::state::{AtOnce, Blocked, Bound, Home, Key, Limit, STORE_AGAIN, Stuck, Table};
 use crate::time::{Tick, from_ticks};
 use std::time::Duration;
 
@@ -45,6 +47,74 @@ impl StartReply<true> for Decision {
     #[inline(always)]
     fn of(permit: Option<RawPermit>, _: Duration, full: impl FnOnce() -> Decision) -> Decision {
         Decision { permit, ..full() }
+    }
+}
+
+impl<T: InStore> Behind for T {
+    #[inline(always)]
+    fn base(&self) -> &Base {
+        &self.timed().base
+    }
+
+    #[inline(always)]
+    fn limit(&self) -> Option<&Limit> {
+        Some(&self.timed().limit)
+    }
+}
+
+impl<T: InStore> Quiet for T {
+    #[inline]
+    fn quiet_attempt(&self, key: &str, weight: u64) -> Result<Attempt> {
+        self.timed().start_now(key, weight)
+    }
+
+    fn quiet_decide(&self, key: &str, weight: u64) -> Result<Decision> {
+        self.timed().start_now(key, weight)
+    }
+
+    fn quiet_peek(&self, key: &str, weight: u64) -> Result<Decision> {
+        self.timed().limit.or_instead(
+            || self.timed().do_peek(key, weight),
+            |is_admitted| {
+                let permit = is_admitted.then(|| self.timed().uncounted(weight));
+                Decision { permit: None, ..self.timed().limit.undecided(permit) }
+            },
+        )
+    }
+
+    fn peek_again(&self, key: &str, weight: u64) -> Result<Decision> {
+        match self.timed().local_decision(key, weight) {
+            Some(decision) => Ok(decision),
+            None => self.quiet_peek(key, weight),
+        }
+    }
+
+    fn quiet_reserve(&self, key: &str, weight: u64, when: When) -> Result<Reserved> {
+        let reserved = || self.timed().do_reserve(key, weight, when);
+        self.timed().limit.or_instead(reserved, |is_admitted| match is_admitted {
+            true => Reserved::Place { place: self.timed().uncounted(weight), after: Duration::ZERO },
+            false => Reserved::Denied(STORE_AGAIN),
+        })
+    }
+
+    fn quiet_present(&self, place: &RawPermit) -> Result<Presented> {
+        let presented = self.timed().own(place).and_then(|place| self.timed().do_present(&place));
+        if let Ok(Presented::Wait { place: fresh, after }) = presented
+            && let (Some(fresh), Some(place)) = (fresh.timed(), place.timed())
+            && fresh.ticket != place.ticket
+        {
+            // The start has to wait once more.
+            self.timed().limit.count(Hash(place.key), WAIT_TIME, after.as_micros() as u64);
+        }
+        self.timed().limit.or_instead(|| presented, |is_admitted| self.timed().instead_of_a_place(place, is_admitted))
+    }
+
+    fn quiet_record_start(&self, key: &str) -> Result<()> {
+        self.timed().limit.or_instead(|| self.timed().do_record_start(key), |_| ())
+    }
+
+    fn quiet_record_end(&self, key: &str) -> Result<()> {
+        self.timed().limit.or_instead(|| self.timed().do_record_end(key), |_| ())
     }
 }
 

@@ -180,12 +180,6 @@ impl<'a> Found<'a> {
 }
 
 impl Home {
-    /// Returns whether some periodic duty is due. Called after each decision, with its time.
-    #[inline(always)]
-    pub fn is_due(&self, now: Tick) -> bool {
-        now >= self.next_look.load(Relaxed)
-    }
-
     /// Checks whether the lane on which decisions were made is still the valid one.
     pub fn is_still_there(&self, now: Tick) -> bool {
         let Some(watch) = &self.watch else { return true };

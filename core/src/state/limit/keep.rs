@@ -2,6 +2,7 @@
 
 use super::{Key, Limit};
 use crate::algorithm::log::{StartId, Taken};
+use crate::atomic::*;
 use crate::error::{Error, Result};
 use crate::state::cells::home::{Blocked, Home, Keeping};
 use crate::state::ledger::changed::is_unlisted;
@@ -99,7 +100,7 @@ impl Limit {
     /// Runs the once-a-second duties.
     #[inline(always)]
     pub fn look_after(&self, home: &Home, now: Tick) -> Result<(), Blocked> {
-        if home.is_due(now) { self.look_after_all(home, now) } else { Ok(()) }
+        if now >= home.next_look.load(Relaxed) { self.look_after_all(home, now) } else { Ok(()) }
     }
 
     #[cold]
