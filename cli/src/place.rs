@@ -40,6 +40,7 @@ pub fn owner(found: &std::fs::Metadata) -> String {
 /// A hint for an error of the store at this address.
 pub fn hint(error: &Error, url: &str) -> Option<String> {
     let hint = match error {
+        Error::InvalidUrl { .. } if !url.contains(':') => return Some(format!("a file is named sqlite:{url}")),
         Error::NotAStore { .. } => "nothing was changed; pass the database that the store's programs use",
         Error::UnsupportedVersion { .. } => "use the version of workglow-limit that the store's programs use",
         Error::Damaged { .. } => "verify shows the details, and verify --repair repairs what can be repaired",
@@ -71,12 +72,22 @@ pub fn hindrance(database: &Path) -> Option<String> {
             directory.display()
         ));
     }
+    // SAFETY: this call always succeeds.
+    let user = unsafe { libc::geteuid() };
+    let whose = std::fs::metadata(directory).map(|found| owner(&found)).unwrap_or_default();
+    let may_write = may(directory, libc::W_OK | libc::X_OK);
     let found = match std::fs::metadata(database) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            return Some(
-                "a program creates it when it first uses the store, and so does load --create; check the address"
-                    .into(),
-            );
+            return Some(match may_write {
+                true => {
+                    "a program creates it when it first uses the store, and so does load --create; check the address"
+                        .to_owned()
+                }
+                false => format!(
+                    "there is no such file, and user {user} may not create one in {} ({whose}); check the address, or run the command as the directory's owner",
+                    directory.display()
+                ),
+            });
         }
         Err(_) => return Some(format!("this user may not read the directory {}", directory.display())),
         Ok(found) => found,
@@ -87,8 +98,6 @@ pub fn hindrance(database: &Path) -> Option<String> {
             database.display()
         ));
     }
-    // SAFETY: this call always succeeds.
-    let user = unsafe { libc::geteuid() };
     for file in [database.to_owned(), lane(database)] {
         let Ok(found) = std::fs::metadata(&file) else { continue };
         if !may(&file, libc::R_OK | libc::W_OK) {
@@ -99,8 +108,7 @@ pub fn hindrance(database: &Path) -> Option<String> {
             ));
         }
     }
-    let whose = std::fs::metadata(directory).map(|found| owner(&found)).unwrap_or_default();
-    (!may(directory, libc::W_OK | libc::X_OK)).then(|| {
+    (!may_write).then(|| {
         format!(
             "user {user} may not write to {} ({whose}), where SQLite keeps its journal: run the command as its owner",
             directory.display()

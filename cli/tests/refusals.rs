@@ -78,6 +78,7 @@ fn missing_and_invalid_stores_are_refused() {
     run("", &["status"]).with(2).says(&["no store is named", "WORKGLOW_LIMIT_STORE"]);
     run("memory:", &["status"]).with(2).says(&["only to the process that created it", "sqlite:PATH"]);
     run("mysql://x", &["status"]).with(2).says(&["mysql", "sqlite:PATH"]);
+    run("limits.db", &["status"]).with(2).says(&["there is no scheme", "a file is named sqlite:limits.db"]);
     run("sqlite:/nowhere/limits.db", &["status"]).with(1).says(&["/nowhere", "check the address"]);
     let dir = Dir::new("no-store");
     let url = dir.url();
@@ -116,16 +117,23 @@ fn as_nobody(url: &str, args: &[&str]) -> common::Ran {
 
 #[test]
 fn stores_without_permission_are_refused() {
-    let dir = Dir::in_memory("others");
+    let (dir, file) = (Dir::in_memory("others"), Dir::in_memory("others-file"));
     let _store = used(&dir.url());
     let mode = |file: &std::path::Path, mode| {
         std::fs::set_permissions(file, std::fs::Permissions::from_mode(mode)).unwrap();
     };
     mode(&dir.0, 0o755);
+    mode(&file.0, 0o755);
     // The owner lacks permission, or another user.
     mode(&dir.file("limits.db"), 0o400);
     as_nobody(&dir.url(), &["status"]).with(1).says(&["may not read and write", "limits.db", "mode 0400"]);
     mode(&dir.file("limits.db"), 0o600);
+    mode(&dir.0, 0o555);
+    let new = format!("sqlite:{}", dir.file("new.db").display());
+    std::fs::write(file.0.join("limits.toml"), "mail = '3/1h'").unwrap();
+    let ran = as_nobody(&new, &["load", "--create", file.0.join("limits.toml").to_str().unwrap()]).with(1);
+    ran.says(&["may not create one in", "mode 0555", "check the address"]);
+    as_nobody(&new, &["doctor"]).with(5).says(&["may not create one in"]);
     mode(&dir.0, 0o700);
     // SAFETY: this call always succeeds.
     if unsafe { libc::geteuid() } == 0 {

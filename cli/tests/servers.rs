@@ -2,9 +2,69 @@
 
 mod common;
 
+#[allow(dead_code, reason = "another test binary uses the rest")]
+#[path = "common/server.rs"]
+mod server;
+
 use common::{run, used};
 use serde_json::json;
+use server::Server;
+use std::time::Duration;
 use workglow_limit::Store;
+
+/// What is held, used and paused here is shown to operators elsewhere.
+fn use_is_shown_everywhere(url: &str) {
+    let store = Store::new(url).unwrap();
+    let start = |name: &str, policy: &str, key: &str, times: usize| {
+        let limiter = store.limiter(name, policy).unwrap();
+        (0..times).map(|_| limiter.try_acquire(key, 1).unwrap().unwrap()).collect::<Vec<_>>()
+    };
+    let _held = [
+        start("api", "20/1h", "acme", 12),
+        start("jobs", "5 concurrent", "", 3),
+        start("jobs", "5 concurrent", "acme", 2),
+        start("both", "20/1h + 5 concurrent", "", 1),
+        start("shut", "5 concurrent", "", 2),
+    ];
+    store.find("shut").unwrap().pause("", Duration::from_secs(3_600)).unwrap();
+    // What a server has granted to this process and has not started counts elsewhere until it is returned.
+    let seen = |name: &str, used: u64, of: u64| {
+        let limits = run(url, &["status", "--json"]).json(0);
+        let limits = limits["limits"].as_array().unwrap();
+        let usage = &limits.iter().find(|limit| limit["name"] == name).unwrap()["usage"][0];
+        let shown = usage["used"].as_u64().unwrap();
+        let is_granted = usage["window"].is_number() && shown >= used;
+        assert!((shown == used || is_granted) && usage["limit"] == of, "{name}: {usage}");
+    };
+    seen("api", 12, 20);
+    seen("jobs", 3, 5);
+    seen("both/concurrency", 1, 5);
+    seen("both/rate", 1, 20);
+    seen("shut", 2, 5);
+    run(url, &["status"]).with(0).says(&["3/5", "2/5", "paused "]);
+    run(url, &["show", "jobs"]).with(0).says(&["3 of 5 at once (60 %)", "open"]);
+    run(url, &["show", "shut"]).with(0).says(&["2 of 5 at once (40 %)", "paused for"]);
+    run(url, &["show", "jobs", "acme"]).with(0).says(&["2 of 5"]);
+    let server = Server::start(url, &["--read-only"]);
+    let metrics = server.get("/metrics", &[]).with(200).body;
+    for line in [
+        "workglow_limit_units_used{limit=\"jobs\"} 3",
+        "workglow_limit_leases{limit=\"jobs\"} 3",
+        "workglow_limit_paused{limit=\"jobs\"} 0",
+        "workglow_limit_units_used{limit=\"shut\"} 2",
+        "workglow_limit_paused{limit=\"shut\"} 1",
+        "workglow_limit_near{limit=\"shut\"} 0",
+    ] {
+        assert!(metrics.lines().any(|found| found == line), "{line}: {metrics}");
+    }
+    let page = server.get("/api/snapshot", &[]).json(200);
+    assert_eq!((&page["summary"]["paused"], &page["summary"]["full"]), (&json!(1), &json!(0)), "{page}");
+}
+
+#[test]
+fn use_is_shown_everywhere_on_a_machine() {
+    use_is_shown_everywhere(&common::Dir::new("shown").url());
+}
 
 fn all_commands_work(url: &str) {
     let store = used(url);
@@ -52,10 +112,12 @@ fn all_commands_work(url: &str) {
 fn all_commands_work_on_redis() {
     let server = common::redis::RedisServer::start("cli-redis");
     all_commands_work(&server.new_database());
+    use_is_shown_everywhere(&server.new_database());
 }
 
 #[test]
 fn all_commands_work_on_postgres() {
     let server = common::postgres::PostgresServer::start("cli-postgres");
     all_commands_work(&server.new_database());
+    use_is_shown_everywhere(&server.new_database());
 }

@@ -1,6 +1,6 @@
 //! Starts `serve`, and sends valid and invalid requests to it.
 
-use super::command;
+use super::common::command;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
