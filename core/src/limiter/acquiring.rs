@@ -75,10 +75,10 @@ impl dyn Limiter {
 
 /// The future of a start: a permit, or `None` if no units are free before the timeout.
 ///
-/// Its first poll asks, and joins the line if it has to wait. It needs no runtime: one thread of the library wakes all
-/// tasks of the process, in the order of their starts. Within a limiter and key, futures start in the order of their
-/// first polls. Dropping the future gives its place to the next one, or back. No poll waits for a store. Hooks of waits
-/// are called in that thread.
+/// Its first poll asks, and joins the line if it has to wait. It needs no runtime: one thread of the library serves all
+/// tasks of the process, and others wait for stores. Within a limiter and key, futures start in the order of their first
+/// polls. Dropping the future gives its place to the next one, or back. No poll waits for a store. Hooks of waits are
+/// called in those threads.
 ///
 /// Nor does dropping the permit wait: what would have to is left to a thread. `complete` and the permit's other calls
 /// wait, and return errors.

@@ -1,8 +1,9 @@
 //! The thread that drives the lines of all futures of this process.
 //!
 //! Tasks never touch a line: they leave messages, under a lock that is held for moments, and so never wait for a store
-//! or for one another. The thread is started by the first future that has to wait. It alone decides waits and wakes
-//! tasks, so tasks are woken in the order of their starts.
+//! or for one another. The thread is started by the first future that has to wait. It never waits for a store: a line that
+//! has to is taken along by another thread, and comes back by a message. Who has a line decides its waits and wakes their
+//! tasks, so tasks of a limiter are woken in the order of their starts.
 
 use super::{Joined, Limiter, Line, Outcome, Waiter, WaiterId};
 use crate::error::{Error, Result};
@@ -18,6 +19,12 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
+
+/// The number of a waiter that has none yet. A line's begin at 1.
+const JOINING: WaiterId = 0;
+
+/// The delay before a line that its store has kept waiting in vain asks again.
+const AGAIN: Duration = Duration::from_millis(1);
 
 /// The longest sleep with a manual clock, which does not wake the thread when it is advanced.
 const MANUAL_SLICE: Duration = Duration::from_millis(5);
@@ -37,10 +44,12 @@ enum Message {
     Leave(Arc<Wait>),
     /// Units of a key became free.
     Freed(u64, Box<str>),
+    /// A limiter's line is back. `None`: a panic has ended it.
+    Back(u64, Option<Box<Driven>>),
 }
 
-/// Threads for calls that nobody waits for, of limiters that are on no server. A store that hangs must not stop another's.
-static CHORES: LazyLock<Arc<Crew>> = LazyLock::new(|| Crew::new(4));
+/// Threads that wait for stores that are on no server. A store that hangs must not stop another's.
+static CHORES: LazyLock<Arc<Crew>> = LazyLock::new(|| Crew::new(32));
 
 /// The wait of one future.
 pub(super) struct Wait {
@@ -208,25 +217,40 @@ fn cancel(limiter: &Arc<dyn Limiter>, permit: RawPermit, key: &str) {
 
 /// The line of one limiter, and its waiters.
 struct Driven {
+    /// The limiter's number.
+    limiter: u64,
     line: Line,
     waits: HashMap<WaiterId, Arc<Wait>>,
     is_manual: bool,
 }
 
+/// Where the line of a limiter is.
+enum Place {
+    Here(Box<Driven>),
+    /// In a thread that waits for its store. These messages have come since.
+    Away(Vec<Message>),
+}
+
 /// The work of the thread, which never ends.
 fn drive() {
-    let mut lines: HashMap<u64, Driven> = HashMap::new();
+    let mut lines: HashMap<u64, Place> = HashMap::new();
     loop {
         let messages = mem::take(&mut INBOX.lock().messages);
         for message in messages {
             heed(&mut lines, message);
         }
         let mut nap = Duration::MAX;
-        lines.retain(|_, driven| {
-            let Ok(next) = catch_unwind(AssertUnwindSafe(|| driven.advance())) else {
-                driven.fail();
-                return false;
-            };
+        lines.retain(|_, place| {
+            let Place::Here(driven) = place else { return true };
+            let advanced = MayWait::Never.during(|| driven.work(|driven| driven.advance()));
+            let Some(next) = advanced else { return false };
+            if driven.line.would_wait() {
+                let Place::Here(driven) = mem::replace(place, Place::Away(Vec::new())) else { return false };
+                driven.send_away(|driven| {
+                    driven.advance();
+                });
+                return true;
+            }
             nap = nap.min(next.unwrap_or(Duration::MAX));
             next.is_some() || !driven.line.is_empty()
         });
@@ -238,27 +262,40 @@ fn drive() {
     }
 }
 
-fn heed(lines: &mut HashMap<u64, Driven>, message: Message) {
+fn heed(lines: &mut HashMap<u64, Place>, message: Message) {
+    let id = match &message {
+        Message::Join(wait) | Message::Leave(wait) => wait.limiter.base().id,
+        Message::Freed(id, _) | Message::Back(id, _) => *id,
+    };
+    if let Message::Back(_, driven) = message {
+        let Some(Place::Away(messages)) = lines.remove(&id) else { return };
+        lines.extend(driven.map(|driven| (id, Place::Here(driven))));
+        return messages.into_iter().for_each(|message| heed(lines, message));
+    }
+    let driven = match lines.get_mut(&id) {
+        Some(Place::Away(messages)) => return messages.push(message),
+        Some(Place::Here(driven)) => driven,
+        None => {
+            let Message::Join(wait) = &message else { return };
+            let new = Place::Here(Box::new(Driven::new(&wait.limiter)));
+            let Place::Here(driven) = lines.entry(id).insert_entry(new).into_mut() else { return };
+            driven
+        }
+    };
     match message {
-        Message::Join(wait) => {
-            let id = wait.limiter.base().id;
-            let driven = lines.entry(id).or_insert_with(|| Driven::new(&wait.limiter));
-            if catch_unwind(AssertUnwindSafe(|| driven.join(&wait))).is_err() {
-                end(&wait, panicked(&*wait.limiter));
-                driven.fail();
-                lines.remove(&id);
+        Message::Join(wait) => match MayWait::Never.during(|| driven.work(|driven| driven.join(&wait))) {
+            Some(true) => {}
+            Some(false) => {
+                let Some(Place::Here(driven)) = lines.insert(id, Place::Away(Vec::new())) else { return };
+                driven.send_away(move |driven| {
+                    driven.join(&wait);
+                });
             }
-        }
-        Message::Leave(wait) => {
-            if let Some(driven) = lines.get_mut(&wait.limiter.base().id) {
-                driven.leave(&wait);
-            }
-        }
-        Message::Freed(limiter, key) => {
-            if let Some(driven) = lines.get_mut(&limiter) {
-                driven.line.wake(Some(&key));
-            }
-        }
+            None => drop(lines.remove(&id)),
+        },
+        Message::Leave(wait) => driven.leave(&wait),
+        Message::Freed(_, key) => driven.line.wake(Some(&key)),
+        Message::Back(..) => {}
     }
 }
 
@@ -266,40 +303,57 @@ impl Driven {
     fn new(limiter: &Arc<dyn Limiter>) -> Driven {
         let thread = thread::current();
         let line = Line::with_wake(limiter.clone(), move || thread.unpark());
-        Driven { line, waits: HashMap::new(), is_manual: limiter.manual_clock().is_some() }
+        Driven { limiter: limiter.base().id, line, waits: HashMap::new(), is_manual: limiter.manual_clock().is_some() }
     }
 
-    fn join(&mut self, wait: &Arc<Wait>) {
+    /// Does a part of the work; `None` if it panics, which ends all waits.
+    fn work<R>(&mut self, work: impl FnOnce(&mut Driven) -> R) -> Option<R> {
+        let done = catch_unwind(AssertUnwindSafe(|| work(self)));
+        if done.is_err() {
+            self.waits.drain().for_each(|(_, wait)| end(&wait, panicked(&*wait.limiter)));
+        }
+        done.ok()
+    }
+
+    /// Lets a thread that may wait do it, and bring the line back.
+    fn send_away(mut self: Box<Driven>, work: impl FnOnce(&mut Driven) + Send + 'static) {
+        CHORES.send(Box::new(move || {
+            let id = self.limiter;
+            let driven = self.work(work).map(|()| self);
+            if driven.as_ref().is_some_and(|driven| driven.line.would_wait()) {
+                thread::sleep(AGAIN);
+            }
+            let _ = INBOX.lock().send(Message::Back(id, driven));
+        }));
+    }
+
+    /// Lets a task join. Returns whether that did not have to wait.
+    fn join(&mut self, wait: &Arc<Wait>) -> bool {
         let left = wait.timeout.map(|timeout| match self.is_manual {
             true => timeout,
             false => timeout.saturating_sub(wait.asked.elapsed()),
         });
         let ask = Waiter::new(&wait.key, wait.weight).timeout(left);
-        let joined = match MayWait::BrieflyHere.during(|| self.line.join(ask)) {
-            Err(Error::WouldWait) => self.line.join(ask),
-            joined => joined,
-        };
+        // Until it has joined: a panic ends its wait, too.
+        self.waits.insert(JOINING, wait.clone());
+        let joined = self.line.join(ask);
+        self.waits.remove(&JOINING);
         match joined {
             Ok(Joined::Waiting(number)) => {
                 wait.number.store(number, Relaxed);
                 self.waits.insert(number, wait.clone());
             }
             Ok(Joined::Done(outcome)) => end(wait, outcome),
+            Err(Error::WouldWait) => return false,
             Err(error) => end(wait, Outcome::Failed(error)),
         }
-    }
-
-    /// Ends all waits after a panic.
-    fn fail(&mut self) {
-        for (_, wait) in self.waits.drain() {
-            end(&wait, panicked(&*wait.limiter));
-        }
+        true
     }
 
     fn leave(&mut self, wait: &Wait) {
         let number = wait.number.load(Relaxed);
         if self.waits.remove(&number).is_some() {
-            MayWait::BrieflyHere.during(|| self.line.leave(number));
+            MayWait::Never.during(|| self.line.leave(number));
             wait.count_out();
         }
     }
@@ -307,11 +361,7 @@ impl Driven {
     /// Does the work that is due for one waiter. Returns when there is more.
     fn advance(&mut self) -> Option<Duration> {
         let mut over = Vec::new();
-        // Other threads ask servers, so that no limiter waits for another's.
-        MayWait::BrieflyHere.during(|| self.line.advance_one(&mut over));
-        if over.is_empty() && self.line.would_wait() {
-            self.line.advance_one(&mut over);
-        }
+        self.line.advance_one(&mut over);
         for (number, outcome) in over {
             if let Some(wait) = self.waits.remove(&number) {
                 end(&wait, outcome);

@@ -14,6 +14,7 @@ pub mod random;
 #[cfg(feature = "redis")]
 pub mod redis;
 pub mod server;
+pub mod tasks;
 pub mod wait;
 
 pub use ground::{Dir, wait_until};

@@ -1,5 +1,6 @@
 //! Starts of shared limiters: permits that move into threads and tasks, and futures that need no runtime.
 
+use crate::common::tasks::{Tasks, permit};
 use crate::common::{Child, Dir, wait_until};
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -84,45 +85,29 @@ fn a_hook_that_panics_ends_no_wait() {
     assert!(matches!(tasks.poll(0), Poll::Ready(Ok(Some(_)))));
 }
 
-/// Futures that are polled by hand, and the numbers of those that were woken, in order.
-#[derive(Default)]
-struct Tasks {
-    futures: Vec<Option<Acquiring>>,
-    woken: Arc<Mutex<Vec<usize>>>,
-}
-
-struct Number(usize, Arc<Mutex<Vec<usize>>>);
-
-impl Wake for Number {
-    fn wake(self: Arc<Self>) {
-        self.1.lock().unwrap().push(self.0);
-    }
-}
-
-impl Tasks {
-    /// Adds a future that has to wait.
-    fn wait(&mut self, future: Acquiring) {
-        self.futures.push(Some(future));
-        assert!(self.poll(self.futures.len() - 1).is_pending());
-    }
-
-    fn poll(&mut self, number: usize) -> Poll<Result<Option<Permit<'static>>>> {
-        let waker = Waker::from(Arc::new(Number(number, self.woken.clone())));
-        Pin::new(self.futures[number].as_mut().unwrap()).poll(&mut Context::from_waker(&waker))
-    }
-
-    fn wait_until_woken(&self, count: usize) -> Vec<usize> {
-        wait_until("tasks are woken", || self.woken.lock().unwrap().len() >= count);
-        self.woken.lock().unwrap().clone()
-    }
-}
-
-/// The outcome of a poll that ends a future with a start.
-fn permit(polled: Poll<Result<Option<Permit<'static>>>>) -> Permit<'static> {
-    match polled {
-        Poll::Ready(Ok(Some(permit))) => permit,
-        other => panic!("{other:?}"),
-    }
+/// The thread that serves all tasks waited for the store in which one of them joined a line.
+#[test]
+fn a_store_that_hangs_delays_no_task_of_another() {
+    let dir = Dir::in_memory("futures-hang");
+    let mut options = StoreOptions::default();
+    options.timeout = HOUR.unwrap();
+    let store = Store::with_options(&dir.url(), options).unwrap();
+    store.open().unwrap();
+    let stranger = rusqlite::Connection::open(dir.file("limits.db")).unwrap();
+    stranger.execute_batch("BEGIN EXCLUSIVE").unwrap();
+    let (stuck, other) = (store.limiter("stuck", "1 concurrent").unwrap(), limiter("1 concurrent"));
+    let held = other.try_acquire("", 1).unwrap().unwrap();
+    let mut tasks = Tasks::default();
+    // The first use has to declare the limit in the database.
+    (0..3).for_each(|_| tasks.wait(stuck.acquire_async("", 1, None)));
+    tasks.wait(other.acquire_async("", 1, None));
+    tasks.futures[1] = None;
+    drop(held);
+    assert_eq!(tasks.wait_until_woken(1), [3]);
+    drop(stranger);
+    assert_eq!(tasks.wait_until_woken(2), [3, 0]);
+    drop(permit(tasks.poll(0)));
+    assert_eq!(tasks.wait_until_woken(3), [3, 0, 2]);
 }
 
 fn limiter(policy: &str) -> Arc<dyn Limiter> {
