@@ -4,11 +4,13 @@
 #[cfg(feature = "redis")]
 use crate::common::redis::RedisServer;
 use crate::common::server::Server;
+use crate::common::tasks::{Tasks, permit};
 use crate::common::{Child, Dir, wait_until};
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
+use std::task::Poll;
 use std::thread;
 use std::time::Duration;
 use workglow_limit::embed::{Begun, Joined, Line, MayWait, Outcome, Seat, Step, Waiter, WaiterId, acquire};
@@ -287,5 +289,43 @@ fn calls_that_are_begun_are_made_together_and_a_dropped_one_holds_nothing() {
         assert!([a, b].map(Begun::finish).into_iter().all(|answer| matches!(answer, Ok(Attempt::Admitted(_)))));
         assert!(opened.finish().unwrap().admitted);
         wait_until("the start is returned", || admits(&*limiter, "dropped"));
+    }
+}
+
+/// No poll waits for the server, which does not answer.
+#[test]
+fn tasks_start_in_the_order_of_their_first_polls_and_a_dropped_one_holds_nothing() {
+    for server in Server::each("loops-tasks") {
+        let limiter: Arc<dyn Limiter> = per_hour(&server.url(), 4);
+        let signals = server.signals();
+        signals(libc::SIGSTOP);
+        let mut tasks = Tasks::default();
+        (0..7).for_each(|_| tasks.wait(limiter.acquire_async("key", 1, None)));
+        tasks.wait(limiter.acquire_async("late", 1, MOMENT));
+        // The first one is asked for already; nobody has asked for the other one.
+        (tasks.futures[0], tasks.futures[2]) = (None, None);
+        assert_eq!(tasks.wait_until_woken(1), [7]);
+        assert!(matches!(tasks.poll(7), Poll::Ready(Ok(None))));
+        signals(libc::SIGCONT);
+        assert_eq!(tasks.wait_until_woken(5)[1..], [1, 3, 4, 5]);
+        [1, 3, 4, 5].into_iter().for_each(|number| permit(tasks.poll(number)).complete().unwrap());
+        assert!(tasks.poll(6).is_pending());
+    }
+}
+
+/// Its lease is on the server.
+#[test]
+fn a_task_starts_when_a_start_of_another_machine_has_ended() {
+    for server in Server::each("loops-machines") {
+        let machine = || Store::new(&server.url()).unwrap().limiter("jobs", "1 concurrent").unwrap();
+        let (here, there) = (machine(), machine());
+        let held = there.acquire("", 1, None).unwrap().unwrap();
+        let mut tasks = Tasks::default();
+        (0..2).for_each(|_| tasks.wait(here.acquire_async("", 1, None)));
+        held.complete().unwrap();
+        assert_eq!(tasks.wait_until_woken(1), [0]);
+        permit(tasks.poll(0)).complete().unwrap();
+        assert_eq!(tasks.wait_until_woken(2), [0, 1]);
+        drop(permit(tasks.poll(1)));
     }
 }
