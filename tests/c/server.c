@@ -1,6 +1,7 @@
 // Limits on a server: processes and forked children share them, and failures are reported.
 #include "postgres.h"
 #include "redis.h"
+#include <poll.h>
 #include <signal.h>
 
 enum { LIMIT = 50, TRIES = 40 };
@@ -153,6 +154,53 @@ static void the_doctor_names_dangerous_settings(void) {
     REFUSED(WGL_STORE_FAILURE, "127.0.0.1:1", wgl_doctor("redis://127.0.0.1:1", &findings));
 }
 
+static uint64_t next_start(wgl_line *line, wgl_permit *permit) {
+    uint64_t number, nap_ns;
+    int status;
+    while ((status = wgl_line_advance(line, &number, permit, &nap_ns)) == WGL_WAITING) {
+        struct pollfd one = {.fd = wgl_line_fd(line), .events = POLLIN};
+        if (poll(&one, 1, 60000) != 1) {
+            CHECK(0, "the descriptor was never readable");
+            exit(1);
+        }
+    }
+    IS(WGL_OK, status);
+    return number;
+}
+
+// No call of an event loop waits for the server, which is stopped while they are made (0: it runs).
+static void a_line_waits_for_a_server(const char *url, pid_t server) {
+    wgl_store *store = store_at(url, 0, 600 * 1000000000ull);
+    wgl_limiter *limiter;
+    wgl_concurrency_limiter_options options = WGL_CONCURRENCY_LIMITER_OPTIONS_INIT;
+    options.max_concurrent_jobs = 1;
+    MUST(wgl_concurrency_limiter_shared(store, "line", &options, &limiter));
+    wgl_permit permit;
+    IS(WGL_OK, wgl_try_acquire(limiter, NULL, 0, 1, &permit, NULL));
+    wgl_line *line;
+    MUST(wgl_line_new(limiter, &line));
+    if (server != 0)
+        kill(server, SIGSTOP);
+    uint64_t numbers[4];
+    wgl_permit none;
+    for (int i = 0; i < 4; i++)
+        IS(WGL_WAITING, wgl_line_join(line, NULL, 0, NULL, &numbers[i], &none, NULL));
+    MUST(wgl_line_leave(line, numbers[0])); // it is asked for already
+    MUST(wgl_line_leave(line, numbers[2])); // it is not
+    if (server != 0)
+        kill(server, SIGCONT);
+    for (int i = 1; i < 4; i += 2) {
+        MUST(wgl_complete(limiter, &permit));
+        MUST(wgl_line_wake(line, NULL, 0));
+        CHECK(next_start(line, &permit) == numbers[i], "another one started");
+    }
+    MUST(wgl_complete(limiter, &permit));
+    IS(WGL_OK, wgl_acquire(limiter, NULL, 0, 1, WGL_FOREVER, &permit, NULL)); // nobody holds it
+    wgl_line_free(line);
+    wgl_limiter_free(limiter);
+    wgl_store_free(store);
+}
+
 static void postgres_holds_a_limit(void) {
     wgl_strings *findings;
     MUST(wgl_doctor(postgres.url, &findings));
@@ -174,10 +222,12 @@ int main(void) {
     redis_start();
     postgres_start();
     postgres_holds_a_limit();
+    a_line_waits_for_a_server(postgres.url, 0);
     postgres_end();
     the_doctor_names_dangerous_settings();
     processes_share_a_limit();
     a_lease_counts_for_other_processes();
+    a_line_waits_for_a_server(redis.url, redis_pid());
     connection_errors_hide_the_password();
     decisions_without_a_server_follow_on_error();
     redis_end();
