@@ -37,12 +37,13 @@
 // another kind, WGL_UNKNOWN_LIMIT or WGL_KIND_MISMATCH; on a custom limiter, or a composite that contains one,
 // WGL_CUSTOM_FAILURE.
 //
-// Parameters. The order is the same everywhere: the object, the key, the weight, times, then outputs. Handles, texts and
-// outputs are valid pointers; NULL is an error, except where it has a meaning. A `const` handle or permit is only read:
-// the call changes neither it nor what it stands for. Texts are UTF-8 and end with a NUL. A key has a length instead: any
-// `key_len` bytes of UTF-8, at most 1,024; length 0 is no key. A limit has one policy and a separate budget for each key.
-// Weights are units, at least 1. Durations are nanoseconds, instants nanoseconds since 1970 (UTC). Limits count in whole
-// microseconds, rounded so that they are never exceeded.
+// Parameters. The order is the same everywhere: the object; what a call sets and for which key, or the key, weight and
+// times of a start; then outputs. Handles, texts and outputs are valid pointers; NULL is an error, except where it has
+// a meaning. A `const` handle or permit is only read: the call changes neither it nor what it stands for. Texts are
+// UTF-8 and end with a NUL. A key has a length instead: any `key_len` bytes of UTF-8, at most 1,024; length 0 is no
+// key. A limit has one policy and a separate budget for each key. Weights are units, at least 1. Durations are
+// nanoseconds, instants nanoseconds since 1970 (UTC). Limits count in whole microseconds, rounded so that they are
+// never exceeded.
 //
 // Structures. One that begins with `struct_size` is initialised with its INIT macro, or zeroed with `struct_size` set to
 // its sizeof: both mean the same, because 0 is the default of every option. Later versions add fields only at its end,
@@ -84,7 +85,7 @@
 #define WGL_RATE_LIMITER_OPTIONS_INIT { sizeof(wgl_rate_limiter_options), 0, 0, 0, NULL, 0, 0, 0, 0 }
 #define WGL_CONCURRENCY_LIMITER_OPTIONS_INIT { sizeof(wgl_concurrency_limiter_options), 0, 0, NULL, 0, 0 }
 #define WGL_DELAY_LIMITER_OPTIONS_INIT { sizeof(wgl_delay_limiter_options), 0, 0, NULL }
-#define WGL_EVENLY_SPACED_LIMITER_OPTIONS_INIT { sizeof(wgl_evenly_spaced_limiter_options), 0, 0, 0, NULL }
+#define WGL_EVENLY_SPACED_RATE_LIMITER_OPTIONS_INIT { sizeof(wgl_evenly_spaced_rate_limiter_options), 0, 0, 0, NULL }
 #define WGL_TOKEN_BUCKET_LIMITER_OPTIONS_INIT { sizeof(wgl_token_bucket_limiter_options), 0, 0, 0, 0 }
 #define WGL_LEAKY_BUCKET_LIMITER_OPTIONS_INIT { sizeof(wgl_leaky_bucket_limiter_options), 0, 0, 0, 0 }
 #define WGL_FIXED_WINDOW_LIMITER_OPTIONS_INIT { sizeof(wgl_fixed_window_limiter_options), 0, 0, 0 }
@@ -358,10 +359,10 @@ typedef struct wgl_delay_limiter_options {
     const wgl_manual_clock *clock;
 } wgl_delay_limiter_options;
 
-// What an evenly spaced limit allows. Begin with WGL_EVENLY_SPACED_LIMITER_OPTIONS_INIT. The caller owns it; it is read
+// What an evenly spaced limit allows. Begin with WGL_EVENLY_SPACED_RATE_LIMITER_OPTIONS_INIT. The caller owns it; it is read
 // only during the call.
-typedef struct wgl_evenly_spaced_limiter_options {
-    // sizeof(wgl_evenly_spaced_limiter_options), as the INIT macro sets it.
+typedef struct wgl_evenly_spaced_rate_limiter_options {
+    // sizeof(wgl_evenly_spaced_rate_limiter_options), as the INIT macro sets it.
     uint32_t struct_size;
     // The distance between starts: WGL_SPACING_ADAPTIVE or WGL_SPACING_FIXED. Default WGL_SPACING_ADAPTIVE.
     uint32_t spacing;
@@ -372,7 +373,7 @@ typedef struct wgl_evenly_spaced_limiter_options {
     // With _new: a clock for tests instead of the system's; NULL is the system's. With _shared: NULL, because the store has
     // one.
     const wgl_manual_clock *clock;
-} wgl_evenly_spaced_limiter_options;
+} wgl_evenly_spaced_rate_limiter_options;
 
 // What a token bucket allows. Begin with
 // WGL_TOKEN_BUCKET_LIMITER_OPTIONS_INIT. The caller owns it; it is read only during the call.
@@ -476,8 +477,8 @@ typedef struct wgl_custom_limiter_table {
     // Ends the start for which `decide` wrote that number: `how` is WGL_END_COMPLETED, _CANCELLED or _SETTLED, and `actual`
     // is 0 except for the last. Called once for each permit that is ended, and for starts that a composite takes back.
     int (*end)(void *context, uint64_t start, uint32_t how, uint64_t actual);
-    // Sets a gate: no start for `pause_ns`. Without a key it applies to all keys.
-    int (*pause)(void *context, const char *key, size_t key_len, uint64_t pause_ns);
+    // Sets a gate: no start for `duration_ns`. Without a key it applies to all keys.
+    int (*pause)(void *context, uint64_t duration_ns, const char *key, size_t key_len);
     // Resets a key; without a key, all keys.
     int (*clear)(void *context, const char *key, size_t key_len);
     // Records that a job has started without a decision.
@@ -740,13 +741,6 @@ int wgl_limiter_attach(wgl_store *store,
                        const char *name,
                        wgl_limiter **limiter);
 
-// Makes a limiter of the rate limit that is declared under a name.
-//
-// Fails as wgl_limiter_attach does, and with WGL_KIND_MISMATCH if the name is declared as another kind of limiter.
-int wgl_rate_limiter_attach(wgl_store *store,
-                            const char *name,
-                            wgl_limiter **limiter);
-
 // Makes a limiter that admits everything: for where no limit is wanted.
 //
 // Fails only with WGL_INVALID_ARGUMENT, for NULL.
@@ -827,16 +821,16 @@ int wgl_delay_limiter_shared(wgl_store *store,
 // to wgl_complete or wgl_settle.
 //
 // Fails with WGL_INVALID_ARGUMENT for options out of range.
-int wgl_evenly_spaced_limiter_new(const wgl_evenly_spaced_limiter_options *options,
-                                  wgl_limiter **limiter);
+int wgl_evenly_spaced_rate_limiter_new(const wgl_evenly_spaced_rate_limiter_options *options,
+                                       wgl_limiter **limiter);
 
 // Declares a limit of `max_executions` starts in a window at even distances under a name, for all that share the store.
 //
 // Fails as wgl_rate_limiter_new does.
-int wgl_evenly_spaced_limiter_shared(wgl_store *store,
-                                     const char *name,
-                                     const wgl_evenly_spaced_limiter_options *options,
-                                     wgl_limiter **limiter);
+int wgl_evenly_spaced_rate_limiter_shared(wgl_store *store,
+                                          const char *name,
+                                          const wgl_evenly_spaced_rate_limiter_options *options,
+                                          wgl_limiter **limiter);
 
 // Declares a bucket of `burst` tokens under a name, for all that share the store. `rate` tokens are added evenly per period,
 // and a start takes its weight in tokens. In any period at most `burst` + `rate` units start.
@@ -966,17 +960,17 @@ int wgl_get_next_available_time(const wgl_limiter *limiter,
 // Fails with WGL_INVALID_ARGUMENT if the instant is more than 366 days away or the key has more than 1,024 bytes, or with a
 // store error.
 int wgl_set_next_available_time(wgl_limiter *limiter,
+                                int64_t unix_ns,
                                 const char *key,
-                                size_t key_len,
-                                int64_t unix_ns);
+                                size_t key_len);
 
-// Sets a gate: no start for `pause_ns` from now on, as a Retry-After asks for. Otherwise as wgl_set_next_available_time.
+// Sets a gate: no start for `duration_ns` from now on, as a Retry-After asks for. Otherwise as wgl_set_next_available_time.
 //
 // Fails as wgl_set_next_available_time does.
 int wgl_pause(wgl_limiter *limiter,
+              uint64_t duration_ns,
               const char *key,
-              size_t key_len,
-              uint64_t pause_ns);
+              size_t key_len);
 
 // Resets a key, gate included; without a key, all keys.
 //

@@ -21,10 +21,10 @@
 //     if (auto error = workglow::take_error()) // of any of the three calls
 //         std::fprintf(stderr, "%s\n", error->what());
 //
-// Parameters. The order is the same everywhere: key, weight, priority, times, then outputs. Keys are UTF-8 of at most
-// 1,024 bytes, NULs included; the empty key is no key. Weights are units, at least 1. Durations convert from every
-// std::chrono duration in whole numbers that fits into nanoseconds; `forever` is the longest. Limits count in whole
-// microseconds, rounded so that they are never exceeded.
+// Parameters. The order is the same everywhere: what a call sets and for which key, or the key, weight, priority and
+// times of a start; then outputs. Keys are UTF-8 of at most 1,024 bytes, NULs included; the empty key is no key.
+// Weights are units, at least 1. Durations convert from every std::chrono duration in whole numbers that fits into
+// nanoseconds; `forever` is the longest. Limits count in whole microseconds, rounded so that they are never exceeded.
 //
 // Ownership. Stores and limiters are handles: a copy is the same store or limiter, which lives as long as any copy or
 // permit of it. A limiter of any kind may be kept as a workglow::Limiter. Permits and places can only be moved.
@@ -281,7 +281,7 @@ public:
 
     /// Returns the text with which another process that has the same limit continues, through Limiter::permit or
     /// Limiter::place. From then on that process ends it; the destructor here leaves it alone.
-    std::string text() {
+    std::string to_text() {
         std::string text(WGL_PERMIT_TEXT_MAX, '\0');
         std::size_t length = 0;
         int status = detail::refused;
@@ -450,7 +450,7 @@ struct Decision {
 };
 
 /// The counts of a limit or key; see wgl_counts.
-struct Counts {
+struct Stats {
     std::uint64_t admitted = 0, denied = 0, units_wanted = 0, units_granted = 0, waited = 0;
     /// How long the starts that waited did, in total.
     Duration wait_time{};
@@ -597,16 +597,15 @@ public:
         return from_text(text, &raw) ? Place(limiter_, raw, false) : Place(nullptr, raw, false);
     }
 
-    /// Sets a gate: no start for `pause`, of all that share the limit, as a Retry-After asks for. The empty key: of all keys.
-    void pause(Key key, Duration pause) const {
+    /// Sets a gate: no start for `duration`, of all that share the limit, as a Retry-After asks for. The empty key: of all keys.
+    void pause(Duration duration, Key key = {}) const {
         detail::Arguments checked;
-        const std::uint64_t pause_ns = checked.ns("pause", pause);
-        detail::ok(checked ? wgl_pause(get(), key.data(), key.size(), pause_ns) : detail::refused);
+        const std::uint64_t duration_ns = checked.ns("duration", duration);
+        detail::ok(checked ? wgl_pause(get(), duration_ns, key.data(), key.size()) : detail::refused);
     }
-    void pause(Duration pause) const { this->pause(Key(), pause); }
 
     /// Returns the counts of a key; of the limit for the empty key.
-    [[nodiscard]] Counts stats(Key key = {}) const {
+    [[nodiscard]] Stats stats(Key key = {}) const {
         wgl_counts raw = WGL_COUNTS_INIT;
         detail::ok(wgl_stats(get(), key.data(), key.size(), &raw));
         return {raw.admitted, raw.denied, raw.units_wanted, raw.units_granted, raw.waited,
@@ -642,10 +641,9 @@ public:
         return Time(Duration(unix_ns));
     }
     /// Sets a gate: no start before that instant, of all that share the limit. The empty key: of all keys.
-    void set_next_available_time(Key key, Time time) const {
-        detail::ok(wgl_set_next_available_time(get(), key.data(), key.size(), time.time_since_epoch().count()));
+    void set_next_available_time(Time when, Key key = {}) const {
+        detail::ok(wgl_set_next_available_time(get(), when.time_since_epoch().count(), key.data(), key.size()));
     }
-    void set_next_available_time(Time time) const { set_next_available_time(Key(), time); }
 
 protected:
     /// Makes a limiter with a C function that writes it to its argument.
@@ -939,18 +937,6 @@ public:
               const char *called = checked.text("name", name);
               return checked ? wgl_rate_limiter_new(store.get(), called, &options, made) : detail::refused;
           })) {}
-
-    /// Makes a limiter of the rate limit that is declared under a name.
-    [[nodiscard]] static RateLimiter attach(const Store &store, const Text &name) {
-        return RateLimiter(make([&](wgl_limiter **made) {
-            detail::Arguments checked;
-            const char *called = checked.text("name", name);
-            return checked ? wgl_rate_limiter_attach(store.get(), called, made) : detail::refused;
-        }));
-    }
-
-private:
-    explicit RateLimiter(Limiter &&made) : Limiter(std::move(made)) {}
 };
 
 /// At most `max_concurrent_jobs` units at the same time, per key: in this process, or with a store and a name in all.
@@ -1016,24 +1002,24 @@ public:
                             const std::optional<ManualClock> &clock = std::nullopt)
         : Limiter(make([&](wgl_limiter **made) {
               detail::Arguments checked;
-              wgl_evenly_spaced_limiter_options options = options_of(max_executions, window, adaptive, checked);
+              wgl_evenly_spaced_rate_limiter_options options = options_of(max_executions, window, adaptive, checked);
               options.clock = clock ? clock->get() : nullptr;
-              return checked ? wgl_evenly_spaced_limiter_new(&options, made) : detail::refused;
+              return checked ? wgl_evenly_spaced_rate_limiter_new(&options, made) : detail::refused;
           })) {}
 
     EvenlySpacedRateLimiter(const Store &store, const Text &name, std::uint64_t max_executions, Duration window,
                             bool adaptive = true)
         : Limiter(make([&](wgl_limiter **made) {
               detail::Arguments checked;
-              const wgl_evenly_spaced_limiter_options options = options_of(max_executions, window, adaptive, checked);
+              const wgl_evenly_spaced_rate_limiter_options options = options_of(max_executions, window, adaptive, checked);
               const char *called = checked.text("name", name);
-              return checked ? wgl_evenly_spaced_limiter_shared(store.get(), called, &options, made) : detail::refused;
+              return checked ? wgl_evenly_spaced_rate_limiter_shared(store.get(), called, &options, made) : detail::refused;
           })) {}
 
 private:
-    static wgl_evenly_spaced_limiter_options options_of(std::uint64_t max_executions, Duration window, bool adaptive,
+    static wgl_evenly_spaced_rate_limiter_options options_of(std::uint64_t max_executions, Duration window, bool adaptive,
                                                         detail::Arguments &checked) {
-        wgl_evenly_spaced_limiter_options options = WGL_EVENLY_SPACED_LIMITER_OPTIONS_INIT;
+        wgl_evenly_spaced_rate_limiter_options options = WGL_EVENLY_SPACED_RATE_LIMITER_OPTIONS_INIT;
         options.spacing = adaptive ? WGL_SPACING_ADAPTIVE : WGL_SPACING_FIXED;
         options.max_executions = max_executions;
         options.window_ns = checked.ns("window", window);
@@ -1160,7 +1146,7 @@ public:
     /// Ends the start for which decide returned that number; `actual` is 0 unless it was settled.
     virtual void end(std::uint64_t, End, std::uint64_t) {}
     /// Sets a gate: no start for that long; of all keys without a key.
-    virtual void pause(std::string_view, Duration) {}
+    virtual void pause(Duration, std::string_view) {}
     virtual void clear(std::string_view) {}
     virtual void record_job_start(std::string_view) {}
     virtual void record_job_completion(std::string_view) {}
@@ -1193,8 +1179,8 @@ public:
               table.end = [](void *self, std::uint64_t start, std::uint32_t how, std::uint64_t actual) {
                   return guard([&] { return of(self).end(start, static_cast<Custom::End>(how), actual), WGL_OK; });
               };
-              table.pause = [](void *self, const char *key, std::size_t length, std::uint64_t ns) {
-                  return guard([&] { return of(self).pause({key, length}, detail::duration(ns)), WGL_OK; });
+              table.pause = [](void *self, std::uint64_t ns, const char *key, std::size_t length) {
+                  return guard([&] { return of(self).pause(detail::duration(ns), {key, length}), WGL_OK; });
               };
               table.clear = [](void *self, const char *key, std::size_t length) {
                   return guard([&] { return of(self).clear({key, length}), WGL_OK; });

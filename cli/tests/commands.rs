@@ -21,7 +21,7 @@ fn limit<'v>(limits: &'v Value, name: &str) -> &'v Value {
 fn status_shows_all_limits() {
     let dir = Dir::new("status");
     let store = used(&dir.url());
-    store.override_limit("stripe", "10/1s burst 10".parse().unwrap()).unwrap();
+    store.override_limit("stripe", "10/1s burst 10", None).unwrap();
     let ran = run(&dir.url(), &["status"]).with(0);
     ran.says(&[
         "4 limits",
@@ -61,7 +61,7 @@ fn keys_are_ids_unless_text_is_requested() {
 fn show_has_the_details_of_a_limit_a_composite_and_a_key() {
     let dir = Dir::new("show");
     let store = used(&dir.url());
-    store.override_key("mail", "9/1h", "bob").unwrap();
+    store.override_limit("mail", "9/1h", Some("bob")).unwrap();
     let ran = run(&dir.url(), &["show", "mail"]).with(0);
     ran.says(&["mail  (rate)", "3 of 3 in 1h (100 %)", "4 admitted, 1 denied", "OVERRIDE", "9/1h"]);
     let ran = run(&dir.url(), &["show", "openai"]).with(0);
@@ -74,7 +74,7 @@ fn show_has_the_details_of_a_limit_a_composite_and_a_key() {
     assert_eq!((&bob["key"], &bob["limits"][0]["policy"]), (&json!("bob"), &json!("9/1h")));
     assert_eq!(bob["limits"][0]["usage"][0], json!({ "limit": 9, "used": 1, "window": 3600.0 }));
     // An unused key with an override.
-    store.override_key("mail", "7/1h", "carol").unwrap();
+    store.override_limit("mail", "7/1h", Some("carol")).unwrap();
     let ran = run(&dir.url(), &["show", "mail", "carol"]).with(0);
     ran.says(&["override of this key; the limit has 3/1h", "0 of 7 in 1h"]);
     let unused = run(&dir.url(), &["show", "mail", "unused", "--json"]).json(0);
@@ -265,11 +265,11 @@ fn watch_reports_each_event() {
     assert!(!mail.decide("acme", 1).unwrap().admitted);
     store.flush().unwrap();
     assert_eq!(watch.until("denied", "mail")["count"], 1);
-    store.override_limit("mail", "2/1h".parse().unwrap()).unwrap();
+    store.override_limit("mail", "2/1h", None).unwrap();
     assert_eq!(watch.until("override_set", "mail")["policy"], "2/1h");
-    store.lift("mail").unwrap();
+    store.lift("mail", None).unwrap();
     assert_eq!(watch.until("override_lifted", "mail")["before"], "2/1h");
-    mail.pause("", Duration::from_secs(3600)).unwrap();
+    mail.pause(Duration::from_secs(3600), "").unwrap();
     assert!(watch.until("paused", "mail")["for"].as_f64().unwrap() > 3000.0);
     mail.clear("").unwrap();
     watch.until("opened", "mail");
@@ -281,9 +281,9 @@ fn watch_reports_each_event() {
     watch.until("limit_gone", "slack");
 
     let mut only = Watch::start(&dir.url(), &["openai"]);
-    store.override_limit("mail", "2/1h".parse().unwrap()).unwrap();
+    store.override_limit("mail", "2/1h", None).unwrap();
     watch.until("override_set", "mail");
-    store.override_text("openai", "2 concurrent").unwrap();
+    store.override_limit("openai", "2 concurrent", None).unwrap();
     let seen = only.next();
     assert_eq!((&seen["event"], &seen["limit"]), (&json!("override_set"), &json!("openai/concurrency")));
 }

@@ -22,7 +22,7 @@ fn main() -> Result<()> {
     assert_eq!(call(&*api, "zeta")?, 3);
 
     // What an operator would do with the command `workglow-limit override`. Earlier starts count.
-    store.override_key("api", "10/1h", "acme")?;
+    store.override_limit("api", "10/1h", Some("acme"))?;
     assert_eq!(call(&*api, "acme")?, 4);
     assert_eq!(call(&*api, "zeta")?, 0);
 

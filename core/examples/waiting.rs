@@ -11,7 +11,7 @@ fn main() -> Result<()> {
     let began = Instant::now();
 
     // The API answered 429: nobody who shares the limit starts before this is over.
-    api.pause("", Duration::from_millis(50))?;
+    api.pause(Duration::from_millis(50), "")?;
 
     thread::scope(|scope| {
         for worker in 0..6 {
@@ -26,7 +26,7 @@ fn main() -> Result<()> {
     });
 
     // Whoever waits only for some time gets `None`, at once if the start would be too late.
-    api.pause("", Duration::from_secs(3_600))?;
+    api.pause(Duration::from_secs(3_600), "")?;
     assert!(api.acquire("", 1, Some(Duration::from_secs(10)))?.is_none());
     println!("the next start would be in {:.0?}", api.peek("", 1)?.retry_after);
     Ok(())

@@ -188,7 +188,7 @@ impl Clock {
     /// Returns the tick of a wall-clock instant, rounded up; 0 for the past.
     pub fn tick_of(&self, at: SystemTime) -> Result<Tick> {
         let ahead = at.duration_since(SystemTime::now()).unwrap_or(Duration::ZERO);
-        self.tick_in("next available time", ahead)
+        self.tick_in("when", ahead)
     }
 
     /// Returns the tick that lies this far ahead, rounded up; 0 for now.

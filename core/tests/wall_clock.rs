@@ -70,8 +70,8 @@ fn setting_the_wall_clock_moves_no_limit_and_no_gate() {
     let limiters = family(&Store::new(&dir.url()).unwrap());
     for limiter in &limiters {
         while let Attempt::Admitted(_) = limiter.attempt("", 1).unwrap() {}
-        limiter.pause("paused", HOUR).unwrap();
-        limiter.set_next_available_time("until", SystemTime::now() + HOUR).unwrap();
+        limiter.pause(HOUR, "paused").unwrap();
+        limiter.set_next_available_time(SystemTime::now() + HOUR, "until").unwrap();
     }
     let all = || ["", "paused", "until"].map(|key| waits(&limiters, key)).concat();
     let before = all();

@@ -95,7 +95,7 @@ static int send_once(CURL *curl, const struct limits *limits, uint64_t estimate,
     curl_easy_getinfo(curl, CURLINFO_RESPONSE_CODE, status);
     if (*status == 429 || *status == 503) { /* One program gets the refusal, and all wait, in every language. */
         curl_easy_getinfo(curl, CURLINFO_RETRY_AFTER, &retry_after); /* seconds, also if the server sent a date */
-        wgl_pause(limits->requests, "", 0, (uint64_t)(retry_after > 0 ? retry_after : 1) * UINT64_C(1000000000));
+        wgl_pause(limits->requests, (uint64_t)(retry_after > 0 ? retry_after : 1) * UINT64_C(1000000000), "", 0);
         wgl_settle(limits->tokens, &started.tokens, 0);
     } else {
         long long used = number(answer, "\"total_tokens\":");

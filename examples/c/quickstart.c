@@ -25,7 +25,7 @@ int main(void) {
     case WGL_OK: {
         int status = 200; /* ... call the API ... */
         if (status == 429) /* one program gets the 429, and all wait, in every language */
-            wgl_pause(openai, "", 0, 20000000000);
+            wgl_pause(openai, 20000000000, "", 0);
         wgl_complete(openai, &permit);
         break;
     }

@@ -248,30 +248,32 @@ pub unsafe extern "C" fn wgl_get_next_available_time(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wgl_set_next_available_time(
     limiter: Option<NonNull<wgl_limiter>>,
+    unix_ns: i64,
     key: *const c_char,
     key_len: usize,
-    unix_ns: i64,
 ) -> c_int {
-    let at = from_unix_ns(unix_ns);
+    let when = from_unix_ns(unix_ns);
     // SAFETY: the caller's promise.
     unsafe {
-        on_key(shared(limiter), key, key_len, |limiter, key| limiter.set_next_available_time(key, at).map(|()| WGL_OK))
+        on_key(shared(limiter), key, key_len, |limiter, key| {
+            limiter.set_next_available_time(when, key).map(|()| WGL_OK)
+        })
     }
 }
 
-/// Sets a gate: no start for `pause_ns` from now on, as a Retry-After asks for. Otherwise as wgl_set_next_available_time.
+/// Sets a gate: no start for `duration_ns` from now on, as a Retry-After asks for. Otherwise as wgl_set_next_available_time.
 ///
 /// Fails as wgl_set_next_available_time does.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wgl_pause(
     limiter: Option<NonNull<wgl_limiter>>,
+    duration_ns: u64,
     key: *const c_char,
     key_len: usize,
-    pause_ns: u64,
 ) -> c_int {
-    let pause = Duration::from_nanos(pause_ns);
+    let duration = Duration::from_nanos(duration_ns);
     // SAFETY: the caller's promise.
-    unsafe { on_key(shared(limiter), key, key_len, |limiter, key| limiter.pause(key, pause).map(|()| WGL_OK)) }
+    unsafe { on_key(shared(limiter), key, key_len, |limiter, key| limiter.pause(duration, key).map(|()| WGL_OK)) }
 }
 
 /// Resets a key, gate included; without a key, all keys.

@@ -62,9 +62,10 @@ pub struct wgl_custom_limiter_table {
     /// Ends the start for which `decide` wrote that number: `how` is WGL_END_COMPLETED, _CANCELLED or _SETTLED, and `actual`
     /// is 0 except for the last. Called once for each permit that is ended, and for starts that a composite takes back.
     pub end: Option<unsafe extern "C" fn(context: *mut c_void, start: u64, how: u32, actual: u64) -> c_int>,
-    /// Sets a gate: no start for `pause_ns`. Without a key it applies to all keys.
-    pub pause:
-        Option<unsafe extern "C" fn(context: *mut c_void, key: *const c_char, key_len: usize, pause_ns: u64) -> c_int>,
+    /// Sets a gate: no start for `duration_ns`. Without a key it applies to all keys.
+    pub pause: Option<
+        unsafe extern "C" fn(context: *mut c_void, duration_ns: u64, key: *const c_char, key_len: usize) -> c_int,
+    >,
     /// Resets a key; without a key, all keys.
     pub clear: Option<unsafe extern "C" fn(context: *mut c_void, key: *const c_char, key_len: usize) -> c_int>,
     /// Records that a job has started without a decision.
@@ -198,8 +199,8 @@ impl Custom for Table {
         call!(self.end(start, how, actual))
     }
 
-    fn pause(&self, key: &str, pause: Duration) -> Result<()> {
-        call!(self.pause(key.as_ptr().cast(), key.len(), crate::calls::ns(pause)))
+    fn pause(&self, duration: Duration, key: &str) -> Result<()> {
+        call!(self.pause(crate::calls::ns(duration), key.as_ptr().cast(), key.len()))
     }
 
     fn clear(&self, key: &str) -> Result<()> {

@@ -40,7 +40,7 @@ mod tests {
             first::<crate::rate::wgl_rate_limiter_options>(),
             first::<crate::local::wgl_concurrency_limiter_options>(),
             first::<crate::local::wgl_delay_limiter_options>(),
-            first::<crate::local::wgl_evenly_spaced_limiter_options>(),
+            first::<crate::local::wgl_evenly_spaced_rate_limiter_options>(),
             first::<crate::shared::wgl_token_bucket_limiter_options>(),
             first::<crate::shared::wgl_leaky_bucket_limiter_options>(),
             first::<crate::shared::wgl_fixed_window_limiter_options>(),

@@ -8,7 +8,7 @@ use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering::*};
-use workglow_limit::{CompositeLimiter, Error, Limiter, NullLimiter, Policy, RateLimiter, Result, Store};
+use workglow_limit::{CompositeLimiter, Error, Limiter, NullLimiter, Policy, Result, Store};
 
 /// Decides whether a job may start now, and if not, when.
 ///
@@ -129,19 +129,6 @@ pub unsafe extern "C" fn wgl_limiter_attach(
 ) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { named(store, name, limiter, |store, name| store.find(name)) }
-}
-
-/// Makes a limiter of the rate limit that is declared under a name.
-///
-/// Fails as wgl_limiter_attach does, and with WGL_KIND_MISMATCH if the name is declared as another kind of limiter.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn wgl_rate_limiter_attach(
-    store: Option<NonNull<wgl_store>>,
-    name: *const c_char,
-    limiter: Option<&mut MaybeUninit<Box<wgl_limiter>>>,
-) -> c_int {
-    // SAFETY: the caller's promise.
-    unsafe { named(store, name, limiter, |store, name| Ok(Arc::new(RateLimiter::attach(store, name)?))) }
 }
 
 /// Makes a limiter that admits everything: for where no limit is wanted.

@@ -191,12 +191,12 @@ pub const WGL_SPACING_ADAPTIVE: u32 = 0;
 /// The distance between evenly spaced starts: the window over `max_executions`.
 pub const WGL_SPACING_FIXED: u32 = 1;
 
-/// What an evenly spaced limit allows. Begin with WGL_EVENLY_SPACED_LIMITER_OPTIONS_INIT. The caller owns it; it is read
+/// What an evenly spaced limit allows. Begin with WGL_EVENLY_SPACED_RATE_LIMITER_OPTIONS_INIT. The caller owns it; it is read
 /// only during the call.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct wgl_evenly_spaced_limiter_options {
-    /// sizeof(wgl_evenly_spaced_limiter_options), as the INIT macro sets it.
+pub struct wgl_evenly_spaced_rate_limiter_options {
+    /// sizeof(wgl_evenly_spaced_rate_limiter_options), as the INIT macro sets it.
     pub struct_size: u32,
     /// The distance between starts: WGL_SPACING_ADAPTIVE or WGL_SPACING_FIXED. Default WGL_SPACING_ADAPTIVE.
     pub spacing: u32,
@@ -210,11 +210,11 @@ pub struct wgl_evenly_spaced_limiter_options {
 }
 
 // SAFETY: it begins with its size; the pointer is looked at only as what the caller gives.
-unsafe impl Sized32 for wgl_evenly_spaced_limiter_options {
+unsafe impl Sized32 for wgl_evenly_spaced_rate_limiter_options {
     const NAME: &'static str = "evenly spaced limiter options";
 }
 
-impl wgl_evenly_spaced_limiter_options {
+impl wgl_evenly_spaced_rate_limiter_options {
     fn is_adaptive(&self) -> Result<bool> {
         match self.spacing {
             WGL_SPACING_ADAPTIVE => Ok(true),
@@ -232,8 +232,8 @@ impl wgl_evenly_spaced_limiter_options {
 ///
 /// Fails with WGL_INVALID_ARGUMENT for options out of range.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn wgl_evenly_spaced_limiter_new(
-    options: *const wgl_evenly_spaced_limiter_options,
+pub unsafe extern "C" fn wgl_evenly_spaced_rate_limiter_new(
+    options: *const wgl_evenly_spaced_rate_limiter_options,
     limiter: Option<&mut MaybeUninit<Box<wgl_limiter>>>,
 ) -> c_int {
     private(limiter, || {
@@ -251,13 +251,13 @@ pub unsafe extern "C" fn wgl_evenly_spaced_limiter_new(
 ///
 /// Fails as wgl_rate_limiter_new does.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn wgl_evenly_spaced_limiter_shared(
+pub unsafe extern "C" fn wgl_evenly_spaced_rate_limiter_shared(
     store: Option<NonNull<wgl_store>>,
     name: *const c_char,
-    options: *const wgl_evenly_spaced_limiter_options,
+    options: *const wgl_evenly_spaced_rate_limiter_options,
     limiter: Option<&mut MaybeUninit<Box<wgl_limiter>>>,
 ) -> c_int {
-    let policy = |options: wgl_evenly_spaced_limiter_options| {
+    let policy = |options: wgl_evenly_spaced_rate_limiter_options| {
         no_clock(options.clock)?;
         let window = Duration::from_nanos(options.window_ns);
         Policy::evenly_spaced(options.max_executions, window, options.is_adaptive()?)

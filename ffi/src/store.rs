@@ -205,12 +205,9 @@ pub unsafe extern "C" fn wgl_store_override(
         // SAFETY: the caller's promise, here and below.
         let store = given("store", unsafe { shared(store) })?;
         // SAFETY: as above.
-        let (name, policy) = unsafe { (text("name", name)?, text("policy", policy)?) };
-        // SAFETY: as above.
-        match unsafe { key_or_limit(key, key_len) }? {
-            None => store.store.override_text(name, policy)?,
-            Some(key) => store.store.override_key(name, policy, key)?,
-        }
+        let (name, policy, key) =
+            unsafe { (text("name", name)?, text("policy", policy)?, key_or_limit(key, key_len)?) };
+        store.store.override_limit(name, policy, key)?;
         Ok(WGL_OK)
     })
 }
@@ -232,7 +229,7 @@ pub unsafe extern "C" fn wgl_store_lift(
         let store = given("store", unsafe { shared(store) })?;
         // SAFETY: as above.
         let (name, key) = unsafe { (text("name", name)?, key_or_limit(key, key_len)?) };
-        key.map_or_else(|| store.store.lift(name), |key| store.store.lift_key(name, key))?;
+        store.store.lift(name, key)?;
         Ok(WGL_OK)
     })
 }

@@ -17,7 +17,7 @@ static void nothing_was_made(void) {
     X(RATE, rate, new)                                                                                               \
     X(CONCURRENCY, concurrency, shared)                                                                              \
     X(DELAY, delay, shared)                                                                                          \
-    X(EVENLY_SPACED, evenly_spaced, shared)                                                                          \
+    X(EVENLY_SPACED_RATE, evenly_spaced_rate, shared)                                                                \
     X(TOKEN_BUCKET, token_bucket, new)                                                                               \
     X(LEAKY_BUCKET, leaky_bucket, new)                                                                               \
     X(FIXED_WINDOW, fixed_window, new)                                                                               \
@@ -71,15 +71,15 @@ OF_A_STORE(SIZES)
 static void private_limiters(void) {
     wgl_concurrency_limiter_options jobs = WGL_CONCURRENCY_LIMITER_OPTIONS_INIT;
     wgl_delay_limiter_options delay = WGL_DELAY_LIMITER_OPTIONS_INIT;
-    wgl_evenly_spaced_limiter_options even = WGL_EVENLY_SPACED_LIMITER_OPTIONS_INIT;
+    wgl_evenly_spaced_rate_limiter_options even = WGL_EVENLY_SPACED_RATE_LIMITER_OPTIONS_INIT;
     REFUSE_NEW("options is NULL", concurrency, NULL);
     REFUSE_NEW("options is NULL", delay, NULL);
-    REFUSE_NEW("options is NULL", evenly_spaced, NULL);
+    REFUSE_NEW("options is NULL", evenly_spaced_rate, NULL);
     REFUSED(WGL_INVALID_ARGUMENT, "limiter is NULL", wgl_concurrency_limiter_new(&jobs, NULL));
     REFUSED(WGL_INVALID_ARGUMENT, "limiter is NULL", wgl_delay_limiter_new(&delay, NULL));
-    REFUSED(WGL_INVALID_ARGUMENT, "limiter is NULL", wgl_evenly_spaced_limiter_new(&even, NULL));
+    REFUSED(WGL_INVALID_ARGUMENT, "limiter is NULL", wgl_evenly_spaced_rate_limiter_new(&even, NULL));
     REFUSE_NEW("max_concurrent_jobs is 0", concurrency, &jobs);
-    REFUSE_NEW("max_executions is 0", evenly_spaced, &even);
+    REFUSE_NEW("max_executions is 0", evenly_spaced_rate, &even);
     jobs.max_concurrent_jobs = 1;
     jobs.lease_ns = 5000;
     REFUSE_NEW("lease_ns is 5000: expected 0", concurrency, &jobs);
@@ -90,19 +90,19 @@ static void private_limiters(void) {
     even.max_executions = 1;
     REFUSE("clock is given", concurrency, &jobs);
     REFUSE("clock is given", delay, &delay);
-    REFUSE("clock is given", evenly_spaced, &even);
+    REFUSE("clock is given", evenly_spaced_rate, &even);
 
     delay.struct_size = even.struct_size = jobs.struct_size = 4;
     REFUSE_NEW("struct_size is 4", concurrency, &jobs);
     REFUSE_NEW("struct_size is 4", delay, &delay);
-    REFUSE_NEW("struct_size is 4", evenly_spaced, &even);
+    REFUSE_NEW("struct_size is 4", evenly_spaced_rate, &even);
     nothing_was_made();
 }
 
 static void numbers(void) {
     wgl_concurrency_limiter_options jobs = WGL_CONCURRENCY_LIMITER_OPTIONS_INIT;
     wgl_delay_limiter_options delay = WGL_DELAY_LIMITER_OPTIONS_INIT;
-    wgl_evenly_spaced_limiter_options even = WGL_EVENLY_SPACED_LIMITER_OPTIONS_INIT;
+    wgl_evenly_spaced_rate_limiter_options even = WGL_EVENLY_SPACED_RATE_LIMITER_OPTIONS_INIT;
     wgl_token_bucket_limiter_options tokens = WGL_TOKEN_BUCKET_LIMITER_OPTIONS_INIT;
     wgl_leaky_bucket_limiter_options drips = WGL_LEAKY_BUCKET_LIMITER_OPTIONS_INIT;
     wgl_fixed_window_limiter_options fixed = WGL_FIXED_WINDOW_LIMITER_OPTIONS_INIT;
@@ -120,7 +120,7 @@ static void numbers(void) {
             counter.window_ns = flow.period_ns = span;
         REFUSE("lease is ", concurrency, &jobs);
         REFUSE("delay is ", delay, &delay);
-        REFUSE("window is ", evenly_spaced, &even);
+        REFUSE("window is ", evenly_spaced_rate, &even);
         REFUSE("period is ", token_bucket, &tokens);
         REFUSE("period is ", leaky_bucket, &drips);
         REFUSE("window is ", fixed_window, &fixed);
@@ -133,7 +133,7 @@ static void numbers(void) {
         even.max_executions = tokens.rate = drips.rate = fixed.max_executions = counter.max_executions = bad_counts[i];
         flow.rate = flow.parallelism = jobs.max_concurrent_jobs = bad_counts[i];
         REFUSE("max_concurrent_jobs is ", concurrency, &jobs);
-        REFUSE("max_executions is ", evenly_spaced, &even);
+        REFUSE("max_executions is ", evenly_spaced_rate, &even);
         REFUSE("rate is ", token_bucket, &tokens);
         REFUSE("rate is ", leaky_bucket, &drips);
         REFUSE("max_executions is ", fixed_window, &fixed);
@@ -151,13 +151,13 @@ static void numbers(void) {
     REFUSE("at most 366", token_bucket, &tokens);
     REFUSE("at most 366", leaky_bucket, &drips);
     even.max_executions = 4097;
-    REFUSE("max_executions is 4097", evenly_spaced, &even);
+    REFUSE("max_executions is 4097", evenly_spaced_rate, &even);
 
     uint32_t bad_choices[] = {2, UINT32_MAX};
     for (int i = 0; i < 2; i++) {
         even.spacing = bad_choices[i];
-        REFUSE("spacing is ", evenly_spaced, &even);
-        REFUSE_NEW("spacing is ", evenly_spaced, &even);
+        REFUSE("spacing is ", evenly_spaced_rate, &even);
+        REFUSE_NEW("spacing is ", evenly_spaced_rate, &even);
     }
     jobs.reserved = delay.reserved = tokens.reserved = drips.reserved = fixed.reserved = counter.reserved =
         flow.reserved = 1;

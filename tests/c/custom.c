@@ -52,10 +52,10 @@ static int scripted_end(void *context, uint64_t start, uint32_t how, uint64_t ac
     return script->status;
 }
 
-static int scripted_pause(void *context, const char *key, size_t key_len, uint64_t pause_ns) {
+static int scripted_pause(void *context, uint64_t duration_ns, const char *key, size_t key_len) {
     struct script *script = context;
     note(script, "pause", key, key_len);
-    script->number = pause_ns;
+    script->number = duration_ns;
     return script->status;
 }
 
@@ -139,10 +139,10 @@ static void every_call_arrives(void) {
 
     IS(WGL_OK, wgl_can_proceed(limiter, "k", 1));
     was_called(&script, "peek", "k", 1);
-    IS(WGL_OK, wgl_pause(limiter, "k", 1, 7000));
+    IS(WGL_OK, wgl_pause(limiter, 7000, "k", 1));
     was_called(&script, "pause", "k", 1);
     CHECK(script.number == 7000, "paused for %llu", (unsigned long long)script.number);
-    IS(WGL_OK, wgl_set_next_available_time(limiter, NULL, 0, 0));
+    IS(WGL_OK, wgl_set_next_available_time(limiter, 0, NULL, 0));
     was_called(&script, "pause", "", 0);
     CHECK(script.number == 0, "the past is no gate, but %llu", (unsigned long long)script.number);
     IS(WGL_OK, wgl_clear(limiter, "k", 1));
@@ -197,7 +197,7 @@ static void denials_and_failures(void) {
         CHECK(decision.admitted == 7 && permit.opaque[0] == 0, "an answer was written");
     }
     script.status = WGL_DENIED;
-    REFUSED(WGL_CUSTOM_FAILURE, "pause", wgl_pause(limiter, NULL, 0, 1));
+    REFUSED(WGL_CUSTOM_FAILURE, "pause", wgl_pause(limiter, 1, NULL, 0));
     REFUSED(WGL_CUSTOM_FAILURE, "clear", wgl_clear(limiter, NULL, 0));
     REFUSED(WGL_CUSTOM_FAILURE, "record_job_start", wgl_record_job_start(limiter, NULL, 0));
     REFUSED(WGL_CUSTOM_FAILURE, "record_job_completion", wgl_record_job_completion(limiter, NULL, 0));
@@ -227,7 +227,7 @@ static void a_table_needs_three_entries(void) {
     MUST(wgl_custom_limiter_new(&table, &limiter));
     IS(WGL_OK, wgl_try_acquire(limiter, NULL, 0, 1, &permit, NULL));
     IS(WGL_OK, wgl_complete(limiter, &permit));
-    IS(WGL_OK, wgl_pause(limiter, NULL, 0, 1));
+    IS(WGL_OK, wgl_pause(limiter, 1, NULL, 0));
     IS(WGL_OK, wgl_clear(limiter, NULL, 0));
     IS(WGL_OK, wgl_record_job_start(limiter, NULL, 0));
     IS(WGL_OK, wgl_record_job_completion(limiter, NULL, 0));
@@ -275,7 +275,7 @@ static void as_a_child(void) {
     script.ends = 0;
     IS(WGL_DENIED, wgl_try_acquire(composite, NULL, 0, 1, &permit, NULL));
     was_called(&script, "peek", "", 0);
-    IS(WGL_OK, wgl_pause(composite, "key", 3, 5000));
+    IS(WGL_OK, wgl_pause(composite, 5000, "key", 3));
     was_called(&script, "pause", "key", 3);
 
     // Freed with its last user, in any order.

@@ -138,11 +138,11 @@ static inline wgl_limiter *limiter_of(wgl_store *store, const char *name, const 
         options.delay_ns = us(words[0]);
         MUST(wgl_delay_limiter_shared(store, name, &options, &limiter));
     } else if (strcmp(kind, "evenly_spaced") == 0) {
-        wgl_evenly_spaced_limiter_options options = WGL_EVENLY_SPACED_LIMITER_OPTIONS_INIT;
+        wgl_evenly_spaced_rate_limiter_options options = WGL_EVENLY_SPACED_RATE_LIMITER_OPTIONS_INIT;
         options.max_executions = units(words[0]);
         options.window_ns = us(words[1]);
         options.spacing = choice(words[2], spacings, 2);
-        MUST(wgl_evenly_spaced_limiter_shared(store, name, &options, &limiter));
+        MUST(wgl_evenly_spaced_rate_limiter_shared(store, name, &options, &limiter));
     } else if (strcmp(kind, "token_bucket") == 0) {
         wgl_token_bucket_limiter_options options = WGL_TOKEN_BUCKET_LIMITER_OPTIONS_INIT;
         options.rate = units(words[0]);

@@ -48,7 +48,6 @@ static void names_and_windows(wgl_store *store) {
 
     // A forgotten name is free for another kind; limiters of the old one fail.
     wgl_permit permit;
-    IS(WGL_KIND_MISMATCH, wgl_rate_limiter_attach(store, "jobs", &both));
     IS(WGL_OK, wgl_store_forget(store, "jobs"));
     IS(WGL_UNKNOWN_LIMIT, wgl_store_forget(store, "jobs"));
     wgl_limiter *rate;
@@ -76,7 +75,7 @@ static void zeros_are_the_defaults(void) {
     SAME(wgl_rate_limiter_options, WGL_RATE_LIMITER_OPTIONS_INIT);
     SAME(wgl_concurrency_limiter_options, WGL_CONCURRENCY_LIMITER_OPTIONS_INIT);
     SAME(wgl_delay_limiter_options, WGL_DELAY_LIMITER_OPTIONS_INIT);
-    SAME(wgl_evenly_spaced_limiter_options, WGL_EVENLY_SPACED_LIMITER_OPTIONS_INIT);
+    SAME(wgl_evenly_spaced_rate_limiter_options, WGL_EVENLY_SPACED_RATE_LIMITER_OPTIONS_INIT);
     SAME(wgl_token_bucket_limiter_options, WGL_TOKEN_BUCKET_LIMITER_OPTIONS_INIT);
     SAME(wgl_leaky_bucket_limiter_options, WGL_LEAKY_BUCKET_LIMITER_OPTIONS_INIT);
     SAME(wgl_fixed_window_limiter_options, WGL_FIXED_WINDOW_LIMITER_OPTIONS_INIT);

@@ -88,7 +88,7 @@ static void a_place_travels(const char *scheme) {
     IS(WGL_OK, wgl_permit_to_text(limiter, &place, text, sizeof text, &length));
     CHECK(length == strlen(text), "on %s: length %d of %s", url, (int)length, text);
 
-    IS(WGL_OK, wgl_rate_limiter_attach(store, "api", &another));
+    IS(WGL_OK, wgl_limiter_attach(store, "api", &another));
     IS(WGL_OK, wgl_permit_from_text(another, text, length, &moved));
     IS(WGL_DENIED, wgl_present(another, &moved, &after_ns));
     CHECK(after_ns == 1000 * MS, "on %s: early by %llu ns", url, (unsigned long long)after_ns);
@@ -125,7 +125,7 @@ static void a_place_expires(const char *scheme) {
     begin(scheme, 1);
     starts(1, &permit);
     IS(WGL_OK, reserves(&place, NULL));
-    IS(WGL_OK, wgl_pause(limiter, NULL, 0, 5000 * MS));
+    IS(WGL_OK, wgl_pause(limiter, 5000 * MS, NULL, 0));
     advance(1000 * MS);
     IS(WGL_DENIED, wgl_present(limiter, &place, &after_ns));
     CHECK(after_ns == 4000 * MS, "on %s: the gate opens after %llu ns", url, (unsigned long long)after_ns);

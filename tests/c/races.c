@@ -16,7 +16,7 @@ static void *works(void *key) {
         MUST(wgl_complete(jobs, &permit));
         wgl_decide(rate, NULL, 0, 1, &decision);
     }
-    wgl_pause(rate, key, 1, 1000);
+    wgl_pause(rate, 1000, key, 1);
     return NULL;
 }
 

@@ -326,7 +326,7 @@ static void step(const char *file, int line, char *text) {
         status = call[0] == 'o' ? wgl_store_override(now.store, of, policy, key, length)
                                 : wgl_store_lift(now.store, of, key, length);
     } else if (strcmp(call, "pause") == 0) {
-        status = wgl_pause(now.limiter, key, length, span_ns);
+        status = wgl_pause(now.limiter, span_ns, key, length);
     } else {
         CHECK(0, "%s: there is no such call", where);
         return;

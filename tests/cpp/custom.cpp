@@ -15,7 +15,7 @@ struct Scripted : Custom {
     void end(std::uint64_t start, End how, std::uint64_t actual) override {
         note("end " + std::to_string(static_cast<int>(how)), std::to_string(actual), start);
     }
-    void pause(std::string_view key, Duration pause) override { note("pause", key, static_cast<std::uint64_t>(pause.count())); }
+    void pause(Duration duration, std::string_view key) override { note("pause", key, static_cast<std::uint64_t>(duration.count())); }
     void clear(std::string_view key) override { note("clear", key, 0); }
     void record_job_start(std::string_view key) override { note("start", key, 0); }
     void record_job_completion(std::string_view key) override { note("completion", key, 0); }
@@ -47,7 +47,7 @@ static void every_call_arrives(Scripted &script, const Limiter &limiter) {
     CHECK(script.call == "end 0(0, 42)", script.call);
     limiter.try_acquire()->cancel();
     CHECK(script.call == "end 1(0, 42)", script.call);
-    limiter.pause("key", 2ns);
+    limiter.pause(2ns, "key");
     CHECK(script.call == "pause(key, 2)" || script.call == "pause(key, 1000)", script.call);
     limiter.clear("key");
     CHECK(script.call == "clear(key, 0)", script.call);

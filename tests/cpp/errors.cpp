@@ -39,7 +39,6 @@ static void stores(const Directory &dir) {
 
 static void names(const Store &store) {
     THROWS(WGL_UNKNOWN_LIMIT, "nothing", store.limiter("nothing"));
-    THROWS(WGL_UNKNOWN_LIMIT, "nothing", RateLimiter::attach(store, "nothing"));
     THROWS(WGL_UNKNOWN_LIMIT, "nothing", store.override("nothing", "1/1s"));
     THROWS(WGL_UNKNOWN_LIMIT, "nothing", store.lift("nothing"));
     THROWS(WGL_UNKNOWN_LIMIT, "nothing", store.override("nothing", "1/1s", "tenant"));
@@ -102,13 +101,13 @@ static void calls(const Store &store) {
     THROWS(WGL_INVALID_ARGUMENT, "grace is -1 ns", limiter.waiter("", 1, 0, 1s, -1ns));
     THROWS(WGL_INVALID_ARGUMENT, "max_wait is -1 ns", limiter.reserve("", 1, -1ns));
     THROWS(WGL_INVALID_ARGUMENT, "grace is -1 ns", limiter.reserve("", 1, 1s, -1ns));
-    THROWS(WGL_INVALID_ARGUMENT, "pause is -1 ns", limiter.pause(-1ns));
+    THROWS(WGL_INVALID_ARGUMENT, "duration is -1 ns", limiter.pause(-1ns));
     THROWS(WGL_INVALID_ARGUMENT, "366 days", limiter.set_next_available_time(std::chrono::system_clock::now() + 400h * 24));
     CHECK(limiter.peek("", 0).remaining == 2, "a refused call took units");
     const std::string key("a\0b", 3);
     CHECK(limiter.try_acquire(key).has_value() && limiter.peek(key).remaining == 1 && limiter.peek("a").remaining == 2,
           "a NUL is a character of a key");
-    limiter.set_next_available_time("gated", std::chrono::system_clock::now() + 30s);
+    limiter.set_next_available_time(std::chrono::system_clock::now() + 30s, "gated");
     CHECK(!limiter.can_proceed("gated") && limiter.can_proceed("open"), "a gate of a key");
     try {
         (void)store.limiter("nothing");

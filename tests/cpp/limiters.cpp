@@ -28,7 +28,7 @@ static void is_a_limit(const Bench &bench, const Limiter &limiter, const Limiter
     CHECK(same.peek("k").admitted, denied_by + " after a cancel");
     Decision decision = same.decide("k");
     CHECK(decision && decision.permit && *decision.permit && !decision.denied_by, denied_by);
-    const Counts counts = limiter.stats("k");
+    const Stats counts = limiter.stats("k");
     CHECK(counts.admitted >= starts && counts.denied >= 1 && counts.cancelled == 1 && counts.store_errors == 0,
           denied_by + ": " + std::to_string(counts.admitted) + " admitted, " + std::to_string(counts.denied) + " denied, " +
               std::to_string(counts.cancelled) + " cancelled");
@@ -73,8 +73,6 @@ static void are_shared(const Bench &bench) {
     is_a_limit(bench, texts, store.limiter("texts"), 2, "texts/concurrency");
     const FlowControlLimiter flow(store, "both", Window{2, 1s}, 3);
     is_a_limit(bench, flow, store.limiter("both"), 2, "both/rate");
-    const RateLimiter attached = RateLimiter::attach(store, "2 rate");
-    CHECK(attached.peek().limit == 2, "an attached rate limit");
 }
 
 static void of_this_process(const Bench &bench) {
@@ -123,7 +121,7 @@ static void names_and_windows() {
     const RateLimiter other(store, "jobs", 1, 1min);
     THROWS(WGL_KIND_MISMATCH, "jobs", jobs.try_acquire());
     CHECK(doctor("memory:").empty() && postgres_schema().find("CREATE SCHEMA") != std::string_view::npos, "servers");
-    mail.pause("gated", 30s);
+    mail.pause(30s, "gated");
     CHECK(!mail.can_proceed("gated") && mail.can_proceed(), "a gate of one key");
 }
 

@@ -36,7 +36,7 @@ int main() {
         check(permit && calls.peek("a").remaining == 1 && !calls.try_acquire("a", 3), "decisions");
         error(WGL_WEIGHT_EXCEEDS_CAPACITY, "calls");
         permit->cancel();
-        check(!*permit && permit->text().empty(), "an ended permit has no text");
+        check(!*permit && permit->to_text().empty(), "an ended permit has no text");
         error(WGL_INVALID_ARGUMENT, "permit is ended");
         permit->renew();
         error(WGL_INVALID_ARGUMENT, "permit is ended");
@@ -47,8 +47,8 @@ int main() {
     error(WGL_INVALID_ARGUMENT, "timeout is -1 ns");
     check(!calls.reserve("a", 1, 1s, -1ns) && !calls.waiter("a", 1, 0, 1s, -1ns).waiting(), "a negative grace");
     error(WGL_INVALID_ARGUMENT, "grace is -1 ns");
-    calls.pause("a", -1ns);
-    error(WGL_INVALID_ARGUMENT, "pause is -1 ns");
+    calls.pause(-1ns, "a");
+    error(WGL_INVALID_ARGUMENT, "duration is -1 ns");
     check(calls.can_proceed("a"), "a refused call has no effect");
     check(!calls.place("no text") && !calls.permit("no text"), "texts");
     error(WGL_INVALID_ARGUMENT, "no text");

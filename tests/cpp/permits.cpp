@@ -50,7 +50,7 @@ static void moves(const Limiter &jobs) {
     CHECK(running(jobs) == 1, "a permit that was moved from");
     THROWS(WGL_INVALID_ARGUMENT, "ended or moved from", first->renew());
     THROWS(WGL_INVALID_ARGUMENT, "ended or moved from", first->fence());
-    THROWS(WGL_INVALID_ARGUMENT, "ended or moved from", first->text());
+    THROWS(WGL_INVALID_ARGUMENT, "ended or moved from", first->to_text());
     THROWS(WGL_INVALID_ARGUMENT, "ended or moved from", first->ready_at());
     THROWS(WGL_INVALID_ARGUMENT, "ended or moved from", first->ready_at_monotonic());
 
@@ -130,7 +130,7 @@ static void places(const Bench &bench) {
     Duration wait;
     {
         auto leaves = rate.reserve("", 1, 10s, 100ms);
-        text = leaves->text();
+        text = leaves->to_text();
         wait = leaves->wait();
     }
     CHECK(waiting(), "a place that was written as a text is not returned here");
@@ -154,7 +154,7 @@ static void places(const Bench &bench) {
     Place now = *rate.reserve();
     const auto at_once = rate.acquire(now, 1s);
     CHECK(at_once && !now, "a place that is ready");
-    std::string permit_text = rate.try_acquire("text")->text();
+    std::string permit_text = rate.try_acquire("text")->to_text();
     Permit from_text = rate.permit(permit_text);
     from_text.cancel();
     CHECK(rate.try_acquire("text").has_value(), "a permit of a text");
@@ -173,7 +173,7 @@ static void places_of_composites(const Bench &bench) {
     const auto running = both.try_acquire(key);
     std::optional<Place> place = both.reserve(key);
     const Duration wait = place->wait();
-    const std::string text = place->text();
+    const std::string text = place->to_text();
     place.reset();
     CHECK(text.size() > WGL_PERMIT_TEXT_MAX && wait > 1900ms, text);
     Place arrived = both.place(text);

@@ -21,7 +21,7 @@ SECTIONS = {
     "RateLimiter": ("rate_limiter",),
     "ConcurrencyLimiter": ("concurrency_limiter",),
     "DelayLimiter": ("delay_limiter",),
-    "EvenlySpacedRateLimiter": ("evenly_spaced_limiter",),
+    "EvenlySpacedRateLimiter": ("evenly_spaced_rate_limiter",),
     "TokenBucketLimiter": ("token_bucket_limiter",),
     "LeakyBucketLimiter": ("leaky_bucket_limiter",),
     "FixedWindowLimiter": ("fixed_window_limiter",),

@@ -37,7 +37,7 @@ fn main() -> Result<()> {
             let mut longest = Duration::ZERO;
             while !is_over.load(Acquire) {
                 let began = Instant::now();
-                other.pause("key", Duration::from_micros(1)).expect("a pause");
+                other.pause(Duration::from_micros(1), "key").expect("a pause");
                 longest = longest.max(began.elapsed());
                 std::thread::sleep(Duration::from_millis(1));
             }

@@ -74,12 +74,12 @@ fn main() -> Result<()> {
         let api = store.limiter("api", "2/1h")?;
         measure("a start on each key", &*other, || use_all(&*api, keys))?;
         measure("flush", &*other, || store.flush())?;
-        measure("override", &*other, || store.override_text("api", "3/1h"))?;
-        measure("lift", &*other, || store.lift("api"))?;
-        measure("override, in larger blocks", &*other, || store.override_text("api", "20/1h"))?;
-        measure("lift", &*other, || store.lift("api"))?;
-        measure("override of a key", &*other, || store.override_key("api", "20/1h", "key 7"))?;
-        measure("lift of a key", &*other, || store.lift_key("api", "key 7"))?;
+        measure("override", &*other, || store.override_limit("api", "3/1h", None))?;
+        measure("lift", &*other, || store.lift("api", None))?;
+        measure("override, in larger blocks", &*other, || store.override_limit("api", "20/1h", None))?;
+        measure("lift", &*other, || store.lift("api", None))?;
+        measure("override of a key", &*other, || store.override_limit("api", "20/1h", Some("key 7")))?;
+        measure("lift of a key", &*other, || store.lift("api", Some("key 7")))?;
         measure("clear of a key", &*other, || api.clear("key 7"))?;
         measure("clear", &*other, || api.clear(""))?;
         let gpu = store.limiter("gpu", "1 concurrent")?;

@@ -3,10 +3,14 @@
 import type { Duration } from "./input.js";
 import type { Permit } from "./permit.js";
 
-/** The options of a start. */
-export interface StartOptions {
+/** The option of a call about one key. */
+export interface KeyOptions {
   /** The key, at most 1,024 bytes of UTF-8. Each key has a separate budget under the same policy. Default: the empty key. */
   key?: string | undefined;
+}
+
+/** The options of a start. */
+export interface StartOptions extends KeyOptions {
   /** The units that the start takes. Default: 1. */
   weight?: number | undefined;
 }

@@ -20,11 +20,11 @@ export class CompositeLimiter extends Limiter {
     if (!Array.isArray(limiters)) throw invalid("limiters", limiters, "an array of limiters");
     const children = limiters.map(limiterOf);
     super(native.compositeLimiter(), { holds: true, wrap: passing });
-    for (const child of children) this.addLimiter(child);
+    for (const child of children) this.add(child);
   }
 
   /** Adds a limiter. Existing permits end with the limiters that admitted them. */
-  addLimiter(limiter: Child): void {
+  add(limiter: Child): void {
     const child = limiterOf(limiter);
     make(() => native.addLimiter(this._native, child._native));
     this.#children.push(child);

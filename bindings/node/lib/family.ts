@@ -94,29 +94,24 @@ export interface EvenlySpacedRateLimiterOptions extends RateWindow {
   adaptive?: boolean | undefined;
 }
 
-const attached = Symbol("attached");
-type Attached = typeof attached;
-
 const WINDOW = ["maxExecutions", "windowSizeInSeconds"];
 const BACKOFF = ["initialBackoffDelay", "backoffMultiplier", "maxBackoffDelay", "jitter"];
 
-/** Returns the constructor arguments of a `Limiter` that is declared in a store, or attached to a declared limit. */
-function inStore(store: Store, name: string, kind: string, policy: Attached | (() => NativePolicy)): [NativeLimiter, LimiterSetup] {
+/** Returns the constructor arguments of a `Limiter` that is declared in a store. */
+function inStore(store: Store, name: string, policy: () => NativePolicy): [NativeLimiter, LimiterSetup] {
   if (!(store instanceof Store)) throw invalid("store", store, "a Store");
   unicode("name", name);
-  const { _native } = store;
-  const made = make(() => (policy === attached ? native.attach(_native, name, kind) : native.declare(_native, name, policy())));
-  return [made, { store }];
+  return [make(() => native.declare(store._native, name, policy())), { store }];
 }
 
 /** Returns the same for a limiter that may do without a store. */
-function anywhere(options: HomeOptions, kind: string, policy: Attached | (() => NativePolicy)): [NativeLimiter, LimiterSetup] {
+function anywhere(options: HomeOptions, policy: () => NativePolicy): [NativeLimiter, LimiterSetup] {
   const { store, name, clock } = options;
   if (store !== undefined) {
     if (clock !== undefined) throw invalid("clock", clock, "none with a store, which has its own");
-    return inStore(store, name as string, kind, policy);
+    return inStore(store, name as string, policy);
   }
-  if (name !== undefined || policy === attached) throw invalid("name", name, "none without a store");
+  if (name !== undefined) throw invalid("name", name, "none without a store");
   const own = new Store("memory:", { clock });
   return [make(() => native.declare(own._native, undefined, policy())), { store: own }];
 }
@@ -151,16 +146,8 @@ function ratePolicy(options: RateLimiterOptions): NativePolicy {
  */
 export class RateLimiter extends Limiter {
   /** Declares a limit under a name at the first use, which opens the store. */
-  constructor(store: Store, name: string, options: RateLimiterOptions);
-  /** @internal */
-  constructor(store: Store, name: string, options: RateLimiterOptions | Attached);
-  constructor(store: Store, name: string, options: RateLimiterOptions | Attached) {
-    super(...inStore(store, name, "rate", options === attached ? attached : () => ratePolicy(options)));
-  }
-
-  /** Attaches to the limit that is declared under a name. It must be declared by the first use. */
-  static attach(store: Store, name: string): RateLimiter {
-    return new RateLimiter(store, name, attached);
+  constructor(store: Store, name: string, options: RateLimiterOptions) {
+    super(...inStore(store, name, () => ratePolicy(options)));
   }
 }
 
@@ -170,10 +157,7 @@ export class ConcurrencyLimiter extends Limiter {
    * Admits at most `maxConcurrentJobs` (1 to 65,535) units at the same time: for this object, or with `store` and `name` for all
    * limiters of that name. In a store, permits are leases: the units of a process that dies are freed.
    */
-  constructor(maxConcurrentJobs: number, options?: ConcurrencyLimiterOptions);
-  /** @internal */
-  constructor(maxConcurrentJobs: number | Attached, options?: ConcurrencyLimiterOptions);
-  constructor(maxConcurrentJobs: number | Attached, options: ConcurrencyLimiterOptions = {}) {
+  constructor(maxConcurrentJobs: number, options: ConcurrencyLimiterOptions = {}) {
     checkOptions(options, ["store", "name", "clock", "lease", "cooldown"]);
     const policy = () => {
       const max = whole("maxConcurrentJobs", maxConcurrentJobs);
@@ -181,31 +165,18 @@ export class ConcurrencyLimiter extends Limiter {
       if (lease !== undefined && options.store === undefined) throw invalid("lease", options.lease, "none without a store");
       return native.concurrencyPolicy(max, lease, maybeMilliseconds("cooldown", options.cooldown));
     };
-    const [made, setup] = anywhere(options, "concurrency", maxConcurrentJobs === attached ? attached : policy);
+    const [made, setup] = anywhere(options, policy);
     super(made, { ...setup, holds: true });
-  }
-
-  /** Attaches to the limit that is declared under a name. It must be declared by the first use. */
-  static attach(store: Store, name: string): ConcurrencyLimiter {
-    return new ConcurrencyLimiter(attached, { store, name });
   }
 }
 
 /** Keeps a minimum delay between one start and the next. Every start weighs 1. */
 export class DelayLimiter extends Limiter {
   /** Limits the starts of this object, or with `store` and `name` of all limiters of that name. Default delay: 50 ms. */
-  constructor(delay?: Duration, options?: HomeOptions);
-  /** @internal */
-  constructor(delay?: Duration | Attached, options?: HomeOptions);
-  constructor(delay: Duration | Attached = 50, options: HomeOptions = {}) {
+  constructor(delay: Duration = 50, options: HomeOptions = {}) {
     checkOptions(options, ["store", "name", "clock"]);
     const policy = () => native.delayPolicy(milliseconds("delay", delay));
-    super(...anywhere(options, "delay", delay === attached ? attached : policy));
-  }
-
-  /** Attaches to the limit that is declared under a name. It must be declared by the first use. */
-  static attach(store: Store, name: string): DelayLimiter {
-    return new DelayLimiter(attached, { store, name });
+    super(...anywhere(options, policy));
   }
 }
 
@@ -217,10 +188,7 @@ export class DelayLimiter extends Limiter {
  */
 export class EvenlySpacedRateLimiter extends Limiter {
   /** Limits the starts of this object, or with `store` and `name` of all limiters of that name. */
-  constructor(spacing: EvenlySpacedRateLimiterOptions, options?: HomeOptions);
-  /** @internal */
-  constructor(spacing: EvenlySpacedRateLimiterOptions | Attached, options?: HomeOptions);
-  constructor(spacing: EvenlySpacedRateLimiterOptions | Attached, options: HomeOptions = {}) {
+  constructor(spacing: EvenlySpacedRateLimiterOptions, options: HomeOptions = {}) {
     checkOptions(options, ["store", "name", "clock"]);
     const policy = () => {
       checkOptions(spacing, [...WINDOW, "adaptive"], "spacing");
@@ -228,12 +196,7 @@ export class EvenlySpacedRateLimiter extends Limiter {
       if (typeof adaptive !== "boolean") throw invalid("adaptive", adaptive, "true or false");
       return native.evenlySpacedPolicy(...windowOf(spacing as RateWindow), adaptive);
     };
-    super(...anywhere(options, "evenly-spaced", spacing === attached ? attached : policy));
-  }
-
-  /** Attaches to the limit that is declared under a name. It must be declared by the first use. */
-  static attach(store: Store, name: string): EvenlySpacedRateLimiter {
-    return new EvenlySpacedRateLimiter(attached, { store, name });
+    super(...anywhere(options, policy));
   }
 }
 
@@ -249,32 +212,16 @@ function bucketPolicy(options: TokenBucketLimiterOptions | LeakyBucketLimiterOpt
  */
 export class TokenBucketLimiter extends Limiter {
   /** Declares a limit under a name at the first use, which opens the store. */
-  constructor(store: Store, name: string, options: TokenBucketLimiterOptions);
-  /** @internal */
-  constructor(store: Store, name: string, options: TokenBucketLimiterOptions | Attached);
-  constructor(store: Store, name: string, options: TokenBucketLimiterOptions | Attached) {
-    super(...inStore(store, name, "token-bucket", options === attached ? attached : () => bucketPolicy(options, "burst")));
-  }
-
-  /** Attaches to the limit that is declared under a name. It must be declared by the first use. */
-  static attach(store: Store, name: string): TokenBucketLimiter {
-    return new TokenBucketLimiter(store, name, attached);
+  constructor(store: Store, name: string, options: TokenBucketLimiterOptions) {
+    super(...inStore(store, name, () => bucketPolicy(options, "burst")));
   }
 }
 
 /** Admits one start per `period / rate`; a start of weight `w` takes the time of `w`. Up to `queue` units wait for their turn. */
 export class LeakyBucketLimiter extends Limiter {
   /** Declares a limit under a name at the first use, which opens the store. */
-  constructor(store: Store, name: string, options: LeakyBucketLimiterOptions);
-  /** @internal */
-  constructor(store: Store, name: string, options: LeakyBucketLimiterOptions | Attached);
-  constructor(store: Store, name: string, options: LeakyBucketLimiterOptions | Attached) {
-    super(...inStore(store, name, "leaky-bucket", options === attached ? attached : () => bucketPolicy(options, "queue")));
-  }
-
-  /** Attaches to the limit that is declared under a name. It must be declared by the first use. */
-  static attach(store: Store, name: string): LeakyBucketLimiter {
-    return new LeakyBucketLimiter(store, name, attached);
+  constructor(store: Store, name: string, options: LeakyBucketLimiterOptions) {
+    super(...inStore(store, name, () => bucketPolicy(options, "queue")));
   }
 }
 
@@ -289,16 +236,8 @@ function windowPolicy(options: RateWindow, isSmooth: boolean): NativePolicy {
  */
 export class FixedWindowLimiter extends Limiter {
   /** Declares a limit under a name at the first use, which opens the store. */
-  constructor(store: Store, name: string, options: RateWindow);
-  /** @internal */
-  constructor(store: Store, name: string, options: RateWindow | Attached);
-  constructor(store: Store, name: string, options: RateWindow | Attached) {
-    super(...inStore(store, name, "fixed-window", options === attached ? attached : () => windowPolicy(options, false)));
-  }
-
-  /** Attaches to the limit that is declared under a name. It must be declared by the first use. */
-  static attach(store: Store, name: string): FixedWindowLimiter {
-    return new FixedWindowLimiter(store, name, attached);
+  constructor(store: Store, name: string, options: RateWindow) {
+    super(...inStore(store, name, () => windowPolicy(options, false)));
   }
 }
 
@@ -308,17 +247,8 @@ export class FixedWindowLimiter extends Limiter {
  */
 export class SlidingWindowCounterLimiter extends Limiter {
   /** Declares a limit under a name at the first use, which opens the store. */
-  constructor(store: Store, name: string, options: RateWindow);
-  /** @internal */
-  constructor(store: Store, name: string, options: RateWindow | Attached);
-  constructor(store: Store, name: string, options: RateWindow | Attached) {
-    const kind = "sliding-window-counter";
-    super(...inStore(store, name, kind, options === attached ? attached : () => windowPolicy(options, true)));
-  }
-
-  /** Attaches to the limit that is declared under a name. It must be declared by the first use. */
-  static attach(store: Store, name: string): SlidingWindowCounterLimiter {
-    return new SlidingWindowCounterLimiter(store, name, attached);
+  constructor(store: Store, name: string, options: RateWindow) {
+    super(...inStore(store, name, () => windowPolicy(options, true)));
   }
 }
 

@@ -53,6 +53,6 @@ export class Hits {
 
   /** Forgets the hits of a key; without one, of all keys. */
   async clear(key?: string): Promise<void> {
-    await this.#limiter?.clear(key === undefined ? undefined : fitting(key));
+    await this.#limiter?.clear(key === undefined ? {} : { key: fitting(key) });
   }
 }

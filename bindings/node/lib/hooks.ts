@@ -12,7 +12,7 @@ import { type QueuedEvent, shared } from "./native.js";
 export type HookEvent = "throttled" | "unknown_limit" | "store_error";
 
 /** The argument of a hook. */
-export interface HookPayload {
+export interface LimitEvent {
   /** The name of the limit. */
   readonly limit: string;
   /** The key, "" for none. */
@@ -28,7 +28,7 @@ export interface HookPayload {
 }
 
 /** A hook. It is called soon after the decision. An error that it throws becomes a process warning. */
-export type Hook = (payload: HookPayload) => unknown;
+export type Hook = (payload: LimitEvent) => unknown;
 
 const EVENTS: readonly HookEvent[] = ["throttled", "unknown_limit", "store_error"];
 
@@ -51,7 +51,7 @@ export function listen<T>(event: HookEvent, hook: Hook, begin: (hook: number) =>
   };
 }
 
-function payloadOf(event: HookEvent, { limit, key, wanted, wait, error }: QueuedEvent): HookPayload {
+function payloadOf(event: HookEvent, { limit, key, wanted, wait, error }: QueuedEvent): LimitEvent {
   let reason: LimitError | null = null;
   if (error != null) reason = thrown(new Error(error)) as LimitError;
   // A store whose `onError` is "deny" or "admit" throws no error.
@@ -59,7 +59,7 @@ function payloadOf(event: HookEvent, { limit, key, wanted, wait, error }: Queued
   return { limit, key, wanted, granted: 0, wait, error: reason };
 }
 
-async function run(event: HookEvent, hook: Hook, payload: HookPayload): Promise<void> {
+async function run(event: HookEvent, hook: Hook, payload: LimitEvent): Promise<void> {
   try {
     await hook(payload);
   } catch (error) {

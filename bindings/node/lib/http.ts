@@ -32,6 +32,6 @@ export async function heed(limiter: Limiter, response: HttpResponse, options: He
   const usual = milliseconds("default", options.default ?? 1e3);
   const longest = milliseconds("longest", options.longest ?? 36e5);
   const pause = pauseOf(response, { default: usual, longest }) ?? 0;
-  if (pause > 0) await limiter.pause(pause, key);
+  if (pause > 0) await limiter.pause(pause, { key });
   return pause;
 }

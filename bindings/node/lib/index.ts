@@ -5,6 +5,7 @@ export type {
   DecisionNumbers,
   Denial,
   Forecast,
+  KeyOptions,
   ReserveOptions,
   StartOptions,
   Stats,
@@ -41,7 +42,7 @@ export {
   TokenBucketLimiter,
   type TokenBucketLimiterOptions,
 } from "./family.js";
-export type { Hook, HookEvent, HookPayload } from "./hooks.js";
+export type { Hook, HookEvent, LimitEvent } from "./hooks.js";
 export type { Duration } from "./input.js";
 export { Limiter } from "./limiter.js";
 export { FlowControl, type FlowControlOptions } from "./named.js";
@@ -59,5 +60,5 @@ export {
   type Usage,
   type Waits,
 } from "./snapshot.js";
-export { doctor, type Finding, type KeyOptions, ManualClock, postgresSchema, type Problem, Store, type StoreOptions } from "./store.js";
+export { doctor, type Finding, ManualClock, postgresSchema, type Problem, Store, type StoreOptions } from "./store.js";
 export { type ToWorkglowOptions, toWorkglow, type WorkglowLimiter } from "./workglow.js";

@@ -3,7 +3,16 @@
 import { types } from "node:util";
 import { Activity } from "./activity.js";
 import { brand } from "./brand.js";
-import { type AcquireOptions, type Decision, type Forecast, type ReserveOptions, type StartOptions, type Stats, statsOf } from "./calls.js";
+import {
+  type AcquireOptions,
+  type Decision,
+  type Forecast,
+  type KeyOptions,
+  type ReserveOptions,
+  type StartOptions,
+  type Stats,
+  statsOf,
+} from "./calls.js";
 
 import { InvalidArgument, Stopped, StoreError, TimeoutError, UnknownLimit, invalid, make, messageOf, refused, thrown } from "./errors.js";
 import { type Hook, type HookEvent, listen } from "./hooks.js";
@@ -539,49 +548,49 @@ export abstract class Limiter {
   }
 
   /** Returns whether a start of weight 1 would be admitted now. Records nothing. */
-  async canProceed(key?: string): Promise<boolean> {
-    return this.#ask(Op.canProceed, keyOf(key), 1, (status) => status === Status.yes);
+  async canProceed(options: KeyOptions = {}): Promise<boolean> {
+    return this.#ask(Op.canProceed, keyIn(options), 1, (status) => status === Status.yes);
   }
 
   /** Records a start even if the limit is full, because the caller has already decided. */
-  async recordJobStart(key?: string): Promise<void> {
-    await this.#ask(Op.recordJobStart, keyOf(key), 1, done);
+  async recordJobStart(options: KeyOptions = {}): Promise<void> {
+    await this.#ask(Op.recordJobStart, keyIn(options), 1, done);
   }
 
   /** Records the end of a job: of the oldest start without a permit that this process recorded for that key. */
-  async recordJobCompletion(key?: string): Promise<void> {
-    await this.#ask(Op.recordJobCompletion, keyOf(key), 1, done);
-    for (const bell of this._bells()) bell.ring(keyOf(key));
+  async recordJobCompletion(options: KeyOptions = {}): Promise<void> {
+    const key = keyIn(options);
+    await this.#ask(Op.recordJobCompletion, key, 1, done);
+    for (const bell of this._bells()) bell.ring(key);
   }
 
   /** Returns the earliest time at which a start of weight 1 would be admitted, rounded up to the ms. */
-  async getNextAvailableTime(key?: string): Promise<Date> {
-    return this.#ask(Op.nextAvailableTime, keyOf(key), 1, () => new Date(numbers[Num.time]!));
+  async getNextAvailableTime(options: KeyOptions = {}): Promise<Date> {
+    return this.#ask(Op.nextAvailableTime, keyIn(options), 1, () => new Date(numbers[Num.time]!));
   }
 
-  /** Sets a gate: no start before `date`; without a key, for all keys. Gates only move later, except by `clear`. */
-  async setNextAvailableTime(date: Date, key?: string): Promise<void> {
-    const ms = types.isDate(date) ? date.getTime() : NaN;
-    if (Number.isNaN(ms)) throw invalid("date", date, "a valid Date");
-    await this.#ask(Op.setNextAvailableTime, keyOf(key), 1, done, ms);
+  /** Sets a gate: no start before `when`; without a key, for all keys. Gates only move later, except by `clear`. */
+  async setNextAvailableTime(when: Date, options: KeyOptions = {}): Promise<void> {
+    const ms = types.isDate(when) ? when.getTime() : NaN;
+    if (Number.isNaN(ms)) throw invalid("when", when, "a valid Date");
+    await this.#ask(Op.setNextAvailableTime, keyIn(options), 1, done, ms);
   }
 
   /** Sets a gate: no start for this long; without a key, for all keys. */
-  async pause(duration: Duration, key?: string): Promise<void> {
+  async pause(duration: Duration, options: KeyOptions = {}): Promise<void> {
     const ms = milliseconds("duration", duration);
-    await this.#ask(Op.pause, keyOf(key), 1, done, ms);
+    await this.#ask(Op.pause, keyIn(options), 1, done, ms);
   }
 
   /** Resets a key to its initial state, gate included; without a key, all keys. */
-  async clear(key?: string): Promise<void> {
-    await this.#ask(Op.clear, keyOf(key), 1, done);
+  async clear(options: KeyOptions = {}): Promise<void> {
+    await this.#ask(Op.clear, keyIn(options), 1, done);
     for (const bell of this._bells()) bell.ring();
   }
 
   /** Returns the counts of a key; without one, of the whole limit. */
-  stats(options: { key?: string | undefined } = {}): Stats {
-    checkOptions(options, ["key"]);
-    const key = unicode("key", keyOf(options.key));
+  stats(options: KeyOptions = {}): Stats {
+    const key = unicode("key", keyIn(options));
     try {
       return statsOf(native.stats(this._native, key));
     } catch (error) {
@@ -621,6 +630,12 @@ async function withCallers(error: Error): Promise<never> {
 
 /** Reads nothing. */
 const done = (): void => {};
+
+/** Checks the options of a call about one key, and returns the key. */
+function keyIn(options: KeyOptions): string {
+  checkOptions(options, ["key"]);
+  return keyOf(options.key);
+}
 
 /** Checks the options of a `reserve`. Durations are in ms, -1 for none. */
 function placeOf(options: ReserveOptions): { key: string; weight: number; maxWait: number; grace: number } {

@@ -85,7 +85,6 @@ interface Native {
   bucketPolicy(rate: number, period: number, size: number, isLeaky: boolean): NativePolicy;
   windowPolicy(max: number, seconds: number, isSmooth: boolean): NativePolicy;
   declare(store: NativeStore, name: string | undefined, policy: NativePolicy): NativeLimiter;
-  attach(store: NativeStore, name: string, kind: string): NativeLimiter;
   limiterOfText(store: NativeStore, name: string, text: string): NativeLimiter;
   flowControl(store: NativeStore, name: string, rate?: readonly [rate: number, period: number], parallelism?: number): NativeLimiter;
   find(store: NativeStore, name: string, patiently: boolean): NativeLimiter;

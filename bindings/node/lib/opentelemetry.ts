@@ -103,7 +103,7 @@ const INSTRUMENTS: readonly (readonly [Kind, name: string, unit: string, descrip
   ["gauge", "units.allowed", "{unit}", "Units that the limit allows a key in each of its windows.", ofUsage(({ limit }) => limit)],
   ["gauge", "units.used", "{unit}", "Units of each window in use by the key that uses most of it.", ofUsage(({ used }) => used)],
   ["gauge", "units.peak", "{unit}", "The most units of one key in use at the same time, within about the last minute.", ofLimit((of) => of.peak)],
-  ["gauge", "near", "1", "1 if more than 80 % of the limit is used, otherwise 0.", ofLimit((of) => Number(of.isNear))],
+  ["gauge", "near", "1", "1 if more than 80 % of the limit is used, otherwise 0.", ofLimit((of) => Number(of.near))],
   ["gauge", "leases", "{unit}", "Units of a concurrency limit that are held by running jobs.", ofLimit(leases)],
   ["sum", "waiting", "{caller}", "Callers that wait for a start, in all processes.", ofLimit((of) => of.waiting)],
   ["gauge", "paused", "1", "1 if the limit is paused, otherwise 0.", ofLimit((of) => Number(of.pausedFor > 0))],

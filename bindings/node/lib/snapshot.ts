@@ -67,7 +67,7 @@ export interface LimitSnapshot {
   /** That key: its text with `showKeys`, else "#" and its id. `null`: the limit without a key. */
   readonly fullest: string | null;
   /** Whether more than 80 % are used. */
-  readonly isNear: boolean;
+  readonly near: boolean;
   /** The most units of one key that were in use at the same time in the last minute or so. */
   readonly peak: number;
   /** The time until a start of weight 1 of the fullest key would be admitted. */

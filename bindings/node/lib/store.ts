@@ -1,6 +1,7 @@
 // Stores, and the clock for tests.
 
 import { brand } from "./brand.js";
+import type { KeyOptions } from "./calls.js";
 import { invalid, make, thrown } from "./errors.js";
 import { type Hook, type HookEvent, listen } from "./hooks.js";
 import { type Duration, maybeMilliseconds, milliseconds, options as checkOptions, unicode, whole, word } from "./input.js";
@@ -11,12 +12,7 @@ import { shown } from "./shown.js";
 import * as seen from "./snapshot.js";
 import { Bell } from "./waiting.js";
 
-/** The options of a call for the limit or one of its keys. */
-export interface KeyOptions {
-  /** One key. Default: the limit, and all keys without a policy of their own. */
-  key?: string | undefined;
-}
-
+/** Returns the key of an operator's call; `undefined` for the limit, and all keys without a policy of their own. */
 function keyIn(options: KeyOptions): string | undefined {
   checkOptions(options, ["key"]);
   return options.key === undefined ? undefined : unicode("key", options.key);
@@ -82,7 +78,7 @@ export interface Problem {
   /** The problem. */
   readonly found: string;
   /** Whether it was repaired. */
-  readonly isRepaired: boolean;
+  readonly repaired: boolean;
 }
 
 /** A setting of a server that endangers limits, as `doctor` found it. */
@@ -205,7 +201,7 @@ export class Store {
     const { repair = false } = options;
     if (typeof repair !== "boolean") throw invalid("repair", repair, "true or false");
     const lines = await native.verify(this._native, repair).catch(rethrow);
-    return lines.map((line) => ({ found: line.replace(/^repaired: /, ""), isRepaired: line.startsWith("repaired: ") }));
+    return lines.map((line) => ({ found: line.replace(/^repaired: /, ""), repaired: line.startsWith("repaired: ") }));
   }
 
   /**
@@ -255,8 +251,8 @@ export class Store {
   }
 
   /** Declares the limits of a TOML file, all or none, and returns their names. */
-  async load(file: string): Promise<string[]> {
-    return native.load(this._native, unicode("file", file)).catch(rethrow);
+  async load(path: string): Promise<string[]> {
+    return native.load(this._native, unicode("path", path)).catch(rethrow);
   }
 
   /** Calls `hook` for each such event of this store's limiters, soon after the decision. Returns a function that removes the hook. */

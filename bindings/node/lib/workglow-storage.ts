@@ -5,6 +5,7 @@ import { DeniedWorkers } from "./denied.js";
 import { UnknownLimit, invalid } from "./errors.js";
 import { RateLimiter } from "./family.js";
 import { keyOf, options as checkOptions, real, unicode, whole } from "./input.js";
+import type { Limiter } from "./limiter.js";
 import { Permit } from "./permit.js";
 import { Store } from "./store.js";
 
@@ -18,7 +19,7 @@ export interface WorkglowRateLimiterStorageOptions {
 interface Queue {
   /** The requested limits: the most starts, by their window in ms. Empty if the limit was declared elsewhere. */
   readonly windows: ReadonlyMap<number, number>;
-  readonly limiter: RateLimiter;
+  readonly limiter: Limiter;
   readonly denied: DeniedWorkers;
 }
 
@@ -102,12 +103,12 @@ export class WorkglowRateLimiterStorage {
    */
   async recordExecution(queueName: string): Promise<void> {
     try {
-      await this.#limiter(queueName).recordJobStart(this.#key);
+      await this.#limiter(queueName).recordJobStart({ key: this.#key });
     } catch (error) {
       ifUnknown(error);
       const limiter = this.#countAll(queueName);
       await this.#pauseAtLast(queueName, limiter);
-      await limiter.recordJobStart(this.#key);
+      await limiter.recordJobStart({ key: this.#key });
     }
   }
 
@@ -147,7 +148,7 @@ export class WorkglowRateLimiterStorage {
   async setNextAvailableTime(queueName: string, nextAvailableAt: string): Promise<void> {
     const pause = instant("nextAvailableAt", nextAvailableAt);
     try {
-      await this.#limiter(queueName).setNextAvailableTime(pause, this.#key);
+      await this.#limiter(queueName).setNextAvailableTime(pause, { key: this.#key });
     } catch (error) {
       if (!(error instanceof UnknownLimit)) throw error;
       const early = this.#early.get(queueName);
@@ -158,19 +159,19 @@ export class WorkglowRateLimiterStorage {
   /** Resets a queue to its initial state, gate included. */
   async clear(queueName: string): Promise<void> {
     this.#early.delete(queueName);
-    await this.#limiter(queueName).clear(this.#key).catch(ifUnknown);
+    await this.#limiter(queueName).clear({ key: this.#key }).catch(ifUnknown);
     this.#queues.get(queueName)?.denied.end();
   }
 
   /** Returns the queue's limit, wherever it is declared. */
-  #limiter(queueName: string): RateLimiter {
+  #limiter(queueName: string): Limiter {
     unicode("queueName", queueName);
     const known = this.#queues.get(queueName);
     if (known !== undefined) return known.limiter;
-    return this.#keep(queueName, new Map(), RateLimiter.attach(this.#store, queueName)).limiter;
+    return this.#keep(queueName, new Map(), this.#store.limiter(queueName)).limiter;
   }
 
-  #keep(queueName: string, windows: ReadonlyMap<number, number>, limiter: RateLimiter): Queue {
+  #keep(queueName: string, windows: ReadonlyMap<number, number>, limiter: Limiter): Queue {
     const queue = { windows, limiter, denied: new DeniedWorkers(limiter) };
     this.#queues.set(queueName, queue);
     return queue;
@@ -221,10 +222,10 @@ export class WorkglowRateLimiterStorage {
   }
 
   /** Applies a pause that was set before the limit was declared. */
-  async #pauseAtLast(queueName: string, limiter: RateLimiter): Promise<void> {
+  async #pauseAtLast(queueName: string, limiter: Limiter): Promise<void> {
     const pause = this.#early.get(queueName);
     if (pause === undefined) return;
-    await limiter.setNextAvailableTime(pause, this.#key);
+    await limiter.setNextAvailableTime(pause, { key: this.#key });
     this.#early.delete(queueName);
   }
 }

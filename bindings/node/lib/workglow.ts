@@ -91,23 +91,23 @@ export function toWorkglow(limiter: Limiter, options: ToWorkglowOptions = {}): W
     },
     release: (token) => end(token, "cancelAsync"),
     complete: (token) => end(token, "completeAsync"),
-    canProceed: () => limiter.canProceed(key),
-    recordJobStart: () => limiter.recordJobStart(key),
+    canProceed: () => limiter.canProceed({ key }),
+    recordJobStart: () => limiter.recordJobStart({ key }),
     async recordJobCompletion() {
       // In some versions jobs start with a token and end without one.
       const [oldest] = running;
-      if (oldest === undefined) await limiter.recordJobCompletion(key);
+      if (oldest === undefined) await limiter.recordJobCompletion({ key });
       else await end(oldest, "completeAsync");
     },
     async getNextAvailableTime() {
-      const next = await limiter.getNextAvailableTime(key);
+      const next = await limiter.getNextAvailableTime({ key });
       if (!limiter._holds) return next;
       const gate = Math.ceil((await limiter.peekAsync({ key, weight: 0 })).retryAfter);
       return new Date(Math.min(next.getTime(), Date.now() + Math.max(gate, LOOK_AGAIN)));
     },
-    setNextAvailableTime: (date) => limiter.setNextAvailableTime(date, key),
+    setNextAvailableTime: (date) => limiter.setNextAvailableTime(date, { key }),
     async clear() {
-      await limiter.clear(key);
+      await limiter.clear({ key });
       denied.end();
     },
   };

@@ -374,9 +374,9 @@ impl Core {
             Operation::NextAvailableTime => buffer.time = ms_up(limiter.next_available_time(key)?),
             // A date is at most 8.64e15 ms. If that does not fit into nanoseconds it saturates, and the core refuses it.
             Operation::SetNextAvailableTime => {
-                limiter.set_next_available_time(key, from_unix_ns((buffer.time * 1e6) as i64))?
+                limiter.set_next_available_time(from_unix_ns((buffer.time * 1e6) as i64), key)?
             }
-            Operation::Pause => limiter.pause(key, crate::milliseconds(buffer.time))?,
+            Operation::Pause => limiter.pause(crate::milliseconds(buffer.time), key)?,
             Operation::Clear => limiter.clear(key)?,
             Operation::ReadyAt => {
                 let permit = buffer.raw_permit();

@@ -128,8 +128,8 @@ impl Custom for Script {
         .map(drop)
     }
 
-    fn pause(&self, key: &str, pause: Duration) -> Result<(), Error> {
-        self.ask(Question::Pause, key, pause.as_nanos() as f64 / 1e6).map(drop)
+    fn pause(&self, duration: Duration, key: &str) -> Result<(), Error> {
+        self.ask(Question::Pause, key, duration.as_nanos() as f64 / 1e6).map(drop)
     }
 
     fn clear(&self, key: &str) -> Result<(), Error> {

@@ -27,9 +27,7 @@ use workglow_limit::custom::CustomLimiter;
 use workglow_limit::embed::{Begun, MayWait};
 use workglow_limit::observe::Stats;
 use workglow_limit::{
-    CompositeLimiter, ConcurrencyLimiter, DelayLimiter, Durability, Error, EvenlySpacedRateLimiter, FixedWindowLimiter,
-    LeakyBucketLimiter, Limiter, ManualClock, NullLimiter, OnError, Policy, RateLimiter, SlidingWindowCounterLimiter,
-    Store, StoreOptions, TokenBucketLimiter,
+    CompositeLimiter, Durability, Error, Limiter, ManualClock, NullLimiter, OnError, Policy, Store, StoreOptions,
 };
 
 /// A limiter of any kind.
@@ -62,8 +60,6 @@ fn text(error: &Error) -> String {
     if let Error::InvalidArgument { parameter, .. } = error {
         let name = match *parameter {
             "window" => "windowSizeInSeconds".to_owned(),
-            "next available time" => "date".to_owned(),
-            "pause" => "duration".to_owned(),
             other => camel_case(other),
         };
         message.replace_range(..parameter.len(), &name);
@@ -177,20 +173,14 @@ pub fn override_limit(
     key: Option<String>,
 ) -> AsyncTask<Pooled<()>> {
     let store = Store::clone(store);
-    AsyncTask::new(Pooled(Box::new(move || match &key {
-        None => store.override_text(&name, &policy),
-        Some(key) => store.override_key(&name, &policy, key),
-    })))
+    AsyncTask::new(Pooled(Box::new(move || store.override_limit(&name, &policy, key.as_deref()))))
 }
 
 /// Removes it.
 #[napi]
 pub fn lift(store: &External<Store>, name: String, key: Option<String>) -> AsyncTask<Pooled<()>> {
     let store = Store::clone(store);
-    AsyncTask::new(Pooled(Box::new(move || match &key {
-        None => store.lift(&name),
-        Some(key) => store.lift_key(&name, key),
-    })))
+    AsyncTask::new(Pooled(Box::new(move || store.lift(&name, key.as_deref()))))
 }
 
 /// Writes to the database the starts that it does not have yet.
@@ -389,25 +379,6 @@ pub fn declare(
     policy: &External<Policy>,
 ) -> napi::Result<External<AnyLimiter>> {
     made(store.declare(&name.unwrap_or_else(|| policy.to_string()), **policy))
-}
-
-/// Attaches to the limit of this kind that is declared under a name.
-#[napi]
-pub fn attach(store: &External<Store>, name: String, kind: String) -> napi::Result<External<AnyLimiter>> {
-    fn shared<L: Limiter + 'static>(limiter: Result<L, Error>) -> Result<Arc<dyn Limiter>, Error> {
-        limiter.map(|limiter| Arc::new(limiter) as _)
-    }
-    made(match kind.as_str() {
-        "rate" => shared(RateLimiter::attach(store, &name)),
-        "concurrency" => shared(ConcurrencyLimiter::attach(store, &name)),
-        "delay" => shared(DelayLimiter::attach(store, &name)),
-        "evenly-spaced" => shared(EvenlySpacedRateLimiter::attach(store, &name)),
-        "token-bucket" => shared(TokenBucketLimiter::attach(store, &name)),
-        "leaky-bucket" => shared(LeakyBucketLimiter::attach(store, &name)),
-        "fixed-window" => shared(FixedWindowLimiter::attach(store, &name)),
-        "sliding-window-counter" => shared(SlidingWindowCounterLimiter::attach(store, &name)),
-        other => Err(Error::Unsupported { reason: format!("the addon has no kind {other}") }),
-    })
 }
 
 /// Makes a limiter from a text such as "100/1m + 5 concurrent".

@@ -49,7 +49,7 @@ pub struct LimitSnapshot {
     /// The key with that usage.
     pub fullest: Option<String>,
     /// Whether more than 80 % are used.
-    pub is_near: bool,
+    pub near: bool,
     /// The most units in use in the last minute or so.
     pub peak: f64,
     /// The wait of a start of the fullest key.
@@ -182,7 +182,7 @@ fn limit_of(seen: &workglow_limit::observe::LimitSnapshot, show_keys: bool) -> L
         overriding: seen.overriding.map(|policy| policy.to_string()),
         usage: usage(&seen.usage),
         fullest: seen.fullest_name(show_keys),
-        is_near: seen.is_near(),
+        near: seen.is_near(),
         peak: seen.peak as f64,
         retry_after: ms(seen.retry_after),
         paused_for: ms(seen.paused_for),

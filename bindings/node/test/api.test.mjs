@@ -89,19 +89,19 @@ test("the six methods and pause work together", async () => {
   assert.equal(await limiter.canProceed(), true);
   assert.equal(await limiter.recordJobStart(), undefined);
   assert.equal(await limiter.canProceed(), false);
-  assert.equal(await limiter.canProceed("k"), true);
+  assert.equal(await limiter.canProceed({ key: "k" }), true);
   assert.equal(await limiter.recordJobCompletion(), undefined);
   const next = await limiter.getNextAvailableTime();
   assert.ok(next instanceof Date);
   assert.ok(next - Date.now() > 50_000 && next - Date.now() <= 60_001);
   clock.advance("1m");
-  await limiter.pause("90s", "k");
+  await limiter.pause("90s", { key: "k" });
   assert.equal(limiter.peek({ key: "k" }).retryAfter, 90_000);
   assert.equal(await limiter.canProceed(), true);
   await limiter.setNextAvailableTime(new Date(Date.now() + 3_600_000));
   assert.ok(limiter.peek().retryAfter > 3_500_000);
   await limiter.clear();
-  assert.equal(await limiter.canProceed("k"), true);
+  assert.equal(await limiter.canProceed({ key: "k" }), true);
 });
 
 test("a concurrency permit ends once, by complete, by its limiter or by dispose", () => {
@@ -133,7 +133,7 @@ test("a composite needs every child, names the one that denied, and takes more c
   const { clock, limiter: rate } = manual(package_, 3, 1, "calls");
   const composite = new CompositeLimiter([new ConcurrencyLimiter(2)]);
   const first = composite.tryAcquire();
-  composite.addLimiter(rate);
+  composite.add(rate);
   const second = composite.tryAcquire();
   assert.equal(composite.decide().deniedBy, "2 concurrent");
   first.complete();
@@ -148,8 +148,8 @@ test("a composite needs every child, names the one that denied, and takes more c
 
 test("a composite cannot contain itself", () => {
   const [outer, inner] = [new CompositeLimiter(), new CompositeLimiter()];
-  outer.addLimiter(inner);
-  for (const bad of [outer, inner]) assert.throws(() => inner.addLimiter(bad), /limiter is a composite that contains/);
+  outer.add(inner);
+  for (const bad of [outer, inner]) assert.throws(() => inner.add(bad), /limiter is a composite that contains/);
   assert.ok(outer.tryAcquire());
 });
 
@@ -247,11 +247,11 @@ test("a store attaches to declared limits, lists them, and opens nothing early",
   assert.equal(statSync(path).mode & 0o777, 0o660);
   assert.deepEqual(await store.names(), ["mail"]);
   assert.equal(await limiter.canProceed(), true);
-  const attached = RateLimiter.attach(new Store(`sqlite:${path}`), "mail");
-  assert.ok(attached instanceof RateLimiter && attached instanceof Limiter);
+  const attached = new Store(`sqlite:${path}`).limiter("mail");
+  assert.ok(attached instanceof Limiter);
   assert.ok(await attached.tryAcquireAsync());
   assert.equal(limiter.tryAcquire(), null);
-  const unknown = RateLimiter.attach(store, "nail");
+  const unknown = store.limiter("nail");
   const error = { name: "UnknownLimit", code: "unknown_limit", number: -4, message: /"nail".*mail/ };
   await assert.rejects(unknown.tryAcquireAsync(), error);
   await assert.rejects(unknown.acquire(), error);
@@ -260,7 +260,7 @@ test("a store attaches to declared limits, lists them, and opens nothing early",
 
 test("a limit that was unknown at the first use may be declared before the next", async () => {
   const store = new Store("memory:");
-  const attached = RateLimiter.attach(store, "late");
+  const attached = store.limiter("late");
   await assert.rejects(attached.acquire(), { code: "unknown_limit" });
   await new RateLimiter(store, "late", { maxExecutions: 1, windowSizeInSeconds: 60 }).canProceed();
   assert.ok(await attached.acquire());

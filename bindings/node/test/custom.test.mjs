@@ -53,10 +53,10 @@ test("a custom limiter is asked, and learns how each start ended", async () => {
   const asked = ["tryAcquire", "k", 2];
   assert.deepEqual(mine.log.splice(0), [asked, ["complete", token], asked, ["cancel", token], asked, ["settle", token, 7]]);
   assert.equal(mine.log.length, 0, "a permit ends once");
-  await limiter.pause("1.5s", "k");
+  await limiter.pause("1.5s", { key: "k" });
   await limiter.clear();
-  await limiter.recordJobStart("k");
-  await limiter.recordJobCompletion("日本");
+  await limiter.recordJobStart({ key: "k" });
+  await limiter.recordJobCompletion({ key: "日本" });
   assert.deepEqual(mine.log.splice(0), [
     ["pause", 1500, "k"],
     ["clear", ""],
@@ -96,7 +96,7 @@ test("methods keep their object, and a class works", () => {
     }
   }
   const limiter = new CompositeLimiter();
-  limiter.addLimiter(new Mine());
+  limiter.add(new Mine());
   const permit = limiter.tryAcquire();
   assert.equal(limiter.decide().retryAfter, 60_000);
   permit.cancel();
@@ -194,7 +194,7 @@ test("promises are refused with the reason", async () => {
   for (const method of ["tryAcquire", "retryAfter", "cancel", "pause"]) {
     const limiter = new CompositeLimiter();
     const message = new RegExp(`^limiter is an object whose ${method}\\(\\) returns a promise: expected methods that return their results`);
-    assert.throws(() => limiter.addLimiter({ ...recorder(), [method]: async () => null }), { code: "invalid_argument", message });
+    assert.throws(() => limiter.add({ ...recorder(), [method]: async () => null }), { code: "invalid_argument", message });
   }
   await settle();
 });
@@ -261,7 +261,7 @@ test("an error of a limiter within a limiter reaches the caller unchanged", () =
 
 test("a custom limiter that asks itself endlessly is only an error", () => {
   const limiter = new CompositeLimiter();
-  limiter.addLimiter({ tryAcquire: () => limiter.tryAcquire(), retryAfter: () => 0, cancel() {} });
+  limiter.add({ tryAcquire: () => limiter.tryAcquire(), retryAfter: () => 0, cancel() {} });
   // The error is from the code that found no stack left.
   assert.throws(() => limiter.tryAcquire(), /call stack|custom_failure|failed/);
   const { limiter: rate } = manual(package_, 1, 60);

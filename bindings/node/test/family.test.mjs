@@ -43,25 +43,24 @@ function starts(limiter) {
 }
 
 for (const [kind, make] of KINDS) {
-  test(`${kind.name} is shared under its name, and attach finds it`, async (t) => {
+  test(`${kind.name} is shared under its name, by which the store finds it`, async (t) => {
     const url = `sqlite:${directory(t)}/limits.db`;
     const clock = new ManualClock();
     const store = new Store(url, { clock });
-    const fresh = kind.attach(store, "limit");
-    assert.ok(fresh instanceof kind);
+    const fresh = store.limiter("limit");
     await assert.rejects(fresh.acquire(), { code: "unknown_limit" });
     const limiter = make(store, "limit");
     assert.ok(limiter instanceof kind && limiter instanceof Limiter);
     assert.equal(limiter.name, "limit");
     assert.equal(await limiter.canProceed(), true);
-    const attached = kind.attach(store, "limit");
+    const attached = store.limiter("limit");
     await attached.open();
     const most = starts(limiter);
     assert.ok(most >= 1 && most <= 2, String(most));
     assert.equal(attached.tryAcquire(), null);
     assert.equal(attached.peek().deniedBy, "limit");
-    const [other] = KINDS.find(([other]) => other !== kind);
-    await assert.rejects(other.attach(store, "limit").acquire(), { code: "kind_mismatch", number: -5 });
+    const [, other] = KINDS.find(([other]) => other !== kind);
+    await assert.rejects(other(store, "limit").acquire(), { code: "kind_mismatch", number: -5 });
     await limiter.clear();
     assert.equal(starts(attached), most);
   });

@@ -72,10 +72,10 @@ test("a composite's denial notifies its hooks, and those of the child that denie
 test("an undeclared name notifies hooks", async () => {
   const store = new Store("memory:");
   const received = listener(store, "unknown_limit");
-  const limiter = RateLimiter.attach(store, "nobody");
+  const limiter = store.limiter("nobody");
   assert.throws(() => limiter.tryAcquire({ key: "k", weight: 3 }), UnknownLimit);
   const [{ error, ...rest }] = await received();
-  assert.deepEqual(rest, { limit: "nobody", key: "k", wanted: 3, granted: 0, wait: 0 });
+  assert.deepEqual(rest, { limit: "nobody", key: "", wanted: 0, granted: 0, wait: 0 });
   assert.ok(error instanceof UnknownLimit);
   await assert.rejects(limiter.acquire(), UnknownLimit);
   assert.equal((await received()).length, 1);

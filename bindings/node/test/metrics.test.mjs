@@ -48,10 +48,10 @@ test("a snapshot has all fields", async (t) => {
       assert.deepEqual(rate.stats, await patiently(() => limiter.stats()));
       assert.equal(rate.waits.counts.length, rate.waits.bounds.length + 1);
       assert.deepEqual(rate.waits.bounds.slice(0, 4), [10, 100, 500, 1000]);
-      assert.equal(rate.isNear, false);
+      assert.equal(rate.near, false);
     }
     await store.lift("rate");
-    assert.equal((await store.snapshotAsync()).limits[1].isNear, true);
+    assert.equal((await store.snapshotAsync()).limits[1].near, true);
   }
 });
 

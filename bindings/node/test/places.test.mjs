@@ -194,7 +194,7 @@ test("the text of a place goes to another process, and starts once", async (t) =
   const url = `sqlite:${directory(t)}/limits.db`;
   const { clock, limiter: here } = manual(package_, 1, 60, "jobs", url);
   // The other process has its own store and limiter on the same file.
-  const there = RateLimiter.attach(new Store(url, { clock }), "jobs");
+  const there = new Store(url, { clock }).limiter("jobs");
   const first = await here.tryAcquireAsync();
   const place = await here.reserveAsync();
   const text = place.toText();

@@ -47,7 +47,7 @@ test("errors belong to the realm, with their classes, codes and messages", async
   assert.throws(() => limiter.tryAcquire({ weight: 3 }), isOne("weight_exceeds_capacity", WeightExceedsCapacity));
   assert.throws(() => new Store("nothing:"), isOne("invalid_url"));
   assert.throws(() => new RateLimiter(store, "", {}), isOne("invalid_argument", InvalidArgument));
-  await assert.rejects(limiter.canProceed("k".repeat(1_025)), isOne("invalid_argument", InvalidArgument));
+  await assert.rejects(limiter.canProceed({ key: "k".repeat(1_025) }), isOne("invalid_argument", InvalidArgument));
   await assert.rejects(store.limiter("nothing").acquire(), isOne("unknown_limit", UnknownLimit));
   await assert.rejects(store.lift("nothing"), isOne("unknown_limit", UnknownLimit));
   limiter.tryAcquire({ weight: 2 });

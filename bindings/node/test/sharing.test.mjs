@@ -7,7 +7,7 @@ import { join } from "node:path";
 import { test } from "node:test";
 import { promisify } from "node:util";
 import { Worker } from "node:worker_threads";
-import { RateLimiter, Store } from "workglow-limit";
+import { Store } from "workglow-limit";
 import { directory } from "./helpers.mjs";
 
 const LIMIT = 1000;
@@ -43,7 +43,7 @@ test("worker threads share a limit", async (t) => {
     });
   const counts = await Promise.all([count(), count(), count()]);
   assert.equal(sum(counts), LIMIT);
-  const here = RateLimiter.attach(new Store(url), "shared");
+  const here = new Store(url).limiter("shared");
   assert.equal(await here.tryAcquireAsync({ key: "k" }), null);
   assert.equal(here.peek({ key: "k" }).limit, LIMIT);
 });

@@ -55,7 +55,7 @@ test("calls by name know a limiter that was not used yet", async (t) => {
     assert.deepEqual(seen, ["api/concurrency", "api/rate", "mail"]);
     const { store } = made();
     assert.equal(store.limiter("api/concurrency").peek().limit, 2);
-    assert.equal(RateLimiter.attach(store, "mail").peek().limit, 5);
+    assert.equal(store.limiter("mail").peek().limit, 5);
   }
 });
 
@@ -200,8 +200,8 @@ test("problems of a store are reported and repaired", async (t) => {
   const again = new Store(`sqlite:${path}`);
   const [found, ...others] = await again.verify();
   assert.match(found.found, /^the lane: /);
-  assert.deepEqual([found.isRepaired, others], [false, []]);
-  assert.deepEqual(await again.verify({ repair: true }), [{ ...found, isRepaired: true }]);
+  assert.deepEqual([found.repaired, others], [false, []]);
+  assert.deepEqual(await again.verify({ repair: true }), [{ ...found, repaired: true }]);
   assert.deepEqual(await again.verify(), []);
   await assert.rejects(again.verify({ repair: "yes" }), InvalidArgument);
   await assert.rejects(again.verify({ mend: true }), InvalidArgument);

@@ -15,7 +15,7 @@ import {
   FixedWindowLimiter,
   FlowControl,
   type Forecast,
-  type HookPayload,
+  type LimitEvent,
   LeakyBucketLimiter,
   LeaseLost,
   LimitError,
@@ -66,11 +66,11 @@ import { limitUpgrades } from "workglow-limit/upgrade";
 const clock = new ManualClock();
 const store = new Store("memory:", { timeout: "5s", mode: 0o660, onError: "deny", durability: "commit", clock });
 const rate = new RateLimiter(store, "x", { maxExecutions: 1, windowSizeInSeconds: 60 });
-const limiters: Limiter[] = [rate, new ConcurrencyLimiter(5), new NullLimiter(), RateLimiter.attach(store, "x")];
+const limiters: Limiter[] = [rate, new ConcurrencyLimiter(5), new NullLimiter(), store.limiter("x")];
 const windows: readonly RateWindow[] = [{ maxExecutions: 100, windowSizeInSeconds: 60 }];
 limiters.push(new RateLimiter(store, "y", { windows }), new RateLimiter(store, "z", { windows: [...windows, ...windows] }));
 const composite = new CompositeLimiter(limiters);
-composite.addLimiter(store.limiter("x", "100/1m + 5 concurrent"));
+composite.add(store.limiter("x", "100/1m + 5 concurrent"));
 
 export async function calls(signal: AbortSignal, within: Duration): Promise<Date> {
   const permit: Permit | null = composite.tryAcquire({ key: "k", weight: 2 });
@@ -87,10 +87,10 @@ export async function calls(signal: AbortSignal, within: Duration): Promise<Date
   }
   const length: number = await rate.schedule((p) => p.complete(), { key: "k" }).then(() => 1);
   const text: string = await rate.schedule(async () => "x".repeat(length));
-  await rate.pause("1m", text);
-  if (await rate.canProceed("k")) await rate.recordJobStart();
+  await rate.pause("1m", { key: text });
+  if (await rate.canProceed({ key: "k" })) await rate.recordJobStart();
   await rate.recordJobCompletion();
-  await rate.setNextAvailableTime(new Date(), "k");
+  await rate.setNextAvailableTime(new Date(), { key: "k" });
   await rate.clear();
   const names: string[] = await store.names();
   await store.open();
@@ -142,13 +142,14 @@ limiters.push(
   new SlidingWindowCounterLimiter(store, "x", { maxExecutions: 1, windowSizeInSeconds: 1 }),
   store.limiter(new FlowControl({ key: "x", rate: 100, period: "1m", parallelism: 5 })),
 );
-const attached: ConcurrencyLimiter = ConcurrencyLimiter.attach(store, "x");
-const bucket: TokenBucketLimiter = TokenBucketLimiter.attach(store, "x");
+
+const attached: Limiter = store.limiter("x");
+const bucket: TokenBucketLimiter = new TokenBucketLimiter(store, "x", { rate: 10 });
 
 export async function named(): Promise<readonly string[]> {
   const found: Limiter = store.limiter("x");
   const { admitted, waitTime }: Stats = found.stats({ key: "k" });
-  const off: () => void = found.on("throttled", ({ limit, wait, error }: HookPayload) => console.log(limit, wait, error?.code));
+  const off: () => void = found.on("throttled", ({ limit, wait, error }: LimitEvent) => console.log(limit, wait, error?.code));
   off();
   store.on("store_error", async ({ error }) => console.log(error, admitted, waitTime));
   return store.load("limits.toml");
@@ -218,7 +219,7 @@ class Mine implements CustomLimiter {
   }
 }
 declare const six: SixMethods;
-composite.addLimiter(new Mine());
+composite.add(new Mine());
 const literal = { tryAcquire: () => 1, retryAfter: () => 0, cancel() {} };
 export const mixed = new CompositeLimiter([rate, bucket, new Mine(), six, literal]);
 

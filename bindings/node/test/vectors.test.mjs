@@ -175,9 +175,9 @@ async function answer(store, limiter, number, { call, given }, permits) {
         throw error;
       }
     case "can_proceed":
-      return { "": (await limiter.canProceed(key)) ? "yes" : "no" };
+      return { "": (await limiter.canProceed({ key })) ? "yes" : "no" };
     case "next_available":
-      return { next: (await limiter.getNextAvailableTime(key)) - Date.now() };
+      return { next: (await limiter.getNextAvailableTime({ key })) - Date.now() };
     // biome-ignore lint/suspicious/noFallthroughSwitchClause: where it may have to wait it is awaited like the others
     case "complete":
       if (!mayWait(store.url)) return void limiter.complete(permits.get(given.permit));
@@ -214,13 +214,13 @@ async function answer(store, limiter, number, { call, given }, permits) {
     case "lift":
       return store.lift(nameOf(given.of ?? "limit-1", number), { key });
     case "pause":
-      return limiter.pause(`${given.for}us`, key);
+      return limiter.pause(`${given.for}us`, { key });
     case "record_job_start":
-      return limiter.recordJobStart(key);
+      return limiter.recordJobStart({ key });
     case "record_job_completion":
-      return limiter.recordJobCompletion(key);
+      return limiter.recordJobCompletion({ key });
     case "clear":
-      return limiter.clear(key);
+      return limiter.clear({ key });
     default:
       assert.fail(`no call ${call}`);
   }

@@ -14,7 +14,7 @@ const minute = (maxExecutions) => ({ maxExecutions, windowSizeInSeconds: 60 });
 function still(url = "memory:", options) {
   const clock = new ManualClock();
   const store = new Store(url, { clock });
-  return { clock, store, storage: new WorkglowRateLimiterStorage(store, options), mail: RateLimiter.attach(store, "mail") };
+  return { clock, store, storage: new WorkglowRateLimiterStorage(store, options), mail: store.limiter("mail") };
 }
 
 /** Returns the time until an instant in whole seconds, without the time that passes during the call. */
@@ -49,7 +49,7 @@ test("many reservations at once, through several objects, never exceed the limit
   const asked = Array.from({ length: 60 }, (_, i) => limiters[i % 3].tryAcquire());
   assert.equal((await Promise.all(asked)).filter((token) => token !== null).length, 10);
   // It is the limit of that name for other limiters, too.
-  assert.equal(await RateLimiter.attach(new Store(url), "mail").tryAcquireAsync(), null);
+  assert.equal(await new Store(url).limiter("mail").tryAcquireAsync(), null);
 });
 
 test("a pause by either side holds for Workglow's limiter, and free units do not end it", async () => {
@@ -246,7 +246,7 @@ test("invalid input is named, and nothing is declared", async () => {
   await rejects(storage.setNextAvailableTime("mail", new Date()), /^nextAvailableAt is/);
   await rejects(storage.getExecutionCount("mail", "once"), /^windowStartTime is "once"/);
   await rejects(storage.getOldestExecutionAtOffset("mail", -1), /^offset is -1/);
-  const foreign = RateLimiter.attach(store, "mail");
+  const foreign = store.limiter("mail");
   assert.ok(await storage.tryReserveExecution("mail", 2, 60_000));
   for (const token of [undefined, null, 5, {}, foreign.tryAcquire()]) {
     await rejects(storage.releaseExecution("mail", token), /^token is/);

@@ -205,7 +205,7 @@ test("the scope says whether processes share the limit", (t) => {
 });
 
 test("a store opens without blocking the event loop, and its errors reject", async (t) => {
-  const limiter = toWorkglow(RateLimiter.attach(new Store(`sqlite:${directory(t)}/limits.db`), "nobody"));
+  const limiter = toWorkglow(new Store(`sqlite:${directory(t)}/limits.db`).limiter("nobody"));
   for (const method of ["tryAcquire", "canProceed", "recordJobStart", "clear"]) {
     await assert.rejects(limiter[method](), { code: "unknown_limit" });
   }

@@ -101,8 +101,8 @@ impl workglow_limit::custom::Custom for Custom {
         })
     }
 
-    fn pause(&self, key: &str, pause: Duration) -> Result<()> {
-        self.call(|_, calls| calls.call_method1("pause", (pause.as_secs_f64(), or_none(key))).map(drop))
+    fn pause(&self, duration: Duration, key: &str) -> Result<()> {
+        self.call(|_, calls| calls.call_method1("pause", (duration.as_secs_f64(), or_none(key))).map(drop))
     }
 
     fn clear(&self, key: &str) -> Result<()> {

@@ -9,7 +9,6 @@ use crate::store::Store;
 use pyo3::PyTypeInfo;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::PyType;
 use std::sync::Arc;
 use std::time::Duration;
 use workglow_limit::{Backoff, Jitter, Policy};
@@ -17,7 +16,7 @@ use workglow_limit::{Backoff, Jitter, Policy};
 type Given<'a, 'py> = &'a Bound<'py, PyAny>;
 type New<T> = PyResult<PyClassInitializer<T>>;
 
-/// Defines a limiter class with its constructor and `attach`.
+/// Defines a limiter class with its constructor.
 macro_rules! limiter {
     ($(#[$doc:meta])* $name:ident { $($new:tt)* }) => {
         $(#[$doc])*
@@ -27,21 +26,6 @@ macro_rules! limiter {
         #[pymethods]
         impl $name {
             $($new)*
-
-            /// Returns a limiter for the limit of this kind that is declared under the name. This does not open the store: an
-            /// unknown name raises UnknownLimit at the first use.
-            #[classmethod]
-            fn attach<'py>(
-                cls: &Bound<'py, PyType>,
-                #[pyo3(from_py_with = argument::store)] store: &Bound<'py, Store>,
-                name: &Bound<'py, PyAny>,
-            ) -> PyResult<Bound<'py, Self>> {
-                let core = workglow_limit::$name::attach(&store.get().core, text("name", name)?)
-                    .map_err(|e| quoting(e, &[("name", "name", name)]))?;
-                let attach = cls.py().get_type::<$name>().getattr("attach")?;
-                let origin = Origin::call(attach, (store, name))?.shown(None, Some(&store.get().core));
-                Bound::new(cls.py(), Limiter::of(SharedLimiter::new(Arc::new(core), Some(store.get())), origin).add_subclass($name))
-            }
         }
     };
 }

@@ -663,8 +663,8 @@ impl Limiter {
     ) -> PyResult<()> {
         let at = instant("when", when)?;
         let key = key.unwrap_or_default();
-        let set = self.shared.wait(py, key, move |core, key| core.set_next_available_time(key, at))?;
-        hooks::deliver_with(py, set, |e| quoting(e, &[("next available time", "when", when)]))
+        let set = self.shared.wait(py, key, move |core, key| core.set_next_available_time(at, key))?;
+        hooks::deliver_with(py, set, |e| quoting(e, &[("when", "when", when)]))
     }
 
     /// Sets a gate relative to now: nothing starts for duration, which is seconds or a timedelta, up to 366 days. Without a key it
@@ -678,8 +678,8 @@ impl Limiter {
     ) -> PyResult<()> {
         let pause = seconds("duration", duration)?;
         let key = key.unwrap_or_default();
-        let paused = self.shared.wait(py, key, move |core, key| core.pause(key, pause))?;
-        hooks::deliver_with(py, paused, |e| quoting(e, &[("pause", "duration", duration)]))
+        let paused = self.shared.wait(py, key, move |core, key| core.pause(pause, key))?;
+        hooks::deliver_with(py, paused, |e| quoting(e, &[("duration", "duration", duration)]))
     }
 
     /// As pause, for event loops.
@@ -692,7 +692,7 @@ impl Limiter {
     ) -> PyResult<Bound<'py, PyAny>> {
         let (shared, pause) = (self.shared.clone(), seconds("duration", duration)?);
         let key = key.unwrap_or_default().to_owned();
-        async_call::rare(py, self.shared.owner, move || shared.core.pause(&key, pause), || ())
+        async_call::rare(py, self.shared.owner, move || shared.core.pause(pause, &key), || ())
     }
 
     /// Resets a key to its initial state and removes its gate. Without a key it resets all keys.

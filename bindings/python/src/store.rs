@@ -80,10 +80,7 @@ fn overriding(
 ) -> PyResult<impl Fn(&workglow_limit::Store) -> workglow_limit::Result<()> + Send + Sync + 'static> {
     let (name, policy) = (argument::text("name", name)?.to_owned(), argument::text("policy", policy)?.to_owned());
     let key = key.map_or(Ok(None), argument::key)?.map(str::to_owned);
-    Ok(move |core: &workglow_limit::Store| match &key {
-        None => core.override_text(&name, &policy),
-        Some(key) => core.override_key(&name, &policy, key),
-    })
+    Ok(move |core: &workglow_limit::Store| core.override_limit(&name, &policy, key.as_deref()))
 }
 
 /// The same for a lift.
@@ -93,10 +90,7 @@ fn lifting(
 ) -> PyResult<impl Fn(&workglow_limit::Store) -> workglow_limit::Result<()> + Send + Sync + 'static> {
     let name = argument::text("name", name)?.to_owned();
     let key = key.map_or(Ok(None), argument::key)?.map(str::to_owned);
-    Ok(move |core: &workglow_limit::Store| match &key {
-        None => core.lift(&name),
-        Some(key) => core.lift_key(&name, key),
-    })
+    Ok(move |core: &workglow_limit::Store| core.lift(&name, key.as_deref()))
 }
 
 #[pymethods]

@@ -54,25 +54,22 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_attaching(kind, url):
-    """A limiter from attach shares the declared limit."""
+def test_a_declared_limit_is_found_by_its_name(kind, url):
     clock = ManualClock()
     store = Store(url, clock=clock)
-    unknown = kind.attach(store, "jobs")
-    assert isinstance(unknown, kind)
     with pytest.raises(UnknownLimit):
-        unknown.peek()
+        store.limiter("jobs")
     limiter = KINDS[kind](store, "jobs")
     assert isinstance(limiter, kind) and repr(limiter).startswith(f'<{kind.__name__} "jobs": ')
     taken = []
     while permit := limiter.try_acquire():
         taken.append(permit)
-    attached = kind.attach(store, "jobs")
+    attached = store.limiter("jobs")
     assert taken and attached.try_acquire() is None
     assert attached.peek().denied_by == "jobs"
     other = ConcurrencyLimiter if kind is RateLimiter else RateLimiter
     with pytest.raises(KindMismatch):
-        other.attach(store, "jobs").peek()
+        KINDS[other](store, "jobs").peek()
     for permit in taken:
         permit.complete()
     clock.advance(2)
@@ -185,7 +182,7 @@ def test_a_policy_as_a_text(url):
     assert again.peek().remaining == 2
     plain = store.limiter("mail", "5/1h")
     assert starts(plain) == 5
-    assert starts(store.limiter("mail")) == starts(RateLimiter.attach(store, "mail")) == 0
+    assert starts(store.limiter("mail")) == 0
     with pytest.raises(UnknownLimit, match='no limit named "other" is declared: this store knows .*mail'):
         store.limiter("other")
 

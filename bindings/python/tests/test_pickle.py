@@ -60,7 +60,6 @@ def test_the_processes_of_a_pool_share_one_limit(method, tmp_path):
 MADE = {
     "rate": lambda store: RateLimiter(store, "x", max_executions=3, window_size_in_seconds=60, max_backoff_delay=60, jitter="full"),
     "windows": lambda store: RateLimiter(store, "x", windows=iter([(3, 60), (5, 0.5)])),
-    "attached": lambda store: (store.limiter("x", "3/1h").peek(), RateLimiter.attach(store, "x"))[1],
     "policy": lambda store: store.limiter("x", "10 per minute + 2 concurrent"),
     "found": lambda store: (store.limiter("x", "3/1h").peek(), store.limiter("x"))[1],
     "flow control": lambda store: store.limiter(FLOW),

@@ -210,8 +210,8 @@ def test_a_place_beyond_the_timeout_is_returned(call, limiter):
 
 OTHER = """
 import sys
-from workglow_limit import RateLimiter, Store
-limiter = RateLimiter.attach(Store(sys.argv[1]), "jobs")
+from workglow_limit import Store
+limiter = Store(sys.argv[1]).limiter("jobs")
 """
 
 

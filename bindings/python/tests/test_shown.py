@@ -43,7 +43,6 @@ def test_a_limiter_s_repr_shows_its_policy_and_store(tmp_path):
     made = {
         RateLimiter(store, "a", windows=[(100, 60), (5, 1)]): f'<RateLimiter "a": 100/1m + 5/1s in {url}>',
         Tenant(store, "a", max_executions=1, window_size_in_seconds=60): f'<Tenant "a": 1/1m in {url}>',
-        RateLimiter.attach(store, "a"): f'<RateLimiter "a" in {url}>',
         store.limiter(
             '"b"', "5 per second + 2 concurrent"
         ): f'<Limiter "\\"b\\"": 5 per second + 2 concurrent in {url}>',

@@ -76,7 +76,7 @@ def test_calls_by_name_know_a_limiter_that_was_not_used_yet(url, tmp_path):
     assert store.names() == ["api", "jobs"]
     store, *_limiters = made()
     assert store.limiter("api/concurrency").peek().limit == 2
-    assert RateLimiter.attach(store, "jobs").peek().limit == 2
+    assert store.limiter("jobs").peek().limit == 2
 
 
 def test_an_override_of_several_kinds_is_all_or_nothing(url):

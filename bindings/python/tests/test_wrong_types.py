@@ -125,7 +125,7 @@ def test_the_calls_are_found():
     assert len(found) > 120
     some = (
         "RateLimiter(store)",
-        "RateLimiter.attach(name)",
+        "RateLimiter(name)",
         "Limiter.try_acquire(key)",
         "Permit.settle(actual)",
         "doctor(url)",

@@ -100,22 +100,14 @@ limiters: list[Limiter] = [
     RateLimiter(
         store, "x", windows=[(100, 60), (5, MINUTE)], initial_backoff_delay=2, backoff_multiplier=3, jitter="full"
     ),
-    RateLimiter.attach(store, "x"),
     ConcurrencyLimiter(5, store=store, name="x", lease=MINUTE),
-    ConcurrencyLimiter.attach(store, "x"),
     ConcurrencyLimiter(5, clock=clock),
     DelayLimiter(),
     DelayLimiter(0.05, store=store, name="x"),
-    DelayLimiter.attach(store, "x"),
     EvenlySpacedRateLimiter(max_executions=60, window_size_in_seconds=60, adaptive=False),
-    EvenlySpacedRateLimiter.attach(store, "x"),
-    TokenBucketLimiter.attach(store, "x"),
     LeakyBucketLimiter(store, "x", rate=10, queue=20),
-    LeakyBucketLimiter.attach(store, "x"),
     FixedWindowLimiter(store, "x", max_executions=1, window_size_in_seconds=MINUTE),
-    FixedWindowLimiter.attach(store, "x"),
     SlidingWindowCounterLimiter(store, "x", max_executions=1, window_size_in_seconds=1),
-    SlidingWindowCounterLimiter.attach(store, "x"),
     NullLimiter(),
 ]
 flow = FlowControl("x", rate=100, period=MINUTE, parallelism=5)

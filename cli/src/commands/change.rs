@@ -100,10 +100,7 @@ pub fn set_override(args: OverrideArgs, context: &Context) -> Result<Outcome, Fa
     let (name, key) = (args.name.as_str(), args.key.as_deref());
     let policies = parse_policies(&args.policy)?;
     let (store, names) = find(name, context)?;
-    match key {
-        Some(key) => store.override_key(name, &args.policy, key)?,
-        None => store.override_text(name, &args.policy)?,
-    }
+    store.override_limit(name, &args.policy, key)?;
     let policy = policies.iter().map(ToString::to_string).collect::<Vec<_>>().join(" + ");
     let mut done = format!("{}: {policy} applies until it is lifted", subject(name, key));
     // Parts of a composite that the text does not mention.
@@ -120,16 +117,9 @@ pub fn set_override(args: OverrideArgs, context: &Context) -> Result<Outcome, Fa
 pub fn lift(args: LiftArgs, context: &Context) -> Result<Outcome, Failure> {
     let (name, key) = (args.name.as_str(), args.key.as_deref());
     let (store, _) = find(name, context)?;
-    let done = match key {
-        Some(key) => {
-            store.lift_key(name, key)?;
-            format!("{}: the policy of the limit applies again", subject(name, Some(key)))
-        }
-        None => {
-            store.lift(name)?;
-            format!("{}: the declared policy applies again", subject(name, None))
-        }
-    };
+    store.lift(name, key)?;
+    let again = if key.is_some() { "the policy of the limit" } else { "the declared policy" };
+    let done = format!("{}: {again} applies again", subject(name, key));
     report(context, json::change("lift", name, key, Value::Null), done)
 }
 
@@ -137,7 +127,7 @@ pub fn pause(args: PauseArgs, context: &Context) -> Result<Outcome, Failure> {
     let (name, key) = (args.name.as_str(), args.key.as_deref());
     let duration = duration("duration", &args.duration)?;
     let limiter = find(name, context)?.0.find(name)?;
-    limiter.pause(key.unwrap_or(""), duration)?;
+    limiter.pause(duration, key.unwrap_or(""))?;
     let done = format!("{}: paused for {}", subject(name, key), text::exact(duration));
     report(context, json::change("pause", name, key, json!({ "duration": json::seconds(duration) })), done)
 }

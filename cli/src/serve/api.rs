@@ -370,24 +370,18 @@ impl Order {
         let more = match self.change {
             Change::Override => {
                 let policies = parse_policies(&self.argument)?;
-                match key {
-                    Some(key) => store.override_key(name, &self.argument, key).map_err(of_store)?,
-                    None => store.override_text(name, &self.argument).map_err(of_store)?,
-                }
+                store.override_limit(name, &self.argument, key).map_err(of_store)?;
                 let policy = policies.iter().map(ToString::to_string).collect::<Vec<_>>().join(" + ");
                 serde_json::json!({ "policy": policy })
             }
             Change::Lift => {
-                match key {
-                    Some(key) => store.lift_key(name, key).map_err(of_store)?,
-                    None => store.lift(name).map_err(of_store)?,
-                }
+                store.lift(name, key).map_err(of_store)?;
                 Value::Null
             }
             Change::Pause => {
                 let duration = duration("duration", &self.argument)?;
                 let limiter = store.find(name).map_err(of_store)?;
-                limiter.pause(key.unwrap_or(""), duration).map_err(of_store)?;
+                limiter.pause(duration, key.unwrap_or("")).map_err(of_store)?;
                 serde_json::json!({ "duration": json::seconds(duration) })
             }
         };

@@ -63,7 +63,7 @@ pub trait Custom: Send + Sync {
     ///
     /// # Errors
     /// As for [`Custom::decide`].
-    fn pause(&self, _key: &str, _pause: Duration) -> Result<()> {
+    fn pause(&self, _duration: Duration, _key: &str) -> Result<()> {
         Ok(())
     }
 
@@ -245,7 +245,7 @@ impl<C: Custom> Quiet for CustomLimiter<C> {
 
     fn quiet_pause(&self, key: &str, pause: Duration) -> Result<()> {
         policy::check_key(key)?;
-        self.custom.pause(key, pause)
+        self.custom.pause(pause, key)
     }
 
     fn quiet_clear(&self, key: &str) -> Result<()> {

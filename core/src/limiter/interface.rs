@@ -148,10 +148,10 @@ pub trait Limiter: Places + Scheduler {
     /// empty key the gate applies to all keys.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if `pause` is more than 366 days, or as for
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if `duration` is more than 366 days, or as for
     /// [`Limiter::attempt`].
-    fn pause(&self, key: &str, pause: Duration) -> Result<()> {
-        reporting_errors(self, key, 0, || self.quiet_pause(key, pause))
+    fn pause(&self, duration: Duration, key: &str) -> Result<()> {
+        reporting_errors(self, key, 0, || self.quiet_pause(key, duration))
     }
 
     /// Resets a key to its initial state, gate included. With the empty key: all keys.

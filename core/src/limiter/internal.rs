@@ -162,7 +162,7 @@ pub trait Quiet: Behind {
     /// [`Limiter::pause`](super::Limiter::pause).
     fn quiet_pause(&self, key: &str, pause: Duration) -> Result<()> {
         policy::check_key(key)?;
-        let pause = |limit: &Limit| limit.close_gate(key, limit.home()?.clock.tick_in("pause", pause)?);
+        let pause = |limit: &Limit| limit.close_gate(key, limit.home()?.clock.tick_in("duration", pause)?);
         self.limit().map_or(Ok(()), pause)
     }
 

@@ -46,10 +46,10 @@ pub trait Scheduler: Internal {
     /// As [`Limiter::pause`](crate::Limiter::pause), until an instant. An instant in the past sets no gate.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if `at` is more than 366 days away, or as for
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if `when` is more than 366 days away, or as for
     /// [`Limiter::attempt`](crate::Limiter::attempt).
-    fn set_next_available_time(&self, key: &str, at: SystemTime) -> Result<()> {
-        reporting_errors(self, key, 0, || self.quiet_close_gate(key, at))
+    fn set_next_available_time(&self, when: SystemTime, key: &str) -> Result<()> {
+        reporting_errors(self, key, 0, || self.quiet_close_gate(key, when))
     }
 }
 

@@ -108,59 +108,39 @@ impl Store {
         Ok(limiter_of(name, Limit::declare_parts(self.session(), name, policies)?))
     }
 
-    /// Puts an operator's policy above the declared one, effective at once and until it is lifted. In a composite,
-    /// above the part of that kind.
+    /// Puts an operator's policies above those that programs declare, at once and until they are lifted. In a composite,
+    /// each policy applies to the part of its kind: all of them or, after an error, none. Parts without a policy stay as
+    /// they are.
     ///
-    /// # Errors
-    /// [`Error::UnknownLimit`] for a name that is not declared, [`Error::KindMismatch`] or, for a composite,
-    /// [`Error::InvalidArgument`] for another kind of policy, or as for [`Store::open`].
-    pub fn override_limit(&self, name: &str, policy: Policy) -> Result<()> {
-        self.set_override(name, Some(&[policy]), None)
-    }
-
-    /// Puts the policies of a text above the declared ones. In a composite, each policy applies to the part of its
-    /// kind: all of them or, after an error, none. Parts without a policy stay as they are.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] with the place at which the text is wrong, or as for [`Store::override_limit`].
-    pub fn override_text(&self, name: &str, policies: &str) -> Result<()> {
-        self.set_override(name, Some(&policies_of(policies)?), None)
-    }
-
-    /// Puts policies above those of the limit for one key, such as a tenant's plan, until they are lifted. Later
-    /// changes of the limit do not affect them. The key need not have been used yet.
+    /// With a key they apply to that key only, such as a tenant's plan, above the limit's: later changes of the limit do
+    /// not affect them. The key need not have been used yet.
     ///
     /// ```
     /// # use workglow_limit::Store;
     /// let store = Store::new("memory:")?;
     /// let limiter = store.limiter("api", "100/1m")?;
-    /// store.override_key("api", "1000/1m", "tenant-7")?;
+    /// store.override_limit("api", "1000/1m", Some("tenant-7"))?;
     /// assert_eq!(limiter.peek("tenant-7", 1)?.limit, 1_000);
     /// assert_eq!(limiter.peek("tenant-8", 1)?.limit, 100);
     /// # Ok::<(), workglow_limit::Error>(())
     /// ```
     ///
     /// # Errors
-    /// As for [`Store::override_text`]; [`Error::InvalidArgument`] unless the key is 1 to 1,024 bytes.
-    pub fn override_key(&self, name: &str, policies: &str, key: &str) -> Result<()> {
-        self.set_override(name, Some(&policies_of(policies)?), Some(key))
+    /// [`Error::InvalidArgument`] with the place at which the text is wrong, for a policy of a kind that no part of a
+    /// composite has, or unless the key is 1 to 1,024 bytes; [`Error::UnknownLimit`] for a name that is not declared,
+    /// [`Error::KindMismatch`] for another kind of policy, or as for [`Store::open`].
+    pub fn override_limit(&self, name: &str, policies: &str, key: Option<&str>) -> Result<()> {
+        self.set_override(name, Some(&policies_of(policies)?), key)
     }
 
-    /// Removes the operator's policies of one key, so that the limit's apply to it. A no-op if there are none.
+    /// Removes the operator's policies of a name, so that the last declared ones apply again; single keys keep theirs.
+    /// With a key, removes that key's, so that the limit's apply to it. A no-op if there are none.
     ///
     /// # Errors
-    /// As for [`Store::lift`]; [`Error::InvalidArgument`] unless the key is 1 to 1,024 bytes.
-    pub fn lift_key(&self, name: &str, key: &str) -> Result<()> {
-        self.set_override(name, None, Some(key))
-    }
-
-    /// Removes the operator's policies of a name, except those of single keys, so that the last declared ones apply
-    /// again. A no-op if there are none.
-    ///
-    /// # Errors
-    /// [`Error::UnknownLimit`] for a name that is not declared, or as for [`Store::open`].
-    pub fn lift(&self, name: &str) -> Result<()> {
-        self.set_override(name, None, None)
+    /// [`Error::UnknownLimit`] for a name that is not declared, [`Error::InvalidArgument`] unless the key is 1 to 1,024
+    /// bytes, or as for [`Store::open`].
+    pub fn lift(&self, name: &str, key: Option<&str>) -> Result<()> {
+        self.set_override(name, None, key)
     }
 
     /// Removes the declaration of a name, including operators' policies, so that another kind of limiter can be

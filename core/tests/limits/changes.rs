@@ -46,7 +46,7 @@ impl Limit {
     }
 
     fn apply(&self, policy: Policy) {
-        self.store.override_limit("api", policy).unwrap();
+        self.store.override_limit("api", &policy.to_string(), None).unwrap();
     }
 
     fn start(&self, weight: u64) -> RawPermit {
@@ -92,7 +92,7 @@ fn the_former_policy_bounds_what_is_forgotten() {
             limit.change(&format!("{}/1h", most + 5_000));
             let withheld = most + 5_000 - limit.remaining();
             assert!(withheld <= most && withheld + 2 * full >= most, "{full}: {withheld}, {url}");
-            limit.store.lift("api").unwrap();
+            limit.store.lift("api", None).unwrap();
         }
     });
 }

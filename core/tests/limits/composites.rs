@@ -304,7 +304,7 @@ fn a_waiter_for_a_lease_checks_before_the_lease_ends() {
     assert!(matches!(limiter.present(&first).unwrap(), Presented::Wait { after, .. } if after < ms(100)));
     limiter.complete(&held).unwrap();
     assert!(matches!(wait.step(&limiter).unwrap(), Step::Admitted(_)));
-    limiter.pause("", HOUR).unwrap();
+    limiter.pause(HOUR, "").unwrap();
     let Step::Expired(after) = Wait::new("", 1, Some(ms(5_000))).step(&limiter).unwrap() else {
         panic!("it is closed")
     };

@@ -93,9 +93,9 @@ fn a_place_may_be_many_years_ahead() {
                 }
             }
             limiter.cancel(&other).unwrap();
-            store.override_text("api", &text.replace("1s", "2s").replace("366d", "365d")).unwrap();
+            store.override_limit("api", &text.replace("1s", "2s").replace("366d", "365d"), None).unwrap();
             limiter.attempt("key", 1).unwrap();
-            store.lift("api").unwrap();
+            store.lift("api", None).unwrap();
             for (place, _) in &waits {
                 limiter.cancel_place(place).unwrap();
             }
@@ -152,7 +152,7 @@ fn a_limit_may_be_idle_for_decades() {
                 let permit = start(&*limiter, key, 1);
                 limiter.cancel(&permit).unwrap();
                 start(&*limiter, key, 1);
-                store.override_limit("api", text.parse().unwrap()).unwrap();
+                store.override_limit("api", text, None).unwrap();
                 limiter.clear(key).unwrap();
                 start(&*limiter, key, 1);
             }

@@ -173,8 +173,11 @@ fn unknown_names_are_reported() {
     }
     assert!(Line::new(limiter).join(Waiter::new("k", 1)).is_err());
     assert_eq!((of_limiter.taken().len(), of_store.taken().len()), (1, 1));
-    let calls: [fn(&Store) -> Result<()>; 3] =
-        [|store| store.override_text("gone", "5/1m"), |store| store.lift("gone"), |store| store.find("gone").map(drop)];
+    let calls: [fn(&Store) -> Result<()>; 3] = [
+        |store| store.override_limit("gone", "5/1m", None),
+        |store| store.lift("gone", None),
+        |store| store.find("gone").map(drop),
+    ];
     for call in calls {
         let error = call(&store).unwrap_err();
         let [event] = &of_store.taken()[..] else { panic!("not reported once") };

@@ -63,7 +63,7 @@ fn a_key_follows_its_own_policy_and_other_keys_the_limits() {
             let (usual, most) = (limit(&*limiter, "usual"), text);
             for (own, key) in [(smaller, "smaller"), (larger, "larger")] {
                 // Before its first use.
-                there.override_key(&name, own, key).unwrap();
+                there.override_limit(&name, own, Some(key)).unwrap();
                 let alone = with_clock("memory:", &ManualClock::new()).limiter("alone", own).unwrap();
                 assert_eq!(limit(&*limiter, key), limit(&*alone, ""), "{own} above {most}");
                 assert_eq!(drain(&*limiter, key), drain(&*alone, ""), "{own} above {most}");
@@ -83,7 +83,7 @@ fn starts_count_when_a_keys_policy_changes() {
             let of = |n| if text.contains("burst") { format!("5/1h burst {n}") } else { of(n) };
             let limiter = store().limiter(&name, text).unwrap();
             assert_eq!(drain(&*limiter, "key"), 5);
-            let put = |n| store().override_key(&name, &of(n), "key").unwrap();
+            let put = |n| store().override_limit(&name, &of(n), Some("key")).unwrap();
             put(3);
             let decision = limiter.decide("key", 1).unwrap();
             assert_eq!((decision.admitted, decision.limit, decision.remaining), (false, 3, 0), "{text}: lowered");
@@ -91,7 +91,7 @@ fn starts_count_when_a_keys_policy_changes() {
             assert_eq!((drain(&*limiter, "key"), limit(&*limiter, "key")), (3, 8), "{text}: raised");
             put(70);
             assert_eq!(drain(&*limiter, "key"), 62, "{text}: raised again");
-            store().lift_key(&name, "key").unwrap();
+            store().lift(&name, Some("key")).unwrap();
             assert_eq!((drain(&*limiter, "key"), limit(&*limiter, "key")), (0, 5), "{text}: lifted");
             limiter.clear("key").unwrap();
             assert_eq!(drain(&*limiter, "key"), 5, "{text}: cleared");
@@ -104,33 +104,33 @@ fn a_keys_policy_survives_changes_of_its_limit() {
     on_both("stays", |store| {
         let limiter = store().limiter("api", "5/1h").unwrap();
         limiter.open().unwrap();
-        store().override_key("api", "7/1h", "used").unwrap();
-        store().override_key("api", "8/1h", "idle").unwrap();
+        store().override_limit("api", "7/1h", Some("used")).unwrap();
+        store().override_limit("api", "8/1h", Some("idle")).unwrap();
         assert_eq!(drain(&*limiter, "used"), 7);
         let limits = || ["used", "idle", "other"].map(|key| limit(&*limiter, key));
         store().limiter("api", "6/1h").unwrap().open().unwrap();
         assert_eq!(limits(), [7, 8, 6], "declared again");
-        store().override_text("api", "2/1h").unwrap();
+        store().override_limit("api", "2/1h", None).unwrap();
         assert_eq!(limits(), [7, 8, 2], "overridden");
-        store().lift("api").unwrap();
+        store().lift("api", None).unwrap();
         assert_eq!(limits(), [7, 8, 6], "lifted");
         assert_eq!(drain(&*limiter, "used"), 0, "it keeps counting");
         let both = store().limiter("api", "6/1h + 9 concurrent").unwrap();
         both.open().unwrap();
         assert_eq!(drain(&*both, "idle"), 8, "as a part of a composite");
-        store().override_key("api", "3 concurrent", "new").unwrap();
+        store().override_limit("api", "3 concurrent", Some("new")).unwrap();
         assert_eq!(drain(&*both, "new"), 3, "of the part of its kind");
         assert_eq!(drain(&*store().find("api/rate").unwrap(), "new"), 3, "of six");
         both.clear("").unwrap();
         assert_eq!((drain(&*both, "used"), drain(&*both, "idle"), drain(&*both, "other")), (7, 8, 6), "cleared");
-        store().lift_key("api", "used").unwrap();
-        store().lift_key("api", "never seen").unwrap();
+        store().lift("api", Some("used")).unwrap();
+        store().lift("api", Some("never seen")).unwrap();
         assert_eq!(limit(&*store().find("api/rate").unwrap(), "used"), 6);
         store().forget("api").unwrap();
         let again = store().limiter("api", "6/1h").unwrap();
         again.open().unwrap();
         assert_eq!(limit(&*again, "idle"), 6, "forgotten with its limit");
-        store().override_key("api", "7/1h", "idle").unwrap();
+        store().override_limit("api", "7/1h", Some("idle")).unwrap();
         store().forget("api").unwrap();
         let other = store().limiter("api", "4 concurrent").unwrap();
         // It is the limit that was a part before.
@@ -148,18 +148,20 @@ fn an_invalid_policy_for_a_key_is_an_error_without_effect() {
         both.open().unwrap();
         let message = |answer: Result<()>| answer.unwrap_err().to_string();
         for key in [String::new(), "k".repeat(1_025)] {
-            let errors = [store.override_key("api", "6/1h", &key), store.lift_key("api", &key)].map(message);
+            let errors = [store.override_limit("api", "6/1h", Some(&key)), store.lift("api", Some(&key))].map(message);
             assert!(errors.iter().all(|error| error.starts_with("key is ")), "{errors:?}");
         }
-        assert!(message(store.override_key("api", "six", "key")).starts_with("policy is \"six\""));
-        assert_eq!(name_of(store.override_key("nothing", "6/1h", "key")), "unknown_limit");
-        assert_eq!(name_of(store.lift_key("nothing", "key")), "unknown_limit");
-        assert_eq!(name_of(store.override_key("api", "6 concurrent", "key")), "kind_mismatch");
-        assert!(message(store.override_key("api", "6/1h + 6 concurrent", "key")).starts_with("policy is "));
-        assert!(message(store.override_key("both", "9 concurrent + delay 1s", "key")).starts_with("policy is "));
+        assert!(message(store.override_limit("api", "six", Some("key"))).starts_with("policy is \"six\""));
+        assert_eq!(name_of(store.override_limit("nothing", "6/1h", Some("key"))), "unknown_limit");
+        assert_eq!(name_of(store.lift("nothing", Some("key"))), "unknown_limit");
+        assert_eq!(name_of(store.override_limit("api", "6 concurrent", Some("key"))), "kind_mismatch");
+        assert!(message(store.override_limit("api", "6/1h + 6 concurrent", Some("key"))).starts_with("policy is "));
+        assert!(
+            message(store.override_limit("both", "9 concurrent + delay 1s", Some("key"))).starts_with("policy is ")
+        );
         assert_eq!((limit(&*limiter, "key"), limit(&*both, "key")), (5, 2));
         let longest = "k".repeat(1_024);
-        store.override_key("api", "6/1h", &longest).unwrap();
+        store.override_limit("api", "6/1h", Some(&longest)).unwrap();
         assert_eq!((drain(&*limiter, &longest), drain(&*limiter, &longest[1..])), (6, 5));
         assert_eq!(name_of(limiter.attempt("key", 6)), "weight_exceeds_capacity");
         assert!(matches!(limiter.attempt(&"k".repeat(1_025), 1), Err(Error::InvalidArgument { .. })));
@@ -176,7 +178,7 @@ fn an_idle_key_is_forgotten_but_keeps_its_policy() {
             let name = format!("{i}");
             let limiter = store.limiter(&name, text).unwrap();
             limiter.open().unwrap();
-            store.override_key(&name, own, "tenant").unwrap();
+            store.override_limit(&name, own, Some("tenant")).unwrap();
             let (most, usual) = (limit(&*limiter, "tenant"), limit(&*limiter, "other"));
             for round in 0..3 {
                 assert_eq!(drain(&*limiter, "tenant"), most, "{text}, {round}");
@@ -205,14 +207,14 @@ fn permits_and_places_of_a_key_outlive_its_policies() {
             };
             let limiter = store().limiter(name, text).unwrap();
             let first = limiter.decide("key", 1).unwrap().permit.unwrap();
-            store().override_key(name, &own(2), "key").unwrap();
+            store().override_limit(name, &own(2), Some("key")).unwrap();
             let second = limiter.decide("key", 1).unwrap().permit.unwrap();
             assert_eq!(limiter.peek("key", 1).unwrap().remaining, 0);
             if text == "4/1h" {
                 limiter.cancel(&first).unwrap();
                 assert_eq!(limiter.peek("key", 1).unwrap().remaining, 1, "{text}: taken before, given back after");
             }
-            store().lift_key(name, "key").unwrap();
+            store().lift(name, Some("key")).unwrap();
             if text == "4/1h" {
                 limiter.cancel(&second).unwrap();
                 assert_eq!(limiter.peek("key", 1).unwrap().remaining, 4, "{text}: both ways");
@@ -220,7 +222,7 @@ fn permits_and_places_of_a_key_outlive_its_policies() {
             drain(&*limiter, "key");
             let Reserved::Place { place, .. } = limiter.reserve("key", 1, None, None).unwrap() else { continue };
             let written = limiter.to_text(&place).unwrap();
-            store().override_key(name, &own(9), "key").unwrap();
+            store().override_limit(name, &own(9), Some("key")).unwrap();
             let place = store().find(name).unwrap().permit_from_text(&written).unwrap();
             // The same place is still to come. It is exchanged when its time has come.
             assert!(matches!(store().find(name).unwrap().attempt("key", 1).unwrap(), Attempt::Admitted(_)));
@@ -235,7 +237,7 @@ fn a_start_has_a_text_if_its_keys_policy_allows() {
     let store = Store::new("memory:").unwrap();
     let limiter = store.limiter("api", "4/1h").unwrap();
     limiter.open().unwrap();
-    store.override_key("api", "5000/1h", "sliced").unwrap();
+    store.override_limit("api", "5000/1h", Some("sliced")).unwrap();
     let start = |key: &str| limiter.decide(key, 1).unwrap().permit.unwrap();
     assert!(limiter.to_text(&start("logged")).is_ok());
     assert_eq!(name_of(limiter.to_text(&start("sliced"))), "unsupported");
@@ -247,7 +249,7 @@ fn waiters_for_a_key_follow_its_policy() {
     let store = Store::new("memory:").unwrap();
     let limiter = store.limiter("api", "1/1h").unwrap();
     limiter.open().unwrap();
-    store.override_key("api", "2/50ms", "key").unwrap();
+    store.override_limit("api", "2/50ms", Some("key")).unwrap();
     std::thread::scope(|scope| {
         for _ in 0..7 {
             let wait = || {
@@ -266,7 +268,7 @@ fn adaptive_spacing_of_a_key_follows_its_jobs() {
     let store = with_clock("memory:", &clock);
     let limiter = store.limiter("api", "10/10s spaced strictly").unwrap();
     limiter.open().unwrap();
-    store.override_key("api", "10/10s spaced", "key").unwrap();
+    store.override_limit("api", "10/10s spaced", Some("key")).unwrap();
     let apart = |key: &str| {
         let permit = limiter.decide(key, 1).unwrap().permit.unwrap();
         clock.advance(Duration::from_millis(900));
@@ -290,7 +292,7 @@ fn ten_thousand_keys_can_have_their_own_policies() {
     let limiter = store.limiter("api", "5/1h").unwrap();
     limiter.open().unwrap();
     for key in 0..KEYS {
-        store.override_key("api", &format!("{}/1h", 6 + key % 1_000), &format!("{key}")).unwrap();
+        store.override_limit("api", &format!("{}/1h", 6 + key % 1_000), Some(&format!("{key}"))).unwrap();
     }
     for key in 0..KEYS {
         assert_eq!(limit(&*limiter, &format!("{key}")), 6 + key % 1_000);
@@ -304,7 +306,7 @@ fn ten_thousand_keys_can_have_their_own_policies() {
             (limit(&*limiter, &format!("{key}")), limit(&*limiter, &format!("other {key}"))),
             (6 + key % 1_000, 4)
         );
-        store.lift_key("api", &format!("{key}")).unwrap();
+        store.lift("api", Some(&format!("{key}"))).unwrap();
         assert_eq!(limit(&*limiter, &format!("{key}")), 4);
     }
 }
@@ -315,13 +317,13 @@ fn a_key_records_more_starts_than_its_policy_allows() {
     let store = Store::new("memory:").unwrap();
     let limiter = store.limiter("gpu", "500 concurrent").unwrap();
     limiter.open().unwrap();
-    store.override_key("gpu", "1 concurrent", "key").unwrap();
+    store.override_limit("gpu", "1 concurrent", Some("key")).unwrap();
     (0..300).for_each(|_| limiter.record_job_start("key").unwrap());
     assert_eq!((limit(&*limiter, "key"), drain(&*limiter, "key")), (1, 0));
     assert_eq!(limiter.stats("").unwrap().policy_changes, 1);
-    store.lift_key("gpu", "key").unwrap();
+    store.lift("gpu", Some("key")).unwrap();
     assert_eq!(drain(&*limiter, "key"), 200, "they count under the limit's policy, too");
-    store.override_key("gpu", "1 concurrent", "key").unwrap();
+    store.override_limit("gpu", "1 concurrent", Some("key")).unwrap();
     (0..500).for_each(|_| limiter.record_job_completion("key").unwrap());
     assert_eq!(drain(&*limiter, "key"), 0, "as many run without a record");
 }
@@ -337,10 +339,10 @@ fn policies_of_keys_leak_nothing() {
     let mut sizes = Vec::new();
     for round in 0..600 {
         let key = format!("{}", round % 10);
-        store.override_key("api", ["200/1h", "50/1h"][round / 10 % 2], &key).unwrap();
+        store.override_limit("api", ["200/1h", "50/1h"][round / 10 % 2], Some(&key)).unwrap();
         assert!(limiter.decide(&key, 1).unwrap().admitted || round > 400);
         if round % 20 < 10 {
-            store.lift_key("api", &key).unwrap();
+            store.lift("api", Some(&key)).unwrap();
         }
         sizes.push(size());
     }
@@ -356,9 +358,9 @@ fn other_processes_and_children_see_a_keys_policy_at_once() {
     assert_eq!(drain(&*limiter, "mine"), 5);
     Child::run(|| {
         // A copy of the parent's limiter, and a limiter of its own.
-        store.override_key("api", "7/1h", "mine").unwrap();
+        store.override_limit("api", "7/1h", Some("mine")).unwrap();
         let own = Store::new(&url).unwrap();
-        own.override_key("api", "8/1h", "new").unwrap();
+        own.override_limit("api", "8/1h", Some("new")).unwrap();
         assert_eq!((drain(&*limiter, "mine"), limit(&*limiter, "new")), (2, 8));
     })
     .join();
@@ -367,10 +369,10 @@ fn other_processes_and_children_see_a_keys_policy_at_once() {
     let memory = Store::new("memory:").unwrap();
     let mine = memory.limiter("api", "5/1h").unwrap();
     mine.open().unwrap();
-    memory.override_key("api", "6/1h", "key").unwrap();
+    memory.override_limit("api", "6/1h", Some("key")).unwrap();
     Child::run(|| {
         assert_eq!(limit(&*mine, "key"), 6, "its copy");
-        memory.lift_key("api", "key").unwrap();
+        memory.lift("api", Some("key")).unwrap();
         assert_eq!(limit(&*mine, "key"), 5);
     })
     .join();
@@ -389,17 +391,17 @@ fn a_restored_older_database_removes_unknown_policies() {
     Child::run(|| {
         let store = Store::new(&url).unwrap();
         store.limiter("api", "5/1h").unwrap().open().unwrap();
-        store.override_key("api", "6/1h", "a").unwrap();
-        store.override_key("api", "7/1h", "b").unwrap();
+        store.override_limit("api", "6/1h", Some("a")).unwrap();
+        store.override_limit("api", "7/1h", Some("b")).unwrap();
     })
     .join();
     std::fs::copy(dir.file("limits.db"), dir.file("copy")).unwrap();
     Child::run(|| {
         let store = Store::new(&url).unwrap();
-        store.lift_key("api", "a").unwrap();
-        store.override_key("api", "8/1h", "b").unwrap();
-        store.override_key("api", "9/1h", "c").unwrap();
-        store.override_text("api", "4/1h").unwrap();
+        store.lift("api", Some("a")).unwrap();
+        store.override_limit("api", "8/1h", Some("b")).unwrap();
+        store.override_limit("api", "9/1h", Some("c")).unwrap();
+        store.override_limit("api", "4/1h", None).unwrap();
         assert_eq!(limits(&url), [4, 8, 9, 4]);
     })
     .join();
@@ -425,9 +427,9 @@ fn a_keys_policy_survives_a_boot_and_a_lost_lane() {
         let store = Store::new(&url).unwrap();
         let limiter = store.limiter("api", "100/1h").unwrap();
         limiter.open().unwrap();
-        store.override_key("api", "400/1h", "used").unwrap();
-        store.override_key("api", "40/1h", "idle").unwrap();
-        store.override_key("api", "400/1s", "quick").unwrap();
+        store.override_limit("api", "400/1h", Some("used")).unwrap();
+        store.override_limit("api", "40/1h", Some("idle")).unwrap();
+        store.override_limit("api", "400/1s", Some("quick")).unwrap();
         assert_eq!(drain(&*limiter, "used"), 400);
         store.flush().unwrap();
     })
@@ -459,15 +461,15 @@ fn a_death_during_a_change_of_a_keys_policy_leaves_nothing_half_done() {
             let limiter = store.limiter("api", "5/1h").unwrap();
             limiter.open().unwrap();
             if has_own {
-                store.override_key("api", "6/1h", "key").unwrap();
+                store.override_limit("api", "6/1h", Some("key")).unwrap();
             }
             let used = if is_used { 3 } else { 0 };
             (0..used).for_each(|_| assert!(limiter.decide("key", 1).unwrap().admitted));
             let child = Child::run(|| {
                 fault::at(point, || crate::common::raise(libc::SIGKILL));
                 match has_own {
-                    true => Store::new(&url).unwrap().lift_key("api", "key").unwrap(),
-                    false => Store::new(&url).unwrap().override_key("api", "9/1h", "key").unwrap(),
+                    true => Store::new(&url).unwrap().lift("api", Some("key")).unwrap(),
+                    false => Store::new(&url).unwrap().override_limit("api", "9/1h", Some("key")).unwrap(),
                 }
             });
             let what = format!("{point}, used {is_used}, had its own {has_own}");
@@ -502,7 +504,7 @@ fn units_missing_when_a_keys_policy_was_lowered_count_after_a_reboot() {
             let limiter = store.limiter("api", limit).unwrap();
             limiter.open().unwrap();
             if is_lifted {
-                store.override_key("api", own, "key").unwrap();
+                store.override_limit("api", own, Some("key")).unwrap();
             }
             assert!(limiter.peek("key", 1).is_ok());
             limiter.attempt("key", 1).unwrap();
@@ -522,8 +524,8 @@ fn units_missing_when_a_keys_policy_was_lowered_count_after_a_reboot() {
             crate::common::present_boot(1);
             fault::at(point, || crate::common::raise(libc::SIGKILL));
             match is_lifted {
-                true => Store::new(&url).unwrap().lift_key("api", "key").unwrap(),
-                false => Store::new(&url).unwrap().override_key("api", own, "key").unwrap(),
+                true => Store::new(&url).unwrap().lift("api", Some("key")).unwrap(),
+                false => Store::new(&url).unwrap().override_limit("api", own, Some("key")).unwrap(),
             }
         });
         assert!(child.was_killed(), "{point}");
@@ -573,20 +575,20 @@ fn keys_change_their_policies_while_others_start_on_them() {
     for round in 0..150 {
         let key = random.below(KEYS);
         match random.below(6) {
-            0 => store.lift_key("api", &format!("{key}")).unwrap(),
-            1 => store.override_text("api", &format!("{}/1h", 5 + random.below(6))).unwrap(),
-            2 => store.lift("api").unwrap(),
+            0 => store.lift("api", Some(&format!("{key}"))).unwrap(),
+            1 => store.override_limit("api", &format!("{}/1h", 5 + random.below(6)), None).unwrap(),
+            2 => store.lift("api", None).unwrap(),
             _ => {
                 let own = [3, 20, 100, 5_000][random.below(4) as usize].min(20 + 10 * round);
                 most[key as usize] = most[key as usize].max(own);
-                store.override_key("api", &format!("{own}/1h"), &format!("{key}")).unwrap();
+                store.override_limit("api", &format!("{own}/1h"), Some(&format!("{key}"))).unwrap();
                 assert_eq!(limit(&*limiter, &format!("{key}")), own);
             }
         }
         let used = started[key as usize].load(Acquire);
         assert!(used <= most[key as usize], "{used} of {}", most[key as usize]);
     }
-    store.override_key("api", "5000/1h", "0").unwrap();
+    store.override_limit("api", "5000/1h", Some("0")).unwrap();
     most[0] = 5_000;
     wait_until("a key has more than the limit's", || started[0].load(Acquire) > 100);
     drop(workers);
@@ -628,8 +630,13 @@ fn a_larger_policy_allows_what_a_smaller_one_denied() {
                 }
             };
             let remaining = || limiter.peek(key.unwrap_or(""), 1).unwrap().remaining;
-            let set = |to| key.map_or_else(|| store.override_text(&name, to), |key| store.override_key(&name, to, key));
-            let lift = || key.map_or_else(|| store.lift(&name), |key| store.lift_key(&name, key));
+            let set = |to| {
+                key.map_or_else(
+                    || store.override_limit(&name, to, None),
+                    |key| store.override_limit(&name, to, Some(key)),
+                )
+            };
+            let lift = || key.map_or_else(|| store.lift(&name, None), |key| store.lift(&name, Some(key)));
             // A counter knows nothing before its windows. Some starts leave the window before the others are made.
             clock.advance(100 * HOUR);
             take(used / 2);
@@ -658,7 +665,7 @@ fn a_key_that_moves_during_a_lookup_is_not_added_again() {
         let store = Store::new("memory:").unwrap();
         let limiter = std::sync::Arc::new(RateLimiter::new(&store, "api", 7, Duration::from_secs(3_600)).unwrap());
         limiter.open().unwrap();
-        ["key", "other"].iter().for_each(|key| store.override_key("api", "5/1h", key).unwrap());
+        ["key", "other"].iter().for_each(|key| store.override_limit("api", "5/1h", Some(key)).unwrap());
         let start = |key: &str| match limiter.attempt(key, 1).unwrap() {
             Attempt::Admitted(permit) => Some(permit),
             Attempt::Denied(_) => None,

@@ -310,7 +310,7 @@ fn every_pass_checks_the_deadlines() {
     let hasty: Vec<WaiterId> =
         (0..9).map(|_| bench.join(Waiter::new("", 1).timeout(Some(ms(1_005)))).unwrap()).collect();
     // The driver comes so late that even waiters whose place was in time have waited too long.
-    bench.limiter.pause("", ms(3_000)).unwrap();
+    bench.limiter.pause(ms(3_000), "").unwrap();
     bench.run(ms(2_000));
     assert_eq!(bench.expired.iter().map(|(id, _)| *id).collect::<Vec<_>>(), hasty);
     bench.run(LONG);
@@ -321,7 +321,7 @@ fn every_pass_checks_the_deadlines() {
 fn a_gate_holds_the_line() {
     let mut bench = Bench::new("10/1s");
     bench.join_many(10 + 20);
-    bench.limiter.pause("", ms(5_000)).unwrap();
+    bench.limiter.pause(ms(5_000), "").unwrap();
     bench.run(LONG);
     assert_eq!(bench.started.len(), 20);
     assert_eq!(bench.started[0].1, ms(5_000));
@@ -334,7 +334,7 @@ fn a_raised_limit_is_used_at_once() {
     bench.join_many(1 + 50);
     bench.run(ms(2_000));
     assert_eq!(bench.started.len(), 0);
-    bench.store.override_text("api", "100/10m").unwrap();
+    bench.store.override_limit("api", "100/10m", None).unwrap();
     bench.run(ms(3_000));
     assert_eq!(bench.started.len(), 50);
     assert!(bench.order().is_sorted());
@@ -345,7 +345,7 @@ fn a_lowered_limit_applies_to_existing_waiters() {
     let mut bench = Bench::new("100/1s");
     bench.join_many(100 + 300);
     bench.run(ms(990));
-    bench.store.override_text("api", "10/1s").unwrap();
+    bench.store.override_limit("api", "10/1s", None).unwrap();
     bench.run(LONG);
     let times: Vec<(u64, u64, u64)> =
         bench.started.iter().map(|(_, at)| (at.as_nanos() as u64, at.as_nanos() as u64, 1)).collect();

@@ -46,17 +46,17 @@ fn every_call_by_name_knows_them() {
             ];
             all
         });
-        override_it.override_text("api", "9/1h").unwrap();
+        override_it.override_limit("api", "9/1h", None).unwrap();
         assert_eq!(made[0][0].peek("", 1).unwrap().limit, 9, "its first use leaves the override above it");
-        override_it.override_text("both", "3 concurrent + 7/1h").unwrap();
+        override_it.override_limit("both", "3 concurrent + 7/1h", None).unwrap();
         assert_eq!((limit(&override_it, "both/rate"), limit(&override_it, "both/concurrency")), (7, 3));
         for name in ["api", "gpu", "both"] {
-            lift.lift(name).unwrap();
-            lift_key.lift_key(name, "tenant").unwrap();
+            lift.lift(name, None).unwrap();
+            lift_key.lift(name, Some("tenant")).unwrap();
             forget.forget(name).unwrap();
         }
         assert_eq!(forget.names().unwrap(), [""; 0]);
-        override_key.override_key("api", "9/1h", "tenant").unwrap();
+        override_key.override_limit("api", "9/1h", Some("tenant")).unwrap();
         assert_eq!((limit(&override_key, "api"), made[2][0].peek("tenant", 1).unwrap().limit), (5, 9));
         assert_eq!(limit(&find, "both/concurrency"), 2, "a part, by its own name");
         assert_eq!((limit(&find, "api"), limit(&find, "gpu")), (5, 2));
@@ -95,7 +95,7 @@ fn the_last_one_holds_and_one_that_was_dropped_is_gone() {
 
         let store = new();
         (0..1_000).for_each(|_| drop(store.limiter("api", "5/1h + 2 concurrent").unwrap()));
-        for answer in [store.lift("api"), store.forget("api"), store.override_text("api", "9/1h")] {
+        for answer in [store.lift("api", None), store.forget("api"), store.override_limit("api", "9/1h", None)] {
             let expected = "no limit named \"api\" is declared: this store knows none yet";
             assert_eq!(answer.unwrap_err().to_string(), expected);
         }
@@ -110,7 +110,7 @@ fn a_forgotten_name_returns_when_it_is_used() {
         let all = ["5/1h", "6/1h", "7/1h"].map(|policy| store.limiter("api", policy).unwrap());
         store.forget("api").unwrap();
         assert_eq!(name_of(store.forget("api")), "unknown_limit");
-        assert_eq!(name_of(store.lift("api")), "unknown_limit");
+        assert_eq!(name_of(store.lift("api", None)), "unknown_limit");
         assert_eq!(store.names().unwrap(), [""; 0]);
         assert_eq!(shown(&store), [""; 0]);
         assert_eq!(all[0].decide("", 1).unwrap().limit, 5);
@@ -133,7 +133,7 @@ fn a_policy_that_applies_is_changed_by_the_first_use_only() {
     let (here, there) = (Store::new(&dir.url()).unwrap(), Store::new(&dir.url()).unwrap());
     let mine = here.limiter("api", "5/1h").unwrap();
     there.limiter("api", "7/1h").unwrap().open().unwrap();
-    here.lift("api").unwrap();
+    here.lift("api", None).unwrap();
     assert_eq!((here.names().unwrap(), shown(&here)), (vec!["api".into()], vec!["api".into()]));
     assert_eq!(limit(&here, "api"), 7);
     assert_eq!(mine.peek("", 1).unwrap().limit, 5);
@@ -154,7 +154,7 @@ fn a_declaration_that_is_refused_is_reported_where_it_is_asked_for() {
         assert_eq!(store.names().unwrap(), ["b/rate", "c"]);
         assert_eq!(shown(&store), ["b/rate/concurrency", "b/rate/rate", "c"]);
         let reason = "limit \"b/rate\" is declared as a composite limiter and cannot be opened as a rate limiter: use another name, or forget this one first";
-        for answer in [store.lift("b"), store.find("b").map(drop), refused.open()] {
+        for answer in [store.lift("b", None), store.find("b").map(drop), refused.open()] {
             assert_eq!(answer.unwrap_err().to_string(), reason);
         }
     });
@@ -166,7 +166,7 @@ fn an_unknown_name_is_answered_with_all_that_are_known() {
         let store = new();
         store.limiter("b", "1/1h").unwrap().open().unwrap();
         let _made = (store.limiter("c", "1/1h + 1 concurrent").unwrap(), store.limiter("a", "1/1h").unwrap());
-        let error = store.lift("d").unwrap_err();
+        let error = store.lift("d", None).unwrap_err();
         assert_eq!(error.to_string(), "no limit named \"d\" is declared: this store knows a, b, c");
     });
 }
@@ -178,14 +178,14 @@ fn making_them_opens_nothing_and_no_call_waits_that_must_not() {
     let all: Vec<_> = (0..200).map(|i| store.limiter(&format!("api-{i}"), "5/1h + 2 concurrent").unwrap()).collect();
     assert_eq!(dir.names(), [""; 0]);
     let answers =
-        MayWait::Never.during(|| [store.lift("api-7"), store.names().map(drop), store.find("api-7").map(drop)]);
+        MayWait::Never.during(|| [store.lift("api-7", None), store.names().map(drop), store.find("api-7").map(drop)]);
     assert_eq!(answers.map(name_of), ["would_wait"; 3]);
     assert_eq!(dir.names(), [""; 0]);
     assert_eq!(store.names().unwrap().len(), all.len());
 
     let nowhere = Store::new("sqlite:/nowhere/at/all/limits.db").unwrap();
     let _made = nowhere.limiter("api", "5/1h").unwrap();
-    assert_eq!([nowhere.lift("api"), nowhere.names().map(drop)].map(name_of), ["store_failure"; 2]);
+    assert_eq!([nowhere.lift("api", None), nowhere.names().map(drop)].map(name_of), ["store_failure"; 2]);
 }
 
 /// A store that cannot be written still shows what it has.
@@ -199,7 +199,7 @@ fn a_list_does_not_fail_because_a_declaration_cannot_be_written() {
     // With this in its place, the journal cannot be created, so commits fail, but reads work.
     std::os::unix::fs::symlink("/nowhere/at/all", &journal).unwrap();
     assert_eq!(store.names().unwrap(), ["api"]);
-    assert_eq!(name_of(store.lift("mail")), "store_failure");
+    assert_eq!(name_of(store.lift("mail", None)), "store_failure");
     std::fs::remove_file(&journal).unwrap();
     assert_eq!(store.names().unwrap(), ["api", "mail"]);
 }
@@ -210,7 +210,7 @@ fn a_forked_child_inherits_them() {
     let store = Store::new(&dir.url()).unwrap();
     let made = [store.limiter("api", "5/1h").unwrap(), store.limiter("mail", "5/1h").unwrap()];
     Child::run(|| {
-        store.override_text("api", "9/1h").unwrap();
+        store.override_limit("api", "9/1h", None).unwrap();
         assert_eq!(store.names().unwrap(), ["api", "mail"]);
     })
     .join();
@@ -230,7 +230,7 @@ fn threads_make_and_drop_them_while_others_list_them() {
                         let name = format!("api-{thread}-{}", i % 5);
                         let made = store.limiter(&name, "5/1h + 2 concurrent").unwrap();
                         match i % 3 {
-                            0 => store.lift(&name).unwrap(),
+                            0 => store.lift(&name, None).unwrap(),
                             1 => made.open().unwrap(),
                             _ => drop(made),
                         }

@@ -240,12 +240,12 @@ fn another_kind_requires_forgetting_the_name_first() {
         assert_eq!(name_of(there.find("api")), "unknown_limit");
         // The same kind keeps its state.
         assert_eq!(drain(&*there.limiter("api", "3/1h").unwrap()), (1, "api".into()));
-        there.override_limit("api", Policy::rate(9, HOUR).unwrap()).unwrap();
+        there.override_limit("api", &Policy::rate(9, HOUR).unwrap().to_string(), None).unwrap();
         there.forget("api").unwrap();
         let slow = there.limiter("api", "delay 1h").unwrap();
         assert_eq!(drain(&*slow), (1, "api".into()));
         for _ in 0..2 {
-            for error in [rate.decide("", 1).err(), rate.peek("new", 1).err(), rate.pause("", HOUR).err()] {
+            for error in [rate.decide("", 1).err(), rate.peek("new", 1).err(), rate.pause(HOUR, "").err()] {
                 let expected = "limit \"api\" is declared as a delay limiter and cannot be opened as a rate limiter: use another name, or forget this one first";
                 assert_eq!(error.unwrap().to_string(), expected);
             }
@@ -315,11 +315,11 @@ fn an_operator_overrides_the_parts_of_a_composite() {
         let limit = |part: &str| store().find(part).unwrap().peek("", 0).unwrap().limit;
         let limits = || (limit("api/rate"), limit("api/concurrency"));
         let operator = store();
-        operator.override_text("api", "3 concurrent + 7/1h").unwrap();
+        operator.override_limit("api", "3 concurrent + 7/1h", None).unwrap();
         assert_eq!(limits(), (7, 3));
-        operator.override_limit("api", "1 concurrent".parse().unwrap()).unwrap();
+        operator.override_limit("api", "1 concurrent", None).unwrap();
         assert_eq!(limits(), (7, 1));
-        operator.override_text("api", "1/1h").unwrap();
+        operator.override_limit("api", "1/1h", None).unwrap();
         assert_eq!(limits(), (1, 1));
         assert_eq!(drain(&*limiter), (1, "api/rate".into()));
         // The declared policy stays below.
@@ -339,21 +339,21 @@ fn an_operator_overrides_the_parts_of_a_composite() {
                 "policy is \"9/1h + 5 concurent\": expected /, per or concurrent (such as 100/1m, \"5 per second\" or 5 concurrent) at character 10, not \"concurent\"",
             ),
         ] {
-            assert_eq!(text(operator.override_text("api", wrong)), expected);
+            assert_eq!(text(operator.override_limit("api", wrong, None)), expected);
             assert_eq!(limits(), (1, 1), "nothing of it applies");
         }
-        operator.lift("api").unwrap();
-        operator.lift("api").unwrap();
+        operator.lift("api", None).unwrap();
+        operator.lift("api", None).unwrap();
         assert_eq!(limits(), (6, 2));
-        assert_eq!(name_of(operator.override_text("male", "1/1h")), "unknown_limit");
-        assert_eq!(name_of(operator.lift("male")), "unknown_limit");
+        assert_eq!(name_of(operator.override_limit("male", "1/1h", None)), "unknown_limit");
+        assert_eq!(name_of(operator.lift("male", None)), "unknown_limit");
         // An override is removed with its part.
-        operator.override_text("api", "9/1h").unwrap();
+        operator.override_limit("api", "9/1h", None).unwrap();
         let rate = store().limiter("api", "6/1h").unwrap();
         assert_eq!(rate.peek("", 0).unwrap().limit, 9);
-        assert_eq!(name_of(operator.override_text("api", "1 concurrent")), "kind_mismatch");
-        assert_eq!(name_of(operator.override_text("api", "1/1h + 1 concurrent")), "invalid_argument");
-        operator.lift("api").unwrap();
+        assert_eq!(name_of(operator.override_limit("api", "1 concurrent", None)), "kind_mismatch");
+        assert_eq!(name_of(operator.override_limit("api", "1/1h + 1 concurrent", None)), "invalid_argument");
+        operator.lift("api", None).unwrap();
         assert_eq!(rate.peek("", 0).unwrap().limit, 6);
     });
 }
@@ -418,7 +418,7 @@ fn a_declaration_that_cannot_be_stored_does_not_apply() {
     // With this in its place, the journal cannot be created, so commits fail, but reads work.
     std::os::unix::fs::symlink("/nowhere/at/all", &journal).unwrap();
     assert_eq!(name_of(store.load(&file)), "store_failure");
-    assert_eq!(name_of(store.override_text("api", "8/1h")), "store_failure");
+    assert_eq!(name_of(store.override_limit("api", "8/1h", None)), "store_failure");
     assert_eq!(name_of(store.limiter("mail", "7/1h").unwrap().open()), "store_failure");
     assert_eq!(name_of(store.forget("mail")), "store_failure");
     assert_eq!(hold(), [5, 5]);
@@ -562,11 +562,11 @@ fn a_name_that_is_too_long_is_refused_by_its_length() {
         store.limiter(&long, "1/1s").map(drop),
         store.find(&long).map(drop),
         store.forget(&long),
-        store.lift(&long),
-        store.lift_key(&long, "key"),
-        store.override_limit(&long, policy),
-        store.override_text(&long, "1/1s"),
-        store.override_key(&long, "1/1s", "key"),
+        store.lift(&long, None),
+        store.lift(&long, Some("key")),
+        store.override_limit(&long, &policy.to_string(), None),
+        store.override_limit(&long, "1/1s", None),
+        store.override_limit(&long, "1/1s", Some("key")),
         Observer::new(&store, 0).history(&long, std::time::SystemTime::now()).map(drop),
     ];
     for refusal in refusals {

@@ -93,8 +93,8 @@ fn a_limit_is_as_full_as_its_fullest_key_and_the_busiest_keys_have_names() {
     for _ in 0..2 {
         assert!(admitted(&*limiter, "tenant-7"));
     }
-    store.override_key("api", "5/1h", "tenant-7").unwrap();
-    limiter.pause("tenant-7", HOUR).unwrap();
+    store.override_limit("api", "5/1h", Some("tenant-7")).unwrap();
+    limiter.pause(HOUR, "tenant-7").unwrap();
     let seen = observer.look().unwrap();
     let api = limit(&seen, "api");
     assert_eq!(usage(&api.usage), [(10, 10, 3_600)]);
@@ -370,11 +370,11 @@ fn a_full_limit_of_jobs_is_free_when_a_decision_says_so() {
                 clock.advance(HOUR / 6);
             }
             compare("full");
-            limiter.pause("", HOUR / 12).unwrap();
+            limiter.pause(HOUR / 12, "").unwrap();
             compare("full and paused");
             clock.advance(HOUR / 12);
             let Attempt::Denied(_) = limiter.attempt("", 1).unwrap() else { panic!("{name} is not full") };
-            store.override_limit(name, Policy::concurrency(1).unwrap()).unwrap();
+            store.override_limit(name, "1 concurrent", None).unwrap();
             compare("lowered");
             clock.advance(4 * HOUR);
             compare("over");
@@ -391,12 +391,12 @@ fn changes_show_in_the_next_snapshot() {
     let mut observer = Observer::new(&other, 0);
     let mut look = || limit(&observer.look().unwrap(), "api").clone();
     assert_eq!(look().overriding, None);
-    store.override_text("api", "20/1h").unwrap();
+    store.override_limit("api", "20/1h", None).unwrap();
     let now = look();
     assert_eq!((now.policy().to_string(), now.declared.to_string()), ("20/1h".into(), "10/1h".into()));
-    store.find("api").unwrap().pause("", HOUR).unwrap();
+    store.find("api").unwrap().pause(HOUR, "").unwrap();
     assert!(look().paused_for > HOUR - Duration::from_secs(600));
-    store.lift("api").unwrap();
+    store.lift("api", None).unwrap();
     store.limiter("new", "1/1s").unwrap().open().unwrap();
     assert_eq!(look().overriding, None);
     assert_eq!(observer.look().unwrap().limits.len(), 2);
@@ -423,7 +423,7 @@ fn limits_on_a_server_are_visible_without_using_them() {
         let used = |seen: &Snapshot, name| usage(&limit(seen, name).usage)[0];
         assert!((4..=10).contains(&used(&seen, "api").0), "{:?}", used(&seen, "api"));
         assert_eq!(used(&seen, "both/concurrency"), (1, 2, 0));
-        store.override_text("api", "20/1h").unwrap();
+        store.override_limit("api", "20/1h", None).unwrap();
         seen = observer.look().unwrap();
         assert_eq!(limit(&seen, "api").policy().to_string(), "20/1h", "{}", server.kind());
         // The process that uses it sees its own counts.

@@ -16,11 +16,11 @@ fn declare(url: &str, max: u64, window: Duration) {
 }
 
 fn override_with(url: &str, max: u64, window: Duration) {
-    Store::new(url).unwrap().override_limit("api", Policy::rate(max, window).unwrap()).unwrap();
+    Store::new(url).unwrap().override_limit("api", &Policy::rate(max, window).unwrap().to_string(), None).unwrap();
 }
 
 fn lift(url: &str) {
-    Store::new(url).unwrap().lift("api").unwrap();
+    Store::new(url).unwrap().lift("api", None).unwrap();
 }
 
 /// Three processes that take as much as they can. They attach to the limit or declare it, and have done so when this

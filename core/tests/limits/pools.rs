@@ -355,7 +355,7 @@ fn a_distant_start_leaves_with_a_place() {
     assert_eq!(bench.went.len(), 3);
     // Without places, a gate is reported with its full duration.
     let mut bench = Bench { pool: Pool::new(site.store.limiter("slots", "1 concurrent").unwrap(), None), ..bench };
-    site.store.limiter("slots", "1 concurrent").unwrap().pause("", ms(3_000)).unwrap();
+    site.store.limiter("slots", "1 concurrent").unwrap().pause(ms(3_000), "").unwrap();
     bench.pool.join(patient).unwrap();
     bench.away.clear();
     bench.advance(1);
@@ -407,7 +407,7 @@ fn a_gate_that_closes_keeps_waiters_in_the_pool() {
     bench.advance(2);
     site.clock.advance(ms(60));
     bench.advance(1);
-    bench.limiter.pause("", ms(30_000)).unwrap();
+    bench.limiter.pause(ms(30_000), "").unwrap();
     bench.until_gone(2);
     assert_eq!(bench.ids(), ids);
     assert!(site.clock.now() >= ms(29_900) && site.clock.now() <= ms(31_000));
@@ -460,20 +460,20 @@ fn a_change_of_policy_exchanges_all_places() {
     }
     // Each pool has a place, one behind the other, and a new one would be behind both.
     assert!(benches[0].ahead() > 2 * HOUR);
-    site.store.override_text("api", "1/2h").unwrap();
+    site.store.override_limit("api", "1/2h", None).unwrap();
     for bench in &mut benches {
         bench.pool.renew();
         bench.advance(2);
     }
     assert!(benches[0].ahead() > 4 * HOUR);
-    site.store.override_text("api", "2/1h").unwrap();
+    site.store.override_limit("api", "2/1h", None).unwrap();
     benches[0].pool.renew();
     benches[0].advance(2);
     assert_eq!(benches[0].went.len(), 1);
     let place = benches[0].limiter.permit_from_text(benches[0].went[0].2.as_ref().unwrap()).unwrap();
     assert!(matches!(benches[0].limiter.present(&place).unwrap(), Presented::Started(_)));
     // The other pool notices too, as it would notice another process's `clear`.
-    site.store.override_text("api", "3/1h").unwrap();
+    site.store.override_limit("api", "3/1h", None).unwrap();
     site.clock.advance(ms(510));
     benches[1].advance(2);
     assert_eq!(benches[1].went.len(), 1);
@@ -514,7 +514,7 @@ fn errors_are_reported_and_departures_never_exceed_the_workers() {
     for _ in 0..5 {
         bench.pool.join(Waiter::new("", 5)).unwrap();
     }
-    site.store.override_text("api", "2/1s").unwrap();
+    site.store.override_limit("api", "2/1s", None).unwrap();
     let mut turns = Vec::new();
     bench.pool.advance(2, 2, &mut turns);
     assert!(matches!(turns[..], [(_, Turn::Failed(_)), (_, Turn::Failed(_))]), "{turns:?}");

@@ -91,7 +91,7 @@ fn a_backoff_outlasts_a_gate() {
     let policy = Policy::rate(1, SECOND).unwrap().with_backoff(backoff).unwrap();
     let limiter = store.declare("api", policy).unwrap();
     let suggested = || limiter.decide("key", 1).unwrap().suggested_after.as_secs();
-    limiter.pause("", HOUR).unwrap();
+    limiter.pause(HOUR, "").unwrap();
     // Each denial comes when the previous backoff is over.
     for level in 0..8 {
         assert_eq!(suggested(), (HOUR.as_secs() - (1 << level) + 1).max(1 << level));
@@ -100,11 +100,11 @@ fn a_backoff_outlasts_a_gate() {
         others.for_each(|key| drop(limiter.decide(&key, 1).unwrap()));
     }
     clock.advance(HOUR - 256 * SECOND);
-    limiter.pause("", SECOND).unwrap();
+    limiter.pause(SECOND, "").unwrap();
     assert_eq!(suggested(), 256);
     // Another policy of the same kind.
     clock.advance(256 * SECOND);
-    limiter.pause("", SECOND).unwrap();
+    limiter.pause(SECOND, "").unwrap();
     store.declare("api", Policy::rate(2, SECOND).unwrap().with_backoff(backoff).unwrap()).unwrap().open().unwrap();
     assert_eq!(suggested(), 512);
     clock.advance(SECOND);

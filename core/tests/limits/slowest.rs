@@ -116,7 +116,7 @@ fn a_gate_and_a_lower_limit_at_another_child_come_first() {
     assert!(starts(&limiter, 1));
     let (gated, after) = place(&limiter, 1);
     clock.advance(after);
-    fast.pause("", ms(700)).unwrap();
+    fast.pause(ms(700), "").unwrap();
     assert_eq!(started(&clock, &limiter, gated, || ()), ms(700));
     let (lowered, after) = place(&limiter, 1);
     clock.advance(after);

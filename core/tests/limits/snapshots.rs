@@ -92,12 +92,12 @@ fn act(store: &Store, clock: &ManualClock) -> Vec<(Arc<dyn Limiter>, RawPermit)>
     let (limiter, permit) = held.remove(at);
     limiter.complete(&permit).unwrap();
     let minutes = |n: u64| Duration::from_secs(60 * n);
-    store.override_key("own", "40/1h", "bob").unwrap();
-    store.override_text("own", "20/1h").unwrap();
-    store.find("gate").unwrap().pause("", minutes(5)).unwrap();
-    store.find("gates").unwrap().pause("ann", minutes(10)).unwrap();
-    store.find("gates").unwrap().pause("cid", minutes(1)).unwrap();
-    store.find("halted").unwrap().pause("", minutes(2)).unwrap();
+    store.override_limit("own", "40/1h", Some("bob")).unwrap();
+    store.override_limit("own", "20/1h", None).unwrap();
+    store.find("gate").unwrap().pause(minutes(5), "").unwrap();
+    store.find("gates").unwrap().pause(minutes(10), "ann").unwrap();
+    store.find("gates").unwrap().pause(minutes(1), "cid").unwrap();
+    store.find("halted").unwrap().pause(minutes(2), "").unwrap();
     held
 }
 

@@ -191,7 +191,7 @@ fn a_pause_by_one_process_holds_all_others() {
             let limiter = case.limiter(&Store::new(&dir.url()).unwrap());
             limiter.open().unwrap();
             let until = now_ns() + PAUSE.as_nanos() as u64;
-            limiter.pause("", PAUSE).unwrap();
+            limiter.pause(PAUSE, "").unwrap();
             let from = now_ns();
             gate[1].store(until, SeqCst);
             gate[0].store(from, SeqCst);

@@ -264,16 +264,16 @@ fn run(case: &Case, url: &str) -> usize {
                 "override" => {
                     let policy = arguments["policy"].replace('_', " ");
                     match arguments.get("key") {
-                        None => store.override_text(of, &policy)?,
-                        Some(key) => store.override_key(of, &policy, key)?,
+                        None => store.override_limit(of, &policy, None)?,
+                        Some(key) => store.override_limit(of, &policy, Some(key))?,
                     }
                     Answer::new()
                 }
                 "lift" => {
-                    arguments.get("key").map_or_else(|| store.lift(of), |key| store.lift_key(of, key))?;
+                    arguments.get("key").map_or_else(|| store.lift(of, None), |key| store.lift(of, Some(key)))?;
                     Answer::new()
                 }
-                "pause" => limiter.pause(key, span()).map(|()| Answer::new())?,
+                "pause" => limiter.pause(span(), key).map(|()| Answer::new())?,
                 other => panic!("line {line}: no call {other}"),
             })
         })();

@@ -95,7 +95,7 @@ fn a_gate_that_closes_exchanges_waiting_places() {
     let Bench { clock, limiter, .. } = full();
     let mut wait = Wait::new("", 1, None);
     sleeps(&limiter, &mut wait);
-    limiter.pause("", ms(5_000)).unwrap();
+    limiter.pause(ms(5_000), "").unwrap();
     clock.advance(ms(1_000));
     assert_eq!(sleeps(&limiter, &mut wait), ms(4_000));
     clock.advance(ms(4_000));
@@ -210,7 +210,7 @@ fn a_completion_wakes_a_waiter_for_a_slot() {
 fn a_gate_beyond_the_deadline_expires_the_waiter_at_once() {
     let slots = std::sync::Arc::new(ConcurrencyLimiter::new(1).unwrap());
     let both = CompositeLimiter::new([slots.clone() as std::sync::Arc<dyn Limiter>]);
-    slots.pause("", ms(3_600_000)).unwrap();
+    slots.pause(ms(3_600_000), "").unwrap();
     let limiters: [&dyn Limiter; 2] = [&*slots, &both];
     for limiter in limiters {
         assert!(matches!(Wait::new("", 1, Some(ms(1_000))).step(limiter).unwrap(), Step::Expired(_)));
@@ -242,8 +242,8 @@ fn a_composite_waits_for_all_of_its_children() {
 fn a_gate_in_the_past_has_no_effect() {
     let limiter = RateLimiter::new(&Store::new("memory:").unwrap(), "api", 4_096, ms(1_000)).unwrap();
     for _ in 0..1_000 {
-        limiter.set_next_available_time("", std::time::SystemTime::now()).unwrap();
-        limiter.pause("key", Duration::ZERO).unwrap();
+        limiter.set_next_available_time(std::time::SystemTime::now(), "").unwrap();
+        limiter.pause(Duration::ZERO, "key").unwrap();
         assert!(limiter.can_proceed("").unwrap() && limiter.can_proceed("key").unwrap());
     }
 }

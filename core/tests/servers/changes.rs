@@ -44,7 +44,7 @@ fn starts_count_through_two_changes_before_the_keys_next_use() {
             let (store, clock) = with_clock(&server.new_database());
             let change = |name: &str, policy: &str, of_key: bool| match of_key {
                 false => store.limiter(name, policy).unwrap().open().unwrap(),
-                true => store.override_key(name, policy, key).unwrap(),
+                true => store.override_limit(name, policy, Some(key)).unwrap(),
             };
             for (name, [short, long, other], most) in KINDS {
                 let limiter = store.limiter(name, short).unwrap();
@@ -72,12 +72,12 @@ fn an_unfinished_change_is_completed_before_the_next() {
         // As if the process that applied the other policy had died at once.
         server.command_in(&database, "CREATE TABLE kept AS SELECT * FROM workglow_limit.counted");
         store.limiter(name, long).unwrap().open().unwrap();
-        store.override_key(name, long, "own").unwrap();
+        store.override_limit(name, long, Some("own")).unwrap();
         let undo = "DELETE FROM workglow_limit.counted; INSERT INTO workglow_limit.counted SELECT * FROM kept";
         server.command_in(&database, undo);
         clock.advance(Duration::from_secs(10));
         store.limiter(name, other).unwrap().open().unwrap();
-        store.override_key(name, other, "own").unwrap();
+        store.override_limit(name, other, Some("own")).unwrap();
         assert!(keys().all(|key| started(&*limiter, &key) == 0), "{name}");
     }
 }
@@ -118,14 +118,14 @@ fn a_change_of_a_key_returns_when_nothing_granted_before_can_start() {
         let [here, there] = [(); 2].map(|()| patient(&server.url()));
         let limiter = here.limiter("api", "10/100ms").unwrap();
         for key in ["one", "two"] {
-            here.override_key("api", "4000/10s", key).unwrap();
+            here.override_limit("api", "4000/10s", Some(key)).unwrap();
             let starts_from_a_grant =
                 || MayWait::Never.during(|| matches!(limiter.attempt(key, 1), Ok(Attempt::Admitted(_))));
             // So often that more is granted than is used at once.
             let is_busy = || (0..100).all(|_| admits(&*limiter, key)) && (0..10).all(|_| starts_from_a_grant());
             crate::common::wait_until("it has granted units", is_busy);
             assert!(admits(&*limiter, &format!("beside {key}")));
-            there.override_key("api", "3/10s", key).unwrap();
+            there.override_limit("api", "3/10s", Some(key)).unwrap();
             assert_eq!((0..4_000).filter(|_| starts_from_a_grant()).count(), 0, "{}: {key}", server.kind());
         }
     }
@@ -179,7 +179,7 @@ fn a_key_lives_as_long_as_the_present_policy_needs() {
             for of_key in [false, true] {
                 let (limiter, database) = start_and_change(&server, kind, |store, name, long| match of_key {
                     false => store.limiter(name, long).unwrap().open().unwrap(),
-                    true => store.override_key(name, long, "a").unwrap(),
+                    true => store.override_limit(name, long, Some("a")).unwrap(),
                 });
                 let name = limiter.name();
                 let life = life(&server, &database);

@@ -183,7 +183,7 @@ fn all_threads_share_connections() {
         // They are lost once for all, and nothing has to wait now.
         proxy.cut(0);
         hammer(20);
-        store.override_text("api", "2000000/1s").unwrap();
+        store.override_limit("api", "2000000/1s", None).unwrap();
         hammer(20);
         assert_eq!(proxy.opened(0), most + 1);
     }

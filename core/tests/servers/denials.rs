@@ -76,9 +76,9 @@ fn what_this_process_frees_is_free_at_once_and_what_others_free_soon() {
             assert!(started(&*here_limit, "").is_some() && started(&*here_limit, "").is_some(), "{policy}: cleared");
             is_full();
             let more = policy.replacen('2', "4", 1);
-            here.override_text(policy, &more.replace("burst 2", "burst 4")).unwrap();
+            here.override_limit(policy, &more.replace("burst 2", "burst 4"), None).unwrap();
             assert!(started(&*here_limit, "").is_some(), "{policy}: overridden");
-            here.lift(policy).unwrap();
+            here.lift(policy, None).unwrap();
             is_full();
             there_limit.clear("").unwrap();
             wait_until("it is noticed", || started(&*here_limit, "").is_some());

@@ -175,14 +175,14 @@ fn use_everything(store: &Store) {
                     _ => limiter.complete(&permit).unwrap(),
                 }
             }
-            limiter.pause(key, Duration::from_millis(1)).unwrap();
+            limiter.pause(Duration::from_millis(1), key).unwrap();
             limiter.clear(key).unwrap();
         }
-        store.override_text(&name, &text.replace('9', "8")).unwrap();
-        store.override_key(&name, &text.replace('9', "7"), "a").unwrap();
+        store.override_limit(&name, &text.replace('9', "8"), None).unwrap();
+        store.override_limit(&name, &text.replace('9', "7"), Some("a")).unwrap();
         limiter.attempt("a", 1).unwrap();
-        store.lift_key(&name, "a").unwrap();
-        store.lift(&name).unwrap();
+        store.lift(&name, Some("a")).unwrap();
+        store.lift(&name, None).unwrap();
         limiter.attempt("a", 1).unwrap();
         assert!(store.names().unwrap().contains(&name));
         Observer::new(store, 5).look().unwrap();

@@ -46,7 +46,7 @@ fn an_evicted_key_counts_as_full_and_other_keys_are_free() {
             let denial = other.decide("a", 1).unwrap();
             assert!(denial.remaining == 0 && denial.retry_after > Duration::from_secs(1_000), "{policy}: {denial:?}");
             // This writes a state.
-            other.pause("a", Duration::from_millis(1)).unwrap();
+            other.pause(Duration::from_millis(1), "a").unwrap();
         }
         let other = limiter(&database, policy);
         assert_eq!(started(&other, "b"), most, "{policy}");

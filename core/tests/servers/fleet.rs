@@ -415,10 +415,10 @@ fn a_change_applies_everywhere_when_its_call_returns() {
                 })
                 .collect();
             wait_until("500 have started", || started.load(Relaxed) > 500);
-            stores[0].override_text("api", "50/1s").unwrap();
+            stores[0].override_limit("api", "50/1s", None).unwrap();
             let lowered = now_ns();
             std::thread::sleep(Duration::from_millis(1_500));
-            limiters[1].pause("", Duration::from_secs(600)).unwrap();
+            limiters[1].pause(Duration::from_secs(600), "").unwrap();
             let paused = now_ns();
             std::thread::sleep(Duration::from_millis(500));
             is_over.store(true, Relaxed);

@@ -88,7 +88,7 @@ fn keys_limits_and_policies_are_kept_apart() {
             assert_eq!(admitted.count(), 5, "{name} {key}");
         }
     }
-    stores[0].override_limit("a", "8/60s".parse().unwrap()).unwrap();
+    stores[0].override_limit("a", "8/60s", None).unwrap();
     let limiters = stores.each_ref().map(|store| of(store, "a", 5));
     let admitted = (0..18).filter(|i| matches!(limiters[i % 3].attempt("x", 1).unwrap(), Attempt::Admitted(_)));
     assert_eq!(admitted.count(), 3, "three more by the override");

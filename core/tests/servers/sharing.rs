@@ -78,14 +78,14 @@ fn a_declaration_or_override_applies_to_all_at_the_next_decision() {
         assert!(admits(&other, "a"));
         assert_eq!(other.peek("a", 1).unwrap().remaining, 3);
 
-        there.override_text("api", "2/1h").unwrap();
+        there.override_limit("api", "2/1h", None).unwrap();
         assert_eq!(limiter.peek("a", 1).unwrap().remaining, 0);
         assert!(!admits(&limiter, "a"), "two have started");
-        here.override_key("api", "3/1h", "a").unwrap();
+        here.override_limit("api", "3/1h", Some("a")).unwrap();
         assert!(admits(&other, "a") && !admits(&other, "a"));
         assert!(!admits(&limiter, "a"));
-        there.lift_key("api", "a").unwrap();
-        there.lift("api").unwrap();
+        there.lift("api", Some("a")).unwrap();
+        there.lift("api", None).unwrap();
         assert_eq!(limiter.peek("a", 1).unwrap().limit, 5);
         assert!(admits(&limiter, "a") && admits(&other, "a") && !admits(&limiter, "a"));
 
@@ -105,8 +105,8 @@ fn calls_by_name_know_limiters_that_were_made_and_not_used() {
         let (here, there) = (direct(&server), direct(&server));
         let made = [here.limiter("api", "5/1h").unwrap(), here.limiter("both", "5/1h + 2 concurrent").unwrap()];
         let unknown = Error::UnknownLimit { name: "api".into(), known: vec![] };
-        assert_eq!(there.lift("api").unwrap_err(), unknown, "another program does not");
-        here.override_text("api", "9/1h").unwrap();
+        assert_eq!(there.lift("api", None).unwrap_err(), unknown, "another program does not");
+        here.override_limit("api", "9/1h", None).unwrap();
         assert_eq!(there.find("api").unwrap().peek("", 1).unwrap().limit, 9);
         assert_eq!(here.names().unwrap(), ["api", "both"]);
         assert_eq!(there.find("both/concurrency").unwrap().peek("", 1).unwrap().limit, 2);
@@ -433,11 +433,11 @@ fn expired_keys_are_reset() {
             }
             let decision = limiter.peek("a", 1).unwrap();
             assert_eq!(decision.remaining, decision.limit, "{name}");
-            limiter.pause("a", Duration::from_secs(60)).unwrap();
+            limiter.pause(Duration::from_secs(60), "a").unwrap();
             assert!(!limiter.peek("a", 1).unwrap().admitted, "{name}");
             limiter.clear("a").unwrap();
             start();
-            limiter.pause("", Duration::from_secs(60)).unwrap();
+            limiter.pause(Duration::from_secs(60), "").unwrap();
             assert!(!limiter.peek("b", 1).unwrap().admitted, "{name}");
             limiter.clear("").unwrap();
             assert!(limiter.peek("a", 3).unwrap().admitted, "{name}: {:?}", limiter.peek("a", 3));

@@ -220,8 +220,8 @@ fn a_change_shows_in_the_next_snapshot() {
         let mut observer = Observer::new(&open(&server.url(), None), 5);
         let mut look = || observer.look().unwrap();
         assert_eq!(look().limits[0].overriding, None, "{}", server.kind());
-        store.override_text("api", "20/1h").unwrap();
-        store.override_key("api", "40/1h", "ann").unwrap();
+        store.override_limit("api", "20/1h", None).unwrap();
+        store.override_limit("api", "40/1h", Some("ann")).unwrap();
         let seen = look();
         let [api] = &seen.limits[..] else { panic!("{seen:?}") };
         let (own, usage) = (api.hot_keys[0].overriding, api.hot_keys[0].usage[0].limit);

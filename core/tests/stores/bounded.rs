@@ -273,9 +273,9 @@ fn rare_work_examines_few_keys_at_a_time() {
         };
         is_few("new keys", &|_| (0..MANY).for_each(|key| drop(limiter.record_job_start(&key.to_string()))));
         is_few("flush", &|store| store.flush().unwrap());
-        is_few("another policy", &|store| store.override_text("api", "3/100s").unwrap());
-        is_few("in larger blocks", &|store| store.override_text("api", "40/100s").unwrap());
-        is_few("lift", &|store| store.lift("api").unwrap());
+        is_few("another policy", &|store| store.override_limit("api", "3/100s", None).unwrap());
+        is_few("in larger blocks", &|store| store.override_limit("api", "40/100s", None).unwrap());
+        is_few("lift", &|store| store.lift("api", None).unwrap());
         is_few("verify", &|store| assert_eq!(store.verify(false).unwrap(), []));
         is_few("clear", &|_| limiter.clear("").unwrap());
     })

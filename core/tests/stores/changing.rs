@@ -55,7 +55,7 @@ fn no_start_by_the_previous_policy(url: &str) {
                 });
             }
             std::thread::sleep(std::time::Duration::from_millis(5 * round));
-            store.override_text("api", "2/100s").unwrap();
+            store.override_limit("api", "2/100s", None).unwrap();
             has_returned.store(true, Release);
             std::thread::sleep(std::time::Duration::from_millis(100));
             is_over.store(true, Release);
@@ -66,7 +66,7 @@ fn no_start_by_the_previous_policy(url: &str) {
             assert!(started <= 4, "{started} of 4 on {key}");
             assert_eq!(limit(&*limiter, key as u64), 2, "of {key}");
         }
-        store.lift("api").unwrap();
+        store.lift("api", None).unwrap();
         let over = (0..2 * KEYS).find(|&key| used(&*limiter, key) != keys[key as usize].0.load(Acquire));
         assert_eq!(over, None, "the starts count, and nothing else");
     }
@@ -97,16 +97,16 @@ fn concurrent_changes_leave_one_policy() {
                 for round in 0..4u64 {
                     // In blocks of different sizes.
                     let policy = format!("{}/100s", [5, 9, 40, 200][((thread + round) % 4) as usize]);
-                    own.override_text("api", &policy).unwrap();
-                    own.override_key("api", &policy, &thread.to_string()).unwrap();
+                    own.override_limit("api", &policy, None).unwrap();
+                    own.override_limit("api", &policy, Some(&thread.to_string())).unwrap();
                     if thread == 2 {
-                        store.lift("api").unwrap();
+                        store.lift("api", None).unwrap();
                     }
                 }
             });
         }
     });
-    store.override_text("api", "7/100s").unwrap();
+    store.override_limit("api", "7/100s", None).unwrap();
     (3..KEYS).for_each(|key| assert_eq!((limit(&*limiter, key), used(&*limiter, key)), (7, 1), "{key}"));
     let own = (0..3).map(|key| limit(&*limiter, key)).collect::<Vec<_>>();
     assert_eq!(own, [200, 5, 9], "keys with policies of their own stay");
@@ -130,14 +130,14 @@ fn a_death_while_many_keys_change_is_completed_by_others() {
             let (limiter, other) = (store.limiter("api", "5/100s").unwrap(), store.limiter("other", "5/1s").unwrap());
             other.open().unwrap();
             (0..KEYS).for_each(|key| assert!(admitted(&*limiter, key)));
-            store.override_key("api", "50/100s", "7").unwrap();
+            store.override_limit("api", "50/100s", Some("7")).unwrap();
             let child = Child::run(|| {
                 let store = patient(&url);
                 let limiter = store.find("api").unwrap();
                 fault::at(point, || common::raise(libc::SIGKILL));
                 match is_clear {
                     true => limiter.clear("").unwrap(),
-                    false => store.override_text("api", "3/100s").unwrap(),
+                    false => store.override_limit("api", "3/100s", None).unwrap(),
                 }
             });
             let what = format!("{point}, clear {is_clear}");
@@ -150,8 +150,8 @@ fn a_death_while_many_keys_change_is_completed_by_others() {
                 other.cancel(&permit).unwrap();
                 is_clear || *point == "table-written" || limit(&*limiter, KEYS - 1) == 3 && limit(&*limiter, 1) == 3
             });
-            store.lift_key("api", "7").unwrap();
-            store.override_text("api", "4/100s").unwrap();
+            store.lift("api", Some("7")).unwrap();
+            store.override_limit("api", "4/100s", None).unwrap();
             let is_cleared = is_clear && *point != "table-written";
             for key in 0..KEYS - 10 {
                 let expected = if is_cleared { 0 } else { 1 };
@@ -185,7 +185,7 @@ fn keys_that_a_dead_or_stopped_process_left_behind_get_the_new_policy_at_their_n
                     "key-written" => common::raise(signal),
                     _ => fault::at(point, move || common::raise(signal)),
                 });
-                store.override_text("api", "3/100s").unwrap();
+                store.override_limit("api", "3/100s", None).unwrap();
             });
             if signal == libc::SIGSTOP {
                 child.wait_until_stopped();
@@ -227,13 +227,13 @@ fn a_process_stopped_under_the_lock_delays_no_key_that_was_left_behind() {
         fault::in_small_steps(true);
         let dead = Child::run(|| {
             fault::at("key-written", || fault::at("lock-left", || common::raise(libc::SIGKILL)));
-            store.override_text("api", "3/100s").unwrap();
+            store.override_limit("api", "3/100s", None).unwrap();
         });
         assert!(dead.was_killed());
         let stopped = Child::run(|| {
             // Under the lock, and no key is sealed.
             fault::at("deciding", || common::raise(libc::SIGSTOP));
-            store.override_text("other", "4/100s").unwrap();
+            store.override_limit("other", "4/100s", None).unwrap();
         });
         stopped.wait_until_stopped();
         std::thread::sleep(Duration::from_millis(150));
@@ -256,7 +256,7 @@ fn the_starts_of_many_keys_are_written_once() {
     store.flush().unwrap();
     (0..KEYS / 2).for_each(|key| assert!(admitted(&*limiter, key)));
     store.flush().unwrap();
-    store.override_text("api", "9/1h").unwrap();
+    store.override_limit("api", "9/1h", None).unwrap();
     drop((limiter, store));
     std::fs::remove_file(dir.file("limits.db-lane")).unwrap();
     let store = patient(&dir.url());
@@ -266,7 +266,7 @@ fn the_starts_of_many_keys_are_written_once() {
     for key in 0..KEYS {
         assert_eq!(used(&*limiter, key), if key < KEYS / 2 { 3 } else { 2 }, "{key}");
     }
-    store.override_text("api", "2/1h").unwrap();
+    store.override_limit("api", "2/1h", None).unwrap();
     limiter.clear("").unwrap();
     assert_eq!((0..KEYS).map(|key| used(&*limiter, key)).sum::<u64>(), 0);
     drop((limiter, store));
@@ -295,7 +295,7 @@ fn more_slots_for_one_of_many_keys() {
                 1
             }
         };
-        store.override_text("gpu", "200 concurrent").unwrap();
+        store.override_limit("gpu", "200 concurrent", None).unwrap();
         (0..KEYS).for_each(|key| assert_eq!(used(&*limiter, key), started(key), "{key}"));
         for key in [5, 6] {
             (0..50).for_each(|_| limiter.record_job_completion(&key.to_string()).unwrap());

@@ -42,7 +42,7 @@ fn use_for(dir: &Dir, time: Duration, admitted: &AtomicU64) {
             0 => drop(expected(other.peek(&key, 1))),
             1 => drop(expected(other.clear(&key))),
             2 => drop(expected(other.stats(&key))),
-            3 => drop(expected(other.pause(&key, Duration::from_millis(1)))),
+            3 => drop(expected(other.pause(Duration::from_millis(1), &key))),
             4 => drop(expected(store.flush())),
             5 => {
                 let permit = expected(other.decide(&key, 1)).and_then(|decision| decision.permit);
@@ -199,7 +199,7 @@ fn missing_declarations_are_reported() {
         let store = Store::new(&dir.url()).unwrap();
         let api = store.limiter("api", "7/1h").unwrap();
         assert!((0..7).all(|_| matches!(api.attempt("key", 1).unwrap(), Attempt::Admitted(_))));
-        store.override_key("api", "2/1h", "tenant").unwrap();
+        store.override_limit("api", "2/1h", Some("tenant")).unwrap();
     })
     .join();
     let path = dir.file("limits.db-lane");

@@ -128,7 +128,7 @@ fn a_policy_that_was_not_stored_applies_nowhere() {
         wait_until("the limit is open", || limiter.open().is_ok());
         let stranger = rusqlite::Connection::open(dir.file("limits.db")).unwrap();
         stranger.execute_batch(begins).unwrap();
-        let override_it = || store.override_limit("api", Policy::rate(2, HOUR).unwrap());
+        let override_it = || store.override_limit("api", &Policy::rate(2, HOUR).unwrap().to_string(), None);
         assert_eq!(override_it().unwrap_err().name(), "store_timeout", "{begins}");
         assert_eq!(limiter.peek("", 1).unwrap().limit, 5, "{begins}");
         stranger.execute_batch("COMMIT").unwrap();

@@ -118,7 +118,7 @@ fn parameters_out_of_range_are_named_and_nothing_is_created() {
     assert!(limiter.attempt("", 0).is_err() && limiter.decide("", 0).is_err());
     assert!(limiter.acquire("", 0, None).is_err() && limiter.acquire(&"k".repeat(2_048), 1, None).is_err());
     assert!(dir.names().is_empty());
-    assert!(limiter.pause("", Duration::from_secs(367 * 86_400)).is_err());
+    assert!(limiter.pause(Duration::from_secs(367 * 86_400), "").is_err());
     let mut options = StoreOptions::default();
     options.mode = 0o444;
     assert!(Store::with_options("memory:", options).unwrap_err().to_string().starts_with("mode is 0o444: "));

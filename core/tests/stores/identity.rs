@@ -520,7 +520,7 @@ fn assert_ledger_has_all(dir: &Dir) {
 fn deleting_an_unused_database_forgets_no_start() {
     let dir = Dir::new("forgotten");
     assert_eq!(take_in_a_child(&dir, 30), 30);
-    Child::run(|| Store::new(&dir.url()).unwrap().override_key("api", "200/1h", "other").unwrap()).join();
+    Child::run(|| Store::new(&dir.url()).unwrap().override_limit("api", "200/1h", Some("other")).unwrap()).join();
     for times in 0..2 {
         std::fs::remove_file(dir.file("limits.db")).unwrap();
         assert_eq!(take_in_a_child(&dir, 30), 30, "time {times}");

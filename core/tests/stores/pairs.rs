@@ -113,7 +113,7 @@ impl Site {
         let limiter = store.limiter("api", policies[0]).unwrap();
         limiter.open().unwrap();
         if whole == Whole::Lift {
-            store.override_text("api", policies[1]).unwrap();
+            store.override_limit("api", policies[1], None).unwrap();
         }
         Site { store, limiter, policies }
     }
@@ -122,7 +122,7 @@ impl Site {
     fn key(&self, text: String, before: Before) -> Key {
         let key = Key { text, start: None, place: None };
         if let Before::Own | Before::OwnIdle = before {
-            self.store.override_key("api", self.policies[3], &key.text).unwrap();
+            self.store.override_limit("api", self.policies[3], Some(&key.text)).unwrap();
         }
         match before {
             Before::Unknown | Before::OwnIdle => key,
@@ -160,8 +160,8 @@ impl Site {
     fn change(&self, whole: Whole) {
         match whole {
             Whole::Clear => self.limiter.clear(""),
-            Whole::Override(i) => self.store.override_text("api", self.policies[i]),
-            Whole::Lift => self.store.lift("api"),
+            Whole::Override(i) => self.store.override_limit("api", self.policies[i], None),
+            Whole::Lift => self.store.lift("api", None),
             Whole::Forget => self.store.forget("api").and_then(|()| self.store.limiter("api", "delay 1s")?.open()),
         }
         .unwrap();
@@ -185,10 +185,10 @@ impl Site {
             }),
             One::CancelPlace => place(&|place| name(limiter.cancel_place(place))),
             One::Reserve => name(limiter.reserve(&key.text, 1, None, Some(Duration::from_secs(3_600)))),
-            One::Pause => name(limiter.pause(&key.text, hour)),
+            One::Pause => name(limiter.pause(hour, &key.text)),
             One::Clear => name(limiter.clear(&key.text)),
-            One::Override => name(self.store.override_key("api", self.policies[2], &key.text)),
-            One::Lift => name(self.store.lift_key("api", &key.text)),
+            One::Override => name(self.store.override_limit("api", self.policies[2], Some(&key.text))),
+            One::Lift => name(self.store.lift("api", Some(&key.text))),
         }
     }
 

@@ -294,7 +294,7 @@ fn a_lowered_limit_counts_earlier_starts() {
     assert_eq!(old.peek("a", 1).unwrap().limit, 70);
     assert_eq!(take(&old, "b", 100), 70);
     // A gate survives the change, and so does the state of other keys.
-    old.pause("a", HOUR).unwrap();
+    old.pause(HOUR, "a").unwrap();
     let newest = rate(&dir.url(), "api", 4_096, HOUR);
     assert_eq!(take(&newest, "a", 10), 0);
     assert_eq!(take(&newest, "b", 5_000), 4_096 - 70);
@@ -331,7 +331,7 @@ fn forked_children_get_different_retry_times() {
     let backoff = Backoff::new(LONG, 2.0, LONG, Jitter::Full).unwrap();
     let policy = Policy::rate(1, Duration::from_micros(1)).unwrap().with_backoff(backoff).unwrap();
     let limiter = store.declare("api", policy).unwrap();
-    limiter.pause("", Duration::from_secs(60)).unwrap();
+    limiter.pause(Duration::from_secs(60), "").unwrap();
     let suggested = || limiter.decide("", 1).unwrap().suggested_after.as_micros() as u64;
     let times = shared(5);
     times[0].store(suggested(), Relaxed);

@@ -97,7 +97,7 @@ fn a_key_is_restored_by_whoever_comes_first() {
                             assert_eq!(left(&*limiter, &key), limit, "{policy} {key}");
                         }
                         _ => {
-                            store.override_key(policy, policy, &key).unwrap();
+                            store.override_limit(policy, policy, Some(&key)).unwrap();
                             assert_eq!(left(&*limiter, &key), is, "{policy} {key}");
                         }
                     }
@@ -171,10 +171,10 @@ fn step((store, mode): (&Store, Mode), limiter: &dyn Limiter, random: &mut Rando
     let key = format!("key {}", random.below(12));
     let (policy, clears) = (random.pick(mode.policies), mode.clears);
     match random.below(24) {
-        0 => store.override_text("api", policy).map(|()| 0).unwrap(),
-        1 => store.lift("api").map(|()| 0).unwrap(),
-        2 => store.override_key("api", policy, &key).map(|()| 0).unwrap(),
-        3 => store.lift_key("api", &key).map(|()| 0).unwrap(),
+        0 => store.override_limit("api", policy, None).map(|()| 0).unwrap(),
+        1 => store.lift("api", None).map(|()| 0).unwrap(),
+        2 => store.override_limit("api", policy, Some(&key)).map(|()| 0).unwrap(),
+        3 => store.lift("api", Some(&key)).map(|()| 0).unwrap(),
         4 if clears => limiter.clear(&key).map(|()| 0).unwrap(),
         5 if clears && random.chance(20) => limiter.clear("").map(|()| 0).unwrap(),
         6 => match held.pop() {

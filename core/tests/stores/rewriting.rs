@@ -99,7 +99,7 @@ fn a_death_during_a_rewrite_leaves_an_exact_limit() {
 fn a_process_stopped_during_a_rewrite_blocks_only_rare_operations() {
     // By a window that is longer than any disk takes for this.
     let raise_it = |url: &str, limiter: &RateLimiter, _: &RawPermit| {
-        patient(url).override_limit(limiter.name(), Policy::rate(4_050, HOUR).unwrap()).unwrap();
+        patient(url).override_limit(limiter.name(), &Policy::rate(4_050, HOUR).unwrap().to_string(), None).unwrap();
     };
     let operation = |name| match name {
         "raise" => raise_it,
@@ -133,7 +133,7 @@ fn a_process_stopped_during_a_rewrite_blocks_only_rare_operations() {
             mine.settle(&permit, 1),
             mine.clear(""),
             new.open(),
-            store.override_limit("api", Policy::rate(1, HOUR).unwrap()),
+            store.override_limit("api", &Policy::rate(1, HOUR).unwrap().to_string(), None),
             store.flush(),
         ];
         for failure in failures.iter().chain(decisions.iter().filter(|_| name != "raise")) {

@@ -252,11 +252,11 @@ fn a_full_store_can_be_cleared_changed_and_written() {
 #[test]
 fn a_full_store_of_idle_keys_takes_other_policies() {
     filled("changed", "100/1m", |store, clock, limiter, _, _| {
-        let live = store.override_text("api", "200/1m").unwrap_err();
+        let live = store.override_limit("api", "200/1m", None).unwrap_err();
         assert_eq!(live.name(), "store_full", "every key needs a larger block");
         clock.advance(2 * WINDOW);
         for policy in ["200/1m", "3/1m", "100/1m", "40/1m"] {
-            store.override_text("api", policy).unwrap_or_else(|e| panic!("{policy}: {e}"));
+            store.override_limit("api", policy, None).unwrap_or_else(|e| panic!("{policy}: {e}"));
             limiter.clear("").unwrap_or_else(|e| panic!("{policy}: {e}"));
         }
         assert_eq!(limiter.peek("key 1", 1).unwrap().limit, 40);
@@ -279,16 +279,16 @@ fn changes_of_policies_leave_nothing_behind() {
             }
             let policy = ["50/1m", "100/1m", "40/1m", "120/1m", "99/1m"][round as usize % 5];
             match kind {
-                "override" => store.override_text("api", policy).unwrap(),
+                "override" => store.override_limit("api", policy, None).unwrap(),
                 "clear" => limiter.clear("").unwrap(),
                 "idle" => {
                     clock.advance(2 * WINDOW);
-                    store.override_text("api", policy).unwrap();
+                    store.override_limit("api", policy, None).unwrap();
                 }
                 _ => {
                     for key in 0..20 {
-                        store.override_key("api", policy, &format!("key {key}")).unwrap();
-                        store.lift_key("api", &format!("key {}", key / 2)).unwrap();
+                        store.override_limit("api", policy, Some(&format!("key {key}"))).unwrap();
+                        store.lift("api", Some(&format!("key {}", key / 2))).unwrap();
                     }
                 }
             }
@@ -324,7 +324,7 @@ fn killed_changes_of_policies_lose_little_space() {
             let change = made.fetch_add(1, AcqRel);
             match change % 5 {
                 4 => limiter.clear("").unwrap(),
-                of => store.override_text("api", POLICIES[of as usize]).unwrap(),
+                of => store.override_limit("api", POLICIES[of as usize], None).unwrap(),
             }
         }
     };

@@ -65,8 +65,8 @@ fn a_lowered_limit_counts_what_an_earlier_boot_may_have_lost() {
         boot(1, &|store, limiter| {
             if of_key {
                 limiter.open().unwrap();
-                store.override_text("api", "10/1h").unwrap();
-                store.override_key("api", "1000/1h", "key").unwrap();
+                store.override_limit("api", "10/1h", None).unwrap();
+                store.override_limit("api", "1000/1h", Some("key")).unwrap();
             }
             // The ledger does not need these yet.
             assert!(admitted(limiter, "key", 24));
@@ -75,8 +75,8 @@ fn a_lowered_limit_counts_what_an_earlier_boot_may_have_lost() {
         boot(2, &|store, limiter| {
             limiter.open().unwrap();
             match of_key {
-                true => store.override_key("api", "100/1h", "key").unwrap(),
-                false => store.override_text("api", "100/1h").unwrap(),
+                true => store.override_limit("api", "100/1h", Some("key")).unwrap(),
+                false => store.override_limit("api", "100/1h", None).unwrap(),
             }
         });
         boot(3, &|_, limiter| {
@@ -200,7 +200,7 @@ fn boots_at_random_moments(name: &str, boots: u64, is_behind: bool, all: &[Durab
         write_behind_up_to(terms.behind);
         let store = store(&dir.url(), all[0]);
         RateLimiter::new(&store, "ruled", 100, window).unwrap().open().unwrap();
-        store.override_limit("ruled", Policy::rate(60, window).unwrap()).unwrap();
+        store.override_limit("ruled", &Policy::rate(60, window).unwrap().to_string(), None).unwrap();
     })
     .join();
     let records: Vec<_> = (0..4).map(|_| (Record::new(200_000), Record::new(200_000))).collect();

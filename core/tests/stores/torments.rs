@@ -135,7 +135,7 @@ fn use_for(dir: &Dir, time: Duration, notes: &Notes, mut random: Random) {
     let own = || {
         // A name is declared by its first use.
         store.limiter("100/1h", "100/1h")?.peek("", 1)?;
-        store.override_key("100/1h", OWN, "tenant")
+        store.override_limit("100/1h", OWN, Some("tenant"))
     };
     notes.expected(own());
     let mut limiters: Vec<Option<Arc<dyn Limiter>>> = CASES.iter().map(|(text, ..)| open(text)).collect();
@@ -157,7 +157,7 @@ fn use_for(dir: &Dir, time: Duration, notes: &Notes, mut random: Random) {
             0 => drop(notes.expected(limiter.peek(key, 1))),
             1 => drop(notes.expected(limiter.clear(&other))),
             2 => drop(notes.expected(limiter.stats(key))),
-            3 => drop(notes.expected(limiter.pause(&other, Duration::from_millis(1)))),
+            3 => drop(notes.expected(limiter.pause(Duration::from_millis(1), &other))),
             4 => drop(notes.expected(store.flush())),
             5 => {
                 let permit = notes.expected(limiter.decide(&other, 1)).and_then(|decision| decision.permit);

@@ -97,7 +97,7 @@ fn an_earlier_store_has_all_that_it_had() {
         // And names change as before.
         let api = store.limiter("api", "60/1h").unwrap();
         assert_eq!(api.peek("acme", 0).unwrap().remaining, 54);
-        store.override_text("api", "70/1h").unwrap();
+        store.override_limit("api", "70/1h", None).unwrap();
         assert_eq!(api.peek("acme", 0).unwrap().remaining, 64);
     })
     .join();

@@ -5,7 +5,7 @@ import cluster from "node:cluster";
 import { once } from "node:events";
 import { join } from "node:path";
 import { test } from "node:test";
-import { RateLimiter, Store } from "workglow-limit";
+import { Store } from "workglow-limit";
 import { directory, mostInAnyWindow, settle } from "../helpers.mjs";
 import { startRedis } from "../redis.mjs";
 
@@ -54,7 +54,7 @@ for (const [name, urlOf] of Object.entries(stores)) {
     await Promise.all(Array.from({ length: CLIENTS }, hammer));
 
     assert.ok(mostInAnyWindow(starts, BigInt(WINDOW * 1e9)) <= LIMIT);
-    const wide = RateLimiter.attach(new Store(url), "wide");
+    const wide = new Store(url).limiter("wide");
     const { remaining } = await wide.peekAsync({ key: "k" });
     assert.equal(4096 - remaining, starts.length, "a refusal by one limit took units of another");
   });

@@ -11,7 +11,7 @@ import fastifyRateLimit from "@fastify/rate-limit";
 import express from "express";
 import { rateLimit } from "express-rate-limit";
 import fastify from "fastify";
-import { ManualClock, RateLimiter, Store } from "workglow-limit";
+import { ManualClock, Store } from "workglow-limit";
 import { LimitStore } from "workglow-limit/express-rate-limit";
 import { limitStore } from "workglow-limit/fastify-rate-limit";
 import { LimitStorage } from "workglow-limit/nestjs-throttler";
@@ -94,7 +94,7 @@ test("express-rate-limit: failed requests are undone; refusals, which fail too, 
   const store = new Store("memory:");
   const url = await served(t, limited(store, { skipFailedRequests: true }));
   await statuses(1, url);
-  const limiter = RateLimiter.attach(store, "express-rate-limit");
+  const limiter = store.limiter("express-rate-limit");
   for (let i = 1; i <= 5; i++) {
     assert.deepEqual(await statuses(1, `${url}/400`), [400]);
     await until(() => limiter.stats().cancelled === i);

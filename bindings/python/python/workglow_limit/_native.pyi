@@ -119,12 +119,12 @@ class Store:
         """Opens the store now instead of at the first use. Creates its files if there are none."""
 
     def open_async(self) -> Coroutine[None, None, None]:
-        """As open, for event loops: the loop runs meanwhile. A program's synchronous calls wait only briefly in a loop, so
-        await this before the first of them."""
+        """As open, for event loops: the loop runs meanwhile. A program's synchronous calls wait only briefly in a loop,
+        so await this before the first of them."""
 
     def names(self) -> list[str]:
-        """Returns the names that are declared in this store, in order, including those of limiters made with this object and not
-        used yet."""
+        """Returns the names that are declared in this store, in order, including those of limiters made with this
+        object and not used yet."""
 
     def override(self, name: str, policy: str, key: str | None = None) -> None:
         """Overrides the policy that programs declare under this name with an operator's policy, such as "200/1m" or
@@ -135,8 +135,7 @@ class Store:
 
     def lift(self, name: str, key: str | None = None) -> None:
         """Removes the operator's policy, so that the policy declared last holds again. With a key it removes that key's
-        own policy, so that the limit's holds for the key again. A no-op if there is none.
-        """
+        own policy, so that the limit's holds for the key again. A no-op if there is none."""
 
     def override_async(self, name: str, policy: str, key: str | None = None) -> Coroutine[None, None, None]:
         """As override, for event loops."""
@@ -146,8 +145,7 @@ class Store:
 
     def forget(self, name: str) -> None:
         """Removes the declaration of this name, including operators' policies, so that another kind of limiter can be
-        declared. Limiters in use then raise KindMismatch. If the same kind is declared again, it keeps its state.
-        """
+        declared. Limiters in use then raise KindMismatch. If the same kind is declared again, it keeps its state."""
 
     def flush(self) -> None:
         """Writes the admitted starts that are not in the database yet. A no-op for "memory:"."""
@@ -211,8 +209,7 @@ class Store:
 @final
 class FlowControl:
     """The flow of the jobs of one key: at most rate starts per period (seconds or a timedelta), and at most parallelism
-    jobs at the same time. Either may be omitted. Store.limiter makes a limiter of it, with the key as its name.
-    """
+    jobs at the same time. Either may be omitted. Store.limiter makes a limiter of it, with the key as its name."""
 
     def __new__(
         cls,
@@ -319,8 +316,7 @@ def postgres_schema() -> str:
 
 def run_command(arguments: list[str]) -> int:
     """Runs the command and returns its exit code. The first argument is the program's name. Ctrl-C ends the process
-    from then on, so nothing else should run in it.
-    """
+    from then on, so nothing else should run in it."""
 
 @final
 class Problem:
@@ -401,8 +397,7 @@ class Snapshot:
     @property
     def processes(self) -> tuple[ProcessSnapshot, ...]:
         """A ProcessSnapshot per process of this machine that uses the store. Empty for "memory:" and servers, which do
-        not record processes.
-        """
+        not record processes."""
 
     @property
     def ledger_lag(self) -> float:
@@ -611,13 +606,11 @@ class Permit:
 
     def settle(self, actual: int) -> None:
         """Ends the permit of a job that has used actual units instead of its weight. Unused units are free again at
-        once. Additional units are owed, up to one whole capacity, and delay later starts.
-        """
+        once. Additional units are owed, up to one whole capacity, and delay later starts."""
 
     def complete_async(self) -> Coroutine[None, None, None]:
         """As complete, for event loops: await it. Waiting for the store does not block the loop. The call finishes even
-        if the task that awaits it is cancelled.
-        """
+        if the task that awaits it is cancelled."""
 
     def cancel_async(self) -> Coroutine[None, None, None]:
         """As cancel, for event loops: see complete_async."""
@@ -626,28 +619,24 @@ class Permit:
         """As settle, for event loops: see complete_async."""
 
     def arrived(self) -> None:
-        """Says that the job has reached the server that counts it, as when the head of its response is here. A limit with
-        a cooldown counts it from now on instead of from its end. The permit remains. A no-op for other limits.
-        """
+        """Says that the job has reached the server that counts it, as when the head of its response is here. A limit
+        with a cooldown counts it from now on instead of from its end. The permit remains. A no-op for other limits."""
 
     def arrived_async(self) -> Coroutine[None, None, None]:
         """As arrived, for event loops: see complete_async."""
 
     def renew(self) -> None:
         """Renews a lease: it holds its units for its full duration from now on. A no-op for a permit that is not a
-        lease. Raises LeaseLost if the lease has already ended; another start may hold its units.
-        """
+        lease. Raises LeaseLost if the lease has already ended; another start may hold its units."""
 
     @property
     def fence(self) -> int | None:
         """A number that increases with every lease of a key, so that a protected resource can reject an old holder.
-        None for a permit that is not a lease.
-        """
+        None for a permit that is not a lease."""
 
     def to_text(self) -> str:
         """Returns the permit or place as a short text, for another process that uses the same limit. Limiter.present
-        reads the text of a place, Limiter.permit that of a started permit.
-        """
+        reads the text of a place, Limiter.permit that of a started permit."""
 
     @property
     def started(self) -> bool:
@@ -665,8 +654,7 @@ class Permit:
     @property
     def ready_at_monotonic(self) -> float | None:
         """ready_at on the clock of time.monotonic(), in seconds, for measurements. It is never later than the true
-        time. On a server it may be earlier by the delay of the server's answers.
-        """
+        time. On a server it may be earlier by the delay of the server's answers."""
 
     def __enter__(self) -> Self: ...
     def __exit__(self, *_exception: object) -> None: ...
@@ -677,8 +665,7 @@ class Permit:
 @final
 class Decision:
     """The answer of a limiter: whether a start was admitted, and if not, when to retry. True if admitted. Durations are
-    in seconds.
-    """
+    in seconds."""
 
     @property
     def admitted(self) -> bool:
@@ -687,8 +674,7 @@ class Decision:
     @property
     def retry_after(self) -> float:
         """0 if admitted. Otherwise the time after which a retry succeeds, unless another caller takes the units first.
-        A concurrency limit frees units when a job completes, so there it is only a suggestion.
-        """
+        A concurrency limit frees units when a job completes, so there it is only a suggestion."""
 
     @property
     def suggested_after(self) -> float:
@@ -705,8 +691,7 @@ class Decision:
     @property
     def reset_after(self) -> float:
         """The time after which the limiter is back in its initial state if nothing else starts. 0 for a concurrency
-        limit, which cannot know.
-        """
+        limit, which cannot know."""
 
     @property
     def denied_by(self) -> str | None:
@@ -737,13 +722,11 @@ class Limiter:
     @property
     def window(self) -> float | None:
         """The shortest time over which starts are counted, in seconds; None if starts are not counted. The cost of a
-        place's grace is a fraction of it.
-        """
+        place's grace is a fraction of it."""
 
     def try_acquire(self, key: str | None = None, weight: int = 1) -> Permit | None:
         """Starts a job if the limit admits it now, and returns its permit. Deciding and recording is one atomic step.
-        Returns None if denied, which consumes nothing.
-        """
+        Returns None if denied, which consumes nothing."""
 
     def decide(self, key: str | None = None, weight: int = 1) -> Decision:
         """As try_acquire, but returns the full decision: the permit or the retry delay, and the units that remain."""
@@ -799,8 +782,7 @@ class Limiter:
         grace: _Duration | None = None,
     ) -> Acquisition:
         """As acquire, for event loops: await it for the permit, or use it with `async with`. A cancelled waiter holds
-        no permit and returns its place.
-        """
+        no permit and returns its place."""
 
     def reserve(
         self,
@@ -831,8 +813,7 @@ class Limiter:
 
     def place(self, text: str) -> Permit:
         """Returns the place for a text from to_text, to present it or to return it with cancel(). Cancelling does
-        nothing if a job has already started with the place.
-        """
+        nothing if a job has already started with the place."""
 
     def limit(
         self,
@@ -856,8 +837,7 @@ class Limiter:
 
     def complete(self, permit: Permit) -> None:
         """Completes a permit of this limiter: the job has run. Ending it again is a no-op. A permit of another limiter
-        raises ForeignPermit.
-        """
+        raises ForeignPermit."""
 
     def can_proceed(self, key: str | None = None) -> bool:
         """Returns whether a start of weight 1 would be admitted now. Records nothing."""
@@ -871,18 +851,15 @@ class Limiter:
 
     def get_next_available_time(self, key: str | None = None) -> datetime:
         """Returns the earliest time at which a start of weight 1 would be admitted, as an aware datetime in UTC. Gates
-        count. It is the current time if the start would be admitted now.
-        """
+        count. It is the current time if the start would be admitted now."""
 
     def set_next_available_time(self, when: datetime, key: str | None = None) -> None:
         """Sets a gate: nothing starts before when, an aware datetime. Without a key it binds all keys. A gate only
-        moves later; clear removes it. A time in the past sets no gate.
-        """
+        moves later; clear removes it. A time in the past sets no gate."""
 
     def pause(self, duration: _Duration, key: str | None = None) -> None:
         """Sets a gate relative to now: nothing starts for duration, which is seconds or a timedelta, up to 366 days.
-        Without a key it binds all keys.
-        """
+        Without a key it binds all keys."""
 
     def clear(self, key: str | None = None) -> None:
         """Resets a key to its initial state and removes its gate. Without a key it resets all keys."""
@@ -895,8 +872,7 @@ class Limiter:
 
     def stats(self, key: str | None = None) -> Stats:
         """Returns the counts of a key, or of the whole limit without one. They cover all processes that share the
-        limit; the last second of other processes may be missing.
-        """
+        limit; the last second of other processes may be missing."""
 
     def on(self, event: _Happening, function: Callable[[LimitEvent], object]) -> Callable[[], None]:
         """Calls a function with a LimitEvent at each event of this limiter in this process: "throttled" (a start was
@@ -961,11 +937,6 @@ class RateLimiter(Limiter):
         max_backoff_delay: _Duration = 600.0,
         jitter: _Jitter = "scaled",
     ) -> Self: ...
-    @classmethod
-    def attach(cls, store: Store, name: str) -> RateLimiter:
-        """Returns a limiter for the limit of this kind that is declared under the name. This does not open the store:
-        an unknown name raises UnknownLimit at the first use.
-        """
 
 class ConcurrencyLimiter(Limiter):
     """Admits at most max_concurrent_jobs units at the same time, per key. With store and name, all programs that use
@@ -992,11 +963,6 @@ class ConcurrencyLimiter(Limiter):
         cooldown: _Duration | None = None,
         clock: ManualClock | None = None,
     ) -> Self: ...
-    @classmethod
-    def attach(cls, store: Store, name: str) -> ConcurrencyLimiter:
-        """Returns a limiter for the limit of this kind that is declared under the name. This does not open the store:
-        an unknown name raises UnknownLimit at the first use.
-        """
 
 class DelayLimiter(Limiter):
     """Keeps at least delay between one start and the next, per key. With store and name, all programs that use the same
@@ -1013,11 +979,6 @@ class DelayLimiter(Limiter):
         name: str | None = None,
         clock: ManualClock | None = None,
     ) -> Self: ...
-    @classmethod
-    def attach(cls, store: Store, name: str) -> DelayLimiter:
-        """Returns a limiter for the limit of this kind that is declared under the name. This does not open the store:
-        an unknown name raises UnknownLimit at the first use.
-        """
 
 class EvenlySpacedRateLimiter(Limiter):
     """Spaces max_executions starts evenly over a window, per key. With store and name, all programs that use the same
@@ -1041,11 +1002,6 @@ class EvenlySpacedRateLimiter(Limiter):
         name: str | None = None,
         clock: ManualClock | None = None,
     ) -> Self: ...
-    @classmethod
-    def attach(cls, store: Store, name: str) -> EvenlySpacedRateLimiter:
-        """Returns a limiter for the limit of this kind that is declared under the name. This does not open the store:
-        an unknown name raises UnknownLimit at the first use.
-        """
 
 class TokenBucketLimiter(Limiter):
     """A bucket that holds at most burst tokens (default: rate) and gains rate tokens per period, evenly. A start takes
@@ -1063,11 +1019,6 @@ class TokenBucketLimiter(Limiter):
         period: _Duration = 1.0,
         burst: int | None = None,
     ) -> Self: ...
-    @classmethod
-    def attach(cls, store: Store, name: str) -> TokenBucketLimiter:
-        """Returns a limiter for the limit of this kind that is declared under the name. This does not open the store:
-        an unknown name raises UnknownLimit at the first use.
-        """
 
 class LeakyBucketLimiter(Limiter):
     """Admits one unit per period / rate. Up to queue units (default: rate) wait for their turn; a start beyond that
@@ -1085,11 +1036,6 @@ class LeakyBucketLimiter(Limiter):
         period: _Duration = 1.0,
         queue: int | None = None,
     ) -> Self: ...
-    @classmethod
-    def attach(cls, store: Store, name: str) -> LeakyBucketLimiter:
-        """Returns a limiter for the limit of this kind that is declared under the name. This does not open the store:
-        an unknown name raises UnknownLimit at the first use.
-        """
 
 class FixedWindowLimiter(Limiter):
     """Admits at most max_executions units in each window. Windows are aligned to the Unix epoch, so up to twice as many
@@ -1106,11 +1052,6 @@ class FixedWindowLimiter(Limiter):
         max_executions: int,
         window_size_in_seconds: _Duration,
     ) -> Self: ...
-    @classmethod
-    def attach(cls, store: Store, name: str) -> FixedWindowLimiter:
-        """Returns a limiter for the limit of this kind that is declared under the name. This does not open the store:
-        an unknown name raises UnknownLimit at the first use.
-        """
 
 class SlidingWindowCounterLimiter(Limiter):
     """Admits about max_executions units in any rolling window, estimated from two counts. Suits large limits that may
@@ -1127,11 +1068,6 @@ class SlidingWindowCounterLimiter(Limiter):
         max_executions: int,
         window_size_in_seconds: _Duration,
     ) -> Self: ...
-    @classmethod
-    def attach(cls, store: Store, name: str) -> SlidingWindowCounterLimiter:
-        """Returns a limiter for the limit of this kind that is declared under the name. This does not open the store:
-        an unknown name raises UnknownLimit at the first use.
-        """
 
 @disjoint_base
 class CompositeLimiter(Limiter):
@@ -1189,23 +1125,21 @@ class Waiter:
         """Weak references to the lines of the limiter, by the ids of their event loops."""
 
     def line(self, wake: Callable[[], object]) -> Line:
-        """Makes a new line for the limiter. `wake` is called from any thread when `advance` has something to return before its time."""
+        """Makes a new line for the limiter. `wake` is called from any thread when `advance` has something to return
+        before its time."""
 
 @final
 class Line:
     """The waiters of one limiter in one event loop. One thread uses it at a time. Hooks may let other greenlets run, so
-    their events are kept until the line's driver calls `call_hooks`.
-    """
+    their events are kept until the line's driver calls `call_hooks`."""
 
     def join(self, waiter: Waiter, wait: bool) -> Permit | int | None:
         """Joins the line. Returns the permit if the start is admitted at once, otherwise the number of the waiter.
-        Returns None and changes nothing if the call would have to wait for the store and `wait` is false.
-        """
+        Returns None and changes nothing if the call would have to wait for the store and `wait` is false."""
 
     def advance(self, wait: bool) -> list[tuple[int, Permit | Exception]]:
         """Does the work that is due for one waiter, which starts before the next one is decided. Returns the waits that
-        ended, by number, each with a permit or an exception.
-        """
+        ended, by number, each with a permit or an exception."""
 
     def has_hook_calls(self) -> bool:
         """Returns whether hooks must be called."""
@@ -1232,8 +1166,7 @@ class Pool:
     def __new__(cls, limiter: Limiter, grace: _Duration | None) -> Self: ...
     def join(self, key: str | None, weight: int, priority: int, hold: _Duration | None, place: str | None) -> int:
         """Joins the line and returns the waiter's number, which `advance` uses. The waiter is sent away if its start is
-        more than `hold` seconds away. A place of another limit is ignored.
-        """
+        more than `hold` seconds away. A place of another limit is ignored."""
 
     def advance(
         self, workers: int, free: int
@@ -1252,8 +1185,7 @@ class Pool:
 
     def take_along(self, number: int) -> tuple[str | None, float]:
         """Removes a waiter that continues to wait in another process. Returns the text of its place and the seconds
-        until that is ready, if it has a place.
-        """
+        until that is ready, if it has a place."""
 
     def renew(self) -> None:
         """Takes new places after a policy change."""

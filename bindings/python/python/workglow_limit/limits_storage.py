@@ -89,7 +89,7 @@ class Windows:
         """Clears all keys of all limits of this name."""
         names = [name for name in self.store.names() if name.startswith(f"{self._name} ")]
         for name in names:
-            RateLimiter.attach(self.store, name).clear()
+            self.store.limiter(name).clear()
         return len(names)
 
     def clear(self, key: str, expiry: float = 0) -> Steps[None]:

@@ -274,8 +274,8 @@ impl<R: Rules> Run<R> {
         let by = self.handle(at);
         let pause = Tick::from(self.random.scaled(2 * self.scale as u64));
         let limit = &mut self.limits[at];
-        limit.handles[by].pause(key, duration(pause)).unwrap();
-        limit.handles[by].set_next_available_time(key, SystemTime::UNIX_EPOCH).unwrap();
+        limit.handles[by].pause(duration(pause), key).unwrap();
+        limit.handles[by].set_next_available_time(SystemTime::UNIX_EPOCH, key).unwrap();
         limit.model.pause(key, pause);
         self.log(format!("pause {key:?} {pause}"));
     }

@@ -79,7 +79,7 @@ fn a_permit_from_before_a_clear_ends_nothing() {
 #[test]
 fn a_place_from_before_another_policy_ends_nothing() {
     let (clock, store, limiter) = limit(10, SECOND);
-    limiter.pause("", 5 * SECOND).unwrap();
+    limiter.pause(5 * SECOND, "").unwrap();
     let before = place(&limiter, "key");
     RateLimiter::new(&store, "api", 11, SECOND).unwrap().open().unwrap();
     let after = place(&limiter, "key");

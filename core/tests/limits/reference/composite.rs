@@ -222,7 +222,7 @@ impl Run {
             80..94 => self.end(),
             94..96 => {
                 let pause = Tick::from(self.random.scaled(2 * self.scale as u64));
-                self.composite.pause(key, duration(pause)).unwrap();
+                self.composite.pause(duration(pause), key).unwrap();
                 self.models.iter_mut().for_each(|model| model.pause(key, pause));
                 self.log(format!("pause {key:?} {pause}"));
             }

@@ -214,7 +214,7 @@ impl Run {
             90..92 => {
                 let pause = 1 + Tick::from(self.random.scaled(self.scale as u64));
                 self.log(format!("pause {key:?} {pause}"));
-                limiter.pause(&key, duration(pause)).unwrap();
+                limiter.pause(duration(pause), &key).unwrap();
                 let until = self.model.now + pause;
                 let gate = if key.is_empty() { &mut self.model.gate } else { &mut self.model.key(&key).gate };
                 *gate = until.max(*gate);

@@ -20,7 +20,7 @@ pub fn all(seed: u64) -> u64 {
             0 => limiter.cancel(&permit),
             1 => limiter.complete(&permit),
             2 => limiter.settle(&permit, 2 * weight),
-            3 => limiter.pause(key, Duration::from_secs(random.below(100))),
+            3 => limiter.pause(Duration::from_secs(random.below(100)), key),
             _ => limiter.clear(key),
         }
         .unwrap();
