@@ -313,6 +313,7 @@ types: wheel node
 	    examples/fleet/{celery_member,conductor,evidence,picture}.py
 	$(VENV)/bin/pyright --pythonpath $(PYTHON) --project bindings/python
 	$(VENV)/bin/stubtest workglow_limit._native
+	$(PYTHON) scripts/stub
 	cd bindings/node && npx tsc --project test && npx tsc --project test/koa-types && npx tsc --project test/pg-boss-types && npx tsc --project test/workglow-types
 
 # Node's fails where a public name has no comment, as Rust's and C's do; a test checks Python's. Python's comments are in its native
