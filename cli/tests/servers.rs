@@ -26,7 +26,7 @@ fn use_is_shown_everywhere(url: &str) {
         start("both", "20/1h + 5 concurrent", "", 1),
         start("shut", "5 concurrent", "", 2),
     ];
-    store.find("shut").unwrap().pause("", Duration::from_secs(3_600)).unwrap();
+    store.find("shut").unwrap().pause(Duration::from_secs(3_600), "").unwrap();
     // What a server has granted to this process and has not started counts elsewhere until it is returned.
     let seen = |name: &str, used: u64, of: u64| {
         let limits = run(url, &["status", "--json"]).json(0);
