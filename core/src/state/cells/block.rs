@@ -1,7 +1,7 @@
 //! A key's block: its cells, and the other facts about its key.
 
 use super::home::{Home, KeyAt, Table};
-use super::layout::{PHASE, key_word};
+use super::layout::{BlockAt, PHASE, TableAt, key_word};
 use crate::algorithm::bucket::Bucket;
 use crate::algorithm::cells::Cells;
 use crate::algorithm::counter::{Counter, Frame, Past};
@@ -28,31 +28,31 @@ const _: () = assert!(key_word::RING == 32);
 impl Home {
     /// The head of a key's block.
     #[inline(always)]
-    pub fn head(&self, key: u64) -> &Head {
-        self.arena.array(key)
+    pub fn head(&self, key: BlockAt) -> &Head {
+        self.arena.array(key.offset())
     }
 
     /// The hash of a block's key.
     #[inline(always)]
-    pub fn hash_at(&self, key: u64) -> Hash {
+    pub fn hash_at(&self, key: BlockAt) -> Hash {
         hash_in(self.head(key))
     }
 
     /// The gate of one key.
     #[inline(always)]
-    pub fn key_gate(&self, key: u64) -> &AtomicU64 {
+    pub fn key_gate(&self, key: BlockAt) -> &AtomicU64 {
         self.arena.word(key + key_word::GATE)
     }
 
     /// The level of a key's backoff.
     #[inline(always)]
-    pub fn backoff(&self, key: u64) -> &AtomicU64 {
+    pub fn backoff(&self, key: BlockAt) -> &AtomicU64 {
         self.arena.word(key + key_word::BACKOFF)
     }
 
     /// The job durations of a key whose starts are spaced by them.
     #[inline(always)]
-    pub fn jobs(&self, table: &Table, key: u64) -> Option<Jobs<'_>> {
+    pub fn jobs(&self, table: &Table, key: BlockAt) -> Option<Jobs<'_>> {
         if !table.is_adaptive {
             return None;
         }
@@ -77,7 +77,7 @@ impl Home {
     }
 
     /// See [`Home::own_table`].
-    pub fn adapt(&self, table: &mut Table, key: u64) {
+    pub fn adapt(&self, table: &mut Table, key: BlockAt) {
         if let Shape::EvenlySpaced(spacing) = &mut table.policy.0
             && spacing.is_adaptive
             && let apart @ 1.. = self.arena.word(key + key_word::SPACING).load(Acquire)
@@ -102,19 +102,19 @@ impl Home {
 
     /// A key's block: its head, and its ring.
     #[inline(always)]
-    pub fn block(&self, table: &Table, at: u64) -> Block<'_> {
+    pub fn block(&self, table: &Table, at: BlockAt) -> Block<'_> {
         self.block_words(table, at).split_first_chunk().unwrap_or_else(|| nonsense(format_args!("no ring at {at}")))
     }
 
     /// The block as one slice.
-    pub fn block_words(&self, table: &Table, at: u64) -> &[AtomicU64] {
-        self.arena.words(at, key_word::RING + table.ring)
+    pub fn block_words(&self, table: &Table, at: BlockAt) -> &[AtomicU64] {
+        self.arena.words(at.offset(), key_word::RING + table.ring)
     }
 
     /// The block as one slice, without unwinding. `None` beyond the part of the store that this process knows.
     #[inline(always)]
-    pub fn try_block(&self, table: &Table, at: u64) -> Option<&[AtomicU64]> {
-        self.arena.get(at, key_word::RING + table.ring)
+    pub fn try_block(&self, table: &Table, at: BlockAt) -> Option<&[AtomicU64]> {
+        self.arena.get(at.offset(), key_word::RING + table.ring)
     }
 
     /// The cells of a key, whatever its algorithm.
@@ -182,7 +182,7 @@ impl Home {
     }
 
     /// The cells in a block, whatever their life. For the holder of the structure lock.
-    pub fn cells_at<'h>(&'h self, table: &'h Table, at: u64) -> Cells<'h> {
+    pub fn cells_at<'h>(&'h self, table: &'h Table, at: BlockAt) -> Cells<'h> {
         self.cells(table, KeyAt { at, life: self.arena.word(at + key_word::LIFE).load(Acquire), table: table.at })
     }
 
@@ -200,7 +200,7 @@ impl Home {
     }
 
     /// Publishes a block that was closed and rewritten, with the result of [`Cells::write`].
-    pub(in crate::state) fn publish(&self, table: &Table, at: u64, base: u64) -> KeyAt {
+    pub(in crate::state) fn publish(&self, table: &Table, at: BlockAt, base: u64) -> KeyAt {
         let life = if table.is_sliced {
             base
         } else {
@@ -212,14 +212,14 @@ impl Home {
     }
 
     /// Returns whether the key can be forgotten without any effect.
-    pub(in crate::state) fn is_idle(&self, table: &Table, at: u64) -> bool {
+    pub(in crate::state) fn is_idle(&self, table: &Table, at: BlockAt) -> bool {
         let now = self.clock.now();
         self.cells_at(table, at).is_idle(table.policy.longest(), now) && !self.is_gated(table, at, now.floor)
     }
 
     /// Returns whether starts of the key are blocked: by its own gate; or by the limit's gate, if forgetting the key
     /// would lose its backoff, which only the next start resets.
-    pub(in crate::state) fn is_gated(&self, table: &Table, at: u64, now: Tick) -> bool {
+    pub(in crate::state) fn is_gated(&self, table: &Table, at: BlockAt, now: Tick) -> bool {
         let has_level = matches!(table.policy.0, Shape::Rate(..)) && self.backoff(at).load(Acquire) != 0;
         let limit = || self.limit_of(table);
         self.key_gate(at).load(Acquire) > now || has_level && self.limit_gate(limit()).load(Acquire) > now
@@ -283,8 +283,8 @@ pub(in crate::state) fn meter<'h>(table: &Table, (head, _): Block<'h>, number: u
 
 /// The table that applies to a key.
 #[inline(always)]
-pub(super) fn table_in(head: &Head) -> u64 {
-    head[key_word::TABLE as usize].load(Acquire)
+pub(super) fn table_in(head: &Head) -> TableAt {
+    TableAt::new(head[key_word::TABLE as usize].load(Acquire))
 }
 
 /// The gate of a key.

@@ -9,7 +9,7 @@
 
 use super::block::{hash_in, table_in};
 use super::home::{BEHIND, Blocked, Home, KeyAt, Table};
-use super::layout::{index_word, key_word, table_word};
+use super::layout::{At, BlockAt, DirectoryAt, SegmentAt, index_word, key_word, table_word};
 use crate::algorithm::log::{CLOSED, SETTLED};
 use crate::algorithm::{Forgotten, History, Start};
 use crate::atomic::*;
@@ -20,14 +20,14 @@ use crate::state::files::arena::MOST_BYTES;
 use crate::time::Now;
 
 /// Turns a block that only the caller uses into that of a new key. `None`: see [`Home::begin`].
-pub(super) type Begin<'b> = &'b dyn Fn(u64) -> Option<KeyAt>;
+pub(super) type Begin<'b> = &'b dyn Fn(BlockAt) -> Option<KeyAt>;
 
 fn tag(hash: Hash) -> u64 {
     (hash.0[1] >> index_word::TAG).min(index_word::NO_KEY - 1)
 }
 
-pub(in crate::state) fn entry(hash: Hash, at: u64) -> u64 {
-    tag(hash) << index_word::TAG | at
+pub(in crate::state) fn entry(hash: Hash, at: BlockAt) -> u64 {
+    tag(hash) << index_word::TAG | at.offset()
 }
 
 /// The content of an empty slot in a segment of this life.
@@ -36,9 +36,14 @@ pub(in crate::state) fn empty(life: u64) -> u64 {
 }
 
 /// The block of an entry; `None` for an empty or sealed slot.
-pub(in crate::state) fn block(entry: u64) -> Option<u64> {
+pub(in crate::state) fn block(entry: u64) -> Option<BlockAt> {
     let is_key = entry != 0 && entry >> index_word::TAG != index_word::NO_KEY;
-    is_key.then_some(entry & ((1 << index_word::TAG) - 1))
+    is_key.then_some(untagged(entry))
+}
+
+/// The block of an entry, or of a word with a class in the place of the tag.
+pub(in crate::state) fn untagged(word: u64) -> BlockAt {
+    BlockAt::new(word & ((1 << index_word::TAG) - 1))
 }
 
 /// Returns whether a slot is empty.
@@ -55,17 +60,26 @@ impl Root {
     const DEPTH: u32 = 29;
     const NUMBER: u32 = Root::DEPTH + 5;
 
-    pub fn at(self) -> u64 {
-        self.0 & ((1 << Root::DEPTH) - 1)
+    /// The same index, with another number.
+    pub fn again(self) -> Root {
+        self.next(self.directory(), self.depth())
+    }
+
+    fn at<Words>(self) -> At<Words> {
+        At::new(self.0 & ((1 << Root::DEPTH) - 1))
+    }
+
+    pub fn directory(self) -> DirectoryAt {
+        self.at()
     }
 
     pub fn depth(self) -> u32 {
         (self.0 >> Root::DEPTH) as u32 & 31
     }
 
-    pub fn next(self, at: u64, depth: u32) -> Root {
-        debug_assert!(at < 1 << Root::DEPTH && depth < 32);
-        Root(((self.0 >> Root::NUMBER) + 1) << Root::NUMBER | u64::from(depth) << Root::DEPTH | at)
+    pub fn next<Words: Copy>(self, at: At<Words>, depth: u32) -> Root {
+        debug_assert!(at.offset() < 1 << Root::DEPTH && depth < 32);
+        Root(((self.0 >> Root::NUMBER) + 1) << Root::NUMBER | u64::from(depth) << Root::DEPTH | at.offset())
     }
 
     /// The entry of the directory for a hash.
@@ -88,21 +102,21 @@ impl Home {
 
     #[inline(always)]
     fn empty_key(&self, table: &Table) -> Result<KeyAt, Blocked> {
-        let at = self.empty_key_of(table).load(Acquire);
+        let at = BlockAt::new(self.empty_key_of(table).load(Acquire));
         let head = self.head(at);
         let life = head[key_word::LIFE as usize].load(Acquire);
         // The life belongs to the empty key only if the block still does.
-        let is_its = self.empty_key_of(table).load(Acquire) == at && table_in(head) == table.at;
+        let is_its = self.empty_key_of(table).load(Acquire) == at.offset() && table_in(head) == table.at;
         if is_its && life != CLOSED { Ok(KeyAt { at, life, table: table.at }) } else { Err(Blocked::Moved) }
     }
 
     /// The empty key and its block, without unwinding, if they are where `word` in its table says.
     pub fn glance_at(&self, table: &Table, word: &AtomicU64) -> Option<(KeyAt, &[AtomicU64])> {
-        let at = word.load(Acquire);
+        let at = BlockAt::new(word.load(Acquire));
         let words = self.try_block(table, at)?;
         let head = words.first_chunk()?;
         let life = words[key_word::LIFE as usize].load(Acquire);
-        let is_its = word.load(Acquire) == at && table_in(head) == table.at;
+        let is_its = word.load(Acquire) == at.offset() && table_in(head) == table.at;
         (is_its && life != CLOSED).then_some((KeyAt { at, life, table: table.at }, words))
     }
 
@@ -123,21 +137,21 @@ impl Home {
     }
 
     /// An entry of the directory, or the only segment.
-    pub(in crate::state) fn segment_at(&self, root: Root, entry: u64) -> u64 {
+    pub(in crate::state) fn segment_at(&self, root: Root, entry: u64) -> SegmentAt {
         match root.depth() {
             0 => root.at(),
-            _ => self.arena.word(root.at() + index_word::SLOTS + entry).load(Acquire),
+            _ => At::new(self.arena.word(root.directory() + index_word::SLOTS + entry).load(Acquire)),
         }
     }
 
     /// The segment of a hash. For the holder of the structure lock.
-    pub(in crate::state) fn segment_of(&self, table: &Table, hash: Hash) -> u64 {
+    pub(in crate::state) fn segment_of(&self, table: &Table, hash: Hash) -> SegmentAt {
         let root = self.root(table).unwrap_or_else(|| nonsense(format_args!("no index of the table at {}", table.at)));
         self.segment_at(root, root.entry_of(hash.0[0]))
     }
 
     /// The segment of a hash, and its life.
-    fn segment(&self, table: &Table, hash: Hash) -> Result<(u64, u64), Blocked> {
+    fn segment(&self, table: &Table, hash: Hash) -> Result<(SegmentAt, u64), Blocked> {
         loop {
             let root = self.root(table).ok_or(Blocked::Moved)?;
             // The words of a directory become only directories of the same size again. So this is a segment, ours or
@@ -195,9 +209,12 @@ impl Home {
         let segment = match root.depth() {
             0 if root.0 == 0 => return None,
             0 => root.at(),
-            _ => seen.get(root.at() + index_word::SLOTS + root.entry_of(hash.0[0]), 1)?[0].load(Acquire),
+            _ => {
+                let entry = root.directory() + index_word::SLOTS + root.entry_of(hash.0[0]);
+                SegmentAt::new(seen.get(entry, 1)?[0].load(Acquire))
+            }
         };
-        let capacity = seen.get(segment, index_word::SLOTS)?[index_word::CAPACITY as usize].load(Acquire);
+        let capacity = seen.get(segment.offset(), index_word::SLOTS)?[index_word::CAPACITY as usize].load(Acquire);
         let slots = seen.get(segment + index_word::SLOTS, capacity)?;
         let mask = capacity.checked_sub(1)?;
         let tag = tag(hash);
@@ -205,8 +222,8 @@ impl Home {
             let entry = slots.get((hash.0[0].wrapping_add(look) & mask) as usize)?.load(Acquire);
             if entry >> index_word::TAG == tag {
                 // An empty slot with this tag leads to no block.
-                let at = entry & ((1 << index_word::TAG) - 1);
-                let words = seen.get(at, key_word::RING + table.ring)?;
+                let at = untagged(entry);
+                let words = seen.get(at.offset(), key_word::RING + table.ring)?;
                 let head = words.first_chunk()?;
                 // Read the life first, as in `probe`.
                 let life = words[key_word::LIFE as usize].load(Acquire);
@@ -220,7 +237,7 @@ impl Home {
 
     /// The number of slots of a segment: a power of two.
     #[inline(always)]
-    pub(in crate::state) fn capacity(&self, segment: u64) -> u64 {
+    pub(in crate::state) fn capacity(&self, segment: SegmentAt) -> u64 {
         let capacity = self.arena.word(segment + index_word::CAPACITY).load(Relaxed);
         // Avoids counting bits, which takes a dozen instructions.
         if capacity & capacity.wrapping_sub(1) == 0 && (1..=index_word::MOST_CAPACITY).contains(&capacity) {
@@ -232,7 +249,7 @@ impl Home {
 
     /// Follows a key's probe sequence to its slot and block, or to the first slot that does not hold another key.
     #[inline]
-    pub(in crate::state) fn probe(&self, table: &Table, segment: u64, hash: Hash) -> Result<(u64, KeyAt), u64> {
+    pub(in crate::state) fn probe(&self, table: &Table, segment: SegmentAt, hash: Hash) -> Result<(u64, KeyAt), u64> {
         let capacity = self.capacity(segment);
         let slots = self.arena.words(segment + index_word::SLOTS, capacity);
         let mut i = hash.0[0] & (capacity - 1);
@@ -252,7 +269,7 @@ impl Home {
                 let head = self.head(at);
                 let life = head[key_word::LIFE as usize].load(Acquire);
                 if hash_in(head) == hash {
-                    let own = head[key_word::TABLE as usize].load(Acquire);
+                    let own = table_in(head);
                     // A stub has no life that could show whether it belonged to this key all the time.
                     let is_its = own == table.at || self.is_plan_of(table, own) && hash_in(head) == hash;
                     if is_its {
@@ -274,7 +291,7 @@ impl Home {
     fn add_key(
         &self,
         table: &Table,
-        (segment, life): (u64, u64),
+        (segment, life): (SegmentAt, u64),
         mut slot: u64,
         hash: Hash,
         begin: Begin,
@@ -312,16 +329,16 @@ impl Home {
     /// Counts a slot of a segment as used, if it has one for another key. Three quarters is full, so that probe sequences
     /// stay short and always end. The count is raised before the slot is used, and never lowered. A process that dies or
     /// comes too late then only makes the segment appear fuller.
-    pub(in crate::state) fn takes_slot(&self, segment: u64) -> bool {
+    pub(in crate::state) fn takes_slot(&self, segment: SegmentAt) -> bool {
         let count = self.arena.word(segment + index_word::COUNT);
         count.fetch_add(1, Relaxed) < self.capacity(segment) / 4 * 3
     }
 
     /// An unused block for a key of this table: a reused one if the segment has any.
-    fn block_for_new_key(&self, table: &Table, (segment, life): (u64, u64)) -> Result<u64, Blocked> {
+    fn block_for_new_key(&self, table: &Table, (segment, life): (SegmentAt, u64)) -> Result<BlockAt, Blocked> {
         let returned = self.arena.word(segment + index_word::RETURNED).swap(0, AcqRel);
         if returned >> index_word::TAG == self.block_class(table.policy) && returned != 0 {
-            return Ok(returned & ((1 << index_word::TAG) - 1));
+            return Ok(untagged(returned));
         }
         let (free, taken) = (segment + index_word::FREE, self.arena.word(segment + index_word::TAKEN));
         let next = |mine: u64| (mine < self.arena.word(free).load(Acquire)).then_some(mine + 1);
@@ -333,15 +350,15 @@ impl Home {
             let at = self.arena.word(segment + index_word::SLOTS + capacity + mine).load(Acquire);
             // Otherwise the word may belong to another segment.
             let is_same = self.arena.word(segment + index_word::LIFE).load(Acquire) == life;
-            return if is_same { Ok(at) } else { Err(Blocked::Full) };
+            return if is_same { Ok(BlockAt::new(at)) } else { Err(Blocked::Full) };
         }
-        Ok(self.arena.allocate(self.key_words(table.policy))?)
+        Ok(At::new(self.arena.allocate(self.key_words(table.policy))?))
     }
 
     /// Returns an unneeded block to this life of the segment or a later one. If a returned block is there already, this
     /// one is lost: a few hundred bytes.
-    fn hand_back(&self, table: &Table, segment: u64, at: u64) {
-        let word = self.block_class(table.policy) << index_word::TAG | at;
+    fn hand_back(&self, table: &Table, segment: SegmentAt, at: BlockAt) {
+        let word = self.block_class(table.policy) << index_word::TAG | at.offset();
         let _ = self.arena.word(segment + index_word::RETURNED).compare_exchange(0, word, AcqRel, Relaxed);
     }
 
@@ -350,7 +367,7 @@ impl Home {
     pub(in crate::state) fn begin(
         &self,
         table: &Table,
-        at: u64,
+        at: BlockAt,
         hash: Hash,
         text: &str,
         starts: &[Start],
@@ -380,7 +397,7 @@ impl Home {
     pub(in crate::state) fn begin_with(
         &self,
         table: &Table,
-        at: u64,
+        at: BlockAt,
         (hash, text): (Hash, &str),
         (history, now): (&History, Now),
     ) -> Option<KeyAt> {
@@ -434,11 +451,11 @@ impl Home {
     }
 
     /// Each store releases, after the block was closed: see `Log::write`.
-    pub(in crate::state) fn name_block(&self, table: &Table, at: u64, hash: Hash, text: &str) {
+    pub(in crate::state) fn name_block(&self, table: &Table, at: BlockAt, hash: Hash, text: &str) {
         for (i, word) in hash.0.into_iter().enumerate() {
             self.arena.word(at + key_word::HASH + i as u64).store(word, Release);
         }
-        self.arena.word(at + key_word::TABLE).store(table.at, Release);
+        self.arena.word(at + key_word::TABLE).store(table.at.offset(), Release);
         let mut end = text.len().min(8 * key_word::TEXT_WORDS as usize - 2);
         while !text.is_char_boundary(end) {
             end -= 1;
@@ -454,7 +471,7 @@ impl Home {
     }
 
     /// The readable key of a block. Long ones are cut and end in an ellipsis.
-    pub(in crate::state) fn text_of(&self, at: u64) -> String {
+    pub(in crate::state) fn text_of(&self, at: BlockAt) -> String {
         let words: [u64; key_word::TEXT_WORDS as usize] = self.get(at + key_word::TEXT);
         let bytes: Vec<u8> = words.into_iter().flat_map(u64::to_le_bytes).collect();
         let end = 2 + usize::from(bytes[0]).min(bytes.len() - 2);
@@ -463,28 +480,28 @@ impl Home {
     }
 
     /// The keys of a segment.
-    pub(in crate::state) fn entries(&self, segment: u64) -> impl Iterator<Item = u64> {
+    pub(in crate::state) fn entries(&self, segment: SegmentAt) -> impl Iterator<Item = BlockAt> {
         let capacity = self.capacity(segment);
         let slots = self.arena.words(segment + index_word::SLOTS, capacity);
         slots.iter().filter_map(|slot| block(slot.load(Acquire))).inspect(|_| fault::looked())
     }
 
     /// The segments of a table.
-    pub(in crate::state) fn segments(&self, table: &Table) -> impl Iterator<Item = u64> {
+    pub(in crate::state) fn segments(&self, table: &Table) -> impl Iterator<Item = SegmentAt> {
         let root = self.root(table);
         let all = root.into_iter().flat_map(move |root| (0..1 << root.depth()).map(move |i| self.segment_at(root, i)));
-        let mut last = 0;
+        let mut last = SegmentAt::new(0);
         // Equal entries of a directory are adjacent.
         all.filter(move |segment| std::mem::replace(&mut last, *segment) != *segment)
     }
 
     /// The blocks in a table's index, including the stubs of keys on plans.
-    pub(in crate::state) fn blocks(&self, table: &Table) -> impl Iterator<Item = u64> {
+    pub(in crate::state) fn blocks(&self, table: &Table) -> impl Iterator<Item = BlockAt> {
         self.segments(table).flat_map(|segment| self.entries(segment))
     }
 
     /// The keys of a table that have cells, with the tables that apply to them. For the holder of the structure lock.
-    pub fn keys(&self, table: &Table) -> impl Iterator<Item = (Table, u64)> {
+    pub fn keys(&self, table: &Table) -> impl Iterator<Item = (Table, BlockAt)> {
         self.blocks(table).filter(|&at| !self.is_stub(at)).map(|at| (self.table_of_block(table, at), at))
     }
 }

@@ -1,6 +1,7 @@
 //! The token of the holder of the structure lock.
 
 use super::home::{Home, KeyAt, Table};
+use super::layout::At;
 use crate::error::{Error, Result};
 use crate::hash::Hash;
 use std::fs::File;
@@ -49,12 +50,12 @@ impl<'a> Locked<'a> {
     }
 
     /// Allocates `count` zeroed words.
-    pub(in crate::state) fn allocate(&self, count: u64) -> Result<u64> {
+    pub(in crate::state) fn allocate<Words>(&self, count: u64) -> Result<At<Words>> {
         loop {
             self.grow(count)?;
             // Another caller, which needs no lock for it, may have taken the space. Make more.
             if let Ok(at) = self.arena.allocate_reserved(count) {
-                return Ok(at);
+                return Ok(At::new(at));
             }
         }
     }

@@ -9,7 +9,9 @@
 //! Limits are added and renamed in `limits.rs`. A table is replaced when its policy changes: see `rewrite.rs`.
 
 use super::home::{AtOnce, BEHIND, Home, Keeping, Table, UNKEPT};
-use super::layout::{FIRST_LIMIT, NAME_CHAINS, NAMES, key_word, limit_word, link_word, table_word};
+use super::layout::{
+    At, FIRST_LIMIT, LimitAt, NAME_CHAINS, NAMES, TableAt, key_word, limit_word, link_word, table_word,
+};
 use crate::algorithm::grants;
 use crate::atomic::*;
 use crate::damage::{bounded, nonsense};
@@ -41,65 +43,63 @@ const GRANTS_CLASS: u64 = 62;
 
 impl Home {
     /// Finds the limit with this name.
-    pub fn find_limit(&self, name: &str) -> Option<u64> {
+    pub fn find_limit(&self, name: &str) -> Option<LimitAt> {
         let Hash(name) = self.hash(b'n', name);
-        let is_its =
-            |limit: &u64| self.get(limit + limit_word::NAME) == name || self.get(limit + limit_word::NEXT_NAME) == name;
-        self.linked(name).find(is_its)
+        let has_it = |limit: LimitAt, word| self.get(limit + word) == name;
+        self.linked(name).find(|at| has_it(*at, limit_word::NAME) || has_it(*at, limit_word::NEXT_NAME))
     }
 
     /// The limits that have, had or are about to get this name, or another name of the same chain.
-    pub(in crate::state) fn linked(&self, name: [u64; 2]) -> impl Iterator<Item = u64> {
-        let next = |at: u64| Some(self.arena.word(at).load(Acquire)).filter(|at| *at != 0);
-        let links = std::iter::successors(next(chain(name)), move |link| next(link + link_word::NEXT));
-        bounded(links, self.arena.most()).map(|link| self.arena.word(link + link_word::LIMIT).load(Relaxed))
+    pub(in crate::state) fn linked(&self, name: [u64; 2]) -> impl Iterator<Item = LimitAt> {
+        let links = self.leads_to::<link_word::Of>(chain(name));
+        let links = std::iter::successors(links, |link| self.leads_to(*link + link_word::NEXT));
+        bounded(links, self.arena.most()).map(|link| At::new(self.arena.word(link + link_word::LIMIT).load(Relaxed)))
     }
 
     /// All limits, including those without a name.
-    pub(in crate::state) fn limits(&self) -> impl Iterator<Item = u64> {
-        let next = |at: u64| Some(self.arena.word(at).load(Acquire)).filter(|at| *at != 0);
-        bounded(
-            std::iter::successors(next(FIRST_LIMIT), move |limit| next(limit + limit_word::NEXT)),
-            self.arena.most(),
-        )
+    pub(in crate::state) fn limits(&self) -> impl Iterator<Item = LimitAt> {
+        let all = std::iter::successors(self.leads_to(FIRST_LIMIT), |limit: &LimitAt| {
+            self.leads_to(*limit + limit_word::NEXT)
+        });
+        bounded(all, self.arena.most())
     }
 
     /// Returns whether the limit has lost its name.
-    pub fn is_retired(&self, limit: u64) -> bool {
+    pub fn is_retired(&self, limit: LimitAt) -> bool {
         self.get(limit + limit_word::NAME) == NO_NAME
     }
 
     /// The gate that binds all keys of a limit.
     #[inline(always)]
-    pub fn limit_gate(&self, limit: u64) -> &AtomicU64 {
+    pub fn limit_gate(&self, limit: LimitAt) -> &AtomicU64 {
         self.arena.word(limit + limit_word::GATE)
     }
 
     /// The place of the limit's current table.
     #[inline(always)]
-    pub fn current_table(&self, limit: u64) -> u64 {
-        self.arena.word(limit + limit_word::TABLE).load(Acquire)
+    pub fn current_table(&self, limit: LimitAt) -> TableAt {
+        TableAt::new(self.arena.word(limit + limit_word::TABLE).load(Acquire))
     }
 
     /// The limit's current table.
-    pub fn table(&self, limit: u64) -> Table {
+    pub fn table(&self, limit: LimitAt) -> Table {
         let table = self.table_at(self.current_table(limit));
         let of = self.arena.word(table.at + table_word::LIMIT).load(Relaxed);
-        if of != limit {
+        if of != limit.offset() {
             nonsense(format_args!("a table of the limit at {of} at {limit}"));
         }
         table
     }
 
     /// Writes the policy of a new table.
-    pub(in crate::state) fn set_policy(&self, at: u64, policy: Policy) {
+    pub(in crate::state) fn set_policy(&self, at: TableAt, policy: Policy) {
         let words = policy.to_words();
         self.set(at + table_word::POLICY, words);
         self.set(at + table_word::SUM, [sum(words)]);
     }
 
-    pub fn table_at(&self, at: u64) -> Table {
-        let words = self.arena.words(at, table_word::WORDS);
+    pub fn table_at(&self, at: TableAt) -> Table {
+        let words = self.arena.words(at.offset(), table_word::WORDS);
         let word = |i: u64| words[i as usize].load(Relaxed);
         let policy = Policy::from_words(|i| word(table_word::POLICY + i as u64))
             .filter(|_| sum(std::array::from_fn(|i| word(table_word::POLICY + i as u64))) == word(table_word::SUM))
@@ -176,8 +176,8 @@ impl Home {
     }
 
     /// The limit of a table or plan.
-    pub(in crate::state) fn limit_of(&self, table: &Table) -> u64 {
-        self.arena.word(table.at + table_word::OWNER).load(Acquire)
+    pub(in crate::state) fn limit_of(&self, table: &Table) -> LimitAt {
+        At::new(self.arena.word(table.at + table_word::OWNER).load(Acquire))
     }
 }
 

@@ -7,7 +7,7 @@
 use crate::atomic::*;
 use crate::snapshot::ProcessSnapshot;
 use crate::state::cells::home::Home;
-use crate::state::cells::layout::{MEMBERS, WAITERS};
+use crate::state::cells::layout::{LimitAt, MEMBERS, WAITERS};
 use crate::state::files::arena::HEADER_WORDS;
 use crate::time::from_ticks;
 
@@ -98,8 +98,8 @@ impl Home {
     }
 
     /// Changes the number of callers of this process that wait for a limit.
-    pub fn waits_more(&self, limit: u64, member: u64, by: i64) {
-        let name = member << MEMBER | limit;
+    pub fn waits_more(&self, limit: LimitAt, member: u64, by: i64) {
+        let name = member << MEMBER | limit.offset();
         let Some(entry) = self.entry_of(name) else { return };
         let tag = member << TAG;
         let more = |word: u64| {
@@ -135,12 +135,12 @@ impl Home {
     }
 
     /// The number of waiting callers of each limit, in living processes.
-    pub fn all_waiting(&self) -> std::collections::HashMap<u64, u64> {
+    pub fn all_waiting(&self) -> std::collections::HashMap<LimitAt, u64> {
         let mut all = std::collections::HashMap::new();
         let mut is_dead = std::collections::HashMap::new();
         for entry in self.waits().chunks_exact(WAIT_WORDS as usize) {
             let (name, word) = (entry[0].load(Acquire), entry[1].load(Acquire));
-            let (limit, member) = (name & ((1 << MEMBER) - 1), name >> MEMBER);
+            let (limit, member) = (LimitAt::new(name & ((1 << MEMBER) - 1)), name >> MEMBER);
             let is_its = name != 0 && word >> TAG == member & u64::from(u32::MAX) && word as u32 != 0;
             if is_its && !*is_dead.entry(member).or_insert_with(|| self.is_dead(member)) {
                 *all.entry(limit).or_insert(0) += u64::from(word as u32);

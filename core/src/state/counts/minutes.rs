@@ -11,7 +11,7 @@ use crate::algorithm::log::Ask;
 use crate::atomic::*;
 use crate::hash::Hash;
 use crate::state::cells::home::{Home, Table};
-use crate::state::cells::layout::{NEWS, limit_word, table_word};
+use crate::state::cells::layout::{LimitAt, NEWS, limit_word, table_word};
 use crate::state::cells::locked::Locked;
 use crate::state::files::arena::{ALLOCATED, HEADER_WORDS};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -49,7 +49,7 @@ impl Minute {
 }
 
 /// A minute to be written to the database, with its limit.
-pub(crate) type News = (u64, Minute);
+pub(crate) type News = (LimitAt, Minute);
 
 /// The current minute, by the wall clock.
 pub(in crate::state) fn this_minute() -> u64 {
@@ -57,12 +57,12 @@ pub(in crate::state) fn this_minute() -> u64 {
 }
 
 impl Home {
-    fn minute_words(&self, limit: u64) -> [&[AtomicU64]; 2] {
+    fn minute_words(&self, limit: LimitAt) -> [&[AtomicU64]; 2] {
         [0, 1].map(|i| self.arena.words(limit + limit_word::MINUTES + i * MINUTE_WORDS, MINUTE_WORDS))
     }
 
     /// The most units seen in use in this minute and the one before.
-    pub fn peak(&self, limit: u64) -> u64 {
+    pub fn peak(&self, limit: LimitAt) -> u64 {
         let now = this_minute();
         let is_recent = |words: &&[AtomicU64]| (words[0].load(Acquire) >> 1).saturating_add(1) >= now;
         self.minute_words(limit).into_iter().filter(is_recent).map(|words| words[4].load(Acquire)).max().unwrap_or(0)
@@ -79,7 +79,7 @@ impl Home {
     }
 
     /// The stored minutes of a limit, two at most.
-    pub fn latest_minutes(&self, limit: u64) -> impl Iterator<Item = Minute> {
+    pub fn latest_minutes(&self, limit: LimitAt) -> impl Iterator<Item = Minute> {
         let read = |words: &[AtomicU64]| {
             let [at, units, denied, waited, peak] = std::array::from_fn(|i| words[i].load(Acquire));
             Minute { at: at >> 1, units, denied, waited, peak }
@@ -117,7 +117,7 @@ impl Home {
 
 impl Locked<'_> {
     /// Adds counts to a minute of a limit.
-    pub(super) fn note_minute(&self, limit: u64, new: Minute) {
+    pub(super) fn note_minute(&self, limit: LimitAt, new: Minute) {
         if new == (Minute { at: new.at, units: 0, denied: 0, waited: 0, peak: 0 }) {
             return;
         }
@@ -135,12 +135,12 @@ impl Locked<'_> {
     }
 
     /// Adds a limit to the list of those with unwritten counts of such a minute, if it is not in it.
-    fn enlist(&self, limit: u64, at: u64) {
+    fn enlist(&self, limit: LimitAt, at: u64) {
         let next = &self.minute_words(limit)[(at % 2) as usize][NEXT];
         if self.is_lane() && next.load(Acquire) == 0 {
             let first = self.arena.word(NEWS + at % 2);
             next.store(first.load(Acquire).max(END), Release);
-            first.store(limit, Release);
+            first.store(limit.offset(), Release);
         }
     }
 
@@ -153,10 +153,11 @@ impl Locked<'_> {
         for kind in [now + 1, now].into_iter().take(if all { 2 } else { 1 }) {
             let first = self.arena.word(NEWS + kind % 2);
             while news.len() < LIMITS
-                && let limit = first.load(Acquire)
-                && limit > END
+                && let at = first.load(Acquire)
+                && at > END
             {
-                if !self.is_limit(limit) {
+                let limit = LimitAt::new(at);
+                if !self.is_limit(at) {
                     // Decisions do not depend on it, so it may be forgotten.
                     first.store(END, Release);
                     break;

@@ -17,7 +17,7 @@ use crate::fork::PerProcess;
 use crate::hash::Hash;
 use crate::snapshot::WAIT_BOUNDS;
 use crate::state::cells::home::{Home, KeyAt, Table, UNKEPT};
-use crate::state::cells::layout::{key_word, limit_word};
+use crate::state::cells::layout::{BlockAt, LimitAt, key_word, limit_word};
 use crate::state::cells::locked::Locked;
 use crate::stats::Stats;
 use crossbeam_utils::CachePadded;
@@ -81,7 +81,7 @@ struct FlushState {
 }
 
 /// The identity of a limit within a process: the number of the store's home, and the place in it.
-type Id = (u64, u64);
+type Id = (u64, LimitAt);
 
 /// The counts of one limit in this process.
 #[derive(Debug)]
@@ -285,7 +285,7 @@ impl Counts {
     }
 
     /// Adds the counts since the last flush to the sums. Only for the holder of the structure lock.
-    pub(super) fn flush(&self, home: &Locked, limit: u64) -> Result<()> {
+    pub(super) fn flush(&self, home: &Locked, limit: LimitAt) -> Result<()> {
         let table = home.table(limit);
         let mut flushed = self.flushed.lock().unwrap_or_else(PoisonError::into_inner);
         let now: [u64; OF_A_PROCESS] = std::array::from_fn(|what| {
@@ -438,17 +438,17 @@ fn take_stripe() -> usize {
 // ---- sums ----
 
 impl Home {
-    pub fn policy_changed(&self, limit: u64) {
+    pub fn policy_changed(&self, limit: LimitAt) {
         self.arena.word(limit + limit_word::COUNTS + POLICY_CHANGES as u64).fetch_add(1, Relaxed);
     }
 
     /// The counts of a limit, without those that processes have not flushed yet.
-    pub fn counts(&self, limit: u64) -> Stats {
+    pub fn counts(&self, limit: LimitAt) -> Stats {
         stats(self.get(limit + limit_word::COUNTS))
     }
 
     /// The counts of a block's key.
-    pub(super) fn stats_at(&self, at: u64) -> Stats {
+    pub(super) fn stats_at(&self, at: BlockAt) -> Stats {
         let mut counts = [0; OF_A_LIMIT];
         for (count, word) in counts.iter_mut().zip(key_word::COUNTS) {
             *count = self.arena.word(at + word).load(Relaxed);

@@ -13,7 +13,7 @@ use crate::error::Result;
 use crate::hash::Hash;
 use crate::state::cells::block::Head;
 use crate::state::cells::home::Home;
-use crate::state::cells::layout::{CHANGED, CHANGED_DONE, CHANGED_TAIL, key_word, limit_word};
+use crate::state::cells::layout::{BlockAt, CHANGED, CHANGED_DONE, CHANGED_TAIL, LimitAt, key_word, limit_word};
 use crate::state::cells::locked::Locked;
 use crate::state::files::arena::HEADER_WORDS;
 use crate::time::Tick;
@@ -28,7 +28,7 @@ const ENTRY: u64 = 5;
 const LISTED_FOR: Tick = 1_000_000;
 
 /// A changed key: the place of its limit, and its hash.
-pub(in crate::state) type Changed = (u64, Hash);
+pub(in crate::state) type Changed = (LimitAt, Hash);
 
 /// Returns whether the key of this head must be listed. Called after each start.
 #[inline(always)]
@@ -45,14 +45,14 @@ impl Home {
 
     /// Lists a key. A caller that finds it listed leaves it alone for a while.
     #[cold]
-    pub fn list(&self, limit: u64, key: u64, hash: Hash, now: Tick) {
+    pub fn list(&self, limit: LimitAt, key: BlockAt, hash: Hash, now: Tick) {
         self.arena.word(key + key_word::LISTED).store(now + LISTED_FOR, Relaxed);
         let number = self.arena.word(CHANGED_TAIL).fetch_add(1, AcqRel);
         let [seq, limit_at, h0, h1, at] = self.entry(number);
         // A reader accepts an entry if its number is the same before and after. Each store releases, so that a reader
         // cannot combine a word of a later entry with the number of this one.
         seq.store(0, Release);
-        limit_at.store(limit, Release);
+        limit_at.store(limit.offset(), Release);
         h0.store(hash.0[0], Release);
         h1.store(hash.0[1], Release);
         at.store(now, Release);
@@ -98,7 +98,7 @@ impl Home {
         if !is_whole() {
             return None;
         }
-        let changed = (limit.load(Acquire), Hash([h0.load(Acquire), h1.load(Acquire)]));
+        let changed = (LimitAt::new(limit.load(Acquire)), Hash([h0.load(Acquire), h1.load(Acquire)]));
         let at = at.load(Acquire);
         is_whole().then_some((changed, at))
     }
@@ -126,7 +126,7 @@ impl Home {
     // // ---- names: the ledger contains names, not their hashes ----
 
     /// The text of a limit's name. `None` if the limit has lost its name, or a process died while renaming it.
-    pub(in crate::state) fn name_of(&self, limit: u64) -> Option<String> {
+    pub(in crate::state) fn name_of(&self, limit: LimitAt) -> Option<String> {
         let text = self.arena.word(limit + limit_word::TEXT).load(Acquire);
         if text == 0 {
             return None;
@@ -144,11 +144,11 @@ impl Home {
 
 impl Locked<'_> {
     /// Stores the text of a limit's name, in the old place if it fits.
-    pub(in crate::state) fn set_name_text(&self, limit: u64, name: &str) -> Result<()> {
+    pub(in crate::state) fn set_name_text(&self, limit: LimitAt, name: &str) -> Result<()> {
         let words = (name.len() as u64).div_ceil(8);
         let mut text = self.arena.word(limit + limit_word::TEXT).load(Acquire);
         if text == 0 || self.arena.word(text).load(Acquire) < words {
-            text = self.allocate(2 + words)?;
+            text = self.allocate::<()>(2 + words)?.offset();
             self.arena.word(text).store(words, Release);
         }
         for (word, bytes) in self.arena.words(text + 2, words).iter().zip(name.as_bytes().chunks(8)) {

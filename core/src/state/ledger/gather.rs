@@ -10,7 +10,7 @@ use crate::atomic::*;
 use crate::error::Result;
 use crate::hash::Hash;
 use crate::state::cells::home::{Home, KeyAt, Table, UNKEPT};
-use crate::state::cells::layout::key_word;
+use crate::state::cells::layout::{LimitAt, key_word};
 use crate::state::cells::locked::Locked;
 use crate::state::counts::minutes::News;
 use crate::time::Now;
@@ -27,7 +27,7 @@ const MOMENT: Duration = Duration::from_millis(2);
 
 /// The starts of a key that are missing from the ledger.
 pub(crate) struct Unlogged {
-    limit: u64,
+    limit: LimitAt,
     table: Table,
     key: KeyAt,
     hash: Hash,
@@ -41,13 +41,13 @@ pub(crate) struct Batch {
     /// The lane that it belongs to.
     instance: u64,
     pub keys: Vec<Unlogged>,
-    names: BTreeMap<u64, String>,
+    names: BTreeMap<LimitAt, String>,
     now: Now,
     moment: Moment,
     /// The counts of minutes.
     pub news: Vec<News>,
     /// Limits without a name at this moment. Their keys are left out.
-    pub unnamed: Vec<u64>,
+    pub unnamed: Vec<LimitAt>,
     /// How far the batch covers the list of changed keys.
     pub listed_to: u64,
     /// Where a pass through limits continues: the limit and the hash.
@@ -77,13 +77,13 @@ impl Locked<'_> {
         });
         let mut batch = self.batch(keys.collect(), listed_to);
         batch.news = self.take_news(all_minutes);
-        let name = |limit: u64| Some((limit, self.name_of(limit)?));
+        let name = |limit: LimitAt| Some((limit, self.name_of(limit)?));
         batch.names.extend(batch.news.iter().filter_map(|(limit, _)| name(*limit)));
         batch
     }
 
     /// Gathers the keys of limits for a moment, starting at a limit and a hash.
-    pub fn gather_from(&self, limits: &[u64], (mut n, mut hash): (usize, u64)) -> Batch {
+    pub fn gather_from(&self, limits: &[LimitAt], (mut n, mut hash): (usize, u64)) -> Batch {
         let (began, mut all) = (Instant::now(), Vec::new());
         let next = loop {
             let Some(&limit) = limits.get(n) else { break None };
@@ -146,7 +146,7 @@ impl Locked<'_> {
         Batch { instance, keys, names, news: Vec::new(), unnamed, now, moment, listed_to, next: None, keeps_to }
     }
 
-    fn unlogged(&self, limit: u64, table: Table, key: KeyAt) -> Option<Unlogged> {
+    fn unlogged(&self, limit: LimitAt, table: Table, key: KeyAt) -> Option<Unlogged> {
         // A start from here on lists the key again. (Memory that is only read need not be written to disk.)
         let listed = self.arena.word(key.at + key_word::LISTED);
         if listed.load(Acquire) != 0 {
@@ -180,7 +180,7 @@ impl Locked<'_> {
 }
 
 /// Writes everything that a limit has to an older copy. For the holder of the structure lock.
-pub(super) fn write_limit(locked: &Locked, database: &mut Database, limit: u64) -> Result<()> {
+pub(super) fn write_limit(locked: &Locked, database: &mut Database, limit: LimitAt) -> Result<()> {
     let mut from = Some((0, 0));
     while let Some(place) = from {
         let batch = locked.gather_from(&[limit], place);

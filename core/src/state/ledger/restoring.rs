@@ -24,7 +24,7 @@ use crate::error::Result;
 use crate::fault;
 use crate::hash::Hash;
 use crate::state::cells::home::{BEHIND, Blocked, Home, Table};
-use crate::state::cells::layout::{RESTORING, limit_word, table_word};
+use crate::state::cells::layout::{LimitAt, RESTORING, TableAt, limit_word, table_word};
 use crate::state::cells::locked::Locked;
 use crate::time::{Now, Tick};
 use rusqlite::{OptionalExtension, named_params, params};
@@ -78,14 +78,14 @@ impl Past {
 }
 
 impl Home {
-    /// The table that a limit got when the lane was rebuilt, while keys of it may be only in the ledger; else 0.
-    fn unrestored(&self, table: &Table) -> u64 {
-        self.arena.word(self.limit_of(table) + limit_word::UNRESTORED).load(Acquire)
+    /// The table that a limit got when the lane was rebuilt, while keys of it may be only in the ledger.
+    fn unrestored(&self, table: &Table) -> Option<TableAt> {
+        self.leads_to(self.limit_of(table) + limit_word::UNRESTORED)
     }
 
     /// Returns whether a key that is not in this table may be in the ledger.
     pub(in crate::state) fn may_restore(&self, table: &Table) -> bool {
-        self.unrestored(table) != 0
+        self.unrestored(table).is_some()
     }
 
     /// Returns whether keys of any limit may be only in the ledger.
@@ -117,22 +117,19 @@ impl Home {
     }
 
     fn former(&self, table: &Table) -> Table {
-        match self.unrestored(table) {
-            0 => *table,
-            at => self.table_at(at),
-        }
+        self.unrestored(table).map_or(*table, |at| self.table_at(at))
     }
 }
 
 impl Locked<'_> {
     /// Leaves the keys of these limits to their first use. The lane is not published yet.
-    pub(super) fn restore_later(&self, database: &Database, past: Past, limits: &[(u64, String)]) -> Result<()> {
+    pub(super) fn restore_later(&self, database: &Database, past: Past, limits: &[(LimitAt, String)]) -> Result<()> {
         self.set(RESTORING + 1, past.to_words());
         self.set(RESTORING + 1 + Past::WORDS, [0]);
         for (limit, name) in limits {
             let has_some = database.has_rows_to_restore(name, past)?;
-            let table = if has_some { self.table(*limit).at } else { 0 };
-            self.set(limit + limit_word::UNRESTORED, [table]);
+            let table = if has_some { self.table(*limit).at.offset() } else { 0 };
+            self.set(*limit + limit_word::UNRESTORED, [table]);
         }
         self.arena.word(RESTORING).store(1, Release);
         Ok(())

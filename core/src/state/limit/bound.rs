@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::hash::Hash;
 use crate::state::cells::block::{gate_in, hash_in};
 use crate::state::cells::home::{AtOnce, Blocked, Home, KeyAt, Table};
-use crate::state::cells::layout::key_word;
+use crate::state::cells::layout::{BlockAt, LimitAt, TableAt, key_word};
 use crate::state::cells::locked::Locked;
 use crate::state::counts::Counts;
 use crate::state::session::made::Made;
@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr};
 #[derive(Debug)]
 pub(crate) struct Bound {
     home: *const Home,
-    pub(super) limit: u64,
+    pub(super) limit: LimitAt,
     /// The hasher of its keys.
     hasher: SipHasher13,
     /// The gate of all its keys.
@@ -165,12 +165,9 @@ impl Bound {
         // earlier one, in which no decision succeeds. Words of the block that are read afterwards belong to that life or a
         // later one.
         let life = decoded.empty_life.load(Acquire);
-        let at = decoded.empty_at.load(Acquire);
-        if at == 0 {
-            return None;
-        }
+        let at = BlockAt::some(decoded.empty_at.load(Acquire))?;
         // SAFETY: the block was there, with its ring, when it was found.
-        let words = unsafe { self.home().arena.words_unchecked(at, key_word::RING + decoded.table.ring) };
+        let words = unsafe { self.home().arena.words_unchecked(at.offset(), key_word::RING + decoded.table.ring) };
         let life = if fault::planted("any life") { words[key_word::LIFE as usize].load(Acquire) } else { life };
         Some((KeyAt { at, life, table: decoded.table.at }, words))
     }
@@ -190,7 +187,7 @@ impl Bound {
         let has_begun = |life| life != 0 || !decoded.table.is_sliced;
         if let Some((KeyAt { at, life, .. }, _)) = found.filter(|found| has_begun(found.0.life)) {
             decoded.empty_life.store(life, Release);
-            decoded.empty_at.store(at, Release);
+            decoded.empty_at.store(at.offset(), Release);
         }
         decoded.is_looking.store(false, Release);
     }
@@ -245,7 +242,7 @@ impl Bound {
 pub(crate) struct Stuck<'b> {
     pub(super) bound: &'b Bound,
     pub(super) blocked: Blocked,
-    pub(super) table: u64,
+    pub(super) table: TableAt,
 }
 
 impl Drop for Bound {
@@ -347,7 +344,7 @@ impl Limit {
     }
 
     /// With `again`, this limiter has declared it before, so the store's present policy applies.
-    fn declare_or_attach(&self, home: &Home, locked: &Locked, again: bool) -> Result<u64> {
+    fn declare_or_attach(&self, home: &Home, locked: &Locked, again: bool) -> Result<LimitAt> {
         let is_declared = |made: &Arc<Made>| again || made.is_declared.load(Acquire);
         let theirs = if self.made.as_ref().is_none_or(is_declared) { self.store.declared(&self.name)? } else { None };
         if let (Some(made), None) = (&self.made, theirs) {

@@ -8,6 +8,7 @@ use crate::error::{Error, Result};
 use crate::hash::Hash;
 use crate::policy::{self};
 use crate::state::cells::home::{Home, Keeping, Table};
+use crate::state::cells::layout::LimitAt;
 use crate::state::cells::locked::Locked;
 use crate::state::ledger::gather::moment;
 use crate::state::rare::take_back::take_back;
@@ -18,12 +19,12 @@ use std::time::Duration;
 
 impl Limit {
     /// Runs a rare operation on the limit's table, under the structure lock.
-    pub(super) fn with_table<R>(&self, f: impl Fn(&Locked, u64, &Table) -> Result<R>) -> Result<R> {
+    pub(super) fn with_table<R>(&self, f: impl Fn(&Locked, LimitAt, &Table) -> Result<R>) -> Result<R> {
         self.with_table_for(self.store.options.timeout, f)
     }
 
     /// The same, but waits at most this long.
-    fn with_table_for<R>(&self, timeout: Duration, f: impl Fn(&Locked, u64, &Table) -> Result<R>) -> Result<R> {
+    fn with_table_for<R>(&self, timeout: Duration, f: impl Fn(&Locked, LimitAt, &Table) -> Result<R>) -> Result<R> {
         let answer = Cell::new(None);
         let f = |locked: &Locked, limit, table: &Table| f(locked, limit, table).map(|result| answer.set(Some(result)));
         self.lock_table(timeout, &f)?;
@@ -41,7 +42,7 @@ impl Limit {
     }
 
     /// [`Limit::with_table`] without generic types: there are nearly a hundred uses.
-    fn lock_table(&self, timeout: Duration, f: &dyn Fn(&Locked, u64, &Table) -> Result<()>) -> Result<()> {
+    fn lock_table(&self, timeout: Duration, f: &dyn Fn(&Locked, LimitAt, &Table) -> Result<()>) -> Result<()> {
         // Finding the limit for the first time takes more than the lock, and so does any finding on a server.
         if self.store.server().is_some() || self.bound.load(Acquire).is_null() {
             self.bound()?;

@@ -24,7 +24,9 @@ use crate::hash::{Hash, sum};
 use crate::policy::Policy;
 use crate::state::cells::home::{Home, KeyAt, Table};
 use crate::state::cells::index::{Root, entry, is_empty};
-use crate::state::cells::layout::{STUBS, index_word, key_word, limit_word, table_word};
+use crate::state::cells::layout::{
+    BlockAt, LimitAt, STUBS, SegmentAt, TableAt, index_word, key_word, limit_word, table_word,
+};
 use crate::state::cells::locked::Locked;
 use crate::state::files::arena::{ALLOCATED, HEADER_WORDS};
 use crate::time::Tick;
@@ -43,9 +45,9 @@ impl Home {
     /// Returns whether this is a plan of the table's limit. Called when a block names another table, because that word
     /// may be the next block in a list of free ones.
     #[cold]
-    pub(in crate::state) fn is_plan_of(&self, table: &Table, at: u64) -> bool {
-        let is_inside =
-            at >= HEADER_WORDS && at.saturating_add(table_word::WORDS) <= self.arena.word(ALLOCATED).load(Acquire);
+    pub(in crate::state) fn is_plan_of(&self, table: &Table, at: TableAt) -> bool {
+        let is_inside = at.offset() >= HEADER_WORDS
+            && at.offset().saturating_add(table_word::WORDS) <= self.arena.word(ALLOCATED).load(Acquire);
         // No block of a key has the address of a limit in this word.
         is_inside
             && self.arena.word(at + table_word::OWNER).load(Acquire)
@@ -58,23 +60,23 @@ impl Home {
     }
 
     /// The table that applies to a block in the index. For the holder of the structure lock.
-    pub(in crate::state) fn table_of_block(&self, table: &Table, at: u64) -> Table {
-        let words = self.arena.word(at + key_word::TABLE).load(Acquire);
+    pub(in crate::state) fn table_of_block(&self, table: &Table, at: BlockAt) -> Table {
+        let words = TableAt::new(self.arena.word(at + key_word::TABLE).load(Acquire));
         if words == table.at { *table } else { self.table_at(words) }
     }
 
     /// Returns whether a limit has, or had, keys with their own policies.
     #[inline(always)]
-    pub fn has_plans(&self, limit: u64) -> bool {
+    pub fn has_plans(&self, limit: LimitAt) -> bool {
         self.arena.word(limit + limit_word::PLANS).load(Acquire) != 0
     }
 
-    pub(in crate::state) fn is_stub(&self, at: u64) -> bool {
+    pub(in crate::state) fn is_stub(&self, at: BlockAt) -> bool {
         self.arena.word(at + key_word::IS_STUB).load(Acquire) != 0
     }
 
     /// The block or stub of a key. For the holder of the structure lock.
-    pub(in crate::state) fn block_of(&self, table: &Table, hash: Hash) -> Option<u64> {
+    pub(in crate::state) fn block_of(&self, table: &Table, hash: Hash) -> Option<BlockAt> {
         self.probe(table, self.segment_of(table, hash), hash).ok().map(|(_, found)| found.at)
     }
 
@@ -88,7 +90,7 @@ impl Home {
     }
 
     /// The table that applies to a key with cells. For the holder of the structure lock.
-    pub(in crate::state) fn table_in_use(&self, limit: u64, hash: Hash) -> Option<Table> {
+    pub(in crate::state) fn table_in_use(&self, limit: LimitAt, hash: Hash) -> Option<Table> {
         let table = self.table(limit);
         let (_, found) = self.probe(&table, self.segment_of(&table, hash), hash).ok()?;
         (!self.is_stub(found.at)).then(|| self.table_of(&table, found))
@@ -99,7 +101,7 @@ impl Home {
     }
 
     /// The keys of a table that are on plans, with their plans.
-    pub(in crate::state) fn keys_on_plans(&self, table: &Table) -> impl Iterator<Item = (Table, u64)> {
+    pub(in crate::state) fn keys_on_plans(&self, table: &Table) -> impl Iterator<Item = (Table, BlockAt)> {
         let all = self.blocks(table).map(|at| (self.table_of_block(table, at), at));
         all.filter(|(own, _)| own.at != table.at && !self.is_before(table, own))
     }
@@ -107,7 +109,7 @@ impl Home {
 
 impl Locked<'_> {
     /// Makes space for moving a key to another plan, so that the move cannot fail.
-    pub fn make_space_for_key(&self, limit: Option<u64>, policy: Option<Policy>) -> Result<()> {
+    pub fn make_space_for_key(&self, limit: Option<LimitAt>, policy: Option<Policy>) -> Result<()> {
         let Some(table) = limit.map(|limit| self.table(limit)) else { return Ok(()) };
         let policy = policy.unwrap_or(table.policy);
         let plan = CHAINS + table_word::WORDS + key_word::RING;
@@ -118,7 +120,7 @@ impl Locked<'_> {
     }
 
     /// Applies a policy of its own, or the limit's, to a key. Its starts keep counting; places are exchanged.
-    pub fn set_plan(&self, limit: u64, (hash, text): (Hash, &str), policy: Option<Policy>) -> Result<()> {
+    pub fn set_plan(&self, limit: LimitAt, (hash, text): (Hash, &str), policy: Option<Policy>) -> Result<()> {
         let mut search = Search::default();
         for _ in 0..MOST_TURNS {
             let table = self.table(limit);
@@ -158,7 +160,7 @@ impl Locked<'_> {
                 }
                 self.rewrite_as(&table, hash, &own, |_| {})?;
             } else if policy.is_some() {
-                self.arena.word(from.at + key_word::TABLE).store(own.at, Release);
+                self.arena.word(from.at + key_word::TABLE).store(own.at.offset(), Release);
             } else {
                 self.wake_key(&own, (index, slot), from.at, hash, &[])?;
             }
@@ -174,7 +176,7 @@ impl Locked<'_> {
     /// Adds a key on a plan, in a lane that is being rebuilt.
     pub(in crate::state) fn add_key_on_plan(
         &self,
-        limit: u64,
+        limit: LimitAt,
         (hash, text): (Hash, &str),
         policy: Policy,
         origin: Origin,
@@ -211,14 +213,14 @@ impl Locked<'_> {
     }
 
     /// The plan of a limit with this policy.
-    pub(in crate::state) fn plan(&self, limit: u64, policy: Policy, origin: Origin) -> Result<Table> {
+    pub(in crate::state) fn plan(&self, limit: LimitAt, policy: Policy, origin: Origin) -> Result<Table> {
         let word = self.arena.word(limit + limit_word::PLANS);
         if word.load(Acquire) == 0 {
-            word.store(self.allocate(CHAINS)?, Release);
+            word.store(self.allocate::<()>(CHAINS)?.offset(), Release);
         }
         let chain = word.load(Acquire) + (sum(policy.to_words()) >> 32) % CHAINS;
-        let next = |at: u64| Some(self.arena.word(at).load(Acquire)).filter(|at| *at != 0);
-        let plans = std::iter::successors(next(chain), |at| next(at + table_word::NEXT));
+        let plans =
+            std::iter::successors(self.leads_to(chain), |plan: &TableAt| self.leads_to(*plan + table_word::NEXT));
         for at in bounded(plans, self.arena.most()) {
             let plan = self.table_at(at);
             if plan.policy == policy && self.origin(&plan) == origin {
@@ -232,8 +234,8 @@ impl Locked<'_> {
         let first = self.get::<1>(self.table(limit).at + table_word::FIRST_TICKET);
         self.set(at + table_word::FIRST_TICKET, first);
         self.set(at + table_word::NEXT, [self.arena.word(chain).load(Acquire)]);
-        self.set(at + table_word::OWNER, [limit]);
-        self.arena.word(chain).store(at, Release);
+        self.set(at + table_word::OWNER, [limit.offset()]);
+        self.arena.word(chain).store(at.offset(), Release);
         Ok(self.table_at(at))
     }
 
@@ -245,7 +247,7 @@ impl Locked<'_> {
     }
 
     /// Adds an unused key without cells. Returns `false` if there is no space, or if the key exists by now.
-    fn add_stub(&self, (index, slot): (u64, u64), plan: &Table, hash: Hash, text: &str) -> Result<bool> {
+    fn add_stub(&self, (index, slot): (SegmentAt, u64), plan: &Table, hash: Hash, text: &str) -> Result<bool> {
         if !self.takes_slot(index) {
             return Ok(false);
         }
@@ -261,7 +263,7 @@ impl Locked<'_> {
         Ok(is_added)
     }
 
-    fn new_stub(&self, plan: &Table, hash: Hash, text: &str) -> Result<u64> {
+    fn new_stub(&self, plan: &Table, hash: Hash, text: &str) -> Result<BlockAt> {
         let at = self.used_in(STUBS).map_or_else(|| self.allocate(key_word::RING), Ok)?;
         self.arena.word(at + key_word::LIFE).store(CLOSED, Release);
         self.arena.word(at + key_word::IS_STUB).store(1, Release);
@@ -273,26 +275,26 @@ impl Locked<'_> {
     }
 
     /// The stub of a key whose cells go to another key. Its counts are kept or forgotten.
-    pub(super) fn stub_of(&self, plan: &Table, from: u64, keeps_counts: bool) -> Result<u64> {
+    pub(super) fn stub_of(&self, plan: &Table, from: BlockAt, keeps_counts: bool) -> Result<BlockAt> {
         let at = self.new_stub(plan, self.hash_at(from), "")?;
         self.copy_identity(from, at, keeps_counts);
         Ok(at)
     }
 
     /// Copies the text and counts of a key.
-    fn copy_identity(&self, from: u64, into: u64, with_counts: bool) {
+    fn copy_identity(&self, from: BlockAt, into: BlockAt, with_counts: bool) {
         let text = key_word::TEXT..key_word::TEXT + key_word::TEXT_WORDS;
         for word in text.chain(key_word::COUNTS.into_iter().filter(|_| with_counts)) {
             self.arena.word(into + word).store(self.arena.word(from + word).load(Acquire), Release);
         }
     }
 
-    pub(super) fn retire_stub(&self, at: u64) {
+    pub(super) fn retire_stub(&self, at: BlockAt) {
         self.retire_to(STUBS, at);
     }
 
     /// A block with the cells of a key that had none, with these starts. It is not published yet.
-    pub(super) fn write_key(&self, own: &Table, hash: Hash, text: &str, starts: &[Start]) -> Result<u64> {
+    pub(super) fn write_key(&self, own: &Table, hash: Hash, text: &str, starts: &[Start]) -> Result<BlockAt> {
         loop {
             // The same amount for which space was made.
             let need = self.key_words(own.policy) + 16;
@@ -312,8 +314,8 @@ impl Locked<'_> {
     pub(in crate::state) fn wake_key(
         &self,
         own: &Table,
-        (index, slot): (u64, u64),
-        stub: u64,
+        (index, slot): (SegmentAt, u64),
+        stub: BlockAt,
         hash: Hash,
         starts: &[Start],
     ) -> Result<()> {

@@ -8,41 +8,41 @@ use crate::hash::Hash;
 use crate::policy::Policy;
 use crate::state::cells::home::Table;
 use crate::state::cells::index::Root;
-use crate::state::cells::layout::{FIRST_LIMIT, index_word, limit_word, link_word, table_word};
+use crate::state::cells::layout::{At, BlockAt, FIRST_LIMIT, LimitAt, index_word, limit_word, link_word, table_word};
 use crate::state::cells::locked::Locked;
 use crate::state::cells::table::{NO_NAME, chain};
 use crate::time::Tick;
 
 impl Locked<'_> {
     /// Adds a limit. Unused keys count as started at `born`. Only for the holder of the structure lock.
-    pub fn add_limit(&self, name: &str, policy: Policy, born: Tick) -> Result<u64> {
-        let at = self.allocate(limit_word::WORDS)?;
+    pub fn add_limit(&self, name: &str, policy: Policy, born: Tick) -> Result<LimitAt> {
+        let at: LimitAt = self.allocate(limit_word::WORDS)?;
         let table = self.write_table(at, policy, (born, 0))?;
         let segment = self.new_segment(index_word::FIRST_CAPACITY, table.at)?;
         self.arena.word(table.at + table_word::INDEX).store(Root(0).next(segment, 0).0, Relaxed);
         let empty = self.fresh_empty_key(&table)?;
         self.insert(&table, segment, self.hash(b'k', ""), empty);
-        self.arena.word(table.at + table_word::EMPTY_KEY).store(empty, Relaxed);
+        self.arena.word(table.at + table_word::EMPTY_KEY).store(empty.offset(), Relaxed);
         self.set_name_text(at, name)?;
         let Hash(name) = self.hash(b'n', name);
         self.set(at + limit_word::NAME, name);
-        self.arena.word(at + limit_word::TABLE).store(table.at, Relaxed);
+        self.arena.word(at + limit_word::TABLE).store(table.at.offset(), Relaxed);
         let first = self.arena.word(FIRST_LIMIT);
         self.arena.word(at + limit_word::NEXT).store(first.load(Acquire), Relaxed);
-        first.store(at, Release);
-        self.link(at + limit_word::LINK, at, name);
+        first.store(at.offset(), Release);
+        self.link(At::new(at + limit_word::LINK), at, name);
         Ok(at)
     }
 
     /// Puts a limit into the chain of a name.
-    fn link(&self, link: u64, limit: u64, name: [u64; 2]) {
+    fn link(&self, link: At<link_word::Of>, limit: LimitAt, name: [u64; 2]) {
         let first = self.arena.word(chain(name));
-        self.set(link, [first.load(Acquire), limit]);
-        first.store(link, Release);
+        self.set(link + link_word::NEXT, [first.load(Acquire), limit.offset()]);
+        first.store(link.offset(), Release);
     }
 
     /// Gives a limit another name, which no other limit has. Only for the holder of the structure lock.
-    pub fn rename(&self, limit: u64, text: &str) -> Result<()> {
+    pub fn rename(&self, limit: LimitAt, text: &str) -> Result<()> {
         let Hash(name) = self.hash(b'n', text);
         if !self.linked(name).any(|linked| linked == limit) {
             self.link(self.allocate(link_word::WORDS)?, limit, name);
@@ -67,7 +67,7 @@ impl Locked<'_> {
 
     /// Takes a limit's name away, for a limit of another kind, and rejects callers that still use it. Only for the
     /// holder of the structure lock.
-    pub fn retire(&self, limit: u64) -> Result<()> {
+    pub fn retire(&self, limit: LimitAt) -> Result<()> {
         self.finish_change(limit)?;
         self.write_name(limit + limit_word::NEXT_NAME, NO_NAME);
         self.write_name(limit + limit_word::NAME, NO_NAME);
@@ -76,10 +76,10 @@ impl Locked<'_> {
 
     /// Writes a table whose unused keys count as started at `born`, and whose new keys have tickets from `first` on. It
     /// has no index yet.
-    pub(super) fn write_table(&self, limit: u64, policy: Policy, (born, first): (Tick, u64)) -> Result<Table> {
+    pub(super) fn write_table(&self, limit: LimitAt, policy: Policy, (born, first): (Tick, u64)) -> Result<Table> {
         let at = self.allocate(table_word::WORDS)?;
-        self.set(at + table_word::LIMIT, [limit]);
-        self.set(at + table_word::OWNER, [limit]);
+        self.set(at + table_word::LIMIT, [limit.offset()]);
+        self.set(at + table_word::OWNER, [limit.offset()]);
         self.set_policy(at, policy);
         self.set(at + table_word::BORN, [born]);
         self.set(at + table_word::FIRST_TICKET, [first]);
@@ -87,7 +87,7 @@ impl Locked<'_> {
     }
 
     /// The unused key "" of a new table.
-    pub(super) fn fresh_empty_key(&self, table: &Table) -> Result<u64> {
+    pub(super) fn fresh_empty_key(&self, table: &Table) -> Result<BlockAt> {
         loop {
             let block = self.unused_block(table)?;
             // A block that has used up its lives is abandoned.

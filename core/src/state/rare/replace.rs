@@ -20,7 +20,10 @@ use crate::fault;
 use crate::hash::Hash;
 use crate::policy::Policy;
 use crate::state::cells::home::{Home, KeyAt, Table};
-use crate::state::cells::layout::{CHANGER, CHANGER_SEEN, CHANGES, index_word, key_word, limit_word, table_word};
+use crate::state::cells::layout::{
+    At, BlockAt, CHANGER, CHANGER_SEEN, CHANGES, LimitAt, SegmentAt, TableAt, index_word, key_word, limit_word,
+    table_word,
+};
 use crate::state::cells::locked::Locked;
 use crate::time::{Tick, uptime};
 use std::time::{Duration, Instant};
@@ -46,17 +49,17 @@ fn is_over(began: Instant) -> bool {
 /// The table that a limit's table has replaced.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::state) struct Replaced {
-    table: u64,
+    table: TableAt,
     /// Whether its keys are forgotten.
     pub is_forgetting: bool,
 }
 
 impl Home {
     /// The change of a limit that is in progress.
-    pub(in crate::state) fn replaced(&self, limit: u64) -> Option<Replaced> {
+    pub(in crate::state) fn replaced(&self, limit: LimitAt) -> Option<Replaced> {
         let word = self.arena.word(limit + limit_word::REPLACED).load(Acquire);
         let is_forgetting = word & limit_word::FORGETTING != 0;
-        (word != 0).then_some(Replaced { table: word & !limit_word::FORGETTING, is_forgetting })
+        At::some(word & !limit_word::FORGETTING).map(|table| Replaced { table, is_forgetting })
     }
 
     /// Returns whether keys of any limit are still to be moved to its table.
@@ -91,8 +94,8 @@ impl Home {
     }
 
     /// Returns whether a segment may have keys of earlier tables.
-    pub(in crate::state) fn is_old(&self, table: &Table, segment: u64) -> bool {
-        self.arena.word(segment + index_word::TABLE).load(Acquire) != table.at
+    pub(in crate::state) fn is_old(&self, table: &Table, segment: SegmentAt) -> bool {
+        self.arena.word(segment + index_word::TABLE).load(Acquire) != table.at.offset()
     }
 
     /// Returns whether `own` is an earlier table of the limit, and not a plan.
@@ -112,13 +115,13 @@ impl Home {
 
 impl Locked<'_> {
     /// Applies a policy, if another one applies now.
-    pub fn apply_policy(&self, limit: u64, policy: Policy) -> Result<()> {
+    pub fn apply_policy(&self, limit: LimitAt, policy: Policy) -> Result<()> {
         let before = self.table(limit).policy;
         if before == policy.after(before) { Ok(()) } else { self.replace(limit, policy, false) }
     }
 
     /// Replaces a limit's policy, or keeps it and forgets all keys. [`Locked::continue_changes`] does the rest.
-    pub fn replace(&self, limit: u64, policy: Policy, is_forgetting: bool) -> Result<()> {
+    pub fn replace(&self, limit: LimitAt, policy: Policy, is_forgetting: bool) -> Result<()> {
         self.finish_change(limit)?;
         let old = self.table(limit);
         let policy = policy.after(old.policy);
@@ -131,21 +134,21 @@ impl Locked<'_> {
         self.set(new.at + table_word::LOST, lost);
         self.set(new.at + table_word::CLEARED, cleared);
         let root = self.root(&old).expect("a table in use has an index");
-        self.arena.word(new.at + table_word::INDEX).store(root.next(root.at(), root.depth()).0, Release);
+        self.arena.word(new.at + table_word::INDEX).store(root.again().0, Release);
         let empty = self.write_empty_key(&old, &new, is_forgetting)?;
-        self.arena.word(new.at + table_word::EMPTY_KEY).store(empty, Release);
+        self.arena.word(new.at + table_word::EMPTY_KEY).store(empty.offset(), Release);
         // In this order, so that a process that dies leaves a change that is either not published or in the list.
         self.drop_finished();
         let first = self.arena.word(CHANGES);
         self.set(limit + limit_word::NEXT_CHANGE, [first.load(Acquire)]);
         self.set(limit + limit_word::LEFT_FROM, [0]);
-        first.store(limit, Release);
+        first.store(limit.offset(), Release);
         let forgetting = if is_forgetting { limit_word::FORGETTING } else { 0 };
-        self.arena.word(limit + limit_word::REPLACED).store(old.at | forgetting, Release);
+        self.arena.word(limit + limit_word::REPLACED).store(old.at.offset() | forgetting, Release);
         fault::point("table-written");
         // The commit may have taken long.
         self.arena.word(CHANGER_SEEN).store(uptime(), Release);
-        self.arena.word(limit + limit_word::TABLE).store(new.at, Release);
+        self.arena.word(limit + limit_word::TABLE).store(new.at.offset(), Release);
         fault::point("table-published");
         if policy != old.policy.after(policy) {
             self.policy_changed(limit);
@@ -155,13 +158,13 @@ impl Locked<'_> {
     }
 
     /// Writes the key "" for a table that is not published yet.
-    fn write_empty_key(&self, old: &Table, new: &Table, is_forgetting: bool) -> Result<u64> {
+    fn write_empty_key(&self, old: &Table, new: &Table, is_forgetting: bool) -> Result<BlockAt> {
         if is_forgetting {
             let empty = self.fresh_empty_key(new)?;
-            self.seal_cells(self.cells_at(old, self.empty_key_of(old).load(Acquire)));
+            self.seal_cells(self.cells_at(old, At::new(self.empty_key_of(old).load(Acquire))));
             return Ok(empty);
         }
-        let from = self.empty_key_of(old).load(Acquire);
+        let from = BlockAt::new(self.empty_key_of(old).load(Acquire));
         let life = self.arena.word(from + key_word::LIFE).load(Acquire);
         self.write_elsewhere(old, KeyAt { at: from, life, table: old.at }, new, |_| {})
     }
@@ -178,8 +181,8 @@ impl Locked<'_> {
     /// Completes the publication of the first change in the list, so that nothing leads to the previous table any more.
     /// Every holder of the structure lock does this before anything else.
     pub(in crate::state) fn complete(&self) {
-        let limit = self.arena.word(CHANGES).load(Acquire);
-        let Some(replaced) = (limit != 0).then(|| self.replaced(limit)).flatten() else { return };
+        let Some(limit) = self.leads_to(CHANGES) else { return };
+        let Some(replaced) = self.replaced(limit) else { return };
         let table = self.table(limit);
         if table.at == replaced.table {
             // It was not published: nothing has changed.
@@ -194,7 +197,7 @@ impl Locked<'_> {
         if let Ok((slot, found)) = self.probe(&table, segment, hash)
             && found.table != table.at
         {
-            self.set_entry(segment, slot, hash, self.empty_key_of(&table).load(Acquire));
+            self.set_entry(segment, slot, hash, At::new(self.empty_key_of(&table).load(Acquire)));
             self.retire_block(self.table_at(found.table).policy, found.at);
         }
     }
@@ -203,9 +206,8 @@ impl Locked<'_> {
     fn drop_finished(&self) {
         let first = self.arena.word(CHANGES);
         let next = |_: &u64| {
-            let limit = first.load(Acquire);
-            let is_done = limit != 0 && self.replaced(limit).is_none();
-            is_done.then(|| self.get::<1>(limit + limit_word::NEXT_CHANGE)[0])
+            let limit = LimitAt::some(first.load(Acquire)).filter(|limit| self.replaced(*limit).is_none())?;
+            Some(self.get::<1>(limit + limit_word::NEXT_CHANGE)[0])
         };
         let done = std::iter::successors(next(&0), |after| {
             first.store(*after, Release);
@@ -216,7 +218,7 @@ impl Locked<'_> {
 
     /// Ensures that no change of a limit is in progress. If that takes longer than a moment, it fails; the caller must
     /// release the lock and try again.
-    pub(in crate::state) fn finish_change(&self, limit: u64) -> Result<()> {
+    pub(in crate::state) fn finish_change(&self, limit: LimitAt) -> Result<()> {
         if self.replaced(limit).is_none() || self.continue_changes()? || self.replaced(limit).is_none() {
             return Ok(());
         }
@@ -228,10 +230,7 @@ impl Locked<'_> {
         let began = Instant::now();
         loop {
             self.drop_finished();
-            let limit = self.arena.word(CHANGES).load(Acquire);
-            if limit == 0 {
-                return Ok(true);
-            }
+            let Some(limit) = self.leads_to(CHANGES) else { return Ok(true) };
             self.complete();
             if let Some(replaced) = self.replaced(limit) {
                 if !self.move_keys(limit, replaced, began)? {
@@ -245,7 +244,7 @@ impl Locked<'_> {
     }
 
     /// Moves keys of a limit to its table, for a moment. Returns whether all are there.
-    fn move_keys(&self, limit: u64, replaced: Replaced, began: Instant) -> Result<bool> {
+    fn move_keys(&self, limit: LimitAt, replaced: Replaced, began: Instant) -> Result<bool> {
         let (table, left_from) = (self.table(limit), self.arena.word(limit + limit_word::LEFT_FROM));
         loop {
             if fault::planted("left behind") {
@@ -271,7 +270,7 @@ impl Locked<'_> {
     }
 
     /// Moves the used keys of a segment, for a moment. Returns whether all are there.
-    fn move_keys_of(&self, table: &Table, segment: u64, began: Instant) -> Result<bool> {
+    fn move_keys_of(&self, table: &Table, segment: SegmentAt, began: Instant) -> Result<bool> {
         for (n, at) in self.entries(segment).enumerate() {
             let own = self.table_of_block(table, at);
             if !self.is_before(table, &own) || self.is_idle(&own, at) {
@@ -301,7 +300,7 @@ impl Locked<'_> {
     }
 
     /// Makes space for a replacing policy, so that applying it cannot fail, or for a new limit.
-    pub fn make_space_for(&self, limit: Option<u64>, policy: Policy) -> Result<()> {
+    pub fn make_space_for(&self, limit: Option<LimitAt>, policy: Policy) -> Result<()> {
         let block = self.key_words(policy) + self.ring(policy) + 16;
         let segment = |slots| index_word::SLOTS + 2 * slots + 16;
         let Some(limit) = limit else {

@@ -16,7 +16,9 @@ use crate::os::wake_all;
 use crate::policy::{Policy, Shape};
 use crate::state::cells::home::{Home, KeyAt, Table};
 use crate::state::cells::index::entry;
-use crate::state::cells::layout::{FREE_KEYS, OLDER_WORDS, index_word, key_word, table_word};
+use crate::state::cells::layout::{
+    At, BlockAt, FREE_KEYS, LimitAt, OLDER_WORDS, SegmentAt, TableAt, index_word, key_word, table_word,
+};
 use crate::state::cells::locked::Locked;
 use crate::time::{LONGEST, Now};
 
@@ -26,7 +28,7 @@ const FIRST: u64 = (1 << COUNT) - 1;
 
 impl Locked<'_> {
     /// Rewrites a key of the table into another block, with this edit of its history. Returns the block.
-    pub fn rewrite(&self, table: &Table, hash: Hash, edit: impl FnOnce(&mut History)) -> Result<u64> {
+    pub fn rewrite(&self, table: &Table, hash: Hash, edit: impl FnOnce(&mut History)) -> Result<BlockAt> {
         let (_, from) = self.probe(table, self.segment_of(table, hash), hash).expect("the key is in its table");
         self.rewrite_as(table, hash, &self.table_of(table, from), edit)
     }
@@ -38,7 +40,7 @@ impl Locked<'_> {
         hash: Hash,
         own: &Table,
         edit: impl FnOnce(&mut History),
-    ) -> Result<u64> {
+    ) -> Result<BlockAt> {
         let segment = self.segment_of(table, hash);
         let (slot, from) = self.probe(table, segment, hash).expect("the key is in its table");
         let before = self.table_of(table, from);
@@ -46,8 +48,8 @@ impl Locked<'_> {
         fault::point("key-written");
         self.set_entry(segment, slot, hash, into);
         let empty = self.arena.word(table.at + table_word::EMPTY_KEY);
-        if empty.load(Acquire) == from.at {
-            empty.store(into, Release);
+        if empty.load(Acquire) == from.at.offset() {
+            empty.store(into.offset(), Release);
         }
         self.retire_block(before.policy, from.at);
         Ok(into)
@@ -61,7 +63,7 @@ impl Locked<'_> {
         from: KeyAt,
         own: &Table,
         edit: impl FnOnce(&mut History),
-    ) -> Result<u64> {
+    ) -> Result<BlockAt> {
         // Get the space first: sealed cells must be replaced.
         let into = self.block_to_write(own)?;
         let (mut history, now) = self.take_history(before, from, own);
@@ -99,7 +101,7 @@ impl Locked<'_> {
     }
 
     /// Returns whether a key of an earlier table has no effect under the new policy. Its cells are sealed.
-    pub(super) fn is_nothing(&self, own: &Table, at: u64, table: &Table) -> bool {
+    pub(super) fn is_nothing(&self, own: &Table, at: BlockAt, table: &Table) -> bool {
         let now = self.clock.now();
         let mut history = self.history(own, at, (&self.cells_at(own, at), now));
         self.carry_over(own, table, &mut history, now);
@@ -112,7 +114,7 @@ impl Locked<'_> {
     }
 
     /// Publishes another block as a key's.
-    pub(super) fn set_entry(&self, segment: u64, slot: u64, hash: Hash, block: u64) {
+    pub(super) fn set_entry(&self, segment: SegmentAt, slot: u64, hash: Hash, block: BlockAt) {
         let slots = self.arena.words(segment + index_word::SLOTS, slot + 1);
         slots[slot as usize].store(entry(hash, block), Release);
     }
@@ -135,7 +137,7 @@ impl Locked<'_> {
         }
         let own = self.table_of(table, found);
         if hash == self.hash(b'k', "") && own.at == table.at {
-            self.arena.word(table.at + table_word::EMPTY_KEY).store(found.at, Release);
+            self.arena.word(table.at + table_word::EMPTY_KEY).store(found.at.offset(), Release);
         }
         if self.cells(&own, found).has_to_move(own.policy.longest(), self.clock.now()) {
             self.rewrite(table, hash, |_| {})?;
@@ -144,22 +146,28 @@ impl Locked<'_> {
     }
 
     /// An unused block with space for the origins of its starts.
-    fn block_to_write(&self, table: &Table) -> Result<u64> {
+    fn block_to_write(&self, table: &Table) -> Result<BlockAt> {
         let at = self.unused_block(table)?;
         let origins = self.arena.word(at + key_word::ORIGINS);
         if origins.load(Relaxed) == 0 && table.is_log {
-            origins.store(self.allocate(table.ring + OLDER_WORDS)?, Release);
+            origins.store(self.allocate::<()>(table.ring + OLDER_WORDS)?.offset(), Release);
         }
         Ok(at)
     }
 
-    pub(in crate::state) fn unused_block(&self, table: &Table) -> Result<u64> {
+    pub(in crate::state) fn unused_block(&self, table: &Table) -> Result<BlockAt> {
         self.used_block(table.policy).map_or_else(|| self.allocate(self.key_words(table.policy)), Ok)
     }
 
     /// Writes a history into a block, which gets the name and gate of `from`. Returns the block that was written:
     /// another one, if `into` had used up its lives.
-    fn write_into(&self, table: &Table, mut into: u64, from: u64, (history, now): (&History, Now)) -> Result<u64> {
+    fn write_into(
+        &self,
+        table: &Table,
+        mut into: BlockAt,
+        from: BlockAt,
+        (history, now): (&History, Now),
+    ) -> Result<BlockAt> {
         loop {
             let life = self.arena.word(into + key_word::LIFE);
             let is_new = self.arena.word(into + key_word::TABLE).load(Relaxed) == 0;
@@ -168,7 +176,7 @@ impl Locked<'_> {
             for word in [key_word::HASH, key_word::HASH + 1, key_word::GATE].into_iter().chain(text) {
                 self.arena.word(into + word).store(self.arena.word(from + word).load(Acquire), Release);
             }
-            self.arena.word(into + key_word::TABLE).store(table.at, Release);
+            self.arena.word(into + key_word::TABLE).store(table.at.offset(), Release);
             self.arena.word(into + key_word::LISTED).store(0, Release);
             self.copy_habits(table, from, into);
             if table.policy.is_counted() {
@@ -188,10 +196,10 @@ impl Locked<'_> {
     /// Copies what a key has besides its log: its backoff, the durations of its jobs, and its counters. A cancelled
     /// start does not lose them, but a concurrent write may be lost. (Counters are written only under the structure
     /// lock.)
-    fn copy_habits(&self, table: &Table, from: u64, into: u64) {
-        let words = self.arena.word(from + key_word::TABLE).load(Acquire);
+    fn copy_habits(&self, table: &Table, from: BlockAt, into: BlockAt) {
+        let was = self.leads_to(from + key_word::TABLE);
         let jobs = key_word::RING + table.ring;
-        let same = words != 0 && self.table_at(words).policy == table.policy;
+        let same = was.is_some_and(|was| self.table_at(was).policy == table.policy);
         let jobs = if same { jobs..jobs + table.policy.jobs() } else { 0..0 };
         for word in [key_word::BACKOFF]
             .into_iter()
@@ -208,7 +216,7 @@ impl Locked<'_> {
     }
 
     /// Resets a key's backoff and what is known of its jobs.
-    pub fn forget_habits(&self, at: u64) {
+    pub fn forget_habits(&self, at: BlockAt) {
         for word in [key_word::BACKOFF, key_word::SPACING, key_word::JOBS] {
             self.arena.word(at + word).store(0, Release);
         }
@@ -216,7 +224,7 @@ impl Locked<'_> {
 
     /// Doubles the number of lease slots, if `crowded`, the table without a free slot, is still the limit's. For a key
     /// with its own policy, doubles those of its plan.
-    pub fn add_slots(&self, limit: u64, table: &Table, crowded: u64, hash: Hash) -> Result<()> {
+    pub fn add_slots(&self, limit: LimitAt, table: &Table, crowded: TableAt, hash: Hash) -> Result<()> {
         // The limit's table may have more slots by now.
         if table.at != crowded || self.move_key(table, hash)? {
             return Ok(());
@@ -235,15 +243,15 @@ impl Locked<'_> {
         }
     }
 
-    pub(in crate::state) fn retire_block(&self, policy: Policy, at: u64) {
+    pub(in crate::state) fn retire_block(&self, policy: Policy, at: BlockAt) {
         self.retire_to(self.block_class(policy), at);
     }
 
-    pub(super) fn retire_to(&self, class: u64, at: u64) {
+    pub(super) fn retire_to(&self, class: u64, at: BlockAt) {
         let head = self.arena.word(FREE_KEYS + class);
         let (count, first) = free_blocks(head);
-        self.arena.word(at + key_word::NEXT).store(first, Release);
-        head.store((count + 1) << COUNT | at, Release);
+        self.arena.word(at + key_word::NEXT).store(first.map_or(0, At::offset), Release);
+        head.store((count + 1) << COUNT | at.offset(), Release);
     }
 
     pub(super) fn has_used_block(&self, policy: Policy) -> bool {
@@ -255,26 +263,25 @@ impl Locked<'_> {
         free_blocks(self.arena.word(FREE_KEYS + self.block_class(policy))).0
     }
 
-    pub(super) fn used_block(&self, policy: Policy) -> Option<u64> {
+    pub(super) fn used_block(&self, policy: Policy) -> Option<BlockAt> {
         self.used_in(self.block_class(policy))
     }
 
-    pub(super) fn used_in(&self, class: u64) -> Option<u64> {
+    pub(super) fn used_in(&self, class: u64) -> Option<BlockAt> {
         let head = self.arena.word(FREE_KEYS + class);
         let (count, at) = free_blocks(head);
-        (at != 0).then(|| {
-            let next = self.arena.word(at + key_word::NEXT);
+        at.inspect(|at| {
+            let next = self.arena.word(*at + key_word::NEXT);
             head.store(count.saturating_sub(1) << COUNT | next.load(Acquire) & FIRST, Release);
             // It belongs to no table, but it is not new either.
             next.store(u64::MAX, Release);
-            at
         })
     }
 }
 
 impl Home {
     /// The history in the sealed cells of a block, with what did not fit there.
-    fn history(&self, own: &Table, at: u64, (cells, now): (&Cells, Now)) -> History {
+    fn history(&self, own: &Table, at: BlockAt, (cells, now): (&Cells, Now)) -> History {
         let mut history = cells.history(own.policy.longest(), now);
         let word = |word| self.arena.word(at + word).load(Acquire);
         if own.policy.is_counted() {
@@ -284,7 +291,7 @@ impl Home {
         if let Cells::Meter(_) | Cells::Counter(_) = cells {
             (history.former, history.changed) = (word(key_word::FORMER), word(key_word::CHANGED));
         }
-        if let (Cells::Meter(_), table @ 1..) = (cells, history.former)
+        if let (Cells::Meter(_), Some(table)) = (cells, At::some(history.former))
             && let Shape::Bucket(before) = self.table_at(table).policy.0
         {
             history.rest.before = Some(before);
@@ -312,7 +319,12 @@ impl Home {
 
     /// Starts another life of the closed cells in a block, with this history. Returns its base, or `None` if the lives
     /// are used up.
-    pub(in crate::state) fn write_history(&self, own: &Table, at: u64, (history, now): (&History, Now)) -> Option<u64> {
+    pub(in crate::state) fn write_history(
+        &self,
+        own: &Table,
+        at: BlockAt,
+        (history, now): (&History, Now),
+    ) -> Option<u64> {
         let cells = self.cells(own, KeyAt { at, life: CLOSED, table: own.at });
         let (most, since) = match &cells {
             Cells::Log(log) => (log.most_written(), 0),
@@ -347,7 +359,7 @@ impl Home {
     }
 
     /// Where a log keeps what was left out of it, in addition to two words of the key: behind its origins.
-    fn older_words(&self, own: &Table, at: u64) -> &[AtomicU64] {
+    fn older_words(&self, own: &Table, at: BlockAt) -> &[AtomicU64] {
         match self.arena.word(at + key_word::ORIGINS).load(Relaxed) {
             origins @ 1.. if own.is_log => self.arena.words(origins + own.ring, OLDER_WORDS),
             _ => &[],
@@ -362,7 +374,7 @@ impl Home {
             (Shape::Bucket(bucket), Shape::Bucket(next)) => {
                 next.take_over(bucket, history, now);
                 if history.rest.before.is_none_or(|before| bucket.is_faster(&before)) {
-                    history.former = old.at;
+                    history.former = old.at.offset();
                 }
                 history.changed = now.ceil;
             }
@@ -394,7 +406,7 @@ impl Home {
 }
 
 /// The number of blocks in a list, and the first.
-fn free_blocks(head: &AtomicU64) -> (u64, u64) {
+fn free_blocks(head: &AtomicU64) -> (u64, Option<BlockAt>) {
     let word = head.load(Acquire);
-    (word >> COUNT, word & FIRST)
+    (word >> COUNT, At::some(word & FIRST))
 }

@@ -17,9 +17,10 @@ use crate::error::{Error, Result};
 use crate::fault;
 use crate::hash::Hash;
 use crate::state::cells::home::{Blocked, KeyAt, Table};
-use crate::state::cells::index::{Root, block, empty, entry};
+use crate::state::cells::index::{Root, block, empty, entry, untagged};
 use crate::state::cells::layout::{
-    FREE_SEGMENTS, STUBS, SWEPT_HASH, SWEPT_LIMIT, SWEPT_ROUNDS, index_word, table_word,
+    At, BlockAt, DirectoryAt, FREE_SEGMENTS, STUBS, SWEPT_HASH, SWEPT_LIMIT, SWEPT_ROUNDS, SegmentAt, TableAt,
+    index_word, table_word,
 };
 use crate::state::cells::locked::Locked;
 use std::cell::RefCell;
@@ -55,7 +56,7 @@ pub(crate) enum Space {
 
 /// The keys of a segment that stay, the blocks of those that go, and the blocks of keys of other tables, with their
 /// classes.
-type Partition = (Vec<u64>, std::vec::IntoIter<u64>, Vec<(u64, u64)>);
+type Partition = (Vec<BlockAt>, std::vec::IntoIter<BlockAt>, Vec<(u64, BlockAt)>);
 
 /// Which lease owners are dead. Each owner is checked once.
 #[derive(Default)]
@@ -146,19 +147,19 @@ impl Locked<'_> {
 
     /// Gives a segment used blocks for as many keys as it has space for, but at most so many. Returns whether there were
     /// any. A process that dies here loses one.
-    fn restock(&self, table: &Table, segment: u64, most: u64) -> bool {
+    fn restock(&self, table: &Table, segment: SegmentAt, most: u64) -> bool {
         let (free, capacity) = (self.arena.word(segment + index_word::FREE), self.capacity(segment));
         let (first, space) = (free.load(Acquire), self.free_slots(segment).min(most));
         let blocks = std::iter::from_fn(|| self.used_block(table.policy));
         let stocked = (first..capacity.min(first + space)).zip(blocks).map(|(i, at)| {
-            self.arena.word(segment + index_word::SLOTS + capacity + i).store(at, Release);
+            self.arena.word(segment + index_word::SLOTS + capacity + i).store(at.offset(), Release);
             free.store(i + 1, Release);
         });
         stocked.count() > 0
     }
 
     /// The number of keys that a segment has space for.
-    fn free_slots(&self, segment: u64) -> u64 {
+    fn free_slots(&self, segment: SegmentAt) -> u64 {
         let used = self.arena.word(segment + index_word::COUNT).load(Relaxed);
         (self.capacity(segment) / 4 * 3).saturating_sub(used)
     }
@@ -174,7 +175,7 @@ impl Locked<'_> {
         // Get the space first: a sealed segment must be replaced.
         let (dead, most, is_old) = (Dead::default(), before / 4 * 3, self.is_old(table, old));
         let empty_key = self.hash(b'k', "");
-        let stays = |at: &u64| self.hash_at(*at) == empty_key || self.stays(table, *at, is_old, &dead);
+        let stays = |at: &BlockAt| self.hash_at(*at) == empty_key || self.stays(table, *at, is_old, &dead);
         let used = self.entries(old).filter(stays).count() as u64;
         let is_split = used > before / 2 && before == index_word::MOST_CAPACITY;
         let directory = index_word::SLOTS + (2 << root.depth());
@@ -204,48 +205,49 @@ impl Locked<'_> {
         let bit = 63 - (root.depth() - same.trailing_zeros());
         let parts = |hash: u64| if is_split { (hash >> bit & 1) as usize } else { 0 };
         let new_segment = || self.new_segment(capacity, table.at);
-        let new = [new_segment()?, if is_split { new_segment()? } else { 0 }];
+        let new = (0..1 + usize::from(is_split)).map(|_| new_segment()).collect::<Result<Vec<_>>>()?;
         for at in kept {
             let hash = self.hash_at(at);
             self.insert(table, new[parts(hash.0[0])], hash, at);
         }
         // Stocked blocks are not available to others: take no more than fit, and none at the end of a search.
-        let class = self.block_class(self.table_at(self.arena.word(old + index_word::TABLE).load(Acquire)).policy);
+        let class =
+            self.block_class(self.table_at(At::new(self.arena.word(old + index_word::TABLE).load(Acquire))).policy);
         let (fits, stock) = (class == self.block_class(table.policy), self.take_stock(old).collect::<Vec<_>>());
         let (stock, misfits) = if fits { (stock, Vec::new()) } else { (Vec::new(), stock) };
-        let is_of_other_size = |(class, _): &(u64, u64)| *class != self.block_class(table.policy);
+        let is_of_other_size = |(class, _): &(u64, BlockAt)| *class != self.block_class(table.policy);
         let (others, same): (Vec<_>, Vec<_>) =
             others.into_iter().chain(self.take_returned(old)).partition(is_of_other_size);
         let mut blocks = stock.into_iter().chain(idle).chain(same.into_iter().map(|(_, at)| at));
         if !is_sweep {
-            new.iter().filter(|new| **new != 0).for_each(|new| self.stock(*new, &mut blocks));
+            new.iter().for_each(|new| self.stock(*new, &mut blocks));
         }
-        let at = match depth {
-            0 => new[0],
+        let next = match depth {
+            0 => root.next(new[0], 0),
             _ => {
                 let directory = self.new_directory(depth)?;
                 for i in 0..1u64 << depth {
                     let was = self.segment_at(root, i >> (depth - root.depth()));
                     let is = if was == old { new[parts(i << (64 - depth))] } else { was };
-                    self.arena.word(directory + index_word::SLOTS + i).store(is, Release);
+                    self.arena.word(directory + index_word::SLOTS + i).store(is.offset(), Release);
                 }
-                directory
+                root.next(directory, depth)
             }
         };
         fault::point("segment-written");
-        self.arena.word(table.at + table_word::INDEX).store(root.next(at, depth).0, Release);
+        self.arena.word(table.at + table_word::INDEX).store(next.0, Release);
         // Only now: a process that restarts this work must find the blocks in their old places.
         let freed = blocks.map(|at| self.retire_block(table.policy, at)).count() as u64;
         misfits.into_iter().for_each(|at| self.retire_to(class, at));
         if !is_sweep {
             // The forgotten keys may return, and need blocks of this table's size then.
-            for segment in new.into_iter().filter(|new| *new != 0) {
+            for segment in new {
                 self.restock(table, segment, others.len() as u64);
             }
         }
         others.into_iter().for_each(|(class, at)| self.retire_to(class, at));
         if root.depth() > 0 {
-            self.set_free(DIRECTORIES + u64::from(root.depth()), root.at());
+            self.set_free(DIRECTORIES + u64::from(root.depth()), root.directory());
         }
         self.retire_segment(old);
         Ok(freed)
@@ -254,7 +256,7 @@ impl Locked<'_> {
     /// Divides the keys of a sealed segment. It returns the keys in use; the closed blocks of idle keys of this table;
     /// and the closed blocks of plans and of previous tables. Stubs replace the plans' keys. Keys of previous tables
     /// are moved to this one or forgotten.
-    fn part(&self, table: &Table, segment: u64, is_old: bool) -> Result<Partition> {
+    fn part(&self, table: &Table, segment: SegmentAt, is_old: bool) -> Result<Partition> {
         let (mut kept, mut idle, mut others, dead) = (Vec::new(), Vec::new(), Vec::new(), Dead::default());
         let (empty_key, forgets) = (self.hash(b'k', ""), is_old && self.is_forgetting(table));
         let is_retired = self.is_retired(self.limit_of(table));
@@ -262,7 +264,7 @@ impl Locked<'_> {
             let is_empty_key = self.hash_at(at) == empty_key;
             if is_empty_key {
                 // The process that moved it may have died before this store.
-                self.arena.word(table.at + table_word::EMPTY_KEY).store(at, Release);
+                self.arena.word(table.at + table_word::EMPTY_KEY).store(at.offset(), Release);
             }
             let (own, is_stub) = (&self.table_of_block(table, at), self.is_stub(at));
             let (is_before, class) = (self.is_before(table, own), self.block_class(own.policy));
@@ -317,7 +319,7 @@ impl Locked<'_> {
     }
 
     /// Returns whether this key, or its stub, still needs a slot.
-    fn stays(&self, table: &Table, at: u64, is_old: bool, dead: &Dead) -> bool {
+    fn stays(&self, table: &Table, at: BlockAt, is_old: bool, dead: &Dead) -> bool {
         let own = self.table_of_block(table, at);
         if own.at == table.at {
             return !self.is_over(table, at, dead);
@@ -328,7 +330,7 @@ impl Locked<'_> {
     }
 
     /// Returns whether a key is idle, after reclaiming the leases of dead owners.
-    fn is_over(&self, table: &Table, at: u64, dead: &Dead) -> bool {
+    fn is_over(&self, table: &Table, at: BlockAt, dead: &Dead) -> bool {
         if let Cells::Leases(leases) = self.cells_at(table, at)
             && !leases.is_idle()
         {
@@ -343,7 +345,7 @@ impl Locked<'_> {
     }
 
     /// Inserts a key into a segment that is not published yet.
-    pub(in crate::state) fn insert(&self, table: &Table, segment: u64, hash: Hash, at: u64) {
+    pub(in crate::state) fn insert(&self, table: &Table, segment: SegmentAt, hash: Hash, at: BlockAt) {
         let capacity = self.capacity(segment);
         if let Err(slot) = self.probe(table, segment, hash) {
             let entry = entry(hash, at);
@@ -353,25 +355,25 @@ impl Locked<'_> {
     }
 
     /// The blocks of a sealed segment that no key has taken. From now on none can.
-    pub(super) fn take_stock(&self, segment: u64) -> impl Iterator<Item = u64> {
+    pub(super) fn take_stock(&self, segment: SegmentAt) -> impl Iterator<Item = BlockAt> {
         let capacity = self.capacity(segment);
         let free = self.arena.word(segment + index_word::FREE).load(Acquire);
         let taken =
             self.arena.word(segment + index_word::TAKEN).fetch_or(index_word::CLOSED, AcqRel) & !index_word::CLOSED;
-        (taken..free).map(move |i| self.arena.word(segment + index_word::SLOTS + capacity + i).load(Acquire))
+        (taken..free).map(move |i| At::new(self.arena.word(segment + index_word::SLOTS + capacity + i).load(Acquire)))
     }
 
     /// The block that was handed back to a segment, with its class. A process that dies with it loses it.
-    fn take_returned(&self, segment: u64) -> Option<(u64, u64)> {
+    fn take_returned(&self, segment: SegmentAt) -> Option<(u64, BlockAt)> {
         let word = self.arena.word(segment + index_word::RETURNED).swap(0, AcqRel);
-        (word != 0).then_some((word >> index_word::TAG, word & ((1 << index_word::TAG) - 1)))
+        (word != 0).then_some((word >> index_word::TAG, untagged(word)))
     }
 
     /// Stocks a new segment with blocks for new keys.
-    fn stock(&self, segment: u64, blocks: &mut impl Iterator<Item = u64>) {
+    fn stock(&self, segment: SegmentAt, blocks: &mut impl Iterator<Item = BlockAt>) {
         let (capacity, space) = (self.capacity(segment), self.free_slots(segment));
         let stocked = blocks.by_ref().take(space as usize).zip(0..).map(|(at, i)| {
-            self.arena.word(segment + index_word::SLOTS + capacity + i).store(at, Release);
+            self.arena.word(segment + index_word::SLOTS + capacity + i).store(at.offset(), Release);
         });
         self.arena.word(segment + index_word::FREE).store(stocked.count() as u64, Release);
     }
@@ -397,15 +399,15 @@ impl Locked<'_> {
     }
 
     /// An empty segment for a table.
-    pub(super) fn new_segment(&self, capacity: u64, table: u64) -> Result<u64> {
+    pub(super) fn new_segment(&self, capacity: u64, table: TableAt) -> Result<SegmentAt> {
         let Some(at) = self.take_free(u64::from(capacity.trailing_zeros())) else {
             // The slots, and the same number of blocks for new keys.
             let at = self.allocate(index_word::SLOTS + 2 * capacity)?;
             self.arena.word(at + index_word::CAPACITY).store(capacity, Release);
-            self.arena.word(at + index_word::TABLE).store(table, Release);
+            self.arena.word(at + index_word::TABLE).store(table.offset(), Release);
             return Ok(at);
         };
-        self.arena.word(at + index_word::TABLE).store(table, Release);
+        self.arena.word(at + index_word::TABLE).store(table.offset(), Release);
         let life = self.arena.word(at + index_word::LIFE).fetch_add(1, AcqRel) + 1;
         // A block that was handed back too late stays there.
         for word in [index_word::COUNT, index_word::FREE, index_word::TAKEN] {
@@ -417,14 +419,14 @@ impl Locked<'_> {
         Ok(at)
     }
 
-    fn new_directory(&self, depth: u32) -> Result<u64> {
+    fn new_directory(&self, depth: u32) -> Result<DirectoryAt> {
         match self.take_free(DIRECTORIES + u64::from(depth)) {
             Some(at) => Ok(at),
             None => self.allocate(index_word::SLOTS + (1 << depth)),
         }
     }
 
-    pub(super) fn seal_segment(&self, segment: u64) {
+    pub(super) fn seal_segment(&self, segment: SegmentAt) {
         let capacity = self.capacity(segment);
         for slot in self.arena.words(segment + index_word::SLOTS, capacity) {
             let word = slot.load(Acquire);
@@ -434,23 +436,21 @@ impl Locked<'_> {
         }
     }
 
-    fn retire_segment(&self, at: u64) {
+    fn retire_segment(&self, at: SegmentAt) {
         self.set_free(u64::from(self.capacity(at).trailing_zeros()), at);
     }
 
     /// Puts a segment or directory into a list of free ones.
-    fn set_free(&self, list: u64, at: u64) {
+    fn set_free<Words: Copy>(&self, list: u64, at: At<Words>) {
         let first = self.arena.word(FREE_SEGMENTS + list);
         self.arena.word(at + index_word::NEXT).store(first.load(Acquire), Release);
-        first.store(at, Release);
+        first.store(at.offset(), Release);
     }
 
-    fn take_free(&self, list: u64) -> Option<u64> {
+    fn take_free<Words: Copy>(&self, list: u64) -> Option<At<Words>> {
         let first = self.arena.word(FREE_SEGMENTS + list);
-        let at = first.load(Acquire);
-        (at != 0).then(|| {
-            first.store(self.arena.word(at + index_word::NEXT).load(Acquire), Release);
-            at
+        At::some(first.load(Acquire)).inspect(|at| {
+            first.store(self.arena.word(*at + index_word::NEXT).load(Acquire), Release);
         })
     }
 
@@ -463,9 +463,9 @@ impl Locked<'_> {
         let (began, mut found) = (Instant::now(), 0);
         let [limit, position, rounds] = [SWEPT_LIMIT, SWEPT_HASH, SWEPT_ROUNDS].map(|word| self.arena.word(word));
         // Limits added since then are part of the next round.
-        let mut limits = self.limits().skip_while(|at| ![0, *at].contains(&limit.load(Acquire)));
+        let mut limits = self.limits().skip_while(|at| ![0, at.offset()].contains(&limit.load(Acquire)));
         for at in limits.by_ref() {
-            limit.store(at, Release);
+            limit.store(at.offset(), Release);
             let table = self.table(at);
             loop {
                 let hash = position.load(Acquire);
@@ -490,7 +490,7 @@ impl Locked<'_> {
             }
         }
         match limits.next() {
-            Some(next) => limit.store(next, Release),
+            Some(next) => limit.store(next.offset(), Release),
             None => {
                 limit.store(0, Release);
                 rounds.fetch_add(1, AcqRel);
@@ -504,7 +504,7 @@ impl Locked<'_> {
         let segment = self.segment_at(root, root.entry_of(hash));
         let word = |word| self.arena.word(segment + word).load(Acquire);
         let (dead, empty_key) = (Dead::default(), self.hash(b'k', ""));
-        let is_idle = |at: &u64| {
+        let is_idle = |at: &BlockAt| {
             let is_over = || self.is_over(&self.table_of_block(table, *at), *at, &dead);
             self.hash_at(*at) != empty_key && !self.is_stub(*at) && is_over()
         };

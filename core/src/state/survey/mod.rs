@@ -12,7 +12,7 @@ use crate::hash::Hash;
 use crate::policy::{Policy, Shape};
 use crate::snapshot::{KeySnapshot, LimitSnapshot, Snapshot, Usage, WAIT_BOUNDS};
 use crate::state::cells::home::{Home, KeyAt, Table};
-use crate::state::cells::layout::{index_word, key_word, limit_word};
+use crate::state::cells::layout::{BlockAt, LimitAt, index_word, key_word, limit_word};
 use crate::state::counts::minutes::Minute;
 use crate::state::files::arena::ALLOCATED;
 use crate::state::ledger::executions::MINUTES_AT_ONCE;
@@ -114,7 +114,7 @@ impl Session {
         crate::damage::or_damaged(
             || self.lane_path(),
             || {
-                let mut lately: HashMap<u64, Vec<Hash>> = HashMap::new();
+                let mut lately: HashMap<LimitAt, Vec<Hash>> = HashMap::new();
                 home.listed_lately().into_iter().for_each(|(limit, hash)| lately.entry(limit).or_default().push(hash));
                 let waiting = home.all_waiting();
                 let most = (WALKED / survey.policies.len().max(1)).max(WALKED_OF_ONE);
@@ -200,7 +200,7 @@ impl Session {
 impl Home {
     fn survey_limit(
         &self,
-        at: u64,
+        at: LimitAt,
         known: &KnownLimit,
         watched: &mut LimitMemory,
         (lately, sought, most, most_shown): (Vec<Hash>, Option<Hash>, usize, usize),
@@ -350,8 +350,8 @@ impl Home {
         all
     }
 
-    fn hash_of_block(&self, at: u64) -> Option<Hash> {
-        let is_inside = at.saturating_add(key_word::RING) <= self.arena.word(ALLOCATED).load(Acquire);
+    fn hash_of_block(&self, at: BlockAt) -> Option<Hash> {
+        let is_inside = at.offset().saturating_add(key_word::RING) <= self.arena.word(ALLOCATED).load(Acquire);
         is_inside.then(|| Hash(self.get(at + key_word::HASH)))
     }
 }

@@ -11,7 +11,7 @@ use crate::server::Family;
 use crate::server::survey::{Found, KeyUse, Question};
 use crate::snapshot::{GrantSnapshot, KeySnapshot, LimitSnapshot, Snapshot, WAIT_BOUNDS};
 use crate::state::cells::home::Table;
-use crate::state::cells::layout::limit_word;
+use crate::state::cells::layout::{LimitAt, limit_word};
 use crate::state::counts::minutes::this_minute;
 use crate::state::ledger::declared::Declared;
 use crate::state::names::registry::{TimeLeft, of_key_in, policy_in};
@@ -53,7 +53,7 @@ impl ServedMemory {
 
 /// A limit as this process knows it, and its keys here, busiest first.
 struct Here {
-    at: u64,
+    at: LimitAt,
     table: Table,
     keys: Vec<KeyReading>,
 }
@@ -132,7 +132,7 @@ impl Session {
     /// The limits that this process has used.
     fn find_here(&self, names: &[String], survey: &mut Survey) -> Vec<Option<Here>> {
         let home = self.home();
-        let mut lately: HashMap<u64, Vec<Hash>> = HashMap::new();
+        let mut lately: HashMap<LimitAt, Vec<Hash>> = HashMap::new();
         home.listed_lately().into_iter().for_each(|(limit, hash)| lately.entry(limit).or_default().push(hash));
         let most = (WALKED / names.len().max(1)).max(WALKED_OF_ONE);
         let find = |name: &String| {

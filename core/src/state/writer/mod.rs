@@ -24,6 +24,7 @@ use crate::error::{Error, Result};
 use crate::fork::{self, jitter};
 use crate::hash::Hash;
 use crate::state::cells::home::{Blocked, Found, Home};
+use crate::state::cells::layout::LimitAt;
 use crate::state::cells::locked::Locked;
 use crate::state::files::lane;
 use crate::state::ledger::database::Database;
@@ -233,7 +234,7 @@ impl Session {
     }
 
     /// Writes all starts of some limits.
-    fn write_limits(&self, lead: &Lead, patience: Duration, limits: &[u64]) -> Result<()> {
+    fn write_limits(&self, lead: &Lead, patience: Duration, limits: &[LimitAt]) -> Result<()> {
         let mut from = Some((0, 0));
         while let Some(place) = from {
             from = self.write(lead, patience, |locked| locked.gather_from(limits, place))?.next;
@@ -475,7 +476,7 @@ impl Session {
     }
 
     /// Gives limits the names that the database has for them, after a process died while renaming.
-    pub(super) fn name(&self, locked: &Locked, unnamed: &[u64]) -> Result<()> {
+    pub(super) fn name(&self, locked: &Locked, unnamed: &[LimitAt]) -> Result<()> {
         for name in self.with_database(|database| database.names())? {
             if let Some(limit) = locked.find_limit(&name).filter(|limit| unnamed.contains(limit)) {
                 locked.set_name_text(limit, &name)?;

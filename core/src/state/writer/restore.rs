@@ -5,7 +5,7 @@ use crate::damage::or_damaged;
 use crate::error::{Error, Result};
 use crate::hash::Hash;
 use crate::state::cells::home::{Blocked, Home};
-use crate::state::cells::layout::RESTORING;
+use crate::state::cells::layout::{LimitAt, RESTORING};
 use crate::state::cells::locked::Locked;
 use crate::state::ledger::database::Database;
 use crate::state::ledger::gather::moment;
@@ -32,7 +32,7 @@ impl Session {
     pub(in crate::state) fn restore_locked(
         &self,
         locked: &Locked,
-        limit: u64,
+        limit: LimitAt,
         (hash, text): (Hash, &str),
     ) -> Result<()> {
         let table = locked.table(limit);

@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::fork;
 use crate::policy::Policy;
 use crate::state::cells::home::Table;
+use crate::state::cells::layout::{BlockAt, LimitAt};
 use crate::state::cells::locked::Locked;
 use crate::state::files::lane;
 use crate::state::ledger::database::Database;
@@ -67,7 +68,7 @@ impl Session {
             }
             error => Err(error),
         };
-        let limits = |locked: &Locked| Ok((locked.instance, locked.limits().collect::<Vec<u64>>()));
+        let limits = |locked: &Locked| Ok((locked.instance, locked.limits().collect::<Vec<LimitAt>>()));
         let (instance, limits) = match self.with_lock(limits) {
             Ok(found) => found,
             Err(error) => {
@@ -166,7 +167,7 @@ fn has_key(locked: &Locked, KnownKey { limit, key, policy, .. }: &KnownKey) {
 }
 
 /// Checks keys of limits for a moment, starting at a limit and a hash.
-fn look(home: &Locked, limits: &[u64], next: &Cell<(usize, u64)>) {
+fn look(home: &Locked, limits: &[LimitAt], next: &Cell<(usize, u64)>) {
     let began = Instant::now();
     while let (n, hash) = next.get()
         && let Some(&limit) = limits.get(n)
@@ -181,7 +182,7 @@ fn look(home: &Locked, limits: &[u64], next: &Cell<(usize, u64)>) {
     }
 }
 
-fn look_at_key(home: &Locked, table: &Table, at: u64) {
+fn look_at_key(home: &Locked, table: &Table, at: BlockAt) {
     let own = home.table_of_block(table, at);
     match home.find_or_repair(table, home.hash_at(at)) {
         Some(key) if key.at == at => {
