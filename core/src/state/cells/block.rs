@@ -222,7 +222,7 @@ impl Home {
     pub(in crate::state) fn is_gated(&self, table: &Table, at: BlockAt, now: Tick) -> bool {
         let has_level = matches!(table.policy.0, Shape::Rate(..)) && self.backoff(at).load(Acquire) != 0;
         let limit = || self.limit_of(table);
-        self.key_gate(at).load(Acquire) > now || has_level && self.limit_gate(limit()).load(Acquire) > now
+        self.key_gate(at).load(Acquire) > now || has_level && self.limit(limit()).gate().load(Acquire) > now
     }
 
     /// The leases of a key of a concurrency limit.

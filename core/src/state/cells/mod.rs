@@ -7,6 +7,7 @@ pub(super) mod block;
 pub(super) mod home;
 pub(super) mod index;
 pub(super) mod layout;
+pub(super) mod limit;
 pub(super) mod locked;
 pub(super) mod places;
 pub(super) mod table;

@@ -64,33 +64,6 @@ impl Home {
         bounded(all, self.arena.most())
     }
 
-    /// Returns whether the limit has lost its name.
-    pub fn is_retired(&self, limit: LimitAt) -> bool {
-        self.get(limit + limit_word::NAME) == NO_NAME
-    }
-
-    /// The gate that binds all keys of a limit.
-    #[inline(always)]
-    pub fn limit_gate(&self, limit: LimitAt) -> &AtomicU64 {
-        self.arena.word(limit + limit_word::GATE)
-    }
-
-    /// The place of the limit's current table.
-    #[inline(always)]
-    pub fn current_table(&self, limit: LimitAt) -> TableAt {
-        TableAt::new(self.arena.word(limit + limit_word::TABLE).load(Acquire))
-    }
-
-    /// The limit's current table.
-    pub fn table(&self, limit: LimitAt) -> Table {
-        let table = self.table_at(self.current_table(limit));
-        let of = self.arena.word(table.at + table_word::LIMIT).load(Relaxed);
-        if of != limit.offset() {
-            nonsense(format_args!("a table of the limit at {of} at {limit}"));
-        }
-        table
-    }
-
     /// Writes the policy of a new table.
     pub(in crate::state) fn set_policy(&self, at: TableAt, policy: Policy) {
         let words = policy.to_words();

@@ -18,6 +18,7 @@ use crate::hash::Hash;
 use crate::snapshot::WAIT_BOUNDS;
 use crate::state::cells::home::{Home, KeyAt, Table, UNKEPT};
 use crate::state::cells::layout::{BlockAt, LimitAt, key_word, limit_word};
+use crate::state::cells::limit::LimitCells;
 use crate::state::cells::locked::Locked;
 use crate::stats::Stats;
 use crossbeam_utils::CachePadded;
@@ -286,7 +287,7 @@ impl Counts {
 
     /// Adds the counts since the last flush to the sums. Only for the holder of the structure lock.
     pub(super) fn flush(&self, home: &Locked, limit: LimitAt) -> Result<()> {
-        let table = home.table(limit);
+        let table = home.limit(limit).table();
         let mut flushed = self.flushed.lock().unwrap_or_else(PoisonError::into_inner);
         let now: [u64; OF_A_PROCESS] = std::array::from_fn(|what| {
             self.stripes.iter().fold(0, |sum: u64, stripe| sum.wrapping_add(stripe[what].load(Relaxed)))
@@ -330,7 +331,13 @@ impl Counts {
         add(home, std::array::from_fn::<_, CLASSES, _>(|i| limit + limit_word::WAITS + i as u64), new_waits);
         add(home, [limit + limit_word::PLACES_LOST], [new_lost]);
         let units = if table.budget == UNKEPT { new[ADMITTED] + new[MORE_GRANTED] } else { 0 };
-        home.note_minute(limit, Minute { units, denied: new[DENIED], waited: new[WAITED], peak, at: this_minute() });
+        home.limit(limit).note_minute(Minute {
+            units,
+            denied: new[DENIED],
+            waited: new[WAITED],
+            peak,
+            at: this_minute(),
+        });
         Ok(())
     }
 }
@@ -437,16 +444,18 @@ fn take_stripe() -> usize {
 
 // ---- sums ----
 
+impl LimitCells<'_> {
+    pub fn policy_changed(self) {
+        self.word(limit_word::COUNTS + POLICY_CHANGES as u64).fetch_add(1, Relaxed);
+    }
+
+    /// The counts of the limit, without those that processes have not flushed yet.
+    pub fn counts(self) -> Stats {
+        stats(self.home.get(self.at + limit_word::COUNTS))
+    }
+}
+
 impl Home {
-    pub fn policy_changed(&self, limit: LimitAt) {
-        self.arena.word(limit + limit_word::COUNTS + POLICY_CHANGES as u64).fetch_add(1, Relaxed);
-    }
-
-    /// The counts of a limit, without those that processes have not flushed yet.
-    pub fn counts(&self, limit: LimitAt) -> Stats {
-        stats(self.get(limit + limit_word::COUNTS))
-    }
-
     /// The counts of a block's key.
     pub(super) fn stats_at(&self, at: BlockAt) -> Stats {
         let mut counts = [0; OF_A_LIMIT];

@@ -71,7 +71,7 @@ impl Locked<'_> {
         all.sort_unstable();
         all.dedup();
         let keys = all.into_iter().filter_map(|(limit, hash)| {
-            let table = self.table(limit);
+            let table = self.limit(limit).table();
             let key = self.find_or_repair(&table, hash)?;
             self.unlogged(limit, self.table_of(&table, key), key)
         });
@@ -90,7 +90,7 @@ impl Locked<'_> {
             if all.len() as u64 >= 8 * KEYS || began.elapsed() > MOMENT {
                 break Some((n, hash));
             }
-            let table = self.table(limit);
+            let table = self.limit(limit).table();
             let root = self.root(&table).expect("a table in use has an index");
             for at in self.entries(self.segment_at(root, root.entry_of(hash))).filter(|&at| !self.is_stub(at)) {
                 let own = self.table_of_block(&table, at);
@@ -110,10 +110,10 @@ impl Locked<'_> {
         longest.clear();
         for KnownKey { limit, key, .. } in keys {
             let (found, hash) = (self.find_limit(limit), self.hash(b'k', key));
-            let own = found.and_then(|limit| Some((limit, self.table_in_use(limit, hash)?)));
+            let own = found.and_then(|limit| Some((limit, self.limit(limit).table_in_use(hash)?)));
             longest.push(own.map(|(_, own)| (hash.0, own.policy.longest())));
             if let Some((limit, _)) = own {
-                let table = self.table(limit);
+                let table = self.limit(limit).table();
                 let found = self.find_or_repair(&table, hash);
                 all.extend(found.and_then(|key| self.unlogged(limit, self.table_of(&table, key), key)));
             }
@@ -124,8 +124,8 @@ impl Locked<'_> {
     /// The same as [`Home::has_lost_more`], by the policy of a key.
     pub fn has_lost_more_of(&self, KnownKey { limit, key, .. }: &KnownKey) -> bool {
         self.find_limit(limit).is_some_and(|limit| {
-            let (table, hash) = (self.table(limit), self.hash(b'k', key));
-            let own = self.table_in_use(limit, hash).or_else(|| self.plan_of_idle(&table, hash));
+            let (table, hash) = (self.limit(limit).table(), self.hash(b'k', key));
+            let own = self.limit(limit).table_in_use(hash).or_else(|| self.plan_of_idle(&table, hash));
             own.is_some_and(|own| self.has_lost_more(&own))
         })
     }
@@ -161,7 +161,7 @@ impl Locked<'_> {
     pub fn mark(&self, batch: &Batch) -> Result<()> {
         self.mark_news(&batch.news);
         for Unlogged { limit, key, hash, starts, end, .. } in &batch.keys {
-            let table = self.table(*limit);
+            let table = self.limit(*limit).table();
             match self.find_or_repair(&table, *hash) {
                 Some(now) if now == *key => self.arena.word(key.at + key_word::LOGGED).store(*end, Release),
                 // The key has been rewritten in between.

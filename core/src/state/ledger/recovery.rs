@@ -76,18 +76,18 @@ pub(in crate::state) fn recover(
         if is_lost {
             // Leases are in no ledger.
             let until = if policy.is_concurrency() { noticed } else { last };
-            home.limit_gate(limit).store(until, Release);
+            home.limit(limit).gate().store(until, Release);
         }
         let keys = database.keys(KeySelection::Of(&name))?;
         // Nor are units that cool down. Their starts ended before the boot at the latest, or now.
         let cooldown = keys.iter().filter_map(|key| key.policy).chain([policy]).map(|policy| policy.cooldown()).max();
         if let Some(cooldown @ 1..) = cooldown {
             let ended = if is_lost { noticed } else { if booted > 0 { booted } else { now.ceil } };
-            home.limit_gate(limit).fetch_max(ended.saturating_add(cooldown), AcqRel);
+            home.limit(limit).gate().fetch_max(ended.saturating_add(cooldown), AcqRel);
         }
         let lost @ [stamp, units] = origin.lost;
         if units > 0 {
-            let table = home.table(limit);
+            let table = home.limit(limit).table();
             home.set(table.at + table_word::LOST, lost);
             // The key existed before the loss was known.
             let is_logged = fault::planted("lost once");
@@ -102,7 +102,7 @@ pub(in crate::state) fn recover(
                 (Some(own), _) => home.add_key_on_plan(limit, (hash, &key), own, recovered(own, missing))?,
                 // The policy was about to be lifted, and may have allowed more starts than the limit's.
                 (None, Some(missing)) if !has_all(policy) => {
-                    let table = home.table(limit);
+                    let table = home.limit(limit).table();
                     home.find_or_add_locked(&table, hash, &key, &[])?;
                     let units = missing.saturating_sub(units).min(policy.capacity());
                     home.rewrite(&table, hash, |history| {
@@ -139,7 +139,7 @@ pub(in crate::state) fn recover(
         let past = Past { until, last_row, over, booted, noticed };
         home.restore_later(database, past, &limits)?;
         for (limit, name, key) in at_once {
-            let (table, hash) = (home.table(limit), home.hash(b'k', &key));
+            let (table, hash) = (home.limit(limit).table(), home.hash(b'k', &key));
             let longest = home.plan_of_idle(&table, hash).unwrap_or(table).policy.longest();
             let rows = database.rows_of_key((&name, hash, longest), moment.uptime, past)?;
             if !rows.is_empty() {
@@ -183,7 +183,7 @@ pub(in crate::state) fn write_all(home: &Locked, database: &mut Database) -> Res
     // The starts of keys that were only in the ledger are not known any more.
     home.close_unrestored();
     for limit in home.limits() {
-        let table = home.table(limit);
+        let table = home.limit(limit).table();
         if table.policy.is_concurrency() {
             continue;
         }
@@ -214,7 +214,7 @@ fn restore(
     (over, booted): (Tick, Tick),
 ) -> Result<()> {
     let Some(limit) = home.find_limit(name) else { return Ok(()) };
-    let table = home.table(limit);
+    let table = home.limit(limit).table();
     let own = home.plan_of_idle(&table, hash).unwrap_or(table);
     if own.policy.is_concurrency() || own.budget >= BEHIND && over > 0 {
         return Ok(());

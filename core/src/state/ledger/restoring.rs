@@ -128,7 +128,7 @@ impl Locked<'_> {
         self.set(RESTORING + 1 + Past::WORDS, [0]);
         for (limit, name) in limits {
             let has_some = database.has_rows_to_restore(name, past)?;
-            let table = if has_some { self.table(*limit).at.offset() } else { 0 };
+            let table = if has_some { self.limit(*limit).table().at.offset() } else { 0 };
             self.set(*limit + limit_word::UNRESTORED, [table]);
         }
         self.arena.word(RESTORING).store(1, Release);
@@ -184,11 +184,11 @@ impl Locked<'_> {
     pub(super) fn close_unrestored(&self) {
         let now = self.clock.now().ceil;
         for limit in self.limits() {
-            let table = self.table(limit);
+            let table = self.limit(limit).table();
             let plans = self.keys_on_plans(&table).map(|(plan, _)| plan.policy.longest());
             let longest = plans.max().unwrap_or(0).max(table.policy.longest());
             if self.may_restore(&table) {
-                self.limit_gate(limit).fetch_max(now.saturating_add(longest), AcqRel);
+                self.limit(limit).gate().fetch_max(now.saturating_add(longest), AcqRel);
             }
         }
         self.all_restored();

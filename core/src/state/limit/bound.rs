@@ -208,7 +208,7 @@ impl Bound {
     /// The limit's current table.
     #[inline(always)]
     pub(super) fn latest(&self) -> &Table {
-        if self.home().current_table(self.limit) != self.table().at {
+        if self.home().limit(self.limit).table_at() != self.table().at {
             self.follow();
         }
         self.table()
@@ -217,9 +217,9 @@ impl Bound {
     /// Switches to the limit's current table. Not to that of a limit that has lost its name: the previous one leads
     /// nowhere, so the next call finds out.
     pub(super) fn follow(&self) {
-        let table = self.home().table(self.limit);
+        let table = self.home().limit(self.limit).table();
         // After the table was read: a limit loses its name before it gets its last table.
-        if self.home().is_retired(self.limit) {
+        if self.home().limit(self.limit).is_retired() {
             return;
         }
         let mut before = self.current.load(Acquire);
@@ -291,9 +291,10 @@ impl Limit {
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let bind = |locked: &Locked| {
             // A change of a policy or a name. Only the process that made it completes the rest.
-            let before = (locked.generation(), locked.find_limit(&self.name).map(|limit| locked.table(limit).at));
+            let before =
+                (locked.generation(), locked.find_limit(&self.name).map(|limit| locked.limit(limit).table().at));
             let bound = self.bind(locked)?;
-            let table = before.1.is_some_and(|before| before != locked.table(bound.limit).at);
+            let table = before.1.is_some_and(|before| before != locked.limit(bound.limit).table().at);
             Ok((bound, table || before.0 != locked.generation()))
         };
         let (bound, has_changed) = self.store.knowing(&self.name, || self.store.with_names(&names, bind))?;
@@ -318,15 +319,15 @@ impl Limit {
         // SAFETY: as in `bound`.
         let last = unsafe { before.as_ref() };
         // The place of a limit means something only in the home in which it was found.
-        let limit = match last.filter(|bound| ptr::eq(bound.home, home) && !home.is_retired(bound.limit)) {
+        let limit = match last.filter(|bound| ptr::eq(bound.home, home) && !home.limit(bound.limit).is_retired()) {
             Some(bound) if bound.epoch == epoch => return Ok(bound),
             // A forked child of a process that used the limit has it already, and must not declare it again.
             Some(bound) => bound.limit,
             None => self.declare_or_attach(home, locked, last.is_some())?,
         };
         self.store.may_miss_starts(locked)?;
-        let current = AtomicPtr::new(Decoded::new(home, home.table(limit), ptr::null_mut()));
-        let (hasher, gate) = (home.hasher(b'k'), home.limit_gate(limit));
+        let current = AtomicPtr::new(Decoded::new(home, home.limit(limit).table(), ptr::null_mut()));
+        let (hasher, gate) = (home.hasher(b'k'), home.limit(limit).gate());
         let counts = self.store.counts(limit);
         counts.add(None, STORE_ERRORS, self.early_errors.swap(0, Relaxed));
         let member = self.store.member();

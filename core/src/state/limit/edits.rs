@@ -50,7 +50,7 @@ impl Limit {
         self.store.with_lock_for(MayWait::patience(timeout)?, |locked| {
             let bound = self.bind(locked)?;
             let limit = bound.limit;
-            let table = locked.table(limit);
+            let table = locked.limit(limit).table();
             let answer = f(locked, limit, &table);
             bound.follow();
             answer
@@ -85,10 +85,10 @@ impl Limit {
         if key.is_empty() {
             return self.reading(|| {
                 let mut bound = self.bound()?;
-                if bound.home().is_retired(bound.limit) {
+                if bound.home().limit(bound.limit).is_retired() {
                     bound = self.bind_again()?;
                 }
-                bound.home().limit_gate(bound.limit).fetch_max(until, AcqRel);
+                bound.home().limit(bound.limit).gate().fetch_max(until, AcqRel);
                 Ok(())
             });
         }
@@ -116,7 +116,7 @@ impl Limit {
             let (hash, until) = ((!key.is_empty()).then(|| home.hash(b'k', key)), moment(home).1);
             match hash.map(|hash| (hash, home.find(table, hash))) {
                 None => {
-                    home.limit_gate(limit).store(0, Release);
+                    home.limit(limit).gate().store(0, Release);
                     home.see_to_changes(self.store.member(), true);
                     home.replace(limit, table.policy, true)?;
                 }
@@ -127,7 +127,7 @@ impl Limit {
                 }
                 Some(_) => {}
             }
-            Ok((hash, table.keeping != Keeping::No || home.has_plans(limit), until))
+            Ok((hash, table.keeping != Keeping::No || home.limit(limit).has_plans(), until))
         })?;
         if hash.is_none() {
             self.store.settle(&[&self.name])?;
@@ -146,7 +146,7 @@ impl Limit {
         policy::check_key(key)?;
         self.with_table(|home, limit, table| {
             self.store.flush_counts_of(limit, home)?;
-            Ok(if key.is_empty() { home.counts(limit) } else { home.counts_of_key(table, key) })
+            Ok(if key.is_empty() { home.limit(limit).counts() } else { home.counts_of_key(table, key) })
         })
     }
 }

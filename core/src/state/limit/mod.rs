@@ -175,7 +175,7 @@ impl Limit {
 
     /// Returns whether its starts may depend on job durations.
     pub fn adapts(&self) -> Result<bool> {
-        let may_adapt = |bound: &Bound| bound.latest().is_adaptive || bound.home().has_plans(bound.limit);
+        let may_adapt = |bound: &Bound| bound.latest().is_adaptive || bound.home().limit(bound.limit).has_plans();
         Ok(self.may_adapt() && self.reading(|| self.bound().map(may_adapt))?)
     }
 
@@ -303,7 +303,7 @@ impl Limit {
     pub fn by_table_of<R>(&self, hash: Hash, f: impl Fn(&Table) -> R) -> Result<R> {
         let answer = self.reading(|| {
             let bound = self.bound()?;
-            Ok((!bound.home().has_plans(bound.limit)).then(|| f(bound.latest())))
+            Ok((!bound.home().limit(bound.limit).has_plans()).then(|| f(bound.latest())))
         })?;
         match answer {
             Some(answer) => Ok(answer),
@@ -421,7 +421,7 @@ impl Limit {
                 let mut own = None;
                 let found = match home.peek_key(table, key) {
                     // The key may be in the table that has replaced this one.
-                    Ok(None) if home.current_table(limit) != table.at => Err(Blocked::Moved),
+                    Ok(None) if home.limit(limit).table_at() != table.at => Err(Blocked::Moved),
                     Ok(None) if !is_new && home.may_restore(table) => Err(Blocked::Unrestored),
                     Ok(None) => new(table),
                     Err(Blocked::Sealed) => match home.plan_of_idle(table, home.hash(b'k', key)) {
@@ -432,7 +432,7 @@ impl Limit {
                 };
                 let answer = found.and_then(|found| {
                     let Some(key) = found else {
-                        return f(home, own.as_ref().unwrap_or(table), None, home.limit_gate(limit).load(Acquire));
+                        return f(home, own.as_ref().unwrap_or(table), None, home.limit(limit).gate().load(Acquire));
                     };
                     own = home.own_table(table, key);
                     bound.check_own(table, own.as_ref(), or_before)?;
@@ -477,12 +477,12 @@ impl Limit {
     #[cold]
     fn unblock(&self, Stuck { bound, blocked, table }: Stuck, hash: &dyn Fn(&Home) -> Hash) -> Result<()> {
         let hash = hash(bound.home());
-        if bound.home().is_retired(bound.limit) {
+        if bound.home().limit(bound.limit).is_retired() {
             return self.bind_again().map(drop);
         }
         match blocked {
             // The policy may have been replaced in between.
-            Blocked::Refused(error) if bound.home().current_table(bound.limit) == table => return Err(error),
+            Blocked::Refused(error) if bound.home().limit(bound.limit).table_at() == table => return Err(error),
             Blocked::Refused(_) => {}
             // A cell that moved is found by searching again.
             Blocked::Moved | Blocked::Absent | Blocked::Outdated | Blocked::Unrestored | Blocked::Refusals => {}
@@ -491,7 +491,7 @@ impl Limit {
             Blocked::Lost => return self.store.with_lock(|_| Ok(())),
             Blocked::Crowded if !self.is_concurrency() => return self.add_places(),
             Blocked::Crowded => return self.with_table(|home, limit, now| home.add_slots(limit, now, table, hash)),
-            Blocked::Sealed if bound.home().current_table(bound.limit) == table => {
+            Blocked::Sealed if bound.home().limit(bound.limit).table_at() == table => {
                 return match self.with_table(|home, _, table| home.repair_key(table, hash)) {
                     // A key on a plan gets its cells.
                     Err(Error::StoreFull { .. }) => self.make_space(hash),
@@ -499,7 +499,7 @@ impl Limit {
                 };
             }
             // A sealed segment may be full, or its table may be in replacement, which is completed first.
-            Blocked::Full if bound.home().current_table(bound.limit) == table => return self.make_space(hash),
+            Blocked::Full if bound.home().limit(bound.limit).table_at() == table => return self.make_space(hash),
             Blocked::Sealed | Blocked::Full => {}
         }
         bound.follow();

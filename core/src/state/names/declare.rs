@@ -144,7 +144,7 @@ impl Session {
     /// Applies the previously declared policy of a limit. A lane that has followed the database has the limit; if it
     /// does not, the limit must not silently start again.
     pub(in crate::state) fn apply_declared(&self, name: &str, policy: Policy, locked: &Locked) -> Result<LimitAt> {
-        let is_its = |limit: &LimitAt| locked.table(*limit).policy.kind() == policy.kind();
+        let is_its = |limit: &LimitAt| locked.limit(*limit).table().policy.kind() == policy.kind();
         let has_followed = locked.is_lane() && !locked.is_behind();
         if has_followed && locked.find_limit(name).filter(is_its).is_none() {
             nonsense(format_args!("no {} limit \"{name}\", which is declared", policy.kind()));
@@ -157,7 +157,7 @@ impl Session {
     /// The place of the limit with this name, which is added if necessary.
     pub(in crate::state) fn block(&self, name: &str, policy: Policy, locked: &Locked) -> Result<LimitAt> {
         let (home, kind) = (locked, policy.kind());
-        let is_of_kind = |limit: &LimitAt| home.table(*limit).policy.kind() == kind;
+        let is_of_kind = |limit: &LimitAt| home.limit(*limit).table().policy.kind() == kind;
         match home.find_limit(name) {
             Some(limit) if is_of_kind(&limit) => {
                 // A process may have died while giving it this name.

@@ -126,7 +126,7 @@ impl Session {
             || (!self.home().is_changing()).then_some(()),
             |locked| {
                 let changes =
-                    |name: &&str| locked.find_limit(name).is_some_and(|limit| locked.replaced(limit).is_some());
+                    |name: &&str| locked.find_limit(name).is_some_and(|limit| locked.limit(limit).replaced().is_some());
                 let is_done = || {
                     locked.see_to_changes(self.member(), true);
                     locked.continue_changes()
@@ -216,7 +216,8 @@ fn lift_all_but(locked: &Locked, name: &str, known: &[KnownKey]) -> Result<()> {
     let Some(limit) = locked.find_limit(name) else { return Ok(()) };
     let known = known.iter().filter(|known| known.limit == name && known.policy.is_some());
     let known: BTreeSet<Hash> = known.map(|known| locked.hash(b'k', &known.key)).collect();
-    let on_plans: Vec<Hash> = locked.keys_on_plans(&locked.table(limit)).map(|(_, at)| locked.hash_at(at)).collect();
+    let on_plans: Vec<Hash> =
+        locked.keys_on_plans(&locked.limit(limit).table()).map(|(_, at)| locked.hash_at(at)).collect();
     let mut others = on_plans.into_iter().filter(|hash| !known.contains(hash));
     others.try_for_each(|hash| locked.set_plan(limit, (hash, ""), None))
 }

@@ -27,6 +27,7 @@ use crate::state::cells::index::{Root, entry, is_empty};
 use crate::state::cells::layout::{
     BlockAt, LimitAt, STUBS, SegmentAt, TableAt, index_word, key_word, limit_word, table_word,
 };
+use crate::state::cells::limit::LimitCells;
 use crate::state::cells::locked::Locked;
 use crate::state::files::arena::{ALLOCATED, HEADER_WORDS};
 use crate::time::Tick;
@@ -39,6 +40,21 @@ const CHAINS: u64 = 64;
 pub(in crate::state) struct Origin {
     pub born: Tick,
     pub lost: [u64; 2],
+}
+
+impl LimitCells<'_> {
+    /// Returns whether the limit has, or had, keys with their own policies.
+    #[inline(always)]
+    pub fn has_plans(self) -> bool {
+        self.word(limit_word::PLANS).load(Acquire) != 0
+    }
+
+    /// The table that applies to a key with cells. For the holder of the structure lock.
+    pub(in crate::state) fn table_in_use(self, hash: Hash) -> Option<Table> {
+        let (home, table) = (self.home, self.table());
+        let (_, found) = home.probe(&table, home.segment_of(&table, hash), hash).ok()?;
+        (!home.is_stub(found.at)).then(|| home.table_of(&table, found))
+    }
 }
 
 impl Home {
@@ -65,12 +81,6 @@ impl Home {
         if words == table.at { *table } else { self.table_at(words) }
     }
 
-    /// Returns whether a limit has, or had, keys with their own policies.
-    #[inline(always)]
-    pub fn has_plans(&self, limit: LimitAt) -> bool {
-        self.arena.word(limit + limit_word::PLANS).load(Acquire) != 0
-    }
-
     pub(in crate::state) fn is_stub(&self, at: BlockAt) -> bool {
         self.arena.word(at + key_word::IS_STUB).load(Acquire) != 0
     }
@@ -89,13 +99,6 @@ impl Home {
             .then(|| self.table_at(found.table))
     }
 
-    /// The table that applies to a key with cells. For the holder of the structure lock.
-    pub(in crate::state) fn table_in_use(&self, limit: LimitAt, hash: Hash) -> Option<Table> {
-        let table = self.table(limit);
-        let (_, found) = self.probe(&table, self.segment_of(&table, hash), hash).ok()?;
-        (!self.is_stub(found.at)).then(|| self.table_of(&table, found))
-    }
-
     pub(in crate::state) fn origin(&self, table: &Table) -> Origin {
         Origin { born: table.born, lost: self.get(table.at + table_word::LOST) }
     }
@@ -110,7 +113,7 @@ impl Home {
 impl Locked<'_> {
     /// Makes space for moving a key to another plan, so that the move cannot fail.
     pub fn make_space_for_key(&self, limit: Option<LimitAt>, policy: Option<Policy>) -> Result<()> {
-        let Some(table) = limit.map(|limit| self.table(limit)) else { return Ok(()) };
+        let Some(table) = limit.map(|limit| self.limit(limit).table()) else { return Ok(()) };
         let policy = policy.unwrap_or(table.policy);
         let plan = CHAINS + table_word::WORDS + key_word::RING;
         // Its segment may have to be rewritten in two parts, together with a directory.
@@ -123,7 +126,7 @@ impl Locked<'_> {
     pub fn set_plan(&self, limit: LimitAt, (hash, text): (Hash, &str), policy: Option<Policy>) -> Result<()> {
         let mut search = Search::default();
         for _ in 0..MOST_TURNS {
-            let table = self.table(limit);
+            let table = self.limit(limit).table();
             self.move_key(&table, hash)?;
             let index = self.segment_of(&table, hash);
             let (slot, from) = match (self.probe(&table, index, hash), policy) {
@@ -132,7 +135,7 @@ impl Locked<'_> {
                 (Err(slot), Some(policy)) => {
                     let plan = self.plan(limit, policy, self.origin(&table))?;
                     if self.add_stub((index, slot), &plan, hash, text)? {
-                        self.policy_changed(limit);
+                        self.limit(limit).policy_changed();
                         return Ok(());
                     }
                     // Another caller has added it, or space is needed.
@@ -166,7 +169,7 @@ impl Locked<'_> {
             }
             // More slots for leases do not make another policy.
             if current.at == table.at || own.at == table.at || own.policy != current.policy.after(own.policy) {
-                self.policy_changed(limit);
+                self.limit(limit).policy_changed();
             }
             return Ok(());
         }
@@ -183,7 +186,7 @@ impl Locked<'_> {
     ) -> Result<()> {
         let (plan, mut search) = (self.plan(limit, policy, origin)?, Search::default());
         for _ in 0..MOST_TURNS {
-            let table = self.table(limit);
+            let table = self.limit(limit).table();
             let index = self.segment_of(&table, hash);
             match self.probe(&table, index, hash) {
                 Err(slot) if !self.add_stub((index, slot), &plan, hash, text)? => {
@@ -214,7 +217,7 @@ impl Locked<'_> {
 
     /// The plan of a limit with this policy.
     pub(in crate::state) fn plan(&self, limit: LimitAt, policy: Policy, origin: Origin) -> Result<Table> {
-        let word = self.arena.word(limit + limit_word::PLANS);
+        let word = self.limit(limit).word(limit_word::PLANS);
         if word.load(Acquire) == 0 {
             word.store(self.allocate::<()>(CHAINS)?.offset(), Release);
         }
@@ -231,7 +234,7 @@ impl Locked<'_> {
         self.set_policy(at, policy);
         self.set(at + table_word::BORN, [origin.born]);
         self.set(at + table_word::LOST, origin.lost);
-        let first = self.get::<1>(self.table(limit).at + table_word::FIRST_TICKET);
+        let first = self.get::<1>(self.limit(limit).table().at + table_word::FIRST_TICKET);
         self.set(at + table_word::FIRST_TICKET, first);
         self.set(at + table_word::NEXT, [self.arena.word(chain).load(Acquire)]);
         self.set(at + table_word::OWNER, [limit.offset()]);

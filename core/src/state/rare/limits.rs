@@ -26,9 +26,9 @@ impl Locked<'_> {
         self.set_name_text(at, name)?;
         let Hash(name) = self.hash(b'n', name);
         self.set(at + limit_word::NAME, name);
-        self.arena.word(at + limit_word::TABLE).store(table.at.offset(), Relaxed);
+        self.limit(at).word(limit_word::TABLE).store(table.at.offset(), Relaxed);
         let first = self.arena.word(FIRST_LIMIT);
-        self.arena.word(at + limit_word::NEXT).store(first.load(Acquire), Relaxed);
+        self.limit(at).word(limit_word::NEXT).store(first.load(Acquire), Relaxed);
         first.store(at.offset(), Release);
         self.link(At::new(at + limit_word::LINK), at, name);
         Ok(at)
@@ -71,7 +71,7 @@ impl Locked<'_> {
         self.finish_change(limit)?;
         self.write_name(limit + limit_word::NEXT_NAME, NO_NAME);
         self.write_name(limit + limit_word::NAME, NO_NAME);
-        self.replace(limit, self.table(limit).policy, true)
+        self.replace(limit, self.limit(limit).table().policy, true)
     }
 
     /// Writes a table whose unused keys count as started at `born`, and whose new keys have tickets from `first` on. It
@@ -101,7 +101,7 @@ impl Locked<'_> {
     /// the holder of the structure lock, before the child's first decision.
     pub fn disown(&self) {
         let is_own = |table: &Table| table.policy.is_concurrency() || self.is_granted(table.policy);
-        for table in self.limits().map(|limit| self.table(limit)).filter(is_own) {
+        for table in self.limits().map(|limit| self.limit(limit).table()).filter(is_own) {
             for (own, at) in self.keys(&table) {
                 match self.cells_at(&own, at) {
                     Cells::Leases(leases) => leases.disown(),

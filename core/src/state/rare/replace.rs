@@ -24,6 +24,7 @@ use crate::state::cells::layout::{
     At, BlockAt, CHANGER, CHANGER_SEEN, CHANGES, LimitAt, SegmentAt, TableAt, index_word, key_word, limit_word,
     table_word,
 };
+use crate::state::cells::limit::LimitCells;
 use crate::state::cells::locked::Locked;
 use crate::time::{Tick, uptime};
 use std::time::{Duration, Instant};
@@ -54,14 +55,16 @@ pub(in crate::state) struct Replaced {
     pub is_forgetting: bool,
 }
 
-impl Home {
-    /// The change of a limit that is in progress.
-    pub(in crate::state) fn replaced(&self, limit: LimitAt) -> Option<Replaced> {
-        let word = self.arena.word(limit + limit_word::REPLACED).load(Acquire);
+impl LimitCells<'_> {
+    /// The change of the limit that is in progress.
+    pub(in crate::state) fn replaced(self) -> Option<Replaced> {
+        let word = self.word(limit_word::REPLACED).load(Acquire);
         let is_forgetting = word & limit_word::FORGETTING != 0;
         At::some(word & !limit_word::FORGETTING).map(|table| Replaced { table, is_forgetting })
     }
+}
 
+impl Home {
     /// Returns whether keys of any limit are still to be moved to its table.
     pub(in crate::state) fn is_changing(&self) -> bool {
         self.arena.word(CHANGES).load(Acquire) != 0
@@ -116,14 +119,14 @@ impl Home {
 impl Locked<'_> {
     /// Applies a policy, if another one applies now.
     pub fn apply_policy(&self, limit: LimitAt, policy: Policy) -> Result<()> {
-        let before = self.table(limit).policy;
+        let before = self.limit(limit).table().policy;
         if before == policy.after(before) { Ok(()) } else { self.replace(limit, policy, false) }
     }
 
     /// Replaces a limit's policy, or keeps it and forgets all keys. [`Locked::continue_changes`] does the rest.
     pub fn replace(&self, limit: LimitAt, policy: Policy, is_forgetting: bool) -> Result<()> {
         self.finish_change(limit)?;
-        let old = self.table(limit);
+        let old = self.limit(limit).table();
         let policy = policy.after(old.policy);
         let first = self.arena.word(old.at + table_word::FIRST_TICKET).load(Relaxed) + TICKETS_OF_A_TABLE;
         let (born, lost, cleared) = match is_forgetting {
@@ -144,14 +147,14 @@ impl Locked<'_> {
         self.set(limit + limit_word::LEFT_FROM, [0]);
         first.store(limit.offset(), Release);
         let forgetting = if is_forgetting { limit_word::FORGETTING } else { 0 };
-        self.arena.word(limit + limit_word::REPLACED).store(old.at.offset() | forgetting, Release);
+        self.limit(limit).word(limit_word::REPLACED).store(old.at.offset() | forgetting, Release);
         fault::point("table-written");
         // The commit may have taken long.
         self.arena.word(CHANGER_SEEN).store(uptime(), Release);
-        self.arena.word(limit + limit_word::TABLE).store(new.at.offset(), Release);
+        self.limit(limit).word(limit_word::TABLE).store(new.at.offset(), Release);
         fault::point("table-published");
         if policy != old.policy.after(policy) {
-            self.policy_changed(limit);
+            self.limit(limit).policy_changed();
         }
         self.complete();
         Ok(())
@@ -182,11 +185,11 @@ impl Locked<'_> {
     /// Every holder of the structure lock does this before anything else.
     pub(in crate::state) fn complete(&self) {
         let Some(limit) = self.leads_to(CHANGES) else { return };
-        let Some(replaced) = self.replaced(limit) else { return };
-        let table = self.table(limit);
+        let Some(replaced) = self.limit(limit).replaced() else { return };
+        let table = self.limit(limit).table();
         if table.at == replaced.table {
             // It was not published: nothing has changed.
-            self.arena.word(limit + limit_word::REPLACED).store(0, Release);
+            self.limit(limit).word(limit_word::REPLACED).store(0, Release);
             return;
         }
         // Users of that table look for another one from here on.
@@ -206,7 +209,7 @@ impl Locked<'_> {
     fn drop_finished(&self) {
         let first = self.arena.word(CHANGES);
         let next = |_: &u64| {
-            let limit = LimitAt::some(first.load(Acquire)).filter(|limit| self.replaced(*limit).is_none())?;
+            let limit = LimitAt::some(first.load(Acquire)).filter(|limit| self.limit(*limit).replaced().is_none())?;
             Some(self.get::<1>(limit + limit_word::NEXT_CHANGE)[0])
         };
         let done = std::iter::successors(next(&0), |after| {
@@ -219,7 +222,8 @@ impl Locked<'_> {
     /// Ensures that no change of a limit is in progress. If that takes longer than a moment, it fails; the caller must
     /// release the lock and try again.
     pub(in crate::state) fn finish_change(&self, limit: LimitAt) -> Result<()> {
-        if self.replaced(limit).is_none() || self.continue_changes()? || self.replaced(limit).is_none() {
+        if self.limit(limit).replaced().is_none() || self.continue_changes()? || self.limit(limit).replaced().is_none()
+        {
             return Ok(());
         }
         Err(Error::busy("moving the keys of a limit to its policy"))
@@ -232,20 +236,20 @@ impl Locked<'_> {
             self.drop_finished();
             let Some(limit) = self.leads_to(CHANGES) else { return Ok(true) };
             self.complete();
-            if let Some(replaced) = self.replaced(limit) {
+            if let Some(replaced) = self.limit(limit).replaced() {
                 if !self.move_keys(limit, replaced, began)? {
                     return Ok(false);
                 }
                 fault::point("keys-moved");
-                self.arena.word(limit + limit_word::LEFT_FROM).store(0, Release);
-                self.arena.word(limit + limit_word::REPLACED).store(0, Release);
+                self.limit(limit).word(limit_word::LEFT_FROM).store(0, Release);
+                self.limit(limit).word(limit_word::REPLACED).store(0, Release);
             }
         }
     }
 
     /// Moves keys of a limit to its table, for a moment. Returns whether all are there.
     fn move_keys(&self, limit: LimitAt, replaced: Replaced, began: Instant) -> Result<bool> {
-        let (table, left_from) = (self.table(limit), self.arena.word(limit + limit_word::LEFT_FROM));
+        let (table, left_from) = (self.limit(limit).table(), self.limit(limit).word(limit_word::LEFT_FROM));
         loop {
             if fault::planted("left behind") {
                 return Ok(true);
@@ -306,7 +310,7 @@ impl Locked<'_> {
         let Some(limit) = limit else {
             return self.grow(limit_word::WORDS + table_word::WORDS + 2 * block + segment(index_word::FIRST_CAPACITY));
         };
-        let table = self.table(limit);
+        let table = self.limit(limit).table();
         let depth = self.root(&table).map_or(0, |root| root.depth());
         let count = |segment| self.arena.word(segment + index_word::COUNT).load(Relaxed);
         let index = 2 * segment(index_word::MOST_CAPACITY) + segment(1 << depth);
@@ -325,7 +329,7 @@ impl Locked<'_> {
             }
         }
         // No change of this limit is in progress.
-        let swept_to = self.arena.word(limit + limit_word::LEFT_FROM);
+        let swept_to = self.limit(limit).word(limit_word::LEFT_FROM);
         if swept_to.load(Acquire) != ALL && !self.arena.has_space(needed()) {
             // Idle keys need no space.
             self.forget_idle_keys(&table, swept_to)?;

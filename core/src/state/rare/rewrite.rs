@@ -237,7 +237,7 @@ impl Locked<'_> {
             Some(policy) if plan.is_some() => self.set_plan(limit, (hash, ""), Some(policy)),
             Some(policy) => {
                 self.replace(limit, policy, false)?;
-                self.move_key(&self.table(limit), hash).map(drop)
+                self.move_key(&self.limit(limit).table(), hash).map(drop)
             }
             None => Err(Error::StoreFull { reason: "more recorded starts than a limit can hold".into() }),
         }

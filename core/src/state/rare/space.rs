@@ -259,7 +259,7 @@ impl Locked<'_> {
     fn part(&self, table: &Table, segment: SegmentAt, is_old: bool) -> Result<Partition> {
         let (mut kept, mut idle, mut others, dead) = (Vec::new(), Vec::new(), Vec::new(), Dead::default());
         let (empty_key, forgets) = (self.hash(b'k', ""), is_old && self.is_forgetting(table));
-        let is_retired = self.is_retired(self.limit_of(table));
+        let is_retired = self.limit(self.limit_of(table)).is_retired();
         for at in self.entries(segment) {
             let is_empty_key = self.hash_at(at) == empty_key;
             if is_empty_key {
@@ -315,7 +315,7 @@ impl Locked<'_> {
 
     /// Returns whether the change in progress forgets the keys of old segments.
     pub(super) fn is_forgetting(&self, table: &Table) -> bool {
-        self.replaced(self.limit_of(table)).is_some_and(|replaced| replaced.is_forgetting)
+        self.limit(self.limit_of(table)).replaced().is_some_and(|replaced| replaced.is_forgetting)
     }
 
     /// Returns whether this key, or its stub, still needs a slot.
@@ -326,7 +326,7 @@ impl Locked<'_> {
         }
         // A limit that has lost its name keeps no stubs.
         let goes = is_old && self.is_forgetting(table);
-        !goes || !self.is_before(table, &own) && !self.is_retired(self.limit_of(table))
+        !goes || !self.is_before(table, &own) && !self.limit(self.limit_of(table)).is_retired()
     }
 
     /// Returns whether a key is idle, after reclaiming the leases of dead owners.
@@ -466,7 +466,7 @@ impl Locked<'_> {
         let mut limits = self.limits().skip_while(|at| ![0, at.offset()].contains(&limit.load(Acquire)));
         for at in limits.by_ref() {
             limit.store(at.offset(), Release);
-            let table = self.table(at);
+            let table = self.limit(at).table();
             loop {
                 let hash = position.load(Acquire);
                 let Some(root) = self.root(&table) else { break };

@@ -184,8 +184,9 @@ impl Session {
             from = last + 1;
         }
         let lane = || self.lane_path();
-        let latest =
-            crate::damage::or_damaged(lane, || Ok(home.find_limit(name).map(|limit| home.latest_minutes(limit))))?;
+        let latest = crate::damage::or_damaged(lane, || {
+            Ok(home.find_limit(name).map(|limit| home.limit(limit).latest_minutes()))
+        })?;
         for new in latest.into_iter().flatten().filter(|minute| (began..=to).contains(&minute.at)) {
             match all.iter_mut().find(|minute: &&mut Minute| minute.at == new.at) {
                 Some(minute) => minute.merge(&new),
@@ -205,10 +206,10 @@ impl Home {
         watched: &mut LimitMemory,
         (lately, sought, most, most_shown): (Vec<Hash>, Option<Hash>, usize, usize),
     ) -> LimitSnapshot {
-        let (table, empty) = (self.table(at), self.hash(b'k', ""));
+        let (table, empty) = (self.limit(at).table(), self.hash(b'k', ""));
         let mut all = self.read_keys(&table, watched, lately.into_iter().chain(sought), most);
         let fullest = all.iter().max_by(|a, b| fullness(&a.usage).total_cmp(&fullness(&b.usage)));
-        let gate = self.limit_gate(at).load(Acquire);
+        let gate = self.limit(at).gate().load(Acquire);
         let declared = &known.declared;
         let (usage, retry_after) = match fullest {
             Some(seen) => (shown(&seen.table.policy, &seen.usage), self.retry_after(seen, gate)),
@@ -234,13 +235,13 @@ impl Home {
             overriding: declared.overriding,
             usage,
             fullest,
-            peak: self.peak(at),
+            peak: self.limit(at).peak(),
             retry_after,
             paused_for: self.until(gate),
             waiting: 0,
             waits: self.get::<{ WAIT_BOUNDS.len() + 1 }>(at + limit_word::WAITS),
-            places_lost: self.arena.word(at + limit_word::PLACES_LOST).load(Acquire),
-            stats: self.counts(at),
+            places_lost: self.limit(at).word(limit_word::PLACES_LOST).load(Acquire),
+            stats: self.limit(at).counts(),
             keys: self.key_count(&table),
             hot_keys: hot.map(|seen| self.show_key(&table, seen, gate)).collect(),
             grants: None,

@@ -137,7 +137,7 @@ impl Session {
         let most = (WALKED / names.len().max(1)).max(WALKED_OF_ONE);
         let find = |name: &String| {
             let at = home.find_limit(name)?;
-            let (table, watched) = (home.table(at), survey.limits.entry(name.clone()).or_default());
+            let (table, watched) = (home.limit(at).table(), survey.limits.entry(name.clone()).or_default());
             let mut keys = home.read_keys(&table, watched, lately.remove(&at).unwrap_or_default(), most);
             keys.sort_by_key(|seen| Reverse(seen.rank()));
             Some(Here { at, table, keys })
@@ -261,8 +261,8 @@ impl Session {
             paused_for: from_ticks(gate.saturating_sub(now)),
             waiting: counts.as_ref().map_or(0, |counts| counts.waiting()),
             waits: at.map_or([0; WAIT_BOUNDS.len() + 1], |at| home.get(at + limit_word::WAITS)),
-            places_lost: at.map_or(0, |at| home.arena.word(at + limit_word::PLACES_LOST).load(Acquire)),
-            stats: at.map_or_else(Stats::default, |at| home.counts(at)),
+            places_lost: at.map_or(0, |at| home.limit(at).word(limit_word::PLACES_LOST).load(Acquire)),
+            stats: at.map_or_else(Stats::default, |at| home.limit(at).counts()),
             keys: found.keys,
             hot_keys: Vec::new(),
             grants: home

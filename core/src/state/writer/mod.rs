@@ -335,7 +335,7 @@ impl Session {
                 let Some(limit) = locked.find_limit(name) else { return Ok((None, false)) };
                 // No start may happen under an earlier policy any more.
                 locked.finish_change(limit)?;
-                Ok((Some(limit), locked.has_lost_more(&locked.table(limit))))
+                Ok((Some(limit), locked.has_lost_more(&locked.limit(limit).table())))
             })?;
             self.write_limits(lead, patience, found.as_slice())?;
             let longest = declared.current().longest();
@@ -536,7 +536,7 @@ impl Session {
         };
         for refused in all.into_iter().filter(|refused| refused.instance == locked.instance) {
             let undo = || {
-                let table = locked.table(refused.limit);
+                let table = locked.limit(refused.limit).table();
                 let Some(found) = locked.find_or_repair(&table, refused.hash) else { return Ok(()) };
                 let own = locked.table_of(&table, found);
                 locked

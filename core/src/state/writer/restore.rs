@@ -35,7 +35,7 @@ impl Session {
         limit: LimitAt,
         (hash, text): (Hash, &str),
     ) -> Result<()> {
-        let table = locked.table(limit);
+        let table = locked.limit(limit).table();
         let name = locked.name_of(limit).filter(|_| locked.may_restore(&table));
         if let (Some(name), None) = (name, locked.block_of(&table, hash)) {
             let (now, longest) = (moment(locked).1.uptime, table.policy.longest());
@@ -72,7 +72,8 @@ impl Session {
         let (past, now) = (home.past(), moment(home).1.uptime);
         let (found, then) = self.with_ledger(&lead, |database| {
             let (keys, then) = database.keys_to_restore(first, past)?;
-            let limits = keys.iter().map(|(name, ..)| home.find_limit(name).map(|limit| (limit, home.table(limit))));
+            let limits =
+                keys.iter().map(|(name, ..)| home.find_limit(name).map(|limit| (limit, home.limit(limit).table())));
             let here = keys.iter().zip(limits.collect::<Vec<_>>());
             let here =
                 here.filter_map(|(key, limit)| limit.filter(|(_, table)| home.may_restore(table)).zip(Some(key)));
@@ -90,11 +91,11 @@ impl Session {
         fault::point("rows-read");
         self.with_lane_of(&lead, TAKEN_BACK_BY, |locked| {
             for (limit, hash, rows) in &found {
-                match locked.restore_key(&locked.table(*limit), *hash, &rows.text, rows) {
+                match locked.restore_key(&locked.limit(*limit).table(), *hash, &rows.text, rows) {
                     Err(Blocked::Refused(error)) => return Err(error),
                     // The rest waits for the next second.
                     Err(_) => {
-                        locked.make_space(&locked.table(*limit), *hash, false)?;
+                        locked.make_space(&locked.limit(*limit).table(), *hash, false)?;
                         return Err(Error::busy(format!("restoring {}", self.url())));
                     }
                     Ok(()) => {}

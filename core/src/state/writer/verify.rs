@@ -150,7 +150,7 @@ fn is_by(policy: Policy, own: &Table) -> bool {
 
 fn has_limit(locked: &Locked, KnownLimit { name, declared, .. }: &KnownLimit) {
     let limit = locked.find_limit(name).unwrap_or_else(|| nonsense(format!("no limit \"{name}\"")));
-    let table = locked.table(limit);
+    let table = locked.limit(limit).table();
     if !is_by(declared.current(), &table) {
         nonsense(format!("limit \"{name}\" by the policy \"{}\"", table.policy));
     }
@@ -159,7 +159,7 @@ fn has_limit(locked: &Locked, KnownLimit { name, declared, .. }: &KnownLimit) {
 fn has_key(locked: &Locked, KnownKey { limit, key, policy, .. }: &KnownKey) {
     // The limit may no longer be declared, and unused since.
     let (Some(policy), Some(at)) = (policy, locked.find_limit(limit)) else { return };
-    let table = locked.table(at);
+    let table = locked.limit(at).table();
     let found = locked.block_of(&table, locked.hash(b'k', key)).map(|at| locked.table_of_block(&table, at));
     if !found.is_some_and(|own| own.at != table.at && is_by(*policy, &own)) {
         nonsense(format!("key \"{key}\" of limit \"{limit}\" without its policy"));
@@ -173,7 +173,7 @@ fn look(home: &Locked, limits: &[LimitAt], next: &Cell<(usize, u64)>) {
         && let Some(&limit) = limits.get(n)
         && began.elapsed() <= MOMENT
     {
-        let table = home.table(limit);
+        let table = home.limit(limit).table();
         let root = home.root(&table).unwrap_or_else(|| nonsense(format!("no index of limit {limit}")));
         for at in home.entries(home.segment_at(root, root.entry_of(hash))).filter(|&at| !home.is_stub(at)) {
             look_at_key(home, &table, at);
