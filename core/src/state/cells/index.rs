@@ -10,6 +10,8 @@
 use super::block::{hash_in, table_in};
 use super::home::{BEHIND, Blocked, Home, KeyAt, Table};
 use super::layout::{At, BlockAt, DirectoryAt, SegmentAt, index_word, key_word, table_word};
+use super::segment::SegmentCells;
+use super::segment::{block, empty, entry, tag, untagged};
 use crate::algorithm::log::{CLOSED, SETTLED};
 use crate::algorithm::{Forgotten, History, Start};
 use crate::atomic::*;
@@ -21,35 +23,6 @@ use crate::time::Now;
 
 /// Turns a block that only the caller uses into that of a new key. `None`: see [`Home::begin`].
 pub(super) type Begin<'b> = &'b dyn Fn(BlockAt) -> Option<KeyAt>;
-
-fn tag(hash: Hash) -> u64 {
-    (hash.0[1] >> index_word::TAG).min(index_word::NO_KEY - 1)
-}
-
-pub(in crate::state) fn entry(hash: Hash, at: BlockAt) -> u64 {
-    tag(hash) << index_word::TAG | at.offset()
-}
-
-/// The content of an empty slot in a segment of this life.
-pub(in crate::state) fn empty(life: u64) -> u64 {
-    if life == 0 { 0 } else { index_word::NO_KEY << index_word::TAG | life }
-}
-
-/// The block of an entry; `None` for an empty or sealed slot.
-pub(in crate::state) fn block(entry: u64) -> Option<BlockAt> {
-    let is_key = entry != 0 && entry >> index_word::TAG != index_word::NO_KEY;
-    is_key.then_some(untagged(entry))
-}
-
-/// The block of an entry, or of a word with a class in the place of the tag.
-pub(in crate::state) fn untagged(word: u64) -> BlockAt {
-    BlockAt::new(word & ((1 << index_word::TAG) - 1))
-}
-
-/// Returns whether a slot is empty.
-pub(in crate::state) fn is_empty(word: u64) -> bool {
-    block(word).is_none() && word != index_word::SEALED
-}
 
 /// The root of an index: the place of its directory or only segment, the number of bits of a hash that index the
 /// directory, and a number that grows with each root.
@@ -137,27 +110,27 @@ impl Home {
     }
 
     /// An entry of the directory, or the only segment.
-    pub(in crate::state) fn segment_at(&self, root: Root, entry: u64) -> SegmentAt {
-        match root.depth() {
+    pub(in crate::state) fn segment_at(&self, root: Root, entry: u64) -> SegmentCells<'_> {
+        self.segment(match root.depth() {
             0 => root.at(),
             _ => At::new(self.arena.word(root.directory() + index_word::SLOTS + entry).load(Acquire)),
-        }
+        })
     }
 
     /// The segment of a hash. For the holder of the structure lock.
-    pub(in crate::state) fn segment_of(&self, table: &Table, hash: Hash) -> SegmentAt {
+    pub(in crate::state) fn segment_of(&self, table: &Table, hash: Hash) -> SegmentCells<'_> {
         let root = self.root(table).unwrap_or_else(|| nonsense(format_args!("no index of the table at {}", table.at)));
         self.segment_at(root, root.entry_of(hash.0[0]))
     }
 
     /// The segment of a hash, and its life.
-    fn segment(&self, table: &Table, hash: Hash) -> Result<(SegmentAt, u64), Blocked> {
+    fn living_segment(&self, table: &Table, hash: Hash) -> Result<(SegmentCells<'_>, u64), Blocked> {
         loop {
             let root = self.root(table).ok_or(Blocked::Moved)?;
             // The words of a directory become only directories of the same size again. So this is a segment, ours or
             // not.
             let segment = self.segment_at(root, root.entry_of(hash.0[0]));
-            let life = self.arena.word(segment + index_word::LIFE).load(Acquire);
+            let life = segment.word(index_word::LIFE).load(Acquire);
             // A root is used for only one index. If it is unchanged, all of this belonged to it.
             if self.root(table) == Some(root) {
                 return Ok((segment, life));
@@ -169,11 +142,11 @@ impl Home {
         if let Some((found, _)) = self.glance(table, self.index_of(table), hash) {
             return Ok(Some(found));
         }
-        let before = self.segment(table, hash)?;
-        match self.probe(table, before.0, hash) {
+        let before = self.living_segment(table, hash)?;
+        match before.0.probe(table, hash) {
             Ok((_, found)) if found.life == CLOSED => Err(Blocked::Sealed),
             Ok((_, found)) => Ok(Some(found)),
-            Err(_) if self.segment(table, hash)? == before => Ok(None),
+            Err(_) if self.living_segment(table, hash)? == before => Ok(None),
             // The search was in words that have become another segment.
             Err(_) => Err(Blocked::Moved),
         }
@@ -191,8 +164,8 @@ impl Home {
 
     /// Finds a key, or adds it with a block that `begin` makes its own: see [`Home::begin`].
     pub(in crate::state) fn find_or_begin(&self, table: &Table, hash: Hash, begin: Begin) -> Result<KeyAt, Blocked> {
-        let (segment, life) = self.segment(table, hash)?;
-        match self.probe(table, segment, hash) {
+        let (segment, life) = self.living_segment(table, hash)?;
+        match segment.probe(table, hash) {
             Ok((_, found)) if found.life == CLOSED => Err(Blocked::Sealed),
             Ok((_, found)) => Ok(found),
             Err(slot) => self.add_key(table, (segment, life), slot, hash, begin),
@@ -235,74 +208,22 @@ impl Home {
         None
     }
 
-    /// The number of slots of a segment: a power of two.
-    #[inline(always)]
-    pub(in crate::state) fn capacity(&self, segment: SegmentAt) -> u64 {
-        let capacity = self.arena.word(segment + index_word::CAPACITY).load(Relaxed);
-        // Avoids counting bits, which takes a dozen instructions.
-        if capacity & capacity.wrapping_sub(1) == 0 && (1..=index_word::MOST_CAPACITY).contains(&capacity) {
-            capacity
-        } else {
-            nonsense(format_args!("a segment of {capacity} slots at {segment}"))
-        }
-    }
-
-    /// Follows a key's probe sequence to its slot and block, or to the first slot that does not hold another key.
-    #[inline]
-    pub(in crate::state) fn probe(&self, table: &Table, segment: SegmentAt, hash: Hash) -> Result<(u64, KeyAt), u64> {
-        let capacity = self.capacity(segment);
-        let slots = self.arena.words(segment + index_word::SLOTS, capacity);
-        let mut i = hash.0[0] & (capacity - 1);
-        let mut looks = 0;
-        // There is always a free slot: see `add_key`.
-        loop {
-            looks += 1;
-            // Some slots are examined again because their keys moved.
-            if looks > 4 * capacity + 1_000_000 {
-                nonsense(format_args!("a full segment at {segment}"));
-            }
-            let entry = slots[i as usize].load(Acquire);
-            let Some(at) = block(entry) else { return Err(i) };
-            if entry >> index_word::TAG == tag(hash) {
-                fault::point("entry-read");
-                // Read the life first. If it is the same at the end, the block belonged to this key all the time.
-                let head = self.head(at);
-                let life = head[key_word::LIFE as usize].load(Acquire);
-                if hash_in(head) == hash {
-                    let own = table_in(head);
-                    // A stub has no life that could show whether it belonged to this key all the time.
-                    let is_its = own == table.at || self.is_plan_of(table, own) && hash_in(head) == hash;
-                    if is_its {
-                        return Ok((i, KeyAt { at, life, table: own }));
-                    }
-                }
-                // Or it moved during the check.
-                let is_same =
-                    slots[i as usize].load(Acquire) == entry && head[key_word::LIFE as usize].load(Acquire) == life;
-                if !is_same && !fault::planted("hasty probe") {
-                    continue;
-                }
-            }
-            i = (i + 1) & (capacity - 1);
-        }
-    }
-
     #[cold]
     fn add_key(
         &self,
         table: &Table,
-        (segment, life): (SegmentAt, u64),
+        (segment, life): (SegmentCells, u64),
         mut slot: u64,
         hash: Hash,
         begin: Begin,
     ) -> Result<KeyAt, Blocked> {
-        if !self.takes_slot(segment) {
+        if !segment.takes_slot() {
             return Err(Blocked::Full);
         }
         let at = self.block_for_new_key(table, (segment, life))?;
         fault::point("key-allocated");
         let Some(new) = begin(at) else { return Err(Blocked::Full) };
-        let slots = self.arena.words(segment + index_word::SLOTS, self.capacity(segment));
+        let slots = segment.slots();
         loop {
             match slots[slot as usize].compare_exchange(empty(life), entry(hash, at), AcqRel, Acquire) {
                 Ok(_) => {
@@ -311,13 +232,13 @@ impl Home {
                 }
                 // Sealed, or another segment by now.
                 Err(word) if block(word).is_none() => {
-                    self.hand_back(table, segment, at);
+                    segment.hand_back(table, at);
                     return Err(Blocked::Full);
                 }
                 // Another caller was faster, with this key or another.
-                Err(_) => match self.probe(table, segment, hash) {
+                Err(_) => match segment.probe(table, hash) {
                     Ok((_, theirs)) => {
-                        self.hand_back(table, segment, at);
+                        segment.hand_back(table, at);
                         return if theirs.life == CLOSED { Err(Blocked::Sealed) } else { Ok(theirs) };
                     }
                     Err(next) => slot = next,
@@ -326,40 +247,24 @@ impl Home {
         }
     }
 
-    /// Counts a slot of a segment as used, if it has one for another key. Three quarters is full, so that probe sequences
-    /// stay short and always end. The count is raised before the slot is used, and never lowered. A process that dies or
-    /// comes too late then only makes the segment appear fuller.
-    pub(in crate::state) fn takes_slot(&self, segment: SegmentAt) -> bool {
-        let count = self.arena.word(segment + index_word::COUNT);
-        count.fetch_add(1, Relaxed) < self.capacity(segment) / 4 * 3
-    }
-
     /// An unused block for a key of this table: a reused one if the segment has any.
-    fn block_for_new_key(&self, table: &Table, (segment, life): (SegmentAt, u64)) -> Result<BlockAt, Blocked> {
-        let returned = self.arena.word(segment + index_word::RETURNED).swap(0, AcqRel);
+    fn block_for_new_key(&self, table: &Table, (segment, life): (SegmentCells, u64)) -> Result<BlockAt, Blocked> {
+        let returned = segment.word(index_word::RETURNED).swap(0, AcqRel);
         if returned >> index_word::TAG == self.block_class(table.policy) && returned != 0 {
             return Ok(untagged(returned));
         }
-        let (free, taken) = (segment + index_word::FREE, self.arena.word(segment + index_word::TAKEN));
-        let next = |mine: u64| (mine < self.arena.word(free).load(Acquire)).then_some(mine + 1);
+        let (free, taken) = (segment.word(index_word::FREE), segment.word(index_word::TAKEN));
+        let next = |mine: u64| (mine < free.load(Acquire)).then_some(mine + 1);
         // Blocks of an earlier table may have another size.
-        if !self.is_old(table, segment)
+        if !segment.is_old(table)
             && let Ok(mine) = taken.fetch_update(AcqRel, Acquire, next)
         {
-            let capacity = self.capacity(segment);
-            let at = self.arena.word(segment + index_word::SLOTS + capacity + mine).load(Acquire);
+            let at = BlockAt::new(segment.stocked(mine).load(Acquire));
             // Otherwise the word may belong to another segment.
-            let is_same = self.arena.word(segment + index_word::LIFE).load(Acquire) == life;
-            return if is_same { Ok(BlockAt::new(at)) } else { Err(Blocked::Full) };
+            let is_same = segment.word(index_word::LIFE).load(Acquire) == life;
+            return if is_same { Ok(at) } else { Err(Blocked::Full) };
         }
         Ok(At::new(self.arena.allocate(self.key_words(table.policy))?))
-    }
-
-    /// Returns an unneeded block to this life of the segment or a later one. If a returned block is there already, this
-    /// one is lost: a few hundred bytes.
-    fn hand_back(&self, table: &Table, segment: SegmentAt, at: BlockAt) {
-        let word = self.block_class(table.policy) << index_word::TAG | at.offset();
-        let _ = self.arena.word(segment + index_word::RETURNED).compare_exchange(0, word, AcqRel, Relaxed);
     }
 
     /// Turns a block that only the caller uses into the block of a new key, with these starts that have no holder. `None`
@@ -479,25 +384,18 @@ impl Home {
         if bytes[1] != 0 { text + "…" } else { text }
     }
 
-    /// The keys of a segment.
-    pub(in crate::state) fn entries(&self, segment: SegmentAt) -> impl Iterator<Item = BlockAt> {
-        let capacity = self.capacity(segment);
-        let slots = self.arena.words(segment + index_word::SLOTS, capacity);
-        slots.iter().filter_map(|slot| block(slot.load(Acquire))).inspect(|_| fault::looked())
-    }
-
     /// The segments of a table.
-    pub(in crate::state) fn segments(&self, table: &Table) -> impl Iterator<Item = SegmentAt> {
+    pub(in crate::state) fn segments(&self, table: &Table) -> impl Iterator<Item = SegmentCells<'_>> {
         let root = self.root(table);
         let all = root.into_iter().flat_map(move |root| (0..1 << root.depth()).map(move |i| self.segment_at(root, i)));
-        let mut last = SegmentAt::new(0);
+        let mut last = None;
         // Equal entries of a directory are adjacent.
-        all.filter(move |segment| std::mem::replace(&mut last, *segment) != *segment)
+        all.filter(move |segment| last.replace(*segment) != Some(*segment))
     }
 
     /// The blocks in a table's index, including the stubs of keys on plans.
     pub(in crate::state) fn blocks(&self, table: &Table) -> impl Iterator<Item = BlockAt> {
-        self.segments(table).flat_map(|segment| self.entries(segment))
+        self.segments(table).flat_map(SegmentCells::entries)
     }
 
     /// The keys of a table that have cells, with the tables that apply to them. For the holder of the structure lock.

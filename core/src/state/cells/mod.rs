@@ -10,4 +10,5 @@ pub(super) mod layout;
 pub(super) mod limit;
 pub(super) mod locked;
 pub(super) mod places;
+pub(super) mod segment;
 pub(super) mod table;

@@ -469,7 +469,7 @@ impl Home {
     pub fn counts_of_key(&self, table: &Table, key: &str) -> Stats {
         // A key on a plan has counts even without cells.
         let hash = self.hash(b'k', key);
-        let Ok((_, found)) = self.probe(table, self.segment_of(table, hash), hash) else { return Stats::default() };
+        let Ok((_, found)) = self.segment_of(table, hash).probe(table, hash) else { return Stats::default() };
         self.stats_at(found.at)
     }
 }

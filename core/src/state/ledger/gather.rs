@@ -92,7 +92,7 @@ impl Locked<'_> {
             }
             let table = self.limit(limit).table();
             let root = self.root(&table).expect("a table in use has an index");
-            for at in self.entries(self.segment_at(root, root.entry_of(hash))).filter(|&at| !self.is_stub(at)) {
+            for at in self.segment_at(root, root.entry_of(hash)).entries().filter(|&at| !self.is_stub(at)) {
                 let own = self.table_of_block(&table, at);
                 let life = self.arena.word(at + key_word::LIFE).load(Acquire);
                 if own.budget != UNKEPT {

@@ -223,7 +223,7 @@ fn restore(
         old.iter_mut().for_each(|start| start.stamp = start.stamp.max(booted));
     }
     let segment = home.segment_of(&table, hash);
-    match home.probe(&table, segment, hash) {
+    match segment.probe(&table, hash) {
         Ok((slot, stub)) if home.is_stub(stub.at) => home.wake_key(&own, (segment, slot), stub.at, hash, &old),
         Ok(_) => {
             let with_old = |history: &mut History| {

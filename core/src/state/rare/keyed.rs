@@ -23,12 +23,12 @@ use crate::error::Result;
 use crate::hash::{Hash, sum};
 use crate::policy::Policy;
 use crate::state::cells::home::{Home, KeyAt, Table};
-use crate::state::cells::index::{Root, entry, is_empty};
-use crate::state::cells::layout::{
-    BlockAt, LimitAt, STUBS, SegmentAt, TableAt, index_word, key_word, limit_word, table_word,
-};
+use crate::state::cells::index::Root;
+use crate::state::cells::layout::{BlockAt, LimitAt, STUBS, TableAt, index_word, key_word, limit_word, table_word};
 use crate::state::cells::limit::LimitCells;
 use crate::state::cells::locked::Locked;
+use crate::state::cells::segment::SegmentCells;
+use crate::state::cells::segment::{entry, is_empty};
 use crate::state::files::arena::{ALLOCATED, HEADER_WORDS};
 use crate::time::Tick;
 
@@ -52,7 +52,7 @@ impl LimitCells<'_> {
     /// The table that applies to a key with cells. For the holder of the structure lock.
     pub(in crate::state) fn table_in_use(self, hash: Hash) -> Option<Table> {
         let (home, table) = (self.home, self.table());
-        let (_, found) = home.probe(&table, home.segment_of(&table, hash), hash).ok()?;
+        let (_, found) = home.segment_of(&table, hash).probe(&table, hash).ok()?;
         (!home.is_stub(found.at)).then(|| home.table_of(&table, found))
     }
 }
@@ -87,13 +87,13 @@ impl Home {
 
     /// The block or stub of a key. For the holder of the structure lock.
     pub(in crate::state) fn block_of(&self, table: &Table, hash: Hash) -> Option<BlockAt> {
-        self.probe(table, self.segment_of(table, hash), hash).ok().map(|(_, found)| found.at)
+        self.segment_of(table, hash).probe(table, hash).ok().map(|(_, found)| found.at)
     }
 
     /// The plan of a key that is on one and has no cells.
     pub(in crate::state) fn plan_of_idle(&self, table: &Table, hash: Hash) -> Option<Table> {
         let root = self.root(table)?;
-        let (_, found) = self.probe(table, self.segment_at(root, root.entry_of(hash.0[0])), hash).ok()?;
+        let (_, found) = self.segment_at(root, root.entry_of(hash.0[0])).probe(table, hash).ok()?;
         // The block may belong to another index by now.
         (self.root(table) == Some(root) && self.is_stub(found.at) && found.table != table.at)
             .then(|| self.table_at(found.table))
@@ -129,7 +129,7 @@ impl Locked<'_> {
             let table = self.limit(limit).table();
             self.move_key(&table, hash)?;
             let index = self.segment_of(&table, hash);
-            let (slot, from) = match (self.probe(&table, index, hash), policy) {
+            let (slot, from) = match (index.probe(&table, hash), policy) {
                 (Ok(found), _) => found,
                 (Err(_), None) => return Ok(()),
                 (Err(slot), Some(policy)) => {
@@ -188,7 +188,7 @@ impl Locked<'_> {
         for _ in 0..MOST_TURNS {
             let table = self.limit(limit).table();
             let index = self.segment_of(&table, hash);
-            match self.probe(&table, index, hash) {
+            match index.probe(&table, hash) {
                 Err(slot) if !self.add_stub((index, slot), &plan, hash, text)? => {
                     search.has_found(self.make_space(&table, hash, false)?, false)?;
                 }
@@ -202,7 +202,7 @@ impl Locked<'_> {
     /// found full.
     pub(super) fn crowded_plan(&self, table: &Table, hash: Hash) -> Option<Option<Table>> {
         let (_, found) =
-            self.probe(table, self.segment_of(table, hash), hash).ok().filter(|(_, found)| found.table != table.at)?;
+            self.segment_of(table, hash).probe(table, hash).ok().filter(|(_, found)| found.table != table.at)?;
         let plan = self.table_at(found.table);
         let held = || self.cells(&plan, found).history(0, self.clock.now()).holds.len() as u64;
         let is_crowded = !self.is_stub(found.at) && 2 * held() * SLOT_WORDS > plan.policy.ring();
@@ -250,12 +250,12 @@ impl Locked<'_> {
     }
 
     /// Adds an unused key without cells. Returns `false` if there is no space, or if the key exists by now.
-    fn add_stub(&self, (index, slot): (SegmentAt, u64), plan: &Table, hash: Hash, text: &str) -> Result<bool> {
-        if !self.takes_slot(index) {
+    fn add_stub(&self, (index, slot): (SegmentCells, u64), plan: &Table, hash: Hash, text: &str) -> Result<bool> {
+        if !index.takes_slot() {
             return Ok(false);
         }
         let stub = self.new_stub(plan, hash, text)?;
-        let slots = self.arena.words(index + index_word::SLOTS, self.capacity(index));
+        let slots = index.slots();
         let word = slots[slot as usize].load(Acquire);
         // Only an empty slot is replaced, never a key or the mark of a sealed index.
         let is_added =
@@ -317,14 +317,14 @@ impl Locked<'_> {
     pub(in crate::state) fn wake_key(
         &self,
         own: &Table,
-        (index, slot): (SegmentAt, u64),
+        (index, slot): (SegmentCells, u64),
         stub: BlockAt,
         hash: Hash,
         starts: &[Start],
     ) -> Result<()> {
         let into = self.write_key(own, hash, "", starts)?;
         self.copy_identity(stub, into, true);
-        self.set_entry(index, slot, hash, into);
+        index.set_entry(slot, hash, into);
         self.retire_stub(stub);
         Ok(())
     }

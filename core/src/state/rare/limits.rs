@@ -19,9 +19,9 @@ impl Locked<'_> {
         let at: LimitAt = self.allocate(limit_word::WORDS)?;
         let table = self.write_table(at, policy, (born, 0))?;
         let segment = self.new_segment(index_word::FIRST_CAPACITY, table.at)?;
-        self.arena.word(table.at + table_word::INDEX).store(Root(0).next(segment, 0).0, Relaxed);
+        self.arena.word(table.at + table_word::INDEX).store(Root(0).next(segment.at, 0).0, Relaxed);
         let empty = self.fresh_empty_key(&table)?;
-        self.insert(&table, segment, self.hash(b'k', ""), empty);
+        segment.insert(&table, self.hash(b'k', ""), empty);
         self.arena.word(table.at + table_word::EMPTY_KEY).store(empty.offset(), Relaxed);
         self.set_name_text(at, name)?;
         let Hash(name) = self.hash(b'n', name);

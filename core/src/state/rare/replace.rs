@@ -21,11 +21,11 @@ use crate::hash::Hash;
 use crate::policy::Policy;
 use crate::state::cells::home::{Home, KeyAt, Table};
 use crate::state::cells::layout::{
-    At, BlockAt, CHANGER, CHANGER_SEEN, CHANGES, LimitAt, SegmentAt, TableAt, index_word, key_word, limit_word,
-    table_word,
+    At, BlockAt, CHANGER, CHANGER_SEEN, CHANGES, LimitAt, TableAt, index_word, key_word, limit_word, table_word,
 };
 use crate::state::cells::limit::LimitCells;
 use crate::state::cells::locked::Locked;
+use crate::state::cells::segment::SegmentCells;
 use crate::time::{Tick, uptime};
 use std::time::{Duration, Instant};
 
@@ -94,11 +94,6 @@ impl Home {
     #[cold]
     pub(in crate::state) fn is_left_behind(&self, table: &Table, own: &Table) -> bool {
         self.is_before(table, own) && self.is_late() && !fault::planted("left to others")
-    }
-
-    /// Returns whether a segment may have keys of earlier tables.
-    pub(in crate::state) fn is_old(&self, table: &Table, segment: SegmentAt) -> bool {
-        self.arena.word(segment + index_word::TABLE).load(Acquire) != table.at.offset()
     }
 
     /// Returns whether `own` is an earlier table of the limit, and not a plan.
@@ -197,10 +192,10 @@ impl Locked<'_> {
         self.arena.word(replaced.table + table_word::EMPTY_KEY).store(0, Release);
         let hash = self.hash(b'k', "");
         let segment = self.segment_of(&table, hash);
-        if let Ok((slot, found)) = self.probe(&table, segment, hash)
+        if let Ok((slot, found)) = segment.probe(&table, hash)
             && found.table != table.at
         {
-            self.set_entry(segment, slot, hash, At::new(self.empty_key_of(&table).load(Acquire)));
+            segment.set_entry(slot, hash, At::new(self.empty_key_of(&table).load(Acquire)));
             self.retire_block(self.table_at(found.table).policy, found.at);
         }
     }
@@ -257,7 +252,7 @@ impl Locked<'_> {
             let hash = left_from.load(Acquire);
             let root = self.root(&table).expect("a table in use has an index");
             let segment = self.segment_at(root, root.entry_of(hash));
-            if self.is_old(&table, segment) {
+            if segment.is_old(&table) {
                 if !replaced.is_forgetting && !self.move_keys_of(&table, segment, began)? {
                     return Ok(false);
                 }
@@ -274,8 +269,8 @@ impl Locked<'_> {
     }
 
     /// Moves the used keys of a segment, for a moment. Returns whether all are there.
-    fn move_keys_of(&self, table: &Table, segment: SegmentAt, began: Instant) -> Result<bool> {
-        for (n, at) in self.entries(segment).enumerate() {
+    fn move_keys_of(&self, table: &Table, segment: SegmentCells, began: Instant) -> Result<bool> {
+        for (n, at) in segment.entries().enumerate() {
             let own = self.table_of_block(table, at);
             if !self.is_before(table, &own) || self.is_idle(&own, at) {
                 continue;
@@ -292,11 +287,11 @@ impl Locked<'_> {
     /// it did. An operation that gives the key another table comes after that change, whatever the key's table was.
     pub(in crate::state) fn move_key(&self, table: &Table, hash: Hash) -> Result<bool> {
         let segment = self.segment_of(table, hash);
-        if self.is_old(table, segment) && self.is_forgetting(table) {
+        if segment.is_old(table) && self.is_forgetting(table) {
             // All of the segment's keys are forgotten, those on plans too.
             return self.renew_segment(table, hash.0[0], false).map(|_| true);
         }
-        let found = self.probe(table, segment, hash).ok();
+        let found = segment.probe(table, hash).ok();
         if !found.is_some_and(|(_, found)| self.is_before(table, &self.table_of(table, found))) {
             return Ok(false);
         }
@@ -312,7 +307,7 @@ impl Locked<'_> {
         };
         let table = self.limit(limit).table();
         let depth = self.root(&table).map_or(0, |root| root.depth());
-        let count = |segment| self.arena.word(segment + index_word::COUNT).load(Relaxed);
+        let count = |segment: SegmentCells| segment.word(index_word::COUNT).load(Relaxed);
         let index = 2 * segment(index_word::MOST_CAPACITY) + segment(1 << depth);
         let needed = || {
             let keys: u64 = self.segments(&table).map(count).sum();

@@ -15,10 +15,7 @@ use crate::hash::Hash;
 use crate::os::wake_all;
 use crate::policy::{Policy, Shape};
 use crate::state::cells::home::{Home, KeyAt, Table};
-use crate::state::cells::index::entry;
-use crate::state::cells::layout::{
-    At, BlockAt, FREE_KEYS, LimitAt, OLDER_WORDS, SegmentAt, TableAt, index_word, key_word, table_word,
-};
+use crate::state::cells::layout::{At, BlockAt, FREE_KEYS, LimitAt, OLDER_WORDS, TableAt, key_word, table_word};
 use crate::state::cells::locked::Locked;
 use crate::time::{LONGEST, Now};
 
@@ -29,7 +26,7 @@ const FIRST: u64 = (1 << COUNT) - 1;
 impl Locked<'_> {
     /// Rewrites a key of the table into another block, with this edit of its history. Returns the block.
     pub fn rewrite(&self, table: &Table, hash: Hash, edit: impl FnOnce(&mut History)) -> Result<BlockAt> {
-        let (_, from) = self.probe(table, self.segment_of(table, hash), hash).expect("the key is in its table");
+        let (_, from) = self.segment_of(table, hash).probe(table, hash).expect("the key is in its table");
         self.rewrite_as(table, hash, &self.table_of(table, from), edit)
     }
 
@@ -42,11 +39,11 @@ impl Locked<'_> {
         edit: impl FnOnce(&mut History),
     ) -> Result<BlockAt> {
         let segment = self.segment_of(table, hash);
-        let (slot, from) = self.probe(table, segment, hash).expect("the key is in its table");
+        let (slot, from) = segment.probe(table, hash).expect("the key is in its table");
         let before = self.table_of(table, from);
         let into = self.write_elsewhere(&before, from, own, edit)?;
         fault::point("key-written");
-        self.set_entry(segment, slot, hash, into);
+        segment.set_entry(slot, hash, into);
         let empty = self.arena.word(table.at + table_word::EMPTY_KEY);
         if empty.load(Acquire) == from.at.offset() {
             empty.store(into.offset(), Release);
@@ -113,12 +110,6 @@ impl Locked<'_> {
         is_over && !self.is_gated(own, at, now.floor)
     }
 
-    /// Publishes another block as a key's.
-    pub(super) fn set_entry(&self, segment: SegmentAt, slot: u64, hash: Hash, block: BlockAt) {
-        let slots = self.arena.words(segment + index_word::SLOTS, slot + 1);
-        slots[slot as usize].store(entry(hash, block), Release);
-    }
-
     /// Wakes callers that wait for a completion, since they must now look elsewhere.
     pub(super) fn seal_cells<'a>(&self, cells: Cells<'a>) -> Cells<'a> {
         let cells = cells.seal();
@@ -131,7 +122,7 @@ impl Locked<'_> {
     /// Completes an interrupted rewrite of a key, if there is one.
     pub fn repair_key(&self, table: &Table, hash: Hash) -> Result<()> {
         let segment = self.segment_of(table, hash);
-        let Ok((slot, found)) = self.probe(table, segment, hash) else { return Ok(()) };
+        let Ok((slot, found)) = segment.probe(table, hash) else { return Ok(()) };
         if self.is_stub(found.at) {
             return self.wake_key(&self.table_of(table, found), (segment, slot), found.at, hash, &[]);
         }

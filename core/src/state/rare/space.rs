@@ -17,12 +17,14 @@ use crate::error::{Error, Result};
 use crate::fault;
 use crate::hash::Hash;
 use crate::state::cells::home::{Blocked, KeyAt, Table};
-use crate::state::cells::index::{Root, block, empty, entry, untagged};
+use crate::state::cells::index::Root;
 use crate::state::cells::layout::{
-    At, BlockAt, DirectoryAt, FREE_SEGMENTS, STUBS, SWEPT_HASH, SWEPT_LIMIT, SWEPT_ROUNDS, SegmentAt, TableAt,
-    index_word, table_word,
+    At, BlockAt, DirectoryAt, FREE_SEGMENTS, STUBS, SWEPT_HASH, SWEPT_LIMIT, SWEPT_ROUNDS, TableAt, index_word,
+    table_word,
 };
 use crate::state::cells::locked::Locked;
+use crate::state::cells::segment::SegmentCells;
+use crate::state::cells::segment::{block, empty, entry, untagged};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -87,17 +89,16 @@ impl Locked<'_> {
             return self.make_space_to_wake(&plan, rests);
         }
         let segment = self.segment_at(root, root.entry_of(hash.0[0]));
-        let capacity = self.capacity(segment);
-        let word = |word| self.arena.word(segment + word).load(Acquire);
+        let capacity = segment.capacity();
+        let word = |word| segment.word(word).load(Acquire);
         let rounds = || self.arena.word(SWEPT_ROUNDS).load(Acquire);
         let block = self.key_words(table.policy) + 16;
         let hoards = self.arena.has_space(block) || fault::planted("hoarded blocks");
         let most = if hoards { u64::MAX } else { STOCK };
-        let restock = || self.restock(table, self.segment_of(table, hash), most);
-        let slots = self.arena.words(segment + index_word::SLOTS, capacity);
-        let is_sealed = slots.iter().any(|slot| slot.load(Acquire) == index_word::SEALED);
+        let restock = || self.segment_of(table, hash).restock(self, table, most);
+        let is_sealed = segment.slots().iter().any(|slot| slot.load(Acquire) == index_word::SEALED);
         if is_sealed
-            || self.is_old(table, segment)
+            || segment.is_old(table)
             || word(index_word::COUNT) >= capacity / 4 * 3
             || word(index_word::FREE) >= capacity
         {
@@ -131,8 +132,8 @@ impl Locked<'_> {
     /// Returns whether the segment for a hash has blocks for new keys.
     fn has_stock(&self, table: &Table, hash: Hash) -> bool {
         let segment = self.segment_of(table, hash);
-        let word = |word| self.arena.word(segment + word).load(Acquire);
-        !self.is_old(table, segment) && word(index_word::TAKEN) < word(index_word::FREE)
+        let word = |word| segment.word(word).load(Acquire);
+        !segment.is_old(table) && word(index_word::TAKEN) < word(index_word::FREE)
     }
 
     /// Makes space for the cells of a key that has none.
@@ -145,25 +146,6 @@ impl Locked<'_> {
         Ok(self.grow_for_keys(2 * block).map_or_else(|full| Space::Searched(rounds(), full), |()| Space::Available))
     }
 
-    /// Gives a segment used blocks for as many keys as it has space for, but at most so many. Returns whether there were
-    /// any. A process that dies here loses one.
-    fn restock(&self, table: &Table, segment: SegmentAt, most: u64) -> bool {
-        let (free, capacity) = (self.arena.word(segment + index_word::FREE), self.capacity(segment));
-        let (first, space) = (free.load(Acquire), self.free_slots(segment).min(most));
-        let blocks = std::iter::from_fn(|| self.used_block(table.policy));
-        let stocked = (first..capacity.min(first + space)).zip(blocks).map(|(i, at)| {
-            self.arena.word(segment + index_word::SLOTS + capacity + i).store(at.offset(), Release);
-            free.store(i + 1, Release);
-        });
-        stocked.count() > 0
-    }
-
-    /// The number of keys that a segment has space for.
-    fn free_slots(&self, segment: SegmentAt) -> u64 {
-        let used = self.arena.word(segment + index_word::COUNT).load(Relaxed);
-        (self.capacity(segment) / 4 * 3).saturating_sub(used)
-    }
-
     // ---- segments ----
 
     /// Rewrites the segment for a hash without its idle keys: larger, or in two parts, if many keys remain. A sweep
@@ -171,12 +153,12 @@ impl Locked<'_> {
     pub(super) fn renew_segment(&self, table: &Table, hash: u64, is_sweep: bool) -> Result<u64> {
         let root = self.root(table).expect("a table in use has an index");
         let old = self.segment_at(root, root.entry_of(hash));
-        let before = self.capacity(old);
+        let before = old.capacity();
         // Get the space first: a sealed segment must be replaced.
-        let (dead, most, is_old) = (Dead::default(), before / 4 * 3, self.is_old(table, old));
+        let (dead, most, is_old) = (Dead::default(), before / 4 * 3, old.is_old(table));
         let empty_key = self.hash(b'k', "");
         let stays = |at: &BlockAt| self.hash_at(*at) == empty_key || self.stays(table, *at, is_old, &dead);
-        let used = self.entries(old).filter(stays).count() as u64;
+        let used = old.entries().filter(stays).count() as u64;
         let is_split = used > before / 2 && before == index_word::MOST_CAPACITY;
         let directory = index_word::SLOTS + (2 << root.depth());
         let wanted = match used {
@@ -190,7 +172,7 @@ impl Locked<'_> {
         // If the store cannot grow, the present size still has space.
         let (wanted, is_split) = space.map(|wanted| (wanted, is_split)).or(same.map(|same| (same, false)))?;
         if !fault::planted("open index") {
-            self.seal_segment(old);
+            old.seal();
         }
         let (kept, idle, others) = self.part(table, old, is_old)?;
         // More keys may be in use by now.
@@ -208,28 +190,27 @@ impl Locked<'_> {
         let new = (0..1 + usize::from(is_split)).map(|_| new_segment()).collect::<Result<Vec<_>>>()?;
         for at in kept {
             let hash = self.hash_at(at);
-            self.insert(table, new[parts(hash.0[0])], hash, at);
+            new[parts(hash.0[0])].insert(table, hash, at);
         }
         // Stocked blocks are not available to others: take no more than fit, and none at the end of a search.
-        let class =
-            self.block_class(self.table_at(At::new(self.arena.word(old + index_word::TABLE).load(Acquire))).policy);
-        let (fits, stock) = (class == self.block_class(table.policy), self.take_stock(old).collect::<Vec<_>>());
+        let class = self.block_class(self.table_at(At::new(old.word(index_word::TABLE).load(Acquire))).policy);
+        let (fits, stock) = (class == self.block_class(table.policy), old.take_stock().collect::<Vec<_>>());
         let (stock, misfits) = if fits { (stock, Vec::new()) } else { (Vec::new(), stock) };
         let is_of_other_size = |(class, _): &(u64, BlockAt)| *class != self.block_class(table.policy);
         let (others, same): (Vec<_>, Vec<_>) =
-            others.into_iter().chain(self.take_returned(old)).partition(is_of_other_size);
+            others.into_iter().chain(old.take_returned()).partition(is_of_other_size);
         let mut blocks = stock.into_iter().chain(idle).chain(same.into_iter().map(|(_, at)| at));
         if !is_sweep {
-            new.iter().for_each(|new| self.stock(*new, &mut blocks));
+            new.iter().for_each(|new| new.stock(&mut blocks));
         }
         let next = match depth {
-            0 => root.next(new[0], 0),
+            0 => root.next(new[0].at, 0),
             _ => {
                 let directory = self.new_directory(depth)?;
                 for i in 0..1u64 << depth {
                     let was = self.segment_at(root, i >> (depth - root.depth()));
                     let is = if was == old { new[parts(i << (64 - depth))] } else { was };
-                    self.arena.word(directory + index_word::SLOTS + i).store(is.offset(), Release);
+                    self.arena.word(directory + index_word::SLOTS + i).store(is.at.offset(), Release);
                 }
                 root.next(directory, depth)
             }
@@ -242,25 +223,25 @@ impl Locked<'_> {
         if !is_sweep {
             // The forgotten keys may return, and need blocks of this table's size then.
             for segment in new {
-                self.restock(table, segment, others.len() as u64);
+                segment.restock(self, table, others.len() as u64);
             }
         }
         others.into_iter().for_each(|(class, at)| self.retire_to(class, at));
         if root.depth() > 0 {
             self.set_free(DIRECTORIES + u64::from(root.depth()), root.directory());
         }
-        self.retire_segment(old);
+        self.set_free(u64::from(before.trailing_zeros()), old.at);
         Ok(freed)
     }
 
     /// Divides the keys of a sealed segment. It returns the keys in use; the closed blocks of idle keys of this table;
     /// and the closed blocks of plans and of previous tables. Stubs replace the plans' keys. Keys of previous tables
     /// are moved to this one or forgotten.
-    fn part(&self, table: &Table, segment: SegmentAt, is_old: bool) -> Result<Partition> {
+    fn part(&self, table: &Table, segment: SegmentCells, is_old: bool) -> Result<Partition> {
         let (mut kept, mut idle, mut others, dead) = (Vec::new(), Vec::new(), Vec::new(), Dead::default());
         let (empty_key, forgets) = (self.hash(b'k', ""), is_old && self.is_forgetting(table));
         let is_retired = self.limit(self.limit_of(table)).is_retired();
-        for at in self.entries(segment) {
+        for at in segment.entries() {
             let is_empty_key = self.hash_at(at) == empty_key;
             if is_empty_key {
                 // The process that moved it may have died before this store.
@@ -344,40 +325,6 @@ impl Locked<'_> {
         self.is_idle(table, at)
     }
 
-    /// Inserts a key into a segment that is not published yet.
-    pub(in crate::state) fn insert(&self, table: &Table, segment: SegmentAt, hash: Hash, at: BlockAt) {
-        let capacity = self.capacity(segment);
-        if let Err(slot) = self.probe(table, segment, hash) {
-            let entry = entry(hash, at);
-            self.arena.words(segment + index_word::SLOTS, capacity)[slot as usize].store(entry, Relaxed);
-            self.arena.word(segment + index_word::COUNT).fetch_add(1, Relaxed);
-        }
-    }
-
-    /// The blocks of a sealed segment that no key has taken. From now on none can.
-    pub(super) fn take_stock(&self, segment: SegmentAt) -> impl Iterator<Item = BlockAt> {
-        let capacity = self.capacity(segment);
-        let free = self.arena.word(segment + index_word::FREE).load(Acquire);
-        let taken =
-            self.arena.word(segment + index_word::TAKEN).fetch_or(index_word::CLOSED, AcqRel) & !index_word::CLOSED;
-        (taken..free).map(move |i| At::new(self.arena.word(segment + index_word::SLOTS + capacity + i).load(Acquire)))
-    }
-
-    /// The block that was handed back to a segment, with its class. A process that dies with it loses it.
-    fn take_returned(&self, segment: SegmentAt) -> Option<(u64, BlockAt)> {
-        let word = self.arena.word(segment + index_word::RETURNED).swap(0, AcqRel);
-        (word != 0).then_some((word >> index_word::TAG, untagged(word)))
-    }
-
-    /// Stocks a new segment with blocks for new keys.
-    fn stock(&self, segment: SegmentAt, blocks: &mut impl Iterator<Item = BlockAt>) {
-        let (capacity, space) = (self.capacity(segment), self.free_slots(segment));
-        let stocked = blocks.by_ref().take(space as usize).zip(0..).map(|(at, i)| {
-            self.arena.word(segment + index_word::SLOTS + capacity + i).store(at.offset(), Release);
-        });
-        self.arena.word(segment + index_word::FREE).store(stocked.count() as u64, Release);
-    }
-
     /// Gets space for `count` segments of `capacity` slots and for a directory. Returns the number of slots, which is
     /// larger if the store cannot grow and larger segments are free. Segments that are needed to forget idle keys may
     /// use the reserve.
@@ -399,24 +346,25 @@ impl Locked<'_> {
     }
 
     /// An empty segment for a table.
-    pub(super) fn new_segment(&self, capacity: u64, table: TableAt) -> Result<SegmentAt> {
+    pub(super) fn new_segment(&self, capacity: u64, table: TableAt) -> Result<SegmentCells<'_>> {
         let Some(at) = self.take_free(u64::from(capacity.trailing_zeros())) else {
             // The slots, and the same number of blocks for new keys.
             let at = self.allocate(index_word::SLOTS + 2 * capacity)?;
             self.arena.word(at + index_word::CAPACITY).store(capacity, Release);
             self.arena.word(at + index_word::TABLE).store(table.offset(), Release);
-            return Ok(at);
+            return Ok(self.segment(at));
         };
-        self.arena.word(at + index_word::TABLE).store(table.offset(), Release);
-        let life = self.arena.word(at + index_word::LIFE).fetch_add(1, AcqRel) + 1;
+        let segment = self.segment(at);
+        segment.word(index_word::TABLE).store(table.offset(), Release);
+        let life = segment.word(index_word::LIFE).fetch_add(1, AcqRel) + 1;
         // A block that was handed back too late stays there.
         for word in [index_word::COUNT, index_word::FREE, index_word::TAKEN] {
-            self.arena.word(at + word).store(0, Release);
+            segment.word(word).store(0, Release);
         }
-        for slot in self.arena.words(at + index_word::SLOTS, capacity) {
+        for slot in segment.slots() {
             slot.store(empty(life), Release);
         }
-        Ok(at)
+        Ok(segment)
     }
 
     fn new_directory(&self, depth: u32) -> Result<DirectoryAt> {
@@ -424,20 +372,6 @@ impl Locked<'_> {
             Some(at) => Ok(at),
             None => self.allocate(index_word::SLOTS + (1 << depth)),
         }
-    }
-
-    pub(super) fn seal_segment(&self, segment: SegmentAt) {
-        let capacity = self.capacity(segment);
-        for slot in self.arena.words(segment + index_word::SLOTS, capacity) {
-            let word = slot.load(Acquire);
-            if block(word).is_none() {
-                let _ = slot.compare_exchange(word, index_word::SEALED, AcqRel, Acquire);
-            }
-        }
-    }
-
-    fn retire_segment(&self, at: SegmentAt) {
-        self.set_free(u64::from(self.capacity(at).trailing_zeros()), at);
     }
 
     /// Puts a segment or directory into a list of free ones.
@@ -502,17 +436,82 @@ impl Locked<'_> {
     /// Frees the unused blocks of a segment.
     pub(super) fn sweep_segment(&self, table: &Table, root: Root, hash: u64) -> Result<u64> {
         let segment = self.segment_at(root, root.entry_of(hash));
-        let word = |word| self.arena.word(segment + word).load(Acquire);
+        let word = |word| segment.word(word).load(Acquire);
         let (dead, empty_key) = (Dead::default(), self.hash(b'k', ""));
         let is_idle = |at: &BlockAt| {
             let is_over = || self.is_over(&self.table_of_block(table, *at), *at, &dead);
             self.hash_at(*at) != empty_key && !self.is_stub(*at) && is_over()
         };
         let has_stock = word(index_word::FREE) > word(index_word::TAKEN);
-        if has_stock || self.entries(segment).any(|at| is_idle(&at)) {
+        if has_stock || segment.entries().any(|at| is_idle(&at)) {
             return self.renew_segment(table, hash, true);
         }
         Ok(0)
+    }
+}
+
+impl<'h> SegmentCells<'h> {
+    /// Publishes another block as a key's.
+    pub(super) fn set_entry(self, slot: u64, hash: Hash, block: BlockAt) {
+        self.slots()[slot as usize].store(entry(hash, block), Release);
+    }
+
+    /// Inserts a key into a segment that is not published yet.
+    pub(in crate::state) fn insert(self, table: &Table, hash: Hash, at: BlockAt) {
+        if let Err(slot) = self.probe(table, hash) {
+            self.slots()[slot as usize].store(entry(hash, at), Relaxed);
+            self.word(index_word::COUNT).fetch_add(1, Relaxed);
+        }
+    }
+
+    /// The blocks of a sealed segment that no key has taken. From now on none can.
+    pub(super) fn take_stock(self) -> impl Iterator<Item = BlockAt> + use<'h> {
+        let free = self.word(index_word::FREE).load(Acquire);
+        let taken = self.word(index_word::TAKEN).fetch_or(index_word::CLOSED, AcqRel) & !index_word::CLOSED;
+        (taken..free).map(move |i| At::new(self.stocked(i).load(Acquire)))
+    }
+
+    /// The block that was handed back to it, with its class. A process that dies with it loses it.
+    fn take_returned(self) -> Option<(u64, BlockAt)> {
+        let word = self.word(index_word::RETURNED).swap(0, AcqRel);
+        (word != 0).then_some((word >> index_word::TAG, untagged(word)))
+    }
+
+    /// Stocks a new segment with blocks for new keys.
+    fn stock(self, blocks: &mut impl Iterator<Item = BlockAt>) {
+        let space = self.free_slots();
+        let stocked = blocks.by_ref().take(space as usize).zip(0..).map(|(at, i)| {
+            self.stocked(i).store(at.offset(), Release);
+        });
+        self.word(index_word::FREE).store(stocked.count() as u64, Release);
+    }
+
+    pub(super) fn seal(self) {
+        for slot in self.slots() {
+            let word = slot.load(Acquire);
+            if block(word).is_none() {
+                let _ = slot.compare_exchange(word, index_word::SEALED, AcqRel, Acquire);
+            }
+        }
+    }
+
+    /// Gives it used blocks for as many keys as it has space for, but at most so many. Returns whether there were
+    /// any. A process that dies here loses one.
+    fn restock(self, locked: &Locked, table: &Table, most: u64) -> bool {
+        let (free, capacity) = (self.word(index_word::FREE), self.capacity());
+        let (first, space) = (free.load(Acquire), self.free_slots().min(most));
+        let blocks = std::iter::from_fn(|| locked.used_block(table.policy));
+        let stocked = (first..capacity.min(first + space)).zip(blocks).map(|(i, at)| {
+            self.stocked(i).store(at.offset(), Release);
+            free.store(i + 1, Release);
+        });
+        stocked.count() > 0
+    }
+
+    /// The number of keys that it has space for.
+    fn free_slots(self) -> u64 {
+        let used = self.word(index_word::COUNT).load(Relaxed);
+        (self.capacity() / 4 * 3).saturating_sub(used)
     }
 }
 

@@ -13,6 +13,7 @@ use crate::policy::{Policy, Shape};
 use crate::snapshot::{KeySnapshot, LimitSnapshot, Snapshot, Usage, WAIT_BOUNDS};
 use crate::state::cells::home::{Home, KeyAt, Table};
 use crate::state::cells::layout::{BlockAt, LimitAt, index_word, key_word, limit_word};
+use crate::state::cells::segment::SegmentCells;
 use crate::state::counts::minutes::Minute;
 use crate::state::files::arena::ALLOCATED;
 use crate::state::ledger::executions::MINUTES_AT_ONCE;
@@ -325,7 +326,7 @@ impl Home {
 
     /// The approximate number of keys in a table's index, without the empty one.
     fn key_count(&self, table: &Table) -> u64 {
-        let count = |segment| self.arena.word(segment + index_word::COUNT).load(Acquire);
+        let count = |segment: SegmentCells| segment.word(index_word::COUNT).load(Acquire);
         self.segments(table).map(count).sum::<u64>().saturating_sub(1)
     }
 
@@ -337,10 +338,10 @@ impl Home {
             let Some(root) = self.root(table) else { break };
             let segment = self.segment_at(root, root.entry_of(*next));
             // A full round.
-            if !segments.insert(segment) {
+            if !segments.insert(segment.at) {
                 break;
             }
-            let hashes: Vec<Hash> = self.entries(segment).filter_map(|at| self.hash_of_block(at)).collect();
+            let hashes: Vec<Hash> = segment.entries().filter_map(|at| self.hash_of_block(at)).collect();
             // Otherwise the words may belong to another index by now.
             if self.root(table) == Some(root) {
                 all.extend(hashes);

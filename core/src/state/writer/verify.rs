@@ -175,7 +175,7 @@ fn look(home: &Locked, limits: &[LimitAt], next: &Cell<(usize, u64)>) {
     {
         let table = home.limit(limit).table();
         let root = home.root(&table).unwrap_or_else(|| nonsense(format!("no index of limit {limit}")));
-        for at in home.entries(home.segment_at(root, root.entry_of(hash))).filter(|&at| !home.is_stub(at)) {
+        for at in home.segment_at(root, root.entry_of(hash)).entries().filter(|&at| !home.is_stub(at)) {
             look_at_key(home, &table, at);
         }
         next.set(home.next_segment(&table, hash).map_or((n + 1, 0), |hash| (n, hash)));
