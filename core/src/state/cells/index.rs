@@ -12,8 +12,8 @@ use super::home::{BEHIND, Blocked, Home, KeyAt, Table};
 use super::layout::{At, BlockAt, DirectoryAt, SegmentAt, index_word, key_word, table_word};
 use super::segment::SegmentCells;
 use super::segment::{block, empty, entry, tag, untagged};
+use crate::algorithm::Start;
 use crate::algorithm::log::{CLOSED, SETTLED};
-use crate::algorithm::{Forgotten, History, Start};
 use crate::atomic::*;
 use crate::damage::nonsense;
 use crate::fault;
@@ -76,7 +76,7 @@ impl Home {
     #[inline(always)]
     fn empty_key(&self, table: &Table) -> Result<KeyAt, Blocked> {
         let at = BlockAt::new(self.empty_key_of(table).load(Acquire));
-        let head = self.head(at);
+        let head = self.block(at).head();
         let life = head[key_word::LIFE as usize].load(Acquire);
         // The life belongs to the empty key only if the block still does.
         let is_its = self.empty_key_of(table).load(Acquire) == at.offset() && table_in(head) == table.at;
@@ -86,7 +86,7 @@ impl Home {
     /// The empty key and its block, without unwinding, if they are where `word` in its table says.
     pub fn glance_at(&self, table: &Table, word: &AtomicU64) -> Option<(KeyAt, &[AtomicU64])> {
         let at = BlockAt::new(word.load(Acquire));
-        let words = self.try_block(table, at)?;
+        let words = self.block(at).try_words(table)?;
         let head = words.first_chunk()?;
         let life = words[key_word::LIFE as usize].load(Acquire);
         let is_its = word.load(Acquire) == at.offset() && table_in(head) == table.at;
@@ -157,7 +157,7 @@ impl Home {
             return Ok(found);
         }
         match self.may_restore(table) {
-            false => self.find_or_begin(table, hash, &|at| self.begin(table, at, hash, text, &[])),
+            false => self.find_or_begin(table, hash, &|at| self.block(at).begin(table, hash, text, &[])),
             true => self.find(table, hash)?.ok_or(Blocked::Unrestored),
         }
     }
@@ -267,75 +267,8 @@ impl Home {
         Ok(At::new(self.arena.allocate(self.key_words(table.policy))?))
     }
 
-    /// Turns a block that only the caller uses into the block of a new key, with these starts that have no holder. `None`
-    /// if the block has used up its lives and is lost.
-    pub(in crate::state) fn begin(
-        &self,
-        table: &Table,
-        at: BlockAt,
-        hash: Hash,
-        text: &str,
-        starts: &[Start],
-    ) -> Option<KeyAt> {
-        let is_new = self.arena.word(at + key_word::TABLE).load(Relaxed) == 0;
-        let now = self.clock.now();
-        let end = self.arena.word(table.at + table_word::FIRST_TICKET).load(Relaxed);
-        // So fences only grow, even if the key was forgotten in between: no key gets 64 units per microsecond. (If all keys
-        // are cleared while a manual clock stands still, the tickets of the tables still grow.)
-        let end = end + if table.policy.is_concurrency() { self.unix_time(now.ceil) << 6 } else { 0 };
-        // The ledger does not say by which policy it was.
-        let is_mixed = !starts.is_empty();
-        let mut history = History { end, is_mixed, ..History::default() };
-        if !starts.is_empty() {
-            history.add_logged(starts);
-        }
-        self.lost(table, now).into_iter().for_each(|lost| history.add_unlogged(lost));
-        if !(is_new && history.starts.is_empty()) && table.born > 0 && table.born + table.policy.longest() > now.floor {
-            // Unused cells count from then on without this.
-            history.forgotten.push(Forgotten::before(table.born));
-            history.pad(table.policy.largest());
-        }
-        self.begin_with(table, at, (hash, text), (&history, now))
-    }
-
-    /// The same, with a history.
-    pub(in crate::state) fn begin_with(
-        &self,
-        table: &Table,
-        at: BlockAt,
-        (hash, text): (Hash, &str),
-        (history, now): (&History, Now),
-    ) -> Option<KeyAt> {
-        let life = self.arena.word(at + key_word::LIFE);
-        let is_new = self.arena.word(at + key_word::TABLE).load(Relaxed) == 0;
-        if table.policy.is_counted() {
-            let era = self.new_number();
-            self.arena.word(at + key_word::OWN).store(era, Release);
-            self.arena.word(at + key_word::FIRST_ERA).store(era, Release);
-        }
-        let is_fresh = history.starts.is_empty()
-            && (history.end == 0 || table.policy.is_counted() || table.policy.is_concurrency());
-        if is_new && table.policy.is_concurrency() {
-            self.arena.word(at + key_word::BASE).store(history.end, Release);
-        }
-        if is_new && is_fresh {
-            self.name_block(table, at, hash, text);
-            return Some(KeyAt { at, life: life.load(Relaxed), table: table.at });
-        }
-        life.store(CLOSED, Release);
-        self.name_block(table, at, hash, text);
-        let others = [key_word::GATE, key_word::BACKOFF, key_word::SPACING, key_word::JOBS, key_word::LISTED];
-        for word in others.into_iter().chain(key_word::COUNTS) {
-            self.arena.word(at + word).store(0, Release);
-        }
-        match self.write_history(table, at, (history, now)) {
-            None if is_new => nonsense(format_args!("an invalid new key of the table at {}", table.at)),
-            base => base.map(|base| self.publish(table, at, base)),
-        }
-    }
-
     /// The starts of each key that the ledger may have missed when it was read, while they count.
-    fn lost(&self, table: &Table, now: Now) -> Option<Start> {
+    pub(super) fn lost(&self, table: &Table, now: Now) -> Option<Start> {
         let [stamp, units] = self.get(table.at + table_word::LOST);
         let counts = units > 0 && stamp + table.policy.longest() > now.floor;
         // The next boot may come while it still counts, so it must be written before the key's first start.
@@ -355,35 +288,6 @@ impl Home {
         self.lost(table, self.clock.now()).is_some()
     }
 
-    /// Each store releases, after the block was closed: see `Log::write`.
-    pub(in crate::state) fn name_block(&self, table: &Table, at: BlockAt, hash: Hash, text: &str) {
-        for (i, word) in hash.0.into_iter().enumerate() {
-            self.arena.word(at + key_word::HASH + i as u64).store(word, Release);
-        }
-        self.arena.word(at + key_word::TABLE).store(table.at.offset(), Release);
-        let mut end = text.len().min(8 * key_word::TEXT_WORDS as usize - 2);
-        while !text.is_char_boundary(end) {
-            end -= 1;
-        }
-        let mut bytes = [0; 8 * key_word::TEXT_WORDS as usize];
-        bytes[0] = end as u8;
-        bytes[1] = u8::from(end < text.len());
-        bytes[2..2 + end].copy_from_slice(&text.as_bytes()[..end]);
-        for (i, word) in bytes.chunks_exact(8).enumerate() {
-            let word = u64::from_le_bytes(word.try_into().expect("eight bytes"));
-            self.arena.word(at + key_word::TEXT + i as u64).store(word, Release);
-        }
-    }
-
-    /// The readable key of a block. Long ones are cut and end in an ellipsis.
-    pub(in crate::state) fn text_of(&self, at: BlockAt) -> String {
-        let words: [u64; key_word::TEXT_WORDS as usize] = self.get(at + key_word::TEXT);
-        let bytes: Vec<u8> = words.into_iter().flat_map(u64::to_le_bytes).collect();
-        let end = 2 + usize::from(bytes[0]).min(bytes.len() - 2);
-        let text = String::from_utf8_lossy(&bytes[2..end]).into_owned();
-        if bytes[1] != 0 { text + "…" } else { text }
-    }
-
     /// The segments of a table.
     pub(in crate::state) fn segments(&self, table: &Table) -> impl Iterator<Item = SegmentCells<'_>> {
         let root = self.root(table);
@@ -400,6 +304,6 @@ impl Home {
 
     /// The keys of a table that have cells, with the tables that apply to them. For the holder of the structure lock.
     pub fn keys(&self, table: &Table) -> impl Iterator<Item = (Table, BlockAt)> {
-        self.blocks(table).filter(|&at| !self.is_stub(at)).map(|at| (self.table_of_block(table, at), at))
+        self.blocks(table).filter(|&at| !self.block(at).is_stub()).map(|at| (self.block(at).table(table), at))
     }
 }

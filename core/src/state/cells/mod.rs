@@ -3,6 +3,7 @@
 //! Decisions find their words here, without a lock. All wings above may call it, and so may the limiters. The work that
 //! needs the structure lock is in `rare`; here is only its token, `locked`.
 
+pub(super) mod begin;
 pub(super) mod block;
 pub(super) mod home;
 pub(super) mod index;

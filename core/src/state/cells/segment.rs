@@ -85,7 +85,7 @@ impl<'h> SegmentCells<'h> {
             if entry >> index_word::TAG == tag(hash) {
                 fault::point("entry-read");
                 // Read the life first. If it is the same at the end, the block belonged to this key all the time.
-                let head = self.home.head(at);
+                let head = self.home.block(at).head();
                 let life = head[key_word::LIFE as usize].load(Acquire);
                 if hash_in(head) == hash {
                     let own = table_in(head);

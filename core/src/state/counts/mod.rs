@@ -16,8 +16,9 @@ use crate::error::Result;
 use crate::fork::PerProcess;
 use crate::hash::Hash;
 use crate::snapshot::WAIT_BOUNDS;
+use crate::state::cells::block::BlockCells;
 use crate::state::cells::home::{Home, KeyAt, Table, UNKEPT};
-use crate::state::cells::layout::{BlockAt, LimitAt, key_word, limit_word};
+use crate::state::cells::layout::{LimitAt, key_word, limit_word};
 use crate::state::cells::limit::LimitCells;
 use crate::state::cells::locked::Locked;
 use crate::stats::Stats;
@@ -444,6 +445,17 @@ fn take_stripe() -> usize {
 
 // ---- sums ----
 
+impl BlockCells<'_> {
+    /// The counts of its key.
+    pub fn stats(self) -> Stats {
+        let mut counts = [0; OF_A_LIMIT];
+        for (count, word) in counts.iter_mut().zip(key_word::COUNTS) {
+            *count = self.word(word).load(Relaxed);
+        }
+        stats(counts)
+    }
+}
+
 impl LimitCells<'_> {
     pub fn policy_changed(self) {
         self.word(limit_word::COUNTS + POLICY_CHANGES as u64).fetch_add(1, Relaxed);
@@ -456,21 +468,12 @@ impl LimitCells<'_> {
 }
 
 impl Home {
-    /// The counts of a block's key.
-    pub(super) fn stats_at(&self, at: BlockAt) -> Stats {
-        let mut counts = [0; OF_A_LIMIT];
-        for (count, word) in counts.iter_mut().zip(key_word::COUNTS) {
-            *count = self.arena.word(at + word).load(Relaxed);
-        }
-        stats(counts)
-    }
-
     /// The counts of a key.
     pub fn counts_of_key(&self, table: &Table, key: &str) -> Stats {
         // A key on a plan has counts even without cells.
         let hash = self.hash(b'k', key);
         let Ok((_, found)) = self.segment_of(table, hash).probe(table, hash) else { return Stats::default() };
-        self.stats_at(found.at)
+        self.block(found.at).stats()
     }
 }
 

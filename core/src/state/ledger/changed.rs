@@ -46,7 +46,7 @@ impl Home {
     /// Lists a key. A caller that finds it listed leaves it alone for a while.
     #[cold]
     pub fn list(&self, limit: LimitAt, key: BlockAt, hash: Hash, now: Tick) {
-        self.arena.word(key + key_word::LISTED).store(now + LISTED_FOR, Relaxed);
+        self.block(key).word(key_word::LISTED).store(now + LISTED_FOR, Relaxed);
         let number = self.arena.word(CHANGED_TAIL).fetch_add(1, AcqRel);
         let [seq, limit_at, h0, h1, at] = self.entry(number);
         // A reader accepts an entry if its number is the same before and after. Each store releases, so that a reader

@@ -92,9 +92,9 @@ impl Locked<'_> {
             }
             let table = self.limit(limit).table();
             let root = self.root(&table).expect("a table in use has an index");
-            for at in self.segment_at(root, root.entry_of(hash)).entries().filter(|&at| !self.is_stub(at)) {
-                let own = self.table_of_block(&table, at);
-                let life = self.arena.word(at + key_word::LIFE).load(Acquire);
+            for at in self.segment_at(root, root.entry_of(hash)).entries().filter(|&at| !self.block(at).is_stub()) {
+                let own = self.block(at).table(&table);
+                let life = self.block(at).word(key_word::LIFE).load(Acquire);
                 if own.budget != UNKEPT {
                     all.extend(self.unlogged(limit, own, KeyAt { at, life, table: own.at }));
                 }
@@ -148,12 +148,12 @@ impl Locked<'_> {
 
     fn unlogged(&self, limit: LimitAt, table: Table, key: KeyAt) -> Option<Unlogged> {
         // A start from here on lists the key again. (Memory that is only read need not be written to disk.)
-        let listed = self.arena.word(key.at + key_word::LISTED);
+        let listed = self.block(key.at).word(key_word::LISTED);
         if listed.load(Acquire) != 0 {
             listed.store(0, Release);
         }
         let (starts, end) = self.cells(&table, key).unlogged(table.policy.longest(), self.clock.now());
-        let (hash, text) = (self.hash_at(key.at), || self.text_of(key.at));
+        let (hash, text) = (self.block(key.at).hash(), || self.block(key.at).text());
         (!starts.is_empty()).then(|| Unlogged { limit, table, key, hash, text: text(), starts, end })
     }
 
@@ -163,7 +163,7 @@ impl Locked<'_> {
         for Unlogged { limit, key, hash, starts, end, .. } in &batch.keys {
             let table = self.limit(*limit).table();
             match self.find_or_repair(&table, *hash) {
-                Some(now) if now == *key => self.arena.word(key.at + key_word::LOGGED).store(*end, Release),
+                Some(now) if now == *key => self.block(key.at).word(key_word::LOGGED).store(*end, Release),
                 // The key has been rewritten in between.
                 Some(_) => {
                     let is_written =

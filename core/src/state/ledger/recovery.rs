@@ -187,7 +187,7 @@ pub(in crate::state) fn write_all(home: &Locked, database: &mut Database) -> Res
         if table.policy.is_concurrency() {
             continue;
         }
-        let keys: Vec<Hash> = home.keys(&table).map(|(_, at)| home.hash_at(at)).collect();
+        let keys: Vec<Hash> = home.keys(&table).map(|(_, at)| home.block(at).hash()).collect();
         for hash in keys {
             home.rewrite(&table, hash, |history| {
                 history.starts.iter_mut().for_each(|start| start.is_logged = false);
@@ -224,7 +224,7 @@ fn restore(
     }
     let segment = home.segment_of(&table, hash);
     match segment.probe(&table, hash) {
-        Ok((slot, stub)) if home.is_stub(stub.at) => home.wake_key(&own, (segment, slot), stub.at, hash, &old),
+        Ok((slot, stub)) if home.block(stub.at).is_stub() => home.wake_key(&own, (segment, slot), stub.at, hash, &old),
         Ok(_) => {
             let with_old = |history: &mut History| {
                 // The ledger does not say by which policy they were admitted.

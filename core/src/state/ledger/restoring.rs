@@ -149,10 +149,10 @@ impl Locked<'_> {
         }
         let (starts, former) = (self.starts_of(table, rows), self.former(table));
         let added = match former.at == table.at || starts.is_empty() {
-            true => self.find_or_begin(table, hash, &|at| self.begin(table, at, hash, text, &starts)),
+            true => self.find_or_begin(table, hash, &|at| self.block(at).begin(table, hash, text, &starts)),
             false => {
                 let (history, now) = self.history_before(&former, table, (hash, text), &starts)?;
-                self.find_or_begin(table, hash, &|at| self.begin_with(table, at, (hash, text), (&history, now)))
+                self.find_or_begin(table, hash, &|at| self.block(at).begin_with(table, (hash, text), (&history, now)))
             }
         };
         added.map(drop)
@@ -169,7 +169,7 @@ impl Locked<'_> {
         loop {
             let at = self.unused_block(former)?;
             // A block that has used up its lives is abandoned.
-            if let Some(from) = self.begin(former, at, hash, text, starts) {
+            if let Some(from) = self.block(at).begin(former, hash, text, starts) {
                 let (mut history, now) = self.take_history(former, from, table);
                 self.retire_block(former.policy, at);
                 if !table.policy.windows().is_empty() {

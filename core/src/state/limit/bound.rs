@@ -113,7 +113,7 @@ impl Bound {
             let own = home.own_table(table, key);
             self.check_own(table, own.as_ref(), or_before)?;
             let table = own.as_ref().unwrap_or(table);
-            f(&self.key(table, key, home.block_words(table, key.at)))
+            f(&self.key(table, key, home.block(key.at).words(table)))
         };
         tried().map_err(|blocked| Stuck { bound: self, blocked, table: table.at })
     }

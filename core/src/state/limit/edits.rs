@@ -97,7 +97,7 @@ impl Limit {
         // Without the lock, the block could pass to another key before its gate is written.
         self.with_table(|home, _, table| {
             let found = home.find_or_add_locked(table, home.hash(b'k', key), key, &[])?;
-            home.key_gate(found.at).fetch_max(until, AcqRel);
+            home.block(found.at).gate().fetch_max(until, AcqRel);
             Ok(())
         })
     }
@@ -121,9 +121,9 @@ impl Limit {
                     home.replace(limit, table.policy, true)?;
                 }
                 Some((hash, Ok(Some(found)))) => {
-                    home.key_gate(found.at).store(0, Release);
+                    home.block(found.at).gate().store(0, Release);
                     let nothing = |history: &mut History| *history = History { end: history.end, ..History::default() };
-                    home.forget_habits(home.rewrite(table, hash, nothing)?);
+                    home.block(home.rewrite(table, hash, nothing)?).forget_habits();
                 }
                 Some(_) => {}
             }

@@ -219,7 +219,7 @@ impl<'a> Key<'a> {
 
     #[inline(always)]
     pub fn jobs(&self) -> Option<Jobs<'_>> {
-        self.home().jobs(self.table, self.key.at)
+        self.home().block(self.key.at).jobs(self.table)
     }
 
     /// The key, for those who know no limiters.

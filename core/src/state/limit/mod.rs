@@ -366,7 +366,7 @@ impl Limit {
         if hash == home.hash(b'k', "") {
             return Ok(Some(String::new()));
         }
-        let text = self.with_known(hash, |found| Ok(found.home().text_of(found.key.at)))?;
+        let text = self.with_known(hash, |found| Ok(found.home().block(found.key.at).text()))?;
         Ok(text.filter(|text| home.hash(b'k', text) == hash))
     }
 
@@ -437,7 +437,7 @@ impl Limit {
                     own = home.own_table(table, key);
                     bound.check_own(table, own.as_ref(), or_before)?;
                     let table = own.as_ref().unwrap_or(table);
-                    let found = bound.key(table, key, home.block_words(table, key.at));
+                    let found = bound.key(table, key, home.block(key.at).words(table));
                     f(home, table, Some(&found), found.gate)
                 });
                 match answer {

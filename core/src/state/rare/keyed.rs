@@ -22,6 +22,7 @@ use crate::damage::{bounded, nonsense};
 use crate::error::Result;
 use crate::hash::{Hash, sum};
 use crate::policy::Policy;
+use crate::state::cells::block::BlockCells;
 use crate::state::cells::home::{Home, KeyAt, Table};
 use crate::state::cells::index::Root;
 use crate::state::cells::layout::{BlockAt, LimitAt, STUBS, TableAt, index_word, key_word, limit_word, table_word};
@@ -53,7 +54,7 @@ impl LimitCells<'_> {
     pub(in crate::state) fn table_in_use(self, hash: Hash) -> Option<Table> {
         let (home, table) = (self.home, self.table());
         let (_, found) = home.segment_of(&table, hash).probe(&table, hash).ok()?;
-        (!home.is_stub(found.at)).then(|| home.table_of(&table, found))
+        (!home.block(found.at).is_stub()).then(|| home.table_of(&table, found))
     }
 }
 
@@ -75,16 +76,6 @@ impl Home {
         if key.table == table.at { *table } else { self.table_at(key.table) }
     }
 
-    /// The table that applies to a block in the index. For the holder of the structure lock.
-    pub(in crate::state) fn table_of_block(&self, table: &Table, at: BlockAt) -> Table {
-        let words = TableAt::new(self.arena.word(at + key_word::TABLE).load(Acquire));
-        if words == table.at { *table } else { self.table_at(words) }
-    }
-
-    pub(in crate::state) fn is_stub(&self, at: BlockAt) -> bool {
-        self.arena.word(at + key_word::IS_STUB).load(Acquire) != 0
-    }
-
     /// The block or stub of a key. For the holder of the structure lock.
     pub(in crate::state) fn block_of(&self, table: &Table, hash: Hash) -> Option<BlockAt> {
         self.segment_of(table, hash).probe(table, hash).ok().map(|(_, found)| found.at)
@@ -95,7 +86,7 @@ impl Home {
         let root = self.root(table)?;
         let (_, found) = self.segment_at(root, root.entry_of(hash.0[0])).probe(table, hash).ok()?;
         // The block may belong to another index by now.
-        (self.root(table) == Some(root) && self.is_stub(found.at) && found.table != table.at)
+        (self.root(table) == Some(root) && self.block(found.at).is_stub() && found.table != table.at)
             .then(|| self.table_at(found.table))
     }
 
@@ -105,8 +96,18 @@ impl Home {
 
     /// The keys of a table that are on plans, with their plans.
     pub(in crate::state) fn keys_on_plans(&self, table: &Table) -> impl Iterator<Item = (Table, BlockAt)> {
-        let all = self.blocks(table).map(|at| (self.table_of_block(table, at), at));
+        let all = self.blocks(table).map(|at| (self.block(at).table(table), at));
         all.filter(|(own, _)| own.at != table.at && !self.is_before(table, own))
+    }
+}
+
+impl BlockCells<'_> {
+    /// Copies the text and counts of a key.
+    pub(super) fn copy_identity(self, from: BlockCells, with_counts: bool) {
+        let text = key_word::TEXT..key_word::TEXT + key_word::TEXT_WORDS;
+        for word in text.chain(key_word::COUNTS.into_iter().filter(|_| with_counts)) {
+            self.word(word).store(from.word(word).load(Acquire), Release);
+        }
     }
 }
 
@@ -155,7 +156,7 @@ impl Locked<'_> {
                 None if current.at == table.at => return Ok(()),
                 None => table,
             };
-            if !self.is_stub(from.at) {
+            if !self.block(from.at).is_stub() {
                 if !self.has_space_for_leases(&table, &current, &own, from) {
                     // As if the limit had been larger before.
                     self.replace(limit, table.policy.after(current.policy), false)?;
@@ -163,7 +164,7 @@ impl Locked<'_> {
                 }
                 self.rewrite_as(&table, hash, &own, |_| {})?;
             } else if policy.is_some() {
-                self.arena.word(from.at + key_word::TABLE).store(own.at.offset(), Release);
+                self.block(from.at).word(key_word::TABLE).store(own.at.offset(), Release);
             } else {
                 self.wake_key(&own, (index, slot), from.at, hash, &[])?;
             }
@@ -205,7 +206,7 @@ impl Locked<'_> {
             self.segment_of(table, hash).probe(table, hash).ok().filter(|(_, found)| found.table != table.at)?;
         let plan = self.table_at(found.table);
         let held = || self.cells(&plan, found).history(0, self.clock.now()).holds.len() as u64;
-        let is_crowded = !self.is_stub(found.at) && 2 * held() * SLOT_WORDS > plan.policy.ring();
+        let is_crowded = !self.block(found.at).is_stub() && 2 * held() * SLOT_WORDS > plan.policy.ring();
         Some(is_crowded.then_some(plan))
     }
 
@@ -268,28 +269,20 @@ impl Locked<'_> {
 
     fn new_stub(&self, plan: &Table, hash: Hash, text: &str) -> Result<BlockAt> {
         let at = self.used_in(STUBS).map_or_else(|| self.allocate(key_word::RING), Ok)?;
-        self.arena.word(at + key_word::LIFE).store(CLOSED, Release);
-        self.arena.word(at + key_word::IS_STUB).store(1, Release);
+        self.block(at).word(key_word::LIFE).store(CLOSED, Release);
+        self.block(at).word(key_word::IS_STUB).store(1, Release);
         for word in [key_word::GATE, key_word::LISTED].into_iter().chain(key_word::COUNTS) {
             self.arena.word(at + word).store(0, Release);
         }
-        self.name_block(plan, at, hash, text);
+        self.block(at).set_name(plan, hash, text);
         Ok(at)
     }
 
     /// The stub of a key whose cells go to another key. Its counts are kept or forgotten.
     pub(super) fn stub_of(&self, plan: &Table, from: BlockAt, keeps_counts: bool) -> Result<BlockAt> {
-        let at = self.new_stub(plan, self.hash_at(from), "")?;
-        self.copy_identity(from, at, keeps_counts);
+        let at = self.new_stub(plan, self.block(from).hash(), "")?;
+        self.block(at).copy_identity(self.block(from), keeps_counts);
         Ok(at)
-    }
-
-    /// Copies the text and counts of a key.
-    fn copy_identity(&self, from: BlockAt, into: BlockAt, with_counts: bool) {
-        let text = key_word::TEXT..key_word::TEXT + key_word::TEXT_WORDS;
-        for word in text.chain(key_word::COUNTS.into_iter().filter(|_| with_counts)) {
-            self.arena.word(into + word).store(self.arena.word(from + word).load(Acquire), Release);
-        }
     }
 
     pub(super) fn retire_stub(&self, at: BlockAt) {
@@ -307,7 +300,7 @@ impl Locked<'_> {
             };
             let block = self.used_block(own.policy).map_or_else(new, Ok)?;
             // A block that has used up its lives is abandoned.
-            if let Some(new) = self.begin(own, block, hash, text, starts) {
+            if let Some(new) = self.block(block).begin(own, hash, text, starts) {
                 return Ok(new.at);
             }
         }
@@ -323,7 +316,7 @@ impl Locked<'_> {
         starts: &[Start],
     ) -> Result<()> {
         let into = self.write_key(own, hash, "", starts)?;
-        self.copy_identity(stub, into, true);
+        self.block(into).copy_identity(self.block(stub), true);
         index.set_entry(slot, hash, into);
         self.retire_stub(stub);
         Ok(())

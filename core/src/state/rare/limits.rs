@@ -91,7 +91,7 @@ impl Locked<'_> {
         loop {
             let block = self.unused_block(table)?;
             // A block that has used up its lives is abandoned.
-            if let Some(empty) = self.begin(table, block, self.hash(b'k', ""), "", &[]) {
+            if let Some(empty) = self.block(block).begin(table, self.hash(b'k', ""), "", &[]) {
                 return Ok(empty.at);
             }
         }
@@ -103,7 +103,7 @@ impl Locked<'_> {
         let is_own = |table: &Table| table.policy.is_concurrency() || self.is_granted(table.policy);
         for table in self.limits().map(|limit| self.limit(limit).table()).filter(is_own) {
             for (own, at) in self.keys(&table) {
-                match self.cells_at(&own, at) {
+                match self.block(at).cells(&own) {
                     Cells::Leases(leases) => leases.disown(),
                     Cells::Grants(grants) => grants.disown(),
                     _ => {}

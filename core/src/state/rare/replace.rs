@@ -159,11 +159,11 @@ impl Locked<'_> {
     fn write_empty_key(&self, old: &Table, new: &Table, is_forgetting: bool) -> Result<BlockAt> {
         if is_forgetting {
             let empty = self.fresh_empty_key(new)?;
-            self.seal_cells(self.cells_at(old, At::new(self.empty_key_of(old).load(Acquire))));
+            self.seal_cells(self.block(At::new(self.empty_key_of(old).load(Acquire))).cells(old));
             return Ok(empty);
         }
         let from = BlockAt::new(self.empty_key_of(old).load(Acquire));
-        let life = self.arena.word(from + key_word::LIFE).load(Acquire);
+        let life = self.block(from).word(key_word::LIFE).load(Acquire);
         self.write_elsewhere(old, KeyAt { at: from, life, table: old.at }, new, |_| {})
     }
 
@@ -271,11 +271,11 @@ impl Locked<'_> {
     /// Moves the used keys of a segment, for a moment. Returns whether all are there.
     fn move_keys_of(&self, table: &Table, segment: SegmentCells, began: Instant) -> Result<bool> {
         for (n, at) in segment.entries().enumerate() {
-            let own = self.table_of_block(table, at);
-            if !self.is_before(table, &own) || self.is_idle(&own, at) {
+            let own = self.block(at).table(table);
+            if !self.is_before(table, &own) || self.block(at).is_idle(&own) {
                 continue;
             }
-            self.rewrite_as(table, self.hash_at(at), table, |_| {})?;
+            self.rewrite_as(table, self.block(at).hash(), table, |_| {})?;
             if (n % 16 == 0 || fault::takes_small_steps()) && is_over(began) {
                 return Ok(false);
             }

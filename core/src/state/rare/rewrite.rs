@@ -14,6 +14,7 @@ use crate::fault;
 use crate::hash::Hash;
 use crate::os::wake_all;
 use crate::policy::{Policy, Shape};
+use crate::state::cells::block::BlockCells;
 use crate::state::cells::home::{Home, KeyAt, Table};
 use crate::state::cells::layout::{At, BlockAt, FREE_KEYS, LimitAt, OLDER_WORDS, TableAt, key_word, table_word};
 use crate::state::cells::locked::Locked;
@@ -90,24 +91,11 @@ impl Locked<'_> {
         let cells = self.seal_cells(self.cells(before, from));
         fault::point("key-sealed");
         let now = self.clock.now();
-        let mut history = self.history(before, from.at, (&cells, now));
+        let mut history = self.block(from.at).history(before, (&cells, now));
         if own.at != before.at {
             self.carry_over(before, own, &mut history, now);
         }
         (history, now)
-    }
-
-    /// Returns whether a key of an earlier table has no effect under the new policy. Its cells are sealed.
-    pub(super) fn is_nothing(&self, own: &Table, at: BlockAt, table: &Table) -> bool {
-        let now = self.clock.now();
-        let mut history = self.history(own, at, (&self.cells_at(own, at), now));
-        self.carry_over(own, table, &mut history, now);
-        let longest = own.policy.longest().max(table.policy.longest());
-        // Forgotten starts may be newer than the known ones.
-        let stamps = history.starts.last().map(|start| start.stamp).into_iter();
-        let newest = stamps.chain(history.forgotten.iter().map(|some| some.stamp)).max();
-        let is_over = newest.is_none_or(|stamp| stamp + longest <= now.floor) && history.holds.is_empty();
-        is_over && !self.is_gated(own, at, now.floor)
     }
 
     /// Wakes callers that wait for a completion, since they must now look elsewhere.
@@ -123,7 +111,7 @@ impl Locked<'_> {
     pub fn repair_key(&self, table: &Table, hash: Hash) -> Result<()> {
         let segment = self.segment_of(table, hash);
         let Ok((slot, found)) = segment.probe(table, hash) else { return Ok(()) };
-        if self.is_stub(found.at) {
+        if self.block(found.at).is_stub() {
             return self.wake_key(&self.table_of(table, found), (segment, slot), found.at, hash, &[]);
         }
         let own = self.table_of(table, found);
@@ -139,7 +127,7 @@ impl Locked<'_> {
     /// An unused block with space for the origins of its starts.
     fn block_to_write(&self, table: &Table) -> Result<BlockAt> {
         let at = self.unused_block(table)?;
-        let origins = self.arena.word(at + key_word::ORIGINS);
+        let origins = self.block(at).word(key_word::ORIGINS);
         if origins.load(Relaxed) == 0 && table.is_log {
             origins.store(self.allocate::<()>(table.ring + OLDER_WORDS)?.offset(), Release);
         }
@@ -160,56 +148,27 @@ impl Locked<'_> {
         (history, now): (&History, Now),
     ) -> Result<BlockAt> {
         loop {
-            let life = self.arena.word(into + key_word::LIFE);
-            let is_new = self.arena.word(into + key_word::TABLE).load(Relaxed) == 0;
+            let life = self.block(into).word(key_word::LIFE);
+            let is_new = self.block(into).word(key_word::TABLE).load(Relaxed) == 0;
             life.store(CLOSED, Release);
             let text = key_word::TEXT..key_word::TEXT + key_word::TEXT_WORDS;
             for word in [key_word::HASH, key_word::HASH + 1, key_word::GATE].into_iter().chain(text) {
                 self.arena.word(into + word).store(self.arena.word(from + word).load(Acquire), Release);
             }
-            self.arena.word(into + key_word::TABLE).store(table.at.offset(), Release);
-            self.arena.word(into + key_word::LISTED).store(0, Release);
-            self.copy_habits(table, from, into);
+            self.block(into).word(key_word::TABLE).store(table.at.offset(), Release);
+            self.block(into).word(key_word::LISTED).store(0, Release);
+            self.block(into).copy_habits(table, self.block(from));
             if table.policy.is_counted() {
-                self.arena.word(into + key_word::OWN).store(self.new_number(), Release);
+                self.block(into).word(key_word::OWN).store(self.new_number(), Release);
             }
-            if let Some(base) = self.write_history(table, into, (history, now)) {
-                return Ok(self.publish(table, into, base).at);
+            if let Some(base) = self.block(into).write_history(table, (history, now)) {
+                return Ok(self.block(into).publish(table, base).at);
             }
             if is_new {
                 nonsense("a key with more starts than a block can hold");
             }
             // That block is lost; try the next one.
             into = self.block_to_write(table)?;
-        }
-    }
-
-    /// Copies what a key has besides its log: its backoff, the durations of its jobs, and its counters. A cancelled
-    /// start does not lose them, but a concurrent write may be lost. (Counters are written only under the structure
-    /// lock.)
-    fn copy_habits(&self, table: &Table, from: BlockAt, into: BlockAt) {
-        let was = self.leads_to(from + key_word::TABLE);
-        let jobs = key_word::RING + table.ring;
-        let same = was.is_some_and(|was| self.table_at(was).policy == table.policy);
-        let jobs = if same { jobs..jobs + table.policy.jobs() } else { 0..0 };
-        for word in [key_word::BACKOFF]
-            .into_iter()
-            .chain(key_word::COUNTS)
-            .chain(if same { key_word::SPACING..key_word::JOBS + 1 } else { 0..0 })
-            .chain(jobs)
-        {
-            self.arena.word(into + word).store(self.arena.word(from + word).load(Acquire), Release);
-        }
-        if !same {
-            self.arena.word(into + key_word::SPACING).store(0, Release);
-            self.arena.word(into + key_word::JOBS).store(0, Release);
-        }
-    }
-
-    /// Resets a key's backoff and what is known of its jobs.
-    pub fn forget_habits(&self, at: BlockAt) {
-        for word in [key_word::BACKOFF, key_word::SPACING, key_word::JOBS] {
-            self.arena.word(at + word).store(0, Release);
         }
     }
 
@@ -241,7 +200,7 @@ impl Locked<'_> {
     pub(super) fn retire_to(&self, class: u64, at: BlockAt) {
         let head = self.arena.word(FREE_KEYS + class);
         let (count, first) = free_blocks(head);
-        self.arena.word(at + key_word::NEXT).store(first.map_or(0, At::offset), Release);
+        self.block(at).word(key_word::NEXT).store(first.map_or(0, At::offset), Release);
         head.store((count + 1) << COUNT | at.offset(), Release);
     }
 
@@ -270,11 +229,53 @@ impl Locked<'_> {
     }
 }
 
-impl Home {
+impl<'h> BlockCells<'h> {
+    /// Resets a key's backoff and what is known of its jobs.
+    pub fn forget_habits(self) {
+        for word in [key_word::BACKOFF, key_word::SPACING, key_word::JOBS] {
+            self.word(word).store(0, Release);
+        }
+    }
+
+    /// Copies what a key has besides its log: its backoff, the durations of its jobs, and its counters. A cancelled
+    /// start does not lose them, but a concurrent write may be lost. (Counters are written only under the structure
+    /// lock.)
+    pub(super) fn copy_habits(self, table: &Table, from: BlockCells) {
+        let was = At::some(from.word(key_word::TABLE).load(Acquire));
+        let jobs = key_word::RING + table.ring;
+        let same = was.is_some_and(|was| self.home.table_at(was).policy == table.policy);
+        let jobs = if same { jobs..jobs + table.policy.jobs() } else { 0..0 };
+        for word in [key_word::BACKOFF]
+            .into_iter()
+            .chain(key_word::COUNTS)
+            .chain(if same { key_word::SPACING..key_word::JOBS + 1 } else { 0..0 })
+            .chain(jobs)
+        {
+            self.word(word).store(from.word(word).load(Acquire), Release);
+        }
+        if !same {
+            self.word(key_word::SPACING).store(0, Release);
+            self.word(key_word::JOBS).store(0, Release);
+        }
+    }
+
+    /// Returns whether a key of an earlier table has no effect under the new policy. Its cells are sealed.
+    pub(super) fn is_nothing(self, own: &Table, table: &Table) -> bool {
+        let now = self.home.clock.now();
+        let mut history = self.history(own, (&self.cells(own), now));
+        self.home.carry_over(own, table, &mut history, now);
+        let longest = own.policy.longest().max(table.policy.longest());
+        // Forgotten starts may be newer than the known ones.
+        let stamps = history.starts.last().map(|start| start.stamp).into_iter();
+        let newest = stamps.chain(history.forgotten.iter().map(|some| some.stamp)).max();
+        let is_over = newest.is_none_or(|stamp| stamp + longest <= now.floor) && history.holds.is_empty();
+        is_over && !self.is_gated(own, now.floor)
+    }
+
     /// The history in the sealed cells of a block, with what did not fit there.
-    fn history(&self, own: &Table, at: BlockAt, (cells, now): (&Cells, Now)) -> History {
+    pub(super) fn history(self, own: &Table, (cells, now): (&Cells, Now)) -> History {
         let mut history = cells.history(own.policy.longest(), now);
-        let word = |word| self.arena.word(at + word).load(Acquire);
+        let word = |word| self.word(word).load(Acquire);
         if own.policy.is_counted() {
             history.first_era = word(key_word::FIRST_ERA);
             history.end = history.era + 1;
@@ -283,15 +284,14 @@ impl Home {
             (history.former, history.changed) = (word(key_word::FORMER), word(key_word::CHANGED));
         }
         if let (Cells::Meter(_), Some(table)) = (cells, At::some(history.former))
-            && let Shape::Bucket(before) = self.table_at(table).policy.0
+            && let Shape::Bucket(before) = self.home.table_at(table).policy.0
         {
             history.rest.before = Some(before);
         }
         if let Cells::Log(_) | Cells::Slices(_) = cells {
             let first = word(key_word::LEFT_OUT);
             history.is_mixed = first & key_word::IS_MIXED != 0;
-            let mut older =
-                self.older_words(own, at).chunks_exact(2).map(|words| [0, 1].map(|i| words[i].load(Acquire)));
+            let mut older = self.older_words(own).chunks_exact(2).map(|words| [0, 1].map(|i| words[i].load(Acquire)));
             if let Cells::Log(_) = cells {
                 [history.first_era, history.era] = older.next().unwrap_or_default();
             }
@@ -310,19 +310,14 @@ impl Home {
 
     /// Starts another life of the closed cells in a block, with this history. Returns its base, or `None` if the lives
     /// are used up.
-    pub(in crate::state) fn write_history(
-        &self,
-        own: &Table,
-        at: BlockAt,
-        (history, now): (&History, Now),
-    ) -> Option<u64> {
-        let cells = self.cells(own, KeyAt { at, life: CLOSED, table: own.at });
+    pub(in crate::state) fn write_history(self, own: &Table, (history, now): (&History, Now)) -> Option<u64> {
+        let cells = self.home.cells(own, KeyAt { at: self.at, life: CLOSED, table: own.at });
         let (most, since) = match &cells {
             Cells::Log(log) => (log.most_written(), 0),
             _ => (u64::MAX, now.floor.saturating_sub(own.policy.longest())),
         };
         if let Cells::Log(_) | Cells::Slices(_) = cells {
-            let mut older = self.older_words(own, at);
+            let mut older = self.older_words(own);
             if let Some((eras, others)) = older.split_first_chunk::<2>() {
                 eras[0].store(history.first_era, Release);
                 eras[1].store(history.era, Release);
@@ -332,8 +327,8 @@ impl Home {
             let mut next = || left_out.next().map_or((0, 0), |some| (some.units, some.stamp));
             let mixed = if history.is_mixed { key_word::IS_MIXED } else { 0 };
             let (units, stamp) = next();
-            self.arena.word(at + key_word::LEFT_OUT).store(units | mixed, Release);
-            self.arena.word(at + key_word::UNTIL).store(stamp, Release);
+            self.word(key_word::LEFT_OUT).store(units | mixed, Release);
+            self.word(key_word::UNTIL).store(stamp, Release);
             for words in older.chunks_exact(2) {
                 let (units, stamp) = next();
                 words[0].store(units, Release);
@@ -343,20 +338,22 @@ impl Home {
         if let Cells::Meter(_) | Cells::Counter(_) = cells {
             let is_empty = history.starts.is_empty() && history.forgotten.is_empty();
             let (former, changed) = if is_empty { (0, 0) } else { (history.former, history.changed) };
-            self.arena.word(at + key_word::FORMER).store(former, Release);
-            self.arena.word(at + key_word::CHANGED).store(changed, Release);
+            self.word(key_word::FORMER).store(former, Release);
+            self.word(key_word::CHANGED).store(changed, Release);
         }
         cells.write(history, own.policy.window(), now)
     }
 
     /// Where a log keeps what was left out of it, in addition to two words of the key: behind its origins.
-    fn older_words(&self, own: &Table, at: BlockAt) -> &[AtomicU64] {
-        match self.arena.word(at + key_word::ORIGINS).load(Relaxed) {
-            origins @ 1.. if own.is_log => self.arena.words(origins + own.ring, OLDER_WORDS),
+    fn older_words(self, own: &Table) -> &'h [AtomicU64] {
+        match self.word(key_word::ORIGINS).load(Relaxed) {
+            origins @ 1.. if own.is_log => self.home.arena.words(origins + own.ring, OLDER_WORDS),
             _ => &[],
         }
     }
+}
 
+impl Home {
     /// Converts a key's starts to another policy. Places are not converted: they were taken under the previous policy,
     /// and are exchanged when they are presented.
     fn carry_over(&self, old: &Table, new: &Table, history: &mut History, now: Now) {

@@ -71,7 +71,7 @@ impl Locked<'_> {
         let mut search = Search::default();
         // No other process repairs the key or makes space during this, but others may take the space that was made.
         for _ in 0..MOST_TURNS {
-            match self.find_or_begin(table, hash, &|at| self.begin(table, at, hash, text, starts)) {
+            match self.find_or_begin(table, hash, &|at| self.block(at).begin(table, hash, text, starts)) {
                 Ok(found) => return Ok(found),
                 Err(Blocked::Refused(error)) => return Err(error),
                 Err(Blocked::Full) => drop(search.has_found(self.make_space(table, hash, false)?, false)?),
@@ -157,7 +157,7 @@ impl Locked<'_> {
         // Get the space first: a sealed segment must be replaced.
         let (dead, most, is_old) = (Dead::default(), before / 4 * 3, old.is_old(table));
         let empty_key = self.hash(b'k', "");
-        let stays = |at: &BlockAt| self.hash_at(*at) == empty_key || self.stays(table, *at, is_old, &dead);
+        let stays = |at: &BlockAt| self.block(*at).hash() == empty_key || self.stays(table, *at, is_old, &dead);
         let used = old.entries().filter(stays).count() as u64;
         let is_split = used > before / 2 && before == index_word::MOST_CAPACITY;
         let directory = index_word::SLOTS + (2 << root.depth());
@@ -189,7 +189,7 @@ impl Locked<'_> {
         let new_segment = || self.new_segment(capacity, table.at);
         let new = (0..1 + usize::from(is_split)).map(|_| new_segment()).collect::<Result<Vec<_>>>()?;
         for at in kept {
-            let hash = self.hash_at(at);
+            let hash = self.block(at).hash();
             new[parts(hash.0[0])].insert(table, hash, at);
         }
         // Stocked blocks are not available to others: take no more than fit, and none at the end of a search.
@@ -242,16 +242,16 @@ impl Locked<'_> {
         let (empty_key, forgets) = (self.hash(b'k', ""), is_old && self.is_forgetting(table));
         let is_retired = self.limit(self.limit_of(table)).is_retired();
         for at in segment.entries() {
-            let is_empty_key = self.hash_at(at) == empty_key;
+            let is_empty_key = self.block(at).hash() == empty_key;
             if is_empty_key {
                 // The process that moved it may have died before this store.
                 self.arena.word(table.at + table_word::EMPTY_KEY).store(at.offset(), Release);
             }
-            let (own, is_stub) = (&self.table_of_block(table, at), self.is_stub(at));
+            let (own, is_stub) = (&self.block(at).table(table), self.block(at).is_stub());
             let (is_before, class) = (self.is_before(table, own), self.block_class(own.policy));
             if own.at != table.at && forgets {
                 if !is_stub {
-                    self.seal_cells(self.cells_at(own, at));
+                    self.seal_cells(self.block(at).cells(own));
                 }
                 if !is_before && !is_retired {
                     // The key keeps its plan and loses only its state.
@@ -265,12 +265,12 @@ impl Locked<'_> {
             }
             if is_before {
                 let is_nothing = self.is_over(own, at, &dead) && {
-                    self.seal_cells(self.cells_at(own, at));
-                    self.is_nothing(own, at, table)
+                    self.seal_cells(self.block(at).cells(own));
+                    self.block(at).is_nothing(own, table)
                 };
                 match is_nothing {
                     true => others.push((class, at)),
-                    false => kept.push(self.rewrite_as(table, self.hash_at(at), table, |_| {})?),
+                    false => kept.push(self.rewrite_as(table, self.block(at).hash(), table, |_| {})?),
                 }
                 continue;
             }
@@ -279,16 +279,16 @@ impl Locked<'_> {
                 continue;
             }
             if !fault::planted("reused in flight") {
-                self.seal_cells(self.cells_at(own, at));
+                self.seal_cells(self.block(at).cells(own));
             }
             // A decision may have come before the seal.
-            if self.is_idle(own, at) && own.at == table.at {
+            if self.block(at).is_idle(own) && own.at == table.at {
                 idle.push(at);
-            } else if self.is_idle(own, at) {
+            } else if self.block(at).is_idle(own) {
                 kept.push(self.stub_of(own, at, true)?);
                 others.push((class, at));
             } else {
-                kept.push(self.rewrite(table, self.hash_at(at), |_| {})?);
+                kept.push(self.rewrite(table, self.block(at).hash(), |_| {})?);
             }
         }
         Ok((kept, idle.into_iter(), others))
@@ -301,7 +301,7 @@ impl Locked<'_> {
 
     /// Returns whether this key, or its stub, still needs a slot.
     fn stays(&self, table: &Table, at: BlockAt, is_old: bool, dead: &Dead) -> bool {
-        let own = self.table_of_block(table, at);
+        let own = self.block(at).table(table);
         if own.at == table.at {
             return !self.is_over(table, at, dead);
         }
@@ -312,17 +312,17 @@ impl Locked<'_> {
 
     /// Returns whether a key is idle, after reclaiming the leases of dead owners.
     fn is_over(&self, table: &Table, at: BlockAt, dead: &Dead) -> bool {
-        if let Cells::Leases(leases) = self.cells_at(table, at)
+        if let Cells::Leases(leases) = self.block(at).cells(table)
             && !leases.is_idle()
         {
             let is_dead = |owner| *dead.0.borrow_mut().entry(owner).or_insert_with(|| self.is_dead(owner));
-            let (now, cooldown) = (self.clock.now().floor, self.table_of_block(table, at).policy.cooldown());
+            let (now, cooldown) = (self.clock.now().floor, self.block(at).table(table).policy.cooldown());
             if leases.reclaim(now, cooldown, || self.clock.now().ceil, is_dead).is_ok_and(|units| units > 0) {
                 leases.bell.fetch_add(1, SeqCst);
                 crate::os::wake_all(leases.bell);
             }
         }
-        self.is_idle(table, at)
+        self.block(at).is_idle(table)
     }
 
     /// Gets space for `count` segments of `capacity` slots and for a directory. Returns the number of slots, which is
@@ -439,8 +439,8 @@ impl Locked<'_> {
         let word = |word| segment.word(word).load(Acquire);
         let (dead, empty_key) = (Dead::default(), self.hash(b'k', ""));
         let is_idle = |at: &BlockAt| {
-            let is_over = || self.is_over(&self.table_of_block(table, *at), *at, &dead);
-            self.hash_at(*at) != empty_key && !self.is_stub(*at) && is_over()
+            let is_over = || self.is_over(&self.block(*at).table(table), *at, &dead);
+            self.block(*at).hash() != empty_key && !self.block(*at).is_stub() && is_over()
         };
         let has_stock = word(index_word::FREE) > word(index_word::TAKEN);
         if has_stock || segment.entries().any(|at| is_idle(&at)) {

@@ -11,8 +11,9 @@ use crate::error::Result;
 use crate::hash::Hash;
 use crate::policy::{Policy, Shape};
 use crate::snapshot::{KeySnapshot, LimitSnapshot, Snapshot, Usage, WAIT_BOUNDS};
+use crate::state::cells::block::BlockCells;
 use crate::state::cells::home::{Home, KeyAt, Table};
-use crate::state::cells::layout::{BlockAt, LimitAt, index_word, key_word, limit_word};
+use crate::state::cells::layout::{LimitAt, index_word, key_word, limit_word};
 use crate::state::cells::segment::SegmentCells;
 use crate::state::counts::minutes::Minute;
 use crate::state::files::arena::ALLOCATED;
@@ -218,14 +219,14 @@ impl Home {
             None => (shown(&table.policy, &[(table.capacity, 0)]), Duration::ZERO),
         };
         let fullest =
-            fullest.filter(|seen| seen.hash != empty).map(|seen| (self.text_of(seen.at.at), id_of(seen.hash)));
+            fullest.filter(|seen| seen.hash != empty).map(|seen| (self.block(seen.at.at).text(), id_of(seen.hash)));
         all.retain(|seen| seen.hash != empty);
         all.sort_by(|a, b| {
             let fuller = fullness(&b.usage).total_cmp(&fullness(&a.usage));
             b.rank().cmp(&a.rank()).then(fuller).then(a.hash.cmp(&b.hash))
         });
         watched.remember(&all, most_shown);
-        let is_closed = |seen: &KeyReading| !self.until(self.key_gate(seen.at.at).load(Acquire)).is_zero();
+        let is_closed = |seen: &KeyReading| !self.until(self.block(seen.at.at).gate().load(Acquire)).is_zero();
         let is_hot = |seen: &&KeyReading| seen.total() > 0 || seen.table.at != table.at || is_closed(seen);
         let is_sought = |seen: &&KeyReading| Some(seen.hash) == sought;
         let hot = all.iter().take(most_shown).filter(is_hot).chain(all.iter().skip(most_shown).filter(is_sought));
@@ -279,17 +280,17 @@ impl Home {
     fn survey_key(&self, table: &Table, hash: Hash) -> Option<KeyReading> {
         let at = self.find(table, hash).ok()??;
         let own = self.table_of(table, at);
-        let stats = self.stats_at(at.at);
+        let stats = self.block(at.at).stats();
         let usage = self.usage(&own, self.cells(&own, at));
         // Otherwise it has moved, and the words may have belonged to another key.
         (self.find(table, hash).ok()?? == at).then_some(KeyReading { at, table: own, hash, stats, usage, news: 0 })
     }
 
     fn show_key(&self, table: &Table, seen: &KeyReading, gate: Tick) -> KeySnapshot {
-        let own_gate = self.key_gate(seen.at.at).load(Acquire);
+        let own_gate = self.block(seen.at.at).gate().load(Acquire);
         let is_own = seen.table.at != table.at && self.is_plan_of(table, seen.table.at);
         KeySnapshot {
-            key: self.text_of(seen.at.at),
+            key: self.block(seen.at.at).text(),
             id: id_of(seen.hash),
             overriding: is_own.then_some(seen.table.policy),
             usage: shown(&seen.table.policy, &seen.usage),
@@ -300,7 +301,7 @@ impl Home {
     }
 
     fn retry_after(&self, seen: &KeyReading, gate: Tick) -> Duration {
-        let gate = gate.max(self.key_gate(seen.at.at).load(Acquire));
+        let gate = gate.max(self.block(seen.at.at).gate().load(Acquire));
         let closed = self.until(gate);
         match self.cells(&seen.table, seen.at) {
             Cells::Leases(leases) => {
@@ -341,7 +342,7 @@ impl Home {
             if !segments.insert(segment.at) {
                 break;
             }
-            let hashes: Vec<Hash> = segment.entries().filter_map(|at| self.hash_of_block(at)).collect();
+            let hashes: Vec<Hash> = segment.entries().filter_map(|at| self.block(at).checked_hash()).collect();
             // Otherwise the words may belong to another index by now.
             if self.root(table) == Some(root) {
                 all.extend(hashes);
@@ -351,10 +352,14 @@ impl Home {
         all.truncate(most.max(index_word::MOST_CAPACITY as usize));
         all
     }
+}
 
-    fn hash_of_block(&self, at: BlockAt) -> Option<Hash> {
-        let is_inside = at.offset().saturating_add(key_word::RING) <= self.arena.word(ALLOCATED).load(Acquire);
-        is_inside.then(|| Hash(self.get(at + key_word::HASH)))
+impl BlockCells<'_> {
+    /// The hash of its key, if there is a block.
+    fn checked_hash(self) -> Option<Hash> {
+        let is_inside =
+            self.at.offset().saturating_add(key_word::RING) <= self.home.arena.word(ALLOCATED).load(Acquire);
+        is_inside.then(|| self.hash())
     }
 }
 

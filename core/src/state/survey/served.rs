@@ -230,7 +230,7 @@ impl Session {
                 all.entry(key.hash).or_insert_with(|| Seen { own, ..unused(key.hash, own.unwrap_or(policy)) });
             }
             let Some(seen) = all.get_mut(&key.hash) else { continue };
-            (seen.text, seen.stats, seen.rank) = (Some(home.text_of(key.at.at)), key.stats, key.rank());
+            (seen.text, seen.stats, seen.rank) = (Some(home.block(key.at.at).text()), key.stats, key.rank());
             if let Cells::Grants(grants) = home.cells(&key.table, key.at) {
                 // What was granted to this process and has not started is not in use.
                 let free = grants.held();

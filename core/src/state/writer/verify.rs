@@ -160,7 +160,7 @@ fn has_key(locked: &Locked, KnownKey { limit, key, policy, .. }: &KnownKey) {
     // The limit may no longer be declared, and unused since.
     let (Some(policy), Some(at)) = (policy, locked.find_limit(limit)) else { return };
     let table = locked.limit(at).table();
-    let found = locked.block_of(&table, locked.hash(b'k', key)).map(|at| locked.table_of_block(&table, at));
+    let found = locked.block_of(&table, locked.hash(b'k', key)).map(|at| locked.block(at).table(&table));
     if !found.is_some_and(|own| own.at != table.at && is_by(*policy, &own)) {
         nonsense(format!("key \"{key}\" of limit \"{limit}\" without its policy"));
     }
@@ -175,7 +175,7 @@ fn look(home: &Locked, limits: &[LimitAt], next: &Cell<(usize, u64)>) {
     {
         let table = home.limit(limit).table();
         let root = home.root(&table).unwrap_or_else(|| nonsense(format!("no index of limit {limit}")));
-        for at in home.segment_at(root, root.entry_of(hash)).entries().filter(|&at| !home.is_stub(at)) {
+        for at in home.segment_at(root, root.entry_of(hash)).entries().filter(|&at| !home.block(at).is_stub()) {
             look_at_key(home, &table, at);
         }
         next.set(home.next_segment(&table, hash).map_or((n + 1, 0), |hash| (n, hash)));
@@ -183,8 +183,8 @@ fn look(home: &Locked, limits: &[LimitAt], next: &Cell<(usize, u64)>) {
 }
 
 fn look_at_key(home: &Locked, table: &Table, at: BlockAt) {
-    let own = home.table_of_block(table, at);
-    match home.find_or_repair(table, home.hash_at(at)) {
+    let own = home.block(at).table(table);
+    match home.find_or_repair(table, home.block(at).hash()) {
         Some(key) if key.at == at => {
             let (unwritten, _) = home.cells(&own, key).unlogged(own.policy.longest(), home.clock.now());
             let units: u64 = unwritten.iter().fold(0, |sum, start| sum.saturating_add(start.units));
