@@ -26,7 +26,7 @@ impl BlockCells<'_> {
         if !starts.is_empty() {
             history.add_logged(starts);
         }
-        self.home.lost(table, now).into_iter().for_each(|lost| history.add_unlogged(lost));
+        self.home.of(table).lost(now).into_iter().for_each(|lost| history.add_unlogged(lost));
         if !(is_new && history.starts.is_empty()) && table.born > 0 && table.born + table.policy.longest() > now.floor {
             // Unused cells count from then on without this.
             history.forgotten.push(Forgotten::before(table.born));

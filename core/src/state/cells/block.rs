@@ -144,7 +144,7 @@ impl<'h> BlockCells<'h> {
     /// would lose its backoff, which only the next start resets.
     pub(in crate::state) fn is_gated(self, table: &Table, now: Tick) -> bool {
         let has_level = matches!(table.policy.0, Shape::Rate(..)) && self.word(key_word::BACKOFF).load(Acquire) != 0;
-        let limit = || self.home.limit(self.home.limit_of(table));
+        let limit = || self.home.limit(self.home.of(table).limit());
         self.gate().load(Acquire) > now || has_level && limit().gate().load(Acquire) > now
     }
 
@@ -162,20 +162,6 @@ impl<'h> BlockCells<'h> {
 }
 
 impl Home {
-    /// The table that applies to one key, where it is not the limit's own: a plan, or a spacing closer than the
-    /// policy's.
-    #[inline(always)]
-    pub fn own_table(&self, table: &Table, key: KeyAt) -> Option<Table> {
-        (table.is_adaptive || key.table != table.at).then(|| self.adapted(table, key))
-    }
-
-    #[cold]
-    fn adapted(&self, table: &Table, key: KeyAt) -> Table {
-        let mut own = self.table_of(table, key);
-        self.block(key.at).adapt(&mut own);
-        own
-    }
-
     /// Returns whether a block still has the life in which it was found.
     #[inline(always)]
     pub fn is_alive(&self, key: KeyAt) -> bool {

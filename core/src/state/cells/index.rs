@@ -8,20 +8,18 @@
 //! The work that needs the structure lock (full segments, idle keys) is in `space.rs`.
 
 use super::block::{hash_in, table_in};
-use super::home::{BEHIND, Blocked, Home, KeyAt, Table};
+use super::home::{Blocked, Home, KeyAt, Table};
 use super::layout::{At, BlockAt, DirectoryAt, SegmentAt, index_word, key_word, table_word};
 use super::segment::SegmentCells;
 use super::segment::{block, empty, entry, tag, untagged};
-use crate::algorithm::Start;
-use crate::algorithm::log::{CLOSED, SETTLED};
+use crate::algorithm::log::CLOSED;
 use crate::atomic::*;
 use crate::damage::nonsense;
 use crate::fault;
 use crate::hash::Hash;
 use crate::state::files::arena::MOST_BYTES;
-use crate::time::Now;
 
-/// Turns a block that only the caller uses into that of a new key. `None`: see [`Home::begin`].
+/// Turns a block that only the caller uses into that of a new key. `None`: see [`BlockCells::begin`].
 pub(super) type Begin<'b> = &'b dyn Fn(BlockAt) -> Option<KeyAt>;
 
 /// The root of an index: the place of its directory or only segment, the number of bits of a hash that index the
@@ -61,114 +59,114 @@ impl Root {
     }
 }
 
-/// The number of slots that [`Home::glance`] examines.
+/// The number of slots that [`Index::glance`] examines.
 const GLANCES: u64 = 4;
 
 const _: () = assert!(MOST_BYTES / 8 <= 1 << Root::DEPTH);
 
-impl Home {
+/// The keys of a table.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Index<'h, 't> {
+    pub(in crate::state) home: &'h Home,
+    pub(in crate::state) table: &'t Table,
+}
+
+impl<'h> Index<'h, '_> {
     /// Finds or adds a key.
     #[inline(always)]
-    pub fn key(&self, table: &Table, key: &str) -> Result<KeyAt, Blocked> {
-        if key.is_empty() { self.empty_key(table) } else { self.find_or_add(table, self.hash(b'k', key), key) }
+    pub fn key(self, key: &str) -> Result<KeyAt, Blocked> {
+        if key.is_empty() { self.empty_key() } else { self.find_or_add(self.home.hash(b'k', key), key) }
     }
 
     #[inline(always)]
-    fn empty_key(&self, table: &Table) -> Result<KeyAt, Blocked> {
-        let at = BlockAt::new(self.empty_key_of(table).load(Acquire));
-        let head = self.block(at).head();
+    fn empty_key(self) -> Result<KeyAt, Blocked> {
+        let at = BlockAt::new(self.home.of(self.table).empty_key().load(Acquire));
+        let head = self.home.block(at).head();
         let life = head[key_word::LIFE as usize].load(Acquire);
         // The life belongs to the empty key only if the block still does.
-        let is_its = self.empty_key_of(table).load(Acquire) == at.offset() && table_in(head) == table.at;
-        if is_its && life != CLOSED { Ok(KeyAt { at, life, table: table.at }) } else { Err(Blocked::Moved) }
+        let is_its =
+            self.home.of(self.table).empty_key().load(Acquire) == at.offset() && table_in(head) == self.table.at;
+        if is_its && life != CLOSED { Ok(KeyAt { at, life, table: self.table.at }) } else { Err(Blocked::Moved) }
     }
 
     /// The empty key and its block, without unwinding, if they are where `word` in its table says.
-    pub fn glance_at(&self, table: &Table, word: &AtomicU64) -> Option<(KeyAt, &[AtomicU64])> {
+    pub fn glance_at(self, word: &AtomicU64) -> Option<(KeyAt, &'h [AtomicU64])> {
         let at = BlockAt::new(word.load(Acquire));
-        let words = self.block(at).try_words(table)?;
+        let words = self.home.block(at).try_words(self.table)?;
         let head = words.first_chunk()?;
         let life = words[key_word::LIFE as usize].load(Acquire);
-        let is_its = word.load(Acquire) == at.offset() && table_in(head) == table.at;
-        (is_its && life != CLOSED).then_some((KeyAt { at, life, table: table.at }, words))
+        let is_its = word.load(Acquire) == at.offset() && table_in(head) == self.table.at;
+        (is_its && life != CLOSED).then_some((KeyAt { at, life, table: self.table.at }, words))
     }
 
     /// Looks a key up without adding it. `None` if it was never used.
-    pub fn peek_key(&self, table: &Table, key: &str) -> Result<Option<KeyAt>, Blocked> {
-        if key.is_empty() { self.empty_key(table).map(Some) } else { self.find(table, self.hash(b'k', key)) }
+    pub fn peek_key(self, key: &str) -> Result<Option<KeyAt>, Blocked> {
+        if key.is_empty() { self.empty_key().map(Some) } else { self.find(self.home.hash(b'k', key)) }
     }
 
     /// The word of a table that holds the root of its index.
-    pub fn index_of(&self, table: &Table) -> &AtomicU64 {
-        self.arena.word(table.at + table_word::INDEX)
+    pub fn root_word(self) -> &'h AtomicU64 {
+        self.home.arena.word(self.table.at + table_word::INDEX)
     }
 
     /// The root of a table's index. `None` if the table was replaced, since its segments may belong to others by now.
-    pub(in crate::state) fn root(&self, table: &Table) -> Option<Root> {
-        let root = self.index_of(table).load(Acquire);
+    pub(in crate::state) fn root(self) -> Option<Root> {
+        let root = self.root_word().load(Acquire);
         (root != 0).then_some(Root(root))
     }
 
-    /// An entry of the directory, or the only segment.
-    pub(in crate::state) fn segment_at(&self, root: Root, entry: u64) -> SegmentCells<'_> {
-        self.segment(match root.depth() {
-            0 => root.at(),
-            _ => At::new(self.arena.word(root.directory() + index_word::SLOTS + entry).load(Acquire)),
-        })
-    }
-
     /// The segment of a hash. For the holder of the structure lock.
-    pub(in crate::state) fn segment_of(&self, table: &Table, hash: Hash) -> SegmentCells<'_> {
-        let root = self.root(table).unwrap_or_else(|| nonsense(format_args!("no index of the table at {}", table.at)));
-        self.segment_at(root, root.entry_of(hash.0[0]))
+    pub(in crate::state) fn segment(self, hash: Hash) -> SegmentCells<'h> {
+        let root = self.root().unwrap_or_else(|| nonsense(format_args!("no index of the table at {}", self.table.at)));
+        self.home.segment_at(root, root.entry_of(hash.0[0]))
     }
 
     /// The segment of a hash, and its life.
-    fn living_segment(&self, table: &Table, hash: Hash) -> Result<(SegmentCells<'_>, u64), Blocked> {
+    fn living_segment(self, hash: Hash) -> Result<(SegmentCells<'h>, u64), Blocked> {
         loop {
-            let root = self.root(table).ok_or(Blocked::Moved)?;
+            let root = self.root().ok_or(Blocked::Moved)?;
             // The words of a directory become only directories of the same size again. So this is a segment, ours or
             // not.
-            let segment = self.segment_at(root, root.entry_of(hash.0[0]));
+            let segment = self.home.segment_at(root, root.entry_of(hash.0[0]));
             let life = segment.word(index_word::LIFE).load(Acquire);
             // A root is used for only one index. If it is unchanged, all of this belonged to it.
-            if self.root(table) == Some(root) {
+            if self.root() == Some(root) {
                 return Ok((segment, life));
             }
         }
     }
 
-    pub fn find(&self, table: &Table, hash: Hash) -> Result<Option<KeyAt>, Blocked> {
-        if let Some((found, _)) = self.glance(table, self.index_of(table), hash) {
+    pub fn find(self, hash: Hash) -> Result<Option<KeyAt>, Blocked> {
+        if let Some((found, _)) = self.glance(self.root_word(), hash) {
             return Ok(Some(found));
         }
-        let before = self.living_segment(table, hash)?;
-        match before.0.probe(table, hash) {
+        let before = self.living_segment(hash)?;
+        match before.0.probe(self.table, hash) {
             Ok((_, found)) if found.life == CLOSED => Err(Blocked::Sealed),
             Ok((_, found)) => Ok(Some(found)),
-            Err(_) if self.living_segment(table, hash)? == before => Ok(None),
+            Err(_) if self.living_segment(hash)? == before => Ok(None),
             // The search was in words that have become another segment.
             Err(_) => Err(Blocked::Moved),
         }
     }
 
-    pub(crate) fn find_or_add(&self, table: &Table, hash: Hash, text: &str) -> Result<KeyAt, Blocked> {
-        if let Some((found, _)) = self.glance(table, self.index_of(table), hash) {
+    pub(crate) fn find_or_add(self, hash: Hash, text: &str) -> Result<KeyAt, Blocked> {
+        if let Some((found, _)) = self.glance(self.root_word(), hash) {
             return Ok(found);
         }
-        match self.may_restore(table) {
-            false => self.find_or_begin(table, hash, &|at| self.block(at).begin(table, hash, text, &[])),
-            true => self.find(table, hash)?.ok_or(Blocked::Unrestored),
+        match self.home.of(self.table).may_restore() {
+            false => self.find_or_begin(hash, &|at| self.home.block(at).begin(self.table, hash, text, &[])),
+            true => self.find(hash)?.ok_or(Blocked::Unrestored),
         }
     }
 
-    /// Finds a key, or adds it with a block that `begin` makes its own: see [`Home::begin`].
-    pub(in crate::state) fn find_or_begin(&self, table: &Table, hash: Hash, begin: Begin) -> Result<KeyAt, Blocked> {
-        let (segment, life) = self.living_segment(table, hash)?;
-        match segment.probe(table, hash) {
+    /// Finds a key, or adds it with a block that `begin` makes its own: see [`BlockCells::begin`].
+    pub(in crate::state) fn find_or_begin(self, hash: Hash, begin: Begin) -> Result<KeyAt, Blocked> {
+        let (segment, life) = self.living_segment(hash)?;
+        match segment.probe(self.table, hash) {
             Ok((_, found)) if found.life == CLOSED => Err(Blocked::Sealed),
             Ok((_, found)) => Ok(found),
-            Err(slot) => self.add_key(table, (segment, life), slot, hash, begin),
+            Err(slot) => self.add_key((segment, life), slot, hash, begin),
         }
     }
 
@@ -176,9 +174,9 @@ impl Home {
     /// that holds its root. The segment may have become another one during the search; but a block that says it belongs
     /// to this key does, whatever led there.
     #[inline(always)]
-    pub fn glance(&self, table: &Table, index: &AtomicU64, hash: Hash) -> Option<(KeyAt, &[AtomicU64])> {
+    pub fn glance(self, index: &AtomicU64, hash: Hash) -> Option<(KeyAt, &'h [AtomicU64])> {
         let root = Root(index.load(Acquire));
-        let seen = self.arena.seen();
+        let seen = self.home.arena.seen();
         let segment = match root.depth() {
             0 if root.0 == 0 => return None,
             0 => root.at(),
@@ -196,12 +194,12 @@ impl Home {
             if entry >> index_word::TAG == tag {
                 // An empty slot with this tag leads to no block.
                 let at = untagged(entry);
-                let words = seen.get(at.offset(), key_word::RING + table.ring)?;
+                let words = seen.get(at.offset(), key_word::RING + self.table.ring)?;
                 let head = words.first_chunk()?;
                 // Read the life first, as in `probe`.
                 let life = words[key_word::LIFE as usize].load(Acquire);
-                let is_its = hash_in(head) == hash && table_in(head) == table.at;
-                return (is_its && life != CLOSED).then_some((KeyAt { at, life, table: table.at }, words));
+                let is_its = hash_in(head) == hash && table_in(head) == self.table.at;
+                return (is_its && life != CLOSED).then_some((KeyAt { at, life, table: self.table.at }, words));
             }
             block(entry)?;
         }
@@ -210,8 +208,7 @@ impl Home {
 
     #[cold]
     fn add_key(
-        &self,
-        table: &Table,
+        self,
         (segment, life): (SegmentCells, u64),
         mut slot: u64,
         hash: Hash,
@@ -220,7 +217,7 @@ impl Home {
         if !segment.takes_slot() {
             return Err(Blocked::Full);
         }
-        let at = self.block_for_new_key(table, (segment, life))?;
+        let at = self.block_for_new_key((segment, life))?;
         fault::point("key-allocated");
         let Some(new) = begin(at) else { return Err(Blocked::Full) };
         let slots = segment.slots();
@@ -232,13 +229,13 @@ impl Home {
                 }
                 // Sealed, or another segment by now.
                 Err(word) if block(word).is_none() => {
-                    segment.hand_back(table, at);
+                    segment.hand_back(self.table, at);
                     return Err(Blocked::Full);
                 }
                 // Another caller was faster, with this key or another.
-                Err(_) => match segment.probe(table, hash) {
+                Err(_) => match segment.probe(self.table, hash) {
                     Ok((_, theirs)) => {
-                        segment.hand_back(table, at);
+                        segment.hand_back(self.table, at);
                         return if theirs.life == CLOSED { Err(Blocked::Sealed) } else { Ok(theirs) };
                     }
                     Err(next) => slot = next,
@@ -248,15 +245,15 @@ impl Home {
     }
 
     /// An unused block for a key of this table: a reused one if the segment has any.
-    fn block_for_new_key(&self, table: &Table, (segment, life): (SegmentCells, u64)) -> Result<BlockAt, Blocked> {
+    fn block_for_new_key(self, (segment, life): (SegmentCells, u64)) -> Result<BlockAt, Blocked> {
         let returned = segment.word(index_word::RETURNED).swap(0, AcqRel);
-        if returned >> index_word::TAG == self.block_class(table.policy) && returned != 0 {
+        if returned >> index_word::TAG == self.home.block_class(self.table.policy) && returned != 0 {
             return Ok(untagged(returned));
         }
         let (free, taken) = (segment.word(index_word::FREE), segment.word(index_word::TAKEN));
         let next = |mine: u64| (mine < free.load(Acquire)).then_some(mine + 1);
         // Blocks of an earlier table may have another size.
-        if !segment.is_old(table)
+        if !segment.is_old(self.table)
             && let Ok(mine) = taken.fetch_update(AcqRel, Acquire, next)
         {
             let at = BlockAt::new(segment.stocked(mine).load(Acquire));
@@ -264,46 +261,41 @@ impl Home {
             let is_same = segment.word(index_word::LIFE).load(Acquire) == life;
             return if is_same { Ok(at) } else { Err(Blocked::Full) };
         }
-        Ok(At::new(self.arena.allocate(self.key_words(table.policy))?))
-    }
-
-    /// The starts of each key that the ledger may have missed when it was read, while they count.
-    pub(super) fn lost(&self, table: &Table, now: Now) -> Option<Start> {
-        let [stamp, units] = self.get(table.at + table_word::LOST);
-        let counts = units > 0 && stamp + table.policy.longest() > now.floor;
-        // The next boot may come while it still counts, so it must be written before the key's first start.
-        let is_logged = fault::planted("lost once");
-        counts.then_some(Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged })
-    }
-
-    /// Returns whether unused keys count more starts than another boot would take as lost under this policy: they may
-    /// be in no ledger.
-    pub(in crate::state) fn has_lost_more(&self, table: &Table) -> bool {
-        let budget = self.budget(table.policy);
-        budget < BEHIND && self.lost(table, self.clock.now()).is_some_and(|lost| lost.units > budget)
-    }
-
-    /// Returns whether even an unused key counts as having started something.
-    pub fn has_lost(&self, table: &Table) -> bool {
-        self.lost(table, self.clock.now()).is_some()
+        Ok(At::new(self.home.arena.allocate(self.home.key_words(self.table.policy))?))
     }
 
     /// The segments of a table.
-    pub(in crate::state) fn segments(&self, table: &Table) -> impl Iterator<Item = SegmentCells<'_>> {
-        let root = self.root(table);
-        let all = root.into_iter().flat_map(move |root| (0..1 << root.depth()).map(move |i| self.segment_at(root, i)));
+    pub(in crate::state) fn segments(self) -> impl Iterator<Item = SegmentCells<'h>> {
+        let root = self.root();
+        let all =
+            root.into_iter().flat_map(move |root| (0..1 << root.depth()).map(move |i| self.home.segment_at(root, i)));
         let mut last = None;
         // Equal entries of a directory are adjacent.
         all.filter(move |segment| last.replace(*segment) != Some(*segment))
     }
 
     /// The blocks in a table's index, including the stubs of keys on plans.
-    pub(in crate::state) fn blocks(&self, table: &Table) -> impl Iterator<Item = BlockAt> {
-        self.segments(table).flat_map(SegmentCells::entries)
+    pub(in crate::state) fn blocks(self) -> impl Iterator<Item = BlockAt> {
+        self.segments().flat_map(SegmentCells::entries)
     }
 
     /// The keys of a table that have cells, with the tables that apply to them. For the holder of the structure lock.
-    pub fn keys(&self, table: &Table) -> impl Iterator<Item = (Table, BlockAt)> {
-        self.blocks(table).filter(|&at| !self.block(at).is_stub()).map(|at| (self.block(at).table(table), at))
+    pub fn keys(self) -> impl Iterator<Item = (Table, BlockAt)> {
+        self.blocks().filter(|&at| !self.home.block(at).is_stub()).map(|at| (self.home.block(at).table(self.table), at))
+    }
+}
+
+impl Home {
+    #[inline(always)]
+    pub fn index<'t>(&self, table: &'t Table) -> Index<'_, 't> {
+        Index { home: self, table }
+    }
+
+    /// An entry of the directory, or the only segment.
+    pub(in crate::state) fn segment_at(&self, root: Root, entry: u64) -> SegmentCells<'_> {
+        self.segment(match root.depth() {
+            0 => root.at(),
+            _ => At::new(self.arena.word(root.directory() + index_word::SLOTS + entry).load(Acquire)),
+        })
     }
 }

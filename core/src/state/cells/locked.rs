@@ -62,8 +62,8 @@ impl<'a> Locked<'a> {
 
     /// The place of a known key, after completing any interrupted rewrite of it.
     pub(in crate::state) fn find_or_repair(&self, table: &Table, hash: Hash) -> Option<KeyAt> {
-        let found = match self.find(table, hash) {
-            Err(_) => self.repair_key(table, hash).ok().and_then(|()| self.find(table, hash).ok()),
+        let found = match self.index(table).find(hash) {
+            Err(_) => self.repair_key(table, hash).ok().and_then(|()| self.index(table).find(hash).ok()),
             found => found.ok(),
         };
         found.flatten()

@@ -90,7 +90,7 @@ impl<'h> SegmentCells<'h> {
                 if hash_in(head) == hash {
                     let own = table_in(head);
                     // A stub has no life that could show whether it belonged to this key all the time.
-                    let is_its = own == table.at || self.home.is_plan_of(table, own) && hash_in(head) == hash;
+                    let is_its = own == table.at || self.home.of(table).has_plan(own) && hash_in(head) == hash;
                     if is_its {
                         return Ok((i, KeyAt { at, life, table: own }));
                     }

@@ -8,16 +8,16 @@
 //!
 //! Limits are added and renamed in `limits.rs`. A table is replaced when its policy changes: see `rewrite.rs`.
 
-use super::home::{AtOnce, BEHIND, Home, Keeping, Table, UNKEPT};
-use super::layout::{
-    At, FIRST_LIMIT, LimitAt, NAME_CHAINS, NAMES, TableAt, key_word, limit_word, link_word, table_word,
-};
-use crate::algorithm::grants;
+use super::home::{AtOnce, BEHIND, Home, Keeping, KeyAt, Table, UNKEPT};
+use super::layout::{At, LimitAt, TableAt, key_word, table_word};
+use crate::algorithm::log::SETTLED;
+use crate::algorithm::{Start, grants};
 use crate::atomic::*;
-use crate::damage::{bounded, nonsense};
-use crate::hash::{Hash, sum};
+use crate::damage::nonsense;
+use crate::fault;
+use crate::hash::sum;
 use crate::policy::Policy;
-use crate::time::Tick;
+use crate::time::{Now, Tick};
 
 /// The shortest time that a machine needs to boot, in ticks.
 const SHORTEST_BOOT: Tick = 2_000_000;
@@ -35,33 +35,68 @@ pub(in crate::state) fn longest_behind() -> Tick {
     LONGEST_BEHIND
 }
 
-/// The name of a limit that can no longer be found.
-pub(in crate::state) const NO_NAME: [u64; 2] = [0, 0];
-
 /// The class that [`Home::block_class`] returns for keys to which a server grants units. No policy has it.
 const GRANTS_CLASS: u64 = 62;
 
+/// The words of one table.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TableCells<'h, 't> {
+    pub(in crate::state) home: &'h Home,
+    pub(in crate::state) table: &'t Table,
+}
+
+impl<'h> TableCells<'h, '_> {
+    /// The place of the block of the key "", which exists from the start.
+    #[inline(always)]
+    pub fn empty_key(self) -> &'h AtomicU64 {
+        self.home.arena.word(self.table.at + table_word::EMPTY_KEY)
+    }
+
+    /// The limit of a table or plan.
+    pub(in crate::state) fn limit(self) -> LimitAt {
+        At::new(self.home.arena.word(self.table.at + table_word::OWNER).load(Acquire))
+    }
+
+    /// The starts of each key that the ledger may have missed when it was read, while they count.
+    pub(super) fn lost(self, now: Now) -> Option<Start> {
+        let [stamp, units] = self.home.get(self.table.at + table_word::LOST);
+        let counts = units > 0 && stamp + self.table.policy.longest() > now.floor;
+        // The next boot may come while it still counts, so it must be written before the key's first start.
+        let is_logged = fault::planted("lost once");
+        counts.then_some(Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged })
+    }
+
+    /// Returns whether unused keys count more starts than another boot would take as lost under this policy: they may
+    /// be in no ledger.
+    pub(in crate::state) fn has_lost_more(self) -> bool {
+        let budget = self.home.budget(self.table.policy);
+        budget < BEHIND && self.lost(self.home.clock.now()).is_some_and(|lost| lost.units > budget)
+    }
+
+    /// Returns whether even an unused key counts as having started something.
+    pub fn has_lost(self) -> bool {
+        self.lost(self.home.clock.now()).is_some()
+    }
+
+    /// The table that applies to one key, where it is not the limit's own: a plan, or a spacing closer than the
+    /// policy's.
+    #[inline(always)]
+    pub fn own_of(self, key: KeyAt) -> Option<Table> {
+        (self.table.is_adaptive || key.table != self.table.at).then(|| self.adapted(key))
+    }
+
+    #[cold]
+    fn adapted(self, key: KeyAt) -> Table {
+        let mut own = self.for_key(key);
+        self.home.block(key.at).adapt(&mut own);
+        own
+    }
+}
+
 impl Home {
-    /// Finds the limit with this name.
-    pub fn find_limit(&self, name: &str) -> Option<LimitAt> {
-        let Hash(name) = self.hash(b'n', name);
-        let has_it = |limit: LimitAt, word| self.get(limit + word) == name;
-        self.linked(name).find(|at| has_it(*at, limit_word::NAME) || has_it(*at, limit_word::NEXT_NAME))
-    }
-
-    /// The limits that have, had or are about to get this name, or another name of the same chain.
-    pub(in crate::state) fn linked(&self, name: [u64; 2]) -> impl Iterator<Item = LimitAt> {
-        let links = self.leads_to::<link_word::Of>(chain(name));
-        let links = std::iter::successors(links, |link| self.leads_to(*link + link_word::NEXT));
-        bounded(links, self.arena.most()).map(|link| At::new(self.arena.word(link + link_word::LIMIT).load(Relaxed)))
-    }
-
-    /// All limits, including those without a name.
-    pub(in crate::state) fn limits(&self) -> impl Iterator<Item = LimitAt> {
-        let all = std::iter::successors(self.leads_to(FIRST_LIMIT), |limit: &LimitAt| {
-            self.leads_to(*limit + limit_word::NEXT)
-        });
-        bounded(all, self.arena.most())
+    #[inline(always)]
+    pub fn of<'t>(&self, table: &'t Table) -> TableCells<'_, 't> {
+        TableCells { home: self, table }
     }
 
     /// Writes the policy of a new table.
@@ -121,12 +156,6 @@ impl Home {
         key_word::RING + self.ring(policy) + policy.jobs()
     }
 
-    /// The place of the block of the key "", which exists from the start.
-    #[inline(always)]
-    pub fn empty_key_of(&self, table: &Table) -> &AtomicU64 {
-        self.arena.word(table.at + table_word::EMPTY_KEY)
-    }
-
     /// The number of a key's units that may be missing from the ledger: a twentieth of the limit, at least one; or
     /// [`BEHIND`] or [`UNKEPT`].
     pub fn budget(&self, policy: Policy) -> u64 {
@@ -147,14 +176,4 @@ impl Home {
             _ => Keeping::Ahead,
         }
     }
-
-    /// The limit of a table or plan.
-    pub(in crate::state) fn limit_of(&self, table: &Table) -> LimitAt {
-        At::new(self.arena.word(table.at + table_word::OWNER).load(Acquire))
-    }
-}
-
-/// The place where a name's chain begins.
-pub(in crate::state) fn chain(name: [u64; 2]) -> u64 {
-    NAMES + name[0] % NAME_CHAINS
 }

@@ -11,6 +11,7 @@ use crate::algorithm::log::Ask;
 use crate::atomic::*;
 use crate::hash::Hash;
 use crate::state::cells::home::{Home, Table};
+use crate::state::cells::index::Index;
 use crate::state::cells::layout::{LimitAt, NEWS, limit_word, table_word};
 use crate::state::cells::limit::LimitCells;
 use crate::state::cells::locked::Locked;
@@ -108,6 +109,17 @@ impl<'h> LimitCells<'h> {
     }
 }
 
+impl Index<'_, '_> {
+    /// The units of a key in use, in the window that has the most; of leases, those that are held.
+    pub fn most_used(self, hash: Hash) -> u64 {
+        let found = self.find(hash).ok().flatten();
+        found.map_or(0, |key| {
+            let own = self.home.of(self.table).for_key(key);
+            self.home.usage(&own, self.home.cells(&own, key)).into_iter().map(|(_, used)| used).max().unwrap_or(0)
+        })
+    }
+}
+
 impl Home {
     /// Returns whether a limit is at this place. For places that come from a list of observers.
     fn is_limit(&self, at: u64) -> bool {
@@ -117,15 +129,6 @@ impl Home {
             is_inside.then(|| self.arena.word(at + word).load(Acquire))
         };
         word(at, limit_word::TABLE).and_then(|table| word(table, table_word::LIMIT)) == Some(at)
-    }
-
-    /// The units of a key in use, in the window that has the most; of leases, those that are held.
-    pub fn most_used(&self, table: &Table, hash: Hash) -> u64 {
-        let found = self.find(table, hash).ok().flatten();
-        found.map_or(0, |key| {
-            let own = self.table_of(table, key);
-            self.usage(&own, self.cells(&own, key)).into_iter().map(|(_, used)| used).max().unwrap_or(0)
-        })
     }
 
     /// The capacity and use of each window of a key. Cells that are being rewritten yield nothing.

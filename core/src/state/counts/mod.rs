@@ -17,7 +17,8 @@ use crate::fork::PerProcess;
 use crate::hash::Hash;
 use crate::snapshot::WAIT_BOUNDS;
 use crate::state::cells::block::BlockCells;
-use crate::state::cells::home::{Home, KeyAt, Table, UNKEPT};
+use crate::state::cells::home::{Home, KeyAt, UNKEPT};
+use crate::state::cells::index::Index;
 use crate::state::cells::layout::{LimitAt, key_word, limit_word};
 use crate::state::cells::limit::LimitCells;
 use crate::state::cells::locked::Locked;
@@ -300,7 +301,7 @@ impl Counts {
         flushed.waits = waits;
         let lost = self.places_lost.load(Relaxed);
         let new_lost = lost.wrapping_sub(std::mem::replace(&mut flushed.places_lost, lost));
-        let mut peak = if new[ADMITTED] > 0 { home.most_used(&table, self.no_key) } else { 0 };
+        let mut peak = if new[ADMITTED] > 0 { home.index(&table).most_used(self.no_key) } else { 0 };
         let frees_entries = flushed.freed_entries.is_none_or(|last| last.elapsed() >= IDLE);
         if frees_entries {
             flushed.freed_entries = Some(Instant::now());
@@ -323,7 +324,7 @@ impl Counts {
             if let Some(KeyAt { at, .. }) = home.find_or_repair(&table, hash) {
                 add(home, key_word::COUNTS.map(|word| at + word), counts);
                 if counts[ADMITTED] > 0 {
-                    peak = peak.max(home.most_used(&table, hash));
+                    peak = peak.max(home.index(&table).most_used(hash));
                 }
             }
         }
@@ -467,13 +468,13 @@ impl LimitCells<'_> {
     }
 }
 
-impl Home {
+impl Index<'_, '_> {
     /// The counts of a key.
-    pub fn counts_of_key(&self, table: &Table, key: &str) -> Stats {
+    pub fn counts(self, key: &str) -> Stats {
         // A key on a plan has counts even without cells.
-        let hash = self.hash(b'k', key);
-        let Ok((_, found)) = self.segment_of(table, hash).probe(table, hash) else { return Stats::default() };
-        self.block(found.at).stats()
+        let hash = self.home.hash(b'k', key);
+        let Ok((_, found)) = self.segment(hash).probe(self.table, hash) else { return Stats::default() };
+        self.home.block(found.at).stats()
     }
 }
 

@@ -73,7 +73,7 @@ impl Locked<'_> {
         let keys = all.into_iter().filter_map(|(limit, hash)| {
             let table = self.limit(limit).table();
             let key = self.find_or_repair(&table, hash)?;
-            self.unlogged(limit, self.table_of(&table, key), key)
+            self.unlogged(limit, self.of(&table).for_key(key), key)
         });
         let mut batch = self.batch(keys.collect(), listed_to);
         batch.news = self.take_news(all_minutes);
@@ -91,7 +91,7 @@ impl Locked<'_> {
                 break Some((n, hash));
             }
             let table = self.limit(limit).table();
-            let root = self.root(&table).expect("a table in use has an index");
+            let root = self.index(&table).root().expect("a table in use has an index");
             for at in self.segment_at(root, root.entry_of(hash)).entries().filter(|&at| !self.block(at).is_stub()) {
                 let own = self.block(at).table(&table);
                 let life = self.block(at).word(key_word::LIFE).load(Acquire);
@@ -99,7 +99,7 @@ impl Locked<'_> {
                     all.extend(self.unlogged(limit, own, KeyAt { at, life, table: own.at }));
                 }
             }
-            (n, hash) = self.next_segment(&table, hash).map_or((n + 1, 0), |next| (n, next));
+            (n, hash) = self.index(&table).next_segment(hash).map_or((n + 1, 0), |next| (n, next));
         };
         Batch { next, ..self.batch(all, 0) }
     }
@@ -115,7 +115,7 @@ impl Locked<'_> {
             if let Some((limit, _)) = own {
                 let table = self.limit(limit).table();
                 let found = self.find_or_repair(&table, hash);
-                all.extend(found.and_then(|key| self.unlogged(limit, self.table_of(&table, key), key)));
+                all.extend(found.and_then(|key| self.unlogged(limit, self.of(&table).for_key(key), key)));
             }
         }
         self.batch(all, 0)
@@ -125,8 +125,8 @@ impl Locked<'_> {
     pub fn has_lost_more_of(&self, KnownKey { limit, key, .. }: &KnownKey) -> bool {
         self.find_limit(limit).is_some_and(|limit| {
             let (table, hash) = (self.limit(limit).table(), self.hash(b'k', key));
-            let own = self.limit(limit).table_in_use(hash).or_else(|| self.plan_of_idle(&table, hash));
-            own.is_some_and(|own| self.has_lost_more(&own))
+            let own = self.limit(limit).table_in_use(hash).or_else(|| self.index(&table).plan_of_idle(hash));
+            own.is_some_and(|own| self.of(&own).has_lost_more())
         })
     }
 

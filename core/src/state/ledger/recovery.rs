@@ -140,10 +140,10 @@ pub(in crate::state) fn recover(
         home.restore_later(database, past, &limits)?;
         for (limit, name, key) in at_once {
             let (table, hash) = (home.limit(limit).table(), home.hash(b'k', &key));
-            let longest = home.plan_of_idle(&table, hash).unwrap_or(table).policy.longest();
+            let longest = home.index(&table).plan_of_idle(hash).unwrap_or(table).policy.longest();
             let rows = database.rows_of_key((&name, hash, longest), moment.uptime, past)?;
             if !rows.is_empty() {
-                restore(&name, hash, &key, home.starts_of(&table, &rows))?;
+                restore(&name, hash, &key, home.of(&table).starts_of(&rows))?;
             }
         }
         return Ok(());
@@ -187,7 +187,7 @@ pub(in crate::state) fn write_all(home: &Locked, database: &mut Database) -> Res
         if table.policy.is_concurrency() {
             continue;
         }
-        let keys: Vec<Hash> = home.keys(&table).map(|(_, at)| home.block(at).hash()).collect();
+        let keys: Vec<Hash> = home.index(&table).keys().map(|(_, at)| home.block(at).hash()).collect();
         for hash in keys {
             home.rewrite(&table, hash, |history| {
                 history.starts.iter_mut().for_each(|start| start.is_logged = false);
@@ -215,14 +215,14 @@ fn restore(
 ) -> Result<()> {
     let Some(limit) = home.find_limit(name) else { return Ok(()) };
     let table = home.limit(limit).table();
-    let own = home.plan_of_idle(&table, hash).unwrap_or(table);
+    let own = home.index(&table).plan_of_idle(hash).unwrap_or(table);
     if own.policy.is_concurrency() || own.budget >= BEHIND && over > 0 {
         return Ok(());
     }
     if own.budget >= BEHIND {
         old.iter_mut().for_each(|start| start.stamp = start.stamp.max(booted));
     }
-    let segment = home.segment_of(&table, hash);
+    let segment = home.index(&table).segment(hash);
     match segment.probe(&table, hash) {
         Ok((slot, stub)) if home.block(stub.at).is_stub() => home.wake_key(&own, (segment, slot), stub.at, hash, &old),
         Ok(_) => {

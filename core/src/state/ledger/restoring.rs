@@ -26,6 +26,7 @@ use crate::hash::Hash;
 use crate::state::cells::home::{BEHIND, Blocked, Home, Table};
 use crate::state::cells::layout::{LimitAt, RESTORING, TableAt, limit_word, table_word};
 use crate::state::cells::locked::Locked;
+use crate::state::cells::table::TableCells;
 use crate::time::{Now, Tick};
 use rusqlite::{OptionalExtension, named_params, params};
 use std::collections::BTreeSet;
@@ -77,17 +78,37 @@ impl Past {
     }
 }
 
-impl Home {
+impl TableCells<'_, '_> {
     /// The table that a limit got when the lane was rebuilt, while keys of it may be only in the ledger.
-    fn unrestored(&self, table: &Table) -> Option<TableAt> {
-        self.leads_to(self.limit_of(table) + limit_word::UNRESTORED)
+    fn unrestored(self) -> Option<TableAt> {
+        self.home.leads_to(self.limit() + limit_word::UNRESTORED)
     }
 
     /// Returns whether a key that is not in this table may be in the ledger.
-    pub(in crate::state) fn may_restore(&self, table: &Table) -> bool {
-        self.unrestored(table).is_some()
+    pub(in crate::state) fn may_restore(self) -> bool {
+        self.unrestored().is_some()
     }
 
+    /// The starts in these rows that were not forgotten since, as they would be in the lane.
+    pub(super) fn starts_of(self, rows: &Rows) -> Vec<Start> {
+        let ((now, moment), past) = (moment(self.home), self.home.past());
+        let [cleared] = self.home.get(self.table.at + table_word::CLEARED);
+        let earliest = if self.former().budget >= BEHIND { past.booted } else { 0 };
+        let start = |&(uptime, units): &(i64, u64)| {
+            let stamp = now.ceil.saturating_add_signed(uptime.saturating_sub(moment.uptime));
+            let stamp = stamp.min(past.noticed).max(earliest);
+            Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged: true }
+        };
+        let rows = if fault::planted("restored without starts") { &Rows::default() } else { rows };
+        rows.starts.iter().map(start).filter(|start| start.units > 0 && start.stamp > cleared).collect()
+    }
+
+    fn former(self) -> Table {
+        self.unrestored().map_or(*self.table, |at| self.home.table_at(at))
+    }
+}
+
+impl Home {
     /// Returns whether keys of any limit may be only in the ledger.
     pub(in crate::state) fn is_restoring(&self) -> bool {
         self.arena.word(RESTORING).load(Acquire) != 0
@@ -100,24 +121,6 @@ impl Home {
 
     pub(in crate::state) fn past(&self) -> Past {
         Past::from_words(self.get(RESTORING + 1))
-    }
-
-    /// The starts in these rows that were not forgotten since, as they would be in the lane.
-    pub(super) fn starts_of(&self, table: &Table, rows: &Rows) -> Vec<Start> {
-        let ((now, moment), past) = (moment(self), self.past());
-        let [cleared] = self.get(table.at + table_word::CLEARED);
-        let earliest = if self.former(table).budget >= BEHIND { past.booted } else { 0 };
-        let start = |&(uptime, units): &(i64, u64)| {
-            let stamp = now.ceil.saturating_add_signed(uptime.saturating_sub(moment.uptime));
-            let stamp = stamp.min(past.noticed).max(earliest);
-            Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged: true }
-        };
-        let rows = if fault::planted("restored without starts") { &Rows::default() } else { rows };
-        rows.starts.iter().map(start).filter(|start| start.units > 0 && start.stamp > cleared).collect()
-    }
-
-    fn former(&self, table: &Table) -> Table {
-        self.unrestored(table).map_or(*table, |at| self.table_at(at))
     }
 }
 
@@ -144,15 +147,16 @@ impl Locked<'_> {
         text: &str,
         rows: &Rows,
     ) -> Result<(), Blocked> {
-        if self.block_of(table, hash).is_some() {
+        if self.index(table).block(hash).is_some() {
             return Ok(());
         }
-        let (starts, former) = (self.starts_of(table, rows), self.former(table));
+        let (starts, former) = (self.of(table).starts_of(rows), self.of(table).former());
         let added = match former.at == table.at || starts.is_empty() {
-            true => self.find_or_begin(table, hash, &|at| self.block(at).begin(table, hash, text, &starts)),
+            true => self.index(table).find_or_begin(hash, &|at| self.block(at).begin(table, hash, text, &starts)),
             false => {
                 let (history, now) = self.history_before(&former, table, (hash, text), &starts)?;
-                self.find_or_begin(table, hash, &|at| self.block(at).begin_with(table, (hash, text), (&history, now)))
+                self.index(table)
+                    .find_or_begin(hash, &|at| self.block(at).begin_with(table, (hash, text), (&history, now)))
             }
         };
         added.map(drop)
@@ -185,9 +189,9 @@ impl Locked<'_> {
         let now = self.clock.now().ceil;
         for limit in self.limits() {
             let table = self.limit(limit).table();
-            let plans = self.keys_on_plans(&table).map(|(plan, _)| plan.policy.longest());
+            let plans = self.index(&table).keys_on_plans().map(|(plan, _)| plan.policy.longest());
             let longest = plans.max().unwrap_or(0).max(table.policy.longest());
-            if self.may_restore(&table) {
+            if self.of(&table).may_restore() {
                 self.limit(limit).gate().fetch_max(now.saturating_add(longest), AcqRel);
             }
         }

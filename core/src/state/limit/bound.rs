@@ -56,7 +56,7 @@ struct Decoded {
 impl Decoded {
     fn new(home: &Home, table: Table, before: *mut Decoded) -> *mut Decoded {
         let [empty_at, empty_life] = [const { AtomicU64::new(0) }; 2];
-        let (index, empty_key): (*const _, *const _) = (home.index_of(&table), home.empty_key_of(&table));
+        let (index, empty_key): (*const _, *const _) = (home.index(&table).root_word(), home.of(&table).empty_key());
         Box::into_raw(Box::new(Decoded {
             table,
             index,
@@ -110,7 +110,7 @@ impl Bound {
         let tried = || {
             fault::point("resolved");
             let key = find(home, table)?;
-            let own = home.own_table(table, key);
+            let own = home.of(table).own_of(key);
             self.check_own(table, own.as_ref(), or_before)?;
             let table = own.as_ref().unwrap_or(table);
             f(&self.key(table, key, home.block(key.at).words(table)))
@@ -122,7 +122,7 @@ impl Bound {
     #[inline(always)]
     pub(super) fn check_own(&self, table: &Table, own: Option<&Table>, or_before: bool) -> Result<(), Blocked> {
         match own {
-            Some(own) if !or_before && self.home().is_left_behind(table, own) => Err(Blocked::Outdated),
+            Some(own) if !or_before && self.home().of(table).is_left_behind(own) => Err(Blocked::Outdated),
             _ => Ok(()),
         }
     }
@@ -151,7 +151,7 @@ impl Bound {
             false => {
                 policy::check_key(key).ok()?;
                 // SAFETY: the words of a store stay in place for as long as the home lives.
-                home.glance(table, unsafe { &*decoded.index }, Hash::of(&self.hasher, key))?
+                home.index(table).glance(unsafe { &*decoded.index }, Hash::of(&self.hasher, key))?
             }
         };
         Some(Key { is_empty, ..self.key(table, at, words) })
@@ -182,7 +182,7 @@ impl Bound {
         }
         // SAFETY: the words of a store stay in place for as long as the home lives.
         let word = unsafe { &*decoded.empty_key };
-        let found = self.home().glance_at(&decoded.table, word);
+        let found = self.home().index(&decoded.table).glance_at(word);
         // Slices begin their first life at their first start, and must be found with that life.
         let has_begun = |life| life != 0 || !decoded.table.is_sliced;
         if let Some((KeyAt { at, life, .. }, _)) = found.filter(|found| has_begun(found.0.life)) {

@@ -59,9 +59,9 @@ impl Limit {
 
     /// Edits the log of a key. Returns `false` if the key is not there.
     pub fn rewrite(&self, hash: Hash, edit: impl Fn(&Home, &Table, &mut History)) -> Result<bool> {
-        self.with_table(|home, _, table| match home.find(table, hash) {
+        self.with_table(|home, _, table| match home.index(table).find(hash) {
             Ok(Some(found)) => {
-                let own = home.table_of(table, found);
+                let own = home.of(table).for_key(found);
                 home.rewrite(table, hash, |history| edit(home, &own, history)).map(|_| true)
             }
             _ => Ok(false),
@@ -114,7 +114,7 @@ impl Limit {
         }
         let (hash, is_logged, until) = self.with_table(|home, limit, table| {
             let (hash, until) = ((!key.is_empty()).then(|| home.hash(b'k', key)), moment(home).1);
-            match hash.map(|hash| (hash, home.find(table, hash))) {
+            match hash.map(|hash| (hash, home.index(table).find(hash))) {
                 None => {
                     home.limit(limit).gate().store(0, Release);
                     home.see_to_changes(self.store.member(), true);
@@ -146,7 +146,7 @@ impl Limit {
         policy::check_key(key)?;
         self.with_table(|home, limit, table| {
             self.store.flush_counts_of(limit, home)?;
-            Ok(if key.is_empty() { home.limit(limit).counts() } else { home.counts_of_key(table, key) })
+            Ok(if key.is_empty() { home.limit(limit).counts() } else { home.index(table).counts(key) })
         })
     }
 }

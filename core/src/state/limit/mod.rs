@@ -323,7 +323,7 @@ impl Limit {
 
     #[inline(always)]
     fn with_key_after<R>(&self, turns: &mut Retries, key: &str, f: impl Fn(&Key) -> Result<R, Blocked>) -> Result<R> {
-        self.with(turns, |home, table| home.key(table, key), added, (|home: &Home| home.hash(b'k', key), key), f)
+        self.with(turns, |home, table| home.index(table).key(key), added, (|home: &Home| home.hash(b'k', key), key), f)
     }
 
     /// Called after a key was not found at once, or was stuck.
@@ -356,7 +356,7 @@ impl Limit {
 
     /// Runs a function with a key that is known only by its hash.
     pub fn with_hash<R>(&self, hash: Hash, f: impl Fn(&Key) -> Result<R, Blocked>) -> Result<R> {
-        let find = |home: &Home, table: &Table| home.find_or_add(table, hash, NO_TEXT);
+        let find = |home: &Home, table: &Table| home.index(table).find_or_add(hash, NO_TEXT);
         self.with(&mut Retries::new(&self.store), find, added, (|_: &Home| hash, NO_TEXT), f)
     }
 
@@ -372,7 +372,7 @@ impl Limit {
 
     /// Runs a function with a key that may be forgotten. Returns `None` if it is.
     pub fn with_known<R>(&self, hash: Hash, f: impl Fn(&Key) -> Result<R, Blocked>) -> Result<Option<R>> {
-        let find = |home: &Home, table: &Table| home.find(table, hash)?.ok_or(Blocked::Absent);
+        let find = |home: &Home, table: &Table| home.index(table).find(hash)?.ok_or(Blocked::Absent);
         let name = (|_: &Home| hash, NO_TEXT);
         self.with(&mut Retries::new(&self.store), find, || None, name, |key| f(key).map(Some))
     }
@@ -417,14 +417,15 @@ impl Limit {
                 let (home, limit) = (bound.home(), bound.limit);
                 let table = bound.table();
                 // A new key is not an unused one if starts were lost.
-                let new = |own: &Table| if home.has_lost(own) { home.key(table, key).map(Some) } else { Ok(None) };
+                let new =
+                    |own: &Table| if home.of(own).has_lost() { home.index(table).key(key).map(Some) } else { Ok(None) };
                 let mut own = None;
-                let found = match home.peek_key(table, key) {
+                let found = match home.index(table).peek_key(key) {
                     // The key may be in the table that has replaced this one.
                     Ok(None) if home.limit(limit).table_at() != table.at => Err(Blocked::Moved),
-                    Ok(None) if !is_new && home.may_restore(table) => Err(Blocked::Unrestored),
+                    Ok(None) if !is_new && home.of(table).may_restore() => Err(Blocked::Unrestored),
                     Ok(None) => new(table),
-                    Err(Blocked::Sealed) => match home.plan_of_idle(table, home.hash(b'k', key)) {
+                    Err(Blocked::Sealed) => match home.index(table).plan_of_idle(home.hash(b'k', key)) {
                         Some(plan) => new(own.insert(plan)),
                         None => Err(Blocked::Sealed),
                     },
@@ -434,7 +435,7 @@ impl Limit {
                     let Some(key) = found else {
                         return f(home, own.as_ref().unwrap_or(table), None, home.limit(limit).gate().load(Acquire));
                     };
-                    own = home.own_table(table, key);
+                    own = home.of(table).own_of(key);
                     bound.check_own(table, own.as_ref(), or_before)?;
                     let table = own.as_ref().unwrap_or(table);
                     let found = bound.key(table, key, home.block(key.at).words(table));
@@ -444,7 +445,7 @@ impl Limit {
                     Ok(answer) => return Ok(answer),
                     Err(Blocked::Outdated) => or_before = !self.moves_key(home.hash(b'k', key))?,
                     Err(Blocked::Unrestored) => {
-                        is_new = !self.restore(home.hash(b'k', key), key, home.has_lost(table))?;
+                        is_new = !self.restore(home.hash(b'k', key), key, home.of(table).has_lost())?;
                     }
                     Err(blocked) => {
                         self.unblock(Stuck { bound, blocked, table: table.at }, &|home| home.hash(b'k', key))?

@@ -50,7 +50,7 @@ impl Limit {
     fn try_restore(&self, hash: Hash, text: &str, adds: bool) -> Result<Restored> {
         let bound = self.bound()?;
         let (home, table) = (bound.home(), bound.latest());
-        if !home.may_restore(table) {
+        if !home.of(table).may_restore() {
             return Ok(Restored::There);
         }
         let Some(name) = home.name_of(bound.limit) else {

@@ -217,7 +217,7 @@ fn lift_all_but(locked: &Locked, name: &str, known: &[KnownKey]) -> Result<()> {
     let known = known.iter().filter(|known| known.limit == name && known.policy.is_some());
     let known: BTreeSet<Hash> = known.map(|known| locked.hash(b'k', &known.key)).collect();
     let on_plans: Vec<Hash> =
-        locked.keys_on_plans(&locked.limit(limit).table()).map(|(_, at)| locked.block(at).hash()).collect();
+        locked.index(&locked.limit(limit).table()).keys_on_plans().map(|(_, at)| locked.block(at).hash()).collect();
     let mut others = on_plans.into_iter().filter(|hash| !known.contains(hash));
     others.try_for_each(|hash| locked.set_plan(limit, (hash, ""), None))
 }

@@ -23,13 +23,15 @@ use crate::error::Result;
 use crate::hash::{Hash, sum};
 use crate::policy::Policy;
 use crate::state::cells::block::BlockCells;
-use crate::state::cells::home::{Home, KeyAt, Table};
+use crate::state::cells::home::{KeyAt, Table};
+use crate::state::cells::index::Index;
 use crate::state::cells::index::Root;
 use crate::state::cells::layout::{BlockAt, LimitAt, STUBS, TableAt, index_word, key_word, limit_word, table_word};
 use crate::state::cells::limit::LimitCells;
 use crate::state::cells::locked::Locked;
 use crate::state::cells::segment::SegmentCells;
 use crate::state::cells::segment::{entry, is_empty};
+use crate::state::cells::table::TableCells;
 use crate::state::files::arena::{ALLOCATED, HEADER_WORDS};
 use crate::time::Tick;
 
@@ -53,51 +55,53 @@ impl LimitCells<'_> {
     /// The table that applies to a key with cells. For the holder of the structure lock.
     pub(in crate::state) fn table_in_use(self, hash: Hash) -> Option<Table> {
         let (home, table) = (self.home, self.table());
-        let (_, found) = home.segment_of(&table, hash).probe(&table, hash).ok()?;
-        (!home.block(found.at).is_stub()).then(|| home.table_of(&table, found))
+        let (_, found) = home.index(&table).segment(hash).probe(&table, hash).ok()?;
+        (!home.block(found.at).is_stub()).then(|| home.of(&table).for_key(found))
     }
 }
 
-impl Home {
-    /// Returns whether this is a plan of the table's limit. Called when a block names another table, because that word
-    /// may be the next block in a list of free ones.
-    #[cold]
-    pub(in crate::state) fn is_plan_of(&self, table: &Table, at: TableAt) -> bool {
-        let is_inside = at.offset() >= HEADER_WORDS
-            && at.offset().saturating_add(table_word::WORDS) <= self.arena.word(ALLOCATED).load(Acquire);
-        // No block of a key has the address of a limit in this word.
-        is_inside
-            && self.arena.word(at + table_word::OWNER).load(Acquire)
-                == self.arena.word(table.at + table_word::LIMIT).load(Relaxed)
-    }
-
-    /// The table that applies to a key of this table.
-    pub(in crate::state) fn table_of(&self, table: &Table, key: KeyAt) -> Table {
-        if key.table == table.at { *table } else { self.table_at(key.table) }
-    }
-
+impl Index<'_, '_> {
     /// The block or stub of a key. For the holder of the structure lock.
-    pub(in crate::state) fn block_of(&self, table: &Table, hash: Hash) -> Option<BlockAt> {
-        self.segment_of(table, hash).probe(table, hash).ok().map(|(_, found)| found.at)
+    pub(in crate::state) fn block(self, hash: Hash) -> Option<BlockAt> {
+        self.segment(hash).probe(self.table, hash).ok().map(|(_, found)| found.at)
     }
 
     /// The plan of a key that is on one and has no cells.
-    pub(in crate::state) fn plan_of_idle(&self, table: &Table, hash: Hash) -> Option<Table> {
-        let root = self.root(table)?;
-        let (_, found) = self.segment_at(root, root.entry_of(hash.0[0])).probe(table, hash).ok()?;
+    pub(in crate::state) fn plan_of_idle(self, hash: Hash) -> Option<Table> {
+        let root = self.root()?;
+        let (_, found) = self.home.segment_at(root, root.entry_of(hash.0[0])).probe(self.table, hash).ok()?;
         // The block may belong to another index by now.
-        (self.root(table) == Some(root) && self.block(found.at).is_stub() && found.table != table.at)
-            .then(|| self.table_at(found.table))
-    }
-
-    pub(in crate::state) fn origin(&self, table: &Table) -> Origin {
-        Origin { born: table.born, lost: self.get(table.at + table_word::LOST) }
+        (self.root() == Some(root) && self.home.block(found.at).is_stub() && found.table != self.table.at)
+            .then(|| self.home.table_at(found.table))
     }
 
     /// The keys of a table that are on plans, with their plans.
-    pub(in crate::state) fn keys_on_plans(&self, table: &Table) -> impl Iterator<Item = (Table, BlockAt)> {
-        let all = self.blocks(table).map(|at| (self.block(at).table(table), at));
-        all.filter(|(own, _)| own.at != table.at && !self.is_before(table, own))
+    pub(in crate::state) fn keys_on_plans(self) -> impl Iterator<Item = (Table, BlockAt)> {
+        let all = self.blocks().map(|at| (self.home.block(at).table(self.table), at));
+        all.filter(|(own, _)| own.at != self.table.at && !self.home.of(self.table).is_before(own))
+    }
+}
+
+impl TableCells<'_, '_> {
+    /// Returns whether this is a plan of the table's limit. Called when a block names another table, because that word
+    /// may be the next block in a list of free ones.
+    #[cold]
+    pub(in crate::state) fn has_plan(self, at: TableAt) -> bool {
+        let is_inside = at.offset() >= HEADER_WORDS
+            && at.offset().saturating_add(table_word::WORDS) <= self.home.arena.word(ALLOCATED).load(Acquire);
+        // No block of a key has the address of a limit in this word.
+        is_inside
+            && self.home.arena.word(at + table_word::OWNER).load(Acquire)
+                == self.home.arena.word(self.table.at + table_word::LIMIT).load(Relaxed)
+    }
+
+    /// The table that applies to a key of this table.
+    pub(in crate::state) fn for_key(self, key: KeyAt) -> Table {
+        if key.table == self.table.at { *self.table } else { self.home.table_at(key.table) }
+    }
+
+    pub(in crate::state) fn origin(self) -> Origin {
+        Origin { born: self.table.born, lost: self.home.get(self.table.at + table_word::LOST) }
     }
 }
 
@@ -118,7 +122,7 @@ impl Locked<'_> {
         let policy = policy.unwrap_or(table.policy);
         let plan = CHAINS + table_word::WORDS + key_word::RING;
         // Its segment may have to be rewritten in two parts, together with a directory.
-        let depth = self.root(&table).map_or(0, Root::depth);
+        let depth = self.index(&table).root().map_or(0, Root::depth);
         let segments = 2 * (index_word::SLOTS + 2 * index_word::MOST_CAPACITY) + index_word::SLOTS + (2 << depth);
         self.grow(plan + 2 * (self.key_words(policy) + self.ring(policy)) + segments)
     }
@@ -129,12 +133,12 @@ impl Locked<'_> {
         for _ in 0..MOST_TURNS {
             let table = self.limit(limit).table();
             self.move_key(&table, hash)?;
-            let index = self.segment_of(&table, hash);
+            let index = self.index(&table).segment(hash);
             let (slot, from) = match (index.probe(&table, hash), policy) {
                 (Ok(found), _) => found,
                 (Err(_), None) => return Ok(()),
                 (Err(slot), Some(policy)) => {
-                    let plan = self.plan(limit, policy, self.origin(&table))?;
+                    let plan = self.plan(limit, policy, self.of(&table).origin())?;
                     if self.add_stub((index, slot), &plan, hash, text)? {
                         self.limit(limit).policy_changed();
                         return Ok(());
@@ -144,14 +148,14 @@ impl Locked<'_> {
                     continue;
                 }
             };
-            let current = self.table_of(&table, from);
+            let current = self.of(&table).for_key(from);
             let own = match policy {
                 Some(policy) => {
                     let policy = policy.after(current.policy);
                     if current.at != table.at && current.policy == policy {
                         return Ok(());
                     }
-                    self.plan(limit, policy, self.origin(&current))?
+                    self.plan(limit, policy, self.of(&current).origin())?
                 }
                 None if current.at == table.at => return Ok(()),
                 None => table,
@@ -188,7 +192,7 @@ impl Locked<'_> {
         let (plan, mut search) = (self.plan(limit, policy, origin)?, Search::default());
         for _ in 0..MOST_TURNS {
             let table = self.limit(limit).table();
-            let index = self.segment_of(&table, hash);
+            let index = self.index(&table).segment(hash);
             match index.probe(&table, hash) {
                 Err(slot) if !self.add_stub((index, slot), &plan, hash, text)? => {
                     search.has_found(self.make_space(&table, hash, false)?, false)?;
@@ -203,7 +207,7 @@ impl Locked<'_> {
     /// found full.
     pub(super) fn crowded_plan(&self, table: &Table, hash: Hash) -> Option<Option<Table>> {
         let (_, found) =
-            self.segment_of(table, hash).probe(table, hash).ok().filter(|(_, found)| found.table != table.at)?;
+            self.index(table).segment(hash).probe(table, hash).ok().filter(|(_, found)| found.table != table.at)?;
         let plan = self.table_at(found.table);
         let held = || self.cells(&plan, found).history(0, self.clock.now()).holds.len() as u64;
         let is_crowded = !self.block(found.at).is_stub() && 2 * held() * SLOT_WORDS > plan.policy.ring();
@@ -227,7 +231,7 @@ impl Locked<'_> {
             std::iter::successors(self.leads_to(chain), |plan: &TableAt| self.leads_to(*plan + table_word::NEXT));
         for at in bounded(plans, self.arena.most()) {
             let plan = self.table_at(at);
-            if plan.policy == policy && self.origin(&plan) == origin {
+            if plan.policy == policy && self.of(&plan).origin() == origin {
                 return Ok(plan);
             }
         }

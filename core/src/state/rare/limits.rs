@@ -9,8 +9,8 @@ use crate::policy::Policy;
 use crate::state::cells::home::Table;
 use crate::state::cells::index::Root;
 use crate::state::cells::layout::{At, BlockAt, FIRST_LIMIT, LimitAt, index_word, limit_word, link_word, table_word};
+use crate::state::cells::limit::{NO_NAME, chain};
 use crate::state::cells::locked::Locked;
-use crate::state::cells::table::{NO_NAME, chain};
 use crate::time::Tick;
 
 impl Locked<'_> {
@@ -102,7 +102,7 @@ impl Locked<'_> {
     pub fn disown(&self) {
         let is_own = |table: &Table| table.policy.is_concurrency() || self.is_granted(table.policy);
         for table in self.limits().map(|limit| self.limit(limit).table()).filter(is_own) {
-            for (own, at) in self.keys(&table) {
+            for (own, at) in self.index(&table).keys() {
                 match self.block(at).cells(&own) {
                     Cells::Leases(leases) => leases.disown(),
                     Cells::Grants(grants) => grants.disown(),

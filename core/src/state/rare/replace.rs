@@ -20,12 +20,14 @@ use crate::fault;
 use crate::hash::Hash;
 use crate::policy::Policy;
 use crate::state::cells::home::{Home, KeyAt, Table};
+use crate::state::cells::index::Index;
 use crate::state::cells::layout::{
     At, BlockAt, CHANGER, CHANGER_SEEN, CHANGES, LimitAt, TableAt, index_word, key_word, limit_word, table_word,
 };
 use crate::state::cells::limit::LimitCells;
 use crate::state::cells::locked::Locked;
 use crate::state::cells::segment::SegmentCells;
+use crate::state::cells::table::TableCells;
 use crate::time::{Tick, uptime};
 use std::time::{Duration, Instant};
 
@@ -64,6 +66,31 @@ impl LimitCells<'_> {
     }
 }
 
+impl Index<'_, '_> {
+    /// The first hash of the segment after this hash's segment.
+    pub(in crate::state) fn next_segment(self, hash: u64) -> Option<u64> {
+        let root = self.root()?;
+        let segment = self.home.segment_at(root, root.entry_of(hash));
+        let same = |i: &u64| *i < 1 << root.depth() && self.home.segment_at(root, *i) == segment;
+        let next = (root.entry_of(hash)..).take_while(same).last().map_or(0, |last| last + 1);
+        (next >> root.depth() == 0).then(|| next << (64 - root.depth()))
+    }
+}
+
+impl TableCells<'_, '_> {
+    /// Returns whether a key with this table waits for a process that does not move it. A caller of the key does that
+    /// itself then, so that no start happens by the previous policy any more.
+    #[cold]
+    pub(in crate::state) fn is_left_behind(self, own: &Table) -> bool {
+        self.is_before(own) && self.home.is_late() && !fault::planted("left to others")
+    }
+
+    /// Returns whether `own` is an earlier table of the limit, and not a plan.
+    pub(super) fn is_before(self, own: &Table) -> bool {
+        own.at != self.table.at && self.home.arena.word(own.at + table_word::LIMIT).load(Acquire) != 0
+    }
+}
+
 impl Home {
     /// Returns whether keys of any limit are still to be moved to its table.
     pub(in crate::state) fn is_changing(&self) -> bool {
@@ -88,27 +115,6 @@ impl Home {
             self.arena.word(CHANGER_SEEN).store(if sees { uptime() } else { 0 }, Release);
         }
     }
-
-    /// Returns whether a key with this table waits for a process that does not move it. A caller of the key does that
-    /// itself then, so that no start happens by the previous policy any more.
-    #[cold]
-    pub(in crate::state) fn is_left_behind(&self, table: &Table, own: &Table) -> bool {
-        self.is_before(table, own) && self.is_late() && !fault::planted("left to others")
-    }
-
-    /// Returns whether `own` is an earlier table of the limit, and not a plan.
-    pub(super) fn is_before(&self, table: &Table, own: &Table) -> bool {
-        own.at != table.at && self.arena.word(own.at + table_word::LIMIT).load(Acquire) != 0
-    }
-
-    /// The first hash of the segment after this hash's segment.
-    pub(in crate::state) fn next_segment(&self, table: &Table, hash: u64) -> Option<u64> {
-        let root = self.root(table)?;
-        let segment = self.segment_at(root, root.entry_of(hash));
-        let same = |i: &u64| *i < 1 << root.depth() && self.segment_at(root, *i) == segment;
-        let next = (root.entry_of(hash)..).take_while(same).last().map_or(0, |last| last + 1);
-        (next >> root.depth() == 0).then(|| next << (64 - root.depth()))
-    }
 }
 
 impl Locked<'_> {
@@ -131,7 +137,7 @@ impl Locked<'_> {
         let new = self.write_table(limit, policy, (born, first))?;
         self.set(new.at + table_word::LOST, lost);
         self.set(new.at + table_word::CLEARED, cleared);
-        let root = self.root(&old).expect("a table in use has an index");
+        let root = self.index(&old).root().expect("a table in use has an index");
         self.arena.word(new.at + table_word::INDEX).store(root.again().0, Release);
         let empty = self.write_empty_key(&old, &new, is_forgetting)?;
         self.arena.word(new.at + table_word::EMPTY_KEY).store(empty.offset(), Release);
@@ -159,10 +165,10 @@ impl Locked<'_> {
     fn write_empty_key(&self, old: &Table, new: &Table, is_forgetting: bool) -> Result<BlockAt> {
         if is_forgetting {
             let empty = self.fresh_empty_key(new)?;
-            self.seal_cells(self.block(At::new(self.empty_key_of(old).load(Acquire))).cells(old));
+            self.seal_cells(self.block(At::new(self.of(old).empty_key().load(Acquire))).cells(old));
             return Ok(empty);
         }
-        let from = BlockAt::new(self.empty_key_of(old).load(Acquire));
+        let from = BlockAt::new(self.of(old).empty_key().load(Acquire));
         let life = self.block(from).word(key_word::LIFE).load(Acquire);
         self.write_elsewhere(old, KeyAt { at: from, life, table: old.at }, new, |_| {})
     }
@@ -191,11 +197,11 @@ impl Locked<'_> {
         self.arena.word(replaced.table + table_word::INDEX).store(0, Release);
         self.arena.word(replaced.table + table_word::EMPTY_KEY).store(0, Release);
         let hash = self.hash(b'k', "");
-        let segment = self.segment_of(&table, hash);
+        let segment = self.index(&table).segment(hash);
         if let Ok((slot, found)) = segment.probe(&table, hash)
             && found.table != table.at
         {
-            segment.set_entry(slot, hash, At::new(self.empty_key_of(&table).load(Acquire)));
+            segment.set_entry(slot, hash, At::new(self.of(&table).empty_key().load(Acquire)));
             self.retire_block(self.table_at(found.table).policy, found.at);
         }
     }
@@ -250,7 +256,7 @@ impl Locked<'_> {
                 return Ok(true);
             }
             let hash = left_from.load(Acquire);
-            let root = self.root(&table).expect("a table in use has an index");
+            let root = self.index(&table).root().expect("a table in use has an index");
             let segment = self.segment_at(root, root.entry_of(hash));
             if segment.is_old(&table) {
                 if !replaced.is_forgetting && !self.move_keys_of(&table, segment, began)? {
@@ -258,7 +264,7 @@ impl Locked<'_> {
                 }
                 self.renew_segment(&table, hash, false)?;
             }
-            match self.next_segment(&table, hash) {
+            match self.index(&table).next_segment(hash) {
                 Some(next) => left_from.store(next, Release),
                 None => return Ok(true),
             }
@@ -272,7 +278,7 @@ impl Locked<'_> {
     fn move_keys_of(&self, table: &Table, segment: SegmentCells, began: Instant) -> Result<bool> {
         for (n, at) in segment.entries().enumerate() {
             let own = self.block(at).table(table);
-            if !self.is_before(table, &own) || self.block(at).is_idle(&own) {
+            if !self.of(table).is_before(&own) || self.block(at).is_idle(&own) {
                 continue;
             }
             self.rewrite_as(table, self.block(at).hash(), table, |_| {})?;
@@ -286,13 +292,13 @@ impl Locked<'_> {
     /// Brings a key to the limit's table, as the change in progress will: moves it there, or forgets it. Returns whether
     /// it did. An operation that gives the key another table comes after that change, whatever the key's table was.
     pub(in crate::state) fn move_key(&self, table: &Table, hash: Hash) -> Result<bool> {
-        let segment = self.segment_of(table, hash);
+        let segment = self.index(table).segment(hash);
         if segment.is_old(table) && self.is_forgetting(table) {
             // All of the segment's keys are forgotten, those on plans too.
             return self.renew_segment(table, hash.0[0], false).map(|_| true);
         }
         let found = segment.probe(table, hash).ok();
-        if !found.is_some_and(|(_, found)| self.is_before(table, &self.table_of(table, found))) {
+        if !found.is_some_and(|(_, found)| self.of(table).is_before(&self.of(table).for_key(found))) {
             return Ok(false);
         }
         self.rewrite_as(table, hash, table, |_| {}).map(|_| true)
@@ -306,11 +312,11 @@ impl Locked<'_> {
             return self.grow(limit_word::WORDS + table_word::WORDS + 2 * block + segment(index_word::FIRST_CAPACITY));
         };
         let table = self.limit(limit).table();
-        let depth = self.root(&table).map_or(0, |root| root.depth());
+        let depth = self.index(&table).root().map_or(0, |root| root.depth());
         let count = |segment: SegmentCells| segment.word(index_word::COUNT).load(Relaxed);
         let index = 2 * segment(index_word::MOST_CAPACITY) + segment(1 << depth);
         let needed = || {
-            let keys: u64 = self.segments(&table).map(count).sum();
+            let keys: u64 = self.index(&table).segments().map(count).sum();
             // The blocks of moved keys serve the next keys, if they are as large.
             let is_same = self.block_class(policy) == self.block_class(table.policy);
             let keys = if is_same { keys.min(index_word::MOST_CAPACITY) } else { keys };
@@ -341,13 +347,13 @@ impl Locked<'_> {
     fn forget_idle_keys(&self, table: &Table, from: &AtomicU64) -> Result<()> {
         let began = Instant::now();
         loop {
-            let (hash, root) = (from.load(Acquire), self.root(table).expect("a table in use has an index"));
+            let (hash, root) = (from.load(Acquire), self.index(table).root().expect("a table in use has an index"));
             match self.sweep_segment(table, root, hash) {
                 // The keys of this segment stay.
                 Err(Error::StoreFull { .. }) => {}
                 swept => drop(swept?),
             }
-            from.store(self.next_segment(table, hash).unwrap_or(ALL), Release);
+            from.store(self.index(table).next_segment(hash).unwrap_or(ALL), Release);
             if from.load(Acquire) == ALL {
                 return Ok(());
             }

@@ -27,8 +27,8 @@ const FIRST: u64 = (1 << COUNT) - 1;
 impl Locked<'_> {
     /// Rewrites a key of the table into another block, with this edit of its history. Returns the block.
     pub fn rewrite(&self, table: &Table, hash: Hash, edit: impl FnOnce(&mut History)) -> Result<BlockAt> {
-        let (_, from) = self.segment_of(table, hash).probe(table, hash).expect("the key is in its table");
-        self.rewrite_as(table, hash, &self.table_of(table, from), edit)
+        let (_, from) = self.index(table).segment(hash).probe(table, hash).expect("the key is in its table");
+        self.rewrite_as(table, hash, &self.of(table).for_key(from), edit)
     }
 
     /// Rewrites a key into a block of `own`, which applies to the key from then on.
@@ -39,9 +39,9 @@ impl Locked<'_> {
         own: &Table,
         edit: impl FnOnce(&mut History),
     ) -> Result<BlockAt> {
-        let segment = self.segment_of(table, hash);
+        let segment = self.index(table).segment(hash);
         let (slot, from) = segment.probe(table, hash).expect("the key is in its table");
-        let before = self.table_of(table, from);
+        let before = self.of(table).for_key(from);
         let into = self.write_elsewhere(&before, from, own, edit)?;
         fault::point("key-written");
         segment.set_entry(slot, hash, into);
@@ -109,12 +109,12 @@ impl Locked<'_> {
 
     /// Completes an interrupted rewrite of a key, if there is one.
     pub fn repair_key(&self, table: &Table, hash: Hash) -> Result<()> {
-        let segment = self.segment_of(table, hash);
+        let segment = self.index(table).segment(hash);
         let Ok((slot, found)) = segment.probe(table, hash) else { return Ok(()) };
         if self.block(found.at).is_stub() {
-            return self.wake_key(&self.table_of(table, found), (segment, slot), found.at, hash, &[]);
+            return self.wake_key(&self.of(table).for_key(found), (segment, slot), found.at, hash, &[]);
         }
-        let own = self.table_of(table, found);
+        let own = self.of(table).for_key(found);
         if hash == self.hash(b'k', "") && own.at == table.at {
             self.arena.word(table.at + table_word::EMPTY_KEY).store(found.at.offset(), Release);
         }

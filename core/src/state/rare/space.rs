@@ -71,7 +71,7 @@ impl Locked<'_> {
         let mut search = Search::default();
         // No other process repairs the key or makes space during this, but others may take the space that was made.
         for _ in 0..MOST_TURNS {
-            match self.find_or_begin(table, hash, &|at| self.block(at).begin(table, hash, text, starts)) {
+            match self.index(table).find_or_begin(hash, &|at| self.block(at).begin(table, hash, text, starts)) {
                 Ok(found) => return Ok(found),
                 Err(Blocked::Refused(error)) => return Err(error),
                 Err(Blocked::Full) => drop(search.has_found(self.make_space(table, hash, false)?, false)?),
@@ -84,8 +84,8 @@ impl Locked<'_> {
     /// Makes the space that [`Blocked::Full`] asked for, for a key with this hash. With `rests`, idle keys are not
     /// searched for.
     pub fn make_space(&self, table: &Table, hash: Hash, rests: bool) -> Result<Space> {
-        let Some(root) = self.root(table) else { return Ok(Space::Available) };
-        if let Some(plan) = self.plan_of_idle(table, hash) {
+        let Some(root) = self.index(table).root() else { return Ok(Space::Available) };
+        if let Some(plan) = self.index(table).plan_of_idle(hash) {
             return self.make_space_to_wake(&plan, rests);
         }
         let segment = self.segment_at(root, root.entry_of(hash.0[0]));
@@ -95,7 +95,7 @@ impl Locked<'_> {
         let block = self.key_words(table.policy) + 16;
         let hoards = self.arena.has_space(block) || fault::planted("hoarded blocks");
         let most = if hoards { u64::MAX } else { STOCK };
-        let restock = || self.segment_of(table, hash).restock(self, table, most);
+        let restock = || self.index(table).segment(hash).restock(self, table, most);
         let is_sealed = segment.slots().iter().any(|slot| slot.load(Acquire) == index_word::SEALED);
         if is_sealed
             || segment.is_old(table)
@@ -131,7 +131,7 @@ impl Locked<'_> {
 
     /// Returns whether the segment for a hash has blocks for new keys.
     fn has_stock(&self, table: &Table, hash: Hash) -> bool {
-        let segment = self.segment_of(table, hash);
+        let segment = self.index(table).segment(hash);
         let word = |word| segment.word(word).load(Acquire);
         !segment.is_old(table) && word(index_word::TAKEN) < word(index_word::FREE)
     }
@@ -151,7 +151,7 @@ impl Locked<'_> {
     /// Rewrites the segment for a hash without its idle keys: larger, or in two parts, if many keys remain. A sweep
     /// leaves no space for new keys. Returns how many blocks became free for all limits.
     pub(super) fn renew_segment(&self, table: &Table, hash: u64, is_sweep: bool) -> Result<u64> {
-        let root = self.root(table).expect("a table in use has an index");
+        let root = self.index(table).root().expect("a table in use has an index");
         let old = self.segment_at(root, root.entry_of(hash));
         let before = old.capacity();
         // Get the space first: a sealed segment must be replaced.
@@ -240,7 +240,7 @@ impl Locked<'_> {
     fn part(&self, table: &Table, segment: SegmentCells, is_old: bool) -> Result<Partition> {
         let (mut kept, mut idle, mut others, dead) = (Vec::new(), Vec::new(), Vec::new(), Dead::default());
         let (empty_key, forgets) = (self.hash(b'k', ""), is_old && self.is_forgetting(table));
-        let is_retired = self.limit(self.limit_of(table)).is_retired();
+        let is_retired = self.limit(self.of(table).limit()).is_retired();
         for at in segment.entries() {
             let is_empty_key = self.block(at).hash() == empty_key;
             if is_empty_key {
@@ -248,7 +248,7 @@ impl Locked<'_> {
                 self.arena.word(table.at + table_word::EMPTY_KEY).store(at.offset(), Release);
             }
             let (own, is_stub) = (&self.block(at).table(table), self.block(at).is_stub());
-            let (is_before, class) = (self.is_before(table, own), self.block_class(own.policy));
+            let (is_before, class) = (self.of(table).is_before(own), self.block_class(own.policy));
             if own.at != table.at && forgets {
                 if !is_stub {
                     self.seal_cells(self.block(at).cells(own));
@@ -296,7 +296,7 @@ impl Locked<'_> {
 
     /// Returns whether the change in progress forgets the keys of old segments.
     pub(super) fn is_forgetting(&self, table: &Table) -> bool {
-        self.limit(self.limit_of(table)).replaced().is_some_and(|replaced| replaced.is_forgetting)
+        self.limit(self.of(table).limit()).replaced().is_some_and(|replaced| replaced.is_forgetting)
     }
 
     /// Returns whether this key, or its stub, still needs a slot.
@@ -307,7 +307,7 @@ impl Locked<'_> {
         }
         // A limit that has lost its name keeps no stubs.
         let goes = is_old && self.is_forgetting(table);
-        !goes || !self.is_before(table, &own) && !self.limit(self.limit_of(table)).is_retired()
+        !goes || !self.of(table).is_before(&own) && !self.limit(self.of(table).limit()).is_retired()
     }
 
     /// Returns whether a key is idle, after reclaiming the leases of dead owners.
@@ -403,14 +403,14 @@ impl Locked<'_> {
             let table = self.limit(at).table();
             loop {
                 let hash = position.load(Acquire);
-                let Some(root) = self.root(&table) else { break };
+                let Some(root) = self.index(&table).root() else { break };
                 let freed = match self.sweep_segment(&table, root, hash) {
                     // There is no space to rewrite this one.
                     Err(Error::StoreFull { .. }) => 0,
                     swept => swept?,
                 };
                 found += if self.block_class(table.policy) == class { freed } else { 0 };
-                let next = self.next_segment(&table, hash);
+                let next = self.index(&table).next_segment(hash);
                 position.store(next.unwrap_or(0), Release);
                 if next.is_none() {
                     break;

@@ -13,6 +13,7 @@ use crate::policy::{Policy, Shape};
 use crate::snapshot::{KeySnapshot, LimitSnapshot, Snapshot, Usage, WAIT_BOUNDS};
 use crate::state::cells::block::BlockCells;
 use crate::state::cells::home::{Home, KeyAt, Table};
+use crate::state::cells::index::Index;
 use crate::state::cells::layout::{LimitAt, index_word, key_word, limit_word};
 use crate::state::cells::segment::SegmentCells;
 use crate::state::counts::minutes::Minute;
@@ -200,6 +201,45 @@ impl Session {
     }
 }
 
+impl Index<'_, '_> {
+    /// The approximate number of keys in a table's index, without the empty one.
+    fn key_count(self) -> u64 {
+        let count = |segment: SegmentCells| segment.word(index_word::COUNT).load(Acquire);
+        self.segments().map(count).sum::<u64>().saturating_sub(1)
+    }
+
+    /// The keys of the next segments, about `most` of them.
+    fn next_keys(self, next: &mut u64, most: usize) -> Vec<Hash> {
+        let mut all = Vec::new();
+        let mut segments = HashSet::new();
+        while all.len() < most {
+            let Some(root) = self.root() else { break };
+            let segment = self.home.segment_at(root, root.entry_of(*next));
+            // A full round.
+            if !segments.insert(segment.at) {
+                break;
+            }
+            let hashes: Vec<Hash> = segment.entries().filter_map(|at| self.home.block(at).checked_hash()).collect();
+            // Otherwise the words may belong to another index by now.
+            if self.root() == Some(root) {
+                all.extend(hashes);
+            }
+            *next = self.next_segment(*next).unwrap_or(0);
+        }
+        all.truncate(most.max(index_word::MOST_CAPACITY as usize));
+        all
+    }
+
+    fn survey_key(self, hash: Hash) -> Option<KeyReading> {
+        let at = self.find(hash).ok()??;
+        let own = self.home.of(self.table).for_key(at);
+        let stats = self.home.block(at.at).stats();
+        let usage = self.home.usage(&own, self.home.cells(&own, at));
+        // Otherwise it has moved, and the words may have belonged to another key.
+        (self.find(hash).ok()?? == at).then_some(KeyReading { at, table: own, hash, stats, usage, news: 0 })
+    }
+}
+
 impl Home {
     fn survey_limit(
         &self,
@@ -244,7 +284,7 @@ impl Home {
             waits: self.get::<{ WAIT_BOUNDS.len() + 1 }>(at + limit_word::WAITS),
             places_lost: self.limit(at).word(limit_word::PLACES_LOST).load(Acquire),
             stats: self.limit(at).counts(),
-            keys: self.key_count(&table),
+            keys: self.index(&table).key_count(),
             hot_keys: hot.map(|seen| self.show_key(&table, seen, gate)).collect(),
             grants: None,
         }
@@ -260,11 +300,12 @@ impl Home {
     ) -> Vec<KeyReading> {
         let is_first = watched.totals.is_empty();
         let mut hashes: Vec<Hash> = watched.totals.keys().copied().chain(lately).collect();
-        hashes.extend(self.next_keys(table, &mut watched.next, most));
+        hashes.extend(self.index(table).next_keys(&mut watched.next, most));
         hashes.push(self.hash(b'k', ""));
         hashes.sort_unstable();
         hashes.dedup();
-        let mut all: Vec<KeyReading> = hashes.into_iter().filter_map(|hash| self.survey_key(table, hash)).collect();
+        let mut all: Vec<KeyReading> =
+            hashes.into_iter().filter_map(|hash| self.index(table).survey_key(hash)).collect();
         for seen in &mut all {
             // The usage before the first survey is not recent, but nothing else is known at that time.
             let before = watched.totals.get(&seen.hash).copied();
@@ -277,18 +318,9 @@ impl Home {
         from_ticks(gate.saturating_sub(self.clock.now().floor))
     }
 
-    fn survey_key(&self, table: &Table, hash: Hash) -> Option<KeyReading> {
-        let at = self.find(table, hash).ok()??;
-        let own = self.table_of(table, at);
-        let stats = self.block(at.at).stats();
-        let usage = self.usage(&own, self.cells(&own, at));
-        // Otherwise it has moved, and the words may have belonged to another key.
-        (self.find(table, hash).ok()?? == at).then_some(KeyReading { at, table: own, hash, stats, usage, news: 0 })
-    }
-
     fn show_key(&self, table: &Table, seen: &KeyReading, gate: Tick) -> KeySnapshot {
         let own_gate = self.block(seen.at.at).gate().load(Acquire);
-        let is_own = seen.table.at != table.at && self.is_plan_of(table, seen.table.at);
+        let is_own = seen.table.at != table.at && self.of(table).has_plan(seen.table.at);
         KeySnapshot {
             key: self.block(seen.at.at).text(),
             id: id_of(seen.hash),
@@ -323,34 +355,6 @@ impl Home {
                     .map_or(closed, |view| from_ticks(view.ready.saturating_sub(view.now)))
             }
         }
-    }
-
-    /// The approximate number of keys in a table's index, without the empty one.
-    fn key_count(&self, table: &Table) -> u64 {
-        let count = |segment: SegmentCells| segment.word(index_word::COUNT).load(Acquire);
-        self.segments(table).map(count).sum::<u64>().saturating_sub(1)
-    }
-
-    /// The keys of the next segments, about `most` of them.
-    fn next_keys(&self, table: &Table, next: &mut u64, most: usize) -> Vec<Hash> {
-        let mut all = Vec::new();
-        let mut segments = HashSet::new();
-        while all.len() < most {
-            let Some(root) = self.root(table) else { break };
-            let segment = self.segment_at(root, root.entry_of(*next));
-            // A full round.
-            if !segments.insert(segment.at) {
-                break;
-            }
-            let hashes: Vec<Hash> = segment.entries().filter_map(|at| self.block(at).checked_hash()).collect();
-            // Otherwise the words may belong to another index by now.
-            if self.root(table) == Some(root) {
-                all.extend(hashes);
-            }
-            *next = self.next_segment(table, *next).unwrap_or(0);
-        }
-        all.truncate(most.max(index_word::MOST_CAPACITY as usize));
-        all
     }
 }
 

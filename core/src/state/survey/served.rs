@@ -225,7 +225,7 @@ impl Session {
         let mut held = 0;
         for (table, key) in here.iter().flat_map(|here| here.keys.iter().map(|key| (&here.table, key))) {
             if key.total() > 0 {
-                let is_own = key.table.at != table.at && home.is_plan_of(table, key.table.at);
+                let is_own = key.table.at != table.at && home.of(table).has_plan(key.table.at);
                 let own = is_own.then_some(key.table.policy);
                 all.entry(key.hash).or_insert_with(|| Seen { own, ..unused(key.hash, own.unwrap_or(policy)) });
             }

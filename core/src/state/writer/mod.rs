@@ -335,7 +335,7 @@ impl Session {
                 let Some(limit) = locked.find_limit(name) else { return Ok((None, false)) };
                 // No start may happen under an earlier policy any more.
                 locked.finish_change(limit)?;
-                Ok((Some(limit), locked.has_lost_more(&locked.limit(limit).table())))
+                Ok((Some(limit), locked.of(&locked.limit(limit).table()).has_lost_more()))
             })?;
             self.write_limits(lead, patience, found.as_slice())?;
             let longest = declared.current().longest();
@@ -538,7 +538,7 @@ impl Session {
             let undo = || {
                 let table = locked.limit(refused.limit).table();
                 let Some(found) = locked.find_or_repair(&table, refused.hash) else { return Ok(()) };
-                let own = locked.table_of(&table, found);
+                let own = locked.of(&table).for_key(found);
                 locked
                     .rewrite(&table, refused.hash, |history| {
                         take_back(&own, history, refused.start, refused.ahead);

@@ -36,8 +36,8 @@ impl Session {
         (hash, text): (Hash, &str),
     ) -> Result<()> {
         let table = locked.limit(limit).table();
-        let name = locked.name_of(limit).filter(|_| locked.may_restore(&table));
-        if let (Some(name), None) = (name, locked.block_of(&table, hash)) {
+        let name = locked.name_of(limit).filter(|_| locked.of(&table).may_restore());
+        if let (Some(name), None) = (name, locked.index(&table).block(hash)) {
             let (now, longest) = (moment(locked).1.uptime, table.policy.longest());
             let read = |database: &mut Database| database.rows_of_key((&name, hash, longest), now, locked.past());
             let rows = self.with_database(read)?;
@@ -76,7 +76,7 @@ impl Session {
                 keys.iter().map(|(name, ..)| home.find_limit(name).map(|limit| (limit, home.limit(limit).table())));
             let here = keys.iter().zip(limits.collect::<Vec<_>>());
             let here =
-                here.filter_map(|(key, limit)| limit.filter(|(_, table)| home.may_restore(table)).zip(Some(key)));
+                here.filter_map(|(key, limit)| limit.filter(|(_, table)| home.of(table).may_restore()).zip(Some(key)));
             let here: Vec<_> = here.collect();
             let wanted: Vec<_> =
                 here.iter().map(|((_, table), (name, hash))| (&**name, *hash, table.policy.longest())).collect();

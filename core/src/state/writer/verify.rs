@@ -160,7 +160,7 @@ fn has_key(locked: &Locked, KnownKey { limit, key, policy, .. }: &KnownKey) {
     // The limit may no longer be declared, and unused since.
     let (Some(policy), Some(at)) = (policy, locked.find_limit(limit)) else { return };
     let table = locked.limit(at).table();
-    let found = locked.block_of(&table, locked.hash(b'k', key)).map(|at| locked.block(at).table(&table));
+    let found = locked.index(&table).block(locked.hash(b'k', key)).map(|at| locked.block(at).table(&table));
     if !found.is_some_and(|own| own.at != table.at && is_by(*policy, &own)) {
         nonsense(format!("key \"{key}\" of limit \"{limit}\" without its policy"));
     }
@@ -174,11 +174,11 @@ fn look(home: &Locked, limits: &[LimitAt], next: &Cell<(usize, u64)>) {
         && began.elapsed() <= MOMENT
     {
         let table = home.limit(limit).table();
-        let root = home.root(&table).unwrap_or_else(|| nonsense(format!("no index of limit {limit}")));
+        let root = home.index(&table).root().unwrap_or_else(|| nonsense(format!("no index of limit {limit}")));
         for at in home.segment_at(root, root.entry_of(hash)).entries().filter(|&at| !home.block(at).is_stub()) {
             look_at_key(home, &table, at);
         }
-        next.set(home.next_segment(&table, hash).map_or((n + 1, 0), |hash| (n, hash)));
+        next.set(home.index(&table).next_segment(hash).map_or((n + 1, 0), |hash| (n, hash)));
     }
 }
 
@@ -193,6 +193,6 @@ fn look_at_key(home: &Locked, table: &Table, at: BlockAt) {
             }
         }
         // A block that has been replaced stays in no index.
-        _ => nonsense(format!("a key of the limit at {} that is not where it is looked for", home.limit_of(table))),
+        _ => nonsense(format!("a key of the limit at {} that is not where it is looked for", home.of(table).limit())),
     }
 }
