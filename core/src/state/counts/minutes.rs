@@ -10,11 +10,12 @@ use crate::algorithm::cells::Cells;
 use crate::algorithm::log::Ask;
 use crate::atomic::*;
 use crate::hash::Hash;
-use crate::state::cells::home::{Home, Table};
+
 use crate::state::cells::index::Index;
 use crate::state::cells::layout::{LimitAt, NEWS, limit_word, table_word};
 use crate::state::cells::limit::LimitCells;
 use crate::state::cells::locked::Locked;
+use crate::state::cells::table::TableCells;
 use crate::state::files::arena::{ALLOCATED, HEADER_WORDS};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -59,6 +60,17 @@ pub(in crate::state) fn this_minute() -> u64 {
 }
 
 impl<'h> LimitCells<'h> {
+    /// Returns whether a limit is there. For places that come from a list of observers.
+    fn is_there(self) -> bool {
+        let allocated = self.home.arena.word(ALLOCATED).load(Acquire);
+        let word = |at: u64, word: u64| {
+            let is_inside = at >= HEADER_WORDS && at.saturating_add(limit_word::WORDS) <= allocated;
+            is_inside.then(|| self.home.arena.word(at + word).load(Acquire))
+        };
+        let table = word(self.at.offset(), limit_word::TABLE);
+        table.and_then(|table| word(table, table_word::LIMIT)) == Some(self.at.offset())
+    }
+
     fn minutes(self) -> [&'h [AtomicU64]; 2] {
         let words = |i| self.home.arena.words(self.at + limit_word::MINUTES + i * MINUTE_WORDS, MINUTE_WORDS);
         [0, 1].map(words)
@@ -115,35 +127,25 @@ impl Index<'_, '_> {
         let found = self.find(hash).ok().flatten();
         found.map_or(0, |key| {
             let own = self.home.of(self.table).for_key(key);
-            self.home.usage(&own, self.home.cells(&own, key)).into_iter().map(|(_, used)| used).max().unwrap_or(0)
+            self.home.of(&own).usage(self.home.cells(&own, key)).into_iter().map(|(_, used)| used).max().unwrap_or(0)
         })
     }
 }
 
-impl Home {
-    /// Returns whether a limit is at this place. For places that come from a list of observers.
-    fn is_limit(&self, at: u64) -> bool {
-        let allocated = self.arena.word(ALLOCATED).load(Acquire);
-        let word = |at: u64, word: u64| {
-            let is_inside = at >= HEADER_WORDS && at.saturating_add(limit_word::WORDS) <= allocated;
-            is_inside.then(|| self.arena.word(at + word).load(Acquire))
-        };
-        word(at, limit_word::TABLE).and_then(|table| word(table, table_word::LIMIT)) == Some(at)
-    }
-
+impl TableCells<'_, '_> {
     /// The capacity and use of each window of a key. Cells that are being rewritten yield nothing.
-    pub fn usage(&self, table: &Table, cells: Cells) -> Vec<(u64, u64)> {
+    pub fn usage(self, cells: Cells) -> Vec<(u64, u64)> {
         if let Cells::Leases(leases) = &cells {
-            let live = leases.live_at(self.clock.now().floor, table.policy.cooldown());
-            return vec![(table.capacity, live.unwrap_or(0))];
+            let live = leases.live_at(self.home.clock.now().floor, self.table.policy.cooldown());
+            return vec![(self.table.capacity, live.unwrap_or(0))];
         }
-        let windows = table.windows.as_slice();
+        let windows = self.table.windows.as_slice();
         let each: Vec<_> = match windows.len() {
-            0 | 1 => vec![(table.capacity, windows)],
+            0 | 1 => vec![(self.table.capacity, windows)],
             _ => windows.chunks(1).map(|window| (window[0].limit, window)).collect(),
         };
         let used = |(limit, windows): (u64, _)| {
-            let view = cells.view(&Ask::now(windows, 1, 0), || self.clock.now());
+            let view = cells.view(&Ask::now(windows, 1, 0), || self.home.clock.now());
             (limit, view.map_or(0, |view| limit.saturating_sub(view.remaining)))
         };
         each.into_iter().map(used).collect()
@@ -164,7 +166,7 @@ impl Locked<'_> {
                 && at > END
             {
                 let limit = LimitAt::new(at);
-                if !self.is_limit(at) {
+                if !self.limit(limit).is_there() {
                     // Decisions do not depend on it, so it may be forgotten.
                     first.store(END, Release);
                     break;

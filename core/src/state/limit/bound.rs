@@ -86,7 +86,7 @@ impl Bound {
     pub(super) fn waits_more(&self, by: i64) {
         self.counts.waits_more(by);
         if self.home().is_lane() {
-            self.home().waits_more(self.limit, self.member, by);
+            self.home().members().waits_more(self.limit, self.member, by);
         }
     }
 

@@ -117,7 +117,7 @@ impl Limit {
             match hash.map(|hash| (hash, home.index(table).find(hash))) {
                 None => {
                     home.limit(limit).gate().store(0, Release);
-                    home.see_to_changes(self.store.member(), true);
+                    home.changes().see_to(self.store.member(), true);
                     home.replace(limit, table.policy, true)?;
                 }
                 Some((hash, Ok(Some(found)))) => {

@@ -98,7 +98,7 @@ impl Session {
                 PolicyChange::Key(name, _, policy) => locked.make_space_for_key(locked.find_limit(name), policy)?,
             }
         }
-        locked.see_to_changes(self.member(), true);
+        locked.changes().see_to(self.member(), true);
         match &self.address {
             Address::Memory | Address::Server(_) => {
                 note_here(&mut self.rare());
@@ -123,12 +123,12 @@ impl Session {
         let timeout = self.options.timeout;
         let settled = self.with_lock_unless(
             timeout,
-            || (!self.home().is_changing()).then_some(()),
+            || (!self.home().changes().are_some()).then_some(()),
             |locked| {
                 let changes =
                     |name: &&str| locked.find_limit(name).is_some_and(|limit| locked.limit(limit).replaced().is_some());
                 let is_done = || {
-                    locked.see_to_changes(self.member(), true);
+                    locked.changes().see_to(self.member(), true);
                     locked.continue_changes()
                 };
                 if names.iter().any(changes) && !is_done()? && names.iter().any(changes) {
@@ -138,7 +138,7 @@ impl Session {
             },
         );
         // Any remaining work is shared by all processes.
-        self.home().see_to_changes(self.member(), false);
+        self.home().changes().see_to(self.member(), false);
         settled?;
         self.settle_ledger(timeout);
         Ok(())

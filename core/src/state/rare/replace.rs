@@ -82,7 +82,7 @@ impl TableCells<'_, '_> {
     /// itself then, so that no start happens by the previous policy any more.
     #[cold]
     pub(in crate::state) fn is_left_behind(self, own: &Table) -> bool {
-        self.is_before(own) && self.home.is_late() && !fault::planted("left to others")
+        self.is_before(own) && self.home.changes().are_late() && !fault::planted("left to others")
     }
 
     /// Returns whether `own` is an earlier table of the limit, and not a plan.
@@ -91,28 +91,38 @@ impl TableCells<'_, '_> {
     }
 }
 
+/// The changes of policies in progress.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Changes<'h>(&'h Home);
+
 impl Home {
+    pub(in crate::state) fn changes(&self) -> Changes<'_> {
+        Changes(self)
+    }
+}
+
+impl Changes<'_> {
     /// Returns whether keys of any limit are still to be moved to its table.
-    pub(in crate::state) fn is_changing(&self) -> bool {
-        self.arena.word(CHANGES).load(Acquire) != 0
+    pub(in crate::state) fn are_some(self) -> bool {
+        self.0.arena.word(CHANGES).load(Acquire) != 0
     }
 
-    /// Returns whether such a change exists and no process completes it.
-    pub(in crate::state) fn is_abandoned(&self) -> bool {
-        let changer = || self.arena.word(CHANGER).load(Acquire);
-        self.is_changing() && (self.is_late() || changer().checked_sub(1).is_none_or(|member| self.is_dead(member)))
+    /// Returns whether some are in progress and no process completes them.
+    pub(in crate::state) fn are_abandoned(self) -> bool {
+        let changer = || self.0.arena.word(CHANGER).load(Acquire);
+        self.are_some() && (self.are_late() || changer().checked_sub(1).is_none_or(|member| self.0.is_dead(member)))
     }
 
     /// Returns whether no process has worked on the changes in progress for a while: it has died or is stopped.
-    fn is_late(&self) -> bool {
-        uptime().saturating_sub(self.arena.word(CHANGER_SEEN).load(Acquire)) > LATE
+    fn are_late(self) -> bool {
+        uptime().saturating_sub(self.0.arena.word(CHANGER_SEEN).load(Acquire)) > LATE
     }
 
     /// Records that this process completes the changes in progress, or no longer does.
-    pub(in crate::state) fn see_to_changes(&self, member: u64, sees: bool) {
-        let (before, now) = if sees { (self.arena.word(CHANGER).load(Acquire), member + 1) } else { (member + 1, 0) };
-        if self.arena.word(CHANGER).compare_exchange(before, now, AcqRel, Relaxed).is_ok() {
-            self.arena.word(CHANGER_SEEN).store(if sees { uptime() } else { 0 }, Release);
+    pub(in crate::state) fn see_to(self, member: u64, sees: bool) {
+        let (before, now) = if sees { (self.0.arena.word(CHANGER).load(Acquire), member + 1) } else { (member + 1, 0) };
+        if self.0.arena.word(CHANGER).compare_exchange(before, now, AcqRel, Relaxed).is_ok() {
+            self.0.arena.word(CHANGER_SEEN).store(if sees { uptime() } else { 0 }, Release);
         }
     }
 }
@@ -176,7 +186,7 @@ impl Locked<'_> {
     /// Continues a change in which a process died. For every holder of the structure lock.
     pub(in crate::state) fn take_over(&self) {
         // If it fails, the next holder tries again. A caller that needs the change learns why.
-        if self.is_abandoned() && !self.continue_changes().is_ok_and(|is_done| is_done) {
+        if self.changes().are_abandoned() && !self.continue_changes().is_ok_and(|is_done| is_done) {
             // Callers need not wait for the rest.
             self.arena.word(CHANGER_SEEN).store(0, Release);
         }

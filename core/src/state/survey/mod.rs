@@ -15,6 +15,7 @@ use crate::state::cells::block::BlockCells;
 use crate::state::cells::home::{Home, KeyAt, Table};
 use crate::state::cells::index::Index;
 use crate::state::cells::layout::{LimitAt, index_word, key_word, limit_word};
+use crate::state::cells::limit::LimitCells;
 use crate::state::cells::segment::SegmentCells;
 use crate::state::counts::minutes::Minute;
 use crate::state::files::arena::ALLOCATED;
@@ -82,10 +83,40 @@ impl KeyReading {
         self.stats.admitted + self.stats.denied
     }
 
+    fn retry_after(&self, home: &Home, gate: Tick) -> Duration {
+        let gate = gate.max(home.block(self.at.at).gate().load(Acquire));
+        let closed = until(home, gate);
+        match home.cells(&self.table, self.at) {
+            Cells::Leases(leases) => {
+                let (now, cooldown) = (home.clock.now().floor, self.table.policy.cooldown());
+                match leases.live_at(now, cooldown) {
+                    Ok(live) if live < self.table.capacity => closed,
+                    Ok(live) if cooldown > 0 => {
+                        let units = live + 1 - self.table.capacity;
+                        let at = leases.free_at(units, cooldown).ok().flatten().unwrap_or(u64::MAX);
+                        closed.max(from_ticks(at.saturating_sub(now).min(cooldown)))
+                    }
+                    _ => closed.max(LOOK_AGAIN),
+                }
+            }
+            cells => {
+                let ask = Ask::now(self.table.windows.as_slice(), 1, gate);
+                cells
+                    .view(&ask, || home.clock.now())
+                    .map_or(closed, |view| from_ticks(view.ready.saturating_sub(view.now)))
+            }
+        }
+    }
+
     /// By which keys are busier than others.
     fn rank(&self) -> (u64, u64) {
         (self.news, self.total())
     }
+}
+
+/// How long a gate stays closed.
+fn until(home: &Home, gate: Tick) -> Duration {
+    from_ticks(gate.saturating_sub(home.clock.now().floor))
 }
 
 /// The largest share of a window that is in use.
@@ -119,14 +150,14 @@ impl Session {
             || {
                 let mut lately: HashMap<LimitAt, Vec<Hash>> = HashMap::new();
                 home.listed_lately().into_iter().for_each(|(limit, hash)| lately.entry(limit).or_default().push(hash));
-                let waiting = home.all_waiting();
+                let waiting = home.members().waiting();
                 let most = (WALKED / survey.policies.len().max(1)).max(WALKED_OF_ONE);
                 let sought = survey.sought.as_deref().map(|key| home.hash(b'k', key));
                 let limits = survey.policies.iter().filter_map(|known| {
                     let at = home.find_limit(&known.name)?;
                     let watched = survey.limits.entry(known.name.clone()).or_default();
                     let lately = lately.remove(&at).unwrap_or_default();
-                    let mut seen = home.survey_limit(at, known, watched, (lately, sought, most, keys));
+                    let mut seen = home.limit(at).survey(known, watched, (lately, sought, most, keys));
                     seen.waiting = match home.is_lane() {
                         true => waiting.get(&at).copied().unwrap_or(0),
                         false => self.counts_of(at).map_or(0, |counts| counts.waiting()),
@@ -139,7 +170,7 @@ impl Session {
                     url: self.url().to_owned(),
                     limits: limits.collect(),
                     counts_all_processes: true,
-                    processes: home.processes(),
+                    processes: home.members().processes(),
                     ledger_lag: home.listed_since().map_or(Duration::ZERO, |at| from_ticks(now.saturating_sub(at))),
                     lane_bytes: if home.is_lane() { home.arena.usable() * 8 } else { 0 },
                     failures: self.failures(),
@@ -230,43 +261,80 @@ impl Index<'_, '_> {
         all
     }
 
+    /// Reads the keys that were busy, those that were used lately, about `most` others, and the key "".
+    fn read_keys(
+        self,
+        watched: &mut LimitMemory,
+        lately: impl IntoIterator<Item = Hash>,
+        most: usize,
+    ) -> Vec<KeyReading> {
+        let is_first = watched.totals.is_empty();
+        let mut hashes: Vec<Hash> = watched.totals.keys().copied().chain(lately).collect();
+        hashes.extend(self.next_keys(&mut watched.next, most));
+        hashes.push(self.home.hash(b'k', ""));
+        hashes.sort_unstable();
+        hashes.dedup();
+        let mut all: Vec<KeyReading> = hashes.into_iter().filter_map(|hash| self.survey_key(hash)).collect();
+        for seen in &mut all {
+            // The usage before the first survey is not recent, but nothing else is known at that time.
+            let before = watched.totals.get(&seen.hash).copied();
+            seen.news = seen.total() - before.unwrap_or(if is_first { 0 } else { seen.total() }).min(seen.total());
+        }
+        all
+    }
+
+    fn show_key(self, seen: &KeyReading, gate: Tick) -> KeySnapshot {
+        let block = self.home.block(seen.at.at);
+        let is_own = seen.table.at != self.table.at && self.home.of(self.table).has_plan(seen.table.at);
+        KeySnapshot {
+            key: block.text(),
+            id: id_of(seen.hash),
+            overriding: is_own.then_some(seen.table.policy),
+            usage: shown(&seen.table.policy, &seen.usage),
+            retry_after: seen.retry_after(self.home, gate),
+            paused_for: until(self.home, block.gate().load(Acquire)),
+            stats: seen.stats,
+        }
+    }
+
     fn survey_key(self, hash: Hash) -> Option<KeyReading> {
         let at = self.find(hash).ok()??;
         let own = self.home.of(self.table).for_key(at);
         let stats = self.home.block(at.at).stats();
-        let usage = self.home.usage(&own, self.home.cells(&own, at));
+        let usage = self.home.of(&own).usage(self.home.cells(&own, at));
         // Otherwise it has moved, and the words may have belonged to another key.
         (self.find(hash).ok()?? == at).then_some(KeyReading { at, table: own, hash, stats, usage, news: 0 })
     }
 }
 
-impl Home {
-    fn survey_limit(
-        &self,
-        at: LimitAt,
+impl LimitCells<'_> {
+    fn survey(
+        self,
         known: &KnownLimit,
         watched: &mut LimitMemory,
         (lately, sought, most, most_shown): (Vec<Hash>, Option<Hash>, usize, usize),
     ) -> LimitSnapshot {
-        let (table, empty) = (self.limit(at).table(), self.hash(b'k', ""));
-        let mut all = self.read_keys(&table, watched, lately.into_iter().chain(sought), most);
+        let home = self.home;
+        let (table, empty) = (self.table(), home.hash(b'k', ""));
+        let index = home.index(&table);
+        let mut all = index.read_keys(watched, lately.into_iter().chain(sought), most);
         let fullest = all.iter().max_by(|a, b| fullness(&a.usage).total_cmp(&fullness(&b.usage)));
-        let gate = self.limit(at).gate().load(Acquire);
+        let gate = self.gate().load(Acquire);
         let declared = &known.declared;
         let (usage, retry_after) = match fullest {
-            Some(seen) => (shown(&seen.table.policy, &seen.usage), self.retry_after(seen, gate)),
+            Some(seen) => (shown(&seen.table.policy, &seen.usage), seen.retry_after(home, gate)),
             // The key is being rewritten at this moment.
             None => (shown(&table.policy, &[(table.capacity, 0)]), Duration::ZERO),
         };
         let fullest =
-            fullest.filter(|seen| seen.hash != empty).map(|seen| (self.block(seen.at.at).text(), id_of(seen.hash)));
+            fullest.filter(|seen| seen.hash != empty).map(|seen| (home.block(seen.at.at).text(), id_of(seen.hash)));
         all.retain(|seen| seen.hash != empty);
         all.sort_by(|a, b| {
             let fuller = fullness(&b.usage).total_cmp(&fullness(&a.usage));
             b.rank().cmp(&a.rank()).then(fuller).then(a.hash.cmp(&b.hash))
         });
         watched.remember(&all, most_shown);
-        let is_closed = |seen: &KeyReading| !self.until(self.block(seen.at.at).gate().load(Acquire)).is_zero();
+        let is_closed = |seen: &KeyReading| !until(home, home.block(seen.at.at).gate().load(Acquire)).is_zero();
         let is_hot = |seen: &&KeyReading| seen.total() > 0 || seen.table.at != table.at || is_closed(seen);
         let is_sought = |seen: &&KeyReading| Some(seen.hash) == sought;
         let hot = all.iter().take(most_shown).filter(is_hot).chain(all.iter().skip(most_shown).filter(is_sought));
@@ -277,83 +345,16 @@ impl Home {
             overriding: declared.overriding,
             usage,
             fullest,
-            peak: self.limit(at).peak(),
+            peak: self.peak(),
             retry_after,
-            paused_for: self.until(gate),
+            paused_for: until(home, gate),
             waiting: 0,
-            waits: self.get::<{ WAIT_BOUNDS.len() + 1 }>(at + limit_word::WAITS),
-            places_lost: self.limit(at).word(limit_word::PLACES_LOST).load(Acquire),
-            stats: self.limit(at).counts(),
-            keys: self.index(&table).key_count(),
-            hot_keys: hot.map(|seen| self.show_key(&table, seen, gate)).collect(),
+            waits: home.get::<{ WAIT_BOUNDS.len() + 1 }>(self.at + limit_word::WAITS),
+            places_lost: self.word(limit_word::PLACES_LOST).load(Acquire),
+            stats: self.counts(),
+            keys: index.key_count(),
+            hot_keys: hot.map(|seen| index.show_key(seen, gate)).collect(),
             grants: None,
-        }
-    }
-
-    /// Reads the keys that were busy, those that were used lately, about `most` others, and the key "".
-    fn read_keys(
-        &self,
-        table: &Table,
-        watched: &mut LimitMemory,
-        lately: impl IntoIterator<Item = Hash>,
-        most: usize,
-    ) -> Vec<KeyReading> {
-        let is_first = watched.totals.is_empty();
-        let mut hashes: Vec<Hash> = watched.totals.keys().copied().chain(lately).collect();
-        hashes.extend(self.index(table).next_keys(&mut watched.next, most));
-        hashes.push(self.hash(b'k', ""));
-        hashes.sort_unstable();
-        hashes.dedup();
-        let mut all: Vec<KeyReading> =
-            hashes.into_iter().filter_map(|hash| self.index(table).survey_key(hash)).collect();
-        for seen in &mut all {
-            // The usage before the first survey is not recent, but nothing else is known at that time.
-            let before = watched.totals.get(&seen.hash).copied();
-            seen.news = seen.total() - before.unwrap_or(if is_first { 0 } else { seen.total() }).min(seen.total());
-        }
-        all
-    }
-
-    fn until(&self, gate: Tick) -> Duration {
-        from_ticks(gate.saturating_sub(self.clock.now().floor))
-    }
-
-    fn show_key(&self, table: &Table, seen: &KeyReading, gate: Tick) -> KeySnapshot {
-        let own_gate = self.block(seen.at.at).gate().load(Acquire);
-        let is_own = seen.table.at != table.at && self.of(table).has_plan(seen.table.at);
-        KeySnapshot {
-            key: self.block(seen.at.at).text(),
-            id: id_of(seen.hash),
-            overriding: is_own.then_some(seen.table.policy),
-            usage: shown(&seen.table.policy, &seen.usage),
-            retry_after: self.retry_after(seen, gate),
-            paused_for: self.until(own_gate),
-            stats: seen.stats,
-        }
-    }
-
-    fn retry_after(&self, seen: &KeyReading, gate: Tick) -> Duration {
-        let gate = gate.max(self.block(seen.at.at).gate().load(Acquire));
-        let closed = self.until(gate);
-        match self.cells(&seen.table, seen.at) {
-            Cells::Leases(leases) => {
-                let (now, cooldown) = (self.clock.now().floor, seen.table.policy.cooldown());
-                match leases.live_at(now, cooldown) {
-                    Ok(live) if live < seen.table.capacity => closed,
-                    Ok(live) if cooldown > 0 => {
-                        let units = live + 1 - seen.table.capacity;
-                        let at = leases.free_at(units, cooldown).ok().flatten().unwrap_or(u64::MAX);
-                        closed.max(from_ticks(at.saturating_sub(now).min(cooldown)))
-                    }
-                    _ => closed.max(LOOK_AGAIN),
-                }
-            }
-            cells => {
-                let ask = Ask::now(seen.table.windows.as_slice(), 1, gate);
-                cells
-                    .view(&ask, || self.clock.now())
-                    .map_or(closed, |view| from_ticks(view.ready.saturating_sub(view.now)))
-            }
         }
     }
 }
@@ -390,7 +391,7 @@ fn id_of(Hash([id, _]): Hash) -> String {
     format!("{id:016x}")
 }
 
-/// The windows of the units that [`Home::usage`] returns.
+/// The windows of the units that [`TableCells::usage`] returns.
 fn windows_of(policy: &Policy, count: usize) -> Vec<Option<Duration>> {
     match policy.windows() {
         windows if windows.len() == count => windows.iter().map(|window| Some(from_ticks(window.length))).collect(),

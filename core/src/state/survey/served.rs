@@ -138,7 +138,7 @@ impl Session {
         let find = |name: &String| {
             let at = home.find_limit(name)?;
             let (table, watched) = (home.limit(at).table(), survey.limits.entry(name.clone()).or_default());
-            let mut keys = home.read_keys(&table, watched, lately.remove(&at).unwrap_or_default(), most);
+            let mut keys = home.index(&table).read_keys(watched, lately.remove(&at).unwrap_or_default(), most);
             keys.sort_by_key(|seen| Reverse(seen.rank()));
             Some(Here { at, table, keys })
         };

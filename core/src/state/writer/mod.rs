@@ -207,7 +207,7 @@ impl Session {
     fn finish_abandoned(&self) {
         let began = Instant::now();
         let continue_changes = || self.with_lock_for(TAKEN_BACK_BY, |locked| locked.continue_changes());
-        while self.home().is_abandoned()
+        while self.home().changes().are_abandoned()
             && began.elapsed() < FINISHING
             && continue_changes().is_ok_and(|is_done| !is_done)
         {
