@@ -22,6 +22,8 @@ from lanes import side_by_side
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ["-p", "workglow-limit", "-p", "workglow-limit-cli", "-p", "workglow-limit-ffi", "-p", "workglow-limit-node"]
 FEATURES = ["--features", "workglow-limit/fault-points,workglow-limit/tower"]
+TESTS = ["test", "--no-run", *PACKAGES]
+DRAWN = ["build", "-p", "workglow-limit-bench", "--bin", "pictures", "--bin", "playground"]
 PROFILE = ["--release", "--config", "tests/rust.toml"]
 # The core's test programs whose modules are run one by one.
 MODULES = ["limits", "servers", "stores"]
@@ -57,9 +59,9 @@ QUICK = [
 QUICK_BUILD = ["--profile", "quick", "-p", "workglow-limit-python", "--lib", "--test", "limits", "--test", "stores"]
 
 
-def build(options: list[str] = PROFILE) -> list[dict]:
+def build(what: list[str] = TESTS, options: list[str] = PROFILE) -> list[dict]:
     """What cargo built: its messages."""
-    command = ["cargo", "test", "--no-run", "--message-format=json-render-diagnostics", *PACKAGES, *FEATURES, *options]
+    command = ["cargo", *what, "--message-format=json-render-diagnostics", *FEATURES, *options]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     if done.returncode != 0:
         sys.exit(done.returncode)
@@ -103,11 +105,14 @@ def programs() -> list[Program]:
     """Everything to run."""
     built = [one for one in build() if one.get("executable")]
     found = tests(built)
-    # By a manual clock these examples write the same in every run, and what they wrote is committed.
-    examples = {one["target"]["name"]: one["executable"] for one in built if one["target"]["kind"] == ["example"]}
+    # Those that open a store of their reader's choice leave nothing behind.
+    examples = [one for one in built if one["target"]["kind"] == ["example"]]
+    found += [(one["target"]["name"], [one["executable"], "memory:"], ROOT) for one in examples]
+    # By a manual clock these write the same in every run, and what they wrote is committed.
+    drawn = {one["target"]["name"]: one["executable"] for one in build(DRAWN) if one.get("executable")}
     for name, committed in (("pictures", "docs/pictures"), ("playground", "site/playground/traces.json")):
         new = f"target/again-{name}"
-        command = f"rm -rf {new} && {examples[name]} {new} && diff -rq {committed} {new}"
+        command = f"rm -rf {new} && {drawn[name]} {new} && diff -rq {committed} {new}"
         hint = f"make {name} writes something else: look at it and commit it"
         found.append((name, ["bash", "-c", f"{command} || {{ echo '{hint}'; exit 1; }}"], ROOT))
     return found
@@ -132,7 +137,7 @@ def run(name: str, command: list[str], folder: Path) -> bool:
 
 def main() -> int:
     if sys.argv[1:] == ["quick"]:
-        built = [one for one in build(QUICK_BUILD) if one.get("executable")]
+        built = [one for one in build(options=QUICK_BUILD) if one.get("executable")]
         found = [program for program in tests(built) if len(program[1]) == 1 or program[0] in QUICK]
     else:
         order = {name: i for i, name in enumerate(FIRST)}

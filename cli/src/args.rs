@@ -5,9 +5,10 @@ use crate::context::{Context, Outcome};
 use crate::failure::{EXIT_CODES, Exit, Failure};
 use crate::json::Keys;
 use crate::{plot, serve, simulate, top};
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser, Subcommand};
 use std::ffi::OsString;
+use workglow_limit::Store;
 
 /// Inspect, change and simulate limits.
 #[derive(Debug, Parser)]
@@ -55,7 +56,6 @@ enum Command {
     Simulate(simulate::Args),
     Serve(serve::Args),
     Completions(shell::CompletionsArgs),
-    #[command(hide = true)]
     Man(shell::ManArgs),
 }
 
@@ -114,13 +114,21 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
 /// Prints help, the version or an error in the arguments; returns the exit code.
 fn unparsed(error: &clap::Error, json: bool) -> u8 {
     let is_help = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
-    if is_help || !json {
+    let text = error.to_string();
+    let text = text.strip_prefix("error: ").unwrap_or(&text).trim_end();
+    // The address of a store is an option, because most commands have other arguments.
+    let store = match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::String(given)) => Store::new(given).ok(),
+        _ => None,
+    };
+    match store {
+        // Without its password.
+        Some(store) => Failure::usage(format!("unexpected argument '{}' found", store.url()))
+            .hint(format!("a store is named by an option: --store {}", store.url()))
+            .print(json),
+        None if json && !is_help => Failure::usage(text).print(true),
         // A closed pipe is ignored.
-        let _ = error.print();
-    } else {
-        let text = error.to_string();
-        let text = text.strip_prefix("error: ").unwrap_or(&text).trim_end();
-        Failure::usage(text).print(true);
+        None => drop(error.print()),
     }
     if is_help { Exit::Done as u8 } else { Exit::Usage as u8 }
 }

@@ -7,7 +7,8 @@ use serde_json::Value;
 use std::cell::RefCell;
 use std::fmt::Display;
 use std::io::{self, BufWriter, IsTerminal, Stdout, Write};
-use workglow_limit::{Durability, Observer, Snapshot, Store, StoreOptions};
+use workglow_limit::observe::{Observer, Snapshot};
+use workglow_limit::{Durability, Store, StoreOptions};
 
 /// The end of a command that did not fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

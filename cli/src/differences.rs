@@ -4,7 +4,7 @@ use crate::json::{self, Keys};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
-use workglow_limit::{KeySnapshot, LimitSnapshot, ProcessSnapshot, Snapshot};
+use workglow_limit::observe::{KeySnapshot, LimitSnapshot, ProcessSnapshot, Snapshot};
 
 /// An event.
 pub struct Event {

@@ -6,7 +6,9 @@ use crate::commands::doctor::Finding;
 use crate::serve::{Pace, Row, View, fullness};
 use serde_json::{Value, json};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use workglow_limit::{Decision, KeySnapshot, LimitSnapshot, Minute, Problem, Snapshot, Stats, Usage, WAIT_BOUNDS};
+use workglow_limit::Decision;
+use workglow_limit::admin::Problem;
+use workglow_limit::observe::{KeySnapshot, LimitSnapshot, Minute, Snapshot, Stats, Usage, WAIT_BOUNDS};
 
 /// The form in which keys are shown. Keys can be secrets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -252,8 +254,12 @@ pub fn error(code: &str, message: &str, hint: Option<&str>) -> Value {
     json!({ "error": { "code": code, "message": message, "hint": hint } })
 }
 
+/// A rate per second.
+fn milli(rate: f64) -> f64 {
+    (rate * 1e3).round() / 1e3
+}
+
 fn pace(pace: Pace) -> Value {
-    let milli = |count: f64| (count * 1e3).round() / 1e3;
     json!({ "granted": milli(pace.granted), "denied": milli(pace.denied) })
 }
 
@@ -276,7 +282,7 @@ fn detail((seen, at): Row, keys: Keys) -> Value {
 }
 
 fn processes(seen: &Snapshot) -> Vec<Value> {
-    let one = |process: &workglow_limit::ProcessSnapshot| json!({ "pid": process.pid, "program": process.program, "since": seconds(process.since) });
+    let one = |process: &workglow_limit::observe::ProcessSnapshot| json!({ "pid": process.pid, "program": process.program, "since": seconds(process.since) });
     seen.processes.iter().map(one).collect()
 }
 
@@ -290,7 +296,8 @@ fn summary(view: &View) -> Value {
         "paused": view.totals.paused,
         "overridden": view.totals.overridden,
         "waiting": view.totals.waiting,
-        "pace": pace(view.totals.pace),
+        // Units of different limits have no sum.
+        "pace": { "denied": milli(view.totals.denied) },
         "counts_all_processes": view.seen.counts_all_processes,
         "processes": processes(&view.seen),
         "ledger_lag": seconds(view.seen.ledger_lag),

@@ -18,7 +18,7 @@ mod top;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
-use workglow_limit::MayWait;
+use workglow_limit::embed::MayWait;
 
 /// Runs the command. The first argument is the program's name.
 pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {

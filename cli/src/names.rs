@@ -1,15 +1,14 @@
 //! The limits that a name refers to.
 
 use crate::failure::{Failure, unknown};
-use workglow_limit::{LimitSnapshot, Snapshot, Store};
+use workglow_limit::Store;
+use workglow_limit::observe::{LimitSnapshot, Snapshot};
 
-/// The name under which a limit was declared: its own, or its composite's.
-pub fn whole<'n>(limit: &'n str, names: &'n [String]) -> &'n str {
-    if names.iter().any(|name| name == limit) {
-        return limit;
-    }
-    let is_whole = |name: &&String| limit.strip_prefix(name.as_str()).is_some_and(|rest| rest.starts_with('/'));
-    names.iter().filter(is_whole).max_by_key(|name| name.len()).map_or(limit, String::as_str)
+/// The name under which a limit was declared: its own, or its composite's. `names`: all declared ones, in order.
+pub fn whole<'l>(limit: &'l str, names: &[String]) -> &'l str {
+    let wholes = limit.rmatch_indices('/').map(|(at, _)| &limit[..at]);
+    let is_declared = |name: &&str| names.binary_search_by(|known| known.as_str().cmp(name)).is_ok();
+    std::iter::once(limit).chain(wholes).find(is_declared).unwrap_or(limit)
 }
 
 /// The limits of a name: one limit, or all parts of a composite. The name of a part is valid, too.

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
-use workglow_limit::{LimitSnapshot, Minute, Observer, Usage};
+use workglow_limit::observe::{LimitSnapshot, Minute, Observer, Usage};
 
 /// Draw the usage of a limit over time, in the terminal and as SVG
 ///
@@ -78,7 +78,7 @@ pub fn run(args: Args, context: &Context) -> Result<Outcome, Failure> {
     }
     let store = context.store()?;
     let all = names::check(&args.name, &store)?;
-    let mut observer = Observer::new(&store, 0);
+    let mut observer = Observer::new(&store, 0).only(&args.name);
     let plot = match watch {
         Some(watch) => live(&args.name, &all, &mut observer, watch)?,
         None => past(&args.name, &all, &mut observer, since)?,

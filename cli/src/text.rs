@@ -5,7 +5,7 @@ use ratatui::crossterm::terminal;
 use std::io::IsTerminal;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
-use workglow_limit::{LimitSnapshot, Usage};
+use workglow_limit::observe::{LimitSnapshot, Usage};
 
 /// The style of a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -124,12 +124,19 @@ fn operators_change_limits() {
     run(&dir.url(), &["override", "mail", "7/1h"]).with(0).says(&["mail: 7/1h applies until it is lifted"]);
     assert_eq!(limit("acme"), 7);
     let said = run(&dir.url(), &["override", "mail", "9 per hour", "--key", "bob", "--json"]).json(0);
-    assert_eq!(said, json!({ "done": "override", "name": "mail", "key": "bob", "policy": "9/1h" }));
+    assert_eq!(said, json!({ "done": "override", "name": "mail", "key": "bob", "policy": "9/1h", "kept": [] }));
     assert_eq!((limit("bob"), limit("acme")), (9, 7));
     run(&dir.url(), &["lift", "mail"]).with(0).says(&["mail: the declared policy applies again"]);
     assert_eq!((limit("bob"), limit("acme")), (9, 3));
     run(&dir.url(), &["lift", "mail", "--key", "bob", "--json"]).json(0);
     assert_eq!(limit("bob"), 3);
+
+    // The part of a composite to which no policy applies is named.
+    run(&dir.url(), &["override", "openai", "5/1s"]).with(0).says(&["openai/concurrency: unchanged"]);
+    let said = run(&dir.url(), &["override", "openai", "5/1s + 2 concurrent", "--json"]).json(0);
+    assert_eq!(said["kept"], json!([]));
+    let said = run(&dir.url(), &["override", "openai", "2 concurrent", "--key", "bob", "--json"]).json(0);
+    assert_eq!(said["kept"], json!(["openai/rate"]));
 
     let is_open = |key| mail.peek(key, 1).unwrap().admitted;
     assert!(is_open("bob"));
@@ -203,7 +210,8 @@ fn completions_and_man_pages_are_printed() {
     run("", &["man", "--out", dir.0.to_str().unwrap()]).with(0);
     let pages = dir.names();
     assert!(pages.contains(&"workglow-limit.1".to_owned()) && pages.contains(&"workglow-limit-peek.1".to_owned()));
-    run("", &["--help"]).with(0).says(&["Exit codes", "status", "peek"]);
+    assert!(pages.contains(&"workglow-limit-man.1".to_owned()));
+    run("", &["--help"]).with(0).says(&["Exit codes", "status", "peek", "  man  "]);
     run("", &["--version"]).with(0).says(&[env!("CARGO_PKG_VERSION")]);
 }
 

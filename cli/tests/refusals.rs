@@ -12,7 +12,7 @@ fn invalid_arguments_are_refused() {
     let dir = Dir::new("arguments");
     let _store = used(&dir.url());
     let url = dir.url();
-    let wrong: [(&[&str], i32, &[&str]); 17] = [
+    let wrong: [(&[&str], i32, &[&str]); 19] = [
         (&[], 2, &["Usage", "status"]),
         (&["stauts"], 2, &["stauts", "status"]),
         (&["status", "--wrong"], 2, &["--wrong"]),
@@ -25,7 +25,9 @@ fn invalid_arguments_are_refused() {
         (&["override", "mail", "3/1x"], 2, &["policy is \"3/1x\"", "character 4"]),
         (&["override", "mail", "5 concurrent"], 2, &["mail", "rate", "concurrency"]),
         (&["pause", "mail", "soon"], 2, &["duration is", "soon"]),
-        (&["pause", "mail", "367d"], 2, &["366"]),
+        (&["pause", "mail", "367d"], 2, &["pause is 367d", "at most 366 days"]),
+        (&["override", "mail", "3/400d"], 2, &["1 µs to 366 days, not 400d"]),
+        (&["status", "sqlite:x"], 2, &["unexpected argument 'sqlite:x'", "--store sqlite:x"]),
         (&["watch", "--interval", "1ms"], 2, &["interval is 1ms", "100ms"]),
         (&["completions", "csh"], 2, &["csh", "bash"]),
         (&["top"], 2, &["terminal", "status --json"]),
@@ -95,6 +97,8 @@ fn missing_and_invalid_stores_are_refused() {
     run("postgres:///x?host=/nowhere&user=me&password=hush", &["doctor"]).with(1).says(&["check that the server runs"]);
     let ran = run("postgres://me:hush@127.0.0.1:1/x", &["status", "--json"]).with(1);
     assert!(!ran.err.contains("hush"), "{ran:?}");
+    let ran = run(&url, &["status", "postgres://me:hush@127.0.0.1:1/x"]).with(2);
+    assert!(ran.err.contains("--store postgres://") && !ran.err.contains("hush"), "{ran:?}");
 }
 
 /// Runs the command as another user if the tests run as root, because root may access all files.

@@ -161,13 +161,15 @@ fn routes_have_one_method_and_security_headers() {
         );
         assert_eq!(is("cross-origin-resource-policy"), "same-origin");
         assert!(answer.headers.iter().all(|(name, _)| !name.starts_with("access-control")), "{answer:?}");
-        for method in ["POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH", "TRACE"] {
+        let head = server.send(request("HEAD", path, &server.host(), &[], "")).with(200);
+        assert_eq!((head.header("content-type"), head.body.as_str()), (answer.header("content-type"), ""), "{path}");
+        for method in ["POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE"] {
             let refused = server.send(request(method, path, &server.host(), &[], "")).with(405);
-            assert_eq!(refused.header("allow"), Some("GET"), "{method} {path}");
+            assert_eq!(refused.header("allow"), Some("GET, HEAD"), "{method} {path}");
         }
     }
     for path in ["/api/override", "/api/lift", "/api/pause"] {
-        for method in ["GET", "PUT", "DELETE", "OPTIONS"] {
+        for method in ["GET", "HEAD", "PUT", "DELETE", "OPTIONS"] {
             let refused = server.send(request(method, path, &server.host(), &[], "")).with(405);
             assert_eq!(refused.header("allow"), Some("POST"), "{method} {path}");
             assert!(refused.headers.iter().all(|(name, _)| !name.starts_with("access-control")), "{refused:?}");

@@ -118,7 +118,7 @@ pub enum Error {
         /// The limit's name.
         limit: String,
     },
-    /// The call would have to wait, and [`MayWait::Never`](crate::MayWait) forbids it. Nothing has changed.
+    /// The call would have to wait, and [`MayWait::Never`](crate::embed::MayWait) forbids it. Nothing has changed.
     WouldWait,
     /// A user-defined limiter failed.
     Custom {

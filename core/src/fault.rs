@@ -46,11 +46,19 @@ mod on {
         &["lease-claimed", "lease-offered", "lease-taken", "lease-cooling", "lease-ending", "lease-returned"];
 
     /// The points of changing policies and of renaming a limit.
-    const CHANGING: &[&str] = &["deciding", "decided", "half-named", "followed", "gathered", "rows-moved", "lock-left"];
+    const CHANGING: &[&str] = &["deciding", "decided", "followed", "gathered", "lock-left"];
 
     /// The points of making a lane, and of its first process that does not commit its starts.
-    const RECOVERING: &[&str] =
-        &["lane-claimed", "lane-indexed", "lane-filled", "record-deleted", "key-read", "rows-read", "rows-restored"];
+    const RECOVERING: &[&str] = &[
+        "upgrading",
+        "lane-claimed",
+        "lane-indexed",
+        "lane-filled",
+        "record-deleted",
+        "key-read",
+        "rows-read",
+        "rows-restored",
+    ];
 
     fn points() -> impl Iterator<Item = &'static str> {
         [DECIDING, FINDING, REWRITING, GROWING, SEARCHING, LEASING, CHANGING, RECOVERING].into_iter().flatten().copied()

@@ -24,6 +24,66 @@
 //!
 //! A [`Store`] holds limits, a [`Limiter`] decides, a [`Decision`] is the full reply, and a [`Permit`] is the proof of
 //! an admitted start. Decisions are lock-free and take tens of nanoseconds, also between processes.
+//!
+//! # Which limiter
+//!
+//! All have the calls of [`Limiter`], for a key (`""` for none) and a weight. When in doubt, take the rate limit.
+//! [`Store::limiter`] makes one of any kind from a text, such as `"100/1m + 5 concurrent"`.
+//!
+//! | limiter | never more than |
+//! | --- | --- |
+//! | [`RateLimiter`] | so many units in any rolling window |
+//! | [`ConcurrencyLimiter`] | so many units at the same time, also with leases |
+//! | [`DelayLimiter`] | one start in any interval |
+//! | [`EvenlySpacedRateLimiter`] | so many starts in any window, and all of them apart |
+//! | [`TokenBucketLimiter`] | a burst, and then a rate: what is not used may be saved up |
+//! | [`LeakyBucketLimiter`] | an even flow, from a queue of limited length |
+//! | [`FixedWindowLimiter`] | so many units per minute, hour or day of the clock: twice that across a boundary |
+//! | [`SlidingWindowCounterLimiter`] | less than twice the limit in any window, in little memory |
+//! | [`CompositeLimiter`] | what each of its children allows |
+//! | [`custom::CustomLimiter`] | what you write |
+//! | [`NullLimiter`] | no limit, for code that needs a limiter |
+//!
+//! # Which call
+//!
+//! | call | meaning |
+//! | --- | --- |
+//! | [`try_acquire`](Limiter::try_acquire), [`attempt`](Limiter::attempt) | now or not at all, as a [`Permit`] that ends when it is dropped, or as a [`RawPermit`] |
+//! | [`acquire`](Limiter::acquire) | wait in line, and sleep once |
+//! | [`acquire_async`](trait.Limiter.html#method.acquire_async) | the same as a future of an `Arc<dyn Limiter>`, in any runtime or none |
+//! | [`peek`](Limiter::peek) | what would be decided now |
+//! | [`pause`](Limiter::pause) | the API answered 429: no process starts for so long |
+//! | [`cancel`](Limiter::cancel), [`settle`](Limiter::settle) | the job never ran, or used another number of units |
+//! | [`reserve`](Places::reserve) | a start in the future, which counts from now |
+//!
+//! # Which store
+//!
+//! | address | who shares its limits | feature |
+//! | --- | --- | --- |
+//! | `memory:` | the threads of one process | |
+//! | `sqlite:limits.db` | all processes of the machine. They decide in mapped memory; the file keeps what must survive a reboot | |
+//! | `redis://…`, `rediss://…` | all machines that use the server | `redis`, `tls` |
+//! | `postgres://…` | all machines that use the server | `postgres` |
+//!
+//! A process may be killed at any instruction: it loses no start and blocks no other. When a store fails, its
+//! [`OnError`] says whether a call returns the error, denies or admits.
+//!
+//! # Features
+//!
+//! None is on by default.
+//!
+//! | feature | what it adds |
+//! | --- | --- |
+//! | `redis` | limits on a Redis server |
+//! | `tls` | the same through TLS |
+//! | `postgres` | limits on a Postgres server, and `admin::postgres_schema` |
+//! | `tower` | the module `tower`: a layer that makes the requests of a service wait |
+//!
+//! # Where things are
+//!
+//! Programs that limit their own calls need the names of the root. [`custom`] is for limiters that you write, [`hooks`]
+//! for calls at each denial, [`observe`] for dashboards and metrics, [`admin`] for tools of operators, and [`embed`]
+//! for event loops, schedulers and bindings to other languages.
 
 #[cfg(not(target_os = "linux"))]
 compile_error!("workglow-limit supports only Linux so far");
@@ -35,7 +95,11 @@ mod algorithm;
 mod atomic;
 #[cfg_attr(model, allow(dead_code))]
 mod error;
+#[cfg(feature = "fault-points")]
+#[doc(hidden)]
 pub mod fault;
+#[cfg(not(feature = "fault-points"))]
+mod fault;
 #[cfg_attr(model, allow(dead_code))]
 mod time;
 
@@ -50,13 +114,13 @@ mod fork;
 #[cfg(not(model))]
 mod hash;
 #[cfg(not(model))]
-mod hooks;
+pub mod hooks;
 #[cfg(not(model))]
 mod limiter;
 #[cfg(not(model))]
 mod metrics;
 #[cfg(not(model))]
-mod observe;
+mod observer;
 #[cfg(not(model))]
 mod onlooker;
 #[cfg(not(model))]
@@ -81,31 +145,60 @@ pub mod tower;
 mod waiting;
 
 pub use error::{Cause, Error, Result};
-pub use time::{ManualClock, duration_from_secs, from_unix_ns, unix_ns};
+pub use time::ManualClock;
 
-#[cfg(all(not(model), feature = "postgres"))]
-pub use server::postgres_schema;
 #[cfg(not(model))]
 pub use {
     decision::Decision,
-    fork::generation as fork_generation,
-    hooks::{Event, Happening, Hook, HookId},
     limiter::{
-        Acquiring, Attempt, Begun, Claim, CompositeLimiter, ConcurrencyLimiter, Custom, CustomLimiter, DelayLimiter,
-        End, EvenlySpacedRateLimiter, FixedWindowLimiter, Joined, LeakyBucketLimiter, Limiter, Line, NullLimiter,
-        Outcome, Permit, Places, Pool, Presented, RateLimiter, Reserved, Scheduler, Seat, SlidingWindowCounterLimiter,
-        Step, Terms, TokenBucketLimiter, Turn, Verdict, Waiter, WaiterId, acquire,
+        Acquiring, Attempt, CompositeLimiter, ConcurrencyLimiter, DelayLimiter, EvenlySpacedRateLimiter,
+        FixedWindowLimiter, LeakyBucketLimiter, Limiter, NullLimiter, Permit, Places, Presented, RateLimiter, Reserved,
+        Scheduler, SlidingWindowCounterLimiter, TokenBucketLimiter,
     },
-    metrics::{MetricsFormat, MetricsOptions},
-    observe::Observer,
-    onlooker::Onlooker,
     permit::RawPermit,
-    policy::{Backoff, Jitter, LONGEST_NAME, MOST_WINDOWS, Policy, parse_all as parse_policies, parse_time},
-    server::{Finding, Severity, finish_calls},
-    snapshot::{
-        GrantSnapshot, KeySnapshot, LimitSnapshot, Minute, NEAR, ProcessSnapshot, Snapshot, Usage, WAIT_BOUNDS,
-    },
-    state::{Durability, OnError, Problem, Store, StoreOptions, doctor},
-    stats::Stats,
-    waiting::MayWait,
+    policy::{Backoff, Jitter, Policy},
+    state::{Durability, OnError, Store, StoreOptions},
 };
+
+/// Limiters that you write.
+#[cfg(not(model))]
+pub mod custom {
+    pub use crate::limiter::{Custom, CustomLimiter, End, Verdict};
+}
+
+/// What dashboards and metrics read: snapshots of a store, and the counts of its limits. Reading takes no part in
+/// decisions.
+#[cfg(not(model))]
+pub mod observe {
+    pub use crate::metrics::{MetricsFormat, MetricsOptions};
+    pub use crate::observer::Observer;
+    pub use crate::onlooker::Onlooker;
+    pub use crate::snapshot::{
+        GrantSnapshot, KeySnapshot, LimitSnapshot, Minute, NEAR, ProcessSnapshot, Snapshot, Usage, WAIT_BOUNDS,
+    };
+    pub use crate::stats::Stats;
+}
+
+/// What the tools of operators use: checks of a store and its server, and the texts of policies.
+#[cfg(not(model))]
+pub mod admin {
+    pub use crate::policy::{parse_all as parse_policies, parse_time};
+    #[cfg(feature = "postgres")]
+    pub use crate::server::postgres_schema;
+    pub use crate::server::{Finding, Severity};
+    pub use crate::state::{Problem, doctor};
+}
+
+/// What event loops, schedulers and bindings to other languages use: lines that they advance themselves, calls that must
+/// not wait, and the units of other languages.
+#[cfg(not(model))]
+pub mod embed {
+    pub use crate::fork::generation as fork_generation;
+    pub use crate::limiter::{
+        Begun, Claim, Joined, Line, Outcome, Pool, Seat, Step, Terms, Turn, Waiter, WaiterId, acquire,
+    };
+    pub use crate::policy::{LONGEST_NAME, MOST_WINDOWS};
+    pub use crate::server::finish_calls;
+    pub use crate::time::{duration_from_secs, from_unix_ns, unix_ns};
+    pub use crate::waiting::MayWait;
+}

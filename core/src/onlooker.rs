@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::fork;
-use crate::observe::Observer;
+use crate::observer::Observer;
 use crate::snapshot::Snapshot;
 use crate::state::Store;
 use std::fmt;

@@ -71,10 +71,11 @@ impl Mapping {
     /// to report this.)
     pub fn is_there(&self, byte: usize) -> Result<()> {
         const MADV_POPULATE_READ: i32 = 22;
-        let page = byte & !4095;
-        self.commit(page, 4096)?;
-        // SAFETY: the page lies inside this mapping, and a fault is returned, not signalled.
-        let answer = unsafe { libc::madvise(self.base.add(page).cast(), 4096, MADV_POPULATE_READ) };
+        let size = page_size();
+        let page = byte - byte % size;
+        self.commit(page, size.min(self.len - page))?;
+        // SAFETY: the page begins inside this mapping, and a fault is returned, not signalled.
+        let answer = unsafe { libc::madvise(self.base.add(page).cast(), size, MADV_POPULATE_READ) };
         match Error::last_os_error() {
             error if answer != 0 && error.raw_os_error() == Some(libc::EFAULT) => Err(error),
             _ => Ok(()),
@@ -102,6 +103,12 @@ impl Drop for Mapping {
         // SAFETY: the range is this mapping, and no borrow is left.
         unsafe { libc::munmap(self.base.cast(), self.len) };
     }
+}
+
+/// The kernel's page size in bytes: 4,096 on most machines, 16,384 or 65,536 on some with arm64.
+fn page_size() -> usize {
+    // SAFETY: a plain call, which always knows this.
+    unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
 }
 
 /// Allocates a part of a file on disk. Touching a hole on a full disk would kill the process.

@@ -44,7 +44,7 @@ impl Now {
 ///
 /// Pass it to a store ([`StoreOptions::clock`](crate::StoreOptions)); every limiter of that store then uses it. A
 /// thread that waits in `acquire` sleeps until the clock is advanced. No time passes in a call: by this clock a
-/// [`Line`](crate::Line) or [`Pool`](crate::Pool) does all its due work in one. A store supports at least 500 years of it.
+/// [`Line`](crate::embed::Line) or [`Pool`](crate::embed::Pool) does all its due work in one. A store supports at least 500 years of it.
 #[derive(Debug, Clone, Default)]
 pub struct ManualClock(Arc<ManualTime>);
 
@@ -196,7 +196,7 @@ impl Clock {
         match ticks_up(ahead) {
             Some(0) => Ok(0),
             Some(ticks) if ticks <= LONGEST => Ok(self.now().ceil + ticks),
-            _ => Err(Error::invalid(parameter, format_args!("{ahead:?}"), "at most 366 days from now")),
+            _ => Err(Error::invalid(parameter, shown(ahead), "at most 366 days from now")),
         }
     }
 
@@ -275,11 +275,20 @@ pub(crate) fn patience_ticks(duration: Duration) -> Tick {
     ticks_up(duration).unwrap_or(u64::MAX)
 }
 
+/// A time as errors show it: whole days, and none at all, as a policy writes them.
+fn shown(time: Duration) -> String {
+    if time.is_zero() {
+        return "0s".into();
+    }
+    let days = time.as_secs() / 86_400;
+    if days > 0 && time == Duration::from_secs(days * 86_400) { format!("{days}d") } else { format!("{time:?}") }
+}
+
 /// Converts a grace to ticks: up to 366 days.
 pub(crate) fn grace_ticks(parameter: &'static str, grace: Duration) -> Result<Tick> {
     match ticks_up(grace) {
         Some(ticks) if ticks <= LONGEST => Ok(ticks),
-        _ => Err(Error::invalid(parameter, format_args!("{grace:?}"), "at most 366 days")),
+        _ => Err(Error::invalid(parameter, shown(grace), "at most 366 days")),
     }
 }
 
@@ -287,7 +296,7 @@ pub(crate) fn grace_ticks(parameter: &'static str, grace: Duration) -> Result<Ti
 pub(crate) fn window_ticks(parameter: &'static str, window: Duration) -> Result<Tick> {
     match ticks_up(window) {
         Some(ticks) if (1..=LONGEST).contains(&ticks) => Ok(ticks),
-        _ => Err(Error::invalid(parameter, format_args!("{window:?}"), "1 µs to 366 days")),
+        _ => Err(Error::invalid(parameter, shown(window), "1 µs to 366 days")),
     }
 }
 

@@ -184,7 +184,8 @@ impl MayWait {
         }
     }
 
-    /// Returns the value for this thread. Only used where a rare operation begins.
+    /// Returns the value for this thread. Used where a rare operation begins, and before a start that may cause one.
+    #[inline(always)]
     pub(crate) fn here() -> MayWait {
         let here = HERE.try_with(Cell::get).unwrap_or(None);
         here.unwrap_or_else(|| match DEFAULT.load(Relaxed) {

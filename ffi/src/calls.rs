@@ -8,7 +8,8 @@ use std::ffi::{c_char, c_int};
 use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
 use std::time::Duration;
-use workglow_limit::{Attempt, Decision, Limiter, Result, from_unix_ns, unix_ns};
+use workglow_limit::embed::{from_unix_ns, unix_ns};
+use workglow_limit::{Attempt, Decision, Limiter, Result};
 
 /// A timeout that never expires: the call waits as long as it takes.
 pub const WGL_FOREVER: u64 = 0xFFFF_FFFF_FFFF_FFFF;

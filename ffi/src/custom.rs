@@ -7,7 +7,8 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 use std::time::Duration;
-use workglow_limit::{Custom, CustomLimiter, End, Error, Result, Verdict};
+use workglow_limit::custom::{Custom, CustomLimiter, End, Verdict};
+use workglow_limit::{Error, Result};
 
 /// How a start ended: the job ran.
 pub const WGL_END_COMPLETED: u32 = 0;

@@ -4,7 +4,8 @@ use std::ffi::{CStr, CString, c_char};
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::{fmt, slice};
-use workglow_limit::{Error, LONGEST_NAME, Result};
+use workglow_limit::embed::LONGEST_NAME;
+use workglow_limit::{Error, Result};
 
 /// The error of a parameter that is not valid.
 pub(crate) fn invalid(parameter: &'static str, value: impl fmt::Display, expected: &str) -> Error {

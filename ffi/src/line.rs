@@ -13,7 +13,8 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use workglow_limit::{Error, Joined, Line, MayWait, Outcome, Result, WaiterId, fork_generation};
+use workglow_limit::embed::{Joined, Line, MayWait, Outcome, WaiterId, fork_generation};
+use workglow_limit::{Error, Result};
 
 /// The longest sleep with a manual clock, which sets no descriptor off.
 const MANUAL_SLICE: Duration = Duration::from_millis(5);

@@ -158,7 +158,7 @@ pub extern "C" fn wgl_fence(
 /// Never fails.
 #[unsafe(no_mangle)]
 pub extern "C" fn wgl_fork_generation() -> u64 {
-    workglow_limit::fork_generation()
+    workglow_limit::embed::fork_generation()
 }
 
 fn end(
@@ -189,7 +189,7 @@ pub extern "C" fn wgl_permit_ready_at(
     unix_ns: Option<&mut MaybeUninit<i64>>,
 ) -> c_int {
     write_if_some(limiter, permit, ("unix_ns", unix_ns), |limiter, permit| {
-        limiter.ready_at(permit).map(workglow_limit::unix_ns)
+        limiter.ready_at(permit).map(workglow_limit::embed::unix_ns)
     })
 }
 

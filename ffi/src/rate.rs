@@ -8,7 +8,8 @@ use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::slice;
 use std::time::Duration;
-use workglow_limit::{Backoff, Jitter, MOST_WINDOWS, Policy, Result, Store};
+use workglow_limit::embed::MOST_WINDOWS;
+use workglow_limit::{Backoff, Jitter, Policy, Result, Store};
 
 /// How retries spread: from the backoff to twice the backoff. The default.
 pub const WGL_JITTER_SCALED: u32 = 0;

@@ -10,7 +10,8 @@ use std::path::Path;
 use std::ptr::{self, NonNull};
 use std::sync::LazyLock;
 use std::time::Duration;
-use workglow_limit::{Durability, Finding, OnError, Problem, Result, Store, StoreOptions};
+use workglow_limit::admin::{Finding, Problem};
+use workglow_limit::{Durability, OnError, Result, Store, StoreOptions};
 
 /// A decision that the store fails returns the error. The default.
 pub const WGL_ON_ERROR_RAISE: u32 = 0;
@@ -119,7 +120,7 @@ pub unsafe extern "C" fn wgl_doctor(url: *const c_char, findings: Option<&mut Ma
     guard(|| {
         let out = given("findings", findings)?;
         // SAFETY: the caller's promise.
-        let found = workglow_limit::doctor(unsafe { text("url", url)? })?;
+        let found = workglow_limit::admin::doctor(unsafe { text("url", url)? })?;
         let line = |finding: &Finding| {
             let Finding { severity, what, setting, value, instead, .. } = finding;
             let line = format!("{}: {setting} = {value}: {what}; instead: {instead}", severity.name());
@@ -136,7 +137,7 @@ pub unsafe extern "C" fn wgl_doctor(url: *const c_char, findings: Option<&mut Ma
 /// Never fails, and never returns NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn wgl_postgres_schema() -> *const c_char {
-    static SCHEMA: LazyLock<CString> = LazyLock::new(|| c_text(workglow_limit::postgres_schema()));
+    static SCHEMA: LazyLock<CString> = LazyLock::new(|| c_text(workglow_limit::admin::postgres_schema()));
     SCHEMA.as_ptr()
 }
 

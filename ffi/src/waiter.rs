@@ -10,7 +10,8 @@ use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
-use workglow_limit::{Attempt, Limiter, Result, Seat, Step, Waiter, acquire};
+use workglow_limit::embed::{Seat, Step, Waiter, acquire};
+use workglow_limit::{Attempt, Limiter, Result};
 
 /// How to wait. Begin with WGL_WAITER_OPTIONS_INIT; a field that is 0 has its default. The caller owns it; it is read only
 /// during the call.

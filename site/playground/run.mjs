@@ -1,4 +1,4 @@
-// Reads the record that core/examples/playground.rs writes. One run has two workers and one limiter.
+// Reads the record that bench/src/bin/playground.rs writes. One run has two workers and one limiter.
 
 const SECOND = 1000;
 

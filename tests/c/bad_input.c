@@ -215,7 +215,7 @@ static void windows(void) {
     REFUSED(WGL_INVALID_ARGUMENT, "max_executions is 4097", wgl_rate_limiter_new(store, "n", &rate, &new_limiter));
     all[3].max_executions = 3;
     all[2].window_ns = 0;
-    REFUSED(WGL_INVALID_ARGUMENT, "window is 0ns", wgl_rate_limiter_new(store, "n", &rate, &new_limiter));
+    REFUSED(WGL_INVALID_ARGUMENT, "window is 0s", wgl_rate_limiter_new(store, "n", &rate, &new_limiter));
     REFUSED(WGL_UNKNOWN_LIMIT, "n", wgl_rate_limiter_attach(store, "n", &new_limiter));
     CHECK(new_limiter == NULL, "an answer was written");
 }

@@ -4,7 +4,7 @@
 // skipped without them.
 import assert from "node:assert/strict";
 import { execFileSync, spawn, spawnSync } from "node:child_process";
-import { existsSync, mkdtempSync, renameSync, rmSync, writeFileSync } from "node:fs";
+import { existsSync, mkdtempSync, readFileSync, renameSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { delimiter, join } from "node:path";
 import { createInterface } from "node:readline";
@@ -86,7 +86,7 @@ afterEach(async () => {
   rmSync(directory, { recursive: true, force: true });
 });
 
-const row = (name) => page.getByRole("option", { name: new RegExp(`^${name},`) });
+const row = (name) => page.getByRole("option", { name: new RegExp(`^${name} `) });
 
 test("an override made in the browser is obeyed by another process, until it is lifted", { skip }, async () => {
   server = await serve();
@@ -177,6 +177,9 @@ test("the keyboard is enough", { skip }, async () => {
   assert.equal(run("peek", "openai").limit, 5);
   await page.keyboard.press("Escape");
   await page.locator("#panel").waitFor({ state: "hidden" });
+  // Without a limit, there is nothing to change.
+  for (const key of ["o", "l", "p"]) await page.keyboard.press(key);
+  assert.equal(await page.getByRole("dialog").isVisible(), false);
   // The focus is always visible.
   for (let i = 0; i < 12; i++) {
     await page.keyboard.press("Tab");
@@ -188,6 +191,36 @@ test("the keyboard is enough", { skip }, async () => {
     assert.equal(shown, true);
   }
   assert.deepEqual(complaints, []);
+});
+
+test("nothing on the page hinders assistive technology", { skip }, async () => {
+  run("override", "mail", "50/1h");
+  run("pause", "openai", "1h");
+  server = await serve();
+  const source = readFileSync(new URL("node_modules/axe-core/axe.min.js", import.meta.url), "utf8");
+  for (const [width, colorScheme] of [
+    [1280, "light"],
+    [1280, "dark"],
+    [360, "light"],
+  ]) {
+    await open({ viewport: { width, height: 800 }, colorScheme, reducedMotion: "reduce" });
+    const check = async (what) => {
+      await page.evaluate(source);
+      const { violations } = await page.evaluate(() => globalThis.axe.run({ rules: { "label-content-name-mismatch": { enabled: true } } }));
+      const found = violations.map((rule) => `${rule.id}: ${rule.nodes.map((node) => `${node.html} ${node.failureSummary}`).join("; ")}`);
+      assert.deepEqual(found, [], `${what}, ${colorScheme} at ${width}`);
+    };
+    await page.goto(`${server.listening}#token=${server.token}`);
+    await row("openai").waitFor();
+    await check("the list");
+    await row("mail").click();
+    await page.locator(".plot").first().waitFor();
+    await check("a limit");
+    await page.getByRole("button", { name: "Override" }).click();
+    await page.getByRole("dialog").waitFor();
+    await check("the dialog");
+    await context.close();
+  }
 });
 
 test("hostile names are shown as text", { skip }, async () => {

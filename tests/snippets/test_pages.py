@@ -6,7 +6,15 @@ import pytest
 from pages import chains
 from running import ROOT, Rust, lacks, run_chain
 
-PLACES = ["*.md", "docs/*.md", "docs/design/*.md", "bindings/*/README.md", "core/README.md"]
+PLACES = [
+    "*.md",
+    "docs/*.md",
+    "docs/design/*.md",
+    "bindings/*/README.md",
+    "core/README.md",
+    "cli/README.md",
+    "ffi/README.md",
+]
 PAGES = sorted(page for place in PLACES for page in ROOT.glob(place))
 CHAINS = [chain for page in PAGES for chain in chains(str(page.relative_to(ROOT)), page.read_text())]
 

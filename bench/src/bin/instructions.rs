@@ -7,7 +7,8 @@ use std::hint::black_box;
 use std::path::Path;
 use std::process::exit;
 use std::sync::Arc;
-use workglow_limit::{Attempt, Limiter, Observer, Store};
+use workglow_limit::observe::Observer;
+use workglow_limit::{Attempt, Limiter, Store};
 
 /// A multiple of eight, because a log moves its counter every eight starts.
 const CALLS: u64 = 800;

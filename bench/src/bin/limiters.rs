@@ -7,7 +7,8 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use workglow_limit::{Attempt, Custom, CustomLimiter, End, Limiter, NullLimiter, Result, Store, Verdict};
+use workglow_limit::custom::{Custom, CustomLimiter, End, Verdict};
+use workglow_limit::{Attempt, Limiter, NullLimiter, Result, Store};
 
 /// Rounds over all cases. Several even out the other load of the machine.
 const ROUNDS: usize = 15;

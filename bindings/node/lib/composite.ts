@@ -51,9 +51,18 @@ export class CompositeLimiter extends Limiter {
   }
 
   /** @internal */
+  override _notDecided(error: unknown): unknown {
+    for (const child of this.#children) child._notDecided(error);
+    return error;
+  }
+
+  /** @internal */
   override _opening(): Promise<unknown> | null {
     const opening = this.#children.map((child) => child._opening()).filter((promise) => promise !== null);
-    return opening.length === 0 ? null : Promise.all(opening);
+    if (opening.length === 0) return null;
+    const all = Promise.all(opening);
+    all.catch(() => {}); // Callers that only look whether it is open do not await it.
+    return all;
   }
 }
 

@@ -34,7 +34,7 @@ export class LeaseLost extends LimitError {}
  */
 export class SyncUnsupported extends LimitError {}
 
-/** `acquire` got no permit before its timeout. It holds no units. */
+/** `acquire` got no permit before its timeout. It holds no units. The stack has the lines that await it. */
 export class TimeoutError extends LimitError {
   /** The time in ms after which a retry may succeed. */
   readonly retryAfter: number;

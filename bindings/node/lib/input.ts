@@ -1,22 +1,33 @@
 // Checks the types of arguments. The core checks their ranges.
 
 import { invalid } from "./errors.js";
+import { native } from "./native.js";
 
-/** A duration: milliseconds, or a text of a number and a unit (us, ms, s, m, h, d), such as "250ms", "1.5s" or "1m". */
+/** A duration: milliseconds, or a text of a number and a unit (us, ms, s, m, h, d, or a word for it), such as "250ms", "1.5s" or "1 minute". */
 export type Duration = number | string;
 
-const UNITS: Record<string, number> = { us: 1e-3, ms: 1, s: 1e3, m: 6e4, h: 36e5, d: 864e5 };
+/** The units of time that were read before, in ms. */
+const units = new Map<string, number>();
 const LONGEST = 366 * 864e5;
+const EXPECTED = 'milliseconds, or a text such as "250ms", "1.5s" or "1 minute" (us, ms, s, m, h, d, or a word for it), up to 366 days';
 
 /** Returns a duration in ms. */
 export function milliseconds(parameter: string, value: unknown): number {
   let ms = value;
   if (typeof value === "string") {
-    const [, number, unit] = /^(\d+(?:\.\d+)?)(us|ms|s|m|h|d)$/.exec(value) ?? [];
-    ms = unit === undefined ? NaN : Number(number) * UNITS[unit]!;
+    const [, number, unit] = /^\s*(\d+(?:\.\d+)?)\s*([a-z]{1,12})\s*$/i.exec(value) ?? [];
+    ms = unit === undefined ? NaN : Number(number) * sizeOf(unit);
   }
   if (typeof ms === "number" && ms >= 0 && ms <= LONGEST) return ms;
-  throw invalid(parameter, value, 'milliseconds, or a text such as "250ms", "1.5s" or "1m" (us, ms, s, m, h, d), up to 366 days');
+  throw invalid(parameter, value, EXPECTED);
+}
+
+/** Returns a unit of time in ms; NaN if policies know none of this name. */
+function sizeOf(unit: string): number {
+  const size = units.get(unit) ?? native.unitOfTime(unit);
+  if (size === null) return NaN;
+  units.set(unit, size);
+  return size;
 }
 
 /** Checks that a value is a whole number of at least 0. The core checks its range. */

@@ -5,7 +5,7 @@ import { Activity } from "./activity.js";
 import { brand } from "./brand.js";
 import { type AcquireOptions, type Decision, type Forecast, type ReserveOptions, type StartOptions, type Stats, statsOf } from "./calls.js";
 
-import { InvalidArgument, Stopped, StoreError, UnknownLimit, invalid, make, messageOf, refused, thrown } from "./errors.js";
+import { InvalidArgument, Stopped, StoreError, TimeoutError, UnknownLimit, invalid, make, messageOf, refused, thrown } from "./errors.js";
 import { type Hook, type HookEvent, listen } from "./hooks.js";
 import { type Duration, keyOf, maybeMilliseconds, milliseconds, options as checkOptions, unicode, weightOf } from "./input.js";
 import { Flag, Int, Num, Op, Status } from "./layout.js";
@@ -67,6 +67,8 @@ export abstract class Limiter {
   readonly #bells: readonly Bell[];
   #opening: Promise<void> | null = null;
   #isOpen = false;
+  /** The latest error of the opening. */
+  #notOpened: unknown;
   /** The hooks that were added before the native half was found. */
   #early: { readonly event: HookEvent; readonly hook: number; readonly begin: () => void }[] = [];
 
@@ -175,10 +177,18 @@ export abstract class Limiter {
         const reason = thrown(error);
         // The decision that follows fails too, and returns what `onError` says.
         const answers = this.#native !== undefined && this.#store?._alwaysAnswers;
-        if (!(answers && reason instanceof StoreError)) throw reason;
+        if (answers && reason instanceof StoreError) return;
+        this.#notOpened = reason;
+        throw reason;
       },
     );
     return this.#opening;
+  }
+
+  /** @internal Counts a decision that was not made because its opening failed with this error, and returns the error. */
+  _notDecided(error: unknown): unknown {
+    if (error === this.#notOpened && error instanceof StoreError) native.countFailure(this.#store!._native);
+    return error;
   }
 
   async #open(): Promise<void> {
@@ -320,7 +330,8 @@ export abstract class Limiter {
         },
         reject: (reason) => {
           this.#activity.end();
-          reject(reason);
+          if (reason instanceof TimeoutError) resolve(withCallers(reason));
+          else reject(reason);
         },
       };
       const start = (): void => {
@@ -467,7 +478,6 @@ export abstract class Limiter {
 
   /** Does the same as `present` without blocking the event loop. */
   async presentAsync(place: Permit | string): Promise<Permit> {
-    await this._opening();
     const put = () => this._put("place", place);
     return this.#ask(Op.present, "", 1, (status) => this.#presented(place, status), 0, 0, put);
   }
@@ -590,8 +600,23 @@ export abstract class Limiter {
       return pending === undefined ? read(status()) : finish(pending, read);
     };
     const opening = this._opening();
-    return opening === null ? ask() : opening.then(ask);
+    if (opening === null) return ask();
+    return opening.then(ask, (error) => {
+      throw this._notDecided(error);
+    });
   }
+}
+
+/**
+ * Rejects with an error whose stack has the lines that await this promise, though it was made in a timer. The engine finds them when a
+ * function that they await runs, so no call has to note its lines beforehand.
+ */
+async function withCallers(error: Error): Promise<never> {
+  // The promise that is resolved with this one waits for it after two turns.
+  await null;
+  await null;
+  Error.captureStackTrace(error);
+  throw error;
 }
 
 /** Reads nothing. */

@@ -72,7 +72,10 @@ interface Native {
   url(store: NativeStore): string;
   publishCounts(): void;
   failures(store: NativeStore): number;
+  countFailure(store: NativeStore): void;
   manualClock(): NativeClock;
+  unitOfTime(unit: string): number | null;
+  unitOfTime(unit: string): number | null;
   advance(clock: NativeClock, ms: number): void;
   now(clock: NativeClock): number;
   ratePolicy(windows: Windows, backoff: Backoff): NativePolicy;

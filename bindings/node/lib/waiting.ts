@@ -104,7 +104,7 @@ export class Line {
       });
     Promise.resolve(opening).then(
       () => afterwards(() => this.#join(waiter)),
-      (error) => afterwards(() => this.#reject(waiter, error)),
+      (error) => afterwards(() => this.#reject(waiter, this.#limiter._notDecided(error))),
     );
   }
 

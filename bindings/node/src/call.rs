@@ -17,10 +17,8 @@ use std::slice;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
-use workglow_limit::{
-    Attempt, Begun, Decision, Error, Joined, Limiter, Line, MayWait, Outcome, Presented, RawPermit, Reserved, Seat,
-    Waiter, WaiterId, from_unix_ns, unix_ns,
-};
+use workglow_limit::embed::{Begun, Joined, Line, MayWait, Outcome, Seat, Waiter, WaiterId, from_unix_ns, unix_ns};
+use workglow_limit::{Attempt, Decision, Error, Limiter, Presented, RawPermit, Reserved};
 
 /// A call that has waited this long for a thread of the pool waits for the store only for the rest of its timeout.
 const QUEUED: Duration = Duration::from_secs(1);

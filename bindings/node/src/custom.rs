@@ -7,7 +7,8 @@ use napi::{Env, JsValue, Status, sys};
 use std::ptr;
 use std::thread::{self, ThreadId};
 use std::time::Duration;
-use workglow_limit::{Custom, End, Error, Verdict};
+use workglow_limit::Error;
+use workglow_limit::custom::{Custom, End, Verdict};
 
 type AskFunction<'env> = Function<'env, (i32, String, f64), f64>;
 

@@ -5,7 +5,8 @@ use napi::bindgen_prelude::External;
 use napi_derive::napi;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
-use workglow_limit::{Event, Happening, Hook, Store};
+use workglow_limit::Store;
+use workglow_limit::hooks::{Event, Happening, Hook};
 
 /// The events of one environment for which its hooks have not been called yet.
 #[derive(Default)]

@@ -22,10 +22,14 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use wakes::WakeQueue;
+use workglow_limit::admin::{Problem, parse_time};
+use workglow_limit::custom::CustomLimiter;
+use workglow_limit::embed::{Begun, MayWait};
+use workglow_limit::observe::Stats;
 use workglow_limit::{
-    Begun, CompositeLimiter, ConcurrencyLimiter, CustomLimiter, DelayLimiter, Durability, Error,
-    EvenlySpacedRateLimiter, FixedWindowLimiter, LeakyBucketLimiter, Limiter, ManualClock, MayWait, NullLimiter,
-    OnError, Policy, Problem, RateLimiter, SlidingWindowCounterLimiter, Stats, Store, StoreOptions, TokenBucketLimiter,
+    CompositeLimiter, ConcurrencyLimiter, DelayLimiter, Durability, Error, EvenlySpacedRateLimiter, FixedWindowLimiter,
+    LeakyBucketLimiter, Limiter, ManualClock, NullLimiter, OnError, Policy, RateLimiter, SlidingWindowCounterLimiter,
+    Store, StoreOptions, TokenBucketLimiter,
 };
 
 /// A limiter of any kind.
@@ -222,20 +226,20 @@ pub struct Advice {
 /// Returns the settings of a server that endanger limits.
 #[napi]
 pub fn doctor(url: String) -> AsyncTask<Pooled<Vec<Advice>>> {
-    let advice = |finding: workglow_limit::Finding| Advice {
+    let advice = |finding: workglow_limit::admin::Finding| Advice {
         severity: finding.severity.name().to_owned(),
         what: finding.what,
         setting: finding.setting,
         value: finding.value,
         instead: finding.instead,
     };
-    AsyncTask::new(Pooled(Box::new(move || Ok(workglow_limit::doctor(&url)?.into_iter().map(advice).collect()))))
+    AsyncTask::new(Pooled(Box::new(move || Ok(workglow_limit::admin::doctor(&url)?.into_iter().map(advice).collect()))))
 }
 
 /// Returns the SQL that makes the schema of limits on Postgres.
 #[napi]
 pub fn postgres_schema() -> &'static str {
-    workglow_limit::postgres_schema()
+    workglow_limit::admin::postgres_schema()
 }
 
 /// Runs the command `workglow-limit` with these arguments, of which the first is the program's name, and returns its exit code.
@@ -261,6 +265,12 @@ pub fn publish_counts() {
 #[napi]
 pub fn failures(store: &External<Store>) -> f64 {
     store.failures() as f64
+}
+
+/// Counts a decision that could not be made because its limiter could not be opened.
+#[napi]
+pub fn count_failure(store: &External<Store>) {
+    store.count_failure();
 }
 
 /// Declares the limits of a file, and returns their names.
@@ -345,6 +355,12 @@ pub fn open_limiter(limiter: &External<AnyLimiter>) -> AsyncTask<Pooled<()>> {
 #[napi]
 pub fn finish(pending: &External<Arc<PendingCall>>) -> AsyncTask<PoolCall> {
     AsyncTask::new(PoolCall(Arc::clone(pending)))
+}
+
+/// Returns a unit of time in milliseconds, if policies have it.
+#[napi]
+pub fn unit_of_time(unit: String) -> Option<f64> {
+    parse_time(&unit).ok().map(|time| time.as_nanos() as f64 / 1e6)
 }
 
 /// Makes a clock for tests.

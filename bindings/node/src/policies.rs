@@ -3,7 +3,8 @@
 use crate::{milliseconds, thrown};
 use napi::bindgen_prelude::External;
 use napi_derive::napi;
-use workglow_limit::{Backoff, Error, Jitter, Policy, duration_from_secs};
+use workglow_limit::embed::duration_from_secs;
+use workglow_limit::{Backoff, Error, Jitter, Policy};
 
 fn made(policy: Result<Policy, Error>) -> napi::Result<External<Policy>> {
     policy.map(External::new).map_err(thrown)

@@ -5,7 +5,9 @@ use napi::bindgen_prelude::{AsyncTask, External};
 use napi_derive::napi;
 use std::sync::Arc;
 use std::time::Duration;
-use workglow_limit::{Error, MetricsFormat, MetricsOptions, Onlooker, Store, WAIT_BOUNDS, unix_ns};
+use workglow_limit::embed::unix_ns;
+use workglow_limit::observe::{MetricsFormat, MetricsOptions, Onlooker, WAIT_BOUNDS};
+use workglow_limit::{Error, Store};
 
 /// `Snapshot` in `lib/snapshot.ts`.
 #[napi(object)]
@@ -132,8 +134,8 @@ fn ms(duration: Duration) -> f64 {
     duration.as_nanos() as f64 / 1e6
 }
 
-fn usage(all: &[workglow_limit::Usage]) -> Vec<Usage> {
-    let one = |usage: &workglow_limit::Usage| Usage {
+fn usage(all: &[workglow_limit::observe::Usage]) -> Vec<Usage> {
+    let one = |usage: &workglow_limit::observe::Usage| Usage {
         limit: usage.limit as f64,
         used: usage.used as f64,
         window: usage.window.map(ms),
@@ -141,8 +143,8 @@ fn usage(all: &[workglow_limit::Usage]) -> Vec<Usage> {
     all.iter().map(one).collect()
 }
 
-fn snapshot_of(seen: &workglow_limit::Snapshot, show_keys: bool) -> Snapshot {
-    let process = |process: &workglow_limit::ProcessSnapshot| ProcessSnapshot {
+fn snapshot_of(seen: &workglow_limit::observe::Snapshot, show_keys: bool) -> Snapshot {
+    let process = |process: &workglow_limit::observe::ProcessSnapshot| ProcessSnapshot {
         pid: process.pid.into(),
         program: process.program.clone(),
         since: ms(process.since),
@@ -159,8 +161,8 @@ fn snapshot_of(seen: &workglow_limit::Snapshot, show_keys: bool) -> Snapshot {
     }
 }
 
-fn limit_of(seen: &workglow_limit::LimitSnapshot, show_keys: bool) -> LimitSnapshot {
-    let key = |(key, name): (&workglow_limit::KeySnapshot, String)| KeySnapshot {
+fn limit_of(seen: &workglow_limit::observe::LimitSnapshot, show_keys: bool) -> LimitSnapshot {
+    let key = |(key, name): (&workglow_limit::observe::KeySnapshot, String)| KeySnapshot {
         key: name,
         overriding: key.overriding.map(|policy| policy.to_string()),
         usage: usage(&key.usage),
@@ -168,7 +170,7 @@ fn limit_of(seen: &workglow_limit::LimitSnapshot, show_keys: bool) -> LimitSnaps
         paused_for: ms(key.paused_for),
         stats: crate::counts(&key.stats),
     };
-    let grants = |grants: workglow_limit::GrantSnapshot| GrantSnapshot {
+    let grants = |grants: workglow_limit::observe::GrantSnapshot| GrantSnapshot {
         held: grants.held as f64,
         requests: grants.requests as f64,
     };

@@ -85,7 +85,7 @@ test("options are checked", async () => {
 
 test("durations and dates are checked", async () => {
   const { clock, limiter } = manual(package_, 1, 1);
-  const bad = [NaN, -1, Infinity, 2 ** 60, "x", "", "1", "-1s", "1 m", "1e3ms", "1w", "367d", null, Symbol("s"), {}, 5n];
+  const bad = [NaN, -1, Infinity, 2 ** 60, "x", "", "1", "-1s", "1 M", "1e3ms", "1w", "367d", null, Symbol("s"), {}, 5n];
   for (const value of bad) {
     await assert.rejects(limiter.acquire({ timeout: value }), about("timeout"));
     await assert.rejects(limiter.acquire({ grace: value }), about("grace"));
@@ -273,11 +273,41 @@ test("windows, spacing and delays are checked", async (t) => {
   }
   assert.throws(() => new EvenlySpacedRateLimiter({ ...good, maxExecutions: 4097 }), about("maxExecutions"));
   assert.ok(new EvenlySpacedRateLimiter({ ...good, maxExecutions: 4097, adaptive: false }));
-  for (const delay of [0, "0ms", "50", "1 s", NaN, -1, Infinity, 367 * 864e5, null, {}, [], 5n, true]) {
+  for (const delay of [0, "0ms", "50", "1 y", NaN, -1, Infinity, 367 * 864e5, null, {}, [], 5n, true]) {
     assert.throws(() => new DelayLimiter(delay), about("delay"));
     assert.throws(() => new DelayLimiter(delay, { store, name: "x" }), about("delay"));
   }
   assert.deepEqual(readdirSync(dir), []);
+});
+
+test("a duration is milliseconds, or a text with the units that policies have", () => {
+  const clock = new ManualClock();
+  for (const [text, ms] of [
+    ["250ms", 250],
+    ["1.5s", 1_500],
+    ["30 seconds", 30_000],
+    [" 2 Min ", 120_000],
+    ["1hour", 3_600_000],
+    ["500 us", 0.5],
+  ]) {
+    const before = clock.now();
+    clock.advance(text);
+    assert.equal(clock.now() - before, ms, text);
+  }
+  const expected = /^by is .*: expected milliseconds, or a text such as "250ms", "1.5s" or "1 minute" /;
+  for (const text of ["", "5", "s", "1M", "1 month", "1s2", "1 s s", "-1s", "1e3s", "1.s", "367d"]) {
+    assert.throws(() => clock.advance(text), { message: expected }, text);
+  }
+});
+
+test("a duration of nothing is quoted in a unit that people write", () => {
+  const store = new Store("memory:");
+  const flow = (options) => store.limiter(new FlowControl({ key: "x", ...options }));
+  const refused = (make, message) => assert.throws(make, { name: "InvalidArgument", message });
+  refused(() => new TokenBucketLimiter(store, "x", { rate: 1, period: 0 }), "period is 0s: expected 1 µs to 366 days");
+  refused(() => flow({ rate: 1, period: 0 }), "period is 0s: expected 1 µs to 366 days");
+  refused(() => flow({ rate: 0 }), "rate is 0: expected a whole number from 1 to 1000000000");
+  refused(() => store.limiter("x", "5/0s"), 'policy is "5/0s": expected window at character 3 to be 1 µs to 366 days, not 0s');
 });
 
 test("options of buckets are checked", () => {
@@ -399,5 +429,5 @@ test("messages say what is meant instead", async () => {
     () => new RateLimiter(new Store("memory:"), "a", { maxExecutions: "100", windowSizeInSeconds: 1 }),
     /^InvalidArgument: maxExecutions is "100": expected a number, not a text: a whole one, not negative$/,
   );
-  await assert.rejects(limiter.acquire({ timeout: "30 seconds" }), /timeout is "30 seconds": .*"1m" \(us, ms, s, m, h, d\)/);
+  await assert.rejects(limiter.acquire({ timeout: "30 parsecs" }), /timeout is "30 parsecs": .*"1 minute" \(us, ms, s, m, h, d, or/);
 });

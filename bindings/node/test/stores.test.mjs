@@ -6,7 +6,7 @@ import { test } from "node:test";
 import * as package_ from "workglow-limit";
 import { directory, manual } from "./helpers.mjs";
 
-const { InvalidArgument, ManualClock, NullLimiter, Permit, RateLimiter, Store } = package_;
+const { CompositeLimiter, InvalidArgument, ManualClock, NullLimiter, Permit, RateLimiter, Store } = package_;
 
 /** Promises, because a synchronous call gives a busy disk only 40 ms: an override closes the limit for a moment. */
 const limitOf = async (limiter, key) => (await limiter.peekAsync({ key })).limit;
@@ -140,7 +140,12 @@ test("decisions follow onError when the store fails, and are counted", async (t)
     assert.throws(() => limiter.tryAcquire(), { name: "StoreError", code: "store_failure" });
     await assert.rejects(limiter.acquire(), { name: "StoreError", code: "store_failure" });
     await assert.rejects(limiter.canProceed(), { name: "StoreError", code: "store_failure" });
-    assert.ok(store.failures > 0);
+    assert.equal(store.failures, 3);
+    // Each of those that wait for one opening, also behind a composite.
+    const both = new CompositeLimiter([limiter, new NullLimiter()]);
+    const asked = await Promise.allSettled([limiter.tryAcquireAsync(), limiter.acquire(), both.decideAsync(), both.acquire()]);
+    assert.deepEqual(new Set(asked.map(({ reason }) => reason.name)), new Set(["StoreError"]));
+    assert.equal(store.failures, 7);
   }
   const deny = at("deny");
   assert.equal(deny.limiter.tryAcquire(), null);

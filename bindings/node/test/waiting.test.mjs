@@ -54,6 +54,28 @@ test("a timeout says when to retry, and is immediate if that is known", async ()
   await assert.rejects(busy.acquire({ timeout: 20 }), { name: "TimeoutError" });
 });
 
+test("a timeout's stack has the lines that await it", async () => {
+  const busy = new ConcurrencyLimiter(1);
+  busy.tryAcquire();
+  async function asking(call) {
+    await call();
+  }
+  async function callsAsking(call) {
+    await asking(call);
+  }
+  // Known at once, in a timer, and inside of a function of the package.
+  for (const call of [
+    () => busy.acquire({ timeout: 0 }),
+    () => busy.acquire({ timeout: 20 }),
+    () => busy.schedule(() => {}, { timeout: 20 }),
+  ]) {
+    const { name, message, stack } = await callsAsking(call).catch((error) => error);
+    assert.equal(name, "TimeoutError");
+    assert.ok(stack.startsWith(`TimeoutError: ${message}\n`), stack);
+    assert.match(stack, /at async asking .*waiting\.test\.mjs:\d+[^]*at async callsAsking .*waiting\.test\.mjs:\d+/);
+  }
+});
+
 test("a manual clock wakes its waiters", async () => {
   const { clock, limiter } = manual(package_, 1, 3600);
   limiter.tryAcquire();

@@ -9,7 +9,9 @@ use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDateTime, PyDelta, PyDeltaAccess, PyFloat, PyInt, PyString};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use workglow_limit::{Durability, Error, MetricsFormat, OnError, Onlooker, duration_from_secs};
+use workglow_limit::embed::duration_from_secs;
+use workglow_limit::observe::{MetricsFormat, Onlooker};
+use workglow_limit::{Durability, Error, OnError};
 
 type Given<'a, 'py> = &'a Bound<'py, PyAny>;
 

@@ -11,7 +11,8 @@ use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use std::sync::{Arc, Mutex, PoisonError};
-use workglow_limit::{Attempt, Begun, Error, Limiter, Result};
+use workglow_limit::embed::Begun;
+use workglow_limit::{Attempt, Error, Limiter, Result};
 
 /// One call, made again until it has an answer.
 #[pyclass(frozen, module = "workglow_limit._native")]

@@ -9,7 +9,8 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use workglow_limit::{CustomLimiter, End, Error, Result, Verdict};
+use workglow_limit::custom::{CustomLimiter, End, Verdict};
+use workglow_limit::{Error, Result};
 
 /// A limiter written in Python. The core may call it without the GIL, so each call takes the GIL.
 pub struct Custom {
@@ -63,7 +64,7 @@ fn retry_after(calls: &Bound<'_, PyAny>, key: &str, weight: u64) -> PyResult<Dur
     seconds("retry_after", &calls.call_method1("retry_after", (or_none(key), weight))?)
 }
 
-impl workglow_limit::Custom for Custom {
+impl workglow_limit::custom::Custom for Custom {
     fn name(&self) -> &str {
         &self.name
     }

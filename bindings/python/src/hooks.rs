@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyCFunction, PyDict, PyTuple};
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
-use workglow_limit::{Event, Happening, Hook, HookId};
+use workglow_limit::hooks::{Event, Happening, Hook, HookId};
 
 const WORDS: [(&str, Happening); 3] = [
     ("throttled", Happening::Throttled),

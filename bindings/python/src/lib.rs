@@ -70,7 +70,7 @@ mod _native {
             ));
         }
         // Calls that may wait say so and release the GIL: see `waiting.rs`.
-        workglow_limit::MayWait::Never.set_default();
+        workglow_limit::embed::MayWait::Never.set_default();
         crate::limiter::complete_class(module.py())?;
         module.add("Permit", module.py().get_type::<crate::permit::Permit>())?;
         let at_exit = wrap_pyfunction!(crate::store::tell_counts, module)?;

@@ -24,7 +24,8 @@ use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
-use workglow_limit::{Attempt, Begun, Error, MayWait, Presented, RawPermit, Reserved, Seat, Step, fork_generation};
+use workglow_limit::embed::{Begun, MayWait, Seat, Step, fork_generation};
+use workglow_limit::{Attempt, Error, Presented, RawPermit, Reserved};
 
 /// The longest sleep of the main thread in `acquire` between checks for signals (Ctrl-C).
 const SLICE: Duration = Duration::from_millis(100);
@@ -388,12 +389,12 @@ impl Limiter {
         // A greenlet must not overtake the waiters of its hub. A place always waits there.
         let asks_hub = given.is_some() || self.shared.has_waiters(py);
         let mut here = if asks_hub { CallSite::of(py) } else { CallSite::Thread };
-        let ask = workglow_limit::Waiter::new(key, weight).priority(priority).timeout(timeout).grace(length);
+        let ask = workglow_limit::embed::Waiter::new(key, weight).priority(priority).timeout(timeout).grace(length);
         let mut seat = Seat::new(ask);
         if !matches!(here, CallSite::Hub(_)) {
             if let Some(place) = &given {
                 let place = Some(place.raw(py, &self.shared)?);
-                seat = Seat::new(workglow_limit::Waiter { place, ..ask });
+                seat = Seat::new(workglow_limit::embed::Waiter { place, ..ask });
             }
             // This takes no lock of a line, which a thread that waits for the GIL might hold.
             let started = hooks::deliver_with(py, seat.start_at_once(core), raised)?;

@@ -13,7 +13,8 @@ use std::collections::HashMap;
 use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use workglow_limit::{Error, Joined, Outcome, Seat, WaiterId};
+use workglow_limit::Error;
+use workglow_limit::embed::{Joined, Outcome, Seat, WaiterId};
 
 /// The longest sleep with a manual clock, which does not wake an event loop when it is advanced.
 const MANUAL_SLICE: Duration = Duration::from_millis(5);
@@ -45,7 +46,7 @@ impl Waiter {
         if self.place.is_some() || self.shared.has_waiters(py) {
             return Ok(None);
         }
-        let mut seat = Seat::new(workglow_limit::Waiter::new(&self.key, self.weight).grace(self.grace));
+        let mut seat = Seat::new(workglow_limit::embed::Waiter::new(&self.key, self.weight).grace(self.grace));
         let started = hooks::deliver_with(py, seat.start_at_once(&*self.shared.core), raised)?;
         self.shared.maintain(py);
         Ok(started.map(|raw| Permit::with_key(&self.shared, raw, &self.key)))
@@ -70,7 +71,7 @@ impl Waiter {
                 }
             });
         };
-        let core = Mutex::new(workglow_limit::Line::with_wake(self.shared.core.clone(), wake));
+        let core = Mutex::new(workglow_limit::embed::Line::with_wake(self.shared.core.clone(), wake));
         Line { shared: self.shared.clone(), core, keys: Mutex::default(), pending: Mutex::default() }
     }
 }
@@ -80,7 +81,7 @@ impl Waiter {
 #[pyclass(frozen, module = "workglow_limit._native")]
 pub struct Line {
     shared: Arc<SharedLimiter>,
-    core: Mutex<workglow_limit::Line>,
+    core: Mutex<workglow_limit::embed::Line>,
     /// The keys of its waiters, but the empty one.
     keys: Mutex<HashMap<WaiterId, Box<str>>>,
     /// Events whose hooks have not been called yet, and the exceptions of their calls.
@@ -101,7 +102,7 @@ impl Line {
             let place = waiter.place.as_ref().map(|place| place.raw(py, &self.shared)).transpose()?;
             (waiter.key.clone(), waiter.weight, waiter.priority, waiter.timeout, waiter.grace, place)
         };
-        let ask = workglow_limit::Waiter { key: &key, weight, priority, timeout, grace, place };
+        let ask = workglow_limit::embed::Waiter { key: &key, weight, priority, timeout, grace, place };
         let joined = self.call(py, wait, |core| core.join(ask));
         match joined {
             Err(Error::WouldWait) => return Ok(None),
@@ -206,7 +207,12 @@ impl Line {
 
 impl Line {
     /// Makes a call. With `wait` it releases the GIL and may wait.
-    fn call<R: Send>(&self, py: Python<'_>, wait: bool, call: impl FnOnce(&mut workglow_limit::Line) -> R + Send) -> R {
+    fn call<R: Send>(
+        &self,
+        py: Python<'_>,
+        wait: bool,
+        call: impl FnOnce(&mut workglow_limit::embed::Line) -> R + Send,
+    ) -> R {
         if !wait {
             return call(&mut lock(&self.core));
         }

@@ -19,7 +19,8 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, SystemTime};
-use workglow_limit::{Error, MayWait, RawPermit, Result, fork_generation};
+use workglow_limit::embed::{MayWait, fork_generation};
+use workglow_limit::{Error, RawPermit, Result};
 
 /// The end of a permit.
 #[derive(Clone, Copy, PartialEq)]

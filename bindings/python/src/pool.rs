@@ -8,7 +8,7 @@ use crate::waiting::wait;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use workglow_limit::{Turn, WaiterId};
+use workglow_limit::embed::{Turn, WaiterId};
 
 /// An instruction to one waiter: its number; "held", "go" or "away"; the text of its place, if it has one; and the seconds until that
 /// is ready.
@@ -18,21 +18,21 @@ type Instruction = (WaiterId, &'static str, Option<String>, f64);
 #[pyclass(frozen, module = "workglow_limit._native")]
 pub struct Pool {
     shared: Arc<SharedLimiter>,
-    core: Arc<Mutex<workglow_limit::Pool>>,
+    core: Arc<Mutex<workglow_limit::embed::Pool>>,
 }
 
 impl Pool {
     fn wait<R: Send + 'static>(
         &self,
         py: Python<'_>,
-        call: impl FnOnce(&mut workglow_limit::Pool) -> R + Send + 'static,
+        call: impl FnOnce(&mut workglow_limit::embed::Pool) -> R + Send + 'static,
     ) -> PyResult<R> {
         let core = self.core.clone();
         wait(py, self.shared.owner, move || call(&mut lock(&core)))
     }
 }
 
-fn lock(core: &Mutex<workglow_limit::Pool>) -> MutexGuard<'_, workglow_limit::Pool> {
+fn lock(core: &Mutex<workglow_limit::embed::Pool>) -> MutexGuard<'_, workglow_limit::embed::Pool> {
     core.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -42,7 +42,7 @@ impl Pool {
     fn new(limiter: &Bound<'_, Limiter>, grace: Option<&Bound<'_, PyAny>>) -> PyResult<Pool> {
         let grace = grace.map(|grace| seconds("grace", grace)).transpose()?;
         let shared = limiter.get().shared.clone();
-        let core = workglow_limit::Pool::new(shared.core.clone(), grace);
+        let core = workglow_limit::embed::Pool::new(shared.core.clone(), grace);
         Ok(Pool { core: Arc::new(Mutex::new(core)), shared })
     }
 
@@ -62,8 +62,8 @@ impl Pool {
         let text = place.map(str::to_owned);
         let joined = self.wait(py, move |core| {
             let place = text.and_then(|text| limiter.permit_from_text(&text).ok());
-            let waiter = workglow_limit::Waiter::new(&key, weight).priority(priority).timeout(timeout);
-            core.join(workglow_limit::Waiter { place, ..waiter })
+            let waiter = workglow_limit::embed::Waiter::new(&key, weight).priority(priority).timeout(timeout);
+            core.join(workglow_limit::embed::Waiter { place, ..waiter })
         })?;
         hooks::deliver_with(py, joined, raised)
     }

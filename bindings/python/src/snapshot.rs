@@ -5,7 +5,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use pyo3::{PyClass, PyClassInitializer};
 use std::time::{Duration, SystemTime};
-use workglow_limit::WAIT_BOUNDS;
+use workglow_limit::observe::WAIT_BOUNDS;
 
 /// The state of a store at one time, from Store.snapshot(). Durations are in seconds.
 #[pyclass(frozen, get_all, module = "workglow_limit")]
@@ -133,8 +133,8 @@ pub struct GrantSnapshot {
 }
 
 impl Snapshot {
-    pub fn new(py: Python<'_>, seen: workglow_limit::Snapshot, show_keys: bool) -> PyResult<Snapshot> {
-        let process = |process: workglow_limit::ProcessSnapshot| ProcessSnapshot {
+    pub fn new(py: Python<'_>, seen: workglow_limit::observe::Snapshot, show_keys: bool) -> PyResult<Snapshot> {
+        let process = |process: workglow_limit::observe::ProcessSnapshot| ProcessSnapshot {
             pid: process.pid,
             program: process.program,
             since: process.since.as_secs_f64(),
@@ -153,9 +153,9 @@ impl Snapshot {
 }
 
 impl LimitSnapshot {
-    fn new(py: Python<'_>, seen: workglow_limit::LimitSnapshot, show_keys: bool) -> PyResult<LimitSnapshot> {
+    fn new(py: Python<'_>, seen: workglow_limit::observe::LimitSnapshot, show_keys: bool) -> PyResult<LimitSnapshot> {
         let waits = Waits { bounds: WAIT_BOUNDS.map(|bound| bound.as_secs_f64()).into(), counts: seen.waits.into() };
-        let grants = |grants: workglow_limit::GrantSnapshot| {
+        let grants = |grants: workglow_limit::observe::GrantSnapshot| {
             Py::new(py, GrantSnapshot { held: grants.held, requests: grants.requests })
         };
         let names = seen.key_names(show_keys);
@@ -183,7 +183,7 @@ impl LimitSnapshot {
 }
 
 impl KeySnapshot {
-    fn new(py: Python<'_>, name: String, seen: workglow_limit::KeySnapshot) -> PyResult<KeySnapshot> {
+    fn new(py: Python<'_>, name: String, seen: workglow_limit::observe::KeySnapshot) -> PyResult<KeySnapshot> {
         Ok(KeySnapshot {
             key: name,
             r#override: seen.overriding.map(|policy| policy.to_string()),
@@ -195,7 +195,7 @@ impl KeySnapshot {
     }
 }
 
-fn usage(py: Python<'_>, all: &[workglow_limit::Usage]) -> PyResult<Py<PyTuple>> {
+fn usage(py: Python<'_>, all: &[workglow_limit::observe::Usage]) -> PyResult<Py<PyTuple>> {
     let seconds = |window: Duration| window.as_secs_f64();
     tuple(py, all.iter().copied(), |one| {
         Ok(Usage { limit: one.limit, used: one.used, window: one.window.map(seconds) })

@@ -26,8 +26,8 @@ pub struct Stats {
     policy_changes: u64,
 }
 
-impl From<workglow_limit::Stats> for Stats {
-    fn from(stats: workglow_limit::Stats) -> Stats {
+impl From<workglow_limit::observe::Stats> for Stats {
+    fn from(stats: workglow_limit::observe::Stats) -> Stats {
         Stats {
             admitted: stats.admitted,
             denied: stats.denied,

@@ -17,7 +17,8 @@ use pyo3::types::{PyCFunction, PyDict, PyString, PyTuple};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-use workglow_limit::{Durability, MetricsFormat, MetricsOptions, OnError, Onlooker, StoreOptions};
+use workglow_limit::observe::{MetricsFormat, MetricsOptions, Onlooker};
+use workglow_limit::{Durability, OnError, StoreOptions};
 
 /// Publishes the latest counts of this process to others. It runs at exit, because Python does not destroy objects that threads,
 /// hooks or cycles still hold then.
@@ -64,7 +65,7 @@ impl Store {
         &self,
         py: Python<'_>,
         keys: usize,
-        make: impl FnOnce(workglow_limit::Snapshot) -> R + Send + 'static,
+        make: impl FnOnce(workglow_limit::observe::Snapshot) -> R + Send + 'static,
     ) -> PyResult<R> {
         let onlooker = self.onlooker.clone();
         deliver_with(py, wait(py, OwnerId::of(self), move || onlooker.look(keys).map(make))?, raised)
@@ -220,7 +221,7 @@ impl Store {
     fn verify(&self, py: Python<'_>, #[pyo3(from_py_with = argument::repair)] repair: bool) -> PyResult<Vec<Problem>> {
         let problems = deliver_with(py, self.wait(py, move |core| core.verify(repair))?, raised)?;
         let convert =
-            |problem: workglow_limit::Problem| Problem { found: problem.found, repaired: problem.is_repaired };
+            |problem: workglow_limit::admin::Problem| Problem { found: problem.found, repaired: problem.is_repaired };
         Ok(problems.into_iter().map(convert).collect())
     }
 
@@ -357,8 +358,8 @@ impl Store {
 pub fn doctor(py: Python<'_>, url: &Bound<'_, PyAny>) -> PyResult<Vec<Finding>> {
     let address = argument::text("url", url)?.to_owned();
     let findings =
-        deliver_with(py, wait(py, OwnerId::of(&*address), move || workglow_limit::doctor(&address))?, raised)?;
-    let convert = |finding: workglow_limit::Finding| Finding {
+        deliver_with(py, wait(py, OwnerId::of(&*address), move || workglow_limit::admin::doctor(&address))?, raised)?;
+    let convert = |finding: workglow_limit::admin::Finding| Finding {
         severity: finding.severity.name(),
         what: finding.what,
         setting: finding.setting,
@@ -379,7 +380,7 @@ pub fn metrics_content_type(#[pyo3(from_py_with = argument::format)] format: Met
 /// program's role may create schemas, because the first call creates it then. Running it again changes nothing.
 #[pyfunction]
 pub fn postgres_schema() -> &'static str {
-    workglow_limit::postgres_schema()
+    workglow_limit::admin::postgres_schema()
 }
 
 /// A server setting that affects limits there, from doctor().

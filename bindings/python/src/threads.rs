@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
-use workglow_limit::{finish_calls, fork_generation};
+use workglow_limit::embed::{finish_calls, fork_generation};
 
 /// The most calls of one store that wait at a time, each no longer than the store's timeout. The other calls queue.
 const MOST_OF_ONE: usize = 16;

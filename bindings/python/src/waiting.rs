@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyCFunction, PyDict};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use workglow_limit::{MayWait, fork_generation};
+use workglow_limit::embed::{MayWait, fork_generation};
 
 /// The place in a program that makes a call.
 pub enum CallSite<'py> {

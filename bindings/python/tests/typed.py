@@ -13,6 +13,7 @@ import httpx
 import httpx2
 import requests
 import urllib3
+from aiohttp import web
 from opentelemetry.metrics import get_meter_provider
 from typing_extensions import assert_never, assert_type
 from workglow_limit import (
@@ -71,6 +72,7 @@ from workglow_limit import (
     rq,
     taskiq,
 )
+from workglow_limit import aiohttp_web as for_aiohttp
 from workglow_limit import asgi as for_asgi
 from workglow_limit import django as for_django
 from workglow_limit import fastapi as for_fastapi
@@ -468,6 +470,10 @@ def serving(limiter: Limiter, app: Any) -> None:
     def views(request: Any) -> str:
         return "hello"
 
+    async def handler(request: web.Request) -> web.StreamResponse:
+        request[for_aiohttp.USER] = "ann"
+        return web.Response()
+
     one = for_asgi.Limit(limiter, key="address", weight=lambda request: 2, skip_failed=True, shadow=True, name="one")
     two = for_asgi.Limit({"free": limiter}, plan=plan, key=lambda request: None, skip_successful=True)
     for_asgi.Limit(limiter, skip_failed=lambda status: status == 404, skip_successful=skipped)
@@ -477,6 +483,9 @@ def serving(limiter: Limiter, app: Any) -> None:
     for_fastapi.LimitMiddleware(app, limits=[one], exempt=lambda request: True, ipv6_prefix=56, headers=False)
     for_fastapi.RouteLimit(one, two)
     for_fastapi.limit(one)(views)
+    application = web.Application()
+    for_aiohttp.AppLimits(application, [one], websockets=True, exempt=["/health"], on_limited=replied)
+    application.router.add_get("/", for_aiohttp.limit(one, two)(handler))
     for_wsgi.LimitMiddleware(app, [one], forwarded_header="Forwarded")
     for_flask.FlaskLimits(app, [one]).init_app(app)
     assert_type(for_flask.limit(one)(views)(1), str)

@@ -7,7 +7,9 @@ use clap::builder::NonEmptyStringValueParser;
 use serde_json::{Value, json};
 use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
-use workglow_limit::{Error, Store, parse_policies, parse_time};
+use workglow_limit::admin::{parse_policies, parse_time};
+use workglow_limit::observe::Observer;
+use workglow_limit::{Error, Store};
 
 /// Replace the declared policy of a limit until the override is lifted
 ///
@@ -71,11 +73,11 @@ pub struct ForgetArgs {
     yes: bool,
 }
 
-/// Opens the store and checks that it has this limit.
-fn find(name: &str, context: &Context) -> Result<Store, Failure> {
+/// Opens the store and checks that it has this limit. Returns all names, too.
+fn find(name: &str, context: &Context) -> Result<(Store, Vec<String>), Failure> {
     let store = context.store()?;
-    names::check(name, &store)?;
-    Ok(store)
+    let names = names::check(name, &store)?;
+    Ok((store, names))
 }
 
 fn report(context: &Context, value: Value, text: String) -> Result<Outcome, Failure> {
@@ -97,19 +99,27 @@ fn subject(name: &str, key: Option<&str>) -> String {
 pub fn set_override(args: OverrideArgs, context: &Context) -> Result<Outcome, Failure> {
     let (name, key) = (args.name.as_str(), args.key.as_deref());
     let policies = parse_policies(&args.policy)?;
-    let store = find(name, context)?;
+    let (store, names) = find(name, context)?;
     match key {
         Some(key) => store.override_key(name, &args.policy, key)?,
         None => store.override_text(name, &args.policy)?,
     }
     let policy = policies.iter().map(ToString::to_string).collect::<Vec<_>>().join(" + ");
-    let done = format!("{}: {policy} applies until it is lifted", subject(name, key));
-    report(context, json::change("override", name, key, json!({ "policy": policy })), done)
+    let mut done = format!("{}: {policy} applies until it is lifted", subject(name, key));
+    // Parts of a composite that the text does not mention.
+    let seen = Observer::new(&store, 0).only(name).look()?;
+    let mut kept = names::parts(name, &seen, &names);
+    kept.retain(|part| policies.iter().all(|policy| policy.kind() != part.kind));
+    for part in &kept {
+        done += &format!("\n{}: unchanged", subject(&part.name, key));
+    }
+    let kept: Vec<&str> = kept.iter().map(|part| part.name.as_str()).collect();
+    report(context, json::change("override", name, key, json!({ "policy": policy, "kept": kept })), done)
 }
 
 pub fn lift(args: LiftArgs, context: &Context) -> Result<Outcome, Failure> {
     let (name, key) = (args.name.as_str(), args.key.as_deref());
-    let store = find(name, context)?;
+    let (store, _) = find(name, context)?;
     let done = match key {
         Some(key) => {
             store.lift_key(name, key)?;
@@ -126,7 +136,7 @@ pub fn lift(args: LiftArgs, context: &Context) -> Result<Outcome, Failure> {
 pub fn pause(args: PauseArgs, context: &Context) -> Result<Outcome, Failure> {
     let (name, key) = (args.name.as_str(), args.key.as_deref());
     let duration = duration("duration", &args.duration)?;
-    let limiter = find(name, context)?.find(name)?;
+    let limiter = find(name, context)?.0.find(name)?;
     limiter.pause(key.unwrap_or(""), duration)?;
     let done = format!("{}: paused for {}", subject(name, key), text::exact(duration));
     report(context, json::change("pause", name, key, json!({ "duration": json::seconds(duration) })), done)
@@ -142,7 +152,7 @@ pub fn duration(parameter: &'static str, text: &str) -> Result<Duration, Failure
 
 pub fn clear(args: ClearArgs, context: &Context) -> Result<Outcome, Failure> {
     let (name, key) = (args.name.as_str(), args.key.as_deref());
-    let limiter = find(name, context)?.find(name)?;
+    let limiter = find(name, context)?.0.find(name)?;
     let subject = subject(name, key);
     let question = format!("{subject}: forget the past starts{}", if key.is_none() { " of all keys" } else { "" });
     if !confirm(&question, args.yes)? {
@@ -154,7 +164,7 @@ pub fn clear(args: ClearArgs, context: &Context) -> Result<Outcome, Failure> {
 
 pub fn forget(args: ForgetArgs, context: &Context) -> Result<Outcome, Failure> {
     let name = args.name.as_str();
-    let store = find(name, context)?;
+    let (store, _) = find(name, context)?;
     let question = format!("{}: remove the limit and all of its overrides", subject(name, None));
     if !confirm(&question, args.yes)? {
         return Ok(Outcome::Declined);

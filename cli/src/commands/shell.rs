@@ -61,7 +61,7 @@ fn write_pages(directory: &Path) -> Result<Vec<String>, Failure> {
     std::fs::create_dir_all(directory).map_err(|error| failed(directory, error))?;
     let mut whole = command();
     whole.build();
-    let commands = whole.get_subcommands().filter(|command| !command.is_hide_set() && command.get_name() != "help");
+    let commands = whole.get_subcommands().filter(|command| command.get_name() != "help");
     let mut pages = Vec::new();
     for (name, command) in commands
         .map(|command| (format!("{PROGRAM}-{}", command.get_name()), command.clone()))

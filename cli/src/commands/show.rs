@@ -7,7 +7,8 @@ use crate::text::{self, Column, Look, Row};
 use crate::{json::Part, names};
 use clap::builder::NonEmptyStringValueParser;
 use std::time::Duration;
-use workglow_limit::{KeySnapshot, LimitSnapshot, Observer, Stats, Store, Usage, WAIT_BOUNDS};
+use workglow_limit::Store;
+use workglow_limit::observe::{KeySnapshot, LimitSnapshot, Observer, Stats, Usage, WAIT_BOUNDS};
 
 /// Show the details of a limit, or of one key
 #[derive(Debug, clap::Args)]
@@ -27,7 +28,7 @@ const SHOWN: usize = 10;
 pub fn run(args: Args, context: &Context) -> Result<Outcome, Failure> {
     let store = context.store()?;
     let names = names::check(&args.name, &store)?;
-    let observer = Observer::new(&store, KEYS);
+    let observer = Observer::new(&store, KEYS).only(&args.name);
     let seen = look(&mut match &args.key {
         Some(key) => observer.seek(key),
         None => observer,

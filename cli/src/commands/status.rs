@@ -4,7 +4,7 @@ use crate::context::{Context, Outcome, look};
 use crate::failure::Failure;
 use crate::json::{self, Keys};
 use crate::text::{self, Column, Look, Row};
-use workglow_limit::{LimitSnapshot, Observer, Snapshot};
+use workglow_limit::observe::{LimitSnapshot, Observer, Snapshot};
 
 /// Show all limits: policy, usage, waiters, pauses
 #[derive(Debug, clap::Args)]

@@ -9,7 +9,7 @@ use clap::builder::NonEmptyStringValueParser;
 use serde_json::json;
 use std::io;
 use std::time::Duration;
-use workglow_limit::{Observer, Snapshot};
+use workglow_limit::observe::{Observer, Snapshot};
 
 /// Print events as lines of JSON until Ctrl-C
 ///
@@ -39,7 +39,11 @@ pub fn run(args: Args, context: &Context) -> Result<Outcome, Failure> {
         Some(name) => names::check(name, &store)?,
         None => store.names()?,
     };
-    let mut observer = Observer::new(&store, KEYS);
+    let observer = Observer::new(&store, KEYS);
+    let mut observer = match &args.name {
+        Some(name) => observer.only(name),
+        None => observer,
+    };
     let is_wanted = |event: &Event, names: &[String]| match (&args.name, &event.limit) {
         (None, _) => true,
         (Some(name), Some(limit)) => limit == name || names::whole(limit, names) == name,
@@ -61,8 +65,9 @@ pub fn run(args: Args, context: &Context) -> Result<Outcome, Failure> {
         let (now, events): (Option<Snapshot>, Vec<Event>) = match looked {
             Ok((now, known)) => {
                 // Removed limits still have an event.
-                names.retain(|name| !known.contains(name));
                 names.extend(known);
+                names.sort_unstable();
+                names.dedup();
                 let mut events = differences::between(&before, &now, context.keys);
                 if std::mem::take(&mut has_failed) {
                     events.insert(0, Event::of_store(now.at, "store_back", json!({})));

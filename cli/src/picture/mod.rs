@@ -13,12 +13,14 @@ pub struct Picture {
     /// Lines of text above the panels.
     pub about: Vec<String>,
     pub panels: Vec<Panel>,
+    /// Whether panels with the same title have the same scale, to compare them.
+    pub is_comparison: bool,
 }
 
 /// One panel: bins of equal length.
 #[derive(Debug, Clone)]
 pub struct Panel {
-    /// The quantity. Panels with the same title have the same scale.
+    /// The quantity.
     pub title: &'static str,
     /// The subject, if there are several.
     pub of: String,
@@ -37,11 +39,11 @@ impl Picture {
         let from = self.panels.iter().map(|panel| panel.time.from).fold(f64::INFINITY, f64::min);
         let to = self.panels.iter().map(|panel| panel.time.to).fold(f64::NEG_INFINITY, f64::max);
         let panels: Vec<Panel> = self.panels.iter().map(|panel| panel.in_columns(columns, from, to)).collect();
-        let most = |title: &str| {
-            let same = panels.iter().filter(|panel| panel.title == title);
-            same.map(Panel::most).fold(0.0, f64::max)
+        let most = |panel: &Panel| {
+            let same = panels.iter().filter(|other| self.is_comparison && other.title == panel.title);
+            same.map(Panel::most).fold(panel.most(), f64::max)
         };
-        let scales: Vec<Vec<f64>> = panels.iter().map(|panel| scale(most(panel.title), marks)).collect();
+        let scales: Vec<Vec<f64>> = panels.iter().map(|panel| scale(most(panel), marks)).collect();
         panels.into_iter().zip(scales).collect()
     }
 }
@@ -286,6 +288,26 @@ mod tests {
             shown(midnight - 3_600.0, midnight + 7_200.0),
             ["23:00", "23:30", "11-25", "00:30", "01:00", "01:30", "02:00"]
         );
+    }
+
+    #[test]
+    fn panels_have_a_common_scale_only_to_compare_them() {
+        let panel = |most| Panel {
+            title: "in use",
+            of: String::new(),
+            unit: "units".to_owned(),
+            time: Time::new(0.0, 1.0),
+            layers: Vec::new(),
+            line: Some((most, String::new())),
+        };
+        let mut picture = Picture { panels: vec![panel(5.0), panel(20.0)], ..Picture::default() };
+        let highest = |picture: &Picture| {
+            let panels = picture.in_columns(10, 4);
+            panels.into_iter().map(|(_, scale)| *scale.last().unwrap()).collect::<Vec<_>>()
+        };
+        assert_eq!(highest(&picture), [6.0, 20.0]);
+        picture.is_comparison = true;
+        assert_eq!(highest(&picture), [20.0, 20.0]);
     }
 
     #[test]

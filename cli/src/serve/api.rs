@@ -25,7 +25,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
-use workglow_limit::{MetricsFormat, Minute, Observer, Store, parse_policies};
+use workglow_limit::Store;
+use workglow_limit::admin::parse_policies;
+use workglow_limit::observe::{MetricsFormat, Minute, Observer};
 
 pub type Body = UnsyncBoxBody<Bytes, Infallible>;
 

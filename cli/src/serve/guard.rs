@@ -3,7 +3,7 @@
 //! | request | refused with | protects against |
 //! | --- | --- | --- |
 //! | a path that is not in [`Route::find`] | 404 | – |
-//! | a method other than the route's | 405, `Allow` | – |
+//! | a method that is not in [`Route::methods`] | 405, `Allow` | – |
 //! | no `Host`, or several | 400 | requests that a proxy reads differently |
 //! | `Host` (or the authority of the URL) is not a name of this server | 421 | DNS rebinding: a page of `evil.example` makes the browser request 127.0.0.1 |
 //! | `Origin` differs from `Host` | 403 | other pages in the browser of a user who has access |
@@ -24,7 +24,7 @@ use crate::failure::Failure;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderMap, HeaderValue, ORIGIN};
 use hyper::http::request::Parts;
 use hyper::http::uri::Authority;
-use hyper::{Method, StatusCode, Uri};
+use hyper::{StatusCode, Uri};
 use rand::TryRng;
 use rand::rngs::SysRng;
 use std::fmt;
@@ -74,8 +74,9 @@ impl Route {
         })
     }
 
-    fn method(self) -> Method {
-        if matches!(self, Route::Change(_)) { Method::POST } else { Method::GET }
+    /// The methods, as the header `Allow` lists them. Of a response to HEAD, the connection sends the head only.
+    fn methods(self) -> &'static str {
+        if matches!(self, Route::Change(_)) { "POST" } else { "GET, HEAD" }
     }
 }
 
@@ -192,9 +193,9 @@ impl Guard {
                 format!("{} does not exist", request.uri.path()),
             ));
         };
-        if request.method != route.method() {
-            let allow = if route.method() == Method::GET { "GET" } else { "POST" };
-            let message = format!("{} of {}: expected {}", request.method, request.uri.path(), route.method());
+        let allow = route.methods();
+        if allow.split(", ").all(|method| request.method != method) {
+            let message = format!("{} of {}: expected {allow}", request.method, request.uri.path());
             let refusal = Refusal::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message);
             return Err(Refusal { header: Some(("allow", allow)), ..refusal });
         }

@@ -19,7 +19,7 @@ use listen::Place;
 use serde_json::json;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use workglow_limit::Onlooker;
+use workglow_limit::observe::Onlooker;
 
 pub use view::{Pace, Row, View, fullness};
 

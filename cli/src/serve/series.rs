@@ -13,7 +13,8 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::{oneshot, watch};
-use workglow_limit::{LimitSnapshot, Observer, Snapshot, Store};
+use workglow_limit::Store;
+use workglow_limit::observe::{LimitSnapshot, Observer, Snapshot};
 
 /// The time between two points of a series.
 pub const STEP: Duration = Duration::from_secs(5);

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use std::cmp::Reverse;
 use std::ops::Range;
 use std::sync::OnceLock;
-use workglow_limit::{LimitSnapshot, MetricsFormat, MetricsOptions, Snapshot};
+use workglow_limit::observe::{LimitSnapshot, MetricsFormat, MetricsOptions, Snapshot};
 
 /// Rates per second over the last 5 to 10 s.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -51,7 +51,8 @@ pub struct Totals {
     pub paused: u64,
     pub overridden: u64,
     pub waiting: u64,
-    pub pace: Pace,
+    /// Per second.
+    pub denied: f64,
 }
 
 /// A snapshot. All requests share it and its derived data.
@@ -83,8 +84,7 @@ impl View {
             totals.paused += u64::from(!limit.paused_for.is_zero());
             totals.overridden += u64::from(limit.overriding.is_some());
             totals.waiting += limit.waiting;
-            totals.pace.granted += pace.granted;
-            totals.pace.denied += pace.denied;
+            totals.denied += pace.denied;
         }
         View {
             seen,

@@ -3,7 +3,8 @@
 use super::request::SECOND;
 use std::collections::VecDeque;
 use std::time::Duration;
-use workglow_limit::{Policy, parse_time};
+use workglow_limit::Policy;
+use workglow_limit::admin::parse_time;
 
 /// A bound on the units of one key: in a window, or at once.
 #[derive(Debug, Clone, PartialEq)]
@@ -124,7 +125,7 @@ impl Window {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use workglow_limit::parse_policies;
+    use workglow_limit::admin::parse_policies;
 
     #[test]
     fn each_kind_of_policy_has_its_guarantees() {

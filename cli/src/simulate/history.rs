@@ -7,7 +7,7 @@ use crate::json;
 use crate::names;
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
-use workglow_limit::Observer;
+use workglow_limit::observe::Observer;
 
 /// The most requests. If there are more units, a request asks for several.
 const MOST: u64 = 1_000_000;

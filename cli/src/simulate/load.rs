@@ -8,7 +8,7 @@
 use super::request::{Keys, Request, SECOND, Source};
 use crate::failure::Failure;
 use std::time::Duration;
-use workglow_limit::parse_time;
+use workglow_limit::admin::parse_time;
 
 /// The most requests.
 const MOST: f64 = 1e8;

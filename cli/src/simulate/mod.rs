@@ -22,7 +22,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 use subject::{Callers, Subject};
 use trace::{Defaults, Trace};
-use workglow_limit::parse_time;
+use workglow_limit::admin::parse_time;
 
 /// Try a policy with a recorded or a generated load
 ///

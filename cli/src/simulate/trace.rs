@@ -6,7 +6,7 @@ use serde_json::Value;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::time::Duration;
-use workglow_limit::parse_time;
+use workglow_limit::admin::parse_time;
 
 /// The columns of a trace. `at` is another name of `time`.
 const COLUMNS: [(&str, Column); 5] = [

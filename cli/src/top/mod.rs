@@ -11,7 +11,7 @@ use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, Ke
 use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
 use terminal::Screen;
-use workglow_limit::Observer;
+use workglow_limit::observe::Observer;
 
 /// Show limits, busy keys, denials and waiters live in the terminal
 ///
@@ -30,8 +30,10 @@ pub fn run(_args: Args, context: &Context) -> Result<Outcome, Failure> {
         return Err(Failure::usage("top needs a terminal")
             .hint("use status --json for a snapshot, or watch for a stream of events"));
     }
-    let mut observer = Observer::new(&context.store()?, KEYS);
-    let mut model = Model::new(look(&mut observer)?, context.keys, context.color);
+    let store = context.store()?;
+    let mut observer = Observer::new(&store, KEYS);
+    let mut look = || look(&mut observer).and_then(|seen| Ok((seen, store.names()?)));
+    let mut model = Model::new(look()?, context.keys, context.color);
     let mut screen = Screen::open()?;
     let mut looked = Instant::now();
     loop {
@@ -61,7 +63,7 @@ pub fn run(_args: Args, context: &Context) -> Result<Outcome, Failure> {
         }
         looked = Instant::now();
         if !model.is_held {
-            model.take(look(&mut observer));
+            model.take(look());
         }
     }
 }

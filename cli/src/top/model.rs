@@ -1,9 +1,11 @@
 //! The state of `top`: the last snapshot, rates, and how they are shown.
 
 use crate::json::Keys;
+use crate::names;
 use std::cmp::Reverse;
 use std::collections::HashMap;
-use workglow_limit::{KeySnapshot, LimitSnapshot, Result, Snapshot, Stats};
+use workglow_limit::Result;
+use workglow_limit::observe::{KeySnapshot, LimitSnapshot, Snapshot, Stats};
 
 /// The order of the limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,6 +27,9 @@ impl Sort {
     ];
 }
 
+/// A snapshot, and the names under which its limits were declared, in order.
+pub type Looked = (Snapshot, Vec<String>);
+
 /// Rates per second.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Pace {
@@ -34,6 +39,7 @@ pub struct Pace {
 
 pub struct Model {
     pub now: Snapshot,
+    names: Vec<String>,
     pub keys: Keys,
     pub color: bool,
     pub sort: Sort,
@@ -51,16 +57,16 @@ pub struct Model {
 }
 
 impl Model {
-    pub fn new(now: Snapshot, keys: Keys, color: bool) -> Model {
+    pub fn new((now, names): Looked, keys: Keys, color: bool) -> Model {
         let (paces, key_paces) = Default::default();
         let (sort, is_held, failed) = (Sort::Used, false, None);
-        Model { now, keys, color, sort, is_held, failed, first: 0, rows: 0, paces, key_paces }
+        Model { now, names, keys, color, sort, is_held, failed, first: 0, rows: 0, paces, key_paces }
     }
 
     /// Takes the next snapshot, or its error.
-    pub fn take(&mut self, looked: Result<Snapshot>) {
-        let now = match looked {
-            Ok(now) => now,
+    pub fn take(&mut self, looked: Result<Looked>) {
+        let (now, names) = match looked {
+            Ok(looked) => looked,
             Err(error) => {
                 self.failed = Some(error.to_string());
                 return;
@@ -70,7 +76,7 @@ impl Model {
         let seconds = now.at.duration_since(self.now.at).unwrap_or_default().as_secs_f64();
         let pace = |was: &Stats, is: &Stats| {
             let each = |is: u64, was: u64| is.saturating_sub(was) as f64 / seconds.max(0.001);
-            Pace { started: each(is.units_granted, was.units_granted), denied: each(is.denied, was.denied) }
+            Pace { started: each(is.admitted, was.admitted), denied: each(is.denied, was.denied) }
         };
         self.paces.clear();
         self.key_paces.clear();
@@ -82,7 +88,20 @@ impl Model {
                 self.key_paces.insert((limit.name.clone(), key.id.clone()), pace(&was.stats, &key.stats));
             }
         }
-        self.now = now;
+        (self.now, self.names) = (now, names);
+    }
+
+    /// The rates of all limits together. All parts of a composite count its starts, and one part a denial.
+    pub fn total(&self) -> Pace {
+        let mut starts: HashMap<&str, f64> = HashMap::new();
+        let mut denied = 0.0;
+        for limit in &self.now.limits {
+            let pace = self.pace(limit);
+            let started = starts.entry(names::whole(&limit.name, &self.names)).or_default();
+            *started = started.max(pace.started);
+            denied += pace.denied;
+        }
+        Pace { started: starts.into_values().sum(), denied }
     }
 
     pub fn pace(&self, limit: &LimitSnapshot) -> Pace {
@@ -114,8 +133,9 @@ impl Model {
                 limits.sort_by_key(|limit| (milli(paces[limit.name.as_str()].denied), Reverse(limit.stats.denied)));
             }
             Sort::Waiting => limits.sort_by_key(|limit| Reverse(limit.waiting)),
-            Sort::Started => limits
-                .sort_by_key(|limit| (milli(paces[limit.name.as_str()].started), Reverse(limit.stats.units_granted))),
+            Sort::Started => {
+                limits.sort_by_key(|limit| (milli(paces[limit.name.as_str()].started), Reverse(limit.stats.admitted)))
+            }
             Sort::Name => limits.sort_by(|a, b| a.name.cmp(&b.name)),
         }
         limits
@@ -135,7 +155,8 @@ impl Model {
 
 /// The share of the fullest window in use, in millionths.
 pub fn fullness(limit: &LimitSnapshot) -> u64 {
-    let of =
-        |usage: &workglow_limit::Usage| (u128::from(usage.used) * 1_000_000 / u128::from(usage.limit.max(1))) as u64;
+    let of = |usage: &workglow_limit::observe::Usage| {
+        (u128::from(usage.used) * 1_000_000 / u128::from(usage.limit.max(1))) as u64
+    };
     limit.usage.iter().map(of).max().unwrap_or(0)
 }

@@ -5,10 +5,10 @@ use crate::json;
 use crate::text::{self, Look};
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
-use ratatui::style::{Modifier, Style, Stylize};
+use ratatui::style::{Modifier, Style};
 use ratatui::text::{Line, Span, Text};
 use ratatui::widgets::{Cell, Paragraph, Row, Table};
-use workglow_limit::{LimitSnapshot, NEAR};
+use workglow_limit::observe::{LimitSnapshot, NEAR};
 
 /// Smaller terminals do not show keys or processes.
 const ROWS_FOR_KEYS: u16 = 16;
@@ -66,11 +66,11 @@ fn heading(model: &Model, width: u16) -> Text<'static> {
         (Some(error), _) => Line::styled(text::cut(&text::clean(error), usize::from(width)), style(Look::Bad, model)),
         (None, true) => Line::styled("paused: press space to continue", style(Look::Near, model)),
         (None, false) => {
-            let total = |of: fn(super::model::Pace) -> f64| seen.limits.iter().map(|l| of(model.pace(l))).sum::<f64>();
+            let total = model.total();
             Line::raw(format!(
-                "{} units/s started, {} starts/s denied, {} waiting",
-                pace(total(|pace| pace.started)),
-                pace(total(|pace| pace.denied)),
+                "{} starts/s admitted, {} starts/s denied, {} waiting",
+                pace(total.started),
+                pace(total.denied),
                 text::count(waiting)
             ))
         }
@@ -230,7 +230,8 @@ mod tests {
     use crate::json::Keys;
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
-    use workglow_limit::{Observer, Store};
+    use workglow_limit::Store;
+    use workglow_limit::observe::Observer;
 
     /// `top` refuses a store in memory, but it is enough for drawing.
     fn store() -> Store {
@@ -254,7 +255,7 @@ mod tests {
 
     fn model(store: &Store, keys: Keys) -> (Observer, Model) {
         let mut observer = Observer::new(store, 10);
-        let model = Model::new(observer.look().unwrap(), keys, true);
+        let model = Model::new((observer.look().unwrap(), store.names().unwrap()), keys, true);
         (observer, model)
     }
 
@@ -303,10 +304,31 @@ mod tests {
         let lines = drawn(&mut model, 80, 5);
         assert!(lines[3].starts_with("mail") && lines[4].contains("1-1 of 3"), "{lines:#?}");
         model.scroll(1);
-        model.take(observer.look());
+        model.take(observer.look().map(|seen| (seen, Vec::new())));
         assert!(drawn(&mut model, 80, 5)[4].contains("2-2 of 3"));
         model.scroll(isize::MAX);
         assert!(drawn(&mut model, 80, 5)[3].starts_with("idle"));
+    }
+
+    #[test]
+    fn a_start_of_a_composite_is_counted_once() {
+        let store = store();
+        let openai = store.limiter("openai", "100/1m + 5 concurrent").unwrap();
+        openai.open().unwrap();
+        let (mut observer, mut model) = model(&store, Keys::Hidden);
+        let mut started = || {
+            let mut seen = observer.look().unwrap();
+            // A second later, whatever the time is.
+            seen.at = model.now.at + std::time::Duration::from_secs(1);
+            model.take(Ok((seen, store.names().unwrap())));
+            model.total().started
+        };
+        assert_eq!(started(), 0.0);
+        let held: Vec<_> = (0..3).map(|_| openai.try_acquire("", 1).unwrap().unwrap()).collect();
+        assert_eq!(started(), 3.0);
+        assert!(store.find("mail").unwrap().try_acquire("carol", 2).unwrap().is_some());
+        assert_eq!(started(), 1.0);
+        drop(held);
     }
 
     #[test]

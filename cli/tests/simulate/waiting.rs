@@ -2,6 +2,7 @@
 
 use crate::{Entry, random, verdicts};
 use std::time::Duration;
+use workglow_limit::embed::{Seat, Step, Waiter};
 use workglow_limit::*;
 
 /// The starts of waiters that are stepped at the times that they ask for.

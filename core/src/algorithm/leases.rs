@@ -81,7 +81,7 @@
 use super::{Sealed, Tries};
 use crate::atomic::{AtomicU64, *};
 use crate::fault;
-use crate::time::Tick;
+use crate::time::{Now, Tick};
 use crossbeam_utils::Backoff;
 
 /// The largest number of units at once.
@@ -690,6 +690,17 @@ impl<'a> Leases<'a> {
             free >= units
         });
         Ok(last.map(|(at, _)| at).filter(|at| *at != NEVER))
+    }
+
+    /// Returns from when on a start of `weight` may succeed if no lease ends before its deadline. `None`: once one ends, which is not
+    /// known.
+    pub fn room_at(&self, weight: u64, max: u64, cooldown: Tick, now: Now) -> Result<Option<Tick>, Sealed> {
+        match ((self.live()? + weight).saturating_sub(max), cooldown) {
+            (0, _) => Ok(Some(now.floor)),
+            (_, 0) => self.earliest_deadline(),
+            // No start that completes from now on frees its units before that.
+            (units, _) => Ok(Some(self.free_at(units, cooldown)?.unwrap_or(NEVER).min(now.ceil + cooldown))),
+        }
     }
 
     /// Returns the number of live units, without those that nobody has reclaimed yet though their time is over.

@@ -1,8 +1,8 @@
 //! User-defined limiters, as children of a composite or on their own.
 
-use super::internal::Base;
+use super::internal::{Awaited, Base, Behind, Nested, Quiet};
 use super::line::{Claim, Terms};
-use super::{Attempt, Internal, Limiter, Places, Presented, foreign};
+use super::{Attempt, Limiter, Places, Presented, foreign};
 use crate::decision::{Decision, LOOK_AGAIN};
 use crate::error::Result;
 use crate::fork::PerProcess;
@@ -208,12 +208,18 @@ impl<C: Custom> Places for CustomLimiter<C> {
     }
 }
 
-impl<C: Custom> Internal for CustomLimiter<C> {
+impl<C: Custom> Behind for CustomLimiter<C> {
     #[inline(always)]
     fn base(&self) -> &Base {
         &self.base
     }
 
+    fn has_custom(&self) -> bool {
+        true
+    }
+}
+
+impl<C: Custom> Quiet for CustomLimiter<C> {
     fn quiet_attempt(&self, key: &str, weight: u64) -> Result<Attempt> {
         Ok(match self.ask(key, weight)? {
             Verdict::Admitted(start) => Attempt::Admitted(self.permit(key, start)),
@@ -270,7 +276,9 @@ impl<C: Custom> Internal for CustomLimiter<C> {
         let ahead = at.max(from_unix_ns(0)).duration_since(SystemTime::now()).unwrap_or_default();
         self.quiet_pause(key, ahead)
     }
+}
 
+impl<C: Custom> Awaited for CustomLimiter<C> {
     fn claim(&self, key: &str, weight: u64, _terms: Terms) -> Result<Claim> {
         super::null::check(key, weight)?;
         Ok(match self.custom.decide(key, weight)? {
@@ -299,8 +307,6 @@ impl<C: Custom> Internal for CustomLimiter<C> {
     fn sent_away(&self, key: &str, weight: u64) {
         self.count(self.hasher.hash_one(key), |stats| denied(stats, weight));
     }
-
-    fn has_custom(&self) -> bool {
-        true
-    }
 }
+
+impl<C: Custom> Nested for CustomLimiter<C> {}

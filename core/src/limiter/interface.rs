@@ -180,7 +180,7 @@ pub trait Limiter: Places + Scheduler {
         reporting_errors(self, "", 1, || self.limit().map_or(Ok(()), |limit| limit.table().map(drop)))
     }
 
-    /// Calls a function at each [`Event`](crate::Event) of this kind of this limiter in this process: see
+    /// Calls a function at each [`Event`](crate::hooks::Event) of this kind of this limiter in this process: see
     /// [`Store::on`](crate::Store::on).
     fn on(&self, happening: Happening, hook: Hook) -> HookId {
         self.base().hooks.add(happening, hook)

@@ -66,10 +66,9 @@ pub struct When {
 /// The name of a limiter without places in errors.
 pub(super) const NO_PLACES: &str = "a limit that is not timed: it has no places, and its permits belong to one process";
 
-/// The crate-private part of every limiter. It seals the trait: no type outside the crate can implement it. (A
-/// user-defined limiter implements [`Custom`](crate::Custom).)
+/// What is behind a limiter: its limits and stores, their hooks, clock and maintenance.
 #[doc(hidden)]
-pub trait Internal: Send + Sync {
+pub trait Behind: Send + Sync {
     /// Returns the data that every limiter has.
     fn base(&self) -> &Base;
 
@@ -85,8 +84,66 @@ pub trait Internal: Send + Sync {
         all.extend(limit);
     }
 
-    // The work of the public calls, without hooks: see `events.rs`.
+    /// Returns whether it, a limit that it consists of, or one of its stores has hooks.
+    #[inline(always)]
+    fn has_hooks(&self) -> bool {
+        self.base().hooks.are_any() || self.limit().is_some_and(|limit| limit.store().hooks.are_any())
+    }
 
+    /// Adds the stores behind it, each once.
+    fn stores(&self, all: &mut Vec<Arc<Session>>) {
+        if let Some(limit) = self.limit()
+            && !all.iter().any(|other| Arc::ptr_eq(other, limit.store()))
+        {
+            all.push(limit.store().clone());
+        }
+    }
+
+    /// Notifies its hooks of an event of the limit with that name, if it is this limit or a part of it. Returns whether
+    /// it is.
+    fn notify(&self, event: &Event) -> bool {
+        let is_own = event.limit == self.base().name;
+        if is_own {
+            self.base().hooks.call(event);
+            self.limit().into_iter().for_each(|limit| limit.store().hooks.call(event));
+        }
+        is_own
+    }
+
+    /// Returns the clock that a test controls, if the limiter uses one.
+    fn manual_clock(&self) -> Option<ManualClock> {
+        self.limit()?.store().options.clock.clone()
+    }
+
+    /// Returns whether it is a user-defined limiter, or contains one.
+    fn has_custom(&self) -> bool {
+        false
+    }
+
+    /// Returns the threads that wait for its server, if it has one: they can make its calls. (A user-defined limiter may
+    /// have to be asked in the thread of its own run time.)
+    fn crew(&self) -> Option<Arc<Crew>> {
+        let mut stores = Vec::new();
+        self.stores(&mut stores);
+        let crew = stores.iter().find_map(|store| store.server()).map(|server| server.crew().clone());
+        crew.filter(|_| !self.has_custom())
+    }
+
+    /// Returns whether there is maintenance which decisions left because they [must not wait](crate::embed::MayWait).
+    #[inline]
+    fn is_due(&self) -> bool {
+        self.limit().is_some_and(|limit| limit.store().is_due())
+    }
+
+    /// Does that maintenance: see `Store::look_after`.
+    fn look_after(&self) {
+        self.limit().into_iter().for_each(|limit| limit.store().look_after());
+    }
+}
+
+/// The work of the public calls, without hooks: see `events.rs`.
+#[doc(hidden)]
+pub trait Quiet: Behind {
     /// [`Limiter::attempt`](super::Limiter::attempt).
     fn quiet_attempt(&self, key: &str, weight: u64) -> Result<Attempt>;
 
@@ -147,37 +204,11 @@ pub trait Internal: Send + Sync {
     fn arrive(&self, permit: &RawPermit) -> Result<bool> {
         self.base().own(permit).map(|()| false)
     }
+}
 
-    // For hooks.
-
-    /// Returns whether it, a limit that it consists of, or one of its stores has hooks.
-    #[inline(always)]
-    fn has_hooks(&self) -> bool {
-        self.base().hooks.are_any() || self.limit().is_some_and(|limit| limit.store().hooks.are_any())
-    }
-
-    /// Adds the stores behind it, each once.
-    fn stores(&self, all: &mut Vec<Arc<Session>>) {
-        if let Some(limit) = self.limit()
-            && !all.iter().any(|other| Arc::ptr_eq(other, limit.store()))
-        {
-            all.push(limit.store().clone());
-        }
-    }
-
-    /// Notifies its hooks of an event of the limit with that name, if it is this limit or a part of it. Returns whether
-    /// it is.
-    fn notify(&self, event: &Event) -> bool {
-        let is_own = event.limit == self.base().name;
-        if is_own {
-            self.base().hooks.call(event);
-            self.limit().into_iter().for_each(|limit| limit.store().hooks.call(event));
-        }
-        is_own
-    }
-
-    // For lines. Nothing is counted before the outcome is known.
-
+/// What a line asks of the limiter that its callers wait for. Nothing is counted before the outcome is known.
+#[doc(hidden)]
+pub trait Awaited: Quiet {
     /// Starts now, or takes a place if there is one.
     fn claim(&self, key: &str, weight: u64, terms: Terms) -> Result<Claim>;
 
@@ -220,11 +251,6 @@ pub trait Internal: Send + Sync {
         Ok(Duration::ZERO)
     }
 
-    /// Returns the clock that a test controls, if the limiter uses one.
-    fn manual_clock(&self) -> Option<ManualClock> {
-        self.limit()?.store().options.clock.clone()
-    }
-
     /// Reads the bell of a key, which every completion rings. Read it before a claim; `None`: there is no bell.
     fn read_bell(&self, _key: &str) -> Option<u64> {
         None
@@ -244,9 +270,11 @@ pub trait Internal: Send + Sync {
     fn has_bounded_queue(&self) -> bool {
         false
     }
+}
 
-    // For composites.
-
+/// What a composite asks of its children.
+#[doc(hidden)]
+pub trait Nested: Quiet {
     /// Returns whether a start would be admitted now.
     fn admits(&self, key: &str, weight: u64) -> Result<bool> {
         Ok(self.quiet_peek(key, weight)?.admitted)
@@ -274,20 +302,6 @@ pub trait Internal: Send + Sync {
         false
     }
 
-    /// Returns whether it is a user-defined limiter, or contains one.
-    fn has_custom(&self) -> bool {
-        false
-    }
-
-    /// Returns the threads that wait for its server, if it has one: they can make its calls. (A user-defined limiter may
-    /// have to be asked in the thread of its own run time.)
-    fn crew(&self) -> Option<Arc<Crew>> {
-        let mut stores = Vec::new();
-        self.stores(&mut stores);
-        let crew = stores.iter().find_map(|store| store.server()).map(|server| server.crew().clone());
-        crew.filter(|_| !self.has_custom())
-    }
-
     /// Returns how many composites are nested here, this one included.
     fn depth(&self) -> usize {
         0
@@ -295,17 +309,11 @@ pub trait Internal: Send + Sync {
 
     /// Records that it is now nested in this many composites.
     fn lower(&self, _above: usize) {}
-
-    // For callers that may wait.
-
-    /// Returns whether there is maintenance which decisions left because they [must not wait](crate::MayWait).
-    #[inline]
-    fn is_due(&self) -> bool {
-        self.limit().is_some_and(|limit| limit.store().is_due())
-    }
-
-    /// Does that maintenance: see `Store::look_after`.
-    fn look_after(&self) {
-        self.limit().into_iter().for_each(|limit| limit.store().look_after());
-    }
 }
+
+/// The crate-private part of every limiter. It seals the public traits: no type outside the crate can implement it. (A
+/// user-defined limiter implements [`Custom`](crate::custom::Custom).)
+#[doc(hidden)]
+pub trait Internal: Awaited + Nested {}
+
+impl<L: Awaited + Nested + ?Sized> Internal for L {}

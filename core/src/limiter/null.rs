@@ -1,8 +1,8 @@
 //! A limiter without a limit, for queues that are given none.
 
-use super::internal::{Base, When};
+use super::internal::{Awaited, Base, Behind, Nested, Quiet, When};
 use super::line::{Claim, Terms};
-use super::{Attempt, Internal, Limiter, Places, Presented, Reserved};
+use super::{Attempt, Limiter, Places, Presented, Reserved};
 use crate::decision::Decision;
 use crate::error::Result;
 use crate::permit::{Kind, RawPermit};
@@ -83,12 +83,14 @@ impl Places for NullLimiter {
     }
 }
 
-impl Internal for NullLimiter {
+impl Behind for NullLimiter {
     #[inline(always)]
     fn base(&self) -> &Base {
         &self.base
     }
+}
 
+impl Quiet for NullLimiter {
     fn quiet_attempt(&self, key: &str, weight: u64) -> Result<Attempt> {
         check(key, weight)?;
         Ok(Attempt::Admitted(self.permit()))
@@ -121,7 +123,9 @@ impl Internal for NullLimiter {
     fn quiet_record_end(&self, key: &str) -> Result<()> {
         check_key(key)
     }
+}
 
+impl Awaited for NullLimiter {
     fn claim(&self, key: &str, weight: u64, _terms: Terms) -> Result<Claim> {
         check(key, weight)?;
         Ok(Claim::Started(self.permit()))
@@ -130,7 +134,9 @@ impl Internal for NullLimiter {
     fn start(&self, place: &RawPermit) -> Result<Presented> {
         self.quiet_present(place)
     }
+}
 
+impl Nested for NullLimiter {
     fn is_over(&self, _: &RawPermit) -> bool {
         true
     }

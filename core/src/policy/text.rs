@@ -469,13 +469,13 @@ mod tests {
             ("-5/1s", "{POLICY} at character 1, not \"-\""),
             ("1.5/1s", "a whole number at character 1, not \"1.5\""),
             ("0/1s", "max_executions at character 1 to be a whole number from 1 to 1000000000, not 0"),
-            ("9/1s + 5/0s", "window at character 10 to be 1 µs to 366 days, not 0ns"),
+            ("9/1s + 5/0s", "window at character 10 to be 1 µs to 366 days, not 0s"),
             ("9/1s +", "{POLICY} at character 7, not the end"),
             ("9/1s 5", "burst, queue, fixed, counter, spaced, backoff, + or the end at character 6, not \"5\""),
             ("10/1s burst NaN", "a whole number at character 13, not \"NaN\""),
-            ("10/0s spaced", "window at character 4 to be 1 µs to 366 days, not 0ns"),
+            ("10/0s spaced", "window at character 4 to be 1 µs to 366 days, not 0s"),
             ("0/1s burst 5", "rate at character 1 to be a whole number from 1 to 1000000000, not 0"),
-            ("10/0s burst 5", "period at character 4 to be 1 µs to 366 days, not 0ns"),
+            ("10/0s burst 5", "period at character 4 to be 1 µs to 366 days, not 0s"),
             ("10/1s queue 0", "queue at character 13 to be a whole number from 1 to 1000000000, not 0"),
             ("10/1s burst 0", "burst at character 13 to be a whole number from 1 to 1000000000, not 0"),
             ("5/99999999999999999999s", "a whole number at character 3, not \"99999999999999999999\""),
@@ -490,7 +490,7 @@ mod tests {
                 "max_backoff_delay at character 6 to be at least initial_backoff_delay, not 1s",
             ),
             ("5000/1s spaced", "max_executions at character 1 to be a whole number from 1 to 4096, not 5000"),
-            ("5 concurrent lease 0s", "lease at character 20 to be 1 µs to 366 days, not 0ns"),
+            ("5 concurrent lease 0s", "lease at character 20 to be 1 µs to 366 days, not 0s"),
         ] {
             let error = parse_all(text).expect_err(text).to_string();
             let expected = PHRASES.iter().fold(expected.to_owned(), |text, (name, phrase)| text.replace(name, phrase));

@@ -29,7 +29,7 @@ impl Severity {
     }
 }
 
-/// A finding about a server's settings, as returned by [`doctor`](crate::doctor).
+/// A finding about a server's settings, as returned by [`doctor`](crate::admin::doctor).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Finding {

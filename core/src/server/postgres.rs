@@ -220,7 +220,7 @@ impl Postgres {
             Err(Failure::Refused { code, message }) if code == code::NOT_ALLOWED => {
                 let message = format!(
                     "what the limits need on the server is missing, and this role may not create it ({message}): run the SQL of \
-                     workglow_limit::postgres_schema() as a role that may; its head says what to grant"
+                     workglow_limit::admin::postgres_schema() as a role that may; its head says what to grant"
                 );
                 Err(Failure::Refused { code, message })
             }

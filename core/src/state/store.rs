@@ -100,7 +100,7 @@ impl Store {
         stores.iter().for_each(|store| store.flush_last_counts());
     }
 
-    /// Returns whether a periodic duty is due that calls left because they [must not wait](crate::MayWait).
+    /// Returns whether a periodic duty is due that calls left because they [must not wait](crate::embed::MayWait).
     #[inline(always)]
     pub fn is_due(&self) -> bool {
         self.0.is_due()
@@ -111,7 +111,7 @@ impl Store {
         self.0.look_after();
     }
 
-    /// Calls a function at each [`Event`](crate::Event) of this kind of the store's limiters in this process. It is
+    /// Calls a function at each [`Event`](crate::hooks::Event) of this kind of the store's limiters in this process. It is
     /// called in the asking thread, soon after the answer is known, and may use limiters.
     pub fn on(&self, happening: Happening, hook: Hook) -> HookId {
         self.0.hooks.add(happening, hook)
@@ -125,6 +125,12 @@ impl Store {
     /// The number of decisions that the store has failed since this process created it, whatever was answered instead.
     pub fn failures(&self) -> u64 {
         self.0.failures()
+    }
+
+    /// Counts a decision that a binding could not ask for, because the store failed when its limiter was opened.
+    #[doc(hidden)]
+    pub fn count_failure(&self) {
+        self.0.count_failure();
     }
 
     pub(crate) fn session(&self) -> &Arc<Session> {

@@ -88,8 +88,20 @@ impl Store {
         rate: Option<(u64, Duration)>,
         parallelism: Option<u64>,
     ) -> Result<Arc<dyn Limiter>> {
-        let rate = rate.map(|(max, period)| Policy::rate(max, period)).transpose()?;
-        let policies: Vec<Policy> = rate.into_iter().chain(parallelism.map(Policy::concurrency).transpose()?).collect();
+        let named = |error| match error {
+            Error::InvalidArgument { parameter, value, expected } => {
+                let parameter = match parameter {
+                    "max_executions" => "rate",
+                    "window" => "period",
+                    _ => "parallelism",
+                };
+                Error::InvalidArgument { parameter, value, expected }
+            }
+            other => other,
+        };
+        let rate = rate.map(|(max, period)| Policy::rate(max, period)).transpose().map_err(named)?;
+        let jobs = parallelism.map(Policy::concurrency).transpose().map_err(named)?;
+        let policies: Vec<Policy> = rate.into_iter().chain(jobs).collect();
         if policies.is_empty() {
             return Err(Error::invalid("rate", "missing, and so is parallelism", "at least one of the two"));
         }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use workglow_limit::embed::{Seat, Step, Waiter};
 use workglow_limit::*;
 
 pub type Shared = Arc<dyn Limiter>;

@@ -4,7 +4,8 @@
 
 use super::now_ns;
 use std::time::Duration;
-use workglow_limit::{Claim, Limiter, Presented, RawPermit, Result, Step, Terms};
+use workglow_limit::embed::{Claim, Step, Terms};
+use workglow_limit::{Limiter, Presented, RawPermit, Result};
 
 /// How long to sleep if it is unknown when capacity will be free.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);

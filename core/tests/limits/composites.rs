@@ -8,6 +8,8 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, SystemTime};
+use workglow_limit::custom::{Custom, CustomLimiter, End, Verdict};
+use workglow_limit::embed::{Joined, Line, Outcome, Step, Waiter};
 use workglow_limit::*;
 
 const HOUR: Duration = Duration::from_secs(3_600);

@@ -2,6 +2,8 @@
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
+use workglow_limit::embed::{Joined, Line, Outcome, Waiter, acquire};
+use workglow_limit::observe::Observer;
 use workglow_limit::*;
 
 const fn ms(n: u64) -> Duration {

@@ -4,6 +4,9 @@ use crate::common::wait::Wait;
 use crate::common::{Child, Dir, wait_until};
 use std::sync::Arc;
 use std::time::Duration;
+use workglow_limit::custom::{Custom, CustomLimiter, End, Verdict};
+use workglow_limit::embed::{Seat, Step, Waiter};
+use workglow_limit::observe::Stats;
 use workglow_limit::*;
 
 const HOUR: Duration = Duration::from_secs(3_600);

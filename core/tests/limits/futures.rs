@@ -8,6 +8,8 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::Duration;
+use workglow_limit::custom::{Custom, CustomLimiter, End, Verdict};
+use workglow_limit::hooks::{Event, Happening};
 use workglow_limit::*;
 
 const HOUR: Option<Duration> = Some(Duration::from_secs(3_600));

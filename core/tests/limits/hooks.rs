@@ -5,6 +5,8 @@ use crate::common::{Child, Dir};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use workglow_limit::embed::{Joined, Line, MayWait, Outcome, Pool, Seat, Step, Waiter, acquire};
+use workglow_limit::hooks::{Event, Happening, Hook};
 use workglow_limit::*;
 
 const MINUTE: Duration = Duration::from_secs(60);

@@ -3,6 +3,9 @@
 use crate::common::{Child, Dir, Random, shared, wait_until};
 use std::sync::atomic::Ordering::*;
 use std::time::Duration;
+#[cfg(feature = "fault-points")]
+use workglow_limit::embed::MayWait;
+use workglow_limit::embed::{Waiter, acquire};
 use workglow_limit::*;
 
 const HOUR: Duration = Duration::from_secs(3_600);

@@ -3,6 +3,7 @@
 use crate::common::limits::*;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
+use workglow_limit::embed::{Joined, Line, Outcome, Pool, Seat, Step, Turn, Waiter, WaiterId, acquire};
 use workglow_limit::*;
 
 /// A place in this window has a grace of 50 ms by default.

@@ -4,6 +4,8 @@ use crate::common::{Child, Dir, Record, most_in_any_window, now_ns};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
+use workglow_limit::custom::{Custom, CustomLimiter, End, Verdict};
+use workglow_limit::embed::{Joined, Line, MayWait, Outcome, Pool, Seat, Step, Turn, Waiter, WaiterId, acquire};
 use workglow_limit::*;
 
 const fn ms(n: u64) -> Duration {

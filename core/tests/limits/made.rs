@@ -3,6 +3,8 @@
 use crate::common::{Child, Dir};
 use std::sync::Arc;
 use std::time::Duration;
+use workglow_limit::embed::MayWait;
+use workglow_limit::observe::Observer;
 use workglow_limit::*;
 
 const HOUR: Duration = Duration::from_secs(3_600);

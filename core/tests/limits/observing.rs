@@ -5,6 +5,8 @@ use crate::common::server::Server;
 use crate::common::{Child, Dir, shared, wait_until};
 use std::sync::atomic::Ordering::*;
 use std::time::{Duration, SystemTime};
+use workglow_limit::embed::{MayWait, Waiter, acquire};
+use workglow_limit::observe::{LimitSnapshot, Minute, Observer, Snapshot, Usage, WAIT_BOUNDS};
 use workglow_limit::*;
 
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -312,6 +314,73 @@ fn an_observer_does_not_create_a_missing_store() {
     assert_eq!(dir.names(), [""; 0]);
     open(&dir.url()).limiter("api", "5/1h").unwrap().open().unwrap();
     assert_eq!(Observer::new(&store, 0).look().unwrap().limits.len(), 1);
+}
+
+#[test]
+fn a_snapshot_of_one_limit_reads_no_other() {
+    let dir = Dir::new("observe-only");
+    for url in ["memory:".to_owned(), dir.url()] {
+        let store = open(&url);
+        for name in ["a", "api-2", "apis", "b"] {
+            store.limiter(name, "10/1h").unwrap().open().unwrap();
+        }
+        store.limiter("api", "10/1h + 5 concurrent").unwrap().open().unwrap();
+        let look = |name: &str| Observer::new(&store, 5).only(name).look();
+        let names = |name: &str| look(name).unwrap().limits.iter().map(|limit| limit.name.clone()).collect::<Vec<_>>();
+        assert_eq!(names("api"), ["api/concurrency", "api/rate"], "{url}");
+        assert_eq!(
+            (names("api/rate"), names("apis"), names("ap")),
+            (vec!["api/rate".into()], vec!["apis".into()], vec![])
+        );
+    }
+    // What it does not read, it does not find damaged.
+    let database = rusqlite::Connection::open(dir.file("limits.db")).unwrap();
+    assert_eq!(database.execute("UPDATE limits SET policy = 'nothing' WHERE name LIKE 'api-%'", []), Ok(1));
+    let store = open(&dir.url());
+    assert!(Observer::new(&store, 5).look().unwrap_err().to_string().contains("api-2"));
+    assert_eq!(Observer::new(&store, 5).only("api").look().unwrap().limits.len(), 2);
+}
+
+#[test]
+fn a_full_limit_of_jobs_is_free_when_a_decision_says_so() {
+    let dir = Dir::new("observe-jobs");
+    for url in ["memory:".to_owned(), dir.url()] {
+        let (mut options, clock) = (StoreOptions::default(), ManualClock::new());
+        (options.timeout, options.clock) = (Duration::from_secs(60), Some(clock.clone()));
+        let store = Store::with_options(&url, options).unwrap();
+        store.open().unwrap();
+        clock.advance(HOUR);
+        let policy = Policy::concurrency(3).unwrap();
+        let policies = [
+            ("plain", policy),
+            ("leased", policy.with_lease(HOUR).unwrap()),
+            ("cooling", policy.with_lease(HOUR).unwrap().with_cooldown(HOUR / 2).unwrap()),
+        ];
+        for (name, policy) in policies {
+            let limiter = store.declare(name, policy).unwrap();
+            let mut seen = Vec::new();
+            let mut compare = |what: &str| {
+                let shown = Observer::new(&store, 5).only(name).look().unwrap().limits.remove(0).retry_after;
+                assert_eq!(shown, limiter.peek("", 1).unwrap().retry_after, "{name}, {what}, {url}");
+                seen.push(shown);
+            };
+            compare("unused");
+            for _ in 0..3 {
+                assert!(admitted(&*limiter, ""));
+                clock.advance(HOUR / 6);
+            }
+            compare("full");
+            limiter.pause("", HOUR / 12).unwrap();
+            compare("full and paused");
+            clock.advance(HOUR / 12);
+            let Attempt::Denied(_) = limiter.attempt("", 1).unwrap() else { panic!("{name} is not full") };
+            store.override_limit(name, Policy::concurrency(1).unwrap()).unwrap();
+            compare("lowered");
+            clock.advance(4 * HOUR);
+            compare("over");
+            assert!(seen[1] > Duration::ZERO && seen[2] == HOUR / 12, "{name}: {seen:?}");
+        }
+    }
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::time::Duration;
+use workglow_limit::embed::MayWait;
 use workglow_limit::*;
 
 const SECOND: Duration = Duration::from_secs(1);

@@ -5,6 +5,8 @@ use crate::common::{Child, Dir, Random, Record, now_ns, shared, wait_until};
 use crate::common::{present_boot, raise};
 use std::sync::atomic::Ordering::*;
 use std::time::Duration;
+#[cfg(feature = "fault-points")]
+use workglow_limit::embed::MayWait;
 use workglow_limit::*;
 
 const HOUR: Duration = Duration::from_secs(3_600);

@@ -4,6 +4,7 @@
 use crate::common::{Child, Random, most_in_any_window};
 use std::sync::Arc;
 use std::time::Duration;
+use workglow_limit::embed::{Pool, Turn, Waiter, WaiterId};
 use workglow_limit::*;
 
 const fn ms(n: u64) -> Duration {

@@ -5,6 +5,8 @@ use crate::common::{Child, Dir};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::*};
 use std::time::Duration;
+use workglow_limit::custom::{Custom, CustomLimiter, End, Verdict};
+use workglow_limit::embed::{Joined, Line, Waiter};
 use workglow_limit::*;
 
 const MINUTE: Duration = Duration::from_secs(60);

@@ -5,6 +5,7 @@ use crate::common::server::Server;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
+use workglow_limit::observe::{Observer, Snapshot, Usage};
 use workglow_limit::*;
 
 /// A store whose time a test sets.
@@ -77,6 +78,7 @@ fn act(store: &Store, clock: &ManualClock) -> Vec<(Arc<dyn Limiter>, RawPermit)>
     for (key, weight) in [("", 2), ("ann", 2), ("bob", 1), ("ann", 1), ("bob", 1)] {
         start("jobs", "5 concurrent", key, weight);
     }
+    start("busy", "2 concurrent", "ann", 2);
     start("both", "10/1h + 2 concurrent", "ann", 1);
     start("gate", "10/1h", "", 2);
     start("gates", "10/1h", "ann", 2);
@@ -106,6 +108,8 @@ both/rate: 1/10 3600s by ann; 1 keys
   ann: 1/10 3600s
 bucket: 10/10 6600s by ann, again in 510s; 1 keys
   ann: 10/10 6600s, again in 510s
+busy: 2/2 at once by ann, again in 0.01s; 1 keys
+  ann: 2/2 at once, again in 0.01s
 counter: 4/10 3600s by ann; 1 keys
   ann: 4/10 3600s
 fixed: 4/10 3600s by ann; 1 keys

@@ -6,6 +6,7 @@ use crate::common::{Child, Dir, Random, now_ns, shared, wait_until};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::*};
 use std::time::Duration;
+use workglow_limit::embed::{Claim, Joined, Line, Outcome, Terms, Waiter, WaiterId};
 use workglow_limit::*;
 
 /// The kinds in which waiters have turns, with a limit of four.

@@ -5,6 +5,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
+use workglow_limit::custom::{Custom, CustomLimiter, End, Verdict};
+use workglow_limit::embed::{Seat, Step, Waiter};
 use workglow_limit::*;
 
 struct Case {

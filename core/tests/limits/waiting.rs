@@ -2,6 +2,7 @@
 
 use crate::common::wait::Wait;
 use std::time::Duration;
+use workglow_limit::embed::Step;
 use workglow_limit::*;
 
 const fn ms(n: u64) -> Duration {

@@ -9,6 +9,7 @@ use crate::common::redis::RedisServer;
 use crate::common::server::Server;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
+use workglow_limit::embed::MayWait;
 use workglow_limit::*;
 
 fn admits(limiter: &dyn Limiter, key: &str) -> bool {

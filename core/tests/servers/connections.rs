@@ -11,6 +11,7 @@ use crate::common::wait_until;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
+use workglow_limit::embed::{Joined, Line, MayWait, Outcome, Waiter, acquire};
 use workglow_limit::*;
 
 fn within(url: &str, timeout: Duration) -> Store {

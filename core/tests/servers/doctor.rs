@@ -6,6 +6,8 @@ use crate::common::postgres::PostgresServer;
 use crate::common::wait_until;
 use std::collections::BTreeSet;
 use std::time::Duration;
+use workglow_limit::admin::{Severity, doctor, postgres_schema};
+use workglow_limit::observe::Observer;
 use workglow_limit::*;
 
 fn found(url: &str) -> Vec<(Severity, String)> {

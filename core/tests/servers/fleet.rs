@@ -12,6 +12,7 @@ use crate::common::{Child, Random, Record, most_in_any_window, now_ns, number, w
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
+use workglow_limit::embed::MayWait;
 use workglow_limit::*;
 
 /// A start happened between these moments.

@@ -11,6 +11,7 @@ use crate::common::{Child, Dir, Random, Record, most_in_any_window, now_ns, numb
 use std::path::Path;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
+use workglow_limit::embed::MayWait;
 use workglow_limit::*;
 
 const MINUTE: Duration = Duration::from_secs(60);

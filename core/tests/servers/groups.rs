@@ -6,6 +6,7 @@ use crate::common::{self, most_in_any_window, now_ns, wait_until};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
 use std::time::Duration;
+use workglow_limit::observe::Observer;
 use workglow_limit::*;
 
 fn store(url: &str, timeout: Duration) -> Store {

@@ -7,6 +7,7 @@ use crate::common::{self, Child, shared, wait_until};
 use std::sync::atomic::{AtomicU64, Ordering::*};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+use workglow_limit::hooks::{Event, Happening};
 use workglow_limit::*;
 
 const SECOND: Duration = Duration::from_secs(1);

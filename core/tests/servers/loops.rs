@@ -11,6 +11,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
+use workglow_limit::embed::{Begun, Joined, Line, MayWait, Outcome, Seat, Step, Waiter, WaiterId, acquire};
+use workglow_limit::hooks::{Event, Happening};
 use workglow_limit::*;
 
 const HOUR: Duration = Duration::from_secs(3_600);

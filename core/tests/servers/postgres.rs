@@ -7,6 +7,7 @@ use crate::common::{Child, Dir, Record, most_in_any_window, now_ns, number, shar
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
+use workglow_limit::admin::postgres_schema;
 use workglow_limit::*;
 
 const HOUR: Duration = Duration::from_secs(3600);

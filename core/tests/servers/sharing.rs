@@ -8,6 +8,8 @@ use crate::common::server::Server;
 use crate::common::wait_until;
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant, SystemTime};
+use workglow_limit::embed::{Joined, Line, MayWait, Seat, Step, Waiter};
+use workglow_limit::observe::Observer;
 use workglow_limit::*;
 
 fn rate(store: &Store, name: &str, max: u64, window: Duration) -> RateLimiter {

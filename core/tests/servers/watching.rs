@@ -8,6 +8,7 @@ use crate::common::server::Server;
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
+use workglow_limit::observe::{Observer, Snapshot};
 use workglow_limit::*;
 
 fn open(url: &str, clock: Option<&ManualClock>) -> Store {
@@ -113,6 +114,15 @@ fn redis_is_asked_twice_about_any_number_of_limits() {
         is_whole(&observer.look().unwrap(), limits as usize);
     }
     assert_eq!(ASKED.load(SeqCst), 5 * (1 + limits));
+    // Of one limit, only that is asked for.
+    LIMITS.store(0, SeqCst);
+    let url = format!("redis+unix://{}", dir.file("s").display());
+    let mut observer = Observer::new(&open(&url, None), 5).only("limit-7");
+    is_whole(&observer.look().unwrap(), 1);
+    let before = ASKED.load(SeqCst);
+    LIMITS.store(1, SeqCst);
+    is_whole(&observer.look().unwrap(), 1);
+    assert_eq!(ASKED.load(SeqCst) - before, 2);
 }
 
 #[cfg(feature = "postgres")]

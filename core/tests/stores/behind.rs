@@ -4,6 +4,7 @@ use crate::common::{Child, Dir, shared, wait_until, with_database};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::*;
 use std::time::Duration;
+use workglow_limit::embed::{Joined, Line, MayWait, Outcome, Waiter, WaiterId, acquire};
 use workglow_limit::*;
 
 const MINUTE: Duration = Duration::from_secs(60);

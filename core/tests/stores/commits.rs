@@ -3,6 +3,7 @@
 use crate::common::{Dir, wait_until};
 use std::sync::Arc;
 use std::time::Duration;
+use workglow_limit::embed::Begun;
 use workglow_limit::*;
 
 fn open(dir: &Dir, on_error: OnError, timeout: Duration) -> Store {

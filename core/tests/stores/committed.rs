@@ -6,6 +6,8 @@
 use crate::common::{Child, Dir, present_boot, raise, shared, wait_until, write_behind_up_to};
 use std::sync::atomic::Ordering::*;
 use std::time::Duration;
+use workglow_limit::embed::MayWait;
+use workglow_limit::observe::Observer;
 use workglow_limit::*;
 
 fn store(dir: &Dir, durability: Durability) -> Store {

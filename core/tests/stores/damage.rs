@@ -94,11 +94,11 @@ fn nonsensical_rows_are_errors() {
         "UPDATE store SET sequence = 9223372036854775807",
         "UPDATE store SET sequence = -1, lane = 'z'",
         "DROP TABLE limits",
-        "DROP TABLE moves; CREATE VIEW moves AS SELECT 1",
+        "DROP TABLE usage; CREATE VIEW usage AS SELECT 1",
         "DROP TABLE limits; CREATE VIEW limits AS WITH RECURSIVE r(x) AS (SELECT 1 UNION ALL SELECT x FROM r) SELECT x FROM r",
         "CREATE TRIGGER t AFTER UPDATE ON store BEGIN DELETE FROM executions; END",
-        "INSERT INTO executions SELECT 'api', 'key', '0000000000000008000000000000007', 0, 9223372036854775807, 1, 1, 0",
-        "INSERT INTO executions SELECT 'api', 'key', '00000000000000080000000000000074', -9223372036854775807, 9223372036854775807, 0, 1, 0",
+        "INSERT INTO executions SELECT id, 'key', '0000000000000008000000000000007', 0, 9223372036854775807, 1, 1, 0 FROM limits WHERE name = 'api'",
+        "INSERT INTO executions SELECT id, 'key', '00000000000000080000000000000074', -9223372036854775807, 9223372036854775807, 0, 1, 0 FROM limits WHERE name = 'api'",
     ];
     let children = HOSTILE.iter().enumerate().map(|(i, sql)| {
         Child::run(move || {

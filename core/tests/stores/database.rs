@@ -60,7 +60,7 @@ fn invalid_stores_are_refused_and_left_unchanged() {
     newer.pragma_update(None, "user_version", 99).unwrap();
     drop(newer);
     let error = open(&dir.file("newer.db")).unwrap_err();
-    assert!(matches!(error, Error::UnsupportedVersion { found: 99, supported: 1, .. }), "{error}");
+    assert!(matches!(error, Error::UnsupportedVersion { found: 99, supported: 2, .. }), "{error}");
 
     write("wrong-lane.db-lane", &text);
     assert_eq!(open(&dir.file("wrong-lane.db")).unwrap_err().name(), "not_a_store");

@@ -5,6 +5,8 @@ use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::Ordering::*;
 use std::time::{Duration, Instant};
+use workglow_limit::embed::{Joined, Line, Waiter, WaiterId, acquire};
+use workglow_limit::observe::Observer;
 use workglow_limit::*;
 
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -233,7 +235,7 @@ fn the_waiters_of_a_loop_share_a_commit() {
             line.advance(&mut over);
             over.len() == 39
         });
-        assert!(over.iter().all(|(_, outcome)| matches!(outcome, workglow_limit::Outcome::Admitted(_))));
+        assert!(over.iter().all(|(_, outcome)| matches!(outcome, workglow_limit::embed::Outcome::Admitted(_))));
         // Another one is due once a second.
         assert!(commits() < before + 20, "{} commits", commits() - before);
         assert_eq!(limiter.peek(&key(0), 1).unwrap().remaining, if keys == 1 { 61 } else { 100 });
@@ -252,7 +254,7 @@ fn the_waiters_of_a_loop_share_a_commit() {
             line.advance(&mut over);
             over.len() == 10
         });
-        assert!(over.iter().all(|(_, outcome)| matches!(outcome, workglow_limit::Outcome::Admitted(_))));
+        assert!(over.iter().all(|(_, outcome)| matches!(outcome, workglow_limit::embed::Outcome::Admitted(_))));
         assert_eq!(limiter.peek(&key(0), 1).unwrap().remaining, if keys == 1 { 51 } else { 99 });
         assert_eq!(Observer::new(&store, 1).look().unwrap().limits[0].waiting, 0);
     }
@@ -277,8 +279,8 @@ fn a_commit_in_a_new_lane_lets_no_start_of_the_lost_one_go() {
         line.advance(&mut over);
         !over.is_empty()
     });
-    assert!(matches!(over[..], [(_, workglow_limit::Outcome::Admitted(_))]), "{over:?}");
-    let count = "SELECT sum(units) FROM executions WHERE name = 'api'";
+    assert!(matches!(over[..], [(_, workglow_limit::embed::Outcome::Admitted(_))]), "{over:?}");
+    let count = "SELECT sum(units) FROM starts WHERE name = 'api'";
     let written: i64 = with_database(&dir, |database| database.query_row(count, [], |row| row.get(0)).unwrap());
     assert!(written >= 2, "{written} units are in the ledger");
 }

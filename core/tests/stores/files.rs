@@ -108,7 +108,7 @@ fn parameters_out_of_range_are_named_and_nothing_is_created() {
     let new = |name: &str, max, window| RateLimiter::new(&store, name, max, window).map(drop).unwrap_err().to_string();
     assert_eq!(new("x", 0, HOUR), "max_executions is 0: expected a whole number from 1 to 1000000000");
     assert!(new("x", 1_000_000_001, HOUR).starts_with("max_executions is 1000000001: "));
-    assert_eq!(new("x", 1, Duration::ZERO), "window is 0ns: expected 1 µs to 366 days");
+    assert_eq!(new("x", 1, Duration::ZERO), "window is 0s: expected 1 µs to 366 days");
     assert!(new("x", 1, Duration::MAX).starts_with("window is "));
     assert_eq!(new("", 1, HOUR), "name is empty: expected 1 to 1024 bytes of UTF-8");
     assert_eq!(new(&"n".repeat(1_025), 1, HOUR), "name is 1025 bytes long: expected 1 to 1024 bytes of UTF-8");

@@ -8,6 +8,9 @@ use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::*};
 use std::time::Duration;
+use workglow_limit::admin::parse_policies;
+use workglow_limit::embed::{Waiter, acquire};
+use workglow_limit::observe::Observer;
 use workglow_limit::*;
 
 const HOUR: Duration = Duration::from_secs(3_600);

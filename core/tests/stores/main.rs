@@ -26,4 +26,6 @@ mod space;
 mod storms;
 mod surviving;
 mod torments;
+#[cfg(feature = "fault-points")]
+mod upgrade;
 mod verify;

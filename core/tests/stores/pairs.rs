@@ -7,6 +7,7 @@ use crate::common::limits::patient;
 use crate::common::{self, Child, Dir};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use workglow_limit::embed::{Joined, Line, Waiter};
 use workglow_limit::*;
 
 /// How many other keys make a change take several steps: one that moves keys, or one that forgets whole segments of the
@@ -419,7 +420,7 @@ fn waiters_of_a_limit_that_lost_its_name_do_not_start() {
                     line.advance(&mut over);
                 }
                 let is_refused =
-                    |outcome: &_| matches!(outcome, workglow_limit::Outcome::Failed(Error::KindMismatch { .. }));
+                    |outcome: &_| matches!(outcome, workglow_limit::embed::Outcome::Failed(Error::KindMismatch { .. }));
                 assert!(over.len() == 3 && over.iter().all(|(_, outcome)| is_refused(outcome)), "{what}: {over:?}");
             }
         }

@@ -6,6 +6,7 @@ use crate::common::{Child, Dir, PATIENCE, Record, most_in_any_window, now_ns, sh
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::*;
 use std::time::{Duration, Instant};
+use workglow_limit::embed::{Begun, Step};
 use workglow_limit::*;
 
 const HOUR: Duration = Duration::from_secs(3_600);

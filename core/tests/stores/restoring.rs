@@ -6,6 +6,7 @@ use crate::common::random::seed;
 use crate::common::{Child, Dir, Random, number, present_boot, raise, shared, wait_until};
 use std::sync::atomic::Ordering::*;
 use std::time::Duration;
+use workglow_limit::embed::MayWait;
 use workglow_limit::*;
 
 fn store_with(dir: &Dir, durability: Durability) -> Store {

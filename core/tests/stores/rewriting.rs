@@ -7,6 +7,7 @@ use crate::common::wait::Wait;
 use crate::common::{Child, Dir, PATIENCE, Random, Record, most_in_any_window, now_ns, number, raise, wait_until};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
+use workglow_limit::embed::Step;
 use workglow_limit::*;
 
 const HOUR: Duration = Duration::from_secs(3_600);

@@ -372,12 +372,12 @@ const HOSTILE: [&str; 24] = [
     "UPDATE store SET pruned_at = 9223372036854775807",
     "DROP TABLE limits",
     "DROP TABLE limits; CREATE VIEW limits AS WITH RECURSIVE r(x) AS (SELECT 1 UNION ALL SELECT x FROM r) SELECT x FROM r",
-    "DROP TABLE executions; CREATE TABLE executions (name, key, key_hash, started_at, units, expires_at, synced, uptime, counts_until);
+    "DROP TABLE executions; CREATE TABLE executions (limit_id, key, key_hash, started_at, units, expires_at, synced, uptime, counts_until);
      INSERT INTO executions VALUES (NULL, 1, x'00', 'text', 1e300, NULL, 'a', 'b', 9e18)",
     "CREATE TRIGGER t AFTER UPDATE ON store BEGIN DELETE FROM executions; END",
-    "INSERT INTO executions SELECT '40/1h', 'key', '0000000000000008000000000000007', 0, 9223372036854775807, 1, 1, 0",
-    "INSERT INTO executions SELECT '40/1h', 'key', '00000000000000080000000000000074', -9223372036854775807, 9223372036854775807, 0, 1, 0",
-    "INSERT INTO executions SELECT name, key, key_hash, started_at, units, expires_at, synced, uptime FROM executions",
+    "INSERT INTO executions SELECT id, 'key', '0000000000000008000000000000007', 0, 9223372036854775807, 1, 1, 0 FROM limits WHERE name = '40/1h'",
+    "INSERT INTO executions SELECT id, 'key', '00000000000000080000000000000074', -9223372036854775807, 9223372036854775807, 0, 1, 0 FROM limits WHERE name = '40/1h'",
+    "INSERT INTO executions SELECT limit_id, key, key_hash, started_at, units, expires_at, synced, uptime FROM executions",
     "UPDATE executions SET uptime = -9223372036854775808, expires_at = 9223372036854775807",
 ];
 

@@ -68,7 +68,7 @@ fn nonsensical_rows_are_reported_and_removed() {
         ("UPDATE limits SET policy = 'nonsense' WHERE name = 'api'", "limit \"api\" has the policy \"nonsense\""),
         ("UPDATE limits SET override = '1/0s' WHERE name = 'api'", "limit \"api\" has the override \"1/0s\""),
         (
-            "INSERT INTO keys VALUES ('api', 'tenant', 'nonsense', '', '', 1, NULL)",
+            "INSERT INTO keys SELECT id, 'tenant', 'nonsense', '', '', 1, NULL FROM limits WHERE name = 'api'",
             "key \"tenant\" of limit \"api\" has the policy \"nonsense\"",
         ),
         ("UPDATE limits SET policy = '7/1h +' WHERE name = 'both'", "limit \"both\" has the policy \"7/1h +\""),
@@ -76,8 +76,12 @@ fn nonsensical_rows_are_reported_and_removed() {
             "CREATE TRIGGER \"a \"\" b\" AFTER UPDATE ON store BEGIN DELETE FROM executions; END",
             "a trigger \"a \\\" b\", where a store has none",
         ),
-        ("UPDATE executions SET key_hash = 'z' || substr(key_hash, 2) WHERE name = 'limit 9000/1h'", "50 rows"),
-        ("UPDATE executions SET units = -1 WHERE name = 'limit 100/1h fixed'", "50 rows"),
+        (
+            "UPDATE executions SET key_hash = 'z' || substr(key_hash, 2) FROM limits
+             WHERE id = limit_id AND name = 'limit 9000/1h'",
+            "50 rows",
+        ),
+        ("UPDATE executions SET units = -1 FROM limits WHERE id = limit_id AND name = 'limit 100/1h fixed'", "50 rows"),
     ];
     for (i, (sql, found)) in REPAIRED.into_iter().enumerate() {
         let dir = Dir::new(&format!("verify-rows-{i}"));

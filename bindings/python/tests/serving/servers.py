@@ -1,6 +1,8 @@
 """Shared helpers: real servers on free loopback ports, and a parser of structured fields."""
 
+import asyncio
 import os
+import queue
 import re
 import signal
 import socket
@@ -9,8 +11,10 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
+import aiohttp.web
 import httpx
 import hypercorn.trio
 import trio
@@ -64,6 +68,33 @@ def asgi_in_trio(app):
             yield base
         finally:
             ends.set()
+            thread.join(60)
+            assert not thread.is_alive(), "the server does not end"
+
+
+@contextmanager
+def aiohttp_web(app):
+    """As `serve`, for an app of aiohttp under its own server."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        started = queue.SimpleQueue()
+
+        async def main():
+            ends = asyncio.Event()
+            runner = aiohttp.web.AppRunner(app, shutdown_timeout=1)
+            await runner.setup()
+            await aiohttp.web.SockSite(runner, listening).start()
+            started.put(partial(asyncio.get_running_loop().call_soon_threadsafe, ends.set))
+            await ends.wait()
+            await runner.cleanup()
+
+        thread = threading.Thread(target=asyncio.run, args=(main(),), daemon=True)
+        thread.start()
+        end = started.get(timeout=60)
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            end()
             thread.join(60)
             assert not thread.is_alive(), "the server does not end"
 

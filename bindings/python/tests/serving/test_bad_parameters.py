@@ -4,7 +4,9 @@ import asyncio
 import re
 
 import pytest
+from aiohttp import web
 from workglow_limit import InvalidArgument, NullLimiter, RateLimiter, Store
+from workglow_limit.aiohttp_web import AppLimits
 from workglow_limit.asgi import Limit
 from workglow_limit.asgi import LimitMiddleware as Asgi
 from workglow_limit.fastapi import RouteLimit
@@ -68,6 +70,7 @@ def test_a_limit(given, options, error, said):
         lambda *a, **k: Asgi(None, *a, **k),
         lambda *a, **k: Wsgi(None, *a, **k),
         lambda *a, **k: FlaskLimits(None, *a, **k),
+        lambda *a, **k: AppLimits(web.Application(), *a, **k),
     ],
 )
 @pytest.mark.parametrize(
@@ -114,6 +117,7 @@ def test_an_app(made, limits, options, error, said):
         (lambda **options: Asgi(None, **options), "LimitMiddleware", "limits, websockets"),
         (lambda **options: Wsgi(None, **options), "LimitMiddleware", "limits"),
         (lambda **options: FlaskLimits(None, **options), "FlaskLimits", "limits"),
+        (lambda **options: AppLimits(web.Application(), **options), "AppLimits", "limits, websockets"),
     ],
 )
 def test_an_unknown_option_names_the_public_class_and_lists_its_options(made, name, own):

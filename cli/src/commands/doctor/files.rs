@@ -5,7 +5,7 @@ use crate::{place, text};
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use workglow_limit::Severity;
+use workglow_limit::admin::Severity;
 
 /// Below this free space there is a warning.
 const LITTLE_SPACE: u64 = 256 << 20;

@@ -9,7 +9,8 @@ use crate::text::{self, Look};
 use serde_json::json;
 use std::cmp::Reverse;
 use std::time::Instant;
-use workglow_limit::{Observer, Severity, Snapshot};
+use workglow_limit::admin::Severity;
+use workglow_limit::observe::{Observer, Snapshot};
 
 /// Check the store's surroundings: disk, files and clock, or the server's settings
 ///
@@ -31,9 +32,9 @@ pub struct Finding {
     pub instead: String,
 }
 
-impl From<workglow_limit::Finding> for Finding {
-    fn from(found: workglow_limit::Finding) -> Finding {
-        let workglow_limit::Finding { severity, what, setting, value, instead, .. } = found;
+impl From<workglow_limit::admin::Finding> for Finding {
+    fn from(found: workglow_limit::admin::Finding) -> Finding {
+        let workglow_limit::admin::Finding { severity, what, setting, value, instead, .. } = found;
         Finding { severity, what, setting, value, instead }
     }
 }
@@ -65,7 +66,7 @@ pub fn run(_args: Args, context: &Context) -> Result<Outcome, Failure> {
         context.unopened(false)?;
         files::look(url, &mut report);
     } else {
-        let findings = workglow_limit::doctor(url).map_err(|error| Failure::of_store(error, url))?;
+        let findings = workglow_limit::admin::doctor(url).map_err(|error| Failure::of_store(error, url))?;
         report.findings.extend(findings.into_iter().map(Finding::from));
     }
     open(context, &mut report);

@@ -138,16 +138,25 @@ function newRow(name) {
     own: make("span.badge.own", { hidden: true, title: "An operator's policy in place of the declared one" }, "override"),
     policy: make("span.policy.mono.faint.cut"),
     used: make("span"),
+    window: make("span.unseen"),
     share: make("span.share.faint"),
     fill: make("i"),
     trend: make("span.trend"),
-    denied: make("span.denied.number"),
-    waiting: make("span.waiting.number"),
+    denied: make("span"),
+    waiting: make("span"),
   };
-  row.use = make("span.use", {}, make("span.figures", {}, row.used, row.share), make("span.bar", {}, row.fill));
+  row.use = make(
+    "span.use",
+    {},
+    make("span.figures", {}, make("span.unseen", {}, "used"), row.used, row.window, row.share),
+    make("span.bar", {}, row.fill),
+  );
   const title = make("span.name", {}, make("span.cut", { title: name }, name), row.own, row.paused);
   row.element = make("li.row", { role: "option", id: `row-${ids++}`, "aria-selected": "false" });
-  row.element.append(make("span.who", {}, title, row.policy), row.use, row.trend, row.denied, row.waiting);
+  // Screen readers say what is seen, and the words that the head of the list shows.
+  const worded = (figure, word) => make("span", {}, figure, make("span.unseen", {}, ` ${word}`));
+  [row.deniedCell, row.waitingCell] = [worded(row.denied, "denied"), worded(row.waiting, "waiting")];
+  row.element.append(make("span.who", {}, title, row.policy), row.use, row.trend, row.deniedCell, row.waitingCell);
   row.element.addEventListener("click", () => choose(name, true));
   return row;
 }
@@ -160,29 +169,16 @@ function fill(row, limit) {
   row.paused.hidden = limit.paused_for <= 0;
   if (limit.paused_for > 0) set(row.paused, `paused ${time(limit.paused_for)}`);
   set(row.used, `${brief(usage.used)} / ${brief(usage.limit)}`);
+  set(row.window, windowed(usage.window));
   set(row.share, `${Math.floor(limit.share * 100)}%`);
   row.use.dataset.level = level(limit.share, limit.near);
   row.fill.style.transform = `scaleX(${Math.min(1, limit.share)})`;
   set(row.denied, `${pace(limit.pace.denied)}/s`);
-  row.denied.className = `denied number ${limit.pace.denied < 0.05 ? "quiet" : "hot"}`;
+  row.deniedCell.className = `denied number ${limit.pace.denied < 0.05 ? "quiet" : "hot"}`;
   set(row.waiting, brief(limit.waiting));
-  row.waiting.className = `waiting number ${limit.waiting ? "busy" : "quiet"}`;
+  row.waitingCell.className = `waiting number ${limit.waiting ? "busy" : "quiet"}`;
   const line = sparks.get(limit.name);
   if (line && row.line !== line) row.trend.replaceChildren(spark((row.line = line)));
-  row.element.setAttribute(
-    "aria-label",
-    [
-      limit.name,
-      limit.policy,
-      limit.is_overridden && "overridden",
-      `used ${usage.used} of ${usage.limit} ${windowed(usage.window)}`,
-      limit.paused_for > 0 && `paused for ${time(limit.paused_for)}`,
-      limit.waiting > 0 && `${limit.waiting} waiting`,
-      limit.pace.denied >= 0.05 && `${pace(limit.pace.denied)} denied per second`,
-    ]
-      .filter(Boolean)
-      .join(", "),
-  );
 }
 
 function mark() {

@@ -40,7 +40,7 @@ export class Panel {
 
   hide() {
     this.#abort?.abort();
-    this.#name = null;
+    [this.#name, this.#seen, this.parts] = [null, null, null];
     this.element.hidden = true;
   }
 
@@ -48,16 +48,8 @@ export class Panel {
     if (name === this.#name) return;
     this.#abort?.abort();
     this.#abort = new AbortController();
-    Object.assign(this, { parts: null });
-    [this.#name, this.#seen, this.#series, this.#history, this.#tick, this.#asked, this.#window] = [
-      name,
-      null,
-      null,
-      null,
-      -1,
-      0,
-      undefined,
-    ];
+    [this.#name, this.#seen, this.parts] = [name, null, null];
+    [this.#series, this.#history, this.#tick, this.#asked, this.#window] = [null, null, -1, 0, undefined];
     this.element.hidden = false;
     this.element.scrollTop = 0;
     this.element.replaceChildren(

@@ -238,7 +238,7 @@ impl Report<'_, '_> {
 
     /// The picture of the load and of each policy.
     pub fn picture(&self) -> Picture {
-        let mut picture = Picture::default();
+        let mut picture = Picture { is_comparison: true, ..Picture::default() };
         let mut about = vec![self.load()];
         for subject in self.subjects {
             let total = &subject.found.total;

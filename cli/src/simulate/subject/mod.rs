@@ -13,9 +13,9 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::sync::Arc;
 use std::time::Duration;
-use workglow_limit::{
-    Error, Limiter, Line, ManualClock, Policy, RawPermit, Store, StoreOptions, WaiterId, parse_policies,
-};
+use workglow_limit::admin::parse_policies;
+use workglow_limit::embed::{Line, WaiterId};
+use workglow_limit::{Error, Limiter, ManualClock, Policy, RawPermit, Store, StoreOptions};
 
 /// The name of the limit. The names of its parts begin with it.
 const NAME: &str = "policy";

@@ -8,7 +8,8 @@ use crate::failure::Failure;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::Duration;
-use workglow_limit::{Decision, Joined, Line, Outcome, RawPermit, Waiter};
+use workglow_limit::embed::{Joined, Line, Outcome, Waiter};
+use workglow_limit::{Decision, RawPermit};
 
 impl Subject<'_> {
     /// The time of the next event without a request.

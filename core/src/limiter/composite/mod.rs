@@ -4,9 +4,9 @@ mod out;
 mod places;
 pub(super) mod text;
 
-use super::internal::{Base, When};
+use super::internal::{Awaited, Base, Behind, Nested, Quiet, When};
 use super::line::{Claim, Terms};
-use super::{Attempt, Internal, Limiter, Places, Presented, Reserved, foreign};
+use super::{Attempt, Limiter, Places, Presented, Reserved, foreign};
 use crate::decision::Decision;
 use crate::error::{Error, Result};
 use crate::fork::PerProcess;
@@ -433,12 +433,50 @@ impl Places for CompositeLimiter {
     }
 }
 
-impl Internal for CompositeLimiter {
+impl Behind for CompositeLimiter {
     #[inline(always)]
     fn base(&self) -> &Base {
         &self.base
     }
 
+    fn list_limits(&self, all: &mut Vec<(usize, Arc<str>)>) {
+        self.all().iter().for_each(|child| child.list_limits(all));
+    }
+
+    fn has_hooks(&self) -> bool {
+        self.base.hooks.are_any() || self.all().iter().any(|child| child.has_hooks())
+    }
+
+    fn stores(&self, all: &mut Vec<Arc<Session>>) {
+        self.all().iter().for_each(|child| child.stores(all));
+    }
+
+    fn notify(&self, event: &Event) -> bool {
+        let is_of_a_child = self.all().iter().any(|child| child.notify(event));
+        if is_of_a_child {
+            self.base.hooks.call(event);
+        }
+        is_of_a_child
+    }
+
+    fn manual_clock(&self) -> Option<ManualClock> {
+        self.all().iter().find_map(|child| child.manual_clock())
+    }
+
+    fn has_custom(&self) -> bool {
+        self.all().iter().any(|child| child.has_custom())
+    }
+
+    fn is_due(&self) -> bool {
+        self.all().iter().any(|child| child.is_due())
+    }
+
+    fn look_after(&self) {
+        self.all().iter().filter(|child| child.is_due()).for_each(|child| child.look_after());
+    }
+}
+
+impl Quiet for CompositeLimiter {
     fn quiet_attempt(&self, key: &str, weight: u64) -> Result<Attempt> {
         super::null::check(key, weight)?;
         self.try_claim(key, weight)
@@ -514,24 +552,6 @@ impl Internal for CompositeLimiter {
         })
     }
 
-    fn waited(&self, key: &str, permit: &RawPermit, wait: Duration) {
-        let _ = self.each(|child| {
-            child.waited(key, permit, wait);
-            Ok(())
-        });
-    }
-
-    fn list_limits(&self, all: &mut Vec<(usize, Arc<str>)>) {
-        self.all().iter().for_each(|child| child.list_limits(all));
-    }
-
-    fn waits_more(&self, by: i64) {
-        let _ = self.each(|child| {
-            child.waits_more(by);
-            Ok(())
-        });
-    }
-
     fn quiet_reserve(&self, key: &str, weight: u64, when: When) -> Result<Reserved> {
         self.do_reserve(key, weight, when)
     }
@@ -551,21 +571,21 @@ impl Internal for CompositeLimiter {
     fn quiet_close_gate(&self, key: &str, at: SystemTime) -> Result<()> {
         self.each(|child| child.quiet_close_gate(key, at))
     }
+}
 
-    fn has_hooks(&self) -> bool {
-        self.base.hooks.are_any() || self.all().iter().any(|child| child.has_hooks())
+impl Awaited for CompositeLimiter {
+    fn waited(&self, key: &str, permit: &RawPermit, wait: Duration) {
+        let _ = self.each(|child| {
+            child.waited(key, permit, wait);
+            Ok(())
+        });
     }
 
-    fn stores(&self, all: &mut Vec<Arc<Session>>) {
-        self.all().iter().for_each(|child| child.stores(all));
-    }
-
-    fn notify(&self, event: &Event) -> bool {
-        let is_of_a_child = self.all().iter().any(|child| child.notify(event));
-        if is_of_a_child {
-            self.base.hooks.call(event);
-        }
-        is_of_a_child
+    fn waits_more(&self, by: i64) {
+        let _ = self.each(|child| {
+            child.waits_more(by);
+            Ok(())
+        });
     }
 
     fn claim(&self, key: &str, weight: u64, terms: Terms) -> Result<Claim> {
@@ -589,10 +609,6 @@ impl Internal for CompositeLimiter {
         self.children()?.iter().map(|child| child.closed(key)).try_fold(Duration::ZERO, |most, one| Ok(most.max(one?)))
     }
 
-    fn manual_clock(&self) -> Option<ManualClock> {
-        self.all().iter().find_map(|child| child.manual_clock())
-    }
-
     fn is_late(&self, place: &RawPermit) -> bool {
         self.parts(place, |child, part| Some(child.is_late(part))).any(|is_late| is_late)
     }
@@ -600,17 +616,15 @@ impl Internal for CompositeLimiter {
     fn has_bounded_queue(&self) -> bool {
         self.all().iter().any(|child| child.has_bounded_queue())
     }
+}
 
+impl Nested for CompositeLimiter {
     fn is_over(&self, permit: &RawPermit) -> bool {
         self.found(permit).is_none_or(|out| are_over(self.all(), &out.parts))
     }
 
     fn contains(&self, composite: u64) -> bool {
         self.base.id == composite || self.all().iter().any(|child| child.contains(composite))
-    }
-
-    fn has_custom(&self) -> bool {
-        self.all().iter().any(|child| child.has_custom())
     }
 
     fn depth(&self) -> usize {
@@ -621,14 +635,6 @@ impl Internal for CompositeLimiter {
         if self.above.fetch_max(above, Relaxed) < above {
             self.all().iter().for_each(|child| child.lower(above + 1));
         }
-    }
-
-    fn is_due(&self) -> bool {
-        self.all().iter().any(|child| child.is_due())
-    }
-
-    fn look_after(&self) {
-        self.all().iter().filter(|child| child.is_due()).for_each(|child| child.look_after());
     }
 }
 

@@ -3,12 +3,12 @@
 mod renewal;
 mod served;
 
-use super::internal::Base;
+use super::internal::{Awaited, Base, Behind, Nested, Quiet};
 use super::line::{Claim, Terms};
-use super::{Attempt, Internal, Limiter, Places, Presented, foreign, unsupported};
+use super::{Attempt, Limiter, Places, Presented, foreign, unsupported};
 use crate::algorithm::leases::{Lease, Leases, NEVER};
 use crate::atomic::*;
-use crate::decision::{Decision, LOOK_AGAIN};
+use crate::decision::Decision;
 use crate::error::{Error, Result};
 use crate::fork::PerProcess;
 use crate::hash::Hash;
@@ -166,23 +166,7 @@ impl ConcurrencyLimiter {
 
     /// Returns when a retry may succeed after a denial: exactly, if that is known.
     fn retry_after(found: &Key, leases: &Leases, weight: u64) -> Result<Duration, Blocked> {
-        let now = found.home().clock.now().floor;
-        let free_at = match found.table.policy.cooldown() {
-            0 => leases.earliest_deadline()?,
-            cooldown => match (leases.live()? + weight).saturating_sub(found.table.capacity) {
-                0 => Some(now),
-                // No start that completes from now on frees its units before that.
-                units => {
-                    let latest = found.home().clock.now().ceil + cooldown;
-                    Some(leases.free_at(units, cooldown)?.unwrap_or(NEVER).min(latest))
-                }
-            },
-        };
-        Ok(match free_at {
-            _ if found.gate > now => from_ticks(found.gate - now),
-            Some(at) => from_ticks(at.saturating_sub(now)),
-            None => LOOK_AGAIN,
-        })
+        Ok(found.home().wait_for_units(found.table, leases, weight, found.gate)?)
     }
 
     /// Returns whether no unit is free after a denial until then, unless a start is cancelled.
@@ -331,12 +315,19 @@ impl Places for ConcurrencyLimiter {
     }
 }
 
-impl Internal for ConcurrencyLimiter {
+impl Behind for ConcurrencyLimiter {
     #[inline(always)]
     fn base(&self) -> &Base {
         &self.base
     }
 
+    #[inline(always)]
+    fn limit(&self) -> Option<&Limit> {
+        Some(&self.limit)
+    }
+}
+
+impl Quiet for ConcurrencyLimiter {
     fn quiet_attempt(&self, key: &str, weight: u64) -> Result<Attempt> {
         policy::check_some(weight)?;
         let answer = || {
@@ -458,12 +449,9 @@ impl Internal for ConcurrencyLimiter {
         };
         self.limit.or_instead(ended, |_| ())
     }
+}
 
-    #[inline(always)]
-    fn limit(&self) -> Option<&Limit> {
-        Some(&self.limit)
-    }
-
+impl Awaited for ConcurrencyLimiter {
     fn claim(&self, key: &str, weight: u64, _terms: Terms) -> Result<Claim> {
         policy::check_some(weight)?;
         let claimed = || {
@@ -515,7 +503,9 @@ impl Internal for ConcurrencyLimiter {
             Ok(())
         });
     }
+}
 
+impl Nested for ConcurrencyLimiter {
     fn is_over(&self, permit: &RawPermit) -> bool {
         if self.limit.is_served() {
             // Checking costs a round trip, and ending the permit reports it anyway.

@@ -46,7 +46,8 @@ pub enum Joined {
 /// ```
 /// # use std::sync::Arc;
 /// # use std::time::Duration;
-/// # use workglow_limit::{Joined, Line, Outcome, RateLimiter, Store, Waiter};
+/// # use workglow_limit::embed::{Joined, Line, Outcome, Waiter};
+/// # use workglow_limit::{RateLimiter, Store};
 /// let store = Store::new("memory:")?;
 /// let limiter = Arc::new(RateLimiter::new(&store, "api", 2, Duration::from_millis(20))?);
 /// let mut line = Line::new(limiter);
@@ -117,7 +118,7 @@ impl Line {
         Self::of(limiter, None)
     }
 
-    /// Makes a line for a loop that must [never wait](crate::MayWait::Never). If its limit is on a server, threads of the
+    /// Makes a line for a loop that must [never wait](crate::embed::MayWait::Never). If its limit is on a server, threads of the
     /// library ask for its keys, each on its own. They call `wake` when an answer is there, so that the loop calls
     /// [`Line::advance`] before its time. Otherwise this is [`Line::new`].
     pub fn with_wake(limiter: Arc<dyn Limiter>, wake: impl Fn() + Send + Sync + 'static) -> Line {
@@ -392,7 +393,7 @@ impl Line {
         }
     }
 
-    /// Returns whether the last calls left work undone because they [must not wait](crate::MayWait). If so, call
+    /// Returns whether the last calls left work undone because they [must not wait](crate::embed::MayWait). If so, call
     /// [`Line::advance`] from a thread that may wait.
     pub fn would_wait(&self) -> bool {
         let is_due = |clock: Clock| self.due.first().is_some_and(|(due, _)| *due <= clock.now().floor);

@@ -175,7 +175,7 @@ impl KeyLine {
         self.waiters.is_empty() && self.surplus.is_empty() && self.taken.is_empty()
     }
 
-    /// Returns whether there is work for a pass that [may wait](crate::MayWait).
+    /// Returns whether there is work for a pass that [may wait](crate::embed::MayWait).
     pub fn is_blocked(&self) -> bool {
         self.is_blocked
     }

@@ -48,7 +48,7 @@ impl Offer {
 /// [present](crate::Places::present). Where a limit has no places, the waiter is notified when units are free, and the
 /// worker asks for them.
 ///
-/// Like a [`Line`](crate::Line) it never sleeps, blocks only for the store, starts no threads and makes no callbacks:
+/// Like a [`Line`](crate::embed::Line) it never sleeps, blocks only for the store, starts no threads and makes no callbacks:
 /// the loop that fetches the work keeps one timer for it. Dropping it gives back what its waiters hold. A forked child
 /// finds it empty.
 pub struct Pool {

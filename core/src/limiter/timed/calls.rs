@@ -4,9 +4,9 @@ use super::{InStore, Timed};
 use crate::decision::Decision;
 use crate::error::{Error, Result};
 use crate::hash::Hash;
-use crate::limiter::internal::{Base, When};
+use crate::limiter::internal::{Awaited, Base, Behind, Nested, Quiet, When};
 use crate::limiter::line::{Claim, Terms};
-use crate::limiter::{Attempt, Internal, Limiter, Places, Presented, Reserved};
+use crate::limiter::{Attempt, Limiter, Places, Presented, Reserved};
 use crate::permit::RawPermit;
 use crate::state::counts::WAIT_TIME;
 use crate::state::{Limit, STORE_AGAIN};
@@ -69,19 +69,26 @@ impl<T: InStore> Places for T {
     }
 }
 
-impl<T: InStore> Internal for T {
+impl<T: InStore> Behind for T {
     #[inline(always)]
     fn base(&self) -> &Base {
         &self.timed().base
     }
 
+    #[inline(always)]
+    fn limit(&self) -> Option<&Limit> {
+        Some(&self.timed().limit)
+    }
+}
+
+impl<T: InStore> Quiet for T {
     #[inline]
     fn quiet_attempt(&self, key: &str, weight: u64) -> Result<Attempt> {
-        self.timed().try_attempt(key, weight)
+        self.timed().start(key, weight)
     }
 
     fn quiet_decide(&self, key: &str, weight: u64) -> Result<Decision> {
-        self.timed().try_decide(key, weight)
+        self.timed().start(key, weight)
     }
 
     fn quiet_peek(&self, key: &str, weight: u64) -> Result<Decision> {
@@ -98,14 +105,6 @@ impl<T: InStore> Internal for T {
         match self.timed().local_decision(key, weight) {
             Some(decision) => Ok(decision),
             None => self.quiet_peek(key, weight),
-        }
-    }
-
-    fn admits(&self, key: &str, weight: u64) -> Result<bool> {
-        match self.timed().surely_admits(key, weight) {
-            true => Ok(true),
-            // Unless that could not be determined.
-            false => Ok(self.quiet_peek(key, weight)?.admitted),
         }
     }
 
@@ -136,12 +135,9 @@ impl<T: InStore> Internal for T {
     fn quiet_record_end(&self, key: &str) -> Result<()> {
         self.timed().limit.or_instead(|| self.timed().do_record_end(key), |_| ())
     }
+}
 
-    #[inline(always)]
-    fn limit(&self) -> Option<&Limit> {
-        Some(&self.timed().limit)
-    }
-
+impl<T: InStore> Awaited for T {
     fn claim(&self, key: &str, weight: u64, terms: Terms) -> Result<Claim> {
         let claimed = || self.timed().do_claim((key, weight), terms);
         self.timed().limit.or_instead(claimed, |is_admitted| match is_admitted {
@@ -173,6 +169,16 @@ impl<T: InStore> Internal for T {
     fn has_bounded_queue(&self) -> bool {
         // Known once the limit is open; a composite has asked for a place before this.
         self.timed().limit.table().is_ok_and(|table| table.policy.has_queue())
+    }
+}
+
+impl<T: InStore> Nested for T {
+    fn admits(&self, key: &str, weight: u64) -> Result<bool> {
+        match self.timed().surely_admits(key, weight) {
+            true => Ok(true),
+            // Unless that could not be determined.
+            false => Ok(self.quiet_peek(key, weight)?.admitted),
+        }
     }
 
     fn is_over(&self, permit: &RawPermit) -> bool {

@@ -5,7 +5,7 @@
 
 use super::backoff::Level;
 use super::served::Started;
-use super::{Late, Seen, Timed, known};
+use super::{Seen, Timed, known};
 use crate::algorithm::Sealed;
 use crate::algorithm::log::{Answer, Ask, StartId, View};
 use crate::atomic::*;
@@ -24,168 +24,107 @@ use crate::waiting::MayWait;
 use std::cell::Cell;
 use std::time::Duration;
 
+/// The reply to a request for a start now. A `FULL` one also describes the key after the decision.
+pub(super) trait StartReply<const FULL: bool> {
+    /// Makes a denial, without a permit, or an admission. `after`: when a denied caller may try again; `full`: the whole
+    /// decision without its permit.
+    fn of(permit: Option<RawPermit>, after: Duration, full: impl FnOnce() -> Decision) -> Self;
+}
+
+impl StartReply<false> for Attempt {
+    #[inline(always)]
+    fn of(permit: Option<RawPermit>, after: Duration, _: impl FnOnce() -> Decision) -> Attempt {
+        permit.map_or(Attempt::Denied(after), Attempt::Admitted)
+    }
+}
+
+impl StartReply<true> for Decision {
+    #[inline(always)]
+    fn of(permit: Option<RawPermit>, _: Duration, full: impl FnOnce() -> Decision) -> Decision {
+        Decision { permit, ..full() }
+    }
+}
+
 impl Timed {
-    /// Decides on a start now; the failure policy is not applied. (It is one function for all kinds of limiters, so
-    /// that its reply is written once, where the caller wants it.)
+    /// Decides on a start now, where the key is found at once, as most are; the failure policy is not applied. (It is one
+    /// function for all kinds of limiters, so that its reply is written once, where the caller wants it.)
     #[inline(never)]
-    pub(super) fn try_attempt(&self, key: &str, weight: u64) -> Result<Attempt> {
-        match self.limit.is_bound() {
-            Some(bound) if bound.at_once() == AtOnce::Logs => {
-                self.attempt_at_once(bound, key, weight, AtOnce::Logs, |found, view| {
-                    found.try_log::<false>(weight, view)
-                })
-            }
-            Some(bound) if bound.at_once() == AtOnce::Buckets => self.attempt_by_bucket(bound, key, weight),
-            Some(bound) if bound.at_once() == AtOnce::Windows => self.attempt_by_windows(bound, key, weight),
-            Some(bound) if bound.at_once() == AtOnce::Grants => self.attempt_by_grants(bound, key, weight),
-            _ => self.attempt_later(key, weight, None),
+    pub(super) fn start<const FULL: bool, R: StartReply<FULL>>(&self, key: &str, weight: u64) -> Result<R> {
+        let Some(bound) = self.limit.is_bound() else { return self.start_later(key, weight, None) };
+        let Some(found) = bound.find_log(key, weight) else { return self.start_elsewhere(bound, key, weight) };
+        if !self.limit.may_start_at_once(&found) {
+            return self.start_later(key, weight, None);
+        }
+        let mut view = View::default();
+        match found.try_log::<FULL>(weight, &mut view) {
+            Some(answer) => self.finish(&found, key, weight, answer, view),
+            // Another caller was faster.
+            None => self.start_elsewhere(bound, key, weight),
         }
     }
 
-    /// Another caller was faster. (Functions of their own leave the registers to a first try at a log.)
+    /// The same where a first try at a log does not decide. (A function of its own leaves the registers to that try.)
     #[inline(never)]
-    fn attempt_again(&self, bound: &Bound, key: &str, weight: u64) -> Result<Attempt> {
-        self.attempt_at_once(bound, key, weight, AtOnce::Logs, |found, view| Some(found.by_log::<false>(weight, view)))
-    }
-
-    #[inline(never)]
-    fn attempt_by_bucket(&self, bound: &Bound, key: &str, weight: u64) -> Result<Attempt> {
-        self.attempt_at_once(bound, key, weight, AtOnce::Buckets, |found, view| {
-            Some(found.by_bucket::<false>(weight, view))
-        })
-    }
-
-    #[inline(never)]
-    fn attempt_by_windows(&self, bound: &Bound, key: &str, weight: u64) -> Result<Attempt> {
-        self.attempt_at_once(bound, key, weight, AtOnce::Windows, |found, view| {
-            Some(found.by_windows::<false>(weight, view))
-        })
-    }
-
-    #[inline(never)]
-    fn attempt_by_grants(&self, bound: &Bound, key: &str, weight: u64) -> Result<Attempt> {
-        let Some(found) = bound.find_at_once(key, weight).filter(|found| Self::is_granted(found.table)) else {
-            return self.attempt_later(key, weight, None);
-        };
-        match self.take_local::<false>(&found, weight, &mut View::default()) {
-            Some(answer) => Ok(self.attempted(&found, weight, &answer)),
-            None => self.attempt_later(key, weight, None),
-        }
-    }
-
-    #[inline(always)]
-    fn attempt_at_once(
+    fn start_elsewhere<const FULL: bool, R: StartReply<FULL>>(
         &self,
         bound: &Bound,
         key: &str,
         weight: u64,
-        kind: AtOnce,
-        decide: impl FnOnce(&Key, &mut View) -> Option<Result<Answer, Sealed>>,
-    ) -> Result<Attempt> {
-        match self.take_at_once(bound, (key, weight), kind, |found| decide(found, &mut View::default())) {
-            Ok((found, answer)) => Ok(self.attempted(&found, weight, &answer)),
-            Err(Late::Raced) => self.attempt_again(bound, key, weight),
-            Err(Late::Stuck(stuck)) => self.attempt_later(key, weight, stuck),
-        }
-    }
-
-    #[inline(never)]
-    fn attempt_later(&self, key: &str, weight: u64, stuck: Option<Stuck>) -> Result<Attempt> {
-        let instead = |is_admitted| match is_admitted {
-            true => Attempt::Admitted(self.uncounted(weight)),
-            false => Attempt::Denied(STORE_AGAIN),
+    ) -> Result<R> {
+        let Some(found) = bound.find_at_once(key, weight).filter(|found| self.limit.may_start_at_once(found)) else {
+            return self.start_later(key, weight, None);
         };
-        let attempt = |found: &Key| {
-            let ask = Ask::now(found.table.windows.as_slice(), weight, found.gate);
-            Ok(self.attempted(found, weight, &self.take_shared::<false>(found, &ask, false, &mut View::default())?))
-        };
-        self.limit.or_instead(|| self.limit.with_key_later(key, weight, stuck, attempt), instead)
-    }
-
-    #[inline(always)]
-    fn attempted(&self, found: &Key, weight: u64, answer: &Answer) -> Attempt {
-        match answer.taken {
-            Some(taken) => {
-                found.decided(ADMITTED, weight);
-                Attempt::Admitted(self.permit(found, taken, weight, 0, 0))
-            }
-            None => {
-                found.decided(DENIED, weight);
-                self.denied(found, answer.now.floor);
-                Attempt::Denied(from_ticks(answer.ready.saturating_sub(answer.now.floor)))
-            }
-        }
-    }
-
-    /// As `try_attempt`, but returns the full decision.
-    #[inline(never)]
-    pub(super) fn try_decide(&self, key: &str, weight: u64) -> Result<Decision> {
-        match self.limit.is_bound() {
-            Some(bound) if bound.at_once() == AtOnce::Logs => {
-                self.decide_at_once(bound, key, weight, AtOnce::Logs, |found, view| found.try_log::<true>(weight, view))
-            }
-            Some(bound) if bound.at_once() == AtOnce::Buckets => self.decide_by_bucket(bound, key, weight),
-            Some(bound) if bound.at_once() == AtOnce::Windows => self.decide_by_windows(bound, key, weight),
-            Some(bound) if bound.at_once() == AtOnce::Grants => self.decide_by_grants(bound, key, weight),
-            _ => self.decide_later(key, weight, None),
-        }
-    }
-
-    #[inline(never)]
-    fn decide_again(&self, bound: &Bound, key: &str, weight: u64) -> Result<Decision> {
-        self.decide_at_once(bound, key, weight, AtOnce::Logs, |found, view| Some(found.by_log::<true>(weight, view)))
-    }
-
-    #[inline(never)]
-    fn decide_by_bucket(&self, bound: &Bound, key: &str, weight: u64) -> Result<Decision> {
-        self.decide_at_once(bound, key, weight, AtOnce::Buckets, |found, view| {
-            Some(found.by_bucket::<true>(weight, view))
-        })
-    }
-
-    #[inline(never)]
-    fn decide_by_windows(&self, bound: &Bound, key: &str, weight: u64) -> Result<Decision> {
-        self.decide_at_once(bound, key, weight, AtOnce::Windows, |found, view| {
-            Some(found.by_windows::<true>(weight, view))
-        })
-    }
-
-    #[inline(never)]
-    fn decide_by_grants(&self, bound: &Bound, key: &str, weight: u64) -> Result<Decision> {
         let mut view = View::default();
-        if let Some(found) = bound.find_at_once(key, weight).filter(|found| Self::is_granted(found.table))
-            && let Some(answer) = self.take_local::<true>(&found, weight, &mut view)
-        {
-            return Ok(self.decided(&found, weight, &answer, view));
-        }
-        self.decide_later(key, weight, None)
+        let answer = match found.table.at_once {
+            AtOnce::Logs => found.by_log::<FULL>(weight, &mut view),
+            AtOnce::Grants => {
+                return match self.take_local::<FULL>(&found, weight, &mut view) {
+                    Some(answer) => Ok(self.reply(&found, weight, &answer, view)),
+                    None => self.start_later(key, weight, None),
+                };
+            }
+            _ => found.by_cells::<FULL>(weight, &mut view),
+        };
+        self.finish(&found, key, weight, answer, view)
     }
 
+    /// Does what follows an answer of the cells, and makes the reply.
     #[inline(always)]
-    fn decide_at_once(
+    fn finish<const FULL: bool, R: StartReply<FULL>>(
         &self,
-        bound: &Bound,
+        found: &Key,
         key: &str,
         weight: u64,
-        kind: AtOnce,
-        decide: impl FnOnce(&Key, &mut View) -> Option<Result<Answer, Sealed>>,
-    ) -> Result<Decision> {
-        let mut view = View::default();
-        match self.take_at_once(bound, (key, weight), kind, |found| decide(found, &mut view)) {
-            Ok((found, answer)) => Ok(self.decided(&found, weight, &answer, view)),
-            Err(Late::Raced) => self.decide_again(bound, key, weight),
-            Err(Late::Stuck(stuck)) => self.decide_later(key, weight, stuck),
+        answer: Result<Answer, Sealed>,
+        view: View,
+    ) -> Result<R> {
+        let Ok(answer) = answer else { return self.start_later(key, weight, None) };
+        if let Err(blocked) = self.limit.confirm(found, answer.now, answer.taken.as_ref(), weight) {
+            return self.start_later(key, weight, Some(found.stuck(blocked)));
         }
+        if answer.taken.is_some() {
+            self.reset_backoff(found);
+        }
+        Ok(self.reply(found, weight, &answer, view))
     }
 
+    /// Decides on a start now of a key that was not found at once, or is stuck.
     #[inline(never)]
-    fn decide_later(&self, key: &str, weight: u64, stuck: Option<Stuck>) -> Result<Decision> {
-        let instead = |is_admitted: bool| self.limit.undecided(is_admitted.then(|| self.uncounted(weight)));
-        let decide = |found: &Key| {
+    fn start_later<const FULL: bool, R: StartReply<FULL>>(
+        &self,
+        key: &str,
+        weight: u64,
+        stuck: Option<Stuck>,
+    ) -> Result<R> {
+        let instead = |is_admitted: bool| {
+            let permit = is_admitted.then(|| self.uncounted(weight));
+            R::of(permit, STORE_AGAIN, || self.limit.undecided(permit))
+        };
+        let start = |found: &Key| {
             let mut view = View::default();
             let ask = Ask::now(found.table.windows.as_slice(), weight, found.gate);
-            let answer = self.take_shared::<true>(found, &ask, false, &mut view)?;
-            if answer.taken.is_some() && found.table.is_adaptive && !self.limit.is_served() {
+            let answer = self.take_shared::<FULL>(found, &ask, false, &mut view)?;
+            if FULL && answer.taken.is_some() && found.table.is_adaptive && !self.limit.is_served() {
                 // The next start has another distance now. (The start was taken; changes in the meantime are not
                 // considered.)
                 let mut table = *found.table;
@@ -194,19 +133,30 @@ impl Timed {
                 let cells = found.home().cells(&table, found.key);
                 view = cells.view(&next, || answer.now).unwrap_or(view);
             }
-            Ok(self.decided(found, weight, &answer, view))
+            Ok(self.reply(found, weight, &answer, view))
         };
-        self.limit.or_instead(|| self.limit.with_key_later(key, weight, stuck, decide), instead)
+        self.limit.or_instead(|| self.limit.with_key_later(key, weight, stuck, start), instead)
     }
 
+    /// Counts a decision, and makes the reply.
     #[inline(always)]
-    fn decided(&self, found: &Key, weight: u64, answer: &Answer, view: View) -> Decision {
-        let admitted = answer.taken.is_some();
-        found.decided(if admitted { ADMITTED } else { DENIED }, weight);
-        let backoff = if admitted { 0 } else { Self::spread(found.table, self.denied(found, answer.now.floor)) };
-        let mut decision = self.decision(&Seen { view, capacity: found.table.capacity, admitted, backoff });
-        decision.permit = answer.taken.map(|taken| self.permit(found, taken, weight, 0, 0));
-        decision
+    fn reply<const FULL: bool, R: StartReply<FULL>>(&self, found: &Key, weight: u64, answer: &Answer, view: View) -> R {
+        let capacity = found.table.capacity;
+        match answer.taken {
+            Some(taken) => {
+                found.decided(ADMITTED, weight);
+                let permit = self.permit(found, taken, weight, 0, 0);
+                let seen = || Seen { view, capacity, admitted: true, backoff: 0 };
+                R::of(Some(permit), Duration::ZERO, || self.decision(&seen()))
+            }
+            None => {
+                found.decided(DENIED, weight);
+                let level = self.denied(found, answer.now.floor);
+                let after = from_ticks(answer.ready.saturating_sub(answer.now.floor));
+                let seen = || Seen { view, capacity, admitted: false, backoff: Self::spread(found.table, level) };
+                R::of(None, after, || self.decision(&seen()))
+            }
+        }
     }
 
     pub(super) fn do_peek(&self, key: &str, weight: u64) -> Result<Decision> {

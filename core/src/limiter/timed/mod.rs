@@ -10,17 +10,15 @@ mod text;
 
 use super::internal::Base;
 use super::{Presented, Reserved, foreign};
-use crate::algorithm::Sealed;
 use crate::algorithm::log::{Answer, Ask, StartId, Taken, View};
 use crate::atomic::*;
 use crate::decision::Decision;
 use crate::error::{Error, Result};
-use crate::fault;
 use crate::fork::{PerProcess, jitter};
 use crate::hash::Hash;
 use crate::permit::{Kind, MOST_GRACE, RawPermit, TimedPermit};
 use crate::policy::{self, Policy, Shape};
-use crate::state::{AtOnce, Blocked, Bound, Home, Key, Limit, STORE_AGAIN, Store, Stuck, Table};
+use crate::state::{AtOnce, Blocked, Home, Key, Limit, STORE_AGAIN, Store, Table};
 use crate::time::{Tick, from_ticks};
 use backoff::Level;
 use deciding::PlaceOutcome;
@@ -46,14 +44,6 @@ impl InStore for Timed {
     fn timed(&self) -> &Timed {
         self
     }
-}
-
-/// Why a start was not decided immediately.
-enum Late<'b> {
-    /// Another caller was faster.
-    Raced,
-    /// The key was not found, or is stuck in this operation.
-    Stuck(Option<Stuck<'b>>),
 }
 
 /// The parts of a decision.
@@ -116,35 +106,6 @@ impl Timed {
         // A permit's times are meaningless without its lane.
         let start = self.own(permit).ok().filter(|start| start.ready != 0)?;
         Some((self.limit.home().ok()?, start.ready))
-    }
-
-    /// Requests a start now of a key that is found and decided immediately, as most are.
-    #[inline(always)]
-    fn take_at_once<'b>(
-        &self,
-        bound: &'b Bound,
-        (key, weight): (&str, u64),
-        kind: AtOnce,
-        decide: impl FnOnce(&Key) -> Option<Result<Answer, Sealed>>,
-    ) -> Result<(Key<'b>, Answer), Late<'b>> {
-        let Some(found) = bound.find_at_once(key, weight) else { return Err(Late::Stuck(None)) };
-        // Its table may have replaced the one that the caller read.
-        let is_of_kind = found.table.at_once == kind || fault::planted("any kind");
-        if !is_of_kind || !self.limit.may_start_at_once(&found) {
-            return Err(Late::Stuck(None));
-        }
-        let answer = match decide(&found) {
-            Some(Ok(answer)) => answer,
-            Some(Err(Sealed)) => return Err(Late::Stuck(None)),
-            None => return Err(Late::Raced),
-        };
-        if let Err(blocked) = self.limit.confirm(&found, answer.now, answer.taken.as_ref(), weight) {
-            return Err(Late::Stuck(Some(found.stuck(blocked))));
-        }
-        if answer.taken.is_some() {
-            self.reset_backoff(&found);
-        }
-        Ok((found, answer))
     }
 
     /// Requests a start now or later.

@@ -2,6 +2,7 @@
 
 use super::home::{Home, KeyAt, Table};
 use super::layout::{BlockAt, PHASE, TableAt, key_word};
+use crate::algorithm::Sealed;
 use crate::algorithm::bucket::Bucket;
 use crate::algorithm::cells::Cells;
 use crate::algorithm::counter::{Counter, Frame, Past};
@@ -13,9 +14,11 @@ use crate::algorithm::meter::Meter;
 use crate::algorithm::slices::Slices;
 use crate::atomic::*;
 use crate::damage::nonsense;
+use crate::decision::LOOK_AGAIN;
 use crate::hash::Hash;
 use crate::policy::Shape;
-use crate::time::Tick;
+use crate::time::{Tick, from_ticks};
+use std::time::Duration;
 
 /// A key's head and its ring.
 pub(crate) type Block<'a> = (&'a Head, &'a [AtomicU64]);
@@ -250,6 +253,16 @@ impl Home {
             _ if table.policy.is_counted() => Cells::Slices(Slices::untouched(table.born)),
             _ => Cells::Log(Log::untouched(table.born)),
         }
+    }
+
+    /// How long a start of a concurrency limit would have to wait at a gate, and for its units: exactly, if that is known.
+    pub fn wait_for_units(&self, table: &Table, leases: &Leases, weight: u64, gate: Tick) -> Result<Duration, Sealed> {
+        let now = self.clock.now();
+        if gate > now.floor {
+            return Ok(from_ticks(gate - now.floor));
+        }
+        let room_at = leases.room_at(weight, table.capacity, table.policy.cooldown(), now)?;
+        Ok(room_at.map_or(LOOK_AGAIN, |at| from_ticks(at.saturating_sub(now.floor))))
     }
 
     /// The leases of a key of a concurrency limit.

@@ -9,6 +9,7 @@ use std::ops::Add;
 pub(crate) struct At<Words>(u64, PhantomData<Words>);
 
 pub(crate) type LimitAt = At<limit_word::Of>;
+pub(crate) type LinkAt = At<link_word::Of>;
 pub(crate) type TableAt = At<table_word::Of>;
 pub(crate) type SegmentAt = At<index_word::Of>;
 pub(crate) type DirectoryAt = At<index_word::OfDirectory>;
@@ -126,7 +127,10 @@ pub(in crate::state) mod limit_word {
 
     /// The next limit in the list of all limits.
     pub const NEXT: u64 = 0;
+    /// The link of its name. 0 if it has lost it.
     pub const NAME: u64 = 1;
+    /// Its number in the database; 0 if it is in none.
+    pub const ID: u64 = 2;
     pub const TABLE: u64 = 3;
     pub const GATE: u64 = 4;
     /// The table that the current one has replaced, while keys of it may be left. A flag says whether they are
@@ -137,14 +141,8 @@ pub(in crate::state) mod limit_word {
     pub const LEFT_FROM: u64 = 6;
     /// The next limit in the list of limits whose policies are changing.
     pub const NEXT_CHANGE: u64 = 7;
-    /// The name that the limit is about to get.
-    pub const NEXT_NAME: u64 = 18; // two words
     /// The counters: see `counts`.
     pub const COUNTS: u64 = 20; // nine words
-    /// The link in the chain of the name with which the limit was added.
-    pub const LINK: u64 = 29; // two words
-    /// Where the text of the name is: the number of words allocated, its length in bytes, the bytes.
-    pub const TEXT: u64 = 31;
     /// Where the chains of the limit's plans begin. 0 where none was needed yet.
     pub const PLANS: u64 = 32;
     /// The number of starts that waited, by duration, and the number of lost places.
@@ -157,14 +155,17 @@ pub(in crate::state) mod limit_word {
     pub const WORDS: u64 = 64;
 }
 
-/// A link in a chain of names. It leads to a limit that may have one of these names. Links are never removed.
+/// A link in a chain of names: a name of a limit, which has it if it names this link. Links are never changed or removed.
 pub(in crate::state) mod link_word {
     #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
     pub(crate) enum Of {}
 
     pub const NEXT: u64 = 0;
     pub const LIMIT: u64 = 1;
-    pub const WORDS: u64 = 2;
+    pub const HASH: u64 = 2; // two words
+    /// The length of the name in bytes, and the bytes.
+    pub const LEN: u64 = 4;
+    pub const TEXT: u64 = 5;
 }
 
 pub(in crate::state) mod table_word {

@@ -1,13 +1,11 @@
 //! The cells of a limit: one block of words per name.
 
 use super::home::{Home, Table};
-use super::layout::{At, FIRST_LIMIT, LimitAt, NAME_CHAINS, NAMES, TableAt, limit_word, link_word, table_word};
+use super::layout::{At, FIRST_LIMIT, LimitAt, LinkAt, NAME_CHAINS, NAMES, TableAt, limit_word, link_word, table_word};
 use crate::atomic::*;
 use crate::damage::{bounded, nonsense};
 use crate::hash::Hash;
-
-/// The name of a limit that can no longer be found.
-pub(in crate::state) const NO_NAME: [u64; 2] = [0, 0];
+use crate::policy::LONGEST_NAME;
 
 /// The words of one limit.
 #[derive(Debug, Clone, Copy)]
@@ -24,16 +22,16 @@ impl Home {
 
     /// Finds the limit with this name.
     pub fn find_limit(&self, name: &str) -> Option<LimitAt> {
-        let Hash(name) = self.hash(b'n', name);
-        let has_it = |limit: LimitAt, word| self.get(limit + word) == name;
-        self.linked(name).find(|at| has_it(*at, limit_word::NAME) || has_it(*at, limit_word::NEXT_NAME))
+        let has_it = |(link, limit): &(LinkAt, LimitAt)| self.leads_to(*limit + limit_word::NAME) == Some(*link);
+        self.links(self.hash(b'n', name)).find(has_it).map(|(_, limit)| limit)
     }
 
-    /// The limits that have, had or are about to get this name, or another name of the same chain.
-    pub(in crate::state) fn linked(&self, name: [u64; 2]) -> impl Iterator<Item = LimitAt> {
-        let links = self.leads_to::<link_word::Of>(chain(name));
-        let links = std::iter::successors(links, |link| self.leads_to(*link + link_word::NEXT));
-        bounded(links, self.arena.most()).map(|link| At::new(self.arena.word(link + link_word::LIMIT).load(Relaxed)))
+    /// The links of this name, each with the limit that has or had it.
+    pub(in crate::state) fn links(&self, Hash(name): Hash) -> impl Iterator<Item = (LinkAt, LimitAt)> {
+        let links =
+            std::iter::successors(self.leads_to(chain(name)), |link: &LinkAt| self.leads_to(*link + link_word::NEXT));
+        let links = bounded(links, self.arena.most()).filter(move |link| self.get(*link + link_word::HASH) == name);
+        links.map(|link| (link, At::new(self.get::<1>(link + link_word::LIMIT)[0])))
     }
 
     /// All limits, including those without a name.
@@ -53,7 +51,27 @@ impl<'h> LimitCells<'h> {
 
     /// Returns whether the limit has lost its name.
     pub fn is_retired(self) -> bool {
-        self.home.get(self.at + limit_word::NAME) == NO_NAME
+        self.word(limit_word::NAME).load(Acquire) == 0
+    }
+
+    /// The name of the limit. `None` if it has lost it.
+    pub(in crate::state) fn name(self) -> Option<String> {
+        let home = self.home;
+        let link: LinkAt = home.leads_to(self.at + limit_word::NAME)?;
+        let len = home.get::<1>(link + link_word::LEN)[0].min(LONGEST_NAME as u64) as usize;
+        let words = home.arena.words(link + link_word::TEXT, (len as u64).div_ceil(8));
+        let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.load(Acquire).to_le_bytes()).collect();
+        bytes.truncate(len);
+        String::from_utf8(bytes).ok().filter(|name| home.hash(b'n', name).0 == home.get(link + link_word::HASH))
+    }
+
+    /// The number of the limit in the database.
+    pub(in crate::state) fn id(self) -> i64 {
+        self.word(limit_word::ID).load(Acquire) as i64
+    }
+
+    pub(in crate::state) fn set_id(self, id: i64) {
+        self.word(limit_word::ID).store(id as u64, Relaxed);
     }
 
     /// The gate that binds all keys of the limit.

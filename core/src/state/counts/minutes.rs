@@ -10,12 +10,12 @@ use crate::algorithm::cells::Cells;
 use crate::algorithm::log::Ask;
 use crate::atomic::*;
 use crate::hash::Hash;
-
 use crate::state::cells::index::Index;
-use crate::state::cells::layout::{LimitAt, NEWS, limit_word, table_word};
 use crate::state::cells::limit::LimitCells;
-use crate::state::cells::locked::Locked;
 use crate::state::cells::table::TableCells;
+
+use crate::state::cells::layout::{LimitAt, NEWS, limit_word, table_word};
+use crate::state::cells::locked::Locked;
 use crate::state::files::arena::{ALLOCATED, HEADER_WORDS};
 use std::time::{SystemTime, UNIX_EPOCH};
 

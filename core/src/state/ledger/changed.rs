@@ -9,12 +9,10 @@
 
 use crate::atomic::*;
 use crate::damage::nonsense;
-use crate::error::Result;
 use crate::hash::Hash;
 use crate::state::cells::block::Head;
 use crate::state::cells::home::Home;
-use crate::state::cells::layout::{BlockAt, CHANGED, CHANGED_DONE, CHANGED_TAIL, LimitAt, key_word, limit_word};
-use crate::state::cells::locked::Locked;
+use crate::state::cells::layout::{BlockAt, CHANGED, CHANGED_DONE, CHANGED_TAIL, LimitAt, key_word};
 use crate::state::files::arena::HEADER_WORDS;
 use crate::time::Tick;
 
@@ -121,43 +119,5 @@ impl Home {
     /// Records that the entries before this number are in the ledger.
     pub(in crate::state) fn have_written(&self, end: u64) {
         self.arena.word(CHANGED_DONE).fetch_max(end, AcqRel);
-    }
-
-    // // ---- names: the ledger contains names, not their hashes ----
-
-    /// The text of a limit's name. `None` if the limit has lost its name, or a process died while renaming it.
-    pub(in crate::state) fn name_of(&self, limit: LimitAt) -> Option<String> {
-        let text = self.arena.word(limit + limit_word::TEXT).load(Acquire);
-        if text == 0 {
-            return None;
-        }
-        let len =
-            self.arena.word(text + 1).load(Acquire).min(self.arena.word(text).load(Acquire).saturating_mul(8)) as usize;
-        let words = self.arena.words(text + 2, (len as u64).div_ceil(8));
-        let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.load(Acquire).to_le_bytes()).collect();
-        bytes.truncate(len);
-        let name = String::from_utf8(bytes).ok()?;
-        let names = [limit_word::NAME, limit_word::NEXT_NAME].map(|word| self.get(limit + word));
-        names.contains(&self.hash(b'n', &name).0).then_some(name)
-    }
-}
-
-impl Locked<'_> {
-    /// Stores the text of a limit's name, in the old place if it fits.
-    pub(in crate::state) fn set_name_text(&self, limit: LimitAt, name: &str) -> Result<()> {
-        let words = (name.len() as u64).div_ceil(8);
-        let mut text = self.arena.word(limit + limit_word::TEXT).load(Acquire);
-        if text == 0 || self.arena.word(text).load(Acquire) < words {
-            text = self.allocate::<()>(2 + words)?.offset();
-            self.arena.word(text).store(words, Release);
-        }
-        for (word, bytes) in self.arena.words(text + 2, words).iter().zip(name.as_bytes().chunks(8)) {
-            let mut whole = [0; 8];
-            whole[..bytes.len()].copy_from_slice(bytes);
-            word.store(u64::from_le_bytes(whole), Release);
-        }
-        self.arena.word(text + 1).store(name.len() as u64, Release);
-        self.arena.word(limit + limit_word::TEXT).store(text, Release);
-        Ok(())
     }
 }

@@ -11,6 +11,7 @@
 
 use super::database::Database;
 use super::executions::{Moment, STARTED};
+use super::policies;
 use crate::error::Result;
 use rusqlite::{Connection, TransactionBehavior, named_params, params};
 
@@ -49,6 +50,7 @@ impl Database {
             let last = "UPDATE committed SET lane = ?1 WHERE lane = (SELECT lane FROM store)";
             let is_recorded = transaction.execute(last, [&lane])? == 1;
             transaction.execute("UPDATE store SET lane = ?1", [&lane])?;
+            policies::remove_forgotten(&transaction)?;
             let clock =
                 named_params! { ":boot": boot, ":uptime": now.uptime, ":wall": now.wall, ":synced": now.synced };
             let until = || {

@@ -10,7 +10,7 @@
 //! the log deleted under it, since a process that closes a file gives up all its locks on it, whichever code took them.
 //! The price: a long reader, such as a shell with a pager, delays commits.
 
-use super::{committed, executions, moves, policies};
+use super::{committed, executions, policies, upgrade};
 use crate::error::{Error, Result};
 use crate::fork::jitter;
 use crate::os;
@@ -23,7 +23,7 @@ use std::time::Duration;
 
 /// "wglS", in SQLite's header. It marks the database as a store.
 const APPLICATION_ID: u32 = 0x7767_6c53;
-const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 
 const SCHEMA: &str = "
 CREATE TABLE store (
@@ -77,6 +77,12 @@ const LONGEST: i32 = 1 << 20;
 
 /// The most by which a commit enlarges the files beyond the data that it writes, in bytes.
 const MARGIN: u64 = 1 << 20;
+
+/// Checks that this process may make the file so many times as large.
+fn check_size(path: &Path, times: u64) -> Result<()> {
+    let size = std::fs::metadata(path).map_or(0, |found| found.len());
+    os::check_file_size(size * times + MARGIN).map_err(|e| Error::store(format!("using {}", path.display()), e))
+}
 
 /// SQLite's own handler sleeps longer each time, so that later callers overtake. This one retries a few times, about a
 /// millisecond apart. Beyond that the caller waits, without holding anything.
@@ -153,8 +159,7 @@ impl Database {
     }
 
     pub(in crate::state) fn connect(path: &Path) -> Result<Database> {
-        let size = std::fs::metadata(path).map_or(0, |found| found.len());
-        os::check_file_size(size + MARGIN).map_err(|e| Error::store(format!("using {}", path.display()), e))?;
+        check_size(path, 1)?;
         let scope = Scope::new();
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let opened = Connection::open_with_flags_and_vfs(path, flags, c"unix").and_then(|mut c| {
@@ -193,24 +198,30 @@ impl Database {
         Error::Damaged { path: self.path.clone(), found }
     }
 
-    /// Returns whether there is nothing in it yet: its maker may have died before the first commit.
-    pub(in crate::state) fn is_empty(&self) -> Result<bool> {
+    /// The version of what is in it. `None` if nothing is: its maker may have died before the first commit.
+    pub(super) fn version(&self) -> Result<Option<u32>> {
         let look = "SELECT (SELECT application_id FROM pragma_application_id),
                       (SELECT user_version FROM pragma_user_version), (SELECT count(*) FROM sqlite_schema)";
         let looked = self.connection.query_row(look, [], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)));
         let numbers @ (application_id, version, _) = looked.map_err(|e| self.explain(e))?;
         if numbers == (0, 0, 0) {
-            return Ok(true);
+            return Ok(None);
         }
-        check_numbers(&self.path, application_id, version).map(|()| false)
+        check_numbers(&self.path, application_id, version).map(|()| Some(version))
     }
 
-    /// The store's identity. A new store gets one here.
+    /// The store's identity. A new store gets one here, and one of an earlier version becomes one of this version.
     pub(in crate::state) fn identity(&mut self) -> Result<Identity> {
-        if self.is_empty()? {
+        let version = self.version()?;
+        if version.is_none() {
             self.make()?;
         }
         self.check_schema()?;
+        if version.is_some_and(|version| version < VERSION) {
+            // It holds everything twice until its end.
+            check_size(&self.path, 2)?;
+            upgrade::upgrade(&mut self.connection).map_err(|e| self.explain(e))?;
+        }
         let query = "SELECT id, secret, boot, lane, sequence, generation FROM store";
         let read = self.connection.query_row(query, [], |row| {
             let text = |at| row.get::<_, String>(at);
@@ -248,10 +259,10 @@ impl Database {
 
     pub(super) fn check_tables(&self) -> Result<()> {
         let look = "SELECT count(*) FROM sqlite_schema WHERE type = 'table'
-                    AND name IN ('store', 'limits', 'keys', 'executions', 'usage', 'moves')";
+                    AND name IN ('store', 'limits', 'keys', 'executions', 'usage')";
         match self.count(look)? {
-            6 => Ok(()),
-            tables => Err(self.damaged(format!("{tables} of the 6 tables of a store"))),
+            5 => Ok(()),
+            tables => Err(self.damaged(format!("{tables} of the 5 tables of a store"))),
         }
     }
 
@@ -268,7 +279,7 @@ impl Database {
                 transaction.execute_batch(SCHEMA)?;
                 transaction.execute_batch(policies::SCHEMA)?;
                 transaction.execute_batch(executions::SCHEMA)?;
-                transaction.execute_batch(moves::SCHEMA)?;
+                transaction.execute_batch(executions::USAGE)?;
                 transaction.execute_batch(committed::SCHEMA)?;
                 transaction.execute(committed::OF_A_NEW_STORE, [])?;
                 transaction.pragma_update(None, "application_id", APPLICATION_ID)?;
@@ -436,12 +447,12 @@ pub(in crate::state) mod tests {
     fn a_later_version_is_refused_even_next_to_a_journal() {
         let dir = Scratch::new();
         dir.open();
-        dir.stranger().pragma_update(None, "user_version", 2).unwrap();
+        dir.stranger().pragma_update(None, "user_version", 3).unwrap();
         let before = std::fs::read(dir.path()).unwrap();
         for journal in [&b""[..], b"left over"] {
             std::fs::write(next_to(&dir.path(), "-journal"), journal).unwrap();
             let error = open(&dir.path()).unwrap_err();
-            assert!(matches!(error, Error::UnsupportedVersion { found: 2, supported: 1, .. }), "{error}");
+            assert!(matches!(error, Error::UnsupportedVersion { found: 3, supported: 2, .. }), "{error}");
             assert_eq!(std::fs::read(dir.path()).unwrap(), before);
         }
     }

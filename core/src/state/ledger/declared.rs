@@ -54,6 +54,12 @@ pub(crate) fn part_names(name: &str, policies: &[Policy]) -> Vec<String> {
     policies.iter().enumerate().map(part).collect()
 }
 
+/// The other name that a limit may have: `NAME` alone, `NAME/KIND` as a part of a composite.
+pub(in crate::state) fn other_name(name: &str, kind: &str) -> String {
+    let whole = name.strip_suffix(kind).and_then(|whole| whole.strip_suffix('/'));
+    whole.map_or_else(|| format!("{name}/{kind}"), str::to_owned)
+}
+
 /// Several policies as one text.
 pub(crate) fn text_of(policies: &[Policy]) -> String {
     policies.iter().map(Policy::to_string).collect::<Vec<_>>().join(" + ")

@@ -17,11 +17,10 @@ use crate::state::counts::minutes::Minute;
 use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, named_params, params};
 use std::collections::BTreeMap;
 
-/// `executions` has no index by key: appending must not touch a page per key, and forgetting a key is rare. `usage` is
-/// ordered by time first, so that minutes are added at one end and removed at the other.
+/// `executions` has no index by key: appending must not touch a page per key, and forgetting a key is rare.
 pub(super) const SCHEMA: &str = "
 CREATE TABLE executions (               -- starts that may still count; the view 'starts' shows readable times
-  name           TEXT NOT NULL,
+  limit_id       INTEGER NOT NULL,      -- as in 'limits'
   key            TEXT NOT NULL,         -- readable, possibly truncated
   key_hash       TEXT NOT NULL,         -- identifies the key
   started_at     INTEGER NOT NULL,      -- microseconds since 1970, like all times here except uptimes
@@ -35,7 +34,11 @@ CREATE INDEX executions_by_end ON executions (counts_until);
 CREATE VIEW starts AS
   SELECT name, key, strftime('%Y-%m-%d %H:%M:%f', started_at / 1e6, 'unixepoch') AS started_at, units,
     strftime('%Y-%m-%d %H:%M:%f', expires_at / 1e6, 'unixepoch') AS expires_at
-  FROM executions ORDER BY executions.started_at;
+  FROM executions LEFT JOIN limits ON id = limit_id ORDER BY executions.started_at;
+";
+
+/// It is ordered by time first, so that minutes are added at one end and removed at the other.
+pub(super) const USAGE: &str = "
 CREATE TABLE usage (                    -- the counts of each limit in each minute of the last 31 days
   minute         TEXT NOT NULL,         -- 'YYYY-MM-DD HH:MM', in UTC
   name           TEXT NOT NULL,
@@ -75,7 +78,8 @@ pub(super) const STARTED: &str = "
 /// that accompanies them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Execution<'a> {
-    pub name: &'a str,
+    /// The limit's number in the database.
+    pub limit: i64,
     /// For people, possibly truncated.
     pub key: &'a str,
     /// The hash that identifies the key.
@@ -104,7 +108,7 @@ impl Database {
     pub fn record(
         &mut self,
         rows: &[Execution],
-        minutes: &[(&str, Minute)],
+        minutes: &[(i64, Minute)],
         now: Moment,
         (lane, sequence): (u64, u64),
     ) -> Result<()> {
@@ -138,9 +142,9 @@ impl Database {
         mut visit: impl FnMut(Execution) -> Result<()>,
     ) -> Result<()> {
         let query = format!(
-            "SELECT name, key, key_hash, units, {STARTED} AS started, expires_at - started_at AS counts_for
+            "SELECT limit_id, key, key_hash, units, {STARTED} AS started, expires_at - started_at AS counts_for
              FROM executions WHERE started + counts_for > :uptime AND counts_for > :over
-             ORDER BY name, key_hash, started, rowid"
+             ORDER BY limit_id, key_hash, started, rowid"
         );
         let mut query = self.connection.prepare(&query).map_err(|e| self.explain(e))?;
         let clock = named_params! { ":boot": boot, ":uptime": now.uptime, ":wall": now.wall, ":synced": now.synced,
@@ -149,13 +153,14 @@ impl Database {
         while let Some(row) = rows.next().map_err(|e| self.explain(e))? {
             let read = || -> rusqlite::Result<_> {
                 let text = |at| row.get_ref(at).and_then(|value| Ok(value.as_str()?));
-                Ok((text(0)?, text(1)?, text(2)?, row.get::<_, i64>(3)?, row.get::<_, i64>(4)?, row.get::<_, i64>(5)?))
+                let number = |at| row.get::<_, i64>(at);
+                Ok((number(0)?, text(1)?, text(2)?, number(3)?, number(4)?, number(5)?))
             };
-            let (name, key, key_hash, units, started, counts_for) = read().map_err(|e| self.explain(e))?;
+            let (limit, key, key_hash, units, started, counts_for) = read().map_err(|e| self.explain(e))?;
             // Another program may have written any numbers.
             let started_at = (now.wall - now.uptime).saturating_add(started);
             visit(Execution {
-                name,
+                limit,
                 key,
                 key_hash: from_hex(key_hash).ok_or_else(|| self.damaged(format!("a key hash \"{key_hash}\"")))?,
                 started_at,
@@ -196,31 +201,31 @@ impl Database {
     /// Forgets the starts of a key, or of all keys of a limit, up to this moment. One call examines some rows, from
     /// `first` on, so few that others do not wait long. Returns the row at which to continue. Usage stays, because it
     /// happened.
-    pub fn forget(&self, name: &str, key: Option<[u64; 2]>, until: Moment, first: i64) -> Result<Option<i64>> {
-        let delete = "DELETE FROM executions WHERE rowid BETWEEN ?1 AND ?2 AND name = ?3
+    pub fn forget(&self, limit: i64, key: Option<[u64; 2]>, until: Moment, first: i64) -> Result<Option<i64>> {
+        let delete = "DELETE FROM executions WHERE rowid BETWEEN ?1 AND ?2 AND limit_id = ?3
                       AND key_hash = ifnull(?4, key_hash) AND uptime <= ?5";
-        self.change_some(delete, (name, key), until.uptime, first)
+        self.change_some(delete, (limit, key), until.uptime, first)
     }
 
     /// Makes the starts of a key, or of all keys of a limit, count for at least this many microseconds. Examines some
     /// rows per call, like [`Database::forget`].
-    pub fn keep(&self, name: &str, key: Option<[u64; 2]>, longest: u64, first: i64) -> Result<Option<i64>> {
-        let keep = "UPDATE executions SET expires_at = started_at + ?5 WHERE rowid BETWEEN ?1 AND ?2 AND name = ?3
+    pub fn keep(&self, limit: i64, key: Option<[u64; 2]>, longest: u64, first: i64) -> Result<Option<i64>> {
+        let keep = "UPDATE executions SET expires_at = started_at + ?5 WHERE rowid BETWEEN ?1 AND ?2 AND limit_id = ?3
                     AND key_hash = ifnull(?4, key_hash) AND expires_at < started_at + ?5";
-        self.change_some(keep, (name, key), i64::try_from(longest).unwrap_or(i64::MAX), first)
+        self.change_some(keep, (limit, key), i64::try_from(longest).unwrap_or(i64::MAX), first)
     }
 
     fn change_some(
         &self,
         change: &str,
-        (name, key): (&str, Option<[u64; 2]>),
+        (limit, key): (i64, Option<[u64; 2]>),
         number: i64,
         first: i64,
     ) -> Result<Option<i64>> {
         let some = || -> rusqlite::Result<Option<i64>> {
             let next = next_rows(&self.connection, first)?;
             let last = next.map_or(i64::MAX, |next| next - 1);
-            self.connection.execute(change, params![first, last, name, key.map(to_hex), number]).map(|_| next)
+            self.connection.execute(change, params![first, last, limit, key.map(to_hex), number]).map(|_| next)
         };
         some().map_err(|e| self.explain(e))
     }
@@ -256,7 +261,7 @@ impl Database {
 }
 
 /// The first row that is left for the next transaction, if this one starts at `first`.
-pub(super) fn next_rows(connection: &Connection, first: i64) -> rusqlite::Result<Option<i64>> {
+fn next_rows(connection: &Connection, first: i64) -> rusqlite::Result<Option<i64>> {
     let next = "SELECT rowid FROM executions WHERE rowid >= ?1 ORDER BY rowid LIMIT 1 OFFSET ?2";
     connection.query_row(next, [first, ROWS], |row| row.get(0)).optional()
 }
@@ -265,35 +270,37 @@ fn append(transaction: &Transaction, rows: &[Execution], now: Moment) -> rusqlit
     let mut insert = transaction.prepare("INSERT INTO executions VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)")?;
     let mut usage = BTreeMap::<_, u64>::new();
     for row in rows {
-        let Execution { name, key, key_hash, started_at, units, expires_at } = *row;
+        let Execution { limit, key, key_hash, started_at, units, expires_at } = *row;
         let uptime = started_at - now.wall + now.uptime;
         let stored = i64::try_from(units).unwrap_or(i64::MAX);
-        insert.execute(params![name, key, to_hex(key_hash), started_at, stored, expires_at, now.synced, uptime])?;
-        let sum = usage.entry((started_at.div_euclid(MINUTE), name)).or_default();
+        insert.execute(params![limit, key, to_hex(key_hash), started_at, stored, expires_at, now.synced, uptime])?;
+        let sum = usage.entry((started_at.div_euclid(MINUTE), limit)).or_default();
         *sum = sum.saturating_add(units);
     }
     let mut add = transaction.prepare(
-        "INSERT INTO usage (minute, name, units) VALUES (strftime('%Y-%m-%d %H:%M', ?1 * 60, 'unixepoch'), ?2, ?3)
+        "INSERT INTO usage (minute, name, units)
+           SELECT strftime('%Y-%m-%d %H:%M', ?1 * 60, 'unixepoch'), name, ?3 FROM limits WHERE id = ?2
          ON CONFLICT DO UPDATE SET units = units + excluded.units",
     )?;
-    for ((minute, name), units) in usage {
-        add.execute(params![minute, name, i64::try_from(units).unwrap_or(i64::MAX)])?;
+    for ((minute, limit), units) in usage {
+        add.execute(params![minute, limit, i64::try_from(units).unwrap_or(i64::MAX)])?;
     }
     Ok(())
 }
 
 /// A minute may be written again, with sums that are no smaller. (Units come from here or from the rows above,
 /// depending on how the limit is recorded.)
-fn append_minutes(transaction: &Transaction, minutes: &[(&str, Minute)]) -> rusqlite::Result<()> {
+fn append_minutes(transaction: &Transaction, minutes: &[(i64, Minute)]) -> rusqlite::Result<()> {
     let mut add = transaction.prepare(
-        "INSERT INTO usage VALUES (strftime('%Y-%m-%d %H:%M', ?1 * 60, 'unixepoch'), ?2, ?3, ?4, ?5, ?6)
+        "INSERT INTO usage SELECT strftime('%Y-%m-%d %H:%M', ?1 * 60, 'unixepoch'), name, ?3, ?4, ?5, ?6
+           FROM limits WHERE id = ?2
          ON CONFLICT DO UPDATE SET units = max(units, excluded.units), denied = max(denied, excluded.denied),
            waited = max(waited, excluded.waited), peak = max(peak, excluded.peak)",
     )?;
-    for (name, Minute { at, units, denied, waited, peak }) in minutes {
+    for (limit, Minute { at, units, denied, waited, peak }) in minutes {
         let [at, units, denied, waited, peak] =
             [at, units, denied, waited, peak].map(|n| i64::try_from(*n).unwrap_or(i64::MAX));
-        add.execute(params![at, name, units, denied, waited, peak])?;
+        add.execute(params![at, limit, units, denied, waited, peak])?;
     }
     Ok(())
 }
@@ -338,11 +345,26 @@ mod tests {
         Moment { uptime: HOUR + seconds * SECOND, wall: NOON + seconds * SECOND, synced: true }
     }
 
+    /// The limits of the tests, by number.
+    const LIMITS: [&str; 3] = ["mail", "openai", "api"];
+
+    fn open(dir: &Scratch) -> Database {
+        let database = dir.open();
+        for (number, name) in LIMITS.iter().enumerate() {
+            assert_eq!(database.adopt(name, "rate", number as i64), Ok(number as i64));
+        }
+        database
+    }
+
+    fn id(name: &str) -> i64 {
+        LIMITS.iter().position(|limit| *limit == name).unwrap() as i64
+    }
+
     /// One unit that starts this many seconds after noon and counts for a minute.
-    fn start<'a>(name: &'a str, key: &'a str, seconds: i64) -> Execution<'a> {
+    fn start<'a>(name: &str, key: &'a str, seconds: i64) -> Execution<'a> {
         let started_at = NOON + seconds * SECOND;
         let key_hash = [key.len() as u64, key.bytes().next().unwrap_or(0).into()];
-        Execution { name, key, key_hash, started_at, units: 1, expires_at: started_at + MINUTE }
+        Execution { limit: id(name), key, key_hash, started_at, units: 1, expires_at: started_at + MINUTE }
     }
 
     /// All executions that still count: key, seconds after noon, units.
@@ -363,25 +385,22 @@ mod tests {
     #[test]
     fn executions_are_read_by_limit_key_and_time() {
         let dir = Scratch::new();
-        dir.open().set_boot("b1", at(0), (0, 0), None).unwrap();
+        open(&dir).set_boot("b1", at(0), (0, 0), None).unwrap();
         let fat = Execution { units: 7, key_hash: [u64::MAX, 1], expires_at: NOON + HOUR + 3, ..start("mail", "a", 2) };
         let rows = [start("openai", "bb", 1), start("openai", "a", 3), fat, start("openai", "a", 1)];
-        dir.open().record(&rows, &[], at(3), (0, 0)).unwrap();
-        dir.open().record(&[start("openai", "a", 2)], &[], at(3), (0, 0)).unwrap();
+        open(&dir).record(&rows, &[], at(3), (0, 0)).unwrap();
+        open(&dir).record(&[start("openai", "a", 2)], &[], at(3), (0, 0)).unwrap();
         let mut found = Vec::new();
         let mut each = |e: Execution| {
-            found.push((e.name.to_owned(), e.key.to_owned(), e.key_hash, e.started_at, e.units, e.expires_at));
+            found.push((e.limit, e.key.to_owned(), e.key_hash, e.started_at, e.units, e.expires_at));
             Ok(())
         };
-        dir.open().executions("b1", at(4), 0, &mut each).unwrap();
+        open(&dir).executions("b1", at(4), 0, &mut each).unwrap();
         let expected = [fat, start("openai", "a", 1), start("openai", "a", 2), start("openai", "a", 3), rows[0]];
-        assert_eq!(
-            found,
-            expected.map(|e| (e.name.into(), e.key.into(), e.key_hash, e.started_at, e.units, e.expires_at))
-        );
+        assert_eq!(found, expected.map(|e| (e.limit, e.key.into(), e.key_hash, e.started_at, e.units, e.expires_at)));
         let stop = Error::Unsupported { reason: "enough".into() };
         let mut visited = 0;
-        let stopped = dir.open().executions("b1", at(4), 0, |_| {
+        let stopped = open(&dir).executions("b1", at(4), 0, |_| {
             visited += 1;
             Err(stop.clone())
         });
@@ -396,7 +415,7 @@ mod tests {
             |(i, key): (usize, &'static str)| Execution { key_hash: [i as u64, 1], ..start("api", key, i as i64 % 90) };
         let keys: Vec<&'static str> = keys.into_iter().map(|key| &*key.leak()).collect();
         let rows: Vec<Execution> = keys.into_iter().enumerate().map(row).collect();
-        let mut database = dir.open();
+        let mut database = open(&dir);
         database.set_boot("b1", at(0), (0, 0), None).unwrap();
         database.record(&rows, &[], at(59), (0, 0)).unwrap();
         database.record(&rows[..10], &[], at(59), (0, 0)).unwrap();
@@ -411,7 +430,7 @@ mod tests {
     #[test]
     fn expired_executions_are_not_read() {
         let dir = Scratch::new();
-        let mut database = dir.open();
+        let mut database = open(&dir);
         database.set_boot("b1", at(0), (0, 0), None).unwrap();
         database.record(&[start("api", "old", 0), start("api", "new", 1)], &[], at(1), (0, 0)).unwrap();
         assert_eq!(keys(&database, "b1", Moment { uptime: at(60).uptime - 1, ..at(60) }), ["new", "old"]);
@@ -423,7 +442,7 @@ mod tests {
     #[test]
     fn setting_the_wall_clock_has_no_effect() {
         let dir = Scratch::new();
-        let mut database = dir.open();
+        let mut database = open(&dir);
         database.set_boot("b1", at(0), (0, 0), None).unwrap();
         database.record(&[start("api", "a", 0)], &[], at(0), (0, 0)).unwrap();
         for wall in [NOON - 900 * HOUR, NOON + 900 * HOUR] {
@@ -444,7 +463,7 @@ mod tests {
     #[test]
     fn the_ledger_is_pruned_about_once_a_minute() {
         let dir = Scratch::new();
-        let mut database = dir.open();
+        let mut database = open(&dir);
         database.set_boot("b1", at(0), (0, 0), None).unwrap();
         database.record(&[start("api", "a", 0)], &[], at(0), (0, 0)).unwrap();
         database.record(&[start("api", "b", 30)], &[], at(30), (0, 0)).unwrap();
@@ -465,7 +484,7 @@ mod tests {
     #[test]
     fn rows_that_may_have_to_be_restored_are_kept() {
         let dir = Scratch::new();
-        let mut database = dir.open();
+        let mut database = open(&dir);
         database.set_boot("b1", at(0), (0, 0), None).unwrap();
         database.record(&[start("api", "a", 0), start("api", "b", 0)], &[], at(0), (0, 0)).unwrap();
         database.keeps_to = 1;
@@ -479,7 +498,7 @@ mod tests {
     #[test]
     fn pruning_after_a_long_silence_is_spread_over_calls() {
         let dir = Scratch::new();
-        let mut database = dir.open();
+        let mut database = open(&dir);
         database.set_boot("b1", at(0), (0, 0), None).unwrap();
         let rows = vec![start("api", "a", 0); 2 * MOST_PRUNED + 500];
         database.record(&rows, &[], at(0), (0, 0)).unwrap();
@@ -517,7 +536,7 @@ mod tests {
         ];
         for (case, recorded, looked, expected) in cases {
             let dir = Scratch::new();
-            let mut database = dir.open();
+            let mut database = open(&dir);
             database.set_boot("b1", recorded, (0, 0), None).unwrap();
             database.record(&[start("api", "a", 0)], &[], recorded, (0, 0)).unwrap();
             let seen = |database: &Database, now| counted(database, "b2", now).first().map(|found| found.1);
@@ -545,15 +564,15 @@ mod tests {
     #[test]
     fn one_key_or_a_whole_limit_can_be_forgotten() {
         let dir = Scratch::new();
-        let mut database = dir.open();
+        let mut database = open(&dir);
         database.set_boot("b1", at(0), (0, 0), None).unwrap();
         let rows = [start("api", "a", 0), start("api", "a", 1), start("api", "b", 0), start("mail", "a", 0)];
         database.record(&rows, &[], at(1), (0, 0)).unwrap();
         let forget = |database: &Database, name, key| assert_eq!(database.forget(name, key, at(9), i64::MIN), Ok(None));
-        forget(&database, "api", Some(rows[0].key_hash));
-        assert_eq!(keys(&database, "b1", at(1)), ["b", "a"]);
-        forget(&database, "api", None);
-        forget(&database, "unknown", None);
+        forget(&database, id("api"), Some(rows[0].key_hash));
+        assert_eq!(keys(&database, "b1", at(1)), ["a", "b"]);
+        forget(&database, id("api"), None);
+        forget(&database, 7, None);
         assert_eq!(keys(&database, "b1", at(1)), ["a"]);
         assert_eq!(count(&database, "usage"), 2, "its usage remains");
     }
@@ -561,7 +580,7 @@ mod tests {
     #[test]
     fn a_full_disk_leaves_the_ledger_intact_and_usable_later() {
         let dir = Scratch::new();
-        let mut database = dir.open();
+        let mut database = open(&dir);
         database.set_boot("b1", at(0), (0, 0), None).unwrap();
         database.record(&[start("api", "a", 0)], &[], at(0), (0, 0)).unwrap();
         let pages: i64 = database.connection.query_row("PRAGMA page_count", [], |row| row.get(0)).unwrap();
@@ -576,13 +595,13 @@ mod tests {
         database.record(&[start("api", "c", 1)], &[], at(1), (0, 0)).unwrap();
         database.connection.execute_batch(&limit(1 << 30)).unwrap();
         database.record(&rows, &[], at(1), (0, 0)).unwrap();
-        assert_eq!(count(&dir.open(), "executions"), 5_002);
+        assert_eq!(count(&open(&dir), "executions"), 5_002);
     }
 
     #[test]
     fn a_write_blocked_by_another_program_times_out_and_can_be_retried() {
         let dir = Scratch::new();
-        dir.open().set_boot("b1", at(0), (0, 0), None).unwrap();
+        open(&dir).set_boot("b1", at(0), (0, 0), None).unwrap();
         for (kind, begins) in [("a writer", "BEGIN IMMEDIATE"), ("a reader", "BEGIN; SELECT * FROM store")] {
             let stranger = dir.stranger();
             stranger.execute_batch(begins).unwrap();
@@ -600,9 +619,9 @@ mod tests {
     #[test]
     fn the_ledger_is_readable() {
         let dir = Scratch::new();
-        dir.open().set_boot("b1", at(0), (0, 0), None).unwrap();
+        open(&dir).set_boot("b1", at(0), (0, 0), None).unwrap();
         let row = Execution { units: 3, started_at: NOON + 250_000, ..start("api", "tenant-7", 0) };
-        dir.open().record(&[row], &[], at(1), (0, 0)).unwrap();
+        open(&dir).record(&[row], &[], at(1), (0, 0)).unwrap();
         let shell = dir.stranger();
         let text = |sql: &str| shell.query_row(sql, [], |row| row.get::<_, String>(0)).unwrap();
         let starts = text("SELECT concat_ws('|', name, key, started_at, units, expires_at) FROM starts");
@@ -616,7 +635,7 @@ mod tests {
     #[test]
     fn invalid_rows_of_another_program_are_an_error() {
         let dir = Scratch::new();
-        let mut database = dir.open();
+        let mut database = open(&dir);
         database.set_boot("b1", at(0), (0, 0), None).unwrap();
         database.record(&[start("api", "a", 0)], &[], at(0), (0, 0)).unwrap();
         dir.stranger().execute_batch("UPDATE executions SET key_hash = 'mine'").unwrap();

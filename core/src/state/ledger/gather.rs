@@ -15,7 +15,6 @@ use crate::state::cells::locked::Locked;
 use crate::state::counts::minutes::News;
 use crate::time::Now;
 use crate::{fault, os};
-use std::collections::BTreeMap;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// How many keys one commit writes, in addition to those for which callers wait. The structure lock is held for a few
@@ -41,13 +40,10 @@ pub(crate) struct Batch {
     /// The lane that it belongs to.
     instance: u64,
     pub keys: Vec<Unlogged>,
-    names: BTreeMap<LimitAt, String>,
     now: Now,
     moment: Moment,
     /// The counts of minutes.
     pub news: Vec<News>,
-    /// Limits without a name at this moment. Their keys are left out.
-    pub unnamed: Vec<LimitAt>,
     /// How far the batch covers the list of changed keys.
     pub listed_to: u64,
     /// Where a pass through limits continues: the limit and the hash.
@@ -77,8 +73,6 @@ impl Locked<'_> {
         });
         let mut batch = self.batch(keys.collect(), listed_to);
         batch.news = self.take_news(all_minutes);
-        let name = |limit: LimitAt| Some((limit, self.name_of(limit)?));
-        batch.names.extend(batch.news.iter().filter_map(|(limit, _)| name(*limit)));
         batch
     }
 
@@ -132,18 +126,8 @@ impl Locked<'_> {
 
     fn batch(&self, keys: Vec<Unlogged>, listed_to: u64) -> Batch {
         let (now, moment) = moment(self);
-        let (mut names, mut unnamed) = (BTreeMap::new(), Vec::new());
-        for limit in keys.iter().map(|key| key.limit) {
-            if let std::collections::btree_map::Entry::Vacant(entry) = names.entry(limit) {
-                match self.name_of(limit) {
-                    Some(name) => drop(entry.insert(name)),
-                    None => unnamed.push(limit),
-                }
-            }
-        }
-        let keys = keys.into_iter().filter(|key| names.contains_key(&key.limit)).collect();
         let (instance, keeps_to) = (self.instance, self.last_unrestored());
-        Batch { instance, keys, names, news: Vec::new(), unnamed, now, moment, listed_to, next: None, keeps_to }
+        Batch { instance, keys, news: Vec::new(), now, moment, listed_to, next: None, keeps_to }
     }
 
     fn unlogged(&self, limit: LimitAt, table: Table, key: KeyAt) -> Option<Unlogged> {
@@ -186,7 +170,7 @@ pub(super) fn write_limit(locked: &Locked, database: &mut Database, limit: Limit
         let batch = locked.gather_from(&[limit], place);
         if !batch.keys.is_empty() {
             // With its present number: until all is written, it still counts as an older copy.
-            record(database, &batch, database.sequence)?;
+            record(locked, database, &batch, database.sequence)?;
             locked.mark(&batch)?;
         }
         from = batch.next;
@@ -195,13 +179,13 @@ pub(super) fn write_limit(locked: &Locked, database: &mut Database, limit: Limit
 }
 
 /// Writes a batch. The commit gets this number.
-pub(in crate::state) fn record(database: &mut Database, batch: &Batch, sequence: u64) -> Result<()> {
+pub(in crate::state) fn record(home: &Home, database: &mut Database, batch: &Batch, sequence: u64) -> Result<()> {
     let mut rows = Vec::new();
     for unlogged in &batch.keys {
         for start in &unlogged.starts {
             let started_at = batch.moment.wall - (batch.now.floor as i64 - start.stamp as i64);
             rows.push(Execution {
-                name: &batch.names[&unlogged.limit],
+                limit: home.limit(unlogged.limit).id(),
                 key: &unlogged.text,
                 key_hash: unlogged.hash.0,
                 started_at,
@@ -210,8 +194,7 @@ pub(in crate::state) fn record(database: &mut Database, batch: &Batch, sequence:
             });
         }
     }
-    let minutes: Vec<_> =
-        batch.news.iter().filter_map(|(limit, minute)| Some((batch.names.get(limit)?.as_str(), *minute))).collect();
+    let minutes: Vec<_> = batch.news.iter().map(|(limit, minute)| (home.limit(*limit).id(), *minute)).collect();
     database.keeps_to = batch.keeps_to;
     if !fault::planted("unwritten ledger") {
         database.record(&rows, &minutes, batch.moment, (batch.instance, sequence))?;

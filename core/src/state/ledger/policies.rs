@@ -5,8 +5,7 @@
 //! before. A process that finds a lane of an earlier generation can therefore ask for the changes since then.
 
 use super::database::{Database, NOW};
-use super::declared::{Change, Declared, Family, Overridden, Part, text_of};
-use super::moves;
+use super::declared::{Change, Declared, Family, Overridden, Part, other_name, text_of};
 use crate::error::Result;
 use crate::policy::{self, Policy};
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehavior, params};
@@ -14,9 +13,10 @@ use std::path::Path;
 
 pub(super) const SCHEMA: &str = "
 CREATE TABLE limits (
-  name           TEXT PRIMARY KEY,
+  id             INTEGER PRIMARY KEY,   -- stays if the name changes; random, so copies of a store give no number twice
+  name           TEXT NOT NULL UNIQUE,
   kind           TEXT NOT NULL,         -- 'rate', 'concurrency', …; 'composite': of the limits NAME/KIND
-  policy         TEXT NOT NULL,         -- the declared policy as text: '100/1m'
+  policy         TEXT,                  -- the declared policy as text: '100/1m'; NULL: forgotten, but it may return with its starts
   declared_at    TEXT NOT NULL,
   declared_by    TEXT NOT NULL,         -- the program and process of the last declaration
   override       TEXT,                  -- the operator's policy above the declared one; NULL: none
@@ -27,14 +27,14 @@ CREATE TABLE limits (
 ) STRICT;
 CREATE INDEX limits_by_generation ON limits (generation);
 CREATE TABLE keys (                     -- operators' policies of single keys
-  name           TEXT NOT NULL,         -- of the limit
+  limit_id       INTEGER NOT NULL,
   key            TEXT NOT NULL,
   policy         TEXT,                  -- the policy above the limit's; NULL: lifted, and the row is about to be deleted
   overridden_at  TEXT NOT NULL,
   overridden_by  TEXT NOT NULL,
   generation     INTEGER NOT NULL,      -- as in 'limits'
   missing        INTEGER,
-  PRIMARY KEY (name, key)
+  PRIMARY KEY (limit_id, key)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX keys_by_generation ON keys (generation);
 ";
@@ -42,9 +42,20 @@ CREATE INDEX keys_by_generation ON keys (generation);
 /// The kind of a name that means several limits.
 const COMPOSITE: &str = "composite";
 
+/// The declared limits.
+const DECLARED: &str = "SELECT id, name, policy, override, missing FROM limits WHERE policy IS NOT NULL AND kind <> ?1";
+
+/// The keys that have, or had, their own policies.
+const OWN: &str = "SELECT id, name, key, keys.policy, keys.missing FROM keys JOIN limits ON id = limit_id WHERE";
+
+/// A new limit's number.
+pub(super) const NEW_ID: &str = "random() & 9223372036854775807";
+
 /// A declared limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct KnownLimit {
+    /// Its number in the database; 0 if it is in none.
+    pub id: i64,
     pub name: String,
     pub declared: Declared,
     /// The number of a key's units that may be missing from the ledger since the policy changed. `None`: as the policy
@@ -55,6 +66,8 @@ pub(crate) struct KnownLimit {
 /// A key that has, or had, its own policy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct KnownKey {
+    /// The number and the name of its limit.
+    pub id: i64,
     pub limit: String,
     pub key: String,
     /// `None`: the limit's policy applies.
@@ -66,17 +79,23 @@ pub(crate) struct KnownKey {
 impl Database {
     /// The policies of one limit.
     pub fn policy(&self, name: &str) -> Result<Option<Declared>> {
-        let query = "SELECT name, policy, override, missing FROM limits WHERE name = ?1 AND kind <> ?2";
-        let found = self.connection.query_row(query, [name, COMPOSITE], known).optional();
+        let query = format!("{DECLARED} AND name = ?2");
+        let found = self.connection.query_row(&query, [COMPOSITE, name], known).optional();
         let found = found.map_err(|e| self.explain(e))?;
         Ok(found.map(|row| self.read(row)).transpose()?.map(|known| known.declared))
+    }
+
+    /// The number of a limit.
+    pub fn id(&self, name: &str) -> Result<i64> {
+        let query = "SELECT id FROM limits WHERE name = ?1";
+        self.connection.query_row(query, [name], |row| row.get(0)).map_err(|e| self.explain(e))
     }
 
     /// The names of all limits, in order. Composites are represented by their parts.
     pub fn names(&self) -> Result<Vec<String>> {
         let read = || -> rusqlite::Result<Vec<String>> {
-            let mut query = self.connection.prepare("SELECT name FROM limits WHERE kind <> ?1 ORDER BY name")?;
-            let names = query.query_map([COMPOSITE], |row| row.get(0))?;
+            let mut query = self.connection.prepare(&format!("{DECLARED} ORDER BY name"))?;
+            let names = query.query_map([COMPOSITE], |row| row.get(1))?;
             names.collect()
         };
         read().map_err(|e| self.explain(e))
@@ -85,22 +104,24 @@ impl Database {
     /// The limits, by name, that have changed after this generation, or all limits.
     pub fn limits(&self, after: Option<u64>) -> Result<Vec<KnownLimit>> {
         let read = || -> rusqlite::Result<Vec<_>> {
-            let query = "SELECT name, policy, override, missing FROM limits
-                         WHERE generation > ?1 AND kind <> ?2 ORDER BY name";
-            let mut query = self.connection.prepare(query)?;
-            let rows = query.query_map(params![after.map_or(-1, signed), COMPOSITE], known)?;
+            let mut query = self.connection.prepare(&format!("{DECLARED} AND generation > ?2 ORDER BY name"))?;
+            let rows = query.query_map(params![COMPOSITE, after.map_or(-1, signed)], known)?;
             rows.collect()
         };
         read().map_err(|e| self.explain(e))?.into_iter().map(|row| self.read(row)).collect()
     }
 
-    /// At most `most` limits whose names come after this one, by name, and their generation.
-    pub fn limits_after(&self, name: &str, most: usize) -> Result<(Vec<KnownLimit>, u64)> {
+    /// At most `most` limits whose names come after this one, by name, and their generation. `only`: of that limit, or of
+    /// the parts of that composite.
+    pub fn limits_after(&self, name: &str, only: Option<&str>, most: usize) -> Result<(Vec<KnownLimit>, u64)> {
         let read = || -> rusqlite::Result<Vec<_>> {
-            let query = "SELECT name, policy, override, missing FROM limits
-                         WHERE name > ?1 AND kind <> ?2 ORDER BY name LIMIT ?3";
-            let mut query = self.connection.prepare(query)?;
-            let rows = query.query_map(params![name, COMPOSITE, most as i64], known)?;
+            // Each of them reads only what it returns: the plus sign keeps an index from the name before. '0' follows '/'.
+            let these = match only {
+                None => "name > ?2 AND ?4 IS NULL",
+                Some(_) => "+name > ?2 AND (name = ?4 OR name > ?4 || '/' AND name < ?4 || '0')",
+            };
+            let mut query = self.connection.prepare(&format!("{DECLARED} AND {these} ORDER BY name LIMIT ?3"))?;
+            let rows = query.query_map(params![COMPOSITE, name, most as i64, only], known)?;
             rows.collect()
         };
         let rows = read().map_err(|e| self.explain(e))?;
@@ -111,44 +132,43 @@ impl Database {
         read.map_err(|e| self.damaged(format!("limit \"{name}\" has a policy that makes no sense: {e}")))
     }
 
-    fn read(&self, (name, declared, overriding, missing): KnownRow) -> Result<KnownLimit> {
+    fn read(&self, (id, name, declared, overriding, missing): KnownRow) -> Result<KnownLimit> {
         let parse = |text: &str| self.reading(&name, text.parse::<Policy>());
         let declared =
             Declared { declared: parse(&declared)?, overriding: overriding.as_deref().map(parse).transpose()? };
-        Ok(KnownLimit { name, declared, missing: missing.map(units) })
+        Ok(KnownLimit { id, name, declared, missing: missing.map(units) })
     }
 
     /// The keys with their own policies, in order: those that have changed after a generation, or all of a limit.
     pub fn keys(&self, of: KeySelection) -> Result<Vec<KnownKey>> {
-        let columns = "SELECT name, key, policy, missing FROM keys WHERE";
         let read = |which: &str, value: &dyn rusqlite::ToSql| -> rusqlite::Result<Vec<KnownRow>> {
-            let mut query = self.connection.prepare(&format!("{columns} {which} ORDER BY name, key"))?;
+            let mut query = self.connection.prepare(&format!("{OWN} {which} ORDER BY name, key"))?;
             let rows = query.query_map([value], known)?;
             rows.collect()
         };
         let rows = match of {
-            KeySelection::Changed(after) => read("generation > ?1", &signed(after)),
-            KeySelection::Of(limit) => read("name = ?1", &limit),
+            KeySelection::Changed(after) => read("keys.generation > ?1", &signed(after)),
+            KeySelection::Of(limit) => read("limit_id = ?1", &limit),
         };
-        let known = |(limit, key, policy, missing): (String, String, Option<String>, Option<i64>)| {
+        let known = |(id, limit, key, policy, missing): KnownRow| {
             let policy = policy.map(|text| self.reading(&limit, text.parse::<Policy>())).transpose()?;
-            Ok(KnownKey { limit, key, policy, missing: missing.map(units) })
+            Ok(KnownKey { id, limit, key, policy, missing: missing.map(units) })
         };
         rows.map_err(|e| self.explain(e))?.into_iter().map(known).collect()
     }
 
     /// The own policy of a key.
     pub fn key_policy(&self, limit: &str, key: &str) -> Result<Option<Policy>> {
-        let query = "SELECT policy FROM keys WHERE name = ?1 AND key = ?2 AND policy IS NOT NULL";
-        let found = self.connection.query_row(query, [limit, key], |row| row.get::<_, String>(0)).optional();
+        let query = format!("{OWN} name = ?1 AND key = ?2 AND keys.policy IS NOT NULL");
+        let found = self.connection.query_row(&query, [limit, key], |row| row.get::<_, String>(3)).optional();
         found.map_err(|e| self.explain(e))?.map(|text| self.reading(limit, text.parse::<Policy>())).transpose()
     }
 
     /// The declarations under a name, and under all names that begin with it and a slash.
     pub fn family(&self, name: &str) -> Result<Family> {
         // The character after the slash is 0.
-        let query = "SELECT kind, name, policy, override, missing FROM limits
-                     WHERE name = ?1 OR name > ?1 || '/' AND name < ?1 || '0'";
+        let query = "SELECT kind, id, name, policy, override, missing FROM limits
+                     WHERE policy IS NOT NULL AND (name = ?1 OR name > ?1 || '/' AND name < ?1 || '0')";
         let read = || -> rusqlite::Result<Vec<(String, KnownRow)>> {
             let mut query = self.connection.prepare(query)?;
             let rows = query.query_map([name], |row| Ok((row.get(0)?, known_from(row, 1)?)))?;
@@ -159,8 +179,8 @@ impl Database {
             if kind != COMPOSITE {
                 let found = self.read(row)?;
                 family.limits.insert(found.name, found.declared);
-            } else if row.0 == name {
-                family.composite = Some(self.reading(name, policy::parse_all(&row.1))?);
+            } else if row.1 == name {
+                family.composite = Some(self.reading(name, policy::parse_all(&row.2))?);
             }
         }
         Ok(family)
@@ -181,6 +201,19 @@ impl Database {
     }
 
     // ---- changes ----
+
+    /// Adds a limit that a lane has, as a forgotten one, unless the database has it. Returns its number there.
+    pub(super) fn adopt(&self, name: &str, kind: &str, id: i64) -> Result<i64> {
+        let adopt = format!(
+            "INSERT OR IGNORE INTO limits (id, name, kind, declared_at, declared_by, generation)
+               VALUES (?1, ?2, ?3, {NOW}, ?4, (SELECT generation FROM store))"
+        );
+        let number = "SELECT ifnull((SELECT id FROM limits WHERE name = ?1 AND kind = ?2), ?3)";
+        let adopted = self.connection.execute(&adopt, params![id, name, kind, program()]);
+        let adopted =
+            adopted.and_then(|_| self.connection.query_row(number, params![name, kind, id], |row| row.get(0)));
+        adopted.map_err(|e| self.explain(e))
+    }
 
     /// Makes one change of policies, completely or not at all.
     pub(in crate::state) fn decide(&mut self, change: impl FnOnce(&Transaction) -> rusqlite::Result<()>) -> Result<()> {
@@ -204,19 +237,13 @@ impl Database {
             for change in changes.iter().filter(|change| !change.changes_nothing()) {
                 let Change { name, composite, parts, dropped, .. } = change;
                 transaction.execute("DELETE FROM limits WHERE name = ?1 AND kind = ?2", params![name, COMPOSITE])?;
-                for name in dropped {
-                    transaction.execute("DELETE FROM limits WHERE name = ?1", [name])?;
-                    let lift =
-                        "UPDATE keys SET policy = NULL, generation = (SELECT generation FROM store) WHERE name = ?1";
-                    transaction.execute(lift, [name])?;
-                }
-                parts.iter().try_for_each(|part| moves::make_way(transaction, &part.name))?;
+                dropped.iter().try_for_each(|name| forget(transaction, name))?;
                 for Part { name, from, .. } in parts.iter().filter(|part| part.from != part.name) {
-                    let limit =
+                    // Of a forgotten limit.
+                    transaction.execute("DELETE FROM limits WHERE name = ?1", [name])?;
+                    let rename =
                         "UPDATE limits SET name = ?2, generation = (SELECT generation FROM store) WHERE name = ?1";
-                    transaction.execute(limit, [from, name])?;
-                    transaction.execute("UPDATE OR REPLACE keys SET name = ?2 WHERE name = ?1", [from, name])?;
-                    moves::note(transaction, from, Some(name), i64::MAX)?;
+                    transaction.execute(rename, [from, name])?;
                 }
                 for part in parts.iter().filter(|part| part.is_new()) {
                     declare(transaction, &part.name, part.policy.kind(), &part.policy.to_string())?;
@@ -241,7 +268,8 @@ impl Database {
                    overridden_by = iif(?2 IS NULL, NULL, ?3), {now} WHERE name = ?1"
             );
             let of_key = format!(
-                "INSERT INTO keys VALUES (?1, ?5, ?2, {NOW}, ?3, (SELECT generation FROM store), ?4)
+                "INSERT INTO keys
+                   SELECT id, ?5, ?2, {NOW}, ?3, (SELECT generation FROM store), ?4 FROM limits WHERE name = ?1
                  ON CONFLICT DO UPDATE SET policy = excluded.policy, overridden_at = excluded.overridden_at,
                    overridden_by = excluded.overridden_by, {now}"
             );
@@ -258,39 +286,39 @@ impl Database {
 
     /// Records that the ledger has all starts from before a limit's policy changed, unless it changed after this
     /// generation.
-    pub fn has_all(&self, name: &str, generation: u64) -> Result<()> {
-        let has = "UPDATE limits SET missing = NULL WHERE name = ?1 AND generation <= ?2";
-        self.connection.execute(has, params![name, signed(generation)]).map(drop).map_err(|e| self.explain(e))
+    pub fn has_all(&self, limit: i64, generation: u64) -> Result<()> {
+        let has = "UPDATE limits SET missing = NULL WHERE id = ?1 AND generation <= ?2";
+        self.connection.execute(has, params![limit, signed(generation)]).map(drop).map_err(|e| self.explain(e))
     }
 
     /// Records the same for a key, and removes a key whose policy was lifted.
-    pub fn has_all_of(&self, KnownKey { limit, key, .. }: &KnownKey, generation: u64) -> Result<()> {
-        let gone = "DELETE FROM keys WHERE name = ?1 AND key = ?2 AND policy IS NULL AND generation <= ?3";
-        let has = "UPDATE keys SET missing = NULL WHERE name = ?1 AND key = ?2 AND generation <= ?3";
-        let write = |query| self.connection.execute(query, params![limit, key, signed(generation)]);
+    pub fn has_all_of(&self, KnownKey { id, key, .. }: &KnownKey, generation: u64) -> Result<()> {
+        let gone = "DELETE FROM keys WHERE limit_id = ?1 AND key = ?2 AND policy IS NULL AND generation <= ?3";
+        let has = "UPDATE keys SET missing = NULL WHERE limit_id = ?1 AND key = ?2 AND generation <= ?3";
+        let write = |query| self.connection.execute(query, params![id, key, signed(generation)]);
         write(gone).and_then(|gone| if gone == 0 { write(has) } else { Ok(0) }).map(drop).map_err(|e| self.explain(e))
     }
 }
 
 /// A selection of keys.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum KeySelection<'a> {
+pub(crate) enum KeySelection {
     /// The keys that have changed after this generation.
     Changed(u64),
-    /// The keys of this limit.
-    Of(&'a str),
+    /// The keys of the limit with this number.
+    Of(i64),
 }
 
-/// For a limit: its name, the declared policy, the override, and what may be missing. For a key: its limit, the key,
-/// its policy, and what may be missing.
-type KnownRow = (String, String, Option<String>, Option<i64>);
+/// For a limit: its number and name, the declared policy, the override, and what may be missing. For a key: its limit's
+/// number and name, the key, its policy, and what may be missing.
+type KnownRow = (i64, String, String, Option<String>, Option<i64>);
 
 fn known(row: &Row) -> rusqlite::Result<KnownRow> {
     known_from(row, 0)
 }
 
 fn known_from(row: &Row, at: usize) -> rusqlite::Result<KnownRow> {
-    Ok((row.get(at)?, row.get(at + 1)?, row.get(at + 2)?, row.get(at + 3)?))
+    Ok((row.get(at)?, row.get(at + 1)?, row.get(at + 2)?, row.get(at + 3)?, row.get(at + 4)?))
 }
 
 fn units(n: i64) -> u64 {
@@ -301,15 +329,37 @@ fn signed(n: u64) -> i64 {
     i64::try_from(n).unwrap_or(i64::MAX)
 }
 
-/// Declares the meaning of a name, in place of the previous one. An operator's policy stays above it.
+/// Declares the meaning of a name, in place of the previous one. An operator's policy stays above it. A forgotten limit
+/// of that kind returns, also from the other name that it may have had: the lane does the same.
 pub(in crate::state) fn declare(connection: &Connection, name: &str, kind: &str, policy: &str) -> rusqlite::Result<()> {
+    connection.execute("DELETE FROM limits WHERE name = ?1 AND kind <> ?2", [name, kind])?;
+    let back = "UPDATE OR IGNORE limits SET name = ?1 WHERE name = ?3 AND kind = ?2 AND policy IS NULL";
+    connection.execute(back, [name, kind, &other_name(name, kind)])?;
     let upsert = format!(
-        "INSERT INTO limits (name, kind, policy, declared_at, declared_by, generation)
-           VALUES (?1, ?2, ?3, {NOW}, ?4, (SELECT generation FROM store))
-         ON CONFLICT (name) DO UPDATE SET kind = excluded.kind, policy = excluded.policy,
+        "INSERT INTO limits (id, name, kind, policy, declared_at, declared_by, generation)
+           VALUES ({NEW_ID}, ?1, ?2, ?3, {NOW}, ?4, (SELECT generation FROM store))
+         ON CONFLICT (name) DO UPDATE SET policy = excluded.policy,
            declared_at = excluded.declared_at, declared_by = excluded.declared_by, generation = excluded.generation"
     );
     connection.execute(&upsert, params![name, kind, policy, program()]).map(drop)
+}
+
+/// Removes the policies of a limit and of its keys. Its number stays, for its starts.
+pub(super) fn forget(connection: &Connection, name: &str) -> rusqlite::Result<()> {
+    let lift = "UPDATE keys SET policy = NULL, generation = (SELECT generation FROM store)
+                WHERE limit_id = (SELECT id FROM limits WHERE name = ?1)";
+    connection.execute(lift, [name])?;
+    let forget = "UPDATE limits SET policy = NULL, override = NULL, overridden_at = NULL, overridden_by = NULL
+                  WHERE name = ?1";
+    connection.execute(forget, [name]).map(drop)
+}
+
+/// Removes all forgotten limits, which a new lane does not have.
+pub(super) fn remove_forgotten(connection: &Connection) -> rusqlite::Result<()> {
+    connection.execute_batch(
+        "DELETE FROM limits WHERE policy IS NULL;
+         DELETE FROM keys WHERE limit_id NOT IN (SELECT id FROM limits);",
+    )
 }
 
 /// Records what the ledger may lack until it has the starts made under the previous policy.
@@ -382,9 +432,9 @@ mod tests {
         assert_eq!(changed(0), [("api".into(), Some(20))]);
         overriding(&mut database, "api", None);
         assert_eq!(changed(1), [("api".into(), Some(20))], "the most that may be missing");
-        database.has_all("api", 1).unwrap();
+        database.has_all(database.id("api").unwrap(), 1).unwrap();
         assert_eq!(changed(1), [("api".into(), Some(20))], "it has changed since");
-        database.has_all("api", 2).unwrap();
+        database.has_all(database.id("api").unwrap(), 2).unwrap();
         assert_eq!((changed(1), changed(2)), (vec![("api".into(), None)], vec![]));
     }
 

@@ -18,13 +18,14 @@ use crate::error::{Error, Result};
 use crate::hash::Hash;
 use crate::policy::Policy;
 use crate::state::cells::home::BEHIND;
-use crate::state::cells::layout::table_word;
+use crate::state::cells::layout::{LimitAt, table_word};
 use crate::state::cells::locked::Locked;
 use crate::state::cells::table::longest_behind;
 use crate::state::files::lane::{self, Creation, WATCH_EVERY};
 use crate::state::rare::keyed::Origin;
 use crate::time::Tick;
 use crate::{fault, os};
+use std::collections::BTreeMap;
 
 /// A limit whose lane was lost counts as full for this much longer. By then, processes that still use the lost lane
 /// have noticed.
@@ -45,7 +46,6 @@ pub(in crate::state) fn recover(
     // From here on, a process with another lane writes nothing that is not read below.
     let complete_from = database.claim(home.instance, &boot, moment)?.filter(|_| made != Creation::Unknown);
     fault::point("lane-claimed");
-    database.move_all()?;
     let tick = |uptime: i64| now.ceil.saturating_add_signed(uptime.saturating_sub(moment.uptime));
     // Users of the lost lane no longer write to the ledger, and will have noticed by the end of that time. Until then
     // they start at most a key's budget, since for more they would have to write. So the ledger and a budget that
@@ -67,18 +67,18 @@ pub(in crate::state) fn recover(
             false => Origin { born: last_used, lost: [0, 0] },
         }
     };
-    let (mut is_missing, mut limits, mut at_once) = (false, Vec::new(), Vec::new());
-    for KnownLimit { name, declared, missing } in database.limits(None)? {
+    let (mut is_missing, mut limits, mut at_once) = (false, BTreeMap::new(), Vec::new());
+    for KnownLimit { id, name, declared, missing } in database.limits(None)? {
         is_missing |= missing.is_some();
         let policy = declared.current();
         let origin = recovered(policy, missing);
-        let limit = home.add_limit(&name, policy, origin.born)?;
+        let limit = home.add_limit(&name, id, policy, origin.born)?;
         if is_lost {
             // Leases are in no ledger.
             let until = if policy.is_concurrency() { noticed } else { last };
             home.limit(limit).gate().store(until, Release);
         }
-        let keys = database.keys(KeySelection::Of(&name))?;
+        let keys = database.keys(KeySelection::Of(id))?;
         // Nor are units that cool down. Their starts ended before the boot at the latest, or now.
         let cooldown = keys.iter().filter_map(|key| key.policy).chain([policy]).map(|policy| policy.cooldown()).max();
         if let Some(cooldown @ 1..) = cooldown {
@@ -112,10 +112,10 @@ pub(in crate::state) fn recover(
                 }
                 (None, _) => {}
             }
-            at_once.push((limit, name.clone(), key));
+            at_once.push((limit, id, key));
         }
-        at_once.push((limit, name.clone(), String::new()));
-        limits.push((limit, name));
+        at_once.push((limit, id, String::new()));
+        limits.insert(id, limit);
     }
     home.set_generation(identity.generation, is_missing);
     // Limits that are written behind count as full anyway, for as long as any of their rows would count. That may save
@@ -131,33 +131,35 @@ pub(in crate::state) fn recover(
         Ok(())
     };
     let restore =
-        |name: &str, hash: Hash, text: &str, old: Vec<Start>| restore(home, name, hash, text, old, (over, booted));
+        |limit: LimitAt, hash: Hash, text: &str, old: Vec<Start>| restore(home, limit, hash, text, old, (over, booted));
     if database.has_more_than(fault::most_restored_at_once(), &boot, moment, over)? {
         has_boot(database)?;
         let (until, last_row) = database.index_keys()?;
         fault::point("lane-indexed");
         let past = Past { until, last_row, over, booted, noticed };
-        home.restore_later(database, past, &limits)?;
-        for (limit, name, key) in at_once {
+        home.restore_later(database, past, limits.into_values())?;
+        for (limit, id, key) in at_once {
             let (table, hash) = (home.limit(limit).table(), home.hash(b'k', &key));
             let longest = home.index(&table).plan_of_idle(hash).unwrap_or(table).policy.longest();
-            let rows = database.rows_of_key((&name, hash, longest), moment.uptime, past)?;
+            let rows = database.rows_of_key(((id, hash), longest), moment.uptime, past)?;
             if !rows.is_empty() {
-                restore(&name, hash, &key, home.of(&table).starts_of(&rows))?;
+                restore(limit, hash, &key, home.of(&table).starts_of(&rows))?;
             }
         }
         return Ok(());
     }
     database.end_index_of_keys()?;
-    let mut group: Option<(String, Hash, String)> = None;
+    let mut group: Option<(LimitAt, Hash, String)> = None;
     let mut starts = Vec::new();
     database.executions(&boot, moment, over, |row| {
-        let is_same = group.as_ref().is_some_and(|(name, hash, _)| name == row.name && hash.0 == row.key_hash);
+        // Of a limit that was forgotten.
+        let Some(&limit) = limits.get(&row.limit) else { return Ok(()) };
+        let is_same = group.as_ref().is_some_and(|(of, hash, _)| *of == limit && hash.0 == row.key_hash);
         if !is_same {
-            if let Some((name, hash, text)) = group.take() {
-                restore(&name, hash, &text, std::mem::take(&mut starts))?;
+            if let Some((limit, hash, text)) = group.take() {
+                restore(limit, hash, &text, std::mem::take(&mut starts))?;
             }
-            group = Some((row.name.to_owned(), Hash(row.key_hash), row.key.to_owned()));
+            group = Some((limit, Hash(row.key_hash), row.key.to_owned()));
         }
         // A place counts from now on, or from the last moment at which it may be used: it is unknown whether it started.
         let stamp = now.ceil.saturating_add_signed(row.started_at.saturating_sub(moment.wall)).min(noticed);
@@ -167,8 +169,8 @@ pub(in crate::state) fn recover(
         starts.push(Start { stamp, units: row.units, state: SETTLED, id: u64::MAX, is_logged: true });
         Ok(())
     })?;
-    if let Some((name, hash, text)) = group {
-        restore(&name, hash, &text, starts)?;
+    if let Some((limit, hash, text)) = group {
+        restore(limit, hash, &text, starts)?;
     }
     has_boot(database)
 }
@@ -179,11 +181,13 @@ pub(in crate::state) fn write_all(home: &Locked, database: &mut Database) -> Res
     let boot = os::boot().map_err(|e| Error::store(format!("opening {}", database.path().display()), e))?.text();
     database.delete_record()?;
     database.claim(home.instance, &boot, moment(home).1)?;
-    database.move_all()?;
     // The starts of keys that were only in the ledger are not known any more.
     home.close_unrestored();
     for limit in home.limits() {
         let table = home.limit(limit).table();
+        if let Some(name) = home.limit(limit).name() {
+            home.limit(limit).set_id(database.adopt(&name, table.policy.kind(), home.limit(limit).id())?);
+        }
         if table.policy.is_concurrency() {
             continue;
         }
@@ -207,13 +211,12 @@ pub(in crate::state) fn write_all(home: &Locked, database: &mut Database) -> Res
 /// they until the boot at which the machine was `booted`: the wall clock is not trusted to fractions of a minute.
 fn restore(
     home: &Locked,
-    name: &str,
+    limit: LimitAt,
     hash: Hash,
     text: &str,
     mut old: Vec<Start>,
     (over, booted): (Tick, Tick),
 ) -> Result<()> {
-    let Some(limit) = home.find_limit(name) else { return Ok(()) };
     let table = home.limit(limit).table();
     let own = home.index(&table).plan_of_idle(hash).unwrap_or(table);
     if own.policy.is_concurrency() || own.budget >= BEHIND && over > 0 {

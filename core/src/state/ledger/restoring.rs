@@ -16,7 +16,6 @@
 use super::database::{Database, from_hex, to_hex};
 use super::executions::{MOST_UNITS, Moment, STARTED};
 use super::gather::moment;
-use super::moves;
 use crate::algorithm::log::SETTLED;
 use crate::algorithm::{History, Start};
 use crate::atomic::*;
@@ -49,8 +48,8 @@ pub(in crate::state) struct Past {
     pub noticed: Tick,
 }
 
-/// A key of the ledger: its limit and its hash.
-type LedgerKey = (String, Hash);
+/// A key of the ledger: its limit's number in the database, and its hash.
+pub(in crate::state) type LedgerKey = (i64, Hash);
 
 /// The starts of a key in the ledger: when, as an uptime, and how many units.
 #[derive(Debug, Default)]
@@ -126,13 +125,18 @@ impl Home {
 
 impl Locked<'_> {
     /// Leaves the keys of these limits to their first use. The lane is not published yet.
-    pub(super) fn restore_later(&self, database: &Database, past: Past, limits: &[(LimitAt, String)]) -> Result<()> {
+    pub(super) fn restore_later(
+        &self,
+        database: &Database,
+        past: Past,
+        limits: impl Iterator<Item = LimitAt>,
+    ) -> Result<()> {
         self.set(RESTORING + 1, past.to_words());
         self.set(RESTORING + 1 + Past::WORDS, [0]);
-        for (limit, name) in limits {
-            let has_some = database.has_rows_to_restore(name, past)?;
-            let table = if has_some { self.limit(*limit).table().at.offset() } else { 0 };
-            self.set(*limit + limit_word::UNRESTORED, [table]);
+        for limit in limits {
+            let has_some = database.has_rows_to_restore(self.limit(limit).id(), past)?;
+            let table = if has_some { self.limit(limit).table().at.offset() } else { 0 };
+            self.set(limit + limit_word::UNRESTORED, [table]);
         }
         self.arena.word(RESTORING).store(1, Release);
         Ok(())
@@ -227,7 +231,7 @@ impl Database {
             // A later row is not in it, and costs nothing.
             self.connection.execute_batch(&format!(
                 "DROP INDEX IF EXISTS executions_by_key;
-                 CREATE INDEX executions_by_key ON executions (name, key_hash) WHERE uptime <= {until}"
+                 CREATE INDEX executions_by_key ON executions (limit_id, key_hash) WHERE uptime <= {until}"
             ))?;
             Ok((until, last_row))
         };
@@ -239,11 +243,12 @@ impl Database {
         self.connection.execute_batch("DROP INDEX IF EXISTS executions_by_key").map_err(|e| self.explain(e))
     }
 
-    fn has_rows_to_restore(&self, name: &str, Past { until, over, .. }: Past) -> Result<bool> {
+    fn has_rows_to_restore(&self, limit: i64, Past { until, over, .. }: Past) -> Result<bool> {
         let look = format!(
-            "SELECT 1 FROM executions WHERE name = ?1 AND uptime <= {until} AND expires_at - started_at > ?2 LIMIT 1"
+            "SELECT 1 FROM executions
+             WHERE limit_id = ?1 AND uptime <= {until} AND expires_at - started_at > ?2 LIMIT 1"
         );
-        let found = self.connection.query_row(&look, params![name, over as i64], |_| Ok(())).optional();
+        let found = self.connection.query_row(&look, params![limit, over as i64], |_| Ok(())).optional();
         found.map(|found| found.is_some()).map_err(|e| self.explain(e))
     }
 
@@ -251,35 +256,28 @@ impl Database {
     /// for the duration given with its key.
     pub(in crate::state) fn rows_to_restore(
         &self,
-        keys: &[(&str, Hash, Tick)],
+        keys: &[(LedgerKey, Tick)],
         now: i64,
         past: Past,
     ) -> Result<Vec<Rows>> {
         let Past { until, last_row, over, .. } = past;
         let query = format!(
             "SELECT uptime, units, key FROM executions
-             WHERE name = ?1 AND key_hash = ?2 AND uptime <= {until} AND rowid <= ?3
+             WHERE limit_id = ?1 AND key_hash = ?2 AND uptime <= {until} AND rowid <= ?3
                AND expires_at - started_at > ?4 AND uptime + max(expires_at - started_at, ?5) > ?6
              ORDER BY uptime, rowid"
         );
         let read = || -> rusqlite::Result<Vec<Rows>> {
-            // Of one moment, with the moves that are to come.
+            // Of one moment.
             let transaction = self.connection.unchecked_transaction()?;
-            let (moves, mut query) = (moves::all(&transaction)?, transaction.prepare(&query)?);
-            let mut read = |&(name, hash, longest): &(&str, Hash, Tick)| {
+            let mut query = transaction.prepare(&query)?;
+            let mut read = |&((limit, hash), longest): &(LedgerKey, Tick)| {
                 let (mut rows, longest) = (Rows::default(), i64::try_from(longest).unwrap_or(i64::MAX / 2));
-                for before in moves::names_before(&moves, name) {
-                    let mut found =
-                        query.query(params![before, to_hex(hash.0), last_row, over as i64, longest, now])?;
-                    while let Some(row) = found.next()? {
-                        let uptime = row.get(0)?;
-                        if moves::name_after(&moves, before, uptime) == Some(name) {
-                            rows.starts.push((uptime, row.get::<_, i64>(1)?.clamp(0, MOST_UNITS) as u64));
-                            rows.text = row.get(2)?;
-                        }
-                    }
+                let mut found = query.query(params![limit, to_hex(hash.0), last_row, over as i64, longest, now])?;
+                while let Some(row) = found.next()? {
+                    rows.starts.push((row.get(0)?, row.get::<_, i64>(1)?.clamp(0, MOST_UNITS) as u64));
+                    rows.text = row.get(2)?;
                 }
-                rows.starts.sort_by_key(|(uptime, _)| *uptime);
                 Ok(rows)
             };
             keys.iter().map(&mut read).collect()
@@ -288,7 +286,7 @@ impl Database {
     }
 
     /// The rows of one key.
-    pub(in crate::state) fn rows_of_key(&self, key: (&str, Hash, Tick), now: i64, past: Past) -> Result<Rows> {
+    pub(in crate::state) fn rows_of_key(&self, key: (LedgerKey, Tick), now: i64, past: Past) -> Result<Rows> {
         self.rows_to_restore(&[key], now, past).map(|mut all| all.pop().unwrap_or_default())
     }
 
@@ -299,27 +297,17 @@ impl Database {
         Past { until, last_row, .. }: Past,
     ) -> Result<(BTreeSet<LedgerKey>, i64)> {
         let query = format!(
-            "SELECT rowid, name, key_hash, uptime FROM executions
+            "SELECT rowid, limit_id, key_hash FROM executions
              WHERE rowid BETWEEN ?1 AND ?2 AND uptime <= {until} ORDER BY rowid LIMIT {ROWS}"
         );
-        let read = || -> rusqlite::Result<(BTreeSet<(String, String)>, i64)> {
-            let transaction = self.connection.unchecked_transaction()?;
-            let (moves, mut query) = (moves::all(&transaction)?, transaction.prepare(&query)?);
-            let (mut keys, mut next, mut count) = (BTreeSet::new(), i64::MAX, 0);
-            let mut found = query.query(params![first, last_row])?;
-            while let Some(row) = found.next()? {
-                count += 1;
-                next = row.get::<_, i64>(0)? + 1;
-                let (name, uptime): (String, i64) = (row.get(1)?, row.get(3)?);
-                if let Some(name) = moves::name_after(&moves, &name, uptime) {
-                    keys.insert((name.to_owned(), row.get(2)?));
-                }
-            }
-            Ok((keys, if count < ROWS { i64::MAX } else { next }))
+        let read = || -> rusqlite::Result<Vec<(i64, i64, String)>> {
+            let mut query = self.connection.prepare(&query)?;
+            query.query_map([first, last_row], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?.collect()
         };
-        let (keys, next) = read().map_err(|e| self.explain(e))?;
+        let rows = read().map_err(|e| self.explain(e))?;
+        let next = rows.last().filter(|_| rows.len() == ROWS).map_or(i64::MAX, |(row, ..)| row + 1);
         let hash = |text: &str| from_hex(text).ok_or_else(|| self.damaged(format!("a key hash \"{text}\"")));
-        let keys = keys.into_iter().map(|(name, text)| Ok((name, Hash(hash(&text)?))));
+        let keys = rows.iter().map(|(_, limit, text)| Ok((*limit, Hash(hash(text)?))));
         Ok((keys.collect::<Result<_>>()?, next))
     }
 }

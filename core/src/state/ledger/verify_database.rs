@@ -1,6 +1,6 @@
 //! Checks and repairs a store's database. For the lane, see `writer/verify.rs`.
 
-use super::database::{Database, check};
+use super::database::{Database, VERSION, check};
 use super::executions::MOST_UNITS;
 use crate::error::{Error, Result};
 use crate::policy::{self, Policy};
@@ -39,7 +39,7 @@ impl Database {
 
     fn look(&mut self, repair: bool, problems: &mut Vec<Problem>) -> Result<()> {
         let faults = self.faults()?;
-        if faults.is_empty() && self.is_empty()? {
+        if faults.is_empty() && self.version()?.is_none() {
             // Its first user makes the store.
             return Ok(());
         }
@@ -52,6 +52,10 @@ impl Database {
         // An object with a table's name may be a query that never ends.
         self.check_tables()?;
         self.look_at_triggers(repair, problems)?;
+        if self.version()? != Some(VERSION) {
+            // Its next user reads all of it.
+            return Ok(());
+        }
         self.look_at_ledger(repair, problems)?;
         self.look_at_policies(repair, problems)?;
         self.look_at_keys(repair, problems)?;
@@ -100,7 +104,9 @@ impl Database {
     fn look_at_policies(&mut self, repair: bool, problems: &mut Vec<Problem>) -> Result<()> {
         type Row = (String, String, String, Option<String>);
         let read = || -> rusqlite::Result<Vec<Row>> {
-            let mut query = self.connection.prepare("SELECT name, kind, policy, override FROM limits ORDER BY name")?;
+            let mut query = self
+                .connection
+                .prepare("SELECT name, kind, policy, override FROM limits WHERE policy IS NOT NULL ORDER BY name")?;
             query.query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?)))?.collect()
         };
         for (name, kind, declared, overriding) in read().map_err(|e| self.explain(e))? {
@@ -108,8 +114,10 @@ impl Database {
                 "composite" => policy::parse_all(&declared).is_ok(),
                 _ => declared.parse::<Policy>().is_ok(),
             };
-            let (what, text, repair_it) = if !is_readable {
+            let (what, text, repair_it) = if !is_readable && kind == "composite" {
                 ("policy", declared, "DELETE FROM limits WHERE name = ?1")
+            } else if !is_readable {
+                ("policy", declared, "UPDATE limits SET policy = NULL, override = NULL WHERE name = ?1")
             } else if let Some(text) = overriding.filter(|text| text.parse::<Policy>().is_err()) {
                 ("override", text, "UPDATE limits SET override = NULL WHERE name = ?1")
             } else {
@@ -127,7 +135,8 @@ impl Database {
     /// A key whose own policy is unreadable gets the limit's.
     fn look_at_keys(&mut self, repair: bool, problems: &mut Vec<Problem>) -> Result<()> {
         let read = || -> rusqlite::Result<Vec<[String; 3]>> {
-            let all = "SELECT name, key, policy FROM keys WHERE policy IS NOT NULL ORDER BY name, key";
+            let all = "SELECT name, key, keys.policy FROM keys JOIN limits ON id = limit_id
+                       WHERE keys.policy IS NOT NULL ORDER BY name, key";
             let mut query = self.connection.prepare(all)?;
             query.query_map([], |row| Ok([row.get(0)?, row.get(1)?, row.get(2)?]))?.collect()
         };
@@ -137,7 +146,7 @@ impl Database {
             }
             if repair {
                 let repair_it = "UPDATE keys SET policy = NULL, generation = (SELECT generation FROM store)
-                            WHERE name = ?1 AND key = ?2";
+                            WHERE limit_id = (SELECT id FROM limits WHERE name = ?1) AND key = ?2";
                 self.decide(|change| change.execute(repair_it, [&name, &key]).map(drop))?;
             }
             let (key, text) = (key.escape_debug(), text.escape_debug());

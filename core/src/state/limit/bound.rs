@@ -127,21 +127,26 @@ impl Bound {
         }
     }
 
-    /// How a key that is found at once is decided on.
-    #[inline(always)]
-    pub fn at_once(&self) -> AtOnce {
-        self.table().at_once
-    }
-
     /// Finds a key in the common case: it exists, its limit's table applies to it and decides [`AtOnce`], and a start
     /// may have that weight. Neither this nor the operations on the result unwind, whatever the lane holds: everything
     /// there that may unwind has a [door](Home::behind_door) of its own.
     #[inline(always)]
     pub fn find_at_once(&self, key: &str, weight: u64) -> Option<Key<'_>> {
+        self.find_if(|at_once| !matches!(at_once, AtOnce::Nothing), key, weight)
+    }
+
+    /// The same, if its cells are a log.
+    #[inline(always)]
+    pub fn find_log(&self, key: &str, weight: u64) -> Option<Key<'_>> {
+        self.find_if(|at_once| matches!(at_once, AtOnce::Logs), key, weight)
+    }
+
+    #[inline(always)]
+    fn find_if(&self, is_wanted: impl Fn(AtOnce) -> bool, key: &str, weight: u64) -> Option<Key<'_>> {
         let decoded = self.current();
         let (home, table) = (self.home(), &decoded.table);
         // A weight is never 0.
-        if table.at_once == AtOnce::Nothing || weight.wrapping_sub(1) >= table.capacity {
+        if !is_wanted(table.at_once) || weight.wrapping_sub(1) >= table.capacity {
             return None;
         }
         fault::point("resolved");

@@ -112,7 +112,7 @@ impl Limit {
             // Nobody may restore it in between.
             self.reading(|| self.restore(self.home()?.hash(b'k', key), key, false))?;
         }
-        let (hash, is_logged, until) = self.with_table(|home, limit, table| {
+        let (id, hash, is_logged, until) = self.with_table(|home, limit, table| {
             let (hash, until) = ((!key.is_empty()).then(|| home.hash(b'k', key)), moment(home).1);
             match hash.map(|hash| (hash, home.index(table).find(hash))) {
                 None => {
@@ -127,13 +127,13 @@ impl Limit {
                 }
                 Some(_) => {}
             }
-            Ok((hash, table.keeping != Keeping::No || home.limit(limit).has_plans(), until))
+            Ok((home.limit(limit).id(), hash, table.keeping != Keeping::No || home.limit(limit).has_plans(), until))
         })?;
         if hash.is_none() {
             self.store.settle(&[&self.name])?;
         }
         // If this fails, the forgotten starts return after a reboot.
-        if is_logged { self.store.forget_logged(&self.name, hash, until) } else { Ok(()) }
+        if is_logged { self.store.forget_logged(id, hash, until) } else { Ok(()) }
     }
 
     /// Makes space for more open places.

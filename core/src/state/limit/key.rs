@@ -127,17 +127,10 @@ impl<'a> Key<'a> {
         }
     }
 
-    /// Decides from a bucket.
+    /// Decides on a start now: see [`Key::decide`].
     #[inline(always)]
-    pub fn by_bucket<const LOOK: bool>(&self, weight: u64, view: &mut View) -> Result<Answer, Sealed> {
-        let Shape::Bucket(bucket) = &self.table.policy.0 else { return Err(Sealed) };
-        self.bucket(bucket).decide::<LOOK>(&self.ask(weight), || self.now(), view)
-    }
-
-    /// Decides from windows in which units are counted.
-    #[inline(always)]
-    pub fn by_windows<const LOOK: bool>(&self, weight: u64, view: &mut View) -> Result<Answer, Sealed> {
-        self.decide_in_windows::<LOOK>(&self.ask(weight), view)
+    pub fn by_cells<const LOOK: bool>(&self, weight: u64, view: &mut View) -> Result<Answer, Sealed> {
+        self.decide::<LOOK>(&self.ask(weight), view)
     }
 
     /// The key's state. Nothing changes.

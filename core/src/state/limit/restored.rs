@@ -53,12 +53,7 @@ impl Limit {
         if !home.of(table).may_restore() {
             return Ok(Restored::There);
         }
-        let Some(name) = home.name_of(bound.limit) else {
-            // A process died while renaming it, or it has lost its name.
-            self.store.with_lock(|locked| self.store.name(locked, &[bound.limit]))?;
-            return Ok(Restored::Elsewhere);
-        };
-        let rows = self.store.rows_of(home, (&name, hash, table.policy.longest()))?;
+        let rows = self.store.rows_of(home, ((home.limit(bound.limit).id(), hash), table.policy.longest()))?;
         if rows.is_empty() && !adds {
             return Ok(Restored::New);
         }

@@ -9,8 +9,7 @@ use crate::policy::{self, Policy};
 use crate::server::RowChange;
 use crate::state::cells::layout::LimitAt;
 use crate::state::cells::locked::Locked;
-use crate::state::ledger::declared::{Change, Declared, Family, Overridden, Part, part_names, text_of};
-use crate::state::ledger::gather::moment;
+use crate::state::ledger::declared::{Change, Declared, Family, Overridden, Part, other_name, part_names, text_of};
 use crate::state::session::{Rare, Session};
 
 /// // All of these are for the holder of the structure lock.
@@ -159,36 +158,19 @@ impl Session {
         let (home, kind) = (locked, policy.kind());
         let is_of_kind = |limit: &LimitAt| home.limit(*limit).table().policy.kind() == kind;
         match home.find_limit(name) {
-            Some(limit) if is_of_kind(&limit) => {
-                // A process may have died while giving it this name.
-                if home.name_of(limit).is_none() {
-                    home.set_name_text(limit, name)?;
-                }
-                return Ok(limit);
-            }
+            Some(limit) if is_of_kind(&limit) => return Ok(limit),
             // The name was forgotten, and now belongs to another kind.
-            Some(limit) => {
-                if home.is_lane() {
-                    let until = moment(home).1;
-                    self.with_database(|database| database.note_move(name, None, until.uptime))?;
-                }
-                home.retire(limit)?;
-            }
+            Some(limit) => home.retire(limit)?,
             None => {}
         }
         // The limit keeps its state from its previous name, unless that name is declared.
-        let whole = name.strip_suffix(kind).and_then(|whole| whole.strip_suffix('/'));
-        let other = whole.map_or_else(|| format!("{name}/{kind}"), str::to_owned);
+        let other = other_name(name, kind);
         match home.find_limit(&other).filter(is_of_kind) {
-            Some(limit) if self.declared(&other)?.is_none() => {
-                // It may have been forgotten. Then the process that decided did not know it.
-                if home.is_lane() {
-                    self.with_database(|database| database.note_name(&other, name))?;
-                }
-                home.rename(limit, name)?;
-                Ok(limit)
+            Some(limit) if self.declared(&other)?.is_none() => home.rename(limit, name).map(|()| limit),
+            _ => {
+                let id = if home.is_lane() { self.with_database(|database| database.id(name))? } else { 0 };
+                home.add_limit(name, id, policy, 0)
             }
-            _ => home.add_limit(name, policy, 0),
         }
     }
 

@@ -165,11 +165,13 @@ impl Session {
             let after = Some(locked.generation()).filter(|&at| at <= generation);
             Ok((generation, database.limits(after)?, database.keys(KeySelection::Changed(after.unwrap_or(0)))?))
         })?;
-        for KnownLimit { name, declared, .. } in &limits {
+        for KnownLimit { id, name, declared, .. } in &limits {
             self.apply_change(PolicyChange::Limit(name, declared.current()), locked)?;
+            // An older copy of the database may have another one.
+            locked.find_limit(name).into_iter().for_each(|limit| locked.limit(limit).set_id(*id));
         }
         if locked.generation() > generation {
-            let names: Vec<String> = locked.limits().filter_map(|limit| locked.name_of(limit)).collect();
+            let names: Vec<String> = locked.limits().filter_map(|limit| locked.limit(limit).name()).collect();
             names.iter().try_for_each(|name| lift_all_but(locked, name, &keys))?;
         }
         for KnownKey { limit, key, policy, .. } in &keys {
@@ -177,8 +179,7 @@ impl Session {
         }
         fault::point("followed");
         let settled = locked.settled();
-        let has_moves = self.with_database(|database| Ok(!database.moves()?.is_empty()))?;
-        let is_missing = has_moves || !keys.is_empty() || limits.iter().any(|known| known.missing.is_some());
+        let is_missing = !keys.is_empty() || limits.iter().any(|known| known.missing.is_some());
         if settled > generation || settled == was >> 1 && !is_missing {
             // If the database was replaced, everything may be missing from the ledger; otherwise nothing new is.
             let now = if is_missing { 0 } else { generation };

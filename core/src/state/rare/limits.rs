@@ -3,19 +3,20 @@
 use crate::algorithm::cells::Cells;
 use crate::atomic::*;
 use crate::error::Result;
-use crate::fault;
-use crate::hash::Hash;
 use crate::policy::Policy;
 use crate::state::cells::home::Table;
 use crate::state::cells::index::Root;
-use crate::state::cells::layout::{At, BlockAt, FIRST_LIMIT, LimitAt, index_word, limit_word, link_word, table_word};
-use crate::state::cells::limit::{NO_NAME, chain};
+use crate::state::cells::layout::{
+    BlockAt, FIRST_LIMIT, LimitAt, LinkAt, index_word, limit_word, link_word, table_word,
+};
+use crate::state::cells::limit::chain;
 use crate::state::cells::locked::Locked;
 use crate::time::Tick;
 
 impl Locked<'_> {
-    /// Adds a limit. Unused keys count as started at `born`. Only for the holder of the structure lock.
-    pub fn add_limit(&self, name: &str, policy: Policy, born: Tick) -> Result<LimitAt> {
+    /// Adds a limit with this number in the database. Unused keys count as started at `born`. Only for the holder of the
+    /// structure lock.
+    pub fn add_limit(&self, name: &str, id: i64, policy: Policy, born: Tick) -> Result<LimitAt> {
         let at: LimitAt = self.allocate(limit_word::WORDS)?;
         let table = self.write_table(at, policy, (born, 0))?;
         let segment = self.new_segment(index_word::FIRST_CAPACITY, table.at)?;
@@ -23,54 +24,48 @@ impl Locked<'_> {
         let empty = self.fresh_empty_key(&table)?;
         segment.insert(&table, self.hash(b'k', ""), empty);
         self.arena.word(table.at + table_word::EMPTY_KEY).store(empty.offset(), Relaxed);
-        self.set_name_text(at, name)?;
-        let Hash(name) = self.hash(b'n', name);
-        self.set(at + limit_word::NAME, name);
-        self.limit(at).word(limit_word::TABLE).store(table.at.offset(), Relaxed);
+        self.limit(at).set_id(id);
+        let link = self.link(at, name)?;
+        self.arena.word(at + limit_word::TABLE).store(table.at.offset(), Relaxed);
         let first = self.arena.word(FIRST_LIMIT);
-        self.limit(at).word(limit_word::NEXT).store(first.load(Acquire), Relaxed);
+        self.arena.word(at + limit_word::NEXT).store(first.load(Acquire), Relaxed);
         first.store(at.offset(), Release);
-        self.link(At::new(at + limit_word::LINK), at, name);
+        // From here on it is found.
+        self.arena.word(at + limit_word::NAME).store(link.offset(), Release);
         Ok(at)
     }
 
-    /// Puts a limit into the chain of a name.
-    fn link(&self, link: At<link_word::Of>, limit: LimitAt, name: [u64; 2]) {
-        let first = self.arena.word(chain(name));
-        self.set(link + link_word::NEXT, [first.load(Acquire), limit.offset()]);
+    /// The link between a limit and a name, which is added if necessary.
+    fn link(&self, limit: LimitAt, name: &str) -> Result<LinkAt> {
+        let hash = self.hash(b'n', name);
+        if let Some((link, _)) = self.links(hash).find(|(_, linked)| *linked == limit) {
+            return Ok(link);
+        }
+        let words = (name.len() as u64).div_ceil(8);
+        let link: LinkAt = self.allocate(link_word::TEXT + words)?;
+        for (word, bytes) in self.arena.words(link + link_word::TEXT, words).iter().zip(name.as_bytes().chunks(8)) {
+            let mut whole = [0; 8];
+            whole[..bytes.len()].copy_from_slice(bytes);
+            word.store(u64::from_le_bytes(whole), Relaxed);
+        }
+        let first = self.arena.word(chain(hash.0));
+        let [h0, h1] = hash.0;
+        self.set(link + link_word::NEXT, [first.load(Acquire), limit.offset(), h0, h1, name.len() as u64]);
         first.store(link.offset(), Release);
+        Ok(link)
     }
 
     /// Gives a limit another name, which no other limit has. Only for the holder of the structure lock.
-    pub fn rename(&self, limit: LimitAt, text: &str) -> Result<()> {
-        let Hash(name) = self.hash(b'n', text);
-        if !self.linked(name).any(|linked| linked == limit) {
-            self.link(self.allocate(link_word::WORDS)?, limit, name);
-        }
-        // A process may have died during an earlier rename.
-        let pending = self.get(limit + limit_word::NEXT_NAME);
-        if pending != NO_NAME {
-            self.write_name(limit + limit_word::NAME, pending);
-        }
-        // A process that dies between two of these writes leaves the limit with one of its names.
-        self.write_name(limit + limit_word::NEXT_NAME, name);
-        self.write_name(limit + limit_word::NAME, name);
-        self.write_name(limit + limit_word::NEXT_NAME, NO_NAME);
-        self.set_name_text(limit, text)
-    }
-
-    fn write_name(&self, at: u64, [first, second]: [u64; 2]) {
-        self.arena.word(at).store(first, Release);
-        fault::point("half-named");
-        self.arena.word(at + 1).store(second, Release);
+    pub fn rename(&self, limit: LimitAt, name: &str) -> Result<()> {
+        self.arena.word(limit + limit_word::NAME).store(self.link(limit, name)?.offset(), Release);
+        Ok(())
     }
 
     /// Takes a limit's name away, for a limit of another kind, and rejects callers that still use it. Only for the
     /// holder of the structure lock.
     pub fn retire(&self, limit: LimitAt) -> Result<()> {
         self.finish_change(limit)?;
-        self.write_name(limit + limit_word::NEXT_NAME, NO_NAME);
-        self.write_name(limit + limit_word::NAME, NO_NAME);
+        self.arena.word(limit + limit_word::NAME).store(0, Release);
         self.replace(limit, self.limit(limit).table().policy, true)
     }
 

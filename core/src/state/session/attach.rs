@@ -58,13 +58,6 @@ impl LockedLane {
         let words = |at: u64| pair(&header, at);
         let version = word(header::VERSION);
         match word(header::MAGIC) {
-            MAGIC if version > VERSION || in_use && version != VERSION => {
-                return Err(Error::UnsupportedVersion {
-                    path: self.path().to_owned(),
-                    found: version,
-                    supported: VERSION,
-                });
-            }
             MAGIC => {}
             // The process that was creating it died before the last word.
             0 if !in_use => return make(Creation::Missing),
@@ -126,6 +119,22 @@ impl LockedLane {
         home.set(header::DATABASE, *id);
         let found = if is_ahead { LaneState::Ahead } else { LaneState::Current };
         Ok(Some((self.watched(home, store, path)?, found)))
+    }
+
+    /// Fails if the lane is of a later version, or of an earlier one and processes use it. Before the database becomes
+    /// one of this version, which they could not read.
+    pub fn refuse_other_versions(&self) -> Result<()> {
+        let len = self.file.metadata().map_err(|e| self.failed(e))?.len();
+        let in_use = os::is_locked(&self.file, MEMBERS, MOST_MEMBERS).map_err(|e| self.failed(e))?;
+        if len < arena::HEADER_WORDS * 8 {
+            return Ok(());
+        }
+        let header = self.header()?;
+        let [magic, found] = [header::MAGIC, header::VERSION].map(|at| header.word(at).load(Acquire));
+        match magic == MAGIC && (found > VERSION || in_use && found != VERSION) {
+            true => Err(Error::UnsupportedVersion { path: self.path().to_owned(), found, supported: VERSION }),
+            false => Ok(()),
+        }
     }
 
     /// Returns the store identity and secret of this lane, if the lane belongs to this boot and no process uses it. A

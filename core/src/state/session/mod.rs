@@ -273,8 +273,12 @@ impl Session {
         if !error.is_store_failure() {
             return OnError::Raise;
         }
-        self.failures.fetch_add(1, Relaxed);
+        self.count_failure();
         self.options.on_error
+    }
+
+    pub fn count_failure(&self) {
+        self.failures.fetch_add(1, Relaxed);
     }
 
     /// The number of this process, for leases: see [`crate::algorithm::leases`].
@@ -520,6 +524,7 @@ impl Session {
             Some(_) => files::open(path).map_err(opening)?,
         };
         let (presence, id) = presence::announce(path, &file, lane.path())?;
+        lane.refuse_other_versions()?;
         let (mut database, mut identity) = database::Database::open(path)?;
         if identity.lane.is_none()
             && let Some(left) = lane.left_by()?

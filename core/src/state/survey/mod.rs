@@ -54,6 +54,16 @@ pub(crate) struct Survey {
     limits: HashMap<String, LimitMemory>,
     /// A key that is examined in any case.
     pub sought: Option<String>,
+    /// The only limit that is shown, or a composite of which only the parts are.
+    pub only: Option<String>,
+}
+
+impl Survey {
+    /// Whether a limit of this name is shown.
+    fn shows(&self, name: &str) -> bool {
+        let rest = self.only.as_deref().map(|only| name.strip_prefix(only));
+        rest.is_none_or(|rest| rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/')))
+    }
 }
 
 /// The memory of one limit.
@@ -85,25 +95,13 @@ impl KeyReading {
 
     fn retry_after(&self, home: &Home, gate: Tick) -> Duration {
         let gate = gate.max(home.block(self.at.at).gate().load(Acquire));
-        let closed = until(home, gate);
         match home.cells(&self.table, self.at) {
-            Cells::Leases(leases) => {
-                let (now, cooldown) = (home.clock.now().floor, self.table.policy.cooldown());
-                match leases.live_at(now, cooldown) {
-                    Ok(live) if live < self.table.capacity => closed,
-                    Ok(live) if cooldown > 0 => {
-                        let units = live + 1 - self.table.capacity;
-                        let at = leases.free_at(units, cooldown).ok().flatten().unwrap_or(u64::MAX);
-                        closed.max(from_ticks(at.saturating_sub(now).min(cooldown)))
-                    }
-                    _ => closed.max(LOOK_AGAIN),
-                }
-            }
+            Cells::Leases(leases) => home.wait_for_units(&self.table, &leases, 1, gate).unwrap_or(LOOK_AGAIN),
             cells => {
                 let ask = Ask::now(self.table.windows.as_slice(), 1, gate);
                 cells
                     .view(&ask, || home.clock.now())
-                    .map_or(closed, |view| from_ticks(view.ready.saturating_sub(view.now)))
+                    .map_or(until(home, gate), |view| from_ticks(view.ready.saturating_sub(view.now)))
             }
         }
     }
@@ -133,7 +131,7 @@ impl Session {
         })?;
         // Without a database, changes are not counted.
         if (survey.epoch, survey.generation) != now || !self.home().is_lane() {
-            let known = self.all_known()?;
+            let known = self.all_known(survey)?;
             (survey.epoch, survey.generation) = (now.0, known.1);
             let names: HashSet<&str> = known.0.iter().map(|known| known.name.as_str()).collect();
             survey.limits.retain(|name, _| names.contains(name.as_str()));
@@ -179,19 +177,24 @@ impl Session {
         )
     }
 
-    /// All limits, by name, and the generation of their policies. A composite is represented by its parts. No writer is
-    /// blocked for long.
-    fn all_known(&self) -> Result<(Vec<KnownLimit>, u64)> {
+    /// All limits that are shown, by name, and the generation of their policies. A composite is represented by its parts. No
+    /// writer is blocked for long.
+    fn all_known(&self, survey: &Survey) -> Result<(Vec<KnownLimit>, u64)> {
         if !self.home().is_lane() {
-            let known =
-                |(name, declared): (&String, &_)| KnownLimit { name: name.clone(), declared: *declared, missing: None };
-            return self.with_lock(|_| Ok((self.rare().limits.iter().map(known).collect(), 0)));
+            let known = |(name, declared): (&String, &_)| KnownLimit {
+                id: 0,
+                name: name.clone(),
+                declared: *declared,
+                missing: None,
+            };
+            let is_shown = |(name, _): &(&String, &_)| survey.shows(name);
+            return self.with_lock(|_| Ok((self.rare().limits.iter().filter(is_shown).map(known).collect(), 0)));
         }
         let (mut all, mut of) = (Vec::<KnownLimit>::new(), None);
         loop {
             let after = all.last().map_or("", |last| last.name.as_str());
             let read = |lead: &Lead, _: Duration| {
-                self.with_ledger(lead, |database| database.limits_after(after, LIMITS_AT_ONCE))
+                self.with_ledger(lead, |database| database.limits_after(after, survey.only.as_deref(), LIMITS_AT_ONCE))
             };
             let (some, generation) = self.leading("reading", self.options.timeout, read)?;
             // If a change came in between, the next survey reads everything again.

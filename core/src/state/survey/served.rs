@@ -103,6 +103,7 @@ impl Session {
         self.with_names(&[], |locked| self.flush_counts(locked))?;
         let left = TimeLeft::new(self)?;
         let mut names = self.server().expect("the caller has checked").names(left.now())?;
+        names.retain(|name| survey.shows(name));
         names.sort_unstable();
         let known: HashSet<&str> = names.iter().map(String::as_str).collect();
         survey.limits.retain(|name, _| known.contains(name.as_str()));

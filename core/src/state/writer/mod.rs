@@ -267,13 +267,12 @@ impl Session {
     }
 
     /// Forgets a key, or all keys of a limit, in the ledger too, up to this moment.
-    pub(super) fn forget_logged(&self, name: &str, hash: Option<Hash>, until: Moment) -> Result<()> {
+    pub(super) fn forget_logged(&self, limit: i64, hash: Option<Hash>, until: Moment) -> Result<()> {
         if let Address::Memory | Address::Server(_) = self.address {
             return Ok(());
         }
         self.leading("forgetting in the ledger of", self.options.timeout, |lead, left| {
-            self.move_rows(lead, left)?;
-            self.in_steps(lead, left, |database, first| database.forget(name, hash.map(|hash| hash.0), until, first))
+            self.in_steps(lead, left, |database, first| database.forget(limit, hash.map(|hash| hash.0), until, first))
         })
     }
 
@@ -304,14 +303,6 @@ impl Session {
         if is_wanted { self.write_batch(lead, patience).map(drop) } else { Ok(()) }
     }
 
-    /// Moves the rows of renamed limits: see `moves.rs`.
-    fn move_rows(&self, lead: &Lead, patience: Duration) -> Result<()> {
-        let moves = self.with_ledger(lead, |database| database.moves())?;
-        moves
-            .iter()
-            .try_for_each(|what| self.in_steps(lead, patience, |database, first| database.move_some(what, first)))
-    }
-
     /// Writes the starts from before policies changed, if possible. Since the lane has followed, the new policies bound
     /// what can be missing from then on.
     pub(super) fn settle_ledger(&self, timeout: Duration) {
@@ -325,12 +316,11 @@ impl Session {
         if after >= to {
             return Ok(());
         }
-        self.move_rows(lead, patience)?;
         let read =
             |database: &mut Database| Ok((database.limits(Some(after))?, database.keys(KeySelection::Changed(after))?));
         let (limits, keys) = self.with_ledger(lead, read)?;
         let mut is_settled = true;
-        for KnownLimit { name, declared, .. } in limits.iter().filter(|known| known.missing.is_some()) {
+        for KnownLimit { id, name, declared, .. } in limits.iter().filter(|known| known.missing.is_some()) {
             let (found, has_lost) = self.with_lane_of(lead, patience, |locked| {
                 let Some(limit) = locked.find_limit(name) else { return Ok((None, false)) };
                 // No start may happen under an earlier policy any more.
@@ -339,10 +329,10 @@ impl Session {
             })?;
             self.write_limits(lead, patience, found.as_slice())?;
             let longest = declared.current().longest();
-            self.in_steps(lead, patience, |database, first| database.keep(name, None, longest, first))?;
+            self.in_steps(lead, patience, |database, first| database.keep(*id, None, longest, first))?;
             is_settled &= !has_lost;
             if !has_lost {
-                self.with_ledger(lead, |database| database.has_all(name, to))?;
+                self.with_ledger(lead, |database| database.has_all(*id, to))?;
             }
         }
         for keys in keys.chunks(KEYS as usize) {
@@ -353,7 +343,7 @@ impl Session {
             })?;
             for ((known, counts), has_lost) in keys.iter().zip(longest.take()).zip(have_lost) {
                 if let Some((hash, longest)) = counts {
-                    let keep = |database: &mut Database, first| database.keep(&known.limit, Some(hash), longest, first);
+                    let keep = |database: &mut Database, first| database.keep(known.id, Some(hash), longest, first);
                     self.in_steps(lead, patience, keep)?;
                 }
                 is_settled &= !has_lost;
@@ -434,12 +424,9 @@ impl Session {
             let here = wants.iter().filter(|want| want.instance == locked.instance);
             locked.gather(here.map(|want| want.changed), false)
         };
-        let unnamed = self.write(lead, patience, gather)?.unnamed;
-        if !unnamed.is_empty() {
-            self.with_lane_of(lead, patience, |locked| self.name(locked, &unnamed))?;
-        }
+        self.write(lead, patience, gather)?;
         // A start in another lane was not gathered.
-        let is_written = |want: &&Arc<Want>| want.instance == lead.home.instance && !unnamed.contains(&want.changed.0);
+        let is_written = |want: &&Arc<Want>| want.instance == lead.home.instance;
         wants.iter().filter(is_written).for_each(|want| want.is_done.store(true, Release));
         self.writer.wanted.lock().retain(|want| !want.is_done.load(Relaxed));
         self.writer.commits.fetch_add(1, AcqRel);
@@ -455,7 +442,7 @@ impl Session {
         if !batch.keys.is_empty() || !batch.news.is_empty() {
             let write = |database: &mut Database| {
                 let sequence = lane::raise_sequence(&home.arena, database.sequence);
-                record(database, &batch, sequence)?;
+                record(home, database, &batch, sequence)?;
                 lane::have_committed(&home.arena, sequence);
                 Ok(())
             };
@@ -473,16 +460,6 @@ impl Session {
         }
         home.have_written(batch.listed_to);
         Ok(batch)
-    }
-
-    /// Gives limits the names that the database has for them, after a process died while renaming.
-    pub(super) fn name(&self, locked: &Locked, unnamed: &[LimitAt]) -> Result<()> {
-        for name in self.with_database(|database| database.names())? {
-            if let Some(limit) = locked.find_limit(&name).filter(|limit| unnamed.contains(limit)) {
-                locked.set_name_text(limit, &name)?;
-            }
-        }
-        Ok(())
     }
 
     // ---- starts that were refused because they could not be written ----

@@ -7,13 +7,13 @@ use crate::hash::Hash;
 use crate::state::cells::home::{Blocked, Home};
 use crate::state::cells::layout::{LimitAt, RESTORING};
 use crate::state::cells::locked::Locked;
-use crate::state::ledger::database::Database;
 use crate::state::ledger::gather::moment;
-use crate::state::ledger::restoring::{Past, Rows};
+use crate::state::ledger::restoring::{LedgerKey, Past, Rows};
 use crate::state::rare::space::Search;
 use crate::state::session::Session;
 use crate::time::Tick;
 use crate::{fault, fork};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// How long the ledger's writer restores keys each second.
@@ -22,7 +22,7 @@ const EACH_SECOND: Duration = Duration::from_millis(20);
 impl Session {
     /// Reads the rows of a key that is not in the lane. Not under the structure lock: another program may have locked the
     /// database.
-    pub(in crate::state) fn rows_of(&self, home: &Home, key: (&str, Hash, Tick)) -> Result<Rows> {
+    pub(in crate::state) fn rows_of(&self, home: &Home, key: (LedgerKey, Tick)) -> Result<Rows> {
         let _no_fork = fork::ledgers().ok_or_else(|| Error::busy(format!("reading {}", self.url())))?;
         let now = moment(home).1.uptime;
         self.connect()?.rows_of_key(key, now, home.past())
@@ -36,11 +36,9 @@ impl Session {
         (hash, text): (Hash, &str),
     ) -> Result<()> {
         let table = locked.limit(limit).table();
-        let name = locked.name_of(limit).filter(|_| locked.of(&table).may_restore());
-        if let (Some(name), None) = (name, locked.index(&table).block(hash)) {
-            let (now, longest) = (moment(locked).1.uptime, table.policy.longest());
-            let read = |database: &mut Database| database.rows_of_key((&name, hash, longest), now, locked.past());
-            let rows = self.with_database(read)?;
+        if locked.of(&table).may_restore() && locked.index(&table).block(hash).is_none() {
+            let (now, key) = (moment(locked).1.uptime, ((locked.limit(limit).id(), hash), table.policy.longest()));
+            let rows = self.with_database(|database| database.rows_of_key(key, now, locked.past()))?;
             let mut search = Search::default();
             while !rows.is_empty() {
                 match locked.restore_key(&table, hash, text, &rows) {
@@ -72,14 +70,11 @@ impl Session {
         let (past, now) = (home.past(), moment(home).1.uptime);
         let (found, then) = self.with_ledger(&lead, |database| {
             let (keys, then) = database.keys_to_restore(first, past)?;
-            let limits =
-                keys.iter().map(|(name, ..)| home.find_limit(name).map(|limit| (limit, home.limit(limit).table())));
-            let here = keys.iter().zip(limits.collect::<Vec<_>>());
-            let here =
-                here.filter_map(|(key, limit)| limit.filter(|(_, table)| home.of(table).may_restore()).zip(Some(key)));
+            let limits = home.limits().map(|limit| (home.limit(limit).id(), (limit, home.limit(limit).table())));
+            let limits: BTreeMap<_, _> = limits.filter(|(_, (_, table))| home.of(table).may_restore()).collect();
+            let here = keys.iter().filter_map(|key| limits.get(&key.0).zip(Some(*key)));
             let here: Vec<_> = here.collect();
-            let wanted: Vec<_> =
-                here.iter().map(|((_, table), (name, hash))| (&**name, *hash, table.policy.longest())).collect();
+            let wanted: Vec<_> = here.iter().map(|((_, table), key)| (*key, table.policy.longest())).collect();
             let rows = database.rows_to_restore(&wanted, now, past)?;
             let found = here.iter().zip(rows).map(|(((limit, _), (_, hash)), rows)| (*limit, *hash, rows));
             let found: Vec<_> = found.filter(|(.., rows)| !rows.is_empty()).collect();

@@ -4,6 +4,7 @@ use super::frame::{Rules, Tick, Waiter};
 use super::run::{HeldPermit, KEYS, Limit, Plain, Run, Waiting, duration, or_endless, real, ticks};
 use crate::common::wait::Wait;
 use std::time::SystemTime;
+use workglow_limit::embed::Step;
 use workglow_limit::*;
 
 impl<R: Rules> Run<R> {

@@ -6,6 +6,7 @@ use crate::common::Random;
 use crate::common::wait::Wait;
 use std::collections::HashMap;
 use std::sync::Arc;
+use workglow_limit::embed::Step;
 use workglow_limit::*;
 
 const NEVER: Tick = Tick::MAX;

@@ -25,7 +25,7 @@ const SHORT: Duration = Duration::from_millis(50);
 /// it doubles.
 const LOOK: (Tick, u32) = (16_000, 3);
 
-/// A notice to a waiter of a [`Pool`](crate::Pool).
+/// A notice to a waiter of a [`Pool`](crate::embed::Pool).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Turn {
     /// The waiter waits for its limit, not for a worker, so others may pass it. Sent once. It can start after this long

@@ -1,10 +1,11 @@
 //! Measures the cost of a snapshot of a store with many limits and keys, and how long it delays another caller.
 //!
-//! `cargo run --release -p workglow-limit --example looking [LIMITS [KEYS [DIRECTORY]]]`
+//! `cargo run --release -p workglow-limit-bench --bin looking [LIMITS [KEYS [DIRECTORY]]]`
 
 use std::sync::atomic::{AtomicBool, Ordering::*};
 use std::time::{Duration, Instant};
-use workglow_limit::{Limiter, Observer, RateLimiter, Result, Store};
+use workglow_limit::observe::Observer;
+use workglow_limit::{Limiter, RateLimiter, Result, Store};
 
 const MINUTE: Duration = Duration::from_secs(60);
 

@@ -2,7 +2,7 @@
 //! the longest call. Fails if either has grown by more than a sixteenth (and 1 MiB) since the first 100,000 keys. A key
 //! is used every 10 µs by a manual clock, so the number of keys in use does not depend on the machine.
 //!
-//! `cargo run --release -p workglow-limit --example one_shot_keys [KEYS [DIRECTORY [POLICY…]]]`; `memory:` instead of a
+//! `cargo run --release -p workglow-limit-bench --bin one_shot_keys [KEYS [DIRECTORY [POLICY…]]]`; `memory:` instead of a
 //! directory uses a store on the heap.
 
 use std::time::{Duration, Instant};

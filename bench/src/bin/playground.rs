@@ -1,13 +1,14 @@
 //! Records the data of the site's playground: two workers with loads of several sizes use each kind of limiter. A manual clock
 //! and fixed arrivals make every run record the same.
 //!
-//! `cargo run -p workglow-limit --example playground FILE`
+//! `cargo run -p workglow-limit-bench --bin playground FILE`
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::fmt::Write as _;
 use std::time::Duration;
-use workglow_limit::{Joined, Line, ManualClock, Outcome, RawPermit, Result, Store, StoreOptions, Waiter, WaiterId};
+use workglow_limit::embed::{Joined, Line, Outcome, Waiter, WaiterId};
+use workglow_limit::{ManualClock, RawPermit, Result, Store, StoreOptions};
 
 /// All times are in microseconds.
 const MS: u64 = 1_000;

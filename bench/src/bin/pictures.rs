@@ -1,16 +1,17 @@
 //! Draws `docs/pictures`: the same requests against each limiter, with a manual clock, so that every run draws the
 //! same.
 //!
-//! `cargo run -p workglow-limit --example pictures DIRECTORY`
+//! `cargo run -p workglow-limit-bench --bin pictures DIRECTORY`
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
+use workglow_limit::custom::{Custom, CustomLimiter, End, Verdict};
 use workglow_limit::{
-    Attempt, CompositeLimiter, Custom, CustomLimiter, End, Limiter, ManualClock, NullLimiter, Presented, RawPermit,
-    Reserved, Result, Store, StoreOptions, Verdict,
+    Attempt, CompositeLimiter, Limiter, ManualClock, NullLimiter, Presented, RawPermit, Reserved, Result, Store,
+    StoreOptions,
 };
 
 /// All times are in microseconds.

@@ -28,6 +28,13 @@ impl Observer {
         self
     }
 
+    /// Shows only the limit of this name, or the parts of the composite of this name, which are named `name/…`. The cost of a snapshot
+    /// is then that of these, however many limits the store has.
+    pub fn only(mut self, name: &str) -> Observer {
+        self.survey.only = Some(name.to_owned());
+        self
+    }
+
     /// Takes a snapshot. Like [`Store::names`], it knows this process's limiters before their first use.
     ///
     /// # Errors

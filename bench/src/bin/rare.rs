@@ -1,10 +1,11 @@
 //! Measures how long a caller of another limit waits while a rare operation runs on a limit with many keys.
 //!
-//! `cargo run --release -p workglow-limit --example rare [KEYS [DIRECTORY]]`
+//! `cargo run --release -p workglow-limit-bench --bin rare [KEYS [DIRECTORY]]`
 
 use std::sync::atomic::{AtomicBool, Ordering::*};
 use std::time::{Duration, Instant};
-use workglow_limit::{Attempt, Error, Limiter, MayWait, Result, Store, StoreOptions};
+use workglow_limit::embed::MayWait;
+use workglow_limit::{Attempt, Error, Limiter, Result, Store, StoreOptions};
 
 fn open(url: &str) -> Result<Store> {
     let mut options = StoreOptions::default();

@@ -1,5 +1,7 @@
-//! Measures the cost of a start that has to be committed first: commits [FOLDER]. It compares few and many limits and
-//! keys, and one thread and many. It takes about a minute, and 1 GB in the folder.
+//! Measures the cost of a start that has to be committed first. It compares few and many limits and keys, and one thread
+//! and many. It takes about a minute, and 1 GB in the folder.
+//!
+//! `cargo run --release -p workglow-limit-bench --bin commits [FOLDER]`
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
