@@ -228,7 +228,7 @@ impl Timed {
                 // The next start has another distance now. (The start was taken; changes in the meantime are not
                 // considered.)
                 let mut table = *found.table;
-                found.home().adapt(&mut table, found.key.at);
+                found.home().block(found.key.at).adapt(&mut table);
                 let next = Ask::now(table.windows.as_slice(), weight, found.gate);
                 let cells = found.home().cells(&table, found.key);
                 view = cells.view(&next, || answer.now).unwrap_or(view);

@@ -1,7 +1,7 @@
 //! A key's block: its cells, and the other facts about its key.
 
 use super::home::{Home, KeyAt, Table};
-use super::layout::{PHASE, key_word};
+use super::layout::{BlockAt, PHASE, TableAt, key_word};
 use crate::algorithm::Sealed;
 use crate::algorithm::bucket::Bucket;
 use crate::algorithm::cells::Cells;
@@ -28,72 +28,147 @@ pub(crate) type Head = [AtomicU64; 32];
 
 const _: () = assert!(key_word::RING == 32);
 
+/// The words of a key's block.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct BlockCells<'h> {
+    pub(in crate::state) home: &'h Home,
+    pub(in crate::state) at: BlockAt,
+}
+
 impl Home {
-    /// The head of a key's block.
     #[inline(always)]
-    pub fn head(&self, key: u64) -> &Head {
-        self.arena.array(key)
+    pub fn block(&self, at: BlockAt) -> BlockCells<'_> {
+        BlockCells { home: self, at }
+    }
+}
+
+impl<'h> BlockCells<'h> {
+    #[inline(always)]
+    pub(in crate::state) fn word(self, word: u64) -> &'h AtomicU64 {
+        self.home.arena.word(self.at + word)
     }
 
-    /// The hash of a block's key.
+    /// The head of the block.
     #[inline(always)]
-    pub fn hash_at(&self, key: u64) -> Hash {
-        hash_in(self.head(key))
+    pub fn head(self) -> &'h Head {
+        self.home.arena.array(self.at.offset())
     }
 
-    /// The gate of one key.
+    /// The block: its head, and its ring.
     #[inline(always)]
-    pub fn key_gate(&self, key: u64) -> &AtomicU64 {
-        self.arena.word(key + key_word::GATE)
+    pub fn parts(self, table: &Table) -> Block<'h> {
+        let words = self.words(table);
+        words.split_first_chunk().unwrap_or_else(|| nonsense(format_args!("no ring at {}", self.at)))
     }
 
-    /// The level of a key's backoff.
-    #[inline(always)]
-    pub fn backoff(&self, key: u64) -> &AtomicU64 {
-        self.arena.word(key + key_word::BACKOFF)
+    /// The block as one slice.
+    pub fn words(self, table: &Table) -> &'h [AtomicU64] {
+        self.home.arena.words(self.at.offset(), key_word::RING + table.ring)
     }
 
-    /// The job durations of a key whose starts are spaced by them.
+    /// The block as one slice, without unwinding. `None` beyond the part of the store that this process knows.
     #[inline(always)]
-    pub fn jobs(&self, table: &Table, key: u64) -> Option<Jobs<'_>> {
+    pub fn try_words(self, table: &Table) -> Option<&'h [AtomicU64]> {
+        self.home.arena.get(self.at.offset(), key_word::RING + table.ring)
+    }
+
+    /// The hash of its key.
+    #[inline(always)]
+    pub fn hash(self) -> Hash {
+        hash_in(self.head())
+    }
+
+    /// The gate of its key.
+    #[inline(always)]
+    pub fn gate(self) -> &'h AtomicU64 {
+        self.word(key_word::GATE)
+    }
+
+    /// Returns whether it has no cells: see `keyed.rs`.
+    pub(in crate::state) fn is_stub(self) -> bool {
+        self.word(key_word::IS_STUB).load(Acquire) != 0
+    }
+
+    /// The table that applies to its key, in the index of this table. For the holder of the structure lock.
+    pub(in crate::state) fn table(self, table: &Table) -> Table {
+        match TableAt::new(self.word(key_word::TABLE).load(Acquire)) {
+            at if at == table.at => *table,
+            at => self.home.table_at(at),
+        }
+    }
+
+    /// The readable key. Long ones are cut and end in an ellipsis.
+    pub(in crate::state) fn text(self) -> String {
+        let words: [u64; key_word::TEXT_WORDS as usize] = self.home.get(self.at + key_word::TEXT);
+        let bytes: Vec<u8> = words.into_iter().flat_map(u64::to_le_bytes).collect();
+        let end = 2 + usize::from(bytes[0]).min(bytes.len() - 2);
+        let text = String::from_utf8_lossy(&bytes[2..end]).into_owned();
+        if bytes[1] != 0 { text + "…" } else { text }
+    }
+
+    /// The cells, whatever their life. For the holder of the structure lock.
+    pub fn cells(self, table: &'h Table) -> Cells<'h> {
+        let life = self.word(key_word::LIFE).load(Acquire);
+        self.home.cells(table, KeyAt { at: self.at, life, table: table.at })
+    }
+
+    /// The job durations of its key, if its starts are spaced by them.
+    #[inline(always)]
+    pub fn jobs(self, table: &Table) -> Option<Jobs<'h>> {
         if !table.is_adaptive {
             return None;
         }
         let Shape::EvenlySpaced(spacing) = &table.policy.0 else { return None };
-        let ring = spacing.is_adaptive.then(|| self.arena.words(key + key_word::RING + table.ring, spacing.jobs()))?;
-        let (ended, spacing) = (self.arena.word(key + key_word::JOBS), self.arena.word(key + key_word::SPACING));
+        let ring = spacing
+            .is_adaptive
+            .then(|| self.home.arena.words(self.at + key_word::RING + table.ring, spacing.jobs()))?;
+        let (ended, spacing) = (self.word(key_word::JOBS), self.word(key_word::SPACING));
         Some(Jobs { ended, spacing, ring })
     }
 
-    /// The table that applies to one key, where it is not the limit's own: a plan, or a spacing closer than the
-    /// policy's.
-    #[inline(always)]
-    pub fn own_table(&self, table: &Table, key: KeyAt) -> Option<Table> {
-        (table.is_adaptive || key.table != table.at).then(|| self.adapted(table, key))
-    }
-
-    #[cold]
-    fn adapted(&self, table: &Table, key: KeyAt) -> Table {
-        let mut own = self.table_of(table, key);
-        self.adapt(&mut own, key.at);
-        own
-    }
-
-    /// See [`Home::own_table`].
-    pub fn adapt(&self, table: &mut Table, key: u64) {
+    /// See [`TableCells::own_of`].
+    pub fn adapt(self, table: &mut Table) {
         if let Shape::EvenlySpaced(spacing) = &mut table.policy.0
             && spacing.is_adaptive
-            && let apart @ 1.. = self.arena.word(key + key_word::SPACING).load(Acquire)
+            && let apart @ 1.. = self.word(key_word::SPACING).load(Acquire)
         {
             *spacing = spacing.apart(apart - 1);
             table.windows = *table.policy.all_windows();
         }
     }
 
+    /// Returns whether the key can be forgotten without any effect.
+    pub(in crate::state) fn is_idle(self, table: &Table) -> bool {
+        let now = self.home.clock.now();
+        self.cells(table).is_idle(table.policy.longest(), now) && !self.is_gated(table, now.floor)
+    }
+
+    /// Returns whether starts of the key are blocked: by its own gate; or by the limit's gate, if forgetting the key
+    /// would lose its backoff, which only the next start resets.
+    pub(in crate::state) fn is_gated(self, table: &Table, now: Tick) -> bool {
+        let has_level = matches!(table.policy.0, Shape::Rate(..)) && self.word(key_word::BACKOFF).load(Acquire) != 0;
+        let limit = || self.home.limit(self.home.of(table).limit());
+        self.gate().load(Acquire) > now || has_level && limit().gate().load(Acquire) > now
+    }
+
+    /// Publishes a block that was closed and rewritten, with the result of [`Cells::write`].
+    pub(in crate::state) fn publish(self, table: &Table, base: u64) -> KeyAt {
+        let life = if table.is_sliced {
+            base
+        } else {
+            self.word(key_word::BASE).store(base, Release);
+            self.home.new_number()
+        };
+        self.word(key_word::LIFE).store(life, Release);
+        KeyAt { at: self.at, life, table: table.at }
+    }
+}
+
+impl Home {
     /// Returns whether a block still has the life in which it was found.
     #[inline(always)]
     pub fn is_alive(&self, key: KeyAt) -> bool {
-        self.arena.word(key.at + key_word::LIFE).load(Acquire) == key.life
+        self.block(key.at).word(key_word::LIFE).load(Acquire) == key.life
     }
 
     /// How windows aligned to 1970 are divided.
@@ -103,26 +178,9 @@ impl Home {
         Frame { limit: window.limit, length: window.length, is_smooth, phase }
     }
 
-    /// A key's block: its head, and its ring.
-    #[inline(always)]
-    pub fn block(&self, table: &Table, at: u64) -> Block<'_> {
-        self.block_words(table, at).split_first_chunk().unwrap_or_else(|| nonsense(format_args!("no ring at {at}")))
-    }
-
-    /// The block as one slice.
-    pub fn block_words(&self, table: &Table, at: u64) -> &[AtomicU64] {
-        self.arena.words(at, key_word::RING + table.ring)
-    }
-
-    /// The block as one slice, without unwinding. `None` beyond the part of the store that this process knows.
-    #[inline(always)]
-    pub fn try_block(&self, table: &Table, at: u64) -> Option<&[AtomicU64]> {
-        self.arena.get(at, key_word::RING + table.ring)
-    }
-
     /// The cells of a key, whatever its algorithm.
     pub fn cells<'h>(&'h self, table: &'h Table, key: KeyAt) -> Cells<'h> {
-        let block = self.block(table, key.at);
+        let block = self.block(key.at).parts(table);
         match &table.policy.0 {
             Shape::Bucket(bucket) => Cells::Meter(meter(table, block, key.life, bucket)),
             Shape::Counter { window, is_smooth } => {
@@ -184,11 +242,6 @@ impl Home {
         }
     }
 
-    /// The cells in a block, whatever their life. For the holder of the structure lock.
-    pub fn cells_at<'h>(&'h self, table: &'h Table, at: u64) -> Cells<'h> {
-        self.cells(table, KeyAt { at, life: self.arena.word(at + key_word::LIFE).load(Acquire), table: table.at })
-    }
-
     /// The cells of an unused key. Only to be read.
     pub fn untouched<'t>(&self, table: &'t Table) -> Cells<'t> {
         match &table.policy.0 {
@@ -200,32 +253,6 @@ impl Home {
             _ if table.policy.is_counted() => Cells::Slices(Slices::untouched(table.born)),
             _ => Cells::Log(Log::untouched(table.born)),
         }
-    }
-
-    /// Publishes a block that was closed and rewritten, with the result of [`Cells::write`].
-    pub(in crate::state) fn publish(&self, table: &Table, at: u64, base: u64) -> KeyAt {
-        let life = if table.is_sliced {
-            base
-        } else {
-            self.arena.word(at + key_word::BASE).store(base, Release);
-            self.new_number()
-        };
-        self.arena.word(at + key_word::LIFE).store(life, Release);
-        KeyAt { at, life, table: table.at }
-    }
-
-    /// Returns whether the key can be forgotten without any effect.
-    pub(in crate::state) fn is_idle(&self, table: &Table, at: u64) -> bool {
-        let now = self.clock.now();
-        self.cells_at(table, at).is_idle(table.policy.longest(), now) && !self.is_gated(table, at, now.floor)
-    }
-
-    /// Returns whether starts of the key are blocked: by its own gate; or by the limit's gate, if forgetting the key
-    /// would lose its backoff, which only the next start resets.
-    pub(in crate::state) fn is_gated(&self, table: &Table, at: u64, now: Tick) -> bool {
-        let has_level = matches!(table.policy.0, Shape::Rate(..)) && self.backoff(at).load(Acquire) != 0;
-        let limit = || self.limit_of(table);
-        self.key_gate(at).load(Acquire) > now || has_level && self.limit_gate(limit()).load(Acquire) > now
     }
 
     /// How long a start of a concurrency limit would have to wait at a gate, and for its units: exactly, if that is known.
@@ -241,7 +268,7 @@ impl Home {
     /// The leases of a key of a concurrency limit.
     #[inline(always)]
     pub fn leases(&self, table: &Table, key: KeyAt) -> Leases<'_> {
-        let (words, slots) = self.block(table, key.at);
+        let (words, slots) = self.block(key.at).parts(table);
         let word = |at: u64| &words[at as usize];
         Leases {
             taken: word(key_word::HOT),
@@ -296,8 +323,8 @@ pub(in crate::state) fn meter<'h>(table: &Table, (head, _): Block<'h>, number: u
 
 /// The table that applies to a key.
 #[inline(always)]
-pub(super) fn table_in(head: &Head) -> u64 {
-    head[key_word::TABLE as usize].load(Acquire)
+pub(super) fn table_in(head: &Head) -> TableAt {
+    TableAt::new(head[key_word::TABLE as usize].load(Acquire))
 }
 
 /// The gate of a key.

@@ -1,6 +1,6 @@
 //! A home: the cells of a store, its clock, and what it knows of itself. Also what all that use it have in common.
 
-use super::layout::{HASH_KEY, NEXT_CHECKPOINT, NEXT_NUMBER, PHASE};
+use super::layout::{At, BlockAt, HASH_KEY, LimitAt, NEXT_CHECKPOINT, NEXT_NUMBER, PHASE, TableAt};
 use crate::algorithm::Sealed;
 use crate::algorithm::cells::Cells;
 use crate::algorithm::leases::NotEnded;
@@ -106,7 +106,7 @@ pub(crate) struct Home {
 /// The words of a table. Its policy never changes: another policy is another table.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Table {
-    pub at: u64,
+    pub at: TableAt,
     pub policy: Policy,
     pub born: Tick,
     /// The number of a key's units that may be missing from the ledger.
@@ -151,17 +151,17 @@ pub(crate) enum AtOnce {
 /// The place where a key was found, and the life of its block. Operations on it must be of that life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct KeyAt {
-    pub at: u64,
+    pub at: BlockAt,
     pub life: u64,
     /// The table that applies to the key: the one in which it was searched, or a plan.
-    pub table: u64,
+    pub table: TableAt,
 }
 
 /// A key that a call has found: its home and limit, and the table that applies to it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Found<'a> {
     pub home: &'a Home,
-    pub limit: u64,
+    pub limit: LimitAt,
     pub table: &'a Table,
     pub key: KeyAt,
     /// The hash that identifies the key, independent of its place.
@@ -217,6 +217,11 @@ impl Home {
 
     pub(in crate::state) fn get<const N: usize>(&self, at: u64) -> [u64; N] {
         std::array::from_fn(|i| self.arena.word(at + i as u64).load(Acquire))
+    }
+
+    /// The place that a word holds. `None` if it holds 0.
+    pub(in crate::state) fn leads_to<Words>(&self, word: u64) -> Option<At<Words>> {
+        At::some(self.arena.word(word).load(Acquire))
     }
 
     /// Hashes a key (`b'k'`) or a name (`b'n'`).

@@ -8,43 +8,19 @@
 //! The work that needs the structure lock (full segments, idle keys) is in `space.rs`.
 
 use super::block::{hash_in, table_in};
-use super::home::{BEHIND, Blocked, Home, KeyAt, Table};
-use super::layout::{index_word, key_word, table_word};
-use crate::algorithm::log::{CLOSED, SETTLED};
-use crate::algorithm::{Forgotten, History, Start};
+use super::home::{Blocked, Home, KeyAt, Table};
+use super::layout::{At, BlockAt, DirectoryAt, SegmentAt, index_word, key_word, table_word};
+use super::segment::SegmentCells;
+use super::segment::{block, empty, entry, tag, untagged};
+use crate::algorithm::log::CLOSED;
 use crate::atomic::*;
 use crate::damage::nonsense;
 use crate::fault;
 use crate::hash::Hash;
 use crate::state::files::arena::MOST_BYTES;
-use crate::time::Now;
 
-/// Turns a block that only the caller uses into that of a new key. `None`: see [`Home::begin`].
-pub(super) type Begin<'b> = &'b dyn Fn(u64) -> Option<KeyAt>;
-
-fn tag(hash: Hash) -> u64 {
-    (hash.0[1] >> index_word::TAG).min(index_word::NO_KEY - 1)
-}
-
-pub(in crate::state) fn entry(hash: Hash, at: u64) -> u64 {
-    tag(hash) << index_word::TAG | at
-}
-
-/// The content of an empty slot in a segment of this life.
-pub(in crate::state) fn empty(life: u64) -> u64 {
-    if life == 0 { 0 } else { index_word::NO_KEY << index_word::TAG | life }
-}
-
-/// The block of an entry; `None` for an empty or sealed slot.
-pub(in crate::state) fn block(entry: u64) -> Option<u64> {
-    let is_key = entry != 0 && entry >> index_word::TAG != index_word::NO_KEY;
-    is_key.then_some(entry & ((1 << index_word::TAG) - 1))
-}
-
-/// Returns whether a slot is empty.
-pub(in crate::state) fn is_empty(word: u64) -> bool {
-    block(word).is_none() && word != index_word::SEALED
-}
+/// Turns a block that only the caller uses into that of a new key. `None`: see [`BlockCells::begin`].
+pub(super) type Begin<'b> = &'b dyn Fn(BlockAt) -> Option<KeyAt>;
 
 /// The root of an index: the place of its directory or only segment, the number of bits of a hash that index the
 /// directory, and a number that grows with each root.
@@ -55,17 +31,26 @@ impl Root {
     const DEPTH: u32 = 29;
     const NUMBER: u32 = Root::DEPTH + 5;
 
-    pub fn at(self) -> u64 {
-        self.0 & ((1 << Root::DEPTH) - 1)
+    /// The same index, with another number.
+    pub fn again(self) -> Root {
+        self.next(self.directory(), self.depth())
+    }
+
+    fn at<Words>(self) -> At<Words> {
+        At::new(self.0 & ((1 << Root::DEPTH) - 1))
+    }
+
+    pub fn directory(self) -> DirectoryAt {
+        self.at()
     }
 
     pub fn depth(self) -> u32 {
         (self.0 >> Root::DEPTH) as u32 & 31
     }
 
-    pub fn next(self, at: u64, depth: u32) -> Root {
-        debug_assert!(at < 1 << Root::DEPTH && depth < 32);
-        Root(((self.0 >> Root::NUMBER) + 1) << Root::NUMBER | u64::from(depth) << Root::DEPTH | at)
+    pub fn next<Words: Copy>(self, at: At<Words>, depth: u32) -> Root {
+        debug_assert!(at.offset() < 1 << Root::DEPTH && depth < 32);
+        Root(((self.0 >> Root::NUMBER) + 1) << Root::NUMBER | u64::from(depth) << Root::DEPTH | at.offset())
     }
 
     /// The entry of the directory for a hash.
@@ -74,114 +59,114 @@ impl Root {
     }
 }
 
-/// The number of slots that [`Home::glance`] examines.
+/// The number of slots that [`Index::glance`] examines.
 const GLANCES: u64 = 4;
 
 const _: () = assert!(MOST_BYTES / 8 <= 1 << Root::DEPTH);
 
-impl Home {
+/// The keys of a table.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Index<'h, 't> {
+    pub(in crate::state) home: &'h Home,
+    pub(in crate::state) table: &'t Table,
+}
+
+impl<'h> Index<'h, '_> {
     /// Finds or adds a key.
     #[inline(always)]
-    pub fn key(&self, table: &Table, key: &str) -> Result<KeyAt, Blocked> {
-        if key.is_empty() { self.empty_key(table) } else { self.find_or_add(table, self.hash(b'k', key), key) }
+    pub fn key(self, key: &str) -> Result<KeyAt, Blocked> {
+        if key.is_empty() { self.empty_key() } else { self.find_or_add(self.home.hash(b'k', key), key) }
     }
 
     #[inline(always)]
-    fn empty_key(&self, table: &Table) -> Result<KeyAt, Blocked> {
-        let at = self.empty_key_of(table).load(Acquire);
-        let head = self.head(at);
+    fn empty_key(self) -> Result<KeyAt, Blocked> {
+        let at = BlockAt::new(self.home.of(self.table).empty_key().load(Acquire));
+        let head = self.home.block(at).head();
         let life = head[key_word::LIFE as usize].load(Acquire);
         // The life belongs to the empty key only if the block still does.
-        let is_its = self.empty_key_of(table).load(Acquire) == at && table_in(head) == table.at;
-        if is_its && life != CLOSED { Ok(KeyAt { at, life, table: table.at }) } else { Err(Blocked::Moved) }
+        let is_its =
+            self.home.of(self.table).empty_key().load(Acquire) == at.offset() && table_in(head) == self.table.at;
+        if is_its && life != CLOSED { Ok(KeyAt { at, life, table: self.table.at }) } else { Err(Blocked::Moved) }
     }
 
     /// The empty key and its block, without unwinding, if they are where `word` in its table says.
-    pub fn glance_at(&self, table: &Table, word: &AtomicU64) -> Option<(KeyAt, &[AtomicU64])> {
-        let at = word.load(Acquire);
-        let words = self.try_block(table, at)?;
+    pub fn glance_at(self, word: &AtomicU64) -> Option<(KeyAt, &'h [AtomicU64])> {
+        let at = BlockAt::new(word.load(Acquire));
+        let words = self.home.block(at).try_words(self.table)?;
         let head = words.first_chunk()?;
         let life = words[key_word::LIFE as usize].load(Acquire);
-        let is_its = word.load(Acquire) == at && table_in(head) == table.at;
-        (is_its && life != CLOSED).then_some((KeyAt { at, life, table: table.at }, words))
+        let is_its = word.load(Acquire) == at.offset() && table_in(head) == self.table.at;
+        (is_its && life != CLOSED).then_some((KeyAt { at, life, table: self.table.at }, words))
     }
 
     /// Looks a key up without adding it. `None` if it was never used.
-    pub fn peek_key(&self, table: &Table, key: &str) -> Result<Option<KeyAt>, Blocked> {
-        if key.is_empty() { self.empty_key(table).map(Some) } else { self.find(table, self.hash(b'k', key)) }
+    pub fn peek_key(self, key: &str) -> Result<Option<KeyAt>, Blocked> {
+        if key.is_empty() { self.empty_key().map(Some) } else { self.find(self.home.hash(b'k', key)) }
     }
 
     /// The word of a table that holds the root of its index.
-    pub fn index_of(&self, table: &Table) -> &AtomicU64 {
-        self.arena.word(table.at + table_word::INDEX)
+    pub fn root_word(self) -> &'h AtomicU64 {
+        self.home.arena.word(self.table.at + table_word::INDEX)
     }
 
     /// The root of a table's index. `None` if the table was replaced, since its segments may belong to others by now.
-    pub(in crate::state) fn root(&self, table: &Table) -> Option<Root> {
-        let root = self.index_of(table).load(Acquire);
+    pub(in crate::state) fn root(self) -> Option<Root> {
+        let root = self.root_word().load(Acquire);
         (root != 0).then_some(Root(root))
     }
 
-    /// An entry of the directory, or the only segment.
-    pub(in crate::state) fn segment_at(&self, root: Root, entry: u64) -> u64 {
-        match root.depth() {
-            0 => root.at(),
-            _ => self.arena.word(root.at() + index_word::SLOTS + entry).load(Acquire),
-        }
-    }
-
     /// The segment of a hash. For the holder of the structure lock.
-    pub(in crate::state) fn segment_of(&self, table: &Table, hash: Hash) -> u64 {
-        let root = self.root(table).unwrap_or_else(|| nonsense(format_args!("no index of the table at {}", table.at)));
-        self.segment_at(root, root.entry_of(hash.0[0]))
+    pub(in crate::state) fn segment(self, hash: Hash) -> SegmentCells<'h> {
+        let root = self.root().unwrap_or_else(|| nonsense(format_args!("no index of the table at {}", self.table.at)));
+        self.home.segment_at(root, root.entry_of(hash.0[0]))
     }
 
     /// The segment of a hash, and its life.
-    fn segment(&self, table: &Table, hash: Hash) -> Result<(u64, u64), Blocked> {
+    fn living_segment(self, hash: Hash) -> Result<(SegmentCells<'h>, u64), Blocked> {
         loop {
-            let root = self.root(table).ok_or(Blocked::Moved)?;
+            let root = self.root().ok_or(Blocked::Moved)?;
             // The words of a directory become only directories of the same size again. So this is a segment, ours or
             // not.
-            let segment = self.segment_at(root, root.entry_of(hash.0[0]));
-            let life = self.arena.word(segment + index_word::LIFE).load(Acquire);
+            let segment = self.home.segment_at(root, root.entry_of(hash.0[0]));
+            let life = segment.word(index_word::LIFE).load(Acquire);
             // A root is used for only one index. If it is unchanged, all of this belonged to it.
-            if self.root(table) == Some(root) {
+            if self.root() == Some(root) {
                 return Ok((segment, life));
             }
         }
     }
 
-    pub fn find(&self, table: &Table, hash: Hash) -> Result<Option<KeyAt>, Blocked> {
-        if let Some((found, _)) = self.glance(table, self.index_of(table), hash) {
+    pub fn find(self, hash: Hash) -> Result<Option<KeyAt>, Blocked> {
+        if let Some((found, _)) = self.glance(self.root_word(), hash) {
             return Ok(Some(found));
         }
-        let before = self.segment(table, hash)?;
-        match self.probe(table, before.0, hash) {
+        let before = self.living_segment(hash)?;
+        match before.0.probe(self.table, hash) {
             Ok((_, found)) if found.life == CLOSED => Err(Blocked::Sealed),
             Ok((_, found)) => Ok(Some(found)),
-            Err(_) if self.segment(table, hash)? == before => Ok(None),
+            Err(_) if self.living_segment(hash)? == before => Ok(None),
             // The search was in words that have become another segment.
             Err(_) => Err(Blocked::Moved),
         }
     }
 
-    pub(crate) fn find_or_add(&self, table: &Table, hash: Hash, text: &str) -> Result<KeyAt, Blocked> {
-        if let Some((found, _)) = self.glance(table, self.index_of(table), hash) {
+    pub(crate) fn find_or_add(self, hash: Hash, text: &str) -> Result<KeyAt, Blocked> {
+        if let Some((found, _)) = self.glance(self.root_word(), hash) {
             return Ok(found);
         }
-        match self.may_restore(table) {
-            false => self.find_or_begin(table, hash, &|at| self.begin(table, at, hash, text, &[])),
-            true => self.find(table, hash)?.ok_or(Blocked::Unrestored),
+        match self.home.of(self.table).may_restore() {
+            false => self.find_or_begin(hash, &|at| self.home.block(at).begin(self.table, hash, text, &[])),
+            true => self.find(hash)?.ok_or(Blocked::Unrestored),
         }
     }
 
-    /// Finds a key, or adds it with a block that `begin` makes its own: see [`Home::begin`].
-    pub(in crate::state) fn find_or_begin(&self, table: &Table, hash: Hash, begin: Begin) -> Result<KeyAt, Blocked> {
-        let (segment, life) = self.segment(table, hash)?;
-        match self.probe(table, segment, hash) {
+    /// Finds a key, or adds it with a block that `begin` makes its own: see [`BlockCells::begin`].
+    pub(in crate::state) fn find_or_begin(self, hash: Hash, begin: Begin) -> Result<KeyAt, Blocked> {
+        let (segment, life) = self.living_segment(hash)?;
+        match segment.probe(self.table, hash) {
             Ok((_, found)) if found.life == CLOSED => Err(Blocked::Sealed),
             Ok((_, found)) => Ok(found),
-            Err(slot) => self.add_key(table, (segment, life), slot, hash, begin),
+            Err(slot) => self.add_key((segment, life), slot, hash, begin),
         }
     }
 
@@ -189,15 +174,18 @@ impl Home {
     /// that holds its root. The segment may have become another one during the search; but a block that says it belongs
     /// to this key does, whatever led there.
     #[inline(always)]
-    pub fn glance(&self, table: &Table, index: &AtomicU64, hash: Hash) -> Option<(KeyAt, &[AtomicU64])> {
+    pub fn glance(self, index: &AtomicU64, hash: Hash) -> Option<(KeyAt, &'h [AtomicU64])> {
         let root = Root(index.load(Acquire));
-        let seen = self.arena.seen();
+        let seen = self.home.arena.seen();
         let segment = match root.depth() {
             0 if root.0 == 0 => return None,
             0 => root.at(),
-            _ => seen.get(root.at() + index_word::SLOTS + root.entry_of(hash.0[0]), 1)?[0].load(Acquire),
+            _ => {
+                let entry = root.directory() + index_word::SLOTS + root.entry_of(hash.0[0]);
+                SegmentAt::new(seen.get(entry, 1)?[0].load(Acquire))
+            }
         };
-        let capacity = seen.get(segment, index_word::SLOTS)?[index_word::CAPACITY as usize].load(Acquire);
+        let capacity = seen.get(segment.offset(), index_word::SLOTS)?[index_word::CAPACITY as usize].load(Acquire);
         let slots = seen.get(segment + index_word::SLOTS, capacity)?;
         let mask = capacity.checked_sub(1)?;
         let tag = tag(hash);
@@ -205,87 +193,34 @@ impl Home {
             let entry = slots.get((hash.0[0].wrapping_add(look) & mask) as usize)?.load(Acquire);
             if entry >> index_word::TAG == tag {
                 // An empty slot with this tag leads to no block.
-                let at = entry & ((1 << index_word::TAG) - 1);
-                let words = seen.get(at, key_word::RING + table.ring)?;
+                let at = untagged(entry);
+                let words = seen.get(at.offset(), key_word::RING + self.table.ring)?;
                 let head = words.first_chunk()?;
                 // Read the life first, as in `probe`.
                 let life = words[key_word::LIFE as usize].load(Acquire);
-                let is_its = hash_in(head) == hash && table_in(head) == table.at;
-                return (is_its && life != CLOSED).then_some((KeyAt { at, life, table: table.at }, words));
+                let is_its = hash_in(head) == hash && table_in(head) == self.table.at;
+                return (is_its && life != CLOSED).then_some((KeyAt { at, life, table: self.table.at }, words));
             }
             block(entry)?;
         }
         None
     }
 
-    /// The number of slots of a segment: a power of two.
-    #[inline(always)]
-    pub(in crate::state) fn capacity(&self, segment: u64) -> u64 {
-        let capacity = self.arena.word(segment + index_word::CAPACITY).load(Relaxed);
-        // Avoids counting bits, which takes a dozen instructions.
-        if capacity & capacity.wrapping_sub(1) == 0 && (1..=index_word::MOST_CAPACITY).contains(&capacity) {
-            capacity
-        } else {
-            nonsense(format_args!("a segment of {capacity} slots at {segment}"))
-        }
-    }
-
-    /// Follows a key's probe sequence to its slot and block, or to the first slot that does not hold another key.
-    #[inline]
-    pub(in crate::state) fn probe(&self, table: &Table, segment: u64, hash: Hash) -> Result<(u64, KeyAt), u64> {
-        let capacity = self.capacity(segment);
-        let slots = self.arena.words(segment + index_word::SLOTS, capacity);
-        let mut i = hash.0[0] & (capacity - 1);
-        let mut looks = 0;
-        // There is always a free slot: see `add_key`.
-        loop {
-            looks += 1;
-            // Some slots are examined again because their keys moved.
-            if looks > 4 * capacity + 1_000_000 {
-                nonsense(format_args!("a full segment at {segment}"));
-            }
-            let entry = slots[i as usize].load(Acquire);
-            let Some(at) = block(entry) else { return Err(i) };
-            if entry >> index_word::TAG == tag(hash) {
-                fault::point("entry-read");
-                // Read the life first. If it is the same at the end, the block belonged to this key all the time.
-                let head = self.head(at);
-                let life = head[key_word::LIFE as usize].load(Acquire);
-                if hash_in(head) == hash {
-                    let own = head[key_word::TABLE as usize].load(Acquire);
-                    // A stub has no life that could show whether it belonged to this key all the time.
-                    let is_its = own == table.at || self.is_plan_of(table, own) && hash_in(head) == hash;
-                    if is_its {
-                        return Ok((i, KeyAt { at, life, table: own }));
-                    }
-                }
-                // Or it moved during the check.
-                let is_same =
-                    slots[i as usize].load(Acquire) == entry && head[key_word::LIFE as usize].load(Acquire) == life;
-                if !is_same && !fault::planted("hasty probe") {
-                    continue;
-                }
-            }
-            i = (i + 1) & (capacity - 1);
-        }
-    }
-
     #[cold]
     fn add_key(
-        &self,
-        table: &Table,
-        (segment, life): (u64, u64),
+        self,
+        (segment, life): (SegmentCells, u64),
         mut slot: u64,
         hash: Hash,
         begin: Begin,
     ) -> Result<KeyAt, Blocked> {
-        if !self.takes_slot(segment) {
+        if !segment.takes_slot() {
             return Err(Blocked::Full);
         }
-        let at = self.block_for_new_key(table, (segment, life))?;
+        let at = self.block_for_new_key((segment, life))?;
         fault::point("key-allocated");
         let Some(new) = begin(at) else { return Err(Blocked::Full) };
-        let slots = self.arena.words(segment + index_word::SLOTS, self.capacity(segment));
+        let slots = segment.slots();
         loop {
             match slots[slot as usize].compare_exchange(empty(life), entry(hash, at), AcqRel, Acquire) {
                 Ok(_) => {
@@ -294,13 +229,13 @@ impl Home {
                 }
                 // Sealed, or another segment by now.
                 Err(word) if block(word).is_none() => {
-                    self.hand_back(table, segment, at);
+                    segment.hand_back(self.table, at);
                     return Err(Blocked::Full);
                 }
                 // Another caller was faster, with this key or another.
-                Err(_) => match self.probe(table, segment, hash) {
+                Err(_) => match segment.probe(self.table, hash) {
                     Ok((_, theirs)) => {
-                        self.hand_back(table, segment, at);
+                        segment.hand_back(self.table, at);
                         return if theirs.life == CLOSED { Err(Blocked::Sealed) } else { Ok(theirs) };
                     }
                     Err(next) => slot = next,
@@ -309,182 +244,58 @@ impl Home {
         }
     }
 
-    /// Counts a slot of a segment as used, if it has one for another key. Three quarters is full, so that probe sequences
-    /// stay short and always end. The count is raised before the slot is used, and never lowered. A process that dies or
-    /// comes too late then only makes the segment appear fuller.
-    pub(in crate::state) fn takes_slot(&self, segment: u64) -> bool {
-        let count = self.arena.word(segment + index_word::COUNT);
-        count.fetch_add(1, Relaxed) < self.capacity(segment) / 4 * 3
-    }
-
     /// An unused block for a key of this table: a reused one if the segment has any.
-    fn block_for_new_key(&self, table: &Table, (segment, life): (u64, u64)) -> Result<u64, Blocked> {
-        let returned = self.arena.word(segment + index_word::RETURNED).swap(0, AcqRel);
-        if returned >> index_word::TAG == self.block_class(table.policy) && returned != 0 {
-            return Ok(returned & ((1 << index_word::TAG) - 1));
+    fn block_for_new_key(self, (segment, life): (SegmentCells, u64)) -> Result<BlockAt, Blocked> {
+        let returned = segment.word(index_word::RETURNED).swap(0, AcqRel);
+        if returned >> index_word::TAG == self.home.block_class(self.table.policy) && returned != 0 {
+            return Ok(untagged(returned));
         }
-        let (free, taken) = (segment + index_word::FREE, self.arena.word(segment + index_word::TAKEN));
-        let next = |mine: u64| (mine < self.arena.word(free).load(Acquire)).then_some(mine + 1);
+        let (free, taken) = (segment.word(index_word::FREE), segment.word(index_word::TAKEN));
+        let next = |mine: u64| (mine < free.load(Acquire)).then_some(mine + 1);
         // Blocks of an earlier table may have another size.
-        if !self.is_old(table, segment)
+        if !segment.is_old(self.table)
             && let Ok(mine) = taken.fetch_update(AcqRel, Acquire, next)
         {
-            let capacity = self.capacity(segment);
-            let at = self.arena.word(segment + index_word::SLOTS + capacity + mine).load(Acquire);
+            let at = BlockAt::new(segment.stocked(mine).load(Acquire));
             // Otherwise the word may belong to another segment.
-            let is_same = self.arena.word(segment + index_word::LIFE).load(Acquire) == life;
+            let is_same = segment.word(index_word::LIFE).load(Acquire) == life;
             return if is_same { Ok(at) } else { Err(Blocked::Full) };
         }
-        Ok(self.arena.allocate(self.key_words(table.policy))?)
-    }
-
-    /// Returns an unneeded block to this life of the segment or a later one. If a returned block is there already, this
-    /// one is lost: a few hundred bytes.
-    fn hand_back(&self, table: &Table, segment: u64, at: u64) {
-        let word = self.block_class(table.policy) << index_word::TAG | at;
-        let _ = self.arena.word(segment + index_word::RETURNED).compare_exchange(0, word, AcqRel, Relaxed);
-    }
-
-    /// Turns a block that only the caller uses into the block of a new key, with these starts that have no holder. `None`
-    /// if the block has used up its lives and is lost.
-    pub(in crate::state) fn begin(
-        &self,
-        table: &Table,
-        at: u64,
-        hash: Hash,
-        text: &str,
-        starts: &[Start],
-    ) -> Option<KeyAt> {
-        let is_new = self.arena.word(at + key_word::TABLE).load(Relaxed) == 0;
-        let now = self.clock.now();
-        let end = self.arena.word(table.at + table_word::FIRST_TICKET).load(Relaxed);
-        // So fences only grow, even if the key was forgotten in between: no key gets 64 units per microsecond. (If all keys
-        // are cleared while a manual clock stands still, the tickets of the tables still grow.)
-        let end = end + if table.policy.is_concurrency() { self.unix_time(now.ceil) << 6 } else { 0 };
-        // The ledger does not say by which policy it was.
-        let is_mixed = !starts.is_empty();
-        let mut history = History { end, is_mixed, ..History::default() };
-        if !starts.is_empty() {
-            history.add_logged(starts);
-        }
-        self.lost(table, now).into_iter().for_each(|lost| history.add_unlogged(lost));
-        if !(is_new && history.starts.is_empty()) && table.born > 0 && table.born + table.policy.longest() > now.floor {
-            // Unused cells count from then on without this.
-            history.forgotten.push(Forgotten::before(table.born));
-            history.pad(table.policy.largest());
-        }
-        self.begin_with(table, at, (hash, text), (&history, now))
-    }
-
-    /// The same, with a history.
-    pub(in crate::state) fn begin_with(
-        &self,
-        table: &Table,
-        at: u64,
-        (hash, text): (Hash, &str),
-        (history, now): (&History, Now),
-    ) -> Option<KeyAt> {
-        let life = self.arena.word(at + key_word::LIFE);
-        let is_new = self.arena.word(at + key_word::TABLE).load(Relaxed) == 0;
-        if table.policy.is_counted() {
-            let era = self.new_number();
-            self.arena.word(at + key_word::OWN).store(era, Release);
-            self.arena.word(at + key_word::FIRST_ERA).store(era, Release);
-        }
-        let is_fresh = history.starts.is_empty()
-            && (history.end == 0 || table.policy.is_counted() || table.policy.is_concurrency());
-        if is_new && table.policy.is_concurrency() {
-            self.arena.word(at + key_word::BASE).store(history.end, Release);
-        }
-        if is_new && is_fresh {
-            self.name_block(table, at, hash, text);
-            return Some(KeyAt { at, life: life.load(Relaxed), table: table.at });
-        }
-        life.store(CLOSED, Release);
-        self.name_block(table, at, hash, text);
-        let others = [key_word::GATE, key_word::BACKOFF, key_word::SPACING, key_word::JOBS, key_word::LISTED];
-        for word in others.into_iter().chain(key_word::COUNTS) {
-            self.arena.word(at + word).store(0, Release);
-        }
-        match self.write_history(table, at, (history, now)) {
-            None if is_new => nonsense(format_args!("an invalid new key of the table at {}", table.at)),
-            base => base.map(|base| self.publish(table, at, base)),
-        }
-    }
-
-    /// The starts of each key that the ledger may have missed when it was read, while they count.
-    fn lost(&self, table: &Table, now: Now) -> Option<Start> {
-        let [stamp, units] = self.get(table.at + table_word::LOST);
-        let counts = units > 0 && stamp + table.policy.longest() > now.floor;
-        // The next boot may come while it still counts, so it must be written before the key's first start.
-        let is_logged = fault::planted("lost once");
-        counts.then_some(Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged })
-    }
-
-    /// Returns whether unused keys count more starts than another boot would take as lost under this policy: they may
-    /// be in no ledger.
-    pub(in crate::state) fn has_lost_more(&self, table: &Table) -> bool {
-        let budget = self.budget(table.policy);
-        budget < BEHIND && self.lost(table, self.clock.now()).is_some_and(|lost| lost.units > budget)
-    }
-
-    /// Returns whether even an unused key counts as having started something.
-    pub fn has_lost(&self, table: &Table) -> bool {
-        self.lost(table, self.clock.now()).is_some()
-    }
-
-    /// Each store releases, after the block was closed: see `Log::write`.
-    pub(in crate::state) fn name_block(&self, table: &Table, at: u64, hash: Hash, text: &str) {
-        for (i, word) in hash.0.into_iter().enumerate() {
-            self.arena.word(at + key_word::HASH + i as u64).store(word, Release);
-        }
-        self.arena.word(at + key_word::TABLE).store(table.at, Release);
-        let mut end = text.len().min(8 * key_word::TEXT_WORDS as usize - 2);
-        while !text.is_char_boundary(end) {
-            end -= 1;
-        }
-        let mut bytes = [0; 8 * key_word::TEXT_WORDS as usize];
-        bytes[0] = end as u8;
-        bytes[1] = u8::from(end < text.len());
-        bytes[2..2 + end].copy_from_slice(&text.as_bytes()[..end]);
-        for (i, word) in bytes.chunks_exact(8).enumerate() {
-            let word = u64::from_le_bytes(word.try_into().expect("eight bytes"));
-            self.arena.word(at + key_word::TEXT + i as u64).store(word, Release);
-        }
-    }
-
-    /// The readable key of a block. Long ones are cut and end in an ellipsis.
-    pub(in crate::state) fn text_of(&self, at: u64) -> String {
-        let words: [u64; key_word::TEXT_WORDS as usize] = self.get(at + key_word::TEXT);
-        let bytes: Vec<u8> = words.into_iter().flat_map(u64::to_le_bytes).collect();
-        let end = 2 + usize::from(bytes[0]).min(bytes.len() - 2);
-        let text = String::from_utf8_lossy(&bytes[2..end]).into_owned();
-        if bytes[1] != 0 { text + "…" } else { text }
-    }
-
-    /// The keys of a segment.
-    pub(in crate::state) fn entries(&self, segment: u64) -> impl Iterator<Item = u64> {
-        let capacity = self.capacity(segment);
-        let slots = self.arena.words(segment + index_word::SLOTS, capacity);
-        slots.iter().filter_map(|slot| block(slot.load(Acquire))).inspect(|_| fault::looked())
+        Ok(At::new(self.home.arena.allocate(self.home.key_words(self.table.policy))?))
     }
 
     /// The segments of a table.
-    pub(in crate::state) fn segments(&self, table: &Table) -> impl Iterator<Item = u64> {
-        let root = self.root(table);
-        let all = root.into_iter().flat_map(move |root| (0..1 << root.depth()).map(move |i| self.segment_at(root, i)));
-        let mut last = 0;
+    pub(in crate::state) fn segments(self) -> impl Iterator<Item = SegmentCells<'h>> {
+        let root = self.root();
+        let all =
+            root.into_iter().flat_map(move |root| (0..1 << root.depth()).map(move |i| self.home.segment_at(root, i)));
+        let mut last = None;
         // Equal entries of a directory are adjacent.
-        all.filter(move |segment| std::mem::replace(&mut last, *segment) != *segment)
+        all.filter(move |segment| last.replace(*segment) != Some(*segment))
     }
 
     /// The blocks in a table's index, including the stubs of keys on plans.
-    pub(in crate::state) fn blocks(&self, table: &Table) -> impl Iterator<Item = u64> {
-        self.segments(table).flat_map(|segment| self.entries(segment))
+    pub(in crate::state) fn blocks(self) -> impl Iterator<Item = BlockAt> {
+        self.segments().flat_map(SegmentCells::entries)
     }
 
     /// The keys of a table that have cells, with the tables that apply to them. For the holder of the structure lock.
-    pub fn keys(&self, table: &Table) -> impl Iterator<Item = (Table, u64)> {
-        self.blocks(table).filter(|&at| !self.is_stub(at)).map(|at| (self.table_of_block(table, at), at))
+    pub fn keys(self) -> impl Iterator<Item = (Table, BlockAt)> {
+        self.blocks().filter(|&at| !self.home.block(at).is_stub()).map(|at| (self.home.block(at).table(self.table), at))
+    }
+}
+
+impl Home {
+    #[inline(always)]
+    pub fn index<'t>(&self, table: &'t Table) -> Index<'_, 't> {
+        Index { home: self, table }
+    }
+
+    /// An entry of the directory, or the only segment.
+    pub(in crate::state) fn segment_at(&self, root: Root, entry: u64) -> SegmentCells<'_> {
+        self.segment(match root.depth() {
+            0 => root.at(),
+            _ => At::new(self.arena.word(root.directory() + index_word::SLOTS + entry).load(Acquire)),
+        })
     }
 }

@@ -1,4 +1,54 @@
-//! The meaning of each word of a block.
+//! The meaning of each word, and the places of those that belong together.
+
+use std::marker::PhantomData;
+use std::ops::Add;
+
+/// The place of words that belong together, as an offset in the arena, in words. A limit's is never taken for a table's:
+/// that does not compile. In a word, 0 is no place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct At<Words>(u64, PhantomData<Words>);
+
+pub(crate) type LimitAt = At<limit_word::Of>;
+pub(crate) type LinkAt = At<link_word::Of>;
+pub(crate) type TableAt = At<table_word::Of>;
+pub(crate) type SegmentAt = At<index_word::Of>;
+pub(crate) type DirectoryAt = At<index_word::OfDirectory>;
+pub(crate) type BlockAt = At<key_word::Of>;
+
+impl<Words> At<Words> {
+    /// The place that a word holds.
+    #[inline(always)]
+    pub const fn new(word: u64) -> Self {
+        At(word, PhantomData)
+    }
+
+    /// The same. `None` for 0.
+    #[inline(always)]
+    pub fn some(word: u64) -> Option<Self> {
+        (word != 0).then_some(At::new(word))
+    }
+
+    #[inline(always)]
+    pub const fn offset(self) -> u64 {
+        self.0
+    }
+}
+
+/// The offset of one of the words.
+impl<Words> Add<u64> for At<Words> {
+    type Output = u64;
+
+    #[inline(always)]
+    fn add(self, word: u64) -> u64 {
+        self.0 + word
+    }
+}
+
+impl<Words> std::fmt::Display for At<Words> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
+    }
+}
 
 /// When the next checkpoint of the ledger is due.
 pub(super) const NEXT_CHECKPOINT: u64 = 10;
@@ -72,6 +122,9 @@ pub(in crate::state) const CHANGER_SEEN: u64 = NEWS + 2;
 pub(in crate::state) const RESTORING: u64 = CHANGER_SEEN + 1; // seven words
 
 pub(in crate::state) mod limit_word {
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub(crate) enum Of {}
+
     /// The next limit in the list of all limits.
     pub const NEXT: u64 = 0;
     /// The link of its name. 0 if it has lost it.
@@ -104,6 +157,9 @@ pub(in crate::state) mod limit_word {
 
 /// A link in a chain of names: a name of a limit, which has it if it names this link. Links are never changed or removed.
 pub(in crate::state) mod link_word {
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub(crate) enum Of {}
+
     pub const NEXT: u64 = 0;
     pub const LIMIT: u64 = 1;
     pub const HASH: u64 = 2; // two words
@@ -113,6 +169,9 @@ pub(in crate::state) mod link_word {
 }
 
 pub(in crate::state) mod table_word {
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub(crate) enum Of {}
+
     pub const POLICY: u64 = 0;
     pub const BORN: u64 = 12;
     /// See `index.rs`.
@@ -137,6 +196,12 @@ pub(in crate::state) mod table_word {
 
 /// A segment of an index. A directory of segments has only `NEXT`, and its entries from `SLOTS` on.
 pub(in crate::state) mod index_word {
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub(crate) enum Of {}
+
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub(crate) enum OfDirectory {}
+
     pub const CAPACITY: u64 = 0;
     pub const COUNT: u64 = 1;
     /// Changes each time the same words become another index.
@@ -164,6 +229,9 @@ pub(in crate::state) mod index_word {
 }
 
 pub(in crate::state) mod key_word {
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub(crate) enum Of {}
+
     // The first cache line holds words that decisions read and rarely write, the second those that they write.
     pub const HASH: u64 = 0;
     /// The table of the key. In a list of free blocks, the next block.

@@ -1,6 +1,7 @@
 //! The token of the holder of the structure lock.
 
 use super::home::{Home, KeyAt, Table};
+use super::layout::At;
 use crate::error::{Error, Result};
 use crate::hash::Hash;
 use std::fs::File;
@@ -49,20 +50,20 @@ impl<'a> Locked<'a> {
     }
 
     /// Allocates `count` zeroed words.
-    pub(in crate::state) fn allocate(&self, count: u64) -> Result<u64> {
+    pub(in crate::state) fn allocate<Words>(&self, count: u64) -> Result<At<Words>> {
         loop {
             self.grow(count)?;
             // Another caller, which needs no lock for it, may have taken the space. Make more.
             if let Ok(at) = self.arena.allocate_reserved(count) {
-                return Ok(at);
+                return Ok(At::new(at));
             }
         }
     }
 
     /// The place of a known key, after completing any interrupted rewrite of it.
     pub(in crate::state) fn find_or_repair(&self, table: &Table, hash: Hash) -> Option<KeyAt> {
-        let found = match self.find(table, hash) {
-            Err(_) => self.repair_key(table, hash).ok().and_then(|()| self.find(table, hash).ok()),
+        let found = match self.index(table).find(hash) {
+            Err(_) => self.repair_key(table, hash).ok().and_then(|()| self.index(table).find(hash).ok()),
             found => found.ok(),
         };
         found.flatten()

@@ -95,8 +95,8 @@ impl Locked<'_> {
         if next == PLACE_TABLES {
             return Err(Error::Unsupported { reason: "more than four million open places in one store".into() });
         }
-        let at = self.allocate((FIRST_PLACES << next) * SLOT_WORDS)?;
-        self.arena.word(PLACES + next).store(at, Release);
+        let at = self.allocate::<()>((FIRST_PLACES << next) * SLOT_WORDS)?;
+        self.arena.word(PLACES + next).store(at.offset(), Release);
         Ok(())
     }
 }

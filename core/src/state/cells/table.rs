@@ -8,14 +8,16 @@
 //!
 //! Limits are added and renamed in `limits.rs`. A table is replaced when its policy changes: see `rewrite.rs`.
 
-use super::home::{AtOnce, BEHIND, Home, Keeping, Table, UNKEPT};
-use super::layout::{FIRST_LIMIT, NAME_CHAINS, NAMES, key_word, limit_word, link_word, table_word};
-use crate::algorithm::grants;
+use super::home::{AtOnce, BEHIND, Home, Keeping, KeyAt, Table, UNKEPT};
+use super::layout::{At, LimitAt, TableAt, key_word, table_word};
+use crate::algorithm::log::SETTLED;
+use crate::algorithm::{Start, grants};
 use crate::atomic::*;
-use crate::damage::{bounded, nonsense};
-use crate::hash::{Hash, sum};
-use crate::policy::{LONGEST_NAME, Policy};
-use crate::time::Tick;
+use crate::damage::nonsense;
+use crate::fault;
+use crate::hash::sum;
+use crate::policy::Policy;
+use crate::time::{Now, Tick};
 
 /// The shortest time that a machine needs to boot, in ticks.
 const SHORTEST_BOOT: Tick = 2_000_000;
@@ -36,88 +38,76 @@ pub(in crate::state) fn longest_behind() -> Tick {
 /// The class that [`Home::block_class`] returns for keys to which a server grants units. No policy has it.
 const GRANTS_CLASS: u64 = 62;
 
+/// The words of one table.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TableCells<'h, 't> {
+    pub(in crate::state) home: &'h Home,
+    pub(in crate::state) table: &'t Table,
+}
+
+impl<'h> TableCells<'h, '_> {
+    /// The place of the block of the key "", which exists from the start.
+    #[inline(always)]
+    pub fn empty_key(self) -> &'h AtomicU64 {
+        self.home.arena.word(self.table.at + table_word::EMPTY_KEY)
+    }
+
+    /// The limit of a table or plan.
+    pub(in crate::state) fn limit(self) -> LimitAt {
+        At::new(self.home.arena.word(self.table.at + table_word::OWNER).load(Acquire))
+    }
+
+    /// The starts of each key that the ledger may have missed when it was read, while they count.
+    pub(super) fn lost(self, now: Now) -> Option<Start> {
+        let [stamp, units] = self.home.get(self.table.at + table_word::LOST);
+        let counts = units > 0 && stamp + self.table.policy.longest() > now.floor;
+        // The next boot may come while it still counts, so it must be written before the key's first start.
+        let is_logged = fault::planted("lost once");
+        counts.then_some(Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged })
+    }
+
+    /// Returns whether unused keys count more starts than another boot would take as lost under this policy: they may
+    /// be in no ledger.
+    pub(in crate::state) fn has_lost_more(self) -> bool {
+        let budget = self.home.budget(self.table.policy);
+        budget < BEHIND && self.lost(self.home.clock.now()).is_some_and(|lost| lost.units > budget)
+    }
+
+    /// Returns whether even an unused key counts as having started something.
+    pub fn has_lost(self) -> bool {
+        self.lost(self.home.clock.now()).is_some()
+    }
+
+    /// The table that applies to one key, where it is not the limit's own: a plan, or a spacing closer than the
+    /// policy's.
+    #[inline(always)]
+    pub fn own_of(self, key: KeyAt) -> Option<Table> {
+        (self.table.is_adaptive || key.table != self.table.at).then(|| self.adapted(key))
+    }
+
+    #[cold]
+    fn adapted(self, key: KeyAt) -> Table {
+        let mut own = self.for_key(key);
+        self.home.block(key.at).adapt(&mut own);
+        own
+    }
+}
+
 impl Home {
-    /// Finds the limit with this name.
-    pub fn find_limit(&self, name: &str) -> Option<u64> {
-        let has_it = |(link, limit): &(u64, u64)| self.get(limit + limit_word::NAME) == [*link];
-        self.links(self.hash(b'n', name)).find(has_it).map(|(_, limit)| limit)
-    }
-
-    /// The links of this name, each with the limit that has or had it.
-    pub(in crate::state) fn links(&self, Hash(name): Hash) -> impl Iterator<Item = (u64, u64)> {
-        let next = |at: u64| Some(self.arena.word(at).load(Acquire)).filter(|at| *at != 0);
-        let links = std::iter::successors(next(chain(name)), move |link| next(link + link_word::NEXT));
-        let links = bounded(links, self.arena.most()).filter(move |link| self.get(link + link_word::HASH) == name);
-        links.map(|link| (link, self.get::<1>(link + link_word::LIMIT)[0]))
-    }
-
-    /// The name of a limit. `None` if it has lost it.
-    pub(in crate::state) fn name_of(&self, limit: u64) -> Option<String> {
-        let [link] = self.get(limit + limit_word::NAME);
-        if link == 0 {
-            return None;
-        }
-        let len = self.get::<1>(link + link_word::LEN)[0].min(LONGEST_NAME as u64) as usize;
-        let words = self.arena.words(link + link_word::TEXT, (len as u64).div_ceil(8));
-        let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.load(Acquire).to_le_bytes()).collect();
-        bytes.truncate(len);
-        String::from_utf8(bytes).ok().filter(|name| self.hash(b'n', name).0 == self.get(link + link_word::HASH))
-    }
-
-    /// The number of a limit in the database.
-    pub(in crate::state) fn id_of(&self, limit: u64) -> i64 {
-        self.get::<1>(limit + limit_word::ID)[0] as i64
-    }
-
-    pub(in crate::state) fn set_id(&self, limit: u64, id: i64) {
-        self.set(limit + limit_word::ID, [id as u64]);
-    }
-
-    /// All limits, including those without a name.
-    pub(in crate::state) fn limits(&self) -> impl Iterator<Item = u64> {
-        let next = |at: u64| Some(self.arena.word(at).load(Acquire)).filter(|at| *at != 0);
-        bounded(
-            std::iter::successors(next(FIRST_LIMIT), move |limit| next(limit + limit_word::NEXT)),
-            self.arena.most(),
-        )
-    }
-
-    /// Returns whether the limit has lost its name.
-    pub fn is_retired(&self, limit: u64) -> bool {
-        self.get(limit + limit_word::NAME) == [0]
-    }
-
-    /// The gate that binds all keys of a limit.
     #[inline(always)]
-    pub fn limit_gate(&self, limit: u64) -> &AtomicU64 {
-        self.arena.word(limit + limit_word::GATE)
-    }
-
-    /// The place of the limit's current table.
-    #[inline(always)]
-    pub fn current_table(&self, limit: u64) -> u64 {
-        self.arena.word(limit + limit_word::TABLE).load(Acquire)
-    }
-
-    /// The limit's current table.
-    pub fn table(&self, limit: u64) -> Table {
-        let table = self.table_at(self.current_table(limit));
-        let of = self.arena.word(table.at + table_word::LIMIT).load(Relaxed);
-        if of != limit {
-            nonsense(format_args!("a table of the limit at {of} at {limit}"));
-        }
-        table
+    pub fn of<'t>(&self, table: &'t Table) -> TableCells<'_, 't> {
+        TableCells { home: self, table }
     }
 
     /// Writes the policy of a new table.
-    pub(in crate::state) fn set_policy(&self, at: u64, policy: Policy) {
+    pub(in crate::state) fn set_policy(&self, at: TableAt, policy: Policy) {
         let words = policy.to_words();
         self.set(at + table_word::POLICY, words);
         self.set(at + table_word::SUM, [sum(words)]);
     }
 
-    pub fn table_at(&self, at: u64) -> Table {
-        let words = self.arena.words(at, table_word::WORDS);
+    pub fn table_at(&self, at: TableAt) -> Table {
+        let words = self.arena.words(at.offset(), table_word::WORDS);
         let word = |i: u64| words[i as usize].load(Relaxed);
         let policy = Policy::from_words(|i| word(table_word::POLICY + i as u64))
             .filter(|_| sum(std::array::from_fn(|i| word(table_word::POLICY + i as u64))) == word(table_word::SUM))
@@ -166,12 +156,6 @@ impl Home {
         key_word::RING + self.ring(policy) + policy.jobs()
     }
 
-    /// The place of the block of the key "", which exists from the start.
-    #[inline(always)]
-    pub fn empty_key_of(&self, table: &Table) -> &AtomicU64 {
-        self.arena.word(table.at + table_word::EMPTY_KEY)
-    }
-
     /// The number of a key's units that may be missing from the ledger: a twentieth of the limit, at least one; or
     /// [`BEHIND`] or [`UNKEPT`].
     pub fn budget(&self, policy: Policy) -> u64 {
@@ -192,14 +176,4 @@ impl Home {
             _ => Keeping::Ahead,
         }
     }
-
-    /// The limit of a table or plan.
-    pub(in crate::state) fn limit_of(&self, table: &Table) -> u64 {
-        self.arena.word(table.at + table_word::OWNER).load(Acquire)
-    }
-}
-
-/// The place where a name's chain begins.
-pub(in crate::state) fn chain(name: [u64; 2]) -> u64 {
-    NAMES + name[0] % NAME_CHAINS
 }

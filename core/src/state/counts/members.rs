@@ -7,7 +7,7 @@
 use crate::atomic::*;
 use crate::snapshot::ProcessSnapshot;
 use crate::state::cells::home::Home;
-use crate::state::cells::layout::{MEMBERS, WAITERS};
+use crate::state::cells::layout::{LimitAt, MEMBERS, WAITERS};
 use crate::state::files::arena::HEADER_WORDS;
 use crate::time::from_ticks;
 
@@ -29,32 +29,42 @@ const MEMBER: u32 = 29;
 /// The number of callers takes 32 bits. The bits above hold the process that wrote it.
 const TAG: u32 = 32;
 
+/// The tables of a lane's users.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Members<'h>(&'h Home);
+
 impl Home {
+    pub fn members(&self) -> Members<'_> {
+        Members(self)
+    }
+}
+
+impl<'h> Members<'h> {
     /// Allocates both tables, in a new lane.
-    pub(in crate::state) fn start_members(&self) {
+    pub(in crate::state) fn start(self) {
         for (word, words) in [(MEMBERS, PROCESSES * PROCESS_WORDS), (WAITERS, WAITS * WAIT_WORDS)] {
-            let at = self.arena.allocate(words).expect("a new lane has space");
-            self.arena.word(word).store(at, Release);
+            let at = self.0.arena.allocate(words).expect("a new lane has space");
+            self.0.arena.word(word).store(at, Release);
         }
     }
 
     /// A table, if it is in its place.
-    fn entries_at(&self, word: u64, words: u64) -> &[AtomicU64] {
-        let at = self.arena.word(word).load(Acquire);
-        self.arena.get(at, words).filter(|_| at >= HEADER_WORDS).unwrap_or(&[])
+    fn entries_at(self, word: u64, words: u64) -> &'h [AtomicU64] {
+        let at = self.0.arena.word(word).load(Acquire);
+        self.0.arena.get(at, words).filter(|_| at >= HEADER_WORDS).unwrap_or(&[])
     }
 
-    fn members(&self) -> impl Iterator<Item = &[AtomicU64]> {
+    fn entries(self) -> impl Iterator<Item = &'h [AtomicU64]> {
         self.entries_at(MEMBERS, PROCESSES * PROCESS_WORDS).chunks_exact(PROCESS_WORDS as usize)
     }
 
-    fn waits(&self) -> &[AtomicU64] {
+    fn waits(self) -> &'h [AtomicU64] {
         self.entries_at(WAITERS, WAITS * WAIT_WORDS)
     }
 
     /// Lists a new process, and frees the entries of processes that have ended. Only for the holder of the structure
     /// lock.
-    pub(in crate::state) fn enter_member(&self, number: u64, is_gone: impl Fn(u64) -> bool) {
+    pub(in crate::state) fn enter(self, number: u64, is_gone: impl Fn(u64) -> bool) {
         for entry in self.waits().chunks_exact(WAIT_WORDS as usize) {
             let name = entry[0].load(Acquire);
             if name != 0 && is_gone(name >> MEMBER) {
@@ -65,11 +75,11 @@ impl Home {
             0 => true,
             other => is_gone(other),
         };
-        let Some(entry) = self.members().find(is_free) else { return };
+        let Some(entry) = self.entries().find(is_free) else { return };
         // A reader accepts an entry if its number is the same before and after.
         entry[0].store(0, Release);
         entry[1].store(std::process::id().into(), Release);
-        entry[2].store(self.clock.now().floor, Release);
+        entry[2].store(self.0.clock.now().floor, Release);
         let mut name = program().into_bytes();
         name.resize(8 * (PROCESS_WORDS - NAME) as usize, 0);
         for (word, bytes) in entry[NAME as usize..].iter().zip(name.chunks_exact(8)) {
@@ -79,27 +89,27 @@ impl Home {
     }
 
     /// The processes that use the lane.
-    pub fn processes(&self) -> Vec<ProcessSnapshot> {
-        let now = self.clock.now().floor;
+    pub fn processes(self) -> Vec<ProcessSnapshot> {
+        let now = self.0.clock.now().floor;
         let read = |entry: &[AtomicU64]| {
             let number = entry[0].load(Acquire);
             let [pid, since] = [1, 2].map(|i: usize| entry[i].load(Acquire));
             let words = entry[NAME as usize..].iter();
             let name: Vec<u8> =
                 words.flat_map(|word| word.load(Acquire).to_le_bytes()).take_while(|b| *b != 0).collect();
-            let is_there = number != 0 && !self.is_dead(number) && entry[0].load(Acquire) == number;
+            let is_there = number != 0 && !self.0.is_dead(number) && entry[0].load(Acquire) == number;
             is_there.then(|| ProcessSnapshot {
                 pid: pid as u32,
                 program: String::from_utf8_lossy(&name).into_owned(),
                 since: from_ticks(now.saturating_sub(since)),
             })
         };
-        self.members().filter_map(read).collect()
+        self.entries().filter_map(read).collect()
     }
 
     /// Changes the number of callers of this process that wait for a limit.
-    pub fn waits_more(&self, limit: u64, member: u64, by: i64) {
-        let name = member << MEMBER | limit;
+    pub fn waits_more(self, limit: LimitAt, member: u64, by: i64) {
+        let name = member << MEMBER | limit.offset();
         let Some(entry) = self.entry_of(name) else { return };
         let tag = member << TAG;
         let more = |word: u64| {
@@ -117,7 +127,7 @@ impl Home {
 
     /// The entry with this name, which is created if there is space. Only its own process searches for it, and frees it
     /// when no caller waits.
-    fn entry_of(&self, name: u64) -> Option<&[AtomicU64]> {
+    fn entry_of(self, name: u64) -> Option<&'h [AtomicU64]> {
         let all = self.waits();
         let first = name.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         let entry = |probe: u64| {
@@ -135,14 +145,14 @@ impl Home {
     }
 
     /// The number of waiting callers of each limit, in living processes.
-    pub fn all_waiting(&self) -> std::collections::HashMap<u64, u64> {
+    pub fn waiting(self) -> std::collections::HashMap<LimitAt, u64> {
         let mut all = std::collections::HashMap::new();
         let mut is_dead = std::collections::HashMap::new();
         for entry in self.waits().chunks_exact(WAIT_WORDS as usize) {
             let (name, word) = (entry[0].load(Acquire), entry[1].load(Acquire));
-            let (limit, member) = (name & ((1 << MEMBER) - 1), name >> MEMBER);
+            let (limit, member) = (LimitAt::new(name & ((1 << MEMBER) - 1)), name >> MEMBER);
             let is_its = name != 0 && word >> TAG == member & u64::from(u32::MAX) && word as u32 != 0;
-            if is_its && !*is_dead.entry(member).or_insert_with(|| self.is_dead(member)) {
+            if is_its && !*is_dead.entry(member).or_insert_with(|| self.0.is_dead(member)) {
                 *all.entry(limit).or_insert(0) += u64::from(word as u32);
             }
         }

@@ -10,8 +10,11 @@ use crate::algorithm::cells::Cells;
 use crate::algorithm::log::Ask;
 use crate::atomic::*;
 use crate::hash::Hash;
-use crate::state::cells::home::{Home, Table};
-use crate::state::cells::layout::{NEWS, limit_word, table_word};
+use crate::state::cells::index::Index;
+use crate::state::cells::limit::LimitCells;
+use crate::state::cells::table::TableCells;
+
+use crate::state::cells::layout::{LimitAt, NEWS, limit_word, table_word};
 use crate::state::cells::locked::Locked;
 use crate::state::files::arena::{ALLOCATED, HEADER_WORDS};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -49,79 +52,52 @@ impl Minute {
 }
 
 /// A minute to be written to the database, with its limit.
-pub(crate) type News = (u64, Minute);
+pub(crate) type News = (LimitAt, Minute);
 
 /// The current minute, by the wall clock.
 pub(in crate::state) fn this_minute() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs() / 60
 }
 
-impl Home {
-    fn minute_words(&self, limit: u64) -> [&[AtomicU64]; 2] {
-        [0, 1].map(|i| self.arena.words(limit + limit_word::MINUTES + i * MINUTE_WORDS, MINUTE_WORDS))
+impl<'h> LimitCells<'h> {
+    /// Returns whether a limit is there. For places that come from a list of observers.
+    fn is_there(self) -> bool {
+        let allocated = self.home.arena.word(ALLOCATED).load(Acquire);
+        let word = |at: u64, word: u64| {
+            let is_inside = at >= HEADER_WORDS && at.saturating_add(limit_word::WORDS) <= allocated;
+            is_inside.then(|| self.home.arena.word(at + word).load(Acquire))
+        };
+        let table = word(self.at.offset(), limit_word::TABLE);
+        table.and_then(|table| word(table, table_word::LIMIT)) == Some(self.at.offset())
+    }
+
+    fn minutes(self) -> [&'h [AtomicU64]; 2] {
+        let words = |i| self.home.arena.words(self.at + limit_word::MINUTES + i * MINUTE_WORDS, MINUTE_WORDS);
+        [0, 1].map(words)
     }
 
     /// The most units seen in use in this minute and the one before.
-    pub fn peak(&self, limit: u64) -> u64 {
+    pub fn peak(self) -> u64 {
         let now = this_minute();
         let is_recent = |words: &&[AtomicU64]| (words[0].load(Acquire) >> 1).saturating_add(1) >= now;
-        self.minute_words(limit).into_iter().filter(is_recent).map(|words| words[4].load(Acquire)).max().unwrap_or(0)
+        self.minutes().into_iter().filter(is_recent).map(|words| words[4].load(Acquire)).max().unwrap_or(0)
     }
 
-    /// Returns whether a limit is at this place. For places that come from a list of observers.
-    fn is_limit(&self, at: u64) -> bool {
-        let allocated = self.arena.word(ALLOCATED).load(Acquire);
-        let word = |at: u64, word: u64| {
-            let is_inside = at >= HEADER_WORDS && at.saturating_add(limit_word::WORDS) <= allocated;
-            is_inside.then(|| self.arena.word(at + word).load(Acquire))
-        };
-        word(at, limit_word::TABLE).and_then(|table| word(table, table_word::LIMIT)) == Some(at)
-    }
-
-    /// The stored minutes of a limit, two at most.
-    pub fn latest_minutes(&self, limit: u64) -> impl Iterator<Item = Minute> {
+    /// The stored minutes of the limit, two at most.
+    pub fn latest_minutes(self) -> impl Iterator<Item = Minute> {
         let read = |words: &[AtomicU64]| {
             let [at, units, denied, waited, peak] = std::array::from_fn(|i| words[i].load(Acquire));
             Minute { at: at >> 1, units, denied, waited, peak }
         };
-        self.minute_words(limit).map(read).into_iter().filter(|minute| minute.at != 0)
+        self.minutes().map(read).into_iter().filter(|minute| minute.at != 0)
     }
 
-    /// The units of a key in use, in the window that has the most; of leases, those that are held.
-    pub fn most_used(&self, table: &Table, hash: Hash) -> u64 {
-        let found = self.find(table, hash).ok().flatten();
-        found.map_or(0, |key| {
-            let own = self.table_of(table, key);
-            self.usage(&own, self.cells(&own, key)).into_iter().map(|(_, used)| used).max().unwrap_or(0)
-        })
-    }
-
-    /// The capacity and use of each window of a key. Cells that are being rewritten yield nothing.
-    pub fn usage(&self, table: &Table, cells: Cells) -> Vec<(u64, u64)> {
-        if let Cells::Leases(leases) = &cells {
-            let live = leases.live_at(self.clock.now().floor, table.policy.cooldown());
-            return vec![(table.capacity, live.unwrap_or(0))];
-        }
-        let windows = table.windows.as_slice();
-        let each: Vec<_> = match windows.len() {
-            0 | 1 => vec![(table.capacity, windows)],
-            _ => windows.chunks(1).map(|window| (window[0].limit, window)).collect(),
-        };
-        let used = |(limit, windows): (u64, _)| {
-            let view = cells.view(&Ask::now(windows, 1, 0), || self.clock.now());
-            (limit, view.map_or(0, |view| limit.saturating_sub(view.remaining)))
-        };
-        each.into_iter().map(used).collect()
-    }
-}
-
-impl Locked<'_> {
-    /// Adds counts to a minute of a limit.
-    pub(super) fn note_minute(&self, limit: u64, new: Minute) {
+    /// Adds counts to a minute of the limit. For the holder of the structure lock.
+    pub(super) fn note_minute(self, new: Minute) {
         if new == (Minute { at: new.at, units: 0, denied: 0, waited: 0, peak: 0 }) {
             return;
         }
-        let words = self.minute_words(limit)[(new.at % 2) as usize];
+        let words = self.minutes()[(new.at % 2) as usize];
         let was = words[0].load(Acquire);
         if was >> 1 != new.at && (was & IS_WRITTEN != 0 || was == 0) {
             words[1..NEXT].iter().for_each(|word| word.store(0, Release));
@@ -131,19 +107,52 @@ impl Locked<'_> {
             word.fetch_add(n, AcqRel);
         }
         words[4].fetch_max(new.peak, AcqRel);
-        self.enlist(limit, new.at);
+        self.enlist(new.at);
     }
 
-    /// Adds a limit to the list of those with unwritten counts of such a minute, if it is not in it.
-    fn enlist(&self, limit: u64, at: u64) {
-        let next = &self.minute_words(limit)[(at % 2) as usize][NEXT];
-        if self.is_lane() && next.load(Acquire) == 0 {
-            let first = self.arena.word(NEWS + at % 2);
+    /// Adds the limit to the list of those with unwritten counts of such a minute, if it is not in it.
+    fn enlist(self, minute: u64) {
+        let next = &self.minutes()[(minute % 2) as usize][NEXT];
+        if self.home.is_lane() && next.load(Acquire) == 0 {
+            let first = self.home.arena.word(NEWS + minute % 2);
             next.store(first.load(Acquire).max(END), Release);
-            first.store(limit, Release);
+            first.store(self.at.offset(), Release);
         }
     }
+}
 
+impl Index<'_, '_> {
+    /// The units of a key in use, in the window that has the most; of leases, those that are held.
+    pub fn most_used(self, hash: Hash) -> u64 {
+        let found = self.find(hash).ok().flatten();
+        found.map_or(0, |key| {
+            let own = self.home.of(self.table).for_key(key);
+            self.home.of(&own).usage(self.home.cells(&own, key)).into_iter().map(|(_, used)| used).max().unwrap_or(0)
+        })
+    }
+}
+
+impl TableCells<'_, '_> {
+    /// The capacity and use of each window of a key. Cells that are being rewritten yield nothing.
+    pub fn usage(self, cells: Cells) -> Vec<(u64, u64)> {
+        if let Cells::Leases(leases) = &cells {
+            let live = leases.live_at(self.home.clock.now().floor, self.table.policy.cooldown());
+            return vec![(self.table.capacity, live.unwrap_or(0))];
+        }
+        let windows = self.table.windows.as_slice();
+        let each: Vec<_> = match windows.len() {
+            0 | 1 => vec![(self.table.capacity, windows)],
+            _ => windows.chunks(1).map(|window| (window[0].limit, window)).collect(),
+        };
+        let used = |(limit, windows): (u64, _)| {
+            let view = cells.view(&Ask::now(windows, 1, 0), || self.home.clock.now());
+            (limit, view.map_or(0, |view| limit.saturating_sub(view.remaining)))
+        };
+        each.into_iter().map(used).collect()
+    }
+}
+
+impl Locked<'_> {
     /// Takes unwritten minutes: those that are over, or with `all` also the current one. One call covers some limits,
     /// the next one others.
     pub(in crate::state) fn take_news(&self, all: bool) -> Vec<News> {
@@ -153,15 +162,16 @@ impl Locked<'_> {
         for kind in [now + 1, now].into_iter().take(if all { 2 } else { 1 }) {
             let first = self.arena.word(NEWS + kind % 2);
             while news.len() < LIMITS
-                && let limit = first.load(Acquire)
-                && limit > END
+                && let at = first.load(Acquire)
+                && at > END
             {
-                if !self.is_limit(limit) {
+                let limit = LimitAt::new(at);
+                if !self.limit(limit).is_there() {
                     // Decisions do not depend on it, so it may be forgotten.
                     first.store(END, Release);
                     break;
                 }
-                let words = self.minute_words(limit)[(kind % 2) as usize];
+                let words = self.limit(limit).minutes()[(kind % 2) as usize];
                 first.store(words[NEXT].swap(0, AcqRel), Release);
                 let [at, units, denied, waited, peak] = std::array::from_fn(|i| words[i].load(Acquire));
                 if at & IS_WRITTEN == 0 {
@@ -175,18 +185,18 @@ impl Locked<'_> {
     /// Records that the database has these.
     pub(in crate::state) fn mark_news(&self, news: &[News]) {
         for (limit, minute) in news {
-            let words = self.minute_words(*limit)[(minute.at % 2) as usize];
+            let words = self.limit(*limit).minutes()[(minute.at % 2) as usize];
             let now: [u64; 5] = std::array::from_fn(|i| words[i].load(Acquire));
             if now == [minute.at << 1, minute.units, minute.denied, minute.waited, minute.peak] {
                 words[0].store(now[0] | IS_WRITTEN, Release);
             } else {
-                self.enlist(*limit, minute.at);
+                self.limit(*limit).enlist(minute.at);
             }
         }
     }
 
     /// Keeps these for the next attempt, since the database could not be written.
     pub(in crate::state) fn keep_news(&self, news: &[News]) {
-        news.iter().for_each(|(limit, minute)| self.enlist(*limit, minute.at));
+        news.iter().for_each(|(limit, minute)| self.limit(*limit).enlist(minute.at));
     }
 }

@@ -16,8 +16,11 @@ use crate::error::Result;
 use crate::fork::PerProcess;
 use crate::hash::Hash;
 use crate::snapshot::WAIT_BOUNDS;
-use crate::state::cells::home::{Home, KeyAt, Table, UNKEPT};
-use crate::state::cells::layout::{key_word, limit_word};
+use crate::state::cells::block::BlockCells;
+use crate::state::cells::home::{Home, KeyAt, UNKEPT};
+use crate::state::cells::index::Index;
+use crate::state::cells::layout::{LimitAt, key_word, limit_word};
+use crate::state::cells::limit::LimitCells;
 use crate::state::cells::locked::Locked;
 use crate::stats::Stats;
 use crossbeam_utils::CachePadded;
@@ -81,7 +84,7 @@ struct FlushState {
 }
 
 /// The identity of a limit within a process: the number of the store's home, and the place in it.
-type Id = (u64, u64);
+type Id = (u64, LimitAt);
 
 /// The counts of one limit in this process.
 #[derive(Debug)]
@@ -285,8 +288,8 @@ impl Counts {
     }
 
     /// Adds the counts since the last flush to the sums. Only for the holder of the structure lock.
-    pub(super) fn flush(&self, home: &Locked, limit: u64) -> Result<()> {
-        let table = home.table(limit);
+    pub(super) fn flush(&self, home: &Locked, limit: LimitAt) -> Result<()> {
+        let table = home.limit(limit).table();
         let mut flushed = self.flushed.lock().unwrap_or_else(PoisonError::into_inner);
         let now: [u64; OF_A_PROCESS] = std::array::from_fn(|what| {
             self.stripes.iter().fold(0, |sum: u64, stripe| sum.wrapping_add(stripe[what].load(Relaxed)))
@@ -298,7 +301,7 @@ impl Counts {
         flushed.waits = waits;
         let lost = self.places_lost.load(Relaxed);
         let new_lost = lost.wrapping_sub(std::mem::replace(&mut flushed.places_lost, lost));
-        let mut peak = if new[ADMITTED] > 0 { home.most_used(&table, self.no_key) } else { 0 };
+        let mut peak = if new[ADMITTED] > 0 { home.index(&table).most_used(self.no_key) } else { 0 };
         let frees_entries = flushed.freed_entries.is_none_or(|last| last.elapsed() >= IDLE);
         if frees_entries {
             flushed.freed_entries = Some(Instant::now());
@@ -321,7 +324,7 @@ impl Counts {
             if let Some(KeyAt { at, .. }) = home.find_or_repair(&table, hash) {
                 add(home, key_word::COUNTS.map(|word| at + word), counts);
                 if counts[ADMITTED] > 0 {
-                    peak = peak.max(home.most_used(&table, hash));
+                    peak = peak.max(home.index(&table).most_used(hash));
                 }
             }
         }
@@ -330,7 +333,13 @@ impl Counts {
         add(home, std::array::from_fn::<_, CLASSES, _>(|i| limit + limit_word::WAITS + i as u64), new_waits);
         add(home, [limit + limit_word::PLACES_LOST], [new_lost]);
         let units = if table.budget == UNKEPT { new[ADMITTED] + new[MORE_GRANTED] } else { 0 };
-        home.note_minute(limit, Minute { units, denied: new[DENIED], waited: new[WAITED], peak, at: this_minute() });
+        home.limit(limit).note_minute(Minute {
+            units,
+            denied: new[DENIED],
+            waited: new[WAITED],
+            peak,
+            at: this_minute(),
+        });
         Ok(())
     }
 }
@@ -437,31 +446,35 @@ fn take_stripe() -> usize {
 
 // ---- sums ----
 
-impl Home {
-    pub fn policy_changed(&self, limit: u64) {
-        self.arena.word(limit + limit_word::COUNTS + POLICY_CHANGES as u64).fetch_add(1, Relaxed);
-    }
-
-    /// The counts of a limit, without those that processes have not flushed yet.
-    pub fn counts(&self, limit: u64) -> Stats {
-        stats(self.get(limit + limit_word::COUNTS))
-    }
-
-    /// The counts of a block's key.
-    pub(super) fn stats_at(&self, at: u64) -> Stats {
+impl BlockCells<'_> {
+    /// The counts of its key.
+    pub fn stats(self) -> Stats {
         let mut counts = [0; OF_A_LIMIT];
         for (count, word) in counts.iter_mut().zip(key_word::COUNTS) {
-            *count = self.arena.word(at + word).load(Relaxed);
+            *count = self.word(word).load(Relaxed);
         }
         stats(counts)
     }
+}
 
+impl LimitCells<'_> {
+    pub fn policy_changed(self) {
+        self.word(limit_word::COUNTS + POLICY_CHANGES as u64).fetch_add(1, Relaxed);
+    }
+
+    /// The counts of the limit, without those that processes have not flushed yet.
+    pub fn counts(self) -> Stats {
+        stats(self.home.get(self.at + limit_word::COUNTS))
+    }
+}
+
+impl Index<'_, '_> {
     /// The counts of a key.
-    pub fn counts_of_key(&self, table: &Table, key: &str) -> Stats {
+    pub fn counts(self, key: &str) -> Stats {
         // A key on a plan has counts even without cells.
-        let hash = self.hash(b'k', key);
-        let Ok((_, found)) = self.probe(table, self.segment_of(table, hash), hash) else { return Stats::default() };
-        self.stats_at(found.at)
+        let hash = self.home.hash(b'k', key);
+        let Ok((_, found)) = self.segment(hash).probe(self.table, hash) else { return Stats::default() };
+        self.home.block(found.at).stats()
     }
 }
 

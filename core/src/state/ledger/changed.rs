@@ -12,7 +12,7 @@ use crate::damage::nonsense;
 use crate::hash::Hash;
 use crate::state::cells::block::Head;
 use crate::state::cells::home::Home;
-use crate::state::cells::layout::{CHANGED, CHANGED_DONE, CHANGED_TAIL, key_word};
+use crate::state::cells::layout::{BlockAt, CHANGED, CHANGED_DONE, CHANGED_TAIL, LimitAt, key_word};
 use crate::state::files::arena::HEADER_WORDS;
 use crate::time::Tick;
 
@@ -26,7 +26,7 @@ const ENTRY: u64 = 5;
 const LISTED_FOR: Tick = 1_000_000;
 
 /// A changed key: the place of its limit, and its hash.
-pub(in crate::state) type Changed = (u64, Hash);
+pub(in crate::state) type Changed = (LimitAt, Hash);
 
 /// Returns whether the key of this head must be listed. Called after each start.
 #[inline(always)]
@@ -43,14 +43,14 @@ impl Home {
 
     /// Lists a key. A caller that finds it listed leaves it alone for a while.
     #[cold]
-    pub fn list(&self, limit: u64, key: u64, hash: Hash, now: Tick) {
-        self.arena.word(key + key_word::LISTED).store(now + LISTED_FOR, Relaxed);
+    pub fn list(&self, limit: LimitAt, key: BlockAt, hash: Hash, now: Tick) {
+        self.block(key).word(key_word::LISTED).store(now + LISTED_FOR, Relaxed);
         let number = self.arena.word(CHANGED_TAIL).fetch_add(1, AcqRel);
         let [seq, limit_at, h0, h1, at] = self.entry(number);
         // A reader accepts an entry if its number is the same before and after. Each store releases, so that a reader
         // cannot combine a word of a later entry with the number of this one.
         seq.store(0, Release);
-        limit_at.store(limit, Release);
+        limit_at.store(limit.offset(), Release);
         h0.store(hash.0[0], Release);
         h1.store(hash.0[1], Release);
         at.store(now, Release);
@@ -96,7 +96,7 @@ impl Home {
         if !is_whole() {
             return None;
         }
-        let changed = (limit.load(Acquire), Hash([h0.load(Acquire), h1.load(Acquire)]));
+        let changed = (LimitAt::new(limit.load(Acquire)), Hash([h0.load(Acquire), h1.load(Acquire)]));
         let at = at.load(Acquire);
         is_whole().then_some((changed, at))
     }

@@ -10,7 +10,7 @@ use crate::atomic::*;
 use crate::error::Result;
 use crate::hash::Hash;
 use crate::state::cells::home::{Home, KeyAt, Table, UNKEPT};
-use crate::state::cells::layout::key_word;
+use crate::state::cells::layout::{LimitAt, key_word};
 use crate::state::cells::locked::Locked;
 use crate::state::counts::minutes::News;
 use crate::time::Now;
@@ -26,7 +26,7 @@ const MOMENT: Duration = Duration::from_millis(2);
 
 /// The starts of a key that are missing from the ledger.
 pub(crate) struct Unlogged {
-    limit: u64,
+    limit: LimitAt,
     table: Table,
     key: KeyAt,
     hash: Hash,
@@ -67,9 +67,9 @@ impl Locked<'_> {
         all.sort_unstable();
         all.dedup();
         let keys = all.into_iter().filter_map(|(limit, hash)| {
-            let table = self.table(limit);
+            let table = self.limit(limit).table();
             let key = self.find_or_repair(&table, hash)?;
-            self.unlogged(limit, self.table_of(&table, key), key)
+            self.unlogged(limit, self.of(&table).for_key(key), key)
         });
         let mut batch = self.batch(keys.collect(), listed_to);
         batch.news = self.take_news(all_minutes);
@@ -77,23 +77,23 @@ impl Locked<'_> {
     }
 
     /// Gathers the keys of limits for a moment, starting at a limit and a hash.
-    pub fn gather_from(&self, limits: &[u64], (mut n, mut hash): (usize, u64)) -> Batch {
+    pub fn gather_from(&self, limits: &[LimitAt], (mut n, mut hash): (usize, u64)) -> Batch {
         let (began, mut all) = (Instant::now(), Vec::new());
         let next = loop {
             let Some(&limit) = limits.get(n) else { break None };
             if all.len() as u64 >= 8 * KEYS || began.elapsed() > MOMENT {
                 break Some((n, hash));
             }
-            let table = self.table(limit);
-            let root = self.root(&table).expect("a table in use has an index");
-            for at in self.entries(self.segment_at(root, root.entry_of(hash))).filter(|&at| !self.is_stub(at)) {
-                let own = self.table_of_block(&table, at);
-                let life = self.arena.word(at + key_word::LIFE).load(Acquire);
+            let table = self.limit(limit).table();
+            let root = self.index(&table).root().expect("a table in use has an index");
+            for at in self.segment_at(root, root.entry_of(hash)).entries().filter(|&at| !self.block(at).is_stub()) {
+                let own = self.block(at).table(&table);
+                let life = self.block(at).word(key_word::LIFE).load(Acquire);
                 if own.budget != UNKEPT {
                     all.extend(self.unlogged(limit, own, KeyAt { at, life, table: own.at }));
                 }
             }
-            (n, hash) = self.next_segment(&table, hash).map_or((n + 1, 0), |next| (n, next));
+            (n, hash) = self.index(&table).next_segment(hash).map_or((n + 1, 0), |next| (n, next));
         };
         Batch { next, ..self.batch(all, 0) }
     }
@@ -104,23 +104,23 @@ impl Locked<'_> {
         longest.clear();
         for KnownKey { limit, key, .. } in keys {
             let (found, hash) = (self.find_limit(limit), self.hash(b'k', key));
-            let own = found.and_then(|limit| Some((limit, self.table_in_use(limit, hash)?)));
+            let own = found.and_then(|limit| Some((limit, self.limit(limit).table_in_use(hash)?)));
             longest.push(own.map(|(_, own)| (hash.0, own.policy.longest())));
             if let Some((limit, _)) = own {
-                let table = self.table(limit);
+                let table = self.limit(limit).table();
                 let found = self.find_or_repair(&table, hash);
-                all.extend(found.and_then(|key| self.unlogged(limit, self.table_of(&table, key), key)));
+                all.extend(found.and_then(|key| self.unlogged(limit, self.of(&table).for_key(key), key)));
             }
         }
         self.batch(all, 0)
     }
 
-    /// The same as [`Home::has_lost_more`], by the policy of a key.
+    /// The same as [`TableCells::has_lost_more`], by the policy of a key.
     pub fn has_lost_more_of(&self, KnownKey { limit, key, .. }: &KnownKey) -> bool {
         self.find_limit(limit).is_some_and(|limit| {
-            let (table, hash) = (self.table(limit), self.hash(b'k', key));
-            let own = self.table_in_use(limit, hash).or_else(|| self.plan_of_idle(&table, hash));
-            own.is_some_and(|own| self.has_lost_more(&own))
+            let (table, hash) = (self.limit(limit).table(), self.hash(b'k', key));
+            let own = self.limit(limit).table_in_use(hash).or_else(|| self.index(&table).plan_of_idle(hash));
+            own.is_some_and(|own| self.of(&own).has_lost_more())
         })
     }
 
@@ -130,14 +130,14 @@ impl Locked<'_> {
         Batch { instance, keys, news: Vec::new(), now, moment, listed_to, next: None, keeps_to }
     }
 
-    fn unlogged(&self, limit: u64, table: Table, key: KeyAt) -> Option<Unlogged> {
+    fn unlogged(&self, limit: LimitAt, table: Table, key: KeyAt) -> Option<Unlogged> {
         // A start from here on lists the key again. (Memory that is only read need not be written to disk.)
-        let listed = self.arena.word(key.at + key_word::LISTED);
+        let listed = self.block(key.at).word(key_word::LISTED);
         if listed.load(Acquire) != 0 {
             listed.store(0, Release);
         }
         let (starts, end) = self.cells(&table, key).unlogged(table.policy.longest(), self.clock.now());
-        let (hash, text) = (self.hash_at(key.at), || self.text_of(key.at));
+        let (hash, text) = (self.block(key.at).hash(), || self.block(key.at).text());
         (!starts.is_empty()).then(|| Unlogged { limit, table, key, hash, text: text(), starts, end })
     }
 
@@ -145,9 +145,9 @@ impl Locked<'_> {
     pub fn mark(&self, batch: &Batch) -> Result<()> {
         self.mark_news(&batch.news);
         for Unlogged { limit, key, hash, starts, end, .. } in &batch.keys {
-            let table = self.table(*limit);
+            let table = self.limit(*limit).table();
             match self.find_or_repair(&table, *hash) {
-                Some(now) if now == *key => self.arena.word(key.at + key_word::LOGGED).store(*end, Release),
+                Some(now) if now == *key => self.block(key.at).word(key_word::LOGGED).store(*end, Release),
                 // The key has been rewritten in between.
                 Some(_) => {
                     let is_written =
@@ -164,7 +164,7 @@ impl Locked<'_> {
 }
 
 /// Writes everything that a limit has to an older copy. For the holder of the structure lock.
-pub(super) fn write_limit(locked: &Locked, database: &mut Database, limit: u64) -> Result<()> {
+pub(super) fn write_limit(locked: &Locked, database: &mut Database, limit: LimitAt) -> Result<()> {
     let mut from = Some((0, 0));
     while let Some(place) = from {
         let batch = locked.gather_from(&[limit], place);
@@ -185,7 +185,7 @@ pub(in crate::state) fn record(home: &Home, database: &mut Database, batch: &Bat
         for start in &unlogged.starts {
             let started_at = batch.moment.wall - (batch.now.floor as i64 - start.stamp as i64);
             rows.push(Execution {
-                limit: home.id_of(unlogged.limit),
+                limit: home.limit(unlogged.limit).id(),
                 key: &unlogged.text,
                 key_hash: unlogged.hash.0,
                 started_at,
@@ -194,7 +194,7 @@ pub(in crate::state) fn record(home: &Home, database: &mut Database, batch: &Bat
             });
         }
     }
-    let minutes: Vec<_> = batch.news.iter().map(|(limit, minute)| (home.id_of(*limit), *minute)).collect();
+    let minutes: Vec<_> = batch.news.iter().map(|(limit, minute)| (home.limit(*limit).id(), *minute)).collect();
     database.keeps_to = batch.keeps_to;
     if !fault::planted("unwritten ledger") {
         database.record(&rows, &minutes, batch.moment, (batch.instance, sequence))?;

@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::hash::Hash;
 use crate::policy::Policy;
 use crate::state::cells::home::BEHIND;
-use crate::state::cells::layout::table_word;
+use crate::state::cells::layout::{LimitAt, table_word};
 use crate::state::cells::locked::Locked;
 use crate::state::cells::table::longest_behind;
 use crate::state::files::lane::{self, Creation, WATCH_EVERY};
@@ -76,18 +76,18 @@ pub(in crate::state) fn recover(
         if is_lost {
             // Leases are in no ledger.
             let until = if policy.is_concurrency() { noticed } else { last };
-            home.limit_gate(limit).store(until, Release);
+            home.limit(limit).gate().store(until, Release);
         }
         let keys = database.keys(KeySelection::Of(id))?;
         // Nor are units that cool down. Their starts ended before the boot at the latest, or now.
         let cooldown = keys.iter().filter_map(|key| key.policy).chain([policy]).map(|policy| policy.cooldown()).max();
         if let Some(cooldown @ 1..) = cooldown {
             let ended = if is_lost { noticed } else { if booted > 0 { booted } else { now.ceil } };
-            home.limit_gate(limit).fetch_max(ended.saturating_add(cooldown), AcqRel);
+            home.limit(limit).gate().fetch_max(ended.saturating_add(cooldown), AcqRel);
         }
         let lost @ [stamp, units] = origin.lost;
         if units > 0 {
-            let table = home.table(limit);
+            let table = home.limit(limit).table();
             home.set(table.at + table_word::LOST, lost);
             // The key existed before the loss was known.
             let is_logged = fault::planted("lost once");
@@ -102,7 +102,7 @@ pub(in crate::state) fn recover(
                 (Some(own), _) => home.add_key_on_plan(limit, (hash, &key), own, recovered(own, missing))?,
                 // The policy was about to be lifted, and may have allowed more starts than the limit's.
                 (None, Some(missing)) if !has_all(policy) => {
-                    let table = home.table(limit);
+                    let table = home.limit(limit).table();
                     home.find_or_add_locked(&table, hash, &key, &[])?;
                     let units = missing.saturating_sub(units).min(policy.capacity());
                     home.rewrite(&table, hash, |history| {
@@ -131,7 +131,7 @@ pub(in crate::state) fn recover(
         Ok(())
     };
     let restore =
-        |limit: u64, hash: Hash, text: &str, old: Vec<Start>| restore(home, limit, hash, text, old, (over, booted));
+        |limit: LimitAt, hash: Hash, text: &str, old: Vec<Start>| restore(home, limit, hash, text, old, (over, booted));
     if database.has_more_than(fault::most_restored_at_once(), &boot, moment, over)? {
         has_boot(database)?;
         let (until, last_row) = database.index_keys()?;
@@ -139,17 +139,17 @@ pub(in crate::state) fn recover(
         let past = Past { until, last_row, over, booted, noticed };
         home.restore_later(database, past, limits.into_values())?;
         for (limit, id, key) in at_once {
-            let (table, hash) = (home.table(limit), home.hash(b'k', &key));
-            let longest = home.plan_of_idle(&table, hash).unwrap_or(table).policy.longest();
+            let (table, hash) = (home.limit(limit).table(), home.hash(b'k', &key));
+            let longest = home.index(&table).plan_of_idle(hash).unwrap_or(table).policy.longest();
             let rows = database.rows_of_key(((id, hash), longest), moment.uptime, past)?;
             if !rows.is_empty() {
-                restore(limit, hash, &key, home.starts_of(&table, &rows))?;
+                restore(limit, hash, &key, home.of(&table).starts_of(&rows))?;
             }
         }
         return Ok(());
     }
     database.end_index_of_keys()?;
-    let mut group: Option<(u64, Hash, String)> = None;
+    let mut group: Option<(LimitAt, Hash, String)> = None;
     let mut starts = Vec::new();
     database.executions(&boot, moment, over, |row| {
         // Of a limit that was forgotten.
@@ -182,9 +182,9 @@ pub(in crate::state) fn write_all(home: &Locked, database: &mut Database) -> Res
     database.delete_record()?;
     database.claim(home.instance, &boot, moment(home).1)?;
     for limit in home.limits() {
-        let id = home.id_of(limit);
-        let id = match home.name_of(limit) {
-            Some(name) => database.adopt(&name, home.table(limit).policy.kind(), id)?,
+        let id = home.limit(limit).id();
+        let id = match home.limit(limit).name() {
+            Some(name) => database.adopt(&name, home.limit(limit).table().policy.kind(), id)?,
             None => id,
         };
         write_as(home, database, limit, id)?;
@@ -196,19 +196,19 @@ pub(in crate::state) fn write_all(home: &Locked, database: &mut Database) -> Res
 }
 
 /// Gives a limit this number, and writes everything that the lane knows of it, whether or not it was written before.
-pub(in crate::state) fn write_as(home: &Locked, database: &mut Database, limit: u64, id: i64) -> Result<()> {
+pub(in crate::state) fn write_as(home: &Locked, database: &mut Database, limit: LimitAt, id: i64) -> Result<()> {
     // Keys that were only in the ledger had its former number.
     home.close_unrestored();
-    let table = home.table(limit);
+    let table = home.limit(limit).table();
     if !table.policy.is_concurrency() {
-        let keys: Vec<Hash> = home.keys(&table).map(|(_, at)| home.hash_at(at)).collect();
+        let keys: Vec<Hash> = home.index(&table).keys().map(|(_, at)| home.block(at).hash()).collect();
         for hash in keys {
             home.rewrite(&table, hash, |history| {
                 history.starts.iter_mut().for_each(|start| start.is_logged = false);
             })?;
         }
     }
-    home.set_id(limit, id);
+    home.limit(limit).set_id(id);
     write_limit(home, database, limit)
 }
 
@@ -216,23 +216,23 @@ pub(in crate::state) fn write_as(home: &Locked, database: &mut Database, limit: 
 /// they until the boot at which the machine was `booted`: the wall clock is not trusted to fractions of a minute.
 fn restore(
     home: &Locked,
-    limit: u64,
+    limit: LimitAt,
     hash: Hash,
     text: &str,
     mut old: Vec<Start>,
     (over, booted): (Tick, Tick),
 ) -> Result<()> {
-    let table = home.table(limit);
-    let own = home.plan_of_idle(&table, hash).unwrap_or(table);
+    let table = home.limit(limit).table();
+    let own = home.index(&table).plan_of_idle(hash).unwrap_or(table);
     if own.policy.is_concurrency() || own.budget >= BEHIND && over > 0 {
         return Ok(());
     }
     if own.budget >= BEHIND {
         old.iter_mut().for_each(|start| start.stamp = start.stamp.max(booted));
     }
-    let segment = home.segment_of(&table, hash);
-    match home.probe(&table, segment, hash) {
-        Ok((slot, stub)) if home.is_stub(stub.at) => home.wake_key(&own, (segment, slot), stub.at, hash, &old),
+    let segment = home.index(&table).segment(hash);
+    match segment.probe(&table, hash) {
+        Ok((slot, stub)) if home.block(stub.at).is_stub() => home.wake_key(&own, (segment, slot), stub.at, hash, &old),
         Ok(_) => {
             let with_old = |history: &mut History| {
                 // The ledger does not say by which policy they were admitted.

@@ -23,8 +23,9 @@ use crate::error::Result;
 use crate::fault;
 use crate::hash::Hash;
 use crate::state::cells::home::{BEHIND, Blocked, Home, Table};
-use crate::state::cells::layout::{RESTORING, limit_word, table_word};
+use crate::state::cells::layout::{LimitAt, RESTORING, TableAt, limit_word, table_word};
 use crate::state::cells::locked::Locked;
+use crate::state::cells::table::TableCells;
 use crate::time::{Now, Tick};
 use rusqlite::{OptionalExtension, named_params, params};
 use std::collections::BTreeSet;
@@ -76,17 +77,37 @@ impl Past {
     }
 }
 
-impl Home {
-    /// The table that a limit got when the lane was rebuilt, while keys of it may be only in the ledger; else 0.
-    fn unrestored(&self, table: &Table) -> u64 {
-        self.arena.word(self.limit_of(table) + limit_word::UNRESTORED).load(Acquire)
+impl TableCells<'_, '_> {
+    /// The table that a limit got when the lane was rebuilt, while keys of it may be only in the ledger.
+    fn unrestored(self) -> Option<TableAt> {
+        self.home.leads_to(self.limit() + limit_word::UNRESTORED)
     }
 
     /// Returns whether a key that is not in this table may be in the ledger.
-    pub(in crate::state) fn may_restore(&self, table: &Table) -> bool {
-        self.unrestored(table) != 0
+    pub(in crate::state) fn may_restore(self) -> bool {
+        self.unrestored().is_some()
     }
 
+    /// The starts in these rows that were not forgotten since, as they would be in the lane.
+    pub(super) fn starts_of(self, rows: &Rows) -> Vec<Start> {
+        let ((now, moment), past) = (moment(self.home), self.home.past());
+        let [cleared] = self.home.get(self.table.at + table_word::CLEARED);
+        let earliest = if self.former().budget >= BEHIND { past.booted } else { 0 };
+        let start = |&(uptime, units): &(i64, u64)| {
+            let stamp = now.ceil.saturating_add_signed(uptime.saturating_sub(moment.uptime));
+            let stamp = stamp.min(past.noticed).max(earliest);
+            Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged: true }
+        };
+        let rows = if fault::planted("restored without starts") { &Rows::default() } else { rows };
+        rows.starts.iter().map(start).filter(|start| start.units > 0 && start.stamp > cleared).collect()
+    }
+
+    fn former(self) -> Table {
+        self.unrestored().map_or(*self.table, |at| self.home.table_at(at))
+    }
+}
+
+impl Home {
     /// Returns whether keys of any limit may be only in the ledger.
     pub(in crate::state) fn is_restoring(&self) -> bool {
         self.arena.word(RESTORING).load(Acquire) != 0
@@ -100,27 +121,6 @@ impl Home {
     pub(in crate::state) fn past(&self) -> Past {
         Past::from_words(self.get(RESTORING + 1))
     }
-
-    /// The starts in these rows that were not forgotten since, as they would be in the lane.
-    pub(super) fn starts_of(&self, table: &Table, rows: &Rows) -> Vec<Start> {
-        let ((now, moment), past) = (moment(self), self.past());
-        let [cleared] = self.get(table.at + table_word::CLEARED);
-        let earliest = if self.former(table).budget >= BEHIND { past.booted } else { 0 };
-        let start = |&(uptime, units): &(i64, u64)| {
-            let stamp = now.ceil.saturating_add_signed(uptime.saturating_sub(moment.uptime));
-            let stamp = stamp.min(past.noticed).max(earliest);
-            Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged: true }
-        };
-        let rows = if fault::planted("restored without starts") { &Rows::default() } else { rows };
-        rows.starts.iter().map(start).filter(|start| start.units > 0 && start.stamp > cleared).collect()
-    }
-
-    fn former(&self, table: &Table) -> Table {
-        match self.unrestored(table) {
-            0 => *table,
-            at => self.table_at(at),
-        }
-    }
 }
 
 impl Locked<'_> {
@@ -129,13 +129,13 @@ impl Locked<'_> {
         &self,
         database: &Database,
         past: Past,
-        limits: impl Iterator<Item = u64>,
+        limits: impl Iterator<Item = LimitAt>,
     ) -> Result<()> {
         self.set(RESTORING + 1, past.to_words());
         self.set(RESTORING + 1 + Past::WORDS, [0]);
         for limit in limits {
-            let has_some = database.has_rows_to_restore(self.id_of(limit), past)?;
-            let table = if has_some { self.table(limit).at } else { 0 };
+            let has_some = database.has_rows_to_restore(self.limit(limit).id(), past)?;
+            let table = if has_some { self.limit(limit).table().at.offset() } else { 0 };
             self.set(limit + limit_word::UNRESTORED, [table]);
         }
         self.arena.word(RESTORING).store(1, Release);
@@ -151,15 +151,16 @@ impl Locked<'_> {
         text: &str,
         rows: &Rows,
     ) -> Result<(), Blocked> {
-        if self.block_of(table, hash).is_some() {
+        if self.index(table).block(hash).is_some() {
             return Ok(());
         }
-        let (starts, former) = (self.starts_of(table, rows), self.former(table));
+        let (starts, former) = (self.of(table).starts_of(rows), self.of(table).former());
         let added = match former.at == table.at || starts.is_empty() {
-            true => self.find_or_begin(table, hash, &|at| self.begin(table, at, hash, text, &starts)),
+            true => self.index(table).find_or_begin(hash, &|at| self.block(at).begin(table, hash, text, &starts)),
             false => {
                 let (history, now) = self.history_before(&former, table, (hash, text), &starts)?;
-                self.find_or_begin(table, hash, &|at| self.begin_with(table, at, (hash, text), (&history, now)))
+                self.index(table)
+                    .find_or_begin(hash, &|at| self.block(at).begin_with(table, (hash, text), (&history, now)))
             }
         };
         added.map(drop)
@@ -176,7 +177,7 @@ impl Locked<'_> {
         loop {
             let at = self.unused_block(former)?;
             // A block that has used up its lives is abandoned.
-            if let Some(from) = self.begin(former, at, hash, text, starts) {
+            if let Some(from) = self.block(at).begin(former, hash, text, starts) {
                 let (mut history, now) = self.take_history(former, from, table);
                 self.retire_block(former.policy, at);
                 if !table.policy.windows().is_empty() {
@@ -194,11 +195,11 @@ impl Locked<'_> {
         }
         let now = self.clock.now().ceil;
         for limit in self.limits() {
-            let table = self.table(limit);
-            let plans = self.keys_on_plans(&table).map(|(plan, _)| plan.policy.longest());
+            let table = self.limit(limit).table();
+            let plans = self.index(&table).keys_on_plans().map(|(plan, _)| plan.policy.longest());
             let longest = plans.max().unwrap_or(0).max(table.policy.longest());
-            if self.may_restore(&table) {
-                self.limit_gate(limit).fetch_max(now.saturating_add(longest), AcqRel);
+            if self.of(&table).may_restore() {
+                self.limit(limit).gate().fetch_max(now.saturating_add(longest), AcqRel);
             }
         }
         self.all_restored();

@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::hash::Hash;
 use crate::state::cells::block::{gate_in, hash_in};
 use crate::state::cells::home::{AtOnce, Blocked, Home, KeyAt, Table};
-use crate::state::cells::layout::key_word;
+use crate::state::cells::layout::{BlockAt, LimitAt, TableAt, key_word};
 use crate::state::cells::locked::Locked;
 use crate::state::counts::Counts;
 use crate::state::session::made::Made;
@@ -30,7 +30,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr};
 #[derive(Debug)]
 pub(crate) struct Bound {
     home: *const Home,
-    pub(super) limit: u64,
+    pub(super) limit: LimitAt,
     /// The hasher of its keys.
     hasher: SipHasher13,
     /// The gate of all its keys.
@@ -64,7 +64,7 @@ struct Decoded {
 impl Decoded {
     fn new(home: &Home, table: Table, before: *mut Decoded) -> *mut Decoded {
         let [empty_at, empty_life] = [const { AtomicU64::new(0) }; 2];
-        let (index, empty_key): (*const _, *const _) = (home.index_of(&table), home.empty_key_of(&table));
+        let (index, empty_key): (*const _, *const _) = (home.index(&table).root_word(), home.of(&table).empty_key());
         Box::into_raw(Box::new(Decoded {
             table,
             index,
@@ -94,7 +94,7 @@ impl Bound {
     pub(super) fn waits_more(&self, by: i64) {
         self.counts.waits_more(by);
         if self.home().is_lane() {
-            self.home().waits_more(self.limit, self.member, by);
+            self.home().members().waits_more(self.limit, self.member, by);
         }
     }
 
@@ -117,10 +117,10 @@ impl Bound {
         let tried = || {
             fault::point("resolved");
             let key = find(home, table)?;
-            let own = home.own_table(table, key);
+            let own = home.of(table).own_of(key);
             self.check_own(table, own.as_ref(), or_before)?;
             let table = own.as_ref().unwrap_or(table);
-            f(&self.key(table, key, home.block_words(table, key.at)))
+            f(&self.key(table, key, home.block(key.at).words(table)))
         };
         tried().map_err(|blocked| Stuck { bound: self, blocked, table: table.at })
     }
@@ -129,7 +129,7 @@ impl Bound {
     #[inline(always)]
     pub(super) fn check_own(&self, table: &Table, own: Option<&Table>, or_before: bool) -> Result<(), Blocked> {
         match own {
-            Some(own) if !or_before && self.home().is_left_behind(table, own) => Err(Blocked::Outdated),
+            Some(own) if !or_before && self.home().of(table).is_left_behind(own) => Err(Blocked::Outdated),
             _ => Ok(()),
         }
     }
@@ -163,7 +163,7 @@ impl Bound {
             false => {
                 policy::check_key(key).ok()?;
                 // SAFETY: the words of a store stay in place for as long as the home lives.
-                home.glance(table, unsafe { &*decoded.index }, Hash::of(&self.hasher, key))?
+                home.index(table).glance(unsafe { &*decoded.index }, Hash::of(&self.hasher, key))?
             }
         };
         Some(Key { is_empty, ..self.key(table, at, words) })
@@ -175,12 +175,9 @@ impl Bound {
     fn empty_at_once<'b>(&'b self, decoded: &'b Decoded) -> Option<(KeyAt, &'b [AtomicU64])> {
         // (3): another thread may be writing both.
         let life = decoded.empty_life.load(Acquire);
-        let at = decoded.empty_at.load(Acquire);
-        if at == 0 {
-            return None;
-        }
+        let at = BlockAt::some(decoded.empty_at.load(Acquire))?;
         // SAFETY: the block was there, with its ring, when it was found.
-        let words = unsafe { self.home().arena.words_unchecked(at, key_word::RING + decoded.table.ring) };
+        let words = unsafe { self.home().arena.words_unchecked(at.offset(), key_word::RING + decoded.table.ring) };
         let life = if fault::planted("any life") { words[key_word::LIFE as usize].load(Acquire) } else { life };
         Some((KeyAt { at, life, table: decoded.table.at }, words))
     }
@@ -195,13 +192,13 @@ impl Bound {
         }
         // SAFETY: the words of a store stay in place for as long as the home lives.
         let word = unsafe { &*decoded.empty_key };
-        let found = self.home().glance_at(&decoded.table, word);
+        let found = self.home().index(&decoded.table).glance_at(word);
         // Slices begin their first life at their first start, and must be found with that life.
         let has_begun = |life| life != 0 || !decoded.table.is_sliced;
         if let Some((KeyAt { at, life, .. }, _)) = found.filter(|found| has_begun(found.0.life)) {
             // (3)
             decoded.empty_life.store(life, Release);
-            decoded.empty_at.store(at, Release);
+            decoded.empty_at.store(at.offset(), Release);
         }
         decoded.is_looking.store(false, Release);
     }
@@ -222,7 +219,7 @@ impl Bound {
     /// The limit's current table.
     #[inline(always)]
     pub(super) fn latest(&self) -> &Table {
-        if self.home().current_table(self.limit) != self.table().at {
+        if self.home().limit(self.limit).table_at() != self.table().at {
             self.follow();
         }
         self.table()
@@ -231,9 +228,9 @@ impl Bound {
     /// Switches to the limit's current table. Not to that of a limit that has lost its name: the previous one leads
     /// nowhere, so the next call finds out.
     pub(super) fn follow(&self) {
-        let table = self.home().table(self.limit);
+        let table = self.home().limit(self.limit).table();
         // After the table was read: a limit loses its name before it gets its last table.
-        if self.home().is_retired(self.limit) {
+        if self.home().limit(self.limit).is_retired() {
             return;
         }
         let mut before = self.current.load(Acquire);
@@ -257,7 +254,7 @@ impl Bound {
 pub(crate) struct Stuck<'b> {
     pub(super) bound: &'b Bound,
     pub(super) blocked: Blocked,
-    pub(super) table: u64,
+    pub(super) table: TableAt,
 }
 
 impl Drop for Bound {
@@ -306,9 +303,10 @@ impl Limit {
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let bind = |locked: &Locked| {
             // A change of a policy or a name. Only the process that made it completes the rest.
-            let before = (locked.generation(), locked.find_limit(&self.name).map(|limit| locked.table(limit).at));
+            let before =
+                (locked.generation(), locked.find_limit(&self.name).map(|limit| locked.limit(limit).table().at));
             let bound = self.bind(locked)?;
-            let table = before.1.is_some_and(|before| before != locked.table(bound.limit).at);
+            let table = before.1.is_some_and(|before| before != locked.limit(bound.limit).table().at);
             Ok((bound, table || before.0 != locked.generation()))
         };
         let (bound, has_changed) = self.store.knowing(&self.name, || self.store.with_names(&names, bind))?;
@@ -333,15 +331,15 @@ impl Limit {
         // SAFETY: as in `bound`.
         let last = unsafe { before.as_ref() };
         // The place of a limit means something only in the home in which it was found.
-        let limit = match last.filter(|bound| ptr::eq(bound.home, home) && !home.is_retired(bound.limit)) {
+        let limit = match last.filter(|bound| ptr::eq(bound.home, home) && !home.limit(bound.limit).is_retired()) {
             Some(bound) if bound.epoch == epoch => return Ok(bound),
             // A forked child of a process that used the limit has it already, and must not declare it again.
             Some(bound) => bound.limit,
             None => self.declare_or_attach(home, locked, last.is_some())?,
         };
         self.store.may_miss_starts(locked)?;
-        let current = AtomicPtr::new(Decoded::new(home, home.table(limit), ptr::null_mut()));
-        let (hasher, gate) = (home.hasher(b'k'), home.limit_gate(limit));
+        let current = AtomicPtr::new(Decoded::new(home, home.limit(limit).table(), ptr::null_mut()));
+        let (hasher, gate) = (home.hasher(b'k'), home.limit(limit).gate());
         let counts = self.store.counts(limit);
         counts.add(None, STORE_ERRORS, self.early_errors.swap(0, Relaxed));
         let member = self.store.member();
@@ -360,7 +358,7 @@ impl Limit {
     }
 
     /// With `again`, this limiter has declared it before, so the store's present policy applies.
-    fn declare_or_attach(&self, home: &Home, locked: &Locked, again: bool) -> Result<u64> {
+    fn declare_or_attach(&self, home: &Home, locked: &Locked, again: bool) -> Result<LimitAt> {
         let is_declared = |made: &Arc<Made>| again || made.is_declared.load(Acquire);
         let theirs = if self.made.as_ref().is_none_or(is_declared) { self.store.declared(&self.name)? } else { None };
         if let (Some(made), None) = (&self.made, theirs) {

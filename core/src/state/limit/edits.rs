@@ -8,6 +8,7 @@ use crate::error::{Error, Result};
 use crate::hash::Hash;
 use crate::policy::{self};
 use crate::state::cells::home::{Home, Keeping, Table};
+use crate::state::cells::layout::LimitAt;
 use crate::state::cells::locked::Locked;
 use crate::state::ledger::gather::moment;
 use crate::state::rare::take_back::take_back;
@@ -18,12 +19,12 @@ use std::time::Duration;
 
 impl Limit {
     /// Runs a rare operation on the limit's table, under the structure lock.
-    pub(super) fn with_table<R>(&self, f: impl Fn(&Locked, u64, &Table) -> Result<R>) -> Result<R> {
+    pub(super) fn with_table<R>(&self, f: impl Fn(&Locked, LimitAt, &Table) -> Result<R>) -> Result<R> {
         self.with_table_for(self.store.options.timeout, f)
     }
 
     /// The same, but waits at most this long.
-    fn with_table_for<R>(&self, timeout: Duration, f: impl Fn(&Locked, u64, &Table) -> Result<R>) -> Result<R> {
+    fn with_table_for<R>(&self, timeout: Duration, f: impl Fn(&Locked, LimitAt, &Table) -> Result<R>) -> Result<R> {
         let answer = Cell::new(None);
         let f = |locked: &Locked, limit, table: &Table| f(locked, limit, table).map(|result| answer.set(Some(result)));
         self.lock_table(timeout, &f)?;
@@ -41,7 +42,7 @@ impl Limit {
     }
 
     /// [`Limit::with_table`] without generic types: there are nearly a hundred uses.
-    fn lock_table(&self, timeout: Duration, f: &dyn Fn(&Locked, u64, &Table) -> Result<()>) -> Result<()> {
+    fn lock_table(&self, timeout: Duration, f: &dyn Fn(&Locked, LimitAt, &Table) -> Result<()>) -> Result<()> {
         // Finding the limit for the first time takes more than the lock, and so does any finding on a server.
         if self.store.server().is_some() || self.bound.load(Acquire).is_null() {
             self.bound()?;
@@ -49,7 +50,7 @@ impl Limit {
         self.store.with_lock_for(MayWait::patience(timeout)?, |locked| {
             let bound = self.bind(locked)?;
             let limit = bound.limit;
-            let table = locked.table(limit);
+            let table = locked.limit(limit).table();
             let answer = f(locked, limit, &table);
             bound.follow();
             answer
@@ -58,9 +59,9 @@ impl Limit {
 
     /// Edits the log of a key. Returns `false` if the key is not there.
     pub fn rewrite(&self, hash: Hash, edit: impl Fn(&Home, &Table, &mut History)) -> Result<bool> {
-        self.with_table(|home, _, table| match home.find(table, hash) {
+        self.with_table(|home, _, table| match home.index(table).find(hash) {
             Ok(Some(found)) => {
-                let own = home.table_of(table, found);
+                let own = home.of(table).for_key(found);
                 home.rewrite(table, hash, |history| edit(home, &own, history)).map(|_| true)
             }
             _ => Ok(false),
@@ -84,10 +85,10 @@ impl Limit {
         if key.is_empty() {
             return self.reading(|| {
                 let mut bound = self.bound()?;
-                if bound.home().is_retired(bound.limit) {
+                if bound.home().limit(bound.limit).is_retired() {
                     bound = self.bind_again()?;
                 }
-                bound.home().limit_gate(bound.limit).fetch_max(until, AcqRel);
+                bound.home().limit(bound.limit).gate().fetch_max(until, AcqRel);
                 Ok(())
             });
         }
@@ -96,7 +97,7 @@ impl Limit {
         // Without the lock, the block could pass to another key before its gate is written.
         self.with_table(|home, _, table| {
             let found = home.find_or_add_locked(table, home.hash(b'k', key), key, &[])?;
-            home.key_gate(found.at).fetch_max(until, AcqRel);
+            home.block(found.at).gate().fetch_max(until, AcqRel);
             Ok(())
         })
     }
@@ -113,20 +114,20 @@ impl Limit {
         }
         let (id, hash, is_logged, until) = self.with_table(|home, limit, table| {
             let (hash, until) = ((!key.is_empty()).then(|| home.hash(b'k', key)), moment(home).1);
-            match hash.map(|hash| (hash, home.find(table, hash))) {
+            match hash.map(|hash| (hash, home.index(table).find(hash))) {
                 None => {
-                    home.limit_gate(limit).store(0, Release);
-                    home.see_to_changes(self.store.member(), true);
+                    home.limit(limit).gate().store(0, Release);
+                    home.changes().see_to(self.store.member(), true);
                     home.replace(limit, table.policy, true)?;
                 }
                 Some((hash, Ok(Some(found)))) => {
-                    home.key_gate(found.at).store(0, Release);
+                    home.block(found.at).gate().store(0, Release);
                     let nothing = |history: &mut History| *history = History { end: history.end, ..History::default() };
-                    home.forget_habits(home.rewrite(table, hash, nothing)?);
+                    home.block(home.rewrite(table, hash, nothing)?).forget_habits();
                 }
                 Some(_) => {}
             }
-            Ok((home.id_of(limit), hash, table.keeping != Keeping::No || home.has_plans(limit), until))
+            Ok((home.limit(limit).id(), hash, table.keeping != Keeping::No || home.limit(limit).has_plans(), until))
         })?;
         if hash.is_none() {
             self.store.settle(&[&self.name])?;
@@ -145,7 +146,7 @@ impl Limit {
         policy::check_key(key)?;
         self.with_table(|home, limit, table| {
             self.store.flush_counts_of(limit, home)?;
-            Ok(if key.is_empty() { home.counts(limit) } else { home.counts_of_key(table, key) })
+            Ok(if key.is_empty() { home.limit(limit).counts() } else { home.index(table).counts(key) })
         })
     }
 }

@@ -15,7 +15,7 @@ use crate::hash::Hash;
 use crate::policy::Shape;
 use crate::state::cells::block::{Block, Head, grants, meter, slices};
 use crate::state::cells::home::{AtOnce, Blocked, Found, Home, KeyAt, Table};
-use crate::state::cells::layout::key_word;
+use crate::state::cells::layout::{LimitAt, key_word};
 use crate::state::counts::Counts;
 use crate::time::Now;
 use std::time::Duration;
@@ -46,7 +46,7 @@ impl<'a> Key<'a> {
     }
 
     /// The limit of the key.
-    pub fn limit(&self) -> u64 {
+    pub fn limit(&self) -> LimitAt {
         self.bound.limit
     }
 
@@ -219,7 +219,7 @@ impl<'a> Key<'a> {
 
     #[inline(always)]
     pub fn jobs(&self) -> Option<Jobs<'_>> {
-        self.home().jobs(self.table, self.key.at)
+        self.home().block(self.key.at).jobs(self.table)
     }
 
     /// The key, for those who know no limiters.

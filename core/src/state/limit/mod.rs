@@ -175,7 +175,7 @@ impl Limit {
 
     /// Returns whether its starts may depend on job durations.
     pub fn adapts(&self) -> Result<bool> {
-        let may_adapt = |bound: &Bound| bound.latest().is_adaptive || bound.home().has_plans(bound.limit);
+        let may_adapt = |bound: &Bound| bound.latest().is_adaptive || bound.home().limit(bound.limit).has_plans();
         Ok(self.may_adapt() && self.reading(|| self.bound().map(may_adapt))?)
     }
 
@@ -303,7 +303,7 @@ impl Limit {
     pub fn by_table_of<R>(&self, hash: Hash, f: impl Fn(&Table) -> R) -> Result<R> {
         let answer = self.reading(|| {
             let bound = self.bound()?;
-            Ok((!bound.home().has_plans(bound.limit)).then(|| f(bound.latest())))
+            Ok((!bound.home().limit(bound.limit).has_plans()).then(|| f(bound.latest())))
         })?;
         match answer {
             Some(answer) => Ok(answer),
@@ -323,7 +323,7 @@ impl Limit {
 
     #[inline(always)]
     fn with_key_after<R>(&self, turns: &mut Retries, key: &str, f: impl Fn(&Key) -> Result<R, Blocked>) -> Result<R> {
-        self.with(turns, |home, table| home.key(table, key), added, (|home: &Home| home.hash(b'k', key), key), f)
+        self.with(turns, |home, table| home.index(table).key(key), added, (|home: &Home| home.hash(b'k', key), key), f)
     }
 
     /// Called after a key was not found at once, or was stuck.
@@ -356,7 +356,7 @@ impl Limit {
 
     /// Runs a function with a key that is known only by its hash.
     pub fn with_hash<R>(&self, hash: Hash, f: impl Fn(&Key) -> Result<R, Blocked>) -> Result<R> {
-        let find = |home: &Home, table: &Table| home.find_or_add(table, hash, NO_TEXT);
+        let find = |home: &Home, table: &Table| home.index(table).find_or_add(hash, NO_TEXT);
         self.with(&mut Retries::new(&self.store), find, added, (|_: &Home| hash, NO_TEXT), f)
     }
 
@@ -366,13 +366,13 @@ impl Limit {
         if hash == home.hash(b'k', "") {
             return Ok(Some(String::new()));
         }
-        let text = self.with_known(hash, |found| Ok(found.home().text_of(found.key.at)))?;
+        let text = self.with_known(hash, |found| Ok(found.home().block(found.key.at).text()))?;
         Ok(text.filter(|text| home.hash(b'k', text) == hash))
     }
 
     /// Runs a function with a key that may be forgotten. Returns `None` if it is.
     pub fn with_known<R>(&self, hash: Hash, f: impl Fn(&Key) -> Result<R, Blocked>) -> Result<Option<R>> {
-        let find = |home: &Home, table: &Table| home.find(table, hash)?.ok_or(Blocked::Absent);
+        let find = |home: &Home, table: &Table| home.index(table).find(hash)?.ok_or(Blocked::Absent);
         let name = (|_: &Home| hash, NO_TEXT);
         self.with(&mut Retries::new(&self.store), find, || None, name, |key| f(key).map(Some))
     }
@@ -417,14 +417,15 @@ impl Limit {
                 let (home, limit) = (bound.home(), bound.limit);
                 let table = bound.table();
                 // A new key is not an unused one if starts were lost.
-                let new = |own: &Table| if home.has_lost(own) { home.key(table, key).map(Some) } else { Ok(None) };
+                let new =
+                    |own: &Table| if home.of(own).has_lost() { home.index(table).key(key).map(Some) } else { Ok(None) };
                 let mut own = None;
-                let found = match home.peek_key(table, key) {
+                let found = match home.index(table).peek_key(key) {
                     // The key may be in the table that has replaced this one.
-                    Ok(None) if home.current_table(limit) != table.at => Err(Blocked::Moved),
-                    Ok(None) if !is_new && home.may_restore(table) => Err(Blocked::Unrestored),
+                    Ok(None) if home.limit(limit).table_at() != table.at => Err(Blocked::Moved),
+                    Ok(None) if !is_new && home.of(table).may_restore() => Err(Blocked::Unrestored),
                     Ok(None) => new(table),
-                    Err(Blocked::Sealed) => match home.plan_of_idle(table, home.hash(b'k', key)) {
+                    Err(Blocked::Sealed) => match home.index(table).plan_of_idle(home.hash(b'k', key)) {
                         Some(plan) => new(own.insert(plan)),
                         None => Err(Blocked::Sealed),
                     },
@@ -432,19 +433,19 @@ impl Limit {
                 };
                 let answer = found.and_then(|found| {
                     let Some(key) = found else {
-                        return f(home, own.as_ref().unwrap_or(table), None, home.limit_gate(limit).load(Acquire));
+                        return f(home, own.as_ref().unwrap_or(table), None, home.limit(limit).gate().load(Acquire));
                     };
-                    own = home.own_table(table, key);
+                    own = home.of(table).own_of(key);
                     bound.check_own(table, own.as_ref(), or_before)?;
                     let table = own.as_ref().unwrap_or(table);
-                    let found = bound.key(table, key, home.block_words(table, key.at));
+                    let found = bound.key(table, key, home.block(key.at).words(table));
                     f(home, table, Some(&found), found.gate)
                 });
                 match answer {
                     Ok(answer) => return Ok(answer),
                     Err(Blocked::Outdated) => or_before = !self.moves_key(home.hash(b'k', key))?,
                     Err(Blocked::Unrestored) => {
-                        is_new = !self.restore(home.hash(b'k', key), key, home.has_lost(table))?;
+                        is_new = !self.restore(home.hash(b'k', key), key, home.of(table).has_lost())?;
                     }
                     Err(blocked) => {
                         self.unblock(Stuck { bound, blocked, table: table.at }, &|home| home.hash(b'k', key))?
@@ -477,12 +478,12 @@ impl Limit {
     #[cold]
     fn unblock(&self, Stuck { bound, blocked, table }: Stuck, hash: &dyn Fn(&Home) -> Hash) -> Result<()> {
         let hash = hash(bound.home());
-        if bound.home().is_retired(bound.limit) {
+        if bound.home().limit(bound.limit).is_retired() {
             return self.bind_again().map(drop);
         }
         match blocked {
             // The policy may have been replaced in between.
-            Blocked::Refused(error) if bound.home().current_table(bound.limit) == table => return Err(error),
+            Blocked::Refused(error) if bound.home().limit(bound.limit).table_at() == table => return Err(error),
             Blocked::Refused(_) => {}
             // A cell that moved is found by searching again.
             Blocked::Moved | Blocked::Absent | Blocked::Outdated | Blocked::Unrestored | Blocked::Refusals => {}
@@ -491,7 +492,7 @@ impl Limit {
             Blocked::Lost => return self.store.with_lock(|_| Ok(())),
             Blocked::Crowded if !self.is_concurrency() => return self.add_places(),
             Blocked::Crowded => return self.with_table(|home, limit, now| home.add_slots(limit, now, table, hash)),
-            Blocked::Sealed if bound.home().current_table(bound.limit) == table => {
+            Blocked::Sealed if bound.home().limit(bound.limit).table_at() == table => {
                 return match self.with_table(|home, _, table| home.repair_key(table, hash)) {
                     // A key on a plan gets its cells.
                     Err(Error::StoreFull { .. }) => self.make_space(hash),
@@ -499,7 +500,7 @@ impl Limit {
                 };
             }
             // A sealed segment may be full, or its table may be in replacement, which is completed first.
-            Blocked::Full if bound.home().current_table(bound.limit) == table => return self.make_space(hash),
+            Blocked::Full if bound.home().limit(bound.limit).table_at() == table => return self.make_space(hash),
             Blocked::Sealed | Blocked::Full => {}
         }
         bound.follow();

@@ -50,10 +50,10 @@ impl Limit {
     fn try_restore(&self, hash: Hash, text: &str, adds: bool) -> Result<Restored> {
         let bound = self.bound()?;
         let (home, table) = (bound.home(), bound.latest());
-        if !home.may_restore(table) {
+        if !home.of(table).may_restore() {
             return Ok(Restored::There);
         }
-        let rows = self.store.rows_of(home, ((home.id_of(bound.limit), hash), table.policy.longest()))?;
+        let rows = self.store.rows_of(home, ((home.limit(bound.limit).id(), hash), table.policy.longest()))?;
         if rows.is_empty() && !adds {
             return Ok(Restored::New);
         }

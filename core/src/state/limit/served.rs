@@ -122,7 +122,7 @@ impl Limit {
     pub fn remember_denial(&self, found: &Key, weight: u64, (before, asked): (u64, Tick), view: &View, is_seen: bool) {
         let at = |tick: Tick| asked + tick.saturating_sub(view.now);
         let empty = (is_seen && view.remaining == 0).then(|| at(view.empty));
-        let denial = Denial { table: found.table.at, weight, asked, ready: at(view.ready), empty };
+        let denial = Denial { table: found.table.at.offset(), weight, asked, ready: at(view.ready), empty };
         self.store.denials.remember(&self.name, found.hash, denial, before);
     }
 
@@ -131,7 +131,7 @@ impl Limit {
     pub fn known_denial(&self, found: &Key, weight: u64, is_seen: bool) -> Option<View> {
         let (now, uptime) = found.home().clock.now_and_uptime();
         let (now, uptime) = (now.floor, uptime as Tick);
-        let known = self.store.denials.find(&self.name, found.hash, (found.table.at, weight), uptime)?;
+        let known = self.store.denials.find(&self.name, found.hash, (found.table.at.offset(), weight), uptime)?;
         let at = |tick: Tick| now + tick.saturating_sub(uptime);
         let empty = if is_seen { known.empty? } else { known.ready };
         Some(View { now, ready: at(known.ready), remaining: 0, empty: at(empty) })

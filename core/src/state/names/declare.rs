@@ -7,6 +7,7 @@ use crate::damage::nonsense;
 use crate::error::{Error, Result};
 use crate::policy::{self, Policy};
 use crate::server::RowChange;
+use crate::state::cells::layout::LimitAt;
 use crate::state::cells::locked::Locked;
 use crate::state::ledger::declared::{Change, Declared, Family, Overridden, Part, other_name, part_names, text_of};
 use crate::state::session::{Rare, Session};
@@ -141,8 +142,8 @@ impl Session {
 
     /// Applies the previously declared policy of a limit. A lane that has followed the database has the limit; if it
     /// does not, the limit must not silently start again.
-    pub(in crate::state) fn apply_declared(&self, name: &str, policy: Policy, locked: &Locked) -> Result<u64> {
-        let is_its = |limit: &u64| locked.table(*limit).policy.kind() == policy.kind();
+    pub(in crate::state) fn apply_declared(&self, name: &str, policy: Policy, locked: &Locked) -> Result<LimitAt> {
+        let is_its = |limit: &LimitAt| locked.limit(*limit).table().policy.kind() == policy.kind();
         let has_followed = locked.is_lane() && !locked.is_behind();
         if has_followed && locked.find_limit(name).filter(is_its).is_none() {
             nonsense(format_args!("no {} limit \"{name}\", which is declared", policy.kind()));
@@ -153,9 +154,9 @@ impl Session {
     }
 
     /// The place of the limit with this name, which is added if necessary.
-    pub(in crate::state) fn block(&self, name: &str, policy: Policy, locked: &Locked) -> Result<u64> {
+    pub(in crate::state) fn block(&self, name: &str, policy: Policy, locked: &Locked) -> Result<LimitAt> {
         let (home, kind) = (locked, policy.kind());
-        let is_of_kind = |limit: &u64| home.table(*limit).policy.kind() == kind;
+        let is_of_kind = |limit: &LimitAt| home.limit(*limit).table().policy.kind() == kind;
         match home.find_limit(name) {
             Some(limit) if is_of_kind(&limit) => return Ok(limit),
             // The name was forgotten, and now belongs to another kind.

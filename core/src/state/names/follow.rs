@@ -99,7 +99,7 @@ impl Session {
                 PolicyChange::Key(name, _, policy) => locked.make_space_for_key(locked.find_limit(name), policy)?,
             }
         }
-        locked.see_to_changes(self.member(), true);
+        locked.changes().see_to(self.member(), true);
         match &self.address {
             Address::Memory | Address::Server(_) => {
                 note_here(&mut self.rare());
@@ -124,12 +124,12 @@ impl Session {
         let timeout = self.options.timeout;
         let settled = self.with_lock_unless(
             timeout,
-            || (!self.home().is_changing()).then_some(()),
+            || (!self.home().changes().are_some()).then_some(()),
             |locked| {
                 let changes =
-                    |name: &&str| locked.find_limit(name).is_some_and(|limit| locked.replaced(limit).is_some());
+                    |name: &&str| locked.find_limit(name).is_some_and(|limit| locked.limit(limit).replaced().is_some());
                 let is_done = || {
-                    locked.see_to_changes(self.member(), true);
+                    locked.changes().see_to(self.member(), true);
                     locked.continue_changes()
                 };
                 if names.iter().any(changes) && !is_done()? && names.iter().any(changes) {
@@ -139,7 +139,7 @@ impl Session {
             },
         );
         // Any remaining work is shared by all processes.
-        self.home().see_to_changes(self.member(), false);
+        self.home().changes().see_to(self.member(), false);
         settled?;
         self.settle_ledger(timeout);
         Ok(())
@@ -169,12 +169,12 @@ impl Session {
         for KnownLimit { id, name, declared, .. } in &limits {
             self.apply_change(PolicyChange::Limit(name, declared.current()), locked)?;
             // The database may have lost the number that it had: if an older copy replaced it, or the name was another's.
-            if let Some(limit) = locked.find_limit(name).filter(|limit| locked.id_of(*limit) != *id) {
+            if let Some(limit) = locked.find_limit(name).filter(|limit| locked.limit(*limit).id() != *id) {
                 self.with_database(|database| write_as(locked, database, limit, *id))?;
             }
         }
         if locked.generation() > generation {
-            let names: Vec<String> = locked.limits().filter_map(|limit| locked.name_of(limit)).collect();
+            let names: Vec<String> = locked.limits().filter_map(|limit| locked.limit(limit).name()).collect();
             names.iter().try_for_each(|name| lift_all_but(locked, name, &keys))?;
         }
         for KnownKey { limit, key, policy, .. } in &keys {
@@ -220,7 +220,8 @@ fn lift_all_but(locked: &Locked, name: &str, known: &[KnownKey]) -> Result<()> {
     let Some(limit) = locked.find_limit(name) else { return Ok(()) };
     let known = known.iter().filter(|known| known.limit == name && known.policy.is_some());
     let known: BTreeSet<Hash> = known.map(|known| locked.hash(b'k', &known.key)).collect();
-    let on_plans: Vec<Hash> = locked.keys_on_plans(&locked.table(limit)).map(|(_, at)| locked.hash_at(at)).collect();
+    let on_plans: Vec<Hash> =
+        locked.index(&locked.limit(limit).table()).keys_on_plans().map(|(_, at)| locked.block(at).hash()).collect();
     let mut others = on_plans.into_iter().filter(|hash| !known.contains(hash));
     others.try_for_each(|hash| locked.set_plan(limit, (hash, ""), None))
 }

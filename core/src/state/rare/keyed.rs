@@ -22,10 +22,16 @@ use crate::damage::{bounded, nonsense};
 use crate::error::Result;
 use crate::hash::{Hash, sum};
 use crate::policy::Policy;
-use crate::state::cells::home::{Home, KeyAt, Table};
-use crate::state::cells::index::{Root, entry, is_empty};
-use crate::state::cells::layout::{STUBS, index_word, key_word, limit_word, table_word};
+use crate::state::cells::block::BlockCells;
+use crate::state::cells::home::{KeyAt, Table};
+use crate::state::cells::index::Index;
+use crate::state::cells::index::Root;
+use crate::state::cells::layout::{BlockAt, LimitAt, STUBS, TableAt, index_word, key_word, limit_word, table_word};
+use crate::state::cells::limit::LimitCells;
 use crate::state::cells::locked::Locked;
+use crate::state::cells::segment::SegmentCells;
+use crate::state::cells::segment::{entry, is_empty};
+use crate::state::cells::table::TableCells;
 use crate::state::files::arena::{ALLOCATED, HEADER_WORDS};
 use crate::time::Tick;
 
@@ -39,98 +45,102 @@ pub(in crate::state) struct Origin {
     pub lost: [u64; 2],
 }
 
-impl Home {
-    /// Returns whether this is a plan of the table's limit. Called when a block names another table, because that word
-    /// may be the next block in a list of free ones.
-    #[cold]
-    pub(in crate::state) fn is_plan_of(&self, table: &Table, at: u64) -> bool {
-        let is_inside =
-            at >= HEADER_WORDS && at.saturating_add(table_word::WORDS) <= self.arena.word(ALLOCATED).load(Acquire);
-        // No block of a key has the address of a limit in this word.
-        is_inside
-            && self.arena.word(at + table_word::OWNER).load(Acquire)
-                == self.arena.word(table.at + table_word::LIMIT).load(Relaxed)
-    }
-
-    /// The table that applies to a key of this table.
-    pub(in crate::state) fn table_of(&self, table: &Table, key: KeyAt) -> Table {
-        if key.table == table.at { *table } else { self.table_at(key.table) }
-    }
-
-    /// The table that applies to a block in the index. For the holder of the structure lock.
-    pub(in crate::state) fn table_of_block(&self, table: &Table, at: u64) -> Table {
-        let words = self.arena.word(at + key_word::TABLE).load(Acquire);
-        if words == table.at { *table } else { self.table_at(words) }
-    }
-
-    /// Returns whether a limit has, or had, keys with their own policies.
+impl LimitCells<'_> {
+    /// Returns whether the limit has, or had, keys with their own policies.
     #[inline(always)]
-    pub fn has_plans(&self, limit: u64) -> bool {
-        self.arena.word(limit + limit_word::PLANS).load(Acquire) != 0
-    }
-
-    pub(in crate::state) fn is_stub(&self, at: u64) -> bool {
-        self.arena.word(at + key_word::IS_STUB).load(Acquire) != 0
-    }
-
-    /// The block or stub of a key. For the holder of the structure lock.
-    pub(in crate::state) fn block_of(&self, table: &Table, hash: Hash) -> Option<u64> {
-        self.probe(table, self.segment_of(table, hash), hash).ok().map(|(_, found)| found.at)
-    }
-
-    /// The plan of a key that is on one and has no cells.
-    pub(in crate::state) fn plan_of_idle(&self, table: &Table, hash: Hash) -> Option<Table> {
-        let root = self.root(table)?;
-        let (_, found) = self.probe(table, self.segment_at(root, root.entry_of(hash.0[0])), hash).ok()?;
-        // The block may belong to another index by now.
-        (self.root(table) == Some(root) && self.is_stub(found.at) && found.table != table.at)
-            .then(|| self.table_at(found.table))
+    pub fn has_plans(self) -> bool {
+        self.word(limit_word::PLANS).load(Acquire) != 0
     }
 
     /// The table that applies to a key with cells. For the holder of the structure lock.
-    pub(in crate::state) fn table_in_use(&self, limit: u64, hash: Hash) -> Option<Table> {
-        let table = self.table(limit);
-        let (_, found) = self.probe(&table, self.segment_of(&table, hash), hash).ok()?;
-        (!self.is_stub(found.at)).then(|| self.table_of(&table, found))
+    pub(in crate::state) fn table_in_use(self, hash: Hash) -> Option<Table> {
+        let (home, table) = (self.home, self.table());
+        let (_, found) = home.index(&table).segment(hash).probe(&table, hash).ok()?;
+        (!home.block(found.at).is_stub()).then(|| home.of(&table).for_key(found))
+    }
+}
+
+impl Index<'_, '_> {
+    /// The block or stub of a key. For the holder of the structure lock.
+    pub(in crate::state) fn block(self, hash: Hash) -> Option<BlockAt> {
+        self.segment(hash).probe(self.table, hash).ok().map(|(_, found)| found.at)
     }
 
-    pub(in crate::state) fn origin(&self, table: &Table) -> Origin {
-        Origin { born: table.born, lost: self.get(table.at + table_word::LOST) }
+    /// The plan of a key that is on one and has no cells.
+    pub(in crate::state) fn plan_of_idle(self, hash: Hash) -> Option<Table> {
+        let root = self.root()?;
+        let (_, found) = self.home.segment_at(root, root.entry_of(hash.0[0])).probe(self.table, hash).ok()?;
+        // The block may belong to another index by now.
+        (self.root() == Some(root) && self.home.block(found.at).is_stub() && found.table != self.table.at)
+            .then(|| self.home.table_at(found.table))
     }
 
     /// The keys of a table that are on plans, with their plans.
-    pub(in crate::state) fn keys_on_plans(&self, table: &Table) -> impl Iterator<Item = (Table, u64)> {
-        let all = self.blocks(table).map(|at| (self.table_of_block(table, at), at));
-        all.filter(|(own, _)| own.at != table.at && !self.is_before(table, own))
+    pub(in crate::state) fn keys_on_plans(self) -> impl Iterator<Item = (Table, BlockAt)> {
+        let all = self.blocks().map(|at| (self.home.block(at).table(self.table), at));
+        all.filter(|(own, _)| own.at != self.table.at && !self.home.of(self.table).is_before(own))
+    }
+}
+
+impl TableCells<'_, '_> {
+    /// Returns whether this is a plan of the table's limit. Called when a block names another table, because that word
+    /// may be the next block in a list of free ones.
+    #[cold]
+    pub(in crate::state) fn has_plan(self, at: TableAt) -> bool {
+        let is_inside = at.offset() >= HEADER_WORDS
+            && at.offset().saturating_add(table_word::WORDS) <= self.home.arena.word(ALLOCATED).load(Acquire);
+        // No block of a key has the address of a limit in this word.
+        is_inside
+            && self.home.arena.word(at + table_word::OWNER).load(Acquire)
+                == self.home.arena.word(self.table.at + table_word::LIMIT).load(Relaxed)
+    }
+
+    /// The table that applies to a key of this table.
+    pub(in crate::state) fn for_key(self, key: KeyAt) -> Table {
+        if key.table == self.table.at { *self.table } else { self.home.table_at(key.table) }
+    }
+
+    pub(in crate::state) fn origin(self) -> Origin {
+        Origin { born: self.table.born, lost: self.home.get(self.table.at + table_word::LOST) }
+    }
+}
+
+impl BlockCells<'_> {
+    /// Copies the text and counts of a key.
+    pub(super) fn copy_identity(self, from: BlockCells, with_counts: bool) {
+        let text = key_word::TEXT..key_word::TEXT + key_word::TEXT_WORDS;
+        for word in text.chain(key_word::COUNTS.into_iter().filter(|_| with_counts)) {
+            self.word(word).store(from.word(word).load(Acquire), Release);
+        }
     }
 }
 
 impl Locked<'_> {
     /// Makes space for moving a key to another plan, so that the move cannot fail.
-    pub fn make_space_for_key(&self, limit: Option<u64>, policy: Option<Policy>) -> Result<()> {
-        let Some(table) = limit.map(|limit| self.table(limit)) else { return Ok(()) };
+    pub fn make_space_for_key(&self, limit: Option<LimitAt>, policy: Option<Policy>) -> Result<()> {
+        let Some(table) = limit.map(|limit| self.limit(limit).table()) else { return Ok(()) };
         let policy = policy.unwrap_or(table.policy);
         let plan = CHAINS + table_word::WORDS + key_word::RING;
         // Its segment may have to be rewritten in two parts, together with a directory.
-        let depth = self.root(&table).map_or(0, Root::depth);
+        let depth = self.index(&table).root().map_or(0, Root::depth);
         let segments = 2 * (index_word::SLOTS + 2 * index_word::MOST_CAPACITY) + index_word::SLOTS + (2 << depth);
         self.grow(plan + 2 * (self.key_words(policy) + self.ring(policy)) + segments)
     }
 
     /// Applies a policy of its own, or the limit's, to a key. Its starts keep counting; places are exchanged.
-    pub fn set_plan(&self, limit: u64, (hash, text): (Hash, &str), policy: Option<Policy>) -> Result<()> {
+    pub fn set_plan(&self, limit: LimitAt, (hash, text): (Hash, &str), policy: Option<Policy>) -> Result<()> {
         let mut search = Search::default();
         for _ in 0..MOST_TURNS {
-            let table = self.table(limit);
+            let table = self.limit(limit).table();
             self.move_key(&table, hash)?;
-            let index = self.segment_of(&table, hash);
-            let (slot, from) = match (self.probe(&table, index, hash), policy) {
+            let index = self.index(&table).segment(hash);
+            let (slot, from) = match (index.probe(&table, hash), policy) {
                 (Ok(found), _) => found,
                 (Err(_), None) => return Ok(()),
                 (Err(slot), Some(policy)) => {
-                    let plan = self.plan(limit, policy, self.origin(&table))?;
+                    let plan = self.plan(limit, policy, self.of(&table).origin())?;
                     if self.add_stub((index, slot), &plan, hash, text)? {
-                        self.policy_changed(limit);
+                        self.limit(limit).policy_changed();
                         return Ok(());
                     }
                     // Another caller has added it, or space is needed.
@@ -138,19 +148,19 @@ impl Locked<'_> {
                     continue;
                 }
             };
-            let current = self.table_of(&table, from);
+            let current = self.of(&table).for_key(from);
             let own = match policy {
                 Some(policy) => {
                     let policy = policy.after(current.policy);
                     if current.at != table.at && current.policy == policy {
                         return Ok(());
                     }
-                    self.plan(limit, policy, self.origin(&current))?
+                    self.plan(limit, policy, self.of(&current).origin())?
                 }
                 None if current.at == table.at => return Ok(()),
                 None => table,
             };
-            if !self.is_stub(from.at) {
+            if !self.block(from.at).is_stub() {
                 if !self.has_space_for_leases(&table, &current, &own, from) {
                     // As if the limit had been larger before.
                     self.replace(limit, table.policy.after(current.policy), false)?;
@@ -158,13 +168,13 @@ impl Locked<'_> {
                 }
                 self.rewrite_as(&table, hash, &own, |_| {})?;
             } else if policy.is_some() {
-                self.arena.word(from.at + key_word::TABLE).store(own.at, Release);
+                self.block(from.at).word(key_word::TABLE).store(own.at.offset(), Release);
             } else {
                 self.wake_key(&own, (index, slot), from.at, hash, &[])?;
             }
             // More slots for leases do not make another policy.
             if current.at == table.at || own.at == table.at || own.policy != current.policy.after(own.policy) {
-                self.policy_changed(limit);
+                self.limit(limit).policy_changed();
             }
             return Ok(());
         }
@@ -174,16 +184,16 @@ impl Locked<'_> {
     /// Adds a key on a plan, in a lane that is being rebuilt.
     pub(in crate::state) fn add_key_on_plan(
         &self,
-        limit: u64,
+        limit: LimitAt,
         (hash, text): (Hash, &str),
         policy: Policy,
         origin: Origin,
     ) -> Result<()> {
         let (plan, mut search) = (self.plan(limit, policy, origin)?, Search::default());
         for _ in 0..MOST_TURNS {
-            let table = self.table(limit);
-            let index = self.segment_of(&table, hash);
-            match self.probe(&table, index, hash) {
+            let table = self.limit(limit).table();
+            let index = self.index(&table).segment(hash);
+            match index.probe(&table, hash) {
                 Err(slot) if !self.add_stub((index, slot), &plan, hash, text)? => {
                     search.has_found(self.make_space(&table, hash, false)?, false)?;
                 }
@@ -197,10 +207,10 @@ impl Locked<'_> {
     /// found full.
     pub(super) fn crowded_plan(&self, table: &Table, hash: Hash) -> Option<Option<Table>> {
         let (_, found) =
-            self.probe(table, self.segment_of(table, hash), hash).ok().filter(|(_, found)| found.table != table.at)?;
+            self.index(table).segment(hash).probe(table, hash).ok().filter(|(_, found)| found.table != table.at)?;
         let plan = self.table_at(found.table);
         let held = || self.cells(&plan, found).history(0, self.clock.now()).holds.len() as u64;
-        let is_crowded = !self.is_stub(found.at) && 2 * held() * SLOT_WORDS > plan.policy.ring();
+        let is_crowded = !self.block(found.at).is_stub() && 2 * held() * SLOT_WORDS > plan.policy.ring();
         Some(is_crowded.then_some(plan))
     }
 
@@ -211,17 +221,17 @@ impl Locked<'_> {
     }
 
     /// The plan of a limit with this policy.
-    pub(in crate::state) fn plan(&self, limit: u64, policy: Policy, origin: Origin) -> Result<Table> {
-        let word = self.arena.word(limit + limit_word::PLANS);
+    pub(in crate::state) fn plan(&self, limit: LimitAt, policy: Policy, origin: Origin) -> Result<Table> {
+        let word = self.limit(limit).word(limit_word::PLANS);
         if word.load(Acquire) == 0 {
-            word.store(self.allocate(CHAINS)?, Release);
+            word.store(self.allocate::<()>(CHAINS)?.offset(), Release);
         }
         let chain = word.load(Acquire) + (sum(policy.to_words()) >> 32) % CHAINS;
-        let next = |at: u64| Some(self.arena.word(at).load(Acquire)).filter(|at| *at != 0);
-        let plans = std::iter::successors(next(chain), |at| next(at + table_word::NEXT));
+        let plans =
+            std::iter::successors(self.leads_to(chain), |plan: &TableAt| self.leads_to(*plan + table_word::NEXT));
         for at in bounded(plans, self.arena.most()) {
             let plan = self.table_at(at);
-            if plan.policy == policy && self.origin(&plan) == origin {
+            if plan.policy == policy && self.of(&plan).origin() == origin {
                 return Ok(plan);
             }
         }
@@ -229,11 +239,11 @@ impl Locked<'_> {
         self.set_policy(at, policy);
         self.set(at + table_word::BORN, [origin.born]);
         self.set(at + table_word::LOST, origin.lost);
-        let first = self.get::<1>(self.table(limit).at + table_word::FIRST_TICKET);
+        let first = self.get::<1>(self.limit(limit).table().at + table_word::FIRST_TICKET);
         self.set(at + table_word::FIRST_TICKET, first);
         self.set(at + table_word::NEXT, [self.arena.word(chain).load(Acquire)]);
-        self.set(at + table_word::OWNER, [limit]);
-        self.arena.word(chain).store(at, Release);
+        self.set(at + table_word::OWNER, [limit.offset()]);
+        self.arena.word(chain).store(at.offset(), Release);
         Ok(self.table_at(at))
     }
 
@@ -245,12 +255,12 @@ impl Locked<'_> {
     }
 
     /// Adds an unused key without cells. Returns `false` if there is no space, or if the key exists by now.
-    fn add_stub(&self, (index, slot): (u64, u64), plan: &Table, hash: Hash, text: &str) -> Result<bool> {
-        if !self.takes_slot(index) {
+    fn add_stub(&self, (index, slot): (SegmentCells, u64), plan: &Table, hash: Hash, text: &str) -> Result<bool> {
+        if !index.takes_slot() {
             return Ok(false);
         }
         let stub = self.new_stub(plan, hash, text)?;
-        let slots = self.arena.words(index + index_word::SLOTS, self.capacity(index));
+        let slots = index.slots();
         let word = slots[slot as usize].load(Acquire);
         // Only an empty slot is replaced, never a key or the mark of a sealed index.
         let is_added =
@@ -261,38 +271,30 @@ impl Locked<'_> {
         Ok(is_added)
     }
 
-    fn new_stub(&self, plan: &Table, hash: Hash, text: &str) -> Result<u64> {
+    fn new_stub(&self, plan: &Table, hash: Hash, text: &str) -> Result<BlockAt> {
         let at = self.used_in(STUBS).map_or_else(|| self.allocate(key_word::RING), Ok)?;
-        self.arena.word(at + key_word::LIFE).store(CLOSED, Release);
-        self.arena.word(at + key_word::IS_STUB).store(1, Release);
+        self.block(at).word(key_word::LIFE).store(CLOSED, Release);
+        self.block(at).word(key_word::IS_STUB).store(1, Release);
         for word in [key_word::GATE, key_word::LISTED].into_iter().chain(key_word::COUNTS) {
             self.arena.word(at + word).store(0, Release);
         }
-        self.name_block(plan, at, hash, text);
+        self.block(at).set_name(plan, hash, text);
         Ok(at)
     }
 
     /// The stub of a key whose cells go to another key. Its counts are kept or forgotten.
-    pub(super) fn stub_of(&self, plan: &Table, from: u64, keeps_counts: bool) -> Result<u64> {
-        let at = self.new_stub(plan, self.hash_at(from), "")?;
-        self.copy_identity(from, at, keeps_counts);
+    pub(super) fn stub_of(&self, plan: &Table, from: BlockAt, keeps_counts: bool) -> Result<BlockAt> {
+        let at = self.new_stub(plan, self.block(from).hash(), "")?;
+        self.block(at).copy_identity(self.block(from), keeps_counts);
         Ok(at)
     }
 
-    /// Copies the text and counts of a key.
-    fn copy_identity(&self, from: u64, into: u64, with_counts: bool) {
-        let text = key_word::TEXT..key_word::TEXT + key_word::TEXT_WORDS;
-        for word in text.chain(key_word::COUNTS.into_iter().filter(|_| with_counts)) {
-            self.arena.word(into + word).store(self.arena.word(from + word).load(Acquire), Release);
-        }
-    }
-
-    pub(super) fn retire_stub(&self, at: u64) {
+    pub(super) fn retire_stub(&self, at: BlockAt) {
         self.retire_to(STUBS, at);
     }
 
     /// A block with the cells of a key that had none, with these starts. It is not published yet.
-    pub(super) fn write_key(&self, own: &Table, hash: Hash, text: &str, starts: &[Start]) -> Result<u64> {
+    pub(super) fn write_key(&self, own: &Table, hash: Hash, text: &str, starts: &[Start]) -> Result<BlockAt> {
         loop {
             // The same amount for which space was made.
             let need = self.key_words(own.policy) + 16;
@@ -302,7 +304,7 @@ impl Locked<'_> {
             };
             let block = self.used_block(own.policy).map_or_else(new, Ok)?;
             // A block that has used up its lives is abandoned.
-            if let Some(new) = self.begin(own, block, hash, text, starts) {
+            if let Some(new) = self.block(block).begin(own, hash, text, starts) {
                 return Ok(new.at);
             }
         }
@@ -312,14 +314,14 @@ impl Locked<'_> {
     pub(in crate::state) fn wake_key(
         &self,
         own: &Table,
-        (index, slot): (u64, u64),
-        stub: u64,
+        (index, slot): (SegmentCells, u64),
+        stub: BlockAt,
         hash: Hash,
         starts: &[Start],
     ) -> Result<()> {
         let into = self.write_key(own, hash, "", starts)?;
-        self.copy_identity(stub, into, true);
-        self.set_entry(index, slot, hash, into);
+        self.block(into).copy_identity(self.block(stub), true);
+        index.set_entry(slot, hash, into);
         self.retire_stub(stub);
         Ok(())
     }

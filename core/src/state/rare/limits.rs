@@ -6,41 +6,43 @@ use crate::error::Result;
 use crate::policy::Policy;
 use crate::state::cells::home::Table;
 use crate::state::cells::index::Root;
-use crate::state::cells::layout::{FIRST_LIMIT, index_word, limit_word, link_word, table_word};
+use crate::state::cells::layout::{
+    BlockAt, FIRST_LIMIT, LimitAt, LinkAt, index_word, limit_word, link_word, table_word,
+};
+use crate::state::cells::limit::chain;
 use crate::state::cells::locked::Locked;
-use crate::state::cells::table::chain;
 use crate::time::Tick;
 
 impl Locked<'_> {
     /// Adds a limit with this number in the database. Unused keys count as started at `born`. Only for the holder of the
     /// structure lock.
-    pub fn add_limit(&self, name: &str, id: i64, policy: Policy, born: Tick) -> Result<u64> {
-        let at = self.allocate(limit_word::WORDS)?;
+    pub fn add_limit(&self, name: &str, id: i64, policy: Policy, born: Tick) -> Result<LimitAt> {
+        let at: LimitAt = self.allocate(limit_word::WORDS)?;
         let table = self.write_table(at, policy, (born, 0))?;
         let segment = self.new_segment(index_word::FIRST_CAPACITY, table.at)?;
-        self.arena.word(table.at + table_word::INDEX).store(Root(0).next(segment, 0).0, Relaxed);
+        self.arena.word(table.at + table_word::INDEX).store(Root(0).next(segment.at, 0).0, Relaxed);
         let empty = self.fresh_empty_key(&table)?;
-        self.insert(&table, segment, self.hash(b'k', ""), empty);
-        self.arena.word(table.at + table_word::EMPTY_KEY).store(empty, Relaxed);
-        self.set_id(at, id);
+        segment.insert(&table, self.hash(b'k', ""), empty);
+        self.arena.word(table.at + table_word::EMPTY_KEY).store(empty.offset(), Relaxed);
+        self.limit(at).set_id(id);
         let link = self.link(at, name)?;
-        self.arena.word(at + limit_word::TABLE).store(table.at, Relaxed);
+        self.arena.word(at + limit_word::TABLE).store(table.at.offset(), Relaxed);
         let first = self.arena.word(FIRST_LIMIT);
         self.arena.word(at + limit_word::NEXT).store(first.load(Acquire), Relaxed);
-        first.store(at, Release);
+        first.store(at.offset(), Release);
         // From here on it is found.
-        self.arena.word(at + limit_word::NAME).store(link, Release);
+        self.arena.word(at + limit_word::NAME).store(link.offset(), Release);
         Ok(at)
     }
 
     /// The link between a limit and a name, which is added if necessary.
-    fn link(&self, limit: u64, name: &str) -> Result<u64> {
+    fn link(&self, limit: LimitAt, name: &str) -> Result<LinkAt> {
         let hash = self.hash(b'n', name);
         if let Some((link, _)) = self.links(hash).find(|(_, linked)| *linked == limit) {
             return Ok(link);
         }
         let words = (name.len() as u64).div_ceil(8);
-        let link = self.allocate(link_word::TEXT + words)?;
+        let link: LinkAt = self.allocate(link_word::TEXT + words)?;
         for (word, bytes) in self.arena.words(link + link_word::TEXT, words).iter().zip(name.as_bytes().chunks(8)) {
             let mut whole = [0; 8];
             whole[..bytes.len()].copy_from_slice(bytes);
@@ -48,31 +50,31 @@ impl Locked<'_> {
         }
         let first = self.arena.word(chain(hash.0));
         let [h0, h1] = hash.0;
-        self.set(link, [first.load(Acquire), limit, h0, h1, name.len() as u64]);
-        first.store(link, Release);
+        self.set(link + link_word::NEXT, [first.load(Acquire), limit.offset(), h0, h1, name.len() as u64]);
+        first.store(link.offset(), Release);
         Ok(link)
     }
 
     /// Gives a limit another name, which no other limit has. Only for the holder of the structure lock.
-    pub fn rename(&self, limit: u64, name: &str) -> Result<()> {
-        self.arena.word(limit + limit_word::NAME).store(self.link(limit, name)?, Release);
+    pub fn rename(&self, limit: LimitAt, name: &str) -> Result<()> {
+        self.arena.word(limit + limit_word::NAME).store(self.link(limit, name)?.offset(), Release);
         Ok(())
     }
 
     /// Takes a limit's name away, for a limit of another kind, and rejects callers that still use it. Only for the
     /// holder of the structure lock.
-    pub fn retire(&self, limit: u64) -> Result<()> {
+    pub fn retire(&self, limit: LimitAt) -> Result<()> {
         self.finish_change(limit)?;
         self.arena.word(limit + limit_word::NAME).store(0, Release);
-        self.replace(limit, self.table(limit).policy, true)
+        self.replace(limit, self.limit(limit).table().policy, true)
     }
 
     /// Writes a table whose unused keys count as started at `born`, and whose new keys have tickets from `first` on. It
     /// has no index yet.
-    pub(super) fn write_table(&self, limit: u64, policy: Policy, (born, first): (Tick, u64)) -> Result<Table> {
+    pub(super) fn write_table(&self, limit: LimitAt, policy: Policy, (born, first): (Tick, u64)) -> Result<Table> {
         let at = self.allocate(table_word::WORDS)?;
-        self.set(at + table_word::LIMIT, [limit]);
-        self.set(at + table_word::OWNER, [limit]);
+        self.set(at + table_word::LIMIT, [limit.offset()]);
+        self.set(at + table_word::OWNER, [limit.offset()]);
         self.set_policy(at, policy);
         self.set(at + table_word::BORN, [born]);
         self.set(at + table_word::FIRST_TICKET, [first]);
@@ -80,11 +82,11 @@ impl Locked<'_> {
     }
 
     /// The unused key "" of a new table.
-    pub(super) fn fresh_empty_key(&self, table: &Table) -> Result<u64> {
+    pub(super) fn fresh_empty_key(&self, table: &Table) -> Result<BlockAt> {
         loop {
             let block = self.unused_block(table)?;
             // A block that has used up its lives is abandoned.
-            if let Some(empty) = self.begin(table, block, self.hash(b'k', ""), "", &[]) {
+            if let Some(empty) = self.block(block).begin(table, self.hash(b'k', ""), "", &[]) {
                 return Ok(empty.at);
             }
         }
@@ -94,9 +96,9 @@ impl Locked<'_> {
     /// the holder of the structure lock, before the child's first decision.
     pub fn disown(&self) {
         let is_own = |table: &Table| table.policy.is_concurrency() || self.is_granted(table.policy);
-        for table in self.limits().map(|limit| self.table(limit)).filter(is_own) {
-            for (own, at) in self.keys(&table) {
-                match self.cells_at(&own, at) {
+        for table in self.limits().map(|limit| self.limit(limit).table()).filter(is_own) {
+            for (own, at) in self.index(&table).keys() {
+                match self.block(at).cells(&own) {
                     Cells::Leases(leases) => leases.disown(),
                     Cells::Grants(grants) => grants.disown(),
                     _ => {}

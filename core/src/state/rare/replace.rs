@@ -20,8 +20,14 @@ use crate::fault;
 use crate::hash::Hash;
 use crate::policy::Policy;
 use crate::state::cells::home::{Home, KeyAt, Table};
-use crate::state::cells::layout::{CHANGER, CHANGER_SEEN, CHANGES, index_word, key_word, limit_word, table_word};
+use crate::state::cells::index::Index;
+use crate::state::cells::layout::{
+    At, BlockAt, CHANGER, CHANGER_SEEN, CHANGES, LimitAt, TableAt, index_word, key_word, limit_word, table_word,
+};
+use crate::state::cells::limit::LimitCells;
 use crate::state::cells::locked::Locked;
+use crate::state::cells::segment::SegmentCells;
+use crate::state::cells::table::TableCells;
 use crate::time::{Tick, uptime};
 use std::time::{Duration, Instant};
 
@@ -46,81 +52,92 @@ fn is_over(began: Instant) -> bool {
 /// The table that a limit's table has replaced.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::state) struct Replaced {
-    table: u64,
+    table: TableAt,
     /// Whether its keys are forgotten.
     pub is_forgetting: bool,
 }
 
-impl Home {
-    /// The change of a limit that is in progress.
-    pub(in crate::state) fn replaced(&self, limit: u64) -> Option<Replaced> {
-        let word = self.arena.word(limit + limit_word::REPLACED).load(Acquire);
+impl LimitCells<'_> {
+    /// The change of the limit that is in progress.
+    pub(in crate::state) fn replaced(self) -> Option<Replaced> {
+        let word = self.word(limit_word::REPLACED).load(Acquire);
         let is_forgetting = word & limit_word::FORGETTING != 0;
-        (word != 0).then_some(Replaced { table: word & !limit_word::FORGETTING, is_forgetting })
+        At::some(word & !limit_word::FORGETTING).map(|table| Replaced { table, is_forgetting })
     }
+}
 
-    /// Returns whether keys of any limit are still to be moved to its table.
-    pub(in crate::state) fn is_changing(&self) -> bool {
-        self.arena.word(CHANGES).load(Acquire) != 0
-    }
-
-    /// Returns whether such a change exists and no process completes it.
-    pub(in crate::state) fn is_abandoned(&self) -> bool {
-        let changer = || self.arena.word(CHANGER).load(Acquire);
-        self.is_changing() && (self.is_late() || changer().checked_sub(1).is_none_or(|member| self.is_dead(member)))
-    }
-
-    /// Returns whether no process has worked on the changes in progress for a while: it has died or is stopped.
-    fn is_late(&self) -> bool {
-        uptime().saturating_sub(self.arena.word(CHANGER_SEEN).load(Acquire)) > LATE
-    }
-
-    /// Records that this process completes the changes in progress, or no longer does.
-    pub(in crate::state) fn see_to_changes(&self, member: u64, sees: bool) {
-        let (before, now) = if sees { (self.arena.word(CHANGER).load(Acquire), member + 1) } else { (member + 1, 0) };
-        if self.arena.word(CHANGER).compare_exchange(before, now, AcqRel, Relaxed).is_ok() {
-            self.arena.word(CHANGER_SEEN).store(if sees { uptime() } else { 0 }, Release);
-        }
-    }
-
-    /// Returns whether a key with this table waits for a process that does not move it. A caller of the key does that
-    /// itself then, so that no start happens by the previous policy any more.
-    #[cold]
-    pub(in crate::state) fn is_left_behind(&self, table: &Table, own: &Table) -> bool {
-        self.is_before(table, own) && self.is_late() && !fault::planted("left to others")
-    }
-
-    /// Returns whether a segment may have keys of earlier tables.
-    pub(in crate::state) fn is_old(&self, table: &Table, segment: u64) -> bool {
-        self.arena.word(segment + index_word::TABLE).load(Acquire) != table.at
-    }
-
-    /// Returns whether `own` is an earlier table of the limit, and not a plan.
-    pub(super) fn is_before(&self, table: &Table, own: &Table) -> bool {
-        own.at != table.at && self.arena.word(own.at + table_word::LIMIT).load(Acquire) != 0
-    }
-
+impl Index<'_, '_> {
     /// The first hash of the segment after this hash's segment.
-    pub(in crate::state) fn next_segment(&self, table: &Table, hash: u64) -> Option<u64> {
-        let root = self.root(table)?;
-        let segment = self.segment_at(root, root.entry_of(hash));
-        let same = |i: &u64| *i < 1 << root.depth() && self.segment_at(root, *i) == segment;
+    pub(in crate::state) fn next_segment(self, hash: u64) -> Option<u64> {
+        let root = self.root()?;
+        let segment = self.home.segment_at(root, root.entry_of(hash));
+        let same = |i: &u64| *i < 1 << root.depth() && self.home.segment_at(root, *i) == segment;
         let next = (root.entry_of(hash)..).take_while(same).last().map_or(0, |last| last + 1);
         (next >> root.depth() == 0).then(|| next << (64 - root.depth()))
     }
 }
 
+impl TableCells<'_, '_> {
+    /// Returns whether a key with this table waits for a process that does not move it. A caller of the key does that
+    /// itself then, so that no start happens by the previous policy any more.
+    #[cold]
+    pub(in crate::state) fn is_left_behind(self, own: &Table) -> bool {
+        self.is_before(own) && self.home.changes().are_late() && !fault::planted("left to others")
+    }
+
+    /// Returns whether `own` is an earlier table of the limit, and not a plan.
+    pub(super) fn is_before(self, own: &Table) -> bool {
+        own.at != self.table.at && self.home.arena.word(own.at + table_word::LIMIT).load(Acquire) != 0
+    }
+}
+
+/// The changes of policies in progress.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Changes<'h>(&'h Home);
+
+impl Home {
+    pub(in crate::state) fn changes(&self) -> Changes<'_> {
+        Changes(self)
+    }
+}
+
+impl Changes<'_> {
+    /// Returns whether keys of any limit are still to be moved to its table.
+    pub(in crate::state) fn are_some(self) -> bool {
+        self.0.arena.word(CHANGES).load(Acquire) != 0
+    }
+
+    /// Returns whether some are in progress and no process completes them.
+    pub(in crate::state) fn are_abandoned(self) -> bool {
+        let changer = || self.0.arena.word(CHANGER).load(Acquire);
+        self.are_some() && (self.are_late() || changer().checked_sub(1).is_none_or(|member| self.0.is_dead(member)))
+    }
+
+    /// Returns whether no process has worked on the changes in progress for a while: it has died or is stopped.
+    fn are_late(self) -> bool {
+        uptime().saturating_sub(self.0.arena.word(CHANGER_SEEN).load(Acquire)) > LATE
+    }
+
+    /// Records that this process completes the changes in progress, or no longer does.
+    pub(in crate::state) fn see_to(self, member: u64, sees: bool) {
+        let (before, now) = if sees { (self.0.arena.word(CHANGER).load(Acquire), member + 1) } else { (member + 1, 0) };
+        if self.0.arena.word(CHANGER).compare_exchange(before, now, AcqRel, Relaxed).is_ok() {
+            self.0.arena.word(CHANGER_SEEN).store(if sees { uptime() } else { 0 }, Release);
+        }
+    }
+}
+
 impl Locked<'_> {
     /// Applies a policy, if another one applies now.
-    pub fn apply_policy(&self, limit: u64, policy: Policy) -> Result<()> {
-        let before = self.table(limit).policy;
+    pub fn apply_policy(&self, limit: LimitAt, policy: Policy) -> Result<()> {
+        let before = self.limit(limit).table().policy;
         if before == policy.after(before) { Ok(()) } else { self.replace(limit, policy, false) }
     }
 
     /// Replaces a limit's policy, or keeps it and forgets all keys. [`Locked::continue_changes`] does the rest.
-    pub fn replace(&self, limit: u64, policy: Policy, is_forgetting: bool) -> Result<()> {
+    pub fn replace(&self, limit: LimitAt, policy: Policy, is_forgetting: bool) -> Result<()> {
         self.finish_change(limit)?;
-        let old = self.table(limit);
+        let old = self.limit(limit).table();
         let policy = policy.after(old.policy);
         let first = self.arena.word(old.at + table_word::FIRST_TICKET).load(Relaxed) + TICKETS_OF_A_TABLE;
         let (born, lost, cleared) = match is_forgetting {
@@ -130,46 +147,46 @@ impl Locked<'_> {
         let new = self.write_table(limit, policy, (born, first))?;
         self.set(new.at + table_word::LOST, lost);
         self.set(new.at + table_word::CLEARED, cleared);
-        let root = self.root(&old).expect("a table in use has an index");
-        self.arena.word(new.at + table_word::INDEX).store(root.next(root.at(), root.depth()).0, Release);
+        let root = self.index(&old).root().expect("a table in use has an index");
+        self.arena.word(new.at + table_word::INDEX).store(root.again().0, Release);
         let empty = self.write_empty_key(&old, &new, is_forgetting)?;
-        self.arena.word(new.at + table_word::EMPTY_KEY).store(empty, Release);
+        self.arena.word(new.at + table_word::EMPTY_KEY).store(empty.offset(), Release);
         // In this order, so that a process that dies leaves a change that is either not published or in the list.
         self.drop_finished();
         let first = self.arena.word(CHANGES);
         self.set(limit + limit_word::NEXT_CHANGE, [first.load(Acquire)]);
         self.set(limit + limit_word::LEFT_FROM, [0]);
-        first.store(limit, Release);
+        first.store(limit.offset(), Release);
         let forgetting = if is_forgetting { limit_word::FORGETTING } else { 0 };
-        self.arena.word(limit + limit_word::REPLACED).store(old.at | forgetting, Release);
+        self.limit(limit).word(limit_word::REPLACED).store(old.at.offset() | forgetting, Release);
         fault::point("table-written");
         // The commit may have taken long.
         self.arena.word(CHANGER_SEEN).store(uptime(), Release);
-        self.arena.word(limit + limit_word::TABLE).store(new.at, Release);
+        self.limit(limit).word(limit_word::TABLE).store(new.at.offset(), Release);
         fault::point("table-published");
         if policy != old.policy.after(policy) {
-            self.policy_changed(limit);
+            self.limit(limit).policy_changed();
         }
         self.complete();
         Ok(())
     }
 
     /// Writes the key "" for a table that is not published yet.
-    fn write_empty_key(&self, old: &Table, new: &Table, is_forgetting: bool) -> Result<u64> {
+    fn write_empty_key(&self, old: &Table, new: &Table, is_forgetting: bool) -> Result<BlockAt> {
         if is_forgetting {
             let empty = self.fresh_empty_key(new)?;
-            self.seal_cells(self.cells_at(old, self.empty_key_of(old).load(Acquire)));
+            self.seal_cells(self.block(At::new(self.of(old).empty_key().load(Acquire))).cells(old));
             return Ok(empty);
         }
-        let from = self.empty_key_of(old).load(Acquire);
-        let life = self.arena.word(from + key_word::LIFE).load(Acquire);
+        let from = BlockAt::new(self.of(old).empty_key().load(Acquire));
+        let life = self.block(from).word(key_word::LIFE).load(Acquire);
         self.write_elsewhere(old, KeyAt { at: from, life, table: old.at }, new, |_| {})
     }
 
     /// Continues a change in which a process died. For every holder of the structure lock.
     pub(in crate::state) fn take_over(&self) {
         // If it fails, the next holder tries again. A caller that needs the change learns why.
-        if self.is_abandoned() && !self.continue_changes().is_ok_and(|is_done| is_done) {
+        if self.changes().are_abandoned() && !self.continue_changes().is_ok_and(|is_done| is_done) {
             // Callers need not wait for the rest.
             self.arena.word(CHANGER_SEEN).store(0, Release);
         }
@@ -178,23 +195,23 @@ impl Locked<'_> {
     /// Completes the publication of the first change in the list, so that nothing leads to the previous table any more.
     /// Every holder of the structure lock does this before anything else.
     pub(in crate::state) fn complete(&self) {
-        let limit = self.arena.word(CHANGES).load(Acquire);
-        let Some(replaced) = (limit != 0).then(|| self.replaced(limit)).flatten() else { return };
-        let table = self.table(limit);
+        let Some(limit) = self.leads_to(CHANGES) else { return };
+        let Some(replaced) = self.limit(limit).replaced() else { return };
+        let table = self.limit(limit).table();
         if table.at == replaced.table {
             // It was not published: nothing has changed.
-            self.arena.word(limit + limit_word::REPLACED).store(0, Release);
+            self.limit(limit).word(limit_word::REPLACED).store(0, Release);
             return;
         }
         // Users of that table look for another one from here on.
         self.arena.word(replaced.table + table_word::INDEX).store(0, Release);
         self.arena.word(replaced.table + table_word::EMPTY_KEY).store(0, Release);
         let hash = self.hash(b'k', "");
-        let segment = self.segment_of(&table, hash);
-        if let Ok((slot, found)) = self.probe(&table, segment, hash)
+        let segment = self.index(&table).segment(hash);
+        if let Ok((slot, found)) = segment.probe(&table, hash)
             && found.table != table.at
         {
-            self.set_entry(segment, slot, hash, self.empty_key_of(&table).load(Acquire));
+            segment.set_entry(slot, hash, At::new(self.of(&table).empty_key().load(Acquire)));
             self.retire_block(self.table_at(found.table).policy, found.at);
         }
     }
@@ -203,9 +220,8 @@ impl Locked<'_> {
     fn drop_finished(&self) {
         let first = self.arena.word(CHANGES);
         let next = |_: &u64| {
-            let limit = first.load(Acquire);
-            let is_done = limit != 0 && self.replaced(limit).is_none();
-            is_done.then(|| self.get::<1>(limit + limit_word::NEXT_CHANGE)[0])
+            let limit = LimitAt::some(first.load(Acquire)).filter(|limit| self.limit(*limit).replaced().is_none())?;
+            Some(self.get::<1>(limit + limit_word::NEXT_CHANGE)[0])
         };
         let done = std::iter::successors(next(&0), |after| {
             first.store(*after, Release);
@@ -216,8 +232,9 @@ impl Locked<'_> {
 
     /// Ensures that no change of a limit is in progress. If that takes longer than a moment, it fails; the caller must
     /// release the lock and try again.
-    pub(in crate::state) fn finish_change(&self, limit: u64) -> Result<()> {
-        if self.replaced(limit).is_none() || self.continue_changes()? || self.replaced(limit).is_none() {
+    pub(in crate::state) fn finish_change(&self, limit: LimitAt) -> Result<()> {
+        if self.limit(limit).replaced().is_none() || self.continue_changes()? || self.limit(limit).replaced().is_none()
+        {
             return Ok(());
         }
         Err(Error::busy("moving the keys of a limit to its policy"))
@@ -228,39 +245,36 @@ impl Locked<'_> {
         let began = Instant::now();
         loop {
             self.drop_finished();
-            let limit = self.arena.word(CHANGES).load(Acquire);
-            if limit == 0 {
-                return Ok(true);
-            }
+            let Some(limit) = self.leads_to(CHANGES) else { return Ok(true) };
             self.complete();
-            if let Some(replaced) = self.replaced(limit) {
+            if let Some(replaced) = self.limit(limit).replaced() {
                 if !self.move_keys(limit, replaced, began)? {
                     return Ok(false);
                 }
                 fault::point("keys-moved");
-                self.arena.word(limit + limit_word::LEFT_FROM).store(0, Release);
-                self.arena.word(limit + limit_word::REPLACED).store(0, Release);
+                self.limit(limit).word(limit_word::LEFT_FROM).store(0, Release);
+                self.limit(limit).word(limit_word::REPLACED).store(0, Release);
             }
         }
     }
 
     /// Moves keys of a limit to its table, for a moment. Returns whether all are there.
-    fn move_keys(&self, limit: u64, replaced: Replaced, began: Instant) -> Result<bool> {
-        let (table, left_from) = (self.table(limit), self.arena.word(limit + limit_word::LEFT_FROM));
+    fn move_keys(&self, limit: LimitAt, replaced: Replaced, began: Instant) -> Result<bool> {
+        let (table, left_from) = (self.limit(limit).table(), self.limit(limit).word(limit_word::LEFT_FROM));
         loop {
             if fault::planted("left behind") {
                 return Ok(true);
             }
             let hash = left_from.load(Acquire);
-            let root = self.root(&table).expect("a table in use has an index");
+            let root = self.index(&table).root().expect("a table in use has an index");
             let segment = self.segment_at(root, root.entry_of(hash));
-            if self.is_old(&table, segment) {
+            if segment.is_old(&table) {
                 if !replaced.is_forgetting && !self.move_keys_of(&table, segment, began)? {
                     return Ok(false);
                 }
                 self.renew_segment(&table, hash, false)?;
             }
-            match self.next_segment(&table, hash) {
+            match self.index(&table).next_segment(hash) {
                 Some(next) => left_from.store(next, Release),
                 None => return Ok(true),
             }
@@ -271,13 +285,13 @@ impl Locked<'_> {
     }
 
     /// Moves the used keys of a segment, for a moment. Returns whether all are there.
-    fn move_keys_of(&self, table: &Table, segment: u64, began: Instant) -> Result<bool> {
-        for (n, at) in self.entries(segment).enumerate() {
-            let own = self.table_of_block(table, at);
-            if !self.is_before(table, &own) || self.is_idle(&own, at) {
+    fn move_keys_of(&self, table: &Table, segment: SegmentCells, began: Instant) -> Result<bool> {
+        for (n, at) in segment.entries().enumerate() {
+            let own = self.block(at).table(table);
+            if !self.of(table).is_before(&own) || self.block(at).is_idle(&own) {
                 continue;
             }
-            self.rewrite_as(table, self.hash_at(at), table, |_| {})?;
+            self.rewrite_as(table, self.block(at).hash(), table, |_| {})?;
             if (n % 16 == 0 || fault::takes_small_steps()) && is_over(began) {
                 return Ok(false);
             }
@@ -288,31 +302,31 @@ impl Locked<'_> {
     /// Brings a key to the limit's table, as the change in progress will: moves it there, or forgets it. Returns whether
     /// it did. An operation that gives the key another table comes after that change, whatever the key's table was.
     pub(in crate::state) fn move_key(&self, table: &Table, hash: Hash) -> Result<bool> {
-        let segment = self.segment_of(table, hash);
-        if self.is_old(table, segment) && self.is_forgetting(table) {
+        let segment = self.index(table).segment(hash);
+        if segment.is_old(table) && self.is_forgetting(table) {
             // All of the segment's keys are forgotten, those on plans too.
             return self.renew_segment(table, hash.0[0], false).map(|_| true);
         }
-        let found = self.probe(table, segment, hash).ok();
-        if !found.is_some_and(|(_, found)| self.is_before(table, &self.table_of(table, found))) {
+        let found = segment.probe(table, hash).ok();
+        if !found.is_some_and(|(_, found)| self.of(table).is_before(&self.of(table).for_key(found))) {
             return Ok(false);
         }
         self.rewrite_as(table, hash, table, |_| {}).map(|_| true)
     }
 
     /// Makes space for a replacing policy, so that applying it cannot fail, or for a new limit.
-    pub fn make_space_for(&self, limit: Option<u64>, policy: Policy) -> Result<()> {
+    pub fn make_space_for(&self, limit: Option<LimitAt>, policy: Policy) -> Result<()> {
         let block = self.key_words(policy) + self.ring(policy) + 16;
         let segment = |slots| index_word::SLOTS + 2 * slots + 16;
         let Some(limit) = limit else {
             return self.grow(limit_word::WORDS + table_word::WORDS + 2 * block + segment(index_word::FIRST_CAPACITY));
         };
-        let table = self.table(limit);
-        let depth = self.root(&table).map_or(0, |root| root.depth());
-        let count = |segment| self.arena.word(segment + index_word::COUNT).load(Relaxed);
+        let table = self.limit(limit).table();
+        let depth = self.index(&table).root().map_or(0, |root| root.depth());
+        let count = |segment: SegmentCells| segment.word(index_word::COUNT).load(Relaxed);
         let index = 2 * segment(index_word::MOST_CAPACITY) + segment(1 << depth);
         let needed = || {
-            let keys: u64 = self.segments(&table).map(count).sum();
+            let keys: u64 = self.index(&table).segments().map(count).sum();
             // The blocks of moved keys serve the next keys, if they are as large.
             let is_same = self.block_class(policy) == self.block_class(table.policy);
             let keys = if is_same { keys.min(index_word::MOST_CAPACITY) } else { keys };
@@ -326,7 +340,7 @@ impl Locked<'_> {
             }
         }
         // No change of this limit is in progress.
-        let swept_to = self.arena.word(limit + limit_word::LEFT_FROM);
+        let swept_to = self.limit(limit).word(limit_word::LEFT_FROM);
         if swept_to.load(Acquire) != ALL && !self.arena.has_space(needed()) {
             // Idle keys need no space.
             self.forget_idle_keys(&table, swept_to)?;
@@ -343,13 +357,13 @@ impl Locked<'_> {
     fn forget_idle_keys(&self, table: &Table, from: &AtomicU64) -> Result<()> {
         let began = Instant::now();
         loop {
-            let (hash, root) = (from.load(Acquire), self.root(table).expect("a table in use has an index"));
+            let (hash, root) = (from.load(Acquire), self.index(table).root().expect("a table in use has an index"));
             match self.sweep_segment(table, root, hash) {
                 // The keys of this segment stay.
                 Err(Error::StoreFull { .. }) => {}
                 swept => drop(swept?),
             }
-            from.store(self.next_segment(table, hash).unwrap_or(ALL), Release);
+            from.store(self.index(table).next_segment(hash).unwrap_or(ALL), Release);
             if from.load(Acquire) == ALL {
                 return Ok(());
             }

@@ -14,9 +14,9 @@ use crate::fault;
 use crate::hash::Hash;
 use crate::os::wake_all;
 use crate::policy::{Policy, Shape};
+use crate::state::cells::block::BlockCells;
 use crate::state::cells::home::{Home, KeyAt, Table};
-use crate::state::cells::index::entry;
-use crate::state::cells::layout::{FREE_KEYS, OLDER_WORDS, index_word, key_word, table_word};
+use crate::state::cells::layout::{At, BlockAt, FREE_KEYS, LimitAt, OLDER_WORDS, TableAt, key_word, table_word};
 use crate::state::cells::locked::Locked;
 use crate::time::{LONGEST, Now};
 
@@ -26,9 +26,9 @@ const FIRST: u64 = (1 << COUNT) - 1;
 
 impl Locked<'_> {
     /// Rewrites a key of the table into another block, with this edit of its history. Returns the block.
-    pub fn rewrite(&self, table: &Table, hash: Hash, edit: impl FnOnce(&mut History)) -> Result<u64> {
-        let (_, from) = self.probe(table, self.segment_of(table, hash), hash).expect("the key is in its table");
-        self.rewrite_as(table, hash, &self.table_of(table, from), edit)
+    pub fn rewrite(&self, table: &Table, hash: Hash, edit: impl FnOnce(&mut History)) -> Result<BlockAt> {
+        let (_, from) = self.index(table).segment(hash).probe(table, hash).expect("the key is in its table");
+        self.rewrite_as(table, hash, &self.of(table).for_key(from), edit)
     }
 
     /// Rewrites a key into a block of `own`, which applies to the key from then on.
@@ -38,16 +38,16 @@ impl Locked<'_> {
         hash: Hash,
         own: &Table,
         edit: impl FnOnce(&mut History),
-    ) -> Result<u64> {
-        let segment = self.segment_of(table, hash);
-        let (slot, from) = self.probe(table, segment, hash).expect("the key is in its table");
-        let before = self.table_of(table, from);
+    ) -> Result<BlockAt> {
+        let segment = self.index(table).segment(hash);
+        let (slot, from) = segment.probe(table, hash).expect("the key is in its table");
+        let before = self.of(table).for_key(from);
         let into = self.write_elsewhere(&before, from, own, edit)?;
         fault::point("key-written");
-        self.set_entry(segment, slot, hash, into);
+        segment.set_entry(slot, hash, into);
         let empty = self.arena.word(table.at + table_word::EMPTY_KEY);
-        if empty.load(Acquire) == from.at {
-            empty.store(into, Release);
+        if empty.load(Acquire) == from.at.offset() {
+            empty.store(into.offset(), Release);
         }
         self.retire_block(before.policy, from.at);
         Ok(into)
@@ -61,7 +61,7 @@ impl Locked<'_> {
         from: KeyAt,
         own: &Table,
         edit: impl FnOnce(&mut History),
-    ) -> Result<u64> {
+    ) -> Result<BlockAt> {
         // Get the space first: sealed cells must be replaced.
         let into = self.block_to_write(own)?;
         let (mut history, now) = self.take_history(before, from, own);
@@ -91,30 +91,11 @@ impl Locked<'_> {
         let cells = self.seal_cells(self.cells(before, from));
         fault::point("key-sealed");
         let now = self.clock.now();
-        let mut history = self.history(before, from.at, (&cells, now));
+        let mut history = self.block(from.at).history(before, (&cells, now));
         if own.at != before.at {
             self.carry_over(before, own, &mut history, now);
         }
         (history, now)
-    }
-
-    /// Returns whether a key of an earlier table has no effect under the new policy. Its cells are sealed.
-    pub(super) fn is_nothing(&self, own: &Table, at: u64, table: &Table) -> bool {
-        let now = self.clock.now();
-        let mut history = self.history(own, at, (&self.cells_at(own, at), now));
-        self.carry_over(own, table, &mut history, now);
-        let longest = own.policy.longest().max(table.policy.longest());
-        // Forgotten starts may be newer than the known ones.
-        let stamps = history.starts.last().map(|start| start.stamp).into_iter();
-        let newest = stamps.chain(history.forgotten.iter().map(|some| some.stamp)).max();
-        let is_over = newest.is_none_or(|stamp| stamp + longest <= now.floor) && history.holds.is_empty();
-        is_over && !self.is_gated(own, at, now.floor)
-    }
-
-    /// Publishes another block as a key's.
-    pub(super) fn set_entry(&self, segment: u64, slot: u64, hash: Hash, block: u64) {
-        let slots = self.arena.words(segment + index_word::SLOTS, slot + 1);
-        slots[slot as usize].store(entry(hash, block), Release);
     }
 
     /// Wakes callers that wait for a completion, since they must now look elsewhere.
@@ -128,14 +109,14 @@ impl Locked<'_> {
 
     /// Completes an interrupted rewrite of a key, if there is one.
     pub fn repair_key(&self, table: &Table, hash: Hash) -> Result<()> {
-        let segment = self.segment_of(table, hash);
-        let Ok((slot, found)) = self.probe(table, segment, hash) else { return Ok(()) };
-        if self.is_stub(found.at) {
-            return self.wake_key(&self.table_of(table, found), (segment, slot), found.at, hash, &[]);
+        let segment = self.index(table).segment(hash);
+        let Ok((slot, found)) = segment.probe(table, hash) else { return Ok(()) };
+        if self.block(found.at).is_stub() {
+            return self.wake_key(&self.of(table).for_key(found), (segment, slot), found.at, hash, &[]);
         }
-        let own = self.table_of(table, found);
+        let own = self.of(table).for_key(found);
         if hash == self.hash(b'k', "") && own.at == table.at {
-            self.arena.word(table.at + table_word::EMPTY_KEY).store(found.at, Release);
+            self.arena.word(table.at + table_word::EMPTY_KEY).store(found.at.offset(), Release);
         }
         if self.cells(&own, found).has_to_move(own.policy.longest(), self.clock.now()) {
             self.rewrite(table, hash, |_| {})?;
@@ -144,38 +125,44 @@ impl Locked<'_> {
     }
 
     /// An unused block with space for the origins of its starts.
-    fn block_to_write(&self, table: &Table) -> Result<u64> {
+    fn block_to_write(&self, table: &Table) -> Result<BlockAt> {
         let at = self.unused_block(table)?;
-        let origins = self.arena.word(at + key_word::ORIGINS);
+        let origins = self.block(at).word(key_word::ORIGINS);
         if origins.load(Relaxed) == 0 && table.is_log {
-            origins.store(self.allocate(table.ring + OLDER_WORDS)?, Release);
+            origins.store(self.allocate::<()>(table.ring + OLDER_WORDS)?.offset(), Release);
         }
         Ok(at)
     }
 
-    pub(in crate::state) fn unused_block(&self, table: &Table) -> Result<u64> {
+    pub(in crate::state) fn unused_block(&self, table: &Table) -> Result<BlockAt> {
         self.used_block(table.policy).map_or_else(|| self.allocate(self.key_words(table.policy)), Ok)
     }
 
     /// Writes a history into a block, which gets the name and gate of `from`. Returns the block that was written:
     /// another one, if `into` had used up its lives.
-    fn write_into(&self, table: &Table, mut into: u64, from: u64, (history, now): (&History, Now)) -> Result<u64> {
+    fn write_into(
+        &self,
+        table: &Table,
+        mut into: BlockAt,
+        from: BlockAt,
+        (history, now): (&History, Now),
+    ) -> Result<BlockAt> {
         loop {
-            let life = self.arena.word(into + key_word::LIFE);
-            let is_new = self.arena.word(into + key_word::TABLE).load(Relaxed) == 0;
+            let life = self.block(into).word(key_word::LIFE);
+            let is_new = self.block(into).word(key_word::TABLE).load(Relaxed) == 0;
             life.store(CLOSED, Release);
             let text = key_word::TEXT..key_word::TEXT + key_word::TEXT_WORDS;
             for word in [key_word::HASH, key_word::HASH + 1, key_word::GATE].into_iter().chain(text) {
                 self.arena.word(into + word).store(self.arena.word(from + word).load(Acquire), Release);
             }
-            self.arena.word(into + key_word::TABLE).store(table.at, Release);
-            self.arena.word(into + key_word::LISTED).store(0, Release);
-            self.copy_habits(table, from, into);
+            self.block(into).word(key_word::TABLE).store(table.at.offset(), Release);
+            self.block(into).word(key_word::LISTED).store(0, Release);
+            self.block(into).copy_habits(table, self.block(from));
             if table.policy.is_counted() {
-                self.arena.word(into + key_word::OWN).store(self.new_number(), Release);
+                self.block(into).word(key_word::OWN).store(self.new_number(), Release);
             }
-            if let Some(base) = self.write_history(table, into, (history, now)) {
-                return Ok(self.publish(table, into, base).at);
+            if let Some(base) = self.block(into).write_history(table, (history, now)) {
+                return Ok(self.block(into).publish(table, base).at);
             }
             if is_new {
                 nonsense("a key with more starts than a block can hold");
@@ -185,38 +172,9 @@ impl Locked<'_> {
         }
     }
 
-    /// Copies what a key has besides its log: its backoff, the durations of its jobs, and its counters. A cancelled
-    /// start does not lose them, but a concurrent write may be lost. (Counters are written only under the structure
-    /// lock.)
-    fn copy_habits(&self, table: &Table, from: u64, into: u64) {
-        let words = self.arena.word(from + key_word::TABLE).load(Acquire);
-        let jobs = key_word::RING + table.ring;
-        let same = words != 0 && self.table_at(words).policy == table.policy;
-        let jobs = if same { jobs..jobs + table.policy.jobs() } else { 0..0 };
-        for word in [key_word::BACKOFF]
-            .into_iter()
-            .chain(key_word::COUNTS)
-            .chain(if same { key_word::SPACING..key_word::JOBS + 1 } else { 0..0 })
-            .chain(jobs)
-        {
-            self.arena.word(into + word).store(self.arena.word(from + word).load(Acquire), Release);
-        }
-        if !same {
-            self.arena.word(into + key_word::SPACING).store(0, Release);
-            self.arena.word(into + key_word::JOBS).store(0, Release);
-        }
-    }
-
-    /// Resets a key's backoff and what is known of its jobs.
-    pub fn forget_habits(&self, at: u64) {
-        for word in [key_word::BACKOFF, key_word::SPACING, key_word::JOBS] {
-            self.arena.word(at + word).store(0, Release);
-        }
-    }
-
     /// Doubles the number of lease slots, if `crowded`, the table without a free slot, is still the limit's. For a key
     /// with its own policy, doubles those of its plan.
-    pub fn add_slots(&self, limit: u64, table: &Table, crowded: u64, hash: Hash) -> Result<()> {
+    pub fn add_slots(&self, limit: LimitAt, table: &Table, crowded: TableAt, hash: Hash) -> Result<()> {
         // The limit's table may have more slots by now.
         if table.at != crowded || self.move_key(table, hash)? {
             return Ok(());
@@ -229,21 +187,21 @@ impl Locked<'_> {
             Some(policy) if plan.is_some() => self.set_plan(limit, (hash, ""), Some(policy)),
             Some(policy) => {
                 self.replace(limit, policy, false)?;
-                self.move_key(&self.table(limit), hash).map(drop)
+                self.move_key(&self.limit(limit).table(), hash).map(drop)
             }
             None => Err(Error::StoreFull { reason: "more recorded starts than a limit can hold".into() }),
         }
     }
 
-    pub(in crate::state) fn retire_block(&self, policy: Policy, at: u64) {
+    pub(in crate::state) fn retire_block(&self, policy: Policy, at: BlockAt) {
         self.retire_to(self.block_class(policy), at);
     }
 
-    pub(super) fn retire_to(&self, class: u64, at: u64) {
+    pub(super) fn retire_to(&self, class: u64, at: BlockAt) {
         let head = self.arena.word(FREE_KEYS + class);
         let (count, first) = free_blocks(head);
-        self.arena.word(at + key_word::NEXT).store(first, Release);
-        head.store((count + 1) << COUNT | at, Release);
+        self.block(at).word(key_word::NEXT).store(first.map_or(0, At::offset), Release);
+        head.store((count + 1) << COUNT | at.offset(), Release);
     }
 
     pub(super) fn has_used_block(&self, policy: Policy) -> bool {
@@ -255,28 +213,69 @@ impl Locked<'_> {
         free_blocks(self.arena.word(FREE_KEYS + self.block_class(policy))).0
     }
 
-    pub(super) fn used_block(&self, policy: Policy) -> Option<u64> {
+    pub(super) fn used_block(&self, policy: Policy) -> Option<BlockAt> {
         self.used_in(self.block_class(policy))
     }
 
-    pub(super) fn used_in(&self, class: u64) -> Option<u64> {
+    pub(super) fn used_in(&self, class: u64) -> Option<BlockAt> {
         let head = self.arena.word(FREE_KEYS + class);
         let (count, at) = free_blocks(head);
-        (at != 0).then(|| {
-            let next = self.arena.word(at + key_word::NEXT);
+        at.inspect(|at| {
+            let next = self.arena.word(*at + key_word::NEXT);
             head.store(count.saturating_sub(1) << COUNT | next.load(Acquire) & FIRST, Release);
             // It belongs to no table, but it is not new either.
             next.store(u64::MAX, Release);
-            at
         })
     }
 }
 
-impl Home {
+impl<'h> BlockCells<'h> {
+    /// Resets a key's backoff and what is known of its jobs.
+    pub fn forget_habits(self) {
+        for word in [key_word::BACKOFF, key_word::SPACING, key_word::JOBS] {
+            self.word(word).store(0, Release);
+        }
+    }
+
+    /// Copies what a key has besides its log: its backoff, the durations of its jobs, and its counters. A cancelled
+    /// start does not lose them, but a concurrent write may be lost. (Counters are written only under the structure
+    /// lock.)
+    pub(super) fn copy_habits(self, table: &Table, from: BlockCells) {
+        let was = At::some(from.word(key_word::TABLE).load(Acquire));
+        let jobs = key_word::RING + table.ring;
+        let same = was.is_some_and(|was| self.home.table_at(was).policy == table.policy);
+        let jobs = if same { jobs..jobs + table.policy.jobs() } else { 0..0 };
+        for word in [key_word::BACKOFF]
+            .into_iter()
+            .chain(key_word::COUNTS)
+            .chain(if same { key_word::SPACING..key_word::JOBS + 1 } else { 0..0 })
+            .chain(jobs)
+        {
+            self.word(word).store(from.word(word).load(Acquire), Release);
+        }
+        if !same {
+            self.word(key_word::SPACING).store(0, Release);
+            self.word(key_word::JOBS).store(0, Release);
+        }
+    }
+
+    /// Returns whether a key of an earlier table has no effect under the new policy. Its cells are sealed.
+    pub(super) fn is_nothing(self, own: &Table, table: &Table) -> bool {
+        let now = self.home.clock.now();
+        let mut history = self.history(own, (&self.cells(own), now));
+        self.home.carry_over(own, table, &mut history, now);
+        let longest = own.policy.longest().max(table.policy.longest());
+        // Forgotten starts may be newer than the known ones.
+        let stamps = history.starts.last().map(|start| start.stamp).into_iter();
+        let newest = stamps.chain(history.forgotten.iter().map(|some| some.stamp)).max();
+        let is_over = newest.is_none_or(|stamp| stamp + longest <= now.floor) && history.holds.is_empty();
+        is_over && !self.is_gated(own, now.floor)
+    }
+
     /// The history in the sealed cells of a block, with what did not fit there.
-    fn history(&self, own: &Table, at: u64, (cells, now): (&Cells, Now)) -> History {
+    pub(super) fn history(self, own: &Table, (cells, now): (&Cells, Now)) -> History {
         let mut history = cells.history(own.policy.longest(), now);
-        let word = |word| self.arena.word(at + word).load(Acquire);
+        let word = |word| self.word(word).load(Acquire);
         if own.policy.is_counted() {
             history.first_era = word(key_word::FIRST_ERA);
             history.end = history.era + 1;
@@ -284,16 +283,15 @@ impl Home {
         if let Cells::Meter(_) | Cells::Counter(_) = cells {
             (history.former, history.changed) = (word(key_word::FORMER), word(key_word::CHANGED));
         }
-        if let (Cells::Meter(_), table @ 1..) = (cells, history.former)
-            && let Shape::Bucket(before) = self.table_at(table).policy.0
+        if let (Cells::Meter(_), Some(table)) = (cells, At::some(history.former))
+            && let Shape::Bucket(before) = self.home.table_at(table).policy.0
         {
             history.rest.before = Some(before);
         }
         if let Cells::Log(_) | Cells::Slices(_) = cells {
             let first = word(key_word::LEFT_OUT);
             history.is_mixed = first & key_word::IS_MIXED != 0;
-            let mut older =
-                self.older_words(own, at).chunks_exact(2).map(|words| [0, 1].map(|i| words[i].load(Acquire)));
+            let mut older = self.older_words(own).chunks_exact(2).map(|words| [0, 1].map(|i| words[i].load(Acquire)));
             if let Cells::Log(_) = cells {
                 [history.first_era, history.era] = older.next().unwrap_or_default();
             }
@@ -312,14 +310,14 @@ impl Home {
 
     /// Starts another life of the closed cells in a block, with this history. Returns its base, or `None` if the lives
     /// are used up.
-    pub(in crate::state) fn write_history(&self, own: &Table, at: u64, (history, now): (&History, Now)) -> Option<u64> {
-        let cells = self.cells(own, KeyAt { at, life: CLOSED, table: own.at });
+    pub(in crate::state) fn write_history(self, own: &Table, (history, now): (&History, Now)) -> Option<u64> {
+        let cells = self.home.cells(own, KeyAt { at: self.at, life: CLOSED, table: own.at });
         let (most, since) = match &cells {
             Cells::Log(log) => (log.most_written(), 0),
             _ => (u64::MAX, now.floor.saturating_sub(own.policy.longest())),
         };
         if let Cells::Log(_) | Cells::Slices(_) = cells {
-            let mut older = self.older_words(own, at);
+            let mut older = self.older_words(own);
             if let Some((eras, others)) = older.split_first_chunk::<2>() {
                 eras[0].store(history.first_era, Release);
                 eras[1].store(history.era, Release);
@@ -329,8 +327,8 @@ impl Home {
             let mut next = || left_out.next().map_or((0, 0), |some| (some.units, some.stamp));
             let mixed = if history.is_mixed { key_word::IS_MIXED } else { 0 };
             let (units, stamp) = next();
-            self.arena.word(at + key_word::LEFT_OUT).store(units | mixed, Release);
-            self.arena.word(at + key_word::UNTIL).store(stamp, Release);
+            self.word(key_word::LEFT_OUT).store(units | mixed, Release);
+            self.word(key_word::UNTIL).store(stamp, Release);
             for words in older.chunks_exact(2) {
                 let (units, stamp) = next();
                 words[0].store(units, Release);
@@ -340,20 +338,22 @@ impl Home {
         if let Cells::Meter(_) | Cells::Counter(_) = cells {
             let is_empty = history.starts.is_empty() && history.forgotten.is_empty();
             let (former, changed) = if is_empty { (0, 0) } else { (history.former, history.changed) };
-            self.arena.word(at + key_word::FORMER).store(former, Release);
-            self.arena.word(at + key_word::CHANGED).store(changed, Release);
+            self.word(key_word::FORMER).store(former, Release);
+            self.word(key_word::CHANGED).store(changed, Release);
         }
         cells.write(history, own.policy.window(), now)
     }
 
     /// Where a log keeps what was left out of it, in addition to two words of the key: behind its origins.
-    fn older_words(&self, own: &Table, at: u64) -> &[AtomicU64] {
-        match self.arena.word(at + key_word::ORIGINS).load(Relaxed) {
-            origins @ 1.. if own.is_log => self.arena.words(origins + own.ring, OLDER_WORDS),
+    fn older_words(self, own: &Table) -> &'h [AtomicU64] {
+        match self.word(key_word::ORIGINS).load(Relaxed) {
+            origins @ 1.. if own.is_log => self.home.arena.words(origins + own.ring, OLDER_WORDS),
             _ => &[],
         }
     }
+}
 
+impl Home {
     /// Converts a key's starts to another policy. Places are not converted: they were taken under the previous policy,
     /// and are exchanged when they are presented.
     fn carry_over(&self, old: &Table, new: &Table, history: &mut History, now: Now) {
@@ -362,7 +362,7 @@ impl Home {
             (Shape::Bucket(bucket), Shape::Bucket(next)) => {
                 next.take_over(bucket, history, now);
                 if history.rest.before.is_none_or(|before| bucket.is_faster(&before)) {
-                    history.former = old.at;
+                    history.former = old.at.offset();
                 }
                 history.changed = now.ceil;
             }
@@ -394,7 +394,7 @@ impl Home {
 }
 
 /// The number of blocks in a list, and the first.
-fn free_blocks(head: &AtomicU64) -> (u64, u64) {
+fn free_blocks(head: &AtomicU64) -> (u64, Option<BlockAt>) {
     let word = head.load(Acquire);
-    (word >> COUNT, word & FIRST)
+    (word >> COUNT, At::some(word & FIRST))
 }

@@ -17,11 +17,14 @@ use crate::error::{Error, Result};
 use crate::fault;
 use crate::hash::Hash;
 use crate::state::cells::home::{Blocked, KeyAt, Table};
-use crate::state::cells::index::{Root, block, empty, entry};
+use crate::state::cells::index::Root;
 use crate::state::cells::layout::{
-    FREE_SEGMENTS, STUBS, SWEPT_HASH, SWEPT_LIMIT, SWEPT_ROUNDS, index_word, table_word,
+    At, BlockAt, DirectoryAt, FREE_SEGMENTS, STUBS, SWEPT_HASH, SWEPT_LIMIT, SWEPT_ROUNDS, TableAt, index_word,
+    table_word,
 };
 use crate::state::cells::locked::Locked;
+use crate::state::cells::segment::SegmentCells;
+use crate::state::cells::segment::{block, empty, entry, untagged};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -55,7 +58,7 @@ pub(crate) enum Space {
 
 /// The keys of a segment that stay, the blocks of those that go, and the blocks of keys of other tables, with their
 /// classes.
-type Partition = (Vec<u64>, std::vec::IntoIter<u64>, Vec<(u64, u64)>);
+type Partition = (Vec<BlockAt>, std::vec::IntoIter<BlockAt>, Vec<(u64, BlockAt)>);
 
 /// Which lease owners are dead. Each owner is checked once.
 #[derive(Default)]
@@ -68,7 +71,7 @@ impl Locked<'_> {
         let mut search = Search::default();
         // No other process repairs the key or makes space during this, but others may take the space that was made.
         for _ in 0..MOST_TURNS {
-            match self.find_or_begin(table, hash, &|at| self.begin(table, at, hash, text, starts)) {
+            match self.index(table).find_or_begin(hash, &|at| self.block(at).begin(table, hash, text, starts)) {
                 Ok(found) => return Ok(found),
                 Err(Blocked::Refused(error)) => return Err(error),
                 Err(Blocked::Full) => drop(search.has_found(self.make_space(table, hash, false)?, false)?),
@@ -81,22 +84,21 @@ impl Locked<'_> {
     /// Makes the space that [`Blocked::Full`] asked for, for a key with this hash. With `rests`, idle keys are not
     /// searched for.
     pub fn make_space(&self, table: &Table, hash: Hash, rests: bool) -> Result<Space> {
-        let Some(root) = self.root(table) else { return Ok(Space::Available) };
-        if let Some(plan) = self.plan_of_idle(table, hash) {
+        let Some(root) = self.index(table).root() else { return Ok(Space::Available) };
+        if let Some(plan) = self.index(table).plan_of_idle(hash) {
             return self.make_space_to_wake(&plan, rests);
         }
         let segment = self.segment_at(root, root.entry_of(hash.0[0]));
-        let capacity = self.capacity(segment);
-        let word = |word| self.arena.word(segment + word).load(Acquire);
+        let capacity = segment.capacity();
+        let word = |word| segment.word(word).load(Acquire);
         let rounds = || self.arena.word(SWEPT_ROUNDS).load(Acquire);
         let block = self.key_words(table.policy) + 16;
         let hoards = self.arena.has_space(block) || fault::planted("hoarded blocks");
         let most = if hoards { u64::MAX } else { STOCK };
-        let restock = || self.restock(table, self.segment_of(table, hash), most);
-        let slots = self.arena.words(segment + index_word::SLOTS, capacity);
-        let is_sealed = slots.iter().any(|slot| slot.load(Acquire) == index_word::SEALED);
+        let restock = || self.index(table).segment(hash).restock(self, table, most);
+        let is_sealed = segment.slots().iter().any(|slot| slot.load(Acquire) == index_word::SEALED);
         if is_sealed
-            || self.is_old(table, segment)
+            || segment.is_old(table)
             || word(index_word::COUNT) >= capacity / 4 * 3
             || word(index_word::FREE) >= capacity
         {
@@ -129,9 +131,9 @@ impl Locked<'_> {
 
     /// Returns whether the segment for a hash has blocks for new keys.
     fn has_stock(&self, table: &Table, hash: Hash) -> bool {
-        let segment = self.segment_of(table, hash);
-        let word = |word| self.arena.word(segment + word).load(Acquire);
-        !self.is_old(table, segment) && word(index_word::TAKEN) < word(index_word::FREE)
+        let segment = self.index(table).segment(hash);
+        let word = |word| segment.word(word).load(Acquire);
+        !segment.is_old(table) && word(index_word::TAKEN) < word(index_word::FREE)
     }
 
     /// Makes space for the cells of a key that has none.
@@ -144,38 +146,19 @@ impl Locked<'_> {
         Ok(self.grow_for_keys(2 * block).map_or_else(|full| Space::Searched(rounds(), full), |()| Space::Available))
     }
 
-    /// Gives a segment used blocks for as many keys as it has space for, but at most so many. Returns whether there were
-    /// any. A process that dies here loses one.
-    fn restock(&self, table: &Table, segment: u64, most: u64) -> bool {
-        let (free, capacity) = (self.arena.word(segment + index_word::FREE), self.capacity(segment));
-        let (first, space) = (free.load(Acquire), self.free_slots(segment).min(most));
-        let blocks = std::iter::from_fn(|| self.used_block(table.policy));
-        let stocked = (first..capacity.min(first + space)).zip(blocks).map(|(i, at)| {
-            self.arena.word(segment + index_word::SLOTS + capacity + i).store(at, Release);
-            free.store(i + 1, Release);
-        });
-        stocked.count() > 0
-    }
-
-    /// The number of keys that a segment has space for.
-    fn free_slots(&self, segment: u64) -> u64 {
-        let used = self.arena.word(segment + index_word::COUNT).load(Relaxed);
-        (self.capacity(segment) / 4 * 3).saturating_sub(used)
-    }
-
     // ---- segments ----
 
     /// Rewrites the segment for a hash without its idle keys: larger, or in two parts, if many keys remain. A sweep
     /// leaves no space for new keys. Returns how many blocks became free for all limits.
     pub(super) fn renew_segment(&self, table: &Table, hash: u64, is_sweep: bool) -> Result<u64> {
-        let root = self.root(table).expect("a table in use has an index");
+        let root = self.index(table).root().expect("a table in use has an index");
         let old = self.segment_at(root, root.entry_of(hash));
-        let before = self.capacity(old);
+        let before = old.capacity();
         // Get the space first: a sealed segment must be replaced.
-        let (dead, most, is_old) = (Dead::default(), before / 4 * 3, self.is_old(table, old));
+        let (dead, most, is_old) = (Dead::default(), before / 4 * 3, old.is_old(table));
         let empty_key = self.hash(b'k', "");
-        let stays = |at: &u64| self.hash_at(*at) == empty_key || self.stays(table, *at, is_old, &dead);
-        let used = self.entries(old).filter(stays).count() as u64;
+        let stays = |at: &BlockAt| self.block(*at).hash() == empty_key || self.stays(table, *at, is_old, &dead);
+        let used = old.entries().filter(stays).count() as u64;
         let is_split = used > before / 2 && before == index_word::MOST_CAPACITY;
         let directory = index_word::SLOTS + (2 << root.depth());
         let wanted = match used {
@@ -189,7 +172,7 @@ impl Locked<'_> {
         // If the store cannot grow, the present size still has space.
         let (wanted, is_split) = space.map(|wanted| (wanted, is_split)).or(same.map(|same| (same, false)))?;
         if !fault::planted("open index") {
-            self.seal_segment(old);
+            old.seal();
         }
         let (kept, idle, others) = self.part(table, old, is_old)?;
         // More keys may be in use by now.
@@ -204,71 +187,71 @@ impl Locked<'_> {
         let bit = 63 - (root.depth() - same.trailing_zeros());
         let parts = |hash: u64| if is_split { (hash >> bit & 1) as usize } else { 0 };
         let new_segment = || self.new_segment(capacity, table.at);
-        let new = [new_segment()?, if is_split { new_segment()? } else { 0 }];
+        let new = (0..1 + usize::from(is_split)).map(|_| new_segment()).collect::<Result<Vec<_>>>()?;
         for at in kept {
-            let hash = self.hash_at(at);
-            self.insert(table, new[parts(hash.0[0])], hash, at);
+            let hash = self.block(at).hash();
+            new[parts(hash.0[0])].insert(table, hash, at);
         }
         // Stocked blocks are not available to others: take no more than fit, and none at the end of a search.
-        let class = self.block_class(self.table_at(self.arena.word(old + index_word::TABLE).load(Acquire)).policy);
-        let (fits, stock) = (class == self.block_class(table.policy), self.take_stock(old).collect::<Vec<_>>());
+        let class = self.block_class(self.table_at(At::new(old.word(index_word::TABLE).load(Acquire))).policy);
+        let (fits, stock) = (class == self.block_class(table.policy), old.take_stock().collect::<Vec<_>>());
         let (stock, misfits) = if fits { (stock, Vec::new()) } else { (Vec::new(), stock) };
-        let is_of_other_size = |(class, _): &(u64, u64)| *class != self.block_class(table.policy);
+        let is_of_other_size = |(class, _): &(u64, BlockAt)| *class != self.block_class(table.policy);
         let (others, same): (Vec<_>, Vec<_>) =
-            others.into_iter().chain(self.take_returned(old)).partition(is_of_other_size);
+            others.into_iter().chain(old.take_returned()).partition(is_of_other_size);
         let mut blocks = stock.into_iter().chain(idle).chain(same.into_iter().map(|(_, at)| at));
         if !is_sweep {
-            new.iter().filter(|new| **new != 0).for_each(|new| self.stock(*new, &mut blocks));
+            new.iter().for_each(|new| new.stock(&mut blocks));
         }
-        let at = match depth {
-            0 => new[0],
+        let next = match depth {
+            0 => root.next(new[0].at, 0),
             _ => {
                 let directory = self.new_directory(depth)?;
                 for i in 0..1u64 << depth {
                     let was = self.segment_at(root, i >> (depth - root.depth()));
                     let is = if was == old { new[parts(i << (64 - depth))] } else { was };
-                    self.arena.word(directory + index_word::SLOTS + i).store(is, Release);
+                    self.arena.word(directory + index_word::SLOTS + i).store(is.at.offset(), Release);
                 }
-                directory
+                root.next(directory, depth)
             }
         };
         fault::point("segment-written");
-        self.arena.word(table.at + table_word::INDEX).store(root.next(at, depth).0, Release);
+        self.arena.word(table.at + table_word::INDEX).store(next.0, Release);
         // Only now: a process that restarts this work must find the blocks in their old places.
         let freed = blocks.map(|at| self.retire_block(table.policy, at)).count() as u64;
         misfits.into_iter().for_each(|at| self.retire_to(class, at));
         if !is_sweep {
             // The forgotten keys may return, and need blocks of this table's size then.
-            for segment in new.into_iter().filter(|new| *new != 0) {
-                self.restock(table, segment, others.len() as u64);
+            for segment in new {
+                segment.restock(self, table, others.len() as u64);
             }
         }
         others.into_iter().for_each(|(class, at)| self.retire_to(class, at));
         if root.depth() > 0 {
-            self.set_free(DIRECTORIES + u64::from(root.depth()), root.at());
+            self.set_free(DIRECTORIES + u64::from(root.depth()), root.directory());
         }
-        self.retire_segment(old);
+        self.set_free(u64::from(before.trailing_zeros()), old.at);
         Ok(freed)
     }
 
     /// Divides the keys of a sealed segment. It returns the keys in use; the closed blocks of idle keys of this table;
     /// and the closed blocks of plans and of previous tables. Stubs replace the plans' keys. Keys of previous tables
     /// are moved to this one or forgotten.
-    fn part(&self, table: &Table, segment: u64, is_old: bool) -> Result<Partition> {
+    fn part(&self, table: &Table, segment: SegmentCells, is_old: bool) -> Result<Partition> {
         let (mut kept, mut idle, mut others, dead) = (Vec::new(), Vec::new(), Vec::new(), Dead::default());
         let (empty_key, forgets) = (self.hash(b'k', ""), is_old && self.is_forgetting(table));
-        let is_retired = self.is_retired(self.limit_of(table));
-        for at in self.entries(segment) {
-            let is_empty_key = self.hash_at(at) == empty_key;
+        let is_retired = self.limit(self.of(table).limit()).is_retired();
+        for at in segment.entries() {
+            let is_empty_key = self.block(at).hash() == empty_key;
             if is_empty_key {
                 // The process that moved it may have died before this store.
-                self.arena.word(table.at + table_word::EMPTY_KEY).store(at, Release);
+                self.arena.word(table.at + table_word::EMPTY_KEY).store(at.offset(), Release);
             }
-            let (own, is_stub) = (&self.table_of_block(table, at), self.is_stub(at));
-            let (is_before, class) = (self.is_before(table, own), self.block_class(own.policy));
+            let (own, is_stub) = (&self.block(at).table(table), self.block(at).is_stub());
+            let (is_before, class) = (self.of(table).is_before(own), self.block_class(own.policy));
             if own.at != table.at && forgets {
                 if !is_stub {
-                    self.seal_cells(self.cells_at(own, at));
+                    self.seal_cells(self.block(at).cells(own));
                 }
                 if !is_before && !is_retired {
                     // The key keeps its plan and loses only its state.
@@ -282,12 +265,12 @@ impl Locked<'_> {
             }
             if is_before {
                 let is_nothing = self.is_over(own, at, &dead) && {
-                    self.seal_cells(self.cells_at(own, at));
-                    self.is_nothing(own, at, table)
+                    self.seal_cells(self.block(at).cells(own));
+                    self.block(at).is_nothing(own, table)
                 };
                 match is_nothing {
                     true => others.push((class, at)),
-                    false => kept.push(self.rewrite_as(table, self.hash_at(at), table, |_| {})?),
+                    false => kept.push(self.rewrite_as(table, self.block(at).hash(), table, |_| {})?),
                 }
                 continue;
             }
@@ -296,16 +279,16 @@ impl Locked<'_> {
                 continue;
             }
             if !fault::planted("reused in flight") {
-                self.seal_cells(self.cells_at(own, at));
+                self.seal_cells(self.block(at).cells(own));
             }
             // A decision may have come before the seal.
-            if self.is_idle(own, at) && own.at == table.at {
+            if self.block(at).is_idle(own) && own.at == table.at {
                 idle.push(at);
-            } else if self.is_idle(own, at) {
+            } else if self.block(at).is_idle(own) {
                 kept.push(self.stub_of(own, at, true)?);
                 others.push((class, at));
             } else {
-                kept.push(self.rewrite(table, self.hash_at(at), |_| {})?);
+                kept.push(self.rewrite(table, self.block(at).hash(), |_| {})?);
             }
         }
         Ok((kept, idle.into_iter(), others))
@@ -313,67 +296,33 @@ impl Locked<'_> {
 
     /// Returns whether the change in progress forgets the keys of old segments.
     pub(super) fn is_forgetting(&self, table: &Table) -> bool {
-        self.replaced(self.limit_of(table)).is_some_and(|replaced| replaced.is_forgetting)
+        self.limit(self.of(table).limit()).replaced().is_some_and(|replaced| replaced.is_forgetting)
     }
 
     /// Returns whether this key, or its stub, still needs a slot.
-    fn stays(&self, table: &Table, at: u64, is_old: bool, dead: &Dead) -> bool {
-        let own = self.table_of_block(table, at);
+    fn stays(&self, table: &Table, at: BlockAt, is_old: bool, dead: &Dead) -> bool {
+        let own = self.block(at).table(table);
         if own.at == table.at {
             return !self.is_over(table, at, dead);
         }
         // A limit that has lost its name keeps no stubs.
         let goes = is_old && self.is_forgetting(table);
-        !goes || !self.is_before(table, &own) && !self.is_retired(self.limit_of(table))
+        !goes || !self.of(table).is_before(&own) && !self.limit(self.of(table).limit()).is_retired()
     }
 
     /// Returns whether a key is idle, after reclaiming the leases of dead owners.
-    fn is_over(&self, table: &Table, at: u64, dead: &Dead) -> bool {
-        if let Cells::Leases(leases) = self.cells_at(table, at)
+    fn is_over(&self, table: &Table, at: BlockAt, dead: &Dead) -> bool {
+        if let Cells::Leases(leases) = self.block(at).cells(table)
             && !leases.is_idle()
         {
             let is_dead = |owner| *dead.0.borrow_mut().entry(owner).or_insert_with(|| self.is_dead(owner));
-            let (now, cooldown) = (self.clock.now().floor, self.table_of_block(table, at).policy.cooldown());
+            let (now, cooldown) = (self.clock.now().floor, self.block(at).table(table).policy.cooldown());
             if leases.reclaim(now, cooldown, || self.clock.now().ceil, is_dead).is_ok_and(|units| units > 0) {
                 leases.bell.fetch_add(1, SeqCst);
                 crate::os::wake_all(leases.bell);
             }
         }
-        self.is_idle(table, at)
-    }
-
-    /// Inserts a key into a segment that is not published yet.
-    pub(in crate::state) fn insert(&self, table: &Table, segment: u64, hash: Hash, at: u64) {
-        let capacity = self.capacity(segment);
-        if let Err(slot) = self.probe(table, segment, hash) {
-            let entry = entry(hash, at);
-            self.arena.words(segment + index_word::SLOTS, capacity)[slot as usize].store(entry, Relaxed);
-            self.arena.word(segment + index_word::COUNT).fetch_add(1, Relaxed);
-        }
-    }
-
-    /// The blocks of a sealed segment that no key has taken. From now on none can.
-    pub(super) fn take_stock(&self, segment: u64) -> impl Iterator<Item = u64> {
-        let capacity = self.capacity(segment);
-        let free = self.arena.word(segment + index_word::FREE).load(Acquire);
-        let taken =
-            self.arena.word(segment + index_word::TAKEN).fetch_or(index_word::CLOSED, AcqRel) & !index_word::CLOSED;
-        (taken..free).map(move |i| self.arena.word(segment + index_word::SLOTS + capacity + i).load(Acquire))
-    }
-
-    /// The block that was handed back to a segment, with its class. A process that dies with it loses it.
-    fn take_returned(&self, segment: u64) -> Option<(u64, u64)> {
-        let word = self.arena.word(segment + index_word::RETURNED).swap(0, AcqRel);
-        (word != 0).then_some((word >> index_word::TAG, word & ((1 << index_word::TAG) - 1)))
-    }
-
-    /// Stocks a new segment with blocks for new keys.
-    fn stock(&self, segment: u64, blocks: &mut impl Iterator<Item = u64>) {
-        let (capacity, space) = (self.capacity(segment), self.free_slots(segment));
-        let stocked = blocks.by_ref().take(space as usize).zip(0..).map(|(at, i)| {
-            self.arena.word(segment + index_word::SLOTS + capacity + i).store(at, Release);
-        });
-        self.arena.word(segment + index_word::FREE).store(stocked.count() as u64, Release);
+        self.block(at).is_idle(table)
     }
 
     /// Gets space for `count` segments of `capacity` slots and for a directory. Returns the number of slots, which is
@@ -397,60 +346,45 @@ impl Locked<'_> {
     }
 
     /// An empty segment for a table.
-    pub(super) fn new_segment(&self, capacity: u64, table: u64) -> Result<u64> {
+    pub(super) fn new_segment(&self, capacity: u64, table: TableAt) -> Result<SegmentCells<'_>> {
         let Some(at) = self.take_free(u64::from(capacity.trailing_zeros())) else {
             // The slots, and the same number of blocks for new keys.
             let at = self.allocate(index_word::SLOTS + 2 * capacity)?;
             self.arena.word(at + index_word::CAPACITY).store(capacity, Release);
-            self.arena.word(at + index_word::TABLE).store(table, Release);
-            return Ok(at);
+            self.arena.word(at + index_word::TABLE).store(table.offset(), Release);
+            return Ok(self.segment(at));
         };
-        self.arena.word(at + index_word::TABLE).store(table, Release);
-        let life = self.arena.word(at + index_word::LIFE).fetch_add(1, AcqRel) + 1;
+        let segment = self.segment(at);
+        segment.word(index_word::TABLE).store(table.offset(), Release);
+        let life = segment.word(index_word::LIFE).fetch_add(1, AcqRel) + 1;
         // A block that was handed back too late stays there.
         for word in [index_word::COUNT, index_word::FREE, index_word::TAKEN] {
-            self.arena.word(at + word).store(0, Release);
+            segment.word(word).store(0, Release);
         }
-        for slot in self.arena.words(at + index_word::SLOTS, capacity) {
+        for slot in segment.slots() {
             slot.store(empty(life), Release);
         }
-        Ok(at)
+        Ok(segment)
     }
 
-    fn new_directory(&self, depth: u32) -> Result<u64> {
+    fn new_directory(&self, depth: u32) -> Result<DirectoryAt> {
         match self.take_free(DIRECTORIES + u64::from(depth)) {
             Some(at) => Ok(at),
             None => self.allocate(index_word::SLOTS + (1 << depth)),
         }
     }
 
-    pub(super) fn seal_segment(&self, segment: u64) {
-        let capacity = self.capacity(segment);
-        for slot in self.arena.words(segment + index_word::SLOTS, capacity) {
-            let word = slot.load(Acquire);
-            if block(word).is_none() {
-                let _ = slot.compare_exchange(word, index_word::SEALED, AcqRel, Acquire);
-            }
-        }
-    }
-
-    fn retire_segment(&self, at: u64) {
-        self.set_free(u64::from(self.capacity(at).trailing_zeros()), at);
-    }
-
     /// Puts a segment or directory into a list of free ones.
-    fn set_free(&self, list: u64, at: u64) {
+    fn set_free<Words: Copy>(&self, list: u64, at: At<Words>) {
         let first = self.arena.word(FREE_SEGMENTS + list);
         self.arena.word(at + index_word::NEXT).store(first.load(Acquire), Release);
-        first.store(at, Release);
+        first.store(at.offset(), Release);
     }
 
-    fn take_free(&self, list: u64) -> Option<u64> {
+    fn take_free<Words: Copy>(&self, list: u64) -> Option<At<Words>> {
         let first = self.arena.word(FREE_SEGMENTS + list);
-        let at = first.load(Acquire);
-        (at != 0).then(|| {
-            first.store(self.arena.word(at + index_word::NEXT).load(Acquire), Release);
-            at
+        At::some(first.load(Acquire)).inspect(|at| {
+            first.store(self.arena.word(*at + index_word::NEXT).load(Acquire), Release);
         })
     }
 
@@ -463,20 +397,20 @@ impl Locked<'_> {
         let (began, mut found) = (Instant::now(), 0);
         let [limit, position, rounds] = [SWEPT_LIMIT, SWEPT_HASH, SWEPT_ROUNDS].map(|word| self.arena.word(word));
         // Limits added since then are part of the next round.
-        let mut limits = self.limits().skip_while(|at| ![0, *at].contains(&limit.load(Acquire)));
+        let mut limits = self.limits().skip_while(|at| ![0, at.offset()].contains(&limit.load(Acquire)));
         for at in limits.by_ref() {
-            limit.store(at, Release);
-            let table = self.table(at);
+            limit.store(at.offset(), Release);
+            let table = self.limit(at).table();
             loop {
                 let hash = position.load(Acquire);
-                let Some(root) = self.root(&table) else { break };
+                let Some(root) = self.index(&table).root() else { break };
                 let freed = match self.sweep_segment(&table, root, hash) {
                     // There is no space to rewrite this one.
                     Err(Error::StoreFull { .. }) => 0,
                     swept => swept?,
                 };
                 found += if self.block_class(table.policy) == class { freed } else { 0 };
-                let next = self.next_segment(&table, hash);
+                let next = self.index(&table).next_segment(hash);
                 position.store(next.unwrap_or(0), Release);
                 if next.is_none() {
                     break;
@@ -490,7 +424,7 @@ impl Locked<'_> {
             }
         }
         match limits.next() {
-            Some(next) => limit.store(next, Release),
+            Some(next) => limit.store(next.offset(), Release),
             None => {
                 limit.store(0, Release);
                 rounds.fetch_add(1, AcqRel);
@@ -502,17 +436,82 @@ impl Locked<'_> {
     /// Frees the unused blocks of a segment.
     pub(super) fn sweep_segment(&self, table: &Table, root: Root, hash: u64) -> Result<u64> {
         let segment = self.segment_at(root, root.entry_of(hash));
-        let word = |word| self.arena.word(segment + word).load(Acquire);
+        let word = |word| segment.word(word).load(Acquire);
         let (dead, empty_key) = (Dead::default(), self.hash(b'k', ""));
-        let is_idle = |at: &u64| {
-            let is_over = || self.is_over(&self.table_of_block(table, *at), *at, &dead);
-            self.hash_at(*at) != empty_key && !self.is_stub(*at) && is_over()
+        let is_idle = |at: &BlockAt| {
+            let is_over = || self.is_over(&self.block(*at).table(table), *at, &dead);
+            self.block(*at).hash() != empty_key && !self.block(*at).is_stub() && is_over()
         };
         let has_stock = word(index_word::FREE) > word(index_word::TAKEN);
-        if has_stock || self.entries(segment).any(|at| is_idle(&at)) {
+        if has_stock || segment.entries().any(|at| is_idle(&at)) {
             return self.renew_segment(table, hash, true);
         }
         Ok(0)
+    }
+}
+
+impl<'h> SegmentCells<'h> {
+    /// Publishes another block as a key's.
+    pub(super) fn set_entry(self, slot: u64, hash: Hash, block: BlockAt) {
+        self.slots()[slot as usize].store(entry(hash, block), Release);
+    }
+
+    /// Inserts a key into a segment that is not published yet.
+    pub(in crate::state) fn insert(self, table: &Table, hash: Hash, at: BlockAt) {
+        if let Err(slot) = self.probe(table, hash) {
+            self.slots()[slot as usize].store(entry(hash, at), Relaxed);
+            self.word(index_word::COUNT).fetch_add(1, Relaxed);
+        }
+    }
+
+    /// The blocks of a sealed segment that no key has taken. From now on none can.
+    pub(super) fn take_stock(self) -> impl Iterator<Item = BlockAt> + use<'h> {
+        let free = self.word(index_word::FREE).load(Acquire);
+        let taken = self.word(index_word::TAKEN).fetch_or(index_word::CLOSED, AcqRel) & !index_word::CLOSED;
+        (taken..free).map(move |i| At::new(self.stocked(i).load(Acquire)))
+    }
+
+    /// The block that was handed back to it, with its class. A process that dies with it loses it.
+    fn take_returned(self) -> Option<(u64, BlockAt)> {
+        let word = self.word(index_word::RETURNED).swap(0, AcqRel);
+        (word != 0).then_some((word >> index_word::TAG, untagged(word)))
+    }
+
+    /// Stocks a new segment with blocks for new keys.
+    fn stock(self, blocks: &mut impl Iterator<Item = BlockAt>) {
+        let space = self.free_slots();
+        let stocked = blocks.by_ref().take(space as usize).zip(0..).map(|(at, i)| {
+            self.stocked(i).store(at.offset(), Release);
+        });
+        self.word(index_word::FREE).store(stocked.count() as u64, Release);
+    }
+
+    pub(super) fn seal(self) {
+        for slot in self.slots() {
+            let word = slot.load(Acquire);
+            if block(word).is_none() {
+                let _ = slot.compare_exchange(word, index_word::SEALED, AcqRel, Acquire);
+            }
+        }
+    }
+
+    /// Gives it used blocks for as many keys as it has space for, but at most so many. Returns whether there were
+    /// any. A process that dies here loses one.
+    fn restock(self, locked: &Locked, table: &Table, most: u64) -> bool {
+        let (free, capacity) = (self.word(index_word::FREE), self.capacity());
+        let (first, space) = (free.load(Acquire), self.free_slots().min(most));
+        let blocks = std::iter::from_fn(|| locked.used_block(table.policy));
+        let stocked = (first..capacity.min(first + space)).zip(blocks).map(|(i, at)| {
+            self.stocked(i).store(at.offset(), Release);
+            free.store(i + 1, Release);
+        });
+        stocked.count() > 0
+    }
+
+    /// The number of keys that it has space for.
+    fn free_slots(self) -> u64 {
+        let used = self.word(index_word::COUNT).load(Relaxed);
+        (self.capacity() / 4 * 3).saturating_sub(used)
     }
 }
 

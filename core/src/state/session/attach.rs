@@ -188,7 +188,7 @@ impl LockedLane {
         let home = self.watched(home, store, path)?;
         home.start(identity.secret);
         home.start_list();
-        home.start_members();
+        home.members().start();
         Ok(home)
     }
 
@@ -206,7 +206,7 @@ impl LockedLane {
             if os::try_lock(&file, MEMBERS + number, 1).map_err(failed)? {
                 let lock = KeptLock::new(&file).map_err(failed)?;
                 let is_gone = |other| !os::is_locked(&file, MEMBERS + other, 1).unwrap_or(true);
-                home.enter_member(number, is_gone);
+                home.members().enter(number, is_gone);
                 return Ok(Member { number, _lock: lock });
             }
         }

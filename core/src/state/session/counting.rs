@@ -2,6 +2,7 @@
 
 use super::Session;
 use crate::error::Result;
+use crate::state::cells::layout::LimitAt;
 use crate::state::cells::locked::Locked;
 use crate::state::counts::Counts;
 use std::sync::Arc;
@@ -12,12 +13,12 @@ const LAST_WORDS: Duration = Duration::from_millis(10);
 
 impl Session {
     /// The counts of a limit of the current home in this process. Only for the holder of the structure lock.
-    pub(in crate::state) fn counts(&self, limit: u64) -> Arc<Counts> {
+    pub(in crate::state) fn counts(&self, limit: LimitAt) -> Arc<Counts> {
         self.book.lock().of((self.home_number(), limit), || self.home().hash(b'k', ""))
     }
 
     /// The counts of a limit of the current home, if this process has used the limit.
-    pub(in crate::state) fn counts_of(&self, limit: u64) -> Option<Arc<Counts>> {
+    pub(in crate::state) fn counts_of(&self, limit: LimitAt) -> Option<Arc<Counts>> {
         self.book.lock().find((self.home_number(), limit))
     }
 
@@ -28,7 +29,7 @@ impl Session {
     }
 
     /// Flushes the counts of one limit.
-    pub(in crate::state) fn flush_counts_of(&self, limit: u64, locked: &Locked) -> Result<()> {
+    pub(in crate::state) fn flush_counts_of(&self, limit: LimitAt, locked: &Locked) -> Result<()> {
         self.counts_of(limit).map_or(Ok(()), |counts| counts.flush(locked, limit))
     }
 

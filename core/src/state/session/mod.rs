@@ -400,7 +400,7 @@ impl Session {
                 } else if self.rare().generation != fork::generation() {
                     Locked::new(self.home(), None).disown();
                     // The thread that completed them belongs to the parent.
-                    self.home().see_to_changes(self.member(), false);
+                    self.home().changes().see_to(self.member(), false);
                 }
                 self.rare().generation = fork::generation();
                 let locked = Locked::new(self.home(), None);

@@ -4,6 +4,7 @@ use crate::algorithm::log::StartId;
 use crate::atomic::*;
 use crate::fork::PerProcess;
 use crate::hash::Hash;
+use crate::state::cells::layout::LimitAt;
 use crate::state::ledger::changed::Changed;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -40,7 +41,7 @@ pub(crate) struct Want {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RefusedStart {
     pub instance: u64,
-    pub limit: u64,
+    pub limit: LimitAt,
     pub hash: Hash,
     pub start: StartId,
     pub ahead: u64,

@@ -11,8 +11,12 @@ use crate::error::Result;
 use crate::hash::Hash;
 use crate::policy::{Policy, Shape};
 use crate::snapshot::{KeySnapshot, LimitSnapshot, Snapshot, Usage, WAIT_BOUNDS};
+use crate::state::cells::block::BlockCells;
 use crate::state::cells::home::{Home, KeyAt, Table};
-use crate::state::cells::layout::{index_word, key_word, limit_word};
+use crate::state::cells::index::Index;
+use crate::state::cells::layout::{LimitAt, index_word, key_word, limit_word};
+use crate::state::cells::limit::LimitCells;
+use crate::state::cells::segment::SegmentCells;
 use crate::state::counts::minutes::Minute;
 use crate::state::files::arena::ALLOCATED;
 use crate::state::ledger::executions::MINUTES_AT_ONCE;
@@ -89,10 +93,28 @@ impl KeyReading {
         self.stats.admitted + self.stats.denied
     }
 
+    fn retry_after(&self, home: &Home, gate: Tick) -> Duration {
+        let gate = gate.max(home.block(self.at.at).gate().load(Acquire));
+        match home.cells(&self.table, self.at) {
+            Cells::Leases(leases) => home.wait_for_units(&self.table, &leases, 1, gate).unwrap_or(LOOK_AGAIN),
+            cells => {
+                let ask = Ask::now(self.table.windows.as_slice(), 1, gate);
+                cells
+                    .view(&ask, || home.clock.now())
+                    .map_or(until(home, gate), |view| from_ticks(view.ready.saturating_sub(view.now)))
+            }
+        }
+    }
+
     /// By which keys are busier than others.
     fn rank(&self) -> (u64, u64) {
         (self.news, self.total())
     }
+}
+
+/// How long a gate stays closed.
+fn until(home: &Home, gate: Tick) -> Duration {
+    from_ticks(gate.saturating_sub(home.clock.now().floor))
 }
 
 /// The largest share of a window that is in use.
@@ -124,16 +146,16 @@ impl Session {
         crate::damage::or_damaged(
             || self.lane_path(),
             || {
-                let mut lately: HashMap<u64, Vec<Hash>> = HashMap::new();
+                let mut lately: HashMap<LimitAt, Vec<Hash>> = HashMap::new();
                 home.listed_lately().into_iter().for_each(|(limit, hash)| lately.entry(limit).or_default().push(hash));
-                let waiting = home.all_waiting();
+                let waiting = home.members().waiting();
                 let most = (WALKED / survey.policies.len().max(1)).max(WALKED_OF_ONE);
                 let sought = survey.sought.as_deref().map(|key| home.hash(b'k', key));
                 let limits = survey.policies.iter().filter_map(|known| {
                     let at = home.find_limit(&known.name)?;
                     let watched = survey.limits.entry(known.name.clone()).or_default();
                     let lately = lately.remove(&at).unwrap_or_default();
-                    let mut seen = home.survey_limit(at, known, watched, (lately, sought, most, keys));
+                    let mut seen = home.limit(at).survey(known, watched, (lately, sought, most, keys));
                     seen.waiting = match home.is_lane() {
                         true => waiting.get(&at).copied().unwrap_or(0),
                         false => self.counts_of(at).map_or(0, |counts| counts.waiting()),
@@ -146,7 +168,7 @@ impl Session {
                     url: self.url().to_owned(),
                     limits: limits.collect(),
                     counts_all_processes: true,
-                    processes: home.processes(),
+                    processes: home.members().processes(),
                     ledger_lag: home.listed_since().map_or(Duration::ZERO, |at| from_ticks(now.saturating_sub(at))),
                     lane_bytes: if home.is_lane() { home.arena.usable() * 8 } else { 0 },
                     failures: self.failures(),
@@ -199,8 +221,9 @@ impl Session {
             from = last + 1;
         }
         let lane = || self.lane_path();
-        let latest =
-            crate::damage::or_damaged(lane, || Ok(home.find_limit(name).map(|limit| home.latest_minutes(limit))))?;
+        let latest = crate::damage::or_damaged(lane, || {
+            Ok(home.find_limit(name).map(|limit| home.limit(limit).latest_minutes()))
+        })?;
         for new in latest.into_iter().flatten().filter(|minute| (began..=to).contains(&minute.at)) {
             match all.iter_mut().find(|minute: &&mut Minute| minute.at == new.at) {
                 Some(minute) => minute.merge(&new),
@@ -212,33 +235,109 @@ impl Session {
     }
 }
 
-impl Home {
-    fn survey_limit(
-        &self,
-        at: u64,
+impl Index<'_, '_> {
+    /// The approximate number of keys in a table's index, without the empty one.
+    fn key_count(self) -> u64 {
+        let count = |segment: SegmentCells| segment.word(index_word::COUNT).load(Acquire);
+        self.segments().map(count).sum::<u64>().saturating_sub(1)
+    }
+
+    /// The keys of the next segments, about `most` of them.
+    fn next_keys(self, next: &mut u64, most: usize) -> Vec<Hash> {
+        let mut all = Vec::new();
+        let mut segments = HashSet::new();
+        while all.len() < most {
+            let Some(root) = self.root() else { break };
+            let segment = self.home.segment_at(root, root.entry_of(*next));
+            // A full round.
+            if !segments.insert(segment.at) {
+                break;
+            }
+            let hashes: Vec<Hash> = segment.entries().filter_map(|at| self.home.block(at).checked_hash()).collect();
+            // Otherwise the words may belong to another index by now.
+            if self.root() == Some(root) {
+                all.extend(hashes);
+            }
+            *next = self.next_segment(*next).unwrap_or(0);
+        }
+        all.truncate(most.max(index_word::MOST_CAPACITY as usize));
+        all
+    }
+
+    /// Reads the keys that were busy, those that were used lately, about `most` others, and the key "".
+    fn read_keys(
+        self,
+        watched: &mut LimitMemory,
+        lately: impl IntoIterator<Item = Hash>,
+        most: usize,
+    ) -> Vec<KeyReading> {
+        let is_first = watched.totals.is_empty();
+        let mut hashes: Vec<Hash> = watched.totals.keys().copied().chain(lately).collect();
+        hashes.extend(self.next_keys(&mut watched.next, most));
+        hashes.push(self.home.hash(b'k', ""));
+        hashes.sort_unstable();
+        hashes.dedup();
+        let mut all: Vec<KeyReading> = hashes.into_iter().filter_map(|hash| self.survey_key(hash)).collect();
+        for seen in &mut all {
+            // The usage before the first survey is not recent, but nothing else is known at that time.
+            let before = watched.totals.get(&seen.hash).copied();
+            seen.news = seen.total() - before.unwrap_or(if is_first { 0 } else { seen.total() }).min(seen.total());
+        }
+        all
+    }
+
+    fn show_key(self, seen: &KeyReading, gate: Tick) -> KeySnapshot {
+        let block = self.home.block(seen.at.at);
+        let is_own = seen.table.at != self.table.at && self.home.of(self.table).has_plan(seen.table.at);
+        KeySnapshot {
+            key: block.text(),
+            id: id_of(seen.hash),
+            overriding: is_own.then_some(seen.table.policy),
+            usage: shown(&seen.table.policy, &seen.usage),
+            retry_after: seen.retry_after(self.home, gate),
+            paused_for: until(self.home, block.gate().load(Acquire)),
+            stats: seen.stats,
+        }
+    }
+
+    fn survey_key(self, hash: Hash) -> Option<KeyReading> {
+        let at = self.find(hash).ok()??;
+        let own = self.home.of(self.table).for_key(at);
+        let stats = self.home.block(at.at).stats();
+        let usage = self.home.of(&own).usage(self.home.cells(&own, at));
+        // Otherwise it has moved, and the words may have belonged to another key.
+        (self.find(hash).ok()?? == at).then_some(KeyReading { at, table: own, hash, stats, usage, news: 0 })
+    }
+}
+
+impl LimitCells<'_> {
+    fn survey(
+        self,
         known: &KnownLimit,
         watched: &mut LimitMemory,
         (lately, sought, most, most_shown): (Vec<Hash>, Option<Hash>, usize, usize),
     ) -> LimitSnapshot {
-        let (table, empty) = (self.table(at), self.hash(b'k', ""));
-        let mut all = self.read_keys(&table, watched, lately.into_iter().chain(sought), most);
+        let home = self.home;
+        let (table, empty) = (self.table(), home.hash(b'k', ""));
+        let index = home.index(&table);
+        let mut all = index.read_keys(watched, lately.into_iter().chain(sought), most);
         let fullest = all.iter().max_by(|a, b| fullness(&a.usage).total_cmp(&fullness(&b.usage)));
-        let gate = self.limit_gate(at).load(Acquire);
+        let gate = self.gate().load(Acquire);
         let declared = &known.declared;
         let (usage, retry_after) = match fullest {
-            Some(seen) => (shown(&seen.table.policy, &seen.usage), self.retry_after(seen, gate)),
+            Some(seen) => (shown(&seen.table.policy, &seen.usage), seen.retry_after(home, gate)),
             // The key is being rewritten at this moment.
             None => (shown(&table.policy, &[(table.capacity, 0)]), Duration::ZERO),
         };
         let fullest =
-            fullest.filter(|seen| seen.hash != empty).map(|seen| (self.text_of(seen.at.at), id_of(seen.hash)));
+            fullest.filter(|seen| seen.hash != empty).map(|seen| (home.block(seen.at.at).text(), id_of(seen.hash)));
         all.retain(|seen| seen.hash != empty);
         all.sort_by(|a, b| {
             let fuller = fullness(&b.usage).total_cmp(&fullness(&a.usage));
             b.rank().cmp(&a.rank()).then(fuller).then(a.hash.cmp(&b.hash))
         });
         watched.remember(&all, most_shown);
-        let is_closed = |seen: &KeyReading| !self.until(self.key_gate(seen.at.at).load(Acquire)).is_zero();
+        let is_closed = |seen: &KeyReading| !until(home, home.block(seen.at.at).gate().load(Acquire)).is_zero();
         let is_hot = |seen: &&KeyReading| seen.total() > 0 || seen.table.at != table.at || is_closed(seen);
         let is_sought = |seen: &&KeyReading| Some(seen.hash) == sought;
         let hot = all.iter().take(most_shown).filter(is_hot).chain(all.iter().skip(most_shown).filter(is_sought));
@@ -249,113 +348,26 @@ impl Home {
             overriding: declared.overriding,
             usage,
             fullest,
-            peak: self.peak(at),
+            peak: self.peak(),
             retry_after,
-            paused_for: self.until(gate),
+            paused_for: until(home, gate),
             waiting: 0,
-            waits: self.get::<{ WAIT_BOUNDS.len() + 1 }>(at + limit_word::WAITS),
-            places_lost: self.arena.word(at + limit_word::PLACES_LOST).load(Acquire),
-            stats: self.counts(at),
-            keys: self.key_count(&table),
-            hot_keys: hot.map(|seen| self.show_key(&table, seen, gate)).collect(),
+            waits: home.get::<{ WAIT_BOUNDS.len() + 1 }>(self.at + limit_word::WAITS),
+            places_lost: self.word(limit_word::PLACES_LOST).load(Acquire),
+            stats: self.counts(),
+            keys: index.key_count(),
+            hot_keys: hot.map(|seen| index.show_key(seen, gate)).collect(),
             grants: None,
         }
     }
+}
 
-    /// Reads the keys that were busy, those that were used lately, about `most` others, and the key "".
-    fn read_keys(
-        &self,
-        table: &Table,
-        watched: &mut LimitMemory,
-        lately: impl IntoIterator<Item = Hash>,
-        most: usize,
-    ) -> Vec<KeyReading> {
-        let is_first = watched.totals.is_empty();
-        let mut hashes: Vec<Hash> = watched.totals.keys().copied().chain(lately).collect();
-        hashes.extend(self.next_keys(table, &mut watched.next, most));
-        hashes.push(self.hash(b'k', ""));
-        hashes.sort_unstable();
-        hashes.dedup();
-        let mut all: Vec<KeyReading> = hashes.into_iter().filter_map(|hash| self.survey_key(table, hash)).collect();
-        for seen in &mut all {
-            // The usage before the first survey is not recent, but nothing else is known at that time.
-            let before = watched.totals.get(&seen.hash).copied();
-            seen.news = seen.total() - before.unwrap_or(if is_first { 0 } else { seen.total() }).min(seen.total());
-        }
-        all
-    }
-
-    fn until(&self, gate: Tick) -> Duration {
-        from_ticks(gate.saturating_sub(self.clock.now().floor))
-    }
-
-    fn survey_key(&self, table: &Table, hash: Hash) -> Option<KeyReading> {
-        let at = self.find(table, hash).ok()??;
-        let own = self.table_of(table, at);
-        let stats = self.stats_at(at.at);
-        let usage = self.usage(&own, self.cells(&own, at));
-        // Otherwise it has moved, and the words may have belonged to another key.
-        (self.find(table, hash).ok()?? == at).then_some(KeyReading { at, table: own, hash, stats, usage, news: 0 })
-    }
-
-    fn show_key(&self, table: &Table, seen: &KeyReading, gate: Tick) -> KeySnapshot {
-        let own_gate = self.key_gate(seen.at.at).load(Acquire);
-        let is_own = seen.table.at != table.at && self.is_plan_of(table, seen.table.at);
-        KeySnapshot {
-            key: self.text_of(seen.at.at),
-            id: id_of(seen.hash),
-            overriding: is_own.then_some(seen.table.policy),
-            usage: shown(&seen.table.policy, &seen.usage),
-            retry_after: self.retry_after(seen, gate),
-            paused_for: self.until(own_gate),
-            stats: seen.stats,
-        }
-    }
-
-    fn retry_after(&self, seen: &KeyReading, gate: Tick) -> Duration {
-        let gate = gate.max(self.key_gate(seen.at.at).load(Acquire));
-        match self.cells(&seen.table, seen.at) {
-            Cells::Leases(leases) => self.wait_for_units(&seen.table, &leases, 1, gate).unwrap_or(LOOK_AGAIN),
-            cells => {
-                let ask = Ask::now(seen.table.windows.as_slice(), 1, gate);
-                cells
-                    .view(&ask, || self.clock.now())
-                    .map_or(self.until(gate), |view| from_ticks(view.ready.saturating_sub(view.now)))
-            }
-        }
-    }
-
-    /// The approximate number of keys in a table's index, without the empty one.
-    fn key_count(&self, table: &Table) -> u64 {
-        let count = |segment| self.arena.word(segment + index_word::COUNT).load(Acquire);
-        self.segments(table).map(count).sum::<u64>().saturating_sub(1)
-    }
-
-    /// The keys of the next segments, about `most` of them.
-    fn next_keys(&self, table: &Table, next: &mut u64, most: usize) -> Vec<Hash> {
-        let mut all = Vec::new();
-        let mut segments = HashSet::new();
-        while all.len() < most {
-            let Some(root) = self.root(table) else { break };
-            let segment = self.segment_at(root, root.entry_of(*next));
-            // A full round.
-            if !segments.insert(segment) {
-                break;
-            }
-            let hashes: Vec<Hash> = self.entries(segment).filter_map(|at| self.hash_of_block(at)).collect();
-            // Otherwise the words may belong to another index by now.
-            if self.root(table) == Some(root) {
-                all.extend(hashes);
-            }
-            *next = self.next_segment(table, *next).unwrap_or(0);
-        }
-        all.truncate(most.max(index_word::MOST_CAPACITY as usize));
-        all
-    }
-
-    fn hash_of_block(&self, at: u64) -> Option<Hash> {
-        let is_inside = at.saturating_add(key_word::RING) <= self.arena.word(ALLOCATED).load(Acquire);
-        is_inside.then(|| Hash(self.get(at + key_word::HASH)))
+impl BlockCells<'_> {
+    /// The hash of its key, if there is a block.
+    fn checked_hash(self) -> Option<Hash> {
+        let is_inside =
+            self.at.offset().saturating_add(key_word::RING) <= self.home.arena.word(ALLOCATED).load(Acquire);
+        is_inside.then(|| self.hash())
     }
 }
 
@@ -382,7 +394,7 @@ fn id_of(Hash([id, _]): Hash) -> String {
     format!("{id:016x}")
 }
 
-/// The windows of the units that [`Home::usage`] returns.
+/// The windows of the units that [`TableCells::usage`] returns.
 fn windows_of(policy: &Policy, count: usize) -> Vec<Option<Duration>> {
     match policy.windows() {
         windows if windows.len() == count => windows.iter().map(|window| Some(from_ticks(window.length))).collect(),

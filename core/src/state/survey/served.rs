@@ -11,7 +11,7 @@ use crate::server::Family;
 use crate::server::survey::{Found, KeyUse, Question};
 use crate::snapshot::{GrantSnapshot, KeySnapshot, LimitSnapshot, Snapshot, WAIT_BOUNDS};
 use crate::state::cells::home::Table;
-use crate::state::cells::layout::limit_word;
+use crate::state::cells::layout::{LimitAt, limit_word};
 use crate::state::counts::minutes::this_minute;
 use crate::state::ledger::declared::Declared;
 use crate::state::names::registry::{TimeLeft, of_key_in, policy_in};
@@ -53,7 +53,7 @@ impl ServedMemory {
 
 /// A limit as this process knows it, and its keys here, busiest first.
 struct Here {
-    at: u64,
+    at: LimitAt,
     table: Table,
     keys: Vec<KeyReading>,
 }
@@ -133,13 +133,13 @@ impl Session {
     /// The limits that this process has used.
     fn find_here(&self, names: &[String], survey: &mut Survey) -> Vec<Option<Here>> {
         let home = self.home();
-        let mut lately: HashMap<u64, Vec<Hash>> = HashMap::new();
+        let mut lately: HashMap<LimitAt, Vec<Hash>> = HashMap::new();
         home.listed_lately().into_iter().for_each(|(limit, hash)| lately.entry(limit).or_default().push(hash));
         let most = (WALKED / names.len().max(1)).max(WALKED_OF_ONE);
         let find = |name: &String| {
             let at = home.find_limit(name)?;
-            let (table, watched) = (home.table(at), survey.limits.entry(name.clone()).or_default());
-            let mut keys = home.read_keys(&table, watched, lately.remove(&at).unwrap_or_default(), most);
+            let (table, watched) = (home.limit(at).table(), survey.limits.entry(name.clone()).or_default());
+            let mut keys = home.index(&table).read_keys(watched, lately.remove(&at).unwrap_or_default(), most);
             keys.sort_by_key(|seen| Reverse(seen.rank()));
             Some(Here { at, table, keys })
         };
@@ -226,12 +226,12 @@ impl Session {
         let mut held = 0;
         for (table, key) in here.iter().flat_map(|here| here.keys.iter().map(|key| (&here.table, key))) {
             if key.total() > 0 {
-                let is_own = key.table.at != table.at && home.is_plan_of(table, key.table.at);
+                let is_own = key.table.at != table.at && home.of(table).has_plan(key.table.at);
                 let own = is_own.then_some(key.table.policy);
                 all.entry(key.hash).or_insert_with(|| Seen { own, ..unused(key.hash, own.unwrap_or(policy)) });
             }
             let Some(seen) = all.get_mut(&key.hash) else { continue };
-            (seen.text, seen.stats, seen.rank) = (Some(home.text_of(key.at.at)), key.stats, key.rank());
+            (seen.text, seen.stats, seen.rank) = (Some(home.block(key.at.at).text()), key.stats, key.rank());
             if let Cells::Grants(grants) = home.cells(&key.table, key.at) {
                 // What was granted to this process and has not started is not in use.
                 let free = grants.held();
@@ -262,8 +262,8 @@ impl Session {
             paused_for: from_ticks(gate.saturating_sub(now)),
             waiting: counts.as_ref().map_or(0, |counts| counts.waiting()),
             waits: at.map_or([0; WAIT_BOUNDS.len() + 1], |at| home.get(at + limit_word::WAITS)),
-            places_lost: at.map_or(0, |at| home.arena.word(at + limit_word::PLACES_LOST).load(Acquire)),
-            stats: at.map_or_else(Stats::default, |at| home.counts(at)),
+            places_lost: at.map_or(0, |at| home.limit(at).word(limit_word::PLACES_LOST).load(Acquire)),
+            stats: at.map_or_else(Stats::default, |at| home.limit(at).counts()),
             keys: found.keys,
             hot_keys: Vec::new(),
             grants: home

@@ -24,6 +24,7 @@ use crate::error::{Error, Result};
 use crate::fork::{self, jitter};
 use crate::hash::Hash;
 use crate::state::cells::home::{Blocked, Found, Home};
+use crate::state::cells::layout::LimitAt;
 use crate::state::cells::locked::Locked;
 use crate::state::files::lane;
 use crate::state::ledger::database::Database;
@@ -206,7 +207,7 @@ impl Session {
     fn finish_abandoned(&self) {
         let began = Instant::now();
         let continue_changes = || self.with_lock_for(TAKEN_BACK_BY, |locked| locked.continue_changes());
-        while self.home().is_abandoned()
+        while self.home().changes().are_abandoned()
             && began.elapsed() < FINISHING
             && continue_changes().is_ok_and(|is_done| !is_done)
         {
@@ -233,7 +234,7 @@ impl Session {
     }
 
     /// Writes all starts of some limits.
-    fn write_limits(&self, lead: &Lead, patience: Duration, limits: &[u64]) -> Result<()> {
+    fn write_limits(&self, lead: &Lead, patience: Duration, limits: &[LimitAt]) -> Result<()> {
         let mut from = Some((0, 0));
         while let Some(place) = from {
             from = self.write(lead, patience, |locked| locked.gather_from(limits, place))?.next;
@@ -324,7 +325,7 @@ impl Session {
                 let Some(limit) = locked.find_limit(name) else { return Ok((None, false)) };
                 // No start may happen under an earlier policy any more.
                 locked.finish_change(limit)?;
-                Ok((Some(limit), locked.has_lost_more(&locked.table(limit))))
+                Ok((Some(limit), locked.of(&locked.limit(limit).table()).has_lost_more()))
             })?;
             self.write_limits(lead, patience, found.as_slice())?;
             let longest = declared.current().longest();
@@ -512,9 +513,9 @@ impl Session {
         };
         for refused in all.into_iter().filter(|refused| refused.instance == locked.instance) {
             let undo = || {
-                let table = locked.table(refused.limit);
+                let table = locked.limit(refused.limit).table();
                 let Some(found) = locked.find_or_repair(&table, refused.hash) else { return Ok(()) };
-                let own = locked.table_of(&table, found);
+                let own = locked.of(&table).for_key(found);
                 locked
                     .rewrite(&table, refused.hash, |history| {
                         take_back(&own, history, refused.start, refused.ahead);

@@ -5,7 +5,7 @@ use crate::damage::or_damaged;
 use crate::error::{Error, Result};
 use crate::hash::Hash;
 use crate::state::cells::home::{Blocked, Home};
-use crate::state::cells::layout::RESTORING;
+use crate::state::cells::layout::{LimitAt, RESTORING};
 use crate::state::cells::locked::Locked;
 use crate::state::ledger::gather::moment;
 use crate::state::ledger::restoring::{LedgerKey, Past, Rows};
@@ -32,12 +32,12 @@ impl Session {
     pub(in crate::state) fn restore_locked(
         &self,
         locked: &Locked,
-        limit: u64,
+        limit: LimitAt,
         (hash, text): (Hash, &str),
     ) -> Result<()> {
-        let table = locked.table(limit);
-        if locked.may_restore(&table) && locked.block_of(&table, hash).is_none() {
-            let (now, key) = (moment(locked).1.uptime, ((locked.id_of(limit), hash), table.policy.longest()));
+        let table = locked.limit(limit).table();
+        if locked.of(&table).may_restore() && locked.index(&table).block(hash).is_none() {
+            let (now, key) = (moment(locked).1.uptime, ((locked.limit(limit).id(), hash), table.policy.longest()));
             let rows = self.with_database(|database| database.rows_of_key(key, now, locked.past()))?;
             let mut search = Search::default();
             while !rows.is_empty() {
@@ -70,8 +70,8 @@ impl Session {
         let (past, now) = (home.past(), moment(home).1.uptime);
         let (found, then) = self.with_ledger(&lead, |database| {
             let (keys, then) = database.keys_to_restore(first, past)?;
-            let limits = home.limits().map(|limit| (home.id_of(limit), (limit, home.table(limit))));
-            let limits: BTreeMap<_, _> = limits.filter(|(_, (_, table))| home.may_restore(table)).collect();
+            let limits = home.limits().map(|limit| (home.limit(limit).id(), (limit, home.limit(limit).table())));
+            let limits: BTreeMap<_, _> = limits.filter(|(_, (_, table))| home.of(table).may_restore()).collect();
             let here = keys.iter().filter_map(|key| limits.get(&key.0).zip(Some(*key)));
             let here: Vec<_> = here.collect();
             let wanted: Vec<_> = here.iter().map(|((_, table), key)| (*key, table.policy.longest())).collect();
@@ -86,11 +86,11 @@ impl Session {
         fault::point("rows-read");
         self.with_lane_of(&lead, TAKEN_BACK_BY, |locked| {
             for (limit, hash, rows) in &found {
-                match locked.restore_key(&locked.table(*limit), *hash, &rows.text, rows) {
+                match locked.restore_key(&locked.limit(*limit).table(), *hash, &rows.text, rows) {
                     Err(Blocked::Refused(error)) => return Err(error),
                     // The rest waits for the next second.
                     Err(_) => {
-                        locked.make_space(&locked.table(*limit), *hash, false)?;
+                        locked.make_space(&locked.limit(*limit).table(), *hash, false)?;
                         return Err(Error::busy(format!("restoring {}", self.url())));
                     }
                     Ok(()) => {}

@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::fork;
 use crate::policy::Policy;
 use crate::state::cells::home::Table;
+use crate::state::cells::layout::{BlockAt, LimitAt};
 use crate::state::cells::locked::Locked;
 use crate::state::files::lane;
 use crate::state::ledger::database::Database;
@@ -67,7 +68,7 @@ impl Session {
             }
             error => Err(error),
         };
-        let limits = |locked: &Locked| Ok((locked.instance, locked.limits().collect::<Vec<u64>>()));
+        let limits = |locked: &Locked| Ok((locked.instance, locked.limits().collect::<Vec<LimitAt>>()));
         let (instance, limits) = match self.with_lock(limits) {
             Ok(found) => found,
             Err(error) => {
@@ -149,7 +150,7 @@ fn is_by(policy: Policy, own: &Table) -> bool {
 
 fn has_limit(locked: &Locked, KnownLimit { name, declared, .. }: &KnownLimit) {
     let limit = locked.find_limit(name).unwrap_or_else(|| nonsense(format!("no limit \"{name}\"")));
-    let table = locked.table(limit);
+    let table = locked.limit(limit).table();
     if !is_by(declared.current(), &table) {
         nonsense(format!("limit \"{name}\" by the policy \"{}\"", table.policy));
     }
@@ -158,32 +159,32 @@ fn has_limit(locked: &Locked, KnownLimit { name, declared, .. }: &KnownLimit) {
 fn has_key(locked: &Locked, KnownKey { limit, key, policy, .. }: &KnownKey) {
     // The limit may no longer be declared, and unused since.
     let (Some(policy), Some(at)) = (policy, locked.find_limit(limit)) else { return };
-    let table = locked.table(at);
-    let found = locked.block_of(&table, locked.hash(b'k', key)).map(|at| locked.table_of_block(&table, at));
+    let table = locked.limit(at).table();
+    let found = locked.index(&table).block(locked.hash(b'k', key)).map(|at| locked.block(at).table(&table));
     if !found.is_some_and(|own| own.at != table.at && is_by(*policy, &own)) {
         nonsense(format!("key \"{key}\" of limit \"{limit}\" without its policy"));
     }
 }
 
 /// Checks keys of limits for a moment, starting at a limit and a hash.
-fn look(home: &Locked, limits: &[u64], next: &Cell<(usize, u64)>) {
+fn look(home: &Locked, limits: &[LimitAt], next: &Cell<(usize, u64)>) {
     let began = Instant::now();
     while let (n, hash) = next.get()
         && let Some(&limit) = limits.get(n)
         && began.elapsed() <= MOMENT
     {
-        let table = home.table(limit);
-        let root = home.root(&table).unwrap_or_else(|| nonsense(format!("no index of limit {limit}")));
-        for at in home.entries(home.segment_at(root, root.entry_of(hash))).filter(|&at| !home.is_stub(at)) {
+        let table = home.limit(limit).table();
+        let root = home.index(&table).root().unwrap_or_else(|| nonsense(format!("no index of limit {limit}")));
+        for at in home.segment_at(root, root.entry_of(hash)).entries().filter(|&at| !home.block(at).is_stub()) {
             look_at_key(home, &table, at);
         }
-        next.set(home.next_segment(&table, hash).map_or((n + 1, 0), |hash| (n, hash)));
+        next.set(home.index(&table).next_segment(hash).map_or((n + 1, 0), |hash| (n, hash)));
     }
 }
 
-fn look_at_key(home: &Locked, table: &Table, at: u64) {
-    let own = home.table_of_block(table, at);
-    match home.find_or_repair(table, home.hash_at(at)) {
+fn look_at_key(home: &Locked, table: &Table, at: BlockAt) {
+    let own = home.block(at).table(table);
+    match home.find_or_repair(table, home.block(at).hash()) {
         Some(key) if key.at == at => {
             let (unwritten, _) = home.cells(&own, key).unlogged(own.policy.longest(), home.clock.now());
             let units: u64 = unwritten.iter().fold(0, |sum, start| sum.saturating_add(start.units));
@@ -192,6 +193,6 @@ fn look_at_key(home: &Locked, table: &Table, at: u64) {
             }
         }
         // A block that has been replaced stays in no index.
-        _ => nonsense(format!("a key of the limit at {} that is not where it is looked for", home.limit_of(table))),
+        _ => nonsense(format!("a key of the limit at {} that is not where it is looked for", home.of(table).limit())),
     }
 }
