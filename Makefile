@@ -52,7 +52,7 @@ $(VENV)/ready: bindings/python/requirements-dev.txt examples/fleet/requirements.
 	touch $@
 
 # What is built for other languages is built again when one of its files has changed, or when the package is gone.
-CORE := Cargo.toml Cargo.lock core/Cargo.toml $(shell find core/src -type f)
+CORE := Cargo.toml Cargo.lock core/Cargo.toml core/algorithms/Cargo.toml $(shell find core/src core/algorithms/src -type f)
 
 wheel: $(VENV)/wheel
 $(VENV)/wheel: $(VENV)/ready $(CORE) bindings/python/Cargo.toml bindings/python/pyproject.toml bindings/python/README.md \
@@ -268,7 +268,7 @@ format: $(VENV)/lint $(NODE_TOOLS)
 QUICK := --profile quick --features workglow-limit/fault-points,workglow-limit/tower -p workglow-limit-cli -p workglow-limit-node -p workglow-limit-python
 
 quick: quick-tools lint $(VENV)/ready
-	cargo clippy --quiet $(QUICK) -p workglow-limit -p workglow-limit-ffi --all-targets -- $(DENY)
+	cargo clippy --quiet $(QUICK) -p workglow-limit -p workglow-limit-algorithms -p workglow-limit-ffi --all-targets -- $(DENY)
 	cargo clippy --quiet --profile quick -p workglow-limit --tests -- $(DENY)
 	cargo build --quiet $(QUICK) -p workglow-limit-ffi
 	rm -f $(TARBALL) # It is made from the folder that this writes.

@@ -20,7 +20,8 @@ from pathlib import Path
 from lanes import side_by_side
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ["-p", "workglow-limit", "-p", "workglow-limit-cli", "-p", "workglow-limit-ffi", "-p", "workglow-limit-node"]
+OURS = ["workglow-limit", *(f"workglow-limit-{part}" for part in ("algorithms", "cli", "ffi", "node"))]
+PACKAGES = [word for package in OURS for word in ("-p", package)]
 FEATURES = ["--features", "workglow-limit/fault-points,workglow-limit/tower"]
 TESTS = ["test", "--no-run", *PACKAGES]
 DRAWN = ["build", "-p", "workglow-limit-bench", "--bin", "pictures", "--bin", "playground"]

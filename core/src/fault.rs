@@ -5,8 +5,9 @@
 //! for tests, and counts the keys visited while the structure lock is held: a test cannot distinguish a long time from
 //! a busy machine.
 
-#[cfg(all(feature = "fault-points", not(model)))]
+#[cfg(feature = "fault-points")]
 mod on {
+    use crate::algorithm::fault as algorithm;
     use std::cell::Cell;
     use std::sync::Mutex;
     use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*};
@@ -69,6 +70,7 @@ mod on {
         let Some(place) = points().position(|listed| listed == point) else {
             panic!("no point named {point}: {:?}", points().collect::<Vec<_>>());
         };
+        algorithm::PASS.get_or_init(|| pass);
         let mut armed = ARMED.lock().unwrap();
         *armed = Some(Box::new(action));
         POINT.store(place + 1, Release);
@@ -145,7 +147,7 @@ mod on {
     }
 }
 
-#[cfg(all(feature = "fault-points", not(model)))]
+#[cfg(feature = "fault-points")]
 pub use on::{DECIDING, GROWING, LEASING, REWRITING, at, in_small_steps, most_looked_at, restore_at_once};
 
 /// A lane that is rebuilt from more starts than these is used before all of them are restored.
@@ -153,29 +155,29 @@ const RESTORED_AT_ONCE: u64 = 10_000;
 
 /// Returns how many starts are restored at once when a lane is rebuilt.
 pub(crate) fn most_restored_at_once() -> u64 {
-    #[cfg(all(feature = "fault-points", not(model)))]
+    #[cfg(feature = "fault-points")]
     return on::most_restored_at_once();
-    #[cfg(not(all(feature = "fault-points", not(model))))]
+    #[cfg(not(feature = "fault-points"))]
     RESTORED_AT_ONCE
 }
 
 /// Returns whether the ledger's writer leaves keys to their first use.
 pub(crate) fn leaves_keys() -> bool {
-    #[cfg(all(feature = "fault-points", not(model)))]
+    #[cfg(feature = "fault-points")]
     return on::leaves_keys();
-    #[cfg(not(all(feature = "fault-points", not(model))))]
+    #[cfg(not(feature = "fault-points"))]
     false
 }
 
 /// Returns whether this bug is planted. Only in test builds, to show that the tests find it. `PLANT` names the bug.
-#[cfg(any(model, feature = "fault-points"))]
+#[cfg(feature = "fault-points")]
 pub(crate) fn planted(bug: &str) -> bool {
     static PLANTED: std::sync::OnceLock<Option<String>> = std::sync::OnceLock::new();
     PLANTED.get_or_init(|| std::env::var("PLANT").ok()).as_deref() == Some(bug)
 }
 
 /// Returns whether this bug is planted: never in this build.
-#[cfg(not(any(model, feature = "fault-points")))]
+#[cfg(not(feature = "fault-points"))]
 #[inline(always)]
 pub(crate) const fn planted(_: &str) -> bool {
     false
@@ -190,7 +192,7 @@ pub(crate) fn site() -> String {
 }
 
 /// Makes the clocks of this process stand still for this long, as if its machine had been paused.
-#[cfg(all(feature = "fault-points", not(model)))]
+#[cfg(feature = "fault-points")]
 pub fn stand_still(length: std::time::Duration) {
     crate::time::STOOD_STILL_NS.fetch_add(length.as_nanos() as u64, std::sync::atomic::Ordering::Relaxed);
 }
@@ -206,29 +208,29 @@ pub(crate) fn lease_ms() -> Option<u64> {
 /// Returns whether a change of many keys leaves the structure lock as often as it can.
 #[inline(always)]
 pub(crate) fn takes_small_steps() -> bool {
-    #[cfg(all(feature = "fault-points", not(model)))]
+    #[cfg(feature = "fault-points")]
     return on::takes_small_steps();
-    #[cfg(not(all(feature = "fault-points", not(model))))]
+    #[cfg(not(feature = "fault-points"))]
     false
 }
 
 /// Passes a point.
 #[inline(always)]
 pub(crate) fn point(_name: &'static str) {
-    #[cfg(all(feature = "fault-points", not(model)))]
+    #[cfg(feature = "fault-points")]
     on::pass(_name);
 }
 
 /// Counts a key that is visited in a walk over many.
 #[inline(always)]
 pub(crate) fn looked() {
-    #[cfg(all(feature = "fault-points", not(model)))]
+    #[cfg(feature = "fault-points")]
     on::looked();
 }
 
 /// Marks that the structure lock was taken or released.
 #[inline(always)]
 pub(crate) fn held() {
-    #[cfg(all(feature = "fault-points", not(model)))]
+    #[cfg(feature = "fault-points")]
     on::held();
 }

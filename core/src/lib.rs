@@ -88,66 +88,40 @@
 #[cfg(not(target_os = "linux"))]
 compile_error!("workglow-limit supports only Linux so far");
 
-// The model checker (`--cfg model`) builds only the algorithms and what they need.
-#[cfg_attr(model, allow(dead_code))]
-mod algorithm;
-#[cfg_attr(model, allow(dead_code, unused_imports))]
-mod atomic;
-#[cfg_attr(model, allow(dead_code))]
+use workglow_limit_algorithms::{self as algorithm, atomic};
+
+mod address;
+mod damage;
+mod decision;
 mod error;
 #[cfg(feature = "fault-points")]
 #[doc(hidden)]
 pub mod fault;
 #[cfg(not(feature = "fault-points"))]
 mod fault;
-#[cfg_attr(model, allow(dead_code))]
-mod time;
-
-#[cfg(not(model))]
-mod address;
-#[cfg(not(model))]
-mod damage;
-#[cfg(not(model))]
-mod decision;
-#[cfg(not(model))]
 mod fork;
-#[cfg(not(model))]
 mod hash;
-#[cfg(not(model))]
 pub mod hooks;
-#[cfg(not(model))]
 mod limiter;
-#[cfg(not(model))]
 mod metrics;
-#[cfg(not(model))]
 mod observer;
-#[cfg(not(model))]
 mod onlooker;
-#[cfg(not(model))]
 mod os;
-#[cfg(not(model))]
 mod permit;
-#[cfg(not(model))]
 mod policy;
-#[cfg(not(model))]
 mod server;
-#[cfg(not(model))]
 mod snapshot;
-#[cfg(not(model))]
 mod state;
-#[cfg(not(model))]
 mod stats;
-#[cfg(not(model))]
 mod store;
-#[cfg(all(not(model), feature = "tower"))]
+mod time;
+#[cfg(feature = "tower")]
 pub mod tower;
-#[cfg(not(model))]
 mod waiting;
 
 pub use error::{Cause, Error, Result};
 pub use time::ManualClock;
 
-#[cfg(not(model))]
 pub use {
     decision::Decision,
     limiter::{
@@ -161,14 +135,12 @@ pub use {
 };
 
 /// Limiters that you write.
-#[cfg(not(model))]
 pub mod custom {
     pub use crate::limiter::{Custom, CustomLimiter, End, Verdict};
 }
 
 /// What dashboards and metrics read: snapshots of a store, and the counts of its limits. Reading takes no part in
 /// decisions.
-#[cfg(not(model))]
 pub mod observe {
     pub use crate::metrics::{MetricsFormat, MetricsOptions};
     pub use crate::observer::Observer;
@@ -180,7 +152,6 @@ pub mod observe {
 }
 
 /// What the tools of operators use: checks of a store and its server, and the texts of policies.
-#[cfg(not(model))]
 pub mod admin {
     pub use crate::policy::{parse_all as parse_policies, parse_time};
     #[cfg(feature = "postgres")]
@@ -191,7 +162,6 @@ pub mod admin {
 
 /// What event loops, schedulers and bindings to other languages use: lines that they advance themselves, calls that must
 /// not wait, and the units of other languages.
-#[cfg(not(model))]
 pub mod embed {
     pub use crate::fork::generation as fork_generation;
     pub use crate::limiter::{

@@ -339,7 +339,7 @@ fn says_synchronised(state: i32, status: i32) -> bool {
     state >= 0 && state != libc::TIME_ERROR && status & libc::STA_UNSYNC == 0
 }
 
-#[cfg(all(test, not(model)))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -1,44 +1,14 @@
-//! Time as decisions count it: whole microseconds ("ticks") since the store's epoch, on a clock that only moves
-//! forward.
+//! The clock of a store, and conversions between durations and ticks.
 //!
 //! The clock is the kernel's boot clock plus an offset that the store keeps. So all processes of the machine read the
-//! same clock, and setting the wall clock has no effect. Stamps round up and comparisons round down, so that no
-//! rounding ever admits a start early.
+//! same clock, and setting the wall clock has no effect.
 
+pub(crate) use crate::algorithm::time::{EPOCH_LEAD, LONGEST, Now, Tick};
 use crate::error::{Error, Result};
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU64, Ordering::*};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-
-/// A point in time, in microseconds since the store's epoch.
-pub(crate) type Tick = u64;
-
-const DAY: u64 = 86_400_000_000;
-
-/// The longest window, period or pause: 366 days, in ticks.
-pub(crate) const LONGEST: Tick = 366 * DAY;
-
-/// A store's epoch lies this far before its creation. A zero stamp ("never used") has then left every window by the
-/// first decision, so zeroed memory is a fresh limiter without a special case.
-pub(crate) const EPOCH_LEAD: Tick = 400 * DAY;
-
-/// One reading of the clock, rounded both ways. The true time lies in `[floor, ceil]`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Now {
-    /// For "has this moment come?".
-    pub floor: Tick,
-    /// For "when did this happen?".
-    pub ceil: Tick,
-}
-
-impl Now {
-    #[inline(always)]
-    fn from_ns(ns: u64) -> Now {
-        let floor = ns / 1_000;
-        Now { floor, ceil: floor + u64::from(floor * 1_000 != ns) }
-    }
-}
 
 /// A clock for tests: it stands still until it is advanced. Clones share one time.
 ///
@@ -326,15 +296,9 @@ pub fn from_unix_ns(ns: i64) -> SystemTime {
     if ns >= 0 { UNIX_EPOCH + distance } else { UNIX_EPOCH - distance }
 }
 
-#[cfg(all(test, not(model)))]
+#[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_reading_is_rounded_both_ways() {
-        assert_eq!(Now::from_ns(5_000), Now { floor: 5, ceil: 5 });
-        assert_eq!(Now::from_ns(5_001), Now { floor: 5, ceil: 6 });
-    }
 
     #[test]
     fn windows_round_up_and_have_a_range() {

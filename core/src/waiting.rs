@@ -210,7 +210,7 @@ impl Error {
     }
 }
 
-#[cfg(all(test, not(model)))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

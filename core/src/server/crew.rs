@@ -126,7 +126,7 @@ pub fn finish_calls(most: Duration) {
     }
 }
 
-#[cfg(all(test, not(model)))]
+#[cfg(test)]
 mod tests {
     use super::*;
     use std::sync::Barrier;

@@ -42,7 +42,7 @@ pub use store::{Store, doctor};
 pub(crate) use survey::Survey;
 pub(crate) use writer::unwritten::Unwritten;
 
-#[cfg(all(test, not(model)))]
+#[cfg(test)]
 mod tests {
     use std::fs;
     use std::path::Path;

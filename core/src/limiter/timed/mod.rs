@@ -18,7 +18,7 @@ use crate::hash::Hash;
 use crate::permit::{Kind, RawPermit, TimedPermit};
 use crate::policy::{self, Policy, Shape};
 use crate::state::{Blocked, Home, Key, Limit, STORE_AGAIN, Store, Table};
-use crate::time::Tick;
+use crate::time::{Tick, uptime};
 use std::collections::{HashMap, VecDeque};
 
 /// A timed limit in a store.
@@ -121,7 +121,7 @@ impl Timed {
     #[inline(always)]
     fn before_asking(&self, found: &Key) {
         if let Some(jobs) = found.jobs()
-            && found.cells().is_idle(found.table.policy.longest(), found.home().clock.now())
+            && found.cells().is_idle(found.table.policy.longest(), found.home().clock.now(), uptime)
         {
             jobs.forget();
         }

@@ -17,7 +17,7 @@ use crate::damage::nonsense;
 use crate::decision::LOOK_AGAIN;
 use crate::hash::Hash;
 use crate::policy::Shape;
-use crate::time::{Tick, from_ticks};
+use crate::time::{Tick, from_ticks, uptime};
 use std::time::Duration;
 
 /// A key's head and its ring.
@@ -140,7 +140,7 @@ impl<'h> BlockCells<'h> {
     /// Returns whether the key can be forgotten without any effect.
     pub(in crate::state) fn is_idle(self, table: &Table) -> bool {
         let now = self.home.clock.now();
-        self.cells(table).is_idle(table.policy.longest(), now) && !self.is_gated(table, now.floor)
+        self.cells(table).is_idle(table.policy.longest(), now, uptime) && !self.is_gated(table, now.floor)
     }
 
     /// Returns whether starts of the key are blocked: by its own gate; or by the limit's gate, if forgetting the key

@@ -328,7 +328,7 @@ fn explain(path: &Path, error: rusqlite::Error) -> Error {
     Error::store(doing, format_args!("{plainly} ({error})"))
 }
 
-#[cfg(all(test, not(model)))]
+#[cfg(test)]
 pub(in crate::state) mod tests {
     use super::*;
     use std::sync::atomic::{AtomicU64, Ordering::*};

@@ -329,7 +329,7 @@ fn prune(transaction: &Transaction, added: usize, now: Moment, after: i64) -> ru
     Ok(())
 }
 
-#[cfg(all(test, not(model)))]
+#[cfg(test)]
 mod tests {
     use super::super::database::tests::{Scratch, count};
     use super::*;

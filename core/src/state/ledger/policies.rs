@@ -375,7 +375,7 @@ fn program() -> String {
     format!("{program} (process {})", std::process::id())
 }
 
-#[cfg(all(test, not(model)))]
+#[cfg(test)]
 mod tests {
     use super::super::database::tests::Scratch;
     use super::*;

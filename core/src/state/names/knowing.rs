@@ -103,7 +103,7 @@ impl Session {
     }
 }
 
-#[cfg(all(test, not(model)))]
+#[cfg(test)]
 mod tests {
     use crate::state::Store;
 

@@ -1,0 +1,31 @@
+//! Named points inside a decision at which a test can stop or kill the process, to show that no other process waits for
+//! it.
+//!
+//! They exist only with the feature `fault-points`. What happens there is the business of the crate above: see [`PASS`].
+
+/// What each point calls with its name, once a test has set it.
+#[cfg(feature = "fault-points")]
+pub static PASS: std::sync::OnceLock<fn(&'static str)> = std::sync::OnceLock::new();
+
+/// Passes a point.
+#[inline(always)]
+pub(crate) fn point(_name: &'static str) {
+    #[cfg(feature = "fault-points")]
+    if let Some(pass) = PASS.get() {
+        pass(_name);
+    }
+}
+
+/// Returns whether this bug is planted. Only in test builds, to show that the tests find it. `PLANT` names the bug.
+#[cfg(any(model, feature = "fault-points"))]
+pub(crate) fn planted(bug: &str) -> bool {
+    static PLANTED: std::sync::OnceLock<Option<String>> = std::sync::OnceLock::new();
+    PLANTED.get_or_init(|| std::env::var("PLANT").ok()).as_deref() == Some(bug)
+}
+
+/// Returns whether this bug is planted: never in this build.
+#[cfg(not(any(model, feature = "fault-points")))]
+#[inline(always)]
+pub(crate) const fn planted(_: &str) -> bool {
+    false
+}

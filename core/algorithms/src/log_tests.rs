@@ -1,0 +1,138 @@
+//! The statements about words at the head of `log.rs`, in histories of one thread.
+
+use super::*;
+use crate::Algorithm;
+use crate::random_tests::Random;
+use std::collections::HashSet;
+
+const W: Tick = 20;
+
+struct Cells {
+    /// The head, the counters, the life and the base, in the order of [`Cells::log`].
+    words: [AtomicU64; 7],
+    ring: Vec<AtomicU64>,
+    origins: Vec<AtomicU64>,
+    /// Every word that a slot ever held.
+    held: Vec<HashSet<u64>>,
+    last: Vec<u64>,
+}
+
+impl Cells {
+    fn new(size: usize) -> Cells {
+        let zeros = || (0..size).map(|_| AtomicU64::new(0)).collect();
+        Cells {
+            words: std::array::from_fn(|_| AtomicU64::new(0)),
+            ring: zeros(),
+            origins: zeros(),
+            held: vec![HashSet::from([0]); size],
+            last: vec![0; size],
+        }
+    }
+
+    fn log(&self) -> Log<'_> {
+        let [head, cleared, own, logged, peak, life, base] = &self.words;
+        let (number, base) = (life.load(Acquire), base.load(Acquire));
+        Log { head, cleared, own, logged, peak, ring: &self.ring, origins: &self.origins, life, number, base, born: 0 }
+    }
+
+    /// Asserts that no new word since the previous call was in its slot before.
+    fn look(&mut self) {
+        for (i, slot) in self.ring.iter().enumerate() {
+            let word = slot.load(Acquire);
+            if word != self.last[i] {
+                assert!(self.held[i].insert(word), "slot {i} holds {word:x} again");
+                self.last[i] = word;
+            }
+        }
+    }
+
+    /// Continues with the contents of `from`, less what `edit` removes.
+    fn take_over(&self, from: &Cells, now: Now, edit: impl FnOnce(&mut Vec<Start>)) {
+        from.log().seal();
+        let mut history = from.log().history(W, now);
+        edit(&mut history.starts);
+        let [.., life, base] = &self.words;
+        let number = life.load(Acquire) + 1;
+        life.store(CLOSED, Release);
+        base.store(self.log().write(&history, now).unwrap(), Release);
+        life.store(number, Release);
+    }
+}
+
+/// All sorts of starts, places that start early or late, and successive lives in the same cells. (`PLANT="same again"`,
+/// `PLANT="forgotten peak"`.)
+#[test]
+fn no_slot_ever_holds_the_same_word_twice() {
+    for seed in 1..=2_000 {
+        let mut random = Random::seeded(seed);
+        let limit = 1 + random.below(3);
+        let windows = [Window { limit, length: W }];
+        let (mut cells, mut other) = (Cells::new(16), Cells::new(16));
+        let mut tick = 10 * W;
+        let mut places: Vec<StartId> = Vec::new();
+        // In some histories, laps take no time.
+        let (pace, forced) = (random.below(3), random.below(40));
+        for _ in 0..300 {
+            tick += random.below(4).saturating_sub(pace);
+            let now = Now { floor: tick, ceil: tick };
+            let weight = 1 + random.below(limit);
+            let ask = Ask::now(&windows, weight, 0);
+            match random.below(10 + forced) {
+                0..2 => drop(cells.log().claim(&ask, || now).unwrap()),
+                2 | 10.. => drop(cells.log().claim(&Ask { force: true, weight: 1, ..ask }, || now).unwrap()),
+                3..6 => {
+                    let grace = random.below(3 * W);
+                    let ask = Ask { reserve: true, patience: 2 * W, grace, ..ask };
+                    if let Some(taken) = cells.log().claim(&ask, || now).unwrap().taken {
+                        places.push(StartId { ticket: taken.ticket, stamp: taken.stamp, weight });
+                    }
+                }
+                6..9 if !places.is_empty() => {
+                    let place = places.swap_remove(random.below(places.len() as u64) as usize);
+                    let stamp = cells.log().present(place, W, now).unwrap();
+                    assert!(stamp.is_none_or(|stamp| stamp <= place.stamp && stamp >= tick.min(place.stamp)));
+                }
+                9 if random.below(5) == 0 => {
+                    let gone = random.below(4);
+                    let none = random.below(3) == 0;
+                    other.take_over(&cells, now, |starts| {
+                        starts.retain(|start| !none && start.id % 4 != gone);
+                    });
+                    cells.look();
+                    std::mem::swap(&mut cells, &mut other);
+                }
+                _ => {}
+            }
+            cells.look();
+        }
+    }
+}
+
+/// A place starts early. Many lives later its slot holds a place that would have the former word of the first one.
+/// (`PLANT="forgotten peak"`.)
+#[test]
+fn no_later_life_has_the_word_of_a_place_that_started_early() {
+    const LONG: Tick = 2_000;
+    let windows = [Window { limit: 1, length: LONG }];
+    let (mut cells, mut other) = (Cells::new(16), Cells::new(16));
+    let now = Now { floor: 10 * LONG, ceil: 10 * LONG };
+    let reserve = |cells: &Cells, grace| {
+        let ask = Ask { reserve: true, grace, ..Ask::now(&windows, 1, 0) };
+        cells.log().claim(&ask, || now).unwrap().taken.unwrap()
+    };
+    let taken = reserve(&cells, LONG / 2);
+    cells.look();
+    let word = cells.ring[taken.ticket as usize].load(Acquire);
+    let place = StartId { ticket: taken.ticket, stamp: taken.stamp, weight: 1 };
+    assert_eq!(cells.log().present(place, LONG, now), Ok(Some(now.ceil)));
+    cells.look();
+    while cells.log().tail().unwrap().ticket % 32 != taken.ticket || cells.words[5].load(Acquire) == 0 {
+        other.take_over(&cells, now, Vec::clear);
+        cells.take_over(&other, now, Vec::clear);
+        cells.look();
+        other.look();
+    }
+    let next = now.ceil.wrapping_sub(cells.log().base);
+    reserve(&cells, (word >> STAMP).saturating_sub(next));
+    cells.look();
+}
