@@ -246,6 +246,7 @@ lint: $(VENV)/lint $(NODE_TOOLS)
 	scripts/versions
 	scripts/features
 	scripts/compatible
+	git apply --check tests/torture/planted.patch
 
 # Warnings are errors with the Rust whose lints the code was last mended for. A newer one may know more: it prints them, and fails nobody.
 LINTED := 1.95

@@ -66,7 +66,6 @@
 use super::log::{Answer, Ask, PLACE, SETTLED, STARTED, Stage, StartId, Taken, View, put};
 use super::{Algorithm, Forgotten, History, Sealed, Start, Tries};
 use crate::atomic::{AtomicU64, *};
-use crate::fault;
 use crate::time::{LONGEST, Now, Tick};
 
 const SEAL: u64 = 1;
@@ -274,8 +273,7 @@ impl Seen {
     /// Returns the window and the tick at which a start of this weight first fits, from this tick of this window on.
     #[inline(always)]
     fn earliest(&self, weight: u64, from: Tick, first: u64) -> (u64, Tick) {
-        let blind = fault::planted("stale frontier");
-        let first = first.max(if blind { 0 } else { self.frontier() });
+        let first = first.max(self.frontier());
         // At the latest, the second window after the frontier is empty, and so is the one before it.
         for number in first..first.saturating_add(4) {
             let start = self.start_of(number);
@@ -342,7 +340,7 @@ impl Counter<'_> {
     /// Checks that these cells still have the intended life. Call this last, before anything that was read is trusted.
     #[inline(always)]
     fn is_alive(&self) -> Result<(), Sealed> {
-        if self.life.load(Acquire) == self.number || fault::planted("blind life") { Ok(()) } else { Err(Sealed) }
+        if self.life.load(Acquire) == self.number { Ok(()) } else { Err(Sealed) }
     }
 
     /// Reads both cells, at one moment.
@@ -350,7 +348,7 @@ impl Counter<'_> {
     fn read(&self) -> [u64; 2] {
         loop {
             let cells = [self.ring[0].load(Acquire), self.ring[1].load(Acquire)];
-            if self.ring[0].load(Acquire) == cells[0] || fault::planted("torn windows") {
+            if self.ring[0].load(Acquire) == cells[0] {
                 return cells;
             }
         }
@@ -392,7 +390,7 @@ impl Counter<'_> {
     #[inline(always)]
     fn step(&self, seen: &Seen, number: u64, weight: u64) -> Option<[u64; 2]> {
         let frontier = seen.frontier();
-        let counts = (number - frontier).is_multiple_of(2) || fault::planted("open previous");
+        let counts = (number - frontier).is_multiple_of(2);
         let (at, next) = match counts {
             true => (number, word(number, seen.units_of(number) + weight)),
             false => (frontier, word(number - 1, seen.units_of(number - 1)) | CLOSED),
@@ -583,7 +581,7 @@ impl Counter<'_> {
         let counted = || history.starts.iter().filter(|start| start.units > 0);
         // Above everything that a caller of an earlier life knows.
         let highest = self.ring.iter().map(|cell| number_in(cell.load(Relaxed))).max().unwrap_or(0);
-        let base = base_of(newest, if fault::planted("numbers again") { 2 } else { highest + 2 });
+        let base = base_of(newest, highest + 2);
         let number = newest.wrapping_sub(base);
         if number > HALF {
             return None;

@@ -15,17 +15,3 @@ pub(crate) fn point(_name: &'static str) {
         pass(_name);
     }
 }
-
-/// Returns whether this bug is planted. Only in test builds, to show that the tests find it. `PLANT` names the bug.
-#[cfg(any(model, feature = "fault-points"))]
-pub(crate) fn planted(bug: &str) -> bool {
-    static PLANTED: std::sync::OnceLock<Option<String>> = std::sync::OnceLock::new();
-    PLANTED.get_or_init(|| std::env::var("PLANT").ok()).as_deref() == Some(bug)
-}
-
-/// Returns whether this bug is planted: never in this build.
-#[cfg(not(any(model, feature = "fault-points")))]
-#[inline(always)]
-pub(crate) const fn planted(_: &str) -> bool {
-    false
-}

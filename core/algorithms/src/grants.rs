@@ -27,7 +27,6 @@
 //! relaxed.
 
 use crate::atomic::*;
-use crate::fault;
 use crate::time::Tick;
 
 /// The most grants of a key.
@@ -100,12 +99,12 @@ const RATE: u64 = 1_000;
 
 /// Returns at least this duration, by a clock that may run fast by its rate.
 pub fn longer(ticks: Tick) -> Tick {
-    if fault::planted("drift ignored") { ticks } else { ticks.saturating_add(ticks.div_ceil(RATE)) }
+    ticks.saturating_add(ticks.div_ceil(RATE))
 }
 
 /// Returns at most this duration, by a clock that may run slow by its rate.
 pub fn shorter(ticks: Tick) -> Tick {
-    if fault::planted("drift ignored") { ticks } else { ticks.saturating_sub(ticks.div_ceil(RATE)) }
+    ticks.saturating_sub(ticks.div_ceil(RATE))
 }
 
 /// The duration of a limit's grants, and what follows from its windows. (bench/fleet/README.md explains the values.)
@@ -337,7 +336,7 @@ impl<'a> Grants<'a> {
         for cell in self.cells() {
             let mut state = cell[cell::STATE].load(Acquire);
             // If this life continues after that, the turn belongs to this life.
-            while state & LEFT >= weight && (!self.is_over() || fault::planted("another key's units")) {
+            while state & LEFT >= weight && !self.is_over() {
                 let from = cell[cell::FROM].load(Relaxed);
                 if now < from || now >= cell[cell::UNTIL].load(Relaxed) {
                     break;
@@ -551,7 +550,7 @@ impl<'a> Grants<'a> {
     pub fn take_over(&self, asker: &Asker, process: u32) -> bool {
         let taken = u64::from(process) << STAYS | asker.seen & LOW;
         let is_taken = self.word(Grants::ASKING).compare_exchange(asker.seen, taken, AcqRel, Acquire).is_ok();
-        if is_taken && !fault::planted("grants of the dead") {
+        if is_taken {
             self.void();
         }
         is_taken
@@ -662,10 +661,6 @@ impl<'a> Grants<'a> {
             if !is_open(state) {
                 return 0;
             }
-            if fault::planted("open grants") {
-                cell[cell::STATE].store(next_turn(state, 0), Release);
-                return state & LEFT;
-            }
             match cell[cell::STATE].compare_exchange(state, next_turn(state, 0), AcqRel, Acquire) {
                 Ok(_) => return state & LEFT,
                 Err(newer) => state = newer,
@@ -711,9 +706,7 @@ impl<'a> Grants<'a> {
     /// elsewhere, nothing is written: units go unused.
     fn guarded(&self, write: impl FnOnce()) {
         self.word(Grants::ACCEPTING).store(1, Relaxed);
-        if !fault::planted("answer unseen") {
-            fence(SeqCst);
-        }
+        fence(SeqCst);
         if self.life.load(Acquire) == self.number {
             write();
         }
@@ -721,8 +714,7 @@ impl<'a> Grants<'a> {
     }
 
     fn write(&self, question: &Question, reply: &Reply, (asked, now): (Tick, Tick), lengths: Lengths, was_set: bool) {
-        let is_asked_again = fault::planted("granted twice");
-        self.word(Grants::SEQ).store(2 * question.seq + u64::from(is_asked_again), Relaxed);
+        self.word(Grants::SEQ).store(2 * question.seq, Relaxed);
         for cell in self.cells() {
             let ticket = cell[cell::TICKET].load(Relaxed);
             if question.reports.iter().any(|[reported, ..]| *reported == ticket) {
@@ -750,10 +742,9 @@ impl<'a> Grants<'a> {
         // Not before that, at any rate of the clocks.
         let surely_at = |tick: Tick| now + 1 + longer(tick.saturating_sub(reply.now));
         let is_other = self.word(Grants::EPOCH).swap(reply.epoch, Relaxed) != reply.epoch;
-        if is_other && !fault::planted("epoch ignored") || reply.gate > reply.now {
+        if is_other || reply.gate > reply.now {
             self.void();
         }
-        let asked = if fault::planted("valid from the answer") { now } else { asked };
         // Only now: the grants of another server memory must not become valid by this reply.
         self.word(Grants::GOOD).fetch_max(asked + shorter(lengths.trust), AcqRel);
         self.word(Grants::REMAINING).store(reply.remaining, Relaxed);
@@ -762,8 +753,7 @@ impl<'a> Grants<'a> {
         let mut is_any = false;
         for grant in &reply.grants {
             let from = if grant.ready <= reply.now { asked } else { surely_at(grant.ready) };
-            let unstamped = if fault::planted("stamped at its beginning") { lengths.grant } else { 0 };
-            let until = (asked + shorter((grant.ends + unstamped).saturating_sub(reply.now))).saturating_sub(1);
+            let until = (asked + shorter(grant.ends.saturating_sub(reply.now))).saturating_sub(1);
             let Some(cell) = self.cells().find(|cell| cell[cell::TICKET].load(Relaxed) == 0) else { break };
             let put = |at: usize, value: u64| cell[at].store(value, Relaxed);
             put(cell::FROM, from);
@@ -802,7 +792,7 @@ impl<'a> Grants<'a> {
         // Pairs with the fence of `accept`: either `accept` sees that this life is over, or this waits for it. `accept`
         // makes no calls.
         fence(SeqCst);
-        while !fault::planted("answer unseen") && self.word(Grants::ACCEPTING).load(Acquire) != 0 {
+        while self.word(Grants::ACCEPTING).load(Acquire) != 0 {
             yield_now();
         }
         self.disown();

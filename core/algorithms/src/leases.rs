@@ -338,9 +338,8 @@ impl<'a> Leases<'a> {
     fn look(&self) -> Result<Seen, Sealed> {
         let mut tries = Tries::default();
         loop {
-            let early = fault::planted("returned first").then(|| self.returned.load(Acquire));
             let taken = self.taken.load(Acquire);
-            let returned = early.unwrap_or_else(|| self.returned.load(Acquire));
+            let returned = self.returned.load(Acquire);
             let base = self.base.load(Acquire);
             self.is_alive()?;
             if taken & SEAL != 0 {
@@ -458,7 +457,7 @@ impl<'a> Leases<'a> {
     fn help_take(&self, taken: u64) {
         let Some(index) = slot_in(taken).checked_sub(1) else { return };
         let at = self.at(index);
-        let is_left = phase_of(at.word) == TENTATIVE && at.is_named_in(taken) && !fault::planted("take unhelped");
+        let is_left = phase_of(at.word) == TENTATIVE && at.is_named_in(taken);
         if is_left && self.taken.load(Acquire) == taken {
             self.change(at, with_phase(at.word, HELD));
         }
@@ -469,7 +468,7 @@ impl<'a> Leases<'a> {
     fn help_return(&self, returned: u64) {
         let Some(index) = slot_in(returned).checked_sub(1) else { return };
         let at = self.at(index);
-        let is_left = phase_of(at.word) == ENDING && at.is_named_in(returned) && !fault::planted("return unhelped");
+        let is_left = phase_of(at.word) == ENDING && at.is_named_in(returned);
         if is_left && self.returned.load(Acquire) == returned {
             self.change(at, freed(at.word, true));
         }
@@ -566,13 +565,12 @@ impl<'a> Leases<'a> {
     #[cold]
     #[inline(never)]
     fn end_cooling(&self, at: SlotWord, until: Tick) -> Result<bool, NotEnded> {
-        let is_late = fault::planted("late cooling") && self.end(at);
         let weight = weight_of(at.word);
         let (owner, deadline) = (COOLING | until, NEVER);
         let cooling = self.admit(Request { weight, max: u64::MAX, owner, deadline, is_recorded: false })?;
         let Some(cooling) = cooling else { return Err(NotEnded::Crowded) };
         fault::point("lease-cooling");
-        let is_mine = is_late || self.end(at);
+        let is_mine = self.end(at);
         if !is_mine {
             self.give_back(cooling)?;
         }
@@ -586,7 +584,7 @@ impl<'a> Leases<'a> {
             let returned = self.returned.load(Acquire);
             self.help_return(returned);
             // Only now: what was counted before `returned` was read is visible here.
-            if self.at(at.index) != at && !fault::planted("returned twice") {
+            if self.at(at.index) != at {
                 return false;
             }
             if self.try_return(returned, at) {
@@ -611,7 +609,7 @@ impl<'a> Leases<'a> {
                 return self.close(self.look()?.taken);
             }
             self.deadline_of(at.index).fetch_max(deadline, AcqRel);
-            if self.change(at, at.word + (2 << COUNT)) || fault::planted("renewal unseen") {
+            if self.change(at, at.word + (2 << COUNT)) {
                 return Ok(true);
             }
         }
@@ -794,7 +792,7 @@ impl<'a> Leases<'a> {
         for index in 0..self.count() {
             loop {
                 let at = self.at(index);
-                let is_held = phase_of(at.word) == HELD && !fault::planted("leases open");
+                let is_held = phase_of(at.word) == HELD;
                 if !is_held || self.change(at, with_phase(at.word, SEALED)) {
                     break;
                 }

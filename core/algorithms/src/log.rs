@@ -386,7 +386,7 @@ impl<'a> Ring<'a> {
                 let was = slot.load(Acquire);
                 // Only while the claim stands does `was` belong to its lap or to the one before.
                 let is_over = (self.slot(ticket).load(Acquire) ^ word) & !(ANY_STATE | SEAL) != 0;
-                if is_over && !fault::planted("late help") {
+                if is_over {
                     return false;
                 }
                 if self.is_claimed(other, was) || slot.compare_exchange(was, filled, AcqRel, Relaxed).is_ok() {
@@ -407,14 +407,14 @@ impl<'a> Ring<'a> {
             loop {
                 let word = self.slot(ticket).load(Acquire);
                 if !self.is_claimed(ticket, word) {
-                    if counter.load(Relaxed) != head && !fault::planted("stale lap") {
+                    if counter.load(Relaxed) != head {
                         continue 'again;
                     }
                     return Tail { head, ticket, was: word };
                 }
                 if word & ANY_WEIGHT == 0 {
                     ticket = ticket.wrapping_add(1);
-                } else if fault::planted("no help") || self.fill(ticket, word) {
+                } else if self.fill(ticket, word) {
                     ticket = ticket.wrapping_add(self.slots_of(word));
                 } else {
                     continue 'again;
@@ -460,7 +460,7 @@ impl<'a> Log<'a> {
     /// Checks that these cells still have the intended life. Call this last, before anything that was read is trusted.
     #[inline(always)]
     fn is_alive(&self) -> Result<(), Sealed> {
-        if self.life.load(Acquire) == self.number || fault::planted("blind life") { Ok(()) } else { Err(Sealed) }
+        if self.life.load(Acquire) == self.number { Ok(()) } else { Err(Sealed) }
     }
 
     #[inline(always)]
@@ -512,7 +512,7 @@ impl<'a> Log<'a> {
                 continue;
             }
             // If the counter had moved, `word` might belong to a later lap.
-            if differs & 1 << LAP != 0 && (self.head.load(Relaxed) == head || fault::planted("stale lap")) {
+            if differs & 1 << LAP != 0 && self.head.load(Relaxed) == head {
                 return Tail { head, ticket: head.wrapping_add(index - first), was: word };
             }
             break;
@@ -554,7 +554,6 @@ impl<'a> Log<'a> {
     #[inline(always)]
     fn has_places(&self, h: u64, ask: &Ask, now: Now) -> bool {
         let spare = match ask.again {
-            _ if fault::planted("no spare slot") => 0,
             true => 1,
             false => 1 + self.ring.len() as u64 / 8,
         };
@@ -567,7 +566,7 @@ impl<'a> Log<'a> {
             let Tail { ticket: h, was, .. } = self.tail()?;
             let now = clock();
             let view = self.view_at(h, ask, now);
-            if self.slot(h).load(Acquire) == was || fault::planted("unproven view") {
+            if self.slot(h).load(Acquire) == was {
                 self.is_alive()?;
                 return Ok(view);
             }
@@ -622,7 +621,7 @@ impl<'a> Log<'a> {
     /// `now` was read after the place was found to be ready and open; `longest` is the longest window.
     pub fn present(&self, place: StartId, longest: Tick, now: Now) -> Result<Option<Tick>, Sealed> {
         // If these cells have another life by now, the place is there.
-        let gone = || if fault::planted("gone in any life") { Ok(None) } else { self.is_alive().map(|()| None) };
+        let gone = || self.is_alive().map(|()| None);
         let h = self.tail()?.ticket;
         let Some(ticket) = self.find(place, h) else { return gone() };
         let slot = self.slot(ticket);
@@ -639,7 +638,7 @@ impl<'a> Log<'a> {
         let before = self.newest(ticket);
         let stamp = now.ceil.max(before).max((place.stamp + 1).saturating_sub(longest)).min(place.stamp);
         let field = stamp.wrapping_sub(self.base);
-        if field < word >> STAMP && !fault::planted("forgotten peak") {
+        if field < word >> STAMP {
             self.peak.fetch_max(word >> STAMP, AcqRel);
         }
         match slot.compare_exchange(word, self.word(ticket, field, STARTED, place.weight), AcqRel, Acquire) {
@@ -698,9 +697,6 @@ impl<'a> Log<'a> {
     /// Closes the log for good: from here on every call on it returns [`Sealed`]. Sealing again is a no-op.
     pub fn seal(&self) {
         loop {
-            if fault::planted("no seal") {
-                break;
-            }
             let Ok(Tail { ticket: h, was, .. }) = self.tail() else { break };
             if self.slot(h).compare_exchange(was, was | SEAL, AcqRel, Relaxed).is_ok() {
                 break;
@@ -709,7 +705,7 @@ impl<'a> Log<'a> {
         // No caller claims any more, and from here on no place is started with.
         for slot in self.ring {
             let mut word = slot.load(Acquire);
-            while state_of(word) == PLACE && word & SEAL == 0 && !fault::planted("open places") {
+            while state_of(word) == PLACE && word & SEAL == 0 {
                 word = slot.compare_exchange(word, word | SEAL, AcqRel, Acquire).unwrap_or_else(|now| now);
             }
         }
@@ -886,7 +882,7 @@ impl<'a> Log<'a> {
     /// Denies the request for ticket `h`, if its slot still holds the word that was read.
     #[inline(always)]
     fn deny(&self, h: u64, was: u64, now: Now, ready: Tick) -> Option<Result<Answer, Sealed>> {
-        let is_proven = self.slot(h).load(Acquire) == was || fault::planted("unproven denial");
+        let is_proven = self.slot(h).load(Acquire) == was;
         is_proven.then(|| self.is_alive().map(|()| Answer { now, ready, taken: None }))
     }
 
@@ -920,7 +916,7 @@ impl<'a> Log<'a> {
         let stamp = stamp.max(self.newest(h));
         // No slot ever holds the same word twice.
         let last = if ask.weight == 1 { was } else { self.slot(h.wrapping_add(ask.weight - 1)).load(Acquire) };
-        let next = if fault::planted("same again") { 0 } else { (last >> STAMP) + 1 };
+        let next = (last >> STAMP) + 1;
         let field = stamp.wrapping_sub(self.base).max(next);
         if field > LAST {
             return if self.is_used_up(now) { Some(Err(Sealed)) } else { self.deny(h, was, now, ready) };
@@ -935,7 +931,7 @@ impl<'a> Log<'a> {
         let word = self.word(h, field, if is_place { PLACE } else { STARTED }, ask.weight);
         self.slot(h).compare_exchange(was, word, AcqRel, Relaxed).ok()?;
         fault::point("log-claimed");
-        let filled = ask.weight == 1 || fault::planted("counter before slots") || self.ring().fill(h, word);
+        let filled = ask.weight == 1 || self.ring().fill(h, word);
         let end = h.wrapping_add(ask.weight);
         if filled && end.wrapping_sub(head) >= LAG {
             move_head(self.head, head, end);

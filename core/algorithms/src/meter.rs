@@ -59,7 +59,6 @@ use super::bucket::{Bucket, divide, divide_up};
 use super::log::{Answer, Ask, CLOSED, SETTLED, STARTED, Stage, StartId, Taken, View, put};
 use super::{Algorithm, History, Rest, Sealed, Start, Tries};
 use crate::atomic::{AtomicU64, *};
-use crate::fault;
 use crate::time::{LONGEST, Now, Tick};
 use std::hint;
 
@@ -136,8 +135,7 @@ impl<'a> Meter<'a> {
     /// Checks that these cells still have the intended life. Call this last, before anything that was read is trusted.
     #[inline(always)]
     fn is_alive(&self) -> Result<(), Sealed> {
-        let lives = self.life.load(Acquire) == self.number || fault::planted("meter survives rewrite");
-        if lives { Ok(()) } else { Err(Sealed) }
+        if self.life.load(Acquire) == self.number { Ok(()) } else { Err(Sealed) }
     }
 
     /// Returns when the bucket will have recovered from everything unknown.
@@ -213,10 +211,6 @@ impl<'a> Meter<'a> {
     /// Performs the admission.
     #[inline(always)]
     fn swap(&self, was: u64, word: u64) -> bool {
-        if fault::planted("meter not compared") {
-            self.word.swap(word, AcqRel);
-            return true;
-        }
         self.word.compare_exchange(was, word, AcqRel, Relaxed).is_ok()
     }
 
@@ -293,7 +287,7 @@ impl<'a> Meter<'a> {
     /// Ends this life: from here on every call on it returns [`Sealed`]. Sealing again is a no-op, also in a later
     /// life.
     pub fn seal(&self) {
-        while !fault::planted("open meter") {
+        loop {
             let word = self.word.load(Acquire);
             if word & SEAL != 0 || self.is_alive().is_err() {
                 return;
@@ -352,7 +346,7 @@ impl<'a> Meter<'a> {
     pub fn write(&self, history: &History, now: Now) -> Option<u64> {
         debug_assert!(self.number == CLOSED && history.starts.is_sorted_by_key(|start| start.stamp));
         let bucket = self.bucket;
-        let highest = if fault::planted("meter repeats words") { 0 } else { self.word.load(Acquire) >> 1 };
+        let highest = self.word.load(Acquire) >> 1;
         if i128::from(highest) > YOUNG {
             return None;
         }
@@ -442,7 +436,7 @@ impl Algorithm for Meter<'_> {
             let mut ahead = behind.saturating_add(self.returned.load(Acquire));
             let era = self.era.load(Acquire);
             self.is_alive()?;
-            if is_place && !fault::planted("untold places") {
+            if is_place {
                 // Before any caller can find it in the word.
                 self.last.fetch_max(stamp, AcqRel);
                 let idle = stamped - seen.recovered.max(bucket.floor(now.floor));

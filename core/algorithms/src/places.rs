@@ -32,7 +32,6 @@
 //! next era is written after the last was read.
 
 use crate::atomic::{AtomicU64, *};
-use crate::fault;
 use crate::time::Tick;
 
 /// The words of a slot.
@@ -103,9 +102,6 @@ impl Places<'_> {
             return None;
         }
         let era = owner.load(Acquire);
-        if fault::planted("place stays open") {
-            return Some(era);
-        }
         cell.compare_exchange(open, open & !ANY_STATE, AcqRel, Relaxed).is_ok().then_some(era)
     }
 

@@ -72,7 +72,6 @@
 use super::log::{Answer, Ask, SETTLED, STARTED, Stage, StartId, Taken, View, Window, put};
 use super::{Algorithm, Forgotten, History, Sealed, Start, Tries};
 use crate::atomic::{AtomicU64, *};
-use crate::fault;
 use crate::time::{LONGEST, Now, Tick};
 
 /// The number of slices that a ring holds. (The model checker's rings are smaller.)
@@ -250,7 +249,6 @@ impl<'a> Slices<'a> {
         let word = self.head.load(Acquire);
         // After the head: a later life's head was written after `life` was closed.
         let lives = self.life.load(Acquire) == self.base && self.base & CLOSED == 0;
-        let lives = lives || fault::planted("slice survives rebuild");
         if word & SEAL == 0 && lives { Ok(word) } else { Err(Sealed) }
     }
 
@@ -313,21 +311,10 @@ impl<'a> Slices<'a> {
     /// Moves the head to this slice and counts these units.
     #[inline(always)]
     fn move_head(&self, seen: &Seen, slice: u64, weight: u64) -> bool {
-        let fill = || {
-            if slice <= seen.slice + SLICES {
-                self.fill(seen.oldest.max(seen.slice + 1), slice, seen.units);
-            }
-        };
-        let late = fault::planted("slices filled late");
-        if !late {
-            fill();
+        if slice <= seen.slice + SLICES {
+            self.fill(seen.oldest.max(seen.slice + 1), slice, seen.units);
         }
-        let next = word(slice, seen.units + weight);
-        let moved = self.head.compare_exchange(seen.word, next, AcqRel, Relaxed).is_ok();
-        if late {
-            fill();
-        }
-        moved
+        self.head.compare_exchange(seen.word, word(slice, seen.units + weight), AcqRel, Relaxed).is_ok()
     }
 
     /// Reads the state, and changes nothing (but may finish another caller's jump).
@@ -405,7 +392,6 @@ impl<'a> Slices<'a> {
         if from > newest {
             return from;
         }
-        let weight = if fault::planted("grace twice") { 2 } else { 1 } * weight;
         let mut after = if from < newest { self.entry(from + 1).load(Acquire) } else { head };
         for slice in (to + 1..=from).rev() {
             let is_after = slice_in(after) == if slice < newest { slice + 1 } else { newest };
