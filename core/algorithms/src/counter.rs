@@ -348,6 +348,7 @@ impl Counter<'_> {
     fn read(&self) -> [u64; 2] {
         loop {
             let cells = [self.ring[0].load(Acquire), self.ring[1].load(Acquire)];
+            // (2) The first is as it was before the other was read: this is both at one moment.
             if self.ring[0].load(Acquire) == cells[0] {
                 return cells;
             }
@@ -390,6 +391,7 @@ impl Counter<'_> {
     #[inline(always)]
     fn step(&self, seen: &Seen, number: u64, weight: u64) -> Option<[u64; 2]> {
         let frontier = seen.frontier();
+        // (1) If its parity is not the frontier's, the window before it is closed first, in the frontier's cell.
         let counts = (number - frontier).is_multiple_of(2);
         let (at, next) = match counts {
             true => (number, word(number, seen.units_of(number) + weight)),
@@ -397,6 +399,7 @@ impl Counter<'_> {
         };
         let at = (at & 1) as usize;
         let was = seen.cells[at];
+        // (2) This is the frontier's cell: if it is unchanged, so is the other. (3) A delayed change fails.
         let is_done = self.ring[at].compare_exchange(was, next, AcqRel, Relaxed).is_ok();
         let mut cells = seen.cells;
         cells[at] = next;
@@ -472,6 +475,7 @@ impl Counter<'_> {
     pub fn seal(&self) {
         while let Ok(cells) = self.read_open() {
             let at = (frontier(cells) & 1) as usize;
+            // (1) Only the frontier's cell can change, so from here on neither does.
             if self.ring[at].compare_exchange(cells[at], cells[at] | SEAL, AcqRel, Relaxed).is_ok() {
                 break;
             }
@@ -579,7 +583,7 @@ impl Counter<'_> {
         let mut history = history.clone();
         let newest = history.recall(&frame, &frame, now);
         let counted = || history.starts.iter().filter(|start| start.units > 0);
-        // Above everything that a caller of an earlier life knows.
+        // (6) Above everything that a caller of an earlier life knows.
         let highest = self.ring.iter().map(|cell| number_in(cell.load(Relaxed))).max().unwrap_or(0);
         let base = base_of(newest, highest + 2);
         let number = newest.wrapping_sub(base);
@@ -628,7 +632,7 @@ impl Algorithm for Counter<'_> {
         loop {
             tries.again()?;
             let cells = self.read_open()?;
-            // After the cells, so that it is no earlier than the time of the callers that counted in them.
+            // (5) After the cells, so that it is no earlier than the time of the callers that counted in them.
             let now = clock();
             let mut seen = Seen { cells, base, now, frame };
             let here = seen.number(now.floor);

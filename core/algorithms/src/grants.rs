@@ -330,6 +330,7 @@ impl<'a> Grants<'a> {
     /// Takes units that may start at `now`, which was read within this call.
     #[inline(always)]
     pub fn take(&self, weight: u64, now: Tick) -> Option<Taken> {
+        // (5) The reply has expired.
         if now >= self.word(Grants::GOOD).load(Acquire) {
             return None;
         }
@@ -337,11 +338,13 @@ impl<'a> Grants<'a> {
             let mut state = cell[cell::STATE].load(Acquire);
             // If this life continues after that, the turn belongs to this life.
             while state & LEFT >= weight && !self.is_over() {
+                // (1) After `STATE`: if these are the times of another grant, the swap fails.
                 let from = cell[cell::FROM].load(Relaxed);
                 if now < from || now >= cell[cell::UNTIL].load(Relaxed) {
                     break;
                 }
                 let taken = self.taken(cell, state, 0);
+                // (1) The start, (3) at a time within the grant.
                 match cell[cell::STATE].compare_exchange_weak(state, less(state, weight), AcqRel, Acquire) {
                     Ok(_) => return Some(taken),
                     Err(newer) => state = newer,
@@ -375,6 +378,7 @@ impl<'a> Grants<'a> {
                 continue;
             }
             let taken = self.taken(cell, state, from);
+            // (1) The units are of the grant whose times were read.
             if cell[cell::STATE].compare_exchange(state, less(state, weight), AcqRel, Acquire).is_ok() {
                 return Some(Taken { unit: taken.unit | u64::from(place) << STAYS, ..taken });
             }
@@ -661,6 +665,7 @@ impl<'a> Grants<'a> {
             if !is_open(state) {
                 return 0;
             }
+            // (2) This takes all that is left: nothing starts by this grant any more.
             match cell[cell::STATE].compare_exchange(state, next_turn(state, 0), AcqRel, Acquire) {
                 Ok(_) => return state & LEFT,
                 Err(newer) => state = newer,

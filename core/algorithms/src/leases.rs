@@ -338,6 +338,7 @@ impl<'a> Leases<'a> {
     fn look(&self) -> Result<Seen, Sealed> {
         let mut tries = Tries::default();
         loop {
+            // (3) In this order, so that at least these units had been taken when `returned` is read.
             let taken = self.taken.load(Acquire);
             let returned = self.returned.load(Acquire);
             let base = self.base.load(Acquire);
@@ -387,6 +388,7 @@ impl<'a> Leases<'a> {
             if units_in(seen.taken) + want.weight > LAST_UNIT {
                 break self.close(seen.taken);
             }
+            // (4) Before `taken` names another slot.
             self.help_take(seen.taken);
             if mine.is_none() {
                 mine = self.claim(&seen).map(|at| self.offer(at, &want));
@@ -394,6 +396,7 @@ impl<'a> Leases<'a> {
             match mine {
                 Some(at) => {
                     if let Some(lease) = self.try_take(&seen, at) {
+                        // (Deciding 3) If this process dies before it, the next caller does it.
                         self.change(at, with_phase(at.word, HELD));
                         return Ok(Some(lease));
                     }
@@ -422,6 +425,7 @@ impl<'a> Leases<'a> {
             // The upper half of the counts is for renewals.
             let is_free = phase_of(at.word) == FREE && at.word >> COUNT <= LAST_COUNT / 2;
             let word = with_phase(at.word, CLAIMED);
+            // (5) From here on the slot belongs to this caller.
             (is_free && self.change(at, word)).then_some(SlotWord { index, word })
         })
     }
@@ -434,6 +438,7 @@ impl<'a> Leases<'a> {
         self.deadline_of(at.index).store(want.deadline, Release);
         let recorded = if want.is_recorded { RECORDED } else { 0 };
         let word = with_phase(at.word, TENTATIVE) | recorded | want.weight;
+        // (5) A store suffices, as no other caller changes a claimed slot. It releases the owner and the deadline.
         self.state(at.index).store(word, Release);
         fault::point("lease-offered");
         SlotWord { word, ..at }
@@ -445,6 +450,7 @@ impl<'a> Leases<'a> {
         let units = units_in(seen.taken) + weight_of(at.word);
         let lease = Lease { index: at.index, fence: seen.base + units };
         self.fence_of(at.index).store(lease.fence, Release);
+        // (2) The admission. As `taken` is unchanged, no more units are live than were seen.
         let is_mine = self.taken.compare_exchange(seen.taken, at.named(units), AcqRel, Relaxed).is_ok();
         if is_mine {
             fault::point("lease-taken");
@@ -458,6 +464,7 @@ impl<'a> Leases<'a> {
         let Some(index) = slot_in(taken).checked_sub(1) else { return };
         let at = self.at(index);
         let is_left = phase_of(at.word) == TENTATIVE && at.is_named_in(taken);
+        // (4) `taken` still names the slot, so what the slot holds was counted.
         if is_left && self.taken.load(Acquire) == taken {
             self.change(at, with_phase(at.word, HELD));
         }
@@ -469,6 +476,7 @@ impl<'a> Leases<'a> {
         let Some(index) = slot_in(returned).checked_sub(1) else { return };
         let at = self.at(index);
         let is_left = phase_of(at.word) == ENDING && at.is_named_in(returned);
+        // (4) The same with `returned`.
         if is_left && self.returned.load(Acquire) == returned {
             self.change(at, freed(at.word, true));
         }
@@ -548,6 +556,7 @@ impl<'a> Leases<'a> {
     #[inline]
     fn end(&self, at: SlotWord) -> bool {
         let ending = SlotWord { word: with_phase(at.word, ENDING), ..at };
+        // (6) Once: after another end, or a renewal, the slot has another word.
         let is_mine = self.change(at, ending.word);
         if is_mine {
             fault::point("lease-ending");
@@ -567,6 +576,7 @@ impl<'a> Leases<'a> {
     fn end_cooling(&self, at: SlotWord, until: Tick) -> Result<bool, NotEnded> {
         let weight = weight_of(at.word);
         let (owner, deadline) = (COOLING | until, NEVER);
+        // (Deciding 6) Before the lease ends, so that one of the two counts at every moment.
         let cooling = self.admit(Request { weight, max: u64::MAX, owner, deadline, is_recorded: false })?;
         let Some(cooling) = cooling else { return Err(NotEnded::Crowded) };
         fault::point("lease-cooling");
@@ -582,6 +592,7 @@ impl<'a> Leases<'a> {
     fn finish(&self, at: SlotWord) -> bool {
         loop {
             let returned = self.returned.load(Acquire);
+            // (4) Before `returned` names another slot.
             self.help_return(returned);
             // Only now: what was counted before `returned` was read is visible here.
             if self.at(at.index) != at {
@@ -590,6 +601,7 @@ impl<'a> Leases<'a> {
             if self.try_return(returned, at) {
                 fault::point("lease-returned");
                 self.change(at, freed(at.word, true));
+                // Only now: a waiter that wakes up finds the units free.
                 self.bell.fetch_add(1, SeqCst);
                 return true;
             }
@@ -608,6 +620,7 @@ impl<'a> Leases<'a> {
             if at.word >> COUNT > LAST_COUNT - 2 {
                 return self.close(self.look()?.taken);
             }
+            // (6) Before the word changes: a caller that ends the lease by the earlier deadline finds another word.
             self.deadline_of(at.index).fetch_max(deadline, AcqRel);
             if self.change(at, at.word + (2 << COUNT)) {
                 return Ok(true);
@@ -784,6 +797,7 @@ impl<'a> Leases<'a> {
                 return;
             }
             let sealed = taken | SEAL;
+            // (7) The last admission is helped, so that it is in the history; there is none after it.
             if taken == sealed || self.taken.compare_exchange(taken, sealed, AcqRel, Relaxed).is_ok() {
                 self.help_take(sealed);
                 break;
@@ -793,6 +807,7 @@ impl<'a> Leases<'a> {
             loop {
                 let at = self.at(index);
                 let is_held = phase_of(at.word) == HELD;
+                // (7) A renewal or an end came before this, or is refused.
                 if !is_held || self.change(at, with_phase(at.word, SEALED)) {
                     break;
                 }

@@ -2,6 +2,10 @@
 //!
 //! An algorithm does not know where its cells live (the heap, a mapped file) or what time it is (the caller passes it
 //! in), and does no I/O. Zeroed cells are a fresh limiter, so no initialisation is needed.
+//!
+//! The head of each file numbers the statements by which it is correct. A comment that begins with `(3)` says why the
+//! step below it keeps the third of them, or may rely on it. The name of another list of the head, such as *Places*,
+//! stands before the number.
 
 use crate::time::Now;
 pub use history::{Forgotten, History, Rest, Start};

@@ -335,6 +335,7 @@ static NOTHING: AtomicU64 = AtomicU64::new(0);
 /// on.
 #[inline(always)]
 fn move_head(counter: &AtomicU64, from: u64, to: u64) {
+    // (1) If the counter is elsewhere it is further on, and must not come back.
     let _ = counter.compare_exchange(from, to, AcqRel, Relaxed);
     fault::point("log-moved");
 }
@@ -389,6 +390,7 @@ impl<'a> Ring<'a> {
                 if is_over {
                     return false;
                 }
+                // (4) If this caller is late by a lap, the slot holds another word, and this fails.
                 if self.is_claimed(other, was) || slot.compare_exchange(was, filled, AcqRel, Relaxed).is_ok() {
                     break;
                 }
@@ -407,6 +409,7 @@ impl<'a> Ring<'a> {
             loop {
                 let word = self.slot(ticket).load(Acquire);
                 if !self.is_claimed(ticket, word) {
+                    // (2) If the counter had moved, `word` might belong to a later lap.
                     if counter.load(Relaxed) != head {
                         continue 'again;
                     }
@@ -420,6 +423,7 @@ impl<'a> Ring<'a> {
                     continue 'again;
                 }
                 if ticket.wrapping_sub(head) >= LAG {
+                    // (1) All slots of these claims were filled, or seen filled.
                     move_head(counter, head, ticket);
                     continue 'again;
                 }
@@ -511,7 +515,7 @@ impl<'a> Log<'a> {
                 index += 1;
                 continue;
             }
-            // If the counter had moved, `word` might belong to a later lap.
+            // (2) If the counter had moved, `word` might belong to a later lap.
             if differs & 1 << LAP != 0 && self.head.load(Relaxed) == head {
                 return Tail { head, ticket: head.wrapping_add(index - first), was: word };
             }
@@ -566,6 +570,7 @@ impl<'a> Log<'a> {
             let Tail { ticket: h, was, .. } = self.tail()?;
             let now = clock();
             let view = self.view_at(h, ask, now);
+            // (3) Then what was read belongs to tickets before `h`.
             if self.slot(h).load(Acquire) == was {
                 self.is_alive()?;
                 return Ok(view);
@@ -579,6 +584,7 @@ impl<'a> Log<'a> {
         loop {
             let Tail { ticket: h, was, .. } = self.tail()?;
             let ready = self.ready(h, self.cleared.load(Acquire), ask);
+            // (3) As in `view`.
             if self.slot(h).load(Acquire) == was {
                 self.is_alive()?;
                 return Ok((ready, clock().floor));
@@ -639,12 +645,14 @@ impl<'a> Log<'a> {
         let stamp = now.ceil.max(before).max((place.stamp + 1).saturating_sub(longest)).min(place.stamp);
         let field = stamp.wrapping_sub(self.base);
         if field < word >> STAMP {
+            // (4) No later life may write the stamp that is given up. Before the swap, which releases this.
             self.peak.fetch_max(word >> STAMP, AcqRel);
         }
+        // (Places 1) The start: of two callers, one finds the state changed.
         match slot.compare_exchange(word, self.word(ticket, field, STARTED, place.weight), AcqRel, Acquire) {
             Ok(_) => {
                 for other in ticket + 1..ticket + place.weight {
-                    // If this does not happen, that unit counts for longer.
+                    // (Places 4) If this does not happen, that unit counts for longer.
                     let part = |field| self.word(other, field, PART, ticket + place.weight - other);
                     let _ = self.slot(other).compare_exchange(part(word >> STAMP), part(field), AcqRel, Relaxed);
                 }
@@ -698,6 +706,7 @@ impl<'a> Log<'a> {
     pub fn seal(&self) {
         loop {
             let Ok(Tail { ticket: h, was, .. }) = self.tail() else { break };
+            // (2) The next claim would be of `h`: after this there is none.
             if self.slot(h).compare_exchange(was, was | SEAL, AcqRel, Relaxed).is_ok() {
                 break;
             }
@@ -882,6 +891,7 @@ impl<'a> Log<'a> {
     /// Denies the request for ticket `h`, if its slot still holds the word that was read.
     #[inline(always)]
     fn deny(&self, h: u64, was: u64, now: Now, ready: Tick) -> Option<Result<Answer, Sealed>> {
+        // (3) A denial writes nothing that would prove it, so it reads slot `h` once more.
         let is_proven = self.slot(h).load(Acquire) == was;
         is_proven.then(|| self.is_alive().map(|()| Answer { now, ready, taken: None }))
     }
@@ -901,7 +911,7 @@ impl<'a> Log<'a> {
         fault::point("log-read");
         let cleared = self.cleared.load(Acquire);
         let ready = self.ready(h, cleared, ask);
-        // After these slots, so that no stamp that was read is later than this.
+        // (5) After these slots, so that no stamp that was read is later than this.
         let now = clock();
         fault::point("log-clock");
         if LOOK {
@@ -914,7 +924,7 @@ impl<'a> Log<'a> {
         let is_place = must_wait || ask.reserve;
         let stamp = if is_place { ready.max(now.ceil).saturating_add(ask.grace) } else { now.ceil };
         let stamp = stamp.max(self.newest(h));
-        // No slot ever holds the same word twice.
+        // (4) No slot ever holds the same word twice.
         let last = if ask.weight == 1 { was } else { self.slot(h.wrapping_add(ask.weight - 1)).load(Acquire) };
         let next = (last >> STAMP) + 1;
         let field = stamp.wrapping_sub(self.base).max(next);
@@ -929,10 +939,12 @@ impl<'a> Log<'a> {
         }
         let stamp = field.wrapping_add(self.base);
         let word = self.word(h, field, if is_place { PLACE } else { STARTED }, ask.weight);
+        // (3) The admission. An unchanged slot `h` proves all that was read.
         self.slot(h).compare_exchange(was, word, AcqRel, Relaxed).ok()?;
         fault::point("log-claimed");
         let filled = ask.weight == 1 || self.ring().fill(h, word);
         let end = h.wrapping_add(ask.weight);
+        // (1) Only past slots that are filled; and rarely, so that racing callers do not contend for the counter.
         if filled && end.wrapping_sub(head) >= LAG {
             move_head(self.head, head, end);
         }

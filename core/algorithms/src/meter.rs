@@ -155,7 +155,7 @@ impl<'a> Meter<'a> {
             let origin = self.bucket.origin(base);
             match (base, word >> 1) {
                 (0, 0) => return (word, 0, 0),
-                // The base was set since.
+                // (4) The base was set since.
                 (0, _) if tries.again().is_ok() => {}
                 (0, moment) => return (word | SEAL, origin, origin + i128::from(moment)),
                 (_, moment) => return (word, origin, origin + i128::from(moment)),
@@ -176,7 +176,7 @@ impl<'a> Meter<'a> {
     #[inline(always)]
     fn begin(&self, clock: impl Fn() -> Now) {
         if self.base.load(Acquire) == 0 {
-            // If this fails, another caller has begun, or this is another life.
+            // (4) If this fails, another caller has begun, or this is another life.
             let _ = self.base.compare_exchange(0, self.bucket.first_base(clock()), AcqRel, Relaxed);
         }
     }
@@ -211,6 +211,7 @@ impl<'a> Meter<'a> {
     /// Performs the admission.
     #[inline(always)]
     fn swap(&self, was: u64, word: u64) -> bool {
+        // (1) If the word is unchanged, nothing was admitted since it was read.
         self.word.compare_exchange(was, word, AcqRel, Relaxed).is_ok()
     }
 
@@ -292,6 +293,7 @@ impl<'a> Meter<'a> {
             if word & SEAL != 0 || self.is_alive().is_err() {
                 return;
             }
+            // (1) An admission compares the whole word: after this, none succeeds.
             if self.word.compare_exchange(word, word | SEAL, AcqRel, Relaxed).is_ok() {
                 return;
             }
@@ -346,6 +348,7 @@ impl<'a> Meter<'a> {
     pub fn write(&self, history: &History, now: Now) -> Option<u64> {
         debug_assert!(self.number == CLOSED && history.starts.is_sorted_by_key(|start| start.stamp));
         let bucket = self.bucket;
+        // (3) The words of the new life are larger than this.
         let highest = self.word.load(Acquire) >> 1;
         if i128::from(highest) > YOUNG {
             return None;

@@ -247,7 +247,7 @@ impl<'a> Slices<'a> {
     #[inline(always)]
     fn read_head(&self) -> Result<u64, Sealed> {
         let word = self.head.load(Acquire);
-        // After the head: a later life's head was written after `life` was closed.
+        // (6) After the head: a later life's head was written after `life` was closed.
         let lives = self.life.load(Acquire) == self.base && self.base & CLOSED == 0;
         if word & SEAL == 0 && lives { Ok(word) } else { Err(Sealed) }
     }
@@ -255,13 +255,13 @@ impl<'a> Slices<'a> {
     #[inline(always)]
     fn look(&self, scale: &Scale, clock: impl Fn() -> Now) -> Result<Seen, Sealed> {
         let word = self.read_head()?;
-        // After the head, so that it is no earlier than the time of the caller that moved the head.
+        // (3) After the head, so that it is no earlier than the time of the caller that moved the head.
         let now = clock();
         debug_assert!(now.ceil - now.floor <= 1);
         let (slice, units, oldest) = (slice_in(word), units_in(word), scale.oldest(now));
         if oldest <= slice && slice_in(self.entry(slice).load(Acquire)) < slice {
-            // It jumped here, and these are the units that it jumped with: with more units, this entry would have been
-            // filled.
+            // (4) It jumped here, and these are the units that it jumped with: with more units, this entry would have
+            // been filled.
             self.fill(oldest, slice, units);
         }
         Ok(Seen { word, slice, units, now, oldest })
@@ -272,6 +272,7 @@ impl<'a> Slices<'a> {
     fn fill(&self, from: u64, to: u64, units: u64) {
         // Earlier slices have the same entries.
         for slice in from.max((to + 1).saturating_sub(SLICES))..=to {
+            // (2) Entries are only raised. A late filler has fewer units, or an earlier slice.
             self.entry(slice).fetch_max(word(slice, units), AcqRel);
         }
     }
@@ -283,7 +284,7 @@ impl<'a> Slices<'a> {
             return Some(0);
         }
         let entry = self.entry(slice).load(Acquire);
-        // An entry may exceed the units that were read: newer starts raised it, which is noticed at the end.
+        // (2) An entry may exceed the units that were read: newer starts raised it, which is noticed at the end.
         (slice_in(entry) == slice).then(|| seen.units.saturating_sub(units_in(entry)))
     }
 
@@ -311,9 +312,11 @@ impl<'a> Slices<'a> {
     /// Moves the head to this slice and counts these units.
     #[inline(always)]
     fn move_head(&self, seen: &Seen, slice: u64, weight: u64) -> bool {
+        // (2) Before the head moves: its readers find the entries that belong to it. (4) A jump fills nothing.
         if slice <= seen.slice + SLICES {
             self.fill(seen.oldest.max(seen.slice + 1), slice, seen.units);
         }
+        // (1) The admission. If the head is unchanged, nothing was admitted since it was read.
         self.head.compare_exchange(seen.word, word(slice, seen.units + weight), AcqRel, Relaxed).is_ok()
     }
 
@@ -333,7 +336,7 @@ impl<'a> Slices<'a> {
         }
     }
 
-    /// Returns whether the head is unchanged, after everything that was read since.
+    /// Returns whether the head is unchanged, after everything that was read since (1).
     #[inline]
     fn still_is(&self, seen: &Seen) -> bool {
         self.head.load(Acquire) == seen.word
@@ -395,6 +398,7 @@ impl<'a> Slices<'a> {
         let mut after = if from < newest { self.entry(from + 1).load(Acquire) } else { head };
         for slice in (to + 1..=from).rev() {
             let is_after = slice_in(after) == if slice < newest { slice + 1 } else { newest };
+            // (7) The last first, so that the units count in one slice at every moment.
             let raised = self.entry(slice).fetch_update(AcqRel, Acquire, |was| {
                 let units = units_in(was) + weight;
                 // Otherwise it is not here.
