@@ -1,7 +1,7 @@
 //! Named points inside a decision at which a test can stop or kill the process, to show that no other process waits for
 //! it.
 //!
-//! They exist only with the feature `fault-points`. What happens there is the business of the crate above: see [`PASS`].
+//! They exist only with the feature `fault-points`. What happens there is the business of the crate above: see `PASS`.
 
 /// What each point calls with its name, once a test has set it.
 #[cfg(feature = "fault-points")]

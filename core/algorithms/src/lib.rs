@@ -6,6 +6,7 @@
 //! The head of each file numbers the statements by which it is correct. A comment that begins with `(3)` says why the
 //! step below it keeps the third of them, or may rely on it. The name of another list of the head, such as *Places*,
 //! stands before the number.
+#![allow(rustdoc::private_intra_doc_links, reason = "these heads are for readers of the source")]
 
 use crate::time::Now;
 pub use history::{Forgotten, History, Rest, Start};

@@ -704,8 +704,7 @@ impl<'a> Log<'a> {
 
     /// Closes the log for good: from here on every call on it returns [`Sealed`]. Sealing again is a no-op.
     pub fn seal(&self) {
-        loop {
-            let Ok(Tail { ticket: h, was, .. }) = self.tail() else { break };
+        while let Ok(Tail { ticket: h, was, .. }) = self.tail() {
             // (2) The next claim would be of `h`: after this there is none.
             if self.slot(h).compare_exchange(was, was | SEAL, AcqRel, Relaxed).is_ok() {
                 break;
