@@ -126,7 +126,7 @@ impl<'h> BlockCells<'h> {
         Some(Jobs { ended, spacing, ring })
     }
 
-    /// See [`TableCells::own_of`].
+    /// See [`TableCells::own_of`](super::table::TableCells::own_of).
     pub fn adapt(self, table: &mut Table) {
         if let Shape::EvenlySpaced(spacing) = &mut table.policy.0
             && spacing.is_adaptive

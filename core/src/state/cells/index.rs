@@ -19,7 +19,7 @@ use crate::fault;
 use crate::hash::Hash;
 use crate::state::files::arena::MOST_BYTES;
 
-/// Turns a block that only the caller uses into that of a new key. `None`: see [`BlockCells::begin`].
+/// Turns a block that only the caller uses into that of a new key. `None`: see [`BlockCells::begin`](super::block::BlockCells::begin).
 pub(super) type Begin<'b> = &'b dyn Fn(BlockAt) -> Option<KeyAt>;
 
 /// The root of an index: the place of its directory or only segment, the number of bits of a hash that index the
@@ -160,7 +160,7 @@ impl<'h> Index<'h, '_> {
         }
     }
 
-    /// Finds a key, or adds it with a block that `begin` makes its own: see [`BlockCells::begin`].
+    /// Finds a key, or adds it with a block that `begin` makes its own: see [`BlockCells::begin`](super::block::BlockCells::begin).
     pub(in crate::state) fn find_or_begin(self, hash: Hash, begin: Begin) -> Result<KeyAt, Blocked> {
         let (segment, life) = self.living_segment(hash)?;
         match segment.probe(self.table, hash) {

@@ -115,7 +115,7 @@ impl Locked<'_> {
         self.batch(all, 0)
     }
 
-    /// The same as [`TableCells::has_lost_more`], by the policy of a key.
+    /// The same as [`TableCells::has_lost_more`](crate::state::cells::table::TableCells::has_lost_more), by the policy of a key.
     pub fn has_lost_more_of(&self, KnownKey { limit, key, .. }: &KnownKey) -> bool {
         self.find_limit(limit).is_some_and(|limit| {
             let (table, hash) = (self.limit(limit).table(), self.hash(b'k', key));

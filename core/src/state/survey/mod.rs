@@ -394,7 +394,7 @@ fn id_of(Hash([id, _]): Hash) -> String {
     format!("{id:016x}")
 }
 
-/// The windows of the units that [`TableCells::usage`] returns.
+/// The windows of the units that [`TableCells::usage`](crate::state::cells::table::TableCells::usage) returns.
 fn windows_of(policy: &Policy, count: usize) -> Vec<Option<Duration>> {
     match policy.windows() {
         windows if windows.len() == count => windows.iter().map(|window| Some(from_ticks(window.length))).collect(),
