@@ -117,7 +117,8 @@ fn unparsed(error: &clap::Error, json: bool) -> u8 {
     let text = error.to_string();
     let text = text.strip_prefix("error: ").unwrap_or(&text).trim_end();
     // The address of a store is an option, because most commands have other arguments.
-    let store = match error.get(ContextKind::InvalidArg) {
+    let given = error.get(ContextKind::InvalidArg).or_else(|| error.get(ContextKind::InvalidSubcommand));
+    let store = match given {
         Some(ContextValue::String(given)) => Store::new(given).ok(),
         _ => None,
     };

@@ -28,8 +28,8 @@ impl Observer {
         self
     }
 
-    /// Shows only the limit of this name, or the parts of the composite of this name, which are named `name/…`. The cost of a snapshot
-    /// is then that of these, however many limits the store has.
+    /// Shows only the limit of this name and those that are named `name/…`, as the parts of a composite are. The cost of a
+    /// snapshot is then that of these, however many limits the store has.
     pub fn only(mut self, name: &str) -> Observer {
         self.survey.only = Some(name.to_owned());
         self

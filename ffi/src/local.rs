@@ -211,7 +211,7 @@ pub struct wgl_evenly_spaced_rate_limiter_options {
 
 // SAFETY: it begins with its size; the pointer is looked at only as what the caller gives.
 unsafe impl Sized32 for wgl_evenly_spaced_rate_limiter_options {
-    const NAME: &'static str = "evenly spaced limiter options";
+    const NAME: &'static str = "evenly spaced rate limiter options";
 }
 
 impl wgl_evenly_spaced_rate_limiter_options {

@@ -5,12 +5,14 @@ import type { Permit } from "./permit.js";
 
 /** The option of a call about one key. */
 export interface KeyOptions {
-  /** The key, at most 1,024 bytes of UTF-8. Each key has a separate budget under the same policy. Default: the empty key. */
+  /** The key, at most 1,024 bytes of UTF-8. Default: none. Each call says what it means then: all keys, or the empty one. */
   key?: string | undefined;
 }
 
 /** The options of a start. */
-export interface StartOptions extends KeyOptions {
+export interface StartOptions {
+  /** The key, at most 1,024 bytes of UTF-8. Each key has a separate budget under the same policy. Default: the empty key. */
+  key?: string | undefined;
   /** The units that the start takes. Default: 1. */
   weight?: number | undefined;
 }

@@ -15,9 +15,9 @@ export type HookEvent = "throttled" | "unknown_limit" | "store_error";
 export interface LimitEvent {
   /** The name of the limit. */
   readonly limit: string;
-  /** The key, "" for none. */
+  /** The key, "" for none, and for the name of a limit that is not found. */
   readonly key: string;
-  /** The units that were requested. */
+  /** The units that were requested; 0 for the name of a limit that is not found. */
   readonly wanted: number;
   /** The units that were granted: 0. */
   readonly granted: number;

@@ -132,7 +132,7 @@ export abstract class Limiter {
 
   #notFound(error: unknown): unknown {
     const event = thrown(error) instanceof UnknownLimit ? "unknown_limit" : "store_error";
-    const details = { limit: this.name, key: "", wanted: 1, wait: 0, error: messageOf(error) };
+    const details = { limit: this.name, key: "", wanted: 0, wait: 0, error: messageOf(error) };
     for (const { event: of, hook } of this.#early) if (of === event) shared.hooks.get(hook)?.({ hook, ...details });
     return error;
   }

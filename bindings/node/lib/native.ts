@@ -75,7 +75,6 @@ interface Native {
   countFailure(store: NativeStore): void;
   manualClock(): NativeClock;
   unitOfTime(unit: string): number | null;
-  unitOfTime(unit: string): number | null;
   advance(clock: NativeClock, ms: number): void;
   now(clock: NativeClock): number;
   ratePolicy(windows: Windows, backoff: Backoff): NativePolicy;

@@ -476,7 +476,7 @@ def serving(limiter: Limiter, app: Any) -> None:
     for_fastapi.RouteLimit(one, two)
     for_fastapi.limit(one)(views)
     application = web.Application()
-    for_aiohttp.AppLimits(application, [one], websockets=True, exempt=["/health"], on_limited=replied)
+    for_aiohttp.AppLimits(application, [one], exempt=["/health"], on_limited=replied)
     application.router.add_get("/", for_aiohttp.limit(one, two)(handler))
     for_wsgi.LimitMiddleware(app, [one], forwarded_header="Forwarded")
     for_flask.FlaskLimits(app, [one]).init_app(app)

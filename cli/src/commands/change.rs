@@ -100,13 +100,13 @@ pub fn set_override(args: OverrideArgs, context: &Context) -> Result<Outcome, Fa
     let (name, key) = (args.name.as_str(), args.key.as_deref());
     let policies = parse_policies(&args.policy)?;
     let (store, names) = find(name, context)?;
-    store.override_limit(name, &args.policy, key)?;
-    let policy = policies.iter().map(ToString::to_string).collect::<Vec<_>>().join(" + ");
-    let mut done = format!("{}: {policy} applies until it is lifted", subject(name, key));
-    // Parts of a composite that the text does not mention.
+    // Parts of a composite that the text does not mention. (Before the change: after it, nothing may fail.)
     let seen = Observer::new(&store, 0).only(name).look()?;
     let mut kept = names::parts(name, &seen, &names);
     kept.retain(|part| policies.iter().all(|policy| policy.kind() != part.kind));
+    store.override_limit(name, &args.policy, key)?;
+    let policy = policies.iter().map(ToString::to_string).collect::<Vec<_>>().join(" + ");
+    let mut done = format!("{}: {policy} applies until it is lifted", subject(name, key));
     for part in &kept {
         done += &format!("\n{}: unchanged", subject(&part.name, key));
     }

@@ -54,7 +54,7 @@ pub fn run(args: Args, context: &Context) -> Result<Outcome, Failure> {
         "at": json::time(before.at),
         "event": "watching",
         "store": before.url,
-        "limits": before.limits.len(),
+        "limits": args.name.as_ref().map_or(before.limits.len(), |name| names::parts(name, &before, &names).len()),
     }))?;
     let mut has_failed = false;
     loop {

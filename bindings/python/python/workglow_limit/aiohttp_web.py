@@ -24,7 +24,7 @@ from aiohttp.payload import Payload
 from aiohttp.web import Application, FileResponse, HTTPException, Request, Response, StreamResponse, View
 
 from ._derived import check_options
-from ._limit import Limit, check_bool
+from ._limit import Limit
 from ._serving import BROKEN, OPTIONS, Entry, Gate, Limited, Refused, answer_of
 from ._steps import run_async
 
@@ -50,22 +50,19 @@ USER: Any = request_key("user", str)
 
 class AppLimits:
     """Limits the requests of an app. The app opens the stores of `limits` when it starts. Middlewares that were added
-    before see the requests first, and the responses last.
+    before see the requests first, and the responses last. A WebSocket is a request too: its handshake can be refused, and
+    its permits end when it closes.
 
     limits: the limits of all requests. A request takes all of them or none; handlers and nested apps may add more.
-    websockets: whether a WebSocket counts as a request. Then its handshake can be refused, and its permits end with it.
     options: exempt, trusted_proxies, forwarded_header, ipv6_prefix, on_limited, headers.
     """
 
     #: What aiohttp expects of a middleware.
     __middleware_version__ = 1
 
-    def __init__(
-        self, app: Application, limits: Iterable[Limit] = (), *, websockets: bool = False, **options: Unpack[Options]
-    ) -> None:
-        check_options("AppLimits", options, ("limits", "websockets", *OPTIONS))
+    def __init__(self, app: Application, limits: Iterable[Limit] = (), **options: Unpack[Options]) -> None:
+        check_options("AppLimits", options, ("limits", *OPTIONS))
         self._gate = Gate(Reader(), limits, asynchronous=True, **options)
-        self._limits_websockets = check_bool("websockets", websockets)
         app.middlewares.append(self)
         app.on_startup.append(self._open)
         app.on_response_prepare.append(self._add_headers)
@@ -78,8 +75,7 @@ class AppLimits:
     ) -> StreamResponse:
         outer: Admission | None = request.get(KEY)
         gate = self._gate
-        is_socket = request.headers.get("Upgrade", "").lower() == "websocket"
-        if (is_socket and not self._limits_websockets) or (gate.exempts and await run_async(gate.is_exempt(request))):
+        if gate.exempts and await run_async(gate.is_exempt(request)):
             request[KEY] = Admission(gate, None)
             try:
                 return await handler(request)
@@ -191,8 +187,14 @@ async def send(request: Request, response: StreamResponse) -> bool:
     with suppress(ConnectionError):
         await response.prepare(request)
         await response.write_eof()
+        if isinstance(response, FileResponse):
+            response.prepare = nothing_more  # type: ignore[method-assign]
         return True
     return False
+
+
+async def nothing_more(request: Any) -> None:
+    """Prepares nothing: the server prepares what it gets from a handler, and would send a file once more."""
 
 
 def refuse(refused: Refused) -> StreamResponse:

@@ -150,7 +150,7 @@ async def with_sockets(base, uses):
         await uses(lambda: session.ws_connect(f"{base}/socket"))
 
 
-def test_a_websocket_is_limited_if_that_is_asked_for():
+def test_a_websocket_is_a_request():
     async def uses(connect):
         async with connect() as first:
             await first.send_str("ping")
@@ -160,7 +160,7 @@ def test_a_websocket_is_limited_if_that_is_asked_for():
             assert refused.value.status == 429 and refused.value.headers["Retry-After"] == "1"
 
     slots = ConcurrencyLimiter(1)
-    with aiohttp_web(app_of([Limit(slots)], websockets=True)) as base:
+    with aiohttp_web(app_of([Limit(slots)])) as base:
         asyncio.run(with_sockets(base, uses))
         wait_until(lambda: slots.peek().remaining == 1)
 
@@ -168,8 +168,31 @@ def test_a_websocket_is_limited_if_that_is_asked_for():
         async with connect(), connect():
             pass
 
-    with aiohttp_web(app_of([Limit(ConcurrencyLimiter(1))])) as base:
+    with aiohttp_web(app_of([Limit(ConcurrencyLimiter(1))], exempt=["/socket"])) as base:
         asyncio.run(with_sockets(base, uses_two))
+
+
+def test_a_header_that_asks_for_a_websocket_avoids_no_limit():
+    """Once, each request with this header was admitted."""
+    with aiohttp_web(app_of([Limit(rate(1))])) as base:
+        assert statuses(base, 2, headers={"Connection": "Upgrade", "Upgrade": "websocket"}) == [200, 429]
+
+
+def test_a_file_is_sent_once(tmp_path, caplog):
+    """Once, it was sent by the middleware, and then by the server."""
+    (tmp_path / "page.txt").write_text("a file")
+    slots = ConcurrencyLimiter(1)
+    app = app_of([Limit(slots)])
+
+    async def file(request):
+        return web.FileResponse(tmp_path / "page.txt")
+
+    app.add_routes([web.get("/file", file), web.static("/static", tmp_path)])
+    with aiohttp_web(app) as base, httpx.Client(base_url=base) as client:
+        for path in "/file", "/static/page.txt", "/file":
+            assert client.get(path).text == "a file"
+    assert slots.peek().remaining == 1
+    assert not [one for one in caplog.records if one.levelname == "ERROR"]
 
 
 def test_limits_of_handlers_and_nested_apps():

@@ -117,7 +117,7 @@ def test_an_app(made, limits, options, error, said):
         (lambda **options: Asgi(None, **options), "LimitMiddleware", "limits, websockets"),
         (lambda **options: Wsgi(None, **options), "LimitMiddleware", "limits"),
         (lambda **options: FlaskLimits(None, **options), "FlaskLimits", "limits"),
-        (lambda **options: AppLimits(web.Application(), **options), "AppLimits", "limits, websockets"),
+        (lambda **options: AppLimits(web.Application(), **options), "AppLimits", "limits"),
     ],
 )
 def test_an_unknown_option_names_the_public_class_and_lists_its_options(made, name, own):
