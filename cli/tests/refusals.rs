@@ -12,7 +12,7 @@ fn invalid_arguments_are_refused() {
     let dir = Dir::new("arguments");
     let _store = used(&dir.url());
     let url = dir.url();
-    let wrong: [(&[&str], i32, &[&str]); 19] = [
+    let wrong: [(&[&str], i32, &[&str]); 20] = [
         (&[], 2, &["Usage", "status"]),
         (&["stauts"], 2, &["stauts", "status"]),
         (&["status", "--wrong"], 2, &["--wrong"]),
