@@ -13,7 +13,7 @@ fn main() -> Result<()> {
     let mut args = std::env::args().skip(1);
     let mut number = |most: u64| args.next().map_or(most, |text| text.parse().expect("a number"));
     let (limits, keys) = (number(10_000), number(1_000_000));
-    let dir = args.next().unwrap_or_else(|| format!("/dev/shm/looking-{}", std::process::id()));
+    let dir = args.next().unwrap_or_else(|| "/dev/shm".into()) + &format!("/looking-{}", std::process::id());
     std::fs::create_dir_all(&dir).expect("a directory");
     let store = Store::new(&format!("sqlite:{dir}/limits.db"))?;
 

@@ -37,7 +37,7 @@ fn resident() -> u64 {
 fn main() -> Result<()> {
     let mut args = std::env::args().skip(1);
     let keys: u64 = args.next().map_or(10_000_000, |text| text.parse().expect("how many keys"));
-    let dir = args.next().unwrap_or_else(|| format!("/dev/shm/one-shot-keys-{}", std::process::id()));
+    let dir = args.next().unwrap_or_else(|| "/dev/shm".into()) + &format!("/one-shot-keys-{}", std::process::id());
     let kinds: Vec<String> = args.collect();
     let kinds: Vec<&str> = if kinds.is_empty() { KINDS.to_vec() } else { kinds.iter().map(String::as_str).collect() };
     let grown = kinds.into_iter().filter(|kind| !is_flat(kind, keys, &dir).unwrap_or_else(|e| panic!("{kind}: {e}")));
@@ -50,8 +50,8 @@ fn main() -> Result<()> {
 }
 
 fn is_flat(kind: &str, keys: u64, dir: &str) -> Result<bool> {
-    let is_heap = dir == "memory:";
-    let url = if is_heap { dir.to_owned() } else { format!("sqlite:{dir}/limits.db") };
+    let is_heap = dir.starts_with("memory:");
+    let url = if is_heap { "memory:".to_owned() } else { format!("sqlite:{dir}/limits.db") };
     if !is_heap {
         std::fs::create_dir_all(dir).expect("a directory to write to");
     }
