@@ -461,6 +461,71 @@ fn a_limit_that_returns_after_a_composite_of_its_name_keeps_its_rows() {
     .join();
 }
 
+/// A process may die while a limit gets another number in the ledger. Its starts are written again then, and none is lost.
+#[test]
+#[cfg(feature = "fault-points")]
+fn a_limit_gets_another_number_whoever_dies_meanwhile() {
+    for point in ["decided", "renumbering", "rows-renumbered", "followed"] {
+        let dir = Dir::in_memory("renumbered");
+        Child::run(|| {
+            let store = patient(&dir.url());
+            let limiter = store.limiter("api", "60/1h").unwrap();
+            (0..4).for_each(|_| assert!(admitted(&*limiter, 7)));
+            store.flush().unwrap();
+            store.forget("api").unwrap();
+            store.limiter("api", "5 concurrent + delay 1us").unwrap().open().unwrap();
+            store.forget("api").unwrap();
+            let child = Child::run(|| {
+                fault::at(point, || common::raise(libc::SIGKILL));
+                patient(&dir.url()).limiter("api", "60/1h").unwrap().open().unwrap();
+            });
+            assert!(child.was_killed(), "{point}");
+            assert_eq!(used(&*store.limiter("api", "60/1h").unwrap(), 7), 4, "{point}");
+        })
+        .join();
+        std::fs::remove_file(dir.file("limits.db-lane")).unwrap();
+        Child::run(|| {
+            let limiter = patient(&dir.url()).find("api").unwrap();
+            common::wait_until("the lost lane is noticed", || admitted(&*limiter, KEYS));
+            // What was written before the death counts twice.
+            assert!(used(&*limiter, 7) >= 4 + 3, "{point}");
+        })
+        .join();
+    }
+}
+
+/// A limit that gets another number while keys are restored forgets its own that are only in the ledger, and counts as
+/// full instead. Another limit goes on.
+#[test]
+#[cfg(feature = "fault-points")]
+fn a_limit_that_gets_another_number_closes_no_other() {
+    let dir = Dir::in_memory("renumbered-alone");
+    Child::run(|| {
+        let store = patient(&dir.url());
+        for name in ["api", "other"] {
+            let limiter = store.limiter(name, "60/1h").unwrap();
+            (0..4).for_each(|key| assert!(admitted(&*limiter, key)));
+        }
+        store.flush().unwrap();
+    })
+    .join();
+    std::fs::remove_file(dir.file("limits.db-lane")).unwrap();
+    Child::run(|| {
+        fault::restore_at_once(0, true);
+        let store = patient(&dir.url());
+        let other = store.find("other").unwrap();
+        common::wait_until("the lost lane is noticed", || admitted(&*other, KEYS));
+        for text in ["5 concurrent + delay 1us", "60/1h"] {
+            store.forget("api").unwrap();
+            store.limiter("api", text).unwrap().open().unwrap();
+        }
+        assert!(!admitted(&*store.find("api").unwrap(), 0));
+        assert!(admitted(&*other, KEYS));
+        assert_eq!(used(&*other, 0), 1 + 3, "its keys are still restored");
+    })
+    .join();
+}
+
 /// An older copy may lack a limit, know it by its former name, or by the number of a former limit of that name. In each
 /// case the starts in the lane are written to it, and are found after a loss of the lane.
 #[test]

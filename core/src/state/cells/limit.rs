@@ -71,7 +71,7 @@ impl<'h> LimitCells<'h> {
     }
 
     pub(in crate::state) fn set_id(self, id: i64) {
-        self.word(limit_word::ID).store(id as u64, Relaxed);
+        self.word(limit_word::ID).store(id as u64, Release);
     }
 
     /// The gate that binds all keys of the limit.

@@ -163,14 +163,15 @@ impl Locked<'_> {
     }
 }
 
-/// Writes everything that a limit has to an older copy. For the holder of the structure lock.
-pub(super) fn write_limit(locked: &Locked, database: &mut Database, limit: LimitAt) -> Result<()> {
+/// Writes everything that a limit has and that is not marked as written, as the starts of the limit with this number. For
+/// the holder of the structure lock.
+pub(super) fn write_limit(locked: &Locked, database: &mut Database, limit: LimitAt, id: i64) -> Result<()> {
     let mut from = Some((0, 0));
     while let Some(place) = from {
         let batch = locked.gather_from(&[limit], place);
         if !batch.keys.is_empty() {
-            // With its present number: until all is written, it still counts as an older copy.
-            record(locked, database, &batch, database.sequence)?;
+            // With the database's present number: an older copy still counts as one until all is written.
+            record(|_| id, database, &batch, database.sequence)?;
             locked.mark(&batch)?;
         }
         from = batch.next;
@@ -178,14 +179,19 @@ pub(super) fn write_limit(locked: &Locked, database: &mut Database, limit: Limit
     Ok(())
 }
 
-/// Writes a batch. The commit gets this number.
-pub(in crate::state) fn record(home: &Home, database: &mut Database, batch: &Batch, sequence: u64) -> Result<()> {
+/// Writes a batch. `id` returns the number of a limit in the database. The commit gets the number `sequence`.
+pub(in crate::state) fn record(
+    id: impl Fn(LimitAt) -> i64,
+    database: &mut Database,
+    batch: &Batch,
+    sequence: u64,
+) -> Result<()> {
     let mut rows = Vec::new();
     for unlogged in &batch.keys {
         for start in &unlogged.starts {
             let started_at = batch.moment.wall - (batch.now.floor as i64 - start.stamp as i64);
             rows.push(Execution {
-                limit: home.limit(unlogged.limit).id(),
+                limit: id(unlogged.limit),
                 key: &unlogged.text,
                 key_hash: unlogged.hash.0,
                 started_at,
@@ -194,7 +200,7 @@ pub(in crate::state) fn record(home: &Home, database: &mut Database, batch: &Bat
             });
         }
     }
-    let minutes: Vec<_> = batch.news.iter().map(|(limit, minute)| (home.limit(*limit).id(), *minute)).collect();
+    let minutes: Vec<_> = batch.news.iter().map(|(limit, minute)| (id(*limit), *minute)).collect();
     database.keeps_to = batch.keeps_to;
     if !fault::planted("unwritten ledger") {
         database.record(&rows, &minutes, batch.moment, (batch.instance, sequence))?;

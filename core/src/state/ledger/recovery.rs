@@ -179,6 +179,8 @@ pub(in crate::state) fn recover(
 /// is gone. That includes limits that it does not declare, since they will be declared again.
 pub(in crate::state) fn write_all(home: &Locked, database: &mut Database) -> Result<()> {
     let boot = os::boot().map_err(|e| Error::store(format!("opening {}", database.path().display()), e))?.text();
+    // Their keys may be in no ledger any more.
+    home.close_unrestored();
     database.delete_record()?;
     database.claim(home.instance, &boot, moment(home).1)?;
     for limit in home.limits() {
@@ -195,10 +197,12 @@ pub(in crate::state) fn write_all(home: &Locked, database: &mut Database) -> Res
     Ok(())
 }
 
-/// Gives a limit this number, and writes everything that the lane knows of it, whether or not it was written before.
+/// Gives a limit this number, and writes everything that the lane knows of it, whether or not it was written before. The
+/// number comes last, so that a call that fails or dies is repeated. What it had written is written twice then, which
+/// denies too much after a reboot, never too little.
 pub(in crate::state) fn write_as(home: &Locked, database: &mut Database, limit: LimitAt, id: i64) -> Result<()> {
     // Keys that were only in the ledger had its former number.
-    home.close_unrestored();
+    home.close_unrestored_of(limit);
     let table = home.limit(limit).table();
     if !table.policy.is_concurrency() {
         let keys: Vec<Hash> = home.index(&table).keys().map(|(_, at)| home.block(at).hash()).collect();
@@ -208,8 +212,11 @@ pub(in crate::state) fn write_as(home: &Locked, database: &mut Database, limit: 
             })?;
         }
     }
+    fault::point("renumbering");
+    write_limit(home, database, limit, id)?;
+    fault::point("rows-renumbered");
     home.limit(limit).set_id(id);
-    write_limit(home, database, limit)
+    Ok(())
 }
 
 /// Adds a key with these starts. Windows that are not over `over` count as full anyway, for as long as any of these would count. So do

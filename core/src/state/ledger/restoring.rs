@@ -193,16 +193,20 @@ impl Locked<'_> {
         if !self.is_restoring() {
             return;
         }
-        let now = self.clock.now().ceil;
-        for limit in self.limits() {
-            let table = self.limit(limit).table();
-            let plans = self.index(&table).keys_on_plans().map(|(plan, _)| plan.policy.longest());
-            let longest = plans.max().unwrap_or(0).max(table.policy.longest());
-            if self.of(&table).may_restore() {
-                self.limit(limit).gate().fetch_max(now.saturating_add(longest), AcqRel);
-            }
-        }
+        self.limits().for_each(|limit| self.close_unrestored_of(limit));
         self.all_restored();
+    }
+
+    /// Does so for one limit.
+    pub(super) fn close_unrestored_of(&self, limit: LimitAt) {
+        let table = self.limit(limit).table();
+        if !self.of(&table).may_restore() {
+            return;
+        }
+        let plans = self.index(&table).keys_on_plans().map(|(plan, _)| plan.policy.longest());
+        let longest = plans.max().unwrap_or(0).max(table.policy.longest());
+        self.limit(limit).gate().fetch_max(self.clock.now().ceil.saturating_add(longest), AcqRel);
+        self.arena.word(limit + limit_word::UNRESTORED).store(0, Release);
     }
 
     pub(in crate::state) fn all_restored(&self) {

@@ -442,7 +442,7 @@ impl Session {
         if !batch.keys.is_empty() || !batch.news.is_empty() {
             let write = |database: &mut Database| {
                 let sequence = lane::raise_sequence(&home.arena, database.sequence);
-                record(home, database, &batch, sequence)?;
+                record(|limit| home.limit(limit).id(), database, &batch, sequence)?;
                 lane::have_committed(&home.arena, sequence);
                 Ok(())
             };
