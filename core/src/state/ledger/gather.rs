@@ -35,6 +35,14 @@ pub(crate) struct Unlogged {
     end: u64,
 }
 
+/// A key whose policy has changed.
+pub(crate) struct ChangedKey {
+    /// Its hash, and for how long its starts count now, if it has cells.
+    pub counts: Option<([u64; 2], u64)>,
+    /// Whether the ledger may lack more of its starts than another boot would take as lost, or its limit was not found.
+    pub may_lack: bool,
+}
+
 /// The content of one commit.
 pub(crate) struct Batch {
     /// The lane that it belongs to.
@@ -98,30 +106,33 @@ impl Locked<'_> {
         Batch { next, ..self.batch(all, 0) }
     }
 
-    /// Gathers keys whose policies have changed, and how long their starts count now, if they have cells.
-    pub fn gather_keys(&self, keys: &[KnownKey], longest: &mut Vec<Option<([u64; 2], u64)>>) -> Batch {
+    /// The limit with this name, unless it has another number: the name has passed to it in between.
+    pub fn find_known(&self, name: &str, id: i64) -> Option<LimitAt> {
+        self.find_limit(name).filter(|limit| self.limit(*limit).id() == id)
+    }
+
+    /// Gathers keys whose policies have changed, and what else the ledger needs of each.
+    pub fn gather_keys(&self, keys: &[KnownKey], known: &mut Vec<ChangedKey>) -> Batch {
         let mut all = Vec::new();
-        longest.clear();
-        for KnownKey { limit, key, .. } in keys {
-            let (found, hash) = (self.find_limit(limit), self.hash(b'k', key));
-            let own = found.and_then(|limit| Some((limit, self.limit(limit).table_in_use(hash)?)));
-            longest.push(own.map(|(_, own)| (hash.0, own.policy.longest())));
-            if let Some((limit, _)) = own {
-                let table = self.limit(limit).table();
+        known.clear();
+        for KnownKey { id, limit, key, .. } in keys {
+            let Some(limit) = self.find_known(limit, *id) else {
+                known.push(ChangedKey { counts: None, may_lack: true });
+                continue;
+            };
+            let (table, hash) = (self.limit(limit).table(), self.hash(b'k', key));
+            let in_use = self.limit(limit).table_in_use(hash);
+            let own = in_use.or_else(|| self.index(&table).plan_of_idle(hash));
+            known.push(ChangedKey {
+                counts: in_use.map(|own| (hash.0, own.policy.longest())),
+                may_lack: own.is_some_and(|own| self.of(&own).has_lost_more()),
+            });
+            if in_use.is_some() {
                 let found = self.find_or_repair(&table, hash);
                 all.extend(found.and_then(|key| self.unlogged(limit, self.of(&table).for_key(key), key)));
             }
         }
         self.batch(all, 0)
-    }
-
-    /// The same as [`TableCells::has_lost_more`](crate::state::cells::table::TableCells::has_lost_more), by the policy of a key.
-    pub fn has_lost_more_of(&self, KnownKey { limit, key, .. }: &KnownKey) -> bool {
-        self.find_limit(limit).is_some_and(|limit| {
-            let (table, hash) = (self.limit(limit).table(), self.hash(b'k', key));
-            let own = self.limit(limit).table_in_use(hash).or_else(|| self.index(&table).plan_of_idle(hash));
-            own.is_some_and(|own| self.of(&own).has_lost_more())
-        })
     }
 
     fn batch(&self, keys: Vec<Unlogged>, listed_to: u64) -> Batch {

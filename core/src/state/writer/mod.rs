@@ -29,7 +29,7 @@ use crate::state::cells::locked::Locked;
 use crate::state::files::lane;
 use crate::state::ledger::database::Database;
 use crate::state::ledger::executions::Moment;
-use crate::state::ledger::gather::{Batch, KEYS, record};
+use crate::state::ledger::gather::{Batch, ChangedKey, KEYS, record};
 use crate::state::ledger::policies::{KeySelection, KnownLimit};
 use crate::state::rare::take_back::take_back;
 use crate::state::session::wanted::{RefusedStart, Want};
@@ -321,13 +321,18 @@ impl Session {
         let (limits, keys) = self.with_ledger(lead, read)?;
         let mut is_settled = true;
         for KnownLimit { id, name, declared, .. } in limits.iter().filter(|known| known.missing.is_some()) {
-            let (found, has_lost) = self.with_lane_of(lead, patience, |locked| {
-                let Some(limit) = locked.find_limit(name) else { return Ok((None, false)) };
+            let found = self.with_lane_of(lead, patience, |locked| {
+                let Some(limit) = locked.find_known(name, *id) else { return Ok(None) };
                 // No start may happen under an earlier policy any more.
                 locked.finish_change(limit)?;
-                Ok((Some(limit), locked.of(&locked.limit(limit).table()).has_lost_more()))
+                Ok(Some((limit, locked.of(&locked.limit(limit).table()).has_lost_more())))
             })?;
-            self.write_limits(lead, patience, found.as_slice())?;
+            let Some((limit, has_lost)) = found else {
+                // The next attempt reads its name again.
+                is_settled = false;
+                continue;
+            };
+            self.write_limits(lead, patience, &[limit])?;
             let longest = declared.current().longest();
             self.in_steps(lead, patience, |database, first| database.keep(*id, None, longest, first))?;
             is_settled &= !has_lost;
@@ -336,18 +341,15 @@ impl Session {
             }
         }
         for keys in keys.chunks(KEYS as usize) {
-            let longest = RefCell::default();
-            self.write(lead, patience, |locked| locked.gather_keys(keys, &mut longest.borrow_mut()))?;
-            let have_lost = self.with_lane_of(lead, patience, |locked| {
-                Ok(keys.iter().map(|known| locked.has_lost_more_of(known)).collect::<Vec<_>>())
-            })?;
-            for ((known, counts), has_lost) in keys.iter().zip(longest.take()).zip(have_lost) {
+            let changed = RefCell::default();
+            self.write(lead, patience, |locked| locked.gather_keys(keys, &mut changed.borrow_mut()))?;
+            for (known, ChangedKey { counts, may_lack }) in keys.iter().zip(changed.take()) {
                 if let Some((hash, longest)) = counts {
                     let keep = |database: &mut Database, first| database.keep(known.id, Some(hash), longest, first);
                     self.in_steps(lead, patience, keep)?;
                 }
-                is_settled &= !has_lost;
-                if !has_lost {
+                is_settled &= !may_lack;
+                if !may_lack {
                     self.with_ledger(lead, |database| database.has_all_of(known, to))?;
                 }
             }
