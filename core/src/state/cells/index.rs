@@ -10,8 +10,7 @@
 use super::block::{hash_in, table_in};
 use super::home::{Blocked, Home, KeyAt, Table};
 use super::layout::{At, BlockAt, DirectoryAt, SegmentAt, index_word, key_word, table_word};
-use super::segment::SegmentCells;
-use super::segment::{block, empty, entry, tag, untagged};
+use super::segment::{SegmentCells, block, empty, entry, tag, untagged};
 use crate::algorithm::log::CLOSED;
 use crate::atomic::*;
 use crate::damage::nonsense;

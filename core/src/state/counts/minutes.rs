@@ -11,11 +11,10 @@ use crate::algorithm::log::Ask;
 use crate::atomic::*;
 use crate::hash::Hash;
 use crate::state::cells::index::Index;
-use crate::state::cells::limit::LimitCells;
-use crate::state::cells::table::TableCells;
-
 use crate::state::cells::layout::{LimitAt, NEWS, limit_word, table_word};
+use crate::state::cells::limit::LimitCells;
 use crate::state::cells::locked::Locked;
+use crate::state::cells::table::TableCells;
 use crate::state::files::arena::{ALLOCATED, HEADER_WORDS};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -92,8 +91,8 @@ impl<'h> LimitCells<'h> {
         self.minutes().map(read).into_iter().filter(|minute| minute.at != 0)
     }
 
-    /// Adds counts to a minute of the limit. For the holder of the structure lock.
-    pub(super) fn note_minute(self, new: Minute) {
+    /// Adds counts to a minute of the limit.
+    pub(super) fn note_minute(self, locked: &Locked, new: Minute) {
         if new == (Minute { at: new.at, units: 0, denied: 0, waited: 0, peak: 0 }) {
             return;
         }
@@ -107,11 +106,11 @@ impl<'h> LimitCells<'h> {
             word.fetch_add(n, AcqRel);
         }
         words[4].fetch_max(new.peak, AcqRel);
-        self.enlist(new.at);
+        self.enlist(locked, new.at);
     }
 
     /// Adds the limit to the list of those with unwritten counts of such a minute, if it is not in it.
-    fn enlist(self, minute: u64) {
+    fn enlist(self, _: &Locked, minute: u64) {
         let next = &self.minutes()[(minute % 2) as usize][NEXT];
         if self.home.is_lane() && next.load(Acquire) == 0 {
             let first = self.home.arena.word(NEWS + minute % 2);
@@ -190,13 +189,13 @@ impl Locked<'_> {
             if now == [minute.at << 1, minute.units, minute.denied, minute.waited, minute.peak] {
                 words[0].store(now[0] | IS_WRITTEN, Release);
             } else {
-                self.limit(*limit).enlist(minute.at);
+                self.limit(*limit).enlist(self, minute.at);
             }
         }
     }
 
     /// Keeps these for the next attempt, since the database could not be written.
     pub(in crate::state) fn keep_news(&self, news: &[News]) {
-        news.iter().for_each(|(limit, minute)| self.limit(*limit).enlist(minute.at));
+        news.iter().for_each(|(limit, minute)| self.limit(*limit).enlist(self, minute.at));
     }
 }

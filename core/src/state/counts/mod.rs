@@ -333,13 +333,8 @@ impl Counts {
         add(home, std::array::from_fn::<_, CLASSES, _>(|i| limit + limit_word::WAITS + i as u64), new_waits);
         add(home, [limit + limit_word::PLACES_LOST], [new_lost]);
         let units = if table.budget == UNKEPT { new[ADMITTED] + new[MORE_GRANTED] } else { 0 };
-        home.limit(limit).note_minute(Minute {
-            units,
-            denied: new[DENIED],
-            waited: new[WAITED],
-            peak,
-            at: this_minute(),
-        });
+        home.limit(limit)
+            .note_minute(home, Minute { units, denied: new[DENIED], waited: new[WAITED], peak, at: this_minute() });
         Ok(())
     }
 }

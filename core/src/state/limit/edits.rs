@@ -123,7 +123,7 @@ impl Limit {
                 Some((hash, Ok(Some(found)))) => {
                     home.block(found.at).gate().store(0, Release);
                     let nothing = |history: &mut History| *history = History { end: history.end, ..History::default() };
-                    home.block(home.rewrite(table, hash, nothing)?).forget_habits();
+                    home.block(home.rewrite(table, hash, nothing)?).forget_habits(home);
                 }
                 Some(_) => {}
             }

@@ -24,13 +24,11 @@ use crate::hash::{Hash, sum};
 use crate::policy::Policy;
 use crate::state::cells::block::BlockCells;
 use crate::state::cells::home::{KeyAt, Table};
-use crate::state::cells::index::Index;
-use crate::state::cells::index::Root;
+use crate::state::cells::index::{Index, Root};
 use crate::state::cells::layout::{BlockAt, LimitAt, STUBS, TableAt, index_word, key_word, limit_word, table_word};
 use crate::state::cells::limit::LimitCells;
 use crate::state::cells::locked::Locked;
-use crate::state::cells::segment::SegmentCells;
-use crate::state::cells::segment::{entry, is_empty};
+use crate::state::cells::segment::{SegmentCells, entry, is_empty};
 use crate::state::cells::table::TableCells;
 use crate::state::files::arena::{ALLOCATED, HEADER_WORDS};
 use crate::time::Tick;
@@ -107,7 +105,7 @@ impl TableCells<'_, '_> {
 
 impl BlockCells<'_> {
     /// Copies the text and counts of a key.
-    pub(super) fn copy_identity(self, from: BlockCells, with_counts: bool) {
+    pub(super) fn copy_identity(self, _: &Locked, from: BlockCells, with_counts: bool) {
         let text = key_word::TEXT..key_word::TEXT + key_word::TEXT_WORDS;
         for word in text.chain(key_word::COUNTS.into_iter().filter(|_| with_counts)) {
             self.word(word).store(from.word(word).load(Acquire), Release);
@@ -285,7 +283,7 @@ impl Locked<'_> {
     /// The stub of a key whose cells go to another key. Its counts are kept or forgotten.
     pub(super) fn stub_of(&self, plan: &Table, from: BlockAt, keeps_counts: bool) -> Result<BlockAt> {
         let at = self.new_stub(plan, self.block(from).hash(), "")?;
-        self.block(at).copy_identity(self.block(from), keeps_counts);
+        self.block(at).copy_identity(self, self.block(from), keeps_counts);
         Ok(at)
     }
 
@@ -320,8 +318,8 @@ impl Locked<'_> {
         starts: &[Start],
     ) -> Result<()> {
         let into = self.write_key(own, hash, "", starts)?;
-        self.block(into).copy_identity(self.block(stub), true);
-        index.set_entry(slot, hash, into);
+        self.block(into).copy_identity(self, self.block(stub), true);
+        index.set_entry(self, slot, hash, into);
         self.retire_stub(stub);
         Ok(())
     }

@@ -22,7 +22,7 @@ impl Locked<'_> {
         let segment = self.new_segment(index_word::FIRST_CAPACITY, table.at)?;
         self.arena.word(table.at + table_word::INDEX).store(Root(0).next(segment.at, 0).0, Relaxed);
         let empty = self.fresh_empty_key(&table)?;
-        segment.insert(&table, self.hash(b'k', ""), empty);
+        segment.insert(self, &table, self.hash(b'k', ""), empty);
         self.arena.word(table.at + table_word::EMPTY_KEY).store(empty.offset(), Relaxed);
         self.limit(at).set_id(id);
         let link = self.link(at, name)?;

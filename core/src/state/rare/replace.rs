@@ -211,7 +211,7 @@ impl Locked<'_> {
         if let Ok((slot, found)) = segment.probe(&table, hash)
             && found.table != table.at
         {
-            segment.set_entry(slot, hash, At::new(self.of(&table).empty_key().load(Acquire)));
+            segment.set_entry(self, slot, hash, At::new(self.of(&table).empty_key().load(Acquire)));
             self.retire_block(self.table_at(found.table).policy, found.at);
         }
     }

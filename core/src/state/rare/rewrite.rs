@@ -44,7 +44,7 @@ impl Locked<'_> {
         let before = self.of(table).for_key(from);
         let into = self.write_elsewhere(&before, from, own, edit)?;
         fault::point("key-written");
-        segment.set_entry(slot, hash, into);
+        segment.set_entry(self, slot, hash, into);
         let empty = self.arena.word(table.at + table_word::EMPTY_KEY);
         if empty.load(Acquire) == from.at.offset() {
             empty.store(into.offset(), Release);
@@ -157,7 +157,7 @@ impl Locked<'_> {
             }
             self.block(into).word(key_word::TABLE).store(table.at.offset(), Release);
             self.block(into).word(key_word::LISTED).store(0, Release);
-            self.block(into).copy_habits(table, self.block(from));
+            self.block(into).copy_habits(self, table, self.block(from));
             if table.policy.is_counted() {
                 self.block(into).word(key_word::OWN).store(self.new_number(), Release);
             }
@@ -231,7 +231,7 @@ impl Locked<'_> {
 
 impl<'h> BlockCells<'h> {
     /// Resets a key's backoff and what is known of its jobs.
-    pub fn forget_habits(self) {
+    pub fn forget_habits(self, _: &Locked) {
         for word in [key_word::BACKOFF, key_word::SPACING, key_word::JOBS] {
             self.word(word).store(0, Release);
         }
@@ -240,7 +240,7 @@ impl<'h> BlockCells<'h> {
     /// Copies what a key has besides its log: its backoff, the durations of its jobs, and its counters. A cancelled
     /// start does not lose them, but a concurrent write may be lost. (Counters are written only under the structure
     /// lock.)
-    pub(super) fn copy_habits(self, table: &Table, from: BlockCells) {
+    pub(super) fn copy_habits(self, _: &Locked, table: &Table, from: BlockCells) {
         let was = At::some(from.word(key_word::TABLE).load(Acquire));
         let jobs = key_word::RING + table.ring;
         let same = was.is_some_and(|was| self.home.table_at(was).policy == table.policy);

@@ -23,8 +23,7 @@ use crate::state::cells::layout::{
     table_word,
 };
 use crate::state::cells::locked::Locked;
-use crate::state::cells::segment::SegmentCells;
-use crate::state::cells::segment::{block, empty, entry, untagged};
+use crate::state::cells::segment::{SegmentCells, block, empty, entry, untagged};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -172,7 +171,7 @@ impl Locked<'_> {
         // If the store cannot grow, the present size still has space.
         let (wanted, is_split) = space.map(|wanted| (wanted, is_split)).or(same.map(|same| (same, false)))?;
         if !fault::planted("open index") {
-            old.seal();
+            old.seal(self);
         }
         let (kept, idle, others) = self.part(table, old, is_old)?;
         // More keys may be in use by now.
@@ -190,18 +189,18 @@ impl Locked<'_> {
         let new = (0..1 + usize::from(is_split)).map(|_| new_segment()).collect::<Result<Vec<_>>>()?;
         for at in kept {
             let hash = self.block(at).hash();
-            new[parts(hash.0[0])].insert(table, hash, at);
+            new[parts(hash.0[0])].insert(self, table, hash, at);
         }
         // Stocked blocks are not available to others: take no more than fit, and none at the end of a search.
         let class = self.block_class(self.table_at(At::new(old.word(index_word::TABLE).load(Acquire))).policy);
-        let (fits, stock) = (class == self.block_class(table.policy), old.take_stock().collect::<Vec<_>>());
+        let (fits, stock) = (class == self.block_class(table.policy), old.take_stock(self).collect::<Vec<_>>());
         let (stock, misfits) = if fits { (stock, Vec::new()) } else { (Vec::new(), stock) };
         let is_of_other_size = |(class, _): &(u64, BlockAt)| *class != self.block_class(table.policy);
         let (others, same): (Vec<_>, Vec<_>) =
-            others.into_iter().chain(old.take_returned()).partition(is_of_other_size);
+            others.into_iter().chain(old.take_returned(self)).partition(is_of_other_size);
         let mut blocks = stock.into_iter().chain(idle).chain(same.into_iter().map(|(_, at)| at));
         if !is_sweep {
-            new.iter().for_each(|new| new.stock(&mut blocks));
+            new.iter().for_each(|new| new.stock(self, &mut blocks));
         }
         let next = match depth {
             0 => root.next(new[0].at, 0),
@@ -452,12 +451,12 @@ impl Locked<'_> {
 
 impl<'h> SegmentCells<'h> {
     /// Publishes another block as a key's.
-    pub(super) fn set_entry(self, slot: u64, hash: Hash, block: BlockAt) {
+    pub(super) fn set_entry(self, _: &Locked, slot: u64, hash: Hash, block: BlockAt) {
         self.slots()[slot as usize].store(entry(hash, block), Release);
     }
 
     /// Inserts a key into a segment that is not published yet.
-    pub(in crate::state) fn insert(self, table: &Table, hash: Hash, at: BlockAt) {
+    pub(in crate::state) fn insert(self, _: &Locked, table: &Table, hash: Hash, at: BlockAt) {
         if let Err(slot) = self.probe(table, hash) {
             self.slots()[slot as usize].store(entry(hash, at), Relaxed);
             self.word(index_word::COUNT).fetch_add(1, Relaxed);
@@ -465,20 +464,20 @@ impl<'h> SegmentCells<'h> {
     }
 
     /// The blocks of a sealed segment that no key has taken. From now on none can.
-    pub(super) fn take_stock(self) -> impl Iterator<Item = BlockAt> + use<'h> {
+    pub(super) fn take_stock(self, _: &Locked) -> impl Iterator<Item = BlockAt> + use<'h> {
         let free = self.word(index_word::FREE).load(Acquire);
         let taken = self.word(index_word::TAKEN).fetch_or(index_word::CLOSED, AcqRel) & !index_word::CLOSED;
         (taken..free).map(move |i| At::new(self.stocked(i).load(Acquire)))
     }
 
     /// The block that was handed back to it, with its class. A process that dies with it loses it.
-    fn take_returned(self) -> Option<(u64, BlockAt)> {
+    fn take_returned(self, _: &Locked) -> Option<(u64, BlockAt)> {
         let word = self.word(index_word::RETURNED).swap(0, AcqRel);
         (word != 0).then_some((word >> index_word::TAG, untagged(word)))
     }
 
     /// Stocks a new segment with blocks for new keys.
-    fn stock(self, blocks: &mut impl Iterator<Item = BlockAt>) {
+    fn stock(self, _: &Locked, blocks: &mut impl Iterator<Item = BlockAt>) {
         let space = self.free_slots();
         let stocked = blocks.by_ref().take(space as usize).zip(0..).map(|(at, i)| {
             self.stocked(i).store(at.offset(), Release);
@@ -486,7 +485,7 @@ impl<'h> SegmentCells<'h> {
         self.word(index_word::FREE).store(stocked.count() as u64, Release);
     }
 
-    pub(super) fn seal(self) {
+    pub(super) fn seal(self, _: &Locked) {
         for slot in self.slots() {
             let word = slot.load(Acquire);
             if block(word).is_none() {
