@@ -62,7 +62,9 @@ impl<'h> LimitCells<'h> {
         let words = home.arena.words(link + link_word::TEXT, (len as u64).div_ceil(8));
         let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.load(Acquire).to_le_bytes()).collect();
         bytes.truncate(len);
-        String::from_utf8(bytes).ok().filter(|name| home.hash(b'n', name).0 == home.get(link + link_word::HASH))
+        let name =
+            String::from_utf8(bytes).ok().filter(|name| home.hash(b'n', name).0 == home.get(link + link_word::HASH));
+        Some(name.unwrap_or_else(|| nonsense(format_args!("the name of the limit at {}", self.at))))
     }
 
     /// The number of the limit in the database.
