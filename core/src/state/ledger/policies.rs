@@ -202,11 +202,12 @@ impl Database {
 
     // ---- changes ----
 
-    /// Adds a limit that a lane has, as a forgotten one, unless the database has it. Returns its number there.
+    /// Adds a limit that a lane has, as a forgotten one, unless the database has it. Returns its number there: another
+    /// one if the database has the lane's number under another name.
     pub(super) fn adopt(&self, name: &str, kind: &str, id: i64) -> Result<i64> {
         let adopt = format!(
             "INSERT OR IGNORE INTO limits (id, name, kind, declared_at, declared_by, generation)
-               VALUES (?1, ?2, ?3, {NOW}, ?4, (SELECT generation FROM store))"
+               VALUES (iif(EXISTS (SELECT 1 FROM limits WHERE id = ?1), {NEW_ID}, ?1), ?2, ?3, {NOW}, ?4, (SELECT generation FROM store))"
         );
         let number = "SELECT ifnull((SELECT id FROM limits WHERE name = ?1 AND kind = ?2), ?3)";
         let adopted = self.connection.execute(&adopt, params![id, name, kind, program()]);
@@ -436,6 +437,18 @@ mod tests {
         assert_eq!(changed(1), [("api".into(), Some(20))], "it has changed since");
         database.has_all(database.id("api").unwrap(), 2).unwrap();
         assert_eq!((changed(1), changed(2)), (vec![("api".into(), None)], vec![]));
+    }
+
+    #[test]
+    fn a_limit_of_the_lane_never_gets_the_number_of_another_name() {
+        let dir = Scratch::new();
+        let database = dir.open();
+        declare(&database, "api", "60/1h");
+        let (id, adopt) =
+            (database.id("api").unwrap(), |name, id| database.adopt(name, rate("60/1h").kind(), id).unwrap());
+        assert_ne!(adopt("api/rate", id), id, "it is that of \"api\"");
+        assert_eq!(adopt("api/rate", id), adopt("api/rate", 7), "the database decides");
+        assert_eq!((adopt("api", 7), adopt("mail", 7)), (id, 7));
     }
 
     #[test]
