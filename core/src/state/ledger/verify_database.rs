@@ -53,7 +53,7 @@ impl Database {
         self.check_tables()?;
         self.look_at_triggers(repair, problems)?;
         if self.version()? != Some(VERSION) {
-            // Its next user reads all of it.
+            // Its next user brings the tables of an earlier version to this one, and refuses those of a later one.
             return Ok(());
         }
         self.look_at_ledger(repair, problems)?;

@@ -141,7 +141,7 @@ impl Session {
                     has_tried = true;
                     match self.write_batch(&lead, left) {
                         Ok(_) if is_logged() => return Ok(()),
-                        // Its limit has no name at this moment.
+                        // It is written, but could not be marked.
                         Ok(_) => {}
                         // Another program has locked the database.
                         Err(Error::StoreTimeout { .. }) if !left.is_zero() => {}
