@@ -407,7 +407,11 @@ test("a job keeps its BullMQ priority while it is limited", { timeout: 60_000 },
 
 test("a job whose data are replaced while it waits keeps its turn", { timeout: 60_000 }, async (t) => {
   const { queue, work, add, ended } = await queueFor(t);
-  const onLimited = async (job) => (await queue.getJob(job.id)).updateData({ ...job.data, is: "new" });
+  const limited = new Set();
+  const onLimited = async (job) => {
+    limited.add(job.data.i);
+    await (await queue.getJob(job.id)).updateData({ ...job.data, is: "new" });
+  };
   const ran = [];
   work(
     withLimiter(limit(t, 1, 0.7), oneKey, (job) => void ran.push(job.data), { onLimited, grace: 2_000 }),
@@ -420,7 +424,12 @@ test("a job whose data are replaced while it waits keeps its turn", { timeout: 6
     stored.map((job) => job.failedReason),
     Array(4).fill(undefined),
   );
-  assert.deepEqual(ran, [{ i: 0 }, ...[1, 2, 3].map((i) => ({ i, is: "new" }))]);
+  // (On a machine that stands still, a job may find the window over.)
+  assert.ok(limited.size > 0);
+  assert.deepEqual(
+    ran,
+    [0, 1, 2, 3].map((i) => (limited.has(i) ? { i, is: "new" } : { i })),
+  );
 });
 
 test("a job that replaces a delayed one gets its place, so a job that is replaced often still starts", { timeout: 60_000 }, async (t) => {
