@@ -72,6 +72,19 @@ enum State {
 }
 
 impl Wait {
+    fn new(limiter: &Arc<dyn Limiter>, key: &str, weight: u64, timeout: Option<Duration>, waker: &Waker) -> Arc<Wait> {
+        Arc::new(Wait {
+            limiter: limiter.clone(),
+            key: key.into(),
+            weight,
+            timeout,
+            asked: Instant::now(),
+            generation: generation(),
+            number: AtomicU64::new(JOINING),
+            state: Mutex::new(State::Waits(waker.clone())),
+        })
+    }
+
     /// Joins the line.
     ///
     /// # Errors
@@ -83,16 +96,7 @@ impl Wait {
         timeout: Option<Duration>,
         waker: &Waker,
     ) -> Result<Arc<Wait>> {
-        let wait = Arc::new(Wait {
-            limiter: limiter.clone(),
-            key: key.into(),
-            weight,
-            timeout,
-            asked: Instant::now(),
-            generation: generation(),
-            number: AtomicU64::new(0),
-            state: Mutex::new(State::Waits(waker.clone())),
-        });
+        let wait = Wait::new(limiter, key, weight, timeout, waker);
         let mut inbox = INBOX.lock();
         inbox.send(Message::Join(wait.clone()))?;
         *inbox.waiting.entry(limiter.base().id).or_default().entry(key.into()).or_default() += 1;
@@ -243,14 +247,17 @@ fn drive() {
         lines.retain(|_, place| {
             let Place::Here(driven) = place else { return true };
             let advanced = MayWait::Never.during(|| driven.work(|driven| driven.advance()));
-            let Some(next) = advanced else { return false };
-            if driven.line.would_wait() {
+            if advanced.is_none() || driven.line.would_wait() {
                 let Place::Here(driven) = mem::replace(place, Place::Away(Vec::new())) else { return false };
-                driven.send_away(|driven| {
-                    driven.advance();
-                });
-                return true;
+                match advanced {
+                    Some(_) => driven.send_away(|driven| {
+                        driven.advance();
+                    }),
+                    None => driven.discard(),
+                }
+                return advanced.is_some();
             }
+            let next = advanced.flatten();
             nap = nap.min(next.unwrap_or(Duration::MAX));
             next.is_some() || !driven.line.is_empty()
         });
@@ -282,20 +289,31 @@ fn heed(lines: &mut HashMap<u64, Place>, message: Message) {
             driven
         }
     };
+    let work = |driven: &mut Driven| match &message {
+        Message::Join(wait) => driven.join(wait),
+        Message::Leave(wait) => {
+            driven.leave(wait);
+            true
+        }
+        Message::Freed(_, key) => {
+            driven.line.wake(Some(key));
+            true
+        }
+        Message::Back(..) => true,
+    };
+    let done = MayWait::Never.during(|| driven.work(work));
+    if done == Some(true) {
+        return;
+    }
+    let Some(Place::Here(driven)) = lines.remove(&id) else { return };
     match message {
-        Message::Join(wait) => match MayWait::Never.during(|| driven.work(|driven| driven.join(&wait))) {
-            Some(true) => {}
-            Some(false) => {
-                let Some(Place::Here(driven)) = lines.insert(id, Place::Away(Vec::new())) else { return };
-                driven.send_away(move |driven| {
-                    driven.join(&wait);
-                });
-            }
-            None => drop(lines.remove(&id)),
-        },
-        Message::Leave(wait) => driven.leave(&wait),
-        Message::Freed(_, key) => driven.line.wake(Some(&key)),
-        Message::Back(..) => {}
+        Message::Join(wait) if done.is_some() => {
+            lines.insert(id, Place::Away(Vec::new()));
+            driven.send_away(move |driven| {
+                driven.join(&wait);
+            });
+        }
+        _ => driven.discard(),
     }
 }
 
@@ -306,7 +324,7 @@ impl Driven {
         Driven { limiter: limiter.base().id, line, waits: HashMap::new(), is_manual: limiter.manual_clock().is_some() }
     }
 
-    /// Does a part of the work; `None` if it panics, which ends all waits.
+    /// Does a part of the work; `None` if it panics, which ends all waits. The line is then [discarded](Driven::discard).
     fn work<R>(&mut self, work: impl FnOnce(&mut Driven) -> R) -> Option<R> {
         let done = catch_unwind(AssertUnwindSafe(|| work(self)));
         if done.is_err() {
@@ -319,12 +337,22 @@ impl Driven {
     fn send_away(mut self: Box<Driven>, work: impl FnOnce(&mut Driven) + Send + 'static) {
         CHORES.send(Box::new(move || {
             let id = self.limiter;
-            let driven = self.work(work).map(|()| self);
-            if driven.as_ref().is_some_and(|driven| driven.line.would_wait()) {
+            let back = |driven| drop(INBOX.lock().send(Message::Back(id, driven)));
+            if self.work(work).is_none() {
+                // First: giving back may wait, or panic again.
+                back(None);
+                return self.discard();
+            }
+            if self.line.would_wait() {
                 thread::sleep(AGAIN);
             }
-            let _ = INBOX.lock().send(Message::Back(id, driven));
+            back(Some(self));
         }));
+    }
+
+    /// Gives back what a line holds whose limiter has panicked, in a thread that may wait. It may panic again.
+    fn discard(self: Box<Driven>) {
+        CHORES.send(Box::new(|| drop(catch_unwind(AssertUnwindSafe(|| drop(self))))));
     }
 
     /// Lets a task join. Returns whether that did not have to wait.
@@ -350,11 +378,14 @@ impl Driven {
         true
     }
 
-    fn leave(&mut self, wait: &Wait) {
+    fn leave(&mut self, wait: &Arc<Wait>) {
         let number = wait.number.load(Relaxed);
-        if self.waits.remove(&number).is_some() {
-            MayWait::Never.during(|| self.line.leave(number));
+        // It may be over, and its number another's by now: each line counts from 1.
+        if self.waits.get(&number).is_some_and(|known| Arc::ptr_eq(known, wait)) {
+            self.waits.remove(&number);
+            // Counted out first: giving back may panic.
             wait.count_out();
+            self.line.leave(number);
         }
     }
 
@@ -381,4 +412,96 @@ fn end(wait: &Wait, outcome: Outcome) {
     // Counted out first: a task that was woken may ask again at once.
     wait.count_out();
     wait.deliver(outcome);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::custom::{Custom, CustomLimiter, End, Verdict};
+    use std::sync::atomic::AtomicBool;
+
+    /// Denies until it is open. Once it is broken, it panics when it is asked for a look, or when a start ends.
+    #[derive(Default)]
+    struct Door {
+        is_open: AtomicBool,
+        is_broken: AtomicBool,
+    }
+
+    impl Custom for Arc<Door> {
+        fn name(&self) -> &str {
+            "door"
+        }
+
+        fn decide(&self, _: &str, _: u64) -> Result<Verdict> {
+            let denied = Verdict::Denied(Duration::from_millis(1));
+            Ok(if self.is_open.load(Relaxed) { Verdict::Admitted(1) } else { denied })
+        }
+
+        fn peek(&self, key: &str, weight: u64) -> Result<Verdict> {
+            assert!(!self.is_broken.load(Relaxed), "a bug of its own");
+            self.decide(key, weight)
+        }
+
+        fn end(&self, _: u64, _: End) -> Result<()> {
+            panic!("a bug of its own")
+        }
+    }
+
+    /// The waits of as many tasks for a limiter.
+    fn waits<const N: usize>(limiter: &Arc<dyn Limiter>) -> [Arc<Wait>; N] {
+        std::array::from_fn(|_| Wait::new(limiter, "", 1, None, Waker::noop()))
+    }
+
+    fn has_failed(wait: &Wait) -> bool {
+        matches!(&*wait.state(), State::Over(Outcome::Failed(Error::Custom { .. })))
+    }
+
+    /// A door in whose line the first waiter has been admitted, and nobody knows yet.
+    fn admitted() -> (Arc<Door>, HashMap<u64, Place>, [Arc<Wait>; 3]) {
+        let door = Arc::new(Door::default());
+        let limiter: Arc<dyn Limiter> = Arc::new(CustomLimiter::new(door.clone()).unwrap());
+        let (mut lines, all) = (HashMap::new(), waits(&limiter));
+        heed(&mut lines, Message::Join(all[0].clone()));
+        door.is_open.store(true, Relaxed);
+        heed(&mut lines, Message::Freed(limiter.base().id, "".into()));
+        heed(&mut lines, Message::Join(all[1].clone()));
+        assert!(all.iter().all(|wait| matches!(&*wait.state(), State::Waits(_))));
+        (door, lines, all)
+    }
+
+    /// It removed the wait that had its number in a new line, and that task waited for ever.
+    #[test]
+    fn a_late_leave_removes_no_other_wait() {
+        let limiter: Arc<dyn Limiter> = Arc::new(CustomLimiter::new(Arc::new(Door::default())).unwrap());
+        let [gone, waits] = waits(&limiter);
+        let mut lines = HashMap::new();
+        heed(&mut lines, Message::Join(gone.clone()));
+        lines.clear();
+        heed(&mut lines, Message::Join(waits.clone()));
+        assert_eq!(gone.number.load(Relaxed), waits.number.load(Relaxed));
+        heed(&mut lines, Message::Leave(gone));
+        let Some(Place::Here(driven)) = lines.get(&limiter.base().id) else { panic!("its line has ended") };
+        assert_eq!((driven.waits.len(), driven.line.len()), (1, 1));
+        heed(&mut lines, Message::Leave(waits));
+    }
+
+    /// The panic ended the thread, and every future of the process waited for ever.
+    #[test]
+    fn a_limiter_that_panics_when_a_start_is_given_back_ends_only_its_waits() {
+        let (door, mut lines, [gone, other, _]) = admitted();
+        door.is_broken.store(true, Relaxed);
+        heed(&mut lines, Message::Leave(gone));
+        assert!(has_failed(&other));
+        assert!(lines.is_empty());
+    }
+
+    /// So did the panic of a line that was dropped after another panic.
+    #[test]
+    fn a_limiter_that_panics_twice_ends_only_its_waits() {
+        let (door, mut lines, all) = admitted();
+        door.is_broken.store(true, Relaxed);
+        heed(&mut lines, Message::Join(all[2].clone()));
+        assert!(all.iter().all(|wait| has_failed(wait)));
+        assert!(lines.is_empty());
+    }
 }
