@@ -147,8 +147,9 @@ impl Wait {
                 let before = mem::replace(&mut *state, State::Over(outcome));
                 drop(state);
                 if let State::Waits(waker) = before {
-                    // A waker is code of the runtime. Its panic has been reported, and other tasks still have to run.
-                    let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
+                    // A waker is code of the runtime, which may poll tasks in it. Its panic has been reported, and other
+                    // tasks still have to run.
+                    let _ = catch_unwind(AssertUnwindSafe(|| MayWait::outside(|| waker.wake())));
                 }
             }
             (_, Outcome::Admitted(permit)) => cancel(&self.limiter, permit, &self.key),

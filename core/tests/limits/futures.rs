@@ -85,6 +85,24 @@ fn a_hook_that_panics_ends_no_wait() {
     assert!(matches!(tasks.poll(0), Poll::Ready(Ok(Some(_)))));
 }
 
+/// Its call returned `WouldWait`, because the thread that serves all tasks does not wait.
+#[test]
+fn a_hook_of_a_wait_may_use_limiters() {
+    let dir = Dir::in_memory("futures-hook");
+    // The first use has to declare the limit in the database.
+    let other = Store::new(&dir.url()).unwrap().limiter("other", "5/1h").unwrap();
+    let limiter = limiter("1 concurrent");
+    let answers = Arc::new(Mutex::new(Vec::new()));
+    let heard = answers.clone();
+    let hook = move |_: &Event| heard.lock().unwrap().push(other.attempt("", 1));
+    limiter.on(Happening::Throttled, Arc::new(hook));
+    let _held = limiter.try_acquire("", 1).unwrap().unwrap();
+    let mut tasks = Tasks::default();
+    tasks.wait(limiter.acquire_async("", 1, HOUR));
+    wait_until("the waiter is reported", || !answers.lock().unwrap().is_empty());
+    assert!(matches!(answers.lock().unwrap()[0], Ok(Attempt::Admitted(_))));
+}
+
 /// The thread that serves all tasks waited for the store in which one of them joined a line.
 #[test]
 fn a_store_that_hangs_delays_no_task_of_another() {
