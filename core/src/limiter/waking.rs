@@ -9,13 +9,12 @@ use super::{Joined, Limiter, Line, Outcome, Waiter, WaiterId};
 use crate::error::{Error, Result};
 use crate::fork::{PerProcess, generation, without_signals};
 use crate::permit::RawPermit;
-use crate::server::crew::Crew;
 use crate::waiting::MayWait;
 use std::collections::HashMap;
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
@@ -47,9 +46,6 @@ enum Message {
     /// A limiter's line is back. `None`: a panic has ended it.
     Back(u64, Option<Box<Driven>>),
 }
-
-/// Threads that wait for stores that are on no server. A store that hangs must not stop another's.
-static CHORES: LazyLock<Arc<Crew>> = LazyLock::new(|| Crew::new(32));
 
 /// The wait of one future.
 pub(super) struct Wait {
@@ -207,7 +203,7 @@ pub(super) fn freed(limiter: &dyn Limiter, key: &str) {
 
 /// Makes a call of a limiter in a thread that may wait. If none can be started, the caller makes it, and waits briefly.
 pub(super) fn make_elsewhere(limiter: &Arc<dyn Limiter>, call: impl FnOnce(&dyn Limiter) + Send + 'static) {
-    let (crew, limiter) = (limiter.crew().unwrap_or_else(|| CHORES.clone()), limiter.clone());
+    let (crew, limiter) = (limiter.crew().unwrap_or_else(|| limiter.base().chores.clone()), limiter.clone());
     crew.send(Box::new(move || call(&*limiter)));
 }
 
@@ -222,8 +218,7 @@ fn cancel(limiter: &Arc<dyn Limiter>, permit: RawPermit, key: &str) {
 
 /// The line of one limiter, and its waiters.
 struct Driven {
-    /// The limiter's number.
-    limiter: u64,
+    limiter: Arc<dyn Limiter>,
     line: Line,
     waits: HashMap<WaiterId, Arc<Wait>>,
     is_manual: bool,
@@ -322,7 +317,7 @@ impl Driven {
     fn new(limiter: &Arc<dyn Limiter>) -> Driven {
         let thread = thread::current();
         let line = Line::with_wake(limiter.clone(), move || thread.unpark());
-        Driven { limiter: limiter.base().id, line, waits: HashMap::new(), is_manual: limiter.manual_clock().is_some() }
+        Driven { limiter: limiter.clone(), line, waits: HashMap::new(), is_manual: limiter.manual_clock().is_some() }
     }
 
     /// Does a part of the work; `None` if it panics, which ends all waits. The line is then [discarded](Driven::discard).
@@ -336,8 +331,8 @@ impl Driven {
 
     /// Lets a thread that may wait do it, and bring the line back.
     fn send_away(mut self: Box<Driven>, work: impl FnOnce(&mut Driven) + Send + 'static) {
-        CHORES.send(Box::new(move || {
-            let id = self.limiter;
+        let (id, chores) = (self.limiter.base().id, self.limiter.base().chores.clone());
+        chores.send(Box::new(move || {
             let back = |driven| drop(INBOX.lock().send(Message::Back(id, driven)));
             if self.work(work).is_none() {
                 // First: giving back may wait, or panic again.
@@ -353,7 +348,8 @@ impl Driven {
 
     /// Gives back what a line holds whose limiter has panicked, in a thread that may wait. It may panic again.
     fn discard(self: Box<Driven>) {
-        CHORES.send(Box::new(|| drop(catch_unwind(AssertUnwindSafe(|| drop(self))))));
+        let chores = self.limiter.base().chores.clone();
+        chores.send(Box::new(|| drop(catch_unwind(AssertUnwindSafe(|| drop(self))))));
     }
 
     /// Lets a task join. Returns whether that did not have to wait.
