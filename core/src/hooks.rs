@@ -4,6 +4,7 @@
 
 use crate::error::Error;
 use crate::fork;
+use crate::waiting::MayWait;
 use std::cell::RefCell;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -78,9 +79,9 @@ pub(crate) fn make(calls: Calls) {
 }
 
 /// Calls a hook. It takes no part in decisions, so a panic, which has been reported, ends nothing but its call: its
-/// caller may hold a start that nobody else knows of.
+/// caller may hold a start that nobody else knows of. Nor does the way in which its caller may wait apply to its own calls.
 fn call_one(hook: &Hook, event: &Event) {
-    let _ = catch_unwind(AssertUnwindSafe(|| hook(event)));
+    let _ = catch_unwind(AssertUnwindSafe(|| MayWait::outside(|| hook(event))));
 }
 
 /// The hooks of a limiter or a store. A forked child inherits them.

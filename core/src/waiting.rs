@@ -69,8 +69,8 @@ pub(crate) struct AsOne {
 struct Restore<T: Copy + 'static>(&'static std::thread::LocalKey<Cell<Option<T>>>, Option<T>);
 
 impl<T: Copy> Restore<T> {
-    fn after(key: &'static std::thread::LocalKey<Cell<Option<T>>>, value: T) -> Restore<T> {
-        Restore(key, key.try_with(|here| here.replace(Some(value))).unwrap_or(None))
+    fn after(key: &'static std::thread::LocalKey<Cell<Option<T>>>, value: impl Into<Option<T>>) -> Restore<T> {
+        Restore(key, key.try_with(|here| here.replace(value.into())).unwrap_or(None))
     }
 }
 
@@ -89,6 +89,12 @@ impl MayWait {
     /// Applies this value in the current thread while `call` runs.
     pub fn during<R>(self, call: impl FnOnce() -> R) -> R {
         let _restore = Restore::after(&HERE, self);
+        call()
+    }
+
+    /// Runs code of users, such as a hook, as outside of any call: how this thread's call may wait does not apply to theirs.
+    pub(crate) fn outside<R>(call: impl FnOnce() -> R) -> R {
+        let _restore = (Restore::after(&HERE, None), Restore::after(&SLICE, None));
         call()
     }
 
@@ -220,6 +226,7 @@ mod tests {
         MayWait::Never.during(|| {
             assert_eq!(MayWait::here(), MayWait::Never);
             assert_eq!(MayWait::Briefly.during(MayWait::here), MayWait::Briefly);
+            assert_eq!(MayWait::outside(MayWait::here), MayWait::UntilTimeout);
             assert_eq!(MayWait::here(), MayWait::Never);
             std::thread::spawn(|| assert_eq!(MayWait::here(), MayWait::UntilTimeout)).join().unwrap();
         });

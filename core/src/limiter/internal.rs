@@ -30,6 +30,9 @@ pub struct Base {
     pub seats: Seats,
     /// The calls of this process that wait for a thread.
     pub(super) begun: PerProcess<Waiting>,
+    /// Threads that wait for its stores, where these are on no server. They are its own: a store that hangs may keep all of
+    /// them, but none of another limiter's.
+    pub(super) chores: Arc<Crew>,
 }
 
 impl Base {
@@ -41,6 +44,7 @@ impl Base {
             hooks: Hooks::default(),
             seats: Seats::new(),
             begun: PerProcess::new(),
+            chores: Crew::new(32),
         }
     }
 

@@ -9,13 +9,12 @@ use super::{Joined, Limiter, Line, Outcome, Waiter, WaiterId};
 use crate::error::{Error, Result};
 use crate::fork::{PerProcess, generation, without_signals};
 use crate::permit::RawPermit;
-use crate::server::crew::Crew;
 use crate::waiting::MayWait;
 use std::collections::HashMap;
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
@@ -48,9 +47,6 @@ enum Message {
     Back(u64, Option<Box<Driven>>),
 }
 
-/// Threads that wait for stores that are on no server. A store that hangs must not stop another's.
-static CHORES: LazyLock<Arc<Crew>> = LazyLock::new(|| Crew::new(32));
-
 /// The wait of one future.
 pub(super) struct Wait {
     limiter: Arc<dyn Limiter>,
@@ -72,6 +68,19 @@ enum State {
 }
 
 impl Wait {
+    fn new(limiter: &Arc<dyn Limiter>, key: &str, weight: u64, timeout: Option<Duration>, waker: &Waker) -> Arc<Wait> {
+        Arc::new(Wait {
+            limiter: limiter.clone(),
+            key: key.into(),
+            weight,
+            timeout,
+            asked: Instant::now(),
+            generation: generation(),
+            number: AtomicU64::new(JOINING),
+            state: Mutex::new(State::Waits(waker.clone())),
+        })
+    }
+
     /// Joins the line.
     ///
     /// # Errors
@@ -83,16 +92,7 @@ impl Wait {
         timeout: Option<Duration>,
         waker: &Waker,
     ) -> Result<Arc<Wait>> {
-        let wait = Arc::new(Wait {
-            limiter: limiter.clone(),
-            key: key.into(),
-            weight,
-            timeout,
-            asked: Instant::now(),
-            generation: generation(),
-            number: AtomicU64::new(0),
-            state: Mutex::new(State::Waits(waker.clone())),
-        });
+        let wait = Wait::new(limiter, key, weight, timeout, waker);
         let mut inbox = INBOX.lock();
         inbox.send(Message::Join(wait.clone()))?;
         *inbox.waiting.entry(limiter.base().id).or_default().entry(key.into()).or_default() += 1;
@@ -143,8 +143,9 @@ impl Wait {
                 let before = mem::replace(&mut *state, State::Over(outcome));
                 drop(state);
                 if let State::Waits(waker) = before {
-                    // A waker is code of the runtime. Its panic has been reported, and other tasks still have to run.
-                    let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
+                    // A waker is code of the runtime, which may poll tasks in it. Its panic has been reported, and other
+                    // tasks still have to run.
+                    let _ = catch_unwind(AssertUnwindSafe(|| MayWait::outside(|| waker.wake())));
                 }
             }
             (_, Outcome::Admitted(permit)) => cancel(&self.limiter, permit, &self.key),
@@ -202,7 +203,7 @@ pub(super) fn freed(limiter: &dyn Limiter, key: &str) {
 
 /// Makes a call of a limiter in a thread that may wait. If none can be started, the caller makes it, and waits briefly.
 pub(super) fn make_elsewhere(limiter: &Arc<dyn Limiter>, call: impl FnOnce(&dyn Limiter) + Send + 'static) {
-    let (crew, limiter) = (limiter.crew().unwrap_or_else(|| CHORES.clone()), limiter.clone());
+    let (crew, limiter) = (limiter.crew().unwrap_or_else(|| limiter.base().chores.clone()), limiter.clone());
     crew.send(Box::new(move || call(&*limiter)));
 }
 
@@ -217,8 +218,7 @@ fn cancel(limiter: &Arc<dyn Limiter>, permit: RawPermit, key: &str) {
 
 /// The line of one limiter, and its waiters.
 struct Driven {
-    /// The limiter's number.
-    limiter: u64,
+    limiter: Arc<dyn Limiter>,
     line: Line,
     waits: HashMap<WaiterId, Arc<Wait>>,
     is_manual: bool,
@@ -243,14 +243,17 @@ fn drive() {
         lines.retain(|_, place| {
             let Place::Here(driven) = place else { return true };
             let advanced = MayWait::Never.during(|| driven.work(|driven| driven.advance()));
-            let Some(next) = advanced else { return false };
-            if driven.line.would_wait() {
+            if advanced.is_none() || driven.line.would_wait() {
                 let Place::Here(driven) = mem::replace(place, Place::Away(Vec::new())) else { return false };
-                driven.send_away(|driven| {
-                    driven.advance();
-                });
-                return true;
+                match advanced {
+                    Some(_) => driven.send_away(|driven| {
+                        driven.advance();
+                    }),
+                    None => driven.discard(),
+                }
+                return advanced.is_some();
             }
+            let next = advanced.flatten();
             nap = nap.min(next.unwrap_or(Duration::MAX));
             next.is_some() || !driven.line.is_empty()
         });
@@ -282,20 +285,31 @@ fn heed(lines: &mut HashMap<u64, Place>, message: Message) {
             driven
         }
     };
+    let work = |driven: &mut Driven| match &message {
+        Message::Join(wait) => driven.join(wait),
+        Message::Leave(wait) => {
+            driven.leave(wait);
+            true
+        }
+        Message::Freed(_, key) => {
+            driven.line.wake(Some(key));
+            true
+        }
+        Message::Back(..) => true,
+    };
+    let done = MayWait::Never.during(|| driven.work(work));
+    if done == Some(true) {
+        return;
+    }
+    let Some(Place::Here(driven)) = lines.remove(&id) else { return };
     match message {
-        Message::Join(wait) => match MayWait::Never.during(|| driven.work(|driven| driven.join(&wait))) {
-            Some(true) => {}
-            Some(false) => {
-                let Some(Place::Here(driven)) = lines.insert(id, Place::Away(Vec::new())) else { return };
-                driven.send_away(move |driven| {
-                    driven.join(&wait);
-                });
-            }
-            None => drop(lines.remove(&id)),
-        },
-        Message::Leave(wait) => driven.leave(&wait),
-        Message::Freed(_, key) => driven.line.wake(Some(&key)),
-        Message::Back(..) => {}
+        Message::Join(wait) if done.is_some() => {
+            lines.insert(id, Place::Away(Vec::new()));
+            driven.send_away(move |driven| {
+                driven.join(&wait);
+            });
+        }
+        _ => driven.discard(),
     }
 }
 
@@ -303,10 +317,10 @@ impl Driven {
     fn new(limiter: &Arc<dyn Limiter>) -> Driven {
         let thread = thread::current();
         let line = Line::with_wake(limiter.clone(), move || thread.unpark());
-        Driven { limiter: limiter.base().id, line, waits: HashMap::new(), is_manual: limiter.manual_clock().is_some() }
+        Driven { limiter: limiter.clone(), line, waits: HashMap::new(), is_manual: limiter.manual_clock().is_some() }
     }
 
-    /// Does a part of the work; `None` if it panics, which ends all waits.
+    /// Does a part of the work; `None` if it panics, which ends all waits. The line is then [discarded](Driven::discard).
     fn work<R>(&mut self, work: impl FnOnce(&mut Driven) -> R) -> Option<R> {
         let done = catch_unwind(AssertUnwindSafe(|| work(self)));
         if done.is_err() {
@@ -317,14 +331,25 @@ impl Driven {
 
     /// Lets a thread that may wait do it, and bring the line back.
     fn send_away(mut self: Box<Driven>, work: impl FnOnce(&mut Driven) + Send + 'static) {
-        CHORES.send(Box::new(move || {
-            let id = self.limiter;
-            let driven = self.work(work).map(|()| self);
-            if driven.as_ref().is_some_and(|driven| driven.line.would_wait()) {
+        let (id, chores) = (self.limiter.base().id, self.limiter.base().chores.clone());
+        chores.send(Box::new(move || {
+            let back = |driven| drop(INBOX.lock().send(Message::Back(id, driven)));
+            if self.work(work).is_none() {
+                // First: giving back may wait, or panic again.
+                back(None);
+                return self.discard();
+            }
+            if self.line.would_wait() {
                 thread::sleep(AGAIN);
             }
-            let _ = INBOX.lock().send(Message::Back(id, driven));
+            back(Some(self));
         }));
+    }
+
+    /// Gives back what a line holds whose limiter has panicked, in a thread that may wait. It may panic again.
+    fn discard(self: Box<Driven>) {
+        let chores = self.limiter.base().chores.clone();
+        chores.send(Box::new(|| drop(catch_unwind(AssertUnwindSafe(|| drop(self))))));
     }
 
     /// Lets a task join. Returns whether that did not have to wait.
@@ -350,11 +375,14 @@ impl Driven {
         true
     }
 
-    fn leave(&mut self, wait: &Wait) {
+    fn leave(&mut self, wait: &Arc<Wait>) {
         let number = wait.number.load(Relaxed);
-        if self.waits.remove(&number).is_some() {
-            MayWait::Never.during(|| self.line.leave(number));
+        // It may be over, and its number another's by now: each line counts from 1.
+        if self.waits.get(&number).is_some_and(|known| Arc::ptr_eq(known, wait)) {
+            self.waits.remove(&number);
+            // Counted out first: giving back may panic.
             wait.count_out();
+            self.line.leave(number);
         }
     }
 
@@ -381,4 +409,96 @@ fn end(wait: &Wait, outcome: Outcome) {
     // Counted out first: a task that was woken may ask again at once.
     wait.count_out();
     wait.deliver(outcome);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::custom::{Custom, CustomLimiter, End, Verdict};
+    use std::sync::atomic::AtomicBool;
+
+    /// Denies until it is open. Once it is broken, it panics when it is asked for a look, or when a start ends.
+    #[derive(Default)]
+    struct Door {
+        is_open: AtomicBool,
+        is_broken: AtomicBool,
+    }
+
+    impl Custom for Arc<Door> {
+        fn name(&self) -> &str {
+            "door"
+        }
+
+        fn decide(&self, _: &str, _: u64) -> Result<Verdict> {
+            let denied = Verdict::Denied(Duration::from_millis(1));
+            Ok(if self.is_open.load(Relaxed) { Verdict::Admitted(1) } else { denied })
+        }
+
+        fn peek(&self, key: &str, weight: u64) -> Result<Verdict> {
+            assert!(!self.is_broken.load(Relaxed), "a bug of its own");
+            self.decide(key, weight)
+        }
+
+        fn end(&self, _: u64, _: End) -> Result<()> {
+            panic!("a bug of its own")
+        }
+    }
+
+    /// The waits of as many tasks for a limiter.
+    fn waits<const N: usize>(limiter: &Arc<dyn Limiter>) -> [Arc<Wait>; N] {
+        std::array::from_fn(|_| Wait::new(limiter, "", 1, None, Waker::noop()))
+    }
+
+    fn has_failed(wait: &Wait) -> bool {
+        matches!(&*wait.state(), State::Over(Outcome::Failed(Error::Custom { .. })))
+    }
+
+    /// A door in whose line the first waiter has been admitted, and nobody knows yet.
+    fn admitted() -> (Arc<Door>, HashMap<u64, Place>, [Arc<Wait>; 3]) {
+        let door = Arc::new(Door::default());
+        let limiter: Arc<dyn Limiter> = Arc::new(CustomLimiter::new(door.clone()).unwrap());
+        let (mut lines, all) = (HashMap::new(), waits(&limiter));
+        heed(&mut lines, Message::Join(all[0].clone()));
+        door.is_open.store(true, Relaxed);
+        heed(&mut lines, Message::Freed(limiter.base().id, "".into()));
+        heed(&mut lines, Message::Join(all[1].clone()));
+        assert!(all.iter().all(|wait| matches!(&*wait.state(), State::Waits(_))));
+        (door, lines, all)
+    }
+
+    /// It removed the wait that had its number in a new line, and that task waited for ever.
+    #[test]
+    fn a_late_leave_removes_no_other_wait() {
+        let limiter: Arc<dyn Limiter> = Arc::new(CustomLimiter::new(Arc::new(Door::default())).unwrap());
+        let [gone, waits] = waits(&limiter);
+        let mut lines = HashMap::new();
+        heed(&mut lines, Message::Join(gone.clone()));
+        lines.clear();
+        heed(&mut lines, Message::Join(waits.clone()));
+        assert_eq!(gone.number.load(Relaxed), waits.number.load(Relaxed));
+        heed(&mut lines, Message::Leave(gone));
+        let Some(Place::Here(driven)) = lines.get(&limiter.base().id) else { panic!("its line has ended") };
+        assert_eq!((driven.waits.len(), driven.line.len()), (1, 1));
+        heed(&mut lines, Message::Leave(waits));
+    }
+
+    /// The panic ended the thread, and every future of the process waited for ever.
+    #[test]
+    fn a_limiter_that_panics_when_a_start_is_given_back_ends_only_its_waits() {
+        let (door, mut lines, [gone, other, _]) = admitted();
+        door.is_broken.store(true, Relaxed);
+        heed(&mut lines, Message::Leave(gone));
+        assert!(has_failed(&other));
+        assert!(lines.is_empty());
+    }
+
+    /// So did the panic of a line that was dropped after another panic.
+    #[test]
+    fn a_limiter_that_panics_twice_ends_only_its_waits() {
+        let (door, mut lines, all) = admitted();
+        door.is_broken.store(true, Relaxed);
+        heed(&mut lines, Message::Join(all[2].clone()));
+        assert!(all.iter().all(|wait| has_failed(wait)));
+        assert!(lines.is_empty());
+    }
 }

@@ -5,7 +5,7 @@ use crate::common::{Child, Dir, wait_until};
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Barrier, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::Duration;
@@ -85,6 +85,24 @@ fn a_hook_that_panics_ends_no_wait() {
     assert!(matches!(tasks.poll(0), Poll::Ready(Ok(Some(_)))));
 }
 
+/// Its call returned `WouldWait`, because the thread that serves all tasks does not wait.
+#[test]
+fn a_hook_of_a_wait_may_use_limiters() {
+    let dir = Dir::in_memory("futures-hook");
+    // The first use has to declare the limit in the database.
+    let other = Store::new(&dir.url()).unwrap().limiter("other", "5/1h").unwrap();
+    let limiter = limiter("1 concurrent");
+    let answers = Arc::new(Mutex::new(Vec::new()));
+    let heard = answers.clone();
+    let hook = move |_: &Event| heard.lock().unwrap().push(other.attempt("", 1));
+    limiter.on(Happening::Throttled, Arc::new(hook));
+    let _held = limiter.try_acquire("", 1).unwrap().unwrap();
+    let mut tasks = Tasks::default();
+    tasks.wait(limiter.acquire_async("", 1, HOUR));
+    wait_until("the waiter is reported", || !answers.lock().unwrap().is_empty());
+    assert!(matches!(answers.lock().unwrap()[0], Ok(Attempt::Admitted(_))));
+}
+
 /// The thread that serves all tasks waited for the store in which one of them joined a line.
 #[test]
 fn a_store_that_hangs_delays_no_task_of_another() {
@@ -108,6 +126,44 @@ fn a_store_that_hangs_delays_no_task_of_another() {
     assert_eq!(tasks.wait_until_woken(2), [3, 0]);
     drop(permit(tasks.poll(0)));
     assert_eq!(tasks.wait_until_woken(3), [3, 0, 2]);
+}
+
+/// Admits once all of its kind are asked at the same time, each in a thread that may wait.
+struct Together(Arc<Barrier>);
+
+impl Custom for Together {
+    fn name(&self) -> &str {
+        "together"
+    }
+
+    fn decide(&self, _: &str, _: u64) -> Result<Verdict> {
+        if thread::current().name() != Some("workglow-limit") {
+            return Err(Error::WouldWait);
+        }
+        self.0.wait();
+        Ok(Verdict::Admitted(0))
+    }
+
+    fn peek(&self, _: &str, _: u64) -> Result<Verdict> {
+        Ok(Verdict::Admitted(0))
+    }
+
+    fn end(&self, _: u64, _: End) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// The threads that wait for stores were shared, so stores that hung kept them from other limits.
+#[test]
+fn any_number_of_limits_wait_side_by_side() {
+    let barrier = Arc::new(Barrier::new(40));
+    let mut tasks = Tasks::default();
+    for _ in 0..40 {
+        let limiter: Arc<dyn Limiter> = Arc::new(CustomLimiter::new(Together(barrier.clone())).unwrap());
+        tasks.wait(limiter.acquire_async("", 1, None));
+    }
+    tasks.wait_until_woken(40);
+    (0..40).for_each(|i| drop(permit(tasks.poll(i))));
 }
 
 fn limiter(policy: &str) -> Arc<dyn Limiter> {

@@ -168,6 +168,43 @@ impl Custom for Failing {
     }
 }
 
+/// Denies each start, though it might admit one immediately: as where units come back between two looks.
+struct Hasty;
+
+impl Custom for Hasty {
+    fn name(&self) -> &str {
+        "hasty"
+    }
+
+    fn decide(&self, _: &str, _: u64) -> Result<Verdict> {
+        Ok(Verdict::Denied(Duration::ZERO))
+    }
+
+    fn peek(&self, _: &str, _: u64) -> Result<Verdict> {
+        Ok(Verdict::Admitted(0))
+    }
+
+    fn end(&self, _: u64, _: End) -> Result<()> {
+        panic!("nothing was admitted")
+    }
+}
+
+/// A line takes a wait of zero for a place that was presented too late, and gave the turn back.
+#[test]
+fn a_child_that_may_admit_immediately_leaves_the_place_valid() {
+    let (clock, store) = clocked();
+    let slow = rate(&store, "slow", 1, MINUTE);
+    let limiter = CompositeLimiter::new([slow.clone(), Arc::new(CustomLimiter::new(Hasty).unwrap()) as Shared]);
+    assert!(starts(&*slow, 1));
+    let (place, after) = place(&limiter, 1);
+    clock.advance(after);
+    let presented = limiter.present(&place).unwrap();
+    assert!(
+        matches!(presented, Presented::Wait { place: same, after } if same == place && !after.is_zero()),
+        "{presented:?}"
+    );
+}
+
 #[test]
 fn an_error_in_the_middle_leaves_nothing_claimed_and_keeps_the_turn() {
     let (clock, store) = clocked();

@@ -113,21 +113,24 @@ impl<'a> Presentation<'a> {
     /// Joins the line of a child that denied, if it has one. Returns when to retry.
     fn wait_for(&mut self, i: usize, after: Duration) -> Result<Duration> {
         let (child, Wish { key, weight, grace, .. }) = (&self.children[i], self.wish);
-        if !child.has_places() {
+        let after = if child.has_places() {
+            // (1): this child is the slowest now. Its wait was counted, or will be when it ends.
+            let when = When { delay: Duration::ZERO, max_wait: None, grace: *grace, is_waiter: true };
+            match child.quiet_reserve(key, *weight, when)? {
+                Reserved::Place { place, after } => {
+                    self.held.push(Part { child: i, permit: place });
+                    after
+                }
+                // The queue is full: no more places are kept.
+                Reserved::Denied(after) => after.min(LOOK_AGAIN),
+            }
+        } else {
             // A gate opens at a known time, but a start may complete at any time.
             let seen = child.quiet_peek(key, *weight)?;
-            return Ok(after.min(seen.retry_after.min(seen.reset_after).max(LOOK_AGAIN)));
-        }
-        // (1): this child is the slowest now. Its wait was counted, or will be when it ends.
-        let when = When { delay: Duration::ZERO, max_wait: None, grace: *grace, is_waiter: true };
-        Ok(match child.quiet_reserve(key, *weight, when)? {
-            Reserved::Place { place, after } => {
-                self.held.push(Part { child: i, permit: place });
-                after
-            }
-            // The queue is full: no more places are kept.
-            Reserved::Denied(after) => after.min(LOOK_AGAIN),
-        })
+            after.min(seen.retry_after.min(seen.reset_after).max(LOOK_AGAIN))
+        };
+        // Units may have come back since. But to a line, zero means that its place was presented too late.
+        Ok(after.max(Duration::from_micros(1)))
     }
 
     /// Presents one place. Returns whether it became a start; otherwise it was exchanged.

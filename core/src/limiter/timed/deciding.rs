@@ -119,8 +119,8 @@ impl<T: InStore> Quiet for T {
 }
 
 impl Timed {
-    /// Decides on a start now; the failure policy is not applied. (It is one function for all kinds of limiters, so that its
-    /// reply is written once, where the caller wants it.)
+    /// Decides on a start now. (It is one function for all kinds of limiters, so that its reply is written once, where the
+    /// caller wants it.)
     #[inline(never)]
     pub(super) fn start_now<const FULL: bool, R: StartReply<FULL>>(&self, key: &str, weight: u64) -> Result<R> {
         let Some(bound) = self.limit.is_bound() else { return self.start_later(key, weight, None) };
