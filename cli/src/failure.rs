@@ -135,7 +135,7 @@ impl From<io::Error> for Failure {
 }
 
 /// The most names that an error lists.
-const MOST_NAMES: usize = 10;
+const MAX_NAMES: usize = 10;
 
 /// The error for a name that no limit has; `known` are the names that exist.
 pub fn unknown(name: &str, known: &[String]) -> Failure {
@@ -145,8 +145,8 @@ pub fn unknown(name: &str, known: &[String]) -> Failure {
         None => failure.hint("this store has no limits yet: programs declare them, and so does the command load"),
         Some(nearest) if likeness(&nearest) > 750_000 => failure.hint(format!("did you mean \"{nearest}\"?")),
         Some(_) => {
-            let shown = known.iter().take(MOST_NAMES).map(String::as_str).collect::<Vec<_>>().join(", ");
-            let more = known.len().saturating_sub(MOST_NAMES);
+            let shown = known.iter().take(MAX_NAMES).map(String::as_str).collect::<Vec<_>>().join(", ");
+            let more = known.len().saturating_sub(MAX_NAMES);
             let more = if more > 0 { format!(" and {more} more") } else { String::new() };
             failure.hint(format!("the limits of this store: {shown}{more}"))
         }

@@ -35,11 +35,11 @@ pub struct Args {
 
 const MINUTE: Duration = Duration::from_secs(60);
 const DAY: Duration = Duration::from_secs(86_400);
-const LONGEST: Duration = Duration::from_secs(31 * 86_400);
+const MAX_TIME: Duration = Duration::from_secs(31 * 86_400);
 
 /// The time between two live samples.
 const BETWEEN: Duration = Duration::from_secs(1);
-const MOST_SAMPLES: u32 = 3_600;
+const MAX_SAMPLES: u32 = 3_600;
 
 /// The counts of a minute, or between two snapshots.
 #[derive(Debug, Clone, Copy, Default)]
@@ -67,14 +67,14 @@ struct Plot {
 
 pub fn run(args: Args, context: &Context) -> Result<Outcome, Failure> {
     let since = args.since.as_deref().map(|since| duration("since", since)).transpose()?;
-    if since.is_some_and(|since| since < MINUTE || since > LONGEST) {
+    if since.is_some_and(|since| since < MINUTE || since > MAX_TIME) {
         let since = args.since.unwrap_or_default();
         return Err(Failure::usage(format!("since is {since}: expected 1m to 31d")));
     }
     let watch = args.watch_for.as_deref().map(|watch| duration("for", watch)).transpose()?;
-    if watch.is_some_and(|watch| watch < BETWEEN || watch > BETWEEN * MOST_SAMPLES) {
+    if watch.is_some_and(|watch| watch < BETWEEN || watch > BETWEEN * MAX_SAMPLES) {
         let watch = args.watch_for.unwrap_or_default();
-        return Err(Failure::usage(format!("for is {watch}: expected 1s to {}", exact(BETWEEN * MOST_SAMPLES))));
+        return Err(Failure::usage(format!("for is {watch}: expected 1s to {}", exact(BETWEEN * MAX_SAMPLES))));
     }
     let store = context.store()?;
     let all = names::check(&args.name, &store)?;

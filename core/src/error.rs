@@ -203,8 +203,8 @@ impl Error {
 }
 
 /// The longest name or address that a message quotes in full, in characters, and the most names that it lists.
-const LONGEST_QUOTE: usize = 256;
-const MOST_NAMES: usize = 20;
+const MAX_QUOTE: usize = 256;
+const MAX_NAMES: usize = 20;
 
 /// A text, cut after this many characters.
 fn shortened(text: &str, most: usize) -> Cow<'_, str> {
@@ -216,7 +216,7 @@ fn shortened(text: &str, most: usize) -> Cow<'_, str> {
 
 /// The names that a store knows, for a message.
 fn list(names: &[String]) -> String {
-    let shown: Vec<_> = names.iter().take(MOST_NAMES).map(|name| shortened(name, LONGEST_QUOTE)).collect();
+    let shown: Vec<_> = names.iter().take(MAX_NAMES).map(|name| shortened(name, MAX_QUOTE)).collect();
     let more = names.len() - shown.len();
     shown.join(", ") + &if more > 0 { format!(" and {more} more") } else { String::new() }
 }
@@ -232,17 +232,13 @@ impl fmt::Display for Error {
                 "weight is {weight}: limit \"{limit}\" grants at most {capacity} units at once, so this start can never be admitted"
             ),
             Error::InvalidUrl { url, reason } => {
-                write!(f, "store url \"{}\": {}", shortened(url, LONGEST_QUOTE), shortened(reason, 2 * LONGEST_QUOTE))
+                write!(f, "store url \"{}\": {}", shortened(url, MAX_QUOTE), shortened(reason, 2 * MAX_QUOTE))
             }
             Error::UnknownLimit { name, known } if known.is_empty() => {
-                write!(
-                    f,
-                    "no limit named \"{}\" is declared: this store knows none yet",
-                    shortened(name, LONGEST_QUOTE)
-                )
+                write!(f, "no limit named \"{}\" is declared: this store knows none yet", shortened(name, MAX_QUOTE))
             }
             Error::UnknownLimit { name, known } => {
-                let name = shortened(name, LONGEST_QUOTE);
+                let name = shortened(name, MAX_QUOTE);
                 write!(f, "no limit named \"{name}\" is declared: this store knows {}", list(known))
             }
             Error::KindMismatch { name, declared, requested } => write!(

@@ -130,7 +130,7 @@ mod on {
     thread_local! {
         static LOOKS: Cell<u64> = const { Cell::new(0) };
     }
-    static MOST: AtomicU64 = AtomicU64::new(0);
+    static MAX: AtomicU64 = AtomicU64::new(0);
 
     /// Counts a visited key.
     pub(crate) fn looked() {
@@ -139,12 +139,12 @@ mod on {
 
     /// Marks that the structure lock was taken or released.
     pub(crate) fn held() {
-        MOST.fetch_max(LOOKS.take(), Relaxed);
+        MAX.fetch_max(LOOKS.take(), Relaxed);
     }
 
     /// Returns the most keys that this process visited under one hold of the structure lock, since the previous call.
     pub fn most_looked_at() -> u64 {
-        MOST.swap(0, Relaxed)
+        MAX.swap(0, Relaxed)
     }
 }
 

@@ -116,7 +116,7 @@ pub(crate) fn lists() -> Lists {
 }
 
 /// The longest sleep of a thread that polls for a lock.
-pub(crate) const LONGEST_NAP: Duration = Duration::from_millis(2);
+pub(crate) const MAX_NAP: Duration = Duration::from_millis(2);
 
 /// Waits for the right to make a structural change of the store whose lock this is, at most for `timeout`.
 pub(crate) fn structure(store: &Mutex<()>, timeout: Duration) -> Option<Structure<'_>> {
@@ -134,7 +134,7 @@ pub(crate) fn structure(store: &Mutex<()>, timeout: Duration) -> Option<Structur
             return None;
         }
         std::thread::sleep(nap);
-        nap = (nap * 2).min(LONGEST_NAP);
+        nap = (nap * 2).min(MAX_NAP);
     }
 }
 

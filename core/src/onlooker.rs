@@ -24,7 +24,7 @@ struct Resting {
 
 impl Onlooker {
     /// The most keys of a limit in a snapshot.
-    pub const MOST_KEYS: usize = 1_000;
+    pub const MAX_KEYS: usize = 1_000;
 
     /// Creates an onlooker for a store.
     pub fn new(store: &Store) -> Onlooker {
@@ -36,8 +36,8 @@ impl Onlooker {
     /// # Errors
     /// [`Error::InvalidArgument`] if `keys` is above 1,000; otherwise as for [`Observer::look`].
     pub fn look(&self, keys: usize) -> Result<Snapshot> {
-        if keys > Self::MOST_KEYS {
-            return Err(Error::invalid("keys", keys, format!("0 to {}", Self::MOST_KEYS)));
+        if keys > Self::MAX_KEYS {
+            return Err(Error::invalid("keys", keys, format!("0 to {}", Self::MAX_KEYS)));
         }
         let generation = fork::generation();
         // The mutex is held only to take or to put back the observer, and never waited for: a forked child may inherit it locked.
@@ -73,9 +73,9 @@ mod tests {
     #[test]
     fn an_invalid_number_of_keys_is_refused_before_the_store_opens() {
         let store = Store::new("sqlite:/nowhere/at/all/limits.db").unwrap();
-        let refused = Onlooker::new(&store).look(Onlooker::MOST_KEYS + 1).unwrap_err();
+        let refused = Onlooker::new(&store).look(Onlooker::MAX_KEYS + 1).unwrap_err();
         assert_eq!(refused.to_string(), "keys is 1001: expected 0 to 1000");
-        assert_eq!(Onlooker::new(&store).look(Onlooker::MOST_KEYS).unwrap_err().name(), "store_failure");
+        assert_eq!(Onlooker::new(&store).look(Onlooker::MAX_KEYS).unwrap_err().name(), "store_failure");
     }
 
     #[test]

@@ -39,14 +39,14 @@ pub(crate) struct TimedPermit {
     pub ready: Tick,
     /// The hash of its key.
     pub key: [u64; 2],
-    /// At most [`MOST_GRACE`].
+    /// At most [`MAX_GRACE`].
     pub grace: Tick,
     /// A part of its lane's instance.
     pub lane: u16,
 }
 
 /// The longest grace that a permit can hold.
-pub(crate) const MOST_GRACE: Tick = (1 << GRACE_BITS) - 1;
+pub(crate) const MAX_GRACE: Tick = (1 << GRACE_BITS) - 1;
 
 const GRACE_BITS: u32 = 48;
 
@@ -131,7 +131,7 @@ impl RawPermit {
                 stamp: c,
                 ready: d,
                 key: [e, f],
-                grace: g & MOST_GRACE,
+                grace: g & MAX_GRACE,
                 lane: (g >> GRACE_BITS) as u16,
             }),
             2 => Kind::Lease(LeasePermit { owner: a, index: b, fence: c, key: [d, e] }),

@@ -3,7 +3,7 @@
 //! The clock is the kernel's boot clock plus an offset that the store keeps. So all processes of the machine read the
 //! same clock, and setting the wall clock has no effect.
 
-pub(crate) use crate::algorithm::time::{EPOCH_LEAD, LONGEST, Now, Tick};
+pub(crate) use crate::algorithm::time::{EPOCH_LEAD, MAX_TIME, Now, Tick};
 use crate::error::{Error, Result};
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU64, Ordering::*};
@@ -165,7 +165,7 @@ impl Clock {
     pub fn tick_in(&self, parameter: &'static str, ahead: Duration) -> Result<Tick> {
         match ticks_up(ahead) {
             Some(0) => Ok(0),
-            Some(ticks) if ticks <= LONGEST => Ok(self.now().ceil + ticks),
+            Some(ticks) if ticks <= MAX_TIME => Ok(self.now().ceil + ticks),
             _ => Err(Error::invalid(parameter, shown(ahead), "at most 366 days from now")),
         }
     }
@@ -257,7 +257,7 @@ fn shown(time: Duration) -> String {
 /// Converts a grace to ticks: up to 366 days.
 pub(crate) fn grace_ticks(parameter: &'static str, grace: Duration) -> Result<Tick> {
     match ticks_up(grace) {
-        Some(ticks) if ticks <= LONGEST => Ok(ticks),
+        Some(ticks) if ticks <= MAX_TIME => Ok(ticks),
         _ => Err(Error::invalid(parameter, shown(grace), "at most 366 days")),
     }
 }
@@ -265,7 +265,7 @@ pub(crate) fn grace_ticks(parameter: &'static str, grace: Duration) -> Result<Ti
 /// Converts a window to ticks, rounded up: 1 µs to 366 days.
 pub(crate) fn window_ticks(parameter: &'static str, window: Duration) -> Result<Tick> {
     match ticks_up(window) {
-        Some(ticks) if (1..=LONGEST).contains(&ticks) => Ok(ticks),
+        Some(ticks) if (1..=MAX_TIME).contains(&ticks) => Ok(ticks),
         _ => Err(Error::invalid(parameter, shown(window), "1 µs to 366 days")),
     }
 }
@@ -276,7 +276,7 @@ pub(crate) fn window_ticks(parameter: &'static str, window: Duration) -> Result<
 /// [`Error::InvalidArgument`] for NaN, negative or infinite numbers, and for more than 366 days.
 pub fn duration_from_secs(parameter: &'static str, seconds: f64) -> Result<Duration> {
     match Duration::try_from_secs_f64(seconds) {
-        Ok(duration) if duration <= from_ticks(LONGEST) => Ok(duration),
+        Ok(duration) if duration <= from_ticks(MAX_TIME) => Ok(duration),
         _ => Err(Error::invalid(parameter, seconds, "seconds, from 0 to 31622400 (366 days)")),
     }
 }
@@ -305,7 +305,7 @@ mod tests {
         assert_eq!(window_ticks("window", Duration::from_nanos(1)), Ok(1));
         assert_eq!(window_ticks("window", Duration::from_nanos(1_001)), Ok(2));
         assert!(window_ticks("window", Duration::ZERO).is_err());
-        assert!(window_ticks("window", from_ticks(LONGEST + 1)).is_err());
+        assert!(window_ticks("window", from_ticks(MAX_TIME + 1)).is_err());
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::ffi::{CStr, CString, c_char};
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::{fmt, slice};
-use workglow_limit::embed::LONGEST_NAME;
+use workglow_limit::embed::MAX_NAME_BYTES;
 use workglow_limit::{Error, Result};
 
 /// The error of a parameter that is not valid.
@@ -64,7 +64,7 @@ pub(crate) unsafe fn key<'a>(key: *const c_char, len: usize) -> Result<&'a str> 
         return Err(invalid("key", format_args!("NULL, of length {len}"), "a pointer, or length 0 for no key"));
     }
     // SAFETY: the caller's promise.
-    unsafe { sized_text("key", key, len, LONGEST_NAME) }
+    unsafe { sized_text("key", key, len, MAX_NAME_BYTES) }
 }
 
 /// Reads a key, or `None` if NULL stands for the whole limit.
@@ -114,7 +114,7 @@ pub(crate) unsafe trait Sized32: Copy {
 }
 
 /// The most that such a structure can have: a larger size was not initialised.
-const LARGEST: usize = 4_096;
+const MAX_SIZE: usize = 4_096;
 
 /// Returns the size of a caller's structure, in any version.
 ///
@@ -126,7 +126,7 @@ pub(crate) unsafe fn size_of_theirs<T: Sized32>(place: *const T) -> Result<usize
     }
     // SAFETY: every version begins with its size.
     let size = unsafe { place.cast::<u32>().read() } as usize;
-    if (T::FIRST..=LARGEST).contains(&size) {
+    if (T::FIRST..=MAX_SIZE).contains(&size) {
         return Ok(size);
     }
     let expected = format!("at least {} bytes: initialise it with its WGL_…_INIT", T::FIRST);

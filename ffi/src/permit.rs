@@ -20,7 +20,7 @@ pub const WGL_NO_GRACE: u64 = 0xFFFF_FFFF_FFFF_FFFE;
 pub const WGL_PERMIT_TEXT_MAX: usize = 128;
 
 /// A longer text is no permit's.
-const LONGEST_TEXT: usize = 512 * WGL_PERMIT_TEXT_MAX;
+const MAX_TEXT: usize = 512 * WGL_PERMIT_TEXT_MAX;
 
 /// Proof of an admitted start, until wgl_complete, wgl_cancel or wgl_settle ends it; or a place, a start in the future. It is
 /// a value: there is nothing to free, and its contents are private to the library. It belongs to the limiter that gave it
@@ -347,7 +347,7 @@ pub unsafe extern "C" fn wgl_permit_from_text(
         let (limiter, out) = (given("limiter", unsafe { shared(limiter) })?, given("permit", permit)?);
         given("text", NonNull::new(text.cast_mut()))?;
         // SAFETY: as above.
-        let text = unsafe { sized_text("text", text, text_len, LONGEST_TEXT) }?;
+        let text = unsafe { sized_text("text", text, text_len, MAX_TEXT) }?;
         out.write(wgl_permit::new(limiter.limiter.permit_from_text(text)?));
         Ok(WGL_OK)
     })

@@ -8,7 +8,7 @@ use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::slice;
 use std::time::Duration;
-use workglow_limit::embed::MOST_WINDOWS;
+use workglow_limit::embed::MAX_WINDOWS;
 use workglow_limit::{Backoff, Jitter, Policy, Result, Store};
 
 /// How retries spread: from the backoff to twice the backoff. The default.
@@ -77,8 +77,8 @@ impl wgl_rate_limiter_options {
                 return Err(invalid("windows", format_args!("NULL, of {count}"), "a pointer, or window_count 0"));
             }
             // A wrong count is refused before anything is read.
-            (false, count) if !(1..=MOST_WINDOWS).contains(&count) => {
-                return Err(invalid("window_count", count, &format!("1 to {MOST_WINDOWS}, or 0 and no windows")));
+            (false, count) if !(1..=MAX_WINDOWS).contains(&count) => {
+                return Err(invalid("window_count", count, &format!("1 to {MAX_WINDOWS}, or 0 and no windows")));
             }
             (false, _) if (one.max_executions, one.window_ns) != (0, 0) => {
                 let both = "given together with max_executions and window_ns";

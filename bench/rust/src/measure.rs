@@ -18,7 +18,7 @@ const BATCH: usize = 200;
 const BATCH_NS: f64 = 10_000.0;
 
 /// The fewest batches and single decisions, in case something else has the core.
-const FEWEST: usize = 10;
+const MIN: usize = 10;
 
 /// Makes that number of decisions, and returns how many were admitted.
 type Decisions<'a> = Box<dyn Fn(usize) -> usize + Sync + 'a>;
@@ -198,7 +198,7 @@ pub fn hammer(span: Duration, mut decide: impl FnMut(usize)) -> Figures {
 
     let (began, cpu) = (Instant::now(), cpu_ns());
     let mut before = began;
-    while before - began < span * 2 / 3 || figures.batches.len() < FEWEST {
+    while before - began < span * 2 / 3 || figures.batches.len() < MIN {
         decide(batch);
         let after = Instant::now();
         figures.batches.push((after - before).as_nanos() as f64 / batch as f64);
@@ -210,7 +210,7 @@ pub fn hammer(span: Duration, mut decide: impl FnMut(usize)) -> Figures {
 
     let (began, span) = (before, span / 3);
     // One read of the clock ends a decision and begins the next, so each includes one.
-    while before - began < span || figures.singles.len() < FEWEST as u64 {
+    while before - began < span || figures.singles.len() < MIN as u64 {
         decide(1);
         let after = Instant::now();
         figures.singles.record((after - before).as_nanos() as u64).expect("a histogram that grows takes all");

@@ -135,8 +135,8 @@ impl Whole {
 /// The number of keys to report.
 pub fn keys(value: Given<'_, '_>) -> PyResult<usize> {
     match whole("keys", value)? {
-        Whole::Fits(number) if number <= Onlooker::MOST_KEYS as u64 => Ok(number as usize),
-        _ => Err(invalid("keys", value, &format!("a whole number from 0 to {}", Onlooker::MOST_KEYS))),
+        Whole::Fits(number) if number <= Onlooker::MAX_KEYS as u64 => Ok(number as usize),
+        _ => Err(invalid("keys", value, &format!("a whole number from 0 to {}", Onlooker::MAX_KEYS))),
     }
 }
 

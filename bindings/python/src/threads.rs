@@ -19,10 +19,10 @@ use std::time::{Duration, Instant};
 use workglow_limit::embed::{finish_calls, fork_generation};
 
 /// The most calls of one store that wait at a time, each no longer than the store's timeout. The other calls queue.
-const MOST_OF_ONE: usize = 16;
+const MAX_OF_ONE: usize = 16;
 
 /// The most calls that wait at a time.
-const MOST: usize = 256;
+const MAX: usize = 256;
 
 /// The time after which an idle thread ends.
 const IDLE: Duration = Duration::from_secs(5);
@@ -83,7 +83,7 @@ struct Jobs {
 
 #[derive(Default)]
 struct Owner {
-    /// The number of its jobs that run or are in `Jobs::waiting`: at most `MOST_OF_ONE`.
+    /// The number of its jobs that run or are in `Jobs::waiting`: at most `MAX_OF_ONE`.
     busy: usize,
     /// The jobs beyond that.
     waiting: VecDeque<Job>,
@@ -92,7 +92,7 @@ struct Owner {
 impl Jobs {
     fn push(&mut self, of: OwnerId, job: Job) {
         let owner = self.owners.entry(of).or_default();
-        if owner.busy < MOST_OF_ONE {
+        if owner.busy < MAX_OF_ONE {
             owner.busy += 1;
             self.waiting.push_back((of, job));
         } else {
@@ -172,7 +172,7 @@ pub fn send(of: OwnerId, job: impl FnOnce() + Send + 'static) -> PyResult<()> {
     let here = Threads::here();
     let mut jobs = here.lock();
     jobs.push(of, Box::new(job));
-    if jobs.waiting.len() > jobs.idle && jobs.threads < MOST {
+    if jobs.waiting.len() > jobs.idle && jobs.threads < MAX {
         match thread::Builder::new().name("workglow-limit".to_owned()).spawn(|| here.work()) {
             Ok(_) => jobs.threads += 1,
             // Another thread runs the job later. Without any thread it is an error.

@@ -26,12 +26,12 @@ pub struct Args {
     interval: String,
 }
 
-const SHORTEST: Duration = Duration::from_millis(100);
+const MIN_TIME: Duration = Duration::from_millis(100);
 const KEYS: usize = 1_000;
 
 pub fn run(args: Args, context: &Context) -> Result<Outcome, Failure> {
     let interval = duration("interval", &args.interval)?;
-    if interval < SHORTEST {
+    if interval < MIN_TIME {
         return Err(Failure::usage(format!("interval is {}: expected 100ms or more", args.interval)));
     }
     let store = context.store()?;

@@ -14,7 +14,7 @@ const ABOVE: f64 = 38.0;
 const BELOW: f64 = 24.0;
 
 /// More bins would be thinner than a line.
-const MOST_BINS: usize = 240;
+const MAX_BINS: usize = 240;
 
 /// The colours are distinguishable for colour-blind readers and in print.
 const STYLE: &str = "
@@ -103,7 +103,7 @@ pub fn draw(picture: &Picture) -> String {
     for (i, line) in picture.about.iter().enumerate() {
         svg.text(20.0, 50.0 + 18.0 * i as f64, "quiet", line);
     }
-    for (i, (panel, marks)) in picture.in_columns(MOST_BINS, 5).iter().enumerate() {
+    for (i, (panel, marks)) in picture.in_columns(MAX_BINS, 5).iter().enumerate() {
         draw_panel(&mut svg, panel, marks, top + i as f64 * (ABOVE + HEIGHT + BELOW) + ABOVE);
     }
     if let Some(last) = picture.panels.last() {

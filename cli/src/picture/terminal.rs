@@ -8,8 +8,8 @@ use std::env;
 const ROWS: usize = 8;
 /// The columns of the axis labels.
 const LEFT: usize = 5;
-const LEAST_WIDTH: usize = 20;
-const MOST_WIDTH: usize = 160;
+const MIN_WIDTH: usize = 20;
+const MAX_WIDTH: usize = 160;
 const USUAL_WIDTH: usize = 80;
 
 /// The capabilities of the terminal.
@@ -24,7 +24,7 @@ impl Terminal {
     /// Takes the width from the terminal or else from `COLUMNS`. Block characters need a UTF-8 locale.
     pub fn of(context: &Context, is_ascii: bool) -> Terminal {
         let variable = || env::var("COLUMNS").ok()?.parse().ok();
-        let width = text::columns().or_else(variable).unwrap_or(USUAL_WIDTH).clamp(LEAST_WIDTH, MOST_WIDTH);
+        let width = text::columns().or_else(variable).unwrap_or(USUAL_WIDTH).clamp(MIN_WIDTH, MAX_WIDTH);
         Terminal { width, is_ascii: is_ascii || !is_utf8(), has_color: context.color }
     }
 

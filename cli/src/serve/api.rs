@@ -32,17 +32,17 @@ use workglow_limit::observe::{MetricsFormat, Minute, Observer};
 pub type Body = UnsyncBoxBody<Bytes, Infallible>;
 
 /// The most bytes of a change's body.
-const MOST_BODY: usize = 16 * 1024;
+const MAX_BODY: usize = 16 * 1024;
 /// The longest time for a body to arrive.
 const SLOWEST_BODY: Duration = Duration::from_secs(10);
 /// The most streams of events.
-const MOST_STREAMS: usize = 32;
+const MAX_STREAMS: usize = 32;
 /// The interval of keep-alive comments in an idle stream.
 const ALIVE: Duration = Duration::from_secs(5);
 /// The most limits of a response.
-const MOST_LIMITS: u64 = 1_000;
+const MAX_LIMITS: u64 = 1_000;
 /// The most limits of an event.
-const MOST_ROWS: u64 = 200;
+const MAX_ROWS: u64 = 200;
 /// The number of points of a sparkline.
 const SPARK: usize = 60;
 const MONTH: Duration = Duration::from_secs(31 * 24 * 60 * 60);
@@ -64,7 +64,7 @@ pub struct Api {
 
 impl Api {
     pub fn new(store: Store, url: &str, keys: Keys, sampler: Sampler, takes_changes: bool) -> Api {
-        let (streams, histories) = (Arc::new(Semaphore::new(MOST_STREAMS)), Arc::default());
+        let (streams, histories) = (Arc::new(Semaphore::new(MAX_STREAMS)), Arc::default());
         Api { store, url: url.to_owned(), keys, takes_changes, sampler, streams, histories }
     }
 
@@ -110,7 +110,7 @@ impl Api {
     }
 
     async fn snapshot(&self, query: &Query) -> Result<Response<Body>, Refusal> {
-        let page = Page::parse(query, MOST_LIMITS)?;
+        let page = Page::parse(query, MAX_LIMITS)?;
         let view = self.sampler.look().await.map_err(|trouble| Refusal::from(&*trouble))?;
         let (found, rows) = page.of(&view);
         Ok(of_json(&json::page_of(&view, found, page.offset, &rows, self.keys)))
@@ -170,10 +170,10 @@ impl Api {
     }
 
     fn events(self: &Rc<Self>, query: &Query) -> Result<Response<Body>, Refusal> {
-        let page = Page::parse(query, MOST_ROWS)?;
+        let page = Page::parse(query, MAX_ROWS)?;
         let detail = query.text("detail").map(str::to_owned);
         let Ok(stream) = self.streams.clone().try_acquire_owned() else {
-            let message = format!("{MOST_STREAMS} event streams are open, which is the maximum");
+            let message = format!("{MAX_STREAMS} event streams are open, which is the maximum");
             return Err(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "too_many_streams", message));
         };
         let (sender, body) = Channel::new(1);
@@ -276,7 +276,7 @@ fn read_history(
 ) -> workglow_limit::Result<Arc<Vec<Minute>>> {
     const RECENT: Duration = Duration::from_secs(5);
     /// The most steps in the cache. A month has 745 hours, or 44,640 minutes.
-    const MOST: usize = 50_000;
+    const MAX: usize = 50_000;
     let mut histories = histories.lock().unwrap_or_else(PoisonError::into_inner);
     histories.retain(|(read, ..)| read.elapsed() < RECENT);
     if let Some((_, _, minutes)) = histories.iter().find(|(_, of, _)| *of == asked) {
@@ -303,20 +303,20 @@ fn read_history(
     }
     let all = Arc::new(all);
     histories.push_back((Instant::now(), asked, all.clone()));
-    while histories.iter().map(|(_, _, minutes)| minutes.len()).sum::<usize>() > MOST {
+    while histories.iter().map(|(_, _, minutes)| minutes.len()).sum::<usize>() > MAX {
         histories.pop_front();
     }
     Ok(all)
 }
 
 async fn read(body: Incoming) -> Result<Bytes, Refusal> {
-    let read = timeout(SLOWEST_BODY, Limited::new(body, MOST_BODY).collect()).await;
+    let read = timeout(SLOWEST_BODY, Limited::new(body, MAX_BODY).collect()).await;
     let read =
         read.map_err(|_| Refusal::new(StatusCode::REQUEST_TIMEOUT, "slow", "the body did not arrive within 10 s"))?;
     match read {
         Ok(body) => Ok(body.to_bytes()),
         Err(error) if error.is::<http_body_util::LengthLimitError>() => {
-            let message = format!("the body is larger than {MOST_BODY} bytes");
+            let message = format!("the body is larger than {MAX_BODY} bytes");
             Err(Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message))
         }
         Err(error) => Err(Refusal::bad(format!("the body: {error}"))),

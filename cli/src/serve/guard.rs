@@ -108,8 +108,8 @@ impl Refusal {
 /// A secret that allows requests.
 pub struct Token(String);
 
-const LEAST_TOKEN: usize = 16;
-const MOST_TOKEN: usize = 1_024;
+const MIN_TOKEN: usize = 16;
+const MAX_TOKEN: usize = 1_024;
 
 impl Token {
     /// A token of 256 random bits of the system.
@@ -123,10 +123,10 @@ impl Token {
     pub fn parse(text: &str) -> Result<Token, String> {
         let text = text.trim();
         let is_token =
-            (LEAST_TOKEN..=MOST_TOKEN).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic());
+            (MIN_TOKEN..=MAX_TOKEN).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic());
         is_token.then(|| Token(text.to_owned())).ok_or_else(|| {
             format!(
-                "{LEAST_TOKEN} to {MOST_TOKEN} visible ASCII characters without spaces, such as from: openssl rand -hex 32"
+                "{MIN_TOKEN} to {MAX_TOKEN} visible ASCII characters without spaces, such as from: openssl rand -hex 32"
             )
         })
     }

@@ -20,13 +20,13 @@ use std::time::Duration;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
 /// The most connections at a time. Further ones wait in the system's queue.
-const MOST_CONNECTIONS: usize = 64;
+const MAX_CONNECTIONS: usize = 64;
 /// The longest time for the head of a request, and the longest idle time of a connection.
 const SLOWEST_HEAD: Duration = Duration::from_secs(5);
-const MOST_HEAD: usize = 16 * 1024;
-const MOST_HEADERS: usize = 64;
+const MAX_HEAD: usize = 16 * 1024;
+const MAX_HEADERS: usize = 64;
 /// The most threads that wait for the store.
-const MOST_WAITING: usize = 4;
+const MAX_WAITING: usize = 4;
 
 /// The headers that restrict browsers to what the page itself does. There are no CORS headers, so other pages cannot read a response.
 const HEADERS: [(&str, &str); 6] = [
@@ -46,7 +46,7 @@ const HEADERS: [(&str, &str); 6] = [
 pub fn serve(listener: Listener, guard: Guard, api: Api, sampling: oneshot::Receiver<()>) -> Ended {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        .max_blocking_threads(MOST_WAITING)
+        .max_blocking_threads(MAX_WAITING)
         .build()
         .map_err(cannot)?;
     let api = Rc::new(api);
@@ -97,7 +97,7 @@ async fn accept(listener: Listener, guard: Rc<Guard>, api: Rc<Api>) -> io::Error
         Ok(listener) => listener,
         Err(error) => return error,
     };
-    let connections = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+    let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
         let place = connections.clone().acquire_owned().await.expect("it is never closed");
         match listener.accept().await {
@@ -118,7 +118,7 @@ async fn converse(stream: Box<dyn Stream>, by: &str, guard: &Guard, api: &Rc<Api
     let service =
         service_fn(async |request: Request<Incoming>| Ok::<_, Infallible>(answer(request, by, guard, api).await));
     let mut server = http1::Builder::new();
-    server.timer(TokioTimer::new()).header_read_timeout(SLOWEST_HEAD).max_headers(MOST_HEADERS).max_buf_size(MOST_HEAD);
+    server.timer(TokioTimer::new()).header_read_timeout(SLOWEST_HEAD).max_headers(MAX_HEADERS).max_buf_size(MAX_HEAD);
     // Errors of a connection concern its client only.
     let _ = server.serve_connection(TokioIo::new(stream), service).await;
 }

@@ -46,7 +46,7 @@ pub struct Args {
     #[arg(long)]
     anyone_may_read: bool,
     /// The most keys to show of each limit, the busiest ones
-    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u16).range(0..=Onlooker::MOST_KEYS as i64))]
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u16).range(0..=Onlooker::MAX_KEYS as i64))]
     keys: u16,
     /// A host name of this server, in addition to its address
     #[arg(long, value_name = "NAME")]

@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 use workglow_limit::observe::Observer;
 
 /// The most requests. If there are more units, a request asks for several.
-const MOST: u64 = 1_000_000;
+const MAX: u64 = 1_000_000;
 
 const MINUTE: u64 = 60 * SECOND;
 
@@ -59,7 +59,7 @@ impl History {
             return Err(Failure::usage(format!("the store has no history of \"{name}\" in this time"))
                 .hint("servers keep no history; pass a trace with --trace"));
         }
-        Ok(History { minutes, minute: 0, asked: 0, weight: all.div_ceil(MOST).min(heaviest).max(1), duration, made: 0 })
+        Ok(History { minutes, minute: 0, asked: 0, weight: all.div_ceil(MAX).min(heaviest).max(1), duration, made: 0 })
     }
 }
 

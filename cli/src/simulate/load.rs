@@ -11,7 +11,7 @@ use std::time::Duration;
 use workglow_limit::admin::parse_time;
 
 /// The most requests.
-const MOST: f64 = 1e8;
+const MAX: f64 = 1e8;
 
 /// The default length of a phase, in periods.
 const PERIODS: f64 = 60.0;
@@ -68,8 +68,8 @@ impl Load {
             .map(|part| phase(part.trim()).ok_or_else(|| wrong(part.trim())))
             .collect::<Result<_, _>>()?;
         let all: f64 = phases.iter().map(Phase::requests).sum();
-        if all > MOST {
-            return Err(Failure::usage(format!("load is \"{text}\": expected at most {MOST} requests, not {all:.0}")));
+        if all > MAX {
+            return Err(Failure::usage(format!("load is \"{text}\": expected at most {MAX} requests, not {all:.0}")));
         }
         if all < 1.0 {
             return Err(Failure::usage(format!("load is \"{text}\": expected at least one request")));

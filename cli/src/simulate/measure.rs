@@ -114,7 +114,7 @@ const LENGTHS: [u64; 25] = {
 };
 
 /// The most bins. Bins become longer to stay below it.
-const MOST_BINS: u64 = 500;
+const MAX_BINS: u64 = 500;
 
 /// The counts over time.
 #[derive(Debug, Clone)]
@@ -152,7 +152,7 @@ impl Series {
 
     /// Merges bins until the time up to `to` fits.
     pub fn extend_to(&mut self, to: u64) {
-        while to / self.length() - self.first >= MOST_BINS && self.length + 1 < LENGTHS.len() {
+        while to / self.length() - self.first >= MAX_BINS && self.length + 1 < LENGTHS.len() {
             let ratio = LENGTHS[self.length + 1] / self.length();
             let mut merged: VecDeque<Bin> = VecDeque::new();
             for (i, bin) in (self.first..).zip(&self.bins) {

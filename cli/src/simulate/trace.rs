@@ -22,7 +22,7 @@ const EXPECTED: &str = "a header with time, and optionally key, weight and durat
 const LATEST: f64 = 1e10;
 
 /// The longest trace that a store's clock allows.
-const LONGEST: u64 = 10 * 366 * 86_400 * SECOND;
+const MAX_TIME: u64 = 10 * 366 * 86_400 * SECOND;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Column {
@@ -164,7 +164,7 @@ impl Source for Trace {
             return Err(self.wrong(line, what).hint("sort the trace by time, or pass --sort"));
         }
         let began = *self.began.get_or_insert(at);
-        if at - began > LONGEST {
+        if at - began > MAX_TIME {
             return Err(self.wrong(line, "the time is more than ten years after that of the first line"));
         }
         self.last = at;

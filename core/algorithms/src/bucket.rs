@@ -1,15 +1,15 @@
 //! The numbers of a token bucket or leaky bucket: its rate and size, in fractions of a microsecond of which a unit
 //! costs a whole number.
 
-use crate::time::{LONGEST, Now, Tick};
+use crate::time::{MAX_TIME, Now, Tick};
 
 /// The most units that a bucket holds, or gets in a period.
-pub const MOST: u64 = 1_000_000_000;
+pub const MAX: u64 = 1_000_000_000;
 
 /// No bucket of any size costs more than this.
 pub(crate) const COSTLIEST: u128 = 1 << 61;
 /// The most parts of a microsecond with which a word still reaches as far as the longest wait, grace included.
-pub(crate) const FINEST: u128 = COSTLIEST / (4 * LONGEST as u128);
+pub(crate) const FINEST: u128 = COSTLIEST / (4 * MAX_TIME as u128);
 /// The precision limit: costs above this, rounded up, make the rate slower by less than a 10⁻⁹th.
 pub(crate) const COARSEST: u128 = 1 << 31;
 
@@ -65,9 +65,9 @@ impl Bucket {
         lowest_terms(self.rate, self.period)
     }
 
-    /// Makes a bucket: `rate` and `size` are 1 to [`MOST`], `period` is 1 to [`LONGEST`].
+    /// Makes a bucket: `rate` and `size` are 1 to [`MAX`], `period` is 1 to [`MAX_TIME`].
     pub fn new(rate: u64, period: Tick, size: u64, is_leaky: bool) -> Bucket {
-        debug_assert!((1..=MOST).contains(&rate) && (1..=LONGEST).contains(&period) && (1..=MOST).contains(&size));
+        debug_assert!((1..=MAX).contains(&rate) && (1..=MAX_TIME).contains(&period) && (1..=MAX).contains(&size));
         let (n, p) = lowest_terms(rate, period);
         let (n, p) = (u128::from(n), u128::from(p));
         // The largest cost that fits, then one with which a word reaches far enough.

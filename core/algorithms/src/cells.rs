@@ -7,7 +7,7 @@ use super::log::{Ask, Log, StartId, View, Window};
 use super::meter::Meter;
 use super::slices::Slices;
 use super::{History, Sealed, Start};
-use crate::time::{LONGEST, Now, Tick};
+use crate::time::{MAX_TIME, Now, Tick};
 
 /// The cells of one key.
 #[derive(Clone, Copy)]
@@ -113,7 +113,7 @@ impl Cells<'_> {
     /// the window that they were made for.)
     pub fn history(&self, longest: Tick, now: Now) -> History {
         match self {
-            Cells::Log(log) => log.history(LONGEST, now),
+            Cells::Log(log) => log.history(MAX_TIME, now),
             Cells::Slices(slices) => slices.history(longest, now),
             Cells::Meter(meter) => meter.history(now),
             Cells::Counter(counter) => counter.history(now),

@@ -66,7 +66,7 @@
 use super::log::{Answer, Ask, PLACE, SETTLED, STARTED, Stage, StartId, Taken, View, put};
 use super::{Algorithm, Forgotten, History, Sealed, Start, Tries};
 use crate::atomic::{AtomicU64, *};
-use crate::time::{LONGEST, Now, Tick};
+use crate::time::{MAX_TIME, Now, Tick};
 
 const SEAL: u64 = 1;
 const CLOSED: u64 = 2;
@@ -74,7 +74,7 @@ const COUNT: u32 = 2;
 const NUMBER: u32 = 32;
 
 /// The most units that a window can count.
-const MOST_COUNT: u64 = (1 << (NUMBER - COUNT)) - 1;
+const MAX_COUNT: u64 = (1 << (NUMBER - COUNT)) - 1;
 
 /// The last window's number.
 const LAST: u64 = (1 << (64 - NUMBER)) - 1;
@@ -179,7 +179,7 @@ struct Seen {
 
 #[inline]
 const fn word(number: u64, units: u64) -> u64 {
-    let units = if units < MOST_COUNT { units } else { MOST_COUNT };
+    let units = if units < MAX_COUNT { units } else { MAX_COUNT };
     number << NUMBER | units << COUNT
 }
 
@@ -190,7 +190,7 @@ const fn number_in(word: u64) -> u64 {
 
 #[inline]
 const fn units_in(word: u64) -> u64 {
-    (word >> COUNT) & MOST_COUNT
+    (word >> COUNT) & MAX_COUNT
 }
 
 /// Returns the units of a window, if they are still known, else 0.
@@ -570,7 +570,7 @@ impl Counter<'_> {
             Forgotten { stamp: end_of(lost.min(before + 2)), units: gone, is_bounded: false },
             Forgotten { stamp: until, units: units & MANY, is_bounded: !is_mixed },
         ];
-        forgotten.retain(|some| some.units > 0 && some.stamp + LONGEST > now.floor);
+        forgotten.retain(|some| some.units > 0 && some.stamp + MAX_TIME > now.floor);
         History { starts, forgotten, era: self.era.load(Acquire), is_mixed, excess, ..History::default() }
     }
 

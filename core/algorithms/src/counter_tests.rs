@@ -11,7 +11,7 @@ const S: Tick = 1_000_000;
 const DAY: Tick = 86_400 * S;
 /// The distance of a store's epoch.
 const START: Tick = 400 * DAY;
-const MOST: u64 = 1_000_000_000;
+const MAX: u64 = 1_000_000_000;
 
 /// In 2026, and aligned to nothing.
 const PHASE: u64 = 1_770_000_123_456_789;
@@ -131,7 +131,7 @@ impl Key {
 }
 
 const LENGTHS: [Tick; 7] = [1, 2, 7, 1_000, S, DAY, 366 * DAY];
-const LIMITS: [u64; 5] = [1, 2, 10, 12_345, MOST];
+const LIMITS: [u64; 5] = [1, 2, 10, 12_345, MAX];
 
 #[test]
 fn windows_are_aligned_to_1970() {
@@ -315,22 +315,22 @@ fn smooth_waiters_queue() {
 #[test]
 fn forced_starts_count_beyond_the_limit() {
     for is_smooth in [false, true] {
-        let key = Key::at_start(MOST, S, is_smooth);
+        let key = Key::at_start(MAX, S, is_smooth);
         let start = key.now.get();
         for _ in 0..5 {
-            let answer = key.claim_with(|ask| ask.force = true, MOST);
+            let answer = key.claim_with(|ask| ask.force = true, MAX);
             assert_eq!(answer.taken.unwrap().stamp, key.end());
         }
         assert_eq!(key.view(1).remaining, 0);
         if is_smooth {
             // As many as can be counted.
             key.now.set(start + S);
-            let most = u128::from(MOST_COUNT);
-            let left = (u128::from(MOST) - 1) * u128::from(S) / most;
+            let most = u128::from(MAX_COUNT);
+            let left = (u128::from(MAX) - 1) * u128::from(S) / most;
             assert_eq!(key.claim(1).ready, start + 2 * S - left as Tick);
         }
         key.now.set(start);
-        key.assert_exact(MOST);
+        key.assert_exact(MAX);
         assert_eq!(key.now.get(), start + key.frame.memory());
     }
 }
@@ -631,7 +631,7 @@ impl Plain {
 
     fn add(&mut self, window: i128, units: i128) {
         let count = self.windows.entry(window).or_default();
-        *count = (*count + units).min(MOST_COUNT.into());
+        *count = (*count + units).min(MAX_COUNT.into());
         self.newest = self.newest.max(window);
         // Other windows have no effect.
         self.windows.retain(|kept, _| *kept + 4 > window);
@@ -646,7 +646,7 @@ fn random_calls_match_a_plain_model() {
     for round in 0..60 {
         let length = LENGTHS[round % LENGTHS.len()].min(1 + random.scaled(366 * DAY));
         let length = if round % 3 == 0 { LENGTHS[round / 3 % LENGTHS.len()] } else { length };
-        let limit = 1 + random.scaled(MOST - 1);
+        let limit = 1 + random.scaled(MAX - 1);
         // Also before and just after 1970, at the store's epoch.
         let phase = [PHASE, random.scaled(u64::MAX >> 12), (START - length / 2).wrapping_neg(), 0][round / 2 % 4];
         let frame = Frame { limit, length, is_smooth: round % 2 == 0, phase };
@@ -672,7 +672,7 @@ fn random_calls_match_a_plain_model() {
             let patience = if random.below(4) == 0 { random.scaled(3 * length) } else { 0 };
             let gate = if random.below(200) == 0 { key.now.get() + random.scaled(3 * length) } else { 0 };
             let force = has_forced && random.below(300) == 0;
-            let weight = if force { 1 + random.scaled(MOST - 1).min(limit - 1) } else { weight };
+            let weight = if force { 1 + random.scaled(MAX - 1).min(limit - 1) } else { weight };
             let ask = Ask { patience, force, ..Ask::now(&[], weight, gate) };
 
             let ready = plain.ready(now.max(gate.into()), weight.into());

@@ -57,19 +57,19 @@ const TURN: u32 = 36;
 const TAKEN: u32 = 20;
 const LEFT: u64 = (1 << TAKEN) - 1;
 /// The most units of a cell: the server decides heavier starts.
-pub const MOST_WEIGHT: u64 = LEFT;
+pub const MAX_WEIGHT: u64 = LEFT;
 /// Takings from this number on cannot be given back.
-const MOST_TAKEN: u64 = (1 << (TURN - TAKEN)) - 1;
+const MAX_TAKEN: u64 = (1 << (TURN - TAKEN)) - 1;
 const STAYS: u32 = 32;
 const LOW: u64 = (1 << STAYS) - 1;
 
 /// Returns the state after a taking of this weight.
 fn less(state: u64, weight: u64) -> u64 {
-    state - weight + (u64::from(takings(state) < MOST_TAKEN) << TAKEN)
+    state - weight + (u64::from(takings(state) < MAX_TAKEN) << TAKEN)
 }
 
 fn takings(state: u64) -> u64 {
-    state >> TAKEN & MOST_TAKEN
+    state >> TAKEN & MAX_TAKEN
 }
 
 /// Returns the state of a cell in its next turn.
@@ -120,9 +120,9 @@ pub struct Lengths {
 
 impl Lengths {
     /// The longest validity of a reply, for any limit: an operator waits this long.
-    pub const MOST_TRUST: Tick = 2_000_000;
+    pub const MAX_TRUST: Tick = 2_000_000;
     /// The longest grant. A longer one would save hardly any requests.
-    const MOST_GRANT: Tick = 500_000;
+    const MAX_GRANT: Tick = 500_000;
     /// The furthest promise, in lengths of a grant: by then clocks drift apart by a fifth of one.
     const FAR: u64 = 100;
     /// Smaller limits get longer grants: otherwise a grant would hold less than a unit.
@@ -133,9 +133,9 @@ impl Lengths {
     /// Computes the lengths for a limit of this many units in its shortest window, with a server at this round-trip
     /// distance.
     pub fn of(limit: u64, window: Tick, trip: Tick) -> Lengths {
-        let trust = (window / 2).min(Lengths::MOST_TRUST);
+        let trust = (window / 2).min(Lengths::MAX_TRUST);
         let part = if limit < Lengths::SMALL { window / 20 } else { window / 40 };
-        let grant = part.min(Lengths::MOST_GRANT).max(Lengths::TRIPS * trip).min(trust / 2).max(1);
+        let grant = part.min(Lengths::MAX_GRANT).max(Lengths::TRIPS * trip).min(trust / 2).max(1);
         Lengths { grant, trust, period: (window / 8).max(1) }
     }
 

@@ -104,7 +104,7 @@ pub struct Rest {
 }
 
 /// With more different stamps than these, forgotten starts of several windows are counted as one.
-const MOST_STAMPS: usize = 1 << 14;
+const MAX_STAMPS: usize = 1 << 14;
 /// Into this many parts the rest of a window is then divided.
 const PARTS: u64 = 1 << 13;
 
@@ -157,7 +157,7 @@ impl History {
         for Forgotten { stamp, units, is_bounded } in &mut self.forgotten {
             while *units > 0 && free > 0 {
                 let (latest, most) = match *is_bounded {
-                    true if admitted.runs.len() - known < MOST_STAMPS => admitted.next(),
+                    true if admitted.runs.len() - known < MAX_STAMPS => admitted.next(),
                     true => admitted.next_part(part),
                     false => (Tick::MAX, u64::MAX),
                 };

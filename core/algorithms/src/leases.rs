@@ -85,7 +85,7 @@ use crate::time::{Now, Tick};
 use crossbeam_utils::Backoff;
 
 /// The largest number of units at once.
-pub const MOST: u64 = (1 << WEIGHT) - 1;
+pub const MAX: u64 = (1 << WEIGHT) - 1;
 
 /// The deadline of a lease without one.
 pub const NEVER: Tick = u64::MAX;
@@ -104,7 +104,7 @@ pub const SLOT_WORDS: u64 = 4;
 const SPARE: u64 = 8;
 
 /// The most slots.
-pub const MOST_SLOTS: u64 = 1 << (UNITS - SLOT - 1);
+pub const MAX_SLOTS: u64 = 1 << (UNITS - SLOT - 1);
 
 // In `taken` and `returned`.
 const SEAL: u64 = 1;
@@ -244,7 +244,7 @@ const fn phase_of(word: u64) -> u64 {
 
 #[inline]
 const fn weight_of(word: u64) -> u64 {
-    word & MOST
+    word & MAX
 }
 
 #[inline]
@@ -374,7 +374,7 @@ impl<'a> Leases<'a> {
     // Inlined rather than called: a call makes a denial several times as expensive.
     #[inline(always)]
     fn admit(&self, want: Request) -> Result<Option<Lease>, Sealed> {
-        debug_assert!((1..=MOST).contains(&want.weight));
+        debug_assert!((1..=MAX).contains(&want.weight));
         let mut mine = None;
         let backoff = Backoff::new();
         let answer = loop {

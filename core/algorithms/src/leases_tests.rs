@@ -63,7 +63,7 @@ impl Key {
         leases.help_take(seen.taken);
         let claimed = leases.claim(&seen).unwrap();
         if steps > 1 {
-            let want = Request { weight, max: MOST, owner, deadline: NEVER, is_recorded: false };
+            let want = Request { weight, max: MAX, owner, deadline: NEVER, is_recorded: false };
             let offered = leases.offer(claimed, &want);
             assert!(steps < 3 || leases.try_take(&seen, offered).is_some());
         }
@@ -113,13 +113,13 @@ fn a_permit_from_elsewhere_is_not_held() {
 
 #[test]
 fn a_weight_is_taken_whole_or_not_at_all() {
-    let key = Key::new(MOST);
-    let a = key.take(MOST - 1, MOST).unwrap();
-    assert_eq!(key.take(2, MOST), None);
-    assert_eq!(key.live(), MOST - 1);
-    let b = key.take(1, MOST).unwrap();
+    let key = Key::new(MAX);
+    let a = key.take(MAX - 1, MAX).unwrap();
+    assert_eq!(key.take(2, MAX), None);
+    assert_eq!(key.live(), MAX - 1);
+    let b = key.take(1, MAX).unwrap();
     assert!(key.gives_back(a) && key.gives_back(b));
-    assert!(key.take(MOST, MOST).is_some());
+    assert!(key.take(MAX, MAX).is_some());
 }
 
 #[test]
@@ -508,7 +508,7 @@ fn random_calls_match_a_plain_model() {
     for (seed, max) in [1, 2, 3, 8, 9, 40, 200].into_iter().enumerate() {
         compare(seed as u64, max, if max > 100 { 20_000 } else { 60_000 });
     }
-    compare(99, MOST, 200);
+    compare(99, MAX, 200);
 }
 
 /// Runs threads that take, give back, renew and reclaim, while the cells are rewritten. Each thread counts its own

@@ -60,13 +60,13 @@ pub trait Algorithm {
 pub(crate) struct Tries(u32);
 
 impl Tries {
-    const MOST: u32 = 20_000;
+    const MAX: u32 = 20_000;
 
     /// Counts a retry.
     #[inline(always)]
     pub fn again(&mut self) -> Result<(), Sealed> {
         self.0 += 1;
-        if self.0 < Tries::MOST { Ok(()) } else { Err(Sealed) }
+        if self.0 < Tries::MAX { Ok(()) } else { Err(Sealed) }
     }
 }
 

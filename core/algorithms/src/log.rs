@@ -107,7 +107,7 @@
 use super::{Algorithm, Forgotten, History, Sealed, Start};
 use crate::atomic::{AtomicU64, *};
 use crate::fault;
-use crate::time::{LONGEST, Now, Tick};
+use crate::time::{MAX_TIME, Now, Tick};
 
 const SEAL: u64 = 1;
 const LAP: u32 = 1;
@@ -124,10 +124,10 @@ pub const SETTLED: u64 = 2;
 /// A ticket that is not the first of its start.
 const PART: u64 = 3;
 const ANY_STATE: u64 = 3 << STATE;
-const ANY_WEIGHT: u64 = (MOST - 1) << WEIGHT;
+const ANY_WEIGHT: u64 = (MAX - 1) << WEIGHT;
 
 /// The most units that one start may take, and the largest limit whose starts the log keeps one by one.
-pub const MOST: u64 = 1 << (STATE - WEIGHT);
+pub const MAX: u64 = 1 << (STATE - WEIGHT);
 
 /// The last stamp that a slot can hold, relative to its base.
 const LAST: Tick = (1 << (64 - STAMP)) - 1;
@@ -303,7 +303,7 @@ struct Tail {
 
 #[inline]
 fn weight_of(word: u64) -> u64 {
-    ((word >> WEIGHT) & (MOST - 1)) + 1
+    ((word >> WEIGHT) & (MAX - 1)) + 1
 }
 
 #[inline]
@@ -729,7 +729,7 @@ impl<'a> Log<'a> {
     /// stamp beyond [`LAST`] before that is a place too far in the future.)
     #[inline(always)]
     fn is_used_up(&self, now: Now) -> bool {
-        now.ceil.wrapping_sub(self.base) > LAST - 3 * LONGEST
+        now.ceil.wrapping_sub(self.base) > LAST - 3 * MAX_TIME
     }
 
     /// Returns what a sealed log holds that counts at `now`, or will.
@@ -826,8 +826,8 @@ impl<'a> Log<'a> {
         let burnt = end + history.end.saturating_sub(end).div_ceil(2 * size) * 2 * size;
         // A start that was only counted before may be heavier than a single start can be here.
         let split = |start: &Start| {
-            let (start, parts) = (*start, start.units.div_ceil(MOST));
-            (0..parts).map(move |i| Start { units: MOST.min(start.units - i * MOST), ..start })
+            let (start, parts) = (*start, start.units.div_ceil(MAX));
+            (0..parts).map(move |i| Start { units: MAX.min(start.units - i * MAX), ..start })
         };
         // The newest starts; of the last that fits, as much as fits.
         let mut free = self.most_written();
@@ -848,7 +848,7 @@ impl<'a> Log<'a> {
         let (first, reach) = self.best_place(burnt, &starts, now, highest + 2);
         let base = now.ceil.wrapping_sub(reach);
         let newest = starts.last().map_or(now.ceil, |start| start.stamp);
-        if reach > LAST - 4 * LONGEST || newest.wrapping_sub(base) > LAST - LONGEST {
+        if reach > LAST - 4 * MAX_TIME || newest.wrapping_sub(base) > LAST - MAX_TIME {
             return None;
         }
         // Each store releases: a reader of one sees those before it, and that the cells were closed. The sealed ticket

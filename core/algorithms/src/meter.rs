@@ -59,7 +59,7 @@ use super::bucket::{Bucket, divide, divide_up};
 use super::log::{Answer, Ask, CLOSED, SETTLED, STARTED, Stage, StartId, Taken, View, put};
 use super::{Algorithm, History, Rest, Sealed, Start, Tries};
 use crate::atomic::{AtomicU64, *};
-use crate::time::{LONGEST, Now, Tick};
+use crate::time::{MAX_TIME, Now, Tick};
 use std::hint;
 
 const SEAL: u64 = 1;
@@ -80,7 +80,7 @@ const DEEPEST: i128 = 1 << 62;
 /// In `Taken::ahead`: the bucket had recovered, and this long before the stamp of the place (or before now).
 pub const IDLE: u64 = 1 << 47;
 /// The most that the total of what was given back can be. From there on it says nothing any more.
-const MOST_RETURNED: u64 = (1 << 46) - 1;
+const MAX_RETURNED: u64 = (1 << 46) - 1;
 
 /// One key's bucket, in cells that live elsewhere.
 #[derive(Clone, Copy)]
@@ -413,7 +413,7 @@ impl Algorithm for Meter<'_> {
                 continue;
             }
             if must_wait {
-                let patience = ask.patience.min(LONGEST);
+                let patience = ask.patience.min(MAX_TIME);
                 if patience > 0
                     && let Some(queue) = self.when_it_may_wait(&seen, ask)
                 {
@@ -505,7 +505,7 @@ impl Bucket {
         let moved = self.ceil(start.stamp) + self.cost(start.weight);
         let is_last = ahead & IDLE != 0 && history.rest.recovered == Some(moved) && units == start.weight;
         // Where units come back faster than they did, what was given back says less about what was ahead of the start.
-        let says_nothing = ahead & IDLE != 0 || self.is_faster(&before) || history.rest.returned == MOST_RETURNED;
+        let says_nothing = ahead & IDLE != 0 || self.is_faster(&before) || history.rest.returned == MAX_RETURNED;
         let idle = i128::from(ahead & (IDLE - 1)) * i128::from(self.n);
         let ahead = if says_nothing { 0 } else { ahead };
         let History { starts, rest, .. } = history;
@@ -525,7 +525,7 @@ impl Bucket {
             rest.last = rest.last.min(self.tick(moved - back) + 1);
         }
         let back = back.clamp(0, behind);
-        rest.returned = rest.returned.saturating_add(divide_up(back as u128, self.n)).min(MOST_RETURNED);
+        rest.returned = rest.returned.saturating_add(divide_up(back as u128, self.n)).min(MAX_RETURNED);
         let kept = self.units(behind - back);
         rest.spare = ((self.cost(kept) - (behind - back)) as u64, self.p);
         let mut go = held - kept;

@@ -60,7 +60,7 @@ impl Plain {
         let recovered = self.recovered();
         let slack = if self.bucket.is_leaky { 0 } else { (size - weight) * self.p };
         let turn = self.tick(recovered - slack).max(ask.gate);
-        let wait = ask.patience.min(LONGEST);
+        let wait = ask.patience.min(MAX_TIME);
         if turn <= now {
             return (turn, turn);
         }
@@ -103,7 +103,7 @@ fn random_calls_match_a_bucket_that_keeps_every_start() {
     let mut random = Random::seeded(seed());
     let mut all = buckets();
     while all.len() < 200 {
-        let (rate, period, size) = (random.scaled(MOST - 1), random.scaled(LONGEST - 1), random.scaled(MOST - 1));
+        let (rate, period, size) = (random.scaled(MAX - 1), random.scaled(MAX_TIME - 1), random.scaled(MAX - 1));
         all.push(Bucket::new(1 + rate, 1 + period, 1 + size, random.below(2) == 0));
     }
     let mut total = 0;
@@ -201,7 +201,7 @@ fn random_denials_are_exact() {
         let key = Key::new(bucket);
         for _ in 0..200 {
             let weight = 1 + random.scaled(bucket.size - 1);
-            let patience = random.below(2) * random.scaled(LONGEST);
+            let patience = random.below(2) * random.scaled(MAX_TIME);
             let grace = random.below(2) * random.scaled(S);
             let gate = key.now.get().floor + random.below(2) * random.scaled(S);
             let change = |ask: &mut Ask| (ask.patience, ask.grace, ask.gate) = (patience, grace, gate);
@@ -222,7 +222,7 @@ fn threads_never_exceed_a_bucket() {
         Bucket::new(7, 3, 100, false),
         Bucket::new(1_000, 10 * MS, 500, true),
         Bucket::new(999_999_937, S, 5_000, false),
-        Bucket::new(1, LONGEST, MOST, false),
+        Bucket::new(1, MAX_TIME, MAX, false),
     ] {
         let (cells, time) = (Cells::default(), AtomicU64::new(START));
         let clock = || at(time.load(SeqCst));

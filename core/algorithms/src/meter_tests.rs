@@ -1,6 +1,6 @@
 //! Buckets: exact to the tick, over their lives, against a plain model, and between threads.
 
-use super::super::bucket::{COARSEST, COSTLIEST, FINEST, MOST};
+use super::super::bucket::{COARSEST, COSTLIEST, FINEST, MAX};
 use super::*;
 use crate::Algorithm;
 use crate::random_tests::{Random, seed};
@@ -416,11 +416,11 @@ fn cells_that_had_too_many_lives_are_refused() {
 #[test]
 fn a_word_that_cannot_count_further_is_rewritten() {
     // 999,999,937 is prime: a word holds at most 2^63 / 10^9 µs.
-    let key = Key::token(999_999_937, S, MOST);
+    let key = Key::token(999_999_937, S, MAX);
     assert_eq!(key.bucket.n, 999_999_937);
     let first = key.meter().number;
     for _ in 0..40 {
-        assert!(key.takes(MOST));
+        assert!(key.takes(MAX));
         assert!(!key.takes(1));
         key.advance(600 * S);
     }
@@ -587,18 +587,18 @@ fn buckets() -> Vec<Bucket> {
     let mut all = Vec::new();
     for (rate, period) in [
         (1, 1),
-        (1, LONGEST),
-        (MOST, 1),
-        (MOST, LONGEST),
+        (1, MAX_TIME),
+        (MAX, 1),
+        (MAX, MAX_TIME),
         (999_999_937, S),
-        (999_999_937, LONGEST),
-        (999_999_937, LONGEST - 1),
+        (999_999_937, MAX_TIME),
+        (999_999_937, MAX_TIME - 1),
         (999_999_937, 3_600 * S),
-        (3, LONGEST - 1),
+        (3, MAX_TIME - 1),
         (7, S),
         (100, 60 * S),
     ] {
-        for size in [1, 2, 10, 99_991, MOST] {
+        for size in [1, 2, 10, 99_991, MAX] {
             all.extend([false, true].map(|is_leaky| Bucket::new(rate, period, size, is_leaky)));
         }
     }

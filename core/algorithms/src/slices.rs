@@ -72,13 +72,13 @@
 use super::log::{Answer, Ask, SETTLED, STARTED, Stage, StartId, Taken, View, Window, put};
 use super::{Algorithm, Forgotten, History, Sealed, Start, Tries};
 use crate::atomic::{AtomicU64, *};
-use crate::time::{LONGEST, Now, Tick};
+use crate::time::{MAX_TIME, Now, Tick};
 
 /// The number of slices that a ring holds. (The model checker's rings are smaller.)
 pub const SLICES: u64 = if cfg!(model) { 8 } else { 1 << 14 };
 
 /// The most units that a window may hold.
-pub const MOST: u64 = 1_000_000_000;
+pub const MAX: u64 = 1_000_000_000;
 
 /// A bit of `life`: these cells are being written. The former life may stay readable next to it.
 pub const CLOSED: u64 = 1 << 63;
@@ -91,10 +91,10 @@ const COUNT: u32 = 1;
 const SLICE: u32 = 33;
 
 /// The most units that one life can count. It begins with no more than twice a limit, or the most of all limits.
-const MOST_COUNT: u64 = (1 << (SLICE - COUNT)) - 1;
+const MAX_COUNT: u64 = (1 << (SLICE - COUNT)) - 1;
 /// From here on a life may be unable to count another start, but not before.
 const MANY: u64 = 1 << 31;
-const _: () = assert!(2 * MOST < MANY && MANY + MOST <= MOST_COUNT);
+const _: () = assert!(2 * MAX < MANY && MANY + MAX <= MAX_COUNT);
 
 /// The last slice.
 const LAST: u64 = (1 << (64 - SLICE)) - 1;
@@ -105,7 +105,7 @@ const STEPS: u64 = (1 << BEGAN) - 1;
 const STEP: Tick = if cfg!(model) { 2 } else { 32 };
 /// The latest tick at which a life can begin.
 const LATEST: Tick = STEPS * STEP;
-const _: () = assert!(cfg!(model) || LATEST > u64::MAX / 1_000 + LONGEST);
+const _: () = assert!(cfg!(model) || LATEST > u64::MAX / 1_000 + MAX_TIME);
 /// A life's first slice is its number times this. It is more than a ring, so that slice numbers only grow.
 const STRIDE: u64 = 1 << 17;
 /// Lives begin in the lower half of the slices, so that each has at least the other half.
@@ -201,7 +201,7 @@ const fn slice_in(word: u64) -> u64 {
 
 #[inline]
 const fn units_in(word: u64) -> u64 {
-    (word >> COUNT) & MOST_COUNT
+    (word >> COUNT) & MAX_COUNT
 }
 
 #[cfg(not(model))]
@@ -446,13 +446,13 @@ impl<'a> Slices<'a> {
     pub fn history(&self, window: Tick, now: Now) -> History {
         let (head, logged) = (self.head.load(Acquire), self.logged.load(Acquire));
         let (mut starts, (stamp, gone)) = self.starts(window, head, (logged, 0), now);
-        starts.retain(|start| start.stamp + LONGEST > now.floor);
+        starts.retain(|start| start.stamp + MAX_TIME > now.floor);
         let written = self.written.load(Acquire).min(gone);
         let mut forgotten = vec![
             Forgotten { stamp, units: gone - written, is_bounded: true },
             Forgotten { stamp, units: written, is_bounded: false },
         ];
-        forgotten.retain(|some| some.units > 0 && some.stamp + LONGEST > now.floor);
+        forgotten.retain(|some| some.units > 0 && some.stamp + MAX_TIME > now.floor);
         History { starts, forgotten, era: self.era.load(Acquire), ..History::default() }
     }
 
@@ -505,7 +505,7 @@ impl<'a> Slices<'a> {
             return None;
         }
         // All that count are kept, even if that is more than a smaller limit allows, because a larger one may follow.
-        let mut free = 2 * MOST;
+        let mut free = 2 * MAX;
         let counting = starts.iter().rev().filter(|s| s.units > 0 && s.stamp + window.length > now.floor);
         let kept: Vec<_> = counting
             .map_while(|s| {
@@ -565,7 +565,7 @@ impl Algorithm for Slices<'_> {
             tries.again()?;
             let seen = log.look(&scale, &clock)?;
             let now = seen.now;
-            if seen.units + ask.weight > MOST_COUNT || scale.is_over(now) {
+            if seen.units + ask.weight > MAX_COUNT || scale.is_over(now) {
                 return Err(Sealed); // see `is_used_up`
             }
             let Some(left) = log.left_at(&scale, &seen, window.limit - ask.weight) else { continue };

@@ -110,7 +110,7 @@ impl Key {
 }
 
 const LENGTHS: [Tick; 8] = [1, 2, 8 * MS, 8_191, 8_193, 16_383, S, 366 * DAY];
-const LIMITS: [u64; 2] = [4_097, MOST];
+const LIMITS: [u64; 2] = [4_097, MAX];
 
 #[test]
 fn units_become_free_when_a_slice_has_left_the_window() {
@@ -255,11 +255,11 @@ fn a_place_after_a_pause_longer_than_the_ring() {
 
 #[test]
 fn forced_starts_count_beyond_the_limit() {
-    let key = Key::new(MOST, S);
+    let key = Key::new(MAX, S);
     let mut last = 0;
     // More than one life can count.
     for _ in 0..12 {
-        last = key.claim_with(|ask| ask.force = true, MOST).taken.unwrap().stamp;
+        last = key.claim_with(|ask| ask.force = true, MAX).taken.unwrap().stamp;
         key.advance(S / 100);
     }
     assert_eq!(key.view(1), View { ready: last + S, remaining: 0, empty: last + S, now: key.now.get() });
@@ -269,9 +269,9 @@ fn forced_starts_count_beyond_the_limit() {
 
 #[test]
 fn a_life_that_cannot_count_further_is_rewritten() {
-    let key = Key::new(MOST, S);
+    let key = Key::new(MAX, S);
     for _ in 0..30 {
-        assert!(key.takes(MOST));
+        assert!(key.takes(MAX));
         assert!(!key.takes(1));
         key.advance(S + key.slice());
     }
@@ -305,7 +305,7 @@ fn a_sealed_log_refuses_calls_and_returns_its_history() {
     key.now.set(a + S - 1);
     assert_eq!(log.history(S, key.clock()).starts, all);
     // A longer window may be declared.
-    key.now.set(a + LONGEST - 1);
+    key.now.set(a + MAX_TIME - 1);
     assert_eq!(log.history(S, key.clock()).starts, all);
     key.advance(1);
     assert_eq!(log.history(S, key.clock()).starts, all[1..]);
@@ -365,7 +365,7 @@ fn lives_begin_centuries_after_the_clock() {
                 let key = Key::new(5_000, length);
                 assert!(is_new || key.takes(5_000));
                 // At any place in a step.
-                key.advance(years * LONGEST + ahead);
+                key.advance(years * MAX_TIME + ahead);
                 let kept = key.claim(2_000).taken.unwrap().stamp;
                 assert!((key.now.get()..key.now.get() + key.slice()).contains(&kept));
                 for _ in 0..3 {
@@ -547,7 +547,7 @@ fn random_calls_match_a_log_that_keeps_every_start() {
     let mut random = Random::seeded(seed);
     for round in 0..20 {
         let length = LENGTHS[round % LENGTHS.len()];
-        let limit = 4_097 + random.scaled(MOST - 4_097);
+        let limit = 4_097 + random.scaled(MAX - 4_097);
         let force = round % 3 == 0;
         let key = Key::new(limit, length);
         let (mut plain, mut happened) = (Plain::default(), Vec::new());

@@ -7,7 +7,7 @@ pub type Tick = u64;
 const DAY: u64 = 86_400_000_000;
 
 /// The longest window, period or pause: 366 days, in ticks.
-pub const LONGEST: Tick = 366 * DAY;
+pub const MAX_TIME: Tick = 366 * DAY;
 
 /// A store's epoch lies this far before its creation. A zero stamp ("never used") has then left every window by the
 /// first decision, so zeroed memory is a fresh limiter without a special case.

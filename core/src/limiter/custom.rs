@@ -93,7 +93,7 @@ pub trait Custom: Send + Sync {
 }
 
 /// The most keys that are counted separately; further keys count only in the total.
-const MOST_KEYS: usize = 4_096;
+const MAX_KEYS: usize = 4_096;
 
 /// The counts: in total, and by the hashes of keys.
 type Counts = (Stats, HashMap<u64, Stats>);
@@ -153,7 +153,7 @@ impl<C: Custom> CustomLimiter<C> {
     fn count(&self, key: u64, count: impl Fn(&mut Stats)) {
         let (all, keys) = &mut *self.counts.lock();
         count(all);
-        if keys.len() < MOST_KEYS || keys.contains_key(&key) {
+        if keys.len() < MAX_KEYS || keys.contains_key(&key) {
             count(keys.entry(key).or_default());
         }
     }

@@ -10,14 +10,14 @@ use crate::algorithm::bucket::Bucket;
 use crate::algorithm::log::Window;
 use crate::algorithm::{leases, log, slices};
 use crate::error::{Error, Result};
-use crate::time::{self, LONGEST, Tick};
+use crate::time::{self, MAX_TIME, Tick};
 use std::time::Duration;
 
 /// The longest name or key, in bytes.
-pub const LONGEST_NAME: usize = 1_024;
+pub const MAX_NAME_BYTES: usize = 1_024;
 
 /// The most windows that one rate limit may have.
-pub const MOST_WINDOWS: usize = 4;
+pub const MAX_WINDOWS: usize = 4;
 
 /// The number of words that a policy takes in a store.
 pub(crate) const POLICY_WORDS: usize = 12;
@@ -46,16 +46,16 @@ pub(crate) enum Shape {
     Counter { window: Window, is_smooth: bool },
 }
 
-/// The windows of a rate limit: one to [`MOST_WINDOWS`]. A start needs free units in all of them.
+/// The windows of a rate limit: one to [`MAX_WINDOWS`]. A start needs free units in all of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Windows {
     count: usize,
     /// Windows beyond `count` are empty.
-    all: [Window; MOST_WINDOWS],
+    all: [Window; MAX_WINDOWS],
 }
 
 impl Windows {
-    const NONE: Windows = Windows { count: 0, all: [Window { limit: 0, length: 0 }; MOST_WINDOWS] };
+    const NONE: Windows = Windows { count: 0, all: [Window { limit: 0, length: 0 }; MAX_WINDOWS] };
 
     fn one(limit: u64, length: Tick) -> Windows {
         Windows::NONE.and(limit, length)
@@ -131,12 +131,12 @@ impl Policy {
     /// [`Error::InvalidArgument`] unless there are 1 to 4 windows, each as for [`Policy::rate`]; with several windows,
     /// each allows at most 4,096.
     pub fn rate_in(windows: &[(u64, Duration)]) -> Result<Policy> {
-        if !(1..=MOST_WINDOWS).contains(&windows.len()) {
+        if !(1..=MAX_WINDOWS).contains(&windows.len()) {
             return Err(Error::invalid("windows", format_args!("{} of them", windows.len()), "1 to 4 windows"));
         }
         let mut all = Windows::NONE;
         for &(max_executions, window) in windows {
-            in_range("max_executions", max_executions, if windows.len() == 1 { slices::MOST } else { log::MOST })?;
+            in_range("max_executions", max_executions, if windows.len() == 1 { slices::MAX } else { log::MAX })?;
             all = all.and(max_executions, time::window_ticks("window", window)?);
         }
         Ok(Policy(Shape::Rate(all, Backoff::default())))
@@ -158,7 +158,7 @@ impl Policy {
     /// # Errors
     /// [`Error::InvalidArgument`] unless `max` is 1 to 65,535.
     pub fn concurrency(max: u64) -> Result<Policy> {
-        in_range("max_concurrent_jobs", max, leases::MOST)?;
+        in_range("max_concurrent_jobs", max, leases::MAX)?;
         Ok(Policy(Shape::Concurrency { max, lease: leases::NEVER, cooldown: 0, slots: leases::slots(max) }))
     }
 
@@ -187,7 +187,7 @@ impl Policy {
             Shape::Concurrency { max, lease, .. } => {
                 let cooldown = time::window_ticks("cooldown", cooldown)?;
                 // A start that ends takes its units once more before it gives them back.
-                let slots = leases::slots(2 * max).min(leases::MOST_SLOTS);
+                let slots = leases::slots(2 * max).min(leases::MAX_SLOTS);
                 Ok(Policy(Shape::Concurrency { max, lease, cooldown, slots }))
             }
             _ => Err(Error::Unsupported { reason: format!("a cooldown is not supported by \"{self}\"") }),
@@ -216,7 +216,7 @@ impl Policy {
     /// [`Error::InvalidArgument`] unless `max_executions` is 1 to 1,000,000,000 (adaptive: 4,096) and `window` 1 µs to
     /// 366 days.
     pub fn evenly_spaced(max_executions: u64, window: Duration, is_adaptive: bool) -> Result<Policy> {
-        in_range("max_executions", max_executions, if is_adaptive { log::MOST } else { slices::MOST })?;
+        in_range("max_executions", max_executions, if is_adaptive { log::MAX } else { slices::MAX })?;
         let window = time::window_ticks("window", window)?;
         let interval = window.div_ceil(max_executions);
         Ok(Policy(Shape::EvenlySpaced(Spacing::new(max_executions, window, interval, is_adaptive))))
@@ -241,12 +241,12 @@ impl Policy {
     }
 
     fn bucket(rate: u64, period: Duration, (name, size): (&'static str, u64), is_leaky: bool) -> Result<Policy> {
-        in_range("rate", rate, slices::MOST)?;
+        in_range("rate", rate, slices::MAX)?;
         let period = time::window_ticks("period", period)?;
-        in_range(name, size, slices::MOST)?;
+        in_range(name, size, slices::MAX)?;
         // The time in which a full bucket drains must be representable.
-        if u128::from(size) * u128::from(period) > u128::from(LONGEST) * u128::from(rate) {
-            let most = u128::from(LONGEST) * u128::from(rate) / u128::from(period);
+        if u128::from(size) * u128::from(period) > u128::from(MAX_TIME) * u128::from(rate) {
+            let most = u128::from(MAX_TIME) * u128::from(rate) / u128::from(period);
             return Err(Error::invalid(name, size, format!("at most {most}, the amount that drips in 366 days")));
         }
         Ok(Policy(Shape::Bucket(Bucket::new(rate, period, size, is_leaky))))
@@ -270,7 +270,7 @@ impl Policy {
     }
 
     fn counter(max_executions: u64, window: Duration, is_smooth: bool) -> Result<Policy> {
-        in_range("max_executions", max_executions, slices::MOST)?;
+        in_range("max_executions", max_executions, slices::MAX)?;
         let window = Window { limit: max_executions, length: time::window_ticks("window", window)? };
         Ok(Policy(Shape::Counter { window, is_smooth }))
     }
@@ -303,7 +303,7 @@ impl Policy {
     /// Returns the same policy with twice as many lease slots, for starts that are recorded beyond the limit.
     pub(crate) fn with_more_slots(self) -> Option<Policy> {
         match self.0 {
-            Shape::Concurrency { max, lease, cooldown, slots } if slots < leases::MOST_SLOTS => {
+            Shape::Concurrency { max, lease, cooldown, slots } if slots < leases::MAX_SLOTS => {
                 Some(Policy(Shape::Concurrency { max, lease, cooldown, slots: 2 * slots }))
             }
             _ => None,
@@ -408,7 +408,7 @@ impl Policy {
             Shape::Counter { window, .. } => window.length,
             _ => self.shortest() / 40,
         };
-        free.min(MOST_GRACE)
+        free.min(MAX_GRACE)
     }
 
     /// Returns whether starts are only counted, so that they cannot be distinguished.
@@ -435,7 +435,7 @@ impl Policy {
     /// Returns whether starts are counted in slices of the window.
     #[inline(always)]
     pub(crate) fn is_sliced(&self) -> bool {
-        matches!(&self.0, Shape::Rate(windows, _) if windows.all[0].limit > log::MOST)
+        matches!(&self.0, Shape::Rate(windows, _) if windows.all[0].limit > log::MAX)
     }
 
     /// Returns whether it is a log, whose starts keep the tickets that they had before a rewrite.
@@ -533,7 +533,7 @@ impl Policy {
             1 => {
                 let mut windows = Windows::one(word(1), word(2));
                 // Most limits have one.
-                while windows.count < MOST_WINDOWS && word(1 + 2 * windows.count) != 0 {
+                while windows.count < MAX_WINDOWS && word(1 + 2 * windows.count) != 0 {
                     windows = windows.and(word(1 + 2 * windows.count), word(2 + 2 * windows.count));
                 }
                 Shape::Rate(windows, Backoff::from_words([word(9), word(10), word(11)]))
@@ -549,7 +549,7 @@ impl Policy {
 }
 
 /// The longest default grace of a place, in ticks: 50 ms.
-pub(crate) const MOST_GRACE: Tick = 50_000;
+pub(crate) const MAX_GRACE: Tick = 50_000;
 
 fn in_range(parameter: &'static str, value: u64, most: u64) -> Result<()> {
     if (1..=most).contains(&value) {
@@ -562,7 +562,7 @@ fn in_range(parameter: &'static str, value: u64, most: u64) -> Result<()> {
 /// Checks a limit's name: 1 to 1,024 bytes.
 pub(crate) fn check_name(name: &str) -> Result<()> {
     match name.len() {
-        1..=LONGEST_NAME => Ok(()),
+        1..=MAX_NAME_BYTES => Ok(()),
         0 => Err(Error::invalid("name", "empty", "1 to 1024 bytes of UTF-8")),
         n => Err(Error::invalid("name", format_args!("{n} bytes long"), "1 to 1024 bytes of UTF-8")),
     }
@@ -571,7 +571,7 @@ pub(crate) fn check_name(name: &str) -> Result<()> {
 /// Checks a key: at most 1,024 bytes.
 #[inline]
 pub(crate) fn check_key(key: &str) -> Result<()> {
-    if key.len() <= LONGEST_NAME {
+    if key.len() <= MAX_NAME_BYTES {
         Ok(())
     } else {
         Err(Error::invalid("key", format_args!("{} bytes long", key.len()), "at most 1024 bytes of UTF-8"))

@@ -10,7 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The least time for an attempt, however short its caller's.
-const LEAST: Duration = Duration::from_millis(500);
+const MIN: Duration = Duration::from_millis(500);
 
 /// The first pause after a failed attempt, and the longest.
 const PAUSES: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(250)];
@@ -100,7 +100,7 @@ impl<C: Send + Sync + 'static, E: Clone + Send + 'static> Link<C, E> {
                 link.opened(opened);
             }
         };
-        let (here, least) = (attempt.clone(), Deadline::after(deadline.left().max(LEAST)));
+        let (here, least) = (attempt.clone(), Deadline::after(deadline.left().max(MIN)));
         let thread = std::thread::Builder::new().name("workglow-limit".into());
         if without_signals(|| thread.spawn(move || attempt(least))).is_err() {
             here(deadline);

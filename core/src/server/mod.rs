@@ -146,11 +146,11 @@ impl Family {
 }
 
 /// The largest number of a script, whose numbers are doubles.
-pub(crate) const MOST: u64 = (1 << 53) - 1;
+pub(crate) const MAX: u64 = (1 << 53) - 1;
 
 /// A number for a script. Larger numbers count as infinite there, which is -1.
 pub(crate) fn number(n: u64) -> i64 {
-    if n <= MOST { n as i64 } else { -1 }
+    if n <= MAX { n as i64 } else { -1 }
 }
 
 /// The number of slices of a window whose starts are too many to be stored individually.

@@ -24,7 +24,7 @@ use super::pipe::{Pipe, SILENCE};
 use super::stream::{Deadline, silent};
 use super::survey::{Found, Question};
 use super::witness::Word;
-use super::{Call, EPOCH, Engine, Family, Finding, MOST, Noted, Row, RowChange, Terms, version};
+use super::{Call, EPOCH, Engine, Family, Finding, MAX, Noted, Row, RowChange, Terms, version};
 use crate::address::without_password;
 use crate::error::{Error, Result};
 use crate::fault;
@@ -43,14 +43,14 @@ use value::{Value, int, ints, text};
 use wire::{Cells, Failure, Messages, Request};
 
 /// How long a decision waits for a lock before others have a turn on its connection.
-const MOST_LOCKED: Duration = Duration::from_millis(500);
+const MAX_LOCKED: Duration = Duration::from_millis(500);
 
 /// For how long decisions of a limit then take the second connection.
 const STAYS_ASIDE: Duration = Duration::from_secs(5);
 
 /// How long a caller that waits for a start pauses after a failure: at first, and at most.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
-const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+const MAX_PAUSE: Duration = Duration::from_millis(250);
 
 /// The complete SQL for a server.
 const SCHEMA: &str = concat!(
@@ -168,7 +168,7 @@ impl Postgres {
         let (began, deadline) = (Instant::now(), Deadline::after(patience));
         loop {
             let line = if self.is_locked(limit) { Line::Slow } else { Line::Quick };
-            let request = request(milliseconds(deadline.left().min(MOST_LOCKED)));
+            let request = request(milliseconds(deadline.left().min(MAX_LOCKED)));
             match self.answer(line, &Arc::new(request), deadline) {
                 Err(failure) if failure.has_code(&[code::LOCKED]) && !deadline.left().is_zero() => {
                     self.links.lock().locked.insert(limit.to_owned(), Instant::now());
@@ -206,7 +206,7 @@ impl Postgres {
                 // A failure that may be short is no answer yet for a caller that waits for a start.
                 Err(failure) if MayWait::outlasts() && failure.may_be_short() && deadline.left() > pause => {
                     std::thread::sleep(pause);
-                    pause = (pause * 2).min(LONGEST_PAUSE);
+                    pause = (pause * 2).min(MAX_PAUSE);
                 }
                 Err(failure) => return Err(failure),
             }
@@ -347,7 +347,7 @@ impl Engine for Postgres {
         let answer = row.first().and_then(|cell| ints(cell.as_ref()?));
         let clock = row.get(1).and_then(|cell| int(cell.as_ref()?));
         // Writes of other programs to the tables must not make us compute with impossible numbers.
-        let answer = answer.filter(|answer| answer.iter().all(|n| n.unsigned_abs() <= MOST));
+        let answer = answer.filter(|answer| answer.iter().all(|n| n.unsigned_abs() <= MAX));
         match answer.as_deref().and_then(<[i64]>::split_first) {
             Some((0, answer)) => Ok(clock.map(|clock| (clock as Tick, answer.to_vec()))),
             Some((-1, _)) => Ok(None),

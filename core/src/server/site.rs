@@ -9,7 +9,7 @@
 //! A process of another site is never considered dead. (A copy of a running virtual machine is a second machine with
 //! the same site, so do not copy one that holds leases.)
 
-use super::MOST;
+use super::MAX;
 use crate::fault;
 use crate::fork::PerProcess;
 use crate::os::time_namespace;
@@ -48,7 +48,7 @@ impl Process {
         site.write(fault::site().as_bytes());
         [processes.dev(), processes.ino(), time].iter().for_each(|n| site.write_u64(*n));
         let began = ProcessInfo::at(number)?.began;
-        Some(Process { site: (site.finish() & MOST).max(1), number, began })
+        Some(Process { site: (site.finish() & MAX).max(1), number, began })
     }
 
     /// Returns whether it has ended. Only for a process of this one's site; false if that cannot be determined.

@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The shortest timeout of a system call. Zero would mean no timeout.
-const LEAST: Duration = Duration::from_millis(1);
+const MIN: Duration = Duration::from_millis(1);
 
 /// The end of a call's time.
 #[derive(Debug, Clone, Copy)]
@@ -66,7 +66,7 @@ impl Socket {
 
     /// Sets the timeout of reads and writes.
     fn wait_for(&self, timeout: Duration) -> io::Result<()> {
-        let timeout = Some(timeout.max(LEAST));
+        let timeout = Some(timeout.max(MIN));
         match self {
             Socket::Tcp(socket) => socket.set_read_timeout(timeout).and_then(|()| socket.set_write_timeout(timeout)),
             Socket::Unix(socket) => socket.set_read_timeout(timeout).and_then(|()| socket.set_write_timeout(timeout)),
@@ -99,7 +99,7 @@ impl Timed {
             if left == Duration::ZERO {
                 return Err(silent(&self.peer));
             }
-            if self.timeout > left + LEAST || self.timeout < left / 2 {
+            if self.timeout > left + MIN || self.timeout < left / 2 {
                 self.socket.wait_for(left)?;
                 self.timeout = left;
             }
@@ -147,7 +147,7 @@ impl Stream {
         let addresses = resolved(name, port, deadline)?;
         for (i, address) in addresses.iter().enumerate() {
             let this = deadline.shared_by(addresses.len() - i);
-            match TcpStream::connect_timeout(address, this.left().max(LEAST)) {
+            match TcpStream::connect_timeout(address, this.left().max(MIN)) {
                 Ok(socket) => {
                     socket.set_nodelay(true)?;
                     let peer = format!("{name}:{port}");
@@ -302,7 +302,7 @@ fn resolved(name: &str, port: u16, deadline: Deadline) -> io::Result<Vec<SocketA
             let _ = sender.send(found);
         })
     })?;
-    let found = receiver.recv_timeout(deadline.left().max(LEAST));
+    let found = receiver.recv_timeout(deadline.left().max(MIN));
     let found = found.map_err(|_| silent(format_args!("the name server for {name}")))?;
     found.map_err(|e| io::Error::other(format!("{name}: {e}")))
 }

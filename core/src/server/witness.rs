@@ -33,7 +33,7 @@ pub(crate) struct Witness {
 impl Witness {
     /// The longest time between two readings for which a process vouches. Over a longer one, clocks may drift apart by
     /// more than they were set.
-    const MOST_VOUCHED: Tick = 2_000_000;
+    const MAX_VOUCHED: Tick = 2_000_000;
 
     /// Returns what to say with the next request.
     pub fn word(&self) -> Option<Word> {
@@ -66,7 +66,7 @@ impl Witness {
             };
             self.report = Some(Word::Report { since, from, to: clock, by: before + by });
         }
-        if is_set || elapsed > Witness::MOST_VOUCHED {
+        if is_set || elapsed > Witness::MAX_VOUCHED {
             self.since = clock;
         }
         (self.seen, self.asked, self.heard) = (clock, asked, heard);

@@ -3,7 +3,7 @@
 use crate::common::{Child, Dir};
 use std::path::PathBuf;
 use std::time::Duration;
-use workglow_limit::embed::LONGEST_NAME;
+use workglow_limit::embed::MAX_NAME_BYTES;
 use workglow_limit::observe::Observer;
 use workglow_limit::*;
 
@@ -393,7 +393,7 @@ fn an_invalid_text_is_reported_before_anything_is_created() {
             let error = text(store().limiter("api", wrong));
             assert!(error.contains(expected), "{error}");
         }
-        for long in [LONGEST_NAME, LONGEST_NAME - 4] {
+        for long in [MAX_NAME_BYTES, MAX_NAME_BYTES - 4] {
             let error = text(store().limiter(&"n".repeat(long), "1/1s + 1 concurrent"));
             assert!(error.starts_with("name is ") && error.ends_with("expected 1 to 1024 bytes of UTF-8"), "{error}");
         }

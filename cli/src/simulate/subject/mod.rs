@@ -21,7 +21,7 @@ use workglow_limit::{Error, Limiter, ManualClock, Policy, RawPermit, Store, Stor
 const NAME: &str = "policy";
 
 /// The longest time for which the run continues after the last request, in microseconds.
-const MOST_AFTER: u64 = 366 * 86_400_000_000;
+const MAX_AFTER: u64 = 366 * 86_400_000_000;
 
 /// The behaviour of callers that are not admitted at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -235,7 +235,7 @@ impl<'t> Subject<'t> {
         (self.found.backlog, self.found.to) = (self.waiting, self.now);
         while self.waiting > 0
             && let Some(next) = self.next()
-            && next <= self.found.to.saturating_add(MOST_AFTER)
+            && next <= self.found.to.saturating_add(MAX_AFTER)
         {
             self.run_until(next, keys)?;
             if self.found.backlog > 0 {

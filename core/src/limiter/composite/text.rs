@@ -124,7 +124,7 @@ pub(in crate::limiter) fn parse(text: &str) -> Option<Asked<'_>> {
     let weight = hex(weight).filter(|weight| *weight > 0)?;
     let grace = match grace {
         "-" => None,
-        grace => Some(Duration::from_micros(hex(grace).filter(|grace| *grace <= time::LONGEST)?)),
+        grace => Some(Duration::from_micros(hex(grace).filter(|grace| *grace <= time::MAX_TIME)?)),
     };
     let bytes = key.as_bytes().chunks(2).map(|digits| {
         let digits = std::str::from_utf8(digits).ok().filter(|digits| digits.len() == 2)?;

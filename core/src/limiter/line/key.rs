@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::fork::jitter;
 use crate::limiter::{Limiter, Presented};
 use crate::permit::RawPermit;
-use crate::policy::{self, MOST_GRACE};
+use crate::policy::{self, MAX_GRACE};
 use crate::state::Unwritten;
 use crate::time::{Clock, Tick, from_ticks, grace_ticks, patience_ticks};
 use crate::waiting::MayWait;
@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use taken::TakenStart;
 
 /// The most places that a line holds.
-const MOST_PLACES: usize = 256;
+const MAX_PLACES: usize = 256;
 
 /// The least time ahead for which places are taken, in ticks.
 const HORIZON: Tick = 100_000;
@@ -385,7 +385,7 @@ impl KeyLine {
         let now = pass.now();
         let Some(waiting) = self.waiters.get(&rank) else { return now };
         let weight = waiting.weight;
-        let ahead = self.by_weight.range((weight, (i32::MIN, 0))..(weight, rank)).take(MOST_PLACES).count();
+        let ahead = self.by_weight.range((weight, (i32::MIN, 0))..(weight, rank)).take(MAX_PLACES).count();
         match self.places.iter().filter(|held| held.weight == weight).nth(ahead) {
             Some(held) => held.ready,
             None => {
@@ -406,7 +406,7 @@ impl KeyLine {
     }
 
     fn wants_places(&self) -> bool {
-        self.waiters.len() > self.places.len() && self.places.len() < MOST_PLACES
+        self.waiters.len() > self.places.len() && self.places.len() < MAX_PLACES
     }
 
     /// Returns the first waiter that no place is held for.
@@ -439,7 +439,7 @@ impl KeyLine {
     /// Returns the grace that this line needs, if it is more than the default.
     fn grace(&self, window: Tick) -> Duration {
         let wanted = 2 * self.late;
-        if wanted <= (window / 40).min(MOST_GRACE) { Duration::ZERO } else { from_ticks(wanted.min(window / 4)) }
+        if wanted <= (window / 40).min(MAX_GRACE) { Duration::ZERO } else { from_ticks(wanted.min(window / 4)) }
     }
 
     /// Returns the longest grace that a waiter here requested. A place serves the waiter that is first when it is

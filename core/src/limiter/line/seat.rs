@@ -10,7 +10,7 @@ use super::own_place::OwnPlace;
 use super::{Claim, Outcome, Rank, SLICE, Step, Terms, Waiter};
 use crate::decision::LOOK_AGAIN;
 use crate::error::{Error, Result};
-use crate::fork::{self, LONGEST_NAP, PerProcess};
+use crate::fork::{self, MAX_NAP, PerProcess};
 use crate::limiter::events::{Call, reporting_errors};
 use crate::limiter::{Attempt, Limiter};
 use crate::permit::RawPermit;
@@ -95,7 +95,7 @@ fn lock_within(handle: &Handle, most: Option<Duration>) -> Option<MutexGuard<'_,
             Err(TryLockError::WouldBlock) if began.elapsed() >= most => return None,
             Err(TryLockError::WouldBlock) => {
                 thread::sleep(nap);
-                nap = (nap * 2).min(LONGEST_NAP);
+                nap = (nap * 2).min(MAX_NAP);
             }
         }
     }

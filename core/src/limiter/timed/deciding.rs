@@ -14,7 +14,7 @@ use crate::fork::jitter;
 use crate::hash::Hash;
 use crate::limiter::internal::{Base, Behind, Quiet, When};
 use crate::limiter::{Attempt, Presented, Reserved};
-use crate::permit::{MOST_GRACE, RawPermit, TimedPermit};
+use crate::permit::{MAX_GRACE, RawPermit, TimedPermit};
 use crate::policy::{self, Shape};
 use crate::state::counts::{ADMITTED, DENIED, WAIT_TIME};
 use crate::state::{AtOnce, Blocked, Bound, Home, Key, Limit, STORE_AGAIN, Stuck, Table};
@@ -265,7 +265,7 @@ impl Timed {
         // A bucket's place counts from the end of its grace, so that is known anyway; a granted unit has none.
         let is_ahead =
             matches!(found.table.policy.0, Shape::Bucket(_)) || Self::is_granted(found.table) && taken.ahead > 0;
-        let grace = if is_ahead { taken.ahead.min(MOST_GRACE) } else { grace };
+        let grace = if is_ahead { taken.ahead.min(MAX_GRACE) } else { grace };
         self.raw(TimedPermit {
             weight,
             ticket: taken.ticket,

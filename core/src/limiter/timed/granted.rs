@@ -16,7 +16,7 @@ use std::time::Instant;
 
 /// The most requests to the server for one decision. After that its replies are too late to be of use, and the server
 /// decides itself.
-const MOST_QUESTIONS: u32 = 3;
+const MAX_QUESTIONS: u32 = 3;
 
 /// The bits below a permit's grace: the number of the taking of its grant, from 1.
 const UNIT: u64 = (1 << 32) - 1;
@@ -65,7 +65,7 @@ impl Timed {
         self.limit.check_weight_on_server(found.table, found.hash, ask.weight)?;
         let (weight, began) = (ask.weight, Instant::now());
         let mut questions = 0;
-        while questions < MOST_QUESTIONS && weight <= grants::MOST_WEIGHT {
+        while questions < MAX_QUESTIONS && weight <= grants::MAX_WEIGHT {
             let grants = self.limit.grants_of(found);
             let (now, uptime) = found.home().clock.now_and_uptime();
             let uptime = uptime as Tick;
@@ -183,7 +183,7 @@ impl Timed {
                 return Ok(PlaceOutcome::Gone);
             };
             let (grants, began) = (found.grants(), Instant::now());
-            for _ in 0..MOST_QUESTIONS {
+            for _ in 0..MAX_QUESTIONS {
                 match grants.start(ticket, place.grace, uptime()) {
                     grants::PlaceStatus::Started => {
                         self.reset_backoff(found);

@@ -9,7 +9,7 @@ use crate::hash::Hash;
 use crate::limiter::internal::When;
 use crate::limiter::line::{Claim, Terms};
 use crate::limiter::{Presented, Reserved};
-use crate::permit::{MOST_GRACE, RawPermit, TimedPermit};
+use crate::permit::{MAX_GRACE, RawPermit, TimedPermit};
 use crate::policy::{self, Shape};
 use crate::state::counts::{ADMITTED, DENIED};
 use crate::state::{Blocked, Key, is_counted_place, is_granted_place};
@@ -130,7 +130,7 @@ impl Timed {
     /// Makes a place that is not in the log. Its only use is to be exchanged when its time comes.
     fn later(&self, found: &Key, weight: u64, after: Duration, grace: Option<Tick>) -> RawPermit {
         let ready = found.home().clock.now().ceil.saturating_add(time::patience_ticks(after));
-        let grace = grace.unwrap_or_else(|| found.table.policy.grace(weight)).min(MOST_GRACE);
+        let grace = grace.unwrap_or_else(|| found.table.policy.grace(weight)).min(MAX_GRACE);
         let stamp = ready.saturating_add(grace);
         let lane = found.home().instance as u16;
         self.raw(TimedPermit { weight, ticket: u64::MAX, stamp, ready, key: found.hash.0, grace, lane })
@@ -228,7 +228,7 @@ impl Timed {
         let mut grace = match () {
             () if is_granted_place(place.ticket) => self.limit.table_of(Hash(place.key))?.policy.grace(place.weight),
             () if is_bucket => place.stamp.saturating_sub(place.ready),
-            () => place.grace.min(time::LONGEST),
+            () => place.grace.min(time::MAX_TIME),
         };
         let hash = known(place).0;
         loop {
@@ -240,12 +240,12 @@ impl Timed {
                 Reserved::Place { place: fresh, after } => {
                     let taken = self.own(&fresh)?;
                     let now = self.limit.home()?.clock.now().floor;
-                    if now <= taken.stamp || grace >= time::LONGEST {
+                    if now <= taken.stamp || grace >= time::MAX_TIME {
                         return Ok(Presented::Wait { place: fresh, after });
                     }
                     // Taking it took longer than its grace, as with a slow commit, so it was late from the beginning.
                     self.do_cancel_place(&taken)?;
-                    grace = (2 * (now - asked)).min(time::LONGEST);
+                    grace = (2 * (now - asked)).min(time::MAX_TIME);
                 }
                 // A place will be free when others have started.
                 Reserved::Denied(after) => {

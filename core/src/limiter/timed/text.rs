@@ -68,7 +68,7 @@ fn parse(text: &str) -> Option<[u64; 8]> {
     };
     let (h0, h1) = key.split_at_checked(16)?;
     let (weight, grace) = (number(weight)?, number(grace)?);
-    let is_possible = weight > 0 && grace & !IDLE <= time::LONGEST;
+    let is_possible = weight > 0 && grace & !IDLE <= time::MAX_TIME;
     is_possible.then_some([
         number(limit)?,
         number(h0)?,

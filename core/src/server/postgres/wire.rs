@@ -22,10 +22,10 @@ use std::io::{self, ErrorKind};
 use std::sync::Arc;
 
 /// The longest accepted message of a server.
-const LONGEST: usize = 16 << 20;
+const MAX_BYTES: usize = 16 << 20;
 
 /// The most decisions of a group: it holds its locks for some ms. A group of that many does not wait for an earlier one.
-const MOST_TOGETHER: usize = 64;
+const MAX_TOGETHER: usize = 64;
 
 /// The code of a wait for a lock that was too long.
 pub(super) const LOCKED: &str = "55P03";
@@ -170,7 +170,7 @@ impl Messages {
     /// Returns the next message, if all of it has come.
     pub fn message(&mut self) -> io::Result<Option<Message>> {
         if let [_, a, b, c, d, ..] = self.came[..]
-            && u32::from_be_bytes([a, b, c, d]) as usize > LONGEST
+            && u32::from_be_bytes([a, b, c, d]) as usize > MAX_BYTES
         {
             return Err(nonsense());
         }
@@ -180,8 +180,8 @@ impl Messages {
     /// Sends the decisions that wait, unless they are few and a group is on the way.
     fn send_groups(&mut self, out: &mut Vec<u8>) {
         let is_on_the_way = |sent: &VecDeque<Sent>| sent.iter().any(|sent| sent.is_group);
-        while !self.waiting.is_empty() && (self.waiting.len() >= MOST_TOGETHER || !is_on_the_way(&self.sent)) {
-            let mut group: Vec<_> = self.waiting.drain(..self.waiting.len().min(MOST_TOGETHER)).collect();
+        while !self.waiting.is_empty() && (self.waiting.len() >= MAX_TOGETHER || !is_on_the_way(&self.sent)) {
+            let mut group: Vec<_> = self.waiting.drain(..self.waiting.len().min(MAX_TOGETHER)).collect();
             group.sort_by(|(_, a), (_, b)| a.place().cmp(&b.place()));
             self.send(group, true, out);
         }
@@ -453,9 +453,9 @@ mod tests {
     #[test]
     fn a_full_group_waits_for_no_other() {
         let (mut messages, mut out) = (Messages::default(), Vec::new());
-        (0..=2 * MOST_TOGETHER as u64 + 1).for_each(|number| messages.ask(number, &decision("a", Some(1)), &mut out));
+        (0..=2 * MAX_TOGETHER as u64 + 1).for_each(|number| messages.ask(number, &decision("a", Some(1)), &mut out));
         assert_eq!(written(&mut out).len(), 3);
-        for (from, count) in [(0, 1), (1, MOST_TOGETHER), (1 + MOST_TOGETHER, MOST_TOGETHER)] {
+        for (from, count) in [(0, 1), (1, MAX_TOGETHER), (1 + MAX_TOGETHER, MAX_TOGETHER)] {
             let rows = (0..count as i64).map(|i| row(&[i, 1, i])).chain([ready()]).collect::<Vec<_>>();
             let expected = (0..count).map(|i| ((from + i) as u64, Ok(vec![i as i64]))).collect::<Vec<_>>();
             assert_eq!(answers(&mut messages, &rows, &mut out), expected);

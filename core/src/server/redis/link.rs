@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The shortest timeout of a call. Zero would mean no timeout.
-const LEAST: Duration = Duration::from_millis(1);
+const MIN: Duration = Duration::from_millis(1);
 
 /// The delay before a request is repeated when a server reports that it will be ready soon.
 pub(super) const SOON: Duration = Duration::from_millis(20);
@@ -124,7 +124,7 @@ impl Links {
         ask: impl Fn(&mut Node) -> RedisResult<R>,
     ) -> RedisResult<R> {
         let began = Instant::now();
-        let left = || patience.saturating_sub(began.elapsed()).max(LEAST);
+        let left = || patience.saturating_sub(began.elapsed()).max(MIN);
         // The node of a one-time redirection.
         let mut once: Option<HostPort> = None;
         let mut turns = 0;
@@ -135,7 +135,7 @@ impl Links {
                 Attempt::Later(error) if left() <= SOON => return Err(error),
                 Attempt::Later(_) => std::thread::sleep(SOON),
                 // A cycle of redirections ends after some turns.
-                Attempt::Again if turns < 64 && left() > LEAST => turns += 1,
+                Attempt::Again if turns < 64 && left() > MIN => turns += 1,
                 Attempt::Again => {
                     return Err(std::io::Error::new(std::io::ErrorKind::TimedOut, "no server took the request").into());
                 }
@@ -179,7 +179,7 @@ impl Links {
                 link.give_up(&opened);
             }
             return match () {
-                () if left() <= LEAST => Attempt::Failed(error),
+                () if left() <= MIN => Attempt::Failed(error),
                 () if was_open => Attempt::Again,
                 () => outlasting(error),
             };
@@ -267,7 +267,7 @@ impl Links {
     /// limit. If so, everything that was there has come here.
     pub fn is_there(&self, limit: &str, run: u64, patience: Duration) -> RedisResult<bool> {
         let began = Instant::now();
-        let left = || patience.saturating_sub(began.elapsed()).max(LEAST);
+        let left = || patience.saturating_sub(began.elapsed()).max(MIN);
         let (nodes, is_here) = self.with(limit, left(), |node| {
             let nodes: String = node.query(redis::cmd("CLUSTER").arg("NODES"))?;
             Ok((nodes, has_always_been_primary(node)?))

@@ -16,7 +16,7 @@ use crate::atomic::*;
 use crate::damage::nonsense;
 use crate::fault;
 use crate::hash::Hash;
-use crate::state::files::arena::MOST_BYTES;
+use crate::state::files::arena::MAX_BYTES;
 
 /// Turns a block that only the caller uses into that of a new key. `None`: see [`BlockCells::begin`](super::block::BlockCells::begin).
 pub(super) type Begin<'b> = &'b dyn Fn(BlockAt) -> Option<KeyAt>;
@@ -61,7 +61,7 @@ impl Root {
 /// The number of slots that [`Index::glance`] examines.
 const GLANCES: u64 = 4;
 
-const _: () = assert!(MOST_BYTES / 8 <= 1 << Root::DEPTH);
+const _: () = assert!(MAX_BYTES / 8 <= 1 << Root::DEPTH);
 
 /// The keys of a table.
 #[derive(Debug, Clone, Copy)]

@@ -225,7 +225,7 @@ pub(in crate::state) mod index_word {
     pub const SEALED: u64 = u64::MAX;
     pub const FIRST_CAPACITY: u64 = 16;
     /// More keys than these are spread over several segments, so that rewriting one takes about a millisecond.
-    pub const MOST_CAPACITY: u64 = 1_024;
+    pub const MAX_CAPACITY: u64 = 1_024;
 }
 
 pub(in crate::state) mod key_word {

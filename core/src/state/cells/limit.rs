@@ -5,7 +5,7 @@ use super::layout::{At, FIRST_LIMIT, LimitAt, LinkAt, NAME_CHAINS, NAMES, TableA
 use crate::atomic::*;
 use crate::damage::{bounded, nonsense};
 use crate::hash::Hash;
-use crate::policy::LONGEST_NAME;
+use crate::policy::MAX_NAME_BYTES;
 
 /// The words of one limit.
 #[derive(Debug, Clone, Copy)]
@@ -58,7 +58,7 @@ impl<'h> LimitCells<'h> {
     pub(in crate::state) fn name(self) -> Option<String> {
         let home = self.home;
         let link: LinkAt = home.leads_to(self.at + limit_word::NAME)?;
-        let len = home.get::<1>(link + link_word::LEN)[0].min(LONGEST_NAME as u64) as usize;
+        let len = home.get::<1>(link + link_word::LEN)[0].min(MAX_NAME_BYTES as u64) as usize;
         let words = home.arena.words(link + link_word::TEXT, (len as u64).div_ceil(8));
         let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.load(Acquire).to_le_bytes()).collect();
         bytes.truncate(len);

@@ -39,7 +39,7 @@ impl<'h> SegmentCells<'h> {
     pub(in crate::state) fn capacity(self) -> u64 {
         let capacity = self.word(index_word::CAPACITY).load(Relaxed);
         // Avoids counting bits, which takes a dozen instructions.
-        if capacity & capacity.wrapping_sub(1) == 0 && (1..=index_word::MOST_CAPACITY).contains(&capacity) {
+        if capacity & capacity.wrapping_sub(1) == 0 && (1..=index_word::MAX_CAPACITY).contains(&capacity) {
             capacity
         } else {
             nonsense(format_args!("a segment of {capacity} slots at {}", self.at))

@@ -20,11 +20,11 @@ use crate::policy::Policy;
 use crate::time::{Now, Tick};
 
 /// The shortest time that a machine needs to boot, in ticks.
-const SHORTEST_BOOT: Tick = 2_000_000;
+const MIN_BOOT: Tick = 2_000_000;
 
 /// The longest window whose starts are written behind, in ticks: two minutes. After a reboot, such a limit counts as
 /// full for at most this time. Most machines need longer until they do useful work again.
-const LONGEST_BEHIND: Tick = 120_000_000;
+const MAX_BEHIND: Tick = 120_000_000;
 
 pub(in crate::state) fn longest_behind() -> Tick {
     // Tests cannot wait for longer windows.
@@ -32,7 +32,7 @@ pub(in crate::state) fn longest_behind() -> Tick {
     if let Some(longest) = std::env::var("WGL_TEST_BEHIND_US").ok().and_then(|text| text.parse().ok()) {
         return longest;
     }
-    LONGEST_BEHIND
+    MAX_BEHIND
 }
 
 /// The class that [`Home::block_class`] returns for keys to which a server grants units. No policy has it.
@@ -162,7 +162,7 @@ impl Home {
         match policy.longest() {
             _ if !self.is_lane() || policy.is_concurrency() => UNKEPT,
             // Such starts end before the next boot.
-            ..=SHORTEST_BOOT => UNKEPT,
+            ..=MIN_BOOT => UNKEPT,
             window if window <= longest_behind() => BEHIND,
             _ => (policy.capacity() / 20).max(1),
         }

@@ -15,10 +15,10 @@ use std::ptr;
 use std::sync::atomic::AtomicPtr;
 
 /// The largest size of a store, in bytes.
-pub(crate) const MOST_BYTES: u64 = if cfg!(target_pointer_width = "64") { 4 << 30 } else { 512 << 20 };
+pub(crate) const MAX_BYTES: u64 = if cfg!(target_pointer_width = "64") { 4 << 30 } else { 512 << 20 };
 
 /// The smallest useful address space, in bytes.
-const LEAST_BYTES: usize = 1 << 20;
+const MIN_BYTES: usize = 1 << 20;
 
 /// The part of its memory limits that a store on the heap takes, where the process may have only so much address space
 /// or so much locked memory.
@@ -46,7 +46,7 @@ fn most_bytes() -> u64 {
     if let Some(most) = std::env::var("WGL_TEST_MOST_BYTES").ok().and_then(|text| text.parse().ok()) {
         return most;
     }
-    MOST_BYTES
+    MAX_BYTES
 }
 
 /// Words of the header that the arena itself uses.
@@ -119,7 +119,7 @@ impl Arena {
         let map = mapped(len)?;
         match map.larger(len) {
             // Some tools, such as valgrind, cannot map it a second time. Map the maximum at once.
-            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Arena::first(mapped(MOST_BYTES as usize)?),
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Arena::first(mapped(MAX_BYTES as usize)?),
             _ => Arena::first(map),
         }
     }
@@ -148,7 +148,7 @@ impl Arena {
 
     /// An upper bound for the length of any list in the arena: each member has eight words or more.
     pub fn most(&self) -> u64 {
-        self.word(ALLOCATED).load(Acquire).min(MOST_BYTES / 8) / 8
+        self.word(ALLOCATED).load(Acquire).min(MAX_BYTES / 8) / 8
     }
 
     /// The number of words that this process uses. The file must have at least as many.
@@ -265,7 +265,7 @@ impl Arena {
     /// Maps words that another process has added.
     #[cold]
     fn catch_up(&self, at: u64, count: u64) {
-        let there = self.word(ALLOCATED).load(Acquire).min(MOST_BYTES / 8);
+        let there = self.word(ALLOCATED).load(Acquire).min(MAX_BYTES / 8);
         if at > there || count > there - at {
             nonsense(format_args!("{count} words at {at} of {there}"));
         }
@@ -336,7 +336,7 @@ impl Arena {
         let need = (need + reserve(2 * need)) * 8;
         // Grow by half: some space in advance, but no large part of a small disk.
         let want = need.max(have + (have / 2).min(STEP)).next_multiple_of(FIRST_BYTES);
-        let most = if file.is_some() { MOST_BYTES } else { self.view().map.len() as u64 }.min(most_bytes());
+        let most = if file.is_some() { MAX_BYTES } else { self.view().map.len() as u64 }.min(most_bytes());
         let want = want.min(most);
         if need > want {
             let reason = format!("the store is full: its keys and limits can take {} MiB at most", most >> 20);
@@ -356,7 +356,7 @@ impl Arena {
 
 /// Returns whether a store can have this many words, of which this many are used.
 pub(crate) fn is_size(allocated: u64, used: u64) -> bool {
-    (FIRST_BYTES / 8..=MOST_BYTES / 8).contains(&allocated) && (HEADER_WORDS..=allocated).contains(&used)
+    (FIRST_BYTES / 8..=MAX_BYTES / 8).contains(&allocated) && (HEADER_WORDS..=allocated).contains(&used)
 }
 
 /// How much is mapped of a file with this many words: the next power of two, so that all views together are less than
@@ -367,7 +367,7 @@ fn view_of(words: u64) -> usize {
 
 /// Reserves address space on the heap: as much as a store can ever use, or less if the process is limited to less.
 fn reserve_heap() -> Result<os::Mapping> {
-    let part = |most: u64| (most / PART).clamp(LEAST_BYTES as u64, MOST_BYTES) as usize & !4095;
+    let part = |most: u64| (most / PART).clamp(MIN_BYTES as u64, MAX_BYTES) as usize & !4095;
     let [space, locked] = os::address_space();
     let mut len = part(space.unwrap_or(u64::MAX));
     loop {
@@ -377,7 +377,7 @@ fn reserve_heap() -> Result<os::Mapping> {
             Err(e) if e.raw_os_error() == Some(libc::EAGAIN) && locked.is_some_and(|most| part(most) < len) => {
                 len = part(locked.unwrap_or(0));
             }
-            Err(_) if len > LEAST_BYTES => len /= 2,
+            Err(_) if len > MIN_BYTES => len /= 2,
             Err(e) => return Err(Error::store(format!("reserving {} MiB of address space", len >> 20), e)),
         }
     }

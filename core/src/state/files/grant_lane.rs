@@ -64,7 +64,7 @@ const ALONE: u64 = u64::MAX;
 /// uses it.
 const MAKING: u64 = 1 << 40;
 const MEMBERS: u64 = MAKING + 1;
-const MOST_MEMBERS: u64 = u32::MAX as u64;
+const MAX_MEMBERS: u64 = u32::MAX as u64;
 
 /// A process that uses the file.
 #[derive(Debug)]
@@ -107,7 +107,7 @@ impl GrantLane {
         // A mapping of the locked descriptor would keep its lock.
         let file = files::open(path).map_err(failed)?;
         let map = || os::Mapping::reserve_file(&file, BYTES).and_then(|map| map.commit(0, BYTES).map(|()| map));
-        let is_used = os::is_locked(locked, MEMBERS, MOST_MEMBERS).map_err(failed)?;
+        let is_used = os::is_locked(locked, MEMBERS, MAX_MEMBERS).map_err(failed)?;
         let (len, boot, namespace) =
             (locked.metadata().map_err(failed)?.len(), os::boot().map_err(failed)?.id, os::time_namespace());
         let mut magic = [0; 8];
@@ -201,7 +201,7 @@ impl GrantLane {
             return Err(Error::store(format!("opening {}", self.path.display()), "another file is in its place"));
         }
         loop {
-            let number = self.word(header::NEXT_MEMBER).fetch_add(1, AcqRel) % (MOST_MEMBERS - 1) + 1;
+            let number = self.word(header::NEXT_MEMBER).fetch_add(1, AcqRel) % (MAX_MEMBERS - 1) + 1;
             if os::try_lock(&file, MEMBERS + number, 1).map_err(failed)? {
                 let lock = KeptLock::new(&file).map_err(failed)?;
                 return Ok(member.insert(Member { number: number as u32, _lock: lock }).number);

@@ -28,10 +28,10 @@ const STRUCTURE: u64 = 1 << 40;
 const LEDGER: u64 = STRUCTURE - 1;
 pub(in crate::state) const MEMBERS: u64 = STRUCTURE + 1;
 /// Member numbers are never reused, so they could run out only after this many.
-pub(in crate::state) const MOST_MEMBERS: u64 = 1 << 40;
+pub(in crate::state) const MAX_MEMBERS: u64 = 1 << 40;
 
 /// The largest number of a commit. (What another program writes over a number is healed by commits that are numbered higher.)
-pub(in crate::state) const MOST_COMMITS: u64 = i64::MAX as u64;
+pub(in crate::state) const MAX_COMMITS: u64 = i64::MAX as u64;
 
 pub(in crate::state) const MAGIC: u64 = u64::from_le_bytes(*b"wgl-lane");
 pub(in crate::state) const VERSION: u64 = 11;
@@ -132,7 +132,7 @@ pub(in crate::state) fn sequence(arena: &Arena) -> u64 {
 /// must get. So the lane's number is never smaller, and larger by one at most, even if a process dies between the two
 /// writes.
 pub(in crate::state) fn raise_sequence(arena: &Arena, last: u64) -> u64 {
-    let next = sequence(arena).max(committed(arena)).max(last.saturating_add(1)).min(MOST_COMMITS);
+    let next = sequence(arena).max(committed(arena)).max(last.saturating_add(1)).min(MAX_COMMITS);
     arena.word(header::SEQUENCE).fetch_max(next, AcqRel);
     next
 }
@@ -145,7 +145,7 @@ pub(in crate::state) fn have_committed(arena: &Arena, number: u64) {
 
 /// The number of the last commit that is known to have succeeded.
 pub(in crate::state) fn committed(arena: &Arena) -> u64 {
-    arena.word(header::COMMITTED).load(Acquire).min(MOST_COMMITS)
+    arena.word(header::COMMITTED).load(Acquire).min(MAX_COMMITS)
 }
 
 /// Returns whether some process that uses the lane does not commit its starts.
@@ -314,7 +314,7 @@ impl Watch {
     /// anyone.
     pub fn is_gone(&self, member: u64) -> bool {
         let asked = files::open(&self.path).and_then(|file| {
-            let is_it = id_of(&file.metadata()?) == self.file && member < MOST_MEMBERS;
+            let is_it = id_of(&file.metadata()?) == self.file && member < MAX_MEMBERS;
             Ok(is_it && !os::is_locked(&file, MEMBERS + member, 1)?)
         });
         asked.unwrap_or(false)

@@ -18,7 +18,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
 /// How often opening is retried while others create and remove the file.
-const MOST_TRIES: u32 = 100;
+const MAX_TRIES: u32 = 100;
 
 /// The identity of a file, independent of its name: device and inode.
 pub(crate) type FileId = [u64; 2];
@@ -45,7 +45,7 @@ pub(crate) fn open_to_read(path: &Path) -> Result<File> {
 /// Opens a file for reading and writing, and creates it with this mode, whatever the umask, if there is none. Returns
 /// whether it was created.
 pub(crate) fn open_or_create(path: &Path, mode: u32) -> Result<(File, bool)> {
-    for _ in 0..MOST_TRIES {
+    for _ in 0..MAX_TRIES {
         match open(path) {
             Err(e) if e.kind() == ErrorKind::NotFound => {}
             other => return other.map(|file| (file, false)),

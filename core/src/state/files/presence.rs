@@ -16,7 +16,7 @@ use std::path::Path;
 
 /// The offset of the bytes, and their number.
 const PLACES: u64 = 1 << 42;
-const MOST_PLACES: u64 = 1 << 30;
+const MAX_PLACES: u64 = 1 << 30;
 
 /// Announces that this process uses the database with the lane at this path, until the returned lock is dropped. Also
 /// returns the identity of the database file.
@@ -28,7 +28,7 @@ pub(in crate::state) fn announce(database: &Path, file: &File, lane: &Path) -> R
     }
     let is_used = |from, to| os::is_locked(file, from, to - from);
     let is_elsewhere = byte > PLACES && is_used(PLACES, byte).map_err(failed)?
-        || is_used(byte + 1, PLACES + MOST_PLACES + 1).map_err(failed)?;
+        || is_used(byte + 1, PLACES + MAX_PLACES + 1).map_err(failed)?;
     if is_elsewhere {
         let cause = "processes use this database under another name or from another directory (a hard link, a link that led \
                      elsewhere, a database that was moved or mounted alone into a container): all must use one path, in \
@@ -47,5 +47,5 @@ fn byte_of(lane: &Path) -> std::io::Result<u64> {
     let bytes = directory.into_iter().flat_map(u64::to_le_bytes).chain(name.iter().copied());
     // FNV-1a, folded.
     let hash = bytes.fold(0xcbf2_9ce4_8422_2325, |h: u64, byte| (h ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
-    Ok(PLACES + (hash ^ hash >> 30) % MOST_PLACES)
+    Ok(PLACES + (hash ^ hash >> 30) % MAX_PLACES)
 }

@@ -73,7 +73,7 @@ pub(crate) struct Database {
 }
 
 /// The largest text or row of a store, in bytes.
-const LONGEST: i32 = 1 << 20;
+const MAX_BYTES: i32 = 1 << 20;
 
 /// The most by which a commit enlarges the files beyond the data that it writes, in bytes.
 const MARGIN: u64 = 1 << 20;
@@ -169,7 +169,7 @@ impl Database {
             c.pragma_update(None, "trusted_schema", false)?;
             c.pragma_update(None, "cell_size_check", true)?;
             // SAFETY: the connection is open.
-            unsafe { ffi::sqlite3_limit(c.handle(), ffi::SQLITE_LIMIT_LENGTH, LONGEST) };
+            unsafe { ffi::sqlite3_limit(c.handle(), ffi::SQLITE_LIMIT_LENGTH, MAX_BYTES) };
             Ok(c)
         });
         match opened {

@@ -54,11 +54,11 @@ const MINUTE: i64 = 60_000_000;
 const USAGE_IS_KEPT: i64 = 31 * 24 * 60 * MINUTE;
 
 /// The largest number of units of an execution.
-pub(in crate::state) const MOST_UNITS: i64 = 1_000_000_000;
+pub(in crate::state) const MAX_UNITS: i64 = 1_000_000_000;
 
 /// How many expired executions one call removes beyond those that it adds. So the first call after a long silence stays
 /// cheap.
-const MOST_PRUNED: usize = 10_000;
+const MAX_PRUNED: usize = 10_000;
 
 /// How many minutes are read before other writers get a turn.
 pub(in crate::state) const MINUTES_AT_ONCE: u64 = 1_440;
@@ -164,7 +164,7 @@ impl Database {
                 key,
                 key_hash: from_hex(key_hash).ok_or_else(|| self.damaged(format!("a key hash \"{key_hash}\"")))?,
                 started_at,
-                units: units.clamp(0, MOST_UNITS) as u64,
+                units: units.clamp(0, MAX_UNITS) as u64,
                 expires_at: started_at.saturating_add(counts_for),
             })?;
         }
@@ -312,7 +312,7 @@ fn prune(transaction: &Transaction, added: usize, now: Moment, after: i64) -> ru
     if (pruned_at..pruned_at.saturating_add(MINUTE)).contains(&now.uptime) || fault::planted("no pruning") {
         return Ok(());
     }
-    let most = MOST_PRUNED + added;
+    let most = MAX_PRUNED + added;
     let pruned = transaction.execute(
         "DELETE FROM executions WHERE rowid IN
            (SELECT rowid FROM executions WHERE counts_until <= ?1 AND rowid > ?3 LIMIT ?2)",
@@ -500,14 +500,14 @@ mod tests {
         let dir = Scratch::new();
         let mut database = open(&dir);
         database.set_boot("b1", at(0), (0, 0), None).unwrap();
-        let rows = vec![start("api", "a", 0); 2 * MOST_PRUNED + 500];
+        let rows = vec![start("api", "a", 0); 2 * MAX_PRUNED + 500];
         database.record(&rows, &[], at(0), (0, 0)).unwrap();
         let mut left = Vec::new();
         for seconds in 3_600..3_604 {
             database.record(&[start("api", "new", seconds)], &[], at(seconds), (0, 0)).unwrap();
             left.push(count(&database, "executions"));
         }
-        let most = MOST_PRUNED as i64;
+        let most = MAX_PRUNED as i64;
         assert_eq!(left, [most + 500, 500, 3, 4]);
     }
 

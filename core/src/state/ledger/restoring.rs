@@ -14,7 +14,7 @@
 //! Leases are in no ledger.
 
 use super::database::{Database, from_hex, to_hex};
-use super::executions::{MOST_UNITS, Moment, STARTED};
+use super::executions::{MAX_UNITS, Moment, STARTED};
 use super::gather::moment;
 use crate::algorithm::log::SETTLED;
 use crate::algorithm::{History, Start};
@@ -282,7 +282,7 @@ impl Database {
                 let (mut rows, longest) = (Rows::default(), i64::try_from(longest).unwrap_or(i64::MAX / 2));
                 let mut found = query.query(params![limit, to_hex(hash.0), last_row, over as i64, longest, now])?;
                 while let Some(row) = found.next()? {
-                    rows.starts.push((row.get(0)?, row.get::<_, i64>(1)?.clamp(0, MOST_UNITS) as u64));
+                    rows.starts.push((row.get(0)?, row.get::<_, i64>(1)?.clamp(0, MAX_UNITS) as u64));
                     rows.text = row.get(2)?;
                 }
                 Ok(rows)

@@ -1,14 +1,14 @@
 //! Checks and repairs a store's database. For the lane, see `writer/verify.rs`.
 
 use super::database::{Database, VERSION, check};
-use super::executions::MOST_UNITS;
+use super::executions::MAX_UNITS;
 use crate::error::{Error, Result};
 use crate::policy::{self, Policy};
 use rusqlite::{Transaction, TransactionBehavior};
 use std::path::Path;
 
 /// How many faults SQLite reports.
-const MOST_REPORTED: u32 = 20;
+const MAX_REPORTED: u32 = 20;
 
 /// Rows of the ledger that cannot be read.
 const UNREADABLE: &str = "length(key_hash) <> 32 OR key_hash GLOB '*[^0-9a-f]*' OR expires_at < started_at
@@ -64,7 +64,7 @@ impl Database {
 
     fn faults(&self) -> Result<Vec<String>> {
         let read = || -> rusqlite::Result<Vec<String>> {
-            let mut query = self.connection.prepare(&format!("PRAGMA integrity_check({MOST_REPORTED})"))?;
+            let mut query = self.connection.prepare(&format!("PRAGMA integrity_check({MAX_REPORTED})"))?;
             query.query_map([], |row| row.get(0))?.collect()
         };
         let mut faults = read().map_err(|e| self.explain(e))?;
@@ -87,12 +87,12 @@ impl Database {
 
     fn look_at_ledger(&mut self, repair: bool, problems: &mut Vec<Problem>) -> Result<()> {
         let count = format!("SELECT count(*) FROM executions WHERE {UNREADABLE}");
-        let counted = self.connection.query_row(&count, &[(":most", &MOST_UNITS)], |row| row.get::<_, i64>(0));
+        let counted = self.connection.query_row(&count, &[(":most", &MAX_UNITS)], |row| row.get::<_, i64>(0));
         let unreadable = counted.map_err(|e| self.explain(e))?;
         if unreadable > 0 {
             if repair {
                 let delete = format!("DELETE FROM executions WHERE {UNREADABLE}");
-                self.change(|change| change.execute(&delete, &[(":most", &MOST_UNITS)]).map(drop))?;
+                self.change(|change| change.execute(&delete, &[(":most", &MAX_UNITS)]).map(drop))?;
             }
             let found = format!("{unreadable} rows of the ledger that make no sense");
             problems.push(Problem { found, is_repaired: repair });

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::hash::{Hash, SERVER_SECRET, hasher};
 use crate::os::random;
 use crate::policy::{self, Policy};
-use crate::server::{Engine, MOST, Row, RowChange};
+use crate::server::{Engine, MAX, Row, RowChange};
 use crate::state::cells::locked::Locked;
 use crate::state::ledger::declared::{Declared, part_names};
 use crate::state::session::{Rare, Session};
@@ -26,7 +26,7 @@ type Rows = Vec<(String, Row)>;
 /// A number that no other process has on a server.
 pub(in crate::state) fn new_owner() -> Result<u64> {
     let [number, _] = random().map_err(|e| Error::store("asking the system for random numbers", e))?;
-    Ok(number & MOST)
+    Ok(number & MAX)
 }
 
 /// The rest of a timeout that is running.
@@ -117,7 +117,7 @@ impl Session {
 
     /// Waits until no machine decides by earlier grants. They may do so for this long after a change.
     pub fn wait_for_grants(&self, out: Duration) {
-        std::thread::sleep(out.min(from_ticks(Lengths::MOST_TRUST)));
+        std::thread::sleep(out.min(from_ticks(Lengths::MAX_TRUST)));
     }
 
     /// Asks for the declarations under these names, under the composites that they are parts of, and under their parts.

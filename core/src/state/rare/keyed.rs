@@ -13,7 +13,7 @@
 //! The database decides which key is on which plan (`policies.rs`). The lane follows, in steps that can be repeated
 //! from the start.
 
-use super::space::{MOST_TURNS, Search};
+use super::space::{MAX_TURNS, Search};
 use crate::algorithm::Start;
 use crate::algorithm::leases::SLOT_WORDS;
 use crate::algorithm::log::CLOSED;
@@ -121,14 +121,14 @@ impl Locked<'_> {
         let plan = CHAINS + table_word::WORDS + key_word::RING;
         // Its segment may have to be rewritten in two parts, together with a directory.
         let depth = self.index(&table).root().map_or(0, Root::depth);
-        let segments = 2 * (index_word::SLOTS + 2 * index_word::MOST_CAPACITY) + index_word::SLOTS + (2 << depth);
+        let segments = 2 * (index_word::SLOTS + 2 * index_word::MAX_CAPACITY) + index_word::SLOTS + (2 << depth);
         self.grow(plan + 2 * (self.key_words(policy) + self.ring(policy)) + segments)
     }
 
     /// Applies a policy of its own, or the limit's, to a key. Its starts keep counting; places are exchanged.
     pub fn set_plan(&self, limit: LimitAt, (hash, text): (Hash, &str), policy: Option<Policy>) -> Result<()> {
         let mut search = Search::default();
-        for _ in 0..MOST_TURNS {
+        for _ in 0..MAX_TURNS {
             let table = self.limit(limit).table();
             self.move_key(&table, hash)?;
             let index = self.index(&table).segment(hash);
@@ -188,7 +188,7 @@ impl Locked<'_> {
         origin: Origin,
     ) -> Result<()> {
         let (plan, mut search) = (self.plan(limit, policy, origin)?, Search::default());
-        for _ in 0..MOST_TURNS {
+        for _ in 0..MAX_TURNS {
             let table = self.limit(limit).table();
             let index = self.index(&table).segment(hash);
             match index.probe(&table, hash) {

@@ -324,12 +324,12 @@ impl Locked<'_> {
         let table = self.limit(limit).table();
         let depth = self.index(&table).root().map_or(0, |root| root.depth());
         let count = |segment: SegmentCells| segment.word(index_word::COUNT).load(Relaxed);
-        let index = 2 * segment(index_word::MOST_CAPACITY) + segment(1 << depth);
+        let index = 2 * segment(index_word::MAX_CAPACITY) + segment(1 << depth);
         let needed = || {
             let keys: u64 = self.index(&table).segments().map(count).sum();
             // The blocks of moved keys serve the next keys, if they are as large.
             let is_same = self.block_class(policy) == self.block_class(table.policy);
-            let keys = if is_same { keys.min(index_word::MOST_CAPACITY) } else { keys };
+            let keys = if is_same { keys.min(index_word::MAX_CAPACITY) } else { keys };
             (keys.saturating_sub(self.used_blocks(policy)) + 2) * block + index + table_word::WORDS
         };
         // A longer window counts starts of keys that are idle now. They are kept if the store can hold them.

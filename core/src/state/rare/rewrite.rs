@@ -18,7 +18,7 @@ use crate::state::cells::block::BlockCells;
 use crate::state::cells::home::{Home, KeyAt, Table};
 use crate::state::cells::layout::{At, BlockAt, FREE_KEYS, LimitAt, OLDER_WORDS, TableAt, key_word, table_word};
 use crate::state::cells::locked::Locked;
-use crate::time::{LONGEST, Now};
+use crate::time::{MAX_TIME, Now};
 
 /// The head of a list of free blocks is `count << COUNT | first`.
 const COUNT: u32 = 32;
@@ -297,7 +297,7 @@ impl<'h> BlockCells<'h> {
             }
             let left_out = [[first & !key_word::IS_MIXED, word(key_word::UNTIL)]].into_iter().chain(older);
             let left_out = left_out.map(|[units, stamp]| Forgotten { stamp, units, is_bounded: false });
-            let left_out = left_out.filter(|some| some.units > 0 && some.stamp + LONGEST > now.floor);
+            let left_out = left_out.filter(|some| some.units > 0 && some.stamp + MAX_TIME > now.floor);
             // What is only unknown because the state was lost comes last.
             let at = history.forgotten.partition_point(|some| some.units < Forgotten::MANY);
             history.forgotten.splice(at..at, left_out);

@@ -41,10 +41,10 @@ const ENOUGH: u64 = 64;
 const DIRECTORIES: u64 = 32;
 
 /// How often the holder of the structure lock retries.
-pub(super) const MOST_TURNS: u32 = 10_000;
+pub(super) const MAX_TURNS: u32 = 10_000;
 
 /// The largest depth of a directory. A deeper one would be larger than a store.
-const MOST_DEPTH: u32 = 26;
+const MAX_DEPTH: u32 = 26;
 
 /// The result of a search for space.
 #[derive(Debug)]
@@ -69,7 +69,7 @@ impl Locked<'_> {
     pub fn find_or_add_locked(&self, table: &Table, hash: Hash, text: &str, starts: &[Start]) -> Result<KeyAt> {
         let mut search = Search::default();
         // No other process repairs the key or makes space during this, but others may take the space that was made.
-        for _ in 0..MOST_TURNS {
+        for _ in 0..MAX_TURNS {
             match self.index(table).find_or_begin(hash, &|at| self.block(at).begin(table, hash, text, starts)) {
                 Ok(found) => return Ok(found),
                 Err(Blocked::Refused(error)) => return Err(error),
@@ -158,7 +158,7 @@ impl Locked<'_> {
         let empty_key = self.hash(b'k', "");
         let stays = |at: &BlockAt| self.block(*at).hash() == empty_key || self.stays(table, *at, is_old, &dead);
         let used = old.entries().filter(stays).count() as u64;
-        let is_split = used > before / 2 && before == index_word::MOST_CAPACITY;
+        let is_split = used > before / 2 && before == index_word::MAX_CAPACITY;
         let directory = index_word::SLOTS + (2 << root.depth());
         let wanted = match used {
             _ if is_split => before,
@@ -179,7 +179,7 @@ impl Locked<'_> {
         let entries = 1 << root.depth();
         let same = (0..entries).filter(|i| self.segment_at(root, *i) == old).count() as u64;
         let depth = root.depth() + u32::from(is_split && same == 1);
-        if depth > MOST_DEPTH || same == 0 {
+        if depth > MAX_DEPTH || same == 0 {
             nonsense(format_args!("an index of depth {depth} at {}", table.at));
         }
         // The bit that separates the two parts: the first one after the bits that all keys of the old segment share.
@@ -340,7 +340,7 @@ impl Locked<'_> {
             true => self.grow(of(capacity) + directory),
             false => self.grow_for_keys(of(capacity) + directory),
         };
-        let larger = || (0..).map(|i| capacity << i).take_while(|c| *c <= index_word::MOST_CAPACITY).find(is_there);
+        let larger = || (0..).map(|i| capacity << i).take_while(|c| *c <= index_word::MAX_CAPACITY).find(is_there);
         grown.map(|()| capacity).or_else(|full| larger().ok_or(full))
     }
 

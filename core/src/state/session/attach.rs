@@ -8,7 +8,7 @@ use crate::state::cells::layout::{HASH_KEY, NEXT_MEMBER};
 use crate::state::files::FileId;
 use crate::state::files::arena::{self, Arena};
 use crate::state::files::lane::{
-    Creation, KeptLock, LaneState, LockedLane, MAGIC, MEMBERS, MOST_COMMITS, MOST_MEMBERS, VERSION, header, pair,
+    Creation, KeptLock, LaneState, LockedLane, MAGIC, MAX_COMMITS, MAX_MEMBERS, MEMBERS, VERSION, header, pair,
 };
 use crate::state::ledger::database::Identity;
 use crate::time::{Clock, ManualClock};
@@ -36,7 +36,7 @@ impl LockedLane {
     pub fn attach(&self, store: &Store, manual: Option<&ManualClock>) -> Result<Option<(Home, LaneState)>> {
         let Store { identity, path, id } = store;
         let len = self.file.metadata().map_err(|e| self.failed(e))?.len();
-        let in_use = os::is_locked(&self.file, MEMBERS, MOST_MEMBERS).map_err(|e| self.failed(e))?;
+        let in_use = os::is_locked(&self.file, MEMBERS, MAX_MEMBERS).map_err(|e| self.failed(e))?;
         let make = |made| match in_use {
             true => Ok(None),
             false => Ok(Some((self.initialise(store, manual)?, LaneState::Created(made)))),
@@ -75,7 +75,7 @@ impl LockedLane {
         }
         let sequence = word(header::SEQUENCE);
         // The lane is finished, but the database knows no lane: the database has taken over the lane's identity.
-        let is_ahead = word(header::COMMITTED).min(MOST_COMMITS) > identity.sequence || identity.lane.is_none();
+        let is_ahead = word(header::COMMITTED).min(MAX_COMMITS) > identity.sequence || identity.lane.is_none();
         let or_unknown = |made| if is_ahead { Creation::Unknown } else { made };
         let (allocated, cursor) = (word(arena::ALLOCATED), word(arena::CURSOR));
         if version == VERSION && !arena::is_size(allocated, cursor) {
@@ -125,7 +125,7 @@ impl LockedLane {
     /// one of this version, which they could not read.
     pub fn refuse_other_versions(&self) -> Result<()> {
         let len = self.file.metadata().map_err(|e| self.failed(e))?.len();
-        let in_use = os::is_locked(&self.file, MEMBERS, MOST_MEMBERS).map_err(|e| self.failed(e))?;
+        let in_use = os::is_locked(&self.file, MEMBERS, MAX_MEMBERS).map_err(|e| self.failed(e))?;
         if len < arena::HEADER_WORDS * 8 {
             return Ok(());
         }
@@ -141,7 +141,7 @@ impl LockedLane {
     /// new database that replaces a deleted one continues with the state of this lane.
     pub fn left_by(&self) -> Result<Option<([u64; 2], [u64; 2])>> {
         let len = self.file.metadata().map_err(|e| self.failed(e))?.len();
-        let in_use = os::is_locked(&self.file, MEMBERS, MOST_MEMBERS).map_err(|e| self.failed(e))?;
+        let in_use = os::is_locked(&self.file, MEMBERS, MAX_MEMBERS).map_err(|e| self.failed(e))?;
         if in_use || len < arena::HEADER_WORDS * 8 {
             return Ok(None);
         }
@@ -202,7 +202,7 @@ impl LockedLane {
         let failed = |e| Error::store(format!("joining {}", self.path().display()), e);
         let file = self.reopen()?;
         loop {
-            let number = home.arena.word(NEXT_MEMBER).fetch_add(1, AcqRel) % (MOST_MEMBERS - 1) + 1;
+            let number = home.arena.word(NEXT_MEMBER).fetch_add(1, AcqRel) % (MAX_MEMBERS - 1) + 1;
             if os::try_lock(&file, MEMBERS + number, 1).map_err(failed)? {
                 let lock = KeptLock::new(&file).map_err(failed)?;
                 let is_gone = |other| !os::is_locked(&file, MEMBERS + other, 1).unwrap_or(true);

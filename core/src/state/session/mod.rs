@@ -46,7 +46,7 @@ use wanted::{RefusedStart, Writer};
 /// How long rare work of many steps leaves the lock free between two steps. Waiters check the lock more often than
 /// that, so they get their turn. Without the pause, the releasing thread would have the lock again before any of them
 /// looked.
-pub(super) const LET_OTHERS: Duration = fork::LONGEST_NAP.saturating_add(Duration::from_micros(500));
+pub(super) const LET_OTHERS: Duration = fork::MAX_NAP.saturating_add(Duration::from_micros(500));
 
 /// A store, shared by its limiters.
 #[derive(Debug)]
@@ -362,7 +362,7 @@ impl Session {
                 Ok(Some(())) => return Ok(()),
                 Ok(None) if !left.is_zero() => {
                     std::thread::sleep(nap.min(left));
-                    nap = (nap * 2).min(fork::LONGEST_NAP);
+                    nap = (nap * 2).min(fork::MAX_NAP);
                 }
                 // It had the lock, and must try again.
                 Err(Error::StoreTimeout { .. }) if !left.is_zero() => {

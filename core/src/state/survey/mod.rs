@@ -35,7 +35,7 @@ const WALKED_OF_ONE: usize = 16;
 
 /// For each shown key, the usage of this many keys is remembered.
 const REMEMBERED: usize = 8;
-const LEAST_REMEMBERED: usize = 64;
+const MIN_REMEMBERED: usize = 64;
 
 /// Counts that have not been written for this long, in ticks, were left by processes that have ended, or cannot be
 /// written.
@@ -260,7 +260,7 @@ impl Index<'_, '_> {
             }
             *next = self.next_segment(*next).unwrap_or(0);
         }
-        all.truncate(most.max(index_word::MOST_CAPACITY as usize));
+        all.truncate(most.max(index_word::MAX_CAPACITY as usize));
         all
     }
 
@@ -374,7 +374,7 @@ impl BlockCells<'_> {
 impl LimitMemory {
     /// Remembers the usage of the busiest keys, which come first.
     fn remember(&mut self, all: &[KeyReading], most_shown: usize) {
-        let most = (most_shown * REMEMBERED).max(LEAST_REMEMBERED);
+        let most = (most_shown * REMEMBERED).max(MIN_REMEMBERED);
         self.totals = all.iter().take(most).map(|seen| (seen.hash, seen.total())).collect();
     }
 }

@@ -23,7 +23,7 @@ use std::collections::{HashMap, HashSet};
 use std::time::{Duration, SystemTime};
 
 /// How many of the fullest keys are examined again by the next survey, at least.
-const LEAST_FULLEST: usize = 8;
+const MIN_FULLEST: usize = 8;
 
 /// An observer's memory of a limit on a server.
 #[derive(Debug, Default)]
@@ -274,7 +274,7 @@ impl Session {
         let mut all: Vec<Seen> = all.into_values().collect();
         all.retain(|seen| seen.rank.1 > 0 || seen.fullness() > 0.0 || seen.gate > now || seen.own.is_some());
         all.sort_by(|a, b| b.fullness().total_cmp(&a.fullness()).then(a.hash.cmp(&b.hash)));
-        watched.served.fullest = all.iter().map(|seen| seen.hash).take(most_shown.max(LEAST_FULLEST)).collect();
+        watched.served.fullest = all.iter().map(|seen| seen.hash).take(most_shown.max(MIN_FULLEST)).collect();
         // The busiest first, as far as that is known here.
         all.sort_by_key(|seen| Reverse(seen.rank));
         let is_sought = |seen: &&Seen| sought.is_some_and(|(hash, _)| hash == seen.hash);

@@ -28,7 +28,7 @@ const MOMENT: Duration = Duration::from_millis(2);
 const BATCH: usize = 256;
 
 /// More units than any limit can start in its longest window.
-const MOST_UNITS: u64 = 1 << 40;
+const MAX_UNITS: u64 = 1 << 40;
 
 /// How long to wait before retrying a database that another process uses.
 const NAP: Duration = Duration::from_millis(2);
@@ -188,7 +188,7 @@ fn look_at_key(home: &Locked, table: &Table, at: BlockAt) {
         Some(key) if key.at == at => {
             let (unwritten, _) = home.cells(&own, key).unlogged(own.policy.longest(), home.clock.now());
             let units: u64 = unwritten.iter().fold(0, |sum, start| sum.saturating_add(start.units));
-            if units > MOST_UNITS {
+            if units > MAX_UNITS {
                 nonsense(format!("{units} units of a key"));
             }
         }
