@@ -78,7 +78,7 @@ impl dyn Limiter {
 /// Its first poll asks, and joins the line if it has to wait. It needs no runtime: one thread of the library serves all
 /// tasks of the process, and others wait for stores. Within a limiter and key, futures start in the order of their first
 /// polls. Dropping the future gives its place to the next one, or back. No poll waits for a store. Hooks of waits are
-/// called in those threads: one that waits keeps other tasks waiting.
+/// called in those threads: one that waits keeps other tasks waiting, so it must not wait for a start.
 ///
 /// Nor does dropping the permit wait: what would have to is left to a thread. `complete` and the permit's other calls
 /// wait, and return errors.

@@ -8,10 +8,12 @@ use crate::error::Result;
 use crate::fork::PerProcess;
 use crate::permit::{CustomPermit, Kind, RawPermit};
 use crate::policy;
+use crate::server::crew::{Crew, WAITING};
 use crate::stats::Stats;
 use crate::time::from_unix_ns;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 /// The reply of a user-defined limiter.
@@ -103,6 +105,8 @@ type Counts = (Stats, HashMap<u64, Stats>);
 pub struct CustomLimiter<C> {
     base: Base,
     custom: C,
+    /// The threads that wait for it.
+    chores: Arc<Crew>,
     hasher: RandomState,
     counts: PerProcess<Counts>,
 }
@@ -117,6 +121,7 @@ impl<C: Custom> CustomLimiter<C> {
         Ok(CustomLimiter {
             base: Base::new(custom.name().into()),
             custom,
+            chores: Crew::new(WAITING),
             hasher: RandomState::new(),
             counts: PerProcess::new(),
         })
@@ -212,6 +217,10 @@ impl<C: Custom> Behind for CustomLimiter<C> {
     #[inline(always)]
     fn base(&self) -> &Base {
         &self.base
+    }
+
+    fn chores(&self) -> Arc<Crew> {
+        self.chores.clone()
     }
 
     fn has_custom(&self) -> bool {

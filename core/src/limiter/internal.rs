@@ -9,7 +9,7 @@ use crate::fork::PerProcess;
 use crate::hooks::{Event, Hooks};
 use crate::permit::RawPermit;
 use crate::policy;
-use crate::server::crew::Crew;
+use crate::server::crew::{Crew, WAITING};
 use crate::state::counts::DENIED;
 use crate::state::{Limit, Session};
 use crate::stats::Stats;
@@ -30,9 +30,6 @@ pub struct Base {
     pub seats: Seats,
     /// The calls of this process that wait for a thread.
     pub(super) begun: PerProcess<Waiting>,
-    /// Threads that wait for its stores, where these are on no server. They are its own: a store that hangs may keep all of
-    /// them, but none of another limiter's.
-    pub(super) chores: Arc<Crew>,
 }
 
 impl Base {
@@ -44,7 +41,6 @@ impl Base {
             hooks: Hooks::default(),
             seats: Seats::new(),
             begun: PerProcess::new(),
-            chores: Crew::new(32),
         }
     }
 
@@ -131,6 +127,14 @@ pub trait Behind: Send + Sync {
         self.stores(&mut stores);
         let crew = stores.iter().find_map(|store| store.server()).map(|server| server.crew().clone());
         crew.filter(|_| !self.has_custom())
+    }
+
+    /// Returns the threads that wait for its stores: its server's, or those of its first store.
+    fn chores(&self) -> Arc<Crew> {
+        let mut stores = Vec::new();
+        self.stores(&mut stores);
+        let own = || stores.first().map_or_else(|| Crew::new(WAITING), |store| store.chores.clone());
+        self.crew().unwrap_or_else(own)
     }
 
     /// Returns whether there is maintenance which decisions left because they [must not wait](crate::embed::MayWait).

@@ -203,8 +203,8 @@ pub(super) fn freed(limiter: &dyn Limiter, key: &str) {
 
 /// Makes a call of a limiter in a thread that may wait. If none can be started, the caller makes it, and waits briefly.
 pub(super) fn make_elsewhere(limiter: &Arc<dyn Limiter>, call: impl FnOnce(&dyn Limiter) + Send + 'static) {
-    let (crew, limiter) = (limiter.crew().unwrap_or_else(|| limiter.base().chores.clone()), limiter.clone());
-    crew.send(Box::new(move || call(&*limiter)));
+    let (chores, limiter) = (limiter.chores(), limiter.clone());
+    chores.send(Box::new(move || call(&*limiter)));
 }
 
 /// Gives back a start that nobody wants any more.
@@ -306,7 +306,9 @@ fn heed(lines: &mut HashMap<u64, Place>, message: Message) {
         Message::Join(wait) if done.is_some() => {
             lines.insert(id, Place::Away(Vec::new()));
             driven.send_away(move |driven| {
-                driven.join(&wait);
+                if !driven.join(&wait) {
+                    end(&wait, Outcome::Failed(Error::WouldWait));
+                }
             });
         }
         _ => driven.discard(),
@@ -331,7 +333,7 @@ impl Driven {
 
     /// Lets a thread that may wait do it, and bring the line back.
     fn send_away(mut self: Box<Driven>, work: impl FnOnce(&mut Driven) + Send + 'static) {
-        let (id, chores) = (self.limiter.base().id, self.limiter.base().chores.clone());
+        let (id, chores) = (self.limiter.base().id, self.limiter.chores());
         chores.send(Box::new(move || {
             let back = |driven| drop(INBOX.lock().send(Message::Back(id, driven)));
             if self.work(work).is_none() {
@@ -348,7 +350,7 @@ impl Driven {
 
     /// Gives back what a line holds whose limiter has panicked, in a thread that may wait. It may panic again.
     fn discard(self: Box<Driven>) {
-        let chores = self.limiter.base().chores.clone();
+        let chores = self.limiter.chores();
         chores.send(Box::new(|| drop(catch_unwind(AssertUnwindSafe(|| drop(self))))));
     }
 

@@ -408,7 +408,7 @@ impl Policy {
             Shape::Counter { window, .. } => window.length,
             _ => self.shortest() / 40,
         };
-        free.min(MAX_GRACE)
+        free.min(MAX_DEFAULT_GRACE)
     }
 
     /// Returns whether starts are only counted, so that they cannot be distinguished.
@@ -549,7 +549,7 @@ impl Policy {
 }
 
 /// The longest default grace of a place, in ticks: 50 ms.
-pub(crate) const MAX_GRACE: Tick = 50_000;
+pub(crate) const MAX_DEFAULT_GRACE: Tick = 50_000;
 
 fn in_range(parameter: &'static str, value: u64, most: u64) -> Result<()> {
     if (1..=most).contains(&value) {

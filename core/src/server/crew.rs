@@ -1,10 +1,10 @@
-//! Threads that wait for a server, where the caller must not.
+//! Threads that wait for a server, or for another store, where the caller must not.
 //!
 //! A decision is a synchronous call. An event loop may make hundreds of them at a time, each for another key and with its
 //! own deadline. So each waits in a thread of its own: their requests are on the way together, and none waits for another's
 //! answer. A thread ends when there has been nothing to do for two seconds.
 
-use crate::fork::{PerProcess, without_signals};
+use crate::fork::{PerProcess, generation, without_signals};
 use crate::waiting::MayWait;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,6 +14,9 @@ use std::time::{Duration, Instant};
 
 /// The most requests of event loops on the way at a time, where they share one connection.
 pub(super) const SIDE_BY_SIDE: usize = 256;
+
+/// The most threads that wait for a store on no server, or for a limiter of users.
+pub(crate) const WAITING: usize = 32;
 
 /// The time after which an idle thread ends.
 const IDLE: Duration = Duration::from_secs(2);
@@ -26,7 +29,7 @@ pub(crate) type Job = Box<dyn FnOnce() + Send>;
 /// The jobs of this process that have not ended.
 static UNFINISHED: PerProcess<usize> = PerProcess::new();
 
-/// The threads of one process that wait for one server.
+/// The threads of one process that wait for one server, one other store, or one limiter of users.
 #[derive(Debug)]
 pub(crate) struct Crew {
     /// The most threads. Other jobs wait until one of them is free.
@@ -90,7 +93,7 @@ impl Crew {
     }
 
     fn work(&self) {
-        let me = thread::current();
+        let (me, process) = (thread::current(), generation());
         let mut jobs = self.jobs.lock();
         let mut idle_since = Instant::now();
         loop {
@@ -98,6 +101,10 @@ impl Crew {
                 drop(jobs);
                 // A panic has been reported, and the other jobs still have to run.
                 let _ = catch_unwind(AssertUnwindSafe(|| MayWait::UntilTimeout.during(job)));
+                // A job may fork. The child's threads are counted anew, without this one.
+                if generation() != process {
+                    return;
+                }
                 idle_since = Instant::now();
                 jobs = self.jobs.lock();
                 continue;

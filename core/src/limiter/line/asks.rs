@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::limiter::internal::When;
 use crate::limiter::{Attempt, Limiter, Reserved};
 use crate::permit::RawPermit;
-use crate::policy::MAX_GRACE;
+use crate::policy::MAX_DEFAULT_GRACE;
 use crate::time::{from_ticks, grace_ticks};
 use std::time::Duration;
 
@@ -82,7 +82,7 @@ pub(crate) fn claim_by_calls(
         let closed = seen.retry_after.min(seen.reset_after);
         return Ok(Claim::Denied { after: closed.max(LOOK_AGAIN), is_certain: closed > LOOK_AGAIN });
     }
-    let (grace, most_usual) = (grace.max(asked), from_ticks(MAX_GRACE));
+    let (grace, most_usual) = (grace.max(asked), from_ticks(MAX_DEFAULT_GRACE));
     let grace = limiter.window(key)?.filter(|window| grace > (*window / 40).min(most_usual)).map(|_| grace);
     let when = When { delay: Duration::ZERO, max_wait: most, grace, is_waiter: true };
     Ok(match limiter.quiet_reserve(key, weight, when)? {

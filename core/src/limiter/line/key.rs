@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::fork::jitter;
 use crate::limiter::{Limiter, Presented};
 use crate::permit::RawPermit;
-use crate::policy::{self, MAX_GRACE};
+use crate::policy::{self, MAX_DEFAULT_GRACE};
 use crate::state::Unwritten;
 use crate::time::{Clock, Tick, from_ticks, grace_ticks, patience_ticks};
 use crate::waiting::MayWait;
@@ -439,7 +439,7 @@ impl KeyLine {
     /// Returns the grace that this line needs, if it is more than the default.
     fn grace(&self, window: Tick) -> Duration {
         let wanted = 2 * self.late;
-        if wanted <= (window / 40).min(MAX_GRACE) { Duration::ZERO } else { from_ticks(wanted.min(window / 4)) }
+        if wanted <= (window / 40).min(MAX_DEFAULT_GRACE) { Duration::ZERO } else { from_ticks(wanted.min(window / 4)) }
     }
 
     /// Returns the longest grace that a waiter here requested. A place serves the waiter that is first when it is

@@ -19,6 +19,7 @@ use crate::hash::SERVER_SECRET;
 use crate::hooks::{Event, Happening, Hooks};
 use crate::os::{self, random};
 use crate::policy::Policy;
+use crate::server::crew::{Crew, WAITING};
 use crate::server::denials::Denials;
 use crate::server::{self, Engine, RowChange};
 use crate::state::cells::home::{Home, NEVER};
@@ -62,6 +63,8 @@ pub(crate) struct Session {
     rare: Mutex<Rare>,
     failures: AtomicU64,
     pub hooks: Hooks,
+    /// The threads that wait for it where callers must not, if it is on no server.
+    pub chores: Arc<Crew>,
     /// When the lane tries again to follow the database, by the monotonic clock, after it could not.
     pub(super) follows_from: AtomicU64,
     /// The counts of this process.
@@ -191,6 +194,7 @@ impl Session {
             owner: fork::PerProcess::new(),
             failures: AtomicU64::new(0),
             hooks: Hooks::default(),
+            chores: Crew::new(WAITING),
             follows_from: AtomicU64::new(0),
             book: Book::new(),
             member: AtomicU64::new(0),
