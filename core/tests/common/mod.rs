@@ -93,27 +93,41 @@ impl Child {
         }
     }
 
-    fn wait_for(&self, options: i32) -> i32 {
-        let start = Instant::now();
-        let mut status = 0;
+    /// A child hangs if it is not over, and has counted no step, for this long.
+    fn wait_for(&self, options: i32, steps: &AtomicU64) -> i32 {
+        const HANGS: Duration = Duration::from_secs(180);
+        let (mut since, mut last, mut status) = (Instant::now(), steps.load(Relaxed), 0);
         loop {
             // SAFETY: `status` is a valid place for the answer.
             match unsafe { libc::waitpid(self.0, &mut status, options | libc::WNOHANG) } {
-                0 => assert!(start.elapsed() < Duration::from_secs(180), "child {} hangs", self.0),
+                0 => assert!(since.elapsed() < HANGS, "child {} hangs, after {last} steps", self.0),
                 _ => return status,
             }
             std::thread::sleep(Duration::from_millis(1));
+            let now = steps.load(Relaxed);
+            if now != last {
+                (since, last) = (Instant::now(), now);
+            }
         }
     }
 
     /// Waits for the child's end, which must be a success.
     pub fn join(self) {
-        assert!(!self.was_killed(), "a child was killed");
+        self.join_counting(&AtomicU64::new(0));
+    }
+
+    /// The same for a long child, which counts its steps: on a busy machine all of them together may take any time.
+    pub fn join_counting(self, steps: &AtomicU64) {
+        assert!(!self.end(steps), "a child was killed");
     }
 
     /// Waits for the child's end, and returns whether it was killed. If not, it must have succeeded.
     pub fn was_killed(self) -> bool {
-        let status = self.wait_for(0);
+        self.end(&AtomicU64::new(0))
+    }
+
+    fn end(self, steps: &AtomicU64) -> bool {
+        let status = self.wait_for(0, steps);
         std::mem::forget(self);
         let is_killed = libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGKILL;
         assert!(is_killed || status == 0, "a child failed: {status:#x}");
@@ -122,7 +136,7 @@ impl Child {
 
     /// Waits until the child has stopped itself.
     pub fn wait_until_stopped(&self) {
-        assert!(libc::WIFSTOPPED(self.wait_for(libc::WUNTRACED)), "the child did not stop");
+        assert!(libc::WIFSTOPPED(self.wait_for(libc::WUNTRACED, &AtomicU64::new(0))), "the child did not stop");
     }
 
     pub fn signal(&self, signal: i32) {

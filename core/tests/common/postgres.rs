@@ -218,6 +218,24 @@ impl PostgresServer {
         String::from_utf8(done.stdout).unwrap().trim().to_owned()
     }
 
+    /// Runs statements in a transaction of another program, which then holds their locks until the returned value is dropped.
+    pub fn hold(&self, statements: &str) -> Held {
+        let psql = Command::new(program("psql"))
+            .args(["-X", "-q", "-v", "ON_ERROR_STOP=1", "-f", "-", "-d", &self.url()])
+            .env("PGAPPNAME", "holder")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut held = Held(psql);
+        // In one message, so that between messages the locks are held.
+        writeln!(held.0.stdin.as_mut().unwrap(), "BEGIN\\; {statements};").unwrap();
+        let holds =
+            "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'holder' AND state = 'idle in transaction'";
+        super::wait_until("the locks are held", || self.command(holds) == "1");
+        held
+    }
+
     /// What it has logged so far.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.directory.file("log")).unwrap()
@@ -311,7 +329,6 @@ impl PostgresServer {
     }
 
     /// Starts it again, after it ended.
-    /// Starts it again.
     pub fn start_again(&mut self) {
         self.end_shell();
         let _ = std::fs::remove_file(self.directory.file("data").join("postmaster.pid"));
@@ -323,6 +340,16 @@ impl PostgresServer {
     fn end_shell(&mut self) {
         self.process.kill().unwrap();
         self.process.wait().unwrap();
+    }
+}
+
+/// A transaction of another program. It ends with this value.
+pub struct Held(Child);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        let _ = self.0.wait();
     }
 }
 

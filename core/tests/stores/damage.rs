@@ -142,7 +142,8 @@ fn calls_end_whatever_a_block_holds() {
         "7/1h counter",
         "20/1m spaced",
     ];
-    let children = KINDS.iter().map(|kind| {
+    let steps = shared(KINDS.len());
+    let children = KINDS.iter().zip(steps).map(|(kind, steps)| {
         Child::run(move || {
             let dir = Dir::in_memory(&format!("block-{}", kind.replace(['/', ' '], "-")));
             let mut options = StoreOptions::default();
@@ -183,11 +184,12 @@ fn calls_end_whatever_a_block_holds() {
                     lane.write_all_at(&whole[512 * 8..], 512 * 8).unwrap();
                     let is_it = std::fs::metadata(&path).unwrap().ino() == lane.metadata().unwrap().ino();
                     assert!(is_it, "{kind}: with {other:x} at {at} another lane was created");
+                    steps.fetch_add(1, Relaxed);
                 }
             }
         })
     });
-    children.collect::<Vec<_>>().into_iter().for_each(Child::join);
+    children.collect::<Vec<_>>().into_iter().zip(steps).for_each(|(child, steps)| child.join_counting(steps));
 }
 
 /// A declared limit does not start again because its name was overwritten, and a key without its own policy is

@@ -54,6 +54,12 @@ impl Evidence {
         self.deaths.push(now_ns());
     }
 
+    /// Returns whether something has started for this key.
+    pub fn has_started(&self, key: u64) -> bool {
+        let n = self.words[0].load(Acquire) as usize;
+        (0..n).any(|i| self.words[1 + WORDS * i + 3].load(Relaxed) & 0xff == key)
+    }
+
     /// All starts. Each ran until it was ended or its process was killed.
     pub fn starts(&self) -> Vec<Start> {
         let n = self.words[0].load(Acquire) as usize;
