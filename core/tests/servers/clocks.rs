@@ -55,7 +55,7 @@ fn a_machine_that_stood_still_alone_waits_no_longer_than_it_stood() {
             Child::run(|| {
                 let store = patient(&url);
                 let week =
-                    RateLimiter::new(&store, &format!("api-{i}"), 100_000, Duration::from_hours(7 * 24)).unwrap();
+                    RateLimiter::new(&store, &format!("api-{i}"), 100_000, Duration::from_secs(7 * 86_400)).unwrap();
                 assert!(admits(&week));
                 fault::stand_still(Duration::from_secs(2));
                 wait_until("it starts", || admits(&week));
