@@ -16,6 +16,7 @@ BLOCKS = [
     r"^(---- \S+ stdout ----\n.*?)(?=^----|^failures:|\Z)",  # cargo test
     r"^(_{3,} .+? _{3,}\n.*?)(?=^_{3,} |^={3,}|\Z)",  # pytest
     r"^(test at .*?)(?=^test at |\Z)",  # node --test, at its end
+    r"^(hangs: .*?)^it was ended$",  # hanging.py
 ]
 # The lines that say what failed where a runner prints no block.
 LINES = r"^(?:test .* FAILED|thread '.*panicked at .*\n.*|FAILED .*|ERROR .*|✖ .*\n.*|not ok .*|.*: FAILED.*|tests/c\S+:\d+: .*|error\b.*)$"

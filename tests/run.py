@@ -2,19 +2,21 @@
 
     target/venv/bin/python tests/run.py [SUITE …]
     target/venv/bin/python tests/run.py --quick      # what `make quick` runs, after it has built
-    target/venv/bin/python tests/run.py --ci PARTS   # the suites, and the checks beside them; PARTS lists what ran before
+    target/venv/bin/python tests/run.py --ci PARTS SECONDS   # the suites, and the checks beside them: in so many seconds, or what
+                                                    # is not over by then has failed; PARTS lists what ran before
 
 Each suite's output goes to `target/test-logs/SUITE.log`. At the end there is a block of lines for each failed test.
 """
 
+import math
 import os
-import subprocess
+import signal
 import sys
-import threading
 import time
 from functools import partial
 from pathlib import Path
 
+import hanging
 from lanes import side_by_side
 from outcomes import CARGO, CHECK, NODE, PLAIN, PYTEST, STORMS, count, failures
 
@@ -29,7 +31,11 @@ ENVIRONMENT |= {"NO_COLOR": "1", "PATH": PATH, "WGL_CELLS": str(CELLS)}
 STORM = [sys.executable, "tests/torture/storm/storm.py", "--out", "target/demo", "--seconds", "12"]
 
 PYTHON = Path("bindings/python/tests")
-PYTEST_IN = [sys.executable, "-m", "pytest", "-q"]
+# A test that takes this long hangs, however busy the machine is. Its stacks are printed, and the others go on. (Rust's and Node's tests
+# have such limits, too.)
+PYTEST_IN = [sys.executable, "-m", "pytest", "-q", "--timeout=900"]
+# A suite whose log has not grown for so many seconds hangs. (Some print everything at their end.)
+LONGEST = 3000
 LOWEST_IN = [str(ROOT / "target/lowest/python/bin/python"), *PYTEST_IN[1:]]
 # Celery 5.4 and redis 4.5 leave results and sockets to the collector, which finds their server gone.
 CELERY_LOWEST_IN = ["target/lowest/celery/bin/python", *PYTEST_IN[1:], "-p", "no:unraisableexception"]
@@ -37,28 +43,28 @@ CELERY_LOWEST_IN = ["target/lowest/celery/bin/python", *PYTEST_IN[1:], "-p", "no
 SUITES = {
     "rust": (CARGO, [sys.executable, "tests/rust.py"]),
     "models": (CARGO, ["tests/torture/models", "quick"]),
-    "fleet-celery": (PYTEST, [sys.executable, "-m", "pytest", "-q", "-s", "tests/fleet/celery"]),
+    "fleet-celery": (PYTEST, [*PYTEST_IN, "-s", "tests/fleet/celery"]),
     "python-http": (PYTEST, [*PYTEST_IN, f"{PYTHON}/clients", f"{PYTHON}/serving"]),
     "python-celery": (PYTEST, [*PYTEST_IN, f"{PYTHON}/celery_workers"]),
     "celery-lowest": (PYTEST, [*CELERY_LOWEST_IN, f"{PYTHON}/celery_workers"]),
     "python-lowest": (PYTEST, [*LOWEST_IN, *(f"{PYTHON}/{name}" for name in ("clients", "serving", "queues"))]),
     "python-others": (PYTEST, [*PYTEST_IN, *(f"{PYTHON}/{name}" for name in ("loops", "metrics", "queues"))]),
     "python": (PYTEST, [*PYTEST_IN, *sorted(map(str, (ROOT / PYTHON).glob("test_*.py")))]),
-    "snippets": (PYTEST, [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "tests/snippets"]),
+    "snippets": (PYTEST, [*PYTEST_IN, "-rs", "-p", "no:cacheprovider", "tests/snippets"]),
     "node": (NODE, ["npm", "--prefix", "bindings/node", "test"]),
     "node-lowest": (NODE, ["npm", "--prefix", "tests/lowest", "test"]),
     "c": (PLAIN, ["tests/c/run", "target/dist/c/lib"]),
-    "fleet-queues": (PYTEST, [sys.executable, "-m", "pytest", "-q", "-s", "tests/fleet/queues"]),
+    "fleet-queues": (PYTEST, [*PYTEST_IN, "-s", "tests/fleet/queues"]),
     "cpp": (PLAIN, ["tests/cpp/run"]),
     "fleet-bullmq": (NODE, ["npm", "--prefix", "tests/fleet/bullmq", "test"]),
     "fleet-pg-queues": (NODE, ["npm", "--prefix", "tests/fleet/pg-queues", "test"]),
     "fleet-workglow": (NODE, ["npm", "--prefix", "tests/fleet/workglow", "test"]),
-    "install": (PYTEST, [sys.executable, "-m", "pytest", "-q", "tests/install"]),
+    "install": (PYTEST, [*PYTEST_IN, "tests/install"]),
     "next": (NODE, ["npm", "--prefix", "tests/next", "test"]),
     "node-tools": (NODE, ["npm", "--prefix", "tests/node-tools", "test"]),
     "page": (NODE, ["npm", "--prefix", "tests/page", "test"]),
-    "measuring": (PYTEST, [sys.executable, "-m", "pytest", "-q", "examples/fleet", "tests/torture/storm"]),
-    "together": (PYTEST, [sys.executable, "-m", "pytest", "-q", "tests/together"]),
+    "measuring": (PYTEST, [*PYTEST_IN, "examples/fleet", "tests/torture/storm", "tests/test_hanging.py"]),
+    "together": (PYTEST, [*PYTEST_IN, "tests/together"]),
     "site": (NODE, ["npm", "--prefix", "tests/site", "test"]),
     "storm-100-2s": (STORMS, [*STORM, "--limit", "100", "--window", "2"]),
     "storm-10-0.5s": (STORMS, [*STORM, "--limit", "10", "--window", "0.5"]),
@@ -73,7 +79,7 @@ NODE_SMOKE = [f"bindings/node/test/{name}.test.mjs" for name in ("api", "family"
 QUICK = {
     "rust": (CARGO, [sys.executable, "tests/rust.py", "quick"]),
     "c": (PLAIN, ["target/quick/c"]),
-    "python": (PYTEST, [sys.executable, "-m", "pytest", "-q", *PYTHON_SMOKE]),
+    "python": (PYTEST, [*PYTEST_IN, *PYTHON_SMOKE]),
     "node": (NODE, ["node", "--test", *NODE_SMOKE]),
 }
 
@@ -90,22 +96,11 @@ CHAINS = [
 ALONE = ["storm-100-2s", "storm-10-0.5s"]
 
 
-def run(name, patterns, command):
+def run(until, name, patterns, command):
     """Runs one suite. Returns the numbers of passed, failed and skipped tests, the reasons of failures, and a row of its seconds."""
     log = LOGS / f"{name}.log"
-    began = time.monotonic()
     with log.open("w") as file:
-        process = subprocess.Popen(
-            command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-            env=ENVIRONMENT,
-        )  # fmt: skip
-        # What takes this long hangs, however busy the machine is.
-        guard = threading.Timer(3000, process.kill)
-        guard.start()
-        _, status, usage = os.wait4(process.pid, 0)
-        guard.cancel()
-        code = process.returncode = os.waitstatus_to_exitcode(status)
-    seconds, cpu = time.monotonic() - began, usage.ru_utime + usage.ru_stime
+        code, seconds, cpu = hanging.run(command, file, LONGEST, until, cwd=ROOT, env=ENVIRONMENT)
     output = log.read_text(errors="replace")
     passed, failed, skipped = count(patterns, output)
     # A suite that ends badly, or ran nothing, has failed whatever it counted.
@@ -118,8 +113,8 @@ def run(name, patterns, command):
     return passed, failed, skipped, reasons, [(seconds, cpu, name)]
 
 
-def run_all(suites, names):
-    return [run(name, *suites[name]) for name in names]
+def run_all(suites, until, names):
+    return [run(until, name, *suites[name]) for name in names]
 
 
 LANGUAGES = {"rust": "rust", "c": "c", "python": "python", "node": "node"}
@@ -173,7 +168,12 @@ def print_times(times):
 def main():
     LOGS.mkdir(parents=True, exist_ok=True)
     CELLS.mkdir(parents=True, exist_ok=True)
-    mode, before = (sys.argv[1], sys.argv[2:]) if sys.argv[1:2] in (["--quick"], ["--ci"]) else (None, [])
+    mode = sys.argv[1] if sys.argv[1:2] in (["--quick"], ["--ci"]) else None
+    before, until = [], math.inf
+    if mode == "--ci":
+        before, until = [sys.argv[2]], time.monotonic() + float(sys.argv[3])
+    # What started this may ignore interrupts, as a shell's job in the background does. The suites and their tests do not inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if mode == "--quick":
         ENVIRONMENT["PYTHONPATH"] = str(ROOT / "target/quick/python")
     suites = {None: SUITES, "--quick": QUICK, "--ci": SUITES | CHECKS}[mode]
@@ -184,8 +184,8 @@ def main():
     others = [[name] for name in chosen if name not in sum(CHAINS, ALONE)]
     lanes = [lane for lane in (chains[0], *others[:2], *chains[1:], *others[2:]) if lane]
     results = [result for file in before for result in parts(file)]
-    results += sum(side_by_side(partial(run_all, suites, lane) for lane in lanes), [])
-    results += run_all(suites, [name for name in ALONE if name in chosen])
+    results += sum(side_by_side(partial(run_all, suites, until, lane) for lane in lanes), [])
+    results += run_all(suites, until, [name for name in ALONE if name in chosen])
     passed, failed, skipped, reasons, times = (sum(column, type(column[0])()) for column in zip(*results))
     if mode != "--quick" and set(LANGUAGES.values()) <= set(chosen):
         failed += table()

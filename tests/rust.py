@@ -12,11 +12,11 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from functools import partial
 from itertools import groupby
 from pathlib import Path
 
+import hanging
 from lanes import side_by_side
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -57,6 +57,8 @@ QUICK = [
     "turns",
     "waiting",
 ]
+# A program prints a line for each test. If none came for so many seconds, a test hangs.
+LONGEST = 900
 QUICK_BUILD = ["--profile", "quick", "-p", "workglow-limit-python", "--lib", "--test", "limits", "--test", "stores"]
 
 
@@ -120,20 +122,14 @@ def programs() -> list[Program]:
 
 
 def run(name: str, command: list[str], folder: Path) -> bool:
-    began = time.monotonic()
     with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(
-            command, cwd=folder, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
-        )
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
+        code, seconds, cpu = hanging.run(command, output, LONGEST, cwd=folder)
         output.seek(0)
-        seconds, cpu = time.monotonic() - began, usage.ru_utime + usage.ru_stime
         print(
             f"{name}: {seconds:.0f} s ({cpu:.0f} s of a processor)\n{output.read().decode(errors='replace')}",
             flush=True,
         )
-    return process.returncode == 0
+    return code == 0
 
 
 def main() -> int:

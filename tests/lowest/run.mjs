@@ -23,4 +23,4 @@ const folders = ["clients", "serving"].flatMap((folder) =>
     .map((file) => `test/${folder}/${file}`),
 );
 const files = [join(here, "versions.test.mjs"), ...peers, ...folders];
-process.exit(spawnSync(process.execPath, ["--test", ...files], { cwd: copy, stdio: "inherit" }).status ?? 1);
+process.exit(spawnSync(process.execPath, ["--test", "--test-timeout=900000", ...files], { cwd: copy, stdio: "inherit" }).status ?? 1);
