@@ -78,7 +78,10 @@ impl Node {
                 .expect("redis-server is installed");
             let node = Node { shell, directory, port };
             for _ in 0..2_000 {
-                if TcpStream::connect(("127.0.0.1", port)).is_ok() {
+                // Another program may have taken the port.
+                let is_ours =
+                    std::fs::read_to_string(node.directory.file("log")).is_ok_and(|log| log.contains("Sentinel ID is"));
+                if is_ours && TcpStream::connect(("127.0.0.1", port)).is_ok() {
                     return node;
                 }
                 std::thread::sleep(Duration::from_millis(5));

@@ -109,7 +109,6 @@ impl PostgresServer {
 
     /// A server on a port, with a certificate for `localhost` that is signed by `directory/root.crt`.
     pub fn with_tls(name: &str, certificates: &Dir) -> (PostgresServer, u16) {
-        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let script = r#"
             openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=root -keyout root.key -out root.crt
             openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=localhost -keyout server.key -out server.csr
@@ -120,29 +119,40 @@ impl PostgresServer {
         assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
         own(&certificates.0);
         let file = |name: &str| certificates.file(name).display().to_string();
-        let settings = [
-            "fsync=off".to_owned(),
-            "listen_addresses=127.0.0.1".into(),
-            format!("port={port}"),
-            "ssl=on".into(),
-            format!("ssl_cert_file={}", file("server.crt")),
-            format!("ssl_key_file={}", file("server.key")),
-        ];
-        (Self::run(name, &settings.each_ref().map(String::as_str)), port)
+        let on_a_port = |_| {
+            // Another program may take it before the server does.
+            let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+            let settings = [
+                "fsync=off".to_owned(),
+                "listen_addresses=127.0.0.1".into(),
+                format!("port={port}"),
+                "ssl=on".into(),
+                format!("ssl_cert_file={}", file("server.crt")),
+                format!("ssl_key_file={}", file("server.key")),
+            ];
+            Some((Self::try_to_run(name, &settings.each_ref().map(String::as_str))?, port))
+        };
+        (0..10).find_map(on_a_port).expect("a free port")
     }
 
     fn run(name: &str, settings: &[&str]) -> PostgresServer {
+        Self::try_to_run(name, settings).expect("it has no port")
+    }
+
+    /// `None` if its port is taken.
+    fn try_to_run(name: &str, settings: &[&str]) -> Option<PostgresServer> {
         let directory = Dir::in_memory(name);
         copy(template(), &directory.file("data"));
         own(&directory.0);
         let settings: Vec<String> = settings.iter().map(|setting| (*setting).to_owned()).collect();
-        PostgresServer { process: Self::process(&directory, &settings), directory, settings, standby: None }
+        Some(PostgresServer { process: Self::process(&directory, &settings)?, directory, settings, standby: None })
     }
 
-    fn process(directory: &Dir, settings: &[String]) -> Child {
+    /// `None` if its port is taken.
+    fn process(directory: &Dir, settings: &[String]) -> Option<Child> {
         let server = command("postgres");
         // The shell ends the server when this process ends, in whatever way.
-        let process = Command::new("sh")
+        let mut process = Command::new("sh")
             .args(["-c", r#"directory="$1"; shift; "$@" & cat; kill -QUIT $!; wait $!; rm -rf "$directory""#, "sh"])
             .arg(&directory.0)
             .arg(server.get_program())
@@ -166,11 +176,16 @@ impl PostgresServer {
             asked.is_ok_and(|status| status.success())
         };
         while UnixStream::connect(directory.file(&format!(".s.PGSQL.{port}"))).is_err() || !answers() {
-            let log = || std::fs::read_to_string(directory.file("log"));
-            assert!(began.elapsed() < Duration::from_secs(60), "the server does not listen: {:?}", log());
+            let log = std::fs::read_to_string(directory.file("log"));
+            if log.as_ref().is_ok_and(|log| log.contains("could not create any TCP/IP sockets")) {
+                drop(process.stdin.take());
+                let _ = process.wait();
+                return None;
+            }
+            assert!(began.elapsed() < Duration::from_secs(60), "the server does not listen: {log:?}");
             std::thread::sleep(Duration::from_millis(5));
         }
-        process
+        Some(process)
     }
 
     /// An unused database of the server.
@@ -333,7 +348,7 @@ impl PostgresServer {
         self.end_shell();
         let _ = std::fs::remove_file(self.directory.file("data").join("postmaster.pid"));
         own(&self.directory.0);
-        self.process = Self::process(&self.directory, &self.settings);
+        self.process = Self::process(&self.directory, &self.settings).expect("its port is still free");
     }
 
     /// The shell may not notice the end of its input, which forked children share.

@@ -317,13 +317,13 @@ fn killed_and_stopped_sharing_processes_stay_within_the_limit() {
         }
         std::thread::sleep(Duration::from_millis(random.below(60)));
     }
+    // On a busy machine hardly one may have lived long enough. The last ones go on.
+    wait_until("more than a window's starts are there", || records.iter().map(Record::len).sum::<u64>() > LIMIT);
     drop(sites);
     let starts: Vec<_> = records.iter().flat_map(Record::starts).collect();
     let most = most_in_any_window(&starts, window.as_nanos() as u64);
     println!("{} starts, at most {most} of {LIMIT} in a window, {kills} kills", starts.len());
     assert!(most <= LIMIT, "{most}");
-    // On a busy machine, with the units lost by dead processes, it is only part of the limit.
-    assert!(starts.len() as u64 > LIMIT, "{}", starts.len());
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use crate::common::limits::patient;
 use crate::common::wait::Wait;
-use crate::common::{Child, Dir, PATIENCE, Record, most_in_any_window, now_ns, shared, wait_until};
+use crate::common::{Child, Dir, Record, most_in_any_window, now_ns, shared, wait_until};
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::*;
 use std::time::{Duration, Instant};
@@ -60,14 +60,15 @@ fn killed_processes_never_exceed_the_limit() {
     };
     let mut children: Vec<Child> = records.iter().map(spawn).collect();
     let (start, mut kills) = (Instant::now(), 0usize);
-    // On a busy machine, continue until there is enough evidence.
-    let is_enough = || start.elapsed() >= PATIENCE || records.iter().map(Record::len).sum::<u64>() >= 1_000;
-    while start.elapsed() < Duration::from_secs(seconds) || !is_enough() {
+    while start.elapsed() < Duration::from_secs(seconds) {
         std::thread::sleep(Duration::from_micros(500 + (kills as u64 * 7_919) % 5_000));
         let victim = kills * 5 % 4;
         children[victim] = spawn(&records[victim]); // dropping the old one kills it
         kills += 1;
     }
+    // On a busy machine hardly one may have lived long enough. The last ones go on.
+    let is_enough = || records.iter().map(Record::len).sum::<u64>() >= 1_000;
+    wait_until("killed processes do not block the living", is_enough);
     drop(children);
     let starts: Vec<_> = records.iter().flat_map(Record::starts).collect();
     let most = most_in_any_window(&starts, WINDOW.as_nanos() as u64);
@@ -75,7 +76,6 @@ fn killed_processes_never_exceed_the_limit() {
     let allowed = LIMIT * start.elapsed().as_micros() as u64 / WINDOW.as_micros() as u64;
     println!("{kills} kills, {} starts, {units} of {allowed} units, most in a window {most} of {LIMIT}", starts.len());
     assert!(most <= LIMIT, "{most} in one window of {LIMIT}");
-    assert!(starts.len() >= 1_000, "killed processes block the living");
 }
 
 /// A process that stops anywhere inside a decision blocks no other process.

@@ -4,7 +4,7 @@
 
 use crate::common::limits::patient;
 use crate::common::wait::Wait;
-use crate::common::{Child, Dir, PATIENCE, Random, Record, most_in_any_window, now_ns, number, raise, wait_until};
+use crate::common::{Child, Dir, Random, Record, most_in_any_window, now_ns, number, raise, wait_until};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use workglow_limit::embed::Step;
@@ -232,9 +232,7 @@ fn killed_writers_never_exceed_the_limit() {
     };
     let mut children: Vec<Child> = (0..5).map(spawn).collect();
     let (start, mut random, mut kills) = (Instant::now(), Random::new(), 0);
-    // On a busy machine, continue until there is enough evidence.
-    let is_enough = || start.elapsed() >= PATIENCE || records.iter().map(Record::len).sum::<u64>() >= 1_000;
-    while start.elapsed() < Duration::from_secs(number("SECONDS", 3)) || !is_enough() {
+    while start.elapsed() < Duration::from_secs(number("SECONDS", 3)) {
         std::thread::sleep(Duration::from_micros(500 + random.below(6_000)));
         // Not all the time, since races among living processes are part of the test.
         if start.elapsed().as_millis() / 250 % 2 == 0 {
@@ -244,6 +242,9 @@ fn killed_writers_never_exceed_the_limit() {
         children[victim] = spawn(victim); // dropping the old one kills it
         kills += 1;
     }
+    // On a busy machine hardly one may have lived long enough. The last ones go on.
+    let is_enough = || records.iter().map(Record::len).sum::<u64>() >= 1_000;
+    wait_until("killed processes do not block the living", is_enough);
     drop(children);
     let mut starts = BTreeMap::<u64, Vec<_>>::new();
     for (a, b, what) in records.iter().flat_map(Record::starts) {
@@ -255,7 +256,6 @@ fn killed_writers_never_exceed_the_limit() {
     let allowed = STORM_LIMIT * start.elapsed().as_micros() as u64 / STORM_WINDOW.as_micros() as u64;
     println!("{kills} kills, {} keys, {units} of {allowed} units of key 0, most in a window {worst:?}", starts.len());
     assert!(worst.0 <= STORM_LIMIT, "{} of {STORM_LIMIT} in one window of key {}", worst.0, worst.1);
-    assert!(records.iter().map(Record::len).sum::<u64>() >= 1_000, "killed processes block the living");
 }
 
 /// An adaptive log has the durations of jobs after its slots, while starts are cancelled and settled.
