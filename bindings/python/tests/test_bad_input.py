@@ -9,7 +9,7 @@ from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 
 import pytest
-from conftest import lane_held
+from conftest import lane_held, patiently
 from workglow_limit import (
     CompositeLimiter,
     ConcurrencyLimiter,
@@ -685,4 +685,4 @@ def test_a_busy_store_raises_after_its_timeout(tmp_path):
     with lane_held(path), pytest.raises(StoreTimeout, match="the store was busy for ") as caught:
         limiter.try_acquire()
     assert isinstance(caught.value, OSError) and caught.value.code == "store_timeout"
-    assert limiter.try_acquire()
+    assert patiently(limiter.try_acquire)
