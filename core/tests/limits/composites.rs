@@ -7,7 +7,7 @@ use crate::common::{self, Child, Dir, Random, most_in_any_window};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::sync::{Arc, Barrier, Mutex};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 use workglow_limit::custom::{Custom, CustomLimiter, End, Verdict};
 use workglow_limit::embed::{Joined, Line, Outcome, Step, Waiter};
 use workglow_limit::*;
@@ -338,29 +338,40 @@ fn abandoned_and_expired_waiters_leave_nothing_behind() {
 
 #[test]
 fn children_on_different_stores_start_at_one_moment() {
+    // Each time, a busy machine has more time.
+    assert!((0..4).any(|i| start_at_one_moment(ms(200) * 5_u32.pow(i))), "this machine is too busy");
+}
+
+/// Returns `false` if a window of this length was over before its state was seen.
+fn start_at_one_moment(window: Duration) -> bool {
     let dir = Dir::new("composite-stores");
     let memory = Store::new("memory:").unwrap();
-    let a = rate(&memory, "a", 1, ms(200));
-    let b = rate(&Store::new(&dir.url()).unwrap(), "b", 1, ms(400));
+    let a = rate(&memory, "a", 1, window);
+    let b = rate(&Store::new(&dir.url()).unwrap(), "b", 1, 2 * window);
     let limiter = CompositeLimiter::new([a.clone(), b.clone()]);
     limiter.open().unwrap();
+    let began = Instant::now();
     taken(&limiter);
     let (place, after) = place(&limiter, 1);
-    assert!(ms(200) < after && after <= ms(400));
+    assert!((window < after || began.elapsed() > window) && after <= 2 * window, "{after:?}");
     let ready = limiter.ready_at(&place).unwrap();
     assert!(limiter.ready_in(&place).unwrap() <= after);
     std::thread::sleep(after);
-    let started = loop {
+    let (started, began) = loop {
+        let began = Instant::now();
         match limiter.present(&place).unwrap() {
-            Presented::Started(permit) => break permit,
+            Presented::Started(permit) => break (permit, began),
             Presented::Wait { after, .. } => std::thread::sleep(after),
         }
     };
     assert!(SystemTime::now() >= ready);
     assert!(limiter.ready_at(&started).is_some(), "even after it has started");
-    assert!(!a.can_proceed("").unwrap() && !b.can_proceed("").unwrap());
+    let are_full = !a.can_proceed("").unwrap() && !b.can_proceed("").unwrap();
     limiter.cancel(&started).unwrap();
-    assert!(a.can_proceed("").unwrap() && b.can_proceed("").unwrap());
+    let are_free = a.can_proceed("").unwrap() && b.can_proceed("").unwrap();
+    let is_in_time = began.elapsed() < window / 2;
+    assert!(are_full && are_free || !is_in_time, "{are_full} {are_free}");
+    is_in_time
 }
 
 #[test]
