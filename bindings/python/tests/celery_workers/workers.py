@@ -180,14 +180,21 @@ class Redis:
     """A server that may be restarted. It keeps what it has in its folder."""
 
     def __init__(self, folder):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
         self._folder = folder
         self._numbers = itertools.count()
-        self.start()
+        while True:
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                self.port = free.getsockname()[1]
+            if self._runs():
+                break
 
     def start(self):
+        """Starts it again."""
+        assert self._runs(), "another program has taken its port"
+
+    def _runs(self):
+        """Starts it. Returns False if another program has the port."""
         options = {
             "databases": 100,
             "port": self.port,
@@ -199,7 +206,8 @@ class Redis:
         }
         arguments = [str(of) for name, value in options.items() for of in (f"--{name}", value)]
         self._server = subprocess.Popen(["redis-server", *arguments], stdout=subprocess.DEVNULL)
-        until(lambda: _answers(self.port))
+        until(lambda: self._server.poll() is not None or _answers(self.port, self._server.pid))
+        return self._server.poll() is None
 
     def stop(self):
         self._server.kill()
@@ -227,9 +235,14 @@ def redis_of_its_own(tmp_path):
     server.stop()
 
 
-def _answers(port):
-    with socket.socket() as client:
-        return client.connect_ex(("127.0.0.1", port)) == 0
+def _answers(port, pid):
+    """Returns whether this process answers there: another one may have taken the port first."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=1) as client:
+            client.sendall(b"INFO server\r\n")
+            return f"process_id:{pid}\r\n".encode() in client.recv(65536)
+    except OSError:
+        return False
 
 
 @contextmanager
