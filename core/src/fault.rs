@@ -48,7 +48,7 @@ mod on {
 
     /// The points of changing policies and of renaming a limit.
     const CHANGING: &[&str] =
-        &["deciding", "decided", "renumbering", "rows-renumbered", "followed", "gathered", "lock-left"];
+        &["deciding", "decided", "renumbering", "rows-renumbered", "rows-written", "followed", "gathered", "lock-left"];
 
     /// The points of making a lane, and of its first process that does not commit its starts.
     const RECOVERING: &[&str] = &[
