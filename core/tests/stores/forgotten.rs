@@ -325,3 +325,38 @@ fn a_copy_with_a_change_of_its_own_is_followed() {
         .join();
     }
 }
+
+/// A caller writes what changes of policies have left only until its deadline. A thread of the store writes the rest, so
+/// the rows are kept without another call.
+#[test]
+fn a_long_change_of_rows_outlasts_no_deadline() {
+    const TIMEOUT: Duration = Duration::from_secs(3);
+    let dir = Dir::in_memory("long-change");
+    let flags = shared(2);
+    Child::run(|| {
+        let mut options = StoreOptions::default();
+        options.timeout = TIMEOUT;
+        let store = Store::with_options(&dir.url(), options).unwrap();
+        open(&store, "api", "20/1h");
+        // Of several steps.
+        let rows = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 20000)
+                    INSERT INTO executions SELECT id, 'key', printf('%032d', i), 0, 1, 1, 1, 0 FROM n, limits";
+        common::with_database(&dir, |database| database.execute_batch(rows).unwrap());
+        fault::at("keeping", move || {
+            // In the store's thread.
+            fault::at("keeping", move || {
+                common::wait_until("the caller has returned", || flags[1].load(Acquire) == 1);
+            });
+            std::thread::sleep(TIMEOUT);
+            flags[0].store(1, Release);
+        });
+        store.override_limit("api", "20/1d", None).unwrap();
+        assert_eq!(flags[0].load(Acquire), 1, "it has begun to change the rows");
+        flags[1].store(1, Release);
+        common::wait_until("all rows are kept", || {
+            let query = "SELECT missing IS NULL FROM limits WHERE name = 'api'";
+            common::with_database(&dir, |database| database.query_row(query, [], |row| row.get(0)).unwrap_or(false))
+        });
+    })
+    .join();
+}

@@ -210,6 +210,7 @@ impl Database {
     /// Makes the starts of a key, or of all keys of a limit, count for at least this many microseconds. Examines some
     /// rows per call, like [`Database::forget`].
     pub fn keep(&self, limit: i64, key: Option<[u64; 2]>, longest: u64, first: i64) -> Result<Option<i64>> {
+        fault::point("keeping");
         let keep = "UPDATE executions SET expires_at = started_at + ?5 WHERE rowid BETWEEN ?1 AND ?2 AND limit_id = ?3
                     AND key_hash = ifnull(?4, key_hash) AND expires_at < started_at + ?5";
         self.change_some(keep, (limit, key), i64::try_from(longest).unwrap_or(i64::MAX), first)
