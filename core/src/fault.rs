@@ -47,8 +47,17 @@ mod on {
         &["lease-claimed", "lease-offered", "lease-taken", "lease-cooling", "lease-ending", "lease-returned"];
 
     /// The points of changing policies and of renaming a limit.
-    const CHANGING: &[&str] =
-        &["deciding", "decided", "renumbering", "rows-renumbered", "followed", "gathered", "lock-left"];
+    const CHANGING: &[&str] = &[
+        "deciding",
+        "decided",
+        "renumbering",
+        "rows-renumbered",
+        "rows-written",
+        "followed",
+        "keeping",
+        "gathered",
+        "lock-left",
+    ];
 
     /// The points of making a lane, and of its first process that does not commit its starts.
     const RECOVERING: &[&str] = &[

@@ -50,13 +50,22 @@ impl std::fmt::Debug for Jobs {
     }
 }
 
-/// A job that has ended when this is dropped, also by a panic.
-struct Unfinished;
+/// A job that has ended when this is dropped, also by a panic. It names the process that counts it.
+struct Unfinished(u64);
+
+impl Unfinished {
+    fn begin() -> Unfinished {
+        *UNFINISHED.lock() += 1;
+        Unfinished(generation())
+    }
+}
 
 impl Drop for Unfinished {
     fn drop(&mut self) {
-        let mut unfinished = UNFINISHED.lock();
-        *unfinished = unfinished.saturating_sub(1);
+        // A job may fork. The child's count does not have the job, which is its parent's.
+        if self.0 == generation() {
+            *UNFINISHED.lock() -= 1;
+        }
     }
 }
 
@@ -67,9 +76,9 @@ impl Crew {
 
     /// Runs a job in one of the threads, which may wait until the store's timeout.
     pub fn send(self: &Arc<Crew>, job: Job) {
-        *UNFINISHED.lock() += 1;
+        let unfinished = Unfinished::begin();
         let job = Box::new(move || {
-            let _ends = Unfinished;
+            let _ends = unfinished;
             job();
         });
         let mut jobs = self.jobs.lock();
@@ -138,6 +147,26 @@ mod tests {
     use super::*;
     use std::sync::Barrier;
     use std::sync::mpsc::channel;
+
+    #[test]
+    fn a_forked_child_counts_its_own_jobs_and_not_its_parents() {
+        let inherited = Unfinished::begin();
+        // SAFETY: the child runs the next lines only, and ends with `_exit`.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let own = Unfinished::begin();
+            drop(inherited);
+            let is_right = *UNFINISHED.lock() == 1;
+            drop(own);
+            // SAFETY: ends the child without running the parent's destructors.
+            unsafe { libc::_exit(i32::from(!is_right)) }
+        }
+        let mut status = 0;
+        // SAFETY: a valid place for the answer.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!(status, 0, "the child counts another job than its own");
+        drop(inherited);
+    }
 
     #[test]
     fn jobs_wait_side_by_side_and_the_others_follow() {

@@ -44,6 +44,7 @@ impl Store {
             return Err(Error::invalid("mode", given, "0o600 to 0o777, with reading and writing for the owner"));
         }
         let session = Arc::new(Session::new(url, address::parse(url)?, options)?);
+        let _ = session.me.set(Arc::downgrade(&session));
         with_stores(|stores| {
             stores.retain(|store| store.strong_count() > 0);
             stores.push(Arc::downgrade(&session));

@@ -15,6 +15,8 @@ mod damage;
 mod database;
 mod failing;
 mod files;
+#[cfg(feature = "fault-points")]
+mod forgotten;
 mod identity;
 #[cfg(feature = "fault-points")]
 mod pairs;

@@ -26,6 +26,18 @@ impl Home {
         self.links(self.hash(b'n', name)).find(has_it).map(|(_, limit)| limit)
     }
 
+    /// Finds the limit of this kind with this number in the database. It has this name or had it, or its other name: see
+    /// [`other_name`](crate::state::ledger::declared::other_name).
+    pub(in crate::state) fn find_number(&self, id: i64, name: &str, kind: &str) -> Option<LimitAt> {
+        let whole = name.strip_suffix(kind).and_then(|whole| whole.strip_suffix('/'));
+        let names = [Some(name.to_owned()), whole.map(str::to_owned), Some(format!("{name}/{kind}"))];
+        let has_it = |limit: &LimitAt| self.limit(*limit).id() == id;
+        names
+            .into_iter()
+            .flatten()
+            .find_map(|name| self.links(self.hash(b'n', &name)).map(|(_, limit)| limit).find(has_it))
+    }
+
     /// The links of this name, each with the limit that has or had it.
     pub(in crate::state) fn links(&self, Hash(name): Hash) -> impl Iterator<Item = (LinkAt, LimitAt)> {
         let links =
@@ -67,13 +79,9 @@ impl<'h> LimitCells<'h> {
         Some(name.unwrap_or_else(|| nonsense(format_args!("the name of the limit at {}", self.at))))
     }
 
-    /// The number of the limit in the database.
+    /// The number of the limit in the database. It never changes. 0 if it is in none, or has lost its name for good.
     pub(in crate::state) fn id(self) -> i64 {
         self.word(limit_word::ID).load(Acquire) as i64
-    }
-
-    pub(in crate::state) fn set_id(self, id: i64) {
-        self.word(limit_word::ID).store(id as u64, Release);
     }
 
     /// The gate that binds all keys of the limit.

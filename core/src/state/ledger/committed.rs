@@ -44,22 +44,20 @@ impl Database {
     /// missing, or `None` if any may be.
     pub fn claim(&mut self, lane: u64, boot: &str, now: Moment) -> Result<Option<i64>> {
         let lane = format!("{lane:016x}");
-        let mut claim = || -> rusqlite::Result<Option<i64>> {
-            let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        let claim = |transaction: &Connection| -> rusqlite::Result<Option<Option<i64>>> {
             transaction.execute_batch(SCHEMA)?;
             let last = "UPDATE committed SET lane = ?1 WHERE lane = (SELECT lane FROM store)";
             let is_recorded = transaction.execute(last, [&lane])? == 1;
             transaction.execute("UPDATE store SET lane = ?1", [&lane])?;
-            policies::remove_forgotten(&transaction)?;
+            policies::remove_forgotten(transaction)?;
             let clock =
                 named_params! { ":boot": boot, ":uptime": now.uptime, ":wall": now.wall, ":synced": now.synced };
             let until = || {
                 transaction.query_row(&format!("SELECT {STARTED} FROM committed"), clock, |row| row.get::<_, i64>(0))
             };
-            let until = is_recorded.then(until).transpose()?;
-            transaction.commit().map(|()| until)
+            is_recorded.then(until).transpose().map(Some)
         };
-        claim().map_err(|e| self.explain(e))
+        self.transact(claim).map(Option::flatten)
     }
 
     /// Deletes the record, because any starts may be missing.

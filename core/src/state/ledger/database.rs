@@ -16,7 +16,7 @@ use crate::fork::jitter;
 use crate::os;
 use crate::state::files;
 use crate::state::files::fcntl::Scope;
-use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior, ffi};
+use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction, TransactionBehavior, ffi};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -34,7 +34,7 @@ CREATE TABLE store (
   lane           TEXT NOT NULL,         -- the number of that creation; '' before the first
   sequence       INTEGER NOT NULL,      -- counts the commits to the ledger; a lane with a smaller count is an old copy
   pruned_at      INTEGER NOT NULL,      -- the uptime when the ledger was last pruned, in microseconds
-  generation     INTEGER NOT NULL       -- counts the changes of policies; a lane with another count must follow
+  generation     INTEGER NOT NULL       -- the number of the last change of policies; a lane with another one must follow
 ) STRICT;
 ";
 
@@ -237,6 +237,38 @@ impl Database {
             text => Some(u64::from_str_radix(text, 16).map_err(|_| marked(text))?),
         };
         Ok(Identity { id: words(&id)?, secret: words(&secret)?, boot, lane, sequence, generation })
+    }
+
+    /// Runs work as one transaction, or as a part of the one in progress. `None` undoes it.
+    pub(super) fn transact<R>(
+        &self,
+        work: impl FnOnce(&Connection) -> rusqlite::Result<Option<R>>,
+    ) -> Result<Option<R>> {
+        let done = || -> rusqlite::Result<Option<R>> {
+            if !self.connection.is_autocommit() {
+                return work(&self.connection);
+            }
+            let transaction = Transaction::new_unchecked(&self.connection, TransactionBehavior::Immediate)?;
+            match work(&transaction)? {
+                Some(done) => transaction.commit().map(|()| Some(done)),
+                None => Ok(None),
+            }
+        };
+        done().map_err(|e| self.explain(e))
+    }
+
+    /// Runs work of several steps as one transaction.
+    pub(super) fn as_one<R>(&mut self, work: impl FnOnce(&mut Database) -> Result<R>) -> Result<R> {
+        self.connection.execute_batch("BEGIN IMMEDIATE").map_err(|e| self.explain(e))?;
+        let done = work(self);
+        let end = if done.is_ok() { "COMMIT" } else { "ROLLBACK" };
+        let ended = self.connection.execute_batch(end).map_err(|e| self.explain(e));
+        if done.is_ok() && ended.is_err() {
+            // A commit that failed because another program reads is still in progress.
+            let _ = self.connection.execute_batch("ROLLBACK");
+        }
+        // Why the work failed matters more than why its end did.
+        done.and_then(|done| ended.map(|()| done))
     }
 
     /// Gives a new store the identity of a lane that was left when its database was deleted.

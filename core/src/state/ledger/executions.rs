@@ -14,7 +14,7 @@ use super::database::{Database, from_hex, to_hex};
 use crate::error::{Error, Result};
 use crate::fault;
 use crate::state::counts::minutes::Minute;
-use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, named_params, params};
+use rusqlite::{Connection, OptionalExtension, named_params, params};
 use std::collections::BTreeMap;
 
 /// `executions` has no index by key: appending must not touch a page per key, and forgetting a key is rare.
@@ -62,6 +62,9 @@ const MAX_PRUNED: usize = 10_000;
 
 /// How many minutes are read before other writers get a turn.
 pub(in crate::state) const MINUTES_AT_ONCE: u64 = 1_440;
+
+/// How many limits one statement names.
+const NUMBERS: usize = 10_000;
 
 /// How many executions one transaction examines when it changes some of them.
 const ROWS: i64 = 4_096;
@@ -112,18 +115,15 @@ impl Database {
         now: Moment,
         (lane, sequence): (u64, u64),
     ) -> Result<()> {
-        let mut record = || -> rusqlite::Result<bool> {
-            let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-            append(&transaction, rows, now)?;
-            append_minutes(&transaction, minutes)?;
-            prune(&transaction, rows.len(), now, self.keeps_to)?;
+        let record = |transaction: &Connection| -> rusqlite::Result<Option<()>> {
+            append(transaction, rows, now)?;
+            append_minutes(transaction, minutes)?;
+            prune(transaction, rows.len(), now, self.keeps_to)?;
             let update = "UPDATE store SET sequence = max(sequence, ?1) WHERE lane = ?2";
-            if transaction.execute(update, params![sequence as i64, format!("{lane:016x}")])? == 0 {
-                return Ok(false);
-            }
-            transaction.commit().map(|()| true)
+            let is_last = transaction.execute(update, params![sequence as i64, format!("{lane:016x}")])? == 1;
+            Ok(is_last.then_some(()))
         };
-        if !record().map_err(|e| self.explain(e))? {
+        if self.transact(record)?.is_none() {
             let doing = format!("writing the ledger of {}", self.path().display());
             return Err(Error::store(doing, "another lane has replaced the one that this process uses"));
         }
@@ -210,9 +210,35 @@ impl Database {
     /// Makes the starts of a key, or of all keys of a limit, count for at least this many microseconds. Examines some
     /// rows per call, like [`Database::forget`].
     pub fn keep(&self, limit: i64, key: Option<[u64; 2]>, longest: u64, first: i64) -> Result<Option<i64>> {
+        fault::point("keeping");
         let keep = "UPDATE executions SET expires_at = started_at + ?5 WHERE rowid BETWEEN ?1 AND ?2 AND limit_id = ?3
                     AND key_hash = ifnull(?4, key_hash) AND expires_at < started_at + ?5";
         self.change_some(keep, (limit, key), i64::try_from(longest).unwrap_or(i64::MAX), first)
+    }
+
+    /// Makes the starts of these limits count for at least so many microseconds, all at once. For the process that fills
+    /// the lane.
+    pub(super) fn keep_all(&self, limits: &[(i64, u64)]) -> Result<()> {
+        let keep = "UPDATE executions SET expires_at = started_at + least
+                    FROM (SELECT value ->> 0 AS id, value ->> 1 AS least FROM json_each(?1))
+                    WHERE limit_id = id AND expires_at < started_at + least";
+        let mut all = limits.chunks(NUMBERS).map(|some| {
+            let one =
+                |&(id, longest): &(i64, u64)| format!("[{id},{}]", i64::try_from(longest).unwrap_or(i64::MAX / 2));
+            let some: Vec<String> = some.iter().map(one).collect();
+            self.connection.execute(keep, [format!("[{}]", some.join(","))])
+        });
+        all.try_for_each(|kept| kept.map(drop)).map_err(|e| self.explain(e))
+    }
+
+    /// Removes all starts of these limits.
+    pub(super) fn remove_all(&self, limits: &[i64]) -> Result<()> {
+        let remove = "DELETE FROM executions WHERE limit_id IN (SELECT value FROM json_each(?1))";
+        let mut all = limits.chunks(NUMBERS).map(|some| {
+            let some: Vec<String> = some.iter().map(i64::to_string).collect();
+            self.connection.execute(remove, [format!("[{}]", some.join(","))])
+        });
+        all.try_for_each(|removed| removed.map(drop)).map_err(|e| self.explain(e))
     }
 
     fn change_some(
@@ -240,8 +266,7 @@ impl Database {
         (lane, sequence): (u64, u64),
         complete_from: Option<Moment>,
     ) -> Result<()> {
-        let mut set = || -> rusqlite::Result<()> {
-            let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        let set = |transaction: &Connection| -> rusqlite::Result<Option<()>> {
             let clock =
                 named_params! { ":boot": boot, ":uptime": now.uptime, ":wall": now.wall, ":synced": now.synced };
             transaction.execute(
@@ -249,12 +274,11 @@ impl Database {
                 clock,
             )?;
             let lane = format!("{lane:016x}");
-            committed::note(&transaction, &lane, complete_from)?;
+            committed::note(transaction, &lane, complete_from)?;
             let update = "UPDATE store SET boot = ?1, lane = ?2, sequence = ?3";
-            transaction.execute(update, params![boot, lane, sequence as i64])?;
-            transaction.commit()
+            transaction.execute(update, params![boot, lane, sequence as i64]).map(|_| Some(()))
         };
-        set().map_err(|e| self.explain(e))?;
+        self.transact(set)?;
         self.sequence = sequence;
         Ok(())
     }
@@ -266,7 +290,7 @@ fn next_rows(connection: &Connection, first: i64) -> rusqlite::Result<Option<i64
     connection.query_row(next, [first, ROWS], |row| row.get(0)).optional()
 }
 
-fn append(transaction: &Transaction, rows: &[Execution], now: Moment) -> rusqlite::Result<()> {
+fn append(transaction: &Connection, rows: &[Execution], now: Moment) -> rusqlite::Result<()> {
     let mut insert = transaction.prepare("INSERT INTO executions VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)")?;
     let mut usage = BTreeMap::<_, u64>::new();
     for row in rows {
@@ -290,7 +314,7 @@ fn append(transaction: &Transaction, rows: &[Execution], now: Moment) -> rusqlit
 
 /// A minute may be written again, with sums that are no smaller. (Units come from here or from the rows above,
 /// depending on how the limit is recorded.)
-fn append_minutes(transaction: &Transaction, minutes: &[(i64, Minute)]) -> rusqlite::Result<()> {
+fn append_minutes(transaction: &Connection, minutes: &[(i64, Minute)]) -> rusqlite::Result<()> {
     let mut add = transaction.prepare(
         "INSERT INTO usage SELECT strftime('%Y-%m-%d %H:%M', ?1 * 60, 'unixepoch'), name, ?3, ?4, ?5, ?6
            FROM limits WHERE id = ?2
@@ -305,8 +329,9 @@ fn append_minutes(transaction: &Transaction, minutes: &[(i64, Minute)]) -> rusql
     Ok(())
 }
 
-/// Removes expired executions, after this row.
-fn prune(transaction: &Transaction, added: usize, now: Moment, after: i64) -> rusqlite::Result<()> {
+/// Removes expired executions, after this row. Those of a limit whose policy has changed stay until they are kept for as
+/// long as the new policy needs, which `missing` shows.
+fn prune(transaction: &Connection, added: usize, now: Moment, after: i64) -> rusqlite::Result<()> {
     let pruned_at: i64 = transaction.query_row("SELECT pruned_at FROM store", [], |row| row.get(0))?;
     // A later time than now is from another boot.
     if (pruned_at..pruned_at.saturating_add(MINUTE)).contains(&now.uptime) || fault::planted("no pruning") {
@@ -315,7 +340,10 @@ fn prune(transaction: &Transaction, added: usize, now: Moment, after: i64) -> ru
     let most = MAX_PRUNED + added;
     let pruned = transaction.execute(
         "DELETE FROM executions WHERE rowid IN
-           (SELECT rowid FROM executions WHERE counts_until <= ?1 AND rowid > ?3 LIMIT ?2)",
+           (SELECT rowid FROM executions WHERE counts_until <= ?1 AND rowid > ?3 AND limit_id NOT IN
+              (SELECT id FROM limits WHERE missing IS NOT NULL AND policy IS NOT NULL
+               UNION SELECT id FROM limits JOIN keys ON limit_id = id
+                 WHERE keys.missing IS NOT NULL AND limits.policy IS NOT NULL) LIMIT ?2)",
         params![now.uptime, most as i64, after],
     )?;
     transaction.execute(
@@ -351,7 +379,7 @@ mod tests {
     fn open(dir: &Scratch) -> Database {
         let database = dir.open();
         for (number, name) in LIMITS.iter().enumerate() {
-            assert_eq!(database.adopt(name, "rate", number as i64), Ok(number as i64));
+            assert_eq!(database.adopt((name, "rate", number as i64), |_| false, 0), Ok(()));
         }
         database
     }

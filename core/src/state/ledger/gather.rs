@@ -174,18 +174,25 @@ impl Locked<'_> {
     }
 }
 
-/// Writes everything that a limit has and that is not marked as written, as the starts of the limit with this number. For
-/// the holder of the structure lock.
-pub(super) fn write_limit(locked: &Locked, database: &mut Database, limit: LimitAt, id: i64) -> Result<()> {
+/// Writes everything that a limit has and that is not marked as written, in the transaction in progress. Returns what is
+/// to be marked when that is committed. For the holder of the structure lock.
+pub(super) fn write_limit(
+    locked: &Locked,
+    database: &mut Database,
+    limit: LimitAt,
+    written: &mut Vec<Batch>,
+) -> Result<()> {
     let mut from = Some((0, 0));
     while let Some(place) = from {
-        let batch = locked.gather_from(&[limit], place);
+        let mut batch = locked.gather_from(&[limit], place);
+        from = batch.next;
         if !batch.keys.is_empty() {
             // With the database's present number: an older copy still counts as one until all is written.
-            record(|_| id, database, &batch, database.sequence)?;
-            locked.mark(&batch)?;
+            record(|limit| locked.limit(limit).id(), database, &batch, database.sequence)?;
+            // No key is rewritten under the lock, so their marks suffice.
+            batch.keys.iter_mut().for_each(|key| (key.starts, key.text) = Default::default());
+            written.push(batch);
         }
-        from = batch.next;
     }
     Ok(())
 }

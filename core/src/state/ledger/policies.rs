@@ -1,12 +1,14 @@
 //! The policies in the database: the declared ones, and those that an operator put above them. The database decides,
 //! and the lane follows (`follow.rs`).
 //!
-//! Each change is one transaction and has a number, the *generation*, which is one larger than that of the change
-//! before. A process that finds a lane of an earlier generation can therefore ask for the changes since then.
+//! Each change is one transaction and has a number, the *generation*, which is larger than that of the change before. A
+//! process that finds a lane of an earlier generation can therefore ask for the changes since then. The step is random,
+//! so a copy of the database that had changes of its own does not have the generation of another change.
 
 use super::database::{Database, NOW};
 use super::declared::{Change, Declared, Family, Overridden, Part, other_name, text_of};
 use crate::error::Result;
+use crate::fault;
 use crate::policy::{self, Policy};
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehavior, params};
 use std::path::Path;
@@ -200,27 +202,74 @@ impl Database {
         read().map_err(|e| self.explain(e))?.into_iter().map(parse).collect()
     }
 
+    /// Returns whether the last change of some limit or key has this generation. Before the first change there is none to
+    /// find.
+    pub fn has_changed_at(&self, generation: u64) -> Result<bool> {
+        let query = "SELECT ?1 = 0 OR EXISTS (SELECT 1 FROM limits WHERE generation = ?1)
+                     OR EXISTS (SELECT 1 FROM keys WHERE generation = ?1)";
+        self.connection.query_row(query, [signed(generation)], |row| row.get(0)).map_err(|e| self.explain(e))
+    }
+
+    /// Returns whether a limit has this number.
+    pub fn has_number(&self, id: i64) -> Result<bool> {
+        let query = "SELECT EXISTS (SELECT 1 FROM limits WHERE id = ?1)";
+        self.connection.query_row(query, [id], |row| row.get(0)).map_err(|e| self.explain(e))
+    }
+
     // ---- changes ----
 
-    /// Adds a limit that a lane has, as a forgotten one, unless the database has it. Returns its number there: another
-    /// one if the database has the lane's number under another name.
-    pub(super) fn adopt(&self, name: &str, kind: &str, id: i64) -> Result<i64> {
-        let adopt = format!(
-            "INSERT OR IGNORE INTO limits (id, name, kind, declared_at, declared_by, generation)
-               VALUES (iif(EXISTS (SELECT 1 FROM limits WHERE id = ?1), {NEW_ID}, ?1), ?2, ?3, {NOW}, ?4, (SELECT generation FROM store))"
-        );
-        let number = "SELECT ifnull((SELECT id FROM limits WHERE name = ?1 AND kind = ?2), ?3)";
-        let adopted = self.connection.execute(&adopt, params![id, name, kind, program()]);
-        let adopted =
-            adopted.and_then(|_| self.connection.query_row(number, params![name, kind, id], |row| row.get(0)));
-        adopted.map_err(|e| self.explain(e))
+    /// Makes a limit of the lane known to a copy of the database that may lack it, under the lane's number, as a forgotten
+    /// one. If the copy has another number for that name and kind, which no limit of the lane has, it is the lane's from
+    /// now on. The ledger may lack `missing` of a key's units if its policy here is another one.
+    pub(super) fn adopt(
+        &self,
+        (name, kind, id): (&str, &str, i64),
+        is_of_another: impl Fn(i64) -> bool,
+        missing: u64,
+    ) -> Result<()> {
+        if self.has_number(id)? {
+            return Ok(());
+        }
+        let theirs = "SELECT id FROM limits WHERE name = ?1 AND kind = ?2";
+        let theirs = self.connection.query_row(theirs, [name, kind], |row| row.get::<_, i64>(0)).optional();
+        match theirs.map_err(|e| self.explain(e))? {
+            Some(theirs) if is_of_another(theirs) => Ok(()),
+            Some(theirs) => self.renumber((name, theirs), id, missing).map(drop),
+            None => {
+                let adopt = format!(
+                    "INSERT OR IGNORE INTO limits (id, name, kind, declared_at, declared_by, generation)
+                       VALUES (?1, ?2, ?3, {NOW}, ?4, (SELECT generation FROM store))"
+                );
+                let adopted = self.connection.execute(&adopt, params![id, name, kind, program()]);
+                adopted.map(drop).map_err(|e| self.explain(e))
+            }
+        }
+    }
+
+    /// Gives a limit, its keys and its starts the number that the lane has for it, unless another limit has that. The
+    /// ledger may lack `missing` units of a key: the limit had another policy.
+    pub fn renumber(&self, (name, id): (&str, i64), number: i64, missing: u64) -> Result<bool> {
+        let renumber = |connection: &Connection| -> rusqlite::Result<Option<()>> {
+            let limit = "UPDATE limits SET id = ?3, missing = max(ifnull(missing, 0), ?4)
+                         WHERE name = ?1 AND id = ?2 AND NOT EXISTS (SELECT 1 FROM limits WHERE id = ?3)";
+            if connection.execute(limit, params![name, id, number, signed(missing)])? == 0 {
+                return Ok(None);
+            }
+            fault::point("renumbering");
+            connection.execute("UPDATE OR REPLACE keys SET limit_id = ?2 WHERE limit_id = ?1", [id, number])?;
+            connection.execute("UPDATE executions SET limit_id = ?2 WHERE limit_id = ?1", [id, number])?;
+            Ok(Some(()))
+        };
+        let is_done = self.transact(renumber)?.is_some();
+        fault::point("rows-renumbered");
+        Ok(is_done)
     }
 
     /// Makes one change of policies, completely or not at all.
     pub(in crate::state) fn decide(&mut self, change: impl FnOnce(&Transaction) -> rusqlite::Result<()>) -> Result<()> {
         let decide = || -> rusqlite::Result<i64> {
             let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-            let next = "UPDATE store SET generation = generation + 1 RETURNING generation";
+            let next = "UPDATE store SET generation = generation + 1 + (random() & 0x7fffffff) RETURNING generation";
             let generation = transaction.query_row(next, [], |row| row.get(0))?;
             change(&transaction)?;
             transaction.commit()?;
@@ -235,10 +284,11 @@ impl Database {
     /// key's units may be missing from the ledger under a policy.
     pub fn note(&mut self, changes: &[Change], budget: impl Fn(Policy) -> u64) -> Result<()> {
         self.decide(|transaction| {
-            for change in changes.iter().filter(|change| !change.changes_nothing()) {
-                let Change { name, composite, parts, dropped, .. } = change;
+            let changes = || changes.iter().filter(|change| !change.changes_nothing());
+            // The name that a limit leaves may be another's from now on.
+            for Change { name, parts, dropped, .. } in changes() {
                 transaction.execute("DELETE FROM limits WHERE name = ?1 AND kind = ?2", params![name, COMPOSITE])?;
-                dropped.iter().try_for_each(|name| forget(transaction, name))?;
+                dropped.iter().try_for_each(|name| forget(transaction, name, &budget))?;
                 for Part { name, from, .. } in parts.iter().filter(|part| part.from != part.name) {
                     // Of a forgotten limit.
                     transaction.execute("DELETE FROM limits WHERE name = ?1", [name])?;
@@ -246,6 +296,8 @@ impl Database {
                         "UPDATE limits SET name = ?2, generation = (SELECT generation FROM store) WHERE name = ?1";
                     transaction.execute(rename, [from, name])?;
                 }
+            }
+            for Change { name, composite, parts, .. } in changes() {
                 for part in parts.iter().filter(|part| part.is_new()) {
                     declare(transaction, &part.name, part.policy.kind(), &part.policy.to_string())?;
                     if let Some(before) = part.before.filter(|before| before.current() != part.now().current()) {
@@ -345,11 +397,28 @@ pub(in crate::state) fn declare(connection: &Connection, name: &str, kind: &str,
     connection.execute(&upsert, params![name, kind, policy, program()]).map(drop)
 }
 
-/// Removes the policies of a limit and of its keys. Its number stays, for its starts.
-pub(super) fn forget(connection: &Connection, name: &str) -> rusqlite::Result<()> {
-    let lift = "UPDATE keys SET policy = NULL, generation = (SELECT generation FROM store)
-                WHERE limit_id = (SELECT id FROM limits WHERE name = ?1)";
-    connection.execute(lift, [name])?;
+/// Removes the policies of a limit and of its keys. Its number stays, for its starts, and what may be missing of them.
+fn forget(connection: &Connection, name: &str, budget: impl Fn(Policy) -> u64) -> rusqlite::Result<()> {
+    let policy = "SELECT ifnull(override, policy) FROM limits WHERE name = ?1 AND kind <> ?2 AND policy IS NOT NULL";
+    let policy = connection.query_row(policy, [name, COMPOSITE], |row| row.get::<_, String>(0)).optional()?;
+    // What another program has written instead of a policy has no starts.
+    if let Some(policy) = policy.and_then(|text| text.parse::<Policy>().ok()).filter(|policy| !policy.is_concurrency())
+    {
+        miss(connection, name, budget(policy))?;
+    }
+    let own =
+        "SELECT key, keys.policy FROM keys JOIN limits ON id = limit_id WHERE name = ?1 AND keys.policy IS NOT NULL";
+    let own: Vec<(String, String)> = connection
+        .prepare(own)?
+        .query_map([name], |row| Ok((row.get(0)?, row.get(1)?)))?
+        .collect::<rusqlite::Result<_>>()?;
+    let lift = "UPDATE keys SET policy = NULL, missing = max(ifnull(missing, 0), ?3),
+                  generation = (SELECT generation FROM store)
+                WHERE limit_id = (SELECT id FROM limits WHERE name = ?1) AND key = ?2";
+    let mut lift = connection.prepare(lift)?;
+    for (key, policy) in own {
+        lift.execute(params![name, key, signed(policy.parse().map_or(0, &budget))])?;
+    }
     let forget = "UPDATE limits SET policy = NULL, override = NULL, overridden_at = NULL, overridden_by = NULL
                   WHERE name = ?1";
     connection.execute(forget, [name]).map(drop)
@@ -429,26 +498,40 @@ mod tests {
             dir.open().limits(Some(after)).unwrap().into_iter().map(|known| (known.name, known.missing)).collect()
         };
         overriding(&mut database, "api", Some("100/1h"));
-        assert_eq!((database.generation, dir.identity().generation), (1, 1));
+        let first = database.generation;
+        assert_eq!((first > 0, dir.identity().generation), (true, first));
         assert_eq!(changed(0), [("api".into(), Some(20))]);
         overriding(&mut database, "api", None);
-        assert_eq!(changed(1), [("api".into(), Some(20))], "the most that may be missing");
-        database.has_all(database.id("api").unwrap(), 1).unwrap();
-        assert_eq!(changed(1), [("api".into(), Some(20))], "it has changed since");
-        database.has_all(database.id("api").unwrap(), 2).unwrap();
-        assert_eq!((changed(1), changed(2)), (vec![("api".into(), None)], vec![]));
+        let second = database.generation;
+        assert!(second > first);
+        assert_eq!(changed(first), [("api".into(), Some(20))], "the most that may be missing");
+        database.has_all(database.id("api").unwrap(), first).unwrap();
+        assert_eq!(changed(first), [("api".into(), Some(20))], "it has changed since");
+        database.has_all(database.id("api").unwrap(), second).unwrap();
+        assert_eq!((changed(first), changed(second)), (vec![("api".into(), None)], vec![]));
+        let seen = [0, first, second, second + 1].map(|at| database.has_changed_at(at).unwrap());
+        assert_eq!(seen, [true, false, true, false], "the limit has changed again since the first");
     }
 
     #[test]
-    fn a_limit_of_the_lane_never_gets_the_number_of_another_name() {
+    fn a_limit_of_the_lane_keeps_its_number() {
         let dir = Scratch::new();
         let database = dir.open();
-        declare(&database, "api", "60/1h");
-        let (id, adopt) =
-            (database.id("api").unwrap(), |name, id| database.adopt(name, rate("60/1h").kind(), id).unwrap());
-        assert_ne!(adopt("api/rate", id), id, "it is that of \"api\"");
-        assert_eq!(adopt("api/rate", id), adopt("api/rate", 7), "the database decides");
-        assert_eq!((adopt("api", 7), adopt("mail", 7)), (id, 7));
+        ["api", "mail", "log"].iter().for_each(|name| declare(&database, name, "60/1h"));
+        let [api, mail, log] = ["api", "mail", "log"].map(|name| database.id(name).unwrap());
+        let adopt = |name, id| database.adopt((name, "rate", id), |id| id == mail, 3).unwrap();
+        let number = |name: &str| database.id(name).ok();
+        adopt("api/rate", api);
+        assert_eq!((number("api"), number("api/rate")), (Some(api), None), "the copy knows it by another name");
+        adopt("api", 7);
+        assert_eq!(number("api"), Some(7), "the copy has another number for it");
+        assert_eq!(database.limits(None).unwrap()[0].missing, Some(3));
+        adopt("mail", 8);
+        assert_eq!(number("mail"), Some(mail), "another limit of the lane has that number");
+        adopt("new", 9);
+        assert_eq!((number("new"), database.policy("new").unwrap()), (Some(9), None));
+        assert_eq!(database.renumber(("log", log), 9, 0), Ok(false), "it is another's");
+        assert_eq!(number("log"), Some(log));
     }
 
     #[test]

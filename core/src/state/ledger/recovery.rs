@@ -68,6 +68,7 @@ pub(in crate::state) fn recover(
         }
     };
     let (mut is_missing, mut limits, mut at_once) = (false, BTreeMap::new(), Vec::new());
+    let mut kept = Vec::new();
     for KnownLimit { id, name, declared, missing } in database.limits(None)? {
         is_missing |= missing.is_some();
         let policy = declared.current();
@@ -79,6 +80,11 @@ pub(in crate::state) fn recover(
             home.limit(limit).gate().store(until, Release);
         }
         let keys = database.keys(KeySelection::Of(id))?;
+        // A policy has changed, and the rows from before may count for less long than it needs.
+        if missing.is_some() || keys.iter().any(|key| key.missing.is_some()) {
+            let longest = keys.iter().filter_map(|key| key.policy).map(|own| own.longest()).max().unwrap_or(0);
+            kept.push((id, longest.max(policy.longest())));
+        }
         // Nor are units that cool down. Their starts ended before the boot at the latest, or now.
         let cooldown = keys.iter().filter_map(|key| key.policy).chain([policy]).map(|policy| policy.cooldown()).max();
         if let Some(cooldown @ 1..) = cooldown {
@@ -117,6 +123,7 @@ pub(in crate::state) fn recover(
         at_once.push((limit, id, String::new()));
         limits.insert(id, limit);
     }
+    database.keep_all(&kept)?;
     home.set_generation(identity.generation, is_missing);
     // Limits that are written behind count as full anyway, for as long as any of their rows would count. That may save
     // a million rows.
@@ -176,47 +183,54 @@ pub(in crate::state) fn recover(
 }
 
 /// Writes everything that the lane knows to a database that is an older copy of the original, or that replaced one that
-/// is gone. That includes limits that it does not declare, since they will be declared again.
+/// is gone, in one transaction and in place of the rows that it has. That includes limits that it does not declare, since
+/// they will be declared again. If it fails or dies, nothing is written, and the next call begins again.
 pub(in crate::state) fn write_all(home: &Locked, database: &mut Database) -> Result<()> {
     let boot = os::boot().map_err(|e| Error::store(format!("opening {}", database.path().display()), e))?.text();
-    // Their keys may be in no ledger any more.
+    // What the lane does not have may be in the copy.
+    let limits = || home.numbers().into_iter();
+    let is_whole = |limit: LimitAt| !home.of(&home.limit(limit).table()).may_restore();
+    let whole: Vec<i64> = limits().filter(|(_, limit)| is_whole(*limit)).map(|(number, _)| number).collect();
+    // And it may be in no ledger any more.
     home.close_unrestored();
-    database.delete_record()?;
-    database.claim(home.instance, &boot, moment(home).1)?;
-    for limit in home.limits() {
-        let id = home.limit(limit).id();
-        let id = match home.limit(limit).name() {
-            Some(name) => database.adopt(&name, home.limit(limit).table().policy.kind(), id)?,
-            None => id,
-        };
-        write_as(home, database, limit, id)?;
-    }
+    limits().try_for_each(|(_, limit)| unmark(home, limit))?;
     let sequence = lane::raise_sequence(&home.arena, database.sequence);
-    database.set_boot(&boot, moment(home).1, (home.instance, sequence), None)?;
+    let mut written = Vec::new();
+    database.as_one(|database| {
+        database.delete_record()?;
+        database.claim(home.instance, &boot, moment(home).1)?;
+        adopt_all(home, database)?;
+        database.remove_all(&whole)?;
+        limits().try_for_each(|(_, limit)| write_limit(home, database, limit, &mut written))?;
+        database.set_boot(&boot, moment(home).1, (home.instance, sequence), None)?;
+        fault::point("rows-written");
+        Ok(())
+    })?;
     lane::have_committed(&home.arena, sequence);
-    Ok(())
+    written.iter().try_for_each(|batch| home.mark(batch))
 }
 
-/// Gives a limit this number, and writes everything that the lane knows of it, whether or not it was written before. The
-/// number comes last, so that a call that fails or dies is repeated. What it had written is written twice then, which
-/// denies too much after a reboot, never too little.
-pub(in crate::state) fn write_as(home: &Locked, database: &mut Database, limit: LimitAt, id: i64) -> Result<()> {
-    // Keys that were only in the ledger had its former number.
-    home.close_unrestored_of(limit);
+/// Makes all limits of the lane known to a copy of the database, under the lane's numbers.
+pub(in crate::state) fn adopt_all(home: &Locked, database: &mut Database) -> Result<()> {
+    let numbers = home.numbers();
+    home.limits().try_for_each(|limit| {
+        let (cells, policy) = (home.limit(limit), home.limit(limit).table().policy);
+        let Some(name) = cells.name() else { return Ok(()) };
+        database.adopt((&name, policy.kind(), cells.id()), |id| numbers.contains_key(&id), home.budget(policy))
+    })
+}
+
+/// Marks all starts of a limit as missing from the ledger.
+fn unmark(home: &Locked, limit: LimitAt) -> Result<()> {
     let table = home.limit(limit).table();
-    if !table.policy.is_concurrency() {
-        let keys: Vec<Hash> = home.index(&table).keys().map(|(_, at)| home.block(at).hash()).collect();
-        for hash in keys {
-            home.rewrite(&table, hash, |history| {
-                history.starts.iter_mut().for_each(|start| start.is_logged = false);
-            })?;
-        }
+    if table.policy.is_concurrency() {
+        return Ok(());
     }
-    fault::point("renumbering");
-    write_limit(home, database, limit, id)?;
-    fault::point("rows-renumbered");
-    home.limit(limit).set_id(id);
-    Ok(())
+    let keys: Vec<Hash> = home.index(&table).keys().map(|(_, at)| home.block(at).hash()).collect();
+    keys.into_iter().try_for_each(|hash| {
+        home.rewrite(&table, hash, |history| history.starts.iter_mut().for_each(|start| start.is_logged = false))
+            .map(drop)
+    })
 }
 
 /// Adds a key with these starts. Windows that are not over `over` count as full anyway, for as long as any of these would count. So do

@@ -1,7 +1,7 @@
 //! Names get their meaning: a limit with one policy, or a composite of several limits, `NAME/KIND`, that are declared
 //! together. The database decides, in one transaction, and the lane follows (`follow.rs`).
 
-use super::follow::PolicyChange;
+use super::follow::{Known, PolicyChange};
 use crate::address::Address;
 use crate::damage::nonsense;
 use crate::error::{Error, Result};
@@ -11,6 +11,7 @@ use crate::state::cells::layout::LimitAt;
 use crate::state::cells::locked::Locked;
 use crate::state::ledger::declared::{Change, Declared, Family, Overridden, Part, other_name, part_names, text_of};
 use crate::state::session::{Rare, Session};
+use std::collections::BTreeSet;
 
 /// // All of these are for the holder of the structure lock.
 impl Session {
@@ -61,17 +62,17 @@ impl Session {
     /// Declares the meaning of these names, in place of the previous one. Either all are declared or none.
     pub(crate) fn declare_all(&self, all: &[(&str, &[Policy])], locked: &Locked) -> Result<()> {
         let changes = all.iter().map(|(name, policies)| self.change(name, policies));
-        let changes = changes.collect::<Result<Vec<Change>>>()?;
+        let mut changes = changes.collect::<Result<Vec<Change>>>()?;
+        leave_names_that_pass_on(&mut changes);
         let parts = || changes.iter().flat_map(|change| &change.parts);
         if changes.iter().all(Change::changes_nothing) {
             return parts()
                 .try_for_each(|part| self.apply_declared(&part.name, part.now().current(), locked).map(drop));
         }
-        // A forgotten limit that had this name is another limit than the one that has it from now on.
-        for part in parts().filter(|part| part.from != part.name) {
-            locked.find_limit(&part.name).map_or(Ok(()), |stale| locked.retire(stale))?;
-        }
-        let limits = parts().map(|part| PolicyChange::Limit(&part.name, part.now().current()));
+        // Renames come first: the name that a limit leaves may be another's from now on.
+        let (renamed, others): (Vec<&Part>, Vec<&Part>) = parts().partition(|part| part.from != part.name);
+        let limits = renamed.into_iter().chain(others);
+        let limits = limits.map(|part| PolicyChange::Limit(&part.name, Known::As(&part.from), part.now().current()));
         let dropped = changes.iter().flat_map(|change| &change.dropped);
         let lifted = dropped.map(|name| self.keys_of(name)).collect::<Result<Vec<_>>>()?.concat();
         let lifted = lifted.iter().map(|(name, key)| PolicyChange::Key(name, key, None));
@@ -144,34 +145,78 @@ impl Session {
     /// does not, the limit must not silently start again.
     pub(in crate::state) fn apply_declared(&self, name: &str, policy: Policy, locked: &Locked) -> Result<LimitAt> {
         let is_its = |limit: &LimitAt| locked.limit(*limit).table().policy.kind() == policy.kind();
-        let has_followed = locked.is_lane() && !locked.is_behind();
-        if has_followed && locked.find_limit(name).filter(is_its).is_none() {
-            nonsense(format_args!("no {} limit \"{name}\", which is declared", policy.kind()));
-        }
-        let limit = self.block(name, policy, locked)?;
+        let limit = match locked.find_limit(name).filter(is_its) {
+            Some(limit) if locked.is_lane() && !locked.is_behind() => limit,
+            None if locked.is_lane() && !locked.is_behind() => {
+                nonsense(format_args!("no {} limit \"{name}\", which is declared", policy.kind()))
+            }
+            _ if locked.is_lane() => {
+                let (id, all) = (self.with_database(|database| database.id(name))?, locked.numbers());
+                self.block(name, Known::By(id, Some(&all)), policy, locked)?
+            }
+            _ => self.block(name, Known::As(name), policy, locked)?,
+        };
         locked.apply_policy(limit, policy)?;
         Ok(limit)
     }
 
-    /// The place of the limit with this name, which is added if necessary.
-    pub(in crate::state) fn block(&self, name: &str, policy: Policy, locked: &Locked) -> Result<LimitAt> {
-        let (home, kind) = (locked, policy.kind());
-        let is_of_kind = |limit: &LimitAt| home.limit(*limit).table().policy.kind() == kind;
-        match home.find_limit(name) {
-            Some(limit) if is_of_kind(&limit) => return Ok(limit),
-            // The name was forgotten, and now belongs to another kind.
-            Some(limit) => home.retire(limit)?,
-            None => {}
+    /// The place of the limit with this name, which is added if necessary. Every step can be repeated: a process that
+    /// dies in between leaves limits without names at worst, and their numbers stay.
+    pub(in crate::state) fn block(&self, name: &str, known: Known, policy: Policy, locked: &Locked) -> Result<LimitAt> {
+        let kind = policy.kind();
+        let is_of_kind = |limit: &LimitAt| locked.limit(*limit).table().policy.kind() == kind;
+        let (holder, other) = (locked.find_limit(name), other_name(name, kind));
+        let (its, id) = match known {
+            Known::By(id, all) => {
+                let found = locked.find_number(id, name, kind).or_else(|| all.and_then(|all| all.get(&id).copied()));
+                match found.filter(is_of_kind) {
+                    Some(limit) => (Some(limit), id),
+                    None => (self.renumbered(name, id, [holder, locked.find_limit(&other)], is_of_kind, locked)?, id),
+                }
+            }
+            Known::As(from) => match locked.find_limit(from).filter(is_of_kind) {
+                Some(limit) => (Some(limit), 0),
+                // The limit keeps its state from its previous name, unless that name is declared.
+                None if self.declared(&other)?.is_some() => (None, 0),
+                None => (locked.find_limit(&other).filter(is_of_kind), 0),
+            },
+        };
+        match (its, holder) {
+            (Some(limit), Some(holder)) if limit == holder => return Ok(limit),
+            (_, Some(holder)) => {
+                let number = locked.limit(holder).id();
+                match number != 0 && self.with_database(|database| database.has_number(number))? {
+                    true => locked.take_name(holder),
+                    // It was forgotten, and the name belongs to another limit now.
+                    false => locked.retire(holder)?,
+                }
+            }
+            _ => {}
         }
-        // The limit keeps its state from its previous name, unless that name is declared.
-        let other = other_name(name, kind);
-        match home.find_limit(&other).filter(is_of_kind) {
-            Some(limit) if self.declared(&other)?.is_none() => home.rename(limit, name).map(|()| limit),
-            _ => {
-                let id = if home.is_lane() { self.with_database(|database| database.id(name))? } else { 0 };
-                home.add_limit(name, id, policy, 0)
+        match its {
+            Some(limit) => locked.rename(limit, name).map(|()| limit),
+            None => locked.add_limit(name, id, policy, 0),
+        }
+    }
+
+    /// The database has a new number for a limit that the lane has by another one: the name was a composite's in between,
+    /// or an older copy of the database did not know the limit. The lane's number is the one under which its starts are
+    /// in the ledger, so the database takes that.
+    fn renumbered(
+        &self,
+        name: &str,
+        id: i64,
+        candidates: [Option<LimitAt>; 2],
+        is_of_kind: impl Fn(&LimitAt) -> bool,
+        locked: &Locked,
+    ) -> Result<Option<LimitAt>> {
+        for limit in candidates.into_iter().flatten().filter(is_of_kind) {
+            let (number, budget) = (locked.limit(limit).id(), locked.budget(locked.limit(limit).table().policy));
+            if number != 0 && self.with_database(|database| database.renumber((name, id), number, budget))? {
+                return Ok(Some(limit));
             }
         }
+        Ok(None)
     }
 
     /// Removes the declaration of a name. Its limits keep working for their current users, and keep their state if the
@@ -193,7 +238,8 @@ impl Session {
             let lifted = changes[0].dropped.iter().map(|name| self.keys_of(name));
             let lifted = lifted.collect::<Result<Vec<_>>>()?.concat();
             let all: Vec<PolicyChange> = lifted.iter().map(|(name, key)| PolicyChange::Key(name, key, None)).collect();
-            self.decide(locked, &all, |rare| rare.note(&changes), |database| database.note(&changes, |_| 0))
+            let budget = |policy| locked.budget(policy);
+            self.decide(locked, &all, |rare| rare.note(&changes), |database| database.note(&changes, budget))
         })?;
         self.settle(&[])
     }
@@ -251,6 +297,14 @@ impl Session {
     }
 }
 
+/// A limit whose name passes to another one in the same call does not have it in the other's declaration: that one is new.
+fn leave_names_that_pass_on(changes: &mut [Change]) {
+    let parts = || changes.iter().flat_map(|change| &change.parts).filter(|part| part.from != part.name);
+    let left: BTreeSet<String> = parts().map(|part| part.from.clone()).collect();
+    let parts = changes.iter_mut().flat_map(|change| &mut change.parts);
+    parts.filter(|part| part.from == part.name && left.contains(&part.name)).for_each(|part| part.before = None);
+}
+
 /// Checks a key that is to have its own policy.
 fn check_own_key(key: Option<&str>) -> Result<()> {
     match key {
@@ -262,7 +316,7 @@ fn check_own_key(key: Option<&str>) -> Result<()> {
 impl Overridden {
     fn follows(&self) -> PolicyChange<'_> {
         match &self.key {
-            None => PolicyChange::Limit(&self.name, self.now().current()),
+            None => PolicyChange::Limit(&self.name, Known::As(&self.name), self.now().current()),
             Some(key) => PolicyChange::Key(&self.name, key, self.policy),
         }
     }
@@ -312,12 +366,15 @@ impl Rare {
                 let keys = std::mem::take(&mut self.keys).into_iter();
                 self.keys = keys.map(|((limit, key), policy)| ((now(limit), key), policy)).collect();
             }
-            self.limits.extend(parts.iter().map(|part| (part.name.clone(), part.now())));
-            self.composites.extend(composite.clone().map(|policies| (name.clone(), policies)));
             if parts.is_empty() {
                 // A server lists the name of a composite beside those of its parts.
                 self.forgotten(name);
             }
+        }
+        // A name that one change removes may be another's.
+        for Change { name, composite, parts, .. } in changes {
+            self.limits.extend(parts.iter().map(|part| (part.name.clone(), part.now())));
+            self.composites.extend(composite.clone().map(|policies| (name.clone(), policies)));
         }
     }
 

@@ -4,6 +4,9 @@
 //! under the structure lock. If it dies in between or cannot continue, the next holder of the lock finds the mark and
 //! completes the work: it asks the database for all changes since the lane's generation. Every step can be repeated
 //! from the start. So a committed change takes effect soon, and an uncommitted one leaves no trace.
+//!
+//! A limit is found by its number in the database, since its name may be another's: one call may give the name that a
+//! limit loses to a new limit. A limit of the lane loses its name only here, after the commit.
 
 use crate::address::Address;
 use crate::atomic::*;
@@ -12,14 +15,15 @@ use crate::fault;
 use crate::hash::Hash;
 use crate::policy::Policy;
 use crate::state::cells::home::Home;
-use crate::state::cells::layout::{POLICIES, SETTLED};
+use crate::state::cells::layout::{LimitAt, POLICIES, SETTLED};
 use crate::state::cells::locked::Locked;
 use crate::state::ledger::database::Database;
 use crate::state::ledger::policies::{KeySelection, KnownKey, KnownLimit};
-use crate::state::ledger::recovery::write_as;
+use crate::state::ledger::recovery::adopt_all;
 use crate::state::session::{Rare, Session};
 use crate::time::monotonic_ns;
-use std::collections::BTreeSet;
+use std::cell::Cell;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// The mark, next to the lane's generation.
@@ -68,11 +72,23 @@ impl Home {
     }
 }
 
+/// The limits of the lane by their numbers in the database.
+pub(in crate::state) type Numbers = BTreeMap<i64, LimitAt>;
+
+/// How a limit is known that has a name from now on. It may have another name in the lane, and another limit this one.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::state) enum Known<'a> {
+    /// By its previous name.
+    As(&'a str),
+    /// By its number in the database. With all numbers of the lane, unless the lane lacks one change at most.
+    By(i64, Option<&'a Numbers>),
+}
+
 /// A policy that applies after a change.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum PolicyChange<'a> {
     /// The policy of a limit, which may be new.
-    Limit(&'a str, Policy),
+    Limit(&'a str, Known<'a>, Policy),
     /// The policy of a key, or `None` for the limit's.
     Key(&'a str, &'a str, Option<Policy>),
 }
@@ -91,10 +107,15 @@ impl Session {
     ) -> Result<()> {
         for change in changes {
             match *change {
-                PolicyChange::Limit(name, policy) => {
-                    let limit = locked.find_limit(name);
+                PolicyChange::Limit(name, known, policy) => {
+                    let limit = locked.find_limit(if let Known::As(from) = known { from } else { name });
                     limit.map_or(Ok(()), |limit| locked.finish_change(limit))?;
                     locked.make_space_for(limit, policy)?;
+                    // A forgotten limit that loses its name gets another table.
+                    if let Some(stale) = locked.find_limit(name).filter(|stale| Some(*stale) != limit) {
+                        locked.finish_change(stale)?;
+                        locked.make_space_for(Some(stale), locked.limit(stale).table().policy)?;
+                    }
                 }
                 PolicyChange::Key(name, _, policy) => locked.make_space_for_key(locked.find_limit(name), policy)?,
             }
@@ -108,10 +129,14 @@ impl Session {
             Address::Sqlite(_) => {
                 locked.mark_behind();
                 fault::point("deciding");
-                let noted = self.with_database(note);
+                let lacks_one = Cell::new(false);
+                let noted = self.with_database(|database| {
+                    lacks_one.set(database.generation == locked.generation());
+                    note(database)
+                });
                 fault::point("decided");
                 // The commit may have succeeded even though it returned an error.
-                let followed = self.follow(locked);
+                let followed = self.follow(locked, lacks_one.get());
                 if changes.is_empty() { noted } else { noted.and(followed) }
             }
         }
@@ -148,42 +173,49 @@ impl Session {
     /// Completes the work that another process left.
     pub(in crate::state) fn catch_up(&self, locked: &Locked) {
         let now = monotonic_ns();
-        if locked.is_behind() && now >= self.follows_from.load(Relaxed) && self.follow(locked).is_err() {
+        if locked.is_behind() && now >= self.follows_from.load(Relaxed) && self.follow(locked, false).is_err() {
             self.follows_from.store(now + REST.as_nanos() as u64, Relaxed);
         }
     }
 
-    /// Brings the lane to the state of the database.
-    fn follow(&self, locked: &Locked) -> Result<()> {
+    /// Brings the lane to the state of the database. `lacks_one`: the lane lacks one change at most, which this process
+    /// made.
+    fn follow(&self, locked: &Locked, lacks_one: bool) -> Result<()> {
         if !locked.is_lane() {
             return Ok(());
         }
         locked.mark_behind();
         let was = locked.arena.word(POLICIES).load(Acquire);
-        let (generation, limits, keys) = self.with_database(|database| {
+        let (generation, is_replaced, limits, keys) = self.with_database(|database| {
             let generation = database.generation;
-            // An older copy may have replaced the database. Then everything is compared.
-            let after = Some(locked.generation()).filter(|&at| at <= generation);
-            Ok((generation, database.limits(after)?, database.keys(KeySelection::Changed(after.unwrap_or(0)))?))
-        })?;
-        for KnownLimit { id, name, declared, .. } in &limits {
-            self.apply_change(PolicyChange::Limit(name, declared.current()), locked)?;
-            // The database may have lost the number that it had: if an older copy replaced it, or the name was another's.
-            if let Some(limit) = locked.find_limit(name).filter(|limit| locked.limit(*limit).id() != *id) {
-                self.with_database(|database| write_as(locked, database, limit, *id))?;
+            let last = locked.generation();
+            // A copy may have replaced the database, older or with changes of its own. Then everything is compared.
+            let is_replaced = !lacks_one && !database.has_changed_at(last)?;
+            if is_replaced {
+                adopt_all(locked, database)?;
             }
+            let after = if is_replaced { None } else { Some(last) };
+            let keys = database.keys(KeySelection::Changed(after.unwrap_or(0)))?;
+            Ok((generation, is_replaced, database.limits(after)?, keys))
+        })?;
+        // One change renames a limit once. Several may lead anywhere.
+        let all = if lacks_one && keys.is_empty() { None } else { Some(locked.numbers()) };
+        for KnownLimit { id, name, declared, .. } in &limits {
+            let known = Known::By(*id, all.as_ref().filter(|_| !lacks_one));
+            self.apply_change(PolicyChange::Limit(name, known, declared.current()), locked)?;
         }
-        if locked.generation() > generation {
-            let names: Vec<String> = locked.limits().filter_map(|limit| locked.limit(limit).name()).collect();
-            names.iter().try_for_each(|name| lift_all_but(locked, name, &keys))?;
+        if is_replaced {
+            let mut named = locked.limits().filter(|limit| !locked.limit(*limit).is_retired());
+            named.try_for_each(|limit| lift_all_but(locked, limit, &keys))?;
         }
-        for KnownKey { limit, key, policy, .. } in &keys {
-            self.apply_change(PolicyChange::Key(limit, key, *policy), locked)?;
+        for KnownKey { id, limit, key, policy, .. } in &keys {
+            let known = locked.find_known(limit, *id).or_else(|| all.as_ref().and_then(|all| all.get(id).copied()));
+            self.apply_to_key(known, key, *policy, locked)?;
         }
         fault::point("followed");
         let settled = locked.settled();
         let is_missing = !keys.is_empty() || limits.iter().any(|known| known.missing.is_some());
-        if settled > generation || settled == was >> 1 && !is_missing {
+        if is_replaced || settled == was >> 1 && !is_missing {
             // If the database was replaced, everything may be missing from the ledger; otherwise nothing new is.
             let now = if is_missing { 0 } else { generation };
             locked.arena.word(SETTLED).store(now, Release);
@@ -195,30 +227,37 @@ impl Session {
 
     fn apply_change(&self, change: PolicyChange, locked: &Locked) -> Result<()> {
         match change {
-            PolicyChange::Limit(name, policy) => self.apply(name, policy, locked),
-            // The limit may no longer be declared, and unused since.
-            PolicyChange::Key(name, key, policy) => match locked.find_limit(name) {
-                Some(limit) => {
-                    let key = (locked.hash(b'k', key), key);
-                    self.restore_locked(locked, limit, key)?;
-                    locked.set_plan(limit, key, policy)
-                }
-                None => Ok(()),
-            },
+            PolicyChange::Limit(name, known, policy) => self.apply(name, known, policy, locked),
+            PolicyChange::Key(name, key, policy) => self.apply_to_key(locked.find_limit(name), key, policy, locked),
         }
     }
 
     /// Applies a limit's policy.
-    pub(in crate::state) fn apply(&self, name: &str, policy: Policy, locked: &Locked) -> Result<()> {
-        let limit = self.block(name, policy, locked)?;
+    pub(in crate::state) fn apply(&self, name: &str, known: Known, policy: Policy, locked: &Locked) -> Result<()> {
+        let limit = self.block(name, known, policy, locked)?;
         locked.apply_policy(limit, policy)
+    }
+
+    /// Applies a key's policy. The limit may no longer be declared, and unused since: then the lane may not have it.
+    fn apply_to_key(&self, limit: Option<LimitAt>, key: &str, policy: Option<Policy>, locked: &Locked) -> Result<()> {
+        let Some(limit) = limit else { return Ok(()) };
+        let key = (locked.hash(b'k', key), key);
+        self.restore_locked(locked, limit, key)?;
+        locked.set_plan(limit, key, policy)
+    }
+}
+
+impl Locked<'_> {
+    /// All limits that have one, by number.
+    pub(in crate::state) fn numbers(&self) -> Numbers {
+        self.limits().map(|limit| (self.limit(limit).id(), limit)).filter(|(number, _)| *number != 0).collect()
     }
 }
 
 /// Removes the overrides that the database does not have.
-fn lift_all_but(locked: &Locked, name: &str, known: &[KnownKey]) -> Result<()> {
-    let Some(limit) = locked.find_limit(name) else { return Ok(()) };
-    let known = known.iter().filter(|known| known.limit == name && known.policy.is_some());
+fn lift_all_but(locked: &Locked, limit: LimitAt, known: &[KnownKey]) -> Result<()> {
+    let number = locked.limit(limit).id();
+    let known = known.iter().filter(|known| known.id == number && known.policy.is_some());
     let known: BTreeSet<Hash> = known.map(|known| locked.hash(b'k', &known.key)).collect();
     let on_plans: Vec<Hash> =
         locked.index(&locked.limit(limit).table()).keys_on_plans().map(|(_, at)| locked.block(at).hash()).collect();

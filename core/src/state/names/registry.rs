@@ -14,6 +14,7 @@ use crate::policy::{self, Policy};
 use crate::server::{Engine, MAX, Row, RowChange};
 use crate::state::cells::locked::Locked;
 use crate::state::ledger::declared::{Declared, part_names};
+use crate::state::names::follow::Known;
 use crate::state::session::{Rare, Session};
 use crate::time::{Tick, from_ticks};
 use crate::waiting::MayWait;
@@ -174,7 +175,7 @@ impl Session {
         self.with_rows(server, &rows, &left, |locked| {
             let declared = self.declared(name)?;
             match (declared, declares) {
-                (Some(found), _) => self.apply(name, found.current(), locked)?,
+                (Some(found), _) => self.apply(name, Known::As(name), found.current(), locked)?,
                 // The server has lost the limit, or another process has removed it.
                 (None, Some(policy)) => return self.declare_all(&[(name, &[policy])], locked),
                 (None, None) => return self.unknown(name),

@@ -24,7 +24,7 @@ impl Locked<'_> {
         let empty = self.fresh_empty_key(&table)?;
         segment.insert(self, &table, self.hash(b'k', ""), empty);
         self.arena.word(table.at + table_word::EMPTY_KEY).store(empty.offset(), Relaxed);
-        self.limit(at).set_id(id);
+        self.limit(at).word(limit_word::ID).store(id as u64, Release);
         let link = self.link(at, name)?;
         self.arena.word(at + limit_word::TABLE).store(table.at.offset(), Relaxed);
         let first = self.arena.word(FIRST_LIMIT);
@@ -61,11 +61,19 @@ impl Locked<'_> {
         Ok(())
     }
 
-    /// Takes a limit's name away, for a limit of another kind, and rejects callers that still use it. Only for the
-    /// holder of the structure lock.
+    /// Takes a limit's name away because another limit has it. The limit gets another one in its turn, or when it is
+    /// declared again. Only for the holder of the structure lock.
+    pub fn take_name(&self, limit: LimitAt) {
+        self.arena.word(limit + limit_word::NAME).store(0, Release);
+    }
+
+    /// Takes a limit's name and number away for good, forgets its keys, and rejects callers that still use it. Only for
+    /// the holder of the structure lock.
     pub fn retire(&self, limit: LimitAt) -> Result<()> {
         self.finish_change(limit)?;
-        self.arena.word(limit + limit_word::NAME).store(0, Release);
+        // The database may know its number again: if an older copy replaces it. Another limit has the name by now.
+        self.limit(limit).word(limit_word::ID).store(0, Release);
+        self.take_name(limit);
         self.replace(limit, self.limit(limit).table().policy, true)
     }
 

@@ -40,7 +40,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 use wanted::{RefusedStart, Writer};
 
@@ -63,8 +63,9 @@ pub(crate) struct Session {
     rare: Mutex<Rare>,
     failures: AtomicU64,
     pub hooks: Hooks,
-    /// The threads that wait for it where callers must not, if it is on no server.
+    /// The threads that wait for it where callers must not, if it is on no server, and a reference for them.
     pub chores: Arc<Crew>,
+    pub(super) me: OnceLock<Weak<Session>>,
     /// When the lane tries again to follow the database, by the monotonic clock, after it could not.
     pub(super) follows_from: AtomicU64,
     /// The counts of this process.
@@ -195,6 +196,7 @@ impl Session {
             failures: AtomicU64::new(0),
             hooks: Hooks::default(),
             chores: Crew::new(WAITING),
+            me: OnceLock::new(),
             follows_from: AtomicU64::new(0),
             book: Book::new(),
             member: AtomicU64::new(0),

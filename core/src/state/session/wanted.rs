@@ -26,6 +26,8 @@ pub(crate) struct Writer {
     pub(in crate::state) is_due: AtomicBool,
     /// Held by the thread that writes. The lane's byte alone would cost the others system calls.
     pub(in crate::state) writing: PerProcess<()>,
+    /// The process, as its fork generation + 1, of which a thread writes what changes of policies have left. 0: none.
+    pub(in crate::state) settles: AtomicU64,
 }
 
 /// A key for which a caller waits.

@@ -1,6 +1,6 @@
 //! Writes the ledger: admitted starts are recorded after the decisions or, where a budget is used up, before them.
 //!
-//! There is no background thread. One caller at a time, of all processes, has the right to write (the store's mutex in
+//! There is no background thread (but see `settle.rs`). One caller at a time, of all processes, has the right to write (the store's mutex in
 //! this process and the lane's ledger byte). It gathers changes under the structure lock, releases that lock, commits, and
 //! takes the structure lock once more to mark what is written. So the disk, or another program that has locked the
 //! database, delays only callers whose own start must be written first. All callers that wait for the same commit share
@@ -15,6 +15,7 @@
 //! * [`Durability::Commit`](super::Durability): before the call returns, whatever the window.
 
 pub(super) mod restore;
+mod settle;
 pub(super) mod unwritten;
 pub(super) mod verify;
 
@@ -29,15 +30,13 @@ use crate::state::cells::locked::Locked;
 use crate::state::files::lane;
 use crate::state::ledger::database::Database;
 use crate::state::ledger::executions::Moment;
-use crate::state::ledger::gather::{Batch, ChangedKey, KEYS, record};
-use crate::state::ledger::policies::{KeySelection, KnownLimit};
+use crate::state::ledger::gather::{Batch, record};
 use crate::state::rare::take_back::take_back;
 use crate::state::session::wanted::{RefusedStart, Want};
 use crate::state::session::{LET_OTHERS, Session};
 use crate::time::{Now, monotonic_ns};
 use crate::waiting::MayWait;
 use crate::{fault, os};
-use std::cell::RefCell;
 use std::fs::File;
 use std::ptr;
 use std::sync::atomic::AtomicBool;
@@ -229,14 +228,28 @@ impl Session {
         while self.write_batch(lead, patience)? {}
         while !self.write(lead, patience, |locked| locked.gather(std::iter::empty(), true))?.news.is_empty() {}
         let limits = self.with_lane_of(lead, patience, |locked| Ok(locked.limits().collect::<Vec<_>>()))?;
-        self.write_limits(lead, patience, &limits)?;
-        self.write_missing(lead, patience)
+        self.write_limits(lead, (patience, None), &limits)?;
+        self.write_missing(lead, (patience, None))
+    }
+
+    /// Fails after a deadline, in the middle of long work.
+    fn in_time(&self, until: Option<Instant>) -> Result<()> {
+        match until.is_some_and(|until| Instant::now() >= until) {
+            true => Err(Error::busy(format!("writing the ledger of {}", self.url()))),
+            false => Ok(()),
+        }
     }
 
     /// Writes all starts of some limits.
-    fn write_limits(&self, lead: &Lead, patience: Duration, limits: &[LimitAt]) -> Result<()> {
+    fn write_limits(
+        &self,
+        lead: &Lead,
+        (patience, until): (Duration, Option<Instant>),
+        limits: &[LimitAt],
+    ) -> Result<()> {
         let mut from = Some((0, 0));
         while let Some(place) = from {
+            self.in_time(until)?;
             from = self.write(lead, patience, |locked| locked.gather_from(limits, place))?.next;
             if from.is_some() {
                 self.serve(lead, patience)?;
@@ -272,7 +285,8 @@ impl Session {
             return Ok(());
         }
         self.leading("forgetting in the ledger of", self.options.timeout, |lead, left| {
-            self.in_steps(lead, left, |database, first| database.forget(limit, hash.map(|hash| hash.0), until, first))
+            let forget = |database: &mut Database, first| database.forget(limit, hash.map(|hash| hash.0), until, first);
+            self.in_steps(lead, (left, None), forget)
         })
     }
 
@@ -280,11 +294,12 @@ impl Session {
     fn in_steps(
         &self,
         lead: &Lead,
-        patience: Duration,
+        (patience, until): (Duration, Option<Instant>),
         step: impl Fn(&mut Database, i64) -> Result<Option<i64>>,
     ) -> Result<()> {
         let mut from = Some(i64::MIN);
         while let Some(first) = from {
+            self.in_time(until)?;
             from = self.with_ledger(lead, |database| {
                 let (began, mut next) = (Instant::now(), step(database, first)?);
                 while let Some(first) = next.filter(|_| began.elapsed() < STEP) {
@@ -301,63 +316,6 @@ impl Session {
     fn serve(&self, lead: &Lead, patience: Duration) -> Result<()> {
         let is_wanted = self.home().has_listed() || !self.writer.wanted.lock().is_empty();
         if is_wanted { self.write_batch(lead, patience).map(drop) } else { Ok(()) }
-    }
-
-    /// Writes the starts from before policies changed, if possible. Since the lane has followed, the new policies bound
-    /// what can be missing from then on.
-    pub(super) fn settle_ledger(&self, timeout: Duration) {
-        if self.home().is_unsettled() && !self.rests() {
-            let _ = self.leading("writing the ledger of", timeout, |lead, left| self.write_missing(lead, left));
-        }
-    }
-
-    fn write_missing(&self, lead: &Lead, patience: Duration) -> Result<()> {
-        let (home, (after, to)) = (lead.home, (lead.home.settled(), lead.home.generation()));
-        if after >= to {
-            return Ok(());
-        }
-        let read =
-            |database: &mut Database| Ok((database.limits(Some(after))?, database.keys(KeySelection::Changed(after))?));
-        let (limits, keys) = self.with_ledger(lead, read)?;
-        let mut is_settled = true;
-        for KnownLimit { id, name, declared, .. } in limits.iter().filter(|known| known.missing.is_some()) {
-            let found = self.with_lane_of(lead, patience, |locked| {
-                let Some(limit) = locked.find_known(name, *id) else { return Ok(None) };
-                // No start may happen under an earlier policy any more.
-                locked.finish_change(limit)?;
-                Ok(Some((limit, locked.of(&locked.limit(limit).table()).has_lost_more())))
-            })?;
-            let Some((limit, has_lost)) = found else {
-                // The next attempt reads its name again.
-                is_settled = false;
-                continue;
-            };
-            self.write_limits(lead, patience, &[limit])?;
-            let longest = declared.current().longest();
-            self.in_steps(lead, patience, |database, first| database.keep(*id, None, longest, first))?;
-            is_settled &= !has_lost;
-            if !has_lost {
-                self.with_ledger(lead, |database| database.has_all(*id, to))?;
-            }
-        }
-        for keys in keys.chunks(KEYS as usize) {
-            let changed = RefCell::default();
-            self.write(lead, patience, |locked| locked.gather_keys(keys, &mut changed.borrow_mut()))?;
-            for (known, ChangedKey { counts, may_lack }) in keys.iter().zip(changed.take()) {
-                if let Some((hash, longest)) = counts {
-                    let keep = |database: &mut Database, first| database.keep(known.id, Some(hash), longest, first);
-                    self.in_steps(lead, patience, keep)?;
-                }
-                is_settled &= !may_lack;
-                if !may_lack {
-                    self.with_ledger(lead, |database| database.has_all_of(known, to))?;
-                }
-            }
-        }
-        if is_settled {
-            home.set_settled(after, to);
-        }
-        Ok(())
     }
 
     /// The database, for the holder of the right to write the ledger.
