@@ -606,7 +606,9 @@ class Permit:
 
     def settle(self, actual: int) -> None:
         """Ends the permit of a job that has used actual units instead of its weight. Unused units are free again at
-        once. Additional units are owed, up to one whole capacity, and delay later starts."""
+        once. Additional units are owed, up to one whole capacity, and delay later starts. Where units cool down, both cool
+        down from now on. A concurrency limit without a cooldown raises Unsupported.
+        """
 
     def complete_async(self) -> Coroutine[None, None, None]:
         """As complete, for event loops: await it. Waiting for the store does not block the loop. The call finishes even
