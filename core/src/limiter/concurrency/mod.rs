@@ -473,6 +473,10 @@ impl Quiet for ConcurrencyLimiter {
 }
 
 impl Awaited for ConcurrencyLimiter {
+    fn prepare(&self, key: &str) -> Result<()> {
+        self.limit.with_key(key, |_| Ok(()))
+    }
+
     fn claim(&self, key: &str, weight: u64, _terms: Terms) -> Result<Claim> {
         policy::check_some(weight)?;
         let claimed = || {
