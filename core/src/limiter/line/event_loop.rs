@@ -341,6 +341,25 @@ impl Line {
         }
     }
 
+    /// Returns the waiter that [`Line::advance_one`] would start now, if that is known without asking the store. A loop that cannot
+    /// run a waiter at once wakes it first, and calls [`Line::advance_one`] when that waiter goes on. So its start counts from then,
+    /// however long the loop was busy in between. (The outcome may be another one by then, also another waiter's.)
+    pub fn next_to_start(&self) -> Option<WaiterId> {
+        if self.is_the_parent_s() || !self.over.is_empty() {
+            return None;
+        }
+        let now = self.clock().now().floor;
+        match self.due.first()? {
+            (due, _) if *due > now => None,
+            (_, Due::OwnPlace(id)) => Some(*id),
+            (_, Due::Key(key)) => {
+                let clock = self.clock();
+                let pass = Pass { slice: self.slice(), ..Pass::new(&*self.limiter, key, &clock) };
+                self.keys.get(key)?.line.next_to_start(&pass).map(|(_, id)| id)
+            }
+        }
+    }
+
     /// Does all work that is due, and appends the waits that ended. Returns the time until it has to be called again;
     /// `None`: there are no waiters. Call it after that time, and at any other time; a call with nothing due is cheap.
     pub fn advance(&mut self, over: &mut Vec<(WaiterId, Outcome)>) -> Option<Duration> {
