@@ -78,6 +78,8 @@ export const enum Status {
   waiting = 2,
   /** The waiter's timeout has passed, or would pass before its turn. */
   expired = 3,
+  /** The waiter has not joined: what it would have waited for is done. It joins by another call. */
+  prepared = 4,
 }
 
 /** A question to a limiter written in JavaScript. */

@@ -147,7 +147,8 @@ export class Permit {
 
   /**
    * Completes the start with `actual` units instead of its weight. Unused units are free again at once. Excess units are owed, up
-   * to the limit's whole capacity, and delay later starts. A concurrency limit throws a `LimitError` with code "unsupported".
+   * to the limit's whole capacity, and delay later starts. Where units cool down, those that were used and those that are owed do so
+   * from now on. A concurrency limit without a cooldown throws a `LimitError` with code "unsupported".
    */
   settle(actual: number): void {
     this._end(Op.settle, this.#limiter, whole("actual", actual));

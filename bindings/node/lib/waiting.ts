@@ -95,7 +95,7 @@ export class Line {
     const waiter = new Waiter(request, caller);
     if (signal !== undefined) waiter.unlisten = onAbort(signal, () => this.#abort(waiter));
     const opening = this.#limiter._opening();
-    if (opening === null && this.#coming === 0) return this.#join(waiter);
+    if (opening === null && this.#coming === 0) return this.#soon(() => this.#join(waiter));
     this.#coming++;
     const afterwards = (then: () => void) =>
       oneByOne(() => {
@@ -103,7 +103,7 @@ export class Line {
         then();
       });
     Promise.resolve(opening).then(
-      () => afterwards(() => this.#join(waiter)),
+      () => afterwards(() => this.#soon(() => this.#join(waiter))),
       (error) => afterwards(() => this.#reject(waiter, this.#limiter._notDecided(error))),
     );
   }
@@ -122,28 +122,28 @@ export class Line {
   }
 
   #join(waiter: Waiter): void {
-    this.#soon(() => {
-      if (waiter.isOver) return;
-      const { key, weight, priority, timeout, grace, place } = waiter.request;
+    if (waiter.isOver) return;
+    const { key, weight, priority, timeout, grace, place } = waiter.request;
+    try {
+      if (place !== undefined) this.#limiter._put("place", place);
+    } catch (error) {
+      return this.#reject(waiter, error);
+    }
+    ints[Int.priority] = priority;
+    numbers[Num.time] = timeout;
+    numbers[Num.grace] = grace;
+    this.#do(place === undefined ? Op.join : Op.joinWithPlace, key, weight, (answer) => {
       try {
-        if (place !== undefined) this.#limiter._put("place", place);
+        this.#joined(waiter, answer());
       } catch (error) {
-        return this.#reject(waiter, error);
+        this.#reject(waiter, error);
       }
-      ints[Int.priority] = priority;
-      numbers[Num.time] = timeout;
-      numbers[Num.grace] = grace;
-      this.#do(place === undefined ? Op.join : Op.joinWithPlace, key, weight, (answer) => {
-        try {
-          this.#joined(waiter, answer());
-        } catch (error) {
-          this.#reject(waiter, error);
-        }
-      });
     });
   }
 
   #joined(waiter: Waiter, status: Status): void {
+    // The thread pool made what its start needs. It is decided now, when the waiter can go on: the loop may have been busy meanwhile.
+    if (status === Status.prepared) return this.#join(waiter);
     const { place } = waiter.request;
     const due = numbers[Num.due]!;
     if (place instanceof Permit) place._useUp(); // From now on it belongs to the waiter.

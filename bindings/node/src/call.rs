@@ -273,6 +273,10 @@ impl Core {
         let (is_taking, core) = (buffer.is_taking(), self.clone());
         let call = move |_: &dyn Limiter| {
             let mut after = buffer.clone();
+            if core.prepare(&buffer)? {
+                after.put_status(Status::Prepared);
+                return Ok(after);
+            }
             match core.call(&mut after) {
                 // A line that has waited for a while lets others ask; `due` says when to advance it again.
                 Err(Error::WouldWait) if buffer.is_advancing() => Ok(after),
@@ -306,6 +310,12 @@ impl Core {
         }
     }
 
+    /// Prepares what a waiter waits for that joins. Returns whether it can then join in the loop.
+    fn prepare(&self, buffer: &CallBuffer) -> Result<bool, Error> {
+        let is_joining = buffer.operation == Operation::Join as i32;
+        Ok(is_joining && self.waiting()?.line.prepare(key_in(&buffer.text, buffer.text_length)?))
+    }
+
     /// The line. `lib/waiting.ts` never makes two calls of it at once.
     fn waiting(&self) -> Result<MutexGuard<'_, WaitingLine>, Error> {
         let reason = || Error::Unsupported { reason: "a call of a line while another call uses it".to_owned() };
@@ -316,10 +326,7 @@ impl Core {
     fn call(&self, buffer: &mut CallBuffer) -> Result<(), Error> {
         let limiter = &*self.limiter;
         let operation = Operation::from_number(buffer.operation).ok_or_else(|| unknown(buffer.operation))?;
-        let key = match usize::try_from(buffer.text_length).unwrap_or(0).min(TEXT_BYTES) {
-            0 => "",
-            length => str::from_utf8(&buffer.text[..length]).map_err(|_| not_text())?,
-        };
+        let key = key_in(&buffer.text, buffer.text_length)?;
         // Saturates: a number that is too large exceeds every limit.
         let weight = buffer.weight as u64;
         match operation {
@@ -474,6 +481,14 @@ impl Core {
         {
             buffer.put_text(name);
         }
+    }
+}
+
+#[inline(always)]
+fn key_in(text: &[u8; TEXT_BYTES], length: i32) -> Result<&str, Error> {
+    match usize::try_from(length).unwrap_or(0).min(TEXT_BYTES) {
+        0 => Ok(""),
+        length => str::from_utf8(&text[..length]).map_err(|_| not_text()),
     }
 }
 

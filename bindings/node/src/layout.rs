@@ -118,6 +118,8 @@ numbers! {
         Waiting = 2,
         /// The waiter's timeout has passed, or would pass before its turn.
         Expired = 3,
+        /// The waiter has not joined: what it would have waited for is done. It joins by another call.
+        Prepared = 4,
     }
 }
 

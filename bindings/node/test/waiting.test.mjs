@@ -363,6 +363,36 @@ const WAYS = {
   wrap: (limiter, work) => limiter.wrap(work)(),
 };
 
+// Some new keys need more memory, which the thread pool makes. It used to decide the start, too: while the loop was busy, so that it
+// counted long before its work began.
+test("the first start of a key is decided when its work begins, though it had to wait for space", async (t) => {
+  for (const url of ["memory:", `sqlite:${directory(t)}/limits.db`]) {
+    const clock = new ManualClock();
+    const limiter = new RateLimiter(new Store(url, { clock }), "calls", { maxExecutions: 1, windowSizeInSeconds: 1 });
+    await limiter.open();
+    let late = 0;
+    for (let n = 0; n < 200; n++) {
+      const key = `key ${n}`;
+      let hasBegun = false;
+      const start = limiter.acquire({ key }).then(() => (hasBegun = true));
+      for (let turn = 0; turn < 100 && !hasBegun; turn++) await null;
+      if (!hasBegun) {
+        late++;
+        for (let turn = 0; turn < 3; turn++) await new Promise((resolve) => setImmediate(resolve));
+      }
+      if (!hasBegun) {
+        // The loop is busy, and the thread pool is not.
+        Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 50);
+        clock.advance("60ms");
+      }
+      await start;
+      clock.advance("999ms");
+      assert.equal(limiter.peek({ key }).remaining, 0, `${url}: ${key} began less than a second ago`);
+    }
+    assert.ok(late > 0, url);
+  }
+});
+
 // A start counts from its decision. Once all of them were decided first and the work of all of them followed, later than the limit knew:
 // with the next ones, twice the limit started within a window.
 test("each start is decided when its work begins, however many ask at once", async () => {

@@ -160,6 +160,21 @@ impl Line {
         ended.collect()
     }
 
+    /// In a thread that may wait: does what the first start of a waiter's key waits for, if it does, so that the waiter can join in
+    /// its loop, which then decides the start when the waiter goes on. Returns False if the start itself has to wait.
+    fn prepare(&self, py: Python<'_>, waiter: &Bound<'_, Waiter>) -> bool {
+        let (key, has_place) = {
+            let waiter = waiter.borrow();
+            (waiter.key.clone(), waiter.place.is_some())
+        };
+        !has_place && self.call(py, true, |core| core.prepare(&key))
+    }
+
+    /// Returns the number of the waiter that `advance` would start now, if that is known.
+    fn next_to_start(&self) -> Option<WaiterId> {
+        lock(&self.core).next_to_start()
+    }
+
     /// Returns whether hooks must be called.
     fn has_hook_calls(&self) -> bool {
         !lock(&self.pending).is_empty()

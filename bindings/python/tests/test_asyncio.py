@@ -267,6 +267,31 @@ def test_each_start_is_decided_when_its_work_begins():
     assert limiter.peek().remaining == 2
 
 
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_start_in_a_busy_loop_counts_from_its_work(waits):
+    """Its task was woken after the decision, and the loop did other work before it went on. The first start of some keys, which need
+    more space, was even decided in another thread."""
+    clock = ManualClock()
+    limiter = RateLimiter(Store("memory:", clock=clock), "jobs", max_executions=1, window_size_in_seconds=60)
+    counted = []
+
+    async def job(key):
+        async with limiter.acquire_async(key, grace=30):
+            counted.append(limiter.peek(key).retry_after)
+
+    async def main():
+        jobs = [asyncio.create_task(job(f"key {n}")) for n in range(5 if waits else 100)]
+        while not all(task.done() for task in jobs):
+            clock.advance(0.01)
+            await asyncio.sleep(0)
+
+    if waits:
+        for n in range(5):
+            assert limiter.try_acquire(f"key {n}")
+    asyncio.run(main())
+    assert set(counted) == {60}
+
+
 def test_starts_that_were_asked_for_before_the_store_was_open_are_decided_one_by_one(url):
     """Once they were all decided in the thread that opened it, and the work of all of them followed later."""
     clock = ManualClock()
@@ -467,22 +492,23 @@ def test_waiters_move_up_when_one_leaves(url):
     assert order == [0, *range(1, 20, 2)]
 
 
-def test_an_admitted_waiter_that_is_cancelled_returns_its_start():
+def test_a_waiter_that_is_cancelled_when_it_has_been_woken_leaves_its_turn_to_the_next_one():
     limiter = ConcurrencyLimiter(1)
 
     async def main():
         permit = limiter.try_acquire()
-        waiter = asyncio.create_task(limiter.acquire_async())
+        waiter, behind = (asyncio.create_task(limiter.acquire_async()) for _ in range(2))
         await asyncio.sleep(0)
         permit.complete()
-        while limiter.can_proceed() or not waiter._fut_waiter.done():  # Until it is notified.
+        while not waiter._fut_waiter.done():  # Until it is woken.
             await asyncio.sleep(0)
         waiter.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiter
+        (await behind).complete()
 
     asyncio.run(main())
-    until(limiter.can_proceed)
+    assert limiter.can_proceed()
 
 
 def test_a_completion_in_another_thread_wakes_the_loop():

@@ -31,6 +31,7 @@
 //! 6. Where units cool down, the caller that ends a lease first takes its units once more: for nobody (COOLING), until a
 //!    given tick, and even if the limit is full. So at every moment at least one of the two counts. If the caller dies in
 //!    between, both count. The lease then ends at its deadline, or when its owner is found dead, and cools down as well.
+//!    If fewer units cool down than it had, the end frees the others. If more do, they have a second slot.
 //!
 //! # Correctness
 //!
@@ -533,6 +534,19 @@ impl<'a> Leases<'a> {
         Ok(false)
     }
 
+    /// The same, but of its units only `used` cool down, and the others are free at once. Units that were used beyond those of the
+    /// lease are owed: at most `max` of them cool down, too.
+    #[cold]
+    pub fn settle(&self, lease: Lease, used: u64, max: u64, until: Tick) -> Result<bool, NotEnded> {
+        while let Some(at) = self.find(lease)? {
+            let weight = weight_of(at.word);
+            if self.end_to_cool(at, [used.min(weight), used.saturating_sub(weight).min(max)], until)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// Ends the oldest start that this owner recorded without a permit, if there is one. Its units are free from `until`
     /// on.
     pub fn complete(&self, owner: u64, until: Tick) -> Result<bool, NotEnded> {
@@ -574,17 +588,32 @@ impl<'a> Leases<'a> {
     #[cold]
     #[inline(never)]
     fn end_cooling(&self, at: SlotWord, until: Tick) -> Result<bool, NotEnded> {
-        let weight = weight_of(at.word);
+        self.end_to_cool(at, [weight_of(at.word), 0], until)
+    }
+
+    /// Ends what a slot held when it was read. These units, of which each part is at most [`MAX`], cool down.
+    fn end_to_cool(&self, at: SlotWord, units: [u64; 2], until: Tick) -> Result<bool, NotEnded> {
         let (owner, deadline) = (COOLING | until, NEVER);
+        let cool = |weight: u64| match weight {
+            0 => Ok(None),
+            _ => self.admit(Request { weight, max: u64::MAX, owner, deadline, is_recorded: false }),
+        };
         // (Deciding 6) Before the lease ends, so that one of the two counts at every moment.
-        let cooling = self.admit(Request { weight, max: u64::MAX, owner, deadline, is_recorded: false })?;
-        let Some(cooling) = cooling else { return Err(NotEnded::Crowded) };
+        let cooling = [cool(units[0])?, cool(units[1])?];
+        if cooling.iter().zip(units).any(|(lease, units)| lease.is_none() && units > 0) {
+            self.give_back_all(cooling)?;
+            return Err(NotEnded::Crowded);
+        }
         fault::point("lease-cooling");
         let is_mine = self.end(at);
         if !is_mine {
-            self.give_back(cooling)?;
+            self.give_back_all(cooling)?;
         }
         Ok(is_mine)
+    }
+
+    fn give_back_all(&self, leases: [Option<Lease>; 2]) -> Result<(), Sealed> {
+        leases.into_iter().flatten().try_for_each(|lease| self.give_back(lease).map(drop))
     }
 
     /// Returns the units of an ENDING slot. `false`: another caller did.

@@ -613,6 +613,44 @@ fn reclaiming_renewing_and_ending_race_for_each_lease() {
 
 /// Late renewals, deaths, and ends for which there is no slot: see the fields of `Leases`.
 #[test]
+fn units_that_were_used_cool_down_and_those_that_are_owed_do_too() {
+    let key = Key::new(5);
+    let free_at = |units| key.leases().free_at(units, 0).unwrap();
+    let less = key.take(3, 5).unwrap();
+    assert_eq!(key.leases().settle(less, 1, 5, 50), Ok(true));
+    assert_eq!((key.live(), free_at(1)), (1, Some(50)));
+    assert_eq!(key.leases().settle(less, 3, 5, 90), Ok(false), "it has ended");
+    let nothing = key.take(4, 5).unwrap();
+    assert_eq!(key.leases().settle(nothing, 0, 5, 90), Ok(true));
+    assert_eq!(key.live(), 1);
+    let more = key.take(4, 5).unwrap();
+    assert_eq!(key.leases().settle(more, u64::MAX, 5, 90), Ok(true));
+    assert_eq!((key.live(), free_at(2), free_at(10)), (10, Some(90), Some(90)));
+    key.rewrite();
+    assert_eq!((key.reclaim(50, &[]), key.reclaim(89, &[]), key.reclaim(90, &[])), (1, 0, 9));
+    let all = Key::new(MAX);
+    let heaviest = all.take(MAX, MAX).unwrap();
+    assert_eq!(all.leases().settle(heaviest, u64::MAX, MAX, 90), Ok(true));
+    assert_eq!((all.live(), all.reclaim(90, &[])), (2 * MAX, 2 * MAX));
+}
+
+/// The second slot is not there, so the lease is still held, and nothing cools down.
+#[test]
+fn what_is_owed_without_a_slot_for_it_has_not_ended() {
+    let key = Key::new(8);
+    let mut leases: Vec<Lease> = (0..8).map(|_| key.take(1, 8).unwrap()).collect();
+    let last = leases.pop().unwrap();
+    for lease in leases {
+        assert_eq!(key.leases().settle(lease, 2, 8, 50), Ok(true));
+    }
+    assert_eq!(key.leases().settle(last, 2, 8, 50), Err(NotEnded::Crowded));
+    assert_eq!((key.live(), key.leases().is_held(last)), (15, Ok(true)));
+    assert_eq!(key.reclaim(50, &[]), 14);
+    assert_eq!(key.leases().settle(last, 2, 8, 90), Ok(true));
+    assert_eq!(key.live(), 2);
+}
+
+#[test]
 fn units_cool_down_whatever_else_happens_to_their_slot() {
     let key = Key::new(2);
     let take = || key.leases().take(1, 2, ME, NEVER).unwrap().unwrap();

@@ -107,7 +107,8 @@ pub trait Limiter: Places + Scheduler {
     /// permit has already ended.
     ///
     /// # Errors
-    /// As for [`Limiter::cancel`]; [`Error::Unsupported`](crate::Error::Unsupported) for limits that are not timed.
+    /// As for [`Limiter::cancel`]; [`Error::Unsupported`](crate::Error::Unsupported) for limits of concurrent starts without a
+    /// [cooldown](crate::Policy::with_cooldown): all of their units are free when the job ends.
     fn settle(&self, permit: &RawPermit, actual: u64) -> Result<()>;
 
     /// Says that the job has reached the server that counts it, as when the head of its response is here. Where units

@@ -217,6 +217,11 @@ pub trait Quiet: Behind {
 /// What a line asks of the limiter that its callers wait for. Nothing is counted before the outcome is known.
 #[doc(hidden)]
 pub trait Awaited: Quiet {
+    /// Does for a key what its first start would wait for: opens the limit, and makes or restores the key's state. Starts nothing.
+    fn prepare(&self, _key: &str) -> Result<()> {
+        Ok(())
+    }
+
     /// Starts now, or takes a place if there is one.
     fn claim(&self, key: &str, weight: u64, terms: Terms) -> Result<Claim>;
 

@@ -339,7 +339,7 @@ impl Engine for Postgres {
             Family::Log => "decide_log",
             Family::Bucket => "decide_bucket",
             Family::Window => "decide_window",
-            Family::Leases => "decide_leases",
+            Family::Leases => "decide_concurrency",
         };
         let place = || (call.limit.to_owned(), call.key.map(uuid));
         let request = |patience: Value| Request::Decision { function, values: values(patience), place: place() };

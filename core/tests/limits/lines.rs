@@ -772,3 +772,52 @@ fn a_call_that_takes_long_leaves_the_rest_to_the_next() {
     }
     assert_eq!(left, in_pool);
 }
+
+/// A loop that must not wait leaves to a thread what a key's first start needs, and decides the start itself: when its caller goes on.
+#[test]
+fn a_loop_decides_the_first_start_of_a_key_whose_space_was_made_elsewhere() {
+    let mut bench = Bench::new("1/1s");
+    let mut prepared = 0;
+    for n in 0..200 {
+        let key = format!("key {n}");
+        let mut joined = MayWait::Never.during(|| bench.line.join(Waiter::new(&key, 1)));
+        if joined == Err(Error::WouldWait) {
+            assert!(bench.line.is_empty());
+            assert!(bench.line.prepare(&key));
+            assert!(!bench.line.prepare(&key), "nothing is left to do");
+            assert_eq!(bench.limiter.peek(&key, 1).unwrap().remaining, 1, "nothing has started");
+            prepared += 1;
+            joined = MayWait::Never.during(|| bench.line.join(Waiter::new(&key, 1)));
+        }
+        assert!(matches!(joined, Ok(Joined::Done(Outcome::Admitted(_)))), "{key}: {joined:?}");
+    }
+    assert!(prepared > 0);
+}
+
+#[test]
+fn it_is_known_who_would_start_next_without_a_start() {
+    let mut bench = Bench::new("1/1s");
+    bench.limiter.attempt("", 1).unwrap();
+    let first = bench.join(Waiter::new("", 1));
+    bench.join(Waiter::new("", 1)).unwrap();
+    assert_eq!(bench.line.next_to_start(), None);
+    bench.clock.advance(ms(1_000));
+    assert_eq!([bench.line.next_to_start(), bench.line.next_to_start()], [first, first]);
+    let urgent = bench.join(Waiter::new("", 1).priority(-1));
+    assert_eq!(bench.line.next_to_start(), urgent);
+    bench.line.leave(urgent.unwrap());
+    assert_eq!(bench.line.next_to_start(), first);
+    let mut over = Vec::new();
+    bench.line.advance_one(&mut over);
+    assert!(matches!(&over[..], [(id, Outcome::Admitted(_))] if Some(*id) == first), "{over:?}");
+    assert_eq!(bench.line.next_to_start(), None);
+
+    let mut bench = Bench::new("1 concurrent");
+    let Attempt::Admitted(permit) = bench.limiter.attempt("", 1).unwrap() else { panic!("denied") };
+    let first = bench.join(Waiter::new("", 1));
+    bench.line.wake(None);
+    assert_eq!(bench.line.next_to_start(), None, "it is asked for without success");
+    bench.limiter.complete(&permit).unwrap();
+    bench.line.wake(None);
+    assert_eq!(bench.line.next_to_start(), first);
+}

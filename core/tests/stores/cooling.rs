@@ -129,6 +129,10 @@ fn no_window_has_more_wherever_its_starts_are_counted() {
                         std::thread::sleep(Duration::from_micros(random.below(8_000)));
                         limiter.complete(&permit).unwrap();
                     }
+                    2 => {
+                        start[2].store(now_ns(), Release);
+                        limiter.settle(&permit, 1 + random.below(3)).unwrap();
+                    }
                     _ => {
                         start[2].store(now_ns(), Release);
                         limiter.complete(&permit).unwrap();

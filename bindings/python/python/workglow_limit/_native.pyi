@@ -606,7 +606,9 @@ class Permit:
 
     def settle(self, actual: int) -> None:
         """Ends the permit of a job that has used actual units instead of its weight. Unused units are free again at
-        once. Additional units are owed, up to one whole capacity, and delay later starts."""
+        once. Additional units are owed, up to one whole capacity, and delay later starts. Where units cool down, both
+        cool down from now on. A concurrency limit without a cooldown raises Unsupported.
+        """
 
     def complete_async(self) -> Coroutine[None, None, None]:
         """As complete, for event loops: await it. Waiting for the store does not block the loop. The call finishes even
@@ -1140,6 +1142,15 @@ class Line:
     def advance(self, wait: bool) -> list[tuple[int, Permit | Exception]]:
         """Does the work that is due for one waiter, which starts before the next one is decided. Returns the waits that
         ended, by number, each with a permit or an exception."""
+
+    def prepare(self, waiter: Waiter) -> bool:
+        """In a thread that may wait: does what the first start of a waiter's key waits for, if it does, so that the
+        waiter can join in its loop, which then decides the start when the waiter goes on. Returns False if the start
+        itself has to wait.
+        """
+
+    def next_to_start(self) -> int | None:
+        """Returns the number of the waiter that `advance` would start now, if that is known."""
 
     def has_hook_calls(self) -> bool:
         """Returns whether hooks must be called."""

@@ -142,6 +142,28 @@ def test_a_late_waiter_keeps_its_place_within_its_grace(url, loop):
     assert permits[0].ready_at is not None
 
 
+def test_a_start_in_a_busy_loop_counts_from_its_work(loop):
+    clock = ManualClock()
+    limiter = RateLimiter(Store("memory:", clock=clock), "jobs", max_executions=1, window_size_in_seconds=60)
+    counted = []
+
+    async def job(key):
+        async with limiter.acquire_async(key, grace=30):
+            counted.append(limiter.peek(key).retry_after)
+
+    async def main():
+        async with anyio.create_task_group() as group:
+            for key in "abc":
+                limiter.try_acquire(key)
+                group.start_soon(job, key)
+            while len(counted) < 3:
+                clock.advance(0.01)
+                await anyio.sleep(0)
+
+    loop(main)
+    assert counted == [60, 60, 60]
+
+
 @pytest.mark.parametrize("how", ["scope", "timeout", "group"])
 def test_a_cancelled_waiter_returns_its_place(how, url, loop):
     limiter = RateLimiter(Store(url, clock=ManualClock()), "jobs", max_executions=1, window_size_in_seconds=60)

@@ -588,6 +588,10 @@ impl Awaited for CompositeLimiter {
         });
     }
 
+    fn prepare(&self, key: &str) -> Result<()> {
+        self.children()?.iter().try_for_each(|child| child.prepare(key))
+    }
+
     fn claim(&self, key: &str, weight: u64, terms: Terms) -> Result<Claim> {
         self.do_claim((key, weight), terms)
     }

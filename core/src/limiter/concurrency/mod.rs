@@ -277,8 +277,29 @@ impl Limiter for ConcurrencyLimiter {
         self.end(permit, true)
     }
 
-    fn settle(&self, _: &RawPermit, _: u64) -> Result<()> {
-        unsupported("settle", "a concurrency limit: its units become free when the job ends")
+    #[cold]
+    fn settle(&self, permit: &RawPermit, actual: u64) -> Result<()> {
+        if self.own(permit)? == LeasePermit::UNCOUNTED {
+            return Ok(());
+        }
+        let settled = || {
+            if self.limit.is_served() {
+                return self.settle_on_server(permit, actual);
+            }
+            self.with_lease(permit, |found, leases, lease| match Self::cools_until(found) {
+                0 => Ok(false),
+                until => {
+                    if leases.settle(lease, actual, found.table.capacity, until)? {
+                        Self::ring(leases);
+                    }
+                    Ok(true)
+                }
+            })
+        };
+        match self.limit.or_instead(settled, |_| None)? {
+            Some(false) => unsupported("settle", "a concurrency limit: its units become free when the job ends"),
+            _ => Ok(()),
+        }
     }
 
     fn renew(&self, permit: &RawPermit) -> Result<()> {
@@ -452,6 +473,10 @@ impl Quiet for ConcurrencyLimiter {
 }
 
 impl Awaited for ConcurrencyLimiter {
+    fn prepare(&self, key: &str) -> Result<()> {
+        self.limit.with_key(key, |_| Ok(()))
+    }
+
     fn claim(&self, key: &str, weight: u64, _terms: Terms) -> Result<Claim> {
         policy::check_some(weight)?;
         let claimed = || {

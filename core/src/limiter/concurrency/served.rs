@@ -156,18 +156,18 @@ impl ConcurrencyLimiter {
     }
 
     /// Requests something about a lease of this process. `None`: it belongs to another process.
-    fn with_lease_on_server(
+    fn with_lease_on_server<R>(
         &self,
         permit: &RawPermit,
-        is_held: impl Fn(&Key, Lease, &[i64]) -> Result<bool, Blocked>,
-    ) -> Result<Option<bool>> {
+        request: impl Fn(&Key, Lease, &[i64]) -> Result<R, Blocked>,
+    ) -> Result<Option<R>> {
         let LeasePermit { owner, index, fence, key } = self.own(permit)?;
         if owner != self.limit.store().owner()? {
             return Ok(None);
         }
         let lease = Lease { index, fence };
         let arguments = [&[number(index), number(fence)][..], &owner_of(&self.limit)?].concat();
-        self.limit.with_hash(Hash(key), |found| is_held(found, lease, &arguments)).map(Some)
+        self.limit.with_hash(Hash(key), |found| request(found, lease, &arguments)).map(Some)
     }
 
     pub(super) fn end_on_server(&self, permit: &RawPermit, is_cancelled: bool) -> Result<()> {
@@ -186,6 +186,26 @@ impl ConcurrencyLimiter {
             self.tell_of_loss();
         }
         Ok(())
+    }
+
+    /// Ends a lease of which only so many units cool down. `false`: this limit has no cooldown.
+    pub(super) fn settle_on_server(&self, permit: &RawPermit, actual: u64) -> Result<Option<bool>> {
+        let is_lost = self.with_lease_on_server(permit, |found, lease, arguments| {
+            if found.table.policy.cooldown() == 0 {
+                return Ok(None);
+            }
+            let may_be_lost = renewal::let_go(&self.limit, lease);
+            // (There, the slot of a lease is its weight.)
+            let units = actual.min(lease.index.saturating_add(found.table.capacity));
+            let arguments = [arguments, &[number(units)]].concat();
+            let [_, was_held] = self.limit.ask(found, "settle", &arguments)?;
+            Self::call_waiters(found);
+            Ok(Some(may_be_lost && was_held == 0))
+        })?;
+        if is_lost == Some(Some(true)) {
+            self.tell_of_loss();
+        }
+        Ok(is_lost.map(|is_lost| is_lost.is_some()))
     }
 
     /// Begins the cooldown of a lease, if there is one. Returns whether it did.

@@ -183,6 +183,22 @@ impl Line {
         joined
     }
 
+    /// After [`Line::join`] returned [`Error::WouldWait`], in a thread that may wait: does what a first start of this key waits
+    /// for, at most for moments. If it did something, the loop can call [`Line::join`] again. The start is then decided there,
+    /// when its caller goes on, not in this thread, long before a busy loop comes to it. If not, the start itself has to wait:
+    /// join in this thread.
+    pub fn prepare(&self, key: &str) -> bool {
+        let prepare = || self.limiter.prepare(key);
+        MayWait::Never.during(|| self.is_unprepared(key))
+            && MayWait::in_slice(Instant::now(), self.slice(), prepare).is_ok()
+    }
+
+    /// Returns whether a caller that must not wait has to wait for what [`Line::prepare`] does.
+    fn is_unprepared(&self, key: &str) -> bool {
+        let is_never = MayWait::here() == MayWait::Never && self.errands.is_none();
+        is_never && self.limiter.prepare(key) == Err(Error::WouldWait)
+    }
+
     fn quiet_join(&mut self, waiter: Waiter<'_>) -> Result<Joined> {
         self.forget_parents_waiters();
         if let Some(wake) = self.wake.take() {
@@ -235,12 +251,18 @@ impl Line {
             self.send(key, entry, Errand { joining: vec![joining], ..Errand::default() });
             return Ok(Joined::Waiting(id));
         }
-        if joined.is_ok() && own.is_none() {
+        let is_unprepared = would_wait && !is_over && self.is_unprepared(&key);
+        if is_unprepared {
+            entry.line.leave(&*self.limiter, rank);
+        } else if joined.is_ok() && own.is_none() {
             self.seat(key.clone(), &joining);
         }
         self.publish(&key, out);
         self.keep(key, entry);
         joined?;
+        if is_unprepared {
+            return Err(Error::WouldWait);
+        }
         match own {
             Some(Outcome::Failed(error)) => Err(error),
             Some(outcome) => Ok(Joined::Done(outcome)),
@@ -315,6 +337,25 @@ impl Line {
                 self.limiter.sent_away(key, *weight);
                 self.waiters.remove(&id);
                 self.over.push((id, Outcome::Expired(LOOK_AGAIN)));
+            }
+        }
+    }
+
+    /// Returns the waiter that [`Line::advance_one`] would start now, if that is known without asking the store. A loop that cannot
+    /// run a waiter at once wakes it first, and calls [`Line::advance_one`] when that waiter goes on. So its start counts from then,
+    /// however long the loop was busy in between. (The outcome may be another one by then, also another waiter's.)
+    pub fn next_to_start(&self) -> Option<WaiterId> {
+        if self.is_the_parent_s() || !self.over.is_empty() {
+            return None;
+        }
+        let now = self.clock().now().floor;
+        match self.due.first()? {
+            (due, _) if *due > now => None,
+            (_, Due::OwnPlace(id)) => Some(*id),
+            (_, Due::Key(key)) => {
+                let clock = self.clock();
+                let pass = Pass { slice: self.slice(), ..Pass::new(&*self.limiter, key, &clock) };
+                self.keys.get(key)?.line.next_to_start(&pass).map(|(_, id)| id)
             }
         }
     }

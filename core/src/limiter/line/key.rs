@@ -294,6 +294,19 @@ impl KeyLine {
         next
     }
 
+    /// Returns the waiter that a pass would start now, if that is known without asking the store.
+    pub fn next_to_start(&self, pass: &Pass) -> Option<Rank> {
+        if self.is_blocked || self.has_taken() || !self.surplus.is_empty() {
+            return None;
+        }
+        let Some(first) = self.places.front() else {
+            let (rank, waiting) = self.waiters.first_key_value()?;
+            let seen = MayWait::Never.during(|| pass.limiter.peek_again(pass.key, waiting.weight));
+            return seen.is_ok_and(|seen| seen.admitted).then_some(*rank);
+        };
+        if first.ready <= pass.now() { self.first_of(first.weight) } else { None }
+    }
+
     /// Returns when a waiter that is not woken has to check again: the first one drives the line, the others check when
     /// they may start.
     pub fn needs(&self, pass: &Pass, rank: Rank) -> Tick {

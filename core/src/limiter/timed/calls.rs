@@ -68,6 +68,10 @@ impl<T: InStore> Places for T {
 }
 
 impl<T: InStore> Awaited for T {
+    fn prepare(&self, key: &str) -> Result<()> {
+        self.timed().limit.with_key(key, |_| Ok(()))
+    }
+
     fn claim(&self, key: &str, weight: u64, terms: Terms) -> Result<Claim> {
         let claimed = || self.timed().do_claim((key, weight), terms);
         self.timed().limit.or_instead(claimed, |is_admitted| match is_admitted {

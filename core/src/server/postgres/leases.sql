@@ -26,6 +26,8 @@
 -- view weight OWNER turn              -> {0, now, live, gate, soonest, others…}; writes nothing
 -- complete slot fence OWNER ran       -> {0, now, was_held}; also for leases recorded by `start`; ran 0: for cancel, so the
 --                                        units are free at once
+-- settle slot fence OWNER units       -> {0, now, was_held}: only so many units cool down, or more than it had, and the others are
+--                                        free at once; only with a cooldown
 -- renew slot fence OWNER lease again  -> {0, now, is_held, expiry}; an end never becomes earlier; expiry -1: never.
 --                                        again 1: if leases may have been lost, it is held again, as long as no other
 --                                        start is admitted for that reason
@@ -195,7 +197,7 @@ BEGIN
     ), 0);
 END $$;
 
-CREATE OR REPLACE FUNCTION workglow_limit.decide_leases(
+CREATE OR REPLACE FUNCTION workglow_limit.decide_concurrency(
     op text, lim text, k uuid, v bigint, known bigint[], at bigint, patience bigint, p bigint[], a bigint[]
 ) RETURNS bigint[] LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
 #variable_conflict use_variable
@@ -255,13 +257,13 @@ BEGIN
                 END IF;
                 RETURN answer;
             END IF;
-        ELSIF op = 'complete' OR op = 'renew' THEN
+        ELSIF op = 'complete' OR op = 'settle' OR op = 'renew' THEN
             is_held := EXISTS (
                 SELECT FROM workglow_limit.leases s
                 WHERE s.id = c.id AND s.fence = a[2] AND s.weight = a[1] AND s.owner = a[3]
                     -- (An automatic renewal may be of a time when there was another cooldown. Its units are still taken.)
-                    AND (op = 'complete' OR s.ends > now + CASE WHEN s.ends < never AND a[8] = 0 THEN cooldown ELSE 0 END));
-            IF op = 'complete' AND NOT is_held THEN
+                    AND (op <> 'renew' OR s.ends > now + CASE WHEN s.ends < never AND a[8] = 0 THEN cooldown ELSE 0 END));
+            IF op <> 'renew' AND NOT is_held THEN
                 RETURN ARRAY[0, now, 0];
             ELSIF NOT is_held OR l.is_stale THEN
                 holds_again := op = 'renew' AND a[8] = 1 AND l.born > 0 AND now < l.born + lease AND coalesce(c.birth = l.birth, true);
@@ -282,15 +284,16 @@ BEGIN
         is_locked := true;
     END LOOP;
     expiry := CASE WHEN lease < 0 THEN never ELSE now + lease + cooldown END;
-    cools := cooldown > 0 AND NOT l.is_stale AND (op = 'evict' OR op = 'complete' AND a[7] = 1);
+    cools := cooldown > 0 AND NOT l.is_stale AND (op = 'evict' OR (op = 'complete' OR op = 'settle') AND a[7] > 0);
 
     -- An expired lease is still held until another caller needs its units.
     IF cools THEN
-        UPDATE workglow_limit.leases s SET owner = 0, site = 0, process = 0, began = 0, ends = now + cooldown
+        UPDATE workglow_limit.leases s
+        SET owner = 0, site = 0, process = 0, began = 0, ends = now + cooldown, weight = CASE op WHEN 'settle' THEN a[7] ELSE s.weight END
         WHERE s.id = c.id AND CASE op WHEN 'evict' THEN s.owner = a[1] AND s.ends > now ELSE s.fence = a[2] END;
-        c.live := c.live + l.over;
+        c.live := c.live + l.over + CASE op WHEN 'settle' THEN a[7] - a[1] ELSE 0 END;
         answer := ARRAY[0, now, CASE op WHEN 'evict' THEN 0 ELSE 1 END];
-    ELSIF op = 'complete' THEN
+    ELSIF op = 'complete' OR op = 'settle' THEN
         DELETE FROM workglow_limit.leases s WHERE s.id = c.id AND s.fence = a[2];
         back := CASE WHEN l.is_stale THEN 0 ELSE a[1] END;
         -- The row's `live` includes expired leases.

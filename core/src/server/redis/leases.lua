@@ -39,6 +39,8 @@
 -- view weight OWNER turn              -> {clock, now, live, gate, soonest, others…}; writes nothing
 -- complete slot fence OWNER ran       -> {clock, now, was_held}; also for leases recorded by `start`; ran 0: for cancel, so the
 --                                        units are free at once
+-- settle slot fence OWNER units       -> {clock, now, was_held}: only so many units cool down, or more than it had, and the others are
+--                                        free at once; only with a cooldown
 -- renew slot fence OWNER lease again  -> {clock, now, is_held, expiry}; an end never becomes earlier; expiry -1: never.
 --                                        again 1: if leases may have been lost, it is held again, as long as no other
 --                                        start is admitted for that reason
@@ -166,13 +168,15 @@ local function take(weight, lease, at, is_asked)
     return { clock, now, 1, weight, fence, reported(expiry), live, gate, 0 }
 end
 
--- The start of a lease that was just removed has ended, or its owner died: its units cool down, if they count. Returns
+-- The start of a lease that was just removed has ended, or its owner died: these units cool down, if its units count. Returns
 -- whether they do.
-local function cool(fence, weight)
-    if cooldown == 0 then return false end
+local function cool(fence, weight, units)
+    if cooldown == 0 or units == 0 then return false end
     load()
-    if not is_stale then save(now + cooldown, now + cooldown, format("%d %d 0 0 0 0", tonumber(fence), tonumber(weight))) end
-    return not is_stale
+    if is_stale then return false end
+    live = live - weight + units
+    save(now + cooldown, now + cooldown, format("%d %d 0 0 0 0", fence, units))
+    return true
 end
 
 -- Subtracts these units from `live`. A key without leases is removed, except for its gate.
@@ -197,7 +201,12 @@ elseif op == "view" then
 elseif op == "complete" then
     local slot, fence = arguments[1], arguments[2]
     local was_held = call("ZREM", state_key, name_of(slot, fence, 3))
-    if was_held == 1 and not (arguments[7] == 1 and cool(fence, slot)) then give_back(slot) end
+    if was_held == 1 and not (arguments[7] == 1 and cool(fence, slot, slot)) then give_back(slot) end
+    return { clock, now, was_held }
+elseif op == "settle" then
+    local slot, fence = arguments[1], arguments[2]
+    local was_held = call("ZREM", state_key, name_of(slot, fence, 3))
+    if was_held == 1 and not cool(fence, slot, arguments[7]) then give_back(slot) end
     return { clock, now, was_held }
 elseif op == "renew" then
     local slot, fence, lease, again = arguments[1], arguments[2], arguments[7], arguments[8]
@@ -219,7 +228,8 @@ elseif op == "evict" then
         local fence, weight, of = string.match(name, "^(%d+) (%d+) (%d+) ")
         if of == owner then
             call("ZREM", state_key, name)
-            if not cool(fence, weight) then units = units + tonumber(weight) end
+            weight = tonumber(weight)
+            if not cool(tonumber(fence), weight, weight) then units = units + weight end
         end
     end
     if units > 0 then give_back(units) end

@@ -52,6 +52,8 @@ async def acquire(waiter: Waiter) -> Permit:
         return joined
     try:
         await joined.wait()
+        while not waiters.goes_on(waiter, joined):
+            await joined.wait()
     except BaseException:
         waiters.leave(waiter, joined)
         raise

@@ -6,7 +6,7 @@ from asyncio import AbstractEventLoop, Future, get_running_loop
 from collections.abc import Callable
 from weakref import ref
 
-from .waiters import Answer, Loop
+from .waiters import Loop, Signal
 
 
 class AsyncioLoop(Loop):
@@ -15,14 +15,14 @@ class AsyncioLoop(Loop):
     def __init__(self) -> None:
         self.native = get_running_loop()
 
-    def answer(self) -> Answer:
+    def signal(self) -> Signal:
         future: Future[None] = self.native.create_future()
 
         def wake() -> None:
             if not future.done():
                 future.set_result(None)
 
-        return Answer(self, wake, lambda: future)
+        return wake, lambda: future
 
     def call_later(self, seconds: float, function: Callable[[], object]) -> Callable[[], object]:
         # Only the loop keeps the timer, so that it drops the function when it is closed.

@@ -12,7 +12,7 @@ from eventlet import event as _event  # type: ignore[import-untyped, unused-igno
 from eventlet import hubs as _hubs
 from eventlet import patcher as _patcher
 
-from .waiters import Answer, Hub
+from .waiters import Hub, Signal
 
 eventlet: Any = _eventlet
 hubs: Any = _hubs
@@ -33,9 +33,9 @@ class EventletHub(Hub):
             finalize(self, os.close, end)
         native.add(native.READ, self._reader, self.answer_bell, self.answer_bell, lambda: None)
 
-    def answer(self) -> Answer:
+    def signal(self) -> Signal:
         event = Event()
-        return Answer(self, event.send, event.wait)
+        return event.send, event.wait
 
     def call_later(self, seconds: float, function: Callable[[], object]) -> Callable[[], object]:
         cancel: Callable[[], object] = self.native.schedule_call_global(seconds, function).cancel

@@ -9,7 +9,7 @@ import gevent as _gevent  # type: ignore[import-untyped, unused-ignore]
 from gevent import _hub_local  # type: ignore[import-untyped, unused-ignore]
 from gevent import event as _event
 
-from .waiters import FAR, Answer, Hub, Owner, T
+from .waiters import FAR, Hub, Owner, Signal, T
 
 gevent: Any = _gevent
 get_hub_if_exists: Any = _hub_local.get_hub_if_exists
@@ -25,9 +25,9 @@ class GeventHub(Hub):
         self._bell = native.loop.async_(ref=False)
         self._bell.start(self.answer_bell)
 
-    def answer(self) -> Answer:
+    def signal(self) -> Signal:
         event = Event()
-        return Answer(self, event.set, event.wait)
+        return event.set, event.wait
 
     def call_later(self, seconds: float, function: Callable[[], object]) -> Callable[[], object]:
         timer = self.native.loop.timer(seconds)

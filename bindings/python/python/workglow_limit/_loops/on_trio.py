@@ -7,16 +7,16 @@ from functools import partial
 
 import trio
 
-from .waiters import Answer, Loop
+from .waiters import Loop, Signal
 
 
 class TrioLoop(Loop):
     def __init__(self) -> None:
         self.native = trio.lowlevel.current_trio_token()
 
-    def answer(self) -> Answer:
+    def signal(self) -> Signal:
         event = trio.Event()
-        return Answer(self, event.set, event.wait)
+        return event.set, event.wait
 
     def call_later(self, seconds: float, function: Callable[[], object]) -> Callable[[], object]:
         scope = trio.CancelScope()

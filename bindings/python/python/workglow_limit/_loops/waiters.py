@@ -20,6 +20,9 @@ T = TypeVar("T")
 #: An object that waits for a store, or the number of that store.
 Owner: TypeAlias = "Limiter | Permit | AsyncCall | Line | int"
 
+#: What wakes a task or greenlet, once, and what it waits with: in a task an awaitable is returned.
+Signal: TypeAlias = tuple[Callable[[], object], Callable[[], Any]]
+
 #: The longest timer, in seconds. Some loops do not support longer ones.
 FAR = 3600.0
 
@@ -30,11 +33,11 @@ NOTHING = object()
 class Answer:
     """An outcome that a task or greenlet waits for. It is set in the thread of the loop."""
 
-    __slots__ = "__weakref__", "_loop", "_outcome", "_wake", "is_left", "set_in", "undo", "wait"
+    __slots__ = "__weakref__", "_is_woken", "_loop", "_outcome", "_wake", "is_left", "set_in", "undo", "wait"
 
-    def __init__(self, loop: Loop, wake: Callable[[], object], wait: Callable[[], Any]) -> None:
-        self._loop, self._wake = loop, wake
-        self.wait = wait  # Returns an awaitable. In a greenlet it waits and then returns.
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self.renew()
         self.undo: Callable[[Any], object] = cancel_start  # Called with an outcome that has no waiter left.
         self.is_left = False
         self.set_in = 0  # The process that set it. A copy made by a fork belongs to the parent.
@@ -45,7 +48,22 @@ class Answer:
             self.undo(outcome)
         else:
             self._outcome, self.set_in = outcome, os.getpid()
+            self.wake()
+
+    @property
+    def is_set(self) -> bool:
+        return self._outcome is not NOTHING
+
+    def wake(self) -> None:
+        """Lets its waiter go on, also without an outcome."""
+        if not self._is_woken:
+            self._is_woken = True
             self._wake()
+
+    def renew(self) -> None:
+        """Lets its waiter wait, again if it was woken without an outcome."""
+        self._wake, self.wait = self._loop.signal()  # In a greenlet, `wait` waits and then returns.
+        self._is_woken = False
 
     def end(self) -> None:
         """Sets it in a forked child, where no thread will."""
@@ -80,7 +98,10 @@ class Loop(ABC):
     native: Any
 
     @abstractmethod
-    def answer(self) -> Answer: ...
+    def signal(self) -> Signal: ...
+
+    def answer(self) -> Answer:
+        return Answer(self)
 
     @abstractmethod
     def call_later(self, seconds: float, function: Callable[[], object]) -> Callable[[], object]:
@@ -163,6 +184,8 @@ class Hub(Loop):
                 return joined
             try:
                 joined.wait()
+                while not waiters.goes_on(waiter, joined):
+                    joined.wait()
             except BaseException:
                 waiters.leave(waiter, joined)
                 raise
@@ -196,6 +219,10 @@ class Timer:
 class Waiters:
     """The waiters of one limiter in one loop, which alone keeps them alive: an ended loop has no waiters.
 
+    A start counts from its decision, and the loop may be busy before a woken task goes on. So the task that would start next is
+    woken first. It has the *turn*, and its next step decides. There is one turn at a time, so a task has run up to its next await
+    before the next one is decided.
+
     Work that would have to wait for the store is sent to another thread together with the line. Callers that arrive
     during that time join afterwards, in order.
     """
@@ -214,6 +241,7 @@ class Waiters:
         "_rings",
         "_sent",
         "_timer",
+        "_turn",
         "_woken",
     )
 
@@ -229,6 +257,7 @@ class Waiters:
         self._left: list[Waiter] = []  # To be removed as soon as the line is back.
         self._woken: list[str | None] = []
         self._is_away = False  # Whether another thread has the line.
+        self._turn: Answer | None = None  # Of the task that was woken to decide.
         all_waiters.add(self)
 
     def _line_of(self, first: Waiter) -> Line:
@@ -271,6 +300,10 @@ class Waiters:
 
     def leave(self, waiter: Waiter, answer: Answer) -> None:
         """Ends the wait of a waiter that was cancelled or interrupted."""
+        if self._turn is answer:
+            self._turn = None
+            with suppress(RuntimeError):  # The loop has ended.
+                self._loop.call_soon_threadsafe(self._advance)  # The turn is the next one's.
         if answer.leave():
             self._left.append(waiter)
             if not self._is_away:
@@ -296,41 +329,80 @@ class Waiters:
             self._late(((), ()))
 
     def _advance(self) -> None:
-        """Does the work that is due and need not wait."""
-        if self._is_away:
+        """Does the work that is due and need not wait: it gives the turn to the next task that can start, if there is one."""
+        if self._is_away or self._turn is not None:
             return
-        woken, self._woken = self._woken, []
-        for key in woken:
-            self._line.wake(key)
-        over = self._line.advance(False)
-        self._deliver(over)
-        if not over:
-            self._join_next()
+        self._wake_line()
+        if not self._give_turn():
+            over = self._line.advance(False)
+            self._deliver(over)
+            if not over and not self._line.would_wait():
+                self._let_join()
         self._proceed()
         self._call_hooks()
 
-    def _join_next(self) -> None:
-        """Joins the callers that arrived while the line was away. A start is decided when its task is about to go on, so
-        after a start the others wait for the next turn of the loop."""
-        while self._joining:
-            waiter, answer = self._joining.popleft()
-            if answer.is_left:
-                continue
-            try:
-                joined = self._line.join(waiter, False)
-            except Exception as error:
-                answer.set(error)
-                continue
-            if joined is None:
-                self._joining.appendleft((waiter, answer))
-                return self._send()
-            if isinstance(joined, Permit):
-                return answer.set(joined)
-            self._answers[joined] = waiter, answer
+    def goes_on(self, waiter: Waiter, answer: Answer) -> bool:
+        """Called by a task that was woken. If it has the turn, this decides. Returns whether its answer is set."""
+        decides = not answer.is_set
+        if self._turn is answer:
+            self._turn = None
+        elif not decides:
+            return True
+        if decides:
+            answer.renew()
+        if self._is_away:
+            return not decides
+        if decides:
+            self._wake_line()
+            if self._joining and self._joining[0][1] is answer:
+                self._join_first()
+            else:
+                self._deliver(self._line.advance(False))
+        if not self._is_away:
+            if not self._line.would_wait() and not self._give_turn():
+                self._let_join()
+            self._proceed()
+            self._call_hooks()
+        return answer.is_set
+
+    def _wake_line(self) -> None:
+        woken, self._woken = self._woken, []
+        for key in woken:
+            self._line.wake(key)
+
+    def _give_turn(self) -> bool:
+        """Gives the turn to the task that the line would start now. Returns whether there is one."""
+        number = self._line.next_to_start()
+        if number is None or number not in self._answers:
+            return False
+        self._turn = self._answers[number][1]
+        self._turn.wake()
+        return True
+
+    def _let_join(self) -> None:
+        """Gives the turn to the first of the callers that arrived while the line was away: it joins when it goes on."""
+        while self._joining and self._joining[0][1].is_left:
+            self._joining.popleft()
+        if self._joining:
+            self._turn = self._joining[0][1]
+            self._turn.wake()
+
+    def _join_first(self) -> None:
+        waiter, answer = self._joining.popleft()
+        try:
+            joined = self._line.join(waiter, False)
+        except Exception as error:
+            return answer.set(error)
+        if joined is None:
+            self._joining.appendleft((waiter, answer))
+            return self._send()
+        if isinstance(joined, Permit):
+            return answer.set(joined)
+        self._answers[joined] = waiter, answer
         return None
 
     def _proceed(self) -> None:
-        if self._is_away:
+        if self._is_away or self._turn is not None:
             return
         if self._line.would_wait():
             self._send()
@@ -399,7 +471,11 @@ class Waiters:
     # ---- in another thread ----
 
     def _work(self, joining: deque[tuple[Waiter, Answer]]) -> Any:
-        joined = [(waiter, answer, self._join(waiter)) for waiter, answer in joining if not answer.is_left]
+        waiting = [(waiter, answer) for waiter, answer in joining if not answer.is_left]
+        prepared = [self._line.prepare(waiter) for waiter, _ in waiting]
+        if any(prepared):
+            return [(waiter, answer, None) for waiter, answer in waiting], []  # They join in the loop.
+        joined = [(waiter, answer, self._join(waiter)) for waiter, answer in waiting]
         return joined, self._line.advance(True)
 
     def _join(self, waiter: Waiter) -> int | Permit | BaseException | None:
@@ -431,7 +507,10 @@ class Waiters:
     def _back(self, done: Any) -> None:
         self._is_away, self._sent = False, deque()
         joined, over = done
+        self._joining.extendleft([(waiter, answer) for waiter, answer, outcome in reversed(joined) if outcome is None])
         for waiter, answer, outcome in joined:
+            if outcome is None:
+                continue
             if isinstance(outcome, int):
                 self._answers[outcome] = waiter, answer
             else:
@@ -451,7 +530,7 @@ class Waiters:
             first = joining[0][0]
             self._line, self._lines = self._line_of(first), first.lines
             self._answers, self._sent, self._joining = {}, deque(), deque(joining)
-            self._left, self._woken, self._is_away = [], [], False
+            self._left, self._woken, self._is_away, self._turn = [], [], False, None
             with suppress(RuntimeError):  # The child has no such loop.
                 self._loop.call_soon_threadsafe(self._send)
 
