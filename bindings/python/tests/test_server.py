@@ -307,6 +307,10 @@ def test_errors_of_a_server(server):
     for bad in "redis://", "redis://host:port":
         with pytest.raises(InvalidUrl):
             Store(bad)
+    for bad in "redis://host/0?loses=soon", "postgres://me@host/?loses=2s":
+        with pytest.raises(InvalidUrl, match="loses is "):
+            Store(bad)
+    assert rate(Store(f"{server.url}&loses=2s")).try_acquire()
     with pytest.raises(StoreError, match=r"127\.0\.0\.1:1") as caught:
         rate(Store("redis://user:secret@127.0.0.1:1/0")).try_acquire()
     assert "secret" not in str(caught.value)

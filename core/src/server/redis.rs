@@ -18,6 +18,7 @@ mod address;
 mod adopt;
 mod examine;
 mod link;
+mod losses;
 mod survey;
 mod wire;
 
@@ -49,6 +50,8 @@ pub(crate) struct Redis {
     links: Links,
     /// Without the password.
     url: String,
+    /// The time whose writes it loses at most, if that is known.
+    loses: Option<Tick>,
     scripts: [Script; 4],
     note: Script,
     forget: Script,
@@ -73,7 +76,8 @@ macro_rules! script {
 impl Redis {
     /// A server at an address. It does not connect yet. `Err`: what is wrong with the address.
     pub fn new(url: &str) -> Result<Redis, String> {
-        let links = Links::new(url)?;
+        let (address, loses) = losses::take_from(url)?;
+        let links = Links::new(&address)?;
         let scripts = [script!("log"), script!("counted", "bucket"), script!("counted", "window"), script!("leases")];
         let note = Script::new(include_str!("redis/note.lua"));
         let forget = Script::new(include_str!("redis/forget.lua"));
@@ -82,6 +86,7 @@ impl Redis {
         Ok(Redis {
             links,
             url: without_password(url),
+            loses,
             scripts,
             note,
             forget,
@@ -157,13 +162,14 @@ impl Redis {
         };
         let numbers: Vec<String> =
             [numbers.len() as i64].iter().chain(&numbers).chain(call.arguments).map(i64::to_string).collect();
+        let loses = self.loses.map_or_else(|| "-".to_owned(), |time| time.to_string());
         let arguments = move |node: &Node, from: Origin| {
             let from = match from {
                 Some(run) => run.to_string(),
                 None if node.is_cluster => "?".into(),
                 None => "0".into(),
             };
-            let run = if now.is_some() { String::new() } else { format!("{} {made} {from}{word}", node.run) };
+            let run = if now.is_some() { String::new() } else { format!("{} {made} {from} {loses}{word}", node.run) };
             let time = text_of(now);
             let first = [op.to_owned(), version.to_string(), run, time];
             first.into_iter().chain(numbers.iter().cloned()).collect()

@@ -3,7 +3,7 @@
 use super::Dir;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -42,12 +42,19 @@ pub struct RedisServer {
     directory: Dir,
     /// What was added to its clock, in microseconds, if it can be set.
     clock: Option<&'static AtomicI64>,
+    arguments: &'static [&'static str],
 }
 
 impl RedisServer {
     pub fn start(name: &str) -> RedisServer {
         let directory = Dir::in_memory(name);
-        RedisServer { process: Self::run(&directory, false), directory, clock: None }
+        RedisServer { process: Self::run(&directory, false, &[]), directory, clock: None, arguments: &[] }
+    }
+
+    /// The same with these arguments.
+    pub fn with_arguments(name: &str, arguments: &'static [&'static str]) -> RedisServer {
+        let directory = Dir::in_memory(name);
+        RedisServer { process: Self::run(&directory, false, arguments), directory, clock: None, arguments }
     }
 
     /// The same with a clock that can be set.
@@ -67,7 +74,7 @@ impl RedisServer {
             assert_ne!(base, libc::MAP_FAILED);
             &*base.cast::<AtomicI64>()
         };
-        RedisServer { process: Self::run(&directory, true), directory, clock: Some(clock) }
+        RedisServer { process: Self::run(&directory, true, &[]), directory, clock: Some(clock), arguments: &[] }
     }
 
     /// Makes its clock show this much more, or less, than the time.
@@ -79,7 +86,28 @@ impl RedisServer {
     pub fn start_again(&mut self) {
         self.end();
         std::fs::create_dir_all(&self.directory.0).unwrap();
-        self.process = Self::run(&self.directory, self.clock.is_some());
+        self.process = Self::run(&self.directory, self.clock.is_some(), self.arguments);
+    }
+
+    /// Ends it, changes the files in its directory, and starts it again with them. With `has_to_save`, it first writes all of
+    /// its data.
+    pub fn restart_with(&mut self, has_to_save: bool, change: impl FnOnce(&Path)) {
+        if has_to_save {
+            let mut stream = UnixStream::connect(self.socket()).unwrap();
+            stream.write_all(b"SHUTDOWN SAVE\r\n").unwrap();
+            // It closes the connection.
+            let _ = stream.read_to_end(&mut Vec::new());
+        }
+        std::fs::write(self.directory.file("keep"), "").unwrap();
+        self.end();
+        std::fs::remove_file(self.directory.file("keep")).unwrap();
+        change(&self.directory.0);
+        self.process = Self::run(&self.directory, self.clock.is_some(), self.arguments);
+        super::wait_until("it has read its files", || self.command("PING") == "+PONG");
+    }
+
+    pub fn directory(&self) -> &Path {
+        &self.directory.0
     }
 
     /// Kills it.
@@ -88,20 +116,21 @@ impl RedisServer {
         let _ = self.process.wait();
     }
 
-    fn run(directory: &Dir, has_clock: bool) -> Child {
+    fn run(directory: &Dir, has_clock: bool, arguments: &[&str]) -> Child {
         let socket = directory.file("s");
         let _ = std::fs::remove_file(&socket);
         let clock = if has_clock { r#"WGL_CLOCK="$0/clock" LD_PRELOAD="$0/clock.so""# } else { "" };
         // The shell ends the server when this process ends, in whatever way.
         let process = Command::new("sh")
             .arg("-c")
-            .arg(clock.to_owned() + r#" redis-server "$@" & cat; kill -9 $!; rm -rf "$0""#)
+            .arg(clock.to_owned() + r#" redis-server "$@" & cat; { kill -9 $!; wait $!; } 2>/dev/null; [ -e "$0/keep" ] || rm -rf "$0""#)
             .arg(&directory.0)
             .args(["--databases", &DATABASES.to_string()])
             .args(["--port", "0", "--save", "", "--appendonly", "no", "--unixsocket"])
             .arg(&socket)
             .arg("--dir")
             .arg(&directory.0)
+            .args(arguments)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .spawn()

@@ -58,6 +58,40 @@ fn a_well_configured_server_has_no_findings_and_each_bad_setting_one() {
     assert_eq!(found(&url(&server)), [(Warning, "appendonly".into())]);
 }
 
+#[test]
+fn the_time_in_an_address_is_compared_with_the_settings() {
+    use Severity::*;
+    let server = Node::start("doctor-loses", &[]);
+    let set = |setting: &str, value: &str| assert_eq!(server.cli(&["CONFIG", "SET", setting, value]).trim(), "OK");
+    let is_named = |loses: &str| {
+        let found = found(&format!("{}?loses={loses}", url(&server)));
+        found.into_iter().filter(|(_, setting)| setting == "loses").map(|(severity, _)| severity).collect::<Vec<_>>()
+    };
+    assert_eq!(is_named("1h"), [Danger], "nothing is kept");
+    set("save", "3600 1 60 1000");
+    assert_eq!((is_named("59m"), is_named("1h")), (vec![Danger], vec![]));
+    set("appendonly", "yes");
+    wait_until("it is written", || server.cli(&["INFO", "persistence"]).contains("aof_rewrite_in_progress:0"));
+    for (fsync, least) in [("always", Some("0s")), ("everysec", Some("2s")), ("no", None)] {
+        set("appendfsync", fsync);
+        for loses in ["0s", "1999ms", "2s", "366d"] {
+            let is_kept = least.is_some_and(|least| {
+                ["0s", "1999ms", "2s", "366d"].iter().skip_while(|time| **time != least).any(|time| *time == loses)
+            });
+            assert_eq!(is_named(loses), if is_kept { vec![] } else { vec![Danger] }, "{fsync} {loses}");
+        }
+    }
+    // The settings cannot be read.
+    set("appendfsync", "always");
+    assert_eq!(server.cli(&["ACL", "SETUSER", "managed", "on", ">x", "~*", "+@all", "-config"]).trim(), "OK");
+    let findings = doctor(&format!("redis://managed:x@127.0.0.1:{}?loses=0s", server.port)).unwrap();
+    assert!(findings.iter().any(|finding| finding.setting == "loses" && finding.severity == Note), "{findings:?}");
+    let port = server.port.to_string();
+    let _replica = Node::start("doctor-loses-replica", &["--replicaof", "127.0.0.1", &port]);
+    wait_until("it has a replica", || server.cli(&["INFO", "replication"]).contains("connected_slaves:1"));
+    assert_eq!((is_named("0s"), is_named("1s")), (vec![Warning], vec![]));
+}
+
 /// As while a machine's clock is slewed, or set in small steps.
 #[cfg(feature = "fault-points")]
 #[test]

@@ -19,6 +19,7 @@ mod grants;
 mod groups;
 mod leases;
 mod loops;
+mod losses;
 mod postgres;
 mod sharing;
 mod watching;

@@ -123,6 +123,7 @@ impl Address {
                 },
                 "application_name" => application = value,
                 "options" => options = Some(value),
+                "loses" => return Err("loses is for Redis: Postgres loses no start that it has admitted".into()),
                 _ => return Err(format!("unknown parameter \"{name}\"; known are {PARAMETERS}")),
             }
         }

@@ -124,7 +124,10 @@ fn check_parameters(url: &str) -> Result<(), String> {
     for field in query.split('&').filter(|field| !field.is_empty()) {
         let name = field.split_once('=').map_or(field, |(name, _)| name);
         if !known.contains(&name) {
-            return Err(format!("unknown parameter \"{name}\"; known are {}, lane and grants", known.join(", ")));
+            return Err(format!(
+                "unknown parameter \"{name}\"; known are {}, lane, grants and loses",
+                known.join(", ")
+            ));
         }
     }
     Ok(())

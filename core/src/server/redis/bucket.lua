@@ -109,6 +109,7 @@ if old then
 end
 
 -- Where an earlier state may have been lost, the bucket counts as emptied at that time.
+born = max(born, lost_by)
 if born > 0 then
     local lost_t, lost_r = plus(born, 0, cost(size))
     if is_before(t, r, lost_t, lost_r) then t, r = lost_t, lost_r end

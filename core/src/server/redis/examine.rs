@@ -1,9 +1,10 @@
 //! Finds settings of a Redis server that endanger limits.
 
 use super::link::{Node, info_of};
-use super::{EPOCH, MARK, NAMES, Redis, time};
+use super::{EPOCH, MARK, NAMES, Redis, losses, time};
 use crate::error::Result;
 use crate::server::doctor::{Finding, Severity, Severity::*, compare_clocks};
+use crate::time::{Tick, from_ticks};
 use redis::{RedisError, RedisResult, Script, ServerErrorKind, Value};
 use std::collections::HashMap;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -34,7 +35,7 @@ impl Redis {
     }
 
     fn look_at_settings(&self, began: Instant, patience: Duration) -> Result<Vec<Finding>> {
-        match self.links.with("", patience, look) {
+        match self.links.with("", patience, |node| look(node, self.loses)) {
             // A new connection asks for it, too.
             Err(error) if is_missing(&error) => {
                 let what =
@@ -71,7 +72,7 @@ impl Facts {
     }
 }
 
-fn look(node: &mut Node) -> RedisResult<Vec<Finding>> {
+fn look(node: &mut Node, loses: Option<Tick>) -> RedisResult<Vec<Finding>> {
     let info = node.query(redis::cmd("INFO").arg("all"))?;
     // Managed services have no CONFIG. Read one at a time, since some services support only some settings.
     let mut settings = HashMap::new();
@@ -91,6 +92,7 @@ fn look(node: &mut Node) -> RedisResult<Vec<Finding>> {
     let mut seen = Facts { info, settings: is_permitted.then_some(settings), findings };
     memory(&mut seen);
     persistence(&mut seen);
+    promised(&mut seen, loses);
     replicas(&mut seen);
     limits(&mut seen);
     clock(node, &mut seen)?;
@@ -138,6 +140,40 @@ fn persistence(seen: &mut Facts) {
             seen.add(Note, "appendfsync", fsync, what, "always, if that matters");
         }
         _ => {}
+    }
+}
+
+/// Compares the time in the address with what the settings promise.
+fn promised(seen: &mut Facts, loses: Option<Tick>) {
+    let Some(loses) = loses else { return };
+    let value = format!("{:?}", from_ticks(loses));
+    if seen.settings.is_none() {
+        let what =
+            "it is unknown whether the server loses no more by a restart, because its settings could not be read";
+        seen.add(Note, "loses", &value, what, "the time that the service promises");
+    } else {
+        let is_appending = seen.info("aof_enabled:") == "1";
+        let lost = losses::by_a_restart(is_appending, seen.setting("appendfsync"), seen.setting("save"));
+        if lost.is_none_or(|lost| lost > loses) {
+            let (what, instead) = match lost {
+                Some(lost) => (
+                    format!(
+                        "a restart loses up to {:?}, so limits may be exceeded by what started before",
+                        from_ticks(lost)
+                    ),
+                    format!("{:?} or more, or appendfsync always", from_ticks(lost)),
+                ),
+                None => (
+                    "a restart may lose starts of any age, so limits may be exceeded by them".to_owned(),
+                    "appendonly yes, with appendfsync everysec or always; or an address without it".to_owned(),
+                ),
+            };
+            seen.add(Danger, "loses", &value, &what, &instead);
+        }
+    }
+    if loses == 0 && seen.number("connected_slaves:") > 0 {
+        let what = "a replica that takes over may lack the last starts, and limits may be exceeded by them";
+        seen.add(Warning, "loses", &value, what, "a time longer than replicas may be behind, unless none takes over");
     }
 }
 

@@ -55,6 +55,9 @@ local NEVER = 9007199254740991
 -- How many leases a denial examines, and how many owners it returns at most.
 local LOOKS, MOST_OWNERS = 32, 8
 
+-- Any number of leases may begin in any time.
+born = max(born, lost_by)
+
 local most, cooldown = policy[1], policy[2] or 0
 local live, over, key_gate, till, is_stale = 0, 0, 0, 0, false
 

@@ -85,10 +85,12 @@ end
 -- and once the server's clock was corrected
 -- ahead           the sum of the corrections by which it has been moved (see the prelude). Then stamps that callers know
 --                 may differ from those here.
+-- and once the server has lost data
+-- losses          the number of the last loss that is counted here
 local FIELDS = "%d %d %d %d %d %d %d %d %d %d %d %d %d"
 local FOUND = "^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)(.*)"
 
-local head = { spacing = 0, average = 0, jobs = 0, ahead = 0 }
+local head = { spacing = 0, average = 0, jobs = 0, ahead = 0, losses = 0 }
 local found = call("LINDEX", state_key, -1)
 if found then
     local h, rest = head, nil
@@ -100,6 +102,7 @@ if found then
         if spacing then h.spacing, h.average, h.jobs = tonumber(spacing), tonumber(average), tonumber(jobs) end
         h.ahead = tonumber(match(rest, "@(%d+)") or 0)
         h.is_moved = match(rest, "@") ~= nil
+        h.losses = tonumber(match(rest, "#(%d+)") or 0)
     end
 end
 local is_absent = not found or head.birth ~= birth
@@ -108,7 +111,7 @@ if is_absent then
     -- Numbers begin with the time, so that no ticket of an earlier life means anything in this one.
     head = {
         birth = birth, mark = mark, stamp = 0, total = 0, number = now, units = 0, count = 0, seen = 0, set = 0, check = 16,
-        gate = 0, gone = 0, mixed = 0, spacing = 0, average = 0, jobs = 0, ahead = ahead,
+        gate = 0, gone = 0, mixed = 0, spacing = 0, average = 0, jobs = 0, ahead = ahead, losses = 0,
     }
 end
 local back, on = moves_of(head.seen, head.ahead)
@@ -235,10 +238,25 @@ local gate = max(gate, head.gate)
 local trust = min(quotient(shortest, 2), 2 * SECOND)
 -- Possibly lost starts count as a full limit. Machines may start earlier grants for this long.
 if born > 0 then gate = max(gate, born + longest + trust) end
+if lost_by > 0 then gate = max(gate, lost_by + trust) end
 local opens = max(gate, hold)
 
 -- Until when machines trust an answer about any key of the limit. Keys may differ in `trust`.
 local function said() return tonumber(call("HGET", limit_key, "said") or 0) end
+
+-- The losses that still count and are not counted here, the oldest first: when each was noticed, the time in which all
+-- that was lost has started, and its end.
+local to_count = {}
+if head.losses ~= lost_number then
+    local numbers = all_losses()
+    for i = 2, #numbers, 2 do
+        local by = numbers[i] + numbers[i + 1] + trust
+        if lost_number - quotient(i, 2) + 1 > head.losses and by + longest > now then
+            table.insert(to_count, 1, { at = numbers[i], span = numbers[i + 1] + trust, by = by })
+        end
+    end
+    head.losses = lost_number
+end
 
 local weight, ready, stamp, is_place, is_looking
 
@@ -270,7 +288,7 @@ local function answer_at_once()
 end
 
 local is_deciding = op == "decide" or op == "record" or op == "view"
-if is_deciding and head.mark == mark and not is_moving then
+if is_deciding and head.mark == mark and not is_moving and #to_count == 0 then
     local answer = answer_at_once()
     if answer then return answer end
 end
@@ -298,6 +316,7 @@ local function new_head()
     h.set = live_until(h.set, max(h.stamp + longest, h.gate))
     local rest = interval > 0 and format(" %d %d %d", h.spacing, h.average, h.jobs) or ""
     if h.ahead > 0 or h.is_moved then rest = format("%s @%d", rest, h.ahead) end
+    if h.losses > 0 then rest = format("%s #%d", rest, h.losses) end
     return format(
         FIELDS, h.birth, h.mark, h.stamp, h.total, h.number, h.units, h.count, now, h.set, h.check, h.gate, h.gone, h.mixed
     ) .. rest
@@ -370,7 +389,7 @@ end
 -- Returns whether no start is in any window.
 local function is_idle() return head.count == 0 or head.stamp + longest <= now end
 
-if head.mark ~= mark or not is_deciding or is_moving then
+if head.mark ~= mark or not is_deciding or is_moving or #to_count > 0 then
     -- The rare operations.
 
     -- Applies `edit` to the newest entries, of which the oldest is `back` from the end, and rewrites them.
@@ -510,6 +529,35 @@ if head.mark ~= mark or not is_deciding or is_moving then
         end)
     end
 
+    -- Adds units that count from a moment on.
+    local function count_from(moment, units)
+        if head.stamp <= moment then return push(moment, units, "X") end
+        -- Places lie ahead of it.
+        local _, back = search_since(moment)
+        rewrite(back, function(entries)
+            -- No later start has its number. An earlier one with that number is found before it.
+            local number = (entries[1].number - 1) % WRAP
+            table.insert(entries, 1, { stamp = moment, number = number, units = units, state = "X" })
+        end)
+    end
+
+    -- The server has lost starts: as many count as the windows allowed in that time (see losses.rs). Under a policy that
+    -- has changed since then, which is another one than admitted them, the windows count as full. Tickets of lost
+    -- starts are not given out again: no script takes less than 4 µs.
+    for _, loss in ipairs(to_count) do
+        local units, skipped = largest, quotient(loss.span, 4) + 1024
+        local changed = changed_at()
+        if changed == 0 or changed + FLOOR_LAG < loss.at then
+            -- (An interval that adapts may have been shorter.)
+            for i = 1, #limits - (interval > 0 and 1 or 0) do
+                units = min(units, limits[i] * (quotient(loss.span, lengths[i]) + 1))
+            end
+        end
+        head.number = head.number + (skipped < WRAP / 64 and skipped or WRAP)
+        head.spacing = 0
+        count_from(loss.by, units)
+    end
+
     -- The entry of a ticket, while it exists: the entry, its position, its units and state.
     local function find(ticket, stamp, weight)
         local age = head.number - ticket
@@ -544,14 +592,7 @@ if head.mark ~= mark or not is_deciding or is_moving then
     -- Adds units that are owed from now on.
     local function owe(units)
         if slice > 0 then return push(now + slice - 1, units, "M") end
-        if head.stamp <= now then return push(now, units, "X") end
-        -- Places lie ahead of it.
-        local _, back = search_since(now)
-        rewrite(back, function(entries)
-            -- No later start has its number. An earlier one with that number is found before it.
-            local number = (entries[1].number - 1) % WRAP
-            table.insert(entries, 1, { stamp = now, number = number, units = units, state = "X" })
-        end)
+        count_from(now, units)
     end
 
     local ops = {}
@@ -591,7 +632,8 @@ if head.mark ~= mark or not is_deciding or is_moving then
     --            and which of the first 64 takings were given back, in two words. A report has the same effect however
     --            often it comes.
     -- -> {clock, now, born, gate, next, remaining, empty, then of each grant: ticket, ready, end, stamp, units}
-    --    born: since when earlier grants are not known any more (or `cleared`); next: when `least` more become free; remaining, empty: as of `view`.
+    --    born: since when earlier grants are not known any more (or `cleared`, or the last loss); next: when `least` more
+    --    become free; remaining, empty: as of `view`.
     --
     -- The requests of a site are numbered, in growing order. If its last request is repeated, the answer is the same
     -- grants.
@@ -600,7 +642,7 @@ if head.mark ~= mark or not is_deciding or is_moving then
     -- clock may be set right again, and starts that were granted or ended in between would count from too early.
     function ops.grant(site, seq, want, least, future, most, g, ...)
         local sites, name, granted = KEYS[4], format("%d", site), {}
-        if clock < now then return { clock, now, max(born, cleared), gate, 2 * now - clock, 0, now } end
+        if clock < now then return { clock, now, max(born, cleared, lost_at), gate, 2 * now - clock, 0, now } end
         if hold > now then most = 0 end
         local reports = { ... }
         for i = 1, #reports, 5 do
@@ -670,7 +712,7 @@ if head.mark ~= mark or not is_deciding or is_moving then
         call("HSET", limit_key, "out", format("%d", out), "said", format("%d", max(said(), now + trust)))
         local remaining, empty = look(opens)
         local next = max(ready_from(opens, least), now + 1)
-        return { clock, now, max(born, cleared), gate, next, remaining, empty, unpack(granted) }
+        return { clock, now, max(born, cleared, lost_at), gate, next, remaining, empty, unpack(granted) }
     end
 
     -- The rest of its grace is returned, except for what the entry before still needs, and at most a window.

@@ -1,7 +1,7 @@
 -- The beginning of every script of a limit: the family's script (log.lua, bucket.lua, …) is appended to this text.
 --
--- KEYS[1]  the limit: a hash with `version`, `gate`, `floor`, `birth`, `born`, `out`, `said`, `clock`, and `k:HASH`, the version of a
---          key's own policy.
+-- KEYS[1]  the limit: a hash with `version`, `gate`, `floor`, `birth`, `born`, `out`, `said`, `clock`, `losses`, and `k:HASH`, the
+--          version of a key's own policy.
 -- KEYS[2]  the state of one key by its family; its name ends with the key's HASH, 32 hex digits. Absent if the whole
 --          limit is meant.
 -- KEYS[3]  with KEYS[2]: the states of all keys (of leases: of all keys with leases), by their expiry: a sorted set of HASHes
@@ -10,7 +10,8 @@
 --
 -- ARGV     op, the version of the policy that the caller knows, the run of the server that it calls, the limit's
 --          creation time as the caller knows it (0: it does not), the run from which the limit has come (0: unknown,
---          ?: it may be asked), what the caller's clock says of the server's (see below), time ("": the server's), the
+--          ?: it may be asked), the time whose writes the server loses at most (-: unknown), what the caller's clock
+--          says of the server's (see below), time ("": the server's), the
 --          number of the policy's numbers, these numbers, the op's arguments.
 --
 -- A state must outlive its counts, under any policy. So a caller that applies another policy has each state rewritten
@@ -49,11 +50,11 @@ end
 -- (a state that was written before that counts as absent); `born`, up to when starts may have been lost (an absent key
 -- counts as full of starts at that time); `cleared`, when it or a key was last reset; `floor_seen`, the latest time that
 -- was recorded; `out`, until when machines may start what they were granted of any key.
-local version, own_version, gate, floor_seen, birth, born, run_seen, made, waiting, out, cleared, corrections
+local version, own_version, gate, floor_seen, birth, born, run_seen, made, waiting, out, cleared, corrections, losses
 local hash = string.sub(state_key or "", -32)
 do
-    local known = call("HMGET", limit_key, "version", "k:" .. hash, "gate", "floor", "birth", "born", "run", "made", "waiting", "out", "cleared", "clock")
-    corrections = known[12]
+    local known = call("HMGET", limit_key, "version", "k:" .. hash, "gate", "floor", "birth", "born", "run", "made", "waiting", "out", "cleared", "clock", "losses")
+    corrections, losses = known[12], known[13]
     for i = 1, 11 do known[i] = tonumber(known[i] or 0) end
     version, own_version, gate, floor_seen, birth, born, run_seen, made, waiting, out, cleared = unpack(known, 1, 11)
 end
@@ -94,9 +95,36 @@ end
 --
 -- What a caller says: "r FROM TO AMOUNT SINCE", a report; "v FROM TO", it vouches; or nothing.
 local FLOOR_LAG, MOST_DOUBT, MOST_STEPS = SECOND, 2 * SECOND, 8
+
+-- `losses`: what the server has lost by a restart or a failover, where the caller knows the longest time whose writes it
+-- loses: the number of the last loss, then of the last MOST_LOSSES, the newest first, when it was noticed, and that
+-- time. What was lost was written in such a time, which ended at most as long after the loss was noticed. Until then nothing starts.
+-- losses.rs argues why that is right.
+local MOST_LOSSES = 8
+
+-- The last loss: its number (0: there was none), when it was noticed, and up to when starts may have been lost.
+local lost_number, lost_at, lost_by = 0, 0, 0
+
+-- The numbers of `losses`.
+local function all_losses()
+    local numbers = {}
+    for number in string.gmatch(losses or "0", "%d+") do numbers[#numbers + 1] = tonumber(number) end
+    lost_number, lost_at, lost_by = numbers[1], numbers[2] or 0, numbers[2] and numbers[2] + numbers[3] or 0
+    return numbers
+end
+
+local function write_losses(numbers)
+    for i = 1, #numbers do numbers[i] = format("%d", numbers[i]) end
+    losses = table.concat(numbers, " ")
+    call("HSET", limit_key, "losses", losses)
+    all_losses()
+end
+
+if losses then all_losses() end
 local now = max(clock, floor_seen)
 local ahead, hold = 0, 0
-local run, known_made, come_from, word = string.match(ARGV[3], "^(%d+) (%d+) (%S+) ?(.*)$")
+local run, known_made, come_from, loses, word = string.match(ARGV[3], "^(%d+) (%d+) (%S+) (%S+) ?(.*)$")
+loses = tonumber(loses)
 local is_report = word and string.sub(word, 1, 1) == "r"
 if corrections then
     local sum, till = string.match(corrections, "^(%d+) (%d+)")
@@ -166,6 +194,14 @@ if not is_manual and (hold > 0 or is_report or floor_seen - clock > FLOOR_LAG) t
         call("HSET", limit_key, "floor", format("%d", clock), "out", format("%d", out), "said", format("%d", said))
     end
     if born > 0 and (moved > 0 or was_set_back) then call("HSET", limit_key, "born", format("%d", born)) end
+    if losses and (moved > 0 or was_set_back) then
+        local numbers = all_losses()
+        for i = 2, #numbers, 2 do
+            numbers[i] = min(numbers[i] + moved, max(numbers[i], clock))
+            if was_set_back then numbers[i] = min(numbers[i], clock) end
+        end
+        write_losses(numbers)
+    end
     local texts = { format("%d %d", ahead, hold) }
     for i = max(1, #kept - 2 * MOST_STEPS + 1), #kept do
         local step = kept[i]
@@ -204,11 +240,47 @@ if not is_manual then
             call("HSET", limit_key, "run", run)
         end
     end
-    local lost = tonumber(run) ~= run_seen and now or tonumber(known_made) > 0 and tonumber(known_made) ~= made and made or 0
+    local is_recreated = tonumber(known_made) > 0 and tonumber(known_made) ~= made
+    if loses and run_seen > 0 and tonumber(run) ~= run_seen and not is_recreated then
+        if loses > 0 then
+            local numbers = all_losses()
+            -- Nothing has started since the last loss, so nothing more was lost.
+            if now <= lost_by then
+                numbers[2], numbers[3] = now, max(numbers[3], loses)
+            else
+                numbers[1] = numbers[1] + 1
+                table.insert(numbers, 2, now)
+                table.insert(numbers, 3, loses)
+            end
+            if #numbers > 1 + 2 * MOST_LOSSES then
+                table.remove(numbers)
+                born = max(born, table.remove(numbers))
+                call("HSET", limit_key, "born", format("%d", born))
+            end
+            write_losses(numbers)
+            -- No number that was given out is given out again.
+            call("HINCRBY", limit_key, "ids", loses + 1024)
+        end
+        run_seen = tonumber(run)
+        call("HSET", limit_key, "run", run)
+    end
+    local lost = tonumber(run) ~= run_seen and now or is_recreated and made or 0
     if lost > born then
         born = lost
         call("HSET", limit_key, "run", run, "born", format("%d", born))
     end
+end
+
+-- When the policy of the limit or of the key was last changed; 0: never. Where changes may be lost, nothing starts by
+-- one before it is certain to stay.
+local function changed_at()
+    local since, of_key = unpack(call("HMGET", limit_key, "since", "s:" .. hash))
+    local at = max(tonumber(since or 0), tonumber(of_key or 0))
+    return at > made and at or 0
+end
+if loses and loses > 0 then
+    local at = changed_at()
+    if at > 0 and at <= now then gate = max(gate, at + loses) end
 end
 
 if op == "adopt" then
@@ -293,7 +365,7 @@ end
 -- they were granted.)
 if op == "clear" and not state_key then
     call("HINCRBY", limit_key, "birth", 1)
-    call("HDEL", limit_key, "gate", "born", "floor")
+    call("HDEL", limit_key, "gate", "born", "floor", "losses")
     call("HSET", limit_key, "cleared", format("%d", now))
     if out > now then call("HSET", limit_key, "gate", format("%d", out)) end
     return { clock, now }

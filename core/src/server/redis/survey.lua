@@ -7,7 +7,8 @@
 --          which are needed longest, and from a place in it; that place; then the HASHes of keys to examine in any case
 --
 -- -> {policy, override, now, gate, born, keys, place, then of each of these keys that has a state: HASH, the text of its own policy
---    (absent: ""), numbers}: the texts of the policies; the time; `gate` and `born` as in prelude.lua; the number of keys in the list,
+--    (absent: ""), numbers}: the texts of the policies; the time; `gate` and `born` as in prelude.lua, and `born` also for
+--    a loss that is known by its time; the number of keys in the list,
 --    and where another call continues. The numbers of a key begin with its gate, and continue by its family:
 --
 --      l  of each window of its policy the units that count, and from when on fewer do, if these are all units
@@ -29,8 +30,8 @@ local is_manual, family = ARGV[1] ~= "", ARGV[2]
 local last_ones, some, place = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local states = limit_key .. ":" .. family .. ":"
 
-local known = call("HMGET", limit_key, "policy", "override", "version", "gate", "floor", "birth", "born", "waiting")
-local birth = known[6] or "0"
+local known = call("HMGET", limit_key, "policy", "override", "version", "gate", "floor", "birth", "born", "waiting", "losses")
+local birth, born = known[6] or "0", tonumber(known[7] or 0)
 
 local now
 if is_manual then
@@ -155,8 +156,18 @@ local fields = {}
 for i, hash in ipairs(hashes) do fields[i] = "k:" .. hash end
 local own = call("HMGET", limit_key, unpack(fields))
 
-local answer = { known[1], known[2], format("%d", now), known[4] or "0", known[7] or "0", count, place }
-local policies = {}
+-- What was lost lately: see prelude.lua. (A key of a log shows it once it counts it.)
+local policies, lost_at, lost_in = {}, match(known[9] or "", "^%d+ (%d+) (%d+)")
+if lost_at and family ~= "l" then
+    local lost_by = tonumber(lost_at) + tonumber(lost_in)
+    if family == "w" and known[3] then
+        -- The beginning of the window, in all of which starts may be missing.
+        local length = numbers_of(call("HGET", limit_key, "n:" .. known[3]))[2]
+        if length then lost_by = lost_by - (lost_by + 1704067200 * 1000000) % length end
+    end
+    born = max(born, lost_by)
+end
+local answer = { known[1], known[2], format("%d", now), known[4] or "0", format("%d", born), count, place }
 for i, hash in ipairs(hashes) do
     local version = own[i] or known[3]
     if not version then break end

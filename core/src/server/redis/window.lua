@@ -133,6 +133,7 @@ end
 
 -- Where an earlier state may have been lost, all windows in which it might count are full.
 if born > 0 then gate = max(gate, born + lasts * length) end
+if lost_by > 0 then gate = max(gate, start_of(window_of(lost_by) + lasts)) end
 
 -- Until when the state is needed.
 local function needed() return max(start_of(newest + lasts), key_gate) end
