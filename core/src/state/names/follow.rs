@@ -71,6 +71,8 @@ impl Home {
 /// A policy that applies after a change.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum PolicyChange<'a> {
+    /// The previous name of a limit and its name from now on.
+    Name(&'a str, &'a str),
     /// The policy of a limit, which may be new.
     Limit(&'a str, Policy),
     /// The policy of a key, or `None` for the limit's.
@@ -96,6 +98,7 @@ impl Session {
                     limit.map_or(Ok(()), |limit| locked.finish_change(limit))?;
                     locked.make_space_for(limit, policy)?;
                 }
+                PolicyChange::Name(..) => {}
                 PolicyChange::Key(name, _, policy) => locked.make_space_for_key(locked.find_limit(name), policy)?,
             }
         }
@@ -195,6 +198,10 @@ impl Session {
 
     fn apply_change(&self, change: PolicyChange, locked: &Locked) -> Result<()> {
         match change {
+            PolicyChange::Name(from, name) => match (locked.find_limit(from), locked.find_limit(name)) {
+                (Some(limit), None) => locked.rename(limit, name),
+                _ => Ok(()),
+            },
             PolicyChange::Limit(name, policy) => self.apply(name, policy, locked),
             // The limit may no longer be declared, and unused since.
             PolicyChange::Key(name, key, policy) => match locked.find_limit(name) {
