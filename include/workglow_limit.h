@@ -228,6 +228,11 @@
 // The bytes that hold the text of any permit, with its NUL, except a place of a composite, which may need more.
 #define WGL_PERMIT_TEXT_MAX 128
 
+// The key of a joint start, with what each part is charged. The caller owns it and frees it with wgl_joint_key_free. Any
+// number of calls of the limiter that it was made for may use it, at once too. It belongs to its process and forked
+// children.
+typedef struct wgl_joint_key wgl_joint_key;
+
 // Decides whether a job may start now, and if not, when.
 //
 // The caller owns it and frees it with wgl_limiter_free, when no thread is in a call on it. It keeps its store and its
@@ -527,6 +532,26 @@ typedef struct wgl_decision {
     wgl_permit permit;
 } wgl_decision;
 
+// What one part of a composite is charged for a start. Zeroed but for its part, it changes nothing.
+typedef struct wgl_charge {
+    // The part's name; a part of a composite that is itself a part is "OUTER/INNER".
+    const char *part;
+    // The key. NULL: that of the start.
+    const char *key;
+    // Its length.
+    size_t key_len;
+    // The weight. 0: that of the start.
+    uint64_t weight;
+} wgl_charge;
+
+// The units that one part of a composite used.
+typedef struct wgl_usage {
+    // The part's name, as in wgl_charge.
+    const char *part;
+    // The units that its job used.
+    uint64_t units;
+} wgl_usage;
+
 // How to wait. Begin with WGL_WAITER_OPTIONS_INIT; a field that is 0 has its default. The caller owns it; it is read only
 // during the call.
 typedef struct wgl_waiter_options {
@@ -747,19 +772,28 @@ int wgl_limiter_attach(wgl_store *store,
 int wgl_null_limiter_new(wgl_limiter **limiter);
 
 // Makes a limiter that admits what all of its children admit; without children it admits everything. All children get the
-// same key and weight, and gates apply to all of them. If a child denies, the others are not charged.
+// same key and weight, except in a joint start (wgl_joint_key_new), and gates apply to all of them. If a child denies, the
+// others are not charged.
 //
 // Fails only with WGL_INVALID_ARGUMENT, for NULL.
 int wgl_composite_limiter_new(wgl_limiter **limiter);
 
-// Adds a child, at any time. The composite shares it: the caller may keep using it, and frees it at any time. Permits that
-// are not ended yet end against the children that they came from.
+// Adds a child, at any time, which as a part has the name of its limit. The composite shares it: the caller may keep using
+// it, and frees it at any time. Permits that are not ended yet end against the children that they came from.
 //
 // Fails with WGL_UNSUPPORTED if wgl_composite_limiter_new did not make `composite` (limits that were declared together are
 // a policy, which the store holds), and with WGL_INVALID_ARGUMENT if `child` is `composite` or contains it, if a limit would
 // be a child twice, or if composites would be nested more than 32 deep.
 int wgl_composite_limiter_add(wgl_limiter *composite,
                               wgl_limiter *child);
+
+// Adds a child as a part with a name of its own, by which joint starts charge it. Otherwise as wgl_composite_limiter_add.
+//
+// Fails as wgl_composite_limiter_add does, and with WGL_INVALID_ARGUMENT for a name that is not 1 to 1,024 bytes or that
+// another part has.
+int wgl_composite_limiter_add_named(wgl_limiter *composite,
+                                    const char *name,
+                                    wgl_limiter *child);
 
 // Returns the name of the limit, as `denied_by` has it; of a limiter without a store, its kind. It lives as long as the
 // limiter.
@@ -1112,6 +1146,57 @@ int wgl_window(const wgl_limiter *limiter,
                const char *key,
                size_t key_len,
                uint64_t *window_ns);
+
+// Makes the key of a joint start, which charges some parts of a composite with keys or weights of their own. Parts that are
+// not named are charged with `key`, and with the weight that the call gets. Pass its text and length as the key of any call
+// of the same limiter:
+//
+//     wgl_charge charges[] = {{"tokens", NULL, 0, 1200}, {"tenant", "acme", 4, 0}};
+//     wgl_joint_key *call;
+//     wgl_joint_key_new(llm, NULL, 0, charges, 2, &call);
+//     wgl_acquire(llm, wgl_joint_key_text(call), wgl_joint_key_length(call), 1, timeout_ns, &permit, NULL);
+//
+// Fails with WGL_INVALID_ARGUMENT for a part that the limiter does not have or that is named twice, or a key of more than
+// 1,024 bytes. A weight above a part's capacity is an error of the call.
+int wgl_joint_key_new(const wgl_limiter *limiter,
+                      const char *key,
+                      size_t key_len,
+                      const wgl_charge *charges,
+                      size_t charge_count,
+                      wgl_joint_key **joint);
+
+// Returns the text to pass as a key. It does not end with a NUL, and lives as long as `joint`. It is for calls of this
+// process, and not to be kept, sent or shown.
+//
+// Never fails: NULL for NULL.
+const char *wgl_joint_key_text(const wgl_joint_key *joint);
+
+// Returns the length of that text.
+//
+// Never fails: 0 for NULL.
+size_t wgl_joint_key_length(const wgl_joint_key *joint);
+
+// Frees the key of a joint start. NULL is a no-op. Starts and waiters that were made with it are not concerned.
+//
+// Never fails.
+void wgl_joint_key_free(wgl_joint_key *joint);
+
+// Ends the permit of a joint start: the job ran, and these parts used so many units instead of the weight that they were
+// charged, as by wgl_settle. The other parts used what they were charged. Ending it again is a no-op.
+//
+// Fails as wgl_cancel does, and with WGL_INVALID_ARGUMENT for a part that the limiter does not have or that is named twice;
+// the permit is not ended then.
+int wgl_settle_parts(wgl_limiter *limiter,
+                     wgl_permit *permit,
+                     const wgl_usage *parts,
+                     size_t part_count);
+
+// Returns the name of one of a composite's parts, in their order, or NULL behind the last one. It lives as long as the
+// limiter.
+//
+// Never fails: NULL for NULL.
+const char *wgl_limiter_part_name(const wgl_limiter *limiter,
+                                  size_t index);
 
 // Waits for capacity, at most for `timeout_ns`: 0 does not wait, WGL_FOREVER waits as long as it takes. The threads of this
 // process that wait for the same limiter and key start in the order of their calls. WGL_OK: admitted, and `permit` is

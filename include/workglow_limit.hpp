@@ -120,6 +120,20 @@ private:
     std::string text_;
 };
 
+/// What one part of a composite is charged for a start, where this differs from the start's own key and weight.
+struct Charge {
+    /// The part's name; a part of a composite that is itself a part is "OUTER/INNER".
+    Text part;
+    std::optional<std::string> key{};
+    std::optional<std::uint64_t> weight{};
+};
+
+/// The units that one part of a composite used.
+struct Usage {
+    Text part;
+    std::uint64_t units;
+};
+
 namespace detail {
 
 /// The status of a call that was refused here, before the C function: its error is known.
@@ -375,6 +389,19 @@ public:
     /// are owed. A no-op if it is ended.
     void settle(std::uint64_t actual) { end(wgl_settle, actual); }
 
+    /// Ends the permit of a joint start: the job ran, and these parts used so many units; the others used what they were
+    /// charged. A no-op if it is ended.
+    void settle(std::initializer_list<Usage> parts) {
+        detail::Arguments checked;
+        std::vector<wgl_usage> all;
+        for (const Usage &usage : parts)
+            all.push_back({checked.text("part", usage.part), usage.units});
+        if (checked)
+            end(wgl_settle_parts, static_cast<const wgl_usage *>(all.data()), all.size());
+        else
+            detail::ok(detail::refused);
+    }
+
     /// Says that the job has reached the server that counts it, as when the head of its response is here. A limit with a
     /// cooldown counts it from now on instead of from its end. The permit remains. A no-op for other limits.
     void arrived() {
@@ -459,6 +486,22 @@ struct Stats {
 
 class Waiter;
 
+/// The key of a joint start, with what each part is charged: the key of any call of the limiter that made it, in this
+/// process and forked children. A copy is the same key.
+class JointKey {
+public:
+    operator std::string_view() const noexcept {
+        return {wgl_joint_key_text(key_.get()), wgl_joint_key_length(key_.get())};
+    }
+
+    /// False only if it could not be made, without exceptions.
+    explicit operator bool() const noexcept { return key_ != nullptr; }
+
+private:
+    friend class Limiter;
+    std::shared_ptr<wgl_joint_key> key_;
+};
+
 /// Decides whether a job may start now, and if not, when: a limiter of any kind.
 class Limiter {
 public:
@@ -475,6 +518,34 @@ public:
     [[nodiscard]] std::string name() const {
         const char *name = wgl_limiter_name(get());
         return name ? name : "";
+    }
+
+    /// Makes the key of a joint start, which charges some parts of a composite with keys or weights of their own. Parts
+    /// that are not named are charged with `key`, and with the weight that the call gets.
+    ///
+    ///     auto call = llm.joint({}, {{"tokens", std::nullopt, 1200}, {"tenant", "acme"}});
+    ///     if (auto permit = llm.acquire(call, 1, 30s))
+    ///         permit->settle({{"tokens", 830}});
+    [[nodiscard]] JointKey joint(Key key, std::initializer_list<Charge> charges) const {
+        detail::Arguments checked;
+        std::vector<wgl_charge> all;
+        for (const Charge &charge : charges)
+            all.push_back({checked.text("part", charge.part), charge.key ? charge.key->c_str() : nullptr,
+                           charge.key ? charge.key->size() : 0, checked.option("weight", charge.weight)});
+        wgl_joint_key *made = nullptr;
+        JointKey joint;
+        if (detail::ok(checked ? wgl_joint_key_new(get(), key.data(), key.size(), all.data(), all.size(), &made)
+                               : detail::refused))
+            joint.key_ = std::shared_ptr<wgl_joint_key>(made, wgl_joint_key_free);
+        return joint;
+    }
+
+    /// The names of a composite's parts, in their order; none for others.
+    [[nodiscard]] std::vector<std::string> part_names() const {
+        std::vector<std::string> names;
+        while (const char *name = wgl_limiter_part_name(get(), names.size()))
+            names.emplace_back(name);
+        return names;
     }
 
     /// Starts if there is capacity now: decides and records in one act.
@@ -1120,6 +1191,13 @@ public:
 
     /// Adds a child, at any time. Permits that are not ended yet end against the children that they came from.
     void add(const Limiter &child) const { detail::ok(wgl_composite_limiter_add(get(), child.get())); }
+
+    /// Adds a child as a part with a name of its own, by which joint starts charge it.
+    void add(const Text &name, const Limiter &child) const {
+        detail::Arguments checked;
+        const char *called = checked.text("name", name);
+        detail::ok(checked ? wgl_composite_limiter_add_named(get(), called, child.get()) : detail::refused);
+    }
 };
 
 /// A custom limiter: derive from it, and pass it to a CustomLimiter. See wgl_custom_limiter_table. Any threads may call it,

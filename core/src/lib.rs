@@ -91,6 +91,7 @@ compile_error!("workglow-limit supports only Linux so far");
 use workglow_limit_algorithms::{self as algorithm, atomic};
 
 mod address;
+mod charges;
 mod damage;
 mod decision;
 mod error;
@@ -123,6 +124,7 @@ pub use error::{Cause, Error, Result};
 pub use time::ManualClock;
 
 pub use {
+    charges::{Charge, JointKey},
     decision::Decision,
     limiter::{
         Acquiring, Attempt, CompositeLimiter, ConcurrencyLimiter, DelayLimiter, EvenlySpacedRateLimiter,
@@ -153,7 +155,7 @@ pub mod observe {
 
 /// What the tools of operators use: checks of a store and its server, and the texts of policies.
 pub mod admin {
-    pub use crate::policy::{parse_all as parse_policies, parse_time};
+    pub use crate::policy::{parse_policies, parse_time};
     #[cfg(feature = "postgres")]
     pub use crate::server::postgres_schema;
     pub use crate::server::{Finding, Severity};

@@ -63,9 +63,18 @@ pub(crate) unsafe fn key<'a>(key: *const c_char, len: usize) -> Result<&'a str> 
     if key.is_null() {
         return Err(invalid("key", format_args!("NULL, of length {len}"), "a pointer, or length 0 for no key"));
     }
+    // The key of a joint start may be longer, as the core checks: no other key with its first byte may.
+    // SAFETY: there is a first byte.
+    let most = if len > MAX_NAME_BYTES && unsafe { *key.cast::<u8>() } == JOINT { MAX_JOINT } else { MAX_NAME_BYTES };
     // SAFETY: the caller's promise.
-    unsafe { sized_text("key", key, len, MAX_NAME_BYTES) }
+    unsafe { sized_text("key", key, len, most) }
 }
+
+/// The first byte of joint keys.
+const JOINT: u8 = 0xF4;
+
+/// A longer text is no joint key.
+const MAX_JOINT: usize = 4_096 * MAX_NAME_BYTES;
 
 /// Reads a key, or `None` if NULL stands for the whole limit.
 ///

@@ -13,6 +13,7 @@ mod calls;
 mod clock;
 mod custom;
 mod input;
+mod joint;
 mod limiter;
 mod line;
 mod local;

@@ -143,7 +143,8 @@ pub extern "C" fn wgl_null_limiter_new(limiter: Option<&mut MaybeUninit<Box<wgl_
 }
 
 /// Makes a limiter that admits what all of its children admit; without children it admits everything. All children get the
-/// same key and weight, and gates apply to all of them. If a child denies, the others are not charged.
+/// same key and weight, except in a joint start (wgl_joint_key_new), and gates apply to all of them. If a child denies, the
+/// others are not charged.
 ///
 /// Fails only with WGL_INVALID_ARGUMENT, for NULL.
 #[unsafe(no_mangle)]
@@ -155,8 +156,8 @@ pub extern "C" fn wgl_composite_limiter_new(limiter: Option<&mut MaybeUninit<Box
     })
 }
 
-/// Adds a child, at any time. The composite shares it: the caller may keep using it, and frees it at any time. Permits that
-/// are not ended yet end against the children that they came from.
+/// Adds a child, at any time, which as a part has the name of its limit. The composite shares it: the caller may keep using
+/// it, and frees it at any time. Permits that are not ended yet end against the children that they came from.
 ///
 /// Fails with WGL_UNSUPPORTED if wgl_composite_limiter_new did not make `composite` (limits that were declared together are
 /// a policy, which the store holds), and with WGL_INVALID_ARGUMENT if `child` is `composite` or contains it, if a limit would
@@ -165,6 +166,33 @@ pub extern "C" fn wgl_composite_limiter_new(limiter: Option<&mut MaybeUninit<Box
 pub unsafe extern "C" fn wgl_composite_limiter_add(
     composite: Option<NonNull<wgl_limiter>>,
     child: Option<NonNull<wgl_limiter>>,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { add(composite, child, CompositeLimiter::add) }
+}
+
+/// Adds a child as a part with a name of its own, by which joint starts charge it. Otherwise as wgl_composite_limiter_add.
+///
+/// Fails as wgl_composite_limiter_add does, and with WGL_INVALID_ARGUMENT for a name that is not 1 to 1,024 bytes or that
+/// another part has.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wgl_composite_limiter_add_named(
+    composite: Option<NonNull<wgl_limiter>>,
+    name: *const c_char,
+    child: Option<NonNull<wgl_limiter>>,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { add(composite, child, |composite, child| composite.add_named(text("name", name)?, child)) }
+}
+
+/// Adds a child to a composite.
+///
+/// # Safety
+/// The handles are as for [`shared`].
+unsafe fn add(
+    composite: Option<NonNull<wgl_limiter>>,
+    child: Option<NonNull<wgl_limiter>>,
+    add: impl FnOnce(&CompositeLimiter, Arc<dyn Limiter>) -> Result<()>,
 ) -> c_int {
     guard(|| {
         // SAFETY: the caller's promise.
@@ -176,7 +204,7 @@ pub unsafe extern "C" fn wgl_composite_limiter_add(
             );
             return Err(Error::Unsupported { reason });
         };
-        composite.add(child.limiter.clone())?;
+        add(composite, child.limiter.clone())?;
         Ok(WGL_OK)
     })
 }

@@ -162,7 +162,7 @@ pub extern "C" fn wgl_fork_generation() -> u64 {
     workglow_limit::embed::fork_generation()
 }
 
-fn end(
+pub(crate) fn end(
     limiter: Option<&wgl_limiter>,
     permit: Option<&mut wgl_permit>,
     end: impl FnOnce(&dyn Limiter, &RawPermit) -> Result<()>,

@@ -101,6 +101,40 @@ static void composites(const Bench &bench) {
     THROWS(WGL_INVALID_ARGUMENT, "contains this one", both.add(none));
 }
 
+static void joint_starts(const Bench &bench) {
+    const Limiter llm = bench.store.limiter("llm", "requests: 5/1s + tokens: 100/1s + tenant: 2/1s");
+    CHECK(llm.part_names() == (std::vector<std::string>{"requests", "tokens", "tenant"}), "the parts of a text");
+    const JointKey call = llm.joint({}, {{"tokens", std::nullopt, 60}, {"tenant", "acme"}});
+    const auto left = [&](const char *part, const char *key) { return bench.store.limiter(part).peek(key).remaining; };
+    {
+        auto permit = llm.acquire(call, 1, 0s);
+        CHECK(permit.has_value(), "a joint start");
+        CHECK(left("llm/requests", "") == 4 && left("llm/tokens", "") == 40 && left("llm/tenant", "acme") == 1, "charged");
+        CHECK(left("llm/tenant", "") == 2, "another tenant");
+        const Decision denial = llm.decide(call);
+        CHECK(!denial && denial.denied_by == "llm/tokens", denial.denied_by.value_or("none"));
+        THROWS(WGL_INVALID_ARGUMENT, "token", permit->settle({{"token", 1}}));
+        permit->settle({{"tokens", 10}});
+        CHECK(!*permit && left("llm/tokens", "") == 90, "settled");
+    }
+    CHECK(llm.joint("own", {}).operator std::string_view() == "own", "a start without charges");
+    THROWS(WGL_INVALID_ARGUMENT, "requests, tokens, tenant", llm.joint({}, {{"nothing"}}));
+    THROWS(WGL_INVALID_ARGUMENT, "weight", llm.joint({}, {{"tokens", std::nullopt, 0}}));
+    THROWS(WGL_INVALID_ARGUMENT, "NUL", llm.joint({}, {{std::string("a\0b", 3)}}));
+    // A key that is longer than others may be.
+    const std::string long_key(1000, 'x');
+    const JointKey longer = llm.joint(long_key, {{"tenant", long_key}});
+    CHECK(std::string_view(longer).size() > 1024 && llm.decide(longer), "a long key");
+    THROWS(WGL_INVALID_ARGUMENT, "key", llm.decide("\xF4" + std::string("\x8F\xBF\xBF") + long_key + long_key));
+
+    const CompositeLimiter both;
+    both.add("slots", ConcurrencyLimiter(3, bench.clock));
+    both.add("rate", RateLimiter(bench.store, "a rate of its own", 9, 1s));
+    CHECK(both.try_acquire(both.joint({}, {{"rate", std::nullopt, 9}})).has_value(), "parts with names");
+    THROWS(WGL_INVALID_ARGUMENT, "slots", both.add("slots", NullLimiter()));
+    CHECK(both.part_names().size() == 2 && NullLimiter().part_names().empty(), "the parts");
+}
+
 // nullptr is no text.
 static_assert(!std::is_constructible_v<Key, std::nullptr_t> && !std::is_constructible_v<Text, std::nullptr_t>);
 static_assert(!std::is_constructible_v<Store, std::nullptr_t> && std::is_constructible_v<Store, const char *>);
@@ -154,6 +188,7 @@ int main() {
         are_shared(bench);
         of_this_process(bench);
         composites(bench);
+        joint_starts(bench);
         operators(bench, dir);
     });
 }

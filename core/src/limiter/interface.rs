@@ -1,7 +1,8 @@
 //! The interface that every caller of a limiter uses.
 
 use super::events::{reporting, reporting_errors};
-use super::{Permit, Places, Scheduler, Waiter, acquire};
+use super::{Permit, Places, Scheduler, Waiter, acquire, unknown_part};
+use crate::charges::{Charge, JointKey};
 use crate::decision::Decision;
 use crate::error::Result;
 use crate::hooks::{Happening, Hook, HookId};
@@ -110,6 +111,52 @@ pub trait Limiter: Places + Scheduler {
     /// As for [`Limiter::cancel`]; [`Error::Unsupported`](crate::Error::Unsupported) for limits of concurrent starts without a
     /// [cooldown](crate::Policy::with_cooldown): all of their units are free when the job ends.
     fn settle(&self, permit: &RawPermit, actual: u64) -> Result<()>;
+
+    /// Returns the names of its parts, in order: of a composite's. Others have none.
+    fn part_names(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// Makes the key of a joint start, which charges some parts of a composite with keys or weights of their own. Parts
+    /// that are not named are charged with `key`, and with the weight that the call gets. The result is the key of any
+    /// call of this limiter, in this process, any number of times.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use workglow_limit::{Charge, Store};
+    /// let store = Store::new("memory:")?;
+    /// let llm = store.limiter("openai", "requests: 500/1m + tokens: 200000/1m + tenant: 50/1m + 5 concurrent")?;
+    /// let call = llm.joint("", &[Charge::of("tokens").weight(1_200), Charge::of("tenant").key("acme")])?;
+    /// if let Some(permit) = llm.acquire(&call, 1, Some(Duration::from_secs(30)))? {
+    ///     // … it used fewer tokens than it might have …
+    ///     permit.settle_parts(&[("tokens", 830)])?;
+    /// }
+    /// # Ok::<(), workglow_limit::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a part that it does not have, or that is named
+    /// twice, weight 0, or a key of more than 1,024 bytes. A weight above a part's capacity is an error of the call.
+    fn joint(&self, key: &str, charges: &[Charge]) -> Result<JointKey> {
+        match charges {
+            [] => JointKey::plain(key),
+            [charge, ..] => Err(unknown_part(self.name(), charge.part, &[])),
+        }
+    }
+
+    /// Ends the permit of a joint start: the job ran, and these parts used so many units instead of the weight that they
+    /// were charged; see [`Limiter::settle`]. The other parts used what they were charged. A no-op if the permit has
+    /// already ended.
+    ///
+    /// # Errors
+    /// As for [`Limiter::settle`]; [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a part that it does not
+    /// have, or that is named twice. Then the permit has not ended.
+    fn settle_parts(&self, permit: &RawPermit, actual: &[(&str, u64)]) -> Result<()> {
+        match actual {
+            [] => self.complete(permit),
+            [(part, _), ..] => Err(unknown_part(self.name(), part, &[])),
+        }
+    }
 
     /// Says that the job has reached the server that counts it, as when the head of its response is here. Where units
     /// [cool down](crate::Policy::with_cooldown), they do from now on, instead of from the job's end, and their lease has

@@ -63,6 +63,9 @@ pub struct When {
     pub is_waiter: bool,
 }
 
+/// What a joint start charges a part: its name, key and weight.
+pub(super) type OwnedCharge = (String, Option<String>, Option<u64>);
+
 /// The name of a limiter without places in errors.
 pub(super) const NO_PLACES: &str = "a limit that is not timed: it has no places, and its permits belong to one process";
 
@@ -313,6 +316,16 @@ pub trait Nested: Quiet {
     /// child.
     fn contains(&self, _composite: u64) -> bool {
         false
+    }
+
+    /// Returns the key of a start itself, and its charges by the names of parts: the reverse of `joint`.
+    fn describe(&self, key: &str) -> Result<(String, Vec<OwnedCharge>)> {
+        Ok((key.to_owned(), Vec::new()))
+    }
+
+    /// Returns the key and the weight that a start charges the limit with this name, if it is this limiter or a part of it.
+    fn charge_at(&self, limit: &str, (key, weight): (&str, u64)) -> Option<(String, u64)> {
+        (*self.base().name == *limit).then(|| (key.to_owned(), weight))
     }
 
     /// Returns how many composites are nested here, this one included.

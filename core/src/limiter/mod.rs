@@ -45,3 +45,12 @@ fn foreign<R>(name: &str) -> Result<R> {
 fn unsupported<R>(call: &str, of: &str) -> Result<R> {
     Err(Error::Unsupported { reason: format!("{call} is not supported by {of}") })
 }
+
+/// The error for a part that a limiter does not have.
+fn unknown_part(limiter: &str, part: &str, known: &[std::sync::Arc<str>]) -> Error {
+    let expected = match known {
+        [] => format!("none: limiter \"{limiter}\" has no parts"),
+        known => format!("a part of limiter \"{limiter}\": {}", known.join(", ")),
+    };
+    Error::invalid("part", format_args!("\"{part}\""), expected)
+}

@@ -61,6 +61,12 @@ impl<'l> Permit<'l> {
         self.end(|limiter, raw| limiter.settle(raw, actual))
     }
 
+    /// Ends the permit of a joint start: the job ran, and these parts used so many units: see
+    /// [`Limiter::settle_parts`].
+    pub fn settle_parts(self, actual: &[(&str, u64)]) -> Result<()> {
+        self.end(|limiter, raw| limiter.settle_parts(raw, actual))
+    }
+
     fn end(mut self, end: impl FnOnce(&dyn Limiter, &RawPermit) -> Result<()>) -> Result<()> {
         let ended = self.raw.take().map_or(Ok(()), |raw| end(self.limiter.limiter(), &raw));
         self.tell_waiters();

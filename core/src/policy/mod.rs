@@ -1,10 +1,13 @@
 //! Policies: validated once, when they are made, and trusted afterwards.
 
 mod backoff;
+mod named;
 mod text;
 
 pub use backoff::{Backoff, Jitter};
-pub use text::{parse_all, parse_time};
+pub(crate) use named::{NamedPolicy, is_composite};
+pub(crate) use text::parse_all;
+pub use text::{parse_policies, parse_time};
 
 use crate::algorithm::bucket::Bucket;
 use crate::algorithm::log::Window;

@@ -1,7 +1,8 @@
 //! The text form of policies.
 //!
 //! ```text
-//! policies  = policy { "+" policy }
+//! policies  = part { "+" part }
+//! part      = [ name ":" ] policy
 //! policy    = windows [ backoff ] | rate ( "burst" count | "queue" count | "fixed" | "counter" | "spaced" [ "strictly" ] )
 //!           | count "concurrent" [ what ] [ "lease" time ] [ "cooldown" time ] | "delay" time
 //! windows   = rate { "+" rate }
@@ -11,9 +12,12 @@
 //! what      = "requests" | "calls" | "starts" | "jobs" | "tasks" | "executions" | "units" | "tokens", or one of them
 //! ```
 //!
-//! Case does not matter, except that `M` is rejected: some read it as a month. Policies are always written in the
+//! A name is a letter, and then letters, digits, `-` and `_`. Windows with the same name, or without one, form one rate limit.
+//!
+//! Case does not matter, except in names, and that `M` is rejected: some read it as a month. Policies are always written in the
 //! shortest form.
 
+use super::named::{NamedPolicy, check_part, name_at};
 use super::{Backoff, Jitter, Policy, Shape, Spacing};
 use crate::algorithm::bucket::Bucket;
 use crate::algorithm::log::Window;
@@ -21,6 +25,7 @@ use crate::error::{Error, Result};
 use crate::time::{self, Tick};
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
 const UNITS: [(&str, Tick); 6] =
@@ -96,7 +101,7 @@ impl FromStr for Policy {
 
     fn from_str(text: &str) -> Result<Policy> {
         match parse_all(text)?.as_slice() {
-            [one] => Ok(*one),
+            [one] => Ok(one.policy),
             all => {
                 let expected = format!("one policy, not {}: \"{}\" and others", all.len(), all[0]);
                 Err(Error::invalid("policy", format_args!("\"{text}\""), expected))
@@ -110,23 +115,29 @@ impl FromStr for Policy {
 ///
 /// # Errors
 /// [`Error::InvalidArgument`], with the position of the problem and the expected text.
-pub fn parse_all(text: &str) -> Result<Vec<Policy>> {
+pub(crate) fn parse_all(text: &str) -> Result<Vec<NamedPolicy>> {
+    type Name = Option<Arc<str>>;
     let mut reader = Reader { text, at: 0 };
-    let mut policies = Vec::new();
-    let mut windows: Option<(usize, Vec<(u64, Duration)>)> = None;
+    let mut policies: Vec<(usize, NamedPolicy)> = Vec::new();
+    // The windows of rate limits that may have more, by name.
+    let mut rates: Vec<(usize, Name, Vec<(u64, Duration)>)> = Vec::new();
     loop {
+        let name: Name = reader.name()?.map(Arc::from);
         let began = reader.begin();
         match reader.policy()? {
             Read::Window(limit, window, backoff) => {
-                let (_, all) = windows.get_or_insert((began, Vec::new()));
-                all.push((limit, window));
+                let at = rates.iter().position(|(_, other, _)| *other == name).unwrap_or(rates.len());
+                if at == rates.len() {
+                    rates.push((began, name.clone(), Vec::new()));
+                }
+                rates[at].2.push((limit, window));
                 if let Some(backoff) = backoff {
-                    let (began, all) = windows.take().expect("it has at least one");
+                    let (began, name, all) = rates.remove(at);
                     let rate = Policy::rate_in(&all).and_then(|rate| rate.with_backoff(backoff));
-                    policies.push((began, reader.checked(began, rate)?));
+                    policies.push((began, NamedPolicy { name, policy: reader.checked(began, rate)? }));
                 }
             }
-            Read::Policy(policy) => policies.push((began, policy)),
+            Read::Policy(policy) => policies.push((began, NamedPolicy { name, policy })),
         }
         match reader.peek() {
             "" => break,
@@ -134,11 +145,26 @@ pub fn parse_all(text: &str) -> Result<Vec<Policy>> {
             _ => return Err(reader.wrong("+ or the end")),
         }
     }
-    if let Some((began, all)) = windows {
-        policies.push((began, reader.checked(began, Policy::rate_in(&all))?));
+    for (began, name, all) in rates {
+        policies.push((began, NamedPolicy { name, policy: reader.checked(began, Policy::rate_in(&all))? }));
     }
     policies.sort_by_key(|(began, _)| *began);
+    for (i, (began, part)) in policies.iter().enumerate() {
+        if part.name.is_some() && policies[..i].iter().any(|(_, other)| other.name == part.name) {
+            let at = text[..*began].chars().count() + 1;
+            let expected = format!("another name for the policy at character {at}, which is not a further window");
+            return Err(Error::invalid("policy", format_args!("\"{text}\""), expected));
+        }
+    }
     Ok(policies.into_iter().map(|(_, policy)| policy).collect())
+}
+
+/// Parses the same, without the names of parts.
+///
+/// # Errors
+/// [`Error::InvalidArgument`], with the position of the problem and the expected text.
+pub fn parse_policies(text: &str) -> Result<Vec<Policy>> {
+    Ok(parse_all(text)?.into_iter().map(|part| part.policy).collect())
 }
 
 /// Parses a time such as `90s` or `5 minutes`.
@@ -225,6 +251,15 @@ impl<'t> Reader<'t> {
             }
             other => other,
         })
+    }
+
+    /// Reads the name of the next policy, if it has one.
+    fn name(&mut self) -> Result<Option<&'t str>> {
+        let began = self.begin();
+        let Some((name, length)) = name_at(&self.text[began..]) else { return Ok(None) };
+        self.checked(began, check_part(name))?;
+        self.at += length;
+        Ok(Some(name))
     }
 
     fn count(&mut self) -> Result<u64> {
@@ -423,7 +458,7 @@ mod tests {
             ("1/H", "1/1h"),
         ] {
             let read = parse_all(words).unwrap_or_else(|e| panic!("{e}"));
-            assert_eq!(read.iter().map(Policy::to_string).collect::<Vec<_>>().join("|"), text, "{words}");
+            assert_eq!(read.iter().map(NamedPolicy::to_string).collect::<Vec<_>>().join("|"), text, "{words}");
         }
         for ((unit, size), (same, words)) in UNITS.iter().zip(WORDS) {
             assert_eq!(*unit, same);
@@ -441,9 +476,40 @@ mod tests {
         let all = parse_all("100/1m + 10/1s burst 20 + 5/1s+5 concurrent").unwrap();
         let rate = Policy::rate_in(&[(100, 60 * second()), (5, second())]).unwrap();
         let bucket = Policy::token_bucket(10, second(), 20).unwrap();
-        assert_eq!(all, [rate, bucket, Policy::concurrency(5).unwrap()]);
+        assert_eq!(all, [rate, bucket, Policy::concurrency(5).unwrap()].map(NamedPolicy::from));
         let error = "100/1m + 5 concurrent".parse::<Policy>().unwrap_err().to_string();
         assert!(error.ends_with("expected one policy, not 2: \"100/1m\" and others"), "{error}");
+    }
+
+    #[test]
+    fn parts_have_names() {
+        let text = "requests: 500/1m + requests: 9/1s + tokens-2 :200000/1m+ Slots_é: 5 concurrent + 3/1s + 2/1ms + x: 1/1s burst 2";
+        let all = parse_all(text).unwrap();
+        let names: Vec<&str> = all.iter().map(|part| part.name.as_deref().unwrap_or("-")).collect();
+        assert_eq!(names, ["requests", "tokens-2", "Slots_é", "-", "x"]);
+        assert_eq!(all[0].policy, Policy::rate_in(&[(500, 60 * second()), (9, second())]).unwrap());
+        let written = all.iter().map(NamedPolicy::to_string).collect::<Vec<_>>().join(" + ");
+        assert_eq!(parse_all(&written).unwrap(), all, "{written}");
+        let backoff = "a: 5/1s + a: 9/1m backoff 2s x2 max 1m none + 7/1s";
+        let all = parse_all(backoff).unwrap();
+        assert_eq!(all.iter().map(NamedPolicy::to_string).collect::<Vec<_>>().join(" + "), backoff);
+        for (text, expected) in [
+            ("a: 5/1s + a: 5 concurrent", "another name for the policy at character 14, which is not a further window"),
+            (
+                "a: 5/1s + 1a: 5/1s",
+                "name at character 11 to be a letter, and then letters, digits, - and _: at most 64 bytes, not \"1a\"",
+            ),
+            (
+                ": 5/1s",
+                "name at character 1 to be a letter, and then letters, digits, - and _: at most 64 bytes, not \"\"",
+            ),
+            ("a: ", "{POLICY} at character 4, not the end"),
+            ("a: b: 5/1s", "{POLICY} at character 4, not \"b\""),
+        ] {
+            let error = parse_all(text).expect_err(text).to_string();
+            let expected = PHRASES.iter().fold(expected.to_owned(), |text, (name, phrase)| text.replace(name, phrase));
+            assert_eq!(error, format!("policy is \"{text}\": expected {expected}"));
+        }
     }
 
     #[test]

@@ -15,7 +15,7 @@
 
 use super::named::policies_of;
 use crate::error::{Error, Result};
-use crate::policy::{self, Policy};
+use crate::policy::{self, NamedPolicy, Policy};
 use crate::state::{Store, check_names, part_names};
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -51,7 +51,8 @@ impl Store {
             expected: format!("a TOML file ({e})"),
         })?;
         let limits = Source { path: file, text: &text }.limits()?;
-        let all: Vec<(&str, &[Policy])> = limits.iter().map(|(name, all)| (name.as_str(), all.as_slice())).collect();
+        let all: Vec<(&str, &[NamedPolicy])> =
+            limits.iter().map(|(name, all)| (name.as_str(), all.as_slice())).collect();
         self.session().report("", self.session().declare_now(&all))?;
         Ok(limits.into_iter().map(|(name, _)| name).collect())
     }
@@ -89,7 +90,7 @@ impl Source<'_> {
     }
 
     /// The names of the file's limits, in order, and their policies.
-    fn limits(&self) -> Result<Vec<(String, Vec<Policy>)>> {
+    fn limits(&self) -> Result<Vec<(String, Vec<NamedPolicy>)>> {
         let parsed = DeTable::parse(self.text);
         let parsed = parsed.map_err(|e| self.wrong(&e.span().unwrap_or(0..0), "not TOML", e.message()))?;
         let mut limits = Vec::new();
@@ -154,7 +155,7 @@ impl Entry<'_> {
         value.get_ref().as_str().map(Some).ok_or_else(|| self.wrong(key, expecting(expected)))
     }
 
-    fn policies(&self) -> Result<Vec<Policy>> {
+    fn policies(&self) -> Result<Vec<NamedPolicy>> {
         if let Some(key) = self.table.keys().map(|key| key.get_ref().as_ref()).find(|key| !KEYS.contains(key)) {
             let expected = match key {
                 "partitions" => format!(
@@ -197,7 +198,7 @@ impl Entry<'_> {
         })?;
         match all.as_slice() {
             [] => Err(self.wrong_set("is empty", "allowed and period, concurrency, or policy")),
-            _ => Ok(all),
+            _ => Ok(all.into_iter().map(NamedPolicy::from).collect()),
         }
     }
 }

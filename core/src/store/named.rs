@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::limiter::{CompositeLimiter, ConcurrencyLimiter, Limiter, Timed};
-use crate::policy::{self, Policy};
+use crate::policy::{self, NamedPolicy, Policy};
 use crate::state::{Declared, Limit, Store, text_of};
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,13 +16,13 @@ fn limiter_of(name: &str, mut limits: Vec<Limit>) -> Arc<dyn Limiter> {
         }
     };
     match limits.len() {
-        1 => child(limits.remove(0)),
-        _ => Arc::new(CompositeLimiter::named(name, limits.into_iter().map(child))),
+        1 if **limits[0].name() == *name => child(limits.remove(0)),
+        _ => Arc::new(CompositeLimiter::with_name(name, limits.into_iter().map(|limit| (None, child(limit))))),
     }
 }
 
 /// The policies of a text, in the form in which they are read back from the store.
-pub(super) fn policies_of(text: &str) -> Result<Vec<Policy>> {
+pub(super) fn policies_of(text: &str) -> Result<Vec<NamedPolicy>> {
     policy::parse_all(&text_of(&policy::parse_all(text)?))
 }
 
@@ -30,7 +30,8 @@ impl Store {
     /// A limiter for a text such as `100/1m + 5/1s + 5 concurrent`, declared under a name at its first use, in place of
     /// the name's previous declaration. Several policies make a composite of limits with names of their own:
     /// `name/rate`, `name/concurrency`, … (`name/rate-2` for a second one of the kind). A denial names the limit that
-    /// denied.
+    /// denied. In `requests: 500/1m + tokens: 200000/1m`, they are `name/requests` and `name/tokens`, and
+    /// [joint starts](Limiter::joint) can charge each differently.
     ///
     /// Calls about the name know it before the first use.
     ///
@@ -101,7 +102,7 @@ impl Store {
         };
         let rate = rate.map(|(max, period)| Policy::rate(max, period)).transpose().map_err(named)?;
         let jobs = parallelism.map(Policy::concurrency).transpose().map_err(named)?;
-        let policies: Vec<Policy> = rate.into_iter().chain(jobs).collect();
+        let policies: Vec<NamedPolicy> = rate.into_iter().chain(jobs).map(NamedPolicy::from).collect();
         if policies.is_empty() {
             return Err(Error::invalid("rate", "missing, and so is parallelism", "at least one of the two"));
         }
@@ -109,8 +110,8 @@ impl Store {
     }
 
     /// Puts an operator's policies above those that programs declare, at once and until they are lifted. In a composite,
-    /// each policy applies to the part of its kind: all of them or, after an error, none. Parts without a policy stay as
-    /// they are.
+    /// each policy applies to the part of its name, or without a name to the first of its kind: all of them or, after an
+    /// error, none. Parts without a policy stay as they are.
     ///
     /// With a key they apply to that key only, such as a tenant's plan, above the limit's: later changes of the limit do
     /// not affect them. The key need not have been used yet.
@@ -156,7 +157,7 @@ impl Store {
         session.report(name, session.knowing(name, || session.undeclare(name)))
     }
 
-    fn set_override(&self, name: &str, policies: Option<&[Policy]>, key: Option<&str>) -> Result<()> {
+    fn set_override(&self, name: &str, policies: Option<&[NamedPolicy]>, key: Option<&str>) -> Result<()> {
         policy::check_name(name)?;
         let session = self.session();
         session.report(name, session.knowing(name, || session.set_override(name, policies, key)))

@@ -12,6 +12,7 @@ mod counting;
 mod ends;
 mod futures;
 mod hooks;
+mod joint;
 mod keyed;
 mod late;
 mod lines;

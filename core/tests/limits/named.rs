@@ -148,6 +148,74 @@ fn a_longer_text_keeps_the_state() {
     });
 }
 
+fn left(store: &Store, name: &str) -> u64 {
+    store.find(name).unwrap().peek("", 0).unwrap().remaining
+}
+
+#[test]
+fn a_part_that_gets_a_name_keeps_its_starts() {
+    on_both("first-name", |store| {
+        let (here, there) = (store(), store());
+        let before = here.limiter("api", "100/1h backoff 1s x2 max 1m none + 50/1h + 5 concurrent").unwrap();
+        let start = |limiter: &dyn Limiter, weight| limiter.decide("", weight).unwrap().permit.expect("it is free");
+        start(&*before, 5);
+        here.override_limit("api/rate-2", "40/1h", Some("plan")).unwrap();
+        let kinds = ["api/rate", "api/rate-2", "api/concurrency"].map(|name| left(&there, name));
+        assert_eq!(kinds, [95, 45, 0]);
+        // The same policies, some with names.
+        let named =
+            there.limiter("api", "requests: 100/1h backoff 1s x2 max 1m none + 50/1h + slots: 5 concurrent").unwrap();
+        named.open().unwrap();
+        assert_eq!(named.part_names(), ["requests", "rate-2", "slots"]);
+        assert_eq!(["api/requests", "api/rate-2", "api/slots"].map(|name| left(&here, name)), [95, 45, 0]);
+        assert_eq!(here.names().unwrap(), ["api"]);
+        assert_eq!(name_of(here.find("api/rate")), "unknown_limit");
+        assert_eq!(here.find("api").unwrap().part_names(), ["requests", "rate-2", "slots"]);
+        // In another order, and with one more: a name keeps its limit.
+        let text = "tokens: 50/1h + slots: 5 concurrent + new: 9/1h + requests: 100/1h backoff 1s x2 max 1m none";
+        let moved = here.limiter("api", text).unwrap();
+        moved.open().unwrap();
+        let names = ["api/requests", "api/slots", "api/new", "api/tokens"];
+        assert_eq!(names.map(|name| left(&there, name)), [95, 0, 9, 45], "tokens was rate-2, by its policy");
+        // Another name at the same place, or none.
+        here.limiter("api", "words: 50/1h + slots: 5 concurrent + new: 9/1h").unwrap().open().unwrap();
+        there.find("api/new").unwrap().decide("", 2).unwrap();
+        there.limiter("api", "words: 50/1h + 5 concurrent + 9/1h").unwrap().open().unwrap();
+        assert_eq!(["api/words", "api/concurrency", "api/rate-2"].map(|name| left(&here, name)), [45, 0, 7]);
+    });
+    on_both("single-name", |store| {
+        let plain = store().limiter("api", "9/1h").unwrap();
+        assert!(plain.decide("", 2).unwrap().admitted);
+        store().limiter("api", "requests: 9/1h").unwrap().open().unwrap();
+        assert_eq!(left(&store(), "api/requests"), 7);
+        assert_eq!(store().find("api").unwrap().part_names(), ["requests"]);
+        store().limiter("api", "9/1h + tokens: 8/1h").unwrap().open().unwrap();
+        assert_eq!(["api/rate", "api/tokens"].map(|name| left(&store(), name)), [7, 8]);
+        let plain = store().limiter("api", "9/1h").unwrap();
+        plain.open().unwrap();
+        assert_eq!(left(&store(), "api"), 7);
+    });
+}
+
+#[test]
+fn an_override_finds_its_part_by_name() {
+    on_both("named-override", |store| {
+        let store = store();
+        let api = store.limiter("api", "a: 5/1h + b: 5/1h + 5 concurrent").unwrap();
+        store.override_limit("api", "b: 9/1h + 7 concurrent", None).unwrap();
+        assert_eq!(["api/a", "api/b", "api/concurrency"].map(|name| left(&store, name)), [5, 9, 7]);
+        store.override_limit("api", "b: 3/1h", Some("k")).unwrap();
+        assert_eq!(api.peek("k", 0).unwrap().limit, 3);
+        let error = text(store.override_limit("api", "c: 9/1h", None));
+        assert!(error.ends_with("a name of a part of limit \"api\": api/a, api/b, api/concurrency"), "{error}");
+        assert_eq!(name_of(store.override_limit("api", "a: 9 concurrent", None)), "kind_mismatch");
+        store.lift("api", None).unwrap();
+        assert_eq!(left(&store, "api/b"), 5);
+        let error = text(store.limiter("x", "rate-2: 5/1h + 6/1h"));
+        assert!(error.contains("two parts that are called \"x/rate-2\""), "{error}");
+    });
+}
+
 /// Rebuilds the lane from the database, as after a reboot.
 fn reboot(dir: &Dir) {
     use std::os::unix::fs::FileExt;
@@ -158,7 +226,7 @@ fn reboot(dir: &Dir) {
 #[test]
 fn the_ledger_follows_the_name() {
     let dir = Dir::new("renamed");
-    let texts = ["40/1h", "40/1h + 5 concurrent", "40/1h", "40/1h + delay 1us"];
+    let texts = ["40/1h", "40/1h + 5 concurrent", "a: 40/1h + 5 concurrent", "40/1h", "40/1h + delay 1us"];
     let mut remaining = 40;
     for text in texts {
         Child::run(|| {
@@ -171,7 +239,7 @@ fn the_ledger_follows_the_name() {
         remaining -= 1;
         Child::run(|| {
             let store = Store::new(&dir.url()).unwrap();
-            let name = if store.find("api/rate").is_ok() { "api/rate" } else { "api" };
+            let name = ["api/rate", "api/a"].into_iter().find(|name| store.find(name).is_ok()).unwrap_or("api");
             let found = store.find(name).unwrap().peek("key", 0).unwrap().remaining;
             assert_eq!(found, remaining, "{text}");
         })
@@ -186,9 +254,9 @@ fn the_ledger_follows_the_name() {
 #[test]
 #[cfg(feature = "fault-points")]
 fn an_interrupted_rename_is_completed_later() {
-    let texts = ["5/1h", "9 concurrent + 5/1h", "5/1h + 9 concurrent + 1000/1s burst 1000"];
+    let texts = ["5/1h", "9 concurrent + 5/1h", "5/1h + 9 concurrent + 1000/1s burst 1000", "9 concurrent + a: 5/1h"];
     for (from, to) in texts.iter().flat_map(|from| texts.map(|to| (*from, to))).filter(|(from, to)| from != to) {
-        if from.contains("concurrent") && to.contains("concurrent") {
+        if from.contains("concurrent") && to.contains("concurrent") && from.contains("a:") == to.contains("a:") {
             continue; // no limit is renamed
         }
         for point in ["decided", "followed"] {
@@ -201,7 +269,11 @@ fn an_interrupted_rename_is_completed_later() {
                 declare(to).open().unwrap();
             });
             assert!(child.was_killed(), "{point}");
-            let part = if to.contains('+') { "api/rate" } else { "api" };
+            let part = match to {
+                to if to.contains("a:") => "api/a",
+                to if to.contains('+') => "api/rate",
+                _ => "api",
+            };
             let found = Store::new(&dir.url()).unwrap().find(part).unwrap();
             assert_eq!(drain(&*found), (2, part.into()), "{from} to {to}, {point}");
             assert!(!first.peek("", 1).unwrap().admitted, "it is still the same limit");

@@ -1,12 +1,14 @@
 //! Several limits at once: a start needs all of them.
 
+mod joint;
 mod out;
 mod places;
 pub(super) mod text;
 
-use super::internal::{Awaited, Base, Behind, Nested, Quiet, When};
+use super::internal::{Awaited, Base, Behind, Nested, OwnedCharge, Quiet, When};
 use super::line::{Claim, Terms};
 use super::{Attempt, Limiter, Places, Presented, Reserved, foreign};
+use crate::charges::{Charge, JointKey, Split};
 use crate::decision::Decision;
 use crate::error::{Error, Result};
 use crate::fork::PerProcess;
@@ -29,8 +31,9 @@ type Child = Arc<dyn Limiter>;
 
 /// Admits a start if every child admits it. If one child denies, the others are not charged.
 ///
-/// All children get the same key and weight. A gate is set on all of them, and each decides on its own: a denial names
-/// the child with the longest wait. That child also records the denial, for its backoff and its counts.
+/// All children get the same key and weight, unless the start is a joint one, which [charges](Limiter::joint) them
+/// differently. A gate is set on all of them, and each decides on its own: a denial names the child with the longest
+/// wait. That child also records the denial, for its backoff and its counts.
 ///
 /// A future start is a place at one child: the one with the longest wait. The others are asked when it starts, and hold
 /// nothing for it until then. A permit belongs to the process that got it; a place has a text if the child's place has
@@ -64,6 +67,8 @@ pub struct CompositeLimiter {
 /// A list, and the one that it replaced. Readers may still use an old list, so lists live as long as the limiter.
 struct List {
     children: Vec<Child>,
+    /// The name that each of them has as a part.
+    names: Vec<Arc<str>>,
     before: *mut List,
 }
 
@@ -75,14 +80,41 @@ unsafe impl Sync for CompositeLimiter {}
 impl CompositeLimiter {
     /// Makes a limiter with these children. Without children it admits everything. If composites are nested more than
     /// 32 deep, or a limit is there twice, every call returns the error that [`CompositeLimiter::add`] would return.
+    ///
+    /// As a part, each child has the name of its limit.
     pub fn new(children: impl IntoIterator<Item = Child>) -> Self {
-        Self::named("composite", children)
+        Self::with_name("composite", children.into_iter().map(|child| (None, child)))
     }
 
-    /// The same, with a name.
-    pub(crate) fn named(name: &str, children: impl IntoIterator<Item = Child>) -> Self {
-        let children: Vec<Child> = children.into_iter().collect();
-        let refused = fits(0, &[], &children).err();
+    /// Makes a limiter of parts with names of their own, which [joint starts](Limiter::joint) use.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use std::time::Duration;
+    /// # use workglow_limit::{Charge, CompositeLimiter, Limiter, RateLimiter, Store};
+    /// let store = Store::new("memory:")?;
+    /// let rate = |name, max| RateLimiter::new(&store, name, max, Duration::from_secs(60));
+    /// let llm = CompositeLimiter::named([
+    ///     ("requests", Arc::new(rate("openai-requests", 500)?) as Arc<dyn Limiter>),
+    ///     ("tokens", Arc::new(rate("openai-tokens", 200_000)?)),
+    /// ]);
+    /// let call = llm.joint("", &[Charge::of("tokens").weight(1_200)])?;
+    /// assert!(llm.decide(&call, 1)?.admitted);
+    /// # Ok::<(), workglow_limit::Error>(())
+    /// ```
+    ///
+    /// If a name is empty, too long or there twice, every call returns that error; for the rest see
+    /// [`CompositeLimiter::new`].
+    pub fn named<N: Into<Arc<str>>>(parts: impl IntoIterator<Item = (N, Child)>) -> Self {
+        Self::with_name("composite", parts.into_iter().map(|(name, child)| (Some(name.into()), child)))
+    }
+
+    /// Makes a limiter of that name. Children without a name of their own have that of their limits, without its own name
+    /// in front.
+    pub(crate) fn with_name(name: &str, parts: impl IntoIterator<Item = (Option<Arc<str>>, Child)>) -> Self {
+        let (names, children): (Vec<_>, Vec<Child>) = parts.into_iter().unzip();
+        let given: Vec<&str> = names.iter().flatten().map(|name| &**name).collect();
+        let refused = joint::check_names(&[], &given).and_then(|()| fits(0, &[], &children)).err();
         let composite = CompositeLimiter {
             base: Base::new(name.into()),
             children: AtomicPtr::new(ptr::null_mut()),
@@ -91,17 +123,29 @@ impl CompositeLimiter {
             refused,
         };
         if composite.refused.is_none() {
-            composite.take_in(children);
+            composite.take_in(names, children);
         }
         composite
     }
 
-    /// Adds a child. Permits that were issued before complete against the children they were taken from.
+    /// Adds a child, which has the name of its limit as a part. Permits that were issued before complete against the children they were taken from.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for this limiter itself, for a composite that contains it, for a limit that is a child
     /// already, and where composites would be nested more than 32 deep.
     pub fn add(&self, child: Child) -> Result<()> {
+        self.add_part(None, child)
+    }
+
+    /// Adds a child as a part with this name: see [`CompositeLimiter::named`].
+    ///
+    /// # Errors
+    /// As for [`CompositeLimiter::add`]; [`Error::InvalidArgument`] for a name that is empty, too long or taken.
+    pub fn add_named(&self, name: &str, child: Child) -> Result<()> {
+        self.add_part(Some(name), child)
+    }
+
+    fn add_part(&self, name: Option<&str>, child: Child) -> Result<()> {
         // One at a time: two composites that add each other at once must not both check before either has added.
         static ADDING: PerProcess<()> = PerProcess::new();
         let _guard = ADDING.lock();
@@ -109,24 +153,28 @@ impl CompositeLimiter {
             return Err(Error::invalid("limiter", "a composite that contains this one", "one that does not"));
         }
         let (before, children) = (self.children()?, vec![child]);
+        joint::check_names(self.names(), name.as_slice())?;
         fits(self.above.load(Relaxed), before, &children)?;
-        self.take_in(children);
+        self.take_in(vec![name.map(Arc::from)], children);
         Ok(())
     }
 
-    fn take_in(&self, children: Vec<Child>) {
+    fn take_in(&self, names: Vec<Option<Arc<str>>>, children: Vec<Child>) {
         let above = self.above.load(Relaxed) + 1;
         children.iter().for_each(|child| child.lower(above));
-        self.extend(children);
+        let named = names.into_iter().zip(&children);
+        let names = named.map(|(name, child)| name.unwrap_or_else(|| joint::name_of(self.name(), child.name())));
+        self.extend(names.collect(), children);
     }
 
-    fn extend(&self, new: Vec<Child>) {
+    fn extend(&self, names: Vec<Arc<str>>, new: Vec<Child>) {
         let mut before = self.children.load(Acquire);
         loop {
             // SAFETY: as in `all`.
-            let old = unsafe { before.as_ref() }.map_or(&[][..], |list| &list.children);
-            let children = old.iter().chain(&new).cloned().collect();
-            let list = Box::into_raw(Box::new(List { children, before }));
+            let old = unsafe { before.as_ref() };
+            let children = old.map_or(&[][..], |list| &list.children).iter().chain(&new).cloned().collect();
+            let names = old.map_or(&[][..], |list| &list.names).iter().chain(&names).cloned().collect();
+            let list = Box::into_raw(Box::new(List { children, names, before }));
             match self.children.compare_exchange(before, list, AcqRel, Acquire) {
                 Ok(_) => return,
                 Err(now) => {
@@ -151,17 +199,40 @@ impl CompositeLimiter {
         unsafe { self.children.load(Acquire).as_ref() }.map_or(&[], |list| &list.children)
     }
 
+    /// Returns the names of the parts, in the order of the children.
+    fn names(&self) -> &[Arc<str>] {
+        // SAFETY: as in `all`.
+        unsafe { self.children.load(Acquire).as_ref() }.map_or(&[], |list| &list.names)
+    }
+
+    /// Reads what a start charges each child.
+    #[inline(always)]
+    fn split<'k>(&self, key: &'k str, weight: u64) -> Result<Split<'k>> {
+        Split::of(key, weight, self.base.id)
+    }
+
+    /// The same for a start, which has a weight.
+    #[inline(always)]
+    fn split_start<'k>(&self, key: &'k str, weight: u64) -> Result<Split<'k>> {
+        policy::check_some(weight)?;
+        self.split(key, weight)
+    }
+
     /// Claims every child, or none.
-    fn claim(&self, key: &str, weight: u64) -> Result<Result<RawPermit, Decision>> {
+    fn claim(&self, charges: &Split) -> Result<Result<RawPermit, Decision>> {
         // Peeking first makes a denial free for the other children.
-        let mut seen = self.peek_each(key, weight)?;
-        let denials = seen.iter_mut().filter(|(_, one)| !one.admitted).rev();
+        let mut seen = self.peek_each(charges)?;
+        let denials = seen.iter_mut().enumerate().filter(|(_, (_, one))| !one.admitted).rev();
         // The first of equals.
-        let Some((child, worst)) = denials.max_by_key(|(_, one)| one.retry_after) else {
-            let denied = |(child, after): (&Child, _)| denial(child, after, child.quiet_peek(key, weight).ok());
-            return Ok(self.take_all(key, weight)?.map_err(denied));
+        let Some((i, (child, worst))) = denials.max_by_key(|(_, (_, one))| one.retry_after) else {
+            let denied = |(i, child, after): (usize, &Child, _)| {
+                let (key, weight) = charges.at(i);
+                denial(child, after, child.quiet_peek(key, weight).ok())
+            };
+            return Ok(self.take_all(charges)?.map_err(denied));
         };
         // This child has to record that it denied a start: for its backoff and its counts.
+        let (key, weight) = charges.at(i);
         let denial = child.quiet_decide(key, weight)?;
         match denial.permit {
             None => *worst = denial,
@@ -174,22 +245,24 @@ impl CompositeLimiter {
     /// As `claim`, but without the full decision. If the others have free units, the first child is asked to start
     /// directly, because nothing has to be given back if it denies. (A user-defined child is always peeked at, which
     /// checks its replies.)
-    fn try_claim(&self, key: &str, weight: u64) -> Result<Attempt> {
+    fn try_claim(&self, charges: &Split) -> Result<Attempt> {
         for (i, child) in self.children()?.iter().enumerate() {
+            let (key, weight) = charges.at(i);
             if (i > 0 || child.has_custom()) && !child.admits(key, weight)? {
                 let denied = |denial: Decision| Attempt::Denied(denial.retry_after);
-                return Ok(self.claim(key, weight)?.map_or_else(denied, Attempt::Admitted));
+                return Ok(self.claim(charges)?.map_or_else(denied, Attempt::Admitted));
             }
         }
-        Ok(self.take_all(key, weight)?.map_or_else(|(_, after)| Attempt::Denied(after), Attempt::Admitted))
+        Ok(self.take_all(charges)?.map_or_else(|(_, _, after)| Attempt::Denied(after), Attempt::Admitted))
     }
 
     /// Claims one child after the other. If one denies because another caller was faster, those before it get their
     /// units back. Returns the child that denied, or a permit.
-    fn take_all(&self, key: &str, weight: u64) -> Result<Result<RawPermit, (&Child, Duration)>> {
+    fn take_all(&self, charges: &Split) -> Result<Result<RawPermit, (usize, &Child, Duration)>> {
         let children = self.children()?;
         let mut parts: Vec<Part> = Vec::with_capacity(children.len());
         for (i, child) in children.iter().enumerate() {
+            let (key, weight) = charges.at(i);
             match child.quiet_attempt(key, weight) {
                 Ok(Attempt::Admitted(permit)) => parts.push(Part { child: i, permit }),
                 other => {
@@ -197,7 +270,7 @@ impl CompositeLimiter {
                         MayWait::to_undo(|| end_all(children, &parts, |child, permit| child.cancel(permit)));
                     let Attempt::Denied(after) = other? else { unreachable!("it was admitted") };
                     given_back?;
-                    return Ok(Err((child, after)));
+                    return Ok(Err((i, child, after)));
                 }
             }
         }
@@ -232,14 +305,17 @@ impl CompositeLimiter {
         }
     }
 
-    fn peek_each(&self, key: &str, weight: u64) -> Result<Vec<(&Child, Decision)>> {
-        self.children()?.iter().map(|child| Ok((child, child.quiet_peek(key, weight)?))).collect()
+    fn peek_each(&self, charges: &Split) -> Result<Vec<(&Child, Decision)>> {
+        let peek = |(i, child): (usize, &'_ Child)| {
+            let (key, weight) = charges.at(i);
+            child.quiet_peek(key, weight)
+        };
+        self.children()?.iter().enumerate().map(|(i, child)| Ok((child, peek((i, child))?))).collect()
     }
 
     /// Merges the decisions of all children.
-    fn look(&self, key: &str, weight: u64) -> Result<Decision> {
-        policy::check_key(key)?;
-        Ok(merge_all(self.peek_each(key, weight)?))
+    fn look(&self, charges: &Split) -> Result<Decision> {
+        Ok(merge_all(self.peek_each(charges)?))
     }
 
     /// Returns the parts of a permit; `None` if it has ended, or belongs to the parent.
@@ -256,11 +332,11 @@ impl CompositeLimiter {
 
     /// Ends each part of a permit, continuing after a failure; the first error is returned. Parts that would have to
     /// wait, where that is not allowed, are left for the repeated call.
-    fn end(&self, permit: &RawPermit, end: impl Fn(State, &Child, &RawPermit) -> Result<()>) -> Result<()> {
+    fn end(&self, permit: &RawPermit, end: impl Fn(State, usize, &Child, &RawPermit) -> Result<()>) -> Result<()> {
         let number = self.own(permit)?;
         let Some(mut out) = self.out.lock().take(number) else { return Ok(()) };
         let mut ended = Ok(());
-        out.parts.retain(|part| match end(out.state, &self.all()[part.child], &part.permit) {
+        out.parts.retain(|part| match end(out.state, part.child, &self.all()[part.child], &part.permit) {
             Err(Error::WouldWait) => true,
             answer => {
                 ended = std::mem::replace(&mut ended, Ok(())).and(answer);
@@ -286,6 +362,17 @@ impl CompositeLimiter {
     fn each(&self, f: impl Fn(&Child) -> Result<()>) -> Result<()> {
         self.children()?.iter().try_for_each(f)
     }
+
+    /// Calls a function for each child with its key, and collects the answers.
+    fn each_key<R>(&self, key: &str, f: impl Fn(&Child, &str) -> Result<R>) -> Result<Vec<R>> {
+        self.each_charge(key, 0, |child, (key, _)| f(child, key))
+    }
+
+    /// The same with its charge.
+    fn each_charge<R>(&self, key: &str, weight: u64, f: impl Fn(&Child, (&str, u64)) -> Result<R>) -> Result<Vec<R>> {
+        let charges = self.split(key, weight)?;
+        self.children()?.iter().enumerate().map(|(i, child)| f(child, charges.at(i))).collect()
+    }
 }
 
 /// The deepest nesting of composites: calls use the stack.
@@ -309,6 +396,27 @@ fn fits(above: usize, before: &[Child], children: &[Child]) -> Result<()> {
         return Err(Error::invalid("limiter", value, format!("composites in composites at most {DEEPEST} deep")));
     }
     Ok(())
+}
+
+/// Ends a child's part of a permit: the job ran.
+fn complete_at(state: State, child: &Child, part: &RawPermit) -> Result<()> {
+    match state {
+        State::Started => child.complete(part),
+        // A place that has not started here may be in use elsewhere, as a text.
+        _ => {
+            child.drop_place(part);
+            Ok(())
+        }
+    }
+}
+
+/// The same: the job used this many units.
+fn settle_at(child: &Child, part: &RawPermit, actual: u64) -> Result<()> {
+    match child.settle(part, actual) {
+        // A child whose units become free at the end of the job.
+        Err(Error::Unsupported { .. }) => child.complete(part),
+        other => other,
+    }
 }
 
 /// Returns the decision of a child that denied a start; this start may be retried after `after`. `seen`: the child's
@@ -350,29 +458,18 @@ fn merge(a: Decision, b: Decision) -> Decision {
 
 impl Limiter for CompositeLimiter {
     fn complete(&self, permit: &RawPermit) -> Result<()> {
-        self.end(permit, |state, child, part| match state {
-            State::Started => child.complete(part),
-            // A place that has not started here may be in use elsewhere, as a text.
-            _ => {
-                child.drop_place(part);
-                Ok(())
-            }
-        })
+        self.end(permit, |state, _, child, part| complete_at(state, child, part))
     }
 
     fn cancel(&self, permit: &RawPermit) -> Result<()> {
-        self.end(permit, |state, child, part| match state {
+        self.end(permit, |state, _, child, part| match state {
             State::Started => child.cancel(part),
             _ => child.cancel_place(part),
         })
     }
 
     fn settle(&self, permit: &RawPermit, actual: u64) -> Result<()> {
-        self.end(permit, |_, child, part| match child.settle(part, actual) {
-            // A child whose units become free at the end of the job.
-            Err(Error::Unsupported { .. }) => child.complete(part),
-            other => other,
-        })
+        self.end(permit, |_, _, child, part| settle_at(child, part, actual))
     }
 
     fn renew(&self, permit: &RawPermit) -> Result<()> {
@@ -389,6 +486,18 @@ impl Limiter for CompositeLimiter {
 
     fn open(&self) -> Result<()> {
         self.each(|child| child.open())
+    }
+
+    fn part_names(&self) -> Vec<String> {
+        self.names().iter().map(|name| name.to_string()).collect()
+    }
+
+    fn joint(&self, key: &str, charges: &[Charge]) -> Result<JointKey> {
+        self.do_joint(key, charges)
+    }
+
+    fn settle_parts(&self, permit: &RawPermit, actual: &[(&str, u64)]) -> Result<()> {
+        self.do_settle_parts(permit, actual)
     }
 }
 
@@ -420,7 +529,7 @@ impl Places for CompositeLimiter {
     }
 
     fn window(&self, key: &str) -> Result<Option<Duration>> {
-        let windows = self.children()?.iter().map(|child| child.window(key)).collect::<Result<Vec<_>>>()?;
+        let windows = self.each_key(key, |child, key| child.window(key))?;
         Ok(windows.into_iter().flatten().min())
     }
 
@@ -478,8 +587,7 @@ impl Behind for CompositeLimiter {
 
 impl Quiet for CompositeLimiter {
     fn quiet_attempt(&self, key: &str, weight: u64) -> Result<Attempt> {
-        super::null::check(key, weight)?;
-        self.try_claim(key, weight)
+        self.try_claim(&self.split_start(key, weight)?)
     }
 
     fn arrive(&self, permit: &RawPermit) -> Result<bool> {
@@ -494,11 +602,12 @@ impl Quiet for CompositeLimiter {
     }
 
     fn quiet_decide(&self, key: &str, weight: u64) -> Result<Decision> {
-        super::null::check(key, weight)?;
-        match self.claim(key, weight)? {
+        let mut charges = self.split_start(key, weight)?;
+        match self.claim(&charges)? {
             Err(denial) => Ok(denial),
             Ok(permit) => {
-                let after = match self.look(key, 0) {
+                charges.weight = 0;
+                let after = match self.look(&charges) {
                     Ok(after) => after,
                     // The permit would be lost.
                     Err(e) => return MayWait::to_undo(|| self.cancel(&permit)).and(Err(e)),
@@ -516,22 +625,22 @@ impl Quiet for CompositeLimiter {
     }
 
     fn quiet_peek(&self, key: &str, weight: u64) -> Result<Decision> {
-        self.look(key, weight)
+        self.look(&self.split(key, weight)?)
     }
 
     fn quiet_pause(&self, key: &str, pause: Duration) -> Result<()> {
-        self.each(|child| child.quiet_pause(key, pause))
+        self.each_key(key, |child, key| child.quiet_pause(key, pause)).map(drop)
     }
 
     fn quiet_clear(&self, key: &str) -> Result<()> {
-        self.each(|child| child.quiet_clear(key))
+        self.each_key(key, |child, key| child.quiet_clear(key)).map(drop)
     }
 
     /// Merges the counts of the children. A composite counts nothing itself, so the result is exact only if no other
     /// caller uses the children directly. A start is admitted where all admitted it; a denial belongs to the child that
     /// recorded it.
     fn quiet_stats(&self, key: &str) -> Result<Stats> {
-        let all = self.children()?.iter().map(|child| child.quiet_stats(key)).collect::<Result<Vec<_>>>()?;
+        let all = self.each_key(key, |child, key| child.quiet_stats(key))?;
         // Some count nothing.
         let all: Vec<_> = all.into_iter().filter(|stats| *stats != Stats::default()).collect();
         // A child also counts what was given back because another one denied, and what is not this composite's.
@@ -561,21 +670,21 @@ impl Quiet for CompositeLimiter {
     }
 
     fn quiet_record_start(&self, key: &str) -> Result<()> {
-        self.each(|child| child.quiet_record_start(key))
+        self.each_key(key, |child, key| child.quiet_record_start(key)).map(drop)
     }
 
     fn quiet_record_end(&self, key: &str) -> Result<()> {
-        self.each(|child| child.quiet_record_end(key))
+        self.each_key(key, |child, key| child.quiet_record_end(key)).map(drop)
     }
 
     fn quiet_close_gate(&self, key: &str, at: SystemTime) -> Result<()> {
-        self.each(|child| child.quiet_close_gate(key, at))
+        self.each_key(key, |child, key| child.quiet_close_gate(key, at)).map(drop)
     }
 }
 
 impl Awaited for CompositeLimiter {
     fn waited(&self, key: &str, permit: &RawPermit, wait: Duration) {
-        let _ = self.each(|child| {
+        let _ = self.each_key(key, |child, key| {
             child.waited(key, permit, wait);
             Ok(())
         });
@@ -601,16 +710,17 @@ impl Awaited for CompositeLimiter {
     }
 
     fn soonest(&self, key: &str, units: u64) -> Duration {
-        self.all().iter().map(|child| child.soonest(key, units)).max().unwrap_or_default()
+        let soonest = self.each_key(key, |child, key| Ok(child.soonest(key, units)));
+        soonest.into_iter().flatten().max().unwrap_or_default()
     }
 
     fn slots(&self, key: &str, weight: u64) -> Result<Option<u64>> {
-        let all = self.children()?.iter().map(|child| child.slots(key, weight)).collect::<Result<Vec<_>>>()?;
+        let all = self.each_charge(key, weight, |child, (key, weight)| child.slots(key, weight))?;
         Ok(all.into_iter().flatten().min())
     }
 
     fn closed(&self, key: &str) -> Result<Duration> {
-        self.children()?.iter().map(|child| child.closed(key)).try_fold(Duration::ZERO, |most, one| Ok(most.max(one?)))
+        Ok(self.each_key(key, |child, key| child.closed(key))?.into_iter().max().unwrap_or_default())
     }
 
     fn is_late(&self, place: &RawPermit) -> bool {
@@ -629,6 +739,14 @@ impl Nested for CompositeLimiter {
 
     fn contains(&self, composite: u64) -> bool {
         self.base.id == composite || self.all().iter().any(|child| child.contains(composite))
+    }
+
+    fn describe(&self, key: &str) -> Result<(String, Vec<OwnedCharge>)> {
+        self.do_describe(key)
+    }
+
+    fn charge_at(&self, limit: &str, start: (&str, u64)) -> Option<(String, u64)> {
+        self.do_charge_at(limit, start)
     }
 
     fn depth(&self) -> usize {

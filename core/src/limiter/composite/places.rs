@@ -16,11 +16,12 @@
 
 use super::out::{Out, Part, State, Wish};
 use super::{Child, CompositeLimiter};
+use crate::charges::Split;
 use crate::decision::LOOK_AGAIN;
 use crate::error::{Error, Result};
 use crate::limiter::internal::When;
 use crate::limiter::line::{Claim, Terms, claim_by_calls};
-use crate::limiter::{Attempt, Presented, Reserved, null, unsupported};
+use crate::limiter::{Attempt, Presented, Reserved, unsupported};
 use crate::permit::RawPermit;
 use crate::waiting::MayWait;
 use std::sync::Arc;
@@ -34,6 +35,8 @@ struct Presentation<'a> {
     /// The children that it starts at.
     children: &'a [Child],
     wish: &'a Wish,
+    /// What each of them is charged.
+    charges: Split<'a>,
     /// Its places; after the start, its permits.
     held: Vec<Part>,
 }
@@ -83,7 +86,8 @@ impl<'a> Presentation<'a> {
     /// Checks whether the children without a place would admit it. If not, returns when to retry.
     fn look_at_others(&mut self) -> Result<std::result::Result<(), Duration>> {
         for (i, child) in self.others() {
-            let seen = child.quiet_peek(&self.wish.key, self.wish.weight)?;
+            let (key, weight) = self.charges.at(i);
+            let seen = child.quiet_peek(key, weight)?;
             if !seen.admitted {
                 return self.wait_for(i, seen.retry_after).map(Err);
             }
@@ -95,7 +99,8 @@ impl<'a> Presentation<'a> {
     fn claim_others(&mut self) -> Result<std::result::Result<Vec<Part>, Duration>> {
         let mut claimed = Vec::new();
         for (i, child) in self.others() {
-            match child.quiet_attempt(&self.wish.key, self.wish.weight) {
+            let (key, weight) = self.charges.at(i);
+            match child.quiet_attempt(key, weight) {
                 Ok(Attempt::Admitted(permit)) => claimed.push(Part { child: i, permit }),
                 denied => {
                     // (1)
@@ -112,11 +117,11 @@ impl<'a> Presentation<'a> {
 
     /// Joins the line of a child that denied, if it has one. Returns when to retry.
     fn wait_for(&mut self, i: usize, after: Duration) -> Result<Duration> {
-        let (child, Wish { key, weight, grace, .. }) = (&self.children[i], self.wish);
+        let (child, (key, weight)) = (&self.children[i], self.charges.at(i));
         let after = if child.has_places() {
             // (1): this child is the slowest now. Its wait was counted, or will be when it ends.
-            let when = When { delay: Duration::ZERO, max_wait: None, grace: *grace, is_waiter: true };
-            match child.quiet_reserve(key, *weight, when)? {
+            let when = When { delay: Duration::ZERO, max_wait: None, grace: self.wish.grace, is_waiter: true };
+            match child.quiet_reserve(key, weight, when)? {
                 Reserved::Place { place, after } => {
                     self.held.push(Part { child: i, permit: place });
                     after
@@ -126,7 +131,7 @@ impl<'a> Presentation<'a> {
             }
         } else {
             // A gate opens at a known time, but a start may complete at any time.
-            let seen = child.quiet_peek(key, *weight)?;
+            let seen = child.quiet_peek(key, weight)?;
             after.min(seen.retry_after.min(seen.reset_after).max(LOOK_AGAIN))
         };
         // Units may have come back since. But to a line, zero means that its place was presented too late.
@@ -177,10 +182,11 @@ impl CompositeLimiter {
     /// Takes a place at the slowest of the request's children.
     fn reserve_for(&self, wish: Wish, when: When) -> Result<Reserved> {
         let children = &self.children()?[..wish.children];
-        let (key, weight) = (&wish.key, wish.weight);
+        let charges = self.split(&wish.key, wish.weight)?;
         let mut slowest = None;
         // All children are asked: a child that rejects this weight does so before anything is taken.
         for (i, child) in children.iter().enumerate() {
+            let (key, weight) = charges.at(i);
             let after = child.quiet_peek(key, weight)?.retry_after;
             if child.has_places() && slowest.is_none_or(|(_, most)| after > most) {
                 slowest = Some((i, after));
@@ -189,6 +195,7 @@ impl CompositeLimiter {
         let Some((i, _)) = slowest else {
             return unsupported("reserve", "a composite without a timed limit: the end of jobs is unknown");
         };
+        let (key, weight) = charges.at(i);
         Ok(match children[i].quiet_reserve(key, weight, when)? {
             Reserved::Denied(after) => Reserved::Denied(after),
             Reserved::Place { place, after } => {
@@ -203,7 +210,7 @@ impl CompositeLimiter {
     }
 
     pub(super) fn do_reserve(&self, key: &str, weight: u64, when: When) -> Result<Reserved> {
-        null::check(key, weight)?;
+        self.split_start(key, weight)?;
         let wish = Wish { key: key.into(), weight, grace: when.grace, children: self.children()?.len() };
         self.reserve_for(wish, when)
     }
@@ -230,7 +237,8 @@ impl CompositeLimiter {
                 Reserved::Denied(after) => Presented::Wait { place: *place, after },
             });
         };
-        let mut turn = Presentation { children: &self.children()?[..wish.children], wish: &wish, held };
+        let charges = self.split(&wish.key, wish.weight)?;
+        let mut turn = Presentation { children: &self.children()?[..wish.children], wish: &wish, charges, held };
         let presented = turn.present(rounds);
         let state = if matches!(presented, Ok(None)) { State::Started } else { State::Place };
         let mut table = self.out.lock();
@@ -252,9 +260,10 @@ impl CompositeLimiter {
 
     /// Returns how long a child without places has no free units, if that is certain. A waiter for such a child has no
     /// use for a place elsewhere.
-    fn busy(&self, key: &str, weight: u64) -> Result<Option<Duration>> {
+    fn busy(&self, charges: &Split) -> Result<Option<Duration>> {
         let mut busy = None;
-        for child in self.children()?.iter().filter(|child| !child.has_places()) {
+        for (i, child) in self.children()?.iter().enumerate().filter(|(_, child)| !child.has_places()) {
+            let (key, weight) = charges.at(i);
             let seen = child.quiet_peek(key, weight)?;
             if !seen.admitted {
                 busy = busy.max(Some(seen.retry_after.min(seen.reset_after)));
@@ -265,8 +274,7 @@ impl CompositeLimiter {
 
     /// Answers a line's request.
     pub(super) fn do_claim(&self, (key, weight): (&str, u64), terms: Terms) -> Result<Claim> {
-        null::check(key, weight)?;
-        if let Some(closed) = self.busy(key, weight)? {
+        if let Some(closed) = self.busy(&self.split_start(key, weight)?)? {
             return Ok(Claim::Denied { after: closed.max(LOOK_AGAIN), is_certain: closed > LOOK_AGAIN });
         }
         claim_by_calls(self, (key, weight), terms)

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! wglc1.WEIGHT.GRACE.KEY(child's text)    numbers in hex, the grace in µs or "-", the key's bytes in hex
+//! wglc1.WEIGHT.GRACE.KEY.CHARGE…(…)       CHARGE = PART:WEIGHT:KEY, the part's name in hex, "-" for what is the start's
 //! ```
 //!
 //! There are several of these after one child's turn came and another child denied. The presenting process need not
@@ -10,10 +11,11 @@
 
 use super::out::{Part, State, Wish};
 use super::{Child, CompositeLimiter};
+use crate::charges::Charge;
 use crate::error::{Error, Result};
+use crate::limiter::internal::OwnedCharge;
 use crate::limiter::{Limiter, Places, unsupported};
 use crate::permit::{RawPermit, unreadable};
-use crate::policy;
 use crate::time;
 use std::time::Duration;
 
@@ -25,8 +27,13 @@ impl CompositeLimiter {
             return unsupported("to_text", "a start of a composite: it belongs to one process, as its leases do");
         };
         let grace = wish.grace.map_or("-".to_owned(), |grace| format!("{:x}", grace.as_micros()));
-        let key: String = wish.key.bytes().map(|byte| format!("{byte:02x}")).collect();
-        let mut text = format!("wglc1.{:x}.{grace}.{key}", wish.weight);
+        let (key, charges) = self.do_describe(&wish.key)?;
+        let mut text = format!("wglc1.{:x}.{grace}.{}", wish.weight, in_hex(&key));
+        for (part, key, weight) in &charges {
+            let weight = weight.map_or("-".to_owned(), |weight| format!("{weight:x}"));
+            let key = key.as_deref().map_or("-".to_owned(), in_hex);
+            text += &format!(".{}:{weight}:{key}", in_hex(part));
+        }
         for part in &parts {
             text += &format!("({})", self.all()[part.child].to_text(&part.permit)?);
         }
@@ -41,8 +48,10 @@ impl CompositeLimiter {
         if let Some((part, wish)) = self.place_from_before(text)? {
             return Ok(self.hand_out_place(wish, vec![part]));
         }
-        let Asked { key, weight, grace, places } = parse(text).ok_or_else(|| unreadable(text))?;
-        policy::check_key(&key)?;
+        let Asked { key, weight, grace, charges, places } = parse(text).ok_or_else(|| unreadable(text))?;
+        let charges: Vec<Charge> =
+            charges.iter().map(|(part, key, weight)| Charge { part, key: key.as_deref(), weight: *weight }).collect();
+        let key = self.do_joint(&key, &charges)?;
         let mut parts: Vec<Part> = Vec::new();
         for text in places {
             let is_free = |i: usize| parts.iter().all(|part| part.child != i);
@@ -53,7 +62,7 @@ impl CompositeLimiter {
             };
             parts.push(part.ok_or_else(|| Error::ForeignPermit { limit: self.name().to_owned() })?);
         }
-        let wish = Wish { key: key.into(), weight, grace, children: children.len() };
+        let wish = Wish { key: (*key).into(), weight, grace, children: children.len() };
         Ok(self.hand_out_place(wish, parts))
     }
 
@@ -113,6 +122,7 @@ pub(in crate::limiter) struct Asked<'t> {
     pub key: String,
     pub weight: u64,
     pub grace: Option<Duration>,
+    pub charges: Vec<OwnedCharge>,
     /// The texts of its places.
     pub places: Vec<&'t str>,
 }
@@ -120,18 +130,35 @@ pub(in crate::limiter) struct Asked<'t> {
 pub(in crate::limiter) fn parse(text: &str) -> Option<Asked<'_>> {
     let (head, rest) = text.strip_prefix("wglc1.")?.split_at_checked(text.find('(')?.checked_sub("wglc1.".len())?)?;
     let fields: Vec<&str> = head.split('.').collect();
-    let &[weight, grace, key] = fields.as_slice() else { return None };
+    let &[weight, grace, key, ref charges @ ..] = fields.as_slice() else { return None };
     let weight = hex(weight).filter(|weight| *weight > 0)?;
     let grace = match grace {
         "-" => None,
         grace => Some(Duration::from_micros(hex(grace).filter(|grace| *grace <= time::MAX_TIME)?)),
     };
-    let bytes = key.as_bytes().chunks(2).map(|digits| {
+    let charges = charges.iter().map(|charge| charge_of(charge)).collect::<Option<_>>()?;
+    Some(Asked { key: string(key)?, weight, grace, charges, places: children(rest)? })
+}
+
+fn charge_of(text: &str) -> Option<OwnedCharge> {
+    let fields: Vec<&str> = text.split(':').collect();
+    let &[part, weight, key] = fields.as_slice() else { return None };
+    let weight = if weight == "-" { None } else { Some(hex(weight).filter(|weight| *weight > 0)?) };
+    let key = if key == "-" { None } else { Some(string(key)?) };
+    Some((string(part)?, key, weight))
+}
+
+fn in_hex(text: &str) -> String {
+    text.bytes().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Parses a text whose bytes are in hex.
+fn string(digits: &str) -> Option<String> {
+    let bytes = digits.as_bytes().chunks(2).map(|digits| {
         let digits = std::str::from_utf8(digits).ok().filter(|digits| digits.len() == 2)?;
         hex(digits).map(|byte| byte as u8)
     });
-    let key = String::from_utf8(bytes.collect::<Option<_>>()?).ok()?;
-    Some(Asked { key, weight, grace, places: children(rest)? })
+    String::from_utf8(bytes.collect::<Option<_>>()?).ok()
 }
 
 /// Parses at most 16 hexadecimal digits.

@@ -1,10 +1,10 @@
 //! What names mean: the policies of limits, and which limits form a composite.
 //!
 //! A limit keeps its state when its name comes to mean more or less. In `100/1m` and `100/1m + 5 concurrent`, the rate
-//! is the same limit, called `NAME` before and `NAME/rate` after.
+//! is the same limit, called `NAME` before and `NAME/rate` after. A part with a name is called `NAME/PART`.
 
-use crate::error::Result;
-use crate::policy::{self, Policy};
+use crate::error::{Error, Result};
+use crate::policy::{self, NamedPolicy, Policy, is_composite};
 use std::collections::BTreeMap;
 
 /// The policies of a limit.
@@ -27,7 +27,7 @@ impl Declared {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Family {
     /// The policies, if the name means a composite.
-    pub composite: Option<Vec<Policy>>,
+    pub composite: Option<Vec<NamedPolicy>>,
     pub limits: BTreeMap<String, Declared>,
 }
 
@@ -40,11 +40,15 @@ impl Family {
 }
 
 /// The names of the limits with these policies.
-pub(crate) fn part_names(name: &str, policies: &[Policy]) -> Vec<String> {
-    if policies.len() == 1 {
+pub(crate) fn part_names(name: &str, policies: &[NamedPolicy]) -> Vec<String> {
+    if !is_composite(policies) {
         return vec![name.to_owned()];
     }
-    let part = |(i, policy): (usize, &Policy)| {
+    let part = |(i, policy): (usize, &NamedPolicy)| {
+        if let Some(part) = &policy.name {
+            return format!("{name}/{part}");
+        }
+        // Parts with names count too, so that the others keep their names when one gets one.
         let kind = policy.kind();
         match policies[..i].iter().filter(|before| before.kind() == kind).count() {
             0 => format!("{name}/{kind}"),
@@ -61,8 +65,8 @@ pub(in crate::state) fn other_name(name: &str, kind: &str) -> String {
 }
 
 /// Several policies as one text.
-pub(crate) fn text_of(policies: &[Policy]) -> String {
-    policies.iter().map(Policy::to_string).collect::<Vec<_>>().join(" + ")
+pub(crate) fn text_of(policies: &[NamedPolicy]) -> String {
+    policies.iter().map(NamedPolicy::to_string).collect::<Vec<_>>().join(" + ")
 }
 
 /// The new meaning of a name.
@@ -70,8 +74,8 @@ pub(crate) fn text_of(policies: &[Policy]) -> String {
 pub(crate) struct Change {
     pub name: String,
     /// The policies, if it is a composite.
-    pub composite: Option<Vec<Policy>>,
-    pub was_composite: Option<Vec<Policy>>,
+    pub composite: Option<Vec<NamedPolicy>>,
+    pub was_composite: Option<Vec<NamedPolicy>>,
     pub parts: Vec<Part>,
     /// The names of the limits that are no longer parts.
     pub dropped: Vec<String>,
@@ -94,6 +98,11 @@ impl Part {
 
     pub fn is_new(&self) -> bool {
         self.before != Some(self.now())
+    }
+
+    /// Whether it has its state from another name.
+    pub fn is_renamed(&self) -> bool {
+        self.from != self.name
     }
 }
 
@@ -123,7 +132,15 @@ impl Overridden {
 }
 
 /// Checks the names of all limits with these policies.
-pub(crate) fn check_names(name: &str, policies: &[Policy]) -> Result<()> {
+pub(crate) fn check_names(name: &str, policies: &[NamedPolicy]) -> Result<()> {
     policy::check_name(name)?;
-    part_names(name, policies).iter().try_for_each(|part| policy::check_name(part))
+    let parts = part_names(name, policies);
+    for (i, part) in parts.iter().enumerate() {
+        policy::check_name(part)?;
+        if parts[..i].contains(part) {
+            let expected = "other names for parts than those that the parts without one have";
+            return Err(Error::invalid("policy", format_args!("two parts that are called \"{part}\""), expected));
+        }
+    }
+    Ok(())
 }

@@ -9,7 +9,7 @@ use super::database::{Database, NOW};
 use super::declared::{Change, Declared, Family, Overridden, Part, other_name, text_of};
 use crate::error::Result;
 use crate::fault;
-use crate::policy::{self, Policy};
+use crate::policy::{self, NamedPolicy, Policy};
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehavior, params};
 use std::path::Path;
 
@@ -189,7 +189,7 @@ impl Database {
     }
 
     /// The composites, with their policies.
-    pub fn composites(&self) -> Result<Vec<(String, Vec<Policy>)>> {
+    pub fn composites(&self) -> Result<Vec<(String, Vec<NamedPolicy>)>> {
         let read = || -> rusqlite::Result<Vec<(String, String)>> {
             let mut query = self.connection.prepare("SELECT name, policy FROM limits WHERE kind = ?1")?;
             let rows = query.query_map([COMPOSITE], |row| Ok((row.get(0)?, row.get(1)?)))?;

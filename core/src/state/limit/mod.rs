@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::fork::PerProcess;
 use crate::hash::Hash;
 use crate::permit::RawPermit;
-use crate::policy::{self, Policy};
+use crate::policy::{self, NamedPolicy, Policy};
 use crate::server::witness::Witness;
 use crate::state::cells::home::{Blocked, Home, KeyAt, Table};
 use crate::state::counts::{Counts, STORE_ERRORS};
@@ -119,7 +119,7 @@ impl<'s> Retries<'s> {
 impl Limit {
     pub fn declare(store: &Arc<Session>, name: &str, policy: Policy) -> Result<Limit> {
         policy::check_name(name)?;
-        let made = Made::new(&store.undeclared, name, vec![policy]);
+        let made = Made::new(&store.undeclared, name, vec![policy.into()]);
         Ok(Self::new(store, made.name.clone(), Some((policy, made)), policy.kind()))
     }
 
@@ -128,12 +128,12 @@ impl Limit {
         Ok(Self::new(store, name.into(), None, kind))
     }
 
-    /// The limits of several policies. A single policy gets the name itself.
-    pub fn declare_parts(store: &Arc<Session>, name: &str, policies: Vec<Policy>) -> Result<Vec<Limit>> {
+    /// The limits of several policies. A single policy without a name of its own gets the name itself.
+    pub fn declare_parts(store: &Arc<Session>, name: &str, policies: Vec<NamedPolicy>) -> Result<Vec<Limit>> {
         check_names(name, &policies)?;
         let made = Made::new(&store.undeclared, name, policies);
-        let part = |(name, policy): (String, &Policy)| {
-            Self::new(store, name.into(), Some((*policy, made.clone())), policy.kind())
+        let part = |(name, policy): (String, &NamedPolicy)| {
+            Self::new(store, name.into(), Some((policy.policy, made.clone())), policy.kind())
         };
         Ok(part_names(name, &made.policies).into_iter().zip(&made.policies).map(part).collect())
     }

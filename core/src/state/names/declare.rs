@@ -5,7 +5,7 @@ use super::follow::{Known, PolicyChange};
 use crate::address::Address;
 use crate::damage::nonsense;
 use crate::error::{Error, Result};
-use crate::policy::{self, Policy};
+use crate::policy::{self, NamedPolicy, Policy, is_composite};
 use crate::server::RowChange;
 use crate::state::cells::layout::LimitAt;
 use crate::state::cells::locked::Locked;
@@ -60,7 +60,7 @@ impl Session {
     }
 
     /// Declares the meaning of these names, in place of the previous one. Either all are declared or none.
-    pub(crate) fn declare_all(&self, all: &[(&str, &[Policy])], locked: &Locked) -> Result<()> {
+    pub(crate) fn declare_all(&self, all: &[(&str, &[NamedPolicy])], locked: &Locked) -> Result<()> {
         let changes = all.iter().map(|(name, policies)| self.change(name, policies));
         let mut changes = changes.collect::<Result<Vec<Change>>>()?;
         leave_names_that_pass_on(&mut changes);
@@ -70,7 +70,7 @@ impl Session {
                 .try_for_each(|part| self.apply_declared(&part.name, part.now().current(), locked).map(drop));
         }
         // Renames come first: the name that a limit leaves may be another's from now on.
-        let (renamed, others): (Vec<&Part>, Vec<&Part>) = parts().partition(|part| part.from != part.name);
+        let (renamed, others): (Vec<&Part>, Vec<&Part>) = parts().partition(|part| part.is_renamed());
         let limits = renamed.into_iter().chain(others);
         let limits = limits.map(|part| PolicyChange::Limit(&part.name, Known::As(&part.from), part.now().current()));
         let dropped = changes.iter().flat_map(|change| &change.dropped);
@@ -82,7 +82,7 @@ impl Session {
     }
 
     /// Declares names for a caller that does not hold the structure lock. Returns when the policies apply to all keys.
-    pub(crate) fn declare_now(&self, all: &[(&str, &[Policy])]) -> Result<()> {
+    pub(crate) fn declare_now(&self, all: &[(&str, &[NamedPolicy])]) -> Result<()> {
         let parts: Vec<String> = all.iter().flat_map(|(name, policies)| part_names(name, policies)).collect();
         let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
         let names: Vec<&str> = all.iter().map(|(name, _)| *name).chain(parts.iter().copied()).collect();
@@ -91,24 +91,26 @@ impl Session {
     }
 
     /// The change that gives a name the meaning of these policies.
-    pub(in crate::state) fn change(&self, name: &str, policies: &[Policy]) -> Result<Change> {
+    pub(in crate::state) fn change(&self, name: &str, policies: &[NamedPolicy]) -> Result<Change> {
         let family = self.family(name)?;
         let before = family.parts(name);
-        let kind_of = |policies: &[Policy]| if let [one] = policies { one.kind() } else { "composite" };
+        let kind_of = |policies: &[NamedPolicy]| if is_composite(policies) { "composite" } else { policies[0].kind() };
         let mismatch = |name: &str, declared: &'static str, requested: &'static str| {
             Err(Error::KindMismatch { name: name.to_owned(), declared, requested })
         };
         // Parts may come and go, but if none stays, it is another limiter.
         let stays = |(_, found): &(String, Declared)| policies.iter().any(|p| p.kind() == found.declared.kind());
         if !before.is_empty() && !before.iter().any(stays) {
-            let declared: Vec<Policy> = before.iter().map(|(_, found)| found.declared).collect();
-            return mismatch(name, kind_of(&declared), kind_of(policies));
+            let one = || before.iter().map(|(_, found)| found.declared.kind()).next().unwrap_or("composite");
+            let declared = if family.composite.is_some() { "composite" } else { one() };
+            return mismatch(name, declared, kind_of(policies));
         }
-        if let (Some(_), [(_, found)], 2..) = (self.whole(name)?, before.as_slice(), policies.len()) {
+        if let (Some(_), [(_, found)], true) = (self.whole(name)?, before.as_slice(), is_composite(policies)) {
             return mismatch(name, found.declared.kind(), "composite");
         }
         let mut parts: Vec<Part> = Vec::new();
-        for (part, policy) in part_names(name, policies).into_iter().zip(policies) {
+        let names = part_names(name, policies);
+        for (i, (part, policy)) in names.iter().cloned().zip(policies).enumerate() {
             if part != name && self.family(&part)?.composite.is_some() {
                 return mismatch(&part, "composite", policy.kind());
             }
@@ -120,17 +122,25 @@ impl Session {
             };
             let found = family.limits.get(&part).map(|found| (part.clone(), *found));
             let found = found.or_else(|| before.iter().find(is_it).cloned());
+            // A part that gets a name, another one or none is the part that is gone now and had its policy, or its place.
+            let likeness = |(at, (other, found)): &(usize, &(String, Declared))| {
+                let is_free = !names.contains(other) && !parts.iter().any(|taken| taken.from == *other);
+                let is_alike = is_free && found.declared.kind() == policy.kind();
+                is_alike.then_some((found.declared == policy.policy, *at == i)).filter(|like| *like != (false, false))
+            };
+            let alike = || before.iter().enumerate().filter(|one| likeness(one).is_some()).max_by_key(likeness);
+            let found = found.or_else(|| alike().map(|(_, found)| found.clone()));
             if let Some((_, found)) = &found
                 && found.declared.kind() != policy.kind()
             {
                 return mismatch(&part, found.declared.kind(), policy.kind());
             }
             let (from, before) = found.map_or((part.clone(), None), |(from, found)| (from, Some(found)));
-            parts.push(Part { name: part, from, before, policy: *policy });
+            parts.push(Part { name: part, from, before, policy: policy.policy });
         }
         let dropped = before.into_iter().map(|(other, _)| other);
         let dropped = dropped.filter(|other| parts.iter().all(|part| part.from != *other)).collect();
-        let composite = (policies.len() > 1).then(|| policies.to_vec());
+        let composite = is_composite(policies).then(|| policies.to_vec());
         Ok(Change { name: name.to_owned(), composite, was_composite: family.composite, parts, dropped })
     }
 
@@ -246,7 +256,7 @@ impl Session {
 
     /// Puts an operator's policies above the declared ones, each above the one of its kind, or removes all overrides.
     /// Either all change or none. With `key`, only that key's override changes.
-    pub(crate) fn set_override(&self, name: &str, policies: Option<&[Policy]>, key: Option<&str>) -> Result<()> {
+    pub(crate) fn set_override(&self, name: &str, policies: Option<&[NamedPolicy]>, key: Option<&str>) -> Result<()> {
         check_own_key(key)?;
         let changed: Vec<String> = self.with_key_of_names(&[name], key, |locked| {
             let parts = self.family(name)?.parts(name);
@@ -322,11 +332,28 @@ impl Overridden {
     }
 }
 
-/// The overrides that result from putting these policies above these limits, each above the one of its kind.
-fn overridden(name: &str, mut parts: Vec<(String, Declared)>, policies: &[Policy]) -> Result<Vec<Overridden>> {
+/// The overrides that result from putting these policies above these limits, each above the one of its name, or without one
+/// of its kind.
+fn overridden(name: &str, mut parts: Vec<(String, Declared)>, policies: &[NamedPolicy]) -> Result<Vec<Overridden>> {
     let kinds: Vec<&'static str> = parts.iter().map(|(_, before)| before.declared.kind()).collect();
-    let over = |policy: &Policy| {
-        let found = parts.iter().position(|(_, before)| before.declared.kind() == policy.kind());
+    let known: Vec<String> = parts.iter().map(|(part, _)| part.clone()).collect();
+    let over = |NamedPolicy { name: part, policy }: &NamedPolicy| {
+        let found = match part {
+            None => parts.iter().position(|(_, before)| before.declared.kind() == policy.kind()),
+            Some(part) => {
+                let part = format!("{name}/{part}");
+                let found = parts.iter().position(|(other, _)| *other == part);
+                let Some(found) = found else {
+                    let expected = format!("a name of a part of limit \"{name}\": {}", known.join(", "));
+                    return Err(Error::invalid("policy", format_args!("of \"{part}\""), expected));
+                };
+                let declared = parts[found].1.declared.kind();
+                if declared != policy.kind() {
+                    return Err(Error::KindMismatch { name: part, declared, requested: policy.kind() });
+                }
+                Some(found)
+            }
+        };
         match (found, kinds.as_slice(), policies) {
             (Some(at), ..) => {
                 let (name, before) = parts.remove(at);
@@ -353,15 +380,17 @@ impl Rare {
             }
             parts
                 .iter()
-                .filter(|part| part.is_new())
+                .filter(|part| part.is_new() || part.is_renamed())
                 .for_each(|part| self.enqueue(&part.name, RowChange::Policy(Some(part.policy))));
-            dropped.iter().for_each(|name| self.forgotten(name));
+            // (The name of the whole stays, with the composite's text.)
+            let renamed = parts.iter().filter(|part| part.is_renamed() && part.from != *name).map(|part| &part.from);
+            dropped.iter().chain(renamed).for_each(|name| self.forgotten(name));
             self.composites.remove(name);
             for gone in dropped.iter().chain(parts.iter().map(|part| &part.from)) {
                 self.limits.remove(gone);
             }
             self.keys.retain(|(limit, _), _| !dropped.contains(limit));
-            for Part { name, from, .. } in parts.iter().filter(|part| part.from != part.name) {
+            for Part { name, from, .. } in parts.iter().filter(|part| part.is_renamed()) {
                 let now = |limit| if limit == *from { name.clone() } else { limit };
                 let keys = std::mem::take(&mut self.keys).into_iter();
                 self.keys = keys.map(|((limit, key), policy)| ((now(limit), key), policy)).collect();

@@ -10,7 +10,7 @@ use crate::algorithm::grants::Lengths;
 use crate::error::{Error, Result};
 use crate::hash::{Hash, SERVER_SECRET, hasher};
 use crate::os::random;
-use crate::policy::{self, Policy};
+use crate::policy::{self, NamedPolicy, Policy};
 use crate::server::{Engine, MAX, Row, RowChange};
 use crate::state::cells::locked::Locked;
 use crate::state::ledger::declared::{Declared, part_names};
@@ -177,7 +177,7 @@ impl Session {
             match (declared, declares) {
                 (Some(found), _) => self.apply(name, Known::As(name), found.current(), locked)?,
                 // The server has lost the limit, or another process has removed it.
-                (None, Some(policy)) => return self.declare_all(&[(name, &[policy])], locked),
+                (None, Some(policy)) => return self.declare_all(&[(name, &[policy.into()])], locked),
                 (None, None) => return self.unknown(name),
             }
             let of_key = rows.iter().find(|(found, _)| found == name).and_then(|(_, row)| row.key.as_deref());
@@ -254,7 +254,7 @@ pub(in crate::state) fn policy_in(name: &str, text: &str) -> Result<Policy> {
     text.parse().or_else(|e| damaged(name, text, &e))
 }
 
-fn policies(name: &str, text: &str) -> Result<Vec<Policy>> {
+fn policies(name: &str, text: &str) -> Result<Vec<NamedPolicy>> {
     policy::parse_all(text).or_else(|e| damaged(name, text, &e))
 }
 

@@ -8,7 +8,7 @@
 
 use crate::atomic::*;
 use crate::fork;
-use crate::policy::Policy;
+use crate::policy::{NamedPolicy, is_composite};
 use crate::state::ledger::declared::part_names;
 use std::collections::BTreeMap;
 use std::ops::Bound::{Excluded, Unbounded};
@@ -21,14 +21,14 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 pub(crate) struct Made {
     undeclared: Arc<Undeclared>,
     pub name: Arc<str>,
-    pub policies: Vec<Policy>,
+    pub policies: Vec<NamedPolicy>,
     /// Whether the limiter has declared it.
     pub is_declared: AtomicBool,
     number: u64,
 }
 
 impl Made {
-    pub fn new(undeclared: &Arc<Undeclared>, name: &str, policies: Vec<Policy>) -> Arc<Made> {
+    pub fn new(undeclared: &Arc<Undeclared>, name: &str, policies: Vec<NamedPolicy>) -> Arc<Made> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let (undeclared, name, number) = (undeclared.clone(), name.into(), NEXT.fetch_add(1, Relaxed));
         let made = Arc::new(Made { undeclared, name, policies, is_declared: AtomicBool::new(false), number });
@@ -39,7 +39,7 @@ impl Made {
 
     /// The names that its declaration concerns.
     pub fn names(&self) -> Vec<String> {
-        let whole = (self.policies.len() > 1).then(|| self.name.to_string());
+        let whole = is_composite(&self.policies).then(|| self.name.to_string());
         whole.into_iter().chain(part_names(&self.name, &self.policies)).collect()
     }
 }

@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::hash::SERVER_SECRET;
 use crate::hooks::{Event, Happening, Hooks};
 use crate::os::{self, random};
-use crate::policy::Policy;
+use crate::policy::{NamedPolicy, Policy};
 use crate::server::crew::{Crew, WAITING};
 use crate::server::denials::Denials;
 use crate::server::{self, Engine, RowChange};
@@ -113,7 +113,7 @@ pub(super) struct Rare {
     user: Option<User>,
     /// The declarations of a memory store: limits, and which of them form a composite.
     pub(super) limits: BTreeMap<String, Declared>,
-    pub(super) composites: BTreeMap<String, Vec<Policy>>,
+    pub(super) composites: BTreeMap<String, Vec<NamedPolicy>>,
     /// The policies of single keys, by limit and key.
     pub(super) keys: BTreeMap<(String, String), Policy>,
     /// Whether changes must be sent to a server, and the changes.
