@@ -100,7 +100,7 @@ fn behind_mark(key: &str) -> Option<&str> {
 }
 
 /// Returns the key of the start itself, for observers: a plain key as it is.
-pub(crate) fn own_key(key: &str) -> &str {
+pub fn own_key(key: &str) -> &str {
     behind_mark(key).and_then(|behind| read_key(behind.split_once(';')?.1)?.0).map_or(key, own_key)
 }
 

@@ -104,7 +104,7 @@ impl Acquisition {
             State::Ends => {
                 self.state = State::Over;
                 let Some(permit) = self.permit.take() else { return Err(PyStopIteration::new_err(py.None())) };
-                match Permit::of(&permit).end_with(End::Complete) {
+                match Permit::of(&permit).end_with(&End::Complete) {
                     Err(Error::WouldWait) => {
                         self.state = State::Waits(async_call::end(py, permit, End::Complete)?.unbind());
                     }

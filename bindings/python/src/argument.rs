@@ -76,6 +76,27 @@ fn units(parameter: &'static str, value: Given<'_, '_>) -> PyResult<u64> {
     }
 }
 
+/// The units of one part of a composite.
+pub fn units_of(part: &str, parameter: &'static str, least: u64, value: Given<'_, '_>) -> PyResult<u64> {
+    match read_whole(value)? {
+        Some(Whole::Fits(units)) if units >= least => Ok(units),
+        Some(_) => {
+            let expected = format!("a whole number from {least} to 18446744073709551615 for part {part:?}");
+            Err(invalid(parameter, value, &expected))
+        }
+        None => Err(wrong_type(parameter, value, &format!("a whole number for part {part:?}"))),
+    }
+}
+
+/// The key of one part of a composite. `None` means no key.
+pub fn key_of<'a>(part: &str, value: Given<'a, '_>) -> PyResult<&'a str> {
+    match value.cast::<PyString>() {
+        Ok(_) => text("key", value),
+        Err(_) if value.is_none() => Ok(""),
+        Err(_) => Err(wrong_type("key", value, &format!("a str or None for part {part:?}"))),
+    }
+}
+
 /// The answer of decisions when the store fails.
 pub fn on_error(value: Given<'_, '_>) -> PyResult<OnError> {
     choice("on_error", value, &ON_ERROR)
@@ -188,17 +209,24 @@ pub fn format(value: Given<'_, '_>) -> PyResult<MetricsFormat> {
 }
 
 /// An int. A bool is refused, although Python counts it as an int.
+#[inline]
 pub fn whole(parameter: &'static str, value: Given<'_, '_>) -> PyResult<Whole> {
+    read_whole(value)?.ok_or_else(|| wrong_type(parameter, value, "a whole number"))
+}
+
+/// As `whole`. `None` is a value of another type.
+#[inline]
+fn read_whole(value: Given<'_, '_>) -> PyResult<Option<Whole>> {
     if !value.is_instance_of::<PyBool>() {
         match value.extract::<u64>() {
-            Ok(number) => return Ok(Whole::Fits(number)),
+            Ok(number) => return Ok(Some(Whole::Fits(number))),
             Err(e) if e.is_instance_of::<PyOverflowError>(value.py()) => {
-                return Ok(if value.lt(0)? { Whole::Below } else { Whole::Beyond });
+                return Ok(Some(if value.lt(0)? { Whole::Below } else { Whole::Beyond }));
             }
             Err(_) => {}
         }
     }
-    Err(wrong_type(parameter, value, "a whole number"))
+    Ok(None)
 }
 
 /// The longest wait, in seconds. `None` means no limit.
@@ -287,7 +315,7 @@ pub fn wrong_type(parameter: &str, value: Given<'_, '_>, expected: &str) -> PyEr
 }
 
 /// The value's `repr`, shortened.
-fn quote(value: Given<'_, '_>) -> String {
+pub fn quote(value: Given<'_, '_>) -> String {
     // An int of thousands of digits has no repr.
     shortened(value.repr().map_or_else(|_| "too large to print".to_owned(), |repr| repr.to_string_lossy().into()))
 }

@@ -59,10 +59,10 @@ pub fn decision<'py>(
     py: Python<'py>,
     shared: &Arc<SharedLimiter>,
     kind: Kind,
-    key: Option<&str>,
+    key: &str,
     weight: u64,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let key = key.unwrap_or_default().into();
+    let key = key.into();
     coroutine(py, Call::Decision(Asked { shared: shared.clone(), kind, key, weight, begun: Mutex::default() }))
 }
 
@@ -92,7 +92,7 @@ impl AsyncCall {
     fn answer(&self, py: Python<'_>, wait: bool) -> PyResult<Py<PyAny>> {
         match &self.0 {
             Call::End(permit, end) => {
-                let ended = go(py, wait, || Permit::of(permit).end_with(*end));
+                let ended = go(py, wait, || Permit::of(permit).end_with(end));
                 done(py, ended, |()| Ok(py.None()))
             }
             Call::Rare(Rare { make, after, .. }) => done(py, go(py, wait, make), |()| {

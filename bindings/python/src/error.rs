@@ -5,6 +5,7 @@ use crate::custom::exception_of;
 use pyo3::prelude::*;
 use std::time::Duration;
 use workglow_limit::Error;
+use workglow_limit::embed::plain_key;
 
 /// Converts a core error to an exception with a `code` and a `number`, or to the exception that a limiter written in Python raised.
 pub fn raised(error: Error) -> PyErr {
@@ -22,10 +23,10 @@ pub fn raised(error: Error) -> PyErr {
     })
 }
 
-/// The exception of a waiter whose timeout has passed. The empty key means no key.
+/// The exception of a waiter whose timeout has passed. The empty key means no key. Of a joint start it has the start's own.
 pub fn expired(py: Python<'_>, limiter: &str, key: &str, after: Duration) -> PyErr {
     let exception = || {
-        let key = Some(key).filter(|key| !key.is_empty());
+        let key = Some(plain_key(key)).filter(|key| !key.is_empty());
         let for_key = key.map_or_else(String::new, |key| format!(" for key {}", shortened(format!("{key:?}"))));
         let seconds = after.as_secs_f64();
         let text = format!("{limiter:?} cannot admit this start{for_key} before the timeout: retry in {seconds} s");

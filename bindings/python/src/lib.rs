@@ -13,6 +13,7 @@ mod family;
 mod fastcall;
 mod flow;
 mod hooks;
+mod joint;
 mod limiter;
 mod line;
 mod null;

@@ -7,6 +7,7 @@ use crate::decision::Decision;
 use crate::error::{expired, raised};
 use crate::fastcall::{self, Signature};
 use crate::hooks;
+use crate::joint::{self, Key, Weight};
 use crate::line::Waiter;
 use crate::origin::Origin;
 use crate::permit::{self, End, Permit, Place};
@@ -221,6 +222,9 @@ impl SharedLimiter {
 /// Most methods take a key. All keys have the same policy, and each has its own budget; None means no key. Limiters can be
 /// used from any thread, and continue to work in a forked child.
 ///
+/// A mapping as the key or the weight of a start has those of some parts of a composite, by their names. The other parts get no
+/// key and weight 1, or the key and the weight that are no mappings. All parts are charged in one act, or none.
+///
 /// `with limiter:` and `async with limiter:` wait for a start without a key, enter with the permit, and complete it. A limiter
 /// whose store is shared by processes can be pickled: unpickling makes a limiter with the same arguments. A copy is the limiter
 /// itself.
@@ -272,12 +276,11 @@ unsafe extern "C" fn try_acquire(
         let (this, [key, weight]) = unsafe {
             (Borrowed::from_ptr(py, this).cast_unchecked::<Limiter>(), TAKES.arguments(py, given, number, names)?)
         };
-        let key = match &key {
-            Some(key) => argument::key(key)?.unwrap_or_default(),
-            None => "",
-        };
-        let weight = weight.map_or(Ok(1), |weight| argument::weight(&weight))?;
+        let asked_key = key.as_ref().map_or(Ok(Key::Plain(None)), |key| joint::key(key))?;
+        let asked_weight = weight.as_ref().map_or(Ok(Weight::Plain(1)), |weight| joint::weight(weight))?;
         let shared = &this.get().shared;
+        let (key, weight) = joint::start(&*shared.core, asked_key, asked_weight)?;
+        let key = &*key;
         // Matched by reference below: the permit stays where the core wrote it.
         let mut answer = shared.core.attempt(key, weight);
         if let Err(Error::WouldWait) = answer {
@@ -329,31 +332,38 @@ impl Limiter {
     }
 
     /// As try_acquire, but returns the full decision: the permit or the retry delay, and the units that remain.
-    #[pyo3(signature = (key=None, weight=1))]
+    #[pyo3(
+        signature = (key=Key::Plain(None), weight=Weight::Plain(1)),
+        text_signature = "($self, key=None, weight=1)"
+    )]
     fn decide(
         &self,
         py: Python<'_>,
-        #[pyo3(from_py_with = argument::key)] key: Option<&str>,
-        #[pyo3(from_py_with = argument::weight)] weight: u64,
+        #[pyo3(from_py_with = joint::key)] key: Key<'_, '_>,
+        #[pyo3(from_py_with = joint::weight)] weight: Weight<'_, '_>,
     ) -> PyResult<Decision> {
-        let key = key.unwrap_or_default();
+        let (key, weight) = joint::start(&*self.shared.core, key, weight)?;
         let decide = move |core: &dyn workglow_limit::Limiter, key: &str| core.decide(key, weight);
-        let answer = self.shared.ask(py, key, decide, |core, decision| {
+        let answer = self.shared.ask(py, &key, decide, |core, decision| {
             decision.permit.map(|raw| core.cancel(&raw));
         })?;
-        Decision::new(py, &self.shared, key, hooks::deliver_with(py, answer, raised)?)
+        Decision::new(py, &self.shared, &key, hooks::deliver_with(py, answer, raised)?)
     }
 
     /// Returns the decision that decide would return, without a permit. Records nothing. weight may be 0.
-    #[pyo3(signature = (key=None, weight=1))]
+    #[pyo3(
+        signature = (key=Key::Plain(None), weight=Weight::Plain(1)),
+        text_signature = "($self, key=None, weight=1)"
+    )]
     fn peek(
         &self,
         py: Python<'_>,
-        #[pyo3(from_py_with = argument::key)] key: Option<&str>,
-        #[pyo3(from_py_with = argument::weight_to_peek)] weight: u64,
+        #[pyo3(from_py_with = joint::key)] key: Key<'_, '_>,
+        #[pyo3(from_py_with = joint::weight_to_peek)] weight: Weight<'_, '_>,
     ) -> PyResult<Decision> {
-        let key = key.unwrap_or_default();
-        Decision::new(py, &self.shared, key, self.shared.decide(py, key, move |core, key| core.peek(key, weight))?)
+        let (key, weight) = joint::start(&*self.shared.core, key, weight)?;
+        let decision = self.shared.decide(py, &key, move |core, key| core.peek(key, weight))?;
+        Decision::new(py, &self.shared, &key, decision)
     }
 
     /// Waits until the limit admits the start, and returns its permit. It waits at most timeout seconds (None: no limit), without
@@ -369,22 +379,26 @@ impl Limiter {
     ///
     /// Raises AcquireTimeout if the start cannot be admitted before the timeout: at once, if that is already certain. Raises
     /// RuntimeError instead of waiting in a coroutine of a running event loop, which it would stop: use acquire_async there.
-    #[pyo3(signature = (key=None, weight=1, timeout=None, *, priority=0, place=None, grace=None))]
+    #[pyo3(
+        signature = (key=Key::Plain(None), weight=Weight::Plain(1), timeout=None, *, priority=0, place=None, grace=None),
+        text_signature = "($self, key=None, weight=1, timeout=None, *, priority=0, place=None, grace=None)"
+    )]
     #[allow(clippy::too_many_arguments)] // All but three are keywords.
     fn acquire(
         &self,
         py: Python<'_>,
-        #[pyo3(from_py_with = argument::key)] key: Option<&str>,
-        #[pyo3(from_py_with = argument::weight)] weight: u64,
+        #[pyo3(from_py_with = joint::key)] key: Key<'_, '_>,
+        #[pyo3(from_py_with = joint::weight)] weight: Weight<'_, '_>,
         #[pyo3(from_py_with = argument::patience)] timeout: Option<Duration>,
         #[pyo3(from_py_with = argument::priority)] priority: i32,
         place: Option<&Bound<'_, PyAny>>,
         grace: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Py<Permit>> {
         let length = grace.map(|grace| seconds("grace", grace)).transpose()?.unwrap_or_default();
-        let given = place.map(|place| Place::to_wait_with(place, key, weight, grace)).transpose()?;
-        let key = key.unwrap_or_default();
+        let given = place.map(|place| Place::to_wait_with(place, &key, &weight, grace)).transpose()?;
         let core = &*self.shared.core;
+        let (key, weight) = joint::start(core, key, weight)?;
+        let key = &*key;
         let object = |permit: Permit| permit.into_pyobject(py).map(Bound::unbind);
         // A greenlet must not overtake the waiters of its hub. A place always waits there.
         let asks_hub = given.is_some() || self.shared.has_waiters(py);
@@ -434,54 +448,70 @@ impl Limiter {
 
     /// As acquire, for event loops: await it for the permit, or use it with `async with`. A cancelled waiter holds no permit and
     /// returns its place.
-    #[pyo3(signature = (key=None, weight=1, timeout=None, *, priority=0, place=None, grace=None))]
+    #[pyo3(
+        signature = (key=Key::Plain(None), weight=Weight::Plain(1), timeout=None, *, priority=0, place=None, grace=None),
+        text_signature = "($self, key=None, weight=1, timeout=None, *, priority=0, place=None, grace=None)"
+    )]
     fn acquire_async(
         &self,
-        #[pyo3(from_py_with = argument::key)] key: Option<&str>,
-        #[pyo3(from_py_with = argument::weight)] weight: u64,
+        #[pyo3(from_py_with = joint::key)] key: Key<'_, '_>,
+        #[pyo3(from_py_with = joint::weight)] weight: Weight<'_, '_>,
         #[pyo3(from_py_with = argument::patience)] timeout: Option<Duration>,
         #[pyo3(from_py_with = argument::priority)] priority: i32,
         place: Option<&Bound<'_, PyAny>>,
         grace: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Acquisition> {
         let length = grace.map(|grace| seconds("grace", grace)).transpose()?.unwrap_or_default();
-        let place = place.map(|place| Place::to_wait_with(place, key, weight, grace)).transpose()?;
-        let waiter = Waiter::new(&self.shared, key.unwrap_or_default(), weight);
+        let place = place.map(|place| Place::to_wait_with(place, &key, &weight, grace)).transpose()?;
+        let (key, weight) = joint::start(&*self.shared.core, key, weight)?;
+        let waiter = Waiter::new(&self.shared, &key, weight);
         let waiter = Waiter { priority, timeout, grace: length, place, ..waiter };
         Ok(Acquisition::new(waiter))
     }
 
     /// As try_acquire, for event loops: await it. Waiting for the store does not block the loop.
-    #[pyo3(signature = (key=None, weight=1))]
+    #[pyo3(
+        signature = (key=Key::Plain(None), weight=Weight::Plain(1)),
+        text_signature = "($self, key=None, weight=1)"
+    )]
     fn try_acquire_async<'py>(
         &self,
         py: Python<'py>,
-        #[pyo3(from_py_with = argument::key)] key: Option<&str>,
-        #[pyo3(from_py_with = argument::weight)] weight: u64,
+        #[pyo3(from_py_with = joint::key)] key: Key<'_, '_>,
+        #[pyo3(from_py_with = joint::weight)] weight: Weight<'_, '_>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        async_call::decision(py, &self.shared, Kind::TryAcquire, key, weight)
+        let (key, weight) = joint::start(&*self.shared.core, key, weight)?;
+        async_call::decision(py, &self.shared, Kind::TryAcquire, &key, weight)
     }
 
     /// As decide, for event loops: await it. Waiting for the store does not block the loop.
-    #[pyo3(signature = (key=None, weight=1))]
+    #[pyo3(
+        signature = (key=Key::Plain(None), weight=Weight::Plain(1)),
+        text_signature = "($self, key=None, weight=1)"
+    )]
     fn decide_async<'py>(
         &self,
         py: Python<'py>,
-        #[pyo3(from_py_with = argument::key)] key: Option<&str>,
-        #[pyo3(from_py_with = argument::weight)] weight: u64,
+        #[pyo3(from_py_with = joint::key)] key: Key<'_, '_>,
+        #[pyo3(from_py_with = joint::weight)] weight: Weight<'_, '_>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        async_call::decision(py, &self.shared, Kind::Decide, key, weight)
+        let (key, weight) = joint::start(&*self.shared.core, key, weight)?;
+        async_call::decision(py, &self.shared, Kind::Decide, &key, weight)
     }
 
     /// As peek, for event loops: await it. Waiting for the store does not block the loop.
-    #[pyo3(signature = (key=None, weight=1))]
+    #[pyo3(
+        signature = (key=Key::Plain(None), weight=Weight::Plain(1)),
+        text_signature = "($self, key=None, weight=1)"
+    )]
     fn peek_async<'py>(
         &self,
         py: Python<'py>,
-        #[pyo3(from_py_with = argument::key)] key: Option<&str>,
-        #[pyo3(from_py_with = argument::weight_to_peek)] weight: u64,
+        #[pyo3(from_py_with = joint::key)] key: Key<'_, '_>,
+        #[pyo3(from_py_with = joint::weight_to_peek)] weight: Weight<'_, '_>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        async_call::decision(py, &self.shared, Kind::Peek, key, weight)
+        let (key, weight) = joint::start(&*self.shared.core, key, weight)?;
+        async_call::decision(py, &self.shared, Kind::Peek, &key, weight)
     }
 
     /// Takes a place: a start in the future, or now, that counts against the limit from this call on. present() starts with it.
@@ -489,19 +519,23 @@ impl Limiter {
     ///
     /// A place is valid for one start, from its ready_at until grace seconds later (None: a fortieth of the window, at most
     /// 50 ms). Return an unused place with cancel().
-    #[pyo3(signature = (key=None, weight=1, max_wait=None, grace=None))]
+    #[pyo3(
+        signature = (key=Key::Plain(None), weight=Weight::Plain(1), max_wait=None, grace=None),
+        text_signature = "($self, key=None, weight=1, max_wait=None, grace=None)"
+    )]
     fn reserve(
         &self,
         py: Python<'_>,
-        #[pyo3(from_py_with = argument::key)] key: Option<&str>,
-        #[pyo3(from_py_with = argument::weight)] weight: u64,
+        #[pyo3(from_py_with = joint::key)] key: Key<'_, '_>,
+        #[pyo3(from_py_with = joint::weight)] weight: Weight<'_, '_>,
         max_wait: Option<&Bound<'_, PyAny>>,
         grace: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Option<Permit>> {
         let most = max_wait.map(|most| seconds("max_wait", most)).transpose()?;
         let length = grace.map(|grace| seconds("grace", grace)).transpose()?;
+        let (key, weight) = joint::start(&*self.shared.core, key, weight)?;
         let reserve = move |core: &dyn workglow_limit::Limiter, key: &str| core.reserve(key, weight, most, length);
-        let answer = self.shared.wait_or_undo(py, key.unwrap_or_default(), reserve, |core, answer| {
+        let answer = self.shared.wait_or_undo(py, &key, reserve, |core, answer| {
             if let Reserved::Place { place, .. } = answer {
                 let _ = core.cancel_place(&place);
             }
@@ -563,7 +597,8 @@ impl Limiter {
 
     /// Decorates a function or a coroutine function. Each call waits as acquire does, and completes its permit at its end. key is
     /// the name of an argument of the call, a format of arguments such as "{tenant}:{model}", or a function that gets the
-    /// arguments. weight is a number, the name of an argument, or such a function.
+    /// arguments. weight is a number, the name of an argument, or such a function. A mapping has one of these for each of some parts
+    /// of a composite.
     #[pyo3(signature = (key=None, weight=None, timeout=None), text_signature = "($self, key=None, weight=1, timeout=None)")]
     fn limit<'py>(
         this: &Bound<'py, Self>,
@@ -572,10 +607,12 @@ impl Limiter {
         timeout: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         // Errors are raised where the decorator is written, not at the first call.
-        if let Some(key) = key.filter(|key| !key.is_callable()) {
+        if let Some(key) = key.filter(|key| !key.is_callable() && !joint::is_of_parts(key)) {
             argument::key(key)?;
         }
-        if let Some(weight) = weight.filter(|weight| !weight.is_callable() && !weight.is_instance_of::<PyString>()) {
+        let is_derived =
+            |of: &Bound<PyAny>| of.is_callable() || of.is_instance_of::<PyString>() || joint::is_of_parts(of);
+        if let Some(weight) = weight.filter(|weight| !is_derived(weight)) {
             argument::weight(weight)?;
         }
         timeout.map(argument::timeout).transpose()?;
@@ -740,7 +777,7 @@ impl Limiter {
     // number of times, nested and concurrently.
 
     fn __enter__(&self, py: Python<'_>) -> PyResult<Py<Permit>> {
-        self.entered.enter(py, self.acquire(py, None, 1, None, 0, None, None)?)
+        self.entered.enter(py, self.acquire(py, Key::Plain(None), Weight::Plain(1), None, 0, None, None)?)
     }
 
     #[pyo3(signature = (*_exception))]
@@ -750,7 +787,7 @@ impl Limiter {
 
     fn __aenter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         static ENTER: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-        let asked = self.acquire_async(None, 1, None, 0, None, None)?;
+        let asked = self.acquire_async(Key::Plain(None), Weight::Plain(1), None, 0, None, None)?;
         ENTER.import(py, "workglow_limit._loops", "enter")?.call1((asked, self.entered.clone()))
     }
 

@@ -1,9 +1,11 @@
 //! The origin of a limiter: its constructor and arguments. Another process makes the same limiter from it, and `repr` shows it.
 
+use crate::composite::Children;
 use crate::error::raised;
 use pyo3::PyTypeInfo;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple, PyType};
+use std::sync::Arc;
 use workglow_limit::Error;
 
 /// The constructor and arguments of a limiter.
@@ -17,7 +19,7 @@ pub struct Origin {
 
 enum Constructor {
     /// A class (the limiter's class may be a subclass of it), its named arguments, and the children of a composite.
-    Class(Py<PyType>, Py<PyDict>, Option<Py<PyList>>),
+    Class(Py<PyType>, Py<PyDict>, Option<Arc<Children>>),
     /// A function and its arguments.
     Call(Py<PyAny>, Py<PyTuple>),
 }
@@ -41,10 +43,10 @@ impl Origin {
         Ok(Origin { constructor, policy: None, address: None })
     }
 
-    /// The origin of a composite, to whose list children may be added.
-    pub fn composite<C: PyTypeInfo>(py: Python<'_>, children: Bound<'_, PyList>) -> Origin {
+    /// The origin of a composite, to which children may be added.
+    pub fn composite<C: PyTypeInfo>(py: Python<'_>, children: Arc<Children>) -> Origin {
         let class = py.get_type::<C>().unbind();
-        let constructor = Constructor::Class(class, PyDict::new(py).unbind(), Some(children.unbind()));
+        let constructor = Constructor::Class(class, PyDict::new(py).unbind(), Some(children));
         Origin { constructor, policy: None, address: None }
     }
 
@@ -74,10 +76,11 @@ impl Origin {
             let reason = "a limiter without a store counts in one process only: pass store and name".to_owned();
             return Err(raised(Error::Unsupported { reason }));
         }
-        let positional = match children {
+        let positional = match children.as_deref() {
             None => PyTuple::empty(py),
             // The children at this time.
-            Some(children) => PyTuple::new(py, [PyList::new(py, children.bind(py))?])?,
+            Some(Children::Listed(children)) => PyTuple::new(py, [PyList::new(py, children.bind(py))?])?,
+            Some(Children::Named(children)) => PyTuple::new(py, [children.bind(py).copy()?])?,
         };
         let rebuild = py.import("workglow_limit._pickled")?.getattr("rebuild")?;
         let arguments = (limiter.get_type(), class, positional, named);
@@ -95,7 +98,10 @@ impl Origin {
         let mut text = class.to_string_lossy().into_owned();
         if let Constructor::Class(_, _, Some(children)) = &self.constructor {
             // The `repr` of a child written in Python may fail.
-            let children = children.bind(limiter.py()).repr();
+            let children = match &**children {
+                Children::Listed(children) => children.bind(limiter.py()).repr(),
+                Children::Named(children) => children.bind(limiter.py()).repr(),
+            };
             let children =
                 children.map_or_else(|_| "[…]".to_owned(), |children| children.to_string_lossy().into_owned());
             return Ok(format!("<{text} of {children}>"));

@@ -4,6 +4,7 @@ use crate::argument::{self, quoting, wrong_type};
 use crate::async_call;
 use crate::error::raised;
 use crate::fastcall::{self, Signature};
+use crate::joint::{self, Actual, Key, Weight, waiters_of};
 use crate::limiter::SharedLimiter;
 use crate::origin;
 use crate::threads::OwnerId;
@@ -23,23 +24,29 @@ use workglow_limit::embed::{MayWait, fork_generation};
 use workglow_limit::{Error, RawPermit, Result};
 
 /// The end of a permit.
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, PartialEq)]
 pub enum End {
     Complete,
     Cancel,
     Settle(u64),
+    /// With the units that some parts of a composite used, by their names.
+    SettleParts(Vec<(String, u64)>),
     /// Only where its units cool down; the permit remains.
     Arrived,
 }
 
 impl End {
-    fn of(self, core: &dyn workglow_limit::Limiter, raw: &RawPermit, started: bool) -> Result<()> {
+    fn of(&self, core: &dyn workglow_limit::Limiter, raw: &RawPermit, started: bool) -> Result<()> {
         match self {
             End::Complete => core.complete(raw),
             End::Cancel if started => core.cancel(raw),
             // Another process may have started with its text.
             End::Cancel => core.cancel_place(raw),
-            End::Settle(actual) => core.settle(raw, actual),
+            End::Settle(actual) => core.settle(raw, *actual),
+            End::SettleParts(actual) => {
+                let parts: Vec<_> = actual.iter().map(|(part, units)| (&**part, *units)).collect();
+                core.settle_parts(raw, &parts)
+            }
             End::Arrived => core.arrived(raw),
         }
     }
@@ -49,7 +56,7 @@ impl End {
 pub struct Permit {
     shared: Arc<SharedLimiter>,
     raw: RawPermit,
-    /// The key, if its end may free units for waiters.
+    /// The key, if its end may free units for waiters, and only for those of this key.
     key: Option<Box<str>>,
     /// False for a place.
     started: bool,
@@ -70,7 +77,7 @@ impl Permit {
     /// A start with a known key.
     #[inline]
     pub fn with_key(shared: &Arc<SharedLimiter>, raw: RawPermit, key: &str) -> Permit {
-        Self::made(shared, raw, true, shared.holds(&raw).then(|| key.into()))
+        Self::made(shared, raw, true, shared.holds(&raw).then(|| waiters_of(key)).flatten().map(Box::from))
     }
 
     /// A place to present after a delay.
@@ -101,7 +108,7 @@ impl Permit {
     }
 
     /// Ends it and wakes waiters.
-    pub fn end_with(&self, end: End) -> Result<()> {
+    pub fn end_with(&self, end: &End) -> Result<()> {
         if !self.begin_to_end(end) {
             return Ok(());
         }
@@ -109,12 +116,12 @@ impl Permit {
     }
 
     /// As `end_with`, where the call may wait. A greenlet that is killed during the wait has ended it too.
-    fn end(&self, py: Python<'_>, end: End) -> PyResult<()> {
+    fn end(&self, py: Python<'_>, end: &End) -> PyResult<()> {
         if !self.begin_to_end(end) {
             return Ok(());
         }
-        let (raw, started) = (self.raw, self.started);
-        let ended = self.shared.wait(py, "", move |core, _| end.of(core, &raw, started))?;
+        let (raw, started, there) = (self.raw, self.started, end.clone());
+        let ended = self.shared.wait(py, "", move |core, _| there.of(core, &raw, started))?;
         self.ended_with(end, ended).map_err(raised)
     }
 
@@ -123,12 +130,12 @@ impl Permit {
     }
 
     /// Returns whether this call ends it. Only the first end counts, whichever kind it is.
-    fn begin_to_end(&self, end: End) -> bool {
-        !self.is_over() && (end == End::Arrived || !self.ended.swap(true, Relaxed))
+    fn begin_to_end(&self, end: &End) -> bool {
+        !self.is_over() && (*end == End::Arrived || !self.ended.swap(true, Relaxed))
     }
 
-    fn ended_with(&self, end: End, ended: Result<()>) -> Result<()> {
-        if end == End::Arrived {
+    fn ended_with(&self, end: &End, ended: Result<()>) -> Result<()> {
+        if *end == End::Arrived {
             return ended;
         }
         if ended.is_err() {
@@ -136,7 +143,8 @@ impl Permit {
             return ended;
         }
         // Completing a start of a rate limit frees nothing.
-        if self.shared.has_had_waiters() && (end != End::Complete || self.key.is_some() || self.shared.holds(&self.raw))
+        if self.shared.has_had_waiters()
+            && (*end != End::Complete || self.key.is_some() || self.shared.holds(&self.raw))
         {
             self.shared.wake_waiters(self.key.as_deref());
         }
@@ -193,11 +201,11 @@ impl Permit {
 // The methods of the Python class.
 impl Permit {
     pub fn complete(&self, py: Python<'_>) -> PyResult<()> {
-        self.end_at_once(py, End::Complete)
+        self.end_at_once(py, &End::Complete)
     }
 
     /// As `end`, but waits only if it has to.
-    fn end_at_once(&self, py: Python<'_>, end: End) -> PyResult<()> {
+    fn end_at_once(&self, py: Python<'_>, end: &End) -> PyResult<()> {
         match self.end_with(end) {
             Err(Error::WouldWait) => self.end(py, end),
             ended => ended.map_err(raised),
@@ -205,15 +213,15 @@ impl Permit {
     }
 
     fn cancel(&self, py: Python<'_>) -> PyResult<()> {
-        self.end(py, End::Cancel)
+        self.end(py, &End::Cancel)
     }
 
-    fn settle(&self, py: Python<'_>, actual: u64) -> PyResult<()> {
-        self.end(py, End::Settle(actual))
+    fn settle(&self, py: Python<'_>, used: &End) -> PyResult<()> {
+        self.end(py, used)
     }
 
     fn arrived(&self, py: Python<'_>) -> PyResult<()> {
-        self.end_at_once(py, End::Arrived)
+        self.end_at_once(py, &End::Arrived)
     }
 
     fn renew(&self, py: Python<'_>) -> PyResult<()> {
@@ -301,19 +309,12 @@ impl Place {
     /// Reads a place to wait with. It has its own key, weight and grace, and must not have started.
     pub fn to_wait_with(
         value: &Bound<'_, PyAny>,
-        key: Option<&str>,
-        weight: u64,
+        key: &Key<'_, '_>,
+        weight: &Weight<'_, '_>,
         grace: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Place> {
         const NONE: &str = "none with a place, which has its own";
-        let wrong =
-            |parameter, value| Err(raised(Error::InvalidArgument { parameter, value, expected: NONE.to_owned() }));
-        if let Some(key) = key {
-            return wrong("key", format!("{key:?}"));
-        }
-        if weight != 1 {
-            return wrong("weight", weight.to_string());
-        }
+        joint::refuse(key, weight, NONE)?;
         if let Some(grace) = grace {
             return Err(argument::invalid("grace", grace, NONE));
         }
@@ -442,8 +443,8 @@ unsafe extern "C" fn settle(
 ) -> *mut ffi::PyObject {
     let method = |py: Python<'_>, permit: &Permit| {
         // SAFETY: called by Python.
-        let actual = unsafe { actual("Permit.settle", py, given, number, names) }?;
-        permit.settle(py, actual).map(|()| py.None())
+        let used = unsafe { settled("Permit.settle", py, given, number, names) }?;
+        permit.settle(py, &used).map(|()| py.None())
     };
     // SAFETY: called by Python.
     unsafe { call(this, method) }
@@ -458,7 +459,7 @@ unsafe extern "C" fn settle_async(
     let method = |py: Python<'_>, _: &Permit| {
         // SAFETY: called by Python.
         unsafe {
-            let end = End::Settle(actual("Permit.settle_async", py, given, number, names)?);
+            let end = settled("Permit.settle_async", py, given, number, names)?;
             async_call::end(py, itself(py, this), end).map(Bound::unbind)
         }
     };
@@ -470,17 +471,20 @@ unsafe extern "C" fn settle_async(
 ///
 /// # Safety
 /// As `Signature::arguments`.
-unsafe fn actual(
+unsafe fn settled(
     method: &'static str,
     py: Python<'_>,
     given: *const *mut ffi::PyObject,
     number: ffi::Py_ssize_t,
     names: *mut ffi::PyObject,
-) -> PyResult<u64> {
+) -> PyResult<End> {
     let takes: Signature<1> = Signature { method, parameters: ["actual"], required: 1 };
     // SAFETY: as above.
     let [actual] = unsafe { takes.arguments(py, given, number, names) }?;
-    actual.map_or(Ok(0), |actual| argument::actual(&actual))
+    Ok(match actual.map_or(Ok(Actual::Plain(0)), |actual| joint::actual(&actual))? {
+        Actual::Plain(units) => End::Settle(units),
+        Actual::Parts(parts) => End::SettleParts(parts),
+    })
 }
 
 unsafe extern "C" fn exit(
@@ -576,8 +580,11 @@ Ends the permit of a job that has not run, or returns a place. Its units are fre
 
 const SETTLE: &CStr = c"settle($self, actual)\n--\n\n\
 Ends the permit of a job that has used actual units instead of its weight. Unused units are free again at once. Additional\n\
-units are owed, up to one whole capacity, and delay later starts. Where units cool down, both cool down from now on. A\n\
-concurrency limit without a cooldown raises Unsupported.";
+units are owed, up to one whole capacity, and delay later starts. Where units cool down, both cool down from now on. A
+\
+concurrency limit without a cooldown raises Unsupported. A mapping has the units of some parts of a composite, by their
+\
+names; the other parts used what they were charged.";
 
 const COMPLETE_ASYNC: &CStr = c"complete_async($self)\n--\n\n\
 As complete, for event loops: await it. Waiting for the store does not block the loop. The call finishes even if the task\n\

@@ -1,14 +1,16 @@
 //! The waiters of a limiter that start in the workers of a pool. `celery/_consumer.py` drives them.
 
-use crate::argument::{self, seconds};
+use crate::argument::seconds;
 use crate::error::raised;
 use crate::hooks;
+use crate::joint::{self, Key, Weight};
 use crate::limiter::{Limiter, SharedLimiter};
 use crate::waiting::wait;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{IntoPyDict, PyDict};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use workglow_limit::embed::{Turn, WaiterId};
+use workglow_limit::embed::{Turn, WaiterId, plain_key};
 
 /// An instruction to one waiter: its number; "held", "go" or "away"; the text of its place, if it has one; and the seconds until that
 /// is ready.
@@ -51,14 +53,16 @@ impl Pool {
     fn join(
         &self,
         py: Python<'_>,
-        #[pyo3(from_py_with = argument::key)] key: Option<&str>,
-        #[pyo3(from_py_with = argument::weight)] weight: u64,
+        #[pyo3(from_py_with = joint::key)] key: Key<'_, '_>,
+        #[pyo3(from_py_with = joint::weight)] weight: Weight<'_, '_>,
         priority: i32,
         hold: Option<&Bound<'_, PyAny>>,
         place: Option<&str>,
     ) -> PyResult<WaiterId> {
         let timeout = hold.map(|hold| seconds("hold", hold)).transpose()?;
-        let (limiter, key) = (self.shared.core.clone(), key.unwrap_or_default().to_owned());
+        let limiter = self.shared.core.clone();
+        let (key, weight) = joint::start(&*limiter, key, weight)?;
+        let key = key.to_owned();
         let text = place.map(str::to_owned);
         let joined = self.wait(py, move |core| {
             let place = text.and_then(|text| limiter.permit_from_text(&text).ok());
@@ -124,10 +128,12 @@ impl Pool {
         lock(&self.core).running()
     }
 
-    /// Returns the number of waiters by key.
+    /// Returns the number of waiters by key. Those of joint starts are counted with the start's own key.
     fn waiting<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let counts = PyDict::new(py);
-        lock(&self.core).waiting().try_for_each(|(key, waiting)| counts.set_item(key, waiting))?;
-        Ok(counts)
+        let mut counts = HashMap::<String, usize>::new();
+        lock(&self.core)
+            .waiting()
+            .for_each(|(key, waiting)| *counts.entry(plain_key(key).to_owned()).or_default() += waiting);
+        counts.into_py_dict(py)
     }
 }

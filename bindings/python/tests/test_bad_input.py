@@ -602,7 +602,10 @@ def test_addresses_of_another_type():
 
 def test_limiters_of_a_composite():
     for bad in 5, None, NullLimiter():
-        with pytest.raises(TypeError, match="^limiters is .*: expected an iterable of limiters, not "):
+        with pytest.raises(
+            TypeError,
+            match="^limiters is .*: expected an iterable of limiters, or a mapping of names to limiters, not ",
+        ):
             CompositeLimiter(bad)
     for bad in 5, None, Store("memory:"), RateLimiter:
         with pytest.raises(TypeError, match="^limiters? is .*: expected a limiter, not "):

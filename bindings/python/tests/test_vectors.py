@@ -39,9 +39,45 @@ class Case:
         """The name of a limit. No two cases use limits of one name, so that they can share a server's database."""
         return f"{limit}.{self.number}"
 
+    @property
+    def parts(self):
+        """The names of the limiter's parts: those in its text, or else those of its limits."""
+        if len(self.limiters) > 1:
+            return [f"limit-{number}" for number in range(1, len(self.limiters) + 1)]
+        return [word[:-1] for word in self.limiters[0] if word.endswith(":")]
+
     def limit_of(self, name):
         """What the case calls the limit of a name."""
         return name.replace(f".{self.number}", "")
+
+
+class Pairs(dict):
+    """A mapping that may have a key twice, which a call must refuse."""
+
+    def __init__(self, pairs):
+        super().__init__(pairs)
+        self.pairs = pairs
+
+    def items(self):
+        return self.pairs
+
+
+def joint(case, arguments, key, weight):
+    """Returns the key and the weight of a start with charges. In Python a mapping has them, so it also has the start's own of all
+    other parts."""
+    charges = [charge.split(":", 2) for charge in arguments["charges"].split(",")]
+    keys = [(part, own) for part, _, own in charges if own != "-"]
+    weights = [(part, int(units)) for part, units, _ in charges if units != "-"]
+
+    def whole(of, own):
+        named = {part for part, _ in of}
+        return Pairs([*of, *((part, own) for part in dict.fromkeys(case.parts) if part not in named)])
+
+    if keys:
+        key = whole(keys, key) if key else Pairs(keys)
+    if weights and weight:  # A start that weighs 0 does so at each part.
+        weight = whole(weights, weight) if weight != 1 else Pairs(weights)
+    return key, weight
 
 
 class AtOnce:
@@ -143,7 +179,9 @@ def limiter_of(case, store):
         return RateLimiter(store, name, max_executions=most, window_size_in_seconds=window, **backoff)
 
     children = [one(number, *words) for number, words in enumerate(case.limiters, 1)]
-    return children[0] if len(children) == 1 else CompositeLimiter(children)
+    if len(children) == 1:
+        return children[0]
+    return CompositeLimiter({f"limit-{number}": child for number, child in enumerate(children, 1)})
 
 
 def us(seconds):
@@ -176,6 +214,8 @@ def do(case, store, limiter, call, arguments, permits):
     """Runs one step. Returns its answer, field by field."""
     key, named = arguments.get("key"), arguments.get("permit")
     weight = int(arguments.get("weight", 1))
+    if "charges" in arguments:
+        key, weight = joint(case, arguments, key, weight)
     length = span(int(arguments.get("for", 0)))
 
     def keep(permit):
@@ -218,7 +258,11 @@ def do(case, store, limiter, call, arguments, permits):
             counts = {name: getattr(stats, name) for name in ("admitted", "denied", "waited", "cancelled")}
             return {name: str(count) for name, count in (units | counts).items()}
         case "settle":
-            permits[named].settle(int(arguments["actual"]))
+            if "parts" in arguments:
+                parts = (part.rsplit(":", 1) for part in arguments["parts"].split(","))
+                permits[named].settle({part: int(units) for part, units in parts})
+            else:
+                permits[named].settle(int(arguments["actual"]))
         case "reserve":
             most, grace = (arguments.get(name) for name in ("for", "grace"))
             most, grace = (None if us is None else span(int(us)) for us in (most, grace))

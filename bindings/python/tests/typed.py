@@ -3,7 +3,7 @@
 # pyright: strict, reportUnnecessaryTypeIgnoreComment=true
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, Literal
@@ -125,6 +125,10 @@ def calls(limiter: Limiter) -> Decision:
         assert_type(permit, Permit)
         limiter.complete(permit)
     assert_type((limiter.can_proceed("k"), limiter.name, limiter.get_next_available_time()), tuple[bool, str, datetime])
+    assert_type(limiter.try_acquire({"tenant": "k", "all": None}, {"tokens": 2}), Permit | None)
+    limiter.decide(weight={"tokens": 2}).permit or limiter.peek({"tenant": "k"})
+    with limiter.acquire(weight={"tokens": 2}, key={"tenant": "k"}, timeout=30) as start:
+        start.settle({"tokens": 1})
     limiter.record_job_start()
     limiter.record_job_completion("k")
     limiter.set_next_available_time(datetime.now(timezone.utc), "k")
@@ -176,6 +180,14 @@ def decorated(tenant: str, tokens: int) -> str:
 
 
 wrapped = rate.wrap(first, key="text", weight=2, timeout=1)
+
+
+@rate.limit(key={"tenant": "tenant", "model": None, "user": first}, weight={"tokens": "tokens", "requests": 2})
+def of_parts(tenant: str, tokens: int) -> str:
+    return tenant * tokens
+
+
+rate.limit(key=lambda tenant: {"tenant": tenant}, weight=lambda tenant: {"tokens": 5})(len)
 
 
 class Client:
@@ -306,6 +318,8 @@ def composites(six: JobLimiter) -> None:
     # A limiter is also a JobLimiter.
     counted: JobLimiter = rate
     composite.add(counted)
+    named = CompositeLimiter({"requests": rate, "mine": Mine()})
+    named.add(bucket, "tokens")
 
 
 def errors(error: Exception) -> float | str:
@@ -381,7 +395,13 @@ def job(tenant: str, tokens: int = 1) -> int:
     return len(tenant)
 
 
-@arq.limited(rate, weight=2, grace=MINUTE, on_limited=lambda ctx, limited: print(ctx["job_id"], limited.has_place))
+@arq.limited(
+    rate,
+    key={"tenant": "tenant"},
+    weight={"tokens": 2},
+    grace=MINUTE,
+    on_limited=lambda ctx, limited: print(ctx["job_id"], limited.has_place),
+)
 async def coroutine(ctx: dict[Any, Any], tenant: str) -> int:
     return len(tenant)
 
@@ -415,6 +435,9 @@ async def wrong(client: httpx.AsyncClient) -> None:
     DelayLimiter(lease=1)  # type: ignore[call-arg]
     FixedWindowLimiter(store, "x", max_executions=1, window_size_in_seconds="1m")  # type: ignore[arg-type]
     CompositeLimiter([5])  # type: ignore[list-item]
+    CompositeLimiter({"five": 5})  # type: ignore[dict-item]
+    rate.try_acquire({"tenant": 5})  # type: ignore[dict-item]
+    rate.try_acquire(weight={"tokens": "1"})  # type: ignore[dict-item]
     rate.try_acquire(5)  # type: ignore[arg-type]
     rate.try_acquire(weight="1")  # type: ignore[arg-type]
     rate.try_acquire(timeout=1)  # type: ignore[call-arg]
@@ -449,7 +472,7 @@ def serving(limiter: Limiter, app: Any) -> None:
 
     def replied(request: Any, limited: for_asgi.Limited) -> dict[str, Any]:
         assert_type(limited.name, str)
-        assert_type(limited.key, str | None)
+        assert_type(limited.key, str | Mapping[str, str | None] | None)
         assert_type(limited.retry_after, float)
         assert_type(limited.limit, int | None)
         assert_type(limited.remaining, int | None)
@@ -468,6 +491,8 @@ def serving(limiter: Limiter, app: Any) -> None:
 
     one = for_asgi.Limit(limiter, key="address", weight=lambda request: 2, skip_failed=True, shadow=True, name="one")
     two = for_asgi.Limit({"free": limiter}, plan=plan, key=lambda request: None, skip_successful=True)
+    for_asgi.Limit(limiter, key=lambda request: {"tenant": "ann"}, weight=lambda request: {"tokens": 2})
+    for_asgi.Limit(limiter, weight={"tokens": 2})
     for_asgi.Limit(limiter, skip_failed=lambda status: status == 404, skip_successful=skipped)
     for_asgi.LimitMiddleware(
         app, [one, two], websockets=True, exempt=["/health"], trusted_proxies=["unix"], on_limited=replied

@@ -12,13 +12,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import timedelta
 
+    from ._derived import KeyOf, WeightOf
     from ._native import Limiter
 
 
 def limit(
     limiter: Limiter,
-    key: str | Callable[..., Any] | None,
-    weight: int | str | Callable[..., int] | None,
+    key: KeyOf | None,
+    weight: WeightOf | None,
     timeout: float | timedelta | None,
 ) -> Callable[[Any], Any]:
     """Returns a decorator. Each call of a decorated function waits for its start."""

@@ -1,16 +1,29 @@
 """Keys and weights derived from the arguments of a call. A text names an argument or is a format of arguments; a
-function gets all arguments. Imported at the first use, because inspect takes long to import."""
+function gets all arguments; a mapping has one of these for each of some parts of a composite. Imported at the first
+use, because inspect takes long to import."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from string import Formatter
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from ._errors import InvalidArgument
 
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+
+#: The key and the weight of a start. A mapping has those of parts of a composite.
+Key: TypeAlias = "str | Mapping[str, str | None] | None"
+Weight: TypeAlias = "int | Mapping[str, int]"
+
+#: What they are derived from.
+KeyOf: TypeAlias = "str | Callable[..., Any] | Mapping[str, str | Callable[..., Any] | None]"
+WeightOf: TypeAlias = "int | str | Callable[..., Weight] | Mapping[str, int | str | Callable[..., int]]"
+
+WEIGHT = "a whole number of at least 1"
+
+_T = TypeVar("_T")
 
 
 def refuse(parameter: str, value: object, expected: str) -> InvalidArgument:
@@ -27,6 +40,20 @@ def check_options(owner: str, options: Mapping[str, object], accepted: Iterable[
             raise TypeError(f"{owner}() got an unexpected keyword argument {name!r}: expected {', '.join(accepted)}")
 
 
+def each_part(parameter: str, parts: Mapping[Any, Any], derive: Callable[[str, Any], _T]) -> dict[str, _T]:
+    """Returns a mapping with what `derive` returns for each part. It gets the part's parameter for errors, and its
+    value."""
+    for part in parts:
+        if not isinstance(part, str):
+            raise TypeError(f"{parameter} is {part!r}: expected the name of a part as a str, not {type(part).__name__}")
+    return {part: derive(f"{parameter}[{part!r}]", value) for part, value in parts.items()}
+
+
+def key_of(parameter: str, key: object) -> Key:
+    """Returns the key that a function has returned, with the texts of its values."""
+    return each_part(parameter, key, key_text) if isinstance(key, Mapping) else key_text(parameter, key)
+
+
 def key_text(parameter: str, key: object) -> str | None:
     """Returns the text of a key that a function has returned. Raises TypeError if the value has none of its own: each
     call would have a budget of its own."""
@@ -40,47 +67,71 @@ def key_text(parameter: str, key: object) -> str | None:
     return str(key)
 
 
+def weight_of(parameter: str, weight: Any) -> Weight:
+    """Returns the weight that a function has returned."""
+    return each_part(parameter, weight, units) if isinstance(weight, Mapping) else units(parameter, weight)
+
+
+def units(parameter: str, weight: Any) -> int:
+    if type(weight) is not int or weight < 1:
+        raise refuse(parameter, weight, WEIGHT)
+    return weight
+
+
+def key_shown(key: Key) -> str:
+    """Returns a key as one text, which is the same for equal keys."""
+    return (key or "") if key is None or isinstance(key, str) else repr(sorted(key.items()))
+
+
 class Derivation:
     """Derives the keys and weights of calls of one function. `options` is the format of parameter names in errors."""
 
     def __init__(self, function: Callable[..., Any], options: str = "{}") -> None:
         self._function, self._options = function, options
 
-    def key(self, option: str, value: Any) -> Callable[[Arguments], str | None]:
+    def key(self, option: str, value: Any) -> Callable[[Arguments], Key]:
         """Returns the function that derives the key of a call. None means no key. Other values are converted to text."""
-        if value is None:
-            return lambda _arguments: None
         name = self._options.format(option)
-        derive = self._derive(
-            option, value, "the name of an argument, a format such as '{tenant}:{model}', or a function"
-        )
+        return self._of_parts(name, value, self._key_text) or self._key(name, value, key_of)
 
-        def key(arguments: Arguments) -> str | None:
-            return key_text(name, derive(arguments))
-
-        return key
-
-    def weight(self, option: str, value: Any) -> Callable[[Arguments], int]:
+    def weight(self, option: str, value: Any) -> Callable[[Arguments], Weight]:
         """Returns the function that derives the weight of a call."""
-        expected, name = "a whole number of at least 1", self._options.format(option)
+        name = self._options.format(option)
+        return self._of_parts(name, value, self._units) or self._weight(name, value, weight_of)
+
+    def _of_parts(
+        self, name: str, value: Any, derivation: Callable[[str, Any], Callable[[Arguments], _T]]
+    ) -> Callable[[Arguments], dict[str, _T]] | None:
+        """Returns the function that derives what a mapping has for each part, if the value is one."""
+        if not isinstance(value, Mapping):
+            return None
+        parts = each_part(name, value, derivation)
+        return lambda arguments: {part: derive(arguments) for part, derive in parts.items()}
+
+    def _key_text(self, name: str, value: Any) -> Callable[[Arguments], str | None]:
+        return self._key(name, value, key_text)
+
+    def _units(self, name: str, value: Any) -> Callable[[Arguments], int]:
+        return self._weight(name, value, units)
+
+    def _key(self, name: str, value: Any, checked: Callable[[str, Any], _T]) -> Callable[[Arguments], _T]:
+        if value is None:
+            return lambda _arguments: checked(name, None)
+        derive = self._derive(
+            name, value, "the name of an argument, a format such as '{tenant}:{model}', or a function"
+        )
+        return lambda arguments: checked(name, derive(arguments))
+
+    def _weight(self, name: str, value: Any, checked: Callable[[str, Any], _T]) -> Callable[[Arguments], _T]:
         if type(value) is int:
-            if value < 1:
-                raise refuse(name, value, expected)
-            return lambda _arguments: value
-        derive = self._derive(option, value, f"{expected}, the name of an argument, or a function")
-
-        def weight(arguments: Arguments) -> int:
-            derived = derive(arguments)
-            if type(derived) is not int or derived < 1:
-                raise refuse(name, derived, expected)
-            return derived
-
-        return weight
+            fixed = checked(name, value)
+            return lambda _arguments: fixed
+        derive = self._derive(name, value, f"{WEIGHT}, the name of an argument, or a function")
+        return lambda arguments: checked(name, derive(arguments))
 
     def _derive(self, option: str, value: Any, expected: str) -> Callable[[Arguments], Any]:
         if callable(value):
             return lambda arguments: value(*arguments[0], **arguments[1])
-        option = self._options.format(option)
         if not isinstance(value, str) or not value:
             raise refuse(option, value, expected)
         parameters = _Parameters(self._function)

@@ -9,7 +9,7 @@ from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from ._address import Addresses, hashed
-from ._derived import key_text, refuse
+from ._derived import WEIGHT, Key, Weight, each_part, key_of, refuse
 from ._errors import LimitError
 from ._native import CompositeLimiter, LeakyBucketLimiter, Limiter, TokenBucketLimiter
 from ._steps import Attribute, Call, Step, Steps, awaited
@@ -28,9 +28,10 @@ class Limit:
 
     limiter: any limiter, or a mapping of plan names to limiters, from which `plan` selects one for each request.
     key: the requests that share a budget: None (all requests), "address" (of the client), "user" (as authenticated by
-        the framework), "header:NAME", or a function of the request that returns a str or None. A request without the
-        user or header counts by its address.
-    weight: the units that a request takes, at least 1, or a function of the request.
+        the framework), "header:NAME", or a function of the request that returns a str or None, or a mapping of parts of
+        a composite to these. A request without the user or header counts by its address.
+    weight: the units that a request takes, at least 1, a mapping of parts of a composite to these, or a function of the
+        request.
     plan: a function of the request that returns the name of its plan.
     skip_failed, skip_successful: do not count requests whose response has a status of 400 or more, or of less than 400.
         True skips all of them; a function gets the status and returns whether to skip the request. An exception counts as
@@ -47,7 +48,7 @@ class Limit:
         limiter: Limiter | Mapping[str, Limiter],
         *,
         key: str | Callable[[Any], object] | None = None,
-        weight: int | Callable[[Any], int | Awaitable[int]] = 1,
+        weight: Weight | Callable[[Any], Weight | Awaitable[Weight]] = 1,
         plan: Callable[[Any], str | Awaitable[str]] | None = None,
         skip_failed: bool | Callable[[int], bool | Awaitable[bool]] = False,
         skip_successful: bool | Callable[[int], bool | Awaitable[bool]] = False,
@@ -110,13 +111,18 @@ class Limit:
         limiter = self._limiters.get(plan)
         if limiter is None:
             raise refuse("plan", plan, f"one of its plans: {', '.join(self._limiters)}")
+        charged: Key
         if key is None or isinstance(key, str):
-            key = addresses.key(key, request)
+            charged = addresses.key(key, request)
         else:
-            key = key_text("key", (yield from awaited(key(request))))
+            charged = key_of("key", (yield from awaited(key(request))))
         if callable(weight):
             weight = check_weight((yield from awaited(weight(request))))
-        return Charge(self, limiter, None if key is None else shortened(key), weight)
+        if isinstance(charged, Mapping):
+            charged = {part: None if one is None else shortened(one) for part, one in charged.items()}
+        elif charged is not None:
+            charged = shortened(charged)
+        return Charge(self, limiter, charged, weight)
 
 
 class Charge:
@@ -124,7 +130,7 @@ class Charge:
 
     __slots__ = "decision", "key", "limit", "limiter", "weight"
 
-    def __init__(self, limit: Limit, limiter: Limiter, key: str | None, weight: int) -> None:
+    def __init__(self, limit: Limit, limiter: Limiter, key: Key, weight: Weight) -> None:
         self.limit, self.limiter, self.key, self.weight = limit, limiter, key, weight
         self.decision: Decision | None = None
 
@@ -225,9 +231,15 @@ def check_bool(option: str, value: Any, expected: str = "a bool") -> bool:
     return value
 
 
-def check_weight(value: Any) -> int:
+def check_weight(value: Any) -> Weight:
+    if isinstance(value, Mapping):
+        return each_part("weight", value, check_units)
+    return check_units("weight", value)
+
+
+def check_units(parameter: str, value: Any) -> int:
     if type(value) is not int:
-        raise TypeError(f"weight is {value!r}: expected a whole number, not {type(value).__name__}")
+        raise TypeError(f"{parameter} is {value!r}: expected a whole number, not {type(value).__name__}")
     if value < 1:
-        raise refuse("weight", value, "a whole number of at least 1")
+        raise refuse(parameter, value, WEIGHT)
     return value

@@ -1,4 +1,4 @@
-from collections.abc import Callable, Coroutine, Generator, Iterable
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
 from datetime import datetime, timedelta
 from os import PathLike
 from typing import Any, Literal, NoReturn, ParamSpec, TypeAlias, TypeVar, final, overload
@@ -10,6 +10,11 @@ from ._custom import CustomLimiter, JobLimiter
 from ._loops.waiters import Waiters
 
 _Duration: TypeAlias = float | timedelta  # A number of seconds.
+# A mapping has the keys or weights of parts of a composite, by their names.
+_Key: TypeAlias = str | Mapping[str, str | None] | None
+_Weight: TypeAlias = int | Mapping[str, int]
+_KeyOf: TypeAlias = str | Callable[..., object] | Mapping[str, str | Callable[..., object] | None]
+_WeightOf: TypeAlias = int | str | Callable[..., _Weight] | Mapping[str, int | str | Callable[..., int]]
 _Happening: TypeAlias = Literal["throttled", "unknown_limit", "store_error"]
 _Kind: TypeAlias = Literal[
     "rate",
@@ -23,6 +28,7 @@ _Kind: TypeAlias = Literal[
 ]
 _Jitter: TypeAlias = Literal["scaled", "full", "equal", "none"]
 
+_Child: TypeAlias = Limiter | CustomLimiter | JobLimiter
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -604,10 +610,11 @@ class Permit:
     def cancel(self) -> None:
         """Ends the permit of a job that has not run, or returns a place. Its units are free again at once."""
 
-    def settle(self, actual: int) -> None:
+    def settle(self, actual: _Weight) -> None:
         """Ends the permit of a job that has used actual units instead of its weight. Unused units are free again at
         once. Additional units are owed, up to one whole capacity, and delay later starts. Where units cool down, both
-        cool down from now on. A concurrency limit without a cooldown raises Unsupported.
+        cool down from now on. A concurrency limit without a cooldown raises Unsupported. A mapping has the units of
+        some parts of a composite, by their names; the other parts used what they were charged.
         """
 
     def complete_async(self) -> Coroutine[None, None, None]:
@@ -617,7 +624,7 @@ class Permit:
     def cancel_async(self) -> Coroutine[None, None, None]:
         """As cancel, for event loops: see complete_async."""
 
-    def settle_async(self, actual: int) -> Coroutine[None, None, None]:
+    def settle_async(self, actual: _Weight) -> Coroutine[None, None, None]:
         """As settle, for event loops: see complete_async."""
 
     def arrived(self) -> None:
@@ -712,6 +719,10 @@ class Limiter:
     Most methods take a key. All keys have the same policy, and each has its own budget; None means no key. Limiters can
     be used from any thread, and continue to work in a forked child.
 
+    A mapping as the key or the weight of a start has those of some parts of a composite, by their names. The other
+    parts get no key and weight 1, or the key and the weight that are no mappings. All parts are charged in one act, or
+    none.
+
     `with limiter:` and `async with limiter:` wait for a start without a key, enter with the permit, and complete it. A
     limiter whose store is shared by processes can be pickled: unpickling makes a limiter with the same arguments. A
     copy is the limiter itself.
@@ -726,20 +737,20 @@ class Limiter:
         """The shortest time over which starts are counted, in seconds; None if starts are not counted. The cost of a
         place's grace is a fraction of it."""
 
-    def try_acquire(self, key: str | None = None, weight: int = 1) -> Permit | None:
+    def try_acquire(self, key: _Key = None, weight: _Weight = 1) -> Permit | None:
         """Starts a job if the limit admits it now, and returns its permit. Deciding and recording is one atomic step.
         Returns None if denied, which consumes nothing."""
 
-    def decide(self, key: str | None = None, weight: int = 1) -> Decision:
+    def decide(self, key: _Key = None, weight: _Weight = 1) -> Decision:
         """As try_acquire, but returns the full decision: the permit or the retry delay, and the units that remain."""
 
-    def peek(self, key: str | None = None, weight: int = 1) -> Decision:
+    def peek(self, key: _Key = None, weight: _Weight = 1) -> Decision:
         """Returns the decision that decide would return, without a permit. Records nothing. weight may be 0."""
 
     def acquire(
         self,
-        key: str | None = None,
-        weight: int = 1,
+        key: _Key = None,
+        weight: _Weight = 1,
         timeout: _Duration | None = None,
         *,
         priority: int = 0,
@@ -764,19 +775,19 @@ class Limiter:
         acquire_async there.
         """
 
-    def try_acquire_async(self, key: str | None = None, weight: int = 1) -> Coroutine[None, None, Permit | None]:
+    def try_acquire_async(self, key: _Key = None, weight: _Weight = 1) -> Coroutine[None, None, Permit | None]:
         """As try_acquire, for event loops: await it. Waiting for the store does not block the loop."""
 
-    def decide_async(self, key: str | None = None, weight: int = 1) -> Coroutine[None, None, Decision]:
+    def decide_async(self, key: _Key = None, weight: _Weight = 1) -> Coroutine[None, None, Decision]:
         """As decide, for event loops: await it. Waiting for the store does not block the loop."""
 
-    def peek_async(self, key: str | None = None, weight: int = 1) -> Coroutine[None, None, Decision]:
+    def peek_async(self, key: _Key = None, weight: _Weight = 1) -> Coroutine[None, None, Decision]:
         """As peek, for event loops: await it. Waiting for the store does not block the loop."""
 
     def acquire_async(
         self,
-        key: str | None = None,
-        weight: int = 1,
+        key: _Key = None,
+        weight: _Weight = 1,
         timeout: _Duration | None = None,
         *,
         priority: int = 0,
@@ -788,8 +799,8 @@ class Limiter:
 
     def reserve(
         self,
-        key: str | None = None,
-        weight: int = 1,
+        key: _Key = None,
+        weight: _Weight = 1,
         max_wait: _Duration | None = None,
         grace: _Duration | None = None,
     ) -> Permit | None:
@@ -819,20 +830,21 @@ class Limiter:
 
     def limit(
         self,
-        key: str | Callable[..., object] | None = None,
-        weight: int | str | Callable[..., int] = 1,
+        key: _KeyOf | None = None,
+        weight: _WeightOf = 1,
         timeout: _Duration | None = None,
     ) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
         """Decorates a function or a coroutine function. Each call waits as acquire does, and completes its permit at
         its end. key is the name of an argument of the call, a format of arguments such as "{tenant}:{model}", or a
-        function that gets the arguments. weight is a number, the name of an argument, or such a function.
+        function that gets the arguments. weight is a number, the name of an argument, or such a function. A mapping has
+        one of these for each of some parts of a composite.
         """
 
     def wrap(
         self,
         function: Callable[_P, _R],
-        key: str | Callable[..., object] | None = None,
-        weight: int | str | Callable[..., int] = 1,
+        key: _KeyOf | None = None,
+        weight: _WeightOf = 1,
         timeout: _Duration | None = None,
     ) -> Callable[_P, _R]:
         """As limit, for a function that you cannot decorate: returns a function that waits and then calls it."""
@@ -1074,16 +1086,22 @@ class SlidingWindowCounterLimiter(Limiter):
 @disjoint_base
 class CompositeLimiter(Limiter):
     """Admits a start if every child admits it. If one child denies, no child is charged. All children get the same key
-    and weight, and a gate applies to all of them.
+    and weight, unless a mapping has those of some children by their names. A gate applies to all children.
+
+    limiters is an iterable of limiters, which are called as their limits, or a mapping of names to limiters.
 
     A child is a limiter or an object written in Python: a CustomLimiter, or a JobLimiter with the six methods of job
     queues. Such an object is called from any thread, also inside acquire. An exception that it raises reaches the
     caller unchanged.
     """
 
-    def __new__(cls, limiters: Iterable[Limiter | CustomLimiter | JobLimiter], /) -> Self: ...
-    def add(self, limiter: Limiter | CustomLimiter | JobLimiter) -> None:
-        """Adds a child. Permits taken before complete against the children that they were taken from."""
+    @overload
+    def __new__(cls, limiters: Mapping[str, _Child], /) -> Self: ...
+    @overload
+    def __new__(cls, limiters: Iterable[_Child], /) -> Self: ...
+    def add(self, limiter: _Child, name: str | None = None) -> None:
+        """Adds a child. It needs a name if the others were given names. Permits taken before complete against the
+        children that they were taken from."""
 
 @final
 class Acquisition(Coroutine[Any, Any, Permit]):
@@ -1175,7 +1193,7 @@ class Pool:
     """The waiters of one limiter in one pool. One thread uses it at a time."""
 
     def __new__(cls, limiter: Limiter, grace: _Duration | None) -> Self: ...
-    def join(self, key: str | None, weight: int, priority: int, hold: _Duration | None, place: str | None) -> int:
+    def join(self, key: _Key, weight: _Weight, priority: int, hold: _Duration | None, place: str | None) -> int:
         """Joins the line and returns the waiter's number, which `advance` uses. The waiter is sent away if its start is
         more than `hold` seconds away. A place of another limit is ignored."""
 
@@ -1208,4 +1226,4 @@ class Pool:
         """Returns the number of jobs that were sent to workers and have not ended."""
 
     def waiting(self) -> dict[str, int]:
-        """Returns the number of waiters by key."""
+        """Returns the number of waiters by key. Those of joint starts are counted with the start's own key."""

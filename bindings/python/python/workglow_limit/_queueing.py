@@ -21,10 +21,10 @@ from threading import Lock
 from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 from ._decorator import is_awaited
-from ._derived import Arguments, Derivation, refuse
+from ._derived import Arguments, Derivation, Key, KeyOf, Weight, WeightOf, key_shown, refuse
 from ._errors import ForeignPermit, InvalidArgument, Unsupported
 from ._loops import in_thread, sleep
-from ._native import Limiter, Permit, call_in_thread
+from ._native import Decision, Limiter, Permit, call_in_thread
 from ._return_schedule import LocalSchedule, ReturnSchedule
 
 __all__ = ["Gate", "Later", "Limited", "Timing", "Turn", "current_permit", "gate_of", "limiting"]
@@ -58,8 +58,8 @@ _GATE = "__workglow_limit__"
 class Limited(NamedTuple):
     """The reason why a job was sent away."""
 
-    #: The key that it waits for; None for no key.
-    key: str | None
+    #: The key that it waits for; None for no key. A mapping has those of parts of a composite.
+    key: Key
     #: The seconds until its start, or until its next attempt.
     wait: float
     #: Whether it has a place and starts then. Otherwise it tries again.
@@ -93,7 +93,7 @@ class _Placeless(NamedTuple):
     """The answer for a job that must leave without a place. It returns after at least `soonest` seconds; the next job
     `pace` seconds later."""
 
-    key: str | None
+    key: Key
     soonest: float
     pace: float
     #: How often the job has left without a place.
@@ -131,8 +131,8 @@ class Gate:
         self,
         function: Callable[..., Any],
         limiter: Limiter,
-        key: str | Callable[..., Any] | None,
-        weight: int | str | Callable[..., int],
+        key: KeyOf | None,
+        weight: WeightOf,
         hold: float | timedelta,
         grace: float | timedelta | None,
         on_limited: Callable[[Any, Limited], object] | None,
@@ -236,7 +236,7 @@ class Gate:
 
     # ---- the decision ----
 
-    def _steps(self, key: str | None, weight: int, ticket: _Ticket | None) -> _Steps:
+    def _steps(self, key: Key, weight: Weight, ticket: _Ticket | None) -> _Steps:
         """Yields the seconds to wait before the next step. Closing the generator gives up the wait."""
         text = "" if ticket is None else ticket.text
         if ticket is not None and text:
@@ -257,7 +257,7 @@ class Gate:
                 raise
             text = answer.text
 
-    def _ask(self, key: str | None, weight: int, text: str, is_new: bool) -> Permit | _Place:
+    def _ask(self, key: Key, weight: Weight, text: str, is_new: bool) -> Permit | _Place:
         """Returns a start or a place."""
         permit = None
         if text:
@@ -285,7 +285,7 @@ class Gate:
         permit.cancel()
         return _Place("", permit.wait)
 
-    def _send_away(self, key: str | None, weight: int, place: _Place, times: int) -> Later | _Placeless:
+    def _send_away(self, key: Key, weight: Weight, place: _Place, times: int) -> Later | _Placeless:
         if place.text and place.wait >= _NEAR:
             delay = min(max(place.wait - min(self._timing.early, self.hold), 0.0), _LONGEST)
             ticket = _Ticket(time.time() + place.wait, times, place.text)
@@ -298,7 +298,7 @@ class Gate:
         else:
             between = self.learned[1]  # The end of a running job is unknown; recent durations are the best estimate.
         soonest = max(decision.retry_after - _LEAD * horizon, _SOONEST)
-        return _Placeless(key, soonest, weight * between / (decision.limit or 1), times)
+        return _Placeless(key, soonest, self._units(weight, decision) * between / (decision.limit or 1), times)
 
     def _append(self, schedule: ReturnSchedule, job: _Placeless) -> Any:
         """Appends a new job to a schedule. A job that was in it before is not appended again."""
@@ -334,8 +334,15 @@ class Gate:
         window = self.limiter.window
         return 0.0 if window is None else max(window, 1.0) + self._grace_now()
 
-    def _name(self, key: str | None) -> str:
-        return f"{self.limiter.name}:{key or ''}"
+    def _units(self, weight: Weight, decision: Decision) -> int:
+        """Returns the weight at the limit that denied."""
+        if isinstance(weight, int):
+            return weight
+        limit = f"/{decision.denied_by}"
+        return next((units for part, units in weight.items() if limit.endswith(f"/{part}")), 1)
+
+    def _name(self, key: Key) -> str:
+        return f"{self.limiter.name}:{key_shown(key)}"
 
     def _cancel(self, text: str) -> None:
         if text:
@@ -433,8 +440,8 @@ def gate_of(function: object) -> Gate | None:
 
 def limiting(
     limiter: Limiter,
-    key: str | Callable[..., Any] | None,
-    weight: int | str | Callable[..., int],
+    key: KeyOf | None,
+    weight: WeightOf,
     hold: float | timedelta,
     grace: float | timedelta | None,
     on_limited: Callable[[Any, Limited], object] | None,

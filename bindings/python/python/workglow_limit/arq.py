@@ -23,6 +23,7 @@ from arq import ArqRedis, Retry
 from arq.constants import retry_key_prefix
 
 from ._decorator import is_awaited
+from ._derived import KeyOf, WeightOf
 from ._native import Limiter
 from ._queueing import Later, Limited, Timing, Turn, current_permit, gate_of, limiting
 from ._return_schedule import RedisSchedule
@@ -46,9 +47,9 @@ KEPT = 60
 
 def limited(
     limiter: Limiter,
-    key: str | Callable[..., Any] | None = None,
+    key: KeyOf | None = None,
     *,
-    weight: int | str | Callable[..., int] = 1,
+    weight: WeightOf = 1,
     hold: float | timedelta = 0.15,
     grace: float | timedelta | None = None,
     on_limited: Callable[[dict[Any, Any], Limited], object] | None = None,
@@ -56,9 +57,10 @@ def limited(
     """Decorates a coroutine function. Its jobs start when `limiter` admits them.
 
     `key` and `weight` are the name of an argument, a format of arguments such as `"{tenant}:{model}"` (keys only), or a
-    function of the arguments, `ctx` included. A job waits up to `hold` seconds in the worker, as one of its `max_jobs`;
-    a longer wait defers it. `grace` is how late a job may be at its place, in seconds; by default a 40th of the limit's
-    window, from 0.5 s to 10 s. `on_limited(ctx, limited)` is called after each job that was deferred.
+    function of the arguments, `ctx` included; or a mapping with one of these for each of some parts of a composite. A
+    job waits up to `hold` seconds in the worker, as one of its `max_jobs`; a longer wait defers it. `grace` is how late
+    a job may be at its place, in seconds; by default a 40th of the limit's window, from 0.5 s to 10 s. `on_limited(ctx,
+    limited)` is called after each job that was deferred.
 
     Raises InvalidArgument or TypeError for invalid arguments. A call without a worker waits for its start.
     """

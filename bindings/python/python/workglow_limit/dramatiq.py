@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from dramatiq.middleware import Middleware, SkipMessage
 
+from ._derived import KeyOf, WeightOf
 from ._native import Limiter, Permit
 from ._queueing import Gate, Limited, Timing, Turn, current_permit, gate_of, limiting
 from ._return_schedule import RedisSchedule
@@ -47,9 +48,9 @@ POLL = 100
 
 def limited(
     limiter: Limiter,
-    key: str | Callable[..., Any] | None = None,
+    key: KeyOf | None = None,
     *,
-    weight: int | str | Callable[..., int] = 1,
+    weight: WeightOf = 1,
     hold: float | timedelta = 0.15,
     grace: float | timedelta | None = None,
     on_limited: Callable[[MessageProxy, Limited], object] | None = None,
@@ -57,9 +58,10 @@ def limited(
     """Decorates an actor's function, below `@dramatiq.actor`. Its messages start when `limiter` admits them.
 
     `key` and `weight` are the name of an argument, a format of arguments such as `"{tenant}:{model}"` (keys only), or a
-    function of the arguments. A message waits up to `hold` seconds in the worker; a longer wait delays it. `grace` is
-    how late a message may be at its place, in seconds; by default a 40th of the limit's window, from 0.25 s to 10 s.
-    `on_limited(message, limited)` is called after each message that was delayed.
+    function of the arguments; or a mapping with one of these for each of some parts of a composite. A message waits up
+    to `hold` seconds in the worker; a longer wait delays it. `grace` is how late a message may be at its place, in
+    seconds; by default a 40th of the limit's window, from 0.25 s to 10 s. `on_limited(message, limited)` is called
+    after each message that was delayed.
 
     Raises InvalidArgument or TypeError for invalid arguments. A call without a worker waits for its start.
     """

@@ -27,7 +27,7 @@ from rq.job import Job
 from rq.utils import now, utcformat
 from rq.worker import BaseWorker
 
-from ._derived import Arguments
+from ._derived import Arguments, KeyOf, WeightOf
 from ._native import Limiter, Permit
 from ._queueing import Gate, Later, Limited, Timing, Turn, current_permit, gate_of, limiting
 from ._return_schedule import RedisSchedule
@@ -57,9 +57,9 @@ _log = logging.getLogger("workglow_limit")
 
 def limited(
     limiter: Limiter,
-    key: str | Callable[..., Any] | None = None,
+    key: KeyOf | None = None,
     *,
-    weight: int | str | Callable[..., int] = 1,
+    weight: WeightOf = 1,
     hold: float | timedelta = 0.15,
     grace: float | timedelta | None = None,
     on_limited: Callable[[Job, Limited], object] | None = None,
@@ -67,9 +67,10 @@ def limited(
     """Decorates a function. Its jobs start when `limiter` admits them. They need a `LimitedWorker`.
 
     `key` and `weight` are the name of an argument, a format of arguments such as `"{tenant}:{model}"` (keys only), or a
-    function of the arguments. A job waits up to `hold` seconds in the worker; a longer wait schedules it. `grace` is
-    how late a job may be at its place, in seconds; by default a 40th of the limit's window, from 0.25 s to 10 s.
-    `on_limited(job, limited)` is called after each job that was scheduled.
+    function of the arguments; or a mapping with one of these for each of some parts of a composite. A job waits up to
+    `hold` seconds in the worker; a longer wait schedules it. `grace` is how late a job may be at its place, in seconds;
+    by default a 40th of the limit's window, from 0.25 s to 10 s. `on_limited(job, limited)` is called after each job
+    that was scheduled.
 
     Raises InvalidArgument or TypeError for invalid arguments. A call without a `LimitedWorker` waits for its start.
     """

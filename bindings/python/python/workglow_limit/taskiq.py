@@ -26,6 +26,7 @@ from taskiq import NoResultError, TaskiqMessage, TaskiqMiddleware, TaskiqResult
 from taskiq.labels import prepare_label
 
 from ._loops import in_thread
+from ._derived import KeyOf, WeightOf
 from ._native import Limiter, Permit
 from ._queueing import Later, Limited, Timing, Turn, current_permit, gate_of, limiting
 from ._return_schedule import RedisSchedule
@@ -55,9 +56,9 @@ _log = logging.getLogger("workglow_limit")
 
 def limited(
     limiter: Limiter,
-    key: str | Callable[..., Any] | None = None,
+    key: KeyOf | None = None,
     *,
-    weight: int | str | Callable[..., int] = 1,
+    weight: WeightOf = 1,
     hold: float | timedelta = 0.15,
     grace: float | timedelta | None = None,
     on_limited: Callable[[TaskiqMessage, Limited], object] | None = None,
@@ -65,10 +66,10 @@ def limited(
     """Decorates a task's function, below `@broker.task`. Its messages start when `limiter` admits them.
 
     `key` and `weight` are the name of an argument, a format of arguments such as `"{tenant}:{model}"` (keys only), or a
-    function of the arguments, in which dependencies are None. A task waits up to `hold` seconds in the worker, as one
-    of its `max_async_tasks`; after a longer wait it leaves the worker. `grace` is how late a task may be at its place,
-    in seconds; by default a 40th of the limit's window, from 0.15 s to 10 s. `on_limited(message, limited)` is called
-    after each task that left.
+    function of the arguments, in which dependencies are None; or a mapping with one of these for each of some parts of
+    a composite. A task waits up to `hold` seconds in the worker, as one of its `max_async_tasks`; after a longer wait
+    it leaves the worker. `grace` is how late a task may be at its place, in seconds; by default a 40th of the limit's
+    window, from 0.15 s to 10 s. `on_limited(message, limited)` is called after each task that left.
 
     Raises InvalidArgument or TypeError for invalid arguments. A call without a worker waits for its start.
     """

@@ -39,6 +39,8 @@ def app(tmp_path):
         ({"limit": "1/1s", "limit_key": 5}, r"limit_key of task options.task is 5: expected the name of an argument"),
         ({"limit": "1/1s", "limit_weight": 0}, r"limit_weight of task options.task is 0: expected a whole number"),
         ({"limit": "1/1s", "limit_weight": "cost"}, r"limit_weight of task options.task is 'cost': expected an argument"),
+        ({"limit": "a: 1/1s", "limit_weight": {"a": 0}}, r"limit_weight of task options.task\['a'\] is 0: expected a whole number"),
+        ({"limit": "a: 1/1s", "limit_key": {"a": "tenat"}}, r"limit_key of task options.task\['a'\] is 'tenat': expected an argument"),
         ({"limit_key": "tenant"}, r"limit of task options.task is None: expected a policy or a limiter, because limit_key is given"),
         ({"limt": "1/1s"}, r"an option of task options.task is 'limt': expected one of limit, limit_name, limit_key"),
         ({"limit": "1/1s", "limit_keys": "tenant"}, r"an option of task options.task is 'limit_keys': expected one of"),
@@ -172,6 +174,25 @@ def test_functions_for_keys_and_weights(app):
     assert limit.key(((None, 2), {})) is None
 
 
+def test_keys_and_weights_of_parts(app):
+    options = {"limit_key": {"tenant": "tenant"}, "limit_weight": {"tokens": "n", "requests": 2}}
+    app.task(
+        name="options.of", shared=False, bind=True, limit="requests: 9/1h + tokens: 5/1h + tenant: 3/1h", **options
+    )(bound)
+    whole = {"limit_key": lambda tenant: {"tenant": tenant}, "limit_weight": lambda tenant: {"tokens": 3}}
+    app.task(name="options.whole", shared=False, limit_name="options.of", **whole)(body)
+    app.finalize()
+    limit, other = app.limits.tasks["options.of"], app.limits.tasks["options.whole"]
+    call = ("acme", 4), {}
+    assert (limit.key(call), limit.weight(call)) == ({"tenant": "acme"}, {"tokens": 4, "requests": 2})
+    assert limit.sample == ({"tenant": None}, {"tokens": 1, "requests": 2})
+    assert (other.key((("acme",), {})), other.weight((("acme",), {}))) == ({"tenant": "acme"}, {"tokens": 3})
+    app.WorkController(pool_cls="solo")
+    assert app.tasks["options.of"].apply(args=("acme", 4)).state == "SUCCESS"
+    left = {part: limit.limiter.peek({"tenant": "acme"}, {part: 1}) for part in ("tokens", "tenant")}
+    assert left["tokens"].remaining == 1 and left["tenant"].remaining == 1
+
+
 def test_no_store():
     app = Celery("options", broker="memory://", set_as_current=False)
     install(app)
@@ -187,6 +208,8 @@ def test_no_store():
     [
         ({"limit_name": "elsewhere"}, UnknownLimit, 'no limit named "elsewhere" is declared'),
         ({"limit": "3/1s", "limit_weight": 4}, WeightExceedsCapacity, "weight is 4: limit .* grants at most 3 units"),
+        ({"limit": "a: 3/1s", "limit_weight": {"a": 4}}, WeightExceedsCapacity, "limit .*/a.* grants at most 3 units"),
+        ({"limit": "a: 3/1s", "limit_key": {"b": "tenant"}}, InvalidArgument, 'part is "b".*: a'),
     ],
 )
 def test_errors_at_the_start_of_the_worker(declare, error, message, app):

@@ -46,6 +46,9 @@ def call(tenant="acme", units=1):
         ({"key": "{tenant}:{model}"}, InvalidArgument, "key is '{tenant}:{model}'"),
         ({"weight": 0}, InvalidArgument, "weight is 0: expected a whole number of at least 1"),
         ({"weight": True}, InvalidArgument, "weight is True"),
+        ({"key": {"tenant": "tennant"}}, InvalidArgument, r"key['tenant'] is 'tennant': expected an argument"),
+        ({"weight": {"tokens": 0}}, InvalidArgument, "weight['tokens'] is 0: expected a whole number of at least 1"),
+        ({"weight": {5: 1}}, TypeError, "weight is 5: expected the name of a part as a str, not int"),
         ({"hold": -1}, InvalidArgument, "hold is -1: expected 0 s to 1 day"),
         ({"hold": float("nan")}, InvalidArgument, "hold is nan"),
         ({"hold": "1s"}, TypeError, "hold is '1s': expected seconds"),
@@ -247,6 +250,36 @@ def test_weights(store):
     for units in (0, 1.5, "7", True):
         with pytest.raises(InvalidArgument, match="weight is"):
             mine.admit(call(units=units), None)
+
+
+def test_parts_have_keys_and_weights_of_their_own(store, clock):
+    limiter = store.limiter("l", "requests: 9/10s + tokens: 10/10s + tenant: 2/10s")
+    mine = gate(limiter, key={"tenant": "tenant"}, weight={"tokens": "units"})
+    whole = gate(limiter, key=lambda tenant, units: {"tenant": tenant}, weight=lambda tenant, units: {"tokens": units})
+    assert isinstance(mine.admit(call(units=7), None), Permit)
+    later = mine.admit(call("other", units=7), None)
+    assert isinstance(later, Later) and later.limited == ({"tenant": "other"}, pytest.approx(10, abs=1), True)
+    clock.advance(10.05)
+    assert isinstance(mine.admit(call("other", units=7), later.ticket), Permit)
+    assert store.limiter("l/tokens").peek().remaining == 3
+    assert isinstance(whole.admit(call(units=1), None), Permit)
+    full = whole.admit(call(units=4), None)
+    assert isinstance(full, Later) and full.limited.key == {"tenant": "acme"}
+    for units in (0, "7"):
+        with pytest.raises(InvalidArgument, match=r"weight\['tokens'\] is"):
+            mine.admit(call(units=units), None)
+
+
+def test_jobs_of_parts_without_a_place_return_in_turn(store):
+    limiter = store.limiter("l", "slots: 1 concurrent + tokens: 100/10s")
+    mine = gate(limiter, key={"tokens": "tenant"}, weight={"tokens": "units"})
+    answers = [mine.admit(call(units=5), None) for _ in range(3)]
+    assert [isinstance(answer, Permit) for answer in answers] == [True, False, False]
+    assert not answers[1].limited.has_place and answers[2].delay >= answers[1].delay > 0
+    answers[0].complete()
+    start = mine.admit(call(units=5), answers[1].ticket)
+    assert isinstance(start, Permit)
+    start.complete()
 
 
 def test_an_exception_of_on_limited_is_logged(store, caplog):

@@ -239,6 +239,29 @@ def test_weights():
     assert limiter.peek().remaining == 0
 
 
+def test_parts_have_keys_and_weights_of_their_own():
+    limiter = Store("memory:").limiter("api", "requests: 3/1h + tokens: 20/1h + tenant: 2/1h")
+
+    def key(request):
+        return {"tenant": request.headers["X-Tenant"]}
+
+    def weight(request):
+        return {"tokens": int(request.query_params["n"])}
+
+    seen = []
+    with asgi(
+        starlette(
+            Limit(limiter, key=key, weight=weight),
+            kind=RequestMiddleware,
+            on_limited=lambda _, one: seen.append(one.key),
+        )
+    ) as base:
+        asked = ("acme", 9), ("zeta", 12), ("acme", 5), ("acme", 5), ("zeta", 7), ("omni", 6), ("omni", 5)
+        answers = [httpx.get(f"{base}/?n={n}", headers={"X-Tenant": tenant}).status_code for tenant, n in asked]
+        assert answers == [200, 429, 200, 429, 429, 200, 429]
+    assert seen == [{"tenant": tenant} for tenant in ("zeta", "acme", "zeta", "omni")]
+
+
 def test_plans():
     plans = {"free": rate(1, name="free"), "pro": rate(3, name="pro")}
 

@@ -42,6 +42,8 @@ async def asynchronous(request):
         (ONE, {"weight": 0}, InvalidArgument, "weight is 0: expected a whole number of at least 1"),
         (ONE, {"weight": -1}, InvalidArgument, "weight is -1: expected"),
         (ONE, {"weight": True}, TypeError, "weight is True: expected a whole number, not bool"),
+        (ONE, {"weight": {"tokens": 0}}, InvalidArgument, "weight['tokens'] is 0: expected a whole number"),
+        (ONE, {"weight": {5: 1}}, TypeError, "weight is 5: expected the name of a part as a str, not int"),
         (ONE, {"weight": 1.5}, TypeError, "weight is 1.5: expected a whole number, not float"),
         (ONE, {"skip_failed": 1}, TypeError, "skip_failed is 1: expected a bool, or a function of the status, not int"),
         (ONE, {"skip_successful": "no"}, TypeError, "skip_successful is 'no': expected a bool"),
@@ -158,6 +160,7 @@ def test_routes():
     "options, error, said",
     [
         ({"weight": lambda scope: 0}, InvalidArgument, "weight is 0: expected a whole number of at least 1"),
+        ({"weight": lambda scope: {"a": "1"}}, TypeError, "weight['a'] is '1': expected a whole number, not str"),
         ({"weight": lambda scope: "1"}, TypeError, "weight is '1': expected a whole number, not str"),
         ({"key": lambda scope: object()}, TypeError, "key is <object object at "),
     ],

@@ -11,6 +11,7 @@ from functools import wraps
 from typing import Any, NoReturn
 
 from .. import ForeignPermit, InvalidArgument, Limiter, Permit, Unsupported
+from .._derived import Key, Weight
 from ._errors import Limited, SentBack
 from ._message import HEADER, Ticket, send_again
 from ._options import SHORT, TaskLimit
@@ -77,7 +78,7 @@ def _admit(task: Any, request: Any, limit: TaskLimit, arguments: tuple[tuple[Any
 
 
 def _start_or_reserve(
-    limiter: Limiter, of: tuple[str | None, int], ticket: Ticket | None, grace: float | None
+    limiter: Limiter, of: tuple[Key, Weight], ticket: Ticket | None, grace: float | None
 ) -> Permit | None:
     """Returns a start or a place, or None if there is neither."""
     if ticket is not None and ticket.place is not None:

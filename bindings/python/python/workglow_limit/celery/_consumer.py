@@ -15,6 +15,7 @@ from itertools import islice
 from typing import Any
 
 from .. import Limiter, LimitError
+from .._derived import Key, Weight
 from .._native import Pool
 from ._alarm import Alarm, LoopAlarm, ThreadAlarm
 from ._celery import get_logger, state
@@ -47,9 +48,7 @@ class HeldTask:
 
     __slots__ = "extra", "had_at", "is_announced", "key", "limit", "request", "since", "times", "weight"
 
-    def __init__(
-        self, request: Any, limit: TaskLimit, key: str | None, weight: int, extra: bool, had_at: float
-    ) -> None:
+    def __init__(self, request: Any, limit: TaskLimit, key: Key, weight: Weight, extra: bool, had_at: float) -> None:
         self.request, self.limit, self.key, self.weight = request, limit, key, weight
         self.had_at = had_at  # The Unix time, after the broker noted that this worker has the message.
         self.since = time.monotonic()

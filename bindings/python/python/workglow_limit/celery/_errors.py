@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from .._derived import Key
 from ._celery import Ignore
 
 
 class Limited(Exception):
     """The limit denied the start, and the task's `on_limit` is "raise". The task holds nothing."""
 
-    def __init__(self, limit: str, key: str | None, retry_after: float) -> None:
+    def __init__(self, limit: str, key: Key, retry_after: float) -> None:
         super().__init__(limit, key, retry_after)  # Pickle rebuilds it from these.
         #: The limit that denied the start.
         self.limit = limit
-        #: The key of the task.
+        #: The key of the task. A mapping has those of parts of its limit.
         self.key = key
         #: The seconds after which a retry may succeed.
         self.retry_after = retry_after

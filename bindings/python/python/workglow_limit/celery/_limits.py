@@ -161,7 +161,7 @@ class Limits:
     def open(self, pool: Any) -> None:
         """Opens the store and peeks at each limit once, so that errors appear before the first task."""
         for limit in self.tasks.values():
-            limit.limiter.peek(weight=limit.fixed_weight or 1)
+            limit.limiter.peek(*limit.sample)
         if self.tasks and self.store.url == "memory:" and "prefork" in type(pool).__module__:
             raise refuse("store", self.store.url, "one that processes share, such as sqlite:limits.db, or another pool")
 

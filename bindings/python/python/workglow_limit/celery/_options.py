@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from difflib import get_close_matches
 from types import FunctionType
@@ -76,8 +76,9 @@ class TaskLimit:
         self.key = derivation.key("limit_key", options["limit_key"])
         #: Returns the weight of a call with these arguments. Raises an error if it is invalid.
         self.weight = derivation.weight("limit_weight", options["limit_weight"])
-        #: The weight, if it does not depend on the call.
-        self.fixed_weight = options["limit_weight"] if type(options["limit_weight"]) is int else None
+        #: The key and the weight of a start with which a worker checks the options. It has their parts, and what does not
+        #: depend on the call.
+        self.sample = _sample(options["limit_key"], lambda _: None), _sample(options["limit_weight"], _fixed)
 
     @property
     def limiter(self) -> Limiter:
@@ -87,6 +88,14 @@ class TaskLimit:
     def longest(self) -> float:
         """The longest wait in the consumer, in seconds. A task that has to wait longer goes back to its queue."""
         return SHORT if self.on_limit == "retry" else self.hold
+
+
+def _sample(option: Any, fixed: Callable[[Any], Any]) -> Any:
+    return {part: fixed(of) for part, of in option.items()} if isinstance(option, Mapping) else fixed(option)
+
+
+def _fixed(weight: Any) -> int:
+    return weight if type(weight) is int else 1
 
 
 def _action(value: Any) -> str:
