@@ -1,5 +1,6 @@
 // The activity of one limiter object in this process: its waiters, and the functions that it runs.
 
+import type { StartKey } from "./charges.js";
 import { TooManyWaiters } from "./errors.js";
 
 export class Activity {
@@ -9,16 +10,18 @@ export class Activity {
   #onIdle: (() => void)[] = [];
 
   /** Counts one more waiter of this key, of which there may be `most`. */
-  join(limit: string, key: string, most: number): void {
+  join(limit: string, of: StartKey, most: number): void {
+    const key = String(of);
     const before = this.#waiters.get(key) ?? 0;
     if (before >= most) {
-      const of = key === "" ? "" : ` with key ${JSON.stringify(key)}`;
-      throw new TooManyWaiters(`${before} wait for limit "${limit}"${of} already: maxWaiting is ${most}`);
+      const named = key === "" ? "" : ` with key ${JSON.stringify(key)}`;
+      throw new TooManyWaiters(`${before} wait for limit "${limit}"${named} already: maxWaiting is ${most}`);
     }
     this.#waiters.set(key, before + 1);
   }
 
-  leave(key: string): void {
+  leave(of: StartKey): void {
+    const key = String(of);
     const left = this.#waiters.get(key)! - 1;
     if (left > 0) this.#waiters.set(key, left);
     else this.#waiters.delete(key);

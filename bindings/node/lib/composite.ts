@@ -1,8 +1,10 @@
 // Limiters of several limits, and of none.
 
 import { brand } from "./brand.js";
+import { isParts } from "./charges.js";
 import { type CustomLimiter, type SixMethods, limiterOf, passing } from "./custom.js";
 import { invalid, make } from "./errors.js";
+import { unicode } from "./input.js";
 import { Limiter } from "./limiter.js";
 import { native } from "./native.js";
 import type { Store } from "./store.js";
@@ -15,18 +17,25 @@ export type Child = Limiter | CustomLimiter | SixMethods;
 export class CompositeLimiter extends Limiter {
   readonly #children: Limiter[] = [];
 
-  /** Makes a limiter of these. Without any, it admits every start. */
-  constructor(limiters: readonly Child[] = []) {
-    if (!Array.isArray(limiters)) throw invalid("limiters", limiters, "an array of limiters");
-    const children = limiters.map(limiterOf);
+  /**
+   * Makes a limiter of these. Without any, it admits every start. An object names the parts, as in `{ requests, tokens }`, for starts
+   * that charge each part for itself. In an array the parts are called as their limits.
+   */
+  constructor(limiters: readonly Child[] | Readonly<Record<string, Child>> = []) {
+    if (!Array.isArray(limiters) && !isParts(limiters)) {
+      throw invalid("limiters", limiters, "an array of limiters, or an object with a limiter for each name");
+    }
+    const named = Array.isArray(limiters) ? limiters.map((child) => [undefined, child] as const) : Object.entries(limiters);
+    const children = named.map(([name, child]) => [name, limiterOf(child as Child)] as const);
     super(native.compositeLimiter(), { holds: true, wrap: passing });
-    for (const child of children) this.add(child);
+    for (const [name, child] of children) this.add(child, name);
   }
 
-  /** Adds a limiter. Existing permits end with the limiters that admitted them. */
-  add(limiter: Child): void {
+  /** Adds a limiter, called as its limit if no name is given. Existing permits end with the limiters that admitted them. */
+  add(limiter: Child, name?: string): void {
     const child = limiterOf(limiter);
-    make(() => native.addLimiter(this._native, child._native));
+    const text = name === undefined ? undefined : unicode("name", name);
+    make(() => native.addLimiter(this._native, child._native, text));
     this.#children.push(child);
   }
 

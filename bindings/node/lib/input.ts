@@ -30,14 +30,11 @@ function sizeOf(unit: string): number {
   return size;
 }
 
-/** Checks that a value is a whole number of at least 0. The core checks its range. */
-export function whole(parameter: string, value: unknown): number {
+/** Checks that a value is a whole number of at least 0. The core checks its range. `of` ends the error. */
+export function whole(parameter: string, value: unknown, of = ""): number {
   if (Number.isInteger(value) && (value as number) >= 0) return value as number;
-  throw invalid(
-    parameter,
-    value,
-    typeof value === "string" ? "a number, not a text: a whole one, not negative" : "a whole number, not negative",
-  );
+  const expected = typeof value === "string" ? "a number, not a text: a whole one, not negative" : "a whole number, not negative";
+  throw invalid(parameter, value, expected + of);
 }
 
 /** Checks a weight. Default: 1. */
@@ -53,10 +50,10 @@ export function real(parameter: string, value: unknown, expected = "a number"): 
 export const maybeMilliseconds = (parameter: string, value: unknown): number | undefined =>
   value === undefined ? undefined : milliseconds(parameter, value);
 
-/** Checks that a value is a string that UTF-8 can represent. */
-export function unicode(parameter: string, value: unknown): string {
-  if (typeof value !== "string") throw invalid(parameter, value, "a string");
-  if (!value.isWellFormed()) throw invalid(parameter, value, "well-formed Unicode, without lone surrogates");
+/** Checks that a value is a string that UTF-8 can represent. `of` ends the error. */
+export function unicode(parameter: string, value: unknown, of = ""): string {
+  if (typeof value !== "string") throw invalid(parameter, value, `a string${of}`);
+  if (!value.isWellFormed()) throw invalid(parameter, value, `well-formed Unicode, without lone surrogates${of}`);
   return value;
 }
 

@@ -66,6 +66,8 @@ export const enum Op {
   leaveWithPlace = 30,
   /** Says that the permit's job has reached the server that counts it. */
   arrived = 31,
+  /** Settles parts of the permit in the buffer: `text` is their names and units, each ended by a NUL but the last. */
+  settleParts = 32,
 }
 
 /** The result of an operation. */

@@ -3,6 +3,7 @@
 import { types } from "node:util";
 import { Activity } from "./activity.js";
 import { brand } from "./brand.js";
+import { type StartKey, startKeyOf, startWeightOf } from "./charges.js";
 import {
   type AcquireOptions,
   type Decision,
@@ -16,7 +17,7 @@ import {
 
 import { InvalidArgument, Stopped, StoreError, TimeoutError, UnknownLimit, invalid, make, messageOf, refused, thrown } from "./errors.js";
 import { type Hook, type HookEvent, listen } from "./hooks.js";
-import { type Duration, keyOf, maybeMilliseconds, milliseconds, options as checkOptions, unicode, weightOf } from "./input.js";
+import { type Duration, keyOf, maybeMilliseconds, milliseconds, options as checkOptions, unicode } from "./input.js";
 import { Flag, Int, Num, Op, Status } from "./layout.js";
 import {
   type Answer,
@@ -210,14 +211,27 @@ export abstract class Limiter {
   }
 
   /** @internal Calls the native half. `call` says what must not happen before the result is read. */
-  _do(op: number, key: string, weight: number): Status {
-    return call(this._call, op, key, weight);
+  _do(op: number, key: StartKey, weight: number): Status {
+    return call(this._call, op, this.#text(key), weight);
   }
 
   /** @internal Calls the native half, on the thread pool if the call would have to wait for the store: see `ask`. */
-  _ask(op: Op, key: string, weight: number, done: (answer: Answer) => void): void {
-    if (this._isNative()) ask(this._call, op, key, weight, done);
-    else done(() => this._do(op | Flag.here, key, weight));
+  _ask(op: Op, key: StartKey, weight: number, done: (answer: Answer) => void): void {
+    if (!this._isNative()) return done(() => this._do(op | Flag.here, key, weight));
+    let text: string;
+    try {
+      text = this.#text(key);
+    } catch (error) {
+      return done(() => {
+        throw error;
+      });
+    }
+    ask(this._call, op, text, weight, done);
+  }
+
+  /** Returns a key for the core. */
+  #text(key: StartKey): string {
+    return typeof key === "string" ? key : make(() => key.textFor(this._native));
   }
 
   /** @internal Returns whether none of its limits is written in JavaScript. The thread pool can call only such limiters. */
@@ -251,22 +265,22 @@ export abstract class Limiter {
    * server decides, this and every other synchronous call throws `SyncUnsupported`.
    */
   tryAcquire(options?: StartOptions): Permit | null {
-    let key = "";
+    let key: StartKey = "";
     let weight = 1;
     if (options !== undefined) {
       checkOptions(options, START);
-      key = keyOf(options.key);
-      weight = weightOf(options.weight);
+      key = startKeyOf(options.key, options.weight);
+      weight = startWeightOf(options.weight);
     }
     if (this.#asked.size > 0) this.#startAsked();
-    return call(this._call, Op.attempt, key, weight) === Status.yes ? new Permit(this, key) : null;
+    return this._do(Op.attempt, key, weight) === Status.yes ? new Permit(this, key) : null;
   }
 
   /** Does the same as `tryAcquire`, which waits for the store for at most 40 ms, without blocking the event loop. */
   async tryAcquireAsync(options: StartOptions = {}): Promise<Permit | null> {
     checkOptions(options, START);
-    const key = keyOf(options.key);
-    const weight = weightOf(options.weight);
+    const key = startKeyOf(options.key, options.weight);
+    const weight = startWeightOf(options.weight);
     this.#startAsked();
     return this.#ask(Op.attempt, key, weight, (status) => (status === Status.yes ? new Permit(this, key) : null));
   }
@@ -274,8 +288,8 @@ export abstract class Limiter {
   /** Decides and records in one step, and returns the whole decision. */
   decide(options: StartOptions = {}): Decision {
     checkOptions(options, START);
-    const key = keyOf(options.key);
-    const weight = weightOf(options.weight);
+    const key = startKeyOf(options.key, options.weight);
+    const weight = startWeightOf(options.weight);
     this.#startAsked();
     return this.#decision(key, this._do(Op.decide, key, weight));
   }
@@ -283,8 +297,8 @@ export abstract class Limiter {
   /** Does the same as `decide`, which waits for the store for at most 40 ms, without blocking the event loop. */
   async decideAsync(options: StartOptions = {}): Promise<Decision> {
     checkOptions(options, START);
-    const key = keyOf(options.key);
-    const weight = weightOf(options.weight);
+    const key = startKeyOf(options.key, options.weight);
+    const weight = startWeightOf(options.weight);
     this.#startAsked();
     return this.#ask(Op.decide, key, weight, (status) => this.#decision(key, status));
   }
@@ -292,19 +306,19 @@ export abstract class Limiter {
   /** Returns the decision that `decide` would return, and records nothing. `weight` may be 0. */
   peek(options: StartOptions = {}): Forecast {
     checkOptions(options, START);
-    const key = keyOf(options.key);
-    return this.#forecast(this._do(Op.peek, key, weightOf(options.weight)));
+    const key = startKeyOf(options.key, options.weight);
+    return this.#forecast(this._do(Op.peek, key, startWeightOf(options.weight)));
   }
 
   /** Does the same as `peek` without blocking the event loop. */
   async peekAsync(options: StartOptions = {}): Promise<Forecast> {
     checkOptions(options, START);
-    const key = keyOf(options.key);
-    const weight = weightOf(options.weight);
+    const key = startKeyOf(options.key, options.weight);
+    const weight = startWeightOf(options.weight);
     return this.#ask(Op.peek, key, weight, (status) => this.#forecast(status));
   }
 
-  #decision(key: string, status: Status): Decision {
+  #decision(key: StartKey, status: Status): Decision {
     const forecast = this.#forecast(status);
     return forecast.admitted ? { ...forecast, permit: new Permit(this, key) } : forecast;
   }
@@ -383,7 +397,7 @@ export abstract class Limiter {
     if (place !== undefined || signal?.aborted || !(this.#line?.isIdle ?? true)) return null;
     if (this._opening() !== null || !this._isNative()) return null;
     numbers[Num.grace] = grace;
-    return call(this._call, Op.start | Flag.later, key, weight) === Status.yes ? new Permit(this, key) : null;
+    return this._do(Op.start | Flag.later, key, weight) === Status.yes ? new Permit(this, key) : null;
   }
 
   /** Waits for a permit, runs `fn`, and completes the permit when `fn` returns or throws. */
@@ -471,7 +485,7 @@ export abstract class Limiter {
     return this.#ask(Op.reserve, key, weight, (status) => this.#reserved(status, key), maxWait, grace);
   }
 
-  #reserved(status: Status, key: string): Permit | null {
+  #reserved(status: Status, key: StartKey): Permit | null {
     return status === Status.yes ? new Permit(this, key, false) : null;
   }
 
@@ -599,13 +613,13 @@ export abstract class Limiter {
   }
 
   /** Makes a call, on the thread pool if it has to wait for the store. `read` reads the result in the same turn: see `call`. */
-  #ask<T>(op: Op, key: string, weight: number, read: (status: Status) => T, time = 0, grace = 0, put?: () => void): T | Promise<T> {
+  #ask<T>(op: Op, key: StartKey, weight: number, read: (status: Status) => T, time = 0, grace = 0, put?: () => void): T | Promise<T> {
     const ask = (): T | Promise<T> => {
       put?.();
       numbers[Num.time] = time;
       numbers[Num.grace] = grace;
       if (!this._isNative()) return read(this._do(op | Flag.here, key, weight));
-      const pending = begin(this._call, op, key, weight);
+      const pending = begin(this._call, op, this.#text(key), weight);
       return pending === undefined ? read(status()) : finish(pending, read);
     };
     const opening = this._opening();
@@ -638,10 +652,10 @@ function keyIn(options: KeyOptions): string {
 }
 
 /** Checks the options of a `reserve`. Durations are in ms, -1 for none. */
-function placeOf(options: ReserveOptions): { key: string; weight: number; maxWait: number; grace: number } {
+function placeOf(options: ReserveOptions): { key: StartKey; weight: number; maxWait: number; grace: number } {
   checkOptions(options, RESERVE);
-  const key = keyOf(options.key);
-  const weight = weightOf(options.weight);
+  const key = startKeyOf(options.key, options.weight);
+  const weight = startWeightOf(options.weight);
   const maxWait = maybeMilliseconds("maxWait", options.maxWait) ?? -1;
   const grace = maybeMilliseconds("grace", options.grace) ?? -1;
   return { key, weight, maxWait, grace };

@@ -92,7 +92,14 @@ interface Native {
   customLimiter(name: string, ask: Ask): NativeLimiter;
   nullLimiter(): NativeLimiter;
   compositeLimiter(): NativeLimiter;
-  addLimiter(composite: NativeLimiter, child: NativeLimiter): void;
+  addLimiter(composite: NativeLimiter, child: NativeLimiter, name?: string): void;
+  jointKey(
+    limiter: NativeLimiter,
+    key: string,
+    parts: readonly string[],
+    keys: readonly (string | null)[],
+    weights: readonly (number | null)[],
+  ): string;
   patiently(call: Closure): PendingCall | undefined;
   openLimiter(limiter: NativeLimiter): Promise<void>;
   nameOf(limiter: NativeLimiter): string;

@@ -1,6 +1,7 @@
 // Permits: of admitted starts, and of places, which are starts in the future.
 
 import { brand } from "./brand.js";
+import { type PartUnits, type StartKey, isParts, keyToWake, settlementOf } from "./charges.js";
 import { SyncUnsupported } from "./errors.js";
 import { warn } from "./hooks.js";
 import { whole } from "./input.js";
@@ -13,7 +14,7 @@ import { setTimeout } from "./timers.js";
 /** A permit that was collected before it ended. */
 interface LostPermit {
   readonly limiter: Limiter;
-  readonly key: string;
+  readonly key: StartKey;
   readonly words: readonly number[];
 }
 
@@ -49,10 +50,10 @@ function watchLater(permit: Permit): void {
 }
 
 /** Ends a permit if that needs no server; returns whether it did. */
-function endAtOnce(how: Op, limiter: Limiter, key: string, words: readonly number[], actual: number): boolean {
+function endAtOnce(how: Op, limiter: Limiter, key: StartKey, words: readonly number[], actual: number, parts = ""): boolean {
   putWords(words);
   try {
-    limiter._do(how, "", actual);
+    limiter._do(how, parts, actual);
   } catch (error) {
     if (error instanceof SyncUnsupported) return false;
     throw error;
@@ -62,10 +63,10 @@ function endAtOnce(how: Op, limiter: Limiter, key: string, words: readonly numbe
 }
 
 /** Ends or renews a permit without blocking the event loop. */
-function end(how: Op, limiter: Limiter, key: string, words: readonly number[], actual: number): Promise<void> {
+function end(how: Op, limiter: Limiter, key: StartKey, words: readonly number[], actual: number, parts = ""): Promise<void> {
   return new Promise((resolve, reject) => {
     putWords(words);
-    limiter._ask(how, "", actual, (answer) => {
+    limiter._ask(how, parts, actual, (answer) => {
       try {
         answer();
         ended(how, limiter, key);
@@ -77,9 +78,9 @@ function end(how: Op, limiter: Limiter, key: string, words: readonly number[], a
   });
 }
 
-function ended(how: Op, limiter: Limiter, key: string): void {
+function ended(how: Op, limiter: Limiter, key: StartKey): void {
   if (how === Op.renew || how === Op.arrived || (how === Op.complete && !limiter._holds)) return; // It freed no units.
-  for (const bell of limiter._bells()) bell.ring(key);
+  for (const bell of limiter._bells()) bell.ring(keyToWake(key));
 }
 
 /**
@@ -95,7 +96,7 @@ export class Permit {
   /** False for a place. */
   readonly started: boolean;
   readonly #limiter: Limiter;
-  readonly #key: string;
+  readonly #key: StartKey;
   readonly #words: readonly number[];
   #ended = false;
   #ending: Promise<void> | undefined;
@@ -104,7 +105,7 @@ export class Permit {
   #again = 0;
 
   /** @internal Takes the permit that the last call wrote. */
-  constructor(limiter: Limiter, key: string, started = true) {
+  constructor(limiter: Limiter, key: StartKey, started = true) {
     if (limiter === undefined) throw new TypeError("Permit has no public constructor: limiters return permits");
     this.started = started;
     this.#limiter = limiter;
@@ -149,14 +150,17 @@ export class Permit {
    * Completes the start with `actual` units instead of its weight. Unused units are free again at once. Excess units are owed, up
    * to the limit's whole capacity, and delay later starts. Where units cool down, those that were used and those that are owed do so
    * from now on. A concurrency limit without a cooldown throws a `LimitError` with code "unsupported".
+   * Of a composite, `actual` may name parts, such as `{ tokens: 830 }`: the others used what they were charged.
    */
-  settle(actual: number): void {
-    this._end(Op.settle, this.#limiter, whole("actual", actual));
+  settle(actual: number | PartUnits): void {
+    const { how, units, parts } = settling(actual);
+    this._end(how, this.#limiter, units, parts);
   }
 
   /** Does the same as `settle()`, and waits for the store without blocking the event loop. */
-  async settleAsync(actual: number): Promise<void> {
-    await this.#endAsync(Op.settle, whole("actual", actual));
+  async settleAsync(actual: number | PartUnits): Promise<void> {
+    const { how, units, parts } = settling(actual);
+    await this.#endAsync(how, units, parts);
   }
 
   /** Does the same as `complete()`, for `using permit = …`. */
@@ -248,10 +252,10 @@ export class Permit {
   }
 
   /** @internal Ends it. `limiter` must be the one that returned it. */
-  _end(how: Op, limiter: Limiter, actual = 1): void {
+  _end(how: Op, limiter: Limiter, actual = 1, parts = ""): void {
     if (this.#ended && limiter === this.#limiter) return;
-    if (!endAtOnce(how, limiter, this.#key, this.#words, actual)) {
-      this.#endAsync(how, actual).catch((error: unknown) => warn("a permit could not be ended", error));
+    if (!endAtOnce(how, limiter, this.#key, this.#words, actual, parts)) {
+      this.#endAsync(how, actual, parts).catch((error: unknown) => warn("a permit could not be ended", error));
       return;
     }
     this.#ended = true;
@@ -259,10 +263,10 @@ export class Permit {
   }
 
   /** Does the same without blocking the event loop. Waits for an end that is on its way already. */
-  async #endAsync(how: Op, actual = 1): Promise<void> {
+  async #endAsync(how: Op, actual = 1, parts = ""): Promise<void> {
     if (this.#ended) return this.#ending;
     this.#ended = true;
-    this.#ending = end(how, this.#limiter, this.#key, this.#words, actual);
+    this.#ending = end(how, this.#limiter, this.#key, this.#words, actual, parts);
     try {
       await this.#ending;
     } catch (error) {
@@ -279,7 +283,7 @@ export class Permit {
 
   /** @internal Returns the properties that `console.log` prints. */
   _shown(): object {
-    return { limiter: this.#limiter.name, key: this.#key, started: this.started, ended: this.#ended };
+    return { limiter: this.#limiter.name, key: String(this.#key), started: this.started, ended: this.#ended };
   }
 
   /** @internal Returns whether this limiter returned it. */
@@ -309,5 +313,11 @@ export class Permit {
     return this;
   }
 }
+/** Checks how many units a start used. */
+function settling(actual: unknown): { how: Op; units: number; parts: string } {
+  if (!isParts(actual)) return { how: Op.settle, units: whole("actual", actual), parts: "" };
+  return { how: Op.settleParts, units: 1, parts: settlementOf(actual as PartUnits) };
+}
+
 brand({ Permit }, native);
 shown(Permit, (permit) => permit._shown());

@@ -1,13 +1,14 @@
 // The checked options of an `acquire`.
 
 import type { AcquireOptions } from "./calls.js";
+import { type StartKey, startKeyOf, startWeightOf } from "./charges.js";
 import { invalid } from "./errors.js";
-import { keyOf, maybeMilliseconds, options as checkOptions, weightOf } from "./input.js";
+import { maybeMilliseconds, options as checkOptions } from "./input.js";
 import { Permit } from "./permit.js";
 
 /** The checked options of an `acquire`. */
 export interface Request {
-  readonly key: string;
+  readonly key: StartKey;
   readonly weight: number;
   readonly priority: number;
   /** The most waiters, this one included. */
@@ -64,8 +65,8 @@ export function requestOf(options: AcquireOptions | undefined): Request {
     }
   }
   return {
-    key: keyOf(key),
-    weight: weightOf(weight),
+    key: startKeyOf(key, weight),
+    weight: startWeightOf(weight),
     priority: priorityOf(priority),
     maxWaiting,
     timeout: maybeMilliseconds("timeout", timeout) ?? -1,

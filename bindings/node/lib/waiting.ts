@@ -2,6 +2,7 @@
 // before the next one is decided.
 
 import { onAbort } from "./aborting.js";
+import type { StartKey } from "./charges.js";
 import { SyncUnsupported, TimeoutError, thrown } from "./errors.js";
 import type { Limiter } from "./limiter.js";
 import { Int, Num, Op, Status } from "./layout.js";
@@ -272,7 +273,7 @@ export class Line {
   }
 
   /** Lets the core work on the line. `done` reads the result. */
-  #do(op: Op, key: string, weight: number, done: (answer: Answer) => void): void {
+  #do(op: Op, key: StartKey, weight: number, done: (answer: Answer) => void): void {
     this.#isBusy = true;
     this.#limiter._ask(op, key, weight, (answer) => {
       try {

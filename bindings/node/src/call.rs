@@ -393,6 +393,7 @@ impl Core {
             }
             Operation::Cancel => limiter.cancel(&buffer.raw_permit())?,
             Operation::Settle => limiter.settle(&buffer.raw_permit(), weight)?,
+            Operation::SettleParts => settle_parts(limiter, &buffer.raw_permit(), key)?,
             Operation::Reserve => {
                 let reserved = limiter.reserve(key, weight, duration(buffer.time), duration(buffer.grace))?;
                 buffer.put_yes_or_no(matches!(reserved, Reserved::Place { .. }));
@@ -490,6 +491,14 @@ fn key_in(text: &[u8; TEXT_BYTES], length: i32) -> Result<&str, Error> {
         0 => Ok(""),
         length => str::from_utf8(&text[..length]).map_err(|_| not_text()),
     }
+}
+
+/// Settles parts of a permit; `lib/charges.ts` wrote the text, whose numbers are checked.
+#[cold]
+fn settle_parts(limiter: &dyn Limiter, permit: &RawPermit, text: &str) -> Result<(), Error> {
+    let words: Vec<&str> = text.split('\0').collect();
+    let parts = words.chunks_exact(2).map(|part| (part[0], part[1].parse::<f64>().unwrap_or_default() as u64));
+    limiter.settle_parts(permit, &parts.collect::<Vec<_>>())
 }
 
 /// Does the line's work that is due for one waiter, which starts before the next one is decided.

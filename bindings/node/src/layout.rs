@@ -104,6 +104,8 @@ numbers! {
         LeaveWithPlace = 30,
         /// Says that the permit's job has reached the server that counts it.
         Arrived = 31,
+        /// Settles parts of the permit in the buffer: `text` is their names and units, each ended by a NUL but the last.
+        SettleParts = 32,
     }
 }
 

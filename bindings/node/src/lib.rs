@@ -27,7 +27,7 @@ use workglow_limit::custom::CustomLimiter;
 use workglow_limit::embed::{Begun, MayWait};
 use workglow_limit::observe::Stats;
 use workglow_limit::{
-    CompositeLimiter, Durability, Error, Limiter, ManualClock, NullLimiter, OnError, Policy, Store, StoreOptions,
+    Charge, CompositeLimiter, Durability, Error, Limiter, ManualClock, NullLimiter, OnError, Policy, Store, StoreOptions,
 };
 
 /// A limiter of any kind.
@@ -422,13 +422,35 @@ pub fn composite_limiter() -> External<AnyLimiter> {
     External::new(AnyLimiter::Composite(Arc::new(CompositeLimiter::new([]))))
 }
 
-/// Adds a child to a composite.
+/// Adds a child to a composite, perhaps with a name.
 #[napi]
-pub fn add_limiter(composite: &External<AnyLimiter>, child: &External<AnyLimiter>) -> napi::Result<()> {
-    match &**composite {
-        AnyLimiter::Composite(composite) => composite.add(child.get()).map_err(thrown),
-        _ => Ok(()),
-    }
+pub fn add_limiter(
+    composite: &External<AnyLimiter>,
+    child: &External<AnyLimiter>,
+    name: Option<String>,
+) -> napi::Result<()> {
+    let AnyLimiter::Composite(composite) = &**composite else { return Ok(()) };
+    let added = match name {
+        Some(name) => composite.add_named(&name, child.get()),
+        None => composite.add(child.get()),
+    };
+    added.map_err(thrown)
+}
+
+/// Returns the key of a start that charges these parts for themselves. Keys and weights may be null.
+#[napi]
+pub fn joint_key(
+    limiter: &External<AnyLimiter>,
+    key: String,
+    parts: Vec<String>,
+    keys: Vec<Option<String>>,
+    weights: Vec<Option<f64>>,
+) -> napi::Result<String> {
+    let charges = parts.iter().zip(&keys).zip(&weights).map(|((part, key), weight)| {
+        // Saturates: a number that is too large exceeds every limit.
+        Charge { part, key: key.as_deref(), weight: weight.map(|weight| weight as u64) }
+    });
+    limiter.get().joint(&key, &charges.collect::<Vec<_>>()).map(|key| key.to_string()).map_err(thrown)
 }
 
 /// Returns the limiter's name.

@@ -24,6 +24,8 @@ import {
   ManualClock,
   type MetricsOptions,
   NullLimiter,
+  type PartKeys,
+  type PartUnits,
   type Permit,
   RateLimiter,
   type RateWindow,
@@ -71,6 +73,17 @@ const windows: readonly RateWindow[] = [{ maxExecutions: 100, windowSizeInSecond
 limiters.push(new RateLimiter(store, "y", { windows }), new RateLimiter(store, "z", { windows: [...windows, ...windows] }));
 const composite = new CompositeLimiter(limiters);
 composite.add(store.limiter("x", "100/1m + 5 concurrent"));
+new CompositeLimiter({ requests: rate, slots: new ConcurrencyLimiter(5) }).add(rate, "again");
+
+export async function joint(weight: PartUnits, key: PartKeys): Promise<void> {
+  const permit = await composite.acquire({ weight, key, timeout: "30s" });
+  composite.peek({ weight: { tokens: 1200 }, key: "acme" });
+  await permit.settleAsync({ tokens: 830 });
+  // @ts-expect-error: units are numbers
+  permit.settle({ tokens: "830" });
+  // @ts-expect-error: a call about one key takes a text
+  await composite.clear({ key });
+}
 
 export async function calls(signal: AbortSignal, within: Duration): Promise<Date> {
   const permit: Permit | null = composite.tryAcquire({ key: "k", weight: 2 });

@@ -24,8 +24,7 @@ import { startPostgres } from "./postgres.mjs";
 import { startRedis } from "./redis.mjs";
 
 const vectors = join(import.meta.dirname, "../../../tests/vectors");
-// Node has no joint starts yet.
-const files = readdirSync(vectors).filter((file) => file.endsWith(".vec") && file !== "joint.vec");
+const files = readdirSync(vectors).filter((file) => file.endsWith(".vec"));
 
 /** Parses `a=b` words, and collects other words under "". */
 const fields = (words) => Object.fromEntries(words.map((w) => (w.includes("=") ? w.split("=") : ["", w])));
@@ -149,27 +148,66 @@ const mayWait = (url) => url !== "memory:";
 const isServed = (url) => !/^(memory|sqlite):/.test(url);
 const ask = (store, of, name, ...given) => (mayWait(store.url) ? of[`${name}Async`](...given) : of[name](...given));
 
-async function answer(store, limiter, number, { call, given }, permits) {
-  const { key } = given;
+/** The name of a part in a case: a limit without a name of its own is called as in its store. */
+const partOf = (part, number) => (/^limit-\d+$/.test(part) ? nameOf(part, number) : part);
+
+/** Parses `PART:…,PART:…`. */
+const partsOf = (text, number) =>
+  text
+    .split(",")
+    .map((part) => part.split(":"))
+    .map(([part, ...rest]) => [partOf(part, number), ...rest]);
+
+/** The names of a case's parts. */
+function namesOf({ limiters, number }) {
+  if (limiters.length > 1) return limiters.map((_, i) => nameOf(`limit-${i + 1}`, number));
+  return limiters[0].filter((word) => word.endsWith(":")).map((word) => word.slice(0, -1));
+}
+
+/**
+ * Returns the options of a start. If it is a joint one, every part that differs from the usual is named: the others have no key, and
+ * weight 1.
+ */
+function startOf(one, { key, charges, ...given }) {
   const weight = given.weight === undefined ? undefined : Number(given.weight);
+  // Of a start that weighs nothing, no part weighs anything.
+  if (charges === undefined || weight === 0) return { key, weight };
+  const names = namesOf(one);
+  const keys = key === undefined ? {} : Object.fromEntries(names.map((name) => [name, key]));
+  const weights = weight === undefined ? {} : Object.fromEntries(names.map((name) => [name, weight]));
+  const seen = new Set();
+  for (const [part, units, of] of partsOf(charges, one.number)) {
+    // An object cannot name a part twice: the call that is refused names one that does not exist.
+    const name = seen.has(part) ? `${part} twice` : part;
+    seen.add(part);
+    if (of !== "-") keys[name] = of;
+    if (units !== "-") weights[name] = Number(units);
+  }
+  return { key: keys, weight: weights };
+}
+
+async function answer(store, limiter, one, { call, given }, permits) {
+  const { number } = one;
+  const { key } = given;
+  const start = startOf(one, given);
   const keep = (permit) => void (given.as !== undefined && permit !== null && permits.set(given.as, permit));
   switch (call) {
     case "decide": {
-      const decision = await ask(store, limiter, "decide", { key, weight });
+      const decision = await ask(store, limiter, "decide", start);
       keep(decision.permit);
       return fieldsOf(decision, number);
     }
     case "peek":
-      return fieldsOf(await ask(store, limiter, "peek", { key, weight }), number);
+      return fieldsOf(await ask(store, limiter, "peek", start), number);
     case "try_acquire": {
-      const permit = await ask(store, limiter, "tryAcquire", { key, weight });
+      const permit = await ask(store, limiter, "tryAcquire", start);
       keep(permit);
       return { "": permit === null ? "denied" : "admitted" };
     }
     case "acquire":
       try {
         const grace = given.grace === undefined ? undefined : `${given.grace}us`;
-        keep(await limiter.acquire({ key, weight, timeout: `${given.for}us`, grace }));
+        keep(await limiter.acquire({ ...start, timeout: `${given.for}us`, grace }));
         return { "": "admitted" };
       } catch (error) {
         if (error.name === "TimeoutError") return { "": "expired" };
@@ -186,13 +224,16 @@ async function answer(store, limiter, number, { call, given }, permits) {
     case "arrived":
     case "renew":
       return void (await ask(store, permits.get(given.permit), call));
-    case "settle":
-      return void (await ask(store, permits.get(given.permit), "settle", Number(given.actual)));
+    case "settle": {
+      const used = (given.parts === undefined ? [] : partsOf(given.parts, number)).map(([part, units]) => [part, Number(units)]);
+      const actual = given.parts === undefined ? Number(given.actual) : Object.fromEntries(used);
+      return void (await ask(store, permits.get(given.permit), "settle", actual));
+    }
     case "reserve": {
       const [maxWait, grace] = [given.for, given.grace].map((span) => (span === undefined ? undefined : `${span}us`));
-      const place = await ask(store, limiter, "reserve", { key, weight, maxWait, grace });
+      const place = await ask(store, limiter, "reserve", { ...start, maxWait, grace });
       if (place === null) {
-        const { retryAfter } = await ask(store, limiter, "peek", { key, weight });
+        const { retryAfter } = await ask(store, limiter, "peek", start);
         return { "": "denied", after: us(retryAfter) };
       }
       assert.equal(place.started, false);
@@ -253,7 +294,7 @@ async function runOnce(one, url) {
     time = step.at;
     let got;
     try {
-      got = (await answer(store, limiter, one.number, step, permits)) ?? {};
+      got = (await answer(store, limiter, one, step, permits)) ?? {};
     } catch (error) {
       // No case is about a store that fails.
       if (error.code === undefined || ["ERR_ASSERTION", "store_timeout"].includes(error.code)) throw error;
