@@ -117,10 +117,11 @@ impl FromStr for Policy {
 /// [`Error::InvalidArgument`], with the position of the problem and the expected text.
 pub(crate) fn parse_all(text: &str) -> Result<Vec<NamedPolicy>> {
     type Name = Option<Arc<str>>;
+    type Rate = (usize, Name, Vec<(u64, Duration)>);
     let mut reader = Reader { text, at: 0 };
     let mut policies: Vec<(usize, NamedPolicy)> = Vec::new();
     // The windows of rate limits that may have more, by name.
-    let mut rates: Vec<(usize, Name, Vec<(u64, Duration)>)> = Vec::new();
+    let mut rates: Vec<Rate> = Vec::new();
     loop {
         let name: Name = reader.name()?.map(Arc::from);
         let began = reader.begin();

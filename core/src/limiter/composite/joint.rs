@@ -9,6 +9,9 @@ use crate::permit::RawPermit;
 use crate::policy;
 use std::sync::Arc;
 
+/// What a part used: its index, and the parts inside it with their units, or its own units.
+type Used<'a> = (usize, Vec<(&'a str, u64)>, Option<u64>);
+
 /// Returns the name that a limit has as a part of a composite: its own, without the composite's in front.
 pub(super) fn name_of(composite: &str, limit: &str) -> Arc<str> {
     limit.strip_prefix(composite).and_then(|rest| rest.strip_prefix('/')).unwrap_or(limit).into()
@@ -95,7 +98,7 @@ impl CompositeLimiter {
     }
 
     pub(super) fn do_settle_parts(&self, permit: &RawPermit, actual: &[(&str, u64)]) -> Result<()> {
-        let mut used: Vec<(usize, Vec<(&str, u64)>, Option<u64>)> = Vec::new();
+        let mut used: Vec<Used> = Vec::new();
         for &(path, units) in actual {
             let (i, rest) = self.part(path)?;
             let at = used.iter().position(|(other, ..)| *other == i).unwrap_or(used.len());
