@@ -35,7 +35,7 @@
 // structure with settings of a newer version; and with WGL_INTERNAL for a bug in the library. A "store error" is
 // WGL_STORE_FAILURE, WGL_STORE_TIMEOUT, WGL_STORE_FULL or WGL_DAMAGED; on a limit that was forgotten or declared as
 // another kind, WGL_UNKNOWN_LIMIT or WGL_KIND_MISMATCH; on a custom limiter, or a composite that contains one,
-// WGL_CUSTOM_FAILURE.
+// WGL_CUSTOM_FAILURE; after wgl_store_close, WGL_STORE_CLOSED.
 //
 // Parameters. The order is the same everywhere: the object; what a call sets and for which key, or the key, weight and
 // times of a start; then outputs. Handles, texts and outputs are valid pointers; NULL is an error, except where it has
@@ -163,6 +163,9 @@
 // The store's contents are damaged: another program or the disk changed its files.
 #define WGL_DAMAGED -16
 
+// The store was closed in this process by wgl_store_close.
+#define WGL_STORE_CLOSED -21
+
 // A bug in this library. Its state is sound; please report the message.
 #define WGL_INTERNAL -100
 
@@ -258,8 +261,9 @@ typedef struct wgl_manual_clock wgl_manual_clock;
 // share: "redis://HOST", "rediss://HOST", "redis+unix://PATH", "redis+sentinel://HOST,HOST/NAME" and
 // "postgres://HOST/DATABASE".
 //
-// The caller owns it and frees it with wgl_store_free; limiters made from it work after that. Any thread may use it. Forked
-// children inherit it: in a sqlite: store they share the limits with their parent, in a memory: store they have a copy.
+// The caller owns it and frees it with wgl_store_free; limiters made from it work after that, until wgl_store_close. Any
+// thread may use it. Forked children inherit it: in a sqlite: store they share the limits with their parent, in a memory:
+// store they have a copy.
 typedef struct wgl_store wgl_store;
 
 // A list of texts, such as the names of a store's limits.
@@ -745,6 +749,20 @@ int wgl_store_forget(wgl_store *store,
 //
 // Fails with a store error.
 int wgl_store_flush(wgl_store *store);
+
+// Ends the use of a store in this process: of every limiter that was made from it, and of every wait. Calls that would
+// start, wait, read or change something fail with WGL_STORE_CLOSED from then on, whatever `on_error` says. Waits in other
+// threads return that at once; so do the next wgl_waiter_step and wgl_line_advance, and the descriptors of lines become
+// readable. Permits can still be completed, cancelled, settled and renewed. Other stores are not affected, even at the same
+// address.
+//
+// Writes the starts that the database lacks, and closes the connections to a server. It frees nothing: wgl_store_free and the
+// functions that free limiters, waiters and lines do, before or after it. (Without it, freeing a store ends nothing as long
+// as limiters of it are there.) It waits for no other call, so any thread may call it at any time, also from a hook or a
+// custom limiter's function. Closing a store twice is a no-op. In a forked child it closes the child's store only.
+//
+// Fails with a store error if the starts cannot be written within the store's timeout. The store is closed nevertheless.
+int wgl_store_close(wgl_store *store);
 
 // Returns how often the store failed a decision in this process since it was opened, whatever `on_error` made of that.
 //

@@ -923,6 +923,10 @@ public:
     /// Writes admitted starts that the database lacks to it now.
     void flush() const { detail::ok(wgl_store_flush(get())); }
 
+    /// Ends the use of this store, its copies and its limiters in this process: later calls fail with WGL_STORE_CLOSED, and
+    /// waits end with it. Permits can still end. See wgl_store_close.
+    void close() const { detail::ok(wgl_store_close(get())); }
+
     /// Returns how often the store failed a decision in this process, whatever `on_error` made of that.
     [[nodiscard]] std::uint64_t failures() const {
         std::uint64_t count = 0;

@@ -91,6 +91,11 @@ pub enum Error {
         /// The time spent trying, in milliseconds.
         waited_ms: u64,
     },
+    /// The store was closed in this process: see [`Store::close`](crate::Store::close).
+    StoreClosed {
+        /// The store's address.
+        url: String,
+    },
     /// The store's contents are invalid: another program, or the disk, changed its files.
     Damaged {
         /// The file.
@@ -152,6 +157,7 @@ impl Error {
             Error::WouldWait => -17,
             // -18 is acquire_timeout: languages that raise errors use it for a waiter that timed out. -19 is stopped
             // and -20 is too_many_waiters, which Node uses for waiters.
+            Error::StoreClosed { .. } => -21,
         }
     }
 
@@ -175,6 +181,7 @@ impl Error {
             Error::Custom { .. } => "custom_failure",
             Error::Damaged { .. } => "damaged",
             Error::WouldWait => "would_wait",
+            Error::StoreClosed { .. } => "store_closed",
         }
     }
 
@@ -258,6 +265,13 @@ impl fmt::Display for Error {
             ),
             Error::Store { doing, cause } => write!(f, "{doing}: {cause}"),
             Error::StoreTimeout { doing, reason, waited_ms } => write!(f, "{doing}: {reason} for {waited_ms} ms"),
+            Error::StoreClosed { url } => {
+                let url = shortened(url, MAX_QUOTE);
+                write!(
+                    f,
+                    "store \"{url}\" was closed in this process: to use it again, make another store of this address"
+                )
+            }
             Error::Damaged { path, found } => write!(f, "{} is damaged: {found}", path.display()),
             Error::StoreFull { reason } => f.write_str(reason),
             Error::ForeignPermit { limit } => {

@@ -41,6 +41,7 @@ impl Observer {
     /// As for [`Store::open`].
     pub fn look(&mut self) -> Result<Snapshot> {
         let session = self.store.session();
+        session.check_open()?;
         let seen = session.knowing_all(|| match session.server() {
             Some(_) => session.survey_server(&mut self.survey, self.keys),
             None => session.survey(&mut self.survey, self.keys),
@@ -59,6 +60,7 @@ impl Observer {
         let now = minute(SystemTime::now());
         let from = minute(since).max(now.saturating_sub(31 * 24 * 60));
         let session = self.store.session();
+        session.check_open()?;
         let all = session.report(name, session.minutes(name, from, now))?;
         let shown = |found: crate::state::Minute| Minute {
             at: UNIX_EPOCH + Duration::from_secs(60 * found.at),

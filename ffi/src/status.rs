@@ -49,6 +49,8 @@ pub const WGL_LEASE_LOST: c_int = -14;
 pub const WGL_CUSTOM_FAILURE: c_int = -15;
 /// The store's contents are damaged: another program or the disk changed its files.
 pub const WGL_DAMAGED: c_int = -16;
+/// The store was closed in this process by wgl_store_close.
+pub const WGL_STORE_CLOSED: c_int = -21;
 /// A bug in this library. Its state is sound; please report the message.
 pub const WGL_INTERNAL: c_int = -100;
 
@@ -128,6 +130,7 @@ pub extern "C" fn wgl_status_name(status: c_int) -> *const c_char {
         WGL_LEASE_LOST => c"lease_lost",
         WGL_CUSTOM_FAILURE => c"custom_failure",
         WGL_DAMAGED => c"damaged",
+        WGL_STORE_CLOSED => c"store_closed",
         WGL_INTERNAL => c"internal",
         _ => c"unknown",
     };

@@ -29,8 +29,9 @@ pub const WGL_DURABILITY_COMMIT: u32 = 1;
 /// share: "redis://HOST", "rediss://HOST", "redis+unix://PATH", "redis+sentinel://HOST,HOST/NAME" and
 /// "postgres://HOST/DATABASE".
 ///
-/// The caller owns it and frees it with wgl_store_free; limiters made from it work after that. Any thread may use it. Forked
-/// children inherit it: in a sqlite: store they share the limits with their parent, in a memory: store they have a copy.
+/// The caller owns it and frees it with wgl_store_free; limiters made from it work after that, until wgl_store_close. Any
+/// thread may use it. Forked children inherit it: in a sqlite: store they share the limits with their parent, in a memory:
+/// store they have a copy.
 pub struct wgl_store {
     pub(crate) store: Store,
     url: CString,
@@ -258,6 +259,27 @@ pub unsafe extern "C" fn wgl_store_flush(store: Option<NonNull<wgl_store>>) -> c
     guard(|| {
         // SAFETY: the caller's promise.
         given("store", unsafe { shared(store) })?.store.flush()?;
+        Ok(WGL_OK)
+    })
+}
+
+/// Ends the use of a store in this process: of every limiter that was made from it, and of every wait. Calls that would
+/// start, wait, read or change something fail with WGL_STORE_CLOSED from then on, whatever `on_error` says. Waits in other
+/// threads return that at once; so do the next wgl_waiter_step and wgl_line_advance, and the descriptors of lines become
+/// readable. Permits can still be completed, cancelled, settled and renewed. Other stores are not affected, even at the same
+/// address.
+///
+/// Writes the starts that the database lacks, and closes the connections to a server. It frees nothing: wgl_store_free and the
+/// functions that free limiters, waiters and lines do, before or after it. (Without it, freeing a store ends nothing as long
+/// as limiters of it are there.) It waits for no other call, so any thread may call it at any time, also from a hook or a
+/// custom limiter's function. Closing a store twice is a no-op. In a forked child it closes the child's store only.
+///
+/// Fails with a store error if the starts cannot be written within the store's timeout. The store is closed nevertheless.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wgl_store_close(store: Option<NonNull<wgl_store>>) -> c_int {
+    guard(|| {
+        // SAFETY: the caller's promise.
+        given("store", unsafe { shared(store) })?.store.close()?;
         Ok(WGL_OK)
     })
 }

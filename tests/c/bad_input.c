@@ -75,6 +75,7 @@ static void null_pointers(void) {
     REFUSED(WGL_INVALID_ARGUMENT, "key is NULL", wgl_store_lift(store, "limit", NULL, 1));
     REFUSED(WGL_INVALID_ARGUMENT, "key is empty", wgl_store_lift(store, "limit", "", 0));
     REFUSED(WGL_INVALID_ARGUMENT, "store is NULL", wgl_store_flush(NULL));
+    REFUSED(WGL_INVALID_ARGUMENT, "store is NULL", wgl_store_close(NULL));
     REFUSED(WGL_INVALID_ARGUMENT, "url is NULL", wgl_store_verify(NULL, NULL, 0, &strings));
     REFUSED(WGL_INVALID_URL, "nonsense", wgl_store_verify("nonsense:", NULL, 0, &strings));
     REFUSED(WGL_INVALID_ARGUMENT, "problems is NULL", wgl_store_verify("memory:", NULL, 0, NULL));

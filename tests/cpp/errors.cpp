@@ -37,6 +37,18 @@ static void stores(const Directory &dir) {
     CHECK(Store::verify("sqlite:" + path).empty(), "nothing is wrong after the repair");
 }
 
+static void closed(const std::string &url) {
+    const Store store(url), copy = store;
+    const auto limiter = store.limiter("closed", "1 concurrent");
+    auto permit = limiter.try_acquire();
+    store.close();
+    THROWS(WGL_STORE_CLOSED, "make another store", limiter.try_acquire());
+    THROWS(WGL_STORE_CLOSED, "make another store", limiter.acquire());
+    THROWS(WGL_STORE_CLOSED, "make another store", copy.names());
+    permit->complete();
+    copy.close();
+}
+
 static void names(const Store &store) {
     THROWS(WGL_UNKNOWN_LIMIT, "nothing", store.limiter("nothing"));
     THROWS(WGL_UNKNOWN_LIMIT, "nothing", store.override("nothing", "1/1s"));
@@ -121,6 +133,8 @@ int main() {
         const Bench bench(scheme, dir);
         stores(dir);
         names(bench.store);
+        closed("memory:");
+        closed("sqlite:" + dir / "closed.db");
         numbers(bench.store);
         calls(bench.store);
     });

@@ -59,6 +59,7 @@ fn class_of(error: &Error) -> &'static str {
         Error::ForeignPermit { .. } => "ForeignPermit",
         Error::Unsupported { .. } => "Unsupported",
         Error::LeaseLost { .. } => "LeaseLost",
+        Error::StoreClosed { .. } => "StoreClosed",
         _ => "LimitError",
     }
 }

@@ -208,6 +208,32 @@ impl Store {
         deliver_with(py, self.wait(py, |core| core.flush())?, raised)
     }
 
+    /// Ends the use of this object and its limiters in this process. Every call that would start, wait, read or change something
+    /// then raises StoreClosed, whatever on_error says, and so do the waits of threads, tasks and greenlets. Permits can still be
+    /// completed, cancelled, settled and renewed. Other Store objects are not affected, even at the same address.
+    ///
+    /// It writes the admitted starts that are not in the database yet, and closes the connections to a server. If the starts cannot
+    /// be written within the timeout, it raises StoreError, and the store is closed nevertheless. Closing a store twice is a no-op.
+    /// "with Store(...) as store" closes it at the end.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        deliver_with(py, self.wait(py, |core| core.close())?, raised)
+    }
+
+    /// As close, for event loops: the loop runs meanwhile.
+    fn close_async<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let core = self.core.clone();
+        async_call::rare(py, OwnerId::of(self), move || core.close(), || ())
+    }
+
+    fn __enter__(this: Py<Self>) -> Py<Self> {
+        this
+    }
+
+    #[pyo3(signature = (*_raised))]
+    fn __exit__(&self, py: Python<'_>, _raised: &Bound<'_, PyTuple>) -> PyResult<()> {
+        self.close(py)
+    }
+
     /// Checks the store's files and returns their problems; an empty list if there are none. With repair it also repairs what it
     /// can: it removes unreadable rows from the database and recreates an inconsistent lane. It reads the whole database, which
     /// delays starts that wait for a commit.

@@ -52,6 +52,7 @@ from workglow_limit import (
     Snapshot,
     Stats,
     Store,
+    StoreClosed,
     StoreError,
     StoreFull,
     StoreTimeout,
@@ -219,6 +220,7 @@ async def of_decorated() -> None:
     await store.override_async("x", "100/1m", key="tenant")
     await store.lift_async("x", key="tenant")
     await store.open_async()
+    await store.close_async()
 
 
 def stores() -> None:
@@ -232,6 +234,9 @@ def stores() -> None:
     store.lift("x")
     store.forget("x")
     store.flush()
+    with Store("memory:") as closing:
+        assert_type(closing, Store)
+    store.close()
     assert_type([(problem.found, problem.repaired) for problem in store.verify(repair=True)], list[tuple[str, bool]])
     assert_type(store.verify(), list[Problem])
     assert_type(postgres_schema(), str)
@@ -334,7 +339,7 @@ def errors(error: Exception) -> float | str:
     ):
         as_os: OSError = error
         return str(as_os)
-    if isinstance(error, (KindMismatch, LeaseLost, UnknownLimit, Unsupported)):
+    if isinstance(error, (KindMismatch, LeaseLost, StoreClosed, UnknownLimit, Unsupported)):
         any_of_them: LimitError = error
         return any_of_them.code
     return error.number if isinstance(error, LimitError) else 0

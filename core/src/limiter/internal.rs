@@ -4,14 +4,14 @@ use super::begun::Waiting;
 use super::line::{Claim, Seats, Terms};
 use super::{Attempt, Presented, Reserved, foreign, unsupported};
 use crate::decision::Decision;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::fork::PerProcess;
 use crate::hooks::{Event, Hooks};
 use crate::permit::RawPermit;
 use crate::policy;
 use crate::server::crew::{Crew, WAITING};
 use crate::state::counts::DENIED;
-use crate::state::{Limit, Session};
+use crate::state::{Limit, Session, Wake, Woken};
 use crate::stats::Stats;
 use crate::time::ManualClock;
 use std::sync::Arc;
@@ -100,6 +100,19 @@ pub trait Behind: Send + Sync {
         {
             all.push(limit.store().clone());
         }
+    }
+
+    /// Returns the error of its calls, if one of the stores behind it is closed.
+    fn closed_store(&self) -> Option<Error> {
+        let store = self.limit()?.store();
+        store.is_closed().then(|| store.closed())
+    }
+
+    /// Lets a waiter know when one of the stores behind it is closed, until the result is dropped.
+    fn wake_at_close(&self, wake: Wake) -> Woken {
+        let mut stores = Vec::new();
+        self.stores(&mut stores);
+        Woken::new(stores, wake)
     }
 
     /// Notifies its hooks of an event of the limit with that name, if it is this limit or a part of it. Returns whether

@@ -1,14 +1,16 @@
 //! The thread that drives the lines of all futures of this process.
 //!
 //! Tasks never touch a line: they leave messages, under a lock that is held for moments, and so never wait for a store
-//! or for one another. The thread is started by the first future that has to wait. It never waits for a store: a line that
-//! has to is taken along by another thread, and comes back by a message. Who has a line decides its waits and wakes their
+//! or for one another. The thread is started by the first future that has to wait, and ends when none has waited for two
+//! seconds. It never waits for a store: a line that has to is taken along by another thread, and comes back by a message.
+//! Who has a line decides its waits and wakes their
 //! tasks, so tasks of a limiter are woken in the order of their starts.
 
 use super::{Joined, Limiter, Line, Outcome, Waiter, WaiterId};
 use crate::error::{Error, Result};
 use crate::fork::{PerProcess, generation, without_signals};
 use crate::permit::RawPermit;
+use crate::server::crew::IDLE;
 use crate::waiting::MayWait;
 use std::collections::HashMap;
 use std::mem;
@@ -231,9 +233,10 @@ enum Place {
     Away(Vec<Message>),
 }
 
-/// The work of the thread, which never ends.
+/// The work of the thread.
 fn drive() {
     let mut lines: HashMap<u64, Place> = HashMap::new();
+    let mut idle_since = Instant::now();
     loop {
         let messages = mem::take(&mut INBOX.lock().messages);
         for message in messages {
@@ -257,6 +260,18 @@ fn drive() {
             nap = nap.min(next.unwrap_or(Duration::MAX));
             next.is_some() || !driven.line.is_empty()
         });
+        if lines.is_empty() {
+            let left = IDLE.saturating_sub(idle_since.elapsed());
+            let mut inbox = INBOX.lock();
+            if left.is_zero() && inbox.messages.is_empty() {
+                // Under the lock: the next message starts another thread.
+                inbox.thread = None;
+                return;
+            }
+            nap = if inbox.messages.is_empty() { left } else { Duration::ZERO };
+        } else {
+            idle_since = Instant::now();
+        }
         match nap {
             Duration::ZERO => {}
             Duration::MAX => thread::park(),

@@ -18,8 +18,8 @@ pub(super) const SIDE_BY_SIDE: usize = 256;
 /// The most threads that wait for a store on no server, or for a limiter of users.
 pub(crate) const WAITING: usize = 32;
 
-/// The time after which an idle thread ends.
-const IDLE: Duration = Duration::from_secs(2);
+/// The time after which an idle thread of the library ends.
+pub(crate) const IDLE: Duration = Duration::from_secs(2);
 
 /// The address space of a thread's stack. What is not used of it costs no memory.
 const STACK: usize = 1 << 20;

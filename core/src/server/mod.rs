@@ -231,6 +231,9 @@ pub(crate) trait Engine: std::fmt::Debug + Send + Sync {
     /// The threads that wait for it where callers must not.
     fn crew(&self) -> &Arc<Crew>;
 
+    /// Closes the connections of this process. The next request opens one.
+    fn disconnect(&self);
+
     /// Calls a script. Returns the server's clock, and the answer. `None` if the policy no longer applies; nothing has changed then.
     ///
     /// # Errors

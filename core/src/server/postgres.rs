@@ -314,6 +314,12 @@ impl Engine for Postgres {
         &self.crew
     }
 
+    fn disconnect(&self) {
+        // Who still waits for an answer keeps one.
+        let links = std::mem::take(&mut *self.links.lock());
+        drop(links);
+    }
+
     fn call(&self, call: &Call, patience: Duration) -> Result<Option<(Tick, Vec<i64>)>> {
         let Terms { family, version, numbers } = Terms::of(call.policy, call.phase);
         let known = match call.word {

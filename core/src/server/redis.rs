@@ -265,6 +265,10 @@ impl Engine for Redis {
         &self.crew
     }
 
+    fn disconnect(&self) {
+        self.links.disconnect();
+    }
+
     fn call(&self, call: &Call, patience: Duration) -> Result<Option<(Tick, Vec<i64>)>> {
         let began = Instant::now();
         let (script, states, arguments) = self.script_of(call);

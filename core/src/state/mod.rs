@@ -37,6 +37,7 @@ pub use ledger::verify_database::Problem;
 pub(crate) use limit::{Bound, Key, Limit, STORE_AGAIN, Stuck};
 pub(crate) use rare::take_back::{parts, take_units};
 pub(crate) use session::Session;
+pub(crate) use session::closing::{Wake, Woken};
 pub use session::options::{Durability, OnError, StoreOptions};
 pub use store::{Store, doctor};
 pub(crate) use survey::Survey;

@@ -82,6 +82,38 @@ impl Store {
         self.0.report("", self.0.flush())
     }
 
+    /// Ends the use of this store, its clones and its limiters in this process. Every later call that would start, wait, read or
+    /// change something returns [`Error::StoreClosed`], whatever [`OnError`](crate::OnError) says. Waits end with that error, in
+    /// threads, tasks and event loops. Permits can still be completed, cancelled, settled and renewed. Other stores are not
+    /// affected, even at the same address.
+    ///
+    /// Writes the starts that the database lacks, and closes the connections to a server. The library's idle threads end within
+    /// two seconds. Mapped memory, and the units that permits hold, remain until the last limiter and permit are dropped. It waits
+    /// for no caller of the store, and may be called in a hook. Closing a store twice is a no-op; so is closing one that was never
+    /// open, except that it cannot be opened any more. In a forked child it closes the child's store only.
+    ///
+    /// ```
+    /// # use workglow_limit::{Error, Limiter, Store};
+    /// let store = Store::new("memory:")?;
+    /// let limiter = store.limiter("openai", "100/1m")?;
+    /// let permit = limiter.try_acquire("", 1)?.unwrap();
+    /// store.close()?;
+    /// assert!(matches!(limiter.try_acquire("", 1), Err(Error::StoreClosed { .. })));
+    /// permit.complete()?;
+    /// # Ok::<(), Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// A store error if the starts cannot be written within the store's timeout. The store is closed nevertheless.
+    pub fn close(&self) -> Result<()> {
+        self.0.report("", self.0.close())
+    }
+
+    /// Returns whether it was closed in this process.
+    pub fn is_closed(&self) -> bool {
+        self.0.is_closed()
+    }
+
     /// Checks the store's files and returns what is wrong with them. With `repair`, it also repairs what it can.
     /// Unreadable rows are removed from the database. A damaged lane is rebuilt from the ledger, and its limits count
     /// as full until all processes have noticed. Always empty for `memory:`. It reads the whole database, which delays
@@ -90,6 +122,7 @@ impl Store {
     /// # Errors
     /// As for [`Store::open`], except [`Error::Damaged`].
     pub fn verify(&self, repair: bool) -> Result<Vec<Problem>> {
+        self.0.check_open()?;
         self.0.report("", self.0.verify(repair))
     }
 

@@ -6,6 +6,7 @@
 mod common;
 
 mod changes;
+mod closing;
 mod composites;
 mod cooling;
 mod counting;

@@ -42,6 +42,10 @@ class LeaseLost(LimitError):
     """The lease has ended. Another start may hold its units."""
 
 
+class StoreClosed(LimitError):
+    """The store was closed by Store.close(). Make another Store of its address to use it again."""
+
+
 class StoreError(LimitError, OSError):
     """The store could not be reached, read or written."""
 

@@ -153,6 +153,22 @@ class Store:
         """Removes the declaration of this name, including operators' policies, so that another kind of limiter can be
         declared. Limiters in use then raise KindMismatch. If the same kind is declared again, it keeps its state."""
 
+    def close(self) -> None:
+        """Ends the use of this object and its limiters in this process. Every call that would start, wait, read or
+        change something then raises StoreClosed, whatever on_error says, and so do the waits of threads, tasks and
+        greenlets. Permits can still be completed, cancelled, settled and renewed. Other Store objects are not affected,
+        even at the same address.
+
+        It writes the admitted starts that are not in the database yet, and closes the connections to a server. If the
+        starts cannot be written within the timeout, it raises StoreError, and the store is closed nevertheless. Closing
+        a store twice is a no-op. "with Store(...) as store" closes it at the end.
+        """
+
+    def close_async(self) -> Coroutine[None, None, None]:
+        """As close, for event loops: the loop runs meanwhile."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *_raised: object) -> None: ...
     def flush(self) -> None:
         """Writes the admitted starts that are not in the database yet. A no-op for "memory:"."""
 

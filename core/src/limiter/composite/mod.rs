@@ -560,6 +560,10 @@ impl Behind for CompositeLimiter {
         self.all().iter().for_each(|child| child.stores(all));
     }
 
+    fn closed_store(&self) -> Option<Error> {
+        self.all().iter().find_map(|child| child.closed_store())
+    }
+
     fn notify(&self, event: &Event) -> bool {
         let is_of_a_child = self.all().iter().any(|child| child.notify(event));
         if is_of_a_child {

@@ -15,7 +15,7 @@
 //! later callers from the turn.
 
 use super::out::{Out, Part, State, Wish};
-use super::{Child, CompositeLimiter};
+use super::{Behind, Child, CompositeLimiter};
 use crate::charges::Split;
 use crate::decision::LOOK_AGAIN;
 use crate::error::{Error, Result};
@@ -218,6 +218,9 @@ impl CompositeLimiter {
     /// Presents a place: a waiter in [`ROUNDS`], others in one, so that a late place does not start.
     pub(super) fn present_in(&self, place: &RawPermit, rounds: usize) -> Result<Presented> {
         let number = self.own(place)?;
+        if let Some(error) = self.closed_store() {
+            return Err(error);
+        }
         let (wish, held) = {
             let mut table = self.out.lock();
             let found = table.get_mut(number).ok_or_else(gone)?;

@@ -193,6 +193,9 @@ impl ConcurrencyLimiter {
         f: impl Fn(&Key, &Leases, Lease) -> Result<R, Blocked>,
     ) -> Result<Option<R>> {
         let LeasePermit { owner, index, fence, key } = self.own(permit)?;
+        if owner == LeasePermit::UNCOUNTED.owner {
+            return Ok(None);
+        }
         // A forked child is another member, and its copy of a heap has forgotten the parent's leases.
         let (home, member) = self.limit.membership()?;
         if owner != LeasePermit::owner(member, home.instance) {
@@ -264,7 +267,7 @@ impl ConcurrencyLimiter {
                 Ok(())
             })
         };
-        self.limit.or_instead(|| ended().map(drop), |_| ())
+        self.limit.or_instead(|| self.limit.ending(ended).map(drop), |_| ())
     }
 }
 
@@ -319,7 +322,7 @@ impl Limiter for ConcurrencyLimiter {
                 Ok(leases.renew(lease, Self::deadline(found.home(), found.table))?)
             })
         };
-        match self.limit.or_instead(renewed, Some)? {
+        match self.limit.or_instead(|| self.limit.ending(renewed), Some)? {
             Some(true) => Ok(()),
             _ => Err(Error::LeaseLost { limit: self.name().to_owned() }),
         }
@@ -439,7 +442,7 @@ impl Quiet for ConcurrencyLimiter {
                 until => Ok(leases.cool_down(lease, until)?),
             })
         };
-        self.limit.or_instead(|| Ok(arrived()? == Some(true)), |_| false)
+        self.limit.or_instead(|| Ok(self.limit.ending(arrived)? == Some(true)), |_| false)
     }
 
     fn quiet_record_start(&self, key: &str) -> Result<()> {
@@ -468,7 +471,7 @@ impl Quiet for ConcurrencyLimiter {
                 Ok(())
             })
         };
-        self.limit.or_instead(ended, |_| ())
+        self.limit.or_instead(|| self.limit.ending_once(ended), |_| ())
     }
 }
 
@@ -523,7 +526,7 @@ impl Awaited for ConcurrencyLimiter {
     fn sleep_on_bell(&self, key: &str, seen: u64, nap: Duration) {
         let _ = self.with_leases(key, |_, leases| {
             leases.sleepers.fetch_add(1, SeqCst);
-            os::sleep_on(leases.bell, seen, nap);
+            self.limit.store().sleep_at_bell(leases.bell, seen, nap);
             leases.sleepers.fetch_sub(1, SeqCst);
             Ok(())
         });

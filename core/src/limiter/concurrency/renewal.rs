@@ -4,7 +4,8 @@
 //! 2. A job may take long without calling this library, and its lease must not end before the job does. So a thread
 //!    renews the lease.
 //! 3. A process starts that thread with its first lease of this kind. The thread sleeps until a renewal is due, runs no
-//!    user code and takes no signals. A forked child has no such thread until it takes a lease itself.
+//!    user code and takes no signals. It ends when there has been no such lease for two seconds. A forked child has no such
+//!    thread until it takes a lease itself.
 //! 4. A lease may still end, because the process was stopped or cut off from the server for too long. Its units may
 //!    then go to another start. The job cannot be stopped, but it is notified:
 //!    [`Limiter::renew`](crate::Limiter::renew) returns `LeaseLost`, and when the job ends the hooks for errors of the
@@ -15,6 +16,7 @@ use crate::algorithm::leases::Lease;
 use crate::error::{Error, Result};
 use crate::fork::{PerProcess, without_signals};
 use crate::hash::Hash;
+use crate::server::crew::IDLE;
 use crate::server::{number, renewed_lease};
 use crate::state::Limit;
 use crate::waiting::MayWait;
@@ -46,6 +48,8 @@ struct RenewedLease {
 struct Renewer {
     held: HashMap<Which, RenewedLease>,
     thread: Option<Thread>,
+    /// The number of callers that are about to take a lease.
+    beginning: usize,
 }
 
 // (3)
@@ -55,8 +59,20 @@ fn which(limit: &Arc<Limit>, lease: Lease) -> Which {
     (Arc::as_ptr(limit).addr(), lease.fence)
 }
 
-/// Starts the thread, if there is none. Call this before a lease is taken: a lease without a renewer would be lost.
-pub(super) fn begin() -> Result<()> {
+/// Keeps the thread until a lease is taken, or was denied.
+pub(super) struct Beginning;
+
+impl Drop for Beginning {
+    fn drop(&mut self) {
+        let mut renewer = RENEWER.lock();
+        // (A forked child has its own.)
+        renewer.beginning = renewer.beginning.saturating_sub(1);
+    }
+}
+
+/// Starts the thread, if there is none. Call this before a lease is taken, and keep the result until the lease is held: a
+/// lease without a renewer would be lost.
+pub(super) fn begin() -> Result<Beginning> {
     let mut renewer = RENEWER.lock();
     if renewer.thread.is_none() {
         // (3)
@@ -64,7 +80,8 @@ pub(super) fn begin() -> Result<()> {
         let thread = thread.map_err(|e| Error::store("starting the thread that renews leases", e))?;
         renewer.thread = Some(thread.thread().clone());
     }
-    Ok(())
+    renewer.beginning += 1;
+    Ok(Beginning)
 }
 
 /// Starts renewing a lease that was requested at `asked`.
@@ -101,7 +118,14 @@ fn run() {
             match next() {
                 Ok(due) => renew_all(due),
                 Err(Some(nap)) => std::thread::park_timeout(nap),
-                Err(None) => std::thread::park(),
+                Err(None) => {
+                    std::thread::park_timeout(IDLE);
+                    let mut renewer = RENEWER.lock();
+                    if renewer.held.is_empty() && renewer.beginning == 0 {
+                        renewer.thread = None;
+                        return;
+                    }
+                }
             }
         }
     });
@@ -152,6 +176,8 @@ fn renew(limit: &Arc<Limit>, held: &RenewedLease) -> Result<bool> {
     let arguments = [&arguments[..], &owner, &[number(renewed_lease().as_micros() as u64), 1]].concat();
     let renewed = || limit.with_hash(held.key, |found| limit.ask(found, "renew", &arguments));
     let failed = |_| Err(Error::store("renewing a lease", "it ended in a panic"));
+    // Its job may go on after its store was closed.
+    let renewed = || limit.ending(renewed);
     let [_, is_held, _]: [i64; 3] = catch_unwind(AssertUnwindSafe(renewed)).unwrap_or_else(failed)?;
     Ok(is_held == 1)
 }

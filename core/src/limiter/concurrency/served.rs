@@ -80,9 +80,7 @@ impl ConcurrencyLimiter {
     pub(super) fn take_on_server(&self, found: &Key, weight: u64) -> Result<(Option<RawPermit>, Seen), Blocked> {
         self.limit.check_weight_on_server(found.table, found.hash, weight)?;
         let (owner, time) = (owner_of(&self.limit)?, Time::of(found.home(), found.table));
-        if time.1 {
-            renewal::begin()?;
-        }
+        let _beginning = time.1.then(renewal::begin).transpose()?;
         loop {
             let arguments = [&[number(weight), time.0][..], &owner, &[turn()]].concat();
             let asked = Instant::now();
@@ -253,9 +251,7 @@ impl ConcurrencyLimiter {
 
     pub(super) fn record_start_on_server(&self, found: &Key) -> Result<(), Blocked> {
         let (owner, time) = (owner_of(&self.limit)?, Time::of(found.home(), found.table));
-        if time.1 {
-            renewal::begin()?;
-        }
+        let _beginning = time.1.then(renewal::begin).transpose()?;
         let (arguments, asked) = ([&[time.0][..], &owner].concat(), Instant::now());
         let [_, _, slot, fence, ..]: [i64; 8] = self.limit.ask(found, "start", &arguments)?;
         found.decided(ADMITTED, 1);

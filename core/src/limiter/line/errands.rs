@@ -8,14 +8,12 @@ use crate::limiter::Limiter;
 use crate::limiter::events::Call;
 use crate::permit::RawPermit;
 use crate::server::crew::Crew;
+use crate::state::Wake;
 use crate::time::{Clock, Tick, from_ticks};
 use std::collections::{HashMap, HashSet};
 use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-
-/// Wakes the driver of a [`Line`](super::Line): it is called from any thread.
-pub(super) type Wake = Arc<dyn Fn() + Send + Sync>;
 
 /// How long after a waiter's deadline its line may still come back with a better answer, in ticks.
 pub(super) const COMING_BACK: Tick = 20_000;

@@ -1,6 +1,6 @@
 //! The waiters of one event loop.
 
-use super::errands::{Back, COMING_BACK, Errand, Errands, Joining, Wake};
+use super::errands::{Back, COMING_BACK, Errand, Errands, Joining};
 use super::key::{KeyLine, Out, Pass};
 use super::own_place::OwnPlace;
 use super::{Outcome, Rank, Waiter};
@@ -10,6 +10,7 @@ use crate::fork;
 use crate::limiter::Limiter;
 use crate::limiter::events::Call;
 use crate::permit::RawPermit;
+use crate::state::{Wake, Woken};
 use crate::time::{Clock, Tick, from_ticks};
 use crate::waiting::MayWait;
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -84,8 +85,10 @@ pub struct Line {
     left: Vec<(RawPermit, bool)>,
     /// Whether the last call waited for the store in vain: later waiters then only try.
     is_stuck: bool,
-    /// Taken by the first waiter, when a composite has its limiters.
+    /// Used from the first waiter on, when a composite has its limiters.
     wake: Option<Wake>,
+    /// While there are waiters: their stores may be closed.
+    woken: Option<Woken>,
     /// With a server: what threads do.
     errands: Option<Errands>,
     /// The deadlines of waiters whose lines may be in a thread.
@@ -139,6 +142,7 @@ impl Line {
             left: Vec::new(),
             is_stuck: false,
             wake,
+            woken: None,
             errands: None,
             deadlines: BTreeSet::new(),
             generation: fork::generation(),
@@ -201,8 +205,11 @@ impl Line {
 
     fn quiet_join(&mut self, waiter: Waiter<'_>) -> Result<Joined> {
         self.forget_parents_waiters();
-        if let Some(wake) = self.wake.take() {
-            self.errands = Errands::of(&*self.limiter, wake);
+        if let (Some(wake), None) = (&self.wake, &self.woken) {
+            self.woken = Some(self.limiter.wake_at_close(wake.clone()));
+            if self.errands.is_none() {
+                self.errands = Errands::of(&*self.limiter, wake.clone());
+            }
         }
         let (clock, since) = (self.clock(), Instant::now());
         let now = clock.now().floor;
@@ -326,6 +333,38 @@ impl Line {
         }
     }
 
+    /// Ends all waits, if a store behind the limiter is closed.
+    fn end_if_closed(&mut self) {
+        if self.waiters.is_empty() {
+            self.woken = None;
+            return;
+        }
+        let Some(error) = self.limiter.closed_store() else { return };
+        let clock = self.clock();
+        for key in self.keys.keys().cloned().collect::<Vec<_>>() {
+            if let Some(due) = self.keys.get(&key).and_then(|entry| entry.due) {
+                self.due.remove(&(due, Due::Key(key.clone())));
+            }
+            self.advance_key(key, &clock, usize::MAX);
+        }
+        // The others have places of their own, or their lines are in threads, which may wait for a server.
+        for id in self.waiters.keys().copied().collect::<Vec<_>>() {
+            match self.unseat(id) {
+                Some(Seated::At { key, rank, .. }) => {
+                    let _ = self.errands.as_mut().is_some_and(|errands| errands.leave(&key, rank));
+                }
+                Some(Seated::OwnPlace(own)) => {
+                    self.due.remove(&(own.due, Due::OwnPlace(id)));
+                    self.give_back(own.place, true);
+                }
+                None => {}
+            }
+            self.report_error("", &error);
+            self.over.push((id, Outcome::Failed(error.clone())));
+        }
+        self.woken = None;
+    }
+
     /// Ends the waits of those whose lines do not come back in time.
     fn expire_away(&mut self, now: Tick) {
         while let Some(&(deadline, id)) = self.deadlines.first()
@@ -377,6 +416,7 @@ impl Line {
         let before = over.len();
         self.forget_parents_waiters();
         self.take_back();
+        self.end_if_closed();
         self.expire_away(self.clock().now().floor);
         over.append(&mut self.over);
         (self.is_own_place_blocked, self.is_stuck) = (false, false);
@@ -449,7 +489,7 @@ impl Line {
         if self.is_the_parent_s() {
             return None;
         }
-        if !self.over.is_empty() {
+        if !self.over.is_empty() || !self.waiters.is_empty() && self.limiter.closed_store().is_some() {
             return Some(Duration::ZERO);
         }
         if !self.taken.is_empty() {
@@ -642,6 +682,7 @@ impl Line {
             self.left.clear();
             self.deadlines.clear();
             self.errands.iter_mut().for_each(Errands::forget);
+            self.woken = None;
             self.is_own_place_blocked = false;
             self.generation = fork::generation();
         }

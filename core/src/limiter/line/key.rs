@@ -327,6 +327,9 @@ impl KeyLine {
     /// Starts the waiters that can start, removes those that timed out, and takes places for the next ones. After this,
     /// or after the last of several lines, [`KeyLine::write_taken`] lets those go whose starts had to be written.
     pub fn advance(&mut self, pass: &Pass, out: &mut Out) {
+        if let Some(error) = pass.limiter.closed_store() {
+            return self.close(pass, &error, out);
+        }
         if self.has_taken() {
             // Only a pass that may wait writes it, before anything else.
             (self.is_blocked, self.blocked_until) = (true, 0);
@@ -634,6 +637,22 @@ impl KeyLine {
         self.waiters.clear();
         self.taken.drain(..).for_each(|taken| taken.give_back(limiter));
         self.count(limiter);
+    }
+
+    /// Ends all waits with this error.
+    fn close(&mut self, pass: &Pass, error: &Error, out: &mut Out) {
+        (self.is_unfinished, self.is_blocked) = (false, false);
+        self.taken.drain(..).for_each(|taken| {
+            taken.give_back(pass.limiter);
+            out.push((taken.rank, Outcome::Failed(error.clone())));
+        });
+        self.give_back_surplus(pass.limiter);
+        self.give_back_all(pass.limiter);
+        while let Some((&rank, _)) = self.waiters.first_key_value() {
+            self.forget(rank);
+            out.push((rank, Outcome::Failed(error.clone())));
+        }
+        self.count(pass.limiter);
     }
 
     /// Gives all places back, the last one first, so that no other place is queued behind it.

@@ -27,6 +27,11 @@ impl OwnPlace {
 
     /// Presents the place once. `None`: it has to be presented again at `due`.
     pub fn advance(&mut self, limiter: &dyn Limiter, now: Tick, slice: Duration) -> Option<Outcome> {
+        if let Some(error) = limiter.closed_store() {
+            // If that fails, the place expires unused.
+            let _ = limiter.cancel_place(&self.place);
+            return Some(Outcome::Failed(error));
+        }
         let since = self.blocked_since.take().unwrap_or_else(Instant::now);
         // A server answers within a slice, or until it has timed out.
         let for_server = from_ticks(self.deadline.saturating_sub(now)).max(slice);

@@ -2,7 +2,7 @@
 
 use super::key::{Notices, Pass, Turn, TurnLine};
 use super::{Rank, Waiter, WaiterId};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::fork;
 use crate::limiter::Limiter;
 use crate::limiter::events::{Call, reporting_errors};
@@ -140,6 +140,10 @@ impl Pool {
     /// for the store.
     pub fn advance(&mut self, workers: usize, free: usize, notices: &mut Vec<(WaiterId, Turn)>) -> Option<Duration> {
         self.forget_parents_waiters();
+        if let Some(error) = self.limiter.closed_store() {
+            self.fail_all(&error, notices);
+            return None;
+        }
         let (clock, began) = (self.clock(), Instant::now());
         if workers > self.offer.workers {
             self.each(|line, _, now| line.wake(now));
@@ -171,6 +175,18 @@ impl Pool {
         let turn = self.turns.first().filter(|_| self.offer.free > 0);
         let next = self.due.first().into_iter().chain(turn).map(|(at, _)| *at).min()?;
         Some(from_ticks(next.saturating_sub(clock.now().floor)))
+    }
+
+    /// Sends all waiters away, because a store behind the limiter is closed: their workers will get that error.
+    fn fail_all(&mut self, error: &Error, notices: &mut Vec<(WaiterId, Turn)>) {
+        self.each(|line, limiter, _| line.fail_all(limiter));
+        let now = self.clock().now().floor;
+        let mut waiters: Vec<_> = self.waiters.drain().collect();
+        waiters.sort_unstable_by_key(|(id, _)| *id);
+        for (id, (key, ..)) in waiters {
+            self.running.insert(id, (key, now));
+            notices.push((id, Turn::Failed(error.clone())));
+        }
     }
 
     /// Records that a waiter that left has arrived at its worker, so that the line learns how long that takes.

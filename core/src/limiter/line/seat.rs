@@ -213,7 +213,9 @@ impl Seat {
             _ => {}
         }
         match &mut self.place {
-            State::OwnPlace(own) if own.due > now => Ok(Err(from_ticks(own.due - now))),
+            State::OwnPlace(own) if own.due > now && limiter.closed_store().is_none() => {
+                Ok(Err(from_ticks(own.due - now)))
+            }
             State::OwnPlace(own) => {
                 let outcome = own.advance(limiter, now, super::slice(limiter));
                 Ok(outcome.ok_or_else(|| from_ticks(own.due - now)))
@@ -309,7 +311,8 @@ impl SharedLine {
     fn step(&mut self, pass: &Pass, rank: Rank) -> Result<Outcome, Duration> {
         let now = pass.clock.now().floor;
         let rings = self.bell.is_some_and(|bell| pass.limiter.read_bell(pass.key) != Some(bell));
-        if !self.over.contains_key(&rank) && (rings || self.line.next() <= now) {
+        let is_closed = || pass.limiter.closed_store().is_some();
+        if !self.over.contains_key(&rank) && (rings || self.line.next() <= now || is_closed()) {
             if rings {
                 self.line.wake(now);
             }
@@ -408,6 +411,11 @@ fn sleep_in(handle: &Handle, limiter: &dyn Limiter, (key, rank): (&str, Rank), c
 fn doze(limiter: &dyn Limiter, key: &str, clock: &Clock, nap: Duration) {
     if clock.is_manual() {
         return clock.sleep(nap);
+    }
+    let thread = thread::current();
+    let woken = limiter.wake_at_close(Arc::new(move || thread.unpark()));
+    if woken.is_late() {
+        return;
     }
     let is_short = || limiter.window(key).is_ok_and(|window| window.is_some_and(|window| window < SHORT_WINDOW));
     if nap > Duration::from_secs(1) || !is_short() {

@@ -18,8 +18,8 @@ impl<T: InStore> Limiter for T {
         if !timed.limit.may_adapt() {
             return Ok(());
         }
-        let permit = timed.own(permit);
-        timed.limit.or_instead(|| permit.and_then(|permit| timed.do_complete(&permit)), |_| ())
+        let completed = || timed.own(permit).and_then(|permit| timed.do_complete(&permit));
+        timed.limit.or_instead(|| timed.limit.ending(completed), |_| ())
     }
 
     fn cancel(&self, permit: &RawPermit) -> Result<()> {
@@ -27,9 +27,9 @@ impl<T: InStore> Limiter for T {
     }
 
     fn settle(&self, permit: &RawPermit, actual: u64) -> Result<()> {
-        self.timed()
-            .limit
-            .or_instead(|| self.timed().own(permit).and_then(|permit| self.timed().do_settle(&permit, actual)), |_| ())
+        let timed = self.timed();
+        let settled = || timed.own(permit).and_then(|permit| timed.do_settle(&permit, actual));
+        timed.limit.or_instead(|| timed.limit.ending_once(settled), |_| ())
     }
 }
 

@@ -114,7 +114,8 @@ impl<T: InStore> Quiet for T {
     }
 
     fn quiet_record_end(&self, key: &str) -> Result<()> {
-        self.timed().limit.or_instead(|| self.timed().do_record_end(key), |_| ())
+        let ended = || self.timed().do_record_end(key);
+        self.timed().limit.or_instead(|| self.timed().limit.ending_once(ended), |_| ())
     }
 }
 

@@ -30,7 +30,7 @@ impl Timed {
                 Ok(())
             })
         };
-        self.limit.or_instead(cancelled, |_| ())
+        self.limit.or_instead(|| self.limit.ending(cancelled), |_| ())
     }
 
     /// Cancels a start. Returns whether there was anything to take back.

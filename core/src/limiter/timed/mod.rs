@@ -60,8 +60,8 @@ impl Timed {
     /// Returns when a place is ready.
     fn ready(&self, permit: &RawPermit) -> Option<(&Home, Tick)> {
         // A permit's times are meaningless without its lane.
-        let start = self.own(permit).ok().filter(|start| start.ready != 0)?;
-        Some((self.limit.home().ok()?, start.ready))
+        let start = self.limit.ending(|| self.own(permit)).ok().filter(|start| start.ready != 0)?;
+        Some((self.limit.ending(|| self.limit.home()).ok()?, start.ready))
     }
 
     /// Requests a start now or later.

@@ -111,6 +111,12 @@ impl Links {
         Ok(Links { first: Arc::new(FirstServer::of(url)?), nodes: PerProcess::new() })
     }
 
+    /// Closes the connections. Who still waits for an answer keeps one.
+    pub fn disconnect(&self) {
+        let nodes = std::mem::take(&mut *self.nodes.lock());
+        drop(nodes);
+    }
+
     /// Runs a function with the server of a limit ("": any server). The function runs again
     ///
     /// * if it certainly had no effect, because the limit is elsewhere;

@@ -301,6 +301,11 @@ impl Limit {
     /// Finds the limit for the first time, or because its name belongs to another by now.
     #[cold]
     pub(super) fn bind_again(&self) -> Result<&Bound> {
+        if self.store.is_closed()
+            && let Some(bound) = self.bound_if_closed()?
+        {
+            return Ok(bound);
+        }
         let names = self.names();
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let bind = |locked: &Locked| {
@@ -319,6 +324,24 @@ impl Limit {
         Ok(bound)
     }
 
+    /// Returns where the limit of a closed store was, for a call that ends a start. `None`: it has to be found again.
+    #[cold]
+    fn bound_if_closed(&self) -> Result<Option<&Bound>> {
+        self.store.check_open()?;
+        if self.bound.load(Acquire).is_null() {
+            // Nothing has started there.
+            return Err(self.store.closed());
+        }
+        Ok(self.last_bound().filter(|bound| !bound.home().limit(bound.limit).is_retired()))
+    }
+
+    /// Returns where this process found the limit, whether or not the store is closed.
+    pub(super) fn last_bound(&self) -> Option<&Bound> {
+        // SAFETY: as in `bound`.
+        let bound = unsafe { self.bound.load(Acquire).as_ref() };
+        bound.filter(|bound| bound.epoch == self.store.epoch_if_open())
+    }
+
     /// The names with which the limit is declared.
     fn names(&self) -> Vec<String> {
         self.made.as_ref().map_or_else(|| vec![self.name.to_string()], |made| made.names())
@@ -327,7 +350,7 @@ impl Limit {
     /// Finds the limit, or declares it. For the holder of the structure lock.
     #[cold]
     pub(super) fn bind(&self, locked: &Locked) -> Result<&Bound> {
-        let epoch = self.store.epoch();
+        let epoch = self.store.epoch_if_open();
         let before = self.bound.load(Acquire);
         let home = self.store.home();
         // SAFETY: as in `bound`.

@@ -119,18 +119,21 @@ impl<'s> Retries<'s> {
 impl Limit {
     pub fn declare(store: &Arc<Session>, name: &str, policy: Policy) -> Result<Limit> {
         policy::check_name(name)?;
+        store.check_open()?;
         let made = Made::new(&store.undeclared, name, vec![policy.into()]);
         Ok(Self::new(store, made.name.clone(), Some((policy, made)), policy.kind()))
     }
 
     pub fn attach(store: &Arc<Session>, name: &str, kind: &'static str) -> Result<Limit> {
         policy::check_name(name)?;
+        store.check_open()?;
         Ok(Self::new(store, name.into(), None, kind))
     }
 
     /// The limits of several policies. A single policy without a name of its own gets the name itself.
     pub fn declare_parts(store: &Arc<Session>, name: &str, policies: Vec<NamedPolicy>) -> Result<Vec<Limit>> {
         check_names(name, &policies)?;
+        store.check_open()?;
         let made = Made::new(&store.undeclared, name, policies);
         let part = |(name, policy): (String, &NamedPolicy)| {
             Self::new(store, name.into(), Some((policy.policy, made.clone())), policy.kind())
@@ -211,6 +214,22 @@ impl Limit {
         }
     }
 
+    /// Makes a call that ends a start, which it may also do after its store was closed. The call may be made twice.
+    #[inline(always)]
+    pub fn ending<R>(&self, call: impl Fn() -> Result<R>) -> Result<R> {
+        match call() {
+            Err(Error::StoreClosed { .. }) => self.ending_once(call),
+            answer => answer,
+        }
+    }
+
+    /// The same for a call of several steps, which is made once.
+    #[cold]
+    #[inline(never)]
+    pub fn ending_once<R>(&self, call: impl FnOnce() -> Result<R>) -> Result<R> {
+        self.store.ending(call)
+    }
+
     fn count_error(&self, error: &Error) {
         if error.is_store_failure() {
             self.count_failure();
@@ -255,7 +274,8 @@ impl Limit {
         // Not while the limit is found elsewhere: see `bind`.
         let mut waiting = self.waiting.lock();
         *waiting = waiting.saturating_add_signed(by);
-        self.is_bound().into_iter().for_each(|bound| bound.waits_more(by));
+        // The waiters of a store that is closed leave, too.
+        self.is_bound().or_else(|| self.last_bound()).into_iter().for_each(|bound| bound.waits_more(by));
     }
 
     /// The decision while the store fails: admitted, if there is a permit.

@@ -35,6 +35,7 @@ pub(in crate::state) struct TimeLeft(Instant, Duration);
 
 impl TimeLeft {
     pub fn new(session: &Session) -> Result<TimeLeft> {
+        session.check_open()?;
         Ok(TimeLeft(Instant::now(), MayWait::part_for_server(session.options.timeout)?))
     }
 

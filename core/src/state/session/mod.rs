@@ -1,10 +1,11 @@
 //! An open store: its cells, and the lock for all rare work.
 //!
 //! The wing has what a session consists of: its options, what its limiters have made, what it wants of the writer, how
-//! it counts, and how it attaches a lane. All above may call it. With the lock it calls two of their methods first:
+//! it counts, how it attaches a lane, and how its use ends. All above may call it. With the lock it calls two of their methods first:
 //! `catch_up` of `names`, and `take_back_refused` of `writer`.
 
 pub(super) mod attach;
+pub(super) mod closing;
 pub(super) mod counting;
 pub(super) mod made;
 pub(super) mod options;
@@ -61,6 +62,9 @@ pub(crate) struct Session {
     /// Held by the thread of this process that does rare work: see [`fork::structure`].
     pub(super) structure: Mutex<()>,
     rare: Mutex<Rare>,
+    /// The fork generation of `Rare::user` and of a memory store's running starts; 0: the store was never open.
+    pub(super) used_by: AtomicU64,
+    pub(super) closing: closing::Closing,
     failures: AtomicU64,
     pub hooks: Hooks,
     /// The threads that wait for it where callers must not, if it is on no server, and a reference for them.
@@ -108,8 +112,6 @@ pub(super) type Outbox = Vec<(String, Vec<RowChange>)>;
 /// State that only the holder of the structure lock uses.
 #[derive(Debug, Default)]
 pub(super) struct Rare {
-    /// The fork generation of `user` and of a memory store's running starts.
-    generation: u64,
     user: Option<User>,
     /// The declarations of a memory store: limits, and which of them form a composite.
     pub(super) limits: BTreeMap<String, Declared>,
@@ -187,6 +189,8 @@ impl Session {
             current: AtomicPtr::new(ptr::null_mut()),
             structure: Mutex::default(),
             rare: rare.into(),
+            used_by: AtomicU64::new(0),
+            closing: closing::Closing::default(),
             server,
             grant_lane,
             server_time: OnceLock::new(),
@@ -248,9 +252,15 @@ impl Session {
         &self.opened().expect("a limit is used only after its store was opened").home
     }
 
-    /// The validity of a limiter's handle on its limit: one process and one home.
+    /// The validity of a limiter's handle on its limit: one process and one home. No handle has that of a closed store.
     #[inline(always)]
     pub fn epoch(&self) -> u64 {
+        if self.is_closed() { 0 } else { self.epoch_if_open() }
+    }
+
+    /// The same, as if the store were not closed.
+    #[inline(always)]
+    pub fn epoch_if_open(&self) -> u64 {
         fork::generation() << 32 | self.home_number()
     }
 
@@ -348,6 +358,7 @@ impl Session {
             if is_answered() {
                 return Ok(());
             }
+            self.check_open()?;
             let left = timeout.saturating_sub(start.elapsed());
             let answer = match fork::structure(&self.structure, left) {
                 None => Ok(None),
@@ -403,12 +414,12 @@ impl Session {
                     // Do not wait here: while the lock is held, all rare work of this store, and forks, wait.
                     let Some(home) = self.memory_home()? else { return Ok(None) };
                     self.push(home);
-                } else if self.rare().generation != fork::generation() {
+                } else if self.used_by.load(Acquire) != fork::generation() {
                     Locked::new(self.home(), None).disown();
                     // The thread that completed them belongs to the parent.
                     self.home().changes().see_to(self.member(), false);
                 }
-                self.rare().generation = fork::generation();
+                self.used_by.store(fork::generation(), Release);
                 let locked = Locked::new(self.home(), None);
                 locked.complete();
                 locked.take_over();
@@ -497,7 +508,7 @@ impl Session {
                     }
                 }
             }
-            _ if self.rare().generation != fork::generation() => {
+            _ if self.used_by.load(Acquire) != fork::generation() => {
                 let database = files::open(path).map_err(|e| Error::store(format!("opening {}", path.display()), e))?;
                 let (presence, _) = presence::announce(path, &database, &lane_path)?;
                 self.use_as(User { member: lane.join(self.home())?, _presence: presence });
@@ -517,7 +528,7 @@ impl Session {
         let mut rare = self.rare();
         self.member.store(user.member.number, Release);
         rare.user = Some(user);
-        rare.generation = fork::generation();
+        self.used_by.store(fork::generation(), Release);
     }
 
     /// `None` if the lane is invalid and must be removed.

@@ -174,6 +174,12 @@ impl TurnLine {
         self.unnotified.clear();
     }
 
+    /// Removes all waiters, which count as started.
+    pub fn fail_all(&mut self, limiter: &dyn Limiter) {
+        self.running += self.len();
+        self.clear(limiter);
+    }
+
     /// Gives all places back, to take new ones.
     pub fn renew(&mut self, limiter: &dyn Limiter, now: Tick) {
         self.line.give_back_all(limiter);
