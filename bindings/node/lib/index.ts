@@ -17,6 +17,7 @@ export {
   LeaseLost,
   LimitError,
   Stopped,
+  StoreClosed,
   StoreError,
   SyncUnsupported,
   TimeoutError,

@@ -32,6 +32,7 @@ import {
   SlidingWindowCounterLimiter,
   type Stats,
   Store,
+  StoreClosed,
   SyncUnsupported,
   TimeoutError,
   TokenBucketLimiter,
@@ -118,6 +119,7 @@ export async function operators(): Promise<number> {
   await store.override("x", "100/1m", { key: "tenant" });
   await store.lift("x", { key: "tenant" });
   await store.flush();
+  await store.close();
   return store.failures;
 }
 
@@ -189,7 +191,7 @@ export function leases(): bigint | null {
   try {
     permit?.renew();
   } catch (error) {
-    if (error instanceof LeaseLost || error instanceof SyncUnsupported) console.log(error.code);
+    if (error instanceof LeaseLost || error instanceof StoreClosed || error instanceof SyncUnsupported) console.log(error.code);
   }
   return permit?.fence ?? null;
 }
