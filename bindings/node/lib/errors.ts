@@ -25,6 +25,8 @@ export class WeightExceedsCapacity extends LimitError {}
 export class UnknownLimit extends LimitError {}
 /** The store could not be used: it is not a store, it failed, or it is damaged, full, or busy or silent for too long. */
 export class StoreError extends LimitError {}
+/** The store was closed by `Store.close`. Make another `Store` of its address to use it again. */
+export class StoreClosed extends LimitError {}
 /** The lease has ended: another start may hold its units. */
 export class LeaseLost extends LimitError {}
 
@@ -65,6 +67,7 @@ const classes = {
   WeightExceedsCapacity,
   UnknownLimit,
   StoreError,
+  StoreClosed,
   LeaseLost,
   SyncUnsupported,
   Stopped,
@@ -87,6 +90,7 @@ const byCode: Record<string, typeof LimitError> = {
   store_timeout: StoreError,
   store_full: StoreError,
   damaged: StoreError,
+  store_closed: StoreClosed,
   lease_lost: LeaseLost,
   would_wait: SyncUnsupported,
 };

@@ -18,6 +18,7 @@ export {
   LeaseLost,
   LimitError,
   Stopped,
+  StoreClosed,
   StoreError,
   SyncUnsupported,
   TimeoutError,

@@ -59,6 +59,7 @@ interface Native {
   lift(store: NativeStore, name: string, key?: string): Promise<void>;
   forget(store: NativeStore, name: string): Promise<void>;
   flush(store: NativeStore): Promise<void>;
+  closeStore(store: NativeStore): Promise<void>;
   verify(store: NativeStore, repair: boolean): Promise<string[]>;
   observer(store: NativeStore): NativeObserver;
   snapshot(observer: NativeObserver, keys: number, showKeys: boolean): NativeSnapshot;

@@ -193,6 +193,23 @@ export class Store {
   }
 
   /**
+   * Ends the use of this object and its limiters. Every call that would start, wait, read or change something then rejects or throws
+   * `StoreClosed`, whatever `onError` says, and so do the promises of starts that wait. Permits can still be completed, cancelled,
+   * settled and renewed. Other `Store` objects are not affected, even at the same address.
+   *
+   * Writes the starts that the database does not have yet, and closes the connections to a server. If the starts cannot be written
+   * within the timeout, it rejects, and the store is closed nevertheless. No effect on a store that is closed.
+   */
+  async close(): Promise<void> {
+    await native.closeStore(this._native).catch(rethrow);
+  }
+
+  /** Closes the store: `await using store = new Store(…)`. */
+  async [Symbol.asyncDispose](): Promise<void> {
+    await this.close();
+  }
+
+  /**
    * Returns the problems of the store's files. With `repair` it also repairs what it can: it deletes unreadable rows from the
    * database, and replaces an inconsistent lane. Reads the whole database, which delays starts that wait for a commit.
    */

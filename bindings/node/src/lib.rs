@@ -150,6 +150,13 @@ pub fn open_store(store: &External<Store>) -> AsyncTask<Pooled<()>> {
     AsyncTask::new(Pooled(Box::new(move || store.open())))
 }
 
+/// Closes a store.
+#[napi]
+pub fn close_store(store: &External<Store>) -> AsyncTask<Pooled<()>> {
+    let store = Store::clone(store);
+    AsyncTask::new(Pooled(Box::new(move || store.close())))
+}
+
 /// Returns the names that are declared in a store.
 #[napi]
 pub fn names(store: &External<Store>) -> AsyncTask<Pooled<Vec<String>>> {

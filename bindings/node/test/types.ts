@@ -34,6 +34,7 @@ import {
   SlidingWindowCounterLimiter,
   type Stats,
   Store,
+  StoreClosed,
   SyncUnsupported,
   TimeoutError,
   TokenBucketLimiter,
@@ -131,6 +132,7 @@ export async function operators(): Promise<number> {
   await store.override("x", "100/1m", { key: "tenant" });
   await store.lift("x", { key: "tenant" });
   await store.flush();
+  await store.close();
   return store.failures;
 }
 
@@ -202,7 +204,7 @@ export function leases(): bigint | null {
   try {
     permit?.renew();
   } catch (error) {
-    if (error instanceof LeaseLost || error instanceof SyncUnsupported) console.log(error.code);
+    if (error instanceof LeaseLost || error instanceof StoreClosed || error instanceof SyncUnsupported) console.log(error.code);
   }
   return permit?.fence ?? null;
 }

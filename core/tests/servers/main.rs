@@ -8,6 +8,7 @@ mod common;
 mod changes;
 #[cfg(feature = "fault-points")]
 mod clocks;
+mod closing;
 mod connections;
 mod corrections;
 mod denials;
