@@ -103,6 +103,7 @@ mod fork;
 mod hash;
 pub mod hooks;
 mod limiter;
+mod memory;
 mod metrics;
 mod observer;
 mod onlooker;
