@@ -104,6 +104,7 @@ mod fork;
 mod hash;
 pub mod hooks;
 mod limiter;
+mod memory;
 mod metrics;
 mod observer;
 mod onlooker;

@@ -147,6 +147,13 @@ impl Snapshot {
         text.sample("", self.ledger_lag.into());
         text.family(LANE);
         text.sample("", Value::Whole(self.lane_bytes));
+        // A server's are its own.
+        for (family, bytes) in [(STORE_USED, self.used_bytes), (STORE_MAX, self.max_bytes)] {
+            text.family(family);
+            if self.max_bytes > 0 {
+                text.sample("", Value::Whole(bytes));
+            }
+        }
         text.family(PROCESSES);
         // There is at least the observing process; an empty list means that the processes are not known.
         if !self.processes.is_empty() {
@@ -188,6 +195,10 @@ const fn seconds(name: &'static str, help: &'static str) -> Family {
     family(Kind::Gauge, name, "seconds", help)
 }
 
+const fn bytes(name: &'static str, help: &'static str) -> Family {
+    family(Kind::Gauge, name, "bytes", help)
+}
+
 const fn counter(name: &'static str, help: &'static str) -> Family {
     family(Kind::Counter, name, "", help)
 }
@@ -195,7 +206,9 @@ const fn counter(name: &'static str, help: &'static str) -> Family {
 const STORE: Family = family(Kind::Info, "_store", "", "The store, and the version of the package.");
 const LEDGER_LAG: Family =
     seconds("_ledger_lag_seconds", "Age of the oldest admitted unit that is not written to the database yet.");
-const LANE: Family = family(Kind::Gauge, "_lane_bytes", "bytes", "Size of the lane; 0 without a lane.");
+const LANE: Family = bytes("_lane_bytes", "Size of the lane; 0 without a lane.");
+const STORE_USED: Family = bytes("_store_used_bytes", "Memory of the store that is in use.");
+const STORE_MAX: Family = bytes("_store_max_bytes", "The size up to which the store grows (max_size).");
 const PROCESSES: Family = gauge("_processes", "Processes on this machine that use the store.");
 const FAILURES: Family = counter("_failures", "Decisions of the scraped process that the store failed.");
 const INFO: Family =
@@ -226,6 +239,10 @@ const OF_LIMIT: &[(Family, OfLimit)] = &[
         Some(limit.retry_after.into())
     }),
     (gauge("_keys", "Known keys."), |limit| whole(limit.keys)),
+    (bytes("_keys_bytes", "Memory that the limit's keys take."), |limit| in_memory(limit, limit.bytes)),
+    (bytes("_keys_spare_bytes", "Memory that further keys may take before new ones are refused."), |limit| {
+        in_memory(limit, limit.spare_bytes)
+    }),
     (gauge("_grants_held", "Units granted by a server to the scraped process and not used yet."), |limit| {
         limit.grants.map(|GrantSnapshot { held, .. }| Value::Whole(held))
     }),
@@ -250,6 +267,11 @@ const OF_LIMIT: &[(Family, OfLimit)] = &[
     }),
     (counter("_policy_changes", "Changes of the policy."), |limit| whole(limit.stats.policy_changes)),
 ];
+
+/// A number of bytes of a limit whose keys are in this machine's memory.
+fn in_memory(limit: &LimitSnapshot, bytes: u64) -> Option<Value> {
+    (limit.bytes > 0).then_some(Value::Whole(bytes))
+}
 
 type OfKey = fn(&KeySnapshot) -> u64;
 

@@ -59,6 +59,8 @@ fn everything() -> Snapshot {
         places_lost: 11,
         stats: stats(12),
         keys: 13,
+        bytes: 17_408,
+        spare_bytes: 18_432,
         hot_keys: vec![key("tenant", "00000000000000aa"), key("tenant", "00000000000000bb"), key("c", "cc")],
         grants: Some(GrantSnapshot { held: 14, requests: 15 }),
     };
@@ -84,6 +86,8 @@ fn everything() -> Snapshot {
         processes: vec![ProcessSnapshot { pid: 1, program: "python".into(), since: SECOND }],
         ledger_lag: Duration::from_millis(1500),
         lane_bytes: 262_144,
+        used_bytes: 131_072,
+        max_bytes: 67_108_864,
         failures: 16,
     }
 }
@@ -151,7 +155,7 @@ fn an_empty_store_has_metrics() {
     let nothing = Snapshot { limits: Vec::new(), processes: Vec::new(), ..everything() };
     let text = nothing.to_openmetrics(&MetricsOptions::default());
     let samples: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
-    assert_eq!(samples.len(), 4, "{samples:?}");
+    assert_eq!(samples.len(), 6, "{samples:?}");
     assert!(text.ends_with("workglow_limit_failures_total 16\n# EOF\n"), "{text}");
 }
 

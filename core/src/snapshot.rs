@@ -37,6 +37,11 @@ pub struct Snapshot {
     pub ledger_lag: Duration,
     /// The size of the lane in bytes; 0 without a lane.
     pub lane_bytes: u64,
+    /// The memory of the store that is in use, in bytes: keys, limits, and blocks that wait for new keys. 0 on a server.
+    pub used_bytes: u64,
+    /// The size in bytes up to which this process lets the store grow: see
+    /// [`StoreOptions::max_size`](crate::StoreOptions::max_size). 0 on a server.
+    pub max_bytes: u64,
     /// The number of decisions of this process that the store failed.
     pub failures: u64,
 }
@@ -74,6 +79,11 @@ pub struct LimitSnapshot {
     pub stats: Stats,
     /// The approximate number of keys, without the empty key.
     pub keys: u64,
+    /// The memory that its keys take, in bytes. 0 on a server.
+    pub bytes: u64,
+    /// The memory that further keys may take before new ones are refused, in bytes. It becomes less if other limits get more
+    /// keys, and more if keys are idle. 0 on a server.
+    pub spare_bytes: u64,
     /// The busiest keys in the snapshot, busiest first. On a server, first those that this process has used, then the fullest.
     pub hot_keys: Vec<KeySnapshot>,
     /// The server's grants to this process. `None` if no server grants units.

@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use crate::hooks::{Happening, Hook, HookId};
 use crate::server::{Engine, Finding};
+use crate::state::files::arena::{self, MAX_BYTES, MIN_BYTES};
 use crate::state::ledger::verify_database::Problem;
 use crate::state::session::Session;
 use crate::state::session::options::StoreOptions;
@@ -37,11 +38,15 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::InvalidUrl`] as for [`Store::new`]; [`Error::InvalidArgument`] for a mode beyond `0o777`, or one
-    /// without read and write access for the owner.
+    /// without read and write access for the owner, and for a `max_size` outside 1 MiB to 4 GiB.
     pub fn with_options(url: &str, options: StoreOptions) -> Result<Store> {
         if options.mode > 0o777 || options.mode & 0o600 != 0o600 {
             let given = format!("0o{:o}", options.mode);
             return Err(Error::invalid("mode", given, "0o600 to 0o777, with reading and writing for the owner"));
+        }
+        if let Some(size) = options.max_size.filter(|size| !(MIN_BYTES..=MAX_BYTES).contains(size)) {
+            let expected = format!("{MIN_BYTES} to {MAX_BYTES} bytes (1 MiB to {})", arena::size(MAX_BYTES));
+            return Err(Error::invalid("max_size", size, expected));
         }
         let session = Arc::new(Session::new(url, address::parse(url)?, options)?);
         let _ = session.me.set(Arc::downgrade(&session));

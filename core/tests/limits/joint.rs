@@ -430,13 +430,13 @@ fn opposite_orders_of_parts_neither_exceed_nor_block() {
         }
     }
     assert_eq!(starts.len(), 72);
-    let most = |of: &dyn Fn(&(u64, u64, u64, String)) -> Option<u64>| {
-        let all: Vec<_> = starts.iter().filter_map(|start| Some((start.0, start.1, of(start)?))).collect();
+    let most = |units: &dyn Fn(u64, &str) -> u64| {
+        let all: Vec<_> = starts.iter().map(|(a, b, tokens, key)| (*a, *b, units(*tokens, key))).collect();
         most_in_any_window(&all, WINDOW.as_nanos() as u64)
     };
-    assert!(most(&|_| Some(1)) <= 8);
-    assert!(most(&|start| Some(start.2)) <= 60);
-    for key in ["acme", "other"] {
-        assert!(most(&|start| (start.3 == key).then_some(1)) <= 5);
+    assert!(most(&|_, _| 1) <= 8);
+    assert!(most(&|tokens, _| tokens) <= 60);
+    for own in ["acme", "other"] {
+        assert!(most(&|_, key| u64::from(key == own)) <= 5);
     }
 }

@@ -24,6 +24,7 @@ mod processes;
 #[cfg(feature = "fault-points")]
 mod restoring;
 mod rewriting;
+mod shares;
 mod space;
 mod storms;
 mod surviving;

@@ -355,9 +355,10 @@ fn keys_are_restored_into_a_lane_that_idle_keys_have_filled() {
     Child::run(|| {
         present_boot(2);
         fault::restore_at_once(0, true);
-        // SAFETY: this process has one thread.
-        unsafe { std::env::set_var("WGL_TEST_MOST_BYTES", (2 << 20).to_string()) };
-        let store = store(&dir);
+        let mut options = StoreOptions::default();
+        (options.durability, options.timeout) = (Durability::Commit, Duration::from_secs(60));
+        options.max_size = Some(2 << 20);
+        let store = Store::with_options(&dir.url(), options).unwrap();
         let (limiter, short) = (store.limiter("api", "100/1h").unwrap(), store.limiter("short", "100/2s").unwrap());
         limiter.open().unwrap();
         let full = (0..).find_map(|i| short.attempt(&format!("key {i}"), 1).err()).unwrap();

@@ -216,7 +216,7 @@ impl<'h> Index<'h, '_> {
         if !segment.takes_slot() {
             return Err(Blocked::Full);
         }
-        let at = self.block_for_new_key((segment, life))?;
+        let at = self.block_for_new_key((segment, life), hash)?;
         fault::point("key-allocated");
         let Some(new) = begin(at) else { return Err(Blocked::Full) };
         let slots = segment.slots();
@@ -244,7 +244,7 @@ impl<'h> Index<'h, '_> {
     }
 
     /// An unused block for a key of this table: a reused one if the segment has any.
-    fn block_for_new_key(self, (segment, life): (SegmentCells, u64)) -> Result<BlockAt, Blocked> {
+    fn block_for_new_key(self, (segment, life): (SegmentCells, u64), hash: Hash) -> Result<BlockAt, Blocked> {
         let returned = segment.word(index_word::RETURNED).swap(0, AcqRel);
         if returned >> index_word::TAG == self.home.block_class(self.table.policy) && returned != 0 {
             return Ok(untagged(returned));
@@ -260,7 +260,15 @@ impl<'h> Index<'h, '_> {
             let is_same = segment.word(index_word::LIFE).load(Acquire) == life;
             return if is_same { Ok(at) } else { Err(Blocked::Full) };
         }
-        Ok(At::new(self.home.arena.allocate(self.home.key_words(self.table.policy))?))
+        let table = self.home.of(self.table);
+        if table.spare_blocks() == 0 {
+            return Err(Blocked::Full);
+        }
+        // Counted first: a process that dies in between leaves a block too many in the count.
+        let words = self.home.block_words(self.table.policy);
+        self.home.take_words(table.limit(), hash, words);
+        let at = self.home.arena.allocate(words);
+        Ok(At::new(at.inspect_err(|_| self.home.return_words(table.limit(), hash, words))?))
     }
 
     /// The segments of a table.

@@ -91,18 +91,15 @@ pub(super) const PLACE_TABLES: u64 = 16;
 /// The number of slots of the first table.
 pub(super) const FIRST_PLACES: u64 = 256;
 
-/// Where the last sweep for idle keys stopped: the limit and the hash.
+/// The limit at which the next sweep for idle keys begins; 0: the first one.
 pub(in crate::state) const SWEPT_LIMIT: u64 = PLACES + PLACE_TABLES;
-pub(in crate::state) const SWEPT_HASH: u64 = SWEPT_LIMIT + 1;
-/// The number of completed rounds of sweeps.
-pub(in crate::state) const SWEPT_ROUNDS: u64 = SWEPT_LIMIT + 2;
 
 /// The list of limits whose policies are changing, the latest first. The next word is the process that completes the
 /// changes, as its member number + 1.
-pub(in crate::state) const CHANGES: u64 = SWEPT_ROUNDS + 1;
-pub(in crate::state) const CHANGER: u64 = SWEPT_ROUNDS + 2;
+pub(in crate::state) const CHANGES: u64 = SWEPT_LIMIT + 1;
+pub(in crate::state) const CHANGER: u64 = SWEPT_LIMIT + 2;
 /// The newest generation of policies whose predecessors' starts are all in the ledger.
-pub(in crate::state) const SETTLED: u64 = SWEPT_ROUNDS + 3;
+pub(in crate::state) const SETTLED: u64 = SWEPT_LIMIT + 3;
 
 /// For observers: the processes that use the lane, and how many callers wait. See `members.rs`.
 pub(in crate::state) const MEMBERS: u64 = SETTLED + 1;
@@ -152,6 +149,11 @@ pub(in crate::state) mod limit_word {
     pub const MINUTES: u64 = 43; // twice six words
     /// The table that the limit got when the lane was rebuilt, while keys of it may be only in the ledger; else 0.
     pub const UNRESTORED: u64 = 55;
+    /// The words that its keys take: see `share.rs`.
+    pub const TAKEN: u64 = 56;
+    /// The hash at which the next search for idle keys begins, and the words that this round of searches has counted.
+    pub const SEARCHED: u64 = 57;
+    pub const COUNTED: u64 = 58;
     pub const WORDS: u64 = 64;
 }
 

@@ -12,4 +12,5 @@ pub(super) mod limit;
 pub(super) mod locked;
 pub(super) mod places;
 pub(super) mod segment;
+pub(super) mod share;
 pub(super) mod table;

@@ -2,11 +2,12 @@
 
 use super::block::{hash_in, table_in};
 use super::home::{Home, KeyAt, Table};
-use super::layout::{BlockAt, SegmentAt, index_word, key_word};
+use super::layout::{At, BlockAt, SegmentAt, index_word, key_word};
 use crate::atomic::*;
 use crate::damage::nonsense;
 use crate::fault;
 use crate::hash::Hash;
+use crate::policy::Policy;
 
 /// The words of one segment.
 #[derive(Debug, Clone, Copy)]
@@ -64,6 +65,11 @@ impl<'h> SegmentCells<'h> {
     /// Returns whether it may have keys of earlier tables.
     pub(in crate::state) fn is_old(self, table: &Table) -> bool {
         self.word(index_word::TABLE).load(Acquire) != table.at.offset()
+    }
+
+    /// The policy of the table for which it was made. For the holder of the structure lock.
+    pub(in crate::state) fn policy(self) -> Policy {
+        self.home.table_at(At::new(self.word(index_word::TABLE).load(Acquire))).policy
     }
 
     /// Follows a key's probe sequence to its slot and block, or to the first slot that does not hold another key.

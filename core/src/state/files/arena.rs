@@ -17,8 +17,8 @@ use std::sync::atomic::AtomicPtr;
 /// The largest size of a store, in bytes.
 pub(crate) const MAX_BYTES: u64 = if cfg!(target_pointer_width = "64") { 4 << 30 } else { 512 << 20 };
 
-/// The smallest useful address space, in bytes.
-const MIN_BYTES: usize = 1 << 20;
+/// The smallest useful size of a store, in bytes.
+pub(crate) const MIN_BYTES: u64 = 1 << 20;
 
 /// The part of its memory limits that a store on the heap takes, where the process may have only so much address space
 /// or so much locked memory.
@@ -39,16 +39,6 @@ fn reserve(allocated: u64) -> u64 {
     (allocated / 16).clamp(4 << 10, 1 << 20)
 }
 
-/// The largest size of this store, in bytes.
-fn most_bytes() -> u64 {
-    // Tests do not fill gigabytes.
-    #[cfg(feature = "fault-points")]
-    if let Some(most) = std::env::var("WGL_TEST_MOST_BYTES").ok().and_then(|text| text.parse().ok()) {
-        return most;
-    }
-    MAX_BYTES
-}
-
 /// Words of the header that the arena itself uses.
 pub(crate) const CURSOR: u64 = 11;
 pub(crate) const ALLOCATED: u64 = 12;
@@ -65,6 +55,8 @@ pub(crate) struct Arena {
     usable: AtomicU64,
     /// The largest view. It links to the earlier ones.
     views: AtomicPtr<View>,
+    /// The size in bytes up to which this process lets the store grow. Another process may have another bound.
+    bound: u64,
 }
 
 /// A mapping of a store from its beginning.
@@ -102,11 +94,36 @@ impl<'a> VisibleWords<'a> {
 pub(crate) struct NoSpace;
 
 impl Arena {
-    /// An arena on this process's heap.
-    pub fn on_heap() -> Result<Arena> {
-        let arena = Arena::first(reserve_heap()?)?;
+    /// An arena on this process's heap, of at most so many bytes.
+    pub fn on_heap(bound: u64) -> Result<Arena> {
+        let map = reserve_heap(bound)?;
+        let bound = bound.min(map.len() as u64);
+        let mut arena = Arena::first(map)?;
+        arena.set_bound(bound);
         arena.start();
         Ok(arena)
+    }
+
+    /// Lets this process make the store grow up to so many bytes. A store that is already larger stays so.
+    pub fn set_bound(&mut self, bound: u64) {
+        self.bound = bound;
+    }
+
+    /// The size in bytes up to which this process lets the store grow.
+    pub fn bound(&self) -> u64 {
+        self.bound
+    }
+
+    /// The number of words that were ever allocated.
+    pub fn used(&self) -> u64 {
+        self.word(CURSOR).load(Acquire)
+    }
+
+    /// The number of words that were never allocated, up to the bound, without the reserve.
+    pub fn unallocated(&self) -> u64 {
+        let [allocated, used] = [ALLOCATED, CURSOR].map(|word| self.word(word).load(Relaxed));
+        let end = allocated.max(self.bound / 8);
+        (end - reserve(end)).saturating_sub(used)
     }
 
     /// An arena in a file of which `allocated` words exist: see [`Arena::allocate_first`].
@@ -132,7 +149,7 @@ impl Arena {
     fn new(map: os::Mapping, usable: u64) -> Arena {
         let base = AtomicPtr::new(map.base());
         let views = AtomicPtr::new(Box::into_raw(Box::new(View { map, before: ptr::null_mut() })));
-        Arena { base, usable: AtomicU64::new(usable), views }
+        Arena { base, usable: AtomicU64::new(usable), views, bound: MAX_BYTES }
     }
 
     fn view(&self) -> &View {
@@ -301,7 +318,7 @@ impl Arena {
     }
 
     fn allocate_below(&self, count: u64, end: impl Fn(u64) -> u64) -> Result<u64, NoSpace> {
-        let count = count.next_multiple_of(ALIGN_WORDS);
+        let count = aligned(count);
         let mut at = self.word(CURSOR).load(Acquire);
         loop {
             if at.saturating_add(count) > end(self.word(ALLOCATED).load(Acquire)) {
@@ -336,10 +353,9 @@ impl Arena {
         let need = (need + reserve(2 * need)) * 8;
         // Grow by half: some space in advance, but no large part of a small disk.
         let want = need.max(have + (have / 2).min(STEP)).next_multiple_of(FIRST_BYTES);
-        let most = if file.is_some() { MAX_BYTES } else { self.view().map.len() as u64 }.min(most_bytes());
-        let want = want.min(most);
+        let want = want.min(self.bound);
         if need > want {
-            let reason = format!("the store is full: its keys and limits can take {} MiB at most", most >> 20);
+            let reason = format!("the store is full: its keys and limits can take {} at most", size(self.bound));
             return Err(Error::StoreFull { reason });
         }
         let want = want.min(have + STEP);
@@ -365,9 +381,19 @@ fn view_of(words: u64) -> usize {
     (words * 8).next_power_of_two().max(4 * FIRST_BYTES) as usize
 }
 
-/// Reserves address space on the heap: as much as a store can ever use, or less if the process is limited to less.
-fn reserve_heap() -> Result<os::Mapping> {
-    let part = |most: u64| (most / PART).clamp(MIN_BYTES as u64, MAX_BYTES) as usize & !4095;
+/// The number of words that an allocation takes.
+pub(crate) fn aligned(count: u64) -> u64 {
+    count.next_multiple_of(ALIGN_WORDS)
+}
+
+/// A number of bytes, for messages.
+pub(crate) fn size(bytes: u64) -> String {
+    if bytes % (1 << 20) == 0 { format!("{} MiB", bytes >> 20) } else { format!("{} KiB", bytes >> 10) }
+}
+
+/// Reserves address space on the heap: as much as the store can ever use, or less if the process is limited to less.
+fn reserve_heap(bound: u64) -> Result<os::Mapping> {
+    let part = |most: u64| (most / PART).clamp(MIN_BYTES, bound) as usize & !4095;
     let [space, locked] = os::address_space();
     let mut len = part(space.unwrap_or(u64::MAX));
     loop {
@@ -377,7 +403,7 @@ fn reserve_heap() -> Result<os::Mapping> {
             Err(e) if e.raw_os_error() == Some(libc::EAGAIN) && locked.is_some_and(|most| part(most) < len) => {
                 len = part(locked.unwrap_or(0));
             }
-            Err(_) if len > MIN_BYTES => len /= 2,
+            Err(_) if len as u64 > MIN_BYTES => len = (len / 2) & !4095,
             Err(e) => return Err(Error::store(format!("reserving {} MiB of address space", len >> 20), e)),
         }
     }

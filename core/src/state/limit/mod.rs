@@ -23,7 +23,7 @@ use crate::server::witness::Witness;
 use crate::state::cells::home::{Blocked, Home, KeyAt, Table};
 use crate::state::counts::{Counts, STORE_ERRORS};
 use crate::state::ledger::declared::{check_names, part_names};
-use crate::state::rare::space::Search;
+use crate::state::rare::space::{Need, Search};
 use crate::state::session::made::Made;
 use crate::state::session::options::OnError;
 use crate::state::session::{LET_OTHERS, Session};
@@ -41,7 +41,7 @@ pub(crate) const STORE_AGAIN: Duration = Duration::from_secs(1);
 
 /// For this many nanoseconds, a limiter does not search a full store again after it found no idle keys. Otherwise each
 /// new key would cause a search.
-const IN_VAIN: u64 = 200_000_000;
+const IN_VAIN: u64 = 100_000_000;
 
 /// One limit of one store, as used by one limiter.
 #[derive(Debug)]
@@ -531,10 +531,17 @@ impl Limit {
     fn make_space(&self, hash: Hash) -> Result<()> {
         let (began, patience) = (Instant::now(), MayWait::patience(self.store.options.timeout)?);
         let rests = monotonic_ns() < self.full_until.load(Relaxed);
+        let bound = self.bound()?;
+        let (home, table) = (bound.home(), bound.latest());
+        // Strangers who make keys on a limit that has its share do not keep others from the lock.
+        if rests && home.of(table).spare_blocks() == 0 && !home.limit(bound.limit).has_plans() {
+            return Err(home.of(table).share_is_full());
+        }
+        let need = if rests { Need::KeyAtOnce } else { Need::Key };
         let mut search = Search::default();
         loop {
-            let space = self.with_table(|home, _, table| home.make_space(table, hash, rests))?;
-            let found = search.has_found(space, rests);
+            let space = self.with_table(|home, _, table| home.make_space(table, hash, need))?;
+            let found = search.has_found(space);
             if found.is_err() && !rests {
                 self.full_until.store(monotonic_ns() + IN_VAIN, Relaxed);
             }

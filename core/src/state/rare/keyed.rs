@@ -13,7 +13,7 @@
 //! The database decides which key is on which plan (`policies.rs`). The lane follows, in steps that can be repeated
 //! from the start.
 
-use super::space::{MAX_TURNS, Search};
+use super::space::{MAX_TURNS, Need, Search};
 use crate::algorithm::Start;
 use crate::algorithm::leases::SLOT_WORDS;
 use crate::algorithm::log::CLOSED;
@@ -29,6 +29,7 @@ use crate::state::cells::layout::{BlockAt, LimitAt, STUBS, TableAt, index_word, 
 use crate::state::cells::limit::LimitCells;
 use crate::state::cells::locked::Locked;
 use crate::state::cells::segment::{SegmentCells, entry, is_empty};
+use crate::state::cells::share::STUB_WORDS;
 use crate::state::cells::table::TableCells;
 use crate::state::files::arena::{ALLOCATED, HEADER_WORDS};
 use crate::time::Tick;
@@ -142,7 +143,7 @@ impl Locked<'_> {
                         return Ok(());
                     }
                     // Another caller has added it, or space is needed.
-                    search.has_found(self.make_space(&table, hash, false)?, false)?;
+                    search.has_found(self.make_space(&table, hash, Need::Plan)?)?;
                     continue;
                 }
             };
@@ -193,7 +194,7 @@ impl Locked<'_> {
             let index = self.index(&table).segment(hash);
             match index.probe(&table, hash) {
                 Err(slot) if !self.add_stub((index, slot), &plan, hash, text)? => {
-                    search.has_found(self.make_space(&table, hash, false)?, false)?;
+                    search.has_found(self.make_space(&table, hash, Need::Plan)?)?;
                 }
                 _ => return Ok(()),
             }
@@ -263,14 +264,15 @@ impl Locked<'_> {
         // Only an empty slot is replaced, never a key or the mark of a sealed index.
         let is_added =
             is_empty(word) && slots[slot as usize].compare_exchange(word, entry(hash, stub), AcqRel, Acquire).is_ok();
-        if !is_added {
-            self.retire_stub(stub);
+        match is_added {
+            true => self.take_words(self.of(plan).limit(), hash, STUB_WORDS),
+            false => self.retire_stub(stub),
         }
         Ok(is_added)
     }
 
     fn new_stub(&self, plan: &Table, hash: Hash, text: &str) -> Result<BlockAt> {
-        let at = self.used_in(STUBS).map_or_else(|| self.allocate(key_word::RING), Ok)?;
+        let at = self.used_in(STUBS).map_or_else(|| self.allocate(STUB_WORDS), Ok)?;
         self.block(at).word(key_word::LIFE).store(CLOSED, Release);
         self.block(at).word(key_word::IS_STUB).store(1, Release);
         for word in [key_word::GATE, key_word::LISTED].into_iter().chain(key_word::COUNTS) {
@@ -321,6 +323,7 @@ impl Locked<'_> {
         self.block(into).copy_identity(self, self.block(stub), true);
         index.set_entry(self, slot, hash, into);
         self.retire_stub(stub);
+        self.take_words(self.of(own).limit(), hash, self.block_words(own.policy) - STUB_WORDS);
         Ok(())
     }
 }

@@ -25,6 +25,7 @@ impl Locked<'_> {
         segment.insert(self, &table, self.hash(b'k', ""), empty);
         self.arena.word(table.at + table_word::EMPTY_KEY).store(empty.offset(), Relaxed);
         self.limit(at).word(limit_word::ID).store(id as u64, Release);
+        self.take_words(at, self.hash(b'k', ""), self.segment_words(&table, segment));
         let link = self.link(at, name)?;
         self.arena.word(at + limit_word::TABLE).store(table.at.offset(), Relaxed);
         let first = self.arena.word(FIRST_LIMIT);

@@ -167,6 +167,8 @@ impl Locked<'_> {
         if policy != old.policy.after(policy) {
             self.limit(limit).policy_changed();
         }
+        // The block of the key "".
+        self.take_instead(&new, self.hash(b'k', ""), old.policy, policy);
         self.complete();
         Ok(())
     }

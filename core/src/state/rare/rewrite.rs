@@ -18,10 +18,9 @@ use crate::state::cells::block::BlockCells;
 use crate::state::cells::home::{Home, KeyAt, Table};
 use crate::state::cells::layout::{At, BlockAt, FREE_KEYS, LimitAt, OLDER_WORDS, TableAt, key_word, table_word};
 use crate::state::cells::locked::Locked;
+use crate::state::cells::share::COUNT;
 use crate::time::{MAX_TIME, Now};
 
-/// The head of a list of free blocks is `count << COUNT | first`.
-const COUNT: u32 = 32;
 const FIRST: u64 = (1 << COUNT) - 1;
 
 impl Locked<'_> {
@@ -50,7 +49,17 @@ impl Locked<'_> {
             empty.store(into.offset(), Release);
         }
         self.retire_block(before.policy, from.at);
+        self.take_instead(table, hash, before.policy, own.policy);
         Ok(into)
+    }
+
+    /// Counts a block of one policy as taken, and one of another as returned.
+    pub(super) fn take_instead(&self, table: &Table, hash: Hash, before: Policy, own: Policy) {
+        let (limit, words) = (self.of(table).limit(), [own, before].map(|policy| self.block_words(policy)));
+        if words[0] != words[1] {
+            self.take_words(limit, hash, words[0]);
+            self.return_words(limit, hash, words[1]);
+        }
     }
 
     /// Seals a key's cells and writes their history, with this edit, into a block of `own`. The block is not published

@@ -6,8 +6,10 @@
 //! rewrite, the next holder of the lock starts it again from the beginning.
 //!
 //! The keys of a segment are therefore examined about once per segment's worth of new keys; without new keys, no space
-//! is needed. When no space is left for a new key, a *sweep* searches the segments of all limits for idle keys, a few
-//! segments at a time.
+//! is needed. When no space is left for a new key, or its limit has [its share](crate::state::cells::share), idle keys
+//! are searched for: first those of its limit, then in a *sweep* those of all limits whose blocks it could use. A step of
+//! the search takes a few segments, and a new key pays for a few steps. The next one goes on where they ended. So no
+//! caller pays for more, and every key is examined if new ones are refused again and again.
 
 use crate::algorithm::Start;
 use crate::algorithm::cells::Cells;
@@ -16,11 +18,11 @@ use crate::damage::nonsense;
 use crate::error::{Error, Result};
 use crate::fault;
 use crate::hash::Hash;
+use crate::policy::Policy;
 use crate::state::cells::home::{Blocked, KeyAt, Table};
 use crate::state::cells::index::Root;
 use crate::state::cells::layout::{
-    At, BlockAt, DirectoryAt, FREE_SEGMENTS, STUBS, SWEPT_HASH, SWEPT_LIMIT, SWEPT_ROUNDS, TableAt, index_word,
-    table_word,
+    At, BlockAt, DirectoryAt, FREE_SEGMENTS, LimitAt, STUBS, SWEPT_LIMIT, TableAt, index_word, limit_word, table_word,
 };
 use crate::state::cells::locked::Locked;
 use crate::state::cells::segment::{SegmentCells, block, empty, entry, untagged};
@@ -28,11 +30,18 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// The time limit of one sweep. The segment in progress is always finished.
+/// The time limit of one step of a search. The segment in progress is always finished.
 const SWEEP: Duration = Duration::from_millis(2);
 
-/// The most used blocks that a segment gets at once from a store that cannot grow: others may need them more.
+/// The number of steps for which a new key searches for idle ones.
+const STEPS: u32 = 4;
+
+/// The most used blocks that a segment gets at once from a store that cannot grow, or in a limit that has nearly its
+/// share: others may need them more.
 const STOCK: u64 = 64;
+
+/// With more spare blocks than this, a limit is far from its share.
+const MANY: u64 = 8 * index_word::MAX_CAPACITY;
 
 /// Below this number of used blocks, no search is worthwhile while the store can grow.
 const ENOUGH: u64 = 64;
@@ -50,9 +59,30 @@ const MAX_DEPTH: u32 = 26;
 #[derive(Debug)]
 pub(crate) enum Space {
     Available,
-    /// None found so far, and the store cannot grow. The next call continues the search. The number counts the
-    /// completed rounds of the search over all limits.
-    Searched(u64, Error),
+    /// None found so far, and the store cannot grow. The next call continues the search, unless nothing is left to
+    /// search.
+    Searched {
+        is_all: bool,
+        full: Error,
+    },
+}
+
+/// What space is needed for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Need {
+    /// A new key.
+    Key,
+    /// A new key, shortly after a search in vain: idle keys are not searched for again.
+    KeyAtOnce,
+    /// A key that gets a policy of its own. It needs no share: operators make it, and not strangers.
+    Plan,
+}
+
+/// What a step of a search has found: the number of free blocks of the wanted class, and whether it has passed all keys.
+#[derive(Debug, Clone, Copy)]
+struct Step {
+    freed: u64,
+    is_all: bool,
 }
 
 /// The keys of a segment that stay, the blocks of those that go, and the blocks of keys of other tables, with their
@@ -73,28 +103,38 @@ impl Locked<'_> {
             match self.index(table).find_or_begin(hash, &|at| self.block(at).begin(table, hash, text, starts)) {
                 Ok(found) => return Ok(found),
                 Err(Blocked::Refused(error)) => return Err(error),
-                Err(Blocked::Full) => drop(search.has_found(self.make_space(table, hash, false)?, false)?),
+                Err(Blocked::Full) => drop(search.has_found(self.make_space(table, hash, Need::Key)?)?),
                 Err(_) => self.repair_key(table, hash)?,
             }
         }
         nonsense("a repaired key did not stay repaired")
     }
 
-    /// Makes the space that [`Blocked::Full`] asked for, for a key with this hash. With `rests`, idle keys are not
-    /// searched for.
-    pub fn make_space(&self, table: &Table, hash: Hash, rests: bool) -> Result<Space> {
+    /// Makes the space that [`Blocked::Full`] asked for, for a key with this hash.
+    pub fn make_space(&self, table: &Table, hash: Hash, need: Need) -> Result<Space> {
+        let rests = need == Need::KeyAtOnce;
         let Some(root) = self.index(table).root() else { return Ok(Space::Available) };
         if let Some(plan) = self.index(table).plan_of_idle(hash) {
             return self.make_space_to_wake(&plan, rests);
         }
+        if need != Need::Plan && self.of(table).spare_blocks() == 0 {
+            let step = if rests { None } else { self.make_space_in_share(table, hash)? };
+            if step.is_some_and(|step| step.freed > 0) && self.has_stock(table, hash) {
+                return Ok(Space::Available);
+            }
+            if self.of(table).spare_blocks() == 0 {
+                let is_all = step.is_none_or(|step| step.is_all);
+                return Ok(Space::Searched { is_all, full: self.of(table).share_is_full() });
+            }
+        }
         let segment = self.segment_at(root, root.entry_of(hash.0[0]));
         let capacity = segment.capacity();
         let word = |word| segment.word(word).load(Acquire);
-        let rounds = || self.arena.word(SWEPT_ROUNDS).load(Acquire);
         let block = self.key_words(table.policy) + 16;
         let hoards = self.arena.has_space(block) || fault::planted("hoarded blocks");
-        let most = if hoards { u64::MAX } else { STOCK };
-        let restock = || self.index(table).segment(hash).restock(self, table, most);
+        let spare = || if need == Need::Plan { STOCK } else { self.of(table).spare_blocks() };
+        let most = |spare| if hoards && spare > MANY { u64::MAX } else { STOCK.min(spare) };
+        let restock = || self.index(table).segment(hash).restock(self, (table, hash), most(spare()));
         let is_sealed = segment.slots().iter().any(|slot| slot.load(Acquire) == index_word::SEALED);
         if is_sealed
             || segment.is_old(table)
@@ -107,7 +147,9 @@ impl Locked<'_> {
                 // available.
                 Ok(_) => {}
                 // Other limits may have segments that they do not need.
-                Err(full) if !rests => return self.sweep(0).map(|_| Space::Searched(rounds(), full)),
+                Err(full) if !rests => {
+                    return self.sweep(None, None).map(|step| Space::Searched { is_all: step.is_all, full });
+                }
                 Err(full) => return Err(full),
             }
         }
@@ -116,16 +158,40 @@ impl Locked<'_> {
             return Ok(Space::Available);
         }
         // The sweep may rewrite the segment.
-        let found = if rests { 0 } else { self.sweep(self.block_class(table.policy))? };
-        if found >= ENOUGH && restock() {
+        let nothing = Step { freed: 0, is_all: true };
+        let step = if rests { nothing } else { self.sweep(Some(self.block_class(table.policy)), None)? };
+        if step.freed >= ENOUGH && restock() {
             return Ok(Space::Available);
         }
         // Twice what the next key needs, so that one short allocation does not lead straight to the next.
         match self.grow_for_keys(2 * block) {
             Ok(()) => Ok(Space::Available),
             Err(_) if restock() => Ok(Space::Available),
-            Err(full) => Ok(Space::Searched(rounds(), full)),
+            Err(full) => Ok(Space::Searched { is_all: step.is_all, full }),
         }
+    }
+
+    /// Searches for idle keys, for a new key of a limit that has its share: in the key's segment, then among the limit's
+    /// keys, then among those of all limits whose blocks it could use. `None` if there was nothing to search.
+    fn make_space_in_share(&self, table: &Table, hash: Hash) -> Result<Option<Step>> {
+        let Some(root) = self.index(table).root() else { return Ok(None) };
+        if self.has_idle_key(table, self.segment_at(root, root.entry_of(hash.0[0]))) {
+            // It keeps their blocks for its new keys.
+            match self.renew_segment(table, hash.0[0], false) {
+                Err(Error::StoreFull { .. }) => {}
+                renewed => {
+                    renewed?;
+                    return Ok(Some(Step { freed: 1, is_all: false }));
+                }
+            }
+        }
+        fault::point("sweeping");
+        let own = self.search_limit(self.of(table).limit(), Instant::now())?;
+        if own.freed > 0 || self.of(table).spare_blocks() > 0 {
+            return Ok(Some(own));
+        }
+        let all = self.sweep(Some(self.block_class(table.policy)), Some(self.of(table).limit()))?;
+        Ok(Some(Step { is_all: own.is_all && all.is_all, ..all }))
     }
 
     /// Returns whether the segment for a hash has blocks for new keys.
@@ -138,11 +204,14 @@ impl Locked<'_> {
     /// Makes space for the cells of a key that has none.
     fn make_space_to_wake(&self, plan: &Table, rests: bool) -> Result<Space> {
         let (class, block) = (self.block_class(plan.policy), self.key_words(plan.policy) + 16);
-        if self.has_used_block(plan.policy) || self.arena.has_space(block) || !rests && self.sweep(class)? > 0 {
+        if self.has_used_block(plan.policy) || self.arena.has_space(block) {
             return Ok(Space::Available);
         }
-        let rounds = || self.arena.word(SWEPT_ROUNDS).load(Acquire);
-        Ok(self.grow_for_keys(2 * block).map_or_else(|full| Space::Searched(rounds(), full), |()| Space::Available))
+        let step = if rests { Step { freed: 0, is_all: true } } else { self.sweep(Some(class), None)? };
+        Ok(match self.grow_for_keys(2 * block) {
+            Err(full) if step.freed == 0 => Space::Searched { is_all: step.is_all, full },
+            _ => Space::Available,
+        })
     }
 
     // ---- segments ----
@@ -174,6 +243,7 @@ impl Locked<'_> {
             old.seal(self);
         }
         let (kept, idle, others) = self.part(table, old, is_old)?;
+        let words_before = self.segment_words(table, old);
         // More keys may be in use by now.
         let capacity = if kept.len() as u64 > wanted / 2 { wanted.max(before) } else { wanted };
         let entries = 1 << root.depth();
@@ -214,15 +284,19 @@ impl Locked<'_> {
                 root.next(directory, depth)
             }
         };
+        let words = new.iter().map(|new| self.segment_words(table, *new)).sum::<u64>();
         fault::point("segment-written");
         self.arena.word(table.at + table_word::INDEX).store(next.0, Release);
+        self.take_words(self.of(table).limit(), Hash([hash, 0]), words);
+        self.return_words(self.of(table).limit(), Hash([hash, 0]), words_before);
         // Only now: a process that restarts this work must find the blocks in their old places.
         let freed = blocks.map(|at| self.retire_block(table.policy, at)).count() as u64;
         misfits.into_iter().for_each(|at| self.retire_to(class, at));
         if !is_sweep {
             // The forgotten keys may return, and need blocks of this table's size then.
             for segment in new {
-                segment.restock(self, table, others.len() as u64);
+                let most = (others.len() as u64).min(self.of(table).spare_blocks());
+                segment.restock(self, (table, Hash([hash, 0])), most);
             }
         }
         others.into_iter().for_each(|(class, at)| self.retire_to(class, at));
@@ -389,63 +463,89 @@ impl Locked<'_> {
 
     // ---- sweeps ----
 
-    /// Forgets idle keys of all limits for a moment, starting where the last sweep stopped. Returns how many blocks of
-    /// this class became free.
-    fn sweep(&self, class: u64) -> Result<u64> {
+    /// Forgets idle keys for a moment, of all limits that may have blocks of this class, or of all; but for one limit. It
+    /// starts where the last sweep stopped.
+    fn sweep(&self, class: Option<u64>, but: Option<LimitAt>) -> Result<Step> {
         fault::point("sweeping");
-        let (began, mut found) = (Instant::now(), 0);
-        let [limit, position, rounds] = [SWEPT_LIMIT, SWEPT_HASH, SWEPT_ROUNDS].map(|word| self.arena.word(word));
+        let (began, mut freed) = (Instant::now(), 0);
+        let limit = self.arena.word(SWEPT_LIMIT);
+        let mut is_all = limit.load(Acquire) == 0;
+        let has_class = |policy: Policy| class.is_none_or(|class| self.block_class(policy) == class);
         // Limits added since then are part of the next round.
-        let mut limits = self.limits().skip_while(|at| ![0, at.offset()].contains(&limit.load(Acquire)));
-        for at in limits.by_ref() {
+        for at in self.limits().skip_while(|at| ![0, at.offset()].contains(&limit.load(Acquire))) {
             limit.store(at.offset(), Release);
-            let table = self.limit(at).table();
-            loop {
-                let hash = position.load(Acquire);
-                let Some(root) = self.index(&table).root() else { break };
-                let freed = match self.sweep_segment(&table, root, hash) {
-                    // There is no space to rewrite this one.
-                    Err(Error::StoreFull { .. }) => 0,
-                    swept => swept?,
-                };
-                found += if self.block_class(table.policy) == class { freed } else { 0 };
-                let next = self.index(&table).next_segment(hash);
-                position.store(next.unwrap_or(0), Release);
-                if next.is_none() {
-                    break;
-                }
-                if began.elapsed() > SWEEP {
-                    return Ok(found);
+            if began.elapsed() > SWEEP {
+                return Ok(Step { freed, is_all: false });
+            }
+            let of = self.limit(at);
+            if Some(at) != but && (has_class(of.table().policy) || of.has_plans()) {
+                let step = self.search_limit(at, began)?;
+                freed += if has_class(of.table().policy) { step.freed } else { 0 };
+                is_all &= step.is_all;
+                if !step.is_all {
+                    return Ok(Step { freed, is_all });
                 }
             }
-            if began.elapsed() > SWEEP {
+        }
+        limit.store(0, Release);
+        Ok(Step { freed, is_all })
+    }
+
+    /// Forgets idle keys of a limit until the moment that began then is over, or all keys were passed. It starts where the
+    /// last search stopped. A round also counts the words that the limit has.
+    fn search_limit(&self, limit: LimitAt, began: Instant) -> Result<Step> {
+        let (table, mut freed) = (self.limit(limit).table(), 0);
+        let word = |word| self.limit(limit).word(word);
+        let (position, counted) = (word(limit_word::SEARCHED), word(limit_word::COUNTED));
+        let (first, mut has_turned) = (position.load(Acquire), false);
+        loop {
+            let hash = position.load(Acquire);
+            let Some(root) = self.index(&table).root() else { break };
+            if hash == 0 {
+                counted.store(0, Release);
+            }
+            freed += match self.sweep_segment(&table, root, hash) {
+                // There is no space to rewrite this one.
+                Err(Error::StoreFull { .. }) => 0,
+                swept => swept?,
+            };
+            let segment = self.index(&table).segment(Hash([hash, 0]));
+            let words = counted.fetch_add(self.segment_words(&table, segment), AcqRel);
+            let next = self.index(&table).next_segment(hash);
+            position.store(next.unwrap_or(0), Release);
+            if next.is_none() {
+                word(limit_word::TAKEN).store(words + self.segment_words(&table, segment), Release);
+                has_turned = true;
+            }
+            if has_turned && position.load(Acquire) >= first {
                 break;
             }
-        }
-        match limits.next() {
-            Some(next) => limit.store(next.offset(), Release),
-            None => {
-                limit.store(0, Release);
-                rounds.fetch_add(1, AcqRel);
+            if began.elapsed() > SWEEP {
+                return Ok(Step { freed, is_all: false });
             }
         }
-        Ok(found)
+        Ok(Step { freed, is_all: true })
     }
 
     /// Frees the unused blocks of a segment.
     pub(super) fn sweep_segment(&self, table: &Table, root: Root, hash: u64) -> Result<u64> {
         let segment = self.segment_at(root, root.entry_of(hash));
         let word = |word| segment.word(word).load(Acquire);
+        let has_stock = word(index_word::FREE) > word(index_word::TAKEN);
+        if has_stock || self.has_idle_key(table, segment) {
+            return self.renew_segment(table, hash, true);
+        }
+        Ok(0)
+    }
+
+    /// Returns whether a segment has an idle key with cells.
+    fn has_idle_key(&self, table: &Table, segment: SegmentCells) -> bool {
         let (dead, empty_key) = (Dead::default(), self.hash(b'k', ""));
         let is_idle = |at: &BlockAt| {
             let is_over = || self.is_over(&self.block(*at).table(table), *at, &dead);
             self.block(*at).hash() != empty_key && !self.block(*at).is_stub() && is_over()
         };
-        let has_stock = word(index_word::FREE) > word(index_word::TAKEN);
-        if has_stock || segment.entries().any(|at| is_idle(&at)) {
-            return self.renew_segment(table, hash, true);
-        }
-        Ok(0)
+        segment.entries().any(|at| is_idle(&at))
     }
 }
 
@@ -496,7 +596,7 @@ impl<'h> SegmentCells<'h> {
 
     /// Gives it used blocks for as many keys as it has space for, but at most so many. Returns whether there were
     /// any. A process that dies here loses one.
-    fn restock(self, locked: &Locked, table: &Table, most: u64) -> bool {
+    fn restock(self, locked: &Locked, (table, hash): (&Table, Hash), most: u64) -> bool {
         let (free, capacity) = (self.word(index_word::FREE), self.capacity());
         let (first, space) = (free.load(Acquire), self.free_slots().min(most));
         let blocks = std::iter::from_fn(|| locked.used_block(table.policy));
@@ -504,7 +604,9 @@ impl<'h> SegmentCells<'h> {
             self.stocked(i).store(at.offset(), Release);
             free.store(i + 1, Release);
         });
-        stocked.count() > 0
+        let count = stocked.count() as u64;
+        locked.take_words(locked.of(table).limit(), hash, count * locked.block_words(table.policy));
+        count > 0
     }
 
     /// The number of keys that it has space for.
@@ -514,22 +616,21 @@ impl<'h> SegmentCells<'h> {
     }
 }
 
-/// A search for space. It ends after a full round over all limits.
+/// A search for space. It ends after a few steps.
 #[derive(Debug, Default)]
 pub(crate) struct Search {
-    first: Option<u64>,
+    steps: u32,
 }
 
 impl Search {
-    /// Returns whether there is space. If not, the search continues, unless it has completed a full round or `rests` is
-    /// set.
-    pub fn has_found(&mut self, space: Space, rests: bool) -> Result<bool> {
+    /// Returns whether there is space. If not, the search continues, unless that was its last step.
+    pub fn has_found(&mut self, space: Space) -> Result<bool> {
         match space {
             Space::Available => Ok(true),
-            Space::Searched(_, full) if rests => Err(full),
-            // The search began in the middle of its first round.
-            Space::Searched(round, full) if round > *self.first.get_or_insert(round) + 1 => Err(full),
-            Space::Searched(..) => Ok(false),
+            Space::Searched { is_all, full } => {
+                self.steps += 1;
+                if is_all || self.steps >= STEPS { Err(full) } else { Ok(false) }
+            }
         }
     }
 }

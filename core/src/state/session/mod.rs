@@ -26,13 +26,14 @@ use crate::server::{self, Engine, RowChange};
 use crate::state::cells::home::{Home, NEVER};
 use crate::state::cells::locked::Locked;
 use crate::state::counts::Book;
+use crate::state::files::arena::{self, MAX_BYTES, MIN_BYTES};
 use crate::state::files::grant_lane::GrantLane;
-use crate::state::files::{self, arena, lane, presence};
+use crate::state::files::{self, lane, presence};
 use crate::state::ledger::declared::Declared;
 use crate::state::ledger::{database, recovery};
 use crate::time::{Clock, Tick};
 use crate::waiting::MayWait;
-use crate::{fault, fork};
+use crate::{fault, fork, memory};
 use made::Undeclared;
 use options::{Durability, OnError, StoreOptions};
 use std::cell::Cell;
@@ -293,6 +294,11 @@ impl Session {
         self.options.on_error
     }
 
+    /// The size in bytes up to which this process lets the store grow.
+    fn bound(&self) -> u64 {
+        self.options.max_size.unwrap_or_else(|| (memory::available() / 4).clamp(MIN_BYTES, MAX_BYTES))
+    }
+
     pub fn count_failure(&self) {
         self.failures.fetch_add(1, Relaxed);
     }
@@ -441,7 +447,7 @@ impl Session {
             },
             None => None,
         };
-        let arena = arena::Arena::on_heap()?;
+        let arena = arena::Arena::on_heap(self.bound())?;
         let home = Home {
             arena,
             clock: Clock::new(Clock::fresh_base(manual.as_ref()), manual),
@@ -554,7 +560,7 @@ impl Session {
         }
         let identity_generation = identity.generation;
         let store = attach::Store { path: path.to_owned(), id, identity };
-        let Some((home, found)) = lane.attach(&store, self.options.clock.as_ref())? else { return Ok(None) };
+        let Some((mut home, found)) = lane.attach(&store, self.options.clock.as_ref())? else { return Ok(None) };
         match found {
             lane::LaneState::Current => {}
             lane::LaneState::Ahead => recovery::write_all(&Locked::new(&home, Some(&lane.file)), &mut database)?,
@@ -565,6 +571,8 @@ impl Session {
                 lane.finish(&home.arena);
             }
         }
+        // Only now: what a restart has to restore is restored, whatever the bound.
+        home.arena.set_bound(self.bound());
         if home.generation() != identity_generation {
             home.mark_behind();
         }

@@ -23,6 +23,10 @@ pub struct StoreOptions {
     /// Whether a server may grant units in advance, which this process then starts without a request. If not, each
     /// start is a request. Default `true`; `?grants=never` in the address has the same effect as `false`.
     pub grants: bool,
+    /// The size in bytes up to which this process lets the store's memory, or its lane, grow: 1 MiB to 4 GiB. Default: a
+    /// quarter of the memory of the machine, or of the container if that has less. A store that is larger already works, but
+    /// does not grow. What a restart has to restore is always restored.
+    pub max_size: Option<u64>,
 }
 
 /// The answer of a decision when the store fails: when it is gone, full, read-only, or busy or silent for longer than
@@ -61,6 +65,7 @@ impl Default for StoreOptions {
             on_error: OnError::Raise,
             durability: Durability::Budget,
             grants: true,
+            max_size: None,
         }
     }
 }

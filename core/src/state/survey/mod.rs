@@ -171,6 +171,8 @@ impl Session {
                     processes: home.members().processes(),
                     ledger_lag: home.listed_since().map_or(Duration::ZERO, |at| from_ticks(now.saturating_sub(at))),
                     lane_bytes: if home.is_lane() { home.arena.usable() * 8 } else { 0 },
+                    used_bytes: home.arena.used() * 8,
+                    max_bytes: home.arena.bound(),
                     failures: self.failures(),
                 })
             },
@@ -356,6 +358,8 @@ impl LimitCells<'_> {
             places_lost: self.word(limit_word::PLACES_LOST).load(Acquire),
             stats: self.counts(),
             keys: index.key_count(),
+            bytes: home.limit_words(self.at) * 8,
+            spare_bytes: home.of(&table).spare_blocks() * home.block_words(table.policy) * 8,
             hot_keys: hot.map(|seen| index.show_key(seen, gate)).collect(),
             grants: None,
         }

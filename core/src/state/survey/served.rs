@@ -126,6 +126,8 @@ impl Session {
             processes: Vec::new(),
             ledger_lag: Duration::ZERO,
             lane_bytes: 0,
+            used_bytes: 0,
+            max_bytes: 0,
             failures: self.failures(),
         })
     }
@@ -265,6 +267,8 @@ impl Session {
             places_lost: at.map_or(0, |at| home.limit(at).word(limit_word::PLACES_LOST).load(Acquire)),
             stats: at.map_or_else(Stats::default, |at| home.limit(at).counts()),
             keys: found.keys,
+            bytes: 0,
+            spare_bytes: 0,
             hot_keys: Vec::new(),
             grants: home
                 .is_granted(policy)

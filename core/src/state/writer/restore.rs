@@ -9,7 +9,7 @@ use crate::state::cells::layout::{LimitAt, RESTORING};
 use crate::state::cells::locked::Locked;
 use crate::state::ledger::gather::moment;
 use crate::state::ledger::restoring::{LedgerKey, Past, Rows};
-use crate::state::rare::space::Search;
+use crate::state::rare::space::{Need, Search};
 use crate::state::session::Session;
 use crate::time::Tick;
 use crate::{fault, fork};
@@ -44,7 +44,7 @@ impl Session {
                 match locked.restore_key(&table, hash, text, &rows) {
                     Ok(()) => break,
                     Err(Blocked::Refused(error)) => return Err(error),
-                    Err(_) => drop(search.has_found(locked.make_space(&table, hash, false)?, false)?),
+                    Err(_) => drop(search.has_found(locked.make_space(&table, hash, Need::Key)?)?),
                 }
             }
         }
@@ -90,7 +90,7 @@ impl Session {
                     Err(Blocked::Refused(error)) => return Err(error),
                     // The rest waits for the next second.
                     Err(_) => {
-                        locked.make_space(&locked.limit(*limit).table(), *hash, false)?;
+                        locked.make_space(&locked.limit(*limit).table(), *hash, Need::Key)?;
                         return Err(Error::busy(format!("restoring {}", self.url())));
                     }
                     Ok(()) => {}

@@ -1,0 +1,117 @@
+//! The share of a store that a limit has, and when it gets no more.
+//!
+//! A limit gets new keys while its own keys have at most three times the space that is left for it. (Switches share their
+//! buffers among ports by this rule: Choudhury and Hahne, *Dynamic queue length thresholds for shared-memory packet
+//! switches*, 1998.) So a limit alone can fill three quarters of the store, and of what it leaves, the next one can fill
+//! three quarters again. However many keys strangers make on one limit, the others get new keys.
+//!
+//! What is left for a limit: the words that were never allocated, and the free blocks of its size. Blocks of other sizes
+//! do not count, since its keys cannot use them.
+//!
+//! A limit counts its words when they are taken and returned. The count errs by a few blocks if a process dies in
+//! between, or by a segment if it dies while it rewrites one. Each search for idle keys that has passed all keys of a
+//! limit corrects it: it adds up the words of each segment that it passes, and what is taken and returned behind it. No
+//! decision depends on it: a wrong count makes a share larger or smaller for a while. The copies of
+//! cancelled starts are not counted, which at most doubles a block. Three times what is left is a bound all the same.
+
+use super::home::{Home, Table};
+use super::layout::{FREE_KEYS, LimitAt, index_word, key_word, limit_word};
+use super::segment::SegmentCells;
+use super::table::TableCells;
+use crate::atomic::*;
+use crate::error::Error;
+use crate::hash::Hash;
+use crate::policy::Policy;
+use crate::state::files::arena;
+
+/// The head of a list of free blocks is `count << COUNT | first`.
+pub(in crate::state) const COUNT: u32 = 32;
+
+/// How many times what is left for it a limit may have.
+const TIMES: u64 = 3;
+
+/// The words of a block without cells.
+pub(in crate::state) const STUB_WORDS: u64 = key_word::RING;
+
+impl TableCells<'_, '_> {
+    /// The number of further blocks that the limit may have for its keys.
+    #[cold]
+    pub fn spare_blocks(self) -> u64 {
+        let block = self.home.block_words(self.table.policy);
+        let most = (TIMES * self.left_words()).saturating_sub(self.home.limit_words(self.limit()));
+        // Each of them also takes something from what is left.
+        most / ((TIMES + 1) * block)
+    }
+
+    /// The number of words that are left for its keys.
+    fn left_words(self) -> u64 {
+        let list = self.home.arena.word(FREE_KEYS + self.home.block_class(self.table.policy));
+        let free = (list.load(Relaxed) >> COUNT) * self.home.block_words(self.table.policy);
+        self.home.arena.unallocated() + free
+    }
+
+    /// The error of a limit that has its share.
+    #[cold]
+    pub fn share_is_full(self) -> Error {
+        let name = self.home.limit(self.limit()).name().unwrap_or_default();
+        let [has, left, all] =
+            [self.home.limit_words(self.limit()) * 8, self.left_words() * 8, self.home.arena.bound()].map(arena::size);
+        let reason = format!(
+            "the limit \"{name}\" is full: its keys take {has}, and it gets no new key above {TIMES} times what is left ({left} of {all})"
+        );
+        Error::StoreFull { reason }
+    }
+}
+
+impl Home {
+    /// The words that the block of a key takes.
+    pub(in crate::state) fn block_words(&self, policy: Policy) -> u64 {
+        arena::aligned(self.key_words(policy))
+    }
+
+    /// The words that the keys of a limit take.
+    pub(in crate::state) fn limit_words(&self, limit: LimitAt) -> u64 {
+        self.arena.word(limit + limit_word::TAKEN).load(Relaxed)
+    }
+
+    /// Counts words that a limit takes for a key, or for the segment of a key.
+    pub(in crate::state) fn take_words(&self, limit: LimitAt, hash: Hash, words: u64) {
+        self.count_words(limit, hash, |count| count.saturating_add(words));
+    }
+
+    /// Counts words that a limit returns.
+    pub(in crate::state) fn return_words(&self, limit: LimitAt, hash: Hash, words: u64) {
+        // A count that has missed some does not fall below 0.
+        self.count_words(limit, hash, |count| count.saturating_sub(words));
+    }
+
+    fn count_words(&self, limit: LimitAt, Hash([hash, _]): Hash, change: impl Fn(u64) -> u64) {
+        let word = |word| self.arena.word(limit + word);
+        let is_passed = hash < word(limit_word::SEARCHED).load(Relaxed);
+        let counts = [limit_word::TAKEN].into_iter().chain(is_passed.then_some(limit_word::COUNTED));
+        for count in counts {
+            // Others may change it at the same time.
+            let _ = word(count).fetch_update(Relaxed, Relaxed, |count| Some(change(count)));
+        }
+    }
+
+    /// The words that a segment of a table takes, with its keys and the blocks for new ones. Only for the holder of the
+    /// structure lock.
+    pub(in crate::state) fn segment_words(&self, table: &Table, segment: SegmentCells) -> u64 {
+        let word = |word| segment.word(word).load(Acquire);
+        let (is_old, block) = (segment.is_old(table), self.block_words(table.policy));
+        let keys = if is_old || self.limit(self.of(table).limit()).has_plans() {
+            let words = |at| match self.block(at) {
+                block if block.is_stub() => STUB_WORDS,
+                block => self.block_words(block.table(table).policy),
+            };
+            segment.entries().map(words).sum()
+        } else {
+            segment.entries().count() as u64 * block
+        };
+        let stocked = word(index_word::FREE).saturating_sub(word(index_word::TAKEN) & !index_word::CLOSED);
+        let stock = stocked.min(segment.capacity()) + u64::from(word(index_word::RETURNED) != 0);
+        let stock_block = if is_old { self.block_words(segment.policy()) } else { block };
+        arena::aligned(index_word::SLOTS + 2 * segment.capacity()) + keys + stock * stock_block
+    }
+}
