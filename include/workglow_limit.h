@@ -81,7 +81,7 @@
 #define WGL_VERSION_NUMBER (WGL_VERSION_MAJOR * 10000 + WGL_VERSION_MINOR * 100 + WGL_VERSION_PATCH)
 
 // The initial values of the structures below.
-#define WGL_STORE_OPTIONS_INIT { sizeof(wgl_store_options), 0, 0, 0, 0, NULL }
+#define WGL_STORE_OPTIONS_INIT { sizeof(wgl_store_options), 0, 0, 0, 0, NULL, 0 }
 #define WGL_RATE_LIMITER_OPTIONS_INIT { sizeof(wgl_rate_limiter_options), 0, 0, 0, NULL, 0, 0, 0, 0 }
 #define WGL_CONCURRENCY_LIMITER_OPTIONS_INIT { sizeof(wgl_concurrency_limiter_options), 0, 0, NULL, 0, 0 }
 #define WGL_DELAY_LIMITER_OPTIONS_INIT { sizeof(wgl_delay_limiter_options), 0, 0, NULL }
@@ -295,6 +295,9 @@ typedef struct wgl_store_options {
     uint32_t durability;
     // A clock for tests instead of the system's. Default NULL: the system's.
     const wgl_manual_clock *clock;
+    // The size in bytes up to which this process lets the store's memory, or its lane, grow: 1 MiB to 4 GiB. Default 0: a
+    // quarter of the memory of the machine, or of the container if that has less.
+    uint64_t max_size;
 } wgl_store_options;
 
 // One window of a rate limit with several.

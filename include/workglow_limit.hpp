@@ -822,6 +822,8 @@ struct StoreOptions {
     OnError on_error = OnError::raise;
     Durability durability = Durability::budget;
     std::optional<ManualClock> clock = std::nullopt;
+    /// In bytes.
+    std::optional<std::uint64_t> max_size = std::nullopt;
 };
 
 /// A place where limits live: "memory:" (this process), "sqlite:PATH" (this machine), or a server; see wgl_store.
@@ -942,6 +944,7 @@ private:
         raw.on_error = static_cast<std::uint32_t>(options.on_error);
         raw.durability = static_cast<std::uint32_t>(options.durability);
         raw.clock = options.clock ? options.clock->get() : nullptr;
+        raw.max_size = checked.option("max_size", options.max_size);
         return raw;
     }
 

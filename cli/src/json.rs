@@ -40,6 +40,8 @@ pub fn snapshot(seen: &Snapshot, keys: Keys) -> Value {
         "counts_all_processes": seen.counts_all_processes,
         "ledger_lag": seconds(seen.ledger_lag),
         "lane_bytes": seen.lane_bytes,
+        "used_bytes": seen.used_bytes,
+        "max_bytes": seen.max_bytes,
         "failures": seen.failures,
     })
 }
@@ -66,6 +68,8 @@ pub fn limit(seen: &LimitSnapshot, keys: Keys) -> Value {
         "places_lost": seen.places_lost,
         "stats": stats(&seen.stats),
         "keys": seen.keys,
+        "bytes": seen.bytes,
+        "spare_bytes": seen.spare_bytes,
         "hot_keys": seen.hot_keys.iter().map(|found| key(found, keys)).collect::<Vec<_>>(),
         "grants": seen.grants.map(|grants| json!({ "held": grants.held, "requests": grants.requests })),
     })
@@ -302,6 +306,8 @@ fn summary(view: &View) -> Value {
         "processes": processes(&view.seen),
         "ledger_lag": seconds(view.seen.ledger_lag),
         "lane_bytes": view.seen.lane_bytes,
+        "used_bytes": view.seen.used_bytes,
+        "max_bytes": view.seen.max_bytes,
         "failures": view.seen.failures,
     })
 }

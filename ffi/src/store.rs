@@ -55,6 +55,9 @@ pub struct wgl_store_options {
     pub durability: u32,
     /// A clock for tests instead of the system's. Default NULL: the system's.
     pub clock: *const wgl_manual_clock,
+    /// The size in bytes up to which this process lets the store's memory, or its lane, grow: 1 MiB to 4 GiB. Default 0: a
+    /// quarter of the memory of the machine, or of the container if that has less.
+    pub max_size: u64,
 }
 
 // SAFETY: it begins with its size; the pointer is looked at only as what the caller gives.
@@ -335,5 +338,6 @@ unsafe fn store_options(theirs: *const wgl_store_options) -> Result<StoreOptions
         WGL_DURABILITY_COMMIT => Durability::Commit,
         other => return Err(invalid("durability", other, "WGL_DURABILITY_BUDGET (0) or _COMMIT (1)")),
     };
+    mine.max_size = (theirs.max_size != 0).then_some(theirs.max_size);
     Ok(mine)
 }

@@ -235,6 +235,14 @@ static void policies(void) {
         REFUSED(WGL_INVALID_ARGUMENT, "durability is ", wgl_store_open("memory:", &options, &new_store));
         CHECK(new_store == NULL, "an answer was written");
     }
+    uint64_t bad_sizes[] = {1, (1 << 20) - 1, (4ull << 30) + 1, UINT64_MAX};
+    for (int i = 0; i < 4; i++) {
+        wgl_store *new_store = NULL;
+        wgl_store_options options = WGL_STORE_OPTIONS_INIT;
+        options.max_size = bad_sizes[i];
+        REFUSED(WGL_INVALID_ARGUMENT, "max_size is ", wgl_store_open("memory:", &options, &new_store));
+        CHECK(new_store == NULL, "an answer was written");
+    }
 }
 
 static void sizes(void) {

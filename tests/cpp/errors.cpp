@@ -25,6 +25,10 @@ static void stores(const Directory &dir) {
     options.on_error = OnError::deny;
     options.durability = static_cast<Durability>(9);
     THROWS(WGL_INVALID_ARGUMENT, "durability is 9", Store("memory:", options));
+    options.durability = Durability::budget;
+    options.max_size = 5;
+    THROWS(WGL_INVALID_ARGUMENT, "max_size is 5", Store("memory:", options));
+    options.max_size = std::nullopt;
     THROWS(WGL_INVALID_ARGUMENT, "by is -1 ns", ManualClock().advance(-1ns));
     THROWS(WGL_INVALID_URL, "nonsense", Store::verify("nonsense:"));
     CHECK(Store::verify("memory:", {}, true).empty(), "nothing is wrong in memory");

@@ -52,7 +52,15 @@ type NativeLimitSnapshot = Counted<Omit<LimitSnapshot, "hotKeys">> & { readonly 
 type Counted<T> = Omit<T, "stats"> & { readonly stats: readonly number[] };
 
 interface Native {
-  store(url: string, timeout?: number, mode?: number, onError?: string, durability?: string, clock?: NativeClock): NativeStore;
+  store(
+    url: string,
+    timeout?: number,
+    mode?: number,
+    onError?: string,
+    durability?: string,
+    clock?: NativeClock,
+    maxSize?: number,
+  ): NativeStore;
   openStore(store: NativeStore): Promise<void>;
   names(store: NativeStore): Promise<string[]>;
   overrideLimit(store: NativeStore, name: string, policy: string, key?: string): Promise<void>;

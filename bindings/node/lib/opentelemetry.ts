@@ -110,6 +110,8 @@ const INSTRUMENTS: readonly (readonly [Kind, name: string, unit: string, descrip
   ["gauge", "paused_for", "s", "The time until the limit's gate opens.", ofLimit((of) => of.pausedFor / 1e3)],
   ["gauge", "retry_after", "s", "The time until the fullest key admits one unit.", ofLimit((of) => of.retryAfter / 1e3)],
   ["sum", "keys", "{key}", "Keys that are known.", ofLimit((of) => of.keys)],
+  ["gauge", "keys.size", "By", "Memory that the limit's keys take.", ofLimit((of) => of.bytes || null)],
+  ["gauge", "keys.spare", "By", "Memory that further keys may take before new ones are refused.", ofLimit((of) => (of.bytes ? of.spareBytes : null))],
   ["counter", "starts.admitted", "{start}", "Starts that were admitted.", ofLimit((of) => of.stats.admitted)],
   ["counter", "starts.denied", "{start}", "Attempts that were denied, and waiters that timed out.", ofLimit((of) => of.stats.denied)],
   ["counter", "starts.waited", "{start}", "Starts that had to wait, and places that were not ready at once.", ofLimit((of) => of.stats.waited)],
@@ -129,6 +131,8 @@ const INSTRUMENTS: readonly (readonly [Kind, name: string, unit: string, descrip
   ["counter", "key.units.granted", "{unit}", "Units that were granted to a hot key.", ofKey((of) => of.stats.unitsGranted)],
   ["gauge", "ledger.lag", "s", "The age of the oldest admitted units that are not yet in the database.", ofStore((of) => of.ledgerLag / 1e3)],
   ["gauge", "lane.size", "By", "Size of the lane; 0 without one.", ofStore((of) => of.laneBytes)],
+  ["gauge", "store.used", "By", "Memory of the store that is in use.", ofStore((of) => of.usedBytes || null)],
+  ["gauge", "store.max", "By", "The size up to which the store grows.", ofStore((of) => of.maxBytes || null)],
   ["gauge", "processes", "{process}", "Processes of this machine that use the store.", ofStore((of) => of.processes.length || null)],
   ["counter", "failures", "{error}", "Decisions of this process that failed because of the store.", ofStore((of) => of.failures)],
 ];

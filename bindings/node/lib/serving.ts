@@ -5,7 +5,7 @@ import { createHash } from "node:crypto";
 import type { ServerResponse } from "node:http";
 import { type AddressOptions, Addresses, type Reader } from "./address.js";
 import type { Decision, Forecast } from "./calls.js";
-import { invalid } from "./errors.js";
+import { StoreError, invalid } from "./errors.js";
 import { type PolicyDecision, Policy, fields, wholeSeconds } from "./fields.js";
 import { warn } from "./hooks.js";
 import { options as checkOptions } from "./input.js";
@@ -83,6 +83,19 @@ export interface Limited {
   /** The default body: problem details of RFC 9457. */
   readonly problem: Readonly<Record<string, unknown>>;
 }
+
+/** @internal A request whose limit has no room for its key: the store, or the limit's share of it, is full. */
+export interface Unavailable {
+  readonly status: 503;
+  readonly headers: Readonly<Record<string, string>>;
+  readonly problem: Readonly<Record<string, unknown>>;
+}
+
+/** When a client may ask again whose limit was full, in seconds. */
+const AGAIN = "1";
+
+/** The time in ms between two warnings of a full limit. */
+const PAUSE = 60_000;
 
 /** The body of a refusal, and its type. */
 export class Body {
@@ -298,6 +311,8 @@ export class Gate<R, Answer> {
   readonly #exempt: NonNullable<ServingOptions<R, Answer>["exempt"]>;
   readonly #onLimited: OnLimited<R, Answer> | undefined;
   readonly #hasHeaders: boolean;
+  /** When a full limit is warned of again. */
+  #warnsFrom = 0;
 
   /** `more` are options of the framework. */
   constructor(reader: Reader<R>, options: ServingOptions<R, Answer>, more: readonly string[] = []) {
@@ -332,7 +347,7 @@ export class Gate<R, Answer> {
    * Takes permits of these limits, once each, in addition to those that the request has: all, or none; then it returns why. It also takes none
    * after an error, or if the response has ended.
    */
-  async enter(request: R, wanted: readonly CheckedLimit<R>[], entry: Entry, answer: Answer): Promise<Limited | null> {
+  async enter(request: R, wanted: readonly CheckedLimit<R>[], entry: Entry, answer: Answer): Promise<Limited | Unavailable | null> {
     const limits = wanted.filter(({ given }) => !entry.passed.has(given));
     try {
       const starts: RequestStart[] = [];
@@ -349,7 +364,18 @@ export class Gate<R, Answer> {
       for (const limit of limits) if (limit.options.shadow) await this.#shadow(limit, request, entry, answer);
     } catch (error) {
       await entry.undo();
-      throw error;
+      if (!(error instanceof StoreError && error.code === "store_full")) throw error;
+      // A client that is new, among too many. It is not the app's fault, and a retry may succeed. There may be thousands a second.
+      const now = performance.now();
+      if (now >= this.#warnsFrom) {
+        this.#warnsFrom = now + PAUSE;
+        warn("a request got the status 503", error);
+      }
+      return {
+        status: 503,
+        headers: { "Retry-After": AGAIN },
+        problem: { type: "about:blank", title: "Service Unavailable", status: 503 },
+      };
     }
     for (const limit of limits) entry.passed.add(limit.given);
     if (entry.isOver) await entry.undo();
@@ -398,9 +424,14 @@ export class Gate<R, Answer> {
     return fields(shown, shown);
   }
 
-  /** Returns the body of a refusal; or the result of `onLimited`, if `isAnswer` accepts it as a response. */
-  async reply<A extends Answer>(request: R, limited: Limited, answer: Answer, isAnswer: (reply: unknown) => reply is A): Promise<Body | A> {
-    const reply: unknown = (await this.#onLimited?.(request, limited, answer)) ?? limited.problem;
+  /** Returns the body of a refusal; or the result of `onLimited`, if the limit denied and `isAnswer` accepts it as a response. */
+  async reply<A extends Answer>(
+    request: R,
+    limited: Limited | Unavailable,
+    answer: Answer,
+    isAnswer: (reply: unknown) => reply is A,
+  ): Promise<Body | A> {
+    const reply: unknown = (limited.status === 429 ? await this.#onLimited?.(request, limited, answer) : null) ?? limited.problem;
     if (isAnswer(reply)) return reply;
     if (typeof reply === "string") return new Body(reply, "text/plain; charset=utf-8");
     if (reply instanceof Uint8Array) return new Body(new Uint8Array(reply), "application/octet-stream");

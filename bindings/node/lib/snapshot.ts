@@ -38,6 +38,10 @@ export interface Snapshot {
   readonly ledgerLag: number;
   /** The size of the lane in bytes; 0 without one. */
   readonly laneBytes: number;
+  /** The memory of the store that is in use, in bytes; 0 on a server. */
+  readonly usedBytes: number;
+  /** The size in bytes up to which this process lets the store grow (`maxSize`); 0 on a server. */
+  readonly maxBytes: number;
   /** How many decisions of this process the store failed. */
   readonly failures: number;
 }
@@ -84,6 +88,10 @@ export interface LimitSnapshot {
   readonly stats: Stats;
   /** The number of known keys. */
   readonly keys: number;
+  /** The memory that its keys take, in bytes; 0 on a server. */
+  readonly bytes: number;
+  /** The memory that further keys may take before new ones are refused, in bytes; 0 on a server. */
+  readonly spareBytes: number;
   /** The busiest keys, busiest first, at most as many as `SnapshotOptions.keys`. */
   readonly hotKeys: readonly KeySnapshot[];
   /** The units that a server granted to this process. `null` where no server grants units. */

@@ -71,6 +71,11 @@ export interface StoreOptions {
   durability?: "budget" | "commit" | undefined;
   /** A clock for tests. */
   clock?: ManualClock | undefined;
+  /**
+   * The size in bytes up to which this process lets the store's memory, or its lane, grow: 1 MiB to 4 GiB. Default: a quarter of the
+   * memory of the machine, or of the container if that has less.
+   */
+  maxSize?: number | undefined;
 }
 
 /** A problem that `Store.verify` found. */
@@ -132,15 +137,16 @@ export class Store {
   readonly #observer: NativeObserver;
 
   constructor(url: string, options: StoreOptions = {}) {
-    checkOptions(options, ["timeout", "mode", "onError", "durability", "clock"]);
-    const { timeout, mode, onError = "raise", durability = "budget", clock } = options;
+    checkOptions(options, ["timeout", "mode", "onError", "durability", "clock", "maxSize"]);
+    const { timeout, mode, onError = "raise", durability = "budget", clock, maxSize } = options;
     unicode("url", url);
     const ms = maybeMilliseconds("timeout", timeout);
     const bits = mode === undefined ? undefined : whole("mode", mode);
     word("onError", onError, ["raise", "deny", "admit"]);
     word("durability", durability, ["budget", "commit"]);
     const time = nativeClock(clock);
-    this._native = make(() => native.store(url, ms, bits, onError, durability, time));
+    const most = maxSize === undefined ? undefined : whole("maxSize", maxSize);
+    this._native = make(() => native.store(url, ms, bits, onError, durability, time, most));
     this.url = native.url(this._native);
     this.#observer = native.observer(this._native);
     this._clock = clock;

@@ -1,7 +1,7 @@
 // Helpers for frameworks with the standard `Request` and `Response`.
 
 import type { UnderlyingSource } from "node:stream/web";
-import { Body, type Entry, type Limited } from "./serving.js";
+import { Body, type Entry, type Limited, type Unavailable } from "./serving.js";
 
 /** Adds headers to a response, except those that it already has. */
 export function withHeaders(response: Response, headers: Readonly<Record<string, string>>): Response {
@@ -62,7 +62,7 @@ export function whenOver(response: Response, entry: Entry): Response {
 export const forNobody = (): Response => new Response(null, { status: 408 });
 
 /** Returns the response of a refusal. */
-export function refusal({ status, headers }: Limited, reply: Body | Response): Response {
+export function refusal({ status, headers }: Limited | Unavailable, reply: Body | Response): Response {
   if (!(reply instanceof Body)) return withHeaders(reply, headers);
   return new Response(reply.content, { status, headers: { ...headers, "Content-Type": reply.type } });
 }

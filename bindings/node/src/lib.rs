@@ -95,6 +95,7 @@ pub fn store(
     on_error: Option<String>,
     durability: Option<String>,
     clock: Option<&External<ManualClock>>,
+    max_size: Option<f64>,
 ) -> napi::Result<External<Store>> {
     let mut options = StoreOptions::default();
     options.timeout = timeout.map_or(options.timeout, milliseconds);
@@ -110,6 +111,7 @@ pub fn store(
         _ => Durability::Budget,
     };
     options.clock = clock.map(|clock| (**clock).clone());
+    options.max_size = max_size.map(|size| size as u64);
     Store::with_options(&url, options).map(External::new).map_err(thrown)
 }
 

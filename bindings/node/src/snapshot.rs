@@ -26,6 +26,10 @@ pub struct Snapshot {
     pub ledger_lag: f64,
     /// The size of the lane; 0 without one.
     pub lane_bytes: f64,
+    /// The memory of the store that is in use, in bytes; 0 on a server.
+    pub used_bytes: f64,
+    /// The size in bytes up to which this process lets the store grow; 0 on a server.
+    pub max_bytes: f64,
     /// The decisions of this process that the store failed.
     pub failures: f64,
 }
@@ -66,6 +70,10 @@ pub struct LimitSnapshot {
     pub stats: Vec<f64>,
     /// The number of known keys.
     pub keys: f64,
+    /// The memory that its keys take, in bytes; 0 on a server.
+    pub bytes: f64,
+    /// The memory that further keys may take before new ones are refused, in bytes; 0 on a server.
+    pub spare_bytes: f64,
     /// The busiest keys, busiest first.
     pub hot_keys: Vec<KeySnapshot>,
     /// The units that a server granted.
@@ -157,6 +165,8 @@ fn snapshot_of(seen: &workglow_limit::observe::Snapshot, show_keys: bool) -> Sna
         processes: seen.processes.iter().map(process).collect(),
         ledger_lag: ms(seen.ledger_lag),
         lane_bytes: seen.lane_bytes as f64,
+        used_bytes: seen.used_bytes as f64,
+        max_bytes: seen.max_bytes as f64,
         failures: seen.failures as f64,
     }
 }
@@ -191,6 +201,8 @@ fn limit_of(seen: &workglow_limit::observe::LimitSnapshot, show_keys: bool) -> L
         places_lost: seen.places_lost as f64,
         stats: crate::counts(&seen.stats),
         keys: seen.keys as f64,
+        bytes: seen.bytes as f64,
+        spare_bytes: seen.spare_bytes as f64,
         hot_keys: seen.hot_keys.iter().zip(seen.key_names(show_keys)).map(key).collect(),
         grants: seen.grants.map(grants),
     }

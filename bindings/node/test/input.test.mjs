@@ -163,6 +163,9 @@ test("options of stores are checked", async (t) => {
   for (const mode of [...NO_COUNTS, 0o1000, 0o400, 2 ** 60]) {
     assert.throws(() => new Store(`sqlite:${dir}/limits.db`, { mode }), about("mode"));
   }
+  for (const maxSize of [...NO_COUNTS, 1, 2 ** 20 - 1, 2 ** 32 + 1]) {
+    assert.throws(() => new Store("memory:", { maxSize }), about("maxSize"));
+  }
   const words = { onError: '"raise", "deny" or "admit"', durability: '"budget" or "commit"' };
   for (const [name, accepted] of Object.entries(words)) {
     for (const word of ["", "Raise", "raise ", "budgets", null, 1, {}, Symbol("s"), ["raise"], ["budget"]]) {

@@ -67,7 +67,7 @@ import { limitRequests as ofNext } from "workglow-limit/next";
 import { limitUpgrades } from "workglow-limit/upgrade";
 
 const clock = new ManualClock();
-const store = new Store("memory:", { timeout: "5s", mode: 0o660, onError: "deny", durability: "commit", clock });
+const store = new Store("memory:", { timeout: "5s", mode: 0o660, onError: "deny", durability: "commit", clock, maxSize: 2 ** 26 });
 const rate = new RateLimiter(store, "x", { maxExecutions: 1, windowSizeInSeconds: 60 });
 const limiters: Limiter[] = [rate, new ConcurrencyLimiter(5), new NullLimiter(), store.limiter("x")];
 const windows: readonly RateWindow[] = [{ maxExecutions: 100, windowSizeInSeconds: 60 }];

@@ -25,6 +25,10 @@ pub struct Snapshot {
     ledger_lag: f64,
     /// The size of the lane in bytes; 0 without a lane.
     lane_bytes: u64,
+    /// The memory of the store that is in use, in bytes; 0 on a server.
+    used_bytes: u64,
+    /// The size in bytes up to which this process lets the store grow (max_size); 0 on a server.
+    max_bytes: u64,
     /// The number of decisions of this process that failed because of the store.
     failures: u64,
 }
@@ -65,6 +69,10 @@ pub struct LimitSnapshot {
     stats: Py<Stats>,
     /// The number of known keys.
     keys: u64,
+    /// The memory that its keys take, in bytes; 0 on a server.
+    bytes: u64,
+    /// The memory that further keys may take before new ones are refused, in bytes; 0 on a server.
+    spare_bytes: u64,
     /// A KeySnapshot per key, busiest first: at most as many as requested.
     hot_keys: Py<PyTuple>,
     /// The server's grants that this process holds. None if no server grants units.
@@ -147,6 +155,8 @@ impl Snapshot {
             processes: tuple(py, seen.processes, |each| Ok(process(each)))?,
             ledger_lag: seen.ledger_lag.as_secs_f64(),
             lane_bytes: seen.lane_bytes,
+            used_bytes: seen.used_bytes,
+            max_bytes: seen.max_bytes,
             failures: seen.failures,
         })
     }
@@ -175,6 +185,8 @@ impl LimitSnapshot {
             places_lost: seen.places_lost,
             stats: Py::new(py, Stats::from(seen.stats))?,
             keys: seen.keys,
+            bytes: seen.bytes,
+            spare_bytes: seen.spare_bytes,
             hot_keys: tuple(py, names.into_iter().zip(seen.hot_keys), |(name, key)| KeySnapshot::new(py, name, key))?,
             grants: seen.grants.map(grants).transpose()?,
             name: seen.name,

@@ -39,6 +39,8 @@ pub fn tell_counts(py: Python<'_>) {
 /// on_error is the answer of a decision when the store fails: "raise" (the error), "deny", or "admit" (without counting the
 /// start). failures counts such decisions. durability limits what a power cut may erase from the record of starts; erased units
 /// count as spent. It is "budget" (up to 5 % of a limit) or "commit" (nothing: each start is written before its call returns).
+/// max_size is the size in bytes up to which this process lets the store's memory, or its lane, grow: 1 MiB to 4 GiB. None means
+/// a quarter of the memory of the machine, or of the container if that has less.
 ///
 /// A store that processes share can be pickled, and so can its limiters. The pickle contains the address with its password. A
 /// copy is the store itself.
@@ -99,9 +101,9 @@ impl Store {
     #[pyo3(
         signature = (
             url, *, timeout=Duration::from_secs(5), mode=None, on_error=OnError::Raise, durability=Durability::Budget,
-            clock=None
+            clock=None, max_size=None
         ),
-        text_signature = "(url, *, timeout=5.0, mode=0o600, on_error='raise', durability='budget', clock=None)"
+        text_signature = "(url, *, timeout=5.0, mode=0o600, on_error='raise', durability='budget', clock=None, max_size=None)"
     )]
     fn new(
         url: &Bound<'_, PyAny>,
@@ -110,6 +112,7 @@ impl Store {
         #[pyo3(from_py_with = argument::on_error)] on_error: OnError,
         #[pyo3(from_py_with = argument::durability)] durability: Durability,
         #[pyo3(from_py_with = argument::clock)] clock: Option<&Bound<'_, ManualClock>>,
+        max_size: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let mut options = StoreOptions::default();
         options.timeout = timeout;
@@ -120,6 +123,14 @@ impl Store {
             options.mode = match argument::whole("mode", mode)? {
                 Whole::Fits(number) if number <= 0o777 => number as u32,
                 _ => return Err(argument::invalid("mode", mode, "0o600 to 0o777")),
+            }
+        }
+        if let Some(size) = max_size {
+            options.max_size = match argument::whole("max_size", size)? {
+                Whole::Fits(bytes) => Some(bytes),
+                _ => {
+                    return Err(argument::invalid("max_size", size, "1048576 to 4294967296 bytes (1 MiB to 4096 MiB)"));
+                }
             }
         }
         let core = workglow_limit::Store::with_options(&argument::address(url)?, options.clone()).map_err(raised)?;
@@ -355,6 +366,7 @@ impl Store {
         named.set_item("mode", options.mode)?;
         named.set_item("on_error", argument::word(argument::ON_ERROR, options.on_error))?;
         named.set_item("durability", argument::word(argument::DURABILITY, options.durability))?;
+        named.set_item("max_size", options.max_size)?;
         origin::reduced_store(py, this.get_type(), core.address().map_err(raised)?, named)
     }
 

@@ -541,6 +541,18 @@ def test_modes_out_of_range(mode):
         Store("memory:", mode=mode)
 
 
+@pytest.mark.parametrize("size", [0, 1, (1 << 20) - 1, (4 << 30) + 1, -1, HUGE])
+def test_sizes_out_of_range(size):
+    with pytest.raises(InvalidArgument, match="^max_size is .*: expected 1048576 to 4294967296 bytes"):
+        Store("memory:", max_size=size)
+
+
+def test_sizes_of_another_type():
+    for size in True, "64", 1.5:
+        with pytest.raises(TypeError, match="^max_size is .*: expected a whole number, not "):
+            Store("memory:", max_size=size)
+
+
 def test_modes_of_another_type():
     for mode in True, "600", 1.5:
         with pytest.raises(TypeError, match="^mode is .*: expected a whole number, not "):

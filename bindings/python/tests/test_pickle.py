@@ -121,7 +121,8 @@ def test_objects_of_one_process_cannot_be_pickled(store):
 
 def test_a_store_is_unpickled_with_absolute_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    store = Store("sqlite:limits.db", timeout=7.5, mode=0o640, on_error="admit", durability="commit")
+    options = {"timeout": 7.5, "mode": 0o640, "on_error": "admit", "durability": "commit", "max_size": 1 << 26}
+    store = Store("sqlite:limits.db", **options)
     sent = pickle.dumps(store.limiter("x", "2/1h")), pickle.dumps(store)
     store.limiter("x", "2/1h").try_acquire()
     (tmp_path / "elsewhere").mkdir()
@@ -132,7 +133,7 @@ def test_a_store_is_unpickled_with_absolute_paths(tmp_path, monkeypatch):
     assert again(read).__reduce__() == read.__reduce__()
     *_, (*_, named) = read.__reduce__()
     assert {**named, "timeout": named["timeout"].total_seconds()} == {
-        "timeout": 7.5, "mode": 0o640, "on_error": "admit", "durability": "commit",
+        "timeout": 7.5, "mode": 0o640, "on_error": "admit", "durability": "commit", "max_size": 1 << 26,
     }  # fmt: skip
 
 

@@ -94,7 +94,9 @@ MINUTE = timedelta(minutes=1)
 clock = ManualClock()
 clock.advance(1.5)
 clock.advance(MINUTE)
-store = Store("sqlite:limits.db", timeout=MINUTE, mode=0o660, on_error="deny", durability="commit", clock=clock)
+store = Store(
+    "sqlite:limits.db", timeout=MINUTE, mode=0o660, on_error="deny", durability="commit", clock=clock, max_size=1 << 26
+)
 rate = RateLimiter(store, "x", max_executions=1, window_size_in_seconds=60)
 bucket = TokenBucketLimiter(store, "x", rate=10, period=MINUTE, burst=20)
 limiters: list[Limiter] = [
@@ -264,6 +266,8 @@ def looks() -> None:
     assert_type(seen, Snapshot)
     assert_type((seen.at, seen.store, seen.ledger_lag), tuple[datetime, str, float])
     assert_type((seen.lane_bytes, seen.failures, seen.counts_all_processes), tuple[int, int, bool])
+    assert_type((seen.used_bytes, seen.max_bytes), tuple[int, int])
+    assert_type([(limit.bytes, limit.spare_bytes) for limit in seen.limits], list[tuple[int, int]])
     for process in seen.processes:
         assert_type(process, ProcessSnapshot)
         assert_type((process.pid, process.program, process.since), tuple[int, str, float])

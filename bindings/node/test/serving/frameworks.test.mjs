@@ -15,6 +15,21 @@ const used = ({ limiter }, key) => {
   return limit - remaining;
 };
 
+/** A limit that strangers have filled, with the key "known". */
+function full(options = {}) {
+  const store = new Store("memory:", { maxSize: 1 << 20, ...options });
+  const limiter = store.limiter("jobs", "1000/1h");
+  limiter.decide({ key: "known" });
+  for (let i = 0; store.failures === 0; i++) {
+    try {
+      limiter.decide({ key: `stranger ${i}` });
+    } catch (error) {
+      assert.equal(error.code, "store_full");
+    }
+  }
+  return limiter;
+}
+
 /** Parses the list of a structured field: names and parameters. */
 const listOf = (field) =>
   Object.fromEntries(
@@ -404,5 +419,24 @@ for (const framework of frameworks) {
     assert.equal(used({ limiter: other }), 0);
     const open = rate(5, "open", new Store("sqlite:/nonexistent/limits.db", { onError: "admit" }));
     assert.deepEqual(await statuses(2, await start(t, framework, { limits: [{ limiter: open }] })), [200, 200]);
+  });
+
+  it("a client that is new at a full store gets 503, and known ones are served", async (t) => {
+    const limiter = full();
+    let asked = 0;
+    const url = await start(t, framework, { limits: [{ limiter, key: "header:x-key" }], onLimited: () => void asked++ });
+    const { status, headers, body } = await ask(url, { "x-key": "new" });
+    assert.deepEqual([status, headers.get("retry-after")], [503, "1"]);
+    assert.match(headers.get("content-type"), /^application\/problem\+json/);
+    assert.deepEqual(JSON.parse(body), { type: "about:blank", title: "Service Unavailable", status: 503 });
+    assert.deepEqual(await statuses(2, url, { "x-key": "known" }), [200, 200]);
+    assert.equal(asked, 0);
+    for (const [onError, expected] of [
+      ["admit", 200],
+      ["deny", 429],
+    ]) {
+      const other = await start(t, framework, { limits: [{ limiter: full({ onError }), key: "header:x-key" }] });
+      assert.deepEqual(await statuses(1, other, { "x-key": "new" }), [expected]);
+    }
   });
 }

@@ -105,7 +105,8 @@ class Store:
     on_error is the answer of a decision when the store fails: "raise" (the error), "deny", or "admit" (without counting
     the start). failures counts such decisions. durability limits what a power cut may erase from the record of starts;
     erased units count as spent. It is "budget" (up to 5 % of a limit) or "commit" (nothing: each start is written
-    before its call returns).
+    before its call returns). max_size is the size in bytes up to which this process lets the store's memory, or its
+    lane, grow: 1 MiB to 4 GiB. None means a quarter of the memory of the machine, or of the container if that has less.
 
     A store that processes share can be pickled, and so can its limiters. The pickle contains the address with its
     password. A copy is the store itself.
@@ -120,6 +121,7 @@ class Store:
         on_error: Literal["raise", "deny", "admit"] = "raise",
         durability: Literal["budget", "commit"] = "budget",
         clock: ManualClock | None = None,
+        max_size: int | None = None,
     ) -> Self: ...
     def open(self) -> None:
         """Opens the store now instead of at the first use. Creates its files if there are none."""
@@ -430,6 +432,14 @@ class Snapshot:
         """The size of the lane in bytes; 0 without a lane."""
 
     @property
+    def used_bytes(self) -> int:
+        """The memory of the store that is in use, in bytes; 0 on a server."""
+
+    @property
+    def max_bytes(self) -> int:
+        """The size in bytes up to which this process lets the store grow (max_size); 0 on a server."""
+
+    @property
     def failures(self) -> int:
         """The number of decisions of this process that failed because of the store."""
 
@@ -501,6 +511,14 @@ class LimitSnapshot:
     @property
     def keys(self) -> int:
         """The number of known keys."""
+
+    @property
+    def bytes(self) -> int:
+        """The memory that its keys take, in bytes; 0 on a server."""
+
+    @property
+    def spare_bytes(self) -> int:
+        """The memory that further keys may take before new ones are refused, in bytes; 0 on a server."""
 
     @property
     def hot_keys(self) -> tuple[KeySnapshot, ...]:

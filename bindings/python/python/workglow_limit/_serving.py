@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ._address import Addresses, Reader
 from ._derived import refuse
-from ._errors import LimitError
+from ._errors import LimitError, StoreFull
 from ._limit import Charge, Limit, check_bool, check_callable, unquoted, whole_seconds
 from ._native import Limiter, call_in_thread
 from ._steps import Call, Steps, awaited
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         headers: bool
 
 
-__all__ = ["BROKEN", "Entry", "Gate", "Limit", "Limited", "Reader", "Refused", "answer_of"]
+__all__ = ["BROKEN", "Entry", "Gate", "Limit", "Limited", "Reader", "Refused", "Unavailable", "answer_of"]
 
 #: The options of every middleware.
 OPTIONS = "exempt", "trusted_proxies", "forwarded_header", "ipv6_prefix", "on_limited", "headers"
@@ -77,10 +77,23 @@ class Limited:
         return f"<Limited by {', '.join(self.violated)}: key {self.key!r}, retry after {self.retry_after} s>"
 
 
+class Unavailable:
+    """A request whose limit has no room for its key: the store, or the limit's share of it, is full."""
+
+    status, retry_after = 503, 1.0
+
+    def __init__(self) -> None:
+        self.headers = [("Retry-After", str(whole_seconds(self.retry_after)))]
+        self.problem: dict[str, Any] = {"type": "about:blank", "title": "Service Unavailable", "status": self.status}
+
+    def __repr__(self) -> str:
+        return "<Unavailable: its limit is full>"
+
+
 class Refused(Exception):
     """Raised when a route's limit refuses a request, for the code that writes the response."""
 
-    def __init__(self, limited: Limited, reply: Any) -> None:
+    def __init__(self, limited: Limited | Unavailable, reply: Any) -> None:
         super().__init__(repr(limited))
         self.limited, self.reply = limited, reply
 
@@ -235,12 +248,21 @@ class Gate:
                 yield from entry.undo()
                 return (yield from self._refused(request, violated, [one for one in shown if not one.limit.shadow]))
             for one in shadows:
-                decision = yield from one.decide()
+                try:
+                    decision = yield from one.decide()
+                except StoreFull as error:
+                    logger.warning("shadow: %s", error)
+                    continue
                 entry.taken.append(one)
                 if not decision.admitted:
                     refused = yield from self._refused(request, [one], [])
                     logger.warning("shadow: %r", refused.limited)
             return None
+        except StoreFull as error:
+            # A client that is new, among too many. It is not the app's fault, and a retry may succeed.
+            yield from entry.undo()
+            logger.warning("a request got the status %d: %s", Unavailable.status, error)
+            return Refused(Unavailable(), None)
         except GeneratorExit:
             raise  # No more steps will run.
         except BaseException:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ._derived import check_options
 from ._limit import Limit, check_bool
-from ._serving import BROKEN, OPTIONS, Entry, Gate, Limited, Refused, answer_of
+from ._serving import BROKEN, OPTIONS, Entry, Gate, Limited, Refused, Unavailable, answer_of
 from ._steps import run_async
 
 if TYPE_CHECKING:
@@ -174,7 +174,9 @@ async def refuse(
             await receive()  # The request to connect.
         is_accepted = handshake is not None and handshake.is_accepted
         if is_accepted or "websocket.http.response" not in (scope.get("extensions") or {}):
-            return await send({"type": "websocket.close", "code": 1008, "reason": "too many requests"})
+            full = {"code": 1013, "reason": "try again later"}
+            denied = {"code": 1008, "reason": "too many requests"}
+            return await send({"type": "websocket.close", **(full if isinstance(limited, Unavailable) else denied)})
     kind = "websocket.http.response" if is_socket else "http.response"
     ours = encoded(limited.headers)
     answer = answer_of(refused)

@@ -176,6 +176,14 @@ INSTRUMENTS: list[tuple[str, str, str, str, Seen]] = [
         of_limit(lambda of: of.retry_after),
     ),
     ("sum", "keys", "{key}", "Keys that are known.", of_limit(lambda of: of.keys)),
+    ("gauge", "keys.size", "By", "Memory that the limit's keys take.", of_limit(lambda of: of.bytes or None)),
+    (
+        "gauge",
+        "keys.spare",
+        "By",
+        "Memory that further keys may take before new ones are refused.",
+        of_limit(lambda of: of.spare_bytes if of.bytes else None),
+    ),
     ("counter", "starts.admitted", "{start}", "Starts that were admitted.", of_limit(lambda of: of.stats.admitted)),
     (
         "counter",
@@ -267,6 +275,8 @@ INSTRUMENTS: list[tuple[str, str, str, str, Seen]] = [
         of_store(lambda of: of.ledger_lag),
     ),
     ("gauge", "lane.size", "By", "Size of the lane; 0 without one.", of_store(lambda of: of.lane_bytes)),
+    ("gauge", "store.used", "By", "Memory of the store that is in use.", of_store(lambda of: of.used_bytes or None)),
+    ("gauge", "store.max", "By", "The size up to which the store grows.", of_store(lambda of: of.max_bytes or None)),
     (
         "gauge",
         "processes",

@@ -16,13 +16,15 @@ headers. It need not have limits itself. A refusal is the framework's Throttled.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import ceil
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured  # type: ignore[import-untyped]
+from rest_framework.exceptions import APIException  # type: ignore[import-untyped]
 from rest_framework.throttling import BaseThrottle  # type: ignore[import-untyped]
 
 from ._limit import Limit
-from ._serving import Entry, Gate
+from ._serving import Entry, Gate, Unavailable
 from ._steps import run
 from .django import KEY, Reader, gate
 
@@ -30,6 +32,19 @@ __all__ = ["Limit", "LimitThrottle"]
 
 #: The attribute of a view's request after one of its throttles has refused it.
 REFUSED = "_workglow_limit_refused"
+
+
+class Full(APIException):  # type: ignore[misc]
+    """Raised when a limit has no room for the key of a request."""
+
+    status_code = Unavailable.status
+    default_detail = "Service Unavailable"
+    default_code = "unavailable"
+
+    def __init__(self, limited: Unavailable) -> None:
+        super().__init__()
+        #: The framework makes the Retry-After of it.
+        self.wait = ceil(limited.retry_after)
 
 
 class LimitThrottle(BaseThrottle):  # type: ignore[misc]
@@ -58,6 +73,8 @@ class LimitThrottle(BaseThrottle):  # type: ignore[misc]
         refused = run(ours.enter(inner, tuple(self.limits), entry))
         if refused is None:
             return True
+        if isinstance(refused.limited, Unavailable):
+            raise Full(refused.limited)
         self._retry_after = refused.limited.retry_after
         setattr(request, REFUSED, True)
         return False
