@@ -27,7 +27,8 @@ use workglow_limit::custom::CustomLimiter;
 use workglow_limit::embed::{Begun, MayWait};
 use workglow_limit::observe::Stats;
 use workglow_limit::{
-    Charge, CompositeLimiter, Durability, Error, Limiter, ManualClock, NullLimiter, OnError, Policy, Store, StoreOptions,
+    Charge, CompositeLimiter, Durability, Error, Limiter, ManualClock, NullLimiter, OnError, Policy, Store,
+    StoreOptions,
 };
 
 /// A limiter of any kind.

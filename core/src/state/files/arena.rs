@@ -388,7 +388,7 @@ pub(crate) fn aligned(count: u64) -> u64 {
 
 /// A number of bytes, for messages.
 pub(crate) fn size(bytes: u64) -> String {
-    if bytes % (1 << 20) == 0 { format!("{} MiB", bytes >> 20) } else { format!("{} KiB", bytes >> 10) }
+    if bytes.is_multiple_of(1 << 20) { format!("{} MiB", bytes >> 20) } else { format!("{} KiB", bytes >> 10) }
 }
 
 /// Reserves address space on the heap: as much as the store can ever use, or less if the process is limited to less.
