@@ -84,7 +84,7 @@ export interface Limited {
   readonly problem: Readonly<Record<string, unknown>>;
 }
 
-/** @internal A request whose limit has no room for its key: the store, or the limit's share of it, is full. */
+/** A request whose limit has no room for its key: the store, or the limit's share of it, is full. */
 export interface Unavailable {
   readonly status: 503;
   readonly headers: Readonly<Record<string, string>>;

@@ -129,7 +129,7 @@ def calls(limiter: Limiter) -> Decision:
         limiter.complete(permit)
     assert_type((limiter.can_proceed("k"), limiter.name, limiter.get_next_available_time()), tuple[bool, str, datetime])
     assert_type(limiter.try_acquire({"tenant": "k", "all": None}, {"tokens": 2}), Permit | None)
-    limiter.decide(weight={"tokens": 2}).permit or limiter.peek({"tenant": "k"})
+    assert_type(limiter.decide(weight={"tokens": 2}).admitted or limiter.peek({"tenant": "k"}).admitted, bool)
     with limiter.acquire(weight={"tokens": 2}, key={"tenant": "k"}, timeout=30) as start:
         start.settle({"tokens": 1})
     limiter.record_job_start()
@@ -190,7 +190,15 @@ def of_parts(tenant: str, tokens: int) -> str:
     return tenant * tokens
 
 
-rate.limit(key=lambda tenant: {"tenant": tenant}, weight=lambda tenant: {"tokens": 5})(len)
+def parts_of(tenant: str) -> dict[str, str]:
+    return {"tenant": tenant}
+
+
+def units_of(tenant: str) -> dict[str, int]:
+    return {"tokens": len(tenant)}
+
+
+rate.limit(key=parts_of, weight=units_of)(len)
 
 
 class Client:

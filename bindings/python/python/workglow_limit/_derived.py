@@ -7,7 +7,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from string import Formatter
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeGuard, TypeVar
 
 from ._errors import InvalidArgument
 
@@ -49,9 +49,13 @@ def each_part(parameter: str, parts: Mapping[Any, Any], derive: Callable[[str, A
     return {part: derive(f"{parameter}[{part!r}]", value) for part, value in parts.items()}
 
 
+def is_mapping(value: object) -> TypeGuard[Mapping[Any, Any]]:
+    return isinstance(value, Mapping)
+
+
 def key_of(parameter: str, key: object) -> Key:
     """Returns the key that a function has returned, with the texts of its values."""
-    return each_part(parameter, key, key_text) if isinstance(key, Mapping) else key_text(parameter, key)
+    return each_part(parameter, key, key_text) if is_mapping(key) else key_text(parameter, key)
 
 
 def key_text(parameter: str, key: object) -> str | None:
@@ -69,7 +73,7 @@ def key_text(parameter: str, key: object) -> str | None:
 
 def weight_of(parameter: str, weight: Any) -> Weight:
     """Returns the weight that a function has returned."""
-    return each_part(parameter, weight, units) if isinstance(weight, Mapping) else units(parameter, weight)
+    return each_part(parameter, weight, units) if is_mapping(weight) else units(parameter, weight)
 
 
 def units(parameter: str, weight: Any) -> int:
@@ -103,7 +107,7 @@ class Derivation:
         self, name: str, value: Any, derivation: Callable[[str, Any], Callable[[Arguments], _T]]
     ) -> Callable[[Arguments], dict[str, _T]] | None:
         """Returns the function that derives what a mapping has for each part, if the value is one."""
-        if not isinstance(value, Mapping):
+        if not is_mapping(value):
             return None
         parts = each_part(name, value, derivation)
         return lambda arguments: {part: derive(arguments) for part, derive in parts.items()}

@@ -9,7 +9,7 @@ from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from ._address import Addresses, hashed
-from ._derived import WEIGHT, Key, Weight, each_part, key_of, refuse
+from ._derived import WEIGHT, Key, Weight, each_part, is_mapping, key_of, refuse
 from ._errors import LimitError
 from ._native import CompositeLimiter, LeakyBucketLimiter, Limiter, TokenBucketLimiter
 from ._steps import Attribute, Call, Step, Steps, awaited
@@ -216,10 +216,6 @@ def is_token(text: str) -> bool:
     return text.isascii() and bool(text) and all(c.isalnum() or c in "!#$%&'*+-.^_`|~" for c in text)
 
 
-def is_mapping(value: Any) -> bool:
-    return isinstance(value, Mapping)
-
-
 def check_callable(option: str, value: Any) -> None:
     if not callable(value):
         raise TypeError(f"{option} is {value!r}: expected a function, not {type(value).__name__}")
@@ -232,7 +228,7 @@ def check_bool(option: str, value: Any, expected: str = "a bool") -> bool:
 
 
 def check_weight(value: Any) -> Weight:
-    if isinstance(value, Mapping):
+    if is_mapping(value):
         return each_part("weight", value, check_units)
     return check_units("weight", value)
 

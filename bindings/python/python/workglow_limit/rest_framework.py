@@ -42,7 +42,7 @@ class Full(APIException):  # type: ignore[misc]
     default_code = "unavailable"
 
     def __init__(self, limited: Unavailable) -> None:
-        super().__init__()
+        super().__init__()  # pyright: ignore[reportUnknownMemberType]
         #: The framework makes the Retry-After of it.
         self.wait = ceil(limited.retry_after)
 

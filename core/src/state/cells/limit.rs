@@ -26,8 +26,8 @@ impl Home {
         self.links(self.hash(b'n', name)).find(has_it).map(|(_, limit)| limit)
     }
 
-    /// Finds the limit of this kind with this number in the database. It has this name or had it, or its other name: see
-    /// [`other_name`](crate::state::ledger::declared::other_name).
+    /// Finds the limit of this kind with this number in the database, if it has this name or had it: alone, or as the part
+    /// of a composite.
     pub(in crate::state) fn find_number(&self, id: i64, name: &str, kind: &str) -> Option<LimitAt> {
         let whole = name.strip_suffix(kind).and_then(|whole| whole.strip_suffix('/'));
         let names = [Some(name.to_owned()), whole.map(str::to_owned), Some(format!("{name}/{kind}"))];

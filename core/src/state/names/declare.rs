@@ -162,7 +162,7 @@ impl Session {
             }
             _ if locked.is_lane() => {
                 let (id, all) = (self.with_database(|database| database.id(name))?, locked.numbers());
-                self.block(name, Known::By(id, Some(&all)), policy, locked)?
+                self.block(name, Known::By(id, &all), policy, locked)?
             }
             _ => self.block(name, Known::As(name), policy, locked)?,
         };
@@ -177,8 +177,8 @@ impl Session {
         let is_of_kind = |limit: &LimitAt| locked.limit(*limit).table().policy.kind() == kind;
         let (holder, other) = (locked.find_limit(name), other_name(name, kind));
         let (its, id) = match known {
-            Known::By(id, all) => {
-                let found = locked.find_number(id, name, kind).or_else(|| all.and_then(|all| all.get(&id).copied()));
+            Known::By(id, numbers) => {
+                let found = locked.find_number(id, name, kind).or_else(|| numbers.get(&id).copied());
                 match found.filter(is_of_kind) {
                     Some(limit) => (Some(limit), id),
                     None => (self.renumbered(name, id, [holder, locked.find_limit(&other)], is_of_kind, locked)?, id),

@@ -80,8 +80,8 @@ pub(in crate::state) type Numbers = BTreeMap<i64, LimitAt>;
 pub(in crate::state) enum Known<'a> {
     /// By its previous name.
     As(&'a str),
-    /// By its number in the database. With all numbers of the lane, unless the lane lacks one change at most.
-    By(i64, Option<&'a Numbers>),
+    /// By its number in the database. If neither this name nor its name as a part or a whole leads to it, it is among these.
+    By(i64, &'a Numbers),
 }
 
 /// A policy that applies after a change.
@@ -91,6 +91,15 @@ pub(super) enum PolicyChange<'a> {
     Limit(&'a str, Known<'a>, Policy),
     /// The policy of a key, or `None` for the limit's.
     Key(&'a str, &'a str, Option<Policy>),
+}
+
+impl PolicyChange<'_> {
+    /// Returns the limit that it renames, with its number.
+    fn renames(&self, locked: &Locked) -> Option<(i64, LimitAt)> {
+        let PolicyChange::Limit(name, Known::As(from), _) = *self else { return None };
+        let limit = locked.find_limit(from).filter(|_| from != name)?;
+        Some((locked.limit(limit).id(), limit))
+    }
 }
 
 /// // All of these are for the holder of the structure lock.
@@ -127,6 +136,7 @@ impl Session {
                 changes.iter().try_for_each(|change| self.apply_change(*change, locked))
             }
             Address::Sqlite(_) => {
+                let renamed = changes.iter().filter_map(|change| change.renames(locked)).collect();
                 locked.mark_behind();
                 fault::point("deciding");
                 let lacks_one = Cell::new(false);
@@ -136,7 +146,7 @@ impl Session {
                 });
                 fault::point("decided");
                 // The commit may have succeeded even though it returned an error.
-                let followed = self.follow(locked, lacks_one.get());
+                let followed = self.follow(locked, lacks_one.get().then_some(renamed));
                 if changes.is_empty() { noted } else { noted.and(followed) }
             }
         }
@@ -173,14 +183,14 @@ impl Session {
     /// Completes the work that another process left.
     pub(in crate::state) fn catch_up(&self, locked: &Locked) {
         let now = monotonic_ns();
-        if locked.is_behind() && now >= self.follows_from.load(Relaxed) && self.follow(locked, false).is_err() {
+        if locked.is_behind() && now >= self.follows_from.load(Relaxed) && self.follow(locked, None).is_err() {
             self.follows_from.store(now + REST.as_nanos() as u64, Relaxed);
         }
     }
 
-    /// Brings the lane to the state of the database. `lacks_one`: the lane lacks one change at most, which this process
-    /// made.
-    fn follow(&self, locked: &Locked, lacks_one: bool) -> Result<()> {
+    /// Brings the lane to the state of the database. If the lane lacks one change at most, which this process made:
+    /// `renamed`, the limits that this change renames. They are few, and all limits of the lane may be many.
+    fn follow(&self, locked: &Locked, renamed: Option<Numbers>) -> Result<()> {
         if !locked.is_lane() {
             return Ok(());
         }
@@ -190,7 +200,7 @@ impl Session {
             let generation = database.generation;
             let last = locked.generation();
             // A copy may have replaced the database, older or with changes of its own. Then everything is compared.
-            let is_replaced = !lacks_one && !database.has_changed_at(last)?;
+            let is_replaced = renamed.is_none() && !database.has_changed_at(last)?;
             if is_replaced {
                 adopt_all(locked, database)?;
             }
@@ -199,9 +209,9 @@ impl Session {
             Ok((generation, is_replaced, database.limits(after)?, keys))
         })?;
         // One change renames a limit once. Several may lead anywhere.
-        let all = if lacks_one && keys.is_empty() { None } else { Some(locked.numbers()) };
+        let numbers = renamed.filter(|_| keys.is_empty()).unwrap_or_else(|| locked.numbers());
         for KnownLimit { id, name, declared, .. } in &limits {
-            let known = Known::By(*id, all.as_ref().filter(|_| !lacks_one));
+            let known = Known::By(*id, &numbers);
             self.apply_change(PolicyChange::Limit(name, known, declared.current()), locked)?;
         }
         if is_replaced {
@@ -209,7 +219,7 @@ impl Session {
             named.try_for_each(|limit| lift_all_but(locked, limit, &keys))?;
         }
         for KnownKey { id, limit, key, policy, .. } in &keys {
-            let known = locked.find_known(limit, *id).or_else(|| all.as_ref().and_then(|all| all.get(id).copied()));
+            let known = locked.find_known(limit, *id).or_else(|| numbers.get(id).copied());
             self.apply_to_key(known, key, *policy, locked)?;
         }
         fault::point("followed");

@@ -37,6 +37,7 @@ class Answer:
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
+        self._is_woken = False
         self.renew()
         self.undo: Callable[[Any], object] = cancel_start  # Called with an outcome that has no waiter left.
         self.is_left = False
