@@ -299,7 +299,7 @@ impl Limiter for ConcurrencyLimiter {
                 }
             })
         };
-        match self.limit.or_instead(settled, |_| None)? {
+        match self.limit.or_instead(|| self.limit.ending(settled), |_| None)? {
             Some(false) => unsupported("settle", "a concurrency limit: its units become free when the job ends"),
             _ => Ok(()),
         }
