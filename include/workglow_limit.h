@@ -1052,8 +1052,8 @@ int wgl_cancel_place(wgl_limiter *limiter,
 // Ends a permit: the job ran and used `actual` units instead of its weight. Units that it did not use are free again at
 // once; units beyond its weight are owed, up to one whole capacity, and delay later starts. Ending it again is a no-op.
 //
-// Fails as wgl_cancel does, and with WGL_UNSUPPORTED for a concurrency limit without a cooldown, whose units come back when the job
-// ends.
+// Fails as wgl_cancel does, and with WGL_UNSUPPORTED for a concurrency limit without a cooldown, whose units come back when
+// the job ends, or WGL_INVALID_ARGUMENT for parts that were charged weights of their own: see wgl_settle_parts.
 int wgl_settle(wgl_limiter *limiter,
                wgl_permit *permit,
                uint64_t actual);

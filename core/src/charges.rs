@@ -96,7 +96,18 @@ fn mark() -> &'static str {
 
 /// Returns what follows the mark, if the key is a joint one.
 fn behind_mark(key: &str) -> Option<&str> {
-    if key.as_bytes().first() != Some(&FIRST) { None } else { key.strip_prefix(mark()) }
+    if may_be_joint(key) { key.strip_prefix(mark()) } else { None }
+}
+
+/// Returns whether a key may be a joint one: most others do not begin with this byte.
+#[inline(always)]
+pub(crate) fn may_be_joint(key: &str) -> bool {
+    key.as_bytes().first() == Some(&FIRST)
+}
+
+/// Returns whether a key is a joint one.
+pub(crate) fn is_joint(key: &str) -> bool {
+    behind_mark(key).is_some()
 }
 
 /// Returns the key of the start itself, for observers: a plain key as it is.
@@ -125,7 +136,7 @@ impl<'k> Split<'k> {
     /// Reads the key of a start of the composite with this number.
     #[inline]
     pub fn of(key: &'k str, weight: u64, composite: u64) -> Result<Split<'k>> {
-        if key.as_bytes().first() != Some(&FIRST) {
+        if !may_be_joint(key) {
             policy::check_key(key)?;
             return Ok(Split { key, weight, named: Vec::new() });
         }
@@ -158,6 +169,12 @@ impl<'k> Split<'k> {
             rest = after;
         }
         Some(Split { key: key?, weight, named })
+    }
+
+    /// Returns whether some parts have weights of their own.
+    #[inline(always)]
+    pub fn has_own_weights(&self) -> bool {
+        self.named.iter().any(|named| named.weight.is_some())
     }
 
     /// Returns what the part with this index is charged. If the start weighs 0, as for a look, so does each charge.

@@ -94,8 +94,8 @@ pub unsafe extern "C" fn wgl_cancel_place(
 /// Ends a permit: the job ran and used `actual` units instead of its weight. Units that it did not use are free again at
 /// once; units beyond its weight are owed, up to one whole capacity, and delay later starts. Ending it again is a no-op.
 ///
-/// Fails as wgl_cancel does, and with WGL_UNSUPPORTED for a concurrency limit without a cooldown, whose units come back when the job
-/// ends.
+/// Fails as wgl_cancel does, and with WGL_UNSUPPORTED for a concurrency limit without a cooldown, whose units come back when
+/// the job ends, or WGL_INVALID_ARGUMENT for parts that were charged weights of their own: see wgl_settle_parts.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wgl_settle(
     limiter: Option<NonNull<wgl_limiter>>,

@@ -5,8 +5,8 @@ import { unicode, weightOf, whole } from "./input.js";
 import { Size } from "./layout.js";
 import { type NativeLimiter, native } from "./native.js";
 
-/** The keys of a composite's parts, by the parts' names. A part that is not named has no key. */
-export type PartKeys = Readonly<Record<string, string>>;
+/** The keys of a composite's parts, by the parts' names; nothing for the empty key, which a part that is not named has, too. */
+export type PartKeys = Readonly<Record<string, string | null | undefined>>;
 
 /** Units of a composite's parts, by the parts' names. */
 export type PartUnits = Readonly<Record<string, number>>;
@@ -28,7 +28,7 @@ export class JointKey {
 
   constructor(key: string, keys: PartKeys, weights: PartUnits) {
     this.#key = key;
-    for (const [part, value] of Object.entries(keys)) this.#charge(part).key = unicode("key", value, ofPart(part));
+    for (const [part, value] of Object.entries(keys)) this.#charge(part).key = unicode("key", value ?? "", ofPart(part));
     for (const [part, value] of Object.entries(weights)) this.#charge(part).weight = whole("weight", value, ofPart(part));
   }
 

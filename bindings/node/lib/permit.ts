@@ -151,6 +151,7 @@ export class Permit {
    * to the limit's whole capacity, and delay later starts. Where units cool down, those that were used and those that are owed do so
    * from now on. A concurrency limit without a cooldown throws a `LimitError` with code "unsupported".
    * Of a composite, `actual` may name parts, such as `{ tokens: 830 }`: the others used what they were charged.
+   * Parts that were charged weights of their own have to be named.
    */
   settle(actual: number | PartUnits): void {
     const { how, units, parts } = settling(actual);

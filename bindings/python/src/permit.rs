@@ -580,11 +580,9 @@ Ends the permit of a job that has not run, or returns a place. Its units are fre
 
 const SETTLE: &CStr = c"settle($self, actual)\n--\n\n\
 Ends the permit of a job that has used actual units instead of its weight. Unused units are free again at once. Additional\n\
-units are owed, up to one whole capacity, and delay later starts. Where units cool down, both cool down from now on. A
-\
-concurrency limit without a cooldown raises Unsupported. A mapping has the units of some parts of a composite, by their
-\
-names; the other parts used what they were charged.";
+units are owed, up to one whole capacity, and delay later starts. Where units cool down, both cool down from now on. A\n\
+concurrency limit without a cooldown raises Unsupported. A mapping has the units of some parts of a composite, by their\n\
+names; the other parts used what they were charged. Parts that were charged weights of their own are settled by a mapping.";
 
 const COMPLETE_ASYNC: &CStr = c"complete_async($self)\n--\n\n\
 As complete, for event loops: await it. Waiting for the store does not block the loop. The call finishes even if the task\n\

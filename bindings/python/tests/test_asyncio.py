@@ -54,6 +54,22 @@ def test_async_with_holds_a_permit_for_its_body():
     asyncio.run(main(), debug=True)
 
 
+@pytest.mark.parametrize("durability", ["budget", "commit"])
+@pytest.mark.parametrize("policy", ["100/1m", "100/1m + 2 concurrent"])
+def test_many_new_keys_start(tmp_path, durability, policy):
+    """What was made for one key was once taken back for another, in turn, and none of them started."""
+    limiter = Store(f"sqlite:{tmp_path}/s.db", durability=durability).limiter("api", policy)
+
+    async def start(key):
+        (await limiter.acquire_async(key)).complete()
+
+    async def main():
+        await asyncio.gather(*(start(f"k{i}") for i in range(300)))
+
+    asyncio.run(main())
+    assert limiter.stats().admitted == 300
+
+
 def test_a_permit_ends_in_an_event_loop(url):
     rate, jobs = Store(url).limiter("rate", "5/1h"), ConcurrencyLimiter(2)
 

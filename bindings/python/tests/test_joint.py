@@ -109,6 +109,23 @@ def test_in_an_event_loop(store, llm):
     asyncio.run(main())
 
 
+def test_new_keys_in_an_event_loop(tmp_path):
+    """The space for a new key was once made for the whole start's key, and never for the part's: after some 6,000 keys nothing
+    started any more."""
+    llm = Store(f"sqlite:{tmp_path}/s.db").limiter("openai", "requests: 100000/1h + tenant: 5/1h")
+
+    async def start(numbers):
+        for i in numbers:
+            (await llm.acquire_async(key={"tenant": f"t{i}"}, timeout=600)).complete()
+
+    async def main():
+        await asyncio.gather(*(start(range(i, 9_000, 200)) for i in range(200)))
+
+    asyncio.run(main())
+    assert llm.peek().remaining == 5
+    assert llm.stats().admitted == 9_000
+
+
 @pytest.mark.parametrize("is_loop", [False, True])
 def test_a_joint_start_that_ends_wakes_waiters_with_other_charges(is_loop):
     limiter = Store("memory:").limiter("gpu", "slots: 1 concurrent + tokens: 1000/1s")

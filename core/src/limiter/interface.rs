@@ -109,7 +109,9 @@ pub trait Limiter: Places + Scheduler {
     ///
     /// # Errors
     /// As for [`Limiter::cancel`]; [`Error::Unsupported`](crate::Error::Unsupported) for limits of concurrent starts without a
-    /// [cooldown](crate::Policy::with_cooldown): all of their units are free when the job ends.
+    /// [cooldown](crate::Policy::with_cooldown): all of their units are free when the job ends;
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if parts of a composite were charged weights of their own:
+    /// see [`Limiter::settle_parts`].
     fn settle(&self, permit: &RawPermit, actual: u64) -> Result<()>;
 
     /// Returns the names of its parts, in order: of a composite's. Others have none.

@@ -314,6 +314,11 @@ pub trait Nested: Quiet {
         false
     }
 
+    /// Returns whether its parts were charged weights of their own, so that no one number says what all have used.
+    fn is_settled_by_parts(&self, _permit: &RawPermit) -> bool {
+        false
+    }
+
     /// Reads a permit from a text that was written when the limit was called `name`. For composites, whose names may
     /// have stood for one limit.
     fn permit_of_name(&self, _text: &str, _name: &str) -> Result<RawPermit> {

@@ -12,6 +12,7 @@ pub use text::{parse_policies, parse_time};
 use crate::algorithm::bucket::Bucket;
 use crate::algorithm::log::Window;
 use crate::algorithm::{leases, log, slices};
+use crate::charges;
 use crate::error::{Error, Result};
 use crate::time::{self, MAX_TIME, Tick};
 use std::time::Duration;
@@ -574,11 +575,19 @@ pub(crate) fn check_name(name: &str) -> Result<()> {
 /// Checks a key: at most 1,024 bytes.
 #[inline]
 pub(crate) fn check_key(key: &str) -> Result<()> {
-    if key.len() <= MAX_NAME_BYTES {
-        Ok(())
-    } else {
-        Err(Error::invalid("key", format_args!("{} bytes long", key.len()), "at most 1024 bytes of UTF-8"))
+    if key.len() <= MAX_NAME_BYTES && !charges::may_be_joint(key) { Ok(()) } else { check_rare_key(key) }
+}
+
+#[cold]
+fn check_rare_key(key: &str) -> Result<()> {
+    if charges::is_joint(key) {
+        // Each set of charges would have a budget of its own.
+        return Err(Error::invalid("key", "the joint key of another limiter", "a key, or a joint key of this limiter"));
     }
+    if key.len() > MAX_NAME_BYTES {
+        return Err(Error::invalid("key", format_args!("{} bytes long", key.len()), "at most 1024 bytes of UTF-8"));
+    }
+    Ok(())
 }
 
 /// Checks that a start has a weight.

@@ -157,7 +157,13 @@ fn a_composite_in_a_composite_has_charges_inside() {
         "\"x\"; a part of limiter \"composite\": tokens, tenant"
     );
     assert_eq!(invalid(outer.joint("", &[Charge::of("all/x")])).0, "part");
-    outer.settle_parts(&admitted.permit.unwrap(), &[("model/tokens", 10)]).unwrap();
+    let permit = admitted.permit.unwrap();
+    // What is wrong inside once ended the part, and its units were lost.
+    assert_eq!(invalid(outer.settle_parts(&permit, &[("all", 1), ("model/typo", 10)])).0, "part");
+    assert_eq!(invalid(outer.settle_parts(&permit, &[("model", 10)])).0, "actual");
+    assert_eq!(invalid(outer.settle(&permit, 10)).0, "actual");
+    assert_eq!((seen("all", ""), seen("tokens", "m"), seen("tenant", "acme")), (49, 40, 7));
+    outer.settle_parts(&permit, &[("model/tokens", 10)]).unwrap();
     assert_eq!((seen("all", ""), seen("tokens", "m"), seen("tenant", "acme")), (49, 90, 7));
     // As a text, too.
     let Reserved::Place { place, .. } = outer.reserve(&call, 1, None, None).unwrap() else { panic!("denied") };
@@ -191,6 +197,35 @@ fn parts_are_settled_for_themselves() {
     let permit = one.decide("", 1).unwrap().permit.unwrap();
     assert_eq!(invalid(one.settle_parts(&permit, &[("x", 1)])).0, "part");
     one.settle_parts(&permit, &[]).unwrap();
+}
+
+/// The number was once settled at every part: 830 of the 5 requests were then used.
+#[test]
+fn parts_with_weights_of_their_own_are_not_settled_at_one_number() {
+    let (_, store) = clocked();
+    let llm = store.limiter("llm", LLM).unwrap();
+    let key = llm.joint("", &[tokens(60), tenant("acme")]).unwrap();
+    let permit = llm.decide(&key, 1).unwrap().permit.unwrap();
+    assert_eq!(invalid(llm.settle(&permit, 5)).0, "actual");
+    assert_eq!(left(&store, "llm/requests", ""), 4);
+    llm.settle_parts(&permit, &[("tokens", 10)]).unwrap();
+    assert_eq!((left(&store, "llm/tokens", ""), left(&store, "llm/requests", "")), (90, 4));
+    let key = llm.joint("", &[tenant("acme")]).unwrap();
+    let permit = llm.decide(&key, 1).unwrap().permit.unwrap();
+    llm.settle(&permit, 1).unwrap();
+}
+
+#[test]
+fn a_joint_key_belongs_to_its_limiter() {
+    let (_, store) = clocked();
+    let [llm, other] = ["llm", "other"].map(|name| store.limiter(name, LLM).unwrap());
+    let key = llm.joint("", &[tokens(1)]).unwrap();
+    for limiter in [&other, &store.limiter("mail", "5/1s").unwrap(), &store.limiter("jobs", "5 concurrent").unwrap()] {
+        assert_eq!(invalid(limiter.attempt(&key, 1)).0, "key");
+        assert_eq!(invalid(limiter.peek(&key, 1)).0, "key");
+        assert_eq!(invalid(limiter.acquire(&key, 1, Some(Duration::ZERO)).map(drop)).0, "key");
+    }
+    assert_eq!(invalid(llm.joint(&key, &[tokens(1)])).0, "key");
 }
 
 #[test]

@@ -648,7 +648,8 @@ class Permit:
         """Ends the permit of a job that has used actual units instead of its weight. Unused units are free again at
         once. Additional units are owed, up to one whole capacity, and delay later starts. Where units cool down, both
         cool down from now on. A concurrency limit without a cooldown raises Unsupported. A mapping has the units of
-        some parts of a composite, by their names; the other parts used what they were charged.
+        some parts of a composite, by their names; the other parts used what they were charged. Parts that were charged
+        weights of their own are settled by a mapping.
         """
 
     def complete_async(self) -> Coroutine[None, None, None]:

@@ -1,6 +1,6 @@
 //! Joint starts: what a start charges each part, by the parts' names.
 
-use super::{CompositeLimiter, complete_at, settle_at};
+use super::{CompositeLimiter, by_parts, complete_at, settle_at};
 use crate::charges::{Charge, JointKey, Split, own_key};
 use crate::error::{Error, Result};
 use crate::limiter::internal::OwnedCharge;
@@ -110,6 +110,19 @@ impl CompositeLimiter {
                 None if own.is_none() && inner.is_empty() => *own = Some(units),
                 Some(rest) if own.is_none() => inner.push((rest, units)),
                 _ => return Err(Error::invalid("part", format_args!("\"{path}\" twice"), "each part once")),
+            }
+        }
+        // What is wrong must not end some parts only.
+        let out = self.found(permit).map(|out| out.parts).unwrap_or_default();
+        for (i, inner, own) in &used {
+            let (child, part) = (&self.all()[*i], out.iter().find(|part| part.child == *i));
+            match own {
+                Some(units) if part.is_some_and(|part| child.is_settled_by_parts(&part.permit)) => by_parts(*units)?,
+                Some(_) => {}
+                None => {
+                    let inner: Vec<Charge> = inner.iter().map(|(part, _)| Charge::of(part)).collect();
+                    child.joint("", &inner)?;
+                }
             }
         }
         self.end(permit, |state, i, child, part| match used.iter().find(|(other, ..)| *other == i) {

@@ -274,7 +274,8 @@ impl CompositeLimiter {
                 }
             }
         }
-        Ok(Ok(self.hand_out(Out { parts, state: State::Started, wish: None })))
+        let has_own_weights = charges.has_own_weights();
+        Ok(Ok(self.hand_out(Out { parts, state: State::Started, wish: None, has_own_weights })))
     }
 
     fn hand_out(&self, out: Out) -> RawPermit {
@@ -419,6 +420,12 @@ fn settle_at(child: &Child, part: &RawPermit, actual: u64) -> Result<()> {
     }
 }
 
+/// Refuses one number for parts that were charged weights of their own.
+fn by_parts(actual: u64) -> Result<()> {
+    let expected = "the units of each part, by its name: the parts were charged weights of their own";
+    Err(Error::invalid("actual", actual, expected))
+}
+
 /// Returns the decision of a child that denied a start; this start may be retried after `after`. `seen`: the child's
 /// state since.
 fn denial(child: &Child, after: Duration, seen: Option<Decision>) -> Decision {
@@ -469,6 +476,9 @@ impl Limiter for CompositeLimiter {
     }
 
     fn settle(&self, permit: &RawPermit, actual: u64) -> Result<()> {
+        if self.is_settled_by_parts(permit) {
+            return by_parts(actual);
+        }
         self.end(permit, |_, _, child, part| settle_at(child, part, actual))
     }
 
@@ -702,7 +712,7 @@ impl Awaited for CompositeLimiter {
     }
 
     fn prepare(&self, key: &str) -> Result<()> {
-        self.children()?.iter().try_for_each(|child| child.prepare(key))
+        self.each_key(key, |child, key| child.prepare(key)).map(drop)
     }
 
     fn claim(&self, key: &str, weight: u64, terms: Terms) -> Result<Claim> {
@@ -737,6 +747,11 @@ impl Awaited for CompositeLimiter {
 }
 
 impl Nested for CompositeLimiter {
+    fn is_settled_by_parts(&self, permit: &RawPermit) -> bool {
+        let inside = |part: &Part| self.all()[part.child].is_settled_by_parts(&part.permit);
+        self.found(permit).is_some_and(|out| out.has_own_weights || out.parts.iter().any(inside))
+    }
+
     fn is_over(&self, permit: &RawPermit) -> bool {
         self.found(permit).is_none_or(|out| are_over(self.all(), &out.parts))
     }

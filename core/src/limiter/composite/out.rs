@@ -41,6 +41,8 @@ pub(super) struct Wish {
 pub(super) struct Out {
     pub parts: Vec<Part>,
     pub state: State,
+    /// Whether some parts were charged weights of their own, so that no one number says what all have used.
+    pub has_own_weights: bool,
     /// The request that it was reserved for; `None` if it was not reserved.
     pub wish: Option<Arc<Wish>>,
 }

@@ -206,7 +206,8 @@ impl CompositeLimiter {
     }
 
     pub(super) fn hand_out_place(&self, wish: Wish, parts: Vec<Part>) -> RawPermit {
-        self.hand_out(Out { parts, state: State::Place, wish: Some(Arc::new(wish)) })
+        let has_own_weights = self.split(&wish.key, wish.weight).is_ok_and(|charges| charges.has_own_weights());
+        self.hand_out(Out { parts, state: State::Place, wish: Some(Arc::new(wish)), has_own_weights })
     }
 
     pub(super) fn do_reserve(&self, key: &str, weight: u64, when: When) -> Result<Reserved> {

@@ -33,7 +33,7 @@ NOTHING = object()
 class Answer:
     """An outcome that a task or greenlet waits for. It is set in the thread of the loop."""
 
-    __slots__ = "__weakref__", "_is_woken", "_loop", "_outcome", "_wake", "is_left", "set_in", "undo", "wait"
+    __slots__ = "__weakref__", "_is_woken", "_loop", "_outcome", "_wake", "is_left", "is_prepared", "set_in", "undo", "wait"
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
@@ -41,6 +41,7 @@ class Answer:
         self.renew()
         self.undo: Callable[[Any], object] = cancel_start  # Called with an outcome that has no waiter left.
         self.is_left = False
+        self.is_prepared = False  # Whether what its start waits for has been made in a thread.
         self.set_in = 0  # The process that set it. A copy made by a fork belongs to the parent.
         self._outcome: Any = NOTHING
 
@@ -473,9 +474,11 @@ class Waiters:
 
     def _work(self, joining: deque[tuple[Waiter, Answer]]) -> Any:
         waiting = [(waiter, answer) for waiter, answer in joining if not answer.is_left]
-        prepared = [self._line.prepare(waiter) for waiter, _ in waiting]
-        if any(prepared):
-            return [(waiter, answer, None) for waiter, answer in waiting], []  # They join in the loop.
+        # Only for the first, which joins next, and once: what is made for a key may be taken back for another.
+        if waiting and not waiting[0][1].is_prepared:
+            waiting[0][1].is_prepared = True
+            if self._line.prepare(waiting[0][0]):
+                return [(waiter, answer, None) for waiter, answer in waiting], []  # It joins in the loop.
         joined = [(waiter, answer, self._join(waiter)) for waiter, answer in waiting]
         return joined, self._line.advance(True)
 
