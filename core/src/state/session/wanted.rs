@@ -28,6 +28,8 @@ pub(crate) struct Writer {
     pub(in crate::state) writing: PerProcess<()>,
     /// The process, as its fork generation + 1, of which a thread writes what changes of policies have left. 0: none.
     pub(in crate::state) settles: AtomicU64,
+    /// From when on a caller may again have such a thread started, by the monotonic clock.
+    pub(in crate::state) settles_from: AtomicU64,
     /// The callers that have, or wait for, the right to write. That thread lets them go first.
     callers: PerProcess<usize>,
 }

@@ -212,6 +212,7 @@ impl Session {
         if is_turn && !self.rests() {
             self.write_listed(COMMITS);
             self.restore_some();
+            self.settle_abandoned();
         }
         self.take_back_if_free();
         self.flush_counts_if_free();

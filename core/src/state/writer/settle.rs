@@ -8,11 +8,15 @@ use crate::state::ledger::database::Database;
 use crate::state::ledger::gather::{ChangedKey, KEYS};
 use crate::state::ledger::policies::{KeySelection, KnownLimit};
 use crate::state::session::Session;
+use crate::time::monotonic_ns;
 use crate::waiting::MayWait;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::Weak;
 use std::time::{Duration, Instant};
+
+/// How often a process looks for what a process left that died.
+const LOOK_FOR_ABANDONED: Duration = Duration::from_secs(60);
 
 /// Rows to be kept: those of a limit or of a key of it, in which lane, for a change of which generation.
 type Rows = (u64, u64, i64, Option<[u64; 2]>);
@@ -35,7 +39,19 @@ impl Session {
         }
     }
 
-    /// Does so in a thread of the store, unless one does already. If that fails, the next change or `flush` does.
+    /// Has a thread of the store settle what a process left that died. Until then no row of these limits is removed.
+    pub(super) fn settle_abandoned(&self) {
+        let (from, now) = (&self.writer.settles_from, monotonic_ns());
+        let home = self.home();
+        // As long as keys change, others need the lock for that.
+        if home.is_unsettled() && !home.changes().are_some() && now >= from.load(Relaxed) {
+            from.store(now + LOOK_FOR_ABANDONED.as_nanos() as u64, Relaxed);
+            self.settle_later();
+        }
+    }
+
+    /// Does so in a thread of the store, unless one does already. If that fails, the next change or `flush` does, or the
+    /// next call of [`Session::settle_abandoned`].
     fn settle_later(&self) {
         let (Some(me), process) = (self.me.get().and_then(Weak::upgrade), fork::generation() + 1) else { return };
         // A forked child does not have its parent's thread.
