@@ -383,3 +383,20 @@ fn the_ledger_of_a_process_that_died_during_a_change_is_settled() {
     })
     .join();
 }
+
+/// A limit that returns under its number may lack starts, which the next call writes.
+#[test]
+fn the_ledger_of_a_limit_that_returns_under_its_number_is_settled() {
+    let dir = Dir::in_memory("number-unsettled");
+    Child::run(|| {
+        let store = patient(&dir.url());
+        take(&*open(&store, "api", "100/1s"), 1);
+        store.forget("api").unwrap();
+        open(&store, "api", "2 concurrent + delay 1s");
+        store.forget("api").unwrap();
+        open(&store, "api", "100/1s");
+        store.flush().unwrap();
+        assert!(has_all(&dir));
+    })
+    .join();
+}
