@@ -14,7 +14,7 @@ use rand::{RngExt, SeedableRng};
 use std::cell::UnsafeCell;
 use std::ops::RangeInclusive;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering::*};
 use std::sync::{
     Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError, TryLockResult,
 };
@@ -28,6 +28,8 @@ static STRUCTURES: RwLock<()> = RwLock::new(());
 /// Shared by the threads that write ledgers, of any stores; taken alone by a fork. Taken before [`STRUCTURES`] by a
 /// thread that needs both.
 static LEDGERS: RwLock<()> = RwLock::new(());
+/// The threads that wait to fork: see [`is_waiting`].
+static WAITING: AtomicUsize = AtomicUsize::new(0);
 /// Taken briefly by a thread that uses a list which a child inherits.
 static LISTS: Mutex<()> = Mutex::new(());
 static FORK_GUARDS: ForkGuards = ForkGuards(UnsafeCell::new(None));
@@ -98,6 +100,11 @@ pub(crate) fn ledgers() -> Option<Ledgers> {
     free(LEDGERS.try_read())
 }
 
+/// Returns whether a thread waits to fork. Long work on a ledger that can be continued later stops then.
+pub(crate) fn is_waiting() -> bool {
+    WAITING.load(Relaxed) > 0
+}
+
 /// The guard, unless another thread has it. These locks guard no data of their own: a panic under one leaves nothing
 /// half done in memory.
 fn free<G>(tried: TryLockResult<G>) -> Option<G> {
@@ -154,7 +161,9 @@ pub(crate) fn without_signals<R>(start: impl FnOnce() -> R) -> R {
 }
 
 extern "C" fn before() {
+    WAITING.fetch_add(1, Relaxed);
     let alone = [&LEDGERS, &STRUCTURES].map(|lock| lock.write().unwrap_or_else(PoisonError::into_inner));
+    WAITING.fetch_sub(1, Relaxed);
     let lists = LISTS.lock().unwrap_or_else(PoisonError::into_inner);
     // SAFETY: this thread holds STRUCTURES alone.
     unsafe { *FORK_GUARDS.0.get() = Some((alone, lists)) };
@@ -167,6 +176,8 @@ extern "C" fn after_in_parent() {
 
 extern "C" fn after_in_child() {
     GENERATION.fetch_add(1, Relaxed);
+    // The others that wait are threads of the parent.
+    WAITING.store(0, Relaxed);
     invalidate();
     // SAFETY: the child's only thread is a copy of the one that holds STRUCTURES alone.
     drop(unsafe { (*FORK_GUARDS.0.get()).take() });

@@ -360,3 +360,43 @@ fn a_long_change_of_rows_outlasts_no_deadline() {
     })
     .join();
 }
+
+/// Returns whether the ledger has all starts from before the limits' policies changed. Then their old rows are removed.
+fn has_all(dir: &Dir) -> bool {
+    let query = "SELECT count(missing) = 0 FROM limits WHERE policy IS NOT NULL";
+    common::with_database(dir, |database| database.query_row(query, [], |row| row.get(0)).unwrap_or(false))
+}
+
+/// What a process left that died meanwhile is done by another, without a change, a flush or an end.
+#[test]
+fn the_ledger_of_a_process_that_died_during_a_change_is_settled() {
+    let dir = Dir::in_memory("left-unsettled");
+    in_a_child(&dir, |store| take(&*open(store, "api", "20/1h"), 4));
+    killed_at("keeping", &dir, |store| store.override_limit("api", "20/1d", None).unwrap());
+    Child::run(|| {
+        assert!(!has_all(&dir));
+        let limiter = patient(&dir.url()).find("api").unwrap();
+        common::wait_until("the ledger has all starts", || {
+            limiter.decide("key", 1).unwrap();
+            has_all(&dir)
+        });
+    })
+    .join();
+}
+
+/// A limit that returns under its number may lack starts, which the next call writes.
+#[test]
+fn the_ledger_of_a_limit_that_returns_under_its_number_is_settled() {
+    let dir = Dir::in_memory("number-unsettled");
+    Child::run(|| {
+        let store = patient(&dir.url());
+        take(&*open(&store, "api", "100/1s"), 1);
+        store.forget("api").unwrap();
+        open(&store, "api", "2 concurrent + delay 1s");
+        store.forget("api").unwrap();
+        open(&store, "api", "100/1s");
+        store.flush().unwrap();
+        assert!(has_all(&dir));
+    })
+    .join();
+}

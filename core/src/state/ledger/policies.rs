@@ -419,7 +419,8 @@ fn forget(connection: &Connection, name: &str, budget: impl Fn(Policy) -> u64) -
     for (key, policy) in own {
         lift.execute(params![name, key, signed(policy.parse().map_or(0, &budget))])?;
     }
-    let forget = "UPDATE limits SET policy = NULL, override = NULL, overridden_at = NULL, overridden_by = NULL
+    let forget = "UPDATE limits SET policy = NULL, override = NULL, overridden_at = NULL, overridden_by = NULL,
+                    generation = (SELECT generation FROM store)
                   WHERE name = ?1";
     connection.execute(forget, [name]).map(drop)
 }
@@ -511,6 +512,18 @@ mod tests {
         assert_eq!((changed(first), changed(second)), (vec![("api".into(), None)], vec![]));
         let seen = [0, first, second, second + 1].map(|at| database.has_changed_at(at).unwrap());
         assert_eq!(seen, [true, false, true, false], "the limit has changed again since the first");
+    }
+
+    #[test]
+    fn a_limit_that_is_forgotten_has_changed() {
+        let dir = Scratch::new();
+        let mut database = dir.open();
+        declare(&database, "api", "400/1h");
+        let dropped = vec!["api".into()];
+        let forget = Change { name: "api".into(), composite: None, was_composite: None, parts: vec![], dropped };
+        database.note(&[forget], |_| 20).unwrap();
+        assert_eq!(database.policy("api"), Ok(None));
+        assert_eq!(database.has_changed_at(database.generation), Ok(true));
     }
 
     #[test]

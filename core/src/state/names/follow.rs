@@ -210,9 +210,12 @@ impl Session {
         })?;
         // One change renames a limit once. Several may lead anywhere.
         let numbers = renamed.filter(|_| keys.is_empty()).unwrap_or_else(|| locked.numbers());
+        let mut is_renumbered = false;
         for KnownLimit { id, name, declared, .. } in &limits {
             let known = Known::By(*id, &numbers);
             self.apply_change(PolicyChange::Limit(name, known, declared.current()), locked)?;
+            // If the database took the lane's number, something may be missing since.
+            is_renumbered |= locked.find_limit(name).is_some_and(|limit| locked.limit(limit).id() != *id);
         }
         if is_replaced {
             let mut named = locked.limits().filter(|limit| !locked.limit(*limit).is_retired());
@@ -224,7 +227,7 @@ impl Session {
         }
         fault::point("followed");
         let settled = locked.settled();
-        let is_missing = !keys.is_empty() || limits.iter().any(|known| known.missing.is_some());
+        let is_missing = is_renumbered || !keys.is_empty() || limits.iter().any(|known| known.missing.is_some());
         if is_replaced || settled == was >> 1 && !is_missing {
             // If the database was replaced, everything may be missing from the ledger; otherwise nothing new is.
             let now = if is_missing { 0 } else { generation };

@@ -28,6 +28,32 @@ pub(crate) struct Writer {
     pub(in crate::state) writing: PerProcess<()>,
     /// The process, as its fork generation + 1, of which a thread writes what changes of policies have left. 0: none.
     pub(in crate::state) settles: AtomicU64,
+    /// From when on a caller may again have such a thread started, by the monotonic clock.
+    pub(in crate::state) settles_from: AtomicU64,
+    /// The callers that have, or wait for, the right to write. That thread lets them go first.
+    callers: PerProcess<usize>,
+}
+
+/// A caller that is counted until this is dropped.
+pub(in crate::state) struct Caller<'w>(&'w Writer);
+
+impl Writer {
+    pub(in crate::state) fn call(&self) -> Caller<'_> {
+        *self.callers.lock() += 1;
+        Caller(self)
+    }
+
+    pub(in crate::state) fn has_callers(&self) -> bool {
+        *self.callers.lock() > 0
+    }
+}
+
+impl Drop for Caller<'_> {
+    fn drop(&mut self) {
+        // A forked child counts its own.
+        let mut callers = self.0.callers.lock();
+        *callers = callers.saturating_sub(1);
+    }
 }
 
 /// A key for which a caller waits.

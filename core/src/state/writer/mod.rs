@@ -37,6 +37,7 @@ use crate::state::session::{LET_OTHERS, Session};
 use crate::time::{Now, monotonic_ns};
 use crate::waiting::MayWait;
 use crate::{fault, os};
+use settle::Kept;
 use std::fs::File;
 use std::ptr;
 use std::sync::atomic::AtomicBool;
@@ -51,6 +52,9 @@ const STEP: Duration = Duration::from_millis(10);
 
 /// How many commits one checkpoint makes. The next one continues.
 const COMMITS: usize = 4;
+
+/// How long work that nobody waits for changes ledger rows before it lets other processes write, too.
+const TURN: Duration = Duration::from_millis(100);
 
 /// How often a follower checks: the writer may be another process, whose end is not announced here.
 const LOOK_AGAIN: Duration = Duration::from_millis(2);
@@ -74,6 +78,18 @@ pub(super) struct Lead<'s> {
     _process: MutexGuard<'s, ()>,
     // Last: no fork may come before the mutex is free.
     _ledgers: fork::Ledgers,
+}
+
+/// When long work stops before its end, between two steps. It fails as if another caller was writing.
+#[derive(Debug, Clone, Copy)]
+enum Until<'t> {
+    /// Never: a caller needs all of it.
+    Done,
+    /// At this time, or if a thread waits to fork.
+    At(Instant),
+    /// If a thread waits to fork, or a caller for the right to write; after a [`TURN`]; when the store is closed. Nobody
+    /// waits for this work, which continues from here in its next turn.
+    Turn(&'t Kept),
 }
 
 impl Session {
@@ -196,6 +212,7 @@ impl Session {
         if is_turn && !self.rests() {
             self.write_listed(COMMITS);
             self.restore_some();
+            self.settle_abandoned();
         }
         self.take_back_if_free();
         self.flush_counts_if_free();
@@ -228,25 +245,29 @@ impl Session {
         while self.write_batch(lead, patience)? {}
         while !self.write(lead, patience, |locked| locked.gather(std::iter::empty(), true))?.news.is_empty() {}
         let limits = self.with_lane_of(lead, patience, |locked| Ok(locked.limits().collect::<Vec<_>>()))?;
-        self.write_limits(lead, (patience, None), &limits)?;
-        self.write_missing(lead, (patience, None))
+        self.write_limits(lead, (patience, Until::Done), &limits)?;
+        self.write_missing(lead, (patience, Until::Done))
     }
 
-    /// Fails after a deadline, in the middle of long work.
-    fn in_time(&self, until: Option<Instant>) -> Result<()> {
-        match until.is_some_and(|until| Instant::now() >= until) {
-            true => Err(Error::busy(format!("writing the ledger of {}", self.url()))),
-            false => Ok(()),
-        }
+    /// Fails in the middle of long work if it has to stop.
+    fn in_time(&self, until: Until) -> Result<()> {
+        let is_over = match until {
+            Until::Done => false,
+            Until::At(end) => fork::is_waiting() || Instant::now() >= end,
+            Until::Turn(_) => {
+                self.check_open()?;
+                fork::is_waiting() || self.writer.has_callers()
+            }
+        };
+        if is_over { Err(self.is_writing()) } else { Ok(()) }
+    }
+
+    fn is_writing(&self) -> Error {
+        Error::busy(format!("writing the ledger of {}", self.url()))
     }
 
     /// Writes all starts of some limits.
-    fn write_limits(
-        &self,
-        lead: &Lead,
-        (patience, until): (Duration, Option<Instant>),
-        limits: &[LimitAt],
-    ) -> Result<()> {
+    fn write_limits(&self, lead: &Lead, (patience, until): (Duration, Until), limits: &[LimitAt]) -> Result<()> {
         let mut from = Some((0, 0));
         while let Some(place) = from {
             self.in_time(until)?;
@@ -267,6 +288,7 @@ impl Session {
         f: impl Fn(&Lead, Duration) -> Result<R>,
     ) -> Result<R> {
         let (began, timeout) = (Instant::now(), MayWait::patience(timeout)?);
+        let _caller = self.writer.call();
         loop {
             let left = timeout.saturating_sub(began.elapsed());
             match self.try_lead()?.map(|lead| f(&lead, left)) {
@@ -286,18 +308,20 @@ impl Session {
         }
         self.leading("forgetting in the ledger of", self.options.timeout, |lead, left| {
             let forget = |database: &mut Database, first| database.forget(limit, hash.map(|hash| hash.0), until, first);
-            self.in_steps(lead, (left, None), forget)
+            self.in_steps(lead, (left, Until::Done), i64::MIN, forget)
         })
     }
 
-    /// Changes rows of the ledger, which may be many: some at a time. In between it writes what other callers wait for.
+    /// Changes rows of the ledger from this one on, which may be many: some at a time. In between it writes what other
+    /// callers wait for.
     fn in_steps(
         &self,
         lead: &Lead,
-        (patience, until): (Duration, Option<Instant>),
+        (patience, until): (Duration, Until),
+        first: i64,
         step: impl Fn(&mut Database, i64) -> Result<Option<i64>>,
     ) -> Result<()> {
-        let mut from = Some(i64::MIN);
+        let (start, mut from) = (Instant::now(), Some(first));
         while let Some(first) = from {
             self.in_time(until)?;
             from = self.with_ledger(lead, |database| {
@@ -308,6 +332,9 @@ impl Session {
                 Ok(next)
             })?;
             self.serve(lead, patience)?;
+            if matches!(until, Until::Turn(_)) && from.is_some() && start.elapsed() >= TURN {
+                return Err(self.is_writing());
+            }
         }
         Ok(())
     }
