@@ -220,6 +220,30 @@ fn each_of_many_restarts_counts() {
     wait_until("it starts", || admits(&first, "other"));
 }
 
+#[test]
+fn a_key_that_is_cleared_counts_only_later_losses() {
+    let mut server = appending("losses-cleared");
+    for (i, suffix) in ["&grants=never", ""].iter().enumerate() {
+        let url = format!("{}?db={i}&loses=1ms{suffix}", server.url());
+        let first = limiter(&url, "10/1h + 10/1ms");
+        assert!(admits(&first, "cleared") && admits(&first, "other"));
+        for _ in 0..2 {
+            server.restart_with(false, |_| {});
+            for key in ["cleared", "other", "unused"] {
+                assert!(wait_for_a_start(&first, key) > LONG, "{key} {suffix}");
+            }
+            for key in ["cleared", "unused"] {
+                first.clear(key).unwrap();
+                // No start happens while others may be lost.
+                wait_until("it starts", || admits(&first, key));
+                let used = 1 + started_in_all(&first, key);
+                assert!(used == 10 || !suffix.contains("never") && used < 10, "{key}: {used} {suffix}");
+            }
+            assert!(wait_for_a_start(&first, "other") > LONG, "{suffix}");
+        }
+    }
+}
+
 /// How a server loses its last writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Loss {

@@ -346,32 +346,49 @@ fn a_death_while_keys_are_restored_changes_nothing() {
     }
 }
 
-/// Keys of the ledger take their space as new keys do.
+/// However many keys strangers have made since, and whatever the bound is now.
 #[test]
-fn keys_are_restored_into_a_lane_that_idle_keys_have_filled() {
-    const KEYS: u64 = 300;
-    let dir = Dir::in_memory("restored-into-full");
-    filled(&dir, KEYS);
-    Child::run(|| {
-        present_boot(2);
-        fault::restore_at_once(0, true);
-        let mut options = StoreOptions::default();
-        (options.durability, options.timeout) = (Durability::Commit, Duration::from_secs(60));
-        options.max_size = Some(2 << 20);
-        let store = Store::with_options(&dir.url(), options).unwrap();
-        let (limiter, short) = (store.limiter("api", "100/1h").unwrap(), store.limiter("short", "100/2s").unwrap());
-        limiter.open().unwrap();
-        let full = (0..).find_map(|i| short.attempt(&format!("key {i}"), 1).err()).unwrap();
-        assert_eq!(full.name(), "store_full");
-        for i in 0..KEYS {
-            let key = format!("key {i}");
-            wait_until("the other keys are idle", || match limiter.peek(&key, 1).map(|seen| seen.remaining) {
-                Err(Error::StoreFull { .. }) => false,
-                left => left.unwrap() == left_of(i),
-            });
-        }
-    })
-    .join();
+fn keys_are_restored_into_a_full_lane() {
+    const KEYS: u64 = 700;
+    for changes in [false, true] {
+        let dir = Dir::in_memory("restored-into-full");
+        filled(&dir, KEYS);
+        Child::run(|| into_full(&dir, KEYS, changes)).join();
+    }
+}
+
+fn into_full(dir: &Dir, keys: u64, changes: bool) {
+    present_boot(2);
+    fault::restore_at_once(0, true);
+    let mut options = StoreOptions::default();
+    (options.durability, options.timeout) = (Durability::Commit, Duration::from_secs(60));
+    options.max_size = Some(1 << 20);
+    let store = Store::with_options(&dir.url(), options).unwrap();
+    let (limiter, other) = (store.limiter("api", "100/1h").unwrap(), store.limiter("other", "100/1h").unwrap());
+    limiter.open().unwrap();
+    if changes {
+        store.override_limit("api", "90/1h", None).unwrap();
+    }
+    let fill = |limiter: &dyn Limiter| (0..).find_map(|i| limiter.attempt(&format!("new {i}"), 1).err()).unwrap();
+    assert_eq!(fill(&*limiter).name(), "store_full");
+    assert_eq!(fill(&*other).name(), "store_full");
+    let less = if changes { 10 } else { 0 };
+    // At their first use, with a policy of their own, and by the writer.
+    for i in 0..50 {
+        assert_eq!(left(&*limiter, &format!("key {i}")), left_of(i) - less);
+    }
+    store.override_limit("api", "200/1h", Some("key 60")).unwrap();
+    assert_eq!(left(&*limiter, "key 60"), left_of(60) + 100);
+    fault::restore_at_once(0, false);
+    wait_until("all keys are restored", || {
+        // The writer comes with a commit.
+        drop(limiter.decide("key 1", 1));
+        store.look_after();
+        !is_indexed(dir)
+    });
+    for i in 70..keys {
+        assert_eq!(left(&*limiter, &format!("key {i}")), left_of(i) - less);
+    }
 }
 
 #[test]

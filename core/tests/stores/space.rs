@@ -261,6 +261,34 @@ fn a_full_store_of_idle_keys_takes_other_policies() {
     });
 }
 
+/// However many keys strangers have made. What other limits may have is left to them. (`SIZE=16` for more keys.)
+#[test]
+fn a_limit_that_has_its_share_takes_other_policies() {
+    for size in [1, number("SIZE", 4)] {
+        for (before, policy, limit) in [("100/1h", "90/1h", 90), ("5/1h", "8/1h", 8)] {
+            let (dir, clock) = (Dir::in_memory("share-changed"), ManualClock::new());
+            let store = store_of(&dir.url(), &clock, Some(size << 20));
+            let limiter = store.limiter("api", before).unwrap();
+            let Attempt::Admitted(permit) = limiter.attempt("", 1).unwrap() else { panic!("denied") };
+            let held = (0..).find(|i| start(&*limiter, &format!("key {i}")).is_err()).unwrap();
+            for i in 0..2_000 {
+                drop(limiter.attempt(&format!("more {i}"), 1));
+            }
+            let other = store.limiter("other", before).unwrap();
+            start(&*other, "key").unwrap();
+            store.override_limit("api", policy, None).unwrap_or_else(|e| panic!("{size} MiB: {policy}: {e}"));
+            for i in 0..held {
+                assert_eq!(limiter.peek(&format!("key {i}"), 1).unwrap().remaining, limit - 1, "{size} MiB: {policy}");
+            }
+            limiter.cancel(&permit).unwrap();
+            assert_eq!(limiter.peek("", 1).unwrap().remaining, limit, "{size} MiB: {policy}");
+            for i in 0..held / 16 {
+                start(&*other, &format!("key {i}")).unwrap_or_else(|e| panic!("{size}: {i}: {e}"));
+            }
+        }
+    }
+}
+
 /// Changes of policies and clears, of keys that are used in between, need no more space the fortieth time than the
 /// fifteenth: at most the lane grows once more, by a half, because its keys are spread over its segments by chance.
 #[test]

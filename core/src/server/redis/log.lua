@@ -313,7 +313,8 @@ end
 -- Extends the life of the state while something counts, and returns the new head.
 local function new_head()
     local h = head
-    h.set = live_until(h.set, max(h.stamp + longest, h.gate))
+    -- As long as a loss counts for keys without a state, this one tells that it is counted.
+    h.set = live_until(h.set, max(h.stamp + longest, h.gate, lost_by > 0 and lost_by + trust + longest or 0))
     local rest = interval > 0 and format(" %d %d %d", h.spacing, h.average, h.jobs) or ""
     if h.ahead > 0 or h.is_moved then rest = format("%s @%d", rest, h.ahead) end
     if h.losses > 0 then rest = format("%s #%d", rest, h.losses) end
@@ -782,8 +783,9 @@ if head.mark ~= mark or not is_deciding or is_moving or #to_count > 0 then
         local opens = min(out, said())
         drop()
         call("HSET", limit_key, "cleared", format("%d", now))
-        if opens > now then
-            is_absent, is_stale, head.gate = true, false, opens
+        -- An absent state would count the last loss again.
+        if opens > now or lost_by > 0 and lost_by + trust + longest > now then
+            is_absent, is_stale, head.gate = true, false, opens > now and opens or 0
             head.stamp, head.total, head.units, head.count, head.set = 0, 0, 0, 0, 0
             head.gone, head.mixed, head.jobs = 0, 0, 0
             put()

@@ -39,6 +39,11 @@ impl<'a> Locked<'a> {
         self.grow_for_keys(count).or_else(|full| if self.arena.has_reserve(count) { Ok(()) } else { Err(full) })
     }
 
+    /// Makes space for `count` more words, whatever the bound.
+    pub(in crate::state) fn grow_beyond(&self, count: u64) -> Result<()> {
+        self.grow_for_keys(count).or_else(|_| self.arena.grow_beyond(count, self.file))
+    }
+
     /// Makes space a part at a time. If more is needed than others should wait for, it fails; the caller must release
     /// the lock and try again.
     pub(in crate::state) fn grow_some(&self, count: u64) -> Result<()> {

@@ -338,8 +338,18 @@ impl Arena {
         Ok(())
     }
 
+    /// The same, beyond the bound if necessary.
+    pub fn grow_beyond(&self, count: u64, file: Option<&File>) -> Result<()> {
+        while !self.grow_up_to(MAX_BYTES, count, file)? {}
+        Ok(())
+    }
+
     /// Grows by [`STEP`] at most. Returns whether there is enough space then.
     pub fn grow_some(&self, count: u64, file: Option<&File>) -> Result<bool> {
+        self.grow_up_to(self.bound, count, file)
+    }
+
+    fn grow_up_to(&self, bound: u64, count: u64, file: Option<&File>) -> Result<bool> {
         let (allocated, used) = (self.word(ALLOCATED).load(Acquire), self.word(CURSOR).load(Acquire));
         if file.is_some() && !is_size(allocated, used) {
             nonsense(format_args!("a lane of {allocated} words, {used} of them used"));
@@ -351,11 +361,11 @@ impl Arena {
         let need = self.word(CURSOR).load(Acquire) + count + 2 * ALIGN_WORDS;
         // The reserve is a sixteenth of the whole at most.
         let need = (need + reserve(2 * need)) * 8;
-        // Grow by half: some space in advance, but no large part of a small disk.
-        let want = need.max(have + (have / 2).min(STEP)).next_multiple_of(FIRST_BYTES);
-        let want = want.min(self.bound);
+        // Grow by half: some space in advance, but no large part of a small disk, and none beyond the bound.
+        let want = need.max((have + (have / 2).min(STEP)).min(self.bound)).next_multiple_of(FIRST_BYTES);
+        let want = want.min(bound);
         if need > want {
-            let reason = format!("the store is full: its keys and limits can take {} at most", size(self.bound));
+            let reason = format!("the store is full: its keys and limits can take {} at most", size(bound));
             return Err(Error::StoreFull { reason });
         }
         let want = want.min(have + STEP);

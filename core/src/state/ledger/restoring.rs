@@ -19,13 +19,15 @@ use super::gather::moment;
 use crate::algorithm::log::SETTLED;
 use crate::algorithm::{History, Start};
 use crate::atomic::*;
-use crate::error::Result;
+use crate::damage::nonsense;
+use crate::error::{Error, Result};
 use crate::fault;
 use crate::hash::Hash;
 use crate::state::cells::home::{BEHIND, Blocked, Home, Table};
 use crate::state::cells::layout::{LimitAt, RESTORING, TableAt, limit_word, table_word};
 use crate::state::cells::locked::Locked;
 use crate::state::cells::table::TableCells;
+use crate::state::rare::space::{MAX_TURNS, Need, Search};
 use crate::time::{Now, Tick};
 use rusqlite::{OptionalExtension, named_params, params};
 use std::collections::BTreeSet;
@@ -164,6 +166,29 @@ impl Locked<'_> {
             }
         };
         added.map(drop)
+    }
+
+    /// The same, and makes space if there is none. One key without space would keep all later ones from being restored.
+    pub(in crate::state) fn restore_key_anyway(
+        &self,
+        table: &Table,
+        hash: Hash,
+        text: &str,
+        rows: &Rows,
+    ) -> Result<()> {
+        let mut search = Search::default();
+        for _ in 0..MAX_TURNS {
+            match self.restore_key(table, hash, text, rows) {
+                Ok(()) => return Ok(()),
+                Err(Blocked::Full) => drop(search.has_found(self.make_space(table, hash, Need::Restored)?)?),
+                Err(Blocked::Refused(Error::StoreFull { .. })) => {
+                    self.grow_beyond(2 * self.key_words(self.of(table).former().policy))?;
+                }
+                Err(Blocked::Refused(error)) => return Err(error),
+                Err(_) => self.repair_key(table, hash)?,
+            }
+        }
+        nonsense("a repaired key did not stay repaired")
     }
 
     /// The history that a key with these starts would have after a change of its limit's policy.

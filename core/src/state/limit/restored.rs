@@ -64,6 +64,9 @@ impl Limit {
             if !ptr::eq(locked.home, home) || limit != bound.limit {
                 return Ok(Restored::Elsewhere);
             }
+            if !rows.is_empty() {
+                return locked.restore_key_anyway(table, hash, text, &rows).map(|()| Restored::There);
+            }
             match locked.restore_key(table, hash, text, &rows) {
                 Ok(()) => Ok(Restored::There),
                 Err(Blocked::Full) => Ok(Restored::Full),

@@ -326,13 +326,17 @@ impl Locked<'_> {
         let table = self.limit(limit).table();
         let depth = self.index(&table).root().map_or(0, |root| root.depth());
         let count = |segment: SegmentCells| segment.word(index_word::COUNT).load(Relaxed);
-        let index = 2 * segment(index_word::MAX_CAPACITY) + segment(1 << depth);
+        let index = || {
+            // A full one is rewritten in two parts, of which the next one can use the space of one.
+            let full = self.index(&table).segments().filter(|of| count(*of) >= of.capacity() / 4 * 3);
+            let parts: u64 = full.map(|of| segment(of.capacity())).sum();
+            parts + 2 * segment(index_word::MAX_CAPACITY) + segment(1 << depth)
+        };
+        // The block of a moved key serves the next key, if it is as large: see `block_to_write`.
+        let is_same = self.block_class(policy) == self.block_class(table.policy);
         let needed = || {
-            let keys: u64 = self.index(&table).segments().map(count).sum();
-            // The blocks of moved keys serve the next keys, if they are as large.
-            let is_same = self.block_class(policy) == self.block_class(table.policy);
-            let keys = if is_same { keys.min(index_word::MAX_CAPACITY) } else { keys };
-            (keys.saturating_sub(self.used_blocks(policy)) + 2) * block + index + table_word::WORDS
+            let keys: u64 = if is_same { 0 } else { self.index(&table).segments().map(count).sum() };
+            (keys.saturating_sub(self.used_blocks(policy)) + 2) * block + index() + table_word::WORDS
         };
         // A longer window counts starts of keys that are idle now. They are kept if the store can hold them.
         if policy.longest() > table.policy.longest() {

@@ -72,13 +72,13 @@ impl Locked<'_> {
         edit: impl FnOnce(&mut History),
     ) -> Result<BlockAt> {
         // Get the space first: sealed cells must be replaced.
-        let into = self.block_to_write(own)?;
+        let into = self.block_to_write(before, own)?;
         let (mut history, now) = self.take_history(before, from, own);
         edit(&mut history);
         if !own.policy.windows().is_empty() {
             history.pad(own.policy.largest());
         }
-        let into = self.write_into(own, into, from.at, (&history, now))?;
+        let into = self.write_into((before, own), into, from.at, (&history, now))?;
         if own.policy.is_counted() {
             let word = |word| self.arena.word(into + word);
             let new = word(key_word::OWN).load(Relaxed);
@@ -133,11 +133,15 @@ impl Locked<'_> {
         Ok(())
     }
 
-    /// An unused block with space for the origins of its starts.
-    fn block_to_write(&self, table: &Table) -> Result<BlockAt> {
+    /// An unused block with space for the origins of its starts. If all keys of a limit that has its share are moved to
+    /// another table, they get none, because others need what is left: the starts count then, but cannot be taken back.
+    /// (The key "" is written before the table is the limit's.)
+    fn block_to_write(&self, before: &Table, table: &Table) -> Result<BlockAt> {
         let at = self.unused_block(table)?;
         let origins = self.block(at).word(key_word::ORIGINS);
-        if origins.load(Relaxed) == 0 && table.is_log {
+        let is_limits = || self.limit(self.of(table).limit()).table_at() == table.at;
+        let is_full = || is_limits() && self.of(table).is_before(before) && self.of(table).spare_blocks() == 0;
+        if origins.load(Relaxed) == 0 && table.is_log && !is_full() {
             origins.store(self.allocate::<()>(table.ring + OLDER_WORDS)?.offset(), Release);
         }
         Ok(at)
@@ -151,7 +155,7 @@ impl Locked<'_> {
     /// another one, if `into` had used up its lives.
     fn write_into(
         &self,
-        table: &Table,
+        (before, table): (&Table, &Table),
         mut into: BlockAt,
         from: BlockAt,
         (history, now): (&History, Now),
@@ -177,7 +181,7 @@ impl Locked<'_> {
                 nonsense("a key with more starts than a block can hold");
             }
             // That block is lost; try the next one.
-            into = self.block_to_write(table)?;
+            into = self.block_to_write(before, table)?;
         }
     }
 

@@ -50,7 +50,7 @@ const ENOUGH: u64 = 64;
 const DIRECTORIES: u64 = 32;
 
 /// How often the holder of the structure lock retries.
-pub(super) const MAX_TURNS: u32 = 10_000;
+pub(in crate::state) const MAX_TURNS: u32 = 10_000;
 
 /// The largest depth of a directory. A deeper one would be larger than a store.
 const MAX_DEPTH: u32 = 26;
@@ -76,6 +76,8 @@ pub(crate) enum Need {
     KeyAtOnce,
     /// A key that gets a policy of its own. It needs no share: operators make it, and not strangers.
     Plan,
+    /// A key that only the ledger has. It needs no share, and the store grows for it whatever its bound.
+    Restored,
 }
 
 /// What a step of a search has found: the number of free blocks of the wanted class, and whether it has passed all keys.
@@ -117,6 +119,9 @@ impl Locked<'_> {
         if let Some(plan) = self.index(table).plan_of_idle(hash) {
             return self.make_space_to_wake(&plan, rests);
         }
+        if need == Need::Restored {
+            return self.make_space_to_restore(table, hash).map(|()| Space::Available);
+        }
         if need != Need::Plan && self.of(table).spare_blocks() == 0 {
             let step = if rests { None } else { self.make_space_in_share(table, hash)? };
             if step.is_some_and(|step| step.freed > 0) && self.has_stock(table, hash) {
@@ -128,19 +133,12 @@ impl Locked<'_> {
             }
         }
         let segment = self.segment_at(root, root.entry_of(hash.0[0]));
-        let capacity = segment.capacity();
-        let word = |word| segment.word(word).load(Acquire);
         let block = self.key_words(table.policy) + 16;
         let hoards = self.arena.has_space(block) || fault::planted("hoarded blocks");
         let spare = || if need == Need::Plan { STOCK } else { self.of(table).spare_blocks() };
         let most = |spare| if hoards && spare > MANY { u64::MAX } else { STOCK.min(spare) };
         let restock = || self.index(table).segment(hash).restock(self, (table, hash), most(spare()));
-        let is_sealed = segment.slots().iter().any(|slot| slot.load(Acquire) == index_word::SEALED);
-        if is_sealed
-            || segment.is_old(table)
-            || word(index_word::COUNT) >= capacity / 4 * 3
-            || word(index_word::FREE) >= capacity
-        {
+        if segment.takes_no_key(table) {
             match self.renew_segment(table, hash.0[0], false) {
                 Ok(_) if restock() || self.has_stock(table, hash) => return Ok(Space::Available),
                 // A key that finds no block uses up the segment's remaining slots, once per attempt. So both must be
@@ -212,6 +210,38 @@ impl Locked<'_> {
             Err(full) if step.freed == 0 => Space::Searched { is_all: step.is_all, full },
             _ => Space::Available,
         })
+    }
+
+    /// Makes space for a key that has to be restored. Idle keys make room before the store grows beyond its bound.
+    fn make_space_to_restore(&self, table: &Table, hash: Hash) -> Result<()> {
+        if self.index(table).segment(hash).takes_no_key(table) {
+            match self.renew_segment(table, hash.0[0], false) {
+                Err(Error::StoreFull { .. }) => {
+                    let depth = self.index(table).root().map_or(0, Root::depth);
+                    let segments = 2 * (index_word::SLOTS + 2 * index_word::MAX_CAPACITY + 16);
+                    self.grow_beyond(segments + index_word::SLOTS + (2 << depth))?;
+                    self.renew_segment(table, hash.0[0], false)?;
+                }
+                renewed => drop(renewed?),
+            }
+        }
+        let restock = || self.has_stock(table, hash) || self.index(table).segment(hash).restock(self, (table, hash), 1);
+        if restock() {
+            return Ok(());
+        }
+        let block = self.key_words(table.policy);
+        if self.grow_for_keys(2 * block).is_err() {
+            self.sweep(Some(self.block_class(table.policy)), None)?;
+            if restock() {
+                return Ok(());
+            }
+            self.grow_beyond(2 * block)?;
+        }
+        // A new key may use new space only within the limit's share, but a stocked block in any case.
+        let block = self.allocate(block)?;
+        self.retire_block(table.policy, block);
+        restock();
+        Ok(())
     }
 
     // ---- segments ----
@@ -550,6 +580,16 @@ impl Locked<'_> {
 }
 
 impl<'h> SegmentCells<'h> {
+    /// Returns whether it must be rewritten before another key can be added.
+    fn takes_no_key(self, table: &Table) -> bool {
+        let (capacity, word) = (self.capacity(), |word| self.word(word).load(Acquire));
+        let is_sealed = || self.slots().iter().any(|slot| slot.load(Acquire) == index_word::SEALED);
+        self.is_old(table)
+            || word(index_word::COUNT) >= capacity / 4 * 3
+            || word(index_word::FREE) >= capacity
+            || is_sealed()
+    }
+
     /// Publishes another block as a key's.
     pub(super) fn set_entry(self, _: &Locked, slot: u64, hash: Hash, block: BlockAt) {
         self.slots()[slot as usize].store(entry(hash, block), Release);

@@ -4,12 +4,11 @@ use super::TAKEN_BACK_BY;
 use crate::damage::or_damaged;
 use crate::error::{Error, Result};
 use crate::hash::Hash;
-use crate::state::cells::home::{Blocked, Home};
+use crate::state::cells::home::Home;
 use crate::state::cells::layout::{LimitAt, RESTORING};
 use crate::state::cells::locked::Locked;
 use crate::state::ledger::gather::moment;
 use crate::state::ledger::restoring::{LedgerKey, Past, Rows};
-use crate::state::rare::space::{Need, Search};
 use crate::state::session::Session;
 use crate::time::Tick;
 use crate::{fault, fork};
@@ -39,13 +38,8 @@ impl Session {
         if locked.of(&table).may_restore() && locked.index(&table).block(hash).is_none() {
             let (now, key) = (moment(locked).1.uptime, ((locked.limit(limit).id(), hash), table.policy.longest()));
             let rows = self.with_database(|database| database.rows_of_key(key, now, locked.past()))?;
-            let mut search = Search::default();
-            while !rows.is_empty() {
-                match locked.restore_key(&table, hash, text, &rows) {
-                    Ok(()) => break,
-                    Err(Blocked::Refused(error)) => return Err(error),
-                    Err(_) => drop(search.has_found(locked.make_space(&table, hash, Need::Key)?)?),
-                }
+            if !rows.is_empty() {
+                locked.restore_key_anyway(&table, hash, text, &rows)?;
             }
         }
         Ok(())
@@ -85,16 +79,13 @@ impl Session {
         })?;
         fault::point("rows-read");
         self.with_lane_of(&lead, TAKEN_BACK_BY, |locked| {
+            let began = Instant::now();
             for (limit, hash, rows) in &found {
-                match locked.restore_key(&locked.limit(*limit).table(), *hash, &rows.text, rows) {
-                    Err(Blocked::Refused(error)) => return Err(error),
-                    // The rest waits for the next second.
-                    Err(_) => {
-                        locked.make_space(&locked.limit(*limit).table(), *hash, Need::Key)?;
-                        return Err(Error::busy(format!("restoring {}", self.url())));
-                    }
-                    Ok(()) => {}
+                // The rest waits for the next second.
+                if began.elapsed() > EACH_SECOND {
+                    return Err(Error::busy(format!("restoring {}", self.url())));
                 }
+                locked.restore_key_anyway(&locked.limit(*limit).table(), *hash, &rows.text, rows)?;
             }
             fault::point("rows-restored");
             match found.is_empty() && then == i64::MAX {
