@@ -6,7 +6,7 @@ import { once } from "node:events";
 import { test } from "node:test";
 import { Worker } from "node:worker_threads";
 import * as package_ from "workglow-limit";
-import { directory, manual, settle } from "./helpers.mjs";
+import { directory, lined, manual, settle } from "./helpers.mjs";
 
 const { CompositeLimiter, ConcurrencyLimiter, ManualClock, RateLimiter, Store, TimeoutError } = package_;
 
@@ -112,7 +112,8 @@ test("a waiter that is late for its place keeps it with enough grace", async () 
 
 test("a completion wakes the first waiter of its key, in the same turn", async () => {
   // By a real clock, a call that a busy machine interrupts for some milliseconds leaves the rest to the next one.
-  const limiter = new ConcurrencyLimiter(1, { clock: new ManualClock() });
+  const store = new Store("memory:", { clock: new ManualClock() });
+  const limiter = new ConcurrencyLimiter(1, { store, name: "jobs" });
   const composite = new CompositeLimiter([limiter]);
   const held = limiter.tryAcquire({ key: "a" });
   limiter.tryAcquire({ key: "b" });
@@ -120,7 +121,7 @@ test("a completion wakes the first waiter of its key, in the same turn", async (
   const wait = (who, of, key) => of.acquire({ key }).then((p) => (order.push(who), p));
   const waiting = [wait("first", limiter, "a"), wait("second", composite, "a")];
   const other = wait("other", limiter, "b");
-  await settle();
+  await lined(store, 3);
   held.complete();
   // Not even a newcomer precedes it.
   assert.equal(limiter.tryAcquire({ key: "a" }), null);
@@ -135,14 +136,15 @@ test("a completion wakes the first waiter of its key, in the same turn", async (
 });
 
 test("waiters start by priority, and then in the order of their calls", async () => {
-  // By a real clock, the window of a rate limit might be over before all of them have joined.
-  const clock = new ManualClock();
-  const store = new Store("memory:", { clock });
-  for (const limiter of [
-    new ConcurrencyLimiter(1),
-    new RateLimiter(store, "calls", { maxExecutions: 1, windowSizeInSeconds: 1 }),
-    new CompositeLimiter([new ConcurrencyLimiter(1)]),
+  for (const make of [
+    (store) => new ConcurrencyLimiter(1, { store, name: "jobs" }),
+    (store) => new RateLimiter(store, "calls", { maxExecutions: 1, windowSizeInSeconds: 1 }),
+    (store) => new CompositeLimiter([new ConcurrencyLimiter(1, { store, name: "jobs" })]),
   ]) {
+    // By a real clock, the window of a rate limit might be over before all of them have joined.
+    const clock = new ManualClock();
+    const store = new Store("memory:", { clock });
+    const limiter = make(store);
     const held = await limiter.acquire();
     const order = [];
     const job = async (who, priority) => {
@@ -158,7 +160,7 @@ test("waiters start by priority, and then in the order of their calls", async ()
       ["a2", -3],
       ["c2", 7],
     ].map(([who, p]) => job(who, p));
-    await settle();
+    await lined(store, 6);
     held.complete();
     let areOver = false;
     const all = Promise.all(jobs).finally(() => (areOver = true));
@@ -334,15 +336,14 @@ test("a worker thread that has ended has no waiters", async (t) => {
     });
     parentPort.on("message", () => process.exit());`;
   const workerData = { url: store.url, file: import.meta.resolve("workglow-limit") };
-  const waiting = () => store.snapshot().limits.map((limit) => limit.waiting);
   for (const end of ["terminate", "exit"]) {
     const worker = new Worker(source, { eval: true, workerData });
-    while (`${waiting()}` !== "18,18") await settle();
+    await lined(store, 18, 18);
     const exited = once(worker, "exit");
     if (end === "terminate") await worker.terminate();
     else worker.postMessage("exit");
     await exited;
-    while (`${waiting()}` !== "0,0") await settle();
+    await lined(store, 0, 0);
   }
   permit.cancel();
 });
