@@ -19,6 +19,8 @@ from pathlib import Path
 HUNG = 124
 # Of one process: a debugger's patience, and the most lines of its threads' stacks.
 PATIENCE, LINES = 60, 200
+# Of a Python program that prints its stacks and ends.
+PRINTING = 30
 
 
 def fields(pid):
@@ -26,6 +28,11 @@ def fields(pid):
     with contextlib.suppress(OSError, IndexError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return None
+
+
+def has_ended(pid):
+    """Whether a process is gone, or only waits for its parent to notice its end."""
+    return (fields(pid) or "Z")[0] in "ZX"
 
 
 def descendants(pid):
@@ -81,7 +88,9 @@ def end(pid):
             if "python" in os.path.basename(os.readlink(f"/proc/{each}/exe")):
                 # pytest has a handler for this, which prints the stacks to its own output.
                 os.kill(each, signal.SIGABRT)
-                time.sleep(1)
+                until = time.monotonic() + PRINTING
+                while not has_ended(each) and time.monotonic() < until:
+                    time.sleep(0.05)
     # Those that are stopped start no more.
     stopped = set()
     while new := set(descendants(pid)) - stopped:

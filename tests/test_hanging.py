@@ -34,8 +34,9 @@ def test_a_command_that_hangs_is_ended_with_its_children(seconds, left, tmp_path
     assert "hangs: sh -c sleep 1000" in printed
     assert ": process " not in printed and "process " in printed and "sleep 1000" in printed
     for child in (line for line in printed.splitlines() if line.isdigit()):
-        # Nobody may have waited for it yet.
-        assert (hanging.fields(child) or "Z")[0] in "ZX"
+        # A process that was killed may still be ending on a busy machine.
+        while not hanging.has_ended(child):
+            time.sleep(0.05)
 
 
 def test_a_python_program_says_where_it_hangs(tmp_path):

@@ -24,6 +24,14 @@ export function manual({ RateLimiter, Store, ManualClock }, max, seconds, name =
 /** Waits until all tasks that are ready have run. */
 export const settle = () => new Promise((resolve) => setTimeout(resolve, 5));
 
+/**
+ * Waits until this many callers wait for each limit of a store. A call that a busy machine interrupts goes on in the thread pool, and those
+ * behind it join the line later.
+ */
+export async function lined(store, ...counts) {
+  while (`${store.snapshot().limits.map(({ waiting }) => waiting)}` !== `${counts}`) await settle();
+}
+
 /** Returns a function that waits until it was called `count` times: a slow machine may delay each of the calls. */
 export function together(count) {
   let open;

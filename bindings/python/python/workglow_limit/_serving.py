@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Awaitable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from inspect import iscoroutinefunction
+from threading import Lock
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from ._address import Addresses, Reader
@@ -45,6 +48,9 @@ QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded
 
 #: The status of a response that broke, and of an exception that no framework turns into another one.
 BROKEN = 500
+
+#: How long a gate does not warn again of a full limit, in seconds.
+PAUSE = 60
 
 logger = logging.getLogger("workglow_limit.serving")
 
@@ -151,6 +157,28 @@ class Entry:
             raise cancelled
 
 
+class FullLimits:
+    """The warnings of one gate that a limit is full: one a minute at most, since there may be thousands of such requests a
+    second."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._silent_until, self._unsaid = -math.inf, 0
+
+    def warn(self, what: str, error: StoreFull) -> None:
+        """Says what happened to a request, and how many such requests nothing was said about."""
+        with self._lock:
+            now = monotonic()
+            if now < self._silent_until:
+                self._unsaid += 1
+                return
+            unsaid, self._silent_until, self._unsaid = self._unsaid, now + PAUSE, 0
+        if unsaid:
+            logger.warning("%s: %s (as for %d other requests since the last warning)", what, error, unsaid)
+        else:
+            logger.warning("%s: %s", what, error)
+
+
 class Gate:
     """The limits of an app, and the reader of its requests.
 
@@ -177,6 +205,7 @@ class Gate:
         self.asynchronous, self.reader = asynchronous, reader
         self.addresses = Addresses(reader, trusted_proxies, forwarded_header, ipv6_prefix)
         self.limits = self.checked(limits)
+        self._full = FullLimits()
         self._is_exempt: Any = None
         self.exempts = True  # Whether any request may be exempt.
         self._paths: frozenset[str] = frozenset()
@@ -251,7 +280,7 @@ class Gate:
                 try:
                     decision = yield from one.decide()
                 except StoreFull as error:
-                    logger.warning("shadow: %s", error)
+                    self._full.warn("shadow", error)
                     continue
                 entry.taken.append(one)
                 if not decision.admitted:
@@ -261,7 +290,7 @@ class Gate:
         except StoreFull as error:
             # A client that is new, among too many. It is not the app's fault, and a retry may succeed.
             yield from entry.undo()
-            logger.warning("a request got the status %d: %s", Unavailable.status, error)
+            self._full.warn(f"a request got the status {Unavailable.status}", error)
             return Refused(Unavailable(), None)
         except GeneratorExit:
             raise  # No more steps will run.

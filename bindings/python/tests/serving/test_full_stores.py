@@ -13,7 +13,7 @@ from django.test import override_settings
 from fastapi import Depends, FastAPI
 from servers import aiohttp_web, asgi, wsgi
 from test_django import limited
-from workglow_limit import Store, StoreFull
+from workglow_limit import Store, StoreFull, _serving
 from workglow_limit.aiohttp_web import AppLimits
 from workglow_limit.fastapi import Limit, LimitMiddleware, RouteLimit
 from workglow_limit.flask import FlaskLimits
@@ -102,6 +102,34 @@ def test_the_store_can_admit_or_deny_instead():
 def test_shadow_mode_refuses_nobody():
     with asgi(of_fastapi([Limit(full(), key="header:X-Key", shadow=True)])) as base:
         assert httpx.get(base, headers={"X-Key": "new"}).status_code == 200
+
+
+@pytest.mark.parametrize("shadow", [False, True], ids=["refused", "shadow"])
+def test_a_warning_a_minute_counts_the_others(shadow, caplog, monkeypatch):
+    now = 1000.0
+    monkeypatch.setattr(_serving, "monotonic", lambda: now)
+    app = Wsgi(hello, [Limit(full(), key="header:X-Key", shadow=shadow)])
+    environ = {"REQUEST_METHOD": "GET", "PATH_INFO": "/", "REMOTE_ADDR": "192.0.2.1", "HTTP_X_KEY": "new"}
+    statuses = set()
+
+    def request():
+        response = app(environ, lambda status, headers, error=None: statuses.add(status[:3]))
+        for _ in response:
+            pass
+        getattr(response, "close", lambda: None)()
+
+    for moment, warnings in (1000, 1), (1059, 1), (1060, 2), (1060, 2), (1200, 3):
+        now = float(moment)
+        for _ in range(5):
+            request()
+        assert len(caplog.records) == warnings
+    assert statuses == {"200" if shadow else "503"}
+    first, second, third = (record.getMessage() for record in caplog.records)
+    assert (
+        first.startswith("shadow: " if shadow else "a request got the status 503: ") and "other requests" not in first
+    )
+    assert second == f"{first} (as for 9 other requests since the last warning)"
+    assert third == second
 
 
 def test_throttles_of_django_rest_framework():
