@@ -29,7 +29,8 @@ export const settle = () => new Promise((resolve) => setTimeout(resolve, 5));
  * behind it join the line later.
  */
 export async function lined(store, ...counts) {
-  while (`${store.snapshot().limits.map(({ waiting }) => waiting)}` !== `${counts}`) await settle();
+  const waiting = async () => (await store.snapshotAsync()).limits.map((limit) => limit.waiting);
+  while (`${await waiting()}` !== `${counts}`) await settle();
 }
 
 /** Returns a function that waits until it was called `count` times: a slow machine may delay each of the calls. */

@@ -327,8 +327,7 @@ test("a process stays alive for its waiters, and exits at once when they gave up
 test("a worker thread that has ended has no waiters", async (t) => {
   const store = new Store(`sqlite:${directory(t)}/limits.db`);
   const limiter = store.limiter("jobs", "1 concurrent + 1/1h");
-  await limiter.open();
-  const permit = limiter.tryAcquire();
+  const permit = await limiter.acquire();
   const source = `const { parentPort, workerData } = require("node:worker_threads");
     import(workerData.file).then(({ Store }) => {
       const limiter = new Store(workerData.url).limiter("jobs", "1 concurrent + 1/1h");
@@ -345,7 +344,7 @@ test("a worker thread that has ended has no waiters", async (t) => {
     await exited;
     await lined(store, 0, 0);
   }
-  permit.cancel();
+  await permit.cancelAsync();
 });
 
 test("no caller passes a waiter, in the same turn or with another key", async () => {
