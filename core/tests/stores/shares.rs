@@ -122,11 +122,11 @@ fn a_limit_that_was_flooded_takes_new_keys_when_the_strangers_are_idle() {
             clock.advance(Duration::from_secs(200));
             // A futile search is not repeated at once.
             std::thread::sleep(Duration::from_millis(150));
-            let refused = (0..keys / 2).filter(|i| login.attempt(&format!("{round} {i}"), 1).is_err()).count();
-            assert_eq!(refused, 0, "{kind}: round {round}, of {} keys", keys / 2);
-            // Its new keys get what was the other limit's. A search takes a few steps of those that this needs.
-            for i in 0..keys / 2 {
-                wait_until("a key of another limit is idle", || like.attempt(&format!("{round} {i}"), 1).is_ok());
+            // Then new keys of `like` get what was the other limit's. A search takes a few steps of those that this needs.
+            for limiter in [&login, &like] {
+                for i in 0..keys / 2 {
+                    wait_until("a key is idle", || limiter.attempt(&format!("{round} {i}"), 1).is_ok());
+                }
             }
         }
     }
