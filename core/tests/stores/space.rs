@@ -2,7 +2,9 @@
 
 #[cfg(feature = "fault-points")]
 use crate::common::Child;
-use crate::common::{self, Dir, PATIENCE, number, wait_until};
+#[cfg(feature = "fault-points")]
+use crate::common::wait_until;
+use crate::common::{self, Dir, PATIENCE, number};
 use std::path::Path;
 #[cfg(feature = "fault-points")]
 use std::sync::atomic::{AtomicU64, Ordering::*};
@@ -46,6 +48,7 @@ fn start(limiter: &dyn Limiter, key: &str) -> Result<()> {
 
 /// The same in a full store whose keys are idle. A search for them takes a few steps of some milliseconds, in which a busy
 /// machine does little: the next call goes on.
+#[cfg(feature = "fault-points")]
 fn start_soon(limiter: &dyn Limiter, key: &str) {
     wait_until(&format!("there is space for {key}"), || match start(limiter, key) {
         Err(Error::StoreFull { .. }) => false,

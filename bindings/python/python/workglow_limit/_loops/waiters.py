@@ -33,7 +33,18 @@ NOTHING = object()
 class Answer:
     """An outcome that a task or greenlet waits for. It is set in the thread of the loop."""
 
-    __slots__ = "__weakref__", "_is_woken", "_loop", "_outcome", "_wake", "is_left", "is_prepared", "set_in", "undo", "wait"
+    __slots__ = (
+        "__weakref__",
+        "_is_woken",
+        "_loop",
+        "_outcome",
+        "_wake",
+        "is_left",
+        "is_prepared",
+        "set_in",
+        "undo",
+        "wait",
+    )
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
