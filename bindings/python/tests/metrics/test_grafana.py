@@ -27,7 +27,7 @@ def queries():
 
 @promtool
 def test_the_alerts_are_rules():
-    assert "6 rules found" in check("check", "rules", GRAFANA / "alerts.yml")
+    assert "7 rules found" in check("check", "rules", GRAFANA / "alerts.yml")
 
 
 @promtool
