@@ -14,7 +14,7 @@ from pathlib import Path
 import django.conf
 import pdoc.doc
 import workglow_limit
-from workglow_limit import _errors
+from workglow_limit import _derived, _errors, _queueing
 
 SOURCES = Path(workglow_limit.__file__).parent
 # Names that are resolved at their first use become names of the module here: pdoc looks no further.
@@ -24,6 +24,8 @@ django.conf.settings.configure()
 # pdoc reads a class in the file that its module names; errors name the module that programs import.
 for _name, _error in inspect.getmembers(_errors, inspect.isclass):
     _error.__module__ = _errors.__name__
+# The fields of a named tuple have their types as texts, which pdoc looks up where they are not.
+_queueing.Limited.__new__.__annotations__["key"] = _derived.Key
 
 
 class Stubs:

@@ -14,12 +14,12 @@ from ._errors import InvalidArgument
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
 #: The key and the weight of a start. A mapping has those of parts of a composite.
-Key: TypeAlias = "str | Mapping[str, str | None] | None"
-Weight: TypeAlias = "int | Mapping[str, int]"
+Key: TypeAlias = str | Mapping[str, str | None] | None
+Weight: TypeAlias = int | Mapping[str, int]
 
 #: What they are derived from.
-KeyOf: TypeAlias = "str | Callable[..., Any] | Mapping[str, str | Callable[..., Any] | None]"
-WeightOf: TypeAlias = "int | str | Callable[..., Weight] | Mapping[str, int | str | Callable[..., int]]"
+KeyOf: TypeAlias = str | Callable[..., Any] | Mapping[str, str | Callable[..., Any] | None]
+WeightOf: TypeAlias = int | str | Callable[..., Weight] | Mapping[str, int | str | Callable[..., int]]
 
 WEIGHT = "a whole number of at least 1"
 
