@@ -70,7 +70,9 @@ fn assert_all(store: &Store) {
 fn assert_all_in(dir: &Dir) {
     Child::run(|| assert_all(&patient(&dir.url()))).join();
     let starts = |name: &str| number(dir, &format!("SELECT count(*) FROM starts WHERE name = '{name}'"));
-    assert_eq!(["api/rate", "api", "mail", "tenants", "kind"].map(starts), [5, 0, 4, 6, 0]);
+    assert_eq!(["api/rate", "api", "mail", "kind"].map(starts), [5, 0, 4, 0]);
+    // A thread of the store may have settled the limit by now: then what its keys may lack is there as used.
+    assert!((6..=8).contains(&starts("tenants")), "{}", starts("tenants"));
     assert_eq!(number(dir, "SELECT user_version FROM pragma_user_version"), 2);
     assert_eq!(number(dir, "SELECT units FROM usage WHERE name = 'mail'"), 4);
 }
@@ -93,12 +95,18 @@ fn an_earlier_store_has_all_that_it_had() {
             store.find("mail").unwrap().peek("", 0).unwrap().remaining > 0
         });
         let (gold, gone) = (store.find("tenants").unwrap(), store.limiter("gone", "60/1h").unwrap());
-        assert_eq!((gold.peek("gold", 0).unwrap().remaining, gone.peek("", 0).unwrap().remaining), (43, 60));
+        // What a thread of the store has settled by then counts as used, and another twentieth may be missing.
+        let is_left = |limiter: &dyn Limiter, key: &str, most: u64, twentieth: u64| {
+            let left = limiter.peek(key, 0).unwrap().remaining;
+            assert!((most - twentieth..=most).contains(&left), "{key}: {left} of {most}");
+        };
+        is_left(&*gold, "gold", 43, 2);
+        assert_eq!(gone.peek("", 0).unwrap().remaining, 60);
         // And names change as before.
         let api = store.limiter("api", "60/1h").unwrap();
-        assert_eq!(api.peek("acme", 0).unwrap().remaining, 54);
+        is_left(&*api, "acme", 54, 3);
         store.override_limit("api", "70/1h", None).unwrap();
-        assert_eq!(api.peek("acme", 0).unwrap().remaining, 64);
+        is_left(&*api, "acme", 64, 3);
     })
     .join();
 }
