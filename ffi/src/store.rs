@@ -63,6 +63,7 @@ pub struct wgl_store_options {
 // SAFETY: it begins with its size; the pointer is looked at only as what the caller gives.
 unsafe impl Sized32 for wgl_store_options {
     const NAME: &'static str = "store options";
+    const FIRST: usize = std::mem::offset_of!(wgl_store_options, max_size);
 }
 
 /// Opens a store, and makes its files if there are none. `options` may be NULL.

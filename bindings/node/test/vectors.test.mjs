@@ -183,7 +183,9 @@ function startOf(one, { key, charges, ...given }) {
     if (of !== "-") keys[name] = of;
     if (units !== "-") weights[name] = Number(units);
   }
-  return { key: keys, weight: weights };
+  // Without a part, an object is a mistake.
+  const some = (parts) => (Object.keys(parts).length > 0 ? parts : undefined);
+  return { key: some(keys), weight: some(weights) };
 }
 
 async function answer(store, limiter, one, { call, given }, permits) {
