@@ -62,6 +62,7 @@ mod on {
     /// The points of making a lane, and of its first process that does not commit its starts.
     const RECOVERING: &[&str] = &[
         "upgrading",
+        "identity-read",
         "lane-claimed",
         "lane-indexed",
         "lane-filled",

@@ -4,10 +4,14 @@
 
 use crate::common::random::seed;
 use crate::common::{Child, Dir, Random, number, present_boot, raise, shared, wait_until};
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering::*;
 use std::time::Duration;
 use workglow_limit::embed::MayWait;
 use workglow_limit::*;
+
+/// Where the lane has the number of its last commit.
+const COMMITTED: u64 = 487 * 8;
 
 fn store_with(dir: &Dir, durability: Durability) -> Store {
     let mut options = StoreOptions::default();
@@ -476,4 +480,40 @@ fn an_older_copy_of_the_ledger_closes_the_limits_whose_keys_it_lacks() {
         assert_eq!(left(&*limiter, "key 1"), 100);
     })
     .join();
+}
+
+/// Others write the ledger without the structure lock, so also while a process attaches their lane. It would take its
+/// database for an older copy if it read that before the commit and the lane after it.
+#[test]
+fn a_commit_while_another_process_attaches_closes_nothing() {
+    let dir = Dir::in_memory("attaching");
+    filled(&dir, 10);
+    let lane = dir.file("limits.db-lane");
+    let committed = move || {
+        let mut word = [0; 8];
+        std::fs::File::open(&lane).unwrap().read_exact_at(&mut word, COMMITTED).unwrap();
+        u64::from_le_bytes(word)
+    };
+    let words = shared(2);
+    let (gathered, read) = (&words[0], &words[1]);
+    let writer = after(&dir, |store| {
+        let (limiter, committed) = (store.limiter("api", "100/1h").unwrap(), committed.clone());
+        limiter.open().unwrap();
+        fault::at("gathered", move || {
+            gathered.store(committed(), Release);
+            wait_until("another one has read the database", || read.load(Acquire) == 1);
+        });
+        assert_eq!(take(&*limiter, "another", 1), 1);
+    });
+    wait_until("a start is being written", || gathered.load(Acquire) > 0);
+    after(&dir, |store| {
+        let committed = committed.clone();
+        fault::at("identity-read", move || {
+            read.store(1, Release);
+            wait_until("it is written", || committed() > gathered.load(Acquire));
+        });
+        assert_eq!(left(&*store.limiter("api", "100/1h").unwrap(), "key 2"), 98);
+    })
+    .join();
+    writer.join();
 }

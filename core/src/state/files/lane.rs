@@ -231,6 +231,12 @@ impl LockedLane {
         os::boot().map_err(|e| self.failed(e))
     }
 
+    /// The number of the last commit that is known to have succeeded, if the file is a lane.
+    pub(in crate::state) fn committed(&self) -> Result<u64> {
+        let len = self.file.metadata().map_err(|e| self.failed(e))?.len();
+        if len < arena::HEADER_WORDS * 8 { Ok(0) } else { self.header().map(|header| committed(&header)) }
+    }
+
     /// Watches this lane of a store, next to its database.
     pub fn watch(&self, arena: &Arena, store_id: [u64; 2], database: &Path) -> Result<Watch> {
         Ok(Watch {

@@ -8,7 +8,7 @@ use crate::state::cells::layout::{HASH_KEY, NEXT_MEMBER};
 use crate::state::files::FileId;
 use crate::state::files::arena::{self, Arena};
 use crate::state::files::lane::{
-    Creation, KeptLock, LaneState, LockedLane, MAGIC, MAX_COMMITS, MAX_MEMBERS, MEMBERS, VERSION, header, pair,
+    Creation, KeptLock, LaneState, LockedLane, MAGIC, MAX_MEMBERS, MEMBERS, VERSION, header, pair,
 };
 use crate::state::ledger::database::Identity;
 use crate::time::{Clock, ManualClock};
@@ -28,13 +28,15 @@ pub(crate) struct Store {
     pub path: PathBuf,
     pub id: FileId,
     pub identity: Identity,
+    /// The last commit that the lane knew before the identity was read: others may commit at any time.
+    pub committed: u64,
 }
 
 impl LockedLane {
     /// Maps the lane, and first rebuilds it if it is not the latest of this database. Returns `None` if a new lane must
     /// replace one that is still in use: see [`LockedLane::remove`].
     pub fn attach(&self, store: &Store, manual: Option<&ManualClock>) -> Result<Option<(Home, LaneState)>> {
-        let Store { identity, path, id } = store;
+        let Store { identity, path, id, committed } = store;
         let len = self.file.metadata().map_err(|e| self.failed(e))?.len();
         let in_use = os::is_locked(&self.file, MEMBERS, MAX_MEMBERS).map_err(|e| self.failed(e))?;
         let make = |made| match in_use {
@@ -75,7 +77,7 @@ impl LockedLane {
         }
         let sequence = word(header::SEQUENCE);
         // The lane is finished, but the database knows no lane: the database has taken over the lane's identity.
-        let is_ahead = word(header::COMMITTED).min(MAX_COMMITS) > identity.sequence || identity.lane.is_none();
+        let is_ahead = *committed > identity.sequence || identity.lane.is_none();
         let or_unknown = |made| if is_ahead { Creation::Unknown } else { made };
         let (allocated, cursor) = (word(arena::ALLOCATED), word(arena::CURSOR));
         if version == VERSION && !arena::is_size(allocated, cursor) {
@@ -152,7 +154,7 @@ impl LockedLane {
 
     /// Rebuilds the lane in place. No process uses it.
     fn initialise(&self, store: &Store, manual: Option<&ManualClock>) -> Result<Home> {
-        let Store { identity, path, id } = store;
+        let Store { identity, path, id, .. } = store;
         let doing = || format!("making {}", self.path().display());
         self.file.set_len(0).map_err(|e| Error::store(doing(), e))?;
         Arena::allocate_first(&self.file).map_err(|e| Error::store(doing(), e))?;

@@ -548,6 +548,7 @@ impl Session {
         };
         let (presence, id) = presence::announce(path, &file, lane.path())?;
         lane.refuse_other_versions()?;
+        let committed = lane.committed()?;
         let (mut database, mut identity) = database::Database::open(path)?;
         if identity.lane.is_none()
             && let Some(left) = lane.left_by()?
@@ -558,8 +559,9 @@ impl Session {
             let cause = "another store is in its place: restore this one, or stop all processes that use it";
             return Err(Error::store(format!("using {}", path.display()), cause));
         }
+        fault::point("identity-read");
         let identity_generation = identity.generation;
-        let store = attach::Store { path: path.to_owned(), id, identity };
+        let store = attach::Store { path: path.to_owned(), id, identity, committed };
         let Some((mut home, found)) = lane.attach(&store, self.options.clock.as_ref())? else { return Ok(None) };
         match found {
             lane::LaneState::Current => {}

@@ -424,9 +424,9 @@ impl Session {
     /// Gathers, commits, marks.
     fn write(&self, lead: &Lead, patience: Duration, gather: impl Fn(&Locked) -> Batch) -> Result<Batch> {
         let batch = self.with_lane_of(lead, patience, |locked| Ok(gather(locked)))?;
-        fault::point("gathered");
         let home = lead.home;
         if !batch.keys.is_empty() || !batch.news.is_empty() {
+            fault::point("gathered");
             let write = |database: &mut Database| {
                 let sequence = lane::raise_sequence(&home.arena, database.sequence);
                 record(|limit| home.limit(limit).id(), database, &batch, sequence)?;
