@@ -86,7 +86,9 @@
 //! for event loops, schedulers and bindings to other languages.
 
 #[cfg(not(target_os = "linux"))]
-compile_error!("workglow-limit supports only Linux so far");
+compile_error!(
+    "workglow-limit runs on Linux only, so far. On a Mac or on Windows, build and run it in a Linux container, or in WSL 2."
+);
 
 use workglow_limit_algorithms::{self as algorithm, atomic};
 

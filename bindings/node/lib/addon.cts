@@ -83,7 +83,11 @@ function explanation(here: typeof platforms, broken: readonly string[]): string 
   if (broken.length > 0) return `${head}. Tried: ${broken.join("; ")}.`;
   if (here.length === 0) {
     const names = platforms.map(({ name }) => name).join(", ");
-    return `${head}: there are only packages for ${names}. See "From the sources" in the README of workglow-limit.`;
+    const remedy =
+      process.platform === "linux"
+        ? `Build it from the sources, with Rust: npm ci && npm run build, in their folder bindings/node`
+        : `It runs on Linux only, so far: use a Linux container, or WSL 2`;
+    return `${head}: there are packages for ${names}. ${remedy}.`;
   }
   const header = (process.report.getReport() as { header: { glibcVersionRuntime?: string } }).header;
   const libc = header.glibcVersionRuntime === undefined ? "musl" : "glibc";

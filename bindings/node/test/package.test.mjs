@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { execFileSync } from "node:child_process";
-import { cpSync, readFileSync, readdirSync, writeFileSync } from "node:fs";
+import { cpSync, readFileSync, readdirSync, rmSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { join } from "node:path";
 import { test } from "node:test";
@@ -67,5 +67,20 @@ test("native code that does not load is named, with the reason", (t) => {
   const program = 'try { require("./dist/cjs") } catch (e) { console.log(e.message) }';
   const said = execFileSync(process.execPath, ["-e", program], { cwd: dir, encoding: "utf8" });
   const target = `${process.platform}-${process.arch}`;
-  assert.match(said, new RegExp(`no native code for ${target} that loads. Tried: ${addon} \\(.*(short|invalid|not).*\\)`));
+  assert.match(said, new RegExp(`no native code for ${target} that loads. Tried: ${addon} \\(.*(short|invalid|not|format).*\\)`));
+});
+
+test("a platform without a package is told which there are, and what to do", (t) => {
+  const dir = directory(t);
+  for (const part of ["dist", "package.json"]) cpSync(join(root, part), join(dir, part), { recursive: true });
+  for (const file of readdirSync(join(dir, "dist"))) if (file.endsWith(".node")) rmSync(join(dir, "dist", file));
+  const on = (platform, arch) => {
+    const machine = `for (const [name, value] of [["platform", "${platform}"], ["arch", "${arch}"]]) Object.defineProperty(process, name, { value });`;
+    const program = `${machine} try { require("./dist/cjs") } catch (e) { console.log(e.message) }`;
+    return execFileSync(process.execPath, ["-e", program], { cwd: dir, encoding: "utf8" });
+  };
+  const packages = "there are packages for linux-x64-gnu, linux-x64-musl, linux-arm64-gnu, linux-arm64-musl";
+  assert.match(on("darwin", "arm64"), new RegExp(`no native code for darwin-arm64 that loads: ${packages}. It runs on Linux only`));
+  assert.match(on("linux", "riscv64"), new RegExp(`no native code for linux-riscv64 that loads: ${packages}. Build it from the sources`));
+  assert.match(on("linux", process.arch), /its optional dependency @workglow-limit\/linux-.* is not installed/);
 });
