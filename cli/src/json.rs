@@ -139,6 +139,8 @@ pub fn limits(name: &str, seen: &Snapshot, limits: &[&LimitSnapshot], keys: Keys
 /// One key in one limit.
 pub(crate) struct Part<'s> {
     pub limit: &'s LimitSnapshot,
+    /// Empty: no key.
+    pub key: String,
     pub decision: Decision,
     pub stats: Stats,
     /// Whether it allows the key another number of units than other keys.
@@ -173,8 +175,8 @@ impl Part<'_> {
     }
 }
 
-/// A key that the user named, in each limit of a name.
-pub(crate) fn key_of_limits(name: &str, key: &str, seen: &Snapshot, parts: &[Part]) -> Value {
+/// The keys that the user named, in each limit of a name.
+pub(crate) fn key_of_limits(name: &str, key: Option<&str>, seen: &Snapshot, parts: &[Part]) -> Value {
     let one = |used: &Used| json!({ "limit": used.limit, "used": used.used, "window": used.window.map(seconds) });
     let part = |part: &Part| {
         let own = part.seen.and_then(|seen| seen.overriding).map(|policy| policy.to_string());
@@ -183,6 +185,7 @@ pub(crate) fn key_of_limits(name: &str, key: &str, seen: &Snapshot, parts: &[Par
         json!({
             "name": part.limit.name,
             "kind": part.limit.kind,
+            "key": Some(&part.key).filter(|key| !key.is_empty()),
             "policy": own.clone().or(policy),
             "override": own,
             "usage": part.usage().iter().map(one).collect::<Vec<_>>(),
@@ -200,8 +203,28 @@ pub(crate) fn key_of_limits(name: &str, key: &str, seen: &Snapshot, parts: &[Par
     })
 }
 
+/// The decision that one part of a limit would give.
+pub(crate) struct PartDecision {
+    pub part: String,
+    pub key: Option<String>,
+    pub weight: u64,
+    pub seen: Decision,
+}
+
 /// The decision that a start would get.
-pub fn decision(name: &str, key: Option<&str>, weight: u64, seen: &Decision) -> Value {
+pub(crate) fn decision(name: &str, key: Option<&str>, weight: u64, seen: &Decision, parts: &[PartDecision]) -> Value {
+    let part = |PartDecision { part, key, weight, seen }: &PartDecision| {
+        json!({
+            "part": part,
+            "key": key,
+            "weight": weight,
+            "admitted": seen.admitted,
+            "retry_after": seconds(seen.retry_after),
+            "remaining": seen.remaining,
+            "limit": seen.limit,
+            "reset_after": seconds(seen.reset_after),
+        })
+    };
     json!({
         "name": name,
         "key": key,
@@ -213,6 +236,7 @@ pub fn decision(name: &str, key: Option<&str>, weight: u64, seen: &Decision) -> 
         "limit": seen.limit,
         "reset_after": seconds(seen.reset_after),
         "denied_by": seen.denied_by.as_deref(),
+        "parts": parts.iter().map(part).collect::<Vec<_>>(),
     })
 }
 

@@ -2,6 +2,7 @@
 //! `bin`.
 
 mod args;
+mod charges;
 mod commands;
 mod context;
 mod differences;

@@ -8,6 +8,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
+use workglow_limit::{Charge, Store};
 
 fn names(limits: &Value) -> Vec<&str> {
     limits["limits"].as_array().unwrap().iter().map(|limit| limit["name"].as_str().unwrap()).collect()
@@ -356,4 +357,76 @@ fn hostile_names_and_keys_are_escaped_everywhere() {
     }
     let seen = run(&dir.url(), &["status", "--show-keys", "--json"]).json(0);
     assert_eq!((&seen["limits"][0]["name"], &seen["limits"][0]["hot_keys"][0]["key"]), (&json!(name), &json!(key)));
+}
+
+/// A limit with parts, of which a tenant has used some: `acme` two starts of 60 tokens.
+fn with_parts(url: &str) -> Store {
+    let store = Store::new(url).unwrap();
+    let llm = store.limiter("openai", "requests: 9/1h + tokens: 200/1h + tenant: 2/1h").unwrap();
+    let call = llm.joint("", &[Charge::of("tokens").weight(60), Charge::of("tenant").key("acme")]).unwrap();
+    for _ in 0..2 {
+        assert!(llm.decide(&call, 1).unwrap().admitted);
+    }
+    store.flush().unwrap();
+    store
+}
+
+#[test]
+fn peek_and_show_take_what_parts_are_charged() {
+    let dir = Dir::new("parts");
+    let _store = with_parts(&dir.url());
+    let peek = |words: &[&str]| run(&dir.url(), &[["peek", "openai"].as_slice(), words].concat());
+    peek(&["tokens=80", "tenant=other"]).with(0).says(&["would be admitted", "tokens", "80 of 200 left", "WEIGHT"]);
+    peek(&["tokens=81", "tenant=other"]).with(4).says(&["would be denied by openai/tokens: retry in"]);
+    peek(&["tenant=acme"]).with(4).says(&["would be denied by openai/tenant", "0 of 2 left"]);
+    // A number is a weight. A key that is a number is marked.
+    peek(&["key.tenant=3"]).with(0);
+    let ran = peek(&["tenant=3"]).with(2);
+    ran.says(&["openai/tenant", "can never be admitted"]);
+    let seen = peek(&["a", "tokens=81", "tenant=acme", "--json"]).json(4);
+    assert_eq!((&seen["key"], &seen["weight"]), (&json!("a"), &json!(1)));
+    let parts = seen["parts"].as_array().unwrap();
+    let short = |part: &Value| json!([part["part"], part["key"], part["weight"], part["admitted"], part["remaining"]]);
+    let expected = [
+        json!(["requests", "a", 1, true, 9]),
+        json!(["tokens", "a", 81, true, 200]),
+        json!(["tenant", "acme", 1, false, 0]),
+    ];
+    assert_eq!(parts.iter().map(short).collect::<Vec<_>>(), expected);
+    // A word that says neither is refused.
+    for (words, says) in [
+        (["token=5"].as_slice(), "a part of limiter"),
+        (&["tokens=1.5"], "expected a whole number from 1"),
+        (&["a", "b"], "unexpected"),
+    ] {
+        let (_, error) = peek(&[words, &["--json"]].concat()).json_error(2);
+        assert!(error.contains(says), "{words:?}: {error}");
+    }
+    let (_, error) = peek(&["YWNtZQ==", "--json"]).json_error(2);
+    assert!(error.contains("key=YWNtZQ="), "{error}");
+    peek(&["key=YWNtZQ=="]).with(0);
+    // Each part with the key that it is charged.
+    let show = run(&dir.url(), &["show", "openai", "b", "tenant=acme"]).with(0);
+    show.says(&["openai/tenant  (rate), key acme", "2 of 2 in 1h", "openai/tokens  (rate), key b", "0 of 200 in 1h"]);
+    let show = run(&dir.url(), &["show", "openai", "tenant=acme", "--json"]).json(0);
+    let tenant = limit(&show, "openai/tenant");
+    assert_eq!((&tenant["key"], &tenant["stats"]["admitted"], &show["key"]), (&json!("acme"), &json!(2), &Value::Null));
+    assert_eq!(limit(&show, "openai/tokens")["usage"][0]["used"], 120);
+    assert_eq!(limit(&show, "openai/tokens")["key"], Value::Null);
+    run(&dir.url(), &["show", "openai", "weight.tenant=2"]).with(2).says(&["expected its key"]);
+}
+
+#[test]
+fn an_override_names_parts() {
+    let dir = Dir::new("override-parts");
+    let _store = with_parts(&dir.url());
+    let ran = run(&dir.url(), &["override", "openai", "tokens: 300/1h"]).with(0);
+    ran.says(&["openai: tokens: 300/1h applies until it is lifted"]);
+    let kept = |text: &str| run(&dir.url(), &["override", "openai", text, "--json"]).json(0)["kept"].clone();
+    assert_eq!(kept("tokens: 400/1h"), json!(["openai/requests", "openai/tenant"]));
+    // Without a name it is the first of the kind.
+    assert_eq!(kept("7/1h"), json!(["openai/tenant", "openai/tokens"]));
+    let seen = run(&dir.url(), &["status", "--json"]).json(0);
+    assert_eq!(limit(&seen, "openai/requests")["override"], "7/1h");
+    assert_eq!(limit(&seen, "openai/tokens")["override"], "400/1h");
 }

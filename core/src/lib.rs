@@ -158,7 +158,7 @@ pub mod observe {
 
 /// What the tools of operators use: checks of a store and its server, and the texts of policies.
 pub mod admin {
-    pub use crate::policy::{parse_policies, parse_time};
+    pub use crate::policy::{NamedPolicy, parse_all as parse_parts, parse_policies, parse_time};
     #[cfg(feature = "postgres")]
     pub use crate::server::postgres_schema;
     pub use crate::server::{Finding, Severity};

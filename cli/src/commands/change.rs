@@ -7,14 +7,14 @@ use clap::builder::NonEmptyStringValueParser;
 use serde_json::{Value, json};
 use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
-use workglow_limit::admin::{parse_policies, parse_time};
-use workglow_limit::observe::Observer;
+use workglow_limit::admin::{NamedPolicy, parse_parts, parse_time};
+use workglow_limit::observe::{LimitSnapshot, Observer};
 use workglow_limit::{Error, Store};
 
 /// Replace the declared policy of a limit until the override is lifted
 ///
 /// An override takes effect at once in all processes, and survives restarts and deploys. In a composite, each policy replaces the part
-/// of its kind.
+/// of its name, as in "tokens: 50000/1m", or without a name the first of its kind.
 #[derive(Debug, clap::Args)]
 pub struct OverrideArgs {
     /// The limit's name
@@ -98,14 +98,21 @@ fn subject(name: &str, key: Option<&str>) -> String {
 
 pub fn set_override(args: OverrideArgs, context: &Context) -> Result<Outcome, Failure> {
     let (name, key) = (args.name.as_str(), args.key.as_deref());
-    let policies = parse_policies(&args.policy)?;
+    let policies = parse_parts(&args.policy)?;
     let (store, names) = find(name, context)?;
     // Parts of a composite that the text does not mention. (Before the change: after it, nothing may fail.)
     let seen = Observer::new(&store, 0).only(name).look()?;
     let mut kept = names::parts(name, &seen, &names);
-    kept.retain(|part| policies.iter().all(|policy| policy.kind() != part.kind));
+    for policy in &policies {
+        let of_it = |part: &&LimitSnapshot| match &policy.name {
+            Some(of) => part.name.strip_prefix(name).is_some_and(|rest| rest.strip_prefix('/') == Some(of)),
+            // As the store chooses: the first of its kind.
+            None => part.kind == policy.kind(),
+        };
+        kept.iter().position(of_it).map(|at| kept.remove(at));
+    }
     store.override_limit(name, &args.policy, key)?;
-    let policy = policies.iter().map(ToString::to_string).collect::<Vec<_>>().join(" + ");
+    let policy = policies.iter().map(NamedPolicy::to_string).collect::<Vec<_>>().join(" + ");
     let mut done = format!("{}: {policy} applies until it is lifted", subject(name, key));
     for part in &kept {
         done += &format!("\n{}: unchanged", subject(&part.name, key));

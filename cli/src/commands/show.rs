@@ -1,5 +1,6 @@
 //! `show`: the details of a limit, or of one key.
 
+use crate::charges::Charges;
 use crate::context::{Context, Outcome, look};
 use crate::failure::Failure;
 use crate::json::{self, Keys};
@@ -11,13 +12,16 @@ use workglow_limit::Store;
 use workglow_limit::observe::{KeySnapshot, LimitSnapshot, Observer, Stats, Usage, WAIT_BOUNDS};
 
 /// Show the details of a limit, or of one key
+///
+/// The parts of a limit can have keys of their own: show openai tenant=acme. Then each part is shown with the key that such a start
+/// charges.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The limit's name
     name: String,
-    /// The key of a tenant, user, model, …
-    #[arg(value_parser = NonEmptyStringValueParser::new())]
-    key: Option<String>,
+    /// The key of a tenant, user, model, …; or that of a part
+    #[arg(value_name = "KEY|PART=KEY", value_parser = NonEmptyStringValueParser::new())]
+    words: Vec<String>,
 }
 
 /// The number of keys in the snapshot, to find those that have overrides.
@@ -28,46 +32,68 @@ const SHOWN: usize = 10;
 pub fn run(args: Args, context: &Context) -> Result<Outcome, Failure> {
     let store = context.store()?;
     let names = names::check(&args.name, &store)?;
-    let observer = Observer::new(&store, KEYS).only(&args.name);
-    let seen = look(&mut match &args.key {
-        Some(key) => observer.seek(key),
-        None => observer,
-    })?;
+    if !args.words.is_empty() {
+        return keyed(&args, &names, &store, context);
+    }
+    let seen = look(&mut Observer::new(&store, KEYS).only(&args.name))?;
     let limits = names::parts(&args.name, &seen, &names);
-    match &args.key {
-        None if context.json => context.print_json(&json::limits(&args.name, &seen, &limits, context.keys))?,
-        None => {
-            for (i, limit) in limits.iter().enumerate() {
-                if i > 0 {
-                    context.print("")?;
-                }
-                whole(limit, context)?;
-            }
+    if context.json {
+        context.print_json(&json::limits(&args.name, &seen, &limits, context.keys))?;
+        return Ok(Outcome::Done);
+    }
+    for (i, limit) in limits.iter().enumerate() {
+        if i > 0 {
+            context.print("")?;
         }
-        Some(key) => {
-            let parts = limits.iter().map(|limit| part(limit, key, &store)).collect::<Result<Vec<_>, _>>()?;
-            if context.json {
-                context.print_json(&json::key_of_limits(&args.name, key, &seen, &parts))?;
-                return Ok(Outcome::Done);
-            }
-            for (i, part) in parts.iter().enumerate() {
-                if i > 0 {
-                    context.print("")?;
-                }
-                one_key(part, key, context)?;
-            }
-        }
+        whole(limit, context)?;
     }
     Ok(Outcome::Done)
 }
 
-/// The state of one key: from the snapshot if the key is in it, else from the limiter.
-fn part<'s>(limit: &'s LimitSnapshot, key: &str, store: &Store) -> Result<Part<'s>, Failure> {
+/// Shows the key that a start charges in each limit of the name.
+fn keyed(args: &Args, names: &[String], store: &Store, context: &Context) -> Result<Outcome, Failure> {
+    let limiter = store.find(&args.name)?;
+    let charges = Charges::read_keys(&args.words, &args.name, &limiter.part_names())?;
+    // Checks the names of the parts.
+    charges.joint(&*limiter)?;
+    let below = format!("{}/", args.name);
+    let key_of = |limit: &LimitSnapshot| charges.key_at(limit.name.strip_prefix(&below).unwrap_or_default());
+    // A snapshot finds one key.
+    let mut sought: Vec<&str> = charges.keys().collect();
+    sought.dedup();
+    let seen = sought.into_iter().map(|key| look(&mut Observer::new(store, KEYS).only(&args.name).seek(key)));
+    let seen = seen.collect::<workglow_limit::Result<Vec<_>>>()?;
+    let mut parts = Vec::new();
+    for limit in names::parts(&args.name, &seen[0], names) {
+        let again = seen.iter().flat_map(|seen| &seen.limits).filter(|other| other.name == limit.name);
+        parts.push(part(limit, key_of(limit).unwrap_or(""), again, store)?);
+    }
+    if context.json {
+        context.print_json(&json::key_of_limits(&args.name, charges.key.as_deref(), &seen[0], &parts))?;
+        return Ok(Outcome::Done);
+    }
+    for (i, part) in parts.iter().enumerate() {
+        if i > 0 {
+            context.print("")?;
+        }
+        one_key(part, context)?;
+    }
+    Ok(Outcome::Done)
+}
+
+/// The state of one key: from a snapshot if the key is in it, else from the limiter.
+fn part<'s>(
+    limit: &'s LimitSnapshot,
+    key: &str,
+    mut seen: impl Iterator<Item = &'s LimitSnapshot>,
+    store: &Store,
+) -> Result<Part<'s>, Failure> {
     let limiter = store.find(&limit.name)?;
     let decision = limiter.peek(key, 1)?;
     let stats = limiter.stats(key)?;
     let is_other = limiter.peek("", 1)?.limit != decision.limit;
-    Ok(Part { limit, decision, stats, is_other, seen: limit.hot_keys.iter().find(|seen| seen.key == key) })
+    let seen = seen.find_map(|limit| limit.hot_keys.iter().find(|seen| seen.key == key));
+    Ok(Part { limit, key: key.to_owned(), decision, stats, is_other, seen })
 }
 
 fn line(title: &str, value: impl AsRef<str>, look: Look, context: &Context) -> Result<(), Failure> {
@@ -207,9 +233,11 @@ fn row(key: &KeySnapshot, keys: Keys) -> Row {
     ]
 }
 
-fn one_key(part: &Part, key: &str, context: &Context) -> Result<(), Failure> {
+fn one_key(part: &Part, context: &Context) -> Result<(), Failure> {
     let name = Look::Heading.of(&text::clean(&part.limit.name), context);
-    context.print(format!("{name}  ({}), key {}", part.limit.kind.replace('-', " "), text::clean(key)))?;
+    // The key was given by the user, so it is shown.
+    let key = if part.key.is_empty() { "no key".to_owned() } else { format!("key {}", text::clean(&part.key)) };
+    context.print(format!("{name}  ({}), {key}", part.limit.kind.replace('-', " ")))?;
     match part.seen.and_then(|seen| seen.overriding) {
         Some(own) => {
             line("policy", own.to_string(), Look::Plain, context)?;

@@ -26,7 +26,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use workglow_limit::Store;
-use workglow_limit::admin::parse_policies;
+use workglow_limit::admin::{NamedPolicy, parse_parts};
 use workglow_limit::observe::{MetricsFormat, Minute, Observer};
 
 pub type Body = UnsyncBoxBody<Bytes, Infallible>;
@@ -369,9 +369,9 @@ impl Order {
         names::check(name, store)?;
         let more = match self.change {
             Change::Override => {
-                let policies = parse_policies(&self.argument)?;
+                let policies = parse_parts(&self.argument)?;
                 store.override_limit(name, &self.argument, key).map_err(of_store)?;
-                let policy = policies.iter().map(ToString::to_string).collect::<Vec<_>>().join(" + ");
+                let policy = policies.iter().map(NamedPolicy::to_string).collect::<Vec<_>>().join(" + ");
                 serde_json::json!({ "policy": policy })
             }
             Change::Lift => {

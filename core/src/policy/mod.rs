@@ -5,9 +5,9 @@ mod named;
 mod text;
 
 pub use backoff::{Backoff, Jitter};
-pub(crate) use named::{NamedPolicy, is_composite};
-pub(crate) use text::parse_all;
-pub use text::{parse_policies, parse_time};
+pub use named::NamedPolicy;
+pub(crate) use named::is_composite;
+pub use text::{parse_all, parse_policies, parse_time};
 
 use crate::algorithm::bucket::Bucket;
 use crate::algorithm::log::Window;

@@ -11,8 +11,10 @@ const MAX_BYTES: usize = 64;
 
 /// A policy of a text, and the name that it has there, if any.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct NamedPolicy {
+pub struct NamedPolicy {
+    /// The part's name: `tokens` in `tokens: 200000/1m`.
     pub name: Option<Arc<str>>,
+    /// The policy.
     pub policy: Policy,
 }
 

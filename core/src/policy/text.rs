@@ -115,7 +115,7 @@ impl FromStr for Policy {
 ///
 /// # Errors
 /// [`Error::InvalidArgument`], with the position of the problem and the expected text.
-pub(crate) fn parse_all(text: &str) -> Result<Vec<NamedPolicy>> {
+pub fn parse_all(text: &str) -> Result<Vec<NamedPolicy>> {
     type Name = Option<Arc<str>>;
     type Rate = (usize, Name, Vec<(u64, Duration)>);
     let mut reader = Reader { text, at: 0 };
