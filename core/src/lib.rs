@@ -41,6 +41,7 @@
 //! | [`FixedWindowLimiter`] | so many units per minute, hour or day of the clock: twice that across a boundary |
 //! | [`SlidingWindowCounterLimiter`] | less than twice the limit in any window, in little memory |
 //! | [`CompositeLimiter`] | what each of its children allows |
+//! | [`FirstOfLimiter`] | what one of its alternatives allows |
 //! | [`custom::CustomLimiter`] | what you write |
 //! | [`NullLimiter`] | no limit, for code that needs a limiter |
 //!
@@ -131,8 +132,8 @@ pub use {
     decision::Decision,
     limiter::{
         Acquiring, Attempt, CompositeLimiter, ConcurrencyLimiter, DelayLimiter, EvenlySpacedRateLimiter,
-        FixedWindowLimiter, LeakyBucketLimiter, Limiter, NullLimiter, Permit, Places, Presented, RateLimiter, Reserved,
-        Scheduler, SlidingWindowCounterLimiter, TokenBucketLimiter,
+        FirstOfLimiter, FixedWindowLimiter, LeakyBucketLimiter, Limiter, NullLimiter, Permit, Places, Presented,
+        RateLimiter, Reserved, Scheduler, SlidingWindowCounterLimiter, TokenBucketLimiter,
     },
     permit::RawPermit,
     policy::{Backoff, Jitter, Policy},

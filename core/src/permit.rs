@@ -79,11 +79,14 @@ impl LeasePermit {
     }
 }
 
-/// A start or place of a composite.
+/// A start or place of a composite, or of alternatives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CompositePermit {
-    /// The number under which the composite keeps its parts.
+    /// The number under which the limiter keeps its parts.
     pub number: u64,
+    /// Which alternative has it: its index plus 1 in the lowest 16 bits, and above them that of an alternative of it.
+    /// 0 if it has none.
+    pub chosen: u64,
 }
 
 /// A start of a user-defined limiter.
@@ -107,7 +110,7 @@ impl RawPermit {
                 (1, [weight, ticket, stamp, ready, h0, h1, grace | u64::from(lane) << GRACE_BITS])
             }
             Kind::Lease(LeasePermit { owner, index, fence, key: [h0, h1] }) => (2, [owner, index, fence, h0, h1, 0, 0]),
-            Kind::Composite(CompositePermit { number }) => (3, [number, 0, 0, 0, 0, 0, 0]),
+            Kind::Composite(CompositePermit { number, chosen }) => (3, [number, chosen, 0, 0, 0, 0, 0]),
             Kind::Custom(CustomPermit { key, start }) => (4, [key, start, 0, 0, 0, 0, 0]),
         };
         RawPermit { words: [limiter | kind << KIND, a, b, c, d, e, f, g] }
@@ -135,7 +138,7 @@ impl RawPermit {
                 lane: (g >> GRACE_BITS) as u16,
             }),
             2 => Kind::Lease(LeasePermit { owner: a, index: b, fence: c, key: [d, e] }),
-            3 => Kind::Composite(CompositePermit { number: a }),
+            3 => Kind::Composite(CompositePermit { number: a, chosen: b }),
             4 => Kind::Custom(CustomPermit { key: a, start: b }),
             _ => return None,
         })

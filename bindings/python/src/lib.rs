@@ -40,6 +40,7 @@ mod _native {
         clock::ManualClock,
         command::run_command,
         composite::CompositeLimiter,
+        composite::FirstOfLimiter,
         decision::Decision,
         family::{
             ConcurrencyLimiter, DelayLimiter, EvenlySpacedRateLimiter, FixedWindowLimiter, LeakyBucketLimiter,

@@ -3,6 +3,7 @@
 use crate::acquisition::Acquisition;
 use crate::argument::{self, instant, quoting, quoting_given, seconds};
 use crate::async_call::{self, Kind};
+use crate::composite::Children;
 use crate::decision::Decision;
 use crate::error::{expired, raised};
 use crate::fastcall::{self, Signature};
@@ -41,6 +42,8 @@ pub struct SharedLimiter {
     is_composite: bool,
     /// Whether its permits may hold something. Permits of a limit that depends on time only do not.
     may_hold: bool,
+    /// The objects of a composite's children, or of alternatives.
+    pub children: Option<Arc<Children>>,
     /// Weak references to the lines of its waiters in event loops, by the loop's id: see `_loops`. A loop without waiters has no
     /// entry.
     lines: OnceLock<Py<PyDict>>,
@@ -51,12 +54,25 @@ pub struct SharedLimiter {
 impl SharedLimiter {
     /// `store` is the only store that its calls may wait for, if there is one.
     pub fn new(core: Arc<dyn workglow_limit::Limiter>, store: Option<&Store>) -> Arc<SharedLimiter> {
+        Self::made(core, store, None)
+    }
+
+    /// Of a limiter of several others.
+    pub fn of(core: Arc<dyn workglow_limit::Limiter>, children: Arc<Children>) -> Arc<SharedLimiter> {
+        Self::made(core, None, Some(children))
+    }
+
+    fn made(
+        core: Arc<dyn workglow_limit::Limiter>,
+        store: Option<&Store>,
+        children: Option<Arc<Children>>,
+    ) -> Arc<SharedLimiter> {
         let owner = store.map_or_else(|| OwnerId::of(&*core), OwnerId::of);
         let is_composite = core.depth() > 0;
         let may_hold = is_composite || !core.has_places();
         let (is_maintained, lines) = (AtomicBool::new(false), OnceLock::new());
         let lines_of = AtomicU64::new(fork_generation());
-        Arc::new(SharedLimiter { core, owner, is_maintained, is_composite, may_hold, lines, lines_of })
+        Arc::new(SharedLimiter { core, owner, is_maintained, is_composite, may_hold, children, lines, lines_of })
     }
 
     /// Returns whether its clock is a manual one.

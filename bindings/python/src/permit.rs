@@ -255,6 +255,11 @@ impl Permit {
         Some(((ns / 1_000) as f64 / 1e6).next_down())
     }
 
+    fn chosen(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        let (at, core) = self.shared.core.chosen(&self.raw)?;
+        self.shared.children.as_ref()?.chosen(py, (at, &core)).map(Bound::unbind)
+    }
+
     fn check_started(&self) -> PyResult<()> {
         if self.started {
             return Ok(());
@@ -610,6 +615,10 @@ const FENCE: &CStr = c"\
 A number that increases with every lease of a key, so that a protected resource can reject an old holder. None for a permit\n\
 that is not a lease.";
 
+const CHOSEN: &CStr = c"\
+The limiter that was charged, of a FirstOfLimiter: the object that it was made with. With FirstOfLimiters in one another, the\n\
+innermost. For a composite: what its first part of this kind has chosen, until the permit ends. None for others.";
+
 const STARTED: &CStr = c"Whether the job may run; False for a place.";
 
 const WAIT: &CStr = c"\
@@ -675,6 +684,7 @@ fn class(py: Python<'_>) -> PyResult<Py<PyType>> {
     ]));
     let getters = Box::leak(Box::new([
         getter(c"fence", method!(*mut c_void, |_, permit| Ok(permit.shared.core.fence(&permit.raw))), FENCE),
+        getter(c"chosen", method!(*mut c_void, |py, permit| Ok(permit.chosen(py))), CHOSEN),
         getter(c"started", method!(*mut c_void, |_, permit| Ok(permit.started)), STARTED),
         getter(c"wait", method!(*mut c_void, |_, permit| Ok(permit.wait())), WAIT),
         getter(c"ready_at", method!(*mut c_void, |_, permit| Ok(permit.ready_at())), READY_AT),

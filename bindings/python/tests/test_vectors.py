@@ -13,6 +13,7 @@ from workglow_limit import (
     ConcurrencyLimiter,
     DelayLimiter,
     EvenlySpacedRateLimiter,
+    FirstOfLimiter,
     FixedWindowLimiter,
     LeakyBucketLimiter,
     LimitError,
@@ -30,9 +31,12 @@ VECTORS = Path(__file__).parents[3] / "tests" / "vectors"
 class Case:
     def __init__(self, name, number):
         self.name, self.number, self.limiters, self.steps = name, number, [], []
+        self.is_first_of = False
 
     @property
     def kind(self):
+        if self.is_first_of:
+            return "first_of"
         return self.limiters[0][0] if len(self.limiters) == 1 else "composite"
 
     def name_of(self, limit):
@@ -42,7 +46,7 @@ class Case:
     @property
     def parts(self):
         """The names of the limiter's parts: those in its text, or else those of its limits."""
-        if len(self.limiters) > 1:
+        if len(self.limiters) > 1 and not self.is_first_of:
             return [f"limit-{number}" for number in range(1, len(self.limiters) + 1)]
         return [word[:-1] for word in self.limiters[0] if word.endswith(":")]
 
@@ -122,6 +126,8 @@ def cases():
             word, _, rest = line.partition(" ")
             if word == "case":
                 found.append(Case(f"{file.stem}: {rest}", len(found)))
+            elif word == "first_of":
+                found[-1].is_first_of = True
             elif word == "limiter":
                 found[-1].limiters.append(rest.split())
             elif word:
@@ -178,9 +184,11 @@ def limiter_of(case, store):
         return RateLimiter(store, name, max_executions=most, window_size_in_seconds=window, **backoff)
 
     children = [one(number, *words) for number, words in enumerate(case.limiters, 1)]
+    if case.is_first_of:
+        return FirstOfLimiter(children), children
     if len(children) == 1:
-        return children[0]
-    return CompositeLimiter({f"limit-{number}": child for number, child in enumerate(children, 1)})
+        return children[0], children
+    return CompositeLimiter({f"limit-{number}": child for number, child in enumerate(children, 1)}), children
 
 
 def us(seconds):
@@ -209,9 +217,9 @@ def ready_after(place):
     return us(min(place.wait for _ in range(5)))
 
 
-def do(case, store, limiter, call, arguments, permits):
+def do(case, store, made, call, arguments, permits):
     """Runs one step. Returns its answer, field by field."""
-    key, named = arguments.get("key"), arguments.get("permit")
+    (limiter, children), key, named = made, arguments.get("key"), arguments.get("permit")
     weight = int(arguments.get("weight", 1))
     if "charges" in arguments:
         key, weight = joint(case, arguments, key, weight)
@@ -220,17 +228,21 @@ def do(case, store, limiter, call, arguments, permits):
     def keep(permit):
         permits[arguments.get("as", object())] = permit
 
+    def chosen(permit):
+        """Of alternatives: which one has it."""
+        return {"chosen": str(children.index(permit.chosen))} if case.is_first_of and permit is not None else {}
+
     match call:
         case "decide":
             decision = limiter.decide(key, weight)
             keep(decision.permit)
-            return answer_of(case, decision)
+            return answer_of(case, decision) | chosen(decision.permit)
         case "peek":
             return answer_of(case, limiter.peek(key, weight))
         case "try_acquire":
             permit = limiter.try_acquire(key=key, weight=weight)
             keep(permit)
-            return {"": "denied" if permit is None else "admitted"}
+            return {"": "denied" if permit is None else "admitted"} | chosen(permit)
         case "acquire":
             try:
                 grace = span(int(arguments["grace"])) if "grace" in arguments else None
@@ -270,10 +282,10 @@ def do(case, store, limiter, call, arguments, permits):
                 return {"": "denied", "after": us(limiter.peek(key, weight).retry_after)}
             assert not place.started
             keep(place)
-            return {"": "place", "after": ready_after(place)}
+            return {"": "place", "after": ready_after(place)} | chosen(place)
         case "present":
             permit = permits[named] = limiter.present(permits[named])
-            return {"": "started"} if permit.started else {"": "wait", "after": ready_after(permit)}
+            return ({"": "started"} if permit.started else {"": "wait", "after": ready_after(permit)}) | chosen(permit)
         case "record_job_start" | "record_job_completion" | "clear":
             getattr(limiter, call)(key)
         case "override":
@@ -281,7 +293,8 @@ def do(case, store, limiter, call, arguments, permits):
         case "lift":
             store.lift(case.name_of(arguments.get("of", "limit-1")), key)
         case "pause":
-            limiter.pause(length, key)
+            of = arguments.get("of")
+            (children[int(of.removeprefix("limit-")) - 1] if of else limiter).pause(length, key)
         case _:
             raise AssertionError(call)
     return {}
@@ -300,7 +313,7 @@ def url(request, tmp_path):
 def test_vector(case, url, cells):
     clock = ManualClock()
     store = Store(url, clock=clock)
-    limiter = limiter_of(case, store)
+    made = limiter_of(case, store)
     now, permits = 0, {}
     assert case.steps
     for where, step in case.steps:
@@ -309,7 +322,7 @@ def test_vector(case, url, cells):
         clock.advance(span(int(at) - now))
         now = int(at)
         try:
-            answer = do(case, store, limiter, call, dict(word.split("=") for word in arguments), permits)
+            answer = do(case, store, made, call, dict(word.split("=") for word in arguments), permits)
         except LimitError as error:
             answer = {"error": error.code}
         wanted = dict(word.split("=") if "=" in word else ("", word) for word in wanted.split())

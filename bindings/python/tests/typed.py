@@ -26,6 +26,7 @@ from workglow_limit import (
     DelayLimiter,
     EvenlySpacedRateLimiter,
     Finding,
+    FirstOfLimiter,
     FixedWindowLimiter,
     FlowControl,
     ForeignPermit,
@@ -335,6 +336,11 @@ def composites(six: JobLimiter) -> None:
     # A limiter is also a JobLimiter.
     counted: JobLimiter = rate
     composite.add(counted)
+    either = FirstOfLimiter([rate, bucket, mine])
+    either.add(six)
+    chosen = either.acquire().chosen
+    urls: dict[Limiter, str] = {rate: "https://a.example"}
+    assert_type(urls[chosen], str)
     named = CompositeLimiter({"requests": rate, "mine": Mine()})
     named.add(bucket, "tokens")
 

@@ -318,4 +318,8 @@ impl<C: Custom> Awaited for CustomLimiter<C> {
     }
 }
 
-impl<C: Custom> Nested for CustomLimiter<C> {}
+impl<C: Custom> Nested for CustomLimiter<C> {
+    fn waits_for_ends(&self) -> bool {
+        true
+    }
+}

@@ -8,6 +8,7 @@ use crate::error::Result;
 use crate::hooks::{Happening, Hook, HookId};
 use crate::permit::RawPermit;
 use crate::stats::Stats;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The reply to an attempt to start.
@@ -113,6 +114,14 @@ pub trait Limiter: Places + Scheduler {
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if parts of a composite were charged weights of their own:
     /// see [`Limiter::settle_parts`].
     fn settle(&self, permit: &RawPermit, actual: u64) -> Result<()>;
+
+    /// Returns which alternative of a [`FirstOfLimiter`](crate::FirstOfLimiter) has a start or place: its index, and the
+    /// limiter. With alternatives of an alternative, the index is that in the outer limiter, and the limiter the innermost.
+    /// Of a composite: what the first of its parts has chosen that has alternatives, until the permit has ended. `None` for
+    /// others.
+    fn chosen(&self, _permit: &RawPermit) -> Option<(usize, Arc<dyn Limiter>)> {
+        None
+    }
 
     /// Returns the names of its parts, in order: of a composite's. Others have none.
     fn part_names(&self) -> Vec<String> {

@@ -2,7 +2,7 @@
 
 use super::begun::Waiting;
 use super::line::{Claim, Seats, Terms};
-use super::{Attempt, Presented, Reserved, foreign, unsupported};
+use super::{Attempt, Limiter, Presented, Reserved, foreign, unknown_part, unsupported};
 use crate::decision::Decision;
 use crate::error::{Error, Result};
 use crate::fork::PerProcess;
@@ -295,13 +295,19 @@ pub trait Awaited: Quiet {
         false
     }
 
+    /// Returns whether a start may be possible at any time though a place is held, because a job ends at another
+    /// alternative.
+    fn may_start_elsewhere(&self) -> bool {
+        false
+    }
+
     /// Returns whether a caller is denied immediately if too many wait already.
     fn has_bounded_queue(&self) -> bool {
         false
     }
 }
 
-/// What a composite asks of its children.
+/// What composites and alternatives ask of their children.
 #[doc(hidden)]
 pub trait Nested: Quiet {
     /// Returns whether a start would be admitted now.
@@ -319,6 +325,21 @@ pub trait Nested: Quiet {
         false
     }
 
+    /// Checks the units of parts before [`Limiter::settle_parts`](super::Limiter::settle_parts) ends the permit with them.
+    fn check_used(&self, _permit: &RawPermit, actual: &[(&str, u64)]) -> Result<()> {
+        actual.first().map_or(Ok(()), |(part, _)| Err(unknown_part(&self.base().name, part, &[])))
+    }
+
+    /// Returns the limiter that was chosen here: see [`CompositePermit::chosen`](crate::permit::CompositePermit::chosen).
+    fn chosen_inside(&self, _chosen: u64) -> Option<Arc<dyn Limiter>> {
+        None
+    }
+
+    /// Returns whether a start may have to wait for the end of another.
+    fn waits_for_ends(&self) -> bool {
+        false
+    }
+
     /// Reads a permit from a text that was written when the limit was called `name`. For composites, whose names may
     /// have stood for one limit.
     fn permit_of_name(&self, _text: &str, _name: &str) -> Result<RawPermit> {
@@ -330,9 +351,9 @@ pub trait Nested: Quiet {
         Ok(None)
     }
 
-    /// Returns whether it is, or contains, the composite with that number. Composites check this before they take a
-    /// child.
-    fn contains(&self, _composite: u64) -> bool {
+    /// Returns whether it is, or contains, the limiter of several others with that number. These check this before they take
+    /// a child.
+    fn contains(&self, _group: u64) -> bool {
         false
     }
 
@@ -346,12 +367,12 @@ pub trait Nested: Quiet {
         (*self.base().name == *limit).then(|| (key.to_owned(), weight))
     }
 
-    /// Returns how many composites are nested here, this one included.
+    /// Returns how many composites and alternatives are nested here, this one included.
     fn depth(&self) -> usize {
         0
     }
 
-    /// Records that it is now nested in this many composites.
+    /// Records that it is now nested in this many of them.
     fn lower(&self, _above: usize) {}
 }
 

@@ -8,6 +8,7 @@ mod concurrency;
 mod custom;
 mod events;
 mod family;
+mod first_of;
 mod interface;
 mod internal;
 mod line;
@@ -27,6 +28,7 @@ pub use family::{
     DelayLimiter, EvenlySpacedRateLimiter, FixedWindowLimiter, LeakyBucketLimiter, RateLimiter,
     SlidingWindowCounterLimiter, TokenBucketLimiter,
 };
+pub use first_of::FirstOfLimiter;
 pub use interface::{Attempt, Limiter};
 pub use internal::Internal;
 pub use line::{Claim, Joined, Line, Outcome, Pool, Seat, Step, Terms, Turn, Waiter, WaiterId, acquire};

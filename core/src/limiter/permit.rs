@@ -84,6 +84,11 @@ impl<'l> Permit<'l> {
         self.raw.as_ref().map_or(Ok(()), |raw| self.limiter.limiter().arrived(raw))
     }
 
+    /// Returns which alternative was charged: see [`Limiter::chosen`].
+    pub fn chosen(&self) -> Option<(usize, Arc<dyn Limiter>)> {
+        self.limiter.limiter().chosen(self.raw.as_ref()?)
+    }
+
     /// Returns when the start's place became ready, if it had to wait for one.
     pub fn ready_at(&self) -> Option<SystemTime> {
         self.limiter.limiter().ready_at(self.raw.as_ref()?)

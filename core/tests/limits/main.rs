@@ -5,6 +5,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod alternatives;
 mod changes;
 mod closing;
 mod composites;

@@ -11,6 +11,7 @@ use workglow_limit::*;
 
 struct Case {
     name: String,
+    is_first_of: bool,
     limiters: Vec<Vec<String>>,
     steps: Vec<(usize, String)>,
 }
@@ -18,7 +19,11 @@ struct Case {
 impl Case {
     /// The kind of its limiter, as the vectors name it.
     fn kind(&self) -> String {
-        if self.limiters.len() == 1 { self.limiters[0][0].clone() } else { "composite".into() }
+        match self.limiters.len() {
+            _ if self.is_first_of => "first_of".into(),
+            1 => self.limiters[0][0].clone(),
+            _ => "composite".into(),
+        }
     }
 }
 
@@ -29,7 +34,10 @@ fn cases(file: &Path) -> Vec<Case> {
         let line = line.split('#').next().unwrap().trim();
         match line.split_once(' ').unwrap_or((line, "")) {
             ("", _) => {}
-            ("case", name) => cases.push(Case { name: name.into(), limiters: vec![], steps: vec![] }),
+            ("case", name) => {
+                cases.push(Case { name: name.into(), is_first_of: false, limiters: vec![], steps: vec![] });
+            }
+            ("first_of", _) => cases.last_mut().unwrap().is_first_of = true,
             ("limiter", words) => {
                 let words = words.split_whitespace().map(str::to_owned).collect();
                 cases.last_mut().unwrap().limiters.push(words);
@@ -40,18 +48,21 @@ fn cases(file: &Path) -> Vec<Case> {
     cases
 }
 
-/// Every child of a case on one store, with a manual clock.
-fn limiter(case: &Case, url: &str, clock: &ManualClock) -> (Store, Arc<dyn Limiter>) {
+type Limiters = Vec<Arc<dyn Limiter>>;
+
+/// The limiter of a case on one store, with a manual clock, and its children.
+fn limiter(case: &Case, url: &str, clock: &ManualClock) -> (Store, Arc<dyn Limiter>, Limiters) {
     let mut options = StoreOptions::default();
     options.clock = Some(clock.clone());
     let store = Store::with_options(url, options).unwrap();
     let one = |(i, words): (usize, &Vec<String>)| child(&store, &format!("limit-{}", i + 1), words);
-    let mut children: Vec<_> = case.limiters.iter().enumerate().map(one).collect();
+    let children: Limiters = case.limiters.iter().enumerate().map(one).collect();
     let limiter = match children.len() {
-        1 => children.remove(0),
-        _ => Arc::new(CompositeLimiter::new(children)),
+        _ if case.is_first_of => Arc::new(FirstOfLimiter::new(children.clone())),
+        1 => children[0].clone(),
+        _ => Arc::new(CompositeLimiter::new(children.clone())),
     };
-    (store, limiter)
+    (store, limiter, children)
 }
 
 /// The limiter of one line, by the constructor of its kind.
@@ -182,7 +193,7 @@ fn answer_of(decision: &Decision) -> Answer {
 
 fn run(case: &Case, url: &str) -> usize {
     let clock = ManualClock::new();
-    let (store, limiter) = limiter(case, url, &clock);
+    let (store, limiter, children) = limiter(case, url, &clock);
     let mut permits: HashMap<String, RawPermit> = HashMap::new();
     for (line, step) in &case.steps {
         let (call, wanted) = step.split_once("=>").unwrap_or((step, ""));
@@ -257,6 +268,7 @@ fn run(case: &Case, url: &str) -> usize {
                         Presented::Wait { place, after } => ("wait", place, after),
                     };
                     permits.insert(label.to_owned(), place);
+                    taken = Some(place);
                     Answer::from([("", answer.to_owned()), ("after", after.as_micros().to_string())])
                 }
                 "cancel" => limiter.cancel(&permits[arguments["permit"]]).map(|()| Answer::new())?,
@@ -298,14 +310,22 @@ fn run(case: &Case, url: &str) -> usize {
                     arguments.get("key").map_or_else(|| store.lift(of, None), |key| store.lift(of, Some(key)))?;
                     Answer::new()
                 }
-                "pause" => limiter.pause(span(), key).map(|()| Answer::new())?,
+                "pause" => {
+                    let paused = match arguments.get("of").and_then(|of| of.strip_prefix("limit-")) {
+                        Some(number) => &children[number.parse::<usize>().unwrap() - 1],
+                        None => &limiter,
+                    };
+                    paused.pause(span(), key).map(|()| Answer::new())?
+                }
                 other => panic!("line {line}: no call {other}"),
             })
         })();
         if let (Some(label), Some(permit)) = (arguments.get("as"), taken) {
             permits.insert((*label).to_owned(), permit);
         }
-        let answer = answer.unwrap_or_else(|e| Answer::from([("error", e.name().to_owned())]));
+        let mut answer = answer.unwrap_or_else(|e| Answer::from([("error", e.name().to_owned())]));
+        let chosen = taken.and_then(|permit| limiter.chosen(&permit));
+        answer.extend(chosen.map(|(index, _)| ("chosen", index.to_string())));
         let mut wanted = wanted.split_whitespace().map(|w| w.split_once('=').unwrap_or(("", w))).peekable();
         let expects_error = wanted.peek().is_some_and(|(field, _)| *field == "error");
         assert!(expects_error || !answer.contains_key("error"), "{}, line {line}: {answer:?}", case.name);

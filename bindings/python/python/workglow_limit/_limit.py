@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ._address import Addresses, hashed
 from ._derived import WEIGHT, Key, Weight, each_part, is_mapping, key_of, refuse
 from ._errors import LimitError
-from ._native import CompositeLimiter, LeakyBucketLimiter, Limiter, TokenBucketLimiter
+from ._native import CompositeLimiter, FirstOfLimiter, LeakyBucketLimiter, Limiter, TokenBucketLimiter
 from ._steps import Attribute, Call, Step, Steps, awaited
 
 if TYPE_CHECKING:
@@ -157,9 +157,9 @@ class Charge:
             window = yield Attribute(self.limiter, "window")
         except LimitError:
             return ""
-        # The window of a composite need not be that of its quota.
+        # The window of a composite, or of alternatives, need not be that of its quota.
         holds = decision.permit is not None and decision.permit.fence is not None
-        if isinstance(self.limiter, CompositeLimiter) or (holds and window is not None):
+        if isinstance(self.limiter, (CompositeLimiter, FirstOfLimiter)) or (holds and window is not None):
             return ""
         if window is None:
             return ';qu="concurrent-requests"'

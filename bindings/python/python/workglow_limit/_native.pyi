@@ -41,6 +41,7 @@ __all__ = [
     "DelayLimiter",
     "EvenlySpacedRateLimiter",
     "Finding",
+    "FirstOfLimiter",
     "FixedWindowLimiter",
     "FlowControl",
     "GrantSnapshot",
@@ -674,6 +675,13 @@ class Permit:
         lease. Raises LeaseLost if the lease has already ended; another start may hold its units."""
 
     @property
+    def chosen(self) -> Limiter | Any:
+        """The limiter that was charged, of a FirstOfLimiter: the object that it was made with. With FirstOfLimiters in
+        one another, the innermost. For a composite: what its first part of this kind has chosen, until the permit ends.
+        None for others.
+        """
+
+    @property
     def fence(self) -> int | None:
         """A number that increases with every lease of a key, so that a protected resource can reject an old holder.
         None for a permit that is not a lease."""
@@ -1137,6 +1145,24 @@ class CompositeLimiter(Limiter):
     def add(self, limiter: _Child, name: str | None = None) -> None:
         """Adds a child. It needs a name if the others were given names. Permits taken before complete against the
         children that they were taken from."""
+
+@disjoint_base
+class FirstOfLimiter(Limiter):
+    """Admits a start if one of several limiters admits it: the first of them, in the given order, that can start now.
+    Exactly one is charged; permit.chosen says which. A waiter starts wherever it can start first: it moves if a job
+    ends elsewhere, or if its limiter is paused. If none can start, the decision is that of the one that can start
+    first.
+
+    limiters is an iterable of limiters, the preferred one first. All get the same key and weight; those that are too
+    small for a weight are left out. A mapping has those of parts that all of them have. A pause applies to all
+    limiters: after a refusal, pause permit.chosen.
+
+    A limiter may also be an object written in Python, as in a CompositeLimiter.
+    """
+
+    def __new__(cls, limiters: Iterable[_Child], /) -> Self: ...
+    def add(self, limiter: _Child) -> None:
+        """Adds a limiter, as the last one."""
 
 @final
 class Acquisition(Coroutine[Any, Any, Permit]):

@@ -202,7 +202,7 @@ class Sender(Generic[R]):
             raise
         try:
             await body.arrived()
-            wait = await self._heed(demands, response)
+            wait = await self._heed(demands, permits, response)
             status, headers = status_and_headers(response)
             content = exchange.content(response)
             if status in FREE:
@@ -221,11 +221,13 @@ class Sender(Generic[R]):
             raise
         return response, wait, self._heeds and bool(demands)
 
-    async def _heed(self, demands: list[Demand], response: Any) -> float | None:
+    async def _heed(self, demands: list[Demand], permits: list[Permit], response: Any) -> float | None:
         wait = requested_wait(response, self._default, self._longest)
         if wait and self._heeds:
-            for demand in demands:
-                await self.waiting.pause(demand.limiter, wait, demand.key)
+            for demand, permit in zip(demands, permits):
+                # Only the alternative that was used has refused.
+                chosen = permit.chosen
+                await self.waiting.pause(chosen if isinstance(chosen, Limiter) else demand.limiter, wait, demand.key)
         return wait
 
     # ---- the demands of a request ----

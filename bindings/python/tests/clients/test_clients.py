@@ -27,6 +27,7 @@ from workglow_limit import (
     AcquireTimeout,
     CompositeLimiter,
     ConcurrencyLimiter,
+    FirstOfLimiter,
     InvalidArgument,
     ManualClock,
     RateLimiter,
@@ -238,6 +239,19 @@ def test_a_refusal_pauses_the_limit(client, server, rate):
 
     assert client(rate, scenario) == (429, b"not now")
     assert rate.peek().retry_after == rate.peek("k").retry_after == 20
+
+
+def test_a_refusal_pauses_the_alternative_that_was_used(client, server):
+    store = Store("memory:", clock=ManualClock())
+    one, two = store.limiter("one", "100/1m"), store.limiter("two", "100/1m")
+
+    async def scenario(client):
+        await get(client, f"{server.url}/x?status=429&times=1&retry-after=20")
+        await get(client, f"{server.url}/x")
+
+    client(FirstOfLimiter([one, two]), scenario)
+    assert one.peek().retry_after == 20
+    assert (two.peek().retry_after, used(two)) == (0, 1)
 
 
 def test_a_refusal_of_a_key_pauses_the_key(client, server, rate):

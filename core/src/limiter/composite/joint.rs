@@ -1,7 +1,7 @@
 //! Joint starts: what a start charges each part, by the parts' names.
 
 use super::{CompositeLimiter, by_parts, complete_at, settle_at};
-use crate::charges::{Charge, JointKey, Split, own_key};
+use crate::charges::{Charge, JointKey, Split};
 use crate::error::{Error, Result};
 use crate::limiter::internal::OwnedCharge;
 use crate::limiter::{Limiter, unknown_part};
@@ -10,7 +10,7 @@ use crate::policy;
 use std::sync::Arc;
 
 /// What a part used: its index, and the parts inside it with their units, or its own units.
-type Used<'a> = (usize, Vec<(&'a str, u64)>, Option<u64>);
+pub(super) type Used<'a> = (usize, Vec<(&'a str, u64)>, Option<u64>);
 
 /// Returns the name that a limit has as a part of a composite: its own, without the composite's in front.
 pub(super) fn name_of(composite: &str, limit: &str) -> Arc<str> {
@@ -32,7 +32,7 @@ pub(super) fn check_names(before: &[Arc<str>], new: &[&str]) -> Result<()> {
 impl CompositeLimiter {
     /// Returns the index of a part. With `OUTER/INNER`, the rest names a part of that part.
     fn part<'p>(&self, path: &'p str) -> Result<(usize, Option<&'p str>)> {
-        let names = self.names();
+        let names = self.group.names();
         let unknown = || unknown_part(self.name(), path, names);
         let mut found = names.iter().enumerate().filter(|(_, name)| &***name == path);
         match (found.next(), found.next()) {
@@ -45,13 +45,13 @@ impl CompositeLimiter {
         }
         let inner = |(i, name): (usize, &Arc<str>)| {
             let rest = path.strip_prefix(&**name)?.strip_prefix('/')?;
-            (self.all()[i].depth() > 0).then_some((i, Some(rest)))
+            (self.group.all()[i].depth() > 0).then_some((i, Some(rest)))
         };
         names.iter().enumerate().find_map(inner).ok_or_else(unknown)
     }
 
     pub(super) fn do_joint(&self, key: &str, charges: &[Charge]) -> Result<JointKey> {
-        self.children()?;
+        self.group.children()?;
         policy::check_key(key)?;
         let mut own: Vec<(usize, Option<&str>, Option<u64>)> = Vec::new();
         let mut inner: Vec<(usize, Vec<Charge>)> = Vec::new();
@@ -87,17 +87,18 @@ impl CompositeLimiter {
                 all.push((i, None, None));
             }
             let outer = all[at].1.as_deref().unwrap_or(key);
-            all[at].1 = Some(self.all()[i].joint(outer, &charges)?.to_string());
+            all[at].1 = Some(self.group.all()[i].joint(outer, &charges)?.to_string());
         }
         if all.is_empty() {
             return JointKey::plain(key);
         }
         // The same charges are the same key, and so the same line.
         all.sort_by_key(|(i, ..)| *i);
-        Ok(JointKey::write(key, self.base.id, all.into_iter()))
+        Ok(JointKey::write(key, self.group.base.id, all.into_iter()))
     }
 
-    pub(super) fn do_settle_parts(&self, permit: &RawPermit, actual: &[(&str, u64)]) -> Result<()> {
+    /// Sorts units by the parts that used them, and checks that the permit's parts can be settled like that.
+    pub(super) fn do_check_used<'a>(&self, permit: &RawPermit, actual: &[(&'a str, u64)]) -> Result<Vec<Used<'a>>> {
         let mut used: Vec<Used> = Vec::new();
         for &(path, units) in actual {
             let (i, rest) = self.part(path)?;
@@ -112,20 +113,22 @@ impl CompositeLimiter {
                 _ => return Err(Error::invalid("part", format_args!("\"{path}\" twice"), "each part once")),
             }
         }
-        // What is wrong must not end some parts only.
-        let out = self.found(permit).map(|out| out.parts).unwrap_or_default();
+        let out = self.group.found(permit).map(|out| out.parts).unwrap_or_default();
         for (i, inner, own) in &used {
-            let (child, part) = (&self.all()[*i], out.iter().find(|part| part.child == *i));
+            let (child, part) = (&self.group.all()[*i], out.iter().find(|part| part.child == *i));
             match own {
                 Some(units) if part.is_some_and(|part| child.is_settled_by_parts(&part.permit)) => by_parts(*units)?,
                 Some(_) => {}
-                None => {
-                    let inner: Vec<Charge> = inner.iter().map(|(part, _)| Charge::of(part)).collect();
-                    child.joint("", &inner)?;
-                }
+                None => part.map_or(Ok(()), |part| child.check_used(&part.permit, inner))?,
             }
         }
-        self.end(permit, |state, i, child, part| match used.iter().find(|(other, ..)| *other == i) {
+        Ok(used)
+    }
+
+    pub(super) fn do_settle_parts(&self, permit: &RawPermit, actual: &[(&str, u64)]) -> Result<()> {
+        // What is wrong must not end some parts only.
+        let used = self.do_check_used(permit, actual)?;
+        self.group.end(permit, |state, i, child, part| match used.iter().find(|(other, ..)| *other == i) {
             Some((_, _, Some(units))) => settle_at(child, part, *units),
             Some((_, inner, None)) => child.settle_parts(part, inner),
             None => complete_at(state, child, part),
@@ -134,10 +137,10 @@ impl CompositeLimiter {
 
     /// Returns the key of a start itself, and its charges by name.
     pub(super) fn do_describe(&self, key: &str) -> Result<(String, Vec<OwnedCharge>)> {
-        let Split { key, named, .. } = self.split(key, 1)?;
+        let Split { key, named, .. } = self.group.split(key, 1)?;
         let mut all = Vec::new();
         for named in named {
-            let (name, child) = (&self.names()[named.part], &self.all()[named.part]);
+            let (name, child) = (&self.group.names()[named.part], &self.group.all()[named.part]);
             let (own, inner) = match named.key {
                 Some(key) => child.describe(key).map(|(key, inner)| (Some(key), inner))?,
                 None => (None, Vec::new()),
@@ -146,13 +149,5 @@ impl CompositeLimiter {
             all.extend(inner.into_iter().map(|(part, key, weight)| (format!("{name}/{part}"), key, weight)));
         }
         Ok((key.to_owned(), all))
-    }
-
-    pub(super) fn do_charge_at(&self, limit: &str, (key, weight): (&str, u64)) -> Option<(String, u64)> {
-        if *self.base.name == *limit {
-            return Some((own_key(key).to_owned(), weight));
-        }
-        let charges = self.split(key, weight).ok()?;
-        self.all().iter().enumerate().find_map(|(i, child)| child.charge_at(limit, charges.at(i)))
     }
 }

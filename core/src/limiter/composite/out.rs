@@ -20,7 +20,7 @@ const LOOKS: usize = 2;
 
 /// A part at one child: a start, or a place of a composite's place.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Part {
+pub(in crate::limiter) struct Part {
     /// The index of the child; children are only added.
     pub child: usize,
     pub permit: RawPermit,
@@ -28,7 +28,7 @@ pub(super) struct Part {
 
 /// The request for a place.
 #[derive(Debug)]
-pub(super) struct Wish {
+pub(in crate::limiter) struct Wish {
     pub key: Box<str>,
     pub weight: u64,
     pub grace: Option<Duration>,
@@ -38,7 +38,7 @@ pub(super) struct Wish {
 
 /// A permit or place in use.
 #[derive(Debug, Clone)]
-pub(super) struct Out {
+pub(in crate::limiter) struct Out {
     pub parts: Vec<Part>,
     pub state: State,
     /// Whether some parts were charged weights of their own, so that no one number says what all have used.
@@ -48,7 +48,7 @@ pub(super) struct Out {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum State {
+pub(in crate::limiter) enum State {
     Place,
     /// A thread is presenting it, and has the parts.
     Presented,
@@ -60,7 +60,7 @@ pub(super) enum State {
 /// A number is a slot and the slot's turn, which grows with each entry, so an ended permit never equals a later one.
 /// The turns of a forked child begin elsewhere, so its permits never equal those of its parent.
 #[derive(Debug, Default)]
-pub(super) struct Table {
+pub(in crate::limiter) struct Table {
     slots: Vec<(u32, Option<Out>)>,
     free: Vec<u32>,
     /// Where the search for finished entries continues.
@@ -133,7 +133,7 @@ impl Table {
 }
 
 /// Returns whether ending these parts has no effect.
-pub(super) fn are_over(children: &[Child], parts: &[Part]) -> bool {
+pub(in crate::limiter) fn are_over(children: &[Child], parts: &[Part]) -> bool {
     parts.iter().all(|part| children[part.child].is_over(&part.permit))
 }
 
@@ -167,8 +167,8 @@ mod tests {
             let place = both.reserve("", 1, None, None).unwrap();
             assert!(matches!(place, Reserved::Place { .. }));
         }
-        assert!(limiter.out.lock().len() <= KEPT + 100, "{}", limiter.out.lock().len());
-        assert!(both.out.lock().len() <= KEPT + 100);
+        assert!(limiter.group.out.lock().len() <= KEPT + 100, "{}", limiter.group.out.lock().len());
+        assert!(both.group.out.lock().len() <= KEPT + 100);
         assert!(!running.can_proceed("").unwrap());
         both.complete(&held).unwrap();
         assert!(running.can_proceed("").unwrap(), "a permit that still holds units can always be ended");

@@ -14,11 +14,12 @@
 //! leads to a place in that child's line. A place that became late counts for one window, as a start would, which keeps
 //! later callers from the turn.
 
+use super::group::end_all;
 use super::out::{Out, Part, State, Wish};
 use super::{Behind, Child, CompositeLimiter};
 use crate::charges::Split;
 use crate::decision::LOOK_AGAIN;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::limiter::internal::When;
 use crate::limiter::line::{Claim, Terms, claim_by_calls};
 use crate::limiter::{Attempt, Presented, Reserved, unsupported};
@@ -38,7 +39,7 @@ struct Presentation<'a> {
     /// What each of them is charged.
     charges: Split<'a>,
     /// Its places; after the start, its permits.
-    held: Vec<Part>,
+    held: &'a mut Vec<Part>,
 }
 
 impl<'a> Presentation<'a> {
@@ -165,24 +166,11 @@ impl<'a> Presentation<'a> {
     }
 }
 
-/// Ends all parts, continuing after a failure; the first error is returned.
-pub(super) fn end_all(
-    children: &[Child],
-    parts: &[Part],
-    end: impl Fn(&Child, &RawPermit) -> Result<()>,
-) -> Result<()> {
-    parts.iter().map(|part| end(&children[part.child], &part.permit)).fold(Ok(()), Result::and)
-}
-
-fn gone() -> Error {
-    Error::invalid("place", "used, given back or of another process", "a place that is still held")
-}
-
 impl CompositeLimiter {
     /// Takes a place at the slowest of the request's children.
     fn reserve_for(&self, wish: Wish, when: When) -> Result<Reserved> {
-        let children = &self.children()?[..wish.children];
-        let charges = self.split(&wish.key, wish.weight)?;
+        let children = &self.group.children()?[..wish.children];
+        let charges = self.group.split(&wish.key, wish.weight)?;
         let mut slowest = None;
         // All children are asked: a child that rejects this weight does so before anything is taken.
         for (i, child) in children.iter().enumerate() {
@@ -206,59 +194,27 @@ impl CompositeLimiter {
     }
 
     pub(super) fn hand_out_place(&self, wish: Wish, parts: Vec<Part>) -> RawPermit {
-        let has_own_weights = self.split(&wish.key, wish.weight).is_ok_and(|charges| charges.has_own_weights());
-        self.hand_out(Out { parts, state: State::Place, wish: Some(Arc::new(wish)), has_own_weights })
+        let has_own_weights = self.group.split(&wish.key, wish.weight).is_ok_and(|charges| charges.has_own_weights());
+        self.group.hand_out(Out { parts, state: State::Place, wish: Some(Arc::new(wish)), has_own_weights }, 0)
     }
 
     pub(super) fn do_reserve(&self, key: &str, weight: u64, when: When) -> Result<Reserved> {
-        self.split_start(key, weight)?;
-        let wish = Wish { key: key.into(), weight, grace: when.grace, children: self.children()?.len() };
+        self.group.split_start(key, weight)?;
+        let wish = Wish { key: key.into(), weight, grace: when.grace, children: self.group.children()?.len() };
         self.reserve_for(wish, when)
     }
 
     /// Presents a place: a waiter in [`ROUNDS`], others in one, so that a late place does not start.
     pub(super) fn present_in(&self, place: &RawPermit, rounds: usize) -> Result<Presented> {
-        let number = self.own(place)?;
         if let Some(error) = self.closed_store() {
             return Err(error);
         }
-        let (wish, held) = {
-            let mut table = self.out.lock();
-            let found = table.get_mut(number).ok_or_else(gone)?;
-            let wish = found.wish.clone().ok_or_else(gone)?;
-            let held = (found.state == State::Place).then(|| std::mem::take(&mut found.parts));
-            if held.is_some() {
-                found.state = State::Presented;
-            }
-            (wish, held)
-        };
-        let Some(held) = held else {
-            // It was used before, or another thread is presenting it now.
-            let again = Wish { key: wish.key.clone(), ..*wish };
-            let when = When { delay: Duration::ZERO, max_wait: None, grace: again.grace, is_waiter: true };
-            return Ok(match self.reserve_for(again, when)? {
-                Reserved::Place { place, after } => Presented::Wait { place, after },
-                Reserved::Denied(after) => Presented::Wait { place: *place, after },
-            });
-        };
-        let charges = self.split(&wish.key, wish.weight)?;
-        let mut turn = Presentation { children: &self.children()?[..wish.children], wish: &wish, charges, held };
-        let presented = turn.present(rounds);
-        let state = if matches!(presented, Ok(None)) { State::Started } else { State::Place };
-        let mut table = self.out.lock();
-        let Some(found) = table.get_mut(number) else {
-            // It has ended in the meantime.
-            drop(table);
-            let cancelled = end_all(turn.children, &turn.held, |child, permit| match state {
-                State::Started => child.cancel(permit),
-                _ => child.cancel_place(permit),
-            });
-            return cancelled.and_then(|()| Err(gone()));
-        };
-        (found.parts, found.state) = (turn.held, state);
-        Ok(match presented? {
-            None => Presented::Started(*place),
-            Some(after) => Presented::Wait { place: *place, after },
+        let again = |wish, when| self.reserve_for(wish, when);
+        self.group.present(place, again, |wish, held| {
+            let charges = self.group.split(&wish.key, wish.weight)?;
+            let children = &self.group.children()?[..wish.children];
+            let mut turn = Presentation { children, wish, charges, held };
+            turn.present(rounds)
         })
     }
 
@@ -266,7 +222,7 @@ impl CompositeLimiter {
     /// use for a place elsewhere.
     fn busy(&self, charges: &Split) -> Result<Option<Duration>> {
         let mut busy = None;
-        for (i, child) in self.children()?.iter().enumerate().filter(|(_, child)| !child.has_places()) {
+        for (i, child) in self.group.children()?.iter().enumerate().filter(|(_, child)| !child.has_places()) {
             let (key, weight) = charges.at(i);
             let seen = child.quiet_peek(key, weight)?;
             if !seen.admitted {
@@ -278,7 +234,7 @@ impl CompositeLimiter {
 
     /// Answers a line's request.
     pub(super) fn do_claim(&self, (key, weight): (&str, u64), terms: Terms) -> Result<Claim> {
-        if let Some(closed) = self.busy(&self.split_start(key, weight)?)? {
+        if let Some(closed) = self.busy(&self.group.split_start(key, weight)?)? {
             return Ok(Claim::Denied { after: closed.max(LOOK_AGAIN), is_certain: closed > LOOK_AGAIN });
         }
         claim_by_calls(self, (key, weight), terms)

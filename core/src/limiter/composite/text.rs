@@ -19,29 +19,24 @@ use crate::permit::{RawPermit, unreadable};
 use crate::time;
 use std::time::Duration;
 
+const PREFIX: &str = "wglc1.";
+
 impl CompositeLimiter {
     pub(super) fn do_to_text(&self, place: &RawPermit) -> Result<String> {
-        self.own(place)?;
-        let found = self.found(place).filter(|out| out.state == State::Place);
+        self.group.own(place)?;
+        let found = self.group.found(place).filter(|out| out.state == State::Place);
         let Some((wish, parts)) = found.and_then(|out| Some((out.wish?, out.parts))) else {
             return unsupported("to_text", "a start of a composite: it belongs to one process, as its leases do");
         };
-        let grace = wish.grace.map_or("-".to_owned(), |grace| format!("{:x}", grace.as_micros()));
-        let (key, charges) = self.do_describe(&wish.key)?;
-        let mut text = format!("wglc1.{:x}.{grace}.{}", wish.weight, in_hex(&key));
-        for (part, key, weight) in &charges {
-            let weight = weight.map_or("-".to_owned(), |weight| format!("{weight:x}"));
-            let key = key.as_deref().map_or("-".to_owned(), in_hex);
-            text += &format!(".{}:{weight}:{key}", in_hex(part));
-        }
+        let mut text = PREFIX.to_owned() + &head(&wish, &self.do_describe(&wish.key)?);
         for part in &parts {
-            text += &format!("({})", self.all()[part.child].to_text(&part.permit)?);
+            text += &format!("({})", self.group.all()[part.child].to_text(&part.permit)?);
         }
         Ok(text)
     }
 
     pub(super) fn do_permit_from_text(&self, text: &str) -> Result<RawPermit> {
-        let children = self.children()?;
+        let children = self.group.children()?;
         if !self.has_places() {
             return unsupported("permit_from_text", "a composite without a timed limit: it has no places");
         }
@@ -49,8 +44,7 @@ impl CompositeLimiter {
             return Ok(self.hand_out_place(wish, vec![part]));
         }
         let Asked { key, weight, grace, charges, places } = parse(text).ok_or_else(|| unreadable(text))?;
-        let charges: Vec<Charge> =
-            charges.iter().map(|(part, key, weight)| Charge { part, key: key.as_deref(), weight: *weight }).collect();
+        let charges = charges_of(&charges);
         let key = self.do_joint(&key, &charges)?;
         let mut parts: Vec<Part> = Vec::new();
         for text in places {
@@ -68,7 +62,7 @@ impl CompositeLimiter {
 
     /// Reads the place of a text from a time when this name stood for one limit.
     fn place_from_before(&self, text: &str) -> Result<Option<(Part, Wish)>> {
-        let children = self.children()?;
+        let children = self.group.children()?;
         let part = part_of(children, |_| true, |child| child.permit_of_name(text, self.name()))?;
         let Some((part, start)) = part.and_then(|part| Some((part, part.permit.timed()?))) else { return Ok(None) };
         let Some(key) = children[part.child].key_of(&part.permit)? else {
@@ -84,7 +78,7 @@ impl CompositeLimiter {
 
     fn former_part(&self, text: &str, is_free: impl Fn(usize) -> bool) -> Result<Option<Part>> {
         for name in names_of_parts(self.name()) {
-            if let Some(part) = part_of(self.children()?, &is_free, |child| child.permit_of_name(text, &name))? {
+            if let Some(part) = part_of(self.group.children()?, &is_free, |child| child.permit_of_name(text, &name))? {
                 return Ok(Some(part));
             }
         }
@@ -92,8 +86,20 @@ impl CompositeLimiter {
     }
 }
 
+/// Writes a request without its places.
+pub(in crate::limiter) fn head(wish: &Wish, (key, charges): &(String, Vec<OwnedCharge>)) -> String {
+    let grace = wish.grace.map_or("-".to_owned(), |grace| format!("{:x}", grace.as_micros()));
+    let mut text = format!("{:x}.{grace}.{}", wish.weight, in_hex(key));
+    for (part, key, weight) in charges {
+        let weight = weight.map_or("-".to_owned(), |weight| format!("{weight:x}"));
+        let key = key.as_deref().map_or("-".to_owned(), in_hex);
+        text += &format!(".{}:{weight}:{key}", in_hex(part));
+    }
+    text
+}
+
 /// Finds the first child that recognises a permit.
-fn part_of(
+pub(in crate::limiter) fn part_of(
     children: &[Child],
     is_free: impl Fn(usize) -> bool,
     know: impl Fn(&Child) -> Result<RawPermit>,
@@ -128,7 +134,12 @@ pub(in crate::limiter) struct Asked<'t> {
 }
 
 pub(in crate::limiter) fn parse(text: &str) -> Option<Asked<'_>> {
-    let (head, rest) = text.strip_prefix("wglc1.")?.split_at_checked(text.find('(')?.checked_sub("wglc1.".len())?)?;
+    parse_behind(text.strip_prefix(PREFIX)?)
+}
+
+/// Parses what is behind the prefix.
+pub(in crate::limiter) fn parse_behind(text: &str) -> Option<Asked<'_>> {
+    let (head, rest) = text.split_at(text.find('(')?);
     let fields: Vec<&str> = head.split('.').collect();
     let &[weight, grace, key, ref charges @ ..] = fields.as_slice() else { return None };
     let weight = hex(weight).filter(|weight| *weight > 0)?;
@@ -140,6 +151,11 @@ pub(in crate::limiter) fn parse(text: &str) -> Option<Asked<'_>> {
     Some(Asked { key: string(key)?, weight, grace, charges, places: children(rest)? })
 }
 
+/// Returns the charges of a text as those of a call.
+pub(in crate::limiter) fn charges_of(charges: &[OwnedCharge]) -> Vec<Charge<'_>> {
+    charges.iter().map(|(part, key, weight)| Charge { part, key: key.as_deref(), weight: *weight }).collect()
+}
+
 fn charge_of(text: &str) -> Option<OwnedCharge> {
     let fields: Vec<&str> = text.split(':').collect();
     let &[part, weight, key] = fields.as_slice() else { return None };
@@ -148,12 +164,12 @@ fn charge_of(text: &str) -> Option<OwnedCharge> {
     Some((string(part)?, key, weight))
 }
 
-fn in_hex(text: &str) -> String {
+pub(in crate::limiter) fn in_hex(text: &str) -> String {
     text.bytes().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Parses a text whose bytes are in hex.
-fn string(digits: &str) -> Option<String> {
+pub(in crate::limiter) fn string(digits: &str) -> Option<String> {
     let bytes = digits.as_bytes().chunks(2).map(|digits| {
         let digits = std::str::from_utf8(digits).ok().filter(|digits| digits.len() == 2)?;
         hex(digits).map(|byte| byte as u8)

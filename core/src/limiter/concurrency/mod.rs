@@ -534,6 +534,10 @@ impl Awaited for ConcurrencyLimiter {
 }
 
 impl Nested for ConcurrencyLimiter {
+    fn waits_for_ends(&self) -> bool {
+        true
+    }
+
     fn is_over(&self, permit: &RawPermit) -> bool {
         if self.limit.is_served() {
             // Checking costs a round trip, and ending the permit reports it anyway.

@@ -1,5 +1,6 @@
 //! The waiters of one key.
 
+mod elsewhere;
 mod taken;
 mod turns;
 
@@ -90,6 +91,8 @@ pub(super) struct KeyLine {
     looks: u32,
     /// When to check whether the first place could be sooner.
     look_sooner_at: Tick,
+    /// When to ask for a start elsewhere than at the place that is held; `None`: never.
+    look_elsewhere_at: Option<Tick>,
     /// The recent lateness of this line in presenting places, in ticks.
     late: Tick,
     /// The weights of all waiters.
@@ -274,6 +277,7 @@ impl KeyLine {
     /// Makes the line check immediately, because units may be free now.
     pub fn wake(&mut self, now: Tick) {
         self.ask_at = self.ask_at.min(now);
+        self.look_elsewhere_at = self.look_elsewhere_at.map(|at| at.min(now));
     }
 
     /// Returns when this line has to be advanced next.
@@ -286,7 +290,7 @@ impl KeyLine {
         }
         let mut next = self.deadlines.first().map_or(Tick::MAX, |(deadline, _)| *deadline);
         if let Some(first) = self.places.front() {
-            next = next.min(first.ready).min(self.look_sooner_at);
+            next = next.min(first.ready).min(self.look_sooner_at).min(self.look_elsewhere_at.unwrap_or(Tick::MAX));
         }
         if self.wants_places() {
             next = next.min(self.ask_at);
@@ -338,6 +342,7 @@ impl KeyLine {
         let was_blocked = std::mem::take(&mut self.is_blocked);
         self.is_unfinished = false;
         self.give_back_surplus(pass.limiter);
+        self.start_elsewhere(pass, out);
         self.look_sooner(pass);
         self.start_ready(pass, out);
         if was_blocked && !self.is_blocked {
@@ -415,8 +420,8 @@ impl KeyLine {
     fn soonest(&self, pass: &Pass, units: u64, now: Tick) -> Tick {
         let held: u64 = self.places.iter().map(|held| held.weight).sum();
         let from = match self.places.back() {
-            Some(last) => last.ready,
-            None => now,
+            Some(last) if !pass.limiter.may_start_elsewhere() => last.ready,
+            _ => now,
         };
         from.max(now).saturating_add(patience_ticks(pass.limiter.soonest(pass.key, units.saturating_sub(held))))
     }
@@ -503,6 +508,7 @@ impl KeyLine {
                 Ok(Claim::Place { place, after }) => {
                     if self.places.is_empty() {
                         self.look_sooner_at = now + LOOK_SOONER;
+                        self.look_elsewhere_at = pass.limiter.may_start_elsewhere().then(|| now + self.poll(pass));
                     }
                     self.hold(place, weight, after, (now, pass.now()));
                 }
@@ -534,8 +540,12 @@ impl KeyLine {
             let may_change = pass.limiter.limit().is_some() && !pass.limiter.has_places();
             return after.clamp(1, if may_change { pass.among_keys(LOOK_SOONER) } else { Tick::MAX });
         }
-        // Another process may complete a start at any time: check soon at first, then less often, and never in step
-        // with other processes. (A completion in this process wakes the key.)
+        self.poll(pass)
+    }
+
+    /// Returns how long not to ask, where another process may complete a start at any time: check soon at first, then less
+    /// often, and never in step with other processes. (A completion in this process wakes the key.)
+    fn poll(&mut self, pass: &Pass) -> Tick {
         self.looks = (self.looks + 1).min(6);
         let most = pass.among_keys(500 << (self.looks - 1).min(5));
         jitter(most / 2, most)
@@ -596,7 +606,7 @@ impl KeyLine {
 
     /// Removes the waiters whose place is now later than their deadline.
     fn send_away_the_late(&mut self, pass: &Pass, now: Tick, out: &mut Out) {
-        if self.deadlines.is_empty() {
+        if self.deadlines.is_empty() || pass.limiter.may_start_elsewhere() {
             return;
         }
         let ranks: Vec<Rank> = self.waiters.keys().take(self.places.len()).copied().collect();
@@ -719,7 +729,13 @@ impl KeyLine {
 
     /// Removes a waiter without a start. A place that no waiter of its weight is left for goes back.
     fn remove(&mut self, limiter: &dyn Limiter, rank: Rank) {
-        let Some(Waiting { weight, .. }) = self.forget(rank) else { return };
+        if let Some(Waiting { weight, .. }) = self.forget(rank) {
+            self.give_back_unwanted(limiter, weight);
+        }
+    }
+
+    /// Gives a place of this weight back that no waiter is left for.
+    fn give_back_unwanted(&mut self, limiter: &dyn Limiter, weight: u64) {
         let held = self.places.iter().filter(|held| held.weight == weight).count();
         let wanted = self.by_weight.range((weight, (i32::MIN, 0))..=(weight, (i32::MAX, u64::MAX))).take(held).count();
         if held > wanted
