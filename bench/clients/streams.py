@@ -40,9 +40,9 @@ async def ask(kind, store, url, policy, end):
     from workglow_limit.httpx2 import AsyncLimitedTransport
 
     stamps.put()
-    tokens = Store(store).limiter("tokens", policy)
+    limiter = Store(store).limiter("llm", f"tokens: {policy}")
     limits = httpx2.Limits(max_connections=AT_ONCE)
-    transport = AsyncLimitedTransport(None, tokens=tokens, transport=httpx2.AsyncHTTPTransport(limits=limits))
+    transport = AsyncLimitedTransport(limiter, tokens="tokens", transport=httpx2.AsyncHTTPTransport(limits=limits))
     http = httpx2.AsyncClient(transport=transport, timeout=600)
     asked = {"model": "m", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": MOST}
 

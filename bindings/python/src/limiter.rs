@@ -247,7 +247,7 @@ impl SharedLimiter {
 #[pyclass(subclass, frozen, module = "workglow_limit")]
 pub struct Limiter {
     pub shared: Arc<SharedLimiter>,
-    origin: Origin,
+    pub origin: Origin,
     entered: PermitStacks,
 }
 
@@ -345,6 +345,17 @@ impl Limiter {
     #[getter]
     fn name(&self) -> &str {
         self.shared.core.name()
+    }
+
+    /// The parts of a composite by their names: a new dict of limiters. Other limiters have none.
+    #[getter]
+    fn parts<'py>(this: &Bound<'py, Self>) -> PyResult<Bound<'py, PyDict>> {
+        let parts = PyDict::new(this.py());
+        for (name, core) in this.get().shared.core.parts() {
+            let origin = Origin::part(this, &name)?;
+            parts.set_item(&name, Bound::new(this.py(), Limiter::of(SharedLimiter::new(core, None), origin))?)?;
+        }
+        Ok(parts)
     }
 
     /// As try_acquire, but returns the full decision: the permit or the retry delay, and the units that remain.

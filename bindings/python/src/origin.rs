@@ -2,6 +2,7 @@
 
 use crate::composite::Children;
 use crate::error::raised;
+use crate::limiter::Limiter;
 use pyo3::PyTypeInfo;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple, PyType};
@@ -58,6 +59,13 @@ impl Origin {
         let arguments = arguments.into_pyobject(function.py())?;
         let constructor = Constructor::Call(function.unbind(), arguments.unbind());
         Ok(Origin { constructor, policy: None, address: None })
+    }
+
+    /// The origin of a part of a limiter.
+    pub fn part(limiter: &Bound<'_, Limiter>, name: &str) -> PyResult<Origin> {
+        let function = limiter.py().import("workglow_limit._pickled")?.getattr("part")?;
+        let address = limiter.get().origin.address.clone();
+        Ok(Origin { address, ..Origin::call(function, (limiter, name))? })
     }
 
     /// Adds the policy and the store for `repr`.

@@ -334,3 +334,31 @@ def test_no_part_is_exceeded_and_no_start_denied_falsely(clock, store):
             permit.complete()
             starts = [(at, start) for at, start in starts if at > now - 1000] + [(now, charges)]
     assert min(admitted.values()) > 500
+
+
+def test_parts_are_limiters_of_their_own(store, llm):
+    parts = llm.parts
+    assert list(parts) == ["requests", "tokens", "tenant", "concurrency"]
+    assert [part.name for part in parts.values()] == [f"llm/{name}" for name in parts]
+    llm.try_acquire({"tenant": "acme"}, {"tokens": 60}).complete()
+    assert (parts["tokens"].peek().remaining, parts["tenant"].peek("acme").remaining) == (40, 1)
+    parts["tokens"].try_acquire(weight=40)
+    assert llm.decide(weight={"tokens": 1}).denied_by == "llm/tokens"
+    parts.clear()
+    assert len(llm.parts) == 4 and parts == store.limiter("alone", "1/1s").parts == {}
+
+
+def test_parts_within_parts(store, llm):
+    outer = CompositeLimiter({"llm": llm, "mine": store.limiter("mine", "3/1s")})
+    assert outer.parts["llm"].parts["tokens"].name == "llm/tokens"
+    assert outer.parts["mine"].try_acquire(weight=3) and not outer.try_acquire()
+    outer.add(store.limiter("more", "1/1s"), "more")
+    assert list(outer.parts) == ["llm", "mine", "more"]
+
+
+def test_parts_travel(tmp_path):
+    llm = Store(f"sqlite:{tmp_path}/s.db").limiter("llm", LLM)
+    tokens = llm.parts["tokens"]
+    assert copy.copy(tokens) is tokens and "llm/tokens" in repr(tokens) and str(tmp_path) in repr(tokens)
+    pickle.loads(pickle.dumps(tokens)).try_acquire(weight=70)
+    assert llm.parts["tokens"].peek().remaining == 30

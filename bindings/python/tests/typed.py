@@ -130,6 +130,7 @@ def calls(limiter: Limiter) -> Decision:
         limiter.complete(permit)
     assert_type((limiter.can_proceed("k"), limiter.name, limiter.get_next_available_time()), tuple[bool, str, datetime])
     assert_type(limiter.try_acquire({"tenant": "k", "all": None}, {"tokens": 2}), Permit | None)
+    assert_type(limiter.parts["tokens"], Limiter)
     assert_type(limiter.decide(weight={"tokens": 2}).admitted or limiter.peek({"tenant": "k"}).admitted, bool)
     with limiter.acquire(weight={"tokens": 2}, key={"tenant": "k"}, timeout=30) as start:
         start.settle({"tokens": 1})
@@ -385,7 +386,16 @@ async def clients() -> float:
     session = requests.Session()
     session.mount(
         "https://",
-        LimitedAdapter(None, tokens=rate, estimate=lambda request: len(request.url or ""), usage=used, pool_maxsize=5),
+        LimitedAdapter(
+            rate, tokens="tokens", estimate=lambda request: len(request.url or ""), usage=used, pool_maxsize=5
+        ),
+    )
+    LimitedTransport(
+        rate,
+        tokens={"input": "input-tokens", "output": "output-tokens"},
+        estimate=lambda request: {"input": 5, "output": 500},
+        key={"tenant": tenant_of_httpx, "model": None},
+        weight={"requests": 2},
     )
     http = limited(
         urllib3.PoolManager(),

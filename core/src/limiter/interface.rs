@@ -128,6 +128,11 @@ pub trait Limiter: Places + Scheduler {
         Vec::new()
     }
 
+    /// Returns its parts by their names, in order: a composite's. Others have none. A part may be used like any limiter.
+    fn parts(&self) -> Vec<(String, Arc<dyn Limiter>)> {
+        Vec::new()
+    }
+
     /// Makes the key of a joint start, which charges some parts of a composite with keys or weights of their own. Parts
     /// that are not named are charged with `key`, and with the weight that the call gets. The result is the key of any
     /// call of this limiter, in this process, any number of times.

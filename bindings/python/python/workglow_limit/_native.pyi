@@ -780,6 +780,10 @@ class Limiter:
         """The shortest time over which starts are counted, in seconds; None if starts are not counted. The cost of a
         place's grace is a fraction of it."""
 
+    @property
+    def parts(self) -> dict[str, Limiter]:
+        """The parts of a composite by their names: a new dict of limiters. Other limiters have none."""
+
     def try_acquire(self, key: _Key = None, weight: _Weight = 1) -> Permit | None:
         """Starts a job if the limit admits it now, and returns its permit. Deciding and recording is one atomic step.
         Returns None if denied, which consumes nothing."""

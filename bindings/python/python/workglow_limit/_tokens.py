@@ -7,7 +7,10 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
-__all__ = ["FREE", "Reading", "estimate", "readable"]
+__all__ = ["FREE", "KINDS", "Reading", "estimate", "readable"]
+
+#: The kinds of tokens that a limit may count.
+KINDS = "total", "input", "output"
 
 #: The statuses of responses that used no tokens: the request was refused or invalid.
 FREE = {*range(400, 500), 503, 529}
@@ -19,15 +22,16 @@ _MOST = "max_completion_tokens", "max_output_tokens", "max_tokens"
 _USAGE_PATHS: tuple[tuple[str, ...], ...] = (), ("response",), ("message",)
 
 
-def estimate(body: bytes | str | None, content_type: str) -> int:
-    """Returns the tokens that a request may use: a quarter of the characters in a JSON body, plus the most tokens of
-    its answer.
+def estimate(body: bytes | str | None, content_type: str) -> dict[str, int]:
+    """Returns the tokens that a request may use, by their kind: a quarter of the characters in a JSON body, and the most
+    tokens of its answer.
 
     0 for other bodies and for requests without a body.
     """
     asked = _members(_parsed(body)) if body and "json" in content_type.lower() else {}
     most = next((asked[name] for name in _MOST if type(asked.get(name)) is int), 0)
-    return -(-sum(map(len, _texts(asked))) // 4) + max(most, 0)
+    inputs, outputs = -(-sum(map(len, _texts(asked))) // 4), max(most, 0)
+    return {"total": inputs + outputs, "input": inputs, "output": outputs}
 
 
 def _parsed(text: bytes | str) -> Any:
@@ -71,19 +75,21 @@ def readable(accepted: str) -> str:
 class Reading:
     """Extracts the usage from a response while the program reads it: JSON, or a stream of server-sent events (SSE).
 
-    usage is a function of one JSON value and the response. It returns the units, or None if the value has none. Without
-    it the usage is read as in the APIs of OpenAI, Anthropic and compatible providers.
+    usage is a function of one JSON value and the response. It returns the units of each kind of tokens, or None if the
+    value has none. Without it the usage is read as in the APIs of OpenAI, Anthropic and compatible providers.
     """
 
     def __init__(
         self,
-        usage: Callable[[Any, Any], int | None] | None,
+        usage: Callable[[Any, Any], dict[str, int] | None] | None,
         response: Any,
         content_type: str,
         encoding: str = "",
     ) -> None:
-        self._of: Callable[[Any], int | None] = _Usage() if usage is None else lambda value: usage(value, response)
-        self._units: int | None = None
+        self._of: Callable[[Any], dict[str, int] | None] = (
+            _Usage() if usage is None else lambda value: usage(value, response)
+        )
+        self._units: dict[str, int] | None = None
         self._is_stream = "text/event-stream" in content_type.lower()
         encoding = encoding.strip().lower()
         self._reads = (self._is_stream or "json" in content_type.lower()) and encoding in (
@@ -115,9 +121,9 @@ class Reading:
             for line in lines:
                 self._line(bytes(line))
 
-    def units(self, is_whole: bool) -> int | None:
-        """Returns the units that were used, or None if the response did not report them. is_whole: whether the body was
-        read to its end.
+    def units(self, is_whole: bool) -> dict[str, int] | None:
+        """Returns the units of each kind that were used, or None if the response did not report them. is_whole: whether
+        the body was read to its end.
 
         For a stream that ended early it is the last usage plus a quarter of the characters since.
         """
@@ -129,7 +135,8 @@ class Reading:
         self._reads = False
         if self._units is None or is_whole:
             return self._units
-        return self._units + -(-self._characters // 4)
+        since = -(-self._characters // 4)
+        return {kind: units if kind == "input" else units + since for kind, units in self._units.items()}
 
     def _line(self, line: bytes) -> None:
         line = line.removesuffix(b"\r")
@@ -146,8 +153,6 @@ class Reading:
         units = self._of(value)
         if units is None:
             return
-        if type(units) is not int or units < 0:
-            raise TypeError(f"usage returned {units!r}: expected a whole number of at least 0, or None")
         self._units, self._characters = units, 0
 
 
@@ -165,7 +170,7 @@ class _Usage:
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
 
-    def __call__(self, value: Any) -> int | None:
+    def __call__(self, value: Any) -> dict[str, int] | None:
         is_new = False
         for path in _USAGE_PATHS:
             inner = value
@@ -174,16 +179,19 @@ class _Usage:
             counts = {name: count for name, count in _members(inner).items() if type(count) is int and count >= 0}
             self._counts |= counts
             is_new = is_new or bool(counts)
-        return self._total() if is_new else None
+        return self._kinds() if is_new else None
 
-    def _total(self) -> int | None:
+    def _kinds(self) -> dict[str, int] | None:
         of = self._counts.get
-        if "total_tokens" in self._counts:
-            return of("total_tokens")
-        for parts in (
-            ("input_tokens", "output_tokens", "cache_creation_input_tokens"),
-            ("prompt_tokens", "completion_tokens"),
+        kinds: dict[str, int] = {}
+        for inputs, output in (
+            (("input_tokens", "cache_creation_input_tokens"), "output_tokens"),
+            (("prompt_tokens",), "completion_tokens"),
         ):
-            if any(part in self._counts for part in parts):
-                return sum(of(part, 0) for part in parts)
-        return None
+            if any(name in self._counts for name in (*inputs, output)):
+                kinds = {"input": sum(of(name, 0) for name in inputs), "output": of(output, 0)}
+                kinds["total"] = sum(kinds.values())
+                break
+        if (total := of("total_tokens")) is not None:
+            kinds["total"] = total
+        return kinds or None

@@ -11,7 +11,7 @@ async with aiohttp.ClientSession(middlewares=[limited]) as session:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import aiohttp
@@ -36,7 +36,7 @@ class LimitedMiddleware:
 
     def __init__(
         self,
-        limiter: Limiters | None,
+        limiter: Limiters,
         **options: Unpack[RetryingOptions],
     ) -> None:
         check_options("LimitedMiddleware", options, RetryingOptions.__annotations__)
@@ -112,7 +112,16 @@ class _Content:
         """Called when the connection is free or closed: the whole body has arrived, or the rest never will."""
         arrived = self._reader.is_eof() and self._reader.exception() is None
         is_read = self._reader.at_eof()
-        task = asyncio.ensure_future(self._body.release() if arrived and not is_read else self._body.finish(is_read))
+        self._end(self._body.release() if arrived and not is_read else self._body.finish(is_read))
+
+    def set_exception(self, *error: Any) -> None:
+        """Called when the response is closed: the rest of a body that has arrived will not be read."""
+        self._reader.set_exception(*error)
+        if self._body.permit is not None:
+            self._end(self._body.finish(False))
+
+    def _end(self, ending: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(ending)
         _ending.add(task)
         task.add_done_callback(_ending.discard)
 

@@ -29,7 +29,7 @@ __all__ = ["AsyncLimitedTransport", "LimitedTransport", "limited"]
 _Client = TypeVar("_Client", bound=httpx2.Client | httpx2.AsyncClient)
 
 
-def limited(client: _Client, limiter: Limiters | None, **options: Unpack[RetryingOptions]) -> _Client:
+def limited(client: _Client, limiter: Limiters, **options: Unpack[RetryingOptions]) -> _Client:
     """Changes a client so that its requests wait for their limiters, and returns it.
 
     Its own transports send them, so its proxies (also those of the environment), its mounts and its TLS options stay.
@@ -53,7 +53,7 @@ class LimitedTransport(httpx2.BaseTransport):
 
     def __init__(
         self,
-        limiter: Limiters | None,
+        limiter: Limiters,
         *,
         transport: httpx2.BaseTransport | None = None,
         **options: Unpack[RetryingOptions],
@@ -86,7 +86,7 @@ class AsyncLimitedTransport(httpx2.AsyncBaseTransport):
 
     def __init__(
         self,
-        limiter: Limiters | None,
+        limiter: Limiters,
         *,
         transport: httpx2.AsyncBaseTransport | None = None,
         **options: Unpack[RetryingOptions],

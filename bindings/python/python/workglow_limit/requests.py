@@ -33,7 +33,7 @@ class LimitedAdapter(HTTPAdapter):
 
     def __init__(
         self,
-        limiter: Limiters | None,
+        limiter: Limiters,
         *,
         pool_connections: int = 10,
         pool_maxsize: int = 10,

@@ -55,7 +55,7 @@ class Request:
     body: Any
 
 
-def limited(manager: _Manager, limiter: Limiters | None, **options: Unpack[Options]) -> _Manager:
+def limited(manager: _Manager, limiter: Limiters, **options: Unpack[Options]) -> _Manager:
     """Changes a PoolManager or ProxyManager so that its requests wait for their limiters, and returns it.
 
     Its pools are cleared. A pool that is taken from it and used directly follows no redirections.

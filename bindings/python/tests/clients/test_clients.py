@@ -453,7 +453,7 @@ def test_a_permit_ends_when_the_body_breaks(client, server):
     client(one, scenario)
 
 
-def test_a_request_that_was_never_sent_takes_nothing(client, rate):
+def test_a_request_that_was_never_sent_takes_nothing(client):
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}/"
@@ -464,8 +464,9 @@ def test_a_request_that_was_never_sent_takes_nothing(client, rate):
             with pytest.raises(CONNECTION_ERRORS):
                 await get(client, "http://unknown.invalid/")
 
-        client(rate, scenario, tokens=rate, estimate=lambda _: 50)
-    assert used(rate) == 0
+        llm = Store("memory:").limiter("llm", "requests: 9/1m + tokens: 100/1m")
+        client(llm, scenario, tokens="tokens", estimate=lambda _: 50)
+    assert used(llm.parts["requests"]) == used(llm.parts["tokens"]) == 0
 
 
 def test_a_request_that_was_sent_counts(client, server, rate):
@@ -498,13 +499,12 @@ def test_a_retry_on_a_closed_connection_takes_its_own_permit(client, server, rat
 def test_the_event_loop_is_never_blocked(server, tmp_path):
     """Another program locks the database while a start needs it. The loop continues, and ends the lock."""
     store = Store(f"sqlite:{tmp_path}/limits.db", timeout=60, durability="commit")
-    limiter = store.limiter("api", "100/1m")
-    tokens = store.limiter("tokens", "100/1m")
-    limiter.peek(), tokens.peek()
+    limiter = store.limiter("api", "requests: 100/1m + tokens: 100/1m")
+    limiter.peek()
 
     async def main():
         async with httpx.AsyncClient(
-            transport=AsyncLimitedTransport(limiter, tokens=tokens, estimate=lambda _: 50)
+            transport=AsyncLimitedTransport(limiter, tokens="tokens", estimate=lambda _: 50)
         ) as client:
             stranger = subprocess.Popen(
                 ["sqlite3", tmp_path / "limits.db"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -520,7 +520,7 @@ def test_the_event_loop_is_never_blocked(server, tmp_path):
             assert (await asyncio.wait_for(request, 60)).status_code == 200
 
     asyncio.run(main())
-    assert used(limiter) == 1
+    assert used(limiter.parts["requests"]) == 1
 
 
 def test_a_request_cancelled_while_waiting_holds_nothing(server, rate):
@@ -597,13 +597,21 @@ class Nothing:
 
 NOTHING = Nothing()
 WRONG = [
-    (TypeError, {"limiter": None}, r"limiter is None: expected a limiter, a mapping of hosts to limiters, or a function \(None only with tokens\)"),
+    (TypeError, {"limiter": None}, "limiter is None: expected a limiter, a mapping of hosts to limiters, or a function of the request, not NoneType"),
     (TypeError, {"limiter": 5}, "limiter is 5: expected a limiter, a mapping of hosts to limiters, or a function of the request, not int"),
     (TypeError, {"limiter": {"h": 5}}, r"limiter\['h'\] is 5: expected a limiter, not int"),
     (TypeError, {"limiter": {5: "rate"}}, "a host of limiter is 5: expected a str, not int"),
     *((InvalidArgument, {"limiter": {host: "rate"}}, "a host of limiter is '.*': expected a host such as \"api.example.com\" or .*")
       for host in ("", "https://a", "a/b", "u@a", "a:b", "a:0", "a:99999", ":80", "[::1")),
-    (TypeError, {"tokens": 5}, "tokens is 5: expected a limiter, a mapping of hosts to limiters, or a function of the request, not int"),
+    (TypeError, {"tokens": 5}, "tokens is 5: expected the name of the part that counts tokens, or a mapping of total, input, output to such names, not int"),
+    (TypeError, {"tokens": {"input": 5}}, r"tokens\['input'\] is 5: expected the name of a part, not int"),
+    (InvalidArgument, {"tokens": {"inputs": "a"}}, "tokens is {'inputs': 'a'}: expected a mapping of total, input, output, without 'inputs'"),
+    (InvalidArgument, {"tokens": "tokens"}, "tokens is 'tokens': expected a part of limiter \".*\": it has none"),
+    (InvalidArgument, {"limiter": "llm", "tokens": "token"}, "tokens is 'token': expected a part of limiter \"llm\": requests, tokens"),
+    (InvalidArgument, {"limiter": {"h": "llm", "g": "rate"}, "tokens": "tokens"}, r"tokens is 'tokens': expected a part of limiter\['g'\] \".*\": it has none"),
+    (TypeError, {"key": {"a": 5}}, r"key\['a'\] is 5: expected a str, or a function of the request, not int"),
+    (TypeError, {"weight": {"a": "5"}}, r"weight\['a'\] is '5': expected a whole number, not str"),
+    (TypeError, {"weight": {5: 5}}, "weight is 5: expected the name of a part as a str, not int"),
     (TypeError, {"key": 5}, "key is 5: expected a str, or a function of the request, not int"),
     (InvalidArgument, {"weight": 0}, "weight is 0: expected a whole number of at least 1"),
     (TypeError, {"weight": 1.5}, "weight is 1.5: expected a whole number, not float"),
@@ -614,10 +622,10 @@ WRONG = [
     (TypeError, {"heed": 5}, "heed is 5: expected True, False, or a mapping with default and longest, not int"),
     (InvalidArgument, {"heed": {"deflaut": 5}}, "heed is {'deflaut': 5}: expected a mapping with default and longest, without 'deflaut'"),
     (InvalidArgument, {"heed": {"longest": -1}}, "heed's longest is -1: expected 0 s to 366 days"),
-    (TypeError, {"estimate": 5, "tokens": "rate"}, "estimate is 5: expected a function, not int"),
-    (TypeError, {"usage": 5, "tokens": "rate"}, "usage is 5: expected a function, not int"),
-    (TypeError, {"usage": len}, "usage needs tokens, the limiter of the tokens"),
-    (TypeError, {"estimate": len}, "estimate needs tokens, the limiter of the tokens"),
+    (TypeError, {"limiter": "llm", "estimate": 5, "tokens": "tokens"}, "estimate is 5: expected a function, not int"),
+    (TypeError, {"limiter": "llm", "usage": 5, "tokens": "tokens"}, "usage is 5: expected a function, not int"),
+    (TypeError, {"usage": len}, "usage needs tokens, the part that counts tokens"),
+    (TypeError, {"estimate": len}, "estimate needs tokens, the part that counts tokens"),
     (TypeError, {"wieght": 1}, r"\w+\(\) got an unexpected keyword argument 'wieght': expected (.*, )?key, weight, priority, timeout, heed, tokens.*"),
 ]  # fmt: skip
 RETRIES = [
@@ -631,9 +639,13 @@ RETRIES = [
 def test_bad_settings_raise_where_they_are_written(client, rate, kind, given, says):
     if client.kind is Urllib3 and "retries" in given:
         pytest.skip("urllib3 has its own")
-    given = {name: rate if value == "rate" else value for name, value in given.items()}
-    if isinstance(given.get("limiter"), dict):
-        given["limiter"] = {host: rate if of == "rate" else of for host, of in given["limiter"].items()}
+    named = {"rate": rate, "llm": Store("memory:").limiter("llm", "requests: 9/1m + tokens: 9/1m")}
+    given = dict(given)
+    of = given.get("limiter", rate)
+    if isinstance(of, dict):
+        given["limiter"] = {host: named.get(of, of) for host, of in of.items()}
+    elif isinstance(of, str):
+        given["limiter"] = named[of]
 
     async def main():
         with pytest.raises(kind, match=f"^{says}$") as raised:
@@ -647,8 +659,17 @@ def test_bad_settings_raise_where_they_are_written(client, rate, kind, given, sa
 @pytest.mark.parametrize(
     "given, kind, says",
     [
-        ({"limiter": lambda _: 5}, TypeError, "the value that limiter returned is 5: expected a limiter, not int"),
-        ({"tokens": lambda _: 5}, TypeError, "the value that tokens returned is 5: expected a limiter, not int"),
+        ({"limiter": lambda _: 5}, TypeError, "the limiter of the function is 5: expected a limiter, not int"),
+        (
+            {"key": lambda _: {"requests": object()}},
+            TypeError,
+            r"key\['requests'\] is <object .*>: expected a str or None, or a value with a text, not object",
+        ),
+        (
+            {"key": {"token": "a"}},
+            InvalidArgument,
+            'part is "token": expected a part of limiter "llm": requests, tokens',
+        ),
         (
             {"key": lambda _: object()},
             TypeError,
@@ -661,26 +682,27 @@ def test_bad_settings_raise_where_they_are_written(client, rate, kind, given, sa
         ),
         ({"weight": lambda _: 0}, InvalidArgument, "weight is 0: expected a whole number of at least 1"),
         (
-            {"tokens": "rate", "estimate": lambda _: -1},
+            {"tokens": "tokens", "estimate": lambda _: -1},
             InvalidArgument,
             "estimate is -1: expected a whole number of at least 0",
         ),
         (
-            {"tokens": "rate", "estimate": lambda _: None},
+            {"tokens": "tokens", "estimate": lambda _: None},
             TypeError,
             "estimate is None: expected a whole number, not NoneType",
         ),
     ],
 )
-def test_results_of_functions_are_checked_before_sending(client, server, rate, given, kind, says):
-    given = {name: rate if value == "rate" else value for name, value in given.items()}
+def test_results_of_functions_are_checked_before_sending(client, server, given, kind, says):
+    llm = Store("memory:").limiter("llm", "requests: 9/1m + tokens: 9/1m")
+    given = dict(given)
 
     async def scenario(client):
         with pytest.raises(kind, match=f"^{says}$"):
             await get(client, f"{server.url}/x")
 
-    client(given.pop("limiter", rate), scenario, **given)
-    assert used(rate) == 0 and not server.arrivals
+    client(given.pop("limiter", llm), scenario, **given)
+    assert used(llm) == 0 and not server.arrivals
 
 
 OPTIONS = "key, weight, priority, timeout, heed, tokens, estimate, usage"
@@ -732,12 +754,13 @@ def test_bad_input_of_single_clients(rate):
         workglow_limit.urllib3.limited(urllib3.PoolManager(), rate, retries=3)
 
 
-def test_common_uses_of_urllib3(server, rate):
+def test_common_uses_of_urllib3(server):
     """Its default Retry, a preloaded body, earlier connections, and a pool that is used directly."""
     http = urllib3.PoolManager(timeout=20)
     http.request("GET", f"{server.url}/x")
-    tokens = Store("memory:").limiter("tokens", "1000/1m")
-    workglow_limit.urllib3.limited(http, rate, tokens=tokens)
+    llm = Store("memory:").limiter("llm", "requests: 100/1m + tokens: 1000/1m")
+    rate, tokens = llm.parts["requests"], llm.parts["tokens"]
+    workglow_limit.urllib3.limited(http, llm, tokens="tokens")
     asked = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_completion_tokens": 500}
     response = http.request("POST", f"{server.url}/v1/chat/completions", json=asked)
     assert response.json()["usage"]["total_tokens"] == used(tokens)

@@ -24,9 +24,9 @@ def server():
 
 @pytest.fixture
 def limits():
-    """Limiters of requests and tokens. The clock stands still, so used units remain used."""
+    """The clock stands still, so used units remain used."""
     store = Store("memory:", clock=ManualClock())
-    return store.limiter("requests", "10/1m + 2 concurrent"), store.limiter("tokens", "10000/1m")
+    return store.limiter("llm", "requests: 10/1m + tokens: 10000/1m + slots: 2 concurrent")
 
 
 def used(limiter):
@@ -35,8 +35,7 @@ def used(limiter):
 
 
 def checked(limits, is_open):
-    requests, tokens = limits
-    assert (used(tokens) > 100) == is_open and requests.peek().remaining == 2 - is_open
+    assert (used(limits.parts["tokens"]) > 100) == is_open and limits.parts["slots"].peek().remaining == 2 - is_open
 
 
 LIBRARIES = {"httpx2": (httpx2, workglow_limit.httpx2), "httpx": (httpx, workglow_limit.httpx)}
@@ -46,29 +45,26 @@ LIBRARIES = {"httpx2": (httpx2, workglow_limit.httpx2), "httpx": (httpx, workglo
 def clients(request, limits):
     """Makes a client, and a client for asyncio."""
     library, ours = LIBRARIES[request.param]
-    requests, tokens = limits
-    options = {"tokens": tokens, "timeout": 0}
+    options = {"tokens": "tokens", "timeout": 0}
     return (
-        lambda: library.Client(transport=ours.LimitedTransport(requests, **options)),
-        lambda: library.AsyncClient(transport=ours.AsyncLimitedTransport(requests, **options)),
+        lambda: library.Client(transport=ours.LimitedTransport(limits, **options)),
+        lambda: library.AsyncClient(transport=ours.AsyncLimitedTransport(limits, **options)),
     )
 
 
 @pytest.fixture
 def clients2(limits):
-    requests, tokens = limits
+    options = {"tokens": "tokens", "timeout": 0}
     return (
-        lambda: httpx2.Client(transport=workglow_limit.httpx2.LimitedTransport(requests, tokens=tokens, timeout=0)),
-        lambda: httpx2.AsyncClient(
-            transport=workglow_limit.httpx2.AsyncLimitedTransport(requests, tokens=tokens, timeout=0)
-        ),
+        lambda: httpx2.Client(transport=workglow_limit.httpx2.LimitedTransport(limits, **options)),
+        lambda: httpx2.AsyncClient(transport=workglow_limit.httpx2.AsyncLimitedTransport(limits, **options)),
     )
 
 
 def test_openai(server, limits, clients):
     with openai.OpenAI(api_key="k", base_url=f"{server.url}/v1", http_client=clients[0]()) as client:
         answer = client.chat.completions.create(**ASKED, max_tokens=500)
-        assert answer.choices[0].message.content == " ".join(WORDS) and used(limits[1]) == COST
+        assert answer.choices[0].message.content == " ".join(WORDS) and used(limits.parts["tokens"]) == COST
 
         with client.chat.completions.create(
             **ASKED, max_completion_tokens=500, stream=True, stream_options={"include_usage": True}
@@ -77,14 +73,14 @@ def test_openai(server, limits, clients):
             checked(limits, True)
             for chunk in chunks:
                 pass
-        assert chunk.usage.total_tokens == COST and used(limits[1]) == 2 * COST
+        assert chunk.usage.total_tokens == COST and used(limits.parts["tokens"]) == 2 * COST
 
         answer = client.responses.create(model="m", input=ASKED["messages"], max_output_tokens=500)
-        assert answer.output_text == " ".join(WORDS) and used(limits[1]) == 3 * COST
+        assert answer.output_text == " ".join(WORDS) and used(limits.parts["tokens"]) == 3 * COST
 
         with client.responses.create(model="m", input=ASKED["messages"], max_output_tokens=500, stream=True) as events:
             *_, last = events
-        assert last.type == "response.completed" and used(limits[1]) == 4 * COST
+        assert last.type == "response.completed" and used(limits.parts["tokens"]) == 4 * COST
     checked(limits, False)
 
 
@@ -92,16 +88,16 @@ def test_openai_async(server, limits, clients):
     async def main():
         async with openai.AsyncOpenAI(api_key="k", base_url=f"{server.url}/v1", http_client=clients[1]()) as client:
             await client.chat.completions.create(**ASKED, max_tokens=500)
-            assert used(limits[1]) == COST
+            assert used(limits.parts["tokens"]) == COST
             stream = await client.chat.completions.create(
                 **ASKED, max_completion_tokens=500, stream=True, stream_options={"include_usage": True}
             )
             async for _ in stream:
                 pass
-            assert used(limits[1]) == 2 * COST
+            assert used(limits.parts["tokens"]) == 2 * COST
             async with client.responses.stream(model="m", input=ASKED["messages"], max_output_tokens=500) as events:
                 assert (await events.get_final_response()).output_text == " ".join(WORDS)
-            assert used(limits[1]) == 3 * COST
+            assert used(limits.parts["tokens"]) == 3 * COST
 
     asyncio.run(main())
     checked(limits, False)
@@ -110,16 +106,16 @@ def test_openai_async(server, limits, clients):
 def test_anthropic(server, limits, clients2):
     with anthropic.Anthropic(api_key="k", base_url=server.url, http_client=clients2[0]()) as client:
         answer = client.messages.create(**ASKED, max_tokens=500)
-        assert answer.content[0].text == " ".join(WORDS) and used(limits[1]) == COST
+        assert answer.content[0].text == " ".join(WORDS) and used(limits.parts["tokens"]) == COST
         with client.messages.stream(**ASKED, max_tokens=500) as stream:
             texts = iter(stream.text_stream)
             next(texts)
             checked(limits, True)
             assert len(list(texts)) == len(WORDS) - 1
-        assert used(limits[1]) == 2 * COST
+        assert used(limits.parts["tokens"]) == 2 * COST
         with client.messages.stream(**ASKED, max_tokens=500) as stream:  # Closed early, before the usage is reported.
             next(iter(stream.text_stream))
-        assert 2 * COST + 7 < used(limits[1]) <= 3 * COST + 1
+        assert 2 * COST + 7 < used(limits.parts["tokens"]) <= 3 * COST + 1
     checked(limits, False)
 
 
@@ -127,10 +123,10 @@ def test_anthropic_async(server, limits, clients2):
     async def main():
         async with anthropic.AsyncAnthropic(api_key="k", base_url=server.url, http_client=clients2[1]()) as client:
             await client.messages.create(**ASKED, max_tokens=500)
-            assert used(limits[1]) == COST
+            assert used(limits.parts["tokens"]) == COST
             async with client.messages.stream(**ASKED, max_tokens=500) as stream:
                 assert await stream.get_final_text() == " ".join(WORDS) + " "
-            assert used(limits[1]) == 2 * COST
+            assert used(limits.parts["tokens"]) == 2 * COST
 
     asyncio.run(main())
     checked(limits, False)
@@ -139,16 +135,16 @@ def test_anthropic_async(server, limits, clients2):
 def test_retries_of_an_sdk_are_requests(server):
     """Retries wait for the pause, and each takes its own permits. A refused request takes no tokens."""
     store = Store("memory:")
-    requests, tokens = store.limiter("requests", "10/1h"), store.limiter("tokens", "10000/1h")
-    transport = workglow_limit.httpx2.LimitedTransport(requests, tokens=tokens)
+    llm = store.limiter("llm", "requests: 10/1h + tokens: 10000/1h")
+    transport = workglow_limit.httpx2.LimitedTransport(llm, tokens="tokens")
     with openai.OpenAI(api_key="k", base_url=server.url, http_client=httpx2.Client(transport=transport)) as client:
         client.post("/x?status=429&times=1&retry-after=1", body=ASKED | {"max_tokens": 500}, cast_to=httpx2.Response)
-    assert used(requests) == 2 and used(tokens) == 507
+    assert used(llm.parts["requests"]) == 2 and used(llm.parts["tokens"]) == 507
     assert server.arrivals[1] - server.arrivals[0] >= 1_000_000_000
 
 
 def test_a_wait_that_is_too_long_raises(server, limits, clients, clients2):
-    full = limits[0].acquire(weight=2)
+    full = limits.parts["slots"].acquire(weight=2)
     with openai.OpenAI(api_key="k", base_url=f"{server.url}/v1", http_client=clients[0]()) as client:
         with pytest.raises(AcquireTimeout):
             client.chat.completions.create(**ASKED)
