@@ -302,8 +302,16 @@ new Worker(
 );
 // A processor of BullMQ's own type works.
 export const plain: Promise<string> = withLimiter(rate, undefined, async (job: Job<Prompt, string>) => job.name)({} as Job<Prompt, string>);
+withLimiter(composite, (job: Job<Prompt>) => ({ tenant: job.data.tenant }), processor, {
+  weightOf: (job) => ({ tokens: job.data.tokens }),
+  onLimited: (_job, { key }) => console.log(typeof key === "string" ? key : key.tenant),
+});
 // @ts-expect-error: a key is a string
 withLimiter(rate, (job: Job<Prompt>) => job.data.tokens, processor);
+// @ts-expect-error: keys of parts are strings
+withLimiter(rate, (job: Job<Prompt>) => ({ tenant: job.data.tokens }), processor);
+// @ts-expect-error: weights of parts are numbers
+withLimiter(rate, null, processor, { weightOf: (job: Job<Prompt>) => ({ tokens: job.data.tenant }) });
 // @ts-expect-error: an unknown option
 withLimiter(rate, null, processor, { wait: 1 });
 // @ts-expect-error: not the path of a sandboxed processor
@@ -404,6 +412,7 @@ const away: LimitJobOptions<"away"> = {
   grace: 50,
 };
 export const outcome: Promise<number | "away"> = limitJob(composite, "k", async (permit: Permit) => permit.wait, away);
+limitJob(composite, { tenant: "acme" }, () => 1, { ...away, weight: { tokens: 3 } });
 // @ts-expect-error: `delay` is missing
 limitJob(composite, "k", () => 1, { place: "x" });
 
