@@ -74,12 +74,11 @@ export class JointKey {
 
 const ofPart = (part: string): string => ` for part ${JSON.stringify(part)}`;
 
-/** @internal Returns whether a value is a plain object with something in it: an instance of a class is a mistake. */
+/** @internal Returns whether a value is a plain object: an instance of a class is a mistake. An empty one names no part. */
 export function isParts(value: unknown): value is object {
   if (typeof value !== "object" || value === null) return false;
   const prototype: unknown = Object.getPrototypeOf(value);
-  const isPlain = prototype === null || Object.getPrototypeOf(prototype) === null;
-  return isPlain && Object.keys(value).length > 0;
+  return prototype === null || Object.getPrototypeOf(prototype) === null;
 }
 
 /** @internal Checks the key and the weight of a start, and returns its key: "" for none. */

@@ -5,7 +5,6 @@ import { type Key, type Weight, weightText } from "./charges.js";
 import { WeightExceedsCapacity } from "./errors.js";
 import { type Decider, LATEST, type Later, type Request, ask, use } from "./limited.js";
 import type { Limiter } from "./limiter.js";
-import { NamedLimiter } from "./named.js";
 import { Permit } from "./permit.js";
 import { setImmediate, sleep } from "./timers.js";
 
@@ -37,7 +36,7 @@ interface Returning {
 
 const held = new WeakMap<HeldWorker, HeldQueue>();
 
-/** The limiters that were found to have a concurrency limit among others. */
+/** The limiters that were found to have a concurrency limit, by a policy that was changed. */
 const concurrent = new WeakSet<Limiter>();
 
 /**
@@ -78,7 +77,6 @@ export class HeldQueue implements Decider {
     if (typeof worker.rateLimit !== "function" || typeof moveToWait !== "function") return null;
     await limiter._opening();
     if (limiter._holds || concurrent.has(limiter)) return null;
-    if (limiter instanceof NamedLimiter && limiter.policy?.includes("concurrent")) return null;
     let queue = held.get(worker);
     if (queue === undefined) held.set(worker, (queue = new HeldQueue(worker, redis)));
     return worker.opts.limiter !== queue.#limiter || (await queue.#hasGlobal()) ? null : queue;

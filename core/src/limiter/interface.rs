@@ -8,6 +8,7 @@ use crate::error::Result;
 use crate::hooks::{Happening, Hook, HookId};
 use crate::permit::RawPermit;
 use crate::stats::Stats;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The reply to an attempt to start.
@@ -116,6 +117,11 @@ pub trait Limiter: Places + Scheduler {
 
     /// Returns the names of its parts, in order: of a composite's. Others have none.
     fn part_names(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// Returns its parts by their names, in order: a composite's. Others have none. A part may be used like any limiter.
+    fn parts(&self) -> Vec<(String, Arc<dyn Limiter>)> {
         Vec::new()
     }
 

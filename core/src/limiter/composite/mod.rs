@@ -502,6 +502,10 @@ impl Limiter for CompositeLimiter {
         self.names().iter().map(|name| name.to_string()).collect()
     }
 
+    fn parts(&self) -> Vec<(String, Child)> {
+        self.part_names().into_iter().zip(self.all().iter().cloned()).collect()
+    }
+
     fn joint(&self, key: &str, charges: &[Charge]) -> Result<JointKey> {
         self.do_joint(key, charges)
     }
