@@ -324,12 +324,24 @@ const sending: SendingOptions = {
   timeout: "30s",
   heed: { default: "1s", longest: 5000 },
   retries: 2,
-  tokens: { "api.example.com": rate },
+  tokens: { input: "input", output: "output" },
   estimate: ({ text }) => text?.length ?? 0,
   usage: (data: unknown, response) => ("status" in response ? response.status : null),
 };
 export const limited: typeof fetch = limitFetch({ "api.example.com": composite }, { ...sending, fetch });
-limitFetch(null, { tokens: rate });
+const perPart: SendingOptions = {
+  key: { tenant: ({ headers }) => headers.get("x-tenant"), user: "all" },
+  weight: { requests: 2, tenant: ({ url }) => url.pathname.length },
+  tokens: "tokens",
+  estimate: () => ({ input: 5, output: 6 }),
+  usage: () => ({ total: 5 }),
+};
+limitFetch(composite, perPart);
+limitFetch(composite, { key: () => ({ tenant: null }), weight: () => ({ tenant: 2 }) });
+// @ts-expect-error: the part that counts tokens has a name
+limitFetch(rate, { tokens: rate });
+// @ts-expect-error: a kind of tokens that nobody counts
+limitFetch(rate, { tokens: { inputs: "input" } });
 limitFetch(({ method }: OutgoingRequest) => (method === "POST" ? rate : null));
 new Agent().compose(limitUndici(rate, sending));
 new Agent().compose([limitUndici(rate), interceptors.retry()]);
