@@ -371,6 +371,8 @@ const requests = limitRequests({
   limits: [
     { limiter: rate, key: "address", weight: (request) => Number(request.query.n), skipFailed: true },
     { limiter: rate, skipFailed: (status) => status === 404, skipSuccessful: (status) => status.toFixed() === "202" },
+    { limiter: composite, key: { tenant: "header:X-Tenant", user: async ({ path }) => path }, weight: { tokens: () => 5, tenant: 2 } },
+    { limiter: composite, key: () => ({ tenant: "acme" }), weight: async () => ({ tokens: 5 }) },
     { limiter: { free: rate, pro: composite }, plan: async (request) => request.get("X-Plan") ?? "free", key: async () => null },
   ],
   exempt: ["/health", "/static/*"],
@@ -404,6 +406,10 @@ new Server().on(
   "upgrade",
   upgrades((request, socket, head) => socket.end(head), { limiter: rate, name: "own" }),
 );
+// @ts-expect-error: keys of parts are texts
+limitRequests({ limits: [{ limiter: composite, key: () => ({ tenant: 5 }) }] });
+// @ts-expect-error: weights of parts are numbers
+limitRequests({ limits: [{ limiter: composite, weight: { tokens: "5" } }] });
 // @ts-expect-error: an unknown option
 limitRequests({ limit: [] });
 // @ts-expect-error: a policy is a limiter
