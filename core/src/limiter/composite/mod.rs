@@ -278,6 +278,10 @@ impl Limiter for CompositeLimiter {
         self.part_names().into_iter().zip(self.all().iter().cloned()).collect()
     }
 
+    fn parts(&self) -> Vec<(String, Child)> {
+        self.part_names().into_iter().zip(self.all().iter().cloned()).collect()
+    }
+
     fn joint(&self, key: &str, charges: &[Charge]) -> Result<JointKey> {
         self.do_joint(key, charges)
     }
