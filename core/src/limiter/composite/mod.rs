@@ -275,11 +275,7 @@ impl Limiter for CompositeLimiter {
     }
 
     fn parts(&self) -> Vec<(String, Child)> {
-        self.part_names().into_iter().zip(self.all().iter().cloned()).collect()
-    }
-
-    fn parts(&self) -> Vec<(String, Child)> {
-        self.part_names().into_iter().zip(self.all().iter().cloned()).collect()
+        self.part_names().into_iter().zip(self.group.all().iter().cloned()).collect()
     }
 
     fn joint(&self, key: &str, charges: &[Charge]) -> Result<JointKey> {
