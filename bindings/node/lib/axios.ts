@@ -5,8 +5,8 @@ import { type AxiosResponse, CanceledError, type InternalAxiosRequestConfig, get
 import { invalid } from "./errors.js";
 import { type Limits, Sending, type SendingOptions, type Sent, followed, isRepeatable, neverArrived, outgoing, textOf } from "./sending.js";
 
-export type { Limits, OutgoingRequest, SendingOptions } from "./sending.js";
-export type { Usage } from "./tokens.js";
+export type { KeyOfRequest, Limits, OutgoingRequest, SendingOptions, TokenParts, WeightOfRequest } from "./sending.js";
+export type { TokenKind, Tokens, Usage } from "./tokens.js";
 
 /** The part of an axios instance that is needed: axios's types differ between its two module systems. */
 export interface AxiosLike {
@@ -31,11 +31,10 @@ interface Result {
 }
 
 /**
- * Makes each request of an axios instance (or of `axios` itself) wait for `limiter` before it is sent; pass `null` if only `tokens`
- * limit them. Returns a function that removes the limit. axios's own `timeout` starts when a request is sent. A waiting request that
+ * Makes each request of an axios instance (or of `axios` itself) wait for `limiter` before it is sent. Returns a function that removes the limit. axios's own `timeout` starts when a request is sent. A waiting request that
  * is aborted fails with axios's `CanceledError`.
  */
-export function limitAxios(instance: AxiosLike, limiter: Limits | null, options: SendingOptions = {}): () => void {
+export function limitAxios(instance: AxiosLike, limiter: Limits, options: SendingOptions = {}): () => void {
   if (typeof instance?.interceptors?.request?.use !== "function") throw invalid("instance", instance, "an axios instance");
   const sending = new Sending(limiter, options);
   const { request: interceptors } = instance.interceptors;
@@ -64,7 +63,7 @@ async function send(
   );
   const { signal, stop } = signalOf(config);
   try {
-    const [{ response, error }, sent] = await sending.send<Result>(sending.wants(request), {
+    const [{ response, error }, sent] = await sending.send<Result>(sending.demand(request), {
       signal,
       canRepeat: isRepeatable(config.data),
       send: () => resultOf(adapter(config)),

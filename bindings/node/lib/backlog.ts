@@ -1,5 +1,7 @@
 // The backlog of jobs that were sent away without a place, and when each comes back.
 
+import { type Weight, unitsAt } from "./charges.js";
+
 /** The soonest that a job comes back, in ms: the wait of a concurrency limit is only an estimate. */
 const SOONEST = 10;
 
@@ -20,6 +22,7 @@ interface Denial {
   readonly retryAfter: number;
   readonly resetAfter: number;
   readonly limit: number;
+  readonly deniedBy: string | null;
   /** After how long the same units are free again, if that is known. */
   readonly period?: number | null;
 }
@@ -36,6 +39,8 @@ export class Backlog {
   #granted = 0;
   #latest = 0;
   #next = 0;
+  /** The limit that denied last. Of several, its units are counted. */
+  #deniedBy: string | null = null;
   /** When the jobs that wait for a place come back, unit by unit, in order. */
   #due: number[] = [];
   /** The jobs that have not come back to this process, by the names that their queue knows; and these names, in order. */
@@ -51,8 +56,8 @@ export class Backlog {
   }
 
   /** Notes that units were granted to a job of this process, for now or for later. */
-  grant(units: number, at: number): void {
-    this.#granted += units;
+  grant(weight: Weight, at: number): void {
+    this.#granted += unitsAt(weight, this.#deniedBy);
     this.#latest = Math.max(this.#latest, at);
   }
 
@@ -103,15 +108,18 @@ export class Backlog {
     this.#since = this.#latest = this.#next = now;
     this.#granted = 0;
     this.#due = [];
-    for (const { units, at, place } of left) {
-      if (place !== null) this.grant(units, at);
+    for (const { weight, at, place } of left) {
+      const units = unitsAt(weight, this.#deniedBy);
+      if (place !== null) this.grant(weight, at);
       else for (let i = 0; i < units && i < MOST_UNITS; i++) this.#due.push((this.#next = at));
     }
     return gone.map(({ place }) => place).filter((place) => place !== null);
   }
 
   /** Adds a job at the end, and returns when it comes back. */
-  append(units: number, now: number, { retryAfter, resetAfter, limit, period = null }: Denial): number {
+  append(weight: Weight, now: number, { retryAfter, resetAfter, limit, deniedBy, period = null }: Denial): number {
+    this.#deniedBy = deniedBy;
+    const units = unitsAt(weight, deniedBy);
     const known = Number.isFinite(limit) ? limit : 1;
     if (period !== null) {
       while (this.#due.length > 0 && this.#due[0]! <= now) this.#due.shift();
@@ -143,7 +151,7 @@ export class Backlog {
 
 /** A job that was sent away. */
 export interface Away {
-  readonly units: number;
+  readonly weight: Weight;
   /** When it may start, or asks again. */
   readonly at: number;
   /** The text of its place, if it has one. */
@@ -161,17 +169,17 @@ export class Backlogs {
   }
 
   /** Notes a start. */
-  grant(key: string, units: number, now: number): void {
-    this.#backlogs.get(key)?.grant(units, now);
+  grant(key: string, weight: Weight, now: number): void {
+    this.#backlogs.get(key)?.grant(weight, now);
   }
 
   /** Notes a place. */
-  place(key: string, units: number, now: number, at: number): void {
-    this.of(key, now).grant(units, at);
+  place(key: string, weight: Weight, now: number, at: number): void {
+    this.of(key, now).grant(weight, at);
   }
 
-  append(key: string, units: number, now: number, denial: Denial): number {
-    return this.of(key, now).append(units, now, denial);
+  append(key: string, weight: Weight, now: number, denial: Denial): number {
+    return this.of(key, now).append(weight, now, denial);
   }
 
   /** Returns the backlog of a key, if it is remembered. */

@@ -3,11 +3,21 @@
 import type { Job } from "bullmq";
 import { LimitError, invalid } from "./errors.js";
 import { HeldQueue } from "./held.js";
-import { type Kept, LATEST, type Limited, type WithLimiterOptions as Options, limitJobs, putPlace, takePlace, wakeIn } from "./limited.js";
+import {
+  type KeyOf,
+  type Kept,
+  LATEST,
+  type Limited,
+  type WithLimiterOptions as Options,
+  limitJobs,
+  putPlace,
+  takePlace,
+  wakeIn,
+} from "./limited.js";
 import type { Limiter } from "./limiter.js";
 import type { Permit } from "./permit.js";
 
-export type { Limited };
+export type { KeyOf, Limited };
 
 /** The options of `withLimiter`. */
 export interface WithLimiterOptions<T = any, R = any, N extends string = string> extends Options<Job<T, R, N>> {}
@@ -25,11 +35,11 @@ export type LimitedProcessor<T = any, R = any, N extends string = string> = (
  * delayed, with its place if the limit has places, without counting an attempt, and the worker takes other jobs. The permit
  * completes when the processor ends or throws.
  *
- * `keyOf` returns the key whose budget a job uses. Default: the empty key.
+ * `keyOf` returns the key whose budget a job uses, or a key for each part of a composite. Default: the empty key.
  */
 export function withLimiter<T = any, R = any, N extends string = string>(
   limiter: Limiter,
-  keyOf: ((job: Job<T, R, N>) => string | null | undefined) | null | undefined,
+  keyOf: KeyOf<Job<T, R, N>> | null | undefined,
   processor: LimitedProcessor<T, R, N>,
   options: WithLimiterOptions<T, R, N> = {},
 ): (job: Job<T, R, N>, token?: string, signal?: AbortSignal) => Promise<R> {
@@ -103,7 +113,7 @@ export interface Redis {
   hgetall(key: string): Promise<Record<string, string>>;
   hget(key: string, field: string): Promise<string | null | undefined>;
   /** Writes a field of a hash, which then lives for so many ms at least. */
-  keepField(key: string, field: string, value: number, time: number): Promise<unknown>;
+  keepField(key: string, field: string, value: string, time: number): Promise<unknown>;
   /** Returns how many fields there were. */
   hdel(key: string, field: string): Promise<number>;
 }

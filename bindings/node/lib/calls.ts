@@ -1,6 +1,6 @@
 // The options and results of a limiter's calls.
 
-import type { PartKeys, PartUnits } from "./charges.js";
+import type { Key, Weight } from "./charges.js";
 import type { Duration } from "./input.js";
 import type { Permit } from "./permit.js";
 
@@ -16,12 +16,12 @@ export interface StartOptions {
    * The key, at most 1,024 bytes of UTF-8. Each key has a separate budget under the same policy. Default: the empty key. Of a
    * composite, a key for each part, such as `{ tenant: "acme" }`; the other parts are charged with the empty key.
    */
-  key?: string | PartKeys | undefined;
+  key?: Key | undefined;
   /**
    * The units that the start takes. Default: 1. Of a composite, the units of each part, such as `{ tokens: 1200 }`; the other parts
    * are charged 1.
    */
-  weight?: number | PartUnits | undefined;
+  weight?: Weight | undefined;
 }
 
 /** The options of a start that waits. */

@@ -11,6 +11,12 @@ export type PartKeys = Readonly<Record<string, string | null | undefined>>;
 /** Units of a composite's parts, by the parts' names. */
 export type PartUnits = Readonly<Record<string, number>>;
 
+/** The key of a start: a text, or one for each part of a composite. */
+export type Key = string | PartKeys;
+
+/** The weight of a start: units, or those of each part of a composite. */
+export type Weight = number | PartUnits;
+
 /** @internal The key of a start: a text, or one with charges. */
 export type StartKey = string | JointKey;
 
@@ -68,12 +74,11 @@ export class JointKey {
 
 const ofPart = (part: string): string => ` for part ${JSON.stringify(part)}`;
 
-/** @internal Returns whether a value is a plain object with something in it: an instance of a class is a mistake. */
+/** @internal Returns whether a value is a plain object: an instance of a class is a mistake. An empty one names no part. */
 export function isParts(value: unknown): value is object {
   if (typeof value !== "object" || value === null) return false;
   const prototype: unknown = Object.getPrototypeOf(value);
-  const isPlain = prototype === null || Object.getPrototypeOf(prototype) === null;
-  return isPlain && Object.keys(value).length > 0;
+  return prototype === null || Object.getPrototypeOf(prototype) === null;
 }
 
 /** @internal Checks the key and the weight of a start, and returns its key: "" for none. */
@@ -95,8 +100,26 @@ function textKeyOf(key: unknown): string {
 /** @internal Checks the weight of a start, and returns that of the parts without one of their own. Default: 1. */
 export const startWeightOf = (weight: unknown): number => (isParts(weight) ? 1 : weightOf(weight));
 
-/** @internal Returns the key of the waiters to wake when a start with this key ends: any, if it charged parts with other keys. */
-export const keyToWake = (key: StartKey): string | undefined => (typeof key === "string" ? key : undefined);
+/** @internal Returns a key as one text, which is the same for equal keys. */
+export const nameOf = (key: Key): string => (typeof key === "string" ? key : inOrder(key));
+
+/** @internal Returns a weight as one text, which is the same for equal weights, and valid JSON. */
+export const weightText = (weight: Weight): string => (typeof weight === "number" ? String(weight) : inOrder(weight));
+
+const inOrder = (parts: object): string => JSON.stringify(Object.fromEntries(Object.entries(parts).sort(([a], [b]) => (a < b ? -1 : 1))));
+
+/** @internal Returns the units of a start at the limit that denied it, or another one of the same parts: 1 where no part is known. */
+export function unitsAt(weight: Weight, deniedBy: string | null): number {
+  if (typeof weight === "number") return weight;
+  const limit = `/${deniedBy}`;
+  return Object.entries(weight).find(([part]) => limit.endsWith(`/${part}`))?.[1] ?? 1;
+}
+
+/**
+ * @internal Returns the key of the waiters to wake when a start with this key ends: any, if it charged parts with other keys, or its
+ * key is not known because it came as a text.
+ */
+export const keyToWake = (key: StartKey | null): string | undefined => (typeof key === "string" ? key : undefined);
 
 /** @internal Writes how many units the parts of a start used, for the call that settles it. */
 export function settlementOf(actual: PartUnits): string {

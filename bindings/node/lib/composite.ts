@@ -40,6 +40,11 @@ export class CompositeLimiter extends Limiter {
   }
 
   /** @internal */
+  override _part(name: string): Limiter {
+    return this.#children[native.partNames(this._native).indexOf(name)]!;
+  }
+
+  /** @internal */
   override _stores(): readonly Store[] {
     return [...new Set(this.#children.flatMap((child) => child._stores()))];
   }

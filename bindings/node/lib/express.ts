@@ -6,7 +6,7 @@ import type { Reader } from "./address.js";
 import { Body, Entry, Gate, type RequestLimit, type ServingOptions, endWith } from "./serving.js";
 
 export type { AddressOptions, ForwardedHeader } from "./address.js";
-export type { Limited, OnLimited, Reply, RequestLimit, ServingOptions } from "./serving.js";
+export type { Limited, OnLimited, Reply, RequestKey, RequestLimit, ServingOptions } from "./serving.js";
 
 /** The options of `limitRequests`. `onLimited` may answer through its third argument, the response, which it then returns. */
 export type LimitRequestsOptions = ServingOptions<Request, Response>;

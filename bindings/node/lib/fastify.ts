@@ -8,7 +8,7 @@ import { word } from "./input.js";
 import { Body, Entry, Gate, type RequestLimit, type ServingOptions, endWith } from "./serving.js";
 
 export type { AddressOptions, ForwardedHeader } from "./address.js";
-export type { Limited, OnLimited, Reply, RequestLimit, ServingOptions } from "./serving.js";
+export type { Limited, OnLimited, Reply, RequestKey, RequestLimit, ServingOptions } from "./serving.js";
 
 declare module "fastify" {
   interface FastifyContextConfig {

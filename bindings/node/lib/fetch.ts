@@ -15,8 +15,8 @@ import {
   textOf,
 } from "./sending.js";
 
-export type { Limits, OutgoingRequest, SendingOptions } from "./sending.js";
-export type { Usage } from "./tokens.js";
+export type { KeyOfRequest, Limits, OutgoingRequest, SendingOptions, TokenParts, WeightOfRequest } from "./sending.js";
+export type { TokenKind, Tokens, Usage } from "./tokens.js";
 
 type Input = Parameters<typeof fetch>[0];
 
@@ -27,11 +27,11 @@ export interface LimitFetchOptions extends SendingOptions {
 }
 
 /**
- * Returns a `fetch` whose requests wait for `limiter` before they are sent; pass `null` if only `tokens` limit them. The permit ends
+ * Returns a `fetch` whose requests wait for `limiter` before they are sent. The permit ends
  * when the body has been read, cancelled or dropped, so a concurrency limit counts open responses. A redirect is part of its
  * request. A request rejects with a `TimeoutError` if it gets no permit in time, and with the signal's reason if it is aborted.
  */
-export function limitFetch(limiter: Limits | null, options: LimitFetchOptions = {}): typeof fetch {
+export function limitFetch(limiter: Limits, options: LimitFetchOptions = {}): typeof fetch {
   const sending = new Sending(limiter, options, [...OPTIONS, "fetch"]);
   const { fetch: given } = options;
   if (given !== undefined && typeof given !== "function") throw invalid("fetch", given, "a function such as fetch");
@@ -40,7 +40,7 @@ export function limitFetch(limiter: Limits | null, options: LimitFetchOptions = 
     const send = given ?? globalThis.fetch;
     const request = await requestOf(input, init, sending.needsText);
     if (request === null) return send(input, init); // It reports the error.
-    const [response, sent] = await sending.send(sending.wants(request), {
+    const [response, sent] = await sending.send(sending.demand(request), {
       signal: init?.signal ?? (isRequest(input) ? input.signal : undefined),
       canRepeat: isRepeatable(init?.body) && (init?.body != null || !isRequest(input) || input.body === null),
       send: () => send(input, init),

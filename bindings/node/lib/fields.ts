@@ -17,21 +17,38 @@ export class Policy {
   /** The name as a structured field string. */
   readonly #quoted: string;
   readonly #isOfConcurrency: boolean;
+  #parts: readonly (readonly [string, Policy])[] | undefined;
   /**
    * Whether it allows a number per window. The window of a bucket is the time of one unit, and the window of a composite may not be
    * that of its smallest limit.
    */
   readonly isWindowed: boolean;
 
-  /** `name` is printable ASCII. */
+  /** `name` is printable ASCII, and `text` the policy, as far as it is known. */
   constructor(
     readonly limiter: Limiter,
     readonly name: string,
+    readonly text = limiter instanceof NamedLimiter ? (limiter.policy ?? "") : "",
   ) {
-    const text = limiter instanceof NamedLimiter ? (limiter.policy ?? "") : "";
     this.#quoted = `"${name.replace(/["\\]/g, "\\$&")}"`;
     this.#isOfConcurrency = limiter instanceof ConcurrencyLimiter || CONCURRENT.test(text);
     this.isWindowed = WINDOWED.some((of) => limiter instanceof of) || WINDOWS.test(text);
+  }
+
+  /** Returns the policies of a composite's parts, which are called "NAME/PART". */
+  parts(): readonly (readonly [string, Policy])[] {
+    this.#parts ??= Object.entries(this.limiter.parts).map(([part, limiter]) => {
+      return [part, new Policy(limiter, `${this.name}/${part}`, limiter instanceof NamedLimiter ? limiter.policy : this.#textOf(part))];
+    });
+    return this.#parts;
+  }
+
+  /** Returns the policy of a part: those with its name, or the only one of its kind. */
+  #textOf(part: string): string {
+    const policies = this.text.split("+").map((policy) => policy.trim());
+    const own = policies.filter((policy) => policy.startsWith(`${part}:`)).map((policy) => policy.slice(part.length + 1).trim());
+    const unnamed = { rate: WINDOWS, concurrency: CONCURRENT }[part];
+    return own.length > 0 || unnamed === undefined ? own.join(" + ") : policies.filter((policy) => unnamed.test(policy)).join(" + ");
   }
 
   /** Returns its item of RateLimit-Policy; empty without a limit. */

@@ -3,11 +3,21 @@
 import type { Job, JobHelpers } from "graphile-worker";
 import { LimitError, invalid } from "./errors.js";
 import { options as checkOptions } from "./input.js";
-import { type Limited, SentAway, type WithLimiterOptions as Options, limitJobs, putPlace, schemaOf, takePlace, wakeIn } from "./limited.js";
+import {
+  type KeyOf,
+  type Limited,
+  SentAway,
+  type WithLimiterOptions as Options,
+  limitJobs,
+  putPlace,
+  schemaOf,
+  takePlace,
+  wakeIn,
+} from "./limited.js";
 import type { Limiter } from "./limiter.js";
 import type { Permit } from "./permit.js";
 
-export type { Limited };
+export type { KeyOf, Limited };
 
 /** The options of `withLimiter`. */
 export interface WithLimiterOptions extends Options<Job> {
@@ -23,11 +33,11 @@ export type LimitedTask<P = any, R = any> = (payload: P, helpers: JobHelpers, pe
  * with its place if the limit has places, without counting an attempt, and the worker takes other jobs. The permit completes when
  * the task ends or throws.
  *
- * `keyOf` returns the key whose budget a job uses. Default: the empty key.
+ * `keyOf` returns the key whose budget a job uses, or a key for each part of a composite. Default: the empty key.
  */
 export function withLimiter<P = any, R = any>(
   limiter: Limiter,
-  keyOf: ((job: Job) => string | null | undefined) | null | undefined,
+  keyOf: KeyOf<Job> | null | undefined,
   task: LimitedTask<P, R>,
   options: WithLimiterOptions = {},
 ): (payload: unknown, helpers: JobHelpers) => Promise<R | void> {

@@ -1,10 +1,10 @@
 // Holds a BullMQ queue while its limit is full, by the means of BullMQ's own limiter: jobs stay in the queue, in the queue's order.
 
 import type { Redis } from "./bullmq.js";
+import { type Key, type Weight, weightText } from "./charges.js";
 import { WeightExceedsCapacity } from "./errors.js";
 import { type Decider, LATEST, type Later, type Request, ask, use } from "./limited.js";
 import type { Limiter } from "./limiter.js";
-import { NamedLimiter } from "./named.js";
 import { Permit } from "./permit.js";
 import { setImmediate, sleep } from "./timers.js";
 
@@ -36,7 +36,7 @@ interface Returning {
 
 const held = new WeakMap<HeldWorker, HeldQueue>();
 
-/** The limiters that were found to have a concurrency limit among others. */
+/** The limiters that were found to have a concurrency limit, by a policy that was changed. */
 const concurrent = new WeakSet<Limiter>();
 
 /**
@@ -77,7 +77,6 @@ export class HeldQueue implements Decider {
     if (typeof worker.rateLimit !== "function" || typeof moveToWait !== "function") return null;
     await limiter._opening();
     if (limiter._holds || concurrent.has(limiter)) return null;
-    if (limiter instanceof NamedLimiter && limiter.policy?.includes("concurrent")) return null;
     let queue = held.get(worker);
     if (queue === undefined) held.set(worker, (queue = new HeldQueue(worker, redis)));
     return worker.opts.limiter !== queue.#limiter || (await queue.#hasGlobal()) ? null : queue;
@@ -150,21 +149,22 @@ export class HeldQueue implements Decider {
 
   /** Returns the queue's first place, if this job can use it; or how long it takes until it is ready; `null` if there is none. */
   async #take(limiter: Limiter, { key, weight, hold, grace }: Request, kept: Record<string, string>): Promise<Later | null> {
-    const places = Object.entries(kept).map(([text, units]) => ({ units: Number(units), ...parse(limiter, text) }));
-    for (const { text, units, place, readyAt } of places.sort((a, b) => a.readyAt - b.readyAt)) {
+    const own = weightText(weight);
+    const places = Object.entries(kept).map(([text, taken]) => ({ taken, ...parse(limiter, text) }));
+    for (const { text, taken, place, readyAt } of places.sort((a, b) => a.readyAt - b.readyAt)) {
       const wait = readyAt - Date.now();
-      if (wait > hold && !(await isVoid(limiter, key, units, wait))) return { wait, place: null };
+      if (wait > hold && !(await isVoid(limiter, key, taken, wait))) return { wait, place: null };
       if ((await this.#redis.hdel(this.#key, text)) === 0) continue; // Another worker took it.
-      if (units === weight && wait <= hold && wait + grace > 0) return { wait, place };
+      if (taken === own && wait <= hold && wait + grace > 0) return { wait, place };
       await place?.cancelAsync();
     }
     return null;
   }
 
-  async #keep(place: Permit | null, weight: number): Promise<void> {
+  async #keep(place: Permit | null, weight: Weight): Promise<void> {
     if (place === null) return;
     try {
-      await this.#redis.keepField(this.#key, place.toText(), weight, place.wait + LATEST);
+      await this.#redis.keepField(this.#key, place.toText(), weightText(weight), place.wait + LATEST);
     } catch (error) {
       await place.cancelAsync();
       throw error;
@@ -216,9 +216,9 @@ function parse(limiter: Limiter, text: string): { text: string; place: Permit | 
 }
 
 /** Returns whether a place that is ready in so many ms is void, because of another policy or a `clear`: the units are free far sooner. */
-async function isVoid(limiter: Limiter, key: string, units: number, wait: number): Promise<boolean> {
+async function isVoid(limiter: Limiter, key: Key, taken: string, wait: number): Promise<boolean> {
   try {
-    const { retryAfter } = await limiter.peekAsync({ key, weight: units });
+    const { retryAfter } = await limiter.peekAsync({ key, weight: JSON.parse(taken) as Weight });
     return 2 * retryAfter < wait;
   } catch (error) {
     if (error instanceof WeightExceedsCapacity) return true;

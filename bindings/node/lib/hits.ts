@@ -3,7 +3,7 @@
 import type { Decision, Forecast } from "./calls.js";
 import { RateLimiter } from "./family.js";
 import type { Permit } from "./permit.js";
-import { fitting } from "./serving.js";
+import { fitting } from "./request-limit.js";
 import type { Store } from "./store.js";
 
 /** The hits of a key. */

@@ -8,7 +8,7 @@ import { Entry, Gate, type RequestLimit, type ServingOptions, endWith } from "./
 import { endWithSignal, forNobody, isResponse, refusal, whenOver, withHeaders } from "./web.js";
 
 export type { AddressOptions, ForwardedHeader } from "./address.js";
-export type { Limited, OnLimited, Reply, RequestLimit, ServingOptions } from "./serving.js";
+export type { Limited, OnLimited, Reply, RequestKey, RequestLimit, ServingOptions } from "./serving.js";
 
 /** The options of `limitRequests`. `onLimited` may return a `Response`. */
 export type LimitRequestsOptions = ServingOptions<Context, Response | void>;

@@ -10,7 +10,7 @@ export type {
   StartOptions,
   Stats,
 } from "./calls.js";
-export type { PartKeys, PartUnits } from "./charges.js";
+export type { Key, PartKeys, PartUnits, Weight } from "./charges.js";
 export { type Child, CompositeLimiter, NullLimiter } from "./composite.js";
 export type { CustomLimiter, SixMethods } from "./custom.js";
 export {

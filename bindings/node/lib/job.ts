@@ -1,7 +1,8 @@
 // Limits the jobs of any queue.
 
+import type { Key, Weight } from "./charges.js";
 import { invalid } from "./errors.js";
-import { type Duration, options as checkOptions, weightOf } from "./input.js";
+import { type Duration, options as checkOptions } from "./input.js";
 import type { Limiter } from "./limiter.js";
 import { type Delay, limitJobs } from "./limited.js";
 import type { Permit } from "./permit.js";
@@ -18,8 +19,8 @@ export interface LimitJobOptions<D = void> {
   delay: Delay<D>;
   /** The place that `delay` got when the job was delayed; nothing the first time. An invalid place is ignored. */
   place?: string | null | undefined;
-  /** The units that the job takes. Default: 1. */
-  weight?: number | undefined;
+  /** The units that the job takes, or those of a composite's parts. Default: 1. */
+  weight?: Weight | undefined;
   /**
    * How long a job may wait in the worker, in the slot of a running job. Default: 150 ms. Shorter waits are not worth a delay, and
    * delayed jobs come back this much before their place is ready, because a busy worker takes them late.
@@ -39,7 +40,7 @@ export interface LimitJobOptions<D = void> {
  */
 export async function limitJob<R, D = void>(
   limiter: Limiter,
-  key: string | null | undefined,
+  key: Key | null | undefined,
   job: (permit: Permit) => R | PromiseLike<R>,
   options: LimitJobOptions<D>,
 ): Promise<R | D> {
@@ -48,6 +49,6 @@ export async function limitJob<R, D = void>(
   if (typeof job !== "function") throw invalid("job", job, "a function");
   if (typeof delay !== "function") throw invalid("delay", delay, "a function that makes the queue hand out the job again later");
   if (typeof (place ?? "") !== "string") throw invalid("place", place, "the text that delay got, or nothing");
-  const limit = limitJobs(limiter, () => key, { weightOf: () => weightOf(weight), ...times });
+  const limit = limitJobs(limiter, () => key, { weightOf: () => weight ?? 1, ...times });
   return limit(undefined, place ?? null, job, delay);
 }

@@ -1,5 +1,6 @@
 // Limits the jobs of all queues: a job starts, waits a moment in its worker, or is delayed and comes back with its place.
 
+import { type Key, type Weight, isParts, nameOf, startKeyOf } from "./charges.js";
 import { LimitError, TimeoutError, invalid } from "./errors.js";
 import { warn } from "./hooks.js";
 import { type Duration, maybeMilliseconds, options as checkOptions, whole } from "./input.js";
@@ -10,8 +11,8 @@ import { sleep } from "./timers.js";
 
 /** The delay of a job. */
 export interface Limited {
-  /** The key, "" for none. */
-  readonly key: string;
+  /** The key, or those of a composite's parts; "" for none. */
+  readonly key: Key;
   /** How long the job has to wait, in ms. */
   readonly wait: number;
   /** Whether the job has a place, with which it starts then. Otherwise it asks again. */
@@ -36,10 +37,13 @@ interface JobState {
 
 const states = new WeakMap<Limiter, JobState>();
 
+/** Returns the key whose budget a job uses, or those of a composite's parts; nothing for the empty key. */
+export type KeyOf<J> = (job: J) => Key | null | undefined;
+
 /** The options of a queue's adapter. */
 export interface WithLimiterOptions<J> {
-  /** Returns the units that a job takes. Default: 1. */
-  weightOf?: ((job: J) => number) | undefined;
+  /** Returns the units that a job takes, or those of a composite's parts. Default: 1. */
+  weightOf?: ((job: J) => Weight) | undefined;
   /** How long a job may wait in the worker, in the slot of a running job. Default: 150 ms. See `limitJob`. */
   hold?: Duration | undefined;
   /** How late a job may start with its place. Default: 100 ms. See `limitJob`. */
@@ -71,11 +75,7 @@ type LimitJobs<J> = <R, D>(
 ) => Promise<R | D>;
 
 /** Checks the options of an adapter once, and returns the function that it calls for each job. */
-export function limitJobs<J>(
-  limiter: Limiter,
-  keyOf: ((job: J) => string | null | undefined) | null | undefined,
-  options: WithLimiterOptions<J>,
-): LimitJobs<J> {
+export function limitJobs<J>(limiter: Limiter, keyOf: KeyOf<J> | null | undefined, options: WithLimiterOptions<J>): LimitJobs<J> {
   if (!(limiter instanceof Limiter)) throw invalid("limiter", limiter, "a limiter of this package");
   maybeFunction("keyOf", keyOf ?? undefined);
   checkOptions(options, ["weightOf", "hold", "grace", "onLimited"]);
@@ -87,11 +87,13 @@ export function limitJobs<J>(
 
   return async (job, brought, run, delay, kept = null) => {
     const key = keyOf?.(job) ?? "";
-    if (typeof key !== "string") throw invalid("key", key, "a string, or nothing");
-    const weight = weightOf === undefined ? 1 : whole("weight", weightOf(job));
+    const weight = weightOf === undefined ? 1 : weightOf(job);
+    startKeyOf(key, weight);
+    if (!isParts(weight)) whole("weight", weight);
+    const name = nameOf(key);
     await limiter._opening();
-    const request = { key, weight, hold, grace };
-    if (kept !== null) await forgetGone(limiter, key, kept, brought === null);
+    const request = { key, weight, name, hold, grace };
+    if (kept !== null) await forgetGone(limiter, name, kept, brought === null);
     const isDecider = typeof brought === "object" && brought !== null;
     const answer = await (isDecider ? brought.start(limiter, request) : start(limiter, request, brought));
     if (!(answer instanceof Permit)) {
@@ -101,8 +103,8 @@ export function limitJobs<J>(
       if (kept !== null) {
         const at = place?.readyAt?.getTime() ?? asked + wait;
         stateOf(limiter)
-          .backlogs.of(key, asked)
-          .sendAway(kept.name, { units: weight, at, place: place?.toText() ?? null }, asked);
+          .backlogs.of(name, asked)
+          .sendAway(kept.name, { weight, at, place: place?.toText() ?? null }, asked);
       }
       notify(onLimited, job, { key, wait, hasPlace: place !== null });
       return gone;
@@ -140,8 +142,10 @@ function notify<J>(onLimited: ((job: J, limited: Limited) => void) | undefined, 
 
 /** The start that a job asks for. Times are in ms. */
 export interface Request {
-  readonly key: string;
-  readonly weight: number;
+  readonly key: Key;
+  readonly weight: Weight;
+  /** The name of the key's backlog. */
+  readonly name: string;
   readonly hold: number;
   readonly grace: number;
 }
@@ -159,8 +163,8 @@ const SAMPLE = 8;
 const AT_ONCE = 256;
 
 /** Forgets the jobs of a key that were removed from their queue while they were delayed, so that a new job is not behind them. */
-async function forgetGone(limiter: Limiter, key: string, kept: Kept, isNew: boolean): Promise<void> {
-  const backlog = states.get(limiter)?.backlogs.find(key);
+async function forgetGone(limiter: Limiter, name: string, kept: Kept, isNew: boolean): Promise<void> {
+  const backlog = states.get(limiter)?.backlogs.find(name);
   if (backlog === undefined) return;
   backlog.comeBack(kept.name);
   if (!isNew) return;
@@ -200,24 +204,24 @@ async function start(limiter: Limiter, request: Request, brought: string | null)
 
 /** Returns a start; or when to come back, with or without a place. */
 export async function ask(limiter: Limiter, request: Request): Promise<Permit | Later> {
-  const { key, weight } = request;
+  const { key, weight, name } = request;
   const state = stateOf(limiter);
   const permit = await limiter.tryAcquireAsync({ key, weight });
   const now = Date.now();
   if (permit !== null) {
-    state.backlogs.grant(key, weight, now);
+    state.backlogs.grant(name, weight, now);
     return permit;
   }
   const place = state.hasPlaces ? await reserve(limiter, request, state) : null;
   if (place instanceof Permit) {
     const { wait } = place;
-    state.backlogs.place(key, weight, now, now + wait);
+    state.backlogs.place(name, weight, now, now + wait);
     return { wait, place };
   }
   const denial = await limiter.peekAsync({ key, weight });
   // If all places are taken, the denial says when the place after the last would be ready.
   const turn = place === "full" ? { ...denial, period: limiter.window } : denial;
-  return { wait: state.backlogs.append(key, weight, now, turn) - now, place: null };
+  return { wait: state.backlogs.append(name, weight, now, turn) - now, place: null };
 }
 
 /** Returns a place for a delayed job; "full" if all are taken, `null` if the limit has none. */

@@ -69,6 +69,7 @@ export abstract class Limiter {
   readonly #setup: LimiterSetup;
   readonly #store: Store | undefined;
   #native: NativeLimiter | undefined;
+  readonly #parts = new Map<string, Limiter>();
   #line: Line | undefined;
   /** Those who have asked for a start and have not been decided, in order. */
   readonly #asked = new Set<() => void>();
@@ -118,7 +119,7 @@ export abstract class Limiter {
     };
     this._call = first;
     if (this.#isStopped) this.#close();
-    this._holds = holds ?? !native.hasPlaces(made);
+    this._holds = holds ?? native.holds(made);
     for (const { begin } of this.#early.splice(0)) begin();
   }
 
@@ -142,6 +143,23 @@ export abstract class Limiter {
   get _native(): NativeLimiter {
     if (this.#native === undefined) make(() => this.#find());
     return this.#native!;
+  }
+
+  /** The parts of a composite by their names, each of which is a limiter; none of other limiters. Opens the store. */
+  get parts(): Readonly<Record<string, Limiter>> {
+    return Object.fromEntries(make(() => native.partNames(this._native)).map((name) => [name, this._part(name)]));
+  }
+
+  /** @internal Returns their names; `null` while it is not known what its name stands for. */
+  _partNames(): readonly string[] | null {
+    return this.#native === undefined ? null : native.partNames(this.#native);
+  }
+
+  /** @internal Returns one of its parts. */
+  _part(name: string): Limiter {
+    let part = this.#parts.get(name);
+    if (part === undefined) this.#parts.set(name, (part = new Part(this, native.partOf(this._native, name)!, this.#setup.store)));
+    return part;
   }
 
   /** @internal Returns the stores that hold its limits. */
@@ -509,14 +527,14 @@ export abstract class Limiter {
     const started = status === Status.yes;
     if (place instanceof Permit) return place._presented(this, started);
     const after = numbers[Num.retryAfter]! / 1e3;
-    return new Permit(this, "", started)._waits(after);
+    return new Permit(this, null, started)._waits(after);
   }
 
   /** Returns the permit of a text that `toText` wrote, perhaps in another process, to complete, cancel or settle its start. */
   permit(text: string): Permit {
     if (typeof text !== "string") throw invalid("text", text, "a string");
     this._put("text", text);
-    return new Permit(this, "");
+    return new Permit(this, null);
   }
 
   /**
@@ -526,7 +544,7 @@ export abstract class Limiter {
   place(text: string): Permit {
     if (typeof text !== "string") throw invalid("text", text, "a string");
     this._put("text", text);
-    return new Permit(this, "", false);
+    return new Permit(this, null, false);
   }
 
   /**
@@ -627,6 +645,22 @@ export abstract class Limiter {
     return opening.then(ask, (error) => {
       throw this._notDecided(error);
     });
+  }
+}
+
+/** A part of a limiter that a text has made. */
+class Part extends Limiter {
+  constructor(
+    readonly _whole: Limiter,
+    made: NativeLimiter,
+    store: Store | undefined,
+  ) {
+    super(made, { store });
+  }
+
+  /** @internal Units that become free wake the waiters of the whole limiter, too. */
+  override _bells(): readonly Bell[] {
+    return this._whole._bells();
   }
 }
 

@@ -112,7 +112,9 @@ interface Native {
   patiently(call: Closure): PendingCall | undefined;
   openLimiter(limiter: NativeLimiter): Promise<void>;
   nameOf(limiter: NativeLimiter): string;
-  hasPlaces(limiter: NativeLimiter): boolean;
+  holds(limiter: NativeLimiter): boolean;
+  partNames(limiter: NativeLimiter): string[];
+  partOf(limiter: NativeLimiter, name: string): NativeLimiter | null;
   stats(limiter: NativeLimiter, key: string): number[];
   bind(limiter: NativeLimiter, buffer: ArrayBuffer, events: NativeEventQueue, wakes: NativeWakeQueue, line: number): Closure;
   eventQueue(): NativeEventQueue;

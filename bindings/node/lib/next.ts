@@ -1,12 +1,13 @@
 // Limits the route handlers and the proxy of Next.js, which take a `Request` and return a `Response`.
 
 import { UNIX, type Reader } from "./address.js";
+import { isParts } from "./charges.js";
 import { invalid } from "./errors.js";
 import { Entry, Gate, type RequestLimit, type ServingOptions } from "./serving.js";
 import { endWithSignal, forNobody, isResponse, refusal, whenOver, withHeaders } from "./web.js";
 
 export type { AddressOptions, ForwardedHeader } from "./address.js";
-export type { Limited, OnLimited, Reply, RequestLimit, ServingOptions } from "./serving.js";
+export type { Limited, OnLimited, Reply, RequestKey, RequestLimit, ServingOptions } from "./serving.js";
 
 /** The options of `limitRequests`. `onLimited` may return a `Response`. */
 export type LimitRequestsOptions = ServingOptions<Request, Response | void>;
@@ -39,7 +40,7 @@ export function limitRequests(options: LimitRequestsOptions = {}): LimitRequests
   checkKeys(options.limits);
 
   function checkKeys(limits: readonly RequestLimit<Request>[] = []): void {
-    for (const { key } of limits) {
+    for (const key of limits.flatMap((limit): unknown[] => (isParts(limit.key) ? Object.values(limit.key) : [limit.key]))) {
       if (key === "user") throw invalid("key", key, "a function of the request: a route handler does not see the user");
       if (typeof key !== "string" || options.trustedProxies?.includes(UNIX)) continue;
       const expected = 'a list with "unix" where keys need addresses: a route handler learns them from proxies only';

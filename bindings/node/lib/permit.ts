@@ -14,7 +14,7 @@ import { setTimeout } from "./timers.js";
 /** A permit that was collected before it ended. */
 interface LostPermit {
   readonly limiter: Limiter;
-  readonly key: StartKey;
+  readonly key: StartKey | null;
   readonly words: readonly number[];
 }
 
@@ -50,7 +50,7 @@ function watchLater(permit: Permit): void {
 }
 
 /** Ends a permit if that needs no server; returns whether it did. */
-function endAtOnce(how: Op, limiter: Limiter, key: StartKey, words: readonly number[], actual: number, parts = ""): boolean {
+function endAtOnce(how: Op, limiter: Limiter, key: StartKey | null, words: readonly number[], actual: number, parts = ""): boolean {
   putWords(words);
   try {
     limiter._do(how, parts, actual);
@@ -63,7 +63,7 @@ function endAtOnce(how: Op, limiter: Limiter, key: StartKey, words: readonly num
 }
 
 /** Ends or renews a permit without blocking the event loop. */
-function end(how: Op, limiter: Limiter, key: StartKey, words: readonly number[], actual: number, parts = ""): Promise<void> {
+function end(how: Op, limiter: Limiter, key: StartKey | null, words: readonly number[], actual: number, parts = ""): Promise<void> {
   return new Promise((resolve, reject) => {
     putWords(words);
     limiter._ask(how, parts, actual, (answer) => {
@@ -78,7 +78,7 @@ function end(how: Op, limiter: Limiter, key: StartKey, words: readonly number[],
   });
 }
 
-function ended(how: Op, limiter: Limiter, key: StartKey): void {
+function ended(how: Op, limiter: Limiter, key: StartKey | null): void {
   if (how === Op.renew || how === Op.arrived || (how === Op.complete && !limiter._holds)) return; // It freed no units.
   for (const bell of limiter._bells()) bell.ring(keyToWake(key));
 }
@@ -96,7 +96,7 @@ export class Permit {
   /** False for a place. */
   readonly started: boolean;
   readonly #limiter: Limiter;
-  readonly #key: StartKey;
+  readonly #key: StartKey | null;
   readonly #words: readonly number[];
   #ended = false;
   #ending: Promise<void> | undefined;
@@ -104,8 +104,8 @@ export class Permit {
   /** The shortest wait in ms of a place that is ready, but whose units another start still holds. */
   #again = 0;
 
-  /** @internal Takes the permit that the last call wrote. */
-  constructor(limiter: Limiter, key: StartKey, started = true) {
+  /** @internal Takes the permit that the last call wrote. Its key is `null` if it came as a text. */
+  constructor(limiter: Limiter, key: StartKey | null, started = true) {
     if (limiter === undefined) throw new TypeError("Permit has no public constructor: limiters return permits");
     this.started = started;
     this.#limiter = limiter;
@@ -284,7 +284,7 @@ export class Permit {
 
   /** @internal Returns the properties that `console.log` prints. */
   _shown(): object {
-    return { limiter: this.#limiter.name, key: String(this.#key), started: this.started, ended: this.#ended };
+    return { limiter: this.#limiter.name, key: this.#key === null ? null : String(this.#key), started: this.started, ended: this.#ended };
   }
 
   /** @internal Returns whether this limiter returned it. */
@@ -317,6 +317,7 @@ export class Permit {
 /** Checks how many units a start used. */
 function settling(actual: unknown): { how: Op; units: number; parts: string } {
   if (!isParts(actual)) return { how: Op.settle, units: whole("actual", actual), parts: "" };
+  if (Object.keys(actual).length === 0) return { how: Op.complete, units: 1, parts: "" };
   return { how: Op.settleParts, units: 1, parts: settlementOf(actual as PartUnits) };
 }
 

@@ -3,11 +3,21 @@
 import type { Job, PgBoss } from "pg-boss";
 import { LimitError, invalid } from "./errors.js";
 import { options as checkOptions } from "./input.js";
-import { type Limited, SentAway, type WithLimiterOptions as Options, limitJobs, putPlace, schemaOf, takePlace, wakeIn } from "./limited.js";
+import {
+  type KeyOf,
+  type Limited,
+  SentAway,
+  type WithLimiterOptions as Options,
+  limitJobs,
+  putPlace,
+  schemaOf,
+  takePlace,
+  wakeIn,
+} from "./limited.js";
 import type { Limiter } from "./limiter.js";
 import type { Permit } from "./permit.js";
 
-export type { Limited };
+export type { KeyOf, Limited };
 
 /** The options of `withLimiter`. */
 export interface WithLimiterOptions<T = any, J extends Job<T> = Job<T>> extends Options<J> {
@@ -23,12 +33,12 @@ export type LimitedHandler<T = any, R = any, J extends Job<T> = Job<T>> = (job: 
  * start goes back into its queue, with its place if the limit has places, without changing `retryCount`, and the worker takes other
  * jobs. The permit completes when the handler ends or throws. The jobs of a batch complete or fail separately, as soon as each ends.
  *
- * `keyOf` returns the key whose budget a job uses. Default: the empty key.
+ * `keyOf` returns the key whose budget a job uses, or a key for each part of a composite. Default: the empty key.
  */
 export function withLimiter<T = any, R = any, J extends Job<T> = Job<T>>(
   boss: PgBoss,
   limiter: Limiter,
-  keyOf: ((job: J) => string | null | undefined) | null | undefined,
+  keyOf: KeyOf<J> | null | undefined,
   handler: LimitedHandler<T, R, J>,
   options: WithLimiterOptions<T, J> = {},
 ): (jobs: J[]) => Promise<R | void> {

@@ -1,43 +1,27 @@
 // Limits the requests of a server, for any framework: chooses the limits and keys of a request, and writes the headers of the response.
 // The modules that are named after frameworks read requests and write responses.
 
-import { createHash } from "node:crypto";
 import type { ServerResponse } from "node:http";
 import { type AddressOptions, Addresses, type Reader } from "./address.js";
-import type { Decision, Forecast } from "./calls.js";
 import { StoreError, invalid } from "./errors.js";
-import { type PolicyDecision, Policy, fields, wholeSeconds } from "./fields.js";
+import { fields, wholeSeconds } from "./fields.js";
 import { warn } from "./hooks.js";
 import { options as checkOptions } from "./input.js";
-import { Limiter } from "./limiter.js";
 import type { Permit } from "./permit.js";
+import {
+  CheckedLimit,
+  type RequestLimit,
+  type RequestStart,
+  type Shown,
+  deniers,
+  fullest,
+  isSkipped,
+  maybeBoolean,
+  maybeFunction,
+  show,
+} from "./request-limit.js";
 
-/** One limit of requests. Functions of the request may return promises. */
-export interface RequestLimit<R> {
-  /** A limiter; or limiters by the names of plans, of which `plan` chooses one for each request. */
-  limiter: Limiter | Readonly<Record<string, Limiter>>;
-  /**
-   * The key of a request: "address" for the client's address, "user" for the framework's user, "header:NAME" for a header, or a
-   * function that returns it. Requests with the same key share a budget. A request without the user or the header counts by its
-   * address. Default: the empty key for all requests.
-   */
-  key?: string | ((request: R) => string | null | undefined | PromiseLike<string | null | undefined>) | undefined;
-  /** The units that a request takes, at least 1. Default: 1. */
-  weight?: number | ((request: R) => number | PromiseLike<number>) | undefined;
-  /** Returns the name of a request's plan. */
-  plan?: ((request: R) => string | PromiseLike<string>) | undefined;
-  /**
-   * Whether requests with a status of 400 or more do not count; or a function of such a status, if only some do not. A request whose
-   * client disconnected counts, and so does one whose function throws or returns something else. Default: false.
-   */
-  skipFailed?: boolean | ((status: number) => boolean) | undefined;
-  /** The same for requests with a lower status. Default: false. */
-  skipSuccessful?: boolean | ((status: number) => boolean) | undefined;
-  /** Whether the limit decides and counts but never refuses, and does not appear in headers. Default: false. */
-  shadow?: boolean | undefined;
-  /** The name of the policy in headers and bodies, in printable ASCII. Default: the limiter's name. */
-  name?: string | undefined;
-}
+export type { RequestKey, RequestLimit } from "./request-limit.js";
 
 /** How requests are limited. `Answer` is a response of the framework, which `onLimited` may return. */
 export interface ServingOptions<R, Answer> extends AddressOptions {
@@ -62,9 +46,9 @@ export type Reply<Answer> = void | null | object | string | Uint8Array | Answer;
 
 /** A request that was refused, or would have been without shadow mode. */
 export interface Limited {
-  /** The policy that denied; of several, the one with the longest wait. */
+  /** The policy that denied, or "NAME/PART" for a part of it; of several, the one with the longest wait. */
   readonly name: string;
-  /** The key of the request under this policy. */
+  /** The key of the request under this policy or part. */
   readonly key: string;
   /** The time in ms until a retry may succeed, not rounded. */
   readonly retryAfter: number;
@@ -108,153 +92,7 @@ export class Body {
 /** How a response ended: with a status, or because the client disconnected. */
 export type Outcome = number | "left";
 
-/** The start of a request under one limit, and the decision about it. */
-interface RequestStart extends PolicyDecision {
-  readonly options: RequestLimit<any>;
-  readonly start: { readonly key: string; readonly weight: number };
-  decision: Decision | Forecast;
-  window: number | null;
-}
-
-/** The decision before it is made. It is made before it is read. */
-const UNDECIDED = undefined as unknown as Decision;
-
-const LIMIT = ["limiter", "key", "weight", "plan", "skipFailed", "skipSuccessful", "shadow", "name"];
 const GATE = ["limits", "exempt", "trustedProxies", "forwardedHeader", "ipv6Prefix", "onLimited", "headers"];
-const TOKEN = /^[!#$%&'*+.^_`|~0-9A-Za-z-]+$/;
-const PRINTABLE = /^[ -~]+$/;
-/** The longest key in bytes. */
-const LONGEST_KEY = 1_024;
-
-/** A limit with checked options. */
-class CheckedLimit<R> {
-  readonly options: RequestLimit<R>;
-  /** The program's own object, which tells it from others. */
-  readonly given: RequestLimit<R>;
-  /** The policies by the names of plans; by "" without plans. */
-  readonly #policies: ReadonlyMap<string, Policy>;
-
-  constructor(options: RequestLimit<R>) {
-    if (options instanceof Limiter) throw invalid("limits", "an array with a limiter", "objects with limits: [{ limiter }]", true);
-    checkOptions(options, LIMIT, "limits");
-    const { limiter, key, weight = 1, plan, name } = options;
-    this.options = { ...options };
-    this.given = options;
-    const limiters = limitersOf(limiter, plan);
-    if (typeof key === "string") {
-      const header = /^header:(.*)$/s.exec(key)?.[1];
-      const isKnown = header === undefined ? ["address", "user"].includes(key) : TOKEN.test(header);
-      if (!isKnown) throw invalid("key", key, '"address", "user", "header:NAME", or a function of the request');
-    } else maybeFunction("key", key);
-    if (typeof weight !== "function") weightIn(weight);
-    for (const option of ["skipFailed", "skipSuccessful"] as const) {
-      if (typeof options[option] !== "function") maybeBoolean(option, options[option], "true, false, or a function of the status");
-    }
-    maybeBoolean("shadow", options.shadow);
-    if (options.skipFailed === true && options.skipSuccessful === true) {
-      throw invalid("skipSuccessful", true, "not both this and skipFailed: nothing would be counted");
-    }
-    for (const one of name === undefined ? [...limiters.values()].map((limiter) => limiter.name) : [name]) {
-      if (typeof one === "string" && PRINTABLE.test(one)) continue;
-      throw invalid("name", one, "printable ASCII, for the headers: set the limit's name");
-    }
-    this.#policies = new Map([...limiters].map(([of, one]) => [of, new Policy(one, name ?? one.name)]));
-  }
-
-  /** Returns the names of its policies. */
-  names(): Set<string> {
-    return new Set([...this.#policies.values()].map((policy) => policy.name));
-  }
-
-  /** Returns the start of a request under this limit. */
-  async startOf(request: R, reader: Reader<R>, addresses: Addresses<R>): Promise<RequestStart> {
-    const { key, weight, plan } = this.options;
-    const units = typeof weight === "function" ? weightIn(await weight(request)) : (weight ?? 1);
-    const named = plan === undefined ? "" : await plan(request);
-    const policy = this.#policies.get(named);
-    if (policy === undefined) throw invalid("plan", named, `one of ${[...this.#policies.keys()].join(", ")}`);
-    let text: string;
-    if (typeof key !== "function") text = keyOf(key, request, reader, addresses);
-    else text = fitting(keyIn(await key(request)));
-    return { options: this.options, policy, start: { key: text, weight: units }, decision: UNDECIDED, window: null };
-  }
-}
-
-function limitersOf(limiter: unknown, plan: unknown): Map<string, Limiter> {
-  const expected = "a limiter of this package, or an object with limiters by the names of plans";
-  if (limiter instanceof Limiter) {
-    if (plan !== undefined) throw invalid("plan", plan, "none with a single limiter: pass limiters by the names of plans");
-    return new Map([["", limiter]]);
-  }
-  if (typeof limiter !== "object" || limiter === null || Array.isArray(limiter)) throw invalid("limiter", limiter, expected);
-  const limiters = Object.entries(limiter);
-  for (const [name, one] of limiters) if (!(one instanceof Limiter)) throw invalid(`limiter.${name}`, one, "a limiter of this package");
-  if (limiters.length === 0) throw invalid("limiter", "an empty object", expected, true);
-  if (typeof plan !== "function") throw invalid("plan", plan, "a function of the request that returns the name of its plan");
-  return new Map(limiters);
-}
-
-/** Returns the key of a request for a limit whose `key` is not a function. */
-function keyOf<R>(kind: string | undefined, request: R, reader: Reader<R>, addresses: Addresses<R>): string {
-  if (kind === undefined) return "";
-  if (kind === "address") return addresses.of(request);
-  const found = kind === "user" ? userIn(reader.user(request)) : reader.header(request, kind.slice("header:".length).toLowerCase());
-  if (found === undefined) return `address:${addresses.of(request)}`;
-  // A value that clients choose must not look like a key that is made here.
-  return /^(address|sha256):/.test(found) ? hashed(found) : fitting(found);
-}
-
-/** Returns the user's id from a framework's session or token. */
-function userIn(user: unknown): string | undefined {
-  if (user === undefined || user === null || user === "") return undefined;
-  const { id, sub } = user as { id?: unknown; sub?: unknown };
-  const found = typeof user === "object" ? (id ?? sub) : user;
-  if (typeof found === "string" || typeof found === "number" || typeof found === "bigint") return String(found);
-  throw invalid("user", user, "a string or number, or an object with an id or sub; otherwise pass a function as key");
-}
-
-/** @internal Returns a key that every store takes, of a text that clients choose and that may have any length. */
-export function fitting(key: string): string {
-  return key.length * 3 > LONGEST_KEY && Buffer.byteLength(key) > LONGEST_KEY ? hashed(key) : key.toWellFormed();
-}
-
-const hashed = (key: string): string => `sha256:${createHash("sha256").update(key).digest("hex")}`;
-
-function keyIn(key: unknown): string {
-  if (key === undefined || key === null) return "";
-  if (typeof key !== "string") throw invalid("key", key, "a string, or nothing, from its function");
-  return key;
-}
-
-function weightIn(weight: unknown): number {
-  if (Number.isSafeInteger(weight) && (weight as number) >= 1) return weight as number;
-  throw invalid("weight", weight, "a whole number of at least 1, or a function of the request");
-}
-
-function maybeFunction(parameter: string, value: unknown): void {
-  if (value !== undefined && typeof value !== "function") throw invalid(parameter, value, "a function of the request");
-}
-
-function maybeBoolean(parameter: string, value: unknown, expected = "true or false"): void {
-  if (value !== undefined && typeof value !== "boolean") throw invalid(parameter, value, expected);
-}
-
-/** Returns whether a request with this status does not count. Its response is on its way, so errors are only warnings. */
-function isSkipped(limit: RequestLimit<any>, status: number): boolean {
-  const option = status < 400 ? "skipSuccessful" : "skipFailed";
-  const skip = limit[option];
-  if (typeof skip !== "function") return skip ?? false;
-  try {
-    const answer: unknown = skip(status);
-    if (typeof answer === "boolean") return answer;
-    // If it is a promise, nobody else handles its rejection, which would end the process.
-    Promise.resolve(answer).catch(() => {});
-    throw invalid(option, answer, "true or false from its function");
-  } catch (error) {
-    warn(`${option} failed, so a request with the status ${status} counts`, error);
-    return false;
-  }
-}
 
 /** The permits of one request, until its response has ended. */
 export class Entry {
@@ -356,7 +194,7 @@ export class Gate<R, Answer> {
       }
       const shown = [...entry.taken.filter(({ options }) => !options.shadow), ...starts];
       const violated = await takeAll(starts, entry);
-      if (this.#hasHeaders) for (const one of starts) if (one.policy.isWindowed) one.window = await one.policy.limiter._windowAsync();
+      for (const one of starts) await show(one, this.#hasHeaders);
       if (violated.length > 0) {
         await entry.undo();
         return this.#limited(violated, shown, false);
@@ -387,27 +225,30 @@ export class Gate<R, Answer> {
     try {
       const one = await limit.startOf(request, this.#reader, this.#addresses);
       one.decision = await one.policy.limiter.decideAsync(one.start);
-      if (one.decision.admitted) entry.taken.push(one);
-      else await this.#onLimited?.(request, this.#limited([one], [], true), answer);
+      if (one.decision.admitted) return void entry.taken.push(one);
+      await show(one, this.#hasHeaders);
+      await this.#onLimited?.(request, this.#limited([one], [], true), answer);
     } catch (error) {
       warn("a limit in shadow mode failed", error);
     }
   }
 
   #limited(violated: readonly RequestStart[], shown: readonly RequestStart[], shadow: boolean): Limited {
-    const worst = violated.reduce((a, b) => (b.decision.retryAfter > a.decision.retryAfter ? b : a));
-    const { retryAfter, limit, remaining } = worst.decision;
-    const names = violated.map(({ policy }) => policy.name);
+    const denied = violated.flatMap(deniers);
+    const worst = denied.reduce((a, b) => (b.decision.retryAfter > a.decision.retryAfter ? b : a));
+    const { limit, remaining } = worst.decision;
+    const retryAfter = Math.max(...violated.map(({ decision }) => decision.retryAfter), worst.decision.retryAfter);
+    const names = denied.map(({ policy }) => policy.name);
     return {
       name: worst.policy.name,
-      key: worst.start.key,
+      key: worst.key,
       retryAfter,
       limit,
       remaining,
       violated: names,
       shadow,
       status: 429,
-      headers: { "Retry-After": String(wholeSeconds(retryAfter)), ...(this.#hasHeaders ? fields(shown, violated) : {}) },
+      headers: { "Retry-After": String(wholeSeconds(retryAfter)), ...(this.#hasHeaders ? fields(policies(shown), denied) : {}) },
       problem: {
         type: "https://iana.org/assignments/http-problem-types#quota-exceeded",
         title: "Request cannot be satisfied as assigned quota has been exceeded",
@@ -421,7 +262,7 @@ export class Gate<R, Answer> {
   headersOf(entry: Entry): Record<string, string> {
     if (!this.#hasHeaders) return {};
     const shown = entry.taken.filter(({ options }) => !options.shadow);
-    return fields(shown, shown);
+    return fields(policies(shown), shown.flatMap(fullest));
   }
 
   /** Returns the body of a refusal; or the result of `onLimited`, if the limit denied and `isAnswer` accepts it as a response. */
@@ -439,6 +280,9 @@ export class Gate<R, Answer> {
     throw invalid("onLimited", reply, "nothing, an object, a string, bytes or a response from it");
   }
 }
+
+/** Returns the policies of these starts. */
+const policies = (starts: readonly RequestStart[]): Shown[] => starts.flatMap(({ shown }) => shown);
 
 /** Checks limits of the same request, which may have other limits, too. */
 function checked<R>(limits: readonly RequestLimit<R>[], others: readonly CheckedLimit<R>[] = []): CheckedLimit<R>[] {

@@ -3,8 +3,20 @@
 import { StringDecoder } from "node:string_decoder";
 import type { HttpResponse } from "./response.js";
 
-/** Returns a response's tokens from its JSON body, or from each JSON event of its stream; nothing if they are not stated there. */
-export type Usage = (data: unknown, response: HttpResponse) => number | null | undefined;
+/** A kind of tokens. */
+export type TokenKind = "total" | "input" | "output";
+
+/** Tokens by their kinds. */
+export type Tokens = { readonly [kind in TokenKind]?: number };
+
+/** All kinds of tokens. */
+export const KINDS: readonly TokenKind[] = ["total", "input", "output"];
+
+/**
+ * Returns a response's tokens, of each kind if several are counted, from its JSON body, or from each JSON event of its stream; nothing
+ * if they are not stated there.
+ */
+export type Usage = (data: unknown, response: HttpResponse) => number | Tokens | null | undefined;
 
 /** The most characters of a body that are kept to find its usage. */
 const LONGEST = 1 << 24;
@@ -21,11 +33,13 @@ function parsed(text: string): unknown {
 }
 
 /** Estimates the tokens of a request with a JSON body: a quarter of its characters, plus the most that the model may write. */
-export function estimateOf(text: string | null): number {
+export function estimateOf(text: string | null): Tokens {
   const body = text === null ? undefined : parsed(text);
-  if (!isRecord(body)) return 0;
+  if (!isRecord(body)) return { total: 0, input: 0, output: 0 };
   const most = body.max_completion_tokens ?? body.max_output_tokens ?? body.max_tokens;
-  return Math.ceil(characters(body) / 4) + (Number.isSafeInteger(most) && (most as number) > 0 ? (most as number) : 0);
+  const input = Math.ceil(characters(body) / 4);
+  const output = Number.isSafeInteger(most) && (most as number) > 0 ? (most as number) : 0;
+  return { total: input + output, input, output };
 }
 
 /** Counts the characters of all texts. Files that are encoded as text do not count. */
@@ -37,8 +51,7 @@ function characters(value: unknown): number {
 
 /** Reads the tokens of a response while its body is read. */
 export class Meter {
-  readonly #response: HttpResponse;
-  readonly #usage: Usage | undefined;
+  readonly #usage: ((data: unknown) => Tokens | undefined) | undefined;
   readonly #isStream: boolean;
   readonly #decoder = new StringDecoder();
   #pieces: string[] = [];
@@ -47,10 +60,9 @@ export class Meter {
   #event: string[] = [];
   /** The usage fields of OpenAI and Anthropic. Later numbers replace earlier ones. */
   readonly #fields: Record<string, number> = {};
-  #used: number | undefined;
+  #used: Tokens | undefined;
 
-  constructor(response: HttpResponse, type: string, usage: Usage | undefined) {
-    this.#response = response;
+  constructor(type: string, usage: ((data: unknown) => Tokens | undefined) | undefined) {
     this.#usage = usage;
     this.#isStream = /^\s*(text\/event-stream|application\/(x-)?(ndjson|jsonl))\b/i.test(type);
     if (!this.#isStream && !/^\s*application\/([\w.-]+\+)?json\b/i.test(type)) this.#length = Infinity;
@@ -67,7 +79,7 @@ export class Meter {
   }
 
   /** Ends the body, and returns its tokens if they were stated. */
-  end(): number | undefined {
+  end(): Tokens | undefined {
     if (this.#length <= LONGEST && this.#isStream) {
       this.#pieces.push("\n\n");
       this.#readLines();
@@ -95,12 +107,11 @@ export class Meter {
     if (this.#usage === undefined && !text.includes('"usage"')) return;
     const data = parsed(text);
     if (data === undefined) return;
-    const used = this.#usage === undefined ? this.#sum(data) : this.#usage(data, this.#response);
-    if (typeof used === "number" && used >= 0 && used < Infinity) this.#used = Math.ceil(used);
+    this.#used = (this.#usage === undefined ? this.#sum(data) : this.#usage(data)) ?? this.#used;
   }
 
   /** Adds up the usage of OpenAI and Anthropic: of a whole response, at the end of a stream, or at its beginning and end. */
-  #sum(data: unknown): number | undefined {
+  #sum(data: unknown): Tokens | undefined {
     if (!isRecord(data)) return undefined;
     const { usage, response, message } = data;
     for (const found of [isRecord(message) && message.usage, isRecord(response) && response.usage, usage]) {
@@ -108,16 +119,13 @@ export class Meter {
         if (typeof value === "number") this.#fields[name] = value;
       }
     }
-    const {
-      total_tokens,
-      input_tokens,
-      output_tokens = 0,
-      cache_creation_input_tokens = 0,
-      prompt_tokens,
-      completion_tokens = 0,
-    } = this.#fields;
-    if (total_tokens !== undefined) return total_tokens;
-    if (input_tokens !== undefined) return input_tokens + output_tokens + cache_creation_input_tokens;
-    return prompt_tokens === undefined ? undefined : prompt_tokens + completion_tokens;
+    const { total_tokens, input_tokens, output_tokens = 0, cache_creation_input_tokens = 0 } = this.#fields;
+    const { prompt_tokens, completion_tokens = 0 } = this.#fields;
+    const total = total_tokens === undefined ? {} : { total: total_tokens };
+    if (input_tokens !== undefined) return { ...both(input_tokens + cache_creation_input_tokens, output_tokens), ...total };
+    if (prompt_tokens !== undefined) return { ...both(prompt_tokens, completion_tokens), ...total };
+    return total_tokens === undefined ? undefined : total;
   }
 }
+
+const both = (input: number, output: number): Tokens => ({ total: input + output, input, output });

@@ -2,20 +2,11 @@
 
 import { Writable } from "node:stream";
 import { createBrotliDecompress, createGunzip, createInflate } from "node:zlib";
-import {
-  type Limits,
-  type OutgoingRequest,
-  Sending,
-  type SendingOptions,
-  type Sent,
-  type Want,
-  isRepeatable,
-  outgoing,
-  textOf,
-} from "./sending.js";
+import type { Demand } from "./demand.js";
+import { type Limits, type OutgoingRequest, Sending, type SendingOptions, type Sent, isRepeatable, outgoing, textOf } from "./sending.js";
 
-export type { Limits, OutgoingRequest, SendingOptions } from "./sending.js";
-export type { Usage } from "./tokens.js";
+export type { KeyOfRequest, Limits, OutgoingRequest, SendingOptions, TokenParts, WeightOfRequest } from "./sending.js";
+export type { TokenKind, Tokens, Usage } from "./tokens.js";
 
 // The part of undici's types that is needed: they differ between its versions.
 
@@ -66,24 +57,23 @@ interface Head {
 }
 
 /**
- * Returns an interceptor for `dispatcher.compose(…)` of undici 7 and 8. Requests wait for `limiter` before they are dispatched; pass
- * `null` if only `tokens` limit them. With `setGlobalDispatcher` it also limits Node's own `fetch`, whose bodies it sees as streams:
+ * Returns an interceptor for `dispatcher.compose(…)` of undici 7 and 8. Requests wait for `limiter` before they are dispatched. With `setGlobalDispatcher` it also limits Node's own `fetch`, whose bodies it sees as streams:
  * they are not retried, and `estimate` has to return their tokens.
  */
-export function limitUndici(limiter: Limits | null, options: SendingOptions = {}): UndiciInterceptor {
+export function limitUndici(limiter: Limits, options: SendingOptions = {}): UndiciInterceptor {
   const sending = new Sending(limiter, options);
   const intercept = (dispatch: Dispatch): Dispatch =>
     function limitedDispatch(options, handler) {
       const request = requestOf(options);
       if (request === null) return dispatch(options, handler); // It reports the error.
-      let wants: Want[] = [];
+      let demand: Demand | null = null;
       let failure: unknown;
       try {
-        wants = sending.wants(request);
+        demand = sending.demand(request);
       } catch (error) {
         failure = error; // A dispatcher reports errors to its handler.
       }
-      if (wants.length === 0 && failure === undefined) return dispatch(options, handler);
+      if (demand === null && failure === undefined) return dispatch(options, handler);
       const exchange = new Exchange(dispatch, options, handler);
       const attempts = {
         signal: exchange.signal,
@@ -93,9 +83,9 @@ export function limitUndici(limiter: Limits | null, options: SendingOptions = {}
         discard: () => exchange.discard(),
         neverArrived: () => !exchange.isConnected,
       };
-      const sent = failure === undefined ? sending.send(wants, attempts) : Promise.reject(failure);
+      const sent = failure === undefined ? sending.send(demand, attempts) : Promise.reject(failure);
       sent.then(
-        ([, sent]) => exchange.pass(sent!),
+        ([, sent]) => exchange.pass(sent),
         (error: Error) => exchange.fail(error),
       );
       return true;
@@ -150,7 +140,7 @@ class Exchange implements Controller, Handler {
   #discarded: (() => void) | undefined;
   /** The events of a response that is not accepted or discarded yet. It may end even while it is paused. */
   #pending: (() => void)[] | undefined;
-  #sent: Sent | undefined;
+  #sent: Sent | null = null;
   #body: Body | undefined;
   #isPaused = false;
 
@@ -190,14 +180,14 @@ class Exchange implements Controller, Handler {
   }
 
   /** Passes the response to the handler. */
-  pass(sent: Sent): void {
+  pass(sent: Sent | null): void {
     this.#sent = sent;
     const pending = this.#pending ?? [];
     this.#pending = undefined;
     try {
       for (const event of pending) event();
     } catch (error) {
-      sent.end();
+      sent?.end();
       // As undici does if a handler throws.
       if (this.#failed === undefined) return this.fail(error as Error);
       this.#target?.abort(error as Error);
@@ -266,7 +256,7 @@ class Exchange implements Controller, Handler {
     if (statusCode < 200) return start();
     this.#pending = [
       () => {
-        if (this.#sent!.reads) this.#body = bodyOf(headers, this.#sent!);
+        if (this.#sent?.reads) this.#body = bodyOf(headers, this.#sent);
         start();
       },
     ];

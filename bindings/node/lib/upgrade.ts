@@ -8,7 +8,7 @@ import { warn } from "./hooks.js";
 import { Body, Entry, Gate, type RequestLimit, type ServingOptions } from "./serving.js";
 
 export type { AddressOptions } from "./address.js";
-export type { Limited, OnLimited, Reply, RequestLimit, ServingOptions } from "./serving.js";
+export type { Limited, OnLimited, Reply, RequestKey, RequestLimit, ServingOptions } from "./serving.js";
 
 /** The options of `limitUpgrades`. */
 export type LimitUpgradesOptions = ServingOptions<IncomingMessage, void>;

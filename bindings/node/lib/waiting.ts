@@ -215,7 +215,7 @@ export class Line {
     const id = numbers[Num.waiter]!;
     const waiter = this.#waiters.get(id);
     if (waiter === undefined) {
-      if (status === Status.yes) new Permit(this.#limiter, "").cancel(); // It left while the core worked.
+      if (status === Status.yes) new Permit(this.#limiter, null).cancel(); // It left while the core worked.
       return true;
     }
     this.#waiters.delete(id);
@@ -226,9 +226,9 @@ export class Line {
 
   /** Settles a waiter with the result of the last call. */
   #finish(waiter: Waiter, status: Status): void {
-    const { key, timeout } = waiter.request;
+    const { key, place, timeout } = waiter.request;
     if (status === Status.yes) {
-      const permit = new Permit(this.#limiter, key);
+      const permit = new Permit(this.#limiter, place === undefined ? key : null);
       if (waiter.isOver) return permit.cancel(); // It left while the core worked.
       this.#settle(waiter);
       this.#started++;

@@ -469,10 +469,28 @@ pub fn name_of(limiter: &External<AnyLimiter>) -> String {
     limiter.get().name().to_owned()
 }
 
-/// Returns whether it has places.
+/// Returns whether permits hold units until they end: of a composite, those of any part.
 #[napi]
-pub fn has_places(limiter: &External<AnyLimiter>) -> bool {
-    limiter.get().has_places()
+pub fn holds(limiter: &External<AnyLimiter>) -> bool {
+    any_holds(&*limiter.get())
+}
+
+fn any_holds(limiter: &dyn Limiter) -> bool {
+    let parts = limiter.parts();
+    if parts.is_empty() { !limiter.has_places() } else { parts.iter().any(|(_, part)| any_holds(&**part)) }
+}
+
+/// Returns the names of a composite's parts, in order.
+#[napi]
+pub fn part_names(limiter: &External<AnyLimiter>) -> Vec<String> {
+    limiter.get().part_names()
+}
+
+/// Returns a part of a composite by its name.
+#[napi]
+pub fn part_of(limiter: &External<AnyLimiter>, name: String) -> Option<External<AnyLimiter>> {
+    let (_, part) = limiter.get().parts().into_iter().find(|(part, _)| *part == name)?;
+    Some(External::new(AnyLimiter::Other(part)))
 }
 
 /// Returns the counts of a key; of the empty key, those of the whole limit.

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { Backlog, Backlogs } from "../dist/cjs/backlog.js";
 
-const denial = (retryAfter, resetAfter = 0, limit = 1) => ({ retryAfter, resetAfter, limit });
+const denial = (retryAfter, resetAfter = 0, limit = 1) => ({ retryAfter, resetAfter, limit, deniedBy: "limit" });
 
 test("the first job comes back when units may be free, and never at once", () => {
   assert.equal(new Backlog().append(1, 1000, denial(500)), 1500);
@@ -45,7 +45,7 @@ test("jobs come back somewhat faster than starts are granted, so most come in ti
 
 test("jobs that wait for a place come back one after the other, half a window before their turn at the earliest", () => {
   const backlog = new Backlog();
-  const denial = { retryAfter: 2_000, resetAfter: 0, limit: 2, period: 1_000 };
+  const denial = { retryAfter: 2_000, resetAfter: 0, limit: 2, deniedBy: "limit", period: 1_000 };
   const back = Array.from({ length: 5 }, () => backlog.append(1, 0, denial));
   assert.deepEqual(back, [1_500, 1_505, 2_500, 2_505, 3_500]);
   // Jobs that came back have left the backlog.
@@ -77,7 +77,7 @@ test("jobs that are gone are forgotten, as if they had never asked", () => {
   const all = [];
   for (let i = 0; i < 100; i++) {
     const at = backlog.append(1, 0, { ...denial(60_000), period: 60_000 });
-    backlog.sendAway(`${i}`, { units: 1, at, place: i < 3 ? `place ${i}` : null }, 0);
+    backlog.sendAway(`${i}`, { weight: 1, at, place: i < 3 ? `place ${i}` : null }, 0);
     all.push(`${i}`);
   }
   assert.equal(backlog.someAway(0, 8).length, 8);
@@ -91,9 +91,26 @@ test("jobs that are gone are forgotten, as if they had never asked", () => {
   assert.equal(backlog.append(1, 0, denial(500)), 500);
 });
 
+test("of several limits, the units at the one that denied are counted", () => {
+  const of = (deniedBy) => ({ ...denial(5_000, 0, 10), deniedBy });
+  const weight = { tokens: 40 };
+  const after = (deniedBy) => {
+    const backlog = new Backlog();
+    backlog.append(1, 0, of(deniedBy));
+    backlog.grant(weight, 1000);
+    const first = backlog.append(weight, 1000, of(deniedBy));
+    return backlog.append(weight, 1000, of(deniedBy)) - first;
+  };
+  // 0.75 of a second for 40 units and the 10 of the limit, or for one and the 10.
+  assert.equal(after("llm/tokens"), (750 / 50) * 40);
+  assert.equal(after("tokens"), (750 / 50) * 40);
+  assert.ok(Math.abs(after("llm/requests") - 750 / 11) < 1e-6);
+  assert.ok(Math.abs(after("llm/more-tokens") - 750 / 11) < 1e-6);
+});
+
 test("jobs that are due may be on their way, so they are not looked for", () => {
   const backlog = new Backlog();
-  for (let i = 0; i < 10_000; i++) backlog.sendAway(`${i}`, { units: 1, at: i + 1, place: null }, i);
+  for (let i = 0; i < 10_000; i++) backlog.sendAway(`${i}`, { weight: 1, at: i + 1, place: null }, i);
   assert.deepEqual([backlog.someAway(10_000, 8), backlog.allAway(10_000)], [[], []]);
   assert.ok(
     backlog.forget(

@@ -125,6 +125,34 @@ test("a full key does not delay other keys", async (t) => {
   assert.equal(await queue.getFailedCount(), 0);
 });
 
+test("jobs charge each part for itself, with texts of places that say so", async (t) => {
+  const { queue, work, add, ended } = await queueFor(t);
+  const limiter = storeFor(t).limiter("llm", "tokens: 10/1s + tenant: 4/600s");
+  const away = [];
+  const options = {
+    weightOf: ({ data }) => ({ tokens: data.tokens }),
+    hold: 0,
+    grace: "20s",
+    onLimited: (job, at) => away.push([job.id, at]),
+  };
+  let full;
+  const isFull = new Promise((resolve) => (full = resolve));
+  const processor = (job, token, signal, permit) => (job.data.tenant === "full" ? full() : permit.settle({ tokens: 1 }));
+  const keyOf = ({ data }) => ({ tenant: data.tenant });
+  const tenants = await add(...Array(5).fill({ tenant: "full", tokens: 1 }));
+  work(withLimiter(limiter, keyOf, processor, options), { concurrency: 1 });
+  await isFull;
+  const jobs = await add(...[9, 6, 10, 5].map((tokens, i) => ({ tenant: `t${i % 2}`, tokens })));
+  for (const job of await ended([...tenants.slice(0, 4), ...jobs])) assert.deepEqual([job.attemptsMade, job.failedReason], [1, undefined]);
+  while (!away.some(([id]) => id === tenants[4].id)) await new Promise((resolve) => setTimeout(resolve, 5));
+  const [, { key, wait, hasPlace }] = away.find(([id]) => id === tenants[4].id);
+  assert.deepEqual([key, wait > 1000, hasPlace], [{ tenant: "full" }, true, true]);
+  const place = limiter.place(await placeOf(queue, tenants[4].id));
+  assert.ok(place.wait > 1000);
+  for (const tenant of ["t0", "t1"]) assert.equal(limiter.peek({ key: { tenant }, weight: { tenant: 3 } }).admitted, false, tenant);
+  for (const tenant of ["t0", "t1"]) assert.equal(limiter.peek({ key: { tenant }, weight: { tenant: 2 } }).deniedBy, null, tenant);
+});
+
 test("a place is used once, even if two jobs bring it", async (t) => {
   const { queue, work, add, ended } = await queueFor(t);
   const starts = [];
@@ -335,6 +363,26 @@ test("without keys, several workers start jobs of all weights", { timeout: 60_00
     stored.map((job) => [job.attemptsMade, job.failedReason]),
     weights.map(() => [1, undefined]),
   );
+});
+
+test("without keys, several workers start jobs with weights of each part", { timeout: 60_000 }, async (t) => {
+  const { name, work, add, ended } = await queueFor(t);
+  const store = storeFor(t);
+  const limiter = store.limiter("llm", "requests: 5/400ms + tokens: 300/400ms");
+  const weights = [100, 300, 100, 200, 300, 100, 100, 200, 300, 100];
+  const starts = [];
+  for (let i = 0; i < 3; i++) {
+    const run = (job) => void starts.push([performance.now(), job.data.tokens]);
+    work(withLimiter(limiter, null, run, { weightOf: ({ data }) => ({ tokens: data.tokens }), hold: 0 }), { concurrency: 2 });
+  }
+  assert.ok(name);
+  const stored = await ended(await add(...weights.map((tokens) => ({ tokens }))));
+  assert.deepEqual(
+    stored.map((job) => [job.attemptsMade, job.failedReason]),
+    weights.map(() => [1, undefined]),
+  );
+  assert.deepEqual(starts.map(([, tokens]) => tokens).toSorted(), weights.toSorted());
+  assert.equal(store.limiter("llm/tokens").stats().unitsGranted, 1800);
 });
 
 test("a pause delays all jobs", async (t) => {
@@ -609,7 +657,7 @@ test("a job whose start cannot be decided fails with the reason", async (t) => {
   );
   work(processor);
   const stored = await ended(await add(...Object.keys(keys).map((key) => ({ key }))));
-  const reasons = [/^key is 5: expected a string, or nothing$/, /key.*1024/, /10/, /^weight is 0.5: expected a whole number/];
+  const reasons = [/^key is 5: expected a string, or an object/, /key.*1024/, /10/, /^weight is 0.5: expected a whole number/];
   for (const [i, reason] of reasons.entries()) assert.match(stored[i].failedReason, reason);
 });
 

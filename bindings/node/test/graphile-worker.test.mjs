@@ -63,6 +63,33 @@ test("a job that cannot start is put back, does not fail, and starts once", { ti
   assert.deepEqual(errors, []);
 });
 
+test("jobs charge each part for itself, and come back with their places", { timeout: 60_000 }, async (t) => {
+  const { schema, add, work, drained } = await queueFor(t);
+  const limiter = new Store("memory:").limiter("llm", "tokens: 10/700ms + tenant: 2/1h");
+  const [ran, delays] = [[], []];
+  const data = [6, 7, 8, 9].map((tokens, i) => ({ tokens, tenant: `t${i % 2}` }));
+  for (const one of data) await add(one, { maxAttempts: 1 });
+  const weightOf = (job) => ({ tokens: job.payload.tokens });
+  const options = { schema, weightOf, onLimited: (_, limited) => delays.push(limited) };
+  await work(
+    withLimiter(
+      limiter,
+      (job) => ({ tenant: job.payload.tenant }),
+      (payload) => void ran.push(payload),
+      options,
+    ),
+  );
+  await drained();
+  assert.deepEqual(
+    ran.toSorted((a, b) => a.tokens - b.tokens),
+    data,
+  );
+  assert.ok(delays.length >= 3);
+  for (const { key, hasPlace } of delays) assert.deepEqual([Object.keys(key), hasPlace], [["tenant"], true]);
+  for (const tenant of ["t0", "t1"]) assert.equal(limiter.peek({ key: { tenant } }).deniedBy, "llm/tenant");
+  assert.deepEqual(errors, []);
+});
+
 test("a full key does not delay other keys", { timeout: 60_000 }, async (t) => {
   const { schema, add, jobs, work } = await queueFor(t);
   for (const key of ["full", "full", "full", "a", "b", "full", "c"]) await add({ key });

@@ -20,7 +20,7 @@ const about = (parameter) => (error) => {
   return true;
 };
 
-const NO_NUMBERS = ["x", null, Symbol("s"), 5n, {}, [], () => {}, true];
+const NO_NUMBERS = ["x", null, Symbol("s"), 5n, new Map(), [], () => {}, true];
 const NO_COUNTS = [NaN, -1, 1.5, Infinity, -Infinity, ...NO_NUMBERS];
 
 test("weights are checked", () => {
@@ -42,7 +42,7 @@ test("weights are checked", () => {
 
 test("keys are checked", async () => {
   const { limiter } = manual(package_, 1, 1);
-  const bad = [null, 1, NaN, Symbol("s"), {}, [], true, "\ud800", "a\udc00b", "x".repeat(1025), "日".repeat(342)];
+  const bad = [null, 1, NaN, Symbol("s"), new Map(), [], true, "\ud800", "a\udc00b", "x".repeat(1025), "日".repeat(342)];
   bad.push("x".repeat(100_000), "\ud800".repeat(2000));
   for (const key of bad) {
     assert.throws(() => limiter.tryAcquire({ key }), about("key"));

@@ -93,6 +93,27 @@ test("without places, a delayed job asks again", async () => {
   assert.ok(limiter.tryAcquire(), "its permit did not complete");
 });
 
+test("a job charges each part for itself, at once and with its place", async () => {
+  const limiter = new Store("memory:").limiter("llm", "tokens: 10/600ms + tenant: 5/1h");
+  const start = { weight: { tokens: 7 }, grace: "10s", hold: 0 };
+  assert.equal((await work(limiter, { tenant: "acme" }, start)).delays.length, 0);
+  const { started, delays } = await work(limiter, { tenant: "other" }, start);
+  assert.deepEqual([started, delays.length, delays[0].hasPlace], [true, 1, true], "its tokens are the scarce part");
+  for (const tenant of ["acme", "other"]) assert.equal(limiter.decide({ key: { tenant }, weight: { tenant: 4 } }).admitted, true, tenant);
+  assert.equal(limiter.decide({ key: { tenant: "acme" } }).deniedBy, "llm/tenant");
+  assert.equal((await work(limiter, { tenant: "third" }, { ...start, hold: "10s" })).delays.length, 0, "it waited in the worker");
+});
+
+test("jobs of a full part with its own key are sent away, and those with others start", async () => {
+  const limiter = new Store("memory:").limiter("llm", "tokens: 100/1h + tenant: 1/1h");
+  const delay = () => "sent away";
+  const run = (tenant, tokens = 1) => limitJob(limiter, { tenant }, () => "ran", { weight: { tokens }, delay, hold: 0 });
+  const answers = [];
+  for (const tenant of ["a", "a", "b", null, "a"]) answers.push(await run(tenant));
+  assert.deepEqual(answers, ["ran", "sent away", "ran", "ran", "sent away"]);
+  assert.equal(await run("c", 97), "ran");
+});
+
 test("an error of the job is thrown, and its start has ended", async () => {
   const limiter = new ConcurrencyLimiter(1);
   const error = new Error("mine");
@@ -114,6 +135,10 @@ test("invalid input is named, and nothing is asked", async () => {
     [[limiter, "", () => {}, undefined], /^options is undefined/],
     [[limiter, "", () => {}, { delay, place: 5 }], /^place is 5: expected the text/],
     [[limiter, "", () => {}, { delay, weight: 0.5 }], /^weight is 0.5: expected a whole number/],
+    [[limiter, "", () => {}, { delay, weight: { tokens: 0.5 } }], /^weight is 0.5: expected a whole number.* for part "tokens"/],
+    [[limiter, { tenant: 5 }, () => {}, { delay }], /^key is 5: expected a string for part "tenant"/],
+    [[limiter, ["acme"], () => {}, { delay }], /^key is an array: expected a string, or an object/],
+    [[limiter, { tenant: "acme" }, () => {}, { delay }], /^part is "tenant"/],
     [[limiter, "", () => {}, { delay, hold: -1 }], /^hold is -1/],
     [[limiter, "", () => {}, { delay, grace: "soon" }], /^grace is "soon"/],
     [[limiter, "", () => {}, { delay, wait: 1 }], /wait/],

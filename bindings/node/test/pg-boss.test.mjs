@@ -82,6 +82,31 @@ test("a job that cannot start goes back, does not fail, and starts once", { time
   assert.ok(delays.some(([, , , hasPlace]) => hasPlace));
 });
 
+test("jobs charge each part for itself, and come back with their places", { timeout: 60_000 }, async (t) => {
+  const { boss, queue, add, ended } = await queueFor(t);
+  const limiter = new Store("memory:").limiter("llm", "tokens: 10/700ms + tenant: 2/1h");
+  const delays = [];
+  const data = [6, 7, 8, 9].map((tokens, i) => ({ tokens, tenant: `t${i % 2}` }));
+  const options = { weightOf: (job) => ({ tokens: job.data.tokens }), onLimited: (_, limited) => delays.push(limited) };
+  const ids = await add(data);
+  const limited = withLimiter(
+    boss,
+    limiter,
+    (job) => ({ tenant: job.data.tenant }),
+    (job) => job.data,
+    options,
+  );
+  await boss.work(queue, { ...QUICK, localConcurrency: 4 }, limited);
+  const stored = await ended(ids);
+  assert.deepEqual(
+    stored.map(({ state, output, retryCount }) => [state, output, retryCount]),
+    data.map((one) => ["completed", one, 0]),
+  );
+  assert.ok(delays.length >= 3);
+  for (const { key, hasPlace } of delays) assert.deepEqual([Object.keys(key), hasPlace], [["tenant"], true]);
+  for (const tenant of ["t0", "t1"]) assert.equal(limiter.peek({ key: { tenant } }).deniedBy, "llm/tenant");
+});
+
 test("a full key does not delay other keys", { timeout: 60_000 }, async (t) => {
   const { boss, queue, add, ended } = await queueFor(t);
   const keys = ["full", "full", "full", "a", "b", "full", "c"];

@@ -302,8 +302,16 @@ new Worker(
 );
 // A processor of BullMQ's own type works.
 export const plain: Promise<string> = withLimiter(rate, undefined, async (job: Job<Prompt, string>) => job.name)({} as Job<Prompt, string>);
+withLimiter(composite, (job: Job<Prompt>) => ({ tenant: job.data.tenant }), processor, {
+  weightOf: (job) => ({ tokens: job.data.tokens }),
+  onLimited: (_job, { key }) => console.log(typeof key === "string" ? key : key.tenant),
+});
 // @ts-expect-error: a key is a string
 withLimiter(rate, (job: Job<Prompt>) => job.data.tokens, processor);
+// @ts-expect-error: keys of parts are strings
+withLimiter(rate, (job: Job<Prompt>) => ({ tenant: job.data.tokens }), processor);
+// @ts-expect-error: weights of parts are numbers
+withLimiter(rate, null, processor, { weightOf: (job: Job<Prompt>) => ({ tokens: job.data.tenant }) });
 // @ts-expect-error: an unknown option
 withLimiter(rate, null, processor, { wait: 1 });
 // @ts-expect-error: not the path of a sandboxed processor
@@ -316,12 +324,24 @@ const sending: SendingOptions = {
   timeout: "30s",
   heed: { default: "1s", longest: 5000 },
   retries: 2,
-  tokens: { "api.example.com": rate },
+  tokens: { input: "input", output: "output" },
   estimate: ({ text }) => text?.length ?? 0,
   usage: (data: unknown, response) => ("status" in response ? response.status : null),
 };
 export const limited: typeof fetch = limitFetch({ "api.example.com": composite }, { ...sending, fetch });
-limitFetch(null, { tokens: rate });
+const perPart: SendingOptions = {
+  key: { tenant: ({ headers }) => headers.get("x-tenant"), user: "all" },
+  weight: { requests: 2, tenant: ({ url }) => url.pathname.length },
+  tokens: "tokens",
+  estimate: () => ({ input: 5, output: 6 }),
+  usage: () => ({ total: 5 }),
+};
+limitFetch(composite, perPart);
+limitFetch(composite, { key: () => ({ tenant: null }), weight: () => ({ tenant: 2 }) });
+// @ts-expect-error: the part that counts tokens has a name
+limitFetch(rate, { tokens: rate });
+// @ts-expect-error: a kind of tokens that nobody counts
+limitFetch(rate, { tokens: { inputs: "input" } });
 limitFetch(({ method }: OutgoingRequest) => (method === "POST" ? rate : null));
 new Agent().compose(limitUndici(rate, sending));
 new Agent().compose([limitUndici(rate), interceptors.retry()]);
@@ -351,6 +371,8 @@ const requests = limitRequests({
   limits: [
     { limiter: rate, key: "address", weight: (request) => Number(request.query.n), skipFailed: true },
     { limiter: rate, skipFailed: (status) => status === 404, skipSuccessful: (status) => status.toFixed() === "202" },
+    { limiter: composite, key: { tenant: "header:X-Tenant", user: async ({ path }) => path }, weight: { tokens: () => 5, tenant: 2 } },
+    { limiter: composite, key: () => ({ tenant: "acme" }), weight: async () => ({ tokens: 5 }) },
     { limiter: { free: rate, pro: composite }, plan: async (request) => request.get("X-Plan") ?? "free", key: async () => null },
   ],
   exempt: ["/health", "/static/*"],
@@ -384,6 +406,10 @@ new Server().on(
   "upgrade",
   upgrades((request, socket, head) => socket.end(head), { limiter: rate, name: "own" }),
 );
+// @ts-expect-error: keys of parts are texts
+limitRequests({ limits: [{ limiter: composite, key: () => ({ tenant: 5 }) }] });
+// @ts-expect-error: weights of parts are numbers
+limitRequests({ limits: [{ limiter: composite, weight: { tokens: "5" } }] });
 // @ts-expect-error: an unknown option
 limitRequests({ limit: [] });
 // @ts-expect-error: a policy is a limiter
@@ -404,6 +430,7 @@ const away: LimitJobOptions<"away"> = {
   grace: 50,
 };
 export const outcome: Promise<number | "away"> = limitJob(composite, "k", async (permit: Permit) => permit.wait, away);
+limitJob(composite, { tenant: "acme" }, () => 1, { ...away, weight: { tokens: 3 } });
 // @ts-expect-error: `delay` is missing
 limitJob(composite, "k", () => 1, { place: "x" });
 

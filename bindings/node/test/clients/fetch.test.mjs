@@ -5,7 +5,7 @@ import { execFile } from "node:child_process";
 import { createRequire } from "node:module";
 import { test } from "node:test";
 import { promisify } from "node:util";
-import { ConcurrencyLimiter, Store } from "workglow-limit";
+import { CompositeLimiter, ConcurrencyLimiter, Store } from "workglow-limit";
 import { limitFetch } from "workglow-limit/fetch";
 import { limitUndici } from "workglow-limit/undici";
 import { settle } from "../helpers.mjs";
@@ -51,9 +51,9 @@ test("a Request is limited by its contents, and sent once", async (t) => {
   const tokens = new Store("memory:").limiter("tokens", "100/1h");
   const texts = [];
   const send = limitFetch(
-    { "127.0.0.1": new ConcurrencyLimiter(1) },
+    { "127.0.0.1": new CompositeLimiter({ slots: new ConcurrencyLimiter(1), tokens }) },
     {
-      tokens,
+      tokens: "tokens",
       estimate: ({ method, headers, text }) => texts.push([method, headers.get("x-a"), text]),
       retries: 3,
       heed: { default: 1 },

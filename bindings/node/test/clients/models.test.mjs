@@ -44,9 +44,9 @@ async function until(holds) {
 async function set(t, { make, path }, answer, options = {}) {
   const { url, arrivals } = await serve(t, answer);
   const store = new Store("memory:");
-  const limiter = store.limiter("requests", "500/1m + 2 concurrent");
-  const tokens = store.limiter("tokens", "1000/1m");
-  const fetch = limitFetch(limiter, { tokens, ...options });
+  const llm = store.limiter("llm", "requests: 500/1m + tokens: 1000/1m + 2 concurrent");
+  const { tokens, concurrency: limiter } = llm.parts;
+  const fetch = limitFetch(llm, { tokens: "tokens", ...options });
   return { client: make({ baseURL: url + path, apiKey: "key", maxRetries: 0, fetch }), limiter, tokens, arrivals };
 }
 

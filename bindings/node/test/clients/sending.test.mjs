@@ -14,7 +14,7 @@ import { manual, settle, together } from "../helpers.mjs";
 import { clients, isEager, isWhole } from "./clients.mjs";
 import { deadPort, model, mostInAnyWindow, serve } from "./server.mjs";
 
-const { ConcurrencyLimiter, RateLimiter, Store, TimeoutError } = package_;
+const { CompositeLimiter, ConcurrencyLimiter, RateLimiter, Store, TimeoutError } = package_;
 const rate = (max, seconds = 3600) => new RateLimiter(new Store("memory:"), "rate", { maxExecutions: max, windowSizeInSeconds: seconds });
 
 /** Waits until a condition holds. If it never does, the test's timeout reports it. */
@@ -246,7 +246,7 @@ for (const [client, make] of Object.entries(clients)) {
   test(`${client}: tokens are estimated, and settled by the used tokens of the response`, async (t) => {
     const { url } = await serve(t, model());
     const tokens = rate(1000);
-    const send = make(null, { tokens }, t);
+    const send = make(new CompositeLimiter({ tokens }), { tokens: "tokens" }, t);
     const ask = async (path, body, headers) => {
       const before = left(tokens);
       const response = await send(url + path, {
@@ -298,7 +298,7 @@ for (const [client, make] of Object.entries(clients)) {
       ["/stream", isWhole(client) ? 50 : 10],
     ]) {
       const tokens = rate(100);
-      const send = make(null, { tokens, estimate: () => 49.5, heed: false }, t);
+      const send = make(new CompositeLimiter({ tokens }), { tokens: "tokens", estimate: () => 49.5, heed: false }, t);
       await send(url + path)
         .then((response) => response.text())
         .catch((error) => assert.equal(path, "/stream", error));
@@ -312,27 +312,37 @@ for (const [client, make] of Object.entries(clients)) {
     );
     const tokens = rate(100);
     const usage = ({ cost }, { headers }) => cost * Number(typeof headers.get === "function" ? headers.get("x-cost") : headers["x-cost"]);
-    await (await make(null, { tokens, estimate: ({ text }) => text.length, usage }, t)(url, { method: "POST", body: "1234567890" })).text();
+    const limiter = new CompositeLimiter({ tokens });
+    const of = (options) => make(limiter, { tokens: "tokens", ...options }, t);
+    await (await of({ estimate: ({ text }) => text.length, usage })(url, { method: "POST", body: "1234567890" })).text();
     await until(() => left(tokens) === 92);
     const warned = once(process, "warning");
     const bad = () => {
       throw new Error("mine");
     };
-    assert.equal(await (await make(null, { tokens, estimate: () => 1, usage: bad }, t)(url)).text(), '{"cost":2.5}');
+    assert.equal(await (await of({ estimate: () => 1, usage: bad })(url)).text(), '{"cost":2.5}');
     assert.match((await warned)[0].message, /usage.*mine/s);
     for (const [options, message] of [
       [{ estimate: bad }, /mine/],
       [{ estimate: () => -1 }, /estimate is -1/],
       [{ key: () => 5 }, /key is 5/],
-      [{ estimate: () => 1, tokens: () => 5 }, /tokens is 5/],
+      [{ estimate: () => ({ input: 1 }) }, /estimate is undefined/],
+      [{ key: () => ({ tokens: 5 }) }, /key is 5.*for part "tokens"/],
+      [{ weight: { tokens: () => "1" } }, /weight is "1".*for part "tokens"/],
+      [{ weight: { other: 1 }, estimate: () => 1 }, /part is "other"/],
     ]) {
-      await assert.rejects(make(null, { tokens, ...options }, t)(url), message);
+      await assert.rejects(of(options)(url), message);
     }
+    await assert.rejects(make(() => 5, {}, t)(url), /limiter is 5/);
+    await assert.rejects(
+      make(() => rate(1), { tokens: "tokens" }, t)(url),
+      /tokens is "tokens": expected a part of limiter "rate": it has none/,
+    );
     await assert.rejects(make(rate(1), { weight: () => 0.5 }, t)(url), /^InvalidArgument: weight is 0.5/);
     await assert.rejects(make(rate(1), { weight: () => 2 }, t)(url), { name: "WeightExceedsCapacity" });
   });
 
-  test(`${client}: requests, tokens and open responses are limited together, and none takes unused units`, async (t) => {
+  test(`${client}: requests, tokens and open responses are one start, and none takes unused units`, async (t) => {
     let open = 0;
     let most = 0;
     const { url, arrivals } = await serve(t, async (request, response, body) => {
@@ -343,9 +353,9 @@ for (const [client, make] of Object.entries(clients)) {
     });
     const clock = new package_.ManualClock();
     const store = new Store("memory:", { clock });
-    const limiter = store.limiter("requests", "4/1m + 3 concurrent");
-    const tokens = store.limiter("tokens", "60/1m");
-    const send = make(limiter, { tokens, estimate: () => 20 }, t);
+    const limiter = store.limiter("llm", "requests: 4/1m + tokens: 60/1m + 3 concurrent");
+    const { requests, tokens, concurrency } = limiter.parts;
+    const send = make(limiter, { tokens: "tokens", estimate: () => 20 }, t);
     const body = JSON.stringify({ messages: [] });
     const sent = Array.from({ length: 12 }, async () => (await send(`${url}/v1/messages`, { method: "POST", body })).text());
     let isOver = false;
@@ -359,10 +369,31 @@ for (const [client, make] of Object.entries(clients)) {
     await all;
     assert.equal(arrivals.length, 12);
     assert.ok(most <= 3, String(most));
-    // Others were given back, which counts as cancelled only if their minute was not over.
-    assert.ok(limiter.stats().admitted >= 12);
+    assert.equal(requests.stats().admitted, 12, "each was one start");
     clock.advance("2m");
-    assert.deepEqual([left(limiter), left(tokens)], [3, 60]);
+    await until(() => left(concurrency) === 3);
+    assert.deepEqual([left(requests), left(tokens)], [4, 60]);
+  });
+
+  test(`${client}: kinds of tokens and keys of parts are charged for themselves`, async (t) => {
+    const { url } = await serve(t, model());
+    const limiter = new Store("memory:").limiter("llm", "requests: 9/1h + in: 100/1h + out: 100/1h + tenant: 9/1h");
+    const { requests, in: input, out: output, tenant } = limiter.parts;
+    const send = make(limiter, { tokens: { input: "in", output: "out" }, key: { tenant: ({ headers }) => headers.get("x-tenant") } }, t);
+    const headers = { "content-type": "application/json", "x-tenant": "acme" };
+    const messages = [{ role: "user", content: "x".repeat(36) }];
+    const answer = await send(`${url}/v1/messages`, { method: "POST", headers, body: JSON.stringify({ messages, max_tokens: 30 }) });
+    if (!isWhole(client) && !isEager(client)) assert.deepEqual([left(input), left(output)], [90, 70]);
+    await answer.text();
+    await until(() => left(output) === 96);
+    assert.deepEqual([left(input), left(requests), left(tenant, "acme"), left(tenant)], [89, 8, 8, 9]);
+    await (await send(url, { headers })).text(); // It has no tokens.
+    await settle();
+    assert.deepEqual([left(input), left(output), left(requests), left(tenant, "acme")], [89, 96, 7, 7]);
+    const double = make(limiter, { tokens: { output: "out" }, estimate: () => 1000, weight: 2, key: "k" }, t);
+    await (await double(`${url}/v1/messages`, { method: "POST", headers, body: "{}" })).text();
+    await until(() => left(output, "k") === 96);
+    assert.deepEqual([left(input, "k"), left(requests, "k"), left(tenant, "k")], [98, 7, 7]);
   });
 
   test(`${client}: an exhausted limit does not delay requests to other hosts`, async (t) => {
@@ -386,7 +417,7 @@ test("a dispatcher reads the usage of a compressed stream", async (t) => {
   });
   for (const [client, make] of Object.entries(clients)) {
     const tokens = rate(100);
-    const response = await make(null, { tokens, estimate: () => 50 }, t)(url);
+    const response = await make(new CompositeLimiter({ tokens }), { tokens: "tokens", estimate: () => 50 }, t)(url);
     await response.text();
     await until(() => left(tokens) === 88);
     assert.ok(client);
@@ -403,27 +434,27 @@ test("invalid options are named when a client is limited", () => {
   for (const make of Object.values(made)) {
     const wrong = (name, given, options) =>
       assert.throws(() => make(given, options), { name: "InvalidArgument", message: new RegExp(`^${name} is `) });
-    for (const bad of [undefined, null, 5, "x", [], {}, [limiter]]) wrong("limiter", bad);
+    for (const bad of [undefined, null, 5, "x", [], {}, [limiter]]) wrong("limiter", bad, {});
     wrong('limiter\\["a.example"\\]', { "a.example": 5 });
     for (const host of ["https://a.example", "a.example/path", "", "a.example:x", "a b"]) wrong("limiter", { [host]: limiter });
     for (const bad of [5, null, "x", []]) wrong("options", limiter, bad);
     for (const [name, bad] of Object.entries({
-      key: [5, null, "\ud800"],
-      weight: ["1", 1.5, -1, null],
+      key: [5, ["k"], "\ud800", { tokens: 5 }],
+      weight: ["1", 1.5, -1, [1], { tokens: "1" }],
       priority: [0.5, "high"],
       timeout: [-1, "soon", NaN],
       signal: [5, {}],
       retries: [-1, 1.5, 101, "3"],
-      tokens: [5, {}, { x: 1 }, null],
+      tokens: [5, null, [], { x: "tokens" }, "tokens"],
       heed: [5, null, "yes", { defualt: 1 }],
     })) {
-      for (const value of bad) wrong(name === "tokens" && value?.x ? 'tokens\\["x"\\]' : name, limiter, { [name]: value });
+      for (const value of bad) wrong(name, limiter, { [name]: value });
     }
     wrong("heed.default", limiter, { heed: { default: "soon" } });
     wrong("heed.longest", limiter, { heed: { longest: -1 } });
     for (const name of ["estimate", "usage"]) {
       wrong(name, limiter, { [name]: () => 1 }); // There is no limit of tokens.
-      wrong(name, limiter, { [name]: 5, tokens: limiter });
+      wrong(name, new CompositeLimiter({ tokens: limiter }), { [name]: 5, tokens: "tokens" });
     }
     wrong("options", limiter, { tiemout: 1 });
   }

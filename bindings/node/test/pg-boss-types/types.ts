@@ -27,6 +27,9 @@ export async function work(boss: PgBoss): Promise<void> {
   );
   const withMetadata = (job: JobWithMetadata<Prompt>) => ({ priority: job.priority });
   await boss.work("q", { includeMetadata: true }, withLimiter<Prompt, object, JobWithMetadata<Prompt>>(boss, limiter, null, withMetadata));
+  withLimiter(boss, limiter, (job: Job<Prompt>) => ({ tenant: job.data.tenant }), handler, {
+    weightOf: (job) => ({ tokens: job.data.tokens }),
+  });
   // @ts-expect-error: a key is a string
   withLimiter(boss, limiter, (job: Job<Prompt>) => job.data.tokens, handler);
   // @ts-expect-error: an unknown option

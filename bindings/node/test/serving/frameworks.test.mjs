@@ -82,6 +82,34 @@ const leave = (url) =>
   });
 
 for (const framework of frameworks) {
+  test(`${framework}: one start charges each part of a limit, and responses name the fullest part and those that denied`, async (t) => {
+    const limiter = memory().limiter("api", "requests: 20/1m + tenant: 3/1m + client: 10/2m + 5 concurrent");
+    const url = await start(t, framework, {
+      limits: [{ limiter, key: { tenant: "header:X-Tenant", client: "address" }, weight: { requests: 2 } }],
+    });
+    const first = await ask(url, { "x-tenant": "acme" });
+    assert.equal(first.status, 200);
+    assert.deepEqual(listOf(first.headers.get("ratelimit-policy")), {
+      "api/requests": { q: 20, w: 60 },
+      "api/tenant": { q: 3, w: 60 },
+      "api/client": { q: 10, w: 120 },
+      "api/concurrency": { q: 5, qu: "concurrent-requests" },
+    });
+    assert.deepEqual(listOf(first.headers.get("ratelimit")), { "api/tenant": { r: 2, t: 60 } });
+    assert.deepEqual(await statuses(2, url, { "x-tenant": "acme" }), [200, 200]);
+    const denied = await ask(url, { "x-tenant": "acme" });
+    assert.equal(denied.status, 429);
+    assert.deepEqual(listOf(denied.headers.get("ratelimit")), { "api/tenant": { r: 0, t: 60 } });
+    assert.equal(denied.headers.get("retry-after"), "60");
+    assert.deepEqual(JSON.parse(denied.body)["violated-policies"], ["api/tenant"]);
+    // No other part was charged, so other tenants start.
+    const { requests, tenant } = limiter.parts;
+    await until(() => used({ limiter: limiter.parts.concurrency }) === 0);
+    assert.deepEqual([requests.peek({ weight: 0 }).remaining, tenant.peek({ key: "acme", weight: 0 }).remaining], [14, 0]);
+    const other = await ask(url, { "x-tenant": "other" });
+    assert.deepEqual(listOf(other.headers.get("ratelimit")), { "api/requests": { r: 12, t: 60 } });
+  });
+
   const it = (name, run) => test(`${framework}: ${name}`, { timeout: 60_000 }, run);
 
   it("a refusal has a status, fields and a problem", async (t) => {

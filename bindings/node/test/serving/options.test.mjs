@@ -16,6 +16,7 @@ import { limitRequests as next } from "workglow-limit/next";
 const limiter = new NullLimiter();
 const named = (name) => new RateLimiter(new Store("memory:"), name, { maxExecutions: 1, windowSizeInSeconds: 1 });
 const plan = () => "free";
+const joint = new Store("memory:").limiter("joint", "tokens: 9/1m + tenant: 5/1m");
 
 const LIMITS = [
   [7, /limits is 7: expected an array/],
@@ -30,6 +31,11 @@ const LIMITS = [
   [[{ limiter: { free: limiter }, plan: "free" }], /plan is "free": expected a function/],
   [[{ limiter: { free: 7 }, plan }], /limiter\.free is 7: expected a limiter/],
   [[{ limiter, plan }], /plan is a function: expected none with a single limiter/],
+  [[{ limiter: joint, key: { tenant: "ip" } }], /key is "ip": expected "address", .* for part "tenant"/],
+  [[{ limiter: joint, key: { tenant: 7 } }], /key is 7: expected a function of the request for part "tenant"/],
+  [[{ limiter: joint, key: { tenat: "user" } }], /part is "tenat": expected one of those of limiter "joint": tokens, tenant/],
+  [[{ limiter, weight: { tokens: 1 } }], /part is "tokens": .*it has none/],
+  [[{ limiter: joint, weight: { tokens: 0 } }], /weight is 0: expected a whole number .* for part "tokens"/],
   [[{ limiter, key: "ip" }], /key is "ip": expected "address", "user", "header:NAME"/],
   [[{ limiter, key: "header:" }], /key is "header:"/],
   [[{ limiter, key: "header:a b" }], /key is "header:a b"/],
@@ -116,6 +122,7 @@ test("fastify: invalid limits and options fail the start of the app", async () =
 
 test("next: keys that a route handler cannot compute are errors", () => {
   refuses(() => next({ limits: [{ limiter, name: "a", key: "user" }] }), /key is "user": expected a function/);
+  refuses(() => next({ limits: [{ limiter: joint, key: { tenant: "user" } }] }), /key is "user": expected a function/);
   for (const key of ["address", "header:X-API-Key"]) {
     refuses(() => next({ limits: [{ limiter, name: "a", key }] }), /trustedProxies is undefined: expected a list with "unix"/);
     refuses(() => next({ trustedProxies: ["10.0.0.0/8"] })(() => 0, { limiter, name: "a", key }), /expected a list with "unix"/);
