@@ -204,6 +204,19 @@ def test_a_limiter_without_parts_counts_requests(server, provider, store):
     assert limiter.peek("k").remaining == 37 and limiter.peek().remaining == 100
 
 
+def test_a_comparison_that_fails_costs_no_response(server, provider, store, llm):
+    async def main():
+        client = Httpx(llm, tokens="tokens")
+        for after in lambda: None, store.close:
+            provider.before_answer = after
+            provider.spend(30)
+            response = await client.open(f"{server.url}/v1/chat/completions", "POST", json=ASKED)
+            assert response.status_code == 200 and await client.read(response)
+        await client.end()
+
+    asyncio.run(main())
+
+
 def test_the_sdk_of_openai(server, provider, clock, store):
     llm = store.limiter("openai", EVENLY)
     transport = LimitedTransport(llm, tokens="tokens", timeout=0)
