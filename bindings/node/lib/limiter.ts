@@ -69,6 +69,7 @@ export abstract class Limiter {
   readonly #setup: LimiterSetup;
   readonly #store: Store | undefined;
   #native: NativeLimiter | undefined;
+  readonly #parts = new Map<string, Limiter>();
   #line: Line | undefined;
   /** Those who have asked for a start and have not been decided, in order. */
   readonly #asked = new Set<() => void>();
@@ -156,7 +157,9 @@ export abstract class Limiter {
 
   /** @internal Returns one of its parts. */
   _part(name: string): Limiter {
-    return new Part(this, native.partOf(this._native, name)!, this.#setup.store);
+    let part = this.#parts.get(name);
+    if (part === undefined) this.#parts.set(name, (part = new Part(this, native.partOf(this._native, name)!, this.#setup.store)));
+    return part;
   }
 
   /** @internal Returns the stores that hold its limits. */

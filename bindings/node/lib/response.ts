@@ -88,7 +88,8 @@ function resets(status: number, headers: Map<string, string>): (string | undefin
   const members = membersOf(headers.get("ratelimit") ?? "");
   for (const [name, parameters] of members) {
     // Units may be free before the whole window has passed, but not later.
-    if (isNone(parameters.get("r"))) found.push(parameters.get("t") ?? policies.get(name)?.get("w"));
+    const left = parameters.get("r") ?? parameters.get("a");
+    if (isNone(left)) found.push(parameters.get("t") ?? parameters.get("w") ?? policies.get(name)?.get("w"));
   }
   // An older draft had a dictionary: limit=100, remaining=0, reset=30.
   const pairs = new Map(members.map(([item]) => [item.replace(/=.*/, ""), item.replace(/.*?=/, "")]));
@@ -99,6 +100,29 @@ function resets(status: number, headers: Map<string, string>): (string | undefin
     if (name.includes("remaining")) {
       if (isNone(value)) found.push(headers.get(name.replaceAll("remaining", "reset")));
     } else if (status === 429 && name.includes("reset") && !headers.has(name.replaceAll("reset", "remaining"))) found.push(value);
+  }
+  return found;
+}
+
+/** A budget that a provider states: OpenAI calls its headers x-ratelimit-remaining-requests, Anthropic anthropic-ratelimit-requests-remaining. */
+export type Budget = "requests" | "tokens" | "input-tokens" | "output-tokens";
+
+const BUDGET = /^([a-z]+)-ratelimit-(?:remaining-(requests|tokens)|(requests|tokens|input-tokens|output-tokens)-remaining)$/;
+
+/** Anthropic rounds tokens to the nearest thousand. */
+const ROUNDED = 500;
+
+/**
+ * Returns the most units that a provider may have left of each budget that a response states. Without a budget of which nothing remains: that
+ * is a pause.
+ */
+export function budgetsOf(response: HttpResponse): Map<Budget, number> {
+  const found = new Map<Budget, number>();
+  for (const [name, value] of headersOf(response)) {
+    const [, vendor, one, other] = name.includes("-ratelimit-") ? (BUDGET.exec(name) ?? []) : [];
+    const budget = (one ?? other) as Budget | undefined;
+    if (budget === undefined || !/^[0-9]{1,15}$/.test(value.trim()) || Number(value) === 0) continue;
+    found.set(budget, Number(value) + (vendor === "anthropic" && budget !== "requests" ? ROUNDED : 0));
   }
   return found;
 }

@@ -2,6 +2,7 @@
 
 import { types } from "node:util";
 import { sleepUnless } from "./aborting.js";
+import { Budgets } from "./budgets.js";
 import {
   DEMAND,
   type Demand,
@@ -99,6 +100,7 @@ export const isRepeatable = (body: unknown): boolean =>
 /** @internal Limits the requests of a client. */
 export class Sending {
   readonly #demands: Demands;
+  readonly #budgets = new Budgets();
   readonly #usage: Usage | undefined;
   readonly #priority: number;
   readonly #timeout: number | undefined;
@@ -152,10 +154,12 @@ export class Sending {
     for (let attempt = 0; ; attempt++) {
       // A start is decided in the microtask before `await` returns, and the request follows at once.
       const sent = new Sent(start.tokens, await this.#acquire(start, signal), this.#usage);
+      const watched = this.#heeds ? this.#budgets.watch(start) : null;
       let result: R;
       try {
         result = await attempts.send();
       } catch (error) {
+        watched?.failed();
         if (attempts.neverArrived(error)) sent.cancel();
         else sent.end();
         throw error;
@@ -163,8 +167,12 @@ export class Sending {
       sent.arrived();
       try {
         const response = attempts.answerOf(result);
+        const compared = watched?.answered(response);
         const pause = pauseOf(response, this.#pauses);
-        if (this.#heeds && pause) await this.#pause(start, pause);
+        if (this.#heeds && pause) {
+          await compared; // A paused limit takes no charges.
+          await this.#pause(start, pause);
+        }
         sent.answered(response);
         if (attempt >= this.#retries || !attempts.canRepeat || !REFUSALS.includes(statusOf(response))) return [result, sent];
         const wait = pause ?? this.#pauses.default * 2 ** attempt;
@@ -174,6 +182,7 @@ export class Sending {
         // Otherwise the paused limit delays the retry.
         if (!this.#heeds || !pause) await sleepUnless(signal, Math.min(wait, this.#pauses.longest));
       } catch (error) {
+        watched?.failed();
         sent.end();
         throw (error as Error | null)?.name === "AbortError" && signal?.aborted ? signal.reason : error;
       }

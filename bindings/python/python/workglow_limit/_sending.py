@@ -8,8 +8,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from datetime import timedelta
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
+from ._budgets import Budgets, Start, Waiting
 from ._derived import Key, Weight
 from ._errors import LimitError, WeightExceedsCapacity
 from ._loops import sleep
@@ -43,21 +44,6 @@ _RETRYABLE = 429, 503, 529
 
 #: How many limiters of requests without tokens are kept.
 _MOST_KEPT = 256
-
-
-class Waiting(Protocol):
-    """The way to wait: in a thread, or in an event loop."""
-
-    async def acquire(
-        self, limiter: Limiter, key: Key, weight: Weight, timeout: float | None, priority: int
-    ) -> Permit: ...
-    async def peek(self, limiter: Limiter, key: str | None) -> Decision: ...
-    async def pause(self, limiter: Limiter, seconds: float, key: str | None) -> None: ...
-    async def arrived(self, permit: Permit) -> None: ...
-    async def complete(self, permit: Permit) -> None: ...
-    async def cancel(self, permit: Permit) -> None: ...
-    async def settle(self, permit: Permit, units: dict[str, int]) -> None: ...
-    async def sleep(self, seconds: float) -> None: ...
 
 
 class Exchange(Protocol[R, S]):
@@ -105,19 +91,6 @@ class Exchange(Protocol[R, S]):
         ...
 
 
-class Start(NamedTuple):
-    """What one request takes: one start of a limiter, with the tokens that it reserves of the parts that count them."""
-
-    limiter: Limiter
-    key: Key
-    weight: Weight
-    tokens: Mapping[str, str]  # The parts, by the kind of tokens.
-
-    def key_at(self, part: str) -> str | None:
-        """Returns the key with which a part is charged."""
-        return self.key.get(part) if isinstance(self.key, Mapping) else self.key
-
-
 class Sender(Generic[R]):
     """The settings of one client, and its sending."""
 
@@ -151,6 +124,7 @@ class Sender(Generic[R]):
                 raise TypeError(f"{name} needs tokens, the part that counts tokens")
         self._estimate, self._usage = estimate, usage and _by_kind(usage, self._tokens)
         self.waiting = waiting
+        self._budgets = Budgets(waiting, self._tokens)
         #: What is left of limiters without their parts that count tokens.
         self._tokenless: dict[Limiter, Limiter | None] = {}
 
@@ -180,6 +154,11 @@ class Sender(Generic[R]):
         if start is not None:
             body.permit, body.tokens = await self._acquire(start), start.tokens
         try:
+            watched = await self._budgets.watch(start) if start is not None and self._heeds else None
+        except BaseException:
+            await body.fail(True)
+            raise
+        try:
             if body.tokens:
                 exchange.ask_readable()
             response = await exchange.send()
@@ -188,6 +167,8 @@ class Sender(Generic[R]):
             raise
         try:
             await body.arrived()
+            if watched is not None:  # Before a pause, because a paused limit takes no charges.
+                await self._budgets.compare(watched, response)
             wait = await self._heed(start, body.permit, response)
             status, headers = status_and_headers(response)
             content = exchange.content(response)
@@ -359,6 +340,10 @@ class _InThread:
     async def peek(self, limiter: Limiter, key: str | None) -> Decision:
         return limiter.peek(key, 0)
 
+    async def charge(self, limiter: Limiter, key: str | None, units: int) -> None:
+        if permit := limiter.try_acquire(key, units):
+            permit.complete()
+
     async def pause(self, limiter: Limiter, seconds: float, key: str | None) -> None:
         limiter.pause(seconds, key)
 
@@ -386,6 +371,10 @@ class _InLoop:
 
     async def peek(self, limiter: Limiter, key: str | None) -> Decision:
         return await limiter.peek_async(key, 0)
+
+    async def charge(self, limiter: Limiter, key: str | None, units: int) -> None:
+        if permit := await limiter.try_acquire_async(key, units):
+            await permit.complete_async()
 
     async def pause(self, limiter: Limiter, seconds: float, key: str | None) -> None:
         await limiter.pause_async(seconds, key)

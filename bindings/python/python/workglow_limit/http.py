@@ -14,7 +14,7 @@ import re
 import time
 from datetime import datetime, timedelta, timezone
 from email.utils import parsedate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ._errors import InvalidArgument
 
@@ -162,9 +162,8 @@ def _resets(status: int, headers: dict[str, str]) -> Iterable[str | None]:
     policies = dict(_members(headers.get("ratelimit-policy", "")))
     members = _members(headers.get("ratelimit", ""))
     for name, parameters in members:
-        if _is_none(parameters.get("r")):
-            # Without t use the whole window: the reset may come earlier, but not later.
-            yield parameters.get("t", policies.get(name, {}).get("w"))
+        if _is_none(_remaining(parameters)):
+            yield _reset(parameters, policies.get(name, {}))
     # An older draft had a dictionary: limit=100, remaining=0, reset=30.
     pairs = {item.partition("=")[0]: item.partition("=")[2] for item, _ in members}
     if _is_none(pairs.get("remaining")):
@@ -177,6 +176,53 @@ def _resets(status: int, headers: dict[str, str]) -> Iterable[str | None]:
             yield headers.get(name.replace("remaining", "reset"))
         elif status == 429 and "reset" in name and name.replace("reset", "remaining") not in headers:
             yield value
+
+
+def _remaining(parameters: dict[str, str]) -> str | None:
+    """Returns what remains by a member of RateLimit: drafts call it r or a."""
+    return parameters.get("r", parameters.get("a"))
+
+
+def _reset(parameters: dict[str, str], policy: dict[str, str]) -> str | None:
+    """Returns when that ends: drafts call it t or w. Without either it is the policy's whole window: the reset may come
+    earlier, but not later."""
+    return parameters.get("t", parameters.get("w", policy.get("w")))
+
+
+class Budget(NamedTuple):
+    """What a server says about one of its budgets."""
+
+    name: str  # requests, tokens, input-tokens, …
+    remaining: int
+    reset: float | None  # The seconds until the whole budget is free again.
+
+
+#: The budget of a pair of headers, such as x-ratelimit-remaining-tokens or anthropic-ratelimit-tokens-remaining.
+_REMAINING = re.compile("(?:[a-z]+-)*?rate-?limit(?:-remaining)?(?:-(.+?))??(?:-remaining)?")
+
+
+def budgets(response: object) -> list[Budget]:
+    """Returns the budgets that a response reports. Those without a name count requests."""
+    _, headers = status_and_headers(response)
+    date = _instant(headers.get("date", ""))
+    now = time.time() if date is None else date
+    found: list[Budget] = []
+
+    def add(name: str, remaining: str | None, reset: str | None) -> None:
+        text = (remaining or "").strip()
+        if _NUMBER.fullmatch(text.removeprefix("-")):
+            found.append(Budget(name or "requests", max(int(float(text)), 0), _until(reset, now)))
+
+    policies = dict(_members(headers.get("ratelimit-policy", "")))
+    for item, parameters in _members(headers.get("ratelimit", "")):
+        add(item.strip('"'), _remaining(parameters), _reset(parameters, policies.get(item, {})))
+    for header, value in headers.items():
+        if "remaining" in header and (named := _REMAINING.fullmatch(header)):
+            # Anthropic rounds tokens to thousands.
+            is_rounded = header.startswith("anthropic-") and "tokens" in header and value.strip().endswith("000")
+            value = str(int(value) + 500) if is_rounded and value.strip().isdigit() else value
+            add(named[1] or "", value, headers.get(header.replace("remaining", "reset")))
+    return found
 
 
 def _members(field: str) -> list[tuple[str, dict[str, str]]]:

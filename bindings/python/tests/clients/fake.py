@@ -29,6 +29,7 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = True
     request_queue_size = 512
+    provider = None  # What limits the requests of AI providers' APIs: see provider.py.
 
     def __init__(self, log=None, **options):
         super().__init__(("127.0.0.1", 0), Handler)
@@ -61,6 +62,7 @@ class Server(ThreadingHTTPServer):
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    limits = {}  # Further headers.
     disable_nagle_algorithm = True
     wbufsize = -1
 
@@ -110,7 +112,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def answer(self, status, body, kind="text/plain", **headers):
         self.send_response_only(status)
-        for name, value in headers.items():
+        for name, value in (headers | self.limits).items():
             self.send_header(name.replace("_", "-"), value)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
@@ -121,6 +123,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response_only(200)
         self.send_header("Content-Type", kind)
         self.send_header("Transfer-Encoding", "chunked")
+        for name, value in self.limits.items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.flush()
         for piece in pieces:
@@ -137,6 +141,11 @@ class Handler(BaseHTTPRequestHandler):
         words = int((asked.get("metadata") or {}).get("words", len(WORDS)))
         words = min(words, most)
         inputs = -(-len(said) // 8)
+        self.limits = {}
+        if self.server.provider is not None:
+            self.limits, is_refused = self.server.provider.arrived(path, inputs, most)
+            if is_refused:
+                return self.answer(429, b'{"error": {"message": "slow down"}}', "application/json")
         self.server.write(self.headers, now, inputs + words)
         answer = [WORDS[number % len(WORDS)] for number in range(words)]
         make = {"/v1/chat/completions": Chat, "/v1/responses": Responses, "/v1/messages": Messages}[path]

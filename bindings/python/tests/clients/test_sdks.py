@@ -153,3 +153,57 @@ def test_a_wait_that_is_too_long_raises(server, limits, clients, clients2):
             client.messages.create(**ASKED, max_tokens=500)
     assert isinstance(raised.value.__cause__, AcquireTimeout) and not server.arrivals
     full.complete()
+
+
+class Fickle:
+    """A provider that refuses every fifth request, and closes the connection of every seventh."""
+
+    def __init__(self):
+        self.count = 0
+
+    def arrived(self, path, inputs, most):
+        self.count += 1
+        if self.count % 7 == 0:
+            raise ConnectionAbortedError
+        is_refused = self.count % 5 == 0
+        return ({"retry-after-ms": "1"} if is_refused else {}), is_refused
+
+
+def test_each_attempt_of_an_sdk_is_one_start_and_nothing_is_left(server):
+    llm = Store("memory:").limiter("llm", "requests: 1000/1h + tokens: 1000000/1h + slots: 4 concurrent")
+    server.provider = Fickle()
+    transport = workglow_limit.httpx2.AsyncLimitedTransport(llm, tokens="tokens")
+
+    async def work(client, number):
+        if number % 3 == 0:
+            await client.chat.completions.create(**ASKED, max_tokens=500)
+            return
+        stream = await client.chat.completions.create(
+            **ASKED, max_completion_tokens=500, stream=True, stream_options={"include_usage": True}
+        )
+        async for _ in stream:
+            if number % 3 == 1:
+                break
+        await stream.close()
+
+    async def main():
+        http = httpx2.AsyncClient(transport=transport, timeout=120)
+        async with openai.AsyncOpenAI(
+            api_key="k", base_url=f"{server.url}/v1", http_client=http, max_retries=9
+        ) as client:
+            await asyncio.gather(*(work(client, number) for number in range(30)))
+            attempts = used(llm.parts["requests"])
+            assert attempts == len(server.arrivals) > 35
+            assert llm.parts["slots"].peek().remaining == 4
+
+            # Some wait for a slot when they are cancelled, and some for their answer.
+            tasks = [asyncio.ensure_future(work(client, number)) for number in range(30)]
+            while used(llm.parts["requests"]) < attempts + 8:
+                await asyncio.sleep(0.001)
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            while used(llm.parts["slots"]):
+                await asyncio.sleep(0.001)
+
+    asyncio.run(main())
