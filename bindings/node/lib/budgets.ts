@@ -4,17 +4,19 @@ import { type Start, keyAt } from "./demand.js";
 import { warn } from "./hooks.js";
 import type { Limiter } from "./limiter.js";
 import { type Budget, budgetsOf, type HttpResponse } from "./response.js";
+import { now } from "./timers.js";
 import type { TokenKind } from "./tokens.js";
 
 /** The part that counts requests, if a limiter has several. */
 const REQUESTS = "requests";
 
-/** The tokens that the options call otherwise than the headers of providers. */
-const TOKENS: Partial<Record<Budget, TokenKind>> = { tokens: "total", "input-tokens": "input", "output-tokens": "output" };
+/** What the options call the budgets of tokens. */
+const TOKENS: Readonly<Record<string, TokenKind>> = { tokens: "total", "input-tokens": "input", "output-tokens": "output" };
 
 /** The fewest units that were left at any moment since a request started. */
 interface Trace {
   fewest: number;
+  readonly began: number;
 }
 
 /** @internal One request to a provider that states its budgets. */
@@ -38,12 +40,12 @@ export class Budgets {
       const answered = async (response: HttpResponse) => budgetsOf(response).size > 0 && this.#stated.add(limiter);
       return { answered, failed() {} };
     }
-    const traces = new Map<Budget, [Level, Trace]>();
-    for (const budget of ["requests", "tokens", "input-tokens", "output-tokens"] as const) {
+    const traces = new Map<string, [Level, Trace]>();
+    for (const budget of [REQUESTS, ...Object.keys(TOKENS)]) {
       const level = this.#levelOf(start, budget);
       if (level !== null) traces.set(budget, [level, level.begin()]);
     }
-    const end = (stated: ReadonlyMap<Budget, number>): Promise<unknown> => {
+    const end = (stated: ReadonlyMap<string, Budget>): Promise<unknown> => {
       const ends = [...traces].map(([budget, [level, trace]]) => level.end(trace, stated.get(budget)));
       traces.clear();
       return Promise.all(ends);
@@ -51,7 +53,7 @@ export class Budgets {
     return { answered: (response) => end(budgetsOf(response)), failed: () => void end(new Map()) };
   }
 
-  #levelOf({ limiter, key, tokens }: Start, budget: Budget): Level | null {
+  #levelOf({ limiter, key, tokens }: Start, budget: string): Level | null {
     const kind = TOKENS[budget];
     const name = kind === undefined ? REQUESTS : tokens[kind];
     const isWhole = limiter._partNames()?.length === 0;
@@ -86,24 +88,27 @@ class Level {
   }
 
   begin(): Trace {
-    const trace = { fewest: Infinity };
+    const trace = { fewest: Infinity, began: now() };
     this.#traces.add(trace);
     this.#look().catch(() => {}); // The response says so again.
     return trace;
   }
 
   /** Ends a trace. One after the other, so that each sees what the one before has charged. */
-  end(trace: Trace, stated: number | undefined): Promise<void> {
+  end(trace: Trace, stated: Budget | undefined): Promise<void> {
     const compare = () => this.#compare(trace, stated);
     this.#last = this.#last.then(compare).catch((error: unknown) => warn("what a provider said could not be charged", error));
     return this.#last;
   }
 
-  async #compare(trace: Trace, stated: number | undefined): Promise<void> {
+  async #compare(trace: Trace, stated: Budget | undefined): Promise<void> {
     try {
       if (stated === undefined) return;
+      const { left, reset } = stated;
+      // Since its reset the server may have all of it again. With nothing left, the limit is paused until then.
+      if (reset !== null && (left === 0 || now() - trace.began > reset)) return;
       await this.#look();
-      const spent = trace.fewest - stated;
+      const spent = trace.fewest - left;
       if (!(spent > 0 && spent < Infinity)) return;
       // If other starts were faster, there is less left, and the next response says so.
       const permit = await this.#limiter.tryAcquireAsync({ key: this.#key, weight: spent });

@@ -29,13 +29,13 @@ export type Limits = Limiter | { readonly [host: string]: Limiter } | ((request:
 export type KeyOfRequest =
   | string
   | ((request: OutgoingRequest) => Key | null | undefined)
-  | { readonly [part: string]: string | null | undefined | ((request: OutgoingRequest) => string | null | undefined) };
+  | Readonly<Record<string, string | null | undefined | ((request: OutgoingRequest) => string | null | undefined)>>;
 
 /** The weight of a request: units, a function of the request, or either of these for each part of the limiter. */
 export type WeightOfRequest =
   | number
   | ((request: OutgoingRequest) => Weight)
-  | { readonly [part: string]: number | ((request: OutgoingRequest) => number) };
+  | Readonly<Record<string, number | ((request: OutgoingRequest) => number)>>;
 
 /** The parts of a limiter that count tokens, by the kind of tokens. */
 export type TokenParts = { readonly [kind in TokenKind]?: string };

@@ -26,12 +26,12 @@ export interface RequestLimit<R> {
    * address. Of a composite, an object with one of these for each part, or a function that returns keys of parts. Default: the empty
    * key for all requests.
    */
-  key?: RequestKey<R, Key> | { readonly [part: string]: RequestKey<R> | null | undefined } | undefined;
+  key?: RequestKey<R, Key> | Readonly<Record<string, RequestKey<R> | null | undefined>> | undefined;
   /** The units that a request takes, at least 1, or those of each part of a composite; numbers or functions. Default: 1. */
   weight?:
     | number
     | ((request: R) => Weight | PromiseLike<Weight>)
-    | { readonly [part: string]: number | ((request: R) => number | PromiseLike<number>) }
+    | Readonly<Record<string, number | ((request: R) => number | PromiseLike<number>)>>
     | undefined;
   /** Returns the name of a request's plan. */
   plan?: ((request: R) => string | PromiseLike<string>) | undefined;

@@ -87,9 +87,7 @@ function resets(status: number, headers: Map<string, string>): (string | undefin
   const policies = new Map(membersOf(headers.get("ratelimit-policy") ?? ""));
   const members = membersOf(headers.get("ratelimit") ?? "");
   for (const [name, parameters] of members) {
-    // Units may be free before the whole window has passed, but not later.
-    const left = parameters.get("r") ?? parameters.get("a");
-    if (isNone(left)) found.push(parameters.get("t") ?? parameters.get("w") ?? policies.get(name)?.get("w"));
+    if (isNone(leftOf(parameters))) found.push(resetOf(parameters, policies.get(name)));
   }
   // An older draft had a dictionary: limit=100, remaining=0, reset=30.
   const pairs = new Map(members.map(([item]) => [item.replace(/=.*/, ""), item.replace(/.*?=/, "")]));
@@ -104,28 +102,50 @@ function resets(status: number, headers: Map<string, string>): (string | undefin
   return found;
 }
 
-/** A budget that a provider states: OpenAI calls its headers x-ratelimit-remaining-requests, Anthropic anthropic-ratelimit-requests-remaining. */
-export type Budget = "requests" | "tokens" | "input-tokens" | "output-tokens";
+/** What a server states of one of its budgets. */
+export interface Budget {
+  /** The most units that it may have left. */
+  readonly left: number;
+  /** The time in ms until all of it is free again, if it says so. */
+  readonly reset: number | null;
+}
 
-const BUDGET = /^([a-z]+)-ratelimit-(?:remaining-(requests|tokens)|(requests|tokens|input-tokens|output-tokens)-remaining)$/;
+/** A header of a pair, such as x-ratelimit-remaining-tokens or anthropic-ratelimit-tokens-remaining, and the name in it. */
+const LEFT = /^(?:[a-z]+-)*?rate-?limit(?:-remaining)?(?:-(.+?))??(?:-remaining)?$/;
 
 /** Anthropic rounds tokens to the nearest thousand. */
 const ROUNDED = 500;
 
-/**
- * Returns the most units that a provider may have left of each budget that a response states. Without a budget of which nothing remains: that
- * is a pause.
- */
-export function budgetsOf(response: HttpResponse): Map<Budget, number> {
-  const found = new Map<Budget, number>();
-  for (const [name, value] of headersOf(response)) {
-    const [, vendor, one, other] = name.includes("-ratelimit-") ? (BUDGET.exec(name) ?? []) : [];
-    const budget = (one ?? other) as Budget | undefined;
-    if (budget === undefined || !/^[0-9]{1,15}$/.test(value.trim()) || Number(value) === 0) continue;
-    found.set(budget, Number(value) + (vendor === "anthropic" && budget !== "requests" ? ROUNDED : 0));
+/** Returns the budgets that a response states, by their names: "requests" also of those without one, "tokens", "input-tokens", … */
+export function budgetsOf(response: HttpResponse): Map<string, Budget> {
+  const headers = headersOf(response);
+  const found = new Map<string, Budget>();
+  const date = instant(headers.get("date") ?? "");
+  const add = (name: string, left: string | undefined, reset: string | undefined, isRounded = false): void => {
+    const text = (left ?? "").trim();
+    if (!NUMBER.test(text.replace(/^-/, ""))) return;
+    const most = Math.max(Math.floor(Number(text)), 0) + (isRounded && text.endsWith("000") ? ROUNDED : 0);
+    found.set(name, { left: most, reset: until(reset, Number.isNaN(date) ? Date.now() : date) });
+  };
+  const policies = new Map(membersOf(headers.get("ratelimit-policy") ?? ""));
+  for (const [name, parameters] of membersOf(headers.get("ratelimit") ?? "")) {
+    add(name.replace(/^"|"$/g, ""), leftOf(parameters), resetOf(parameters, policies.get(name)));
+  }
+  for (const [name, value] of headers) {
+    const named = name.includes("remaining") ? LEFT.exec(name) : null;
+    if (named === null) continue;
+    const isRounded = name.startsWith("anthropic-") && name.includes("tokens");
+    add(named[1] ?? "requests", value, headers.get(name.replace("remaining", "reset")), isRounded);
   }
   return found;
 }
+
+/** Returns what is left by a member of RateLimit: drafts call it r or a. */
+const leftOf = (parameters: Map<string, string>): string | undefined => parameters.get("r") ?? parameters.get("a");
+
+/** Returns when that ends: drafts call it t or w. Without either it is the policy's whole window: no unit is free later than that. */
+const resetOf = (parameters: Map<string, string>, policy: Map<string, string> | undefined): string | undefined =>
+  parameters.get("t") ?? parameters.get("w") ?? policy?.get("w");
 
 /** Parses the list of a structured field; empty if it is malformed. */
 function membersOf(field: string): Members {

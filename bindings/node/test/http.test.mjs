@@ -91,14 +91,3 @@ test("invalid input is named", async () => {
   await assert.rejects(heed(limiter, fine, null), about("options"));
   assert.equal(limiter.peek().retryAfter, 0);
 });
-
-test("both drafts' names of what is left and of the time are read", async () => {
-  for (const [ratelimit, pause] of [
-    ['"burst";a=0;w=30', 30_000],
-    ['"burst";a=1;w=30', 0],
-    ['"burst";a=0;w=30, "day";r=0;t=40', 40_000],
-  ]) {
-    const { limiter } = manual(package_, 9, 60);
-    assert.equal(await heed(limiter, { status: 200, headers: { ratelimit } }), pause, ratelimit);
-  }
-});

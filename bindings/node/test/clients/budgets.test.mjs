@@ -6,6 +6,7 @@ import { test } from "node:test";
 import OpenAI from "openai";
 import { Permit, Store } from "workglow-limit";
 import { limitFetch } from "workglow-limit/fetch";
+import { budgetsOf } from "../../dist/cjs/response.js";
 import { settle, together } from "../helpers.mjs";
 import { provide } from "./provider.mjs";
 
@@ -35,6 +36,39 @@ function openai(url, policy, options = {}) {
   const ask = () => client.chat.completions.create({ model: "m", messages, max_tokens: 100 });
   return { limiter, ...limiter.parts, ask, askOnce: () => ask().then(settled) };
 }
+
+test("budgets are read from the headers of providers and of the IETF's drafts", () => {
+  for (const [headers, found] of [
+    [
+      {
+        "x-ratelimit-limit-requests": 60,
+        "x-ratelimit-remaining-requests": 59,
+        "x-ratelimit-reset-requests": "1s",
+        "x-ratelimit-remaining-tokens": 149_984,
+        "x-ratelimit-reset-tokens": "6m0s",
+      },
+      { requests: [59, 1000], tokens: [149_984, 360_000] },
+    ],
+    [
+      {
+        Date: "Sat, 31 Jan 2026 12:00:00 GMT",
+        "anthropic-ratelimit-requests-remaining": 0,
+        "anthropic-ratelimit-requests-reset": "2026-01-31T12:00:30Z",
+        "anthropic-ratelimit-input-tokens-remaining": 49_000, // It is rounded.
+        "anthropic-ratelimit-output-tokens-remaining": 7_900,
+      },
+      { requests: [0, 30_000], "input-tokens": [49_500, null], "output-tokens": [7_900, null] },
+    ],
+    [{ RateLimit: '"requests";r=5;t=10, "tokens";a=50;w=30' }, { requests: [5, 10_000], tokens: [50, 30_000] }],
+    [{ RateLimit: '"tokens";r=5', "RateLimit-Policy": '"tokens";q=100;w=60' }, { tokens: [5, 60_000] }],
+    [{ "X-RateLimit-Remaining": 7, "X-RateLimit-Reset": 10 }, { requests: [7, 10_000] }],
+    [{ "RateLimit-Remaining": -7 }, { requests: [0, null] }],
+    [{ "x-ratelimit-remaining-requests": "many", "x-remaining": 5, "Retry-After": 5 }, {}],
+  ]) {
+    const budgets = [...budgetsOf({ status: 200, headers })].map(([name, { left, reset }]) => [name, [left, reset]]);
+    assert.deepEqual(Object.fromEntries(budgets), found);
+  }
+});
 
 test("what others spent is charged once, as soon as the provider says so", async (t) => {
   const { url, left: stated, spend } = await provide(t);

@@ -44,8 +44,8 @@ const openai = (left, all) => ({
   "x-ratelimit-limit-tokens": all.tokens,
   "x-ratelimit-remaining-requests": left.requests,
   "x-ratelimit-remaining-tokens": left.tokens,
-  "x-ratelimit-reset-requests": "120ms",
-  "x-ratelimit-reset-tokens": "6m0s",
+  "x-ratelimit-reset-requests": "1h0m0s",
+  "x-ratelimit-reset-tokens": "1h0m0s",
 });
 
 /** Rounds tokens to the nearest thousand. */
@@ -56,5 +56,5 @@ const anthropic = (left) => ({
   "anthropic-ratelimit-tokens-remaining": rounded(left.tokens),
   "anthropic-ratelimit-input-tokens-remaining": rounded(left.input),
   "anthropic-ratelimit-output-tokens-remaining": rounded(left.output),
-  "anthropic-ratelimit-tokens-reset": new Date(Date.now() + 60_000).toISOString(),
+  "anthropic-ratelimit-tokens-reset": new Date(Date.now() + 3_600_000).toISOString(),
 });
