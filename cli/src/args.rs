@@ -4,7 +4,7 @@ use crate::commands::{change, doctor, load, peek, shell, show, status, verify, w
 use crate::context::{Context, Outcome};
 use crate::failure::{EXIT_CODES, Exit, Failure};
 use crate::json::Keys;
-use crate::{plot, serve, simulate, top};
+use crate::{plot, serve, simulate, text, top};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser, Subcommand};
 use std::ffi::OsString;
@@ -24,6 +24,9 @@ pub struct Args {
         value_name = "URL"
     )]
     store: Option<String>,
+    /// The size up to which the store may grow, such as 512MiB; status and doctor compare with it [default: a quarter of the memory]
+    #[arg(long, global = true, help_heading = GLOBAL, value_name = "SIZE", value_parser = text::size)]
+    max_size: Option<u64>,
     /// Print JSON, including errors (on standard error)
     #[arg(long, global = true, help_heading = GLOBAL)]
     json: bool,
@@ -98,7 +101,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
         Err(error) => return unparsed(&error, json),
     };
     let keys = if args.show_keys { Keys::Shown } else { Keys::Hidden };
-    let context = Context::new(args.store, args.json, keys);
+    let context = Context::new(args.store, args.max_size, args.json, keys);
     let outcome = args.command.run(&context).and_then(|outcome| context.flush().map(|()| outcome));
     match outcome {
         Ok(outcome) => outcome.exit(),

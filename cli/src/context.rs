@@ -35,6 +35,8 @@ pub fn look(observer: &mut Observer) -> workglow_limit::Result<Snapshot> {
 /// The options and the output of a command.
 pub struct Context {
     url: Option<String>,
+    /// The store's option of this name.
+    max_size: Option<u64>,
     /// Whether output is JSON.
     pub json: bool,
     /// The form in which keys are shown.
@@ -45,11 +47,11 @@ pub struct Context {
 }
 
 impl Context {
-    pub fn new(url: Option<String>, json: bool, keys: Keys) -> Context {
+    pub fn new(url: Option<String>, max_size: Option<u64>, json: bool, keys: Keys) -> Context {
         let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
         let color = !json && !no_color && !is_dumb && io::stdout().is_terminal();
-        Context { url, json, keys, color, out: RefCell::new(BufWriter::new(io::stdout())) }
+        Context { url, max_size, json, keys, color, out: RefCell::new(BufWriter::new(io::stdout())) }
     }
 
     /// The store's address as given by the user.
@@ -86,6 +88,7 @@ impl Context {
     pub fn unopened(&self, create: bool) -> Result<Store, Failure> {
         let mut options = StoreOptions::default();
         options.create = create;
+        options.max_size = self.max_size;
         // The command starts nothing, so it needs no grants, and leaves no start unwritten.
         options.grants = false;
         options.durability = Durability::Commit;

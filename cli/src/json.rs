@@ -353,6 +353,17 @@ fn row((seen, at): Row) -> Value {
     })
 }
 
+/// The parts of a limit, by their names in it.
+fn beside(whole: &str, parts: &[Row]) -> Value {
+    let part = |&one: &Row| {
+        let mut all = row(one);
+        all["part"] = one.0.name[whole.len() + 1..].into();
+        all["denied"] = one.0.stats.denied.into();
+        all
+    };
+    json!({ "of": whole, "parts": parts.iter().map(part).collect::<Vec<_>>() })
+}
+
 /// The first event of a stream.
 pub(crate) fn hello(takes_changes: bool, keys: Keys, quarter: Duration) -> Value {
     json!({
@@ -389,7 +400,12 @@ pub(crate) fn look(
         all["sparks"] = sparks.into_iter().map(|(name, spark)| json!([name, spark])).collect();
     }
     if let Some(chosen) = chosen {
-        all["detail"] = chosen.map(|chosen| detail(chosen, keys)).into();
+        let of = |chosen: Row| {
+            let mut all = detail(chosen, keys);
+            all["parts"] = view.parts_beside(&chosen.0.name).map(|(whole, parts)| beside(&whole, &parts)).into();
+            all
+        };
+        all["detail"] = chosen.map(of).into();
     }
     all
 }

@@ -217,6 +217,16 @@ pub fn bytes(size: u64) -> String {
     }
 }
 
+/// Parses a size: `512MiB`, `1GiB`, or bytes.
+pub fn size(text: &str) -> Result<u64, String> {
+    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    let (number, unit) = text.split_at(digits);
+    let units = ["", "kib", "mib", "gib"];
+    let step = units.iter().position(|known| unit.trim_start().eq_ignore_ascii_case(known));
+    let size = step.zip(number.parse::<u64>().ok()).and_then(|(step, size)| size.checked_mul(1 << (10 * step)));
+    size.ok_or_else(|| "expected a size such as 512MiB or 1GiB, or bytes".to_owned())
+}
+
 /// A count with thousands separators: `1,234,567`.
 pub fn count(count: u64) -> String {
     let digits = count.to_string();
@@ -248,6 +258,11 @@ pub fn look_of(usage: &Usage, is_near: bool) -> Look {
         false if is_near => Look::Near,
         false => Look::Plain,
     }
+}
+
+/// Whether less than a fifth of the memory that a limit may have is left for further keys. The alert of docs/grafana has the same bound.
+pub fn is_nearly_full(limit: &LimitSnapshot) -> bool {
+    limit.bytes > 0 && limit.spare_bytes < limit.bytes / 4
 }
 
 /// The state of a limit in a few words.

@@ -8,7 +8,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
-use workglow_limit::{Charge, Store};
+use workglow_limit::{Charge, Store, StoreOptions};
 
 fn names(limits: &Value) -> Vec<&str> {
     limits["limits"].as_array().unwrap().iter().map(|limit| limit["name"].as_str().unwrap()).collect()
@@ -191,7 +191,7 @@ fn doctor_checks_disk_and_files() {
     let code = seen.code.unwrap();
     let seen = seen.json(code);
     assert_eq!(seen["is_fine"], code == 0);
-    for fact in ["database", "file", "lane", "file_system", "free_space", "limits"] {
+    for fact in ["database", "file", "lane", "file_system", "free_space", "limits", "memory", "largest"] {
         assert!(seen["facts"][fact].is_string(), "{fact}: {seen}");
     }
     use std::os::unix::fs::PermissionsExt;
@@ -429,4 +429,34 @@ fn an_override_names_parts() {
     let seen = run(&dir.url(), &["status", "--json"]).json(0);
     assert_eq!(limit(&seen, "openai/requests")["override"], "7/1h");
     assert_eq!(limit(&seen, "openai/tokens")["override"], "400/1h");
+}
+
+#[test]
+fn status_and_doctor_say_how_full_the_store_is() {
+    let dir = Dir::new("full");
+    let mut options = StoreOptions::default();
+    options.max_size = Some(1 << 20);
+    let store = Store::with_options(&dir.url(), options).unwrap();
+    let login = store.limiter("login", "1000/1h").unwrap();
+    store.limiter("api", "5/1s").unwrap().open().unwrap();
+    let all = |more: &[&str]| run(&dir.url(), &[&["--max-size", "1MiB"], more].concat());
+    let has_warning =
+        |found: &Value| found.as_array().unwrap().iter().any(|one| one["setting"] == "the memory of \"login\"");
+    // Strangers make keys, until one is refused.
+    (0..).find(|i| login.decide(&format!("stranger-{i}"), 1).is_err()).unwrap();
+    all(&["status"]).with(0).says(&[" used (", "MEMORY"]);
+    let ran = all(&["doctor", "--json"]);
+    let seen: Value = serde_json::from_str(&ran.out).unwrap();
+    assert!(has_warning(&seen["findings"]) && ran.code == Some(5), "{ran:?}");
+    assert!(seen["facts"]["largest"].as_str().unwrap().starts_with("login "), "{seen}");
+    assert!(seen["facts"]["memory"].as_str().unwrap().ends_with("of 1.0 MiB used"), "{seen}");
+    // A larger size has room.
+    let seen: Value = serde_json::from_str(&run(&dir.url(), &["doctor", "--json", "--max-size=64MiB"]).out).unwrap();
+    assert!(!has_warning(&seen["findings"]), "{seen}");
+    run(&dir.url(), &["status", "--max-size", "much"]).with(2).says(&[
+        "--max-size",
+        "much",
+        "expected a size such as 512MiB",
+    ]);
+    run(&dir.url(), &["status", "--max-size", "5"]).with(2).says(&["max_size is 5"]);
 }

@@ -10,7 +10,7 @@ use server::{Answer, Events, READ_TOKEN, Server, TOKEN, request};
 use std::io::{BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
-use workglow_limit::Store;
+use workglow_limit::{Charge, Store};
 
 const JSON: &str = "Content-Type: application/json";
 
@@ -457,6 +457,7 @@ fn event_streams_follow_the_store() {
         (&json!(3), &json!("openai/concurrency"), &json!("stripe"))
     );
     assert_eq!(first["sparks"].as_array().unwrap().len(), 2, "{first}");
+    assert_eq!(first["detail"]["parts"], Value::Null, "it stands alone");
     assert!(first["limits"][0].get("hot_keys").is_none(), "{first}");
     for _ in 0..7 {
         assert!(store.find("stripe").unwrap().decide("", 1).unwrap().admitted);
@@ -467,6 +468,35 @@ fn event_streams_follow_the_store() {
     assert_eq!(other.until("look", |_| true)["detail"], Value::Null);
     store.limiter("nothing", "1/1s").unwrap().open().unwrap();
     other.until("look", |look| look["detail"]["name"] == json!("nothing"));
+}
+
+#[test]
+fn a_part_is_shown_beside_the_others_of_its_limit() {
+    let dir = Dir::new("serve-parts");
+    let store = used(&dir.url());
+    let llm = store.limiter("llm", "requests: 9/1h + tokens: 100/1h + tenant: 1/1h").unwrap();
+    let start = |tokens, tenant| {
+        let call = llm.joint("", &[Charge::of("tokens").weight(tokens), Charge::of("tenant").key(tenant)]).unwrap();
+        llm.decide(&call, 1).unwrap().admitted
+    };
+    assert_eq!([start(60, "a"), start(50, "b"), start(50, "c"), start(1, "a")], [true, false, false, false]);
+    // Its name begins alike, and it is no part.
+    store.limiter("llm-2", "1/1s").unwrap().open().unwrap();
+    store.flush().unwrap();
+    Store::tell_counts();
+    let server = Server::start(&dir.url(), &[]);
+    let mut events = Events::open(&server, "?detail=llm/requests", &[]);
+    let is_counted = |look: &Value| look["detail"]["parts"]["parts"][0]["denied"] == json!(2);
+    let beside = events.until("look", is_counted)["detail"]["parts"].clone();
+    assert_eq!(beside["of"], "llm");
+    let short = |part: &Value| json!([part["part"], part["name"], part["denied"], part["usage"][0]["used"]]);
+    let parts: Vec<Value> = beside["parts"].as_array().unwrap().iter().map(short).collect();
+    let wanted = [
+        json!(["tokens", "llm/tokens", 2, 60]),
+        json!(["tenant", "llm/tenant", 1, 1]),
+        json!(["requests", "llm/requests", 0, 1]),
+    ];
+    assert_eq!(parts, wanted);
 }
 
 #[test]

@@ -284,6 +284,27 @@ test("a narrow screen shows the list or a limit, and nothing overflows", { skip 
   }
 });
 
+test("a part is shown beside the other parts of its limit, and leads to them", { skip }, async () => {
+  writeFileSync(join(directory, "parts.toml"), 'llm = "requests: 9/1h + tokens: 100/1h + 5 concurrent"\n');
+  execFileSync(bin, ["--store", store, "load", join(directory, "parts.toml")]);
+  server = await serve();
+  await open();
+  await page.goto(`${server.listening}#limit=${encodeURIComponent("llm/requests")}`);
+  await page.getByRole("heading", { name: "Parts of llm" }).waitFor();
+  const parts = page.locator("section.block", { hasText: "Parts of llm" });
+  assert.deepEqual(await parts.locator("tbody tr td:first-child").allTextContents(), ["concurrency", "requests", "tokens"]);
+  await parts.getByText(/^0 \/ 100 in /).waitFor();
+  assert.equal(await parts.getByRole("link", { name: "requests" }).count(), 0, "it is shown already");
+  await parts.getByRole("link", { name: "tokens" }).click();
+  await page.getByRole("heading", { name: "llm/tokens" }).waitFor();
+  await parts.getByRole("link", { name: "requests" }).waitFor();
+  await page.locator("#search").fill("mail");
+  await row("mail").click();
+  await page.getByText("100/1h").first().waitFor();
+  await page.getByRole("heading", { name: "Parts of llm" }).waitFor({ state: "hidden" });
+  assert.deepEqual(complaints, []);
+});
+
 test("ten thousand limits are paged and searchable", { skip }, async () => {
   const all = Array.from({ length: 10_000 }, (_, i) => `["tenant-${String(i).padStart(5, "0")}"]\nallowed = 100\nperiod = "1m"\n`);
   writeFileSync(join(directory, "limits.toml"), all.join(""));

@@ -10,7 +10,7 @@ use workglow_limit::observe::{LimitSnapshot, Observer, Snapshot};
 #[derive(Debug, clap::Args)]
 pub struct Args {}
 
-const COLUMNS: [Column; 10] = [
+const COLUMNS: [Column; 11] = [
     Column::text("LIMIT", 20),
     Column::text("POLICY", 14),
     Column::number("USED"),
@@ -20,6 +20,7 @@ const COLUMNS: [Column; 10] = [
     Column::number("WAITING"),
     Column::number("ADMITTED").spare(6),
     Column::number("DENIED").spare(2),
+    Column::number("MEMORY").spare(7),
     Column::text("STATE", 14).spare(1),
 ];
 
@@ -34,7 +35,7 @@ pub fn run(_args: Args, context: &Context) -> Result<Outcome, Failure> {
         context.print("Limits are declared by programs, or by the command load.")?;
         return Ok(Outcome::Done);
     }
-    let rows: Vec<Row> = seen.limits.iter().map(|limit| row(limit, context.keys)).collect();
+    let rows: Vec<Row> = seen.limits.iter().map(|limit| row(limit, &seen, context.keys)).collect();
     context.print("")?;
     for line in text::table(&COLUMNS, &rows, 0, text::columns(), context) {
         context.print(line)?;
@@ -45,16 +46,27 @@ pub fn run(_args: Args, context: &Context) -> Result<Outcome, Failure> {
     Ok(Outcome::Done)
 }
 
-/// The store, and the number of its limits and processes.
+/// The store, the number of its limits and processes, and how full it is.
 pub fn heading(seen: &Snapshot) -> String {
     let mut heading = format!("{}: {}", text::clean(&seen.url), text::several(seen.limits.len() as u64, "limit"));
     if !seen.processes.is_empty() {
         heading += &format!(", {}", text::several(seen.processes.len() as u64, "process"));
     }
+    if seen.max_bytes > 0 {
+        let percent = u128::from(seen.used_bytes) * 100 / u128::from(seen.max_bytes);
+        heading += &format!(", {} used ({percent} %)", text::bytes(seen.used_bytes));
+    }
     heading
 }
 
-fn row(limit: &LimitSnapshot, keys: Keys) -> Row {
+/// The memory of a limit's keys, if that is at least 1 % of what the store may have. Near: it gets few more.
+fn memory(limit: &LimitSnapshot, max_bytes: u64) -> (String, Look) {
+    let look = if text::is_nearly_full(limit) { Look::Near } else { Look::Plain };
+    let is_shown = limit.bytes > 0 && limit.bytes >= max_bytes / 100;
+    (if is_shown { text::bytes(limit.bytes) } else { String::new() }, look)
+}
+
+fn row(limit: &LimitSnapshot, seen: &Snapshot, keys: Keys) -> Row {
     let usage = limit.usage.first();
     let look = usage.map_or(Look::Plain, |usage| text::look_of(usage, limit.is_near()));
     let policy = limit.policy().to_string() + if limit.overriding.is_some() { " *" } else { "" };
@@ -70,6 +82,7 @@ fn row(limit: &LimitSnapshot, keys: Keys) -> Row {
         (some(limit.waiting), Look::Plain),
         (some(limit.stats.admitted), Look::Plain),
         (some(limit.stats.denied), Look::Plain),
+        memory(limit, seen.max_bytes),
         text::state(limit),
     ]
 }

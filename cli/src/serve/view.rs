@@ -105,6 +105,21 @@ impl View {
             .map(|at| (&self.seen.limits[at], self.lately[at].pace))
     }
 
+    /// The parts of the limit that this one is a part of, itself included: those that denied most first. `None`: it stands alone.
+    ///
+    /// A snapshot has no composites. Their parts are the limits whose names differ only behind the last slash.
+    pub fn parts_beside(&self, name: &str) -> Option<(String, Vec<Row<'_>>)> {
+        let (whole, _) = name.rsplit_once('/')?;
+        let below = format!("{whole}/");
+        let limits = &self.seen.limits;
+        let from = limits.partition_point(|limit| *limit.name < *below);
+        let all = (from..limits.len()).take_while(|at| limits[*at].name.starts_with(&below));
+        let parts = all.filter(|at| !limits[*at].name[below.len()..].contains('/'));
+        let mut parts: Vec<Row<'_>> = parts.map(|at| (&limits[at], self.lately[at].pace)).collect();
+        parts.sort_by_key(|(limit, _)| (Reverse(limit.stats.denied), Reverse((fullness(limit) * 1e4) as u64)));
+        (parts.len() > 1).then(|| (whole.to_owned(), parts))
+    }
+
     /// The metrics text. It is built once for each format, because that takes a while with many limits.
     pub fn metrics(&self, format: MetricsFormat, show_keys: bool) -> Bytes {
         let text = || {

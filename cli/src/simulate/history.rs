@@ -72,7 +72,8 @@ impl Source for History {
                 self.asked += weight;
                 self.made += 1;
                 let (line, duration) = (self.made, self.duration);
-                return Ok(Some(Request { line, at, key: keys.id("", line), weight, duration }));
+                let key = keys.id("", line);
+                return Ok(Some(Request { line, at, key, weight, duration, charges: Vec::new() }));
             }
             (self.minute, self.asked) = (self.minute + 1, 0);
         }

@@ -154,7 +154,7 @@ impl Source for Load {
                 self.made += 1;
                 let weight = self.chance.between(self.shape.weight);
                 let duration = self.shape.duration.map(|lasts| self.chance.between(lasts));
-                return Ok(Some(Request { line, at, key: keys.id(&key, line), weight, duration }));
+                return Ok(Some(Request { line, at, key: keys.id(&key, line), weight, duration, charges: Vec::new() }));
             }
             self.began += phase.lasts();
             self.phase += 1;
@@ -254,7 +254,7 @@ mod tests {
         assert_eq!(first, all("1000/1s for 10s", shape).0);
         assert!((9_500..10_500).contains(&first.len()), "{}", first.len());
         assert!(first.windows(2).all(|pair| pair[0].at <= pair[1].at));
-        let asked = |name: &str| first.iter().filter(|request| keys.text(request.key) == name).count();
+        let asked = |name: &str| first.iter().filter(|request| **keys.text(request.key) == *name).count();
         let ratio = asked("key-1") as f64 / asked("key-10") as f64;
         assert!((7.0..14.0).contains(&ratio), "{ratio}");
     }

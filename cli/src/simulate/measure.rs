@@ -192,8 +192,6 @@ pub struct Counts {
     pub units_wanted: u64,
     /// The admitted units.
     pub units: u64,
-    /// The time for which units ran, in unit-microseconds.
-    pub ran: u128,
 }
 
 impl Counts {
@@ -205,7 +203,6 @@ impl Counts {
         self.too_heavy += other.too_heavy;
         self.units_wanted += other.units_wanted;
         self.units += other.units;
-        self.ran += other.ran;
     }
 }
 
@@ -214,8 +211,8 @@ impl Counts {
 pub enum Verdict {
     /// Admitted after this wait.
     Admitted(u64),
-    /// Denied; a retry may succeed after this time.
-    Denied(u64),
+    /// Denied; a retry may succeed after this time. The index of the part that denied it, if the policy has parts.
+    Denied(u64, Option<usize>),
     /// Never admitted, because it weighs too much.
     TooHeavy,
     /// Still waiting long after the last request.

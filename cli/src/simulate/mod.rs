@@ -29,7 +29,8 @@ use workglow_limit::admin::parse_time;
 /// The limiter itself decides, with a simulated clock: a day takes about a second.
 ///
 /// A trace is CSV with a header (time, and optionally key, weight and duration) or JSON lines ({"at": 0.5, "key": "a"}). Times are
-/// seconds from any origin, or RFC 3339; durations are seconds. A load is "50/1s for 2m", "10..100/1s for 2m" (a ramp), "200 at once",
+/// seconds from any origin, or RFC 3339; durations are seconds. The columns weight.PART and key.PART have what a request charges a part
+/// of the policy, as in "tokens: 200000/1m": weight.tokens. A load is "50/1s for 2m", "10..100/1s for 2m" (a ramp), "200 at once",
 /// "nothing for 30s", or several of these separated by commas; without "for" a phase lasts 60 periods. Aligned windows begin at multiples
 /// of their length in the times of the trace.
 #[derive(Debug, clap::Args)]
@@ -76,7 +77,7 @@ pub struct Args {
     /// Callers wait in line, as `acquire` does, for at most MAX (--wait=30s) or without a bound (--wait)
     #[arg(long, value_name = "MAX", num_args = 0..=1, require_equals = true)]
     wait: Option<Option<String>>,
-    /// Print the result of each request as CSV (line, verdict, seconds) instead of a report
+    /// Print the result of each request as CSV (line, verdict, seconds, and the part that denied) instead of a report
     #[arg(long, conflicts_with_all = ["compare", "svg"])]
     verdicts: bool,
     /// The number of keys to list
@@ -96,28 +97,31 @@ pub fn run(args: Args, context: &Context) -> Result<Outcome, Failure> {
         Some(most) => Callers::Wait(most.as_deref().map(|most| duration("wait", most)).transpose()?),
     };
     let policies: Vec<&str> = [&args.policy].into_iter().chain(&args.compare).map(String::as_str).collect();
-    let mut verdicts = args.verdicts.then(|| Verdicts::new(print_verdict(context)));
     let mut subjects = Vec::new();
     for policy in &policies {
-        subjects.push(Subject::new(policy, callers, verdicts.take())?);
+        subjects.push(Subject::new(policy, callers)?);
     }
     let mut keys = Keys::default();
     let mut source = source(&args, &policies, context, &mut keys)?;
-    if args.verdicts && !context.json {
-        context.print("line,verdict,seconds")?;
+    if args.verdicts {
+        let parts = subjects[0].parts.clone();
+        if !context.json {
+            context.print(if parts.is_empty() { "line,verdict,seconds" } else { "line,verdict,seconds,part" })?;
+        }
+        subjects[0].verdicts = Some(Verdicts::new(print_verdict(context, parts)));
     }
     let mut asked = 0u64;
     while let Some(request) = source.next(&mut keys)? {
         asked += 1;
         for subject in &mut subjects {
-            subject.ask(request, &keys)?;
+            subject.ask(&request, &keys)?;
         }
     }
     if asked == 0 {
         return Err(Failure::usage("the load has no requests"));
     }
     for subject in &mut subjects {
-        subject.finish(&keys)?;
+        subject.finish()?;
     }
     if args.verdicts {
         return Ok(Outcome::Done);
@@ -137,21 +141,23 @@ pub fn run(args: Args, context: &Context) -> Result<Outcome, Failure> {
     Ok(if report.is_kept() { Outcome::Done } else { Outcome::Found })
 }
 
-/// Prints the verdict of a request.
-fn print_verdict(context: &Context) -> PrintVerdict<'_> {
+/// Prints the verdict of a request; if the policy has parts, with the part that denied it.
+fn print_verdict(context: &Context, parts: Vec<String>) -> PrintVerdict<'_> {
     let seconds = |us: u64| us as f64 / SECOND as f64;
     Box::new(move |line, verdict| {
-        let (name, after) = match verdict {
-            Verdict::Admitted(after) => ("admitted", Some(seconds(after))),
-            Verdict::Denied(after) => ("denied", Some(seconds(after))),
-            Verdict::TooHeavy => ("too_heavy", None),
-            Verdict::Waiting => ("waiting", None),
+        let (name, after, part) = match verdict {
+            Verdict::Admitted(after) => ("admitted", Some(seconds(after)), None),
+            Verdict::Denied(after, part) => ("denied", Some(seconds(after)), part.map(|part| parts[part].as_str())),
+            Verdict::TooHeavy => ("too_heavy", None, None),
+            Verdict::Waiting => ("waiting", None, None),
         };
-        match context.json {
-            true => context.print(json!({ "line": line, "verdict": name, "seconds": after })),
-            false => {
-                context.print(format_args!("{line},{name},{}", after.map_or(String::new(), |after| after.to_string())))
-            }
+        if context.json {
+            return context.print(json!({ "line": line, "verdict": name, "seconds": after, "part": part }));
+        }
+        let after = after.map_or(String::new(), |after| after.to_string());
+        match parts.is_empty() {
+            true => context.print(format_args!("{line},{name},{after}")),
+            false => context.print(format_args!("{line},{name},{after},{}", part.unwrap_or(""))),
         }
     })
 }
@@ -189,7 +195,7 @@ fn source(args: &Args, policies: &[&str], context: &Context, keys: &mut Keys) ->
     let defaults =
         Defaults { weight: one("weight", weight)?, duration: lasts.map(|lasts| one("duration", lasts)).transpose()? };
     if let Some(path) = &args.trace {
-        let trace = Trace::open(path, defaults)?;
+        let trace = Trace::open(path, defaults, keys)?;
         return Ok(Box::new(if args.sort { trace.sorted(keys)? } else { trace }));
     }
     let name = args.history.as_deref().unwrap_or_default();

@@ -1,14 +1,16 @@
-//! A recorded trace: CSV or JSON lines.
+//! A recorded trace: CSV or JSON lines. What parts of the policy are charged is in columns of their own.
 
-use super::request::{Keys, Request, SECOND, Source};
+use super::request::{Keys, PartCharge, Request, SECOND, Source};
+use crate::charges;
 use crate::failure::Failure;
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::time::Duration;
 use workglow_limit::admin::parse_time;
 
-/// The columns of a trace. `at` is another name of `time`.
+/// The columns of a trace. `at` is another name of `time`; `weight.PART` and `key.PART` are those of a part of the policy.
 const COLUMNS: [(&str, Column); 5] = [
     ("time", Column::Time),
     ("at", Column::Time),
@@ -16,7 +18,8 @@ const COLUMNS: [(&str, Column); 5] = [
     ("weight", Column::Weight),
     ("duration", Column::Duration),
 ];
-const EXPECTED: &str = "a header with time, and optionally key, weight and duration";
+const EXPECTED: &str =
+    "a header with time, and optionally key, weight and duration, and key.PART and weight.PART of parts of the policy";
 
 /// The latest time in seconds. A later one is in milliseconds by mistake.
 const LATEST: f64 = 1e10;
@@ -30,6 +33,24 @@ enum Column {
     Key,
     Weight,
     Duration,
+    /// The key of the part with this index.
+    KeyOf(u32),
+    WeightOf(u32),
+}
+
+impl Column {
+    /// The column of this name. Case does not matter, except in names of parts.
+    fn of(name: &str, keys: &mut Keys) -> Option<Column> {
+        if let Some((_, column)) = COLUMNS.iter().find(|(known, _)| known.eq_ignore_ascii_case(name)) {
+            return Some(*column);
+        }
+        let (of, part) = name.split_once('.').filter(|(_, part)| !part.is_empty())?;
+        match &*of.to_ascii_lowercase() {
+            "key" => Some(Column::KeyOf(keys.part(part))),
+            "weight" => Some(Column::WeightOf(keys.part(part))),
+            _ => None,
+        }
+    }
 }
 
 /// The defaults of a line.
@@ -63,11 +84,13 @@ struct Fields<'l> {
     key: &'l str,
     weight: Option<u64>,
     duration: Option<u64>,
+    /// What parts are charged, by their indices.
+    parts: BTreeMap<u32, (Option<&'l str>, Option<u64>)>,
 }
 
 impl Trace {
     /// Opens a file, or standard input (`-`).
-    pub fn open(path: &str, defaults: Defaults) -> Result<Trace, Failure> {
+    pub fn open(path: &str, defaults: Defaults, keys: &mut Keys) -> Result<Trace, Failure> {
         let (name, input): (_, Box<dyn Read>) = match path {
             "-" => ("standard input".to_owned(), Box::new(io::stdin())),
             _ => match File::open(path) {
@@ -87,7 +110,7 @@ impl Trace {
                 .trim(csv::Trim::All)
                 .comment(Some(b'#'))
                 .from_reader(Box::new(input) as Box<dyn Read>);
-            let columns = columns(&mut reader).map_err(|error| Failure::usage(format!("trace {name}{error}")))?;
+            let columns = columns(&mut reader, keys).map_err(|error| Failure::usage(format!("trace {name}{error}")))?;
             Lines::Csv { reader: Box::new(reader), record: csv::StringRecord::new(), columns }
         };
         Ok(Trace { name, lines, defaults, began: None, last: 0 })
@@ -111,11 +134,17 @@ impl Trace {
     fn read(&mut self, keys: &mut Keys) -> Result<Option<Request>, Failure> {
         let (defaults, name) = (self.defaults, &self.name);
         let wrong = |line: u64, what: String| Failure::usage(format!("trace {name}, line {line}: {what}"));
-        let mut request = |line: u64, fields: Fields| {
+        let request = |line: u64, fields: Fields, keys: &mut Keys| {
             let at = fields.at.ok_or_else(|| wrong(line, "the time is missing".to_owned()))?;
             let weight = fields.weight.unwrap_or(defaults.weight);
             let duration = fields.duration.or(defaults.duration);
-            Ok(Some(Request { line, at, key: keys.id(fields.key, line), weight, duration }))
+            let key = keys.id(fields.key, line);
+            let charge = |(part, (key, weight)): (u32, (Option<&str>, Option<u64>))| {
+                let key = key.map(|key| keys.id(key, line));
+                PartCharge { part, key, weight }
+            };
+            let charges = fields.parts.into_iter().map(charge).collect();
+            Ok(Some(Request { line, at, key, weight, duration, charges }))
         };
         match &mut self.lines {
             Lines::Sorted(all) => Ok(all.next()),
@@ -128,14 +157,9 @@ impl Trace {
                 let line = record.position().map_or(0, csv::Position::line);
                 let mut fields = Fields::default();
                 for (column, text) in columns.iter().zip(record.iter()).filter(|(_, text)| !text.is_empty()) {
-                    match column {
-                        Column::Time => fields.at = Some(time(text).map_err(|what| wrong(line, what))?),
-                        Column::Key => fields.key = text,
-                        Column::Weight => fields.weight = Some(weight(text).map_err(|what| wrong(line, what))?),
-                        Column::Duration => fields.duration = Some(duration(text).map_err(|what| wrong(line, what))?),
-                    }
+                    fields.set(*column, text, keys).map_err(|what| wrong(line, what))?;
                 }
-                request(line, fields)
+                request(line, fields, keys)
             }
             Lines::Json { reader, line, number } => loop {
                 line.clear();
@@ -146,7 +170,7 @@ impl Trace {
                     Ok(_) => {
                         let value = serde_json::from_str::<Value>(line)
                             .map_err(|error| wrong(*number, format!("invalid JSON: {error}")))?;
-                        return request(*number, fields(&value).map_err(|what| wrong(*number, what))?);
+                        return request(*number, fields(&value, keys).map_err(|what| wrong(*number, what))?, keys);
                     }
                     Err(error) => return Err(wrong(*number, error.to_string())),
                 }
@@ -172,22 +196,20 @@ impl Source for Trace {
     }
 }
 
-fn columns(reader: &mut csv::Reader<Box<dyn Read>>) -> Result<Vec<Column>, String> {
+fn columns(reader: &mut csv::Reader<Box<dyn Read>>, keys: &mut Keys) -> Result<Vec<Column>, String> {
     let header = reader.headers().map_err(|error| csv_error(&error))?;
     if header.is_empty() {
         return Err(format!(" is empty: expected {EXPECTED}"));
     }
-    let find =
-        |name: &str| COLUMNS.iter().find(|(known, _)| known.eq_ignore_ascii_case(name.trim_start_matches('\u{feff}')));
     let mut columns = Vec::new();
     for name in header {
-        let Some((_, column)) = find(name) else {
+        let Some(column) = Column::of(name.trim_start_matches('\u{feff}'), keys) else {
             return Err(format!(", line 1: unknown column \"{name}\": expected {EXPECTED}"));
         };
-        if columns.contains(column) {
+        if columns.contains(&column) {
             return Err(format!(", line 1: duplicate column \"{name}\""));
         }
-        columns.push(*column);
+        columns.push(column);
     }
     if !columns.contains(&Column::Time) {
         return Err(format!(", line 1: the column time is missing: expected {EXPECTED}"));
@@ -207,24 +229,45 @@ fn csv_error(error: &csv::Error) -> String {
     }
 }
 
+impl<'l> Fields<'l> {
+    fn set(&mut self, column: Column, text: &'l str, keys: &Keys) -> Result<(), String> {
+        match column {
+            Column::Key => self.key = text,
+            Column::KeyOf(part) => self.parts.entry(part).or_default().0 = Some(text),
+            _ => self.set_number(column, text, keys)?,
+        }
+        Ok(())
+    }
+
+    /// Sets a field that is not a key.
+    fn set_number(&mut self, column: Column, text: &str, keys: &Keys) -> Result<(), String> {
+        match column {
+            Column::Key | Column::KeyOf(_) => {}
+            Column::Time => self.at = Some(time(text)?),
+            Column::Weight => self.weight = Some(weight("weight", text)?),
+            Column::Duration => self.duration = Some(duration(text)?),
+            Column::WeightOf(part) => {
+                let weight = weight(&format!("weight.{}", keys.part_name(part)), text)?;
+                self.parts.entry(part).or_default().1 = Some(weight);
+            }
+        }
+        Ok(())
+    }
+}
+
 /// The fields of a JSON object.
-fn fields(value: &Value) -> Result<Fields<'_>, String> {
+fn fields<'l>(value: &'l Value, keys: &mut Keys) -> Result<Fields<'l>, String> {
     let Value::Object(members) = value else { return Err("expected an object such as {\"at\": 0.5}".to_owned()) };
     let mut fields = Fields::default();
     for (name, value) in members.iter().filter(|(_, value)| !value.is_null()) {
-        let Some((_, column)) = COLUMNS.iter().find(|(known, _)| known == name) else {
-            return Err(format!("unknown field \"{name}\": expected at, key, weight or duration"));
-        };
-        let text = match value {
-            Value::String(text) => text.clone(),
-            other => other.to_string(),
+        let Some(column) = Column::of(name, keys) else {
+            let expected = "at, key, weight or duration, or key.PART or weight.PART of a part of the policy";
+            return Err(format!("unknown field \"{name}\": expected {expected}"));
         };
         match (column, value) {
-            (Column::Key, Value::String(key)) => fields.key = key,
-            (Column::Key, other) => return Err(format!("key is {other}: expected a string")),
-            (Column::Time, _) => fields.at = Some(time(&text)?),
-            (Column::Weight, _) => fields.weight = Some(weight(&text)?),
-            (Column::Duration, _) => fields.duration = Some(duration(&text)?),
+            (_, Value::String(text)) => fields.set(column, text, keys)?,
+            (Column::Key | Column::KeyOf(_), other) => return Err(format!("{name} is {other}: expected a string")),
+            (_, other) => fields.set_number(column, &other.to_string(), keys)?,
         }
     }
     Ok(fields)
@@ -238,11 +281,8 @@ fn us(seconds: f64) -> u64 {
     (seconds * SECOND as f64).round() as u64
 }
 
-fn weight(text: &str) -> Result<u64, String> {
-    match text.parse() {
-        Ok(weight) if weight > 0 => Ok(weight),
-        _ => Err(format!("weight is \"{text}\": expected a whole number from 1")),
-    }
+fn weight(name: &str, text: &str) -> Result<u64, String> {
+    charges::weight(text).ok_or_else(|| format!("{name} is \"{text}\": expected a whole number from 1"))
 }
 
 fn duration(text: &str) -> Result<u64, String> {

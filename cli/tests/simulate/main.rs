@@ -7,24 +7,28 @@ mod waiting;
 
 use common::{Dir, Ran, command, run};
 use serde_json::Value;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::process::Stdio;
 use workglow_limit::Store;
 
-/// A line of a trace: time in microseconds, key, weight and duration of the job.
+/// A line of a trace: time in microseconds, key, weight and duration of the job, and what parts are charged.
 #[derive(Debug, Clone)]
 struct Entry {
     at: u64,
     key: String,
     weight: u64,
     lasts: Option<u64>,
+    charges: Vec<PartCharge>,
 }
+
+/// A part's name, and its own key and weight.
+type PartCharge = (String, Option<String>, Option<u64>);
 
 impl Entry {
     fn at(at: u64) -> Entry {
-        Entry { at, key: String::new(), weight: 1, lasts: None }
+        Entry { at, key: String::new(), weight: 1, lasts: None, charges: Vec::new() }
     }
 }
 
@@ -34,9 +38,19 @@ fn seconds(us: u64) -> String {
 }
 
 fn csv(lines: &[Entry]) -> String {
-    let mut text = "time,key,weight,duration\n".to_owned();
-    for Entry { at, key, weight, lasts } in lines {
-        writeln!(text, "{},{key},{weight},{}", seconds(*at), lasts.map_or(String::new(), seconds)).unwrap();
+    let charges = || lines.iter().flat_map(|line| &line.charges);
+    let parts: BTreeSet<&String> = charges().map(|(part, ..)| part).collect();
+    let columns: String = parts.iter().map(|part| format!(",key.{part},weight.{part}")).collect();
+    let mut text = format!("time,key,weight,duration{columns}\n");
+    for Entry { at, key, weight, lasts, charges } in lines {
+        write!(text, "{},{key},{weight},{}", seconds(*at), lasts.map_or(String::new(), seconds)).unwrap();
+        for part in &parts {
+            let charge = charges.iter().find(|(name, ..)| name == *part);
+            let key = charge.and_then(|(_, key, _)| key.as_deref()).unwrap_or("");
+            let weight = charge.and_then(|(.., weight)| *weight).map_or(String::new(), |weight| weight.to_string());
+            write!(text, ",{key},{weight}").unwrap();
+        }
+        text.push('\n');
     }
     text
 }
@@ -91,7 +105,7 @@ fn random(seed: u64, count: usize, most_weight: u64) -> Vec<Entry> {
             _ => next(60_000),
         };
         let key = ["", "a", "b"][next(3) as usize].to_owned();
-        Entry { at, key, weight: 1 + next(most_weight), lasts: Some(next(300_000)) }
+        Entry { at, key, weight: 1 + next(most_weight), lasts: Some(next(300_000)), charges: Vec::new() }
     };
     (0..count).map(|_| line()).collect()
 }
@@ -307,4 +321,101 @@ fn a_history_can_be_simulated_and_plotted() {
     store.limiter("idle", "1/1s").unwrap().open().unwrap();
     run(&url, &["plot", "idle"]).with(2).says(&["no history", "--for"]);
     run(&url, &["simulate", "1/1s", "--history", "idle"]).with(2).says(&["no history"]);
+}
+
+/// Random charges of two parts, next to the line's own key and weight.
+fn charged(seed: u64, count: usize) -> Vec<Entry> {
+    let mut lines = random(seed, count, 60);
+    for (i, line) in lines.iter_mut().enumerate() {
+        let tokens = std::mem::replace(&mut line.weight, 1);
+        line.charges.push(("tokens".to_owned(), Some(String::new()).filter(|_| i % 7 == 0), Some(tokens)));
+        line.charges.push(("tenant".to_owned(), Some(format!("t{}", i % 3)), None));
+        line.key.clear();
+        line.at *= 3;
+    }
+    lines
+}
+
+/// The most units of a part's key in any window of a second, counted independently.
+fn most_of_part(lines: &[Entry], got: &[(String, Option<u64>)], part: &str) -> u64 {
+    let charge = |line: &Entry| {
+        let charge = line.charges.iter().find(|(name, ..)| name == part).cloned();
+        let (_, key, weight) = charge.unwrap_or((String::new(), None, None));
+        Entry { key: key.unwrap_or(line.key.clone()), weight: weight.unwrap_or(line.weight), ..line.clone() }
+    };
+    most(&lines.iter().map(charge).collect::<Vec<_>>(), got, 1_000_000, false)
+}
+
+#[test]
+fn each_part_is_charged_for_itself() {
+    let policy = "requests: 9/1s + tokens: 200/1s + tenant: 2/1s + 3 concurrent";
+    for callers in [&[][..], &["--wait=2s"], &["--wait"]] {
+        let lines = charged(3, 150);
+        let got = verdicts(policy, &lines, callers);
+        let args: Vec<&str> = [policy, "--trace", "-", "--json"].into_iter().chain(callers.iter().copied()).collect();
+        let report = simulate(&csv(&lines), &args).json(0);
+        let report = &report["policies"][0];
+        let limits = [("requests", 9), ("tokens", 200), ("tenant", 2)];
+        for (i, (part, limit)) in limits.into_iter().enumerate() {
+            let found = most_of_part(&lines, &got, part);
+            assert!(found <= limit, "{part}: {found}");
+            assert_eq!((&report["most"][i]["part"], &report["most"][i]["most"]), (&part.into(), &found.into()));
+        }
+        assert_eq!(report["most"][3]["most"], 3, "{report}");
+        let admitted = got.iter().filter(|(verdict, _)| verdict == "admitted").count();
+        assert_eq!(report["admitted"], admitted, "{callers:?}");
+        let tenants = &report["keys_of_parts"][0];
+        assert_eq!((&tenants["part"], &tenants["keys"]), (&"tenant".into(), &3.into()));
+        let of_tenants = tenants["top_keys"].as_array().unwrap().iter().map(|key| key["admitted"].as_u64().unwrap());
+        assert_eq!(of_tenants.sum::<u64>(), admitted as u64);
+        match callers {
+            [] => {
+                let by = report["denied_by"].as_object().unwrap();
+                assert_eq!(by.values().map(|count| count.as_u64().unwrap()).sum::<u64>(), report["denied"]);
+                assert!(by.contains_key("tokens") && by.contains_key("tenant"), "{by:?}");
+            }
+            _ => {
+                let count = |name: &str| report[name].as_u64().unwrap();
+                assert_eq!(count("admitted") + count("denied") + count("never_started"), lines.len() as u64);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_report_names_the_parts() {
+    let policy = "requests: 9/1s + tokens: 100/1s + tenant: 2/1s";
+    let input = "time,weight.tokens,key.tenant\n1,60,secret\n1,41,b\n1.1,1,secret\n1.2,1,secret\n";
+    let ran = simulate(input, &[policy, "--trace", "-", "--verdicts"]).with(0);
+    let lines: Vec<&str> = ran.out.lines().collect();
+    let wanted =
+        ["line,verdict,seconds,part", "2,admitted,0,", "3,denied,1,tokens", "4,admitted,0,", "5,denied,0.8,tenant"];
+    assert_eq!(lines, wanted);
+    let ran = simulate(input, &[policy, "--trace", "-"]).with(0);
+    ran.says(&[
+        "by tokens",
+        "by tenant",
+        "requests: 2 in any 1s (of 9)",
+        "tokens: 61 in any 1s (of 100)",
+        "keys of tenant with the most requests",
+        "of line 2",
+    ]);
+    assert!(!ran.out.contains("secret"), "{}", ran.out);
+    // JSON lines have the same members.
+    let input = "{\"at\": 1, \"weight.tokens\": 60}\n{\"at\": 1, \"weight.tokens\": 41, \"key.tenant\": \"42\"}\n";
+    let ran = simulate(input, &[policy, "--trace", "-", "--verdicts", "--json"]).with(0);
+    let second: Value = serde_json::from_str(ran.out.lines().nth(1).unwrap()).unwrap();
+    assert_eq!((&second["verdict"], &second["part"]), (&"denied".into(), &"tokens".into()));
+    for (input, expected) in [
+        ("time,weight.token\n1,5\n", "part is \"token\": expected a part of limiter"),
+        ("time,weight.tokens\n1,0\n", "line 2: weight.tokens is \"0\": expected a whole number from 1"),
+        ("time,weight.tokens\n1,acme\n", "line 2: weight.tokens is \"acme\""),
+        ("time,tokens\n1,5\n", "unknown column \"tokens\": expected a header with time"),
+        ("time,weight.tokens,weight.tokens\n1,5,5\n", "duplicate column"),
+        ("{\"at\": 1, \"key.tenant\": 42}\n", "key.tenant is 42: expected a string"),
+    ] {
+        simulate(input, &[policy, "--trace", "-"]).with(2).says(&[expected]);
+    }
+    let ran = simulate("time,weight.tokens\n1,5\n", &["100/1s", "--trace", "-"]).with(2);
+    ran.says(&["has no parts", "name the parts of the policy"]);
 }

@@ -91,3 +91,18 @@ fn waiters_for_a_running_job_start_at_its_end() {
     let names: Vec<&str> = impatient.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(names, ["admitted", "admitted", "denied", "admitted", "admitted", "admitted"]);
 }
+
+#[test]
+fn a_waiter_does_not_hold_up_those_of_other_keys_of_a_part() {
+    // Each runs for a second. The slots are shared, and a tenant has one start per 5 s.
+    let job = |at: u64, tenant: &str| Entry {
+        lasts: Some(1_000_000),
+        charges: vec![("tenant".to_owned(), Some(tenant.to_owned()), None)],
+        ..Entry::at(at)
+    };
+    let lines = [job(0, "a"), job(0, "a"), job(0, "b"), job(100_000, "c"), job(200_000, "d"), job(7_000_000, "e")];
+    let started = verdicts("tenant: 1/5s + 2 concurrent", &lines, &["--wait"]);
+    let started: Vec<_> = started.into_iter().map(|(_, after)| after).collect();
+    // The second of `a` waits for its tenant's window. The others need the slots only.
+    assert_eq!(started, [0, 5_000_000, 0, 900_000, 800_000, 0].map(Some));
+}

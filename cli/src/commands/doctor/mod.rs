@@ -18,6 +18,9 @@ use workglow_limit::observe::{Observer, Snapshot};
 #[derive(Debug, clap::Args)]
 pub struct Args {}
 
+/// The number of limits whose memory is shown.
+const LARGEST: usize = 3;
+
 /// A risk that an operator should know about.
 #[derive(Debug, Clone)]
 pub struct Finding {
@@ -101,6 +104,7 @@ fn seen_of(seen: &Snapshot, report: &mut Report) {
     if !seen.processes.is_empty() {
         report.fact("processes", text::count(seen.processes.len() as u64));
     }
+    memory(seen, report);
     if seen.ledger_lag.as_secs() >= 60 {
         let (severity, instead) = match seen.processes.is_empty() {
             true => (Severity::Note, "nothing to do: the next process that uses the store writes it"),
@@ -127,6 +131,31 @@ fn seen_of(seen: &Snapshot, report: &mut Report) {
             let what = "these places were used too late and lost: the limit admits fewer starts than it could";
             report.find(Severity::Note, "lost places", value, what, "give waiters a longer grace");
         }
+    }
+}
+
+/// How full the store is, and which limits take most of it.
+fn memory(seen: &Snapshot, report: &mut Report) {
+    if seen.max_bytes == 0 {
+        return;
+    }
+    report.fact("memory", format!("{} of {} used", text::bytes(seen.used_bytes), text::bytes(seen.max_bytes)));
+    let mut largest: Vec<_> = seen.limits.iter().collect();
+    largest.sort_by_key(|limit| Reverse(limit.bytes));
+    let shown = largest.iter().take(LARGEST).filter(|limit| limit.bytes > 0);
+    let shown: Vec<_> = shown.map(|limit| format!("{} {}", limit.name, text::bytes(limit.bytes))).collect();
+    if !shown.is_empty() {
+        report.fact("largest", shown.join(", "));
+    }
+    for limit in largest.into_iter().filter(|limit| text::is_nearly_full(limit)) {
+        let value = format!("{}, and {} are left", text::bytes(limit.bytes), text::bytes(limit.spare_bytes));
+        report.find(
+            Severity::Warning,
+            &format!("the memory of \"{}\"", limit.name),
+            value,
+            "when nothing is left, a new key of this limit is the error store_full, and on_error decides",
+            "raise max_size in the programs (--max-size tells this command), clear the limit, or give it keys that strangers cannot make up",
+        );
     }
 }
 

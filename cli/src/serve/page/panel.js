@@ -139,6 +139,7 @@ export class Panel {
       gates: make("div"),
       waits: make("div.waits"),
       counters: make("dl.counters"),
+      beside: make("div.scroll"),
       keys: make("div.scroll"),
       processes: make("div.scroll"),
       store: make("dl.counters"),
@@ -162,6 +163,7 @@ export class Panel {
       make("div.now", {}, parts.used, parts.of, parts.level),
       parts.recent,
       past,
+      (parts.besideBlock = block("Parts", parts.beside)),
       (parts.gateBlock = block("Gates", parts.gates)),
       block("Waits", parts.waits),
       block("Counters", parts.counters),
@@ -203,6 +205,7 @@ export class Panel {
           : next || (seen.near ? "near its limit" : "available"),
     );
     this.#fillWindows(usage);
+    this.#fillParts(seen);
     this.#fillGates(seen);
     const most = Math.max(1, ...seen.waits.counts);
     const names = [...seen.waits.bounds.map((bound) => `≤ ${time(bound)}`), `> ${time(seen.waits.bounds.at(-1))}`];
@@ -315,6 +318,40 @@ export class Panel {
       },
     );
     this.parts.windows.replaceChildren(...(windows.length > 1 ? [choices] : []));
+  }
+
+  /** The parts of the limit that this one belongs to, those that denied most first. */
+  #fillParts({ name, parts: beside }) {
+    const { besideBlock, beside: table } = this.parts;
+    besideBlock.hidden = !beside;
+    if (!beside) return;
+    set(besideBlock.querySelector("h3"), `Parts of ${beside.of}`);
+    // Rows are kept while their order is, so that a link is not replaced under the pointer.
+    const order = beside.parts.map((part) => part.name).join();
+    if (table.dataset.is !== order) {
+      table.dataset.is = order;
+      const link = (part) => make("a.cut", { href: `#limit=${encodeURIComponent(part.name)}`, title: part.name }, part.part);
+      const title = (part) => (part.name === name ? make("b.cut", { title: name }, part.part) : link(part));
+      table.replaceChildren(
+        this.#table(
+          ["Part", "Used", "#Waiting", "#Denied"],
+          beside.parts.map((part) => [title(part), "", "", ""]),
+        ),
+      );
+    }
+    const denied = beside.parts.reduce((sum, part) => sum + part.denied, 0);
+    const rows = table.querySelectorAll("tbody tr");
+    for (const [i, part] of beside.parts.entries()) {
+      const [use] = part.usage;
+      const paused = part.paused_for > 0 ? `, paused ${time(part.paused_for)}` : "";
+      const share = part.denied ? ` (${Math.round((100 * part.denied) / denied)} %)` : "";
+      const texts = [
+        `${brief(use.used)} / ${brief(use.limit)} ${windowed(use.window)}${paused}`,
+        brief(part.waiting),
+        `${brief(part.denied)}${share}`,
+      ];
+      texts.forEach((text, j) => set(rows[i].children[j + 1], text));
+    }
   }
 
   #fillGates(seen) {

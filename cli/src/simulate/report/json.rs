@@ -4,7 +4,7 @@ use super::{Report, seconds};
 use crate::json::{self, Keys};
 use crate::simulate::guarantee::Kind;
 use crate::simulate::measure::Bin;
-use crate::simulate::subject::{Callers, Subject};
+use crate::simulate::subject::{Callers, Group, Subject};
 use serde_json::{Value, json};
 
 impl Report<'_, '_> {
@@ -20,7 +20,7 @@ impl Report<'_, '_> {
             "from": first.map(|found| seconds(found.from)),
             "to": first.map(|found| seconds(found.to)),
             "requests": first.map(|found| found.total.requests),
-            "keys": self.keys.len(),
+            "keys": self.keys(),
             "wait": wait,
             "policies": policies,
         })
@@ -29,30 +29,40 @@ impl Report<'_, '_> {
     fn subject_json(&self, subject: &Subject, keys: Keys) -> Value {
         let (found, total) = (&subject.found, &subject.found.total);
         let wait = |part: f64| seconds(found.waits.quantile(part));
-        let most = subject.guarantees.iter().zip(&found.most).map(|(guarantee, most)| {
+        let most = subject.bounds.iter().map(|bound| {
             json!({
-                "window": (guarantee.window > 0).then(|| seconds(guarantee.window)),
-                "aligned": guarantee.kind == Kind::Aligned,
-                "limit": guarantee.limit,
-                "bound": guarantee.bound(found.heaviest),
-                "most": most,
+                "part": subject.parts.get(bound.part),
+                "window": (bound.guarantee.window > 0).then(|| seconds(bound.guarantee.window)),
+                "aligned": bound.guarantee.kind == Kind::Aligned,
+                "limit": bound.guarantee.limit,
+                "bound": bound.allowed(),
+                "most": bound.most,
+                "utilisation": bound.utilisation(found.from, found.to),
             })
         });
-        let top = self.top_keys(subject).into_iter().map(|id| {
-            let counts = subject.counts(id);
-            let key = match keys {
-                Keys::Shown => json!(self.keys.text(id)),
-                Keys::Hidden => Value::Null,
-            };
-            json!({
-                "key": key,
-                "line": self.keys.line(id),
-                "requests": counts.requests,
-                "admitted": counts.admitted,
-                "denied": counts.denied,
-                "waited": counts.waited,
-                "units": counts.units,
-            })
+        let top = |group: &Group| {
+            self.top_keys(group)
+                .iter()
+                .map(|(id, counts)| {
+                    let key = match keys {
+                        Keys::Shown => json!(&**self.keys.text(*id)),
+                        Keys::Hidden => Value::Null,
+                    };
+                    json!({
+                        "key": key,
+                        "line": self.keys.line(*id),
+                        "requests": counts.requests,
+                        "admitted": counts.admitted,
+                        "denied": counts.denied,
+                        "waited": counts.waited,
+                        "units": counts.units,
+                    })
+                })
+                .collect::<Vec<_>>()
+        };
+        let of_parts = subject.groups.iter().filter_map(|group| {
+            let part = self.keys.part_name(group.part?);
+            Some(json!({ "part": part, "keys": group.counts.len(), "top_keys": top(group) }))
         });
         let series = subject.series().map(|series| {
             let of = |value: fn(&Bin) -> Value| series.bins().map(value).collect::<Vec<_>>();
@@ -81,8 +91,9 @@ impl Report<'_, '_> {
             "cleared_after": seconds(found.cleared_after),
             "never_started": found.never,
             "most": most.collect::<Vec<_>>(),
-            "utilisation": subject.utilisation(),
-            "top_keys": top.collect::<Vec<_>>(),
+            "utilisation": subject.utilisation(None),
+            "top_keys": top(&subject.groups[0]),
+            "keys_of_parts": of_parts.collect::<Vec<_>>(),
             "series": series,
         })
     }

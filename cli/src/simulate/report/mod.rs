@@ -3,9 +3,9 @@
 mod json;
 
 use super::guarantee::{Guarantee, Kind};
-use super::measure::Bin;
+use super::measure::{Bin, Counts};
 use super::request::{Keys, SECOND};
-use super::subject::{Callers, Subject};
+use super::subject::{Callers, Group, Subject};
 use crate::context::Context;
 use crate::picture::terminal::{self, Terminal};
 use crate::picture::{Layer, Merged, Panel, Picture, Time, Tone};
@@ -51,10 +51,18 @@ type Row = (String, Vec<String>);
 impl Report<'_, '_> {
     /// Returns whether each limiter kept its policy's guarantees.
     pub fn is_kept(&self) -> bool {
-        self.subjects.iter().all(|subject| {
-            let bound = |guarantee: &Guarantee| guarantee.bound(subject.found.heaviest);
-            subject.guarantees.iter().zip(&subject.found.most).all(|(guarantee, most)| *most <= bound(guarantee))
-        })
+        self.subjects.iter().flat_map(|subject| &subject.bounds).all(|bound| bound.most <= bound.allowed())
+    }
+
+    /// The number of the requests' keys. (All policies get the same requests.)
+    fn keys(&self) -> usize {
+        self.subjects.first().map_or(0, |subject| subject.groups[0].counts.len())
+    }
+
+    /// Whether the limit is more than one budget, because requests or parts have keys.
+    fn has_keys(&self) -> bool {
+        let groups = self.subjects.iter().flat_map(|subject| &subject.groups);
+        groups.into_iter().any(|group| group.counts.len() > 1)
     }
 
     fn waits(&self) -> bool {
@@ -70,8 +78,7 @@ impl Report<'_, '_> {
         } else {
             format!(" for {} units", count(total.units_wanted))
         };
-        let keys =
-            if self.keys.len() > 1 { format!(" by {} keys", count(self.keys.len() as u64)) } else { String::new() };
+        let keys = if self.keys() > 1 { format!(" by {} keys", count(self.keys() as u64)) } else { String::new() };
         let callers = match self.callers {
             Callers::GoAway => "callers go away".to_owned(),
             Callers::Wait(None) => "callers wait".to_owned(),
@@ -86,10 +93,9 @@ impl Report<'_, '_> {
         let mut lines = vec![self.load(), String::new()];
         lines.extend(self.table(context));
         for subject in self.subjects {
-            let top = self.top_keys(subject);
-            if self.keys.len() > 1 && self.top > 0 {
+            for group in subject.groups.iter().filter(|group| group.counts.len() > 1 && self.top > 0) {
                 lines.push(String::new());
-                lines.extend(self.key_table(subject, &top, context));
+                lines.extend(self.key_table(subject, group, context));
             }
         }
         lines.push(String::new());
@@ -164,43 +170,50 @@ impl Report<'_, '_> {
                 let after = match found.never {
                     0 if found.backlog > 0 => format!(", none after {}", about(found.cleared_after)),
                     0 => String::new(),
-                    never => format!(", {} after a year", count(never)),
+                    never => format!(", {} never start", count(never)),
                 };
                 count(found.backlog) + &after
             });
         }
-        let most = self.subjects.iter().map(|subject| subject.guarantees.len()).max().unwrap_or(0);
+        let most = self.subjects.iter().map(|subject| subject.bounds.len()).max().unwrap_or(0);
         for i in 0..most {
             put(
                 match i {
-                    0 if self.keys.len() > 1 => "most of a key",
+                    0 if self.has_keys() => "most of a key",
                     0 => "most",
                     _ => "",
                 },
                 &|subject| {
-                    let Some(guarantee) = subject.guarantees.get(i) else { return String::new() };
-                    let bound = guarantee.bound(subject.found.heaviest);
-                    let is_more = bound != guarantee.limit;
-                    let may = if is_more { format!(", at most {}", count(bound)) } else { String::new() };
-                    let is_broken = subject.found.most[i] > bound;
+                    let Some(bound) = subject.bounds.get(i) else { return String::new() };
+                    let (allowed, limit) = (bound.allowed(), bound.guarantee.limit);
+                    let may = if allowed == limit { String::new() } else { format!(", at most {}", count(allowed)) };
+                    let is_broken = bound.most > allowed;
                     let broken = if is_broken { ": MORE THAN GUARANTEED, please report this bug" } else { "" };
-                    let (units, of) = (count(subject.found.most[i]), count(guarantee.limit));
-                    format!("{units} {} (of {of}{may}){broken}", over(guarantee))
+                    let part = subject.parts.get(bound.part).map_or_else(String::new, |part| format!("{part}: "));
+                    let (units, of) = (count(bound.most), count(limit));
+                    format!("{part}{units} {} (of {of}{may}){broken}", over(&bound.guarantee))
                 },
             );
         }
-        put("utilisation", &|subject| {
-            subject.utilisation().map_or(String::new(), |part| format!("{:.1} %", part * 100.0))
-        });
+        let percent = |used: Option<f64>| used.map_or(String::new(), |used| format!("{:.1} %", used * 100.0));
+        put("utilisation", &|subject| percent(subject.utilisation(None)));
+        let parts: std::collections::BTreeSet<&String> =
+            self.subjects.iter().flat_map(|subject| &subject.parts).collect();
+        for part in parts {
+            put(&format!("  {part}"), &|subject| {
+                let at = subject.parts.iter().position(|name| name == part);
+                at.map_or(String::new(), |at| percent(subject.utilisation(Some(at))))
+            });
+        }
         rows
     }
 
-    /// The keys with the most requests.
-    fn top_keys(&self, subject: &Subject) -> Vec<u32> {
-        let mut ids: Vec<u32> = (0..self.keys.len() as u32).collect();
-        ids.sort_by_key(|id| std::cmp::Reverse(subject.counts(*id).requests));
-        ids.truncate(self.top);
-        ids
+    /// The keys with the most requests, with their counts.
+    fn top_keys(&self, group: &Group) -> Vec<(u32, Counts)> {
+        let mut all: Vec<(u32, Counts)> = group.counts.iter().map(|(id, counts)| (*id, *counts)).collect();
+        all.sort_by_key(|(id, counts)| (std::cmp::Reverse(counts.requests), *id));
+        all.truncate(self.top);
+        all
     }
 
     /// A key, or the first line that has it, because keys may be secrets.
@@ -212,7 +225,7 @@ impl Report<'_, '_> {
         }
     }
 
-    fn key_table(&self, subject: &Subject, top: &[u32], context: &Context) -> Vec<String> {
+    fn key_table(&self, subject: &Subject, group: &Group, context: &Context) -> Vec<String> {
         use text::Column;
         let columns = [
             Column::text("key", 12),
@@ -222,15 +235,16 @@ impl Report<'_, '_> {
             Column::number("waited"),
             Column::number("units"),
         ];
-        let row = |id: &u32| {
-            let counts = subject.counts(*id);
+        let row = |(id, counts): &(u32, Counts)| {
             let numbers = [counts.requests, counts.admitted, counts.denied, counts.waited, counts.units];
             let numbers = numbers.into_iter().map(|number| (count(number), Look::Plain));
             std::iter::once((self.key(*id, context.keys), Look::Plain)).chain(numbers).collect()
         };
-        let rows: Vec<text::Row> = top.iter().map(row).collect();
+        let rows: Vec<text::Row> = self.top_keys(group).iter().map(row).collect();
         let mut lines = text::table(&columns, &rows, 2, text::columns(), context);
-        let all = format!("the {} of {} keys with the most requests", top.len(), count(self.keys.len() as u64));
+        let keys = count(group.counts.len() as u64);
+        let part = group.part.map_or_else(String::new, |part| format!(" of {}", clean(self.keys.part_name(part))));
+        let all = format!("the {} of {keys} keys{part} with the most requests", rows.len());
         let of = if self.subjects.len() > 1 { format!(" ({})", subject.policy) } else { String::new() };
         lines.insert(0, all + &of);
         lines
@@ -277,20 +291,19 @@ impl Report<'_, '_> {
             merged,
         };
         // Rates are shown in the unit of the policy.
-        let rate = subject
-            .guarantees
-            .iter()
+        let guarantees = || subject.bounds.iter().map(|bound| &bound.guarantee);
+        let rate = guarantees()
             .filter(|guarantee| guarantee.window > 0)
             .min_by(|a, b| a.rate().unwrap_or(f64::MAX).total_cmp(&b.rate().unwrap_or(f64::MAX)));
         let units = [(86_400 * SECOND, "day"), (3_600 * SECOND, "hour"), (60 * SECOND, "minute"), (SECOND, "second")];
         // All policies use the same unit, so that they can be compared.
-        let windows = self.subjects.iter().flat_map(|subject| &subject.guarantees).map(|guarantee| guarantee.window);
+        let windows = self.subjects.iter().flat_map(|subject| &subject.bounds).map(|bound| bound.guarantee.window);
         let window = windows.max().unwrap_or(SECOND);
         let (per, unit) = units.into_iter().find(|(size, _)| *size <= window).unwrap_or((SECOND, "second"));
         let factor = per as f64 / series.length() as f64;
         let of = if self.subjects.len() > 1 { subject.policy.clone() } else { String::new() };
         // With several keys, the limit does not apply to their sum.
-        let line = rate.filter(|_| self.keys.len() == 1).and_then(|guarantee| {
+        let line = rate.filter(|_| !self.has_keys()).and_then(|guarantee| {
             let line = guarantee.rate()? * per as f64 / SECOND as f64;
             Some((line, format!("limit {}", crate::picture::value(line))))
         });
@@ -310,7 +323,7 @@ impl Report<'_, '_> {
             });
         }
         // A single policy is shown in units, if these are the units of its text.
-        let units = match subject.guarantees.as_slice() {
+        let units = match &guarantees().collect::<Vec<_>>()[..] {
             [one] if self.subjects.len() == 1 && !matches!(one.kind, Kind::Burst(_) | Kind::Queue) => Some(one.limit),
             _ => None,
         };
@@ -319,7 +332,7 @@ impl Report<'_, '_> {
         let name = units.map_or("limit".to_owned(), |limit| format!("limit {}", crate::picture::value(limit as f64)));
         let layers = vec![layer("in use", Tone::Used, Merged::Most, &|bin| bin.used * whole)];
         panels.push(Panel {
-            title: if self.keys.len() > 1 { "in use by the fullest key" } else { "in use" },
+            title: if self.has_keys() { "in use by the fullest key" } else { "in use" },
             of,
             unit: unit.to_owned(),
             time,

@@ -3,25 +3,31 @@
 //! The core makes all decisions. Callers that do not wait use [`Limiter::decide`]; callers that wait use the core's [`Line`], which is also
 //! behind `acquire` in every language. At equal times jobs end first, then waiters start, then new requests arrive.
 
+mod bounds;
 mod steps;
 
-use super::guarantee::{Guarantee, Kind, Window};
+use super::guarantee::Guarantee;
 use super::measure::{Bin, Counts, Series, Verdict, Verdicts, Waits};
-use super::request::{Keys, Request};
+use super::request::{ByKey, Keys, Request};
 use crate::failure::Failure;
+pub use bounds::Bound;
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
-use workglow_limit::admin::parse_policies;
+use workglow_limit::admin::{NamedPolicy, parse_parts};
 use workglow_limit::embed::{Line, WaiterId};
-use workglow_limit::{Error, Limiter, ManualClock, Policy, RawPermit, Store, StoreOptions};
+use workglow_limit::{Charge, Error, Limiter, ManualClock, RawPermit, Store, StoreOptions};
 
 /// The name of the limit. The names of its parts begin with it.
 const NAME: &str = "policy";
 
 /// The longest time for which the run continues after the last request, in microseconds.
 const MAX_AFTER: u64 = 366 * 86_400_000_000;
+
+/// Waiters that have not started for so many of the longest windows never will.
+const STUCK_WINDOWS: u64 = 100;
 
 /// The behaviour of callers that are not admitted at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,27 +41,42 @@ pub enum Callers {
 pub struct Subject<'t> {
     /// The policy's canonical text.
     pub policy: String,
-    pub guarantees: Vec<Guarantee>,
+    /// The names of the policy's parts. Empty: it has none.
+    pub parts: Vec<String>,
+    pub bounds: Vec<Bound>,
     callers: Callers,
     clock: ManualClock,
-    limiter: Option<Arc<dyn Limiter>>,
-    /// The units of a key that may run at once. While that many run, waiters need no check until one ends.
-    most_running: Option<u64>,
-    /// The time after which starts end automatically.
-    lease: u64,
-    keys: Vec<Key>,
-    /// The times at which the keys' lines have to be advanced.
-    due: BTreeSet<(u64, u32)>,
+    limiter: Arc<dyn Limiter>,
+    /// Whether a part bounds the starts that run at once. While these run, waiters need no check until one ends.
+    counts_running: bool,
+    /// The counts of the requests' keys; then those of each part that has keys of its own.
+    pub groups: Vec<Group>,
+    lines: HashMap<Rc<str>, Waiting>,
+    /// The lines that wait for the end of a start, by the bound and its key.
+    lines_at: HashMap<(usize, u32), BTreeSet<Rc<str>>>,
+    /// The times at which lines have to be advanced. At equal times those first whose first waiter came first.
+    due: BTreeSet<(u64, u64, Rc<str>)>,
     ends: BinaryHeap<Reverse<End>>,
-    verdicts: Option<Verdicts<'t>>,
-    /// The key with the highest recent usage.
-    fullest: u32,
+    /// Receives the result of each request.
+    pub verdicts: Option<Verdicts<'t>>,
+    /// The key of the start with the highest recent usage.
+    fullest: Rc<str>,
     series: Option<Series>,
     now: u64,
+    last_start: u64,
+    asked: u64,
     waiting: u64,
     /// The number of jobs that have a duration.
     started: u64,
     pub found: Found,
+}
+
+/// The counts of the keys that the requests have, or that they have for one part.
+#[derive(Debug, Default)]
+pub struct Group {
+    /// The part, by its index in [`Keys`].
+    pub part: Option<u32>,
+    pub counts: ByKey<Counts>,
 }
 
 /// The results.
@@ -63,9 +84,6 @@ pub struct Subject<'t> {
 pub struct Found {
     pub total: Counts,
     pub waits: Waits,
-    /// For each guarantee, the most units of a key that were counted.
-    pub most: Vec<u64>,
-    pub heaviest: u64,
     /// Denials by the part of the policy with the longest retry time.
     pub denied_by: BTreeMap<String, u64>,
     /// The time of the first request.
@@ -82,34 +100,49 @@ pub struct Found {
     pub most_waiting: u64,
 }
 
-/// The state of one key.
-#[derive(Default)]
-struct Key {
-    counts: Counts,
-    running: u64,
-    windows: Vec<Window>,
-    line: Option<Waiting>,
+/// A request as this policy sees it.
+struct Start {
+    /// The key of the limiter's calls, which says what each part is charged.
+    key: Rc<str>,
+    /// The key and the weight that each part is charged, or the whole limit.
+    charges: Vec<(u32, u64)>,
 }
 
-/// The waiters of a key.
+/// The waiters whose starts have the same key.
 struct Waiting {
     line: Line,
     /// In the order of arrival, which is the order of their ids.
-    waiters: BTreeMap<WaiterId, (Request, Option<u64>)>,
+    waiters: BTreeMap<WaiterId, Asked>,
     /// The line's entry in [`Subject::due`].
-    due: Option<u64>,
+    due: Option<(u64, u64)>,
+    /// Whether a start has ended since the line was advanced.
+    is_woken: bool,
+}
+
+/// A request that is made, and may wait.
+#[derive(Clone)]
+struct Asked {
+    request: Request,
+    start: Rc<Start>,
+    /// Its number in [`Verdicts`].
+    verdict: Option<u64>,
+    number: u64,
 }
 
 /// The end of a job or of its lease.
 struct End {
     at: u64,
     number: u64,
-    key: u32,
-    /// The units that are released.
-    weight: u64,
-    /// Whether only the lease ends, and the job continues.
-    is_lease: bool,
-    permit: RawPermit,
+    start: Rc<Start>,
+    what: Ends,
+}
+
+#[derive(Clone, Copy)]
+enum Ends {
+    /// The job, which took so long.
+    Job(RawPermit, u64),
+    /// Its lease in this bound. The job continues.
+    Lease(usize),
 }
 
 impl PartialEq for End {
@@ -137,140 +170,167 @@ fn us(time: Duration) -> u64 {
 }
 
 impl<'t> Subject<'t> {
-    /// Creates an unused limiter with this policy. `verdicts` receives the result of each request.
-    pub fn new(text: &str, callers: Callers, verdicts: Option<Verdicts<'t>>) -> Result<Subject<'t>, Failure> {
-        let policies = parse_policies(text)?;
-        let guarantees: Vec<Guarantee> = policies.iter().flat_map(Guarantee::all_of).collect();
-        let at_once = || guarantees.iter().filter(|guarantee| matches!(guarantee.kind, Kind::AtOnce { .. }));
-        let lease = |guarantee: &Guarantee| if let Kind::AtOnce { lease } = guarantee.kind { lease } else { None };
+    /// Creates an unused limiter with this policy.
+    pub fn new(text: &str, callers: Callers) -> Result<Subject<'t>, Failure> {
+        let policies = parse_parts(text)?;
+        let policy = policies.iter().map(NamedPolicy::to_string).collect::<Vec<_>>().join(" + ");
+        let of_part = |(part, policy): (usize, &NamedPolicy)| {
+            Guarantee::all_of(policy).into_iter().map(move |guarantee| Bound::new(part, guarantee))
+        };
+        let bounds: Vec<Bound> = policies.iter().enumerate().flat_map(of_part).collect();
+        let clock = ManualClock::new();
+        let mut options = StoreOptions::default();
+        options.clock = Some(clock.clone());
+        let limiter = Store::with_options("memory:", options)?.limiter(NAME, &policy)?;
         Ok(Subject {
-            policy: policies.iter().map(Policy::to_string).collect::<Vec<_>>().join(" + "),
+            policy,
+            parts: limiter.part_names(),
             callers,
-            clock: ManualClock::new(),
-            limiter: None,
-            most_running: at_once().map(|guarantee| guarantee.limit).min(),
-            lease: at_once().filter_map(lease).min().unwrap_or(u64::MAX),
-            keys: Vec::new(),
+            clock,
+            limiter,
+            counts_running: bounds.iter().any(|bound| bound.at_once().is_some()),
+            groups: vec![Group::default()],
+            lines: HashMap::new(),
+            lines_at: HashMap::new(),
             due: BTreeSet::new(),
             ends: BinaryHeap::new(),
-            verdicts,
-            fullest: 0,
+            verdicts: None,
+            fullest: "".into(),
             series: None,
             now: 0,
+            last_start: 0,
+            asked: 0,
             waiting: 0,
             started: 0,
-            found: Found { most: vec![0; guarantees.len()], ..Found::default() },
-            guarantees,
+            found: Found::default(),
+            bounds,
         })
     }
 
     /// The heaviest weight that all parts of the policy can admit.
     pub fn capacity(text: &str) -> Result<u64, Failure> {
-        Ok(parse_policies(text)?.iter().map(Policy::capacity).min().unwrap_or(1))
+        Ok(parse_parts(text)?.iter().map(|part| part.policy.capacity()).min().unwrap_or(1))
     }
 
     pub fn series(&self) -> Option<&Series> {
         self.series.as_ref()
     }
 
-    /// The counts of a key.
-    pub fn counts(&self, key: u32) -> Counts {
-        self.keys.get(key as usize).map_or_else(Counts::default, |key| key.counts)
-    }
-
-    /// The share of the possible units that was used, by the tightest guarantee of the key with the highest share.
-    pub fn utilisation(&self) -> Option<f64> {
-        let Found { from, to, .. } = self.found;
-        let of = |guarantee: &Guarantee, counts: &Counts| match guarantee.kind {
-            Kind::AtOnce { .. } => counts.ran as f64 / (guarantee.limit as f64 * (to - from) as f64),
-            _ => counts.units as f64 / guarantee.most_between(from, to),
-        };
-        let all =
-            self.keys.iter().flat_map(|key| self.guarantees.iter().map(move |guarantee| of(guarantee, &key.counts)));
-        all.filter(|part| part.is_finite()).max_by(f64::total_cmp).map(|part| part.min(1.0))
+    /// The share of the possible units that was used, by the tightest bound of the key with the highest share: of one part, or of all.
+    pub fn utilisation(&self, part: Option<usize>) -> Option<f64> {
+        let bounds = self.bounds.iter().filter(|bound| part.is_none_or(|part| bound.part == part));
+        bounds.filter_map(|bound| bound.utilisation(self.found.from, self.found.to)).max_by(f64::total_cmp)
     }
 
     /// Advances to the time of the request, and makes it.
-    pub fn ask(&mut self, request: Request, keys: &Keys) -> Result<(), Failure> {
-        if self.limiter.is_none() {
-            self.open(request.at)?;
+    pub fn ask(&mut self, request: &Request, keys: &Keys) -> Result<(), Failure> {
+        if self.series.is_none() {
+            // The clock has the times of the trace, because windows can be aligned to them.
+            self.clock.advance(Duration::from_micros(request.at));
+            (self.now, self.found.from) = (request.at, request.at);
+            self.series = Some(Series::new(request.at));
         }
-        if self.most_running.is_some() && request.duration.is_none() {
+        if self.counts_running && request.duration.is_none() {
             return Err(Failure::usage(format!(
                 "request {} has no duration, but \"{}\" depends on the duration of jobs",
                 request.line, self.policy
             ))
             .hint("pass --duration 300ms for all requests, or add a column duration to the trace"));
         }
-        self.run_until(request.at, keys)?;
-        if self.keys.len() < keys.len() {
-            let guarantees = self.guarantees.len();
-            self.keys
-                .resize_with(keys.len(), || Key { windows: vec![Window::default(); guarantees], ..Key::default() });
-        }
+        let start = self.start_of(request, keys)?;
+        self.run_until(request.at)?;
         self.found.to = request.at;
-        self.found.heaviest = self.found.heaviest.max(request.weight);
-        let number = self.verdicts.as_mut().map(|verdicts| verdicts.ask(request.line));
-        self.key(request.key).counts.requests += 1;
-        let asked = match self.callers {
-            Callers::GoAway => self.decide(request, number, keys),
-            Callers::Wait(timeout) => self.join(request, number, timeout, keys),
+        self.asked += 1;
+        let verdict = self.verdicts.as_mut().map(|verdicts| verdicts.ask(request.line));
+        let asked = Asked { request: request.clone(), start: Rc::new(start), verdict, number: self.asked };
+        self.count(request, |counts, _| counts.requests += 1);
+        let answer = match self.callers {
+            Callers::GoAway => self.decide(&asked),
+            Callers::Wait(timeout) => self.join(&asked, timeout),
         };
-        match asked {
+        match answer {
             Ok(()) => {
-                self.key(request.key).counts.units_wanted += request.weight;
+                self.count(request, |counts, weight| counts.units_wanted += weight);
                 self.bin().wanted += request.weight;
                 Ok(())
             }
-            Err(Asked::TooHeavy) => {
-                self.key(request.key).counts.too_heavy += 1;
-                self.answer(number, Verdict::TooHeavy)
+            Err(Unanswered::TooHeavy) => {
+                self.count(request, |counts, _| counts.too_heavy += 1);
+                self.answer(verdict, Verdict::TooHeavy)
             }
-            Err(Asked::Failed(failure)) => Err(failure),
+            Err(Unanswered::Failed(failure)) => Err(failure),
         }
     }
 
+    /// What a request charges this policy.
+    fn start_of(&self, request: &Request, keys: &Keys) -> Result<Start, Failure> {
+        let mut charges = vec![(request.key, request.weight); self.parts.len().max(1)];
+        let own = keys.text(request.key);
+        if request.charges.is_empty() {
+            return Ok(Start { key: own.clone(), charges });
+        }
+        let mut named = Vec::with_capacity(request.charges.len());
+        for charge in &request.charges {
+            let part = keys.part_name(charge.part);
+            if let Some(at) = self.parts.iter().position(|name| name == part) {
+                charges[at] = (charge.key.unwrap_or(request.key), charge.weight.unwrap_or(request.weight));
+            }
+            named.push(Charge { part, key: charge.key.map(|key| &**keys.text(key)), weight: charge.weight });
+        }
+        let key = self.limiter.joint(own, &named).map_err(|error| {
+            let wrong = Failure::usage(format!("request {} and \"{}\": {error}", request.line, self.policy));
+            if self.parts.is_empty() {
+                wrong.hint("name the parts of the policy: \"tokens: 200000/1m\"")
+            } else {
+                wrong
+            }
+        })?;
+        Ok(Start { key: (*key).into(), charges })
+    }
+
     /// Lets the waiters start, and completes the results.
-    pub fn finish(&mut self, keys: &Keys) -> Result<(), Failure> {
+    pub fn finish(&mut self) -> Result<(), Failure> {
         (self.found.backlog, self.found.to) = (self.waiting, self.now);
         while self.waiting > 0
             && let Some(next) = self.next()
             && next <= self.found.to.saturating_add(MAX_AFTER)
+            && !self.is_stuck()
         {
-            self.run_until(next, keys)?;
+            self.run_until(next)?;
             if self.found.backlog > 0 {
                 self.found.cleared_after = self.now - self.found.to;
             }
         }
         self.found.never = self.waiting;
-        let left = self.keys.iter().filter_map(|key| key.line.as_ref()).flat_map(|line| line.waiters.values());
-        let left: Vec<u64> = left.filter_map(|(_, number)| *number).collect();
-        for number in left {
-            self.answer(Some(number), Verdict::Waiting)?;
+        let left: Vec<u64> =
+            self.lines.values().flat_map(|line| line.waiters.values()).filter_map(|asked| asked.verdict).collect();
+        for verdict in left {
+            self.answer(Some(verdict), Verdict::Waiting)?;
         }
-        for key in &self.keys {
-            self.found.total.add(&key.counts);
+        for counts in self.groups[0].counts.values() {
+            self.found.total.add(counts);
         }
         Ok(())
     }
 
-    fn open(&mut self, at: u64) -> Result<(), Failure> {
-        // The clock has the times of the trace, because windows can be aligned to them.
-        self.clock.advance(Duration::from_micros(at));
-        let mut options = StoreOptions::default();
-        options.clock = Some(self.clock.clone());
-        let store = Store::with_options("memory:", options)?;
-        self.limiter = Some(store.limiter(NAME, &self.policy)?);
-        (self.now, self.found.from, self.series) = (at, at, Some(Series::new(at)));
-        Ok(())
+    /// Whether waiters have not started for many windows, although nothing runs: they take units from each other that none can use.
+    fn is_stuck(&self) -> bool {
+        let longest = self.bounds.iter().map(|bound| bound.guarantee.window).max().unwrap_or(0);
+        let since = self.found.to.max(self.last_start);
+        self.ends.is_empty() && self.now.saturating_sub(since) > STUCK_WINDOWS * longest
     }
 
-    fn limiter(&self) -> &Arc<dyn Limiter> {
-        self.limiter.as_ref().expect("the first request opens it")
-    }
-
-    fn key(&mut self, key: u32) -> &mut Key {
-        &mut self.keys[key as usize]
+    /// Changes the counts of the request's key, and of the keys that it has for parts. The closure gets the weight, too.
+    fn count(&mut self, request: &Request, mut change: impl FnMut(&mut Counts, u64)) {
+        change(self.groups[0].counts.entry(request.key).or_default(), request.weight);
+        for charge in &request.charges {
+            let Some(key) = charge.key else { continue };
+            let at = self.groups.iter().position(|group| group.part == Some(charge.part)).unwrap_or_else(|| {
+                self.groups.push(Group { part: Some(charge.part), ..Group::default() });
+                self.groups.len() - 1
+            });
+            change(self.groups[at].counts.entry(key).or_default(), charge.weight.unwrap_or(request.weight));
+        }
     }
 
     fn bin(&mut self) -> &mut Bin {
@@ -286,22 +346,22 @@ impl<'t> Subject<'t> {
 }
 
 /// The reason why a request got no decision.
-enum Asked {
+enum Unanswered {
     TooHeavy,
     Failed(Failure),
 }
 
-impl From<Error> for Asked {
-    fn from(error: Error) -> Asked {
+impl From<Error> for Unanswered {
+    fn from(error: Error) -> Unanswered {
         match error {
-            Error::WeightExceedsCapacity { .. } => Asked::TooHeavy,
-            error => Asked::Failed(error.into()),
+            Error::WeightExceedsCapacity { .. } => Unanswered::TooHeavy,
+            error => Unanswered::Failed(error.into()),
         }
     }
 }
 
-impl From<Failure> for Asked {
-    fn from(failure: Failure) -> Asked {
-        Asked::Failed(failure)
+impl From<Failure> for Unanswered {
+    fn from(failure: Failure) -> Unanswered {
+        Unanswered::Failed(failure)
     }
 }

@@ -1,12 +1,11 @@
 //! The events of a simulation.
 
-use super::super::guarantee::Kind;
 use super::super::measure::{Bin, Verdict};
-use super::super::request::{Keys, Request};
-use super::{Asked, Callers, End, NAME, Subject, Waiting, us};
+use super::{Asked, Callers, End, Ends, NAME, Subject, Unanswered, Waiting, us};
 use crate::failure::Failure;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::rc::Rc;
 use std::time::Duration;
 use workglow_limit::embed::{Joined, Line, Outcome, Waiter};
 use workglow_limit::{Decision, RawPermit};
@@ -15,34 +14,31 @@ impl Subject<'_> {
     /// The time of the next event without a request.
     pub(super) fn next(&self) -> Option<u64> {
         let end = self.ends.peek().map(|Reverse(end)| end.at);
-        end.into_iter().chain(self.due.first().map(|(at, _)| *at)).min()
+        end.into_iter().chain(self.due.first().map(|(at, ..)| *at)).min()
     }
 
     /// Runs all events up to this time, and sets the clock to it.
-    pub(super) fn run_until(&mut self, to: u64, keys: &Keys) -> Result<(), Failure> {
+    pub(super) fn run_until(&mut self, to: u64) -> Result<(), Failure> {
         while let Some(at) = self.next().filter(|at| *at <= to) {
-            self.move_to(at, keys)?;
+            self.move_to(at)?;
             if self.ends.peek().is_some_and(|Reverse(end)| end.at <= at) {
                 let Some(Reverse(end)) = self.ends.pop() else { break };
-                self.end(end, keys)?;
-            } else if let Some((_, key)) = self.due.pop_first() {
-                self.advance(key, keys)?;
+                self.end(&end)?;
+            } else if let Some((.., key)) = self.due.pop_first() {
+                self.advance(&key)?;
             }
         }
-        self.move_to(to, keys)
+        self.move_to(to)
     }
 
     /// Moves the clock, and records the usage at the start of each bin.
-    fn move_to(&mut self, to: u64, keys: &Keys) -> Result<(), Failure> {
+    fn move_to(&mut self, to: u64) -> Result<(), Failure> {
         if let Some(series) = &mut self.series {
             series.extend_to(to);
             while self.series.as_ref().is_some_and(|series| series.ends() <= to) {
                 let ends = self.series.as_ref().map_or(to, |series| series.ends());
                 self.set_clock(ends);
-                let used = match self.keys.is_empty() {
-                    true => 0.0,
-                    false => share(&self.limiter().peek(keys.text(self.fullest), 1)?),
-                };
+                let used = share(&self.limiter.peek(&self.fullest, 1)?);
                 let bin = Bin { waiting: self.waiting, used, ..Bin::default() };
                 self.series.as_mut().expect("it is there").begin(bin);
             }
@@ -57,72 +53,80 @@ impl Subject<'_> {
     }
 
     /// Requests a start as `try_acquire` does.
-    pub(super) fn decide(&mut self, request: Request, number: Option<u64>, keys: &Keys) -> Result<(), Asked> {
-        let decision = self.limiter().decide(keys.text(request.key), request.weight)?;
-        self.see(request.key, &decision);
+    pub(super) fn decide(&mut self, asked: &Asked) -> Result<(), Unanswered> {
+        let decision = self.limiter.decide(&asked.start.key, asked.request.weight)?;
+        self.see(asked, &decision);
         match decision.permit {
-            Some(permit) => Ok(self.start(request, number, permit)?),
-            None => {
-                if let (Some(by), true) = (&decision.denied_by, self.guarantees.len() > 1) {
-                    let by = by.strip_prefix(NAME).map_or(&**by, |part| part.trim_start_matches('/'));
-                    if !by.is_empty() {
-                        *self.found.denied_by.entry(by.to_owned()).or_default() += 1;
-                    }
-                }
-                Ok(self.deny(request, number, decision.retry_after)?)
-            }
+            Some(permit) => Ok(self.start(asked, permit)?),
+            None => Ok(self.deny(asked, decision.retry_after, decision.denied_by.as_deref())?),
         }
     }
 
     /// Requests a start as `acquire` does.
-    pub(super) fn join(
-        &mut self,
-        request: Request,
-        number: Option<u64>,
-        timeout: Option<Duration>,
-        keys: &Keys,
-    ) -> Result<(), Asked> {
-        let mut waiting = self.key(request.key).line.take().unwrap_or_else(|| Waiting {
-            line: Line::new(self.limiter().clone()),
-            waiters: BTreeMap::new(),
-            due: None,
+    pub(super) fn join(&mut self, asked: &Asked, timeout: Option<Duration>) -> Result<(), Unanswered> {
+        let key = asked.start.key.clone();
+        let mut waiting = self.lines.remove(&key).unwrap_or_else(|| {
+            for at in self.ends_awaited(asked) {
+                self.lines_at.entry(at).or_default().insert(key.clone());
+            }
+            Waiting { line: Line::new(self.limiter.clone()), waiters: BTreeMap::new(), due: None, is_woken: false }
         });
-        let waiter = Waiter::new(keys.text(request.key), request.weight).timeout(timeout);
-        let joined = waiting.line.join(waiter);
+        let joined = waiting.line.join(Waiter::new(&key, asked.request.weight).timeout(timeout));
         if let Ok(Joined::Waiting(id)) = joined {
-            waiting.waiters.insert(id, (request, number));
+            waiting.waiters.insert(id, asked.clone());
             self.waiting += 1;
             self.found.most_waiting = self.found.most_waiting.max(self.waiting);
             let all = self.waiting;
             let bin = self.bin();
             bin.waiting = bin.waiting.max(all);
         }
-        self.key(request.key).line = Some(waiting);
-        let answered = match joined? {
-            Joined::Waiting(_) => Ok(()),
-            Joined::Done(outcome) => self.over(request, number, outcome, keys),
+        self.lines.insert(key.clone(), waiting);
+        let answered = match joined {
+            Ok(Joined::Waiting(_)) => Ok(()),
+            Ok(Joined::Done(outcome)) => self.over(asked, outcome).map_err(Unanswered::from),
+            Err(error) => Err(error.into()),
         };
-        self.schedule(request.key);
-        Ok(answered?)
+        self.schedule(asked);
+        answered
+    }
+
+    /// The bounds with running starts, each with the key that the request has there.
+    fn ends_awaited(&self, asked: &Asked) -> Vec<(usize, u32)> {
+        let bounds = self.bounds.iter().enumerate().filter(|(_, bound)| bound.at_once().is_some());
+        bounds.map(|(i, bound)| (i, asked.start.charges[bound.part].0)).collect()
     }
 
     /// Handles the end of a wait, or a start without one.
-    fn over(&mut self, request: Request, number: Option<u64>, outcome: Outcome, keys: &Keys) -> Result<(), Failure> {
+    fn over(&mut self, asked: &Asked, outcome: Outcome) -> Result<(), Failure> {
         match outcome {
             Outcome::Admitted(permit) => {
-                let seen = self.limiter().peek(keys.text(request.key), 1)?;
-                self.see(request.key, &seen);
-                self.start(request, number, permit)
+                let seen = self.limiter.peek(&asked.start.key, 1)?;
+                self.see(asked, &seen);
+                self.start(asked, permit)
             }
-            Outcome::Expired(after) => self.deny(request, number, after),
+            Outcome::Expired(after) => {
+                // A waiter is told when, and not by which part.
+                let seen = self.limiter.peek(&asked.start.key, asked.request.weight)?;
+                self.deny(asked, after, seen.denied_by.as_deref())
+            }
             Outcome::Failed(error) => Err(error.into()),
         }
     }
 
-    /// Advances the line of a key: due waiters start.
-    fn advance(&mut self, key: u32, keys: &Keys) -> Result<(), Failure> {
-        let Some(mut waiting) = self.key(key).line.take() else { return Ok(()) };
+    /// Advances a line: due waiters start.
+    fn advance(&mut self, key: &Rc<str>) -> Result<(), Failure> {
+        let Some(mut waiting) = self.lines.remove(key) else { return Ok(()) };
         waiting.due = None;
+        let Some(first) = waiting.waiters.first_key_value().map(|(_, first)| first.clone()) else { return Ok(()) };
+        let expires = self.expires(&first);
+        if waiting.is_woken && self.is_full(&first) && expires.is_none_or(|at| at > self.now) {
+            // Another line has taken what the end of a start had freed.
+            waiting.due = expires.map(|at| (at, first.number));
+            self.due.extend(waiting.due.map(|(at, number)| (at, number, key.clone())));
+            self.lines.insert(key.clone(), waiting);
+            return Ok(());
+        }
+        waiting.is_woken = false;
         let mut over = Vec::new();
         waiting.line.advance(&mut over);
         let ended: Vec<_> =
@@ -130,108 +134,147 @@ impl Subject<'_> {
         self.waiting -= ended.len() as u64;
         if ended.iter().any(|(_, outcome)| !matches!(outcome, Outcome::Admitted(_))) {
             // The first in line may now need fewer units than those that left.
-            waiting.line.wake(Some(keys.text(key)));
+            waiting.line.wake(Some(key));
         }
-        self.key(key).line = Some(waiting);
-        for ((request, number), outcome) in ended {
-            self.over(request, number, outcome, keys)?;
+        self.lines.insert(key.clone(), waiting);
+        for (asked, outcome) in ended {
+            self.over(&asked, outcome)?;
         }
-        self.schedule(key);
+        self.schedule(&first);
         Ok(())
     }
 
     /// Handles the end of a job or of its lease.
-    fn end(&mut self, end: End, keys: &Keys) -> Result<(), Failure> {
-        if !end.is_lease {
-            self.limiter().complete(&end.permit)?;
+    fn end(&mut self, end: &End) -> Result<(), Failure> {
+        if let Ends::Job(permit, _) = &end.what {
+            self.limiter.complete(permit)?;
         }
-        let key = self.key(end.key);
-        key.running -= end.weight;
-        if let Some(waiting) = &mut key.line {
-            waiting.line.wake(Some(keys.text(end.key)));
-            self.schedule(end.key);
+        let mut woken: Vec<Rc<str>> = Vec::new();
+        for (i, bound) in self.bounds.iter_mut().enumerate() {
+            let Some((_, lease)) = bound.at_once() else { continue };
+            let ends = match end.what {
+                Ends::Lease(of) => of == i,
+                // Its lease has not ended before.
+                Ends::Job(_, lasts) => lease.is_none_or(|lease| lasts <= lease),
+            };
+            if ends {
+                let (key, weight) = end.start.charges[bound.part];
+                bound.end(key, weight);
+                woken.extend(self.lines_at.get(&(i, key)).into_iter().flatten().cloned());
+            }
+        }
+        for key in woken {
+            let Some(waiting) = self.lines.get_mut(&key) else { continue };
+            waiting.line.wake(Some(&key));
+            waiting.is_woken = true;
+            if let Some((_, first)) = waiting.waiters.first_key_value() {
+                let first = first.clone();
+                self.schedule(&first);
+            }
         }
         Ok(())
     }
 
-    /// Schedules the next advance of a key's line.
-    fn schedule(&mut self, id: u32) {
-        let (now, most_running, callers) = (self.now, self.most_running, self.callers);
-        let key = &mut self.keys[id as usize];
-        let running = key.running;
-        let Some(waiting) = &mut key.line else { return };
-        if let Some(due) = waiting.due.take() {
-            self.due.remove(&(due, id));
-        }
-        let Some((request, _)) = waiting.waiters.first_key_value().map(|(_, first)| *first) else {
-            key.line = None;
-            return;
+    /// Whether a start has to wait until another one ends.
+    fn is_full(&self, asked: &Asked) -> bool {
+        let is_full = |bound: &super::Bound| {
+            let (key, weight) = asked.start.charges[bound.part];
+            bound.is_full(key, weight)
         };
-        let mut next = waiting.line.next().map(|nap| now.saturating_add(us(nap)));
-        // A line polls for released units. Here units are released only by `end`, so polling is skipped.
-        let is_full = most_running.is_some_and(|most| running + request.weight > most);
-        if is_full && next.is_some_and(|next| next > now) {
-            next = match callers {
-                Callers::Wait(Some(timeout)) => Some(request.at.saturating_add(us(timeout)).max(now)),
-                _ => None,
-            };
-        }
-        waiting.due = next;
-        self.due.extend(next.map(|next| (next, id)));
+        self.bounds.iter().any(is_full)
     }
 
-    fn start(&mut self, request: Request, number: Option<u64>, permit: RawPermit) -> Result<(), Failure> {
-        let Request { at, key, weight, duration, .. } = request;
-        let (now, wait) = (self.now, self.now - at);
-        let of_key = &mut self.keys[key as usize];
-        of_key.counts.admitted += 1;
-        of_key.counts.units += weight;
-        of_key.counts.waited += u64::from(wait > 0);
-        of_key.counts.ran += u128::from(weight) * u128::from(duration.unwrap_or(0));
-        for ((guarantee, window), most) in self.guarantees.iter().zip(&mut of_key.windows).zip(&mut self.found.most) {
-            let units = match guarantee.kind {
-                Kind::AtOnce { .. } => of_key.running + weight,
-                _ => window.start(guarantee, now, weight),
-            };
-            *most = units.max(*most);
+    /// The time at which a waiter gives up.
+    fn expires(&self, asked: &Asked) -> Option<u64> {
+        match self.callers {
+            Callers::Wait(Some(timeout)) => Some(asked.request.at.saturating_add(us(timeout)).max(self.now)),
+            _ => None,
         }
-        self.found.waits.add(wait);
-        self.bin().admitted += weight;
-        match duration {
-            // With a bound on running jobs, a job of zero duration is an event, too, because others may wait for its end.
-            Some(duration) if duration > 0 || self.most_running.is_some() => {
-                self.keys[key as usize].running += weight;
-                let mut end = |lasts: u64, weight, is_lease| {
-                    self.started += 1;
-                    let at = now.saturating_add(lasts);
-                    self.ends.push(Reverse(End { at, number: self.started, key, weight, is_lease, permit }));
-                };
-                match duration > self.lease {
-                    false => end(duration, weight, false),
-                    true => {
-                        end(self.lease, weight, true);
-                        end(duration, 0, false);
+    }
+
+    /// Schedules the next advance of the line of this request, or forgets the line if nobody waits there.
+    fn schedule(&mut self, of: &Asked) {
+        let key = &of.start.key;
+        let Some(waiting) = self.lines.get_mut(key) else { return };
+        if let Some((due, number)) = waiting.due.take() {
+            self.due.remove(&(due, number, key.clone()));
+        }
+        let Some(first) = waiting.waiters.first_key_value().map(|(_, first)| first.clone()) else {
+            self.lines.remove(key);
+            for at in self.ends_awaited(of) {
+                if let Some(lines) = self.lines_at.get_mut(&at) {
+                    lines.remove(key);
+                    if lines.is_empty() {
+                        self.lines_at.remove(&at);
                     }
                 }
             }
-            _ => self.limiter().complete(&permit)?,
+            return;
+        };
+        let mut next = waiting.line.next().map(|nap| self.now.saturating_add(us(nap)));
+        // A line polls for released units. Here units are released only by `end`, so polling is skipped.
+        if next.is_some_and(|next| next > self.now) && self.is_full(&first) {
+            next = self.expires(&first);
         }
-        self.answer(number, Verdict::Admitted(wait))
+        if let (Some(next), Some(waiting)) = (next, self.lines.get_mut(key)) {
+            waiting.due = Some((next, first.number));
+            self.due.insert((next, first.number, key.clone()));
+        }
     }
 
-    fn deny(&mut self, request: Request, number: Option<u64>, after: Duration) -> Result<(), Failure> {
-        self.key(request.key).counts.denied += 1;
-        self.bin().denied += request.weight;
-        self.answer(number, Verdict::Denied(us(after)))
+    fn start(&mut self, asked: &Asked, permit: RawPermit) -> Result<(), Failure> {
+        let (now, wait) = (self.now, self.now - asked.request.at);
+        let duration = asked.request.duration;
+        self.last_start = now;
+        self.count(&asked.request, |counts, weight| {
+            counts.admitted += 1;
+            counts.units += weight;
+            counts.waited += u64::from(wait > 0);
+        });
+        for bound in &mut self.bounds {
+            let (key, weight) = asked.start.charges[bound.part];
+            bound.start(key, weight, now, duration);
+        }
+        self.found.waits.add(wait);
+        self.bin().admitted += asked.request.weight;
+        match duration {
+            // With a bound on running jobs, a job of zero duration is an event, too, because others may wait for its end.
+            Some(duration) if duration > 0 || self.counts_running => {
+                let leases = self.bounds.iter().enumerate().filter_map(|(i, bound)| Some((i, bound.at_once()?.1?)));
+                let ends: Vec<(u64, Ends)> = leases
+                    .filter(|(_, lease)| duration > *lease)
+                    .map(|(i, lease)| (lease, Ends::Lease(i)))
+                    .chain([(duration, Ends::Job(permit, duration))])
+                    .collect();
+                for (lasts, what) in ends {
+                    self.started += 1;
+                    let (at, number) = (now.saturating_add(lasts), self.started);
+                    self.ends.push(Reverse(End { at, number, start: asked.start.clone(), what }));
+                }
+            }
+            _ => self.limiter.complete(&permit)?,
+        }
+        self.answer(asked.verdict, Verdict::Admitted(wait))
     }
 
-    /// Records the share that a key uses.
-    fn see(&mut self, key: u32, decision: &Decision) {
+    fn deny(&mut self, asked: &Asked, after: Duration, by: Option<&str>) -> Result<(), Failure> {
+        self.count(&asked.request, |counts, _| counts.denied += 1);
+        self.bin().denied += asked.request.weight;
+        let part = by.and_then(|by| by.strip_prefix(NAME)?.strip_prefix('/'));
+        let part = part.and_then(|part| self.parts.iter().position(|name| name == part));
+        if let Some(part) = part {
+            *self.found.denied_by.entry(self.parts[part].clone()).or_default() += 1;
+        }
+        self.answer(asked.verdict, Verdict::Denied(us(after), part))
+    }
+
+    /// Records the share that a start's key uses.
+    fn see(&mut self, asked: &Asked, decision: &Decision) {
         let share = share(decision);
         let bin = self.bin();
         if share >= bin.used {
             bin.used = share;
-            self.fullest = key;
+            self.fullest = asked.start.key.clone();
         }
     }
 }
