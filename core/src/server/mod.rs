@@ -87,7 +87,7 @@ pub(crate) struct Call<'a> {
 /// The declarations under a name on a server.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(crate) struct Row {
-    /// The text of the declared policy, or of a composite's policies.
+    /// The texts of [`RowChange::Policy`] and [`RowChange::Composite`].
     pub policy: Option<String>,
     pub composite: Option<String>,
     /// The text of the operator's policy above it.
@@ -101,9 +101,9 @@ pub(crate) struct Row {
 /// A change to store under a name. Without a policy, it removes the stored one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum RowChange {
-    /// The declared policy.
-    Policy(Option<Policy>),
-    /// The text of a composite's policies.
+    /// The declared policy, and the limit's name, unless the row has that name.
+    Policy(Option<Policy>, Option<String>),
+    /// The text of a composite's policies, or of another place (see `places.rs`).
     Composite(Option<String>),
     /// The operator's policy above it.
     Override(Option<Policy>),

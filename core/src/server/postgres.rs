@@ -404,7 +404,10 @@ impl Engine for Postgres {
         let (mut versions, mut numbers) = (Vec::new(), Vec::new());
         for note in notes {
             let (kind, policy, hash, text) = match note {
-                RowChange::Policy(policy) => ("p", *policy, None, policy.map(|policy| policy.to_string())),
+                RowChange::Policy(policy, name) => {
+                    let of = name.as_ref().map_or_else(String::new, |name| format!("\n{name}"));
+                    ("p", *policy, None, policy.map(|policy| format!("{policy}{of}")))
+                }
                 RowChange::Override(policy) => ("o", *policy, None, policy.map(|policy| policy.to_string())),
                 RowChange::Key(hash, key, policy) => {
                     ("k", *policy, Some(uuid(*hash)), policy.map(|policy| format!("{policy}\n{key}")))

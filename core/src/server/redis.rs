@@ -332,7 +332,7 @@ impl Engine for Redis {
         };
         for note in notes {
             let (policy, fields, text) = match note {
-                RowChange::Policy(policy) => (policy, ["p".to_owned(), "policy".into()], None),
+                RowChange::Policy(policy, name) => (policy, ["p".to_owned(), "policy".into()], name.as_ref()),
                 RowChange::Override(policy) => (policy, ["o".to_owned(), "override".into()], None),
                 RowChange::Key(hash, key, policy) => (policy, [format!("k:{hash}"), format!("t:{hash}")], Some(key)),
                 RowChange::Composite(text) => {
@@ -346,10 +346,7 @@ impl Engine for Redis {
                 put(format!("n:{}", terms.version), Some(terms.text()));
             }
             put(version_of, terms.map(|terms| terms.version.to_string()));
-            put(
-                text_of,
-                policy.map(|policy| text.map_or_else(|| policy.to_string(), |key| format!("{policy}\n{key}"))),
-            );
+            put(text_of, policy.map(|policy| text.map_or_else(|| policy.to_string(), |of| format!("{policy}\n{of}"))));
         }
         let fields: Vec<String> = set.into_iter().chain(["-".to_owned()]).chain(gone).collect();
         let time = text_of(now);

@@ -22,5 +22,6 @@ mod leases;
 mod loops;
 mod losses;
 mod postgres;
+mod renaming;
 mod sharing;
 mod watching;

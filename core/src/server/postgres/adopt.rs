@@ -38,7 +38,8 @@ impl Postgres {
         let batches = self.ask(statement, vec![Value::text(name)], left())?;
         for batch in &batches {
             let [Some(policy), Some(hashes)] = batch.as_slice() else { return Err(self.makes_no_sense(batch)) };
-            let policy: Policy = text(policy).unwrap_or_default().parse()?;
+            // The limit's name may be behind it.
+            let policy: Policy = text(policy).unwrap_or_default().split('\n').next().unwrap_or_default().parse()?;
             let Terms { family, version, numbers } = Terms::of(&policy, phase);
             let family = match family {
                 Family::Bucket => "b",

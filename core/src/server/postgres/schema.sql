@@ -430,7 +430,9 @@ BEGIN
         RETURN -1;
     END IF;
     UPDATE workglow_limit.limits SET
-        is_declared = false, policy = NULL, composite = NULL, overriding = NULL,
+        is_declared = false, policy = NULL, overriding = NULL,
+        -- A name that leads to another place still does if it is declared again: see places.rs.
+        composite = CASE WHEN composite LIKE E'\n%' THEN composite END,
         declared_version = NULL, overriding_version = NULL, version = NULL
     WHERE name = lim RETURNING id INTO of_limit;
     DELETE FROM workglow_limit.own WHERE limit_id = of_limit;

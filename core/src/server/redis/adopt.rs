@@ -49,9 +49,11 @@ impl Redis {
         let (row, _) = self.read_row(name, key, patience)?;
         let text = match key {
             None => row.overriding.or(row.policy),
-            Some(_) => row.key.and_then(|text| Some(text.split_once('\n')?.0.to_owned())),
+            Some(_) => row.key,
         };
-        text.filter(|text| !text.is_empty()).map(|text| text.parse()).transpose()
+        // The name or the key is behind it.
+        let policy = text.as_deref().and_then(|text| text.split('\n').next());
+        policy.filter(|policy| !policy.is_empty()).map(str::parse).transpose()
     }
 
     /// Rewrites some, and returns the keys to which another policy applies.

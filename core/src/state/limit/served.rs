@@ -93,9 +93,10 @@ impl Limit {
     ) -> Result<Told<N>, Blocked> {
         let now = home.clock.is_manual().then(|| home.clock.now().floor);
         let phase = home.phase_on_server();
-        let made = if fault::planted("epoch ignored") { 0 } else { self.store.made(&self.name) };
+        let place = self.store.places.of(&self.name);
+        let made = if fault::planted("epoch ignored") { 0 } else { self.store.made(&place) };
         let word: Option<Word> = if now.is_some() { None } else { self.witness.lock().word() };
-        let call = Call { op, limit: &self.name, key, made, policy: &table.policy, word, now, phase, arguments };
+        let call = Call { op, limit: &place, key, made, policy: &table.policy, word, now, phase, arguments };
         let patience = MayWait::part_for_server(self.store.options.timeout)?;
         self.counts()?.asked();
         let asked = uptime();
@@ -142,10 +143,11 @@ impl Limit {
         let Some(lane) = &found.home().grant_lane else { return found.grants() };
         let hash = || {
             let Hash([a, b]) = found.hash;
-            let (place, version) = (self.server().place(), version(&found.table.policy));
+            let (server, version) = (self.server().place(), version(&found.table.policy));
             // One address may lead to several servers, as `localhost` does in containers. Each made the limit at another time.
-            let made = self.store.made(&self.name);
-            Hash::of(&hasher(SERVER_SECRET, b'g'), &format!("{place}\n{made}\n{}\n{version}\n{a}\n{b}", self.name))
+            let place = self.store.places.of(&self.name);
+            let made = self.store.made(&place);
+            Hash::of(&hasher(SERVER_SECRET, b'g'), &format!("{server}\n{made}\n{place}\n{version}\n{a}\n{b}"))
         };
         lane.find(found.own_grants(), hash)
     }
@@ -209,7 +211,7 @@ impl Limit {
         let checked = policy::check_weight(&self.name, weight, table.capacity);
         if checked.is_err() && weight > 0 {
             let patience = MayWait::part_for_server(self.store.options.timeout)?;
-            if !self.server().is_held(&self.name, Some(key), &table.policy, patience)? {
+            if !self.server().is_held(&self.store.places.of(&self.name), Some(key), &table.policy, patience)? {
                 return Err(Blocked::Stale);
             }
         }
@@ -226,7 +228,7 @@ impl Limit {
         }
         if self.home()?.has_grants {
             let patience = MayWait::part_for_server(self.store.options.timeout)?;
-            let [out, said] = self.server().out(&self.name, patience)?;
+            let [out, said] = self.server().out(&self.store.places.of(&self.name), patience)?;
             self.store.wait_for_grants(if op == "pause" { out } else { said });
         }
         Ok(())

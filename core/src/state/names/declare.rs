@@ -9,7 +9,7 @@ use crate::policy::{self, NamedPolicy, Policy, is_composite};
 use crate::server::RowChange;
 use crate::state::cells::layout::LimitAt;
 use crate::state::cells::locked::Locked;
-use crate::state::ledger::declared::{Change, Declared, Family, Overridden, Part, other_name, part_names, text_of};
+use crate::state::ledger::declared::{Change, Declared, Family, Overridden, Part, other_name, part_names};
 use crate::state::session::{Rare, Session};
 use std::collections::BTreeSet;
 
@@ -374,17 +374,10 @@ fn overridden(name: &str, mut parts: Vec<(String, Declared)>, policies: &[NamedP
 /// The declarations of a memory store.
 impl Rare {
     fn note(&mut self, changes: &[Change]) {
-        for Change { name, composite, was_composite, parts, dropped } in changes {
-            if composite != was_composite {
-                self.enqueue(name, RowChange::Composite(composite.as_ref().map(|policies| text_of(policies))));
-            }
-            parts
-                .iter()
-                .filter(|part| part.is_new() || part.is_renamed())
-                .for_each(|part| self.enqueue(&part.name, RowChange::Policy(Some(part.policy))));
-            // (The name of the whole stays, with the composite's text.)
-            let renamed = parts.iter().filter(|part| part.is_renamed() && part.from != *name).map(|part| &part.from);
-            dropped.iter().chain(renamed).for_each(|name| self.forgotten(name));
+        if self.has_outbox {
+            self.send(changes);
+        }
+        for Change { name, parts, dropped, .. } in changes {
             self.composites.remove(name);
             for gone in dropped.iter().chain(parts.iter().map(|part| &part.from)) {
                 self.limits.remove(gone);
@@ -394,10 +387,6 @@ impl Rare {
                 let now = |limit| if limit == *from { name.clone() } else { limit };
                 let keys = std::mem::take(&mut self.keys).into_iter();
                 self.keys = keys.map(|((limit, key), policy)| ((now(limit), key), policy)).collect();
-            }
-            if parts.is_empty() {
-                // A server lists the name of a composite beside those of its parts.
-                self.forgotten(name);
             }
         }
         // A name that one change removes may be another's.
@@ -410,7 +399,7 @@ impl Rare {
     fn set_overrides(&mut self, all: &[Overridden]) {
         for part in all {
             match &part.key {
-                None => self.enqueue(&part.name, RowChange::Override(part.policy)),
+                None => self.enqueue(&self.places.of(&part.name), RowChange::Override(part.policy)),
                 Some(key) => self.enqueue_key(&part.name, key, part.policy),
             }
             match (&part.key, part.policy) {

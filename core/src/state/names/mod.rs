@@ -7,4 +7,5 @@
 pub(super) mod declare;
 pub(super) mod follow;
 pub(super) mod knowing;
+pub(super) mod places;
 pub(super) mod registry;

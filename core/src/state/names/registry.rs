@@ -100,17 +100,17 @@ impl Session {
         let clock = &self.home().clock;
         let now = clock.is_manual().then(|| clock.now().floor);
         let mut out = Duration::ZERO;
-        for (name, changes) in outbox {
+        for (row, changes) in outbox {
             let has_earlier = if changes.is_empty() {
-                server.forget(&name, left.now())?;
+                server.forget(&row, left.now())?;
                 true
             } else {
-                let noted = server.note(&name, &changes, now, left.now())?;
-                self.was_made(&name, noted.made);
+                let noted = server.note(&row, &changes, now, left.now())?;
+                self.was_made(&row, noted.made);
                 noted.has_earlier
             };
             if now.is_none() && has_earlier {
-                out = out.max(server.out(&name, left.now())?[1]);
+                out = out.max(server.out(&row, left.now())?[1]);
             }
         }
         self.wait_for_grants(out);
@@ -140,7 +140,8 @@ impl Session {
             if rows.iter().any(|(known, _)| *known == name) {
                 continue;
             }
-            let mut row = server.row(&name, key.map(|(hash, _)| hash), left.now())?;
+            let read = |place: &str| server.row(place, key.map(|(hash, _)| hash), left.now());
+            let mut row = self.places.read(&name, read)?;
             // A missing policy is an answer, too.
             if let (None, Some((_, key))) = (&row.key, key) {
                 row.key = Some(format!("\n{key}"));
@@ -152,19 +153,19 @@ impl Session {
             rows.push((name, row));
         }
         for (name, row) in &rows {
-            row.made.into_iter().for_each(|made| self.was_made(name, made));
+            row.made.into_iter().for_each(|made| self.was_made(&self.places.of(name), made));
         }
         Ok(rows)
     }
 
-    fn was_made(&self, name: &str, made: Tick) {
-        self.made.lock().entry(name.to_owned()).or_insert(made);
+    fn was_made(&self, place: &str, made: Tick) {
+        self.made.lock().entry(place.to_owned()).or_insert(made);
     }
 
-    /// The creation time of a limit that this process uses, by the server's first answer; 0 if there is none. If the
-    /// server later reports another time, it has lost the limit in between.
-    pub fn made(&self, name: &str) -> Tick {
-        self.made.lock().get(name).copied().unwrap_or(0)
+    /// The creation time of the limit in a place that this process uses, by the server's first answer; 0 if there is none. If
+    /// the server later reports another time, it has lost the limit in between.
+    pub fn made(&self, place: &str) -> Tick {
+        self.made.lock().get(place).copied().unwrap_or(0)
     }
 
     /// Applies the server's declarations of a limit and a key, after it has reported that another policy applies.
@@ -196,11 +197,18 @@ impl Session {
         let mut names = server.names(left.now())?;
         let wholes = names.iter().filter_map(|name| Some(name.rsplit_once('/')?.0)).filter(|whole| !whole.is_empty());
         let rows = self.ask(server, &wholes.collect::<Vec<_>>(), None, &left)?;
-        let mut parts = Vec::new();
+        let (mut wholes, mut parts) = (Vec::new(), Vec::new());
         for (name, text) in rows.iter().filter_map(|(name, row)| Some((name, row.composite.as_ref()?))) {
             parts.extend(part_names(name, &policies(name, text)?));
+            wholes.push(name);
         }
-        names.retain(|name| !parts.contains(name));
+        names.retain(|name| !parts.contains(name) && (wholes.contains(&name) || self.places.is_name(name)));
+        // Beside the name before the slash, this may be only the place of a limit with another name.
+        let whole = |name: &&String| name.rsplit_once('/').is_some_and(|(whole, _)| names.iter().any(|n| n == whole));
+        let doubtful: Vec<&str> = names.iter().filter(whole).map(String::as_str).collect();
+        let rows = self.ask(server, &doubtful, None, &left)?;
+        let is_none = |name: &String| rows.iter().any(|(found, row)| found == name && *row == Row::default());
+        names.retain(|name| !is_none(name));
         names.sort();
         Ok(names)
     }
@@ -238,7 +246,7 @@ impl Rare {
         Ok(())
     }
 
-    /// Adds a change to be sent to the server.
+    /// Adds a change of a row to be sent to the server.
     pub(super) fn enqueue(&mut self, name: &str, change: RowChange) {
         if !self.has_outbox {
             return;
@@ -274,14 +282,14 @@ fn damaged<R>(name: &str, text: &str, why: &Error) -> Result<R> {
 
 impl Rare {
     pub(super) fn enqueue_key(&mut self, name: &str, key: &str, policy: Option<Policy>) {
-        self.enqueue(name, RowChange::Key(hash_of(key), key.to_owned(), policy));
+        self.enqueue(&self.places.of(name), RowChange::Key(hash_of(key), key.to_owned(), policy));
     }
 
-    /// Records that nothing is declared under this name any more.
-    pub(in crate::state) fn forgotten(&mut self, name: &str) {
+    /// Records that nothing is declared in this row any more.
+    pub(in crate::state) fn forgotten(&mut self, row: &str) {
         if self.has_outbox {
-            self.outbox.retain(|(known, _)| known != name);
-            self.outbox.push((name.to_owned(), Vec::new()));
+            self.outbox.retain(|(known, _)| known != row);
+            self.outbox.push((row.to_owned(), Vec::new()));
         }
     }
 }

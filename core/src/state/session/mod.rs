@@ -31,6 +31,7 @@ use crate::state::files::grant_lane::GrantLane;
 use crate::state::files::{self, lane, presence};
 use crate::state::ledger::declared::Declared;
 use crate::state::ledger::{database, recovery};
+use crate::state::names::places::Places;
 use crate::time::{Clock, Tick};
 use crate::waiting::MayWait;
 use crate::{fault, fork, memory};
@@ -82,7 +83,8 @@ pub(crate) struct Session {
     pub(super) server_time: OnceLock<(Instant, Tick)>,
     /// The file in which processes of this machine share the server's grants.
     grant_lane: Option<PathBuf>,
-    /// The creation times, on the server, of the limits that this process uses.
+    /// Where the server keeps the limits that this process uses, and when they were created, by these places.
+    pub(super) places: Arc<Places>,
     pub(super) made: fork::PerProcess<HashMap<String, Tick>>,
     /// What it denied.
     pub(super) denials: Denials,
@@ -107,7 +109,7 @@ struct Opened {
     before: *mut Opened,
 }
 
-/// The changes to send to a server, by name. An empty list removes the declarations under the name.
+/// The changes to send to a server, by row. An empty list removes the declarations of the row.
 pub(super) type Outbox = Vec<(String, Vec<RowChange>)>;
 
 /// State that only the holder of the structure lock uses.
@@ -119,8 +121,9 @@ pub(super) struct Rare {
     pub(super) composites: BTreeMap<String, Vec<NamedPolicy>>,
     /// The policies of single keys, by limit and key.
     pub(super) keys: BTreeMap<(String, String), Policy>,
-    /// Whether changes must be sent to a server, and the changes.
+    /// Whether changes must be sent to a server, the changes, and the places of limits there.
     pub(super) has_outbox: bool,
+    pub(super) places: Arc<Places>,
     pub(super) outbox: Outbox,
     /// The connection to the database, while the structure lock is held.
     database: Option<database::Database>,
@@ -181,7 +184,8 @@ impl Session {
             }
             _ => None,
         };
-        let rare = Rare { has_outbox: server.is_some(), ..Rare::default() };
+        let places = Arc::<Places>::default();
+        let rare = Rare { has_outbox: server.is_some(), places: places.clone(), ..Rare::default() };
         Ok(Session {
             url: if let Address::Server(url) = &address { without_password(url) } else { url.to_owned() },
             address,
@@ -195,6 +199,7 @@ impl Session {
             server,
             grant_lane,
             server_time: OnceLock::new(),
+            places,
             made: fork::PerProcess::new(),
             denials: Denials::default(),
             owner: fork::PerProcess::new(),

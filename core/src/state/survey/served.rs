@@ -14,6 +14,7 @@ use crate::state::cells::home::Table;
 use crate::state::cells::layout::{LimitAt, limit_word};
 use crate::state::counts::minutes::this_minute;
 use crate::state::ledger::declared::Declared;
+use crate::state::names::places::policy_and_name;
 use crate::state::names::registry::{TimeLeft, of_key_in, policy_in};
 use crate::state::session::Session;
 use crate::stats::Stats;
@@ -99,10 +100,14 @@ impl Seen {
 impl Session {
     /// Takes a survey of the server's limits, with this many keys of each.
     pub(crate) fn survey_server(&self, survey: &mut Survey, keys: usize) -> Result<Snapshot> {
-        // This opens the store.
-        self.with_names(&[], |locked| self.flush_counts(locked))?;
+        // This opens the store, and finds the places of the limits that are looked for.
+        let only: Vec<&str> = survey.only.as_deref().filter(|_| survey.limits.is_empty()).into_iter().collect();
+        self.with_names(&only, |locked| self.flush_counts(locked))?;
         let left = TimeLeft::new(self)?;
         let mut names = self.server().expect("the caller has checked").names(left.now())?;
+        // One name for each place.
+        names.retain(|name| self.places.of(name) == *name);
+        names.iter_mut().for_each(|place| *place = self.places.name_at(place));
         names.retain(|name| survey.shows(name));
         names.sort_unstable();
         let known: HashSet<&str> = names.iter().map(String::as_str).collect();
@@ -115,6 +120,7 @@ impl Session {
         for ((name, here), found) in names.into_iter().zip(here).zip(found) {
             let watched = survey.limits.entry(name.clone()).or_default();
             if let Some((declared, found)) = found {
+                let name = found.policy.as_deref().and_then(|text| policy_and_name(text).1).map_or(name, str::to_owned);
                 limits.push(self.show_served(name, declared, &found, here, watched, (sought, keys))?);
             }
         }
@@ -168,13 +174,14 @@ impl Session {
                 return Err(Error::StoreTimeout { doing, reason, waited_ms });
             }
             let unknown = ServedMemory::default();
+            let places: Vec<String> = names.iter().map(|name| self.places.of(name)).collect();
             let question = |at: &usize| {
                 let served = survey.limits.get(&names[*at]).map_or(&unknown, |watched| &watched.served);
                 let used = here[*at].iter().flat_map(|here| &here.keys).filter(|seen| seen.total() > 0);
                 let used = used.map(|seen| seen.hash).take(most_shown).chain(sought.map(|(hash, _)| hash));
                 let keys = std::iter::once(home.hash(b'k', "")).chain(served.fullest.iter().copied()).chain(used);
                 let family = served.family.unwrap_or(Family::Log);
-                Question { limit: &names[*at], family, keys: keys.collect(), place: &served.place }
+                Question { limit: &places[*at], family, keys: keys.collect(), place: &served.place }
             };
             let questions: Vec<Question> = waiting.iter().map(question).collect();
             let answers = server.survey(&questions, now, left.now())?;
@@ -184,7 +191,7 @@ impl Session {
                 // Otherwise it is a composite, or was forgotten.
                 let Some(declared) = &answer.policy else { continue };
                 let declared = Declared {
-                    declared: policy_in(name, declared)?,
+                    declared: policy_in(name, policy_and_name(declared).0)?,
                     overriding: answer.overriding.as_deref().map(|text| policy_in(name, text)).transpose()?,
                 };
                 let served = &mut survey.limits.entry(name.clone()).or_default().served;
