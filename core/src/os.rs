@@ -237,12 +237,30 @@ pub(crate) fn shared_file_system(dir: &Path) -> Result<Option<&'static str>> {
 
 /// Sleeps while the low half of `cell` equals that of `seen`, for `nap` at most. It may wake early.
 pub(crate) fn sleep_on(cell: &AtomicU64, seen: u64, nap: Duration) {
-    let limit = libc::timespec {
-        tv_sec: nap.as_secs().min(86_400) as libc::time_t,
-        tv_nsec: libc::c_long::from(nap.subsec_nanos() as i32),
+    sleep_until_called(cell, seen, nap, ANY_CALL);
+}
+
+/// The calls of [`wake_all`].
+const ANY_CALL: u32 = u32::MAX;
+
+/// The same, until one of these calls comes.
+pub(crate) fn sleep_until_called(cell: &AtomicU64, seen: u64, nap: Duration, calls: u32) {
+    // With calls, the kernel takes the end of the sleep, by the monotonic clock.
+    let end = Duration::from_nanos(crate::time::monotonic_ns()) + nap.min(Duration::from_secs(86_400));
+    let end = libc::timespec {
+        tv_sec: end.as_secs() as libc::time_t,
+        tv_nsec: libc::c_long::from(end.subsec_nanos() as i32),
     };
+    let (cell, no_cell) = (low_half(cell), std::ptr::null::<u32>());
     // SAFETY: the address is a live, aligned 32-bit half of an atomic; the kernel only reads it.
-    unsafe { libc::syscall(libc::SYS_futex, low_half(cell), libc::FUTEX_WAIT, seen as u32, &limit) };
+    unsafe { libc::syscall(libc::SYS_futex, cell, libc::FUTEX_WAIT_BITSET, seen as u32, &end, no_cell, calls) };
+}
+
+/// Calls the threads that sleep on `cell` until one of these calls comes.
+pub(crate) fn call(cell: &AtomicU64, calls: u32) {
+    let (cell, no_time, no_cell) = (low_half(cell), std::ptr::null::<libc::timespec>(), std::ptr::null::<u32>());
+    // SAFETY: the address is only used as the identity of a queue.
+    unsafe { libc::syscall(libc::SYS_futex, cell, libc::FUTEX_WAKE_BITSET, i32::MAX, no_time, no_cell, calls) };
 }
 
 /// Wakes all threads that sleep on `cell`.

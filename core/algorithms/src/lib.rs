@@ -19,6 +19,7 @@ pub mod cells;
 pub mod counter;
 pub mod fault;
 pub mod grants;
+pub mod heads;
 mod history;
 pub mod jobs;
 pub mod leases;

@@ -1,7 +1,7 @@
 //! The interface between limiters, lines and bindings. No other code uses it.
 
 use super::begun::Waiting;
-use super::line::{Claim, Seats, Terms};
+use super::line::{Claim, First, LineTurn, Seats, Shown, Terms};
 use super::{Attempt, Limiter, Presented, Reserved, foreign, unknown_part, unsupported};
 use crate::decision::Decision;
 use crate::error::{Error, Result};
@@ -14,6 +14,7 @@ use crate::state::counts::DENIED;
 use crate::state::{Limit, Session, Wake, Woken};
 use crate::stats::Stats;
 use crate::time::ManualClock;
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, SystemTime};
@@ -285,10 +286,19 @@ pub trait Awaited: Quiet {
         None
     }
 
-    /// Sleeps until the bell changes, at most for `nap`. It may wake early.
-    fn sleep_on_bell(&self, _key: &str, _seen: u64, nap: Duration) {
+    /// Sleeps until the bell changes and one of these calls comes, at most for `nap`. It may wake early.
+    fn sleep_on_bell(&self, _key: &str, _seen: u64, nap: Duration, _calls: u32) {
         std::thread::sleep(nap);
     }
+
+    /// Shows a line's first waiter to the lines of all processes, and returns where it is among them. `None`: they do not
+    /// form one line.
+    fn line_up(&self, _key: &str, _first: First, _shown: &Cell<Shown>) -> Result<Option<LineTurn>> {
+        Ok(None)
+    }
+
+    /// Shows another first waiter, or none, of a line that [was shown](Awaited::line_up).
+    fn show_next(&self, _first: Option<First>, _shown: &Cell<Shown>) {}
 
     /// Returns whether this place is too late to use, so that it has to be exchanged.
     fn is_late(&self, _place: &RawPermit) -> bool {

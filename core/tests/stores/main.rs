@@ -17,6 +17,7 @@ mod failing;
 mod files;
 #[cfg(feature = "fault-points")]
 mod forgotten;
+mod heads;
 mod identity;
 #[cfg(feature = "fault-points")]
 mod pairs;

@@ -4,11 +4,11 @@ mod renewal;
 mod served;
 
 use super::internal::{Awaited, Base, Behind, Nested, Quiet};
-use super::line::{Claim, Terms};
+use super::line::{Claim, First, LineTurn, Shown, Terms, calls_of};
 use super::{Attempt, Limiter, Places, Presented, foreign, unsupported};
 use crate::algorithm::leases::{Lease, Leases, NEVER};
 use crate::atomic::*;
-use crate::decision::Decision;
+use crate::decision::{Decision, LOOK_AGAIN};
 use crate::error::{Error, Result};
 use crate::fork::PerProcess;
 use crate::hash::Hash;
@@ -16,8 +16,9 @@ use crate::os;
 use crate::permit::{Kind, LeasePermit, RawPermit};
 use crate::policy::{self, Policy, Shape};
 use crate::state::counts::{ADMITTED, CANCELLED, DENIED};
-use crate::state::{Blocked, Home, Key, Limit, STORE_AGAIN, Store, StoreOptions, Table};
+use crate::state::{Blocked, Home, Key, Limit, STORE_AGAIN, Store, StoreOptions, Table, name_of};
 use crate::time::{ManualClock, Tick, from_ticks};
+use std::cell::Cell;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -147,7 +148,7 @@ impl ConcurrencyLimiter {
         let is_dead = |member| others && member != me && found.home().is_dead(member);
         let units = leases.reclaim(now, found.table.policy.cooldown(), || found.home().clock.now().ceil, is_dead)?;
         if units > 0 {
-            Self::ring(leases);
+            Self::ring(found, leases);
         }
         Ok(units)
     }
@@ -159,7 +160,7 @@ impl ConcurrencyLimiter {
         let ends = cooldown > 0 || !matches!(found.table.policy.0, Shape::Concurrency { lease: NEVER, .. });
         if ends && leases.earliest_deadline()?.is_some_and(|deadline| deadline <= now) {
             leases.reclaim(now, cooldown, || now, |_| false)?;
-            Self::ring(leases);
+            Self::ring(found, leases);
         }
         Ok(())
     }
@@ -174,11 +175,46 @@ impl ConcurrencyLimiter {
         found.table.policy.cooldown() > 0 && !after.is_zero()
     }
 
-    /// Wakes the waiters for freed units.
-    fn ring(leases: &Leases) {
+    /// Wakes the first waiters for freed units.
+    fn ring(found: &Key, leases: &Leases) {
         if leases.sleepers.load(SeqCst) > 0 {
-            os::wake_all(leases.bell);
+            Self::call_first(found, leases);
         }
+    }
+
+    /// Calls the line that has the turn, or all, if none is shown.
+    #[cold]
+    fn call_first(found: &Key, leases: &Leases) {
+        match found.home().heads().survey(name_of(found.limit(), found.hash), None).least {
+            Some(first) => os::call(leases.bell, calls_of(first.at)),
+            None => os::wake_all(leases.bell),
+        }
+    }
+
+    /// Calls the line with this entry. (The bell first: who is about to sleep there notices.)
+    fn call(leases: &Leases, at: usize) {
+        leases.bell.fetch_add(1, SeqCst);
+        if leases.sleepers.load(SeqCst) > 0 {
+            os::call(leases.bell, calls_of(at));
+        }
+    }
+
+    /// Returns what was admitted so far, if so many units are free.
+    fn room(&self, found: &Key, leases: &Leases, units: u64) -> Result<Option<u64>, Blocked> {
+        if found.gate > found.home().clock.now().floor {
+            return Ok(None);
+        }
+        // Read first: a later start then makes a difference.
+        let position = leases.taken.load(Acquire);
+        let is_free = || Ok::<_, Blocked>(leases.live()? + units <= found.table.capacity);
+        Ok((is_free()? || self.reclaim(found, leases)? > 0 && is_free()?).then_some(position))
+    }
+
+    /// Returns whether others wait whom a caller without a turn would pass.
+    fn is_awaited(found: &Key) -> bool {
+        let name = name_of(found.limit(), found.hash);
+        let heads = found.home().heads();
+        heads.may_wait(name) && heads.survey(name, None).least.is_some()
     }
 
     fn with_leases<R>(&self, key: &str, f: impl Fn(&Key, &Leases) -> Result<R, Blocked>) -> Result<R> {
@@ -259,7 +295,7 @@ impl ConcurrencyLimiter {
                     until => leases.cool_down(lease, until)?,
                 };
                 if ended {
-                    Self::ring(leases);
+                    Self::ring(found, leases);
                     if is_cancelled {
                         found.add(CANCELLED, 1);
                     }
@@ -293,7 +329,7 @@ impl Limiter for ConcurrencyLimiter {
                 0 => Ok(false),
                 until => {
                     if leases.settle(lease, actual, found.table.capacity, until)? {
-                        Self::ring(leases);
+                        Self::ring(found, leases);
                     }
                     Ok(true)
                 }
@@ -466,7 +502,7 @@ impl Quiet for ConcurrencyLimiter {
             }
             self.with_leases(key, |found, leases| {
                 if leases.complete(found.member(), Self::cools_until(found))? {
-                    Self::ring(leases);
+                    Self::ring(found, leases);
                 }
                 Ok(())
             })
@@ -480,7 +516,7 @@ impl Awaited for ConcurrencyLimiter {
         self.limit.with_key(key, |_| Ok(()))
     }
 
-    fn claim(&self, key: &str, weight: u64, _terms: Terms) -> Result<Claim> {
+    fn claim(&self, key: &str, weight: u64, terms: Terms) -> Result<Claim> {
         policy::check_some(weight)?;
         let claimed = || {
             self.with_leases(key, |found, leases| {
@@ -490,6 +526,10 @@ impl Awaited for ConcurrencyLimiter {
                     let is_certain = seen.is_closed() || Self::is_certain(found, after);
                     let denied = || Claim::Denied { after, is_certain };
                     return Ok(permit.map_or_else(denied, Claim::Started));
+                }
+                if found.home().is_lane() && !terms.in_turn && Self::is_awaited(found) {
+                    policy::check_weight(self.limit.name(), weight, found.table.capacity)?;
+                    return Ok(Claim::Denied { after: LOOK_AGAIN, is_certain: false });
                 }
                 if let Some(lease) = self.take(found, leases, weight)? {
                     found.decided(ADMITTED, weight);
@@ -523,12 +563,36 @@ impl Awaited for ConcurrencyLimiter {
         self.with_leases(key, |_, leases| Ok(leases.bell.load(Acquire))).ok()
     }
 
-    fn sleep_on_bell(&self, key: &str, seen: u64, nap: Duration) {
+    fn sleep_on_bell(&self, key: &str, seen: u64, nap: Duration, calls: u32) {
         let _ = self.with_leases(key, |_, leases| {
             leases.sleepers.fetch_add(1, SeqCst);
-            self.limit.store().sleep_at_bell(leases.bell, seen, nap);
+            self.limit.store().sleep_at_bell(leases.bell, seen, nap, calls);
             leases.sleepers.fetch_sub(1, SeqCst);
             Ok(())
+        });
+    }
+
+    fn line_up(&self, key: &str, first: First, shown: &Cell<Shown>) -> Result<Option<LineTurn>> {
+        self.with_leases(key, |found, leases| {
+            let mut own = shown.get();
+            let room = |units| self.room(found, leases, units);
+            let turn = own.look(found, first, room, |at| Self::call(leases, at));
+            shown.set(own);
+            turn
+        })
+    }
+
+    fn show_next(&self, first: Option<First>, shown: &Cell<Shown>) {
+        let Some(hash) = shown.get().hash() else { return };
+        // If it fails, the entry is in nobody's way for long.
+        let _ = self.limit.ending_once(|| {
+            self.limit.with_known(hash, |found| {
+                let (mut own, leases) = (shown.get(), found.home().leases(found.table, found.key));
+                let room = |units| self.room(found, &leases, units);
+                let changed = own.change(found, first, room, |at| Self::call(&leases, at));
+                shown.set(own);
+                changed
+            })
         });
     }
 }

@@ -246,7 +246,7 @@ impl ConcurrencyLimiter {
     fn call_waiters(found: &Key) {
         let leases = found.home().leases(found.table, found.key);
         leases.bell.fetch_add(1, crate::atomic::SeqCst);
-        Self::ring(&leases);
+        Self::ring(found, &leases);
     }
 
     pub(super) fn record_start_on_server(&self, found: &Key) -> Result<(), Blocked> {

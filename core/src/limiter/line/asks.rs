@@ -49,12 +49,19 @@ pub struct Terms {
     /// Whether to take a place even where a start is possible, because it would start before places that the line
     /// already holds.
     pub as_place: bool,
+    /// Whether the line has the turn among those of all processes. Otherwise nothing starts while others wait.
+    pub in_turn: bool,
 }
 
 impl Terms {
     /// A start, or nothing.
-    pub const NOW: Terms =
-        Terms { most: Some(Duration::ZERO), grace: Duration::ZERO, asked: Duration::ZERO, as_place: false };
+    pub const NOW: Terms = Terms {
+        most: Some(Duration::ZERO),
+        grace: Duration::ZERO,
+        asked: Duration::ZERO,
+        as_place: false,
+        in_turn: false,
+    };
 
     /// The same with a requested grace.
     pub(super) fn now(asked: Duration) -> Result<Terms> {
@@ -67,7 +74,7 @@ impl Terms {
 pub(crate) fn claim_by_calls(
     limiter: &dyn Limiter,
     (key, weight): (&str, u64),
-    Terms { most, grace, asked, as_place }: Terms,
+    Terms { most, grace, asked, as_place, .. }: Terms,
 ) -> Result<Claim> {
     // It peeks first: a denied attempt would count as a denial.
     let seen = limiter.quiet_peek(key, weight)?;

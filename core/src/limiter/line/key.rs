@@ -7,7 +7,7 @@ mod turns;
 pub use turns::Turn;
 pub(super) use turns::{Notices, TurnLine};
 
-use super::{Claim, Outcome, Rank, Terms, Waiter};
+use super::{Claim, First, LineTurn, Outcome, Rank, Shown, Terms, Waiter};
 use crate::decision::LOOK_AGAIN;
 use crate::error::{Error, Result};
 use crate::fork::jitter;
@@ -17,6 +17,7 @@ use crate::policy::{self, MAX_DEFAULT_GRACE};
 use crate::state::Unwritten;
 use crate::time::{Clock, Tick, from_ticks, grace_ticks, patience_ticks};
 use crate::waiting::MayWait;
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 use taken::TakenStart;
@@ -38,6 +39,9 @@ const KEYS_AT_FULL_RATE: usize = 320;
 
 /// The same where a server has to be asked: some 1,500 requests a second.
 const KEYS_AT_FULL_RATE_ON_A_SERVER: usize = 16;
+
+/// The longest interval at which an event loop looks whether it has the turn, in ticks.
+const LEAST_OFTEN: Tick = 16_000;
 
 /// A waiter whose place would be sooner by less than this keeps its place.
 const WORTH_MOVING: Tick = 50_000;
@@ -61,6 +65,13 @@ struct Waiting {
     /// [`KeyLine::units`] and [`KeyLine::gone`] before it joined at the end of the line. 0 if it joined elsewhere.
     units: u64,
     gone: u64,
+}
+
+impl Waiting {
+    /// What other lines have to know of it.
+    fn shown_as(&self, (priority, _): Rank) -> First {
+        First { priority, since: self.since, units: self.weight }
+    }
 }
 
 #[derive(Debug)]
@@ -117,6 +128,10 @@ pub(super) struct KeyLine {
     meets_failure: bool,
     /// The number of waiters that was reported to the limiter.
     counted: usize,
+    /// What the lines of other processes see of this one.
+    shown: Cell<Shown>,
+    /// Where it was among them at the last look, and since when so far from the turn.
+    turn: Option<(LineTurn, Tick)>,
 }
 
 /// The context of a pass.
@@ -129,13 +144,16 @@ pub(super) struct Pass<'a> {
     pub slice: Duration,
     /// How many keys this driver waits for.
     pub keys: usize,
+    /// Whether the driver sleeps at the key's bell.
+    pub has_bell: bool,
     /// The number of outcomes after which the pass ends. The next pass, which is due immediately, does the rest.
     pub most: usize,
 }
 
 impl<'a> Pass<'a> {
     pub fn new(limiter: &'a dyn Limiter, key: &'a str, clock: &'a Clock) -> Pass<'a> {
-        Pass { limiter, key, clock, began: Instant::now(), slice: super::slice(limiter), keys: 1, most: usize::MAX }
+        let slice = super::slice(limiter);
+        Pass { limiter, key, clock, began: Instant::now(), slice, keys: 1, has_bell: false, most: usize::MAX }
     }
 
     fn now(&self) -> Tick {
@@ -265,8 +283,14 @@ impl KeyLine {
         self.count(limiter);
     }
 
-    /// Reports the number of waiters to the limiter, for observers.
+    /// Reports the number of waiters to the limiter, for observers, and the first one, for other lines.
     fn count(&mut self, limiter: &dyn Limiter) {
+        let first = self.waiters.first_key_value().map(|(rank, waiting)| waiting.shown_as(*rank));
+        if self.shown.get().is_changed(first) {
+            limiter.show_next(first, &self.shown);
+            // It may have the turn now.
+            (self.turn, self.ask_at) = (None, 0);
+        }
         let now = self.waiters.len() + self.taken.len();
         if now != self.counted {
             limiter.waits_more(now as i64 - self.counted as i64);
@@ -303,6 +327,9 @@ impl KeyLine {
         if self.is_blocked || self.has_taken() || !self.surplus.is_empty() {
             return None;
         }
+        if self.turn.is_some_and(|(turn, _)| !turn.is_ours()) {
+            return None;
+        }
         let Some(first) = self.places.front() else {
             let (rank, waiting) = self.waiters.first_key_value()?;
             let seen = MayWait::Never.during(|| pass.limiter.peek_again(pass.key, waiting.weight));
@@ -321,6 +348,11 @@ impl KeyLine {
         let earliest = self.earliest(pass, rank);
         let earliest = if earliest <= pass.now() { next.max(pass.now() + 1_000) } else { earliest };
         earliest.min(self.deadline(rank))
+    }
+
+    /// The calls at the key's bell that are for this line.
+    pub fn calls(&self) -> u32 {
+        self.shown.get().calls()
     }
 
     /// Returns the waiter's deadline.
@@ -492,15 +524,8 @@ impl KeyLine {
             let most = if self.places.is_empty() || is_bounded { left } else { left.min(self.horizon(window)) };
             let patience = (most != Tick::MAX).then(|| from_ticks(most));
             let (grace, as_place) = (self.grace(window), !self.places.is_empty());
-            let terms = Terms { most: patience, grace, asked: from_ticks(self.asked()), as_place };
-            let claim = match asked.take() {
-                Some(claim) => {
-                    self.unwritten.clear();
-                    Ok(claim)
-                }
-                None => self.ask(pass, |limiter| limiter.claim(pass.key, weight, terms)),
-            };
-            match claim {
+            let terms = Terms { most: patience, grace, asked: from_ticks(self.asked()), as_place, in_turn: false };
+            match self.claim(pass, (rank, weight), terms, asked.take()) {
                 Ok(Claim::Started(permit)) => {
                     self.looks = 0;
                     self.admit(pass, weight, permit, out);
@@ -528,6 +553,41 @@ impl KeyLine {
         }
     }
 
+    /// Asks for a start or a place for the first waiter that has none. Where the lines of all processes are one, only the
+    /// line that has the turn gets any. (A line that nobody has to know of is not shown.)
+    fn claim(&mut self, pass: &Pass, (rank, weight): (Rank, u64), terms: Terms, asked: Option<Claim>) -> Result<Claim> {
+        let denied = Claim::Denied { after: LOOK_AGAIN, is_certain: false };
+        let claim = match asked {
+            Some(claim) => {
+                self.unwritten.clear();
+                claim
+            }
+            None if self.shown.get().is_some() => denied,
+            None => self.ask(pass, |limiter| limiter.claim(pass.key, weight, terms))?,
+        };
+        let Claim::Denied { .. } = claim else { return Ok(claim) };
+        let (first, shown) = (self.waiters[&rank].shown_as(rank), std::mem::take(&mut self.shown));
+        let turn = self.ask(pass, |limiter| limiter.line_up(pass.key, first, &shown));
+        self.shown = shown;
+        let turn = match turn {
+            Err(Error::WouldWait) => return Err(Error::WouldWait),
+            // The limiter reports its failure when it is asked for a start.
+            turn => turn.unwrap_or(None),
+        };
+        let since = self.turn.filter(|(before, _)| turn.is_some_and(|turn| turn.ahead == before.ahead));
+        self.turn = turn.map(|turn| (turn, since.map_or_else(|| pass.now(), |(_, since)| since)));
+        match turn {
+            Some(turn) if turn.is_ours() => {
+                self.ask(pass, |limiter| limiter.claim(pass.key, weight, Terms { in_turn: true, ..terms }))
+            }
+            Some(_) => Ok(denied),
+            None if self.shown.get().is_some() => {
+                self.ask(pass, |limiter| limiter.claim(pass.key, weight, Terms { in_turn: true, ..terms }))
+            }
+            None => Ok(claim),
+        }
+    }
+
     /// Returns how long not to ask after a denial.
     fn pause(&mut self, pass: &Pass, after: Tick, is_certain: bool, window: Tick) -> Tick {
         if !self.places.is_empty() {
@@ -539,6 +599,15 @@ impl KeyLine {
             // only when it said.)
             let may_change = pass.limiter.limit().is_some() && !pass.limiter.has_places();
             return after.clamp(1, if may_change { pass.among_keys(LOOK_SOONER) } else { Tick::MAX });
+        }
+        if let Some((turn, since)) = self.turn {
+            if pass.has_bell || turn.idle().is_some() {
+                return pass.among_keys(turn.look_in());
+            }
+            // Nobody calls an event loop. The first two look often, for they are next: a sixteenth of the time that it has
+            // taken so far.
+            let most = if turn.ahead > 1 { LEAST_OFTEN } else { ((pass.now() - since) / 16).clamp(500, LEAST_OFTEN) };
+            return pass.among_keys(jitter(most / 2, most));
         }
         self.poll(pass)
     }

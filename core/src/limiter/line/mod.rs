@@ -16,6 +16,7 @@ mod key;
 mod own_place;
 mod pool;
 mod seat;
+mod shown;
 
 pub(super) use asks::claim_by_calls;
 pub use asks::{Claim, Terms};
@@ -23,6 +24,8 @@ pub use event_loop::{Joined, Line, WaiterId};
 pub use key::Turn;
 pub use pool::Pool;
 pub use seat::{Seat, Seats, acquire};
+pub(super) use shown::calls_of;
+pub use shown::{First, Shown, Turn as LineTurn};
 
 use crate::error::Error;
 use crate::limiter::Limiter;

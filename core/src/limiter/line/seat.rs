@@ -27,6 +27,9 @@ const LATENESS: Duration = Duration::from_micros(200);
 /// In a shorter window the grace of a place does not cover that lateness, so a leader spins through the last moments.
 const SHORT_WINDOW: Duration = Duration::from_millis(4);
 
+/// The longest nap of a caller that has to see for itself whether the bell rings.
+const LOOK_AT_BELL: Duration = Duration::from_millis(16);
+
 /// The lines of one limiter's threads. A forked child has its own.
 #[derive(Debug)]
 pub struct Seats {
@@ -293,7 +296,7 @@ impl Seat {
             shared.bell = limiter.read_bell(key);
         }
         let mut out = Out::new();
-        let pass = Pass::new(limiter, key, clock);
+        let pass = Pass { has_bell: shared.bell.is_some(), ..Pass::new(limiter, key, clock) };
         let joined = shared.line.join(&pass, (rank, waiter), asked, &mut out);
         shared.line.write_taken(&pass, &mut out);
         shared.publish(out);
@@ -319,11 +322,14 @@ impl SharedLine {
             // Read before anything is asked: a later completion rings once more.
             self.bell = pass.limiter.read_bell(pass.key);
             let mut out = Out::new();
+            let pass = &Pass { has_bell: self.bell.is_some(), ..*pass };
             self.line.advance(pass, &mut out);
             self.line.write_taken(pass, &mut out);
             self.publish(out);
         }
-        self.over.remove(&rank).ok_or_else(|| until(self.line.needs(pass, rank), pass.clock))
+        // Nobody calls a caller that takes steps without sleeping here.
+        let most = if self.bell.is_some() { LOOK_AT_BELL } else { Duration::MAX };
+        self.over.remove(&rank).ok_or_else(|| until(self.line.needs(pass, rank), pass.clock).min(most))
     }
 
     fn publish(&mut self, out: Out) {
@@ -382,7 +388,7 @@ fn until(tick: Tick, clock: &Clock) -> Duration {
 
 /// Puts a thread to sleep at its seat.
 fn sleep_in(handle: &Handle, limiter: &dyn Limiter, (key, rank): (&str, Rank), clock: &Clock, nap: Duration) {
-    let (nap, bell) = {
+    let (nap, bell, calls) = {
         let mut shared = lock(handle);
         let leads = shared.leader.is_none();
         let wakes = if leads { shared.line.next() } else { shared.line.deadline(rank) };
@@ -394,10 +400,10 @@ fn sleep_in(handle: &Handle, limiter: &dyn Limiter, (key, rank): (&str, Rank), c
             (shared.leader, shared.leads_until) = (Some(rank), wakes);
         }
         shared.asleep.insert(rank, thread::current());
-        (nap, shared.bell.filter(|_| leads))
+        (nap, shared.bell.filter(|_| leads), shared.line.calls())
     };
     match bell {
-        Some(bell) => limiter.sleep_on_bell(key, bell, nap),
+        Some(bell) => limiter.sleep_on_bell(key, bell, nap, calls),
         None => doze(limiter, key, clock, nap),
     }
     let mut shared = lock(handle);

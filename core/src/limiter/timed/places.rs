@@ -21,7 +21,7 @@ use std::time::Duration;
 impl Timed {
     /// Starts now, or takes a place if there is one soon enough.
     pub(super) fn do_claim(&self, (key, weight): (&str, u64), terms: Terms) -> Result<Claim> {
-        let Terms { most, grace, asked, as_place } = terms;
+        let Terms { most, grace, asked, as_place, .. } = terms;
         policy::check_some(weight)?;
         let patience = most.map_or(u64::MAX, time::patience_ticks);
         self.limit.with_key(key, |found| {

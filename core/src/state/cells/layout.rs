@@ -118,6 +118,9 @@ pub(in crate::state) const CHANGER_SEEN: u64 = NEWS + 2;
 /// What is known of the keys that are only in the ledger: see `restoring.rs`.
 pub(in crate::state) const RESTORING: u64 = CHANGER_SEEN + 1; // seven words
 
+/// The heads of the lines of all processes: see `heads.rs`.
+pub(in crate::state) const HEADS: u64 = RESTORING + 7;
+
 pub(in crate::state) mod limit_word {
     #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
     pub(crate) enum Of {}
@@ -297,4 +300,4 @@ pub(in crate::state) mod key_word {
 }
 
 const _: () = assert!(key_word::IS_STUB == table_word::OWNER);
-const _: () = assert!(POLICIES < CHANGED && RESTORING + 7 <= NAMES && NAMES + NAME_CHAINS <= 480);
+const _: () = assert!(POLICIES < CHANGED && HEADS < NAMES && NAMES + NAME_CHAINS <= 480);

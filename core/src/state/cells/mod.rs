@@ -5,6 +5,7 @@
 
 pub(super) mod begin;
 pub(super) mod block;
+pub(super) mod heads;
 pub(super) mod home;
 pub(super) mod index;
 pub(super) mod layout;

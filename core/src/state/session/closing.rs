@@ -179,8 +179,9 @@ impl Session {
         is_any
     }
 
-    /// Sleeps at a bell until it changes or the store is closed, at most for `nap`. It may wake early.
-    pub fn sleep_at_bell(&self, bell: &AtomicU64, seen: u64, nap: Duration) {
+    /// Sleeps at a bell until it changes and one of these calls comes, or the store is closed, at most for `nap`. It may
+    /// wake early.
+    pub fn sleep_at_bell(&self, bell: &AtomicU64, seen: u64, nap: Duration, calls: u32) {
         struct Listed<'s>(&'s Session, u64);
         impl Drop for Listed<'_> {
             fn drop(&mut self) {
@@ -192,7 +193,7 @@ impl Session {
         let _listed = Listed(self, number);
         // (4)
         if !self.is_closed() {
-            os::sleep_on(bell, seen, nap);
+            os::sleep_until_called(bell, seen, nap, calls);
         }
     }
 }

@@ -1,0 +1,351 @@
+//! The heads of lines: who waits first in each line of a limit and key, so that the lines of all processes are one.
+//! Lock-free.
+//!
+//! Each line is sorted by itself. So the least of the heads is the least of all waiters, and its line has the *turn*: it
+//! alone claims. This admits nothing. It makes lines hold back. So whatever these words hold, no limit is exceeded; a
+//! wrong word costs order, or time.
+//!
+//! # Shape
+//!
+//! A table of entries, four words each. The entries of one name are in the *reach* of the name's bucket: so many entries
+//! from the bucket's first one on, round the end of the table.
+//!
+//! ```text
+//! entry   [ owner ] [ name ] [ tag ] [ units ]
+//! tag     [ priority, 12 ][ tick of asking, 51 ][ skipped, 1 ]    less is sooner; 0: nobody waits
+//! reach   [ joins, 32 ][ entries, 32 ]
+//! ```
+//!
+//! * `owner`: the process, by a number that no other process ever has. 0: the entry is free.
+//! * `name`: of the limit and key.
+//! * `units`: what the head wants to start.
+//! * `joins` grows with each line that joins.
+//!
+//! # Correctness
+//!
+//! 1. *An entry has one owner.* It is taken by a compare-and-swap from 0. Only its owner frees it, or whoever knows
+//!    that its owner is dead and has removed its tag.
+//! 2. *A tag is published last and removed first.* A reader trusts a head if its tag is the same before and after its
+//!    other words.
+//! 3. *Published is no later than true.* A line shows its first waiter before it asks for a start. Its tag is changed by
+//!    its owner, or marked or removed by a compare-and-swap from the tag that was judged. An owner whose tag was changed
+//!    by others shows it again when it looks.
+//! 4. *Reaches cover their entries.* A line that joins raises the reach, and the number of joins, before its tag is
+//!    published. A reach shrinks by a compare-and-swap from the word that was read before its entries were. So a line
+//!    that joined in between makes it fail; one that joins later raises it again.
+//! 5. *No ring is lost.* A line shows its tag, then asks for units ([`Heads::show`] has a fence). Whoever returns units
+//!    then looks for the least head ([`Heads::survey`] has the other fence). One of the two sees the other's store.
+//! 6. *A death is harmless.* What it leaves belongs to its owner, and is removed by whoever finds it in the way, or by
+//!    the next process that arrives.
+//!
+//! # Orderings
+//!
+//! Tags are stored with `Release`, after the other words of their entry, and read with `Acquire`, before them and, after
+//! another fence, again. Owners and reaches are changed with `AcqRel`. The two fences of (5) are `SeqCst`: nothing less
+//! keeps the order of a store and a later load of another word.
+
+use crate::atomic::{AtomicU64, *};
+use crate::fault;
+use crate::time::Tick;
+
+/// The words of an entry.
+pub const ENTRY_WORDS: u64 = 4;
+
+/// The number of entries for each bucket.
+const BUCKET: usize = 8;
+
+/// The most entries that a line tries before it goes without one.
+const PROBES: usize = 256;
+
+/// The priorities that are told apart.
+const MOST_URGENT: i32 = -2_047;
+const LEAST_URGENT: i32 = 2_047;
+
+const SKIPPED: u64 = 1;
+const SINCE: u32 = 1;
+const PRIORITY: u32 = 52;
+const ANY_SINCE: u64 = (1 << (PRIORITY - SINCE)) - 1;
+const JOINS: u32 = 32;
+const ANY_REACH: u64 = (1 << JOINS) - 1;
+
+/// The order of a waiter among all: less is sooner. Never 0.
+pub fn tag(priority: i32, since: Tick) -> u64 {
+    let priority = (priority.clamp(MOST_URGENT, LEAST_URGENT) - MOST_URGENT + 1) as u64;
+    priority << PRIORITY | (since & ANY_SINCE) << SINCE
+}
+
+/// The table of heads, in cells that live elsewhere.
+#[derive(Clone, Copy)]
+pub struct Heads<'a> {
+    /// [`ENTRY_WORDS`] for each entry.
+    entries: &'a [[AtomicU64; ENTRY_WORDS as usize]],
+    /// One for each bucket.
+    reaches: &'a [AtomicU64],
+}
+
+/// The first waiter of a line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Head {
+    /// The number of its entry.
+    pub at: usize,
+    /// Its order.
+    pub tag: u64,
+    /// The process of the line.
+    pub owner: u64,
+    /// What it wants to start.
+    pub units: u64,
+}
+
+/// The heads of a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Survey {
+    /// The least head: its line has the turn. `None`: nobody waits who is not skipped.
+    pub least: Option<Head>,
+    /// The number of heads before the one that was asked about.
+    pub ahead: usize,
+}
+
+impl<'a> Heads<'a> {
+    /// The number of words of a table of so many entries.
+    pub const fn words(entries: u64) -> u64 {
+        entries * ENTRY_WORDS + entries / BUCKET as u64
+    }
+
+    /// The table in these words. Fewer words than two buckets are a table without entries.
+    pub fn new(words: &'a [AtomicU64]) -> Heads<'a> {
+        let buckets = words.len() / (BUCKET * ENTRY_WORDS as usize + 1);
+        let (entries, reaches) = words.split_at(words.len() - buckets);
+        let entries = &entries.as_chunks().0[..buckets * BUCKET];
+        Heads { entries, reaches }
+    }
+
+    /// The entries of a bucket, from its first one on, and their numbers.
+    fn from(&self, bucket: usize) -> impl Iterator<Item = (usize, &'a [AtomicU64; 4])> {
+        let (count, entries) = (self.entries.len(), self.entries);
+        (0..count).map(move |i| {
+            let at = (bucket * BUCKET + i) % count;
+            (at, &entries[at])
+        })
+    }
+
+    fn bucket(&self, name: u64) -> usize {
+        (name % self.reaches.len() as u64) as usize
+    }
+
+    /// Joins a line, with its head. Returns the number of its entry; `None`: the table is full here.
+    pub fn join(&self, name: u64, owner: u64, tag: u64, units: u64) -> Option<usize> {
+        if self.reaches.is_empty() {
+            return None;
+        }
+        let bucket = self.bucket(name);
+        let is_taken = |[cell, ..]: &[AtomicU64; 4]| {
+            // (1)
+            cell.load(Relaxed) == 0 && cell.compare_exchange(0, owner, AcqRel, Relaxed).is_ok()
+        };
+        let (distance, (at, entry)) = self.from(bucket).take(PROBES).enumerate().find(|(_, (_, e))| is_taken(e))?;
+        fault::point("head-taken");
+        entry[1].store(name, Release);
+        // (4)
+        let raised = |word: u64| {
+            let joins = (word >> JOINS).wrapping_add(1);
+            Some(joins << JOINS | (word & ANY_REACH).max(distance as u64 + 1))
+        };
+        let _ = self.reaches[bucket].fetch_update(AcqRel, Acquire, raised);
+        fault::point("head-reached");
+        self.show(at, tag, units);
+        Some(at)
+    }
+
+    /// Shows another head of a line that has joined.
+    pub fn show(&self, at: usize, tag: u64, units: u64) {
+        let Some([_, _, shown, wants]) = self.entries.get(at) else { return };
+        wants.store(units, Relaxed);
+        // (2)
+        shown.store(tag, Release);
+        // (5)
+        fence(SeqCst);
+    }
+
+    /// Returns whether an entry still shows this head of this process, and nobody skips it.
+    pub fn shows(&self, at: usize, owner: u64, tag: u64) -> bool {
+        self.entries
+            .get(at)
+            .is_some_and(|[cell, _, shown, _]| shown.load(Acquire) == tag && cell.load(Relaxed) == owner)
+    }
+
+    /// Returns whether an entry is this process's.
+    pub fn is_of(&self, at: usize, owner: u64) -> bool {
+        self.entries.get(at).is_some_and(|[cell, ..]| cell.load(Acquire) == owner)
+    }
+
+    /// Leaves: nobody waits in this line any more.
+    pub fn leave(&self, at: usize, owner: u64) {
+        if let Some([cell, _, shown, _]) = self.entries.get(at).filter(|_| self.is_of(at, owner)) {
+            // (2)
+            shown.store(0, Release);
+            fault::point("head-hidden");
+            // (1)
+            let _ = cell.compare_exchange(owner, 0, AcqRel, Relaxed);
+        }
+    }
+
+    /// Returns whether a line of this name may wait. It costs one load where none does.
+    #[inline]
+    pub fn may_wait(&self, name: u64) -> bool {
+        !self.reaches.is_empty() && self.reaches[self.bucket(name)].load(Acquire) & ANY_REACH != 0
+    }
+
+    /// Looks at all heads of a name.
+    pub fn survey(&self, name: u64, mine: Option<usize>) -> Survey {
+        // (5)
+        fence(SeqCst);
+        let mut all = Survey { least: None, ahead: 0 };
+        if self.reaches.is_empty() {
+            return all;
+        }
+        let bucket = self.bucket(name);
+        let seen = self.reaches[bucket].load(Acquire);
+        let order = |head: &Head| (head.tag, head.at);
+        let own = mine.and_then(|at| self.read(at, self.entries.get(at)?, name)).map(|own| order(&own));
+        let mut last = 0;
+        for (i, (at, entry)) in self.from(bucket).take((seen & ANY_REACH) as usize).enumerate() {
+            let [owner, other, ..] = entry;
+            if owner.load(Acquire) == 0 || self.bucket(other.load(Acquire)) != bucket {
+                continue;
+            }
+            last = i as u64 + 1;
+            let Some(head) = self.read(at, entry, name).filter(|head| head.tag & SKIPPED == 0) else { continue };
+            all.ahead += usize::from(own.is_none_or(|own| order(&head) < own));
+            if all.least.is_none_or(|least| order(&head) < order(&least)) {
+                all.least = Some(head);
+            }
+        }
+        if last < seen & ANY_REACH {
+            // (4)
+            let _ = self.reaches[bucket].compare_exchange(seen, seen & !ANY_REACH | last, AcqRel, Relaxed);
+        }
+        all
+    }
+
+    /// The head that an entry shows, if it is of this name.
+    fn read(&self, at: usize, [owner, own, shown, wants]: &[AtomicU64; 4], name: u64) -> Option<Head> {
+        let tag = shown.load(Acquire);
+        if tag == 0 || own.load(Acquire) != name {
+            return None;
+        }
+        let head = Head { at, tag, owner: owner.load(Acquire), units: wants.load(Acquire) };
+        // (2)
+        fence(Acquire);
+        (shown.load(Relaxed) == tag).then_some(head)
+    }
+
+    /// Skips a head whose process does not run. It comes first again when it does.
+    pub fn skip(&self, head: Head) {
+        if let Some([_, _, shown, _]) = self.entries.get(head.at) {
+            // (3)
+            let _ = shown.compare_exchange(head.tag, head.tag | SKIPPED, AcqRel, Relaxed);
+        }
+    }
+
+    /// Removes a head whose process is dead.
+    pub fn remove(&self, head: Head) {
+        if let Some([cell, _, shown, _]) = self.entries.get(head.at)
+            // (3)
+            && shown.compare_exchange(head.tag, 0, AcqRel, Relaxed).is_ok()
+        {
+            fault::point("head-removed");
+            // (1)
+            let _ = cell.compare_exchange(head.owner, 0, AcqRel, Relaxed);
+        }
+    }
+
+    /// Frees what dead processes have left (6).
+    pub fn sweep(&self, is_dead: impl Fn(u64) -> bool) {
+        for [cell, _, shown, _] in self.entries {
+            let owner = cell.load(Acquire);
+            if owner != 0 && is_dead(owner) {
+                let tag = shown.load(Acquire);
+                // (1), (3)
+                if tag == 0 || shown.compare_exchange(tag, 0, AcqRel, Relaxed).is_ok() {
+                    let _ = cell.compare_exchange(owner, 0, AcqRel, Relaxed);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(all(test, model))]
+#[path = "heads_models.rs"]
+mod models;
+
+#[cfg(all(test, not(model)))]
+mod tests {
+    use super::*;
+
+    fn table(entries: u64) -> Vec<AtomicU64> {
+        (0..Heads::words(entries)).map(|_| AtomicU64::new(0)).collect()
+    }
+
+    #[test]
+    fn the_least_head_is_the_most_urgent_and_then_the_oldest() {
+        let words = table(16);
+        let heads = Heads::new(&words);
+        assert_eq!((heads.survey(7, None).least, heads.may_wait(7)), (None, false));
+        let late = heads.join(7, 1, tag(0, 30), 1).unwrap();
+        let early = heads.join(7, 2, tag(0, 20), 3).unwrap();
+        let other = heads.join(8, 2, tag(0, 10), 1).unwrap();
+        let least = heads.survey(7, Some(late));
+        let expected = Head { at: early, tag: tag(0, 20), owner: 2, units: 3 };
+        assert_eq!(least, Survey { least: Some(expected), ahead: 1 });
+        let urgent = heads.join(7, 1, tag(-1, 90), 1).unwrap();
+        assert_eq!(heads.survey(7, Some(early)).least.map(|head| head.at), Some(urgent));
+        assert_eq!(heads.survey(7, Some(late)).ahead, 2);
+        heads.show(urgent, tag(i32::MAX, 1), 1);
+        assert_eq!((heads.survey(7, Some(late)).ahead, heads.survey(7, Some(urgent)).ahead), (1, 2));
+        heads.leave(early, 2);
+        heads.leave(late, 1);
+        heads.leave(urgent, 1);
+        assert_eq!((heads.survey(7, None).least, heads.survey(8, None).least.map(|h| h.at)), (None, Some(other)));
+        assert!(!heads.may_wait(7) && heads.may_wait(8), "a bucket that nobody uses costs nothing");
+    }
+
+    #[test]
+    fn whoever_is_skipped_or_removed_is_not_waited_for_and_an_owner_shows_its_head_again() {
+        let words = table(16);
+        let heads = Heads::new(&words);
+        let first = heads.join(7, 1, tag(0, 10), 1).unwrap();
+        let second = heads.join(7, 2, tag(0, 20), 1).unwrap();
+        let head = heads.survey(7, Some(second)).least.unwrap();
+        heads.skip(head);
+        assert!(!heads.shows(first, 1, head.tag) && heads.is_of(first, 1));
+        assert_eq!(heads.survey(7, Some(second)).ahead, 0);
+        heads.skip(head);
+        heads.remove(head);
+        assert!(heads.is_of(first, 1), "it was judged before it changed");
+        heads.show(first, head.tag, 1);
+        assert_eq!(heads.survey(7, Some(second)), Survey { least: Some(head), ahead: 1 });
+        heads.remove(head);
+        assert!(!heads.is_of(first, 1));
+        assert_eq!(heads.survey(7, None).least.map(|head| head.at), Some(second));
+        heads.sweep(|owner| owner == 2);
+        assert_eq!((heads.survey(7, None).least, heads.may_wait(7)), (None, false));
+    }
+
+    #[test]
+    fn a_full_table_and_any_words_are_no_harm() {
+        let words = table(16);
+        let heads = Heads::new(&words);
+        let joined: Vec<usize> = (0..16).map(|i| heads.join(i % 3, 1 + i, tag(0, i), 1).unwrap()).collect();
+        assert_eq!(heads.join(5, 1, tag(0, 1), 1), None);
+        joined.iter().zip(1..).for_each(|(at, owner)| heads.leave(*at, owner));
+        (0..3).for_each(|name| assert_eq!(heads.survey(name, None).least, None));
+        for value in [1, u64::MAX, 1 << 63, 77] {
+            words.iter().for_each(|word| word.store(value, Relaxed));
+            let least = heads.survey(value, Some(99)).least;
+            least.into_iter().for_each(|head| (heads.skip(head), heads.remove(head)).0);
+            heads.leave(1 << 40, 1);
+        }
+        assert_eq!(Heads::new(&[]).join(1, 1, 1, 1), None);
+        assert_eq!(Heads::new(&[]).survey(1, None).least, None);
+    }
+}
