@@ -88,8 +88,21 @@ fn every_call_ends_whatever_cells_hold() {
                 let bucket = Bucket::new(limit, length, 7, round % 2 == 0);
                 let cells = match kind {
                     0 => {
-                        let origins = ring;
-                        Cells::Log(Log { head, cleared, own, logged, ring, origins, peak, life, number, base, born })
+                        let (origins, whole) = (ring, garbage(random));
+                        Cells::Log(Log {
+                            head,
+                            cleared,
+                            own,
+                            logged,
+                            ring,
+                            whole,
+                            origins,
+                            peak,
+                            life,
+                            number,
+                            base,
+                            born,
+                        })
                     }
                     1 => {
                         Cells::Slices(Slices { head, life, base: number, ring, era: own, logged, written: peak, born })

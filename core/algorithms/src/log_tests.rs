@@ -32,7 +32,20 @@ impl Cells {
     fn log(&self) -> Log<'_> {
         let [head, cleared, own, logged, peak, life, base] = &self.words;
         let (number, base) = (life.load(Acquire), base.load(Acquire));
-        Log { head, cleared, own, logged, peak, ring: &self.ring, origins: &self.origins, life, number, base, born: 0 }
+        Log {
+            head,
+            cleared,
+            own,
+            logged,
+            peak,
+            ring: &self.ring,
+            whole: self.ring.len() as u64,
+            origins: &self.origins,
+            life,
+            number,
+            base,
+            born: 0,
+        }
     }
 
     /// Asserts that no new word since the previous call was in its slot before.
