@@ -45,6 +45,9 @@ fn use_is_shown_everywhere(url: &str) {
     run(url, &["show", "jobs"]).with(0).says(&["3 of 5 at once (60 %)", "open"]);
     run(url, &["show", "shut"]).with(0).says(&["2 of 5 at once (40 %)", "paused for"]);
     run(url, &["show", "jobs", "acme"]).with(0).says(&["2 of 5"]);
+    run(url, &["peek", "both", "concurrency=4", "rate=other"]).with(0).says(&["4 of 5 left"]);
+    run(url, &["peek", "both", "concurrency=5", "rate=other"]).with(4).says(&["by both/concurrency"]);
+    run(url, &["show", "both", "rate=other"]).with(0).says(&["both/rate  (rate), key other", "1 of 5"]);
     let server = Server::start(url, &["--read-only"]);
     let metrics = server.get("/metrics", &[]).with(200).body;
     for line in [

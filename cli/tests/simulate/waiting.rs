@@ -106,3 +106,10 @@ fn a_waiter_does_not_hold_up_those_of_other_keys_of_a_part() {
     // The second of `a` waits for its tenant's window. The others need the slots only.
     assert_eq!(started, [0, 5_000_000, 0, 900_000, 800_000, 0].map(Some));
 }
+
+#[test]
+fn a_waiter_may_need_a_whole_bucket() {
+    let heavy = |at| Entry { weight: 1_000, ..Entry::at(at) };
+    let started = verdicts("1/1s burst 1000", &[heavy(0), heavy(0)], &["--wait"]);
+    assert_eq!(started.into_iter().map(|(_, after)| after).collect::<Vec<_>>(), [0, 1_000_000_000].map(Some));
+}

@@ -44,6 +44,12 @@ impl Bound {
         self.guarantee.bound(self.heaviest)
     }
 
+    /// The time after which everything is free again: a window, or as long as a bucket takes to fill.
+    pub fn renewal(&self) -> u64 {
+        let time = u128::from(self.guarantee.window) * u128::from(self.allowed()) / u128::from(self.guarantee.limit);
+        u64::try_from(time).unwrap_or(u64::MAX)
+    }
+
     /// Whether a start with this charge has to wait until another one ends.
     pub fn is_full(&self, key: u32, weight: u64) -> bool {
         let running = || self.of_key.get(&key).map_or(0, |of| of.running);

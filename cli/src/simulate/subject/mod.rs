@@ -27,7 +27,7 @@ const NAME: &str = "policy";
 const MAX_AFTER: u64 = 366 * 86_400_000_000;
 
 /// Waiters that have not started for so many of the longest windows never will.
-const STUCK_WINDOWS: u64 = 100;
+const STUCK_WINDOWS: u64 = 20;
 
 /// The behaviour of callers that are not admitted at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -315,9 +315,9 @@ impl<'t> Subject<'t> {
 
     /// Whether waiters have not started for many windows, although nothing runs: they take units from each other that none can use.
     fn is_stuck(&self) -> bool {
-        let longest = self.bounds.iter().map(|bound| bound.guarantee.window).max().unwrap_or(0);
+        let longest = self.bounds.iter().map(Bound::renewal).max().unwrap_or(0);
         let since = self.found.to.max(self.last_start);
-        self.ends.is_empty() && self.now.saturating_sub(since) > STUCK_WINDOWS * longest
+        self.ends.is_empty() && self.now.saturating_sub(since) > longest.saturating_mul(STUCK_WINDOWS)
     }
 
     /// Changes the counts of the request's key, and of the keys that it has for parts. The closure gets the weight, too.
