@@ -46,6 +46,9 @@ mod on {
     pub const LEASING: &[&str] =
         &["lease-claimed", "lease-offered", "lease-taken", "lease-cooling", "lease-ending", "lease-returned"];
 
+    /// The points of showing the head of a line, and of removing a dead one.
+    pub const SHOWING: &[&str] = &["head-taken", "head-reached", "head-hidden", "head-removed"];
+
     /// The points of changing policies and of renaming a limit.
     const CHANGING: &[&str] = &[
         "deciding",
@@ -73,7 +76,10 @@ mod on {
     ];
 
     fn points() -> impl Iterator<Item = &'static str> {
-        [DECIDING, FINDING, REWRITING, GROWING, SEARCHING, LEASING, CHANGING, RECOVERING].into_iter().flatten().copied()
+        [DECIDING, FINDING, REWRITING, GROWING, SEARCHING, LEASING, SHOWING, CHANGING, RECOVERING]
+            .into_iter()
+            .flatten()
+            .copied()
     }
 
     /// Runs `action` once, when any thread of this process next passes `point`.
@@ -159,7 +165,7 @@ mod on {
 }
 
 #[cfg(feature = "fault-points")]
-pub use on::{DECIDING, GROWING, LEASING, REWRITING, at, in_small_steps, most_looked_at, restore_at_once};
+pub use on::{DECIDING, GROWING, LEASING, REWRITING, SHOWING, at, in_small_steps, most_looked_at, restore_at_once};
 
 /// A lane that is rebuilt from more starts than these is used before all of them are restored.
 const RESTORED_AT_ONCE: u64 = 10_000;

@@ -34,13 +34,13 @@
 //!    published. A reach shrinks by a compare-and-swap from the word that was read before its entries were. So a line
 //!    that joined in between makes it fail; one that joins later raises it again.
 //! 5. *No ring is lost.* A line shows its tag, then asks for units ([`Heads::show`] has a fence). Whoever returns units
-//!    then looks for the least head ([`Heads::survey`] has the other fence). One of the two sees the other's store.
+//!    then looks for the least head ([`Heads::first`] has the other fence). One of the two sees the other's store.
 //! 6. *A death is harmless.* What it leaves belongs to its owner, and is removed by whoever finds it in the way, or by
 //!    the next process that arrives.
 //!
 //! # Orderings
 //!
-//! Tags are stored with `Release`, after the other words of their entry, and read with `Acquire`, before them and, after
+//! Tags are changed with `AcqRel`, after the other words of their entry, and read with `Acquire`, before them and, after
 //! another fence, again. Owners and reaches are changed with `AcqRel`. The two fences of (5) are `SeqCst`: nothing less
 //! keeps the order of a store and a later load of another word.
 
@@ -103,6 +103,8 @@ pub struct Survey {
     pub least: Option<Head>,
     /// The number of heads before the one that was asked about.
     pub ahead: usize,
+    /// What these want to start.
+    pub units: u64,
 }
 
 impl<'a> Heads<'a> {
@@ -160,8 +162,8 @@ impl<'a> Heads<'a> {
     pub fn show(&self, at: usize, tag: u64, units: u64) {
         let Some([_, _, shown, wants]) = self.entries.get(at) else { return };
         wants.store(units, Relaxed);
-        // (2)
-        shown.store(tag, Release);
+        // (2), and no mark of an earlier tag comes after it.
+        shown.swap(tag, AcqRel);
         // (5)
         fence(SeqCst);
     }
@@ -182,7 +184,7 @@ impl<'a> Heads<'a> {
     pub fn leave(&self, at: usize, owner: u64) {
         if let Some([cell, _, shown, _]) = self.entries.get(at).filter(|_| self.is_of(at, owner)) {
             // (2)
-            shown.store(0, Release);
+            shown.swap(0, AcqRel);
             fault::point("head-hidden");
             // (1)
             let _ = cell.compare_exchange(owner, 0, AcqRel, Relaxed);
@@ -195,18 +197,26 @@ impl<'a> Heads<'a> {
         !self.reaches.is_empty() && self.reaches[self.bucket(name)].load(Acquire) & ANY_REACH != 0
     }
 
-    /// Looks at all heads of a name.
-    pub fn survey(&self, name: u64, mine: Option<usize>) -> Survey {
+    /// The least head of a name.
+    pub fn first(&self, name: u64) -> Option<Head> {
+        self.survey(name, usize::MAX, 0).least
+    }
+
+    /// Looks at all heads of a name, from an entry of it. Those of the same priority that asked less than `near` before are
+    /// not counted. Without that entry all are.
+    pub fn survey(&self, name: u64, mine: usize, near: Tick) -> Survey {
         // (5)
         fence(SeqCst);
-        let mut all = Survey { least: None, ahead: 0 };
+        let mut all = Survey { least: None, ahead: 0, units: 0 };
         if self.reaches.is_empty() {
             return all;
         }
         let bucket = self.bucket(name);
         let seen = self.reaches[bucket].load(Acquire);
         let order = |head: &Head| (head.tag, head.at);
-        let own = mine.and_then(|at| self.read(at, self.entries.get(at)?, name)).map(|own| order(&own));
+        let own = self.entries.get(mine).and_then(|entry| self.read(mine, entry, name));
+        let is_ahead =
+            |head: Head| own.is_none_or(|own| (head.tag.saturating_add(near << SINCE), head.at) < order(&own));
         let mut last = 0;
         for (i, (at, entry)) in self.from(bucket).take((seen & ANY_REACH) as usize).enumerate() {
             let [owner, other, ..] = entry;
@@ -215,7 +225,9 @@ impl<'a> Heads<'a> {
             }
             last = i as u64 + 1;
             let Some(head) = self.read(at, entry, name).filter(|head| head.tag & SKIPPED == 0) else { continue };
-            all.ahead += usize::from(own.is_none_or(|own| order(&head) < own));
+            if is_ahead(head) {
+                (all.ahead, all.units) = (all.ahead + 1, all.units.saturating_add(head.units));
+            }
             if all.least.is_none_or(|least| order(&head) < order(&least)) {
                 all.least = Some(head);
             }
@@ -290,22 +302,22 @@ mod tests {
     fn the_least_head_is_the_most_urgent_and_then_the_oldest() {
         let words = table(16);
         let heads = Heads::new(&words);
-        assert_eq!((heads.survey(7, None).least, heads.may_wait(7)), (None, false));
+        assert_eq!((heads.first(7), heads.may_wait(7)), (None, false));
         let late = heads.join(7, 1, tag(0, 30), 1).unwrap();
         let early = heads.join(7, 2, tag(0, 20), 3).unwrap();
         let other = heads.join(8, 2, tag(0, 10), 1).unwrap();
-        let least = heads.survey(7, Some(late));
+        let least = heads.survey(7, late, 0);
         let expected = Head { at: early, tag: tag(0, 20), owner: 2, units: 3 };
-        assert_eq!(least, Survey { least: Some(expected), ahead: 1 });
+        assert_eq!(least, Survey { least: Some(expected), ahead: 1, units: 3 });
         let urgent = heads.join(7, 1, tag(-1, 90), 1).unwrap();
-        assert_eq!(heads.survey(7, Some(early)).least.map(|head| head.at), Some(urgent));
-        assert_eq!(heads.survey(7, Some(late)).ahead, 2);
+        assert_eq!(heads.survey(7, early, 0).least.map(|head| head.at), Some(urgent));
+        assert_eq!(heads.survey(7, late, 0).ahead, 2);
         heads.show(urgent, tag(i32::MAX, 1), 1);
-        assert_eq!((heads.survey(7, Some(late)).ahead, heads.survey(7, Some(urgent)).ahead), (1, 2));
+        assert_eq!((heads.survey(7, late, 0).ahead, heads.survey(7, urgent, 0).ahead), (1, 2));
         heads.leave(early, 2);
         heads.leave(late, 1);
         heads.leave(urgent, 1);
-        assert_eq!((heads.survey(7, None).least, heads.survey(8, None).least.map(|h| h.at)), (None, Some(other)));
+        assert_eq!((heads.first(7), heads.first(8).map(|h| h.at)), (None, Some(other)));
         assert!(!heads.may_wait(7) && heads.may_wait(8), "a bucket that nobody uses costs nothing");
     }
 
@@ -315,20 +327,20 @@ mod tests {
         let heads = Heads::new(&words);
         let first = heads.join(7, 1, tag(0, 10), 1).unwrap();
         let second = heads.join(7, 2, tag(0, 20), 1).unwrap();
-        let head = heads.survey(7, Some(second)).least.unwrap();
+        let head = heads.survey(7, second, 0).least.unwrap();
         heads.skip(head);
         assert!(!heads.shows(first, 1, head.tag) && heads.is_of(first, 1));
-        assert_eq!(heads.survey(7, Some(second)).ahead, 0);
+        assert_eq!(heads.survey(7, second, 0).ahead, 0);
         heads.skip(head);
         heads.remove(head);
         assert!(heads.is_of(first, 1), "it was judged before it changed");
         heads.show(first, head.tag, 1);
-        assert_eq!(heads.survey(7, Some(second)), Survey { least: Some(head), ahead: 1 });
+        assert_eq!(heads.survey(7, second, 0), Survey { least: Some(head), ahead: 1, units: 1 });
         heads.remove(head);
         assert!(!heads.is_of(first, 1));
-        assert_eq!(heads.survey(7, None).least.map(|head| head.at), Some(second));
+        assert_eq!(heads.first(7).map(|head| head.at), Some(second));
         heads.sweep(|owner| owner == 2);
-        assert_eq!((heads.survey(7, None).least, heads.may_wait(7)), (None, false));
+        assert_eq!((heads.first(7), heads.may_wait(7)), (None, false));
     }
 
     #[test]
@@ -338,14 +350,14 @@ mod tests {
         let joined: Vec<usize> = (0..16).map(|i| heads.join(i % 3, 1 + i, tag(0, i), 1).unwrap()).collect();
         assert_eq!(heads.join(5, 1, tag(0, 1), 1), None);
         joined.iter().zip(1..).for_each(|(at, owner)| heads.leave(*at, owner));
-        (0..3).for_each(|name| assert_eq!(heads.survey(name, None).least, None));
+        (0..3).for_each(|name| assert_eq!(heads.first(name), None));
         for value in [1, u64::MAX, 1 << 63, 77] {
             words.iter().for_each(|word| word.store(value, Relaxed));
-            let least = heads.survey(value, Some(99)).least;
+            let least = heads.survey(value, 99, 0).least;
             least.into_iter().for_each(|head| (heads.skip(head), heads.remove(head)).0);
             heads.leave(1 << 40, 1);
         }
         assert_eq!(Heads::new(&[]).join(1, 1, 1, 1), None);
-        assert_eq!(Heads::new(&[]).survey(1, None).least, None);
+        assert_eq!(Heads::new(&[]).first(1), None);
     }
 }

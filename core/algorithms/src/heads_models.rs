@@ -24,7 +24,7 @@ fn a_unit_that_returns_while_a_line_joins_is_seen_or_rung() {
             }
         });
         free.store(1, Release);
-        let rung = Heads::new(&words).survey(NAME, None).least.is_some();
+        let rung = Heads::new(&words).first(NAME).is_some();
         let seen = line.join().unwrap();
         assert!(seen || rung, "the line sleeps, and nobody rings");
     });
@@ -39,7 +39,7 @@ fn of_two_lines_that_join_one_has_the_turn() {
             move || {
                 let heads = Heads::new(&words);
                 let at = heads.join(NAME, owner, tag(0, owner), 1).unwrap();
-                heads.survey(NAME, Some(at)).least.is_some_and(|least| least.at == at)
+                heads.survey(NAME, at, 0).least.is_some_and(|least| least.at == at)
             }
         };
         let other = thread::spawn(join(words.clone(), 1));
@@ -48,7 +48,7 @@ fn of_two_lines_that_join_one_has_the_turn() {
         // (The line that was shown first may have looked before the other was there.)
         assert!(other || mine, "nobody has the turn");
         let heads = Heads::new(&words);
-        let least = heads.survey(NAME, None).least.unwrap();
+        let least = heads.first(NAME).unwrap();
         assert_eq!((least.owner, least.tag), (1, tag(0, 1)));
         assert!(other, "the line that asked first sees nobody before it");
     });
@@ -66,9 +66,9 @@ fn a_reach_that_shrinks_covers_a_line_that_joins() {
             let words = words.clone();
             move || Heads::new(&words).join(NAME, 2, tag(0, 2), 1).unwrap()
         });
-        heads.survey(NAME, None);
+        heads.first(NAME);
         let at = other.join().unwrap();
-        assert_eq!(heads.survey(NAME, None).least.map(|head| head.at), Some(at), "a line that nobody sees");
+        assert_eq!(heads.first(NAME).map(|head| head.at), Some(at), "a line that nobody sees");
     });
 }
 
@@ -79,7 +79,7 @@ fn a_mark_does_not_hit_the_next_head() {
         let words = table();
         let heads = Heads::new(&words);
         let at = heads.join(NAME, 1, tag(0, 1), 1).unwrap();
-        let judged = heads.survey(NAME, None).least.unwrap();
+        let judged = heads.first(NAME).unwrap();
         let line = thread::spawn({
             let words = words.clone();
             move || Heads::new(&words).show(at, tag(0, 3), 1)
@@ -98,7 +98,7 @@ fn a_dead_entry_is_removed_once_and_its_reuse_is_seen_whole() {
         let words = table();
         let heads = Heads::new(&words);
         heads.join(NAME, 1, tag(0, 1), 11).unwrap();
-        let dead = heads.survey(NAME, None).least.unwrap();
+        let dead = heads.first(NAME).unwrap();
         let other = thread::spawn({
             let words = words.clone();
             move || {
@@ -108,7 +108,7 @@ fn a_dead_entry_is_removed_once_and_its_reuse_is_seen_whole() {
             }
         });
         heads.remove(dead);
-        let seen = heads.survey(NAME, None).least;
+        let seen = heads.first(NAME);
         let whole = [(1, tag(0, 1), 11), (2, tag(0, 2), 22)];
         assert!(seen.is_none_or(|h| whole.contains(&(h.owner, h.tag, h.units))), "{seen:?} is of two lines");
         let at = other.join().unwrap();

@@ -472,7 +472,9 @@ fn threads_descriptors_and_mappings_go() {
     let permit = limiter.try_acquire("", 1).unwrap().unwrap();
     let mut tasks = Tasks::default();
     tasks.wait(limiter.acquire_async("", 1, None));
-    assert!(!threads().is_empty() && uses(&dir.0)[1] > 0);
+    // A thread gives itself its name.
+    wait_until("the thread runs", || !threads().is_empty());
+    assert!(uses(&dir.0)[1] > 0);
     store.close().unwrap();
     tasks.wait_until_woken(1);
     assert_eq!(uses(&dir.0)[0], 0);

@@ -24,12 +24,17 @@ struct Bench {
 
 impl Bench {
     fn new(name: &str, max: u64) -> Bench {
+        Bench::with(name, &format!("{max} concurrent"), max)
+    }
+
+    /// The lines of a limit with this policy, after so many starts.
+    fn with(name: &str, policy: &str, max: u64) -> Bench {
         let dir = Dir::new(name);
         let clock = ManualClock::new();
         let mut options = StoreOptions::default();
         (options.clock, options.timeout) = (Some(clock.clone()), Duration::from_secs(60));
         let store = Store::with_options(&dir.url(), options).unwrap();
-        let limiter = store.limiter("api", &format!("{max} concurrent")).unwrap();
+        let limiter = store.limiter("api", policy).unwrap();
         let held = (0..max).map(|_| permit_of(limiter.attempt("", 1).unwrap()).unwrap()).collect();
         let lines = std::array::from_fn(|_| Line::new(limiter.clone()));
         Bench { clock, _dir: dir, limiter, lines, held }
@@ -75,6 +80,71 @@ impl Bench {
             }
         }
     }
+}
+
+impl Bench {
+    /// Lets time pass, and the lines do what is due, in this order, until so many have started. Returns who, and when.
+    fn pass_time(&mut self, order: [usize; 3], count: usize) -> Vec<(usize, u64, Duration)> {
+        let (mut started, mut over) = (Vec::new(), Vec::new());
+        while started.len() < count {
+            self.clock.advance(ms(1));
+            assert!(self.clock.now() < Duration::from_secs(600), "only these have started: {started:?}");
+            for line in order {
+                self.lines[line].advance(&mut over);
+                let now = self.clock.now();
+                started.extend(over.drain(..).map(|(id, outcome)| match outcome {
+                    Outcome::Admitted(_) => (line, id, now),
+                    outcome => panic!("{outcome:?}"),
+                }));
+            }
+        }
+        started
+    }
+}
+
+#[test]
+fn a_rate_serves_the_lines_in_the_order_of_asking_and_loses_nothing() {
+    for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0]] {
+        let mut bench = Bench::with("rates", "1/1s", 1);
+        let began = bench.clock.now();
+        let mut asked = Vec::new();
+        for line in [0, 0, 0, 1, 2, 0, 1] {
+            bench.clock.advance(ms(30));
+            asked.push((line, bench.join(line, Waiter::new("", 1))));
+        }
+        let started = bench.pass_time(order, asked.len());
+        let who: Vec<(usize, u64)> = started.iter().map(|(line, id, _)| (*line, *id)).collect();
+        assert_eq!(who, asked);
+        for ((_, _, at), n) in started.iter().zip(1..) {
+            let due = began + Duration::from_secs(n);
+            assert!((due..due + ms(25)).contains(at), "the {n}th starts at {at:?}");
+        }
+    }
+}
+
+#[test]
+fn a_priority_counts_in_all_lines_of_a_rate() {
+    let mut bench = Bench::with("urgent", "1/1s", 1);
+    let asked: Vec<(usize, u64)> = (0..4).map(|_| (0, bench.join(0, Waiter::new("", 1)))).collect();
+    let urgent = (1, bench.join(1, Waiter::new("", 1).priority(-5)));
+    let who: Vec<(usize, u64)> = bench.pass_time([0, 2, 1], 5).into_iter().map(|(line, id, _)| (line, id)).collect();
+    // The first place was taken before it asked.
+    assert_eq!(who, [asked[0], urgent, asked[1], asked[2], asked[3]]);
+}
+
+#[test]
+fn a_line_that_does_not_take_its_place_is_skipped() {
+    let mut bench = Bench::with("no-places", "1/1s", 1);
+    let first = bench.join(0, Waiter::new("", 1));
+    let stopped = bench.join(0, Waiter::new("", 1));
+    bench.clock.advance(ms(200));
+    let next = (1, bench.join(1, Waiter::new("", 1)));
+    assert_eq!(bench.pass_time([0, 0, 0], 1)[0].1, first);
+    // The first line stands still from here on.
+    let (line, id, at) = bench.pass_time([1, 2, 2], 1)[0];
+    assert_eq!((line, id), next);
+    assert!(at < Duration::from_millis(2_200), "{at:?}");
+    assert_eq!(bench.pass_time([0, 1, 2], 1)[0].1, stopped);
 }
 
 fn permit_of(attempt: Attempt) -> Option<RawPermit> {
@@ -227,6 +297,74 @@ fn a_stopped_process_is_waited_for_no_longer_than_a_moment_and_has_its_turn_when
     permit.complete().unwrap();
     child.join();
     assert_eq!(told[1].load(Acquire), 1);
+}
+
+/// A process that dies while it shows itself, or leaves, is in nobody's way.
+#[cfg(feature = "fault-points")]
+#[test]
+fn a_process_that_dies_while_it_shows_itself_is_in_nobodys_way() {
+    for point in ["head-taken", "head-reached", "head-hidden"] {
+        let dir = Dir::new(&format!("dies-{point}"));
+        let limiter = patient(&dir.url()).limiter("api", "1 concurrent").unwrap();
+        let held = permit_of(limiter.attempt("", 1).unwrap()).unwrap();
+        let child = Child::run(|| {
+            let limiter = patient(&dir.url()).limiter("api", "1 concurrent").unwrap();
+            limiter.open().unwrap();
+            fault::at(point, || crate::common::raise(libc::SIGKILL));
+            let mut line = Line::new(limiter);
+            if let Joined::Waiting(id) = line.join(Waiter::new("", 1)).unwrap() {
+                line.leave(id);
+            }
+        });
+        assert!(child.was_killed(), "{point}");
+        let next = thread::spawn({
+            let limiter = limiter.clone();
+            move || limiter.acquire("", 1, None).unwrap().unwrap().complete().unwrap()
+        });
+        limiter.complete(&held).unwrap();
+        next.join().unwrap();
+    }
+}
+
+/// Processes are killed and stopped while they wait, hold a slot and pass the turn: the others go on, each time.
+#[test]
+fn kills_and_stops_lose_no_turn() {
+    let rounds = crate::common::number("ROUNDS", 12);
+    let dir = Dir::new("turns-storm");
+    let starts = shared(3);
+    let run = |who: usize| {
+        Child::run(|| {
+            // More slots than a stopped process can hold.
+            let limiter = patient(&dir.url()).limiter("api", "4 concurrent").unwrap();
+            let work = || {
+                loop {
+                    let permit = limiter.acquire("", 1, None).unwrap().unwrap();
+                    starts[who].fetch_add(1, AcqRel);
+                    thread::sleep(ms(1));
+                    permit.complete().unwrap();
+                }
+            };
+            thread::scope(|scope| (0..3).for_each(|_| drop(scope.spawn(work))));
+        })
+    };
+    let mut children: Vec<Child> = (0..3).map(run).collect();
+    let goes_on = |who: usize, what: &str| {
+        let before = starts[who].load(Acquire);
+        wait_until(what, || starts[who].load(Acquire) > before + 3);
+    };
+    (0..3).for_each(|who| goes_on(who, "each starts"));
+    for round in 0..rounds as usize {
+        let [victim, other, last] = [round % 3, (round + 1) % 3, (round + 2) % 3];
+        if round % 2 == 0 {
+            children[victim] = run(victim); // dropping the old one kills it
+        } else {
+            children[victim].signal(libc::SIGSTOP);
+        }
+        goes_on(other, "others start");
+        goes_on(last, "others start");
+        children[victim].signal(libc::SIGCONT);
+        goes_on(victim, "it comes back");
+    }
 }
 
 /// One process has many waiters, the other one: each has its turn.

@@ -4,7 +4,7 @@ mod renewal;
 mod served;
 
 use super::internal::{Awaited, Base, Behind, Nested, Quiet};
-use super::line::{Claim, First, LineTurn, Shown, Terms, calls_of};
+use super::line::{Claim, First, LineTurn, Room, Shown, Terms, calls_of, is_awaited};
 use super::{Attempt, Limiter, Places, Presented, foreign, unsupported};
 use crate::algorithm::leases::{Lease, Leases, NEVER};
 use crate::atomic::*;
@@ -185,7 +185,7 @@ impl ConcurrencyLimiter {
     /// Calls the line that has the turn, or all, if none is shown.
     #[cold]
     fn call_first(found: &Key, leases: &Leases) {
-        match found.home().heads().survey(name_of(found.limit(), found.hash), None).least {
+        match found.home().heads().first(name_of(found.limit(), found.hash)) {
             Some(first) => os::call(leases.bell, calls_of(first.at)),
             None => os::wake_all(leases.bell),
         }
@@ -199,22 +199,17 @@ impl ConcurrencyLimiter {
         }
     }
 
-    /// Returns what was admitted so far, if so many units are free.
-    fn room(&self, found: &Key, leases: &Leases, units: u64) -> Result<Option<u64>, Blocked> {
-        if found.gate > found.home().clock.now().floor {
-            return Ok(None);
+    /// Returns whether so many units are free.
+    fn room(&self, found: &Key, leases: &Leases, units: u64) -> Result<Room, Blocked> {
+        let closed = found.gate.saturating_sub(found.home().clock.now().floor);
+        if closed > 0 {
+            return Ok(Room::NotBefore(closed));
         }
         // Read first: a later start then makes a difference.
         let position = leases.taken.load(Acquire);
         let is_free = || Ok::<_, Blocked>(leases.live()? + units <= found.table.capacity);
-        Ok((is_free()? || self.reclaim(found, leases)? > 0 && is_free()?).then_some(position))
-    }
-
-    /// Returns whether others wait whom a caller without a turn would pass.
-    fn is_awaited(found: &Key) -> bool {
-        let name = name_of(found.limit(), found.hash);
-        let heads = found.home().heads();
-        heads.may_wait(name) && heads.survey(name, None).least.is_some()
+        let is_free = is_free()? || self.reclaim(found, leases)? > 0 && is_free()?;
+        Ok(if is_free { Room::Free { position } } else { Room::NotBefore(0) })
     }
 
     fn with_leases<R>(&self, key: &str, f: impl Fn(&Key, &Leases) -> Result<R, Blocked>) -> Result<R> {
@@ -527,7 +522,7 @@ impl Awaited for ConcurrencyLimiter {
                     let denied = || Claim::Denied { after, is_certain };
                     return Ok(permit.map_or_else(denied, Claim::Started));
                 }
-                if found.home().is_lane() && !terms.in_turn && Self::is_awaited(found) {
+                if !terms.in_turn && is_awaited(found) {
                     policy::check_weight(self.limit.name(), weight, found.table.capacity)?;
                     return Ok(Claim::Denied { after: LOOK_AGAIN, is_certain: false });
                 }
@@ -576,23 +571,16 @@ impl Awaited for ConcurrencyLimiter {
         self.with_leases(key, |found, leases| {
             let mut own = shown.get();
             let room = |units| self.room(found, leases, units);
-            let turn = own.look(found, first, room, |at| Self::call(leases, at));
+            let turn = own.look(found, first, 0, room, |at| Self::call(leases, at));
             shown.set(own);
             turn
         })
     }
 
     fn show_next(&self, first: Option<First>, shown: &Cell<Shown>) {
-        let Some(hash) = shown.get().hash() else { return };
-        // If it fails, the entry is in nobody's way for long.
-        let _ = self.limit.ending_once(|| {
-            self.limit.with_known(hash, |found| {
-                let (mut own, leases) = (shown.get(), found.home().leases(found.table, found.key));
-                let room = |units| self.room(found, &leases, units);
-                let changed = own.change(found, first, room, |at| Self::call(&leases, at));
-                shown.set(own);
-                changed
-            })
+        Shown::show_next(shown, &self.limit, |own, found| {
+            let leases = found.home().leases(found.table, found.key);
+            own.change(found, first, |units| self.room(found, &leases, units), |at| Self::call(&leases, at))
         });
     }
 }

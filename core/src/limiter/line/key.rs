@@ -26,10 +26,10 @@ use taken::TakenStart;
 const MAX_PLACES: usize = 256;
 
 /// The least time ahead for which places are taken, in ticks.
-const HORIZON: Tick = 100_000;
+pub(in crate::limiter) const HORIZON: Tick = 100_000;
 
 /// The interval at which a line checks whether its first place could be sooner, after a raised limit or a `clear`.
-const LOOK_SOONER: Tick = 250_000;
+pub(super) const LOOK_SOONER: Tick = 250_000;
 
 /// The longest such interval where a server has to be asked.
 const LOOK_SOONER_ON_A_SERVER: Tick = 4_000_000;
@@ -128,6 +128,8 @@ pub(super) struct KeyLine {
     meets_failure: bool,
     /// The number of waiters that was reported to the limiter.
     counted: usize,
+    /// Whether another waiter may be the first without a place.
+    is_moved: bool,
     /// What the lines of other processes see of this one.
     shown: Cell<Shown>,
     /// Where it was among them at the last look, and since when so far from the turn.
@@ -247,6 +249,7 @@ impl KeyLine {
     fn insert(&mut self, rank: Rank, weight: u64, since: Tick, (deadline, hold, grace): (Tick, Tick, Tick)) {
         let is_last = self.waiters.last_key_value().is_none_or(|(last, _)| *last < rank);
         let (units, gone) = if is_last { (self.units, self.gone) } else { (0, self.gone) };
+        self.is_moved |= !is_last;
         self.waiters.insert(rank, Waiting { weight, since, deadline, hold, grace, units, gone });
         self.by_weight.insert((weight, rank));
         if deadline != Tick::MAX {
@@ -285,11 +288,13 @@ impl KeyLine {
 
     /// Reports the number of waiters to the limiter, for observers, and the first one, for other lines.
     fn count(&mut self, limiter: &dyn Limiter) {
-        let first = self.waiters.first_key_value().map(|(rank, waiting)| waiting.shown_as(*rank));
-        if self.shown.get().is_changed(first) {
-            limiter.show_next(first, &self.shown);
-            // It may have the turn now.
-            (self.turn, self.ask_at) = (None, 0);
+        if std::mem::take(&mut self.is_moved) && self.shown.get().is_some() {
+            let first = self.first_without().map(|rank| self.waiters[&rank].shown_as(rank));
+            if self.shown.get().is_changed(first) {
+                limiter.show_next(first, &self.shown);
+                // It may have the turn now.
+                (self.turn, self.ask_at) = (None, 0);
+            }
         }
         let now = self.waiters.len() + self.taken.len();
         if now != self.counted {
@@ -482,6 +487,12 @@ impl KeyLine {
         self.waiters.iter().find(|(_, waiting)| has_none(waiting)).map(|(rank, _)| *rank)
     }
 
+    /// Returns whether the next place may be at any distance: it is the line's only one, and no other line has to know of
+    /// its waiters. Otherwise whoever holds a far place would pass those who ask meanwhile and are more urgent.
+    fn has_any_distance(&self) -> bool {
+        self.places.is_empty() && !self.shown.get().is_some()
+    }
+
     /// Returns how far ahead places are taken. It is far enough that a late driver finds the places it could have
     /// started with. It is not so far that the preceding starts have not happened, because these give back the unused
     /// part of their grace.
@@ -521,7 +532,7 @@ impl KeyLine {
             is_first = false;
             let (weight, deadline) = (self.waiters[&rank].weight, self.waiters[&rank].deadline);
             let left = deadline.saturating_sub(now);
-            let most = if self.places.is_empty() || is_bounded { left } else { left.min(self.horizon(window)) };
+            let most = if self.has_any_distance() || is_bounded { left } else { left.min(self.horizon(window)) };
             let patience = (most != Tick::MAX).then(|| from_ticks(most));
             let (grace, as_place) = (self.grace(window), !self.places.is_empty());
             let terms = Terms { most: patience, grace, asked: from_ticks(self.asked()), as_place, in_turn: false };
@@ -543,7 +554,7 @@ impl KeyLine {
                         self.send_away(pass, rank, after, out);
                         continue;
                     }
-                    self.ask_at = now + self.pause(pass, after_ticks, is_certain, window);
+                    self.ask_at = now.saturating_add(self.pause(pass, after_ticks, is_certain, window));
                     return;
                 }
                 Ok(Claim::Full { after }) => self.send_away(pass, rank, after, out),
@@ -557,6 +568,7 @@ impl KeyLine {
     /// line that has the turn gets any. (A line that nobody has to know of is not shown.)
     fn claim(&mut self, pass: &Pass, (rank, weight): (Rank, u64), terms: Terms, asked: Option<Claim>) -> Result<Claim> {
         let denied = Claim::Denied { after: LOOK_AGAIN, is_certain: false };
+        let asked_none = asked.is_none() && self.shown.get().is_some();
         let claim = match asked {
             Some(claim) => {
                 self.unwritten.clear();
@@ -565,9 +577,14 @@ impl KeyLine {
             None if self.shown.get().is_some() => denied,
             None => self.ask(pass, |limiter| limiter.claim(pass.key, weight, terms))?,
         };
-        let Claim::Denied { .. } = claim else { return Ok(claim) };
+        let Claim::Denied { after, is_certain } = claim else { return Ok(claim) };
+        let left = self.waiters[&rank].deadline.saturating_sub(pass.now());
+        if !self.shown.get().is_some() && (left == 0 || is_certain && patience_ticks(after) > left) {
+            // It does not wait.
+            return Ok(claim);
+        }
         let (first, shown) = (self.waiters[&rank].shown_as(rank), std::mem::take(&mut self.shown));
-        let turn = self.ask(pass, |limiter| limiter.line_up(pass.key, first, &shown));
+        let turn = self.ask_alone(pass, |limiter| limiter.line_up(pass.key, first, &shown));
         self.shown = shown;
         let turn = match turn {
             Err(Error::WouldWait) => return Err(Error::WouldWait),
@@ -576,38 +593,53 @@ impl KeyLine {
         };
         let since = self.turn.filter(|(before, _)| turn.is_some_and(|turn| turn.ahead == before.ahead));
         self.turn = turn.map(|turn| (turn, since.map_or_else(|| pass.now(), |(_, since)| since)));
+        let near = from_ticks(self.horizon(pass.window()));
+        let most =
+            if pass.limiter.has_places() { Some(terms.most.map_or(near, |most| most.min(near))) } else { terms.most };
+        let in_turn = Terms { in_turn: true, most, ..terms };
         match turn {
-            Some(turn) if turn.is_ours() => {
-                self.ask(pass, |limiter| limiter.claim(pass.key, weight, Terms { in_turn: true, ..terms }))
+            Some(turn) if turn.is_ours() => self.ask(pass, |limiter| limiter.claim(pass.key, weight, in_turn)),
+            Some(turn) => {
+                let after = pass.limiter.soonest(pass.key, turn.units.saturating_add(weight));
+                let after = after.saturating_add(from_ticks(turn.not_before()));
+                let is_certain = patience_ticks(after) > left;
+                Ok(Claim::Denied { after: after.max(LOOK_AGAIN), is_certain })
             }
-            Some(_) => Ok(denied),
-            None if self.shown.get().is_some() => {
-                self.ask(pass, |limiter| limiter.claim(pass.key, weight, Terms { in_turn: true, ..terms }))
-            }
+            // The look failed, or the table has no space any more.
+            None if asked_none => self.ask(pass, |limiter| limiter.claim(pass.key, weight, in_turn)),
             None => Ok(claim),
         }
     }
 
     /// Returns how long not to ask after a denial.
     fn pause(&mut self, pass: &Pass, after: Tick, is_certain: bool, window: Tick) -> Tick {
-        if !self.places.is_empty() {
-            let after = if is_certain { after.saturating_sub(self.horizon(window)) } else { after };
-            return after.clamp(1, if is_certain { Tick::MAX } else { LOOK_AGAIN.as_micros() as Tick });
-        }
-        if is_certain {
-            // Another process may cancel a start of a concurrency limit, or open its gate. (A limiter of the program's own is asked
-            // only when it said.)
-            let may_change = pass.limiter.limit().is_some() && !pass.limiter.has_places();
-            return after.clamp(1, if may_change { pass.among_keys(LOOK_SOONER) } else { Tick::MAX });
-        }
-        if let Some((turn, since)) = self.turn {
-            if pass.has_bell || turn.idle().is_some() {
+        let has_places = pass.limiter.has_places();
+        if let Some((turn, since)) = self.turn.filter(|(turn, _)| !(turn.is_ours() && (has_places || is_certain))) {
+            if pass.has_bell || has_places || turn.idle().is_some() {
                 return pass.among_keys(turn.look_in());
             }
             // Nobody calls an event loop. The first two look often, for they are next: a sixteenth of the time that it has
             // taken so far.
             let most = if turn.ahead > 1 { LEAST_OFTEN } else { ((pass.now() - since) / 16).clamp(500, LEAST_OFTEN) };
             return pass.among_keys(jitter(most / 2, most));
+        }
+        if has_places && !self.has_any_distance() {
+            let after = if is_certain { after.saturating_sub(self.horizon(window)) } else { after };
+            return after.clamp(
+                1,
+                match (is_certain, self.places.is_empty()) {
+                    (true, false) => Tick::MAX,
+                    // No place is held that could be sooner.
+                    (true, true) => pass.among_keys(LOOK_SOONER),
+                    (false, _) => LOOK_AGAIN.as_micros() as Tick,
+                },
+            );
+        }
+        if is_certain {
+            // Another process may cancel a start of a concurrency limit, or open its gate. (A limiter of the program's own is asked
+            // only when it said.)
+            let may_change = pass.limiter.limit().is_some() && !pass.limiter.has_places();
+            return after.clamp(1, if may_change { pass.among_keys(LOOK_SOONER) } else { Tick::MAX });
         }
         self.poll(pass)
     }
@@ -736,6 +768,7 @@ impl KeyLine {
 
     /// Gives all places back, the last one first, so that no other place is queued behind it.
     pub fn give_back_all(&mut self, limiter: &dyn Limiter) {
+        self.is_moved = true;
         while let Some(held) = self.places.pop_back() {
             self.give_back(limiter, held.place);
         }
@@ -820,6 +853,7 @@ impl KeyLine {
     fn forget(&mut self, rank: Rank) -> Option<Waiting> {
         let waiting = self.waiters.remove(&rank)?;
         let Waiting { weight, deadline, grace, .. } = waiting;
+        self.is_moved = true;
         self.by_weight.remove(&(weight, rank));
         self.deadlines.remove(&(deadline, rank));
         self.graces.remove(&(grace, rank));

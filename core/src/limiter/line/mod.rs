@@ -21,11 +21,12 @@ mod shown;
 pub(super) use asks::claim_by_calls;
 pub use asks::{Claim, Terms};
 pub use event_loop::{Joined, Line, WaiterId};
+pub(super) use key::HORIZON;
 pub use key::Turn;
 pub use pool::Pool;
 pub use seat::{Seat, Seats, acquire};
-pub(super) use shown::calls_of;
 pub use shown::{First, Shown, Turn as LineTurn};
+pub(super) use shown::{NEAR, Room, calls_of, is_awaited};
 
 use crate::error::Error;
 use crate::limiter::Limiter;

@@ -6,8 +6,10 @@
 
 use crate::algorithm::heads::{Head, Heads, Survey, tag};
 use crate::hash::Hash;
-use crate::state::{Blocked, Key, name_of};
+use crate::limiter::line::key::LOOK_SOONER;
+use crate::state::{Blocked, Key, Limit, name_of};
 use crate::time::Tick;
+use std::cell::Cell;
 
 /// For how long units are free for a head before the kernel is asked whether its process is dead, in ticks.
 const IS_LATE: Tick = 2_000;
@@ -18,6 +20,19 @@ const IS_STOPPED: Tick = 50_000;
 /// The interval at which a line looks that would notice the death or stop of the head. More time between two looks counts
 /// as this: the one who looks was stopped itself.
 const LOOK: Tick = 20_000;
+
+/// Lines for a rate whose first waiters asked within so many ticks take places together. Otherwise two lines whose waiters
+/// alternate would pass the turn for each single start, and wait for the next look each time.
+pub(crate) const NEAR: Tick = LOOK;
+
+/// Whether units are free.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Room {
+    /// They are, after what was admitted up to this position. (Where that is not known, any number.)
+    Free { position: u64 },
+    /// They are not, or nobody knows it who looks again before so many ticks.
+    NotBefore(Tick),
+}
 
 /// The first waiter of a line.
 #[doc(hidden)]
@@ -37,8 +52,12 @@ pub struct First {
 pub struct Turn {
     /// The lines before it. With none, it has the turn.
     pub ahead: usize,
+    /// What the first waiters of these lines want to start.
+    pub units: u64,
     /// For how long the line that has the turn could have used it; `None`: it cannot.
     idle: Option<Tick>,
+    /// How long it cannot.
+    not_before: Tick,
 }
 
 impl Turn {
@@ -52,13 +71,18 @@ impl Turn {
         self.idle
     }
 
+    /// How long the line that has the turn certainly cannot use it.
+    pub fn not_before(self) -> Tick {
+        self.not_before
+    }
+
     /// Returns when to look again, if nobody calls before. (Those behind the second look ever more rarely: the first two
     /// notice what happens to one another.)
     pub fn look_in(self) -> Tick {
         match self.idle {
             Some(idle) if idle < IS_LATE => IS_LATE,
             Some(_) => LOOK,
-            None => LOOK << self.ahead.saturating_sub(1).min(5),
+            None => (LOOK << self.ahead.saturating_sub(1).min(5)).max(self.not_before.min(LOOK_SOONER)),
         }
     }
 }
@@ -98,11 +122,6 @@ impl Shown {
         self.entry.is_some()
     }
 
-    /// The key's hash, to show another waiter.
-    pub(crate) fn hash(&self) -> Option<Hash> {
-        self.entry.map(|entry| entry.hash)
-    }
-
     /// The calls that are for this line, as a sleeper at a bell names them.
     pub fn calls(&self) -> u32 {
         self.entry.map_or(u32::MAX, |entry| calls_of(entry.at))
@@ -113,27 +132,32 @@ impl Shown {
         self.entry.is_some_and(|entry| first.is_none_or(|first| entry.tag != tag(first.priority, first.since)))
     }
 
-    /// Shows the first waiter, and returns where that is. `None`: there is no such line, or no space in it. `room`
-    /// returns what was admitted so far, if so many units are free; `call` wakes who sleeps at an entry.
+    /// Shows the first waiter, and returns where that is. `None`: there is no such line, or no space in it. Whoever of the
+    /// same priority asked less than `near` before is not waited for; `room` returns whether so many units are free;
+    /// `call` wakes who sleeps at an entry.
     pub(crate) fn look(
         &mut self,
         found: &Key,
         first: First,
-        room: impl Fn(u64) -> Result<Option<u64>, Blocked>,
+        near: Tick,
+        room: impl Fn(u64) -> Result<Room, Blocked>,
         call: impl Fn(usize),
     ) -> Result<Option<Turn>, Blocked> {
         let (heads, name) = (found.home().heads(), name_of(found.limit(), found.hash));
         let Some(at) = self.show(found, heads, first) else { return Ok(None) };
         loop {
-            let Survey { least, ahead } = heads.survey(name, Some(at));
-            let Some(head) = least.filter(|least| least.at != at) else {
+            let Survey { least, ahead, units } = heads.survey(name, at, near);
+            let turn = Turn { ahead, units, idle: None, not_before: 0 };
+            let Some(head) = least.filter(|_| ahead > 0) else {
                 self.watched = None;
-                return Ok(Some(Turn { ahead: 0, idle: None }));
+                return Ok(Some(turn));
             };
-            let ahead = ahead.max(1);
-            let Some(position) = room(head.units)? else {
-                self.watched = None;
-                return Ok(Some(Turn { ahead, idle: None }));
+            let position = match room(head.units)? {
+                Room::Free { position } => position,
+                Room::NotBefore(not_before) => {
+                    self.watched = None;
+                    return Ok(Some(Turn { not_before, ..turn }));
+                }
             };
             let now = found.home().clock.now().floor;
             let watched = self.watched.filter(|watched| (watched.head, watched.position) == (head, position));
@@ -146,10 +170,34 @@ impl Shown {
                     if watched.is_none() {
                         call(head.at);
                     }
-                    return Ok(Some(Turn { ahead, idle: Some(idle) }));
+                    return Ok(Some(Turn { idle: Some(idle), ..turn }));
                 }
             }
         }
+    }
+
+    /// [Shows](Shown::change) another first waiter, or none. If it fails, the entry is in nobody's way for long.
+    pub(crate) fn show_next(
+        shown: &Cell<Shown>,
+        limit: &Limit,
+        change: impl Fn(&mut Shown, &Key) -> Result<(), Blocked>,
+    ) {
+        let Some(entry) = shown.get().entry else { return };
+        if limit.store().is_closed() {
+            shown.set(Shown::default());
+            if let Some((home, member)) = limit.last_membership()
+                && (entry.instance, entry.member) == (home.instance, member)
+            {
+                home.heads().leave(entry.at, member);
+            }
+            return;
+        }
+        let _ = limit.with_known(entry.hash, |found| {
+            let mut own = shown.get();
+            let changed = change(&mut own, found);
+            shown.set(own);
+            changed
+        });
     }
 
     /// Shows another first waiter, or none, and lets whoever has the turn then use it.
@@ -157,7 +205,7 @@ impl Shown {
         &mut self,
         found: &Key,
         first: Option<First>,
-        room: impl Fn(u64) -> Result<Option<u64>, Blocked>,
+        room: impl Fn(u64) -> Result<Room, Blocked>,
         call: impl Fn(usize),
     ) -> Result<(), Blocked> {
         let heads = found.home().heads();
@@ -169,10 +217,10 @@ impl Shown {
                 }
             }
         }
-        let least = heads.survey(name_of(found.limit(), found.hash), None).least;
+        let least = heads.first(name_of(found.limit(), found.hash));
         let others = least.filter(|head| self.entry.is_none_or(|entry| entry.at != head.at));
         if let Some(head) = others
-            && room(head.units)?.is_some()
+            && matches!(room(head.units)?, Room::Free { .. })
         {
             call(head.at);
         }
@@ -205,6 +253,15 @@ impl Shown {
 impl Entry {
     fn is_in(&self, found: &Key) -> bool {
         (self.instance, self.member, self.hash) == (found.home().instance, found.member(), found.hash)
+    }
+}
+
+/// Returns whether others wait whom a caller without a turn would pass.
+#[inline]
+pub(crate) fn is_awaited(found: &Key) -> bool {
+    found.home().is_lane() && {
+        let (heads, name) = (found.home().heads(), name_of(found.limit(), found.hash));
+        heads.may_wait(name) && heads.first(name).is_some()
     }
 }
 

@@ -4,11 +4,12 @@ use super::{InStore, Timed};
 use crate::error::{Error, Result};
 use crate::hash::Hash;
 use crate::limiter::internal::{Awaited, Nested, Quiet};
-use crate::limiter::line::{Claim, Terms};
+use crate::limiter::line::{Claim, First, LineTurn, Shown, Terms};
 use crate::limiter::{Limiter, Places, Presented};
 use crate::permit::RawPermit;
 use crate::state::STORE_AGAIN;
 use crate::time::{Tick, from_ticks};
+use std::cell::Cell;
 use std::time::{Duration, SystemTime};
 
 impl<T: InStore> Limiter for T {
@@ -78,6 +79,14 @@ impl<T: InStore> Awaited for T {
             true => Claim::Started(self.timed().uncounted(weight)),
             false => Claim::Denied { after: STORE_AGAIN, is_certain: true },
         })
+    }
+
+    fn line_up(&self, key: &str, first: First, shown: &Cell<Shown>) -> Result<Option<LineTurn>> {
+        self.timed().do_line_up(key, first, shown)
+    }
+
+    fn show_next(&self, first: Option<First>, shown: &Cell<Shown>) {
+        self.timed().do_show_next(first, shown);
     }
 
     fn start(&self, place: &RawPermit) -> Result<Presented> {

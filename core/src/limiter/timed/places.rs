@@ -7,7 +7,7 @@ use crate::decision::LOOK_AGAIN;
 use crate::error::Result;
 use crate::hash::Hash;
 use crate::limiter::internal::When;
-use crate::limiter::line::{Claim, Terms};
+use crate::limiter::line::{Claim, First, HORIZON, LineTurn, NEAR, Room, Shown, Terms, is_awaited};
 use crate::limiter::{Presented, Reserved};
 use crate::permit::{MAX_GRACE, RawPermit, TimedPermit};
 use crate::policy::{self, Shape};
@@ -26,6 +26,10 @@ impl Timed {
         let patience = most.map_or(u64::MAX, time::patience_ticks);
         self.limit.with_key(key, |found| {
             let policy = &found.table.policy;
+            if !terms.in_turn && !policy.has_queue() && is_awaited(found) {
+                policy::check_weight(self.limit.name(), weight, found.table.capacity)?;
+                return Ok(Claim::Denied { after: LOOK_AGAIN, is_certain: false });
+            }
             let (usual, asked) = (policy.grace(weight), time::patience_ticks(asked));
             let grace = usual.max(time::patience_ticks(grace)).max(asked);
             let ask = Ask {
@@ -55,6 +59,35 @@ impl Timed {
                 // The log or its slices hold no more waiters: there is a time but no place.
                 None => Claim::Denied { after: from_ticks(after), is_certain: after > patience },
             })
+        })
+    }
+
+    /// (In a bounded queue, a waiter has to learn immediately whether there is a place.)
+    pub(super) fn do_line_up(&self, key: &str, first: First, shown: &Cell<Shown>) -> Result<Option<LineTurn>> {
+        self.limit.with_key(key, |found| {
+            if !found.home().is_lane() || found.table.policy.has_queue() {
+                return Ok(None);
+            }
+            let mut own = shown.get();
+            let turn = own.look(found, first, NEAR, |units| Self::room(found, units), |_| ());
+            shown.set(own);
+            turn
+        })
+    }
+
+    pub(super) fn do_show_next(&self, first: Option<First>, shown: &Cell<Shown>) {
+        Shown::show_next(shown, &self.limit, |own, found| {
+            own.change(found, first, |units| Self::room(found, units), |_| ())
+        });
+    }
+
+    /// Returns whether so many units could start now. Lines take places before that: see `HORIZON`.
+    fn room(found: &Key, units: u64) -> Result<Room, Blocked> {
+        let ask = Ask::now(found.table.windows.as_slice(), units.min(found.table.capacity), found.gate);
+        let view = found.cells().view(&ask, || found.home().clock.now())?;
+        Ok(match view.ready.saturating_sub(view.now) {
+            0 => Room::Free { position: 0 },
+            left => Room::NotBefore(left.saturating_sub(HORIZON)),
         })
     }
 

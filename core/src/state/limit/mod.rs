@@ -278,6 +278,11 @@ impl Limit {
         self.is_bound().or_else(|| self.last_bound()).into_iter().for_each(|bound| bound.waits_more(by));
     }
 
+    /// Where this process was found last: its home and its number there. Known when the store is closed, too.
+    pub fn last_membership(&self) -> Option<(&Home, u64)> {
+        self.is_bound().or_else(|| self.last_bound()).map(|bound| (bound.home(), bound.member))
+    }
+
     /// The decision while the store fails: admitted, if there is a permit.
     pub fn undecided(&self, permit: Option<RawPermit>) -> Decision {
         let after = if permit.is_some() { Duration::ZERO } else { STORE_AGAIN };
