@@ -208,6 +208,7 @@ fn they_nest_both_ways() {
     // A composite of alternatives.
     let both = CompositeLimiter::named([("calls", inner), ("all", one("all", 2))]);
     let permits = [taken(&both, ""), taken(&both, "")];
+    both.complete(&permits[0]).unwrap();
     let of = |permit| both.chosen(permit).map(|(at, limiter)| (at, limiter.name().to_owned()));
     assert_eq!(permits.each_ref().map(of), [Some((0, "openai".into())), Some((1, "anthropic".into()))]);
     let (place, after) = place(&both, 1);
