@@ -195,7 +195,7 @@ export class Sending {
       try {
         const response = attempts.answerOf(result);
         const pause = pauseOf(response, this.#pauses);
-        if (this.#heeds && pause) await this.#pause(wants, response);
+        if (this.#heeds && pause) await this.#pause(wants, permits, response);
         sent.answered(response);
         if (attempt >= this.#retries || !attempts.canRepeat || !REFUSALS.includes(statusOf(response))) return [result, sent];
         const wait = pause ?? this.#pauses.default * 2 ** attempt;
@@ -276,9 +276,14 @@ export class Sending {
   }
 
   /** Pauses the limits for as long as the server says. A failure must not cost the response, which has arrived. */
-  async #pause(wants: readonly Want[], response: HttpResponse): Promise<void> {
+  async #pause(wants: readonly Want[], permits: readonly Permit[], response: HttpResponse): Promise<void> {
+    const pause = ({ limiter, key }: Want, i: number) => {
+      // Only the alternative that was used has refused.
+      const chosen = permits[i]?.chosen;
+      return heed(chosen instanceof Limiter ? chosen : limiter, response, { ...this.#pauses, key: key === "" ? undefined : key });
+    };
     try {
-      await Promise.all(wants.map(({ limiter, key }) => heed(limiter, response, { ...this.#pauses, key: key === "" ? undefined : key })));
+      await Promise.all(wants.map(pause));
     } catch (error) {
       warn("what a server said could not be heeded", error);
     }
