@@ -816,6 +816,21 @@ int wgl_composite_limiter_add_named(wgl_limiter *composite,
                                     const char *name,
                                     wgl_limiter *child);
 
+// Makes a limiter that admits what one of its alternatives admits: the first of them that can start now, in the order in
+// which they are added. Exactly one is charged: wgl_chosen says which. A waiter starts wherever it can start first. If none
+// can start, the decision is that of the one that can start first. All get the same key and weight, and those that are too
+// small for a weight are left out. A pause applies to all of them: after a refusal, pause the one that was chosen.
+//
+// Fails only with WGL_INVALID_ARGUMENT, for NULL. Without an alternative, its calls fail with that.
+int wgl_first_of_limiter_new(wgl_limiter **limiter);
+
+// Adds an alternative, as the last one. The limiter shares it: the caller may keep using it, and frees it at any time.
+//
+// Fails with WGL_UNSUPPORTED if wgl_first_of_limiter_new did not make `first_of`, and with WGL_INVALID_ARGUMENT if
+// `alternative` is `first_of` or contains it, or if composites and alternatives would be nested more than 32 deep.
+int wgl_first_of_limiter_add(wgl_limiter *first_of,
+                             wgl_limiter *alternative);
+
 // Returns the name of the limit, as `denied_by` has it; of a limiter without a store, its kind. It lives as long as the
 // limiter.
 //
@@ -1082,6 +1097,17 @@ int wgl_renew(wgl_limiter *limiter,
 int wgl_fence(const wgl_limiter *limiter,
               const wgl_permit *permit,
               uint64_t *fence);
+
+// Returns which alternative of a limiter that wgl_first_of_limiter_new made has a start or place: its index, in the order in
+// which they were added, and, unless `name` is NULL, its name, which lives as long as `limiter`. With alternatives of an
+// alternative, the index is that in the outer limiter, and the name the innermost one's. Of a composite: what its first
+// part with alternatives has chosen. WGL_NONE, and nothing is written, for others.
+//
+// Fails with WGL_FOREIGN_PERMIT if another limiter gave the permit.
+int wgl_chosen(const wgl_limiter *limiter,
+               const wgl_permit *permit,
+               size_t *index,
+               const char **name);
 
 // Returns how often the process has forked since the library was loaded, counted from the first parent on. A child has
 // another number than its parent had when it got a permit. Layers that end permits automatically use it to leave those of

@@ -128,6 +128,13 @@ struct Charge {
     std::optional<std::uint64_t> weight{};
 };
 
+/// The alternative that was charged: its index in the FirstOfLimiter, and its name, which lives as long as that. With
+/// FirstOfLimiters in one another, the index is that in the outer one, and the name the innermost one's.
+struct Chosen {
+    std::size_t index;
+    std::string_view name;
+};
+
 /// The units that one part of a composite used.
 struct Usage {
     Text part;
@@ -421,6 +428,16 @@ public:
         wgl_limiter *limiter = this->limiter();
         return detail::ok(limiter ? wgl_fence(limiter, &raw_, &fence) : detail::refused) ? std::optional(fence)
                                                                                          : std::nullopt;
+    }
+
+    /// Returns which alternative of a FirstOfLimiter was charged; nothing for others.
+    std::optional<Chosen> chosen() const {
+        std::size_t index = 0;
+        const char *name = "";
+        wgl_limiter *limiter = this->limiter();
+        return detail::ok(limiter ? wgl_chosen(limiter, &raw_, &index, &name) : detail::refused)
+                   ? std::optional(Chosen{index, name})
+                   : std::nullopt;
     }
 
 private:
@@ -1205,6 +1222,19 @@ public:
         const char *called = checked.text("name", name);
         detail::ok(checked ? wgl_composite_limiter_add_named(get(), called, child.get()) : detail::refused);
     }
+};
+
+/// Admits what one of its alternatives admits: the first of them, in their order, that can start now. Exactly one is charged:
+/// Permit::chosen says which. See wgl_first_of_limiter_new.
+class FirstOfLimiter : public Limiter {
+public:
+    FirstOfLimiter(std::initializer_list<Limiter> alternatives) : Limiter(make(wgl_first_of_limiter_new)) {
+        for (const Limiter &alternative : alternatives)
+            add(alternative);
+    }
+
+    /// Adds an alternative, as the last one.
+    void add(const Limiter &alternative) const { detail::ok(wgl_first_of_limiter_add(get(), alternative.get())); }
 };
 
 /// A custom limiter: derive from it, and pass it to a CustomLimiter. See wgl_custom_limiter_table. Any threads may call it,

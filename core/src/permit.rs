@@ -84,8 +84,9 @@ impl LeasePermit {
 pub(crate) struct CompositePermit {
     /// The number under which the limiter keeps its parts.
     pub number: u64,
-    /// Which alternative has it: its index plus 1 in the lowest 16 bits, and above them that of an alternative of it.
-    /// 0 if it has none.
+    /// The way to the alternative that was chosen: the index of a child plus 1 in the lowest 16 bits, and above them that of
+    /// a child of it.
+    /// 0: to none.
     pub chosen: u64,
 }
 

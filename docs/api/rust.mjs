@@ -27,5 +27,5 @@ const items = [...read("all.html").matchAll(/<a href="((?:[\w]+\/)*(\w+)\.(\w+)\
 if (!items.length) throw new Error(`${directory} describes nothing`);
 // The root is what programs need to limit their own calls; everything else is in a module.
 const root = items.filter(({ name }) => !name.includes("::"));
-if (root.length > 33) throw new Error(`the root of the crate has ${root.length} names instead of 33: put new ones into a module of lib.rs`);
+if (root.length > 34) throw new Error(`the root of the crate has ${root.length} names instead of 34: put new ones into a module of lib.rs`);
 writeFileSync(file, JSON.stringify({ title: "Rust", fence: "rust", items }, null, 1));

@@ -8,7 +8,7 @@ use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering::*};
-use workglow_limit::{CompositeLimiter, Error, Limiter, NullLimiter, Policy, Result, Store};
+use workglow_limit::{CompositeLimiter, Error, FirstOfLimiter, Limiter, NullLimiter, Policy, Result, Store};
 
 /// Decides whether a job may start now, and if not, when.
 ///
@@ -17,8 +17,14 @@ use workglow_limit::{CompositeLimiter, Error, Limiter, NullLimiter, Policy, Resu
 pub struct wgl_limiter {
     pub(crate) limiter: Arc<dyn Limiter>,
     /// The same limiter, if children can be added to it.
-    composite: Option<Arc<CompositeLimiter>>,
+    parent: Option<Parent>,
     names: Names,
+}
+
+/// A limiter that takes children.
+pub(crate) enum Parent {
+    Composite(Arc<CompositeLimiter>),
+    FirstOf(Arc<FirstOfLimiter>),
 }
 
 /// The output of a function that makes a limiter.
@@ -63,8 +69,8 @@ pub(crate) unsafe fn declared<O: Sized32>(
 }
 
 impl wgl_limiter {
-    pub(crate) fn new(limiter: Arc<dyn Limiter>, composite: Option<Arc<CompositeLimiter>>) -> Self {
-        wgl_limiter { limiter, composite, names: Names::default() }
+    pub(crate) fn new(limiter: Arc<dyn Limiter>, parent: Option<Parent>) -> Self {
+        wgl_limiter { limiter, parent, names: Names::default() }
     }
 
     /// A limit's name as a C string, which lives as long as this limiter.
@@ -151,7 +157,7 @@ pub extern "C" fn wgl_null_limiter_new(limiter: Option<&mut MaybeUninit<Box<wgl_
 pub extern "C" fn wgl_composite_limiter_new(limiter: Option<&mut MaybeUninit<Box<wgl_limiter>>>) -> c_int {
     guard(|| {
         let composite = Arc::new(CompositeLimiter::new([]));
-        hand_out(given("limiter", limiter)?, wgl_limiter::new(composite.clone(), Some(composite)));
+        hand_out(given("limiter", limiter)?, wgl_limiter::new(composite.clone(), Some(Parent::Composite(composite))));
         Ok(WGL_OK)
     })
 }
@@ -168,7 +174,7 @@ pub unsafe extern "C" fn wgl_composite_limiter_add(
     child: Option<NonNull<wgl_limiter>>,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { add(composite, child, CompositeLimiter::add) }
+    unsafe { add(("composite", composite), ("child", child), CompositeLimiter::add) }
 }
 
 /// Adds a child as a part with a name of its own, by which joint starts charge it. Otherwise as wgl_composite_limiter_add.
@@ -182,31 +188,84 @@ pub unsafe extern "C" fn wgl_composite_limiter_add_named(
     child: Option<NonNull<wgl_limiter>>,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { add(composite, child, |composite, child| composite.add_named(text("name", name)?, child)) }
+    unsafe {
+        add(("composite", composite), ("child", child), |composite: &CompositeLimiter, child| {
+            composite.add_named(text("name", name)?, child)
+        })
+    }
 }
 
-/// Adds a child to a composite.
+/// Makes a limiter that admits what one of its alternatives admits: the first of them that can start now, in the order in
+/// which they are added. Exactly one is charged: wgl_chosen says which. A waiter starts wherever it can start first. If none
+/// can start, the decision is that of the one that can start first. All get the same key and weight, and those that are too
+/// small for a weight are left out. A pause applies to all of them: after a refusal, pause the one that was chosen.
+///
+/// Fails only with WGL_INVALID_ARGUMENT, for NULL. Without an alternative, its calls fail with that.
+#[unsafe(no_mangle)]
+pub extern "C" fn wgl_first_of_limiter_new(limiter: Option<&mut MaybeUninit<Box<wgl_limiter>>>) -> c_int {
+    guard(|| {
+        let first_of = Arc::new(FirstOfLimiter::new([]));
+        hand_out(given("limiter", limiter)?, wgl_limiter::new(first_of.clone(), Some(Parent::FirstOf(first_of))));
+        Ok(WGL_OK)
+    })
+}
+
+/// Adds an alternative, as the last one. The limiter shares it: the caller may keep using it, and frees it at any time.
+///
+/// Fails with WGL_UNSUPPORTED if wgl_first_of_limiter_new did not make `first_of`, and with WGL_INVALID_ARGUMENT if
+/// `alternative` is `first_of` or contains it, or if composites and alternatives would be nested more than 32 deep.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wgl_first_of_limiter_add(
+    first_of: Option<NonNull<wgl_limiter>>,
+    alternative: Option<NonNull<wgl_limiter>>,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { add(("first_of", first_of), ("alternative", alternative), FirstOfLimiter::add) }
+}
+
+/// Adds a child to a limiter that takes children of this kind.
 ///
 /// # Safety
 /// The handles are as for [`shared`].
-unsafe fn add(
-    composite: Option<NonNull<wgl_limiter>>,
-    child: Option<NonNull<wgl_limiter>>,
-    add: impl FnOnce(&CompositeLimiter, Arc<dyn Limiter>) -> Result<()>,
+unsafe fn add<P: OfMany>(
+    (parameter, parent): (&'static str, Option<NonNull<wgl_limiter>>),
+    (of, child): (&'static str, Option<NonNull<wgl_limiter>>),
+    add: impl FnOnce(&P, Arc<dyn Limiter>) -> Result<()>,
 ) -> c_int {
     guard(|| {
         // SAFETY: the caller's promise.
-        let (parent, child) = unsafe { (given("composite", shared(composite))?, given("child", shared(child))?) };
-        let Some(composite) = &parent.composite else {
-            let reason = format!(
-                "limiter \"{}\" takes no children; add it to a composite that wgl_composite_limiter_new makes",
-                parent.limiter.name()
-            );
+        let (parent, child) = unsafe { (given(parameter, shared(parent))?, given(of, shared(child))?) };
+        let Some(to) = parent.parent.as_ref().and_then(P::of) else {
+            let name = parent.limiter.name();
+            let reason = format!("limiter \"{name}\" takes no children; add it to a limiter that {} makes", P::MADE_BY);
             return Err(Error::Unsupported { reason });
         };
-        add(composite, child.limiter.clone())?;
+        add(to, child.limiter.clone())?;
         Ok(WGL_OK)
     })
+}
+
+/// A kind of limiter that takes children.
+trait OfMany {
+    const MADE_BY: &'static str;
+
+    fn of(parent: &Parent) -> Option<&Self>;
+}
+
+impl OfMany for CompositeLimiter {
+    const MADE_BY: &'static str = "wgl_composite_limiter_new";
+
+    fn of(parent: &Parent) -> Option<&Self> {
+        if let Parent::Composite(composite) = parent { Some(composite) } else { None }
+    }
+}
+
+impl OfMany for FirstOfLimiter {
+    const MADE_BY: &'static str = "wgl_first_of_limiter_new";
+
+    fn of(parent: &Parent) -> Option<&Self> {
+        if let Parent::FirstOf(first_of) = parent { Some(first_of) } else { None }
+    }
 }
 
 /// Returns the name of the limit, as `denied_by` has it; of a limiter without a store, its kind. It lives as long as the

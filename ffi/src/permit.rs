@@ -152,6 +152,29 @@ pub extern "C" fn wgl_fence(
     write_if_some(limiter, permit, ("fence", fence), |limiter, permit| limiter.fence(permit))
 }
 
+/// Returns which alternative of a limiter that wgl_first_of_limiter_new made has a start or place: its index, in the order in
+/// which they were added, and, unless `name` is NULL, its name, which lives as long as `limiter`. With alternatives of an
+/// alternative, the index is that in the outer limiter, and the name the innermost one's. Of a composite: what its first
+/// part with alternatives has chosen. WGL_NONE, and nothing is written, for others.
+///
+/// Fails with WGL_FOREIGN_PERMIT if another limiter gave the permit.
+#[unsafe(no_mangle)]
+pub extern "C" fn wgl_chosen(
+    limiter: Option<&wgl_limiter>,
+    permit: Option<&wgl_permit>,
+    index: Option<&mut MaybeUninit<usize>>,
+    name: Option<&mut MaybeUninit<*const c_char>>,
+) -> c_int {
+    let chosen = |of: &dyn Limiter, permit: &RawPermit| {
+        let (at, alternative) = of.chosen(permit)?;
+        if let (Some(out), Some(limiter)) = (name, limiter) {
+            out.write(limiter.name(alternative.name()));
+        }
+        Some(at)
+    };
+    write_if_some(limiter, permit, ("index", index), chosen)
+}
+
 /// Returns how often the process has forked since the library was loaded, counted from the first parent on. A child has
 /// another number than its parent had when it got a permit. Layers that end permits automatically use it to leave those of
 /// a parent alone.

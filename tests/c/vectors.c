@@ -16,6 +16,7 @@ static struct {
     wgl_store *store;
     wgl_limiter *children[MOST_STARTS];
     int limiters;
+    int is_first_of;
     char kind[32];
     wgl_limiter *limiter;
     unsigned long long at_us;
@@ -24,6 +25,7 @@ static struct {
         wgl_permit permit;
     } permits[MOST_STARTS];
     int permit_count;
+    wgl_permit last; // Of this step: which alternative has it is one of its answers.
 } now;
 
 static void begin(const char *scheme, const char *name) {
@@ -105,7 +107,7 @@ static void add_limiter(char *line) {
     char name[32], *rest = line + length + (line[length] != '\0');
     line[length] = '\0';
     snprintf(name, sizeof name, "limit-%d", now.limiters);
-    snprintf(now.kind, sizeof now.kind, "%s", now.limiters > 1 ? "composite" : line);
+    snprintf(now.kind, sizeof now.kind, "%s", now.is_first_of ? "first_of" : now.limiters > 1 ? "composite" : line);
     *place = limiter_of(now.store, name, line, rest);
 }
 
@@ -113,6 +115,12 @@ static void finish_limiter(void) {
     if (now.limiter != NULL)
         return;
     now.limiter = now.children[0];
+    if (now.is_first_of) {
+        MUST(wgl_first_of_limiter_new(&now.limiter));
+        for (int i = 0; i < now.limiters; i++)
+            MUST(wgl_first_of_limiter_add(now.limiter, now.children[i]));
+        return;
+    }
     if (now.limiters == 1)
         return;
     MUST(wgl_composite_limiter_new(&now.limiter));
@@ -130,6 +138,7 @@ static const char *argument(char **words, int count, const char *name) {
 }
 
 static void keep(const char *name, const wgl_permit *permit) {
+    now.last = *permit;
     if (name == NULL)
         return;
     int i = 0;
@@ -179,6 +188,13 @@ static void compare(const char *where, char *wanted, const char *word, const wgl
         int64_t off = next_us - atoll(value);
         CHECK(-2000000 < off && off < 2000000, "%s: available after %lld us, not %s", where, (long long)next_us, value);
         return;
+    }
+    if (strcmp(wanted, "chosen") == 0) {
+        size_t index = 0;
+        const char *name = NULL;
+        if (wgl_chosen(now.limiter, &now.last, &index, &name) == WGL_OK)
+            number(got, sizeof got, index);
+        CHECK(name != NULL && strcmp(name, wgl_limiter_name(now.children[index])) == 0, "%s: chosen %s", where, got);
     }
     if (strcmp(wanted, "after") == 0 && after_ns != NULL)
         number(got, sizeof got, *after_ns / 1000);
@@ -360,6 +376,7 @@ static void step(const char *file, int line, char *text) {
         has_after = 1;
     } else if (strcmp(call, "present") == 0) {
         status = wgl_present(now.limiter, kept(permit_name), &after_ns);
+        now.last = *kept(permit_name);
         word = status == WGL_OK ? "started" : "wait";
         has_after = 1;
     } else if (strcmp(call, "record_job_start") == 0) {
@@ -379,7 +396,8 @@ static void step(const char *file, int line, char *text) {
         status = call[0] == 'o' ? wgl_store_override(now.store, of, policy, key, length)
                                 : wgl_store_lift(now.store, of, key, length);
     } else if (strcmp(call, "pause") == 0) {
-        status = wgl_pause(now.limiter, span_ns, key, length);
+        const char *of = argument(words, arguments, "of");
+        status = wgl_pause(of == NULL ? now.limiter : now.children[atoi(of + strlen("limit-")) - 1], span_ns, key, length);
     } else {
         CHECK(0, "%s: there is no such call", where);
         return;
@@ -414,6 +432,8 @@ static void run(const char *scheme, const char *path) {
             end();
             begin(scheme, text + 5);
             cases++;
+        } else if (strcmp(text, "first_of") == 0) {
+            now.is_first_of = 1;
         } else if (strncmp(text, "limiter ", 8) == 0) {
             add_limiter(text + 8);
         } else if (*text != '\0') {

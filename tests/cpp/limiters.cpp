@@ -101,6 +101,19 @@ static void composites(const Bench &bench) {
     THROWS(WGL_INVALID_ARGUMENT, "contains this one", both.add(none));
 }
 
+static void alternatives(const Bench &bench) {
+    const RateLimiter one(bench.store, "one", 1, 1s), two(bench.store, "two", 2, 1s);
+    const FirstOfLimiter either{one, two};
+    auto first = either.try_acquire(), second = either.try_acquire();
+    CHECK(first && first->chosen()->index == 0 && first->chosen()->name == "one", "the first of them");
+    CHECK(second && second->chosen()->index == 1 && second->chosen()->name == "two", "the next one");
+    CHECK(!one.try_acquire() && !one.decide().permit, "the first is used up");
+    either.add(RateLimiter(bench.store, "three", 9, 1s));
+    CHECK(either.try_acquire("", 5)->chosen()->index == 2, "the others are too small");
+    THROWS(WGL_INVALID_ARGUMENT, "contains this one", either.add(either));
+    CHECK(!two.try_acquire("key")->chosen(), "a limit has no alternatives");
+}
+
 static void joint_starts(const Bench &bench) {
     const Limiter llm = bench.store.limiter("llm", "requests: 5/1s + tokens: 100/1s + tenant: 2/1s");
     CHECK(llm.part_names() == (std::vector<std::string>{"requests", "tokens", "tenant"}), "the parts of a text");
@@ -188,6 +201,7 @@ int main() {
         are_shared(bench);
         of_this_process(bench);
         composites(bench);
+        alternatives(bench);
         joint_starts(bench);
         operators(bench, dir);
     });

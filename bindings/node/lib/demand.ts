@@ -1,7 +1,7 @@
 // What a request takes before it is sent: one start of a limiter, with the tokens that it may use.
 
 import { type Key, type Weight, isParts } from "./charges.js";
-import { CompositeLimiter } from "./composite.js";
+import { CompositeLimiter, FirstOfLimiter } from "./composite.js";
 import { invalid } from "./errors.js";
 import { unicode, whole } from "./input.js";
 import { Limiter } from "./limiter.js";
@@ -140,7 +140,7 @@ export class Demands {
 
   /** Checks that a limiter has the parts that count tokens, if it is known yet. */
   #check(limiter: Limiter): void {
-    const names = limiter._partNames();
+    const names = limiter instanceof FirstOfLimiter ? [] : limiter._partNames();
     if (names === null) return;
     for (const part of Object.values(this.tokens)) {
       const known = names.length > 0 ? names.join(", ") : "it has none";

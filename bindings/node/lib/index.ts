@@ -11,7 +11,7 @@ export type {
   Stats,
 } from "./calls.js";
 export type { Key, PartKeys, PartUnits, Weight } from "./charges.js";
-export { type Child, CompositeLimiter, NullLimiter } from "./composite.js";
+export { type Child, CompositeLimiter, FirstOfLimiter, NullLimiter } from "./composite.js";
 export type { CustomLimiter, SixMethods } from "./custom.js";
 export {
   InvalidArgument,

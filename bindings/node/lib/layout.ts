@@ -68,6 +68,8 @@ export const enum Op {
   arrived = 31,
   /** Settles parts of the permit in the buffer: `text` is their names and units, each ended by a NUL but the last. */
   settleParts = 32,
+  /** Writes the number of the alternative's limiter that has the permit in the buffer to `large`. */
+  chosen = 33,
 }
 
 /** The result of an operation. */

@@ -193,6 +193,11 @@ export abstract class Limiter {
     return this.#bells;
   }
 
+  /** @internal Returns the object of the alternative with this number, as the program gave it; `null` if there is none. */
+  _find(_number: number): object | null {
+    return null;
+  }
+
   /** @internal Opens the store before the first call, so that the call does not block; `null` if it is open. */
   _opening(): Promise<unknown> | null {
     if (this.#isOpen) return null;

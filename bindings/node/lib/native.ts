@@ -101,7 +101,9 @@ interface Native {
   customLimiter(name: string, ask: Ask): NativeLimiter;
   nullLimiter(): NativeLimiter;
   compositeLimiter(): NativeLimiter;
-  addLimiter(composite: NativeLimiter, child: NativeLimiter, name?: string): void;
+  firstOfLimiter(): NativeLimiter;
+  numberOf(limiter: NativeLimiter): number;
+  addLimiter(to: NativeLimiter, child: NativeLimiter, name?: string): void;
   jointKey(
     limiter: NativeLimiter,
     key: string,
@@ -316,7 +318,7 @@ export const takeText = (): string => text.toString("utf8", 0, ints[Int.textLeng
 /** Returns the name of the limit that denied; `own` if it was the limiter itself. */
 export const deniedBy = (own: string): string => (ints[Int.textLength] === TextLength.ownName ? own : takeText());
 
-/** Returns what the last `readyAt` (ns on the clock of `process.hrtime.bigint()`, 0 for none) or `fence` wrote. */
+/** Returns what the last `readyAt` (ns on the clock of `process.hrtime.bigint()`, 0 for none), `fence` or `chosen` wrote. */
 export const takeLarge = (): bigint => large[0]!;
 
 /** Returns the permit that the last call wrote, as 32-bit integers, which no conversion can change. */

@@ -5,6 +5,7 @@ import { type PartUnits, type StartKey, isParts, keyToWake, settlementOf } from 
 import { SyncUnsupported } from "./errors.js";
 import { warn } from "./hooks.js";
 import { whole } from "./input.js";
+import type { Child } from "./composite.js";
 import type { Limiter } from "./limiter.js";
 import { Num, Op, Status } from "./layout.js";
 import { isTaken, native, numbers, putWords, takeLarge, takeText, takeWords } from "./native.js";
@@ -200,6 +201,16 @@ export class Permit {
   /** Does the same as `renew()` without blocking the event loop. */
   async renewAsync(): Promise<void> {
     await end(Op.renew, this.#limiter, this.#key, this.#words, 1);
+  }
+
+  /**
+   * The limiter that was charged, of a `FirstOfLimiter`: the object that it was made with. With `FirstOfLimiter`s in one another, the
+   * innermost. For a `CompositeLimiter`: what its first part of this kind has chosen. `null` for others.
+   */
+  get chosen(): Child | null {
+    this._put();
+    if (this.#limiter._do(Op.chosen, "", 1) !== Status.yes) return null;
+    return this.#limiter._find(Number(takeLarge())) as Child | null;
   }
 
   /**

@@ -19,6 +19,7 @@ import { WeightExceedsCapacity, invalid } from "./errors.js";
 import { warn } from "./hooks.js";
 import type { HeedOptions } from "./http.js";
 import { type Duration, maybeMilliseconds, milliseconds, options as checkOptions, whole } from "./input.js";
+import { Limiter } from "./limiter.js";
 import type { Permit } from "./permit.js";
 import { isSignal, priorityOf } from "./request.js";
 import { type HttpResponse, headersOf, pauseOf, statusOf } from "./response.js";
@@ -153,7 +154,8 @@ export class Sending {
     const signal = signals.length === 2 ? AbortSignal.any(signals) : signals[0];
     for (let attempt = 0; ; attempt++) {
       // A start is decided in the microtask before `await` returns, and the request follows at once.
-      const sent = new Sent(start.tokens, await this.#acquire(start, signal), this.#usage);
+      const permit = await this.#acquire(start, signal);
+      const sent = new Sent(start.tokens, permit, this.#usage);
       const watched = this.#heeds ? this.#budgets.watch(start) : null;
       let result: R;
       try {
@@ -171,7 +173,7 @@ export class Sending {
         const pause = pauseOf(response, this.#pauses);
         if (this.#heeds && pause) {
           await compared; // A paused limit takes no charges.
-          await this.#pause(start, pause);
+          await this.#pause(start, permit, pause);
         }
         sent.answered(response);
         if (attempt >= this.#retries || !attempts.canRepeat || !REFUSALS.includes(statusOf(response))) return [result, sent];
@@ -208,10 +210,16 @@ export class Sending {
   }
 
   /** Pauses the limit for as long as the server says. A failure must not cost the response, which has arrived. */
-  async #pause({ limiter, key }: Start, pause: number): Promise<void> {
-    const all = typeof key === "string" ? [[limiter, key || undefined] as const] : [];
+  async #pause({ limiter, key }: Start, permit: Permit, pause: number): Promise<void> {
+    // Only the alternative that was used has refused.
+    const { chosen } = permit;
+    const refused = chosen instanceof Limiter ? chosen : limiter;
+    const parts = Object.entries(refused.parts);
     try {
-      if (typeof key !== "string") for (const [name, part] of Object.entries(limiter.parts)) all.push([part, keyAt(key, name)]);
+      const all: [Limiter, string | undefined][] =
+        typeof key === "string"
+          ? [[refused, key || undefined]]
+          : (parts.length > 0 ? parts : Object.entries(limiter.parts)).map(([name, part]) => [part, keyAt(key, name)]);
       await Promise.all(all.map(([limiter, key]) => limiter.pause(pause, { key })));
     } catch (error) {
       warn("what a server said could not be heeded", error);

@@ -425,6 +425,11 @@ impl Core {
                 buffer.put_yes_or_no(fence.is_some());
                 buffer.large = fence.unwrap_or(0);
             }
+            Operation::Chosen => {
+                let chosen = limiter.chosen(&buffer.raw_permit());
+                buffer.put_yes_or_no(chosen.is_some());
+                buffer.large = chosen.map_or(0, |(_, limiter)| limiter.base().id);
+            }
             Operation::CancelPlace => limiter.cancel_place(&buffer.raw_permit())?,
             Operation::Window => {
                 let window = limiter.window(key)?;

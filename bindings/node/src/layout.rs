@@ -106,6 +106,8 @@ numbers! {
         Arrived = 31,
         /// Settles parts of the permit in the buffer: `text` is their names and units, each ended by a NUL but the last.
         SettleParts = 32,
+        /// Writes the number of the alternative's limiter that has the permit in the buffer to `large`.
+        Chosen = 33,
     }
 }
 
@@ -197,7 +199,7 @@ pub struct CallBuffer {
     pub waiter: f64,
     /// Out: in how many ms the line has to be advanced; negative if it is empty.
     pub due: f64,
-    /// Out: an instant on the monotonic clock in ns, 0 for none; or a lease's fence.
+    /// Out: an instant on the monotonic clock in ns, 0 for none; a lease's fence, or a limiter's number.
     pub large: u64,
     /// In and out: a permit.
     pub permit: [u64; 8],

@@ -27,14 +27,16 @@ use workglow_limit::custom::CustomLimiter;
 use workglow_limit::embed::{Begun, MayWait};
 use workglow_limit::observe::Stats;
 use workglow_limit::{
-    Charge, CompositeLimiter, Durability, Error, Limiter, ManualClock, NullLimiter, OnError, Policy, Store,
-    StoreOptions,
+    Charge, CompositeLimiter, Durability, Error, FirstOfLimiter, Limiter, ManualClock, NullLimiter, OnError, Policy,
+    Store, StoreOptions,
 };
 
 /// A limiter of any kind.
 pub enum AnyLimiter {
     /// Takes children, and may call JavaScript.
     Composite(Arc<CompositeLimiter>),
+    /// The same.
+    FirstOf(Arc<FirstOfLimiter>),
     /// Calls JavaScript.
     Custom(Arc<CustomLimiter<Script>>),
     /// The others.
@@ -45,6 +47,7 @@ impl AnyLimiter {
     fn get(&self) -> Arc<dyn Limiter> {
         match self {
             AnyLimiter::Composite(limiter) => limiter.clone(),
+            AnyLimiter::FirstOf(limiter) => limiter.clone(),
             AnyLimiter::Custom(limiter) => limiter.clone(),
             AnyLimiter::Other(limiter) => limiter.clone(),
         }
@@ -432,19 +435,28 @@ pub fn composite_limiter() -> External<AnyLimiter> {
     External::new(AnyLimiter::Composite(Arc::new(CompositeLimiter::new([]))))
 }
 
-/// Adds a child to a composite, perhaps with a name.
+/// Makes a limiter of alternatives, which has none yet.
 #[napi]
-pub fn add_limiter(
-    composite: &External<AnyLimiter>,
-    child: &External<AnyLimiter>,
-    name: Option<String>,
-) -> napi::Result<()> {
-    let AnyLimiter::Composite(composite) = &**composite else { return Ok(()) };
-    let added = match name {
-        Some(name) => composite.add_named(&name, child.get()),
-        None => composite.add(child.get()),
+pub fn first_of_limiter() -> External<AnyLimiter> {
+    External::new(AnyLimiter::FirstOf(Arc::new(FirstOfLimiter::new([]))))
+}
+
+/// Adds a child to a composite, perhaps with a name, or an alternative.
+#[napi]
+pub fn add_limiter(to: &External<AnyLimiter>, child: &External<AnyLimiter>, name: Option<String>) -> napi::Result<()> {
+    let added = match (&**to, name) {
+        (AnyLimiter::Composite(composite), Some(name)) => composite.add_named(&name, child.get()),
+        (AnyLimiter::Composite(composite), None) => composite.add(child.get()),
+        (AnyLimiter::FirstOf(first_of), _) => first_of.add(child.get()),
+        _ => Ok(()),
     };
     added.map_err(thrown)
+}
+
+/// Returns the number of a limiter, which no other one of this process has.
+#[napi]
+pub fn number_of(limiter: &External<AnyLimiter>) -> f64 {
+    limiter.get().base().id as f64
 }
 
 /// Returns the key of a start that charges these parts for themselves. Keys and weights may be null.

@@ -5,6 +5,7 @@ import axios from "axios";
 import { Agent, interceptors } from "undici";
 import { Agent as Agent8 } from "undici-8";
 import {
+  type Child,
   CompositeLimiter,
   ConcurrencyLimiter,
   type CustomLimiter,
@@ -12,6 +13,7 @@ import {
   DelayLimiter,
   type Duration,
   EvenlySpacedRateLimiter,
+  FirstOfLimiter,
   FixedWindowLimiter,
   FlowControl,
   type Forecast,
@@ -157,6 +159,12 @@ limiters.push(
   new SlidingWindowCounterLimiter(store, "x", { maxExecutions: 1, windowSizeInSeconds: 1 }),
   store.limiter(new FlowControl({ key: "x", rate: 100, period: "1m", parallelism: 5 })),
 );
+
+const either = new FirstOfLimiter([new DelayLimiter(), store.limiter("x")]);
+either.add(new NullLimiter());
+// @ts-expect-error: alternatives have no names.
+new FirstOfLimiter({ x: new DelayLimiter() });
+export const chosen: Child | null | undefined = either.tryAcquire()?.chosen;
 
 const attached: Limiter = store.limiter("x");
 const bucket: TokenBucketLimiter = new TokenBucketLimiter(store, "x", { rate: 10 });

@@ -10,6 +10,7 @@ import {
   ConcurrencyLimiter,
   DelayLimiter,
   EvenlySpacedRateLimiter,
+  FirstOfLimiter,
   FixedWindowLimiter,
   LeakyBucketLimiter,
   ManualClock,
@@ -39,6 +40,7 @@ function casesOf(file) {
     const [first, ...rest] = words(raw.replace(/#.*/, ""));
     if (first === undefined) continue;
     if (first === "case") cases.push({ name: rest.join(" "), number: ++number, limiters: [], steps: [] });
+    else if (first === "first_of") cases.at(-1).isFirstOf = true;
     else if (first === "limiter") cases.at(-1).limiters.push(rest);
     else {
       const arrow = rest.indexOf("=>");
@@ -123,12 +125,13 @@ const windowOf = (max, us) => ({ maxExecutions: Number(max), windowSizeInSeconds
 const nameOf = (limit, number) => `${limit}.${number}`;
 const limitOf = (name, number) => name.replace(`.${number}`, "");
 
-function limiterOf({ limiters, number }, store) {
+function limitersOf({ limiters, number, isFirstOf }, store) {
   const made = limiters.map(([kind, ...given], i) => {
     assert.ok(Object.hasOwn(KINDS, kind), `no kind ${kind}`);
     return KINDS[kind](store, nameOf(`limit-${i + 1}`, number), given);
   });
-  return made.length === 1 ? made[0] : new CompositeLimiter(made);
+  if (isFirstOf) return [new FirstOfLimiter(made), made];
+  return [made.length === 1 ? made[0] : new CompositeLimiter(made), made];
 }
 
 const us = (ms) => String(Math.round(ms * 1000));
@@ -159,8 +162,8 @@ const partsOf = (text, number) =>
     .map(([part, ...rest]) => [partOf(part, number), ...rest]);
 
 /** The names of a case's parts. */
-function namesOf({ limiters, number }) {
-  if (limiters.length > 1) return limiters.map((_, i) => nameOf(`limit-${i + 1}`, number));
+function namesOf({ limiters, number, isFirstOf }) {
+  if (limiters.length > 1 && !isFirstOf) return limiters.map((_, i) => nameOf(`limit-${i + 1}`, number));
   return limiters[0].filter((word) => word.endsWith(":")).map((word) => word.slice(0, -1));
 }
 
@@ -188,23 +191,25 @@ function startOf(one, { key, charges, ...given }) {
   return { key: some(keys), weight: some(weights) };
 }
 
-async function answer(store, limiter, one, { call, given }, permits) {
+async function answer(store, [limiter, children], one, { call, given }, permits) {
   const { number } = one;
   const { key } = given;
   const start = startOf(one, given);
+  // Of alternatives: which one has it.
+  const chosen = (permit) => (one.isFirstOf && permit !== null ? { chosen: String(children.indexOf(permit.chosen)) } : {});
   const keep = (permit) => void (given.as !== undefined && permit !== null && permits.set(given.as, permit));
   switch (call) {
     case "decide": {
       const decision = await ask(store, limiter, "decide", start);
       keep(decision.permit);
-      return fieldsOf(decision, number);
+      return { ...fieldsOf(decision, number), ...chosen(decision.permit) };
     }
     case "peek":
       return fieldsOf(await ask(store, limiter, "peek", start), number);
     case "try_acquire": {
       const permit = await ask(store, limiter, "tryAcquire", start);
       keep(permit);
-      return { "": permit === null ? "denied" : "admitted" };
+      return { "": permit === null ? "denied" : "admitted", ...chosen(permit) };
     }
     case "acquire":
       try {
@@ -240,12 +245,12 @@ async function answer(store, limiter, one, { call, given }, permits) {
       }
       assert.equal(place.started, false);
       keep(place);
-      return { "": "place", after: us(place.wait) };
+      return { "": "place", after: us(place.wait), ...chosen(place) };
     }
     case "present": {
       const permit = await ask(store, limiter, "present", permits.get(given.permit));
       permits.set(given.permit, permit);
-      return permit.started ? { "": "started" } : { "": "wait", after: us(permit.wait) };
+      return { ...(permit.started ? { "": "started" } : { "": "wait", after: us(permit.wait) }), ...chosen(permit) };
     }
     case "stats": {
       const stats = await patiently(() => limiter.stats({ key }));
@@ -258,7 +263,7 @@ async function answer(store, limiter, one, { call, given }, permits) {
     case "lift":
       return store.lift(nameOf(given.of ?? "limit-1", number), { key });
     case "pause":
-      return limiter.pause(`${given.for}us`, { key });
+      return (given.of === undefined ? limiter : children[given.of.slice("limit-".length) - 1]).pause(`${given.for}us`, { key });
     case "record_job_start":
       return limiter.recordJobStart({ key });
     case "record_job_completion":
@@ -286,8 +291,8 @@ function run(one, url) {
 async function runOnce(one, url) {
   const clock = new ManualClock();
   const store = new Store(url, { clock, timeout: "1m" });
-  const limiter = limiterOf(one, store);
-  if (mayWait(url)) await limiter.open();
+  const limiters = limitersOf(one, store);
+  if (mayWait(url)) await limiters[0].open();
   const permits = new Map();
   let time = 0;
   for (const step of one.steps) {
@@ -296,7 +301,7 @@ async function runOnce(one, url) {
     time = step.at;
     let got;
     try {
-      got = (await answer(store, limiter, one, step, permits)) ?? {};
+      got = (await answer(store, limiters, one, step, permits)) ?? {};
     } catch (error) {
       // No case is about a store that fails.
       if (error.code === undefined || ["ERR_ASSERTION", "store_timeout"].includes(error.code)) throw error;
@@ -323,8 +328,9 @@ after(() => Promise.all([redis?.stop(), postgres?.stop()]));
 /** The number of cases that ran, by kind and store. */
 const cells = new Map();
 
-function ran({ limiters }, store) {
-  const cell = `${limiters.length > 1 ? "composite" : limiters[0][0]} ${store}`;
+function ran({ limiters, isFirstOf }, store) {
+  const kind = isFirstOf ? "first_of" : limiters.length > 1 ? "composite" : limiters[0][0];
+  const cell = `${kind} ${store}`;
   cells.set(cell, (cells.get(cell) ?? 0) + 1);
 }
 

@@ -617,7 +617,7 @@ that is not a lease.";
 
 const CHOSEN: &CStr = c"\
 The limiter that was charged, of a FirstOfLimiter: the object that it was made with. With FirstOfLimiters in one another, the\n\
-innermost. For a composite: what its first part of this kind has chosen, until the permit ends. None for others.";
+innermost. For a composite: what its first part of this kind has chosen. None for others.";
 
 const STARTED: &CStr = c"Whether the job may run; False for a place.";
 

@@ -1,5 +1,6 @@
 //! The interface that every caller of a limiter uses.
 
+use super::composite::group::chosen;
 use super::events::{reporting, reporting_errors};
 use super::{Permit, Places, Scheduler, Waiter, acquire, unknown_part};
 use crate::charges::{Charge, JointKey};
@@ -117,10 +118,11 @@ pub trait Limiter: Places + Scheduler {
 
     /// Returns which alternative of a [`FirstOfLimiter`](crate::FirstOfLimiter) has a start or place: its index, and the
     /// limiter. With alternatives of an alternative, the index is that in the outer limiter, and the limiter the innermost.
-    /// Of a composite: what the first of its parts has chosen that has alternatives, until the permit has ended. `None` for
-    /// others.
-    fn chosen(&self, _permit: &RawPermit) -> Option<(usize, Arc<dyn Limiter>)> {
-        None
+    /// Of a composite: what the first of its parts has chosen that has alternatives. `None` for others. Permits that have
+    /// ended still say it.
+    fn chosen(&self, permit: &RawPermit) -> Option<(usize, Arc<dyn Limiter>)> {
+        self.base().own(permit).ok()?;
+        self.chosen_inside(chosen(permit))
     }
 
     /// Returns the names of its parts, in order: of a composite's. Others have none.

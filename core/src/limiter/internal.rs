@@ -340,8 +340,13 @@ pub trait Nested: Quiet {
         actual.first().map_or(Ok(()), |(part, _)| Err(unknown_part(&self.base().name, part, &[])))
     }
 
-    /// Returns the limiter that was chosen here: see [`CompositePermit::chosen`](crate::permit::CompositePermit::chosen).
-    fn chosen_inside(&self, _chosen: u64) -> Option<Arc<dyn Limiter>> {
+    /// Returns whether it is, or contains, a limiter of alternatives.
+    fn chooses(&self) -> bool {
+        false
+    }
+
+    /// Returns the alternative that [`CompositePermit::chosen`](crate::permit::CompositePermit::chosen) leads to from here.
+    fn chosen_inside(&self, _chosen: u64) -> Option<(usize, Arc<dyn Limiter>)> {
         None
     }
 

@@ -208,6 +208,7 @@ fn they_nest_both_ways() {
     // A composite of alternatives.
     let both = CompositeLimiter::named([("calls", inner), ("all", one("all", 2))]);
     let permits = [taken(&both, ""), taken(&both, "")];
+    both.complete(&permits[0]).unwrap();
     let of = |permit| both.chosen(permit).map(|(at, limiter)| (at, limiter.name().to_owned()));
     assert_eq!(permits.each_ref().map(of), [Some((0, "openai".into())), Some((1, "anthropic".into()))]);
     let (place, after) = place(&both, 1);
@@ -311,6 +312,10 @@ fn killed_processes_charge_one_alternative_once() {
     let (mut kills, mut random) = (0, Random::new());
     while !is_over() {
         std::thread::sleep(Duration::from_micros(200 + random.below(3_000)));
+        // On a busy machine hardly one would live long enough.
+        if kills == 200 {
+            continue;
+        }
         let victim = random.below(PROCESSES as u64) as usize;
         children[victim] = spawn(victim); // dropping the old one kills it
         kills += 1;

@@ -203,6 +203,10 @@ for (const [client, make] of Object.entries(clients)) {
     const { limiter } = manual(package_, 9, 60);
     await (await make(limiter, { key: "k" }, t)(`${url}/429`)).text();
     assert.deepEqual([limiter.peek({ key: "k" }).retryAfter, limiter.peek().retryAfter], [20_000, 0]);
+    const store = new package_.Store("memory:", { clock: new package_.ManualClock() });
+    const [one, two] = ["one", "two"].map((name) => store.limiter(name, "9/1m"));
+    await (await make(new package_.FirstOfLimiter([one, two]), {}, t)(`${url}/429`)).text();
+    assert.deepEqual([one.peek().retryAfter, two.peek().retryAfter], [20_000, 0], "the alternative that was used");
   });
 
   test(`${client}: refused requests are retried as often as allowed, with the same body`, async (t) => {

@@ -677,9 +677,7 @@ class Permit:
     @property
     def chosen(self) -> Limiter | Any:
         """The limiter that was charged, of a FirstOfLimiter: the object that it was made with. With FirstOfLimiters in
-        one another, the innermost. For a composite: what its first part of this kind has chosen, until the permit ends.
-        None for others.
-        """
+        one another, the innermost. For a composite: what its first part of this kind has chosen. None for others."""
 
     @property
     def fence(self) -> int | None:

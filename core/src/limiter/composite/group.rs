@@ -14,7 +14,7 @@ use crate::policy;
 use std::collections::HashSet;
 use std::ptr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering::*};
 use std::time::Duration;
 
 /// A limiter of several others.
@@ -29,6 +29,8 @@ pub(in crate::limiter) struct Group {
     above: AtomicUsize,
     /// Whether a start takes the units of all children, so that each limit may be there once.
     takes_all: bool,
+    /// Whether its permits have to say which alternative was chosen.
+    chooses: AtomicBool,
     /// Set if the children were refused.
     refused: Option<Error>,
 }
@@ -58,6 +60,7 @@ impl Group {
             out: PerProcess::new(),
             above: AtomicUsize::new(0),
             takes_all,
+            chooses: AtomicBool::new(!takes_all),
             refused: None,
         };
         group.refused = check_names(&[], &given).and_then(|()| group.fits(0, &[], &children)).err();
@@ -84,6 +87,7 @@ impl Group {
     fn take_in(&self, names: Vec<Option<Arc<str>>>, children: Vec<Child>) {
         let above = self.above.load(Relaxed) + 1;
         children.iter().for_each(|child| child.lower(above));
+        self.chooses.fetch_or(children.iter().any(|child| child.chooses()), Relaxed);
         let named = names.into_iter().zip(&children);
         let names = named.map(|(name, child)| name.unwrap_or_else(|| name_of(&self.base.name, child.name())));
         self.extend(names.collect(), children);
@@ -166,8 +170,9 @@ impl Group {
         Ok(())
     }
 
-    /// Makes a permit or place. `chosen` says which alternative has it: see [`CompositePermit::chosen`].
-    pub fn hand_out(&self, out: Out, chosen: u64) -> RawPermit {
+    /// Makes a permit or place.
+    pub fn hand_out(&self, out: Out) -> RawPermit {
+        let chosen = self.chosen_of(&out.parts);
         let mut table = self.out.lock();
         let number = table.insert(out);
         if table.has_too_many() {
@@ -178,9 +183,29 @@ impl Group {
         self.permit(number, chosen)
     }
 
-    /// Returns the permit or place with this number.
-    pub fn permit(&self, number: u64, chosen: u64) -> RawPermit {
+    fn permit(&self, number: u64, chosen: u64) -> RawPermit {
         RawPermit::new(self.base.id, Kind::Composite(CompositePermit { number, chosen }))
+    }
+
+    /// Returns [`CompositePermit::chosen`] of a permit with these parts. (Of more than four limiters in one another, the
+    /// innermost are not known.)
+    fn chosen_of(&self, parts: &[Part]) -> u64 {
+        if !self.chooses() {
+            return 0;
+        }
+        let mut all = parts.iter().map(|part| (part.child, chosen(&part.permit)));
+        let part = all.find(|(child, inside)| *child < MOST && (*inside != 0 || !self.takes_all));
+        part.map_or(0, |(child, inside)| (child as u64 + 1) | inside << BITS)
+    }
+
+    pub fn chooses(&self) -> bool {
+        self.chooses.load(Relaxed)
+    }
+
+    /// Returns the child that [`CompositePermit::chosen`] leads to, its index, and what leads on from there.
+    pub fn chosen_child(&self, chosen: u64) -> Option<(usize, &Child, u64)> {
+        let at = (chosen as usize & MOST).checked_sub(1)?;
+        Some((at, self.all().get(at)?, chosen >> BITS))
     }
 
     #[cold]
@@ -309,10 +334,11 @@ impl Group {
             });
             return cancelled.and_then(|()| Err(gone()));
         };
+        let place = self.permit(number, self.chosen_of(&held));
         (found.parts, found.state) = (held, state);
         Ok(match presented? {
-            None => Presented::Started(*place),
-            Some(after) => Presented::Wait { place: *place, after },
+            None => Presented::Started(place),
+            Some(after) => Presented::Wait { place, after },
         })
     }
 
@@ -377,6 +403,17 @@ pub fn end_all(children: &[Child], parts: &[Part], end: impl Fn(&Child, &RawPerm
 pub fn gone() -> Error {
     Error::invalid("place", "used, given back or of another process", "a place that is still held")
 }
+
+/// Returns what a permit says about alternatives: [`CompositePermit::chosen`].
+pub fn chosen(permit: &RawPermit) -> u64 {
+    if let Some(Kind::Composite(CompositePermit { chosen, .. })) = permit.kind() { chosen } else { 0 }
+}
+
+/// The bits of an index in [`CompositePermit::chosen`].
+const BITS: u32 = 16;
+
+/// The most alternatives.
+pub const MOST: usize = (1 << BITS) - 1;
 
 /// The deepest nesting: calls use the stack.
 const DEEPEST: usize = 32;

@@ -162,7 +162,7 @@ impl CompositeLimiter {
             }
         }
         let has_own_weights = charges.has_own_weights();
-        Ok(Ok(self.group.hand_out(Out { parts, state: State::Started, wish: None, has_own_weights }, 0)))
+        Ok(Ok(self.group.hand_out(Out { parts, state: State::Started, wish: None, has_own_weights })))
     }
 
     /// Merges the decisions of all children.
@@ -280,11 +280,6 @@ impl Limiter for CompositeLimiter {
 
     fn joint(&self, key: &str, charges: &[Charge]) -> Result<JointKey> {
         self.do_joint(key, charges)
-    }
-
-    /// Returns what the first part that has alternatives has chosen.
-    fn chosen(&self, permit: &RawPermit) -> Option<(usize, Arc<dyn Limiter>)> {
-        self.group.parts(permit, |child, part| child.chosen(part)).next()
     }
 
     fn settle_parts(&self, permit: &RawPermit, actual: &[(&str, u64)]) -> Result<()> {
@@ -498,6 +493,16 @@ impl Nested for CompositeLimiter {
 
     fn check_used(&self, permit: &RawPermit, actual: &[(&str, u64)]) -> Result<()> {
         self.do_check_used(permit, actual).map(drop)
+    }
+
+    fn chooses(&self) -> bool {
+        self.group.chooses()
+    }
+
+    /// Returns what the first part that has alternatives has chosen.
+    fn chosen_inside(&self, chosen: u64) -> Option<(usize, Child)> {
+        let (_, child, rest) = self.group.chosen_child(chosen)?;
+        child.chosen_inside(rest)
     }
 
     fn waits_for_ends(&self) -> bool {

@@ -195,7 +195,7 @@ impl CompositeLimiter {
 
     pub(super) fn hand_out_place(&self, wish: Wish, parts: Vec<Part>) -> RawPermit {
         let has_own_weights = self.group.split(&wish.key, wish.weight).is_ok_and(|charges| charges.has_own_weights());
-        self.group.hand_out(Out { parts, state: State::Place, wish: Some(Arc::new(wish)), has_own_weights }, 0)
+        self.group.hand_out(Out { parts, state: State::Place, wish: Some(Arc::new(wish)), has_own_weights })
     }
 
     pub(super) fn do_reserve(&self, key: &str, weight: u64, when: When) -> Result<Reserved> {

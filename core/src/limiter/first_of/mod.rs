@@ -3,7 +3,7 @@
 mod claims;
 mod places;
 
-use super::composite::group::{Group, behind_group};
+use super::composite::group::{Group, MOST, behind_group};
 use super::composite::out::{Out, Part, State};
 use super::composite::{by_parts, complete_at, settle_at};
 use super::internal::{Awaited, Nested, OwnedCharge, Quiet, When};
@@ -12,7 +12,7 @@ use super::{Attempt, Limiter, Places, Presented, Reserved, unsupported};
 use crate::charges::{Charge, JointKey, Split};
 use crate::decision::Decision;
 use crate::error::{Error, Result};
-use crate::permit::{CompositePermit, Kind, RawPermit};
+use crate::permit::RawPermit;
 use crate::stats::Stats;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -53,12 +53,6 @@ pub struct FirstOfLimiter {
     group: Group,
 }
 
-/// The bits of an index in [`CompositePermit::chosen`].
-const BITS: u32 = 16;
-
-/// The most alternatives.
-const MOST: usize = (1 << BITS) - 1;
-
 impl FirstOfLimiter {
     /// Makes a limiter of these alternatives, the preferred one first. If composites and alternatives are nested more than
     /// 32 deep, every call returns the error that [`FirstOfLimiter::add`] would return.
@@ -89,7 +83,7 @@ impl FirstOfLimiter {
     /// Makes the permit of a start, or a place, at the alternative with this index.
     fn hand_out(&self, at: usize, permit: RawPermit, state: State, wish: Option<Arc<places::Wish>>) -> RawPermit {
         let out = Out { parts: vec![Part { child: at, permit }], state, wish, has_own_weights: false };
-        self.group.hand_out(out, chosen_by(at, &permit))
+        self.group.hand_out(out)
     }
 
     fn started(&self, at: usize, permit: RawPermit) -> RawPermit {
@@ -112,13 +106,6 @@ impl FirstOfLimiter {
         self.alternatives()?;
         self.group.each_key(key, f)
     }
-}
-
-/// Returns [`CompositePermit::chosen`] of a permit of the alternative with this index. (Of more than four alternatives in
-/// one another, the innermost are not known.)
-fn chosen_by(at: usize, permit: &RawPermit) -> u64 {
-    let inside = if let Some(Kind::Composite(CompositePermit { chosen, .. })) = permit.kind() { chosen } else { 0 };
-    (at as u64 + 1) | inside << BITS
 }
 
 impl Limiter for FirstOfLimiter {
@@ -173,13 +160,6 @@ impl Limiter for FirstOfLimiter {
         // What is wrong must not end the permit.
         self.check_used(permit, actual)?;
         self.group.end(permit, |_, _, child, part| child.settle_parts(part, actual))
-    }
-
-    fn chosen(&self, permit: &RawPermit) -> Option<(usize, Arc<dyn Limiter>)> {
-        let Some(Kind::Composite(CompositePermit { chosen, .. })) = permit.of(self.group.base.id) else { return None };
-        let at = (chosen as usize & MOST).checked_sub(1)?;
-        let child = self.group.all().get(at)?;
-        Some((at, child.chosen_inside(chosen >> BITS).unwrap_or_else(|| child.clone())))
     }
 }
 
@@ -281,9 +261,13 @@ impl Nested for FirstOfLimiter {
         self.part(permit).map_or(Ok(()), |(child, part)| child.check_used(&part.permit, actual))
     }
 
-    fn chosen_inside(&self, chosen: u64) -> Option<Child> {
-        let child = self.group.all().get((chosen as usize & MOST).checked_sub(1)?)?;
-        Some(child.chosen_inside(chosen >> BITS).unwrap_or_else(|| child.clone()))
+    fn chooses(&self) -> bool {
+        true
+    }
+
+    fn chosen_inside(&self, chosen: u64) -> Option<(usize, Child)> {
+        let (at, child, rest) = self.group.chosen_child(chosen)?;
+        Some((at, child.chosen_inside(rest).map_or_else(|| child.clone(), |(_, innermost)| innermost)))
     }
 
     fn waits_for_ends(&self) -> bool {

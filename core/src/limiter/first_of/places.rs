@@ -8,7 +8,7 @@
 //! wglf1.NAME.WEIGHT.GRACE.KEY(the alternative's text)
 //! ```
 
-use super::{Child, FirstOfLimiter, chosen_by};
+use super::{Child, FirstOfLimiter};
 use crate::charges::Split;
 use crate::error::{Error, Result};
 use crate::limiter::composite::group::gone;
@@ -81,7 +81,7 @@ impl FirstOfLimiter {
         present: impl FnOnce(&Child, &RawPermit) -> Result<Presented>,
     ) -> Result<Presented> {
         let again = |wish, when| self.reserve_for(wish, when);
-        let presented = self.group.present(place, again, |wish, held| {
+        self.group.present(place, again, |wish, held| {
             let [part] = held.as_mut_slice() else { return Err(gone()) };
             match present(&self.group.all()[part.child], &part.permit)? {
                 Presented::Started(permit) => {
@@ -93,29 +93,13 @@ impl FirstOfLimiter {
                     if after.is_zero() { Ok(Some(after)) } else { self.start_sooner(wish, part, after) }
                 }
             }
-        })?;
-        // It may be at another alternative now.
-        Ok(match presented {
-            Presented::Started(permit) => Presented::Started(self.marked(&permit)),
-            Presented::Wait { place, after } => Presented::Wait { place: self.marked(&place), after },
         })
-    }
-
-    /// Returns a permit or place that says which alternative has it now.
-    fn marked(&self, permit: &RawPermit) -> RawPermit {
-        match (self.group.own(permit), self.part(permit)) {
-            (Ok(number), Some((_, part))) => self.group.permit(number, chosen_by(part.child, &part.permit)),
-            _ => *permit,
-        }
     }
 
     /// Gives a place another number.
     pub(super) fn renumbered(&self, place: &RawPermit) -> RawPermit {
         match self.group.take(place) {
-            Ok(Some(out)) => {
-                let chosen = out.parts.first().map_or(0, |part| chosen_by(part.child, &part.permit));
-                self.group.hand_out(out, chosen)
-            }
+            Ok(Some(out)) => self.group.hand_out(out),
             _ => *place,
         }
     }
