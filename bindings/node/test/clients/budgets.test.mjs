@@ -7,7 +7,7 @@ import OpenAI from "openai";
 import { Permit, Store } from "workglow-limit";
 import { limitFetch } from "workglow-limit/fetch";
 import { budgetsOf } from "../../dist/cjs/response.js";
-import { settle, together } from "../helpers.mjs";
+import { settle } from "../helpers.mjs";
 import { provide } from "./provider.mjs";
 
 const left = (limiter, key) => limiter.peek({ key, weight: 0 }).remaining;
@@ -84,29 +84,6 @@ test("what others spent is charged once, as soon as the provider says so", async
   }
   assert.equal(left(requests), 56);
   assert.ok(left(tokens) >= stated.tokens, `${left(tokens)} left, where the provider says ${stated.tokens}`);
-});
-
-test("requests on their way together charge nothing of each other, and what others spend meanwhile once", async (t) => {
-  const [first, second] = [together(30), together(30)];
-  const {
-    url,
-    left: stated,
-    spend,
-  } = await provide(t, {
-    requests: 1000,
-    tokens: 100_000,
-    hold: (arrived) => (arrived > 31 ? second() : arrived > 1 ? first() : undefined),
-  });
-  const { requests, ask, askOnce } = openai(url, "requests: 1000/1h + tokens: 100000/1h");
-  await askOnce();
-  await Promise.all(Array.from({ length: 30 }, ask));
-  await settled();
-  assert.equal(left(requests), 969, "nobody else has spent any");
-  spend(50, 0);
-  await Promise.all(Array.from({ length: 30 }, ask));
-  await until(() => left(requests) === stated.requests);
-  await settle();
-  assert.equal(left(requests), 1000 - 61 - 50);
 });
 
 test("a provider with more left changes nothing, nor does one that is not heeded", async (t) => {
