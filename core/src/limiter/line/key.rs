@@ -673,6 +673,15 @@ impl KeyLine {
         }
     }
 
+    /// Gives back what a pass that may wait would, because there is no such pass any more.
+    fn give_back_rest(&mut self, limiter: &dyn Limiter) {
+        // (A user-defined limiter may never have an answer. A store has one when its timeout is over.)
+        while !self.surplus.is_empty() && MayWait::here() == MayWait::UntilTimeout && !limiter.has_custom() {
+            self.is_blocked = false;
+            self.give_back_surplus(limiter);
+        }
+    }
+
     fn give_back_surplus(&mut self, limiter: &dyn Limiter) {
         if !self.surplus.is_empty() {
             for place in std::mem::take(&mut self.surplus) {
