@@ -634,6 +634,7 @@ impl KeyLine {
     /// Removes all waiters, and gives their places back.
     pub fn end(&mut self, limiter: &dyn Limiter) {
         self.give_back_all(limiter);
+        self.give_back_rest(limiter);
         self.waiters.clear();
         self.taken.drain(..).for_each(|taken| taken.give_back(limiter));
         self.count(limiter);

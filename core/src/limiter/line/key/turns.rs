@@ -169,7 +169,6 @@ impl TurnLine {
     /// Removes all waiters, and gives their places back.
     pub fn clear(&mut self, limiter: &dyn Limiter) {
         self.line.end(limiter);
-        self.line.give_back_rest(limiter);
         let surplus = std::mem::take(&mut self.line.surplus);
         self.line = KeyLine { is_blocked: !surplus.is_empty(), surplus, ..KeyLine::default() };
         self.unnotified.clear();
