@@ -151,6 +151,43 @@ fn a_process_that_stops_under_the_lock() {
     });
 }
 
+/// A worker that stops has no later pass in which it could give its places back.
+#[cfg(feature = "fault-points")]
+#[test]
+fn a_pool_that_is_cleared_waits_for_the_lock_to_return_its_places() {
+    use workglow_limit::embed::{Pool, Waiter};
+    let dir = Dir::new("cleared");
+    let mut options = options(OnError::Raise);
+    options.timeout = Duration::from_secs(60);
+    let store = Store::with_options(&dir.url(), options).unwrap();
+    let limiter = store.limiter("api", "1/1h").unwrap();
+    assert!(limiter.decide("", 1).unwrap().admitted);
+    let mut pool = Pool::new(limiter.clone(), None);
+    pool.join(Waiter::new("", 1)).unwrap();
+    let ahead = || limiter.peek("", 1).unwrap().retry_after;
+    wait_until("the pool has a place", || {
+        pool.advance(1, 1, &mut Vec::new());
+        ahead() > HOUR
+    });
+    let stopped = Child::run(|| {
+        let limiter = Store::new(&dir.url()).unwrap().limiter("other", "1/1h").unwrap();
+        let permit = limiter.decide("", 1).unwrap().permit.unwrap();
+        fault::at("key-sealed", || crate::common::raise(libc::SIGSTOP));
+        limiter.cancel(&permit).unwrap();
+    });
+    stopped.wait_until_stopped();
+    std::thread::scope(|scope| {
+        // Longer than one call of a line waits.
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(300));
+            stopped.signal(libc::SIGCONT);
+        });
+        pool.clear();
+    });
+    stopped.join();
+    assert!(ahead() <= HOUR);
+}
+
 /// The step that takes a refused start back once waited for a time of its own, in addition to the wait for the ledger.
 #[cfg(feature = "fault-points")]
 #[test]

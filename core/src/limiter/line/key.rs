@@ -745,6 +745,7 @@ impl KeyLine {
     /// Removes all waiters, and gives their places back.
     pub fn end(&mut self, limiter: &dyn Limiter) {
         self.give_back_all(limiter);
+        self.give_back_rest(limiter);
         self.waiters.clear();
         self.taken.drain(..).for_each(|taken| taken.give_back(limiter));
         self.count(limiter);
@@ -782,6 +783,15 @@ impl KeyLine {
         if self.is_blocked || matches!(give_back(), Err(Error::WouldWait)) {
             self.surplus.push(place);
             (self.is_blocked, self.blocked_until) = (true, 0);
+        }
+    }
+
+    /// Gives back what a pass that may wait would, because there is no such pass any more.
+    fn give_back_rest(&mut self, limiter: &dyn Limiter) {
+        // (A user-defined limiter may never have an answer. A store has one when its timeout is over.)
+        while !self.surplus.is_empty() && MayWait::here() == MayWait::UntilTimeout && !limiter.has_custom() {
+            self.is_blocked = false;
+            self.give_back_surplus(limiter);
         }
     }
 
