@@ -88,7 +88,7 @@ fn every_call_ends_whatever_cells_hold() {
                 let bucket = Bucket::new(limit, length, 7, round % 2 == 0);
                 let cells = match kind {
                     0 => {
-                        let (origins, whole) = (ring, garbage(random));
+                        let (origins, whole, left_out) = (ring, garbage(random), [peak, cleared]);
                         Cells::Log(Log {
                             head,
                             cleared,
@@ -96,6 +96,7 @@ fn every_call_ends_whatever_cells_hold() {
                             logged,
                             ring,
                             whole,
+                            left_out,
                             origins,
                             peak,
                             life,

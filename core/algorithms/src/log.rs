@@ -76,7 +76,8 @@
 //! [`Sealed`]: the caller has the log written into a larger ring ([`Log::has_to_grow`]), and asks again there.
 //!
 //! 1. A claim overwrites only what has left every window. So everything that counts is in the ring, and a ticket that is
-//!    not does not count.
+//!    not does not count. But a life may have begun with more than fits ([`Log::left_out`]). As long as any of that counts,
+//!    so does all that is in the ring, and nothing is claimed.
 //! 2. So a denial by the other windows is exact ([`Log::ready_elsewhere`]), and needs no larger ring.
 //! 3. A start recorded beyond the limit, or a place, must not overwrite what counts either: it needs a larger ring, as
 //!    does a start heavier than `C − LAG + 1` (2), or a place that would take the slot of another.
@@ -198,6 +199,9 @@ pub struct Log<'a> {
     /// An upper bound of all stamps that were ever made earlier, before the change, in any life of these cells, as
     /// words store it.
     pub peak: &'a AtomicU64,
+    /// In a small ring: how many units of the life before [`Log::write`] left out, below a bit of others, and until when they
+    /// were started. Decisions that are ready do not need them.
+    pub left_out: [&'a AtomicU64; 2],
     /// The number of the cells' current life.
     pub life: &'a AtomicU64,
     /// The number of the intended life. Not [`CLOSED`], except for [`Log::write`].
@@ -483,6 +487,7 @@ impl<'a> Log<'a> {
             logged,
             ring: &UNTOUCHED,
             whole: 0,
+            left_out: [cell; 2],
             origins: &[],
             peak,
             life,
@@ -596,11 +601,21 @@ impl<'a> Log<'a> {
         let (last, most) = (h.wrapping_add(ask.weight - 1), self.ring.len() as u64 - 1);
         let from = |ticket: u64| match h.wrapping_sub(ticket) <= most {
             true => self.counted_from(ticket, cleared),
-            // (Small rings 1) It has left all windows. Or it is before the first one.
-            false => (cleared == 0).then_some(self.born),
+            false if cleared == 0 => Some(self.born),
+            // (Small rings 1) It has left all windows, or was left out.
+            false => {
+                let (units, until) = self.left_out();
+                (h.wrapping_sub(most).wrapping_sub(ticket) <= units).then_some(until)
+            }
         };
         let starts = ask.windows.iter().filter_map(|w| Some(from(last.wrapping_sub(w.limit))?.wrapping_add(w.length)));
         starts.fold(ask.gate, Tick::max)
+    }
+
+    /// Returns how many units were left out of a small ring, and until when they were started.
+    fn left_out(&self) -> (u64, Tick) {
+        let [units, until] = self.left_out.map(|word| word.load(Acquire));
+        if self.is_small() { (units & (u64::MAX >> 1), until) } else { (0, 0) }
     }
 
     /// Returns whether this is a smaller ring than the policy may need.
@@ -705,6 +720,10 @@ impl<'a> Log<'a> {
                 let middle = (some + none) / 2;
                 let from = self.stamp(self.slot(h.wrapping_sub(middle)).load(Acquire)).max(self.born);
                 if from > since { some = middle } else { none = middle }
+            }
+            let (left_out, until) = self.left_out();
+            if until > since && some == self.ring.len() as u64 - 1 {
+                some = some.saturating_add(left_out);
             }
             remaining = remaining.min(window.limit.saturating_sub(some));
             if let Some(newest) = self.counted_from(h.wrapping_sub(1), cleared) {

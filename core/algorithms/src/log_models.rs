@@ -21,6 +21,7 @@ struct Cells {
     ring: Vec<Cell>,
     /// The size of a whole ring.
     whole: u64,
+    nothing: Cell,
     origins: Vec<Cell>,
     time: Cell,
 }
@@ -44,6 +45,7 @@ impl Cells {
             peak,
             ring: zeros(),
             whole,
+            nothing: Cell::new(0),
             origins: zeros(),
             time: Cell::new(2 * W),
         })
@@ -56,7 +58,21 @@ impl Cells {
     fn log_in(&self, number: u64) -> Log<'_> {
         let base = self.base.load(Acquire);
         let Cells { head, cleared, own, logged, life, peak, ring, origins, .. } = self;
-        Log { head, cleared, own, logged, ring, whole: self.whole, origins, peak, life, number, base, born: 0 }
+        Log {
+            head,
+            cleared,
+            own,
+            logged,
+            ring,
+            whole: self.whole,
+            left_out: [&self.nothing; 2],
+            origins,
+            peak,
+            life,
+            number,
+            base,
+            born: 0,
+        }
     }
 
     /// Opens the cells as a caller that finds a key does: cells that are being written are not read.

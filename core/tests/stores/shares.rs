@@ -147,7 +147,7 @@ fn a_limit_that_was_flooded_takes_new_keys_when_the_strangers_are_idle() {
             std::thread::sleep(Duration::from_millis(150));
             // Then new keys of `like` get what was the other limit's. A search takes a few steps of those that this needs.
             for limiter in [&login, &like] {
-                for i in 0..keys / 2 {
+                for i in 0..keys / 3 {
                     wait_until("a key is idle", || limiter.attempt(&format!("{round} {i}"), 1).is_ok());
                 }
             }

@@ -240,6 +240,7 @@ impl Home {
             whole: table.ring,
             origins,
             peak: word(key_word::PEAK),
+            left_out: [word(key_word::LEFT_OUT), word(key_word::UNTIL)],
             life: word(key_word::LIFE),
             number,
             base: word(key_word::BASE).load(Acquire),
