@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from conftest import until
+from conftest import patiently, until
 from workglow_limit import (
     CompositeLimiter,
     ConcurrencyLimiter,
@@ -30,7 +30,7 @@ def start():
     permits = []
 
     def start(limiter):
-        permits.append(limiter.try_acquire())
+        permits.append(patiently(limiter.try_acquire))
         assert permits[-1]
 
     yield start
