@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ._derived import Key, Weight
 from ._errors import LimitError
-from ._native import Decision, Limiter, Permit
+from ._native import Decision, FirstOfLimiter, Limiter, Permit
 from .http import Budget, budgets
 
 __all__ = ["Budgets", "Start", "Waiting"]
@@ -44,7 +44,9 @@ class Start(NamedTuple):
 
     @property
     def parts(self) -> dict[str, Limiter]:
-        """Returns its parts by name. A limiter without parts counts requests."""
+        """Returns its parts by name. A limiter without parts counts requests; of alternatives, no one knows which."""
+        if isinstance(self.limiter, FirstOfLimiter):
+            return {}
         return self.limiter.parts or {"requests": self.limiter}
 
     def key_at(self, part: str) -> str | None:

@@ -14,7 +14,7 @@ use crate::state::cells::home::Table;
 use crate::state::cells::layout::{LimitAt, limit_word};
 use crate::state::counts::minutes::this_minute;
 use crate::state::ledger::declared::Declared;
-use crate::state::names::places::policy_and_name;
+use crate::state::session::places::policy_and_name;
 use crate::state::names::registry::{TimeLeft, of_key_in, policy_in};
 use crate::state::session::Session;
 use crate::stats::Stats;
