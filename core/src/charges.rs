@@ -16,6 +16,7 @@
 
 use crate::error::{Error, Result};
 use crate::policy;
+use std::borrow::Cow;
 use std::fmt::{self, Write};
 use std::hash::{BuildHasher, RandomState};
 use std::ops::Deref;
@@ -113,6 +114,26 @@ pub(crate) fn is_joint(key: &str) -> bool {
 /// Returns the key of the start itself, for observers: a plain key as it is.
 pub fn own_key(key: &str) -> &str {
     behind_mark(key).and_then(|behind| read_key(behind.split_once(';')?.1)?.0).map_or(key, own_key)
+}
+
+/// Returns the key of the line for a start. Starts that charge the same keys wait in one line, however much they charge:
+/// that of the start's key with its charges, but without weights. A plain key is its own.
+pub(crate) fn line_key(key: &str) -> Cow<'_, str> {
+    match behind_mark(key).and_then(|behind| behind.split_once(';')) {
+        None => Cow::Borrowed(key),
+        Some((composite, rest)) => without_weights(composite, rest).map_or(Cow::Borrowed(key), Cow::Owned),
+    }
+}
+
+fn without_weights(composite: &str, rest: &str) -> Option<String> {
+    let Split { key, named, .. } = Split::read(rest, 1)?;
+    let keys = named.iter().filter_map(|named| Some((named.part, line_key(named.key?).into_owned())));
+    let keys: Vec<_> = keys.filter(|(_, own)| own != key).map(|(part, key)| (part, Some(key), None)).collect();
+    if keys.is_empty() {
+        return Some(key.to_owned());
+    }
+    let composite = u64::from_str_radix(composite, 16).ok()?;
+    Some(JointKey::write(key, composite, keys.into_iter()).0.into())
 }
 
 /// One charge, by the part's index.

@@ -6,7 +6,7 @@ use std::fs;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use workglow_limit::custom::{Custom, CustomLimiter, End, Verdict};
-use workglow_limit::embed::{Seat, Step, Waiter};
+use workglow_limit::embed::{Joined, Line, Outcome, Seat, Step, Waiter};
 use workglow_limit::hooks::{Event, Happening};
 use workglow_limit::*;
 
@@ -473,5 +473,76 @@ fn opposite_orders_of_parts_neither_exceed_nor_block() {
     assert!(most(&|tokens, _| tokens) <= 60);
     for own in ["acme", "other"] {
         assert!(most(&|_, key| u64::from(key == own)) <= 5);
+    }
+}
+
+/// Those with other weights had a line of their own, so that neither priority nor the order of asking held among them.
+#[test]
+fn starts_that_charge_the_same_keys_wait_in_one_line() {
+    let (clock, store) = clocked();
+    let llm = store.limiter("llm", "tokens: 100/1s + tenant: 1/1s").unwrap();
+    let mut seats: Vec<Seat> = [(10, 0), (20, 0), (30, 0), (40, -1)]
+        .map(|(weight, priority)| {
+            let key = llm.joint("", &[tokens(weight), tenant("acme")]).unwrap();
+            Seat::new(Waiter::new(&key, 1).priority(priority))
+        })
+        .into();
+    let mut order = Vec::new();
+    for _ in 0..200 {
+        for (i, seat) in seats.iter_mut().enumerate() {
+            if !order.contains(&i) && matches!(seat.step(&*llm).unwrap(), Step::Admitted(_)) {
+                order.push(i);
+            }
+        }
+        clock.advance(ms(25));
+    }
+    // The second one had the place already.
+    assert_eq!(order, [0, 1, 3, 2]);
+}
+
+/// Starts all of these waiters of an event loop, and returns after how long by the clock, and in which order.
+fn start_all(clock: &ManualClock, llm: &Shared, charges: &[Vec<Charge>]) -> (Duration, Vec<usize>) {
+    let mut line = Line::new(llm.clone());
+    let (mut ids, mut order, mut took) = (Vec::new(), Vec::new(), Duration::ZERO);
+    for (i, charges) in charges.iter().enumerate() {
+        let key = llm.joint("", charges).unwrap();
+        match line.join(Waiter::new(&key, 1)).unwrap() {
+            Joined::Waiting(id) => ids.push((id, i)),
+            Joined::Done(Outcome::Admitted(_)) => order.push(i),
+            other => panic!("{other:?}"),
+        }
+    }
+    let mut over = Vec::new();
+    loop {
+        let nap = line.advance(&mut over);
+        for (id, outcome) in over.drain(..) {
+            assert!(matches!(outcome, Outcome::Admitted(_)), "{outcome:?}");
+            order.push(ids.iter().find(|(other, _)| *other == id).unwrap().1);
+        }
+        let Some(nap) = nap else { return (took, order) };
+        let nap = nap.max(Duration::from_micros(1));
+        took += nap;
+        assert!(took < ms(100_000), "{} of {} started", order.len(), charges.len());
+        clock.advance(nap);
+    }
+}
+
+/// Each kept its place at one part while it waited for the other, so that turns passed unused: of these 60 starts, 19
+/// were admitted in 30 s of real time, and by this clock all of them after 82 s.
+#[test]
+fn joint_waiters_do_not_block_each_other() {
+    for text in ["tokens: 200/1s + tenant: 2/1s", "requests: 7/1s + tokens: 200/1s + tenant: 2/1s"] {
+        let (clock, store) = clocked();
+        let llm = store.limiter("llm", text).unwrap();
+        let names = ["a", "b", "c"];
+        let charges: Vec<_> = (0..60).map(|i| vec![tokens(20 + (i as u64 * 7) % 40), tenant(names[i % 3])]).collect();
+        let best = charges.iter().map(|charges| charges[0].weight.unwrap()).sum::<u64>().div_ceil(200);
+        let (took, order) = start_all(&clock, &llm, &charges);
+        assert!(took <= ms(1_500 * best), "{text}: {took:?} for {best} windows of tokens");
+        // However much each of them takes, those of a tenant start in their order.
+        for t in 0..3 {
+            let own: Vec<_> = order.iter().filter(|i| **i % 3 == t).collect();
+            assert!(own.is_sorted(), "{text}: {own:?}");
+        }
     }
 }

@@ -92,7 +92,7 @@ impl CompositeLimiter {
         if all.is_empty() {
             return JointKey::plain(key);
         }
-        // The same charges are the same key, and so the same line.
+        // The same charges are the same key.
         all.sort_by_key(|(i, ..)| *i);
         Ok(JointKey::write(key, self.group.base.id, all.into_iter()))
     }

@@ -1,7 +1,7 @@
 //! The lines of an event loop whose limits are on a server. While one asks it, a thread has it (see [`Crew`]): each key's
 //! line on its own, so none waits for another's answer.
 
-use super::key::{KeyLine, Out, Pass};
+use super::key::{KeyLine, Out, Pass, Wanted};
 use super::{Outcome, Rank, Waiter};
 use crate::hooks;
 use crate::limiter::Limiter;
@@ -37,7 +37,7 @@ struct Away {
 /// A waiter that has to ask the server to join.
 pub(super) struct Joining {
     pub rank: Rank,
-    pub weight: u64,
+    pub wanted: Wanted,
     pub grace: Duration,
     /// [`Tick::MAX`]: none.
     pub deadline: Tick,
@@ -227,13 +227,20 @@ impl Home {
 }
 
 impl Joining {
-    fn join(self, limiter: &dyn Limiter, (key, clock, keys): (&str, &Clock, usize), line: &mut KeyLine, out: &mut Out) {
-        let call = Call::of(limiter, key, self.weight);
+    fn join(
+        self,
+        limiter: &dyn Limiter,
+        (line_key, clock, keys): (&str, &Clock, usize),
+        line: &mut KeyLine,
+        out: &mut Out,
+    ) {
+        let (key, weight) = (self.wanted.key(line_key), self.wanted.weight);
+        let call = Call::of(limiter, key, weight);
         let held = call.as_ref().map(|call| call.forecast(None));
         let left = self.deadline.saturating_sub(clock.now().floor);
         let timeout = (self.deadline != Tick::MAX).then(|| from_ticks(left));
-        let waiter = Waiter { grace: self.grace, priority: self.rank.0, timeout, ..Waiter::new("", self.weight) };
-        let pass = Pass { began: self.since, keys, ..Pass::new(limiter, key, clock) };
+        let waiter = Waiter { grace: self.grace, priority: self.rank.0, timeout, ..Waiter::new(key, weight) };
+        let pass = Pass { began: self.since, keys, ..Pass::new(limiter, line_key, clock) };
         // Whoever gets the outcome reports a failure.
         if let Err(error) = line.join(&pass, (self.rank, waiter), None, out) {
             return out.push((self.rank, Outcome::Failed(error)));

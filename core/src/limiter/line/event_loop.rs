@@ -1,9 +1,10 @@
 //! The waiters of one event loop.
 
 use super::errands::{Back, COMING_BACK, Errand, Errands, Joining};
-use super::key::{KeyLine, Out, Pass};
+use super::key::{KeyLine, Out, Pass, Wanted};
 use super::own_place::OwnPlace;
 use super::{Outcome, Rank, Waiter};
+use crate::charges::line_key;
 use crate::decision::LOOK_AGAIN;
 use crate::error::{Error, Result};
 use crate::fork;
@@ -111,7 +112,7 @@ enum Due {
 
 #[derive(Debug)]
 enum Seated {
-    At { key: Arc<str>, rank: Rank, weight: u64, deadline: Tick },
+    At { key: Arc<str>, rank: Rank, wanted: Wanted, deadline: Tick },
     OwnPlace(OwnPlace),
 }
 
@@ -169,12 +170,12 @@ impl Line {
         let Some(call) = Call::of(&*limiter, waiter.key, waiter.weight) else { return self.quiet_join(waiter) };
         let held = call.forecast(waiter.place.as_ref());
         let mut joined = self.quiet_join(waiter);
-        if joined.is_ok() && waiter.place.is_none() && self.is_away(waiter.key) {
+        if joined.is_ok() && waiter.place.is_none() && self.is_away(&line_key(waiter.key)) {
             return joined; // Its thread reports what becomes of it.
         }
         if let Ok(Joined::Waiting(id)) = joined
             && MayWait::here() == MayWait::Never
-            && self.blocked.contains(waiter.key)
+            && self.blocked.contains(&*line_key(waiter.key))
         {
             // The limiter has not been asked for this waiter yet, so there is nothing to report.
             self.leave(id);
@@ -228,17 +229,19 @@ impl Line {
             };
         }
         let (rank, deadline) = ((waiter.priority, id), super::deadline(now, waiter.timeout));
-        let joining = Joining { rank, weight: waiter.weight, grace: waiter.grace, deadline, since };
-        if self.is_away(waiter.key) {
-            self.seat(waiter.key.into(), &joining);
+        let line_key = line_key(waiter.key);
+        let wanted = Wanted::of(&line_key, waiter.key, waiter.weight);
+        let joining = Joining { rank, wanted, grace: waiter.grace, deadline, since };
+        if self.is_away(&line_key) {
+            self.seat((&*line_key).into(), &joining);
             if let Some(errands) = &mut self.errands {
-                errands.join_later(waiter.key, joining);
+                errands.join_later(&line_key, joining);
             }
             return Ok(Joined::Waiting(id));
         }
-        let (key, mut entry) = match self.keys.remove_entry(waiter.key) {
+        let (key, mut entry) = match self.keys.remove_entry(&*line_key) {
             Some(known) => known,
-            None => (waiter.key.into(), Entry::default()),
+            None => ((&*line_key).into(), Entry::default()),
         };
         let mut out = Out::new();
         // One outcome, like `advance_one`.
@@ -277,12 +280,12 @@ impl Line {
         }
     }
 
-    fn seat(&mut self, key: Arc<str>, &Joining { rank, weight, deadline, .. }: &Joining) {
+    fn seat(&mut self, key: Arc<str>, &Joining { rank, ref wanted, deadline, .. }: &Joining) {
         let (_, id) = rank;
         if self.errands.is_some() && deadline != Tick::MAX {
             self.deadlines.insert((deadline, id));
         }
-        self.waiters.insert(id, Seated::At { key, rank, weight, deadline });
+        self.waiters.insert(id, Seated::At { key, rank, wanted: wanted.clone(), deadline });
     }
 
     /// Removes a waiter and returns where it was.
@@ -371,9 +374,9 @@ impl Line {
             && deadline.saturating_add(COMING_BACK) <= now
         {
             self.deadlines.pop_first();
-            let Some(Seated::At { key, rank, weight, .. }) = self.waiters.get(&id) else { continue };
+            let Some(Seated::At { key, rank, wanted, .. }) = self.waiters.get(&id) else { continue };
             if self.errands.as_mut().is_some_and(|errands| errands.leave(key, *rank)) {
-                self.limiter.sent_away(key, *weight);
+                self.limiter.sent_away(wanted.key(key), wanted.weight);
                 self.waiters.remove(&id);
                 self.over.push((id, Outcome::Expired(LOOK_AGAIN)));
             }
@@ -520,6 +523,8 @@ impl Line {
         if self.is_the_parent_s() {
             return;
         }
+        let key = key.map(line_key);
+        let key = key.as_deref();
         self.errands.iter_mut().for_each(|errands| errands.wake(key));
         let now = self.clock().now().floor;
         let keys: Vec<Arc<str>> = match key {

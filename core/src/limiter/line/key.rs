@@ -8,6 +8,7 @@ pub use turns::Turn;
 pub(super) use turns::{Notices, TurnLine};
 
 use super::{Claim, First, LineTurn, Outcome, Rank, Shown, Terms, Waiter};
+use crate::charges::is_joint;
 use crate::decision::LOOK_AGAIN;
 use crate::error::{Error, Result};
 use crate::fork::jitter;
@@ -19,6 +20,8 @@ use crate::time::{Clock, Tick, from_ticks, grace_ticks, patience_ticks};
 use crate::waiting::MayWait;
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use taken::TakenStart;
 
@@ -46,15 +49,43 @@ const LEAST_OFTEN: Tick = 16_000;
 /// A waiter whose place would be sooner by less than this keeps its place.
 const WORTH_MOVING: Tick = 50_000;
 
+/// No waiter has this rank.
+const LAST: Rank = (i32::MAX, u64::MAX);
+
 /// The longest duration of one pass. The next pass, which is due immediately, does the rest.
 const BATCH: Duration = Duration::from_millis(4);
 
 /// The time between two such calls in which other callers have the line, in ticks.
 pub(super) const BETWEEN_SLICES: Tick = 1_000;
 
+/// What a waiter asks for. A place serves every waiter that asks for the same.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Wanted {
+    pub weight: u64,
+    /// The key of a joint start, if it is not that of its line.
+    joint: Option<Arc<str>>,
+}
+
+impl Wanted {
+    /// Makes the request of a waiter in the line with this key.
+    pub fn of(line: &str, key: &str, weight: u64) -> Wanted {
+        Wanted { weight, joint: (key != line).then(|| key.into()) }
+    }
+
+    /// Returns its key in the line with this one.
+    pub fn key<'a>(&'a self, line: &'a str) -> &'a str {
+        self.joint.as_deref().unwrap_or(line)
+    }
+
+    /// The first possible entry of [`KeyLine::by_wanted`], and the one after the last.
+    fn entries(&self, until: Rank) -> Range<(Wanted, Rank)> {
+        (self.clone(), (i32::MIN, 0))..(self.clone(), until)
+    }
+}
+
 #[derive(Debug)]
 struct Waiting {
-    weight: u64,
+    wanted: Wanted,
     since: Tick,
     /// [`Tick::MAX`]: none.
     deadline: Tick,
@@ -70,14 +101,14 @@ struct Waiting {
 impl Waiting {
     /// What other lines have to know of it.
     fn shown_as(&self, (priority, _): Rank) -> First {
-        First { priority, since: self.since, units: self.weight }
+        First { priority, since: self.since, units: self.wanted.weight }
     }
 }
 
 #[derive(Debug)]
 struct HeldPlace {
     place: RawPermit,
-    weight: u64,
+    wanted: Wanted,
     ready: Tick,
     unwritten: Vec<Unwritten>,
 }
@@ -85,15 +116,18 @@ struct HeldPlace {
 /// The waiters that ended, and their outcomes.
 pub(super) type Out = Vec<(Rank, Outcome)>;
 
-/// The waiters of one key, and the places that they hold together. There are never more places of a weight than waiters
-/// of that weight.
+/// The waiters of one key, and the places that they hold together. There are never more places than waiters that ask for
+/// the same.
 #[derive(Debug, Default)]
 pub(super) struct KeyLine {
     waiters: BTreeMap<Rank, Waiting>,
-    by_weight: BTreeSet<(u64, Rank)>,
+    by_wanted: BTreeSet<(Wanted, Rank)>,
     deadlines: BTreeSet<(Tick, Rank)>,
     /// The graces of the waiters that requested one.
     graces: BTreeSet<(Tick, Rank)>,
+    /// Whether there are joint starts. Then the line holds one place: whether the parts have units for the second one
+    /// too is known when the first has started, and those of other lines would have to wait behind it in vain.
+    is_joint: bool,
     /// Ordered by readiness.
     places: VecDeque<HeldPlace>,
     /// When to ask for the next place, or for a start if no place is held.
@@ -214,20 +248,20 @@ impl KeyLine {
     ) -> Result<()> {
         let was_empty = self.is_empty();
         let now = pass.now();
-        let Waiter { weight, timeout, .. } = waiter;
+        let Waiter { key, weight, timeout, .. } = waiter;
         let deadline = super::deadline(now, timeout);
         policy::check_some(weight)?;
         let grace = grace_ticks("grace", waiter.grace)?;
         let is_last = self.waiters.last_key_value().is_none_or(|(last, _)| *last < rank);
         if was_empty {
-            (self.ask_at, self.looks) = (now, 0);
+            (self.ask_at, self.looks, self.is_joint) = (now, 0, false);
         } else {
             // An invalid key, or a weight that can never start, is an error before the caller waits.
             let left = from_ticks(deadline.saturating_sub(now)).max(pass.slice);
-            let peek = || pass.limiter.peek_again(pass.key, weight);
+            let peek = || pass.limiter.peek_again(key, weight);
             match MayWait::in_slices(pass.began, Duration::MAX, left, peek) {
                 Err(Error::WouldWait) if MayWait::here() == MayWait::UntilTimeout => {
-                    pass.limiter.sent_away(pass.key, weight);
+                    pass.limiter.sent_away(key, weight);
                     out.push((rank, Outcome::Expired(LOOK_AGAIN)));
                     return Ok(());
                 }
@@ -235,42 +269,43 @@ impl KeyLine {
             }
             let soonest = self.soonest(pass, self.units.saturating_add(weight), now);
             if is_last && soonest > deadline {
-                pass.limiter.sent_away(pass.key, weight);
+                pass.limiter.sent_away(key, weight);
                 out.push((rank, Outcome::Expired(from_ticks(soonest - now))));
                 return Ok(());
             }
         }
-        self.insert(rank, weight, now, (deadline, Tick::MAX, grace));
+        self.is_joint |= is_joint(key);
+        self.insert(rank, Wanted::of(pass.key, key, weight), now, (deadline, Tick::MAX, grace));
         self.fill(pass, asked.filter(|_| was_empty), out);
         self.count(pass.limiter);
         Ok(())
     }
 
-    fn insert(&mut self, rank: Rank, weight: u64, since: Tick, (deadline, hold, grace): (Tick, Tick, Tick)) {
+    fn insert(&mut self, rank: Rank, wanted: Wanted, since: Tick, (deadline, hold, grace): (Tick, Tick, Tick)) {
         let is_last = self.waiters.last_key_value().is_none_or(|(last, _)| *last < rank);
         let (units, gone) = if is_last { (self.units, self.gone) } else { (0, self.gone) };
         self.is_moved |= !is_last;
-        self.waiters.insert(rank, Waiting { weight, since, deadline, hold, grace, units, gone });
-        self.by_weight.insert((weight, rank));
+        self.units = self.units.saturating_add(wanted.weight);
+        self.by_wanted.insert((wanted.clone(), rank));
+        self.waiters.insert(rank, Waiting { wanted, since, deadline, hold, grace, units, gone });
         if deadline != Tick::MAX {
             self.deadlines.insert((deadline, rank));
         }
         if grace > 0 {
             self.graces.insert((grace, rank));
         }
-        self.units = self.units.saturating_add(weight);
     }
 
     /// Holds a place that is ready after `after`, counted from a moment between `asked` and `now`. It comes after the
     /// places that were taken before it, unless it is certainly ready sooner. The order matters: a start gives back the
     /// unused part of its grace only if those before it have started.
-    pub fn hold(&mut self, place: RawPermit, weight: u64, after: Duration, (asked, now): (Tick, Tick)) {
+    pub fn hold(&mut self, place: RawPermit, wanted: Wanted, after: Duration, (asked, now): (Tick, Tick)) {
         let after = patience_ticks(after);
         let latest = now.saturating_add(after).saturating_add(WORTH_MOVING);
         let at = self.places.partition_point(|held| held.ready <= latest);
         let before = at.checked_sub(1).map_or(0, |before| self.places[before].ready);
         let (ready, unwritten) = (asked.saturating_add(after).max(before), std::mem::take(&mut self.unwritten));
-        self.places.insert(at, HeldPlace { place, weight, ready, unwritten });
+        self.places.insert(at, HeldPlace { place, wanted, ready, unwritten });
     }
 
     /// Puts the first place back to the front. The places behind it become ready no sooner.
@@ -337,10 +372,11 @@ impl KeyLine {
         }
         let Some(first) = self.places.front() else {
             let (rank, waiting) = self.waiters.first_key_value()?;
-            let seen = MayWait::Never.during(|| pass.limiter.peek_again(pass.key, waiting.weight));
+            let Wanted { weight, .. } = waiting.wanted;
+            let seen = MayWait::Never.during(|| pass.limiter.peek_again(waiting.wanted.key(pass.key), weight));
             return seen.is_ok_and(|seen| seen.admitted).then_some(*rank);
         };
-        if first.ready <= pass.now() { self.first_of(first.weight) } else { None }
+        if first.ready <= pass.now() { self.first_of(&first.wanted) } else { None }
     }
 
     /// Returns when a waiter that is not woken has to check again: the first one drives the line, the others check when
@@ -442,20 +478,20 @@ impl KeyLine {
     pub fn earliest(&self, pass: &Pass, rank: Rank) -> Tick {
         let now = pass.now();
         let Some(waiting) = self.waiters.get(&rank) else { return now };
-        let weight = waiting.weight;
-        let ahead = self.by_weight.range((weight, (i32::MIN, 0))..(weight, rank)).take(MAX_PLACES).count();
-        match self.places.iter().filter(|held| held.weight == weight).nth(ahead) {
+        let wanted = &waiting.wanted;
+        let ahead = self.by_wanted.range(wanted.entries(rank)).take(MAX_PLACES).count();
+        match self.places.iter().filter(|held| held.wanted == *wanted).nth(ahead) {
             Some(held) => held.ready,
             None => {
                 let ahead = waiting.units.saturating_sub(self.gone - waiting.gone);
-                self.soonest(pass, ahead.saturating_add(weight), now)
+                self.soonest(pass, ahead.saturating_add(wanted.weight), now)
             }
         }
     }
 
     /// Returns the earliest start of the last of this many waiting units.
     fn soonest(&self, pass: &Pass, units: u64, now: Tick) -> Tick {
-        let held: u64 = self.places.iter().map(|held| held.weight).sum();
+        let held: u64 = self.places.iter().map(|held| held.wanted.weight).sum();
         let from = match self.places.back() {
             Some(last) if !pass.limiter.may_start_elsewhere() => last.ready,
             _ => now,
@@ -464,7 +500,8 @@ impl KeyLine {
     }
 
     fn wants_places(&self) -> bool {
-        self.waiters.len() > self.places.len() && self.places.len() < MAX_PLACES
+        let most = if self.is_joint { 1 } else { MAX_PLACES };
+        self.waiters.len() > self.places.len() && self.places.len() < most
     }
 
     /// Returns the first waiter that no place is held for.
@@ -472,11 +509,11 @@ impl KeyLine {
         if !self.wants_places() {
             return None;
         }
-        let mut held: BTreeMap<u64, usize> = BTreeMap::new();
+        let mut held: BTreeMap<&Wanted, usize> = BTreeMap::new();
         for place in &self.places {
-            *held.entry(place.weight).or_default() += 1;
+            *held.entry(&place.wanted).or_default() += 1;
         }
-        let has_none = |waiting: &Waiting| match held.get_mut(&waiting.weight) {
+        let has_none = |waiting: &Waiting| match held.get_mut(&waiting.wanted) {
             Some(left) if *left > 0 => {
                 *left -= 1;
                 false
@@ -530,23 +567,24 @@ impl KeyLine {
                 return;
             }
             is_first = false;
-            let (weight, deadline) = (self.waiters[&rank].weight, self.waiters[&rank].deadline);
+            let Waiting { wanted, deadline, .. } = &self.waiters[&rank];
+            let (wanted, deadline) = (wanted.clone(), *deadline);
             let left = deadline.saturating_sub(now);
             let most = if self.has_any_distance() || is_bounded { left } else { left.min(self.horizon(window)) };
             let patience = (most != Tick::MAX).then(|| from_ticks(most));
             let (grace, as_place) = (self.grace(window), !self.places.is_empty());
             let terms = Terms { most: patience, grace, asked: from_ticks(self.asked()), as_place, in_turn: false };
-            match self.claim(pass, (rank, weight), terms, asked.take()) {
+            match self.claim(pass, (rank, &wanted), terms, asked.take()) {
                 Ok(Claim::Started(permit)) => {
                     self.looks = 0;
-                    self.admit(pass, weight, permit, out);
+                    self.admit(pass, &wanted, permit, out);
                 }
                 Ok(Claim::Place { place, after }) => {
                     if self.places.is_empty() {
                         self.look_sooner_at = now + LOOK_SOONER;
                         self.look_elsewhere_at = pass.limiter.may_start_elsewhere().then(|| now + self.poll(pass));
                     }
-                    self.hold(place, weight, after, (now, pass.now()));
+                    self.hold(place, wanted, after, (now, pass.now()));
                 }
                 Ok(Claim::Denied { after, is_certain }) => {
                     let after_ticks = patience_ticks(after);
@@ -566,7 +604,14 @@ impl KeyLine {
 
     /// Asks for a start or a place for the first waiter that has none. Where the lines of all processes are one, only the
     /// line that has the turn gets any. (A line that nobody has to know of is not shown.)
-    fn claim(&mut self, pass: &Pass, (rank, weight): (Rank, u64), terms: Terms, asked: Option<Claim>) -> Result<Claim> {
+    fn claim(
+        &mut self,
+        pass: &Pass,
+        (rank, wanted): (Rank, &Wanted),
+        terms: Terms,
+        asked: Option<Claim>,
+    ) -> Result<Claim> {
+        let (key, weight) = (wanted.key(pass.key), wanted.weight);
         let denied = Claim::Denied { after: LOOK_AGAIN, is_certain: false };
         let asked_none = asked.is_none() && self.shown.get().is_some();
         let claim = match asked {
@@ -575,7 +620,7 @@ impl KeyLine {
                 claim
             }
             None if self.shown.get().is_some() => denied,
-            None => self.ask(pass, |limiter| limiter.claim(pass.key, weight, terms))?,
+            None => self.ask(pass, |limiter| limiter.claim(key, weight, terms))?,
         };
         let Claim::Denied { after, is_certain } = claim else { return Ok(claim) };
         let left = self.waiters[&rank].deadline.saturating_sub(pass.now());
@@ -598,7 +643,7 @@ impl KeyLine {
             if pass.limiter.has_places() { Some(terms.most.map_or(near, |most| most.min(near))) } else { terms.most };
         let in_turn = Terms { in_turn: true, most, ..terms };
         match turn {
-            Some(turn) if turn.is_ours() => self.ask(pass, |limiter| limiter.claim(pass.key, weight, in_turn)),
+            Some(turn) if turn.is_ours() => self.ask(pass, |limiter| limiter.claim(key, weight, in_turn)),
             Some(turn) => {
                 let after = pass.limiter.soonest(pass.key, turn.units.saturating_add(weight));
                 let after = after.saturating_add(from_ticks(turn.not_before()));
@@ -606,7 +651,7 @@ impl KeyLine {
                 Ok(Claim::Denied { after: after.max(LOOK_AGAIN), is_certain })
             }
             // The look failed, or the table has no space any more.
-            None if asked_none => self.ask(pass, |limiter| limiter.claim(pass.key, weight, in_turn)),
+            None if asked_none => self.ask(pass, |limiter| limiter.claim(key, weight, in_turn)),
             None => Ok(claim),
         }
     }
@@ -663,11 +708,11 @@ impl KeyLine {
                 self.is_unfinished = true;
                 return;
             }
-            let Some(HeldPlace { place, weight, ready, .. }) = self.places.pop_front() else { break };
+            let Some(HeldPlace { place, wanted, ready, .. }) = self.places.pop_front() else { break };
             self.late = (self.late - self.late / 8).max(now - ready);
             match self.ask(pass, |limiter| limiter.start(&place)) {
                 Ok(Presented::Started(permit)) => {
-                    self.admit(pass, weight, permit, out);
+                    self.admit(pass, &wanted, permit, out);
                     if self.places.is_empty() {
                         // The next waiter takes its place now: `ask_at` was set when others held places that they have
                         // since given back.
@@ -683,21 +728,21 @@ impl KeyLine {
                 Ok(Presented::Wait { place: same, after }) if same == place => {
                     // It was early, or another limit has no free units, which concerns the other waiters too.
                     let ready = now.saturating_add(patience_ticks(after));
-                    self.put_back(HeldPlace { place, weight, ready, unwritten: Vec::new() });
+                    self.put_back(HeldPlace { place, wanted, ready, unwritten: Vec::new() });
                     self.send_away_the_late(pass, now, out);
                     break;
                 }
                 Ok(Presented::Wait { place: fresh, after }) => {
-                    self.hold(fresh, weight, after, (now, pass.now()));
+                    self.hold(fresh, wanted, after, (now, pass.now()));
                     self.send_away_the_late(pass, now, out);
                 }
                 Err(Error::WouldWait) => {
-                    self.put_back(HeldPlace { place, weight, ready, unwritten: Vec::new() });
+                    self.put_back(HeldPlace { place, wanted, ready, unwritten: Vec::new() });
                     return;
                 }
                 Err(error) => {
                     self.give_back(pass.limiter, place);
-                    if let Some(rank) = self.first_of(weight) {
+                    if let Some(rank) = self.first_of(&wanted) {
                         self.fail(pass, rank, error, out);
                     }
                 }
@@ -726,7 +771,7 @@ impl KeyLine {
         if now < self.look_sooner_at {
             return;
         }
-        let seen = match pass.limiter.peek_again(pass.key, first.weight) {
+        let seen = match pass.limiter.peek_again(first.wanted.key(pass.key), first.wanted.weight) {
             Ok(seen) => seen,
             Err(Error::WouldWait) => return (self.is_blocked, self.blocked_until) = (true, 0),
             Err(_) => return self.look_sooner_at = now + LOOK_SOONER,
@@ -806,14 +851,13 @@ impl KeyLine {
         }
     }
 
-    fn first_of(&self, weight: u64) -> Option<Rank> {
-        let (found, rank) = self.by_weight.range((weight, (i32::MIN, 0))..).next()?;
-        (*found == weight).then_some(*rank)
+    fn first_of(&self, wanted: &Wanted) -> Option<Rank> {
+        self.by_wanted.range(wanted.entries(LAST)).next().map(|(_, rank)| *rank)
     }
 
-    /// Starts the first waiter of this weight.
-    fn admit(&mut self, pass: &Pass, weight: u64, permit: RawPermit, out: &mut Out) {
-        let Some(rank) = self.first_of(weight) else {
+    /// Starts the first waiter that asks for this.
+    fn admit(&mut self, pass: &Pass, wanted: &Wanted, permit: RawPermit, out: &mut Out) {
+        let Some(rank) = self.first_of(wanted) else {
             // No waiter wants it.
             let _ = pass.limiter.cancel(&permit);
             return;
@@ -829,7 +873,8 @@ impl KeyLine {
     }
 
     fn send_away(&mut self, pass: &Pass, rank: Rank, after: Duration, out: &mut Out) {
-        pass.limiter.sent_away(pass.key, self.waiters[&rank].weight);
+        let wanted = &self.waiters[&rank].wanted;
+        pass.limiter.sent_away(wanted.key(pass.key), wanted.weight);
         self.remove(pass.limiter, rank);
         out.push((rank, Outcome::Expired(after)));
     }
@@ -839,19 +884,19 @@ impl KeyLine {
         out.push((rank, Outcome::Failed(error)));
     }
 
-    /// Removes a waiter without a start. A place that no waiter of its weight is left for goes back.
+    /// Removes a waiter without a start. A place that no waiter is left for goes back.
     fn remove(&mut self, limiter: &dyn Limiter, rank: Rank) {
-        if let Some(Waiting { weight, .. }) = self.forget(rank) {
-            self.give_back_unwanted(limiter, weight);
+        if let Some(Waiting { wanted, .. }) = self.forget(rank) {
+            self.give_back_unwanted(limiter, &wanted);
         }
     }
 
-    /// Gives a place of this weight back that no waiter is left for.
-    fn give_back_unwanted(&mut self, limiter: &dyn Limiter, weight: u64) {
-        let held = self.places.iter().filter(|held| held.weight == weight).count();
-        let wanted = self.by_weight.range((weight, (i32::MIN, 0))..=(weight, (i32::MAX, u64::MAX))).take(held).count();
-        if held > wanted
-            && let Some(last) = self.places.iter().rposition(|held| held.weight == weight)
+    /// Gives a place for this back that no waiter is left for.
+    fn give_back_unwanted(&mut self, limiter: &dyn Limiter, wanted: &Wanted) {
+        let held = self.places.iter().filter(|held| held.wanted == *wanted).count();
+        let waiters = self.by_wanted.range(wanted.entries(LAST)).take(held).count();
+        if held > waiters
+            && let Some(last) = self.places.iter().rposition(|held| held.wanted == *wanted)
             && let Some(held) = self.places.remove(last)
         {
             self.give_back(limiter, held.place);
@@ -862,13 +907,13 @@ impl KeyLine {
     /// Removes a waiter and returns it.
     fn forget(&mut self, rank: Rank) -> Option<Waiting> {
         let waiting = self.waiters.remove(&rank)?;
-        let Waiting { weight, deadline, grace, .. } = waiting;
+        let Waiting { wanted, deadline, grace, .. } = &waiting;
         self.is_moved = true;
-        self.by_weight.remove(&(weight, rank));
-        self.deadlines.remove(&(deadline, rank));
-        self.graces.remove(&(grace, rank));
-        self.units = self.units.saturating_sub(weight);
-        self.gone = self.gone.saturating_add(weight);
+        self.by_wanted.remove(&(wanted.clone(), rank));
+        self.deadlines.remove(&(*deadline, rank));
+        self.graces.remove(&(*grace, rank));
+        self.units = self.units.saturating_sub(wanted.weight);
+        self.gone = self.gone.saturating_add(wanted.weight);
         Some(waiting)
     }
 }

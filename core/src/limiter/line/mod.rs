@@ -6,8 +6,8 @@
 //! start elsewhere. `key.rs` holds the common part.
 //!
 //! Only the first waiters hold places: those that can start soon. The others cost memory, and no time. Places are not
-//! tied to waiters: the place that is ready first serves the first waiter of its weight. So a waiter that leaves, is
-//! late or overtakes moves no place.
+//! tied to waiters: the place that is ready first serves the first waiter that asks for the same, which is a weight, or the
+//! charges of a joint start. So a waiter that leaves, is late or overtakes moves no place.
 
 mod asks;
 mod errands;

@@ -8,6 +8,7 @@
 use super::key::{KeyLine, Out, Pass};
 use super::own_place::OwnPlace;
 use super::{Claim, Outcome, Rank, SLICE, Step, Terms, Waiter};
+use crate::charges::line_key;
 use crate::decision::LOOK_AGAIN;
 use crate::error::{Error, Result};
 use crate::fork::{self, MAX_NAP, PerProcess};
@@ -16,6 +17,7 @@ use crate::limiter::{Attempt, Limiter};
 use crate::permit::RawPermit;
 use crate::time::{Clock, Tick, from_ticks};
 use crate::waiting::MayWait;
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::{self, Thread};
@@ -62,7 +64,7 @@ impl Seats {
     /// Returns whether a caller waits under this key.
     fn is_used(&self, key: &str) -> bool {
         let keys = self.keys.lock();
-        !keys.is_empty() && keys.contains_key(key)
+        !keys.is_empty() && keys.contains_key(&*line_key(key))
     }
 
     fn line_of(&self, key: &str) -> Handle {
@@ -111,6 +113,8 @@ fn lock_within(handle: &Handle, most: Option<Duration>) -> Option<MutexGuard<'_,
 #[derive(Debug)]
 pub struct Seat {
     key: Box<str>,
+    /// The key of its line, if it is another one.
+    line: Option<Box<str>>,
     weight: u64,
     priority: i32,
     timeout: Option<Duration>,
@@ -135,7 +139,23 @@ impl Seat {
     pub fn new(waiter: Waiter<'_>) -> Seat {
         let Waiter { key, weight, priority, timeout, grace, place } = waiter;
         let generation = fork::generation();
-        Seat { key: key.into(), weight, priority, timeout, grace, place: State::New(place), asked: None, generation }
+        let line = if let Cow::Owned(line) = line_key(key) { Some(line.into()) } else { None };
+        Seat {
+            key: key.into(),
+            line,
+            weight,
+            priority,
+            timeout,
+            grace,
+            place: State::New(place),
+            asked: None,
+            generation,
+        }
+    }
+
+    /// Returns the key of its line.
+    fn line(&self) -> &str {
+        self.line.as_deref().unwrap_or(&self.key)
     }
 
     /// Starts if no other caller waits and enough units are free. For callers that must not wait for other waiters (see
@@ -223,7 +243,10 @@ impl Seat {
                 let outcome = own.advance(limiter, now, super::slice(limiter));
                 Ok(outcome.ok_or_else(|| from_ticks(own.due - now)))
             }
-            State::InLine(rank, handle) => Ok(lock(handle).step(&Pass::new(limiter, &self.key, clock), *rank)),
+            State::InLine(rank, handle) => {
+                let key = self.line.as_deref().unwrap_or(&self.key);
+                Ok(lock(handle).step(&Pass::new(limiter, key, clock), *rank))
+            }
             State::New(_) | State::Over => Ok(Ok(Outcome::Expired(Duration::ZERO))),
         }
     }
@@ -232,7 +255,7 @@ impl Seat {
     pub fn sleep(&self, limiter: &dyn Limiter, nap: Duration) {
         let clock = Clock::new(0, limiter.manual_clock());
         match &self.place {
-            State::InLine(rank, handle) => sleep_in(handle, limiter, (&self.key, *rank), &clock, nap),
+            State::InLine(rank, handle) => sleep_in(handle, limiter, (self.line(), *rank), &clock, nap),
             State::OwnPlace(own) => doze(limiter, &self.key, &clock, nap.min(until(own.due, &clock))),
             State::New(_) | State::Over => {}
         }
@@ -262,7 +285,7 @@ impl Seat {
     fn vacate(&mut self, limiter: &dyn Limiter) {
         if let State::InLine(rank, handle) = std::mem::replace(&mut self.place, State::Over) {
             lock(&handle).hand_over(rank);
-            limiter.base().seats.tidy(&self.key, handle);
+            limiter.base().seats.tidy(self.line(), handle);
         }
     }
 
@@ -283,20 +306,20 @@ impl Seat {
         }
         // Where there are places, only a line asks for them.
         let asked = asked.filter(|_| !limiter.has_places());
-        let handle = limiter.base().seats.line_of(key);
+        let handle = limiter.base().seats.line_of(self.line());
         let most = self.timeout.filter(|_| !clock.is_manual()).map(|timeout| timeout.max(SLICE));
         let Some(mut shared) = lock_within(&handle, most) else {
             limiter.sent_away(key, self.weight);
-            limiter.base().seats.tidy(key, handle);
+            limiter.base().seats.tidy(self.line(), handle);
             return Ok(Some(Outcome::Expired(LOOK_AGAIN)));
         };
         shared.last += 1;
         let rank = (self.priority, shared.last);
         if shared.line.is_empty() {
-            shared.bell = limiter.read_bell(key);
+            shared.bell = limiter.read_bell(self.line());
         }
         let mut out = Out::new();
-        let pass = Pass { has_bell: shared.bell.is_some(), ..Pass::new(limiter, key, clock) };
+        let pass = Pass { has_bell: shared.bell.is_some(), ..Pass::new(limiter, self.line(), clock) };
         let joined = shared.line.join(&pass, (rank, waiter), asked, &mut out);
         shared.line.write_taken(&pass, &mut out);
         shared.publish(out);

@@ -6,7 +6,7 @@ use crate::limiter::line::{Claim, Terms};
 use crate::time::from_ticks;
 
 impl KeyLine {
-    /// Starts waiters where jobs have ended. Each gives back the last place of its weight, so that those behind it move up.
+    /// Starts waiters where jobs have ended. Each gives back the last place like its own, so that those behind it move up.
     pub(super) fn start_elsewhere(&mut self, pass: &Pass, out: &mut Out) {
         let now = pass.now();
         while let (Some(first), Some(at)) = (self.places.front(), self.look_elsewhere_at)
@@ -16,13 +16,13 @@ impl KeyLine {
                 self.is_unfinished = true;
                 return;
             }
-            let (weight, asked) = (first.weight, from_ticks(self.asked()));
+            let (wanted, asked) = (first.wanted.clone(), from_ticks(self.asked()));
             let terms = Terms { asked, ..Terms::NOW };
-            match self.ask(pass, |limiter| limiter.claim(pass.key, weight, terms)) {
+            match self.ask(pass, |limiter| limiter.claim(wanted.key(pass.key), wanted.weight, terms)) {
                 Ok(Claim::Started(permit)) => {
                     self.looks = 0;
-                    self.admit(pass, weight, permit, out);
-                    self.give_back_unwanted(pass.limiter, weight);
+                    self.admit(pass, &wanted, permit, out);
+                    self.give_back_unwanted(pass.limiter, &wanted);
                     continue;
                 }
                 Ok(Claim::Place { place, .. }) => self.give_back(pass.limiter, place),

@@ -1,6 +1,6 @@
 //! The waiters of one key that start elsewhere: each leaves with its place, or with the notice that units are free.
 
-use super::{HeldPlace, KeyLine, LOOK_SOONER, Pass, Rank, Waiter, Waiting, jitter};
+use super::{HeldPlace, KeyLine, LOOK_SOONER, Pass, Rank, Waiter, Waiting, Wanted, jitter};
 use crate::error::{Error, Result};
 use crate::limiter::internal::When;
 use crate::limiter::line::pool::Offer;
@@ -104,12 +104,12 @@ impl TurnLine {
         &mut self,
         pass: &Pass,
         rank: Rank,
-        Waiter { weight, timeout, grace, place, .. }: Waiter,
+        Waiter { key, weight, timeout, grace, place, .. }: Waiter,
     ) -> Result<()> {
         policy::check_some(weight)?;
         let grace = grace_ticks("grace", grace)?;
         let hold = timeout.map_or(Tick::MAX, patience_ticks);
-        pass.limiter.quiet_peek(pass.key, weight)?;
+        pass.limiter.quiet_peek(key, weight)?;
         let now = pass.now();
         if self.line.waiters.is_empty() {
             self.line.looks = 0;
@@ -117,7 +117,8 @@ impl TurnLine {
         } else if self.line.ask_at == Tick::MAX {
             self.wake(now);
         }
-        self.line.insert(rank, weight, now, (Tick::MAX, hold, grace));
+        let wanted = Wanted::of(pass.key, key, weight);
+        self.line.insert(rank, wanted.clone(), now, (Tick::MAX, hold, grace));
         if self.unnotified.len() > 2 * self.len() + 64 {
             self.unnotified.retain(|rank| self.line.waiters.contains_key(rank));
         }
@@ -125,7 +126,7 @@ impl TurnLine {
         self.is_new = true;
         if let Some(place) = place {
             match pass.limiter.ready_in(&place) {
-                Some(after) => self.line.hold(place, weight, after, (now, now)),
+                Some(after) => self.line.hold(place, wanted, after, (now, now)),
                 None => self.line.give_back(pass.limiter, place),
             }
         }
@@ -154,10 +155,10 @@ impl TurnLine {
     /// Removes a waiter that continues to wait elsewhere. Returns the place that it would have had, and the time until
     /// it is ready.
     pub fn take_along(&mut self, pass: &Pass, rank: Rank) -> Option<(String, Duration)> {
-        let weight = self.line.waiters.get(&rank)?.weight;
-        let ahead = self.line.by_weight.range((weight, (i32::MIN, 0))..(weight, rank)).count();
-        let of_weight = self.line.places.iter().enumerate().filter(|(_, held)| held.weight == weight);
-        let at = of_weight.map(|(at, _)| at).nth(ahead);
+        let wanted = &self.line.waiters.get(&rank)?.wanted;
+        let ahead = self.line.by_wanted.range(wanted.entries(rank)).count();
+        let of_these = self.line.places.iter().enumerate().filter(|(_, held)| held.wanted == *wanted);
+        let at = of_these.map(|(at, _)| at).nth(ahead);
         self.line.forget(rank);
         self.line.count(pass.limiter);
         self.wake(pass.now());
@@ -224,8 +225,8 @@ impl TurnLine {
                 self.line.is_unfinished = true;
                 return;
             }
-            let weight = first.weight;
-            if self.lacks_slots(pass, weight).unwrap_or(false) {
+            let wanted = first.wanted.clone();
+            if self.lacks_slots(pass, &wanted).unwrap_or(false) {
                 self.parked_until = pass.now().saturating_add(self.pause(pass));
                 return;
             }
@@ -237,7 +238,7 @@ impl TurnLine {
                 self.line.ask_at = pass.now();
                 continue;
             }
-            let Some(rank) = self.line.first_of(weight) else {
+            let Some(rank) = self.line.first_of(&wanted) else {
                 self.line.give_back(pass.limiter, place);
                 continue;
             };
@@ -292,11 +293,13 @@ impl TurnLine {
 
     /// Asks the limiter for the first waiter that has nothing.
     fn ask(&mut self, pass: &Pass, rank: Rank, (near, far): (Duration, Duration), offer: &Offer) -> Result<Asked> {
-        let (weight, hold) = (self.line.waiters[&rank].weight, self.line.waiters[&rank].hold);
+        let Waiting { wanted, hold, .. } = &self.line.waiters[&rank];
+        let (wanted, hold) = (wanted.clone(), *hold);
+        let (key, weight) = (wanted.key(pass.key), wanted.weight);
         let has_places = pass.limiter.has_places();
-        let seen = self.line.ask_alone(pass, |limiter| limiter.quiet_peek(pass.key, weight))?;
+        let seen = self.line.ask_alone(pass, |limiter| limiter.quiet_peek(key, weight))?;
         self.is_full = !seen.admitted;
-        if has_places && self.lacks_slots(pass, weight)? {
+        if has_places && self.lacks_slots(pass, &wanted)? {
             return Ok(Asked::Again(0));
         }
         let is_far = patience_ticks(seen.retry_after) > hold;
@@ -334,7 +337,7 @@ impl TurnLine {
         }
         let grace = (if is_far { far } else { near }).max(from_ticks(self.line.asked()));
         let when = When { delay: Duration::ZERO, max_wait: None, grace: Some(grace), is_waiter: false };
-        let reserve = |limiter: &dyn Limiter| limiter.quiet_reserve(pass.key, weight, when);
+        let reserve = |limiter: &dyn Limiter| limiter.quiet_reserve(key, weight, when);
         match self.line.ask_alone(pass, reserve)? {
             Reserved::Place { place, after } if is_far => {
                 Ok(Asked::Turn(Turn::Away(Some(self.text_of(pass, place)?), after)))
@@ -344,7 +347,7 @@ impl TurnLine {
                     self.line.look_sooner_at = asked + LOOK_SOONER;
                 }
                 self.line.looks = 0;
-                self.line.hold(place, weight, after, (asked, pass.now()));
+                self.line.hold(place, wanted, after, (asked, pass.now()));
                 Ok(Asked::Place)
             }
             Reserved::Denied(_) => Ok(Asked::Again(0)),
@@ -367,13 +370,13 @@ impl TurnLine {
 
     /// Lets a waiter leave the line for a worker.
     fn go(&mut self, pass: &Pass, rank: Rank, turn: Turn, offer: &mut Offer, notices: &mut Notices) {
-        if let Some(Waiting { weight, .. }) = self.line.forget(rank) {
+        if let Some(Waiting { wanted, .. }) = self.line.forget(rank) {
             if self.line.places.is_empty() {
                 self.wake(pass.now());
             }
             self.running += 1;
             offer.free = offer.free.saturating_sub(1);
-            self.on_the_way.push_back((pass.now().saturating_add(ON_THE_WAY), weight));
+            self.on_the_way.push_back((pass.now().saturating_add(ON_THE_WAY), wanted.weight));
             notices.push((rank, turn));
         }
     }
@@ -387,10 +390,10 @@ impl TurnLine {
     }
 
     /// Returns whether too few units are free where only completions free them.
-    fn lacks_slots(&mut self, pass: &Pass, weight: u64) -> Result<bool> {
+    fn lacks_slots(&mut self, pass: &Pass, wanted: &Wanted) -> Result<bool> {
         let taken = self.on_the_way(pass.now());
-        let slots = self.line.ask_alone(pass, |limiter| limiter.slots(pass.key, weight))?;
-        Ok(slots.is_some_and(|free| free.saturating_sub(taken) < weight))
+        let slots = self.line.ask_alone(pass, |limiter| limiter.slots(wanted.key(pass.key), wanted.weight))?;
+        Ok(slots.is_some_and(|free| free.saturating_sub(taken) < wanted.weight))
     }
 
     /// Returns how long not to check for completions: short at first, then longer, and never in step with other
