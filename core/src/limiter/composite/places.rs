@@ -5,20 +5,23 @@
 //! directly are not delayed. When the place is presented, after it became ready:
 //!
 //! 1. The other children are claimed, one after the other. If one denies, those before it get their units back. If it
-//!    has places, one of these is taken, for it is the slowest now, and the place that was held is given back.
+//!    has places, one of these is taken: it is the slowest now. The turn at the first child is kept, except by a joint
+//!    start, which gives it back.
 //! 2. The places are presented. A place that must be exchanged (it became late, or was overtaken by a gate or another
 //!    policy) cancels what was claimed and started, and the start waits for the new place.
 //!
-//! So a waiter holds one place while it waits, and nothing elsewhere. (When it kept the first place, too, waiters that
-//! held places at each other's next child let all turns pass.) Where the places of several waiters are ready at once,
-//! each that is presented starts or gives its units back, so the last of them is denied only by starts. If a child
-//! without places denies, or one whose queue is full, the place is kept: what it waits for ends without it. A place that
-//! became late counts for one window, as a start would.
+//! So a waiter holds only places while it waits, at most one of them in the future. Starts with the same charges share a
+//! line, and one of them waits for the second child at a time, so a turn that is kept is used: without that, a place in a
+//! long queue would be lost to a moment without units in a short one. Joint starts with other keys are in other lines. When
+//! they kept turns, too, waiters that held places at each other's next child let all of them pass. So they hold one place
+//! and nothing elsewhere. If a child without places denies, or one whose queue is full, the place is kept: what it waits
+//! for ends without it. A place that became late counts for one window, as a start would.
 //!
 //! Starts that charge the same keys share a line, which presents the place of its first waiter, so within it none is
 //! passed. Lines with other keys have an order only at one child: that of its places. If they share one child, and each
 //! has the others to itself, a waiter gives up its turn there at most once, for a place at one of its own, whose units
-//! nobody else takes until it starts. If they share several children, it is not determined which of them is first.
+//! nobody else takes until it starts. If they share several children, it is not determined which of them is first,
+//! and many such lines, as of many processes, may still take turns from each other that none of them uses.
 
 use super::group::end_all;
 use super::out::{Out, Part, State, Wish};
@@ -122,7 +125,7 @@ impl<'a> Presentation<'a> {
         Ok(Ok(claimed))
     }
 
-    /// Waits for a child that denied: at a place there instead of those held, if it has places. Returns when to retry.
+    /// Waits for a child that denied: at a place there, if it has places. Returns when to retry.
     fn wait_for(&mut self, i: usize, after: Duration) -> Result<Duration> {
         let (child, (key, weight)) = (&self.children[i], self.charges.at(i));
         let after = if child.has_places() {
@@ -130,7 +133,9 @@ impl<'a> Presentation<'a> {
             let when = When { delay: Duration::ZERO, max_wait: None, grace: self.wish.grace, is_waiter: true };
             match child.quiet_reserve(key, weight, when)? {
                 Reserved::Place { place, after } => {
-                    let others = std::mem::replace(self.held, vec![Part { child: i, permit: place }]);
+                    let is_joint = !self.charges.named.is_empty();
+                    let others = if is_joint { std::mem::take(self.held) } else { Vec::new() };
+                    self.held.push(Part { child: i, permit: place });
                     MayWait::to_undo(|| end_all(self.children, &others, |child, place| child.cancel_place(place)))?;
                     after
                 }
