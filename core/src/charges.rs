@@ -118,7 +118,7 @@ pub fn own_key(key: &str) -> &str {
 
 /// Returns the key of the line for a start. Starts that charge the same keys wait in one line, however much they charge:
 /// that of the start's key with its charges, but without weights. A plain key is its own.
-pub(crate) fn line_key(key: &str) -> Cow<'_, str> {
+pub fn line_key(key: &str) -> Cow<'_, str> {
     match behind_mark(key).and_then(|behind| behind.split_once(';')) {
         None => Cow::Borrowed(key),
         Some((composite, rest)) => without_weights(composite, rest).map_or(Cow::Borrowed(key), Cow::Owned),

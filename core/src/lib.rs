@@ -169,7 +169,7 @@ pub mod admin {
 /// What event loops, schedulers and bindings to other languages use: lines that they advance themselves, calls that must
 /// not wait, and the units of other languages.
 pub mod embed {
-    pub use crate::charges::own_key as plain_key;
+    pub use crate::charges::{line_key, own_key as plain_key};
     pub use crate::fork::generation as fork_generation;
     pub use crate::limiter::{
         Begun, Claim, Joined, Line, Outcome, Pool, Seat, Step, Terms, Turn, Waiter, WaiterId, acquire,

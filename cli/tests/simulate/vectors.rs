@@ -107,6 +107,8 @@ fn cases(text: &str) -> Vec<Case> {
                 let words: Vec<&str> = rest.split_whitespace().collect();
                 cases.last_mut().unwrap().policies.push(policy(&words));
             }
+            // No text says alternatives.
+            ("first_of", _) => cases.last_mut().unwrap().policies.push(None),
             _ => {
                 let case = cases.last_mut().unwrap();
                 if !case.is_over {

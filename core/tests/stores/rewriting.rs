@@ -114,6 +114,8 @@ fn a_process_stopped_during_a_rewrite_blocks_only_rare_operations() {
         let limiter = |name| RateLimiter::new(&store, name, 4_000, HOUR).unwrap();
         let (mine, other, new) = (limiter("api"), limiter("other"), limiter("new"));
         other.open().unwrap();
+        // The lane has room for another key, because it grows by more than one.
+        attempt(&mine, "one key", 1).unwrap();
         let permit = attempt(&mine, "key", 7).unwrap();
         let stopped = Child::run(|| {
             let limiter = rate(&url, "api", 4_000, HOUR);

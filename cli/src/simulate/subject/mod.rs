@@ -17,7 +17,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 use workglow_limit::admin::{NamedPolicy, parse_parts};
-use workglow_limit::embed::{Line, WaiterId};
+use workglow_limit::embed::{Line, WaiterId, line_key};
 use workglow_limit::{Charge, Error, Limiter, ManualClock, RawPermit, Store, StoreOptions};
 
 /// The name of the limit. The names of its parts begin with it.
@@ -104,11 +104,13 @@ pub struct Found {
 struct Start {
     /// The key of the limiter's calls, which says what each part is charged.
     key: Rc<str>,
+    /// The line in which it waits: that of all starts with the same keys.
+    line: Rc<str>,
     /// The key and the weight that each part is charged, or the whole limit.
     charges: Vec<(u32, u64)>,
 }
 
-/// The waiters whose starts have the same key.
+/// The waiters of one line.
 struct Waiting {
     line: Line,
     /// In the order of arrival, which is the order of their ids.
@@ -267,7 +269,7 @@ impl<'t> Subject<'t> {
         let mut charges = vec![(request.key, request.weight); self.parts.len().max(1)];
         let own = keys.text(request.key);
         if request.charges.is_empty() {
-            return Ok(Start { key: own.clone(), charges });
+            return Ok(Start { key: own.clone(), line: own.clone(), charges });
         }
         let mut named = Vec::with_capacity(request.charges.len());
         for charge in &request.charges {
@@ -285,7 +287,7 @@ impl<'t> Subject<'t> {
                 wrong
             }
         })?;
-        Ok(Start { key: (*key).into(), charges })
+        Ok(Start { line: line_key(&key).into(), key: (*key).into(), charges })
     }
 
     /// Lets the waiters start, and completes the results.

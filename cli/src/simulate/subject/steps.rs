@@ -64,14 +64,14 @@ impl Subject<'_> {
 
     /// Requests a start as `acquire` does.
     pub(super) fn join(&mut self, asked: &Asked, timeout: Option<Duration>) -> Result<(), Unanswered> {
-        let key = asked.start.key.clone();
-        let mut waiting = self.lines.remove(&key).unwrap_or_else(|| {
+        let (key, line) = (&asked.start.key, &asked.start.line);
+        let mut waiting = self.lines.remove(line).unwrap_or_else(|| {
             for at in self.ends_awaited(asked) {
-                self.lines_at.entry(at).or_default().insert(key.clone());
+                self.lines_at.entry(at).or_default().insert(line.clone());
             }
             Waiting { line: Line::new(self.limiter.clone()), waiters: BTreeMap::new(), due: None, is_woken: false }
         });
-        let joined = waiting.line.join(Waiter::new(&key, asked.request.weight).timeout(timeout));
+        let joined = waiting.line.join(Waiter::new(key, asked.request.weight).timeout(timeout));
         if let Ok(Joined::Waiting(id)) = joined {
             waiting.waiters.insert(id, asked.clone());
             self.waiting += 1;
@@ -80,7 +80,7 @@ impl Subject<'_> {
             let bin = self.bin();
             bin.waiting = bin.waiting.max(all);
         }
-        self.lines.insert(key.clone(), waiting);
+        self.lines.insert(line.clone(), waiting);
         let answered = match joined {
             Ok(Joined::Waiting(_)) => Ok(()),
             Ok(Joined::Done(outcome)) => self.over(asked, outcome).map_err(Unanswered::from),
@@ -194,7 +194,7 @@ impl Subject<'_> {
 
     /// Schedules the next advance of the line of this request, or forgets the line if nobody waits there.
     fn schedule(&mut self, of: &Asked) {
-        let key = &of.start.key;
+        let key = &of.start.line;
         let Some(waiting) = self.lines.get_mut(key) else { return };
         if let Some((due, number)) = waiting.due.take() {
             self.due.remove(&(due, number, key.clone()));
