@@ -260,8 +260,8 @@ fn what_others_want_denies_nobody_in_advance() {
     let first = bench.join(0, Waiter::new("", 1));
     let others: Vec<u64> = (0..4).map(|_| bench.join(0, Waiter::new("", 1))).collect();
     bench.clock.advance(ms(100));
-    // In its turn it would start after six seconds. But all others leave.
-    let late = bench.join(1, Waiter::new("", 1).timeout(Some(ms(2_900))));
+    // In its turn it would start at six seconds. But all others leave.
+    let late = bench.join(1, Waiter::new("", 1).timeout(Some(ms(2_200))));
     assert!(matches!(
         bench.lines[2].join(Waiter::new("", 1).timeout(Some(ms(500)))),
         Ok(Joined::Done(Outcome::Expired(_)))
@@ -317,23 +317,26 @@ fn who_waits_for_alternatives_starts_beside_those_who_wait_for_one() {
     assert!(matches!(over[..], [(id, Outcome::Admitted(_))] if id == waits), "{over:?}");
 }
 
-/// Whatever became of the policy of its key.
+/// Also where it may not wait, and has to find the limit again.
 #[test]
 fn a_line_that_leaves_is_in_nobodys_way() {
-    for overridden in [None, Some("tenant")] {
-        let dir = Dir::new(&format!("left-{}", overridden.is_some()));
-        let store = patient(&dir.url());
-        let limiter = store.limiter("api", "1 concurrent").unwrap();
-        let held = permit_of(limiter.attempt("tenant", 1).unwrap()).unwrap();
+    for is_changed in [false, true] {
+        let dir = Dir::new(&format!("left-{is_changed}"));
+        let limiter = patient(&dir.url()).limiter("api", "1 concurrent").unwrap();
+        let held = permit_of(limiter.attempt("", 1).unwrap()).unwrap();
         let mut line = Line::new(limiter.clone());
-        let Ok(Joined::Waiting(id)) = line.join(Waiter::new("tenant", 1)) else { panic!("nothing is free") };
-        if overridden.is_some() {
-            store.override_limit("api", "2 concurrent", overridden).unwrap();
+        let Ok(Joined::Waiting(id)) = line.join(Waiter::new("", 1)) else { panic!("nothing is free") };
+        if is_changed {
+            Child::run(|| {
+                let store = patient(&dir.url());
+                store.limiter("api", "1 concurrent").unwrap().open().unwrap();
+                store.override_limit("api", "2 concurrent", None).unwrap();
+            })
+            .join();
         }
         embed::MayWait::Never.during(|| line.leave(id));
         limiter.complete(&held).unwrap();
-        let mut other = Line::new(limiter.clone());
-        let joined = other.join(Waiter::new("tenant", 1));
+        let joined = Line::new(limiter.clone()).join(Waiter::new("", 1));
         assert!(matches!(joined, Ok(Joined::Done(Outcome::Admitted(_)))), "{joined:?}");
     }
 }
