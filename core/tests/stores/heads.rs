@@ -317,30 +317,6 @@ fn who_waits_for_alternatives_starts_beside_those_who_wait_for_one() {
     assert!(matches!(over[..], [(id, Outcome::Admitted(_))] if id == waits), "{over:?}");
 }
 
-/// Also where it may not wait, and has to find the limit again.
-#[test]
-fn a_line_that_leaves_is_in_nobodys_way() {
-    for is_changed in [false, true] {
-        let dir = Dir::new(&format!("left-{is_changed}"));
-        let limiter = patient(&dir.url()).limiter("api", "1 concurrent").unwrap();
-        let held = permit_of(limiter.attempt("", 1).unwrap()).unwrap();
-        let mut line = Line::new(limiter.clone());
-        let Ok(Joined::Waiting(id)) = line.join(Waiter::new("", 1)) else { panic!("nothing is free") };
-        if is_changed {
-            Child::run(|| {
-                let store = patient(&dir.url());
-                store.limiter("api", "1 concurrent").unwrap().open().unwrap();
-                store.override_limit("api", "2 concurrent", None).unwrap();
-            })
-            .join();
-        }
-        embed::MayWait::Never.during(|| line.leave(id));
-        limiter.complete(&held).unwrap();
-        let joined = Line::new(limiter.clone()).join(Waiter::new("", 1));
-        assert!(matches!(joined, Ok(Joined::Done(Outcome::Admitted(_)))), "{joined:?}");
-    }
-}
-
 /// In a child: waits for a slot, and tells when it waits and when it has started.
 fn waits(url: &str, told: &[std::sync::atomic::AtomicU64]) -> Line {
     let limiter = patient(url).limiter("api", "1 concurrent").unwrap();
