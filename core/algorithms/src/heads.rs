@@ -54,9 +54,6 @@ pub const ENTRY_WORDS: u64 = 4;
 /// The number of entries for each bucket.
 const BUCKET: usize = 8;
 
-/// The most entries that a line tries before it goes without one.
-const PROBES: usize = 256;
-
 /// The priorities that are told apart.
 const MOST_URGENT: i32 = -2_047;
 const LEAST_URGENT: i32 = 2_047;
@@ -134,7 +131,7 @@ impl<'a> Heads<'a> {
         (name % self.reaches.len() as u64) as usize
     }
 
-    /// Joins a line, with its head. Returns the number of its entry; `None`: the table is full here.
+    /// Joins a line, with its head. Returns the number of its entry; `None`: the table is full.
     pub fn join(&self, name: u64, owner: u64, tag: u64, units: u64) -> Option<usize> {
         if self.reaches.is_empty() {
             return None;
@@ -144,7 +141,7 @@ impl<'a> Heads<'a> {
             // (1)
             cell.load(Relaxed) == 0 && cell.compare_exchange(0, owner, AcqRel, Relaxed).is_ok()
         };
-        let (distance, (at, entry)) = self.from(bucket).take(PROBES).enumerate().find(|(_, (_, e))| is_taken(e))?;
+        let (distance, (at, entry)) = self.from(bucket).enumerate().find(|(_, (_, e))| is_taken(e))?;
         fault::point("head-taken");
         entry[1].store(name, Release);
         // (4)

@@ -230,13 +230,91 @@ fn who_asks_for_the_first_time_does_not_pass_those_who_wait() {
     let waits = bench.join(0, Waiter::new("", 1));
     let permit = bench.held.remove(0);
     bench.limiter.complete(&permit).unwrap();
-    let asks = Waiter::new("", 1).timeout(Some(Duration::ZERO));
-    assert!(matches!(bench.lines[1].join(asks), Ok(Joined::Done(Outcome::Expired(_)))));
-    assert!(matches!(embed::acquire(&*bench.limiter, asks), Ok(Attempt::Denied(_))));
+    let asks = bench.join(1, Waiter::new("", 1).timeout(Some(ms(100))));
+    assert_eq!(bench.advance(1), []);
     assert_eq!(bench.advance(0), [waits]);
+    assert_eq!(bench.end([0, 1, 2]), [(1, asks)]);
+}
+
+/// It cannot notice whether those before it run.
+#[test]
+fn who_hardly_waits_takes_what_is_free_as_one_that_does_not_wait() {
+    for timeout in [0, 1, 50] {
+        let mut bench = Bench::new(&format!("hardly-waits-{timeout}"), 2);
+        let waits = bench.join(0, Waiter::new("", 1));
+        let asks = Waiter::new("", 1).timeout(Some(ms(timeout)));
+        for _ in 0..2 {
+            let permit = bench.held.remove(0);
+            bench.limiter.complete(&permit).unwrap();
+        }
+        assert!(matches!(bench.lines[1].join(asks), Ok(Joined::Done(Outcome::Admitted(_)))), "{timeout}");
+        let Ok(Attempt::Admitted(permit)) = embed::acquire(&*bench.limiter, asks) else { panic!("{timeout}") };
+        bench.limiter.complete(&permit).unwrap();
+        assert_eq!(bench.advance(0), [waits]);
+    }
+}
+
+#[test]
+fn what_others_want_denies_nobody_in_advance() {
+    let mut bench = Bench::with("in-advance", "1/1s", 1);
+    let first = bench.join(0, Waiter::new("", 1));
+    let others: Vec<u64> = (0..4).map(|_| bench.join(0, Waiter::new("", 1))).collect();
+    bench.clock.advance(ms(100));
+    // In its turn it would start at six seconds. But all others leave.
+    let late = bench.join(1, Waiter::new("", 1).timeout(Some(ms(2_200))));
+    assert!(matches!(
+        bench.lines[2].join(Waiter::new("", 1).timeout(Some(ms(500)))),
+        Ok(Joined::Done(Outcome::Expired(_)))
+    ));
+    others.into_iter().for_each(|other| bench.lines[0].leave(other));
+    let started: Vec<(usize, u64)> =
+        bench.pass_time([0, 1, 2], 2).into_iter().map(|(line, id, _)| (line, id)).collect();
+    assert_eq!(started, [(0, first), (1, late)]);
+}
+
+/// An urgent waiter of a line starts, however many lines of this key and of others there are.
+#[test]
+fn a_line_that_finds_no_space_in_the_table_takes_what_is_free() {
+    for (lines, filled) in [(300, 0), (3, 2_300)] {
+        let mut bench = Bench::new(&format!("no-space-{lines}"), 1);
+        let mut all: Vec<Line> = (1..lines).map(|_| Line::new(bench.limiter.clone())).collect();
+        for line in &mut all {
+            bench.clock.advance(Duration::from_micros(1));
+            assert!(matches!(line.join(Waiter::new("", 1)), Ok(Joined::Waiting(_))));
+        }
+        let mut filler = Line::new(bench.limiter.clone());
+        for i in 0..filled {
+            let key = format!("k{i}");
+            permit_of(bench.limiter.attempt(&key, 1).unwrap()).unwrap();
+            assert!(matches!(filler.join(Waiter::new(&key, 1)), Ok(Joined::Waiting(_))));
+        }
+        let urgent = bench.join(0, Waiter::new("", 1).priority(-9));
+        assert_eq!(bench.end([0, 0, 0]), [(0, urgent)], "{lines} lines, {filled} of others");
+        let permit = bench.held.remove(0);
+        bench.limiter.complete(&permit).unwrap();
+        let mut over = Vec::new();
+        all[0].wake(None);
+        all[0].advance(&mut over);
+        assert!(matches!(over[..], [(_, Outcome::Admitted(_))]), "{over:?}");
+    }
+}
+
+#[test]
+fn who_waits_for_alternatives_starts_beside_those_who_wait_for_one() {
+    let bench = Bench::new("alternatives", 1);
+    let other = permit_of(bench.limiter.attempt("other", 1).unwrap()).unwrap();
+    let both: Arc<dyn Limiter> = Arc::new(FirstOfLimiter::new([bench.limiter.clone()]));
+    let mut bench = bench;
+    let mut first = Line::new(both);
+    let Joined::Waiting(waits) = first.join(Waiter::new("", 1)).unwrap() else { panic!("nothing is free") };
+    bench.join(0, Waiter::new("", 1));
+    bench.limiter.complete(&other).unwrap();
     let permit = bench.held.remove(0);
     bench.limiter.complete(&permit).unwrap();
-    assert!(matches!(embed::acquire(&*bench.limiter, asks), Ok(Attempt::Admitted(_))));
+    let mut over = Vec::new();
+    first.wake(None);
+    first.advance(&mut over);
+    assert!(matches!(over[..], [(id, Outcome::Admitted(_))] if id == waits), "{over:?}");
 }
 
 /// In a child: waits for a slot, and tells when it waits and when it has started.
@@ -297,6 +375,36 @@ fn a_stopped_process_is_waited_for_no_longer_than_a_moment_and_has_its_turn_when
     permit.complete().unwrap();
     child.join();
     assert_eq!(told[1].load(Acquire), 1);
+}
+
+/// A process that was killed while it waited for more than is free, or for a rate: nobody waits for it.
+#[test]
+fn a_killed_process_holds_nobody_up_whatever_it_waited_for() {
+    for (policy, weight, starts) in [("3 concurrent", 3, 1), ("3 concurrent", 1, 3), ("1/1s", 1, 1)] {
+        let dir = Dir::new(&format!("killed-{}-{weight}", policy.len()));
+        let limiter = patient(&dir.url()).limiter("api", policy).unwrap();
+        let held: Vec<_> = (0..starts).map(|_| permit_of(limiter.attempt("", 1).unwrap()).unwrap()).collect();
+        let told = shared(1);
+        let child = Child::run(|| {
+            let limiter = patient(&dir.url()).limiter("api", policy).unwrap();
+            let mut line = Line::new(limiter);
+            for _ in 0..2 {
+                assert!(matches!(line.join(Waiter::new("", weight)), Ok(Joined::Waiting(_))));
+            }
+            told[0].store(1, Release);
+            loop {
+                thread::sleep(ms(1_000));
+            }
+        });
+        wait_until("it waits", || told[0].load(Acquire) == 1);
+        drop(child);
+        if weight == 1 {
+            held.iter().for_each(|permit| limiter.complete(permit).unwrap());
+        }
+        // Nobody waits who could notice that it is dead.
+        wait_until("who hardly waits starts", || limiter.acquire("", 1, Some(ms(1))).unwrap().is_some());
+        assert!(limiter.acquire("", 1, Some(Duration::from_secs(300))).unwrap().is_some(), "{policy}");
+    }
 }
 
 /// A process that dies while it shows itself, or leaves, is in nobody's way.

@@ -17,7 +17,7 @@ use crate::permit::{Kind, LeasePermit, RawPermit};
 use crate::policy::{self, Policy, Shape};
 use crate::state::counts::{ADMITTED, CANCELLED, DENIED};
 use crate::state::{Blocked, Home, Key, Limit, STORE_AGAIN, Store, StoreOptions, Table, name_of};
-use crate::time::{ManualClock, Tick, from_ticks};
+use crate::time::{self, ManualClock, Tick, from_ticks};
 use std::cell::Cell;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -207,9 +207,13 @@ impl ConcurrencyLimiter {
         }
         // Read first: a later start then makes a difference.
         let position = leases.taken.load(Acquire);
-        let is_free = || Ok::<_, Blocked>(leases.live()? + units <= found.table.capacity);
+        let is_free = || Ok::<_, Blocked>(leases.live()?.saturating_add(units) <= found.table.capacity);
         let is_free = is_free()? || self.reclaim(found, leases)? > 0 && is_free()?;
-        Ok(if is_free { Room::Free { position } } else { Room::NotBefore(0) })
+        if is_free {
+            return Ok(Room::Free { position });
+        }
+        let after = Self::retry_after(found, leases, units.min(found.table.capacity))?;
+        Ok(Room::NotBefore(if Self::is_certain(found, after) { time::patience_ticks(after) } else { 0 }))
     }
 
     fn with_leases<R>(&self, key: &str, f: impl Fn(&Key, &Leases) -> Result<R, Blocked>) -> Result<R> {

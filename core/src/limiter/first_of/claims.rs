@@ -83,6 +83,8 @@ impl FirstOfLimiter {
         let (charges, start) = (self.group.split_start(key, weight)?, (key, weight));
         let mut seen = self.look_at_each(&charges)?;
         seen.sort_by_key(|(_, _, seen)| (!seen.admitted, seen.retry_after));
+        // Its waiters are not in the line of all processes.
+        let terms = Terms { in_turn: true, ..terms };
         let (mut least, mut are_certain, mut are_full) = (Duration::MAX, true, true);
         for (i, child, seen) in &seen {
             let (key, weight) = charges.at(*i);

@@ -1,12 +1,13 @@
 //! The requests of a line to its limiter.
 
+use super::shown::NOTICES;
 use crate::decision::LOOK_AGAIN;
 use crate::error::Result;
 use crate::limiter::internal::When;
 use crate::limiter::{Attempt, Limiter, Reserved};
 use crate::permit::RawPermit;
 use crate::policy::MAX_DEFAULT_GRACE;
-use crate::time::{from_ticks, grace_ticks};
+use crate::time::{from_ticks, grace_ticks, patience_ticks};
 use std::time::Duration;
 
 /// A limiter's reply to a waiter.
@@ -49,7 +50,8 @@ pub struct Terms {
     /// Whether to take a place even where a start is possible, because it would start before places that the line
     /// already holds.
     pub as_place: bool,
-    /// Whether the line has the turn among those of all processes. Otherwise nothing starts while others wait.
+    /// Whether to take what is free, whoever waits: the line has the turn among those of all processes, or is not one of
+    /// them.
     pub in_turn: bool,
 }
 
@@ -63,10 +65,11 @@ impl Terms {
         in_turn: false,
     };
 
-    /// The same with a requested grace.
-    pub(super) fn now(asked: Duration) -> Result<Terms> {
+    /// The same for a caller that waits so long, with a requested grace.
+    pub(super) fn now(asked: Duration, timeout: Option<Duration>) -> Result<Terms> {
         grace_ticks("grace", asked)?;
-        Ok(Terms { asked, ..Terms::NOW })
+        let in_turn = timeout.is_some_and(|timeout| patience_ticks(timeout) < NOTICES);
+        Ok(Terms { asked, in_turn, ..Terms::NOW })
     }
 }
 

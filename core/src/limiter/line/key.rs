@@ -7,6 +7,7 @@ mod turns;
 pub use turns::Turn;
 pub(super) use turns::{Notices, TurnLine};
 
+use super::shown::NOTICES;
 use super::{Claim, First, LineTurn, Outcome, Rank, Shown, Terms, Waiter};
 use crate::charges::is_joint;
 use crate::decision::LOOK_AGAIN;
@@ -99,6 +100,12 @@ struct Waiting {
 }
 
 impl Waiting {
+    /// Returns whether it waits too shortly to notice that the process before it does not run. It takes what is free, as
+    /// whoever does not wait.
+    fn is_hurried(&self) -> bool {
+        self.deadline.saturating_sub(self.since) < NOTICES
+    }
+
     /// What other lines have to know of it.
     fn shown_as(&self, (priority, _): Rank) -> First {
         First { priority, since: self.since, units: self.wanted.weight }
@@ -254,7 +261,7 @@ impl KeyLine {
         let grace = grace_ticks("grace", waiter.grace)?;
         let is_last = self.waiters.last_key_value().is_none_or(|(last, _)| *last < rank);
         if was_empty {
-            (self.ask_at, self.looks, self.is_joint) = (now, 0, false);
+            (self.ask_at, self.looks, self.turn, self.is_joint) = (now, 0, None, false);
         } else {
             // An invalid key, or a weight that can never start, is an error before the caller waits.
             let left = from_ticks(deadline.saturating_sub(now)).max(pass.slice);
@@ -527,7 +534,7 @@ impl KeyLine {
     /// Returns whether the next place may be at any distance: it is the line's only one, and no other line has to know of
     /// its waiters. Otherwise whoever holds a far place would pass those who ask meanwhile and are more urgent.
     fn has_any_distance(&self) -> bool {
-        self.places.is_empty() && !self.shown.get().is_some()
+        self.places.is_empty() && self.turn.is_none() && !self.shown.get().is_some()
     }
 
     /// Returns how far ahead places are taken. It is far enough that a late driver finds the places it could have
@@ -567,13 +574,13 @@ impl KeyLine {
                 return;
             }
             is_first = false;
-            let Waiting { wanted, deadline, .. } = &self.waiters[&rank];
-            let (wanted, deadline) = (wanted.clone(), *deadline);
+            let first = &self.waiters[&rank];
+            let (wanted, deadline, in_turn) = (first.wanted.clone(), first.deadline, first.is_hurried());
             let left = deadline.saturating_sub(now);
             let most = if self.has_any_distance() || is_bounded { left } else { left.min(self.horizon(window)) };
             let patience = (most != Tick::MAX).then(|| from_ticks(most));
             let (grace, as_place) = (self.grace(window), !self.places.is_empty());
-            let terms = Terms { most: patience, grace, asked: from_ticks(self.asked()), as_place, in_turn: false };
+            let terms = Terms { most: patience, grace, asked: from_ticks(self.asked()), as_place, in_turn };
             match self.claim(pass, (rank, &wanted), terms, asked.take()) {
                 Ok(Claim::Started(permit)) => {
                     self.looks = 0;
@@ -612,6 +619,11 @@ impl KeyLine {
         asked: Option<Claim>,
     ) -> Result<Claim> {
         let (key, weight) = (wanted.key(pass.key), wanted.weight);
+        if terms.in_turn {
+            self.turn = None;
+            self.unwritten.clear();
+            return asked.map_or_else(|| self.ask(pass, |limiter| limiter.claim(key, weight, terms)), Ok);
+        }
         let denied = Claim::Denied { after: LOOK_AGAIN, is_certain: false };
         let asked_none = asked.is_none() && self.shown.get().is_some();
         let claim = match asked {
@@ -645,12 +657,18 @@ impl KeyLine {
         match turn {
             Some(turn) if turn.is_ours() => self.ask(pass, |limiter| limiter.claim(key, weight, in_turn)),
             Some(turn) => {
+                // What the others want is not certain: they may be dead, or leave.
+                let is_certain = left != Tick::MAX && {
+                    let seen = self.ask_alone(pass, |limiter| limiter.peek_again(key, weight))?;
+                    let has_places = pass.limiter.has_places();
+                    let known = if has_places { seen.retry_after } else { seen.retry_after.min(seen.reset_after) };
+                    !seen.admitted && patience_ticks(known) > left
+                };
                 let after = pass.limiter.soonest(pass.key, turn.units.saturating_add(weight));
-                let after = after.saturating_add(from_ticks(turn.not_before()));
-                let is_certain = patience_ticks(after) > left;
+                let after = after.saturating_add(from_ticks(turn.not_before().max(if is_certain { left } else { 0 })));
                 Ok(Claim::Denied { after: after.max(LOOK_AGAIN), is_certain })
             }
-            // The look failed, or the table has no space any more.
+            // The look failed.
             None if asked_none => self.ask(pass, |limiter| limiter.claim(key, weight, in_turn)),
             None => Ok(claim),
         }

@@ -168,7 +168,7 @@ impl Seat {
         if !matches!(self.place, State::New(None)) || limiter.base().seats.is_used(&self.key) {
             return Ok(None);
         }
-        let claim = || limiter.claim(&self.key, self.weight, Terms::now(self.grace)?);
+        let claim = || limiter.claim(&self.key, self.weight, Terms::now(self.grace, self.timeout)?);
         let (place, started) = match reporting_errors(limiter, &self.key, self.weight, claim) {
             Ok(Claim::Started(permit)) => (State::Over, Some(permit)),
             Ok(Claim::Place { place, .. }) => (State::New(Some(place)), None),
@@ -389,10 +389,10 @@ fn at_once(limiter: &dyn Limiter, waiter: &Waiter) -> Result<Result<Option<Claim
     if limiter.base().seats.is_used(key) {
         return Ok(Ok(None));
     }
+    let terms = Terms::now(grace, timeout)?;
     // (With a manual clock, no time passes while the store answers.)
     let timeout = timeout.filter(|_| limiter.manual_clock().is_none());
     let most = timeout.map_or(Duration::MAX, |timeout| timeout.max(SLICE));
-    let terms = Terms::now(grace)?;
     match MayWait::in_slices(Instant::now(), most, most, || limiter.claim(key, weight, terms)) {
         Ok(Claim::Place { place, .. }) => limiter.cancel_place(&place).map(|()| Ok(None)),
         Ok(claim) => Ok(Ok(Some(claim))),

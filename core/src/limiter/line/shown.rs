@@ -1,8 +1,7 @@
 //! What a line shows to those of other processes: its first waiter. Of all that are shown, the least has the turn.
 //!
-//! Nobody waits for a process that does not use its turn. Units that are free for the head, while nothing is admitted,
-//! are a sign that its process is dead, which the kernel knows, or does not run. Then it is removed, or skipped until it
-//! shows itself again.
+//! Nobody waits for a process that does not use its turn. The kernel knows whether it is dead. Units that are free for the
+//! head, while nothing is admitted, are a sign that it does not run. Then it is skipped until it shows itself again.
 
 use crate::algorithm::heads::{Head, Heads, Survey, tag};
 use crate::hash::Hash;
@@ -11,15 +10,15 @@ use crate::state::{Blocked, Key, Limit, name_of};
 use crate::time::Tick;
 use std::cell::Cell;
 
-/// For how long units are free for a head before the kernel is asked whether its process is dead, in ticks.
-const IS_LATE: Tick = 2_000;
-
-/// For how long they are before it is skipped.
+/// For how long units are free for a head before it is skipped, in ticks.
 const IS_STOPPED: Tick = 50_000;
 
-/// The interval at which a line looks that would notice the death or stop of the head. More time between two looks counts
-/// as this: the one who looks was stopped itself.
+/// The interval at which each line looks, and asks the kernel whether the head's process is dead. More time between two
+/// looks counts as this: the one who looks was stopped itself.
 const LOOK: Tick = 20_000;
+
+/// Whoever waits shorter than this would not notice that the head does not run.
+pub(super) const NOTICES: Tick = IS_STOPPED + LOOK;
 
 /// Lines for a rate whose first waiters asked within so many ticks take places together. Otherwise two lines whose waiters
 /// alternate would pass the turn for each single start, and wait for the next look each time.
@@ -76,14 +75,9 @@ impl Turn {
         self.not_before
     }
 
-    /// Returns when to look again, if nobody calls before. (Those behind the second look ever more rarely: the first two
-    /// notice what happens to one another.)
+    /// Returns when to look again, if nobody calls before.
     pub fn look_in(self) -> Tick {
-        match self.idle {
-            Some(idle) if idle < IS_LATE => IS_LATE,
-            Some(_) => LOOK,
-            None => (LOOK << self.ahead.saturating_sub(1).min(5)).max(self.not_before.min(LOOK_SOONER)),
-        }
+        LOOK.max(self.not_before.min(LOOK_SOONER))
     }
 }
 
@@ -93,6 +87,8 @@ impl Turn {
 pub struct Shown {
     entry: Option<Entry>,
     watched: Option<Watched>,
+    /// The process of which the kernel was asked last whether it is dead, and when.
+    asked: Option<(u64, Tick)>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -100,6 +96,8 @@ struct Entry {
     /// The lane and the process for which it is valid.
     instance: u64,
     member: u64,
+    /// Of the limit and key.
+    name: u64,
     hash: Hash,
     at: usize,
     tag: u64,
@@ -132,7 +130,7 @@ impl Shown {
         self.entry.is_some_and(|entry| first.is_none_or(|first| entry.tag != tag(first.priority, first.since)))
     }
 
-    /// Shows the first waiter, and returns where that is. `None`: there is no such line, or no space in it. Whoever of the
+    /// Shows the first waiter, and returns where that is. `None`: there is no such line. Whoever of the
     /// same priority asked less than `near` before is not waited for; `room` returns whether so many units are free;
     /// `call` wakes who sleeps at an entry.
     pub(crate) fn look(
@@ -144,7 +142,11 @@ impl Shown {
         call: impl Fn(usize),
     ) -> Result<Option<Turn>, Blocked> {
         let (heads, name) = (found.home().heads(), name_of(found.limit(), found.hash));
-        let Some(at) = self.show(found, heads, first) else { return Ok(None) };
+        let Some(at) = self.show(found, heads, first) else {
+            // The table is full, and it cannot be called: it takes what is free.
+            let others = heads.first(name);
+            return Ok(others.map(|_| Turn { ahead: 0, units: 0, idle: None, not_before: 0 }));
+        };
         loop {
             let Survey { least, ahead, units } = heads.survey(name, at, near);
             let turn = Turn { ahead, units, idle: None, not_before: 0 };
@@ -152,6 +154,11 @@ impl Shown {
                 self.watched = None;
                 return Ok(Some(turn));
             };
+            let now = found.home().clock.now().floor;
+            if self.finds_dead(found, head, now) {
+                heads.remove(head);
+                continue;
+            }
             let position = match room(head.units)? {
                 Room::Free { position } => position,
                 Room::NotBefore(not_before) => {
@@ -159,45 +166,53 @@ impl Shown {
                     return Ok(Some(Turn { not_before, ..turn }));
                 }
             };
-            let now = found.home().clock.now().floor;
             let watched = self.watched.filter(|watched| (watched.head, watched.position) == (head, position));
             let idle = watched.map_or(0, |watched| watched.idle + now.saturating_sub(watched.at).min(LOOK));
             self.watched = Some(Watched { head, position, at: now, idle });
-            match () {
-                () if idle >= IS_LATE && found.home().is_dead(head.owner) => heads.remove(head),
-                () if idle >= IS_STOPPED => heads.skip(head),
-                () => {
-                    if watched.is_none() {
-                        call(head.at);
-                    }
-                    return Ok(Some(Turn { idle: Some(idle), ..turn }));
+            if idle < IS_STOPPED {
+                if watched.is_none() {
+                    call(head.at);
                 }
+                return Ok(Some(Turn { idle: Some(idle), ..turn }));
             }
+            heads.skip(head);
         }
     }
 
-    /// [Shows](Shown::change) another first waiter, or none. If it fails, the entry is in nobody's way for long.
+    /// Asks the kernel whether the head's process is dead, whatever is free: once, and then at each [`LOOK`].
+    fn finds_dead(&mut self, found: &Key, head: Head, now: Tick) -> bool {
+        if self.asked.is_some_and(|(owner, at)| owner == head.owner && now.saturating_sub(at) < LOOK) {
+            return false;
+        }
+        let is_dead = found.home().is_dead(head.owner);
+        self.asked = (!is_dead).then_some((head.owner, now));
+        is_dead
+    }
+
+    /// [Shows](Shown::change) another first waiter, or none. If it fails, the line leaves until it looks again: nobody waits
+    /// for a waiter that may have gone.
     pub(crate) fn show_next(
         shown: &Cell<Shown>,
         limit: &Limit,
         change: impl Fn(&mut Shown, &Key) -> Result<(), Blocked>,
     ) {
         let Some(entry) = shown.get().entry else { return };
-        if limit.store().is_closed() {
-            shown.set(Shown::default());
-            if let Some((home, member)) = limit.last_membership()
-                && (entry.instance, entry.member) == (home.instance, member)
-            {
-                home.heads().leave(entry.at, member);
-            }
-            return;
-        }
-        let _ = limit.with_known(entry.hash, |found| {
+        let by_key = |found: &Key| {
             let mut own = shown.get();
             let changed = change(&mut own, found);
             shown.set(own);
             changed
-        });
+        };
+        if !limit.store().is_closed() && matches!(limit.with_known(entry.hash, by_key), Ok(Some(()))) {
+            return;
+        }
+        // (It may have left before it failed.)
+        if let Some(entry) = shown.take().entry
+            && let Some((home, member)) = limit.last_membership()
+            && (entry.instance, entry.member) == (home.instance, member)
+        {
+            home.heads().leave(entry.at, member);
+        }
     }
 
     /// Shows another first waiter, or none, and lets whoever has the turn then use it.
@@ -211,11 +226,7 @@ impl Shown {
         let heads = found.home().heads();
         match first {
             Some(first) => _ = self.show(found, heads, first),
-            None => {
-                if let Some(entry) = self.entry.take().filter(|entry| entry.is_in(found)) {
-                    heads.leave(entry.at, entry.member);
-                }
-            }
+            None => self.leave(found, heads),
         }
         let least = heads.first(name_of(found.limit(), found.hash));
         let others = least.filter(|head| self.entry.is_none_or(|entry| entry.at != head.at));
@@ -240,19 +251,31 @@ impl Shown {
                 entry.at
             }
             None => {
-                self.entry = None;
+                self.leave(found, heads);
                 heads.join(name_of(found.limit(), found.hash), member, tag, units)?
             }
         };
-        let instance = found.home().instance;
-        self.entry = Some(Entry { instance, member, hash: found.hash, at, tag });
+        let (instance, name) = (found.home().instance, name_of(found.limit(), found.hash));
+        self.entry = Some(Entry { instance, member, name, hash: found.hash, at, tag });
         Some(at)
+    }
+
+    fn leave(&mut self, found: &Key, heads: Heads) {
+        if let Some(entry) = self.entry.take().filter(|entry| entry.is_valid(found)) {
+            heads.leave(entry.at, entry.member);
+        }
     }
 }
 
 impl Entry {
+    /// Returns whether it is of this lane and process.
+    fn is_valid(&self, found: &Key) -> bool {
+        (self.instance, self.member) == (found.home().instance, found.member())
+    }
+
+    /// The same, and of this limit and key.
     fn is_in(&self, found: &Key) -> bool {
-        (self.instance, self.member, self.hash) == (found.home().instance, found.member(), found.hash)
+        self.is_valid(found) && (self.name, self.hash) == (name_of(found.limit(), found.hash), found.hash)
     }
 }
 
