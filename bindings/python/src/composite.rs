@@ -8,7 +8,7 @@ use crate::origin::Origin;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyMapping};
 use std::ptr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use workglow_limit::{CompositeLimiter as Core, FirstOfLimiter as CoreFirstOf};
 
 /// Admits a start if every child admits it. If one child denies, no child is charged. All children get the same key and
@@ -25,11 +25,22 @@ pub struct CompositeLimiter {
 }
 
 /// The children's Python objects.
-pub enum Children {
+pub struct Children {
+    pub objects: Objects,
+    /// The core of each child, and its object. A thread holds this mutex only while it holds the GIL, and never while Python code
+    /// runs: so no fork happens while it is locked. A composite never contains itself, so nested ones lock in one order.
+    cores: Mutex<Vec<(Child, Py<PyAny>)>>,
+}
+
+/// The children's Python objects, as the program gave them.
+pub enum Objects {
     Listed(Py<PyList>),
     /// By the names that the program gave them.
     Named(Py<PyDict>),
 }
+
+/// The core of a child.
+pub type Child = Arc<dyn workglow_limit::Limiter>;
 
 #[pymethods]
 impl CompositeLimiter {
@@ -38,12 +49,13 @@ impl CompositeLimiter {
     fn new(limiters: &Bound<'_, PyAny>) -> PyResult<PyClassInitializer<Self>> {
         let py = limiters.py();
         let (core, children) = if let Ok(named) = limiters.cast::<PyMapping>() {
-            let (core, children) = (Arc::new(Core::new([])), PyDict::new(py));
+            let core = Arc::new(Core::new([]));
+            let children = Children::new(Objects::Named(PyDict::new(py).unbind()), Vec::new());
             for item in named.items()? {
                 let (name, limiter): (Bound<PyAny>, Bound<PyAny>) = item.extract()?;
-                add_named(&core, &children, &name, "limiters", &limiter)?;
+                children.add_named(&core, &name, "limiters", &limiter)?;
             }
-            (core, Children::Named(children.unbind()))
+            (core, children)
         } else {
             let (cores, children) = listed(limiters, "an iterable of limiters, or a mapping of names to limiters")?;
             (Arc::new(Core::new(cores)), children)
@@ -58,18 +70,15 @@ impl CompositeLimiter {
     /// were taken from.
     #[pyo3(signature = (limiter, name=None))]
     fn add(this: &Bound<'_, Self>, limiter: &Bound<'_, PyAny>, name: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
-        let (core, py) = (&this.get().core, this.py());
-        match (&*this.get().children, name) {
-            (Children::Listed(children), None) => {
-                core.add(child("limiter", limiter)?).map_err(raised)?;
-                children.bind(py).append(limiter)
-            }
-            (Children::Named(children), Some(name)) => add_named(core, children.bind(py), name, "limiter", limiter),
-            (Children::Listed(_), Some(name)) => {
+        let (core, children, py) = (&this.get().core, &this.get().children, this.py());
+        match (&children.objects, name) {
+            (Objects::Listed(_), None) => children.add_listed(limiter, |child| core.add(child)),
+            (Objects::Named(_), Some(name)) => children.add_named(core, name, "limiter", limiter),
+            (Objects::Listed(_), Some(name)) => {
                 text("name", name)?;
                 Err(invalid("name", name, "none, because the others are called as their limits"))
             }
-            (Children::Named(_), None) => {
+            (Objects::Named(_), None) => {
                 let none = py.None().into_bound(py);
                 Err(invalid("name", &none, "a name, because the others were given names"))
             }
@@ -113,61 +122,85 @@ impl FirstOfLimiter {
 
     /// Adds a limiter, as the last one.
     fn add(this: &Bound<'_, Self>, limiter: &Bound<'_, PyAny>) -> PyResult<()> {
-        this.get().core.add(child("limiter", limiter)?).map_err(raised)?;
-        match &*this.get().children {
-            Children::Listed(children) => children.bind(this.py()).append(limiter),
-            Children::Named(_) => Ok(()),
-        }
+        this.get().children.add_listed(limiter, |child| this.get().core.add(child))
     }
 }
 
 /// The cores of an iterable of limiters, and their objects.
-fn listed(limiters: &Bound<'_, PyAny>, expected: &str) -> PyResult<(Vec<Arc<dyn workglow_limit::Limiter>>, Children)> {
+fn listed(limiters: &Bound<'_, PyAny>, expected: &str) -> PyResult<(Vec<Child>, Children)> {
     let Ok(iterated) = limiters.try_iter() else { return Err(wrong_type("limiters", limiters, expected)) };
     let objects = iterated.collect::<PyResult<Vec<_>>>()?;
-    let cores = objects.iter().map(|limiter| child("limiters", limiter)).collect::<PyResult<_>>()?;
-    Ok((cores, Children::Listed(PyList::new(limiters.py(), objects)?.unbind())))
+    let cores = objects.iter().map(|limiter| child("limiters", limiter)).collect::<PyResult<Vec<_>>>()?;
+    let with_objects = cores.iter().cloned().zip(objects.iter().map(|object| object.clone().unbind())).collect();
+    Ok((cores, Children::new(Objects::Listed(PyList::new(limiters.py(), objects)?.unbind()), with_objects)))
 }
 
 impl Children {
-    fn objects<'py>(&self, py: Python<'py>) -> Vec<Bound<'py, PyAny>> {
-        match self {
-            Children::Listed(children) => children.bind(py).iter().collect(),
-            Children::Named(children) => children.bind(py).values().iter().collect(),
+    fn new(objects: Objects, cores: Vec<(Child, Py<PyAny>)>) -> Children {
+        Children { objects, cores: Mutex::new(cores) }
+    }
+
+    fn cores(&self) -> MutexGuard<'_, Vec<(Child, Py<PyAny>)>> {
+        self.cores.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add_listed(
+        &self,
+        limiter: &Bound<'_, PyAny>,
+        add: impl FnOnce(Child) -> workglow_limit::Result<()>,
+    ) -> PyResult<()> {
+        let child = child("limiter", limiter)?;
+        add(child.clone()).map_err(raised)?;
+        self.cores().push((child, limiter.clone().unbind()));
+        match &self.objects {
+            Objects::Listed(objects) => objects.bind(limiter.py()).append(limiter),
+            Objects::Named(_) => Ok(()),
         }
     }
 
-    /// Returns the object of the alternative that was chosen: its index among these, if they are alternatives, and its core.
-    pub fn chosen<'py>(
+    fn add_named(
         &self,
-        py: Python<'py>,
-        (at, core): (usize, &Arc<dyn workglow_limit::Limiter>),
-    ) -> Option<Bound<'py, PyAny>> {
-        let objects = self.objects(py);
-        let found = objects.iter().find_map(|object| {
-            let shared = &object.cast::<Limiter>().ok()?.get().shared;
-            match ptr::addr_eq(Arc::as_ptr(&shared.core), Arc::as_ptr(core)) {
-                true => Some(object.clone()),
-                false => shared.children.as_ref()?.chosen(py, (at, core)),
-            }
-        });
-        // An object written in Python has no core of its own.
-        found.or_else(|| objects.get(at).filter(|object| object.cast::<Limiter>().is_err()).cloned())
+        core: &Core,
+        name: &Bound<'_, PyAny>,
+        parameter: &'static str,
+        limiter: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let child = child(parameter, limiter)?;
+        core.add_named(text("name", name)?, child.clone()).map_err(raised)?;
+        self.cores().push((child, limiter.clone().unbind()));
+        match &self.objects {
+            Objects::Named(objects) => objects.bind(limiter.py()).set_item(name, limiter),
+            Objects::Listed(_) => Ok(()),
+        }
+    }
+
+    /// Returns the object of the alternative that was chosen, by its core: one of these children, or one inside them.
+    pub fn chosen<'py>(&self, py: Python<'py>, core: &Child) -> Option<Bound<'py, PyAny>> {
+        self.cores().iter().find_map(|child| inside(py, child, core))
+    }
+
+    /// Returns whether one of these children is, or contains, another limiter.
+    pub fn has_inside(&self, py: Python<'_>, child: &Child, core: &Child) -> bool {
+        let cores = self.cores();
+        let mut children = cores.iter().filter(|(of, _)| is_same(of, child));
+        children.any(|child| inside(py, child, core).is_some())
     }
 }
 
-fn add_named(
-    core: &Core,
-    children: &Bound<'_, PyDict>,
-    name: &Bound<'_, PyAny>,
-    parameter: &'static str,
-    limiter: &Bound<'_, PyAny>,
-) -> PyResult<()> {
-    core.add_named(text("name", name)?, child(parameter, limiter)?).map_err(raised)?;
-    children.set_item(name, limiter)
+fn is_same(one: &Child, other: &Child) -> bool {
+    ptr::addr_eq(Arc::as_ptr(one), Arc::as_ptr(other))
 }
 
-fn child(parameter: &'static str, limiter: &Bound<'_, PyAny>) -> PyResult<Arc<dyn workglow_limit::Limiter>> {
+/// Returns the object of a core that is a child, or is inside it.
+fn inside<'py>(py: Python<'py>, (child, object): &(Child, Py<PyAny>), core: &Child) -> Option<Bound<'py, PyAny>> {
+    let object = object.bind(py);
+    if is_same(child, core) {
+        return Some(object.clone());
+    }
+    object.cast::<Limiter>().ok()?.get().shared.children.as_ref()?.chosen(py, core)
+}
+
+fn child(parameter: &'static str, limiter: &Bound<'_, PyAny>) -> PyResult<Child> {
     match limiter.cast::<Limiter>() {
         Ok(limiter) => Ok(limiter.get().shared.core.clone()),
         Err(_) => Ok(Arc::new(custom::limiter(parameter, limiter)?)),

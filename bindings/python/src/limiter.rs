@@ -339,6 +339,16 @@ const TRY_ACQUIRE: &CStr = c"try_acquire($self, key=None, weight=1)\n--\n\n\
 Starts a job if the limit admits it now, and returns its permit. Deciding and recording is one atomic step. Returns None if\n\
 denied, which consumes nothing.";
 
+fn is_timed(limiter: &dyn workglow_limit::Limiter) -> bool {
+    let parts = limiter.parts();
+    // Alternatives have no parts.
+    if parts.is_empty() {
+        limiter.depth() == 0 && limiter.has_places()
+    } else {
+        parts.iter().all(|(_, part)| is_timed(&**part))
+    }
+}
+
 #[pymethods]
 impl Limiter {
     /// The limit's name, as in Decision.denied_by.
@@ -356,6 +366,22 @@ impl Limiter {
             parts.set_item(&name, Bound::new(this.py(), Limiter::of(SharedLimiter::new(core, None), origin))?)?;
         }
         Ok(parts)
+    }
+
+    /// A number that all objects of its limit have, while one of them exists. None if its units do not come back by time alone: its
+    /// permits hold them, or it charges one of several alternatives.
+    #[getter]
+    fn _timed(&self) -> Option<usize> {
+        let core = &self.shared.core;
+        is_timed(&**core).then(|| Arc::as_ptr(core).addr())
+    }
+
+    /// The name of the part that is, or contains, a limiter.
+    fn _part_of(&self, py: Python<'_>, limiter: &Bound<'_, Limiter>) -> Option<String> {
+        let children = self.shared.children.as_ref()?;
+        let inner = &limiter.get().shared.core;
+        let mut parts = self.shared.core.parts().into_iter();
+        parts.find_map(|(name, part)| children.has_inside(py, &part, inner).then_some(name))
     }
 
     /// As try_acquire, but returns the full decision: the permit or the retry delay, and the units that remain.

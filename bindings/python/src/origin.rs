@@ -1,6 +1,6 @@
 //! The origin of a limiter: its constructor and arguments. Another process makes the same limiter from it, and `repr` shows it.
 
-use crate::composite::Children;
+use crate::composite::{Children, Objects};
 use crate::error::raised;
 use crate::limiter::Limiter;
 use pyo3::PyTypeInfo;
@@ -84,11 +84,11 @@ impl Origin {
             let reason = "a limiter without a store counts in one process only: pass store and name".to_owned();
             return Err(raised(Error::Unsupported { reason }));
         }
-        let positional = match children.as_deref() {
+        let positional = match children.as_ref().map(|children| &children.objects) {
             None => PyTuple::empty(py),
             // The children at this time.
-            Some(Children::Listed(children)) => PyTuple::new(py, [PyList::new(py, children.bind(py))?])?,
-            Some(Children::Named(children)) => PyTuple::new(py, [children.bind(py).copy()?])?,
+            Some(Objects::Listed(children)) => PyTuple::new(py, [PyList::new(py, children.bind(py))?])?,
+            Some(Objects::Named(children)) => PyTuple::new(py, [children.bind(py).copy()?])?,
         };
         let rebuild = py.import("workglow_limit._pickled")?.getattr("rebuild")?;
         let arguments = (limiter.get_type(), class, positional, named);
@@ -106,9 +106,9 @@ impl Origin {
         let mut text = class.to_string_lossy().into_owned();
         if let Constructor::Class(_, _, Some(children)) = &self.constructor {
             // The `repr` of a child written in Python may fail.
-            let children = match &**children {
-                Children::Listed(children) => children.bind(limiter.py()).repr(),
-                Children::Named(children) => children.bind(limiter.py()).repr(),
+            let children = match &children.objects {
+                Objects::Listed(children) => children.bind(limiter.py()).repr(),
+                Objects::Named(children) => children.bind(limiter.py()).repr(),
             };
             let children =
                 children.map_or_else(|_| "[…]".to_owned(), |children| children.to_string_lossy().into_owned());

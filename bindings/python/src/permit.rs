@@ -256,8 +256,8 @@ impl Permit {
     }
 
     fn chosen(&self, py: Python<'_>) -> Option<Py<PyAny>> {
-        let (at, core) = self.shared.core.chosen(&self.raw)?;
-        self.shared.children.as_ref()?.chosen(py, (at, &core)).map(Bound::unbind)
+        let (_, core) = self.shared.core.chosen(&self.raw)?;
+        self.shared.children.as_ref()?.chosen(py, &core).map(Bound::unbind)
     }
 
     fn check_started(&self) -> PyResult<()> {

@@ -1,6 +1,7 @@
 """Alternatives: the permit says which limiter was charged, and waiters of every kind follow whichever is free first."""
 
 import asyncio
+import contextlib
 import pickle
 import threading
 
@@ -106,6 +107,27 @@ def test_an_object_written_in_python(store):
     with either.acquire() as permit:
         assert permit.chosen is mine
         assert start(either).name == "x"
+
+
+def started(limiter, count):
+    """Starts jobs, and ends them. Returns the limiters that were charged."""
+    with contextlib.ExitStack() as stack:
+        return [stack.enter_context(limiter.try_acquire()).chosen for _ in range(count)]
+
+
+def test_objects_written_in_python_inside_others(store):
+    one, two, three = (store.limiter(name, "1/1h") for name in ("one", "two", "three"))
+    mine, inner, other = Mine(), Mine(), Mine()
+    both = CompositeLimiter([one, inner])
+    assert started(FirstOfLimiter([both, mine]), 2) == [both, mine]
+    assert started(FirstOfLimiter([FirstOfLimiter([two, mine]), three]), 3) == [two, mine, three]
+
+    named = CompositeLimiter({})
+    either = FirstOfLimiter([named, one])
+    pair = FirstOfLimiter([mine])
+    pair.add(other)
+    named.add(pair, "pair")
+    assert started(either, 2) == [mine, other]
 
 
 def test_a_thread_starts_where_a_job_ends(full):

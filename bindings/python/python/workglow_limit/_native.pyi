@@ -782,6 +782,14 @@ class Limiter:
     def parts(self) -> dict[str, Limiter]:
         """The parts of a composite by their names: a new dict of limiters. Other limiters have none."""
 
+    @property
+    def _timed(self) -> int | None:
+        """A number that all objects of its limit have, while one of them exists. None if its units do not come back by
+        time alone: its permits hold them, or it charges one of several alternatives."""
+
+    def _part_of(self, limiter: Limiter) -> str | None:
+        """The name of the part that is, or contains, a limiter."""
+
     def try_acquire(self, key: _Key = None, weight: _Weight = 1) -> Permit | None:
         """Starts a job if the limit admits it now, and returns its permit. Deciding and recording is one atomic step.
         Returns None if denied, which consumes nothing."""
