@@ -2,7 +2,7 @@
 
 import { types } from "node:util";
 import { sleepUnless } from "./aborting.js";
-import { Budgets } from "./budgets.js";
+import { watch } from "./budgets.js";
 import {
   DEMAND,
   type Demand,
@@ -101,7 +101,6 @@ export const isRepeatable = (body: unknown): boolean =>
 /** @internal Limits the requests of a client. */
 export class Sending {
   readonly #demands: Demands;
-  readonly #budgets = new Budgets();
   readonly #usage: Usage | undefined;
   readonly #priority: number;
   readonly #timeout: number | undefined;
@@ -156,12 +155,12 @@ export class Sending {
       // A start is decided in the microtask before `await` returns, and the request follows at once.
       const permit = await this.#acquire(start, signal);
       const sent = new Sent(start.tokens, permit, this.#usage);
-      const watched = this.#heeds ? this.#budgets.watch(start) : null;
+      const watched = this.#heeds ? watch(start) : null;
       let result: R;
       try {
         result = await attempts.send();
       } catch (error) {
-        watched?.failed();
+        watched?.forget();
         if (attempts.neverArrived(error)) sent.cancel();
         else sent.end();
         throw error;
@@ -169,12 +168,11 @@ export class Sending {
       sent.arrived();
       try {
         const response = attempts.answerOf(result);
-        const compared = watched?.answered(response);
         const pause = pauseOf(response, this.#pauses);
         if (this.#heeds && pause) {
-          await compared; // A paused limit takes no charges.
+          watched?.forget(); // A paused limit takes no charges. A later response says what others have spent.
           await this.#pause(start, permit, pause);
-        }
+        } else watched?.answered(response);
         sent.answered(response);
         if (attempt >= this.#retries || !attempts.canRepeat || !REFUSALS.includes(statusOf(response))) return [result, sent];
         const wait = pause ?? this.#pauses.default * 2 ** attempt;
@@ -184,7 +182,7 @@ export class Sending {
         // Otherwise the paused limit delays the retry.
         if (!this.#heeds || !pause) await sleepUnless(signal, Math.min(wait, this.#pauses.longest));
       } catch (error) {
-        watched?.failed();
+        watched?.forget();
         sent.end();
         throw (error as Error | null)?.name === "AbortError" && signal?.aborted ? signal.reason : error;
       }
