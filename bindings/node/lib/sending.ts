@@ -19,7 +19,7 @@ import { WeightExceedsCapacity, invalid } from "./errors.js";
 import { warn } from "./hooks.js";
 import type { HeedOptions } from "./http.js";
 import { type Duration, maybeMilliseconds, milliseconds, options as checkOptions, whole } from "./input.js";
-import { Limiter } from "./limiter.js";
+import type { Limiter } from "./limiter.js";
 import type { Permit } from "./permit.js";
 import { isSignal, priorityOf } from "./request.js";
 import { type HttpResponse, headersOf, pauseOf, statusOf } from "./response.js";
@@ -208,21 +208,25 @@ export class Sending {
   }
 
   /** Pauses the limit for as long as the server says. A failure must not cost the response, which has arrived. */
-  async #pause({ limiter, key }: Start, permit: Permit, pause: number): Promise<void> {
-    // Only the alternative that was used has refused.
-    const { chosen } = permit;
-    const refused = chosen instanceof Limiter ? chosen : limiter;
-    const parts = Object.entries(refused.parts);
+  async #pause(start: Start, permit: Permit, pause: number): Promise<void> {
     try {
-      const all: [Limiter, string | undefined][] =
-        typeof key === "string"
-          ? [[refused, key || undefined]]
-          : (parts.length > 0 ? parts : Object.entries(limiter.parts)).map(([name, part]) => [part, keyAt(key, name)]);
-      await Promise.all(all.map(([limiter, key]) => limiter.pause(pause, { key })));
+      await Promise.all(refusedBy(start, permit._chosen()).map(([limiter, key]) => limiter.pause(pause, { key })));
     } catch (error) {
       warn("what a server said could not be heeded", error);
     }
   }
+}
+
+/** Returns what a refusal pauses: of alternatives only the one that was used, and parts where they have keys of their own. */
+function refusedBy({ limiter, key }: Start, chosen: Limiter | null): [Limiter, string | undefined][] {
+  const refused = chosen ?? limiter;
+  if (typeof key === "string") return [[refused, key || undefined]];
+  if (chosen !== null) {
+    const around = Object.entries(limiter.parts).find(([, part]) => part._find(chosen._number) !== null);
+    if (around !== undefined) return [[chosen, keyAt(key, around[0])]];
+  }
+  const parts = Object.entries(refused.parts);
+  return parts.length === 0 ? [[refused, undefined]] : parts.map(([name, part]) => [part, keyAt(key, name)]);
 }
 
 /** @internal A request that was sent, with its permit, which ends when its response has been read. */
