@@ -3,6 +3,7 @@
 import { types } from "node:util";
 import { sleepUnless } from "./aborting.js";
 import { watch } from "./budgets.js";
+import type { PartKeys } from "./charges.js";
 import {
   DEMAND,
   type Demand,
@@ -219,14 +220,22 @@ export class Sending {
 
 /** Returns what a refusal pauses: of alternatives only the one that was used, and parts where they have keys of their own. */
 function refusedBy({ limiter, key }: Start, chosen: Limiter | null): [Limiter, string | undefined][] {
-  const refused = chosen ?? limiter;
-  if (typeof key === "string") return [[refused, key || undefined]];
-  if (chosen !== null) {
-    const around = Object.entries(limiter.parts).find(([, part]) => part._find(chosen._number) !== null);
-    if (around !== undefined) return [[chosen, keyAt(key, around[0])]];
+  if (typeof key === "string") return [[chosen ?? limiter, key || undefined]];
+  if (chosen === null) return pausesOf(limiter, key, "", undefined);
+  let [path, own]: [string, string | undefined] = ["", undefined];
+  const around = (at: Limiter) => Object.entries(at.parts).find(([, part]) => part._find(chosen._number) !== null);
+  for (let next = around(limiter); next !== undefined; next = around(next[1])) {
+    own = keyAt(key, path + next[0]) ?? own;
+    path += `${next[0]}/`;
   }
-  const parts = Object.entries(refused.parts);
-  return parts.length === 0 ? [[refused, undefined]] : parts.map(([name, part]) => [part, keyAt(key, name)]);
+  return pausesOf(chosen, key, path, own);
+}
+
+/** Returns the parts that have keys of their own, below a path that is empty or ends with "/". */
+function pausesOf(limiter: Limiter, key: PartKeys, path: string, own: string | undefined): [Limiter, string | undefined][] {
+  const parts = Object.keys(key).some((name) => name.startsWith(path)) ? Object.entries(limiter.parts) : [];
+  if (parts.length === 0) return [[limiter, own]];
+  return parts.flatMap(([name, part]) => pausesOf(part, key, `${path + name}/`, keyAt(key, path + name) ?? own));
 }
 
 /** @internal A request that was sent, with its permit, which ends when its response has been read. */

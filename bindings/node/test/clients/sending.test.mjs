@@ -215,6 +215,17 @@ for (const [client, make] of Object.entries(clients)) {
       const found = pauses.map(({ retryAfter }) => retryAfter);
       assert.deepEqual(found, [20_000, key ? 0 : 20_000, 0, 0], "and only that, with the key of its part");
     }
+    const [inner, other] = ["inner", "other"].map((name) => store.limiter(name, "requests: 9/1m + tokens: 9/1m"));
+    const nested = new CompositeLimiter({ provider: new package_.FirstOfLimiter([inner, other]) });
+    await (await make(nested, { key: { provider: "p", "provider/tokens": "t" } }, t)(`${url}/429`)).text();
+    const parts = [inner.parts.requests, inner.parts.tokens, other.parts.requests, other.parts.tokens];
+    const found = parts.map((part) => ["p", "t", ""].map((key) => part.peek({ key }).retryAfter));
+    assert.deepEqual(found, [
+      [20_000, 0, 0],
+      [0, 20_000, 0],
+      [0, 0, 0],
+      [0, 0, 0],
+    ]);
     const paused = [];
     const own = { tryAcquire: () => 1, retryAfter: () => 0, cancel() {}, pause: (ms, key) => paused.push([ms, key]) };
     await (await make(new package_.FirstOfLimiter([own, two]), {}, t)(`${url}/429`)).text();
