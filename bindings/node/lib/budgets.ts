@@ -4,6 +4,7 @@ import { type Start, keyAt } from "./demand.js";
 import { warn } from "./hooks.js";
 import type { Limiter } from "./limiter.js";
 import { type Budget, budgetsOf, type HttpResponse } from "./response.js";
+import type { Store } from "./store.js";
 import { now } from "./timers.js";
 import type { TokenKind } from "./tokens.js";
 
@@ -19,67 +20,87 @@ interface Trace {
   readonly began: number;
 }
 
-/** @internal One request to a provider that states its budgets. */
-export interface Watched {
-  /** Compares what the response states with what is left here. */
-  answered(response: HttpResponse): Promise<unknown>;
-  /** There is no response, or it was compared already. */
-  failed(): void;
+/** What the response to a request says. */
+interface Statement extends Budget {
+  readonly trace: Trace;
 }
 
-/** @internal The budgets that the providers of a client state. */
-export class Budgets {
-  /** The limiters whose providers state budgets. Others are not watched, which costs a look at each part. */
-  readonly #stated = new WeakSet<Limiter>();
-  readonly #levels = new WeakMap<Limiter, Map<string, Level>>();
+/** @internal One request to a provider that states its budgets. */
+export interface Watched {
+  /** Compares what the response states with what is left here, later: nobody waits for that. */
+  answered(response: HttpResponse): void;
+  /** There is nothing to compare, or no longer. */
+  forget(): void;
+}
 
-  /** Watches a request that has just started. */
-  watch(start: Start): Watched {
-    const { limiter } = start;
-    if (!this.#stated.has(limiter)) {
-      const answered = async (response: HttpResponse) => budgetsOf(response).size > 0 && this.#stated.add(limiter);
-      return { answered, failed() {} };
-    }
-    const traces = new Map<string, [Level, Trace]>();
-    for (const budget of [REQUESTS, ...Object.keys(TOKENS)]) {
-      const level = this.#levelOf(start, budget);
-      if (level !== null) traces.set(budget, [level, level.begin()]);
-    }
-    const end = (stated: ReadonlyMap<string, Budget>): Promise<unknown> => {
-      const ends = [...traces].map(([budget, [level, trace]]) => level.end(trace, stated.get(budget)));
-      traces.clear();
-      return Promise.all(ends);
-    };
-    return { answered: (response) => end(budgetsOf(response)), failed: () => void end(new Map()) };
-  }
+/** The limiters whose providers state budgets. Others are not watched, which costs a look at each part. */
+const stating = new WeakSet<Limiter>();
 
-  #levelOf({ limiter, key, tokens }: Start, budget: string): Level | null {
-    const kind = TOKENS[budget];
-    const name = kind === undefined ? REQUESTS : tokens[kind];
-    const isWhole = limiter._partNames()?.length === 0;
-    const part = name === undefined || (isWhole && kind !== undefined) ? undefined : isWhole ? limiter : limiter.parts[name];
-    if (part === undefined || part._holds) return null;
-    const own = (isWhole && typeof key === "string" ? key : keyAt(key, name!)) ?? "";
-    let levels = this.#levels.get(part);
-    if (levels === undefined) this.#levels.set(part, (levels = new Map()));
-    const all = levels;
-    let level = all.get(own);
-    if (level === undefined) all.set(own, (level = new Level(part, own, () => all.delete(own))));
-    return level;
+/**
+ * Of requests on their way: by the limit's name and the key, in its store, or in the limiter if it has none. All clients of this process
+ * share them, so that each difference is charged once.
+ */
+const levels = new WeakMap<Store | Limiter, Map<string, Level>>();
+
+/** @internal Watches a request that has just started. */
+export function watch(start: Start): Watched {
+  const { limiter } = start;
+  if (!stating.has(limiter)) {
+    const answered = (response: HttpResponse) => void (budgetsOf(response).size > 0 && stating.add(limiter));
+    return { answered, forget() {} };
   }
+  const traces = new Map<string, [Level, Trace]>();
+  for (const budget of [REQUESTS, ...Object.keys(TOKENS)]) {
+    const level = levelOf(start, budget);
+    if (level !== null) traces.set(budget, [level, level.begin()]);
+  }
+  const end = (stated: ReadonlyMap<string, Budget>): void => {
+    for (const [budget, [level, trace]] of traces) level.end(trace, stated.get(budget));
+    traces.clear();
+  };
+  return { answered: (response) => end(budgetsOf(response)), forget: () => end(new Map()) };
+}
+
+function levelOf({ limiter, key, tokens }: Start, budget: string): Level | null {
+  const kind = TOKENS[budget];
+  const name = kind === undefined ? REQUESTS : tokens[kind];
+  const isWhole = limiter._partNames()?.length === 0;
+  const part = name === undefined || (isWhole && kind !== undefined) ? undefined : isWhole ? limiter : limiter.parts[name];
+  if (part === undefined || part._holds) return null;
+  const own = (isWhole && typeof key === "string" ? key : keyAt(key, name!)) ?? "";
+  const [owner = part] = part._stores();
+  const all = levels.get(owner) ?? new Map<string, Level>();
+  levels.set(owner, all);
+  const id = JSON.stringify([part.name, own]);
+  let level = all.get(id);
+  if (level === undefined) all.set(id, (level = new Level(part, own, () => all.delete(id))));
+  return level;
+}
+
+/**
+ * Returns how many units others have spent. Since its reset the server may have all of it again. With nothing left, the limit is paused
+ * until then.
+ */
+function spentIn({ trace, left, reset }: Statement): number {
+  if (reset !== null && (left === 0 || now() - trace.began > reset)) return 0;
+  return trace.fewest - left;
 }
 
 /**
  * How many units of one key are left here, while requests are on their way. Others have spent the difference if the provider states
  * fewer than were left here at any moment since the request started: our own requests, in whatever order they arrived, and what they
- * gave back since, explain no less than that. The difference is charged once, because it is a new fewest for all requests on their way.
+ * gave back since, explain no less than that. The difference is charged once, because it lowers the fewest of all requests on their way.
+ *
+ * One statement is compared at a time, and at most one waits, however many responses arrive and however long the store takes: the one
+ * that differs most. A later response says what is left out.
  */
 class Level {
   readonly #limiter: Limiter;
   readonly #key: string;
   readonly #forget: () => void;
   readonly #traces = new Set<Trace>();
-  #last: Promise<void> = Promise.resolve();
+  #waiting: Statement | null = null;
+  #isComparing = false;
 
   constructor(limiter: Limiter, key: string, forget: () => void) {
     this.#limiter = limiter;
@@ -90,38 +111,53 @@ class Level {
   begin(): Trace {
     const trace = { fewest: Infinity, began: now() };
     this.#traces.add(trace);
-    this.#look().catch(() => {}); // The response says so again.
+    this.#look().catch(() => {}); // A comparison says so again.
     return trace;
   }
 
-  /** Ends a trace. One after the other, so that each sees what the one before has charged. */
-  end(trace: Trace, stated: Budget | undefined): Promise<void> {
-    const compare = () => this.#compare(trace, stated);
-    this.#last = this.#last.then(compare).catch((error: unknown) => warn("what a provider said could not be charged", error));
-    return this.#last;
+  /** Ends a trace, after the comparison if the response states a budget that differs. */
+  end(trace: Trace, stated: Budget | undefined): void {
+    const statement = stated && { ...stated, trace };
+    if (statement === undefined || !(spentIn(statement) > 0)) return this.#close(trace);
+    const waiting = this.#waiting;
+    if (waiting !== null && spentIn(waiting) > spentIn(statement)) return this.#close(trace);
+    this.#waiting = statement;
+    if (waiting !== null) this.#close(waiting.trace);
+    if (!this.#isComparing) void this.#compareAll();
   }
 
-  async #compare(trace: Trace, stated: Budget | undefined): Promise<void> {
-    try {
-      if (stated === undefined) return;
-      const { left, reset } = stated;
-      // Since its reset the server may have all of it again. With nothing left, the limit is paused until then.
-      if (reset !== null && (left === 0 || now() - trace.began > reset)) return;
-      await this.#look();
-      const spent = trace.fewest - left;
-      if (!(spent > 0 && spent < Infinity)) return;
-      // If other starts were faster, there is less left, and the next response says so.
-      const permit = await this.#limiter.tryAcquireAsync({ key: this.#key, weight: spent });
-      await permit?.completeAsync();
-      await this.#look();
-    } finally {
-      this.#traces.delete(trace);
-      if (this.#traces.size === 0) this.#forget();
+  async #compareAll(): Promise<void> {
+    this.#isComparing = true;
+    for (let statement = this.#waiting; statement !== null; statement = this.#waiting) {
+      this.#waiting = null;
+      try {
+        await this.#compare(statement);
+      } catch (error) {
+        warn("what a provider said could not be charged", error);
+      }
+      this.#close(statement.trace);
     }
+    this.#isComparing = false;
+  }
+
+  async #compare(statement: Statement): Promise<void> {
+    await this.#look();
+    const spent = spentIn(statement);
+    if (!(spent > 0 && spent < Infinity)) return;
+    // If other starts were faster, there is less left; a paused limit takes no charges. The next response says so.
+    const permit = await this.#limiter.tryAcquireAsync({ key: this.#key, weight: spent });
+    if (permit === null) return;
+    for (const trace of this.#traces) trace.fewest -= spent;
+    await permit.completeAsync();
   }
 
   async #look(): Promise<void> {
     const { remaining } = await this.#limiter.peekAsync({ key: this.#key, weight: 0 });
     for (const trace of this.#traces) trace.fewest = Math.min(trace.fewest, remaining);
+  }
+
+  #close(trace: Trace): void {
+    this.#traces.delete(trace);
+    if (this.#traces.size === 0) this.#forget();
   }
 }

@@ -13,6 +13,12 @@ import type { Bell } from "./waiting.js";
 /** A child of a `CompositeLimiter` or `FirstOfLimiter`: a limiter of this package, or an object that you write. */
 export type Child = Limiter | CustomLimiter | SixMethods;
 
+/** @internal A child as a limiter, and as the program gave it. */
+export interface Found {
+  readonly limiter: Limiter;
+  readonly given: Child;
+}
+
 /** The limiters that a composite or alternatives consist of. */
 class Children {
   readonly #all: Limiter[] = [];
@@ -58,9 +64,9 @@ class Children {
     return all;
   }
 
-  find(number: number): object | null {
-    for (const [i, child] of this.#all.entries()) {
-      const found = native.numberOf(child._native) === number ? this.#given[i]! : child._find(number);
+  find(number: number): Found | null {
+    for (const [i, limiter] of this.#all.entries()) {
+      const found = limiter._number === number ? { limiter, given: this.#given[i]! } : limiter._find(number);
       if (found !== null) return found;
     }
     return null;
@@ -128,7 +134,7 @@ export class CompositeLimiter extends Limiter {
   }
 
   /** @internal */
-  override _find(number: number): object | null {
+  override _find(number: number): Found | null {
     return this.#children.find(number);
   }
 }
@@ -195,7 +201,7 @@ export class FirstOfLimiter extends Limiter {
   }
 
   /** @internal */
-  override _find(number: number): object | null {
+  override _find(number: number): Found | null {
     return this.#children.find(number);
   }
 }

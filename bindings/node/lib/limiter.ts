@@ -14,7 +14,7 @@ import {
   type Stats,
   statsOf,
 } from "./calls.js";
-
+import type { Found } from "./composite.js";
 import { InvalidArgument, Stopped, StoreError, TimeoutError, UnknownLimit, invalid, make, messageOf, refused, thrown } from "./errors.js";
 import { type Hook, type HookEvent, listen } from "./hooks.js";
 import { type Duration, keyOf, maybeMilliseconds, milliseconds, options as checkOptions, unicode } from "./input.js";
@@ -193,8 +193,13 @@ export abstract class Limiter {
     return this.#bells;
   }
 
-  /** @internal Returns the object of the alternative with this number, as the program gave it; `null` if there is none. */
-  _find(_number: number): object | null {
+  /** @internal The number that no other limiter of this process has. */
+  get _number(): number {
+    return native.numberOf(this._native);
+  }
+
+  /** @internal Returns the limiter with this number among those that it consists of; `null` if there is none. */
+  _find(_number: number): Found | null {
     return null;
   }
 

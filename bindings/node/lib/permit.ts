@@ -5,7 +5,7 @@ import { type PartUnits, type StartKey, isParts, keyToWake, settlementOf } from 
 import { SyncUnsupported } from "./errors.js";
 import { warn } from "./hooks.js";
 import { whole } from "./input.js";
-import type { Child } from "./composite.js";
+import type { Child, Found } from "./composite.js";
 import type { Limiter } from "./limiter.js";
 import { Num, Op, Status } from "./layout.js";
 import { isTaken, native, numbers, putWords, takeLarge, takeText, takeWords } from "./native.js";
@@ -208,9 +208,17 @@ export class Permit {
    * innermost. For a `CompositeLimiter`: what its first part of this kind has chosen. `null` for others.
    */
   get chosen(): Child | null {
+    return this.#findChosen()?.given ?? null;
+  }
+
+  /** @internal The same as a limiter. */
+  _chosen(): Limiter | null {
+    return this.#findChosen()?.limiter ?? null;
+  }
+
+  #findChosen(): Found | null {
     this._put();
-    if (this.#limiter._do(Op.chosen, "", 1) !== Status.yes) return null;
-    return this.#limiter._find(Number(takeLarge())) as Child | null;
+    return this.#limiter._do(Op.chosen, "", 1) === Status.yes ? this.#limiter._find(Number(takeLarge())) : null;
   }
 
   /**

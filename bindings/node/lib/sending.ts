@@ -2,7 +2,8 @@
 
 import { types } from "node:util";
 import { sleepUnless } from "./aborting.js";
-import { Budgets } from "./budgets.js";
+import { watch } from "./budgets.js";
+import type { PartKeys } from "./charges.js";
 import {
   DEMAND,
   type Demand,
@@ -19,7 +20,7 @@ import { WeightExceedsCapacity, invalid } from "./errors.js";
 import { warn } from "./hooks.js";
 import type { HeedOptions } from "./http.js";
 import { type Duration, maybeMilliseconds, milliseconds, options as checkOptions, whole } from "./input.js";
-import { Limiter } from "./limiter.js";
+import type { Limiter } from "./limiter.js";
 import type { Permit } from "./permit.js";
 import { isSignal, priorityOf } from "./request.js";
 import { type HttpResponse, headersOf, pauseOf, statusOf } from "./response.js";
@@ -101,7 +102,6 @@ export const isRepeatable = (body: unknown): boolean =>
 /** @internal Limits the requests of a client. */
 export class Sending {
   readonly #demands: Demands;
-  readonly #budgets = new Budgets();
   readonly #usage: Usage | undefined;
   readonly #priority: number;
   readonly #timeout: number | undefined;
@@ -156,12 +156,12 @@ export class Sending {
       // A start is decided in the microtask before `await` returns, and the request follows at once.
       const permit = await this.#acquire(start, signal);
       const sent = new Sent(start.tokens, permit, this.#usage);
-      const watched = this.#heeds ? this.#budgets.watch(start) : null;
+      const watched = this.#heeds ? watch(start) : null;
       let result: R;
       try {
         result = await attempts.send();
       } catch (error) {
-        watched?.failed();
+        watched?.forget();
         if (attempts.neverArrived(error)) sent.cancel();
         else sent.end();
         throw error;
@@ -169,12 +169,11 @@ export class Sending {
       sent.arrived();
       try {
         const response = attempts.answerOf(result);
-        const compared = watched?.answered(response);
         const pause = pauseOf(response, this.#pauses);
         if (this.#heeds && pause) {
-          await compared; // A paused limit takes no charges.
+          watched?.forget(); // A paused limit takes no charges. A later response says what others have spent.
           await this.#pause(start, permit, pause);
-        }
+        } else watched?.answered(response);
         sent.answered(response);
         if (attempt >= this.#retries || !attempts.canRepeat || !REFUSALS.includes(statusOf(response))) return [result, sent];
         const wait = pause ?? this.#pauses.default * 2 ** attempt;
@@ -184,7 +183,7 @@ export class Sending {
         // Otherwise the paused limit delays the retry.
         if (!this.#heeds || !pause) await sleepUnless(signal, Math.min(wait, this.#pauses.longest));
       } catch (error) {
-        watched?.failed();
+        watched?.forget();
         sent.end();
         throw (error as Error | null)?.name === "AbortError" && signal?.aborted ? signal.reason : error;
       }
@@ -210,21 +209,33 @@ export class Sending {
   }
 
   /** Pauses the limit for as long as the server says. A failure must not cost the response, which has arrived. */
-  async #pause({ limiter, key }: Start, permit: Permit, pause: number): Promise<void> {
-    // Only the alternative that was used has refused.
-    const { chosen } = permit;
-    const refused = chosen instanceof Limiter ? chosen : limiter;
-    const parts = Object.entries(refused.parts);
+  async #pause(start: Start, permit: Permit, pause: number): Promise<void> {
     try {
-      const all: [Limiter, string | undefined][] =
-        typeof key === "string"
-          ? [[refused, key || undefined]]
-          : (parts.length > 0 ? parts : Object.entries(limiter.parts)).map(([name, part]) => [part, keyAt(key, name)]);
-      await Promise.all(all.map(([limiter, key]) => limiter.pause(pause, { key })));
+      await Promise.all(refusedBy(start, permit._chosen()).map(([limiter, key]) => limiter.pause(pause, { key })));
     } catch (error) {
       warn("what a server said could not be heeded", error);
     }
   }
+}
+
+/** Returns what a refusal pauses: of alternatives only the one that was used, and parts where they have keys of their own. */
+function refusedBy({ limiter, key }: Start, chosen: Limiter | null): [Limiter, string | undefined][] {
+  if (typeof key === "string") return [[chosen ?? limiter, key || undefined]];
+  if (chosen === null) return pausesOf(limiter, key, "", undefined);
+  let [path, own]: [string, string | undefined] = ["", undefined];
+  const around = (at: Limiter) => Object.entries(at.parts).find(([, part]) => part._find(chosen._number) !== null);
+  for (let next = around(limiter); next !== undefined; next = around(next[1])) {
+    own = keyAt(key, path + next[0]) ?? own;
+    path += `${next[0]}/`;
+  }
+  return pausesOf(chosen, key, path, own);
+}
+
+/** Returns the parts that have keys of their own, below a path that is empty or ends with "/". */
+function pausesOf(limiter: Limiter, key: PartKeys, path: string, own: string | undefined): [Limiter, string | undefined][] {
+  const parts = Object.keys(key).some((name) => name.startsWith(path)) ? Object.entries(limiter.parts) : [];
+  if (parts.length === 0) return [[limiter, own]];
+  return parts.flatMap(([name, part]) => pausesOf(part, key, `${path + name}/`, keyAt(key, path + name) ?? own));
 }
 
 /** @internal A request that was sent, with its permit, which ends when its response has been read. */

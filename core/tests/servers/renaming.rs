@@ -97,6 +97,25 @@ fn a_new_limit_has_a_place_of_its_own_where_another_one_has_its_name() {
     }
 }
 
+/// As one that was a part between two times alone: its place has no name behind it again.
+#[test]
+fn a_new_part_does_not_share_the_place_of_the_one_that_came_back() {
+    for server in Server::each("renamed-back") {
+        let fleet = Fleet::of(&server);
+        assert_eq!(take(&*fleet.process("10/1h"), 1), 1);
+        assert_eq!(take(&*fleet.process("requests: 10/1h"), 1), 1);
+        let alone = fleet.process("10/1h");
+        assert_eq!(take(&*alone, 1), 1);
+        // One that was alone keeps its starts in the part that is declared first.
+        let all = [fleet.process("calls: 10/1h + requests: 10/1h"), fleet.process("calls: 10/1h + requests: 10/1h")];
+        assert_eq!((take(&*all[0], 3), take(&*all[1], 9)), (3, 4), "{}", server.kind());
+        assert_eq!(take(&*alone, 9), 0, "{}", server.kind());
+        let store = fleet.store();
+        let remaining = |name: &str| store.find(name).unwrap().peek("ann", 1).unwrap().remaining;
+        assert_eq!((remaining("api/calls"), remaining("api/requests")), (0, 3), "{}", server.kind());
+    }
+}
+
 #[test]
 fn overrides_and_observers_find_a_renamed_limit() {
     for server in Server::each("renamed-shown") {

@@ -7,7 +7,7 @@ import OpenAI from "openai";
 import { Permit, Store } from "workglow-limit";
 import { limitFetch } from "workglow-limit/fetch";
 import { budgetsOf } from "../../dist/cjs/response.js";
-import { settle } from "../helpers.mjs";
+import { settle, together } from "../helpers.mjs";
 import { provide } from "./provider.mjs";
 
 const left = (limiter, key) => limiter.peek({ key, weight: 0 }).remaining;
@@ -86,6 +86,104 @@ test("what others spent is charged once, as soon as the provider says so", async
   assert.ok(left(tokens) >= stated.tokens, `${left(tokens)} left, where the provider says ${stated.tokens}`);
 });
 
+test("requests on their way together charge nothing of each other, and what others spend meanwhile once", async (t) => {
+  const [first, second] = [together(30), together(30)];
+  const {
+    url,
+    left: stated,
+    spend,
+  } = await provide(t, {
+    requests: 1000,
+    tokens: 100_000,
+    hold: (arrived) => (arrived > 31 ? second() : arrived > 1 ? first() : undefined),
+  });
+  const { requests, ask, askOnce } = openai(url, "requests: 1000/1h + tokens: 100000/1h");
+  await askOnce();
+  await Promise.all(Array.from({ length: 30 }, ask));
+  await settled();
+  assert.equal(left(requests), 969, "nobody else has spent any");
+  spend(50, 0);
+  await Promise.all(Array.from({ length: 30 }, ask));
+  await until(() => left(requests) === stated.requests);
+  await settle();
+  assert.equal(left(requests), 1000 - 61 - 50);
+});
+
+/** Returns a function from whose call on looks at these limiters are counted, and wait until they are opened. */
+function holdLooks(...limiters) {
+  let held = { looks: 0, gate: null };
+  for (const limiter of limiters) {
+    const { peekAsync } = limiter;
+    limiter.peekAsync = async (options) => {
+      held.looks++;
+      await held.gate;
+      return peekAsync.call(limiter, options);
+    };
+  }
+  return () => {
+    held = { looks: 0 };
+    held.gate = new Promise((resolve) => (held.open = resolve));
+    return held;
+  };
+}
+
+test("no response and no pause waits for a comparison, of which one runs and one waits", async (t) => {
+  const all = together(31);
+  const {
+    url,
+    arrivals,
+    left: stated,
+    spend,
+  } = await provide(t, { requests: 1000, hold: (arrived) => arrived > 1 && arrived < 32 && all() });
+  const limiter = new Store("memory:").limiter("llm", "1000/1h");
+  const hold = holdLooks(limiter);
+  const send = limitFetch(limiter);
+  const ask = async () => {
+    const response = await send(`${url}/v1/chat/completions`, { method: "POST", body: "{}" });
+    await response.text();
+    return response.status;
+  };
+  await ask();
+  spend(50, 0);
+  const asked = Promise.all(Array.from({ length: 30 }, ask));
+  await until(() => arrivals.length === 31);
+  const first = hold();
+  all();
+  await asked;
+  first.open();
+  await until(() => left(limiter) === stated.requests);
+  await settle();
+  assert.deepEqual([left(limiter), first.looks], [1000 - 31 - 50, 2]);
+  spend(10, 0);
+  const second = hold();
+  assert.equal(await ask(), 200);
+  spend(stated.requests, 0);
+  assert.equal(await ask(), 429);
+  assert.ok(limiter.peek().retryAfter > 50_000, "paused");
+  second.open();
+});
+
+test("clients of one limit charge what others spent once", async (t) => {
+  const all = together(4);
+  const { url, arrivals, spend } = await provide(t, { requests: 1000, hold: (arrived) => arrived > 3 && all() });
+  const store = new Store("memory:");
+  const [limiter, same] = [store.limiter("llm", "1000/1h"), store.limiter("llm", "1000/1h")];
+  const hold = holdLooks(limiter, same);
+  const sends = [limitFetch(limiter), limitFetch(limiter), limitFetch(same)];
+  const ask = async (send) => (await send(`${url}/v1/chat/completions`, { method: "POST", body: "{}" })).text();
+  for (const send of sends) await ask(send);
+  spend(50, 0);
+  const asked = Promise.all(sends.map(ask));
+  await until(() => arrivals.length === 6);
+  const { open } = hold();
+  all();
+  await asked;
+  open();
+  await until(() => left(limiter) <= 1000 - 6 - 50);
+  await settle();
+  assert.equal(left(limiter), 1000 - 6 - 50);
+});
+
 test("a provider with more left changes nothing, nor does one that is not heeded", async (t) => {
   const { url, spend } = await provide(t, { requests: 10_000, tokens: 10_000_000 });
   const small = openai(url, "requests: 100/1h + tokens: 10000/1h");
@@ -137,5 +235,7 @@ test("a refusal because of what others spent pauses instead, and leaves nothing 
   await assert.rejects(ask(), { status: 429 });
   const { retryAfter } = limiter.peek();
   assert.ok(retryAfter > 50_000 && retryAfter <= 60_000, `${retryAfter}`);
-  assert.deepEqual([requests.stats().unitsGranted, tokens.stats().unitsGranted > 5000], [2, true], "nothing remains: that is a pause");
+  await settle();
+  assert.deepEqual([requests.stats().unitsGranted, tokens.stats().unitsGranted < 5000], [2, true], "nothing is charged");
+  assert.deepEqual([requests.stats().denied, tokens.stats().denied], [0, 0]);
 });

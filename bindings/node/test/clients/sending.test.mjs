@@ -207,6 +207,29 @@ for (const [client, make] of Object.entries(clients)) {
     const [one, two] = ["one", "two"].map((name) => store.limiter(name, "9/1m"));
     await (await make(new package_.FirstOfLimiter([one, two]), {}, t)(`${url}/429`)).text();
     assert.deepEqual([one.peek().retryAfter, two.peek().retryAfter], [20_000, 0], "the alternative that was used");
+    for (const key of ["p", undefined]) {
+      const [tenant, three, four] = ["tenant", "three", "four"].map((name) => store.limiter(`${name} ${key}`, "9/1m"));
+      const both = new CompositeLimiter({ tenant, provider: new package_.FirstOfLimiter([three, four]) });
+      await (await make(both, { key: { tenant: "t", provider: key } }, t)(`${url}/429`)).text();
+      const pauses = [three.peek({ key }), three.peek({ key: "x" }), four.peek({ key }), tenant.peek({ key: "t" })];
+      const found = pauses.map(({ retryAfter }) => retryAfter);
+      assert.deepEqual(found, [20_000, key ? 0 : 20_000, 0, 0], "and only that, with the key of its part");
+    }
+    const [inner, other] = ["inner", "other"].map((name) => store.limiter(name, "requests: 9/1m + tokens: 9/1m"));
+    const nested = new CompositeLimiter({ provider: new package_.FirstOfLimiter([inner, other]) });
+    await (await make(nested, { key: { provider: "p", "provider/tokens": "t" } }, t)(`${url}/429`)).text();
+    const parts = [inner.parts.requests, inner.parts.tokens, other.parts.requests, other.parts.tokens];
+    const found = parts.map((part) => ["p", "t", ""].map((key) => part.peek({ key }).retryAfter));
+    assert.deepEqual(found, [
+      [20_000, 0, 0],
+      [0, 20_000, 0],
+      [0, 0, 0],
+      [0, 0, 0],
+    ]);
+    const paused = [];
+    const own = { tryAcquire: () => 1, retryAfter: () => 0, cancel() {}, pause: (ms, key) => paused.push([ms, key]) };
+    await (await make(new package_.FirstOfLimiter([own, two]), {}, t)(`${url}/429`)).text();
+    assert.deepEqual([paused, two.peek().retryAfter], [[[20_000, ""]], 0], "one of the program");
   });
 
   test(`${client}: refused requests are retried as often as allowed, with the same body`, async (t) => {

@@ -13,6 +13,7 @@ export async function serve(t, answer = (request, response) => response.end("fin
     arrivals.push({ at, method: request.method, path: request.url, headers: request.headers, body });
     await answer(request, response, body);
   });
+  server.keepAliveTimeout = 0; // Otherwise it may close a connection on which a request is on its way.
   server.listen(0, "127.0.0.1");
   await once(server, "listening");
   t.after(() => {

@@ -65,7 +65,9 @@ impl Places {
         if place != name {
             row = read(&place)?;
         }
-        let other = row.policy.as_mut().and_then(cut_name).filter(|other| other != name && !is_known);
+        // Without a name behind its policy, the limit in a place has the name of the place.
+        let other = row.policy.as_mut().map(|policy| cut_name(policy).unwrap_or_else(|| place.clone()));
+        let other = other.filter(|other| other != name && !is_known);
         let is_taken = other.is_some();
         self.with(|found| match is_taken {
             true => drop(found.taken.insert(name.to_owned(), place)),
