@@ -366,7 +366,7 @@ fn into_full(dir: &Dir, keys: u64, changes: bool) {
     fault::restore_at_once(0, true);
     let mut options = StoreOptions::default();
     (options.durability, options.timeout) = (Durability::Commit, Duration::from_secs(60));
-    options.max_size = Some(9 << 17);
+    options.max_size = Some(2 << 20);
     let store = Store::with_options(&dir.url(), options).unwrap();
     let (limiter, other) = (store.limiter("api", "100/1h").unwrap(), store.limiter("other", "100/1h").unwrap());
     limiter.open().unwrap();
