@@ -3,19 +3,27 @@ is charged here, too."""
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 from ._derived import Key, Weight
 from ._errors import LimitError
-from ._native import Decision, FirstOfLimiter, Limiter, Permit
-from .http import Budget, budgets
+from ._native import Decision, Limiter, Permit
+from .http import budgets
 
 __all__ = ["Budgets", "Start", "Waiting"]
 
 #: The kinds of tokens, by the names of servers' budgets. A budget of requests is compared with the part of that name.
 _TOKENS = {"tokens": "total", "input-tokens": "input", "output-tokens": "output"}
+
+#: The number of a limit, and a key.
+_Which = tuple[int, "str | None"]
+
+#: For how many limiters it is known which budgets their servers report.
+_MOST_KEPT = 256
 
 
 class Waiting(Protocol):
@@ -44,9 +52,7 @@ class Start(NamedTuple):
 
     @property
     def parts(self) -> dict[str, Limiter]:
-        """Returns its parts by name. A limiter without parts counts requests; of alternatives, no one knows which."""
-        if isinstance(self.limiter, FirstOfLimiter):
-            return {}
+        """Returns its parts by name. A limiter without parts counts requests."""
         return self.limiter.parts or {"requests": self.limiter}
 
     def key_at(self, part: str) -> str | None:
@@ -54,12 +60,99 @@ class Start(NamedTuple):
         return self.key.get(part) if isinstance(self.key, Mapping) else self.key
 
 
+class Trace:
+    """A request on its way, and the fewest units that were left at any moment since its start."""
+
+    def __init__(self) -> None:
+        self.fewest: int | None = None
+
+
+class Level:
+    """One key of one limit, while requests that it has admitted are on their way.
+
+    Others have spent the difference if the provider states fewer units than were left here at any moment since the request
+    started: our own requests, in whatever order they arrived, and what they gave back since, explain no less than that. The
+    difference is charged once, because it is a new fewest for all requests on their way.
+    """
+
+    def __init__(self, which: _Which, part: Limiter) -> None:
+        self.which, self.part = which, part  # The part's object keeps the number of its limit valid.
+        self.key = which[1]
+        self.traces: set[Trace] = set()
+        self.is_comparing = False
+
+    @staticmethod
+    def begin(number: int, part: Limiter, key: str | None) -> tuple[Level, Trace]:
+        which, trace = (number, key or None), Trace()
+        with _process.lock:
+            level = _process.levels.get(which)
+            if level is None:
+                level = _process.levels[which] = Level(which, part)
+            level.traces.add(trace)
+        return level, trace
+
+    def end(self, trace: Trace) -> None:
+        with _process.lock:
+            self.traces.discard(trace)
+            # After a fork another one may have its place.
+            if not self.traces and _process.levels.get(self.which) is self:
+                del _process.levels[self.which]
+
+    async def look(self, waiting: Waiting) -> None:
+        """Sees how many units are left now."""
+        left = (await waiting.peek(self.part, self.key)).remaining
+        with _process.lock:
+            for trace in self.traces.copy():
+                if left is not None and (trace.fewest is None or left < trace.fewest):
+                    trace.fewest = left
+
+    async def compare(self, waiting: Waiting, trace: Trace, stated: int) -> None:
+        """Charges what others have spent. One response at a time: two would charge the same units twice."""
+        with _process.lock:
+            if self.is_comparing:
+                return  # The next response says so again.
+            self.is_comparing = True
+        try:
+            await self.look(waiting)
+            spent = 0 if trace.fewest is None else trace.fewest - stated
+            if spent > 0:
+                # If other starts were faster, there is less left, and the next response says so.
+                await waiting.charge(self.part, self.key, spent)
+                await self.look(waiting)
+        finally:
+            self.is_comparing = False
+
+
+class _Process:
+    """The levels of this process: all its clients charge the spending of others once."""
+
+    def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Forgets the requests of the parent after a fork. Another of its threads may have held the lock."""
+        #: The garbage collector may end a request that was given up, also while its thread holds the lock.
+        self.lock = threading.RLock()
+        self.levels: dict[_Which, Level] = {}
+
+
+_process = _Process()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_process.restart)
+
+
 class Watched(NamedTuple):
-    """A request that was sent, and what remained here just after its start."""
+    """A request that was sent, with its traces by part."""
 
     start: Start
-    remaining: dict[str, int]  # By part.
+    traces: dict[str, tuple[Level, Trace]]
     began: float
+
+    def end(self) -> None:
+        """There is no response, or it was compared."""
+        for level, trace in self.traces.values():
+            level.end(trace)
+        self.traces.clear()
 
 
 class Budgets:
@@ -70,53 +163,48 @@ class Budgets:
         self._parts = {"requests": "requests"} | {
             budget: tokens[kind] for budget, kind in _TOKENS.items() if kind in tokens
         }
-        #: The parts whose budgets servers report. Others are not looked at.
-        self._reported: set[str] = set()
-        #: What is being compared: a part's name and key. Two that compare at once would charge the same units twice.
-        self._comparing: dict[tuple[str, str | None], object] = {}
+        #: The parts whose budgets servers report, by limiter. Others are not looked at.
+        self._reported: dict[Limiter, set[str]] = {}
 
     async def watch(self, start: Start) -> Watched:
-        """Looks at what remains, just after a start."""
-        remaining: dict[str, int] = {}
-        if self._reported:
-            for name, part in start.parts.items():
-                if name in self._reported and (left := await self._left(start, name, part)) is not None:
-                    remaining[name] = left
-        return Watched(start, remaining, time.monotonic())
+        """Looks at what is left, just after a start."""
+        watched = Watched(start, {}, time.monotonic())
+        if reported := self._reported.get(start.limiter):
+            try:
+                for name, part in start.parts.items():
+                    # No server counts units that permits hold, and no one knows which alternative counts.
+                    if name in reported and (number := part._timed) is not None:
+                        watched.traces[name] = Level.begin(number, part, start.key_at(name))
+                        await watched.traces[name][0].look(self._waiting)
+            except LimitError:
+                watched.end()  # It must not cost the request.
+            except BaseException:
+                watched.end()
+                raise
+        return watched
 
     async def compare(self, watched: Watched, response: Any) -> None:
-        """Charges what others have spent: fewer units remain at the server than here.
-
-        The server counted when the request arrived, so its number belongs to the moment just after the start. Units that
-        have become free here since then were not spent by others, and neither were those that later starts have taken.
-        """
-        stated = budgets(response)
-        parts = watched.start.parts if stated else {}
-        for budget in stated:
-            name = self._parts.get(budget.name)
-            if name is None or name not in parts:
-                continue
-            self._reported.add(name)
-            # After its reset the server may have all of it again.
-            if name in watched.remaining and (budget.reset is None or budget.reset > time.monotonic() - watched.began):
-                await self._charge(watched, budget, name, parts[name])
-
-    async def _charge(self, watched: Watched, budget: Budget, name: str, part: Limiter) -> None:
-        which, own = (name, watched.start.key_at(name)), object()
-        if self._comparing.setdefault(which, own) is not own:
-            return  # The next response says so again.
+        """Charges what others have spent: the server states fewer units than were left here."""
         try:
-            left = await self._left(watched.start, name, part)
-            spent = 0 if left is None else min(watched.remaining[name], left) - budget.remaining
-            if spent > 0:
-                await self._waiting.charge(part, which[1], spent)
+            for budget in budgets(response):
+                if (name := self._parts.get(budget.name)) is None:
+                    continue
+                self._report(watched.start.limiter, name)
+                if name not in watched.traces:
+                    continue
+                # Since its reset the server may have all of it again. With nothing left, the limit is paused until then.
+                if budget.reset is not None and (
+                    budget.remaining == 0 or budget.reset <= time.monotonic() - watched.began
+                ):
+                    continue
+                level, trace = watched.traces[name]
+                await level.compare(self._waiting, trace, budget.remaining)
         except LimitError:
             pass  # It must not cost the response.
         finally:
-            del self._comparing[which]
+            watched.end()
 
-    async def _left(self, start: Start, name: str, part: Limiter) -> int | None:
-        try:
-            return (await self._waiting.peek(part, start.key_at(name))).remaining
-        except LimitError:
-            return None  # It must not cost the request.
+    def _report(self, limiter: Limiter, name: str) -> None:
+        if limiter not in self._reported and len(self._reported) >= _MOST_KEPT:
+            self._reported.clear()
+        self._reported.setdefault(limiter, set()).add(name)

@@ -163,6 +163,8 @@ class Sender(Generic[R]):
                 exchange.ask_readable()
             response = await exchange.send()
         except BaseException as error:
+            if watched is not None:
+                watched.end()
             await body.fail(exchange.was_never_sent(error))
             raise
         try:
@@ -183,6 +185,8 @@ class Sender(Generic[R]):
                 body.feed(content)
                 await body.finish(True)
         except BaseException:
+            if watched is not None:
+                watched.end()
             await body.finish(False)
             await exchange.close(response)
             raise
@@ -194,11 +198,15 @@ class Sender(Generic[R]):
             # Only the alternative that was used has refused.
             chosen = permit.chosen
             refused = chosen if isinstance(chosen, Limiter) else start.limiter
-            if isinstance(start.key, Mapping):
-                for name, part in (refused.parts or start.limiter.parts).items():
+            if not isinstance(start.key, Mapping):
+                await self.waiting.pause(refused, wait, start.key)
+            elif refused is not start.limiter and (outer := start.limiter._part_of(refused)) is not None:
+                await self.waiting.pause(refused, wait, start.key_at(outer))
+            elif parts := refused.parts:
+                for name, part in parts.items():
                     await self.waiting.pause(part, wait, start.key_at(name))
             else:
-                await self.waiting.pause(refused, wait, start.key)
+                await self.waiting.pause(refused, wait, None)
         return wait
 
     # ---- the start of a request ----

@@ -10,7 +10,9 @@ import pytest
 from clients import CLIENTS, AsyncHttpx2, Httpx
 from fake import serving
 from provider import Provider
-from workglow_limit import CompositeLimiter, ManualClock, Store
+from workglow_limit import CompositeLimiter, FirstOfLimiter, ManualClock, Store, _budgets
+from workglow_limit._budgets import Budgets, Start
+from workglow_limit._sending import IN_LOOP, IN_THREAD, run
 from workglow_limit.http import budgets
 from workglow_limit.httpx2 import AsyncLimitedTransport, LimitedTransport
 
@@ -189,6 +191,80 @@ def test_requests_on_their_way_charge_it_once(server, provider, llm):
     assert llm.parts["slots"].peek().remaining == 20
 
 
+def said(**remaining):
+    return Response(*(f"x-ratelimit-remaining-{name}: {left}" for name, left in remaining.items()))
+
+
+def watching(limiter, waiting=IN_THREAD, key=None):
+    """Returns a client's budgets that know which are reported, and the start of a request."""
+    start, budgets = Start(limiter, key, 1, {"total": "tokens"}), Budgets(waiting, {"total": "tokens"})
+    run(budgets.compare(run(budgets.watch(start)), said(requests=1, tokens=1)))
+    return budgets, start
+
+
+def test_what_a_later_request_took_and_gave_back_was_not_spent_by_others(store):
+    llm = store.limiter("llm", "requests: 100/1m + tokens: 10000/1m")
+    budgets, start = watching(llm)
+    with llm.acquire(weight={"tokens": 100}):
+        first = run(budgets.watch(start))
+        with llm.acquire(weight={"tokens": 4000}) as permit:
+            second = run(budgets.watch(start))
+            run(budgets.compare(second, said(requests=98, tokens=5900)))
+            permit.settle({"tokens": 100})
+        run(budgets.compare(first, said(requests=98, tokens=5900)))
+    assert (left(llm, "requests"), left(llm, "tokens")) == (98, 9800)
+
+
+def test_several_clients_charge_it_once(llm):
+    class Slow(type(IN_LOOP)):
+        async def charge(self, limiter, key, units):
+            if not charging.is_set():  # The first is slow.
+                charging.set()
+                await go_on.wait()
+            await super().charge(limiter, key, units)
+
+    async def main():
+        slow = Slow()
+        clients = [watching(llm, slow) for _ in range(2)]
+        watched = [await budgets.watch(start) for budgets, start in clients]
+        first = asyncio.create_task(clients[0][0].compare(watched[0], said(requests=70)))
+        await charging.wait()
+        await clients[1][0].compare(watched[1], said(requests=70))
+        go_on.set()
+        await first
+
+    charging, go_on = asyncio.Event(), asyncio.Event()
+    asyncio.run(main())
+    assert left(llm, "requests") == 70
+    assert not _budgets._process.levels
+
+
+@pytest.mark.parametrize("requests", ["10 concurrent", "10 concurrent cooldown 1s", "alternatives"])
+def test_slots_and_alternatives_are_not_charged(store, requests):
+    either = FirstOfLimiter([store.limiter("a", "10/1m"), store.limiter("b", "10/1m")])
+    part = either if requests == "alternatives" else store.limiter("requests", requests)
+    for limiter in part, CompositeLimiter({"requests": part, "all": store.limiter("all", "100/1m")}):
+        budgets, start = watching(limiter)
+        watched = run(budgets.watch(start))
+        run(budgets.compare(watched, said(requests=1)))
+        assert part.peek(weight=10).admitted and not watched.traces
+
+
+def test_nothing_left_is_a_pause_only_if_its_end_is_known(llm):
+    budgets, start = watching(llm)
+    reset = Response("x-ratelimit-remaining-requests: 0", "x-ratelimit-reset-requests: 1h0m0s")
+    run(budgets.compare(run(budgets.watch(start)), reset))
+    assert left(llm, "requests") == 100
+    run(budgets.compare(run(budgets.watch(start)), said(requests=0)))
+    assert left(llm, "requests") == 0
+
+
+def test_what_is_reported_belongs_to_a_limiter(store, llm):
+    budgets, _ = watching(llm)
+    watched = run(budgets.watch(Start(store.limiter("other", LIMIT), None, 1, {"total": "tokens"})))
+    assert not watched.traces
+
+
 def test_a_limiter_without_parts_counts_requests(server, provider, store):
     limiter = store.limiter("openai", "100/1m")
 
@@ -237,8 +313,8 @@ def test_the_sdk_of_openai(server, provider, clock, store):
             client.chat.completions.create(**ASKED)
         assert llm.peek().retry_after == 6.5
         clock.advance(6.5), provider.advance(6.5)
-        assert left(llm, "requests") == provider.left("requests") == 10
         client.chat.completions.create(**ASKED)
+        assert left(llm, "requests") == provider.left("requests") == 9
     assert left(llm, "slots") == 5 and provider.refused == 1
 
 
@@ -263,8 +339,8 @@ def test_the_sdk_of_anthropic(server, provider, clock, store):
                 await client.messages.create(**ASKED)
             assert claude.peek().retry_after == 7
             clock.advance(7), provider.advance(7)
-            assert left(claude, "requests") == provider.left("requests") == 11
             await client.messages.create(**ASKED)
+            assert left(claude, "requests") == provider.left("requests") == 10
 
     asyncio.run(main())
     assert provider.refused == 1

@@ -254,6 +254,23 @@ def test_a_refusal_pauses_the_alternative_that_was_used(client, server):
     assert (two.peek().retry_after, used(two)) == (0, 1)
 
 
+def test_a_refusal_pauses_the_alternative_that_was_used_with_the_key_of_its_part(client, server):
+    """A mapping of keys has one for the alternatives, which have no parts of their own."""
+    clock = ManualClock()
+    store = Store("memory:", clock=clock)
+    one, two, tenant = (store.limiter(name, "1/1m" if name == "one" else "5/1m") for name in ("one", "two", "tenant"))
+    limiter = CompositeLimiter({"provider": FirstOfLimiter([one, two]), "tenant": tenant})
+
+    async def scenario(client):
+        for path in "/x", "/y?status=429&times=1&retry-after=200":
+            await get(client, f"{server.url}{path}")
+
+    client(limiter, scenario, key={"provider": "p", "tenant": "t"})
+    clock.advance(60)  # The start of `one` is over: only a pause would deny now.
+    assert (one.peek("p").retry_after, two.peek("p").retry_after) == (0, 140)
+    assert (two.peek().retry_after, tenant.peek("t").retry_after, tenant.peek().retry_after) == (0, 0, 0)
+
+
 def test_a_refusal_of_a_key_pauses_the_key(client, server, rate):
     async def scenario(client):
         await get(client, f"{server.url}/x?status=429&times=1")
