@@ -149,7 +149,7 @@ test("a composite needs every child, names the one that denied, and takes more c
 test("a composite cannot contain itself", () => {
   const [outer, inner] = [new CompositeLimiter(), new CompositeLimiter()];
   outer.add(inner);
-  for (const bad of [outer, inner]) assert.throws(() => inner.add(bad), /limiter is a composite that contains/);
+  for (const bad of [outer, inner]) assert.throws(() => inner.add(bad), /limiter is one that contains this one/);
   assert.ok(outer.tryAcquire());
 });
 
