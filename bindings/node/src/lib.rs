@@ -489,7 +489,12 @@ pub fn holds(limiter: &External<AnyLimiter>) -> bool {
 
 fn any_holds(limiter: &dyn Limiter) -> bool {
     let parts = limiter.parts();
-    if parts.is_empty() { !limiter.has_places() } else { parts.iter().any(|(_, part)| any_holds(&**part)) }
+    // Of alternatives any may be chosen.
+    if parts.is_empty() {
+        limiter.depth() > 0 || !limiter.has_places()
+    } else {
+        parts.iter().any(|(_, part)| any_holds(&**part))
+    }
 }
 
 /// Returns the names of a composite's parts, in order.

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any, TypeAlias, TypedDict, TypeVar, cast
 from urllib.parse import urlsplit
 
-from ._derived import Key, Weight, each_part, key_text, refuse
+from ._derived import Key, Weight, each_part, is_mapping, key_text, refuse
 from ._native import Limiter
 from ._tokens import KINDS
 from .http import in_seconds
@@ -166,7 +166,7 @@ def _derivation(
     checked: Callable[[str, Any], T],
 ) -> Callable[[Any], T | dict[str, T]]:
     """Returns the function that derives a value from a request, or one for each of some parts."""
-    if isinstance(value, Mapping):
+    if is_mapping(value):
         parts = each_part(parameter, value, one)
         return lambda request: {part: derive(request) for part, derive in parts.items()}
     if not callable(value):
@@ -174,7 +174,7 @@ def _derivation(
 
     def derived(request: Any) -> T | dict[str, T]:
         of: Any = value(request)
-        return each_part(parameter, of, checked) if isinstance(of, Mapping) else checked(parameter, of)
+        return each_part(parameter, of, checked) if is_mapping(of) else checked(parameter, of)
 
     return derived
 
