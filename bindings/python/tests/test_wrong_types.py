@@ -9,7 +9,16 @@ from datetime import datetime, timezone
 
 import pytest
 import workglow_limit
-from workglow_limit import CompositeLimiter, FlowControl, InvalidArgument, LimitError, ManualClock, NullLimiter, Store
+from workglow_limit import (
+    CompositeLimiter,
+    FirstOfLimiter,
+    FlowControl,
+    InvalidArgument,
+    LimitError,
+    ManualClock,
+    NullLimiter,
+    Store,
+)
 
 #: One value of each type. Some are right for some parameters.
 VALUES = [
@@ -80,6 +89,7 @@ OBJECTS = {
     "Store": store,
     "Limiter": limiter,
     "CompositeLimiter": lambda: CompositeLimiter([]),
+    "FirstOfLimiter": lambda: FirstOfLimiter([limiter()]),
     "ManualClock": ManualClock,
     "FlowControl": lambda: FlowControl("acme", rate=5),
     "Permit": lambda: limiter().acquire(),
