@@ -121,7 +121,7 @@ LANGUAGES = {"rust": "rust", "c": "c", "python": "python", "node": "node"}
 STORES = ["memory", "sqlite", "redis", "postgres"]
 LIMITERS = [
     "null", "concurrency", "rate", "delay", "evenly_spaced", "token_bucket", "leaky_bucket", "fixed_window",
-    "sliding_window_counter", "composite", "custom", "policy",
+    "sliding_window_counter", "composite", "first_of", "custom", "policy",
 ]  # fmt: skip
 
 
