@@ -34,6 +34,8 @@ if visibility := os.environ.get("FLEET_VISIBILITY"):
         "visibility_timeout": float(visibility),
         "unacked_restore_interval": 1,
         "unacked_restore_throttle": 1,
+        # A worker that is killed while it looks for such messages keeps others from that for so long; usually for 300 s.
+        "unacked_mutex_expire": 5,
     }
 
 
