@@ -100,8 +100,8 @@ struct Waiting {
 }
 
 impl Waiting {
-    /// Returns whether it waits too shortly to notice that the process before it does not run. It takes what is free, as
-    /// whoever does not wait.
+    /// Returns whether its timeout is too short to notice that the process before it does not run. Then it takes what is
+    /// free, as a caller that does not wait.
     fn is_hurried(&self) -> bool {
         self.deadline.saturating_sub(self.since) < NOTICES
     }

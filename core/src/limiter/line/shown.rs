@@ -13,11 +13,11 @@ use std::cell::Cell;
 /// For how long units are free for a head before it is skipped, in ticks.
 const IS_STOPPED: Tick = 50_000;
 
-/// The interval at which each line looks, and asks the kernel whether the head's process is dead. More time between two
-/// looks counts as this: the one who looks was stopped itself.
+/// The interval at which each line looks, and asks the kernel whether the head's process is dead. A longer time between two
+/// looks counts as this one: the line that looks was stopped itself.
 const LOOK: Tick = 20_000;
 
-/// Whoever waits shorter than this would not notice that the head does not run.
+/// A waiter with a shorter timeout would not notice that the head does not run.
 pub(super) const NOTICES: Tick = IS_STOPPED + LOOK;
 
 /// Lines for a rate whose first waiters asked within so many ticks take places together. Otherwise two lines whose waiters
@@ -132,9 +132,9 @@ impl Shown {
         self.entry.is_some_and(|entry| first.is_none_or(|first| entry.tag != tag(first.priority, first.since)))
     }
 
-    /// Shows the first waiter, and returns where that is. `None`: there is no such line. Whoever of the
-    /// same priority asked less than `near` before is not waited for; `room` returns whether so many units are free;
-    /// `call` wakes who sleeps at an entry.
+    /// Shows the first waiter, and returns where that is. `None`: there is no such line. A head of the same priority that
+    /// asked less than `near` before is not waited for. `room` returns whether so many units are free. `call` wakes the
+    /// line that sleeps at an entry.
     pub(crate) fn look(
         &mut self,
         found: &Key,
@@ -281,7 +281,7 @@ impl Entry {
     }
 }
 
-/// Returns whether others wait whom a caller without a turn would pass.
+/// Returns whether a caller that does not have the turn would pass others that wait.
 #[inline]
 pub(crate) fn is_awaited(found: &Key) -> bool {
     found.home().is_lane() && {
