@@ -470,3 +470,33 @@ macro_rules! behind_group {
     };
 }
 pub(in crate::limiter) use behind_group;
+
+/// What those that contain a limiter with a `group` ask of it, for its [`Nested`](crate::limiter::internal::Nested).
+macro_rules! nested_in_group {
+    () => {
+        fn waits_for_ends(&self) -> bool {
+            self.group.waits_for_ends()
+        }
+
+        fn is_over(&self, permit: &$crate::permit::RawPermit) -> bool {
+            self.group.is_over(permit)
+        }
+
+        fn contains(&self, group: u64) -> bool {
+            self.group.contains(group)
+        }
+
+        fn charge_at(&self, limit: &str, start: (&str, u64)) -> Option<(String, u64)> {
+            self.group.charge_at(limit, start)
+        }
+
+        fn depth(&self) -> usize {
+            self.group.depth()
+        }
+
+        fn lower(&self, above: usize) {
+            self.group.lower(above);
+        }
+    };
+}
+pub(in crate::limiter) use nested_in_group;

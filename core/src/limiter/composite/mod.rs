@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::permit::RawPermit;
 use crate::stats::Stats;
 use crate::waiting::MayWait;
-use group::{Group, behind_group, end_all};
+use group::{Group, behind_group, end_all, nested_in_group};
 use out::{Out, Part, State};
 use places::ROUNDS;
 use std::sync::Arc;
@@ -482,13 +482,11 @@ impl Awaited for CompositeLimiter {
 }
 
 impl Nested for CompositeLimiter {
+    nested_in_group!();
+
     fn is_settled_by_parts(&self, permit: &RawPermit) -> bool {
         let inside = |part: &Part| self.group.all()[part.child].is_settled_by_parts(&part.permit);
         self.group.found(permit).is_some_and(|out| out.has_own_weights || out.parts.iter().any(inside))
-    }
-
-    fn is_over(&self, permit: &RawPermit) -> bool {
-        self.group.is_over(permit)
     }
 
     fn check_used(&self, permit: &RawPermit, actual: &[(&str, u64)]) -> Result<()> {
@@ -505,27 +503,7 @@ impl Nested for CompositeLimiter {
         child.chosen_inside(rest)
     }
 
-    fn waits_for_ends(&self) -> bool {
-        self.group.waits_for_ends()
-    }
-
-    fn contains(&self, group: u64) -> bool {
-        self.group.contains(group)
-    }
-
     fn describe(&self, key: &str) -> Result<(String, Vec<OwnedCharge>)> {
         self.do_describe(key)
-    }
-
-    fn charge_at(&self, limit: &str, start: (&str, u64)) -> Option<(String, u64)> {
-        self.group.charge_at(limit, start)
-    }
-
-    fn depth(&self) -> usize {
-        self.group.depth()
-    }
-
-    fn lower(&self, above: usize) {
-        self.group.lower(above);
     }
 }

@@ -3,7 +3,7 @@
 mod claims;
 mod places;
 
-use super::composite::group::{Group, MOST, behind_group};
+use super::composite::group::{Group, MOST, behind_group, nested_in_group};
 use super::composite::out::{Out, Part, State};
 use super::composite::{by_parts, complete_at, settle_at};
 use super::internal::{Awaited, Nested, OwnedCharge, Quiet, When};
@@ -253,6 +253,8 @@ impl Quiet for FirstOfLimiter {
 }
 
 impl Nested for FirstOfLimiter {
+    nested_in_group!();
+
     fn is_settled_by_parts(&self, permit: &RawPermit) -> bool {
         self.part(permit).is_some_and(|(child, part)| child.is_settled_by_parts(&part.permit))
     }
@@ -270,35 +272,11 @@ impl Nested for FirstOfLimiter {
         Some((at, child.chosen_inside(rest).map_or_else(|| child.clone(), |(_, innermost)| innermost)))
     }
 
-    fn waits_for_ends(&self) -> bool {
-        self.group.waits_for_ends()
-    }
-
-    fn is_over(&self, permit: &RawPermit) -> bool {
-        self.group.is_over(permit)
-    }
-
-    fn contains(&self, group: u64) -> bool {
-        self.group.contains(group)
-    }
-
     /// All alternatives are charged alike.
     fn describe(&self, key: &str) -> Result<(String, Vec<OwnedCharge>)> {
         let charges: Split = self.group.split(key, 1)?;
         let first = self.alternatives()?.first().filter(|_| !charges.named.is_empty());
         first.map_or_else(|| Ok((key.to_owned(), Vec::new())), |child| child.describe(charges.at(0).0))
-    }
-
-    fn charge_at(&self, limit: &str, start: (&str, u64)) -> Option<(String, u64)> {
-        self.group.charge_at(limit, start)
-    }
-
-    fn depth(&self) -> usize {
-        self.group.depth()
-    }
-
-    fn lower(&self, above: usize) {
-        self.group.lower(above);
     }
 }
 
