@@ -102,7 +102,7 @@ impl Line {
             let place = waiter.place.as_ref().map(|place| place.raw(py, &self.shared)).transpose()?;
             (waiter.key.clone(), waiter.weight, waiter.priority, waiter.timeout, waiter.grace, place)
         };
-        let ask = workglow_limit::embed::Waiter { key: &key, weight, priority, timeout, grace, place };
+        let ask = workglow_limit::embed::Waiter { key: &key, weight, priority, share: None, timeout, grace, place };
         let joined = self.call(py, wait, |core| core.join(ask));
         match joined {
             Err(Error::WouldWait) => return Ok(None),

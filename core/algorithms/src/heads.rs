@@ -21,6 +21,9 @@
 //! * `units`: what the head wants to start.
 //! * `joins` grows with each line that joins.
 //!
+//! A limit that tenants share has a table of its own: [`Heads::of_tenants`]. Each name in it is a tenant, and has its lines.
+//! All of them are one line, in the order of what their tenants have had ([`shares`](crate::shares)), and then of their tags.
+//!
 //! # Correctness
 //!
 //! 1. *An entry has one owner.* It is taken by a compare-and-swap from 0. Only its owner frees it, or whoever knows
@@ -46,6 +49,7 @@
 
 use crate::atomic::{AtomicU64, *};
 use crate::fault;
+use crate::shares::Shares;
 use crate::time::Tick;
 
 /// The words of an entry.
@@ -78,6 +82,8 @@ pub struct Heads<'a> {
     entries: &'a [[AtomicU64; ENTRY_WORDS as usize]],
     /// One for each bucket.
     reaches: &'a [AtomicU64],
+    /// Where the names are tenants of one limit.
+    shares: Option<Shares<'a>>,
 }
 
 /// The first waiter of a line.
@@ -87,6 +93,8 @@ pub struct Head {
     pub at: usize,
     /// Its order.
     pub tag: u64,
+    /// The limit and key of the line, or its tenant.
+    pub name: u64,
     /// The process of the line.
     pub owner: u64,
     /// What it wants to start.
@@ -115,7 +123,23 @@ impl<'a> Heads<'a> {
         let buckets = words.len() / (BUCKET * ENTRY_WORDS as usize + 1);
         let (entries, reaches) = words.split_at(words.len() - buckets);
         let entries = &entries.as_chunks().0[..buckets * BUCKET];
-        Heads { entries, reaches }
+        Heads { entries, reaches, shares: None }
+    }
+
+    /// The number of words of a table of the tenants of one limit.
+    pub const fn words_of_tenants(entries: u64) -> u64 {
+        entries * ENTRY_WORDS + 1
+    }
+
+    /// The table of a limit's tenants in these words. No words are a table without entries.
+    pub fn of_tenants(words: &'a [AtomicU64], shares: Shares<'a>) -> Heads<'a> {
+        let (entries, reaches) = words.split_at(words.len().saturating_sub(1));
+        Heads { entries: entries.as_chunks().0, reaches, shares: Some(shares) }
+    }
+
+    /// What the tenants have had, where the names are those of tenants.
+    pub fn shares(&self) -> Option<Shares<'a>> {
+        self.shares
     }
 
     /// The entries of a bucket, from its first one on, and their numbers.
@@ -210,10 +234,11 @@ impl<'a> Heads<'a> {
         }
         let bucket = self.bucket(name);
         let seen = self.reaches[bucket].load(Acquire);
-        let order = |head: &Head| (head.tag, head.at);
-        let own = self.entries.get(mine).and_then(|entry| self.read(mine, entry, name));
-        let is_ahead =
-            |head: Head| own.is_none_or(|own| (head.tag.saturating_add(near << SINCE), head.at) < order(&own));
+        let order = self.order();
+        let own = self.entries.get(mine).and_then(|entry| self.read(mine, entry, name)).map(|own| order(&own));
+        let is_ahead = |head: Head| {
+            own.is_none_or(|own| order(&Head { tag: head.tag.saturating_add(near << SINCE), ..head }) < own)
+        };
         let mut last = 0;
         for (i, (at, entry)) in self.from(bucket).take((seen & ANY_REACH) as usize).enumerate() {
             let [owner, other, ..] = entry;
@@ -236,13 +261,26 @@ impl<'a> Heads<'a> {
         all
     }
 
-    /// The head that an entry shows, if it is of this name.
+    /// The order of heads, as of now: by the lead of the tenant, where there are some, and then by tag. Less is sooner.
+    fn order(&self) -> impl Fn(&Head) -> (u64, u64, usize) {
+        let shares = self.shares.map(|shares| (shares, shares.now()));
+        move |head| (shares.map_or(0, |(shares, now)| shares.lead(head.name, now)), head.tag, head.at)
+    }
+
+    /// Returns whether a waiter of this name with this tag, which may be its line's head, comes before a head or is it.
+    pub fn is_before(&self, (name, tag): (u64, u64), head: &Head) -> bool {
+        let order = self.order();
+        order(&Head { name, tag, ..*head }) <= order(head)
+    }
+
+    /// The head that an entry shows, if it is of this name, or of any tenant.
     fn read(&self, at: usize, [owner, own, shown, wants]: &[AtomicU64; 4], name: u64) -> Option<Head> {
         let tag = shown.load(Acquire);
-        if tag == 0 || own.load(Acquire) != name {
+        let own = own.load(Acquire);
+        if tag == 0 || own != name && self.shares.is_none() {
             return None;
         }
-        let head = Head { at, tag, owner: owner.load(Acquire), units: wants.load(Acquire) };
+        let head = Head { at, tag, name: own, owner: owner.load(Acquire), units: wants.load(Acquire) };
         // (2)
         fence(Acquire);
         (shown.load(Relaxed) == tag).then_some(head)
@@ -304,7 +342,7 @@ mod tests {
         let early = heads.join(7, 2, tag(0, 20), 3).unwrap();
         let other = heads.join(8, 2, tag(0, 10), 1).unwrap();
         let least = heads.survey(7, late, 0);
-        let expected = Head { at: early, tag: tag(0, 20), owner: 2, units: 3 };
+        let expected = Head { at: early, tag: tag(0, 20), name: 7, owner: 2, units: 3 };
         assert_eq!(least, Survey { least: Some(expected), ahead: 1, units: 3 });
         let urgent = heads.join(7, 1, tag(-1, 90), 1).unwrap();
         assert_eq!(heads.survey(7, early, 0).least.map(|head| head.at), Some(urgent));

@@ -82,6 +82,11 @@ pub trait Behind: Send + Sync {
         None
     }
 
+    /// Returns whether it is a limit that tenants share.
+    fn is_shared(&self) -> bool {
+        self.limit().is_some_and(Limit::is_shared)
+    }
+
     /// Lists the limits behind this limiter and its children, each by its store's address and its name.
     fn list_limits(&self, all: &mut Vec<(usize, Arc<str>)>) {
         let limit = self.limit().map(|limit| (Arc::as_ptr(limit.store()).addr(), limit.name().clone()));
@@ -299,6 +304,14 @@ pub trait Awaited: Quiet {
 
     /// Shows another first waiter, or none, of a line that [was shown](Awaited::line_up).
     fn show_next(&self, _first: Option<First>, _shown: &Cell<Shown>) {}
+
+    /// Returns where the line is shown that has the turn, if tenants share the limit and some wait.
+    fn next_line(&self) -> Option<usize> {
+        None
+    }
+
+    /// Takes back what a tenant was charged for a place of its line that nobody will use.
+    fn take_back_charge(&self, _shown: &Cell<Shown>, _place: &RawPermit) {}
 
     /// Returns whether this place is too late to use, so that it has to be exchanged.
     fn is_late(&self, _place: &RawPermit) -> bool {

@@ -92,6 +92,8 @@ pub struct Line {
     woken: Option<Woken>,
     /// With a server: what threads do.
     errands: Option<Errands>,
+    /// Where tenants share the limit: where the line is shown that had the turn last.
+    next_line: Option<usize>,
     /// The deadlines of waiters whose lines may be in a thread.
     deadlines: BTreeSet<(Tick, WaiterId)>,
     generation: u64,
@@ -145,6 +147,7 @@ impl Line {
             wake,
             woken: None,
             errands: None,
+            next_line: None,
             deadlines: BTreeSet::new(),
             generation: fork::generation(),
         }
@@ -269,6 +272,7 @@ impl Line {
         }
         self.publish(&key, out);
         self.keep(key, entry);
+        self.pass_turn();
         joined?;
         if is_unprepared {
             return Err(Error::WouldWait);
@@ -532,10 +536,31 @@ impl Line {
             None => self.keys.keys().cloned().collect(),
         };
         for key in keys {
-            if let Some(mut entry) = self.keys.remove(&key) {
-                entry.line.wake(now);
-                self.keep(key, entry);
-            }
+            self.wake_line(key, now);
+        }
+        self.next_line = None;
+        self.pass_turn();
+    }
+
+    fn wake_line(&mut self, key: Arc<str>, now: Tick) {
+        if let Some(mut entry) = self.keys.remove(&key) {
+            entry.line.wake(now);
+            self.keep(key, entry);
+        }
+    }
+
+    /// Where tenants share the limit, makes the line due that has the turn now, if it is here and did not have it before.
+    fn pass_turn(&mut self) {
+        if !self.limiter.is_shared() {
+            return;
+        }
+        let next = self.limiter.next_line();
+        if std::mem::replace(&mut self.next_line, next) == next {
+            return;
+        }
+        let its = |(key, entry): (&Arc<str>, &Entry)| entry.line.is_shown_at(next?).then(|| key.clone());
+        if let Some(key) = self.keys.iter().find_map(its) {
+            self.wake_line(key, self.clock().now().floor);
         }
     }
 
@@ -551,6 +576,7 @@ impl Line {
                 if let Some(mut entry) = self.keys.remove(&key) {
                     entry.line.leave(&*self.limiter, rank);
                     self.keep(key, entry);
+                    self.pass_turn();
                 }
             }
             Some(Seated::OwnPlace(own)) => {
@@ -608,6 +634,7 @@ impl Line {
         entry.line.advance(&pass, &mut out);
         self.publish(&key, out);
         self.keep(key, entry);
+        self.pass_turn();
     }
 
     fn advance_own_place(&mut self, id: WaiterId, now: Tick) {

@@ -9,13 +9,14 @@ pub(super) use turns::{Notices, TurnLine};
 
 use super::shown::NOTICES;
 use super::{Claim, First, LineTurn, Outcome, Rank, Shown, Terms, Waiter};
+use crate::algorithm::heads;
 use crate::charges::is_joint;
 use crate::decision::LOOK_AGAIN;
 use crate::error::{Error, Result};
 use crate::fork::jitter;
 use crate::limiter::{Limiter, Presented};
 use crate::permit::RawPermit;
-use crate::policy::{self, MAX_DEFAULT_GRACE};
+use crate::policy::{self, MAX_DEFAULT_GRACE, Share};
 use crate::state::Unwritten;
 use crate::time::{Clock, Tick, from_ticks, grace_ticks, patience_ticks};
 use crate::waiting::MayWait;
@@ -94,6 +95,8 @@ struct Waiting {
     hold: Tick,
     /// 0: the default.
     grace: Tick,
+    /// The share of its tenant, if it is not the one that is kept.
+    share: Option<Share>,
     /// [`KeyLine::units`] and [`KeyLine::gone`] before it joined at the end of the line. 0 if it joined elsewhere.
     units: u64,
     gone: u64,
@@ -108,7 +111,7 @@ impl Waiting {
 
     /// What other lines have to know of it.
     fn shown_as(&self, (priority, _): Rank) -> First {
-        First { priority, since: self.since, units: self.wanted.weight }
+        First { priority, since: self.since, units: self.wanted.weight, share: self.share }
     }
 }
 
@@ -255,7 +258,8 @@ impl KeyLine {
     ) -> Result<()> {
         let was_empty = self.is_empty();
         let now = pass.now();
-        let Waiter { key, weight, timeout, .. } = waiter;
+        let Waiter { key, weight, timeout, share, .. } = waiter;
+        policy::check_shares(share)?;
         let deadline = super::deadline(now, timeout);
         policy::check_some(weight)?;
         let grace = grace_ticks("grace", waiter.grace)?;
@@ -282,19 +286,26 @@ impl KeyLine {
             }
         }
         self.is_joint |= is_joint(key);
-        self.insert(rank, Wanted::of(pass.key, key, weight), now, (deadline, Tick::MAX, grace));
+        self.insert(rank, Wanted::of(pass.key, key, weight), now, (deadline, Tick::MAX, grace), share);
         self.fill(pass, asked.filter(|_| was_empty), out);
         self.count(pass.limiter);
         Ok(())
     }
 
-    fn insert(&mut self, rank: Rank, wanted: Wanted, since: Tick, (deadline, hold, grace): (Tick, Tick, Tick)) {
+    fn insert(
+        &mut self,
+        rank: Rank,
+        wanted: Wanted,
+        since: Tick,
+        (deadline, hold, grace): (Tick, Tick, Tick),
+        share: Option<Share>,
+    ) {
         let is_last = self.waiters.last_key_value().is_none_or(|(last, _)| *last < rank);
         let (units, gone) = if is_last { (self.units, self.gone) } else { (0, self.gone) };
         self.is_moved |= !is_last;
         self.units = self.units.saturating_add(wanted.weight);
         self.by_wanted.insert((wanted.clone(), rank));
-        self.waiters.insert(rank, Waiting { wanted, since, deadline, hold, grace, units, gone });
+        self.waiters.insert(rank, Waiting { wanted, since, deadline, hold, grace, share, units, gone });
         if deadline != Tick::MAX {
             self.deadlines.insert((deadline, rank));
         }
@@ -313,6 +324,7 @@ impl KeyLine {
         let before = at.checked_sub(1).map_or(0, |before| self.places[before].ready);
         let (ready, unwritten) = (asked.saturating_add(after).max(before), std::mem::take(&mut self.unwritten));
         self.places.insert(at, HeldPlace { place, wanted, ready, unwritten });
+        self.is_moved = true;
     }
 
     /// Puts the first place back to the front. The places behind it become ready no sooner.
@@ -401,6 +413,11 @@ impl KeyLine {
     /// The calls at the key's bell that are for this line.
     pub fn calls(&self) -> u32 {
         self.shown.get().calls()
+    }
+
+    /// Returns whether it is shown there to the lines of all processes.
+    pub fn is_shown_at(&self, at: usize) -> bool {
+        self.shown.get().is_at(at)
     }
 
     /// Returns the waiter's deadline.
@@ -532,9 +549,9 @@ impl KeyLine {
     }
 
     /// Returns whether the next place may be at any distance: it is the line's only one, and no other line has to know of
-    /// its waiters. Otherwise whoever holds a far place would pass those who ask meanwhile and are more urgent.
-    fn has_any_distance(&self) -> bool {
-        self.places.is_empty() && self.turn.is_none() && !self.shown.get().is_some()
+    /// its waiters, nor may have to. Otherwise whoever holds a far place would pass those who ask meanwhile and are more urgent.
+    fn has_any_distance(&self, is_shared: bool) -> bool {
+        !is_shared && self.places.is_empty() && self.turn.is_none() && !self.shown.get().is_some()
     }
 
     /// Returns how far ahead places are taken. It is far enough that a late driver finds the places it could have
@@ -560,7 +577,7 @@ impl KeyLine {
     /// the limiter was just asked.
     fn fill(&mut self, pass: &Pass, mut asked: Option<Claim>, out: &mut Out) {
         let window = pass.window();
-        let is_bounded = pass.limiter.has_bounded_queue();
+        let (is_bounded, is_shared) = (pass.limiter.has_bounded_queue(), pass.limiter.is_shared());
         // The first request is made even in a late thread, so that a joining caller learns whether units are free.
         let mut is_first = true;
         while let Some(rank) = self.first_without() {
@@ -575,12 +592,21 @@ impl KeyLine {
             }
             is_first = false;
             let first = &self.waiters[&rank];
-            let (wanted, deadline, in_turn) = (first.wanted.clone(), first.deadline, first.is_hurried());
+            let (wanted, deadline, share) = (first.wanted.clone(), first.deadline, first.share);
+            let in_turn = first.is_hurried() && !is_shared;
             let left = deadline.saturating_sub(now);
-            let most = if self.has_any_distance() || is_bounded { left } else { left.min(self.horizon(window)) };
+            let most = if self.has_any_distance(is_shared) || is_bounded { left } else { left.min(self.horizon(window)) };
             let patience = (most != Tick::MAX).then(|| from_ticks(most));
             let (grace, as_place) = (self.grace(window), !self.places.is_empty());
-            let terms = Terms { most: patience, grace, asked: from_ticks(self.asked()), as_place, in_turn };
+            let terms = Terms {
+                most: patience,
+                grace,
+                asked: from_ticks(self.asked()),
+                as_place,
+                in_turn,
+                share,
+                ..Terms::NOW
+            };
             match self.claim(pass, (rank, &wanted), terms, asked.take()) {
                 Ok(Claim::Started(permit)) => {
                     self.looks = 0;
@@ -653,7 +679,7 @@ impl KeyLine {
         let near = from_ticks(self.horizon(pass.window()));
         let most =
             if pass.limiter.has_places() { Some(terms.most.map_or(near, |most| most.min(near))) } else { terms.most };
-        let in_turn = Terms { in_turn: true, most, ..terms };
+        let in_turn = Terms { in_turn: true, most, tag: heads::tag(first.priority, first.since), ..terms };
         match turn {
             Some(turn) if turn.is_ours() => self.ask(pass, |limiter| limiter.claim(key, weight, in_turn)),
             Some(turn) => {
@@ -676,9 +702,11 @@ impl KeyLine {
 
     /// Returns how long not to ask after a denial.
     fn pause(&mut self, pass: &Pass, after: Tick, is_certain: bool, window: Tick) -> Tick {
-        let has_places = pass.limiter.has_places();
+        let (has_places, is_shared) = (pass.limiter.has_places(), pass.limiter.is_shared());
         if let Some((turn, since)) = self.turn.filter(|(turn, _)| !(turn.is_ours() && (has_places || is_certain))) {
-            if pass.has_bell || has_places || turn.idle().is_some() {
+            // (Tenants pass the turn with each start.)
+            let is_for_long = has_places && (!is_shared || turn.not_before() > 0);
+            if pass.has_bell || is_for_long || turn.idle().is_some() {
                 return pass.among_keys(turn.look_in());
             }
             // Nobody calls an event loop. The first two look often, for they are next: a sixteenth of the time that it has
@@ -686,7 +714,7 @@ impl KeyLine {
             let most = if turn.ahead > 1 { LEAST_OFTEN } else { ((pass.now() - since) / 16).clamp(500, LEAST_OFTEN) };
             return pass.among_keys(jitter(most / 2, most));
         }
-        if has_places && !self.has_any_distance() {
+        if has_places && !self.has_any_distance(is_shared) {
             let after = if is_certain { after.saturating_sub(self.horizon(window)) } else { after };
             return after.clamp(
                 1,
@@ -840,6 +868,11 @@ impl KeyLine {
 
     /// Gives a place back, or leaves that to a pass that may wait.
     fn give_back(&mut self, limiter: &dyn Limiter, place: RawPermit) {
+        limiter.take_back_charge(&self.shown, &place);
+        self.give_back_uncharged(limiter, place);
+    }
+
+    fn give_back_uncharged(&mut self, limiter: &dyn Limiter, place: RawPermit) {
         let since = *self.blocked_since.get_or_insert_with(Instant::now);
         let give_back = || MayWait::in_slice(since, super::slice(limiter), || limiter.cancel_place(&place));
         // If it fails otherwise, the place expires unused.
@@ -861,7 +894,7 @@ impl KeyLine {
     fn give_back_surplus(&mut self, limiter: &dyn Limiter) {
         if !self.surplus.is_empty() {
             for place in std::mem::take(&mut self.surplus) {
-                self.give_back(limiter, place);
+                self.give_back_uncharged(limiter, place);
             }
             if self.surplus.is_empty() {
                 self.blocked_since = None;

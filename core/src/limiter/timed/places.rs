@@ -7,7 +7,7 @@ use crate::decision::LOOK_AGAIN;
 use crate::error::Result;
 use crate::hash::Hash;
 use crate::limiter::internal::When;
-use crate::limiter::line::{Claim, First, HORIZON, LineTurn, NEAR, Room, Shown, Terms, is_awaited};
+use crate::limiter::line::{Claim, First, HORIZON, LineTurn, Lines, NEAR, Room, Shown, Terms, is_awaited};
 use crate::limiter::{Presented, Reserved};
 use crate::permit::{MAX_GRACE, RawPermit, TimedPermit};
 use crate::policy::{self, Shape};
@@ -69,7 +69,8 @@ impl Timed {
                 return Ok(None);
             }
             let mut own = shown.get();
-            let turn = own.look(found, first, NEAR, |units| Self::room(found, units), |_| ());
+            let room = |units| Self::room(found, units, 0);
+            let turn = own.look(found, Lines::of(found, NEAR), first, room, |_| ());
             shown.set(own);
             turn
         })
@@ -77,16 +78,16 @@ impl Timed {
 
     pub(super) fn do_show_next(&self, first: Option<First>, shown: &Cell<Shown>) {
         Shown::show_next(shown, &self.limit, |own, found| {
-            own.change(found, first, |units| Self::room(found, units), |_| ())
+            own.change(found, Lines::of(found, NEAR), first, |units| Self::room(found, units, 0), |_| ())
         });
     }
 
-    /// Returns whether so many units could start now. Lines take places before that: see `HORIZON`.
-    fn room(found: &Key, units: u64) -> Result<Room, Blocked> {
+    /// Returns whether so many units could start so long from now. Lines take places before that: see `HORIZON`.
+    pub(super) fn room(found: &Key, units: u64, ahead: Tick) -> Result<Room, Blocked> {
         let ask = Ask::now(found.table.windows.as_slice(), units.min(found.table.capacity), found.gate);
         let view = found.cells().view(&ask, || found.home().clock.now())?;
         Ok(match view.ready.saturating_sub(view.now) {
-            0 => Room::Free { position: 0 },
+            left if left <= ahead => Room::Free { position: 0 },
             left => Room::NotBefore(left.saturating_sub(HORIZON)),
         })
     }

@@ -1,0 +1,182 @@
+//! Limits that tenants share: who starts next, by what each has had.
+
+use crate::common::limits::patient;
+use crate::common::{Child, Dir, Random, shared, wait_until};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::*;
+use std::thread;
+use std::time::Duration;
+use workglow_limit::embed::{Joined, Line, Outcome, Waiter};
+use workglow_limit::*;
+
+const fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+fn admitted(attempt: Attempt) -> Option<RawPermit> {
+    if let Attempt::Admitted(permit) = attempt { Some(permit) } else { None }
+}
+
+/// Lines of one shared limit, as several loops have them, by a manual clock.
+struct Bench {
+    clock: ManualClock,
+    store: Store,
+    limiter: Arc<dyn Limiter>,
+    lines: Vec<Line>,
+    /// The tenant of each waiter.
+    tenants: BTreeMap<(usize, u64), &'static str>,
+    running: Vec<RawPermit>,
+    /// Who started, in order, and when.
+    started: Vec<(&'static str, Duration)>,
+    _dir: Dir,
+}
+
+impl Bench {
+    fn new(name: &str, is_lane: bool, policy: &str, lines: usize) -> Bench {
+        let (dir, clock) = (Dir::new(name), ManualClock::new());
+        let mut options = StoreOptions::default();
+        (options.clock, options.timeout) = (Some(clock.clone()), Duration::from_secs(60));
+        let url = if is_lane { dir.url() } else { "memory:".into() };
+        let store = Store::with_options(&url, options).unwrap();
+        let limiter = store.limiter("api", policy).unwrap();
+        let lines = (0..lines).map(|_| Line::new(limiter.clone())).collect();
+        let (tenants, running, started) = Default::default();
+        Bench { clock, store, limiter, lines, tenants, running, started, _dir: dir }
+    }
+
+    fn join(&mut self, line: usize, tenant: &'static str, waiter: Waiter<'_>) {
+        self.clock.advance(Duration::from_micros(1));
+        match self.lines[line].join(Waiter { key: tenant, ..waiter }).unwrap() {
+            Joined::Waiting(id) => drop(self.tenants.insert((line, id), tenant)),
+            Joined::Done(Outcome::Admitted(permit)) => {
+                self.started.push((tenant, self.clock.now()));
+                self.running.push(permit);
+            }
+            Joined::Done(outcome) => panic!("{outcome:?}"),
+        }
+    }
+
+    fn join_many(&mut self, line: usize, tenant: &'static str, count: usize) {
+        (0..count).for_each(|_| self.join(line, tenant, Waiter::new("", 1)));
+    }
+
+    /// Each line does what is due.
+    fn advance(&mut self) {
+        let mut over = Vec::new();
+        for line in 0..self.lines.len() {
+            self.lines[line].advance(&mut over);
+            for (id, outcome) in over.drain(..) {
+                let Outcome::Admitted(permit) = outcome else { panic!("{outcome:?}") };
+                self.started.push((self.tenants[&(line, id)], self.clock.now()));
+                self.running.push(permit);
+            }
+        }
+    }
+
+    /// Lets time pass until so many more have started, or for so long at most. Returns who started.
+    fn pass_time(&mut self, count: usize, most: Duration) -> Vec<&'static str> {
+        let (before, end) = (self.started.len(), self.clock.now() + most);
+        while self.started.len() < before + count && self.clock.now() < end {
+            self.clock.advance(ms(1));
+            self.advance();
+        }
+        self.started[before..].iter().map(|(tenant, _)| *tenant).collect()
+    }
+
+    /// Jobs end, the oldest first, one at a time, until so many more have started.
+    fn end_jobs(&mut self, count: usize) -> Vec<&'static str> {
+        let before = self.started.len();
+        for _ in 0..count {
+            let (permit, had) = (self.running.remove(0), self.started.len());
+            self.limiter.complete(&permit).unwrap();
+            for _ in 0..40 {
+                self.clock.advance(ms(1));
+                self.advance();
+                if self.started.len() > had {
+                    break;
+                }
+            }
+        }
+        self.started[before..].iter().map(|(tenant, _)| *tenant).collect()
+    }
+}
+
+fn count(started: &[&str], tenant: &str) -> usize {
+    started.iter().filter(|other| **other == tenant).count()
+}
+
+#[test]
+fn all_tenants_have_one_budget_and_nothing_differs_while_nobody_waits() {
+    for is_lane in [false, true] {
+        for policy in ["4/1m shared", "4/1m burst 4 shared", "4 concurrent shared", "4/1m fixed shared"] {
+            let bench = Bench::new("one-budget", is_lane, policy, 0);
+            let api = &bench.limiter;
+            for tenant in ["acme", "bolt", "", "acme"] {
+                assert!(api.peek(tenant, 1).unwrap().admitted, "{policy}");
+                assert!(admitted(api.attempt(tenant, 1).unwrap()).is_some(), "{policy}");
+            }
+            assert_eq!((api.peek("coil", 1).unwrap().remaining, api.decide("coil", 1).unwrap().admitted), (0, false));
+            assert_eq!((api.stats("acme").unwrap().admitted, api.stats("").unwrap().denied), (4, 1));
+            let error = api.attempt("acme", 5).unwrap_err();
+            assert!(error.to_string().starts_with("weight is 5: limit \"api\" grants at most 4 units"), "{error}");
+            api.clear("bolt").unwrap();
+            assert!(api.try_acquire("coil", 4).unwrap().is_some());
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_shared_is_refused() {
+    let store = Store::new("memory:").unwrap();
+    let refused = |policy: &str| store.limiter("api", policy).map(drop).unwrap_err().to_string();
+    let leaky = "\"5/1s queue 3\" cannot be shared by tenants: the queue of a leaky bucket is in the order of asking";
+    assert_eq!(refused("5/1s queue 3 shared"), leaky);
+    assert_eq!(refused("5/1s shared 3"), "policy is \"5/1s shared 3\": expected no share: each tenant's is set by `share`");
+    for url in ["redis://localhost:1", "postgres://localhost:1/x"] {
+        if let Ok(store) = Store::new(url) {
+            let expected = "limit \"api\" is \"5/1s shared\": tenants share limits in memory: and sqlite: stores, not on servers";
+            assert_eq!(store.limiter("api", "5/1s shared").map(drop).unwrap_err().to_string(), expected);
+        }
+    }
+    let api = store.limiter("api", "5/1s shared").unwrap();
+    let _plain = store.limiter("plain", "5/1s").unwrap();
+    let refused = |name: &str, key: &str, share| store.share(name, key, share).unwrap_err().to_string();
+    assert_eq!(refused("api", "acme", 0), "share is 0: expected a whole number from 1 to 1000");
+    assert_eq!(refused("api", "acme", 1_001), "share is 1001: expected a whole number from 1 to 1000");
+    assert_eq!(refused("api", "", 2), "key is empty: expected 1 to 1024 bytes of UTF-8, or no key for the limit itself");
+    assert_eq!(refused("plain", "acme", 2), "limit \"plain\" is not shared by tenants, so it has no shares");
+    assert!(refused("gone", "acme", 2).contains("gone"));
+    let plan = store.override_limit("api", "9/1s shared", Some("acme")).unwrap_err().to_string();
+    assert!(plan.ends_with("a tenant has no policy of its own in it, but a share (`share`)"), "{plan}");
+    for share in [0, 1_001] {
+        let expected = format!("share is {share}: expected a whole number from 1 to 1000");
+        let waiter = || Waiter::new("acme", 1).share(share);
+        assert_eq!(embed::acquire(&*api, waiter()).unwrap_err().to_string(), expected);
+        assert_eq!(Line::new(api.clone()).join(waiter()).unwrap_err().to_string(), expected);
+    }
+    // Shared or not is a kind of limit: what was counted for keys is not what is counted for all.
+    let error = store.limiter("plain", "5/1s shared").unwrap().open().unwrap_err().to_string();
+    assert!(error.contains("shared-rate"), "{error}");
+}
+
+#[test]
+fn a_share_is_kept_in_the_store() {
+    let dir = Dir::new("kept-share");
+    let policy = "1/1s shared";
+    {
+        let store = patient(&dir.url());
+        store.limiter("api", policy).unwrap().open().unwrap();
+        store.share("api", "acme", 3).unwrap();
+        store.share("api", "bolt", 7).unwrap();
+        store.share("api", "bolt", 1).unwrap();
+    }
+    std::fs::remove_file(dir.file("limits.db-lane")).unwrap();
+    let rows: Vec<String> = crate::common::with_database(&dir, |database| {
+        let query = "SELECT key || ' ' || policy FROM keys WHERE policy IS NOT NULL";
+        let mut rows = database.prepare(query).unwrap();
+        rows.query_map([], |row| row.get(0)).unwrap().map(Result::unwrap).collect()
+    });
+    assert_eq!(rows, ["acme 1/1s shared 3"]);
+    patient(&dir.url()).limiter("api", policy).unwrap().open().unwrap();
+}
