@@ -180,3 +180,72 @@ fn a_share_is_kept_in_the_store() {
     assert_eq!(rows, ["acme 1/1s shared 3"]);
     patient(&dir.url()).limiter("api", policy).unwrap().open().unwrap();
 }
+
+#[test]
+fn the_next_slot_goes_to_the_tenant_that_has_had_the_least() {
+    for (is_lane, lines) in [(false, [0, 0, 0]), (true, [0, 0, 0]), (false, [0, 1, 2]), (true, [0, 1, 2])] {
+        let mut bench = Bench::new("slots", is_lane, "1 concurrent shared", 3);
+        bench.store.share("api", "bolt", 3).unwrap();
+        bench.join(0, "acme", Waiter::new("", 1));
+        let [acme, bolt, coil] = lines;
+        bench.join_many(acme, "acme", 200);
+        bench.join_many(bolt, "bolt", 200);
+        (0..200).for_each(|_| bench.join(coil, "coil", Waiter::new("", 1).share(2)));
+        let started = bench.end_jobs(300);
+        assert_eq!(started.len(), 300, "no slot is idle");
+        let had = ["acme", "bolt", "coil"].map(|tenant| count(&started, tenant) as f64);
+        for (had, share) in had.into_iter().zip([1.0, 3.0, 2.0]) {
+            assert!((had - 50.0 * share).abs() <= share, "{started:?}");
+        }
+    }
+}
+
+#[test]
+fn a_tenant_with_one_waiter_does_not_wait_for_another_with_hundreds() {
+    for is_lane in [false, true] {
+        for (policy, most) in [("10/1s shared", 11), ("10/1s burst 10 shared", 11), ("10/1s counter shared", 30)] {
+            for line in [0, 1] {
+                let mut bench = Bench::new("whale", is_lane, policy, 2);
+                bench.join_many(0, "whale", 400);
+                bench.pass_time(50, ms(20_000));
+                bench.join(line, "minnow", Waiter::new("", 1));
+                // Not sooner than all places that are taken ahead, and the window.
+                let before = bench.started.len();
+                while count(&bench.pass_time(1, ms(2_000)), "minnow") == 0 {
+                    assert!(bench.started.len() <= before + most, "{policy}: {} before", bench.started.len() - before);
+                }
+            }
+        }
+    }
+}
+
+/// T4: by whatever order lines look, what two tenants that keep waiting have had differs by at most one heaviest start each,
+/// by their shares; and nobody is left out of the limit.
+#[test]
+fn what_tenants_have_had_differs_by_no_more_than_one_start_each() {
+    const TENANTS: [(&str, u32, u64); 4] = [("acme", 1, 1), ("bolt", 3, 2), ("coil", 2, 3), ("dial", 1, 1)];
+    for (is_lane, seed) in [(false, 1), (true, 2), (true, 3)] {
+        for policy in ["6/1s shared", "6/1s burst 6 shared"] {
+            let mut bench = Bench::new("differ", is_lane, policy, 3);
+            for round in 0..240 {
+                for (i, (tenant, share, weight)) in TENANTS.into_iter().enumerate() {
+                    let line = if seed == 1 { 0 } else { (i + round) % 3 };
+                    bench.join(line, tenant, Waiter::new("", weight).share(share));
+                }
+            }
+            bench.started.clear();
+            let started = bench.pass_time(300, ms(200_000));
+            let mut had = [0.0; 4];
+            for tenant in started {
+                let i = TENANTS.iter().position(|(other, ..)| *other == tenant).unwrap();
+                had[i] += TENANTS[i].2 as f64 / f64::from(TENANTS[i].1);
+                for (j, (_, r, w)) in TENANTS.into_iter().enumerate() {
+                    let one_each = w as f64 / f64::from(r) + TENANTS[i].2 as f64 / f64::from(TENANTS[i].1);
+                    assert!((had[i] - had[j]).abs() <= one_each + 1e-3, "{policy}, seed {seed}: {had:?}");
+                }
+            }
+            let (first, last) = (bench.started[0].1, bench.started[299].1);
+            println!("{policy}, seed {seed}: 300 starts in {:?}", last - first);
+        }
+    }
+}
