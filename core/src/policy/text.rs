@@ -503,7 +503,7 @@ mod tests {
             assert_eq!((policy.to_string(), policy.is_shared()), (same.to_owned(), true));
         }
         let all = parse_all("tokens: 9/1s Shared + tokens: 5/1s burst 7").unwrap_err().to_string();
-        assert!(all.contains("another name for the policy at character 25"), "{all}");
+        assert!(all.contains("another name for the policy at character 31"), "{all}");
         let parts = parse_all("9/1s shared + 5/1s").unwrap();
         assert_eq!(parts.iter().map(|part| part.kind()).collect::<Vec<_>>(), ["shared-rate", "rate"]);
         let error = |text: &str| text.parse::<Policy>().unwrap_err().to_string();

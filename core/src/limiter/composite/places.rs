@@ -181,6 +181,9 @@ impl<'a> Presentation<'a> {
 impl CompositeLimiter {
     /// Takes a place at the slowest of the request's children.
     fn reserve_for(&self, wish: Wish, when: When) -> Result<Reserved> {
+        if self.group.has_shared() {
+            return unsupported("reserve", "a composite with a part that tenants share: its starts are in their turn");
+        }
         let children = &self.group.children()?[..wish.children];
         let charges = self.group.split(&wish.key, wish.weight)?;
         let mut slowest = None;

@@ -667,7 +667,7 @@ impl KeyLine {
             return Ok(claim);
         }
         let (first, shown) = (self.waiters[&rank].shown_as(rank), std::mem::take(&mut self.shown));
-        let turn = self.ask_alone(pass, |limiter| limiter.line_up(pass.key, first, &shown));
+        let turn = self.ask_alone(pass, |limiter| limiter.line_up(key, first, &shown));
         self.shown = shown;
         let turn = match turn {
             Err(Error::WouldWait) => return Err(Error::WouldWait),
@@ -729,7 +729,7 @@ impl KeyLine {
         if is_certain {
             // Another process may cancel a start of a concurrency limit, or open its gate. (A limiter of the program's own is asked
             // only when it said.)
-            let may_change = pass.limiter.limit().is_some() && !pass.limiter.has_places();
+            let may_change = (pass.limiter.limit().is_some() || is_shared) && !has_places;
             return after.clamp(1, if may_change { pass.among_keys(LOOK_SOONER) } else { Tick::MAX });
         }
         self.poll(pass)
