@@ -95,15 +95,17 @@ impl<'a> Shares<'a> {
                 0 => 0,
                 _ => self.lead_of(end.load(Acquire), now),
             };
-            let slot = self.window(tenant).min_by_key(|slot| lead(slot))?;
-            let other = slot[0].load(Acquire);
+            let slot @ [holder, end] = self.window(tenant).min_by_key(|slot| lead(slot))?;
+            let (other, ends) = (holder.load(Acquire), end.load(Acquire));
             if other == tenant {
                 return Some(slot);
             }
-            if slot[0].compare_exchange(other, tenant, AcqRel, Relaxed).is_ok() {
+            if holder.compare_exchange(other, tenant, AcqRel, Relaxed).is_ok() {
                 fault::point("tenant-taken");
-                // What another tenant had had is not this one's.
-                slot[1].store(now, Release);
+                // The lead of another tenant is not this one's. (Nor is a charge to this one, which may have come since.)
+                if self.lead_of(ends, now) > 0 {
+                    let _ = end.compare_exchange(ends, now, AcqRel, Relaxed);
+                }
                 return Some(slot);
             }
         }

@@ -138,8 +138,10 @@ impl<L: Shareable> Shared<L> {
             Err(error) if !error.is_store_failure() => return Err(error),
             Ok(None) | Err(_) => {}
         }
+        // (The limit may have been opened only now.)
+        let is_calm = self.is_calm();
         let taken = take()?;
-        if takes(&taken) {
+        if !is_calm && takes(&taken) {
             self.charge(key, weight, share);
         }
         Ok(taken)
