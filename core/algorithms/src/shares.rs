@@ -95,18 +95,15 @@ impl<'a> Shares<'a> {
                 0 => 0,
                 _ => self.lead_of(end.load(Acquire), now),
             };
-            let slot @ [holder, end] = self.window(tenant).min_by_key(|slot| lead(slot))?;
+            let [holder, end] = self.window(tenant).min_by_key(|slot| lead(slot))?;
             let (other, ends) = (holder.load(Acquire), end.load(Acquire));
-            if other == tenant {
-                return Some(slot);
-            }
-            if holder.compare_exchange(other, tenant, AcqRel, Relaxed).is_ok() {
+            if other != tenant && holder.compare_exchange(other, tenant, AcqRel, Relaxed).is_ok() {
                 fault::point("tenant-taken");
                 // The lead of another tenant is not this one's. (Nor is a charge to this one, which may have come since.)
                 if self.lead_of(ends, now) > 0 {
                     let _ = end.compare_exchange(ends, now, AcqRel, Relaxed);
                 }
-                return Some(slot);
+                // (Another start may have taken one before this: then it is that one.)
             }
         }
     }
