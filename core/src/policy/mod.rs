@@ -304,7 +304,9 @@ impl Policy {
         match self.has_queue() {
             false => Ok(Policy(self.0, share)),
             true => Err(Error::Unsupported {
-                reason: format!("\"{self}\" cannot be shared by tenants: the queue of a leaky bucket is in the order of asking"),
+                reason: format!(
+                    "\"{self}\" cannot be shared by tenants: the queue of a leaky bucket is in the order of asking"
+                ),
             }),
         }
     }

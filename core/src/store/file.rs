@@ -196,7 +196,8 @@ impl Entry<'_> {
         };
         let shared = self.flag("shared")?;
         let share = |policy: Result<Policy>| if shared { policy.and_then(Policy::shared) } else { policy };
-        let all = rate.into_iter().chain(concurrency.map(Policy::concurrency)).map(share).collect::<Result<Vec<Policy>>>();
+        let all =
+            rate.into_iter().chain(concurrency.map(Policy::concurrency)).map(share).collect::<Result<Vec<Policy>>>();
         let all = all.map_err(|e| match &e {
             Error::InvalidArgument { parameter, .. } => {
                 let key = match *parameter {

@@ -1,7 +1,7 @@
 //! Limits that tenants share: who starts next, by what each has had.
 
 use crate::common::limits::patient;
-use crate::common::{Child, Dir, Random, shared, wait_until};
+use crate::common::{Child, Dir, shared, wait_until};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::*;
@@ -132,10 +132,14 @@ fn what_cannot_be_shared_is_refused() {
     let refused = |policy: &str| store.limiter("api", policy).map(drop).unwrap_err().to_string();
     let leaky = "\"5/1s queue 3\" cannot be shared by tenants: the queue of a leaky bucket is in the order of asking";
     assert_eq!(refused("5/1s queue 3 shared"), leaky);
-    assert_eq!(refused("5/1s shared 3"), "policy is \"5/1s shared 3\": expected no share: each tenant's is set by `share`");
+    assert_eq!(
+        refused("5/1s shared 3"),
+        "policy is \"5/1s shared 3\": expected no share: each tenant's is set by `share`"
+    );
     for url in ["redis://localhost:1", "postgres://localhost:1/x"] {
         if let Ok(store) = Store::new(url) {
-            let expected = "limit \"api\" is \"5/1s shared\": tenants share limits in memory: and sqlite: stores, not on servers";
+            let expected =
+                "limit \"api\" is \"5/1s shared\": tenants share limits in memory: and sqlite: stores, not on servers";
             assert_eq!(store.limiter("api", "5/1s shared").map(drop).unwrap_err().to_string(), expected);
         }
     }
@@ -144,7 +148,10 @@ fn what_cannot_be_shared_is_refused() {
     let refused = |name: &str, key: &str, share| store.share(name, key, share).unwrap_err().to_string();
     assert_eq!(refused("api", "acme", 0), "share is 0: expected a whole number from 1 to 1000");
     assert_eq!(refused("api", "acme", 1_001), "share is 1001: expected a whole number from 1 to 1000");
-    assert_eq!(refused("api", "", 2), "key is empty: expected 1 to 1024 bytes of UTF-8, or no key for the limit itself");
+    assert_eq!(
+        refused("api", "", 2),
+        "key is empty: expected 1 to 1024 bytes of UTF-8, or no key for the limit itself"
+    );
     assert_eq!(refused("plain", "acme", 2), "limit \"plain\" is not shared by tenants, so it has no shares");
     assert!(refused("gone", "acme", 2).contains("gone"));
     let plan = store.override_limit("api", "9/1s shared", Some("acme")).unwrap_err().to_string();
@@ -310,7 +317,8 @@ fn who_does_not_wait_passes_no_tenant_whose_turn_comes_first() {
             let mut bench = Bench::new("no-passing", is_lane, policy, 1);
             bench.join_many(0, "acme", 4);
             let is_denied = |bench: &Bench, tenant: &str| {
-                let (peeked, decided) = (bench.limiter.peek(tenant, 1).unwrap(), bench.limiter.decide(tenant, 1).unwrap());
+                let (peeked, decided) =
+                    (bench.limiter.peek(tenant, 1).unwrap(), bench.limiter.decide(tenant, 1).unwrap());
                 assert_eq!(peeked.admitted, decided.admitted);
                 assert!(decided.admitted || decided.retry_after > Duration::ZERO && decided.denied_by.is_some());
                 bench.running.len() == 1 && !decided.admitted

@@ -595,7 +595,8 @@ impl KeyLine {
             let (wanted, deadline, share) = (first.wanted.clone(), first.deadline, first.share);
             let in_turn = first.is_hurried() && !is_shared;
             let left = deadline.saturating_sub(now);
-            let most = if self.has_any_distance(is_shared) || is_bounded { left } else { left.min(self.horizon(window)) };
+            let most =
+                if self.has_any_distance(is_shared) || is_bounded { left } else { left.min(self.horizon(window)) };
             let patience = (most != Tick::MAX).then(|| from_ticks(most));
             let (grace, as_place) = (self.grace(window), !self.places.is_empty());
             let terms = Terms {

@@ -295,7 +295,8 @@ impl Seat {
     /// line.
     fn take(&mut self, limiter: &dyn Limiter, clock: &Clock) -> Result<Option<Outcome>> {
         let key = &*self.key;
-        let waiter = Waiter { timeout: self.timeout, grace: self.grace, share: self.share, ..Waiter::new(key, self.weight) };
+        let waiter =
+            Waiter { timeout: self.timeout, grace: self.grace, share: self.share, ..Waiter::new(key, self.weight) };
         let asked = match self.asked.take() {
             None => match at_once(limiter, &waiter)? {
                 Err(after) => return Ok(Some(Outcome::Expired(after))),

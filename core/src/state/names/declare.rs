@@ -259,7 +259,11 @@ impl Session {
     pub(crate) fn check_shared(&self, name: &str, policies: &[NamedPolicy]) -> Result<()> {
         let Some(policy) = policies.iter().find(|policy| policy.is_shared()) else { return Ok(()) };
         if policy.share() > 1 {
-            return Err(Error::invalid("policy", format_args!("\"{policy}\""), "no share: each tenant's is set by `share`"));
+            return Err(Error::invalid(
+                "policy",
+                format_args!("\"{policy}\""),
+                "no share: each tenant's is set by `share`",
+            ));
         }
         match &self.address {
             Address::Server(_) => Err(Error::Unsupported {
@@ -317,7 +321,9 @@ impl Session {
                 None => parts.into_iter().map(put(None)).collect(),
                 Some(policies) => overridden(name, parts, policies)?,
             };
-            if let Some(part) = all.iter().find(|part| part.policy.is_some() && key.is_some() && part.before.declared.is_shared()) {
+            if let Some(part) =
+                all.iter().find(|part| part.policy.is_some() && key.is_some() && part.before.declared.is_shared())
+            {
                 let reason = format!(
                     "limit \"{}\" is shared by tenants: a tenant has no policy of its own in it, but a share (`share`)",
                     part.name
