@@ -7,7 +7,7 @@ mod places;
 pub(super) mod text;
 
 use super::internal::{Awaited, Behind, Nested, OwnedCharge, Quiet, When};
-use super::line::{Claim, Terms};
+use super::line::{Ahead, Claim, Terms};
 use super::{Attempt, Limiter, Places, Presented, Reserved};
 use crate::charges::{Charge, JointKey, Split};
 use crate::decision::Decision;
@@ -452,6 +452,10 @@ impl Awaited for CompositeLimiter {
 
     fn start(&self, place: &RawPermit) -> Result<Presented> {
         self.present_in(place, ROUNDS)
+    }
+
+    fn look_ahead(&self, place: &RawPermit) -> Result<Option<Ahead>> {
+        self.do_look_ahead(place)
     }
 
     fn soonest(&self, key: &str, units: u64) -> Duration {
