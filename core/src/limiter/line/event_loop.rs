@@ -537,6 +537,9 @@ impl Line {
         let line = line_key(key);
         let away = if may_be_joint(key) { None } else { Some(&*line) };
         self.errands.iter_mut().for_each(|errands| errands.wake(away));
+        if self.keys.is_empty() {
+            return;
+        }
         let charged = if may_be_joint(key) { keys_of(key) } else { vec![key] };
         let own = charged.iter().copied().chain((line != charged[0]).then_some(&*line));
         let own = own.filter_map(|line| self.keys.get_key_value(line)).map(|(key, _)| key);
