@@ -45,7 +45,7 @@ import {
   toWorkglow,
 } from "workglow-limit";
 import { limitAxios } from "workglow-limit/axios";
-import { type OutgoingRequest, type SendingOptions, limitFetch } from "workglow-limit/fetch";
+import { type Destination, type OutgoingRequest, type Route, type SendingOptions, limitFetch } from "workglow-limit/fetch";
 import { type HeedOptions, type HttpResponse, heed } from "workglow-limit/http";
 import { type InstrumentOptions, instrument } from "workglow-limit/opentelemetry";
 import { limitUndici } from "workglow-limit/undici";
@@ -345,6 +345,11 @@ const perPart: SendingOptions = {
   usage: () => ({ total: 5 }),
 };
 limitFetch(composite, perPart);
+const destination: Destination = { baseUrl: new URL("https://a"), headers: { "x-api-key": "k" } };
+const route: Route = (chosen) => (chosen === rate ? destination : undefined);
+limitFetch(composite, { route });
+// @ts-expect-error -- it is a function
+limitFetch(composite, { route: destination });
 limitFetch(composite, { key: () => ({ tenant: null }), weight: () => ({ tenant: 2 }) });
 // @ts-expect-error: the part that counts tokens has a name
 limitFetch(rate, { tokens: rate });

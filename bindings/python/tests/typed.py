@@ -396,7 +396,9 @@ async def clients() -> float:
         estimate=lambda request: {"input": 5, "output": 500},
         key={"tenant": tenant_of_httpx, "model": None},
         weight={"requests": 2},
+        route=lambda chosen: {"base_url": f"https://{chosen.name}", "headers": {"x-api-key": "k"}},
     )
+    LimitedTransport(rate, route=lambda chosen: "https://a" if chosen is rate else None)
     http = limited(
         urllib3.PoolManager(),
         lambda request: rate if request.method == "POST" else None,

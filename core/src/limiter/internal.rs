@@ -1,7 +1,7 @@
 //! The interface between limiters, lines and bindings. No other code uses it.
 
 use super::begun::Waiting;
-use super::line::{Claim, First, LineTurn, Seats, Shown, Terms};
+use super::line::{Ahead, Claim, First, LineTurn, Seats, Shown, Terms};
 use super::{Attempt, Limiter, Presented, Reserved, foreign, unknown_part, unsupported};
 use crate::decision::Decision;
 use crate::error::{Error, Result};
@@ -249,6 +249,12 @@ pub trait Awaited: Quiet {
 
     /// Starts with a place: as `present`, without its counting.
     fn start(&self, place: &RawPermit) -> Result<Presented>;
+
+    /// Takes, for a joint start that waits with a place, the places that it will need elsewhere at that moment. `None`: it
+    /// needs none.
+    fn look_ahead(&self, _place: &RawPermit) -> Result<Option<Ahead>> {
+        Ok(None)
+    }
 
     /// Counts a wait that ended in a start.
     fn waited(&self, key: &str, _permit: &RawPermit, wait: Duration) {

@@ -724,17 +724,17 @@ def test_results_of_functions_are_checked_before_sending(client, server, given, 
 
 OPTIONS = "key, weight, priority, timeout, heed, tokens, estimate, usage"
 ACCEPTED = [
-    (LimitedTransport, "LimitedTransport", f"transport, {OPTIONS}, retries"),
-    (AsyncLimitedTransport, "AsyncLimitedTransport", f"transport, {OPTIONS}, retries"),
-    (workglow_limit.httpx2.LimitedTransport, "LimitedTransport", f"transport, {OPTIONS}, retries"),
-    (workglow_limit.httpx2.AsyncLimitedTransport, "AsyncLimitedTransport", f"transport, {OPTIONS}, retries"),
+    (LimitedTransport, "LimitedTransport", f"transport, {OPTIONS}, retries, route"),
+    (AsyncLimitedTransport, "AsyncLimitedTransport", f"transport, {OPTIONS}, retries, route"),
+    (workglow_limit.httpx2.LimitedTransport, "LimitedTransport", f"transport, {OPTIONS}, retries, route"),
+    (workglow_limit.httpx2.AsyncLimitedTransport, "AsyncLimitedTransport", f"transport, {OPTIONS}, retries, route"),
     (
         lambda *args, **options: workglow_limit.httpx.limited(httpx.Client(), *args, **options),
         "limited",
-        f"{OPTIONS}, retries",
+        f"{OPTIONS}, retries, route",
     ),
-    (LimitedMiddleware, "LimitedMiddleware", f"{OPTIONS}, retries"),
-    (LimitedAdapter, "LimitedAdapter", f"pool_connections, pool_maxsize, pool_block, {OPTIONS}, retries"),
+    (LimitedMiddleware, "LimitedMiddleware", f"{OPTIONS}, retries, route"),
+    (LimitedAdapter, "LimitedAdapter", f"pool_connections, pool_maxsize, pool_block, {OPTIONS}, retries, route"),
     (
         lambda *args, **options: workglow_limit.urllib3.limited(urllib3.PoolManager(), *args, **options),
         "limited",

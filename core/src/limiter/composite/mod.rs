@@ -8,7 +8,7 @@ mod shared;
 pub(super) mod text;
 
 use super::internal::{Awaited, Behind, Nested, OwnedCharge, Quiet, When};
-use super::line::{Claim, First, LineTurn, Shown, Terms};
+use super::line::{Ahead, Claim, First, LineTurn, Shown, Terms};
 use super::{Attempt, Limiter, Places, Presented, Reserved};
 use crate::charges::{Charge, JointKey, Split};
 use crate::decision::Decision;
@@ -485,6 +485,10 @@ impl Awaited for CompositeLimiter {
 
     fn start(&self, place: &RawPermit) -> Result<Presented> {
         self.present_in(place, ROUNDS)
+    }
+
+    fn look_ahead(&self, place: &RawPermit) -> Result<Option<Ahead>> {
+        self.do_look_ahead(place)
     }
 
     fn soonest(&self, key: &str, units: u64) -> Duration {

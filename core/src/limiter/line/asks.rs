@@ -37,6 +37,18 @@ pub enum Claim {
     },
 }
 
+/// The place of a joint start that [has looked ahead](super::super::internal::Awaited::look_ahead).
+#[doc(hidden)]
+#[derive(Debug, Clone, Copy)]
+pub struct Ahead {
+    /// The place to present.
+    pub place: RawPermit,
+    /// The time until it is ready.
+    pub after: Duration,
+    /// How long not to look again; `None`: it need not.
+    pub again: Option<Duration>,
+}
+
 /// The terms of a line's request.
 #[doc(hidden)]
 #[derive(Debug, Clone, Copy)]

@@ -8,7 +8,7 @@ pub use turns::Turn;
 pub(super) use turns::{Notices, TurnLine};
 
 use super::shown::NOTICES;
-use super::{Claim, First, LineTurn, Outcome, Rank, Shown, Terms, Waiter};
+use super::{Ahead, Claim, First, LineTurn, Outcome, Rank, Shown, Terms, Waiter};
 use crate::algorithm::heads;
 use crate::charges::is_joint;
 use crate::decision::LOOK_AGAIN;
@@ -148,6 +148,8 @@ pub(super) struct KeyLine {
     look_sooner_at: Tick,
     /// When to ask for a start elsewhere than at the place that is held; `None`: never.
     look_elsewhere_at: Option<Tick>,
+    /// When the joint start at the first place looks ahead; `None`: it need not.
+    look_ahead_at: Option<Tick>,
     /// The recent lateness of this line in presenting places, in ticks.
     late: Tick,
     /// The weights of all waiters.
@@ -357,6 +359,11 @@ impl KeyLine {
         }
     }
 
+    /// Returns the first waiter.
+    pub fn first(&self) -> Option<Rank> {
+        self.waiters.first_key_value().map(|(rank, _)| *rank)
+    }
+
     /// Makes the line check immediately, because units may be free now.
     pub fn wake(&mut self, now: Tick) {
         self.ask_at = self.ask_at.min(now);
@@ -373,7 +380,8 @@ impl KeyLine {
         }
         let mut next = self.deadlines.first().map_or(Tick::MAX, |(deadline, _)| *deadline);
         if let Some(first) = self.places.front() {
-            next = next.min(first.ready).min(self.look_sooner_at).min(self.look_elsewhere_at.unwrap_or(Tick::MAX));
+            let looks = self.look_elsewhere_at.into_iter().chain(self.look_ahead_at).min().unwrap_or(Tick::MAX);
+            next = next.min(first.ready).min(self.look_sooner_at).min(looks);
         }
         if self.wants_places() {
             next = next.min(self.ask_at);
@@ -441,6 +449,7 @@ impl KeyLine {
         self.give_back_surplus(pass.limiter);
         self.start_elsewhere(pass, out);
         self.look_sooner(pass);
+        self.look_ahead(pass);
         self.start_ready(pass, out);
         if was_blocked && !self.is_blocked {
             // The limiter has not been asked for the first of them yet. It does not time out before that.
@@ -617,6 +626,7 @@ impl KeyLine {
                     if self.places.is_empty() {
                         self.look_sooner_at = now + LOOK_SOONER;
                         self.look_elsewhere_at = pass.limiter.may_start_elsewhere().then(|| now + self.poll(pass));
+                        self.look_ahead_at = self.is_joint.then_some(now);
                     }
                     self.hold(place, wanted, after, (now, pass.now()));
                 }
@@ -776,6 +786,7 @@ impl KeyLine {
                     // It was early, or another limit has no free units, which concerns the other waiters too.
                     let ready = now.saturating_add(patience_ticks(after));
                     self.put_back(HeldPlace { place, wanted, ready, unwritten: Vec::new() });
+                    self.look_ahead_at = self.is_joint.then_some(now);
                     self.send_away_the_late(pass, now, out);
                     break;
                 }
@@ -832,6 +843,27 @@ impl KeyLine {
             self.give_back_all(pass.limiter);
             self.ask_at = now;
         }
+    }
+
+    /// Lets the joint start at the first place take the other places that it will need.
+    fn look_ahead(&mut self, pass: &Pass) {
+        let now = pass.now();
+        if self.look_ahead_at.is_none_or(|at| now < at) || self.places.front().is_none_or(|first| first.ready <= now) {
+            return;
+        }
+        let Some(mut first) = self.places.pop_front() else { return };
+        match self.ask(pass, |limiter| limiter.look_ahead(&first.place)) {
+            Ok(Some(Ahead { place, after, again })) => {
+                self.look_ahead_at = again.map(|again| now.saturating_add(patience_ticks(again).max(1)));
+                first.unwritten.append(&mut self.unwritten);
+                (first.place, first.ready) = (place, now.saturating_add(patience_ticks(after)));
+            }
+            // At the next pass, which may wait.
+            Err(Error::WouldWait) => {}
+            // A waiter learns of an error when the place is presented.
+            Ok(None) | Err(_) => self.look_ahead_at = None,
+        }
+        self.put_back(first);
     }
 
     /// Removes all waiters, and gives their places back.
