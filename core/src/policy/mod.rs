@@ -6,7 +6,7 @@ mod text;
 
 pub use backoff::{Backoff, Jitter};
 pub use named::NamedPolicy;
-pub(crate) use named::is_composite;
+pub(crate) use named::{is_composite, part_names};
 pub use text::{parse_all, parse_policies, parse_time};
 
 use crate::algorithm::bucket::Bucket;
