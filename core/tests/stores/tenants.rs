@@ -168,6 +168,21 @@ fn what_cannot_be_shared_is_refused() {
 }
 
 #[test]
+fn a_file_declares_a_shared_limit() {
+    let (dir, store) = (Dir::new("shared-file"), Store::new("memory:").unwrap());
+    let text = "[api]\nallowed = 5\nperiod = '1m'\nconcurrency = 2\nshared = true\n";
+    std::fs::write(dir.file("limits.toml"), text).unwrap();
+    store.load(&dir.file("limits.toml")).unwrap();
+    let api = store.find("api").unwrap();
+    assert_eq!(api.part_names(), ["shared-rate", "shared-concurrency"]);
+    let permits = [(); 2].map(|()| api.try_acquire("acme", 1).unwrap().unwrap());
+    assert_eq!(api.decide("bolt", 1).unwrap().denied_by.as_deref(), Some("api/shared-concurrency"));
+    drop(permits);
+    assert!(api.try_acquire("bolt", 1).unwrap().is_some());
+    store.share("api", "bolt", 3).unwrap();
+}
+
+#[test]
 fn a_share_is_kept_in_the_store() {
     let dir = Dir::new("kept-share");
     let policy = "1/1s shared";

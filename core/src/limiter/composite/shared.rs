@@ -52,7 +52,6 @@ impl CompositeLimiter {
 
     /// Takes the units of the other parts, and then of the shared ones: all or none. `terms`: of a line. Returns which part
     /// denied, or a permit.
-    #[expect(clippy::type_complexity, reason = "as in `take_all`")]
     pub(super) fn take_in_turn(
         &self,
         charges: &Split,
