@@ -1,7 +1,7 @@
 //! The lines of several processes are one line: the order of those who wait, whoever is killed or stopped.
 
 use crate::common::limits::patient;
-use crate::common::{Child, Dir, shared, wait_until};
+use crate::common::{Child, Dir, Random, shared, wait_until};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::*;
 use std::thread;
@@ -145,6 +145,42 @@ fn a_line_that_does_not_take_its_place_is_skipped() {
     assert_eq!((line, id), next);
     assert!(at < Duration::from_millis(2_200), "{at:?}");
     assert_eq!(bench.pass_time([0, 1, 2], 1)[0].1, stopped);
+}
+
+/// One line has 20 waiters, the other one, and each asks again when it has started. All starts of a window may happen at the
+/// same moment, so all waiters ask at the same moment. Still each has its turn, and no start is lost.
+#[test]
+fn one_waiter_has_its_share_of_a_rate_beside_twenty_and_no_more() {
+    const ROUNDS: u64 = 10;
+    for policy in ["20/1s", "1/50ms", "20/200ms"] {
+        for seed in 1..4 {
+            let (mut bench, mut random) = (Bench::with("rate-shares", policy, 0), Random::seeded(seed));
+            let starts_at_once = bench.limiter.peek("", 1).unwrap().limit;
+            assert!((0..starts_at_once).all(|_| permit_of(bench.limiter.attempt("", 1).unwrap()).is_some()));
+            let (began, mut asks, mut starts) = (bench.clock.now(), [20, 1], [0; 2]);
+            while starts.iter().sum::<u64>() < 21 * ROUNDS {
+                let first = random.below(2) as usize;
+                for line in [first, 1 - first] {
+                    for _ in 0..std::mem::take(&mut asks[line]) {
+                        bench.join(line, Waiter::new("", 1));
+                    }
+                    let mut over = Vec::new();
+                    bench.lines[line].advance_one(&mut over);
+                    (asks[line], starts[line]) = (over.len() as u64, starts[line] + over.len() as u64);
+                }
+                bench.clock.advance(Duration::from_micros(500));
+            }
+            let one = starts[1];
+            assert!((ROUNDS - 1..=ROUNDS + 1).contains(&one), "{policy}: {starts:?}");
+            let windows = (21 * ROUNDS).div_ceil(starts_at_once) as u32;
+            let most = windows * bench.limiter.window("").unwrap().unwrap() * 21 / 20;
+            assert!(
+                bench.clock.now() - began < most,
+                "{policy}: {:?} is more than {most:?}",
+                bench.clock.now() - began
+            );
+        }
+    }
 }
 
 fn permit_of(attempt: Attempt) -> Option<RawPermit> {
