@@ -1,7 +1,8 @@
 //! What a line shows to those of other processes: its first waiter. Of all that are shown, the least has the turn.
 //!
 //! Nobody waits for a process that does not use its turn. The kernel knows whether it is dead. Units that are free for the
-//! head, while nothing is admitted, are a sign that it does not run. Then it is skipped until it shows itself again.
+//! head, while nothing is admitted, are a sign that it does not run. So is a head that wants more than is free, and does not
+//! answer when it is asked. Then it is skipped until it shows itself again.
 
 use crate::algorithm::heads::{Head, Heads, Survey, tag};
 use crate::hash::Hash;
@@ -12,6 +13,10 @@ use std::cell::Cell;
 
 /// For how long units are free for a head before it is skipped, in ticks.
 const IS_STOPPED: Tick = 50_000;
+
+/// For how long a head does not answer before it is skipped, in ticks. Nobody looks less often than in half of it, unless
+/// its loop waits for hundreds of keys.
+const IS_SILENT: Tick = 2 * LOOK_SOONER;
 
 /// The interval at which each line looks, and asks the kernel whether the head's process is dead. A longer time between two
 /// looks counts as this one: the line that looks was stopped itself.
@@ -105,14 +110,15 @@ struct Entry {
     calls: u32,
 }
 
-/// A head that does not use its turn.
+/// A head that does not use its turn, or does not answer.
 #[derive(Debug, Clone, Copy)]
 struct Watched {
     head: Head,
-    /// What was admitted before.
-    position: u64,
-    /// When this line looked last.
+    /// What was admitted before. `None`: its units are not free, and it is asked for a sign.
+    position: Option<u64>,
+    /// When this line looked last, and until when it was to look again.
     at: Tick,
+    within: Tick,
     idle: Tick,
 }
 
@@ -161,21 +167,31 @@ impl Shown {
                 heads.remove(head);
                 continue;
             }
-            let position = match room(head.units)? {
-                Room::Free { position } => position,
+            let (turn, position, most) = match room(head.units)? {
+                Room::Free { position } => (turn, Some(position), IS_STOPPED),
                 Room::NotBefore(not_before) => {
-                    self.watched = None;
-                    return Ok(Some(Turn { not_before, ..turn }));
+                    let turn = Turn { not_before, ..turn };
+                    // Only if units are free for this line does it matter whether the head's runs.
+                    if head.units <= first.units || matches!(room(first.units)?, Room::NotBefore(_)) {
+                        self.watched = None;
+                        return Ok(Some(turn));
+                    }
+                    (turn, None, IS_SILENT)
                 }
             };
-            let watched = self.watched.filter(|watched| (watched.head, watched.position) == (head, position));
-            let idle = watched.map_or(0, |watched| watched.idle + now.saturating_sub(watched.at).min(LOOK));
-            self.watched = Some(Watched { head, position, at: now, idle });
-            if idle < IS_STOPPED {
+            let has_answered = position.is_none() && !head.is_asked();
+            let is_same = |watched: &Watched| (watched.head, watched.position) == (head.unasked(), position);
+            let watched = self.watched.filter(is_same).filter(|_| !has_answered);
+            let idle = watched.map_or(0, |seen| seen.idle + now.saturating_sub(seen.at).min(seen.within));
+            self.watched = Some(Watched { head: head.unasked(), position, at: now, within: turn.look_in(), idle });
+            if idle < most {
+                if has_answered {
+                    heads.ask(head);
+                }
                 if watched.is_none() {
                     call(head.at);
                 }
-                return Ok(Some(Turn { idle: Some(idle), ..turn }));
+                return Ok(Some(Turn { idle: position.map(|_| idle), ..turn }));
             }
             heads.skip(head);
         }

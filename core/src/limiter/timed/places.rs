@@ -20,7 +20,7 @@ use std::time::Duration;
 
 /// A line that is only [`NEAR`] the first one waits for its turn until its units are free so soon. Places are taken a
 /// [`HORIZON`] ahead, so the turn can pass a few times before that.
-const SOON: Tick = HORIZON / 2;
+const SOON: Tick = HORIZON * 3 / 4;
 
 impl Timed {
     /// Starts now, or takes a place if there is one soon enough.
