@@ -12,13 +12,14 @@
 //!
 //! ```text
 //! entry   [ owner ] [ name ] [ tag ] [ units ]
-//! tag     [ priority, 12 ][ tick of asking, 51 ][ skipped, 1 ]    less is sooner; 0: nobody waits
+//! tag     [ priority, 12 ][ tick of asking, 50 ][ asked, 1 ][ skipped, 1 ]    less is sooner; 0: nobody waits
 //! reach   [ joins, 32 ][ entries, 32 ]
 //! ```
 //!
 //! * `owner`: the process, by a number that no other process ever has. 0: the entry is free.
 //! * `name`: of the limit and key.
 //! * `units`: what the head wants to start.
+//! * `asked`: another line asks for a sign that this one runs. It gives it by showing its head again.
 //! * `joins` grows with each line that joins.
 //!
 //! A limit that tenants share has a table of its own: [`Heads::of_tenants`]. Each name in it is a tenant, and has its lines.
@@ -63,7 +64,8 @@ const MOST_URGENT: i32 = -2_047;
 const LEAST_URGENT: i32 = 2_047;
 
 const SKIPPED: u64 = 1;
-const SINCE: u32 = 1;
+const ASKED: u64 = 2;
+const SINCE: u32 = 2;
 const PRIORITY: u32 = 52;
 const ANY_SINCE: u64 = (1 << (PRIORITY - SINCE)) - 1;
 const JOINS: u32 = 32;
@@ -99,6 +101,18 @@ pub struct Head {
     pub owner: u64,
     /// What it wants to start.
     pub units: u64,
+}
+
+impl Head {
+    /// Returns whether it was [asked](Heads::ask) for a sign, and has not given it.
+    pub fn is_asked(&self) -> bool {
+        self.tag & ASKED != 0
+    }
+
+    /// The same, before it was asked.
+    pub fn unasked(self) -> Head {
+        Head { tag: self.tag & !ASKED, ..self }
+    }
 }
 
 /// The heads of a name.
@@ -237,7 +251,8 @@ impl<'a> Heads<'a> {
         let order = self.order();
         let own = self.entries.get(mine).and_then(|entry| self.read(mine, entry, name)).map(|own| order(&own));
         let is_ahead = |head: Head| {
-            own.is_none_or(|own| order(&Head { tag: head.tag.saturating_add(near << SINCE), ..head }) < own)
+            let later = Head { tag: head.tag.saturating_add(near << SINCE), ..head };
+            own.is_none_or(|own| order(&later) < own)
         };
         let mut last = 0;
         for (i, (at, entry)) in self.from(bucket).take((seen & ANY_REACH) as usize).enumerate() {
@@ -264,7 +279,7 @@ impl<'a> Heads<'a> {
     /// The order of heads, as of now: by the lead of the tenant, where there are some, and then by tag. Less is sooner.
     fn order(&self) -> impl Fn(&Head) -> (u64, u64, usize) {
         let shares = self.shares.map(|shares| (shares, shares.now()));
-        move |head| (shares.map_or(0, |(shares, now)| shares.lead(head.name, now)), head.tag, head.at)
+        move |head| (shares.map_or(0, |(shares, now)| shares.lead(head.name, now)), head.tag & !ASKED, head.at)
     }
 
     /// Returns whether a waiter of this name with this tag, which may be its line's head, comes before a head or is it.
@@ -286,11 +301,20 @@ impl<'a> Heads<'a> {
         (shown.load(Relaxed) == tag).then_some(head)
     }
 
+    /// Asks the line of a head for a sign that it runs: it shows itself again.
+    pub fn ask(&self, head: Head) {
+        self.mark(head, ASKED);
+    }
+
     /// Skips a head whose process does not run. It comes first again when it does.
     pub fn skip(&self, head: Head) {
+        self.mark(head, SKIPPED);
+    }
+
+    fn mark(&self, head: Head, mark: u64) {
         if let Some([_, _, shown, _]) = self.entries.get(head.at) {
             // (3)
-            let _ = shown.compare_exchange(head.tag, head.tag | SKIPPED, AcqRel, Relaxed);
+            let _ = shown.compare_exchange(head.tag, head.tag | mark, AcqRel, Relaxed);
         }
     }
 
@@ -376,6 +400,24 @@ mod tests {
         assert_eq!(heads.first(7).map(|head| head.at), Some(second));
         heads.sweep(|owner| owner == 2);
         assert_eq!((heads.first(7), heads.may_wait(7)), (None, false));
+    }
+
+    #[test]
+    fn whoever_is_asked_for_a_sign_keeps_its_turn_and_gives_it_by_showing_itself() {
+        let words = table(16);
+        let heads = Heads::new(&words);
+        let first = heads.join(7, 1, tag(0, 10), 3).unwrap();
+        let second = heads.join(7, 2, tag(0, 10), 1).unwrap();
+        let head = heads.first(7).unwrap();
+        heads.ask(head);
+        let asked = heads.first(7).unwrap();
+        assert_eq!((asked.at, asked.is_asked(), asked.unasked()), (first, true, head));
+        assert_eq!((heads.survey(7, second, 0).ahead, heads.survey(7, first, 0).ahead), (1, 0));
+        assert!(!heads.shows(first, 1, head.tag), "its line sees that it is asked");
+        heads.show(first, head.tag, 3);
+        assert_eq!(heads.first(7), Some(head));
+        heads.skip(asked);
+        assert_eq!(heads.first(7), Some(head), "it gave the sign");
     }
 
     #[test]

@@ -91,7 +91,7 @@ impl<L: Shareable> Shared<L> {
             let Some(lines) = Lines::of_tenant(found, Self::name_of(found, key)) else { return Ok(None) };
             let mut seen = *self.seen.lock();
             let room = |units| self.limiter.room(found, units, 0);
-            let head = seen.who_is_before(found, lines, tag, room, |at| self.call(found, at));
+            let head = seen.who_is_before(found, lines, (tag, weight), room, |at| self.call(found, at));
             *self.seen.lock() = seen;
             head
         })?;

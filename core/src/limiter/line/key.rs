@@ -730,9 +730,9 @@ impl KeyLine {
             return after.clamp(
                 1,
                 match (is_certain, self.places.is_empty()) {
-                    (true, false) => Tick::MAX,
-                    // No place is held that could be sooner.
-                    (true, true) => pass.among_keys(LOOK_SOONER),
+                    (true, false) if !self.shown.get().is_some() => Tick::MAX,
+                    // No place is held that could be sooner, or others may ask whether this line runs.
+                    (true, _) => pass.among_keys(LOOK_SOONER),
                     (false, _) => LOOK_AGAIN.as_micros() as Tick,
                 },
             );

@@ -1,7 +1,8 @@
 //! What a line shows to those of other processes: its first waiter. Of all that are shown, the least has the turn.
 //!
 //! Nobody waits for a process that does not use its turn. The kernel knows whether it is dead. Units that are free for the
-//! head, while nothing is admitted, are a sign that it does not run. Then it is skipped until it shows itself again.
+//! head, while nothing is admitted, are a sign that it does not run. So is a head that wants more than is free, and does not
+//! answer when it is asked. Then it is skipped until it shows itself again.
 
 use crate::algorithm::heads::{Head, Heads, Survey, tag};
 use crate::hash::Hash;
@@ -13,6 +14,10 @@ use std::cell::Cell;
 
 /// For how long units are free for a head before it is skipped, in ticks.
 const IS_STOPPED: Tick = 50_000;
+
+/// For how long a head does not answer before it is skipped, in ticks. Nobody looks less often than in half of it, unless
+/// its loop waits for hundreds of keys.
+const IS_SILENT: Tick = 2 * LOOK_SOONER;
 
 /// The interval at which each line looks, and asks the kernel whether the head's process is dead. A longer time between two
 /// looks counts as this one: the line that looks was stopped itself.
@@ -107,8 +112,13 @@ impl Turn {
 
     /// Returns when to look again, if nobody calls before.
     pub fn look_in(self) -> Tick {
-        LOOK.max(self.not_before.min(LOOK_SOONER))
+        look_in(self.not_before)
     }
+}
+
+/// When to look again where the turn cannot be used so long.
+fn look_in(not_before: Tick) -> Tick {
+    LOOK.max(not_before.min(LOOK_SOONER))
 }
 
 /// The entry of a line, while it has waiters.
@@ -148,14 +158,15 @@ enum Use {
     Not(Tick),
 }
 
-/// A head that does not use its turn.
+/// A head that does not use its turn, or does not answer.
 #[derive(Debug, Clone, Copy)]
 struct Watched {
     head: Head,
-    /// What was admitted before.
-    position: u64,
-    /// When this line looked last.
+    /// What was admitted before. `None`: its units are not free, and it is asked for a sign.
+    position: Option<u64>,
+    /// When this line looked last, and until when it was to look again.
     at: Tick,
+    within: Tick,
     idle: Tick,
 }
 
@@ -209,7 +220,7 @@ impl Shown {
             let others = lines.heads.first(lines.name);
             return Ok(others.map(|_| Turn { ahead: 0, units: 0, idle: None, not_before: 0 }));
         };
-        self.look_from(found, lines, at, room, call)
+        self.look_from(found, lines, (at, first.units), room, call)
     }
 
     /// The same for a line that is shown there, or a caller that is not.
@@ -217,18 +228,18 @@ impl Shown {
         &mut self,
         found: &Key,
         Lines { heads, name, near }: Lines,
-        at: usize,
+        (at, units): (usize, u64),
         room: impl Fn(u64) -> Result<Room, Blocked>,
         call: impl Fn(usize),
     ) -> Result<Option<Turn>, Blocked> {
         loop {
-            let Survey { least, ahead, units } = heads.survey(name, at, near);
-            let turn = Turn { ahead, units, idle: None, not_before: 0 };
+            let Survey { least, ahead, units: before } = heads.survey(name, at, near);
+            let turn = Turn { ahead, units: before, idle: None, not_before: 0 };
             let Some(head) = least.filter(|_| ahead > 0) else {
                 self.watched = None;
                 return Ok(Some(turn));
             };
-            match self.watch(found, heads, head, &room, &call)? {
+            match self.watch(found, heads, head, units, &room, &call)? {
                 Some(Use::NotBefore(not_before)) => return Ok(Some(Turn { not_before, ..turn })),
                 Some(Use::Not(idle)) => return Ok(Some(Turn { idle: Some(idle), ..turn })),
                 None => {}
@@ -241,7 +252,7 @@ impl Shown {
         &mut self,
         found: &Key,
         Lines { heads, name, .. }: Lines,
-        tag: u64,
+        (tag, units): (u64, u64),
         room: impl Fn(u64) -> Result<Room, Blocked>,
         call: impl Fn(usize),
     ) -> Result<Option<Head>, Blocked> {
@@ -249,18 +260,20 @@ impl Shown {
             let Some(head) = heads.first(name).filter(|head| !heads.is_before((name, tag), head)) else {
                 return Ok(None);
             };
-            if self.watch(found, heads, head, &room, &call)?.is_some() {
+            if self.watch(found, heads, head, units, &room, &call)?.is_some() {
                 return Ok(Some(head));
             }
         }
     }
 
-    /// Returns what the line that has the turn makes of it. `None`: it is dead or stopped, and no longer there.
+    /// Returns what the line that has the turn makes of it, for one that waits for so many units. `None`: it is dead or stopped,
+    /// and no longer there.
     fn watch(
         &mut self,
         found: &Key,
         heads: Heads,
         head: Head,
+        units: u64,
         room: impl Fn(u64) -> Result<Room, Blocked>,
         call: impl Fn(usize),
     ) -> Result<Option<Use>, Blocked> {
@@ -269,21 +282,30 @@ impl Shown {
             heads.remove(head);
             return Ok(None);
         }
-        let position = match room(head.units)? {
-            Room::Free { position } => position,
+        let (position, not_before, most) = match room(head.units)? {
+            Room::Free { position } => (Some(position), 0, IS_STOPPED),
             Room::NotBefore(not_before) => {
-                self.watched = None;
-                return Ok(Some(Use::NotBefore(not_before)));
+                // Only if units are free for this line does it matter whether the head's runs.
+                if head.units <= units || matches!(room(units)?, Room::NotBefore(_)) {
+                    self.watched = None;
+                    return Ok(Some(Use::NotBefore(not_before)));
+                }
+                (None, not_before, IS_SILENT)
             }
         };
-        let watched = self.watched.filter(|watched| (watched.head, watched.position) == (head, position));
-        let idle = watched.map_or(0, |watched| watched.idle + now.saturating_sub(watched.at).min(LOOK));
-        self.watched = Some(Watched { head, position, at: now, idle });
-        if idle < IS_STOPPED {
+        let has_answered = position.is_none() && !head.is_asked();
+        let is_same = |watched: &Watched| (watched.head, watched.position) == (head.unasked(), position);
+        let watched = self.watched.filter(is_same).filter(|_| !has_answered);
+        let idle = watched.map_or(0, |seen| seen.idle + now.saturating_sub(seen.at).min(seen.within));
+        self.watched = Some(Watched { head: head.unasked(), position, at: now, within: look_in(not_before), idle });
+        if idle < most {
+            if has_answered {
+                heads.ask(head);
+            }
             if watched.is_none() {
                 call(head.at);
             }
-            return Ok(Some(Use::Not(idle)));
+            return Ok(Some(position.map_or(Use::NotBefore(not_before), |_| Use::Not(idle))));
         }
         heads.skip(head);
         Ok(None)

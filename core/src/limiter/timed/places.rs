@@ -18,6 +18,10 @@ use crate::waiting::MayWait;
 use std::cell::Cell;
 use std::time::Duration;
 
+/// A line that is only [`NEAR`] the first one waits for its turn until its units are free so soon. Places are taken a
+/// [`HORIZON`] ahead, so the turn can pass a few times before that.
+const SOON: Tick = HORIZON * 3 / 4;
+
 impl Timed {
     /// Starts now, or takes a place if there is one soon enough.
     pub(super) fn do_claim(&self, (key, weight): (&str, u64), terms: Terms) -> Result<Claim> {
@@ -69,8 +73,9 @@ impl Timed {
                 return Ok(None);
             }
             let mut own = shown.get();
+            let near = if Self::left(found, first.units)? <= SOON { NEAR } else { 0 };
             let room = |units| Self::room(found, units, 0);
-            let turn = own.look(found, Lines::of(found, NEAR), first, room, |_| ());
+            let turn = own.look(found, Lines::of(found, near), first, room, |_| ());
             shown.set(own);
             turn
         })
@@ -84,12 +89,17 @@ impl Timed {
 
     /// Returns whether so many units could start so long from now. Lines take places before that: see `HORIZON`.
     pub(super) fn room(found: &Key, units: u64, ahead: Tick) -> Result<Room, Blocked> {
-        let ask = Ask::now(found.table.windows.as_slice(), units.min(found.table.capacity), found.gate);
-        let view = found.cells().view(&ask, || found.home().clock.now())?;
-        Ok(match view.ready.saturating_sub(view.now) {
+        Ok(match Self::left(found, units)? {
             left if left <= ahead => Room::Free { position: 0 },
             left => Room::NotBefore(left.saturating_sub(HORIZON)),
         })
+    }
+
+    /// Returns the time until so many units could start.
+    fn left(found: &Key, units: u64) -> Result<Tick, Blocked> {
+        let ask = Ask::now(found.table.windows.as_slice(), units.min(found.table.capacity), found.gate);
+        let view = found.cells().view(&ask, || found.home().clock.now())?;
+        Ok(view.ready.saturating_sub(view.now))
     }
 
     pub(super) fn do_reserve(&self, key: &str, weight: u64, when: When) -> Result<Reserved> {
