@@ -319,6 +319,21 @@ pub trait Awaited: Quiet {
     /// Takes back what a tenant was charged for a place of its line that nobody will use.
     fn take_back_charge(&self, _shown: &Cell<Shown>, _place: &RawPermit) {}
 
+    /// Returns whether the units of a place count from when it is taken. Then nothing that is asked for later starts before
+    /// it, unless units are returned.
+    fn counts_places(&self) -> bool {
+        false
+    }
+
+    /// Returns how often this process has returned units to the limit's server. A waiter may start sooner since.
+    fn returned(&self) -> u64 {
+        0
+    }
+
+    /// Returns the units of a key that a server has promised for later, because it has some sooner: the next claim asks for
+    /// them.
+    fn return_promises(&self, _key: &str) {}
+
     /// Returns whether this place is too late to use, so that it has to be exchanged.
     fn is_late(&self, _place: &RawPermit) -> bool {
         false

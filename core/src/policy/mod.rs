@@ -469,6 +469,11 @@ impl Policy {
         free.min(MAX_DEFAULT_GRACE)
     }
 
+    /// Returns whether starts are recorded, one by one or in slices.
+    pub(crate) fn is_log(&self) -> bool {
+        !matches!(self.0, Shape::Bucket(_) | Shape::Counter { .. } | Shape::Concurrency { .. })
+    }
+
     /// Returns whether starts are only counted, so that they cannot be distinguished.
     #[inline(always)]
     pub(crate) fn is_counted(&self) -> bool {

@@ -483,6 +483,21 @@ impl Awaited for CompositeLimiter {
         self.shared_part().and_then(|(_, child)| child.next_line())
     }
 
+    fn counts_places(&self) -> bool {
+        self.group.all().iter().all(|child| child.counts_places() || !child.has_places())
+    }
+
+    fn returned(&self) -> u64 {
+        self.group.all().iter().map(|child| child.returned()).sum()
+    }
+
+    fn return_promises(&self, key: &str) {
+        let _ = self.group.each_key(key, |child, key| {
+            child.return_promises(key);
+            Ok(())
+        });
+    }
+
     fn start(&self, place: &RawPermit) -> Result<Presented> {
         self.present_in(place, ROUNDS)
     }

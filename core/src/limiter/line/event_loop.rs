@@ -436,6 +436,9 @@ impl Line {
             self.give_back(permit, is_place);
         }
         let (clock, mut began) = (self.clock(), Instant::now());
+        if self.gives_back_late(&clock) {
+            return self.next();
+        }
         self.write_taken(&clock);
         let now = clock.now().floor;
         let mut blocked = Vec::new();
@@ -469,6 +472,22 @@ impl Line {
         self.write_taken(&clock);
         over.append(&mut self.over);
         self.next()
+    }
+
+    /// In a thread that waits for a loop: gives back what the loop could not. Returns whether that was all there was to do. Then the
+    /// loop decides the next starts, when their callers go on, and not this thread, before the loop comes to them.
+    fn gives_back_late(&mut self, clock: &Clock) -> bool {
+        if self.wake.is_none() || MayWait::here() != MayWait::UntilTimeout || self.blocked.is_empty() {
+            return false;
+        }
+        let mut is_all = true;
+        for key in self.blocked.iter().cloned().collect::<Vec<_>>() {
+            let Some(mut entry) = self.keys.remove(&key) else { continue };
+            let pass = Pass { slice: self.slice(), ..Pass::new(&*self.limiter, &key, clock) };
+            is_all &= entry.line.give_back_late(&pass);
+            self.keep(key, entry);
+        }
+        is_all
     }
 
     /// Writes what was taken at all keys. The first commit serves all of them.

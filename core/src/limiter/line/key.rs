@@ -33,6 +33,12 @@ const MAX_PLACES: usize = 256;
 /// The least time ahead for which places are taken, in ticks.
 pub(in crate::limiter) const HORIZON: Tick = 100_000;
 
+/// The same where a server has to be asked, if units are returned to it.
+const HORIZON_ON_A_SERVER: Tick = 250_000;
+
+/// The least time between two such requests of a line without a place.
+const ASKS_APART: Tick = 16_000;
+
 /// The interval at which a line checks whether its first place could be sooner, after a raised limit or a `clear`.
 pub(super) const LOOK_SOONER: Tick = 250_000;
 
@@ -144,8 +150,12 @@ pub(super) struct KeyLine {
     ask_at: Tick,
     /// The number of requests without success.
     looks: u32,
-    /// When to check whether the first place could be sooner.
+    /// When to check whether the first place could be sooner, or whether there may be one.
     look_sooner_at: Tick,
+    /// When to ask a server for that at the latest; without a place, no wake-up asks before this.
+    ask_sooner_at: Tick,
+    /// [`Awaited::returned`](crate::limiter::internal::Awaited::returned) before the last request, or at the last check.
+    returned: u64,
     /// When to ask for a start elsewhere than at the place that is held; `None`: never.
     look_elsewhere_at: Option<Tick>,
     /// When the joint start at the first place looks ahead; `None`: it need not.
@@ -366,8 +376,14 @@ impl KeyLine {
 
     /// Makes the line check immediately, because units may be free now.
     pub fn wake(&mut self, now: Tick) {
-        self.ask_at = self.ask_at.min(now);
+        self.ask_at = self.ask_at.min(self.soonest_ask(now));
+        self.look_sooner_at = self.look_sooner_at.min(now);
         self.look_elsewhere_at = self.look_elsewhere_at.map(|at| at.min(now));
+    }
+
+    /// Returns when a wake-up lets the line ask. (One end may wake the lines of all keys.)
+    fn soonest_ask(&self, now: Tick) -> Tick {
+        if self.returned > 0 && self.places.is_empty() { now.max(self.ask_sooner_at) } else { now }
     }
 
     /// Returns when this line has to be advanced next.
@@ -385,6 +401,9 @@ impl KeyLine {
         }
         if self.wants_places() {
             next = next.min(self.ask_at);
+            if self.returned > 0 {
+                next = next.min(self.look_sooner_at);
+            }
         }
         next
     }
@@ -559,15 +578,19 @@ impl KeyLine {
 
     /// Returns whether the next place may be at any distance: it is the line's only one, and no other line has to know of
     /// its waiters, nor may have to. Otherwise whoever holds a far place would pass those who ask meanwhile and are more urgent.
+    /// And where units are returned to a server, they are free sooner than it can tell. Whoever starts with them after a far
+    /// place was taken counts from the time of that place.
     fn has_any_distance(&self, is_shared: bool) -> bool {
-        !is_shared && self.places.is_empty() && self.turn.is_none() && !self.shown.get().is_some()
+        let is_alone = !is_shared && self.turn.is_none() && !self.shown.get().is_some();
+        is_alone && self.places.is_empty() && self.returned == 0
     }
 
     /// Returns how far ahead places are taken. It is far enough that a late driver finds the places it could have
     /// started with. It is not so far that the preceding starts have not happened, because these give back the unused
     /// part of their grace.
     fn horizon(&self, window: Tick) -> Tick {
-        HORIZON.max(2 * self.late).max(self.asked()).min(window / 2)
+        let least = if self.returned > 0 { HORIZON_ON_A_SERVER } else { HORIZON };
+        least.max(2 * self.late).max(self.asked()).min(window / 2)
     }
 
     /// Returns the grace that this line needs, if it is more than the default.
@@ -600,6 +623,9 @@ impl KeyLine {
                 return;
             }
             is_first = false;
+            if self.places.is_empty() {
+                self.returned = pass.limiter.returned();
+            }
             let first = &self.waiters[&rank];
             let (wanted, deadline, share) = (first.wanted.clone(), first.deadline, first.share);
             let in_turn = first.is_hurried() && !is_shared;
@@ -624,7 +650,7 @@ impl KeyLine {
                 }
                 Ok(Claim::Place { place, after }) => {
                     if self.places.is_empty() {
-                        self.look_sooner_at = now + LOOK_SOONER;
+                        (self.look_sooner_at, self.ask_sooner_at) = (now + LOOK_SOONER, now + LOOK_SOONER);
                         self.look_elsewhere_at = pass.limiter.may_start_elsewhere().then(|| now + self.poll(pass));
                         self.look_ahead_at = self.is_joint.then_some(now);
                     }
@@ -637,6 +663,9 @@ impl KeyLine {
                         continue;
                     }
                     self.ask_at = now.saturating_add(self.pause(pass, after_ticks, is_certain, window));
+                    if self.places.is_empty() {
+                        self.ask_sooner_at = now + pass.among_keys(ASKS_APART);
+                    }
                     return;
                 }
                 Ok(Claim::Full { after }) => self.send_away(pass, rank, after, out),
@@ -732,6 +761,9 @@ impl KeyLine {
                 match (is_certain, self.places.is_empty()) {
                     (true, false) if !self.shown.get().is_some() => Tick::MAX,
                     // No place is held that could be sooner, or others may ask whether this line runs.
+                    (true, true) if pass.limiter.crew().is_some() => {
+                        pass.among_keys((after / 8).clamp(LOOK_SOONER, LOOK_SOONER_ON_A_SERVER))
+                    }
                     (true, _) => pass.among_keys(LOOK_SOONER),
                     (false, _) => LOOK_AGAIN.as_micros() as Tick,
                 },
@@ -825,22 +857,42 @@ impl KeyLine {
     /// Gives all places back, to take new ones, if a new waiter would start sooner than the first one here.
     fn look_sooner(&mut self, pass: &Pass) {
         let now = pass.now();
-        let Some(first) = self.places.front() else { return };
         if now < self.look_sooner_at {
             return;
         }
-        let seen = match pass.limiter.peek_again(first.wanted.key(pass.key), first.wanted.weight) {
+        // A server is asked at once if this process has returned units to it, and otherwise every few seconds.
+        let returned = pass.limiter.returned();
+        let Some(first) = self.places.front() else {
+            if returned != self.returned {
+                self.ask_at = self.ask_at.min(self.soonest_ask(now));
+            }
+            return self.look_sooner_at = now + pass.among_keys(LOOK_SOONER);
+        };
+        let has_returned = returned != self.returned && first.ready > now + WORTH_MOVING;
+        let is_on_server = pass.limiter.crew().is_some();
+        if is_on_server && !has_returned && now < self.ask_sooner_at {
+            return self.look_sooner_at = now + pass.among_keys(LOOK_SOONER);
+        }
+        let (key, weight) = match pass.limiter.counts_places() {
+            // One unit more cannot start before the place, unless all of its units could.
+            true => (pass.key, 1),
+            false => (first.wanted.key(pass.key), first.wanted.weight),
+        };
+        let peek =
+            if has_returned { pass.limiter.quiet_peek(key, weight) } else { pass.limiter.peek_again(key, weight) };
+        let seen = match peek {
             Ok(seen) => seen,
             Err(Error::WouldWait) => return (self.is_blocked, self.blocked_until) = (true, 0),
             Err(_) => return self.look_sooner_at = now + LOOK_SOONER,
         };
-        // Where a server has to be asked, a long wait is worth a request every few seconds.
+        self.returned = returned;
         let rest = first.ready.saturating_sub(now) / 8;
-        let most = if pass.limiter.crew().is_some() { LOOK_SOONER_ON_A_SERVER } else { LOOK_SOONER };
-        self.look_sooner_at = now + rest.clamp(LOOK_SOONER, most);
+        self.ask_sooner_at = now + rest.clamp(LOOK_SOONER, LOOK_SOONER_ON_A_SERVER);
+        self.look_sooner_at = now + LOOK_SOONER;
         // Counted from now: if this process was stopped since it asked, a start would not be sooner for that.
         if patience_ticks(seen.retry_after).saturating_add(pass.now() + WORTH_MOVING) < first.ready {
             self.give_back_all(pass.limiter);
+            pass.limiter.return_promises(pass.key);
             self.ask_at = now;
         }
     }
@@ -922,6 +974,30 @@ impl KeyLine {
             self.is_blocked = false;
             self.give_back_surplus(limiter);
         }
+    }
+
+    /// Gives back what a pass that must not wait could not: places that nobody wants, or that came too late. Returns whether nothing
+    /// else is left to do for a pass that may wait.
+    pub fn give_back_late(&mut self, pass: &Pass) -> bool {
+        if !self.is_blocked || self.has_taken() {
+            return false;
+        }
+        let is_late = |held: &HeldPlace| pass.limiter.is_late(&held.place);
+        let late = self.places.iter().take_while(|held| is_late(held)).count();
+        if late == 0 && self.surplus.is_empty() {
+            return false;
+        }
+        for HeldPlace { place, .. } in self.places.drain(..late) {
+            // It is exchanged, and counted as lost.
+            match pass.limiter.start(&place) {
+                Ok(Presented::Wait { place: fresh, .. }) => self.surplus.push(fresh),
+                Ok(Presented::Started(permit)) => drop(pass.limiter.cancel(&permit)),
+                Err(_) => self.surplus.push(place),
+            }
+        }
+        (self.is_blocked, self.ask_at) = (false, 0);
+        self.give_back_surplus(pass.limiter);
+        !self.is_blocked
     }
 
     fn give_back_surplus(&mut self, limiter: &dyn Limiter) {

@@ -61,6 +61,9 @@ pub(crate) struct Limit {
     waiting: PerProcess<u64>,
     /// What this process knows of the server's clock.
     witness: PerProcess<Witness>,
+    /// How often this process has returned units to the server, and the uptime when it last did.
+    returned: AtomicU64,
+    returned_at: AtomicU64,
     /// Null until the first use.
     bound: AtomicPtr<Bound>,
 }
@@ -156,6 +159,8 @@ impl Limit {
             full_until: AtomicU64::new(0),
             waiting: PerProcess::new(),
             witness: PerProcess::new(),
+            returned: AtomicU64::new(0),
+            returned_at: AtomicU64::new(0),
             bound,
         }
     }
